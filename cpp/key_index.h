@@ -1,0 +1,69 @@
+// KeyIndex: numbers the distinct keys of a stream in order of first appearance.
+//
+// Open addressing over a power-of-two table of int32 positions, at most half full. Memory is kept between uses, so a
+// trainer that numbers one batch after another allocates only while its batches still grow.
+//
+// Invariants:
+//   keys()[i] is the i-th distinct key seen since clear();
+//   slots_[j] is -1 or the position of a key whose probe sequence passes j;
+//   fewer than 2^31 distinct keys.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace hetmpi {
+
+// Finaliser of splitmix64 (Steele, Lea, Flood, OOPSLA 2014): a bijection on 64 bits that mixes every input bit.
+inline uint64_t mix64(uint64_t x) {
+  x ^= x >> 30;
+  x *= 0xbf58476d1ce4e5b9ULL;
+  x ^= x >> 27;
+  x *= 0x94d049bb133111ebULL;
+  return x ^ (x >> 31);
+}
+
+class KeyIndex {
+ public:
+  // Forgets all keys and makes room for `expected` distinct ones without growing.
+  void clear(int64_t expected) {
+    int64_t size = 16;
+    while (size < 2 * expected) size *= 2;
+    slots_.assign(size, -1);
+    keys_.clear();
+    keys_.reserve(expected);
+  }
+
+  // Position of `key`, numbering it if it is new.
+  int32_t number(int64_t key) {
+    if (2 * (keys_.size() + 1) > slots_.size()) grow();
+    const int64_t slot = probe(key);
+    if (slots_[slot] < 0) {
+      slots_[slot] = static_cast<int32_t>(keys_.size());
+      keys_.push_back(key);
+    }
+    return slots_[slot];
+  }
+
+  const std::vector<int64_t>& keys() const { return keys_; }
+  int64_t size() const { return static_cast<int64_t>(keys_.size()); }
+
+ private:
+  // The slot that holds `key`, or the empty one where it belongs.
+  int64_t probe(int64_t key) const {
+    const uint64_t mask = slots_.size() - 1;
+    uint64_t slot = mix64(static_cast<uint64_t>(key)) & mask;
+    while (slots_[slot] >= 0 && keys_[slots_[slot]] != key) slot = (slot + 1) & mask;
+    return static_cast<int64_t>(slot);
+  }
+
+  void grow() {
+    slots_.assign(slots_.empty() ? 16 : 2 * slots_.size(), -1);
+    for (size_t i = 0; i < keys_.size(); ++i) slots_[probe(keys_[i])] = static_cast<int32_t>(i);
+  }
+
+  std::vector<int32_t> slots_;
+  std::vector<int64_t> keys_;
+};
+
+}  // namespace hetmpi

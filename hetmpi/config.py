@@ -1,0 +1,82 @@
+"""The settings of a run: Hydra's, composed once by rank 0 from conf/ and the command line, then given to all ranks.
+
+Composing on every rank, as @hydra.main does, would make a time-stamped run folder per rank and print a wrong override
+once per rank.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from hetmpi.optim import DENSE_RULES, ROW_RULES, check_choice
+from hetmpi.partition import PARTITIONS
+from hetmpi.world import Refused, World
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+AT_LEAST = {"batch_size": 1, "table.dim": 1, "table.inbox_mb": 1, "epochs": 0, "steps": 0, "log.every_steps": 1,
+            "eval.every_steps": 0, "eval.batch_size": 1, "loader.threads": 1, "loader.prefetch": 1}  # fmt: skip
+
+
+def compose(world: World, overrides: list[str]) -> DictConfig:
+    """The resolved settings, the same on every rank, with `model_name` and `data_name` beside them. Collective.
+
+    Raises Refused on every rank for an unknown key, group or value."""
+    settings, error = None, None
+    if world.rank == 0:
+        try:
+            settings = OmegaConf.to_container(resolved(overrides), resolve=True)
+        except Refused as refused:
+            error = refused
+    world.agree(error)
+    return OmegaConf.create(world.comm.bcast(settings))
+
+
+def resolved(overrides: list[str]) -> DictConfig:
+    """The settings that conf/ and `overrides` make. Raises Refused with Hydra's own words for what they cannot be."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            config = hydra_compose("config", overrides=overrides, return_hydra_config=True)
+            HydraConfig.instance().set_config(config)
+            choices = config.hydra.runtime.choices
+            OmegaConf.set_struct(config, False)
+            config.model_name, config.data_name = choices.model, choices.data
+            del config["hydra"]
+            OmegaConf.resolve(config)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise Refused(f"settings: {advice(error)}") from error
+    check(config)
+    return config
+
+
+def advice(error: Exception) -> str:
+    """Hydra's message on one line, and where the settings are listed."""
+    text = " ".join(str(error).replace("\n", " ").split())
+    return f"{text}. conf/config.yaml lists all settings, conf/*/ the models and data"
+
+
+def check(config: DictConfig):
+    """Raises Refused for values that no run can have; fills in the learning rates left open."""
+    for key, least in AT_LEAST.items():
+        value = OmegaConf.select(config, key)
+        if value is not None and (isinstance(value, (bool, str)) or value < least):
+            raise Refused(f"settings: {key} must be a number of at least {least}, got {value}")
+    if config.steps is None and config.epochs is None:
+        raise Refused("settings: give steps or epochs, both are null")
+    try:
+        check_choice("table.partition", config.table.partition, PARTITIONS)
+        check_choice("optim.rows", config.optim.rows, ROW_RULES)
+        check_choice("optim.dense", config.optim.dense, DENSE_RULES)
+    except ValueError as error:
+        raise Refused(f"settings: {error}") from error
+    if config.optim.rows_lr is None:
+        config.optim.rows_lr = ROW_RULES[config.optim.rows]
+    if config.optim.dense_lr is None:
+        config.optim.dense_lr = DENSE_RULES[config.optim.dense]

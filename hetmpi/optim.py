@@ -1,0 +1,95 @@
+"""Optimizers of both sides: row optimizers, which owners apply in C++, and the dense one under Horovod.
+
+Both follow one Schedule, so a warm-up warms rows and network alike.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+
+from hetmpi import _C
+
+ROW_RULES = {"sgd": 0.1, "adagrad": 0.05, "rowwise_adagrad": 0.05, "adam": 0.001}  # rule -> default learning rate
+DENSE_RULES = {"sgd": 0.1, "adagrad": 0.01, "adam": 0.001}
+SCHEDULES = ("constant", "linear", "cosine")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Learning-rate factor over steps: a linear rise over `warmup_steps`, then constant, or falling to `floor` at
+    `total_steps` along a line or half a cosine."""
+
+    kind: str = "constant"
+    warmup_steps: int = 0
+    total_steps: int = 0
+    floor: float = 0.0
+
+    def __post_init__(self):
+        check_choice("optim.schedule", self.kind, SCHEDULES)
+
+    def factor(self, step: int) -> float:
+        """Factor of the base learning rate at `step`, counted from 0."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        if self.kind == "constant":
+            return 1.0
+        done = min(1.0, (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps))
+        fall = 1.0 - done if self.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+        return self.floor + (1.0 - self.floor) * fall
+
+
+@dataclass(frozen=True)
+class RowOptimizer:
+    """What an owner does with a row's gradient: torch.optim's rule on the touched row alone (cpp/row_optimizer.h).
+
+    eps None means the rule's usual one: 1e-8 for adam, 1e-10 for the Adagrads."""
+
+    rule: str = "sgd"
+    lr: float = 0.1
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float | None = None
+    schedule: Schedule = field(default_factory=Schedule)
+
+    def __post_init__(self):
+        check_choice("optim.rows", self.rule, ROW_RULES)
+
+    def core(self, dim: int) -> _C.RowOptimizer:
+        """The C++ rule for rows of `dim` numbers."""
+        eps = self.eps if self.eps is not None else (1e-8 if self.rule == "adam" else 1e-10)
+        return _C.RowOptimizer(self.rule, dim, self.weight_decay, self.beta1, self.beta2, eps)
+
+    def lr_at(self, step: int) -> float:
+        """Learning rate at `step`, counted from 0."""
+        return self.lr * self.schedule.factor(step)
+
+
+class DenseOptimizer:
+    """The dense layers' optimizer: torch's, its gradients averaged over all ranks by Horovod, on the shared schedule."""
+
+    def __init__(self, hvd, model: torch.nn.Module, rule: str, lr: float, weight_decay: float, schedule: Schedule):
+        """Broadcasts rank 0's parameters. Collective."""
+        check_choice("optim.dense", rule, DENSE_RULES)
+        kind = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}[rule]
+        optimizer = kind(model.parameters(), lr=lr, weight_decay=weight_decay)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        # One group: all gradients are summed in one allreduce, whose order of addition does not depend on timing.
+        self.optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), groups=1)
+        self.lr, self.schedule = lr, schedule
+
+    def step(self, step: int):
+        """Waits for the allreduce that backward() started, then updates the parameters of `step`, counted from 0."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.lr * self.schedule.factor(step)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def check_choice(name: str, value: str, choices):
+    """Raises ValueError if `value` is none of `choices`."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value}")

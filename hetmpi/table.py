@@ -1,0 +1,283 @@
+"""EmbeddingTable: one table of rows spread over all ranks, read and written by key.
+
+Synchronous (s = 0): every read sees all writes of the step before, from all ranks, applied once. The protocol of a step:
+
+    read     the owners' rows, which nobody changes until every rank has written
+    write    each rank sends its gradients to their owners
+    settle   at the next read: each owner waits for all ranks, sums per key in rank order, applies the row optimizer once;
+             then all ranks meet, and the next read may begin
+
+So `write` and the read (or flush) after it are collective: every rank makes them, with no keys if it has none.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from hetmpi import _C
+from hetmpi.inbox import Outbox
+from hetmpi.optim import RowOptimizer
+from hetmpi.partition import Route, make_partition
+from hetmpi.window import Layout, RmaWindow, ring_bytes
+from hetmpi.world import Refused, World
+
+INIT_CHUNK_ROWS = 1 << 20
+POLL_S = 0.001
+
+
+class EmbeddingTable:
+    """`num_rows` rows of `dim` float32, keys 0 <= key < num_rows, partitioned over the ranks of `world`.
+
+    step            steps settled so far
+    pulled_bytes    rows and clocks fetched from other ranks by read and prefetch since the start
+    pushed_bytes    keys and gradients sent to other ranks since the start
+    """
+
+    def __init__(
+        self,
+        world: World,
+        num_rows: int,
+        dim: int,
+        optimizer: RowOptimizer,
+        partition: str = "round_robin",
+        seed: int = 0,
+        name: str = "table",
+        init_std: float = 0.01,
+        inbox_bytes: int = 64 << 20,
+    ):
+        """Allocates the shards and gives every row its first value, normal with deviation `init_std`, which depends on
+        (seed, name, key) alone. inbox_bytes: memory of each rank for gradients on their way in. Collective.
+
+        Raises Refused if memory is short, ValueError for an unknown partition or an impossible shape."""
+        if dim < 1:
+            raise Refused(f"table.dim must be at least 1, got {dim}")
+        self.world, self.num_rows, self.dim = world, num_rows, dim
+        self.optimizer, self._rule = optimizer, optimizer.core(dim)
+        self.partition = make_partition(partition, num_rows, world.size)
+        rings = ring_bytes(inbox_bytes if world.size > 1 else 0, world.size, dim)
+        self.window = RmaWindow(world, [self._layout(rank, rings) for rank in range(world.size)])
+        self.shard = self.window.local
+        self._initialise(table_seed(seed, name), init_std)
+        self._outbox = Outbox(self.window)
+        self._inbox = _C.Inbox(
+            self.shard.rings, world.rank, self.shard.weight, self.shard.state, self.shard.clock
+        )
+        self.step = 0
+        self.pulled_bytes = 0
+        self.pushed_bytes = 0
+        self._is_written = False  # a write waits to be settled
+        self._route_keys, self._route = None, None
+        self._early: EarlyRows | None = None
+        self.window.fence()
+
+    def _layout(self, rank: int, ring: int) -> Layout:
+        num_rows = self.partition.num_local_rows(rank)
+        return Layout(num_rows, self.dim, self._rule.state_dim, self.world.size, ring)
+
+    def _initialise(self, seed: int, std: float):
+        self.shard.state[:] = 0
+        self.shard.clock[:] = 0
+        self.shard.rings[:, : _C.RING_HEADER_BYTES] = 0
+        for begin in range(0, len(self.shard.weight), INIT_CHUNK_ROWS):
+            weight = self.shard.weight[begin : begin + INIT_CHUNK_ROWS]
+            _C.init_rows(weight, self.partition.keys_of(self.world.rank, begin, begin + len(weight)), seed, std)
+
+    def read(self, keys: torch.Tensor) -> torch.Tensor:
+        """keys (U,) int64, unique -> rows (U, dim) float32, the owners' values after the last write.
+
+        Collective after a write. Raises Refused for keys of another dtype or shape, or out of range."""
+        self._settle()
+        route = self._routed(keys, "read")
+        if self._early is not None and self._early.keys is keys:
+            rows, nbytes = self._early.finish()
+        else:
+            rows, nbytes = self._fetch(route)
+        self._early = None
+        self.pulled_bytes += nbytes
+        return torch.from_numpy(rows)
+
+    def peek(self, keys: torch.Tensor) -> torch.Tensor:
+        """As read, for evaluation: no other rank need take part, nothing is counted. REQUIRES: flush() since a write."""
+        if self._is_written:
+            raise RuntimeError("EmbeddingTable.peek: a write is not settled yet: call flush() on every rank first")
+        return torch.from_numpy(self._fetch(Route(self.partition, self._checked(keys, "peek")))[0])
+
+    def prefetch(self, keys: torch.Tensor):
+        """Starts fetching rows that the next read will ask for by the same tensor `keys`; call it between read and write.
+
+        What other ranks change meanwhile is fetched again by that read, so its result is the same."""
+        self._early = EarlyRows(self, keys, Route(self.partition, self._checked(keys, "prefetch")))
+
+    def write(self, keys: torch.Tensor, grads: torch.Tensor):
+        """Sends the gradients of this step: keys (U,) int64, unique, grads (U, dim) float32. Collective.
+
+        The owner sums over ranks: divide by world.size for the gradient of a loss averaged over the global batch.
+        Raises Refused for a wrong dtype, shape or key, and RuntimeError if the step is already written."""
+        if self._is_written:
+            raise RuntimeError("EmbeddingTable.write: this step is written already: read or flush before the next write")
+        route = self._routed(keys, "write")
+        values = self._checked_grads(keys, grads)
+        if self._early is not None:
+            self._early.land()  # before any owner can change a row
+        own_rows, own_order = route.of(self.world.rank)
+        self._inbox.begin(self.step, own_rows, values, own_order)
+        self._is_written = True
+        self.pushed_bytes += self._outbox.send(self.step, route, values, while_waiting=self._drain)
+
+    def flush(self):
+        """Settles the last write everywhere: after it every rank sees every update. Collective."""
+        self._settle()
+        self.window.fence()
+
+    def close(self):
+        """Frees the memory. Collective."""
+        self._inbox = self._outbox = self.shard = self._early = None
+        self.window.free()
+
+    def keys(self) -> torch.Tensor:
+        """Keys of this rank's shard in the order of its rows: (n,) int64."""
+        return torch.from_numpy(self.partition.keys_of(self.world.rank, 0, len(self.shard.weight)))
+
+    def _drain(self):
+        self._inbox.poll(0.0)
+        self.world.progress()
+
+    def _settle(self):
+        if not self._is_written:
+            return
+        while not self._inbox.poll(POLL_S):
+            self.world.progress()
+        self._rule.set_step(self.optimizer.lr_at(self.step), self.step + 1)
+        self._inbox.apply(self._rule)
+        self.step += 1
+        self._is_written = False
+        self.window.fence()
+
+    def _fetch(self, route: Route) -> tuple[np.ndarray, int]:
+        """The owners' rows in the order of the batch, and the bytes that came from other ranks."""
+        out = np.empty((len(route.rows), self.dim), np.float32)
+        far = FarRows(self, route)
+        self._copy_near(route, out)
+        self.window.flush()
+        far.place(out)
+        return out, self._other_ranks_rows(route) * self.dim * 4
+
+    def _copy_near(self, route: Route, out: np.ndarray):
+        for owner in route.owners():
+            if owner in self.window.near:
+                rows, order = route.of(owner)
+                _C.gather(self.window.near[owner].weight, rows, out, order)
+
+    def _other_ranks_rows(self, route: Route) -> int:
+        return len(route.rows) - len(route.of(self.world.rank)[0])
+
+    def _routed(self, keys: torch.Tensor, verb: str) -> Route:
+        """The route of `keys`: write asks for the same keys as the read before it."""
+        if keys is not self._route_keys:
+            early = self._early
+            known = early is not None and early.keys is keys
+            self._route = early.route if known else Route(self.partition, self._checked(keys, verb))
+            self._route_keys = keys
+        return self._route
+
+    def _checked(self, keys: torch.Tensor, verb: str) -> np.ndarray:
+        if keys.dtype != torch.int64 or keys.dim() != 1:
+            raise Refused(
+                f"EmbeddingTable.{verb}: keys must be int64 of shape (U,), got {keys.dtype} {tuple(keys.shape)}"
+            )
+        array = keys.numpy()
+        if array.size and not 0 <= array.min() <= array.max() < self.num_rows:
+            wrong = array[(array < 0) | (array >= self.num_rows)]
+            raise Refused(
+                f"EmbeddingTable.{verb}: keys must lie in [0, {self.num_rows:,}), got {wrong[0]} "
+                f"({wrong.size:,} of {array.size:,} are out of range)"
+            )
+        return array
+
+    def _checked_grads(self, keys: torch.Tensor, grads: torch.Tensor) -> np.ndarray:
+        if grads.dtype != torch.float32 or tuple(grads.shape) != (len(keys), self.dim):
+            raise Refused(
+                f"EmbeddingTable.write: grads must be float32 of shape ({len(keys)}, {self.dim}), "
+                f"got {grads.dtype} {tuple(grads.shape)}"
+            )
+        return grads.detach().contiguous().numpy()
+
+
+class FarRows:
+    """Rows asked of owners on other nodes, on their way into a buffer of their own."""
+
+    def __init__(self, table: EmbeddingTable, route: Route):
+        """Posts one get per owner; the rows are here after window.flush()."""
+        self.parts = []  # (order (m,), rows (m, dim)) per owner
+        for owner in route.owners():
+            if owner not in table.window.near:
+                rows, order = route.of(owner)
+                buffer = np.empty((len(rows), table.dim), np.float32)
+                table.window.get_rows(owner, rows, buffer)
+                self.parts.append((order, buffer))
+
+    def place(self, out: np.ndarray):
+        """Copies the rows to their places in the batch. REQUIRES: window.flush()."""
+        for order, buffer in self.parts:
+            _C.gather(buffer, np.arange(len(order)), out, order)
+
+
+class EarlyRows:
+    """A prefetch: rows of other nodes fetched before the step's writes, and what the writes made of them.
+
+    Between a read and the write after it no owner changes a row, so rows and clocks fetched there belong together.
+    At the next read the owners' clocks tell which rows have changed since; those alone are fetched again."""
+
+    def __init__(self, table: EmbeddingTable, keys: torch.Tensor, route: Route):
+        self.table, self.keys, self.route = table, keys, route
+        self.has_landed = False
+        self.rows = FarRows(table, route)
+        self.clocks = self._post_clocks()
+
+    def land(self):
+        """Waits for what was posted."""
+        if not self.has_landed:
+            self.table.window.flush()
+            self.has_landed = True
+
+    def finish(self) -> tuple[np.ndarray, int]:
+        """The rows (U, dim) as the owners have them now, and the bytes fetched from other ranks. REQUIRES: settled."""
+        self.land()
+        now = self._post_clocks()
+        out = np.empty((len(self.route.rows), self.table.dim), np.float32)
+        self.table._copy_near(self.route, out)
+        self.table.window.flush()
+        self.rows.place(out)
+        refetched = self._refetch(now, out)
+        clock_bytes = 16 * sum(len(clock) for clock in now.values())
+        return out, (self.table._other_ranks_rows(self.route) + refetched) * self.table.dim * 4 + clock_bytes
+
+    def _refetch(self, now: dict, out: np.ndarray) -> int:
+        changed = []  # (order, rows) per owner
+        for owner, clock in now.items():
+            rows, order = self.route.of(owner)
+            stale = np.flatnonzero(clock != self.clocks[owner])
+            buffer = np.empty((len(stale), self.table.dim), np.float32)
+            if len(stale):
+                self.table.window.get_rows(owner, rows[stale], buffer)
+                changed.append((order[stale], buffer))
+        self.table.window.flush()
+        for order, buffer in changed:
+            _C.gather(buffer, np.arange(len(order)), out, order)
+        return sum(len(order) for order, _ in changed)
+
+    def _post_clocks(self) -> dict:
+        clocks = {}  # owner -> (m,) int64
+        for owner in self.route.owners():
+            if owner not in self.table.window.near:
+                rows, _ = self.route.of(owner)
+                clocks[owner] = np.empty(len(rows), np.int64)
+                self.table.window.get_clocks(owner, rows, clocks[owner])
+        return clocks
+
+
+def table_seed(seed: int, name: str) -> int:
+    """Seed of the table called `name`: tables of one training start from different rows."""
+    text = f"{seed}/{name}".encode()
+    return int.from_bytes(text, "little") % 0xFFFFFFFFFFFFFFC5  # the largest prime below 2^64

@@ -1,0 +1,253 @@
+"""Trains a model on a table partitioned over all ranks: mpirun -np 4 python -m hetmpi.train model=deepfm steps=1000
+
+The only reader of the settings (conf/config.yaml); imported by nobody.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+
+import numpy as np
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from hetmpi.config import compose
+from hetmpi.data.batch import Batch, to_batch
+from hetmpi.data.loader import Loader
+from hetmpi.metrics import auc, log_loss
+from hetmpi.optim import DenseOptimizer, RowOptimizer, Schedule
+from hetmpi.runlog import RunLog
+from hetmpi.table import EmbeddingTable
+from hetmpi.world import Refused, World, launch, threads_per_rank
+
+MB = 1 << 20
+
+
+def main(world: World):
+    """Composes the settings, builds the parts, trains, reports."""
+    config = compose(world, sys.argv[1:])
+    torch.set_num_threads(threads_per_rank())
+    if config.table.ranks_per_node is not None:
+        world = World(world.comm, config.table.ranks_per_node)
+    training = Training(world, config)
+    training.run()
+    training.close()
+
+
+class Training:
+    """The parts of one run and the loop over them."""
+
+    def __init__(self, world: World, config: DictConfig):
+        self.world, self.config = world, config
+        self.hvd = world.start_horovod()
+        self.data = self._data()
+        self.total_steps = self._total_steps()
+        self.model = self._model()
+        schedule = Schedule(config.optim.schedule, config.optim.warmup_steps, self.total_steps)
+        self.table = self._table(schedule)
+        self.dense = DenseOptimizer(
+            self.hvd, self.model, config.optim.dense, config.optim.dense_lr, config.optim.dense_weight_decay, schedule
+        )
+        self.criterion = torch.nn.BCEWithLogitsLoss()
+        self.loader = Loader(
+            self.data.train, world.rank, world.size, config.batch_size, 0, self.total_steps,
+            config.loader.threads, config.loader.prefetch,
+        )  # fmt: skip
+        self.log = RunLog(config.run.dir, OmegaConf.to_yaml(config), self.total_steps) if world.rank == 0 else None
+        self.train_s = 0.0
+
+    def run(self):
+        """The story: read rows, learn, write gradients, step the dense layers; look at held-out data now and then."""
+        every, started = self.config.log.every_steps, time.perf_counter()
+        interval = Interval(self.table)
+        batches = Ahead(self.loader)
+        for step, batch in enumerate(batches):
+            rows = self.table.read(batch.keys).requires_grad_()  # (U, row_dim)
+            if self.config.table.prefetch and batches.next is not None:
+                self.table.prefetch(batches.next.keys)
+            loss = self.criterion(self.model(rows, batch), batch.label)
+            loss.backward()  # Horovod's hooks start the dense allreduce here
+            self.table.write(batch.keys, rows.grad / self.world.size)
+            self.dense.step(step)
+            self._check_finite(step, loss.item())
+            if (step + 1) % every == 0 or step + 1 == self.total_steps:
+                self._report(step + 1, loss.item(), interval)
+            if self._evaluates_after(step + 1):
+                self.train_s += time.perf_counter() - started
+                self.evaluate(step + 1)
+                started = time.perf_counter()
+                interval.restart(step + 1)
+        self.table.flush()
+        self.train_s += time.perf_counter() - started
+        self._finish(self.evaluate(self.total_steps))
+
+    def evaluate(self, step: int) -> dict:
+        """AUC and log loss on the held-out data, read from the owners: on rank 0 the figures, elsewhere {}. Collective."""
+        self.table.flush()
+        self.model.eval()
+        with torch.no_grad():
+            parts = [self._predict(batch) for batch in self._held_out()]
+        self.model.train()
+        columns = [np.concatenate(column) if parts else np.empty(0, np.float32) for column in zip(*parts)]
+        gathered = self.world.comm.gather(columns)
+        if self.world.rank != 0:
+            return {}
+        label, logit, *teacher = [np.concatenate(part) for part in zip(*[g for g in gathered if g])]
+        figures = {"step": step, "auc": auc(label, logit), "log_loss": log_loss(label, logit)}
+        figures["teacher_auc"] = auc(label, teacher[0]) if teacher else None
+        self.log.evaluation(figures)
+        return figures
+
+    def close(self):
+        """Frees what the ranks share. Collective."""
+        self.loader.close()
+        if self.log is not None:
+            self.log.close()
+        self.table.close()
+
+    def _data(self):
+        try:
+            data = instantiate(self.config.data)
+            data.prepare(self.world.rank, self.world.size, self.world.comm.Barrier)
+        except (OSError, ValueError) as error:
+            raise Refused(str(error)) from error
+        return data
+
+    def _total_steps(self) -> int:
+        if self.config.steps is not None:
+            return self.config.steps
+        if self.data.num_train is None:
+            raise Refused(f"data={self.config.data_name} never ends: give steps=N")
+        return math.ceil(self.config.epochs * self.data.num_train / (self.config.batch_size * self.world.size))
+
+    def _model(self) -> torch.nn.Module:
+        torch.manual_seed(self.config.seed)
+        try:
+            return instantiate(
+                self.config.model,
+                num_fields=self.data.num_fields,
+                num_dense=self.data.num_dense,
+                dim=self.config.table.dim,
+            )
+        except ValueError as error:
+            raise Refused(str(error)) from error
+
+    def _table(self, schedule: Schedule) -> EmbeddingTable:
+        table, optim = self.config.table, self.config.optim
+        return EmbeddingTable(
+            self.world,
+            self.data.num_rows,
+            self.model.row_dim,
+            RowOptimizer(optim.rows, optim.rows_lr, optim.rows_weight_decay, schedule=schedule),
+            partition=table.partition,
+            seed=self.config.seed,
+            init_std=table.init_std,
+            inbox_bytes=int(table.inbox_mb * MB),
+        )
+
+    def _held_out(self):
+        """This rank's share of the held-out data, in batches."""
+        num = self.data.num_valid
+        if self.config.eval.max_samples is not None:
+            num = min(num, self.config.eval.max_samples)
+        begin, end = (num * r // self.world.size for r in (self.world.rank, self.world.rank + 1))
+        size = self.config.eval.batch_size
+        for start in range(begin, end, size):
+            yield to_batch(self.data.valid(start, min(start + size, end)))
+
+    def _predict(self, batch: Batch) -> tuple[np.ndarray, ...]:
+        """(label, logit) or (label, logit, teacher), each (B,) float32."""
+        logit = self.model(self.table.peek(batch.keys), batch).numpy()
+        known = (batch.label.numpy(), logit)
+        return known if batch.teacher is None else (*known, batch.teacher.numpy())
+
+    def _check_finite(self, step: int, loss: float):
+        if not math.isfinite(loss):
+            raise Refused(
+                f"loss is {loss} at step {step + 1}: lower optim.rows_lr (now {self.config.optim.rows_lr}) or "
+                f"optim.dense_lr (now {self.config.optim.dense_lr}), or warm up over more steps (optim.warmup_steps)"
+            )
+
+    def _evaluates_after(self, steps: int) -> bool:
+        every = self.config.eval.every_steps
+        return every > 0 and steps % every == 0 and steps < self.total_steps
+
+    def _report(self, steps: int, loss: float, interval: Interval):
+        """Sums over ranks what happened since the last report and logs it. Collective."""
+        sums = np.array([loss, *interval.bytes()], np.float64)
+        self.world.comm.Allreduce(sums.copy(), sums)
+        num_steps, seconds = interval.restart(steps)
+        if self.log is not None:
+            self.log.step({
+                "step": steps,
+                "loss": sums[0] / self.world.size,
+                "step_ms": 1000 * seconds / num_steps,
+                "samples_per_s": num_steps * self.config.batch_size * self.world.size / seconds,
+                "pulled_bytes": sums[1] / num_steps,
+                "pushed_bytes": sums[2] / num_steps,
+                "lr": self.dense.lr * self.dense.schedule.factor(steps - 1),
+            })  # fmt: skip
+
+    def _finish(self, figures: dict):
+        """Writes and shows the summary of the run. Collective."""
+        moved = np.array([self.table.pulled_bytes, self.table.pushed_bytes], np.int64)
+        self.world.comm.Allreduce(moved.copy(), moved)
+        if self.log is None:
+            return
+        samples = self.total_steps * self.config.batch_size * self.world.size
+        self.log.finish({
+            "model": self.config.model_name,
+            "data": self.config.data_name,
+            "world_size": self.world.size,
+            "steps": self.total_steps,
+            "samples_per_s": samples / self.train_s if self.train_s else None,
+            "auc": figures["auc"],
+            "log_loss": figures["log_loss"],
+            "teacher_auc": figures["teacher_auc"],
+            "pulled_bytes": int(moved[0]),
+            "pushed_bytes": int(moved[1]),
+            "seconds": self.train_s,
+            "num_rows": self.data.num_rows,
+            "row_dim": self.model.row_dim,
+            "dense_parameters": sum(p.numel() for p in self.model.parameters()),
+        })  # fmt: skip
+
+
+class Interval:
+    """What happened since the last report: steps, seconds, bytes."""
+
+    def __init__(self, table: EmbeddingTable):
+        self.table = table
+        self.steps, self.began, self.seen = 0, time.perf_counter(), (0, 0)
+
+    def bytes(self) -> tuple[int, int]:
+        """(pulled, pushed) bytes of this rank since the last restart."""
+        return self.table.pulled_bytes - self.seen[0], self.table.pushed_bytes - self.seen[1]
+
+    def restart(self, steps: int) -> tuple[int, float]:
+        """(steps, seconds) since the last restart; begins anew at `steps`."""
+        now = time.perf_counter()
+        passed = steps - self.steps, now - self.began
+        self.steps, self.began = steps, now
+        self.seen = self.table.pulled_bytes, self.table.pushed_bytes
+        return passed
+
+
+class Ahead:
+    """Iterates batches, with the one to come in `next`; None at the end."""
+
+    def __init__(self, batches):
+        self.batches, self.next = iter(batches), None
+
+    def __iter__(self):
+        self.next = next(self.batches, None)
+        while self.next is not None:
+            batch, self.next = self.next, next(self.batches, None)
+            yield batch
+
+
+if __name__ == "__main__":
+    launch(main)

@@ -1,0 +1,217 @@
+"""RmaWindow: memory of every rank that the others reach one-sidedly; shards and inboxes live in it.
+
+Two MPI windows lie over the same bytes: one shared on the node, through which ranks of a node use each other's memory by
+plain loads and stores, and, when the job has several nodes, one over all ranks for MPI_Get and MPI_Put. All rows wanted
+from one rank are described by one datatype and fetched by one call: a call per row is 10 to 100 times slower over a
+network (docs/design.md).
+
+Only the thread that made the window may call it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+from mpi4py import MPI
+
+from hetmpi import _C
+from hetmpi.world import Refused, World
+
+ALIGN = 64
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the parts of one rank's memory begin, in bytes: rows, their optimizer state, their clocks, its inbox."""
+
+    num_rows: int
+    dim: int
+    state_dim: int
+    num_rings: int
+    ring_bytes: int
+
+    @property
+    def weight(self) -> int:
+        return 0
+
+    @property
+    def state(self) -> int:
+        return aligned(self.num_rows * self.dim * 4)
+
+    @property
+    def clock(self) -> int:
+        return self.state + aligned(self.num_rows * self.state_dim * 4)
+
+    @property
+    def rings(self) -> int:
+        return self.clock + aligned(self.num_rows * 8)
+
+    @property
+    def nbytes(self) -> int:
+        return self.rings + self.num_rings * self.ring_bytes
+
+
+class Memory:
+    """One rank's memory as arrays, for the ranks that can address it."""
+
+    def __init__(self, memory: np.ndarray, layout: Layout):
+        def part(begin: int, shape: tuple, dtype) -> np.ndarray:
+            nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            return memory[begin : begin + nbytes].view(dtype).reshape(shape)
+
+        self.weight = part(layout.weight, (layout.num_rows, layout.dim), np.float32)
+        self.state = part(layout.state, (layout.num_rows, layout.state_dim), np.float32)
+        self.clock = part(layout.clock, (layout.num_rows,), np.int64)
+        self.rings = part(layout.rings, (layout.num_rings, layout.ring_bytes), np.uint8)
+
+
+class RmaWindow:
+    """The memory of all ranks: `near[rank]` as arrays for ranks of this node, get / put / flush for the others."""
+
+    def __init__(self, world: World, layouts: list[Layout]):
+        """layouts: one per rank, the same list on every rank. Collective. Raises Refused if memory is short."""
+        self.world, self.layouts = world, layouts
+        check_memory(world, layouts)
+        info = MPI.Info.Create({"alloc_shared_noncontig": "true"})  # each shard on its owner's NUMA node
+        self._shared = MPI.Win.Allocate_shared(layouts[world.rank].nbytes, 1, info=info, comm=world.node)
+        info.Free()
+        self.near = {rank: self._near(i, layouts[rank]) for i, rank in enumerate(world.node_ranks)}
+        self.local = self.near[world.rank]
+        self._far = None
+        if not world.is_one_node:
+            self._far = MPI.Win.Create(self._shared.tomemory(), 1, comm=world.comm)
+            self._far.Lock_all(MPI.MODE_NOCHECK)
+        self._shared.Lock_all(MPI.MODE_NOCHECK)
+        self._row = MPI.FLOAT.Create_contiguous(layouts[world.rank].dim).Commit()
+
+    def _near(self, node_rank: int, layout: Layout) -> Memory:
+        memory, _ = self._shared.Shared_query(node_rank)
+        return Memory(np.frombuffer(memory, np.uint8), layout)
+
+    def get_rows(self, owner: int, rows: np.ndarray, out: np.ndarray):
+        """Posts the fetch of `rows` (m,) int64 of `owner` into out (m, dim) float32; there after flush()."""
+        self._get(self._row, self.layouts[owner].weight, owner, rows, out, MPI.FLOAT)
+
+    def get_clocks(self, owner: int, rows: np.ndarray, out: np.ndarray):
+        """Posts the fetch of the clocks of `rows` (m,) int64 of `owner` into out (m,) int64; there after flush()."""
+        self._get(MPI.INT64_T, self.layouts[owner].clock, owner, rows, out, MPI.INT64_T)
+
+    def _get(self, item: MPI.Datatype, begin: int, owner: int, rows: np.ndarray, out: np.ndarray, unit: MPI.Datatype):
+        datatype = item.Create_indexed_block(1, rows.astype(np.int32)).Commit()
+        self._far.Get([out, out.size, unit], owner, (begin, 1, datatype))
+        datatype.Free()  # MPI keeps it until the get is complete
+
+    def put(self, rank: int, begin: int, data: np.ndarray):
+        """Posts the copy of data (n,) uint8 to byte `begin` of `rank`'s memory; there after flush()."""
+        self._far.Put([data, data.size, MPI.BYTE], rank, (begin, data.size, MPI.BYTE))
+
+    def store_counter(self, rank: int, begin: int, value: np.ndarray):
+        """Posts the atomic store of value (1,) uint64 at byte `begin` of `rank`'s memory; there after flush()."""
+        self._far.Accumulate([value, 1, MPI.UINT64_T], rank, (begin, 1, MPI.UINT64_T), op=MPI.REPLACE)
+
+    def load_counter(self, rank: int, begin: int) -> int:
+        """The uint64 at byte `begin` of `rank`'s memory, read atomically."""
+        value = np.zeros(1, np.uint64)
+        self._far.Fetch_and_op([value, 1, MPI.UINT64_T], [value, 1, MPI.UINT64_T], rank, begin, op=MPI.NO_OP)
+        self._far.Flush(rank)
+        return int(value[0])
+
+    def flush(self):
+        """Waits until every posted get and put is complete at both ends."""
+        if self._far is not None:
+            self._far.Flush_all()
+
+    def fence(self):
+        """Waits for all ranks; what each wrote in its memory before is seen by all after. Collective."""
+        self._shared.Sync()
+        if self._far is not None:
+            self._far.Sync()
+        self.world.comm.Barrier()
+        self._shared.Sync()
+
+    def free(self):
+        """Gives the memory back. Collective."""
+        self._row.Free()
+        self.near, self.local = {}, None
+        if self._far is not None:
+            self._far.Unlock_all()
+            self._far.Free()
+        self._shared.Unlock_all()
+        self._shared.Free()
+
+
+def aligned(nbytes: int) -> int:
+    """`nbytes` rounded up to a cache line."""
+    return (nbytes + ALIGN - 1) // ALIGN * ALIGN
+
+
+def ring_bytes(inbox_bytes: int, size: int, dim: int) -> int:
+    """Bytes of each of the `size` rings, header included, that share an inbox of about `inbox_bytes`."""
+    capacity = max(inbox_bytes // size - _C.RING_HEADER_BYTES, _C.min_ring_capacity(dim))
+    return _C.RING_HEADER_BYTES + aligned(capacity)
+
+
+def check_memory(world: World, layouts: list[Layout]):
+    """Raises Refused on every rank if some node lacks memory for the ranks on it. Collective."""
+    need = world.node.allreduce(layouts[world.rank].nbytes)
+    place, free = free_memory(shared=world.node.size > 1)
+    short = need > free
+    world.agree(Refused(memory_message(layouts, need, place, free, world)) if short else None)
+
+
+def memory_message(layouts: list[Layout], need: int, place: str, free: int, world: World) -> str:
+    """What is missing, where, and what to do about it."""
+    num_rows, dim = sum(layout.num_rows for layout in layouts), layouts[0].dim
+    cure = "use more nodes, a smaller table.dim or fewer rows"
+    if place == "/dev/shm":
+        cure += ", or enlarge it (mount -o remount,size=..., docker --shm-size)"
+    return (
+        f"{num_rows:,} rows of dim {dim} with {layouts[0].state_dim} floats of optimizer state need {need / GIB:.1f} GiB "
+        f"for the {world.node.size} rank(s) on {world.host}, {free / GIB:.1f} GiB are free in {place}: {cure}"
+    )
+
+
+def free_memory(shared: bool) -> tuple[str, int]:
+    """The scarcer of this node's memory, its control group's and, if `shared`, /dev/shm: (name, free bytes)."""
+    places = {"memory": available_memory(), "the job's memory limit": cgroup_memory()}
+    if shared and os.path.isdir("/dev/shm"):
+        status = os.statvfs("/dev/shm")
+        places["/dev/shm"] = status.f_bavail * status.f_frsize
+    return min(places.items(), key=lambda item: item[1])
+
+
+def available_memory() -> int:
+    """Bytes that can be allocated without swapping, as the kernel estimates it."""
+    with open("/proc/meminfo") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+
+
+def cgroup_memory() -> float:
+    """Bytes left under the memory limit of this process's control group (version 2), infinity if it has none."""
+    try:
+        with open("/proc/self/cgroup") as lines:
+            group = next(line.strip()[3:] for line in lines if line.startswith("0::"))
+    except (OSError, StopIteration):
+        return float("inf")
+    left, folder = float("inf"), os.path.join("/sys/fs/cgroup", group.lstrip("/"))
+    while folder.startswith("/sys/fs/cgroup"):
+        left = min(left, group_left(folder))
+        folder = os.path.dirname(folder)
+    return left
+
+
+def group_left(folder: str) -> float:
+    """Bytes left in one control group, counting page cache that can be dropped as free."""
+    try:
+        with open(f"{folder}/memory.max") as text:
+            limit = text.read().strip()
+        with open(f"{folder}/memory.current") as text:
+            used = int(text.read())
+        with open(f"{folder}/memory.stat") as lines:
+            cache = next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
+    except OSError:
+        return float("inf")
+    return float("inf") if limit == "max" else int(limit) - used + cache

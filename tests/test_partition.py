@@ -1,0 +1,58 @@
+"""Partitions are bijections between keys and (owner, row), balanced over owners."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetmpi.partition import PARTITIONS, Route, make_partition
+
+names = st.sampled_from(sorted(PARTITIONS))
+
+
+@given(names, st.integers(1, 3000), st.integers(1, 17))
+def test_every_key_has_one_place_and_every_place_one_key(name, num_rows, size):
+    partition = make_partition(name, num_rows, size)
+    owner, row = partition.locate(np.arange(num_rows))
+    for rank in range(size):
+        keys = partition.keys_of(rank, 0, partition.num_local_rows(rank))
+        assert (owner[keys] == rank).all()
+        assert (row[keys] == np.arange(len(keys))).all()
+    assert sum(partition.num_local_rows(rank) for rank in range(size)) == num_rows
+
+
+@given(names, st.integers(1, 3000), st.integers(1, 17))
+def test_shards_differ_by_at_most_one_row(name, num_rows, size):
+    sizes = [make_partition(name, num_rows, size).num_local_rows(rank) for rank in range(size)]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_hash_spreads_keys_that_share_a_remainder():
+    owner, _ = make_partition("hash", 1 << 20, 8).locate(np.arange(0, 1 << 20, 8))
+    share = np.bincount(owner, minlength=8) / len(owner)
+    assert share.max() < 0.13  # 1/8 each; round robin would give one owner all
+
+
+def test_hash_holds_for_keys_near_2_to_40():
+    partition = make_partition("hash", (1 << 40) + 7, 3)
+    keys = np.array([0, 1, 12345678901, 1 << 39, (1 << 40) + 6])
+    owner, row = partition.locate(keys)
+    back = [partition.keys_of(int(o), int(r), int(r) + 1)[0] for o, r in zip(owner, row)]
+    assert back == keys.tolist()
+
+
+def test_unknown_partition_is_refused_by_name():
+    with pytest.raises(ValueError, match="round_robin, range, hash, got ring"):
+        make_partition("ring", 10, 2)
+
+
+@given(names, st.lists(st.integers(0, 499), unique=True), st.integers(1, 7))
+def test_route_sends_each_key_to_its_owner_once(name, keys, size):
+    partition = make_partition(name, 500, size)
+    keys = np.array(keys, np.int64)
+    route = Route(partition, keys)
+    owner, row = partition.locate(keys)
+    assert sorted(route.order) == list(range(len(keys)))
+    for rank in range(size):
+        rows, order = route.of(rank)
+        assert (owner[order] == rank).all() and (row[order] == rows).all()

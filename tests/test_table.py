@@ -1,0 +1,272 @@
+"""EmbeddingTable at s = 0: exact, deterministic, the same on any number of ranks. Run at 1, 2 and 3 ranks."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from hetmpi.optim import RowOptimizer, Schedule
+from hetmpi.partition import PARTITIONS
+from hetmpi.table import EmbeddingTable
+from hetmpi.world import Refused
+
+pytestmark = pytest.mark.mpi
+NUM_ROWS, DIM, BATCH, FIELDS, STEPS = 211, 5, 24, 3, 50
+RULES = {"sgd": 0.5, "adagrad": 0.1, "rowwise_adagrad": 0.1, "adam": 0.01}
+SCHEDULE = Schedule("cosine", warmup_steps=10, total_steps=STEPS)
+
+
+def make_table(world, rule="sgd", weight_decay=0.0, lr=None, **settings):
+    optimizer = RowOptimizer(rule, RULES[rule] if lr is None else lr, weight_decay, schedule=SCHEDULE)
+    return EmbeddingTable(world, NUM_ROWS, DIM, optimizer, **{"init_std": 0.1, "seed": 7, **settings})
+
+
+def samples(step):
+    """The global batch of a step: ids (6 * BATCH, FIELDS) int64, skewed, and targets (6 * BATCH,)."""
+    generator = np.random.default_rng(step)
+    ids = (NUM_ROWS * generator.random((6 * BATCH, FIELDS)) ** 3).astype(np.int64)
+    return torch.from_numpy(ids), torch.from_numpy(generator.normal(size=6 * BATCH).astype(np.float32))
+
+
+def loss_of(embedded, target):
+    """A loss whose gradient depends on the rows: embedded (B, FIELDS, DIM)."""
+    score = (embedded.sum(1) * torch.linspace(-1, 1, DIM)).sum(1) + embedded.prod(1).sum(1)
+    return ((score - target) ** 2).mean()
+
+
+def my_slice(world, tensor):
+    """This rank's slice of the 1st axis: 6 * BATCH divides by 1, 2 and 3."""
+    return tensor[world.rank * len(tensor) // world.size : (world.rank + 1) * len(tensor) // world.size]
+
+
+def train(table, world, steps=STEPS, prefetch=False):
+    """Trains as the trainer does; returns this rank's losses."""
+    losses, batches = [], []
+    for step in range(steps):
+        ids, target = (my_slice(world, part) for part in samples(step))
+        batches.append((*torch.unique(ids, return_inverse=True), target))
+    for (keys, index, target), later in itertools.zip_longest(batches, batches[1:]):
+        rows = table.read(keys).requires_grad_()
+        if prefetch and later is not None:
+            table.prefetch(later[0])
+        loss = loss_of(rows[index], target)
+        loss.backward()
+        table.write(keys, rows.grad / world.size)
+        losses.append(loss.item())
+    table.flush()
+    return losses
+
+
+def all_rows(table, world):
+    """The whole table by key, on every rank: (NUM_ROWS, DIM)."""
+    parts = world.comm.allgather((table.keys().numpy(), table.shard.weight.copy()))
+    rows = np.full((NUM_ROWS, DIM), np.nan, np.float32)
+    for keys, weight in parts:
+        rows[keys] = weight
+    return rows
+
+
+class RowwiseAdagrad(torch.optim.Optimizer):
+    """One sum of mean squared gradients per row; torch has none of its own."""
+
+    def __init__(self, params, lr, weight_decay):
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                sums = self.state[p].setdefault("sum", torch.zeros(len(p), 1))
+                grad = p.grad + group["weight_decay"] * p
+                sums += (grad**2).mean(1, keepdim=True)
+                p -= group["lr"] * grad / (sums.sqrt() + 1e-10)
+
+
+def reference_rows(first_rows, rule, weight_decay):
+    """torch.nn.Embedding and torch's optimizer on the joined batches, restricted to the touched rows of each step."""
+    kinds = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
+    embedding = torch.nn.Embedding.from_pretrained(torch.tensor(first_rows), freeze=False)
+    optimizer = kinds.get(rule, RowwiseAdagrad)(embedding.parameters(), lr=RULES[rule], weight_decay=weight_decay)
+    for step in range(STEPS):
+        ids, target = samples(step)
+        optimizer.param_groups[0]["lr"] = RULES[rule] * SCHEDULE.factor(step)
+        optimizer.zero_grad()
+        loss_of(embedding(ids), target).backward()
+        untouched = torch.ones(NUM_ROWS, dtype=torch.bool)
+        untouched[ids.flatten()] = False
+        kept = [(t, t[untouched].clone()) for t in per_row_tensors(embedding.weight, optimizer)]
+        optimizer.step()
+        with torch.no_grad():
+            for tensor, values in kept:
+                tensor[untouched] = values
+            if step == 0:  # state that the first step made: zero before it
+                for tensor in per_row_tensors(embedding.weight, optimizer)[1:]:
+                    tensor[untouched] = 0
+    return embedding.weight.detach().numpy()
+
+
+def per_row_tensors(weight, optimizer):
+    state = optimizer.state.get(weight, {})
+    return [weight.data] + [t for t in state.values() if torch.is_tensor(t) and t.dim() == 2]
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.02])
+@pytest.mark.parametrize("partition", sorted(PARTITIONS))
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_rows_equal_torch_on_the_joined_batch(placed, rule, partition, weight_decay):
+    table = make_table(placed, rule, weight_decay, partition=partition)
+    expected = reference_rows(all_rows(table, placed), rule, weight_decay)
+    train(table, placed)
+    assert np.abs(all_rows(table, placed) - expected).max() < 1e-5
+    table.close()
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_two_runs_are_bitwise_equal(placed, rule):
+    runs = []
+    for _ in range(2):
+        table = make_table(placed, rule)
+        losses = train(table, placed)
+        runs.append((losses, all_rows(table, placed), table.shard.state.copy(), table.shard.clock.copy()))
+        table.close()
+    assert runs[0][0] == runs[1][0]
+    assert all(np.array_equal(a, b) for a, b in zip(runs[0][1:], runs[1][1:]))
+
+
+@pytest.mark.parametrize("partition", sorted(PARTITIONS))
+def test_near_and_far_and_prefetched_rows_are_bitwise_equal(world, placed, partition):
+    results = []
+    for place, prefetch in [(world, False), (placed, False), (placed, True)]:
+        table = make_table(place, "adagrad", partition=partition)
+        results.append((train(table, place, prefetch=prefetch), all_rows(table, place)))
+        table.close()
+    for losses, rows in results[1:]:
+        assert losses == results[0][0]
+        assert np.array_equal(rows, results[0][1])
+
+
+@pytest.mark.parametrize("partition", sorted(PARTITIONS))
+def test_first_rows_depend_on_seed_name_and_key_alone(world, partition):
+    table = make_table(world, partition=partition)
+    alone = EmbeddingTable(alone_world(world), NUM_ROWS, DIM, RowOptimizer(), seed=7, init_std=0.1)
+    assert np.array_equal(all_rows(table, world), alone.shard.weight)
+    other = make_table(world, partition=partition, name="other")
+    assert not np.isclose(all_rows(other, world), alone.shard.weight).any(axis=1).all()
+    for each in (table, alone, other):
+        each.close()
+
+
+def alone_world(world):
+    from mpi4py import MPI
+
+    from hetmpi.world import World
+
+    return World(MPI.COMM_SELF)
+
+
+def test_first_rows_are_normal(world):
+    table = EmbeddingTable(world, 30_000, 8, RowOptimizer(), init_std=0.5)
+    values = np.concatenate(world.comm.allgather(table.shard.weight.ravel().copy()))
+    assert abs(values.mean()) < 0.005 and abs(values.std() - 0.5) < 0.005
+    assert abs((np.abs(values) < 0.5).mean() - 0.6827) < 0.005
+    assert abs((np.abs(values) < 1.0).mean() - 0.9545) < 0.005
+    table.close()
+
+
+def test_no_update_is_lost_or_applied_twice_through_small_rings(placed):
+    table = make_table(placed, lr=1.0, init_std=0.0, inbox_bytes=1)
+    table.optimizer = RowOptimizer("sgd", 1.0)
+    total = np.zeros((NUM_ROWS, DIM), np.int64)
+    for step in range(6):
+        for rank in range(placed.size):
+            keys, grads = integer_message(step, rank)
+            np.add.at(total, keys, grads)
+        keys, grads = integer_message(step, placed.rank)
+        table.read(torch.from_numpy(keys))
+        table.write(torch.from_numpy(keys), torch.from_numpy(grads.astype(np.float32)))
+    table.flush()
+    assert np.array_equal(all_rows(table, placed), -total)
+    table.close()
+
+
+def integer_message(step, rank):
+    """Keys and small integer gradients; rank 1 has none every other step."""
+    generator = np.random.default_rng([step, rank])
+    count = 0 if rank == 1 and step % 2 else int(generator.integers(1, 60))
+    return generator.permutation(NUM_ROWS)[:count], generator.integers(-3, 4, (count, DIM))
+
+
+def test_clock_counts_the_steps_that_updated_a_row(placed):
+    table = make_table(placed)
+    expected = np.zeros(NUM_ROWS, np.int64)
+    for step in range(5):
+        touched = set()
+        for rank in range(placed.size):
+            touched |= set(integer_message(step, rank)[0].tolist())
+        expected[list(touched)] += 1
+        keys = torch.from_numpy(integer_message(step, placed.rank)[0])
+        table.read(keys)
+        table.write(keys, torch.zeros(len(keys), DIM))
+    table.flush()
+    assert np.array_equal(table.shard.clock, expected[table.keys().numpy()])
+    table.close()
+
+
+def test_bytes_count_only_what_crosses_between_ranks(placed):
+    table = make_table(placed)
+    keys = torch.arange(NUM_ROWS)
+    table.read(keys)
+    table.write(keys, torch.zeros(NUM_ROWS, DIM))
+    table.flush()
+    others = NUM_ROWS - len(table.keys())
+    assert (table.pulled_bytes, table.pushed_bytes) == (others * DIM * 4, others * (8 + DIM * 4))
+    table.close()
+
+
+@pytest.mark.parametrize("wrong", [-1, NUM_ROWS, 1 << 40])
+def test_keys_out_of_range_are_refused(world, wrong):
+    table = make_table(world)
+    with pytest.raises(Refused, match=rf"read: keys must lie in \[0, {NUM_ROWS}\), got {wrong}"):
+        table.read(torch.tensor([0, wrong]))
+    table.close()
+
+
+def test_keys_and_grads_of_a_wrong_kind_are_refused(world):
+    table = make_table(world)
+    with pytest.raises(Refused, match=r"keys must be int64 of shape \(U,\), got torch.float32 \(8,\)"):
+        table.read(torch.zeros(8))
+    with pytest.raises(Refused, match=r"grads must be float32 of shape \(2, 5\), got torch.float32 \(2, 4\)"):
+        table.write(torch.tensor([0, 1]), torch.zeros(2, 4))
+    table.close()
+
+
+def test_a_second_write_in_one_step_is_refused(world):
+    table = make_table(world)
+    keys = torch.arange(3)
+    table.write(keys, torch.zeros(3, DIM))
+    with pytest.raises(RuntimeError, match="written already"):
+        table.write(keys, torch.zeros(3, DIM))
+    with pytest.raises(RuntimeError, match="not settled yet"):
+        table.peek(keys)
+    table.flush()
+    table.close()
+
+
+def test_two_worlds_of_one_job_train_side_by_side(world):
+    from hetmpi.world import World
+
+    half = world.comm.Split(world.rank % 2, key=world.rank)
+    part = World(half)
+    table = EmbeddingTable(part, 50, 2, RowOptimizer("sgd", 1.0), init_std=0.0)
+    for _ in range(4):
+        table.write(torch.arange(50), torch.ones(50, 2))
+        table.read(torch.arange(50))
+    table.flush()
+    assert (table.shard.weight == -4 * part.size).all()
+    table.close()
+
+
+def test_a_table_larger_than_memory_is_refused_before_it_is_made(world):
+    with pytest.raises(Refused, match=r"4,000,000,000,000 rows of dim 128 .* need .* GiB .* are free in"):
+        EmbeddingTable(world, 4 * 10**12, 128, RowOptimizer())
