@@ -91,9 +91,9 @@ def launch(main):
         abort(MPI.COMM_WORLD, error)
     try:
         main(world)
+    except SystemExit:  # a verdict that all ranks share
+        raise
     except BaseException as error:  # whatever it is, the other ranks must not wait for this one
-        if isinstance(error, SystemExit) and not error.code:
-            raise
         abort(world.comm, error)
 
 

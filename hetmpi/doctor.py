@@ -1,0 +1,236 @@
+"""Examines a machine as hetmpi will use it: ./run.sh doctor, or mpirun -np N python -m hetmpi.doctor across hosts.
+
+Prints what each part found and ends with OK, exit code 0, or with what to change, exit code 1. Every way to fetch rows
+is checked for right values before it is timed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+
+import numpy as np
+
+from hetmpi import _C
+from hetmpi.partition import Route
+from hetmpi.table import EmbeddingTable
+from hetmpi.window import available_memory, cgroup_memory
+from hetmpi.world import Refused, World, launch, threads_per_rank
+
+NUM_ROWS, DIM, ROWS_A_CALL, CALLS = 400_000, 32, 20_000, 5
+BUSY_S = 0.5
+SLOW_GET_MS = 100.0
+SLOW_MROW_S = 0.5
+GIB = 1 << 30
+
+
+def main(world: World):
+    """Runs all examinations; rank 0 prints."""
+    report = Report(world)
+    describe_mpi(world, report)
+    describe_horovod(world, report)
+    describe_machine(world, report)
+    examine_windows(world, report)
+    if not report.close():
+        sys.exit(1)
+
+
+class Report:
+    """What was found, printed by rank 0 as it comes, and what to change."""
+
+    def __init__(self, world: World):
+        self.world, self.cures = world, []
+
+    def line(self, name: str, found: str):
+        """Prints one finding."""
+        if self.world.rank == 0:
+            print(f"{name:<28}{found}", flush=True)
+
+    def cure(self, text: str):
+        """Notes something that should be changed, once."""
+        if text not in self.cures:
+            self.cures.append(text)
+
+    def close(self) -> bool:
+        """Prints the verdict; True if nothing need be changed. Collective."""
+        cures = list(dict.fromkeys(sum(self.world.comm.allgather(self.cures), [])))
+        if self.world.rank == 0:
+            print("\n".join(["", "To change:", *(f"- {cure}" for cure in cures)]) if cures else "\nOK", flush=True)
+        return not cures
+
+
+def describe_mpi(world: World, report: Report):
+    """Library, thread level, one-sided component, ranks and nodes."""
+    from mpi4py import MPI
+
+    levels = {MPI.THREAD_SINGLE: "single", MPI.THREAD_FUNNELED: "funneled", MPI.THREAD_SERIALIZED: "serialized"}
+    version = MPI.Get_library_version().replace("\x00", "").splitlines()[0]
+    report.line("MPI library", re.sub(r"\s+", " ", version))
+    report.line("mpi4py uses", ", ".join(mpi_libraries()))
+    report.line("MPI standard", ".".join(map(str, MPI.Get_version())))
+    report.line("thread level", levels.get(MPI.Query_thread(), "multiple"))
+    report.line("one-sided component", osc_component(version))
+    hosts = sorted(set(world.comm.allgather(world.host)))
+    report.line("ranks, nodes", f"{world.size} rank(s), {world.node.size} on this node; hosts: {', '.join(hosts)}")
+
+
+def mpi_libraries() -> list[str]:
+    """Paths of the MPI libraries that this process has loaded."""
+    with open("/proc/self/maps") as maps:
+        return sorted({line.split()[-1] for line in maps if re.search(r"/libmpi(ch|_abi)?\.so", line)})
+
+
+def osc_component(version: str) -> str:
+    """What serves one-sided calls, as far as it can be known from outside the library."""
+    if "Open MPI" not in version:
+        return "MPICH ch4: shared memory on a node, " + os.environ.get("FI_PROVIDER", "libfabric or UCX") + " between"
+    chosen = os.environ.get("OMPI_MCA_osc", "chosen by Open MPI")
+    return f"{chosen} (OMPI_MCA_osc=ucx|rdma|sm forces one; ompi_info lists them)"
+
+
+def describe_horovod(world: World, report: Report):
+    """Horovod's build, its MPI, and one allreduce."""
+    import torch
+
+    hvd = world.start_horovod()
+    import horovod
+
+    gpu = "NCCL" if hvd.nccl_built() else "no NCCL"
+    report.line("Horovod", f"{horovod.__version__}, MPI {'yes' if hvd.mpi_built() else 'no'}, {gpu}, same MPI library")
+    total = hvd.allreduce(torch.ones(4), op=hvd.Sum)
+    if not torch.equal(total, torch.full((4,), float(world.size))):
+        report.cure(f"Horovod summed ones over {world.size} ranks to {total.tolist()}: reinstall it (rm -r .venv)")
+
+
+def describe_machine(world: World, report: Report):
+    """Cores, memory, /dev/shm, GPU."""
+    import torch
+
+    cores = len(os.sched_getaffinity(0))
+    report.line("cores", f"{os.cpu_count()} on the node, {cores} for this rank, {threads_per_rank()} compute thread(s)")
+    limit = cgroup_memory()
+    limited = "" if limit == float("inf") else f", {limit / GIB:.1f} GiB under the job's limit"
+    report.line("memory free", f"{available_memory() / GIB:.1f} GiB{limited}")
+    shm = os.statvfs("/dev/shm")
+    shm_bytes = shm.f_bavail * shm.f_frsize
+    report.line("/dev/shm free", f"{shm_bytes / GIB:.1f} GiB")
+    if shm_bytes < available_memory() / 4:
+        report.cure(
+            f"/dev/shm has {shm_bytes / GIB:.1f} GiB of {available_memory() / GIB:.1f} GiB memory and bounds the table: "
+            "mount -o remount,size=90% /dev/shm, or docker --shm-size"
+        )
+    built = "yes" if _C.has_cuda else "no"
+    report.line("CUDA", f"in hetmpi._C: {built}; seen by torch: {torch.cuda.device_count()} device(s)")
+
+
+def examine_windows(world: World, report: Report):
+    """Makes windows as the table does, fetches rows each way, and asks a busy rank for some."""
+    if world.size == 1:
+        report.line("fetching rows", "not examined: one rank has no other to fetch from, use NP=2 or more")
+        return
+    ways = {"shared memory": None, "MPI_Get": 1}
+    for name, ranks_per_node in ways.items():
+        place = World(world.comm, ranks_per_node)
+        error = None
+        try:
+            examine_way(place, name, report)
+        except Exception as raised:  # a library may fail in its own way here: that is a finding
+            error = raised
+        report_failure(world, name, error, report)
+    report.line("MPI_Alltoallv", fetch_text(*time_alltoall(world)))
+
+
+def report_failure(world: World, name: str, error: Exception | None, report: Report):
+    """Notes that a way to reach rows does not work here."""
+    if error is not None:
+        report.line(name, f"FAILS: {type(error).__name__}: {error}")
+        report.cure(f"{name}: windows cannot be made with this MPI ({error}): try HETMPI_MPI=mpich ./run.sh setup")
+
+
+def examine_way(world: World, name: str, report: Report):
+    """Checks and times reading rows of the next rank, then reading from it while it computes. Collective."""
+    from hetmpi.optim import RowOptimizer
+
+    peer = (world.rank + 1) % world.size
+    if name == "shared memory" and peer not in world.node_ranks:
+        report.line(name, "not used: the next rank is on another node")
+        peer = world.rank
+    table = EmbeddingTable(world, NUM_ROWS * world.size, DIM, RowOptimizer(), init_std=0.0)
+    table.shard.weight[:] = np.arange(len(table.shard.weight))[:, None] % 1000 + 1000.0 * world.rank
+    table.window.fence()
+    rows = np.random.default_rng(world.rank).integers(0, NUM_ROWS, ROWS_A_CALL)
+    keys = np.unique(rows) * world.size + peer
+    seconds = min(time_read(table, keys, peer, report, name) for _ in range(CALLS))
+    table.window.fence()
+    report.line(name, fetch_text(len(keys), seconds))
+    if len(keys) / seconds / 1e6 < SLOW_MROW_S:
+        report.cure(f"{name}: {fetch_text(len(keys), seconds)} is slow: see docs/sharp_bits.md, 'Slow one-sided MPI'")
+    if name == "MPI_Get":
+        examine_busy(table, keys[:1], report)
+    table.close()
+
+
+def time_read(table: EmbeddingTable, keys: np.ndarray, peer: int, report: Report, name: str) -> float:
+    """Seconds to read `keys`; a wrong value is noted."""
+    began = time.perf_counter()
+    out, _ = table._fetch(Route(table.partition, keys))
+    seconds = time.perf_counter() - began
+    expected = (keys // table.world.size) % 1000 + 1000.0 * peer
+    if not (out == expected[:, None].astype(np.float32)).all():
+        report.cure(f"{name} returned wrong rows: do not train with this MPI library")
+    return seconds
+
+
+def examine_busy(table: EmbeddingTable, key: np.ndarray, report: Report):
+    """Times a get from a rank that computes and makes no MPI call itself: only Horovod's thread serves it. Collective."""
+    world = table.world
+    table.window.fence()
+    if world.rank == 0:
+        began = time.perf_counter()
+        table._fetch(Route(table.partition, key))
+        get_ms = 1000 * (time.perf_counter() - began)
+        report.line("get from a busy rank", f"{get_ms:.1f} ms")
+        if get_ms > SLOW_GET_MS:
+            report.cure(
+                f"a get from a busy rank took {get_ms:.0f} ms: Horovod's thread does not drive this MPI; "
+                "see docs/sharp_bits.md, 'Passive progress'"
+            )
+    else:
+        deadline = time.perf_counter() + BUSY_S
+        while time.perf_counter() < deadline:
+            np.dot(np.ones(1000), np.ones(1000))
+    table.window.fence()
+
+
+def time_alltoall(world: World) -> tuple[int, float]:
+    """Asks the next rank for rows by MPI_Alltoallv of ids, then of rows: (rows, best seconds). Collective."""
+    count = np.zeros(world.size, np.int64)
+    count[(world.rank + 1) % world.size] = ROWS_A_CALL
+    back = np.zeros(world.size, np.int64)
+    back[(world.rank - 1) % world.size] = ROWS_A_CALL
+    ids = np.random.default_rng(world.rank).integers(0, NUM_ROWS, ROWS_A_CALL)
+    asked = np.empty(ROWS_A_CALL, np.int64)
+    weight = np.ones((NUM_ROWS, DIM), np.float32)
+    sent, received = np.empty((ROWS_A_CALL, DIM), np.float32), np.empty((ROWS_A_CALL, DIM), np.float32)
+    order, times = np.arange(ROWS_A_CALL), []
+    for _ in range(CALLS):
+        world.comm.Barrier()
+        began = time.perf_counter()
+        world.comm.Alltoallv([ids, count], [asked, back])
+        _C.gather(weight, asked, sent, order)
+        world.comm.Alltoallv([sent, back * DIM], [received, count * DIM])
+        times.append(time.perf_counter() - began)
+    if not (received == 1).all():
+        raise Refused("MPI_Alltoallv returned wrong rows: do not train with this MPI library")
+    return ROWS_A_CALL, min(times)
+
+
+def fetch_text(num_rows: int, seconds: float) -> str:
+    """A rate as people compare it."""
+    return f"{num_rows / seconds / 1e6:.1f} Mrow/s ({num_rows:,} rows of dim {DIM} in {1000 * seconds:.2f} ms)"
+
+
+if __name__ == "__main__":
+    launch(main)

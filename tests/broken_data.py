@@ -1,0 +1,47 @@
+"""Data sets that go wrong, for test_refusals.py: data._target_=broken_data.KeysOutOfRange"""
+
+import os
+import signal
+
+import numpy as np
+
+from hetmpi.data.batch import Samples
+
+
+class Broken:
+    name, num_rows, num_fields, num_dense, num_train, num_valid = "broken", 100, 2, 3, 10_000, 100
+
+    def __init__(self, seed, **_):
+        self.rank = 0
+
+    def prepare(self, rank, size, barrier):
+        self.rank = rank
+
+    def train(self, start, stop):
+        generator = np.random.default_rng(start)
+        count = stop - start
+        ids = generator.integers(0, 100, (count, 2))
+        return Samples(ids, np.zeros((count, 3), np.float32), np.zeros(count, np.float32))
+
+    valid = train
+
+
+class KeysOutOfRange(Broken):
+    def train(self, start, stop):
+        samples = super().train(start, stop)
+        samples.ids[-1, -1] = 100
+        return samples
+
+
+class FailsOnRankOne(Broken):
+    def train(self, start, stop):
+        if self.rank == 1 and start > 100:
+            raise RuntimeError("the disk of rank one is gone")
+        return super().train(start, stop)
+
+
+class DiesOnRankOne(Broken):
+    def train(self, start, stop):
+        if self.rank == 1 and start > 100:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().train(start, stop)

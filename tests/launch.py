@@ -1,0 +1,86 @@
+"""Runs the program as a user does, in processes of its own."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LAUNCHERS = ("SLURM_", "OMPI_", "PMI_", "PMIX_", "HYDRA_", "MPI_LOCAL", "PRTE_")
+SMALL = ["data.scale=0.0005", "table.dim=4", "batch_size=32", "steps=6", "log.every_steps=2", "eval.max_samples=500"]
+
+
+@dataclass
+class Outcome:
+    """How a run ended: exit code, everything it printed, seconds, and its processes still alive 10 s after."""
+
+    code: int
+    text: str
+    seconds: float
+    survivors: list
+
+
+def environment(**extra):
+    """This process's environment less what its own launcher put there, and room for more ranks than cores."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"):
+        env[name] = "1"
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    return {**env, "PYTHONPATH": path, "HETMPI_TEST_RUN": uuid.uuid4().hex, **extra}
+
+
+def run(command, timeout_s=120, cwd=ROOT, **extra):
+    """Runs a command to its end."""
+    env, began = environment(**extra), time.monotonic()
+    done = subprocess.run(
+        command, cwd=cwd, env=env, timeout=timeout_s, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    return Outcome(done.returncode, done.stdout, time.monotonic() - began, survivors(env["HETMPI_TEST_RUN"]))
+
+
+def train(ranks, *overrides, launcher=None, **extra):
+    """Trains on `ranks` ranks; 0 is without any launcher."""
+    mpi = [] if ranks == 0 else [launcher or mpiexec(), "-np" if launcher else "-n", str(ranks)]
+    return run([*mpi, sys.executable, "-m", "hetmpi.train", *overrides], **extra)
+
+
+def mpiexec():
+    """The launcher of the MPI that this Python environment uses: its own, else the one on PATH."""
+    own = Path(sys.executable).parent / "mpiexec"
+    return str(own) if own.exists() else shutil.which("mpiexec")
+
+
+def survivors(run_id, within_s=10):
+    """Processes of a run that are still alive `within_s` after its end."""
+    deadline = time.monotonic() + within_s
+    while alive(run_id) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return alive(run_id)
+
+
+def alive(run_id):
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if run_id.encode() in (folder / "environ").read_bytes():
+                found.append(folder.name)
+        except OSError:  # it ended meanwhile, or is another user's
+            pass
+    return found
+
+
+def summary(folder):
+    """summary.json of a run."""
+    return json.loads((Path(folder) / "summary.json").read_text())
+
+
+def losses(folder):
+    """Loss by step of a run, from metrics.jsonl."""
+    lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line["loss"] for line in lines if "loss" in line}

@@ -1,0 +1,42 @@
+"""Every configuration in conf/ is composed and built."""
+
+from pathlib import Path
+
+import pytest
+from hydra.utils import get_class
+
+from hetmpi.config import CONF, resolved
+from hetmpi.world import Refused
+
+MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
+DATA = sorted(path.stem for path in (CONF / "data").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize("model", MODELS)
+def test_every_pair_of_model_and_data_is_composed(model, data):
+    path = ["data.path=/some/file"] if data == "criteo" else []
+    config = resolved([f"model={model}", f"data={data}", *path])
+    assert (config.model_name, config.data_name) == (model, data)
+    assert get_class(config.model._target_) and get_class(config.data._target_)
+
+
+def test_learning_rates_left_open_follow_the_rule():
+    config = resolved(["optim.rows=adam", "optim.dense=sgd"])
+    assert (config.optim.rows_lr, config.optim.dense_lr) == (0.001, 0.1)
+    assert resolved(["optim.rows=adam", "optim.rows_lr=0.5"]).optim.rows_lr == 0.5
+
+
+def test_the_seed_reaches_the_data():
+    assert resolved(["seed=11"]).data.seed == 11
+
+
+def test_the_run_folder_names_model_and_data():
+    folder = Path(resolved(["model=dcn"]).run.dir)
+    assert folder.parent.name == "runs" and folder.name.endswith("-dcn-synthetic")
+
+
+@pytest.mark.parametrize("override", ["nonsense", "steps=null epochs=null", "table.dim=wide", "log.every_steps=0"])
+def test_settings_no_run_can_have_are_refused(override):
+    with pytest.raises(Refused, match="^settings: "):
+        resolved(override.split())

@@ -1,0 +1,63 @@
+"""Imports point one way, and the core knows neither MPI nor torch (docs/design.md, rooms)."""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ALLOWED = {  # module -> modules of hetmpi it may import
+    "world": set(),
+    "partition": set(),
+    "metrics": set(),
+    "runlog": set(),
+    "optim": {"_C"},
+    "window": {"_C", "world"},
+    "inbox": {"_C", "partition", "window"},
+    "table": {"_C", "inbox", "optim", "partition", "window", "world"},
+    "config": {"optim", "partition", "world"},
+    "data.batch": {"_C"},
+    "data.loader": {"data.batch"},
+    "data.synthetic": {"data.batch"},
+    "data.prepare": set(),
+    "data.criteo": {"data.batch", "data.prepare"},
+}
+
+
+def imported(path):
+    """Every module that a file imports, by dotted name."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    return names
+
+
+def known(names):
+    """The modules of hetmpi among `names`, without the package's name."""
+    modules = {path.relative_to(ROOT / "hetmpi").with_suffix("").as_posix().replace("/", ".")
+               for path in (ROOT / "hetmpi").rglob("*.py")} | {"_C"}  # fmt: skip
+    return {name.removeprefix("hetmpi.") for name in names if name.removeprefix("hetmpi.") in modules}
+
+
+def test_modules_import_only_what_lies_below_them():
+    for module, allowed in ALLOWED.items():
+        path = ROOT / "hetmpi" / (module.replace(".", "/") + ".py")
+        found = known({name for name in imported(path) if name.startswith("hetmpi.")})
+        assert found <= allowed, f"hetmpi/{path.name} imports {sorted(found - allowed)}"
+
+
+def test_train_is_imported_by_nobody():
+    for path in [*(ROOT / "hetmpi").rglob("*.py"), *(ROOT / "models").glob("*.py")]:
+        assert not any(name.startswith("hetmpi.train") for name in imported(path)), path
+
+
+def test_models_know_torch_alone():
+    for path in (ROOT / "models").glob("*.py"):
+        assert all(name.split(".")[0] in {"torch", "models", "typing", "__future__"} for name in imported(path)), path
+
+
+def test_the_core_knows_neither_mpi_nor_torch_nor_python():
+    for path in (ROOT / "cpp").glob("*.h"):
+        text = path.read_text()
+        assert not any(f"#include <{name}" in text for name in ("mpi", "torch", "ATen", "pybind11", "Python")), path

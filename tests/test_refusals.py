@@ -1,0 +1,82 @@
+"""What cannot be done is refused in one message, told once, and every rank is gone soon after, exit code not 0."""
+
+import pytest
+from launch import SMALL, train
+
+
+def check_refused(outcome, *words):
+    """The run failed, told each of `words` exactly once, and left no process behind."""
+    assert outcome.code != 0, outcome.text
+    for word in words:
+        assert outcome.text.count(word) == 1, f"{word!r} told {outcome.text.count(word)} times in:\n{outcome.text}"
+    assert outcome.survivors == []
+    assert outcome.seconds < 40
+
+
+@pytest.mark.parametrize(
+    "override, words",
+    [
+        ("no_such_key=1", ["no_such_key", "conf/config.yaml lists"]),
+        ("model=no_such_model", ["Could not find 'model/no_such_model'", "deepfm"]),
+        ("optim.rows=lion", ["optim.rows must be one of sgd, adagrad, rowwise_adagrad, adam, got lion"]),
+        ("table.partition=ring", ["table.partition must be one of round_robin, range, hash, got ring"]),
+        ("batch_size=0", ["batch_size must be a number of at least 1, got 0"]),
+        ("batch_size=many", ["batch_size must be a number of at least 1, got many"]),
+    ],
+)
+def test_a_wrong_setting(override, words):
+    check_refused(train(2, *SMALL, override), *words)
+
+
+@pytest.mark.parametrize("name", ["SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
+def test_a_launcher_that_started_lonely_ranks(name):
+    check_refused(train(0, *SMALL, **{name: "2"}), f"the launcher says {name}=2, but MPI sees 1 rank(s)")
+
+
+def test_a_lonely_rank_that_is_not_the_first_is_silent():
+    outcome = train(0, *SMALL, SLURM_NTASKS="2", SLURM_PROCID="1")
+    assert outcome.code != 0 and "hetmpi" not in outcome.text
+
+
+def test_mpi_below_thread_multiple():
+    outcome = train(2, *SMALL, MPI4PY_RC_THREAD_LEVEL="serialized")
+    check_refused(outcome, "hetmpi needs an MPI started with MPI_THREAD_MULTIPLE")
+
+
+def test_a_table_larger_than_memory():
+    check_refused(train(2, *SMALL, "table.dim=1000000000"), "GiB are free in")
+
+
+def test_keys_out_of_range():
+    outcome = train(2, *SMALL, "data._target_=broken_data.KeysOutOfRange", "~data.scale")
+    check_refused(outcome, "keys must lie in [0, 100), got 100")
+
+
+def test_an_exception_on_one_rank():
+    outcome = train(2, *SMALL, "data._target_=broken_data.FailsOnRankOne")
+    check_refused(outcome, "hetmpi: RuntimeError: the disk of rank one is gone (rank 1 of 2")
+
+
+def test_a_rank_killed():
+    outcome = train(2, *SMALL, "data._target_=broken_data.DiesOnRankOne")
+    assert outcome.code != 0 and outcome.survivors == [] and outcome.seconds < 40
+
+
+def test_a_missing_data_file(tmp_path):
+    outcome = train(2, "data=criteo", f"data.path={tmp_path}/nothing.tsv", f"data.cache={tmp_path}/cache")
+    check_refused(outcome, f"{tmp_path}/nothing.tsv")
+
+
+def test_an_empty_data_file(tmp_path):
+    (tmp_path / "empty.tsv").touch()
+    outcome = train(2, "data=criteo", f"data.path={tmp_path}/empty.tsv", f"data.cache={tmp_path}/cache")
+    check_refused(outcome, f"{tmp_path}/empty.tsv")
+
+
+def test_a_loss_that_is_not_finite():
+    outcome = train(2, *SMALL, "optim.rows=sgd", "optim.rows_lr=1e30", "optim.dense=sgd", "optim.dense_lr=1e30")
+    check_refused(outcome, "at step", "lower optim.rows_lr (now 1e+30)")
+
+
+def test_a_run_folder_that_cannot_be_written():
+    check_refused(train(2, *SMALL, "run.dir=/proc/hetmpi"), "/proc/hetmpi")

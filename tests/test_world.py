@@ -1,0 +1,65 @@
+"""World: what it checks before ranks train together."""
+
+import numpy as np
+import pytest
+
+from hetmpi.world import Refused, World, check_launcher, check_one_mpi, describe
+
+MPICH = "7f00 r-xp 00000000 08:01 1 /opt/mpich/lib/libmpi.so.12\n"
+OPENMPI = "7f01 r-xp 00000000 08:01 2 /opt/openmpi/lib/libmpi.so.40\n7f02 r--p 0 08:01 2 /opt/openmpi/lib/libmpi.so.40\n"
+OTHER = "7f03 r-xp 00000000 08:01 3 /usr/lib/libmpi_cxx.so.40\n7f04 rw-p 0 00:00 0 [heap]\n"
+
+
+def test_one_mpi_library_is_fine():
+    check_one_mpi(OPENMPI + OTHER)
+
+
+def test_two_mpi_libraries_are_refused_by_path():
+    with pytest.raises(Refused, match="/opt/mpich/lib/libmpi.so.12, /opt/openmpi/lib/libmpi.so.40.*HETMPI_MPI"):
+        check_one_mpi(MPICH + OPENMPI)
+
+
+def test_a_launcher_that_agrees_with_mpi_is_believed_over_slurm(monkeypatch):
+    monkeypatch.setenv("SLURM_NTASKS", "8")
+    monkeypatch.delenv("OMPI_COMM_WORLD_SIZE", raising=False)
+    monkeypatch.setenv("PMI_SIZE", "2")
+    check_launcher(2)
+
+
+def test_a_refusal_is_told_without_a_traceback():
+    assert describe(Refused("no such thing"), 0, 1) == "hetmpi: no such thing"
+
+
+def test_another_error_is_told_with_its_traceback():
+    try:
+        raise KeyError("x")
+    except KeyError as error:
+        text = describe(error, 1, 2)
+    assert text.startswith("Traceback") and "hetmpi: KeyError: 'x' (rank 1 of 2 on " in text
+
+
+@pytest.mark.mpi
+def test_an_error_of_one_rank_is_raised_on_all(world):
+    last = world.size - 1
+    error = Refused("mine") if world.rank == last else None
+    with pytest.raises(Refused, match="mine" if world.rank == last else f"rank {last}: Refused: mine"):
+        world.agree(error)
+    world.agree(None)
+
+
+@pytest.mark.mpi
+def test_nodes_can_be_split_into_smaller_ones(world):
+    alone = World(world.comm, ranks_per_node=1)
+    assert alone.node_ranks == [world.rank] and alone.is_one_node == (world.size == 1)
+    assert World(world.comm, ranks_per_node=2).node_ranks == [
+        rank for rank in range(world.size) if rank // 2 == world.rank // 2
+    ]
+
+
+@pytest.mark.mpi
+def test_horovod_runs_over_the_same_ranks(world):
+    import torch
+
+    hvd = world.start_horovod()
+    total = hvd.allreduce(torch.tensor([float(world.rank)]), op=hvd.Sum)
+    assert total.item() == np.arange(world.size).sum()
