@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import torch
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
@@ -109,11 +110,8 @@ class Training:
         self.table.close()
 
     def _data(self):
-        try:
-            data = instantiate(self.config.data)
-            data.prepare(self.world.rank, self.world.size, self.world.comm.Barrier)
-        except (OSError, ValueError) as error:
-            raise Refused(str(error)) from error
+        data = build(self.config.data)
+        data.prepare(self.world.rank, self.world.size, self.world.comm.Barrier)
         return data
 
     def _total_steps(self) -> int:
@@ -125,15 +123,12 @@ class Training:
 
     def _model(self) -> torch.nn.Module:
         torch.manual_seed(self.config.seed)
-        try:
-            return instantiate(
-                self.config.model,
-                num_fields=self.data.num_fields,
-                num_dense=self.data.num_dense,
-                dim=self.config.table.dim,
-            )
-        except ValueError as error:
-            raise Refused(str(error)) from error
+        return build(
+            self.config.model,
+            num_fields=self.data.num_fields,
+            num_dense=self.data.num_dense,
+            dim=self.config.table.dim,
+        )
 
     def _table(self, schedule: Schedule) -> EmbeddingTable:
         table, optim = self.config.table, self.config.optim
@@ -214,6 +209,16 @@ class Training:
             "row_dim": self.model.row_dim,
             "dense_parameters": sum(p.numel() for p in self.model.parameters()),
         })  # fmt: skip
+
+
+def build(config: DictConfig, **arguments):
+    """The object that config._target_ names. Raises Refused for arguments that it refuses."""
+    try:
+        return instantiate(config, **arguments)
+    except InstantiationException as error:
+        if isinstance(error.__cause__, (ValueError, TypeError, OSError)):
+            raise Refused(f"{config._target_}: {error.__cause__}") from error
+        raise
 
 
 class Interval:

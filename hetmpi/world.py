@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import sys
 import time
 import traceback
 
-PRINT_DELAY_S = 0.2
+SPEAK_DELAY_S = 1.0  # longer than a launcher takes to kill the other ranks
+ABORT_LIMIT_S = 2
 
 
 class Refused(ValueError):
     """Bad input, or a machine that cannot serve it: one message that says what was expected, what came, what to do."""
+
+
+class ToldElsewhere(Refused):
+    """A refusal that another rank prints."""
 
 
 class World:
@@ -78,7 +84,7 @@ class World:
             return
         if failed[0] == self.rank:
             raise error
-        raise Refused(f"rank {failed[0]}: {': '.join(errors[failed[0]])}")
+        raise ToldElsewhere(f"rank {failed[0]}: {': '.join(errors[failed[0]])}")
 
 
 def launch(main):
@@ -99,10 +105,14 @@ def launch(main):
 
 def abort(comm, error: BaseException):
     """Prints `error` and ends all ranks of `comm`. Ranks that fail together wait by rank, so the lowest speaks alone."""
-    time.sleep(min(comm.rank, 10) * PRINT_DELAY_S)
+    time.sleep(SPEAK_DELAY_S * min(comm.rank, 3))
     sys.stdout.flush()
-    print(describe(error, comm.rank, comm.size), file=sys.stderr, flush=True)
+    if not isinstance(error, ToldElsewhere):
+        print(describe(error, comm.rank, comm.size), file=sys.stderr, flush=True)
     time.sleep(0.05)  # the launcher forwards what was printed before it kills
+    # MPI_Abort leaves through exit(), where the destructors of Horovod's threads can wait for ever: the alarm does not.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(ABORT_LIMIT_S)
     comm.Abort(1)
 
 

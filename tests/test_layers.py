@@ -8,7 +8,7 @@ ALLOWED = {  # module -> modules of hetmpi it may import
     "world": set(),
     "partition": set(),
     "metrics": set(),
-    "runlog": set(),
+    "runlog": {"world"},
     "optim": {"_C"},
     "window": {"_C", "world"},
     "inbox": {"_C", "partition", "window"},
@@ -17,8 +17,10 @@ ALLOWED = {  # module -> modules of hetmpi it may import
     "data.batch": {"_C"},
     "data.loader": {"data.batch"},
     "data.synthetic": {"data.batch"},
-    "data.prepare": set(),
-    "data.criteo": {"data.batch", "data.prepare"},
+    "data.raw": {"world"},
+    "data.distinct": set(),
+    "data.prepare": {"data.distinct", "data.raw", "world"},
+    "data.criteo": {"data.batch", "data.prepare", "data.raw"},
 }
 
 

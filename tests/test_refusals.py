@@ -44,7 +44,7 @@ def test_mpi_below_thread_multiple():
 
 
 def test_a_table_larger_than_memory():
-    check_refused(train(2, *SMALL, "table.dim=1000000000"), "GiB are free in")
+    check_refused(train(2, *SMALL, "data.scale=500"), "GiB are free in")
 
 
 def test_keys_out_of_range():

@@ -1,5 +1,6 @@
 """The program as a whole: the same loss curve however it is launched, and a run folder that says what happened."""
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -95,7 +96,7 @@ def test_a_real_sample_is_learnt(tmp_path):
 def test_steps_are_evaluated_on_the_way(tmp_path):
     outcome = train(2, *SMALL, "eval.every_steps=2", f"run.dir={tmp_path}")
     assert outcome.code == 0, outcome.text
-    text = (tmp_path / "metrics.jsonl").read_text()
-    assert text.count('"auc"') == 3
+    lines = (tmp_path / "evaluation.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [2, 4, 6]
 
 

@@ -1,0 +1,51 @@
+"""AUC and log loss of held-out predictions, on one process's numpy arrays."""
+
+import numpy as np
+
+
+def auc(label: np.ndarray, score: np.ndarray) -> float:
+    """Area under the ROC curve: the share of (positive, negative) pairs that score ranks rightly, a tie counting half.
+
+    Exact: pairs are counted in integers. label (n,) in {0, 1}; score (n,), any increasing function of the probability.
+    Returns nan when there is no pair (no sample, or one class only) and when a score is NaN.
+    Raises ValueError when the shapes differ or a label is neither 0 nor 1.
+    """
+    positive = _positive("auc", label, score)
+    num_positive = int(positive.sum())
+    num_pairs = num_positive * (positive.size - num_positive)
+    if num_pairs == 0 or np.isnan(score).any():
+        return float("nan")
+    order = np.argsort(score)
+    ordered = score[order]
+    first_of_tie = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))  # (distinct scores,) int64
+    positives = np.add.reduceat(positive[order].astype(np.int64), first_of_tie)
+    negatives = np.diff(first_of_tie, append=positive.size) - positives
+    negatives_below = np.cumsum(negatives) - negatives
+    half_pairs = int((positives * (2 * negatives_below + negatives)).sum())
+    return half_pairs / (2 * num_pairs)
+
+
+def log_loss(label: np.ndarray, logit: np.ndarray) -> float:
+    """Mean binary cross-entropy in nats, from logits: finite for any finite logit, summed in float64.
+
+    label (n,) in {0, 1}; logit (n,). Returns nan for no sample and when a logit is NaN; one class alone is fine.
+    Raises ValueError when the shapes differ or a label is neither 0 nor 1.
+    """
+    positive = _positive("log_loss", label, logit)
+    if positive.size == 0 or np.isnan(logit).any():
+        return float("nan")
+    logit = logit.astype(np.float64)
+    return float(np.logaddexp(0.0, np.where(positive, -logit, logit)).mean())
+
+
+def _positive(caller: str, label: np.ndarray, prediction: np.ndarray) -> np.ndarray:
+    """Which samples are positive, (n,) bool; refuses what cannot be a label."""
+    if label.ndim != 1 or label.shape != prediction.shape:
+        raise ValueError(
+            f"{caller}: labels and predictions must both be (n,), got {label.shape} and {prediction.shape}"
+        )
+    positive = label == 1
+    is_label = positive | (label == 0)
+    if not is_label.all():
+        raise ValueError(f"{caller}: labels must be 0 or 1, got {label[~is_label][0]}")
+    return positive

@@ -1,0 +1,43 @@
+"""Deep & Cross Network (Wang et al., "Deep & Cross Network for Ad Click Predictions", ADKDD 2017)."""
+
+import torch
+from torch import Tensor, nn
+
+from models.ctr import MLP, CTRModel, concat
+
+
+class DCN(CTRModel):
+    """Cross layers and an MLP side by side on embeddings and dense features; biases in the cross layers only.
+
+    Args: hidden: widths of the MLP's layers; num_cross_layers: how many cross layers, 0 leaves the input as it is.
+    """
+
+    def __init__(self, num_fields: int, num_dense: int, dim: int, hidden: list[int], num_cross_layers: int):
+        super().__init__(num_fields, num_dense, dim, row_dim=dim)
+        width = num_fields * dim + num_dense
+        sizes = [width, *hidden]
+        self.cross = nn.ModuleList(CrossLayer(width) for _ in range(num_cross_layers))
+        self.deep = MLP(sizes, bias=False)
+        self.out = nn.Linear(width + sizes[-1], 1, bias=False)
+
+    def forward(self, rows: Tensor, batch) -> Tensor:
+        """Logits (B,) float32; arguments as in CTRModel."""
+        first = concat(self.look_up(rows, batch), batch.dense)  # (B, width)
+        crossed = first
+        for layer in self.cross:
+            crossed = layer(first, crossed)
+        return self.out(concat(crossed, self.deep(first))).squeeze(1)
+
+
+class CrossLayer(nn.Module):
+    """x0 * (x . weight) + bias + x, where x0 is the network's input and x the layer below (section 2.3)."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        # As small as nn.Linear would make it: x0 enters once more per layer, so larger weights grow without bound.
+        self.weight = nn.Parameter(torch.empty(width).uniform_(-(width**-0.5), width**-0.5))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, first: Tensor, below: Tensor) -> Tensor:
+        """Arguments and result are (B, width) float32."""
+        return first * (below @ self.weight).unsqueeze(1) + self.bias + below

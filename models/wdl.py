@@ -1,0 +1,23 @@
+"""Wide & Deep (Cheng et al., "Wide & Deep Learning for Recommender Systems", DLRS 2016), as HET trains it."""
+
+from torch import Tensor, nn
+
+from models.ctr import MLP, CTRModel, concat
+
+
+class WDL(CTRModel):
+    """An MLP on the dense features, and one linear layer on its output beside all embeddings; no biases.
+
+    Args: hidden: widths of the MLP's layers.
+    """
+
+    def __init__(self, num_fields: int, num_dense: int, dim: int, hidden: list[int]):
+        super().__init__(num_fields, num_dense, dim, row_dim=dim)
+        sizes = [num_dense, *hidden]
+        self.deep = MLP(sizes, bias=False)
+        self.out = nn.Linear(sizes[-1] + num_fields * dim, 1, bias=False)
+
+    def forward(self, rows: Tensor, batch) -> Tensor:
+        """Logits (B,) float32; arguments as in CTRModel."""
+        embeddings = self.look_up(rows, batch)  # (B, F, dim)
+        return self.out(concat(self.deep(batch.dense), embeddings)).squeeze(1)

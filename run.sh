@@ -1,0 +1,153 @@
+#!/usr/bin/env bash
+# Every command a newcomer needs; each one sets hetmpi up first where that is still to do. ./run.sh help lists them.
+set -euo pipefail
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
+VENV=${HETMPI_VENV:-.venv}
+[[ $VENV == /* ]] || VENV=$ROOT/$VENV
+CORES=$(nproc)
+NP=${NP:-$((CORES < 2 ? CORES : 2))}
+
+# shellcheck source=tools/setup.sh
+source "$ROOT/tools/setup.sh"
+
+help() {
+  cat <<'END'
+usage: ./run.sh COMMAND
+
+  train [KEY=VALUE ...]     train on NP ranks; the rest are Hydra overrides, as in model=deepfm steps=500
+  test [PYTEST ARGS]        run the tests at 1, 2 and 3 ranks
+  bench NAME [ARGS]         run bench/NAME
+  doctor                    look at MPI, memory and Horovod, and say what to change
+  setup                     only the set-up, which every other command does first
+
+environment
+  NP                  ranks of train and doctor (default: 2, or 1 on one core)
+  HETMPI_MPI          system: the mpicc and mpiexec on PATH; mpich: the one of PyPI.
+                      Default: what the venv has, else system where both are on PATH, else mpich
+  HETMPI_PYTHON       the Python to build on, 3.10 or later (default: python3); a torch >= 2.4 that it has is kept
+  HETMPI_VENV         where everything is installed (default: .venv)
+  HETMPI_MARCH        processor to compile for, as in native (default: any)
+  HETMPI_TEST_RANKS   rank counts of test (default: "1 2 3")
+  HETMPI_TEST_S       seconds after which the tests at one rank count are stopped (default: 900)
+pip's settings (PIP_INDEX_URL and so on) and Horovod's (HOROVOD_GPU_OPERATIONS and so on) hold as usual.
+END
+}
+
+# What the MPI libraries must be told on any machine; a value that is already set stays.
+set_mpi_defaults() {  # RANKS
+  if ((EUID == 0)); then  # containers run as root
+    default OMPI_ALLOW_RUN_AS_ROOT 1
+    default OMPI_ALLOW_RUN_AS_ROOT_CONFIRM 1
+  fi
+  default OMPI_MCA_rmaps_base_oversubscribe 1  # Open MPI 4; the next is for 5
+  default PRTE_MCA_rmaps_default_mapping_policy :oversubscribe
+  default OMPI_MCA_hwloc_base_binding_policy none  # a rank's other threads, Horovod's and the loader's, need cores
+  default PRTE_MCA_hwloc_default_binding_policy none
+  if ((2 * $1 > CORES)); then  # a rank that waits must not take the core of the one it waits for
+    default MPIR_CVAR_POLLS_BEFORE_YIELD 1
+    default OMPI_MCA_mpi_yield_when_idle 1
+  fi
+}
+
+default() {  # NAME VALUE
+  export "$1=${!1-$2}"
+}
+
+launch() {  # RANKS COMMAND...
+  set_mpi_defaults "$1"
+  exec mpiexec -n "$@"
+}
+
+run_bench() {  # NAME ARGS...
+  local name=${1:-}
+  set_mpi_defaults "$NP"
+  if [[ -n $name && -f $ROOT/bench/$name.py ]]; then
+    exec python "$ROOT/bench/$name.py" "${@:2}"
+  elif [[ -n $name && -f $ROOT/bench/$name.sh ]]; then
+    exec bash "$ROOT/bench/$name.sh" "${@:2}"
+  fi
+  echo "run.sh bench: no bench/$name.py or .sh; there are: $(list_benches)" >&2
+  exit 2
+}
+
+list_benches() {
+  find "$ROOT/bench" -maxdepth 1 \( -name '*.py' -o -name '*.sh' \) -printf '%f\n' 2>/dev/null |
+    sed 's/\.[a-z]*$//' | sort | xargs
+}
+
+run_tests() {  # PYTEST ARGS...
+  local ranks status=0 started=$SECONDS
+  TEST_LOGS=$(mktemp -d)
+  trap 'rm -rf "$TEST_LOGS"' EXIT
+  cd "$ROOT"
+  for ranks in ${HETMPI_TEST_RANKS:-1 2 3}; do
+    echo "--- tests at $ranks rank(s), $MPI_NAME"
+    mkdir "$TEST_LOGS/$ranks"
+    test_at "$ranks" "$@" || { show_failure "$ranks" $?; status=1; }
+  done
+  echo "=== $(sum_tests) in $((SECONDS - started))s at ${HETMPI_TEST_RANKS:-1 2 3} rank(s), $MPI_NAME ==="
+  exit $status
+}
+
+# All tests at one rank; those marked mpi under mpiexec at more, where rank 0 alone prints.
+test_at() {  # RANKS PYTEST ARGS...
+  local ranks=$1 logs=$TEST_LOGS/$1 stop="timeout --foreground -k 10 ${HETMPI_TEST_S:-900}"
+  (
+    set_mpi_defaults "$ranks"
+    if ((ranks == 1)); then
+      exec $stop python -m pytest -q --junitxml="$logs/rank0.xml" "${@:2}"
+    fi
+    exec $stop mpiexec -n "$ranks" bash -c "$TEST_RANK" run_rank "$logs" -q -x -p no:cacheprovider -m mpi "${@:2}"
+  )
+}
+
+# One rank of the tests. No tests (pytest's 5) is no failure here: the arguments may name files without any marked mpi.
+# mpi4py's runner ends all ranks when one fails.
+# shellcheck disable=SC2016
+TEST_RANK='
+rank=${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-0}}
+[[ $rank == 0 ]] || exec >"$1/rank$rank.log" 2>&1
+exec python -m mpi4py -c "
+import sys, pytest
+code = pytest.main(sys.argv[1:])
+sys.exit(0 if code == 5 else code)" --junitxml="$1/rank$rank.xml" "${@:2}"'
+
+show_failure() {  # RANKS STATUS
+  local log
+  (($2 != 124 && $2 != 137)) || echo "--- stopped: not done after ${HETMPI_TEST_S:-900} s (HETMPI_TEST_S)"
+  for log in "$TEST_LOGS/$1"/*.log; do
+    [[ ! -e $log ]] || { echo "--- $(basename "$log" .log), last lines:"; tail -n 40 "$log"; }
+  done
+}
+
+# "12 passed, 1 failed, ..." over all rank counts, from rank 0's reports; a run that left none counts as one error.
+sum_tests() {
+  local dir
+  for dir in "$TEST_LOGS"/*/; do
+    grep -ohE -m1 '<testsuite [^>]*' "$dir/rank0.xml" 2>/dev/null || echo 'errors="1" tests="1"'
+  done | awk '
+    function count(name) { return match($0, name "=\"[0-9]+") ? substr($0, RSTART + length(name) + 2, RLENGTH) + 0 : 0 }
+    { error += count("errors"); fail += count("failures"); skip += count("skipped"); all += count("tests") }
+    END {
+      printf "%d passed", all - error - fail - skip
+      if (fail) printf ", %d failed", fail
+      if (skip) printf ", %d skipped", skip
+      if (error) printf ", %d errors", error
+    }'
+}
+
+command=${1:-help}
+shift || true
+case $command in
+  setup | train | test | bench | doctor) set_up ;;
+  help | -h | --help) help; exit ;;
+  *) echo "run.sh: no command $command" >&2; help >&2; exit 2 ;;
+esac
+case $command in
+  setup) echo "hetmpi is set up in $VENV with $MPI_NAME" ;;
+  train) launch "$NP" python -m hetmpi.train "$@" ;;
+  test) run_tests "$@" ;;
+  bench) run_bench "$@" ;;
+  doctor) launch "$NP" python -m hetmpi.doctor "$@" ;;
+esac

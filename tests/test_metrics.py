@@ -1,0 +1,94 @@
+"""AUC and log loss against obvious implementations of their definitions."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetmpi.metrics import auc, log_loss
+
+SAMPLES = st.lists(st.tuples(st.booleans(), st.integers(-4, 4)), max_size=40)  # few scores: many ties
+
+
+def pairwise_auc(label, score):
+    """The definition, pair by pair: O(n^2)."""
+    positives = [s for l, s in zip(label, score) if l == 1]
+    negatives = [s for l, s in zip(label, score) if l == 0]
+    points = [1.0 if p > n else 0.5 if p == n else 0.0 for p in positives for n in negatives]
+    return sum(points) / len(points) if points else math.nan
+
+
+def columns(samples, dtype=np.float32):
+    """Label and score (n,) of [(label, score), …]."""
+    return np.array([l for l, _ in samples], dtype), np.array([s for _, s in samples], dtype)
+
+
+@given(SAMPLES)
+def test_auc_is_the_share_of_pairs_ranked_rightly(samples):
+    label, score = columns(samples)
+    np.testing.assert_equal(auc(label, score), pairwise_auc(label, score))
+
+
+@given(SAMPLES)
+def test_auc_depends_on_the_order_of_scores_alone(samples):
+    label, score = columns(samples, np.float64)
+    np.testing.assert_equal(auc(label, np.exp(score)), auc(label, score))
+
+
+def test_auc_of_a_large_sample_without_ties_equals_the_rank_formula():
+    rng = np.random.default_rng(0)
+    label, score = (rng.random(200_000) < 0.25).astype(np.float32), rng.permutation(200_000).astype(np.float64)
+    positives = label.sum(dtype=np.int64)
+    rank_sum = (score[label == 1] + 1).sum()
+    expected = (rank_sum - positives * (positives + 1) / 2) / (positives * (label.size - positives))
+    assert auc(label, score) == pytest.approx(expected, abs=1e-14)
+
+
+def test_auc_ranks_infinite_scores():
+    assert auc(np.array([0.0, 1.0, 1.0]), np.array([-np.inf, np.inf, np.inf])) == 1.0
+
+
+@pytest.mark.parametrize("label, score", [([], []), ([1, 1], [0, 1]), ([0, 0], [0, 1]), ([0, 1, 1], [0, np.nan, 1])])
+def test_auc_without_a_pair_or_with_nan_is_nan(label, score):
+    assert math.isnan(auc(np.array(label), np.array(score, np.float32)))
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(-30, 30, width=32)), min_size=1, max_size=40))
+def test_log_loss_is_the_mean_of_minus_log_probabilities(samples):
+    label, logit = columns(samples)
+    probability = [1 / (1 + math.exp(-float(z))) if l else 1 / (1 + math.exp(float(z))) for l, z in zip(label, logit)]
+    expected = np.mean([-math.log(p) for p in probability])
+    assert log_loss(label, logit) == pytest.approx(expected, rel=1e-6, abs=1e-12)
+
+
+def test_log_loss_of_a_confident_error_is_its_logit():
+    assert log_loss(np.array([0.0, 1.0]), np.array([1e4, -1e4], np.float32)) == 1e4
+
+
+def test_log_loss_of_certainty_is_zero_when_right_and_infinite_when_wrong():
+    certain = np.array([np.inf, -np.inf])
+    assert log_loss(np.array([1.0, 0.0]), certain) == 0.0
+    assert log_loss(np.array([0.0, 1.0]), certain) == math.inf
+
+
+def test_log_loss_of_one_class_is_defined():
+    assert log_loss(np.ones(3), np.zeros(3)) == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize("label, logit", [([], []), ([0, 1], [0, np.nan])])
+def test_log_loss_of_nothing_or_with_nan_is_nan(label, logit):
+    assert math.isnan(log_loss(np.array(label), np.array(logit, np.float32)))
+
+
+@pytest.mark.parametrize("metric", [auc, log_loss])
+def test_what_is_no_label_is_refused(metric):
+    with pytest.raises(ValueError, match=f"{metric.__name__}: labels must be 0 or 1, got 0.5"):
+        metric(np.array([0.0, 0.5]), np.zeros(2))
+
+
+@pytest.mark.parametrize("metric", [auc, log_loss])
+def test_labels_and_predictions_of_different_length_are_refused(metric):
+    with pytest.raises(ValueError, match=r"must both be \(n,\), got \(2,\) and \(3,\)"):
+        metric(np.zeros(2), np.zeros(3))

@@ -1,0 +1,131 @@
+"""The run folder and what rank 0 shows."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from hetmpi.runlog import RunLog, bytes_text
+
+STEP = {
+    "step": 1200, "loss": 0.45123, "step_ms": 18.26, "samples_per_s": 112_000.4,
+    "pulled_bytes": 1_234_567, "pushed_bytes": 812_345, "lr": 0.01,
+}  # fmt: skip
+
+
+@pytest.fixture
+def log(tmp_path):
+    """A run log in tmp_path/run, a folder that does not exist yet."""
+    log = RunLog(tmp_path / "run", "seed: 1\n", total_steps=2000)
+    yield log
+    log.close()
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """The folder of `log`."""
+    return tmp_path / "run"
+
+
+def lines(path):
+    """The objects of a .jsonl file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_step_is_shown_as_one_line_in_a_fixed_order(log, capsys):
+    log.step(dict(reversed(STEP.items())))
+    expected = "r0 | step 1200 | loss 0.4512 | 18.3 ms | 112,000 samples/s | pulled 1.2 MB | pushed 812.3 kB\n"
+    assert capsys.readouterr().out == expected
+
+
+def test_an_evaluation_without_a_teacher_does_not_mention_one(log, capsys):
+    log.evaluation({"step": 500, "auc": 0.79, "log_loss": 0.45, "teacher_auc": None})
+    assert capsys.readouterr().out == "r0 | step 500 | auc 0.7900 | log loss 0.4500\n"
+
+
+def test_everything_given_is_stored_before_the_run_ends(log, run_dir):
+    log.step(STEP)
+    log.evaluation({"step": 1200, "auc": 0.79})
+    assert (run_dir / "config.yaml").read_text() == "seed: 1\n"
+    assert lines(run_dir / "metrics.jsonl") == [STEP]
+    assert lines(run_dir / "evaluation.jsonl") == [{"step": 1200, "auc": 0.79}]
+    assert not (run_dir / "summary.json").exists()
+
+
+def test_tensorboard_reads_every_number_under_its_key(log, run_dir):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log.step(STEP)
+    log.evaluation({"step": 1300, "auc": 0.75, "teacher_auc": None})
+    events = EventAccumulator(str(run_dir)).Reload()
+    assert set(events.Tags()["scalars"]) == {*STEP, "auc"} - {"step"}
+    assert [(event.step, event.value) for event in events.Scalars("auc")] == [(1300, 0.75)]
+
+
+def test_what_json_cannot_hold_is_null(log, run_dir):
+    log.step({"step": np.int64(1), "loss": math.nan, "lr": np.float32(0.5), "x": -math.inf})
+    log.finish({"auc": math.nan, "shards": [1.0, math.inf], "exact": True})
+    assert lines(run_dir / "metrics.jsonl") == [{"step": 1, "loss": None, "lr": 0.5, "x": None}]
+    assert json.loads((run_dir / "summary.json").read_text()) == {"auc": None, "shards": [1.0, None], "exact": True}
+
+
+def test_the_summary_is_an_aligned_table(log, capsys):
+    log.finish({"model": "wdl", "steps": 2000, "auc": 0.79, "teacher_auc": None, "pulled_bytes": 3_200_000_000})
+    assert capsys.readouterr().out.splitlines() == [
+        "model         wdl",
+        "steps         2,000",
+        "auc           0.7900",
+        "teacher_auc   -",
+        "pulled_bytes  3.2 GB",
+    ]
+
+
+def test_a_rerun_replaces_the_earlier_run(log, run_dir):
+    log.step(STEP)
+    log.evaluation({"step": 1200, "auc": 0.79})
+    log.finish({"auc": 0.79})
+    RunLog(run_dir, "seed: 2\n", total_steps=1).close()
+    assert sorted(path.name.split(".")[0] for path in run_dir.iterdir()) == ["config", "events"]
+    assert (run_dir / "config.yaml").read_text() == "seed: 2\n"
+
+
+def test_other_files_in_the_folder_stay(run_dir):
+    run_dir.mkdir()
+    (run_dir / "notes.txt").write_text("mine")
+    RunLog(run_dir, "", total_steps=1).close()
+    assert (run_dir / "notes.txt").read_text() == "mine"
+
+
+def test_a_full_disk_is_named_with_a_cure(log, run_dir):
+    (run_dir / "metrics.jsonl").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="cannot write .*run.*: No space left on device: .* choose another run.dir"):
+        log.step(STEP)
+
+
+def test_a_folder_that_cannot_be_made_is_named_with_a_cure(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="run folder: cannot write .*file/run: Not a directory: .*another run.dir"):
+        RunLog(tmp_path / "file" / "run", "", total_steps=1)
+
+
+def test_a_terminal_gets_a_bar_and_keeps_its_cursor(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    log = RunLog(tmp_path, "", total_steps=2000)
+    log.step(STEP)
+    log.evaluation({"step": 1200, "auc": 0.79})
+    log.finish({"model": "[wdl]"})
+    log.close()
+    shown = capsys.readouterr().out
+    for text in ("1200/2000", "loss 0.4512 | 18.3 ms", "auc 0.7900", "│ [wdl]"):
+        assert text in shown
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # cursor shown again after it was hidden
+
+
+@pytest.mark.parametrize(
+    "count, text",
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (1_234_567, "1.2 MB"), (3.2e9, "3.2 GB"), (5e15, "5000.0 TB")],
+)
+def test_bytes_are_written_in_decimal_units(count, text):
+    assert bytes_text(count) == text

@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# Runs an MPI command on several hosts, all of them on this machine: tests/two_hosts.sh [-n RANKS] [-H HOSTS] COMMAND…
+#
+#   tests/two_hosts.sh -n 2 python -m hetmpi.train steps=100
+#
+# Each host is a network namespace on one bridge with a name (h1, h2, …), a loopback and a /dev/shm of its own, so that
+# ranks of two hosts reach each other by TCP alone. The bridge lies in a third namespace, where mpiexec runs: nothing is
+# added to this machine's own network, and runs do not meet. All of it is removed at the end, however that comes.
+#
+# -n: ranks per host (1); -H: hosts (2). Exit code: the command's; 77 where this cannot be done, with the reason.
+# Needs root, iproute2, util-linux and MPICH's mpiexec (.venv's, else the one on PATH).
+set -euo pipefail
+
+usage() { sed -n '2,4s/^# \{0,1\}//p' "$0"; }
+skip() { echo "skipped: $1"; exit 77; }
+
+ranks=1 hosts=2
+while getopts n:H:h option; do
+    case $option in
+        n) ranks=$OPTARG ;;
+        H) hosts=$OPTARG ;;
+        h) usage; exit 0 ;;
+        *) usage >&2; exit 2 ;;
+    esac
+done
+shift $((OPTIND - 1))
+for count in "$ranks" "$hosts"; do
+    [[ $count =~ ^[1-9][0-9]{0,1}$ ]] || { echo "two_hosts.sh: -n and -H take 1 to 99, got '$count'" >&2; exit 2; }
+done
+[ $# -gt 0 ] || { usage >&2; exit 2; }
+
+PATH=$(cd "$(dirname "$0")/.." && pwd)/.venv/bin:$PATH
+[ "$(id -u)" = 0 ] || skip "needs root, to make network namespaces"
+for tool in ip unshare mount; do
+    command -v $tool >/dev/null || skip "needs $tool: apt-get install iproute2 util-linux"
+done
+[[ $(mpiexec --version 2>&1) == *HYDRA* ]] || skip "needs MPICH's mpiexec on PATH: pip install mpich"
+
+prefix=hetmpi-$$
+launcher=$prefix-launcher
+subnet=198.18.0 # kept for tests of networks (RFC 2544); lives in the namespaces only
+folder=${TMPDIR:-/tmp}/$prefix
+
+remove() {
+    trap '' INT TERM HUP
+    disown -a # else bash reports the end of what is killed here
+    local name namespace
+    for name in launcher $(seq -f 'h%g' "$hosts"); do # mpiexec first: it would complain of ranks that vanish
+        namespace=$prefix-$name
+        [ -e "/run/netns/$namespace" ] || continue
+        ip netns pids "$namespace" | xargs -r kill -KILL 2>/dev/null || true
+        ip netns delete "$namespace"
+    done
+    rm -rf "$folder" "/etc/netns/$launcher"
+}
+trap remove EXIT
+trap 'exit 129' HUP
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+add_host() { # NAME ADDRESS
+    local namespace=$prefix-$1
+    ip netns add "$namespace"
+    ip -n "$launcher" link add "$1" type veth peer name net0 netns "$namespace"
+    ip -n "$launcher" link set "$1" master net0 up
+    ip -n "$namespace" address add "$2/24" dev net0
+    ip -n "$namespace" link set lo up
+    ip -n "$namespace" link set net0 up
+    ip -n "$namespace" route add default via $subnet.254 # UCX prefers the interface that has it
+    echo "$2 $1" >>"/etc/netns/$launcher/hosts"
+}
+
+mkdir -m 700 "$folder"
+reason=$(ip netns add "$launcher" 2>&1) || skip "cannot make a network namespace: $reason"
+reason=$(ip -n "$launcher" link add net0 type bridge 2>&1) || skip "cannot make a bridge: $reason"
+ip -n "$launcher" address add $subnet.254/24 dev net0
+ip -n "$launcher" link set lo up
+ip -n "$launcher" link set net0 up
+mkdir -p "/etc/netns/$launcher" # `ip netns exec` puts what is here over /etc, and the hosts inherit it
+echo "127.0.0.1 localhost" >"/etc/netns/$launcher/hosts"
+names=()
+for i in $(seq "$hosts"); do
+    add_host "h$i" "$subnet.$i"
+    names+=("h$i")
+done
+
+# mpiexec's ssh: AGENT -x HOST COMMAND…, the command quoted for a shell.
+cat >"$folder/agent" <<AGENT
+#!/bin/sh
+[ "\$1" != -x ] || shift
+host=\$1
+shift
+exec ip netns exec $prefix-\$host unshare --uts --ipc sh -c '
+    mount -t tmpfs tmpfs /dev/shm && echo "\$0" >/proc/sys/kernel/hostname && eval "\$1"' "\$host" "\$*"
+AGENT
+chmod +x "$folder/agent"
+
+export MPIR_CVAR_POLLS_BEFORE_YIELD=${MPIR_CVAR_POLLS_BEFORE_YIELD:-1} # more ranks than cores
+# Behind `wait`, so that a signal to this script is served at once and not when the command has ended.
+ip netns exec "$launcher" mpiexec -launcher ssh -launcher-exec "$folder/agent" -iface net0 \
+    -hosts "$(IFS=, && echo "${names[*]}")" -ppn "$ranks" -n $((ranks * hosts)) "$@" <&0 &
+wait $!
