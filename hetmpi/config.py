@@ -68,6 +68,9 @@ def check(config: DictConfig):
         value = OmegaConf.select(config, key)
         if value is not None and (isinstance(value, (bool, str)) or value < least):
             raise Refused(f"settings: {key} must be a number of at least {least}, got {value}")
+    missing = OmegaConf.missing_keys(config)
+    if missing:
+        raise Refused(f"settings: give {', '.join(f'{key}=...' for key in sorted(missing))}")
     if config.steps is None and config.epochs is None:
         raise Refused("settings: give steps or epochs, both are null")
     try:

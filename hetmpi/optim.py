@@ -13,7 +13,7 @@ import torch
 from hetmpi import _C
 
 ROW_RULES = {"sgd": 0.1, "adagrad": 0.05, "rowwise_adagrad": 0.05, "adam": 0.001}  # rule -> default learning rate
-DENSE_RULES = {"sgd": 0.1, "adagrad": 0.01, "adam": 0.001}
+DENSE_RULES = {"sgd": 0.1, "adagrad": 0.003, "adam": 0.001}
 SCHEDULES = ("constant", "linear", "cosine")
 
 

@@ -110,6 +110,7 @@ def abort(comm, error: BaseException):
     if not isinstance(error, ToldElsewhere):
         print(describe(error, comm.rank, comm.size), file=sys.stderr, flush=True)
     time.sleep(0.05)  # the launcher forwards what was printed before it kills
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what the libraries say of a violent end would hide the message
     # MPI_Abort leaves through exit(), where the destructors of Horovod's threads can wait for ever: the alarm does not.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(ABORT_LIMIT_S)
@@ -137,7 +138,10 @@ def local_size() -> int:
 
 
 def threads_per_rank() -> int:
-    """Compute threads for each rank: this node's cores shared evenly, at most those this process may run on."""
+    """Compute threads for each rank: OMP_NUM_THREADS, or else this node's cores shared evenly, at most those this
+    process may run on."""
+    if os.environ.get("OMP_NUM_THREADS", "").isdigit():
+        return max(1, int(os.environ["OMP_NUM_THREADS"]))
     return max(1, min(len(os.sched_getaffinity(0)), os.cpu_count() // local_size()))
 
 

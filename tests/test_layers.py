@@ -17,7 +17,7 @@ ALLOWED = {  # module -> modules of hetmpi it may import
     "data.batch": {"_C"},
     "data.loader": {"data.batch"},
     "data.synthetic": {"data.batch"},
-    "data.raw": {"world"},
+    "data.raw": {"data.distinct", "world"},
     "data.distinct": set(),
     "data.prepare": {"data.distinct", "data.raw", "world"},
     "data.criteo": {"data.batch", "data.prepare", "data.raw"},

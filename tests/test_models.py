@@ -102,7 +102,11 @@ def test_every_parameter_and_every_column_of_a_row_learns(name):
 
 
 # Adagrad first moves every weight by lr, however small its gradient: at 0.01 DLRM's loss reaches 16 before it falls.
-OPTIMIZERS = {"sgd": (torch.optim.SGD, 0.01), "adagrad": (torch.optim.Adagrad, 0.003), "adam": (torch.optim.Adam, 0.001)}
+OPTIMIZERS = {
+    "sgd": (torch.optim.SGD, 0.01),
+    "adagrad": (torch.optim.Adagrad, 0.003),
+    "adam": (torch.optim.Adam, 0.001),
+}
 
 
 @pytest.mark.parametrize("name", NAMES)

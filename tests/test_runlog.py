@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from hetmpi.runlog import RunLog, bytes_text
+from hetmpi.world import Refused
 
 STEP = {
     "step": 1200, "loss": 0.45123, "step_ms": 18.26, "samples_per_s": 112_000.4,
@@ -99,13 +100,13 @@ def test_other_files_in_the_folder_stay(run_dir):
 
 def test_a_full_disk_is_named_with_a_cure(log, run_dir):
     (run_dir / "metrics.jsonl").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="cannot write .*run.*: No space left on device: .* choose another run.dir"):
+    with pytest.raises(Refused, match="cannot write .*run.*: No space left on device: .* choose another run.dir"):
         log.step(STEP)
 
 
 def test_a_folder_that_cannot_be_made_is_named_with_a_cure(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="run folder: cannot write .*file/run: Not a directory: .*another run.dir"):
+    with pytest.raises(Refused, match="run folder: cannot write .*file/run: Not a directory: .*another run.dir"):
         RunLog(tmp_path / "file" / "run", "", total_steps=1)
 
 

@@ -3,8 +3,8 @@
 #
 #   tests/two_hosts.sh -n 2 python -m hetmpi.train steps=100
 #
-# Each host is a network namespace on one bridge with a name (h1, h2, …), a loopback and a /dev/shm of its own, so that
-# ranks of two hosts reach each other by TCP alone. The bridge lies in a third namespace, where mpiexec runs: nothing is
+# Each host is a network namespace on one bridge with a name (h1, h2, …), a loopback and a /dev/shm of its own: ranks of
+# two hosts reach each other by TCP alone. The bridge lies in a third namespace, where mpiexec runs: nothing is
 # added to this machine's own network, and runs do not meet. All of it is removed at the end, however that comes.
 #
 # -n: ranks per host (1); -H: hosts (2). Exit code: the command's; 77 where this cannot be done, with the reason.
@@ -95,7 +95,10 @@ exec ip netns exec $prefix-\$host unshare --uts --ipc sh -c '
 AGENT
 chmod +x "$folder/agent"
 
-export MPIR_CVAR_POLLS_BEFORE_YIELD=${MPIR_CVAR_POLLS_BEFORE_YIELD:-1} # more ranks than cores
+# Every host sees all cores of this machine. Ranks that take them all, or spin, slow each other down tenfold.
+threads=$(($(nproc) / (ranks * hosts)))
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}
+export MPIR_CVAR_POLLS_BEFORE_YIELD=${MPIR_CVAR_POLLS_BEFORE_YIELD:-1}
 # Behind `wait`, so that a signal to this script is served at once and not when the command has ended.
 ip netns exec "$launcher" mpiexec -launcher ssh -launcher-exec "$folder/agent" -iface net0 \
     -hosts "$(IFS=, && echo "${names[*]}")" -ppn "$ranks" -n $((ranks * hosts)) "$@" <&0 &

@@ -45,16 +45,23 @@ step() {
 explain() {  # LOG
   local pattern cure
   { grep -m5 -E 'error: ' "$1" || true; echo ...; tail -n 20 "$1"; } >&2
-  while IFS='|' read -r cure pattern; do
-    if [[ -n $cure ]] && grep -qiE "$pattern" "$1"; then say "cure: $cure"; break; fi
+  while read -r pattern && read -r cure; do
+    if grep -qiE "$pattern" "$1"; then say "cure: $cure"; break; fi
   done <<'END'
-the disk is full: free some space, or put HETMPI_VENV and TMPDIR on a larger one|no space left|disk quota exceeded
-the memory is used up: close other programs, or set CMAKE_BUILD_PARALLEL_LEVEL=1|killed signal|killed \(program|MemoryError
-install the headers of this Python: apt-get install python3-dev|Python\.h: no such file
-no package index answers: look at the network, or set PIP_INDEX_URL or HTTPS_PROXY|name resolution|ConnectionError|timed out|ProxyError|SSLError
-no such package for this Python: choose another with HETMPI_PYTHON, or set PIP_INDEX_URL|No matching distribution
-a newer C++ compiler is needed, g++ 10 or later: install one and set CXX and CC|unrecognized command.*std=|requires C\+\+20
-MPI's compiler wrapper does not work: try mpicxx by hand, or HETMPI_MPI=mpich|Could NOT find MPI
+no space left|disk quota exceeded
+the disk is full: free some space, or put HETMPI_VENV and TMPDIR on a larger one
+killed signal|killed \(program|MemoryError
+the memory is used up: close other programs, or set CMAKE_BUILD_PARALLEL_LEVEL=1
+Python\.h: no such file
+install the headers of this Python: apt-get install python3-dev
+name resolution|ConnectionError|timed out|ProxyError|SSLError
+no package index answers: look at the network, or set PIP_INDEX_URL or HTTPS_PROXY
+no matching distribution
+no such package for this Python: choose another with HETMPI_PYTHON, or set PIP_INDEX_URL
+unrecognized command.*std=|requires C\+\+20
+g++ 10 or later is needed: install it and set CC and CXX
+could not find MPI
+MPI's compiler wrapper does not work: try mpicxx by hand, or set HETMPI_MPI=mpich
 END
   die "failed; the whole log is $1"
 }
@@ -218,8 +225,8 @@ mpi4py.rc.initialize = False  # a login node may forbid it
 import horovod.torch
 from mpi4py import MPI
 
-paths = {line.split()[-1] for line in open("/proc/self/maps") if re.search(r"/libmpi(ch|_\w+)?\.so", line)}
-paths = {os.path.realpath(path) for path in paths}
+is_mpi = re.compile(r"/libmpi(ch|_abi|_gnu\w*|_cray\w*)?\.so").search
+paths = {os.path.realpath(line.split()[-1]) for line in open("/proc/self/maps") if is_mpi(line)}
 print("MPI libraries loaded:", *sorted(paths))
 assert len(paths) == 1, f"mpi4py and Horovod load different MPI libraries: {paths}"
 END

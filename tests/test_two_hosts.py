@@ -1,0 +1,62 @@
+"""Ranks on two hosts, each a network namespace of this machine (two_hosts.sh); skipped where they cannot be made."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch import ROOT, SMALL, environment, losses, run, train
+
+SCRIPT = str(ROOT / "tests/two_hosts.sh")
+PATH = os.pathsep.join([str(Path(sys.executable).parent), environment()["PATH"]])
+
+
+def two_hosts(ranks_per_host, *command):
+    """Runs a command on two hosts to its end; skips the test, with the script's reason, where there can be none."""
+    outcome = run([SCRIPT, "-n", str(ranks_per_host), *command], PATH=PATH)
+    if outcome.code == 77:
+        pytest.skip(outcome.text.strip())
+    return outcome
+
+
+def namespaces():
+    """Names of the network namespaces that two_hosts.sh has left or is using."""
+    folder = Path("/run/netns")
+    return sorted(path.name for path in folder.glob("hetmpi-*")) if folder.exists() else []
+
+
+@pytest.fixture(scope="module")
+def told():
+    """What each rank of two hosts with two ranks each says of itself (hosts_check.py)."""
+    outcome = two_hosts(2, sys.executable, str(ROOT / "tests/hosts_check.py"))
+    assert outcome.code == 0, outcome.text
+    return json.loads(outcome.text.splitlines()[-1])
+
+
+def test_each_host_is_a_node_of_its_own(told):
+    assert [(rank["host"], rank["node"]) for rank in told] == [("h1", [0, 1])] * 2 + [("h2", [2, 3])] * 2
+
+
+def test_one_sided_puts_and_gets_of_a_megabyte_reach_the_other_host(told):
+    assert all(rank["put_arrived"] and rank["get_arrived"] for rank in told)
+
+
+def test_two_hosts_learn_what_one_host_learns(tmp_path):
+    command = [sys.executable, "-m", "hetmpi.train", *SMALL]
+    outcome = two_hosts(1, *command, f"run.dir={tmp_path}/two")
+    assert outcome.code == 0, outcome.text
+    assert train(2, *SMALL, f"run.dir={tmp_path}/one").code == 0
+    assert losses(tmp_path / "two") == losses(tmp_path / "one")
+
+
+def test_the_exit_code_is_that_of_the_command():
+    assert two_hosts(1, "sh", "-c", "exit 3").code == 3
+
+
+def test_nothing_is_left_behind():
+    before = namespaces()
+    outcome = two_hosts(1, "true")
+    assert outcome.survivors == []
+    assert set(namespaces()) <= set(before)
