@@ -12,8 +12,8 @@ import torch
 
 from hetmpi import _C
 
-ROW_RULES = {"sgd": 0.1, "adagrad": 0.05, "rowwise_adagrad": 0.05, "adam": 0.001}  # rule -> default learning rate
-DENSE_RULES = {"sgd": 0.1, "adagrad": 0.003, "adam": 0.001}
+ROW_RULES = {"sgd": 0.1, "adagrad": 0.02, "rowwise_adagrad": 0.02, "adam": 0.001}  # rule -> default learning rate
+DENSE_RULES = {"sgd": 0.1, "adagrad": 0.003, "adam": 0.005}
 SCHEDULES = ("constant", "linear", "cosine")
 
 

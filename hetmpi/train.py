@@ -111,7 +111,10 @@ class Training:
 
     def _data(self):
         data = build(self.config.data)
-        data.prepare(self.world.rank, self.world.size, self.world.comm.Barrier)
+        try:
+            data.prepare(self.world.rank, self.world.size, self.world.comm.Barrier)
+        except (ValueError, OSError) as error:
+            raise Refused(str(error)) from error
         return data
 
     def _total_steps(self) -> int:

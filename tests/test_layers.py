@@ -17,9 +17,9 @@ ALLOWED = {  # module -> modules of hetmpi it may import
     "data.batch": {"_C"},
     "data.loader": {"data.batch"},
     "data.synthetic": {"data.batch"},
-    "data.raw": {"data.distinct", "world"},
+    "data.raw": {"data.distinct"},
     "data.distinct": set(),
-    "data.prepare": {"data.distinct", "data.raw", "world"},
+    "data.prepare": {"data.distinct", "data.raw"},
     "data.criteo": {"data.batch", "data.prepare", "data.raw"},
 }
 

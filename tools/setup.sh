@@ -54,7 +54,7 @@ killed signal|killed \(program|MemoryError
 the memory is used up: close other programs, or set CMAKE_BUILD_PARALLEL_LEVEL=1
 Python\.h: no such file
 install the headers of this Python: apt-get install python3-dev
-name resolution|ConnectionError|timed out|ProxyError|SSLError
+name resolution|ConnectionError|timed out|ProxyError|SSLError|from versions: none
 no package index answers: look at the network, or set PIP_INDEX_URL or HTTPS_PROXY
 no matching distribution
 no such package for this Python: choose another with HETMPI_PYTHON, or set PIP_INDEX_URL
@@ -129,8 +129,9 @@ check_machine() {
     die "$HETMPI_PYTHON cannot make a venv: apt-get install python3-venv"
   has_python "import os, sysconfig as s; os.stat(s.get_path('include') + '/Python.h')" ||
     die "$HETMPI_PYTHON has no Python.h: apt-get install python3-dev"
-  has "${CXX:-c++}" || has "${CXX:-g++}" || has "${CXX%% *}" ||
-    die "no C++ compiler (${CXX:-c++ or g++}): apt-get install g++, or load a compiler module and set CXX"
+  local cxx=${CXX:-c++}
+  has "${cxx%% *}" || { [[ ! -v CXX ]] && has g++; } ||
+    die "no C++ compiler ($cxx): apt-get install g++, or load a compiler module and set CC and CXX"
   [[ $HETMPI_MPI == mpich ]] || { has mpicc && has mpicxx; } ||
     die "HETMPI_MPI=system, but mpicc and mpicxx are not both on PATH: $GET_MPI"
 }
@@ -172,11 +173,11 @@ install_packages() {
 
 pip_install() { PIP_USER=0 python -m pip install --no-input --disable-pip-version-check "$@"; }
 
-# Horovod is compiled against one torch, the base Python's too: another one there means another build.
+# Horovod is compiled against one torch, the base Python's too: another one there, or another recipe, means a new build.
 horovod_key() {
   local torch=
   [[ ! -e $STATE/torch ]] || torch=$(cat "$(<"$STATE/torch")" 2>/dev/null || true)
-  echo "$(pin horovod) $HOROVOD_GPU_OPERATIONS $torch"
+  echo "$(pin horovod) $HOROVOD_GPU_OPERATIONS $torch $(declare -f build_horovod)"
 }
 
 build_horovod() {
@@ -207,7 +208,7 @@ build_jobs() {
     print jobs < 1 ? 1 : jobs < cores ? jobs : cores }' /proc/meminfo
 }
 
-# mpi4py's wheel looks for a libmpi by itself and may find another than mpicxx gave Horovod: then it is built with mpicc.
+# mpi4py's wheel looks for a libmpi by itself. Where it finds another than mpicxx gave Horovod, it is built with mpicc.
 check_mpi() {
   if ! loads_one_mpi; then
     [[ $HETMPI_MPI == system ]]

@@ -1,0 +1,85 @@
+"""Samples as a data set gives them, and the batch that model and table see. B samples, F fields, U unique keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hetmpi import _C
+
+
+@dataclass
+class Samples:
+    """Raw samples."""
+
+    ids: np.ndarray  # (B, F) int64 keys, 0 <= key < num_rows
+    dense: np.ndarray  # (B, num_dense) float32
+    label: np.ndarray  # (B,) float32, 0 or 1
+    teacher: np.ndarray | None = None  # (B,) float32, true probability of label 1 where it is known
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def __getitem__(self, rows: slice | np.ndarray) -> Samples:
+        """The samples at `rows`."""
+        teacher = None if self.teacher is None else self.teacher[rows]
+        return Samples(self.ids[rows], self.dense[rows], self.label[rows], teacher)
+
+
+@dataclass
+class Batch:
+    """Samples with their keys made unique, as torch tensors."""
+
+    keys: Tensor  # (U,) int64, unique, in order of first appearance
+    index: Tensor  # (B, F) int64 into keys
+    dense: Tensor  # (B, num_dense) float32
+    label: Tensor  # (B,) float32
+    teacher: Tensor | None = None  # (B,) float32
+
+
+class DataSet(Protocol):
+    """What the trainer asks of a data set. `prepare` comes first; the attributes are valid after it."""
+
+    name: str
+    num_rows: int  # rows of the embedding table
+    num_fields: int
+    num_dense: int
+    field_rows: list[int]  # (F,) rows of each field; they sum to num_rows
+    num_train: int | None  # samples of one epoch; None: the stream never repeats
+    num_valid: int
+
+    def prepare(self, rank: int, size: int, barrier: Callable[[], None]) -> None:
+        """Makes the data ready, rank `rank` of `size` doing its share. Collective: `barrier` waits for all ranks."""
+
+    def train(self, start: int, stop: int) -> Samples:
+        """Positions [start, stop) of the endless training stream, a function of these and the seed alone: never of
+        the rank count. Thread-safe."""
+
+    def valid(self, start: int, stop: int) -> Samples:
+        """Held-out positions [start, stop), stop <= num_valid. Thread-safe."""
+
+
+def to_batch(samples: Samples) -> Batch:
+    """The batch of `samples`. Raises TypeError if ids are not int64 of shape (B, F)."""
+    ids = samples.ids
+    if ids.dtype != np.int64 or ids.ndim != 2:
+        raise TypeError(f"to_batch: ids must be int64 of shape (B, F), got {ids.dtype} {ids.shape}")
+    keys, index = _C.unique(np.ascontiguousarray(ids).reshape(-1))
+    return Batch(
+        keys=torch.from_numpy(keys),
+        index=torch.from_numpy(index).view(ids.shape),
+        dense=torch.from_numpy(samples.dense),
+        label=torch.from_numpy(samples.label),
+        teacher=None if samples.teacher is None else torch.from_numpy(samples.teacher),
+    )
+
+
+def check_slice(start: int, stop: int, num_samples: int | None) -> None:
+    """Raises IndexError unless 0 <= start <= stop <= num_samples; None admits any stop."""
+    if not 0 <= start <= stop or (num_samples is not None and stop > num_samples):
+        limit = "" if num_samples is None else f" <= {num_samples:,}"
+        raise IndexError(f"sample positions must keep 0 <= start <= stop{limit}, got [{start}, {stop})")

@@ -1,0 +1,72 @@
+"""Loader: a rank's batches, made ahead by threads. Threads, not processes: a fork after MPI has started is unsafe, and
+numpy and hetmpi._C release the interpreter lock where the work is."""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import Callable, Iterator
+
+from hetmpi.data.batch import Batch, Samples, to_batch
+
+
+class Loader:
+    """Iterates over the batches of steps [first_step, last_step), once, in order.
+
+    The global batch of step t is stream positions [t * size * batch_size, (t + 1) * size * batch_size); rank r takes
+    the r-th slice of batch_size samples, so what is trained on in a step does not depend on how many ranks share it.
+
+    An exception met in making a batch is raised when its step comes. Leaving the loop early, `close` and the end of a
+    `with` block stop the threads; at most the batches being made at that moment are waited for.
+    """
+
+    def __init__(
+        self,
+        train: Callable[[int, int], Samples],
+        rank: int,
+        size: int,
+        batch_size: int,
+        first_step: int,
+        last_step: int,
+        threads: int = 1,
+        prefetch: int = 2,
+    ):
+        """train: a data set's `train`. threads: how many batches are made at once. prefetch: how many are made, or in
+        the making, beyond the one in use. Raises ValueError for a count that cannot be."""
+        for name, value in (("batch_size", batch_size), ("threads", threads), ("prefetch", prefetch)):
+            if value < 1:
+                raise ValueError(f"Loader: {name} must be at least 1, got {value}")
+        if not 0 <= rank < size:
+            raise ValueError(f"Loader: rank must lie in [0, {size}), got {rank}")
+        self.train, self.rank, self.size, self.batch_size, self.prefetch = train, rank, size, batch_size, prefetch
+        self.steps = range(first_step, last_step)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="hetmpi-loader")
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[Batch]:
+        ahead = deque()
+        try:
+            for step in self.steps:
+                ahead.append(self._pool.submit(self._make, step))
+                if len(ahead) > self.prefetch:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Ends the threads; batches not yet begun are dropped."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def _make(self, step: int) -> Batch:
+        start = (step * self.size + self.rank) * self.batch_size
+        return to_batch(self.train(start, start + self.batch_size))
