@@ -67,7 +67,7 @@ class EmbeddingTable:
         self.pulled_bytes = 0
         self.pushed_bytes = 0
         self._is_written = False  # a write waits to be settled
-        self._route_keys, self._route = None, None
+        self._last: RoutedKeys | None = None
         self._early: EarlyRows | None = None
         self.window.fence()
 
@@ -89,11 +89,13 @@ class EmbeddingTable:
         Collective after a write. Raises Refused for keys of another dtype or shape, or out of range."""
         self._settle()
         route = self._routed(keys, "read")
-        if self._early is not None and self._early.keys is keys:
-            rows, nbytes = self._early.finish()
+        early, self._early = self._early, None
+        if early is not None:
+            early.land()  # its buffers are MPI's until then
+        if early is not None and early.route is route:
+            rows, nbytes = early.finish()
         else:
             rows, nbytes = self._fetch(route)
-        self._early = None
         self.pulled_bytes += nbytes
         return torch.from_numpy(rows)
 
@@ -106,7 +108,12 @@ class EmbeddingTable:
     def prefetch(self, keys: torch.Tensor):
         """Starts fetching rows that the next read will ask for by the same tensor `keys`; call it between read and write.
 
-        What other ranks change meanwhile is fetched again by that read, so its result is the same."""
+        What other ranks change meanwhile is fetched again by that read, so its result is the same. Raises Refused as
+        read does, and RuntimeError between write and read, when rows change."""
+        if self._is_written:
+            raise RuntimeError("EmbeddingTable.prefetch: call it between a read and the write after it, not after write")
+        if self._early is not None:
+            self._early.land()
         self._early = EarlyRows(self, keys, Route(self.partition, self._checked(keys, "prefetch")))
 
     def write(self, keys: torch.Tensor, grads: torch.Tensor):
@@ -132,6 +139,8 @@ class EmbeddingTable:
 
     def close(self):
         """Frees the memory. Collective."""
+        if self._early is not None:
+            self._early.land()
         self._inbox = self._outbox = self.shard = self._early = None
         self.window.free()
 
@@ -173,13 +182,13 @@ class EmbeddingTable:
         return len(route.rows) - len(route.of(self.world.rank)[0])
 
     def _routed(self, keys: torch.Tensor, verb: str) -> Route:
-        """The route of `keys`: write asks for the same keys as the read before it."""
-        if keys is not self._route_keys:
-            early = self._early
-            known = early is not None and early.keys is keys
-            self._route = early.route if known else Route(self.partition, self._checked(keys, verb))
-            self._route_keys = keys
-        return self._route
+        """The route of `keys`, known already if the read before this write, or a prefetch, was given the same tensor."""
+        for known in (self._early, self._last):
+            if known is not None and known.keys is keys and known.version == keys._version:
+                self._last = RoutedKeys(keys, known.route)
+                return known.route
+        self._last = RoutedKeys(keys, Route(self.partition, self._checked(keys, verb)))
+        return self._last.route
 
     def _checked(self, keys: torch.Tensor, verb: str) -> np.ndarray:
         if keys.dtype != torch.int64 or keys.dim() != 1:
@@ -204,6 +213,13 @@ class EmbeddingTable:
         return grads.detach().contiguous().numpy()
 
 
+class RoutedKeys:
+    """A tensor of keys and the route found for what it held: torch counts in-place changes as versions."""
+
+    def __init__(self, keys: torch.Tensor, route: Route):
+        self.keys, self.version, self.route = keys, keys._version, route
+
+
 class FarRows:
     """Rows asked of owners on other nodes, on their way into a buffer of their own."""
 
@@ -223,14 +239,15 @@ class FarRows:
             _C.gather(buffer, np.arange(len(order)), out, order)
 
 
-class EarlyRows:
+class EarlyRows(RoutedKeys):
     """A prefetch: rows of other nodes fetched before the step's writes, and what the writes made of them.
 
     Between a read and the write after it no owner changes a row, so rows and clocks fetched there belong together.
     At the next read the owners' clocks tell which rows have changed since; those alone are fetched again."""
 
     def __init__(self, table: EmbeddingTable, keys: torch.Tensor, route: Route):
-        self.table, self.keys, self.route = table, keys, route
+        super().__init__(keys, route)
+        self.table = table
         self.has_landed = False
         self.rows = FarRows(table, route)
         self.clocks = self._post_clocks()

@@ -42,20 +42,31 @@ def my_slice(world, tensor):
 
 def train(table, world, steps=STEPS, prefetch=False):
     """Trains as the trainer does; returns this rank's losses."""
-    losses, batches = [], []
-    for step in range(steps):
-        ids, target = (my_slice(world, part) for part in samples(step))
-        batches.append((*torch.unique(ids, return_inverse=True), target))
-    for (keys, index, target), later in itertools.zip_longest(batches, batches[1:]):
-        rows = table.read(keys).requires_grad_()
-        if prefetch and later is not None:
-            table.prefetch(later[0])
-        loss = loss_of(rows[index], target)
-        loss.backward()
-        table.write(keys, rows.grad / world.size)
-        losses.append(loss.item())
+    batches = [my_batch(world, step) for step in range(steps)]
+    losses = [
+        train_step(table, world, batch, later[0] if prefetch and later else None)
+        for batch, later in itertools.zip_longest(batches, batches[1:])
+    ]
     table.flush()
     return losses
+
+
+def my_batch(world, step):
+    """This rank's part of a step: unique keys (U,), index (B, FIELDS) into them, target (B,)."""
+    ids, target = (my_slice(world, part) for part in samples(step))
+    return *torch.unique(ids, return_inverse=True), target
+
+
+def train_step(table, world, batch, later_keys=None):
+    """One step as the trainer makes it; returns this rank's loss."""
+    keys, index, target = batch
+    rows = table.read(keys).requires_grad_()
+    if later_keys is not None:
+        table.prefetch(later_keys)
+    loss = loss_of(rows[index], target)
+    loss.backward()
+    table.write(keys, rows.grad / world.size)
+    return loss.item()
 
 
 def all_rows(table, world):
@@ -270,3 +281,62 @@ def test_two_worlds_of_one_job_train_side_by_side(world):
 def test_a_table_larger_than_memory_is_refused_before_it_is_made(world):
     with pytest.raises(Refused, match=r"4,000,000,000,000 rows of dim 128 .* need .* GiB .* are free in"):
         EmbeddingTable(world, 4 * 10**12, 128, RowOptimizer())
+
+
+def test_a_prefetch_that_is_not_used_changes_nothing(placed):
+    table = make_table(placed)
+    keys, others = torch.arange(0, NUM_ROWS, 2), torch.arange(1, NUM_ROWS, 2)
+    table.prefetch(others)
+    table.prefetch(others)
+    expected = table.read(keys)
+    table.prefetch(others)
+    assert torch.equal(table.read(keys), expected)
+    table.prefetch(keys)
+    table.close()
+
+
+def test_a_tensor_of_keys_may_be_refilled_in_place(placed):
+    table = make_table(placed)
+    keys = torch.arange(10)
+    table.prefetch(keys)
+    keys += 10
+    assert torch.equal(table.read(keys), table.peek(torch.arange(10, 20)))
+    keys += 10
+    assert torch.equal(table.read(keys), table.peek(torch.arange(20, 30)))
+    table.close()
+
+
+def test_prefetch_after_write_is_refused(world):
+    table = make_table(world)
+    table.write(torch.arange(3), torch.zeros(3, DIM))
+    with pytest.raises(RuntimeError, match="between a read and the write"):
+        table.prefetch(torch.arange(3))
+    table.flush()
+    table.close()
+
+
+def test_tables_with_fewer_rows_than_ranks_and_of_one_number_work(placed):
+    table = EmbeddingTable(placed, 2, 1, RowOptimizer("sgd", 1.0), init_std=0.0)
+    for _ in range(3):
+        table.read(torch.tensor([1]))
+        table.write(torch.tensor([1]), torch.ones(1, 1))
+    table.flush()
+    assert table.peek(torch.tensor([0, 1])).flatten().tolist() == [0, -3 * placed.size]
+    table.close()
+
+
+def test_two_tables_of_one_world_do_not_mix(placed):
+    wide, narrow = (make_table(placed, "adagrad", name=name) for name in ("wide", "narrow"))
+    expected = train(narrow, placed, steps=5)
+    narrow.close()
+    narrow = make_table(placed, "adagrad", name="narrow")
+    keys = torch.arange(NUM_ROWS)
+    losses = []
+    for step in range(5):
+        wide.read(keys)
+        losses.append(train_step(narrow, placed, my_batch(placed, step)))
+        wide.write(keys, torch.ones(NUM_ROWS, DIM))
+    assert losses == expected
+    for table in (wide, narrow):
+        table.flush()
+        table.close()

@@ -4,7 +4,7 @@
 # interrupted one goes on where it was.
 
 STATE=$VENV/hetmpi-setup  # choices, stamps, logs
-CHOICES=(HETMPI_PYTHON HETMPI_MPI HETMPI_MARCH HOROVOD_GPU_OPERATIONS)
+CHOICES=(HETMPI_PYTHON HETMPI_MPI HETMPI_MARCH HOROVOD_GPU HOROVOD_GPU_OPERATIONS)
 
 # Leaves PATH with the venv's programs first, and MPI_NAME for people to read.
 set_up() {
@@ -30,6 +30,7 @@ die() { say "$*"; exit 1; }
 step() {
   local name=$1 key=$2 saying=$3 function=$4 check=${5:-true} status=0
   if [[ -e $STATE/$name.done && $(<"$STATE/$name.done") == "$key" ]] && $check; then return; fi
+  check_machine
   [[ $name != venv ]] || clear_venv
   rm -f "$STATE/$name.done"
   say "$saying"
@@ -44,7 +45,7 @@ step() {
 # A failed step's first errors, the end of its log and, where the cause is a known one, its cure.
 explain() {  # LOG
   local pattern cure
-  { grep -m5 -E 'error: ' "$1" || true; echo ...; tail -n 20 "$1"; } >&2
+  { grep -m3 -A2 -E '(fatal|:[0-9]+:) error: |CMake Error' "$1" || true; tail -n 20 "$1"; } >&2
   while read -r pattern && read -r cure; do
     if grep -qiE "$pattern" "$1"; then say "cure: $cure"; break; fi
   done <<'END'
@@ -120,7 +121,7 @@ lock() {
 
 unlock() { exec 9>&-; }
 
-# Refuses at once, before anything large is fetched, on what is known to fail later.
+# Refuses before anything large is fetched what is known to fail later.
 check_machine() {
   has "$HETMPI_PYTHON" || die "no $HETMPI_PYTHON on PATH: apt-get install python3, or set HETMPI_PYTHON"
   has_python "import sys; sys.exit(sys.version_info < (3, 10))" ||
@@ -140,7 +141,6 @@ has_python() { "$HETMPI_PYTHON" -c "$1" 2>/dev/null; }
 
 # Empties the place of the venv, which another Python or MPI needs, unless it holds something that is not ours.
 clear_venv() {
-  check_machine
   [[ -d $STATE || -z $(ls -A "$VENV" 2>/dev/null) ]] ||
     die "$VENV is there and was not made by run.sh: name another folder with HETMPI_VENV, or remove it"
   mkdir -p "$STATE"
@@ -177,7 +177,7 @@ pip_install() { PIP_USER=0 python -m pip install --no-input --disable-pip-versio
 horovod_key() {
   local torch=
   [[ ! -e $STATE/torch ]] || torch=$(cat "$(<"$STATE/torch")" 2>/dev/null || true)
-  echo "$(pin horovod) $HOROVOD_GPU_OPERATIONS $torch $(declare -f build_horovod)"
+  echo "$(pin horovod) $HOROVOD_GPU $HOROVOD_GPU_OPERATIONS $torch $(declare -f build_horovod)"
 }
 
 build_horovod() {
@@ -195,12 +195,18 @@ build_horovod() {
   sed -i "s/elif 'MPICH' in output:/elif 'MPICH' in output or 'HYDRA' in output:/" horovod/runner/mpi_run.py
   export HOROVOD_WITH_MPI=1 HOROVOD_WITH_PYTORCH=1
   export HOROVOD_WITHOUT_GLOO=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1
-  if [[ -n $HOROVOD_GPU_OPERATIONS ]]; then export HOROVOD_GPU_OPERATIONS; else unset HOROVOD_GPU_OPERATIONS; fi
+  if [[ -z $HOROVOD_GPU$HOROVOD_GPU_OPERATIONS ]]; then  # only on demand: half a CUDA toolkit on PATH breaks the build
+    sed -i 's/torch.version.cuda is not None/False/' cmake/Modules/FindPytorch.cmake
+  fi
+  export_if_set HOROVOD_GPU
+  export_if_set HOROVOD_GPU_OPERATIONS
   # MAKEFLAGS keeps Horovod from asking for eight jobs. No cache: pip's does not know which MPI a wheel is for.
   export CMAKE_GENERATOR=Ninja MAKEFLAGS=-s CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(build_jobs)}
   pip_install --no-cache-dir --no-deps --no-build-isolation --force-reinstall .
   rm -rf "$sources"
 }
+
+export_if_set() { if [[ -n ${!1} ]]; then export "${1?}"; else unset "$1"; fi; }
 
 # As many compilers as there are cores and, at 2 GiB each, memory.
 build_jobs() {
