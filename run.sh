@@ -56,6 +56,10 @@ default() {  # NAME VALUE
 
 launch() {  # RANKS COMMAND...
   set_mpi_defaults "$1"
+  if [[ -t 1 ]]; then  # mpiexec puts a pipe between rank 0 and the terminal: rich asks these whether to draw
+    default TTY_COMPATIBLE 1
+    default COLUMNS "$(tput cols 2>/dev/null || echo 80)"
+  fi
   exec mpiexec -n "$@"
 }
 
@@ -80,6 +84,7 @@ run_tests() {  # PYTEST ARGS...
   local ranks status=0 started=$SECONDS
   TEST_LOGS=$(mktemp -d)
   trap 'rm -rf "$TEST_LOGS"' EXIT
+  trap 'exit 130' INT
   cd "$ROOT"
   for ranks in ${HETMPI_TEST_RANKS:-1 2 3}; do
     echo "--- tests at $ranks rank(s), $MPI_NAME"
@@ -92,14 +97,16 @@ run_tests() {  # PYTEST ARGS...
 
 # All tests at one rank; those marked mpi under mpiexec at more, where rank 0 alone prints.
 test_at() {  # RANKS PYTEST ARGS...
-  local ranks=$1 logs=$TEST_LOGS/$1 stop="timeout --foreground -k 10 ${HETMPI_TEST_S:-900}"
+  local ranks=$1 logs=$TEST_LOGS/$1 color=no stop="timeout --foreground -k 10 ${HETMPI_TEST_S:-900}"
+  [[ ! -t 1 ]] || color=yes  # under Open MPI every rank believes it has a terminal
+  set -- -q --color=$color "${@:2}"
   (
     set_mpi_defaults "$ranks"
     if ((ranks == 1)); then
-      exec $stop python -m pytest -q --junitxml="$logs/rank0.xml" "${@:2}"
+      exec $stop python -m pytest --junitxml="$logs/rank0.xml" "$@"
     fi
-    exec $stop mpiexec -n "$ranks" bash -c "$TEST_RANK" run_rank "$logs" -q -x -p no:cacheprovider -m mpi "${@:2}"
-  )
+    exec $stop mpiexec -n "$ranks" bash -c "$TEST_RANK" run_rank "$logs" -x -p no:cacheprovider -m mpi "$@"
+  ) && [[ -e $logs/rank0.xml ]]  # an interrupted mpiexec may return 0
 }
 
 # One rank of the tests. No tests (pytest's 5) is no failure here: the arguments may name files without any marked mpi.
@@ -137,17 +144,21 @@ sum_tests() {
     }'
 }
 
-command=${1:-help}
-shift || true
-case $command in
-  setup | train | test | bench | doctor) set_up ;;
-  help | -h | --help) help; exit ;;
-  *) echo "run.sh: no command $command" >&2; help >&2; exit 2 ;;
-esac
-case $command in
-  setup) echo "hetmpi is set up in $VENV with $MPI_NAME" ;;
-  train) launch "$NP" python -m hetmpi.train "$@" ;;
-  test) run_tests "$@" ;;
-  bench) run_bench "$@" ;;
-  doctor) launch "$NP" python -m hetmpi.doctor "$@" ;;
-esac
+main() {
+  local command=${1:-help}
+  shift || true
+  case $command in
+    setup | train | test | bench | doctor) set_up ;;
+    help | -h | --help) help; return ;;
+    *) echo "run.sh: no command $command" >&2; help >&2; exit 2 ;;
+  esac
+  case $command in
+    setup) echo "hetmpi is set up in $VENV with $MPI_NAME" ;;
+    train) launch "$NP" python -m hetmpi.train "$@" ;;
+    test) run_tests "$@" ;;
+    bench) run_bench "$@" ;;
+    doctor) launch "$NP" python -m hetmpi.doctor "$@" ;;
+  esac
+}
+
+main "$@"; exit  # on one line: bash reads on in the file only now, which may have changed under a long run

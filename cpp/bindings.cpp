@@ -153,13 +153,13 @@ void publish_head(Array<uint8_t> memory, uint64_t head) {
 class PyInbox {
  public:
   PyInbox(Array<uint8_t> rings, int64_t own_rank, Array<float> weight, Array<float> state, Array<int64_t> clock)
-      : inbox_(rings.mutable_data(), rings.shape(1), rings.shape(0), own_rank, shard_of(weight, state, clock)) {}
+      : inbox_(rings.mutable_data(), rings.shape(1), rings.shape(0), own_rank, shard_of(weight, state, clock)),
+        dim_(weight.shape(1)) {}
 
-  void begin(int64_t step, Array<int64_t> rows, Array<float> grads, Array<int64_t> order) {
-    check_shape(order, "order", {rows.shape(0)});
-    check_in(order.data(), order.shape(0), grads.shape(0), "order");
-    rows_ = rows, grads_ = grads, order_ = order;
-    inbox_.begin(step, rows_.data(), grads_.data(), order_.data(), rows_.shape(0));
+  void begin(int64_t step, Array<int64_t> rows, Array<float> grads) {
+    check_shape(grads, "grads", {rows.shape(0), dim_});
+    rows_ = rows, grads_ = grads;
+    inbox_.begin(step, rows_.data(), grads_.data(), rows_.shape(0));
   }
 
   bool poll(double timeout_s) {
@@ -176,7 +176,8 @@ class PyInbox {
 
  private:
   Inbox inbox_;
-  Array<int64_t> rows_{0}, order_{0};
+  int64_t dim_;
+  Array<int64_t> rows_{0};  // of the open step, kept alive
   Array<float> grads_{0};
 };
 
@@ -188,7 +189,6 @@ PYBIND11_MODULE(_C, m) {
   m.doc() = "C++ core of hetmpi: unique keys, rows, row optimizers, rings between ranks.";
   m.attr("has_cuda") = false;
   m.attr("RING_HEADER_BYTES") = sizeof(RingHeader);
-  m.attr("RECORD_ALIGN") = kRecordAlign;
   m.def("min_ring_capacity", &min_ring_capacity, py::arg("dim"));
 
   m.def("unique", &unique, py::arg("ids").noconvert(),
@@ -218,8 +218,7 @@ PYBIND11_MODULE(_C, m) {
            py::arg("own_rank"), py::arg("weight").noconvert(), py::arg("state").noconvert(),
            py::arg("clock").noconvert(), py::keep_alive<1, 2>(), py::keep_alive<1, 4>(), py::keep_alive<1, 5>(),
            py::keep_alive<1, 6>())
-      .def("begin", &PyInbox::begin, py::arg("step"), py::arg("rows").noconvert(), py::arg("grads").noconvert(),
-           py::arg("order").noconvert())
+      .def("begin", &PyInbox::begin, py::arg("step"), py::arg("rows").noconvert(), py::arg("grads").noconvert())
       .def("poll", &PyInbox::poll, py::arg("timeout_s"))
       .def("apply", &PyInbox::apply, py::arg("optimizer"))
       .def_property_readonly("awaited", &PyInbox::awaited);

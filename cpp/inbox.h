@@ -31,11 +31,11 @@ class Inbox {
       rings_.emplace_back(rings + origin * ring_stride, ring_stride - sizeof(RingHeader), shard.dim);
   }
 
-  // Opens a step with this rank's own message: row i is (rows[i], grads[order[i]]). The arrays must outlive poll().
-  void begin(int64_t step, const int64_t* rows, const float* grads, const int64_t* order, int64_t num_rows) {
+  // Opens a step with this rank's own message, rows (n) and grads (n, dim). The arrays must outlive poll().
+  void begin(int64_t step, const int64_t* rows, const float* grads, int64_t num_rows) {
     step_ = step;
     next_ = 0;
-    own_ = {rows, grads, order, num_rows};
+    own_ = {rows, grads, num_rows};
     index_.clear(num_rows * 2);
     sums_.clear();
   }
@@ -44,7 +44,7 @@ class Inbox {
   bool poll() {
     while (next_ < static_cast<int64_t>(rings_.size())) {
       if (next_ == own_rank_) {
-        for (int64_t i = 0; i < own_.num_rows; ++i) add(own_.rows[i], own_.grads + own_.order[i] * shard_.dim);
+        for (int64_t i = 0; i < own_.num_rows; ++i) add(own_.rows[i], own_.grads + i * shard_.dim);
         ++next_;
         continue;
       }
@@ -59,7 +59,7 @@ class Inbox {
     return true;
   }
 
-  // The lowest origin still awaited.
+  // The lowest origin that has not sent all of its step.
   int64_t awaited() const { return next_; }
 
   // Applies the optimizer once per summed row. REQUIRES: poll() returned true. Returns the rows updated.
@@ -73,7 +73,6 @@ class Inbox {
   struct Message {
     const int64_t* rows;
     const float* grads;
-    const int64_t* order;
     int64_t num_rows;
   };
 

@@ -29,8 +29,6 @@ class RowOptimizer {
     if (dim < 1) throw std::invalid_argument("dim must be at least 1, got " + std::to_string(dim));
   }
 
-  int64_t dim() const { return dim_; }
-
   // Floats of state beside each row.
   int64_t state_dim() const {
     switch (rule_) {

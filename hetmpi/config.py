@@ -10,13 +10,24 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from hetmpi.optim import DENSE_RULES, ROW_RULES, check_choice
+from hetmpi.optim import DENSE_RULES, ROW_RULES, SCHEDULES
 from hetmpi.partition import PARTITIONS
 from hetmpi.world import Refused, World
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
-AT_LEAST = {"batch_size": 1, "table.dim": 1, "table.inbox_mb": 1, "epochs": 0, "steps": 0, "log.every_steps": 1,
-            "eval.every_steps": 0, "eval.batch_size": 1, "loader.threads": 1, "loader.prefetch": 1}  # fmt: skip
+INTEGERS = {  # key -> the least it may be
+    "steps": 0, "seed": 0, "batch_size": 1, "table.dim": 1, "optim.warmup_steps": 0, "eval.every_steps": 0,
+    "eval.max_samples": 1, "eval.batch_size": 1, "loader.threads": 1, "loader.prefetch": 1, "log.every_steps": 1,
+    "table.ranks_per_node": 1,
+}  # fmt: skip
+NUMBERS = {
+    "epochs": 0, "table.init_std": 0, "table.inbox_mb": 0, "optim.rows_lr": 0, "optim.dense_lr": 0,
+    "optim.rows_weight_decay": 0, "optim.dense_weight_decay": 0,
+}  # fmt: skip
+OPTIONAL = {"steps", "epochs", "eval.max_samples", "table.ranks_per_node", "optim.rows_lr", "optim.dense_lr"}
+CHOICES = {
+    "table.partition": PARTITIONS, "optim.rows": ROW_RULES, "optim.dense": DENSE_RULES, "optim.schedule": SCHEDULES,
+}  # fmt: skip
 
 
 def compose(world: World, overrides: list[str]) -> DictConfig:
@@ -64,22 +75,29 @@ def advice(error: Exception) -> str:
 
 def check(config: DictConfig):
     """Raises Refused for values that no run can have; fills in the learning rates left open."""
-    for key, least in AT_LEAST.items():
-        value = OmegaConf.select(config, key)
-        if value is not None and (isinstance(value, (bool, str)) or value < least):
-            raise Refused(f"settings: {key} must be a number of at least {least}, got {value}")
     missing = OmegaConf.missing_keys(config)
     if missing:
         raise Refused(f"settings: give {', '.join(f'{key}=...' for key in sorted(missing))}")
+    for key, least in INTEGERS.items():
+        check_number(config, key, least, int, "an integer")
+    for key, least in NUMBERS.items():
+        check_number(config, key, least, (int, float), "a number")
+    for key, choices in CHOICES.items():
+        value = OmegaConf.select(config, key)
+        if value not in choices:
+            raise Refused(f"settings: {key} must be one of {', '.join(choices)}, got {value}")
     if config.steps is None and config.epochs is None:
         raise Refused("settings: give steps or epochs, both are null")
-    try:
-        check_choice("table.partition", config.table.partition, PARTITIONS)
-        check_choice("optim.rows", config.optim.rows, ROW_RULES)
-        check_choice("optim.dense", config.optim.dense, DENSE_RULES)
-    except ValueError as error:
-        raise Refused(f"settings: {error}") from error
     if config.optim.rows_lr is None:
         config.optim.rows_lr = ROW_RULES[config.optim.rows]
     if config.optim.dense_lr is None:
         config.optim.dense_lr = DENSE_RULES[config.optim.dense]
+
+
+def check_number(config: DictConfig, key: str, least: float, kinds, kind_name: str):
+    """Raises Refused unless the value of `key` is a number of these kinds, at least `least`, or null where it may be."""
+    value = OmegaConf.select(config, key)
+    if value is None and key in OPTIONAL:
+        return
+    if isinstance(value, bool) or not isinstance(value, kinds) or not value >= least:
+        raise Refused(f"settings: {key} must be {kind_name} of at least {least}, got {value}")

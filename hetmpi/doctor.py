@@ -17,7 +17,7 @@ from hetmpi import _C
 from hetmpi.partition import Route
 from hetmpi.table import EmbeddingTable
 from hetmpi.window import available_memory, cgroup_memory
-from hetmpi.world import Refused, World, launch, threads_per_rank
+from hetmpi.world import MPI, Refused, ToldElsewhere, World, launch, mpi_libraries
 
 NUM_ROWS, DIM, ROWS_A_CALL, CALLS = 400_000, 32, 20_000, 5
 BUSY_S = 0.5
@@ -63,8 +63,6 @@ class Report:
 
 def describe_mpi(world: World, report: Report):
     """Library, thread level, one-sided component, ranks and nodes."""
-    from mpi4py import MPI
-
     levels = {MPI.THREAD_SINGLE: "single", MPI.THREAD_FUNNELED: "funneled", MPI.THREAD_SERIALIZED: "serialized"}
     version = MPI.Get_library_version().replace("\x00", "").splitlines()[0]
     report.line("MPI library", re.sub(r"\s+", " ", version))
@@ -74,12 +72,6 @@ def describe_mpi(world: World, report: Report):
     report.line("one-sided component", osc_component(version))
     hosts = sorted(set(world.comm.allgather(world.host)))
     report.line("ranks, nodes", f"{world.size} rank(s), {world.node.size} on this node; hosts: {', '.join(hosts)}")
-
-
-def mpi_libraries() -> list[str]:
-    """Paths of the MPI libraries that this process has loaded."""
-    with open("/proc/self/maps") as maps:
-        return sorted({line.split()[-1] for line in maps if re.search(r"/libmpi(ch|_abi)?\.so", line)})
 
 
 def osc_component(version: str) -> str:
@@ -109,7 +101,7 @@ def describe_machine(world: World, report: Report):
     import torch
 
     cores = len(os.sched_getaffinity(0))
-    report.line("cores", f"{os.cpu_count()} on the node, {cores} for this rank, {threads_per_rank()} compute thread(s)")
+    report.line("cores", f"{os.cpu_count()} on the node, {cores} for this rank, {world.compute_threads()} compute thread(s)")
     limit = cgroup_memory()
     limited = "" if limit == float("inf") else f", {limit / GIB:.1f} GiB under the job's limit"
     report.line("memory free", f"{available_memory() / GIB:.1f} GiB{limited}")
@@ -136,17 +128,21 @@ def examine_windows(world: World, report: Report):
         error = None
         try:
             examine_way(place, name, report)
-        except Exception as raised:  # a library may fail in its own way here: that is a finding
+        except (Refused, MPI.Exception) as raised:  # both come on all ranks alike: a finding, not an end
             error = raised
-        report_failure(world, name, error, report)
+        report_failure(name, error, report)
     report.line("MPI_Alltoallv", fetch_text(*time_alltoall(world)))
 
 
-def report_failure(world: World, name: str, error: Exception | None, report: Report):
-    """Notes that a way to reach rows does not work here."""
-    if error is not None:
-        report.line(name, f"FAILS: {type(error).__name__}: {error}")
-        report.cure(f"{name}: windows cannot be made with this MPI ({error}): try HETMPI_MPI=mpich ./run.sh setup")
+def report_failure(name: str, error: Exception | None, report: Report):
+    """Notes that a way to reach rows does not work here: a refusal says itself what to do."""
+    if isinstance(error, MPI.Exception):
+        report.line(name, f"FAILS: {error}")
+        report.cure(f"{name}: this MPI cannot make the window ({error}): try HETMPI_MPI=mpich ./run.sh setup")
+    elif error is not None:
+        report.line(name, f"FAILS: {error}")
+        if not isinstance(error, ToldElsewhere):
+            report.cure(f"{name}: {error}")
 
 
 def examine_way(world: World, name: str, report: Report):

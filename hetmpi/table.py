@@ -12,6 +12,10 @@ So `write` and the read (or flush) after it are collective: every rank makes the
 
 from __future__ import annotations
 
+import os
+import sys
+import time
+
 import numpy as np
 import torch
 
@@ -24,6 +28,7 @@ from hetmpi.world import Refused, World
 
 INIT_CHUNK_ROWS = 1 << 20
 POLL_S = 0.001
+WARN_AFTER_S = 60
 
 
 class EmbeddingTable:
@@ -44,7 +49,7 @@ class EmbeddingTable:
         seed: int = 0,
         name: str = "table",
         init_std: float = 0.01,
-        inbox_bytes: int = 64 << 20,
+        inbox_bytes: int = 8 << 20,
     ):
         """Allocates the shards and gives every row its first value, normal with deviation `init_std`, which depends on
         (seed, name, key) alone. inbox_bytes: memory of each rank for gradients on their way in. Collective.
@@ -128,7 +133,7 @@ class EmbeddingTable:
         if self._early is not None:
             self._early.land()  # before any owner can change a row
         own_rows, own_order = route.of(self.world.rank)
-        self._inbox.begin(self.step, own_rows, values, own_order)
+        self._inbox.begin(self.step, own_rows, values[own_order])  # a copy: the caller's grads are its own again
         self._is_written = True
         self.pushed_bytes += self._outbox.send(self.step, route, values, while_waiting=self._drain)
 
@@ -151,12 +156,26 @@ class EmbeddingTable:
     def _drain(self):
         self._inbox.poll(0.0)
         self.world.progress()
+        os.sched_yield()
+
+    def _await_all(self):
+        """Sums the messages of this step until every rank's are here; says so when one is long in coming."""
+        warn_at = time.monotonic() + WARN_AFTER_S
+        while not self._inbox.poll(POLL_S):
+            self.world.progress()
+            if time.monotonic() > warn_at:
+                print(
+                    f"hetmpi: rank {self.world.rank} on {self.world.host} has waited {WARN_AFTER_S} s in step "
+                    f"{self.step + 1} for the gradients of rank {self._inbox.awaited}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                warn_at = float("inf")
 
     def _settle(self):
         if not self._is_written:
             return
-        while not self._inbox.poll(POLL_S):
-            self.world.progress()
+        self._await_all()
         self._rule.set_step(self.optimizer.lr_at(self.step), self.step + 1)
         self._inbox.apply(self._rule)
         self.step += 1

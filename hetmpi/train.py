@@ -22,7 +22,7 @@ from hetmpi.metrics import auc, log_loss
 from hetmpi.optim import DenseOptimizer, RowOptimizer, Schedule
 from hetmpi.runlog import RunLog
 from hetmpi.table import EmbeddingTable
-from hetmpi.world import Refused, World, launch, threads_per_rank
+from hetmpi.world import Refused, World, launch
 
 MB = 1 << 20
 
@@ -30,11 +30,15 @@ MB = 1 << 20
 def main(world: World):
     """Composes the settings, builds the parts, trains, reports."""
     config = compose(world, sys.argv[1:])
-    torch.set_num_threads(threads_per_rank())
+    torch.set_num_threads(world.compute_threads())
     if config.table.ranks_per_node is not None:
         world = World(world.comm, config.table.ranks_per_node)
     training = Training(world, config)
-    training.run()
+    try:
+        training.run()
+    finally:
+        if training.log is not None:
+            training.log.close()  # gives the terminal its cursor back
     training.close()
 
 
@@ -75,6 +79,7 @@ class Training:
             self.dense.step(step)
             self._check_finite(step, loss.item())
             if (step + 1) % every == 0 or step + 1 == self.total_steps:
+                self.table.flush()  # a rank that waits for the others below could not drain its inbox for them
                 self._report(step + 1, loss.item(), interval)
             if self._evaluates_after(step + 1):
                 self.train_s += time.perf_counter() - started
@@ -105,8 +110,6 @@ class Training:
     def close(self):
         """Frees what the ranks share. Collective."""
         self.loader.close()
-        if self.log is not None:
-            self.log.close()
         self.table.close()
 
     def _data(self):

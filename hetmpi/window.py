@@ -11,16 +11,16 @@ Only the thread that made the window may call it.
 from __future__ import annotations
 
 import os
+import resource
 from dataclasses import dataclass
 
 import numpy as np
-from mpi4py import MPI
 
 from hetmpi import _C
-from hetmpi.world import Refused, World
+from hetmpi.world import MPI, Refused, World
 
 ALIGN = 64
-GIB = 1 << 30
+MIB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,7 @@ class RmaWindow:
         if not world.is_one_node:
             self._far = MPI.Win.Create(self._shared.tomemory(), 1, comm=world.comm)
             self._far.Lock_all(MPI.MODE_NOCHECK)
+            check_unified(self._far)
         self._shared.Lock_all(MPI.MODE_NOCHECK)
         self._row = MPI.FLOAT.Create_contiguous(layouts[world.rank].dim).Commit()
 
@@ -100,7 +101,7 @@ class RmaWindow:
         self._get(MPI.INT64_T, self.layouts[owner].clock, owner, rows, out, MPI.INT64_T)
 
     def _get(self, item: MPI.Datatype, begin: int, owner: int, rows: np.ndarray, out: np.ndarray, unit: MPI.Datatype):
-        datatype = item.Create_indexed_block(1, rows.astype(np.int32)).Commit()
+        datatype = item.Create_hindexed_block(1, rows * item.size).Commit()  # bytes in 64 bits: no limit on rows
         self._far.Get([out, out.size, unit], owner, (begin, 1, datatype))
         datatype.Free()  # MPI keeps it until the get is complete
 
@@ -143,6 +144,12 @@ class RmaWindow:
         self._shared.Free()
 
 
+def check_unified(window: MPI.Win):
+    """Raises Refused if loads and stores and MPI calls may see different copies of the window's memory."""
+    if window.Get_attr(MPI.WIN_MODEL) != MPI.WIN_UNIFIED:
+        raise Refused("this MPI keeps separate copies of window memory (not MPI_WIN_UNIFIED): use another MPI library")
+
+
 def aligned(nbytes: int) -> int:
     """`nbytes` rounded up to a cache line."""
     return (nbytes + ALIGN - 1) // ALIGN * ALIGN
@@ -164,23 +171,42 @@ def check_memory(world: World, layouts: list[Layout]):
 
 def memory_message(layouts: list[Layout], need: int, place: str, free: int, world: World) -> str:
     """What is missing, where, and what to do about it."""
-    num_rows, dim = sum(layout.num_rows for layout in layouts), layouts[0].dim
-    cure = "use more nodes, a smaller table.dim or fewer rows"
+    num_rows, mine = sum(layout.num_rows for layout in layouts), layouts[world.rank]
+    inboxes = world.node.size * mine.num_rings * mine.ring_bytes
+    cure = "use more nodes, a smaller table.dim, fewer rows or a smaller table.inbox_mb"
     if place == "/dev/shm":
-        cure += ", or enlarge it (mount -o remount,size=..., docker --shm-size)"
+        cure += ", or enlarge /dev/shm (mount -o remount,size=90% /dev/shm, docker --shm-size)"
     return (
-        f"{num_rows:,} rows of dim {dim} with {layouts[0].state_dim} floats of optimizer state need {need / GIB:.1f} GiB "
-        f"for the {world.node.size} rank(s) on {world.host}, {free / GIB:.1f} GiB are free in {place}: {cure}"
+        f"{num_rows:,} rows of dim {mine.dim} with {mine.state_dim} floats of optimizer state need {size_text(need)} for "
+        f"the {world.node.size} rank(s) on {world.host}, {size_text(inboxes)} of it for inboxes; {size_text(free)} are "
+        f"free in {place}: {cure}"
     )
 
 
-def free_memory(shared: bool) -> tuple[str, int]:
-    """The scarcer of this node's memory, its control group's and, if `shared`, /dev/shm: (name, free bytes)."""
-    places = {"memory": available_memory(), "the job's memory limit": cgroup_memory()}
+def size_text(nbytes: float) -> str:
+    """Bytes as people say them: 1.5 GiB, 64 MiB."""
+    return f"{nbytes / MIB / 1024:,.1f} GiB" if nbytes >= 1024 * MIB else f"{nbytes / MIB:,.0f} MiB"
+
+
+def free_memory(shared: bool) -> tuple[str, float]:
+    """The scarcest of what bounds this node's shards, /dev/shm among it if `shared`: (name, free bytes)."""
+    places = {
+        "memory": available_memory(),
+        "the job's memory limit": cgroup_memory(),
+        "this process's address space (ulimit -v)": address_space(),
+    }
     if shared and os.path.isdir("/dev/shm"):
         status = os.statvfs("/dev/shm")
         places["/dev/shm"] = status.f_bavail * status.f_frsize
     return min(places.items(), key=lambda item: item[1])
+
+
+def address_space() -> float:
+    """Bytes that this process may still map, infinity without a limit."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    with open("/proc/self/statm") as text:
+        used = int(text.read().split()[0]) * resource.getpagesize()
+    return float("inf") if limit == resource.RLIM_INFINITY else limit - used
 
 
 def available_memory() -> int:
@@ -190,28 +216,30 @@ def available_memory() -> int:
 
 
 def cgroup_memory() -> float:
-    """Bytes left under the memory limit of this process's control group (version 2), infinity if it has none."""
-    try:
-        with open("/proc/self/cgroup") as lines:
-            group = next(line.strip()[3:] for line in lines if line.startswith("0::"))
-    except (OSError, StopIteration):
-        return float("inf")
-    left, folder = float("inf"), os.path.join("/sys/fs/cgroup", group.lstrip("/"))
-    while folder.startswith("/sys/fs/cgroup"):
-        left = min(left, group_left(folder))
-        folder = os.path.dirname(folder)
+    """Bytes left under the memory limits of this process's control groups, infinity if there are none."""
+    left = float("inf")
+    with open("/proc/self/cgroup") as lines:
+        for line in lines:
+            _, controllers, group = line.strip().split(":", 2)
+            if controllers == "":
+                left = min(left, groups_left("/sys/fs/cgroup", group, "memory.max", "memory.current"))
+            elif "memory" in controllers.split(","):
+                names = "memory.limit_in_bytes", "memory.usage_in_bytes"
+                left = min(left, groups_left("/sys/fs/cgroup/memory", group, *names))
     return left
 
 
-def group_left(folder: str) -> float:
-    """Bytes left in one control group, counting page cache that can be dropped as free."""
-    try:
-        with open(f"{folder}/memory.max") as text:
-            limit = text.read().strip()
-        with open(f"{folder}/memory.current") as text:
-            used = int(text.read())
-        with open(f"{folder}/memory.stat") as lines:
-            cache = next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
-    except OSError:
-        return float("inf")
-    return float("inf") if limit == "max" else int(limit) - used + cache
+def groups_left(root: str, group: str, limit_name: str, used_name: str) -> float:
+    """Bytes left in a control group and those above it, counting page cache that can be dropped as free."""
+    left, folder = float("inf"), os.path.join(root, group.lstrip("/"))
+    while folder.startswith(root):
+        try:
+            limit, used = (open(f"{folder}/{name}").read().strip() for name in (limit_name, used_name))
+            stat = dict(line.split() for line in open(f"{folder}/memory.stat"))
+        except OSError:  # the root has no limit, a group may be out of sight
+            limit = "max"
+        if limit != "max":
+            cache = stat.get("total_inactive_file", stat.get("inactive_file", 0))
+            left = min(left, int(limit) - int(used) + int(cache))
+        folder = os.path.dirname(folder)
+    return left

@@ -1,7 +1,8 @@
 """World: the ranks that train together. Starts MPI, then Horovod on the same communicator; the only starter of anything.
 
-MPI is started with MPI_THREAD_MULTIPLE because Horovod's background thread calls it beside the main thread. mpi4py must
-come first: it reads its settings at import.
+MPI is started with MPI_THREAD_MULTIPLE because Horovod's background thread calls it beside the main thread. It starts
+with the first World, not at import: what the launcher says can be compared with the library before, when a mismatch can
+still be told. Modules that need mpi4py import `MPI` from here.
 """
 
 from __future__ import annotations
@@ -14,8 +15,16 @@ import sys
 import time
 import traceback
 
+import mpi4py
+
+mpi4py.rc.initialize = False
+mpi4py.rc.finalize = True
+from mpi4py import MPI  # noqa: E402
+
 SPEAK_DELAY_S = 1.0  # longer than a launcher takes to kill the other ranks
+LONGEST_DELAY_S = 6.0
 ABORT_LIMIT_S = 2
+MPI_LIBRARY = re.compile(r"/libmpi(ch|_abi|_gnu\w*|_cray\w*)?\.so")
 
 
 class Refused(ValueError):
@@ -37,19 +46,13 @@ class World:
 
     def __init__(self, comm=None, ranks_per_node: int | None = None):
         """comm: mpi4py communicator, default COMM_WORLD. ranks_per_node splits each real node into smaller ones, whose
-        ranks then reach each other only through MPI: for tests, and to measure RMA on one machine. Collective."""
-        yield_when_idle()
-        from mpi4py import MPI
+        ranks then reach each other only through MPI: for tests, and to measure RMA on one machine. Collective.
 
+        Raises Refused if launcher and MPI library do not match, or if MPI lacks MPI_THREAD_MULTIPLE."""
+        start_mpi()
         base = MPI.COMM_WORLD if comm is None else comm
         if comm is None:
             check_launcher(base.size)
-        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-            raise Refused(
-                "hetmpi needs an MPI started with MPI_THREAD_MULTIPLE, this one gives thread level "
-                f"{MPI.Query_thread()} of {MPI.THREAD_MULTIPLE}: use an MPI built with thread support "
-                "and unset MPI4PY_RC_THREAD_LEVEL"
-            )
         self.comm = base.Dup()
         self.rank, self.size = self.comm.rank, self.comm.size
         self.node = split_nodes(self.comm, ranks_per_node)
@@ -62,7 +65,7 @@ class World:
         os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")  # one fixed order of summation, run after run
         import horovod.torch as hvd
 
-        check_one_mpi(open("/proc/self/maps").read())
+        check_one_mpi(mpi_libraries())
         if not hvd.is_initialized():
             hvd.init(comm=self.comm)
         if (hvd.rank(), hvd.size()) != (self.rank, self.size):
@@ -75,6 +78,14 @@ class World:
     def progress(self):
         """Lets MPI move messages of other ranks along while this rank waits on memory."""
         self.comm.Iprobe()
+
+    def compute_threads(self) -> int:
+        """Compute threads for each rank: OMP_NUM_THREADS, or else the cores that this node's ranks may use, shared
+        evenly. Collective over the node."""
+        if os.environ.get("OMP_NUM_THREADS", "").isdigit():
+            return max(1, int(os.environ["OMP_NUM_THREADS"]))
+        mine = os.sched_getaffinity(0)
+        return max(1, min(len(mine), len(set().union(*self.node.allgather(mine))) // self.node.size))
 
     def agree(self, error: Exception | None):
         """Raises on every rank if any rank passes an error: the lowest rank's. Collective."""
@@ -90,31 +101,33 @@ class World:
 def launch(main):
     """Runs main(world) as this rank's whole program: an error on any rank ends all of them, exit code 1."""
     try:
-        world = World()
-    except Refused as error:
-        from mpi4py import MPI
-
-        abort(MPI.COMM_WORLD, error)
-    try:
-        main(world)
-    except SystemExit:  # a verdict that all ranks share
+        main(World())
+    except SystemExit as leaving:
+        if leaving.code:
+            abort(ToldElsewhere())
         raise
     except BaseException as error:  # whatever it is, the other ranks must not wait for this one
-        abort(world.comm, error)
+        abort(error)
 
 
-def abort(comm, error: BaseException):
-    """Prints `error` and ends all ranks of `comm`. Ranks that fail together wait by rank, so the lowest speaks alone."""
-    time.sleep(SPEAK_DELAY_S * min(comm.rank, 3))
+def abort(error: BaseException):
+    """Prints `error` and ends all ranks. Ranks that fail together wait by rank, so that the lowest speaks alone; what the
+    libraries say of a violent end is kept from hiding the message."""
+    rank, size = (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size) if MPI.Is_initialized() else (0, 1)
     sys.stdout.flush()
+    sys.stderr.flush()
+    terminal = os.dup(2)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    time.sleep(min(LONGEST_DELAY_S, rank * max(0.1, min(SPEAK_DELAY_S, LONGEST_DELAY_S / size))))
     if not isinstance(error, ToldElsewhere):
-        print(describe(error, comm.rank, comm.size), file=sys.stderr, flush=True)
+        os.write(terminal, (describe(error, rank, size) + "\n").encode(errors="replace"))
     time.sleep(0.05)  # the launcher forwards what was printed before it kills
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what the libraries say of a violent end would hide the message
     # MPI_Abort leaves through exit(), where the destructors of Horovod's threads can wait for ever: the alarm does not.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(ABORT_LIMIT_S)
-    comm.Abort(1)
+    if MPI.Is_initialized():
+        MPI.COMM_WORLD.Abort(1)
+    os._exit(1)
 
 
 def describe(error: BaseException, rank: int, size: int) -> str:
@@ -128,6 +141,20 @@ def describe(error: BaseException, rank: int, size: int) -> str:
     return f"{trace}\nhetmpi: {type(error).__name__}: {error}{where}"
 
 
+def start_mpi():
+    """Starts MPI unless it runs already. Raises Refused if it cannot serve several threads."""
+    if not MPI.Is_initialized():
+        check_library(MPI.Get_library_version())
+        yield_when_idle()
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise Refused(
+            f"hetmpi needs an MPI started with MPI_THREAD_MULTIPLE, this one gives thread level {MPI.Query_thread()} of "
+            f"{MPI.THREAD_MULTIPLE}: use an MPI built with thread support, and if your program starts MPI itself, "
+            "start it so"
+        )
+
+
 def local_size() -> int:
     """Ranks on this node as the launcher's variables tell it, before MPI is started; 1 if none does."""
     for name in ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_TASKS_PER_NODE"):
@@ -135,14 +162,6 @@ def local_size() -> int:
         if match:
             return int(match.group())
     return 1
-
-
-def threads_per_rank() -> int:
-    """Compute threads for each rank: OMP_NUM_THREADS, or else this node's cores shared evenly, at most those this
-    process may run on."""
-    if os.environ.get("OMP_NUM_THREADS", "").isdigit():
-        return max(1, int(os.environ["OMP_NUM_THREADS"]))
-    return max(1, min(len(os.sched_getaffinity(0)), os.cpu_count() // local_size()))
 
 
 def yield_when_idle():
@@ -153,37 +172,65 @@ def yield_when_idle():
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
 
 
+MATCHING = (
+    "Use the mpiexec of the MPI that mpi4py loads (./run.sh doctor shows it); under Slurm srun --mpi=pmix for Open MPI, "
+    "--mpi=pmi2 for MPICH"
+)
+
+
+def check_library(version: str):
+    """Raises Refused if Open MPI's mpirun started this process and the library is MPICH, which would die in its start.
+
+    version: MPI.Get_library_version(). The other way round, Open MPI starts alone: check_launcher sees that."""
+    size = os.environ.get("OMPI_COMM_WORLD_SIZE", "")
+    if "MPICH" in version and size not in ("", "1"):
+        refuse_launch(f"Open MPI's launcher started {size} ranks, but mpi4py loads MPICH. {MATCHING}")
+
+
 def check_launcher(size: int):
     """Raises Refused if a launcher started several processes that MPI did not join: N lonely ranks of size 1."""
     launcher = [name for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE") if os.environ.get(name, "").isdigit()]
     for name in launcher or ["SLURM_NTASKS"]:
         declared = os.environ.get(name, "")
         if declared.isdigit() and int(declared) != size:
-            ranks = [os.environ.get(n) for n in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")]
-            if next((r for r in ranks if r is not None), "0") != "0":
-                sys.exit(1)  # rank 0 speaks for all: lonely ranks cannot agree who does
-            raise Refused(
+            refuse_launch(
                 f"the launcher says {name}={declared}, but MPI sees {size} rank(s): launcher and MPI library do not "
-                "match. Use the mpiexec of the MPI that mpi4py loads (./run.sh doctor shows it); under Slurm try "
-                "srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH), or unset the variable to run alone"
+                f"match. {MATCHING}, or unset the variable to run alone"
             )
 
 
-def check_one_mpi(maps: str):
-    """Raises Refused if the process has loaded two MPI libraries. maps: text of /proc/self/maps."""
+def refuse_launch(message: str):
+    """Raises Refused on the launcher's first rank. The others cannot be told who speaks: they leave a little later."""
+    ranks = [os.environ.get(name) for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")]
+    if next((rank for rank in ranks if rank is not None), "0") != "0":
+        time.sleep(SPEAK_DELAY_S)
+        raise ToldElsewhere(message)
+    raise Refused(message)
+
+
+def mpi_libraries() -> list[str]:
+    """Paths of the MPI libraries that this process has loaded."""
+    with open("/proc/self/maps") as maps:
+        return libraries_in(maps.read())
+
+
+def libraries_in(maps: str) -> list[str]:
+    """Paths of the MPI libraries in the text of a /proc/*/maps."""
     paths = {line.split()[-1] for line in maps.splitlines() if "/" in line}
-    libraries = {os.path.realpath(p) for p in paths if re.search(r"/libmpi(ch|_abi|_gnu\w*|_cray\w*)?\.so", p)}
+    return sorted({os.path.realpath(path) for path in paths if MPI_LIBRARY.search(path)})
+
+
+def check_one_mpi(libraries: list[str]):
+    """Raises Refused if the process has loaded two MPI libraries."""
     if len(libraries) > 1:
         raise Refused(
-            f"mpi4py and Horovod use different MPI libraries ({', '.join(sorted(libraries))}): "
+            f"mpi4py and Horovod use different MPI libraries ({', '.join(libraries)}): "
             "set them up again on one: rm -r .venv; HETMPI_MPI=system ./run.sh setup (or HETMPI_MPI=mpich)"
         )
 
 
 def split_nodes(comm, ranks_per_node: int | None):
     """The communicator of the ranks that share memory with this one. Collective."""
-    from mpi4py import MPI
-
     node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
     if ranks_per_node is None:
         return node

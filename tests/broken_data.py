@@ -40,6 +40,13 @@ class FailsOnRankOne(Broken):
         return super().train(start, stop)
 
 
+class FailsFromRankTwo(Broken):
+    def train(self, start, stop):
+        if self.rank >= 2:
+            raise RuntimeError("no disk here")
+        return super().train(start, stop)
+
+
 class DiesOnRankOne(Broken):
     def train(self, start, stop):
         if self.rank == 1 and start > 100:

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from dataclasses import dataclass
@@ -17,11 +18,12 @@ SMALL = ["data.scale=0.0005", "table.dim=4", "batch_size=32", "steps=6", "log.ev
 
 @dataclass
 class Outcome:
-    """How a run ended: exit code, everything it printed, seconds, and its processes still alive 10 s after."""
+    """How a run ended: exit code, everything it printed, seconds from hetmpi's first word to its end (0 if it said
+    none), and its processes still alive 10 s after."""
 
     code: int
     text: str
-    seconds: float
+    seconds_left: float
     survivors: list
 
 
@@ -30,18 +32,27 @@ def environment(**extra):
     env = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
     for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"):
         env[name] = "1"
+    env["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     return {**env, "PYTHONPATH": path, "HETMPI_TEST_RUN": uuid.uuid4().hex, **extra}
 
 
 def run(command, timeout_s=120, cwd=ROOT, **extra):
     """Runs a command to its end."""
-    env, began = environment(**extra), time.monotonic()
-    done = subprocess.run(
-        command, cwd=cwd, env=env, timeout=timeout_s, text=True,
+    env, text, told_at = environment(**extra), "", None
+    process = subprocess.Popen(
+        command, cwd=cwd, env=env, text=True, errors="replace",
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
-    return Outcome(done.returncode, done.stdout, time.monotonic() - began, survivors(env["HETMPI_TEST_RUN"]))
+    stop = threading.Timer(timeout_s, process.kill)
+    stop.start()
+    for line in process.stdout:
+        text += line
+        told_at = told_at or ("hetmpi:" in line and time.monotonic())
+    code = process.wait()
+    assert stop.is_alive(), f"not done after {timeout_s} s:\n{text}"
+    stop.cancel()
+    return Outcome(code, text, time.monotonic() - told_at if told_at else 0.0, survivors(env["HETMPI_TEST_RUN"]))
 
 
 def train(ranks, *overrides, launcher=None, **extra):

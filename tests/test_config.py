@@ -36,7 +36,11 @@ def test_the_run_folder_names_model_and_data():
     assert folder.parent.name == "runs" and folder.name.endswith("-dcn-synthetic")
 
 
-@pytest.mark.parametrize("override", ["nonsense", "steps=null epochs=null", "table.dim=wide", "log.every_steps=0"])
+@pytest.mark.parametrize("override", [
+        "nonsense", "steps=null epochs=null", "steps=2.5", "seed=1.5", "batch_size=1.5", "table.dim=wide",
+        "table.init_std=x", "optim.rows_lr=x", "optim.dense_lr=-1", "optim.schedule=step", "eval.max_samples=0",
+        "log.every_steps=0", "log.every_steps=null", "optim.warmup_steps=-1", "epochs=-1", "epochs=nan",
+    ])
 def test_settings_no_run_can_have_are_refused(override):
     with pytest.raises(Refused, match="^settings: "):
         resolved(override.split())

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hetmpi.world import Refused, World, check_launcher, check_one_mpi, describe
+from hetmpi.world import Refused, World, check_launcher, check_library, check_one_mpi, describe, libraries_in
 
 MPICH = "7f00 r-xp 00000000 08:01 1 /opt/mpich/lib/libmpi.so.12\n"
 OPENMPI = "7f01 r-xp 00000000 08:01 2 /opt/openmpi/lib/libmpi.so.40\n7f02 r--p 0 08:01 2 /opt/openmpi/lib/libmpi.so.40\n"
@@ -11,12 +11,12 @@ OTHER = "7f03 r-xp 00000000 08:01 3 /usr/lib/libmpi_cxx.so.40\n7f04 rw-p 0 00:00
 
 
 def test_one_mpi_library_is_fine():
-    check_one_mpi(OPENMPI + OTHER)
+    check_one_mpi(libraries_in(OPENMPI + OTHER))
 
 
 def test_two_mpi_libraries_are_refused_by_path():
     with pytest.raises(Refused, match="/opt/mpich/lib/libmpi.so.12, /opt/openmpi/lib/libmpi.so.40.*HETMPI_MPI"):
-        check_one_mpi(MPICH + OPENMPI)
+        check_one_mpi(libraries_in(MPICH + OPENMPI))
 
 
 def test_a_launcher_that_agrees_with_mpi_is_believed_over_slurm(monkeypatch):
@@ -24,6 +24,14 @@ def test_a_launcher_that_agrees_with_mpi_is_believed_over_slurm(monkeypatch):
     monkeypatch.delenv("OMPI_COMM_WORLD_SIZE", raising=False)
     monkeypatch.setenv("PMI_SIZE", "2")
     check_launcher(2)
+
+
+def test_mpich_under_the_launcher_of_open_mpi_is_refused_before_it_starts(monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    with pytest.raises(Refused, match="Open MPI's launcher started 4 ranks, but mpi4py loads MPICH"):
+        check_library("MPICH Version: 5.0.1")
+    check_library("Open MPI v4.1.4")
 
 
 def test_a_refusal_is_told_without_a_traceback():

@@ -8,7 +8,7 @@
 # added to this machine's own network, and runs do not meet. All of it is removed at the end, however that comes.
 #
 # -n: ranks per host (1); -H: hosts (2). Exit code: the command's; 77 where this cannot be done, with the reason.
-# Needs root, iproute2, util-linux and MPICH's mpiexec (.venv's, else the one on PATH).
+# Needs root, iproute2, util-linux and MPICH's mpiexec (on PATH, else .venv's).
 set -euo pipefail
 
 usage() { sed -n '2,4s/^# \{0,1\}//p' "$0"; }
@@ -29,7 +29,7 @@ for count in "$ranks" "$hosts"; do
 done
 [ $# -gt 0 ] || { usage >&2; exit 2; }
 
-PATH=$(cd "$(dirname "$0")/.." && pwd)/.venv/bin:$PATH
+PATH=$PATH:$(cd "$(dirname "$0")/.." && pwd)/.venv/bin
 [ "$(id -u)" = 0 ] || skip "needs root, to make network namespaces"
 for tool in ip unshare mount; do
     command -v $tool >/dev/null || skip "needs $tool: apt-get install iproute2 util-linux"
