@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from launch import ROOT, SMALL, losses, mpiexec, run, summary, train
 
-CURVE = ["data.scale=0.0005", "table.dim=8", "steps=30", "log.every_steps=1", "eval.max_samples=2000", "seed=3"]
+SHORT = ["data.scale=0.0005", "table.dim=8", "steps=30", "log.every_steps=1", "eval.max_samples=2000", "seed=3"]
+# Adam and Adagrad divide by the gradient's size and so blow up the rounding of a gradient near zero; SGD does not.
+CURVE = [*SHORT, "optim.rows=sgd", "optim.dense=sgd"]
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +24,7 @@ def two_ranks(tmp_path_factory):
     return folder
 
 
-def check_same_curve(folder, other, tolerance=1e-5):
+def check_same_curve(folder, other, tolerance=1e-6):
     ours, theirs = losses(folder), losses(other)
     assert list(ours) == list(theirs) == list(range(1, 31))
     assert np.abs(np.array([*ours.values()]) - np.array([*theirs.values()])).max() <= tolerance
@@ -66,7 +68,7 @@ def test_ranks_without_shared_memory_give_the_same_bits(two_ranks, tmp_path):
 
 def test_three_ranks_twice_give_the_same_bits(tmp_path):
     for name in ("first", "second"):
-        outcome = train(3, *CURVE, "batch_size=32", f"run.dir={tmp_path / name}")
+        outcome = train(3, *SHORT, "batch_size=32", f"run.dir={tmp_path / name}")
         assert outcome.code == 0, outcome.text
     check_same_curve(tmp_path / "first", tmp_path / "second", tolerance=0)
     assert summary(tmp_path / "first")["auc"] == summary(tmp_path / "second")["auc"]
@@ -74,7 +76,7 @@ def test_three_ranks_twice_give_the_same_bits(tmp_path):
 
 @pytest.mark.parametrize("model", ["deepfm", "dcn", "dlrm"])
 def test_every_model_learns(model, tmp_path):
-    outcome = train(2, *CURVE, "steps=150", "batch_size=256", f"model={model}", f"run.dir={tmp_path}")
+    outcome = train(2, *SHORT, "steps=150", "batch_size=256", f"model={model}", f"run.dir={tmp_path}")
     assert outcome.code == 0, outcome.text
     assert summary(tmp_path)["model"] == model
     assert summary(tmp_path)["auc"] > 0.6
