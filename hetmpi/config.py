@@ -70,6 +70,8 @@ def resolved(overrides: list[str]) -> DictConfig:
 def advice(error: Exception) -> str:
     """Hydra's message on one line, and where the settings are listed."""
     text = " ".join(str(error).replace("\n", " ").split())
+    if "LexerNoViableAlt" in text or "mismatched input" in text:
+        text += " Values with other than plain letters, digits and ./_- need quotes of their own: \"run.dir='/tmp/ü'\""
     return f"{text}. conf/config.yaml lists all settings, conf/*/ the models and data"
 
 
@@ -86,6 +88,10 @@ def check(config: DictConfig):
         value = OmegaConf.select(config, key)
         if value not in choices:
             raise Refused(f"settings: {key} must be one of {', '.join(choices)}, got {value}")
+    if config.seed >= 1 << 63:
+        raise Refused(f"settings: seed must be below 2**63, got {config.seed}")
+    if not isinstance(config.table.prefetch, bool):
+        raise Refused(f"settings: table.prefetch must be true or false, got {config.table.prefetch}")
     if config.steps is None and config.epochs is None:
         raise Refused("settings: give steps or epochs, both are null")
     if config.optim.rows_lr is None:

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -113,8 +114,23 @@ def describe_machine(world: World, report: Report):
             f"/dev/shm has {shm_bytes / GIB:.1f} GiB of {available_memory() / GIB:.1f} GiB memory and bounds the table: "
             "mount -o remount,size=90% /dev/shm, or docker --shm-size"
         )
+    left = abandoned_segments()
+    if left:
+        report.cure(f"{len(left)} segments of MPICH runs that were killed fill /dev/shm: rm {' '.join(left[:5])} ...")
     built = "yes" if _C.has_cuda else "no"
     report.line("CUDA", f"in hetmpi._C: {built}; seen by torch: {torch.cuda.device_count()} device(s)")
+
+
+def abandoned_segments() -> list[str]:
+    """MPICH's files in /dev/shm that no process of ours has mapped: a killed run cannot remove them."""
+    mapped = ""
+    for path in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            mapped += path.read_text()
+        except OSError:  # another user's, or it has ended
+            pass
+    mine = (path for path in Path("/dev/shm").glob("mpich_shm_*") if path.stat().st_uid == os.getuid())
+    return sorted(str(path) for path in mine if str(path) not in mapped)
 
 
 def examine_windows(world: World, report: Report):

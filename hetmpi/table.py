@@ -71,6 +71,7 @@ class EmbeddingTable:
         self.step = 0
         self.pulled_bytes = 0
         self.pushed_bytes = 0
+        self._is_closed = False
         self._is_written = False  # a write waits to be settled
         self._last: RoutedKeys | None = None
         self._early: EarlyRows | None = None
@@ -143,7 +144,10 @@ class EmbeddingTable:
         self.window.fence()
 
     def close(self):
-        """Frees the memory. Collective."""
+        """Frees the memory: arrays taken from `shard` are gone with it. Closing twice is fine. Collective."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         if self._early is not None:
             self._early.land()
         self._inbox = self._outbox = self.shard = self._early = None
@@ -173,6 +177,8 @@ class EmbeddingTable:
                 warn_at = float("inf")
 
     def _settle(self):
+        if self._is_closed:
+            raise RuntimeError("EmbeddingTable: the table is closed")
         if not self._is_written:
             return
         self._await_all()
@@ -210,10 +216,10 @@ class EmbeddingTable:
         return self._last.route
 
     def _checked(self, keys: torch.Tensor, verb: str) -> np.ndarray:
-        if keys.dtype != torch.int64 or keys.dim() != 1:
-            raise Refused(
-                f"EmbeddingTable.{verb}: keys must be int64 of shape (U,), got {keys.dtype} {tuple(keys.shape)}"
-            )
+        if self._is_closed:
+            raise RuntimeError(f"EmbeddingTable.{verb}: the table is closed")
+        if not torch.is_tensor(keys) or keys.dtype != torch.int64 or keys.dim() != 1:
+            raise Refused(f"EmbeddingTable.{verb}: keys must be int64 of shape (U,), got {kind_of(keys)}")
         array = keys.numpy()
         if array.size and not 0 <= array.min() <= array.max() < self.num_rows:
             wrong = array[(array < 0) | (array >= self.num_rows)]
@@ -224,11 +230,9 @@ class EmbeddingTable:
         return array
 
     def _checked_grads(self, keys: torch.Tensor, grads: torch.Tensor) -> np.ndarray:
-        if grads.dtype != torch.float32 or tuple(grads.shape) != (len(keys), self.dim):
-            raise Refused(
-                f"EmbeddingTable.write: grads must be float32 of shape ({len(keys)}, {self.dim}), "
-                f"got {grads.dtype} {tuple(grads.shape)}"
-            )
+        shape = len(keys), self.dim
+        if not torch.is_tensor(grads) or grads.dtype != torch.float32 or tuple(grads.shape) != shape:
+            raise Refused(f"EmbeddingTable.write: grads must be float32 of shape {shape}, got {kind_of(grads)}")
         return grads.detach().contiguous().numpy()
 
 
@@ -242,13 +246,13 @@ class RoutedKeys:
 class FarRows:
     """Rows asked of owners on other nodes, on their way into a buffer of their own."""
 
-    def __init__(self, table: EmbeddingTable, route: Route):
-        """Posts one get per owner; the rows are here after window.flush()."""
+    def __init__(self, table: EmbeddingTable, route: Route, use: str = "rows"):
+        """Posts one get per owner; the rows are here after window.flush(). `use` names the buffers they come to."""
         self.parts = []  # (order (m,), rows (m, dim)) per owner
         for owner in route.owners():
             if owner not in table.window.near:
                 rows, order = route.of(owner)
-                buffer = np.empty((len(rows), table.dim), np.float32)
+                buffer = table.window.buffer(use, owner, len(rows), table.dim, np.float32)
                 table.window.get_rows(owner, rows, buffer)
                 self.parts.append((order, buffer))
 
@@ -268,8 +272,8 @@ class EarlyRows(RoutedKeys):
         super().__init__(keys, route)
         self.table = table
         self.has_landed = False
-        self.rows = FarRows(table, route)
-        self.clocks = self._post_clocks()
+        self.rows = FarRows(table, route, "early rows")
+        self.clocks = self._post_clocks("early clocks")
 
     def land(self):
         """Waits for what was posted."""
@@ -280,7 +284,7 @@ class EarlyRows(RoutedKeys):
     def finish(self) -> tuple[np.ndarray, int]:
         """The rows (U, dim) as the owners have them now, and the bytes fetched from other ranks. REQUIRES: settled."""
         self.land()
-        now = self._post_clocks()
+        now = self._post_clocks("clocks")
         out = np.empty((len(self.route.rows), self.table.dim), np.float32)
         self.table._copy_near(self.route, out)
         self.table.window.flush()
@@ -293,9 +297,9 @@ class EarlyRows(RoutedKeys):
         changed = []  # (order, rows) per owner
         for owner, clock in now.items():
             rows, order = self.route.of(owner)
-            stale = np.flatnonzero(clock != self.clocks[owner])
-            buffer = np.empty((len(stale), self.table.dim), np.float32)
+            stale = np.flatnonzero(clock[:, 0] != self.clocks[owner][:, 0])
             if len(stale):
+                buffer = self.table.window.buffer("rows", owner, len(stale), self.table.dim, np.float32)
                 self.table.window.get_rows(owner, rows[stale], buffer)
                 changed.append((order[stale], buffer))
         self.table.window.flush()
@@ -303,14 +307,19 @@ class EarlyRows(RoutedKeys):
             _C.gather(buffer, np.arange(len(order)), out, order)
         return sum(len(order) for order, _ in changed)
 
-    def _post_clocks(self) -> dict:
-        clocks = {}  # owner -> (m,) int64
+    def _post_clocks(self, use: str) -> dict:
+        clocks = {}  # owner -> (m, 1) int64
         for owner in self.route.owners():
             if owner not in self.table.window.near:
                 rows, _ = self.route.of(owner)
-                clocks[owner] = np.empty(len(rows), np.int64)
+                clocks[owner] = self.table.window.buffer(use, owner, len(rows), 1, np.int64)
                 self.table.window.get_clocks(owner, rows, clocks[owner])
         return clocks
+
+
+def kind_of(value) -> str:
+    """dtype and shape of a tensor, the type of anything else, for messages."""
+    return f"{value.dtype} {tuple(value.shape)}" if torch.is_tensor(value) else type(value).__name__
 
 
 def table_seed(seed: int, name: str) -> int:

@@ -75,6 +75,8 @@ class Training:
                 self.table.prefetch(batches.next.keys)
             loss = self.criterion(self.model(rows, batch), batch.label)
             loss.backward()  # Horovod's hooks start the dense allreduce here
+            if rows.grad is None:
+                raise Refused(f"model={self.config.model_name}: its output does not depend on the rows it is given")
             self.table.write(batch.keys, rows.grad / self.world.size)
             self.dense.step(step)
             self._check_finite(step, loss.item())

@@ -7,6 +7,7 @@ still be told. Modules that need mpi4py import `MPI` from here.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import signal
@@ -122,7 +123,10 @@ def abort(error: BaseException):
     if not isinstance(error, ToldElsewhere):
         os.write(terminal, (describe(error, rank, size) + "\n").encode(errors="replace"))
     time.sleep(0.05)  # the launcher forwards what was printed before it kills
-    # MPI_Abort leaves through exit(), where the destructors of Horovod's threads can wait for ever: the alarm does not.
+    # MPI_Abort leaves through exit(), where the destructors of Horovod's threads crash or wait for ever. A handler
+    # registered last runs first and ends the process there; the alarm is for an MPI_Abort that itself waits.
+    libc = ctypes.CDLL(None)
+    libc.__cxa_atexit(libc._exit, ctypes.c_void_p(1), None)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(ABORT_LIMIT_S)
     if MPI.Is_initialized():

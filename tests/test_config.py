@@ -39,7 +39,7 @@ def test_the_run_folder_names_model_and_data():
 @pytest.mark.parametrize("override", [
         "nonsense", "steps=null epochs=null", "steps=2.5", "seed=1.5", "batch_size=1.5", "table.dim=wide",
         "table.init_std=x", "optim.rows_lr=x", "optim.dense_lr=-1", "optim.schedule=step", "eval.max_samples=0",
-        "log.every_steps=0", "log.every_steps=null", "optim.warmup_steps=-1", "epochs=-1", "epochs=nan",
+        "log.every_steps=0", "log.every_steps=null", "optim.warmup_steps=-1", "epochs=-1", "epochs=nan", "table.prefetch=perhaps", "seed=99999999999999999999", "run.dir=/tmp/ü",
     ])
 def test_settings_no_run_can_have_are_refused(override):
     with pytest.raises(Refused, match="^settings: "):

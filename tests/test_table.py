@@ -351,3 +351,12 @@ def test_gradients_may_be_overwritten_after_write(placed):
     table.flush()
     assert (all_rows(table, placed) == -placed.size).all()
     table.close()
+
+
+def test_a_closed_table_says_so(world):
+    table = make_table(world)
+    table.close()
+    table.close()
+    for call in (lambda: table.read(torch.arange(3)), lambda: table.peek(torch.arange(3)), table.flush):
+        with pytest.raises(RuntimeError, match="the table is closed"):
+            call()

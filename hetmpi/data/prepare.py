@@ -108,6 +108,8 @@ def finish(
     if bad.rows:
         report(f"{source}: {bad}")
     if manifest is not known:
+        missing, values = sum(manifest["missing"]), (train + valid) * len(manifest["missing"])
+        report(f"{source}: {train:,} rows to train on, {valid:,} held out, {missing:,} of {values:,} values missing")
         write_json(manifest, cache, "manifest.json")
         remove_leftovers(cache, manifest["units"])
     return manifest
