@@ -78,7 +78,8 @@ def describe_mpi(world: World, report: Report):
 def osc_component(version: str) -> str:
     """What serves one-sided calls, as far as it can be known from outside the library."""
     if "Open MPI" not in version:
-        return "MPICH ch4: shared memory on a node, " + os.environ.get("FI_PROVIDER", "libfabric or UCX") + " between"
+        between = {"ofi": "libfabric", "ucx": "UCX"}.get(os.environ.get("MPIR_CVAR_CH4_NETMOD"), "libfabric or UCX")
+        return f"MPICH ch4: shared memory on a node, {between} between nodes"
     chosen = os.environ.get("OMPI_MCA_osc", "chosen by Open MPI")
     return f"{chosen} (OMPI_MCA_osc=ucx|rdma|sm forces one; ompi_info lists them)"
 

@@ -94,9 +94,7 @@ class RmaWindow:
         return Memory(np.frombuffer(memory, np.uint8), layout)
 
     def buffer(self, use: str, owner: int, num: int, width: int, dtype) -> np.ndarray:
-        """(num, width) of memory to receive from `owner`, the same each time for one `use`, grown when it must be.
-
-        Buffers of their own for every get make MPICH over UCX keep what it has once seen: the heap grew by 15 kB a call."""
+        """(num, width) of memory to receive from `owner`, the same each time for one `use`, grown when it must be."""
         kept = self._buffers.get((use, owner))
         if kept is None or len(kept) < num:
             kept = self._buffers[use, owner] = np.empty((num + num // 4 + 64, width), dtype)

@@ -150,6 +150,7 @@ def start_mpi():
     if not MPI.Is_initialized():
         check_library(MPI.Get_library_version())
         yield_when_idle()
+        choose_network(MPI.Get_library_version())
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise Refused(
@@ -174,6 +175,13 @@ def yield_when_idle():
     if 2 * local_size() > os.cpu_count():
         os.environ.setdefault("MPIR_CVAR_POLLS_BEFORE_YIELD", "1")
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+
+
+def choose_network(version: str):
+    """Takes libfabric where an MPICH has UCX as well and there is no InfiniBand: over TCP both are as fast, but MPICH 5.0
+    over UCX loses memory at every one-sided call (docs/results.md). Must run before MPI starts."""
+    if "ch4:ucx,ofi" in version and not os.path.isdir("/sys/class/infiniband"):
+        os.environ.setdefault("MPIR_CVAR_CH4_NETMOD", "ofi")
 
 
 MATCHING = (

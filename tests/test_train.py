@@ -116,3 +116,9 @@ def test_steps_are_evaluated_on_the_way(tmp_path):
     assert [json.loads(line)["step"] for line in lines] == [2, 4, 6]
 
 
+
+
+@pytest.mark.parametrize("start", [1, 2])
+def test_memory_does_not_grow_with_steps_of_far_ranks(start):
+    outcome = run([mpiexec(), "-n", "2", sys.executable, str(ROOT / "tests/far_memory.py")])
+    assert outcome.code == 0, outcome.text

@@ -71,7 +71,7 @@ END
 drop_venvs_from_path() {
   local entry path=
   while read -rd: entry; do
-    [[ -d $entry/../setup && -e $entry/../pyvenv.cfg ]] || path+=${path:+:}$entry
+    [[ -d $entry/../hetmpi-setup && -e $entry/../pyvenv.cfg ]] || path+=${path:+:}$entry
   done <<<"$PATH:"
   PATH=$path
 }
