@@ -191,12 +191,14 @@ MATCHING = (
 
 
 def check_library(version: str):
-    """Raises Refused if Open MPI's mpirun started this process and the library is MPICH, which would die in its start.
+    """Raises Refused if a launcher that speaks PMIx started this process and the library is an MPICH that does not: it
+    would die in its start, once per rank.
 
     version: MPI.Get_library_version(). The other way round, Open MPI starts alone: check_launcher sees that."""
-    size = os.environ.get("OMPI_COMM_WORLD_SIZE", "")
-    if "MPICH" in version and size not in ("", "1"):
-        refuse_launch(f"Open MPI's launcher started {size} ranks, but mpi4py loads MPICH. {MATCHING}")
+    if "MPICH" not in version or "pmix" in version.lower():
+        return
+    if "PMIX_RANK" in os.environ or os.environ.get("OMPI_COMM_WORLD_SIZE", "1") != "1":
+        refuse_launch(f"a launcher for Open MPI (PMIx) started this, but mpi4py loads MPICH. {MATCHING}")
 
 
 def check_launcher(size: int):
@@ -213,7 +215,7 @@ def check_launcher(size: int):
 
 def refuse_launch(message: str):
     """Raises Refused on the launcher's first rank. The others cannot be told who speaks: they leave a little later."""
-    ranks = [os.environ.get(name) for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")]
+    ranks = [os.environ.get(name) for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")]
     if next((rank for rank in ranks if rank is not None), "0") != "0":
         time.sleep(SPEAK_DELAY_S)
         raise ToldElsewhere(message)

@@ -29,8 +29,13 @@ def test_a_launcher_that_agrees_with_mpi_is_believed_over_slurm(monkeypatch):
 def test_mpich_under_the_launcher_of_open_mpi_is_refused_before_it_starts(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
-    with pytest.raises(Refused, match="Open MPI's launcher started 4 ranks, but mpi4py loads MPICH"):
+    with pytest.raises(Refused, match="a launcher for Open MPI .* started this, but mpi4py loads MPICH"):
         check_library("MPICH Version: 5.0.1")
+    monkeypatch.delenv("OMPI_COMM_WORLD_SIZE")
+    monkeypatch.setenv("PMIX_RANK", "0")
+    with pytest.raises(Refused, match="--mpi=pmi2 for MPICH"):
+        check_library("MPICH Version: 5.0.1")
+    check_library("MPICH Version: 5.0.1 Configure options: --with-pmix=/opt/pmix")
     check_library("Open MPI v4.1.4")
 
 
