@@ -61,7 +61,10 @@ class Training:
             self.data.train, world.rank, world.size, config.batch_size, 0, self.total_steps,
             config.loader.threads, config.loader.prefetch,
         )  # fmt: skip
-        self.log = RunLog(config.run.dir, OmegaConf.to_yaml(config), self.total_steps) if world.rank == 0 else None
+        self.log = None
+        if world.rank == 0:
+            print(self._plan(), flush=True)
+            self.log = RunLog(config.run.dir, OmegaConf.to_yaml(config), self.total_steps)
         self.train_s = 0.0
 
     def run(self):
@@ -113,6 +116,15 @@ class Training:
         """Frees what the ranks share. Collective."""
         self.loader.close()
         self.table.close()
+
+    def _plan(self) -> str:
+        """What is about to happen, in one line."""
+        config = self.config
+        return (
+            f"{config.model_name} on {config.data_name}: {self.data.num_rows:,} rows of {self.model.row_dim} numbers over "
+            f"{self.world.size} rank(s), {self.total_steps:,} steps of {config.batch_size * self.world.size:,} samples, "
+            f"results in {config.run.dir}"
+        )
 
     def _data(self):
         data = build(self.config.data)
@@ -216,6 +228,7 @@ class Training:
             "num_rows": self.data.num_rows,
             "row_dim": self.model.row_dim,
             "dense_parameters": sum(p.numel() for p in self.model.parameters()),
+            "run_dir": self.config.run.dir,
         })  # fmt: skip
 
 
