@@ -116,13 +116,16 @@ def describe_machine(world: World, report: Report):
             "mount -o remount,size=90% /dev/shm, or docker --shm-size"
         )
     left = abandoned_segments()
-    if left:
-        report.cure(f"{len(left)} segments of MPICH runs that were killed fill /dev/shm: rm {' '.join(left[:5])} ...")
+    left_bytes = sum(path.stat().st_size for path in left)
+    report.line("left of killed runs", f"{len(left)} files of MPICH in /dev/shm, {left_bytes / GIB:.1f} GiB")
+    if left_bytes > shm_bytes / 10:
+        names = " ".join(str(path) for path in left[:5])
+        report.cure(f"{len(left)} files of killed MPICH runs take {left_bytes / GIB:.1f} GiB of /dev/shm: rm {names} ...")
     built = "yes" if _C.has_cuda else "no"
     report.line("CUDA", f"in hetmpi._C: {built}; seen by torch: {torch.cuda.device_count()} device(s)")
 
 
-def abandoned_segments() -> list[str]:
+def abandoned_segments() -> list[Path]:
     """MPICH's files in /dev/shm that no process of ours has mapped: a killed run cannot remove them."""
     mapped = ""
     for path in Path("/proc").glob("[0-9]*/maps"):
@@ -131,7 +134,7 @@ def abandoned_segments() -> list[str]:
         except OSError:  # another user's, or it has ended
             pass
     mine = (path for path in Path("/dev/shm").glob("mpich_shm_*") if path.stat().st_uid == os.getuid())
-    return sorted(str(path) for path in mine if str(path) not in mapped)
+    return sorted(path for path in mine if str(path) not in mapped)
 
 
 def examine_windows(world: World, report: Report):
@@ -167,9 +170,11 @@ def examine_way(world: World, name: str, report: Report):
     from hetmpi.optim import RowOptimizer
 
     peer = (world.rank + 1) % world.size
-    if name == "shared memory" and peer not in world.node_ranks:
-        report.line(name, "not used: the next rank is on another node")
-        peer = world.rank
+    if name == "shared memory":
+        peer = world.node_ranks[(world.node.rank + 1) % world.node.size]
+        if world.comm.allreduce(world.node.size, MPI.MIN) == 1:
+            report.line(name, "not examined: some rank is alone on its node")
+            return
     table = EmbeddingTable(world, NUM_ROWS * world.size, DIM, RowOptimizer(), init_std=0.0)
     table.shard.weight[:] = np.arange(len(table.shard.weight))[:, None] % 1000 + 1000.0 * world.rank
     table.window.fence()

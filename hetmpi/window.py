@@ -21,6 +21,7 @@ from hetmpi.world import MPI, Refused, World
 
 ALIGN = 64
 MIB = 1 << 20
+UNLIMITED = 1 << 60  # version 1 of control groups says "none" by a number near 2^63
 
 
 @dataclass(frozen=True)
@@ -246,7 +247,7 @@ def groups_left(root: str, group: str, limit_name: str, used_name: str) -> float
             stat = dict(line.split() for line in open(f"{folder}/memory.stat"))
         except OSError:  # the root has no limit, a group may be out of sight
             limit = "max"
-        if limit != "max":
+        if limit != "max" and int(limit) < UNLIMITED:
             cache = stat.get("total_inactive_file", stat.get("inactive_file", 0))
             left = min(left, int(limit) - int(used) + int(cache))
         folder = os.path.dirname(folder)

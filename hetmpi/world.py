@@ -7,6 +7,7 @@ still be told. Modules that need mpi4py import `MPI` from here.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -129,9 +130,18 @@ def abort(error: BaseException):
     libc.__cxa_atexit(libc._exit, ctypes.c_void_p(1), None)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(ABORT_LIMIT_S)
+    remove_segments()
     if MPI.Is_initialized():
         MPI.COMM_WORLD.Abort(1)
     os._exit(1)
+
+
+def remove_segments():
+    """Unlinks the files in /dev/shm by which MPICH joins the ranks of a node: ranks that are killed leave them."""
+    with open("/proc/self/maps") as maps:
+        for path in set(re.findall(r"/dev/shm/mpich_shm_\w+", maps.read())):
+            with contextlib.suppress(OSError):  # another rank was first
+                os.unlink(path)
 
 
 def describe(error: BaseException, rank: int, size: int) -> str:
