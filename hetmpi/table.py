@@ -65,9 +65,7 @@ class EmbeddingTable:
         self.shard = self.window.local
         self._initialise(table_seed(seed, name), init_std)
         self._outbox = Outbox(self.window)
-        self._inbox = _C.Inbox(
-            self.shard.rings, world.rank, self.shard.weight, self.shard.state, self.shard.clock
-        )
+        self._inbox = _C.Inbox(self.shard.rings, world.rank, self.shard.weight, self.shard.state, self.shard.clock)
         self.step = 0
         self.pulled_bytes = 0
         self.pushed_bytes = 0
@@ -141,7 +139,6 @@ class EmbeddingTable:
     def flush(self):
         """Settles the last write everywhere: after it every rank sees every update. Collective."""
         self._settle()
-        self.window.fence()
 
     def close(self):
         """Frees the memory: arrays taken from `shard` are gone with it. Closing twice is fine. Collective."""
