@@ -108,4 +108,4 @@ def test_a_loss_that_is_not_finite():
 
 
 def test_a_run_folder_that_cannot_be_written():
-    check_refused(train(2, *SMALL, "run.dir=/proc/hetmpi"), "/proc/hetmpi")
+    check_refused(train(2, *SMALL, "run.dir=/proc/hetmpi"), "cannot write /proc/hetmpi")
