@@ -7,6 +7,7 @@ VENV=${HETMPI_VENV:-.venv}
 [[ $VENV == /* ]] || VENV=$ROOT/$VENV
 CORES=$(nproc)
 NP=${NP:-$((CORES < 2 ? CORES : 2))}
+[[ $NP =~ ^[1-9][0-9]*$ ]] || { echo "run.sh: NP must be a number of ranks, got $NP" >&2; exit 2; }
 
 # shellcheck source=tools/setup.sh
 source "$ROOT/tools/setup.sh"
@@ -71,7 +72,7 @@ run_bench() {  # NAME ARGS...
   elif [[ -n $name && -f $ROOT/bench/$name.sh ]]; then
     exec bash "$ROOT/bench/$name.sh" "${@:2}"
   fi
-  echo "run.sh bench: no bench/$name.py or .sh; there are: $(list_benches)" >&2
+  echo "run.sh bench NAME: NAME is one of: $(list_benches); got '$name'" >&2
   exit 2
 }
 

@@ -6,6 +6,8 @@ once per rank.
 
 from __future__ import annotations
 
+import difflib
+import re
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -62,17 +64,34 @@ def resolved(overrides: list[str]) -> DictConfig:
             del config["hydra"]
             OmegaConf.resolve(config)
     except (HydraException, OmegaConfBaseException) as error:
-        raise Refused(f"settings: {advice(error)}") from error
+        raise Refused(f"settings: {advice(error, overrides)}") from error
     check(config)
     return config
 
 
-def advice(error: Exception) -> str:
-    """Hydra's message on one line, and where the settings are listed."""
-    text = " ".join(str(error).replace("\n", " ").split())
-    if "LexerNoViableAlt" in text or "mismatched input" in text:
-        text += " Values with other than plain letters, digits and ./_- need quotes of their own: \"run.dir='/tmp/ü'\""
-    return f"{text}. conf/config.yaml lists all settings, conf/*/ the models and data"
+def advice(error: Exception, overrides: list[str]) -> str:
+    """Hydra's message on one line, what was probably meant, and where the settings are listed."""
+    text = " ".join(str(error).split("Config search path")[0].split())
+    wrong = re.search(r"Could not override '([^']+)'", text)
+    if wrong:
+        text = wrong[0]
+        near = difflib.get_close_matches(wrong[1], known_keys(), n=1)
+        text += f", did you mean {near[0]}?" if near else "."
+    elif any(override.startswith("-") for override in overrides):
+        text = "settings are given as KEY=VALUE, --help lists them."
+    elif "LexerNoViableAlt" in text or "mismatched input" in text:
+        text += " Values with other than plain letters, digits and ./_- need quotes of their own: \"run.dir='/tmp/ü'\"."
+    return f"{text} conf/config.yaml lists all settings, conf/*/ the models and data"
+
+
+def known_keys() -> list[str]:
+    """Dotted names of the settings in conf/config.yaml and the data groups."""
+    keys = set()
+    for path in [CONF / "config.yaml", *CONF.glob("data/*.yaml"), *CONF.glob("model/*.yaml")]:
+        group = "" if path.parent == CONF else f"{path.parent.name}."
+        for key, value in OmegaConf.to_container(OmegaConf.load(path)).items():
+            keys |= {f"{group}{key}"} | ({f"{key}.{name}" for name in value} if isinstance(value, dict) else set())
+    return sorted(keys)
 
 
 def check(config: DictConfig):

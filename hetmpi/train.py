@@ -15,7 +15,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from hetmpi.config import compose
+from hetmpi.config import CONF, compose
 from hetmpi.data.batch import Batch, to_batch
 from hetmpi.data.loader import Loader
 from hetmpi.metrics import auc, log_loss
@@ -29,7 +29,10 @@ MB = 1 << 20
 
 def main(world: World):
     """Composes the settings, builds the parts, trains, reports."""
-    config = compose(world, sys.argv[1:])
+    overrides = sys.argv[1:]
+    if {"-h", "--help"} & set(overrides):
+        return print(usage()) if world.rank == 0 else None
+    config = compose(world, overrides)
     torch.set_num_threads(world.compute_threads())
     if config.table.ranks_per_node is not None:
         world = World(world.comm, config.table.ranks_per_node)
@@ -40,6 +43,11 @@ def main(world: World):
         if training.log is not None:
             training.log.close()  # gives the terminal its cursor back
     training.close()
+
+
+def usage() -> str:
+    """How to call the program, and every setting with its default."""
+    return f"{__doc__}\nSettings, given as KEY=VALUE:\n\n{(CONF / 'config.yaml').read_text()}"
 
 
 class Training:
@@ -76,7 +84,7 @@ class Training:
             rows = self.table.read(batch.keys).requires_grad_()  # (U, row_dim)
             if self.config.table.prefetch and batches.next is not None:
                 self.table.prefetch(batches.next.keys)
-            loss = self.criterion(self.model(rows, batch), batch.label)
+            loss = self.criterion(self._logits(rows, batch), batch.label)
             loss.backward()  # Horovod's hooks start the dense allreduce here
             if rows.grad is None:
                 raise Refused(f"model={self.config.model_name}: its output does not depend on the rows it is given")
@@ -143,12 +151,25 @@ class Training:
 
     def _model(self) -> torch.nn.Module:
         torch.manual_seed(self.config.seed)
-        return build(
+        model = build(
             self.config.model,
             num_fields=self.data.num_fields,
             num_dense=self.data.num_dense,
             dim=self.config.table.dim,
         )
+        if not isinstance(getattr(model, "row_dim", None), int):
+            raise Refused(f"{self.config.model._target_}: set self.row_dim, the numbers per row that the model wants (int)")
+        return model
+
+    def _logits(self, rows: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """The model's logits (B,). Raises Refused for another shape."""
+        logits = self.model(rows, batch)
+        if logits.shape != batch.label.shape:
+            raise Refused(
+                f"model={self.config.model_name}: forward must return logits of shape {tuple(batch.label.shape)}, "
+                f"got {tuple(logits.shape)}"
+            )
+        return logits
 
     def _table(self, schedule: Schedule) -> EmbeddingTable:
         table, optim = self.config.table, self.config.optim
@@ -175,7 +196,7 @@ class Training:
 
     def _predict(self, batch: Batch) -> tuple[np.ndarray, ...]:
         """(label, logit) or (label, logit, teacher), each (B,) float32."""
-        logit = self.model(self.table.peek(batch.keys), batch).numpy()
+        logit = self._logits(self.table.peek(batch.keys), batch).numpy()
         known = (batch.label.numpy(), logit)
         return known if batch.teacher is None else (*known, batch.teacher.numpy())
 
@@ -233,12 +254,17 @@ class Training:
 
 
 def build(config: DictConfig, **arguments):
-    """The object that config._target_ names. Raises Refused for arguments that it refuses."""
+    """The object that config._target_ names. Raises Refused if it cannot be found or refuses its arguments."""
     try:
         return instantiate(config, **arguments)
     except InstantiationException as error:
         if isinstance(error.__cause__, (ValueError, TypeError, OSError)):
             raise Refused(f"{config._target_}: {error.__cause__}") from error
+        if "Error locating target" in str(error):
+            raise Refused(
+                f"cannot import {config._target_} ({error.__cause__ or error}): start from the folder its file is in, or "
+                "put that on PYTHONPATH"
+            ) from error
         raise
 
 

@@ -118,6 +118,13 @@ def test_steps_are_evaluated_on_the_way(tmp_path):
 
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_example_learns(ranks):
+    outcome = run([mpiexec(), "-n", str(ranks), sys.executable, str(ROOT / "examples/own_loop.py")])
+    assert outcome.code == 0, outcome.text
+    assert float(re.search(r"loss (\S+) after 200 steps", outcome.text)[1]) < 0.3
+
+
 @pytest.mark.parametrize("start", [1, 2])
 def test_memory_does_not_grow_with_steps_of_far_ranks(start):
     outcome = run([mpiexec(), "-n", "2", sys.executable, str(ROOT / "tests/far_memory.py")])

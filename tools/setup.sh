@@ -38,6 +38,7 @@ step() {
   (set -e; $function) >"$STATE/$name.log" 2>&1 </dev/null 9>&-
   status=$?
   set -e
+  ((status != 130)) || die "interrupted; the next call goes on from here"
   ((status == 0)) || explain "$STATE/$name.log"
   printf '%s\n' "$key" >"$STATE/$name.done"
 }
@@ -123,6 +124,8 @@ unlock() { exec 9>&-; }
 
 # Refuses before anything large is fetched what is known to fail later.
 check_machine() {
+  [[ "$ROOT$VENV" != *[[:space:]]* ]] ||
+    die "there is a space in $ROOT or $VENV, which Horovod's build cannot take: choose another folder"
   has "$HETMPI_PYTHON" || die "no $HETMPI_PYTHON on PATH: apt-get install python3, or set HETMPI_PYTHON"
   has_python "import sys; sys.exit(sys.version_info < (3, 10))" ||
     die "$HETMPI_PYTHON is $("$HETMPI_PYTHON" --version 2>&1), 3.10 or later is needed: set HETMPI_PYTHON"
@@ -141,6 +144,10 @@ has_python() { "$HETMPI_PYTHON" -c "$1" 2>/dev/null; }
 
 # Empties the place of the venv, which another Python or MPI needs, unless it holds something that is not ours.
 clear_venv() {
+  if [[ -e $STATE/core.done && $command != setup ]]; then
+    die "$VENV was set up for another Python or MPI than $MPI_NAME: HETMPI_VENV=.venv-other keeps both," \
+      "./run.sh setup replaces it"
+  fi
   [[ -d $STATE || -z $(ls -A "$VENV" 2>/dev/null) ]] ||
     die "$VENV is there and was not made by run.sh: name another folder with HETMPI_VENV, or remove it"
   mkdir -p "$STATE"
