@@ -12,7 +12,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from hetmpi.optim import DENSE_RULES, ROW_RULES, SCHEDULES
+from hetmpi.optim import DENSE_RULES, ROW_RULES, SCHEDULES, check_choice
 from hetmpi.partition import PARTITIONS
 from hetmpi.world import Refused, World
 
@@ -104,9 +104,10 @@ def check(config: DictConfig):
     for key, least in NUMBERS.items():
         check_number(config, key, least, (int, float), "a number")
     for key, choices in CHOICES.items():
-        value = OmegaConf.select(config, key)
-        if value not in choices:
-            raise Refused(f"settings: {key} must be one of {', '.join(choices)}, got {value}")
+        try:
+            check_choice(key, OmegaConf.select(config, key), choices)
+        except ValueError as error:
+            raise Refused(f"settings: {error}") from error
     if config.seed >= 1 << 63:
         raise Refused(f"settings: seed must be below 2**63, got {config.seed}")
     if not isinstance(config.table.prefetch, bool):

@@ -95,8 +95,7 @@ class Outbox:
             self._publish()
             if left:
                 while_waiting()
-        sent_rows = len(route.rows) - len(route.of(self.window.world.rank)[0])
-        return sent_rows * (8 + 4 * grads.shape[1])
+        return route.num_elsewhere(self.window.world.rank) * (8 + 4 * grads.shape[1])
 
     def _send_some(self, owner: int, step: int, route: Route, grads: np.ndarray, left: dict) -> bool:
         """Sends `owner` what its ring takes; True when all of it and "last" are sent."""

@@ -134,6 +134,10 @@ class Route:
         part = slice(self.first[owner], self.first[owner + 1])
         return self.rows[part], self.order[part]
 
+    def num_elsewhere(self, rank: int) -> int:
+        """How many of the keys other ranks than `rank` hold."""
+        return int(len(self.rows) - (self.first[rank + 1] - self.first[rank]))
+
     def owners(self) -> np.ndarray:
         """Ranks that hold at least one of the keys, ascending."""
         return np.flatnonzero(np.diff(self.first))

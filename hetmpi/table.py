@@ -188,11 +188,11 @@ class EmbeddingTable:
     def _fetch(self, route: Route) -> tuple[np.ndarray, int]:
         """The owners' rows in the order of the batch, and the bytes that came from other ranks."""
         out = np.empty((len(route.rows), self.dim), np.float32)
-        far = FarRows(self, route)
+        far = FarRows(self, self._far_parts(route), "rows")
         self._copy_near(route, out)
         self.window.flush()
         far.place(out)
-        return out, self._other_ranks_rows(route) * self.dim * 4
+        return out, route.num_elsewhere(self.world.rank) * self.dim * 4
 
     def _copy_near(self, route: Route, out: np.ndarray):
         for owner in route.owners():
@@ -200,8 +200,9 @@ class EmbeddingTable:
                 rows, order = route.of(owner)
                 _C.gather(self.window.near[owner].weight, rows, out, order)
 
-    def _other_ranks_rows(self, route: Route) -> int:
-        return len(route.rows) - len(route.of(self.world.rank)[0])
+    def _far_parts(self, route: Route) -> list[tuple]:
+        """(owner, rows (m,), order (m,)) for each owner on another node."""
+        return [(owner, *route.of(owner)) for owner in route.owners() if owner not in self.window.near]
 
     def _routed(self, keys: torch.Tensor, verb: str) -> Route:
         """The route of `keys`, known already if the read before this write, or a prefetch, was given the same tensor."""
@@ -243,15 +244,14 @@ class RoutedKeys:
 class FarRows:
     """Rows asked of owners on other nodes, on their way into a buffer of their own."""
 
-    def __init__(self, table: EmbeddingTable, route: Route, use: str = "rows"):
-        """Posts one get per owner; the rows are here after window.flush(). `use` names the buffers they come to."""
+    def __init__(self, table: EmbeddingTable, parts: list[tuple], use: str):
+        """parts: (owner, rows (m,), order (m,)) each. Posts one get for each; the rows are here after window.flush().
+        `use` names the buffers they come to."""
         self.parts = []  # (order (m,), rows (m, dim)) per owner
-        for owner in route.owners():
-            if owner not in table.window.near:
-                rows, order = route.of(owner)
-                buffer = table.window.buffer(use, owner, len(rows), table.dim, np.float32)
-                table.window.get_rows(owner, rows, buffer)
-                self.parts.append((order, buffer))
+        for owner, rows, order in parts:
+            buffer = table.window.buffer(use, owner, len(rows), table.dim, np.float32)
+            table.window.get_rows(owner, rows, buffer)
+            self.parts.append((order, buffer))
 
     def place(self, out: np.ndarray):
         """Copies the rows to their places in the batch. REQUIRES: window.flush()."""
@@ -269,7 +269,8 @@ class EarlyRows(RoutedKeys):
         super().__init__(keys, route)
         self.table = table
         self.has_landed = False
-        self.rows = FarRows(table, route, "early rows")
+        self.parts = table._far_parts(route)
+        self.rows = FarRows(table, self.parts, "early rows")
         self.clocks = self._post_clocks("early clocks")
 
     def land(self):
@@ -288,29 +289,26 @@ class EarlyRows(RoutedKeys):
         self.rows.place(out)
         refetched = self._refetch(now, out)
         clock_bytes = 16 * sum(len(clock) for clock in now.values())
-        return out, (self.table._other_ranks_rows(self.route) + refetched) * self.table.dim * 4 + clock_bytes
+        fetched = self.route.num_elsewhere(self.table.world.rank) + refetched
+        return out, fetched * self.table.dim * 4 + clock_bytes
 
     def _refetch(self, now: dict, out: np.ndarray) -> int:
-        changed = []  # (order, rows) per owner
-        for owner, clock in now.items():
-            rows, order = self.route.of(owner)
-            stale = np.flatnonzero(clock[:, 0] != self.clocks[owner][:, 0])
-            if len(stale):
-                buffer = self.table.window.buffer("rows", owner, len(stale), self.table.dim, np.float32)
-                self.table.window.get_rows(owner, rows[stale], buffer)
-                changed.append((order[stale], buffer))
+        """Fetches again the rows whose clock has moved, into their places in out; returns how many."""
+        changed = []
+        for owner, rows, order in self.parts:
+            moved = np.flatnonzero(now[owner][:, 0] != self.clocks[owner][:, 0])
+            if len(moved):
+                changed.append((owner, rows[moved], order[moved]))
+        again = FarRows(self.table, changed, "rows")
         self.table.window.flush()
-        for order, buffer in changed:
-            _C.gather(buffer, np.arange(len(order)), out, order)
-        return sum(len(order) for order, _ in changed)
+        again.place(out)
+        return sum(len(rows) for _, rows, _ in changed)
 
     def _post_clocks(self, use: str) -> dict:
         clocks = {}  # owner -> (m, 1) int64
-        for owner in self.route.owners():
-            if owner not in self.table.window.near:
-                rows, _ = self.route.of(owner)
-                clocks[owner] = self.table.window.buffer(use, owner, len(rows), 1, np.int64)
-                self.table.window.get_clocks(owner, rows, clocks[owner])
+        for owner, rows, _ in self.parts:
+            clocks[owner] = self.table.window.buffer(use, owner, len(rows), 1, np.int64)
+            self.table.window.get_clocks(owner, rows, clocks[owner])
         return clocks
 
 
