@@ -1,6 +1,7 @@
 // hetmpi._C: the only file that knows Python. Checks dtypes and shapes, releases the GIL, calls the core.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 #include <sched.h>
 
 #include <chrono>
@@ -8,9 +9,11 @@
 #include <optional>
 #include <string>
 
+#include "engine.h"
 #include "inbox.h"
 #include "key_index.h"
 #include "ring.h"
+#include "row_cache.h"
 #include "row_init.h"
 #include "row_optimizer.h"
 #include "shard.h"
@@ -76,26 +79,42 @@ void init_rows(Array<float> weight, const Array<int64_t>& keys, uint64_t seed, f
   for (ssize_t i = 0; i < n; ++i) init_row(out + i * dim, dim, key[i], seed, std);
 }
 
-// out[order[i]] = weight[rows[i]]
-void gather(const Array<float>& weight, const Array<int64_t>& rows, Array<float> out, const Array<int64_t>& order) {
-  const ssize_t n = rows.shape(0), dim = weight.shape(1);
+// out[order[i]] = from[rows[i]]. Read: how one row of `width` numbers is copied.
+template <typename T, typename Copy>
+void gather_with(const Array<T>& from, const Array<int64_t>& rows, Array<T>& out, const Array<int64_t>& order,
+                 ssize_t width, Copy copy) {
+  const ssize_t n = rows.shape(0);
   check_shape(order, "order", {n});
-  check_shape(out, "out", {-1, dim});
-  const float* from = weight.data();
+  const T* source = from.data();
   const int64_t *row = rows.data(), *position = order.data();
-  float* to = out.mutable_data();
-  const ssize_t num_rows = weight.shape(0), num_out = out.shape(0);
+  T* to = out.mutable_data();
+  const ssize_t num_rows = from.shape(0), num_out = out.shape(0);
   py::gil_scoped_release release;
   check_in(row, n, num_rows, "rows");
   check_in(position, n, num_out, "order");
   constexpr ssize_t kAhead = 8;  // rows prefetched: a shard is far larger than the caches
   for (ssize_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) __builtin_prefetch(from + row[i + kAhead] * dim);
-    std::memcpy(to + position[i] * dim, from + row[i] * dim, dim * sizeof(float));
+    if (i + kAhead < n) __builtin_prefetch(source + row[i + kAhead] * width);
+    copy(to + position[i] * width, source + row[i] * width);
   }
 }
 
-Shard shard_of(Array<float>& weight, Array<float>& state, Array<int64_t>& clock) {
+void gather(const Array<float>& weight, const Array<int64_t>& rows, Array<float> out, const Array<int64_t>& order) {
+  const ssize_t dim = weight.shape(1);
+  check_shape(out, "out", {-1, dim});
+  gather_with(weight, rows, out, order, dim, [dim](float* to, const float* from) {
+    std::memcpy(to, from, dim * sizeof(float));
+  });
+}
+
+void gather_clocks(const Array<int32_t>& clock, const Array<int64_t>& rows, Array<int32_t> out,
+                   const Array<int64_t>& order) {
+  check_shape(clock, "clock", {-1});
+  check_shape(out, "out", {-1});
+  gather_with(clock, rows, out, order, 1, [](int32_t* to, const int32_t* from) { *to = load_clock(from); });
+}
+
+Shard shard_of(Array<float>& weight, Array<float>& state, Array<int32_t>& clock) {
   const ssize_t n = clock.shape(0);
   check_shape(weight, "weight", {n, -1});
   check_shape(state, "state", {n, -1});
@@ -113,29 +132,50 @@ bool yield_until(Ready ready, double timeout_s) {
   return true;
 }
 
+// An array, or null for None; of shape (n, ...) where it is one.
+template <typename T>
+const T* column(const std::optional<Array<T>>& array, const char* name, bool is_wanted) {
+  if (is_wanted != array.has_value())
+    throw std::invalid_argument(std::string(name) + (is_wanted ? " are missing" : " have no place in these records"));
+  return array ? array->data() : nullptr;
+}
+
+// The columns of a message as Python gives them, checked; they live as long as the arrays.
+Message message_of(const Array<int64_t>& rows, const Array<float>& values, const Array<int64_t>& order,
+                   const std::optional<Array<int32_t>>& clocks, const std::optional<Array<int32_t>>& counts,
+                   RecordFormat format) {
+  check_shape(order, "order", {rows.shape(0)});
+  check_shape(values, "values", {-1, format.width});
+  if (clocks) check_shape(*clocks, "clocks", {values.shape(0)});
+  if (counts) check_shape(*counts, "counts", {values.shape(0)});
+  return {rows.data(), column(clocks, "clocks", format.has_clocks), column(counts, "counts", format.has_clocks),
+          values.data()};
+}
+
 // The origin's end of one ring, with the arrays it writes kept alive by the caller (see py::keep_alive below).
 class Producer {
  public:
-  Producer(Array<uint8_t> data, int64_t dim) : ring_(data.mutable_data(), data.size(), dim), dim_(dim) {}
+  Producer(Array<uint8_t> data, RecordFormat format) : ring_(data.mutable_data(), data.size(), format), format_(format) {}
 
-  int64_t write(int64_t step, const Array<int64_t>& rows, const Array<float>& grads, const Array<int64_t>& order,
-                int64_t begin, bool is_last) {
+  int64_t write(int64_t step, const Array<int64_t>& rows, const Array<float>& values, const Array<int64_t>& order,
+                const std::optional<Array<int32_t>>& clocks, const std::optional<Array<int32_t>>& counts, int64_t begin,
+                bool is_last) {
     const ssize_t n = rows.shape(0);
-    check_shape(order, "order", {n});
-    check_shape(grads, "grads", {-1, dim_});
     if (begin < 0 || begin > n) throw std::out_of_range("begin must lie in [0, " + std::to_string(n) + "]");
-    const int64_t *row = rows.data() + begin, *position = order.data() + begin;
-    const float* grad = grads.data();
+    Message message = message_of(rows, values, order, clocks, counts, format_);
+    message.rows += begin;
+    const int64_t* position = order.data() + begin;
     py::gil_scoped_release release;
-    return ring_.write(step, row, grad, position, n - begin, is_last);
+    return ring_.write(step, message, position, n - begin, is_last);
   }
 
   uint64_t head() const { return ring_.head(); }
+  uint64_t tail() const { return ring_.tail(); }
   void set_tail(uint64_t tail) { ring_.set_tail(tail); }
 
  private:
   RingProducer ring_;
-  int64_t dim_;
+  RecordFormat format_;
 };
 
 RingHeader* ring_header(Array<uint8_t>& memory) {
@@ -152,8 +192,9 @@ void publish_head(Array<uint8_t> memory, uint64_t head) {
 
 class PyInbox {
  public:
-  PyInbox(Array<uint8_t> rings, int64_t own_rank, Array<float> weight, Array<float> state, Array<int64_t> clock)
-      : inbox_(rings.mutable_data(), rings.shape(1), rings.shape(0), own_rank, shard_of(weight, state, clock)),
+  PyInbox(Array<uint8_t> rings, int64_t own_rank, Array<float> weight, Array<float> state, Array<int32_t> clock)
+      : inbox_(consumers(rings.mutable_data(), rings.shape(1), rings.shape(0), {weight.shape(1), false}), own_rank,
+               shard_of(weight, state, clock)),
         dim_(weight.shape(1)) {}
 
   void begin(int64_t step, Array<int64_t> rows, Array<float> grads) {
@@ -181,6 +222,221 @@ class PyInbox {
   Array<float> grads_{0};
 };
 
+class PyEngine {
+ public:
+  PyEngine(Array<uint8_t> rings, Array<float> weight, Array<float> state, Array<int32_t> clock, RowOptimizer optimizer)
+      : format_{optimizer.sum_dim(), true},
+        engine_(consumers(rings.mutable_data(), rings.shape(1), rings.shape(0), format_),
+                shard_of(weight, state, clock), optimizer) {}
+
+  void set_step(double lr, int64_t step) {
+    py::gil_scoped_release release;
+    engine_.set_step(lr, step);
+  }
+
+  int64_t drain() {
+    py::gil_scoped_release release;
+    return engine_.drain();
+  }
+
+  void stop() {
+    py::gil_scoped_release release;
+    engine_.stop();
+  }
+
+  void apply(const Array<int64_t>& rows, const Array<float>& values, const Array<int64_t>& order,
+             const Array<int32_t>& clocks, const Array<int32_t>& counts) {
+    const Message own = message_of(rows, values, order, clocks, counts, format_);
+    const int64_t* position = order.data();
+    const ssize_t n = rows.shape(0);
+    check_in(position, n, values.shape(0), "order");
+    py::gil_scoped_release release;
+    engine_.apply(own, position, n);
+  }
+
+  // gather(), while nobody writes the shard.
+  void gather_own(const Array<float>& from, const Array<int64_t>& rows, Array<float> out, const Array<int64_t>& order) {
+    engine_.exclusively([&] { gather(from, rows, out, order); });
+  }
+
+ private:
+  RecordFormat format_;
+  Engine engine_;
+};
+
+// RowCache with the sums on their way out. Arrays of one batch of n keys: slots (n) int64, clocks (n) int32, chosen (n) bool,
+// weights and grads (n, dim), states (n, state_dim) float32.
+class PyCache {
+ public:
+  PyCache(int64_t capacity_rows, RowOptimizer optimizer, const std::string& policy)
+      : cache_(capacity_rows, optimizer, policy_of(policy)) {}
+
+  void find(const Array<int64_t>& keys, Array<int64_t> slots, bool counts_as_use) {
+    const ssize_t n = keys.shape(0);
+    check_shape(slots, "slots", {n});
+    const int64_t* key = keys.data();
+    int64_t* out = slots.mutable_data();
+    py::gil_scoped_release release;
+    if (counts_as_use)
+      cache_.find(key, n, out);
+    else
+      cache_.look_up(key, n, out);
+  }
+
+  int64_t validate(const Array<int64_t>& slots, const Array<int32_t>& owner_clocks, int64_t staleness,
+                   Array<bool> is_stale) {
+    const ssize_t n = checked(slots);
+    check_shape(owner_clocks, "owner_clocks", {n});
+    check_shape(is_stale, "is_stale", {n});
+    const int64_t* slot = slots.data();
+    const int32_t* clock = owner_clocks.data();
+    uint8_t* stale = reinterpret_cast<uint8_t*>(is_stale.mutable_data());
+    py::gil_scoped_release release;
+    return cache_.validate(slot, clock, n, staleness, stale, &lags_);
+  }
+
+  void refresh(const Array<int64_t>& slots, const Array<bool>& chosen, const Array<float>& weights,
+               const Array<float>& states, const Array<int32_t>& clocks, float anticipate) {
+    const ssize_t n = checked(slots);
+    check_rows(n, chosen, weights, states, clocks);
+    const int64_t* slot = slots.data();
+    const int32_t* clock = clocks.data();
+    const auto* mask = reinterpret_cast<const uint8_t*>(chosen.data());
+    const float *weight = weights.data(), *state = states.data();
+    py::gil_scoped_release release;
+    cache_.refresh(slot, mask, weight, state, clock, n, anticipate);
+  }
+
+  int64_t insert_and_evict(const Array<int64_t>& keys, const Array<bool>& chosen, const Array<float>& weights,
+                           const Array<float>& states, const Array<int32_t>& clocks, Array<int64_t> slots) {
+    const ssize_t n = checked(slots);
+    check_shape(keys, "keys", {n});
+    check_rows(n, chosen, weights, states, clocks);
+    const int64_t* key = keys.data();
+    const int32_t* clock = clocks.data();
+    const auto* mask = reinterpret_cast<const uint8_t*>(chosen.data());
+    const float *weight = weights.data(), *state = states.data();
+    int64_t* slot = slots.mutable_data();
+    py::gil_scoped_release release;
+    return cache_.insert_and_evict(key, mask, weight, state, clock, n, slot, &pushes_);
+  }
+
+  void gather(const Array<int64_t>& slots, Array<float> out) {
+    const ssize_t n = checked(slots);
+    check_shape(out, "out", {n, cache_.dim()});
+    const int64_t* slot = slots.data();
+    float* to = out.mutable_data();
+    py::gil_scoped_release release;
+    cache_.gather(slot, n, to);
+  }
+
+  void update(const Array<int64_t>& slots, const Array<float>& grads, float anticipate) {
+    const ssize_t n = checked(slots);
+    check_shape(grads, "grads", {n, cache_.dim()});
+    const int64_t* slot = slots.data();
+    const float* grad = grads.data();
+    py::gil_scoped_release release;
+    cache_.update(slot, grad, n, anticipate);
+  }
+
+  void pass_on(const Array<int64_t>& keys, const Array<int64_t>& slots, const Array<int32_t>& clocks,
+               const Array<float>& grads) {
+    const ssize_t n = checked(slots);
+    check_shape(keys, "keys", {n});
+    check_shape(clocks, "clocks", {n});
+    check_shape(grads, "grads", {n, cache_.dim()});
+    const int64_t *key = keys.data(), *slot = slots.data();
+    const int32_t* clock = clocks.data();
+    const float* grad = grads.data();
+    py::gil_scoped_release release;
+    cache_.pass_on(key, slot, clock, grad, n, &pushes_);
+  }
+
+  void take_due(const Array<int64_t>& slots, int64_t staleness) {
+    const ssize_t n = checked(slots);
+    const int64_t* slot = slots.data();
+    py::gil_scoped_release release;
+    cache_.take_pending(slot, n, staleness, &pushes_);
+  }
+
+  void take_all() {
+    py::gil_scoped_release release;
+    cache_.take_pending(&pushes_);
+  }
+
+  // keys, clocks, counts, sums of all that was handed out since the last call.
+  py::tuple take_pushes() {
+    const ssize_t n = pushes_.keys.size();
+    py::array sums = owned(std::move(pushes_.sums)).reshape({n, ssize_t{cache_.sum_dim()}});
+    py::tuple taken = py::make_tuple(owned(std::move(pushes_.keys)), owned(std::move(pushes_.clocks)),
+                                     owned(std::move(pushes_.counts)), sums);
+    pushes_ = Pushes();
+    return taken;
+  }
+
+  Array<int32_t> clocks(const Array<int64_t>& slots) const {
+    const ssize_t n = checked(slots);
+    Array<int32_t> out(n);
+    for (ssize_t i = 0; i < n; ++i) out.mutable_at(i) = slots.at(i) < 0 ? -1 : cache_.clock(slots.at(i));
+    return out;
+  }
+
+  Array<int64_t> lags() const { return Array<int64_t>(LagHistogram::kBins, lags_.bins); }
+  int64_t num_pushes() const { return static_cast<int64_t>(pushes_.keys.size()); }
+
+  RowCache cache_;
+
+ private:
+  static Policy policy_of(const std::string& name) {
+    if (name == "lru") return Policy::kLru;
+    if (name == "lfu") return Policy::kLfu;
+    if (name == "lfuopt") return Policy::kLfuOpt;
+    throw std::invalid_argument("cache policy must be lru, lfu or lfuopt, got " + name);
+  }
+
+  // The array that owns what was the vector's.
+  template <typename T>
+  static py::array_t<T> owned(std::vector<T>&& values) {
+    auto* kept = new std::vector<T>(std::move(values));
+    py::capsule owner(kept, [](void* p) { delete static_cast<std::vector<T>*>(p); });
+    return py::array_t<T>(kept->size(), kept->data(), owner);
+  }
+
+  ssize_t checked(const Array<int64_t>& slots) const {
+    check_shape(slots, "slots", {-1});
+    const ssize_t n = slots.shape(0);
+    const int64_t* slot = slots.data();
+    for (ssize_t i = 0; i < n; ++i)
+      if (slot[i] < -1 || slot[i] >= cache_.num_slots())
+        throw std::out_of_range("slots must lie in [-1, " + std::to_string(cache_.num_slots()) + "), got " +
+                                std::to_string(slot[i]));
+    return n;
+  }
+
+  void check_rows(ssize_t n, const Array<bool>& chosen, const Array<float>& weights, const Array<float>& states,
+                  const Array<int32_t>& clocks) const {
+    check_shape(chosen, "chosen", {n});
+    check_shape(weights, "weights", {n, cache_.dim()});
+    check_shape(states, "states", {n, cache_.state_dim()});
+    check_shape(clocks, "clocks", {n});
+  }
+
+  Pushes pushes_;
+  LagHistogram lags_;
+};
+
+// What an owner makes of one rank's sums, for tests: rows of weight (n, dim), state (n, state_dim), sums (n, sum_dim).
+void apply_sums(const RowOptimizer& rule, Array<float> weight, Array<float> state, const Array<float>& sums, int64_t count,
+                int64_t advance) {
+  const ssize_t n = weight.shape(0);
+  check_shape(weight, "weight", {n, rule.dim()});
+  check_shape(state, "state", {n, rule.state_dim()});
+  check_shape(sums, "sums", {n, rule.sum_dim()});
+  for (ssize_t i = 0; i < n; ++i)
+    rule.apply(weight.mutable_data() + i * rule.dim(), state.mutable_data() + i * rule.state_dim(),
+               rule.summed(sums.data() + i * rule.sum_dim(), count, advance));
+}
+
 }  // namespace
 }  // namespace hetmpi
 
@@ -189,7 +445,16 @@ PYBIND11_MODULE(_C, m) {
   m.doc() = "C++ core of hetmpi: unique keys, rows, row optimizers, rings between ranks.";
   m.attr("has_cuda") = false;
   m.attr("RING_HEADER_BYTES") = sizeof(RingHeader);
-  m.def("min_ring_capacity", &min_ring_capacity, py::arg("dim"));
+  m.attr("UNBOUNDED") = kUnbounded;
+  m.attr("WAYS") = kWays;
+  m.attr("LINE_OVERHEAD_BYTES") = RowCache::line_bytes(0);
+
+  py::class_<RecordFormat>(m, "RecordFormat", "What is sent of each row (cpp/ring.h).")
+      .def(py::init<int64_t, bool>(), py::arg("width"), py::arg("has_clocks"))
+      .def_readonly("width", &RecordFormat::width)
+      .def_readonly("has_clocks", &RecordFormat::has_clocks)
+      .def_property_readonly("row_bytes", &RecordFormat::row_bytes);
+  m.def("min_ring_capacity", &min_ring_capacity, py::arg("format"));
 
   m.def("unique", &unique, py::arg("ids").noconvert(),
         "ids (N,) int64 -> keys (U,) int64 in order of first appearance, index (N,) int64 with ids == keys[index].");
@@ -197,24 +462,32 @@ PYBIND11_MODULE(_C, m) {
         py::arg("std"), "weight (n, dim) float32 = std * normal(seed, key, column), for keys (n,) int64.");
   m.def("gather", &gather, py::arg("weight").noconvert(), py::arg("rows").noconvert(), py::arg("out").noconvert(),
         py::arg("order").noconvert(), "out[order[i]] = weight[rows[i]]; float32 rows, int64 rows (n,) and order (n,).");
+  m.def("gather_clocks", &gather_clocks, py::arg("clock").noconvert(), py::arg("rows").noconvert(),
+        py::arg("out").noconvert(), py::arg("order").noconvert(), "out[order[i]] = clock[rows[i]], each read whole.");
 
   py::class_<RowOptimizer>(m, "RowOptimizer")
       .def(py::init<const std::string&, int64_t, float, float, float, float>(), py::arg("rule"), py::arg("dim"),
            py::arg("weight_decay"), py::arg("beta1"), py::arg("beta2"), py::arg("eps"))
       .def_property_readonly("state_dim", &RowOptimizer::state_dim)
+      .def_property_readonly("sum_dim", &RowOptimizer::sum_dim)
+      .def("apply_sums", &apply_sums, py::arg("weight").noconvert(), py::arg("state").noconvert(),
+           py::arg("sums").noconvert(), py::arg("count"), py::arg("advance"))
       .def("set_step", &RowOptimizer::set_step, py::arg("lr"), py::arg("step"));
 
   py::class_<Producer>(m, "Producer", "The origin's end of one ring (cpp/ring.h). REQUIRES: order in [0, len(grads)), as Route makes it.")
-      .def(py::init<Array<uint8_t>, int64_t>(), py::arg("data").noconvert(), py::arg("dim"), py::keep_alive<1, 2>())
-      .def("write", &Producer::write, py::arg("step"), py::arg("rows").noconvert(), py::arg("grads").noconvert(),
-           py::arg("order").noconvert(), py::arg("begin"), py::arg("is_last"))
+      .def(py::init<Array<uint8_t>, RecordFormat>(), py::arg("data").noconvert(), py::arg("format"),
+           py::keep_alive<1, 2>())
+      .def("write", &Producer::write, py::arg("step"), py::arg("rows").noconvert(), py::arg("values").noconvert(),
+           py::arg("order").noconvert(), py::arg("clocks").noconvert(), py::arg("counts").noconvert(), py::arg("begin"),
+           py::arg("is_last"))
+      .def_property_readonly("tail", &Producer::tail)
       .def("set_tail", &Producer::set_tail, py::arg("tail"))
       .def_property_readonly("head", &Producer::head);
   m.def("ring_tail", &ring_tail, py::arg("memory").noconvert());
   m.def("publish_head", &publish_head, py::arg("memory").noconvert(), py::arg("head"));
 
   py::class_<PyInbox>(m, "Inbox", "The owner's side of one synchronous step (cpp/inbox.h).")
-      .def(py::init<Array<uint8_t>, int64_t, Array<float>, Array<float>, Array<int64_t>>(), py::arg("rings").noconvert(),
+      .def(py::init<Array<uint8_t>, int64_t, Array<float>, Array<float>, Array<int32_t>>(), py::arg("rings").noconvert(),
            py::arg("own_rank"), py::arg("weight").noconvert(), py::arg("state").noconvert(),
            py::arg("clock").noconvert(), py::keep_alive<1, 2>(), py::keep_alive<1, 4>(), py::keep_alive<1, 5>(),
            py::keep_alive<1, 6>())
@@ -222,4 +495,45 @@ PYBIND11_MODULE(_C, m) {
       .def("poll", &PyInbox::poll, py::arg("timeout_s"))
       .def("apply", &PyInbox::apply, py::arg("optimizer"))
       .def_property_readonly("awaited", &PyInbox::awaited);
+
+  py::class_<PyEngine>(m, "Engine", "The owner's side at staleness s >= 1: a thread that applies what arrives (cpp/engine.h).")
+      .def(py::init<Array<uint8_t>, Array<float>, Array<float>, Array<int32_t>, RowOptimizer>(),
+           py::arg("rings").noconvert(), py::arg("weight").noconvert(), py::arg("state").noconvert(),
+           py::arg("clock").noconvert(), py::arg("optimizer"), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(),
+           py::keep_alive<1, 4>(), py::keep_alive<1, 5>())
+      .def("set_step", &PyEngine::set_step, py::arg("lr"), py::arg("step"))
+      .def("drain", &PyEngine::drain, "Applies what has arrived; returns the rows applied.")
+      .def("apply", &PyEngine::apply, py::arg("rows").noconvert(), py::arg("values").noconvert(),
+           py::arg("order").noconvert(), py::arg("clocks").noconvert(), py::arg("counts").noconvert())
+      .def("gather", &PyEngine::gather_own, py::arg("weight").noconvert(), py::arg("rows").noconvert(),
+           py::arg("out").noconvert(), py::arg("order").noconvert())
+      .def("stop", &PyEngine::stop);
+
+  py::class_<PyCache>(m, "RowCache", "Rows a rank keeps, with gradients not pushed yet (cpp/row_cache.h).")
+      .def(py::init<int64_t, RowOptimizer, const std::string&>(), py::arg("capacity_rows"), py::arg("optimizer"),
+           py::arg("policy"))
+      .def_property_readonly("capacity_rows", [](const PyCache& c) { return c.cache_.capacity_rows(); })
+      .def_property_readonly("num_rows", [](const PyCache& c) { return c.cache_.num_rows(); })
+      .def_property_readonly("num_pending", [](const PyCache& c) { return c.cache_.num_pending(); })
+      .def_property_readonly("num_pushes", &PyCache::num_pushes, "Sums handed out and not taken yet.")
+      .def_property_readonly("lags", &PyCache::lags)
+      .def("set_step", [](PyCache& c, double lr, int64_t step) { c.cache_.set_step(lr, step); }, py::arg("lr"),
+           py::arg("step"))
+      .def("find", &PyCache::find, py::arg("keys").noconvert(), py::arg("slots").noconvert(), py::arg("counts_as_use"))
+      .def("validate", &PyCache::validate, py::arg("slots").noconvert(), py::arg("owner_clocks").noconvert(),
+           py::arg("staleness"), py::arg("is_stale").noconvert())
+      .def("refresh", &PyCache::refresh, py::arg("slots").noconvert(), py::arg("chosen").noconvert(),
+           py::arg("weights").noconvert(), py::arg("states").noconvert(), py::arg("clocks").noconvert(),
+           py::arg("anticipate"))
+      .def("insert_and_evict", &PyCache::insert_and_evict, py::arg("keys").noconvert(), py::arg("chosen").noconvert(),
+           py::arg("weights").noconvert(), py::arg("states").noconvert(), py::arg("clocks").noconvert(),
+           py::arg("slots").noconvert())
+      .def("gather", &PyCache::gather, py::arg("slots").noconvert(), py::arg("out").noconvert())
+      .def("update", &PyCache::update, py::arg("slots").noconvert(), py::arg("grads").noconvert(), py::arg("anticipate"))
+      .def("pass_on", &PyCache::pass_on, py::arg("keys").noconvert(), py::arg("slots").noconvert(),
+           py::arg("clocks").noconvert(), py::arg("grads").noconvert())
+      .def("take_due", &PyCache::take_due, py::arg("slots").noconvert(), py::arg("staleness"))
+      .def("take_all", &PyCache::take_all)
+      .def("take_pushes", &PyCache::take_pushes)
+      .def("clocks", &PyCache::clocks, py::arg("slots").noconvert(), "c_c of each line, -1 where there is none.");
 }

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "key_index.h"
@@ -24,12 +25,9 @@ namespace hetmpi {
 
 class Inbox {
  public:
-  // `rings` holds one ring per origin, `ring_stride` bytes apart, in rank order; the own one is not used.
-  Inbox(uint8_t* rings, uint64_t ring_stride, int64_t num_origins, int64_t own_rank, Shard shard)
-      : own_rank_(own_rank), shard_(shard) {
-    for (int64_t origin = 0; origin < num_origins; ++origin)
-      rings_.emplace_back(rings + origin * ring_stride, ring_stride - sizeof(RingHeader), shard.dim);
-  }
+  // rings: one per origin, in rank order, of records without clocks; the own one is not used.
+  Inbox(std::vector<RingConsumer> rings, int64_t own_rank, Shard shard)
+      : rings_(std::move(rings)), own_rank_(own_rank), shard_(shard) {}
 
   // Opens a step with this rank's own message, rows (n) and grads (n, dim). The arrays must outlive poll().
   void begin(int64_t step, const int64_t* rows, const float* grads, int64_t num_rows) {
@@ -51,7 +49,8 @@ class Inbox {
       Record record;
       if (!rings_[next_].peek(&record)) return false;
       check(record);
-      for (int64_t i = 0; i < record.header->num_rows; ++i) add(record.rows[i], record.grads + i * shard_.dim);
+      for (int64_t i = 0; i < record.header->num_rows; ++i)
+        add(record.columns.rows[i], record.columns.values + i * shard_.dim);
       const bool is_last = record.header->is_last;
       rings_[next_].release(record);
       if (is_last) ++next_;
@@ -70,16 +69,14 @@ class Inbox {
   }
 
  private:
-  struct Message {
+  struct Own {
     const int64_t* rows;
     const float* grads;
     int64_t num_rows;
   };
 
   void add(int64_t row, const float* grad) {
-    if (row < 0 || row >= shard_.num_rows)
-      throw std::out_of_range("inbox: a message names row " + std::to_string(row) + " of a shard of " +
-                              std::to_string(shard_.num_rows));
+    shard_.check(row);
     const int64_t dim = shard_.dim;
     const int64_t i = index_.number(row);
     if ((i + 1) * dim > static_cast<int64_t>(sums_.size())) {
@@ -101,7 +98,7 @@ class Inbox {
   Shard shard_;
   int64_t step_ = -1;
   int64_t next_ = 0;
-  Message own_{};
+  Own own_{};
   KeyIndex index_;
   std::vector<float> sums_;  // (distinct rows, dim)
 };

@@ -8,26 +8,34 @@ from __future__ import annotations
 
 import difflib
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from hetmpi.cache import ADMIT, POLICIES, CacheSettings, Staleness
 from hetmpi.optim import DENSE_RULES, ROW_RULES, SCHEDULES, check_choice
 from hetmpi.partition import PARTITIONS
 from hetmpi.world import Refused, World
 
+DEFAULT_CAPACITY_FRACTION = 0.1  # HET's
 CONF = Path(__file__).resolve().parent.parent / "conf"
 INTEGERS = {  # key -> the least it may be
     "steps": 0, "seed": 0, "batch_size": 1, "table.dim": 1, "optim.warmup_steps": 0, "eval.every_steps": 0,
     "eval.max_samples": 1, "eval.batch_size": 1, "loader.threads": 1, "loader.prefetch": 1, "log.every_steps": 1,
-    "table.ranks_per_node": 1,
+    "table.ranks_per_node": 1, "table.staleness": 0, "table.prefetch_batches": 0, "table.cache.capacity_rows": 0,
 }  # fmt: skip
 NUMBERS = {
-    "epochs": 0, "table.init_std": 0, "table.inbox_mb": 0, "optim.rows_lr": 0, "optim.dense_lr": 0,
+    "epochs": 0, "table.init_std": 0, "table.inbox_mb": 0, "table.anticipate": 0,
+    "table.staleness_growth": 0, "table.cache.capacity_fraction": 0, "optim.rows_lr": 0, "optim.dense_lr": 0,
     "optim.rows_weight_decay": 0, "optim.dense_weight_decay": 0,
 }  # fmt: skip
-OPTIONAL = {"steps", "epochs", "eval.max_samples", "table.ranks_per_node", "optim.rows_lr", "optim.dense_lr"}
+OPTIONAL = {
+    "steps", "epochs", "eval.max_samples", "table.ranks_per_node", "table.staleness", "table.staleness_growth",
+    "table.anticipate", "table.cache.capacity_rows", "table.cache.capacity_fraction", "optim.rows_lr", "optim.dense_lr",
+}  # fmt: skip
 CHOICES = {
+    "table.cache.policy": POLICIES, "table.cache.admit": ADMIT,
     "table.partition": PARTITIONS, "optim.rows": ROW_RULES, "optim.dense": DENSE_RULES, "optim.schedule": SCHEDULES,
 }  # fmt: skip
 
@@ -89,9 +97,16 @@ def known_keys() -> list[str]:
     keys = set()
     for path in [CONF / "config.yaml", *CONF.glob("data/*.yaml"), *CONF.glob("model/*.yaml")]:
         group = "" if path.parent == CONF else f"{path.parent.name}."
-        for key, value in OmegaConf.to_container(OmegaConf.load(path)).items():
-            keys |= {f"{group}{key}"} | ({f"{key}.{name}" for name in value} if isinstance(value, dict) else set())
+        keys |= {group + name for name in dotted(OmegaConf.to_container(OmegaConf.load(path)))}
     return sorted(keys)
+
+
+def dotted(settings: dict) -> list[str]:
+    """The names of settings and of groups of them, as on the command line."""
+    names = []
+    for key, value in settings.items():
+        names += [key, *(f"{key}.{name}" for name in dotted(value))] if isinstance(value, dict) else [key]
+    return names
 
 
 def check(config: DictConfig):
@@ -110,14 +125,30 @@ def check(config: DictConfig):
             raise Refused(f"settings: {error}") from error
     if config.seed >= 1 << 63:
         raise Refused(f"settings: seed must be below 2**63, got {config.seed}")
-    if not isinstance(config.table.prefetch, bool):
-        raise Refused(f"settings: table.prefetch must be true or false, got {config.table.prefetch}")
+    if config.table.prefetch_batches > 1:
+        raise Refused(f"settings: table.prefetch_batches must be 0 or 1, got {config.table.prefetch_batches}")
+    staleness_of(config), cache_of(config)
     if config.steps is None and config.epochs is None:
         raise Refused("settings: give steps or epochs, both are null")
     if config.optim.rows_lr is None:
         config.optim.rows_lr = ROW_RULES[config.optim.rows]
     if config.optim.dense_lr is None:
         config.optim.dense_lr = DENSE_RULES[config.optim.dense]
+
+
+def staleness_of(config: DictConfig) -> Staleness:
+    """The bound that table.staleness and its neighbours say. Raises Refused."""
+    return Staleness(config.table.staleness, config.table.staleness_growth, config.table.anticipate)
+
+
+def cache_of(config: DictConfig) -> CacheSettings:
+    """The cache that table.cache says; without a capacity, a tenth of the rows where it can pay. At s = 0 it cannot: what a
+    step reads it writes, so the lines are out of date when they are read again. Raises Refused."""
+    settings = CacheSettings(**config.table.cache)
+    if settings.capacity_rows is None and settings.capacity_fraction is None:
+        fraction = 0.0 if config.table.staleness == 0 else DEFAULT_CAPACITY_FRACTION
+        return replace(settings, capacity_fraction=fraction)
+    return settings
 
 
 def check_number(config: DictConfig, key: str, least: float, kinds, kind_name: str):

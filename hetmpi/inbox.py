@@ -7,6 +7,8 @@ the record.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from hetmpi import _C
@@ -16,43 +18,64 @@ from hetmpi.window import RmaWindow
 HEAD, TAIL = 0, 64  # bytes from a ring's start, cpp/ring.h RingHeader
 
 
+@dataclass
+class Message:
+    """What one rank sends the owners in one step: for each key of `route` a row of `values`, and at staleness s >= 1 its
+    clock and how many iterations it sums."""
+
+    step: int
+    route: Route
+    values: np.ndarray  # (n, width) float32
+    clocks: np.ndarray | None = None  # (n,) int32
+    counts: np.ndarray | None = None  # (n,) int32
+
+
 class NearRing:
     """The producer's end of a ring in memory that this rank can address."""
 
-    def __init__(self, memory: np.ndarray, dim: int):
+    def __init__(self, memory: np.ndarray, record: _C.RecordFormat):
         self.memory = memory
-        self.producer = _C.Producer(memory[_C.RING_HEADER_BYTES :], dim)
+        self.producer = _C.Producer(memory[_C.RING_HEADER_BYTES :], record)
 
-    def send(self, step: int, rows: np.ndarray, grads: np.ndarray, order: np.ndarray, begin: int) -> int:
+    def send(self, message: Message, owner: int, begin: int) -> int:
         """Sends rows from `begin` on as far as there is room; returns how many, or -1 for no room at all."""
         self.producer.set_tail(_C.ring_tail(self.memory))
-        sent = self.producer.write(step, rows, grads, order, begin, True)
+        sent = write(self.producer, message, owner, begin)
         _C.publish_head(self.memory, self.producer.head)
         return sent
 
     def publish(self):
         """Nothing is left to do: send() stored the head."""
 
+    def is_drained(self) -> bool:
+        """Whether the owner has taken in everything sent."""
+        return _C.ring_tail(self.memory) == self.producer.head
+
 
 class FarRing:
     """The producer's end of a ring on another node, reached by MPI_Put."""
 
-    def __init__(self, window: RmaWindow, owner: int, origin: int, dim: int):
+    def __init__(self, window: RmaWindow, owner: int, origin: int, record: _C.RecordFormat):
         layout = window.layouts[owner]
         self.window, self.owner = window, owner
         self.begin = layout.rings + origin * layout.ring_bytes
         self.capacity = layout.ring_bytes - _C.RING_HEADER_BYTES
         self.mirror = np.zeros(self.capacity, np.uint8)
-        self.producer = _C.Producer(self.mirror, dim)
+        self.producer = _C.Producer(self.mirror, record)
         self.published = np.zeros(1, np.uint64)
 
-    def send(self, step: int, rows: np.ndarray, grads: np.ndarray, order: np.ndarray, begin: int) -> int:
+    @property
+    def tail_place(self) -> tuple[int, int]:
+        """Where the owner keeps the tail, for window.load_counters."""
+        return self.owner, self.begin + TAIL
+
+    def send(self, message: Message, owner: int, begin: int) -> int:
         """Posts rows from `begin` on as far as there is room; returns how many, or -1 for no room at all."""
         head = self.producer.head
-        sent = self.producer.write(step, rows, grads, order, begin, True)
+        sent = write(self.producer, message, owner, begin)
         if sent < 0:
-            self.producer.set_tail(self.window.load_counter(self.owner, self.begin + TAIL))
-            sent = self.producer.write(step, rows, grads, order, begin, True)
+            self.producer.set_tail(int(self.window.load_counters([self.tail_place])[0]))
+            sent = write(self.producer, message, owner, begin)
         if self.producer.head != head:
             offset, nbytes = head % self.capacity, self.producer.head - head
             self.window.put(
@@ -66,52 +89,77 @@ class FarRing:
             self.published[0] = self.producer.head
             self.window.store_counter(self.owner, self.begin + HEAD, self.published)
 
+    def is_drained(self) -> bool:
+        """Whether the owner has taken in everything sent, as far as this rank was told."""
+        return self.producer.tail == self.producer.head
+
+
+def write(producer: _C.Producer, message: Message, owner: int, begin: int) -> int:
+    """Writes one record of the message's rows for `owner`, from `begin` on."""
+    rows, order = message.route.of(owner)
+    return producer.write(
+        message.step, rows, message.values, order, message.clocks, message.counts, begin, True
+    )
+
 
 class Outbox:
     """This rank's rings to all other owners."""
 
-    def __init__(self, window: RmaWindow):
+    def __init__(self, window: RmaWindow, record: _C.RecordFormat):
         world = window.world
-        self.window = window
+        self.window, self.record = window, record
         self.rings = {owner: self._ring(owner) for owner in range(world.size) if owner != world.rank}
-        self.has_far = any(isinstance(ring, FarRing) for ring in self.rings.values())
+        self.far = [ring for ring in self.rings.values() if isinstance(ring, FarRing)]
 
     def _ring(self, owner: int):
-        origin, dim = self.window.world.rank, self.window.layouts[owner].dim
+        origin = self.window.world.rank
         if owner in self.window.near:
-            return NearRing(self.window.near[owner].rings[origin], dim)
-        return FarRing(self.window, owner, origin, dim)
+            return NearRing(self.window.near[owner].rings[origin], self.record)
+        return FarRing(self.window, owner, origin, self.record)
 
-    def send(self, step: int, route: Route, grads: np.ndarray, while_waiting) -> int:
-        """Sends every owner its part of grads (n, dim) float32, an empty one too, and says "last" to each.
+    def send(self, message: Message, to_all: bool, while_waiting) -> int:
+        """Sends every owner its part; with `to_all` an empty one too, so that each learns that the step is written.
 
         while_waiting() is called whenever a ring is full: it must drain this rank's own inbox, or ranks that send to each
-        other would wait for ever. Returns the bytes of keys and gradients sent."""
-        left = {owner: 0 for owner in self.rings}  # owner -> first routed row not yet sent
+        other would wait for ever. Returns the bytes sent."""
+        owners = self.rings if to_all else [int(owner) for owner in message.route.owners() if owner in self.rings]
+        left = {owner: 0 for owner in owners}  # owner -> first routed row not yet sent
         while left:
             for owner in list(left):
-                if self._send_some(owner, step, route, grads, left):
+                if self._send_some(message, owner, left):
                     del left[owner]
             self._publish()
             if left:
                 while_waiting()
-        return route.num_elsewhere(self.window.world.rank) * (8 + 4 * grads.shape[1])
+        return message.route.num_elsewhere(self.window.world.rank) * self.record.row_bytes
 
-    def _send_some(self, owner: int, step: int, route: Route, grads: np.ndarray, left: dict) -> bool:
+    def is_drained(self) -> bool:
+        """Whether all owners have taken in everything sent; asks those elsewhere."""
+        asked = [ring for ring in self.far if not ring.is_drained()]
+        if asked:
+            for ring, tail in zip(asked, self.window.load_counters([ring.tail_place for ring in asked])):
+                ring.producer.set_tail(int(tail))
+        return all(ring.is_drained() for ring in self.rings.values())
+
+    def behind(self) -> list[int]:
+        """Owners that have not taken in everything sent, as far as is known here."""
+        return [owner for owner, ring in self.rings.items() if not ring.is_drained()]
+
+    def _send_some(self, message: Message, owner: int, left: dict) -> bool:
         """Sends `owner` what its ring takes; True when all of it and "last" are sent."""
-        rows, order = route.of(owner)
+        num_rows = len(message.route.of(owner)[0])
         while True:
-            sent = self.rings[owner].send(step, rows, grads, order, left[owner])
+            sent = self.rings[owner].send(message, owner, left[owner])
             if sent < 0:
                 return False
             left[owner] += sent
-            if left[owner] == len(rows) and (sent > 0 or len(rows) == 0):
+            if left[owner] == num_rows and (sent > 0 or num_rows == 0):
                 return True
 
     def _publish(self):
-        if not self.has_far:
+        if not self.far:
             return
         self.window.flush()
-        for ring in self.rings.values():
+        for ring in self.far:
             ring.publish()
         self.window.flush()

@@ -105,6 +105,11 @@ def round_hash(values: np.ndarray, round_number: int) -> np.ndarray:
 PARTITIONS = {"round_robin": RoundRobin, "range": Range, "hash": Hash}
 
 
+def starts(counts: np.ndarray) -> np.ndarray:
+    """Where each of several stretches of these lengths (n,) begins, and the last one ends: (n + 1,) int64."""
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+
+
 def make_partition(name: str, num_rows: int, size: int):
     """The partition called `name`. Raises ValueError for an unknown name or an empty table."""
     if name not in PARTITIONS:
@@ -122,12 +127,28 @@ class Route:
     first (size + 1,)  owner r's keys are routed keys [first[r], first[r + 1])
     """
 
-    def __init__(self, partition, keys: np.ndarray):
+    def __init__(self, order: np.ndarray, rows: np.ndarray, first: np.ndarray):
+        self.order, self.rows, self.first = order, rows, first
+
+    @classmethod
+    def of_keys(cls, partition, keys: np.ndarray) -> Route:
+        """The route of keys (n,) int64."""
         owner, row = partition.locate(keys)
         small = np.uint16 if partition.size <= 1 << 16 else np.int64  # numpy sorts 16-bit integers by radix
-        self.order = np.argsort(owner.astype(small), kind="stable")
-        self.rows = row[self.order]
-        self.first = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=partition.size))])
+        order = np.argsort(owner.astype(small), kind="stable")
+        return cls(order, row[order], starts(np.bincount(owner, minlength=partition.size)))
+
+    def where(self, chosen: np.ndarray) -> Route:
+        """The part of the keys that is chosen (n,) bool, at their positions in the whole batch."""
+        kept = chosen[self.order]
+        before = starts(kept)  # kept keys among the routed ones before each
+        return Route(self.order[kept], self.rows[kept], before[self.first])
+
+    def held_by(self, ranks: np.ndarray) -> np.ndarray:
+        """Which of the keys of a whole batch belong to these ranks (size,) bool: (n,) bool."""
+        held = np.empty(len(self.order), bool)
+        held[self.order] = np.repeat(ranks, np.diff(self.first))
+        return held
 
     def of(self, owner: int) -> tuple[np.ndarray, np.ndarray]:
         """(rows, order) of the keys that `owner` holds."""

@@ -36,6 +36,9 @@ SHOWN = {
     "loss": ("loss", "{:.4f}".format),
     "step_ms": ("", "{:.1f} ms".format),
     "samples_per_s": ("", "{:,.0f} samples/s".format),
+    "hit_rate": ("hit", "{:.1%}".format),
+    "stale_rate": ("stale", "{:.1%}".format),
+    "lag_p99": ("lag p99", "{:.0f}".format),
     "pulled_bytes": ("pulled", bytes_text),
     "pushed_bytes": ("pushed", bytes_text),
     "auc": ("auc", "{:.4f}".format),
@@ -121,21 +124,34 @@ class _EventFile:
 
     def __init__(self, folder: Path):
         from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
 
+        self._histogram_proto = HistogramProto
         self._event, self._summary, self._record_writer = Event, Summary, RecordWriter
         self._path = folder / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
         self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def append(self, values: dict) -> None:
         """Every number of values under its key, at values["step"]."""
-        scalars = [
+        shown = [
             self._summary.Value(tag=key, simple_value=value)
             for key, value in values.items()
             if key != "step" and isinstance(value, numbers.Real)
         ]
-        self._write(self._event(wall_time=time.time(), step=values["step"], summary=self._summary(value=scalars)))
+        if values.get("lags"):
+            shown.append(self._summary.Value(tag="lags", histo=self._histogram(values["lags"])))
+        self._write(self._event(wall_time=time.time(), step=values["step"], summary=self._summary(value=shown)))
+
+    def _histogram(self, lags: list[int]):
+        """lags as EmbeddingTable counts them: bin 0 no lag, bin i lags below 2^i."""
+        limits = [2**i - 0.5 for i in range(len(lags))]
+        middles = [0.0] + [1.5 * 2 ** (i - 1) - 0.5 for i in range(1, len(lags))]
+        return self._histogram_proto(
+            min=0, max=max(limit for limit, count in zip(limits, lags) if count), num=sum(lags),
+            sum=sum(m * n for m, n in zip(middles, lags)), sum_squares=sum(m * m * n for m, n in zip(middles, lags)),
+            bucket_limit=limits, bucket=lags,
+        )  # fmt: skip
 
     def _write(self, event) -> None:
         record = io.BytesIO()

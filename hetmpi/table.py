@@ -1,13 +1,21 @@
 """EmbeddingTable: one table of rows spread over all ranks, read and written by key.
 
-Synchronous (s = 0): every read sees all writes of the step before, from all ranks, applied once. The protocol of a step:
+Every read and write passes the rank's RowCache (cpp/row_cache.h), which may hold no line at all. How fresh a read is
+depends on the staleness s.
 
-    read     the owners' rows, which nobody changes until every rank has written
+s = 0, synchronous: every read sees all writes of the step before, from all ranks, applied once.
+    read     lines whose owner's clock has not moved are as good as the owners' rows; the others are fetched
     write    each rank sends its gradients to their owners
     settle   at the next read: each owner waits for all ranks, sums per key in rank order, applies the row optimizer once;
              then all ranks meet, and the next read may begin
+    So `write` and the read (or flush) after it are collective: every rank makes them, with no keys if it has none.
 
-So `write` and the read (or flush) after it are collective: every rank makes them, with no keys if it has none.
+s >= 1, bounded: ranks go on without waiting for each other (HET's client rules, docs/design.md).
+    read     waits until the owners have taken in what this rank sent; lines within the bound are read as they are, the
+             others and keys without a line are fetched; new lines push out old ones
+    write    to the lines, with a preview of what the owner will do; sums that are due, sums of lines that went, and
+             gradients of keys without a line go to their owners, whose engines apply them as they arrive
+    Only `flush` and `close` are collective.
 """
 
 from __future__ import annotations
@@ -15,13 +23,18 @@ from __future__ import annotations
 import os
 import sys
 import time
+import weakref
 
 import numpy as np
 import torch
 
 from hetmpi import _C
-from hetmpi.inbox import Outbox
+from hetmpi.cache import CacheSettings, Staleness, make_cache
+from hetmpi.early import EarlyRows
+from hetmpi.inbox import Message, Outbox
+from hetmpi.metrics import Counters
 from hetmpi.optim import RowOptimizer
+from hetmpi.owners import Owners
 from hetmpi.partition import Route, make_partition
 from hetmpi.window import Layout, RmaWindow, ring_bytes
 from hetmpi.world import Refused, World
@@ -34,9 +47,9 @@ WARN_AFTER_S = 60
 class EmbeddingTable:
     """`num_rows` rows of `dim` float32, keys 0 <= key < num_rows, partitioned over the ranks of `world`.
 
-    step            steps settled so far
-    pulled_bytes    rows and clocks fetched from other ranks by read and prefetch since the start
-    pushed_bytes    keys and gradients sent to other ranks since the start
+    step       steps written so far (s = 0: and settled)
+    counters   what this rank's reads and writes did (hetmpi.metrics.Counters)
+    lags       how far behind the owners the lines read were: (32,) int64, bin 0 no lag, bin i lags of [2^(i-1), 2^i)
     """
 
     def __init__(
@@ -50,6 +63,8 @@ class EmbeddingTable:
         name: str = "table",
         init_std: float = 0.01,
         inbox_bytes: int = 8 << 20,
+        staleness: Staleness = Staleness(0),
+        cache: CacheSettings = CacheSettings(capacity_rows=0),
     ):
         """Allocates the shards and gives every row its first value, normal with deviation `init_std`, which depends on
         (seed, name, key) alone. inbox_bytes: memory of each rank for gradients on their way in. Collective.
@@ -57,23 +72,42 @@ class EmbeddingTable:
         Raises Refused if memory is short, ValueError for an unknown partition or an impossible shape."""
         if dim < 1:
             raise Refused(f"table.dim must be at least 1, got {dim}")
-        self.world, self.num_rows, self.dim = world, num_rows, dim
+        self.world, self.num_rows, self.dim, self.staleness = world, num_rows, dim, staleness
         self.optimizer, self._rule = optimizer, optimizer.core(dim)
         self.partition = make_partition(partition, num_rows, world.size)
-        rings = ring_bytes(inbox_bytes if world.size > 1 else 0, world.size, dim)
+        self.step, self.counters = 0, Counters()
+        self._anticipate = staleness.factor(world.size)
+        self._cache = make_cache(world, cache, num_rows, dim, optimizer)
+        self._admitted = cache.admitted(world) & (self._cache.capacity_rows > 0)  # (size,) bool: ranks whose rows it keeps
+        self._is_far = ~np.isin(np.arange(world.size), world.node_ranks)  # (size,) bool: ranks of other nodes
+        self._open(inbox_bytes)
+        self._initialise(table_seed(seed, name), init_std)
+        self.window.fence()
+        self._start()
+
+    def _open(self, inbox_bytes: int):
+        """Shared memory, and this rank's ways into that of the others."""
+        world, is_synchronous = self.world, self.staleness.is_synchronous
+        self._record = _C.RecordFormat(self.dim if is_synchronous else self._rule.sum_dim, not is_synchronous)
+        rings = ring_bytes(inbox_bytes if world.size > 1 else 0, world.size, self._record)
         self.window = RmaWindow(world, [self._layout(rank, rings) for rank in range(world.size)])
         self.shard = self.window.local
-        self._initialise(table_seed(seed, name), init_std)
-        self._outbox = Outbox(self.window)
-        self._inbox = _C.Inbox(self.shard.rings, world.rank, self.shard.weight, self.shard.state, self.shard.clock)
-        self.step = 0
-        self.pulled_bytes = 0
-        self.pushed_bytes = 0
+        self._outbox = Outbox(self.window, self._record)
+
+    def _start(self):
+        """The owner's side: an inbox that waits for every rank's step, or an engine that applies what comes."""
+        shard = self.shard.weight, self.shard.state, self.shard.clock
+        self._inbox = self._engine = None
+        if self.staleness.is_synchronous:
+            self._inbox = _C.Inbox(self.shard.rings, self.world.rank, *shard)
+        else:
+            self._engine = _C.Engine(self.shard.rings, *shard, self._rule)
+            weakref.finalize(self, self._engine.stop)  # also at exit, before MPI takes the memory away
+        self._owners = Owners(self.window, self._engine)
         self._is_closed = False
-        self._is_written = False  # a write waits to be settled
-        self._last: RoutedKeys | None = None
-        self._early: EarlyRows | None = None
-        self.window.fence()
+        self._is_written = False  # s = 0: a write waits to be settled
+        self._last: Reading | None = None
+        self._early: tuple[Reading, EarlyRows] | None = None
 
     def _layout(self, rank: int, ring: int) -> Layout:
         num_rows = self.partition.num_local_rows(rank)
@@ -87,138 +121,317 @@ class EmbeddingTable:
             weight = self.shard.weight[begin : begin + INIT_CHUNK_ROWS]
             _C.init_rows(weight, self.partition.keys_of(self.world.rank, begin, begin + len(weight)), seed, std)
 
-    def read(self, keys: torch.Tensor) -> torch.Tensor:
-        """keys (U,) int64, unique -> rows (U, dim) float32, the owners' values after the last write.
+    # What a trainer calls.
 
-        Collective after a write. Raises Refused for keys of another dtype or shape, or out of range."""
-        self._settle()
-        route = self._routed(keys, "read")
+    def read(self, keys: torch.Tensor) -> torch.Tensor:
+        """keys (U,) int64, unique -> rows (U, dim) float32: at s = 0 the owners' values after the last write, else at most
+        `staleness` iterations behind them, with all of this rank's own updates.
+
+        At s = 0 collective after a write. Raises Refused for keys of another dtype or shape, or out of range."""
+        self._await_writes()
+        reading = self._last = self._routed(keys, "read")
         early, self._early = self._early, None
         if early is not None:
-            early.land()  # its buffers are MPI's until then
-        if early is not None and early.route is route:
-            rows, nbytes = early.finish()
-        else:
-            rows, nbytes = self._fetch(route)
-        self.pulled_bytes += nbytes
-        return torch.from_numpy(rows)
+            early[1].land()
+        return torch.from_numpy(self._read(reading, early[1] if early and early[0] is reading else None))
 
     def peek(self, keys: torch.Tensor) -> torch.Tensor:
-        """As read, for evaluation: no other rank need take part, nothing is counted. REQUIRES: flush() since a write."""
+        """The owners' rows, for evaluation: no other rank need take part, no line is used, nothing is counted.
+        REQUIRES: flush() since a write, on every rank."""
         if self._is_written:
             raise RuntimeError("EmbeddingTable.peek: a write is not settled yet: call flush() on every rank first")
-        return torch.from_numpy(self._fetch(Route(self.partition, self._checked(keys, "peek")))[0])
+        route = Route.of_keys(self.partition, self._checked(keys, "peek"))
+        rows = np.empty((len(keys), self.dim), np.float32)
+        self._owners.read("weight", route, rows)
+        return torch.from_numpy(rows)
 
     def prefetch(self, keys: torch.Tensor):
         """Starts fetching rows that the next read will ask for by the same tensor `keys`; call it between read and write.
 
-        What other ranks change meanwhile is fetched again by that read, so its result is the same. Raises Refused as
-        read does, and RuntimeError between write and read, when rows change."""
+        What changes meanwhile is fetched again by that read, so it is as fresh as without. Raises Refused as read does,
+        and RuntimeError between write and read, when rows change."""
         if self._is_written:
             raise RuntimeError("EmbeddingTable.prefetch: call it between a read and the write after it, not after write")
         if self._early is not None:
-            self._early.land()
-        self._early = EarlyRows(self, keys, Route(self.partition, self._checked(keys, "prefetch")))
+            self._early[1].land()
+        reading = Reading(keys, self._checked(keys, "prefetch"), self.partition)
+        posted = reading.route.held_by(self._is_far)
+        if self._cache.capacity_rows and posted.any():
+            self._cache.find(reading.array, reading.slots, counts_as_use=False)
+            posted &= reading.slots < 0
+        arrays = ("weight", "state") if self._wants_state else ("weight",)
+        self._early = reading, EarlyRows(self._owners, reading.route, posted, arrays)
 
     def write(self, keys: torch.Tensor, grads: torch.Tensor):
-        """Sends the gradients of this step: keys (U,) int64, unique, grads (U, dim) float32. Collective.
+        """Takes the gradients of this step: keys (U,) int64, unique, grads (U, dim) float32. At s = 0 collective.
 
         The owner sums over ranks: divide by world.size for the gradient of a loss averaged over the global batch.
-        Raises Refused for a wrong dtype, shape or key, and RuntimeError if the step is already written."""
+        Raises Refused for a wrong dtype, shape or key, and at s = 0 RuntimeError if the step is already written."""
         if self._is_written:
             raise RuntimeError("EmbeddingTable.write: this step is written already: read or flush before the next write")
-        route = self._routed(keys, "write")
+        reading = self._routed(keys, "write")
         values = self._checked_grads(keys, grads)
-        if self._early is not None:
-            self._early.land()  # before any owner can change a row
-        own_rows, own_order = route.of(self.world.rank)
-        self._inbox.begin(self.step, own_rows, values[own_order])  # a copy: the caller's grads are its own again
-        self._is_written = True
-        self.pushed_bytes += self._outbox.send(self.step, route, values, while_waiting=self._drain)
+        if self.staleness.is_synchronous:
+            self._send_step(reading.route, values)
+        else:
+            self._update(reading, values)
 
     def flush(self):
-        """Settles the last write everywhere: after it every rank sees every update. Collective."""
-        self._settle()
+        """Brings every update to its owner: after it every rank's reads of the owners see all of them. Collective."""
+        if self.staleness.is_synchronous:
+            self._settle()
+        else:
+            self.push_pending()
+            self.window.fence()
+
+    def push_pending(self, timeout_s: float = float("inf")):
+        """Sends the owners every update this rank holds back, and waits until they have taken them in. Not collective:
+        for a rank that leaves. At s = 0 nothing is held back. Raises TimeoutError if owners do not answer in time."""
+        self._check_open()
+        if self.staleness.is_synchronous:
+            return
+        self._cache.take_all()
+        self._push()
+        self._await_drained(time.monotonic() + timeout_s)
+
+    def await_owners(self):
+        """Waits until the owners have taken in what this rank sent: at s >= 1 not collective, at s = 0 as flush()."""
+        self._await_writes()
 
     def close(self):
-        """Frees the memory: arrays taken from `shard` are gone with it. Closing twice is fine. Collective."""
+        """Frees the memory: arrays taken from `shard` are gone with it, and updates not flushed. Closing twice is fine.
+        Collective."""
         if self._is_closed:
             return
         self._is_closed = True
         if self._early is not None:
-            self._early.land()
-        self._inbox = self._outbox = self.shard = self._early = None
+            self._early[1].land()
+        if self._engine is not None:
+            self._engine.stop()
+        self._inbox = self._engine = self._owners = self._outbox = self.shard = self._early = None
         self.window.free()
 
     def keys(self) -> torch.Tensor:
         """Keys of this rank's shard in the order of its rows: (n,) int64."""
         return torch.from_numpy(self.partition.keys_of(self.world.rank, 0, len(self.shard.weight)))
 
-    def _drain(self):
+    @property
+    def lags(self) -> np.ndarray:
+        return self._cache.lags
+
+    @property
+    def cache(self) -> _C.RowCache:
+        """This rank's lines, to look at."""
+        return self._cache
+
+    # Reading, at any staleness.
+
+    def _read(self, reading: Reading, early: EarlyRows | None) -> np.ndarray:
+        """The rows (U, dim) of a batch: lines that are fresh enough, the owners' rows for all others."""
+        slots, num = reading.slots, len(reading.array)
+        admitted = reading.route.held_by(self._admitted)
+        self._find(reading, admitted)
+        bound = self.staleness.at(self.step)
+        self._ask_clocks(reading, admitted, early, bound)
+        is_stale = np.zeros(num, bool)
+        num_stale = self._cache.validate(slots, reading.clocks, bound, is_stale)
+        is_missing = slots < 0
+        num_found, num_missing = num - int(is_missing.sum()), int((is_missing & admitted).sum())
+        rows = np.empty((num, self.dim), np.float32)
+        states = np.empty((num, self._rule.state_dim), np.float32)
+        self._fetch(reading, is_missing | is_stale, admitted, early, bound, rows, states)
+        if num_found:
+            self._cache.refresh(slots, is_stale, rows, states, reading.clocks, self._anticipate)
+            self._cache.gather(slots, rows)
+        if num_missing:
+            evicted = self._cache.insert_and_evict(
+                reading.array, admitted, rows, states, reading.clocks, slots
+            )
+            self.counters.evicted += evicted
+        self.counters.hits += num_found - num_stale
+        self.counters.stale += num_stale
+        self.counters.misses += num_missing
+        reading.is_found = True
+        return rows
+
+    def _find(self, reading: Reading, admitted: np.ndarray):
+        """Looks the keys up that the cache may keep; they count as used."""
+        if self._cache.capacity_rows == 0:
+            reading.slots[:] = -1
+        elif admitted.all():
+            self._cache.find(reading.array, reading.slots, counts_as_use=True)
+        else:
+            slots = np.empty(int(admitted.sum()), np.int64)
+            self._cache.find(reading.array[admitted], slots, counts_as_use=True)
+            reading.slots[:] = -1
+            reading.slots[admitted] = slots
+
+    def _ask_clocks(self, reading: Reading, admitted: np.ndarray, early: EarlyRows | None, bound: int):
+        """Fetches the owners' clocks that this read needs: to tell fresh lines from stale ones, for new lines, and at
+        s >= 1 for gradients that will be passed on."""
+        found = reading.slots >= 0
+        if bound == _C.UNBOUNDED:
+            wanted = ~found
+        elif self.staleness.is_synchronous:
+            wanted = admitted if early is None else admitted | early.posted
+        else:
+            wanted = np.ones(len(found), bool)
+        if bound != _C.UNBOUNDED:
+            self.counters.validated += int(found.sum())
+        if not wanted.any():
+            return
+        route = reading.route.where(wanted)
+        self._timed(self._owners.read, "clock", route, reading.clocks)
+        self.counters.clock_bytes += 4 * route.num_elsewhere(self.world.rank)
+
+    def _fetch(
+        self, reading: Reading, needed: np.ndarray, admitted: np.ndarray, early: EarlyRows | None, bound: int,
+        rows: np.ndarray, states: np.ndarray,
+    ):  # fmt: skip
+        """Brings the needed rows (U, dim), and the states (U, state_dim) of those the cache may keep, from their owners
+        to their positions, and the clocks they came with."""
+        if early is not None:
+            fresh = self._early_ones(reading, needed, early, bound)
+            early.place([rows, states] if self._wants_state else [rows])
+            needed = needed & ~fresh
+            self._count_rows(reading.route.where(early.posted), with_state=True)
+        if not needed.any():
+            return
+        route = reading.route.where(needed)
+        self._timed(self._owners.read, "weight", route, rows)
+        self._count_rows(route, with_state=False)
+        if self._wants_state and (needed & admitted).any():
+            state_route = reading.route.where(needed & admitted)
+            self._timed(self._owners.read, "state", state_route, states)
+            self.counters.row_bytes += 4 * self._rule.state_dim * state_route.num_elsewhere(self.world.rank)
+
+    def _early_ones(self, reading: Reading, needed: np.ndarray, early: EarlyRows, bound: int) -> np.ndarray:
+        """Which needed rows a prefetch has brought and are as fresh as if fetched now; their clocks are set to those
+        they came with."""
+        clocks = early.clocks()
+        fresh = needed & early.posted & early.untouched(reading.array)
+        if bound != _C.UNBOUNDED:
+            fresh &= reading.clocks <= clocks + bound
+        reading.clocks[fresh] = clocks[fresh]
+        return fresh
+
+    def _count_rows(self, route: Route, with_state: bool):
+        width = self.dim + (self._rule.state_dim if with_state and self._wants_state else 0)
+        self.counters.row_bytes += 4 * width * route.num_elsewhere(self.world.rank)
+
+    @property
+    def _wants_state(self) -> bool:
+        """Whether lines preview updates by a rule that has state."""
+        return self._rule.state_dim > 0 and self._cache.capacity_rows > 0 and not self.staleness.is_synchronous
+
+    def _await_writes(self):
+        """Waits until what this rank wrote is with the owners, so that what is fetched now has it; at s = 0 what all
+        ranks wrote."""
+        if self.staleness.is_synchronous:
+            return self._settle()
+        self._check_open()
+        if self._cache.num_pushes:  # of lines that went in a read after which nothing was written
+            self._push()
+        self._engine.drain()
+        self._await_drained(float("inf"))
+
+    # Writing at s >= 1.
+
+    def _update(self, reading: Reading, grads: np.ndarray):
+        """HET's Write: to the lines, and to the owners what is due."""
+        lr, keys, slots = self.optimizer.lr_at(self.step), reading.array, reading.slots
+        self._cache.set_step(lr, self.step + 1)
+        self._engine.set_step(lr, self.step + 1)
+        if not reading.is_found:
+            self._cache.find(keys, slots, counts_as_use=False)
+            self._timed(self._owners.read, "clock", reading.route, reading.clocks)
+        self._cache.update(slots, grads, self._anticipate)
+        self._cache.pass_on(keys, slots, reading.clocks, grads)
+        self._cache.take_due(slots, self.staleness.at(self.step))
+        reading.is_found = False  # its clocks are those before this write
+        self._push()
+        self.step += 1
+
+    def _push(self):
+        """Sends the owners all sums that the cache has handed out."""
+        keys, clocks, counts, sums = self._cache.take_pushes()
+        if not len(keys):
+            return
+        if self._early is not None:
+            self._early[1].note_pushed(keys)
+        route = Route.of_keys(self.partition, keys)
+        rows, order = route.of(self.world.rank)
+        self._engine.apply(rows, sums, order, clocks, counts)
+        message = Message(self.step, route, sums, clocks, counts)
+        self.counters.push_bytes += self._timed(self._outbox.send, message, False, self._drain_engine)
+        self.counters.pushed += len(keys)
+
+    def _drain_engine(self):
+        self._engine.drain()
+        self.world.progress()
+        os.sched_yield()
+
+    def _await_drained(self, deadline: float):
+        """Waits until the owners have taken in everything this rank sent."""
+        patience, began = Patience(self.world), time.perf_counter()
+        while not self._outbox.is_drained():
+            self._drain_engine()
+            patience.check(lambda: f"in step {self.step + 1} for rank(s) {self._outbox.behind()} to take in its gradients")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"rank(s) {self._outbox.behind()} have not taken in the gradients sent to them in time")
+        self.counters.wait_ms += 1000 * (time.perf_counter() - began)
+
+    # Writing at s = 0.
+
+    def _send_step(self, route: Route, values: np.ndarray):
+        """Sends each owner its part of the step's gradients."""
+        if self._early is not None:
+            self._early[1].land()  # before any owner can change a row
+        own_rows, own_order = route.of(self.world.rank)
+        self._inbox.begin(self.step, own_rows, values[own_order])  # a copy: the caller's grads are its own again
+        self._is_written = True
+        message = Message(self.step, route, values)
+        self.counters.push_bytes += self._timed(self._outbox.send, message, True, self._drain_inbox)
+        self.counters.pushed += len(values)
+
+    def _settle(self):
+        self._check_open()
+        if not self._is_written:
+            return
+        self._timed(self._await_all)
+        self._rule.set_step(self.optimizer.lr_at(self.step), self.step + 1)
+        self._inbox.apply(self._rule)
+        self.step += 1
+        self._is_written = False
+        self._timed(self.window.fence)
+
+    def _drain_inbox(self):
         self._inbox.poll(0.0)
         self.world.progress()
         os.sched_yield()
 
     def _await_all(self):
-        """Sums the messages of this step until every rank's are here; says so when one is long in coming."""
-        warn_at = time.monotonic() + WARN_AFTER_S
+        """Sums the messages of this step until every rank's are here."""
+        patience = Patience(self.world)
         while not self._inbox.poll(POLL_S):
             self.world.progress()
-            if time.monotonic() > warn_at:
-                print(
-                    f"hetmpi: rank {self.world.rank} on {self.world.host} has waited {WARN_AFTER_S} s in step "
-                    f"{self.step + 1} for the gradients of rank {self._inbox.awaited}",
-                    file=sys.stderr,
-                    flush=True,
-                )
-                warn_at = float("inf")
+            patience.check(lambda: f"in step {self.step + 1} for the gradients of rank {self._inbox.awaited}")
 
-    def _settle(self):
-        if self._is_closed:
-            raise RuntimeError("EmbeddingTable: the table is closed")
-        if not self._is_written:
-            return
-        self._await_all()
-        self._rule.set_step(self.optimizer.lr_at(self.step), self.step + 1)
-        self._inbox.apply(self._rule)
-        self.step += 1
-        self._is_written = False
-        self.window.fence()
+    # Keys and gradients as they come in.
 
-    def _fetch(self, route: Route) -> tuple[np.ndarray, int]:
-        """The owners' rows in the order of the batch, and the bytes that came from other ranks."""
-        out = np.empty((len(route.rows), self.dim), np.float32)
-        far = FarRows(self, self._far_parts(route), "rows")
-        self._copy_near(route, out)
-        self.window.flush()
-        far.place(out)
-        return out, route.num_elsewhere(self.world.rank) * self.dim * 4
-
-    def _copy_near(self, route: Route, out: np.ndarray):
-        for owner in route.owners():
-            if owner in self.window.near:
-                rows, order = route.of(owner)
-                _C.gather(self.window.near[owner].weight, rows, out, order)
-
-    def _far_parts(self, route: Route) -> list[tuple]:
-        """(owner, rows (m,), order (m,)) for each owner on another node."""
-        return [(owner, *route.of(owner)) for owner in route.owners() if owner not in self.window.near]
-
-    def _routed(self, keys: torch.Tensor, verb: str) -> Route:
-        """The route of `keys`, known already if the read before this write, or a prefetch, was given the same tensor."""
-        for known in (self._early, self._last):
-            if known is not None and known.keys is keys and known.version == keys._version:
-                self._last = RoutedKeys(keys, known.route)
-                return known.route
-        self._last = RoutedKeys(keys, Route(self.partition, self._checked(keys, verb)))
-        return self._last.route
+    def _routed(self, keys: torch.Tensor, verb: str) -> Reading:
+        """What is known of `keys`: of the read before this write, or of a prefetch, if given the same tensor."""
+        known_ones = [self._early[0] if self._early else None, self._last]
+        for known in known_ones if verb == "read" else reversed(known_ones):
+            if known is not None and known.is_of(keys):
+                return known
+        return Reading(keys, self._checked(keys, verb), self.partition)
 
     def _checked(self, keys: torch.Tensor, verb: str) -> np.ndarray:
-        if self._is_closed:
-            raise RuntimeError(f"EmbeddingTable.{verb}: the table is closed")
+        self._check_open()
         if not torch.is_tensor(keys) or keys.dtype != torch.int64 or keys.dim() != 1:
             raise Refused(f"EmbeddingTable.{verb}: keys must be int64 of shape (U,), got {kind_of(keys)}")
-        array = keys.numpy()
+        array = keys.contiguous().numpy()
         if array.size and not 0 <= array.min() <= array.max() < self.num_rows:
             wrong = array[(array < 0) | (array >= self.num_rows)]
             raise Refused(
@@ -233,83 +446,51 @@ class EmbeddingTable:
             raise Refused(f"EmbeddingTable.write: grads must be float32 of shape {shape}, got {kind_of(grads)}")
         return grads.detach().contiguous().numpy()
 
+    def _check_open(self):
+        if self._is_closed:
+            raise RuntimeError("EmbeddingTable: the table is closed")
 
-class RoutedKeys:
-    """A tensor of keys and the route found for what it held: torch counts in-place changes as versions."""
-
-    def __init__(self, keys: torch.Tensor, route: Route):
-        self.keys, self.version, self.route = keys, keys._version, route
-
-
-class FarRows:
-    """Rows asked of owners on other nodes, on their way into a buffer of their own."""
-
-    def __init__(self, table: EmbeddingTable, parts: list[tuple], use: str):
-        """parts: (owner, rows (m,), order (m,)) each. Posts one get for each; the rows are here after window.flush().
-        `use` names the buffers they come to."""
-        self.parts = []  # (order (m,), rows (m, dim)) per owner
-        for owner, rows, order in parts:
-            buffer = table.window.buffer(use, owner, len(rows), table.dim, np.float32)
-            table.window.get_rows(owner, rows, buffer)
-            self.parts.append((order, buffer))
-
-    def place(self, out: np.ndarray):
-        """Copies the rows to their places in the batch. REQUIRES: window.flush()."""
-        for order, buffer in self.parts:
-            _C.gather(buffer, np.arange(len(order)), out, order)
+    def _timed(self, call, *arguments):
+        """call(*arguments), its time added to wait_ms."""
+        began = time.perf_counter()
+        try:
+            return call(*arguments)
+        finally:
+            self.counters.wait_ms += 1000 * (time.perf_counter() - began)
 
 
-class EarlyRows(RoutedKeys):
-    """A prefetch: rows of other nodes fetched before the step's writes, and what the writes made of them.
+class Reading:
+    """One batch of keys, and what a read found of it.
 
-    Between a read and the write after it no owner changes a row, so rows and clocks fetched there belong together.
-    At the next read the owners' clocks tell which rows have changed since; those alone are fetched again."""
+    keys, version   the tensor, and torch's count of its changes in place
+    array, route    its numbers (U,) int64 and their owners
+    slots           line of each key, (U,) int64, -1 for none; clocks: its owner's when it was read, (U,) int32
+    is_found        whether slots and clocks are those of a read that no other read or write has followed
+    """
 
-    def __init__(self, table: EmbeddingTable, keys: torch.Tensor, route: Route):
-        super().__init__(keys, route)
-        self.table = table
-        self.has_landed = False
-        self.parts = table._far_parts(route)
-        self.rows = FarRows(table, self.parts, "early rows")
-        self.clocks = self._post_clocks("early clocks")
+    def __init__(self, keys: torch.Tensor, array: np.ndarray, partition):
+        self.keys, self.version, self.array = keys, keys._version, array
+        self.route = Route.of_keys(partition, array)
+        self.slots = np.full(len(array), -1, np.int64)
+        self.clocks = np.zeros(len(array), np.int32)
+        self.is_found = False
 
-    def land(self):
-        """Waits for what was posted."""
-        if not self.has_landed:
-            self.table.window.flush()
-            self.has_landed = True
+    def is_of(self, keys: torch.Tensor) -> bool:
+        return self.keys is keys and self.version == keys._version
 
-    def finish(self) -> tuple[np.ndarray, int]:
-        """The rows (U, dim) as the owners have them now, and the bytes fetched from other ranks. REQUIRES: settled."""
-        self.land()
-        now = self._post_clocks("clocks")
-        out = np.empty((len(self.route.rows), self.table.dim), np.float32)
-        self.table._copy_near(self.route, out)
-        self.table.window.flush()
-        self.rows.place(out)
-        refetched = self._refetch(now, out)
-        clock_bytes = 16 * sum(len(clock) for clock in now.values())
-        fetched = self.route.num_elsewhere(self.table.world.rank) + refetched
-        return out, fetched * self.table.dim * 4 + clock_bytes
 
-    def _refetch(self, now: dict, out: np.ndarray) -> int:
-        """Fetches again the rows whose clock has moved, into their places in out; returns how many."""
-        changed = []
-        for owner, rows, order in self.parts:
-            moved = np.flatnonzero(now[owner][:, 0] != self.clocks[owner][:, 0])
-            if len(moved):
-                changed.append((owner, rows[moved], order[moved]))
-        again = FarRows(self.table, changed, "rows")
-        self.table.window.flush()
-        again.place(out)
-        return sum(len(rows) for _, rows, _ in changed)
+class Patience:
+    """Says so, once, when a wait is long."""
 
-    def _post_clocks(self, use: str) -> dict:
-        clocks = {}  # owner -> (m, 1) int64
-        for owner, rows, _ in self.parts:
-            clocks[owner] = self.table.window.buffer(use, owner, len(rows), 1, np.int64)
-            self.table.window.get_clocks(owner, rows, clocks[owner])
-        return clocks
+    def __init__(self, world: World):
+        self.world, self.warn_at = world, time.monotonic() + WARN_AFTER_S
+
+    def check(self, what):
+        """what(): a sentence's end, "in step 3 for rank 1"."""
+        if time.monotonic() > self.warn_at:
+            text = f"hetmpi: rank {self.world.rank} on {self.world.host} has waited {WARN_AFTER_S} s {what()}"
+            print(text, file=sys.stderr, flush=True)
+            self.warn_at = float("inf")
 
 
 def kind_of(value) -> str:

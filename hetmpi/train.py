@@ -15,16 +15,17 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from hetmpi.config import CONF, compose
+from hetmpi.config import CONF, cache_of, compose, staleness_of
 from hetmpi.data.batch import Batch, to_batch
 from hetmpi.data.loader import Loader
-from hetmpi.metrics import auc, log_loss
+from hetmpi.metrics import Counters, auc, lag_at, log_loss
 from hetmpi.optim import DenseOptimizer, RowOptimizer, Schedule
 from hetmpi.runlog import RunLog
 from hetmpi.table import EmbeddingTable
 from hetmpi.world import Refused, World, launch
 
 MB = 1 << 20
+LEAVE_S = 5  # for the owners to take in what a failing rank holds back
 
 
 def main(world: World):
@@ -39,6 +40,9 @@ def main(world: World):
     training = Training(world, config)
     try:
         training.run()
+    except Exception:
+        training.leave()
+        raise
     finally:
         if training.log is not None:
             training.log.close()  # gives the terminal its cursor back
@@ -82,7 +86,7 @@ class Training:
         batches = Ahead(self.loader)
         for step, batch in enumerate(batches):
             rows = self.table.read(batch.keys).requires_grad_()  # (U, row_dim)
-            if self.config.table.prefetch and batches.next is not None:
+            if self.config.table.prefetch_batches and batches.next is not None:
                 self.table.prefetch(batches.next.keys)
             loss = self.criterion(self._logits(rows, batch), batch.label)
             loss.backward()  # Horovod's hooks start the dense allreduce here
@@ -92,7 +96,8 @@ class Training:
             self.dense.step(step)
             self._check_finite(step, loss.item())
             if (step + 1) % every == 0 or step + 1 == self.total_steps:
-                self.table.flush()  # a rank that waits for the others below could not drain its inbox for them
+                if self.table.staleness.is_synchronous:
+                    self.table.flush()  # a rank that waits for the others below could not drain its inbox for them
                 self._report(step + 1, loss.item(), interval)
             if self._evaluates_after(step + 1):
                 self.train_s += time.perf_counter() - started
@@ -119,6 +124,13 @@ class Training:
         figures["teacher_auc"] = auc(label, teacher[0]) if teacher else None
         self.log.evaluation(figures)
         return figures
+
+    def leave(self):
+        """On an error: gives the owners what this rank holds back, as far as they still answer."""
+        try:
+            self.table.push_pending(LEAVE_S)
+        except Exception as error:
+            print(f"hetmpi: rank {self.world.rank}: updates held back are lost: {error}", file=sys.stderr, flush=True)
 
     def close(self):
         """Frees what the ranks share. Collective."""
@@ -182,6 +194,8 @@ class Training:
             seed=self.config.seed,
             init_std=table.init_std,
             inbox_bytes=int(table.inbox_mb * MB),
+            staleness=staleness_of(self.config),
+            cache=cache_of(self.config),
         )
 
     def _held_out(self):
@@ -213,27 +227,55 @@ class Training:
 
     def _report(self, steps: int, loss: float, interval: Interval):
         """Sums over ranks what happened since the last report and logs it. Collective."""
-        sums = np.array([loss, *interval.bytes()], np.float64)
-        self.world.comm.Allreduce(sums.copy(), sums)
+        counted, lags = interval.counted()
+        loss = self.world.comm.allreduce(loss) / self.world.size
+        sums, lags = self._summed(counted, lags)
         num_steps, seconds = interval.restart(steps)
         if self.log is not None:
             self.log.step({
                 "step": steps,
-                "loss": sums[0] / self.world.size,
+                "loss": loss,
                 "step_ms": 1000 * seconds / num_steps,
                 "samples_per_s": num_steps * self.config.batch_size * self.world.size / seconds,
-                "pulled_bytes": sums[1] / num_steps,
-                "pushed_bytes": sums[2] / num_steps,
+                **self._table_figures(sums, lags, num_steps),
                 "lr": self.dense.lr * self.dense.schedule.factor(steps - 1),
             })  # fmt: skip
 
+    def _summed(self, counted: Counters, lags: np.ndarray) -> tuple[Counters, np.ndarray]:
+        """Both summed over all ranks. Collective."""
+        sums = np.concatenate([counted.as_array(), lags])
+        self.world.comm.Allreduce(sums.copy(), sums)
+        return Counters.of_array(sums[: -len(lags)]), sums[-len(lags) :].astype(np.int64)
+
+    def _table_figures(self, sums: Counters, lags: np.ndarray, num_steps: int) -> dict:
+        """What the table did, per step and over all ranks; waiting per step and rank. Without a cache its figures are
+        None."""
+        has_cache = sums.hit_rate is not None
+        per_step = {name: count / max(1, num_steps) for name, count in vars(sums).items()}
+        cache = {name: per_step[name] if has_cache else None for name in ("hits", "stale", "misses", "validated", "evicted")}
+        return {
+            "hit_rate": sums.hit_rate,
+            "stale_rate": sums.stale_rate,
+            "pulled_bytes": sums.pulled_bytes / max(1, num_steps),
+            "pushed_bytes": per_step["push_bytes"],
+            "clock_bytes": per_step["clock_bytes"],
+            "row_bytes": per_step["row_bytes"],
+            **cache,
+            "pushed": per_step["pushed"],
+            "wait_ms": per_step["wait_ms"] / self.world.size,
+            "lag_p50": lag_at(lags, 0.5),
+            "lag_p99": lag_at(lags, 0.99),
+            "lags": lags.tolist() if lags.any() else None,
+        }
+
     def _finish(self, figures: dict):
         """Writes and shows the summary of the run. Collective."""
-        moved = np.array([self.table.pulled_bytes, self.table.pushed_bytes], np.int64)
-        self.world.comm.Allreduce(moved.copy(), moved)
+        sums, lags = self._summed(self.table.counters, self.table.lags)
         if self.log is None:
             return
         samples = self.total_steps * self.config.batch_size * self.world.size
+        table = self._table_figures(sums, lags, 1)
+        table["wait_ms"] /= max(1, self.total_steps)
         self.log.finish({
             "model": self.config.model_name,
             "data": self.config.data_name,
@@ -243,8 +285,7 @@ class Training:
             "auc": figures["auc"],
             "log_loss": figures["log_loss"],
             "teacher_auc": figures["teacher_auc"],
-            "pulled_bytes": int(moved[0]),
-            "pushed_bytes": int(moved[1]),
+            **table,
             "seconds": self.train_s,
             "num_rows": self.data.num_rows,
             "row_dim": self.model.row_dim,
@@ -269,22 +310,22 @@ def build(config: DictConfig, **arguments):
 
 
 class Interval:
-    """What happened since the last report: steps, seconds, bytes."""
+    """What happened since the last report: steps, seconds, and what the table counted."""
 
     def __init__(self, table: EmbeddingTable):
         self.table = table
-        self.steps, self.began, self.seen = 0, time.perf_counter(), (0, 0)
+        self.restart(0)
 
-    def bytes(self) -> tuple[int, int]:
-        """(pulled, pushed) bytes of this rank since the last restart."""
-        return self.table.pulled_bytes - self.seen[0], self.table.pushed_bytes - self.seen[1]
+    def counted(self) -> tuple[Counters, np.ndarray]:
+        """This rank's counters and histogram of lags since the last restart."""
+        return self.table.counters.since(self.counters), self.table.lags - self.lags
 
     def restart(self, steps: int) -> tuple[int, float]:
         """(steps, seconds) since the last restart; begins anew at `steps`."""
         now = time.perf_counter()
-        passed = steps - self.steps, now - self.began
+        passed = (steps - self.steps, now - self.began) if steps else (0, 0.0)
         self.steps, self.began = steps, now
-        self.seen = self.table.pulled_bytes, self.table.pushed_bytes
+        self.counters, self.lags = self.table.counters.copy(), self.table.lags
         return passed
 
 

@@ -48,7 +48,7 @@ class Layout:
 
     @property
     def rings(self) -> int:
-        return self.clock + aligned(self.num_rows * 8)
+        return self.clock + aligned(self.num_rows * 4)
 
     @property
     def nbytes(self) -> int:
@@ -65,7 +65,7 @@ class Memory:
 
         self.weight = part(layout.weight, (layout.num_rows, layout.dim), np.float32)
         self.state = part(layout.state, (layout.num_rows, layout.state_dim), np.float32)
-        self.clock = part(layout.clock, (layout.num_rows,), np.int64)
+        self.clock = part(layout.clock, (layout.num_rows,), np.int32)
         self.rings = part(layout.rings, (layout.num_rings, layout.ring_bytes), np.uint8)
 
 
@@ -87,7 +87,12 @@ class RmaWindow:
             self._far.Lock_all(MPI.MODE_NOCHECK)
             check_unified(self._far)
         self._shared.Lock_all(MPI.MODE_NOCHECK)
-        self._row = MPI.FLOAT.Create_contiguous(layouts[world.rank].dim).Commit()
+        mine = layouts[world.rank]
+        self._items = {  # array -> (one row of it, its numbers)
+            "weight": (MPI.FLOAT.Create_contiguous(mine.dim).Commit(), MPI.FLOAT),
+            "state": (MPI.FLOAT.Create_contiguous(max(1, mine.state_dim)).Commit(), MPI.FLOAT),
+            "clock": (MPI.INT32_T.Create_contiguous(1).Commit(), MPI.INT32_T),
+        }
         self._buffers: dict[tuple, np.ndarray] = {}
 
     def _near(self, node_rank: int, layout: Layout) -> Memory:
@@ -101,17 +106,12 @@ class RmaWindow:
             kept = self._buffers[use, owner] = np.empty((num + num // 4 + 64, width), dtype)
         return kept[:num]
 
-    def get_rows(self, owner: int, rows: np.ndarray, out: np.ndarray):
-        """Posts the fetch of `rows` (m,) int64 of `owner` into out (m, dim) float32; there after flush()."""
-        self._get(self._row, self.layouts[owner].weight, owner, rows, out, MPI.FLOAT)
-
-    def get_clocks(self, owner: int, rows: np.ndarray, out: np.ndarray):
-        """Posts the fetch of the clocks of `rows` (m,) int64 of `owner` into out (m,) int64; there after flush()."""
-        self._get(MPI.INT64_T, self.layouts[owner].clock, owner, rows, out, MPI.INT64_T)
-
-    def _get(self, item: MPI.Datatype, begin: int, owner: int, rows: np.ndarray, out: np.ndarray, unit: MPI.Datatype):
+    def get(self, array: str, owner: int, rows: np.ndarray, out: np.ndarray):
+        """Posts the fetch of `rows` (m,) int64 of `owner`'s array: weight, state or clock. out (m, width of the array),
+        of its dtype, holds them after flush()."""
+        item, number = self._items[array]
         datatype = item.Create_hindexed_block(1, rows * item.size).Commit()  # bytes in 64 bits: no limit on rows
-        self._far.Get([out, out.size, unit], owner, (begin, 1, datatype))
+        self._far.Get([out, out.size, number], owner, (getattr(self.layouts[owner], array), 1, datatype))
         datatype.Free()  # MPI keeps it until the get is complete
 
     def put(self, rank: int, begin: int, data: np.ndarray):
@@ -122,12 +122,14 @@ class RmaWindow:
         """Posts the atomic store of value (1,) uint64 at byte `begin` of `rank`'s memory; there after flush()."""
         self._far.Accumulate([value, 1, MPI.UINT64_T], rank, (begin, 1, MPI.UINT64_T), op=MPI.REPLACE)
 
-    def load_counter(self, rank: int, begin: int) -> int:
-        """The uint64 at byte `begin` of `rank`'s memory, read atomically."""
-        value = np.zeros(1, np.uint64)
-        self._far.Fetch_and_op([value, 1, MPI.UINT64_T], [value, 1, MPI.UINT64_T], rank, begin, op=MPI.NO_OP)
-        self._far.Flush(rank)
-        return int(value[0])
+    def load_counters(self, places: list[tuple[int, int]]) -> np.ndarray:
+        """The uint64 at byte `begin` of `rank`'s memory for each (rank, begin), read atomically: (n,) uint64."""
+        values, nothing = np.zeros(len(places), np.uint64), np.zeros(1, np.uint64)
+        for i, (rank, begin) in enumerate(places):
+            out = [values[i : i + 1], 1, MPI.UINT64_T]
+            self._far.Fetch_and_op([nothing, 1, MPI.UINT64_T], out, rank, begin, op=MPI.NO_OP)
+        self._far.Flush_all()
+        return values
 
     def flush(self):
         """Waits until every posted get and put is complete at both ends."""
@@ -144,7 +146,8 @@ class RmaWindow:
 
     def free(self):
         """Gives the memory back. Collective."""
-        self._row.Free()
+        for item, _ in self._items.values():
+            item.Free()
         self.near, self.local, self._buffers = {}, None, {}
         if self._far is not None:
             self._far.Unlock_all()
@@ -164,9 +167,9 @@ def aligned(nbytes: int) -> int:
     return (nbytes + ALIGN - 1) // ALIGN * ALIGN
 
 
-def ring_bytes(inbox_bytes: int, size: int, dim: int) -> int:
+def ring_bytes(inbox_bytes: int, size: int, record: _C.RecordFormat) -> int:
     """Bytes of each of the `size` rings, header included, that share an inbox of about `inbox_bytes`."""
-    capacity = max(inbox_bytes // size - _C.RING_HEADER_BYTES, _C.min_ring_capacity(dim))
+    capacity = max(inbox_bytes // size - _C.RING_HEADER_BYTES, _C.min_ring_capacity(record))
     return _C.RING_HEADER_BYTES + aligned(capacity)
 
 

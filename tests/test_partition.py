@@ -50,9 +50,24 @@ def test_unknown_partition_is_refused_by_name():
 def test_route_sends_each_key_to_its_owner_once(name, keys, size):
     partition = make_partition(name, 500, size)
     keys = np.array(keys, np.int64)
-    route = Route(partition, keys)
+    route = Route.of_keys(partition, keys)
     owner, row = partition.locate(keys)
     assert sorted(route.order) == list(range(len(keys)))
     for rank in range(size):
         rows, order = route.of(rank)
         assert (owner[order] == rank).all() and (row[order] == rows).all()
+
+
+@given(names, st.lists(st.integers(0, 499), unique=True), st.integers(1, 7), st.randoms())
+def test_part_of_a_route_keeps_positions_in_the_whole_batch(name, keys, size, random):
+    partition = make_partition(name, 500, size)
+    keys = np.array(keys, np.int64)
+    owner, row = partition.locate(keys)
+    chosen = np.array([random.random() < 0.5 for _ in keys], bool)
+    part = Route.of_keys(partition, keys).where(chosen)
+    assert sorted(part.order) == np.flatnonzero(chosen).tolist()
+    for rank in range(size):
+        rows, order = part.of(rank)
+        assert (owner[order] == rank).all() and (row[order] == rows).all()
+        held = Route.of_keys(partition, keys).held_by(np.arange(size) == rank)
+        assert (held == (owner == rank)).all()

@@ -231,7 +231,7 @@ def test_bytes_count_only_what_crosses_between_ranks(placed):
     table.write(keys, torch.zeros(NUM_ROWS, DIM))
     table.flush()
     others = NUM_ROWS - len(table.keys())
-    assert (table.pulled_bytes, table.pushed_bytes) == (others * DIM * 4, others * (8 + DIM * 4))
+    assert (table.counters.pulled_bytes, table.counters.push_bytes) == (others * DIM * 4, others * (8 + DIM * 4))
     table.close()
 
 

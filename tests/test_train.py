@@ -60,7 +60,7 @@ def test_horovodrun_gives_the_same_curve(two_ranks, tmp_path):
 
 
 def test_ranks_without_shared_memory_give_the_same_bits(two_ranks, tmp_path):
-    far = ["table.ranks_per_node=1", "table.prefetch=true"]
+    far = ["table.ranks_per_node=1", "table.cache.capacity_fraction=0.5"]
     outcome = train(2, *CURVE, "batch_size=48", f"run.dir={tmp_path}", *far)
     assert outcome.code == 0, outcome.text
     check_same_curve(two_ranks, tmp_path, tolerance=0)

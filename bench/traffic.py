@@ -1,0 +1,124 @@
+"""Bytes that cross between ranks per training step, against no cache at all (HET, Fig. 7 and 8).
+
+    ./run.sh bench traffic [ranks=8] [batch=128] [dim=128] [scale=0.1] [cache=10] [steps=600] [warmup=200]
+                           [staleness=0,10,100,null] [caches=3,5,10,15] [policies=lru,lfu,lfuopt] [policy=lfu]
+
+Every rank reads and writes the keys of its batches through the real table, all in step, so the figures are the same on
+every run. Writes are ones: what is counted does not depend on values. First checks that after a flush the owners hold
+exactly what was written. `cache` and `caches` are per cent of the table's rows, on each rank; rows of the own rank are
+cached too (admit: all), but only what crosses between ranks is counted. Miss rates are of unique keys per batch,
+at s = 100.
+
+Last, one JSON line: {"reduction": {"0": x, "10": x, "100": x, "null": x}, "miss_rate": {"lru": {"3": x, ...}, ...},
+"bytes_per_step": {"uncached": n, "0": n, ...}, ...}.
+"""
+
+import json
+import sys
+
+import numpy as np
+from workload import Keys, key_of, parse, start_ranks
+
+SETTINGS = {
+    "ranks": 8, "batch": 128, "dim": 128, "scale": 0.1, "zipf": 1.05, "cache": 10.0, "steps": 600, "warmup": 200, "seed": 0,
+    "staleness": [0, 10, 100, None], "caches": [3, 5, 10, 15], "policies": ["lru", "lfu", "lfuopt"], "policy": "lfu",
+}  # fmt: skip
+MISS_STALENESS = 100
+KINDS = ("clock_bytes", "row_bytes", "push_bytes")
+
+
+def main():
+    """Reads the settings and starts the ranks, or is one of them."""
+    arguments = [argument for argument in sys.argv[1:] if argument != "--rank"]
+    settings = parse("traffic", SETTINGS, arguments)
+    if "--rank" not in sys.argv:
+        sys.exit(start_ranks(__file__, settings["ranks"], arguments))
+    from hetmpi.world import launch
+
+    launch(lambda world: measure(world, settings))
+
+
+def measure(world, settings: dict):
+    """One rank: the uncached run, each staleness, each policy and capacity."""
+    from hetmpi.data.synthetic import Synthetic
+
+    data = Synthetic(settings["seed"], scale=settings["scale"], zipf=settings["zipf"])
+    keys = Keys(data, world.rank, world.size, settings["batch"])
+    if world.rank == 0:
+        print(f"{world.size} ranks, batch {settings['batch']}, {data.num_rows:,} rows of dim {settings['dim']}", flush=True)
+    uncached = count(world, data, keys, settings, 0, 0, "lfu")
+    bytes_per_step, reduction = {"uncached": total(uncached)}, {}
+    show(world, "no cache", uncached, uncached)
+    for staleness in settings["staleness"]:
+        counted = count(world, data, keys, settings, staleness, settings["cache"], settings["policy"])
+        bytes_per_step[key_of(staleness)] = total(counted)
+        reduction[key_of(staleness)] = 1 - total(counted) / total(uncached)
+        show(world, f"s = {key_of(staleness)}", counted, uncached)
+    miss_rate = {policy: {} for policy in settings["policies"]}
+    for policy in settings["policies"]:
+        for percent in settings["caches"]:
+            counted = count(world, data, keys, settings, MISS_STALENESS, percent, policy)
+            found = counted["hits"] + counted["stale"]
+            miss_rate[policy][str(percent)] = counted["misses"] / (counted["misses"] + found)
+        if world.rank == 0:
+            print(f"miss rate {policy:<7}", "  ".join(f"{p} %: {m:.1%}" for p, m in miss_rate[policy].items()), flush=True)
+    if world.rank == 0:
+        print(json.dumps({"reduction": reduction, "miss_rate": miss_rate, "bytes_per_step": bytes_per_step, **settings}))
+
+
+def count(world, data, keys: Keys, settings: dict, staleness: int | None, percent: float, policy: str) -> dict:
+    """What the table counts over the steps after the warm-up, per step and summed over ranks."""
+    import torch
+
+    from hetmpi.cache import CacheSettings, Staleness
+    from hetmpi.optim import RowOptimizer
+    from hetmpi.table import EmbeddingTable
+
+    cache = CacheSettings(capacity_fraction=percent / 100, policy=policy, admit="all")
+    optimizer = RowOptimizer("sgd", 1.0)
+    table = EmbeddingTable(
+        world, data.num_rows, settings["dim"], optimizer, init_std=0.0, staleness=Staleness(staleness), cache=cache
+    )
+    grads, written = torch.ones(settings["batch"] * data.num_fields, settings["dim"]), 0
+    for step in range(settings["steps"]):
+        if step == settings["warmup"]:
+            before = table.counters.copy()
+        batch = torch.from_numpy(keys.at(step))
+        table.read(batch)
+        world.comm.Barrier()
+        table.write(batch, grads[: len(batch)])
+        written += len(batch)
+        table.await_owners()
+        world.comm.Barrier()
+    counted = vars(table.counters.since(before))
+    table.flush()
+    check(world, table, written)
+    table.close()
+    summed = world.comm.allreduce(np.array(list(counted.values()), np.float64))
+    return dict(zip(counted, summed / (settings["steps"] - settings["warmup"])))
+
+
+def check(world, table, written: int):
+    """Raises RuntimeError unless the owners hold exactly the ones written, negated."""
+    held = -float(table.shard.weight[:, 0].sum(dtype=np.float64))
+    held, written = world.comm.allreduce(np.array([held, written]))
+    if held != written or not (table.shard.weight == table.shard.weight[:, :1]).all():
+        raise RuntimeError(f"{written:,.0f} updates were written, the owners hold {held:,.0f}")
+
+
+def total(counted: dict) -> float:
+    return sum(counted[kind] for kind in KINDS)
+
+
+def show(world, name: str, counted: dict, uncached: dict):
+    """One line of the table, on rank 0."""
+    if world.rank == 0:
+        kinds = "  ".join(f"{kind.split('_')[0]} {counted[kind] / 1e6:6.3f} MB" for kind in KINDS)
+        keys = counted["hits"] + counted["stale"] + counted["misses"]
+        rates = f"  hit {counted['hits'] / keys:.1%}  stale {counted['stale'] / keys:.1%}" if keys else ""
+        saved = 1 - total(counted) / total(uncached)
+        print(f"{name:<9} {total(counted) / 1e6:7.3f} MB/step  {saved:6.1%} fewer  {kinds}{rates}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""The workload of `bench traffic` and `bench staleness`: HET's shapes, smaller, and how a bench starts its ranks."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+
+def parse(name: str, settings: dict, arguments: list[str]) -> dict:
+    """`settings` with KEY=VALUE of the command line, each of its default's type; lists are comma-separated."""
+    settings = dict(settings)
+    for argument in arguments:
+        key, _, text = argument.partition("=")
+        try:
+            settings[key] = value_like(settings[key], text)
+        except (KeyError, ValueError):
+            known = ", ".join(f"{key}={value_text(value)}" for key, value in settings.items())
+            sys.exit(f"bench {name}: cannot take {argument}; the settings are {known}")
+    return settings
+
+
+def value_like(default, text: str):
+    """The value that `text` says, of the type of `default`. Raises ValueError."""
+    if isinstance(default, list):
+        return [value_like(default[0], part) for part in text.split(",")]
+    if default is None or (isinstance(default, int) and text == "null"):
+        return None if text == "null" else int(text)
+    return type(default)(text)
+
+
+def value_text(value) -> str:
+    """`value` as the command line takes it."""
+    if isinstance(value, list):
+        return ",".join(value_text(item) for item in value)
+    return "null" if value is None else str(value)
+
+
+def start_ranks(file: str, ranks: int, arguments: list[str]) -> int:
+    """Runs `file` with `--rank` on so many ranks; returns the exit code."""
+    own = Path(sys.executable).parent / "mpiexec"
+    mpiexec = str(own) if own.exists() else shutil.which("mpiexec")
+    return subprocess.call([mpiexec, "-n", str(ranks), sys.executable, file, *arguments, "--rank"])
+
+
+def key_of(staleness: int | None) -> str:
+    """The bound as JSON keys and settings write it."""
+    return "null" if staleness is None else str(staleness)
+
+
+class Keys:
+    """The unique keys of each step and rank of a synthetic data set, made once per step, the same for every run."""
+
+    def __init__(self, data, rank: int, size: int, batch_size: int):
+        self.data, self.rank, self.size, self.batch_size = data, rank, size, batch_size
+        self.made: dict[int, np.ndarray] = {}
+
+    def at(self, step: int) -> np.ndarray:
+        """(U,) int64."""
+        from hetmpi import _C
+
+        if step not in self.made:
+            begin = (step * self.size + self.rank) * self.batch_size
+            self.made[step] = _C.unique(self.data.train(begin, begin + self.batch_size).ids.reshape(-1))[0]
+        return self.made[step]

@@ -1,0 +1,60 @@
+// What a cache decides, for the CPU and the GPU alike: where a key may lie, which line goes, whether a line is fresh.
+// Integers only, so that both come to the same decisions bit for bit.
+#pragma once
+
+#include <cstdint>
+
+#include "key_index.h"
+
+#ifdef __CUDACC__
+#define HETMPI_SHARED __host__ __device__ inline
+#else
+#define HETMPI_SHARED inline
+#endif
+
+namespace hetmpi {
+
+constexpr int kWays = 32;              // lines of a set: one warp on the GPU
+constexpr uint32_t kLfuOptLimit = 10;  // HET's light LFU counts no further
+constexpr int64_t kUnbounded = -1;     // staleness without a bound
+
+// lru      the line used longest ago goes
+// lfu      the line used least often goes; counts are halved now and then, so that old fame fades
+// lfuopt   HET's light LFU: as lfu, but counted up to kLfuOptLimit, and aged too, where HET's pins such lines for ever
+enum class Policy : int32_t { kLru, kLfu, kLfuOpt };
+
+HETMPI_SHARED uint64_t set_of(uint64_t hash, uint64_t num_sets) { return (hash >> 32) * num_sets >> 32; }
+
+// 1 to 255; 0 marks an empty line.
+HETMPI_SHARED uint8_t tag_of(uint64_t hash) {
+  const uint8_t tag = static_cast<uint8_t>(hash);
+  return tag == 0 ? 1 : tag;
+}
+
+// A line's worth: its score above, the iteration of its last use below. The line of least worth goes first.
+HETMPI_SHARED uint64_t worth_of(uint32_t score, uint32_t used) { return static_cast<uint64_t>(score) << 32 | used; }
+HETMPI_SHARED uint32_t score_in(uint64_t worth) { return static_cast<uint32_t>(worth >> 32); }
+HETMPI_SHARED uint32_t last_use_in(uint64_t worth) { return static_cast<uint32_t>(worth); }
+
+HETMPI_SHARED uint64_t first_worth(Policy policy, uint32_t now) { return worth_of(policy == Policy::kLru ? 0 : 1, now); }
+
+HETMPI_SHARED uint64_t next_worth(Policy policy, uint64_t worth, uint32_t now) {
+  const uint32_t score = score_in(worth);
+  const bool counts = policy == Policy::kLfu ? score < UINT32_MAX : policy == Policy::kLfuOpt && score < kLfuOptLimit;
+  return worth_of(score + counts, now);
+}
+
+HETMPI_SHARED uint64_t aged_worth(uint64_t worth) { return worth_of(score_in(worth) / 2, last_use_in(worth)); }
+
+// HET's CheckValid: at most `staleness` own updates since the line was fetched, and the owner's clock at most that far
+// ahead of the line's own.
+HETMPI_SHARED bool is_valid(int64_t owner_clock, int64_t line_clock, int32_t age, int64_t staleness) {
+  return staleness == kUnbounded || (age <= staleness && owner_clock <= line_clock + staleness);
+}
+
+// Whether a line's pending sum has to go to its owner.
+HETMPI_SHARED bool is_due(int32_t age, int32_t count, int64_t staleness) {
+  return staleness != kUnbounded && (age > staleness || count > staleness);
+}
+
+}  // namespace hetmpi

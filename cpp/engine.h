@@ -1,0 +1,138 @@
+// Engine: the owner's side at staleness s >= 1. A thread takes sums out of the rings and applies them to the shard while
+// the rank computes. It touches memory only: no MPI, no Python.
+//
+// The rank's own thread may drain too, when it waits for something, and applies its own sums directly; a lock makes
+// the two one writer.
+//
+// Invariants:
+//   whoever writes the shard, or a ring's tail, holds lock_;
+//   a ring's tail passes a record only when all of it is applied: an origin that sees tail == head knows that the owner
+//   has taken in all it sent;
+//   an error in a record is kept and thrown by the next call, and nothing more is drained: the ring fills, nothing is lost.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "ring.h"
+#include "shard.h"
+
+namespace hetmpi {
+
+class Engine {
+ public:
+  // rings: one per origin, in rank order, of records with clocks.
+  Engine(std::vector<RingConsumer> rings, Shard shard, RowOptimizer optimizer)
+      : rings_(std::move(rings)), shard_(shard), optimizer_(optimizer), thread_([this] { run(); }) {}
+
+  ~Engine() { stop(); }
+
+  // Ends the thread; what is in the rings stays there. May be called twice.
+  void stop() {
+    {
+      std::lock_guard<std::mutex> hold(sleep_lock_);
+      stops_ = true;
+    }
+    wake_.notify_all();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  // Learning rate and step of the applications that follow.
+  void set_step(double lr, int64_t step) {
+    std::lock_guard<std::mutex> hold(lock_);
+    optimizer_.set_step(lr, step);
+  }
+
+  // Applies what has arrived; returns the rows applied.
+  int64_t drain() {
+    std::lock_guard<std::mutex> hold(lock_);
+    throw_kept();
+    const int64_t applied = drain_rings();
+    throw_kept();
+    return applied;
+  }
+
+  // Applies the rank's own sums: columns as for a ring, clocks, counts and values at order[i].
+  void apply(const Message& own, const int64_t* order, int64_t num_rows) {
+    std::lock_guard<std::mutex> hold(lock_);
+    throw_kept();
+    for (int64_t i = 0; i < num_rows; ++i) {
+      const int64_t j = order[i];
+      shard_.check(own.rows[i]);
+      shard_.apply_sums(own.rows[i], own.values + j * optimizer_.sum_dim(), own.counts[j], own.clocks[j], optimizer_);
+    }
+  }
+
+  // Runs `reads` while nobody writes the shard.
+  template <typename Reads>
+  void exclusively(Reads reads) {
+    std::lock_guard<std::mutex> hold(lock_);
+    reads();
+  }
+
+ private:
+  using Microseconds = std::chrono::microseconds;
+  static constexpr Microseconds kShortest{20}, kLongest{1000};  // sleeps between two looks at empty rings
+
+  void run() {
+    Microseconds pause = kShortest;
+    while (!stops_) {
+      bool was_busy;
+      {
+        std::lock_guard<std::mutex> hold(lock_);
+        was_busy = drain_rings() > 0;
+      }
+      pause = was_busy ? kShortest : std::min(2 * pause, kLongest);
+      std::unique_lock<std::mutex> hold(sleep_lock_);
+      wake_.wait_for(hold, pause, [this] { return stops_.load(); });
+    }
+  }
+
+  // REQUIRES: lock_ held.
+  int64_t drain_rings() {
+    int64_t applied = 0;
+    try {
+      for (RingConsumer& ring : rings_) applied += error_ ? 0 : drain_ring(ring);
+    } catch (...) {
+      error_ = std::current_exception();
+    }
+    return applied;
+  }
+
+  int64_t drain_ring(RingConsumer& ring) {
+    int64_t applied = 0;
+    for (Record record; ring.peek(&record); ring.release(record)) {
+      const int64_t n = record.header->num_rows;
+      for (int64_t i = 0; i < n; ++i) shard_.check(record.columns.rows[i]);
+      for (int64_t i = 0; i < n; ++i)
+        shard_.apply_sums(record.columns.rows[i], record.columns.values + i * optimizer_.sum_dim(),
+                          record.columns.counts[i], record.columns.clocks[i], optimizer_);
+      applied += n;
+    }
+    return applied;
+  }
+
+  void throw_kept() const {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+  std::vector<RingConsumer> rings_;
+  Shard shard_;
+  RowOptimizer optimizer_;
+  std::exception_ptr error_;
+  std::mutex lock_;  // of all above
+  std::atomic<bool> stops_{false};
+  std::mutex sleep_lock_;
+  std::condition_variable wake_;
+  std::thread thread_;  // last: it uses all above
+};
+
+}  // namespace hetmpi

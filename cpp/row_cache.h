@@ -1,0 +1,384 @@
+// RowCache: copies of rows that a rank keeps, with the gradients it has not pushed yet.
+//
+// Set-associative: a key may lie in any of the ways of one set. Structure of arrays by slot (set * kWays + way), so that
+// CPU and GPU hold the same layout; what is decided stands in cache_decisions.h for both. Calls take batches of unique
+// keys. The keys of one find() are one iteration; clocks count iterations.
+//
+//   find              slot of each key, or -1; a line found counts as used in this iteration
+//   look_up           the same, and nothing counts as used
+//   validate          which lines found are too old to be read, given their owners' clocks
+//   refresh           gives lines the owners' rows; a pending sum stays pending and is applied on top
+//   insert_and_evict  gives a key without a line one of its set: an empty one, else the one of least worth. Lines used
+//                     in this iteration stay, so a key may get none (-1). Pending sums of lines that go are handed out
+//   gather            rows by slot
+//   update            one iteration's gradients by slot: to the pending sums, and to the rows as a preview of what the
+//                     owner will make of them, as if they were `anticipate` times as large
+//   pass_on           hands out the gradients of keys that have no line
+//   take_pending      hands out pending sums: those by slot that are due at a staleness, or all
+//
+// REQUIRES of all calls: slots are -1 (passed over) or were given for a key that has not been evicted since; no slot
+// twice in a batch. insert_and_evict: keys without a slot are not in the cache.
+//
+// Words, per line (c_s and c_c as in HET, section 4):
+//   clock  c_c: the owner's clock when the row was fetched, plus own updates since (plus those pending then)
+//   age    c_c - c_s: own updates since the row was fetched
+//   count  u: own updates since the last push; the iterations that the pending sum is over
+//
+// Invariants:
+//   tag[slot] == 0 if and only if the line is empty; a key lies in at most one line, of set_of(its hash);
+//   count[slot] > 0 if and only if pending_line[slot] >= 0; a pending line belongs to one slot or is free;
+//   every gradient given to update comes out once: of take_pending, or of insert_and_evict;
+//   weight[slot] is the fetched row with every own update since, and every one pending then, applied to it;
+//   capacity 0 is legal: nothing is found and no key gets a line.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+#include "cache_decisions.h"
+#include "row_optimizer.h"
+
+namespace hetmpi {
+
+// Sums on their way to the owners: entry i is of keys[i].
+struct Pushes {
+  std::vector<int64_t> keys;    // (n)
+  std::vector<int32_t> clocks;  // (n) c_c of the line
+  std::vector<int32_t> counts;  // (n) iterations summed
+  std::vector<float> sums;      // (n, sum_dim)
+
+  // Appends one entry and returns where its sums go.
+  float* append(int64_t key, int32_t clock, int32_t count, int64_t sum_dim) {
+    keys.push_back(key);
+    clocks.push_back(clock);
+    counts.push_back(count);
+    sums.resize(sums.size() + sum_dim);
+    return sums.data() + sums.size() - sum_dim;
+  }
+};
+
+// How far behind the owners the lines read were: bin 0 is no lag, bin i lags of [2^(i-1), 2^i).
+struct LagHistogram {
+  static constexpr int kBins = 32;
+  int64_t bins[kBins] = {};
+
+  void add(int64_t lag) {
+    int bin = 0;
+    for (; lag > 0 && bin < kBins - 1; lag >>= 1) ++bin;
+    ++bins[bin];
+  }
+};
+
+class RowCache {
+ public:
+  // capacity_rows beyond kWays is rounded down to whole sets. Memory is touched as lines fill.
+  RowCache(int64_t capacity_rows, RowOptimizer optimizer, Policy policy)
+      : optimizer_(optimizer),
+        dim_(optimizer.dim()),
+        state_dim_(optimizer.state_dim()),
+        sum_dim_(optimizer.sum_dim()),
+        policy_(policy) {
+    if (capacity_rows < 0)
+      throw std::invalid_argument("cache: capacity_rows must be at least 0, got " + std::to_string(capacity_rows));
+    if (capacity_rows >= (int64_t{1} << 31))
+      throw std::invalid_argument("cache: capacity_rows must be below 2^31, got " + std::to_string(capacity_rows));
+    ways_ = static_cast<int>(std::min<int64_t>(capacity_rows, kWays));
+    num_sets_ = ways_ == 0 ? 0 : capacity_rows / ways_;
+    const int64_t slots = num_sets_ * kWays;
+    tag_.assign(slots, 0);
+    key_.resize(slots);
+    worth_.assign(slots, 0);
+    clock_.resize(slots);
+    age_.resize(slots);
+    count_.assign(slots, 0);
+    pending_line_.assign(slots, -1);
+    weight_ = untouched(slots * dim_);
+    state_ = untouched(slots * state_dim_);
+    pending_ = untouched(slots * sum_dim_);
+  }
+
+  int64_t capacity_rows() const { return num_sets_ * ways_; }
+  int64_t num_slots() const { return num_sets_ * kWays; }
+  int64_t num_rows() const { return num_rows_; }
+  int64_t num_pending() const { return num_pending_; }
+  int64_t dim() const { return dim_; }
+  int64_t state_dim() const { return state_dim_; }
+  int64_t sum_dim() const { return sum_dim_; }
+  // c_c of a line.
+  int32_t clock(int64_t slot) const { return clock_[slot]; }
+  // Bytes of one line, its optimizer state and the squares in its pending sum apart.
+  static int64_t line_bytes(int64_t dim) { return 2 * dim * sizeof(float) + 37; }
+
+  // Learning rate and step of the previews that follow.
+  void set_step(double lr, int64_t step) { optimizer_.set_step(lr, step); }
+
+  void find(const int64_t* keys, int64_t n, int64_t* slots) {
+    ++now_;
+    age_scores(n);
+    look_up(keys, n, slots);
+    for (int64_t i = 0; i < n; ++i)
+      if (slots[i] >= 0) worth_[slots[i]] = next_worth(policy_, worth_[slots[i]], now_);
+  }
+
+  // In blocks and stages: each stage asks for the memory of the next before any of it is waited for.
+  void look_up(const int64_t* keys, int64_t n, int64_t* slots) const {
+    if (num_sets_ == 0) {
+      std::fill_n(slots, n, -1);
+      return;
+    }
+    constexpr int64_t kBlock = 64;
+    uint64_t hashes[kBlock];
+    uint32_t candidates[kBlock];  // one bit per way
+    for (int64_t begin = 0; begin < n; begin += kBlock) {
+      const int64_t m = std::min(kBlock, n - begin);
+      for (int64_t i = 0; i < m; ++i) {
+        hashes[i] = mix64(static_cast<uint64_t>(keys[begin + i]));
+        __builtin_prefetch(&tag_[first_slot(hashes[i])]);
+      }
+      for (int64_t i = 0; i < m; ++i) {
+        const int64_t first = first_slot(hashes[i]);
+        candidates[i] = ways_tagged(first, tag_of(hashes[i]));
+        if (candidates[i] == 0) continue;
+        const int64_t likely = first + __builtin_ctz(candidates[i]);
+        __builtin_prefetch(&key_[likely]);
+        __builtin_prefetch(&worth_[likely], 1);
+        __builtin_prefetch(&weight_[likely * dim_]);
+      }
+      for (int64_t i = 0; i < m; ++i) slots[begin + i] = match(candidates[i], first_slot(hashes[i]), keys[begin + i]);
+    }
+  }
+
+  // owner_clocks (n). Sets is_stale (n) to 1 for lines too old to be read at `staleness`, else to 0, and adds the lags of
+  // the others to `lags`. Returns how many are stale. Without a bound no line is, and owner_clocks may be null.
+  int64_t validate(const int64_t* slots, const int32_t* owner_clocks, int64_t n, int64_t staleness, uint8_t* is_stale,
+                   LagHistogram* lags) const {
+    int64_t num_stale = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t slot = slots[i];
+      is_stale[i] = 0;
+      if (slot < 0 || staleness == kUnbounded) continue;
+      is_stale[i] = !is_valid(owner_clocks[i], clock_[slot], age_[slot], staleness);
+      if (is_stale[i])
+        ++num_stale;
+      else
+        lags->add(owner_clocks[i] - clock_[slot]);
+    }
+    return num_stale;
+  }
+
+  // For entries that are `chosen` (n): weights (n, dim), states (n, state_dim), clocks (n) as the owners have them.
+  void refresh(const int64_t* slots, const uint8_t* chosen, const float* weights, const float* states,
+               const int32_t* clocks, int64_t n, float anticipate) {
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t slot = slots[i];
+      if (slot < 0 || !chosen[i]) continue;
+      set_row(slot, weights + i * dim_, states + i * state_dim_);
+      age_[slot] = 0;
+      clock_[slot] = clocks[i] + count_[slot];
+      if (count_[slot] == 0) continue;
+      const int64_t count = count_[slot];
+      optimizer_.apply(weight(slot), state(slot), optimizer_.summed(pending(slot), count, count, anticipate));
+    }
+  }
+
+  // For entries that are `chosen` (n) and have no slot yet; weights, states, clocks as for refresh. Fills in slots (n),
+  // appends what goes out to `out`, returns how many lines were evicted.
+  int64_t insert_and_evict(const int64_t* keys, const uint8_t* chosen, const float* weights, const float* states,
+                           const int32_t* clocks, int64_t n, int64_t* slots, Pushes* out) {
+    if (num_sets_ == 0) return 0;
+    int64_t num_evicted = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      if (i + kAhead < n && slots[i + kAhead] < 0) prefetch_set(mix64(static_cast<uint64_t>(keys[i + kAhead])));
+      if (slots[i] >= 0 || !chosen[i]) continue;
+      const uint64_t hash = mix64(static_cast<uint64_t>(keys[i]));
+      const int64_t slot = slots[i] = place(hash);
+      if (slot < 0) continue;
+      if (tag_[slot] == 0)
+        ++num_rows_;
+      else
+        ++num_evicted;
+      hand_out(slot, out);
+      tag_[slot] = tag_of(hash);
+      key_[slot] = keys[i];
+      worth_[slot] = first_worth(policy_, now_);
+      clock_[slot] = clocks[i];
+      age_[slot] = 0;
+      set_row(slot, weights + i * dim_, states + i * state_dim_);
+    }
+    return num_evicted;
+  }
+
+  // out[i] = row of slots[i]; out (n, dim)
+  void gather(const int64_t* slots, int64_t n, float* out) const {
+    for (int64_t i = 0; i < n; ++i) {
+      if (i + kAhead < n && slots[i + kAhead] >= 0) prefetch_row(&weight_[slots[i + kAhead] * dim_]);
+      if (slots[i] >= 0) std::memcpy(out + i * dim_, &weight_[slots[i] * dim_], dim_ * sizeof(float));
+    }
+  }
+
+  // grads (n, dim)
+  void update(const int64_t* slots, const float* grads, int64_t n, float anticipate) {
+    for (int64_t i = 0; i < n; ++i) {
+      if (i + 2 * kAhead < n && slots[i + 2 * kAhead] >= 0) prefetch_line(slots[i + 2 * kAhead]);
+      if (i + kAhead < n && slots[i + kAhead] >= 0) prefetch_sums(slots[i + kAhead]);
+      const int64_t slot = slots[i];
+      if (slot < 0) continue;
+      if (pending_line_[slot] < 0) open_pending(slot);
+      const float* grad = grads + i * dim_;
+      optimizer_.add(pending(slot), grad);
+      optimizer_.apply(weight(slot), state(slot), {grad, nullptr, anticipate});
+      ++count_[slot];
+      ++age_[slot];
+      ++clock_[slot];
+    }
+  }
+
+  // Entries without a line: their gradients go to the owners as they are. clocks (n): the owners' when the rows were read.
+  void pass_on(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads, int64_t n,
+               Pushes* out) const {
+    for (int64_t i = 0; i < n; ++i)
+      if (slots[i] < 0) optimizer_.add(out->append(keys[i], clocks[i] + 1, 1, sum_dim_), grads + i * dim_);
+  }
+
+  // Those of `slots` whose pending sums are due at `staleness`.
+  void take_pending(const int64_t* slots, int64_t n, int64_t staleness, Pushes* out) {
+    for (int64_t i = 0; i < n; ++i)
+      if (slots[i] >= 0 && is_due(age_[slots[i]], count_[slots[i]], staleness)) hand_out(slots[i], out);
+  }
+
+  // All of them, in the order of their slots.
+  void take_pending(Pushes* out) {
+    for (int64_t slot = 0; slot < num_slots(); ++slot) hand_out(slot, out);
+  }
+
+ private:
+  static constexpr int64_t kAhead = 8;     // lines prefetched
+  static constexpr int64_t kAgeAfter = 8;  // uses per line between two ageings of the scores
+
+  using Floats = std::unique_ptr<float[]>;
+  static Floats untouched(int64_t n) { return Floats(n == 0 ? nullptr : new float[n]); }
+
+  float* weight(int64_t slot) { return &weight_[slot * dim_]; }
+  float* state(int64_t slot) { return state_.get() + slot * state_dim_; }
+  float* pending(int64_t slot) { return &pending_[pending_line_[slot] * sum_dim_]; }
+  int64_t first_slot(uint64_t hash) const { return static_cast<int64_t>(set_of(hash, num_sets_)) * kWays; }
+
+  void set_row(int64_t slot, const float* row, const float* row_state) {
+    std::memcpy(weight(slot), row, dim_ * sizeof(float));
+    if (state_dim_ > 0) std::memcpy(state(slot), row_state, state_dim_ * sizeof(float));
+  }
+
+  void age_scores(int64_t num_uses) {
+    uses_ += num_uses;
+    if (policy_ == Policy::kLru || uses_ < kAgeAfter * capacity_rows()) return;
+    for (uint64_t& worth : worth_) worth = aged_worth(worth);
+    uses_ = 0;
+  }
+
+  // Bit i: whether way i of the set that begins at `first` has this tag.
+  uint32_t ways_tagged(int64_t first, uint8_t tag) const {
+#ifdef __SSE2__
+    static_assert(kWays == 32);
+    const __m128i wanted = _mm_set1_epi8(static_cast<char>(tag));
+    const auto* tags = reinterpret_cast<const __m128i*>(&tag_[first]);
+    const int low = _mm_movemask_epi8(_mm_cmpeq_epi8(_mm_loadu_si128(tags), wanted));
+    const int high = _mm_movemask_epi8(_mm_cmpeq_epi8(_mm_loadu_si128(tags + 1), wanted));
+    return static_cast<uint32_t>(low) | static_cast<uint32_t>(high) << 16;
+#else
+    uint32_t bits = 0;
+    for (int way = 0; way < kWays; ++way) bits |= static_cast<uint32_t>(tag_[first + way] == tag) << way;
+    return bits;
+#endif
+  }
+
+  // The slot among the candidate ways that holds `key`, or -1.
+  int64_t match(uint32_t candidates, int64_t first, int64_t key) const {
+    for (; candidates != 0; candidates &= candidates - 1) {
+      const int64_t slot = first + __builtin_ctz(candidates);
+      if (key_[slot] == key) return slot;
+    }
+    return -1;
+  }
+
+  // A line for a key of this hash: the first empty one, else the one of least worth not used in this iteration; or -1.
+  int64_t place(uint64_t hash) const {
+    const int64_t first = first_slot(hash);
+    const uint32_t all = ways_ == kWays ? ~0u : (1u << ways_) - 1;
+    const uint32_t empty = ways_tagged(first, 0) & all;
+    if (empty != 0) return first + __builtin_ctz(empty);
+    int64_t victim = -1;
+    for (int64_t slot = first; slot < first + ways_; ++slot) {
+      if (last_use_in(worth_[slot]) == now_) continue;
+      if (victim < 0 || worth_[slot] < worth_[victim]) victim = slot;
+    }
+    return victim;
+  }
+
+  void open_pending(int64_t slot) {
+    if (free_pending_.empty()) free_pending_.push_back(num_pending_lines_++);
+    pending_line_[slot] = free_pending_.back();
+    free_pending_.pop_back();
+    std::fill_n(pending(slot), sum_dim_, 0.0f);
+    ++num_pending_;
+  }
+
+  // Appends the pending sum of a line to `out`, if it has one, and closes it.
+  void hand_out(int64_t slot, Pushes* out) {
+    if (pending_line_[slot] < 0) return;
+    std::memcpy(out->append(key_[slot], clock_[slot], count_[slot], sum_dim_), pending(slot), sum_dim_ * sizeof(float));
+    free_pending_.push_back(pending_line_[slot]);
+    pending_line_[slot] = -1;
+    count_[slot] = 0;
+    --num_pending_;
+  }
+
+  void prefetch_set(uint64_t hash) const {
+    const int64_t first = first_slot(hash);
+    __builtin_prefetch(&tag_[first]);
+    for (int way = 0; way < kWays; way += 8) __builtin_prefetch(&worth_[first + way], 1);
+  }
+
+  void prefetch_row(const float* row) const {
+    for (int64_t d = 0; d < dim_; d += 16) __builtin_prefetch(row + d);
+  }
+
+  void prefetch_line(int64_t slot) const {
+    __builtin_prefetch(&pending_line_[slot], 1);
+    __builtin_prefetch(&count_[slot], 1);
+    __builtin_prefetch(&age_[slot], 1);
+    __builtin_prefetch(&clock_[slot], 1);
+  }
+
+  void prefetch_sums(int64_t slot) const {
+    prefetch_row(&weight_[slot * dim_]);
+    if (pending_line_[slot] >= 0) prefetch_row(&pending_[pending_line_[slot] * sum_dim_]);
+  }
+
+  RowOptimizer optimizer_;  // of the previews
+  int64_t dim_, state_dim_, sum_dim_;
+  Policy policy_;
+  int ways_;
+  int64_t num_sets_, num_rows_ = 0, num_pending_ = 0;
+  uint32_t now_ = 0;  // iteration
+  int64_t uses_ = 0;  // since the last ageing
+  std::vector<uint8_t> tag_;
+  std::vector<int64_t> key_;
+  std::vector<uint64_t> worth_;
+  std::vector<int32_t> clock_, age_, count_, pending_line_;
+  Floats weight_;   // (slots, dim)
+  Floats state_;    // (slots, state_dim)
+  Floats pending_;  // (pending lines, sum_dim)
+  int32_t num_pending_lines_ = 0;  // ever opened
+  std::vector<int32_t> free_pending_;
+};
+
+}  // namespace hetmpi

@@ -1,0 +1,111 @@
+"""What a rank keeps of other ranks' rows, and how stale it may be: the settings of the C++ RowCache (cpp/row_cache.h)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetmpi import _C
+from hetmpi.optim import RowOptimizer, check_choice
+from hetmpi.window import available_memory, size_text
+from hetmpi.world import Refused, World
+
+POLICIES = ("lru", "lfu", "lfuopt")
+ADMIT = ("auto", "all", "remote", "offnode")
+
+
+@dataclass(frozen=True)
+class Staleness:
+    """HET's bound s: 0 synchronous, n iterations, None without bound; with `growth`, min(s, step / growth) at a step, as
+    rows move fastest in the beginning. anticipate: by how much larger than its own a rank takes the step that all ranks
+    together make of a row until it hears of it; None: the number of ranks, 1: as in HET (docs/design.md)."""
+
+    bound: int | None = 0
+    growth: float | None = None
+    anticipate: float | None = None
+
+    def __post_init__(self):
+        if self.bound is not None and (isinstance(self.bound, bool) or self.bound != int(self.bound) or self.bound < 0):
+            raise Refused(f"table.staleness must be an integer of at least 0, or null for no bound, got {self.bound}")
+        if self.growth is not None and not self.growth > 0:
+            raise Refused(f"table.staleness_growth must be above 0 (steps per unit of staleness), got {self.growth}")
+        if self.anticipate is not None and not 0 <= self.anticipate < float("inf"):
+            raise Refused(f"table.anticipate must be at least 0, got {self.anticipate}")
+
+    @property
+    def is_synchronous(self) -> bool:
+        return self.bound == 0
+
+    def at(self, step: int) -> int:
+        """The bound in force at `step`, counted from 0, as the core takes it."""
+        if self.growth is None:
+            return _C.UNBOUNDED if self.bound is None else self.bound
+        grown = int(step / self.growth)
+        return grown if self.bound is None else min(self.bound, grown)
+
+    def factor(self, world_size: int) -> float:
+        """How many times its own step a rank takes a row to have moved."""
+        return float(world_size if self.anticipate is None else self.anticipate)
+
+
+@dataclass(frozen=True)
+class CacheSettings:
+    """How many rows a rank keeps, which, and which go first.
+
+    capacity_rows, or capacity_fraction of the table's rows: lines of each rank; 0 is no cache. policy: lru, lfu or lfuopt
+    (cpp/cache_decisions.h). admit: `offnode` keeps rows of other nodes, `remote` of other ranks, `all` of this rank too;
+    `auto` is offnode, since a row of the own node is a plain load away."""
+
+    capacity_rows: int | None = None
+    capacity_fraction: float | None = None
+    policy: str = "lfu"
+    admit: str = "auto"
+
+    def __post_init__(self):
+        check_choice("table.cache.policy", self.policy, POLICIES)
+        check_choice("table.cache.admit", self.admit, ADMIT)
+        if self.capacity_rows is not None and self.capacity_fraction is not None:
+            raise Refused(
+                "give table.cache.capacity_rows or table.cache.capacity_fraction and set the other one to null, got "
+                f"{self.capacity_rows} and {self.capacity_fraction}"
+            )
+        if self.capacity_rows is not None and not 0 <= self.capacity_rows < 1 << 31:
+            raise Refused(f"table.cache.capacity_rows must lie in [0, 2**31), got {self.capacity_rows}")
+        if self.capacity_fraction is not None and not 0 <= self.capacity_fraction <= 1:
+            raise Refused(f"table.cache.capacity_fraction must lie in [0, 1], got {self.capacity_fraction}")
+
+    def admitted(self, world: World) -> np.ndarray:
+        """Whose rows are kept here: (size,) bool."""
+        ranks = np.arange(world.size)
+        if self.admit == "all":
+            return np.ones(world.size, bool)
+        if self.admit == "remote":
+            return ranks != world.rank
+        return ~np.isin(ranks, world.node_ranks)
+
+    def rows(self, num_rows: int, world: World) -> int:
+        """Lines of this rank's cache over a table of `num_rows`."""
+        if not self.admitted(world).any():
+            return 0
+        wanted = self.capacity_rows if self.capacity_fraction is None else round(self.capacity_fraction * num_rows)
+        return min(wanted or 0, num_rows + _C.WAYS)  # a set may be short of lines while others are not full
+
+
+def make_cache(world: World, settings: CacheSettings, num_rows: int, dim: int, optimizer: RowOptimizer) -> _C.RowCache:
+    """This rank's cache. Collective. Raises Refused on every rank if a node lacks memory for its ranks' caches."""
+    core = optimizer.core(dim)
+    capacity_rows = settings.rows(num_rows, world)
+    line = 4 * (dim + core.state_dim + core.sum_dim) + _C.LINE_OVERHEAD_BYTES
+    need, free = world.node.allreduce(capacity_rows * line), available_memory()
+    short = need > free
+    world.agree(
+        Refused(
+            f"a cache of {capacity_rows:,} rows of dim {dim} on each rank needs {size_text(need)} for the "
+            f"{world.node.size} rank(s) on {world.host}, {size_text(free)} are free: lower table.cache.capacity_rows or "
+            "table.cache.capacity_fraction"
+        )
+        if short
+        else None
+    )
+    return _C.RowCache(capacity_rows, core, settings.policy)
