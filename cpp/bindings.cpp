@@ -8,6 +8,7 @@
 #include <cstring>
 #include <optional>
 #include <string>
+#include <thread>
 
 #include "engine.h"
 #include "inbox.h"
@@ -121,13 +122,16 @@ Shard shard_of(Array<float>& weight, Array<float>& state, Array<int32_t>& clock)
   return {weight.mutable_data(), state.mutable_data(), clock.mutable_data(), n, weight.shape(1), state.shape(1)};
 }
 
-// Waits by yielding the processor, not by spinning: ranks may outnumber cores.
+// Waits by yielding the processor, not by spinning, and when that takes long by sleeping: ranks may outnumber cores.
 template <typename Ready>
 bool yield_until(Ready ready, double timeout_s) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_s);
-  while (!ready()) {
+  for (int tries = 0; !ready(); ++tries) {
     if (std::chrono::steady_clock::now() >= deadline) return false;
-    sched_yield();
+    if (tries < 50)
+      sched_yield();
+    else
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
   return true;
 }

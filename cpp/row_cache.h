@@ -26,7 +26,7 @@
 //
 // Invariants:
 //   tag[slot] == 0 if and only if the line is empty; a key lies in at most one line, of set_of(its hash);
-//   count[slot] > 0 if and only if pending_line[slot] >= 0; a pending line belongs to one slot or is free;
+//   count > 0 if and only if pending >= 0; a pending line belongs to one slot or is free;
 //   every gradient given to update comes out once: of take_pending, or of insert_and_evict;
 //   weight[slot] is the fetched row with every own update since, and every one pending then, applied to it;
 //   capacity 0 is legal: nothing is found and no key gets a line.
@@ -35,7 +35,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -45,6 +44,7 @@
 #endif
 
 #include "cache_decisions.h"
+#include "huge_array.h"
 #include "row_optimizer.h"
 
 namespace hetmpi {
@@ -97,13 +97,10 @@ class RowCache {
     tag_.assign(slots, 0);
     key_.resize(slots);
     worth_.assign(slots, 0);
-    clock_.resize(slots);
-    age_.resize(slots);
-    count_.assign(slots, 0);
-    pending_line_.assign(slots, -1);
-    weight_ = untouched(slots * dim_);
-    state_ = untouched(slots * state_dim_);
-    pending_ = untouched(slots * sum_dim_);
+    line_.assign(slots, Line{});
+    weight_ = HugeArray(slots * dim_);
+    state_ = HugeArray(slots * state_dim_);
+    pending_ = HugeArray(slots * sum_dim_);
   }
 
   int64_t capacity_rows() const { return num_sets_ * ways_; }
@@ -114,7 +111,7 @@ class RowCache {
   int64_t state_dim() const { return state_dim_; }
   int64_t sum_dim() const { return sum_dim_; }
   // c_c of a line.
-  int32_t clock(int64_t slot) const { return clock_[slot]; }
+  int32_t clock(int64_t slot) const { return line_[slot].clock; }
   // Bytes of one line, its optimizer state and the squares in its pending sum apart.
   static int64_t line_bytes(int64_t dim) { return 2 * dim * sizeof(float) + 37; }
 
@@ -151,7 +148,7 @@ class RowCache {
         const int64_t likely = first + __builtin_ctz(candidates[i]);
         __builtin_prefetch(&key_[likely]);
         __builtin_prefetch(&worth_[likely], 1);
-        __builtin_prefetch(&weight_[likely * dim_]);
+        __builtin_prefetch(weight_.at(likely * dim_));
       }
       for (int64_t i = 0; i < m; ++i) slots[begin + i] = match(candidates[i], first_slot(hashes[i]), keys[begin + i]);
     }
@@ -166,11 +163,11 @@ class RowCache {
       const int64_t slot = slots[i];
       is_stale[i] = 0;
       if (slot < 0 || staleness == kUnbounded) continue;
-      is_stale[i] = !is_valid(owner_clocks[i], clock_[slot], age_[slot], staleness);
+      is_stale[i] = !is_valid(owner_clocks[i], line_[slot].clock, line_[slot].age, staleness);
       if (is_stale[i])
         ++num_stale;
       else
-        lags->add(owner_clocks[i] - clock_[slot]);
+        lags->add(owner_clocks[i] - line_[slot].clock);
     }
     return num_stale;
   }
@@ -182,10 +179,11 @@ class RowCache {
       const int64_t slot = slots[i];
       if (slot < 0 || !chosen[i]) continue;
       set_row(slot, weights + i * dim_, states + i * state_dim_);
-      age_[slot] = 0;
-      clock_[slot] = clocks[i] + count_[slot];
-      if (count_[slot] == 0) continue;
-      const int64_t count = count_[slot];
+      Line& line = line_[slot];
+      const int32_t count = line.count;
+      line.age = 0;
+      line.clock = clocks[i] + count;
+      if (count == 0) continue;
       optimizer_.apply(weight(slot), state(slot), optimizer_.summed(pending(slot), count, count, anticipate));
     }
   }
@@ -210,8 +208,8 @@ class RowCache {
       tag_[slot] = tag_of(hash);
       key_[slot] = keys[i];
       worth_[slot] = first_worth(policy_, now_);
-      clock_[slot] = clocks[i];
-      age_[slot] = 0;
+      line_[slot].clock = clocks[i];
+      line_[slot].age = 0;
       set_row(slot, weights + i * dim_, states + i * state_dim_);
     }
     return num_evicted;
@@ -220,8 +218,8 @@ class RowCache {
   // out[i] = row of slots[i]; out (n, dim)
   void gather(const int64_t* slots, int64_t n, float* out) const {
     for (int64_t i = 0; i < n; ++i) {
-      if (i + kAhead < n && slots[i + kAhead] >= 0) prefetch_row(&weight_[slots[i + kAhead] * dim_]);
-      if (slots[i] >= 0) std::memcpy(out + i * dim_, &weight_[slots[i] * dim_], dim_ * sizeof(float));
+      if (i + kAhead < n && slots[i + kAhead] >= 0) prefetch_row(weight_.at(slots[i + kAhead] * dim_));
+      if (slots[i] >= 0) std::memcpy(out + i * dim_, weight_.at(slots[i] * dim_), dim_ * sizeof(float));
     }
   }
 
@@ -232,13 +230,14 @@ class RowCache {
       if (i + kAhead < n && slots[i + kAhead] >= 0) prefetch_sums(slots[i + kAhead]);
       const int64_t slot = slots[i];
       if (slot < 0) continue;
-      if (pending_line_[slot] < 0) open_pending(slot);
+      Line& line = line_[slot];
+      if (line.pending < 0) open_pending(slot);
       const float* grad = grads + i * dim_;
       optimizer_.add(pending(slot), grad);
       optimizer_.apply(weight(slot), state(slot), {grad, nullptr, anticipate});
-      ++count_[slot];
-      ++age_[slot];
-      ++clock_[slot];
+      ++line.count;
+      ++line.age;
+      ++line.clock;
     }
   }
 
@@ -252,7 +251,7 @@ class RowCache {
   // Those of `slots` whose pending sums are due at `staleness`.
   void take_pending(const int64_t* slots, int64_t n, int64_t staleness, Pushes* out) {
     for (int64_t i = 0; i < n; ++i)
-      if (slots[i] >= 0 && is_due(age_[slots[i]], count_[slots[i]], staleness)) hand_out(slots[i], out);
+      if (slots[i] >= 0 && is_due(line_[slots[i]].age, line_[slots[i]].count, staleness)) hand_out(slots[i], out);
   }
 
   // All of them, in the order of their slots.
@@ -264,12 +263,15 @@ class RowCache {
   static constexpr int64_t kAhead = 8;     // lines prefetched
   static constexpr int64_t kAgeAfter = 8;  // uses per line between two ageings of the scores
 
-  using Floats = std::unique_ptr<float[]>;
-  static Floats untouched(int64_t n) { return Floats(n == 0 ? nullptr : new float[n]); }
+  // What is read and written together of a line, in one place: a cache line of the processor holds it.
+  struct Line {
+    int32_t clock = 0, age = 0, count = 0;
+    int32_t pending = -1;  // where its pending sum is, in sums
+  };
 
-  float* weight(int64_t slot) { return &weight_[slot * dim_]; }
-  float* state(int64_t slot) { return state_.get() + slot * state_dim_; }
-  float* pending(int64_t slot) { return &pending_[pending_line_[slot] * sum_dim_]; }
+  float* weight(int64_t slot) { return weight_.at(slot * dim_); }
+  float* state(int64_t slot) { return state_.at(slot * state_dim_); }
+  float* pending(int64_t slot) { return pending_.at(line_[slot].pending * sum_dim_); }
   int64_t first_slot(uint64_t hash) const { return static_cast<int64_t>(set_of(hash, num_sets_)) * kWays; }
 
   void set_row(int64_t slot, const float* row, const float* row_state) {
@@ -325,7 +327,7 @@ class RowCache {
 
   void open_pending(int64_t slot) {
     if (free_pending_.empty()) free_pending_.push_back(num_pending_lines_++);
-    pending_line_[slot] = free_pending_.back();
+    line_[slot].pending = free_pending_.back();
     free_pending_.pop_back();
     std::fill_n(pending(slot), sum_dim_, 0.0f);
     ++num_pending_;
@@ -333,11 +335,12 @@ class RowCache {
 
   // Appends the pending sum of a line to `out`, if it has one, and closes it.
   void hand_out(int64_t slot, Pushes* out) {
-    if (pending_line_[slot] < 0) return;
-    std::memcpy(out->append(key_[slot], clock_[slot], count_[slot], sum_dim_), pending(slot), sum_dim_ * sizeof(float));
-    free_pending_.push_back(pending_line_[slot]);
-    pending_line_[slot] = -1;
-    count_[slot] = 0;
+    Line& line = line_[slot];
+    if (line.pending < 0) return;
+    std::memcpy(out->append(key_[slot], line.clock, line.count, sum_dim_), pending(slot), sum_dim_ * sizeof(float));
+    free_pending_.push_back(line.pending);
+    line.pending = -1;
+    line.count = 0;
     --num_pending_;
   }
 
@@ -348,19 +351,14 @@ class RowCache {
   }
 
   void prefetch_row(const float* row) const {
-    for (int64_t d = 0; d < dim_; d += 16) __builtin_prefetch(row + d);
+    for (int64_t d = 0; d < dim_; d += 16) __builtin_prefetch(row + d, 1);
   }
 
-  void prefetch_line(int64_t slot) const {
-    __builtin_prefetch(&pending_line_[slot], 1);
-    __builtin_prefetch(&count_[slot], 1);
-    __builtin_prefetch(&age_[slot], 1);
-    __builtin_prefetch(&clock_[slot], 1);
-  }
+  void prefetch_line(int64_t slot) const { __builtin_prefetch(&line_[slot], 1); }
 
   void prefetch_sums(int64_t slot) const {
-    prefetch_row(&weight_[slot * dim_]);
-    if (pending_line_[slot] >= 0) prefetch_row(&pending_[pending_line_[slot] * sum_dim_]);
+    prefetch_row(weight_.at(slot * dim_));
+    if (line_[slot].pending >= 0) prefetch_row(pending_.at(line_[slot].pending * sum_dim_));
   }
 
   RowOptimizer optimizer_;  // of the previews
@@ -373,10 +371,10 @@ class RowCache {
   std::vector<uint8_t> tag_;
   std::vector<int64_t> key_;
   std::vector<uint64_t> worth_;
-  std::vector<int32_t> clock_, age_, count_, pending_line_;
-  Floats weight_;   // (slots, dim)
-  Floats state_;    // (slots, state_dim)
-  Floats pending_;  // (pending lines, sum_dim)
+  std::vector<Line> line_;
+  HugeArray weight_;   // (slots, dim)
+  HugeArray state_;    // (slots, state_dim)
+  HugeArray pending_;  // (pending lines, sum_dim)
   int32_t num_pending_lines_ = 0;  // ever opened
   std::vector<int32_t> free_pending_;
 };

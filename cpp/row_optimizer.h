@@ -79,16 +79,17 @@ class RowOptimizer {
   }
 
   // Adds one iteration's gradient to sums (sum_dim).
-  void add(float* sums, const float* grad) const {
-    for (int64_t d = 0; d < dim_; ++d) sums[d] += grad[d];
+  void add(float* __restrict sums, const float* __restrict grad) const {
+    const int64_t dim = dim_;
+    for (int64_t d = 0; d < dim; ++d) sums[d] += grad[d];
     if (rule_ == RowRule::kSgd) return;
-    float* squares = sums + dim_;
+    float* __restrict squares = sums + dim;
     if (rule_ == RowRule::kRowwiseAdagrad) {
       float sum = 0;
-      for (int64_t d = 0; d < dim_; ++d) sum += grad[d] * grad[d];
-      *squares += sum / static_cast<float>(dim_);
+      for (int64_t d = 0; d < dim; ++d) sum += grad[d] * grad[d];
+      *squares += sum / static_cast<float>(dim);
     } else {
-      for (int64_t d = 0; d < dim_; ++d) squares[d] += grad[d] * grad[d];
+      for (int64_t d = 0; d < dim; ++d) squares[d] += grad[d] * grad[d];
     }
   }
 
@@ -108,59 +109,87 @@ class RowOptimizer {
   }
 
  private:
-  void sgd(float* weight, const Gradient& grad) const {
-    const float decay = weight_decay_ * static_cast<float>(grad.advance);
-    for (int64_t d = 0; d < dim_; ++d) weight[d] -= lr_ * (grad.scale * grad.sum[d] + decay * weight[d]);
+  // What a gradient, scaled, and the row's decay come to at component d, and their squares. Where the two all but
+  // cancel, rounding could leave a sum of squares below 0, whose root is NaN.
+  struct Terms {
+    const float* sum;
+    const float* squares;
+    float scale, decay, decay_once, count;
+
+    float value(const float* weight, int64_t d) const { return scale * sum[d] + decay * weight[d]; }
+
+    float square(const float* weight, int64_t d) const {
+      const float g = scale * sum[d], once = decay_once * weight[d];
+      if (squares == nullptr) return (g + once) * (g + once);
+      return std::max(scale * scale * squares[d] + 2 * once * g + count * once * once, 0.0f);
+    }
+  };
+
+  Terms terms(const Gradient& grad) const {
+    return {grad.sum, grad.squares, grad.scale, weight_decay_ * static_cast<float>(grad.advance), weight_decay_,
+            static_cast<float>(grad.count)};
   }
 
-  // Sum of the squared gradients of component d, weight decay included.
-  float squares(const Gradient& grad, const float* weight, int64_t d) const {
-    const float g = grad.scale * grad.sum[d], decay = weight_decay_ * weight[d];
-    if (grad.squares == nullptr) return (g + decay) * (g + decay);
-    return grad.scale * grad.scale * grad.squares[d] + 2 * decay * g + static_cast<float>(grad.count) * decay * decay;
-  }
+  // In the loops below everything but the row is local: a store to the row could else change what the next turn reads,
+  // and none would be vectorised.
 
-  void adagrad(float* weight, float* sum, const Gradient& grad) const {
-    const float decay = weight_decay_ * static_cast<float>(grad.advance);
-    for (int64_t d = 0; d < dim_; ++d) {
-      const float g = grad.scale * grad.sum[d] + decay * weight[d];
-      sum[d] += squares(grad, weight, d);
-      weight[d] -= lr_ * g / (std::sqrt(sum[d]) + eps_);
+  void sgd(float* __restrict weight, const Gradient& grad) const {
+    const float* __restrict sum = grad.sum;
+    const float lr = lr_, scale = grad.scale, decay = weight_decay_ * static_cast<float>(grad.advance);
+    const int64_t dim = dim_;
+    if (decay == 0) {
+      const float step = lr * scale;
+      for (int64_t d = 0; d < dim; ++d) weight[d] -= step * sum[d];
+    } else {
+      for (int64_t d = 0; d < dim; ++d) weight[d] -= lr * (scale * sum[d] + decay * weight[d]);
     }
   }
 
-  void rowwise_adagrad(float* weight, float* sum, const Gradient& grad) const {
-    const float decay = weight_decay_ * static_cast<float>(grad.advance);
-    *sum += mean_squares(grad, weight);
-    const float factor = lr_ / (std::sqrt(*sum) + eps_);
-    for (int64_t d = 0; d < dim_; ++d) weight[d] -= factor * (grad.scale * grad.sum[d] + decay * weight[d]);
+  void adagrad(float* __restrict weight, float* __restrict sum, const Gradient& grad) const {
+    const Terms g = terms(grad);
+    const float lr = lr_, eps = eps_;
+    const int64_t dim = dim_;
+    for (int64_t d = 0; d < dim; ++d) {
+      const float value = g.value(weight, d);
+      sum[d] += g.square(weight, d);
+      weight[d] -= lr * value / (std::sqrt(sum[d]) + eps);
+    }
   }
 
-  float mean_squares(const Gradient& grad, const float* weight) const {
+  void rowwise_adagrad(float* __restrict weight, float* __restrict sum, const Gradient& grad) const {
+    const Terms g = terms(grad);
+    const int64_t dim = dim_;
+    *sum += mean_squares(g, weight);
+    const float factor = lr_ / (std::sqrt(*sum) + eps_);
+    for (int64_t d = 0; d < dim; ++d) weight[d] -= factor * g.value(weight, d);
+  }
+
+  float mean_squares(const Terms& g, const float* weight) const {
     float sum = 0;
-    if (grad.squares == nullptr) {
-      for (int64_t d = 0; d < dim_; ++d) sum += squares(grad, weight, d);
+    if (g.squares == nullptr) {
+      for (int64_t d = 0; d < dim_; ++d) sum += g.square(weight, d);
       return sum / static_cast<float>(dim_);
     }
     for (int64_t d = 0; d < dim_; ++d) {
-      const float decay = weight_decay_ * weight[d];
-      sum += 2 * decay * grad.scale * grad.sum[d] + static_cast<float>(grad.count) * decay * decay;
+      const float once = g.decay_once * weight[d];
+      sum += 2 * once * g.scale * g.sum[d] + g.count * once * once;
     }
-    return grad.scale * grad.scale * *grad.squares + sum / static_cast<float>(dim_);
+    return std::max(g.scale * g.scale * *g.squares + sum / static_cast<float>(dim_), 0.0f);
   }
 
   // The moving averages take the mean gradient of the iterations summed, and fade by the iterations that are news.
-  void adam(float* weight, float* state, const Gradient& grad) const {
-    float* mean = state;             // (dim)
-    float* variance = state + dim_;  // (dim)
+  void adam(float* __restrict weight, float* __restrict state, const Gradient& grad) const {
+    const Terms g = terms(grad);
+    const int64_t dim = dim_;
+    float* __restrict mean = state;            // (dim)
+    float* __restrict variance = state + dim;  // (dim)
     const float keep1 = power(beta1_, grad.advance), keep2 = power(beta2_, grad.advance);
-    const float count = static_cast<float>(grad.count), advance = static_cast<float>(grad.advance);
-    const float take1 = (1 - power(beta1_, grad.count)) / count, take2 = (1 - power(beta2_, grad.count)) / count;
-    const float decay = weight_decay_ * advance;
-    for (int64_t d = 0; d < dim_; ++d) {
-      mean[d] = keep1 * mean[d] + take1 * (grad.scale * grad.sum[d] + decay * weight[d]);
-      variance[d] = keep2 * variance[d] + take2 * squares(grad, weight, d);
-      weight[d] -= advance * adam_lr_ * mean[d] / (std::sqrt(variance[d]) * adam_scale_ + eps_);
+    const float take1 = (1 - power(beta1_, grad.count)) / g.count, take2 = (1 - power(beta2_, grad.count)) / g.count;
+    const float lr = static_cast<float>(grad.advance) * adam_lr_, scale = adam_scale_, eps = eps_;
+    for (int64_t d = 0; d < dim; ++d) {
+      mean[d] = keep1 * mean[d] + take1 * g.value(weight, d);
+      variance[d] = keep2 * variance[d] + take2 * g.square(weight, d);
+      weight[d] -= lr * mean[d] / (std::sqrt(variance[d]) * scale + eps);
     }
   }
 

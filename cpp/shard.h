@@ -11,8 +11,8 @@
 
 namespace hetmpi {
 
-// Clocks are read by other ranks of the node while the owner writes them.
-inline int32_t load_clock(const int32_t* clock) { return __atomic_load_n(clock, __ATOMIC_RELAXED); }
+// Clocks are read by other ranks of the node while the owner writes them. A row read after its clock is as new as that.
+inline int32_t load_clock(const int32_t* clock) { return __atomic_load_n(clock, __ATOMIC_ACQUIRE); }
 
 struct Shard {
   float* weight;   // (num_rows, dim)

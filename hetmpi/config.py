@@ -127,7 +127,10 @@ def check(config: DictConfig):
         raise Refused(f"settings: seed must be below 2**63, got {config.seed}")
     if config.table.prefetch_batches > 1:
         raise Refused(f"settings: table.prefetch_batches must be 0 or 1, got {config.table.prefetch_batches}")
-    staleness_of(config), cache_of(config)
+    try:
+        staleness_of(config), cache_of(config)
+    except ValueError as error:
+        raise Refused(f"settings: {error}") from error
     if config.steps is None and config.epochs is None:
         raise Refused("settings: give steps or epochs, both are null")
     if config.optim.rows_lr is None:

@@ -77,6 +77,12 @@ def lag_at(lags: np.ndarray, share: float) -> int | None:
     return (1 << bin_number) - 1
 
 
+def trimmed(lags: np.ndarray) -> list[int] | None:
+    """A histogram of lags without the empty bins at its end; None if nothing was read."""
+    filled = np.flatnonzero(lags)
+    return lags[: filled[-1] + 1].tolist() if filled.size else None
+
+
 def auc(label: np.ndarray, score: np.ndarray) -> float:
     """Area under the ROC curve: the share of (positive, negative) pairs that score ranks rightly, a tie counting half.
 

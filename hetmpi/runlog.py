@@ -31,7 +31,8 @@ def bytes_text(count: float) -> str:
     return f"{count / 1000**power:.1f} {' kMGT'[power]}B"
 
 
-# What a line shows, in this order: key -> (word before the value, how the value is written). Others are only stored.
+# What a line shows, in this order: key -> (word before the value, how the value is written). Others are only stored, and
+# those without a word only shown in the summary.
 SHOWN = {
     "loss": ("loss", "{:.4f}".format),
     "step_ms": ("", "{:.1f} ms".format),
@@ -41,6 +42,8 @@ SHOWN = {
     "lag_p99": ("lag p99", "{:.0f}".format),
     "pulled_bytes": ("pulled", bytes_text),
     "pushed_bytes": ("pushed", bytes_text),
+    "clock_bytes": (None, bytes_text),
+    "row_bytes": (None, bytes_text),
     "auc": ("auc", "{:.4f}".format),
     "log_loss": ("log loss", "{:.4f}".format),
     "teacher_auc": ("teacher auc", "{:.4f}".format),
@@ -224,7 +227,11 @@ def _is_screen(console) -> bool:
 
 
 def _line(values: dict) -> str:
-    shown = [(word, text(values[key])) for key, (word, text) in SHOWN.items() if values.get(key) is not None]
+    shown = [
+        (word, text(values[key]))
+        for key, (word, text) in SHOWN.items()
+        if word is not None and values.get(key) is not None
+    ]
     return " | ".join(f"{word} {text}".strip() for word, text in shown)
 
 
@@ -233,8 +240,10 @@ def _value_text(key: str, value) -> str:
         return "-"
     if key in SHOWN:
         return SHOWN[key][1](value)
-    if isinstance(value, numbers.Integral):
-        return f"{value:,}"
+    if isinstance(value, numbers.Integral) or (isinstance(value, float) and value.is_integer() and abs(value) >= 1000):
+        return f"{value:,.0f}"
+    if isinstance(value, list):
+        return " ".join(str(item) for item in value)
     return f"{value:.4g}" if isinstance(value, numbers.Real) else str(value)
 
 

@@ -20,7 +20,6 @@ s >= 1, bounded: ranks go on without waiting for each other (HET's client rules,
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 import weakref
@@ -41,6 +40,7 @@ from hetmpi.world import Refused, World
 
 INIT_CHUNK_ROWS = 1 << 20
 POLL_S = 0.001
+NAP_S = 50e-6  # between two looks at what others are to do: short beside a step, long beside a look
 WARN_AFTER_S = 60
 
 
@@ -101,6 +101,7 @@ class EmbeddingTable:
         if self.staleness.is_synchronous:
             self._inbox = _C.Inbox(self.shard.rings, self.world.rank, *shard)
         else:
+            self._rule.set_step(self.optimizer.lr_at(0), 1)  # others may push before this rank writes
             self._engine = _C.Engine(self.shard.rings, *shard, self._rule)
             weakref.finalize(self, self._engine.stop)  # also at exit, before MPI takes the memory away
         self._owners = Owners(self.window, self._engine)
@@ -367,9 +368,9 @@ class EmbeddingTable:
         self.counters.pushed += len(keys)
 
     def _drain_engine(self):
-        self._engine.drain()
-        self.world.progress()
-        os.sched_yield()
+        if not self._engine.drain():
+            self.world.progress()
+            time.sleep(NAP_S)
 
     def _await_drained(self, deadline: float):
         """Waits until the owners have taken in everything this rank sent."""
@@ -406,9 +407,8 @@ class EmbeddingTable:
         self._timed(self.window.fence)
 
     def _drain_inbox(self):
-        self._inbox.poll(0.0)
+        self._inbox.poll(NAP_S)
         self.world.progress()
-        os.sched_yield()
 
     def _await_all(self):
         """Sums the messages of this step until every rank's are here."""

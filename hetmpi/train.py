@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from hetmpi.config import CONF, cache_of, compose, staleness_of
 from hetmpi.data.batch import Batch, to_batch
 from hetmpi.data.loader import Loader
-from hetmpi.metrics import Counters, auc, lag_at, log_loss
+from hetmpi.metrics import Counters, auc, lag_at, log_loss, trimmed
 from hetmpi.optim import DenseOptimizer, RowOptimizer, Schedule
 from hetmpi.runlog import RunLog
 from hetmpi.table import EmbeddingTable
@@ -265,7 +265,7 @@ class Training:
             "wait_ms": per_step["wait_ms"] / self.world.size,
             "lag_p50": lag_at(lags, 0.5),
             "lag_p99": lag_at(lags, 0.99),
-            "lags": lags.tolist() if lags.any() else None,
+            "lags": trimmed(lags),
         }
 
     def _finish(self, figures: dict):

@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 from hydra.utils import get_class
 
-from hetmpi.config import CONF, resolved
+from hetmpi.config import CONF, cache_of, resolved
 from hetmpi.world import Refused
 
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
+EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 DATA = sorted(path.stem for path in (CONF / "data").glob("*.yaml"))
 
 
@@ -19,6 +20,19 @@ def test_every_pair_of_model_and_data_is_composed(model, data):
     config = resolved([f"model={model}", f"data={data}", *path])
     assert (config.model_name, config.data_name) == (model, data)
     assert get_class(config.model._target_) and get_class(config.data._target_)
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_is_composed_and_can_be_overridden(experiment):
+    config = resolved([f"experiment={experiment}", "table.staleness=7"])
+    assert (config.model_name, config.table.dim, config.table.staleness) == ("wdl", 128, 7)
+    assert cache_of(config).capacity_fraction == 0.1
+
+
+def test_a_cache_is_there_by_default_where_it_can_pay():
+    assert cache_of(resolved([])).capacity_fraction == 0
+    assert cache_of(resolved(["table.staleness=null"])).capacity_fraction == 0.1
+    assert cache_of(resolved(["table.staleness=5", "table.cache.capacity_rows=9"])).capacity_rows == 9
 
 
 def test_learning_rates_left_open_follow_the_rule():
@@ -39,7 +53,10 @@ def test_the_run_folder_names_model_and_data():
 @pytest.mark.parametrize("override", [
         "nonsense", "steps=null epochs=null", "steps=2.5", "seed=1.5", "batch_size=1.5", "table.dim=wide",
         "table.init_std=x", "optim.rows_lr=x", "optim.dense_lr=-1", "optim.schedule=step", "eval.max_samples=0",
-        "log.every_steps=0", "log.every_steps=null", "optim.warmup_steps=-1", "epochs=-1", "epochs=nan", "table.prefetch=perhaps", "seed=99999999999999999999", "run.dir=/tmp/ü",
+        "log.every_steps=0", "log.every_steps=null", "optim.warmup_steps=-1", "epochs=-1", "epochs=nan", "table.prefetch_batches=2",
+        "table.staleness=-1", "table.staleness=1.5", "table.staleness_growth=0", "table.anticipate=-1", "table.cache.policy=fifo",
+        "table.cache.admit=some", "table.cache.capacity_rows=-1", "table.cache.capacity_fraction=1.5",
+        "table.cache.capacity_rows=5 table.cache.capacity_fraction=0.1", "seed=99999999999999999999", "run.dir=/tmp/ü",
     ])
 def test_settings_no_run_can_have_are_refused(override):
     with pytest.raises(Refused, match="^settings: "):

@@ -1,0 +1,58 @@
+"""Trains at s = 100 with a cache far smaller than the working set and says how memory grew; run by test_soak.py.
+
+    mpiexec -n 4 python tests/cache_soak.py RANKS_PER_NODE STEPS
+"""
+
+import sys
+
+import numpy as np
+import torch
+
+from hetmpi.cache import CacheSettings, Staleness
+from hetmpi.optim import RowOptimizer
+from hetmpi.table import EmbeddingTable
+from hetmpi.world import MPI, World, launch
+
+NUM_ROWS, DIM, KEYS, WARMUP_STEPS = 200_000, 8, 300, 500
+
+
+def main(world):
+    """Reads, prefetches and writes random rows; rank 0 prints the most that a rank grew after the warm-up, in kB, the
+    updates written and those that the owners hold, and lines evicted."""
+    ranks_per_node, steps = int(sys.argv[1]), int(sys.argv[2])
+    world.start_horovod()  # its thread drives far traffic, as in a training
+    world = World(world.comm, ranks_per_node)
+    settings = CacheSettings(capacity_rows=1000, admit="all")
+    table = EmbeddingTable(
+        world, NUM_ROWS, DIM, RowOptimizer("sgd", 1.0), init_std=0.0, staleness=Staleness(100), cache=settings
+    )
+    generator, written, later = np.random.default_rng(world.rank), 0, None
+    for step in range(steps):
+        if step == WARMUP_STEPS:
+            before = resident_kb()
+        keys, later = later if later is not None else draw(generator), draw(generator)
+        table.read(keys)
+        table.prefetch(later)
+        table.write(keys, torch.ones(len(keys), DIM))
+        written += len(keys)
+    grown = world.comm.allreduce(resident_kb() - before, op=MPI.MAX)
+    table.flush()
+    held = -float(table.shard.weight[:, 0].sum(dtype=np.float64))
+    written, held, evicted = world.comm.allreduce(np.array([written, held, table.counters.evicted]))
+    if world.rank == 0:
+        print(f"soak: grown {grown} kB written {written:.0f} held {held:.0f} evicted {evicted:.0f}", flush=True)
+    table.close()
+
+
+def draw(generator) -> torch.Tensor:
+    """Unique keys, skewed."""
+    return torch.from_numpy(np.unique((NUM_ROWS * generator.random(KEYS) ** 3).astype(np.int64)))
+
+
+def resident_kb() -> int:
+    """Memory of this process that is not shared with others or backed by files."""
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+
+
+launch(main)

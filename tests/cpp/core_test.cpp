@@ -1,0 +1,1148 @@
+// Tests of the C++ core by itself, to be built with sanitizers (tests/test_core.py): the cache against a slow obvious
+// model, rings and the engine between threads, the inbox's order. Exit code 0 if all hold, else 1 and what failed on
+// stderr.
+//
+//   core_test [SEED]   default 1; every random choice but the threads' timing follows from it
+//
+// Gradients are small integers held in floats wherever sums are compared: their sums are exact in any order.
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <new>
+#include <numeric>
+#include <optional>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "engine.h"
+#include "inbox.h"
+#include "row_cache.h"
+
+namespace hetmpi {
+namespace {
+
+using Floats = std::vector<float>;
+using Ints = std::vector<int64_t>;
+using Clocks = std::vector<int32_t>;
+using Random = std::mt19937_64;
+using Seconds = std::chrono::duration<double>;
+
+std::string current_case;  // set while no other thread runs
+
+// Ends the process at once: other threads may be in the middle of something.
+[[noreturn]] void fail(const char* file, int line, const char* what) {
+  std::fprintf(stderr, "%s:%d: not so: %s\n  in %s\n", file, line, what, current_case.c_str());
+  std::fflush(stderr);
+  _exit(1);
+}
+
+#define CHECK(claim) ((claim) ? void() : fail(__FILE__, __LINE__, #claim))
+
+template <typename Error, typename Call>
+bool throws(Call call) {
+  try {
+    call();
+  } catch (const Error&) {
+    return true;
+  }
+  return false;
+}
+
+int64_t pick(Random& random, int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); }
+bool once_in(Random& random, int64_t n) { return pick(random, n) == 0; }
+int64_t pick_in(Random& random, int64_t low, int64_t high) { return low + pick(random, high - low + 1); }
+
+Floats integers(Random& random, int64_t n, int64_t low, int64_t high) {
+  Floats values(n);
+  for (float& value : values) value = static_cast<float>(pick_in(random, low, high));
+  return values;
+}
+
+void shuffle(Ints& values, Random& random) {
+  for (size_t i = values.size(); i > 1; --i) std::swap(values[i - 1], values[pick(random, i)]);
+}
+
+Ints permutation(Random& random, int64_t n) {
+  Ints order(n);
+  std::iota(order.begin(), order.end(), 0);
+  shuffle(order, random);
+  return order;
+}
+
+// Yields the processor until `is_so`; a minute without it is a failure.
+template <typename Claim>
+void await(Claim is_so) {
+  const auto began = std::chrono::steady_clock::now();
+  while (!is_so()) {
+    CHECK(std::chrono::steady_clock::now() - began < Seconds(60));
+    sched_yield();
+  }
+}
+
+void pause_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
+
+// The cache.
+
+constexpr int64_t kDim = 4;  // a power of two: the mean of a row's squares is exact
+constexpr float kDecay = 0.25f;
+
+RowOptimizer optimizer_of(const std::string& rule) {
+  RowOptimizer optimizer(rule, kDim, rule == "sgd" ? 0 : kDecay, 0.5f, 0.75f, 1e-8f);
+  optimizer.set_step(1, 1);
+  return optimizer;
+}
+
+// What goes to an owner for one key.
+struct Push {
+  int64_t key, clock, count;
+  Floats sums;
+
+  bool operator==(const Push& other) const {
+    return key == other.key && clock == other.clock && count == other.count && sums == other.sums;
+  }
+};
+
+std::vector<Push> listed(const Pushes& pushes, int64_t sum_dim) {
+  std::vector<Push> list;
+  for (size_t i = 0; i < pushes.keys.size(); ++i) {
+    const float* sums = pushes.sums.data() + i * sum_dim;
+    list.push_back({pushes.keys[i], pushes.clocks[i], pushes.counts[i], Floats(sums, sums + sum_dim)});
+  }
+  CHECK(pushes.sums.size() == pushes.keys.size() * sum_dim);
+  return list;
+}
+
+// The cache's slow twin: it keeps pending gradients one by one, and is told the slot of a new line, which it judges.
+class ModelCache {
+ public:
+  ModelCache(int64_t capacity, const std::string& rule, Policy policy, float anticipate)
+      : rule_(rule),
+        optimizer_(optimizer_of(rule)),
+        policy_(policy),
+        anticipate_(anticipate),
+        ways_(std::min<int64_t>(capacity, kWays)),
+        num_sets_(ways_ == 0 ? 0 : capacity / ways_),
+        lines_(num_sets_ * kWays) {}
+
+  int64_t capacity_rows() const { return num_sets_ * ways_; }
+  int64_t num_slots() const { return static_cast<int64_t>(lines_.size()); }
+  int64_t num_rows() const { return static_cast<int64_t>(slot_of_.size()); }
+  int64_t num_pending() const {
+    return std::count_if(lines_.begin(), lines_.end(), [](const auto& line) { return line && !line->pending.empty(); });
+  }
+  int64_t clock(int64_t slot) const { return lines_[slot]->clock; }
+  const Floats& weight(int64_t slot) const { return lines_[slot]->weight; }
+
+  void set_step(double lr, int64_t step) { optimizer_.set_step(lr, step); }
+
+  int64_t look_up(int64_t key) const {
+    const auto found = slot_of_.find(key);
+    return found == slot_of_.end() ? -1 : found->second;
+  }
+
+  void begin_iteration(int64_t num_keys) {
+    ++now_;
+    uses_ += num_keys;
+    if (policy_ == Policy::kLru || uses_ < kUsesPerAgeing * capacity_rows()) return;
+    for (auto& line : lines_)
+      if (line) line->score /= 2;
+    uses_ = 0;
+  }
+
+  void use(int64_t slot) {
+    Line& line = *lines_[slot];
+    line.used = now_;
+    if (policy_ == Policy::kLfu) ++line.score;
+    if (policy_ == Policy::kLfuOpt) line.score = std::min<int64_t>(line.score + 1, 10);
+  }
+
+  bool is_stale(int64_t slot, int64_t owner_clock, int64_t staleness) const {
+    const Line& line = *lines_[slot];
+    return staleness >= 0 && (line.age > staleness || owner_clock - line.clock > staleness);
+  }
+
+  void refresh(int64_t slot, const Floats& weight, const Floats& state, int64_t clock) {
+    Line& line = *lines_[slot];
+    const int64_t count = static_cast<int64_t>(line.pending.size());
+    line.weight = weight, line.state = state, line.clock = clock + count, line.age = 0;
+    if (count > 0) preview(line, sums_of(line.pending), count);
+  }
+
+  // A line for `key` at the slot that the cache chose; what its last line leaves behind. -1: the key gets none.
+  std::optional<Push> insert(int64_t key, int64_t slot, const Floats& weight, const Floats& state, int64_t clock) {
+    CHECK(may_take(slot, key));
+    if (slot < 0) return {};
+    const auto left = take(slot);
+    if (lines_[slot]) slot_of_.erase(lines_[slot]->key);
+    lines_[slot] = Line{key, policy_ == Policy::kLru ? 0 : 1, now_, clock, 0, weight, state, {}};
+    slot_of_[key] = slot;
+    return left;
+  }
+
+  bool is_taken(int64_t slot) const { return lines_[slot].has_value(); }
+
+  void update(int64_t slot, const Floats& grad) {
+    Line& line = *lines_[slot];
+    line.pending.push_back(grad);
+    ++line.clock, ++line.age;
+    preview(line, grad, 0);
+  }
+
+  bool is_due(int64_t slot, int64_t staleness) const {
+    const Line& line = *lines_[slot];
+    return staleness >= 0 && (line.age > staleness || static_cast<int64_t>(line.pending.size()) > staleness);
+  }
+
+  std::optional<Push> take(int64_t slot) {
+    if (!lines_[slot] || lines_[slot]->pending.empty()) return {};
+    const auto pending = std::exchange(lines_[slot]->pending, {});
+    return Push{lines_[slot]->key, lines_[slot]->clock, static_cast<int64_t>(pending.size()), sums_of(pending)};
+  }
+
+  // The gradients' sum, and by rule the sum of their squares or of the squares' mean.
+  Floats sums_of(const std::vector<Floats>& grads) const {
+    Floats sums(optimizer_.sum_dim(), 0.0f);
+    for (const Floats& grad : grads)
+      for (int64_t d = 0; d < kDim; ++d) {
+        sums[d] += grad[d];
+        if (rule_ == "adagrad" || rule_ == "adam") sums[kDim + d] += grad[d] * grad[d];
+        if (rule_ == "rowwise_adagrad") sums[kDim] += grad[d] * grad[d] / kDim;
+      }
+    return sums;
+  }
+
+ private:
+  static constexpr int64_t kUsesPerAgeing = 8;  // per line, as RowCache::kAgeAfter
+
+  struct Line {
+    int64_t key, score, used, clock, age;
+    Floats weight, state;
+    std::vector<Floats> pending;  // (iterations, dim)
+  };
+
+  // Whether `slot` is where a line for `key` may go: an empty one of its set, else one of least worth of those not used
+  // in this iteration, else none.
+  bool may_take(int64_t slot, int64_t key) const {
+    if (num_sets_ == 0) return slot == -1;
+    const int64_t first = kWays * static_cast<int64_t>(set_of(mix64(static_cast<uint64_t>(key)), num_sets_));
+    const auto begin = lines_.begin() + first, end = begin + ways_;
+    const bool lies_in_set = slot >= first && slot < first + ways_;
+    if (std::any_of(begin, end, [](const auto& line) { return !line; })) return lies_in_set && !lines_[slot];
+    std::pair<int64_t, int64_t> least{std::numeric_limits<int64_t>::max(), 0};
+    for (auto line = begin; line != end; ++line)
+      if ((*line)->used != now_) least = std::min(least, {(*line)->score, (*line)->used});
+    if (least.first == std::numeric_limits<int64_t>::max()) return slot == -1;
+    return lies_in_set && lines_[slot]->used != now_ && std::pair(lines_[slot]->score, lines_[slot]->used) == least;
+  }
+
+  // Applies one gradient (count 0) or sums over `count` iterations. sgd by hand, at learning rate 1; other rules by the
+  // optimizer, which has tests of its own (tests/test_optim.py).
+  void preview(Line& line, const Floats& grads, int64_t count) {
+    if (rule_ == "sgd") {
+      for (int64_t d = 0; d < kDim; ++d) line.weight[d] -= anticipate_ * grads[d];
+    } else if (count == 0) {
+      optimizer_.apply(line.weight.data(), line.state.data(), {grads.data(), nullptr, anticipate_});
+    } else {
+      const Gradient sums = optimizer_.summed(grads.data(), count, count, anticipate_);
+      optimizer_.apply(line.weight.data(), line.state.data(), sums);
+    }
+  }
+
+  std::string rule_;
+  RowOptimizer optimizer_;
+  Policy policy_;
+  float anticipate_;
+  int64_t ways_, num_sets_, now_ = 0, uses_ = 0;
+  std::vector<std::optional<Line>> lines_;  // by slot
+  std::unordered_map<int64_t, int64_t> slot_of_;
+};
+
+// A cache and its model, led through the same random iterations.
+class CacheTrial {
+ public:
+  CacheTrial(int64_t capacity, const std::string& rule, Policy policy, uint64_t seed)
+      : random_(seed),
+        rule_(rule),
+        num_keys_(3 * capacity + 40),
+        anticipate_(static_cast<float>(pick_in(random_, 1, 3))),
+        optimizer_(optimizer_of(rule)),
+        cache_(capacity, optimizer_, policy),
+        model_(capacity, rule, policy, anticipate_) {}
+
+  void run(int64_t iterations) {
+    CHECK(cache_.capacity_rows() == model_.capacity_rows() && cache_.num_slots() == model_.num_slots());
+    for (step_ = 1; step_ <= iterations; ++step_) iterate();
+    take_all();
+    CHECK(cache_.num_pending() == 0);
+    for (const auto& [key, sum] : outstanding_) CHECK(sum == Floats(kDim, 0.0f));
+  }
+
+ private:
+  void iterate() {
+    staleness_ = std::array<int64_t, 6>{kUnbounded, 0, 1, 2, 5, 20}[pick(random_, 6)];
+    draw();
+    look_at_others();
+    const bool counts_as_use = !once_in(random_, 6);
+    find(counts_as_use);
+    refresh();
+    if (counts_as_use) insert();  // else it might evict lines of this batch
+    read();
+    if (once_in(random_, 5)) return;  // rows read and not written
+    update();
+    if (once_in(random_, 10)) take_all();
+  }
+
+  // The batch: some of the keys, low ones more often, at times more than there are lines; and what their owners have.
+  void draw() {
+    const int64_t most = once_in(random_, 4) ? num_keys_ : std::max<int64_t>(cache_.capacity_rows() / 4, 8);
+    std::unordered_set<int64_t> seen;
+    keys_.clear();
+    for (int64_t left = pick_in(random_, 0, most); left > 0; --left) {
+      const int64_t key = std::min(pick(random_, num_keys_), pick(random_, num_keys_)) * 1000003 - 5;
+      if (seen.insert(key).second) keys_.push_back(key);
+    }
+    n_ = static_cast<int64_t>(keys_.size());
+    weights_ = integers(random_, n_ * kDim, -1000, 1000);
+    states_ = integers(random_, n_ * cache_.state_dim(), 1, 50);
+    clocks_.resize(n_);
+    chosen_.assign(n_, 0);
+    slots_.assign(n_, -2);
+  }
+
+  Floats row(const Floats& rows, int64_t i, int64_t width = kDim) const {
+    return Floats(rows.begin() + i * width, rows.begin() + (i + 1) * width);
+  }
+
+  Floats state(int64_t i) const { return row(states_, i, cache_.state_dim()); }
+
+  // Only look_up: that it counts as no use shows in what is evicted later.
+  void look_at_others() {
+    Ints keys(70), slots(70);
+    for (int64_t& key : keys) key = pick(random_, num_keys_) * 1000003 - 5;
+    cache_.look_up(keys.data(), 70, slots.data());
+    for (int64_t i = 0; i < 70; ++i) CHECK(slots[i] == model_.look_up(keys[i]));
+  }
+
+  void find(bool counts_as_use) {
+    if (counts_as_use) {
+      model_.begin_iteration(n_);
+      cache_.find(keys_.data(), n_, slots_.data());
+    } else {
+      cache_.look_up(keys_.data(), n_, slots_.data());
+    }
+    for (int64_t i = 0; i < n_; ++i) {
+      CHECK(slots_[i] == model_.look_up(keys_[i]));
+      if (counts_as_use && slots_[i] >= 0) model_.use(slots_[i]);
+    }
+  }
+
+  // Owners' clocks around those of the lines; stale lines are refreshed, and some others.
+  void refresh() {
+    for (int64_t i = 0; i < n_; ++i)
+      clocks_[i] = static_cast<int32_t>(pick(random_, 30) + (slots_[i] < 0 ? 0 : model_.clock(slots_[i]) - 10));
+    validate();
+    for (int64_t i = 0; i < n_; ++i) {
+      if (slots_[i] >= 0 && once_in(random_, 10)) chosen_[i] = 1;
+      if (slots_[i] < 0) chosen_[i] = pick(random_, 2);  // must be passed over
+      if (slots_[i] >= 0 && chosen_[i]) model_.refresh(slots_[i], row(weights_, i), state(i), clocks_[i]);
+    }
+    cache_.refresh(slots_.data(), chosen_.data(), weights_.data(), states_.data(), clocks_.data(), n_, anticipate_);
+  }
+
+  void validate() {
+    LagHistogram lags, expected;
+    const int64_t num_stale = cache_.validate(slots_.data(), clocks_.data(), n_, staleness_, chosen_.data(), &lags);
+    int64_t expected_stale = 0;
+    for (int64_t i = 0; i < n_; ++i) {
+      const bool is_stale = slots_[i] >= 0 && model_.is_stale(slots_[i], clocks_[i], staleness_);
+      CHECK(chosen_[i] == is_stale);
+      expected_stale += is_stale;
+      if (slots_[i] < 0 || is_stale || staleness_ == kUnbounded) continue;
+      const int64_t lag = clocks_[i] - model_.clock(slots_[i]);
+      ++expected.bins[lag <= 0 ? 0 : 1 + static_cast<int>(std::log2(lag))];
+    }
+    CHECK(num_stale == expected_stale);
+    CHECK(std::equal(lags.bins, lags.bins + LagHistogram::kBins, expected.bins));
+  }
+
+  void insert() {
+    for (int64_t i = 0; i < n_; ++i) chosen_[i] = !once_in(random_, 6);
+    const Ints before = slots_;
+    Pushes out;
+    const int64_t num_evicted = cache_.insert_and_evict(keys_.data(), chosen_.data(), weights_.data(), states_.data(),
+                                                        clocks_.data(), n_, slots_.data(), &out);
+    std::vector<Push> expected;
+    int64_t expected_evicted = 0;
+    for (int64_t i = 0; i < n_; ++i) {
+      if (before[i] >= 0 || !chosen_[i]) {
+        CHECK(slots_[i] == before[i]);
+        continue;
+      }
+      expected_evicted += slots_[i] >= 0 && model_.is_taken(slots_[i]);
+      expect(model_.insert(keys_[i], slots_[i], row(weights_, i), state(i), clocks_[i]), &expected);
+    }
+    CHECK(num_evicted == expected_evicted);
+    for (int64_t i = 0; i < n_; ++i) CHECK(slots_[i] == model_.look_up(keys_[i]));
+    compare(out, expected);
+    CHECK(cache_.num_rows() == model_.num_rows() && cache_.num_rows() <= cache_.capacity_rows());
+  }
+
+  void read() {
+    constexpr float kUntouched = 12345.5f;
+    Floats rows(n_ * kDim, kUntouched);
+    cache_.gather(slots_.data(), n_, rows.data());
+    for (int64_t i = 0; i < n_; ++i)
+      CHECK(row(rows, i) == (slots_[i] < 0 ? Floats(kDim, kUntouched) : model_.weight(slots_[i])));
+  }
+
+  void update() {
+    const double lr = rule_ == "sgd" ? 1 : 1.0 / static_cast<double>(step_);
+    cache_.set_step(lr, step_);
+    model_.set_step(lr, step_);
+    const Floats grads = integers(random_, n_ * kDim, -3, 3);
+    cache_.update(slots_.data(), grads.data(), n_, anticipate_);
+    Pushes out;
+    cache_.pass_on(keys_.data(), slots_.data(), clocks_.data(), grads.data(), n_, &out);
+    std::vector<Push> expected;
+    for (int64_t i = 0; i < n_; ++i) {
+      const Floats grad = row(grads, i);
+      Floats& sum = outstanding_.try_emplace(keys_[i], kDim, 0.0f).first->second;
+      for (int64_t d = 0; d < kDim; ++d) sum[d] += grad[d];
+      if (slots_[i] < 0)
+        expected.push_back({keys_[i], clocks_[i] + 1, 1, model_.sums_of({grad})});
+      else
+        model_.update(slots_[i], grad);
+    }
+    compare(out, expected);
+    take_due();
+    read();
+  }
+
+  void take_due() {
+    Pushes out;
+    cache_.take_pending(slots_.data(), n_, staleness_, &out);
+    std::vector<Push> expected;
+    for (const int64_t slot : slots_)
+      if (slot >= 0 && model_.is_due(slot, staleness_)) expect(model_.take(slot), &expected);
+    compare(out, expected);
+  }
+
+  void take_all() {
+    Pushes out;
+    cache_.take_pending(&out);
+    std::vector<Push> expected;
+    for (int64_t slot = 0; slot < model_.num_slots(); ++slot) expect(model_.take(slot), &expected);
+    compare(out, expected);
+  }
+
+  static void expect(std::optional<Push> push, std::vector<Push>* expected) {
+    if (push) expected->push_back(std::move(*push));
+  }
+
+  void compare(const Pushes& out, const std::vector<Push>& expected) {
+    const std::vector<Push> pushes = listed(out, cache_.sum_dim());
+    CHECK(pushes == expected);
+    CHECK(cache_.num_pending() == model_.num_pending());
+    for (const Push& push : pushes)
+      for (int64_t d = 0; d < kDim; ++d) outstanding_.at(push.key)[d] -= push.sums[d];
+  }
+
+  Random random_;
+  std::string rule_;
+  int64_t num_keys_;
+  float anticipate_;
+  RowOptimizer optimizer_;
+  RowCache cache_;
+  ModelCache model_;
+  std::unordered_map<int64_t, Floats> outstanding_;  // gradients given and not come out yet, by key
+
+  int64_t step_ = 0, staleness_ = 0, n_ = 0;
+  Ints keys_, slots_;            // (n)
+  Floats weights_, states_;      // (n, dim), (n, state_dim)
+  Clocks clocks_;                // (n)
+  std::vector<uint8_t> chosen_;  // (n)
+};
+
+void cache_equals_its_model(uint64_t seed) {
+  for (const Policy policy : {Policy::kLru, Policy::kLfu, Policy::kLfuOpt})
+    for (const int64_t capacity : {0, 1, 5, 32, 64, 320})
+      for (const char* rule : {"sgd", "adagrad", "rowwise_adagrad", "adam"}) {
+        current_case = std::string("RowCache of ") + std::to_string(capacity) + " rows, " + rule + ", policy " +
+                       std::to_string(static_cast<int>(policy)) + ", seed " + std::to_string(++seed);
+        CacheTrial(capacity, rule, policy, seed).run(120);
+      }
+}
+
+void cache_rounds_its_capacity_down_to_whole_sets(uint64_t) {
+  for (const auto& [asked, given] : std::map<int64_t, int64_t>{{0, 0}, {1, 1}, {31, 31}, {32, 32}, {63, 32}, {100, 96}})
+    CHECK(RowCache(asked, optimizer_of("sgd"), Policy::kLru).capacity_rows() == given);
+  CHECK(throws<std::invalid_argument>([] { RowCache(-1, optimizer_of("sgd"), Policy::kLru); }));
+  CHECK(throws<std::invalid_argument>([] { RowCache(int64_t{1} << 31, optimizer_of("sgd"), Policy::kLru); }));
+}
+
+// A gradient that all but cancels the weight decay leaves squares of about 0, of either sign once rounded.
+void sums_of_squares_are_never_negative(uint64_t seed) {
+  Random random(seed);
+  for (const char* rule : {"adagrad", "rowwise_adagrad", "adam"}) {
+    RowOptimizer optimizer(rule, 1, 0.1f, 0.9f, 0.999f, 1e-8f);
+    optimizer.set_step(1, 1);
+    for (int i = 0; i < 20000; ++i) {
+      float weight = static_cast<float>(pick_in(random, 1, 1000)) / 7;
+      const float grad = -0.1f * weight * (1 + static_cast<float>(pick_in(random, -100, 100)) * 1e-6f);
+      Floats sums(2, 0.0f), state(2, 0.0f);
+      optimizer.add(sums.data(), &grad);
+      optimizer.apply(&weight, state.data(), optimizer.summed(sums.data(), 1, 1));
+      CHECK(std::isfinite(weight));
+    }
+  }
+}
+
+// Rings.
+
+// Rings side by side, empty, as they lie in an owner's memory.
+class Rings {
+ public:
+  Rings(int64_t num_origins, uint64_t capacity, RecordFormat format)
+      : num_origins_(num_origins), stride_(sizeof(RingHeader) + capacity), format_(format) {
+    const uint64_t bytes = num_origins * stride_;
+    memory_.reset(static_cast<uint8_t*>(std::aligned_alloc(alignof(RingHeader), bytes)));
+    std::memset(memory_.get(), 0, bytes);
+    for (int64_t origin = 0; origin < num_origins; ++origin) new (ring(origin)) RingHeader{};
+  }
+
+  uint8_t* ring(int64_t origin) { return memory_.get() + origin * stride_; }
+  uint64_t tail(int64_t origin) { return reinterpret_cast<RingHeader*>(ring(origin))->tail.load(); }
+  uint64_t capacity() const { return stride_ - sizeof(RingHeader); }
+  RecordFormat format() const { return format_; }
+  std::vector<RingConsumer> ends() { return consumers(memory_.get(), stride_, num_origins_, format_); }
+
+ private:
+  struct Free {
+    void operator()(uint8_t* memory) const { std::free(memory); }
+  };
+
+  int64_t num_origins_;
+  uint64_t stride_;
+  RecordFormat format_;
+  std::unique_ptr<uint8_t[], Free> memory_;
+};
+
+// Rows for one owner, with all that a record says of them.
+struct Batch {
+  Ints rows, order;       // (n); clock, count and values of rows[i] stand at order[i]
+  Clocks clocks, counts;  // (n)
+  Floats values;          // (n, width)
+
+  Batch(Random& random, int64_t n, int64_t width)
+      : rows(n), order(permutation(random, n)), clocks(n), counts(n, 1), values(n * width) {}
+
+  int64_t size() const { return static_cast<int64_t>(rows.size()); }
+  Message from(int64_t begin) const { return {rows.data() + begin, clocks.data(), counts.data(), values.data()}; }
+};
+
+// The origin's end of a ring, driven as hetmpi/inbox.py does: on the owner's node it writes in place, elsewhere into a
+// mirror, whose new bytes are copied before the head is stored.
+class Origin {
+ public:
+  Origin(Rings& rings, int64_t origin, bool is_far = false)
+      : header_(reinterpret_cast<RingHeader*>(rings.ring(origin))),
+        data_(rings.ring(origin) + sizeof(RingHeader)),
+        capacity_(rings.capacity()),
+        mirror_(is_far ? capacity_ / sizeof(uint64_t) : 0),
+        producer_(is_far ? reinterpret_cast<uint8_t*>(mirror_.data()) : data_, capacity_, rings.format()) {}
+
+  // Writes one record of the rows from `begin` on; returns the rows sent, or -1 for no room.
+  int64_t send_some(int64_t step, const Batch& batch, int64_t begin) {
+    producer_.set_tail(header_->tail.load(std::memory_order_acquire));
+    const uint64_t head = producer_.head(), offset = head % capacity_;
+    const int64_t sent =
+        producer_.write(step, batch.from(begin), batch.order.data() + begin, batch.size() - begin, true);
+    CHECK(producer_.head() - producer_.tail() <= capacity_);
+    if (!mirror_.empty())
+      std::memcpy(data_ + offset, reinterpret_cast<uint8_t*>(mirror_.data()) + offset, producer_.head() - head);
+    header_->head.store(producer_.head(), std::memory_order_release);
+    return sent;
+  }
+
+  // Sends what fits of the rows from *begin on; true when all of the batch, and "last", is sent.
+  bool send_fitting(int64_t step, const Batch& batch, int64_t* begin) {
+    while (true) {
+      const int64_t sent = send_some(step, batch, *begin);
+      if (sent < 0) return false;
+      *begin += sent;
+      if (*begin == batch.size() && (sent > 0 || batch.size() == 0)) return true;
+    }
+  }
+
+  // Sends it all; calls when_full() whenever there is no room.
+  template <typename WhenFull>
+  void send(int64_t step, const Batch& batch, WhenFull when_full) {
+    int64_t begin = 0;
+    await([&] {
+      const bool is_done = send_fitting(step, batch, &begin);
+      if (!is_done) when_full();
+      return is_done;
+    });
+  }
+
+  void send(int64_t step, const Batch& batch) {
+    send(step, batch, [] {});
+  }
+
+  bool is_drained() const { return header_->tail.load(std::memory_order_acquire) == producer_.head(); }
+  uint64_t head() const { return producer_.head(); }
+
+ private:
+  RingHeader* header_;
+  uint8_t* data_;
+  uint64_t capacity_;
+  std::vector<uint64_t> mirror_;
+  RingProducer producer_;
+};
+
+// Messages whose rows are numbered through: row q, its clock, count and values all follow from q.
+struct NumberedStream {
+  Ints ends;  // first number after each message
+  RecordFormat format;
+
+  NumberedStream(Random& random, int64_t num_messages, RecordFormat format) : format(format) {
+    int64_t end = 0;
+    for (int64_t m = 0; m < num_messages; ++m) ends.push_back(end += once_in(random, 5) ? 0 : pick(random, 30));
+  }
+
+  Batch message(Random& random, int64_t m) const {
+    const int64_t begin = m == 0 ? 0 : ends[m - 1];
+    Batch batch(random, ends[m] - begin, format.width);
+    for (int64_t i = 0; i < batch.size(); ++i) {
+      const int64_t q = begin + i, j = batch.order[i];
+      batch.rows[i] = q, batch.clocks[j] = clock(q), batch.counts[j] = count(q);
+      for (int64_t d = 0; d < format.width; ++d) batch.values[j * format.width + d] = value(q, d);
+    }
+    return batch;
+  }
+
+  // Whether the record holds whole rows of message m from number q on.
+  void check(const Record& record, int64_t m, int64_t q) const {
+    const auto& [rows, clocks, counts, values] = record.columns;
+    const int64_t n = record.header->num_rows;
+    CHECK(record.header->step == m && n >= 0 && q + n <= ends[m]);
+    CHECK(record.header->is_last == (q + n == ends[m]));
+    for (int64_t i = 0; i < n; ++i) {
+      CHECK(rows[i] == q + i);
+      if (format.has_clocks) CHECK(clocks[i] == clock(q + i) && counts[i] == count(q + i));
+      for (int64_t d = 0; d < format.width; ++d) CHECK(values[i * format.width + d] == value(q + i, d));
+    }
+  }
+
+  static int32_t clock(int64_t q) { return static_cast<int32_t>(3 * q + 1); }
+  static int32_t count(int64_t q) { return static_cast<int32_t>(q % 7 + 1); }
+  float value(int64_t q, int64_t d) const { return static_cast<float>(q * format.width + d); }
+};
+
+// Takes the whole stream out of a ring; at times it holds on to a record, which must stay as it is.
+void consume(RingConsumer ring, const Rings& rings, const NumberedStream& stream, Random random) {
+  int64_t q = 0;
+  uint64_t offset = 0;
+  for (int64_t m = 0; m < static_cast<int64_t>(stream.ends.size());) {
+    Record record;
+    await([&] { return ring.peek(&record); });
+    stream.check(record, m, q);
+    const uint64_t bytes = record.header->bytes;
+    CHECK(bytes > 0 && bytes % kRecordAlign == 0 && offset + bytes <= rings.capacity());
+    if (once_in(random, 8)) {
+      for (int i = 0; i < 20; ++i) sched_yield();
+      stream.check(record, m, q);
+    }
+    q += record.header->num_rows;
+    m += record.header->is_last;
+    offset = (offset + bytes) % rings.capacity();
+    ring.release(record);
+  }
+  Record record;
+  CHECK(!ring.peek(&record));
+}
+
+void rows_pass_a_ring_in_order_and_once(uint64_t seed) {
+  for (const RecordFormat format : {RecordFormat{3, false}, RecordFormat{5, true}, RecordFormat{40, true}})
+    for (const uint64_t more : {0, 64, 1024})
+      for (const bool is_far : {false, true}) {
+        Rings rings(1, min_ring_capacity(format) + more, format);
+        current_case = "a ring of " + std::to_string(rings.capacity()) + " bytes, rows of " +
+                       std::to_string(format.row_bytes()) + ", seed " + std::to_string(++seed);
+        Random random(seed);
+        const NumberedStream stream(random, 150, format);
+        std::thread consumer(consume, rings.ends()[0], std::cref(rings), std::cref(stream), Random(seed));
+        Origin origin(rings, 0, is_far);
+        for (size_t m = 0; m < stream.ends.size(); ++m) origin.send(m, stream.message(random, m));
+        consumer.join();
+        CHECK(origin.is_drained());
+      }
+}
+
+void ring_refuses_capacities_too_small_or_not_aligned(uint64_t) {
+  const RecordFormat format{4, true};
+  const uint64_t least = min_ring_capacity(format);
+  alignas(64) static uint8_t memory[4096];
+  for (const uint64_t capacity : {uint64_t{0}, least - kRecordAlign, least + 1}) {
+    CHECK(throws<std::invalid_argument>([&] { RingProducer(memory, capacity, format); }));
+    CHECK(throws<std::invalid_argument>([&] { RingConsumer(memory, capacity, format); }));
+  }
+}
+
+void full_ring_takes_nothing_until_the_tail_moves(uint64_t seed) {
+  Random random(seed);
+  const RecordFormat format{4, true};
+  Rings rings(1, min_ring_capacity(format), format);
+  Origin origin(rings, 0);
+  const Batch batch(random, 10, 4);
+  int64_t begin = 0;
+  CHECK(!origin.send_fitting(0, batch, &begin) && begin > 0 && begin < 10);
+  const uint64_t head = origin.head();
+  CHECK(origin.send_some(0, batch, begin) == -1 && origin.head() == head);
+  Record record;
+  RingConsumer end = rings.ends()[0];
+  CHECK(end.peek(&record));
+  end.release(record);
+  CHECK(origin.send_some(0, batch, begin) >= 0 && origin.head() > head);
+}
+
+// The engine.
+
+// A shard of rows that start at 0, under sgd at learning rate 1: a row is minus the sum of all it was sent.
+struct OwnedRows {
+  int64_t num_rows;
+  Floats weight;
+  Clocks clock;
+
+  explicit OwnedRows(int64_t num_rows) : num_rows(num_rows), weight(num_rows * kDim, 0.0f), clock(num_rows, 0) {}
+
+  Shard shard() { return {weight.data(), nullptr, clock.data(), num_rows, kDim, 0}; }
+  bool row_is(int64_t row, float multiple) const {
+    for (int64_t d = 0; d < kDim; ++d)
+      if (weight[row * kDim + d] != multiple * static_cast<float>(d + 1)) return false;
+    return true;
+  }
+};
+
+// All that one sender sends: of each row the sum and the highest clock. Every value is a multiple of (1, 2, .., dim).
+struct Tally {
+  Floats sums;
+  Clocks clocks;
+
+  explicit Tally(int64_t num_rows) : sums(num_rows, 0.0f), clocks(num_rows, 0) {}
+
+  void add(const Tally& other) {
+    for (size_t row = 0; row < sums.size(); ++row) {
+      sums[row] += other.sums[row];
+      clocks[row] = std::max(clocks[row], other.clocks[row]);
+    }
+  }
+
+  Batch draw(Random& random, int64_t n, int64_t first_row, int64_t num_rows) {
+    Batch batch(random, n, kDim);
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t row = pick_in(random, first_row, first_row + num_rows - 1), j = batch.order[i];
+      const float multiple = static_cast<float>(pick_in(random, -8, 8));
+      batch.rows[i] = row, batch.clocks[j] = static_cast<int32_t>(pick(random, 10000));
+      for (int64_t d = 0; d < kDim; ++d) batch.values[j * kDim + d] = multiple * static_cast<float>(d + 1);
+      sums[row] += multiple;
+      clocks[row] = std::max(clocks[row], batch.clocks[j]);
+    }
+    return batch;
+  }
+
+  void check(const OwnedRows& rows) const {
+    for (int64_t row = 0; row < rows.num_rows; ++row) CHECK(rows.row_is(row, -sums[row]));
+    CHECK(rows.clock == clocks);
+  }
+};
+
+constexpr RecordFormat kSums{kDim, true};
+constexpr int64_t kShared = 48;  // rows that every origin sends to
+
+// An engine with its shard and rings: kShared rows, then one of its own for each origin.
+struct Owner {
+  explicit Owner(int64_t num_origins, uint64_t more_bytes = 1024)
+      : rings(num_origins, min_ring_capacity(kSums) + more_bytes, kSums),
+        rows(kShared + num_origins),
+        engine(std::make_unique<Engine>(rings.ends(), rows.shard(), optimizer_of("sgd"))) {}
+
+  void apply(const Batch& batch) { engine->apply(batch.from(0), batch.order.data(), batch.size()); }
+
+  void check(const Tally& tally) {
+    engine->exclusively([&] { tally.check(rows); });
+  }
+
+  Rings rings;
+  OwnedRows rows;
+  std::unique_ptr<Engine> engine;
+};
+
+// An origin on a thread of its own, which may be told to stop for what the owner does.
+class Sender {
+ public:
+  using Work = std::function<void(Sender&)>;
+
+  Sender(Owner& owner, int64_t number, uint64_t seed, Work work)
+      : owner(owner),
+        number(number),
+        random(seed),
+        origin(owner.rings, number, number % 2 == 1),
+        tally(owner.rows.num_rows),
+        thread_([this, work] {
+          work(*this);
+          is_done = true;
+        }) {}
+
+  void send_to_shared_rows() {
+    const Batch batch = tally.draw(random, pick_in(random, 1, 20), 0, kShared);
+    origin.send(0, batch, [this] { is_full = true; });
+  }
+
+  int64_t own_row() const { return kShared + number; }
+  void send_to_own_row() { origin.send(0, tally.draw(random, 1, own_row(), 1)); }
+  bool own_row_is_applied() const {
+    return owner.rows.row_is(own_row(), -tally.sums[own_row()]) &&
+           load_clock(&owner.rows.clock[own_row()]) == tally.clocks[own_row()];
+  }
+
+  const Tally& join() {
+    if (thread_.joinable()) thread_.join();
+    return tally;
+  }
+
+  Owner& owner;
+  const int64_t number;
+  Random random;
+  Origin origin;
+  Tally tally;
+  std::atomic<bool> is_full{false}, is_done{false};
+
+ private:
+  std::thread thread_;  // last: it uses all above
+};
+
+using Senders = std::vector<std::unique_ptr<Sender>>;
+
+Senders start(Owner& owner, int64_t num_origins, uint64_t seed, const Sender::Work& work) {
+  Senders senders;
+  for (int64_t number = 0; number < num_origins; ++number)
+    senders.push_back(std::make_unique<Sender>(owner, number, seed + number, work));
+  return senders;
+}
+
+bool are_done(const Senders& senders) {
+  return std::all_of(senders.begin(), senders.end(), [](const auto& sender) { return sender->is_done.load(); });
+}
+
+// Waits for all that was sent to be applied, and compares.
+void finish(Owner& owner, const Senders& senders, Tally tally) {
+  for (const auto& sender : senders) {
+    tally.add(sender->join());
+    await([&] { return sender->origin.is_drained(); });
+  }
+  CHECK(owner.engine->drain() == 0);
+  owner.check(tally);
+}
+
+void every_sum_is_applied_once(uint64_t seed) {
+  Owner owner(3);
+  Random random(seed);
+  Tally own(owner.rows.num_rows);
+  const Senders senders = start(owner, 3, seed, [](Sender& sender) {
+    for (int i = 0; i < 1500; ++i) sender.send_to_shared_rows();
+  });
+  while (!are_done(senders)) {
+    owner.apply(own.draw(random, 10, 0, kShared));
+    CHECK(owner.engine->drain() >= 0);
+    owner.engine->set_step(1.0, pick_in(random, 1, 9));
+    owner.engine->exclusively([&] {  // no row is half written
+      for (int64_t row = 0; row < kShared; ++row) CHECK(owner.rows.row_is(row, owner.rows.weight[row * kDim]));
+    });
+    sched_yield();
+  }
+  finish(owner, senders, own);
+}
+
+// Read without the lock: no one else writes an origin's own row, and the tail must have published it.
+void a_drained_ring_means_applied_sums(uint64_t seed) {
+  Owner owner(3);
+  const Senders senders = start(owner, 3, seed, [](Sender& sender) {
+    for (int i = 0; i < 300; ++i) {
+      sender.send_to_shared_rows();
+      sender.send_to_own_row();
+      await([&] { return sender.origin.is_drained(); });
+      CHECK(sender.own_row_is_applied());
+      sender.owner.engine->exclusively([&] { CHECK(sender.own_row_is_applied()); });
+    }
+  });
+  while (!are_done(senders)) {
+    owner.engine->drain();
+    sched_yield();
+  }
+  finish(owner, senders, Tally(owner.rows.num_rows));
+}
+
+void who_sees_a_clock_sees_its_row(uint64_t seed) {
+  Owner owner(2);
+  const Senders senders = start(owner, 2, seed, [](Sender& sender) {
+    const int64_t row = sender.own_row();
+    for (int32_t clock = 1; clock <= 300; ++clock) {
+      Batch batch(sender.random, 1, kDim);
+      batch.rows[0] = row, batch.clocks[0] = sender.tally.clocks[row] = clock;
+      for (int64_t d = 0; d < kDim; ++d) batch.values[d] = static_cast<float>(d + 1);
+      sender.tally.sums[row] += 1;
+      sender.origin.send(0, batch);
+      await([&] { return load_clock(&sender.owner.rows.clock[row]) == clock; });
+      CHECK(sender.own_row_is_applied());
+    }
+  });
+  finish(owner, senders, Tally(owner.rows.num_rows));
+}
+
+void a_stalled_owner_loses_nothing(uint64_t seed) {
+  Owner owner(3, 0);
+  Senders senders;
+  owner.engine->exclusively([&] {
+    senders = start(owner, 3, seed, [](Sender& sender) {
+      for (int i = 0; i < 200; ++i) sender.send_to_shared_rows();
+    });
+    for (const auto& sender : senders) await([&] { return sender->is_full.load(); });
+    for (int64_t number = 0; number < 3; ++number) CHECK(owner.rings.tail(number) == 0);
+    Tally(owner.rows.num_rows).check(owner.rows);
+  });
+  finish(owner, senders, Tally(owner.rows.num_rows));
+}
+
+Batch one_row(Random& random, int64_t row) {
+  Batch batch(random, 1, kDim);
+  batch.rows[0] = row, batch.clocks[0] = 1;
+  for (int64_t d = 0; d < kDim; ++d) batch.values[d] = static_cast<float>(d + 1);
+  return batch;
+}
+
+// Origin 0 sends row 0, then row 1 with a row that is not there; then both origins send row 2.
+void an_error_is_kept_and_nothing_more_is_drained(uint64_t seed) {
+  for (const int64_t wrong_row : {int64_t{-1}, kShared + 2}) {
+    Random random(seed);
+    Owner owner(2);
+    Origin first(owner.rings, 0), second(owner.rings, 1);
+    first.send(0, one_row(random, 0));
+    await([&] { return first.is_drained(); });
+    const uint64_t tail = first.head();
+    Batch wrong(random, 2, kDim);
+    wrong.rows = {1, wrong_row};
+    first.send(0, wrong);
+    await([&] { return throws<std::out_of_range>([&] { owner.engine->drain(); }); });
+    first.send(0, one_row(random, 2));
+    second.send(0, one_row(random, 2));
+    pause_ms(5);
+    for (int i = 0; i < 2; ++i) CHECK(throws<std::out_of_range>([&] { owner.engine->drain(); }));
+    CHECK(throws<std::out_of_range>([&] { owner.apply(one_row(random, 2)); }));
+    owner.engine->exclusively([&] {
+      CHECK(owner.rings.tail(0) == tail && owner.rings.tail(1) == 0);
+      CHECK(owner.rows.row_is(0, -1) && owner.rows.row_is(1, 0) && owner.rows.row_is(2, 0));
+    });
+    const auto began = std::chrono::steady_clock::now();
+    owner.engine.reset();
+    CHECK(std::chrono::steady_clock::now() - began < Seconds(5));
+  }
+}
+
+void a_wrong_row_of_its_own_is_refused_and_the_engine_goes_on(uint64_t seed) {
+  Random random(seed);
+  Owner owner(1);
+  CHECK(throws<std::out_of_range>([&] { owner.apply(one_row(random, owner.rows.num_rows)); }));
+  owner.apply(one_row(random, 3));
+  Origin origin(owner.rings, 0);
+  origin.send(0, one_row(random, 3));
+  await([&] { return origin.is_drained(); });
+  owner.engine->exclusively([&] { CHECK(owner.rows.row_is(3, -2)); });
+}
+
+void a_stopped_engine_leaves_the_rings_as_they_are(uint64_t seed) {
+  Random random(seed);
+  Owner owner(1);
+  Origin origin(owner.rings, 0);
+  owner.engine->stop();
+  owner.engine->stop();
+  origin.send(0, one_row(random, 7));
+  pause_ms(5);
+  CHECK(owner.rings.tail(0) == 0 && owner.rows.row_is(7, 0));
+  CHECK(owner.engine->drain() == 1 && origin.is_drained() && owner.rows.row_is(7, -1));
+}
+
+void engines_start_and_end_promptly(uint64_t seed) {
+  Random random(seed);
+  const auto began = std::chrono::steady_clock::now();
+  for (int i = 0; i < 100; ++i) {
+    Owner owner(1);
+    if (once_in(random, 2)) owner.engine->stop();
+  }
+  CHECK(std::chrono::steady_clock::now() - began < Seconds(10));
+}
+
+// The inbox.
+
+constexpr int64_t kRanks = 4;
+
+// One rank's gradients of a step: some distinct rows, with values whose sum depends on the order of addition.
+Batch gradients(Random& random, int64_t num_rows) {
+  Ints rows = permutation(random, num_rows);
+  rows.resize(pick_in(random, 0, num_rows));
+  Batch batch(random, static_cast<int64_t>(rows.size()), kDim);
+  batch.rows = rows;
+  for (float& value : batch.values)
+    value = static_cast<float>(std::ldexp(static_cast<double>(pick_in(random, -1000, 1000)) / 7, pick(random, 25)));
+  return batch;
+}
+
+// One synchronous step of all ranks as one of them, the owner, sees it.
+class InboxTrial {
+ public:
+  InboxTrial(int64_t own_rank, uint64_t seed)
+      : random_(seed),
+        own_rank_(own_rank),
+        rings_(kRanks, min_ring_capacity(kGrads) + 256, kGrads),
+        rows_(20),
+        inbox_(rings_.ends(), own_rank, rows_.shard()) {
+    for (int64_t rank = 0; rank < kRanks; ++rank) origins_.emplace_back(rings_, rank, rank % 2 == 1);
+  }
+
+  void step(int64_t step) {
+    std::vector<Batch> batches;
+    for (int64_t rank = 0; rank < kRanks; ++rank) batches.push_back(gradients(random_, rows_.num_rows));
+    const Floats own = begin(step, batches[own_rank_]);
+    deliver(step, batches);
+    CHECK(inbox_.poll() && inbox_.awaited() == kRanks);
+    const std::map<int64_t, Floats> sums = summed_in_rank_order(batches);
+    for (const auto& [row, sum] : sums) {
+      for (int64_t d = 0; d < kDim; ++d) expected_.weight[row * kDim + d] -= sum[d];
+      ++expected_.clock[row];
+    }
+    CHECK(inbox_.apply(optimizer_of("sgd")) == static_cast<int64_t>(sums.size()));
+    CHECK(rows_.weight == expected_.weight && rows_.clock == expected_.clock);
+  }
+
+ private:
+  static constexpr RecordFormat kGrads{kDim, false};
+
+  // Opens the step; returns the own gradients in the order of their rows, which must outlive poll().
+  Floats begin(int64_t step, const Batch& own) {
+    Floats grads;
+    for (const int64_t j : own.order)
+      grads.insert(grads.end(), own.values.begin() + j * kDim, own.values.begin() + (j + 1) * kDim);
+    inbox_.begin(step, own.rows.data(), grads.data(), own.size());
+    return grads;
+  }
+
+  // The other ranks send in a random order, each as far as its ring has room.
+  void deliver(int64_t step, const std::vector<Batch>& batches) {
+    Ints begins(kRanks, 0);
+    std::vector<bool> is_sent(kRanks, false);
+    is_sent[own_rank_] = true;
+    while (std::find(is_sent.begin(), is_sent.end(), false) != is_sent.end()) {
+      const int64_t rank = pick(random_, kRanks);
+      if (!is_sent[rank]) is_sent[rank] = origins_[rank].send_fitting(step, batches[rank], &begins[rank]);
+      if (once_in(random_, 3)) continue;
+      const int64_t awaited = std::find(is_sent.begin(), is_sent.end(), false) - is_sent.begin();
+      CHECK(inbox_.poll() == (awaited == kRanks) && inbox_.awaited() == awaited);
+    }
+  }
+
+  static std::map<int64_t, Floats> summed_in_rank_order(const std::vector<Batch>& batches) {
+    std::map<int64_t, Floats> sums;
+    for (const Batch& batch : batches)
+      for (int64_t i = 0; i < batch.size(); ++i) {
+        Floats& sum = sums.try_emplace(batch.rows[i], kDim, 0.0f).first->second;
+        for (int64_t d = 0; d < kDim; ++d) sum[d] += batch.values[batch.order[i] * kDim + d];
+      }
+    return sums;
+  }
+
+  Random random_;
+  int64_t own_rank_;
+  Rings rings_;
+  OwnedRows rows_, expected_{20};
+  Inbox inbox_;
+  std::vector<Origin> origins_;
+};
+
+void inbox_sums_in_rank_order(uint64_t seed) {
+  for (int64_t own_rank = 0; own_rank < kRanks; ++own_rank) {
+    InboxTrial trial(own_rank, seed + own_rank);
+    for (int64_t step = 0; step < 100; ++step) trial.step(step);
+  }
+}
+
+void inbox_refuses_other_steps_and_rows_that_are_not_there(uint64_t seed) {
+  Random random(seed);
+  const RecordFormat format{kDim, false};
+  for (const auto& [step, row] : std::map<int64_t, int64_t>{{4, 0}, {6, 0}, {5, -1}}) {
+    Rings rings(2, min_ring_capacity(format), format);
+    OwnedRows rows(3);
+    Inbox inbox(rings.ends(), 1, rows.shard());
+    inbox.begin(5, nullptr, nullptr, 0);
+    CHECK(!inbox.poll());
+    Origin(rings, 0).send(step, one_row(random, row));
+    if (row < 0)
+      CHECK(throws<std::out_of_range>([&] { inbox.poll(); }));
+    else
+      CHECK(throws<std::logic_error>([&] { inbox.poll(); }));
+  }
+}
+
+void run_all(uint64_t seed) {
+#define RUN(test) run_test(#test, test, seed)
+  const auto run_test = [](const char* name, void (*test)(uint64_t), uint64_t seed) {
+    const auto began = std::chrono::steady_clock::now();
+    current_case = std::string(name) + ", seed " + std::to_string(seed);
+    test(seed);
+    const Seconds spent = std::chrono::steady_clock::now() - began;
+    std::printf("%-62s seed %llu  %6.2f s\n", name, static_cast<unsigned long long>(seed), spent.count());
+    std::fflush(stdout);
+  };
+  RUN(cache_equals_its_model);
+  RUN(cache_rounds_its_capacity_down_to_whole_sets);
+  RUN(sums_of_squares_are_never_negative);
+  RUN(rows_pass_a_ring_in_order_and_once);
+  RUN(ring_refuses_capacities_too_small_or_not_aligned);
+  RUN(full_ring_takes_nothing_until_the_tail_moves);
+  RUN(every_sum_is_applied_once);
+  RUN(a_drained_ring_means_applied_sums);
+  RUN(who_sees_a_clock_sees_its_row);
+  RUN(a_stalled_owner_loses_nothing);
+  RUN(an_error_is_kept_and_nothing_more_is_drained);
+  RUN(a_wrong_row_of_its_own_is_refused_and_the_engine_goes_on);
+  RUN(a_stopped_engine_leaves_the_rings_as_they_are);
+  RUN(engines_start_and_end_promptly);
+  RUN(inbox_sums_in_rank_order);
+  RUN(inbox_refuses_other_steps_and_rows_that_are_not_there);
+#undef RUN
+}
+
+}  // namespace
+}  // namespace hetmpi
+
+int main(int argc, char** argv) {
+  hetmpi::run_all(argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1);
+  return 0;
+}

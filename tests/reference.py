@@ -1,0 +1,245 @@
+"""Cache, owners and ranks once more in plain Python, slow and obvious: what tests compare hetmpi with.
+
+Ranks go in lockstep: all read, then all write, and the owners take in every push before the next read. Rows are lists of
+numbers under SGD with learning rate 1, so that integers stay exact. A bound of None is no bound.
+"""
+
+WAYS = 32
+USES_PER_AGEING = 8  # look-ups per line between two halvings of the scores
+
+
+def mix64(x):
+    """The finaliser of splitmix64."""
+    mask = (1 << 64) - 1
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & mask
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & mask
+    return x ^ (x >> 31)
+
+
+class Line:
+    """A row that a rank keeps.
+
+    clock   c_c: the owner's clock when the row was fetched, plus own updates since
+    age     own updates since it was fetched
+    count   own updates since the last push, which `pending` sums
+    score, used   what the policy counts, and the iteration of the last use
+    """
+
+    def __init__(self, key, row, clock, score, used):
+        self.key, self.row, self.clock, self.score, self.used = key, list(row), clock, score, used
+        self.age = self.count = 0
+        self.pending = [0] * len(row)
+
+
+class Cache:
+    """Lines of one rank in sets of at most WAYS."""
+
+    def __init__(self, capacity, policy):
+        ways = min(capacity, WAYS)
+        self.sets = [[None] * ways for _ in range(capacity // ways if ways else 0)]
+        self.capacity, self.policy = ways * len(self.sets), policy
+        self.lines = {}  # key -> Line
+        self.now = self.num_uses = 0
+
+    def find(self, keys):
+        """One iteration's look-up: key -> Line of those that have one; they count as used."""
+        self.now += 1
+        self.num_uses += len(keys)
+        if self.num_uses >= USES_PER_AGEING * self.capacity:
+            self.num_uses = 0
+            for line in self.lines.values():
+                line.score //= 2
+        found = {key: self.lines[key] for key in keys if key in self.lines}
+        for line in found.values():
+            line.used = self.now
+            if self.policy == "lfu" or (self.policy == "lfuopt" and line.score < 10):
+                line.score += 1
+        return found
+
+    def insert(self, key, row, clock):
+        """Gives `key` a line of its set: an empty one, else that of least score, and of those the one used longest ago,
+        unless all were used in this iteration. Returns the line that went, or None."""
+        if not self.sets:
+            return None
+        lines = self.sets[(mix64(key) >> 32) * len(self.sets) >> 32]
+        idle = [line for line in lines if line is not None and line.used != self.now]
+        if None in lines:
+            victim = None
+        elif idle:
+            victim = min(idle, key=lambda line: (line.score, line.used))  # the first one, of equals
+        else:
+            return None
+        if victim is not None:
+            del self.lines[victim.key]
+        line = Line(key, row, clock, 0 if self.policy == "lru" else 1, self.now)
+        lines[lines.index(victim)] = self.lines[key] = line
+        return victim
+
+
+class Owners:
+    """The owners' rows and clocks, by key."""
+
+    def __init__(self, rows):
+        self.rows, self.clocks = [list(row) for row in rows], [0] * len(rows)
+        self.step_sums = {}  # s = 0: key -> sum of this step's gradients over all ranks
+
+    def take(self, key, total, clock):
+        """A push: the sum of one rank's gradients, the last of which it counts as the clock-th of this row."""
+        self.rows[key] = [value - change for value, change in zip(self.rows[key], total)]
+        self.clocks[key] = max(self.clocks[key], clock)
+
+    def settle(self):
+        """s = 0: the step's gradients, once."""
+        for key, total in self.step_sums.items():
+            self.take(key, total, self.clocks[key] + 1)
+        self.step_sums = {}
+
+
+class Rank:
+    """One rank: HET's client."""
+
+    def __init__(self, owners, cache, admitted, far, staleness, growth, anticipate):
+        """admitted: keys that the cache may keep; far: keys that a prefetch fetches."""
+        self.owners, self.cache, self.far = owners, cache, far
+        self.admitted = admitted if cache.capacity else set()
+        self.staleness, self.growth, self.anticipate = staleness, growth, anticipate
+        self.step = 0
+        self.early = {}  # key -> (row, clock) as prefetched
+        self.leaving = []  # pushes not sent yet: (key, sum, clock)
+        self.clocks_read = {}  # key -> the owner's clock at the last read
+        self.counters = dict.fromkeys(["hits", "stale", "misses", "validated", "evicted", "pushed"], 0)
+        self.lags = [0] * 32
+
+    def bound(self):
+        if self.growth is None:
+            return self.staleness
+        grown = int(self.step / self.growth)
+        return grown if self.staleness is None else min(self.staleness, grown)
+
+    def read(self, keys):
+        """One row per key."""
+        admitted = [key for key in keys if key in self.admitted]
+        found = self.cache.find(admitted)
+        self.counters["validated"] += 0 if self.bound() is None else len(found)
+        self.counters["misses"] += len(admitted) - len(found)
+        rows = {}
+        for key, line in found.items():
+            if self.is_valid(line):
+                self.counters["hits"] += 1
+            else:
+                self.counters["stale"] += 1
+                self.refresh(line)
+            rows[key] = list(line.row)
+        for key in keys:
+            if key not in found:
+                rows[key], clock = self.fetch(key)
+                self.clocks_read[key] = clock
+                if key in self.admitted:
+                    self.insert(key, rows[key], clock)
+        self.early = {}
+        return [rows[key] for key in keys]
+
+    def is_valid(self, line):
+        bound, lag = self.bound(), self.owners.clocks[line.key] - line.clock
+        if bound is None:
+            return True
+        if line.age > bound or lag > bound:
+            return False
+        self.lags[max(0, lag).bit_length()] += 1
+        return True
+
+    def fetch(self, key):
+        """Row and clock of the owner, or as prefetched where that is within the bound."""
+        row, clock = list(self.owners.rows[key]), self.owners.clocks[key]
+        bound = self.bound()
+        if key in self.early and (bound is None or clock <= self.early[key][1] + bound):
+            return self.early[key]
+        return row, clock
+
+    def refresh(self, line):
+        line.row = [value - self.anticipate * change for value, change in zip(self.owners.rows[line.key], line.pending)]
+        line.clock = self.owners.clocks[line.key] + line.count
+        line.age = 0
+
+    def insert(self, key, row, clock):
+        victim = self.cache.insert(key, row, clock)
+        if victim is not None:
+            self.counters["evicted"] += 1
+            self.hand_out(victim)
+
+    def hand_out(self, line):
+        if line.count > 0:
+            self.leaving.append((line.key, line.pending, line.clock))
+            line.pending, line.count = [0] * len(line.row), 0
+
+    def prefetch(self, keys):
+        wanted = [key for key in keys if key in self.far and key not in self.cache.lines]
+        self.early = {key: (list(self.owners.rows[key]), self.owners.clocks[key]) for key in wanted}
+
+    def write(self, keys, grads):
+        """The gradients of the keys last read."""
+        if self.staleness == 0:
+            for key, grad in zip(keys, grads):
+                before = self.owners.step_sums.get(key, [0] * len(grad))
+                self.owners.step_sums[key] = [a + b for a, b in zip(before, grad)]
+            self.counters["pushed"] += len(keys)
+        else:
+            for key, grad in zip(keys, grads):
+                self.update(key, grad)
+            self.send()
+        self.step += 1
+
+    def update(self, key, grad):
+        line = self.cache.lines.get(key)
+        if line is None:
+            self.leaving.append((key, grad, self.clocks_read[key] + 1))
+            return
+        line.pending = [a + b for a, b in zip(line.pending, grad)]
+        line.row = [value - self.anticipate * change for value, change in zip(line.row, grad)]
+        line.clock, line.age, line.count = line.clock + 1, line.age + 1, line.count + 1
+        if self.bound() is not None and max(line.age, line.count) > self.bound():
+            self.hand_out(line)
+
+    def send(self):
+        """Brings the owners what is leaving; rows prefetched before are as if not prefetched."""
+        for key, total, clock in self.leaving:
+            self.owners.take(key, total, clock)
+            self.early.pop(key, None)
+        self.counters["pushed"] += len(self.leaving)
+        self.leaving = []
+
+    def flush(self):
+        for line in self.cache.lines.values():
+            self.hand_out(line)
+        self.send()
+
+
+class Cluster:
+    """All ranks in lockstep. Calls take one entry per rank."""
+
+    def __init__(self, rows, capacities, policy, admitted, far, staleness, growth, anticipate):
+        """rows: first values, a list per key. capacities, admitted and far: per rank, see Rank."""
+        self.owners = Owners(rows)
+        self.ranks = [
+            Rank(self.owners, Cache(capacity, policy), *keys, staleness, growth, anticipate)
+            for capacity, *keys in zip(capacities, admitted, far)
+        ]
+
+    def read(self, keys):
+        return [rank.read(mine) for rank, mine in zip(self.ranks, keys)]
+
+    def prefetch(self, keys):
+        for rank, mine in zip(self.ranks, keys):
+            rank.prefetch(mine)
+
+    def write(self, keys, grads):
+        """grads: None for a rank that writes nothing in this step, which s = 0 does not admit."""
+        for rank, mine, values in zip(self.ranks, keys, grads):
+            if values is not None:
+                rank.write(mine, values)
+            rank.send()
+        self.owners.settle()
+
+    def flush(self):
+        for rank in self.ranks:
+            rank.flush()

@@ -1,0 +1,47 @@
+"""The C++ core by itself, in a program of its own under sanitizers (tests/cpp/core_test.cpp)."""
+
+import os
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CXX = shlex.split(os.environ.get("CXX") or "g++")
+# No contraction, as in setup.py: the cache and its model must round alike.
+FLAGS = ["-O1", "-g", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off", "-pthread"]
+REPORTS = ("WARNING: ThreadSanitizer", "ERROR: AddressSanitizer", "ERROR: LeakSanitizer", "runtime error:")
+
+
+def run(*command):
+    """Exit code and everything printed."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
+    return done.returncode, done.stdout
+
+
+def run_built(source, program, sanitizer):
+    """Exit code and everything printed, of the compiler if it fails, else of the program it builds."""
+    flags = [*FLAGS, f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", f"-I{ROOT / 'cpp'}"]
+    code, text = run(*CXX, *flags, str(source), "-o", str(program))
+    return (code, text) if code != 0 else run(str(program))
+
+
+@pytest.fixture(params=["thread", "address,undefined"])
+def sanitizer(request, tmp_path):
+    """Skips where there is no compiler, or none that builds a trivial program which runs under the sanitizer."""
+    if shutil.which(CXX[0]) is None:
+        pytest.skip(f"there is no C++ compiler {CXX[0]}; CXX may name one")
+    source = tmp_path / "trivial.cpp"
+    source.write_text("int main() { return 0; }\n")
+    code, text = run_built(source, tmp_path / "trivial", request.param)
+    if code != 0:
+        pytest.skip(f"{CXX[0]} cannot build and run a program with -fsanitize={request.param} here: {text}")
+    return request.param
+
+
+def test_the_core_keeps_its_invariants_and_no_sanitizer_objects(sanitizer, tmp_path):
+    code, text = run_built(ROOT / "tests/cpp/core_test.cpp", tmp_path / "core_test", sanitizer)
+    assert code == 0, text
+    assert not any(report in text for report in REPORTS), text

@@ -1,0 +1,476 @@
+"""Bounded staleness and the cache: the protocol against tests/reference.py, and what it promises. Run at 1, 2 and 3 ranks."""
+
+import contextlib
+import functools
+import os
+import random
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from reference import Cluster
+from test_table import NUM_ROWS, RULES, all_rows, alone_world, make_table, train
+
+from hetmpi import _C
+from hetmpi.cache import ADMIT, POLICIES, CacheSettings, Staleness
+from hetmpi.optim import RowOptimizer
+from hetmpi.partition import PARTITIONS, make_partition
+from hetmpi.table import EmbeddingTable, table_seed
+from hetmpi.world import MPI
+
+pytestmark = pytest.mark.mpi
+STALENESS = [0, 1, 2, 10, None]
+ALL = 1 << 20  # more lines than any table here has rows
+
+CASES = {
+    "num_rows": st.integers(40, 300),
+    "dim": st.integers(1, 3),
+    "capacity_rows": st.sampled_from([5, 0, 1, 32, 64, ALL]),
+    "policy": st.sampled_from(POLICIES),
+    "admit": st.sampled_from(["all", "remote", "offnode"]),
+    "partition": st.sampled_from(sorted(PARTITIONS)),
+    "prefetch": st.booleans(),
+    "seed": st.integers(0, 1 << 30),
+}
+
+
+def cases(max_examples, **more):
+    """Runs a test on `max_examples` cases, the same ones on every rank and in every run."""
+
+    def decorate(test):
+        failed = []  # (arguments, error)
+
+        @functools.wraps(test)
+        def test_once(**arguments):
+            """Hypothesis makes a failed case again: alone, as the other ranks have gone on."""
+            if failed and failed[0][0] == arguments:
+                raise failed[0][1]
+            try:
+                test(**{**arguments, "case": MPI.COMM_WORLD.bcast(arguments["case"])})
+            except Exception as error:
+                failed[:] = [(arguments, error)]
+                raise
+
+        rules = settings(
+            max_examples=max_examples, derandomize=True, deadline=None, phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )  # fmt: skip
+        return rules(given(case=st.fixed_dictionaries({**CASES, **more}))(test_once))
+
+    return decorate
+
+
+def open_table(world, case, staleness, growth=None, anticipate=1.0, inbox_bytes=1 << 16):
+    """A table under SGD of learning rate 1 whose rows are integers: row k begins as first_row(k)."""
+    cache = CacheSettings(case["capacity_rows"], policy=case["policy"], admit=case["admit"])
+    table = EmbeddingTable(
+        world, case["num_rows"], case["dim"], RowOptimizer("sgd", 1.0), case["partition"], inbox_bytes=inbox_bytes,
+        staleness=Staleness(staleness, growth, anticipate), cache=cache,
+    )  # fmt: skip
+    for key, row in zip(table.keys().tolist(), table.shard.weight):
+        row[:] = first_row(key, case["dim"])
+    table.window.fence()
+    return table
+
+
+def first_row(key, dim):
+    return [1000 * d + key for d in range(dim)]
+
+
+def batch_of(case, step, rank):
+    """Keys of one rank in one step, a list without order or twins, skewed; sometimes none. Their gradients, integers."""
+    draw = random.Random(f"{case['seed']} {step} {rank}")
+    num = draw.choice([0, 1, 7, 20, 60])
+    keys = list({int(case["num_rows"] * draw.random() ** 3) for _ in range(num)})
+    draw.shuffle(keys)
+    return keys, [[draw.randint(-3, 3) for _ in range(case["dim"])] for _ in keys]
+
+
+def tensors(case, keys, grads):
+    return torch.tensor(keys, dtype=torch.int64), torch.tensor(grads, dtype=torch.float32).reshape(-1, case["dim"])
+
+
+def line_clocks(table, keys):
+    """c_c of the lines of keys (n,), -1 where there is none."""
+    slots = np.empty(len(keys), np.int64)
+    table.cache.find(np.asarray(keys, np.int64), slots, counts_as_use=False)
+    return table.cache.clocks(slots)
+
+
+# Against the reference
+
+
+def cluster_of(world, table, case, staleness, growth, anticipate):
+    """The reference of a table."""
+    keys = range(case["num_rows"])
+    owner = make_partition(case["partition"], len(keys), world.size).locate(np.arange(len(keys)))[0]
+    node = dict(enumerate(world.comm.allgather(world.node_ranks)))  # rank -> ranks of its node
+    admits = {"all": lambda rank: [], "remote": lambda rank: [rank], "offnode": node.get}[case["admit"]]
+    admitted = [{key for key in keys if owner[key] not in admits(rank)} for rank in node]
+    far = [{key for key in keys if owner[key] not in node[rank]} for rank in node]
+    capacities = [min(case["capacity_rows"], len(keys) + 32) if mine else 0 for mine in admitted]
+    rows = [first_row(key, case["dim"]) for key in keys]
+    return Cluster(rows, capacities, case["policy"], admitted, far, staleness, growth, anticipate)
+
+
+def step_apart(world, table, keys, grads, later):
+    """One step of which no phase runs beside another on any rank; returns the rows read."""
+    rows = table.read(keys)
+    world.comm.Barrier()
+    if later is not None:
+        table.prefetch(later)
+        table.window.flush()
+        world.comm.Barrier()
+    if grads is not None:
+        table.write(keys, grads)
+    table.await_owners()
+    world.comm.Barrier()
+    return rows
+
+
+def check_step(table, rank, rows, expected):
+    """Rows, counters, lines and lags are those of the reference's rank."""
+    assert rows.tolist() == expected
+    assert {name: getattr(table.counters, name) for name in rank.counters} == rank.counters
+    clocks = {key: clock for key, clock in enumerate(line_clocks(table, range(table.num_rows))) if clock >= 0}
+    assert clocks == {key: line.clock for key, line in rank.cache.lines.items()}
+    assert table.lags.tolist() == rank.lags
+
+
+@pytest.mark.parametrize("staleness", STALENESS)
+@cases(
+    20,
+    growth=st.sampled_from([None, None, 1.5, 6]),
+    anticipate=st.integers(0, 3),
+    num_steps=st.integers(5, 40),
+)
+def test_ranks_in_lockstep_do_what_the_reference_does(placed, staleness, case):
+    settings = staleness, case["growth"], case["anticipate"]
+    table = open_table(placed, case, *settings)
+    cluster = cluster_of(placed, table, case, *settings)
+    follow(placed, table, cluster, case)
+    table.close()
+
+
+def follow(world, table, cluster, case):
+    """Makes all steps of a case on the table and on its reference."""
+    mine, later = cluster.ranks[world.rank], tensors(case, *batch_of(case, 0, world.rank))
+    for step in range(case["num_steps"]):
+        batches = [batch_of(case, step, rank) for rank in range(world.size)]
+        rests = [cluster.ranks[0].staleness != 0 and (case["seed"] + step + rank) % 7 == 0 for rank in range(world.size)]
+        (keys, grads), later = later, tensors(case, *batch_of(case, step + 1, world.rank))
+        rows = step_apart(
+            world, table, keys, None if rests[world.rank] else grads, later[0] if case["prefetch"] else None
+        )
+        expected = cluster.read([keys for keys, _ in batches])
+        if case["prefetch"]:
+            cluster.prefetch([batch_of(case, step + 1, rank)[0] for rank in range(world.size)])
+        cluster.write([keys for keys, _ in batches], [None if rest else g for rest, (_, g) in zip(rests, batches)])
+        check_step(table, mine, rows, expected[world.rank])
+    table.flush()
+    cluster.flush()
+    keys = table.keys().tolist()
+    assert table.shard.weight.tolist() == [cluster.owners.rows[key] for key in keys]
+    assert table.shard.clock.tolist() == [cluster.owners.clocks[key] for key in keys]
+
+
+# No barriers between steps
+
+
+def writes_of(case, step, rank):
+    """How often a rank writes its batch of a step; at s = 0 it must be once."""
+    return 1 if case["staleness"] == 0 else random.Random(f"writes {case['seed']} {step} {rank}").choice([0, 1, 1, 1, 2])
+
+
+def step_freely(world, table, case, step, batch, later):
+    """One step without regard to other ranks; batch and later are keys and gradients. Returns the rows read."""
+    keys, grads = batch
+    rows = table.read(keys)
+    if case["prefetch"]:
+        table.prefetch(later[0])
+    for _ in range(writes_of(case, step, world.rank)):
+        table.write(keys, grads)
+        keys = keys.clone()  # the second time, keys that no read has found
+    return rows
+
+
+def run_freely(world, table, case, at_step=lambda step: None):
+    """All steps of this rank, each as fast as it can; at_step is called before each."""
+    later = tensors(case, *batch_of(case, 0, world.rank))
+    for step in range(case["num_steps"]):
+        at_step(step)
+        batch, later = later, tensors(case, *batch_of(case, step + 1, world.rank))
+        step_freely(world, table, case, step, batch, later)
+    table.flush()
+
+
+def total_change(world, case):
+    """What all writes of all ranks must make of the rows: (num_rows, dim) float64."""
+    change = np.zeros((case["num_rows"], case["dim"]))
+    for step in range(case["num_steps"]):
+        for rank in range(world.size):
+            keys, grads = batch_of(case, step, rank)
+            change[keys] -= writes_of(case, step, rank) * np.reshape(grads, (-1, case["dim"]))
+    return change
+
+
+def changes(table, case):
+    """By how much the rows of this rank's shard differ from their first values: (n, dim)."""
+    return table.shard.weight - [first_row(key, case["dim"]) for key in table.keys().tolist()]
+
+
+@cases(25, staleness=st.sampled_from(STALENESS), anticipate=st.sampled_from([1, 3]), num_steps=st.integers(5, 25))
+def test_no_update_is_lost_or_applied_twice(placed, case):
+    inbox_bytes = 1 if placed.is_one_node else 2048 * placed.size  # the smallest one, but that crawls through MPI
+    table = open_table(placed, case, case["staleness"], None, case["anticipate"], inbox_bytes)
+    run_freely(placed, table, case, lambda step: table.flush() if step == 3 else None)
+    assert np.array_equal(changes(table, case), total_change(placed, case)[table.keys()])
+    table.close()
+
+
+PLAIN = {
+    "num_rows": 200, "dim": 2, "capacity_rows": 32, "policy": "lfu", "admit": "all", "partition": "round_robin",
+    "prefetch": True, "staleness": 1, "num_steps": 30, "seed": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 10])
+def test_no_update_is_lost_while_an_owner_stands_still(placed, staleness):
+    case = {**PLAIN, "staleness": staleness}
+    pids = pids_here(placed)
+    table = open_table(placed, case, staleness, inbox_bytes=2048 * placed.size)
+    with contextlib.ExitStack() as stack:
+
+        def stop_the_last_rank(step):
+            if step == 3 and placed.rank == 0:
+                stack.enter_context(stopped(pids[-1], wake_after_s=0.5))
+
+        run_freely(placed, table, case, stop_the_last_rank)
+    assert np.array_equal(changes(table, case), total_change(placed, case)[table.keys()])
+    table.close()
+
+
+def pids_here(world):
+    """Process ids of all ranks, where rank 0 can stop the last one."""
+    hosts, pids = zip(*world.comm.allgather((world.host, os.getpid())))
+    if world.size == 1 or hosts[0] != hosts[-1]:
+        pytest.skip("takes another rank on the machine of rank 0")
+    return pids
+
+
+@contextlib.contextmanager
+def stopped(pid, wake_after_s):
+    """Stops a process until the end of the block, or until a helper wakes it: whatever happens, it does not stay so."""
+    waker = subprocess.Popen(["sh", "-c", f"sleep {wake_after_s}; kill -CONT {pid}"])
+    os.kill(pid, signal.SIGSTOP)
+    while state_of(pid) != "T":
+        time.sleep(0.001)
+    yield
+    os.kill(pid, signal.SIGCONT)
+    waker.kill()
+    waker.wait()
+
+
+def state_of(pid):
+    """R running, S sleeping, T stopped, ..."""
+    with open(f"/proc/{pid}/stat") as text:
+        return text.read().rsplit(")", 1)[1].split()[0]
+
+
+def test_an_owner_that_has_written_nothing_yet_takes_in_what_comes(placed):
+    table = open_table(placed, PLAIN, staleness=1)
+    if placed.rank == placed.size - 1:
+        table.write(torch.arange(200), torch.ones(200, 2))
+    table.flush()
+    assert (changes(table, PLAIN) == -1).all()
+    table.close()
+
+
+@cases(25, staleness=st.sampled_from(STALENESS), num_steps=st.integers(5, 25))
+def test_a_rank_sees_its_own_updates_at_once(placed, case):
+    table = open_table(placed, case, case["staleness"])
+    rows = np.array([first_row(key, case["dim"]) for key in range(case["num_rows"])])  # as this rank has changed them
+    later = own_batch_of(placed, case, 0)
+    for step in range(case["num_steps"]):
+        batch, later = later, own_batch_of(placed, case, step + 1)
+        seen = step_freely(placed, table, case, step, batch, later)
+        keys, mine = batch[0].numpy(), is_mine(placed, batch[0].numpy())
+        assert np.array_equal(seen[mine], rows[keys[mine]])
+        rows[keys] -= writes_of(case, step, placed.rank) * batch[1].numpy().astype(int)
+    table.flush()
+    table.close()
+
+
+def is_mine(world, keys):
+    """Keys (n,) that this rank alone changes, on owners near and far: (n,) bool."""
+    return keys // 2 % world.size == world.rank
+
+
+def own_batch_of(world, case, step):
+    """A batch whose gradients are 0 for keys of other ranks."""
+    keys, grads = tensors(case, *batch_of(case, step, world.rank))
+    return keys, grads * torch.from_numpy(is_mine(world, keys.numpy())[:, None])
+
+
+# What staleness and the cache promise
+
+
+@pytest.mark.parametrize("staleness", [1, 2, 10])
+@cases(10, growth=st.sampled_from([None, None, 1.5]), num_steps=st.integers(10, 40))
+def test_clocks_of_a_row_on_two_ranks_that_read_it_differ_by_at_most_2s(placed, staleness, case):
+    case = {**case, "staleness": staleness}
+    table = open_table(placed, case, staleness, case["growth"])
+    for step in range(case["num_steps"]):
+        keys, grads = tensors(case, *batch_of(case, step, placed.rank))
+        table.read(keys)
+        for key, clocks in clocks_of_all(placed, table, keys).items():
+            assert max(clocks) - min(clocks) <= 2 * staleness, f"step {step}, key {key}: {clocks}"
+        if writes_of(case, step, placed.rank):
+            table.write(keys, grads)
+        table.await_owners()
+        placed.comm.Barrier()
+    table.close()
+
+
+def clocks_of_all(world, table, keys):
+    """Key -> c_c on the ranks that have just read it and have a line of it."""
+    clocks = {}
+    for mine in world.comm.allgather(dict(zip(keys.tolist(), line_clocks(table, keys).tolist()))):
+        for key, clock in mine.items():
+            clocks.setdefault(key, []).extend([clock] if clock >= 0 else [])
+    return {key: of_ranks for key, of_ranks in clocks.items() if of_ranks}
+
+
+@pytest.mark.parametrize("staleness", STALENESS)
+def test_first_rows_depend_on_seed_name_and_key_alone_through_a_cache(placed, staleness):
+    expected = np.empty((NUM_ROWS, 5), np.float32)
+    _C.init_rows(expected, np.arange(NUM_ROWS), table_seed(7, "other"), 0.1)
+    cache = CacheSettings(64, admit="all")
+    for partition in sorted(PARTITIONS):
+        table = make_table(placed, name="other", partition=partition, staleness=Staleness(staleness), cache=cache)
+        for keys in torch.randperm(NUM_ROWS, generator=torch.Generator().manual_seed(placed.rank)).repeat(3).split(50):
+            assert np.array_equal(table.read(keys), expected[keys])
+        table.close()
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_a_cache_changes_no_bit_at_staleness_0(placed, rule):
+    expected = results(placed, rule, steps=20)
+    for capacity_rows, prefetch in [(1, False), (5, True), (64, False), (64, True), (NUM_ROWS, False)]:
+        cache = CacheSettings(capacity_rows, admit="all")
+        found = results(placed, rule, steps=20, prefetch=prefetch, weight_decay=0.01, cache=cache)
+        assert all(np.array_equal(a, b) for a, b in zip(found, expected)), (capacity_rows, prefetch)
+
+
+def results(world, rule, steps, prefetch=False, weight_decay=0.01, **settings):
+    """Losses of this rank, all rows, state and clocks of its shard after a training."""
+    table = make_table(world, rule, weight_decay, **settings)
+    losses = train(table, world, steps, prefetch)
+    found = losses, all_rows(table, world), table.shard.state.copy(), table.shard.clock.copy()
+    assert (table.counters.hits > 0) == (table.cache.capacity_rows >= 64)  # skewed keys: a small cache keeps none of them
+    table.close()
+    return found
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_one_rank_without_lines_at_s_1_trains_as_at_s_0_bit_for_bit(world, rule):
+    alone = alone_world(world)
+    expected = results(alone, rule, steps=20, weight_decay=0.0)
+    found = results(alone, rule, steps=20, weight_decay=0.0, staleness=Staleness(1))
+    assert all(np.array_equal(a, b) for a, b in zip(found, expected))
+
+
+# A rank that leaves
+
+
+def test_push_pending_needs_no_other_rank(placed):
+    case = {**PLAIN, "capacity_rows": ALL}
+    table = open_table(placed, case, staleness=10)
+    leaves = placed.rank == placed.size - 1
+    if leaves:
+        keys = torch.arange(200)
+        for _ in range(3):
+            table.read(keys)
+            table.write(keys, torch.ones(200, 2))
+    placed.comm.Barrier()
+    assert (changes(table, case) == 0).all()
+    if leaves:
+        table.push_pending(60)
+    placed.comm.Barrier()
+    assert (changes(table, case) == -3).all()
+    table.close()
+
+
+def test_push_pending_ends_in_time_when_an_owner_does_not_answer(world):
+    pids = pids_here(world)
+    table = open_table(world, PLAIN, staleness=10)
+    if world.rank == 0:
+        table.read(torch.arange(200))
+        table.write(torch.arange(200), torch.ones(200, 2))
+        with stopped(pids[-1], wake_after_s=30), pytest.raises(TimeoutError, match=rf"rank\(s\) \[{world.size - 1}\] have not"):
+            table.push_pending(0.2)
+    table.flush()
+    assert (changes(table, PLAIN) == -1).all()
+    table.close()
+
+
+# Sums at the owner
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("count, advance", [(1, 0), (1, 1), (4, 0), (4, 2), (4, 4), (3, 7)])
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_an_owner_applies_a_sum_by_the_formula_of_its_rule(rule, count, advance, weight_decay):
+    generator = np.random.default_rng(count)
+    optimizer = RowOptimizer(rule, weight_decay=weight_decay)
+    core = optimizer.core(3)
+    core.set_step(0.1, 5)
+    row, grads = generator.normal(size=(8, 3)), generator.normal(size=(count, 8, 3))
+    state = generator.random((8, core.state_dim))
+    expected = formula(optimizer, row, state, grads, advance)
+    found = row.astype(np.float32), state.astype(np.float32)
+    core.apply_sums(*found, sums_of(rule, grads), count, advance)
+    assert all(np.abs(a - b).max(initial=0) < 1e-6 for a, b in zip(found, expected))
+
+
+def sums_of(rule, grads):
+    """grads (count, n, dim) -> sums (n, sum_dim) float32."""
+    squares = {"sgd": [], "rowwise_adagrad": [(grads**2).mean(2).sum(0)[:, None]]}.get(rule, [(grads**2).sum(0)])
+    return np.concatenate([grads.sum(0), *squares], 1).astype(np.float32)
+
+
+def formula(optimizer, row, state, grads, advance, lr=0.1, step=5):
+    """Rows and state after one sum of grads (count, n, dim), in float64: cpp/row_optimizer.h in numpy."""
+    count, decay = len(grads), optimizer.weight_decay * row
+    total, squares = grads.sum(0) + advance * decay, ((grads + decay) ** 2).sum(0)
+    if optimizer.rule == "sgd":
+        return row - lr * total, state
+    if optimizer.rule != "adam":
+        state = state + (squares if optimizer.rule == "adagrad" else squares.mean(1, keepdims=True))
+        return row - lr * total / (np.sqrt(state) + 1e-10), state
+    mean, variance = np.split(state, 2, axis=1)
+    mean = 0.9**advance * mean + (1 - 0.9**count) * total / count
+    variance = 0.999**advance * variance + (1 - 0.999**count) * squares / count
+    speed = (mean / (1 - 0.9**step)) / (np.sqrt(variance / (1 - 0.999**step)) + 1e-8)
+    return row - lr * advance * speed, np.concatenate([mean, variance], 1)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("rule, torch_rule", [("sgd", "SGD"), ("adagrad", "Adagrad"), ("adam", "Adam")])
+def test_sums_over_one_iteration_make_the_steps_of_torch(rule, torch_rule, weight_decay):
+    generator = torch.Generator().manual_seed(0)
+    expected = torch.nn.Parameter(torch.randn(8, 3, generator=generator))
+    optimizer = getattr(torch.optim, torch_rule)([expected], lr=0.1, weight_decay=weight_decay)
+    core = RowOptimizer(rule, weight_decay=weight_decay).core(3)
+    row, state = expected.detach().numpy().copy(), np.zeros((8, core.state_dim), np.float32)
+    for step in range(5):
+        expected.grad = torch.randn(8, 3, generator=generator)
+        optimizer.step()
+        core.set_step(0.1, step + 1)
+        core.apply_sums(row, state, sums_of(rule, expected.grad.numpy()[None]), 1, 1)
+    assert np.abs(row - expected.detach().numpy()).max() < 1e-6
