@@ -1,6 +1,6 @@
 """What staleness costs: held-out AUC against samples seen, and bytes per sample (HET, Table 2).
 
-    ./run.sh bench staleness [ranks=8] [batch=128] [dim=128] [scale=0.1] [cache=10] [seeds=3] [steps=1000] [eval_every=100]
+    ./run.sh bench staleness [ranks=8] [batch=128] [dim=128] [scale=0.1] [cache=10] [seeds=3] [steps=700] [eval_every=70]
                              [variants=0,10,100,1000,null,100+g25,10+a1,100+a1,1000+a1,null+a1] [picture=staleness.png]
 
 Trains WDL by SGD on synthetic data, once per variant and seed, on the same samples from the same start. A variant is a
@@ -24,7 +24,7 @@ from workload import parse, start_ranks
 
 SETTINGS = {
     "ranks": 8, "batch": 128, "dim": 128, "scale": 0.1, "zipf": 1.05, "cache": 10.0, "seeds": 3, "first_seed": 0,
-    "steps": 1000, "eval_every": 100, "eval_samples": 65536, "rows_lr": 5.0, "dense_lr": 0.1, "patience": 2.0,
+    "steps": 700, "eval_every": 70, "eval_samples": 32768, "rows_lr": 5.0, "dense_lr": 0.1, "patience": 1.5,
     "variants": ["0", "10", "100", "1000", "null", "100+g25", "10+a1", "100+a1", "1000+a1", "null+a1"],
     "picture": "staleness.png",
 }  # fmt: skip

@@ -16,11 +16,12 @@ class HugeArray {
   HugeArray() = default;
   explicit HugeArray(int64_t n) {
     if (n == 0) return;
-    const size_t bytes = (n * sizeof(float) + kPage - 1) / kPage * kPage;
-    floats_.reset(static_cast<float*>(std::aligned_alloc(kPage, bytes)));
+    const size_t page = n * sizeof(float) < kLeast ? kSmallPage : kPage;
+    const size_t bytes = (n * sizeof(float) + page - 1) / page * page;
+    floats_.reset(static_cast<float*>(std::aligned_alloc(page, bytes)));
     if (!floats_) throw std::bad_alloc();
 #ifdef MADV_HUGEPAGE
-    madvise(floats_.get(), bytes, MADV_HUGEPAGE);
+    if (page == kPage) madvise(floats_.get(), bytes, MADV_HUGEPAGE);
 #endif
   }
 
@@ -28,7 +29,8 @@ class HugeArray {
   const float* at(int64_t i) const { return floats_.get() + i; }
 
  private:
-  static constexpr size_t kPage = size_t{2} << 20;
+  static constexpr size_t kPage = size_t{2} << 20, kSmallPage = 4096;
+  static constexpr size_t kLeast = 8 * kPage;  // below it the processor's table of small pages does
   struct Free {
     void operator()(float* p) const { std::free(p); }
   };

@@ -226,8 +226,8 @@ class RowCache {
   // grads (n, dim)
   void update(const int64_t* slots, const float* grads, int64_t n, float anticipate) {
     for (int64_t i = 0; i < n; ++i) {
-      if (i + 2 * kAhead < n && slots[i + 2 * kAhead] >= 0) prefetch_line(slots[i + 2 * kAhead]);
-      if (i + kAhead < n && slots[i + kAhead] >= 0) prefetch_sums(slots[i + kAhead]);
+      if (i + kAhead < n && slots[i + kAhead] >= 0) prefetch_line(slots[i + kAhead]);
+      if (i + kSumsAhead < n && slots[i + kSumsAhead] >= 0) prefetch_sums(slots[i + kSumsAhead]);
       const int64_t slot = slots[i];
       if (slot < 0) continue;
       Line& line = line_[slot];
@@ -261,6 +261,7 @@ class RowCache {
 
  private:
   static constexpr int64_t kAhead = 8;     // lines prefetched
+  static constexpr int64_t kSumsAhead = 3;  // rows and sums prefetched: two rows of several cache lines each
   static constexpr int64_t kAgeAfter = 8;  // uses per line between two ageings of the scores
 
   // What is read and written together of a line, in one place: a cache line of the processor holds it.

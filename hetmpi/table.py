@@ -150,12 +150,14 @@ class EmbeddingTable:
         """Starts fetching rows that the next read will ask for by the same tensor `keys`; call it between read and write.
 
         What changes meanwhile is fetched again by that read, so it is as fresh as without. Raises Refused as read does,
-        and RuntimeError between write and read, when rows change."""
+        and at s = 0 RuntimeError between write and read, when rows change."""
         if self._is_written:
             raise RuntimeError("EmbeddingTable.prefetch: call it between a read and the write after it, not after write")
         if self._early is not None:
             self._early[1].land()
         reading = Reading(keys, self._checked(keys, "prefetch"), self.partition)
+        if not self.staleness.is_synchronous:
+            self._await_drained(float("inf"))  # after a write: the rows must have it
         posted = reading.route.held_by(self._is_far)
         if self._cache.capacity_rows and posted.any():
             self._cache.find(reading.array, reading.slots, counts_as_use=False)
@@ -187,13 +189,15 @@ class EmbeddingTable:
 
     def push_pending(self, timeout_s: float = float("inf")):
         """Sends the owners every update this rank holds back, and waits until they have taken them in. Not collective:
-        for a rank that leaves. At s = 0 nothing is held back. Raises TimeoutError if owners do not answer in time."""
+        for a rank that leaves. At s = 0 nothing is held back. Raises TimeoutError if owners do not answer in time; what
+        had no room in their inboxes is lost then."""
         self._check_open()
         if self.staleness.is_synchronous:
             return
+        deadline = time.monotonic() + timeout_s
         self._cache.take_all()
-        self._push()
-        self._await_drained(time.monotonic() + timeout_s)
+        self._push(deadline)
+        self._await_drained(deadline)
 
     def await_owners(self):
         """Waits until the owners have taken in what this rank sent: at s >= 1 not collective, at s = 0 as flush()."""
@@ -208,6 +212,7 @@ class EmbeddingTable:
         if self._early is not None:
             self._early[1].land()
         if self._engine is not None:
+            self.world.comm.Barrier()  # the engine serves ranks that still read and write
             self._engine.stop()
         self._inbox = self._engine = self._owners = self._outbox = self.shard = self._early = None
         self.window.free()
@@ -353,7 +358,7 @@ class EmbeddingTable:
         self._push()
         self.step += 1
 
-    def _push(self):
+    def _push(self, deadline: float = float("inf")):
         """Sends the owners all sums that the cache has handed out."""
         keys, clocks, counts, sums = self._cache.take_pushes()
         if not len(keys):
@@ -364,10 +369,15 @@ class EmbeddingTable:
         rows, order = route.of(self.world.rank)
         self._engine.apply(rows, sums, order, clocks, counts)
         message = Message(self.step, route, sums, clocks, counts)
-        self.counters.push_bytes += self._timed(self._outbox.send, message, False, self._drain_engine)
+        self.counters.push_bytes += self._timed(
+            self._outbox.send, message, False, lambda: self._drain_engine(deadline)
+        )
         self.counters.pushed += len(keys)
 
-    def _drain_engine(self):
+    def _drain_engine(self, deadline: float):
+        """Takes in what others sent while this rank waits for them. Raises TimeoutError after the deadline."""
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"rank(s) {self._outbox.behind()} have not taken in the gradients sent to them in time")
         if not self._engine.drain():
             self.world.progress()
             time.sleep(NAP_S)
@@ -376,10 +386,8 @@ class EmbeddingTable:
         """Waits until the owners have taken in everything this rank sent."""
         patience, began = Patience(self.world), time.perf_counter()
         while not self._outbox.is_drained():
-            self._drain_engine()
+            self._drain_engine(deadline)
             patience.check(lambda: f"in step {self.step + 1} for rank(s) {self._outbox.behind()} to take in its gradients")
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"rank(s) {self._outbox.behind()} have not taken in the gradients sent to them in time")
         self.counters.wait_ms += 1000 * (time.perf_counter() - began)
 
     # Writing at s = 0.
