@@ -148,6 +148,7 @@ class RowCache {
         const int64_t likely = first + __builtin_ctz(candidates[i]);
         __builtin_prefetch(&key_[likely]);
         __builtin_prefetch(&worth_[likely], 1);
+        __builtin_prefetch(&line_[likely], 1);  // for validate and update, which follow
         __builtin_prefetch(weight_.at(likely * dim_));
       }
       for (int64_t i = 0; i < m; ++i) slots[begin + i] = match(candidates[i], first_slot(hashes[i]), keys[begin + i]);
@@ -232,9 +233,7 @@ class RowCache {
       if (slot < 0) continue;
       Line& line = line_[slot];
       if (line.pending < 0) open_pending(slot);
-      const float* grad = grads + i * dim_;
-      optimizer_.add(pending(slot), grad);
-      optimizer_.apply(weight(slot), state(slot), {grad, nullptr, anticipate});
+      optimizer_.add_and_apply(pending(slot), weight(slot), state(slot), grads + i * dim_, anticipate);
       ++line.count;
       ++line.age;
       ++line.clock;

@@ -93,6 +93,21 @@ class RowOptimizer {
     }
   }
 
+  // add() and apply() of one iteration's gradient, the latter scaled: in one pass where the rule allows.
+  void add_and_apply(float* __restrict sums, float* __restrict weight, float* state, const float* __restrict grad,
+                     float scale) const {
+    if (rule_ != RowRule::kSgd || weight_decay_ != 0) {
+      add(sums, grad);
+      return apply(weight, state, {grad, nullptr, scale});
+    }
+    const float step = lr_ * scale;
+    const int64_t dim = dim_;
+    for (int64_t d = 0; d < dim; ++d) {
+      sums[d] += grad[d];
+      weight[d] -= step * grad[d];
+    }
+  }
+
   // A sum over `count` iterations, of which `advance` are news to the row, as a gradient; scaled by `scale`.
   Gradient summed(const float* sums, int64_t count, int64_t advance, float scale = 1) const {
     return {sums, rule_ == RowRule::kSgd ? nullptr : sums + dim_, scale, count, advance};

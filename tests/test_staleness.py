@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from reference import Cluster
+from reference import Cache, Cluster
 from test_table import NUM_ROWS, RULES, all_rows, alone_world, loss_of, make_table, my_batch
 
 from hetmpi import _C
@@ -179,6 +179,36 @@ def follow(world, table, cluster, case):
     assert table.shard.clock.tolist() == [cluster.owners.clocks[key] for key in keys]
 
 
+@cases(25)
+def test_the_cache_keeps_the_lines_that_the_reference_keeps(case):
+    policy, capacity_rows = case["policy"], max(1, case["capacity_rows"] % 100)
+    cache = _C.RowCache(capacity_rows, RowOptimizer().core(1), policy)
+    reference, draw = Cache(capacity_rows, policy), random.Random(case["seed"])
+    for _ in range(200):
+        use_both(cache, reference, busy_keys(draw, capacity_rows))
+        slots = np.empty(2000, np.int64)
+        cache.find(np.arange(2000), slots, counts_as_use=False)
+        assert np.flatnonzero(slots >= 0).tolist() == sorted(reference.lines)
+
+
+def busy_keys(draw, num):
+    """About `num` keys that nearly every iteration uses, and now and then some of many others."""
+    often = [key for key in range(num) if draw.random() < 0.9]
+    return often + draw.sample(range(num, 2000), draw.choice([0, 0, 0, 1, 3]))
+
+
+def use_both(cache, reference, keys):
+    """One iteration of find and insert on each."""
+    num, array = len(keys), np.array(keys, np.int64)
+    slots, clocks, row = np.empty(num, np.int64), np.zeros(num, np.int32), np.zeros((num, 1), np.float32)
+    cache.find(array, slots, counts_as_use=True)
+    cache.insert_and_evict(array, np.ones(num, bool), row, np.empty((num, 0), np.float32), clocks, slots)
+    found = reference.find(keys)
+    for key in keys:
+        if key not in found:
+            reference.insert(key, [0], 0)
+
+
 # No barriers between steps
 
 
@@ -318,6 +348,26 @@ def own_batch_of(world, case, step):
     """A batch whose gradients are 0 for keys of other ranks."""
     keys, grads = tensors(case, *batch_of(case, step, world.rank))
     return keys, grads * torch.from_numpy(is_mine(world, keys.numpy())[:, None])
+
+
+def test_a_large_push_is_whole_at_the_next_read(placed):
+    table = EmbeddingTable(placed, 20_000, 64, RowOptimizer("sgd", 1.0), init_std=0.0, staleness=Staleness(1))
+    keys = torch.arange(20_000)[is_mine(placed, np.arange(20_000))]
+    for step in range(5):
+        assert (table.read(keys) == -step).all()
+        table.write(keys, torch.ones(len(keys), 64))
+    table.flush()
+    table.close()
+
+
+def test_a_batch_written_twice_counts_twice_in_the_clocks(world):
+    table = open_table(world, {**PLAIN, "capacity_rows": 0}, staleness=1)
+    keys = table.keys()
+    table.read(keys)
+    for _ in range(3):
+        table.write(keys, torch.zeros(len(keys), 2))
+    assert (table.shard.clock == 3).all()
+    table.close()
 
 
 # What staleness and the cache promise

@@ -693,6 +693,8 @@ void consume(RingConsumer ring, const Rings& rings, const NumberedStream& stream
     stream.check(record, m, q);
     const uint64_t bytes = record.header->bytes;
     CHECK(bytes > 0 && bytes % kRecordAlign == 0 && offset + bytes <= rings.capacity());
+    const bool only_fills = record.header->num_rows == 0 && !record.header->is_last;
+    CHECK(!only_fills || offset + bytes == rings.capacity());
     if (once_in(random, 8)) {
       for (int i = 0; i < 20; ++i) sched_yield();
       stream.check(record, m, q);
@@ -965,32 +967,40 @@ Batch one_row(Random& random, int64_t row) {
   return batch;
 }
 
-// Origin 0 sends row 0, then row 1 with a row that is not there; then both origins send row 2.
+Batch two_rows(Random& random, int64_t row, int64_t other_row) {
+  Batch batch(random, 2, kDim);
+  batch.rows = {row, other_row};
+  for (int64_t i = 0; i < 2 * kDim; ++i) batch.values[i] = static_cast<float>(i % kDim + 1);
+  return batch;
+}
+
+// One origin sends row 0, then row 1 with a row that is not there; then both origins send row 2.
+void check_an_error(int64_t wrong_origin, int64_t wrong_row, Random& random) {
+  Owner owner(2);
+  Origin wrong(owner.rings, wrong_origin), other(owner.rings, 1 - wrong_origin);
+  wrong.send(0, one_row(random, 0));
+  await([&] { return wrong.is_drained(); });
+  const uint64_t tail = wrong.head();
+  wrong.send(0, two_rows(random, 1, wrong_row));
+  await([&] { return throws<std::out_of_range>([&] { owner.engine->drain(); }); });
+  wrong.send(0, one_row(random, 2));
+  other.send(0, one_row(random, 2));
+  sleep(std::chrono::milliseconds(5));
+  for (int i = 0; i < 2; ++i) CHECK(throws<std::out_of_range>([&] { owner.engine->drain(); }));
+  CHECK(throws<std::out_of_range>([&] { owner.apply(one_row(random, 2)); }));
+  owner.engine->exclusively([&] {
+    CHECK(owner.rings.tail(wrong_origin) == tail && owner.rings.tail(1 - wrong_origin) == 0);
+    CHECK(owner.rows.row_is(0, -1) && owner.rows.row_is(1, 0) && owner.rows.row_is(2, 0));
+  });
+  const auto began = std::chrono::steady_clock::now();
+  owner.engine.reset();
+  CHECK(std::chrono::steady_clock::now() - began < Seconds(5));
+}
+
 void an_error_is_kept_and_nothing_more_is_drained(uint64_t seed) {
-  for (const int64_t wrong_row : {int64_t{-1}, kShared + 2}) {
-    Random random(seed);
-    Owner owner(2);
-    Origin first(owner.rings, 0), second(owner.rings, 1);
-    first.send(0, one_row(random, 0));
-    await([&] { return first.is_drained(); });
-    const uint64_t tail = first.head();
-    Batch wrong(random, 2, kDim);
-    wrong.rows = {1, wrong_row};
-    first.send(0, wrong);
-    await([&] { return throws<std::out_of_range>([&] { owner.engine->drain(); }); });
-    first.send(0, one_row(random, 2));
-    second.send(0, one_row(random, 2));
-    sleep(std::chrono::milliseconds(5));
-    for (int i = 0; i < 2; ++i) CHECK(throws<std::out_of_range>([&] { owner.engine->drain(); }));
-    CHECK(throws<std::out_of_range>([&] { owner.apply(one_row(random, 2)); }));
-    owner.engine->exclusively([&] {
-      CHECK(owner.rings.tail(0) == tail && owner.rings.tail(1) == 0);
-      CHECK(owner.rows.row_is(0, -1) && owner.rows.row_is(1, 0) && owner.rows.row_is(2, 0));
-    });
-    const auto began = std::chrono::steady_clock::now();
-    owner.engine.reset();
-    CHECK(std::chrono::steady_clock::now() - began < Seconds(5));
-  }
+  Random random(seed);
+  for (const int64_t wrong_origin : {0, 1})
+    for (const int64_t wrong_row : {int64_t{-1}, kShared + 2}) check_an_error(wrong_origin, wrong_row, random);
 }
 
 void a_wrong_row_of_its_own_is_refused_and_the_engine_goes_on(uint64_t seed) {
