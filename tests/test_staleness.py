@@ -478,8 +478,10 @@ def test_push_pending_ends_in_time_when_an_owner_stands_still(world, inbox_bytes
     if world.rank == 0:
         table.read(torch.arange(200))
         table.write(torch.arange(20), torch.ones(20, 2))
-        with stopped(pids[-1], wake_after_s=30), pytest.raises(TimeoutError, match="have not taken in the gradients"):
-            table.push_pending(0.2)
+        with stopped(pids[-1], wake_after_s=30):
+            with pytest.raises(TimeoutError, match="have not taken in the gradients"):
+                table.push_pending(0.2)
+            assert state_of(pids[-1]) == "T"
     table.close()
 
 
@@ -488,7 +490,7 @@ def test_close_serves_ranks_that_still_write(placed):
     if placed.rank == placed.size - 1:
         time.sleep(0.1)
         table.write(torch.arange(200), torch.ones(200, 2))
-        table.await_owners()
+        table.push_pending(30)
     table.close()
 
 
