@@ -360,6 +360,19 @@ def test_a_large_push_is_whole_at_the_next_read(placed):
     table.close()
 
 
+def test_own_rows_are_read_whole_while_others_push_to_them(placed):
+    table = EmbeddingTable(placed, 100 * placed.size, 1000, RowOptimizer("sgd", 1.0), init_std=0.0, staleness=Staleness(1))
+    keys = torch.arange(0, table.num_rows, placed.size)  # rows of rank 0
+    for _ in range(100):
+        if placed.rank == 0:
+            rows = table.read(keys)
+            assert (rows == rows[:, :1]).all()
+        else:
+            table.write(keys, torch.ones(len(keys), 1000))
+    table.flush()
+    table.close()
+
+
 def test_a_batch_written_twice_counts_twice_in_the_clocks(world):
     table = open_table(world, {**PLAIN, "capacity_rows": 0}, staleness=1)
     keys = table.keys()
