@@ -17,7 +17,7 @@ from reference import Cache, Cluster
 from test_table import NUM_ROWS, RULES, all_rows, alone_world, loss_of, make_table, my_batch
 
 from hetmpi import _C
-from hetmpi.cache import ADMIT, POLICIES, CacheSettings, Staleness
+from hetmpi.cache import POLICIES, CacheSettings, Staleness
 from hetmpi.optim import RowOptimizer
 from hetmpi.partition import PARTITIONS, make_partition
 from hetmpi.table import EmbeddingTable, table_seed
