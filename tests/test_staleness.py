@@ -1,4 +1,4 @@
-"""Bounded staleness and the cache: the protocol against tests/reference.py, and what it promises. Run at 1, 2 and 3 ranks."""
+"""Bounded staleness and the cache, against tests/reference.py and by what they promise. Run at 1, 2 and 3 ranks."""
 
 import contextlib
 import functools
