@@ -117,6 +117,7 @@ class Training:
         self.model.train()
         columns = [np.concatenate(column) if parts else np.empty(0, np.float32) for column in zip(*parts)]
         gathered = self.world.comm.gather(columns)
+        self.world.comm.Barrier()  # at s >= 1 a rank that trained on would change rows that others still evaluate
         if self.world.rank != 0:
             return {}
         label, logit, *teacher = [np.concatenate(part) for part in zip(*[g for g in gathered if g])]
