@@ -48,6 +48,8 @@ set_mpi_defaults() {  # RANKS
   if ((2 * $1 > CORES)); then  # a rank that waits must not take the core of the one it waits for
     default MPIR_CVAR_POLLS_BEFORE_YIELD 1
     default OMPI_MCA_mpi_yield_when_idle 1
+    local naps=("$ROOT"/hetmpi/_naps.*.so)
+    default LD_PRELOAD "${naps[0]}"  # cpp/naps.c
   fi
 }
 
@@ -102,7 +104,7 @@ test_at() {  # RANKS PYTEST ARGS...
   [[ ! -t 1 ]] || color=yes  # under Open MPI every rank believes it has a terminal
   set -- -q --color=$color "${@:2}"
   (
-    set_mpi_defaults "$ranks"
+    set_mpi_defaults $((ranks < 3 ? 3 : ranks))  # tests at one rank start others themselves
     if ((ranks == 1)); then
       exec $stop python -m pytest --junitxml="$logs/rank0.xml" "$@"
     fi

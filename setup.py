@@ -1,4 +1,4 @@
-"""Builds hetmpi._C, the C++ core; everything else is said in pyproject.toml.
+"""Builds hetmpi._C, the C++ core, and the library of cpp/naps.c; everything else is said in pyproject.toml.
 
 HETMPI_MARCH=native, or any value of -march, builds for one kind of processor. The default runs on every x86-64 or arm64
 machine, because a cluster's login nodes differ from its compute nodes.
@@ -8,7 +8,7 @@ import os
 from glob import glob
 
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
-from setuptools import setup
+from setuptools import Extension, setup
 
 # No contraction: a * b + c rounds twice on every processor, so that results do not depend on HETMPI_MARCH.
 flags = ["-O3", "-Wall", "-Wextra", "-ffp-contract=off"]
@@ -25,4 +25,4 @@ core = Pybind11Extension(
 )
 
 ParallelCompile().install()
-setup(ext_modules=[core])
+setup(ext_modules=[core, Extension("hetmpi._naps", ["cpp/naps.c"])])

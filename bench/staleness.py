@@ -88,6 +88,8 @@ def main():
         sys.exit(f"bench staleness: {error}")
     if variants[0].staleness != 0:
         sys.exit("bench staleness: the first variant must be 0, which sets the target")
+    if settings["eval_every"] < 1 or settings["steps"] < 1 or settings["steps"] % settings["eval_every"]:
+        sys.exit(f"bench staleness: steps must be a multiple of eval_every, got {settings['steps']} and {settings['eval_every']}")
     if "--rank" not in sys.argv:
         sys.exit(start_ranks(__file__, settings["ranks"], arguments))
     from hetmpi.world import launch

@@ -31,6 +31,8 @@ def main():
     """Reads the settings and starts the ranks, or is one of them."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--rank"]
     settings = parse("traffic", SETTINGS, arguments)
+    if not 0 <= settings["warmup"] < settings["steps"]:
+        sys.exit(f"bench traffic: warmup must lie in [0, steps={settings['steps']}), got {settings['warmup']}")
     if "--rank" not in sys.argv:
         sys.exit(start_ranks(__file__, settings["ranks"], arguments))
     from hetmpi.world import launch

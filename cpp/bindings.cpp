@@ -80,10 +80,10 @@ void init_rows(Array<float> weight, const Array<int64_t>& keys, uint64_t seed, f
   for (ssize_t i = 0; i < n; ++i) init_row(out + i * dim, dim, key[i], seed, std);
 }
 
-// out[order[i]] = from[rows[i]]. Read: how one row of `width` numbers is copied.
-template <typename T, typename Copy>
+// out[order[i]] = from[rows[i]]. copy: one row of `width` numbers; run: calls the loop over rows, without the GIL.
+template <typename T, typename Copy, typename Run>
 void gather_with(const Array<T>& from, const Array<int64_t>& rows, Array<T>& out, const Array<int64_t>& order,
-                 ssize_t width, Copy copy) {
+                 ssize_t width, Copy copy, Run run) {
   const ssize_t n = rows.shape(0);
   check_shape(order, "order", {n});
   const T* source = from.data();
@@ -93,26 +93,37 @@ void gather_with(const Array<T>& from, const Array<int64_t>& rows, Array<T>& out
   py::gil_scoped_release release;
   check_in(row, n, num_rows, "rows");
   check_in(position, n, num_out, "order");
-  constexpr ssize_t kAhead = 8;  // rows prefetched: a shard is far larger than the caches
-  for (ssize_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) __builtin_prefetch(source + row[i + kAhead] * width);
-    copy(to + position[i] * width, source + row[i] * width);
-  }
+  run([&] {
+    constexpr ssize_t kAhead = 8;  // rows prefetched: a shard is far larger than the caches
+    for (ssize_t i = 0; i < n; ++i) {
+      if (i + kAhead < n) __builtin_prefetch(source + row[i + kAhead] * width);
+      copy(to + position[i] * width, source + row[i] * width);
+    }
+  });
 }
 
-void gather(const Array<float>& weight, const Array<int64_t>& rows, Array<float> out, const Array<int64_t>& order) {
-  const ssize_t dim = weight.shape(1);
+// How gather_with runs its loop where nobody else writes `from`.
+constexpr auto kAtOnce = [](auto loop) { loop(); };
+
+template <typename Run>
+void gather_rows(const Array<float>& from, const Array<int64_t>& rows, Array<float>& out, const Array<int64_t>& order,
+                 Run run) {
+  const ssize_t dim = from.shape(1);
   check_shape(out, "out", {-1, dim});
-  gather_with(weight, rows, out, order, dim, [dim](float* to, const float* from) {
-    std::memcpy(to, from, dim * sizeof(float));
-  });
+  const auto copy = [dim](float* to, const float* row) { std::memcpy(to, row, dim * sizeof(float)); };
+  gather_with(from, rows, out, order, dim, copy, run);
+}
+
+void gather(const Array<float>& from, const Array<int64_t>& rows, Array<float> out, const Array<int64_t>& order) {
+  gather_rows(from, rows, out, order, kAtOnce);
 }
 
 void gather_clocks(const Array<int32_t>& clock, const Array<int64_t>& rows, Array<int32_t> out,
                    const Array<int64_t>& order) {
   check_shape(clock, "clock", {-1});
   check_shape(out, "out", {-1});
-  gather_with(clock, rows, out, order, 1, [](int32_t* to, const int32_t* from) { *to = load_clock(from); });
+  const auto copy = [](int32_t* to, const int32_t* from) { *to = load_clock(from); };
+  gather_with(clock, rows, out, order, 1, copy, kAtOnce);
 }
 
 Shard shard_of(Array<float>& weight, Array<float>& state, Array<int32_t>& clock) {
@@ -260,7 +271,7 @@ class PyEngine {
 
   // gather(), while nobody writes the shard.
   void gather_own(const Array<float>& from, const Array<int64_t>& rows, Array<float> out, const Array<int64_t>& order) {
-    engine_.exclusively([&] { gather(from, rows, out, order); });
+    gather_rows(from, rows, out, order, [this](auto loop) { engine_.exclusively(loop); });
   }
 
  private:

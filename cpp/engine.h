@@ -8,7 +8,8 @@
 //   whoever writes the shard, or a ring's tail, holds lock_;
 //   a ring's tail passes a record only when all of it is applied: an origin that sees tail == head knows that the owner
 //   has taken in all it sent;
-//   an error in a record is kept and thrown by the next call, and nothing more is drained: the ring fills, nothing is lost.
+//   an error in a record is kept and thrown by every drain() and apply() after it, and nothing more is drained: the ring
+//   fills, nothing is lost.
 #pragma once
 
 #include <atomic>
@@ -51,7 +52,7 @@ class Engine {
     optimizer_.set_step(lr, step);
   }
 
-  // Applies what has arrived; returns the rows applied.
+  // Applies what has arrived, at most kRecords of each origin; returns the rows applied.
   int64_t drain() {
     std::lock_guard<std::mutex> hold(lock_);
     throw_kept();
@@ -81,6 +82,7 @@ class Engine {
  private:
   using Microseconds = std::chrono::microseconds;
   static constexpr Microseconds kShortest{20}, kLongest{1000};  // sleeps between two looks at empty rings
+  static constexpr int kRecords = 64;  // of one ring in one turn: a busy producer must not keep others from the lock
 
   void run() {
     Microseconds pause = kShortest;
@@ -109,7 +111,8 @@ class Engine {
 
   int64_t drain_ring(RingConsumer& ring) {
     int64_t applied = 0;
-    for (Record record; ring.peek(&record); ring.release(record)) {
+    Record record;
+    for (int left = kRecords; left > 0 && ring.peek(&record); --left, ring.release(record)) {
       const int64_t n = record.header->num_rows;
       for (int64_t i = 0; i < n; ++i) shard_.check(record.columns.rows[i]);
       for (int64_t i = 0; i < n; ++i)

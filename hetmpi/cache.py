@@ -8,10 +8,11 @@ import numpy as np
 
 from hetmpi import _C
 from hetmpi.optim import RowOptimizer, check_choice
-from hetmpi.window import available_memory, size_text
+from hetmpi.window import free_memory, size_text
 from hetmpi.world import Refused, World
 
 POLICIES = ("lru", "lfu", "lfuopt")
+LARGEST_BOUND = 1 << 31  # clocks have 32 bits
 ADMIT = ("auto", "all", "remote", "offnode")
 
 
@@ -26,8 +27,9 @@ class Staleness:
     anticipate: float | None = None
 
     def __post_init__(self):
-        if self.bound is not None and (isinstance(self.bound, bool) or self.bound != int(self.bound) or self.bound < 0):
-            raise Refused(f"table.staleness must be an integer of at least 0, or null for no bound, got {self.bound}")
+        is_integer = isinstance(self.bound, int) and not isinstance(self.bound, bool)
+        if self.bound is not None and not (is_integer and 0 <= self.bound < LARGEST_BOUND):
+            raise Refused(f"table.staleness must be an integer in [0, 2**31), or null for no bound, got {self.bound}")
         if self.growth is not None and not self.growth > 0:
             raise Refused(f"table.staleness_growth must be above 0 (steps per unit of staleness), got {self.growth}")
         if self.anticipate is not None and not 0 <= self.anticipate < float("inf"):
@@ -41,8 +43,7 @@ class Staleness:
         """The bound in force at `step`, counted from 0, as the core takes it."""
         if self.growth is None:
             return _C.UNBOUNDED if self.bound is None else self.bound
-        grown = int(step / self.growth)
-        return grown if self.bound is None else min(self.bound, grown)
+        return int(min(LARGEST_BOUND - 1 if self.bound is None else self.bound, step / self.growth))
 
     def factor(self, world_size: int) -> float:
         """How many times its own step a rank takes a row to have moved."""
@@ -53,7 +54,7 @@ class Staleness:
 class CacheSettings:
     """How many rows a rank keeps, which, and which go first.
 
-    capacity_rows, or capacity_fraction of the table's rows: lines of each rank; 0 is no cache. policy: lru, lfu or lfuopt
+    capacity_rows, or capacity_fraction of the table's rows: lines of each rank; 0, or neither, is no cache. policy: lru, lfu or lfuopt
     (cpp/cache_decisions.h). admit: `offnode` keeps rows of other nodes, `remote` of other ranks, `all` of this rank too;
     `auto` is offnode, since a row of the own node is a plain load away."""
 
@@ -97,12 +98,13 @@ def make_cache(world: World, settings: CacheSettings, num_rows: int, dim: int, o
     core = optimizer.core(dim)
     capacity_rows = settings.rows(num_rows, world)
     line = 4 * (dim + core.state_dim + core.sum_dim) + _C.LINE_OVERHEAD_BYTES
-    need, free = world.node.allreduce(capacity_rows * line), available_memory()
+    need = world.node.allreduce(capacity_rows * line)
+    place, free = free_memory(shared=False)
     short = need > free
     world.agree(
         Refused(
             f"a cache of {capacity_rows:,} rows of dim {dim} on each rank needs {size_text(need)} for the "
-            f"{world.node.size} rank(s) on {world.host}, {size_text(free)} are free: lower table.cache.capacity_rows or "
+            f"{world.node.size} rank(s) on {world.host}, {size_text(free)} are free in {place}: lower table.cache.capacity_rows or "
             "table.cache.capacity_fraction"
         )
         if short

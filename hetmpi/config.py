@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -123,6 +123,8 @@ def check(config: DictConfig):
             check_choice(key, OmegaConf.select(config, key), choices)
         except ValueError as error:
             raise Refused(f"settings: {error}") from error
+    if not isinstance(config.train.profile, bool):
+        raise Refused(f"settings: train.profile must be true or false, got {config.train.profile}")
     if config.seed >= 1 << 63:
         raise Refused(f"settings: seed must be below 2**63, got {config.seed}")
     if config.table.prefetch_batches > 1:
@@ -147,6 +149,9 @@ def staleness_of(config: DictConfig) -> Staleness:
 def cache_of(config: DictConfig) -> CacheSettings:
     """The cache that table.cache says; without a capacity, a tenth of the rows where it can pay. At s = 0 it cannot: what a
     step reads it writes, so the lines are out of date when they are read again. Raises Refused."""
+    unknown = set(config.table.cache) - {field.name for field in fields(CacheSettings)}
+    if unknown:
+        raise Refused(f"table.cache has no setting {', '.join(sorted(unknown))}")
     settings = CacheSettings(**config.table.cache)
     if settings.capacity_rows is None and settings.capacity_fraction is None:
         fraction = 0.0 if config.table.staleness == 0 else DEFAULT_CAPACITY_FRACTION

@@ -18,11 +18,14 @@ class EarlyRows:
     posted   which of its keys were asked for, (n,) bool
     """
 
-    def __init__(self, owners: Owners, route: Route, posted: np.ndarray, arrays: tuple[str, ...]):
-        """arrays: weight, and state where lines want it. Returns at once."""
+    def __init__(self, owners: Owners, route: Route, posted: np.ndarray, arrays: tuple[str, ...], in_order: bool):
+        """arrays: weight, and state where lines want it. in_order: owners write meanwhile, so the clocks must be here
+        before the rows are asked for, as MPI does not order gets: the rows are then at least as new as their clocks."""
         self.owners, self.route, self.posted = owners, route, posted
         part = route.where(posted)
-        self._clock = owners.post("clock", part, "early")  # before the rows: they are at least as new as their clocks
+        self._clock = owners.post("clock", part, "early")
+        if in_order:
+            owners.window.flush()
         self._rows = [owners.post(array, part, "early") for array in arrays]
         self._has_landed = False
         self._pushed: list[np.ndarray] = []  # keys

@@ -18,7 +18,6 @@ class Counters:
     evicted      lines that made room for others
     pushed       sums of gradients sent to owners, this rank among them
     clock_bytes, row_bytes, push_bytes  clocks and rows (with optimizer state) fetched, gradients sent
-    wait_ms      time in read, write and flush spent waiting for other ranks or the network
     """
 
     hits: int = 0
@@ -30,7 +29,6 @@ class Counters:
     clock_bytes: int = 0
     row_bytes: int = 0
     push_bytes: int = 0
-    wait_ms: float = 0.0
 
     @property
     def pulled_bytes(self) -> int:
@@ -51,14 +49,13 @@ class Counters:
         return part / whole if whole else None
 
     def as_array(self) -> np.ndarray:
-        """All fields in their order, (n,) float64: exact up to 2^53."""
-        return np.array([getattr(self, field.name) for field in fields(self)], np.float64)
+        """All fields in their order, (n,) int64."""
+        return np.array([getattr(self, field.name) for field in fields(self)], np.int64)
 
     @classmethod
     def of_array(cls, values: np.ndarray) -> Counters:
         """The inverse of as_array."""
-        whole = {field.name: field.type != "float" for field in fields(cls)}
-        return cls(**{name: int(value) if whole[name] else float(value) for name, value in zip(whole, values)})
+        return cls(*map(int, values))
 
     def since(self, before: Counters) -> Counters:
         """What was counted after `before`."""
@@ -68,13 +65,14 @@ class Counters:
         return Counters(**asdict(self))
 
 
-def lag_at(lags: np.ndarray, share: float) -> int | None:
-    """The largest lag of the bin below or in which `share` of the reads lie; lags (32,) int64 as EmbeddingTable counts
-    them. None if nothing was read."""
+def lag_at(lags: np.ndarray, share: float, bound: int | None = None) -> int | None:
+    """The largest lag of the bin below or in which `share` of the reads lie, at most `bound`; lags (32,) int64 as
+    EmbeddingTable counts them. None if nothing was read."""
     if not lags.sum():
         return None
     bin_number = int(np.searchsorted(np.cumsum(lags), share * lags.sum()))
-    return (1 << bin_number) - 1
+    largest = (1 << bin_number) - 1
+    return largest if bound is None else min(largest, bound)
 
 
 def trimmed(lags: np.ndarray) -> list[int] | None:

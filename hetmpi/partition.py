@@ -140,6 +140,8 @@ class Route:
 
     def where(self, chosen: np.ndarray) -> Route:
         """The part of the keys that is chosen (n,) bool, at their positions in the whole batch."""
+        if chosen.all():
+            return self
         kept = chosen[self.order]
         before = starts(kept)  # kept keys among the routed ones before each
         return Route(self.order[kept], self.rows[kept], before[self.first])

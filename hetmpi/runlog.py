@@ -5,6 +5,7 @@ The run folder holds
   metrics.jsonl     one line per logged step, each with at least `step` and `loss`
   evaluation.jsonl  one line per evaluation, each with at least `step`
   events.out.tfevents.*  both again, for TensorBoard
+  trace.json        with train.profile=true: every rank's last steps, for chrome://tracing or Perfetto
   summary.json      written when the run has ended, and only then; complete whenever it is there
 
 JSON has no NaN and no infinity: such values are written as null.
@@ -68,7 +69,7 @@ class RunLog:
         self._dir = Path(run_dir)
         with self._writing():
             self._dir.mkdir(parents=True, exist_ok=True)
-            for name in ("summary.json", "metrics.jsonl", "evaluation.jsonl", "events.out.tfevents.*"):
+            for name in ("summary.json", "metrics.jsonl", "evaluation.jsonl", "events.out.tfevents.*", "trace.json"):
                 for old in self._dir.glob(name):
                     old.unlink()
             (self._dir / "config.yaml").write_text(config_yaml)
@@ -94,6 +95,11 @@ class RunLog:
         with self._writing():
             part.write_text(json.dumps(_jsonable(summary), indent=2, allow_nan=False) + "\n")
             part.replace(self._dir / "summary.json")
+
+    def write(self, name: str, text: str) -> None:
+        """Writes another file of the run folder."""
+        with self._writing():
+            (self._dir / name).write_text(text)
 
     def close(self) -> None:
         """Ends the progress display; may be called twice."""

@@ -35,6 +35,7 @@ from hetmpi.metrics import Counters
 from hetmpi.optim import RowOptimizer
 from hetmpi.owners import Owners
 from hetmpi.partition import Route, make_partition
+from hetmpi.spans import Spans
 from hetmpi.window import Layout, RmaWindow, ring_bytes
 from hetmpi.world import Refused, World
 
@@ -49,6 +50,7 @@ class EmbeddingTable:
 
     step       steps written so far (s = 0: and settled)
     counters   what this rank's reads and writes did (hetmpi.metrics.Counters)
+    spans      what their time went to (hetmpi.spans.Spans)
     lags       how far behind the owners the lines read were: (32,) int64, bin 0 no lag, bin i lags of [2^(i-1), 2^i)
     """
 
@@ -65,9 +67,11 @@ class EmbeddingTable:
         inbox_bytes: int = 8 << 20,
         staleness: Staleness = Staleness(0),
         cache: CacheSettings = CacheSettings(capacity_rows=0),
+        spans: Spans | None = None,
     ):
         """Allocates the shards and gives every row its first value, normal with deviation `init_std`, which depends on
-        (seed, name, key) alone. inbox_bytes: memory of each rank for gradients on their way in. Collective.
+        (seed, name, key) alone. inbox_bytes: memory of each rank for gradients on their way in. spans: where times are
+        added, None for the table's own. Collective.
 
         Raises Refused if memory is short, ValueError for an unknown partition or an impossible shape."""
         if dim < 1:
@@ -75,13 +79,17 @@ class EmbeddingTable:
         self.world, self.num_rows, self.dim, self.staleness = world, num_rows, dim, staleness
         self.optimizer, self._rule = optimizer, optimizer.core(dim)
         self.partition = make_partition(partition, num_rows, world.size)
-        self.step, self.counters = 0, Counters()
+        self.step, self.counters, self.spans = 0, Counters(), spans or Spans()
         self._anticipate = staleness.factor(world.size)
-        self._cache = make_cache(world, cache, num_rows, dim, optimizer)
-        self._admitted = cache.admitted(world) & (self._cache.capacity_rows > 0)  # (size,) bool: ranks whose rows it keeps
         self._is_far = ~np.isin(np.arange(world.size), world.node_ranks)  # (size,) bool: ranks of other nodes
         self._open(inbox_bytes)
         self._initialise(table_seed(seed, name), init_std)
+        try:
+            self._cache = make_cache(world, cache, num_rows, dim, optimizer)  # now that the shards have taken their memory
+        except Refused:
+            self.window.free()
+            raise
+        self._admitted = cache.admitted(world) & (self._cache.capacity_rows > 0)  # (size,) bool: ranks whose rows it keeps
         self.window.fence()
         self._start()
 
@@ -129,12 +137,17 @@ class EmbeddingTable:
         `staleness` iterations behind them, with all of this rank's own updates.
 
         At s = 0 collective after a write. Raises Refused for keys of another dtype or shape, or out of range."""
-        self._await_writes()
-        reading = self._last = self._routed(keys, "read")
+        with self.spans("drain"):
+            self._await_writes()
+        with self.spans("find"):
+            reading = self._last = self._routed(keys, "read")
+            admitted = reading.route.held_by(self._admitted)
+            self._find(reading, admitted)
         early, self._early = self._early, None
         if early is not None:
-            early[1].land()
-        return torch.from_numpy(self._read(reading, early[1] if early and early[0] is reading else None))
+            with self.spans("fetch"):
+                early[1].land()
+        return torch.from_numpy(self._read(reading, admitted, early[1] if early and early[0] is reading else None))
 
     def peek(self, keys: torch.Tensor) -> torch.Tensor:
         """The owners' rows, for evaluation: no other rank need take part, no line is used, nothing is counted.
@@ -153,6 +166,10 @@ class EmbeddingTable:
         and at s = 0 RuntimeError between write and read, when rows change."""
         if self._is_written:
             raise RuntimeError("EmbeddingTable.prefetch: call it between a read and the write after it, not after write")
+        with self.spans("prefetch"):
+            self._prefetch(keys)
+
+    def _prefetch(self, keys: torch.Tensor):
         if self._early is not None:
             self._early[1].land()
         reading = Reading(keys, self._checked(keys, "prefetch"), self.partition)
@@ -163,7 +180,10 @@ class EmbeddingTable:
             self._cache.find(reading.array, reading.slots, counts_as_use=False)
             posted &= reading.slots < 0
         arrays = ("weight", "state") if self._wants_state else ("weight",)
-        self._early = reading, EarlyRows(self._owners, reading.route, posted, arrays)
+        self._early = reading, EarlyRows(self._owners, reading.route, posted, arrays, not self.staleness.is_synchronous)
+        num_posted = int(posted.sum())  # all of them far
+        self.counters.clock_bytes += 4 * num_posted
+        self.counters.row_bytes += 4 * num_posted * (self.dim + (self._rule.state_dim if self._wants_state else 0))
 
     def write(self, keys: torch.Tensor, grads: torch.Tensor):
         """Takes the gradients of this step: keys (U,) int64, unique, grads (U, dim) float32. At s = 0 collective.
@@ -172,20 +192,22 @@ class EmbeddingTable:
         Raises Refused for a wrong dtype, shape or key, and at s = 0 RuntimeError if the step is already written."""
         if self._is_written:
             raise RuntimeError("EmbeddingTable.write: this step is written already: read or flush before the next write")
-        reading = self._routed(keys, "write")
-        values = self._checked_grads(keys, grads)
-        if self.staleness.is_synchronous:
-            self._send_step(reading.route, values)
-        else:
-            self._update(reading, values)
+        with self.spans("push"):
+            reading = self._routed(keys, "write")
+            values = self._checked_grads(keys, grads)
+            if self.staleness.is_synchronous:
+                self._send_step(reading.route, values)
+            else:
+                self._update(reading, values)
 
     def flush(self):
         """Brings every update to its owner: after it every rank's reads of the owners see all of them. Collective."""
-        if self.staleness.is_synchronous:
-            self._settle()
-        else:
-            self.push_pending()
-            self.window.fence()
+        with self.spans("drain"):
+            if self.staleness.is_synchronous:
+                self._settle()
+            else:
+                self.push_pending()
+                self.window.fence()
 
     def push_pending(self, timeout_s: float = float("inf")):
         """Sends the owners every update this rank holds back, and waits until they have taken them in. Not collective:
@@ -232,15 +254,21 @@ class EmbeddingTable:
 
     # Reading, at any staleness.
 
-    def _read(self, reading: Reading, early: EarlyRows | None) -> np.ndarray:
+    def _read(self, reading: Reading, admitted: np.ndarray, early: EarlyRows | None) -> np.ndarray:
         """The rows (U, dim) of a batch: lines that are fresh enough, the owners' rows for all others."""
+        bound, is_stale = self.staleness.at(self.step), np.zeros(len(reading.array), bool)
+        with self.spans("validate"):
+            self._ask_clocks(reading, admitted, early, bound)
+            num_stale = self._cache.validate(reading.slots, reading.clocks, bound, is_stale)
+        with self.spans("fetch"):
+            return self._collect(reading, admitted, early, is_stale, num_stale, bound)
+
+    def _collect(
+        self, reading: Reading, admitted: np.ndarray, early: EarlyRows | None, is_stale: np.ndarray, num_stale: int,
+        bound: int,
+    ) -> np.ndarray:  # fmt: skip
+        """The rows (U, dim), lines renewed and new ones made."""
         slots, num = reading.slots, len(reading.array)
-        admitted = reading.route.held_by(self._admitted)
-        self._find(reading, admitted)
-        bound = self.staleness.at(self.step)
-        self._ask_clocks(reading, admitted, early, bound)
-        is_stale = np.zeros(num, bool)
-        num_stale = self._cache.validate(slots, reading.clocks, bound, is_stale)
         is_missing = slots < 0
         num_found, num_missing = num - int(is_missing.sum()), int((is_missing & admitted).sum())
         rows = np.empty((num, self.dim), np.float32)
@@ -287,7 +315,7 @@ class EmbeddingTable:
         if not wanted.any():
             return
         route = reading.route.where(wanted)
-        self._timed(self._owners.read, "clock", route, reading.clocks)
+        self._owners.read("clock", route, reading.clocks)
         self.counters.clock_bytes += 4 * route.num_elsewhere(self.world.rank)
 
     def _fetch(
@@ -300,15 +328,14 @@ class EmbeddingTable:
             fresh = self._early_ones(reading, needed, early, bound)
             early.place([rows, states] if self._wants_state else [rows])
             needed = needed & ~fresh
-            self._count_rows(reading.route.where(early.posted), with_state=True)
         if not needed.any():
             return
         route = reading.route.where(needed)
-        self._timed(self._owners.read, "weight", route, rows)
-        self._count_rows(route, with_state=False)
+        self._owners.read("weight", route, rows)
+        self.counters.row_bytes += 4 * self.dim * route.num_elsewhere(self.world.rank)
         if self._wants_state and (needed & admitted).any():
             state_route = reading.route.where(needed & admitted)
-            self._timed(self._owners.read, "state", state_route, states)
+            self._owners.read("state", state_route, states)
             self.counters.row_bytes += 4 * self._rule.state_dim * state_route.num_elsewhere(self.world.rank)
 
     def _early_ones(self, reading: Reading, needed: np.ndarray, early: EarlyRows, bound: int) -> np.ndarray:
@@ -317,13 +344,9 @@ class EmbeddingTable:
         clocks = early.clocks()
         fresh = needed & early.posted & early.untouched(reading.array)
         if bound != _C.UNBOUNDED:
-            fresh &= reading.clocks <= clocks + bound
+            fresh &= reading.clocks - clocks <= bound
         reading.clocks[fresh] = clocks[fresh]
         return fresh
-
-    def _count_rows(self, route: Route, with_state: bool):
-        width = self.dim + (self._rule.state_dim if with_state and self._wants_state else 0)
-        self.counters.row_bytes += 4 * width * route.num_elsewhere(self.world.rank)
 
     @property
     def _wants_state(self) -> bool:
@@ -350,11 +373,13 @@ class EmbeddingTable:
         self._engine.set_step(lr, self.step + 1)
         if not reading.is_found:
             self._cache.find(keys, slots, counts_as_use=False)
-            self._timed(self._owners.read, "clock", reading.route, reading.clocks)
+            self._owners.read("clock", reading.route, reading.clocks)
+            self.counters.clock_bytes += 4 * reading.route.num_elsewhere(self.world.rank)
         self._cache.update(slots, grads, self._anticipate)
         self._cache.pass_on(keys, slots, reading.clocks, grads)
         self._cache.take_due(slots, self.staleness.at(self.step))
-        reading.is_found = False  # its clocks are those before this write
+        for known in {reading, self._last} - {None}:
+            known.is_found = False  # its clocks are those before this write
         self._push()
         self.step += 1
 
@@ -369,9 +394,7 @@ class EmbeddingTable:
         rows, order = route.of(self.world.rank)
         self._engine.apply(rows, sums, order, clocks, counts)
         message = Message(self.step, route, sums, clocks, counts)
-        self.counters.push_bytes += self._timed(
-            self._outbox.send, message, False, lambda: self._drain_engine(deadline)
-        )
+        self.counters.push_bytes += self._outbox.send(message, False, lambda: self._drain_engine(deadline))
         self.counters.pushed += len(keys)
 
     def _drain_engine(self, deadline: float):
@@ -384,11 +407,10 @@ class EmbeddingTable:
 
     def _await_drained(self, deadline: float):
         """Waits until the owners have taken in everything this rank sent."""
-        patience, began = Patience(self.world), time.perf_counter()
+        patience = Patience(self.world)
         while not self._outbox.is_drained():
             self._drain_engine(deadline)
             patience.check(lambda: f"in step {self.step + 1} for rank(s) {self._outbox.behind()} to take in its gradients")
-        self.counters.wait_ms += 1000 * (time.perf_counter() - began)
 
     # Writing at s = 0.
 
@@ -400,19 +422,19 @@ class EmbeddingTable:
         self._inbox.begin(self.step, own_rows, values[own_order])  # a copy: the caller's grads are its own again
         self._is_written = True
         message = Message(self.step, route, values)
-        self.counters.push_bytes += self._timed(self._outbox.send, message, True, self._drain_inbox)
+        self.counters.push_bytes += self._outbox.send(message, True, self._drain_inbox)
         self.counters.pushed += len(values)
 
     def _settle(self):
         self._check_open()
         if not self._is_written:
             return
-        self._timed(self._await_all)
+        self._await_all()
         self._rule.set_step(self.optimizer.lr_at(self.step), self.step + 1)
         self._inbox.apply(self._rule)
         self.step += 1
         self._is_written = False
-        self._timed(self.window.fence)
+        self.window.fence()
 
     def _drain_inbox(self):
         self._inbox.poll(NAP_S)
@@ -429,6 +451,7 @@ class EmbeddingTable:
 
     def _routed(self, keys: torch.Tensor, verb: str) -> Reading:
         """What is known of `keys`: of the read before this write, or of a prefetch, if given the same tensor."""
+        self._check_open()
         known_ones = [self._early[0] if self._early else None, self._last]
         for known in known_ones if verb == "read" else reversed(known_ones):
             if known is not None and known.is_of(keys):
@@ -458,33 +481,25 @@ class EmbeddingTable:
         if self._is_closed:
             raise RuntimeError("EmbeddingTable: the table is closed")
 
-    def _timed(self, call, *arguments):
-        """call(*arguments), its time added to wait_ms."""
-        began = time.perf_counter()
-        try:
-            return call(*arguments)
-        finally:
-            self.counters.wait_ms += 1000 * (time.perf_counter() - began)
-
 
 class Reading:
     """One batch of keys, and what a read found of it.
 
-    keys, version   the tensor, and torch's count of its changes in place
-    array, route    its numbers (U,) int64 and their owners
+    keys            the tensor, which may be filled anew later
+    array, route    its numbers now (U,) int64, and their owners
     slots           line of each key, (U,) int64, -1 for none; clocks: its owner's when it was read, (U,) int32
     is_found        whether slots and clocks are those of a read that no other read or write has followed
     """
 
     def __init__(self, keys: torch.Tensor, array: np.ndarray, partition):
-        self.keys, self.version, self.array = keys, keys._version, array
+        self.keys, self.array = keys, array.copy()
         self.route = Route.of_keys(partition, array)
         self.slots = np.full(len(array), -1, np.int64)
         self.clocks = np.zeros(len(array), np.int32)
         self.is_found = False
 
     def is_of(self, keys: torch.Tensor) -> bool:
-        return self.keys is keys and self.version == keys._version
+        return self.keys is keys and np.array_equal(self.array, keys.contiguous().numpy())
 
 
 class Patience:

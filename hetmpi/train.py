@@ -21,8 +21,9 @@ from hetmpi.data.loader import Loader
 from hetmpi.metrics import Counters, auc, lag_at, log_loss, trimmed
 from hetmpi.optim import DenseOptimizer, RowOptimizer, Schedule
 from hetmpi.runlog import RunLog
+from hetmpi.spans import Spans, by_part, chrome_trace, wait_ms
 from hetmpi.table import EmbeddingTable
-from hetmpi.world import Refused, World, launch
+from hetmpi.world import MPI, Refused, World, launch
 
 MB = 1 << 20
 LEAVE_S = 5  # for the owners to take in what a failing rank holds back
@@ -63,6 +64,7 @@ class Training:
         self.data = self._data()
         self.total_steps = self._total_steps()
         self.model = self._model()
+        self.spans = Spans(keeps_trace=config.train.profile)
         schedule = Schedule(config.optim.schedule, config.optim.warmup_steps, self.total_steps)
         self.table = self._table(schedule)
         self.dense = DenseOptimizer(
@@ -83,17 +85,20 @@ class Training:
         """The story: read rows, learn, write gradients, step the dense layers; look at held-out data now and then."""
         every, started = self.config.log.every_steps, time.perf_counter()
         interval = Interval(self.table)
-        batches = Ahead(self.loader)
+        batches = Ahead(self.loader, self.spans)
         for step, batch in enumerate(batches):
             rows = self.table.read(batch.keys).requires_grad_()  # (U, row_dim)
             if self.config.table.prefetch_batches and batches.next is not None:
                 self.table.prefetch(batches.next.keys)
-            loss = self.criterion(self._logits(rows, batch), batch.label)
-            loss.backward()  # Horovod's hooks start the dense allreduce here
+            with self.spans("forward"):
+                loss = self.criterion(self._logits(rows, batch), batch.label)
+            with self.spans("backward"):
+                loss.backward()  # Horovod's hooks start the dense allreduce here
             if rows.grad is None:
                 raise Refused(f"model={self.config.model_name}: its output does not depend on the rows it is given")
             self.table.write(batch.keys, rows.grad / self.world.size)
-            self.dense.step(step)
+            with self.spans("allreduce"):
+                self.dense.step(step)
             self._check_finite(step, loss.item())
             if (step + 1) % every == 0 or step + 1 == self.total_steps:
                 if self.table.staleness.is_synchronous:
@@ -197,6 +202,7 @@ class Training:
             inbox_bytes=int(table.inbox_mb * MB),
             staleness=staleness_of(self.config),
             cache=cache_of(self.config),
+            spans=self.spans,
         )
 
     def _held_out(self):
@@ -228,9 +234,8 @@ class Training:
 
     def _report(self, steps: int, loss: float, interval: Interval):
         """Sums over ranks what happened since the last report and logs it. Collective."""
-        counted, lags = interval.counted()
         loss = self.world.comm.allreduce(loss) / self.world.size
-        sums, lags = self._summed(counted, lags)
+        sums, lags, milliseconds = self._summed(*interval.counted())
         num_steps, seconds = interval.restart(steps)
         if self.log is not None:
             self.log.step({
@@ -239,18 +244,25 @@ class Training:
                 "step_ms": 1000 * seconds / num_steps,
                 "samples_per_s": num_steps * self.config.batch_size * self.world.size / seconds,
                 **self._table_figures(sums, lags, num_steps),
+                **self._times(milliseconds, num_steps),
                 "lr": self.dense.lr * self.dense.schedule.factor(steps - 1),
             })  # fmt: skip
 
-    def _summed(self, counted: Counters, lags: np.ndarray) -> tuple[Counters, np.ndarray]:
-        """Both summed over all ranks. Collective."""
-        sums = np.concatenate([counted.as_array(), lags])
-        self.world.comm.Allreduce(sums.copy(), sums)
-        return Counters.of_array(sums[: -len(lags)]), sums[-len(lags) :].astype(np.int64)
+    def _summed(self, counted: Counters, lags: np.ndarray, milliseconds: np.ndarray):
+        """All three summed over all ranks. Collective."""
+        counts = np.concatenate([counted.as_array(), lags])
+        self.world.comm.Allreduce(MPI.IN_PLACE, counts)
+        milliseconds = milliseconds.copy()
+        self.world.comm.Allreduce(MPI.IN_PLACE, milliseconds)
+        return Counters.of_array(counts[: -len(lags)]), counts[-len(lags) :], milliseconds
+
+    def _times(self, milliseconds: np.ndarray, num_steps: int) -> dict:
+        """Per step, mean over ranks: what waiting for the table took, and each part of a step."""
+        mean = milliseconds / (self.world.size * max(1, num_steps))
+        return {"wait_ms": wait_ms(mean), **{f"{part}_ms": ms for part, ms in by_part(mean).items()}}
 
     def _table_figures(self, sums: Counters, lags: np.ndarray, num_steps: int) -> dict:
-        """What the table did, per step and over all ranks; waiting per step and rank. Without a cache its figures are
-        None."""
+        """What the table did, per step and over all ranks. Without a cache its figures are None."""
         has_cache = sums.hit_rate is not None
         per_step = {name: count / max(1, num_steps) for name, count in vars(sums).items()}
         cache = {name: per_step[name] if has_cache else None for name in ("hits", "stale", "misses", "validated", "evicted")}
@@ -263,20 +275,20 @@ class Training:
             "row_bytes": per_step["row_bytes"],
             **cache,
             "pushed": per_step["pushed"],
-            "wait_ms": per_step["wait_ms"] / self.world.size,
-            "lag_p50": lag_at(lags, 0.5),
-            "lag_p99": lag_at(lags, 0.99),
+            "lag_p50": lag_at(lags, 0.5, self.table.staleness.bound),
+            "lag_p99": lag_at(lags, 0.99, self.table.staleness.bound),
             "lags": trimmed(lags),
         }
 
     def _finish(self, figures: dict):
         """Writes and shows the summary of the run. Collective."""
-        sums, lags = self._summed(self.table.counters, self.table.lags)
+        sums, lags, milliseconds = self._summed(self.table.counters, self.table.lags, self.spans.as_array())
+        traces = self.world.comm.gather((self.world.host, list(self.spans.trace))) if self.config.train.profile else None
         if self.log is None:
             return
+        if traces:
+            self.log.write("trace.json", chrome_trace([trace for _, trace in traces], [host for host, _ in traces]))
         samples = self.total_steps * self.config.batch_size * self.world.size
-        table = self._table_figures(sums, lags, 1)
-        table["wait_ms"] /= max(1, self.total_steps)
         self.log.finish({
             "model": self.config.model_name,
             "data": self.config.data_name,
@@ -286,7 +298,8 @@ class Training:
             "auc": figures["auc"],
             "log_loss": figures["log_loss"],
             "teacher_auc": figures["teacher_auc"],
-            **table,
+            **self._table_figures(sums, lags, 1),
+            **self._times(milliseconds, self.total_steps),
             "seconds": self.train_s,
             "num_rows": self.data.num_rows,
             "row_dim": self.model.row_dim,
@@ -317,30 +330,35 @@ class Interval:
         self.table = table
         self.restart(0)
 
-    def counted(self) -> tuple[Counters, np.ndarray]:
-        """This rank's counters and histogram of lags since the last restart."""
-        return self.table.counters.since(self.counters), self.table.lags - self.lags
+    def counted(self) -> tuple[Counters, np.ndarray, np.ndarray]:
+        """This rank's counters, histogram of lags and milliseconds by part since the last restart."""
+        table = self.table
+        return table.counters.since(self.counters), table.lags - self.lags, table.spans.as_array() - self.milliseconds
 
     def restart(self, steps: int) -> tuple[int, float]:
         """(steps, seconds) since the last restart; begins anew at `steps`."""
-        now = time.perf_counter()
+        now, table = time.perf_counter(), self.table
         passed = (steps - self.steps, now - self.began) if steps else (0, 0.0)
         self.steps, self.began = steps, now
-        self.counters, self.lags = self.table.counters.copy(), self.table.lags
+        self.counters, self.lags, self.milliseconds = table.counters.copy(), table.lags, table.spans.as_array()
         return passed
 
 
 class Ahead:
     """Iterates batches, with the one to come in `next`; None at the end."""
 
-    def __init__(self, batches):
-        self.batches, self.next = iter(batches), None
+    def __init__(self, batches, spans: Spans):
+        self.batches, self.spans, self.next = iter(batches), spans, None
 
     def __iter__(self):
-        self.next = next(self.batches, None)
+        self.next = self._load()
         while self.next is not None:
-            batch, self.next = self.next, next(self.batches, None)
+            batch, self.next = self.next, self._load()
             yield batch
+
+    def _load(self):
+        with self.spans("load"):
+            return next(self.batches, None)
 
 
 if __name__ == "__main__":

@@ -383,6 +383,30 @@ def test_a_batch_written_twice_counts_twice_in_the_clocks(world):
     table.close()
 
 
+def test_two_batches_read_before_both_are_written_count_twice_in_the_clocks(world):
+    table = open_table(world, {**PLAIN, "capacity_rows": 0}, staleness=1)
+    first, second = table.keys(), table.keys()
+    table.read(first)
+    table.read(second)
+    for keys in (first, second, first):
+        table.write(keys, torch.zeros(len(keys), 2))
+    assert (table.shard.clock == 3).all()
+    table.close()
+
+
+def test_keys_filled_anew_through_numpy_are_read_as_they_are_now(world):
+    table = open_table(world, {**PLAIN, "num_rows": 40 * world.size}, staleness=5)
+    own = table.keys().numpy()
+    buffer = own[:10].copy()
+    keys = torch.from_numpy(buffer)
+    table.read(keys)
+    table.write(keys, torch.ones(10, 2))
+    buffer[:] = own[20:30]
+    assert (table.read(keys) == table.read(torch.from_numpy(own[20:30].copy()))).all()
+    assert (table.read(keys) != table.read(torch.from_numpy(own[:10].copy()))).any()
+    table.close()
+
+
 # What staleness and the cache promise
 
 

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from launch import ROOT, SMALL, losses, mpiexec, run, summary, train
 
+from hetmpi.spans import PARTS, WAITS
+
 SHORT = ["data.scale=0.0005", "table.dim=8", "steps=30", "log.every_steps=1", "eval.max_samples=2000", "seed=3"]
 # Adam and Adagrad divide by the gradient's size and so blow up the rounding of a gradient near zero; SGD does not.
 CURVE = [*SHORT, "optim.rows=sgd", "optim.dense=sgd"]
@@ -116,6 +118,26 @@ def test_steps_are_evaluated_on_the_way(tmp_path):
     assert [json.loads(line)["step"] for line in lines] == [2, 4, 6]
 
 
+def test_a_profiled_run_says_where_its_time_went(tmp_path):
+    outcome = train(2, *SHORT, "batch_size=512", "train.profile=true", f"run.dir={tmp_path}")
+    assert outcome.code == 0, outcome.text
+    found, trace = summary(tmp_path), json.loads((tmp_path / "trace.json").read_text())
+    parts = {part: found[f"{part}_ms"] for part in PARTS}
+    assert all(ms > 0 for part, ms in parts.items()), parts
+    assert found["wait_ms"] == pytest.approx(sum(parts[part] for part in WAITS))
+    assert 0.7 < sum(parts.values()) / (1000 * found["seconds"] / found["steps"]) < 1.3  # rank 1 also waits for rank 0
+    for rank in range(2):
+        spans = [event for event in trace["traceEvents"] if event["pid"] == rank and event["ph"] == "X"]
+        assert {span["name"] for span in spans} == set(PARTS)
+        for before, after in zip(spans, spans[1:]):
+            assert before["ts"] + before["dur"] <= after["ts"] + 1, (before, after)  # one after the other, in microseconds
+
+
+def test_rows_stay_as_they_are_while_a_slow_rank_evaluates(tmp_path):
+    often = ["eval.every_steps=2", "eval.batch_size=50", "table.staleness=100", f"run.dir={tmp_path}"]
+    program = [sys.executable, str(ROOT / "tests/slow_evaluation.py")]
+    outcome = run([mpiexec(), "-n", "2", *program, *SMALL, *often])
+    assert outcome.code == 0, outcome.text
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

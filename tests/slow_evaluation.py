@@ -1,0 +1,28 @@
+"""Run by test_train.py: do the rows that a slow rank evaluates stay as they are until it is done?"""
+
+import sys
+import time
+
+from hetmpi.config import compose
+from hetmpi.train import Training
+from hetmpi.world import launch
+
+
+def main(world):
+    training = Training(world, compose(world, sys.argv[1:]))
+    predict, peek = training._predict, training.table.peek
+
+    def slowly(batch):
+        before = peek(batch.keys)
+        time.sleep(0.1)
+        if not (peek(batch.keys) == before).all():
+            raise RuntimeError("rows changed while they were evaluated")
+        return predict(batch)
+
+    if world.rank == 0:
+        training._predict = slowly
+    training.run()
+    training.close()
+
+
+launch(main)
