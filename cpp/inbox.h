@@ -20,6 +20,7 @@
 #include "key_index.h"
 #include "ring.h"
 #include "shard.h"
+#include "vectors.h"
 
 namespace hetmpi {
 
@@ -83,8 +84,7 @@ class Inbox {
       sums_.insert(sums_.end(), grad, grad + dim);
       return;
     }
-    float* sum = sums_.data() + i * dim;
-    for (int64_t d = 0; d < dim; ++d) sum[d] += grad[d];
+    hetmpi::add(sums_.data() + i * dim, grad, dim);
   }
 
   void check(const Record& record) const {

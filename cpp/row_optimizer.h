@@ -20,6 +20,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "vectors.h"
+
 namespace hetmpi {
 
 enum class RowRule { kSgd, kAdagrad, kRowwiseAdagrad, kAdam };
@@ -80,9 +82,9 @@ class RowOptimizer {
 
   // Adds one iteration's gradient to sums (sum_dim).
   void add(float* __restrict sums, const float* __restrict grad) const {
-    const int64_t dim = dim_;
-    for (int64_t d = 0; d < dim; ++d) sums[d] += grad[d];
+    hetmpi::add(sums, grad, dim_);
     if (rule_ == RowRule::kSgd) return;
+    const int64_t dim = dim_;
     float* __restrict squares = sums + dim;
     if (rule_ == RowRule::kRowwiseAdagrad) {
       float sum = 0;
@@ -100,12 +102,7 @@ class RowOptimizer {
       add(sums, grad);
       return apply(weight, state, {grad, nullptr, scale});
     }
-    const float step = lr_ * scale;
-    const int64_t dim = dim_;
-    for (int64_t d = 0; d < dim; ++d) {
-      sums[d] += grad[d];
-      weight[d] -= step * grad[d];
-    }
+    add_and_subtract(sums, weight, lr_ * scale, grad, dim_);
   }
 
   // A sum over `count` iterations, of which `advance` are news to the row, as a gradient; scaled by `scale`.
@@ -151,13 +148,9 @@ class RowOptimizer {
   void sgd(float* __restrict weight, const Gradient& grad) const {
     const float* __restrict sum = grad.sum;
     const float lr = lr_, scale = grad.scale, decay = weight_decay_ * static_cast<float>(grad.advance);
+    if (decay == 0) return subtract(weight, lr * scale, sum, dim_);
     const int64_t dim = dim_;
-    if (decay == 0) {
-      const float step = lr * scale;
-      for (int64_t d = 0; d < dim; ++d) weight[d] -= step * sum[d];
-    } else {
-      for (int64_t d = 0; d < dim; ++d) weight[d] -= lr * (scale * sum[d] + decay * weight[d]);
-    }
+    for (int64_t d = 0; d < dim; ++d) weight[d] -= lr * (scale * sum[d] + decay * weight[d]);
   }
 
   void adagrad(float* __restrict weight, float* __restrict sum, const Gradient& grad) const {

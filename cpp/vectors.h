@@ -1,0 +1,37 @@
+// Loops over the numbers of a row, compiled for more than one processor: the build runs on every x86-64 machine, and where
+// there are wider vectors they are used. The bits are the same: one multiplication and one addition per number, each
+// rounded (no contraction, setup.py).
+#pragma once
+
+#include <cstdint>
+
+// Not under sanitizers, which are not there yet when the version is chosen.
+#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__) && \
+    !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+#define HETMPI_CLONES __attribute__((target_clones("avx2", "default")))
+#else
+#define HETMPI_CLONES
+#endif
+
+namespace hetmpi {
+
+// sum += values
+HETMPI_CLONES static inline void add(float* __restrict sum, const float* __restrict values, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) sum[i] += values[i];
+}
+
+// weight -= step * values
+HETMPI_CLONES static inline void subtract(float* __restrict weight, float step, const float* __restrict values, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) weight[i] -= step * values[i];
+}
+
+// Both, in one pass over the values.
+HETMPI_CLONES static inline void add_and_subtract(float* __restrict sum, float* __restrict weight, float step,
+                                                  const float* __restrict values, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    sum[i] += values[i];
+    weight[i] -= step * values[i];
+  }
+}
+
+}  // namespace hetmpi
