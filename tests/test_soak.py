@@ -7,6 +7,7 @@ import pytest
 from launch import ROOT, mpiexec, run
 
 SLACK_KB = 1500  # what allocators and MPI may still round up after the warm-up; a leak of 1 byte a key would be 1,300
+POOLS_KB = 8000  # MPI's pools of buffers, which grow by megabytes when ranks drift apart, and stay
 
 
 @pytest.mark.parametrize("ranks_per_node, steps", [(4, 5000), (2, 2000)])
@@ -14,8 +15,8 @@ def test_memory_does_not_grow_and_no_update_is_lost(ranks_per_node, steps):
     program = [sys.executable, str(ROOT / "tests" / "cache_soak.py"), str(ranks_per_node), str(steps)]
     outcome = run([mpiexec(), "-n", "4", *program], timeout_s=300)
     assert outcome.code == 0, outcome.text
-    told = re.search(r"grown (-?\d+) kB written (\d+) held (\d+) evicted (\d+)", outcome.text)
-    grown, written, held, evicted = map(int, told.groups())
+    told = re.search(r"grown (-?\d+) kB, in each third (-?\d+) kB, written (\d+) held (\d+) evicted (\d+)", outcome.text)
+    grown, steadily, written, held, evicted = map(int, told.groups())
     assert written == held
     assert evicted > written / 10
-    assert grown < SLACK_KB, outcome.text
+    assert steadily < SLACK_KB / 3 and grown < POOLS_KB, outcome.text
