@@ -4,34 +4,45 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetmpi.owners import Owners
+from hetmpi.owners import FarRows, Owners
 from hetmpi.partition import Route
 
 
 class EarlyRows:
     """The rows of one batch that are not in the cache, posted by prefetch and taken by the next read.
 
-    Clocks are posted with them. At the read the owners' clocks tell which rows have moved on by more than the bound; those,
-    and rows to which this rank has pushed since, are fetched again.
+    Their clocks come first. At the read the owners' clocks tell which rows have moved on by more than the bound; those, and
+    rows to which this rank has pushed since, are fetched again.
 
-    route    of the whole batch
     posted   which of its keys were asked for, (n,) bool
     """
 
-    def __init__(self, owners: Owners, route: Route, posted: np.ndarray, arrays: tuple[str, ...], in_order: bool):
-        """arrays: weight, and state where lines want it. in_order: owners write meanwhile, so the clocks must be here
-        before the rows are asked for, as MPI does not order gets: the rows are then at least as new as their clocks."""
-        self.owners, self.route, self.posted = owners, route, posted
-        part = route.where(posted)
-        self._clock = owners.post("clock", part, "early")
-        if in_order:
-            owners.window.flush()
-        self._rows = [owners.post(array, part, "early") for array in arrays]
+    def __init__(self, owners: Owners, route: Route, posted: np.ndarray, arrays: tuple[str, ...]):
+        """Posts the clocks. arrays: weight, and state where lines want it."""
+        self.owners, self.posted, self.arrays = owners, posted, arrays
+        self._part = route.where(posted)
+        self._clock = owners.post("clock", self._part, "early")
+        self._rows: list[FarRows] | None = None
         self._has_landed = False
         self._pushed: list[np.ndarray] = []  # keys
 
+    def post_rows(self, clocks_first: bool):
+        """Posts the rows, unless that is done. clocks_first: owners write meanwhile, and MPI does not order gets, so the
+        clocks have to be here before: a row is then at least as new as its clock."""
+        if self._rows is None:
+            if clocks_first:
+                self.owners.window.flush()
+            self._rows = [self.owners.post(array, self._part, "early") for array in self.arrays]
+
     def land(self):
         """Waits for what was posted: its buffers are MPI's until then."""
+        if not self._has_landed:
+            self.post_rows(clocks_first=True)
+            self.owners.window.flush()
+            self._has_landed = True
+
+    def drop(self):
+        """Waits for what was posted, which nobody will use."""
         if not self._has_landed:
             self.owners.window.flush()
             self._has_landed = True

@@ -2,7 +2,7 @@
 
 A ring of an owner on this node is written in place. A ring elsewhere is mirrored here: the record is written into the
 mirror, its bytes are put at the same place of the ring, and after a flush the head is stored: whoever sees the head sees
-the record.
+the record. The flush comes late, when this rank has to wait anyhow: the bytes travel while it computes.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class FarRing:
         return sent
 
     def publish(self):
-        """Posts the store of the head. REQUIRES: the puts of send() are flushed."""
+        """Posts the store of the head. REQUIRES: the puts of send(), and the last store, are flushed."""
         if self.producer.head != self.published[0]:
             self.published[0] = self.producer.head
             self.window.store_counter(self.owner, self.begin + HEAD, self.published)
@@ -118,7 +118,8 @@ class Outbox:
         return FarRing(self.window, owner, origin, self.record)
 
     def send(self, message: Message, to_all: bool, while_waiting) -> int:
-        """Sends every owner its part; with `to_all` an empty one too, so that each learns that the step is written.
+        """Sends every owner its part; with `to_all` an empty one too, so that each learns that the step is written. Owners
+        elsewhere see it after publish().
 
         while_waiting() is called whenever a ring is full: it must drain this rank's own inbox, or ranks that send to each
         other would wait for ever. Returns the bytes sent."""
@@ -128,10 +129,17 @@ class Outbox:
             for owner in list(left):
                 if self._send_some(message, owner, left):
                     del left[owner]
-            self._publish()
             if left:
+                self.publish()
                 while_waiting()
         return message.route.num_elsewhere(self.window.world.rank) * self.record.row_bytes
+
+    def publish(self):
+        """Lets owners elsewhere see what was sent."""
+        if any(ring.producer.head != ring.published[0] for ring in self.far):
+            self.window.flush()
+            for ring in self.far:
+                ring.publish()
 
     def is_drained(self) -> bool:
         """Whether all owners have taken in everything sent; asks those elsewhere."""
@@ -155,11 +163,3 @@ class Outbox:
             left[owner] += sent
             if left[owner] == num_rows and (sent > 0 or num_rows == 0):
                 return True
-
-    def _publish(self):
-        if not self.far:
-            return
-        self.window.flush()
-        for ring in self.far:
-            ring.publish()
-        self.window.flush()

@@ -171,7 +171,7 @@ class EmbeddingTable:
 
     def _prefetch(self, keys: torch.Tensor):
         if self._early is not None:
-            self._early[1].land()
+            self._early[1].drop()
         reading = Reading(keys, self._checked(keys, "prefetch"), self.partition)
         if not self.staleness.is_synchronous:
             self._await_drained(float("inf"))  # after a write: the rows must have it
@@ -180,7 +180,9 @@ class EmbeddingTable:
             self._cache.find(reading.array, reading.slots, counts_as_use=False)
             posted &= reading.slots < 0
         arrays = ("weight", "state") if self._wants_state else ("weight",)
-        self._early = reading, EarlyRows(self._owners, reading.route, posted, arrays, not self.staleness.is_synchronous)
+        self._early = reading, EarlyRows(self._owners, reading.route, posted, arrays)
+        if self.staleness.is_synchronous:
+            self._early[1].post_rows(clocks_first=False)  # nobody writes rows now; else they wait for write()
         num_posted = int(posted.sum())  # all of them far
         self.counters.clock_bytes += 4 * num_posted
         self.counters.row_bytes += 4 * num_posted * (self.dim + (self._rule.state_dim if self._wants_state else 0))
@@ -232,7 +234,7 @@ class EmbeddingTable:
             return
         self._is_closed = True
         if self._early is not None:
-            self._early[1].land()
+            self._early[1].drop()
         if self._engine is not None:
             self.world.comm.Barrier()  # the engine serves ranks that still read and write
             self._engine.stop()
@@ -368,6 +370,8 @@ class EmbeddingTable:
 
     def _update(self, reading: Reading, grads: np.ndarray):
         """HET's Write: to the lines, and to the owners what is due."""
+        if self._early is not None:
+            self._early[1].post_rows(clocks_first=True)
         lr, keys, slots = self.optimizer.lr_at(self.step), reading.array, reading.slots
         self._cache.set_step(lr, self.step + 1)
         self._engine.set_step(lr, self.step + 1)
@@ -408,6 +412,7 @@ class EmbeddingTable:
     def _await_drained(self, deadline: float):
         """Waits until the owners have taken in everything this rank sent."""
         patience = Patience(self.world)
+        self._outbox.publish()
         while not self._outbox.is_drained():
             self._drain_engine(deadline)
             patience.check(lambda: f"in step {self.step + 1} for rank(s) {self._outbox.behind()} to take in its gradients")
@@ -429,6 +434,7 @@ class EmbeddingTable:
         self._check_open()
         if not self._is_written:
             return
+        self._outbox.publish()
         self._await_all()
         self._rule.set_step(self.optimizer.lr_at(self.step), self.step + 1)
         self._inbox.apply(self._rule)

@@ -1,4 +1,4 @@
-"""Ranks on two hosts, each a network namespace of this machine (two_hosts.sh); skipped where they cannot be made."""
+"""Ranks on two hosts, each a network namespace of this machine (hosts.sh); skipped where they cannot be made."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import pytest
 
 from launch import ROOT, SMALL, environment, losses, run, train
 
-SCRIPT = str(ROOT / "tests/two_hosts.sh")
+SCRIPT = str(ROOT / "tools/hosts.sh")
 PATH = os.pathsep.join([str(Path(sys.executable).parent), environment()["PATH"]])
 
 
@@ -22,7 +22,7 @@ def two_hosts(ranks_per_host, *command):
 
 
 def namespaces():
-    """Names of the network namespaces that two_hosts.sh has left or is using."""
+    """Names of the network namespaces that hosts.sh has left or is using."""
     folder = Path("/run/netns")
     return sorted(path.name for path in folder.glob("hetmpi-*")) if folder.exists() else []
 

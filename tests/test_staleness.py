@@ -124,7 +124,7 @@ def step_apart(world, table, keys, grads, later):
     world.comm.Barrier()
     if later is not None:
         table.prefetch(later)
-        table.window.flush()
+        table._early[1].land()  # now, and not while others write
         world.comm.Barrier()
     if grads is not None:
         table.write(keys, grads)

@@ -1,31 +1,35 @@
 #!/usr/bin/env bash
-# Runs an MPI command on several hosts, all of them on this machine: tests/two_hosts.sh [-n RANKS] [-H HOSTS] COMMAND…
+# Runs an MPI command on several hosts, all of them on this machine: tools/hosts.sh [-n RANKS] [-H HOSTS] [-r RATE]
+# COMMAND…
 #
-#   tests/two_hosts.sh -n 2 python -m hetmpi.train steps=100
+#   tools/hosts.sh -n 2 -H 4 -r 1gbit python -m hetmpi.train steps=100
 #
 # Each host is a network namespace on one bridge with a name (h1, h2, …), a loopback and a /dev/shm of its own: ranks of
 # two hosts reach each other by TCP alone. The bridge lies in a third namespace, where mpiexec runs: nothing is
 # added to this machine's own network, and runs do not meet. All of it is removed at the end, however that comes.
 #
-# -n: ranks per host (1); -H: hosts (2). Exit code: the command's; 77 where this cannot be done, with the reason.
+# -n: ranks per host (1); -H: hosts (2); -r: what each host sends and receives at most, as tc says it (10gbit, 100mbit;
+# default: as fast as memory). MASTER_ADDR and GLOO_SOCKET_IFNAME are set as well, for torch.distributed. Exit code: the
+# command's; 77 where this cannot be done, with the reason.
 # Needs root, iproute2, util-linux and MPICH's mpiexec (on PATH, else .venv's).
 set -euo pipefail
 
-usage() { sed -n '2,4s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '2,5s/^# \{0,1\}//p' "$0"; }
 skip() { echo "skipped: $1"; exit 77; }
 
-ranks=1 hosts=2
-while getopts n:H:h option; do
+ranks=1 hosts=2 rate=
+while getopts n:H:r:h option; do
     case $option in
         n) ranks=$OPTARG ;;
         H) hosts=$OPTARG ;;
+        r) rate=$OPTARG ;;
         h) usage; exit 0 ;;
         *) usage >&2; exit 2 ;;
     esac
 done
 shift $((OPTIND - 1))
 for count in "$ranks" "$hosts"; do
-    [[ $count =~ ^[1-9][0-9]{0,1}$ ]] || { echo "two_hosts.sh: -n and -H take 1 to 99, got '$count'" >&2; exit 2; }
+    [[ $count =~ ^[1-9][0-9]{0,1}$ ]] || { echo "hosts.sh: -n and -H take 1 to 99, got '$count'" >&2; exit 2; }
 done
 [ $# -gt 0 ] || { usage >&2; exit 2; }
 
@@ -34,6 +38,7 @@ PATH=$PATH:$(cd "$(dirname "$0")/.." && pwd)/.venv/bin
 for tool in ip unshare mount; do
     command -v $tool >/dev/null || skip "needs $tool: apt-get install iproute2 util-linux"
 done
+[ -z "$rate" ] || command -v tc >/dev/null || skip "-r needs tc: apt-get install iproute2"
 [[ $(mpiexec --version 2>&1) == *HYDRA* ]] || skip "needs MPICH's mpiexec on PATH: pip install mpich"
 
 prefix=hetmpi-$$
@@ -67,6 +72,10 @@ add_host() { # NAME ADDRESS
     ip -n "$namespace" link set lo up
     ip -n "$namespace" link set net0 up
     ip -n "$namespace" route add default via $subnet.254 # UCX prefers the interface that has it
+    if [ -n "$rate" ]; then
+        tc -n "$namespace" qdisc add dev net0 root tbf rate "$rate" burst 256kb latency 100ms
+        tc -n "$launcher" qdisc add dev "$1" root tbf rate "$rate" burst 256kb latency 100ms
+    fi
     echo "$2 $1" >>"/etc/netns/$launcher/hosts"
 }
 
@@ -98,6 +107,7 @@ chmod +x "$folder/agent"
 # Every host sees all cores of this machine. Ranks that take them all, or spin, slow each other down tenfold.
 threads=$(($(nproc) / (ranks * hosts)))
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}
+export MASTER_ADDR=$subnet.1 GLOO_SOCKET_IFNAME=net0
 export MPIR_CVAR_POLLS_BEFORE_YIELD=${MPIR_CVAR_POLLS_BEFORE_YIELD:-1}
 # Behind `wait`, so that a signal to this script is served at once and not when the command has ended.
 ip netns exec "$launcher" mpiexec -launcher ssh -launcher-exec "$folder/agent" -iface net0 \

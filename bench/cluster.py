@@ -1,0 +1,93 @@
+"""A training step on several hosts with a slow network between them, beside the floor and peers.
+
+    ./run.sh bench cluster [hosts=4] [rate=1gbit] [net=het] [dim=128] [batch=128] [scale=0.1] [zipf=1.05] [steps=120]
+                           [warmup=60] [repeats=5] [peers=none] [cache=10] [bounds=10,100] [settings=table.cache.admit=all]
+
+The hosts are network namespaces of this machine (tools/hosts.sh), one rank on each, their links shaped to `rate`, as tc says
+it; needs root and MPICH. Contenders: the floor (the dense network with its rows in hand), hetmpi without cache, at s = 0
+with one, at each of `bounds`, and peers as in `bench step`. Losses after equal samples are compared first, s >= 1 apart.
+
+Last, one JSON line: {"s100_vs_floor": x (step time, 1 is best), "s100_wait_vs_uncached": x, "s100_vs_torchrec": x (samples/s,
+above 1 is faster here), ..., "bytes_per_step": {"uncached": n, "0": n, "10": n, ...}, "step_ms": {...}, "wait_ms": {...},
+"split": {contender: {part: ms}}}, where s100 is the last of `bounds`. Bytes are those of all ranks.
+"""
+
+import json
+import sys
+
+from contenders import ROOT, check_losses, chosen, made_problem, median_ms, median_of, race
+from workload import parse
+
+from hetmpi.spans import PARTS
+
+SETTINGS = {
+    "hosts": 4, "rate": "1gbit", "net": "het", "dim": 128, "batch": 128, "scale": 0.1, "zipf": 1.05, "steps": 120,
+    "warmup": 60, "repeats": 5, "peers": ["none"], "cache": 10.0, "bounds": [10, 100], "settings": ["table.cache.admit=all"],
+}  # fmt: skip
+
+
+def main():
+    """Makes the problem, lets the contenders run in turns, compares."""
+    settings = parse("cluster", SETTINGS, sys.argv[1:])
+    peers = chosen(settings["peers"])
+    launcher = [str(ROOT / "tools/hosts.sh"), "-n", "1", "-H", str(settings["hosts"]), "-r", settings["rate"]]
+    with made_problem(settings, settings["hosts"]) as folder:
+        runs = race(launcher, folder, contenders_of(settings, peers), settings)
+    check_losses(runs, settings)
+    show(runs, settings)
+    print(json.dumps(figures(runs, settings, peers)))
+
+
+def contenders_of(settings: dict, peers: list[str]) -> dict[str, list[str]]:
+    """Contender -> settings of the trainer."""
+    cached = [*settings["settings"], f"table.cache.capacity_fraction={settings['cache'] / 100}"]
+    return {
+        "floor": [],
+        "hetmpi uncached": ["table.cache.capacity_rows=0"],
+        **{f"hetmpi s = {s}": [f"table.staleness={s}", *cached] for s in (0, *settings["bounds"])},
+        **{peer: [] for peer in peers},
+    }
+
+
+def show(runs: dict, settings: dict):
+    """Times and bytes of all contenders, the parts of hetmpi's."""
+    samples = settings["hosts"] * settings["batch"]
+    print(f"\n{'':<18}{'ms a step':>10}{'samples/s':>11}{'to the floor':>14}{'waiting, ms':>13}{'MB a step':>11}")
+    floor = median_ms(runs["floor"], settings)
+    for name, results in runs.items():
+        ms = median_ms(results, settings)
+        line = f"{name:<18}{ms:10.2f}{1000 * samples / ms:11,.0f}{ms / floor:14.2f}"
+        if "wait_ms" in results[0]:
+            line += f"{median_of(results, 'wait_ms', settings):13.2f}{num_bytes(results, settings) / 1e6:11.3f}"
+        print(line)
+    ours = {name: results for name, results in runs.items() if "wait_ms" in results[0]}
+    print(f"\n{'part, ms':<12}" + "".join(f"{name.removeprefix('hetmpi '):>11}" for name in ours))
+    for part in PARTS:
+        print(f"{part:<12}" + "".join(f"{median_of(results, f'{part}_ms', settings):11.2f}" for results in ours.values()))
+
+
+def num_bytes(results: list[dict], settings: dict) -> float:
+    return median_of(results, "pulled_bytes", settings) + median_of(results, "pushed_bytes", settings)
+
+
+def figures(runs: dict, settings: dict, peers: list[str]) -> dict:
+    """The JSON line."""
+    ours = {name.removeprefix("hetmpi ").removeprefix("s = "): runs[name] for name in runs if name.startswith("hetmpi")}
+    times = {name: median_ms(results, settings) for name, results in runs.items()}
+    last = settings["bounds"][-1]
+    label, ms = f"s{last}", times[f"hetmpi s = {last}"]
+    waits = {name: median_of(results, "wait_ms", settings) for name, results in ours.items()}
+    return {
+        f"{label}_vs_floor": ms / times["floor"],
+        f"{label}_wait_vs_uncached": waits[str(last)] / waits["uncached"],
+        **{f"{label}_vs_{peer}": times[peer] / ms for peer in peers},
+        "bytes_per_step": {name: num_bytes(results, settings) for name, results in ours.items()},
+        "step_ms": times,
+        "wait_ms": waits,
+        "split": {name: {part: median_of(r, f"{part}_ms", settings) for part in PARTS} for name, r in ours.items()},
+        "settings": settings,
+    }
+
+
+if __name__ == "__main__":
+    main()

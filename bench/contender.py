@@ -1,0 +1,125 @@
+"""One rank of a contender that needs hetmpi: hetmpi's own trainer, or the floor under it.
+
+    mpiexec -n RANKS python bench/contender.py hetmpi FOLDER [SETTING=VALUE ...]    settings of conf/config.yaml
+    mpiexec -n RANKS python bench/contender.py floor FOLDER
+
+The floor is the same dense network under Horovod with the rows of every sample in hand: no table, no loader, no keys.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from problem import DENSE_LR, ROWS_LR, Problem, chunk_steps, report
+
+from hetmpi.config import compose
+from hetmpi.data.batch import Samples
+from hetmpi.optim import DenseOptimizer, Schedule
+from hetmpi.spans import PARTS, Spans
+from hetmpi.train import Training
+from hetmpi.world import launch
+
+RUN = "run"  # folder of the trainer's own records, in the problem's
+
+
+class Recorded:
+    """The samples of a problem as a data set."""
+
+    def __init__(self, problem: Problem):
+        self.problem, self.name = problem, "recorded"
+        self.num_rows, self.num_fields, self.num_dense = problem.num_rows, problem.num_fields, problem.dense.shape[-1]
+        self.field_rows, self.num_train, self.num_valid = problem.field_rows, None, problem.ranks
+        self.ids = problem.ids.reshape(-1, self.num_fields)
+        self.dense, self.label = problem.dense.reshape(-1, self.num_dense), problem.label.reshape(-1)
+
+    def train(self, start: int, stop: int) -> Samples:
+        return Samples(self.ids[start:stop].astype(np.int64), self.dense[start:stop].copy(), self.label[start:stop].copy())
+
+    valid = train
+
+
+class OverRows(torch.nn.Module):
+    """A problem's network behind the look-up of its rows."""
+
+    def __init__(self, problem: Problem):
+        super().__init__()
+        self.row_dim, self.network = problem.dim, problem.network()
+
+    def forward(self, rows, batch):
+        embeddings = rows.index_select(0, batch.index.flatten()).view(*batch.index.shape, self.row_dim)
+        return self.network(embeddings, batch.dense)
+
+
+class Contender(Training):
+    """The trainer on a problem."""
+
+    def __init__(self, world, config, problem: Problem):
+        self.problem = problem
+        super().__init__(world, config)
+        self.table.shard.weight[:] = problem.first_rows(self.table.keys().numpy())
+        self.table.window.fence()
+
+    def _data(self):
+        return Recorded(self.problem)
+
+    def _model(self):
+        return OverRows(self.problem)
+
+
+def hetmpi(world, problem: Problem, overrides: list[str]):
+    """Trains, and reports what the trainer logged."""
+    folder = problem.folder / RUN
+    config = compose(world, [
+        f"table.dim={problem.dim}", f"batch_size={problem.batch}", f"steps={problem.steps}", f"run.dir={folder}",
+        "optim.rows=sgd", f"optim.rows_lr={ROWS_LR}", "optim.dense=sgd", f"optim.dense_lr={DENSE_LR}",
+        f"log.every_steps={chunk_steps()}", f"eval.max_samples={world.size}", *overrides,
+    ])  # fmt: skip
+    torch.set_num_threads(1)
+    training = Contender(world, config, problem)
+    training.run()
+    training.log and training.log.close()
+    training.close()
+    if world.rank == 0:
+        lines = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
+        kept = ("step_ms", "loss", "wait_ms", "pulled_bytes", "pushed_bytes", "hit_rate", *(f"{part}_ms" for part in PARTS))
+        report({name: [line[name] for line in lines] for name in kept})
+
+
+def floor(world, problem: Problem):
+    """The dense network alone."""
+    hvd, spans = world.start_horovod(), Spans()
+    torch.set_num_threads(1)
+    model = problem.network()
+    dense = DenseOptimizer(hvd, model, "sgd", DENSE_LR, 0.0, Schedule())
+    criterion, chunk = torch.nn.BCEWithLogitsLoss(), chunk_steps()
+    embeddings = 0.01 * torch.randn(problem.batch, problem.num_fields, problem.dim)
+    batches = [problem.samples(step, world.rank)[1:] for step in range(problem.steps)]
+    step_ms, began = [], time.perf_counter()
+    for step, (features, label) in enumerate(batches):
+        embeddings = embeddings.detach().requires_grad_()
+        with spans("forward"):
+            loss = criterion(model(embeddings, features), label)
+        with spans("backward"):
+            loss.backward()
+        with spans("allreduce"):
+            dense.step(step)
+        if (step + 1) % chunk == 0:
+            now = time.perf_counter()
+            step_ms.append(1000 * (now - began) / chunk)
+            began = now
+    if world.rank == 0:
+        report({"step_ms": step_ms, **{f"{part}_ms": 1000 * s / problem.steps for part, s in spans.seconds.items()}})
+
+
+def main(world):
+    name, folder, *overrides = sys.argv[1:]
+    problem = Problem(folder)
+    if world.size != problem.ranks:
+        raise ValueError(f"{folder} is a problem for {problem.ranks} ranks, not {world.size}")
+    hetmpi(world, problem, overrides) if name == "hetmpi" else floor(world, problem)
+
+
+launch(main)

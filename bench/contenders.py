@@ -1,0 +1,125 @@
+"""Runs the contenders of `bench step` and `bench cluster` in turns, on one problem, and compares them.
+
+A contender is started on every rank by `launcher`, a command line that ends where the ranks' own begins. Its rank 0 prints
+what problem.report() makes of its figures.
+"""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import problem
+
+BENCH = Path(__file__).resolve().parent
+ROOT = BENCH.parent
+MARK = "CONTENDER "
+PEERS = {"torchrec": "requirements-torchrec.txt", "allgather": None, "horovod": None}  # -> what its environment needs
+LOSSES_AGREE = 2e-3  # sums are added in other orders, and SGD carries that on
+
+
+def mpiexec() -> str:
+    """The launcher of this environment's MPI."""
+    own = Path(sys.executable).parent / "mpiexec"
+    return str(own) if own.exists() else shutil.which("mpiexec")
+
+
+def chosen(peers: list[str]) -> list[str]:
+    """The names that `peers=` says. Exits for others."""
+    names = {"all": list(PEERS), "none": []}.get(peers[0], peers)
+    if set(names) - set(PEERS):
+        sys.exit(f"peers must be all, none or some of {', '.join(PEERS)}, got {','.join(peers)}")
+    return names
+
+
+def command_of(name: str, folder: str, overrides: list[str]) -> list[str]:
+    """What each rank of a contender runs."""
+    if name.split(" ")[0] in ("hetmpi", "floor"):
+        return [sys.executable, str(BENCH / "contender.py"), name.split(" ")[0], folder, *overrides]
+    if name == "horovod":
+        return [sys.executable, str(BENCH / "peer_horovod.py"), folder]
+    # torch.distributed asks for these names
+    ranks = "RANK=$PMI_RANK WORLD_SIZE=$PMI_SIZE LOCAL_RANK=${MPI_LOCALRANKID:-0} exec \"$0\" \"$@\""
+    return ["sh", "-c", ranks, str(python_of(name)), str(BENCH / f"peer_{name}.py"), folder]
+
+
+def python_of(peer: str) -> Path:
+    """The Python of a peer's environment, which is made if it is missing."""
+    requirements = PEERS[peer]
+    if requirements is None:
+        return Path(sys.executable)
+    python = ROOT / f".venv-{peer}/bin/python"
+    if not python.exists():
+        print(f"making {python.parent.parent} for {peer}, some minutes", flush=True)
+        made = python.parent.parent.with_suffix(".part")
+        shutil.rmtree(made, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", made], check=True)
+        pip = [made / "bin/python", "-m", "pip", "install", "-q", "--no-deps", "-r", BENCH / requirements]
+        subprocess.run(pip, check=True)
+        made.rename(python.parent.parent)
+    return python
+
+
+def race(launcher: list[str], folder: str, contenders: dict[str, list[str]], settings: dict) -> dict[str, list[dict]]:
+    """Runs all contenders, each with its overrides, `repeats` times in turns: name -> what each run reported."""
+    runs = {name: [] for name in contenders}
+    for turn in range(settings["repeats"]):
+        for name, overrides in contenders.items():
+            runs[name].append(run(launcher, name, folder, overrides))
+            print(f"{turn + 1}/{settings['repeats']} {name:<16} {step_ms(runs[name][-1], settings):8.2f} ms", flush=True)
+    return runs
+
+
+def run(launcher: list[str], name: str, folder: str, overrides: list[str]) -> dict:
+    """What one run of a contender reported. Exits with its output if it failed."""
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{BENCH}", "OMP_NUM_THREADS": "1", "MASTER_PORT": "29511"}
+    env.setdefault("MASTER_ADDR", "127.0.0.1")
+    done = subprocess.run([*launcher, *command_of(name, folder, overrides)], env=env, text=True, capture_output=True)
+    lines = [line for line in done.stdout.splitlines() if MARK in line]
+    if done.returncode != 0 or not lines:
+        sys.exit(f"{name} failed with exit code {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+    return json.loads(lines[-1].split(MARK, 1)[1])
+
+
+def after_warmup(values: list, settings: dict) -> list:
+    """Of figures per chunk of steps, those after the warm-up."""
+    return values[settings["warmup"] // problem.chunk_steps() :]
+
+
+def step_ms(result: dict, settings: dict) -> float:
+    """ms per step of one run: the median over chunks."""
+    return statistics.median(after_warmup(result["step_ms"], settings))
+
+
+def median_ms(runs: list[dict], settings: dict) -> float:
+    return statistics.median(step_ms(result, settings) for result in runs)
+
+
+def median_of(runs: list[dict], figure: str, settings: dict) -> float:
+    """Median over runs of the mean over the chunks after the warm-up."""
+    return statistics.median(statistics.fmean(after_warmup(result[figure], settings)) for result in runs)
+
+
+def check_losses(runs: dict[str, list[dict]], settings: dict):
+    """Exits unless all contenders that report losses learnt the same from the same samples, staleness apart."""
+    exact = {name: result[0]["loss"] for name, result in runs.items() if "loss" in result[0] and "s =" not in name}
+    reference = next(iter(exact.values()))
+    for name, losses in exact.items():
+        worst = max(abs(a - b) for a, b in zip(losses, reference))
+        if worst > LOSSES_AGREE:
+            sys.exit(f"losses of {name} are up to {worst:.2g} away from those of {next(iter(exact))}: no times are compared")
+        print(f"losses of {name}: within {worst:.1e} of {next(iter(exact))}'s, the last {losses[-1]:.5f}")
+
+
+def made_problem(settings: dict, ranks: int) -> tempfile.TemporaryDirectory:
+    """A folder with the problem that the settings describe."""
+    from hetmpi.data.synthetic import Synthetic
+
+    folder = tempfile.TemporaryDirectory(prefix="hetmpi-bench-")
+    data = Synthetic(0, scale=settings["scale"], zipf=settings["zipf"], num_valid=1)
+    problem.make(folder.name, data, ranks, settings["batch"], settings["dim"], settings["net"], settings["steps"])
+    return folder

@@ -1,0 +1,117 @@
+"""What all contenders of `bench step` and `bench cluster` work on: the network, the samples, the first weights.
+
+Only numpy and torch are used, so that peers in environments of their own can import it.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+HIDDEN = (256, 256, 256)
+NUM_DENSE = 13
+ROWS_LR, DENSE_LR = 1.0, 0.1  # of SGD
+
+
+class Mlp(nn.Module):
+    """Embeddings and dense features through three hidden layers, plus a linear term on them."""
+
+    def __init__(self, num_fields: int, dim: int):
+        super().__init__()
+        width = NUM_DENSE + num_fields * dim
+        sizes = [width, *HIDDEN]
+        self.deep = nn.Sequential(*[layer for pair in zip(sizes, sizes[1:]) for layer in (nn.Linear(*pair), nn.ReLU())])
+        self.out, self.linear = nn.Linear(HIDDEN[-1], 1), nn.Linear(width, 1, bias=False)
+
+    def forward(self, embeddings: Tensor, dense: Tensor) -> Tensor:
+        """embeddings (B, F, dim), dense (B, NUM_DENSE) -> logits (B,)."""
+        features = torch.cat([dense, embeddings.flatten(1)], dim=1)
+        return (self.out(self.deep(features)) + self.linear(features)).squeeze(1)
+
+
+class Het(nn.Module):
+    """HET's WDL: an MLP on the dense features, and one linear layer on its output beside all embeddings."""
+
+    def __init__(self, num_fields: int, dim: int):
+        super().__init__()
+        sizes = [NUM_DENSE, *HIDDEN]
+        layers = [layer for pair in zip(sizes, sizes[1:]) for layer in (nn.Linear(*pair, bias=False), nn.ReLU())]
+        self.deep = nn.Sequential(*layers)
+        self.out = nn.Linear(HIDDEN[-1] + num_fields * dim, 1, bias=False)
+
+    def forward(self, embeddings: Tensor, dense: Tensor) -> Tensor:
+        """embeddings (B, F, dim), dense (B, NUM_DENSE) -> logits (B,)."""
+        return self.out(torch.cat([self.deep(dense), embeddings.flatten(1)], dim=1)).squeeze(1)
+
+
+NETWORKS = {"mlp": Mlp, "het": Het}
+
+
+class Problem:
+    """One workload, as the file `problem.json` beside its samples says it.
+
+    ranks, batch, dim, net, steps   samples are made for `steps` steps
+    field_rows                      rows of each field; keys of field f begin at sum(field_rows[:f])
+    ids (steps, ranks, batch, F) int32, dense (..., NUM_DENSE) float32, label (...) float32
+    """
+
+    def __init__(self, folder: str):
+        self.folder = Path(folder)
+        for name, value in json.loads((self.folder / "problem.json").read_text()).items():
+            setattr(self, name, value)
+        self.num_fields, self.num_rows = len(self.field_rows), sum(self.field_rows)
+        self.ids, self.dense, self.label = (
+            np.load(self.folder / f"{name}.npy", mmap_mode="r") for name in ("ids", "dense", "label")
+        )
+
+    def network(self) -> nn.Module:
+        """The dense network, with the same first weights in every contender."""
+        torch.manual_seed(1)
+        return NETWORKS[self.net](self.num_fields, self.dim)
+
+    def samples(self, step: int, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+        """ids (B, F) int64, dense (B, NUM_DENSE), label (B,) of one rank and step."""
+        ids, dense, label = self.ids[step, rank], self.dense[step, rank], self.label[step, rank]
+        return torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(dense.copy()), torch.from_numpy(label.copy())
+
+    def first_rows(self, keys: np.ndarray) -> np.ndarray:
+        """First weights of rows: keys (n,) int64 -> (n, dim) float32 in [-0.01, 0.01)."""
+        of_key = (keys * 2654435761 % (1 << 20)).astype(np.float32) / (1 << 20)
+        of_column = (np.arange(self.dim) * 40503 % (1 << 16)).astype(np.float32) / (1 << 16)
+        sums = of_key[:, None] + of_column
+        sums[sums >= 1] -= 1
+        return 0.02 * sums - 0.01
+
+
+def make(folder: str, data, ranks: int, batch: int, dim: int, net: str, steps: int):
+    """Writes a problem: samples of `data`, a hetmpi data set."""
+    path, shape = Path(folder), (steps, ranks, batch)
+    path.mkdir(parents=True, exist_ok=True)
+    arrays = {
+        "ids": np.lib.format.open_memmap(path / "ids.npy", "w+", np.int32, (*shape, data.num_fields)),
+        "dense": np.lib.format.open_memmap(path / "dense.npy", "w+", np.float32, (*shape, data.num_dense)),
+        "label": np.lib.format.open_memmap(path / "label.npy", "w+", np.float32, shape),
+    }
+    for step in range(steps):
+        begin, size = step * ranks * batch, ranks * batch
+        samples = data.train(begin, begin + size)
+        for name, array in arrays.items():
+            array[step] = getattr(samples, name).reshape(array.shape[1:])
+    settings = {
+        "ranks": ranks, "batch": batch, "dim": dim, "net": net, "steps": steps, "field_rows": list(map(int, data.field_rows)),
+    }  # fmt: skip
+    (path / "problem.json").write_text(json.dumps(settings))
+
+
+def report(result: dict):
+    """What a contender's rank 0 prints last: loss of each step (mean over ranks), step_ms of each chunk of steps, and
+    whatever else it counts. The caller looks for the mark."""
+    print("CONTENDER " + json.dumps(result), flush=True)
+
+
+def chunk_steps() -> int:
+    """Steps timed together."""
+    return int(os.environ.get("CHUNK", 10))

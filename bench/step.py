@@ -1,0 +1,60 @@
+"""The time of a training step, part by part, beside the same dense network with its rows in hand (the floor), and peers.
+
+    ./run.sh bench step [net=mlp] [dim=32] [batch=2048] [ranks=2] [scale=0.1] [zipf=1.05] [steps=60] [warmup=20]
+                        [repeats=5] [peers=none] [settings=table.staleness=0]
+
+net: mlp (embeddings and dense features through three layers of 256, plus a linear term) or het (HET's WDL). Criteo's field
+sizes times `scale`, plain SGD, one thread per rank. settings: of conf/config.yaml, joined by commas. peers: all, none, or
+some of torchrec, allgather, horovod (bench/peer_*.py); torchrec gets an environment of its own on first use. Contenders
+take turns; losses after equal samples are compared first.
+
+Last, one JSON line: {"step_vs_floor": x (step time, 1 is best), "vs_torchrec": x, "vs_allgather": x, "vs_horovod": x
+(samples/s, above 1 is faster here), "step_ms": {contender: x, ...}, "split": {part: ms, ...}, "settings": {...}}.
+"""
+
+import json
+import sys
+
+from contenders import check_losses, chosen, made_problem, median_ms, median_of, mpiexec, race
+from workload import parse
+
+from hetmpi.spans import PARTS
+
+SETTINGS = {
+    "net": "mlp", "dim": 32, "batch": 2048, "ranks": 2, "scale": 0.1, "zipf": 1.05, "steps": 60, "warmup": 20,
+    "repeats": 5, "peers": ["none"], "settings": ["table.staleness=0"],
+}  # fmt: skip
+
+
+def main():
+    """Makes the problem, lets the contenders run in turns, compares."""
+    settings = parse("step", SETTINGS, sys.argv[1:])
+    peers = chosen(settings["peers"])
+    launcher = [mpiexec(), "-n", str(settings["ranks"])]
+    with made_problem(settings, settings["ranks"]) as folder:
+        contenders = {"floor": [], "hetmpi": settings["settings"], **{peer: [] for peer in peers}}
+        runs = race(launcher, folder, contenders, settings)
+    check_losses(runs, settings)
+    times = {name: median_ms(results, settings) for name, results in runs.items()}
+    split = {part: median_of(runs["hetmpi"], f"{part}_ms", settings) for part in PARTS}
+    show(times, split, runs)
+    print(json.dumps({
+        "step_vs_floor": times["hetmpi"] / times["floor"],
+        **{f"vs_{peer}": times[peer] / times["hetmpi"] for peer in peers},
+        "step_ms": times, "split": split, "settings": settings,
+    }))  # fmt: skip
+
+
+def show(times: dict, split: dict, runs: dict):
+    """Both tables."""
+    print(f"\n{'':<16}{'ms a step':>10}{'to the floor':>14}")
+    for name, ms in times.items():
+        print(f"{name:<16}{ms:10.2f}{ms / times['floor']:14.2f}")
+    print(f"\n{'part':<16}{'hetmpi, ms':>12}{'floor, ms':>12}")
+    for part, ms in split.items():
+        in_floor = runs["floor"][0][f"{part}_ms"]
+        print(f"{part:<16}{ms:12.2f}" + (f"{in_floor:12.2f}" if in_floor else ""))
+
+
+if __name__ == "__main__":
+    main()
