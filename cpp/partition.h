@@ -1,0 +1,147 @@
+// Partition: which rank owns a key, and at which row of its shard. A bijection between keys [0, num_rows) and pairs
+// (owner, row), so shards have no holes.
+//
+//   round_robin  key k lives on rank k mod size, at row k div size: neighbouring keys spread over all ranks
+//   range        rank r owns the contiguous keys [r * num_rows div size, (r + 1) * num_rows div size)
+//   hash         round robin over scrambled keys, for key spaces whose popular keys share a remainder. The scrambling is
+//                a permutation of [0, num_rows): a four-round Feistel network over the next even number of bits, walked
+//                until it lands inside (Black and Rogaway, CT-RSA 2002, "cycle walking")
+//
+// Route: a batch of keys sorted by owner.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "key_index.h"
+
+namespace hetmpi {
+
+struct Place {
+  int64_t owner, row;
+};
+
+class Partition {
+ public:
+  Partition(const std::string& kind, int64_t num_rows, int64_t size)
+      : kind_(kind_of(kind)), num_rows_(num_rows), size_(size) {
+    if (num_rows < 1) throw std::invalid_argument("num_rows must be at least 1, got " + std::to_string(num_rows));
+    if (size < 1) throw std::invalid_argument("a partition needs at least 1 rank, got " + std::to_string(size));
+    int bits = 0;
+    for (int64_t last = num_rows - 1; last > 0; last >>= 1) ++bits;
+    half_bits_ = bits < 2 ? 1 : (bits + 1) / 2;
+  }
+
+  int64_t size() const { return size_; }
+  int64_t num_rows() const { return num_rows_; }
+
+  // Rows of a rank's shard.
+  int64_t num_local_rows(int64_t rank) const {
+    return kind_ == Kind::kRange ? first_of(rank + 1) - first_of(rank) : (num_rows_ - rank + size_ - 1) / size_;
+  }
+
+  // REQUIRES: 0 <= key < num_rows.
+  Place locate(int64_t key) const {
+    if (kind_ == Kind::kRange) {
+      const auto owner = static_cast<int64_t>((static_cast<__int128>(key + 1) * size_ - 1) / num_rows_);
+      return {owner, key - first_of(owner)};
+    }
+    const int64_t place = kind_ == Kind::kHash ? walk<false>(key) : key;
+    const int64_t row = place / size_;
+    return {place - row * size_, row};
+  }
+
+  // The inverse of locate.
+  int64_t key_of(int64_t rank, int64_t row) const {
+    if (kind_ == Kind::kRange) return first_of(rank) + row;
+    const int64_t place = row * size_ + rank;
+    return kind_ == Kind::kHash ? walk<true>(place) : place;
+  }
+
+ private:
+  enum class Kind { kRoundRobin, kRange, kHash };
+  static constexpr int kRounds = 4;
+
+  static Kind kind_of(const std::string& kind) {
+    if (kind == "round_robin") return Kind::kRoundRobin;
+    if (kind == "range") return Kind::kRange;
+    if (kind == "hash") return Kind::kHash;
+    throw std::invalid_argument("table.partition must be one of round_robin, range, hash, got " + kind);
+  }
+
+  int64_t first_of(int64_t rank) const { return static_cast<int64_t>(static_cast<__int128>(rank) * num_rows_ / size_); }
+
+  template <bool kInverse>
+  int64_t walk(int64_t key) const {
+    uint64_t value = static_cast<uint64_t>(key);
+    do value = feistel<kInverse>(value);
+    while (value >= static_cast<uint64_t>(num_rows_));
+    return static_cast<int64_t>(value);
+  }
+
+  template <bool kInverse>
+  uint64_t feistel(uint64_t value) const {
+    const uint64_t mask = (uint64_t{1} << half_bits_) - 1;
+    uint64_t left = value >> half_bits_, right = value & mask;
+    for (int i = 0; i < kRounds; ++i) {
+      const uint64_t before_left = left;
+      if (kInverse) {
+        left = right ^ (round_hash(left, kRounds - 1 - i) & mask);
+        right = before_left;
+      } else {
+        left = right;
+        right = before_left ^ (round_hash(right, i) & mask);
+      }
+    }
+    return (left << half_bits_) | right;
+  }
+
+  static uint64_t round_hash(uint64_t value, int round) { return mix64(value + (round + 1) * 0x9E3779B97F4A7C15ULL); }
+
+  Kind kind_;
+  int64_t num_rows_, size_;
+  int half_bits_;
+};
+
+// Where keys (n) go: order (n) and rows (n) by owner, in the order of the batch for each; first (size + 1): owner r's are
+// entries [first[r], first[r + 1]). places is scratch.
+inline void route(const Partition& partition, const int64_t* keys, int64_t n, int64_t* order, int64_t* rows, int64_t* first,
+                  std::vector<Place>* places) {
+  places->resize(n);
+  std::fill_n(first, partition.size() + 1, 0);
+  for (int64_t i = 0; i < n; ++i) {
+    if (keys[i] < 0 || keys[i] >= partition.num_rows())
+      throw std::out_of_range("keys must lie in [0, " + std::to_string(partition.num_rows()) + "), got " +
+                              std::to_string(keys[i]));
+    const Place place = (*places)[i] = partition.locate(keys[i]);
+    ++first[place.owner + 1];
+  }
+  for (int64_t rank = 0; rank < partition.size(); ++rank) first[rank + 1] += first[rank];
+  std::vector<int64_t> next(first, first + partition.size());
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t at = next[(*places)[i].owner]++;
+    order[at] = i;
+    rows[at] = (*places)[i].row;
+  }
+}
+
+// The entries of a route whose keys are chosen, in the same order; the arrays hold them from the front. Returns how many.
+inline int64_t route_where(const int64_t* order, const int64_t* rows, const int64_t* first, int64_t size,
+                           const uint8_t* chosen, int64_t* out_order, int64_t* out_rows, int64_t* out_first) {
+  int64_t kept = 0;
+  out_first[0] = 0;
+  for (int64_t rank = 0; rank < size; ++rank) {
+    for (int64_t i = first[rank]; i < first[rank + 1]; ++i) {
+      out_order[kept] = order[i];
+      out_rows[kept] = rows[i];
+      kept += chosen[order[i]];
+    }
+    out_first[rank + 1] = kept;
+  }
+  return kept;
+}
+
+}  // namespace hetmpi
