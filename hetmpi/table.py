@@ -143,11 +143,11 @@ class EmbeddingTable:
             reading = self._last = self._routed(keys, "read")
             admitted = reading.route.held_by(self._admitted)
             self._find(reading, admitted)
-        early, self._early = self._early, None
-        if early is not None:
-            with self.spans("fetch"):
-                early[1].land()
-        return torch.from_numpy(self._read(reading, admitted, early[1] if early and early[0] is reading else None))
+        (prefetched, early), self._early = self._early or (None, None), None
+        if early is not None and prefetched is not reading:
+            early.drop()
+            early = None
+        return torch.from_numpy(self._read(reading, admitted, early))
 
     def peek(self, keys: torch.Tensor) -> torch.Tensor:
         """The owners' rows, for evaluation: no other rank need take part, no line is used, nothing is counted.
@@ -261,6 +261,8 @@ class EmbeddingTable:
         bound, is_stale = self.staleness.at(self.step), np.zeros(len(reading.array), bool)
         with self.spans("validate"):
             self._ask_clocks(reading, admitted, early, bound)
+            if early is not None:
+                early.land()  # with the clocks, where there are any
             num_stale = self._cache.validate(reading.slots, reading.clocks, bound, is_stale)
         with self.spans("fetch"):
             return self._collect(reading, admitted, early, is_stale, num_stale, bound)
