@@ -97,7 +97,7 @@ def floor(world, problem: Problem):
     criterion, chunk = torch.nn.BCEWithLogitsLoss(), chunk_steps()
     embeddings = 0.01 * torch.randn(problem.batch, problem.num_fields, problem.dim)
     batches = [problem.samples(step, world.rank)[1:] for step in range(problem.steps)]
-    step_ms, began = [], time.perf_counter()
+    step_ms, parts, spent, began = [], {f"{part}_ms": [] for part in PARTS}, spans.as_array(), time.perf_counter()
     for step, (features, label) in enumerate(batches):
         embeddings = embeddings.detach().requires_grad_()
         with spans("forward"):
@@ -109,9 +109,11 @@ def floor(world, problem: Problem):
         if (step + 1) % chunk == 0:
             now = time.perf_counter()
             step_ms.append(1000 * (now - began) / chunk)
-            began = now
+            for values, ms in zip(parts.values(), (spans.as_array() - spent) / chunk):
+                values.append(float(ms))
+            spent, began = spans.as_array(), now
     if world.rank == 0:
-        report({"step_ms": step_ms, **{f"{part}_ms": 1000 * s / problem.steps for part, s in spans.seconds.items()}})
+        report({"step_ms": step_ms, **parts})
 
 
 def main(world):

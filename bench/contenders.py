@@ -43,7 +43,10 @@ def command_of(name: str, folder: str, overrides: list[str]) -> list[str]:
     if name == "horovod":
         return [sys.executable, str(BENCH / "peer_horovod.py"), folder]
     # torch.distributed asks for these names
-    ranks = "RANK=$PMI_RANK WORLD_SIZE=$PMI_SIZE LOCAL_RANK=${MPI_LOCALRANKID:-0} exec \"$0\" \"$@\""
+    ranks = (
+        "RANK=${PMI_RANK:-$OMPI_COMM_WORLD_RANK} WORLD_SIZE=${PMI_SIZE:-$OMPI_COMM_WORLD_SIZE} "
+        "LOCAL_RANK=${MPI_LOCALRANKID:-${OMPI_COMM_WORLD_LOCAL_RANK:-0}} exec \"$0\" \"$@\""
+    )
     return ["sh", "-c", ranks, str(python_of(name)), str(BENCH / f"peer_{name}.py"), folder]
 
 

@@ -37,7 +37,7 @@ def main():
     check_losses(runs, settings)
     times = {name: median_ms(results, settings) for name, results in runs.items()}
     split = {part: median_of(runs["hetmpi"], f"{part}_ms", settings) for part in PARTS}
-    show(times, split, runs)
+    show(times, split, {part: median_of(runs["floor"], f"{part}_ms", settings) for part in PARTS})
     print(json.dumps({
         "step_vs_floor": times["hetmpi"] / times["floor"],
         **{f"vs_{peer}": times[peer] / times["hetmpi"] for peer in peers},
@@ -45,15 +45,14 @@ def main():
     }))  # fmt: skip
 
 
-def show(times: dict, split: dict, runs: dict):
+def show(times: dict, split: dict, floor: dict):
     """Both tables."""
     print(f"\n{'':<16}{'ms a step':>10}{'to the floor':>14}")
     for name, ms in times.items():
         print(f"{name:<16}{ms:10.2f}{ms / times['floor']:14.2f}")
     print(f"\n{'part':<16}{'hetmpi, ms':>12}{'floor, ms':>12}")
     for part, ms in split.items():
-        in_floor = runs["floor"][0][f"{part}_ms"]
-        print(f"{part:<16}{ms:12.2f}" + (f"{in_floor:12.2f}" if in_floor else ""))
+        print(f"{part:<16}{ms:12.2f}" + (f"{floor[part]:12.2f}" if floor[part] else ""))
 
 
 if __name__ == "__main__":
