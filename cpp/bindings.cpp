@@ -72,6 +72,19 @@ py::tuple unique(const Array<int64_t>& ids) {
   return py::make_tuple(keys, index);
 }
 
+// Which of keys (n,) are among others (m,): (n,) bool.
+Array<bool> contained(const Array<int64_t>& keys, const Array<int64_t>& others) {
+  check_shape(keys, "keys", {-1});
+  check_shape(others, "others", {-1});
+  const ssize_t n = keys.shape(0), m = others.shape(0);
+  Array<bool> found(n);
+  static thread_local KeyIndex index;
+  index.clear(m);
+  for (ssize_t i = 0; i < m; ++i) index.number(others.data()[i]);
+  for (ssize_t i = 0; i < n; ++i) found.mutable_data()[i] = index.contains(keys.data()[i]);
+  return found;
+}
+
 void init_rows(Array<float> weight, const Array<int64_t>& keys, uint64_t seed, float std) {
   check_shape(weight, "weight", {keys.shape(0), -1});
   const ssize_t n = keys.shape(0), dim = weight.shape(1);
@@ -346,7 +359,7 @@ class PyCache {
   }
 
   int64_t validate(const Array<int64_t>& slots, const Array<int32_t>& owner_clocks, int64_t staleness,
-                   Array<bool> is_stale) {
+                   Array<bool> is_stale, bool counts_lags) {
     const ssize_t n = checked(slots);
     check_shape(owner_clocks, "owner_clocks", {n});
     check_shape(is_stale, "is_stale", {n});
@@ -354,7 +367,7 @@ class PyCache {
     const int32_t* clock = owner_clocks.data();
     uint8_t* stale = reinterpret_cast<uint8_t*>(is_stale.mutable_data());
     py::gil_scoped_release release;
-    return cache_.validate(slot, clock, n, staleness, stale, &lags_);
+    return cache_.validate(slot, clock, n, staleness, stale, counts_lags ? &lags_ : nullptr);
   }
 
   void refresh(const Array<int64_t>& slots, const Array<bool>& chosen, const Array<float>& weights,
@@ -414,12 +427,26 @@ class PyCache {
     cache_.pass_on(key, slot, clock, grad, n, &pushes_);
   }
 
-  void take_due(const Array<int64_t>& slots, int64_t staleness) {
+  void take_due(const Array<int64_t>& slots, int64_t staleness, const Array<int64_t>& held) {
     const ssize_t n = checked(slots);
     const int64_t* slot = slots.data();
+    std::vector<int64_t> kept(held.data(), held.data() + checked(held));
     py::gil_scoped_release release;
-    cache_.take_pending(slot, n, staleness, &pushes_);
+    std::sort(kept.begin(), kept.end());
+    cache_.take_pending(slot, n, staleness, kept, &pushes_);
   }
+
+  // Lines whose pending sum is of at least `least` iterations: (n,) bool.
+  Array<bool> counts_from(const Array<int64_t>& slots, int64_t least) const {
+    const ssize_t n = checked(slots);
+    Array<bool> out(n);
+    for (ssize_t i = 0; i < n; ++i)
+      out.mutable_data()[i] = slots.data()[i] >= 0 && cache_.count(slots.data()[i]) >= least;
+    return out;
+  }
+
+  // Keys of all that was handed out since the last take_pushes: (n,) int64.
+  Array<int64_t> handed_out() const { return Array<int64_t>(pushes_.keys.size(), pushes_.keys.data()); }
 
   void take_all() {
     py::gil_scoped_release release;
@@ -532,6 +559,8 @@ PYBIND11_MODULE(_C, m) {
 
   m.def("unique", &unique, py::arg("ids").noconvert(),
         "ids (N,) int64 -> keys (U,) int64 in order of first appearance, index (N,) int64 with ids == keys[index].");
+  m.def("contained", &contained, py::arg("keys").noconvert(), py::arg("others").noconvert(),
+        "Which of keys (n,) int64 are among others (m,) int64: (n,) bool.");
   m.def("init_rows", &init_rows, py::arg("weight").noconvert(), py::arg("keys").noconvert(), py::arg("seed"),
         py::arg("std"), "weight (n, dim) float32 = std * normal(seed, key, column), for keys (n,) int64.");
   m.def("gather", &gather, py::arg("weight").noconvert(), py::arg("rows").noconvert(), py::arg("out").noconvert(),
@@ -595,7 +624,7 @@ PYBIND11_MODULE(_C, m) {
            py::arg("step"))
       .def("find", &PyCache::find, py::arg("keys").noconvert(), py::arg("slots").noconvert(), py::arg("counts_as_use"))
       .def("validate", &PyCache::validate, py::arg("slots").noconvert(), py::arg("owner_clocks").noconvert(),
-           py::arg("staleness"), py::arg("is_stale").noconvert())
+           py::arg("staleness"), py::arg("is_stale").noconvert(), py::arg("counts_lags"))
       .def("refresh", &PyCache::refresh, py::arg("slots").noconvert(), py::arg("chosen").noconvert(),
            py::arg("weights").noconvert(), py::arg("states").noconvert(), py::arg("clocks").noconvert(),
            py::arg("anticipate"))
@@ -606,7 +635,9 @@ PYBIND11_MODULE(_C, m) {
       .def("update", &PyCache::update, py::arg("slots").noconvert(), py::arg("grads").noconvert(), py::arg("anticipate"))
       .def("pass_on", &PyCache::pass_on, py::arg("keys").noconvert(), py::arg("slots").noconvert(),
            py::arg("clocks").noconvert(), py::arg("grads").noconvert())
-      .def("take_due", &PyCache::take_due, py::arg("slots").noconvert(), py::arg("staleness"))
+      .def("take_due", &PyCache::take_due, py::arg("slots").noconvert(), py::arg("staleness"), py::arg("held").noconvert())
+      .def("counts_from", &PyCache::counts_from, py::arg("slots").noconvert(), py::arg("least"))
+      .def("handed_out", &PyCache::handed_out)
       .def("take_all", &PyCache::take_all)
       .def("take_pushes", &PyCache::take_pushes)
       .def("clocks", &PyCache::clocks, py::arg("slots").noconvert(), "c_c of each line, -1 where there is none.");

@@ -53,8 +53,6 @@ HETMPI_SHARED bool is_valid(int64_t owner_clock, int64_t line_clock, int32_t age
 }
 
 // Whether a line's pending sum has to go to its owner.
-HETMPI_SHARED bool is_due(int32_t age, int32_t count, int64_t staleness) {
-  return staleness != kUnbounded && (age > staleness || count > staleness);
-}
+HETMPI_SHARED bool is_due(int32_t count, int64_t staleness) { return staleness != kUnbounded && count > staleness; }
 
 }  // namespace hetmpi

@@ -45,6 +45,9 @@ class KeyIndex {
     return slots_[slot];
   }
 
+  // REQUIRES: clear() or number() before.
+  bool contains(int64_t key) const { return slots_[probe(key)] >= 0; }
+
   const std::vector<int64_t>& keys() const { return keys_; }
   int64_t size() const { return static_cast<int64_t>(keys_.size()); }
 

@@ -112,6 +112,8 @@ class RowCache {
   int64_t sum_dim() const { return sum_dim_; }
   // c_c of a line.
   int32_t clock(int64_t slot) const { return line_[slot].clock; }
+  // u of a line.
+  int32_t count(int64_t slot) const { return line_[slot].count; }
   // Bytes of one line, its optimizer state and the squares in its pending sum apart.
   static int64_t line_bytes(int64_t dim) { return 2 * dim * sizeof(float) + 37; }
 
@@ -156,7 +158,8 @@ class RowCache {
   }
 
   // owner_clocks (n). Sets is_stale (n) to 1 for lines too old to be read at `staleness`, else to 0, and adds the lags of
-  // the others to `lags`. Returns how many are stale. Without a bound no line is, and owner_clocks may be null.
+  // the others to `lags`, which may be null. Returns how many are stale. Without a bound no line is, and owner_clocks may
+  // be null.
   int64_t validate(const int64_t* slots, const int32_t* owner_clocks, int64_t n, int64_t staleness, uint8_t* is_stale,
                    LagHistogram* lags) const {
     int64_t num_stale = 0;
@@ -167,7 +170,7 @@ class RowCache {
       is_stale[i] = !is_valid(owner_clocks[i], line_[slot].clock, line_[slot].age, staleness);
       if (is_stale[i])
         ++num_stale;
-      else
+      else if (lags != nullptr)
         lags->add(owner_clocks[i] - line_[slot].clock);
     }
     return num_stale;
@@ -247,10 +250,12 @@ class RowCache {
       if (slots[i] < 0) optimizer_.add(out->append(keys[i], clocks[i] + 1, 1, sum_dim_), grads + i * dim_);
   }
 
-  // Those of `slots` whose pending sums are due at `staleness`.
-  void take_pending(const int64_t* slots, int64_t n, int64_t staleness, Pushes* out) {
+  // Those of `slots` whose pending sums are due at `staleness`, but for the slots in `held`, which is sorted.
+  void take_pending(const int64_t* slots, int64_t n, int64_t staleness, const std::vector<int64_t>& held, Pushes* out) {
     for (int64_t i = 0; i < n; ++i)
-      if (slots[i] >= 0 && is_due(line_[slots[i]].age, line_[slots[i]].count, staleness)) hand_out(slots[i], out);
+      if (slots[i] >= 0 && is_due(line_[slots[i]].count, staleness) &&
+          !std::binary_search(held.begin(), held.end(), slots[i]))
+        hand_out(slots[i], out);
   }
 
   // All of them, in the order of their slots.

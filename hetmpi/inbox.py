@@ -15,6 +15,7 @@ from hetmpi import _C
 from hetmpi.partition import Route
 from hetmpi.window import RmaWindow
 
+NO_KEYS = np.empty(0, np.int64)
 HEAD, TAIL = 0, 64  # bytes from a ring's start, cpp/ring.h RingHeader
 
 
@@ -47,9 +48,14 @@ class NearRing:
     def publish(self):
         """Nothing is left to do: send() stored the head."""
 
+    @property
+    def tail(self) -> int:
+        """How much the owner has taken in, in bytes ever sent."""
+        return _C.ring_tail(self.memory)
+
     def is_drained(self) -> bool:
         """Whether the owner has taken in everything sent."""
-        return _C.ring_tail(self.memory) == self.producer.head
+        return self.tail == self.producer.head
 
 
 class FarRing:
@@ -65,6 +71,11 @@ class FarRing:
         self.published = np.zeros(1, np.uint64)
 
     @property
+    def tail(self) -> int:
+        """How much the owner has taken in, in bytes ever sent, as far as this rank was told."""
+        return self.producer.tail
+
+    @property
     def tail_place(self) -> tuple[int, int]:
         """Where the owner keeps the tail, for window.load_counters."""
         return self.owner, self.begin + TAIL
@@ -74,7 +85,9 @@ class FarRing:
         head = self.producer.head
         sent = write(self.producer, message, owner, begin)
         if sent < 0:
-            self.producer.set_tail(int(self.window.load_counters([self.tail_place])[0]))
+            tails = self.window.load_counters([self.tail_place])
+            self.window.flush()
+            self.producer.set_tail(int(tails[0]))
             sent = write(self.producer, message, owner, begin)
         if self.producer.head != head:
             offset, nbytes = head % self.capacity, self.producer.head - head
@@ -110,6 +123,9 @@ class Outbox:
         self.window, self.record = window, record
         self.rings = {owner: self._ring(owner) for owner in range(world.size) if owner != world.rank}
         self.far = [ring for ring in self.rings.values() if isinstance(ring, FarRing)]
+        self._asked: list[FarRing] = []  # whose tails are on their way into _tails
+        self._tails = np.empty(0, np.uint64)
+        self._sent: list[tuple[np.ndarray, dict[int, int]]] = []  # keys, and the head of each ring they went into
 
     def _ring(self, owner: int):
         origin = self.window.world.rank
@@ -143,11 +159,35 @@ class Outbox:
 
     def is_drained(self) -> bool:
         """Whether all owners have taken in everything sent; asks those elsewhere."""
-        asked = [ring for ring in self.far if not ring.is_drained()]
-        if asked:
-            for ring, tail in zip(asked, self.window.load_counters([ring.tail_place for ring in asked])):
-                ring.producer.set_tail(int(tail))
+        self.ask_tails()
+        if self._asked:
+            self.window.flush()
+            self.hear_tails()
         return all(ring.is_drained() for ring in self.rings.values())
+
+    def ask_tails(self):
+        """Starts asking owners elsewhere how much they have taken in, unless they are asked already."""
+        if self._asked:
+            return
+        self._asked = [ring for ring in self.far if not ring.is_drained()]
+        self._tails = self.window.load_counters([ring.tail_place for ring in self._asked])
+
+    def hear_tails(self):
+        """Takes note of their answers. REQUIRES: window.flush() since ask_tails()."""
+        for ring, tail in zip(self._asked, self._tails):
+            ring.producer.set_tail(max(ring.tail, int(tail)))
+        self._asked = []
+
+    def note(self, keys: np.ndarray, owners: list[int]):
+        """Remembers that gradients of keys (m,) int64 were just sent to these owners."""
+        self._sent.append((keys, {owner: self.rings[owner].producer.head for owner in owners}))
+
+    def in_transit(self) -> np.ndarray:
+        """Keys noted that owners may not have taken in yet: (m,) int64."""
+        self._sent = [
+            (keys, heads) for keys, heads in self._sent if any(self.rings[r].tail < head for r, head in heads.items())
+        ]
+        return np.concatenate([keys for keys, _ in self._sent]) if self._sent else NO_KEYS
 
     def behind(self) -> list[int]:
         """Owners that have not taken in everything sent, as far as is known here."""

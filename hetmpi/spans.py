@@ -10,7 +10,7 @@ import numpy as np
 
 PARTS = {  # in the order of a step
     "load": "waiting for the loader's batch",
-    "drain": "waiting until the owners have taken in what was written; at s = 0 until all ranks have, and applying it",
+    "drain": "s = 0: waiting for all ranks' gradients, and applying them; else letting owners see what was sent",
     "find": "routing keys to owners, looking them up in the cache",
     "validate": "clocks from the owners, lines too old",
     "fetch": "rows from the owners, the cache and to the caller",

@@ -6,8 +6,8 @@ depends on the staleness s.
 s = 0, synchronous: every read sees all writes of the step before, from all ranks, applied once.
     read     lines whose owner's clock has not moved are as good as the owners' rows; the others are fetched
     write    each rank sends its gradients to their owners
-    settle   at the next read: each owner waits for all ranks, sums per key in rank order, applies the row optimizer once;
-             then all ranks meet, and the next read may begin
+             each owner waits for those of all ranks, sums per key in rank order, applies the row optimizer once
+    read     before the next one all ranks meet: every owner is done
     So `write` and the read (or flush) after it are collective: every rank makes them, with no keys if it has none.
 
 s >= 1, bounded: ranks go on without waiting for each other (HET's client rules, docs/design.md).
@@ -23,23 +23,26 @@ from __future__ import annotations
 import sys
 import time
 import weakref
+from collections import deque
 
 import numpy as np
 import torch
 
 from hetmpi import _C
 from hetmpi.cache import CacheSettings, Staleness, make_cache
-from hetmpi.early import EarlyRows
 from hetmpi.inbox import Message, Outbox
 from hetmpi.metrics import Counters
 from hetmpi.optim import RowOptimizer
 from hetmpi.owners import Owners
 from hetmpi.partition import Route, make_partition
+from hetmpi.reading import Reading
 from hetmpi.spans import Spans
 from hetmpi.window import Layout, RmaWindow, ring_bytes
 from hetmpi.world import Refused, World
 
+NO_SLOTS = np.empty(0, np.int64)
 INIT_CHUNK_ROWS = 1 << 20
+MOST_AHEAD = 4  # batches announced and not read yet
 POLL_S = 0.001
 NAP_S = 50e-6  # between two looks at what others are to do: short beside a step, long beside a look
 WARN_AFTER_S = 60
@@ -116,7 +119,8 @@ class EmbeddingTable:
         self._is_closed = False
         self._is_written = False  # s = 0: a write waits to be settled
         self._last: Reading | None = None
-        self._early: tuple[Reading, EarlyRows] | None = None
+        self._ahead: deque[Reading] = deque()  # announced, in the order they will be read
+        self._num_early = 0  # s = 0: batches posted early
 
     def _layout(self, rank: int, ring: int) -> Layout:
         num_rows = self.partition.num_local_rows(rank)
@@ -138,16 +142,18 @@ class EmbeddingTable:
 
         At s = 0 collective after a write. Raises Refused for keys of another dtype or shape, or out of range."""
         with self.spans("drain"):
-            self._await_writes()
+            self._take_turn()
         with self.spans("find"):
-            reading = self._last = self._routed(keys, "read")
+            reading = self._last = self._next(keys)
             admitted = reading.route.held_by(self._admitted)
             self._find(reading, admitted)
-        (prefetched, early), self._early = self._early or (None, None), None
-        if early is not None and prefetched is not reading:
-            early.drop()
-            early = None
-        return torch.from_numpy(self._read(reading, admitted, early))
+        with self.spans("validate"):
+            is_stale = self._validated(reading, admitted)
+        with self.spans("fetch"):
+            rows = torch.from_numpy(self._collect(reading, admitted, is_stale))
+        with self.spans("prefetch"):
+            self._ask_next()
+        return rows
 
     def peek(self, keys: torch.Tensor) -> torch.Tensor:
         """The owners' rows, for evaluation: no other rank need take part, no line is used, nothing is counted.
@@ -160,32 +166,22 @@ class EmbeddingTable:
         return torch.from_numpy(rows)
 
     def prefetch(self, keys: torch.Tensor):
-        """Starts fetching rows that the next read will ask for by the same tensor `keys`; call it between read and write.
+        """Announces a batch that a later read will ask for by the same tensor `keys`, so that what other nodes own of it
+        travels meanwhile; call it between a read and the write after it. Batches are read in the order announced.
 
-        What changes meanwhile is fetched again by that read, so it is as fresh as without. Raises Refused as read does,
-        and at s = 0 RuntimeError between write and read, when rows change."""
+        At s = 0 rows that change meanwhile are fetched again by that read: it is as fresh as without. At s >= 1 the bound
+        holds for the owners' clocks as they are when the batch before is read. Raises Refused as read does, and at s = 0
+        RuntimeError between write and read, when rows change."""
         if self._is_written:
             raise RuntimeError("EmbeddingTable.prefetch: call it between a read and the write after it, not after write")
+        if len(self._ahead) == MOST_AHEAD:
+            raise RuntimeError(f"EmbeddingTable.prefetch: {MOST_AHEAD} batches are announced and not read yet, the most there may be")
         with self.spans("prefetch"):
-            self._prefetch(keys)
-
-    def _prefetch(self, keys: torch.Tensor):
-        if self._early is not None:
-            self._early[1].drop()
-        reading = Reading(keys, self._checked(keys, "prefetch"), self.partition)
-        if not self.staleness.is_synchronous:
-            self._await_drained(float("inf"))  # after a write: the rows must have it
-        posted = reading.route.held_by(self._is_far)
-        if self._cache.capacity_rows and posted.any():
-            self._cache.find(reading.array, reading.slots, counts_as_use=False)
-            posted &= reading.slots < 0
-        arrays = ("weight", "state") if self._wants_state else ("weight",)
-        self._early = reading, EarlyRows(self._owners, reading.route, posted, arrays)
-        if self.staleness.is_synchronous:
-            self._early[1].post_rows(clocks_first=False)  # nobody writes rows now; else they wait for write()
-        num_posted = int(posted.sum())  # all of them far
-        self.counters.clock_bytes += 4 * num_posted
-        self.counters.row_bytes += 4 * num_posted * (self.dim + (self._rule.state_dim if self._wants_state else 0))
+            reading = Reading(keys, self._checked(keys, "prefetch"), self.partition)
+            self._ahead.append(reading)
+            if self.staleness.is_synchronous:
+                self._post_early(reading)
+            self._ask_next()
 
     def write(self, keys: torch.Tensor, grads: torch.Tensor):
         """Takes the gradients of this step: keys (U,) int64, unique, grads (U, dim) float32. At s = 0 collective.
@@ -195,12 +191,20 @@ class EmbeddingTable:
         if self._is_written:
             raise RuntimeError("EmbeddingTable.write: this step is written already: read or flush before the next write")
         with self.spans("push"):
-            reading = self._routed(keys, "write")
+            reading = self._written(keys)
             values = self._checked_grads(keys, grads)
             if self.staleness.is_synchronous:
-                self._send_step(reading.route, values)
+                self._send_step(reading.batch_route, values)
             else:
                 self._update(reading, values)
+        if self.staleness.is_synchronous:
+            with self.spans("drain"):
+                self._take_in()
+            return
+        with self.spans("validate"):
+            held = self._order_next()
+        with self.spans("push"):
+            self._push_due(reading, held)
 
     def flush(self):
         """Brings every update to its owner: after it every rank's reads of the owners see all of them. Collective."""
@@ -219,13 +223,16 @@ class EmbeddingTable:
         if self.staleness.is_synchronous:
             return
         deadline = time.monotonic() + timeout_s
+        self._forget(self._ahead)
         self._cache.take_all()
         self._push(deadline)
         self._await_drained(deadline)
 
     def await_owners(self):
         """Waits until the owners have taken in what this rank sent: at s >= 1 not collective, at s = 0 as flush()."""
-        self._await_writes()
+        self._take_turn()
+        if not self.staleness.is_synchronous:
+            self._await_drained(float("inf"))
 
     def close(self):
         """Frees the memory: arrays taken from `shard` are gone with it, and updates not flushed. Closing twice is fine.
@@ -233,12 +240,12 @@ class EmbeddingTable:
         if self._is_closed:
             return
         self._is_closed = True
-        if self._early is not None:
-            self._early[1].drop()
+        self.window.flush()  # buffers of what was prefetched are MPI's until then
         if self._engine is not None:
             self.world.comm.Barrier()  # the engine serves ranks that still read and write
             self._engine.stop()
-        self._inbox = self._engine = self._owners = self._outbox = self.shard = self._early = None
+        self._inbox = self._engine = self._owners = self._outbox = self.shard = self._last = None
+        self._ahead.clear()
         self.window.free()
 
     def keys(self) -> torch.Tensor:
@@ -256,84 +263,126 @@ class EmbeddingTable:
 
     # Reading, at any staleness.
 
-    def _read(self, reading: Reading, admitted: np.ndarray, early: EarlyRows | None) -> np.ndarray:
-        """The rows (U, dim) of a batch: lines that are fresh enough, the owners' rows for all others."""
-        bound, is_stale = self.staleness.at(self.step), np.zeros(len(reading.array), bool)
-        with self.spans("validate"):
-            self._ask_clocks(reading, admitted, early, bound)
-            if early is not None:
-                early.land()  # with the clocks, where there are any
-            num_stale = self._cache.validate(reading.slots, reading.clocks, bound, is_stale)
-        with self.spans("fetch"):
-            return self._collect(reading, admitted, early, is_stale, num_stale, bound)
+    def _take_turn(self):
+        """Brings this rank to where it may read: at s = 0 all ranks' writes are with their owners; at s >= 1 what was handed
+        out is sent, and owners elsewhere see what was sent."""
+        if self.staleness.is_synchronous:
+            return self._settle()
+        self._check_open()
+        if self._cache.num_pushes:  # of lines that went in a read after which nothing was written
+            self._push()
+        self._engine.drain()
+        self._outbox.publish()
 
-    def _collect(
-        self, reading: Reading, admitted: np.ndarray, early: EarlyRows | None, is_stale: np.ndarray, num_stale: int,
-        bound: int,
-    ) -> np.ndarray:  # fmt: skip
-        """The rows (U, dim), lines renewed and new ones made."""
-        slots, num = reading.slots, len(reading.array)
-        is_missing = slots < 0
-        num_found, num_missing = num - int(is_missing.sum()), int((is_missing & admitted).sum())
-        rows = np.empty((num, self.dim), np.float32)
-        states = np.empty((num, self._rule.state_dim), np.float32)
-        self._fetch(reading, is_missing | is_stale, admitted, early, bound, rows, states)
-        if num_found:
-            self._cache.refresh(slots, is_stale, rows, states, reading.clocks, self._anticipate)
-            self._cache.gather(slots, rows)
-        if num_missing:
-            evicted = self._cache.insert_and_evict(
-                reading.array, admitted, rows, states, reading.clocks, slots
-            )
-            self.counters.evicted += evicted
-        self.counters.hits += num_found - num_stale
-        self.counters.stale += num_stale
-        self.counters.misses += num_missing
-        reading.is_found = True
-        return rows
+    def _next(self, keys: torch.Tensor) -> Reading:
+        """What is known of `keys`. Batches announced before it, which nobody read, are forgotten."""
+        while self._ahead:
+            reading = self._ahead.popleft()
+            if reading.is_of(keys):
+                return reading
+            self._forget([reading])
+        if self._last is not None and self._last.is_of(keys):
+            self._last.only_batch()
+            return self._last
+        return Reading(keys, self._checked(keys, "read"), self.partition)
 
     def _find(self, reading: Reading, admitted: np.ndarray):
-        """Looks the keys up that the cache may keep; they count as used."""
+        """Looks the keys up that the cache may keep; those of the batch count as used."""
+        num, slots = reading.num, reading.slots
+        slots[:] = -1
         if self._cache.capacity_rows == 0:
-            reading.slots[:] = -1
-        elif admitted.all():
-            self._cache.find(reading.array, reading.slots, counts_as_use=True)
-        else:
-            slots = np.empty(int(admitted.sum()), np.int64)
-            self._cache.find(reading.array[admitted], slots, counts_as_use=True)
-            reading.slots[:] = -1
-            reading.slots[admitted] = slots
-
-    def _ask_clocks(self, reading: Reading, admitted: np.ndarray, early: EarlyRows | None, bound: int):
-        """Fetches the owners' clocks that this read needs: to tell fresh lines from stale ones, for new lines, and at
-        s >= 1 for gradients that will be passed on."""
-        found = reading.slots >= 0
-        if bound == _C.UNBOUNDED:
-            wanted = ~found
-        elif self.staleness.is_synchronous:
-            wanted = admitted if early is None else admitted | early.posted
-        else:
-            wanted = np.ones(len(found), bool)
-        if bound != _C.UNBOUNDED:
-            self.counters.validated += int(found.sum())
-        if not wanted.any():
             return
-        route = reading.route.where(wanted)
-        self._owners.read("clock", route, reading.clocks)
+        if admitted.all():
+            self._cache.find(reading.array[:num], slots[:num], counts_as_use=True)
+        else:
+            some = np.empty(int(admitted[:num].sum()), np.int64)
+            self._cache.find(reading.array[:num][admitted[:num]], some, counts_as_use=True)
+            slots[:num][admitted[:num]] = some
+        self._cache.find(reading.array[num:], slots[num:], counts_as_use=False)
+
+    def _validated(self, reading: Reading, admitted: np.ndarray) -> np.ndarray:
+        """Which lines are too old to be read, or are to be renewed beside: (n,) bool. Gets the clocks it takes."""
+        num, bound = reading.num, self.staleness.at(self.step)
+        if self.staleness.is_synchronous:
+            self._read_clocks(reading, admitted if reading.posted is None else admitted | reading.posted)
+        else:
+            if reading.asked is None:
+                self._await_taken_in(reading.array)
+                self._ask(reading)
+            if reading.posted is None:
+                self._order(reading)
+            self._read_near_clocks(reading, bound)
+        is_stale = np.zeros(len(reading.array), bool)
+        num_stale = self._cache.validate(reading.slots[:num], reading.clocks[:num], bound, is_stale[:num], counts_lags=True)
+        num_found = int((reading.slots[:num] >= 0).sum())
+        self.counters.validated += num_found if bound != _C.UNBOUNDED else 0
+        self.counters.hits += num_found - num_stale
+        self.counters.stale += num_stale
+        if len(is_stale) > num:
+            is_stale[num:] = reading.posted[num:]
+        return is_stale
+
+    def _read_near_clocks(self, reading: Reading, bound: int):
+        """s >= 1: gets the clocks of keys that this node owns."""
+        near = ~reading.route.held_by(self._is_far)
+        if bound == _C.UNBOUNDED:
+            near &= reading.slots < 0
+        route = reading.route.where(near)
+        self._owners.read_near("clock", route, reading.clocks)
         self.counters.clock_bytes += 4 * route.num_elsewhere(self.world.rank)
 
+    def _read_clocks(self, reading: Reading, wanted: np.ndarray):
+        """Gets the owners' clocks of the wanted keys (n,) bool, as they are now."""
+        if wanted.any():
+            route = reading.route.where(wanted)
+            self._owners.read("clock", route, reading.clocks)
+            self.counters.clock_bytes += 4 * route.num_elsewhere(self.world.rank)
+
+    def _collect(self, reading: Reading, admitted: np.ndarray, is_stale: np.ndarray) -> np.ndarray:
+        """The rows (U, dim) of the batch, lines renewed and new ones made."""
+        num, slots, clocks = reading.num, reading.slots, reading.clocks
+        is_missing = slots < 0
+        rows = np.empty((len(slots), self.dim), np.float32)
+        states = np.empty((len(slots), self._rule.state_dim), np.float32)
+        needed = is_missing | is_stale
+        self._fetch(reading, needed & ~self._place_early(reading, rows, states), admitted, rows, states)
+        if not is_missing.all():
+            self._cache.refresh(slots, is_stale, rows, states, clocks, self._anticipate)
+            if not self.staleness.is_synchronous:  # sums that waited for their lines to be renewed
+                self._cache.take_due(slots, self.staleness.at(self.step), held=NO_SLOTS)
+            self._cache.gather(slots[:num], rows[:num])
+        num_missing = int((is_missing & admitted)[:num].sum())
+        if num_missing:
+            self.counters.evicted += self._cache.insert_and_evict(
+                reading.array[:num], admitted[:num], rows[:num], states[:num], clocks[:num], slots[:num]
+            )
+        self.counters.misses += num_missing
+        reading.is_found = True
+        return rows[:num]
+
+    def _place_early(self, reading: Reading, rows: np.ndarray, states: np.ndarray) -> np.ndarray:
+        """Puts rows that came early in their places; which of them are as good as if fetched now: (n,) bool."""
+        if reading.posted is None or not reading.posted.any():
+            return np.zeros(len(rows), bool)
+        self.window.flush()
+        reading.place_rows(rows, states)
+        if not self.staleness.is_synchronous:
+            return reading.posted  # held to the bound by _order
+        clocks = reading.clocks.copy()
+        reading.asked_clocks(clocks)
+        return reading.posted & (clocks == reading.clocks)
+
     def _fetch(
-        self, reading: Reading, needed: np.ndarray, admitted: np.ndarray, early: EarlyRows | None, bound: int,
-        rows: np.ndarray, states: np.ndarray,
+        self, reading: Reading, needed: np.ndarray, admitted: np.ndarray, rows: np.ndarray, states: np.ndarray
     ):  # fmt: skip
-        """Brings the needed rows (U, dim), and the states (U, state_dim) of those the cache may keep, from their owners
-        to their positions, and the clocks they came with."""
-        if early is not None:
-            fresh = self._early_ones(reading, needed, early, bound)
-            early.place([rows, states] if self._wants_state else [rows])
-            needed = needed & ~fresh
+        """Brings the needed rows (n, dim), and the states (n, state_dim) of those the cache may keep, from their owners
+        to their positions."""
         if not needed.any():
             return
+        if not self.staleness.is_synchronous:
+            self._await_taken_in(reading.array[needed])
+            if reading.asked is not None:  # those of other nodes were in transit when the others were ordered
+                self._read_clocks(reading, needed & reading.asked)
         route = reading.route.where(needed)
         self._owners.read("weight", route, rows)
         self.counters.row_bytes += 4 * self.dim * route.num_elsewhere(self.world.rank)
@@ -342,48 +391,118 @@ class EmbeddingTable:
             self._owners.read("state", state_route, states)
             self.counters.row_bytes += 4 * self._rule.state_dim * state_route.num_elsewhere(self.world.rank)
 
-    def _early_ones(self, reading: Reading, needed: np.ndarray, early: EarlyRows, bound: int) -> np.ndarray:
-        """Which needed rows a prefetch has brought and are as fresh as if fetched now; their clocks are set to those
-        they came with."""
-        clocks = early.clocks()
-        fresh = needed & early.posted & early.untouched(reading.array)
-        if bound != _C.UNBOUNDED:
-            fresh &= reading.clocks - clocks <= bound
-        reading.clocks[fresh] = clocks[fresh]
-        return fresh
-
     @property
     def _wants_state(self) -> bool:
         """Whether lines preview updates by a rule that has state."""
         return self._rule.state_dim > 0 and self._cache.capacity_rows > 0 and not self.staleness.is_synchronous
 
-    def _await_writes(self):
-        """Waits until what this rank wrote is with the owners, so that what is fetched now has it; at s = 0 what all
-        ranks wrote."""
-        if self.staleness.is_synchronous:
-            return self._settle()
-        self._check_open()
-        if self._cache.num_pushes:  # of lines that went in a read after which nothing was written
-            self._push()
-        self._engine.drain()
-        self._await_drained(float("inf"))
+    # Reading ahead.
+
+    def _post_early(self, reading: Reading):
+        """s = 0: starts fetching what other nodes own, rows and clocks as they are now."""
+        far = self._looked_up(reading)
+        far &= reading.slots < 0
+        self._num_early += 1
+        use = f"early {self._num_early % (MOST_AHEAD + 1)}"
+        self._ask_early(reading, far, use)
+        self._post_rows(reading, far, use)
+
+    def _ask_next(self):
+        """s >= 1: starts asking other nodes for the clocks of the batch that is read next. It takes along lines whose sums
+        the next write may make due: such a sum goes to its owner when its line has been renewed, else a line that is too
+        old as well would have to wait until the owner has taken the sum in."""
+        if self.staleness.is_synchronous or not self._ahead or self._ahead[0].asked is not None:
+            return
+        reading, last, bound = self._ahead[0], self._last, self.staleness.at(self.step)
+        if last is not None and bound != _C.UNBOUNDED:
+            slots, is_far = last.slots[: last.num], last.route.held_by(self._is_far)[: last.num]
+            keys = last.array[: last.num][is_far & self._cache.counts_from(slots, bound)]
+            reading.also(keys[~_C.contained(keys, reading.array)])
+        self._ask(reading)
+
+    def _ask(self, reading: Reading):
+        """s >= 1: starts asking other nodes for the clocks of these keys, and what they have taken in."""
+        far = self._looked_up(reading)
+        if self.staleness.at(self.step) == _C.UNBOUNDED:
+            far &= reading.slots < 0
+        self._ask_early(reading, far, "early")
+        self._outbox.ask_tails()
+
+    def _looked_up(self, reading: Reading) -> np.ndarray:
+        """Finds the lines of all keys; which of them other nodes own, (n,) bool."""
+        self._cache.find(reading.array, reading.slots, counts_as_use=False)
+        return reading.route.held_by(self._is_far)
+
+    def _ask_early(self, reading: Reading, asked: np.ndarray, use: str):
+        reading.ask_clocks(self._owners, asked, use)
+        self.counters.clock_bytes += 4 * int(asked.sum())
+
+    def _post_rows(self, reading: Reading, posted: np.ndarray, use: str):
+        arrays = ("weight", "state") if self._wants_state else ("weight",)
+        reading.post_rows(self._owners, posted, arrays, use)
+        width = self.dim + (self._rule.state_dim if self._wants_state else 0)
+        self.counters.row_bytes += 4 * width * int(posted.sum())
+
+    def _order(self, reading: Reading):
+        """s >= 1: takes the clocks asked for, and starts fetching the rows that the read will need, as far as can be told
+        now: not those to which sums of this rank are on their way."""
+        self.window.flush()
+        self._outbox.hear_tails()
+        self._outbox.publish()
+        reading.asked_clocks(reading.clocks)
+        num, bound, is_stale = reading.num, self.staleness.at(self.step), np.zeros(len(reading.array), bool)
+        self._cache.validate(reading.slots, reading.clocks, bound, is_stale, counts_lags=False)
+        needed = reading.asked & ((reading.slots < 0) | is_stale)
+        if len(needed) > num:
+            needed[num:] &= self._cache.counts_from(reading.slots[num:], bound + 1)
+        leaving = np.concatenate([self._outbox.in_transit(), self._cache.handed_out()])
+        if len(leaving):
+            needed &= ~_C.contained(reading.array, leaving)
+        self._post_rows(reading, needed, "early")
+
+    def _order_next(self) -> np.ndarray:
+        """Orders the rows of the batch that is read next, if it is announced; lines that will be renewed, (m,) int64."""
+        reading = self._ahead[0] if self._ahead else None
+        if reading is None or reading.asked is None:
+            return NO_SLOTS
+        self._order(reading)
+        return reading.slots[reading.posted & (reading.slots >= 0)]
+
+    def _forget(self, readings):
+        """Makes nothing of what was fetched early."""
+        self.window.flush()
+        for reading in readings:
+            if reading.posted is not None and not self.staleness.is_synchronous:
+                self._cache.take_due(reading.slots, self.staleness.at(self.step), held=NO_SLOTS)
+            reading.only_batch()
+
+    def _await_taken_in(self, keys: np.ndarray):
+        """s >= 1: waits until the owners have taken in what this rank sent of these keys (m,) int64."""
+        sent = self._outbox.in_transit()
+        if len(sent) and _C.contained(keys, sent).any():
+            self._await_drained(float("inf"))
 
     # Writing at s >= 1.
 
     def _update(self, reading: Reading, grads: np.ndarray):
-        """HET's Write: to the lines, and to the owners what is due."""
-        if self._early is not None:
-            self._early[1].post_rows(clocks_first=True)
-        lr, keys, slots = self.optimizer.lr_at(self.step), reading.array, reading.slots
+        """HET's Write, to the lines; gradients of keys without one are handed out."""
+        if self._ahead and self._ahead[0].posted is not None:  # for a read that did not come before this write
+            self._forget([self._ahead[0]])
+        num, lr = reading.num, self.optimizer.lr_at(self.step)
+        keys, slots = reading.array[:num], reading.slots[:num]
         self._cache.set_step(lr, self.step + 1)
         self._engine.set_step(lr, self.step + 1)
         if not reading.is_found:
+            reading.only_batch()
+            keys, slots = reading.array, reading.slots
             self._cache.find(keys, slots, counts_as_use=False)
-            self._owners.read("clock", reading.route, reading.clocks)
-            self.counters.clock_bytes += 4 * reading.route.num_elsewhere(self.world.rank)
+            self._read_clocks(reading, np.ones(num, bool))
         self._cache.update(slots, grads, self._anticipate)
-        self._cache.pass_on(keys, slots, reading.clocks, grads)
-        self._cache.take_due(slots, self.staleness.at(self.step))
+        self._cache.pass_on(keys, slots, reading.clocks[:num], grads)
+
+    def _push_due(self, reading: Reading, held: np.ndarray):
+        """Sends what the write handed out, and sums that are due, but for lines held (m,) int64: they are renewed first."""
+        self._cache.take_due(reading.slots[: reading.num], self.staleness.at(self.step), held)
         for known in {reading, self._last} - {None}:
             known.is_found = False  # its clocks are those before this write
         self._push()
@@ -394,13 +513,12 @@ class EmbeddingTable:
         keys, clocks, counts, sums = self._cache.take_pushes()
         if not len(keys):
             return
-        if self._early is not None:
-            self._early[1].note_pushed(keys)
         route = Route.of_keys(self.partition, keys)
         rows, order = route.of(self.world.rank)
         self._engine.apply(rows, sums, order, clocks, counts)
         message = Message(self.step, route, sums, clocks, counts)
         self.counters.push_bytes += self._outbox.send(message, False, lambda: self._drain_engine(deadline))
+        self._outbox.note(keys[route.elsewhere(self.world.rank)], [r for r in route.owners() if r != self.world.rank])
         self.counters.pushed += len(keys)
 
     def _drain_engine(self, deadline: float):
@@ -423,8 +541,7 @@ class EmbeddingTable:
 
     def _send_step(self, route: Route, values: np.ndarray):
         """Sends each owner its part of the step's gradients."""
-        if self._early is not None:
-            self._early[1].land()  # before any owner can change a row
+        self.window.flush()  # rows fetched early are here before any owner can change one
         own_rows, own_order = route.of(self.world.rank)
         self._inbox.begin(self.step, own_rows, values[own_order])  # a copy: the caller's grads are its own again
         self._is_written = True
@@ -433,16 +550,19 @@ class EmbeddingTable:
         self.counters.pushed += len(values)
 
     def _settle(self):
+        """Waits until all ranks' gradients of the last write are in the rows."""
         self._check_open()
-        if not self._is_written:
-            return
+        if self._is_written:
+            self.window.fence()
+            self.step += 1
+            self._is_written = False
+
+    def _take_in(self):
+        """Waits for all ranks' gradients of this step and applies them to this rank's rows."""
         self._outbox.publish()
         self._await_all()
         self._rule.set_step(self.optimizer.lr_at(self.step), self.step + 1)
         self._inbox.apply(self._rule)
-        self.step += 1
-        self._is_written = False
-        self.window.fence()
 
     def _drain_inbox(self):
         self._inbox.poll(NAP_S)
@@ -457,14 +577,12 @@ class EmbeddingTable:
 
     # Keys and gradients as they come in.
 
-    def _routed(self, keys: torch.Tensor, verb: str) -> Reading:
-        """What is known of `keys`: of the read before this write, or of a prefetch, if given the same tensor."""
+    def _written(self, keys: torch.Tensor) -> Reading:
+        """What is known of a batch that is written: of the read before, if it was given the same tensor."""
         self._check_open()
-        known_ones = [self._early[0] if self._early else None, self._last]
-        for known in known_ones if verb == "read" else reversed(known_ones):
-            if known is not None and known.is_of(keys):
-                return known
-        return Reading(keys, self._checked(keys, verb), self.partition)
+        if self._last is not None and self._last.is_of(keys):
+            return self._last
+        return Reading(keys, self._checked(keys, "write"), self.partition)
 
     def _checked(self, keys: torch.Tensor, verb: str) -> np.ndarray:
         self._check_open()
@@ -488,26 +606,6 @@ class EmbeddingTable:
     def _check_open(self):
         if self._is_closed:
             raise RuntimeError("EmbeddingTable: the table is closed")
-
-
-class Reading:
-    """One batch of keys, and what a read found of it.
-
-    keys            the tensor, which may be filled anew later
-    array, route    its numbers now (U,) int64, and their owners
-    slots           line of each key, (U,) int64, -1 for none; clocks: its owner's when it was read, (U,) int32
-    is_found        whether slots and clocks are those of a read that no other read or write has followed
-    """
-
-    def __init__(self, keys: torch.Tensor, array: np.ndarray, partition):
-        self.keys, self.array = keys, array.copy()
-        self.route = Route.of_keys(partition, array)
-        self.slots = np.full(len(array), -1, np.int64)
-        self.clocks = np.zeros(len(array), np.int32)
-        self.is_found = False
-
-    def is_of(self, keys: torch.Tensor) -> bool:
-        return self.keys is keys and np.array_equal(self.array, keys.contiguous().numpy())
 
 
 class Patience:

@@ -21,6 +21,7 @@ from hetmpi.world import MPI, Refused, World
 
 ALIGN = 64
 MIB = 1 << 20
+NOTHING = np.zeros(1, np.uint64)  # what a read that changes nothing sends
 UNLIMITED = 1 << 60  # version 1 of control groups says "none" by a number near 2^63
 
 
@@ -94,6 +95,7 @@ class RmaWindow:
             "clock": (MPI.INT32_T.Create_contiguous(1).Commit(), MPI.INT32_T),
         }
         self._buffers: dict[tuple, np.ndarray] = {}
+        self._is_posted = False  # whether anything was posted since the last flush
 
     def _near(self, node_rank: int, layout: Layout) -> Memory:
         memory, _ = self._shared.Shared_query(node_rank)
@@ -113,28 +115,33 @@ class RmaWindow:
         datatype = item.Create_hindexed_block(1, rows * item.size).Commit()  # bytes in 64 bits: no limit on rows
         self._far.Get([out, out.size, number], owner, (getattr(self.layouts[owner], array), 1, datatype))
         datatype.Free()  # MPI keeps it until the get is complete
+        self._is_posted = True
 
     def put(self, rank: int, begin: int, data: np.ndarray):
         """Posts the copy of data (n,) uint8 to byte `begin` of `rank`'s memory; there after flush()."""
         self._far.Put([data, data.size, MPI.BYTE], rank, (begin, data.size, MPI.BYTE))
+        self._is_posted = True
 
     def store_counter(self, rank: int, begin: int, value: np.ndarray):
         """Posts the atomic store of value (1,) uint64 at byte `begin` of `rank`'s memory; there after flush()."""
         self._far.Accumulate([value, 1, MPI.UINT64_T], rank, (begin, 1, MPI.UINT64_T), op=MPI.REPLACE)
+        self._is_posted = True
 
     def load_counters(self, places: list[tuple[int, int]]) -> np.ndarray:
-        """The uint64 at byte `begin` of `rank`'s memory for each (rank, begin), read atomically: (n,) uint64."""
-        values, nothing = np.zeros(len(places), np.uint64), np.zeros(1, np.uint64)
+        """Posts the atomic read of the uint64 at byte `begin` of `rank`'s memory for each (rank, begin): (n,) uint64, there
+        after flush()."""
+        values = np.zeros(len(places), np.uint64)
         for i, (rank, begin) in enumerate(places):
             out = [values[i : i + 1], 1, MPI.UINT64_T]
-            self._far.Fetch_and_op([nothing, 1, MPI.UINT64_T], out, rank, begin, op=MPI.NO_OP)
-        self._far.Flush_all()
+            self._far.Fetch_and_op([NOTHING, 1, MPI.UINT64_T], out, rank, begin, op=MPI.NO_OP)
+            self._is_posted = True
         return values
 
     def flush(self):
         """Waits until every posted get and put is complete at both ends."""
-        if self._far is not None:
+        if self._is_posted:
             self._far.Flush_all()
+            self._is_posted = False
 
     def fence(self):
         """Waits for all ranks; what each wrote in its memory before is seen by all after. Collective."""

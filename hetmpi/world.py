@@ -102,8 +102,11 @@ class World:
 
 def launch(main):
     """Runs main(world) as this rank's whole program: an error on any rank ends all of them, exit code 1."""
+    keep_freed_memory()
     try:
-        main(World())
+        world = World()
+        share_cores(world.node)
+        main(world)
     except SystemExit as leaving:
         if leaving.code:
             abort(ToldElsewhere())
@@ -251,6 +254,25 @@ def check_one_mpi(libraries: list[str]):
             f"mpi4py and Horovod use different MPI libraries ({', '.join(libraries)}): "
             "set them up again on one: rm -r .venv; HETMPI_MPI=system ./run.sh setup (or HETMPI_MPI=mpich)"
         )
+
+
+def share_cores(node):
+    """Gives each rank of a node an equal share of the cores, unless the launcher has bound them or there are too few: a
+    rank's threads that wait then take time from that rank alone. Threads started later keep to it. Collective over `node`."""
+    mine = sorted(os.sched_getaffinity(0))
+    if node.size > len(mine) or any(cores != mine for cores in node.allgather(mine)):
+        return
+    begin, end = (len(mine) * rank // node.size for rank in (node.rank, node.rank + 1))
+    os.sched_setaffinity(0, mine[begin:end])
+
+
+def keep_freed_memory():
+    """Tells glibc to keep memory that is freed: each step takes the same tensors again, and giving them back to the system
+    costs page faults, 5 % of a step (docs/results.md)."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        for option, nbytes in ((-3, 1 << 30), (-1, (1 << 31) - 1), (-2, 64 << 20)):  # M_MMAP_, M_TRIM_THRESHOLD, M_TOP_PAD
+            libc.mallopt(option, nbytes)
 
 
 def split_nodes(comm, ranks_per_node: int | None):

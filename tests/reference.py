@@ -104,7 +104,9 @@ class Rank:
         self.admitted = admitted if cache.capacity else set()
         self.staleness, self.growth, self.anticipate = staleness, growth, anticipate
         self.step = 0
-        self.early = {}  # key -> (row, clock) as prefetched
+        self.asked = None  # key -> the owner's clock, of far keys, as a prefetch asked for it
+        self.early = None  # key -> (row, clock): rows of far keys on their way
+        self.last = []  # keys last read
         self.leaving = []  # pushes not sent yet: (key, sum, clock)
         self.clocks_read = {}  # key -> the owner's clock at the last read
         self.counters = dict.fromkeys(["hits", "stale", "misses", "validated", "evicted", "pushed"], 0)
@@ -118,47 +120,62 @@ class Rank:
 
     def read(self, keys):
         """One row per key."""
+        if self.staleness != 0 and self.asked is not None and self.early is None:
+            self.order()
         admitted = [key for key in keys if key in self.admitted]
         found = self.cache.find(admitted)
         self.counters["validated"] += 0 if self.bound() is None else len(found)
         self.counters["misses"] += len(admitted) - len(found)
         rows = {}
         for key, line in found.items():
-            if self.is_valid(line):
+            if self.is_valid(line, counts_lags=True):
                 self.counters["hits"] += 1
             else:
                 self.counters["stale"] += 1
-                self.refresh(line)
-            rows[key] = list(line.row)
+                self.refresh(line, *self.fetch(key))
+        for key in self.early or {}:
+            if key not in keys:  # taken along
+                self.refresh(self.cache.lines[key], *self.early[key])
+        for key in [*keys, *(self.early or {})]:
+            self.hand_out_if_due(key)
         for key in keys:
+            if key in found:
+                rows[key] = list(found[key].row)
+            else:
+                rows[key], self.clocks_read[key] = self.fetch(key)
+        for key in admitted:
             if key not in found:
-                rows[key], clock = self.fetch(key)
-                self.clocks_read[key] = clock
-                if key in self.admitted:
-                    self.insert(key, rows[key], clock)
-        self.early = {}
+                self.insert(key, rows[key], self.clocks_read[key])
+        self.asked = self.early = None
+        self.last = keys
         return [rows[key] for key in keys]
 
-    def is_valid(self, line):
-        bound, lag = self.bound(), self.owners.clocks[line.key] - line.clock
+    def clock_of(self, key):
+        """The owner's clock that a read goes by: as prefetched, where the key is far and the bound lets rows be old."""
+        if self.staleness != 0 and self.asked is not None and key in self.asked:
+            return self.asked[key]
+        return self.owners.clocks[key]
+
+    def is_valid(self, line, counts_lags=False):
+        bound, lag = self.bound(), self.clock_of(line.key) - line.clock
         if bound is None:
             return True
         if line.age > bound or lag > bound:
             return False
-        self.lags[max(0, lag).bit_length()] += 1
+        if counts_lags:
+            self.lags[max(0, lag).bit_length()] += 1
         return True
 
     def fetch(self, key):
-        """Row and clock of the owner, or as prefetched where that is within the bound."""
+        """Row and clock: as they came early, at s = 0 if the clock has not moved since; else the owner's."""
         row, clock = list(self.owners.rows[key]), self.owners.clocks[key]
-        bound = self.bound()
-        if key in self.early and (bound is None or clock <= self.early[key][1] + bound):
+        if self.early is not None and key in self.early and (self.staleness != 0 or clock == self.early[key][1]):
             return self.early[key]
         return row, clock
 
-    def refresh(self, line):
-        line.row = [value - self.anticipate * change for value, change in zip(self.owners.rows[line.key], line.pending)]
-        line.clock = self.owners.clocks[line.key] + line.count
+    def refresh(self, line, row, clock):
+        line.row = [value - self.anticipate * change for value, change in zip(row, line.pending)]
+        line.clock = clock + line.count
         line.age = 0
 
     def insert(self, key, row, clock):
@@ -173,8 +190,29 @@ class Rank:
             line.pending, line.count = [0] * len(line.row), 0
 
     def prefetch(self, keys):
-        wanted = [key for key in keys if key in self.far and key not in self.cache.lines]
-        self.early = {key: (list(self.owners.rows[key]), self.owners.clocks[key]) for key in wanted}
+        """Asks for the clocks of far keys, with them of lines whose sums may become due; at s = 0 for the rows as well."""
+        along, lines = [], self.cache.lines
+        if self.staleness != 0 and self.bound() is not None:
+            along = [key for key in self.last if key in lines and lines[key].count >= self.bound() and key not in keys]
+        wanted = [key for key in keys + along if key in self.far]
+        self.asked = {key: self.owners.clocks[key] for key in wanted}
+        if self.bound() is None or self.staleness == 0:
+            self.asked = {key: clock for key, clock in self.asked.items() if key not in lines}
+        self.next_keys = set(keys)
+        if self.staleness == 0:
+            self.early = {key: (list(self.owners.rows[key]), clock) for key, clock in self.asked.items()}
+
+    def order(self):
+        """Fetches what the read after will need of the keys asked for; lines taken along if they are due and too old."""
+        leaving = {key for key, _, _ in self.leaving}
+        self.early = {}
+        for key, clock in self.asked.items():
+            line = self.cache.lines.get(key)
+            needed = line is None or not self.is_valid(line)
+            if key not in self.next_keys:
+                needed = needed and line.count > self.bound()
+            if needed and key not in leaving:
+                self.early[key] = (list(self.owners.rows[key]), clock)
 
     def write(self, keys, grads):
         """The gradients of the keys last read."""
@@ -186,7 +224,11 @@ class Rank:
         else:
             for key, grad in zip(keys, grads):
                 self.update(key, grad)
-            self.send()
+            if self.asked is not None:
+                self.order()
+            for key in keys:
+                if key not in (self.early or {}):  # such a line is renewed first
+                    self.hand_out_if_due(key)
         self.step += 1
 
     def update(self, key, grad):
@@ -197,18 +239,21 @@ class Rank:
         line.pending = [a + b for a, b in zip(line.pending, grad)]
         line.row = [value - self.anticipate * change for value, change in zip(line.row, grad)]
         line.clock, line.age, line.count = line.clock + 1, line.age + 1, line.count + 1
-        if self.bound() is not None and max(line.age, line.count) > self.bound():
+
+    def hand_out_if_due(self, key):
+        line = self.cache.lines.get(key)
+        if line is not None and self.staleness != 0 and self.bound() is not None and line.count > self.bound():
             self.hand_out(line)
 
     def send(self):
-        """Brings the owners what is leaving; rows prefetched before are as if not prefetched."""
+        """Brings the owners what is leaving."""
         for key, total, clock in self.leaving:
             self.owners.take(key, total, clock)
-            self.early.pop(key, None)
         self.counters["pushed"] += len(self.leaving)
         self.leaving = []
 
     def flush(self):
+        self.asked = self.early = None
         for line in self.cache.lines.values():
             self.hand_out(line)
         self.send()
@@ -237,6 +282,7 @@ class Cluster:
         for rank, mine, values in zip(self.ranks, keys, grads):
             if values is not None:
                 rank.write(mine, values)
+        for rank in self.ranks:
             rank.send()
         self.owners.settle()
 

@@ -124,13 +124,32 @@ def step_apart(world, table, keys, grads, later):
     world.comm.Barrier()
     if later is not None:
         table.prefetch(later)
-        table._early[1].land()  # now, and not while others write
+        table.window.flush()  # now, and not while others write
         world.comm.Barrier()
-    if grads is not None:
+    if table.staleness.is_synchronous:
         table.write(keys, grads)
+    else:
+        write_apart(world, table, keys, grads)
     table.await_owners()
     world.comm.Barrier()
     return rows
+
+
+def write_apart(world, table, keys, grads):
+    """A write at s >= 1, if there are gradients, of which no phase runs beside another on any rank."""
+    order_next = table._order_next
+
+    def order_and_wait():
+        held = order_next()
+        table.window.flush()
+        world.comm.Barrier()
+        return held
+
+    if grads is None:
+        return world.comm.Barrier()
+    table._order_next = order_and_wait
+    table.write(keys, grads)
+    table._order_next = order_next
 
 
 def check_step(table, rank, rows, expected):
