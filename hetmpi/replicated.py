@@ -48,27 +48,29 @@ class ReplicatedTable(EmbeddingTable):
         if sorted(bounds) != bounds or not 0 <= min(bounds, default=0) <= max(bounds, default=0) <= num_rows:
             raise Refused(f"ReplicatedTable: fields must be ascending ranges within [0, {num_rows:,}), got {fields}")
         super().__init__(world, num_rows, dim, optimizer, name=name, **settings)
-        self._bounds, self._replicated_rule = np.array(bounds, np.int64), optimizer.core(dim)
-        num = sum(map(len, fields))
-        layout = Layout(num, dim, self._replicated_rule.state_dim, 0, 0)
-        try:
-            check_memory(world, layout)
-            self._hvd = world.start_horovod() if world.size > 1 else None
-        except Refused:
-            super().close()
-            raise
-        self.replica = Memory(np.zeros(layout.nbytes, np.uint8), layout)
-        self._sums = torch.zeros(num * (dim + 1))  # one tensor: one allreduce
-        self._grads = self._sums[: num * dim].view(num, dim).numpy()
-        self._touched = self._sums[num * dim :].numpy()  # (n,) float32: ranks that touched the row in the step
-        self._allreduce = f"{name}.replicated"
-        self._sent: tuple[int | None, int] | None = None  # handle of the allreduce under way, its step
+        self._bounds, self._allreduce = np.array(bounds, np.int64), f"{name}.replicated"
         self._splits: list[Split] = []
+        self._sent: tuple[int | None, int] | None = None  # handle of the allreduce under way, its step
+        try:
+            self._hvd = world.start_horovod() if world.size > 1 else None
+            self._open_replica(Layout(sum(map(len, fields)), dim, self._rule.state_dim, 0, 0))
+        except Refused:
+            self.close()
+            raise
         keys = np.concatenate([np.arange(keys.start, keys.stop) for keys in fields] or [np.empty(0, np.int64)])
         owners, rows = self.partition.locate(keys)
         self._own = np.flatnonzero(owners == world.rank)  # rows of the replica, and
         self._own_rows = rows[self._own]  # their places in this rank's shard
         self.load()
+
+    def _open_replica(self, layout: Layout):
+        """Memory for the rows, and for the sums of a step."""
+        check_memory(self.world, layout)
+        num, dim = layout.num_rows, layout.dim
+        self.replica = Memory(np.zeros(layout.nbytes, np.uint8), layout)
+        self._sums = torch.zeros(num * (dim + 1))  # one tensor: one allreduce
+        self._grads = self._sums[: num * dim].view(num, dim).numpy()
+        self._touched = self._sums[num * dim :].numpy()  # (n,) float32: ranks that touched the row in the step
 
     # What a trainer calls.
 
@@ -151,11 +153,11 @@ class ReplicatedTable(EmbeddingTable):
         self._sums.zero_()
         _C.gather(values, split.at_replicated, self._grads, split.rows)
         self._touched[split.rows] = 1
-        self._sent = None, self.step
+        handle = None
         if self._hvd is not None and len(self._sums):
             handle = self._hvd.allreduce_async_(self._sums, name=self._allreduce, op=self._hvd.Sum)
-            self._sent = handle, self.step
             self.counters.reduced_bytes += 2 * (self.world.size - 1) * self._sums.nbytes // self.world.size
+        self._sent = handle, self.step
 
     def _settle_replica(self):
         """Applies the last write, once all ranks have made it."""
@@ -163,9 +165,9 @@ class ReplicatedTable(EmbeddingTable):
         if self._sent is None:
             return
         step = self._await_allreduce()
-        self._replicated_rule.set_step(self.optimizer.lr_at(step), step + 1)
-        replica = self.replica
-        self._replicated_rule.apply_touched(replica.weight, replica.state, replica.clock, self._grads, self._touched)
+        self._rule.set_step(self.optimizer.lr_at(step), step + 1)
+        mine = self.replica
+        self._rule.apply_touched(mine.weight, mine.state, mine.clock, self._grads, self._touched)
 
     def _await_allreduce(self) -> int:
         """Waits for the sums of the last write; returns its step."""
