@@ -18,6 +18,7 @@ from problem import DENSE_LR, ROWS_LR, Problem, chunk_steps, report
 from hetmpi.config import compose
 from hetmpi.data.batch import Samples
 from hetmpi.optim import DenseOptimizer, Schedule
+from hetmpi.replicated import ReplicatedTable
 from hetmpi.spans import PARTS, Spans
 from hetmpi.train import Training
 from hetmpi.world import launch
@@ -61,6 +62,8 @@ class Contender(Training):
         super().__init__(world, config)
         self.table.shard.weight[:] = problem.first_rows(self.table.keys().numpy())
         self.table.window.fence()
+        if isinstance(self.table, ReplicatedTable):
+            self.table.load()
 
     def _data(self):
         return Recorded(self.problem)

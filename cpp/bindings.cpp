@@ -526,6 +526,21 @@ void apply_sums(const RowOptimizer& rule, Array<float> weight, Array<float> stat
                rule.summed(sums.data() + i * rule.sum_dim(), count, advance));
 }
 
+// One step of the rows that any rank touched, as an owner makes it: grads (n, dim) summed over ranks, touched (n) > 0.
+void apply_touched(const RowOptimizer& rule, Array<float> weight, Array<float> state, Array<int32_t> clock,
+                   const Array<float>& grads, const Array<float>& touched) {
+  Shard shard = shard_of(weight, state, clock);
+  const ssize_t n = shard.num_rows;
+  check_shape(weight, "weight", {n, rule.dim()});
+  check_shape(state, "state", {n, rule.state_dim()});
+  check_shape(grads, "grads", {n, rule.dim()});
+  check_shape(touched, "touched", {n});
+  const float *grad = grads.data(), *count = touched.data();
+  py::gil_scoped_release release;
+  for (ssize_t row = 0; row < n; ++row)
+    if (count[row] > 0) shard.apply(row, grad + row * shard.dim, rule);
+}
+
 }  // namespace
 }  // namespace hetmpi
 
@@ -575,6 +590,8 @@ PYBIND11_MODULE(_C, m) {
       .def_property_readonly("sum_dim", &RowOptimizer::sum_dim)
       .def("apply_sums", &apply_sums, py::arg("weight").noconvert(), py::arg("state").noconvert(),
            py::arg("sums").noconvert(), py::arg("count"), py::arg("advance"))
+      .def("apply_touched", &apply_touched, py::arg("weight").noconvert(), py::arg("state").noconvert(),
+           py::arg("clock").noconvert(), py::arg("grads").noconvert(), py::arg("touched").noconvert())
       .def("set_step", &RowOptimizer::set_step, py::arg("lr"), py::arg("step"));
 
   py::class_<Producer>(m, "Producer", "The origin's end of one ring (cpp/ring.h). REQUIRES: order in [0, len(grads)), as Route makes it.")

@@ -18,6 +18,7 @@ class Counters:
     evicted      lines that made room for others
     pushed       sums of gradients sent to owners, this rank among them
     clock_bytes, row_bytes, push_bytes  clocks and rows (with optimizer state) fetched, gradients sent
+    reduced_bytes  what an allreduce of the replicated rows' gradients sends at the least, 2 (P - 1) / P of them on P ranks
     """
 
     hits: int = 0
@@ -29,6 +30,7 @@ class Counters:
     clock_bytes: int = 0
     row_bytes: int = 0
     push_bytes: int = 0
+    reduced_bytes: int = 0
 
     @property
     def pulled_bytes(self) -> int:

@@ -43,6 +43,7 @@ SHOWN = {
     "lag_p99": ("lag p99", "{:.0f}".format),
     "pulled_bytes": ("pulled", bytes_text),
     "pushed_bytes": ("pushed", bytes_text),
+    "reduced_bytes": ("reduced", bytes_text),
     "clock_bytes": (None, bytes_text),
     "row_bytes": (None, bytes_text),
     "auc": ("auc", "{:.4f}".format),

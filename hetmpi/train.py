@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from hetmpi.data.batch import Batch, to_batch
 from hetmpi.data.loader import Loader
 from hetmpi.metrics import Counters, auc, lag_at, log_loss, trimmed
 from hetmpi.optim import DenseOptimizer, RowOptimizer, Schedule
+from hetmpi.replicated import ReplicatedTable, small_fields
 from hetmpi.runlog import RunLog
 from hetmpi.spans import Spans, by_part, chrome_trace, wait_ms
 from hetmpi.table import EmbeddingTable
@@ -66,6 +68,7 @@ class Training:
         self.model = self._model()
         self.spans = Spans(keeps_trace=config.train.profile)
         schedule = Schedule(config.optim.schedule, config.optim.warmup_steps, self.total_steps)
+        self.replicated = self._replicated()
         self.table = self._table(schedule)
         self.dense = DenseOptimizer(
             self.hvd, self.model, config.optim.dense, config.optim.dense_lr, config.optim.dense_weight_decay, schedule
@@ -144,9 +147,10 @@ class Training:
     def _plan(self) -> str:
         """What is about to happen, in one line."""
         config = self.config
+        replicated = f"{self._num_replicated():,} of them ({len(self.replicated)} fields) on each, " if self.replicated else ""
         return (
             f"{config.model_name} on {config.data_name}: {self.data.num_rows:,} rows of {self.model.row_dim} numbers over "
-            f"{self.world.size} rank(s), {self.total_steps:,} steps of {config.batch_size * self.world.size:,} samples, "
+            f"{self.world.size} rank(s), {replicated}{self.total_steps:,} steps of {config.batch_size * self.world.size:,} samples, "
             f"results in {config.run.dir}"
         )
 
@@ -187,9 +191,25 @@ class Training:
             )
         return logits
 
+    def _replicated(self) -> list[range]:
+        """Keys of the fields that every rank has whole. Raises Refused if the data's fields are not those of its table."""
+        below = self.config.table.replicate_below_rows
+        if below == 0:
+            return []
+        if sum(self.data.field_rows) != self.data.num_rows:
+            raise Refused(
+                f"data={self.config.data_name}: field_rows must sum to num_rows, {self.data.num_rows:,}, for "
+                f"table.replicate_below_rows={below}, got {sum(self.data.field_rows):,}"
+            )
+        return small_fields(self.data.field_rows, below)
+
+    def _num_replicated(self) -> int:
+        return sum(map(len, self.replicated))
+
     def _table(self, schedule: Schedule) -> EmbeddingTable:
         table, optim = self.config.table, self.config.optim
-        return EmbeddingTable(
+        kind = partial(ReplicatedTable, fields=self.replicated) if self.replicated else EmbeddingTable
+        return kind(
             self.world,
             self.data.num_rows,
             self.model.row_dim,
@@ -271,6 +291,7 @@ class Training:
             "pushed_bytes": per_step["push_bytes"],
             "clock_bytes": per_step["clock_bytes"],
             "row_bytes": per_step["row_bytes"],
+            "reduced_bytes": per_step["reduced_bytes"] if self.replicated else None,
             **cache,
             "pushed": per_step["pushed"],
             "lag_p50": lag_at(lags, 0.5, self.table.staleness.bound),
@@ -300,6 +321,7 @@ class Training:
             **self._times(milliseconds, self.total_steps),
             "seconds": self.train_s,
             "num_rows": self.data.num_rows,
+            "replicated_rows": self._num_replicated(),
             "row_dim": self.model.row_dim,
             "dense_parameters": sum(p.numel() for p in self.model.parameters()),
             "run_dir": self.config.run.dir,

@@ -17,6 +17,7 @@ ALLOWED = {  # module -> modules of hetmpi it may import
     "reading": {"_C", "owners", "partition"},
     "cache": {"_C", "optim", "window", "world"},
     "table": {"_C", "cache", "inbox", "metrics", "optim", "owners", "partition", "reading", "spans", "window", "world"},
+    "replicated": {"_C", "optim", "table", "window", "world"},
     "config": {"cache", "optim", "partition", "world"},
     "data.batch": {"_C"},
     "data.loader": {"data.batch"},

@@ -79,8 +79,15 @@ def test_keys_out_of_range():
     check_refused(outcome, "keys must lie in [0, 100), got 100")
 
 
-def test_an_exception_on_one_rank():
-    outcome = train(2, *SMALL, "data._target_=broken_data.FailsOnRankOne")
+def test_fields_that_are_not_those_of_the_table():
+    replicated = ["data._target_=broken_data.FieldsThatDoNotFit", "table.replicate_below_rows=50", "~data.scale"]
+    check_refused(train(2, *SMALL[1:], *replicated), "field_rows must sum to num_rows, 100", "got 90")
+
+
+@pytest.mark.parametrize("replicated", [0, 60])
+def test_an_exception_on_one_rank(replicated):
+    data = ["data._target_=broken_data.FailsOnRankOne", f"table.replicate_below_rows={replicated}"]
+    outcome = train(2, *SMALL, *data)
     check_refused(outcome, "hetmpi: RuntimeError: the disk of rank one is gone (rank 1 of 2")
 
 
@@ -89,8 +96,9 @@ def test_the_last_ranks_fail_together_and_one_speaks():
     check_refused(outcome, "hetmpi: RuntimeError: no disk here (rank 2 of 4")
 
 
-def test_a_rank_killed():
-    outcome = train(2, *SMALL, "data._target_=broken_data.DiesOnRankOne")
+@pytest.mark.parametrize("replicated", [0, 60])
+def test_a_rank_killed(replicated):
+    outcome = train(2, *SMALL, "data._target_=broken_data.DiesOnRankOne", f"table.replicate_below_rows={replicated}")
     assert outcome.code != 0 and outcome.survivors == []
 
 

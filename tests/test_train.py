@@ -68,9 +68,34 @@ def test_ranks_without_shared_memory_give_the_same_bits(two_ranks, tmp_path):
     check_same_curve(two_ranks, tmp_path, tolerance=0)
 
 
-def test_three_ranks_twice_give_the_same_bits(tmp_path):
+@pytest.mark.parametrize("below", [700, 10**9])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_replicated_fields_give_the_same_curve(two_ranks, tmp_path, ranks, below):
+    replicated = [f"table.replicate_below_rows={below}", f"batch_size={96 // ranks}"]
+    outcome = train(ranks, *CURVE, *replicated, f"run.dir={tmp_path}")
+    assert outcome.code == 0, outcome.text
+    check_same_curve(two_ranks, tmp_path, tolerance=0 if ranks == 2 else 1e-6)
+    ours, theirs = summary(tmp_path), summary(two_ranks)
+    rows = ours["replicated_rows"]
+    assert (rows == ours["num_rows"]) == (below == 10**9) and theirs["replicated_rows"] == 0
+    assert f" {rows:,} of them " in outcome.text and "fields) on each" in outcome.text
+    assert ours["auc"] == pytest.approx(theirs["auc"], abs=1e-4)
+    assert ours["reduced_bytes"] == pytest.approx(30 * 2 * (ranks - 1) * rows * (8 + 1) * 4, abs=30 * ranks)
+    assert theirs["reduced_bytes"] is None and ours["pushed_bytes"] <= theirs["pushed_bytes"]
+
+
+def test_replicated_fields_train_under_a_bound(tmp_path):
+    bounded = ["table.replicate_below_rows=700", "table.staleness=10", "table.cache.admit=all", "eval.every_steps=10"]
+    outcome = train(3, *SHORT, *bounded, "steps=150", "batch_size=170", f"run.dir={tmp_path}")
+    assert outcome.code == 0, outcome.text
+    assert summary(tmp_path)["auc"] > 0.6
+
+
+@pytest.mark.parametrize("below", [0, 700])
+def test_three_ranks_twice_give_the_same_bits(tmp_path, below):
     for name in ("first", "second"):
-        outcome = train(3, *SHORT, "batch_size=32", f"run.dir={tmp_path / name}")
+        settings = [f"table.replicate_below_rows={below}", "batch_size=32", f"run.dir={tmp_path / name}"]
+        outcome = train(3, *SHORT, *settings)
         assert outcome.code == 0, outcome.text
     check_same_curve(tmp_path / "first", tmp_path / "second", tolerance=0)
     assert summary(tmp_path / "first")["auc"] == summary(tmp_path / "second")["auc"]
