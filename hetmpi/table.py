@@ -6,8 +6,8 @@ depends on the staleness s.
 s = 0, synchronous: every read sees all writes of the step before, from all ranks, applied once.
     read     lines whose owner's clock has not moved are as good as the owners' rows; the others are fetched
     write    each rank sends its gradients to their owners
-             each owner waits for those of all ranks, sums per key in rank order, applies the row optimizer once
-    read     before the next one all ranks meet: every owner is done
+    settle   (by write on one node, else by the next read) each owner waits for the gradients of all ranks, sums per key in
+             rank order, applies the row optimizer once; before the next read all ranks meet
     So `write` and the read (or flush) after it are collective: every rank makes them, with no keys if it has none.
 
 s >= 1, bounded: ranks go on without waiting for each other (HET's client rules, docs/design.md).
@@ -198,8 +198,9 @@ class EmbeddingTable:
             else:
                 self._update(reading, values)
         if self.staleness.is_synchronous:
-            with self.spans("drain"):
-                self._take_in()
+            if self.world.is_one_node:  # across nodes the gradients travel while the caller waits for the dense ones
+                with self.spans("drain"):
+                    self._take_in()
             return
         with self.spans("validate"):
             held = self._order_next()
@@ -553,6 +554,8 @@ class EmbeddingTable:
         """Waits until all ranks' gradients of the last write are in the rows."""
         self._check_open()
         if self._is_written:
+            if not self.world.is_one_node:
+                self._take_in()
             self.window.fence()
             self.step += 1
             self._is_written = False

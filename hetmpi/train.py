@@ -104,6 +104,8 @@ class Training:
                 self.dense.step(step)
             self._check_finite(step, loss.item())
             if (step + 1) % every == 0 or step + 1 == self.total_steps:
+                if self.table.staleness.is_synchronous:
+                    self.table.flush()  # a rank that waits for the others below could not drain its inbox for them
                 self._report(step + 1, loss.item(), interval)
             if self._evaluates_after(step + 1):
                 self.train_s += time.perf_counter() - started
