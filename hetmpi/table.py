@@ -30,19 +30,18 @@ import torch
 from hetmpi import _C
 from hetmpi.cache import CacheSettings, Staleness, make_cache
 from hetmpi.early import EarlyRows
-from hetmpi.inbox import Message, Outbox
+from hetmpi.exchange import EXCHANGES, far_ranks, open_exchange
+from hetmpi.inbox import Message
 from hetmpi.metrics import Counters
-from hetmpi.optim import RowOptimizer
-from hetmpi.owners import Owners
+from hetmpi.optim import RowOptimizer, check_choice
 from hetmpi.partition import Route, make_partition
 from hetmpi.spans import Spans
 from hetmpi.window import Layout, RmaWindow, ring_bytes
-from hetmpi.world import Refused, World
+from hetmpi.world import Patience, Refused, World
 
 INIT_CHUNK_ROWS = 1 << 20
 POLL_S = 0.001
 NAP_S = 50e-6  # between two looks at what others are to do: short beside a step, long beside a look
-WARN_AFTER_S = 60
 
 
 class EmbeddingTable:
@@ -68,21 +67,24 @@ class EmbeddingTable:
         staleness: Staleness = Staleness(0),
         cache: CacheSettings = CacheSettings(capacity_rows=0),
         spans: Spans | None = None,
+        exchange: str = "rma",
     ):
         """Allocates the shards and gives every row its first value, normal with deviation `init_std`, which depends on
         (seed, name, key) alone. inbox_bytes: memory of each rank for gradients on their way in. spans: where times are
-        added, None for the table's own. Collective.
+        added, None for the table's own. exchange: how rows and gradients travel between nodes: rma, one-sided; alltoall, by
+        calls that all ranks make; auto, whichever fetches rows faster here. Collective.
 
-        Raises Refused if memory is short, ValueError for an unknown partition or an impossible shape."""
+        Raises Refused if memory is short, ValueError for an unknown partition or exchange or an impossible shape."""
         if dim < 1:
             raise Refused(f"table.dim must be at least 1, got {dim}")
+        check_choice("table.exchange", exchange, EXCHANGES)
         self.world, self.num_rows, self.dim, self.staleness = world, num_rows, dim, staleness
         self.optimizer, self._rule = optimizer, optimizer.core(dim)
         self.partition = make_partition(partition, num_rows, world.size)
         self.step, self.counters, self.spans = 0, Counters(), spans or Spans()
         self._anticipate = staleness.factor(world.size)
-        self._is_far = ~np.isin(np.arange(world.size), world.node_ranks)  # (size,) bool: ranks of other nodes
-        self._open(inbox_bytes)
+        self._is_far = far_ranks(world)
+        self._open(inbox_bytes, reaches_far=exchange != "alltoall")
         self._initialise(table_seed(seed, name), init_std)
         try:
             self._cache = make_cache(world, cache, num_rows, dim, optimizer)  # now that the shards have taken their memory
@@ -91,19 +93,19 @@ class EmbeddingTable:
             raise
         self._admitted = cache.admitted(world) & (self._cache.capacity_rows > 0)  # (size,) bool: ranks whose rows it keeps
         self.window.fence()
-        self._start()
+        self._start(exchange)
 
-    def _open(self, inbox_bytes: int):
-        """Shared memory, and this rank's ways into that of the others."""
+    def _open(self, inbox_bytes: int, reaches_far: bool):
+        """Memory that others can use, and this rank theirs."""
         world, is_synchronous = self.world, self.staleness.is_synchronous
         self._record = _C.RecordFormat(self.dim if is_synchronous else self._rule.sum_dim, not is_synchronous)
         rings = ring_bytes(inbox_bytes if world.size > 1 else 0, world.size, self._record)
-        self.window = RmaWindow(world, [self._layout(rank, rings) for rank in range(world.size)])
+        self.window = RmaWindow(world, [self._layout(rank, rings) for rank in range(world.size)], reaches_far)
         self.shard = self.window.local
-        self._outbox = Outbox(self.window, self._record)
 
-    def _start(self):
-        """The owner's side: an inbox that waits for every rank's step, or an engine that applies what comes."""
+    def _start(self, exchange: str):
+        """The owner's side: an inbox that waits for every rank's step, or an engine that applies what comes. And this
+        rank's ways to other owners."""
         shard = self.shard.weight, self.shard.state, self.shard.clock
         self._inbox = self._engine = None
         if self.staleness.is_synchronous:
@@ -112,8 +114,12 @@ class EmbeddingTable:
             self._rule.set_step(self.optimizer.lr_at(0), 1)  # others may push before this rank writes
             self._engine = _C.Engine(self.shard.rings, *shard, self._rule)
             weakref.finalize(self, self._engine.stop)  # also at exit, before MPI takes the memory away
-        self._owners = Owners(self.window, self._engine)
+        self.exchange = open_exchange(
+            exchange, self.window, self._engine, self._record, self.partition, self.num_rows
+        )
+        self._owners, self._outbox = self.exchange.owners, self.exchange.outbox
         self._is_closed = False
+        self._has_read = False  # s >= 1: since sums were last sent
         self._is_written = False  # s = 0: a write waits to be settled
         self._last: Reading | None = None
         self._early: tuple[Reading, EarlyRows] | None = None
@@ -139,6 +145,7 @@ class EmbeddingTable:
         At s = 0 collective after a write. Raises Refused for keys of another dtype or shape, or out of range."""
         with self.spans("drain"):
             self._await_writes()
+        self._has_read = True
         with self.spans("find"):
             reading = self._last = self._routed(keys, "read")
             admitted = reading.route.held_by(self._admitted)
@@ -150,8 +157,8 @@ class EmbeddingTable:
         return torch.from_numpy(self._read(reading, admitted, early))
 
     def peek(self, keys: torch.Tensor) -> torch.Tensor:
-        """The owners' rows, for evaluation: no other rank need take part, no line is used, nothing is counted.
-        REQUIRES: flush() since a write, on every rank."""
+        """The owners' rows, for evaluation: no line is used, nothing is counted, and no other rank need take part but in an
+        exchange by alltoall. REQUIRES: flush() since a write, on every rank."""
         if self._is_written:
             raise RuntimeError("EmbeddingTable.peek: a write is not settled yet: call flush() on every rank first")
         route = Route.of_keys(self.partition, self._checked(keys, "peek"))
@@ -167,7 +174,10 @@ class EmbeddingTable:
         if self._is_written:
             raise RuntimeError("EmbeddingTable.prefetch: call it between a read and the write after it, not after write")
         with self.spans("prefetch"):
-            self._prefetch(keys)
+            if self._owners.is_collective:
+                self._checked(keys, "prefetch")  # nothing travels ahead
+            else:
+                self._prefetch(keys)
 
     def _prefetch(self, keys: torch.Tensor):
         if self._early is not None:
@@ -208,17 +218,27 @@ class EmbeddingTable:
             if self.staleness.is_synchronous:
                 self._settle()
             else:
-                self.push_pending()
+                self._check_open()
+                self._push_all(float("inf"))
                 self.window.fence()
 
     def push_pending(self, timeout_s: float = float("inf")):
         """Sends the owners every update this rank holds back, and waits until they have taken them in. Not collective:
         for a rank that leaves. At s = 0 nothing is held back. Raises TimeoutError if owners do not answer in time; what
-        had no room in their inboxes is lost then."""
+        had no room in their inboxes is lost then. Raises RuntimeError if there is something to send and the exchange is
+        by alltoall, where no rank can send alone."""
         self._check_open()
         if self.staleness.is_synchronous:
             return
-        deadline = time.monotonic() + timeout_s
+        if self._owners.is_collective:
+            self._cache.take_all()
+            if self._cache.num_pushes:
+                raise RuntimeError(f"{self._cache.num_pushes:,} sums of gradients: with exchange=alltoall no rank sends alone")
+            return
+        self._push_all(time.monotonic() + timeout_s)
+
+    def _push_all(self, deadline: float):
+        """Sends the owners every update this rank holds back, and waits until they have taken them in."""
         self._cache.take_all()
         self._push(deadline)
         self._await_drained(deadline)
@@ -238,7 +258,9 @@ class EmbeddingTable:
         if self._engine is not None:
             self.world.comm.Barrier()  # the engine serves ranks that still read and write
             self._engine.stop()
-        self._inbox = self._engine = self._owners = self._outbox = self.shard = self._early = None
+        self._outbox.close()
+        self._inbox = self._engine = self._owners = self._outbox = self.exchange = self.shard = None
+        self._early = None
         self.window.free()
 
     def keys(self) -> torch.Tensor:
@@ -308,6 +330,8 @@ class EmbeddingTable:
         """Fetches the owners' clocks that this read needs: to tell fresh lines from stale ones, for new lines, and at
         s >= 1 for gradients that will be passed on."""
         found = reading.slots >= 0
+        if self.staleness.is_synchronous and self._cache.capacity_rows == 0 and early is None:
+            return
         if bound == _C.UNBOUNDED:
             wanted = ~found
         elif self.staleness.is_synchronous:
@@ -316,7 +340,7 @@ class EmbeddingTable:
             wanted = np.ones(len(found), bool)
         if bound != _C.UNBOUNDED:
             self.counters.validated += int(found.sum())
-        if not wanted.any():
+        if not self._owners.asks(wanted):
             return
         route = reading.route.where(wanted)
         self._owners.read("clock", route, reading.clocks)
@@ -332,12 +356,12 @@ class EmbeddingTable:
             fresh = self._early_ones(reading, needed, early, bound)
             early.place([rows, states] if self._wants_state else [rows])
             needed = needed & ~fresh
-        if not needed.any():
+        if not self._owners.asks(needed):
             return
         route = reading.route.where(needed)
         self._owners.read("weight", route, rows)
         self.counters.row_bytes += 4 * self.dim * route.num_elsewhere(self.world.rank)
-        if self._wants_state and (needed & admitted).any():
+        if self._wants_state and self._owners.asks(needed & admitted):
             state_route = reading.route.where(needed & admitted)
             self._owners.read("state", state_route, states)
             self.counters.row_bytes += 4 * self._rule.state_dim * state_route.num_elsewhere(self.world.rank)
@@ -363,8 +387,8 @@ class EmbeddingTable:
         if self.staleness.is_synchronous:
             return self._settle()
         self._check_open()
-        if self._cache.num_pushes:  # of lines that went in a read after which nothing was written
-            self._push()
+        if self._cache.num_pushes or (self._owners.is_collective and self._has_read):
+            self._push()  # sums of lines that went in a read after which nothing was written
         self._engine.drain()
         self._await_drained(float("inf"))
 
@@ -377,10 +401,8 @@ class EmbeddingTable:
         lr, keys, slots = self.optimizer.lr_at(self.step), reading.array, reading.slots
         self._cache.set_step(lr, self.step + 1)
         self._engine.set_step(lr, self.step + 1)
-        if not reading.is_found:
-            self._cache.find(keys, slots, counts_as_use=False)
-            self._owners.read("clock", reading.route, reading.clocks)
-            self.counters.clock_bytes += 4 * reading.route.num_elsewhere(self.world.rank)
+        if self._owners.any(not reading.is_found):
+            self._find_unread(reading)
         self._cache.update(slots, grads, self._anticipate)
         self._cache.pass_on(keys, slots, reading.clocks, grads)
         self._cache.take_due(slots, self.staleness.at(self.step))
@@ -389,10 +411,20 @@ class EmbeddingTable:
         self._push()
         self.step += 1
 
+    def _find_unread(self, reading: Reading):
+        """Brings what a read would have told of keys that were not read."""
+        is_unread = np.full(len(reading.array), not reading.is_found)
+        if not reading.is_found:
+            self._cache.find(reading.array, reading.slots, counts_as_use=False)
+        route = reading.route.where(is_unread)
+        self._owners.read("clock", route, reading.clocks)
+        self.counters.clock_bytes += 4 * route.num_elsewhere(self.world.rank)
+
     def _push(self, deadline: float = float("inf")):
         """Sends the owners all sums that the cache has handed out."""
         keys, clocks, counts, sums = self._cache.take_pushes()
-        if not len(keys):
+        self._has_read = False
+        if not len(keys) and not self._owners.is_collective:
             return
         if self._early is not None:
             self._early[1].note_pushed(keys)
@@ -408,7 +440,7 @@ class EmbeddingTable:
         if time.monotonic() > deadline:
             raise TimeoutError(f"rank(s) {self._outbox.behind()} have not taken in the gradients sent to them in time")
         if not self._engine.drain():
-            self.world.progress()
+            self._outbox.progress()
             time.sleep(NAP_S)
 
     def _await_drained(self, deadline: float):
@@ -446,13 +478,13 @@ class EmbeddingTable:
 
     def _drain_inbox(self):
         self._inbox.poll(NAP_S)
-        self.world.progress()
+        self._outbox.progress()
 
     def _await_all(self):
         """Sums the messages of this step until every rank's are here."""
         patience = Patience(self.world)
         while not self._inbox.poll(POLL_S):
-            self.world.progress()
+            self._outbox.progress()
             patience.check(lambda: f"in step {self.step + 1} for the gradients of rank {self._inbox.awaited}")
 
     # Keys and gradients as they come in.
@@ -508,20 +540,6 @@ class Reading:
 
     def is_of(self, keys: torch.Tensor) -> bool:
         return self.keys is keys and np.array_equal(self.array, keys.contiguous().numpy())
-
-
-class Patience:
-    """Says so, once, when a wait is long."""
-
-    def __init__(self, world: World):
-        self.world, self.warn_at = world, time.monotonic() + WARN_AFTER_S
-
-    def check(self, what):
-        """what(): a sentence's end, "in step 3 for rank 1"."""
-        if time.monotonic() > self.warn_at:
-            text = f"hetmpi: rank {self.world.rank} on {self.world.host} has waited {WARN_AFTER_S} s {what()}"
-            print(text, file=sys.stderr, flush=True)
-            self.warn_at = float("inf")
 
 
 def kind_of(value) -> str:
