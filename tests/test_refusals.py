@@ -6,6 +6,8 @@ import sys
 import pytest
 from launch import SMALL, mpiexec, run, train
 
+ALLTOALL = ["table.exchange=alltoall", "table.ranks_per_node=1"]
+
 
 def check_refused(outcome, *words):
     """The run failed, told each of `words` exactly once and no library's last words, and every rank was gone in 10 s."""
@@ -23,6 +25,7 @@ def check_refused(outcome, *words):
         ("model=no_such_model", ["Could not find 'model/no_such_model'", "deepfm"]),
         ("optim.rows=lion", ["optim.rows must be one of sgd, adagrad, rowwise_adagrad, adam, got lion"]),
         ("table.partition=ring", ["table.partition must be one of round_robin, range, hash, got ring"]),
+        ("table.exchange=mail", ["table.exchange must be one of auto, rma, alltoall, got mail"]),
         ("batchsize=4", ["did you mean batch_size?"]),
         ("model._target_=nowhere.Model", ["cannot import nowhere.Model"]),
         ("model._target_=torch.nn.Identity", ["torch.nn.Identity: set self.row_dim"]),
@@ -79,8 +82,9 @@ def test_keys_out_of_range():
     check_refused(outcome, "keys must lie in [0, 100), got 100")
 
 
-def test_an_exception_on_one_rank():
-    outcome = train(2, *SMALL, "data._target_=broken_data.FailsOnRankOne")
+@pytest.mark.parametrize("how", [[], ALLTOALL, [*ALLTOALL, "table.staleness=10"]])
+def test_an_exception_on_one_rank(how):
+    outcome = train(2, *SMALL, *how, "data._target_=broken_data.FailsOnRankOne")
     check_refused(outcome, "hetmpi: RuntimeError: the disk of rank one is gone (rank 1 of 2")
 
 
@@ -89,8 +93,9 @@ def test_the_last_ranks_fail_together_and_one_speaks():
     check_refused(outcome, "hetmpi: RuntimeError: no disk here (rank 2 of 4")
 
 
-def test_a_rank_killed():
-    outcome = train(2, *SMALL, "data._target_=broken_data.DiesOnRankOne")
+@pytest.mark.parametrize("how", [[], ALLTOALL])
+def test_a_rank_killed(how):
+    outcome = train(2, *SMALL, *how, "data._target_=broken_data.DiesOnRankOne")
     assert outcome.code != 0 and outcome.survivors == []
 
 
