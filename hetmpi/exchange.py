@@ -115,7 +115,9 @@ class AlltoallOwners(Owners):
         """As Owners.read; what others sent this rank before is in the rows that it gives them. Collective."""
         comm, (width, dtype), part = self.window.world.comm, self._shape(array), route.of_ranks(self._is_far)
         counts = np.diff(part.first)
-        asked = swap_counts(self.window.world, counts)
+        self.window.sync()
+        asked = swap_counts(self.window.world, counts)  # ranks meet: at s = 0 all have applied the last step
+        self.window.sync()
         rows = self._buffer("asked", asked.sum(), 1, np.int64)[:, 0]
         comm.Alltoallv([part.rows, counts, MPI.INT64_T], [rows, asked, MPI.INT64_T])
         answers = self._serve(array, rows)

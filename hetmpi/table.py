@@ -16,6 +16,9 @@ s >= 1, bounded: ranks go on without waiting for each other (HET's client rules,
     write    to the lines, with a preview of what the owner will do; sums that are due, sums of lines that went, and
              gradients of keys without a line go to their owners, whose engines apply them as they arrive
     Only `flush` and `close` are collective.
+
+Where rows travel between nodes by alltoall (hetmpi/exchange.py), `read`, `peek`, `prefetch`, `write`, `flush` and `await_owners`
+are collective at any s: all ranks make the same calls in the same order.
 """
 
 from __future__ import annotations
@@ -244,8 +247,12 @@ class EmbeddingTable:
         self._await_drained(deadline)
 
     def await_owners(self):
-        """Waits until the owners have taken in what this rank sent: at s >= 1 not collective, at s = 0 as flush()."""
-        self._await_writes()
+        """Waits until the owners have taken in what this rank sent: at s >= 1 not collective, at s = 0 as flush(). In an
+        exchange by alltoall collective, and at s >= 1 this rank has then taken in what it was sent."""
+        if self.staleness.is_synchronous:
+            self._settle()
+        else:
+            self._await_writes()
 
     def close(self):
         """Frees the memory: arrays taken from `shard` are gone with it, and updates not flushed. Closing twice is fine.
@@ -385,7 +392,7 @@ class EmbeddingTable:
         """Waits until what this rank wrote is with the owners, so that what is fetched now has it; at s = 0 what all
         ranks wrote."""
         if self.staleness.is_synchronous:
-            return self._settle()
+            return self._settle(meets=not self._owners.is_collective)
         self._check_open()
         if self._cache.num_pushes or (self._owners.is_collective and self._has_read):
             self._push()  # sums of lines that went in a read after which nothing was written
@@ -464,7 +471,8 @@ class EmbeddingTable:
         self.counters.push_bytes += self._outbox.send(message, True, self._drain_inbox)
         self.counters.pushed += len(values)
 
-    def _settle(self):
+    def _settle(self, meets: bool = True):
+        """Applies the gradients of the last step. meets: then waits for all ranks, unless what follows does so."""
         self._check_open()
         if not self._is_written:
             return
@@ -474,7 +482,8 @@ class EmbeddingTable:
         self._inbox.apply(self._rule)
         self.step += 1
         self._is_written = False
-        self.window.fence()
+        if meets:
+            self.window.fence()
 
     def _drain_inbox(self):
         self._inbox.poll(NAP_S)

@@ -137,6 +137,10 @@ class RmaWindow:
         if self._far is not None:
             self._far.Flush_all()
 
+    def sync(self):
+        """Before and after a message between ranks of a node: what one wrote in its memory before, the other sees after."""
+        self._shared.Sync()
+
     def fence(self):
         """Waits for all ranks; what each wrote in its memory before is seen by all after. Collective."""
         self._shared.Sync()
