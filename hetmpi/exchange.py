@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,13 +30,13 @@ TRIALS = 5
 
 @dataclass
 class Exchange:
-    """This rank's ways to the owners. name: rma or alltoall, None where all ranks share a node; trials_ms: name -> the
-    time of a trial on the slowest rank, None if nothing was tried."""
+    """This rank's ways to the owners. name: rma or alltoall, None where all ranks share a node; why: one sentence, if it
+    was chosen here."""
 
     name: str | None
     owners: Owners
     outbox: Outbox | AlltoallOutbox
-    trials_ms: dict[str, float] | None = None
+    why: str | None = None
 
 
 def open_exchange(
@@ -48,14 +48,16 @@ def open_exchange(
     makes = {"rma": open_rma, "alltoall": open_alltoall}
     if kind != "auto":
         return makes[kind](window, engine, record)
+    if not window.reaches_far:
+        return replace(makes["alltoall"](window, engine, record), why="this MPI makes no one-sided window over several nodes")
     ways = {name: make(window, engine, record) for name, make in makes.items()}
     times = fetch_ms([way.owners for way in ways.values()], partition, num_rows)
     trials = dict(zip(ways, times.tolist()))
     chosen = ways.pop(min(trials, key=trials.get))
-    chosen.trials_ms = trials
     for other in ways.values():
         other.outbox.close()
-    return chosen
+    shown = ", ".join(f"{ms:.2f} ms by {name}" for name, ms in trials.items())
+    return replace(chosen, why=f"fetching {TRIAL_KEYS:,} random rows took {shown}")
 
 
 def open_rma(window: RmaWindow, engine: _C.Engine | None, record: _C.RecordFormat) -> Exchange:

@@ -87,7 +87,7 @@ class EmbeddingTable:
         self.step, self.counters, self.spans = 0, Counters(), spans or Spans()
         self._anticipate = staleness.factor(world.size)
         self._is_far = far_ranks(world)
-        self._open(inbox_bytes, reaches_far=exchange != "alltoall")
+        self._open(inbox_bytes, {"rma": "needed", "auto": "wanted", "alltoall": "unused"}[exchange])
         self._initialise(table_seed(seed, name), init_std)
         try:
             self._cache = make_cache(world, cache, num_rows, dim, optimizer)  # now that the shards have taken their memory
@@ -98,12 +98,12 @@ class EmbeddingTable:
         self.window.fence()
         self._start(exchange)
 
-    def _open(self, inbox_bytes: int, reaches_far: bool):
-        """Memory that others can use, and this rank theirs."""
+    def _open(self, inbox_bytes: int, far: str):
+        """Memory that others can use, and this rank theirs. far: as for RmaWindow."""
         world, is_synchronous = self.world, self.staleness.is_synchronous
         self._record = _C.RecordFormat(self.dim if is_synchronous else self._rule.sum_dim, not is_synchronous)
         rings = ring_bytes(inbox_bytes if world.size > 1 else 0, world.size, self._record)
-        self.window = RmaWindow(world, [self._layout(rank, rings) for rank in range(world.size)], reaches_far)
+        self.window = RmaWindow(world, [self._layout(rank, rings) for rank in range(world.size)], far)
         self.shard = self.window.local
 
     def _start(self, exchange: str):

@@ -77,7 +77,7 @@ class Training:
         )  # fmt: skip
         self.log = None
         if world.rank == 0:
-            print("\n".join([self._plan(), *self._trials()]), flush=True)
+            print("\n".join([self._plan(), *self._choice()]), flush=True)
             self.log = RunLog(config.run.dir, OmegaConf.to_yaml(config), self.total_steps)
         self.train_s = 0.0
 
@@ -154,13 +154,10 @@ class Training:
             f"results in {config.run.dir}"
         )
 
-    def _trials(self) -> list[str]:
-        """Why rows travel between nodes as they do, in one line, if that was tried."""
-        trials = self.table.exchange.trials_ms
-        if trials is None:
-            return []
-        times = ", ".join(f"{ms:.2f} ms by {name}" for name, ms in trials.items())
-        return [f"rows of other nodes by {self.table.exchange.name}: a trial took {times} (table.exchange=auto)"]
+    def _choice(self) -> list[str]:
+        """How rows travel between nodes and why, in one line, if table.exchange=auto had a choice."""
+        exchange = self.table.exchange
+        return [] if exchange.why is None else [f"table.exchange={exchange.name}: {exchange.why}"]
 
     def _data(self):
         data = build(self.config.data)

@@ -72,9 +72,9 @@ class Memory:
 class RmaWindow:
     """The memory of all ranks: `near[rank]` as arrays for ranks of this node, get / put / flush for the others."""
 
-    def __init__(self, world: World, layouts: list[Layout], reaches_far: bool = True):
-        """layouts: one per rank, the same list on every rank. reaches_far: False where nobody will call get and put.
-        Collective. Raises Refused if memory is short."""
+    def __init__(self, world: World, layouts: list[Layout], far: str = "needed"):
+        """layouts: one per rank, the same list on every rank. far: whether get and put are needed; `wanted`, if this MPI can
+        make a window over several nodes; or `unused`. Collective. Raises Refused if memory is short."""
         self.world, self.layouts = world, layouts
         check_memory(world, layouts)
         info = MPI.Info.Create({"alloc_shared_noncontig": "true"})  # each shard on its owner's NUMA node
@@ -83,10 +83,8 @@ class RmaWindow:
         self.near = {rank: self._near(i, layouts[rank]) for i, rank in enumerate(world.node_ranks)}
         self.local = self.near[world.rank]
         self._far = None
-        if reaches_far and not world.is_one_node:
-            self._far = MPI.Win.Create(self._shared.tomemory(), 1, comm=world.comm)
-            self._far.Lock_all(MPI.MODE_NOCHECK)
-            check_unified(self._far)
+        if far != "unused" and not world.is_one_node:
+            self._far = self._open_far(far == "needed")
         self._shared.Lock_all(MPI.MODE_NOCHECK)
         mine = layouts[world.rank]
         self.items = {  # array -> (one row of it, its numbers)
@@ -95,6 +93,23 @@ class RmaWindow:
             "clock": (MPI.INT32_T.Create_contiguous(1).Commit(), MPI.INT32_T),
         }
         self._buffers: dict[tuple, np.ndarray] = {}
+
+    @property
+    def reaches_far(self) -> bool:
+        """Whether get and put reach other nodes."""
+        return self._far is not None
+
+    def _open_far(self, is_needed: bool) -> MPI.Win | None:
+        """The window over all ranks; None where this MPI cannot make it and it is not needed."""
+        try:
+            window = MPI.Win.Create(self._shared.tomemory(), 1, comm=self.world.comm)
+        except MPI.Exception:  # Open MPI 4.1 over TCP; on all ranks alike
+            if is_needed:
+                raise
+            return None
+        window.Lock_all(MPI.MODE_NOCHECK)
+        check_unified(window)
+        return window
 
     def _near(self, node_rank: int, layout: Layout) -> Memory:
         memory, _ = self._shared.Shared_query(node_rank)
