@@ -1,4 +1,4 @@
-"""How a rank reaches owners on other nodes: one-sided (Owners, Outbox), or by MPI_Alltoallv, as here; and which to take.
+"""How a rank reaches other nodes: one-sided (Owners, Outbox), or by MPI_Alltoallv as here; and which of both to take.
 
 Some MPI libraries have slow one-sided calls between hosts, or none. Here the ids of rows go out and rows come back by
 MPI_Alltoallv, and so do gradients: each rank puts what it is sent into the rings of its own memory, as if the origin had,
@@ -94,14 +94,18 @@ def far_ranks(world: World) -> np.ndarray:
 
 
 def swap_counts(world: World, counts: np.ndarray) -> np.ndarray:
-    """Tells each rank its entry of counts (size,) int64; what the others tell this one, (size,) int64. Ranks meet here, so
-    here they wait: a long wait is warned of. Collective."""
-    came, patience = np.empty(world.size, np.int64), Patience(world)
-    request = world.comm.Ialltoall(np.ascontiguousarray(counts, np.int64), came)
+    """Tells each rank its entry of counts (size,) int64; what the others tell this one, (size,) int64. Collective."""
+    came = np.empty(world.size, np.int64)
+    await_all(world, world.comm.Ialltoall(np.ascontiguousarray(counts, np.int64), came))
+    return came
+
+
+def await_all(world: World, request: MPI.Request):
+    """Waits for the call in which ranks meet, and says so if some do not come."""
+    patience = Patience(world)
     while not request.Test():
         patience.check(lambda: "for all ranks to read or write the table as often as it does")
         os.sched_yield()
-    return came
 
 
 class AlltoallOwners(Owners):
@@ -130,8 +134,8 @@ class AlltoallOwners(Owners):
         self.read_near(array, route, out)
 
     def any(self, here: bool) -> bool:
-        anywhere = np.array([here])
-        self.window.world.comm.Allreduce(MPI.IN_PLACE, anywhere, MPI.LOR)
+        world, anywhere = self.window.world, np.array([here])
+        await_all(world, world.comm.Iallreduce(MPI.IN_PLACE, anywhere, MPI.LOR))
         return bool(anywhere[0])
 
     def _serve(self, array: str, rows: np.ndarray) -> np.ndarray:

@@ -226,7 +226,7 @@ class Training:
 
     def _held_out(self):
         """This rank's share of the held-out data, in batches."""
-        begin, end = self._shares()[self.world.rank :][:2]
+        begin, end = self._shares()[self.world.rank : self.world.rank + 2]
         size = self.config.eval.batch_size
         for start in range(begin, end, size):
             yield to_batch(self.data.valid(start, min(start + size, end)))

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import time
 
 import numpy as np
 import pytest
@@ -250,3 +251,15 @@ def test_tables_of_both_exchanges_train_side_by_side(apart):
 def test_an_unknown_exchange_is_refused(world):
     with pytest.raises(ValueError, match="table.exchange must be one of auto, rma, alltoall, got mail"):
         make_table(world, exchange="mail")
+
+
+def test_a_rank_that_waits_long_for_another_says_so(apart, monkeypatch, capfd):
+    if apart.is_one_node:
+        pytest.skip("takes two nodes")
+    monkeypatch.setattr("hetmpi.world.WARN_AFTER_S", 0.2)
+    table = make_table(apart, exchange="alltoall")
+    if apart.rank == 0:
+        time.sleep(1)
+    table.read(torch.arange(3))
+    assert ("for all ranks to read or write" in capfd.readouterr().err) == (apart.rank > 0)
+    table.close()

@@ -164,7 +164,7 @@ def test_the_example_learns(ranks):
     assert float(re.search(r"loss (\S+) after 200 steps", outcome.text)[1]) < 0.3
 
 
-@pytest.mark.parametrize("start", [1, 2])
-def test_memory_does_not_grow_with_steps_of_far_ranks(start):
-    outcome = run([mpiexec(), "-n", "2", sys.executable, str(ROOT / "tests/far_memory.py")])
+@pytest.mark.parametrize("exchange, start", [("rma", 1), ("rma", 2), ("alltoall", 1)])
+def test_memory_does_not_grow_with_steps_of_far_ranks(exchange, start):
+    outcome = run([mpiexec(), "-n", "2", sys.executable, str(ROOT / "tests/far_memory.py"), exchange])
     assert outcome.code == 0, outcome.text
