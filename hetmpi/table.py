@@ -391,9 +391,9 @@ class EmbeddingTable:
     def _await_writes(self):
         """Waits until what this rank wrote is with the owners, so that what is fetched now has it; at s = 0 what all
         ranks wrote."""
+        self._check_open()
         if self.staleness.is_synchronous:
             return self._settle(meets=not self._owners.is_collective)
-        self._check_open()
         if self._cache.num_pushes or (self._owners.is_collective and self._has_read):
             self._push()  # sums of lines that went in a read after which nothing was written
         self._engine.drain()
