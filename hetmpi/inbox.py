@@ -7,6 +7,7 @@ the record. The flush comes late, when this rank has to wait anyhow: the bytes t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,13 +116,44 @@ def write(producer: _C.Producer, message: Message, owner: int, begin: int) -> in
     )
 
 
-class Outbox:
-    """This rank's rings to all other owners."""
+class Sending:
+    """A message on its way into rings, as far as they have room."""
 
-    def __init__(self, window: RmaWindow, record: _C.RecordFormat):
+    def __init__(self, rings: dict, message: Message, to_all: bool):
+        """rings: by the rank that message.route names. to_all: a rank without rows gets an empty record, which says that
+        the step is written."""
+        self.rings, self.message = rings, message
+        ranks = rings if to_all else [int(rank) for rank in message.route.owners() if rank in rings]
+        self._left = {rank: 0 for rank in ranks}  # rank -> its first row not yet sent
+
+    def proceed(self) -> bool:
+        """Sends what fits now; True when all of it and "last" are sent."""
+        for rank in list(self._left):
+            if self._send_some(rank):
+                del self._left[rank]
+        return not self._left
+
+    def _send_some(self, rank: int) -> bool:
+        """Sends what one ring takes; True when all of it and "last" are sent."""
+        num_rows = len(self.message.route.of(rank)[0])
+        while True:
+            sent = self.rings[rank].send(self.message, rank, self._left[rank])
+            if sent < 0:
+                return False
+            self._left[rank] += sent
+            if self._left[rank] == num_rows and (sent > 0 or num_rows == 0):
+                return True
+
+
+class Outbox:
+    """This rank's rings to other owners."""
+
+    def __init__(self, window: RmaWindow, record: _C.RecordFormat, owners: Iterable[int] | None = None):
+        """owners: ranks to reach, default all others."""
         world = window.world
         self.window, self.record = window, record
-        self.rings = {owner: self._ring(owner) for owner in range(world.size) if owner != world.rank}
+        others = range(world.size) if owners is None else owners
+        self.rings = {owner: self._ring(owner) for owner in others if owner != world.rank}
         self.far = [ring for ring in self.rings.values() if isinstance(ring, FarRing)]
         self._asked: list[FarRing] = []  # whose tails are on their way into _tails
         self._tails = np.empty(0, np.uint64)
@@ -137,17 +169,12 @@ class Outbox:
         """Sends every owner its part; with `to_all` an empty one too, so that each learns that the step is written. Owners
         elsewhere see it after publish().
 
-        while_waiting() is called whenever a ring is full: it must drain this rank's own inbox, or ranks that send to each
-        other would wait for ever. Returns the bytes sent."""
-        owners = self.rings if to_all else [int(owner) for owner in message.route.owners() if owner in self.rings]
-        left = {owner: 0 for owner in owners}  # owner -> first routed row not yet sent
-        while left:
-            for owner in list(left):
-                if self._send_some(message, owner, left):
-                    del left[owner]
-            if left:
-                self.publish()
-                while_waiting()
+        while_waiting() is called whenever a ring is full: it must drain this rank's own inbox and call progress(), or ranks
+        that send to each other would wait for ever. Returns the bytes sent."""
+        sending = Sending(self.rings, message, to_all)
+        while not sending.proceed():
+            self.publish()
+            while_waiting()
         return message.route.num_elsewhere(self.window.world.rank) * self.record.row_bytes
 
     def publish(self):
@@ -156,6 +183,10 @@ class Outbox:
             self.window.flush()
             for ring in self.far:
                 ring.publish()
+
+    def progress(self):
+        """Lets what is on its way move along while this rank waits on memory."""
+        self.window.world.progress()
 
     def is_drained(self) -> bool:
         """Whether all owners have taken in everything sent; asks those elsewhere."""
@@ -193,13 +224,5 @@ class Outbox:
         """Owners that have not taken in everything sent, as far as is known here."""
         return [owner for owner, ring in self.rings.items() if not ring.is_drained()]
 
-    def _send_some(self, message: Message, owner: int, left: dict) -> bool:
-        """Sends `owner` what its ring takes; True when all of it and "last" are sent."""
-        num_rows = len(message.route.of(owner)[0])
-        while True:
-            sent = self.rings[owner].send(message, owner, left[owner])
-            if sent < 0:
-                return False
-            left[owner] += sent
-            if left[owner] == num_rows and (sent > 0 or num_rows == 0):
-                return True
+    def close(self):
+        """Nothing is left to do: freeing the window completes what was posted."""

@@ -16,7 +16,11 @@ from hetmpi.window import RmaWindow
 
 class Owners:
     """Reads the shards of all ranks. With an engine, this rank's own shard is read while the engine does not write it;
-    a row of another rank may be seen half written, which bounded staleness accepts (docs/sharp_bits.md)."""
+    a row of another rank may be seen half written, which bounded staleness accepts (docs/sharp_bits.md).
+
+    is_collective   whether all ranks have to read equally often"""
+
+    is_collective = False
 
     def __init__(self, window: RmaWindow, engine: _C.Engine | None):
         self.window = window
@@ -28,6 +32,14 @@ class Owners:
         self.read_near(array, route, out)
         self.window.flush()
         far.place(out)
+
+    def asks(self, wanted: np.ndarray) -> bool:
+        """Whether a read of the keys wanted (n,) bool is to be made: not one of none, unless others wait for it."""
+        return self.is_collective or bool(wanted.any())
+
+    def any(self, here: bool) -> bool:
+        """Whether something holds here or, if reads are collective, on any rank."""
+        return here
 
     def read_near(self, array: str, route: Route, out: np.ndarray):
         """The part of read() that this node's ranks own."""

@@ -36,6 +36,12 @@ class Route:
             return self
         return Route(*_C.part_of_route(self.order, self.rows, self.first, chosen))
 
+    def of_ranks(self, ranks: np.ndarray) -> Route:
+        """The part of the keys that these ranks (size,) bool hold, at their positions in the whole batch."""
+        counts = np.diff(self.first)
+        held = np.repeat(ranks, counts)
+        return Route(self.order[held], self.rows[held], np.concatenate([[0], np.cumsum(counts * ranks)]))
+
     def held_by(self, ranks: np.ndarray) -> np.ndarray:
         """Which of the keys of a whole batch belong to these ranks (size,) bool: (n,) bool."""
         held = np.empty(len(self.order), bool)

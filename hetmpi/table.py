@@ -16,6 +16,9 @@ s >= 1, bounded: ranks go on without waiting for each other (HET's client rules,
     write    to the lines, with a preview of what the owner will do; sums that are due, sums of lines that went, and
              gradients of keys without a line go to their owners, whose engines apply them as they arrive
     Only `flush` and `close` are collective.
+
+Where rows travel between nodes by alltoall (hetmpi/exchange.py), `read`, `peek`, `prefetch`, `write`, `flush` and `await_owners`
+are collective at any s: all ranks make the same calls in the same order.
 """
 
 from __future__ import annotations
@@ -30,22 +33,21 @@ import torch
 
 from hetmpi import _C
 from hetmpi.cache import CacheSettings, Staleness, make_cache
-from hetmpi.inbox import Message, Outbox
+from hetmpi.exchange import EXCHANGES, far_ranks, open_exchange
+from hetmpi.inbox import Message
 from hetmpi.metrics import Counters
-from hetmpi.optim import RowOptimizer
-from hetmpi.owners import Owners
+from hetmpi.optim import RowOptimizer, check_choice
 from hetmpi.partition import Route, make_partition
 from hetmpi.reading import Reading
 from hetmpi.spans import Spans
 from hetmpi.window import Layout, RmaWindow, ring_bytes
-from hetmpi.world import Refused, World
+from hetmpi.world import Patience, Refused, World
 
 NO_SLOTS = np.empty(0, np.int64)
 INIT_CHUNK_ROWS = 1 << 20
 MOST_AHEAD = 4  # batches announced and not read yet
 POLL_S = 0.001
 NAP_S = 50e-6  # between two looks at what others are to do: short beside a step, long beside a look
-WARN_AFTER_S = 60
 
 
 class EmbeddingTable:
@@ -71,21 +73,24 @@ class EmbeddingTable:
         staleness: Staleness = Staleness(0),
         cache: CacheSettings = CacheSettings(capacity_rows=0),
         spans: Spans | None = None,
+        exchange: str = "rma",
     ):
         """Allocates the shards and gives every row its first value, normal with deviation `init_std`, which depends on
         (seed, name, key) alone. inbox_bytes: memory of each rank for gradients on their way in. spans: where times are
-        added, None for the table's own. Collective.
+        added, None for the table's own. exchange: how rows and gradients travel between nodes: rma, one-sided; alltoall, by
+        calls that all ranks make; auto, whichever fetches rows faster here. Collective.
 
-        Raises Refused if memory is short, ValueError for an unknown partition or an impossible shape."""
+        Raises Refused if memory is short, ValueError for an unknown partition or exchange or an impossible shape."""
         if dim < 1:
             raise Refused(f"table.dim must be at least 1, got {dim}")
+        check_choice("table.exchange", exchange, EXCHANGES)
         self.world, self.num_rows, self.dim, self.staleness = world, num_rows, dim, staleness
         self.optimizer, self._rule = optimizer, optimizer.core(dim)
         self.partition = make_partition(partition, num_rows, world.size)
         self.step, self.counters, self.spans = 0, Counters(), spans or Spans()
         self._anticipate = staleness.factor(world.size)
-        self._is_far = ~np.isin(np.arange(world.size), world.node_ranks)  # (size,) bool: ranks of other nodes
-        self._open(inbox_bytes)
+        self._is_far = far_ranks(world)
+        self._open(inbox_bytes, {"rma": "needed", "auto": "wanted", "alltoall": "unused"}[exchange])
         self._initialise(table_seed(seed, name), init_std)
         try:
             self._cache = make_cache(world, cache, num_rows, dim, optimizer)  # now that the shards have taken their memory
@@ -94,19 +99,19 @@ class EmbeddingTable:
             raise
         self._admitted = cache.admitted(world) & (self._cache.capacity_rows > 0)  # (size,) bool: ranks whose rows it keeps
         self.window.fence()
-        self._start()
+        self._start(exchange)
 
-    def _open(self, inbox_bytes: int):
-        """Shared memory, and this rank's ways into that of the others."""
+    def _open(self, inbox_bytes: int, far: str):
+        """Memory that others can use, and this rank theirs. far: as for RmaWindow."""
         world, is_synchronous = self.world, self.staleness.is_synchronous
         self._record = _C.RecordFormat(self.dim if is_synchronous else self._rule.sum_dim, not is_synchronous)
         rings = ring_bytes(inbox_bytes if world.size > 1 else 0, world.size, self._record)
-        self.window = RmaWindow(world, [self._layout(rank, rings) for rank in range(world.size)])
+        self.window = RmaWindow(world, [self._layout(rank, rings) for rank in range(world.size)], far)
         self.shard = self.window.local
-        self._outbox = Outbox(self.window, self._record)
 
-    def _start(self):
-        """The owner's side: an inbox that waits for every rank's step, or an engine that applies what comes."""
+    def _start(self, exchange: str):
+        """The owner's side: an inbox that waits for every rank's step, or an engine that applies what comes. And this
+        rank's ways to other owners."""
         shard = self.shard.weight, self.shard.state, self.shard.clock
         self._inbox = self._engine = None
         if self.staleness.is_synchronous:
@@ -115,8 +120,10 @@ class EmbeddingTable:
             self._rule.set_step(self.optimizer.lr_at(0), 1)  # others may push before this rank writes
             self._engine = _C.Engine(self.shard.rings, *shard, self._rule)
             weakref.finalize(self, self._engine.stop)  # also at exit, before MPI takes the memory away
-        self._owners = Owners(self.window, self._engine)
+        self.exchange = open_exchange(exchange, self.window, self._engine, self._record, self.partition, self.num_rows)
+        self._owners, self._outbox = self.exchange.owners, self.exchange.outbox
         self._is_closed = False
+        self._has_read = False  # s >= 1: since sums were last sent
         self._is_written = False  # s = 0: a write waits to be settled
         self._last: Reading | None = None
         self._ahead: deque[Reading] = deque()  # announced, in the order they will be read
@@ -143,6 +150,7 @@ class EmbeddingTable:
         At s = 0 collective after a write. Raises Refused for keys of another dtype or shape, or out of range."""
         with self.spans("drain"):
             self._take_turn()
+        self._has_read = True
         with self.spans("find"):
             reading = self._last = self._next(keys)
             admitted = reading.route.held_by(self._admitted)
@@ -156,8 +164,8 @@ class EmbeddingTable:
         return rows
 
     def peek(self, keys: torch.Tensor) -> torch.Tensor:
-        """The owners' rows, for evaluation: no other rank need take part, no line is used, nothing is counted.
-        REQUIRES: flush() since a write, on every rank."""
+        """The owners' rows, for evaluation: no line is used, nothing is counted, and no other rank need take part but in an
+        exchange by alltoall. REQUIRES: flush() since a write, on every rank."""
         if self._is_written:
             raise RuntimeError("EmbeddingTable.peek: a write is not settled yet: call flush() on every rank first")
         route = Route.of_keys(self.partition, self._checked(keys, "peek"))
@@ -177,7 +185,10 @@ class EmbeddingTable:
         if len(self._ahead) == MOST_AHEAD:
             raise RuntimeError(f"EmbeddingTable.prefetch: {MOST_AHEAD} batches are announced and not read yet, the most there may be")
         with self.spans("prefetch"):
-            reading = Reading(keys, self._checked(keys, "prefetch"), self.partition)
+            array = self._checked(keys, "prefetch")
+            if self._owners.is_collective:
+                return  # nothing travels ahead
+            reading = Reading(keys, array, self.partition)
             self._ahead.append(reading)
             if self.staleness.is_synchronous:
                 self._post_early(reading)
@@ -213,26 +224,39 @@ class EmbeddingTable:
             if self.staleness.is_synchronous:
                 self._settle()
             else:
-                self.push_pending()
+                self._check_open()
+                self._push_all(float("inf"))
                 self.window.fence()
 
     def push_pending(self, timeout_s: float = float("inf")):
         """Sends the owners every update this rank holds back, and waits until they have taken them in. Not collective:
         for a rank that leaves. At s = 0 nothing is held back. Raises TimeoutError if owners do not answer in time; what
-        had no room in their inboxes is lost then."""
+        had no room in their inboxes is lost then. Raises RuntimeError if there is something to send and the exchange is
+        by alltoall, where no rank can send alone."""
         self._check_open()
         if self.staleness.is_synchronous:
             return
-        deadline = time.monotonic() + timeout_s
+        if self._owners.is_collective:
+            self._cache.take_all()
+            if self._cache.num_pushes:
+                raise RuntimeError(f"{self._cache.num_pushes:,} sums of gradients: with exchange=alltoall no rank sends alone")
+            return
+        self._push_all(time.monotonic() + timeout_s)
+
+    def _push_all(self, deadline: float):
+        """Sends the owners every update this rank holds back, and waits until they have taken them in."""
         self._forget(self._ahead)
         self._cache.take_all()
         self._push(deadline)
         self._await_drained(deadline)
 
     def await_owners(self):
-        """Waits until the owners have taken in what this rank sent: at s >= 1 not collective, at s = 0 as flush()."""
-        self._take_turn()
-        if not self.staleness.is_synchronous:
+        """Waits until the owners have taken in what this rank sent: at s >= 1 not collective, at s = 0 as flush(). In an
+        exchange by alltoall collective, and at s >= 1 this rank has then taken in what it was sent."""
+        if self.staleness.is_synchronous:
+            self._settle()
+        else:
+            self._take_turn()
             self._await_drained(float("inf"))
 
     def close(self):
@@ -245,7 +269,8 @@ class EmbeddingTable:
         if self._engine is not None:
             self.world.comm.Barrier()  # the engine serves ranks that still read and write
             self._engine.stop()
-        self._inbox = self._engine = self._owners = self._outbox = self.shard = self._last = None
+        self._outbox.close()
+        self._inbox = self._engine = self._owners = self._outbox = self.exchange = self.shard = self._last = None
         self._ahead.clear()
         self.window.free()
 
@@ -267,13 +292,15 @@ class EmbeddingTable:
     def _take_turn(self):
         """Brings this rank to where it may read: at s = 0 all ranks' writes are with their owners; at s >= 1 what was handed
         out is sent, and owners elsewhere see what was sent."""
-        if self.staleness.is_synchronous:
-            return self._settle()
         self._check_open()
-        if self._cache.num_pushes:  # of lines that went in a read after which nothing was written
-            self._push()
+        if self.staleness.is_synchronous:
+            return self._settle(meets=not self._owners.is_collective)
+        if self._cache.num_pushes or (self._owners.is_collective and self._has_read):
+            self._push()  # sums of lines that went in a read after which nothing was written
         self._engine.drain()
         self._outbox.publish()
+        if self._owners.is_collective:
+            self._await_drained(float("inf"))
 
     def _next(self, keys: torch.Tensor) -> Reading:
         """What is known of `keys`. Batches announced before it, which nobody read, are forgotten."""
@@ -305,7 +332,10 @@ class EmbeddingTable:
         """Which lines are too old to be read, or are to be renewed beside: (n,) bool. Gets the clocks it takes."""
         num, bound = reading.num, self.staleness.at(self.step)
         if self.staleness.is_synchronous:
-            self._read_clocks(reading, admitted if reading.posted is None else admitted | reading.posted)
+            if self._cache.capacity_rows > 0 or reading.posted is not None:
+                self._read_clocks(reading, admitted if reading.posted is None else admitted | reading.posted)
+        elif self._owners.is_collective:
+            self._read_clocks(reading, reading.slots < 0 if bound == _C.UNBOUNDED else np.ones(num, bool))
         else:
             if reading.asked is None:
                 self._await_taken_in(reading.array)
@@ -334,7 +364,7 @@ class EmbeddingTable:
 
     def _read_clocks(self, reading: Reading, wanted: np.ndarray):
         """Gets the owners' clocks of the wanted keys (n,) bool, as they are now."""
-        if wanted.any():
+        if self._owners.asks(wanted):
             route = reading.route.where(wanted)
             self._owners.read("clock", route, reading.clocks)
             self.counters.clock_bytes += 4 * route.num_elsewhere(self.world.rank)
@@ -378,16 +408,15 @@ class EmbeddingTable:
     ):  # fmt: skip
         """Brings the needed rows (n, dim), and the states (n, state_dim) of those the cache may keep, from their owners
         to their positions."""
-        if not needed.any():
+        if not self._owners.asks(needed):
             return
-        if not self.staleness.is_synchronous:
-            self._await_taken_in(reading.array[needed])
-            if reading.asked is not None:  # those of other nodes were in transit when the others were ordered
-                self._read_clocks(reading, needed & reading.asked)
+        if reading.asked is not None and not self.staleness.is_synchronous:
+            self._await_taken_in(reading.array[needed])  # they were in transit when the others were ordered
+            self._read_clocks(reading, needed & reading.asked)
         route = reading.route.where(needed)
         self._owners.read("weight", route, rows)
         self.counters.row_bytes += 4 * self.dim * route.num_elsewhere(self.world.rank)
-        if self._wants_state and (needed & admitted).any():
+        if self._wants_state and self._owners.asks(needed & admitted):
             state_route = reading.route.where(needed & admitted)
             self._owners.read("state", state_route, states)
             self.counters.row_bytes += 4 * self._rule.state_dim * state_route.num_elsewhere(self.world.rank)
@@ -490,16 +519,21 @@ class EmbeddingTable:
         if self._ahead and self._ahead[0].posted is not None:  # for a read that did not come before this write
             self._forget([self._ahead[0]])
         num, lr = reading.num, self.optimizer.lr_at(self.step)
-        keys, slots = reading.array[:num], reading.slots[:num]
         self._cache.set_step(lr, self.step + 1)
         self._engine.set_step(lr, self.step + 1)
-        if not reading.is_found:
-            reading.only_batch()
-            keys, slots = reading.array, reading.slots
-            self._cache.find(keys, slots, counts_as_use=False)
-            self._read_clocks(reading, np.ones(num, bool))
+        if self._owners.any(not reading.is_found):
+            self._find_unread(reading)
+        keys, slots, clocks = reading.array[:num], reading.slots[:num], reading.clocks[:num]
         self._cache.update(slots, grads, self._anticipate)
-        self._cache.pass_on(keys, slots, reading.clocks[:num], grads)
+        self._cache.pass_on(keys, slots, clocks, grads)
+
+    def _find_unread(self, reading: Reading):
+        """Brings what a read would have told of keys that were not read."""
+        is_unread = not reading.is_found
+        if is_unread:
+            reading.only_batch()
+            self._cache.find(reading.array, reading.slots, counts_as_use=False)
+        self._read_clocks(reading, np.full(len(reading.array), is_unread))
 
     def _push_due(self, reading: Reading, held: np.ndarray):
         """Sends what the write handed out, and sums that are due, but for lines held (m,) int64: they are renewed first."""
@@ -512,14 +546,16 @@ class EmbeddingTable:
     def _push(self, deadline: float = float("inf")):
         """Sends the owners all sums that the cache has handed out."""
         keys, clocks, counts, sums = self._cache.take_pushes()
-        if not len(keys):
+        self._has_read = False
+        if not len(keys) and not self._owners.is_collective:
             return
         route = Route.of_keys(self.partition, keys)
         rows, order = route.of(self.world.rank)
         self._engine.apply(rows, sums, order, clocks, counts)
         message = Message(self.step, route, sums, clocks, counts)
         self.counters.push_bytes += self._outbox.send(message, False, lambda: self._drain_engine(deadline))
-        self._outbox.note(keys[route.elsewhere(self.world.rank)], [r for r in route.owners() if r != self.world.rank])
+        if not self._owners.is_collective:  # else all is taken in before the next read
+            self._outbox.note(keys[route.elsewhere(self.world.rank)], [r for r in route.owners() if r != self.world.rank])
         self.counters.pushed += len(keys)
 
     def _drain_engine(self, deadline: float):
@@ -527,7 +563,7 @@ class EmbeddingTable:
         if time.monotonic() > deadline:
             raise TimeoutError(f"rank(s) {self._outbox.behind()} have not taken in the gradients sent to them in time")
         if not self._engine.drain():
-            self.world.progress()
+            self._outbox.progress()
             time.sleep(NAP_S)
 
     def _await_drained(self, deadline: float):
@@ -550,13 +586,14 @@ class EmbeddingTable:
         self.counters.push_bytes += self._outbox.send(message, True, self._drain_inbox)
         self.counters.pushed += len(values)
 
-    def _settle(self):
-        """Waits until all ranks' gradients of the last write are in the rows."""
+    def _settle(self, meets: bool = True):
+        """Waits until all ranks' gradients of the last write are in the rows. meets: not where what follows makes ranks meet."""
         self._check_open()
         if self._is_written:
             if not self.world.is_one_node:
                 self._take_in()
-            self.window.fence()
+            if meets:
+                self.window.fence()
             self.step += 1
             self._is_written = False
 
@@ -569,13 +606,13 @@ class EmbeddingTable:
 
     def _drain_inbox(self):
         self._inbox.poll(NAP_S)
-        self.world.progress()
+        self._outbox.progress()
 
     def _await_all(self):
         """Sums the messages of this step until every rank's are here."""
         patience = Patience(self.world)
         while not self._inbox.poll(POLL_S):
-            self.world.progress()
+            self._outbox.progress()
             patience.check(lambda: f"in step {self.step + 1} for the gradients of rank {self._inbox.awaited}")
 
     # Keys and gradients as they come in.
@@ -609,20 +646,6 @@ class EmbeddingTable:
     def _check_open(self):
         if self._is_closed:
             raise RuntimeError("EmbeddingTable: the table is closed")
-
-
-class Patience:
-    """Says so, once, when a wait is long."""
-
-    def __init__(self, world: World):
-        self.world, self.warn_at = world, time.monotonic() + WARN_AFTER_S
-
-    def check(self, what):
-        """what(): a sentence's end, "in step 3 for rank 1"."""
-        if time.monotonic() > self.warn_at:
-            text = f"hetmpi: rank {self.world.rank} on {self.world.host} has waited {WARN_AFTER_S} s {what()}"
-            print(text, file=sys.stderr, flush=True)
-            self.warn_at = float("inf")
 
 
 def kind_of(value) -> str:

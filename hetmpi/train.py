@@ -80,7 +80,7 @@ class Training:
         )  # fmt: skip
         self.log = None
         if world.rank == 0:
-            print(self._plan(), flush=True)
+            print("\n".join([self._plan(), *self._choice()]), flush=True)
             self.log = RunLog(config.run.dir, OmegaConf.to_yaml(config), self.total_steps)
         self.train_s = 0.0
 
@@ -122,6 +122,8 @@ class Training:
         self.model.eval()
         with torch.no_grad():
             parts = [self._predict(batch) for batch in self._held_out()]
+            for _ in range(len(parts), self._num_looks()):
+                self.table.peek(torch.empty(0, dtype=torch.int64))  # others may need this rank's answers
         self.model.train()
         columns = [np.concatenate(column) if parts else np.empty(0, np.float32) for column in zip(*parts)]
         gathered = self.world.comm.gather(columns)
@@ -155,6 +157,11 @@ class Training:
             f"{self.world.size} rank(s), {replicated}{self.total_steps:,} steps of {config.batch_size * self.world.size:,} samples, "
             f"results in {config.run.dir}"
         )
+
+    def _choice(self) -> list[str]:
+        """How rows travel between nodes and why, in one line, if table.exchange=auto had a choice."""
+        exchange = self.table.exchange
+        return [] if exchange.why is None else [f"table.exchange={exchange.name}: {exchange.why}"]
 
     def _data(self):
         data = build(self.config.data)
@@ -223,14 +230,23 @@ class Training:
             staleness=staleness_of(self.config),
             cache=cache_of(self.config),
             spans=self.spans,
+            exchange=table.exchange,
         )
 
-    def _held_out(self):
-        """This rank's share of the held-out data, in batches."""
+    def _shares(self) -> list[int]:
+        """Where the ranks' shares of the held-out data begin, and where the last one ends: (size + 1,)."""
         num = self.data.num_valid
         if self.config.eval.max_samples is not None:
             num = min(num, self.config.eval.max_samples)
-        begin, end = (num * r // self.world.size for r in (self.world.rank, self.world.rank + 1))
+        return [num * r // self.world.size for r in range(self.world.size + 1)]
+
+    def _num_looks(self) -> int:
+        """Batches of the rank with the largest share."""
+        return math.ceil(max(np.diff(self._shares())) / self.config.eval.batch_size)
+
+    def _held_out(self):
+        """This rank's share of the held-out data, in batches."""
+        begin, end = self._shares()[self.world.rank : self.world.rank + 2]
         size = self.config.eval.batch_size
         for start in range(begin, end, size):
             yield to_batch(self.data.valid(start, min(start + size, end)))
@@ -314,6 +330,7 @@ class Training:
             "model": self.config.model_name,
             "data": self.config.data_name,
             "world_size": self.world.size,
+            "exchange": self.table.exchange.name,
             "steps": self.total_steps,
             "samples_per_s": samples / self.train_s if self.train_s else None,
             "auc": figures["auc"],

@@ -73,8 +73,9 @@ class Memory:
 class RmaWindow:
     """The memory of all ranks: `near[rank]` as arrays for ranks of this node, get / put / flush for the others."""
 
-    def __init__(self, world: World, layouts: list[Layout]):
-        """layouts: one per rank, the same list on every rank. Collective. Raises Refused if memory is short."""
+    def __init__(self, world: World, layouts: list[Layout], far: str = "needed"):
+        """layouts: one per rank, the same list on every rank. far: whether get and put are needed; `wanted`, if this MPI can
+        make a window over several nodes; or `unused`. Collective. Raises Refused if memory is short."""
         self.world, self.layouts = world, layouts
         check_memory(world, layouts)
         info = MPI.Info.Create({"alloc_shared_noncontig": "true"})  # each shard on its owner's NUMA node
@@ -83,19 +84,34 @@ class RmaWindow:
         self.near = {rank: self._near(i, layouts[rank]) for i, rank in enumerate(world.node_ranks)}
         self.local = self.near[world.rank]
         self._far = None
-        if not world.is_one_node:
-            self._far = MPI.Win.Create(self._shared.tomemory(), 1, comm=world.comm)
-            self._far.Lock_all(MPI.MODE_NOCHECK)
-            check_unified(self._far)
+        if far != "unused" and not world.is_one_node:
+            self._far = self._open_far(far == "needed")
         self._shared.Lock_all(MPI.MODE_NOCHECK)
         mine = layouts[world.rank]
-        self._items = {  # array -> (one row of it, its numbers)
+        self.items = {  # array -> (one row of it, its numbers)
             "weight": (MPI.FLOAT.Create_contiguous(mine.dim).Commit(), MPI.FLOAT),
             "state": (MPI.FLOAT.Create_contiguous(max(1, mine.state_dim)).Commit(), MPI.FLOAT),
             "clock": (MPI.INT32_T.Create_contiguous(1).Commit(), MPI.INT32_T),
         }
         self._buffers: dict[tuple, np.ndarray] = {}
         self._is_posted = False  # whether anything was posted since the last flush
+
+    @property
+    def reaches_far(self) -> bool:
+        """Whether get and put reach other nodes."""
+        return self._far is not None
+
+    def _open_far(self, is_needed: bool) -> MPI.Win | None:
+        """The window over all ranks; None where this MPI cannot make it and it is not needed."""
+        try:
+            window = MPI.Win.Create(self._shared.tomemory(), 1, comm=self.world.comm)
+        except MPI.Exception:  # Open MPI 4.1 over TCP; on all ranks alike
+            if is_needed:
+                raise
+            return None
+        window.Lock_all(MPI.MODE_NOCHECK)
+        check_unified(window)
+        return window
 
     def _near(self, node_rank: int, layout: Layout) -> Memory:
         memory, _ = self._shared.Shared_query(node_rank)
@@ -111,7 +127,7 @@ class RmaWindow:
     def get(self, array: str, owner: int, rows: np.ndarray, out: np.ndarray):
         """Posts the fetch of `rows` (m,) int64 of `owner`'s array: weight, state or clock. out (m, width of the array),
         of its dtype, holds them after flush()."""
-        item, number = self._items[array]
+        item, number = self.items[array]
         datatype = item.Create_hindexed_block(1, rows * item.size).Commit()  # bytes in 64 bits: no limit on rows
         self._far.Get([out, out.size, number], owner, (getattr(self.layouts[owner], array), 1, datatype))
         datatype.Free()  # MPI keeps it until the get is complete
@@ -143,6 +159,10 @@ class RmaWindow:
             self._far.Flush_all()
             self._is_posted = False
 
+    def sync(self):
+        """Before and after a message between ranks of a node: what one wrote in its memory before, the other sees after."""
+        self._shared.Sync()
+
     def fence(self):
         """Waits for all ranks; what each wrote in its memory before is seen by all after. Collective."""
         self._shared.Sync()
@@ -153,7 +173,7 @@ class RmaWindow:
 
     def free(self):
         """Gives the memory back. Collective."""
-        for item, _ in self._items.values():
+        for item, _ in self.items.values():
             item.Free()
         self.near, self.local, self._buffers = {}, None, {}
         if self._far is not None:

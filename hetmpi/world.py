@@ -26,6 +26,7 @@ from mpi4py import MPI  # noqa: E402
 SPEAK_DELAY_S = 1.0  # longer than a launcher takes to kill the other ranks
 LONGEST_DELAY_S = 6.0
 ABORT_LIMIT_S = 2
+WARN_AFTER_S = 60
 MPI_LIBRARY = re.compile(r"/libmpi(ch|_abi|_gnu\w*|_cray\w*)?\.so")
 
 
@@ -98,6 +99,20 @@ class World:
         if failed[0] == self.rank:
             raise error
         raise ToldElsewhere(f"rank {failed[0]}: {': '.join(errors[failed[0]])}")
+
+
+class Patience:
+    """Says so, once, when a wait is long."""
+
+    def __init__(self, world: World):
+        self.world, self.warn_at = world, time.monotonic() + WARN_AFTER_S
+
+    def check(self, what):
+        """what(): a sentence's end, "in step 3 for rank 1"."""
+        if time.monotonic() > self.warn_at:
+            text = f"hetmpi: rank {self.world.rank} on {self.world.host} has waited {WARN_AFTER_S} s {what()}"
+            print(text, file=sys.stderr, flush=True)
+            self.warn_at = float("inf")
 
 
 def launch(main):

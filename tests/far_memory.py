@@ -14,7 +14,8 @@ WARM_STEPS, STEPS, LIMIT_KB_A_STEP = 300, 1000, 2
 
 def main(world):
     world.start_horovod()
-    table = EmbeddingTable(World(world.comm, ranks_per_node=1), 5000, 16, RowOptimizer(), inbox_bytes=100_000)
+    place, exchange = World(world.comm, ranks_per_node=1), sys.argv[1]
+    table = EmbeddingTable(place, 5000, 16, RowOptimizer(), inbox_bytes=100_000, exchange=exchange)
     generator = torch.Generator().manual_seed(world.rank)
     keys = torch.randperm(5000, generator=generator)[:300]
     for step in range(STEPS):

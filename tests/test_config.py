@@ -56,7 +56,7 @@ def test_the_run_folder_names_model_and_data():
         "log.every_steps=0", "log.every_steps=null", "optim.warmup_steps=-1", "epochs=-1", "epochs=nan", "table.prefetch_batches=2",
         "table.replicate_below_rows=-1", "table.replicate_below_rows=1.5", "table.replicate_below_rows=null",
         "table.staleness=-1", "table.staleness=1.5", "table.staleness=2147483648", "+table.cache.size=5", "train.profile=maybe",
-        "table.staleness_growth=0", "table.anticipate=-1", "table.cache.policy=fifo",
+        "table.staleness_growth=0", "table.anticipate=-1", "table.cache.policy=fifo", "table.exchange=mail",
         "table.cache.admit=some", "table.cache.capacity_rows=-1", "table.cache.capacity_fraction=1.5",
         "table.cache.capacity_rows=5 table.cache.capacity_fraction=0.1", "seed=99999999999999999999", "run.dir=/tmp/ü",
     ])

@@ -6,6 +6,9 @@ import sys
 import pytest
 from launch import SMALL, mpiexec, run, train
 
+ALLTOALL = ["table.exchange=alltoall", "table.ranks_per_node=1"]
+REPLICATED = ["table.replicate_below_rows=60"]
+
 
 def check_refused(outcome, *words):
     """The run failed, told each of `words` exactly once and no library's last words, and every rank was gone in 10 s."""
@@ -23,6 +26,7 @@ def check_refused(outcome, *words):
         ("model=no_such_model", ["Could not find 'model/no_such_model'", "deepfm"]),
         ("optim.rows=lion", ["optim.rows must be one of sgd, adagrad, rowwise_adagrad, adam, got lion"]),
         ("table.partition=ring", ["table.partition must be one of round_robin, range, hash, got ring"]),
+        ("table.exchange=mail", ["table.exchange must be one of auto, rma, alltoall, got mail"]),
         ("batchsize=4", ["did you mean batch_size?"]),
         ("model._target_=nowhere.Model", ["cannot import nowhere.Model"]),
         ("model._target_=torch.nn.Identity", ["torch.nn.Identity: set self.row_dim"]),
@@ -84,10 +88,9 @@ def test_fields_that_are_not_those_of_the_table():
     check_refused(train(2, *SMALL[1:], *replicated), "field_rows must sum to num_rows, 100", "got 90")
 
 
-@pytest.mark.parametrize("replicated", [0, 60])
-def test_an_exception_on_one_rank(replicated):
-    data = ["data._target_=broken_data.FailsOnRankOne", f"table.replicate_below_rows={replicated}"]
-    outcome = train(2, *SMALL, *data)
+@pytest.mark.parametrize("how", [[], REPLICATED, ALLTOALL, [*ALLTOALL, "table.staleness=10"]])
+def test_an_exception_on_one_rank(how):
+    outcome = train(2, *SMALL, *how, "data._target_=broken_data.FailsOnRankOne")
     check_refused(outcome, "hetmpi: RuntimeError: the disk of rank one is gone (rank 1 of 2")
 
 
@@ -96,9 +99,9 @@ def test_the_last_ranks_fail_together_and_one_speaks():
     check_refused(outcome, "hetmpi: RuntimeError: no disk here (rank 2 of 4")
 
 
-@pytest.mark.parametrize("replicated", [0, 60])
-def test_a_rank_killed(replicated):
-    outcome = train(2, *SMALL, "data._target_=broken_data.DiesOnRankOne", f"table.replicate_below_rows={replicated}")
+@pytest.mark.parametrize("how", [[], REPLICATED, ALLTOALL])
+def test_a_rank_killed(how):
+    outcome = train(2, *SMALL, *how, "data._target_=broken_data.DiesOnRankOne")
     assert outcome.code != 0 and outcome.survivors == []
 
 

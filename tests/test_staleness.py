@@ -70,7 +70,7 @@ def open_table(world, case, staleness, growth=None, anticipate=1.0, inbox_bytes=
     cache = CacheSettings(case["capacity_rows"], policy=case["policy"], admit=case["admit"])
     table = EmbeddingTable(
         world, case["num_rows"], case["dim"], RowOptimizer("sgd", 1.0), case["partition"], inbox_bytes=inbox_bytes,
-        staleness=Staleness(staleness, growth, anticipate), cache=cache,
+        staleness=Staleness(staleness, growth, anticipate), cache=cache, exchange=case.get("exchange", "rma"),
     )  # fmt: skip
     for key, row in zip(table.keys().tolist(), table.shard.weight):
         row[:] = first_row(key, case["dim"])
@@ -89,6 +89,11 @@ def batch_of(case, step, rank):
     keys = list({int(case["num_rows"] * draw.random() ** 3) for _ in range(num)})
     draw.shuffle(keys)
     return keys, [[draw.randint(-3, 3) for _ in range(case["dim"])] for _ in keys]
+
+
+def is_collective(case):
+    """Whether ranks have to read and write equally often, at any staleness."""
+    return case.get("exchange") == "alltoall"
 
 
 def tensors(case, keys, grads):
@@ -181,7 +186,8 @@ def follow(world, table, cluster, case):
     mine, later = cluster.ranks[world.rank], tensors(case, *batch_of(case, 0, world.rank))
     for step in range(case["num_steps"]):
         batches = [batch_of(case, step, rank) for rank in range(world.size)]
-        rests = [cluster.ranks[0].staleness != 0 and (case["seed"] + step + rank) % 7 == 0 for rank in range(world.size)]
+        may_rest = cluster.ranks[0].staleness != 0 and not is_collective(case)
+        rests = [may_rest and (case["seed"] + step + rank) % 7 == 0 for rank in range(world.size)]
         (keys, grads), later = later, tensors(case, *batch_of(case, step + 1, world.rank))
         rows = step_apart(
             world, table, keys, None if rests[world.rank] else grads, later[0] if case["prefetch"] else None
@@ -232,7 +238,8 @@ def use_both(cache, reference, keys):
 
 
 def writes_of(case, step, rank):
-    """How often a rank writes its batch of a step; at s = 0 it must be once."""
+    """How often a rank writes its batch of a step; at s = 0 it must be once, in an exchange by alltoall as often as all."""
+    rank = 0 if is_collective(case) else rank
     return 1 if case["staleness"] == 0 else random.Random(f"writes {case['seed']} {step} {rank}").choice([0, 1, 1, 1, 2])
 
 

@@ -61,10 +61,12 @@ def test_horovodrun_gives_the_same_curve(two_ranks, tmp_path):
     check_same_curve(two_ranks, tmp_path)
 
 
-def test_ranks_without_shared_memory_give_the_same_bits(two_ranks, tmp_path):
-    far = ["table.ranks_per_node=1", "table.cache.capacity_fraction=0.5"]
+@pytest.mark.parametrize("exchange", ["rma", "alltoall"])
+def test_ranks_without_shared_memory_give_the_same_bits(two_ranks, tmp_path, exchange):
+    far = ["table.ranks_per_node=1", "table.cache.capacity_fraction=0.5", f"table.exchange={exchange}"]
     outcome = train(2, *CURVE, "batch_size=48", f"run.dir={tmp_path}", *far)
     assert outcome.code == 0, outcome.text
+    assert summary(tmp_path)["exchange"] == exchange
     check_same_curve(two_ranks, tmp_path, tolerance=0)
 
 
@@ -89,6 +91,21 @@ def test_replicated_fields_train_under_a_bound(tmp_path):
     outcome = train(3, *SHORT, *bounded, "steps=150", "batch_size=170", f"run.dir={tmp_path}")
     assert outcome.code == 0, outcome.text
     assert summary(tmp_path)["auc"] > 0.6
+
+
+@pytest.mark.parametrize("staleness", [0, 10])
+def test_ranks_that_exchange_by_alltoall_may_evaluate_different_numbers_of_batches(tmp_path, staleness):
+    uneven = ["eval.every_steps=2", "eval.max_samples=10", "eval.batch_size=2", f"table.staleness={staleness}"]
+    far = ["table.ranks_per_node=2", "table.exchange=alltoall"]
+    outcome = train(3, *SMALL, *uneven, *far, f"run.dir={tmp_path}")
+    assert outcome.code == 0, outcome.text
+
+
+def test_the_exchange_is_chosen_by_a_trial_and_told_once(tmp_path):
+    outcome = train(2, *SMALL, "table.ranks_per_node=1", f"run.dir={tmp_path}")
+    assert outcome.code == 0, outcome.text
+    chosen = summary(tmp_path)["exchange"]
+    assert re.findall(r"table.exchange=(\w+): fetching 2,048 random rows took .* ms by rma, .* ms by alltoall", outcome.text) == [chosen]
 
 
 @pytest.mark.parametrize("below", [0, 700])
@@ -172,7 +189,7 @@ def test_the_example_learns(ranks):
     assert float(re.search(r"loss (\S+) after 200 steps", outcome.text)[1]) < 0.3
 
 
-@pytest.mark.parametrize("start", [1, 2])
-def test_memory_does_not_grow_with_steps_of_far_ranks(start):
-    outcome = run([mpiexec(), "-n", "2", sys.executable, str(ROOT / "tests/far_memory.py")])
+@pytest.mark.parametrize("exchange, start", [("rma", 1), ("rma", 2), ("alltoall", 1)])
+def test_memory_does_not_grow_with_steps_of_far_ranks(exchange, start):
+    outcome = run([mpiexec(), "-n", "2", sys.executable, str(ROOT / "tests/far_memory.py"), exchange])
     assert outcome.code == 0, outcome.text

@@ -1,0 +1,265 @@
+"""Rows and gradients that travel by MPI_Alltoallv instead of one-sided: the same numbers. Run at 1, 2 and 3 ranks."""
+
+import contextlib
+import re
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+from test_staleness import (
+    ALL, PLAIN, STALENESS, batch_of, cases, changes, clocks_of_all, cluster_of, first_row, follow, is_mine, open_table,
+    own_batch_of, pids_here, run_freely, step_freely, stopped, tensors, total_change, trained, writes_of,
+)  # fmt: skip
+from test_table import RULES, all_rows, make_table, train
+
+from hetmpi.cache import CacheSettings, Staleness
+from hetmpi.optim import RowOptimizer
+from hetmpi.partition import PARTITIONS
+from hetmpi.table import EmbeddingTable
+from hetmpi.window import RmaWindow
+from hetmpi.world import World
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture(params=["far", "mixed"])
+def apart(world, request):
+    """Every rank on a node of its own; ranks 0 and 1 on one and rank 2 on another."""
+    if request.param == "mixed" and world.size < 3:
+        pytest.skip("takes 3 ranks")
+    return World(world.comm, ranks_per_node=1 if request.param == "far" else 2)
+
+
+@pytest.mark.parametrize("partition", sorted(PARTITIONS))
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_rows_are_those_of_rma_bit_for_bit(apart, rule, partition):
+    results = []
+    for exchange, prefetch in [("rma", False), ("alltoall", False), ("alltoall", True)]:
+        table = make_table(apart, rule, 0.02, partition=partition, exchange=exchange)
+        assert table.exchange.name == (None if apart.is_one_node else exchange)
+        results.append((train(table, apart, steps=10, prefetch=prefetch), all_rows(table, apart)))
+        table.close()
+    for losses, rows in results[1:]:
+        assert losses == results[0][0]
+        assert np.array_equal(rows, results[0][1])
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_a_cache_changes_no_bit_at_staleness_0(apart, rule):
+    expected, _ = trained(apart, rule, weight_decay=0.01)
+    for capacity_rows, prefetch in [(0, True), (1, False), (64, True), (64, False)]:
+        cache = CacheSettings(capacity_rows, admit="all")
+        found, _ = trained(apart, rule, prefetch, weight_decay=0.01, cache=cache, exchange="alltoall")
+        assert all(np.array_equal(a, b) for a, b in zip(found, expected)), (capacity_rows, prefetch)
+
+
+# Bounded staleness: what tests/test_staleness.py asks of rma, as far as it makes sense where all ranks go in step
+
+
+ALLTOALL = {"exchange": st.just("alltoall")}
+PLAIN_ALLTOALL = {**PLAIN, "exchange": "alltoall"}
+
+
+@pytest.mark.parametrize("staleness", STALENESS)
+@cases(
+    10,
+    **ALLTOALL,
+    prefetch=st.just(False),
+    growth=st.sampled_from([None, None, 1.5, 6]),
+    anticipate=st.integers(0, 3),
+    num_steps=st.integers(5, 40),
+)
+def test_ranks_in_lockstep_do_what_the_reference_does(apart, staleness, case):
+    settings = staleness, case["growth"], case["anticipate"]
+    table = open_table(apart, case, *settings)
+    follow(apart, table, cluster_of(apart, table, case, *settings), case)
+    table.close()
+
+
+@cases(25, **ALLTOALL, staleness=st.sampled_from(STALENESS), anticipate=st.sampled_from([1, 3]), num_steps=st.integers(5, 25))
+def test_no_update_is_lost_or_applied_twice(apart, case):
+    table = open_table(apart, case, case["staleness"], None, case["anticipate"], inbox_bytes=1)
+    run_freely(apart, table, case, lambda step: table.flush() if step == 3 else None)
+    assert np.array_equal(changes(table, case), total_change(apart, case)[table.keys()])
+    table.close()
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 10])
+def test_no_update_is_lost_while_an_owner_stands_still(apart, staleness):
+    case = {**PLAIN_ALLTOALL, "staleness": staleness}
+    pids = pids_here(apart)
+    table = open_table(apart, case, staleness, inbox_bytes=2048 * apart.size)
+    with contextlib.ExitStack() as stack:
+
+        def stop_the_last_rank(step):
+            if step == 3 and apart.rank == 0:
+                stack.enter_context(stopped(pids[-1], wake_after_s=0.5))
+
+        run_freely(apart, table, case, stop_the_last_rank)
+    assert np.array_equal(changes(table, case), total_change(apart, case)[table.keys()])
+    table.close()
+
+
+@cases(25, **ALLTOALL, staleness=st.sampled_from(STALENESS), num_steps=st.integers(5, 25))
+def test_a_rank_sees_its_own_updates_at_once(apart, case):
+    table = open_table(apart, case, case["staleness"])
+    rows = np.array([first_row(key, case["dim"]) for key in range(case["num_rows"])])  # as this rank has changed them
+    later = own_batch_of(apart, case, 0)
+    for step in range(case["num_steps"]):
+        batch, later = later, own_batch_of(apart, case, step + 1)
+        seen = step_freely(apart, table, case, step, batch, later)
+        keys, mine = batch[0].numpy(), is_mine(apart, batch[0].numpy())
+        assert np.array_equal(seen[mine], rows[keys[mine]])
+        rows[keys] -= writes_of(case, step, apart.rank) * batch[1].numpy().astype(int)
+    table.flush()
+    table.close()
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_push_larger_than_the_inbox_is_whole_at_the_next_read(apart, staleness):
+    table = EmbeddingTable(
+        apart, 20_000, 64, RowOptimizer("sgd", 1.0), init_std=0.0, staleness=Staleness(staleness), inbox_bytes=1 << 20,
+        exchange="alltoall",
+    )  # fmt: skip
+    keys = torch.arange(20_000)[is_mine(apart, np.arange(20_000))]
+    for step in range(5):
+        assert (table.read(keys) == -step).all()
+        table.write(keys, torch.ones(len(keys), 64))
+    table.flush()
+    table.close()
+
+
+@pytest.mark.parametrize("staleness", [1, 10])
+@cases(10, **ALLTOALL, growth=st.sampled_from([None, None, 1.5]), num_steps=st.integers(10, 40))
+def test_clocks_of_a_row_on_two_ranks_that_read_it_differ_by_at_most_2s(apart, staleness, case):
+    case = {**case, "staleness": staleness}
+    table = open_table(apart, case, staleness, case["growth"])
+    for step in range(case["num_steps"]):
+        keys, grads = tensors(case, *batch_of(case, step, apart.rank))
+        table.read(keys)
+        for key, clocks in clocks_of_all(apart, table, keys).items():
+            assert max(clocks) - min(clocks) <= 2 * staleness, f"step {step}, key {key}: {clocks}"
+        if writes_of(case, step, apart.rank):
+            table.write(keys, grads)
+        table.await_owners()
+        apart.comm.Barrier()
+    table.close()
+
+
+@pytest.mark.parametrize("capacity_rows", [0, 32])
+def test_one_rank_may_write_keys_that_it_has_not_read(apart, capacity_rows):
+    table = open_table(apart, {**PLAIN_ALLTOALL, "capacity_rows": capacity_rows}, staleness=1)
+    keys, nothing = torch.arange(200), torch.arange(0)
+    for step in range(3):
+        table.read(keys)
+        if apart.rank == apart.size - 1:
+            table.write(keys.clone(), torch.ones(200, 2))
+        else:
+            table.write(nothing, torch.ones(0, 2))
+    table.flush()
+    assert (changes(table, PLAIN) == -3).all()
+    assert (table.shard.clock == 3).all()
+    table.close()
+
+
+def test_lines_that_go_in_reads_without_writes_lose_nothing(apart):
+    table = open_table(apart, {**PLAIN_ALLTOALL, "capacity_rows": 32}, staleness=10)
+    for keys in torch.arange(200).split(20):
+        table.read(keys)
+        table.read(keys)
+        table.write(keys, torch.ones(20, 2))
+        table.read(torch.randperm(200)[:32])
+        assert (table.read(keys)[:, 1] <= 1000 + keys - 1).all()
+    table.flush()
+    assert (changes(table, PLAIN) == -apart.size).all()
+    table.close()
+
+
+# Calls
+
+
+def test_ranks_may_look_at_different_numbers_of_rows(apart):
+    table = make_table(apart, exchange="alltoall")
+    expected = torch.from_numpy(all_rows(table, apart))
+    for num in (0, 1, 50, 200):
+        keys = torch.randperm(len(expected))[: num if apart.rank == 0 else 7 * apart.rank]
+        assert torch.equal(table.peek(keys), expected[keys])
+    table.close()
+
+
+def test_the_trial_leaves_the_rows_and_all_ranks_choose_alike(apart):
+    chosen, untried = (make_table(apart, exchange=exchange) for exchange in ("auto", "rma"))
+    exchange = chosen.exchange
+    assert len(set(apart.comm.allgather(exchange.name))) == 1
+    if not apart.is_one_node:
+        assert re.fullmatch(r"fetching 2,048 random rows took \S+ ms by rma, \S+ ms by alltoall", exchange.why)
+    assert np.array_equal(all_rows(chosen, apart), all_rows(untried, apart))
+    assert train(chosen, apart, steps=10) == train(untried, apart, steps=10)
+    for table in (chosen, untried):
+        table.close()
+
+
+def test_alltoall_is_taken_where_mpi_makes_no_window_over_nodes(apart, monkeypatch):
+    monkeypatch.setattr(RmaWindow, "_open_far", lambda window, is_needed: None)  # as Open MPI 4.1 over TCP
+    table = make_table(apart, exchange="auto")
+    assert table.exchange.name == (None if apart.is_one_node else "alltoall")
+    train(table, apart, steps=3)
+    table.close()
+
+
+def test_a_rank_that_leaves_is_told_what_is_lost(apart):
+    if apart.is_one_node:
+        pytest.skip("takes two nodes")
+    table = open_table(apart, {**PLAIN_ALLTOALL, "capacity_rows": ALL}, staleness=10)
+    table.push_pending()
+    keys = torch.arange(20)
+    table.read(keys)
+    table.write(keys, torch.ones(20, 2))
+    with pytest.raises(RuntimeError, match="no rank sends alone"):
+        table.push_pending()
+    table.flush()
+    assert np.array_equal(changes(table, PLAIN)[:, 0], np.where(table.keys() < 20, -apart.size, 0))
+    table.close()
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_table_may_be_closed_while_gradients_are_on_their_way(apart, staleness):
+    for _ in range(20):
+        table = make_table(apart, staleness=Staleness(staleness), exchange="alltoall")
+        table.write(torch.arange(100), torch.ones(100, 5))
+        table.close()
+
+
+def test_tables_of_both_exchanges_train_side_by_side(apart):
+    ways = ["alltoall", "rma", "alltoall"]
+    tables = [make_table(apart, "adagrad", name=str(i), exchange=way) for i, way in enumerate(ways)]
+    keys = torch.arange(apart.rank, 200, 2)
+    for step in range(5):
+        for table in tables:
+            table.read(keys)
+        for table in reversed(tables):
+            table.write(keys, torch.ones(len(keys), 5))
+    for table in tables:
+        table.flush()
+        used = [sum(key >= rank and (key - rank) % 2 == 0 for rank in range(apart.size)) for key in range(200)]
+        assert np.array_equal(table.shard.clock, [5 * (key < 200 and used[key] > 0) for key in table.keys()])
+        table.close()
+
+
+def test_an_unknown_exchange_is_refused(world):
+    with pytest.raises(ValueError, match="table.exchange must be one of auto, rma, alltoall, got mail"):
+        make_table(world, exchange="mail")
+
+
+def test_a_rank_that_waits_long_for_another_says_so(apart, monkeypatch, capfd):
+    if apart.is_one_node:
+        pytest.skip("takes two nodes")
+    monkeypatch.setattr("hetmpi.world.WARN_AFTER_S", 0.2)
+    table = make_table(apart, exchange="alltoall")
+    if apart.rank == 0:
+        time.sleep(1)
+    table.read(torch.arange(3))
+    assert ("for all ranks to read or write" in capfd.readouterr().err) == (apart.rank > 0)
+    table.close()
