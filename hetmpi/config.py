@@ -17,6 +17,7 @@ from hetmpi.cache import ADMIT, POLICIES, CacheSettings, Staleness
 from hetmpi.exchange import EXCHANGES
 from hetmpi.optim import DENSE_RULES, ROW_RULES, SCHEDULES, check_choice
 from hetmpi.partition import PARTITIONS
+from hetmpi.reading import MOST_AHEAD
 from hetmpi.world import Refused, World
 
 DEFAULT_CAPACITY_FRACTION = 0.1  # HET's
@@ -33,7 +34,7 @@ NUMBERS = {
     "optim.rows_weight_decay": 0, "optim.dense_weight_decay": 0,
 }  # fmt: skip
 OPTIONAL = {
-    "steps", "epochs", "eval.max_samples", "table.ranks_per_node", "table.staleness", "table.staleness_growth",
+    "steps", "epochs", "eval.max_samples", "table.ranks_per_node", "table.staleness", "table.prefetch_batches", "table.staleness_growth",
     "table.anticipate", "table.cache.capacity_rows", "table.cache.capacity_fraction", "optim.rows_lr", "optim.dense_lr",
 }  # fmt: skip
 CHOICES = {
@@ -129,8 +130,10 @@ def check(config: DictConfig):
         raise Refused(f"settings: train.profile must be true or false, got {config.train.profile}")
     if config.seed >= 1 << 63:
         raise Refused(f"settings: seed must be below 2**63, got {config.seed}")
-    if config.table.prefetch_batches > 1:
-        raise Refused(f"settings: table.prefetch_batches must be 0 or 1, got {config.table.prefetch_batches}")
+    if config.table.prefetch_batches is None:  # at s = 0 most of what is fetched early changes and is fetched again
+        config.table.prefetch_batches = 0 if config.table.staleness == 0 else 1
+    if config.table.prefetch_batches > MOST_AHEAD:
+        raise Refused(f"settings: table.prefetch_batches must be at most {MOST_AHEAD}, got {config.table.prefetch_batches}")
     try:
         staleness_of(config), cache_of(config)
     except ValueError as error:

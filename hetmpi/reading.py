@@ -9,6 +9,8 @@ from hetmpi import _C
 from hetmpi.owners import FarRows, Owners
 from hetmpi.partition import Route
 
+MOST_AHEAD = 4  # batches announced and not read yet
+
 
 class Reading:
     """A batch of keys, and after them the keys of lines that a read renews beside (`also`).

@@ -21,7 +21,8 @@ import torch
 
 from hetmpi import _C
 from hetmpi.optim import RowOptimizer
-from hetmpi.table import MOST_AHEAD, EmbeddingTable
+from hetmpi.reading import MOST_AHEAD
+from hetmpi.table import EmbeddingTable
 from hetmpi.window import Layout, Memory, free_memory, size_text
 from hetmpi.world import MPI, Refused, World
 

@@ -38,14 +38,13 @@ from hetmpi.inbox import Message
 from hetmpi.metrics import Counters
 from hetmpi.optim import RowOptimizer, check_choice
 from hetmpi.partition import Route, make_partition
-from hetmpi.reading import Reading
+from hetmpi.reading import MOST_AHEAD, Reading
 from hetmpi.spans import Spans
 from hetmpi.window import Layout, RmaWindow, ring_bytes
 from hetmpi.world import Patience, Refused, World
 
 NO_SLOTS = np.empty(0, np.int64)
 INIT_CHUNK_ROWS = 1 << 20
-MOST_AHEAD = 4  # batches announced and not read yet
 POLL_S = 0.001
 NAP_S = 50e-6  # between two looks at what others are to do: short beside a step, long beside a look
 

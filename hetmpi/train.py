@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections import deque
 from functools import partial
 
 import numpy as np
@@ -88,11 +89,11 @@ class Training:
         """The story: read rows, learn, write gradients, step the dense layers; look at held-out data now and then."""
         every, started = self.config.log.every_steps, time.perf_counter()
         interval = Interval(self.table)
-        batches = Ahead(self.loader, self.spans)
+        batches = Ahead(self.loader, self.config.table.prefetch_batches, self.spans)
         for step, batch in enumerate(batches):
             rows = self.table.read(batch.keys).requires_grad_()  # (U, row_dim)
-            if self.config.table.prefetch_batches and batches.next is not None:
-                self.table.prefetch(batches.next.keys)
+            for later in batches.announced():
+                self.table.prefetch(later.keys)
             with self.spans("forward"):
                 loss = self.criterion(self._logits(rows, batch), batch.label)
             with self.spans("backward"):
@@ -384,15 +385,26 @@ class Interval:
 
 
 class Ahead:
-    """Iterates batches, with the one to come in `next`; None at the end."""
+    """Iterates batches, and has `depth` more at hand to announce."""
 
-    def __init__(self, batches, spans: Spans):
-        self.batches, self.spans, self.next = iter(batches), spans, None
+    def __init__(self, batches, depth: int, spans: Spans):
+        self.batches, self.depth, self.spans = iter(batches), depth, spans
+        self._later = deque()
 
     def __iter__(self):
-        self.next = self._load()
-        while self.next is not None:
-            batch, self.next = self.next, self._load()
+        while True:
+            batch = self._later.popleft() if self._later else self._load()
+            if batch is None:
+                return
+            yield batch
+
+    def announced(self):
+        """Batches that have come within `depth` of the one in work since the last call."""
+        while len(self._later) < self.depth:
+            batch = self._load()
+            if batch is None:
+                return
+            self._later.append(batch)
             yield batch
 
     def _load(self):

@@ -53,7 +53,7 @@ def test_the_run_folder_names_model_and_data():
 @pytest.mark.parametrize("override", [
         "nonsense", "steps=null epochs=null", "steps=2.5", "seed=1.5", "batch_size=1.5", "table.dim=wide",
         "table.init_std=x", "optim.rows_lr=x", "optim.dense_lr=-1", "optim.schedule=step", "eval.max_samples=0",
-        "log.every_steps=0", "log.every_steps=null", "optim.warmup_steps=-1", "epochs=-1", "epochs=nan", "table.prefetch_batches=2",
+        "log.every_steps=0", "log.every_steps=null", "optim.warmup_steps=-1", "epochs=-1", "epochs=nan", "table.prefetch_batches=5",
         "table.replicate_below_rows=-1", "table.replicate_below_rows=1.5", "table.replicate_below_rows=null",
         "table.staleness=-1", "table.staleness=1.5", "table.staleness=2147483648", "+table.cache.size=5", "train.profile=maybe",
         "table.staleness_growth=0", "table.anticipate=-1", "table.cache.policy=fifo", "table.exchange=mail",

@@ -1,6 +1,5 @@
 """EmbeddingTable at s = 0: exact, deterministic, the same on any number of ranks. Run at 1, 2 and 3 ranks."""
 
-import itertools
 
 import numpy as np
 import pytest
@@ -8,6 +7,7 @@ import torch
 
 from hetmpi.optim import RowOptimizer, Schedule
 from hetmpi.partition import PARTITIONS
+from hetmpi.reading import MOST_AHEAD
 from hetmpi.table import EmbeddingTable
 from hetmpi.world import Refused
 
@@ -40,13 +40,12 @@ def my_slice(world, tensor):
     return tensor[world.rank * len(tensor) // world.size : (world.rank + 1) * len(tensor) // world.size]
 
 
-def train(table, world, steps=STEPS, prefetch=False):
-    """Trains as the trainer does; returns this rank's losses."""
-    batches = [my_batch(world, step) for step in range(steps)]
-    losses = [
-        train_step(table, world, batch, later[0] if prefetch and later else None)
-        for batch, later in itertools.zip_longest(batches, batches[1:])
-    ]
+def train(table, world, steps=STEPS, prefetch=0):
+    """Trains as the trainer does, with `prefetch` batches announced; returns this rank's losses."""
+    batches, losses = [my_batch(world, step) for step in range(steps)], []
+    for step, batch in enumerate(batches):
+        announced = batches[step + prefetch : step + prefetch + 1] if step else batches[1 : prefetch + 1]
+        losses.append(train_step(table, world, batch, [keys for keys, *_ in announced] if prefetch else []))
     table.flush()
     return losses
 
@@ -57,11 +56,11 @@ def my_batch(world, step):
     return *torch.unique(ids, return_inverse=True), target
 
 
-def train_step(table, world, batch, later_keys=None):
-    """One step as the trainer makes it; returns this rank's loss."""
+def train_step(table, world, batch, announced=()):
+    """One step as the trainer makes it, with the keys of later batches that it announces; returns this rank's loss."""
     keys, index, target = batch
     rows = table.read(keys).requires_grad_()
-    if later_keys is not None:
+    for later_keys in announced:
         table.prefetch(later_keys)
     loss = loss_of(rows[index], target)
     loss.backward()
@@ -146,9 +145,9 @@ def test_two_runs_are_bitwise_equal(placed, rule):
 
 
 @pytest.mark.parametrize("partition", sorted(PARTITIONS))
-def test_near_and_far_and_prefetched_rows_are_bitwise_equal(world, placed, partition):
+def test_near_and_far_and_rows_prefetched_at_any_depth_are_bitwise_equal(world, placed, partition):
     results = []
-    for place, prefetch in [(world, False), (placed, False), (placed, True)]:
+    for place, prefetch in [(world, 0), *((placed, depth) for depth in range(MOST_AHEAD + 1))]:
         table = make_table(place, "adagrad", partition=partition)
         results.append((train(table, place, prefetch=prefetch), all_rows(table, place)))
         table.close()
