@@ -48,6 +48,8 @@ set_mpi_defaults() {  # RANKS
   if ((2 * $1 > CORES)); then  # a rank that waits must not take the core of the one it waits for
     default MPIR_CVAR_POLLS_BEFORE_YIELD 1
     default OMPI_MCA_mpi_yield_when_idle 1
+  fi
+  if (($1 > CORES)); then
     local naps=("$ROOT"/hetmpi/_naps.*.so)
     default LD_PRELOAD "${naps[0]}"  # cpp/naps.c
   fi

@@ -22,12 +22,6 @@ PEERS = {"torchrec": "requirements-torchrec.txt", "allgather": None, "horovod": 
 LOSSES_AGREE = 2e-3  # sums are added in other orders, and SGD carries that on
 
 
-def mpiexec() -> str:
-    """The launcher of this environment's MPI."""
-    own = Path(sys.executable).parent / "mpiexec"
-    return str(own) if own.exists() else shutil.which("mpiexec")
-
-
 def chosen(peers: list[str]) -> list[str]:
     """The names that `peers=` says. Exits for others."""
     names = {"all": list(PEERS), "none": []}.get(peers[0], peers)

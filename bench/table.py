@@ -7,13 +7,11 @@ slowest rank and, last, one JSON line: {"near": {"read_ms": x, "write_ms": x, "s
 """
 
 import json
-import shutil
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
+from workload import start_ranks
 
 SETTINGS = {"ranks": 2, "dim": 32, "rows": 400_000, "keys": 20_000, "steps": 20}
 
@@ -23,10 +21,7 @@ def main():
     settings = parse(sys.argv[1:])
     if "--rank" in sys.argv:
         return measure(settings)
-    own = Path(sys.executable).parent / "mpiexec"
-    mpiexec = str(own) if own.exists() else shutil.which("mpiexec")
-    command = [mpiexec, "-n", str(settings["ranks"]), sys.executable, __file__, *sys.argv[1:], "--rank"]
-    sys.exit(subprocess.call(command))
+    sys.exit(start_ranks(__file__, settings["ranks"], sys.argv[1:]))
 
 
 def parse(arguments):

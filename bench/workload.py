@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -41,9 +42,20 @@ def value_text(value) -> str:
 
 def start_ranks(file: str, ranks: int, arguments: list[str]) -> int:
     """Runs `file` with `--rank` on so many ranks; returns the exit code."""
+    command = [*mpiexec(ranks), sys.executable, file, *arguments, "--rank"]
+    return subprocess.call(command, env={**os.environ, **naps(ranks)})
+
+
+def mpiexec(ranks: int) -> list[str]:
+    """The command that starts so many ranks by this environment's MPI, as far as the ranks' own begins."""
     own = Path(sys.executable).parent / "mpiexec"
-    mpiexec = str(own) if own.exists() else shutil.which("mpiexec")
-    return subprocess.call([mpiexec, "-n", str(ranks), sys.executable, file, *arguments, "--rank"])
+    return [str(own) if own.exists() else shutil.which("mpiexec"), "-n", str(ranks)]
+
+
+def naps(ranks: int) -> dict[str, str]:
+    """What the environment needs beside where ranks outnumber cores (cpp/naps.c), as run.sh has it."""
+    found = sorted(Path(__file__).parent.parent.glob("hetmpi/_naps.*.so"))
+    return {"LD_PRELOAD": str(found[0])} if found and ranks > os.cpu_count() and "LD_PRELOAD" not in os.environ else {}
 
 
 def key_of(staleness: int | None) -> str:

@@ -16,6 +16,7 @@ class Reading:
     """A batch of keys, and after them the keys of lines that a read renews beside (`also`).
 
     keys            the tensor, which may be filled anew later
+    is_far          which keys ranks of other nodes own: (n,) bool
     num             how many it has; the arrays below have n >= num entries, the first num for the batch
     array, route    all keys (n,) int64, and their owners; batch_route: the owners of the batch alone
     slots           line of each key, (n,) int64, -1 for none
@@ -24,13 +25,14 @@ class Reading:
     asked, posted   keys whose clocks, and whose rows, other nodes were asked for early: (n,) bool, or None before
     """
 
-    def __init__(self, keys: torch.Tensor, array: np.ndarray, partition: _C.Partition):
-        self.keys, self.num, self._partition = keys, len(array), partition
+    def __init__(self, keys: torch.Tensor, array: np.ndarray, partition: _C.Partition, far_ranks: np.ndarray):
+        """far_ranks: ranks of other nodes, (size,) bool."""
+        self.keys, self.num, self._partition, self._far_ranks = keys, len(array), partition, far_ranks
         self.batch_route = Route.of_keys(partition, array)
         self._over(array.copy(), self.batch_route)
 
     def _over(self, array: np.ndarray, route: Route):
-        self.array, self.route = array, route
+        self.array, self.route, self.is_far = array, route, route.held_by(self._far_ranks)
         self.slots = np.full(len(array), -1, np.int64)
         self.clocks = np.zeros(len(array), np.int32)
         self.is_found = False

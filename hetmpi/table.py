@@ -152,7 +152,7 @@ class EmbeddingTable:
         self._has_read = True
         with self.spans("find"):
             reading = self._last = self._next(keys)
-            admitted = reading.route.held_by(self._admitted)
+            admitted = self._admitted_of(reading)
             self._find(reading, admitted)
         with self.spans("validate"):
             is_stale = self._validated(reading, admitted)
@@ -187,7 +187,7 @@ class EmbeddingTable:
             array = self._checked(keys, "prefetch")
             if self._owners.is_collective:
                 return  # nothing travels ahead
-            reading = Reading(keys, array, self.partition)
+            reading = Reading(keys, array, self.partition, self._is_far)
             self._ahead.append(reading)
             if self.staleness.is_synchronous:
                 self._post_early(reading)
@@ -311,7 +311,13 @@ class EmbeddingTable:
         if self._last is not None and self._last.is_of(keys):
             self._last.only_batch()
             return self._last
-        return Reading(keys, self._checked(keys, "read"), self.partition)
+        return Reading(keys, self._checked(keys, "read"), self.partition, self._is_far)
+
+    def _admitted_of(self, reading: Reading) -> np.ndarray:
+        """Which keys the cache may keep: (n,) bool."""
+        if self._admitted.all():
+            return np.ones(len(reading.array), bool)
+        return reading.route.held_by(self._admitted)
 
     def _find(self, reading: Reading, admitted: np.ndarray):
         """Looks the keys up that the cache may keep; those of the batch count as used."""
@@ -354,7 +360,7 @@ class EmbeddingTable:
 
     def _read_near_clocks(self, reading: Reading, bound: int):
         """s >= 1: gets the clocks of keys that this node owns."""
-        near = ~reading.route.held_by(self._is_far)
+        near = ~reading.is_far
         if bound == _C.UNBOUNDED:
             near &= reading.slots < 0
         route = reading.route.where(near)
@@ -444,7 +450,7 @@ class EmbeddingTable:
             return
         reading, last, bound = self._ahead[0], self._last, self.staleness.at(self.step)
         if last is not None and bound != _C.UNBOUNDED:
-            slots, is_far = last.slots[: last.num], last.route.held_by(self._is_far)[: last.num]
+            slots, is_far = last.slots[: last.num], last.is_far[: last.num]
             keys = last.array[: last.num][is_far & self._cache.counts_from(slots, bound)]
             reading.also(keys[~_C.contained(keys, reading.array)])
         self._ask(reading)
@@ -460,7 +466,7 @@ class EmbeddingTable:
     def _looked_up(self, reading: Reading) -> np.ndarray:
         """Finds the lines of all keys; which of them other nodes own, (n,) bool."""
         self._cache.find(reading.array, reading.slots, counts_as_use=False)
-        return reading.route.held_by(self._is_far)
+        return reading.is_far.copy()
 
     def _ask_early(self, reading: Reading, asked: np.ndarray, use: str):
         reading.ask_clocks(self._owners, asked, use)
@@ -486,7 +492,7 @@ class EmbeddingTable:
             needed[num:] &= self._cache.counts_from(reading.slots[num:], bound + 1)
         leaving = np.concatenate([self._outbox.in_transit(), self._cache.handed_out()])
         if len(leaving):
-            needed &= ~_C.contained(reading.array, leaving)
+            needed[needed] = ~_C.contained(reading.array[needed], leaving)
         self._post_rows(reading, needed, "early")
 
     def _order_next(self) -> np.ndarray:
@@ -621,7 +627,7 @@ class EmbeddingTable:
         self._check_open()
         if self._last is not None and self._last.is_of(keys):
             return self._last
-        return Reading(keys, self._checked(keys, "write"), self.partition)
+        return Reading(keys, self._checked(keys, "write"), self.partition, self._is_far)
 
     def _checked(self, keys: torch.Tensor, verb: str) -> np.ndarray:
         self._check_open()

@@ -87,7 +87,8 @@ class Training:
 
     def run(self):
         """The story: read rows, learn, write gradients, step the dense layers; look at held-out data now and then."""
-        every, started = self.config.log.every_steps, time.perf_counter()
+        every, evaluates_every = self.config.log.every_steps, self.config.eval.every_steps
+        started = time.perf_counter()
         interval = Interval(self.table)
         batches = Ahead(self.loader, self.config.table.prefetch_batches, self.spans)
         for step, batch in enumerate(batches):
@@ -108,7 +109,7 @@ class Training:
                 if self.table.staleness.is_synchronous:
                     self.table.flush()  # a rank that waits for the others below could not drain its inbox for them
                 self._report(step + 1, loss.item(), interval)
-            if self._evaluates_after(step + 1):
+            if evaluates_every > 0 and (step + 1) % evaluates_every == 0 and step + 1 < self.total_steps:
                 self.train_s += time.perf_counter() - started
                 self.evaluate(step + 1)
                 started = time.perf_counter()
@@ -264,10 +265,6 @@ class Training:
                 f"loss is {loss} at step {step + 1}: lower optim.rows_lr (now {self.config.optim.rows_lr}) or "
                 f"optim.dense_lr (now {self.config.optim.dense_lr}), or warm up over more steps (optim.warmup_steps)"
             )
-
-    def _evaluates_after(self, steps: int) -> bool:
-        every = self.config.eval.every_steps
-        return every > 0 and steps % every == 0 and steps < self.total_steps
 
     def _report(self, steps: int, loss: float, interval: Interval):
         """Sums over ranks what happened since the last report and logs it. Collective."""

@@ -109,6 +109,10 @@ threads=$(($(nproc) / (ranks * hosts)))
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}
 export MASTER_ADDR=$subnet.1 GLOO_SOCKET_IFNAME=net0
 export MPIR_CVAR_POLLS_BEFORE_YIELD=${MPIR_CVAR_POLLS_BEFORE_YIELD:-1}
+naps=("$(cd "$(dirname "$0")/.." && pwd)"/hetmpi/_naps.*.so)
+if [ $((ranks * hosts)) -gt "$(nproc)" ] && [ -e "${naps[0]}" ]; then
+    export LD_PRELOAD=${LD_PRELOAD-${naps[0]}} # cpp/naps.c
+fi
 # Behind `wait`, so that a signal to this script is served at once and not when the command has ended.
 ip netns exec "$launcher" mpiexec -launcher ssh -launcher-exec "$folder/agent" -iface net0 \
     -hosts "$(IFS=, && echo "${names[*]}")" -ppn "$ranks" -n $((ranks * hosts)) "$@" <&0 &
