@@ -3,7 +3,8 @@
     ./run.sh bench table [ranks=2] [dim=32] [rows=400000] [keys=20000] [steps=20]
 
 Starts its own mpiexec. First checks that what was written is what is read, then prints the median milliseconds of the
-slowest rank and, last, one JSON line: {"near": {"read_ms": x, "write_ms": x, "settle_ms": x, "read_mrow_s": x}, "far": ...}.
+slowest rank and, last, one JSON line: {"near": {"read_ms": x, "write_ms": x, "settle_ms": x, "read_mrow_s": x}, "far": ...,
+"window_vs_gather": x}: rows a second from another rank's shard on this node, to those of a plain C++ gather of own memory.
 """
 
 import json
@@ -47,10 +48,11 @@ def measure(settings):
 
         world.start_horovod()  # its thread drives far traffic, as in a training
         result = {name: time_steps(World(world.comm, n), settings) for name, n in (("near", None), ("far", 1))}
+        ratio = window_vs_gather(world, settings) if world.size > 1 and world.is_one_node else None
         if world.rank == 0:
             for name, row in result.items():
                 print(f"{name:<5}", "  ".join(f"{key} {value:.2f}" for key, value in row.items()))
-            print(json.dumps(result))
+            print(json.dumps({**result, "window_vs_gather": ratio}))
 
     launch(run)
 
@@ -78,6 +80,39 @@ def time_steps(world, settings):
     table.close()
     read, write, settle = 1000 * np.median(np.max(times, axis=1), axis=0)
     return {"read_ms": read, "write_ms": write, "settle_ms": settle, "read_mrow_s": settings["keys"] / read / 1000}
+
+
+def window_vs_gather(world, settings):
+    """Rows a second that one rank reads from the shard of the next, to those of a plain gather of its own: the median."""
+    from hetmpi import _C
+    from hetmpi.optim import RowOptimizer
+    from hetmpi.owners import Owners
+    from hetmpi.partition import Route
+    from hetmpi.table import EmbeddingTable
+
+    num, rows = settings["keys"], settings["rows"]
+    table = EmbeddingTable(world, rows * world.size, settings["dim"], RowOptimizer("sgd", 1.0), partition="range")
+    owners, next_rank = Owners(table.window, None), (world.rank + 1) % world.size
+    generator, out, times = np.random.default_rng(world.rank), np.empty((num, settings["dim"]), np.float32), []
+    own, order = table.shard.weight.copy(), np.arange(num)
+    for _ in range(3 * settings["steps"]):
+        world.comm.Barrier()
+        if world.rank > 0:  # one rank at a time: the memory is shared
+            continue
+        places = generator.choice(rows, num, replace=False)
+        route, marks = Route.of_keys(table.partition, places + rows * next_rank), [time.perf_counter()]
+        owners.read("weight", route, out)
+        marks.append(time.perf_counter())
+        others = generator.choice(rows, num, replace=False)
+        marks.append(time.perf_counter())
+        _C.gather(own, others, out, order)
+        marks.append(time.perf_counter())
+        times.append((marks[1] - marks[0], marks[3] - marks[2]))
+    table.close()
+    if not times:
+        return None
+    read, gather = np.median(times[settings["steps"] :], axis=0)
+    return gather / read
 
 
 def check(table, torch):

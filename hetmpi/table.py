@@ -11,10 +11,12 @@ s = 0, synchronous: every read sees all writes of the step before, from all rank
     So `write` and the read (or flush) after it are collective: every rank makes them, with no keys if it has none.
 
 s >= 1, bounded: ranks go on without waiting for each other (HET's client rules, docs/design.md).
-    read     waits until the owners have taken in what this rank sent; lines within the bound are read as they are, the
-             others and keys without a line are fetched; new lines push out old ones
-    write    to the lines, with a preview of what the owner will do; sums that are due, sums of lines that went, and
-             gradients of keys without a line go to their owners, whose engines apply them as they arrive
+    prefetch asks the owners for the clocks of a batch, while the one before is computed
+    write    to the lines, with a preview of what the owner will do; the clocks are here by then and say which rows the next
+             read needs: they are posted; sums that are due, sums of lines that went, and gradients of keys without a line
+             go to their owners, whose engines apply them as they arrive
+    read     lines within the bound are read as they are, the others and keys without a line have been fetched, or are now;
+             new lines push out old ones
     Only `flush` and `close` are collective.
 
 Where rows travel between nodes by alltoall (hetmpi/exchange.py), `read`, `peek`, `prefetch`, `write`, `flush` and `await_owners`
