@@ -1,11 +1,11 @@
 """A training step on several hosts with a slow network between them, beside the floor and peers.
 
     ./run.sh bench cluster [hosts=4] [rate=1gbit] [net=het] [dim=128] [batch=128] [scale=0.1] [zipf=1.05] [steps=300]
-                           [warmup=150] [repeats=5] [peers=none] [cache=10] [bounds=10,100] [settings=table.cache.admit=all]
+                           [warmup=150] [repeats=5] [peers=none] [cache=10] [bounds=10,100] [exchange=rma] [settings=table.cache.admit=all]
 
 The hosts are network namespaces of this machine (tools/hosts.sh), one rank on each, their links shaped to `rate`, as tc says
 it; needs root and MPICH. Contenders: the floor (the dense network with its rows in hand), hetmpi without cache, at s = 0
-with one, at each of `bounds`, and peers as in `bench step`. Losses after equal samples are compared first, s >= 1 apart.
+with one, at each of `bounds`, all by one exchange (table.exchange), and peers as in `bench step`. Losses after equal samples are compared first, s >= 1 apart.
 
 Last, one JSON line: {"s100_vs_floor": x (step time, 1 is best), "s100_wait_vs_uncached": x, "s100_vs_torchrec": x (samples/s,
 above 1 is faster here), ..., "bytes_per_step": {"uncached": n, "0": n, "10": n, ...}, "step_ms": {...}, "wait_ms": {...},
@@ -22,7 +22,7 @@ from hetmpi.spans import PARTS
 
 SETTINGS = {
     "hosts": 4, "rate": "1gbit", "net": "het", "dim": 128, "batch": 128, "scale": 0.1, "zipf": 1.05, "steps": 300,
-    "warmup": 150, "repeats": 5, "peers": ["none"], "cache": 10.0, "bounds": [10, 100], "settings": ["table.cache.admit=all"],
+    "warmup": 150, "repeats": 5, "peers": ["none"], "cache": 10.0, "bounds": [10, 100], "exchange": "rma", "settings": ["table.cache.admit=all"],
 }  # fmt: skip
 
 
@@ -40,10 +40,11 @@ def main():
 
 def contenders_of(settings: dict, peers: list[str]) -> dict[str, list[str]]:
     """Contender -> settings of the trainer."""
-    cached = [*settings["settings"], f"table.cache.capacity_fraction={settings['cache'] / 100}"]
+    exchange = f"table.exchange={settings['exchange']}"
+    cached = [exchange, *settings["settings"], f"table.cache.capacity_fraction={settings['cache'] / 100}"]
     return {
         "floor": [],
-        "hetmpi uncached": ["table.cache.capacity_rows=0"],
+        "hetmpi uncached": [exchange, "table.cache.capacity_rows=0"],
         **{f"hetmpi s = {s}": [f"table.staleness={s}", *cached] for s in (0, *settings["bounds"])},
         **{peer: [] for peer in peers},
     }

@@ -14,7 +14,6 @@ Last, one JSON line: {"step_vs_floor": x (step time, 1 is best), "vs_torchrec": 
 
 import json
 import os
-import subprocess
 import sys
 
 from contenders import check_losses, chosen, made_problem, median_ms, median_of, race
@@ -33,8 +32,8 @@ def main():
     settings = parse("step", SETTINGS, sys.argv[1:])
     peers = chosen(settings["peers"])
     launcher = mpiexec(settings["ranks"])
-    if settings["ranks"] <= os.cpu_count() and "HYDRA" in subprocess.run([launcher[0], "--version"], capture_output=True, text=True).stdout:
-        launcher += ["-bind-to", "core"]  # hetmpi does so itself
+    if settings["ranks"] <= os.cpu_count():
+        launcher += ["--bind-to", "core"]  # peers too: hetmpi does so itself
     os.environ.update(naps(settings["ranks"]))
     with made_problem(settings, settings["ranks"]) as folder:
         contenders = {"floor": [], "hetmpi": settings["settings"], **{peer: [] for peer in peers}}

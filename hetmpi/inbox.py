@@ -177,6 +177,11 @@ class Outbox:
             while_waiting()
         return message.route.num_elsewhere(self.window.world.rank) * self.record.row_bytes
 
+    def _drop_taken_in(self):
+        self._sent = [
+            (keys, heads) for keys, heads in self._sent if any(self.rings[r].tail < head for r, head in heads.items())
+        ]
+
     def publish(self):
         """Lets owners elsewhere see what was sent."""
         if any(ring.producer.head != ring.published[0] for ring in self.far):
@@ -211,13 +216,12 @@ class Outbox:
 
     def note(self, keys: np.ndarray, owners: list[int]):
         """Remembers that gradients of keys (m,) int64 were just sent to these owners."""
+        self._drop_taken_in()
         self._sent.append((keys, {owner: self.rings[owner].producer.head for owner in owners}))
 
     def in_transit(self) -> np.ndarray:
         """Keys noted that owners may not have taken in yet: (m,) int64."""
-        self._sent = [
-            (keys, heads) for keys, heads in self._sent if any(self.rings[r].tail < head for r, head in heads.items())
-        ]
+        self._drop_taken_in()
         return np.concatenate([keys for keys, _ in self._sent]) if self._sent else NO_KEYS
 
     def behind(self) -> list[int]:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from hetmpi import _C
+from hetmpi.inbox import NO_KEYS
 from hetmpi.owners import FarRows, Owners
 from hetmpi.partition import Route
 
@@ -23,6 +24,7 @@ class Reading:
     clocks          its owner's clock when it was read, (n,) int32
     is_found        whether slots and clocks are those of a read that no other read or write has followed
     asked, posted   keys whose clocks, and whose rows, other nodes were asked for early: (n,) bool, or None before
+    in_transit      keys whose sums were on their way to owners when clocks were asked for, (m,) int64
     """
 
     def __init__(self, keys: torch.Tensor, array: np.ndarray, partition: _C.Partition, far_ranks: np.ndarray):
@@ -37,6 +39,7 @@ class Reading:
         self.clocks = np.zeros(len(array), np.int32)
         self.is_found = False
         self.asked = self.posted = None
+        self.in_transit = NO_KEYS
         self._clocks: FarRows | None = None
         self._rows: list[FarRows] = []
 

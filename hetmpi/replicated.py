@@ -102,7 +102,7 @@ class ReplicatedTable(EmbeddingTable):
     def write(self, keys: torch.Tensor, grads: torch.Tensor):
         """As EmbeddingTable.write; every rank makes it equally often."""
         with self.spans("push"):
-            split = self._split(keys, "write")
+            split = self._split(keys, "write", keeps=False)
             values = self._checked_grads(keys, grads)
             others = np.empty((len(split.at_others), self.dim), np.float32)
             _C.gather(values, split.at_others, others, np.arange(len(others)))
@@ -179,14 +179,16 @@ class ReplicatedTable(EmbeddingTable):
 
     # Keys in two parts.
 
-    def _split(self, keys: torch.Tensor, verb: str) -> Split:
-        """The parts of `keys`, the same ones for the same tensor: EmbeddingTable knows a batch by its tensor of keys."""
+    def _split(self, keys: torch.Tensor, verb: str, keeps: bool = True) -> Split:
+        """The parts of `keys`, the same ones for the same tensor: EmbeddingTable knows a batch by its tensor of keys.
+        keeps: whether to remember them."""
         self._check_open()
         for known in self._splits:
             if known.is_of(keys):
                 return known
         split = Split(keys, self._checked(keys, verb), self._bounds)
-        self._splits = [split, *self._splits[:MOST_AHEAD]]  # the batch in work and those announced
+        if keeps:
+            self._splits = [split, *self._splits[:MOST_AHEAD]]  # the batch in work and those announced
         return split
 
     def _joined(self, split: Split, others: torch.Tensor) -> torch.Tensor:

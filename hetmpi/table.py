@@ -57,7 +57,8 @@ class EmbeddingTable:
     step       steps written so far (s = 0: and settled)
     counters   what this rank's reads and writes did (hetmpi.metrics.Counters)
     spans      what their time went to (hetmpi.spans.Spans)
-    lags       how far behind the owners the lines read were: (32,) int64, bin 0 no lag, bin i lags of [2^(i-1), 2^i)
+    lags       how far behind the owners' clocks, as this rank was told them, the lines read were: (32,) int64, bin 0 no
+               lag, bin i lags of [2^(i-1), 2^i)
     """
 
     def __init__(
@@ -149,11 +150,13 @@ class EmbeddingTable:
         `staleness` iterations behind them, with all of this rank's own updates.
 
         At s = 0 collective after a write. Raises Refused for keys of another dtype or shape, or out of range."""
+        with self.spans("find"):
+            self._check_open()
+            reading = self._last = self._next(keys)  # first: what it forgets may hand out sums
         with self.spans("drain"):
             self._take_turn()
         self._has_read = True
         with self.spans("find"):
-            reading = self._last = self._next(keys)
             admitted = self._admitted_of(reading)
             self._find(reading, admitted)
         with self.spans("validate"):
@@ -187,7 +190,7 @@ class EmbeddingTable:
             raise RuntimeError(f"EmbeddingTable.prefetch: {MOST_AHEAD} batches are announced and not read yet, the most there may be")
         with self.spans("prefetch"):
             array = self._checked(keys, "prefetch")
-            if self._owners.is_collective:
+            if self._owners.is_collective or self.world.is_one_node:
                 return  # nothing travels ahead
             reading = Reading(keys, array, self.partition, self._is_far)
             self._ahead.append(reading)
@@ -238,9 +241,9 @@ class EmbeddingTable:
         if self.staleness.is_synchronous:
             return
         if self._owners.is_collective:
-            self._cache.take_all()
-            if self._cache.num_pushes:
-                raise RuntimeError(f"{self._cache.num_pushes:,} sums of gradients: with exchange=alltoall no rank sends alone")
+            num_held = self._cache.num_pending + self._cache.num_pushes
+            if num_held:
+                raise RuntimeError(f"{num_held:,} sums of gradients: with exchange=alltoall no rank sends alone")
             return
         self._push_all(time.monotonic() + timeout_s)
 
@@ -349,6 +352,7 @@ class EmbeddingTable:
                 self._ask(reading)
             if reading.posted is None:
                 self._order(reading)
+            reading.in_transit = np.concatenate([reading.in_transit, self._outbox.in_transit()])
             self._read_near_clocks(reading, bound)
         is_stale = np.zeros(len(reading.array), bool)
         num_stale = self._cache.validate(reading.slots[:num], reading.clocks[:num], bound, is_stale[:num], counts_lags=True)
@@ -418,8 +422,11 @@ class EmbeddingTable:
         if not self._owners.asks(needed):
             return
         if reading.asked is not None and not self.staleness.is_synchronous:
-            self._await_taken_in(reading.array[needed])  # they were in transit when the others were ordered
-            self._read_clocks(reading, needed & reading.asked)
+            late = needed.copy()  # this rank's sums were on their way when their clocks were asked for
+            late[needed] = _C.contained(reading.array[needed], reading.in_transit)
+            if late.any():
+                self._await_taken_in(reading.array[late])
+                self._read_clocks(reading, late)
         route = reading.route.where(needed)
         self._owners.read("weight", route, rows)
         self.counters.row_bytes += 4 * self.dim * route.num_elsewhere(self.world.rank)
@@ -437,8 +444,8 @@ class EmbeddingTable:
 
     def _post_early(self, reading: Reading):
         """s = 0: starts fetching what other nodes own, rows and clocks as they are now."""
-        far = self._looked_up(reading)
-        far &= reading.slots < 0
+        self._cache.find(reading.array, reading.slots, counts_as_use=False)
+        far = reading.is_far & (reading.slots < 0)
         self._num_early += 1
         use = f"early {self._num_early % (MOST_AHEAD + 1)}"
         self._ask_early(reading, far, use)
@@ -455,20 +462,18 @@ class EmbeddingTable:
             slots, is_far = last.slots[: last.num], last.is_far[: last.num]
             keys = last.array[: last.num][is_far & self._cache.counts_from(slots, bound)]
             reading.also(keys[~_C.contained(keys, reading.array)])
+        self._cache.find(reading.array, reading.slots, counts_as_use=False)
         self._ask(reading)
 
     def _ask(self, reading: Reading):
-        """s >= 1: starts asking other nodes for the clocks of these keys, and what they have taken in."""
-        far = self._looked_up(reading)
+        """s >= 1: starts asking other nodes for the clocks of these keys, and what they have taken in. A clock may come from
+        before sums that are on their way now were taken in. REQUIRES: reading.slots."""
+        reading.in_transit = np.concatenate([self._outbox.in_transit(), self._cache.handed_out()])
+        far = reading.is_far
         if self.staleness.at(self.step) == _C.UNBOUNDED:
-            far &= reading.slots < 0
+            far = far & (reading.slots < 0)
         self._ask_early(reading, far, "early")
         self._outbox.ask_tails()
-
-    def _looked_up(self, reading: Reading) -> np.ndarray:
-        """Finds the lines of all keys; which of them other nodes own, (n,) bool."""
-        self._cache.find(reading.array, reading.slots, counts_as_use=False)
-        return reading.is_far.copy()
 
     def _ask_early(self, reading: Reading, asked: np.ndarray, use: str):
         reading.ask_clocks(self._owners, asked, use)
@@ -492,9 +497,9 @@ class EmbeddingTable:
         needed = reading.asked & ((reading.slots < 0) | is_stale)
         if len(needed) > num:
             needed[num:] &= self._cache.counts_from(reading.slots[num:], bound + 1)
-        leaving = np.concatenate([self._outbox.in_transit(), self._cache.handed_out()])
-        if len(leaving):
-            needed[needed] = ~_C.contained(reading.array[needed], leaving)
+        reading.in_transit = np.concatenate([reading.in_transit, self._cache.handed_out()])
+        if len(reading.in_transit):
+            needed[needed] = ~_C.contained(reading.array[needed], reading.in_transit)
         self._post_rows(reading, needed, "early")
 
     def _order_next(self) -> np.ndarray:

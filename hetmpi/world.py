@@ -275,7 +275,8 @@ def share_cores(node):
     """Gives each rank of a node an equal share of the cores, unless the launcher has bound them or there are too few: a
     rank's threads that wait then take time from that rank alone. Threads started later keep to it. Collective over `node`."""
     mine = sorted(os.sched_getaffinity(0))
-    if node.size > len(mine) or any(cores != mine for cores in node.allgather(mine)):
+    of_all = node.allgather(mine)
+    if node.size > len(mine) or any(cores != mine for cores in of_all):
         return
     begin, end = (len(mine) * rank // node.size for rank in (node.rank, node.rank + 1))
     os.sched_setaffinity(0, mine[begin:end])
@@ -284,10 +285,14 @@ def share_cores(node):
 def keep_freed_memory():
     """Tells glibc to keep memory that is freed: each step takes the same tensors again, and giving them back to the system
     costs page faults, 5 % of a step (docs/results.md)."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        for option, nbytes in ((-3, 1 << 30), (-1, (1 << 31) - 1), (-2, 64 << 20)):  # M_MMAP_, M_TRIM_THRESHOLD, M_TOP_PAD
-            libc.mallopt(option, nbytes)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return
+    map_from, trim_from, grow_by = -3, -1, -2  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD
+    if not mallopt(map_from, 1 << 30):
+        mallopt(map_from, 32 << 20)  # the most that glibc before 2.35 takes
+    mallopt(trim_from, (1 << 31) - 1)
+    mallopt(grow_by, 64 << 20)
 
 
 def split_nodes(comm, ranks_per_node: int | None):

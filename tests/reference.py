@@ -106,6 +106,7 @@ class Rank:
         self.step = 0
         self.asked = None  # key -> the owner's clock, of far keys, as a prefetch asked for it
         self.early = None  # key -> (row, clock): rows of far keys on their way
+        self.left_out = set()  # keys whose sums were leaving when clocks were asked for
         self.last = []  # keys last read
         self.leaving = []  # pushes not sent yet: (key, sum, clock)
         self.clocks_read = {}  # key -> the owner's clock at the last read
@@ -198,13 +199,13 @@ class Rank:
         self.asked = {key: self.owners.clocks[key] for key in wanted}
         if self.bound() is None or self.staleness == 0:
             self.asked = {key: clock for key, clock in self.asked.items() if key not in lines}
-        self.next_keys = set(keys)
+        self.next_keys, self.left_out = set(keys), {key for key, _, _ in self.leaving}
         if self.staleness == 0:
             self.early = {key: (list(self.owners.rows[key]), clock) for key, clock in self.asked.items()}
 
     def order(self):
         """Fetches what the read after will need of the keys asked for; lines taken along if they are due and too old."""
-        leaving = {key for key, _, _ in self.leaving}
+        leaving = self.left_out | {key for key, _, _ in self.leaving}
         self.early = {}
         for key, clock in self.asked.items():
             line = self.cache.lines.get(key)

@@ -14,7 +14,7 @@ ALLOWED = {  # module -> modules of hetmpi it may import
     "window": {"_C", "world"},
     "inbox": {"_C", "partition", "window"},
     "owners": {"_C", "partition", "window"},
-    "reading": {"_C", "owners", "partition"},
+    "reading": {"_C", "inbox", "owners", "partition"},
     "exchange": {"_C", "inbox", "owners", "partition", "window", "world"},
     "cache": {"_C", "optim", "window", "world"},
     "table": {"_C", "cache", "exchange", "inbox", "metrics", "optim", "partition", "reading", "spans", "window", "world"},

@@ -20,6 +20,7 @@ from hetmpi import _C
 from hetmpi.cache import POLICIES, CacheSettings, Staleness
 from hetmpi.optim import RowOptimizer
 from hetmpi.partition import PARTITIONS, make_partition
+from hetmpi.reading import MOST_AHEAD
 from hetmpi.table import EmbeddingTable, table_seed
 from hetmpi.world import MPI
 
@@ -374,6 +375,62 @@ def own_batch_of(world, case, step):
     """A batch whose gradients are 0 for keys of other ranks."""
     keys, grads = tensors(case, *batch_of(case, step, world.rank))
     return keys, grads * torch.from_numpy(is_mine(world, keys.numpy())[:, None])
+
+
+def far_rows(world, **settings):
+    """A table of rows 0 under SGD of learning rate 1 with lines for all, and the keys that the next rank owns, (100,)."""
+    cache = CacheSettings(settings.pop("capacity_rows", 1000), admit="all")
+    table = EmbeddingTable(
+        world, 100 * world.size, 4, RowOptimizer("sgd", 1.0), "range", init_std=0.0, cache=cache, **settings
+    )
+    return table, torch.arange(100) + 100 * ((world.rank + 1) % world.size)
+
+
+@pytest.mark.parametrize("announced", ["another batch", "this batch, by another tensor", "this batch, and the one after"])
+def test_a_read_of_what_was_not_announced_has_all_own_updates(placed, announced):
+    table, keys = far_rows(placed, staleness=Staleness(1, None, 1.0))
+    grads, others = torch.ones(100, 4), keys.flip(0)[:50].clone()
+    for step in range(12):
+        assert (table.read(keys) == -step).all(), step
+        for later in {"another batch": [others], "this batch, by another tensor": [keys.clone()]}.get(announced, [keys, others]):
+            table.prefetch(later)
+        table.write(keys, grads)
+        if announced == "this batch, and the one after" and step % 3 == 2:
+            assert (table.read(others) == -step - 1).all(), step
+    table.flush()
+    assert (table.shard.weight == -12).all()
+    table.close()
+
+
+@pytest.mark.parametrize("capacity_rows", [0, 1000])
+def test_every_iteration_of_one_rank_counts_once_in_a_clock(placed, capacity_rows):
+    table, keys = far_rows(placed, staleness=Staleness(1), capacity_rows=capacity_rows)
+    for _ in range(40):
+        table.read(keys)
+        table.prefetch(keys)
+        table.write(keys, torch.ones(100, 4))
+    table.flush()
+    assert (table.shard.clock == 40).all()
+    table.close()
+
+
+@pytest.mark.parametrize("depth", range(1, MOST_AHEAD + 1))
+@pytest.mark.parametrize("staleness", [1, 10, None])
+def test_no_update_is_lost_when_several_batches_are_announced(placed, staleness, depth):
+    table, _ = far_rows(placed, staleness=Staleness(staleness), capacity_rows=64)
+    draw = np.random.default_rng(placed.rank)
+    batches = [torch.from_numpy(draw.choice(table.num_rows, 40, replace=False)) for _ in range(40)]
+    for step, keys in enumerate(batches):
+        table.read(keys)
+        for later in batches[1 : depth + 1] if step == 0 else batches[step + depth : step + depth + 1]:
+            table.prefetch(later)
+        table.write(keys, torch.ones(40, 4))
+    table.flush()
+    expected = np.zeros(table.num_rows)
+    for written in placed.comm.allgather(batches):
+        np.subtract.at(expected, np.concatenate(written), 1)
+    assert np.array_equal(table.shard.weight, np.repeat(expected[table.keys(), None], 4, axis=1))
+    table.close()
 
 
 def test_a_large_push_is_whole_at_the_next_read(placed):

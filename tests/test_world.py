@@ -1,7 +1,12 @@
 """World: what it checks before ranks train together."""
 
+import os
+import re
+import sys
+
 import numpy as np
 import pytest
+from launch import mpiexec, run
 
 from hetmpi.world import Refused, World, check_launcher, check_library, check_one_mpi, describe, libraries_in
 
@@ -76,3 +81,26 @@ def test_horovod_runs_over_the_same_ranks(world):
     hvd = world.start_horovod()
     total = hvd.allreduce(torch.tensor([float(world.rank)]), op=hvd.Sum)
     assert total.item() == np.arange(world.size).sum()
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_ranks_share_the_cores_of_a_node():
+    shares = [set(map(int, cores.split(","))) for cores in re.findall(r"cores ([\d,]+)", shown_cores(2))]
+    assert len(shares) == 2 and not shares[0] & shares[1] and shares[0] | shares[1] == os.sched_getaffinity(0)
+
+
+def test_more_ranks_than_cores_are_not_bound():
+    every = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    ranks = len(os.sched_getaffinity(0)) + 1
+    if ranks > 9:
+        pytest.skip("many cores")
+    assert shown_cores(ranks).count(f"cores {every};") == ranks
+
+
+def shown_cores(ranks):
+    """What so many ranks print of the cores that they were given."""
+    show = "import os; print(f\"cores {','.join(map(str, sorted(os.sched_getaffinity(0))))};\", flush=True)"
+    program = f"from hetmpi.world import launch; launch(lambda world: exec({show!r}))"
+    outcome = run([mpiexec(), "-n", str(ranks), sys.executable, "-c", program])
+    assert outcome.code == 0, outcome.text
+    return outcome.text

@@ -105,12 +105,13 @@ AGENT
 chmod +x "$folder/agent"
 
 # Every host sees all cores of this machine. Ranks that take them all, or spin, slow each other down tenfold.
-threads=$(($(nproc) / (ranks * hosts)))
+cores=$(env -u OMP_NUM_THREADS nproc)
+threads=$((cores / (ranks * hosts)))
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}
 export MASTER_ADDR=$subnet.1 GLOO_SOCKET_IFNAME=net0
 export MPIR_CVAR_POLLS_BEFORE_YIELD=${MPIR_CVAR_POLLS_BEFORE_YIELD:-1}
 naps=("$(cd "$(dirname "$0")/.." && pwd)"/hetmpi/_naps.*.so)
-if [ $((ranks * hosts)) -gt "$(nproc)" ] && [ -e "${naps[0]}" ]; then
+if [ $((ranks * hosts)) -gt "$cores" ] && [ -e "${naps[0]}" ]; then
     export LD_PRELOAD=${LD_PRELOAD-${naps[0]}} # cpp/naps.c
 fi
 # Behind `wait`, so that a signal to this script is served at once and not when the command has ended.
