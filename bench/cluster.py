@@ -15,7 +15,7 @@ above 1 is faster here), ..., "bytes_per_step": {"uncached": n, "0": n, "10": n,
 import json
 import sys
 
-from contenders import ROOT, check_losses, chosen, made_problem, median_ms, median_of, race
+from contenders import check_losses, chosen, made_problem, median_ms, median_of, on_hosts, race
 from workload import parse
 
 from hetmpi.spans import PARTS
@@ -30,7 +30,7 @@ def main():
     """Makes the problem, lets the contenders run in turns, compares."""
     settings = parse("cluster", SETTINGS, sys.argv[1:])
     peers = chosen(settings["peers"])
-    launcher = [str(ROOT / "tools/hosts.sh"), "-n", "1", "-H", str(settings["hosts"]), "-r", settings["rate"]]
+    launcher = on_hosts(settings["hosts"], settings["rate"])
     with made_problem(settings, settings["hosts"]) as folder:
         runs = race(launcher, folder, contenders_of(settings, peers), settings)
     check_losses(runs, settings)

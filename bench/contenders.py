@@ -22,6 +22,11 @@ PEERS = {"torchrec": "requirements-torchrec.txt", "allgather": None, "horovod": 
 LOSSES_AGREE = 2e-3  # sums are added in other orders, and SGD carries that on
 
 
+def on_hosts(hosts: int, rate: str) -> list[str]:
+    """The command that starts one rank on each of so many hosts of this machine, as far as the rank's own begins."""
+    return [str(ROOT / "tools/hosts.sh"), "-n", "1", "-H", str(hosts), "-r", rate]
+
+
 def chosen(peers: list[str]) -> list[str]:
     """The names that `peers=` says. Exits for others."""
     names = {"all": list(PEERS), "none": []}.get(peers[0], peers)

@@ -1,12 +1,13 @@
 """The time of a training step, part by part, beside the same dense network with its rows in hand (the floor), and peers.
 
     ./run.sh bench step [net=mlp] [dim=32] [batch=2048] [ranks=2] [scale=0.1] [zipf=1.05] [steps=60] [warmup=20]
-                        [repeats=5] [peers=none] [settings=table.staleness=0]
+                        [repeats=5] [peers=none] [rate=none] [settings=table.staleness=0]
 
 net: mlp (embeddings and dense features through three layers of 256, plus a linear term) or het (HET's WDL). Criteo's field
-sizes times `scale`, plain SGD, one thread per rank. settings: of conf/config.yaml, joined by commas. peers: all, none, or
-some of torchrec, allgather, horovod (bench/peer_*.py); torchrec gets an environment of its own on first use. Contenders
-take turns; losses after equal samples are compared first.
+sizes times `scale`, plain SGD, one thread per rank. rate: none for one node, or as tc says it (1gbit): each rank on a host of its
+own with such a link, as in `bench cluster`; needs root and MPICH. settings: of conf/config.yaml, joined by commas. peers:
+all, none, or some of torchrec, allgather, horovod (bench/peer_*.py); torchrec gets an environment of its own on first use.
+Contenders take turns; losses after equal samples are compared first.
 
 Last, one JSON line: {"step_vs_floor": x (step time, 1 is best), "vs_torchrec": x, "vs_allgather": x, "vs_horovod": x
 (samples/s, above 1 is faster here), "step_ms": {contender: x, ...}, "split": {part: ms, ...}, "settings": {...}}.
@@ -16,14 +17,14 @@ import json
 import os
 import sys
 
-from contenders import check_losses, chosen, made_problem, median_ms, median_of, race
+from contenders import check_losses, chosen, made_problem, median_ms, median_of, on_hosts, race
 from workload import mpiexec, naps, parse
 
 from hetmpi.spans import PARTS
 
 SETTINGS = {
     "net": "mlp", "dim": 32, "batch": 2048, "ranks": 2, "scale": 0.1, "zipf": 1.05, "steps": 60, "warmup": 20,
-    "repeats": 5, "peers": ["none"], "settings": ["table.staleness=0"],
+    "repeats": 5, "peers": ["none"], "rate": "none", "settings": ["table.staleness=0"],
 }  # fmt: skip
 
 
@@ -31,10 +32,7 @@ def main():
     """Makes the problem, lets the contenders run in turns, compares."""
     settings = parse("step", SETTINGS, sys.argv[1:])
     peers = chosen(settings["peers"])
-    launcher = mpiexec(settings["ranks"])
-    if settings["ranks"] <= os.cpu_count():
-        launcher += ["--bind-to", "core"]  # peers too: hetmpi does so itself
-    os.environ.update(naps(settings["ranks"]))
+    launcher = on_hosts(settings["ranks"], settings["rate"]) if settings["rate"] != "none" else on_node(settings["ranks"])
     with made_problem(settings, settings["ranks"]) as folder:
         contenders = {"floor": [], "hetmpi": settings["settings"], **{peer: [] for peer in peers}}
         runs = race(launcher, folder, contenders, settings)
@@ -47,6 +45,12 @@ def main():
         **{f"vs_{peer}": times[peer] / times["hetmpi"] for peer in peers},
         "step_ms": times, "split": split, "settings": settings,
     }))  # fmt: skip
+
+
+def on_node(ranks: int) -> list[str]:
+    """Starts the ranks on this machine, bound to cores if these suffice: peers too, as hetmpi binds itself."""
+    os.environ.update(naps(ranks))
+    return [*mpiexec(ranks), *(["--bind-to", "core"] if ranks <= os.cpu_count() else [])]
 
 
 def show(times: dict, split: dict, floor: dict):

@@ -19,7 +19,7 @@ s >= 1, bounded: ranks go on without waiting for each other (HET's client rules,
              new lines push out old ones
     Only `flush` and `close` are collective.
 
-Where rows travel between nodes by alltoall (hetmpi/exchange.py), `read`, `peek`, `prefetch`, `write`, `flush` and `await_owners`
+Where rows travel between nodes by alltoall (hetmpi/exchange.py), `read`, `peek`, `write`, `flush` and `await_owners`
 are collective at any s: all ranks make the same calls in the same order.
 """
 
