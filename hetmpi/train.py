@@ -101,7 +101,7 @@ class Training:
                 loss.backward()  # Horovod's hooks start the dense allreduce here
             if rows.grad is None:
                 raise Refused(f"model={self.config.model_name}: its output does not depend on the rows it is given")
-            self.table.write(batch.keys, rows.grad / self.world.size)
+            self.table.write(batch.keys, rows.grad.div_(self.world.size))
             with self.spans("allreduce"):
                 self.dense.step(step)
             self._check_finite(step, loss.item())
