@@ -8,12 +8,11 @@ The floor is the same dense network under Horovod with the rows of every sample 
 
 import json
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import torch
-from problem import DENSE_LR, ROWS_LR, Problem, chunk_steps, report
+from problem import DENSE_LR, ROWS_LR, Laps, Problem, chunk_steps, report
 
 from hetmpi.config import compose
 from hetmpi.data.batch import Samples
@@ -97,10 +96,10 @@ def floor(world, problem: Problem):
     torch.set_num_threads(1)
     model = problem.network()
     dense = DenseOptimizer(hvd, model, "sgd", DENSE_LR, 0.0, Schedule())
-    criterion, chunk = torch.nn.BCEWithLogitsLoss(), chunk_steps()
+    criterion = torch.nn.BCEWithLogitsLoss()
     embeddings = 0.01 * torch.randn(problem.batch, problem.num_fields, problem.dim)
     batches = [problem.samples(step, world.rank)[1:] for step in range(problem.steps)]
-    step_ms, parts, spent, began = [], {f"{part}_ms": [] for part in PARTS}, spans.as_array(), time.perf_counter()
+    parts, spent, laps = {f"{part}_ms": [] for part in PARTS}, spans.as_array(), Laps()
     for step, (features, label) in enumerate(batches):
         embeddings = embeddings.detach().requires_grad_()
         with spans("forward"):
@@ -109,14 +108,12 @@ def floor(world, problem: Problem):
             loss.backward()
         with spans("allreduce"):
             dense.step(step)
-        if (step + 1) % chunk == 0:
-            now = time.perf_counter()
-            step_ms.append(1000 * (now - began) / chunk)
-            for values, ms in zip(parts.values(), (spans.as_array() - spent) / chunk):
+        if laps.step(loss):
+            for values, ms in zip(parts.values(), (spans.as_array() - spent) / laps.chunk):
                 values.append(float(ms))
-            spent, began = spans.as_array(), now
+            spent = spans.as_array()
     if world.rank == 0:
-        report({"step_ms": step_ms, **parts})
+        report({"step_ms": laps.step_ms, **parts})
 
 
 def main(world):

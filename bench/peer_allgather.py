@@ -7,12 +7,11 @@ summed gradients), and each rank adds what all have sent to its copy. Keys trave
 """
 
 import sys
-import time
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from problem import DENSE_LR, ROWS_LR, Problem, chunk_steps, report
+from problem import DENSE_LR, ROWS_LR, Laps, Problem
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -57,7 +56,7 @@ class Table:
 
 
 def main():
-    problem, chunk = Problem(sys.argv[1]), chunk_steps()
+    problem = Problem(sys.argv[1])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -65,10 +64,9 @@ def main():
     network = DistributedDataParallel(problem.network(), gradient_as_bucket_view=True, static_graph=True)
     optimizer = torch.optim.SGD(network.parameters(), lr=DENSE_LR)
     samples = [problem.samples(step, rank) for step in range(problem.steps)]
-    losses, step_ms = [], []
     dist.barrier()
-    began = time.perf_counter()
-    for step, (ids, dense, label) in enumerate(samples):
+    laps = Laps()
+    for ids, dense, label in samples:
         keys, inverse = torch.unique(ids.view(-1), return_inverse=True)
         rows = table.read(keys)
         embeddings = rows.index_select(0, inverse).view(*ids.shape, problem.dim)
@@ -78,15 +76,8 @@ def main():
         loss.backward()
         table.write(rows.grad)
         optimizer.step()
-        if (step + 1) % chunk == 0:
-            now = time.perf_counter()
-            losses.append(loss.detach())
-            step_ms.append(1000 * (now - began) / chunk)
-            began = now
-    losses = torch.stack(losses)
-    dist.all_reduce(losses)
-    if rank == 0:
-        report({"step_ms": step_ms, "loss": (losses / size).tolist()})
+        laps.step(loss)
+    laps.report(rank, size, dist.all_reduce)
     dist.destroy_process_group()
 
 

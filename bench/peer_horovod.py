@@ -7,14 +7,13 @@ and values of its gradient. hetmpi only starts MPI and Horovod.
 """
 
 import sys
-import time
 
 import numpy as np
 import torch
-from problem import DENSE_LR, ROWS_LR, Problem, chunk_steps, report
+from problem import DENSE_LR, ROWS_LR, Laps, Problem
 from torch import nn
 
-from hetmpi.world import launch
+from hetmpi.world import MPI, launch
 
 
 class OverRows(nn.Module):
@@ -32,7 +31,7 @@ class OverRows(nn.Module):
 
 
 def main(world):
-    problem, chunk = Problem(sys.argv[1]), chunk_steps()
+    problem = Problem(sys.argv[1])
     torch.set_num_threads(1)
     hvd = world.start_horovod()
     model, criterion = OverRows(problem), nn.BCEWithLogitsLoss()
@@ -41,22 +40,15 @@ def main(world):
     ])  # fmt: skip
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     samples = [problem.samples(step, world.rank) for step in range(problem.steps)]
-    losses, step_ms = [], []
     world.comm.Barrier()
-    began = time.perf_counter()
-    for step, (ids, dense, label) in enumerate(samples):
+    laps = Laps()
+    for ids, dense, label in samples:
         optimizer.zero_grad()
         loss = criterion(model(ids, dense), label)
         loss.backward()
         optimizer.step()
-        if (step + 1) % chunk == 0:
-            now = time.perf_counter()
-            losses.append(loss.item())
-            step_ms.append(1000 * (now - began) / chunk)
-            began = now
-    losses = world.comm.allreduce(np.array(losses))
-    if world.rank == 0:
-        report({"step_ms": step_ms, "loss": (losses / world.size).tolist()})
+        laps.step(loss)
+    laps.report(world.rank, world.size, lambda losses: world.comm.Allreduce(MPI.IN_PLACE, losses.numpy()))
 
 
 launch(main)

@@ -15,13 +15,12 @@ batches, which takes far longer; an EmbeddingCollection of all ids; no pipeline.
 import logging
 import os
 import sys
-import time
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from problem import DENSE_LR, ROWS_LR, Problem, chunk_steps, report
+from problem import DENSE_LR, ROWS_LR, Laps, Problem
 from torch import Tensor, nn
 from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
@@ -126,7 +125,7 @@ def sharded(problem: Problem, size: int) -> DistributedModelParallel:
 
 
 def main():
-    problem, chunk = Problem(sys.argv[1]), chunk_steps()
+    problem = Problem(sys.argv[1])
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     dist.init_process_group("gloo")
@@ -136,20 +135,12 @@ def main():
     optimizer = torch.optim.SGD(dense_parameters, lr=DENSE_LR)
     pipeline = TrainPipelineSparseDist(model, optimizer, CPU)
     batches = iter(Batches(problem, rank, model.module.names))
-    losses, step_ms = [], []
     dist.barrier()
-    began = time.perf_counter()
-    for step in range(problem.steps):
+    laps = Laps()
+    for _ in range(problem.steps):
         loss = pipeline.progress(batches)
-        if (step + 1) % chunk == 0:
-            now = time.perf_counter()
-            losses.append(loss)
-            step_ms.append(1000 * (now - began) / chunk)
-            began = now
-    losses = torch.stack(losses)
-    dist.all_reduce(losses)
-    if rank == 0:
-        report({"step_ms": step_ms, "loss": (losses / size).tolist()})
+        laps.step(loss)
+    laps.report(rank, size, dist.all_reduce)
     dist.destroy_process_group()
     os._exit(0)  # a thread of the pipeline may still run, and Python's end with it would abort
 

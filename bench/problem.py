@@ -5,6 +5,7 @@ Only numpy and torch are used, so that peers in environments of their own can im
 
 import json
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -110,6 +111,34 @@ def report(result: dict):
     """What a contender's rank 0 prints last: loss of each step (mean over ranks), step_ms of each chunk of steps, and
     whatever else it counts. The caller looks for the mark."""
     print("CONTENDER " + json.dumps(result), flush=True)
+
+
+class Laps:
+    """What one rank of a contender measures: the time of each chunk of steps, and the loss of its last step. Begins at
+    once."""
+
+    def __init__(self):
+        self.chunk, self.num_steps = chunk_steps(), 0
+        self.losses, self.step_ms = [], []
+        self.began = time.perf_counter()
+
+    def step(self, loss: Tensor) -> bool:
+        """A step is done, loss () its loss. Whether it ends a chunk."""
+        self.num_steps += 1
+        if self.num_steps % self.chunk:
+            return False
+        now = time.perf_counter()
+        self.losses.append(loss.detach())
+        self.step_ms.append(1000 * (now - self.began) / self.chunk)
+        self.began = now
+        return True
+
+    def report(self, rank: int, size: int, add_over_ranks):
+        """Reports on rank 0. add_over_ranks(losses (n,)): replaces them by their sums over ranks. Collective."""
+        losses = torch.stack(self.losses)
+        add_over_ranks(losses)
+        if rank == 0:
+            report({"step_ms": self.step_ms, "loss": (losses / size).tolist()})
 
 
 def chunk_steps() -> int:

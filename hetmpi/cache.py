@@ -8,7 +8,7 @@ import numpy as np
 
 from hetmpi import _C
 from hetmpi.optim import RowOptimizer, check_choice
-from hetmpi.window import free_memory, size_text
+from hetmpi.window import refuse_if_short, size_text
 from hetmpi.world import Refused, World
 
 POLICIES = ("lru", "lfu", "lfuopt")
@@ -78,12 +78,11 @@ class CacheSettings:
 
     def admitted(self, world: World) -> np.ndarray:
         """Whose rows are kept here: (size,) bool."""
-        ranks = np.arange(world.size)
         if self.admit == "all":
             return np.ones(world.size, bool)
         if self.admit == "remote":
-            return ranks != world.rank
-        return ~np.isin(ranks, world.node_ranks)
+            return np.arange(world.size) != world.rank
+        return world.is_far
 
     def rows(self, num_rows: int, world: World) -> int:
         """Lines of this rank's cache over a table of `num_rows`."""
@@ -98,16 +97,9 @@ def make_cache(world: World, settings: CacheSettings, num_rows: int, dim: int, o
     core = optimizer.core(dim)
     capacity_rows = settings.rows(num_rows, world)
     line = 4 * (dim + core.state_dim + core.sum_dim) + _C.LINE_OVERHEAD_BYTES
-    need = world.node.allreduce(capacity_rows * line)
-    place, free = free_memory(shared=False)
-    short = need > free
-    world.agree(
-        Refused(
-            f"a cache of {capacity_rows:,} rows of dim {dim} on each rank needs {size_text(need)} for the "
-            f"{world.node.size} rank(s) on {world.host}, {size_text(free)} are free in {place}: lower table.cache.capacity_rows or "
-            "table.cache.capacity_fraction"
-        )
-        if short
-        else None
-    )
+    refuse_if_short(world, capacity_rows * line, False, lambda need, place, free: (
+        f"a cache of {capacity_rows:,} rows of dim {dim} on each rank needs {size_text(need)} for the "
+        f"{world.node.size} rank(s) on {world.host}, {size_text(free)} are free in {place}: lower table.cache.capacity_rows or "
+        "table.cache.capacity_fraction"
+    ))  # fmt: skip
     return _C.RowCache(capacity_rows, core, settings.policy)

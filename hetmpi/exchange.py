@@ -78,7 +78,7 @@ def fetch_ms(ways: list[Owners], partition: _C.Partition, num_rows: int) -> np.n
     everywhere. Reads only. Collective."""
     window, comm = ways[0].window, ways[0].window.world.comm
     keys = np.random.default_rng(comm.rank).integers(0, num_rows, TRIAL_KEYS)
-    route = Route.of_keys(partition, keys).of_ranks(far_ranks(window.world))
+    route = Route.of_keys(partition, keys).of_ranks(window.world.is_far)
     rows = np.empty((TRIAL_KEYS, window.local.weight.shape[1]), np.float32)
     times = np.empty((TRIALS, len(ways)))
     for trial in range(TRIALS):
@@ -90,11 +90,6 @@ def fetch_ms(ways: list[Owners], partition: _C.Partition, num_rows: int) -> np.n
     slowest = np.median(times[1:], axis=0)  # the first one makes connections
     comm.Allreduce(MPI.IN_PLACE, slowest, MPI.MAX)
     return slowest
-
-
-def far_ranks(world: World) -> np.ndarray:
-    """Ranks of other nodes: (size,) bool."""
-    return ~np.isin(np.arange(world.size), world.node_ranks)
 
 
 def swap_counts(world: World, counts: np.ndarray) -> np.ndarray:
@@ -119,11 +114,11 @@ class AlltoallOwners(Owners):
 
     def __init__(self, window: RmaWindow, engine: _C.Engine | None, outbox: AlltoallOutbox):
         super().__init__(window, engine)
-        self._engine, self._outbox, self._is_far = engine, outbox, far_ranks(window.world)
+        self._engine, self._outbox = engine, outbox
 
     def read(self, array: str, route: Route, out: np.ndarray):
         """As Owners.read; what others sent this rank before is in the rows that it gives them. Collective."""
-        comm, (width, dtype), part = self.window.world.comm, self._shape(array), route.of_ranks(self._is_far)
+        comm, (width, dtype), part = self.window.world.comm, self._shape(array), route.of_ranks(self.window.world.is_far)
         counts = np.diff(part.first)
         self.window.sync()
         asked = swap_counts(self.window.world, counts)  # ranks meet: at s = 0 all have applied the last step
@@ -165,9 +160,8 @@ class AlltoallOutbox:
 
     def __init__(self, window: RmaWindow, record: _C.RecordFormat):
         self.window, self.world, self.record = window, window.world, record
-        self._is_far = far_ranks(self.world)
         self._near = Outbox(window, record, self.world.node_ranks)
-        self._inlets = {int(origin): NearRing(window.local.rings[origin], record) for origin in np.flatnonzero(self._is_far)}
+        self._inlets = {int(origin): NearRing(window.local.rings[origin], record) for origin in np.flatnonzero(self.world.is_far)}
         self._item = MPI.BYTE.Create_contiguous(record.row_bytes).Commit()
         self._packed = packed_rows(record)
         self._request: MPI.Request | None = None
@@ -215,7 +209,7 @@ class AlltoallOutbox:
 
     def _post(self, message: Message, to_all: bool):
         """Sends all other nodes their rows of the message."""
-        part = message.route.of_ranks(self._is_far)
+        part = message.route.of_ranks(self.world.is_far)
         counts = np.diff(part.first)
         going = np.empty(len(part.rows), self._packed)
         going["row"], going["value"] = part.rows, message.values[part.order]

@@ -30,7 +30,8 @@ class Owners:
         """Fetches `array` (weight, state or clock) for the keys of `route` to their positions in out (n, width)."""
         far = self.post(array, route, "read")
         self.read_near(array, route, out)
-        self.window.flush()
+        if far.parts:
+            self.window.flush()
         far.place(out)
 
     def asks(self, wanted: np.ndarray) -> bool:

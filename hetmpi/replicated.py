@@ -23,7 +23,7 @@ from hetmpi import _C
 from hetmpi.optim import RowOptimizer
 from hetmpi.reading import MOST_AHEAD
 from hetmpi.table import EmbeddingTable
-from hetmpi.window import Layout, Memory, free_memory, size_text
+from hetmpi.window import Layout, Memory, refuse_if_short, size_text
 from hetmpi.world import MPI, Refused, World
 
 LARGEST_COUNT = (1 << 31) - 1  # numbers that one MPI call takes
@@ -232,14 +232,9 @@ def check_memory(world: World, layout: Layout):
     """Raises Refused on every rank if some node lacks memory for its ranks' replicas, or if they are too large for one
     allreduce. Collective."""
     num, cure = layout.num_rows, "lower table.replicate_below_rows"
-    need = world.node.allreduce(layout.nbytes + 4 * num * (layout.dim + 1))
-    place, free = free_memory(shared=False)
-    error = None
-    if need > free:
-        error = Refused(
-            f"{num:,} rows of dim {layout.dim} on each rank need {size_text(need)} for the {world.node.size} rank(s) on "
-            f"{world.host}, {size_text(free)} are free in {place}: {cure}"
-        )
-    elif num * (layout.dim + layout.state_dim + 1) > LARGEST_COUNT:
-        error = Refused(f"{num:,} rows of dim {layout.dim} are more than one allreduce takes: {cure}")
-    world.agree(error)
+    refuse_if_short(world, layout.nbytes + 4 * num * (layout.dim + 1), False, lambda need, place, free: (
+        f"{num:,} rows of dim {layout.dim} on each rank need {size_text(need)} for the {world.node.size} rank(s) on "
+        f"{world.host}, {size_text(free)} are free in {place}: {cure}"
+    ))  # fmt: skip
+    if num * (layout.dim + layout.state_dim + 1) > LARGEST_COUNT:  # the same on every rank
+        raise Refused(f"{num:,} rows of dim {layout.dim} are more than one allreduce takes: {cure}")

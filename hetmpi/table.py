@@ -25,7 +25,6 @@ are collective at any s: all ranks make the same calls in the same order.
 
 from __future__ import annotations
 
-import sys
 import time
 import weakref
 from collections import deque
@@ -35,7 +34,7 @@ import torch
 
 from hetmpi import _C
 from hetmpi.cache import CacheSettings, Staleness, make_cache
-from hetmpi.exchange import EXCHANGES, far_ranks, open_exchange
+from hetmpi.exchange import EXCHANGES, open_exchange
 from hetmpi.inbox import Message
 from hetmpi.metrics import Counters
 from hetmpi.optim import RowOptimizer, check_choice
@@ -91,7 +90,6 @@ class EmbeddingTable:
         self.partition = make_partition(partition, num_rows, world.size)
         self.step, self.counters, self.spans = 0, Counters(), spans or Spans()
         self._anticipate = staleness.factor(world.size)
-        self._is_far = far_ranks(world)
         self._open(inbox_bytes, {"rma": "needed", "auto": "wanted", "alltoall": "unused"}[exchange])
         self._initialise(table_seed(seed, name), init_std)
         try:
@@ -192,7 +190,7 @@ class EmbeddingTable:
             array = self._checked(keys, "prefetch")
             if self._owners.is_collective or self.world.is_one_node:
                 return  # nothing travels ahead
-            reading = Reading(keys, array, self.partition, self._is_far)
+            reading = Reading(keys, array, self.partition, self.world.is_far)
             self._ahead.append(reading)
             if self.staleness.is_synchronous:
                 self._post_early(reading)
@@ -316,7 +314,7 @@ class EmbeddingTable:
         if self._last is not None and self._last.is_of(keys):
             self._last.only_batch()
             return self._last
-        return Reading(keys, self._checked(keys, "read"), self.partition, self._is_far)
+        return Reading(keys, self._checked(keys, "read"), self.partition, self.world.is_far)
 
     def _admitted_of(self, reading: Reading) -> np.ndarray:
         """Which keys the cache may keep: (n,) bool."""
@@ -353,7 +351,8 @@ class EmbeddingTable:
             if reading.posted is None:
                 self._order(reading)
             reading.in_transit = np.concatenate([reading.in_transit, self._outbox.in_transit()])
-            self._read_near_clocks(reading, bound)
+            near = ~reading.is_far
+            self._read_clocks(reading, near & (reading.slots < 0) if bound == _C.UNBOUNDED else near)
         is_stale = np.zeros(len(reading.array), bool)
         num_stale = self._cache.validate(reading.slots[:num], reading.clocks[:num], bound, is_stale[:num], counts_lags=True)
         num_found = int((reading.slots[:num] >= 0).sum())
@@ -363,15 +362,6 @@ class EmbeddingTable:
         if len(is_stale) > num:
             is_stale[num:] = reading.posted[num:]
         return is_stale
-
-    def _read_near_clocks(self, reading: Reading, bound: int):
-        """s >= 1: gets the clocks of keys that this node owns."""
-        near = ~reading.is_far
-        if bound == _C.UNBOUNDED:
-            near &= reading.slots < 0
-        route = reading.route.where(near)
-        self._owners.read_near("clock", route, reading.clocks)
-        self.counters.clock_bytes += 4 * route.num_elsewhere(self.world.rank)
 
     def _read_clocks(self, reading: Reading, wanted: np.ndarray):
         """Gets the owners' clocks of the wanted keys (n,) bool, as they are now."""
@@ -447,7 +437,7 @@ class EmbeddingTable:
         self._cache.find(reading.array, reading.slots, counts_as_use=False)
         far = reading.is_far & (reading.slots < 0)
         self._num_early += 1
-        use = f"early {self._num_early % (MOST_AHEAD + 1)}"
+        use = f"early {self._num_early % MOST_AHEAD}"  # as many as are announced at a time
         self._ask_early(reading, far, use)
         self._post_rows(reading, far, use)
 
@@ -634,7 +624,7 @@ class EmbeddingTable:
         self._check_open()
         if self._last is not None and self._last.is_of(keys):
             return self._last
-        return Reading(keys, self._checked(keys, "write"), self.partition, self._is_far)
+        return Reading(keys, self._checked(keys, "write"), self.partition, self.world.is_far)
 
     def _checked(self, keys: torch.Tensor, verb: str) -> np.ndarray:
         self._check_open()

@@ -203,10 +203,18 @@ def ring_bytes(inbox_bytes: int, size: int, record: _C.RecordFormat) -> int:
 
 def check_memory(world: World, layouts: list[Layout]):
     """Raises Refused on every rank if some node lacks memory for the ranks on it. Collective."""
-    need = world.node.allreduce(layouts[world.rank].nbytes)
-    place, free = free_memory(shared=world.node.size > 1)
-    short = need > free
-    world.agree(Refused(memory_message(layouts, need, place, free, world)) if short else None)
+    refuse_if_short(
+        world, layouts[world.rank].nbytes, world.node.size > 1,
+        lambda need, place, free: memory_message(layouts, need, place, free, world),
+    )  # fmt: skip
+
+
+def refuse_if_short(world: World, nbytes: int, shared: bool, message):
+    """Raises Refused on every rank if some node lacks memory for what its ranks want, `nbytes` this one. shared: as for
+    free_memory. message(bytes the node's ranks want, what is scarcest, bytes free there): what to say. Collective."""
+    need = world.node.allreduce(nbytes)
+    place, free = free_memory(shared)
+    world.agree(Refused(message(need, place, free)) if need > free else None)
 
 
 def memory_message(layouts: list[Layout], need: int, place: str, free: int, world: World) -> str:

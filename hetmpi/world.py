@@ -18,6 +18,7 @@ import time
 import traceback
 
 import mpi4py
+import numpy as np
 
 mpi4py.rc.initialize = False
 mpi4py.rc.finalize = True
@@ -44,6 +45,7 @@ class World:
     comm            mpi4py communicator, private to hetmpi (a duplicate of the one given)
     node            communicator of the ranks that share this rank's node and memory
     node_ranks      world ranks of `node`, in node order
+    is_far          which ranks are of other nodes: (size,) bool
     rank, size      this rank and how many there are
     """
 
@@ -61,6 +63,7 @@ class World:
         self.node = split_nodes(self.comm, ranks_per_node)
         self.node_ranks = self.node.allgather(self.rank)
         self.is_one_node = self.node.size == self.size
+        self.is_far = ~np.isin(np.arange(self.size), self.node_ranks)
         self.host = socket.gethostname()
 
     def start_horovod(self):

@@ -1,6 +1,5 @@
 """Rows and gradients that travel by MPI_Alltoallv instead of one-sided: the same numbers. Run at 1, 2 and 3 ranks."""
 
-import contextlib
 import re
 import time
 
@@ -9,10 +8,11 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from test_staleness import (
-    ALL, PLAIN, STALENESS, batch_of, cases, changes, clocks_of_all, cluster_of, first_row, follow, is_mine, open_table,
-    own_batch_of, pids_here, run_freely, step_freely, stopped, tensors, total_change, trained, writes_of,
+    ALL, PLAIN, STALENESS, batch_of, cases, changes, check_that_nothing_is_lost_while_an_owner_stands_still,
+    clocks_of_all, cluster_of, first_row, follow, is_mine, open_table, own_batch_of, run_freely, step_freely, tensors,
+    total_change, trained, writes_of,
 )  # fmt: skip
-from test_table import RULES, all_rows, make_table, train
+from test_table import RULES, all_rows, check_same_bits, make_table, train
 
 from hetmpi.cache import CacheSettings, Staleness
 from hetmpi.optim import RowOptimizer
@@ -41,9 +41,7 @@ def test_rows_are_those_of_rma_bit_for_bit(apart, rule, partition):
         assert table.exchange.name == (None if apart.is_one_node else exchange)
         results.append((train(table, apart, steps=10, prefetch=prefetch), all_rows(table, apart)))
         table.close()
-    for losses, rows in results[1:]:
-        assert losses == results[0][0]
-        assert np.array_equal(rows, results[0][1])
+    check_same_bits(results)
 
 
 @pytest.mark.parametrize("rule", sorted(RULES))
@@ -88,18 +86,7 @@ def test_no_update_is_lost_or_applied_twice(apart, case):
 
 @pytest.mark.parametrize("staleness", [0, 1, 10])
 def test_no_update_is_lost_while_an_owner_stands_still(apart, staleness):
-    case = {**PLAIN_ALLTOALL, "staleness": staleness}
-    pids = pids_here(apart)
-    table = open_table(apart, case, staleness, inbox_bytes=2048 * apart.size)
-    with contextlib.ExitStack() as stack:
-
-        def stop_the_last_rank(step):
-            if step == 3 and apart.rank == 0:
-                stack.enter_context(stopped(pids[-1], wake_after_s=0.5))
-
-        run_freely(apart, table, case, stop_the_last_rank)
-    assert np.array_equal(changes(table, case), total_change(apart, case)[table.keys()])
-    table.close()
+    check_that_nothing_is_lost_while_an_owner_stands_still(apart, {**PLAIN_ALLTOALL, "staleness": staleness})
 
 
 @cases(25, **ALLTOALL, staleness=st.sampled_from(STALENESS), num_steps=st.integers(5, 25))

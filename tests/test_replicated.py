@@ -7,7 +7,7 @@ from test_table import (
     DIM, NUM_ROWS, RULES, SCHEDULE, all_rows, integer_message, make_table, my_batch, train, train_step,
 )  # fmt: skip
 
-from hetmpi import replicated
+from hetmpi import replicated, window
 from hetmpi.cache import CacheSettings, Staleness
 from hetmpi.optim import RowOptimizer
 from hetmpi.replicated import ReplicatedTable, small_fields
@@ -234,7 +234,8 @@ def test_keys_and_grads_of_a_wrong_kind_are_refused(world):
 
 
 def test_replicas_larger_than_memory_or_than_one_allreduce_are_refused(world, monkeypatch):
-    monkeypatch.setattr(replicated, "free_memory", lambda shared: ("memory", 100))
+    free = iter([1 << 40, 1 << 40, 100])  # when the shards, the cache and the replica ask
+    monkeypatch.setattr(window, "free_memory", lambda shared: ("memory", next(free)))
     with pytest.raises(Refused, match=r"21 rows of dim 5 on each rank need .* MiB .* are free in memory: lower table.replicate"):
         make_replicated(world)
     monkeypatch.undo()

@@ -301,17 +301,20 @@ PLAIN = {
 
 @pytest.mark.parametrize("staleness", [0, 1, 10])
 def test_no_update_is_lost_while_an_owner_stands_still(placed, staleness):
-    case = {**PLAIN, "staleness": staleness}
-    pids = pids_here(placed)
-    table = open_table(placed, case, staleness, inbox_bytes=2048 * placed.size)
+    check_that_nothing_is_lost_while_an_owner_stands_still(placed, {**PLAIN, "staleness": staleness})
+
+
+def check_that_nothing_is_lost_while_an_owner_stands_still(world, case):
+    pids = pids_here(world)
+    table = open_table(world, case, case["staleness"], inbox_bytes=2048 * world.size)
     with contextlib.ExitStack() as stack:
 
         def stop_the_last_rank(step):
-            if step == 3 and placed.rank == 0:
+            if step == 3 and world.rank == 0:
                 stack.enter_context(stopped(pids[-1], wake_after_s=0.5))
 
-        run_freely(placed, table, case, stop_the_last_rank)
-    assert np.array_equal(changes(table, case), total_change(placed, case)[table.keys()])
+        run_freely(world, table, case, stop_the_last_rank)
+    assert np.array_equal(changes(table, case), total_change(world, case)[table.keys()])
     table.close()
 
 

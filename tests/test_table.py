@@ -151,6 +151,11 @@ def test_near_and_far_and_rows_prefetched_at_any_depth_are_bitwise_equal(world, 
         table = make_table(place, "adagrad", partition=partition)
         results.append((train(table, place, prefetch=prefetch), all_rows(table, place)))
         table.close()
+    check_same_bits(results)
+
+
+def check_same_bits(results):
+    """All trainings, each (losses, rows), came to the same."""
     for losses, rows in results[1:]:
         assert losses == results[0][0]
         assert np.array_equal(rows, results[0][1])
