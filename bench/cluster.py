@@ -1,7 +1,7 @@
 """A training step on several hosts with a slow network between them, beside the floor and peers.
 
     ./run.sh bench cluster [hosts=4] [rate=1gbit] [net=het] [dim=128] [batch=128] [scale=0.1] [zipf=1.05] [steps=300]
-                           [warmup=150] [repeats=5] [peers=none] [cache=10] [bounds=10,100] [exchange=rma] [settings=table.cache.admit=all]
+                           [warmup=150] [repeats=5] [peers=none] [cache=10] [bounds=10,100] [exchange=auto] [settings=table.cache.admit=all]
 
 The hosts are network namespaces of this machine (tools/hosts.sh), one rank on each, their links shaped to `rate`, as tc says
 it; needs root and MPICH. Contenders: the floor (the dense network with its rows in hand), hetmpi without cache, at s = 0
@@ -22,7 +22,7 @@ from hetmpi.spans import PARTS
 
 SETTINGS = {
     "hosts": 4, "rate": "1gbit", "net": "het", "dim": 128, "batch": 128, "scale": 0.1, "zipf": 1.05, "steps": 300,
-    "warmup": 150, "repeats": 5, "peers": ["none"], "cache": 10.0, "bounds": [10, 100], "exchange": "rma", "settings": ["table.cache.admit=all"],
+    "warmup": 150, "repeats": 5, "peers": ["none"], "cache": 10.0, "bounds": [10, 100], "exchange": "auto", "settings": ["table.cache.admit=all"],
 }  # fmt: skip
 
 

@@ -436,6 +436,27 @@ class PyCache {
     cache_.take_pending(slot, n, staleness, kept, &pushes_);
   }
 
+  Array<int32_t> clocks_within(const Array<int64_t>& slots, const Array<bool>& is_written, int64_t staleness) const {
+    const ssize_t n = checked(slots);
+    check_shape(is_written, "is_written", {n});
+    Array<int32_t> clocks(n);
+    const auto* written = reinterpret_cast<const uint8_t*>(is_written.data());
+    cache_.clocks_within(slots.data(), written, n, staleness, clocks.mutable_data());
+    return clocks;
+  }
+
+  void preview(const Array<int64_t>& positions, Array<float> weights, Array<float> states, Array<int32_t> clocks,
+               const Array<float>& sums, const Array<int32_t>& counts, float anticipate) const {
+    const ssize_t m = positions.shape(0), n = clocks.shape(0);
+    check_in(positions.data(), m, n, "positions");
+    check_shape(weights, "weights", {n, cache_.dim()});
+    check_shape(states, "states", {n, cache_.state_dim()});
+    check_shape(sums, "sums", {m, cache_.sum_dim()});
+    check_shape(counts, "counts", {m});
+    cache_.preview(positions.data(), m, sums.data(), counts.data(), anticipate, weights.mutable_data(),
+                   states.mutable_data(), clocks.mutable_data());
+  }
+
   // Lines whose pending sum is of at least `least` iterations: (n,) bool.
   Array<bool> counts_from(const Array<int64_t>& slots, int64_t least) const {
     const ssize_t n = checked(slots);
@@ -550,6 +571,7 @@ PYBIND11_MODULE(_C, m) {
   m.attr("has_cuda") = false;
   m.attr("RING_HEADER_BYTES") = sizeof(RingHeader);
   m.attr("UNBOUNDED") = kUnbounded;
+  m.attr("UNKNOWN_CLOCK") = kUnknownClock;
   m.attr("WAYS") = kWays;
   m.attr("LINE_OVERHEAD_BYTES") = RowCache::line_bytes(0);
 
@@ -654,6 +676,11 @@ PYBIND11_MODULE(_C, m) {
            py::arg("clocks").noconvert(), py::arg("grads").noconvert())
       .def("take_due", &PyCache::take_due, py::arg("slots").noconvert(), py::arg("staleness"), py::arg("held").noconvert())
       .def("counts_from", &PyCache::counts_from, py::arg("slots").noconvert(), py::arg("least"))
+      .def("clocks_within", &PyCache::clocks_within, py::arg("slots").noconvert(), py::arg("is_written").noconvert(),
+           py::arg("staleness"))
+      .def("preview", &PyCache::preview, py::arg("positions").noconvert(), py::arg("weights").noconvert(),
+           py::arg("states").noconvert(), py::arg("clocks").noconvert(), py::arg("sums").noconvert(),
+           py::arg("counts").noconvert(), py::arg("anticipate"))
       .def("handed_out", &PyCache::handed_out)
       .def("take_all", &PyCache::take_all)
       .def("take_pushes", &PyCache::take_pushes)

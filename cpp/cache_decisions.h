@@ -17,6 +17,7 @@ namespace hetmpi {
 constexpr int kWays = 32;              // lines of a set: one warp on the GPU
 constexpr uint32_t kLfuOptLimit = 10;  // HET's light LFU counts no further
 constexpr int64_t kUnbounded = -1;     // staleness without a bound
+constexpr int32_t kUnknownClock = -1;  // of a row that was written without being read
 
 // lru      the line used longest ago goes
 // lfu      the line used least often goes; counts are halved now and then, so that old fame fades
@@ -51,6 +52,9 @@ HETMPI_SHARED uint64_t aged_worth(uint64_t worth) { return worth_of(score_in(wor
 HETMPI_SHARED bool is_valid(int64_t owner_clock, int64_t line_clock, int32_t age, int64_t staleness) {
   return staleness == kUnbounded || (age <= staleness && owner_clock <= line_clock + staleness);
 }
+
+// The clock of a row after one more update of it.
+HETMPI_SHARED int32_t next_clock(int32_t clock) { return clock == kUnknownClock ? kUnknownClock : clock + 1; }
 
 // Whether a line's pending sum has to go to its owner.
 HETMPI_SHARED bool is_due(int32_t count, int64_t staleness) { return staleness != kUnbounded && count > staleness; }

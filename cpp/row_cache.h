@@ -14,6 +14,8 @@
 //   update            one iteration's gradients by slot: to the pending sums, and to the rows as a preview of what the
 //                     owner will make of them, as if they were `anticipate` times as large
 //   pass_on           hands out the gradients of keys that have no line
+//   clocks_within     what an owner has to know to tell which lines are too old
+//   preview           what the owners will make of rows, of which they lack some sums
 //   take_pending      hands out pending sums: those by slot that are due at a staleness, or all
 //
 // REQUIRES of all calls: slots are -1 (passed over) or were given for a key that has not been evicted since; no slot
@@ -243,11 +245,33 @@ class RowCache {
     }
   }
 
-  // Entries without a line: their gradients go to the owners as they are. clocks (n): the owners' when the rows were read.
+  // clocks (n): c_c of lines that will do if their owners' clocks admit it, else -1: no line, or more than `staleness` own
+  // updates, to which another one comes for those that `is_written` (n).
+  void clocks_within(const int64_t* slots, const uint8_t* is_written, int64_t n, int64_t staleness, int32_t* clocks) const {
+    for (int64_t i = 0; i < n; ++i) {
+      const bool is_within = slots[i] >= 0 && (staleness == kUnbounded || line_[slots[i]].age + is_written[i] <= staleness);
+      clocks[i] = is_within ? line_[slots[i]].clock : -1;
+    }
+  }
+
+  // Applies sums (m, sum_dim), over counts (m) iterations, to the rows at `positions` (m) of weights (n, dim), states
+  // (n, state_dim) and clocks (n), as refresh() does with sums that are pending.
+  void preview(const int64_t* positions, int64_t m, const float* sums, const int32_t* counts, float anticipate,
+               float* weights, float* states, int32_t* clocks) const {
+    for (int64_t i = 0; i < m; ++i) {
+      const int64_t j = positions[i];
+      optimizer_.apply(weights + j * dim_, states + j * state_dim_,
+                       optimizer_.summed(sums + i * sum_dim_, counts[i], counts[i], anticipate));
+      clocks[j] += counts[i];
+    }
+  }
+
+  // Entries without a line: their gradients go to the owners as they are. clocks (n): the owners' when the rows were read,
+  // or kUnknownClock.
   void pass_on(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads, int64_t n,
                Pushes* out) const {
     for (int64_t i = 0; i < n; ++i)
-      if (slots[i] < 0) optimizer_.add(out->append(keys[i], clocks[i] + 1, 1, sum_dim_), grads + i * dim_);
+      if (slots[i] < 0) optimizer_.add(out->append(keys[i], next_clock(clocks[i]), 1, sum_dim_), grads + i * dim_);
   }
 
   // Those of `slots` whose pending sums are due at `staleness`, but for the slots in `held`, which is sorted.

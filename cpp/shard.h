@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "cache_decisions.h"
 #include "row_init.h"
 #include "row_optimizer.h"
 
@@ -34,10 +35,12 @@ struct Shard {
     __atomic_store_n(clock + row, clock[row] + 1, __ATOMIC_RELAXED);
   }
 
-  // One rank's sums (sum_dim) over `count` iterations, the last of which it counts as its `origin_clock`-th of this row.
+  // One rank's sums (sum_dim) over `count` iterations, the last of which it counts as its `origin_clock`-th of this row;
+  // with kUnknownClock all of them are news.
   // The row is written before its clock: who sees the clock and then reads the row sees this update.
   void apply_sums(int64_t row, const float* sums, int64_t count, int32_t origin_clock, const RowOptimizer& optimizer) {
-    const int32_t advance = std::max(0, origin_clock - clock[row]);
+    const int32_t advance =
+        origin_clock == kUnknownClock ? static_cast<int32_t>(count) : std::max(0, origin_clock - clock[row]);
     optimizer.apply(weight + row * dim, state + row * state_dim, optimizer.summed(sums, count, advance));
     __atomic_store_n(clock + row, clock[row] + advance, __ATOMIC_RELEASE);
   }

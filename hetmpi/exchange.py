@@ -1,8 +1,9 @@
-"""How a rank reaches other nodes: one-sided (Owners, Outbox), or by MPI_Alltoallv as here; and which of both to take.
+"""How a rank reaches other nodes: one-sided (Owners, Outbox, RmaAsking), or by calls of all ranks; and which of both to take.
 
-Some MPI libraries have slow one-sided calls between hosts, or none. Here the ids of rows go out and rows come back by
-MPI_Alltoallv, and so do gradients: each rank puts what it is sent into the rings of its own memory, as if the origin had,
-so that Inbox and Engine see no difference. Ranks of this node go on using each other's memory.
+Some MPI libraries have slow one-sided calls between hosts, or none. By `alltoall` the ids of rows go out and rows come back,
+at s = 0 by MPI_Alltoallv as here, at s >= 1 by hetmpi/rounds.py. Gradients of s = 0 go by MPI_Alltoallv too: each rank puts
+what it is sent into the rings of its own memory, as if the origin had, so that Inbox sees no difference. Ranks of this node
+go on using each other's memory.
 
 Every rank must make the same calls in the same order, with no keys if it has none. A call may wait for another rank to
 make it, never for that rank's rings to have room: whoever waits for room goes on with what is on its way (progress).
@@ -18,59 +19,64 @@ import numpy as np
 
 from hetmpi import _C
 from hetmpi.inbox import Message, NearRing, Outbox, Sending
-from hetmpi.owners import FarRows, Owners
+from hetmpi.owners import FarRows, NearOwners, Owners
 from hetmpi.partition import Route
+from hetmpi.rounds import HoldingOutbox
 from hetmpi.window import RmaWindow
 from hetmpi.world import MPI, Patience, World
 
 EXCHANGES = ("auto", "rma", "alltoall")
 TRIAL_KEYS = 2048  # about what a batch asks for, and fetched within 0.1 s by the slowest library measured
 TRIALS = 5
-AHEAD = 4  # how much slower rma may be where rows are fetched ahead: they travel while the rank computes, and nobody meets
 
 
 @dataclass
 class Exchange:
     """This rank's ways to the owners. name: rma or alltoall, None where all ranks share a node; why: one sentence, if it
-    was chosen here."""
+    was chosen here.
+
+    owners      for reads; at s >= 1 of what nobody was asked for
+    outbox      for writes
+    looks       for EmbeddingTable.peek"""
 
     name: str | None
     owners: Owners
-    outbox: Outbox | AlltoallOutbox
+    outbox: Outbox | AlltoallOutbox | HoldingOutbox
+    looks: Owners
     why: str | None = None
 
 
 def open_exchange(
     kind: str, window: RmaWindow, engine: _C.Engine | None, record: _C.RecordFormat, partition: _C.Partition, num_rows: int
 ) -> Exchange:  # fmt: skip
-    """The exchange called `kind`; for auto the one that fetches rows of other nodes faster, at s >= 1 (there is an engine)
-    with a preference for rma. Collective."""
+    """The exchange called `kind`; for auto the one that fetches rows of other nodes faster. engine: at s >= 1. Collective."""
     if window.world.is_one_node:
-        return Exchange(None, Owners(window, engine), Outbox(window, record))
+        return replace(open_rma(window, engine, record), name=None)
     makes = {"rma": open_rma, "alltoall": open_alltoall}
     if kind != "auto":
         return makes[kind](window, engine, record)
     if not window.reaches_far:
         return replace(makes["alltoall"](window, engine, record), why="this MPI makes no one-sided window over several nodes")
     ways = {name: make(window, engine, record) for name, make in makes.items()}
-    times = fetch_ms([way.owners for way in ways.values()], partition, num_rows)
+    times = fetch_ms([way.looks for way in ways.values()], partition, num_rows)
     trials = dict(zip(ways, times.tolist()))
-    slower = AHEAD if engine is not None else 1
-    chosen = ways.pop("rma" if trials["rma"] <= slower * trials["alltoall"] else "alltoall")
+    chosen = ways.pop("rma" if trials["rma"] <= trials["alltoall"] else "alltoall")
     for other in ways.values():
         other.outbox.close()
     shown = ", ".join(f"{ms:.2f} ms by {name}" for name, ms in trials.items())
-    ahead = f"; at s >= 1 rma fetches ahead, and is taken up to {AHEAD} times the time" if engine is not None else ""
-    return replace(chosen, why=f"fetching {TRIAL_KEYS:,} random rows took {shown}{ahead}")
+    return replace(chosen, why=f"fetching {TRIAL_KEYS:,} random rows took {shown}")
 
 
 def open_rma(window: RmaWindow, engine: _C.Engine | None, record: _C.RecordFormat) -> Exchange:
-    return Exchange("rma", Owners(window, engine), Outbox(window, record))
+    owners = Owners(window, engine)
+    return Exchange("rma", owners, Outbox(window, record), looks=owners)
 
 
 def open_alltoall(window: RmaWindow, engine: _C.Engine | None, record: _C.RecordFormat) -> Exchange:
-    outbox = AlltoallOutbox(window, record)
-    return Exchange("alltoall", AlltoallOwners(window, engine, outbox), outbox)
+    owners = AlltoallOwners(window, engine)
+    if engine is None:
+        return Exchange("alltoall", owners, AlltoallOutbox(window, record), looks=owners)
+    return Exchange("alltoall", NearOwners(window, engine), HoldingOutbox(window, record), looks=owners)
 
 
 def fetch_ms(ways: list[Owners], partition: _C.Partition, num_rows: int) -> np.ndarray:
@@ -112,13 +118,9 @@ class AlltoallOwners(Owners):
 
     is_collective = True
 
-    def __init__(self, window: RmaWindow, engine: _C.Engine | None, outbox: AlltoallOutbox):
-        super().__init__(window, engine)
-        self._engine, self._outbox = engine, outbox
-
     def read(self, array: str, route: Route, out: np.ndarray):
-        """As Owners.read; what others sent this rank before is in the rows that it gives them. Collective."""
-        comm, (width, dtype), part = self.window.world.comm, self._shape(array), route.of_ranks(self.window.world.is_far)
+        """As Owners.read. Collective."""
+        comm, (width, dtype), part = self.window.world.comm, self.shape(array), route.of_ranks(self.window.world.is_far)
         counts = np.diff(part.first)
         self.window.sync()
         asked = swap_counts(self.window.world, counts)  # ranks meet: at s = 0 all have applied the last step
@@ -132,17 +134,9 @@ class AlltoallOwners(Owners):
         FarRows(array, [(part.order, came)]).place(out)
         self.read_near(array, route, out)
 
-    def any(self, here: bool) -> bool:
-        world, anywhere = self.window.world, np.array([here])
-        await_all(world, world.comm.Iallreduce(MPI.IN_PLACE, anywhere, MPI.LOR))
-        return bool(anywhere[0])
-
     def _serve(self, array: str, rows: np.ndarray) -> np.ndarray:
         """Rows (m,) of this rank's array: (m, width)."""
-        while self._engine is not None and not self._outbox.has_taken_in():
-            self._engine.drain()
-            self._outbox.progress()
-        answers = self._buffer(f"answers {array}", len(rows), *self._shape(array))
+        answers = self._buffer(f"answers {array}", len(rows), *self.shape(array))
         rank = self.window.world.rank
         out = answers[:, 0] if array == "clock" else answers
         self._gather(array, rank)(getattr(self.window.local, array), rows, out, np.arange(len(rows)))
@@ -153,7 +147,7 @@ class AlltoallOwners(Owners):
 
 
 class AlltoallOutbox:
-    """Outbox of which owners on other nodes are sent their part by MPI_Ialltoallv.
+    """Outbox for s = 0 of which owners on other nodes are sent their part by MPI_Ialltoallv.
 
     A message is on its way (`_request`), then goes into this rank's own rings as they have room (`_sending`), where the
     owner's side takes it. One at a time: send() waits for the one before."""
@@ -187,20 +181,6 @@ class AlltoallOutbox:
         self.world.progress()
         self._take()
 
-    def is_drained(self) -> bool:
-        """Whether the owners on this node have taken in what this rank sent, and this rank what others sent it: when all
-        ranks can say so, everything is with its owners."""
-        return self._near.is_drained() and self.has_taken_in()
-
-    def has_taken_in(self) -> bool:
-        """Whether this rank has taken in what ranks of other nodes sent it."""
-        is_in_rings = self._request is None and self._sending is None
-        return is_in_rings and all(ring.is_drained() for ring in self._inlets.values())
-
-    def behind(self) -> list[int]:
-        """Owners that have not taken in everything sent, as far as is known here."""
-        return self._near.behind() + ([] if self.has_taken_in() else [self.world.rank])
-
     def close(self):
         """Waits for what is on its way, which nobody will use."""
         if self._request is not None:
@@ -213,8 +193,6 @@ class AlltoallOutbox:
         counts = np.diff(part.first)
         going = np.empty(len(part.rows), self._packed)
         going["row"], going["value"] = part.rows, message.values[part.order]
-        if self.record.has_clocks:
-            going["clock"], going["count"] = message.clocks[part.order], message.counts[part.order]
         came_counts = swap_counts(self.world, counts)
         came = np.empty(came_counts.sum(), self._packed)
         self._coming = going, message.step, to_all, came_counts, came
@@ -235,11 +213,9 @@ class AlltoallOutbox:
         route = Route(
             np.arange(len(came)), np.ascontiguousarray(came["row"]), np.concatenate([[0], np.cumsum(counts)])
         )
-        columns = [np.ascontiguousarray(came[name]) for name in self._packed.names[1:]]
-        return Message(step, route, *columns), to_all
+        return Message(step, route, np.ascontiguousarray(came["value"])), to_all
 
 
 def packed_rows(record: _C.RecordFormat) -> np.dtype:
     """A row of a record as it travels, record.row_bytes in all."""
-    clocks = [("clock", np.int32), ("count", np.int32)] if record.has_clocks else []
-    return np.dtype([("row", np.int64), ("value", np.float32, (record.width,)), *clocks])
+    return np.dtype([("row", np.int64), ("value", np.float32, (record.width,))])

@@ -23,13 +23,14 @@ HEAD, TAIL = 0, 64  # bytes from a ring's start, cpp/ring.h RingHeader
 @dataclass
 class Message:
     """What one rank sends the owners in one step: for each key of `route` a row of `values`, and at staleness s >= 1 its
-    clock and how many iterations it sums."""
+    clock, how many iterations it sums, and the key."""
 
     step: int
     route: Route
     values: np.ndarray  # (n, width) float32
     clocks: np.ndarray | None = None  # (n,) int32
     counts: np.ndarray | None = None  # (n,) int32
+    keys: np.ndarray | None = None  # (n,) int64
 
 
 class NearRing:
@@ -175,6 +176,8 @@ class Outbox:
         while not sending.proceed():
             self.publish()
             while_waiting()
+        if message.keys is not None:
+            self._note(message)
         return message.route.num_elsewhere(self.window.world.rank) * self.record.row_bytes
 
     def _drop_taken_in(self):
@@ -214,13 +217,16 @@ class Outbox:
             ring.producer.set_tail(max(ring.tail, int(tail)))
         self._asked = []
 
-    def note(self, keys: np.ndarray, owners: list[int]):
-        """Remembers that gradients of keys (m,) int64 were just sent to these owners."""
-        self._drop_taken_in()
-        self._sent.append((keys, {owner: self.rings[owner].producer.head for owner in owners}))
+    def _note(self, message: Message):
+        """Remembers what was just sent into rings."""
+        owners = [int(owner) for owner in message.route.owners() if owner in self.rings]
+        if owners:
+            self._drop_taken_in()
+            order = np.concatenate([message.route.of(owner)[1] for owner in owners])
+            self._sent.append((message.keys[order], {owner: self.rings[owner].producer.head for owner in owners}))
 
     def in_transit(self) -> np.ndarray:
-        """Keys noted that owners may not have taken in yet: (m,) int64."""
+        """Keys of messages, where they tell them, that owners may not have taken in yet: (m,) int64."""
         self._drop_taken_in()
         return np.concatenate([keys for keys, _ in self._sent]) if self._sent else NO_KEYS
 

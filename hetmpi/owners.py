@@ -5,6 +5,7 @@ From ranks of this node by plain loads, from the others by one MPI_Get per owner
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,10 +39,6 @@ class Owners:
         """Whether a read of the keys wanted (n,) bool is to be made: not one of none, unless others wait for it."""
         return self.is_collective or bool(wanted.any())
 
-    def any(self, here: bool) -> bool:
-        """Whether something holds here or, if reads are collective, on any rank."""
-        return here
-
     def read_near(self, array: str, route: Route, out: np.ndarray):
         """The part of read() that this node's ranks own."""
         for owner in route.owners():
@@ -55,7 +52,7 @@ class Owners:
         for owner in route.owners():
             if owner not in self.window.near:
                 rows, order = route.of(owner)
-                width, dtype = self._shape(array)
+                width, dtype = self.shape(array)
                 buffer = self.window.buffer(f"{use} {array}", owner, len(rows), width, dtype)
                 self.window.get(array, owner, rows, buffer)
                 parts.append((order, buffer))
@@ -66,9 +63,21 @@ class Owners:
             return _C.gather_clocks
         return self._gather_own if owner == self.window.world.rank else _C.gather
 
-    def _shape(self, array: str) -> tuple[int, type]:
+    def shape(self, array: str) -> tuple[int, type]:
+        """(numbers, dtype) of one row."""
         layout = self.window.layouts[self.window.world.rank]
         return {"weight": (layout.dim, np.float32), "state": (layout.state_dim, np.float32), "clock": (1, np.int32)}[array]
+
+    def row_bytes(self, arrays: Iterable[str]) -> int:
+        """Bytes of one row of all these arrays."""
+        return 4 * sum(self.shape(array)[0] for array in arrays)
+
+
+class NearOwners(Owners):
+    """Owners of which read() passes over those on other nodes."""
+
+    def post(self, array: str, route: Route, use: str) -> FarRows:
+        return FarRows(array, [])
 
 
 @dataclass

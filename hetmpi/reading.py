@@ -24,6 +24,7 @@ class Reading:
     clocks          its owner's clock when it was read, (n,) int32
     is_found        whether slots and clocks are those of a read that no other read or write has followed
     asked, posted   keys whose clocks, and whose rows, other nodes were asked for early: (n,) bool, or None before
+    is_ordered      s >= 1: whether order() of hetmpi/asking.py is done
     in_transit      keys whose sums were on their way to owners when clocks were asked for, (m,) int64
     """
 
@@ -39,6 +40,7 @@ class Reading:
         self.clocks = np.zeros(len(array), np.int32)
         self.is_found = False
         self.asked = self.posted = None
+        self.is_ordered = False
         self.in_transit = NO_KEYS
         self._clocks: FarRows | None = None
         self._rows: list[FarRows] = []

@@ -12,7 +12,7 @@ PARTS = {  # in the order of a step
     "load": "waiting for the loader's batch",
     "drain": "s = 0: waiting for all ranks' gradients, and applying them; else letting owners see what was sent",
     "find": "routing keys to owners, looking them up in the cache",
-    "validate": "clocks from the owners, lines too old; posting the rows that the next read needs",
+    "validate": "clocks from the owners, lines too old; ordering the rows that the next read needs, or answering",
     "fetch": "rows from the owners, the cache and to the caller",
     "prefetch": "routing the next batch, asking for its clocks, at s = 0 for its rows",
     "forward": "the network",

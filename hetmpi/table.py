@@ -11,16 +11,15 @@ s = 0, synchronous: every read sees all writes of the step before, from all rank
     So `write` and the read (or flush) after it are collective: every rank makes them, with no keys if it has none.
 
 s >= 1, bounded: ranks go on without waiting for each other (HET's client rules, docs/design.md).
-    prefetch asks the owners for the clocks of a batch, while the one before is computed
-    write    to the lines, with a preview of what the owner will do; the clocks are here by then and say which rows the next
-             read needs: they are posted; sums that are due, sums of lines that went, and gradients of keys without a line
-             go to their owners, whose engines apply them as they arrive
+    prefetch asks the owners which lines of a batch are too old, while the one before is computed
+    write    to the lines, with a preview of what the owner will do; what the next read needs is ordered; sums that are due,
+             sums of lines that went, and gradients of keys without a line go to their owners, who apply them as they arrive
     read     lines within the bound are read as they are, the others and keys without a line have been fetched, or are now;
              new lines push out old ones
     Only `flush` and `close` are collective.
 
-Where rows travel between nodes by alltoall (hetmpi/exchange.py), `read`, `peek`, `write`, `flush` and `await_owners`
-are collective at any s: all ranks make the same calls in the same order.
+Where rows travel between nodes by alltoall (hetmpi/exchange.py), `read`, `peek`, `prefetch`, `write` and `flush` are
+collective at any s: all ranks make the same calls in the same order.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ import numpy as np
 import torch
 
 from hetmpi import _C
+from hetmpi.asking import NO_SLOTS, RmaAsking
 from hetmpi.cache import CacheSettings, Staleness, make_cache
 from hetmpi.exchange import EXCHANGES, open_exchange
 from hetmpi.inbox import Message
@@ -40,11 +40,11 @@ from hetmpi.metrics import Counters
 from hetmpi.optim import RowOptimizer, check_choice
 from hetmpi.partition import Route, make_partition
 from hetmpi.reading import MOST_AHEAD, Reading
+from hetmpi.rounds import RoundAsking
 from hetmpi.spans import Spans
 from hetmpi.window import Layout, RmaWindow, ring_bytes
 from hetmpi.world import Patience, Refused, World
 
-NO_SLOTS = np.empty(0, np.int64)
 INIT_CHUNK_ROWS = 1 << 20
 POLL_S = 0.001
 NAP_S = 50e-6  # between two looks at what others are to do: short beside a step, long beside a look
@@ -122,12 +122,27 @@ class EmbeddingTable:
             weakref.finalize(self, self._engine.stop)  # also at exit, before MPI takes the memory away
         self.exchange = open_exchange(exchange, self.window, self._engine, self._record, self.partition, self.num_rows)
         self._owners, self._outbox = self.exchange.owners, self.exchange.outbox
+        self._asking = None if self.staleness.is_synchronous else self._make_asking()
         self._is_closed = False
-        self._has_read = False  # s >= 1: since sums were last sent
         self._is_written = False  # s = 0: a write waits to be settled
         self._last: Reading | None = None
         self._ahead: deque[Reading] = deque()  # announced, in the order they will be read
         self._num_early = 0  # s = 0: batches posted early
+
+    def _make_asking(self) -> RmaAsking | RoundAsking:
+        """s >= 1: how other nodes are asked for what reads need."""
+        arrays = ("weight", "state") if self._wants_state else ("weight",)
+        ways = self._cache, self._owners, self._outbox, self.counters, arrays
+        if self.exchange.name == "alltoall":
+            return RoundAsking(*ways, self._engine, self._rule, self._anticipate, self._push)
+        return RmaAsking(*ways)
+
+    @property
+    def _travels_ahead(self) -> bool:
+        """Whether anything of a batch that is announced travels before it is read."""
+        if self.world.is_one_node:
+            return False
+        return self.exchange.name == "rma" or (not self.staleness.is_synchronous and self._cache.capacity_rows > 0)
 
     def _layout(self, rank: int, ring: int) -> Layout:
         num_rows = self.partition.num_local_rows(rank)
@@ -153,7 +168,6 @@ class EmbeddingTable:
             reading = self._last = self._next(keys)  # first: what it forgets may hand out sums
         with self.spans("drain"):
             self._take_turn()
-        self._has_read = True
         with self.spans("find"):
             admitted = self._admitted_of(reading)
             self._find(reading, admitted)
@@ -172,7 +186,7 @@ class EmbeddingTable:
             raise RuntimeError("EmbeddingTable.peek: a write is not settled yet: call flush() on every rank first")
         route = Route.of_keys(self.partition, self._checked(keys, "peek"))
         rows = np.empty((len(keys), self.dim), np.float32)
-        self._owners.read("weight", route, rows)
+        self.exchange.looks.read("weight", route, rows)
         return torch.from_numpy(rows)
 
     def prefetch(self, keys: torch.Tensor):
@@ -188,8 +202,8 @@ class EmbeddingTable:
             raise RuntimeError(f"EmbeddingTable.prefetch: {MOST_AHEAD} batches are announced and not read yet, the most there may be")
         with self.spans("prefetch"):
             array = self._checked(keys, "prefetch")
-            if self._owners.is_collective or self.world.is_one_node:
-                return  # nothing travels ahead
+            if not self._travels_ahead:
+                return
             reading = Reading(keys, array, self.partition, self.world.is_far)
             self._ahead.append(reading)
             if self.staleness.is_synchronous:
@@ -238,8 +252,8 @@ class EmbeddingTable:
         self._check_open()
         if self.staleness.is_synchronous:
             return
-        if self._owners.is_collective:
-            num_held = self._cache.num_pending + self._cache.num_pushes
+        if self.exchange.name == "alltoall":
+            num_held = self._cache.num_pending + self._cache.num_pushes + self._outbox.num_held
             if num_held:
                 raise RuntimeError(f"{num_held:,} sums of gradients: with exchange=alltoall no rank sends alone")
             return
@@ -249,30 +263,37 @@ class EmbeddingTable:
         """Sends the owners every update this rank holds back, and waits until they have taken them in."""
         self._forget(self._ahead)
         self._cache.take_all()
+        self._bring(deadline)
+
+    def _bring(self, deadline: float):
+        """s >= 1: brings the owners what the cache has handed out. In an exchange by alltoall collective."""
         self._push(deadline)
+        self._asking.flush(self.staleness.at(self.step))
         self._await_drained(deadline)
 
     def await_owners(self):
-        """Waits until the owners have taken in what this rank sent: at s >= 1 not collective, at s = 0 as flush(). In an
-        exchange by alltoall collective, and at s >= 1 this rank has then taken in what it was sent."""
+        """Waits until the owners have taken in what this rank has handed out: at s >= 1 not collective but in an exchange
+        by alltoall, at s = 0 as flush()."""
         if self.staleness.is_synchronous:
             self._settle()
         else:
             self._take_turn()
-            self._await_drained(float("inf"))
+            self._bring(float("inf"))
 
     def close(self):
         """Frees the memory: arrays taken from `shard` are gone with it, and updates not flushed. Closing twice is fine.
         Collective."""
         if self._is_closed:
             return
+        self._forget(self._ahead)
+        self.window.flush()  # buffers of what was sent are MPI's until then
         self._is_closed = True
-        self.window.flush()  # buffers of what was prefetched are MPI's until then
         if self._engine is not None:
             self.world.comm.Barrier()  # the engine serves ranks that still read and write
             self._engine.stop()
+            self._asking.close()
         self._outbox.close()
-        self._inbox = self._engine = self._owners = self._outbox = self.exchange = self.shard = self._last = None
+        self._inbox = self._engine = self._owners = self._outbox = self._asking = self.exchange = self.shard = self._last = None
         self._ahead.clear()
         self.window.free()
 
@@ -297,12 +318,9 @@ class EmbeddingTable:
         self._check_open()
         if self.staleness.is_synchronous:
             return self._settle(meets=not self._owners.is_collective)
-        if self._cache.num_pushes or (self._owners.is_collective and self._has_read):
-            self._push()  # sums of lines that went in a read after which nothing was written
+        self._push()  # sums of lines that went in a read after which nothing was written
         self._engine.drain()
         self._outbox.publish()
-        if self._owners.is_collective:
-            self._await_drained(float("inf"))
 
     def _next(self, keys: torch.Tensor) -> Reading:
         """What is known of `keys`. Batches announced before it, which nobody read, are forgotten."""
@@ -342,25 +360,24 @@ class EmbeddingTable:
         if self.staleness.is_synchronous:
             if self._cache.capacity_rows > 0 or reading.posted is not None:
                 self._read_clocks(reading, admitted if reading.posted is None else admitted | reading.posted)
-        elif self._owners.is_collective:
-            self._read_clocks(reading, reading.slots < 0 if bound == _C.UNBOUNDED else np.ones(num, bool))
         else:
             if reading.asked is None:
                 self._await_taken_in(reading.array)
-                self._ask(reading)
-            if reading.posted is None:
+                self._asking.ask(reading, None, bound)
+            if not reading.is_ordered:
                 self._order(reading)
+            self._asking.answer(reading)
             reading.in_transit = np.concatenate([reading.in_transit, self._outbox.in_transit()])
             near = ~reading.is_far
             self._read_clocks(reading, near & (reading.slots < 0) if bound == _C.UNBOUNDED else near)
         is_stale = np.zeros(len(reading.array), bool)
-        num_stale = self._cache.validate(reading.slots[:num], reading.clocks[:num], bound, is_stale[:num], counts_lags=True)
-        num_found = int((reading.slots[:num] >= 0).sum())
+        self._cache.validate(reading.slots[:num], reading.clocks[:num], bound, is_stale[:num], counts_lags=True)
+        if not self.staleness.is_synchronous:
+            self._asking.judge(reading, is_stale)
+        num_found, num_stale = int((reading.slots[:num] >= 0).sum()), int(is_stale[:num].sum())
         self.counters.validated += num_found if bound != _C.UNBOUNDED else 0
         self.counters.hits += num_found - num_stale
         self.counters.stale += num_stale
-        if len(is_stale) > num:
-            is_stale[num:] = reading.posted[num:]
         return is_stale
 
     def _read_clocks(self, reading: Reading, wanted: np.ndarray):
@@ -394,12 +411,13 @@ class EmbeddingTable:
 
     def _place_early(self, reading: Reading, rows: np.ndarray, states: np.ndarray) -> np.ndarray:
         """Puts rows that came early in their places; which of them are as good as if fetched now: (n,) bool."""
+        if not self.staleness.is_synchronous:
+            self._asking.place(reading, rows, states)
+            return reading.posted
         if reading.posted is None or not reading.posted.any():
             return np.zeros(len(rows), bool)
         self.window.flush()
         reading.place_rows(rows, states)
-        if not self.staleness.is_synchronous:
-            return reading.posted  # held to the bound by _order
         clocks = reading.clocks.copy()
         reading.asked_clocks(clocks)
         return reading.posted & (clocks == reading.clocks)
@@ -411,7 +429,7 @@ class EmbeddingTable:
         to their positions."""
         if not self._owners.asks(needed):
             return
-        if reading.asked is not None and not self.staleness.is_synchronous:
+        if not self.staleness.is_synchronous:
             late = needed.copy()  # this rank's sums were on their way when their clocks were asked for
             late[needed] = _C.contained(reading.array[needed], reading.in_transit)
             if late.any():
@@ -438,75 +456,41 @@ class EmbeddingTable:
         far = reading.is_far & (reading.slots < 0)
         self._num_early += 1
         use = f"early {self._num_early % MOST_AHEAD}"  # as many as are announced at a time
-        self._ask_early(reading, far, use)
-        self._post_rows(reading, far, use)
+        reading.ask_clocks(self._owners, far, use)
+        reading.post_rows(self._owners, far, ("weight",), use)
+        self.counters.clock_bytes += 4 * int(far.sum())
+        self.counters.row_bytes += self._owners.row_bytes(["weight"]) * int(far.sum())
 
     def _ask_next(self):
-        """s >= 1: starts asking other nodes for the clocks of the batch that is read next. It takes along lines whose sums
-        the next write may make due: such a sum goes to its owner when its line has been renewed, else a line that is too
-        old as well would have to wait until the owner has taken the sum in."""
+        """s >= 1: starts asking other nodes about the batch that is read next."""
         if self.staleness.is_synchronous or not self._ahead or self._ahead[0].asked is not None:
             return
         reading, last, bound = self._ahead[0], self._last, self.staleness.at(self.step)
-        if last is not None and bound != _C.UNBOUNDED:
-            slots, is_far = last.slots[: last.num], last.is_far[: last.num]
-            keys = last.array[: last.num][is_far & self._cache.counts_from(slots, bound)]
-            reading.also(keys[~_C.contained(keys, reading.array)])
+        if last is not None:
+            reading.also(self._asking.beside(reading, last, bound))
         self._cache.find(reading.array, reading.slots, counts_as_use=False)
-        self._ask(reading)
+        self._asking.ask(reading, last, bound)
 
-    def _ask(self, reading: Reading):
-        """s >= 1: starts asking other nodes for the clocks of these keys, and what they have taken in. A clock may come from
-        before sums that are on their way now were taken in. REQUIRES: reading.slots."""
-        reading.in_transit = np.concatenate([self._outbox.in_transit(), self._cache.handed_out()])
-        far = reading.is_far
-        if self.staleness.at(self.step) == _C.UNBOUNDED:
-            far = far & (reading.slots < 0)
-        self._ask_early(reading, far, "early")
-        self._outbox.ask_tails()
-
-    def _ask_early(self, reading: Reading, asked: np.ndarray, use: str):
-        reading.ask_clocks(self._owners, asked, use)
-        self.counters.clock_bytes += 4 * int(asked.sum())
-
-    def _post_rows(self, reading: Reading, posted: np.ndarray, use: str):
-        arrays = ("weight", "state") if self._wants_state else ("weight",)
-        reading.post_rows(self._owners, posted, arrays, use)
-        width = self.dim + (self._rule.state_dim if self._wants_state else 0)
-        self.counters.row_bytes += 4 * width * int(posted.sum())
-
-    def _order(self, reading: Reading):
-        """s >= 1: takes the clocks asked for, and starts fetching the rows that the read will need, as far as can be told
-        now: not those to which sums of this rank are on their way."""
-        self.window.flush()
-        self._outbox.hear_tails()
-        self._outbox.publish()
-        reading.asked_clocks(reading.clocks)
-        num, bound, is_stale = reading.num, self.staleness.at(self.step), np.zeros(len(reading.array), bool)
-        self._cache.validate(reading.slots, reading.clocks, bound, is_stale, counts_lags=False)
-        needed = reading.asked & ((reading.slots < 0) | is_stale)
-        if len(needed) > num:
-            needed[num:] &= self._cache.counts_from(reading.slots[num:], bound + 1)
-        reading.in_transit = np.concatenate([reading.in_transit, self._cache.handed_out()])
-        if len(reading.in_transit):
-            needed[needed] = ~_C.contained(reading.array[needed], reading.in_transit)
-        self._post_rows(reading, needed, "early")
+    def _order(self, reading: Reading) -> np.ndarray:
+        """s >= 1: orders what a batch needs that was asked for; lines that will be renewed, (m,) int64."""
+        reading.is_ordered = True
+        return self._asking.order(reading, self.staleness.at(self.step))
 
     def _order_next(self) -> np.ndarray:
         """Orders the rows of the batch that is read next, if it is announced; lines that will be renewed, (m,) int64."""
         reading = self._ahead[0] if self._ahead else None
         if reading is None or reading.asked is None:
             return NO_SLOTS
-        self._order(reading)
-        return reading.slots[reading.posted & (reading.slots >= 0)]
+        return self._order(reading)
 
     def _forget(self, readings):
         """Makes nothing of what was fetched early."""
-        self.window.flush()
         for reading in readings:
-            if reading.posted is not None and not self.staleness.is_synchronous:
-                self._cache.take_due(reading.slots, self.staleness.at(self.step), held=NO_SLOTS)
-            reading.only_batch()
+            if self.staleness.is_synchronous:
+                self.window.flush()
+                reading.only_batch()
+            else:
+                self._asking.forget(reading, self.staleness.at(self.step))
 
     def _await_taken_in(self, keys: np.ndarray):
         """s >= 1: waits until the owners have taken in what this rank sent of these keys (m,) int64."""
@@ -518,24 +502,23 @@ class EmbeddingTable:
 
     def _update(self, reading: Reading, grads: np.ndarray):
         """HET's Write, to the lines; gradients of keys without one are handed out."""
-        if self._ahead and self._ahead[0].posted is not None:  # for a read that did not come before this write
+        if self._ahead and self._ahead[0].is_ordered:  # for a read that did not come before this write
             self._forget([self._ahead[0]])
         num, lr = reading.num, self.optimizer.lr_at(self.step)
         self._cache.set_step(lr, self.step + 1)
         self._engine.set_step(lr, self.step + 1)
-        if self._owners.any(not reading.is_found):
+        if not reading.is_found:
             self._find_unread(reading)
         keys, slots, clocks = reading.array[:num], reading.slots[:num], reading.clocks[:num]
         self._cache.update(slots, grads, self._anticipate)
         self._cache.pass_on(keys, slots, clocks, grads)
 
     def _find_unread(self, reading: Reading):
-        """Brings what a read would have told of keys that were not read."""
-        is_unread = not reading.is_found
-        if is_unread:
-            reading.only_batch()
-            self._cache.find(reading.array, reading.slots, counts_as_use=False)
-        self._read_clocks(reading, np.full(len(reading.array), is_unread))
+        """Brings what a read would have told of keys that were not read, as far as no other rank need answer."""
+        reading.only_batch()
+        self._cache.find(reading.array, reading.slots, counts_as_use=False)
+        reading.clocks[:] = _C.UNKNOWN_CLOCK
+        self._read_clocks(reading, np.ones(len(reading.array), bool))
 
     def _push_due(self, reading: Reading, held: np.ndarray):
         """Sends what the write handed out, and sums that are due, but for lines held (m,) int64: they are renewed first."""
@@ -547,17 +530,14 @@ class EmbeddingTable:
 
     def _push(self, deadline: float = float("inf")):
         """Sends the owners all sums that the cache has handed out."""
-        keys, clocks, counts, sums = self._cache.take_pushes()
-        self._has_read = False
-        if not len(keys) and not self._owners.is_collective:
+        if self._cache.num_pushes == 0:
             return
+        keys, clocks, counts, sums = self._cache.take_pushes()
         route = Route.of_keys(self.partition, keys)
         rows, order = route.of(self.world.rank)
         self._engine.apply(rows, sums, order, clocks, counts)
-        message = Message(self.step, route, sums, clocks, counts)
+        message = Message(self.step, route, sums, clocks, counts, keys)
         self.counters.push_bytes += self._outbox.send(message, False, lambda: self._drain_engine(deadline))
-        if not self._owners.is_collective:  # else all is taken in before the next read
-            self._outbox.note(keys[route.elsewhere(self.world.rank)], [r for r in route.owners() if r != self.world.rank])
         self.counters.pushed += len(keys)
 
     def _drain_engine(self, deadline: float):

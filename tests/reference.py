@@ -108,7 +108,7 @@ class Rank:
         self.early = None  # key -> (row, clock): rows of far keys on their way
         self.left_out = set()  # keys whose sums were leaving when clocks were asked for
         self.last = []  # keys last read
-        self.leaving = []  # pushes not sent yet: (key, sum, clock)
+        self.leaving = []  # pushes not sent yet: (key, sum, clock, iterations summed)
         self.clocks_read = {}  # key -> the owner's clock at the last read
         self.counters = dict.fromkeys(["hits", "stale", "misses", "validated", "evicted", "pushed"], 0)
         self.lags = [0] * 32
@@ -187,7 +187,7 @@ class Rank:
 
     def hand_out(self, line):
         if line.count > 0:
-            self.leaving.append((line.key, line.pending, line.clock))
+            self.leaving.append((line.key, line.pending, line.clock, line.count))
             line.pending, line.count = [0] * len(line.row), 0
 
     def prefetch(self, keys):
@@ -199,13 +199,13 @@ class Rank:
         self.asked = {key: self.owners.clocks[key] for key in wanted}
         if self.bound() is None or self.staleness == 0:
             self.asked = {key: clock for key, clock in self.asked.items() if key not in lines}
-        self.next_keys, self.left_out = set(keys), {key for key, _, _ in self.leaving}
+        self.next_keys, self.left_out = set(keys), {key for key, *_ in self.leaving}
         if self.staleness == 0:
             self.early = {key: (list(self.owners.rows[key]), clock) for key, clock in self.asked.items()}
 
     def order(self):
         """Fetches what the read after will need of the keys asked for; lines taken along if they are due and too old."""
-        leaving = self.left_out | {key for key, _, _ in self.leaving}
+        leaving = self.left_out | {key for key, *_ in self.leaving}
         self.early = {}
         for key, clock in self.asked.items():
             line = self.cache.lines.get(key)
@@ -235,7 +235,7 @@ class Rank:
     def update(self, key, grad):
         line = self.cache.lines.get(key)
         if line is None:
-            self.leaving.append((key, grad, self.clocks_read[key] + 1))
+            self.leaving.append((key, grad, self.clocks_read[key] + 1, 1))
             return
         line.pending = [a + b for a, b in zip(line.pending, grad)]
         line.row = [value - self.anticipate * change for value, change in zip(line.row, grad)]
@@ -248,7 +248,7 @@ class Rank:
 
     def send(self):
         """Brings the owners what is leaving."""
-        for key, total, clock in self.leaving:
+        for key, total, clock, _ in self.leaving:
             self.owners.take(key, total, clock)
         self.counters["pushed"] += len(self.leaving)
         self.leaving = []
@@ -260,14 +260,66 @@ class Rank:
         self.send()
 
 
+class RoundRank(Rank):
+    """A rank of which the questions take along what is leaving for far owners, and come back with clocks and rows."""
+
+    def __init__(self, *settings):
+        super().__init__(*settings)
+        self.held = []  # as leaving: for the next questions
+        self.sent = []  # with the last ones
+        self.known = {}  # far key asked for -> c_c of a line that may do, else None
+
+    def send_near(self):
+        """Brings this rank's own rows what is leaving; the rest waits."""
+        self.counters["pushed"] += len(self.leaving)
+        for key, total, clock, _ in self.leaving:
+            if key not in self.far:
+                self.owners.take(key, total, clock)
+        self.held += [entry for entry in self.leaving if entry[0] in self.far]
+        self.leaving = []
+
+    def prefetch(self, keys):
+        self.send_near()
+        self.sent, self.held = self.held, []
+        self.known = {}
+        for key in keys:
+            line = self.cache.lines.get(key)
+            if key in self.far and (line is None or self.bound() is not None):
+                is_within = line is not None and line.age + (key in self.last) <= self.bound()
+                self.known[key] = line.clock if is_within else None
+
+    def take_answers(self):
+        self.asked = {key: self.owners.clocks[key] for key in self.known}
+        self.early = {
+            key: (list(self.owners.rows[key]), self.owners.clocks[key])
+            for key, clock in self.known.items()
+            if clock is None or self.owners.clocks[key] > clock + self.bound()
+        }
+
+    def is_valid(self, line, counts_lags=False):
+        """The owner of a far row has said so."""
+        is_valid = super().is_valid(line, counts_lags)
+        return line.key not in self.early if line.key in self.known else is_valid
+
+    def fetch(self, key):
+        """With what the owner had not been told when it answered."""
+        row, clock = super().fetch(key)
+        for held, total, _, count in self.held if key in self.far else []:
+            if held == key:
+                row, clock = [value - self.anticipate * change for value, change in zip(row, total)], clock + count
+        return row, clock
+
+
 class Cluster:
     """All ranks in lockstep. Calls take one entry per rank."""
+
+    kind = Rank
 
     def __init__(self, rows, capacities, policy, admitted, far, staleness, growth, anticipate):
         """rows: first values, a list per key. capacities, admitted and far: per rank, see Rank."""
         self.owners = Owners(rows)
         self.ranks = [
-            Rank(self.owners, Cache(capacity, policy), *keys, staleness, growth, anticipate)
+            self.kind(self.owners, Cache(capacity, policy), *keys, staleness, growth, anticipate)
             for capacity, *keys in zip(capacities, admitted, far)
         ]
 
@@ -290,3 +342,27 @@ class Cluster:
     def flush(self):
         for rank in self.ranks:
             rank.flush()
+
+
+class Rounds(Cluster):
+    """Ranks of one node each that announce every batch, in an exchange by rounds, s >= 1."""
+
+    kind = RoundRank
+
+    def write(self, keys, grads):
+        for rank, mine, values in zip(self.ranks, keys, grads):
+            rank.write(mine, values)
+        for rank in self.ranks:
+            for key, total, clock, _ in rank.sent:
+                self.owners.take(key, total, clock)
+        for rank in self.ranks:
+            rank.take_answers()
+        for rank in self.ranks:
+            rank.send_near()
+
+    def flush(self):
+        for rank in self.ranks:
+            for line in rank.cache.lines.values():
+                rank.hand_out(line)
+            rank.leaving += rank.held
+            rank.send()

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
+from reference import Rounds
 from test_staleness import (
     ALL, PLAIN, STALENESS, batch_of, cases, changes, check_that_nothing_is_lost_while_an_owner_stands_still,
     clocks_of_all, cluster_of, first_row, follow, is_mine, open_table, own_batch_of, run_freely, step_freely, tensors,
-    total_change, trained, writes_of,
+    total_change, trained, write_apart, writes_of,
 )  # fmt: skip
 from test_table import RULES, all_rows, check_same_bits, make_table, train
 
@@ -57,6 +58,7 @@ def test_a_cache_changes_no_bit_at_staleness_0(apart, rule):
 
 
 ALLTOALL = {"exchange": st.just("alltoall")}
+ANNOUNCED = {**ALLTOALL, "prefetch": st.just(True), "capacity_rows": st.sampled_from([5, 1, 32, 40, 64, ALL])}
 PLAIN_ALLTOALL = {**PLAIN, "exchange": "alltoall"}
 
 
@@ -74,6 +76,26 @@ def test_ranks_in_lockstep_do_what_the_reference_does(apart, staleness, case):
     table = open_table(apart, case, *settings)
     follow(apart, table, cluster_of(apart, table, case, *settings), case)
     table.close()
+
+
+@pytest.mark.parametrize("staleness", STALENESS[1:])
+@cases(20, **ANNOUNCED, growth=st.sampled_from([None, None, 1.5, 6]), anticipate=st.integers(0, 3), num_steps=st.integers(5, 40))
+def test_ranks_that_announce_their_batches_do_what_the_reference_does(world, staleness, case):
+    apart, settings = World(world.comm, ranks_per_node=1), (staleness, case["growth"], case["anticipate"])
+    table = open_table(apart, case, *settings)
+    follow(apart, table, cluster_of(apart, table, case, *settings, kind=Rounds), case, step_in_rounds)
+    table.close()
+
+
+def step_in_rounds(world, table, keys, grads, later):
+    """One step of which no phase runs beside another on any rank; returns the rows read."""
+    rows = table.read(keys)
+    world.comm.Barrier()
+    table.prefetch(later)
+    world.comm.Barrier()
+    write_apart(world, table, keys, grads)
+    world.comm.Barrier()
+    return rows
 
 
 @cases(25, **ALLTOALL, staleness=st.sampled_from(STALENESS), anticipate=st.sampled_from([1, 3]), num_steps=st.integers(5, 25))
@@ -164,7 +186,29 @@ def test_lines_that_go_in_reads_without_writes_lose_nothing(apart):
     table.close()
 
 
+def test_what_was_sent_can_be_awaited_although_a_batch_is_announced(apart):
+    table = open_table(apart, PLAIN_ALLTOALL, staleness=1)
+    keys, grads = torch.arange(200), torch.ones(200, 2)
+    for _ in range(3):
+        table.read(keys)
+        table.prefetch(keys)
+        table.write(keys, grads)
+        table.await_owners()
+    table.flush()
+    assert (changes(table, PLAIN) == -3 * apart.size).all()
+    table.close()
+
+
 # Calls
+
+
+def test_ranks_that_do_not_make_the_same_calls_are_told(apart):
+    if apart.is_one_node:
+        pytest.skip("takes two nodes")
+    table = open_table(World(apart.comm, ranks_per_node=1), PLAIN_ALLTOALL, staleness=1)
+    with pytest.raises(RuntimeError, match="all ranks must read, announce, write and flush alike"):
+        table.flush() if apart.rank == 0 else table.read(torch.arange(10))
+    table.close()
 
 
 def test_ranks_may_look_at_different_numbers_of_rows(apart):

@@ -111,7 +111,7 @@ def line_clocks(table, keys):
 # Against the reference
 
 
-def cluster_of(world, table, case, staleness, growth, anticipate):
+def cluster_of(world, table, case, staleness, growth, anticipate, kind=Cluster):
     """The reference of a table."""
     keys = range(case["num_rows"])
     owner = make_partition(case["partition"], len(keys), world.size).locate(np.arange(len(keys)))[0]
@@ -121,7 +121,7 @@ def cluster_of(world, table, case, staleness, growth, anticipate):
     far = [{key for key in keys if owner[key] not in node[rank]} for rank in node]
     capacities = [min(case["capacity_rows"], len(keys) + 32) if mine else 0 for mine in admitted]
     rows = [first_row(key, case["dim"]) for key in keys]
-    return Cluster(rows, capacities, case["policy"], admitted, far, staleness, growth, anticipate)
+    return kind(rows, capacities, case["policy"], admitted, far, staleness, growth, anticipate)
 
 
 def step_apart(world, table, keys, grads, later):
@@ -182,7 +182,7 @@ def test_ranks_in_lockstep_do_what_the_reference_does(placed, staleness, case):
     table.close()
 
 
-def follow(world, table, cluster, case):
+def follow(world, table, cluster, case, step_apart=step_apart):
     """Makes all steps of a case on the table and on its reference."""
     mine, later = cluster.ranks[world.rank], tensors(case, *batch_of(case, 0, world.rank))
     for step in range(case["num_steps"]):
