@@ -9,7 +9,8 @@ with one, at each of `bounds`, all by one exchange (table.exchange), and peers a
 
 Last, one JSON line: {"s100_vs_floor": x (step time, 1 is best), "s100_wait_vs_uncached": x, "s100_vs_torchrec": x (samples/s,
 above 1 is faster here), ..., "bytes_per_step": {"uncached": n, "0": n, "10": n, ...}, "step_ms": {...}, "wait_ms": {...},
-"split": {contender: {part: ms}}}, where s100 is the last of `bounds`. Bytes are those of all ranks.
+"processor_ms": {...}, "split": {contender: {part: ms}}}, where s100 is the last of `bounds`. Bytes are those of all ranks,
+processor times of one rank. A peer that fails, of memory for example, is left out and says why.
 """
 
 import json
@@ -53,11 +54,13 @@ def contenders_of(settings: dict, peers: list[str]) -> dict[str, list[str]]:
 def show(runs: dict, settings: dict):
     """Times and bytes of all contenders, the parts of hetmpi's."""
     samples = settings["hosts"] * settings["batch"]
-    print(f"\n{'':<18}{'ms a step':>10}{'samples/s':>11}{'to the floor':>14}{'waiting, ms':>13}{'MB a step':>11}")
+    print(f"\n{'':<18}{'ms a step':>10}{'samples/s':>11}{'to the floor':>14}{'processor, ms':>15}{'waiting, ms':>13}{'MB a step':>11}")
     floor = median_ms(runs["floor"], settings)
     for name, results in runs.items():
         ms = median_ms(results, settings)
         line = f"{name:<18}{ms:10.2f}{1000 * samples / ms:11,.0f}{ms / floor:14.2f}"
+        if "main_cpu_ms" in results[0]:
+            line += f"{processor_ms(results, settings):15.2f}"
         if "wait_ms" in results[0]:
             line += f"{median_of(results, 'wait_ms', settings):13.2f}{num_bytes(results, settings) / 1e6:11.3f}"
         print(line)
@@ -65,6 +68,11 @@ def show(runs: dict, settings: dict):
     print(f"\n{'part, ms':<12}" + "".join(f"{name.removeprefix('hetmpi '):>11}" for name in ours))
     for part in PARTS:
         print(f"{part:<12}" + "".join(f"{median_of(results, f'{part}_ms', settings):11.2f}" for results in ours.values()))
+
+
+def processor_ms(results: list[dict], settings: dict) -> float:
+    """Processor time of one rank, all its threads, in a step."""
+    return sum(median_of(results, f"{part}_cpu_ms", settings) for part in ("main", "other"))
 
 
 def num_bytes(results: list[dict], settings: dict) -> float:
@@ -81,10 +89,11 @@ def figures(runs: dict, settings: dict, peers: list[str]) -> dict:
     return {
         f"{label}_vs_floor": ms / times["floor"],
         f"{label}_wait_vs_uncached": waits[str(last)] / waits["uncached"],
-        **{f"{label}_vs_{peer}": times[peer] / ms for peer in peers},
+        **{f"{label}_vs_{peer}": times[peer] / ms for peer in peers if peer in times},
         "bytes_per_step": {name: num_bytes(results, settings) for name, results in ours.items()},
         "step_ms": times,
         "wait_ms": waits,
+        "processor_ms": {name: processor_ms(results, settings) for name, results in runs.items() if "main_cpu_ms" in results[0]},
         "split": {name: {part: median_of(r, f"{part}_ms", settings) for part in PARTS} for name, r in ours.items()},
         "settings": settings,
     }

@@ -8,6 +8,7 @@ The floor is the same dense network under Horovod with the rows of every sample 
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -53,12 +54,36 @@ class OverRows(torch.nn.Module):
         return self.network(embeddings, batch.dense)
 
 
+class Processor:
+    """Processor time of this process, by chunks of steps: of the calling thread, and of all its others."""
+
+    def __init__(self):
+        self.main_ms, self.other_ms = [], []
+        self.was = self.now()
+
+    def now(self) -> np.ndarray:
+        main = time.thread_time()
+        return 1000 * np.array([main, time.process_time() - main])
+
+    def lap(self):
+        """A chunk ends."""
+        now = self.now()
+        for values, ms in zip((self.main_ms, self.other_ms), (now - self.was) / chunk_steps()):
+            values.append(float(ms))
+        self.was = now
+
+    def figures(self) -> dict:
+        """ms per step of each chunk."""
+        return {"main_cpu_ms": self.main_ms, "other_cpu_ms": self.other_ms}
+
+
 class Contender(Training):
     """The trainer on a problem."""
 
     def __init__(self, world, config, problem: Problem):
         self.problem = problem
         super().__init__(world, config)
+        self.processor = Processor()
         self.table.shard.weight[:] = problem.first_rows(self.table.keys().numpy())
         self.table.window.fence()
         if isinstance(self.table, ReplicatedTable):
@@ -69,6 +94,10 @@ class Contender(Training):
 
     def _model(self):
         return OverRows(self.problem)
+
+    def _report(self, *step):
+        super()._report(*step)
+        self.processor.lap()
 
 
 def hetmpi(world, problem: Problem, overrides: list[str]):
@@ -87,7 +116,7 @@ def hetmpi(world, problem: Problem, overrides: list[str]):
     if world.rank == 0:
         lines = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
         kept = ("step_ms", "loss", "wait_ms", "pulled_bytes", "pushed_bytes", "hit_rate", *(f"{part}_ms" for part in PARTS))
-        report({name: [line[name] for line in lines] for name in kept})
+        report({**{name: [line[name] for line in lines] for name in kept}, **training.processor.figures()})
 
 
 def floor(world, problem: Problem):
@@ -100,6 +129,7 @@ def floor(world, problem: Problem):
     embeddings = 0.01 * torch.randn(problem.batch, problem.num_fields, problem.dim)
     batches = [problem.samples(step, world.rank)[1:] for step in range(problem.steps)]
     parts, spent, laps = {f"{part}_ms": [] for part in PARTS}, spans.as_array(), Laps()
+    processor = Processor()
     for step, (features, label) in enumerate(batches):
         embeddings = embeddings.detach().requires_grad_()
         with spans("forward"):
@@ -112,8 +142,9 @@ def floor(world, problem: Problem):
             for values, ms in zip(parts.values(), (spans.as_array() - spent) / laps.chunk):
                 values.append(float(ms))
             spent = spans.as_array()
+            processor.lap()
     if world.rank == 0:
-        report({"step_ms": laps.step_ms, **parts})
+        report({"step_ms": laps.step_ms, **parts, **processor.figures()})
 
 
 def main(world):

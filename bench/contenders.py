@@ -22,9 +22,15 @@ PEERS = {"torchrec": "requirements-torchrec.txt", "allgather": None, "horovod": 
 LOSSES_AGREE = 2e-3  # sums are added in other orders, and SGD carries that on
 
 
+class Failed(Exception):
+    """A contender ended without its figures."""
+
+
 def on_hosts(hosts: int, rate: str) -> list[str]:
-    """The command that starts one rank on each of so many hosts of this machine, as far as the rank's own begins."""
-    return [str(ROOT / "tools/hosts.sh"), "-n", "1", "-H", str(hosts), "-r", rate]
+    """The command that starts one rank on each of so many hosts of this machine, as far as the rank's own begins. rate: as
+    tc says it, or none."""
+    shaped = [] if rate == "none" else ["-r", rate]
+    return [str(ROOT / "tools/hosts.sh"), "-n", "1", "-H", str(hosts), *shaped]
 
 
 def chosen(peers: list[str]) -> list[str]:
@@ -67,23 +73,33 @@ def python_of(peer: str) -> Path:
 
 
 def race(launcher: list[str], folder: str, contenders: dict[str, list[str]], settings: dict) -> dict[str, list[dict]]:
-    """Runs all contenders, each with its overrides, `repeats` times in turns: name -> what each run reported."""
+    """Runs all contenders, each with its overrides, `repeats` times in turns: name -> what each run reported. A peer that
+    fails, of memory for example, is left out with its reason; where hetmpi or the floor fails this exits."""
     runs = {name: [] for name in contenders}
     for turn in range(settings["repeats"]):
         for name, overrides in contenders.items():
-            runs[name].append(run(launcher, name, folder, overrides))
+            if name not in runs:
+                continue
+            try:
+                runs[name].append(run(launcher, name, folder, overrides))
+            except Failed as failure:
+                if name not in PEERS:
+                    sys.exit(str(failure))
+                del runs[name]
+                print(f"{failure}\n{name} is left out", flush=True)
+                continue
             print(f"{turn + 1}/{settings['repeats']} {name:<16} {step_ms(runs[name][-1], settings):8.2f} ms", flush=True)
     return runs
 
 
 def run(launcher: list[str], name: str, folder: str, overrides: list[str]) -> dict:
-    """What one run of a contender reported. Exits with its output if it failed."""
+    """What one run of a contender reported. Raises Failed with its output."""
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{BENCH}", "OMP_NUM_THREADS": "1", "MASTER_PORT": "29511"}
     env.setdefault("MASTER_ADDR", "127.0.0.1")
     done = subprocess.run([*launcher, *command_of(name, folder, overrides)], env=env, text=True, capture_output=True)
     lines = [line for line in done.stdout.splitlines() if MARK in line]
     if done.returncode != 0 or not lines:
-        sys.exit(f"{name} failed with exit code {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+        raise Failed(f"{name} failed with exit code {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
     return json.loads(lines[-1].split(MARK, 1)[1])
 
 

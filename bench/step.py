@@ -42,7 +42,7 @@ def main():
     show(times, split, {part: median_of(runs["floor"], f"{part}_ms", settings) for part in PARTS})
     print(json.dumps({
         "step_vs_floor": times["hetmpi"] / times["floor"],
-        **{f"vs_{peer}": times[peer] / times["hetmpi"] for peer in peers},
+        **{f"vs_{peer}": times[peer] / times["hetmpi"] for peer in peers if peer in times},
         "step_ms": times, "split": split, "settings": settings,
     }))  # fmt: skip
 

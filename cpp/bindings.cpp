@@ -572,6 +572,7 @@ PYBIND11_MODULE(_C, m) {
   m.attr("RING_HEADER_BYTES") = sizeof(RingHeader);
   m.attr("UNBOUNDED") = kUnbounded;
   m.attr("UNKNOWN_CLOCK") = kUnknownClock;
+  m.attr("NO_LINE") = kNoLine;
   m.attr("WAYS") = kWays;
   m.attr("LINE_OVERHEAD_BYTES") = RowCache::line_bytes(0);
 

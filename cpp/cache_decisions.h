@@ -18,6 +18,7 @@ constexpr int kWays = 32;              // lines of a set: one warp on the GPU
 constexpr uint32_t kLfuOptLimit = 10;  // HET's light LFU counts no further
 constexpr int64_t kUnbounded = -1;     // staleness without a bound
 constexpr int32_t kUnknownClock = -1;  // of a row that was written without being read
+constexpr int32_t kNoLine = -1;        // said to an owner instead of a line's clock: the row is needed whatever its clock is
 
 // lru      the line used longest ago goes
 // lfu      the line used least often goes; counts are halved now and then, so that old fame fades

@@ -15,7 +15,7 @@
 //                     owner will make of them, as if they were `anticipate` times as large
 //   pass_on           hands out the gradients of keys that have no line
 //   clocks_within     what an owner has to know to tell which lines are too old
-//   preview           what the owners will make of rows, of which they lack some sums
+//   preview           applies sums to rows that came from owners who lack them
 //   take_pending      hands out pending sums: those by slot that are due at a staleness, or all
 //
 // REQUIRES of all calls: slots are -1 (passed over) or were given for a key that has not been evicted since; no slot
@@ -245,12 +245,12 @@ class RowCache {
     }
   }
 
-  // clocks (n): c_c of lines that will do if their owners' clocks admit it, else -1: no line, or more than `staleness` own
+  // clocks (n): c_c of lines that will do if their owners' clocks admit it, else kNoLine: no line, or more than `staleness` own
   // updates, to which another one comes for those that `is_written` (n).
   void clocks_within(const int64_t* slots, const uint8_t* is_written, int64_t n, int64_t staleness, int32_t* clocks) const {
     for (int64_t i = 0; i < n; ++i) {
       const bool is_within = slots[i] >= 0 && (staleness == kUnbounded || line_[slots[i]].age + is_written[i] <= staleness);
-      clocks[i] = is_within ? line_[slots[i]].clock : -1;
+      clocks[i] = is_within ? line_[slots[i]].clock : kNoLine;
     }
   }
 

@@ -23,7 +23,11 @@ NO_SLOTS = np.empty(0, np.int64)
 
 class RmaAsking:
     """One-sided: clocks are fetched when asked for; they are here by the write, which says what rows are needed and starts
-    fetching them. Owners have no part in it."""
+    fetching them. Owners have no part in it.
+
+    takes_sums   whether questions take along the sums handed out before"""
+
+    takes_sums = False
 
     def __init__(self, cache: _C.RowCache, owners: Owners, outbox: Outbox, counters: Counters, arrays: tuple[str, ...]):
         """arrays: what a line is made of, weight or weight and state."""
@@ -51,6 +55,9 @@ class RmaAsking:
         self._counters.clock_bytes += 4 * int(far.sum())
         self._outbox.ask_tails()
 
+    def idle(self, bound: int):
+        """Nothing is left to do: sums go with the write."""
+
     def order(self, reading: Reading, bound: int) -> np.ndarray:
         """Takes the clocks and starts fetching the rows that the read will need, but those to which sums of this rank are on
         their way. Returns lines that will be renewed, (m,) int64: their sums wait for that."""
@@ -74,8 +81,8 @@ class RmaAsking:
         """Nothing is left to do: the clocks came before the rows were ordered."""
 
     def judge(self, reading: Reading, is_stale: np.ndarray):
-        """What the cache says of lines (n,) bool holds; those taken along are renewed if their rows were ordered."""
-        is_stale[reading.num :] = reading.posted[reading.num :]
+        """What the cache says of lines (n,) bool holds; those whose rows were ordered are renewed."""
+        is_stale |= reading.posted & (reading.slots >= 0)
 
     def place(self, reading: Reading, rows: np.ndarray, states: np.ndarray):
         """Puts the rows posted into rows (n, dim), their states into states (n, state_dim)."""

@@ -53,10 +53,6 @@ class Route:
         part = slice(self.first[owner], self.first[owner + 1])
         return self.rows[part], self.order[part]
 
-    def elsewhere(self, rank: int) -> np.ndarray:
-        """Positions of the keys that other ranks than `rank` hold, (m,) int64."""
-        return np.concatenate([self.order[: self.first[rank]], self.order[self.first[rank + 1] :]])
-
     def num_elsewhere(self, rank: int) -> int:
         """How many of the keys other ranks than `rank` hold."""
         return int(len(self.rows) - (self.first[rank + 1] - self.first[rank]))

@@ -5,15 +5,14 @@
     serve    takes in everybody's sums, then answers: the clocks, and those rows that are missing or too old there
     answer   takes the answers
 
-All ranks make the same rounds, and in a round everybody sends before anybody waits: no rank waits for another's rings or
-for more than its message. An answer has all sums that the asker had handed out when it asked; those it has handed out since
-(`HoldingOutbox.held`) are added to a row that comes, as the owner will.
+All ranks make the same rounds, and in a round everybody sends before anybody waits: no rank waits for the rings of another node,
+or for more than its message. An answer has all sums that the asker had handed out when it asked; those it has handed out since
+(`HoldingOutbox.held`) are added to a row that comes, and leave with its clock.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +29,7 @@ from hetmpi.world import MPI, Patience
 
 ASK, ANSWER = 1, 2  # tags
 KINDS = ("reads a batch that was not announced", "announces a batch", "flushes")  # why a round is made
-NO_LINE = -1  # said instead of a line's clock by who needs the row whatever its owner's clock is
+MOST_IDLE = 8  # writes without a round
 
 
 class HoldingOutbox(Outbox):
@@ -60,22 +59,23 @@ class HoldingOutbox(Outbox):
 class RoundAsking:
     """The calls of hetmpi/asking.py by rounds. Collective: all calls on all ranks in the same order."""
 
+    takes_sums = True
+
     def __init__(
         self, cache: _C.RowCache, owners: Owners, outbox: HoldingOutbox, counters: Counters, arrays: tuple[str, ...],
-        engine: _C.Engine, rule: _C.RowOptimizer, anticipate: float, push: Callable[[], None],
+        engine: _C.Engine, rule: _C.RowOptimizer, anticipate: float,
     ):  # fmt: skip
-        """arrays: what a line is made of, weight or weight and state. push() sends what the cache has handed out.
-        Collective."""
+        """arrays: what a line is made of, weight or weight and state. Collective."""
         self._cache, self._owners, self._outbox, self._counters = cache, owners, outbox, counters
         self._arrays, self._engine, self._rule, self._anticipate = arrays, engine, rule, anticipate
-        self._push = push
         self.world, self._local = owners.window.world, owners.window.local
         self._comm = self.world.comm.Dup()  # messages of several tables must not be taken for each other's
         self._far = [int(rank) for rank in np.flatnonzero(self.world.is_far)]
-        self._reading: Reading | None = None  # the one that waits for answers
-        self._asks: dict[int, Ask] = {}  # by owner, of its round
+        self._asks: dict[int, Ask] = {}  # by owner, of the round that is open
         self._came: list[tuple[np.ndarray, list[np.ndarray]]] = []  # positions (m,) and rows, and states, of an answer
         self._kind = 0  # of the round that is open, of KINDS
+        self._num_idle = 0  # writes since the last round
+        self._is_broken = False  # ranks do not make the same calls: nobody waits for an answer
         self._sends: list[tuple[MPI.Request, np.ndarray]] = []  # and what they send, MPI's until they are done
 
     def beside(self, reading: Reading, last: Reading, bound: int) -> np.ndarray:
@@ -84,17 +84,21 @@ class RoundAsking:
 
     def ask(self, reading: Reading, last: Reading | None, bound: int):
         """Sends questions, and the sums handed out so far. last: the batch that is written in between, if any.
-        REQUIRES: reading.slots."""
-        self._push()
+        REQUIRES: reading.slots; what the cache has handed out is sent."""
         asked = reading.is_far
         if bound == _C.UNBOUNDED:
             asked = asked & (reading.slots < 0)
         is_written = np.zeros(len(asked), bool) if last is None else _C.contained(reading.array, last.array[: last.num])
-        reading.asked, reading.in_transit = asked, self._outbox.in_transit()
-        self._reading = reading
+        reading.asked = asked
         self._counters.clock_bytes += 4 * int(asked.sum())
         known = self._cache.clocks_within(reading.slots, is_written, bound)
         self._begin(0 if last is None else 1, reading.route.where(asked), known, bound)
+
+    def idle(self, bound: int):
+        """A write before which no batch was asked for: what is held must not grow without end."""
+        self._num_idle += 1
+        if self._num_idle == MOST_IDLE:
+            self.flush(bound)
 
     def order(self, reading: Reading, bound: int) -> np.ndarray:
         """Answers what the others ask. No line need wait for its row before its sum may go: (0,) int64."""
@@ -104,16 +108,16 @@ class RoundAsking:
     def answer(self, reading: Reading):
         """Takes the answers: clocks, and which rows come with them."""
         reading.posted = np.zeros(len(reading.array), bool)
-        self._reading, self._came = None, []
+        self._came = []
         for owner in self._far:
             clocks, order, values = self._receive_answer(owner)
             reading.clocks[self._asks[owner].order] = clocks
             reading.posted[order] = True
             self._came.append((order, values))
-        self._counters.row_bytes += self._owners.row_bytes(self._arrays) * int(reading.posted.sum())
 
     def judge(self, reading: Reading, is_stale: np.ndarray):
-        """Of lines of other nodes holds what their owners say: is_stale (n,) bool."""
+        """Of lines of other nodes holds what their owners say: is_stale (n,) bool. A line that was written since, in another
+        batch than the one read last, may so be read after one own update more than the bound has."""
         is_stale[reading.is_far] = (reading.posted & (reading.slots >= 0))[reading.is_far]
 
     def place(self, reading: Reading, rows: np.ndarray, states: np.ndarray):
@@ -123,27 +127,25 @@ class RoundAsking:
             for out, value in zip((rows, states), values):
                 _C.gather(value, np.arange(len(order)), out, order)
         self._came = []
-        for message in self._outbox.held:
+        for message in self._outbox.held:  # none without a cache, where no state comes along
             positions, chosen = places_of(message.keys, reading, reading.posted)
             if len(chosen):
                 self._cache.preview(
                     positions, rows, states, reading.clocks, message.values[chosen], message.counts[chosen], self._anticipate
                 )
+                message.clocks[chosen] = reading.clocks[positions]  # they leave as sums of the renewed row
 
     def forget(self, reading: Reading, bound: int):
         """Makes nothing of what was asked, and of the answers that others wait to be rid of."""
-        if reading.asked is not None:
+        if reading.asked is not None and not self._is_broken:
             if not reading.is_ordered:
                 self._serve()
             for owner in self._far:
                 self._receive_answer(owner)
-            self._reading = None
         reading.only_batch()
 
     def flush(self, bound: int):
-        """A round without questions, after the one that is open: what is held comes to its owners."""
-        if self._reading is not None:
-            self.forget(self._reading, bound)
+        """A round without questions: what is held comes to its owners. REQUIRES: no round is open."""
         nobody = Route(NO_KEYS, NO_KEYS, np.zeros(self.world.size + 1, np.int64))
         self._begin(2, nobody, np.empty(0, np.int32), bound)
         self._serve()
@@ -151,15 +153,17 @@ class RoundAsking:
             self._receive_answer(owner)
 
     def close(self):
-        """Ends what is on its way. Collective."""
-        MPI.Request.Waitall([request for request, _ in self._sends])
-        self._comm.Free()
+        """Ends what is on its way."""
+        if not self._is_broken:
+            MPI.Request.Waitall([request for request, _ in self._sends])
+            self._comm.Free()
 
     # One round.
 
     def _begin(self, kind: int, route: Route, known: np.ndarray, bound: int):
         """Sends each owner the sums held for it and the questions of `route`; known (n,) int32: what is said of each key."""
-        held, self._kind = self._outbox.take_held(), kind
+        held, self._kind, self._num_idle = self._outbox.take_held(), kind, 0
+        self._sends = [(request, kept) for request, kept in self._sends if not request.Test()]
         for owner in self._far:
             rows, order = route.of(owner)
             self._asks[owner] = Ask(order, known[order], bound)
@@ -189,6 +193,7 @@ class RoundAsking:
         came = Parts(self._receive(asker, ASK))
         kind, num_sums, num_asked, bound = came.take((4,), np.int64)
         if kind != self._kind:
+            self._is_broken = True
             raise RuntimeError(
                 f"EmbeddingTable: rank {asker} {KINDS[kind]} while rank {self.world.rank} {KINDS[self._kind]}: with "
                 "table.exchange=alltoall all ranks must read, announce, write and flush alike"
@@ -205,12 +210,12 @@ class RoundAsking:
         came = Parts(self._receive(owner, ANSWER))
         clocks = came.take((len(asked.order),), np.int32)
         order = asked.order[needs_row(asked.known, clocks, asked.bound)]
+        self._counters.row_bytes += self._owners.row_bytes(self._arrays) * len(order)
         return clocks, order, [came.take((len(order), self._owners.shape(array)[0]), np.float32) for array in self._arrays]
 
     # Messages: arrays one after the other, each from a multiple of 8 bytes on.
 
     def _send(self, rank: int, tag: int, arrays: list[np.ndarray]):
-        self._sends = [(request, kept) for request, kept in self._sends if not request.Test()]
         message = np.empty(sum(map(words, arrays)), np.int64)
         begin = 0
         for array in arrays:
@@ -265,8 +270,8 @@ def joined(messages: list[Message], parts: list[tuple], column: str, width: int 
 def needs_row(known: np.ndarray, clocks: np.ndarray, bound: int) -> np.ndarray:
     """Which of the rows asked for are to be sent: (n,) bool. known (n,) int32: the askers' lines, clocks (n,): the owner's."""
     if bound == _C.UNBOUNDED:
-        return known == NO_LINE
-    return (known == NO_LINE) | (clocks > known.astype(np.int64) + bound)
+        return known == _C.NO_LINE
+    return (known == _C.NO_LINE) | (clocks > known.astype(np.int64) + bound)
 
 
 def places_of(keys: np.ndarray, reading: Reading, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

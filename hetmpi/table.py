@@ -18,8 +18,8 @@ s >= 1, bounded: ranks go on without waiting for each other (HET's client rules,
              new lines push out old ones
     Only `flush` and `close` are collective.
 
-Where rows travel between nodes by alltoall (hetmpi/exchange.py), `read`, `peek`, `prefetch`, `write` and `flush` are
-collective at any s: all ranks make the same calls in the same order.
+Where rows travel between nodes by alltoall (hetmpi/exchange.py), `read`, `peek`, `prefetch`, `write`, `flush` and
+`await_owners` are collective at any s: all ranks make the same calls in the same order.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class EmbeddingTable:
         arrays = ("weight", "state") if self._wants_state else ("weight",)
         ways = self._cache, self._owners, self._outbox, self.counters, arrays
         if self.exchange.name == "alltoall":
-            return RoundAsking(*ways, self._engine, self._rule, self._anticipate, self._push)
+            return RoundAsking(*ways, self._engine, self._rule, self._anticipate)
         return RmaAsking(*ways)
 
     @property
@@ -277,6 +277,8 @@ class EmbeddingTable:
         if self.staleness.is_synchronous:
             self._settle()
         else:
+            if self.exchange.name == "alltoall":
+                self._forget(self._ahead)
             self._take_turn()
             self._bring(float("inf"))
 
@@ -370,8 +372,10 @@ class EmbeddingTable:
             reading.in_transit = np.concatenate([reading.in_transit, self._outbox.in_transit()])
             near = ~reading.is_far
             self._read_clocks(reading, near & (reading.slots < 0) if bound == _C.UNBOUNDED else near)
-        is_stale = np.zeros(len(reading.array), bool)
-        self._cache.validate(reading.slots[:num], reading.clocks[:num], bound, is_stale[:num], counts_lags=True)
+        is_stale, judged = np.zeros(len(reading.array), bool), reading.slots[:num]
+        if not self.staleness.is_synchronous:
+            judged = np.where(reading.posted[:num], -1, judged)  # such lines are renewed
+        self._cache.validate(judged, reading.clocks[:num], bound, is_stale[:num], counts_lags=True)
         if not self.staleness.is_synchronous:
             self._asking.judge(reading, is_stale)
         num_found, num_stale = int((reading.slots[:num] >= 0).sum()), int(is_stale[:num].sum())
@@ -466,6 +470,8 @@ class EmbeddingTable:
         if self.staleness.is_synchronous or not self._ahead or self._ahead[0].asked is not None:
             return
         reading, last, bound = self._ahead[0], self._last, self.staleness.at(self.step)
+        if self._asking.takes_sums:
+            self._push()
         if last is not None:
             reading.also(self._asking.beside(reading, last, bound))
         self._cache.find(reading.array, reading.slots, counts_as_use=False)
@@ -473,13 +479,15 @@ class EmbeddingTable:
 
     def _order(self, reading: Reading) -> np.ndarray:
         """s >= 1: orders what a batch needs that was asked for; lines that will be renewed, (m,) int64."""
+        held = self._asking.order(reading, self.staleness.at(self.step))
         reading.is_ordered = True
-        return self._asking.order(reading, self.staleness.at(self.step))
+        return held
 
     def _order_next(self) -> np.ndarray:
         """Orders the rows of the batch that is read next, if it is announced; lines that will be renewed, (m,) int64."""
         reading = self._ahead[0] if self._ahead else None
         if reading is None or reading.asked is None:
+            self._asking.idle(self.staleness.at(self.step))
             return NO_SLOTS
         return self._order(reading)
 
@@ -518,7 +526,7 @@ class EmbeddingTable:
         reading.only_batch()
         self._cache.find(reading.array, reading.slots, counts_as_use=False)
         reading.clocks[:] = _C.UNKNOWN_CLOCK
-        self._read_clocks(reading, np.ones(len(reading.array), bool))
+        self._read_clocks(reading, np.full(len(reading.array), self.exchange.name != "alltoall") | ~reading.is_far)
 
     def _push_due(self, reading: Reading, held: np.ndarray):
         """Sends what the write handed out, and sums that are due, but for lines held (m,) int64: they are renewed first."""

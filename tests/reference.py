@@ -159,6 +159,8 @@ class Rank:
 
     def is_valid(self, line, counts_lags=False):
         bound, lag = self.bound(), self.clock_of(line.key) - line.clock
+        if self.staleness != 0 and line.key in (self.early or {}):
+            return False  # it is renewed
         if bound is None:
             return True
         if line.age > bound or lag > bound:
@@ -281,7 +283,7 @@ class RoundRank(Rank):
     def prefetch(self, keys):
         self.send_near()
         self.sent, self.held = self.held, []
-        self.known = {}
+        self.known, self.bound_then = {}, self.bound()
         for key in keys:
             line = self.cache.lines.get(key)
             if key in self.far and (line is None or self.bound() is not None):
@@ -293,20 +295,18 @@ class RoundRank(Rank):
         self.early = {
             key: (list(self.owners.rows[key]), self.owners.clocks[key])
             for key, clock in self.known.items()
-            if clock is None or self.owners.clocks[key] > clock + self.bound()
+            if clock is None or self.owners.clocks[key] > clock + self.bound_then
         }
 
-    def is_valid(self, line, counts_lags=False):
-        """The owner of a far row has said so."""
-        is_valid = super().is_valid(line, counts_lags)
-        return line.key not in self.early if line.key in self.known else is_valid
-
     def fetch(self, key):
-        """With what the owner had not been told when it answered."""
+        """With what the owner had not been told when it answered, which leaves with the clock that it makes."""
         row, clock = super().fetch(key)
-        for held, total, _, count in self.held if key in self.far else []:
-            if held == key:
-                row, clock = [value - self.anticipate * change for value, change in zip(row, total)], clock + count
+        mine = [i for i, (held, *_) in enumerate(self.held) if held == key and key in self.far]
+        for i in mine:
+            row = [value - self.anticipate * change for value, change in zip(row, self.held[i][1])]
+            clock += self.held[i][3]
+        for i in mine:
+            self.held[i] = key, self.held[i][1], clock, self.held[i][3]
         return row, clock
 
 

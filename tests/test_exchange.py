@@ -15,9 +15,11 @@ from test_staleness import (
 )  # fmt: skip
 from test_table import RULES, all_rows, check_same_bits, make_table, train
 
+from hetmpi import _C
 from hetmpi.cache import CacheSettings, Staleness
 from hetmpi.optim import RowOptimizer
 from hetmpi.partition import PARTITIONS
+from hetmpi.rounds import MOST_IDLE
 from hetmpi.table import EmbeddingTable
 from hetmpi.window import RmaWindow
 from hetmpi.world import World
@@ -202,13 +204,51 @@ def test_what_was_sent_can_be_awaited_although_a_batch_is_announced(apart):
 # Calls
 
 
-def test_ranks_that_do_not_make_the_same_calls_are_told(apart):
+@pytest.mark.parametrize("announces", [False, True])
+def test_ranks_that_do_not_make_the_same_calls_are_told(apart, announces):
     if apart.is_one_node:
         pytest.skip("takes two nodes")
     table = open_table(World(apart.comm, ranks_per_node=1), PLAIN_ALLTOALL, staleness=1)
+    keys, grads = torch.arange(200), torch.ones(200, 2)
+    table.read(keys)
     with pytest.raises(RuntimeError, match="all ranks must read, announce, write and flush alike"):
-        table.flush() if apart.rank == 0 else table.read(torch.arange(10))
+        if apart.rank > 0:
+            table.read(keys)
+        elif announces:
+            table.prefetch(keys)
+            table.write(keys, grads)
+        else:
+            table.flush()
     table.close()
+
+
+def test_what_is_written_without_a_read_is_not_held_for_ever(apart):
+    table = open_table(apart, {**PLAIN_ALLTOALL, "capacity_rows": 0}, staleness=1)
+    keys, grads = torch.arange(200), torch.ones(200, 2)
+    for _ in range(40):
+        table.write(keys, grads)
+        assert apart.is_one_node or table.exchange.outbox.num_held <= 200 * MOST_IDLE
+    table.flush()
+    assert (changes(table, PLAIN) == -40 * apart.size).all()
+    table.close()
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_sums_on_their_way_are_applied_to_rows_as_an_owner_does(rule):
+    draw = np.random.default_rng(1)
+    core = RowOptimizer(rule, weight_decay=0.1).core(3)
+    cache = _C.RowCache(32, core, "lfu")
+    rows, states = (draw.random((5, width), np.float32) for width in (3, core.state_dim))
+    clocks, positions, counts = np.arange(5, dtype=np.int32), np.array([4, 1]), np.array([3, 7], np.int32)
+    sums = draw.random((2, core.sum_dim), np.float32) + 3  # squares that such sums can have
+    expected = rows.copy(), states.copy()
+    cache.set_step(0.1, 5)
+    core.set_step(0.1, 5)
+    cache.preview(positions, rows, states, clocks, sums, counts, 1.0)
+    for i, j in enumerate(positions):
+        core.apply_sums(*(array[j : j + 1] for array in expected), sums[i : i + 1], int(counts[i]), int(counts[i]))
+    assert all(np.array_equal(a, b) for a, b in zip((rows, states), expected))
+    assert clocks.tolist() == [0, 1 + 7, 2, 3, 4 + 3]
 
 
 def test_ranks_may_look_at_different_numbers_of_rows(apart):
