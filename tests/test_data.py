@@ -155,6 +155,16 @@ def test_the_teacher_reaches_an_auc_of_080_with_a_quarter_positive():
         assert samples.teacher.mean() == pytest.approx(samples.label.mean(), abs=0.01)
 
 
+@pytest.mark.parametrize("exponent", [0.0, 1.0, 1.05])
+def test_zipf_knows_the_chances_of_its_ranks(exponent):
+    law = Zipf(np.array([3, 50]), exponent)
+    ranks = law.ranks(np.random.default_rng(0).random((200_000, 2)))
+    for field, num in enumerate((3, 50)):
+        chances = law.chances(field)
+        assert abs(chances.sum() - 1) < 1e-9
+        assert np.abs(np.bincount(ranks[:, field], minlength=num) / len(ranks) - chances).max() < 4e-3
+
+
 @pytest.mark.parametrize("exponent", [0.0, 0.7, 1.0, 1.05, 2.0])
 def test_zipf_ranks_follow_the_law(exponent):
     rows = np.array([1, 4, 1000])

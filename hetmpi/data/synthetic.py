@@ -111,6 +111,12 @@ class Zipf:
         x = np.exp(area if self._power == 0 else np.log1p(self._power * area) / self._power)
         return np.clip((x - 0.5).astype(np.int64), 0, self._last)
 
+    def chances(self, field: int) -> np.ndarray:
+        """P(k) for all k of one field: (rows,) float64."""
+        low, span = self._low, self._span[field]
+        ends = self._integral(np.arange(int(self._last[field]) + 1) + 1.5)
+        return np.diff(np.concatenate([[low], ends])) / span
+
     def _integral(self, x):
         return np.log(x) if self._power == 0 else np.expm1(self._power * np.log(x)) / self._power
 

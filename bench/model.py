@@ -1,0 +1,218 @@
+"""Milliseconds of a training step by a formula: its constants measured here, a check beside real runs, then larger clusters.
+
+    ./run.sh bench model [net=het] [dim=128] [batches=128,2048] [scale=0.1] [zipf=1.05] [s=100] [cache=10] [rate=1gbit]
+                         [hosts=2,4] [steps=100] [warmup=50] [repeats=1] [ranks=8,64,256,1024] [rates=10,100,400]
+
+    step(P) = k (local + far (P - 2)) + allreduce(P) + bytes / rate
+
+    local       the rank's own work, on 2 hosts with links as fast as memory: the floor's, a + b B for B samples, and what
+                hetmpi adds, c + d K for K keys (s = 0: of other ranks). The floor is the dense network with its rows in hand
+    far         processor time of one more rank to exchange messages with, from 3 hosts against 2 with next to no samples; it has
+                what polling costs while ranks wait for each other, and so rather too much
+    allreduce   the larger of its time per doubling of ranks, without a slow link, times k log2 P, and 2 (P - 1) / P of the dense
+                gradients' bytes over the rate; where ranks outnumber cores, and so take naps when they wait, it is taken from 3 hosts
+    bytes       what reaches one rank: rows, gradients, clocks and ids, as expected under the law of the keys
+    k           ranks per core where ranks outnumber cores, as on the hosts of this machine; 1 on a cluster
+
+Both exchanges are by alltoall. K keys of a batch, rows fetched and sums sent per step are expected values over the law that
+ids are drawn by; lines of a cache are those used most, in sets of 32. The check runs the contenders of `bench cluster`. Needs
+root and MPICH. Last, one JSON line: {"worst": largest |predicted / measured - 1| of a step, "worst_bytes": the same of bytes,
+"constants": {...}, "checked": [...], "predicted": [...]}.
+"""
+
+import json
+import math
+import os
+import sys
+
+import numpy as np
+import problem
+from contenders import made_problem, median_ms, median_of, on_hosts, race
+from workload import parse
+
+from hetmpi import _C
+from hetmpi.data.synthetic import Synthetic, Zipf
+
+SETTINGS = {
+    "net": "het", "dim": 128, "batches": [128, 2048], "scale": 0.1, "zipf": 1.05, "s": 100, "cache": 10.0, "rate": "1gbit",
+    "hosts": [2, 4], "steps": 100, "warmup": 50, "repeats": 1, "ranks": [8, 64, 256, 1024], "rates": [10.0, 100.0, 400.0],
+}  # fmt: skip
+BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+QUESTION = 8 + 4  # bytes that hetmpi does not count: row and clock of a line
+FEW = 8  # samples of a batch that is messages and little else
+
+
+def main():
+    """Measures constants and checks in one go, as this machine's speed changes from hour to hour."""
+    settings = parse("model", SETTINGS, sys.argv[1:])
+    law, runs = Law(settings), {}
+    for key in [*((2, "none", batch) for batch in [FEW, *settings["batches"]]), (3, "none", FEW), *(
+        (hosts, settings["rate"], batch) for hosts in settings["hosts"] for batch in settings["batches"]
+    )]:  # fmt: skip
+        hosts, rate, batch = key
+        print(f"\n{hosts} hosts, links: {rate}, batch {batch}", flush=True)
+        chosen = {**settings, "batch": batch}
+        with made_problem(chosen, hosts) as folder:
+            results = race(on_hosts(hosts, rate), folder, contenders_of(settings), chosen)
+        runs[key] = {name: figures(result, chosen) for name, result in results.items()}
+    model = Model(settings, law, runs)
+    checked = [model.check(key, name) for key in runs if key[1] != "none" for name in runs[key]]
+    show_check(checked)
+    predicted = [
+        {"ranks": ranks, "gbit": rate, "batch": batch, **{name: model.step_ms(name, ranks, batch, 1e9 * rate / 8) for name in KINDS}}
+        for batch in settings["batches"] for rate in settings["rates"] for ranks in settings["ranks"]
+    ]  # fmt: skip
+    show_predicted(predicted)
+    print(json.dumps({
+        "worst": max(abs(check["step_ms"] / check["measured_ms"] - 1) for check in checked),
+        "worst_bytes": max(abs(check["bytes"] / check["measured_bytes"] - 1) for check in checked if check["measured_bytes"]),
+        "constants": model.constants, "runs": {" ".join(map(str, key)): kinds for key, kinds in runs.items()}, "checked": checked, "predicted": predicted, "settings": settings,
+    }))  # fmt: skip
+
+
+KINDS = ("floor", "hetmpi s = 0", "hetmpi s >= 1")
+
+
+def contenders_of(settings: dict) -> dict[str, list[str]]:
+    """Kind -> settings of the trainer."""
+    cached = ["table.cache.admit=all", f"table.cache.capacity_fraction={settings['cache'] / 100}", f"table.staleness={settings['s']}"]
+    overrides = [], ["table.cache.capacity_rows=0"], cached
+    return {kind: ["table.exchange=alltoall", *more] if more else [] for kind, more in zip(KINDS, overrides)}
+
+
+def figures(results: list[dict], settings: dict) -> dict:
+    """What one contender did in a step."""
+    kept = {name: median_of(results, name, settings) for name in ("allreduce_ms", "main_cpu_ms")}
+    counted = [median_of(results, name, settings) for name in ("pulled_bytes", "pushed_bytes")] if "wait_ms" in results[0] else []
+    return {"step_ms": median_ms(results, settings), **kept, "bytes": sum(counted)}
+
+
+class Law:
+    """What a batch asks for, expected over the law of ids."""
+
+    def __init__(self, settings: dict):
+        rows = Synthetic(0, settings["scale"], settings["zipf"], num_valid=1).field_rows
+        self.chance = np.sort(np.concatenate([Zipf(np.array([n]), settings["zipf"]).chances(0) for n in rows]))[::-1]
+        self.lines = round(settings["cache"] / 100 * len(self.chance))
+        self.settings = settings
+
+    def used(self, batch: int) -> np.ndarray:
+        """Chance of each row to be in a batch of one rank, (rows,), the likeliest first."""
+        return -np.expm1(batch * np.log1p(-self.chance))
+
+    def cached(self, batch: int, step: int) -> tuple[float, float]:
+        """At s >= 1, in a step: rows fetched, and sums that leave. Lines are fetched anew after s own updates, when their sums leave
+        too; a row without a line is fetched, and pushes out a line with its sum if its set is full."""
+        used, s = self.used(batch), self.settings["s"]
+        new = np.exp(step * np.log1p(-np.minimum(used, 1 - 1e-12)))  # chance that this rank never had it
+        seen = float((1 - new).sum())
+        is_full = over(_C.WAYS, _C.WAYS * seen / self.lines)
+        missing = used * new
+        missing[self.lines :] = used[self.lines :] * (is_full + (1 - is_full) * new[self.lines :])
+        renewed = float((used * (used * step > s)).sum()) / (s + 1)
+        return renewed + missing.sum(), renewed + missing.sum() * is_full
+
+
+def over(ways: int, mean: float) -> float:
+    """Chance that a set of so many ways, of which `mean` would be used, has no empty one."""
+    terms = np.arange(ways) * math.log(max(mean, 1e-9)) - mean - np.array([math.lgamma(i + 1) for i in range(ways)])
+    return float(1 - np.exp(terms).sum())
+
+
+class Model:
+    """The formula. runs: (hosts, rate, batch) -> kind -> figures."""
+
+    def __init__(self, settings: dict, law: Law, runs: dict):
+        self.settings, self.law, self.runs, self.dim = settings, law, runs, settings["dim"]
+        self.middle = (settings["warmup"] + settings["steps"]) // 2  # of the steps measured
+        self.dense_bytes = 4 * sum(parameter.numel() for parameter in network(law, settings).parameters())
+        few, many = settings["batches"][0], settings["batches"][-1]
+        two = {batch: runs[2, "none", batch] for batch in (few, many)}
+        own = {batch: {kind: run["step_ms"] - run["allreduce_ms"] for kind, run in kinds.items()} for batch, kinds in two.items()}
+        crowded = runs[3, "none", FEW]["floor"]["allreduce_ms"] / (crowd_of(3) * math.log2(3))
+        self.constants = {"allreduce_ms": two[few]["floor"]["allreduce_ms"], "crowded_allreduce_ms": crowded}
+        for kind in KINDS:
+            added = {batch: own[batch][kind] - (own[batch]["floor"] if kind != "floor" else 0) for batch in own}
+            begin, end = self.load(kind, few, 2), self.load(kind, many, 2)
+            each = max(0.0, (added[many] - added[few]) / (end - begin))
+            self.constants[kind] = {"ms": max(0.0, added[few] - each * begin), "ms_each": each, "far_ms": self.far_ms(kind)}
+
+    def load(self, kind: str, batch: int, ranks: int) -> float:
+        """What a rank's work grows with: samples for the floor, keys beyond."""
+        if kind == "floor":
+            return batch
+        keys = self.law.used(batch).sum()
+        return keys * (ranks - 1) / ranks if kind == "hetmpi s = 0" else keys
+
+    def far_ms(self, kind: str) -> float:
+        """Processor time of one more rank to talk to, the floor's apart."""
+        three, two = ({name: run["main_cpu_ms"] for name, run in self.runs[hosts, "none", FEW].items()} for hosts in (3, 2))
+        return max(0.0, three[kind] - three["floor"] - (two[kind] - two["floor"]))
+
+    def step_ms(self, kind: str, ranks: int, batch: int, rate: float, crowd: float = 1.0, step: int | None = None) -> float:
+        """rate: bytes a second. crowd: ranks per core. step: how far a run is, None for long ago."""
+        local = sum(
+            self.constants[part]["ms"]
+            + self.constants[part]["ms_each"] * self.load(part, batch, ranks)
+            + self.constants[part]["far_ms"] * (ranks - 2)
+            for part in dict.fromkeys(["floor", kind])
+        )
+        reduced = 2 * (ranks - 1) / ranks * self.dense_bytes / rate * 1000
+        each = self.constants["crowded_allreduce_ms" if crowd > 1 else "allreduce_ms"]
+        allreduce = max(crowd * each * math.log2(ranks), reduced)
+        return crowd * local + allreduce + 1000 * sum(self.bytes(kind, batch, ranks, step)) / rate
+
+    def bytes(self, kind: str, batch: int, ranks: int, step: int | None) -> tuple[float, float]:
+        """What reaches one rank in a step: what hetmpi counts, and what it does not (ids, clocks that go with them)."""
+        share, keys, row = (ranks - 1) / ranks, self.law.used(batch).sum(), 4 * self.dim
+        if kind == "floor":
+            return 0, 0
+        if kind == "hetmpi s = 0":
+            return share * keys * (row + 8 + row), share * keys * 8
+        fetched, left = self.law.cached(batch, 10**6 if step is None else step)
+        return share * (4 * keys + row * fetched + (16 + row) * left), share * keys * QUESTION
+
+    def check(self, key: tuple, kind: str) -> dict:
+        """What the formula says of one run, and what the run said."""
+        hosts, rate, batch = key
+        measured = self.runs[key][kind]
+        return {
+            "hosts": hosts, "batch": batch, "kind": kind,
+            "step_ms": self.step_ms(kind, hosts, batch, bytes_per_second(rate), crowd_of(hosts), self.middle),
+            "measured_ms": measured["step_ms"],
+            "bytes": hosts * self.bytes(kind, batch, hosts, self.middle)[0], "measured_bytes": measured["bytes"],
+        }  # fmt: skip
+
+
+def crowd_of(ranks: int) -> float:
+    """Ranks per core of this machine, at least 1."""
+    return max(1.0, ranks / os.cpu_count())
+
+
+def network(law: Law, settings: dict):
+    """The dense network of the problem."""
+    num_fields = len(Synthetic(0, settings["scale"], settings["zipf"], num_valid=1).field_rows)
+    return problem.NETWORKS[settings["net"]](num_fields, settings["dim"])
+
+
+def bytes_per_second(rate: str) -> float:
+    """Of a rate as tc says it."""
+    unit = next(unit for unit in BITS if rate.endswith(unit))
+    return float(rate.removesuffix(unit)) * BITS[unit] / 8
+
+
+def show_check(checked: list[dict]):
+    print(f"\n{'hosts':>5}{'batch':>7}  {'':<15}{'predicted':>10}{'measured':>10}{'ratio':>7}{'MB, predicted':>15}{'measured':>10}")
+    for c in checked:
+        ratio, sizes = c["step_ms"] / c["measured_ms"], f"{c['bytes'] / 1e6:15.3f}{c['measured_bytes'] / 1e6:10.3f}"
+        print(f"{c['hosts']:5}{c['batch']:7}  {c['kind']:<15}{c['step_ms']:10.2f}{c['measured_ms']:10.2f}{ratio:7.2f}{sizes}")
+
+
+def show_predicted(predicted: list[dict]):
+    print(f"\n{'ranks':>5}{'Gb/s':>6}{'batch':>7}" + "".join(f"{kind:>15}" for kind in KINDS) + "   ms a step, one rank per core")
+    for p in predicted:
+        print(f"{p['ranks']:5}{p['gbit']:6.0f}{p['batch']:7}" + "".join(f"{p[kind]:15.2f}" for kind in KINDS))
+
+
+if __name__ == "__main__":
+    main()
