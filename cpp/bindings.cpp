@@ -436,12 +436,12 @@ class PyCache {
     cache_.take_pending(slot, n, staleness, kept, &pushes_);
   }
 
-  Array<int32_t> clocks_within(const Array<int64_t>& slots, const Array<bool>& is_written, int64_t staleness) const {
+  void use(const Array<int64_t>& slots, int64_t num_keys) { cache_.use(slots.data(), checked(slots), num_keys); }
+
+  Array<int32_t> clocks_within(const Array<int64_t>& slots, bool will_write, int64_t staleness) const {
     const ssize_t n = checked(slots);
-    check_shape(is_written, "is_written", {n});
     Array<int32_t> clocks(n);
-    const auto* written = reinterpret_cast<const uint8_t*>(is_written.data());
-    cache_.clocks_within(slots.data(), written, n, staleness, clocks.mutable_data());
+    cache_.clocks_within(slots.data(), n, will_write, staleness, clocks.mutable_data());
     return clocks;
   }
 
@@ -677,7 +677,8 @@ PYBIND11_MODULE(_C, m) {
            py::arg("clocks").noconvert(), py::arg("grads").noconvert())
       .def("take_due", &PyCache::take_due, py::arg("slots").noconvert(), py::arg("staleness"), py::arg("held").noconvert())
       .def("counts_from", &PyCache::counts_from, py::arg("slots").noconvert(), py::arg("least"))
-      .def("clocks_within", &PyCache::clocks_within, py::arg("slots").noconvert(), py::arg("is_written").noconvert(),
+      .def("use", &PyCache::use, py::arg("slots").noconvert(), py::arg("num_keys"))
+      .def("clocks_within", &PyCache::clocks_within, py::arg("slots").noconvert(), py::arg("will_write"),
            py::arg("staleness"))
       .def("preview", &PyCache::preview, py::arg("positions").noconvert(), py::arg("weights").noconvert(),
            py::arg("states").noconvert(), py::arg("clocks").noconvert(), py::arg("sums").noconvert(),

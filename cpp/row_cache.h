@@ -4,8 +4,9 @@
 // CPU and GPU hold the same layout; what is decided stands in cache_decisions.h for both. Calls take batches of unique
 // keys. The keys of one find() are one iteration; clocks count iterations.
 //
-//   find              slot of each key, or -1; a line found counts as used in this iteration
-//   look_up           the same, and nothing counts as used
+//   look_up           slot of each key, or -1
+//   use               begins an iteration, in which the lines looked up are used
+//   find              both
 //   validate          which lines found are too old to be read, given their owners' clocks
 //   refresh           gives lines the owners' rows; a pending sum stays pending and is applied on top
 //   insert_and_evict  gives a key without a line one of its set: an empty one, else the one of least worth. Lines used
@@ -123,9 +124,14 @@ class RowCache {
   void set_step(double lr, int64_t step) { optimizer_.set_step(lr, step); }
 
   void find(const int64_t* keys, int64_t n, int64_t* slots) {
-    ++now_;
-    age_scores(n);
     look_up(keys, n, slots);
+    use(slots, n, n);
+  }
+
+  // num_keys: how many keys that the cache may keep were looked up.
+  void use(const int64_t* slots, int64_t n, int64_t num_keys) {
+    ++now_;
+    age_scores(num_keys);
     for (int64_t i = 0; i < n; ++i)
       if (slots[i] >= 0) worth_[slots[i]] = next_worth(policy_, worth_[slots[i]], now_);
   }
@@ -246,11 +252,14 @@ class RowCache {
   }
 
   // clocks (n): c_c of lines that will do if their owners' clocks admit it, else kNoLine: no line, or more than `staleness` own
-  // updates, to which another one comes for those that `is_written` (n).
-  void clocks_within(const int64_t* slots, const uint8_t* is_written, int64_t n, int64_t staleness, int32_t* clocks) const {
+  // updates, to which another one comes, if `will_write`, for lines used in this iteration.
+  void clocks_within(const int64_t* slots, int64_t n, bool will_write, int64_t staleness, int32_t* clocks) const {
     for (int64_t i = 0; i < n; ++i) {
-      const bool is_within = slots[i] >= 0 && (staleness == kUnbounded || line_[slots[i]].age + is_written[i] <= staleness);
-      clocks[i] = is_within ? line_[slots[i]].clock : kNoLine;
+      clocks[i] = kNoLine;
+      if (slots[i] < 0) continue;
+      const Line& line = line_[slots[i]];
+      const bool is_written = will_write && last_use_in(worth_[slots[i]]) == now_;
+      if (staleness == kUnbounded || line.age + is_written <= staleness) clocks[i] = line.clock;
     }
   }
 

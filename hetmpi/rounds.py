@@ -88,10 +88,9 @@ class RoundAsking:
         asked = reading.is_far
         if bound == _C.UNBOUNDED:
             asked = asked & (reading.slots < 0)
-        is_written = np.zeros(len(asked), bool) if last is None else _C.contained(reading.array, last.array[: last.num])
         reading.asked = asked
         self._counters.clock_bytes += 4 * int(asked.sum())
-        known = self._cache.clocks_within(reading.slots, is_written, bound)
+        known = self._cache.clocks_within(reading.slots, last is not None, bound)
         self._begin(0 if last is None else 1, reading.route.where(asked), known, bound)
 
     def idle(self, bound: int):

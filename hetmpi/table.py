@@ -343,18 +343,13 @@ class EmbeddingTable:
         return reading.route.held_by(self._admitted)
 
     def _find(self, reading: Reading, admitted: np.ndarray):
-        """Looks the keys up that the cache may keep; those of the batch count as used."""
-        num, slots = reading.num, reading.slots
-        slots[:] = -1
+        """Looks the keys up, unless that was done when they were asked for; those of the batch count as used."""
         if self._cache.capacity_rows == 0:
+            reading.slots[:] = -1
             return
-        if admitted.all():
-            self._cache.find(reading.array[:num], slots[:num], counts_as_use=True)
-        else:
-            some = np.empty(int(admitted[:num].sum()), np.int64)
-            self._cache.find(reading.array[:num][admitted[:num]], some, counts_as_use=True)
-            slots[:num][admitted[:num]] = some
-        self._cache.find(reading.array[num:], slots[num:], counts_as_use=False)
+        if self.staleness.is_synchronous or reading.asked is None:
+            self._cache.find(reading.array, reading.slots, counts_as_use=False)
+        self._cache.use(reading.slots[: reading.num], int(admitted[: reading.num].sum()))
 
     def _validated(self, reading: Reading, admitted: np.ndarray) -> np.ndarray:
         """Which lines are too old to be read, or are to be renewed beside: (n,) bool. Gets the clocks it takes."""
