@@ -20,6 +20,7 @@ root and MPICH. Last, one JSON line: {"worst": largest |predicted / measured - 1
 "constants": {...}, "checked": [...], "predicted": [...]}.
 """
 
+import functools
 import json
 import math
 import os
@@ -94,12 +95,14 @@ class Law:
         rows = Synthetic(0, settings["scale"], settings["zipf"], num_valid=1).field_rows
         self.chance = np.sort(np.concatenate([Zipf(np.array([n]), settings["zipf"]).chances(0) for n in rows]))[::-1]
         self.lines = round(settings["cache"] / 100 * len(self.chance))
-        self.settings = settings
+        self.settings, self.num_fields = settings, len(rows)
 
+    @functools.cache
     def used(self, batch: int) -> np.ndarray:
         """Chance of each row to be in a batch of one rank, (rows,), the likeliest first."""
         return -np.expm1(batch * np.log1p(-self.chance))
 
+    @functools.cache
     def cached(self, batch: int, step: int) -> tuple[float, float]:
         """At s >= 1, in a step: rows fetched, and sums that leave. Lines are fetched anew after s own updates, when their sums leave
         too; a row without a line is fetched, and pushes out a line with its sum if its set is full."""
@@ -125,7 +128,7 @@ class Model:
     def __init__(self, settings: dict, law: Law, runs: dict):
         self.settings, self.law, self.runs, self.dim = settings, law, runs, settings["dim"]
         self.middle = (settings["warmup"] + settings["steps"]) // 2  # of the steps measured
-        self.dense_bytes = 4 * sum(parameter.numel() for parameter in network(law, settings).parameters())
+        self.dense_bytes = 4 * sum(parameter.numel() for parameter in self.network().parameters())
         few, many = settings["batches"][0], settings["batches"][-1]
         two = {batch: runs[2, "none", batch] for batch in (few, many)}
         own = {batch: {kind: run["step_ms"] - run["allreduce_ms"] for kind, run in kinds.items()} for batch, kinds in two.items()}
@@ -136,6 +139,10 @@ class Model:
             begin, end = self.load(kind, few, 2), self.load(kind, many, 2)
             each = max(0.0, (added[many] - added[few]) / (end - begin))
             self.constants[kind] = {"ms": max(0.0, added[few] - each * begin), "ms_each": each, "far_ms": self.far_ms(kind)}
+
+    def network(self):
+        """The dense network of the problem."""
+        return problem.NETWORKS[self.settings["net"]](self.law.num_fields, self.dim)
 
     def load(self, kind: str, batch: int, ranks: int) -> float:
         """What a rank's work grows with: samples for the floor, keys beyond."""
@@ -187,12 +194,6 @@ class Model:
 def crowd_of(ranks: int) -> float:
     """Ranks per core of this machine, at least 1."""
     return max(1.0, ranks / os.cpu_count())
-
-
-def network(law: Law, settings: dict):
-    """The dense network of the problem."""
-    num_fields = len(Synthetic(0, settings["scale"], settings["zipf"], num_valid=1).field_rows)
-    return problem.NETWORKS[settings["net"]](num_fields, settings["dim"])
 
 
 def bytes_per_second(rate: str) -> float:

@@ -11,7 +11,6 @@ make it, never for that rank's rings to have room: whoever waits for room goes o
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass, replace
 
@@ -23,7 +22,7 @@ from hetmpi.owners import FarRows, NearOwners, Owners
 from hetmpi.partition import Route
 from hetmpi.rounds import HoldingOutbox
 from hetmpi.window import RmaWindow
-from hetmpi.world import MPI, Patience, World
+from hetmpi.world import MPI, World, wait_for
 
 EXCHANGES = ("auto", "rma", "alltoall")
 TRIAL_KEYS = 2048  # about what a batch asks for, and fetched within 0.1 s by the slowest library measured
@@ -107,10 +106,7 @@ def swap_counts(world: World, counts: np.ndarray) -> np.ndarray:
 
 def await_all(world: World, request: MPI.Request):
     """Waits for the call in which ranks meet, and says so if some do not come."""
-    patience = Patience(world)
-    while not request.Test():
-        patience.check(lambda: "for all ranks to read or write the table as often as it does")
-        os.sched_yield()
+    wait_for(world, request.Test, "for all ranks to read or write the table as often as it does")
 
 
 class AlltoallOwners(Owners):

@@ -12,7 +12,6 @@ or for more than its message. An answer has all sums that the asker had handed o
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +24,7 @@ from hetmpi.owners import Owners
 from hetmpi.partition import Route
 from hetmpi.reading import Reading
 from hetmpi.window import RmaWindow
-from hetmpi.world import MPI, Patience
+from hetmpi.world import MPI, wait_for
 
 ASK, ANSWER = 1, 2  # tags
 KINDS = ("reads a batch that was not announced", "announces a batch", "flushes")  # why a round is made
@@ -139,8 +138,7 @@ class RoundAsking:
         if reading.asked is not None and not self._is_broken:
             if not reading.is_ordered:
                 self._serve()
-            for owner in self._far:
-                self._receive_answer(owner)
+            self._drop_answers()
         reading.only_batch()
 
     def flush(self, bound: int):
@@ -148,8 +146,7 @@ class RoundAsking:
         nobody = Route(NO_KEYS, NO_KEYS, np.zeros(self.world.size + 1, np.int64))
         self._begin(2, nobody, np.empty(0, np.int32), bound)
         self._serve()
-        for owner in self._far:
-            self._receive_answer(owner)
+        self._drop_answers()
 
     def close(self):
         """Ends what is on its way."""
@@ -212,6 +209,11 @@ class RoundAsking:
         self._counters.row_bytes += self._owners.row_bytes(self._arrays) * len(order)
         return clocks, order, [came.take((len(order), self._owners.shape(array)[0]), np.float32) for array in self._arrays]
 
+    def _drop_answers(self):
+        """Receives what nobody will use."""
+        for owner in self._far:
+            self._receive_answer(owner)
+
     # Messages: arrays one after the other, each from a multiple of 8 bytes on.
 
     def _send(self, rank: int, tag: int, arrays: list[np.ndarray]):
@@ -224,10 +226,8 @@ class RoundAsking:
 
     def _receive(self, rank: int, tag: int) -> np.ndarray:
         """The next message from `rank`: (n,) int64."""
-        patience, status = Patience(self.world), MPI.Status()
-        while (matched := self._comm.Improbe(rank, tag, status)) is None:
-            patience.check(lambda: f"for rank {rank} to read or write the table as often as it does")
-            os.sched_yield()
+        status, what = MPI.Status(), f"for rank {rank} to read or write the table as often as it does"
+        matched = wait_for(self.world, lambda: self._comm.Improbe(rank, tag, status), what)
         message = np.empty(status.Get_count(MPI.INT64_T), np.int64)
         matched.Recv([message, MPI.INT64_T])
         return message

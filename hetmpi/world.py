@@ -118,6 +118,16 @@ class Patience:
             self.warn_at = float("inf")
 
 
+def wait_for(world: World, look, what: str):
+    """What look() gives once it is true or an object: looks again and again, and says so if that takes long. what: as for
+    Patience."""
+    patience = Patience(world)
+    while not (found := look()):
+        patience.check(lambda: what)
+        os.sched_yield()
+    return found
+
+
 def launch(main):
     """Runs main(world) as this rank's whole program: an error on any rank ends all of them, exit code 1."""
     keep_freed_memory()
