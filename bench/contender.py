@@ -17,6 +17,7 @@ from problem import DENSE_LR, ROWS_LR, Laps, Problem, chunk_steps, report
 
 from hetmpi.config import compose
 from hetmpi.data.batch import Samples
+from hetmpi.layers import look_up
 from hetmpi.optim import DenseOptimizer, Schedule
 from hetmpi.replicated import ReplicatedTable
 from hetmpi.spans import PARTS, Spans
@@ -50,8 +51,7 @@ class OverRows(torch.nn.Module):
         self.row_dim, self.network = problem.dim, problem.network()
 
     def forward(self, rows, batch):
-        embeddings = rows.index_select(0, batch.index.flatten()).view(*batch.index.shape, self.row_dim)
-        return self.network(embeddings, batch.dense)
+        return self.network(look_up(rows, batch.index), batch.dense)
 
 
 class Processor:

@@ -178,6 +178,22 @@ void gather(const Array<float>& from, const Array<int64_t>& rows, Array<float> o
   gather_rows(from, rows, out, order, kAtOnce);
 }
 
+// out[rows[i]] += values[i], in this order.
+void scatter_add(const Array<float>& values, const Array<int64_t>& rows, Array<float> out) {
+  const ssize_t n = rows.shape(0), dim = out.shape(1), num_out = out.shape(0);
+  check_shape(values, "values", {n, dim});
+  const float* value = values.data();
+  const int64_t* row = rows.data();
+  float* to = out.mutable_data();
+  py::gil_scoped_release release;
+  check_in(row, n, num_out, "rows");
+  constexpr ssize_t kAhead = 8;  // rows prefetched
+  for (ssize_t i = 0; i < n; ++i) {
+    if (i + kAhead < n) prefetch_row(to + row[i + kAhead] * dim, dim);
+    add(to + row[i] * dim, value + i * dim, dim);
+  }
+}
+
 void gather_clocks(const Array<int32_t>& clock, const Array<int64_t>& rows, Array<int32_t> out,
                    const Array<int64_t>& order) {
   check_shape(clock, "clock", {-1});
@@ -313,6 +329,8 @@ class PyEngine {
     py::gil_scoped_release release;
     return engine_.drain();
   }
+
+  void start(const std::vector<int64_t>& origins) { engine_.start(origins); }
 
   void stop() {
     py::gil_scoped_release release;
@@ -603,6 +621,8 @@ PYBIND11_MODULE(_C, m) {
         py::arg("std"), "weight (n, dim) float32 = std * normal(seed, key, column), for keys (n,) int64.");
   m.def("gather", &gather, py::arg("weight").noconvert(), py::arg("rows").noconvert(), py::arg("out").noconvert(),
         py::arg("order").noconvert(), "out[order[i]] = weight[rows[i]]; float32 rows, int64 rows (n,) and order (n,).");
+  m.def("scatter_add", &scatter_add, py::arg("values").noconvert(), py::arg("rows").noconvert(), py::arg("out").noconvert(),
+        "out[rows[i]] += values[i], i in order; float32 values (n, dim) and out (m, dim), int64 rows (n,).");
   m.def("gather_clocks", &gather_clocks, py::arg("clock").noconvert(), py::arg("rows").noconvert(),
         py::arg("out").noconvert(), py::arg("order").noconvert(), "out[order[i]] = clock[rows[i]], each read whole.");
 
@@ -650,6 +670,7 @@ PYBIND11_MODULE(_C, m) {
            py::arg("order").noconvert(), py::arg("clocks").noconvert(), py::arg("counts").noconvert())
       .def("gather", &PyEngine::gather_own, py::arg("weight").noconvert(), py::arg("rows").noconvert(),
            py::arg("out").noconvert(), py::arg("order").noconvert())
+      .def("start", &PyEngine::start, py::arg("origins"), "Begins to take in what these ranks send.")
       .def("stop", &PyEngine::stop);
 
   py::class_<PyCache>(m, "RowCache", "Rows a rank keeps, with gradients not pushed yet (cpp/row_cache.h).")

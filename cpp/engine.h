@@ -30,11 +30,20 @@ namespace hetmpi {
 
 class Engine {
  public:
-  // rings: one per origin, in rank order, of records with clocks.
+  // rings: one per origin, of records with clocks. Nothing is taken out of them before start().
   Engine(std::vector<RingConsumer> rings, Shard shard, RowOptimizer optimizer)
-      : rings_(std::move(rings)), shard_(shard), optimizer_(optimizer), thread_([this] { run(); }) {}
+      : rings_(std::move(rings)), shard_(shard), optimizer_(optimizer) {}
 
   ~Engine() { stop(); }
+
+  // Begins to take in what these origins send. No thread runs if they are none. REQUIRES: called once, before stop().
+  void start(const std::vector<int64_t>& origins) {
+    {
+      std::lock_guard<std::mutex> hold(lock_);
+      for (const int64_t origin : origins) watched_.push_back(&rings_.at(origin));
+    }
+    if (!origins.empty()) thread_ = std::thread([this] { run(); });
+  }
 
   // Ends the thread; what is in the rings stays there. May be called twice.
   void stop() {
@@ -102,7 +111,7 @@ class Engine {
   int64_t drain_rings() {
     int64_t applied = 0;
     try {
-      for (RingConsumer& ring : rings_) applied += error_ ? 0 : drain_ring(ring);
+      for (RingConsumer* ring : watched_) applied += error_ ? 0 : drain_ring(*ring);
     } catch (...) {
       error_ = std::current_exception();
     }
@@ -128,6 +137,7 @@ class Engine {
   }
 
   std::vector<RingConsumer> rings_;
+  std::vector<RingConsumer*> watched_;
   Shard shard_;
   RowOptimizer optimizer_;
   std::exception_ptr error_;
@@ -135,7 +145,7 @@ class Engine {
   std::atomic<bool> stops_{false};
   std::mutex sleep_lock_;
   std::condition_variable wake_;
-  std::thread thread_;  // last: it uses all above
+  std::thread thread_;
 };
 
 }  // namespace hetmpi

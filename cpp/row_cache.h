@@ -230,7 +230,7 @@ class RowCache {
   // out[i] = row of slots[i]; out (n, dim)
   void gather(const int64_t* slots, int64_t n, float* out) const {
     for (int64_t i = 0; i < n; ++i) {
-      if (i + kAhead < n && slots[i + kAhead] >= 0) prefetch_row(weight_.at(slots[i + kAhead] * dim_));
+      if (i + kAhead < n && slots[i + kAhead] >= 0) prefetch_row(weight_.at(slots[i + kAhead] * dim_), dim_);
       if (slots[i] >= 0) std::memcpy(out + i * dim_, weight_.at(slots[i] * dim_), dim_ * sizeof(float));
     }
   }
@@ -388,15 +388,11 @@ class RowCache {
     for (int way = 0; way < kWays; way += 8) __builtin_prefetch(&worth_[first + way], 1);
   }
 
-  void prefetch_row(const float* row) const {
-    for (int64_t d = 0; d < dim_; d += 16) __builtin_prefetch(row + d, 1);
-  }
-
   void prefetch_line(int64_t slot) const { __builtin_prefetch(&line_[slot], 1); }
 
   void prefetch_sums(int64_t slot) const {
-    prefetch_row(weight_.at(slot * dim_));
-    if (line_[slot].pending >= 0) prefetch_row(pending_.at(line_[slot].pending * sum_dim_));
+    prefetch_row(weight_.at(slot * dim_), dim_);
+    if (line_[slot].pending >= 0) prefetch_row(pending_.at(line_[slot].pending * sum_dim_), sum_dim_);
   }
 
   RowOptimizer optimizer_;  // of the previews

@@ -15,6 +15,11 @@
 
 namespace hetmpi {
 
+// Asks for a row that will be written.
+inline void prefetch_row(const float* row, int64_t n) {
+  for (int64_t i = 0; i < n; i += 16) __builtin_prefetch(row + i, 1);
+}
+
 // sum += values
 HETMPI_CLONES static inline void add(float* __restrict sum, const float* __restrict values, int64_t n) {
   for (int64_t i = 0; i < n; ++i) sum[i] += values[i];

@@ -122,6 +122,8 @@ class EmbeddingTable:
             weakref.finalize(self, self._engine.stop)  # also at exit, before MPI takes the memory away
         self.exchange = open_exchange(exchange, self.window, self._engine, self._record, self.partition, self.num_rows)
         self._owners, self._outbox = self.exchange.owners, self.exchange.outbox
+        if self._engine is not None:
+            self._engine.start(list(self._outbox.rings))  # who has a ring here is whom this rank has one at
         self._asking = None if self.staleness.is_synchronous else self._make_asking()
         self._is_closed = False
         self._is_written = False  # s = 0: a write waits to be settled

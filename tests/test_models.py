@@ -8,6 +8,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from hetmpi.layers import look_up
 from launch import ROOT
 from models.ctr import CTRModel
 from models.dcn import CrossLayer
@@ -187,3 +188,28 @@ def test_inputs_of_another_shape_are_refused_by_name(name):
 def test_a_size_of_zero_is_refused_by_name():
     with pytest.raises(ValueError, match="CTRModel: num_dense must be at least 1, got 0"):
         CTRModel(num_fields=2, num_dense=0, dim=4, row_dim=4)
+
+
+@pytest.mark.parametrize("num_rows, shape, dim", [(1, (5, 3), 4), (50, (200, 7), 33), (400, (1000,), 128), (3, (0, 2), 4)])
+def test_looked_up_rows_and_their_gradients_are_those_of_index_select(num_rows, shape, dim):
+    generator = torch.Generator().manual_seed(num_rows)
+    index = torch.randint(num_rows, shape, generator=generator)
+    ways = [torch.randn(num_rows, dim, generator=generator).requires_grad_()]
+    ways.append(ways[0].detach().clone().requires_grad_())
+    found = [look_up(ways[0], index), ways[1].index_select(0, index.flatten()).view(*shape, dim)]
+    assert torch.equal(*found)
+    slope = torch.randn(dim, *shape, generator=generator).movedim(0, -1)  # not contiguous
+    for out in found:
+        out.backward(slope)
+    assert torch.equal(ways[0].grad, ways[1].grad)
+
+
+def test_rows_of_double_precision_are_looked_up_too():
+    rows = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    look_up(rows, torch.tensor([[4, 4], [0, 4]])).sum().backward()
+    assert rows.grad[:, 0].tolist() == [1, 0, 0, 0, 3]
+
+
+def test_an_index_beyond_the_rows_is_refused():
+    with pytest.raises(IndexError):
+        look_up(torch.zeros(2, 3, requires_grad=True), torch.tensor([0, 2]))

@@ -815,7 +815,11 @@ struct Owner {
   explicit Owner(int64_t num_origins, uint64_t more_bytes = 1024)
       : rings(num_origins, min_ring_capacity(kSums) + more_bytes, kSums),
         rows(kShared + num_origins),
-        engine(std::make_unique<Engine>(rings.ends(), rows.shard(), optimizer_of("sgd"))) {}
+        engine(std::make_unique<Engine>(rings.ends(), rows.shard(), optimizer_of("sgd"))) {
+    std::vector<int64_t> origins(num_origins);
+    std::iota(origins.begin(), origins.end(), 0);
+    engine->start(origins);
+  }
 
   void apply(const Batch& batch) { engine->apply(batch.from(0), batch.order.data(), batch.size()); }
 

@@ -1,0 +1,36 @@
+"""Layers between a table's rows and a network."""
+
+from __future__ import annotations
+
+import torch
+
+from hetmpi import _C
+
+
+def look_up(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """rows (U, dim) float32, index (...) int64 into them -> (..., dim): the row of each occurrence.
+
+    The gradient of a row is the sum over its occurrences, added in their order: the same bits on any number of threads. Equal to
+    rows.index_select(0, index.flatten()), whose backward takes twice as long on the CPU."""
+    return LookUp.apply(rows, index.flatten()).view(*index.shape, rows.shape[1])
+
+
+class LookUp(torch.autograd.Function):
+    """rows.index_select(0, index) for index (n,)."""
+
+    @staticmethod
+    def forward(ctx, rows, index):
+        ctx.save_for_backward(index)
+        ctx.shape = rows.shape
+        return rows.index_select(0, index)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grads):
+        (index,) = ctx.saved_tensors
+        sums = grads.new_zeros(ctx.shape)
+        if grads.is_cpu and grads.dtype == torch.float32:
+            _C.scatter_add(grads.contiguous().numpy(), index.numpy(), sums.numpy())
+        else:
+            sums.index_add_(0, index, grads)
+        return sums, None
