@@ -69,7 +69,7 @@ class Filled:
 
     def find(self, keys: np.ndarray) -> np.ndarray:
         slots = np.empty(len(keys), np.int64)
-        self.cache.find(keys, slots, counts_as_use=True)
+        find(self.cache, keys, slots)
         return slots
 
     def insert(self, keys: np.ndarray):
@@ -117,7 +117,7 @@ def time_calls(settings: dict, dim: int, batch: int, rate: float) -> dict:
         keys = rng.permutation(np.concatenate([rng.choice(filled.held, num_hits, replace=False), fresh]))
         rows = filled.rows(keys)
         slots, marks = np.empty(batch, np.int64), [time.perf_counter()]
-        filled.cache.find(keys, slots, counts_as_use=True)
+        find(filled.cache, keys, slots)
         marks.append(time.perf_counter())
         is_missing = slots < 0
         filled.cache.gather(slots, out)
@@ -146,7 +146,7 @@ def time_against_torch(settings: dict, dim: int) -> dict:
         keys = rng.choice(filled.held, STEP_KEYS, replace=False)
         slots = np.empty(STEP_KEYS, np.int64)
         began = time.perf_counter()
-        filled.cache.find(keys, slots, counts_as_use=True)
+        find(filled.cache, keys, slots)
         filled.cache.gather(slots, out)
         find_gather = time.perf_counter() - began
         places = torch.from_numpy(slots)
@@ -165,11 +165,17 @@ def time_against_torch(settings: dict, dim: int) -> dict:
     }  # fmt: skip
 
 
+def find(cache, keys: np.ndarray, slots: np.ndarray):
+    """One iteration's look-up: keys (n,) int64 -> slots (n,) int64."""
+    cache.look_up(keys, slots)
+    cache.use(slots, len(keys))
+
+
 def one_step(cache, ids: np.ndarray, dim: int):
     """Unique keys, their rows, the rows of all occurrences; gradients of all occurrences, summed per key, written."""
     keys, index = _C.unique(ids)
     slots, rows = np.empty(len(keys), np.int64), np.empty((len(keys), dim), np.float32)
-    cache.find(keys, slots, counts_as_use=True)
+    find(cache, keys, slots)
     cache.gather(slots, rows)
     places = torch.from_numpy(index)
     occurrences = torch.from_numpy(rows).index_select(0, places)  # (N, dim)

@@ -5,11 +5,12 @@
 
 The hosts are network namespaces of this machine (tools/hosts.sh), one rank on each, their links shaped to `rate`, as tc says
 it; needs root and MPICH. Contenders: the floor (the dense network with its rows in hand), hetmpi without cache, at s = 0
-with one, at each of `bounds`, all by one exchange (table.exchange), and peers as in `bench step`. Losses after equal samples are compared first, s >= 1 apart.
+with one, at each of `bounds`, and peers as in `bench step`. Losses after equal samples are compared first, s >= 1 apart.
 
 Last, one JSON line: {"s100_vs_floor": x (step time, 1 is best), "s100_wait_vs_uncached": x, "s100_vs_torchrec": x (samples/s,
 above 1 is faster here), ..., "bytes_per_step": {"uncached": n, "0": n, "10": n, ...}, "step_ms": {...}, "wait_ms": {...},
-"processor_ms": {...}, "split": {contender: {part: ms}}}, where s100 is the last of `bounds`. Bytes are those of all ranks,
+"processor_ms": {...}, "split": {contender: {part: ms}}, "exchange": {contender: [name, ...]}}, where s100 is the last of `bounds`,
+and exchange what table.exchange came to, which is chosen anew in each run if it is auto. Bytes are those of all ranks,
 processor times of one rank. A peer that fails, of memory for example, is left out and says why.
 """
 
@@ -17,7 +18,7 @@ import json
 import sys
 
 from contenders import check_losses, chosen, made_problem, median_ms, median_of, on_hosts, race
-from workload import parse
+from workload import key_of, parse
 
 from hetmpi.spans import PARTS
 
@@ -42,11 +43,12 @@ def main():
 def contenders_of(settings: dict, peers: list[str]) -> dict[str, list[str]]:
     """Contender -> settings of the trainer."""
     exchange = f"table.exchange={settings['exchange']}"
-    cached = [exchange, *settings["settings"], f"table.cache.capacity_fraction={settings['cache'] / 100}"]
+    ours = [exchange, *settings["settings"]]
+    cached = [*ours, f"table.cache.capacity_fraction={settings['cache'] / 100}"]
     return {
         "floor": [],
-        "hetmpi uncached": [exchange, "table.cache.capacity_rows=0"],
-        **{f"hetmpi s = {s}": [f"table.staleness={s}", *cached] for s in (0, *settings["bounds"])},
+        "hetmpi uncached": [*ours, "table.cache.capacity_rows=0"],
+        **{f"hetmpi s = {key_of(s)}": [f"table.staleness={key_of(s)}", *cached] for s in (0, *settings["bounds"])},
         **{peer: [] for peer in peers},
     }
 
@@ -83,18 +85,19 @@ def figures(runs: dict, settings: dict, peers: list[str]) -> dict:
     """The JSON line."""
     ours = {name.removeprefix("hetmpi ").removeprefix("s = "): runs[name] for name in runs if name.startswith("hetmpi")}
     times = {name: median_ms(results, settings) for name, results in runs.items()}
-    last = settings["bounds"][-1]
+    last = key_of(settings["bounds"][-1])
     label, ms = f"s{last}", times[f"hetmpi s = {last}"]
     waits = {name: median_of(results, "wait_ms", settings) for name, results in ours.items()}
     return {
         f"{label}_vs_floor": ms / times["floor"],
-        f"{label}_wait_vs_uncached": waits[str(last)] / waits["uncached"],
+        f"{label}_wait_vs_uncached": waits[last] / waits["uncached"],
         **{f"{label}_vs_{peer}": times[peer] / ms for peer in peers if peer in times},
         "bytes_per_step": {name: num_bytes(results, settings) for name, results in ours.items()},
         "step_ms": times,
         "wait_ms": waits,
         "processor_ms": {name: processor_ms(results, settings) for name, results in runs.items() if "main_cpu_ms" in results[0]},
         "split": {name: {part: median_of(r, f"{part}_ms", settings) for part in PARTS} for name, r in ours.items()},
+        "exchange": {name: sorted({result["exchange"] for result in results}) for name, results in ours.items()},
         "settings": settings,
     }
 

@@ -112,11 +112,13 @@ def hetmpi(world, problem: Problem, overrides: list[str]):
     training = Contender(world, config, problem)
     training.run()
     training.log and training.log.close()
+    exact, exchange = training.table.staleness.is_synchronous, training.table.exchange.name
     training.close()
     if world.rank == 0:
         lines = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
         kept = ("step_ms", "loss", "wait_ms", "pulled_bytes", "pushed_bytes", "hit_rate", *(f"{part}_ms" for part in PARTS))
-        report({**{name: [line[name] for line in lines] for name in kept}, **training.processor.figures()})
+        figures = {name: [line[name] for line in lines] for name in kept}
+        report({**figures, **training.processor.figures(), "is_exact": exact, "exchange": exchange})
 
 
 def floor(world, problem: Problem):

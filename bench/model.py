@@ -24,28 +24,32 @@ import functools
 import json
 import math
 import os
+import re
 import sys
 
 import numpy as np
 import problem
 from contenders import made_problem, median_ms, median_of, on_hosts, race
-from workload import parse
+from workload import key_of, parse
 
 from hetmpi import _C
 from hetmpi.data.synthetic import Synthetic, Zipf
+from hetmpi.spans import PARTS
 
 SETTINGS = {
     "net": "het", "dim": 128, "batches": [128, 2048], "scale": 0.1, "zipf": 1.05, "s": 100, "cache": 10.0, "rate": "1gbit",
     "hosts": [2, 4], "steps": 100, "warmup": 50, "repeats": 1, "ranks": [8, 64, 256, 1024], "rates": [10.0, 100.0, 400.0],
 }  # fmt: skip
+KINDS = ("floor", "hetmpi s = 0", "hetmpi s >= 1")
 BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+RATE = rf"([0-9.]+)({'|'.join(BITS)})"
 QUESTION = 8 + 4  # bytes that hetmpi does not count: row and clock of a line
 FEW = 8  # samples of a batch that is messages and little else
 
 
 def main():
     """Measures constants and checks in one go, as this machine's speed changes from hour to hour."""
-    settings = parse("model", SETTINGS, sys.argv[1:])
+    settings = checked_settings(parse("model", SETTINGS, sys.argv[1:]))
     law, runs = Law(settings), {}
     for key in [*((2, "none", batch) for batch in [FEW, *settings["batches"]]), (3, "none", FEW), *(
         (hosts, settings["rate"], batch) for hosts in settings["hosts"] for batch in settings["batches"]
@@ -71,19 +75,31 @@ def main():
     }))  # fmt: skip
 
 
-KINDS = ("floor", "hetmpi s = 0", "hetmpi s >= 1")
+def checked_settings(settings: dict) -> dict:
+    """The settings, if there is something to measure by them. Exits if not."""
+    batches = settings["batches"]
+    wrong = {
+        "batches must be two or more, the smallest first": len(batches) < 2 or sorted(set(batches)) != batches,
+        "cache must be above 0": settings["cache"] <= 0,
+        "s must be at least 1, or null": settings["s"] is not None and settings["s"] < 1,
+        f"rate must be a number and one of {', '.join(BITS)}": not re.fullmatch(RATE, settings["rate"]),
+        "hosts must be 2 or more": min(settings["hosts"]) < 2,
+    }
+    if any(wrong.values()):
+        sys.exit("bench model: " + "; ".join(text for text, is_wrong in wrong.items() if is_wrong))
+    return settings
 
 
 def contenders_of(settings: dict) -> dict[str, list[str]]:
     """Kind -> settings of the trainer."""
-    cached = ["table.cache.admit=all", f"table.cache.capacity_fraction={settings['cache'] / 100}", f"table.staleness={settings['s']}"]
+    cached = ["table.cache.admit=all", f"table.cache.capacity_fraction={settings['cache'] / 100}", f"table.staleness={key_of(settings['s'])}"]
     overrides = [], ["table.cache.capacity_rows=0"], cached
     return {kind: ["table.exchange=alltoall", *more] if more else [] for kind, more in zip(KINDS, overrides)}
 
 
 def figures(results: list[dict], settings: dict) -> dict:
     """What one contender did in a step."""
-    kept = {name: median_of(results, name, settings) for name in ("allreduce_ms", "main_cpu_ms")}
+    kept = {name: median_of(results, name, settings) for name in (*(f"{part}_ms" for part in PARTS), "main_cpu_ms")}
     counted = [median_of(results, name, settings) for name in ("pulled_bytes", "pushed_bytes")] if "wait_ms" in results[0] else []
     return {"step_ms": median_ms(results, settings), **kept, "bytes": sum(counted)}
 
@@ -106,7 +122,7 @@ class Law:
     def cached(self, batch: int, step: int) -> tuple[float, float]:
         """At s >= 1, in a step: rows fetched, and sums that leave. Lines are fetched anew after s own updates, when their sums leave
         too; a row without a line is fetched, and pushes out a line with its sum if its set is full."""
-        used, s = self.used(batch), self.settings["s"]
+        used, s = self.used(batch), math.inf if self.settings["s"] is None else self.settings["s"]
         new = np.exp(step * np.log1p(-np.minimum(used, 1 - 1e-12)))  # chance that this rank never had it
         seen = float((1 - new).sum())
         is_full = over(_C.WAYS, _C.WAYS * seen / self.lines)
@@ -198,8 +214,8 @@ def crowd_of(ranks: int) -> float:
 
 def bytes_per_second(rate: str) -> float:
     """Of a rate as tc says it."""
-    unit = next(unit for unit in BITS if rate.endswith(unit))
-    return float(rate.removesuffix(unit)) * BITS[unit] / 8
+    number, unit = re.fullmatch(RATE, rate).groups()
+    return float(number) * BITS[unit] / 8
 
 
 def show_check(checked: list[dict]):

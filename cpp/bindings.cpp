@@ -178,8 +178,9 @@ void gather(const Array<float>& from, const Array<int64_t>& rows, Array<float> o
   gather_rows(from, rows, out, order, kAtOnce);
 }
 
-// out[rows[i]] += values[i], in this order.
-void scatter_add(const Array<float>& values, const Array<int64_t>& rows, Array<float> out) {
+void scatter_add_rows(const Array<float>& values, const Array<int64_t>& rows, Array<float> out) {
+  check_shape(rows, "rows", {-1});
+  check_shape(out, "out", {-1, -1});
   const ssize_t n = rows.shape(0), dim = out.shape(1), num_out = out.shape(0);
   check_shape(values, "values", {n, dim});
   const float* value = values.data();
@@ -187,11 +188,7 @@ void scatter_add(const Array<float>& values, const Array<int64_t>& rows, Array<f
   float* to = out.mutable_data();
   py::gil_scoped_release release;
   check_in(row, n, num_out, "rows");
-  constexpr ssize_t kAhead = 8;  // rows prefetched
-  for (ssize_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) prefetch_row(to + row[i + kAhead] * dim, dim);
-    add(to + row[i] * dim, value + i * dim, dim);
-  }
+  scatter_add(value, row, n, dim, to);
 }
 
 void gather_clocks(const Array<int32_t>& clock, const Array<int64_t>& rows, Array<int32_t> out,
@@ -364,16 +361,13 @@ class PyCache {
   PyCache(int64_t capacity_rows, RowOptimizer optimizer, const std::string& policy)
       : cache_(capacity_rows, optimizer, policy_of(policy)) {}
 
-  void find(const Array<int64_t>& keys, Array<int64_t> slots, bool counts_as_use) {
+  void look_up(const Array<int64_t>& keys, Array<int64_t> slots) const {
     const ssize_t n = keys.shape(0);
     check_shape(slots, "slots", {n});
     const int64_t* key = keys.data();
     int64_t* out = slots.mutable_data();
     py::gil_scoped_release release;
-    if (counts_as_use)
-      cache_.find(key, n, out);
-    else
-      cache_.look_up(key, n, out);
+    cache_.look_up(key, n, out);
   }
 
   int64_t validate(const Array<int64_t>& slots, const Array<int32_t>& owner_clocks, int64_t staleness,
@@ -621,7 +615,7 @@ PYBIND11_MODULE(_C, m) {
         py::arg("std"), "weight (n, dim) float32 = std * normal(seed, key, column), for keys (n,) int64.");
   m.def("gather", &gather, py::arg("weight").noconvert(), py::arg("rows").noconvert(), py::arg("out").noconvert(),
         py::arg("order").noconvert(), "out[order[i]] = weight[rows[i]]; float32 rows, int64 rows (n,) and order (n,).");
-  m.def("scatter_add", &scatter_add, py::arg("values").noconvert(), py::arg("rows").noconvert(), py::arg("out").noconvert(),
+  m.def("scatter_add", &scatter_add_rows, py::arg("values").noconvert(), py::arg("rows").noconvert(), py::arg("out").noconvert(),
         "out[rows[i]] += values[i], i in order; float32 values (n, dim) and out (m, dim), int64 rows (n,).");
   m.def("gather_clocks", &gather_clocks, py::arg("clock").noconvert(), py::arg("rows").noconvert(),
         py::arg("out").noconvert(), py::arg("order").noconvert(), "out[order[i]] = clock[rows[i]], each read whole.");
@@ -683,7 +677,7 @@ PYBIND11_MODULE(_C, m) {
       .def_property_readonly("lags", &PyCache::lags)
       .def("set_step", [](PyCache& c, double lr, int64_t step) { c.cache_.set_step(lr, step); }, py::arg("lr"),
            py::arg("step"))
-      .def("find", &PyCache::find, py::arg("keys").noconvert(), py::arg("slots").noconvert(), py::arg("counts_as_use"))
+      .def("look_up", &PyCache::look_up, py::arg("keys").noconvert(), py::arg("slots").noconvert())
       .def("validate", &PyCache::validate, py::arg("slots").noconvert(), py::arg("owner_clocks").noconvert(),
            py::arg("staleness"), py::arg("is_stale").noconvert(), py::arg("counts_lags"))
       .def("refresh", &PyCache::refresh, py::arg("slots").noconvert(), py::arg("chosen").noconvert(),

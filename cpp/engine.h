@@ -1,5 +1,5 @@
 // Engine: the owner's side at staleness s >= 1. A thread takes sums out of the rings and applies them to the shard while
-// the rank computes. It touches memory only: no MPI, no Python.
+// the rank computes, if anybody sends into rings. It touches memory only: no MPI, no Python.
 //
 // The rank's own thread may drain too, when it waits for something, and applies its own sums directly; a lock makes
 // the two one writer.

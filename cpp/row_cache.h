@@ -2,11 +2,10 @@
 //
 // Set-associative: a key may lie in any of the ways of one set. Structure of arrays by slot (set * kWays + way), so that
 // CPU and GPU hold the same layout; what is decided stands in cache_decisions.h for both. Calls take batches of unique
-// keys. The keys of one find() are one iteration; clocks count iterations.
+// keys. The keys of one use() are one iteration; clocks count iterations.
 //
 //   look_up           slot of each key, or -1
 //   use               begins an iteration, in which the lines looked up are used
-//   find              both
 //   validate          which lines found are too old to be read, given their owners' clocks
 //   refresh           gives lines the owners' rows; a pending sum stays pending and is applied on top
 //   insert_and_evict  gives a key without a line one of its set: an empty one, else the one of least worth. Lines used
@@ -122,11 +121,6 @@ class RowCache {
 
   // Learning rate and step of the previews that follow.
   void set_step(double lr, int64_t step) { optimizer_.set_step(lr, step); }
-
-  void find(const int64_t* keys, int64_t n, int64_t* slots) {
-    look_up(keys, n, slots);
-    use(slots, n, n);
-  }
 
   // num_keys: how many keys that the cache may keep were looked up.
   void use(const int64_t* slots, int64_t n, int64_t num_keys) {

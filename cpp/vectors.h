@@ -15,7 +15,7 @@
 
 namespace hetmpi {
 
-// Asks for a row that will be written.
+// Asks for a row, which may be written then.
 inline void prefetch_row(const float* row, int64_t n) {
   for (int64_t i = 0; i < n; i += 16) __builtin_prefetch(row + i, 1);
 }
@@ -36,6 +36,15 @@ HETMPI_CLONES static inline void add_and_subtract(float* __restrict sum, float* 
   for (int64_t i = 0; i < n; ++i) {
     sum[i] += values[i];
     weight[i] -= step * values[i];
+  }
+}
+
+// out[rows[i]] += values[i], one after the other: values (n, dim).
+inline void scatter_add(const float* values, const int64_t* rows, int64_t n, int64_t dim, float* out) {
+  constexpr int64_t kAhead = 8;  // rows prefetched
+  for (int64_t i = 0; i < n; ++i) {
+    if (i + kAhead < n) prefetch_row(out + rows[i + kAhead] * dim, dim);
+    add(out + rows[i] * dim, values + i * dim, dim);
   }
 }
 

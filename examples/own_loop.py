@@ -5,6 +5,7 @@
 
 import torch
 
+from hetmpi.layers import look_up
 from hetmpi.optim import DenseOptimizer, RowOptimizer, Schedule
 from hetmpi.table import EmbeddingTable
 from hetmpi.world import launch
@@ -24,7 +25,7 @@ def main(world):
         label = (ids[:, 0] % 2).float()  # (B,)
         keys, index = torch.unique(ids, return_inverse=True)  # (U,), (B, F)
         rows = table.read(keys).requires_grad_()  # (U, DIM)
-        logit = model(rows[index].flatten(1)).squeeze(1)  # (B,)
+        logit = model(look_up(rows, index).flatten(1)).squeeze(1)  # (B,)
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logit, label)
         loss.backward()
         table.write(keys, rows.grad / world.size)

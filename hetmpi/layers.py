@@ -8,11 +8,16 @@ from hetmpi import _C
 
 
 def look_up(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """rows (U, dim) float32, index (...) int64 into them -> (..., dim): the row of each occurrence.
+    """rows (U, dim), index (...) int64 into them -> (..., dim): the row of each occurrence.
 
-    The gradient of a row is the sum over its occurrences, added in their order: the same bits on any number of threads. Equal to
-    rows.index_select(0, index.flatten()), whose backward takes twice as long on the CPU."""
-    return LookUp.apply(rows, index.flatten()).view(*index.shape, rows.shape[1])
+    The gradient of a row is the sum over its occurrences, on the CPU added in their order, the same bits on any number of threads.
+    As rows.index_select(0, index.flatten()), whose backward takes longer on the CPU (docs/results.md), but for first derivatives
+    alone. Raises ValueError for another shape or dtype, IndexError for an index beyond the rows."""
+    if rows.dim() != 2 or index.dtype != torch.int64:
+        raise ValueError(
+            f"look_up: rows must be of shape (U, dim) and index int64, got {tuple(rows.shape)} and {index.dtype}"
+        )
+    return LookUp.apply(rows, index.reshape(-1).contiguous()).view(*index.shape, rows.shape[1])
 
 
 class LookUp(torch.autograd.Function):

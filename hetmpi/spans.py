@@ -20,7 +20,7 @@ PARTS = {  # in the order of a step
     "push": "gradients to lines and owners",
     "allreduce": "waiting for the dense gradients of all ranks, and the dense optimizer",
 }
-WAITS = ("drain", "validate", "fetch", "push")  # what a rank with all rows in hand would not spend
+WAITS = ("drain", "validate", "fetch", "prefetch", "push")  # what a rank with all rows in hand would not spend
 TRACED = 200_000  # spans kept for a trace: the last ones
 
 

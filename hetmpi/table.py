@@ -350,7 +350,7 @@ class EmbeddingTable:
             reading.slots[:] = -1
             return
         if self.staleness.is_synchronous or reading.asked is None:
-            self._cache.find(reading.array, reading.slots, counts_as_use=False)
+            self._cache.look_up(reading.array, reading.slots)
         self._cache.use(reading.slots[: reading.num], int(admitted[: reading.num].sum()))
 
     def _validated(self, reading: Reading, admitted: np.ndarray) -> np.ndarray:
@@ -453,7 +453,7 @@ class EmbeddingTable:
 
     def _post_early(self, reading: Reading):
         """s = 0: starts fetching what other nodes own, rows and clocks as they are now."""
-        self._cache.find(reading.array, reading.slots, counts_as_use=False)
+        self._cache.look_up(reading.array, reading.slots)
         far = reading.is_far & (reading.slots < 0)
         self._num_early += 1
         use = f"early {self._num_early % MOST_AHEAD}"  # as many as are announced at a time
@@ -471,7 +471,7 @@ class EmbeddingTable:
             self._push()
         if last is not None:
             reading.also(self._asking.beside(reading, last, bound))
-        self._cache.find(reading.array, reading.slots, counts_as_use=False)
+        self._cache.look_up(reading.array, reading.slots)
         self._asking.ask(reading, last, bound)
 
     def _order(self, reading: Reading) -> np.ndarray:
@@ -521,7 +521,7 @@ class EmbeddingTable:
     def _find_unread(self, reading: Reading):
         """Brings what a read would have told of keys that were not read, as far as no other rank need answer."""
         reading.only_batch()
-        self._cache.find(reading.array, reading.slots, counts_as_use=False)
+        self._cache.look_up(reading.array, reading.slots)
         reading.clocks[:] = _C.UNKNOWN_CLOCK
         self._read_clocks(reading, np.full(len(reading.array), self.exchange.name != "alltoall") | ~reading.is_far)
 

@@ -196,12 +196,26 @@ def test_looked_up_rows_and_their_gradients_are_those_of_index_select(num_rows, 
     index = torch.randint(num_rows, shape, generator=generator)
     ways = [torch.randn(num_rows, dim, generator=generator).requires_grad_()]
     ways.append(ways[0].detach().clone().requires_grad_())
-    found = [look_up(ways[0], index), ways[1].index_select(0, index.flatten()).view(*shape, dim)]
-    assert torch.equal(*found)
     slope = torch.randn(dim, *shape, generator=generator).movedim(0, -1)  # not contiguous
-    for out in found:
-        out.backward(slope)
-    assert torch.equal(ways[0].grad, ways[1].grad)
+    for part in (slice(None), slice(None, None, 2), slice(0, 1)):
+        taken = index[..., part]
+        found = [look_up(ways[0], taken), ways[1].index_select(0, taken.flatten()).view(*taken.shape, dim)]
+        assert torch.equal(*found)
+        for out in found:
+            out.backward(slope[..., part, :])
+        assert torch.equal(ways[0].grad, ways[1].grad)
+
+
+def test_a_gradient_spread_out_and_a_single_index_are_fine():
+    rows = torch.zeros(3, 4, requires_grad=True)
+    (look_up(rows, torch.tensor(2)).sum() + look_up(rows, torch.tensor([[0]]).expand(5, 2)).sum()).backward()
+    assert rows.grad[:, 0].tolist() == [10, 0, 1]
+
+
+@pytest.mark.parametrize("rows, index", [(torch.zeros(3), torch.tensor([0])), (torch.zeros(3, 2), torch.tensor([0], dtype=torch.int32))])
+def test_rows_and_indices_of_another_kind_are_refused(rows, index):
+    with pytest.raises(ValueError, match="look_up: rows must be"):
+        look_up(rows, index)
 
 
 def test_rows_of_double_precision_are_looked_up_too():

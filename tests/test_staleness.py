@@ -104,7 +104,7 @@ def tensors(case, keys, grads):
 def line_clocks(table, keys):
     """c_c of the lines of keys (n,), -1 where there is none."""
     slots = np.empty(len(keys), np.int64)
-    table.cache.find(np.asarray(keys, np.int64), slots, counts_as_use=False)
+    table.cache.look_up(np.asarray(keys, np.int64), slots)
     return table.cache.clocks(slots)
 
 
@@ -213,7 +213,7 @@ def test_the_cache_keeps_the_lines_that_the_reference_keeps(case):
     for _ in range(200):
         use_both(cache, reference, busy_keys(draw, capacity_rows))
         slots = np.empty(2000, np.int64)
-        cache.find(np.arange(2000), slots, counts_as_use=False)
+        cache.look_up(np.arange(2000), slots)
         assert np.flatnonzero(slots >= 0).tolist() == sorted(reference.lines)
 
 
@@ -227,7 +227,8 @@ def use_both(cache, reference, keys):
     """One iteration of find and insert on each."""
     num, array = len(keys), np.array(keys, np.int64)
     slots, clocks, row = np.empty(num, np.int64), np.zeros(num, np.int32), np.zeros((num, 1), np.float32)
-    cache.find(array, slots, counts_as_use=True)
+    cache.look_up(array, slots)
+    cache.use(slots, num)
     cache.insert_and_evict(array, np.ones(num, bool), row, np.empty((num, 0), np.float32), clocks, slots)
     found = reference.find(keys)
     for key in keys:

@@ -350,7 +350,8 @@ class CacheTrial {
   void find(bool counts_as_use) {
     if (counts_as_use) {
       model_.begin_iteration(n_);
-      cache_.find(keys_.data(), n_, slots_.data());
+      cache_.look_up(keys_.data(), n_, slots_.data());
+      cache_.use(slots_.data(), n_, n_);
     } else {
       cache_.look_up(keys_.data(), n_, slots_.data());
     }
@@ -517,7 +518,8 @@ void cache_uses_the_room_of_sums_handed_out_again(uint64_t) {
   const int32_t clock = 0;
   const Floats row(dim, 1.0f);
   int64_t slot = -1;
-  cache.find(&key, 1, &slot);
+  cache.look_up(&key, 1, &slot);
+  cache.use(&slot, 1, 1);
   Pushes evicted;
   cache.insert_and_evict(&key, &chosen, row.data(), nullptr, &clock, 1, &slot, &evicted);
   for (int32_t i = 1; i <= 2000; ++i) {
@@ -529,6 +531,42 @@ void cache_uses_the_room_of_sums_handed_out_again(uint64_t) {
 }
 
 // A gradient that all but cancels the weight decay leaves squares of about 0, of either sign once rounded.
+void clocks_are_told_of_lines_that_will_do(uint64_t) {
+  RowCache cache(kWays, optimizer_of("sgd"), Policy::kLru);
+  const Ints keys{1, 2};
+  Ints slots(3, -1);
+  const Floats rows(2 * kDim), grad(kDim, 1);
+  const Clocks clocks{10, 20};
+  const std::vector<uint8_t> all(2, 1);
+  Pushes out;
+  cache.use(slots.data(), 0, 0);
+  cache.insert_and_evict(keys.data(), all.data(), rows.data(), nullptr, clocks.data(), 2, slots.data(), &out);
+  for (int i = 0; i < 2; ++i) cache.update(&slots[0], grad.data(), 1, 1);  // one line is 2 updates old, the other 0
+  Clocks told(3);
+  const auto tell = [&](bool will_write, int64_t staleness) {
+    cache.clocks_within(slots.data(), 3, will_write, staleness, told.data());
+    return told;
+  };
+  CHECK((tell(false, 1) == Clocks{kNoLine, 20, kNoLine}) && (tell(false, 2) == Clocks{12, 20, kNoLine}));
+  CHECK((tell(true, 2) == Clocks{kNoLine, 20, kNoLine}) && (tell(true, kUnbounded) == Clocks{12, 20, kNoLine}));
+  cache.use(&slots[1], 1, 1);  // now only the second line is written
+  CHECK((tell(true, 2) == Clocks{12, 20, kNoLine}) && (tell(true, 0) == Clocks{kNoLine, kNoLine, kNoLine}));
+}
+
+void rows_are_added_in_order(uint64_t seed) {
+  Random random(seed);
+  for (const int64_t n : {0, 1, 7, 8, 9, 300}) {
+    const int64_t num_rows = pick_in(random, 1, 40);
+    Ints rows(n);
+    for (int64_t& row : rows) row = pick(random, num_rows);
+    const Floats values = integers(random, n * kDim, -9, 9);
+    Floats out(num_rows * kDim), expected(num_rows * kDim);
+    for (int64_t i = 0; i < n * kDim; ++i) expected[rows[i / kDim] * kDim + i % kDim] += values[i];
+    scatter_add(values.data(), rows.data(), n, kDim, out.data());
+    CHECK(out == expected);
+  }
+}
+
 void sums_of_squares_are_never_negative(uint64_t seed) {
   Random random(seed);
   for (const char* rule : {"adagrad", "rowwise_adagrad", "adam"}) {
@@ -810,15 +848,21 @@ struct Tally {
 constexpr RecordFormat kSums{kDim, true};
 constexpr int64_t kShared = 48;  // rows that every origin sends to
 
-// An engine with its shard and rings: kShared rows, then one of its own for each origin.
+Ints first_numbers(int64_t n) {
+  Ints numbers(n);
+  std::iota(numbers.begin(), numbers.end(), 0);
+  return numbers;
+}
+
+// An engine with its shard and rings: kShared rows, then one of its own for each origin. It takes in from all of them.
 struct Owner {
-  explicit Owner(int64_t num_origins, uint64_t more_bytes = 1024)
+  explicit Owner(int64_t num_origins, uint64_t more_bytes = 1024) : Owner(num_origins, more_bytes, first_numbers(num_origins)) {}
+
+  Owner(int64_t num_origins, uint64_t more_bytes, const Ints& watched)
       : rings(num_origins, min_ring_capacity(kSums) + more_bytes, kSums),
         rows(kShared + num_origins),
         engine(std::make_unique<Engine>(rings.ends(), rows.shard(), optimizer_of("sgd"))) {
-    std::vector<int64_t> origins(num_origins);
-    std::iota(origins.begin(), origins.end(), 0);
-    engine->start(origins);
+    engine->start(watched);
   }
 
   void apply(const Batch& batch) { engine->apply(batch.from(0), batch.order.data(), batch.size()); }
@@ -1034,6 +1078,23 @@ void a_stopped_engine_leaves_the_rings_as_they_are(uint64_t seed) {
   CHECK(owner.engine->drain() == 1 && origin.is_drained() && owner.rows.row_is(7, -1));
 }
 
+void an_engine_takes_in_from_those_it_was_started_for_alone(uint64_t seed) {
+  Random random(seed);
+  for (const Ints& watched : {Ints{}, Ints{1}}) {
+    Owner owner(2, 1024, watched);
+    Origin first(owner.rings, 0), second(owner.rings, 1);
+    first.send(0, one_row(random, 5));
+    second.send(0, one_row(random, 6));
+    if (!watched.empty()) await([&] { return second.is_drained(); });
+    sleep(std::chrono::milliseconds(5));
+    CHECK(owner.engine->drain() == 0);
+    CHECK(owner.rings.tail(0) == 0 && owner.rows.row_is(5, 0));
+    CHECK(owner.rows.row_is(6, watched.empty() ? 0 : -1));
+    owner.apply(one_row(random, 5));
+    owner.engine->exclusively([&] { CHECK(owner.rows.row_is(5, -1)); });
+  }
+}
+
 void engines_start_and_end_promptly(uint64_t seed) {
   Random random(seed);
   const auto began = std::chrono::steady_clock::now();
@@ -1167,6 +1228,8 @@ void run_all(uint64_t seed) {
   RUN(cache_equals_its_model);
   RUN(cache_rounds_its_capacity_down_to_whole_sets);
   RUN(cache_uses_the_room_of_sums_handed_out_again);
+  RUN(clocks_are_told_of_lines_that_will_do);
+  RUN(rows_are_added_in_order);
   RUN(sums_of_squares_are_never_negative);
   RUN(rows_pass_a_ring_in_order_and_once);
   RUN(ring_refuses_capacities_too_small_or_not_aligned);
@@ -1178,6 +1241,7 @@ void run_all(uint64_t seed) {
   RUN(an_error_is_kept_and_nothing_more_is_drained);
   RUN(a_wrong_row_of_its_own_is_refused_and_the_engine_goes_on);
   RUN(a_stopped_engine_leaves_the_rings_as_they_are);
+  RUN(an_engine_takes_in_from_those_it_was_started_for_alone);
   RUN(engines_start_and_end_promptly);
   RUN(inbox_sums_in_rank_order);
   RUN(inbox_refuses_other_steps_and_rows_that_are_not_there);
