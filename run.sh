@@ -20,6 +20,7 @@ usage: ./run.sh COMMAND
   test [PYTEST ARGS]        run the tests at 1, 2 and 3 ranks
   bench NAME [ARGS]         run bench/NAME
   doctor                    look at MPI, memory and Horovod, and say what to change
+  gpu-check OUT_DIR         on a machine with a GPU: check the GPU's half, with the python3, torch and nvcc found there
   setup                     only the set-up, which every other command does first
 
 environment
@@ -29,6 +30,7 @@ environment
   HETMPI_PYTHON       the Python to build on, 3.10 or later (default: python3); a torch >= 2.4 that it has is kept
   HETMPI_VENV         where everything is installed (default: .venv)
   HETMPI_MARCH        processor to compile for, as in native (default: any)
+  HETMPI_CUDA         0: leave the GPU's half of the core out (default: compiled where there is an nvcc)
   HETMPI_TEST_RANKS   rank counts of test (default: "1 2 3")
   HETMPI_TEST_S       seconds after which the tests at one rank count are stopped (default: 900)
 pip's settings (PIP_INDEX_URL and so on) and Horovod's (HOROVOD_GPU_OPERATIONS and so on) hold as usual.
@@ -151,6 +153,7 @@ main() {
   shift || true
   case $command in
     setup | train | test | bench | doctor) set_up ;;
+    gpu-check) exec "$ROOT/tools/gpu_check.sh" "$@" ;;
     help | -h | --help) help; return ;;
     *) echo "run.sh: no command $command" >&2; help >&2; exit 2 ;;
   esac

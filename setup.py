@@ -2,27 +2,88 @@
 
 HETMPI_MARCH=native, or any value of -march, builds for one kind of processor. The default runs on every x86-64 or arm64
 machine, because a cluster's login nodes differ from its compute nodes.
+
+Where nvcc is found (NVCC, CUDA_HOME/bin/nvcc, then PATH) the core holds the GPU's half too; HETMPI_CUDA=0 leaves it out. CUDA's
+runtime is linked statically: the module imports on machines without a GPU as well.
 """
 
 import os
+import shutil
+import subprocess
 from glob import glob
+from pathlib import Path
 
-from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
+from pybind11.setup_helpers import ParallelCompile, Pybind11Extension, build_ext
 from setuptools import Extension, setup
 
-# No contraction: a * b + c rounds twice on every processor, so that results do not depend on HETMPI_MARCH.
+# No contraction: a * b + c rounds twice on every processor, so that results do not depend on HETMPI_MARCH, nor on the GPU.
 flags = ["-O3", "-Wall", "-Wextra", "-ffp-contract=off"]
 if os.environ.get("HETMPI_MARCH"):
     flags.append(f"-march={os.environ['HETMPI_MARCH']}")
+GPUS = ("80", "90", "100")  # compute capabilities that machine code is made for; the last one known as PTX too, for later ones
 
+
+def find_nvcc() -> str | None:
+    """Path of the CUDA compiler, None where there is none or none is wanted."""
+    if os.environ.get("HETMPI_CUDA") == "0":
+        return None
+    home = os.environ.get("CUDA_HOME")
+    named = os.environ.get("NVCC") or (home and f"{home}/bin/nvcc")
+    return shutil.which(named or "nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+
+
+def targets(nvcc: str) -> list[str]:
+    """nvcc's options for the GPUs that it knows of ours."""
+    known = subprocess.run([nvcc, "--list-gpu-arch"], check=True, text=True, capture_output=True).stdout.split()
+    ours = [gpu for gpu in GPUS if f"compute_{gpu}" in known]
+    if not ours:
+        raise SystemExit(f"{nvcc} knows none of the compute capabilities {', '.join(GPUS)}: take a newer one, or set HETMPI_CUDA=0")
+    made = [f"-gencode=arch=compute_{gpu},code=sm_{gpu}" for gpu in ours]
+    return [*made, f"-gencode=arch=compute_{ours[-1]},code=compute_{ours[-1]}"]
+
+
+def runtime_folders(nvcc: str) -> list[str]:
+    """Where CUDA's runtime library may lie; nvcc says so of a file it would compile, which need not exist."""
+    said = subprocess.run([nvcc, "--dryrun", "-c", "none.cu"], text=True, capture_output=True).stderr
+    root = Path(next(line.split("TOP=", 1)[1] for line in said.splitlines() if "TOP=" in line))
+    return [str(folder) for folder in (root / "lib64", root / "lib", *root.glob("targets/*/lib")) if folder.is_dir()]
+
+
+class BuildExtensions(build_ext):
+    """Compiles .cu files with nvcc before the others."""
+
+    def build_extension(self, ext):
+        if ext.name == "hetmpi._C" and nvcc:
+            ext.extra_objects = [self.compiled(source) for source in sorted(glob("cpp/*.cu"))]
+        super().build_extension(ext)
+
+    def compiled(self, source: str) -> str:
+        """The object file of a .cu file, made if it is older than any file of the core."""
+        made = Path(self.build_temp, source).with_suffix(".o")
+        newest = max(Path(file).stat().st_mtime for file in [__file__, *glob("cpp/*.h"), source])
+        if not made.exists() or made.stat().st_mtime < newest:
+            made.parent.mkdir(parents=True, exist_ok=True)
+            host = ["-fPIC", "-fvisibility=hidden", *(flag for flag in flags if flag.startswith(("-ffp", "-march")))]
+            self.spawn([
+                nvcc, "-c", "-O3", "-std=c++17", "-fmad=false", "--threads=0", *targets(nvcc), "-Xcompiler", ",".join(host),
+                "-Icpp", source, "-o", str(made),
+            ])  # fmt: skip
+        return str(made)
+
+
+nvcc = find_nvcc()
 core = Pybind11Extension(
     "hetmpi._C",
-    sorted(glob("cpp/*.cpp")),
-    depends=sorted(glob("cpp/*.h")),
+    sorted(file for file in glob("cpp/*.cpp") if nvcc or file != "cpp/cuda_bindings.cpp"),
+    depends=sorted([*glob("cpp/*.h"), *glob("cpp/*.cu")]),
     include_dirs=["cpp"],
     cxx_std=17,
     extra_compile_args=flags,
 )
+if nvcc:
+    core.define_macros.append(("HETMPI_CUDA", "1"))
+    core.libraries += ["cudart_static", "dl", "rt", "pthread"]
+    core.library_dirs += runtime_folders(nvcc)
 
 ParallelCompile().install()
-setup(ext_modules=[core, Extension("hetmpi._naps", ["cpp/naps.c"])])
+setup(ext_modules=[core, Extension("hetmpi._naps", ["cpp/naps.c"])], cmdclass={"build_ext": BuildExtensions})

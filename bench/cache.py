@@ -1,8 +1,9 @@
 """Times the row cache on one thread: find, gather, update and insert_and_evict, against torch on the same rows.
 
     ./run.sh bench cache [rows=337000] [repeats=30]
+    ./run.sh bench cache device=cuda [rows=16000000] [dim=128] [keys=1000000] [hit_rate=0.95] [repeats=30]
 
-First checks, against a dictionary, that what the cache returns is right. Then prints nanoseconds per unique key at hit
+On the CPU it first checks, against a dictionary, that what the cache returns is right. Then prints nanoseconds per unique key at hit
 rates 0.5, 0.9 and 1.0, dims 32 and 128, 3 K and 53 K keys a call, and three figures at 11 K keys a call, all hits, the
 cache full: find + gather against torch.index_select of the same rows by slot, update (row and pending sum) against
 torch.index_add_, and one step as a trainer makes it of 53 K ids (11 K unique): unique, read, expansion to occurrences,
@@ -10,7 +11,8 @@ their gradients summed per key, write. Medians; each pair is timed in turns.
 
 Last, one JSON line: {"find_gather_vs_index_select": {"32": x, "128": x}, "update_vs_index_add": {"32": x, "128": x},
 "step_ms": {"32": x, "128": x}, "ns_per_key": {...}, "bytes_per_row": {...}}. Ratios are times, so below 1 is faster than
-torch.
+torch. On the GPU (bench/cache_gpu.py): {"copy_bytes_per_s": x, "find_keys_per_s": x, ..., "gather_vs_copy": share of the copy
+bandwidth, "update_vs_copy": x, "torch_vs_cache": how many times as long torch's unique, index_select and index_add_ take}.
 """
 
 import json
@@ -25,6 +27,7 @@ from hetmpi import _C
 from hetmpi.optim import RowOptimizer
 
 SETTINGS = {"rows": 337_000, "repeats": 30}
+ON_GPU = {"device": "cuda", "rows": 16_000_000, "dim": 128, "keys": 1_000_000, "hit_rate": 0.95, "repeats": 30}
 DIMS, HIT_RATES, BATCHES = (32, 128), (0.5, 0.9, 1.0), (3_000, 53_000)
 STEP_IDS, STEP_KEYS = 53_000, 11_000
 KEY_STRIDE = 7  # keys in the cache are its multiples, others are not
@@ -32,7 +35,11 @@ KEY_STRIDE = 7  # keys in the cache are its multiples, others are not
 
 def main():
     """Checks, then times."""
-    settings = parse("cache", SETTINGS, sys.argv[1:])
+    if "device=cuda" in sys.argv[1:]:
+        from cache_gpu import bench_gpu
+
+        return bench_gpu(parse("cache", ON_GPU, sys.argv[1:]))
+    settings = parse("cache", {"device": "cpu", **SETTINGS}, sys.argv[1:])
     torch.set_num_threads(1)
     result = {"find_gather_vs_index_select": {}, "update_vs_index_add": {}, "step_ms": {}, "ns_per_key": {}}
     result["bytes_per_row"] = {str(dim): 8 * dim + _C.LINE_OVERHEAD_BYTES for dim in DIMS}

@@ -24,6 +24,9 @@ namespace py = pybind11;
 using py::ssize_t;
 
 namespace hetmpi {
+
+void bind_cuda(py::module_& m);  // cuda_bindings.cpp
+
 namespace {
 
 template <typename T>
@@ -509,13 +512,6 @@ class PyCache {
   RowCache cache_;
 
  private:
-  static Policy policy_of(const std::string& name) {
-    if (name == "lru") return Policy::kLru;
-    if (name == "lfu") return Policy::kLfu;
-    if (name == "lfuopt") return Policy::kLfuOpt;
-    throw std::invalid_argument("cache policy must be lru, lfu or lfuopt, got " + name);
-  }
-
   // The array that owns what was the vector's.
   template <typename T>
   static py::array_t<T> owned(std::vector<T>&& values) {
@@ -580,7 +576,6 @@ void apply_touched(const RowOptimizer& rule, Array<float> weight, Array<float> s
 PYBIND11_MODULE(_C, m) {
   using namespace hetmpi;
   m.doc() = "C++ core of hetmpi: unique keys, rows, row optimizers, rings between ranks.";
-  m.attr("has_cuda") = false;
   m.attr("RING_HEADER_BYTES") = sizeof(RingHeader);
   m.attr("UNBOUNDED") = kUnbounded;
   m.attr("UNKNOWN_CLOCK") = kUnknownClock;
@@ -702,4 +697,11 @@ PYBIND11_MODULE(_C, m) {
       .def("take_all", &PyCache::take_all)
       .def("take_pushes", &PyCache::take_pushes)
       .def("clocks", &PyCache::clocks, py::arg("slots").noconvert(), "c_c of each line, -1 where there is none.");
+
+#ifdef HETMPI_CUDA
+  m.attr("has_cuda") = true;
+  bind_cuda(m);
+#else
+  m.attr("has_cuda") = false;
+#endif
 }

@@ -12,10 +12,12 @@
 #include <cstdint>
 #include <vector>
 
+#include "portable.h"
+
 namespace hetmpi {
 
 // Finaliser of splitmix64 (Steele, Lea, Flood, OOPSLA 2014): a bijection on 64 bits that mixes every input bit.
-inline uint64_t mix64(uint64_t x) {
+HETMPI_SHARED uint64_t mix64(uint64_t x) {
   x ^= x >> 30;
   x *= 0xbf58476d1ce4e5b9ULL;
   x ^= x >> 27;

@@ -68,18 +68,6 @@ struct Pushes {
   }
 };
 
-// How far behind the owners the lines read were: bin 0 is no lag, bin i lags of [2^(i-1), 2^i).
-struct LagHistogram {
-  static constexpr int kBins = 32;
-  int64_t bins[kBins] = {};
-
-  void add(int64_t lag) {
-    int bin = 0;
-    for (; lag > 0 && bin < kBins - 1; lag >>= 1) ++bin;
-    ++bins[bin];
-  }
-};
-
 class RowCache {
  public:
   // capacity_rows beyond kWays is rounded down to whole sets. Memory is touched as lines fill.
@@ -88,14 +76,9 @@ class RowCache {
         dim_(optimizer.dim()),
         state_dim_(optimizer.state_dim()),
         sum_dim_(optimizer.sum_dim()),
-        policy_(policy) {
-    if (capacity_rows < 0)
-      throw std::invalid_argument("cache: capacity_rows must be at least 0, got " + std::to_string(capacity_rows));
-    if (capacity_rows >= (int64_t{1} << 31))
-      throw std::invalid_argument("cache: capacity_rows must be below 2^31, got " + std::to_string(capacity_rows));
-    ways_ = static_cast<int>(std::min<int64_t>(capacity_rows, kWays));
-    num_sets_ = ways_ == 0 ? 0 : capacity_rows / ways_;
-    const int64_t slots = num_sets_ * kWays;
+        policy_(policy),
+        shape_(capacity_rows) {
+    const int64_t slots = num_slots();
     tag_.assign(slots, 0);
     key_.resize(slots);
     worth_.assign(slots, 0);
@@ -105,8 +88,8 @@ class RowCache {
     pending_ = HugeArray(slots * sum_dim_);
   }
 
-  int64_t capacity_rows() const { return num_sets_ * ways_; }
-  int64_t num_slots() const { return num_sets_ * kWays; }
+  int64_t capacity_rows() const { return shape_.capacity_rows(); }
+  int64_t num_slots() const { return shape_.num_slots(); }
   int64_t num_rows() const { return num_rows_; }
   int64_t num_pending() const { return num_pending_; }
   int64_t dim() const { return dim_; }
@@ -132,7 +115,7 @@ class RowCache {
 
   // In blocks and stages: each stage asks for the memory of the next before any of it is waited for.
   void look_up(const int64_t* keys, int64_t n, int64_t* slots) const {
-    if (num_sets_ == 0) {
+    if (shape_.num_sets == 0) {
       std::fill_n(slots, n, -1);
       return;
     }
@@ -173,7 +156,7 @@ class RowCache {
       if (is_stale[i])
         ++num_stale;
       else if (lags != nullptr)
-        lags->add(owner_clocks[i] - line_[slot].clock);
+        ++lags->bins[LagHistogram::bin_of(static_cast<int64_t>(owner_clocks[i]) - line_[slot].clock)];
     }
     return num_stale;
   }
@@ -198,7 +181,7 @@ class RowCache {
   // appends what goes out to `out`, returns how many lines were evicted.
   int64_t insert_and_evict(const int64_t* keys, const uint8_t* chosen, const float* weights, const float* states,
                            const int32_t* clocks, int64_t n, int64_t* slots, Pushes* out) {
-    if (num_sets_ == 0) return 0;
+    if (shape_.num_sets == 0) return 0;
     int64_t num_evicted = 0;
     for (int64_t i = 0; i < n; ++i) {
       if (i + kAhead < n && slots[i + kAhead] < 0) prefetch_set(mix64(static_cast<uint64_t>(keys[i + kAhead])));
@@ -253,7 +236,7 @@ class RowCache {
       if (slots[i] < 0) continue;
       const Line& line = line_[slots[i]];
       const bool is_written = will_write && last_use_in(worth_[slots[i]]) == now_;
-      if (staleness == kUnbounded || line.age + is_written <= staleness) clocks[i] = line.clock;
+      if (will_do(line.age, is_written, staleness)) clocks[i] = line.clock;
     }
   }
 
@@ -293,7 +276,6 @@ class RowCache {
  private:
   static constexpr int64_t kAhead = 8;     // lines prefetched
   static constexpr int64_t kSumsAhead = 3;  // rows and sums prefetched: two rows of several cache lines each
-  static constexpr int64_t kAgeAfter = 8;  // uses per line between two ageings of the scores
 
   // What is read and written together of a line, in one place: a cache line of the processor holds it.
   struct Line {
@@ -304,7 +286,7 @@ class RowCache {
   float* weight(int64_t slot) { return weight_.at(slot * dim_); }
   float* state(int64_t slot) { return state_.at(slot * state_dim_); }
   float* pending(int64_t slot) { return pending_.at(line_[slot].pending * sum_dim_); }
-  int64_t first_slot(uint64_t hash) const { return static_cast<int64_t>(set_of(hash, num_sets_)) * kWays; }
+  int64_t first_slot(uint64_t hash) const { return static_cast<int64_t>(set_of(hash, shape_.num_sets)) * kWays; }
 
   void set_row(int64_t slot, const float* row, const float* row_state) {
     std::memcpy(weight(slot), row, dim_ * sizeof(float));
@@ -312,10 +294,8 @@ class RowCache {
   }
 
   void age_scores(int64_t num_uses) {
-    uses_ += num_uses;
-    if (policy_ == Policy::kLru || uses_ < kAgeAfter * capacity_rows()) return;
+    if (!ageing_.is_due(policy_, num_uses, capacity_rows())) return;
     for (uint64_t& worth : worth_) worth = aged_worth(worth);
-    uses_ = 0;
   }
 
   // Bit i: whether way i of the set that begins at `first` has this tag.
@@ -346,11 +326,11 @@ class RowCache {
   // A line for a key of this hash: the first empty one, else the one of least worth not used in this iteration; or -1.
   int64_t place(uint64_t hash) const {
     const int64_t first = first_slot(hash);
-    const uint32_t all = ways_ == kWays ? ~0u : (1u << ways_) - 1;
+    const uint32_t all = shape_.ways == kWays ? ~0u : (1u << shape_.ways) - 1;
     const uint32_t empty = ways_tagged(first, 0) & all;
     if (empty != 0) return first + __builtin_ctz(empty);
     int64_t victim = -1;
-    for (int64_t slot = first; slot < first + ways_; ++slot) {
+    for (int64_t slot = first; slot < first + shape_.ways; ++slot) {
       if (last_use_in(worth_[slot]) == now_) continue;
       if (victim < 0 || worth_[slot] < worth_[victim]) victim = slot;
     }
@@ -392,10 +372,10 @@ class RowCache {
   RowOptimizer optimizer_;  // of the previews
   int64_t dim_, state_dim_, sum_dim_;
   Policy policy_;
-  int ways_;
-  int64_t num_sets_, num_rows_ = 0, num_pending_ = 0;
+  Shape shape_;
+  int64_t num_rows_ = 0, num_pending_ = 0;
   uint32_t now_ = 0;  // iteration
-  int64_t uses_ = 0;  // since the last ageing
+  Ageing ageing_;
   std::vector<uint8_t> tag_;
   std::vector<int64_t> key_;
   std::vector<uint64_t> worth_;

@@ -4,6 +4,9 @@
 // (L2, added to the gradient). The bias correction of Adam counts the table's steps, as torch.optim.SparseAdam does.
 // Row-wise Adagrad keeps one sum per row, of the mean squared gradient (Naumov et al. 2019, FBGEMM).
 //
+// The GPU applies the same rules from this source: `Loop` says how to go over a row, a processor by itself (Serially) or a
+// warp together (row_cache.cu), and both round alike.
+//
 // Gradients may come as sums over several iterations of one rank (staleness s >= 1). Such a sum carries what the rule
 // needs to act as if they had come one by one at the row as it is now:
 //   sums (sum_dim): the gradients' sum (dim), then, except for sgd, the sum of their squares (dim; rowwise_adagrad: one
@@ -14,12 +17,12 @@
 //             moves a row only for iterations that are news; what the others bring shows in its averages.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
 
+#include "portable.h"
 #include "vectors.h"
 
 namespace hetmpi {
@@ -33,6 +36,31 @@ inline RowRule row_rule(const std::string& name) {
   if (name == "adam") return RowRule::kAdam;
   throw std::invalid_argument("row optimizer must be sgd, adagrad, rowwise_adagrad or adam, got " + name);
 }
+
+// Over the numbers of a row, one after the other. A sum is over kLanes interleaved parts, of which the upper half is added to
+// the lower until one is left, as a warp adds.
+struct Serially {
+  static constexpr int kLanes = 32;
+
+  template <typename Work>
+  HETMPI_SHARED void each(int64_t n, Work work) const {
+    for (int64_t d = 0; d < n; ++d) work(d);
+  }
+
+  HETMPI_SHARED void set(float* place, float value) const { *place = value; }
+
+  template <typename Value>
+  HETMPI_SHARED float sum(int64_t n, Value value) const {
+    float parts[kLanes] = {};
+    int64_t d = 0;
+    for (; d + kLanes <= n; d += kLanes)
+      for (int lane = 0; lane < kLanes; ++lane) parts[lane] += value(d + lane);
+    for (int lane = 0; d + lane < n; ++lane) parts[lane] += value(d + lane);
+    for (int half = kLanes / 2; half > 0; half /= 2)
+      for (int lane = 0; lane < half; ++lane) parts[lane] += parts[lane + half];
+    return parts[0];
+  }
+};
 
 struct Gradient {
   const float* sum;                // (dim)
@@ -49,10 +77,10 @@ class RowOptimizer {
     if (dim < 1) throw std::invalid_argument("dim must be at least 1, got " + std::to_string(dim));
   }
 
-  int64_t dim() const { return dim_; }
+  HETMPI_SHARED int64_t dim() const { return dim_; }
 
   // Floats of state beside each row.
-  int64_t state_dim() const {
+  HETMPI_SHARED int64_t state_dim() const {
     switch (rule_) {
       case RowRule::kSgd: return 0;
       case RowRule::kAdagrad: return dim_;
@@ -63,7 +91,7 @@ class RowOptimizer {
   }
 
   // Floats of a sum of gradients.
-  int64_t sum_dim() const {
+  HETMPI_SHARED int64_t sum_dim() const {
     switch (rule_) {
       case RowRule::kSgd: return dim_;
       case RowRule::kRowwiseAdagrad: return dim_ + 1;
@@ -80,43 +108,61 @@ class RowOptimizer {
     adam_scale_ = static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(static_cast<double>(beta2_), step)));
   }
 
+  // Whether add_and_apply is one addition and one subtraction per number, of `step` times the gradient.
+  HETMPI_SHARED bool is_plain() const { return rule_ == RowRule::kSgd && weight_decay_ == 0; }
+  HETMPI_SHARED float plain_step(float scale) const { return lr_ * scale; }
+
   // Adds one iteration's gradient to sums (sum_dim).
-  void add(float* __restrict sums, const float* __restrict grad) const {
-    hetmpi::add(sums, grad, dim_);
-    if (rule_ == RowRule::kSgd) return;
+  template <typename Loop>
+  HETMPI_SHARED void add(float* sums, const float* grad, Loop loop) const {
     const int64_t dim = dim_;
-    float* __restrict squares = sums + dim;
+    loop.each(dim, [=](int64_t d) { sums[d] += grad[d]; });
+    if (rule_ == RowRule::kSgd) return;
+    float* squares = sums + dim;
     if (rule_ == RowRule::kRowwiseAdagrad) {
-      float sum = 0;
-      for (int64_t d = 0; d < dim; ++d) sum += grad[d] * grad[d];
-      *squares += sum / static_cast<float>(dim);
+      const float mean = loop.sum(dim, [=](int64_t d) { return grad[d] * grad[d]; }) / static_cast<float>(dim);
+      loop.set(squares, *squares + mean);
     } else {
-      for (int64_t d = 0; d < dim; ++d) squares[d] += grad[d] * grad[d];
+      loop.each(dim, [=](int64_t d) { squares[d] += grad[d] * grad[d]; });
     }
   }
 
-  // add() and apply() of one iteration's gradient, the latter scaled: in one pass where the rule allows.
-  void add_and_apply(float* __restrict sums, float* __restrict weight, float* state, const float* __restrict grad,
-                     float scale) const {
-    if (rule_ != RowRule::kSgd || weight_decay_ != 0) {
-      add(sums, grad);
-      return apply(weight, state, {grad, nullptr, scale});
-    }
-    add_and_subtract(sums, weight, lr_ * scale, grad, dim_);
+  // add() and apply() of one iteration's gradient, the latter scaled.
+  template <typename Loop>
+  HETMPI_SHARED void add_and_apply(float* sums, float* weight, float* state, const float* grad, float scale, Loop loop) const {
+    add(sums, grad, loop);
+    apply(weight, state, {grad, nullptr, scale}, loop);
+  }
+
+  // The same on the CPU: in one pass where the rule allows.
+  void add(float* sums, const float* grad) const {
+    if (rule_ == RowRule::kSgd) return hetmpi::add(sums, grad, dim_);
+    add(sums, grad, Serially());
+  }
+
+  void add_and_apply(float* sums, float* weight, float* state, const float* grad, float scale) const {
+    if (is_plain()) return add_and_subtract(sums, weight, plain_step(scale), grad, dim_);
+    add_and_apply(sums, weight, state, grad, scale, Serially());
+  }
+
+  void apply(float* weight, float* state, const Gradient& grad) const {
+    if (is_plain()) return subtract(weight, plain_step(grad.scale), grad.sum, dim_);
+    apply(weight, state, grad, Serially());
   }
 
   // A sum over `count` iterations, of which `advance` are news to the row, as a gradient; scaled by `scale`.
-  Gradient summed(const float* sums, int64_t count, int64_t advance, float scale = 1) const {
+  HETMPI_SHARED Gradient summed(const float* sums, int64_t count, int64_t advance, float scale = 1) const {
     return {sums, rule_ == RowRule::kSgd ? nullptr : sums + dim_, scale, count, advance};
   }
 
   // weight (dim), state (state_dim): one row.
-  void apply(float* weight, float* state, const Gradient& grad) const {
+  template <typename Loop>
+  HETMPI_SHARED void apply(float* weight, float* state, const Gradient& grad, Loop loop) const {
     switch (rule_) {
-      case RowRule::kSgd: return sgd(weight, grad);
-      case RowRule::kAdagrad: return adagrad(weight, state, grad);
-      case RowRule::kRowwiseAdagrad: return rowwise_adagrad(weight, state, grad);
-      case RowRule::kAdam: return adam(weight, state, grad);
+      case RowRule::kSgd: return sgd(weight, grad, loop);
+      case RowRule::kAdagrad: return adagrad(weight, state, grad, loop);
+      case RowRule::kRowwiseAdagrad: return rowwise_adagrad(weight, state, grad, loop);
+      case RowRule::kAdam: return adam(weight, state, grad, loop);
     }
   }
 
@@ -128,81 +174,90 @@ class RowOptimizer {
     const float* squares;
     float scale, decay, decay_once, count;
 
-    float value(const float* weight, int64_t d) const { return scale * sum[d] + decay * weight[d]; }
+    HETMPI_SHARED float value(const float* weight, int64_t d) const { return scale * sum[d] + decay * weight[d]; }
 
-    float square(const float* weight, int64_t d) const {
+    HETMPI_SHARED float square(const float* weight, int64_t d) const {
       const float g = scale * sum[d], once = decay_once * weight[d];
       if (squares == nullptr) return (g + once) * (g + once);
-      return std::max(scale * scale * squares[d] + 2 * once * g + count * once * once, 0.0f);
+      return at_least_zero(scale * scale * squares[d] + 2 * once * g + count * once * once);
     }
   };
 
-  Terms terms(const Gradient& grad) const {
+  HETMPI_SHARED Terms terms(const Gradient& grad) const {
     return {grad.sum, grad.squares, grad.scale, weight_decay_ * static_cast<float>(grad.advance), weight_decay_,
             static_cast<float>(grad.count)};
   }
 
-  // In the loops below everything but the row is local: a store to the row could else change what the next turn reads,
-  // and none would be vectorised.
+  // In what follows everything but the row is local: a store to the row could else change what the next turn reads, and no
+  // loop would be vectorised.
 
-  void sgd(float* __restrict weight, const Gradient& grad) const {
-    const float* __restrict sum = grad.sum;
+  template <typename Loop>
+  HETMPI_SHARED void sgd(float* weight, const Gradient& grad, Loop loop) const {
+    const float* sum = grad.sum;
     const float lr = lr_, scale = grad.scale, decay = weight_decay_ * static_cast<float>(grad.advance);
-    if (decay == 0) return subtract(weight, lr * scale, sum, dim_);
-    const int64_t dim = dim_;
-    for (int64_t d = 0; d < dim; ++d) weight[d] -= lr * (scale * sum[d] + decay * weight[d]);
+    if (decay == 0) {
+      const float step = lr * scale;
+      loop.each(dim_, [=](int64_t d) { weight[d] -= step * sum[d]; });
+    } else {
+      loop.each(dim_, [=](int64_t d) { weight[d] -= lr * (scale * sum[d] + decay * weight[d]); });
+    }
   }
 
-  void adagrad(float* __restrict weight, float* __restrict sum, const Gradient& grad) const {
+  template <typename Loop>
+  HETMPI_SHARED void adagrad(float* weight, float* sum, const Gradient& grad, Loop loop) const {
     const Terms g = terms(grad);
     const float lr = lr_, eps = eps_;
-    const int64_t dim = dim_;
-    for (int64_t d = 0; d < dim; ++d) {
+    loop.each(dim_, [=](int64_t d) {
       const float value = g.value(weight, d);
       sum[d] += g.square(weight, d);
       weight[d] -= lr * value / (std::sqrt(sum[d]) + eps);
-    }
+    });
   }
 
-  void rowwise_adagrad(float* __restrict weight, float* __restrict sum, const Gradient& grad) const {
+  template <typename Loop>
+  HETMPI_SHARED void rowwise_adagrad(float* weight, float* sum, const Gradient& grad, Loop loop) const {
     const Terms g = terms(grad);
-    const int64_t dim = dim_;
-    *sum += mean_squares(g, weight);
-    const float factor = lr_ / (std::sqrt(*sum) + eps_);
-    for (int64_t d = 0; d < dim; ++d) weight[d] -= factor * g.value(weight, d);
+    const float before = *sum, total = before + mean_squares(g, weight, loop);
+    loop.set(sum, total);
+    const float factor = lr_ / (std::sqrt(total) + eps_);
+    loop.each(dim_, [=](int64_t d) { weight[d] -= factor * g.value(weight, d); });
   }
 
-  float mean_squares(const Terms& g, const float* weight) const {
-    float sum = 0;
-    if (g.squares == nullptr) {
-      for (int64_t d = 0; d < dim_; ++d) sum += g.square(weight, d);
-      return sum / static_cast<float>(dim_);
-    }
-    for (int64_t d = 0; d < dim_; ++d) {
+  template <typename Loop>
+  HETMPI_SHARED float mean_squares(const Terms& g, const float* weight, Loop loop) const {
+    const float dim = static_cast<float>(dim_);
+    if (g.squares == nullptr) return loop.sum(dim_, [=](int64_t d) { return g.square(weight, d); }) / dim;
+    const float decays = loop.sum(dim_, [=](int64_t d) {
       const float once = g.decay_once * weight[d];
-      sum += 2 * once * g.scale * g.sum[d] + g.count * once * once;
-    }
-    return std::max(g.scale * g.scale * *g.squares + sum / static_cast<float>(dim_), 0.0f);
+      return 2 * once * g.scale * g.sum[d] + g.count * once * once;
+    });
+    return at_least_zero(g.scale * g.scale * *g.squares + decays / dim);
   }
 
   // The moving averages take the mean gradient of the iterations summed, and fade by the iterations that are news.
-  void adam(float* __restrict weight, float* __restrict state, const Gradient& grad) const {
+  template <typename Loop>
+  HETMPI_SHARED void adam(float* weight, float* state, const Gradient& grad, Loop loop) const {
     const Terms g = terms(grad);
-    const int64_t dim = dim_;
-    float* __restrict mean = state;            // (dim)
-    float* __restrict variance = state + dim;  // (dim)
+    float* mean = state;             // (dim)
+    float* variance = state + dim_;  // (dim)
     const float keep1 = power(beta1_, grad.advance), keep2 = power(beta2_, grad.advance);
     const float take1 = (1 - power(beta1_, grad.count)) / g.count, take2 = (1 - power(beta2_, grad.count)) / g.count;
     const float lr = static_cast<float>(grad.advance) * adam_lr_, scale = adam_scale_, eps = eps_;
-    for (int64_t d = 0; d < dim; ++d) {
+    loop.each(dim_, [=](int64_t d) {
       mean[d] = keep1 * mean[d] + take1 * g.value(weight, d);
       variance[d] = keep2 * variance[d] + take2 * g.square(weight, d);
       weight[d] -= lr * mean[d] / (std::sqrt(variance[d]) * scale + eps);
-    }
+    });
   }
 
-  static float power(float base, int64_t exponent) {
-    return exponent == 1 ? base : static_cast<float>(std::pow(static_cast<double>(base), static_cast<double>(exponent)));
+  HETMPI_SHARED static float at_least_zero(float value) { return value < 0 ? 0 : value; }
+
+  // By multiplications alone, which round alike everywhere, as pow() does not.
+  HETMPI_SHARED static float power(float base, int64_t exponent) {
+    double result = 1, factor = base;
+    for (; exponent > 0; exponent /= 2, factor *= factor)
+      if (exponent % 2 == 1) result *= factor;
+    return static_cast<float>(result);
   }
 
   RowRule rule_;

@@ -5,9 +5,9 @@
 
 #include <cstdint>
 
-// Not under sanitizers, which are not there yet when the version is chosen.
+// Not under sanitizers, which are not there yet when the version is chosen, nor where nvcc compiles.
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__) && \
-    !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+    !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) && !defined(__CUDACC__)
 #define HETMPI_CLONES __attribute__((target_clones("avx2", "default")))
 #else
 #define HETMPI_CLONES

@@ -4,7 +4,7 @@
 # interrupted one goes on where it was.
 
 STATE=$VENV/hetmpi-setup  # choices, stamps, logs
-CHOICES=(HETMPI_PYTHON HETMPI_MPI HETMPI_MARCH HOROVOD_GPU HOROVOD_GPU_OPERATIONS)
+CHOICES=(HETMPI_PYTHON HETMPI_MPI HETMPI_MARCH HETMPI_CUDA HOROVOD_GPU HOROVOD_GPU_OPERATIONS)
 
 # Leaves PATH with the venv's programs first, and MPI_NAME for people to read.
 set_up() {
@@ -19,7 +19,7 @@ set_up() {
   step packages "$base $(<"$ROOT/requirements.txt")" "installing torch and the other pinned packages" install_packages
   step horovod "$base $(horovod_key)" "building Horovod on $MPI_NAME, some minutes" build_horovod
   step mpi "$base $(<"$STATE/packages.done") $(<"$STATE/horovod.done")" "checking that all use one MPI" check_mpi
-  step core "$base $HETMPI_MARCH" "compiling hetmpi._C" build_core core_is_new
+  step core "$base $HETMPI_MARCH $HETMPI_CUDA" "compiling hetmpi._C" build_core core_is_new
   unlock
 }
 
@@ -62,6 +62,8 @@ no matching distribution
 no such package for this Python: choose another with HETMPI_PYTHON, or set PIP_INDEX_URL
 unrecognized command.*std=|requires C\+\+20
 g++ 10 or later is needed: install it and set CC and CXX
+nvcc (fatal|error|warning)|cudart_static|cub/cub\.cuh
+CUDA's compiler does not work here: load a whole CUDA 12 or later, or leave the GPU's half out with HETMPI_CUDA=0
 could not find MPI
 MPI's compiler wrapper does not work: try mpicxx by hand, or set HETMPI_MPI=mpich
 END
@@ -256,6 +258,6 @@ core_is_new() {
 
 build_core() {
   touch "$STATE/core.began"  # what is edited while it compiles counts as newer
-  export HETMPI_MARCH
+  export HETMPI_MARCH HETMPI_CUDA
   pip_install --no-deps --no-build-isolation -e "$ROOT"
 }

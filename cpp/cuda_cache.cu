@@ -1,0 +1,707 @@
+// The kernels of CudaRowCache. What is decided about one key, line or row stands in cache_decisions.h and row_optimizer.h, for
+// the CPU too. Where the order of a batch counts, as in one set, a warp goes through that set's keys in the batch's order.
+#include "cuda_cache.h"
+
+#include <algorithm>
+#include <cub/cub.cuh>
+
+#include "device.h"
+
+namespace hetmpi {
+namespace {
+
+constexpr unsigned kAll = 0xffffffffu;  // lanes of a warp
+using Counter = unsigned long long;
+
+struct Line {
+  int32_t clock, age, count, unused;
+};
+
+// A pending sum that goes: whose, and the slot it lies in.
+struct Gone {
+  int64_t key, slot;
+  int32_t clock, count;
+};
+
+// What kernels get of the cache. Arrays by slot, as in RowCache, but for the pending sums, which lie by slot too: a line has one
+// if count > 0, and before its first gradient what lies there is of no meaning.
+struct Lines {
+  uint8_t* tag;
+  int64_t* key;
+  uint64_t* worth;
+  Line* line;
+  float *weight, *state, *pending;
+  int64_t num_sets;
+  int ways;
+  uint32_t now;
+  Policy policy;
+  RowOptimizer optimizer;
+
+  __device__ int64_t first_slot(uint64_t hash) const { return static_cast<int64_t>(set_of(hash, num_sets)) * kWays; }
+  __device__ float* weight_of(int64_t slot) const { return weight + slot * optimizer.dim(); }
+  __device__ float* state_of(int64_t slot) const { return state + slot * optimizer.state_dim(); }
+  __device__ float* pending_of(int64_t slot) const { return pending + slot * optimizer.sum_dim(); }
+};
+
+// Counted on the GPU.
+struct Counted {
+  Counter inserted, evicted, opened, stale;
+  Counter lags[LagHistogram::kBins];
+};
+
+__device__ int64_t thread_number() { return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
+__device__ int64_t warp_number() { return thread_number() / kWarp; }
+__device__ int lane_number() { return threadIdx.x % kWarp; }
+
+// Adds the number of lanes where `is_so`. REQUIRES: all lanes of the warp call it.
+__device__ void count(Counter* counter, bool is_so) {
+  const unsigned lanes = __ballot_sync(kAll, is_so);
+  if (lane_number() == 0 && lanes != 0) atomicAdd(counter, static_cast<Counter>(__popc(lanes)));
+}
+
+// A warp's way over the numbers of a row (row_optimizer.h, Serially). REQUIRES: all lanes make the same calls.
+struct Together {
+  int lane;
+
+  template <typename Work>
+  __device__ void each(int64_t n, Work work) const {
+    for (int64_t d = lane; d < n; d += kWarp) work(d);
+  }
+
+  // place: read by all lanes until now.
+  __device__ void set(float* place, float value) const {
+    __syncwarp();
+    if (lane == 0) *place = value;
+  }
+
+  template <typename Value>
+  __device__ float sum(int64_t n, Value value) const {
+    float part = 0;
+    for (int64_t d = lane; d < n; d += kWarp) part += value(d);
+    for (int half = kWarp / 2; half > 0; half /= 2) part += __shfl_down_sync(kAll, part, half);
+    return __shfl_sync(kAll, part, 0);
+  }
+};
+
+// to (n) = from, by a warp, 16 bytes at a time where both begin at such a place.
+__device__ void copy(float* to, const float* from, int64_t n, int lane) {
+  if (n % 4 == 0 && (reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % sizeof(float4) == 0) {
+    for (int64_t c = lane; c < n / 4; c += kWarp) reinterpret_cast<float4*>(to)[c] = reinterpret_cast<const float4*>(from)[c];
+  } else {
+    for (int64_t d = lane; d < n; d += kWarp) to[d] = from[d];
+  }
+  __syncwarp();  // who reads it next may be another lane
+}
+
+// Bit i: whether way i of a set has this tag. tags: 16-byte aligned.
+__device__ uint32_t ways_tagged(const uint8_t* tags, uint8_t tag) {
+  const uint32_t* words = reinterpret_cast<const uint32_t*>(tags);
+  const uint32_t wanted = tag * 0x01010101u;
+  uint32_t ways = 0;
+  for (int w = 0; w < kWays / 4; ++w) {
+    const uint32_t other = words[w] ^ wanted;
+    const uint32_t equal = ~(((other & 0x7f7f7f7fu) + 0x7f7f7f7fu) | other | 0x7f7f7f7fu);  // 0x80 in bytes that are equal
+    ways |= (((equal >> 7) * 0x01020408u) >> 24 & 0xfu) << (4 * w);
+  }
+  return ways;
+}
+
+__global__ void look_up_kernel(Lines lines, const int64_t* keys, int64_t n, int64_t* slots) {
+  const int64_t i = thread_number();
+  if (i >= n) return;
+  const int64_t key = keys[i];
+  const uint64_t hash = mix64(static_cast<uint64_t>(key));
+  const int64_t first = lines.first_slot(hash);
+  int64_t slot = -1;
+  for (uint32_t ways = ways_tagged(lines.tag + first, tag_of(hash)); ways != 0 && slot < 0; ways &= ways - 1) {
+    const int64_t candidate = first + __ffs(static_cast<int>(ways)) - 1;
+    if (lines.key[candidate] == key) slot = candidate;
+  }
+  slots[i] = slot;
+}
+
+__global__ void use_kernel(Lines lines, const int64_t* slots, int64_t n) {
+  const int64_t i = thread_number();
+  if (i >= n || slots[i] < 0) return;
+  uint64_t& worth = lines.worth[slots[i]];
+  worth = next_worth(lines.policy, worth, lines.now);
+}
+
+__global__ void age_kernel(Lines lines, int64_t num_slots) {
+  const int64_t slot = thread_number();
+  if (slot < num_slots) lines.worth[slot] = aged_worth(lines.worth[slot]);
+}
+
+__global__ void validate_kernel(Lines lines, const int64_t* slots, const int32_t* owner_clocks, int64_t n, int64_t staleness,
+                                uint8_t* is_stale, bool counts_lags, Counted* counted) {
+  const int64_t i = thread_number();
+  bool stale = false;
+  int bin = -1;
+  if (i < n && slots[i] >= 0 && staleness != kUnbounded) {
+    const Line line = lines.line[slots[i]];
+    stale = !is_valid(owner_clocks[i], line.clock, line.age, staleness);
+    if (!stale && counts_lags) bin = LagHistogram::bin_of(static_cast<int64_t>(owner_clocks[i]) - line.clock);
+  }
+  if (i < n) is_stale[i] = stale;
+  count(&counted->stale, stale);
+  for (unsigned left = __ballot_sync(kAll, bin >= 0); left != 0;) {
+    const int leader = __ffs(static_cast<int>(left)) - 1, its = __shfl_sync(kAll, bin, leader);
+    const unsigned same = __ballot_sync(kAll, bin == its);
+    if (lane_number() == leader) atomicAdd(&counted->lags[its], static_cast<Counter>(__popc(same)));
+    left &= ~same;
+  }
+}
+
+// A warp per entry.
+__global__ void refresh_kernel(Lines lines, const int64_t* slots, const uint8_t* chosen, const float* weights,
+                               const float* states, const int32_t* clocks, int64_t n, float anticipate) {
+  const int64_t i = warp_number();
+  if (i >= n || slots[i] < 0 || !chosen[i]) return;
+  const int64_t slot = slots[i], dim = lines.optimizer.dim(), state_dim = lines.optimizer.state_dim();
+  const int lane = lane_number();
+  copy(lines.weight_of(slot), weights + i * dim, dim, lane);
+  if (state_dim > 0) copy(lines.state_of(slot), states + i * state_dim, state_dim, lane);
+  const int32_t count = lines.line[slot].count;
+  __syncwarp();
+  if (lane == 0) {
+    lines.line[slot].age = 0;
+    lines.line[slot].clock = clocks[i] + count;
+  }
+  if (count == 0) return;
+  const Gradient sum = lines.optimizer.summed(lines.pending_of(slot), count, count, anticipate);
+  lines.optimizer.apply(lines.weight_of(slot), lines.state_of(slot), sum, Together{lane});
+}
+
+// The set of each key that is to get a line, num_sets for the others, and their numbers: what is sorted.
+__global__ void wanted_sets_kernel(Lines lines, const int64_t* keys, const uint8_t* chosen, const int64_t* slots, int64_t n,
+                                   uint32_t* sets, int32_t* numbers, int32_t* flags) {
+  const int64_t i = thread_number();
+  if (i >= n) return;
+  const bool wants = slots[i] < 0 && chosen[i];
+  const uint64_t hash = mix64(static_cast<uint64_t>(keys[i]));
+  sets[i] = static_cast<uint32_t>(wants ? set_of(hash, lines.num_sets) : lines.num_sets);
+  numbers[i] = static_cast<int32_t>(i);
+  flags[i] = 0;
+}
+
+// A warp per key, sorted by set; the first key's warp of each set works for all of them. gone (n): of keys whose lines held
+// pending sums, where flags (n) are 1. is_placed (n): whether the key got a line.
+__global__ void place_kernel(Lines lines, const uint32_t* sets, const int32_t* numbers, int64_t n, const int64_t* keys,
+                             const int32_t* clocks, int64_t* slots, uint8_t* is_placed, Gone* gone, int32_t* flags,
+                             Counted* counted) {
+  const int64_t begin = warp_number();
+  if (begin >= n) return;
+  const uint32_t set = sets[begin];
+  if (set == lines.num_sets) return;
+  if (begin > 0 && sets[begin - 1] == set) return;
+  const int lane = lane_number();
+  const bool is_way = lane < lines.ways;
+  const int64_t own = static_cast<int64_t>(set) * kWays + lane;  // this lane's slot
+  uint8_t tag = lines.tag[own];
+  uint64_t worth = lines.worth[own];
+  Counter num_empty = 0, num_evicted = 0;
+  for (int64_t at = begin; at < n && sets[at] == set; ++at) {
+    const int32_t i = numbers[at];
+    const unsigned empty = __ballot_sync(kAll, is_way && tag == 0);
+    const bool may_go = is_way && last_use_in(worth) != lines.now;
+    uint64_t least = may_go ? worth : UINT64_MAX;
+    for (int half = kWarp / 2; half > 0; half /= 2) least = min(least, __shfl_xor_sync(kAll, least, half));
+    const unsigned victims = __ballot_sync(kAll, may_go && worth == least);
+    const unsigned chosen = empty != 0 ? empty : victims;
+    if (chosen == 0) continue;  // all were used in this iteration
+    const int way = __ffs(static_cast<int>(chosen)) - 1;
+    (empty != 0 ? num_empty : num_evicted) += 1;
+    if (lane != way) continue;
+    Line& line = lines.line[own];
+    if (line.count > 0) {
+      gone[i] = {lines.key[own], own, line.clock, line.count};
+      flags[i] = 1;
+    }
+    lines.tag[own] = tag = tag_of(mix64(static_cast<uint64_t>(keys[i])));
+    lines.key[own] = keys[i];
+    lines.worth[own] = worth = first_worth(lines.policy, lines.now);
+    line = {clocks[i], 0, 0, 0};
+    slots[i] = own;
+    is_placed[i] = 1;
+  }
+  if (lane != 0) return;
+  if (num_empty > 0) atomicAdd(&counted->inserted, num_empty);
+  if (num_evicted > 0) atomicAdd(&counted->evicted, num_evicted);
+}
+
+// A warp per entry.
+__global__ void fill_kernel(Lines lines, const uint8_t* is_placed, const int64_t* slots, const float* weights,
+                            const float* states, int64_t n) {
+  const int64_t i = warp_number();
+  if (i >= n || !is_placed[i]) return;
+  const int64_t dim = lines.optimizer.dim(), state_dim = lines.optimizer.state_dim();
+  copy(lines.weight_of(slots[i]), weights + i * dim, dim, lane_number());
+  if (state_dim > 0) copy(lines.state_of(slots[i]), states + i * state_dim, state_dim, lane_number());
+}
+
+// kTile lanes per row of `quads` times 16 bytes, kRows rows one after the other, their loads under way together.
+template <int kTile, int kRows>
+__global__ void gather_quads_kernel(const float4* weight, int64_t quads, const int64_t* slots, int64_t n, float4* out) {
+  const int64_t begin = thread_number() / kTile * kRows;
+  const int lane = threadIdx.x % kTile;
+  int64_t slot[kRows];
+  for (int k = 0; k < kRows; ++k) slot[k] = begin + k < n ? slots[begin + k] : -1;
+  for (int64_t c = lane; c < quads; c += kTile) {
+    float4 row[kRows];
+    for (int k = 0; k < kRows; ++k)
+      if (slot[k] >= 0) row[k] = weight[slot[k] * quads + c];
+    for (int k = 0; k < kRows; ++k)
+      if (slot[k] >= 0) out[(begin + k) * quads + c] = row[k];
+  }
+}
+
+// A warp per entry.
+__global__ void gather_kernel(Lines lines, const int64_t* slots, int64_t n, float* out) {
+  const int64_t i = warp_number(), dim = lines.optimizer.dim();
+  if (i < n && slots[i] >= 0) copy(out + i * dim, lines.weight_of(slots[i]), dim, lane_number());
+}
+
+// The clocks' part of an update. is_first (n): whether the line had no pending sum.
+__global__ void tick_kernel(Lines lines, const int64_t* slots, int64_t n, uint8_t* is_first, Counted* counted) {
+  const int64_t i = thread_number();
+  bool opens = false;
+  if (i < n && slots[i] >= 0) {
+    Line line = lines.line[slots[i]];
+    opens = line.count == 0;
+    lines.line[slots[i]] = {line.clock + 1, line.age + 1, line.count + 1, 0};
+    is_first[i] = opens;
+  }
+  count(&counted->opened, opens);
+}
+
+__device__ float4 plus(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
+__device__ float4 minus(float4 a, float step, float4 b) {
+  return {a.x - step * b.x, a.y - step * b.y, a.z - step * b.z, a.w - step * b.w};
+}
+
+// pending += grads and weight -= step * grads, kTile lanes per row.
+template <int kTile, int kRows>
+__global__ void add_and_subtract_kernel(float4* weight, float4* pending, float step, int64_t quads, const int64_t* slots,
+                                        const uint8_t* is_first, const float4* grads, int64_t n) {
+  const int64_t begin = thread_number() / kTile * kRows;
+  const int lane = threadIdx.x % kTile;
+  int64_t slot[kRows];
+  bool first[kRows];
+  for (int k = 0; k < kRows; ++k) {
+    slot[k] = begin + k < n ? slots[begin + k] : -1;
+    first[k] = slot[k] >= 0 && is_first[begin + k];
+  }
+  for (int64_t c = lane; c < quads; c += kTile) {
+    float4 grad[kRows], row[kRows], sum[kRows];
+    for (int k = 0; k < kRows; ++k) {
+      if (slot[k] < 0) continue;
+      const int64_t place = slot[k] * quads + c;
+      grad[k] = grads[(begin + k) * quads + c];
+      row[k] = weight[place];
+      sum[k] = first[k] ? float4{0, 0, 0, 0} : pending[place];
+    }
+    for (int k = 0; k < kRows; ++k) {
+      if (slot[k] < 0) continue;
+      const int64_t place = slot[k] * quads + c;
+      pending[place] = plus(sum[k], grad[k]);
+      weight[place] = minus(row[k], step, grad[k]);
+    }
+  }
+}
+
+// A warp per entry, by any rule.
+__global__ void update_kernel(Lines lines, const int64_t* slots, const uint8_t* is_first, const float* grads, int64_t n,
+                              float anticipate) {
+  const int64_t i = warp_number();
+  if (i >= n || slots[i] < 0) return;
+  const Together loop{lane_number()};
+  float* pending = lines.pending_of(slots[i]);
+  if (is_first[i]) {
+    loop.each(lines.optimizer.sum_dim(), [=](int64_t d) { pending[d] = 0; });
+    __syncwarp();
+  }
+  const float* grad = grads + i * lines.optimizer.dim();
+  lines.optimizer.add_and_apply(pending, lines.weight_of(slots[i]), lines.state_of(slots[i]), grad, anticipate, loop);
+}
+
+__global__ void clocks_within_kernel(Lines lines, const int64_t* slots, int64_t n, bool will_write, int64_t staleness,
+                                     int32_t* clocks) {
+  const int64_t i = thread_number();
+  if (i >= n) return;
+  clocks[i] = kNoLine;
+  if (slots[i] < 0) return;
+  const Line line = lines.line[slots[i]];
+  const bool is_written = will_write && last_use_in(lines.worth[slots[i]]) == lines.now;
+  if (will_do(line.age, is_written, staleness)) clocks[i] = line.clock;
+}
+
+// A warp per sum.
+__global__ void preview_kernel(RowOptimizer optimizer, const int64_t* positions, int64_t m, const float* sums,
+                               const int32_t* counts, float anticipate, float* weights, float* states, int32_t* clocks) {
+  const int64_t i = warp_number();
+  if (i >= m) return;
+  const int64_t j = positions[i];
+  const Gradient sum = optimizer.summed(sums + i * optimizer.sum_dim(), counts[i], counts[i], anticipate);
+  optimizer.apply(weights + j * optimizer.dim(), states + j * optimizer.state_dim(), sum, Together{lane_number()});
+  if (lane_number() == 0) clocks[j] += counts[i];
+}
+
+__global__ void without_line_kernel(const int64_t* slots, int64_t n, int32_t* flags) {
+  const int64_t i = thread_number();
+  if (i < n) flags[i] = slots[i] < 0;
+}
+
+__device__ bool is_among(int64_t value, const int64_t* sorted, int64_t n) {
+  int64_t low = 0;
+  while (low < n) {
+    const int64_t middle = low + (n - low) / 2;
+    if (sorted[middle] == value) return true;
+    if (sorted[middle] < value)
+      low = middle + 1;
+    else
+      n = middle;
+  }
+  return false;
+}
+
+// Closes the pending sums that are due, of slots (n), or of all from first_slot on if slots is null.
+__global__ void close_kernel(Lines lines, const int64_t* slots, int64_t first_slot, int64_t n, int64_t staleness,
+                             const int64_t* held, int64_t num_held, Gone* gone, int32_t* flags) {
+  const int64_t i = thread_number();
+  if (i >= n) return;
+  flags[i] = 0;
+  const int64_t slot = slots == nullptr ? first_slot + i : slots[i];
+  if (slot < 0) return;
+  Line& line = lines.line[slot];
+  const bool goes = slots == nullptr ? line.count > 0 : is_due(line.count, staleness) && !is_among(slot, held, num_held);
+  if (!goes) return;
+  gone[i] = {lines.key[slot], slot, line.clock, line.count};
+  flags[i] = 1;
+  line.count = 0;
+}
+
+// Where what is handed out goes.
+struct Out {
+  int64_t* keys;
+  int32_t *clocks, *counts;
+  float* sums;
+};
+
+// A warp per entry: those flagged go to the place numbered `at`.
+__global__ void hand_out_kernel(Lines lines, const Gone* gone, const int32_t* flags, const int32_t* at, int64_t n, Out out) {
+  const int64_t i = warp_number();
+  if (i >= n || !flags[i]) return;
+  const int64_t place = at[i], sum_dim = lines.optimizer.sum_dim();
+  copy(out.sums + place * sum_dim, lines.pending_of(gone[i].slot), sum_dim, lane_number());
+  if (lane_number() != 0) return;
+  out.keys[place] = gone[i].key;
+  out.clocks[place] = gone[i].clock;
+  out.counts[place] = gone[i].count;
+}
+
+// A warp per entry: gradients of those flagged, as sums of one iteration.
+__global__ void pass_on_kernel(RowOptimizer optimizer, const int64_t* keys, const int32_t* clocks, const float* grads,
+                               const int32_t* flags, const int32_t* at, int64_t n, Out out) {
+  const int64_t i = warp_number();
+  if (i >= n || !flags[i]) return;
+  const Together loop{lane_number()};
+  float* sums = out.sums + at[i] * optimizer.sum_dim();
+  loop.each(optimizer.sum_dim(), [=](int64_t d) { sums[d] = 0; });
+  __syncwarp();
+  optimizer.add(sums, grads + i * optimizer.dim(), loop);
+  if (loop.lane != 0) return;
+  out.keys[at[i]] = keys[i];
+  out.clocks[at[i]] = next_clock(clocks[i]);
+  out.counts[at[i]] = 1;
+}
+
+int bits_of(int64_t largest) {
+  int bits = 1;
+  while (bits < 64 && largest >> bits != 0) ++bits;
+  return bits;
+}
+
+// Calls call(std::integral_constant<int, kTile>) with the lanes that a row of `quads` times 16 bytes takes.
+template <typename Call>
+void with_tile(int64_t quads, Call call) {
+  if (quads > 16) return call(std::integral_constant<int, 32>());
+  if (quads > 8) return call(std::integral_constant<int, 16>());
+  if (quads > 4) return call(std::integral_constant<int, 8>());
+  call(std::integral_constant<int, 4>());
+}
+
+bool is_quad_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % sizeof(float4) == 0; }
+
+template <typename T>
+T to_host(const T* device, cudaStream_t stream) {
+  T value;
+  HETMPI_CUDA(cudaMemcpyAsync(&value, device, sizeof(T), cudaMemcpyDeviceToHost, stream));
+  HETMPI_CUDA(cudaStreamSynchronize(stream));
+  return value;
+}
+
+cudaStream_t on(Stream stream) { return static_cast<cudaStream_t>(stream); }
+
+}  // namespace
+
+struct CudaRowCache::Memory {
+  RowOptimizer optimizer;
+  Policy policy;
+  Shape shape;
+  uint32_t now = 0;  // iteration
+  Ageing ageing;
+  int64_t num_closed = 0;  // pending sums handed out
+  DeviceArray<uint8_t> tag;
+  DeviceArray<int64_t> key;
+  DeviceArray<uint64_t> worth;
+  DeviceArray<Line> line;
+  DeviceArray<float> weight, state, pending;
+  DeviceArray<Counted> counted;
+  // On their way out.
+  DeviceArray<int64_t> out_keys;
+  DeviceArray<int32_t> out_clocks, out_counts;
+  DeviceArray<float> out_sums;
+  int64_t num_out = 0;
+  // Of one call.
+  DeviceArray<uint8_t> is_chosen, scratch;
+  DeviceArray<uint32_t> sets, sorted_sets;
+  DeviceArray<int32_t> numbers, sorted_numbers, flags, at;
+  DeviceArray<Gone> gone;
+
+  Memory(RowOptimizer optimizer, Policy policy, Shape shape) : optimizer(optimizer), policy(policy), shape(shape) {}
+
+  Lines lines() const {
+    return {tag.data(), key.data(), worth.data(), line.data(), weight.data(), state.data(), pending.data(),
+            shape.num_sets, shape.ways, now, policy, optimizer};
+  }
+
+  // Calls call(scratch, its bytes) twice, as CUB wants it: first for the bytes.
+  template <typename Call>
+  void with_scratch(cudaStream_t stream, Call call) {
+    size_t bytes = 0;
+    HETMPI_CUDA(call(nullptr, bytes));
+    scratch.resize(static_cast<int64_t>(std::max<size_t>(bytes, 1)), stream);
+    HETMPI_CUDA(call(scratch.data(), bytes));
+  }
+
+  // Numbers the flagged of n entries into `at`, makes room for them on the way out, and calls put(Out) to fill it.
+  template <typename Put>
+  int64_t hand_out(int64_t n, cudaStream_t stream, Put put) {
+    if (n == 0) return 0;
+    at.resize(n, stream);
+    with_scratch(stream, [&](void* memory, size_t& bytes) {
+      return cub::DeviceScan::ExclusiveSum(memory, bytes, flags.data(), at.data(), static_cast<int>(n), stream);
+    });
+    const int64_t num = to_host(at.data() + n - 1, stream) + to_host(flags.data() + n - 1, stream);
+    if (num == 0) return 0;
+    const int64_t begin = num_out, sum_dim = optimizer.sum_dim();
+    out_keys.resize(begin + num, stream);
+    out_clocks.resize(begin + num, stream);
+    out_counts.resize(begin + num, stream);
+    out_sums.resize((begin + num) * sum_dim, stream);
+    num_out += num;
+    put(Out{out_keys.data() + begin, out_clocks.data() + begin, out_counts.data() + begin, out_sums.data() + begin * sum_dim});
+    return num;
+  }
+
+  // hand_out() of the pending sums in `gone`.
+  void hand_out_gone(int64_t n, cudaStream_t stream) {
+    num_closed += hand_out(n, stream, [&](Out out) {
+      launch(hand_out_kernel, n * kWarp, stream, lines(), gone.data(), flags.data(), at.data(), n, out);
+    });
+    HETMPI_CUDA(cudaStreamSynchronize(stream));
+  }
+};
+
+CudaRowCache::CudaRowCache(int64_t capacity_rows, RowOptimizer optimizer, Policy policy) {
+  memory_ = std::make_unique<Memory>(optimizer, policy, Shape(capacity_rows));
+  Memory& m = *memory_;
+  const int64_t slots = num_slots();
+  cudaStream_t stream = nullptr;
+  m.tag.resize(slots, stream);
+  m.key.resize(slots, stream);
+  m.worth.resize(slots, stream);
+  m.line.resize(slots, stream);
+  m.weight.resize(slots * optimizer.dim(), stream);
+  m.state.resize(slots * optimizer.state_dim(), stream);
+  m.pending.resize(slots * optimizer.sum_dim(), stream);
+  m.counted.resize(1, stream);
+  m.tag.clear(stream);
+  m.worth.clear(stream);
+  m.line.clear(stream);
+  m.counted.clear(stream);
+  HETMPI_CUDA(cudaStreamSynchronize(stream));
+}
+
+CudaRowCache::~CudaRowCache() = default;
+
+int64_t CudaRowCache::capacity_rows() const { return memory_->shape.capacity_rows(); }
+int64_t CudaRowCache::num_slots() const { return memory_->shape.num_slots(); }
+const RowOptimizer& CudaRowCache::optimizer() const { return memory_->optimizer; }
+int64_t CudaRowCache::num_pushes() const { return memory_->num_out; }
+void CudaRowCache::set_step(double lr, int64_t step) { memory_->optimizer.set_step(lr, step); }
+
+int64_t CudaRowCache::line_bytes(const RowOptimizer& optimizer) {
+  const int64_t numbers = optimizer.dim() + optimizer.state_dim() + optimizer.sum_dim();
+  return numbers * sizeof(float) + sizeof(Line) + sizeof(uint64_t) + sizeof(int64_t) + sizeof(uint8_t);
+}
+
+void CudaRowCache::look_up(const int64_t* keys, int64_t n, int64_t* slots, Stream stream) const {
+  if (num_slots() == 0) {
+    HETMPI_CUDA(cudaMemsetAsync(slots, 0xff, n * sizeof(int64_t), on(stream)));
+    return;
+  }
+  launch(look_up_kernel, n, on(stream), memory_->lines(), keys, n, slots);
+}
+
+void CudaRowCache::use(const int64_t* slots, int64_t n, int64_t num_keys, Stream stream) {
+  Memory& m = *memory_;
+  ++m.now;
+  if (m.ageing.is_due(m.policy, num_keys, capacity_rows()))
+    launch(age_kernel, num_slots(), on(stream), m.lines(), num_slots());
+  launch(use_kernel, n, on(stream), m.lines(), slots, n);
+}
+
+void CudaRowCache::validate(const int64_t* slots, const int32_t* owner_clocks, int64_t n, int64_t staleness, uint8_t* is_stale,
+                            bool counts_lags, Stream stream) {
+  launch(validate_kernel, n, on(stream), memory_->lines(), slots, owner_clocks, n, staleness, is_stale, counts_lags,
+         memory_->counted.data());
+}
+
+void CudaRowCache::refresh(const int64_t* slots, const uint8_t* chosen, const float* weights, const float* states,
+                           const int32_t* clocks, int64_t n, float anticipate, Stream stream) {
+  launch(refresh_kernel, n * kWarp, on(stream), memory_->lines(), slots, chosen, weights, states, clocks, n, anticipate);
+}
+
+void CudaRowCache::insert_and_evict(const int64_t* keys, const uint8_t* chosen, const float* weights, const float* states,
+                                    const int32_t* clocks, int64_t n, int64_t* slots, Stream stream) {
+  Memory& m = *memory_;
+  if (num_slots() == 0 || n == 0) return;
+  const cudaStream_t s = on(stream);
+  m.is_chosen.resize(n, s);
+  m.is_chosen.clear(s);
+  m.gone.resize(n, s);
+  for (auto* array : {&m.sets, &m.sorted_sets}) array->resize(n, s);
+  for (auto* array : {&m.numbers, &m.sorted_numbers, &m.flags}) array->resize(n, s);
+  launch(wanted_sets_kernel, n, s, m.lines(), keys, chosen, slots, n, m.sets.data(), m.numbers.data(), m.flags.data());
+  m.with_scratch(s, [&](void* memory, size_t& bytes) {
+    return cub::DeviceRadixSort::SortPairs(memory, bytes, m.sets.data(), m.sorted_sets.data(), m.numbers.data(),
+                                           m.sorted_numbers.data(), static_cast<int>(n), 0, bits_of(m.shape.num_sets), s);
+  });
+  launch(place_kernel, n * kWarp, s, m.lines(), m.sorted_sets.data(), m.sorted_numbers.data(), n, keys, clocks, slots,
+         m.is_chosen.data(), m.gone.data(), m.flags.data(), m.counted.data());
+  m.hand_out_gone(n, s);
+  launch(fill_kernel, n * kWarp, s, m.lines(), m.is_chosen.data(), slots, weights, states, n);
+}
+
+void CudaRowCache::gather(const int64_t* slots, int64_t n, float* out, Stream stream) const {
+  const Memory& m = *memory_;
+  const int64_t dim = m.optimizer.dim(), quads = dim / 4;
+  if (dim % 4 != 0 || !is_quad_aligned(out)) return launch(gather_kernel, n * kWarp, on(stream), m.lines(), slots, n, out);
+  constexpr int kRows = 4;
+  with_tile(quads, [&](auto tile) {
+    launch(gather_quads_kernel<tile(), kRows>, (n + kRows - 1) / kRows * tile(), on(stream),
+           reinterpret_cast<const float4*>(m.weight.data()), quads, slots, n, reinterpret_cast<float4*>(out));
+  });
+}
+
+void CudaRowCache::update(const int64_t* slots, const float* grads, int64_t n, float anticipate, Stream stream) {
+  Memory& m = *memory_;
+  const cudaStream_t s = on(stream);
+  m.is_chosen.resize(n, s);
+  launch(tick_kernel, n, s, m.lines(), slots, n, m.is_chosen.data(), m.counted.data());
+  const int64_t dim = m.optimizer.dim(), quads = dim / 4;
+  if (!m.optimizer.is_plain() || dim % 4 != 0 || !is_quad_aligned(grads))
+    return launch(update_kernel, n * kWarp, s, m.lines(), slots, m.is_chosen.data(), grads, n, anticipate);
+  constexpr int kRows = 2;
+  with_tile(quads, [&](auto tile) {
+    launch(add_and_subtract_kernel<tile(), kRows>, (n + kRows - 1) / kRows * tile(), s,
+           reinterpret_cast<float4*>(m.weight.data()), reinterpret_cast<float4*>(m.pending.data()),
+           m.optimizer.plain_step(anticipate), quads, slots, m.is_chosen.data(), reinterpret_cast<const float4*>(grads), n);
+  });
+}
+
+void CudaRowCache::clocks_within(const int64_t* slots, int64_t n, bool will_write, int64_t staleness, int32_t* clocks,
+                                 Stream stream) const {
+  launch(clocks_within_kernel, n, on(stream), memory_->lines(), slots, n, will_write, staleness, clocks);
+}
+
+void CudaRowCache::preview(const int64_t* positions, int64_t m, const float* sums, const int32_t* counts, float anticipate,
+                           float* weights, float* states, int32_t* clocks, Stream stream) const {
+  launch(preview_kernel, m * kWarp, on(stream), memory_->optimizer, positions, m, sums, counts, anticipate, weights, states,
+         clocks);
+}
+
+void CudaRowCache::pass_on(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads, int64_t n,
+                           Stream stream) {
+  Memory& m = *memory_;
+  const cudaStream_t s = on(stream);
+  m.flags.resize(n, s);
+  launch(without_line_kernel, n, s, slots, n, m.flags.data());
+  m.hand_out(n, s, [&](Out out) {
+    launch(pass_on_kernel, n * kWarp, s, m.optimizer, keys, clocks, grads, m.flags.data(), m.at.data(), n, out);
+  });
+  HETMPI_CUDA(cudaStreamSynchronize(s));
+}
+
+void CudaRowCache::take_pending(const int64_t* slots, int64_t n, int64_t staleness, const int64_t* held, int64_t num_held,
+                                Stream stream) {
+  Memory& m = *memory_;
+  const cudaStream_t s = on(stream);
+  m.flags.resize(n, s);
+  m.gone.resize(n, s);
+  launch(close_kernel, n, s, m.lines(), slots, 0, n, staleness, held, num_held, m.gone.data(), m.flags.data());
+  m.hand_out_gone(n, s);
+}
+
+void CudaRowCache::take_all(Stream stream) {
+  constexpr int64_t kSlots = 1 << 20;  // at a time
+  Memory& m = *memory_;
+  const cudaStream_t s = on(stream);
+  m.flags.resize(std::min(kSlots, num_slots()), s);
+  m.gone.resize(std::min(kSlots, num_slots()), s);
+  for (int64_t begin = 0; begin < num_slots(); begin += kSlots) {
+    const int64_t n = std::min(kSlots, num_slots() - begin);
+    launch(close_kernel, n, s, m.lines(), nullptr, begin, n, 0, nullptr, 0, m.gone.data(), m.flags.data());
+    m.hand_out_gone(n, s);
+  }
+}
+
+Pushes CudaRowCache::take_pushes(Stream stream) {
+  Memory& m = *memory_;
+  Pushes pushes;
+  const auto fetch = [&](auto& to, const auto& from, int64_t n) {
+    to.resize(n);
+    if (n > 0) HETMPI_CUDA(cudaMemcpyAsync(to.data(), from.data(), n * sizeof(to[0]), cudaMemcpyDeviceToHost, on(stream)));
+  };
+  fetch(pushes.keys, m.out_keys, m.num_out);
+  fetch(pushes.clocks, m.out_clocks, m.num_out);
+  fetch(pushes.counts, m.out_counts, m.num_out);
+  fetch(pushes.sums, m.out_sums, m.num_out * m.optimizer.sum_dim());
+  HETMPI_CUDA(cudaStreamSynchronize(on(stream)));
+  m.num_out = 0;
+  return pushes;
+}
+
+CudaRowCache::Counts CudaRowCache::counts(Stream stream) const {
+  const Counted counted = to_host(memory_->counted.data(), on(stream));
+  const auto whole = [](Counter n) { return static_cast<int64_t>(n); };
+  return {whole(counted.inserted), whole(counted.opened) - memory_->num_closed, whole(counted.stale), whole(counted.evicted)};
+}
+
+LagHistogram CudaRowCache::lags(Stream stream) const {
+  const Counted counted = to_host(memory_->counted.data(), on(stream));
+  LagHistogram lags;
+  std::copy_n(counted.lags, LagHistogram::kBins, lags.bins);
+  return lags;
+}
+
+bool cuda_is_usable(std::string* why) {
+  int num = 0;
+  const cudaError_t error = cudaGetDeviceCount(&num);
+  if (error == cudaSuccess && num > 0) return true;
+  *why = error == cudaSuccess ? "no device" : cudaGetErrorString(error);
+  return false;
+}
+
+}  // namespace hetmpi

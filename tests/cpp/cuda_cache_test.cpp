@@ -1,0 +1,308 @@
+// CudaRowCache against RowCache over random streams of calls: slots, rows, clocks, sums handed out, counts and lags, bit for bit.
+// Built with nvcc it runs on the GPU, with tests/cpp/cuda_on_cpu in front on the CPU. Exit code 0 if all holds, else 1 and what
+// failed on stderr.
+//
+//   cuda_cache_test [SEED [STREAMS]]   default 1 60
+#include <cuda_runtime.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cuda_cache.h"
+#include "row_cache.h"
+
+namespace hetmpi {
+namespace {
+
+using Floats = std::vector<float>;
+using Ints = std::vector<int64_t>;
+using Clocks = std::vector<int32_t>;
+using Bytes = std::vector<uint8_t>;
+using Random = std::mt19937_64;
+
+std::string current_case;
+
+void check(bool holds, const char* claim, int line) {
+  if (holds) return;
+  std::fprintf(stderr, "%s:%d: not so: %s\n  in %s\n", __FILE__, line, claim, current_case.c_str());
+  std::exit(1);
+}
+#define CHECK(claim) check((claim), #claim, __LINE__)
+
+void must(cudaError_t error) { check(error == cudaSuccess, cudaGetErrorString(error), 0); }
+
+// An array of the host's in the GPU's memory.
+template <typename T>
+class OnDevice {
+ public:
+  explicit OnDevice(const std::vector<T>& values) : size_(values.size()) {
+    if (size_ == 0) return;
+    must(cudaMalloc(reinterpret_cast<void**>(&data_), size_ * sizeof(T)));
+    must(cudaMemcpyAsync(data_, values.data(), size_ * sizeof(T), cudaMemcpyHostToDevice, nullptr));
+    must(cudaStreamSynchronize(nullptr));
+  }
+  OnDevice(const OnDevice&) = delete;
+  ~OnDevice() { cudaFree(data_); }
+
+  T* get() const { return data_; }
+
+  std::vector<T> back() const {
+    std::vector<T> values(size_);
+    if (size_ > 0) must(cudaMemcpyAsync(values.data(), data_, size_ * sizeof(T), cudaMemcpyDeviceToHost, nullptr));
+    must(cudaStreamSynchronize(nullptr));
+    return values;
+  }
+
+ private:
+  T* data_ = nullptr;
+  size_t size_;
+};
+
+template <typename T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+}
+
+int64_t pick(Random& random, int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); }
+
+template <typename T>
+T one_of(Random& random, const std::vector<T>& values) {
+  return values[pick(random, values.size())];
+}
+
+Floats normals(Random& random, int64_t n, float std = 1) {
+  std::normal_distribution<float> normal(0, std);
+  Floats values(n);
+  for (float& value : values) value = normal(random);
+  return values;
+}
+
+Floats positives(Random& random, int64_t n) {
+  Floats values = normals(random, n);
+  for (float& value : values) value = value * value;
+  return values;
+}
+
+Bytes coins(Random& random, int64_t n, int64_t heads_in_ten) {
+  Bytes values(n);
+  for (uint8_t& value : values) value = pick(random, 10) < heads_in_ten;
+  return values;
+}
+
+// Both caches, given the same calls.
+class Both {
+ public:
+  explicit Both(Random& random)
+      : random_(random),
+        rule_(one_of<std::string>(random, {"sgd", "adagrad", "rowwise_adagrad", "adam"})),
+        dim_(one_of<int64_t>(random, {1, 3, 4, 8, 20, 32, 64, 128, 130, 132})),
+        capacity_(one_of<int64_t>(random, {0, 1, 5, 31, 32, 64, 96, 200})),
+        policy_(one_of<Policy>(random, {Policy::kLru, Policy::kLfu, Policy::kLfuOpt})),
+        optimizer_(rule_, dim_, one_of<float>(random, {0, 0.01f}), 0.9f, 0.999f, 1e-8f),
+        staleness_(one_of<int64_t>(random, {0, 1, 3, 10, kUnbounded})),
+        anticipate_(one_of<float>(random, {1, 4})),
+        num_keys_(std::max<int64_t>(8, capacity_ * one_of<int64_t>(random, {1, 2, 3}))),
+        on_cpu_(capacity_, optimizer_, policy_),
+        on_gpu_(capacity_, optimizer_, policy_) {
+    current_case += ", rule " + rule_ + ", dim " + std::to_string(dim_) + ", capacity " + std::to_string(capacity_) + ", policy " +
+                    std::to_string(static_cast<int>(policy_)) + ", staleness " + std::to_string(staleness_);
+    CHECK(on_cpu_.capacity_rows() == on_gpu_.capacity_rows() && on_cpu_.num_slots() == on_gpu_.num_slots());
+  }
+
+  void step(int64_t number) {
+    on_cpu_.set_step(0.1, number + 1);
+    on_gpu_.set_step(0.1, number + 1);
+    look_up();
+    judge();
+    renew();
+    insert();
+    gather();
+    update();
+    preview();
+    hand_out();
+    if (pick(random_, 5) == 0) take_pushes();
+  }
+
+  void finish() {
+    on_cpu_.take_pending(&pushes_);
+    on_gpu_.take_all(nullptr);
+    take_pushes();
+    const CudaRowCache::Counts counts = on_gpu_.counts(nullptr);
+    CHECK(counts.rows == on_cpu_.num_rows() && counts.pending == 0 && on_cpu_.num_pending() == 0);
+    CHECK(counts.stale == num_stale_ && counts.evicted == num_evicted_);
+    const LagHistogram lags = on_gpu_.lags(nullptr);
+    CHECK(std::memcmp(lags.bins, lags_.bins, sizeof(lags.bins)) == 0);
+  }
+
+ private:
+  int64_t n() const { return static_cast<int64_t>(keys_.size()); }
+  int64_t state_dim() const { return optimizer_.state_dim(); }
+  int64_t sum_dim() const { return optimizer_.sum_dim(); }
+
+  void look_up() {
+    keys_.resize(num_keys_);
+    std::iota(keys_.begin(), keys_.end(), pick(random_, 3) * 1'000'003);
+    for (int64_t i = num_keys_; i > 1; --i) std::swap(keys_[i - 1], keys_[pick(random_, i)]);
+    keys_.resize(pick(random_, num_keys_ + 1));
+    slots_.assign(n(), 7);
+    const OnDevice keys(keys_), slots(slots_);
+    on_cpu_.look_up(keys_.data(), n(), slots_.data());
+    on_gpu_.look_up(keys.get(), n(), slots.get(), nullptr);
+    CHECK(same_bits(slots_, slots.back()));
+    on_cpu_.use(slots_.data(), n(), n());
+    on_gpu_.use(slots.get(), n(), n(), nullptr);
+  }
+
+  void judge() {
+    clocks_.resize(n());
+    for (int32_t& clock : clocks_) clock = static_cast<int32_t>(pick(random_, 40));
+    is_stale_.assign(n(), 9);
+    const OnDevice slots(slots_);
+    const OnDevice clocks(clocks_);
+    const OnDevice is_stale(is_stale_);
+    const bool counts_lags = pick(random_, 2) == 0;
+    num_stale_ += on_cpu_.validate(slots_.data(), clocks_.data(), n(), staleness_, is_stale_.data(), counts_lags ? &lags_ : nullptr);
+    on_gpu_.validate(slots.get(), clocks.get(), n(), staleness_, is_stale.get(), counts_lags, nullptr);
+    CHECK(same_bits(is_stale_, is_stale.back()));
+    Clocks told(n(), 5);
+    const OnDevice told_on_gpu(told);
+    const bool will_write = pick(random_, 2) == 0;
+    on_cpu_.clocks_within(slots_.data(), n(), will_write, staleness_, told.data());
+    on_gpu_.clocks_within(slots.get(), n(), will_write, staleness_, told_on_gpu.get(), nullptr);
+    CHECK(same_bits(told, told_on_gpu.back()));
+  }
+
+  void renew() {
+    const Floats weights = normals(random_, n() * dim_), states = positives(random_, n() * state_dim());
+    const OnDevice slots(slots_);
+    const OnDevice chosen(is_stale_);
+    const OnDevice weight(weights), state(states);
+    const OnDevice clocks(clocks_);
+    on_cpu_.refresh(slots_.data(), is_stale_.data(), weights.data(), states.data(), clocks_.data(), n(), anticipate_);
+    on_gpu_.refresh(slots.get(), chosen.get(), weight.get(), state.get(), clocks.get(), n(), anticipate_, nullptr);
+  }
+
+  void insert() {
+    const Floats weights = normals(random_, n() * dim_), states = positives(random_, n() * state_dim());
+    const Bytes wanted = coins(random_, n(), 8);
+    const OnDevice keys(keys_), slots(slots_);
+    const OnDevice chosen(wanted);
+    const OnDevice weight(weights), state(states);
+    const OnDevice clocks(clocks_);
+    num_evicted_ += on_cpu_.insert_and_evict(keys_.data(), wanted.data(), weights.data(), states.data(), clocks_.data(), n(),
+                                             slots_.data(), &pushes_);
+    on_gpu_.insert_and_evict(keys.get(), chosen.get(), weight.get(), state.get(), clocks.get(), n(), slots.get(), nullptr);
+    CHECK(same_bits(slots_, slots.back()));
+  }
+
+  void gather() {
+    Floats rows(n() * dim_, 3);
+    const OnDevice slots(slots_);
+    const OnDevice out(rows);
+    on_cpu_.gather(slots_.data(), n(), rows.data());
+    on_gpu_.gather(slots.get(), n(), out.get(), nullptr);
+    CHECK(same_bits(rows, out.back()));
+  }
+
+  void update() {
+    Ints updated = slots_;
+    for (int64_t& slot : updated)
+      if (pick(random_, 10) == 0) slot = -1;
+    const Floats values = normals(random_, n() * dim_);
+    const OnDevice slots(updated);
+    const OnDevice grads(values);
+    on_cpu_.update(updated.data(), values.data(), n(), anticipate_);
+    on_gpu_.update(slots.get(), grads.get(), n(), anticipate_, nullptr);
+    gather();
+  }
+
+  void preview() {
+    const int64_t m = pick(random_, n() + 1);
+    Ints positions(n());
+    std::iota(positions.begin(), positions.end(), 0);
+    for (int64_t i = n(); i > 1; --i) std::swap(positions[i - 1], positions[pick(random_, i)]);
+    positions.resize(m);
+    Floats sums = positives(random_, m * sum_dim()), weights = normals(random_, n() * dim_);
+    Floats states = positives(random_, n() * state_dim());
+    Clocks counts(m), clocks = clocks_;
+    for (int32_t& count : counts) count = static_cast<int32_t>(1 + pick(random_, 9));
+    const OnDevice at(positions);
+    const OnDevice sum(sums), weight(weights), state(states);
+    const OnDevice count(counts), clock(clocks);
+    on_cpu_.preview(positions.data(), m, sums.data(), counts.data(), anticipate_, weights.data(), states.data(), clocks.data());
+    on_gpu_.preview(at.get(), m, sum.get(), count.get(), anticipate_, weight.get(), state.get(), clock.get(), nullptr);
+    CHECK(same_bits(weights, weight.back()) && same_bits(states, state.back()) && same_bits(clocks, clock.back()));
+  }
+
+  void hand_out() {
+    const Floats values = normals(random_, n() * dim_);
+    Ints held;
+    for (const int64_t slot : slots_)
+      if (slot >= 0 && pick(random_, 4) == 0) held.push_back(slot);
+    std::sort(held.begin(), held.end());
+    for (int32_t& clock : clocks_)
+      if (pick(random_, 4) == 0) clock = kUnknownClock;
+    const OnDevice keys(keys_), slots(slots_), kept(held);
+    const OnDevice clocks(clocks_);
+    const OnDevice grads(values);
+    on_cpu_.pass_on(keys_.data(), slots_.data(), clocks_.data(), values.data(), n(), &pushes_);
+    on_gpu_.pass_on(keys.get(), slots.get(), clocks.get(), grads.get(), n(), nullptr);
+    on_cpu_.take_pending(slots_.data(), n(), staleness_, held, &pushes_);
+    on_gpu_.take_pending(slots.get(), n(), staleness_, kept.get(), held.size(), nullptr);
+    const CudaRowCache::Counts counts = on_gpu_.counts(nullptr);
+    CHECK(counts.rows == on_cpu_.num_rows() && counts.pending == on_cpu_.num_pending());
+  }
+
+  void take_pushes() {
+    CHECK(on_gpu_.num_pushes() == static_cast<int64_t>(pushes_.keys.size()));
+    const Pushes found = on_gpu_.take_pushes(nullptr);
+    CHECK(same_bits(found.keys, pushes_.keys) && same_bits(found.clocks, pushes_.clocks));
+    CHECK(same_bits(found.counts, pushes_.counts) && same_bits(found.sums, pushes_.sums));
+    pushes_ = Pushes();
+  }
+
+  Random& random_;
+  std::string rule_;
+  int64_t dim_, capacity_;
+  Policy policy_;
+  RowOptimizer optimizer_;
+  int64_t staleness_;
+  float anticipate_;
+  int64_t num_keys_;
+  RowCache on_cpu_;
+  CudaRowCache on_gpu_;
+  Ints keys_, slots_;
+  Clocks clocks_;
+  Bytes is_stale_;
+  Pushes pushes_;
+  LagHistogram lags_;
+  int64_t num_stale_ = 0, num_evicted_ = 0;
+};
+
+void run_all(uint64_t seed, int streams) {
+  for (int stream = 0; stream < streams; ++stream) {
+    current_case = "seed " + std::to_string(seed) + ", stream " + std::to_string(stream);
+    Random random(seed * 1000 + stream);
+    Both both(random);
+    for (int64_t number = 0; number < 30; ++number) both.step(number);
+    both.finish();
+  }
+}
+
+}  // namespace
+}  // namespace hetmpi
+
+int main(int argc, char** argv) {
+  std::string why;
+  if (!hetmpi::cuda_is_usable(&why)) {
+    std::fprintf(stderr, "no GPU: %s\n", why.c_str());
+    return 77;
+  }
+  hetmpi::run_all(argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1, argc > 2 ? std::atoi(argv[2]) : 60);
+  return 0;
+}

@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Checks the GPU's half on a machine with a GPU, which may have no network: with the python3 (torch, numpy, pybind11), nvcc and
+# compute-sanitizer found there. Leaves a log and gpu_check.json in OUT_DIR. Exit code 0 if all checks pass.
+#
+#   ./run.sh gpu-check OUT_DIR
+set -uo pipefail
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+[[ $# -eq 1 ]] || { echo "./run.sh gpu-check OUT_DIR: name the folder for the log and gpu_check.json" >&2; exit 2; }
+for tool in nvcc compute-sanitizer nvidia-smi; do
+  command -v "$tool" >/dev/null || { echo "./run.sh gpu-check: there is no $tool on PATH; it is for a machine with a GPU and CUDA" >&2; exit 2; }
+done
+python3 -c "import numpy, pybind11, torch; assert torch.cuda.is_available(), 'torch sees no GPU'" || exit 2
+mkdir -p "$1" && OUT=$(cd "$1" && pwd) || exit 2
+WORK=$(mktemp -d)
+trap 'rm -rf "$WORK"' EXIT
+LOG=$OUT/gpu_check.log
+STATUS=0
+: >"$LOG"
+
+note() { echo "$*" | tee -a "$LOG"; }
+
+# check NAME COMMAND...: runs it into the log; its result and seconds go into gpu_check.json
+check() {
+  local name=$1 began=$SECONDS code
+  shift
+  note "--- $name: $*"
+  "$@" >>"$LOG" 2>&1
+  code=$?
+  note "$name: exit code $code, $((SECONDS - began)) s"
+  ((code == 0)) || { STATUS=1; tail -n 20 "$LOG" >&2; }
+  RESULTS+="${RESULTS:+, }\"$name\": {\"exit_code\": $code, \"seconds\": $((SECONDS - began))}"
+}
+
+RESULTS=
+note "$(python3 --version), $(python3 -c 'import torch; print("torch", torch.__version__, torch.cuda.get_device_name())')"
+note "$(nvcc --version | tail -n 1); $(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader)"
+
+build() {  # PROGRAM FLAGS...
+  nvcc -std=c++17 -O2 -fmad=false -arch=native "${@:2}" -I"$ROOT/cpp" "$ROOT/cpp/cuda_cache.cu" "$ROOT/tests/cpp/cuda_cache_test.cpp" -o "$WORK/$1"
+}
+streams() {  # SEEDS STREAMS
+  local seed
+  for seed in $(seq "$1"); do "$WORK/test" "$seed" "$2" || return 1; done
+}
+sanitized() {  # TOOL
+  compute-sanitizer --tool "$1" --error-exitcode 1 "$WORK/test_lines" 1 6
+}
+extension() {
+  cp -r "$ROOT"/{cpp,hetmpi,bench,models,conf,setup.py,pyproject.toml} "$WORK" 2>/dev/null
+  cd "$WORK" && rm -f hetmpi/*.so && python3 setup.py -q build_ext --inplace
+}
+
+check build build test
+check build_with_lines build test_lines -lineinfo
+check equality streams 10 200
+check memcheck sanitized memcheck
+check racecheck sanitized racecheck
+check initcheck sanitized initcheck
+check extension extension
+(cd "$WORK" && PYTHONPATH=$WORK python3 bench/cache.py device=cuda) >"$OUT/bench_cache.log" 2>&1
+CODE=$?
+note "bench cache device=cuda: exit code $CODE"
+tail -n 30 "$OUT/bench_cache.log" | tee -a "$LOG"
+((CODE == 0)) || STATUS=1
+BENCH=$(tail -n 1 "$OUT/bench_cache.log")
+[[ $BENCH == \{* ]] || BENCH=null
+echo "{\"checks\": {$RESULTS}, \"bench_cache\": $BENCH}" >"$OUT/gpu_check.json"
+note "gpu_check: $( ((STATUS == 0)) && echo passed || echo FAILED); see $OUT"
+exit $STATUS
