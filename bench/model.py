@@ -3,7 +3,7 @@
     ./run.sh bench model [net=het] [dim=128] [batches=128,2048] [scale=0.1] [zipf=1.05] [s=100] [cache=10] [rate=1gbit]
                          [hosts=2,4] [steps=100] [warmup=50] [repeats=1] [ranks=8,64,256,1024] [rates=10,100,400]
 
-    step(P) = k (local + far (P - 2)) + allreduce(P) + bytes / rate
+    step(P) = k (local + far (P - 2)) + alone / rate + max(0, allreduce(P) + beside / rate - k write)
 
     local       the rank's own work, on 2 hosts with links as fast as memory: the floor's, a + b B for B samples, and what
                 hetmpi adds, c + d K for K keys (s = 0: of other ranks). The floor is the dense network with its rows in hand
@@ -11,7 +11,10 @@
                 what polling costs while ranks wait for each other, and so rather too much
     allreduce   the larger of its time per doubling of ranks, without a slow link, times k log2 P, and 2 (P - 1) / P of the dense
                 gradients' bytes over the rate; where ranks outnumber cores, and so take naps when they wait, it is taken from 3 hosts
-    bytes       what reaches one rank: rows, gradients, clocks and ids, as expected under the law of the keys
+    alone       bytes that reach one rank while it waits for them alone: at s = 0 the rows that it reads
+    beside      bytes that reach it while the dense gradients are on their way: at s = 0 other ranks' gradients, at s >= 1 rows and
+                clocks for the next read. What is asked, and sums at s >= 1, travel while the network is computed
+    write       the time of a write to the table, which goes on beside the allreduce
     k           ranks per core where ranks outnumber cores, as on the hosts of this machine; 1 on a cluster
 
 Both exchanges are by alltoall. K keys of a batch, rows fetched and sums sent per step are expected values over the law that
@@ -26,6 +29,7 @@ import math
 import os
 import re
 import sys
+from dataclasses import dataclass
 
 import numpy as np
 import problem
@@ -43,7 +47,6 @@ SETTINGS = {
 KINDS = ("floor", "hetmpi s = 0", "hetmpi s >= 1")
 BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 RATE = rf"([0-9.]+)({'|'.join(BITS)})"
-QUESTION = 8 + 4  # bytes that hetmpi does not count: row and clock of a line
 FEW = 8  # samples of a batch that is messages and little else
 
 
@@ -102,6 +105,16 @@ def figures(results: list[dict], settings: dict) -> dict:
     kept = {name: median_of(results, name, settings) for name in (*(f"{part}_ms" for part in PARTS), "main_cpu_ms")}
     counted = [median_of(results, name, settings) for name in ("pulled_bytes", "pushed_bytes")] if "wait_ms" in results[0] else []
     return {"step_ms": median_ms(results, settings), **kept, "bytes": sum(counted)}
+
+
+@dataclass
+class Traffic:
+    """Bytes that reach one rank in a step: those that hetmpi counts (ids apart), and of all of them what it waits for alone, and what
+    comes beside the dense gradients."""
+
+    counted: float
+    alone: float
+    beside: float
 
 
 class Law:
@@ -183,17 +196,24 @@ class Model:
         reduced = 2 * (ranks - 1) / ranks * self.dense_bytes / rate * 1000
         each = self.constants["crowded_allreduce_ms" if crowd > 1 else "allreduce_ms"]
         allreduce = max(crowd * each * math.log2(ranks), reduced)
-        return crowd * local + allreduce + 1000 * sum(self.bytes(kind, batch, ranks, step)) / rate
+        traffic, write = self.traffic(kind, batch, ranks, step), self.write_ms(kind, batch, ranks)
+        waited = max(0.0, allreduce + 1000 * traffic.beside / rate - crowd * write)
+        return crowd * local + 1000 * traffic.alone / rate + waited
 
-    def bytes(self, kind: str, batch: int, ranks: int, step: int | None) -> tuple[float, float]:
-        """What reaches one rank in a step: what hetmpi counts, and what it does not (ids, clocks that go with them)."""
+    def write_ms(self, kind: str, batch: int, ranks: int) -> float:
+        """Of a write to the table, as it is on two hosts, in proportion to what is written."""
+        known = min((self.settings["batches"][0], self.settings["batches"][-1]), key=lambda b: abs(math.log(b / batch)))
+        return self.runs[2, "none", known][kind]["push_ms"] * self.load(kind, batch, ranks) / self.load(kind, known, 2)
+
+    def traffic(self, kind: str, batch: int, ranks: int, step: int | None) -> Traffic:
+        """What reaches one rank in a step."""
         share, keys, row = (ranks - 1) / ranks, self.law.used(batch).sum(), 4 * self.dim
         if kind == "floor":
-            return 0, 0
+            return Traffic(0, 0, 0)
         if kind == "hetmpi s = 0":
-            return share * keys * (row + 8 + row), share * keys * 8
+            return Traffic(share * keys * (row + 8 + row), share * keys * row, share * keys * (8 + row))
         fetched, left = self.law.cached(batch, 10**6 if step is None else step)
-        return share * (4 * keys + row * fetched + (16 + row) * left), share * keys * QUESTION
+        return Traffic(share * (4 * keys + row * fetched + (16 + row) * left), 0, share * (4 * keys + row * fetched))
 
     def check(self, key: tuple, kind: str) -> dict:
         """What the formula says of one run, and what the run said."""
@@ -203,7 +223,7 @@ class Model:
             "hosts": hosts, "batch": batch, "kind": kind,
             "step_ms": self.step_ms(kind, hosts, batch, bytes_per_second(rate), crowd_of(hosts), self.middle),
             "measured_ms": measured["step_ms"],
-            "bytes": hosts * self.bytes(kind, batch, hosts, self.middle)[0], "measured_bytes": measured["bytes"],
+            "bytes": hosts * self.traffic(kind, batch, hosts, self.middle).counted, "measured_bytes": measured["bytes"],
         }  # fmt: skip
 
 
