@@ -3,7 +3,7 @@
 HETMPI_MARCH=native, or any value of -march, builds for one kind of processor. The default runs on every x86-64 or arm64
 machine, because a cluster's login nodes differ from its compute nodes.
 
-Where nvcc is found (NVCC, CUDA_HOME/bin/nvcc, then PATH) the core holds the GPU's half too; HETMPI_CUDA=0 leaves it out. CUDA's
+Where nvcc is found (NVCC, CUDA_HOME/bin/nvcc, PATH, then /usr/local/cuda) the core holds the GPU's half too; HETMPI_CUDA=0 leaves it out. CUDA's
 runtime is linked statically: the module imports on machines without a GPU as well.
 """
 
@@ -27,9 +27,11 @@ def find_nvcc() -> str | None:
     """Path of the CUDA compiler, None where there is none or none is wanted."""
     if os.environ.get("HETMPI_CUDA") == "0":
         return None
-    home = os.environ.get("CUDA_HOME")
-    named = os.environ.get("NVCC") or (home and f"{home}/bin/nvcc")
-    return shutil.which(named or "nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+    named = os.environ.get("NVCC")
+    if named and not shutil.which(named):
+        raise SystemExit(f"NVCC={named}: there is no such program")
+    places = named, os.environ.get("CUDA_HOME", "") + "/bin/nvcc", "nvcc", "/usr/local/cuda/bin/nvcc"
+    return next(filter(None, (shutil.which(place) for place in places if place)), None)
 
 
 def targets(nvcc: str) -> list[str]:
@@ -45,7 +47,9 @@ def targets(nvcc: str) -> list[str]:
 def runtime_folders(nvcc: str) -> list[str]:
     """Where CUDA's runtime library may lie; nvcc says so of a file it would compile, which need not exist."""
     said = subprocess.run([nvcc, "--dryrun", "-c", "none.cu"], text=True, capture_output=True).stderr
-    root = Path(next(line.split("TOP=", 1)[1] for line in said.splitlines() if "TOP=" in line))
+    if "TOP=" not in said:
+        raise SystemExit(f"{nvcc} does not say where its libraries are: set HETMPI_CUDA=0, or take another\n{said}")
+    root = Path(said.split("TOP=", 1)[1].splitlines()[0])
     return [str(folder) for folder in (root / "lib64", root / "lib", *root.glob("targets/*/lib")) if folder.is_dir()]
 
 

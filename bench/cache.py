@@ -12,7 +12,7 @@ their gradients summed per key, write. Medians; each pair is timed in turns.
 Last, one JSON line: {"find_gather_vs_index_select": {"32": x, "128": x}, "update_vs_index_add": {"32": x, "128": x},
 "step_ms": {"32": x, "128": x}, "ns_per_key": {...}, "bytes_per_row": {...}}. Ratios are times, so below 1 is faster than
 torch. On the GPU (bench/cache_gpu.py): {"copy_bytes_per_s": x, "find_keys_per_s": x, ..., "gather_vs_copy": share of the copy
-bandwidth, "update_vs_copy": x, "torch_vs_cache": how many times as long torch's unique, index_select and index_add_ take}.
+bandwidth, "update_vs_copy": x, "torch_vs_cache": how many times as long torch's index_select and index_add_ take, unique in both}.
 """
 
 import json

@@ -1,8 +1,9 @@
-"""`bench cache device=cuda`: the cache on the GPU, each call's rate beside the GPU's own copy bandwidth and beside torch."""
+"""`bench cache device=cuda`: find, gather, update and insert of the cache on the GPU, their rates beside the GPU's own copy bandwidth and beside torch."""
 
 from __future__ import annotations
 
 import json
+import time
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from hetmpi.optim import RowOptimizer
 
 KEY_STRIDE = 7  # keys in the cache are its multiples, others are not
 CHUNK = 1 << 20  # keys inserted at a time
+BATCHES = 8  # timed together
 ROW_PASSES = {"gather": 2, "update": 5}  # rows read or written per key; update: gradient, row and sum read, row and sum written
 
 
@@ -22,6 +24,8 @@ def bench_gpu(settings: dict):
         raise SystemExit(f"bench cache device=cuda: no GPU can be used: {problem}")
     filled = Filled(settings["rows"], settings["dim"])
     held = filled.held()
+    if len(held) < settings["keys"]:
+        raise SystemExit(f"bench cache device=cuda: keys={settings['keys']:,} are more than the {len(held):,} lines: take more rows")
     print(f"{torch.cuda.get_device_name()}: {len(held):,} lines of dim {filled.dim}, {settings['keys']:,} keys a call")
     filled.check(held)
     copy = copy_rate(settings["repeats"])
@@ -81,56 +85,82 @@ class Filled:
         assert bool((slots == -1).all())
 
     def rates(self, held: torch.Tensor, settings: dict, copy: float) -> dict:
-        """Keys a second; share of the copy bandwidth; times of find, gather and update together against torch's."""
+        """Keys a second; share of the copy bandwidth; times against torch's. Each timing goes through several batches."""
         num, repeats = settings["keys"], settings["repeats"]
-        hits = held[torch.randperm(len(held), device="cuda")[:num]]
-        mixed = torch.where(torch.rand(num, device="cuda") < settings["hit_rate"], hits, hits + 1)
-        slots, rows = torch.empty_like(hits), torch.empty(num, self.dim, device="cuda")
+        hits = [held[torch.randperm(len(held), device="cuda")[:num]].contiguous() for _ in range(BATCHES)]
+        mixed = [torch.where(torch.rand(num, device="cuda") < settings["hit_rate"], keys, keys + 1) for keys in hits]
+        slots, rows = [torch.empty_like(keys) for keys in hits], torch.empty(num, self.dim, device="cuda")
         grads = torch.randn(num, self.dim, device="cuda")
-        find = seconds(lambda: self.find(mixed, slots), repeats)
-        self.find(hits, slots)
-        update = seconds(lambda: self.cache.update(slots, grads, 1.0, self.stream), repeats)
-        gather = seconds(lambda: self.cache.gather(slots, rows, self.stream), repeats)
+        find = seconds(lambda i: self.find(mixed[i], slots[i]), repeats)
+        for i in range(BATCHES):
+            self.find(hits[i], slots[i])
+        update = seconds(lambda i: self.cache.update(slots[i], grads, 1.0, self.stream), repeats)
+        gather = seconds(lambda i: self.cache.gather(slots[i], rows, self.stream), repeats)
+        ids = [torch.cat([keys, keys[torch.randint(num, (num,), device="cuda")]]) for keys in hits]
+        with_unique = self.against_torch(ids, lambda ids: torch.unique(ids, return_inverse=True)[0], slots[0], rows, grads, repeats)
+        without = self.against_torch([keys.sort().values for keys in hits], lambda keys: keys, slots[0], rows, grads, repeats)
         row_bytes = 4 * self.dim * num
-        torch_s = self.torch_seconds(hits // KEY_STRIDE, grads, repeats)
-        all_hits = seconds(lambda: self.find(hits, slots), repeats)
         return {
             "find_keys_per_s": num / find, "gather_keys_per_s": num / gather, "update_keys_per_s": num / update,
-            "gather_vs_copy": ROW_PASSES["gather"] * row_bytes / gather / copy,
+            "insert_keys_per_s": num / self.insert_seconds(num), "gather_vs_copy": ROW_PASSES["gather"] * row_bytes / gather / copy,
             "update_vs_copy": ROW_PASSES["update"] * row_bytes / update / copy,
-            "torch_vs_cache": torch_s / (all_hits + gather + update),
+            "torch_vs_cache": with_unique, "torch_vs_cache_without_unique": without,
         }  # fmt: skip
 
-    def torch_seconds(self, rows: torch.Tensor, grads: torch.Tensor, repeats: int) -> float:
-        """The same with torch alone, on dense arrays of all rows: unique, index_select, index_add_ to rows and to sums."""
+    def against_torch(self, batches: list, unique, slots: torch.Tensor, rows: torch.Tensor, grads: torch.Tensor, repeats: int) -> float:
+        """How many times as long torch takes on dense arrays of all rows, index_select and index_add_ to rows and to sums, as find,
+        gather and update; unique(batch) is part of both."""
         weight, sums = (torch.zeros(self.num_rows, self.dim, device="cuda") for _ in range(2))
 
-        def step():
-            unique, inverse = torch.unique(rows, return_inverse=True)
-            weight.index_select(0, unique)
-            ordered = torch.zeros_like(grads).index_copy_(0, inverse, grads)
-            weight.index_add_(0, unique, ordered, alpha=-1.0)
-            sums.index_add_(0, unique, ordered)
+        def by_torch(i):
+            places = unique(batches[i]) // KEY_STRIDE
+            weight.index_select(0, places)
+            weight.index_add_(0, places, grads, alpha=-1.0)
+            sums.index_add_(0, places, grads)
 
-        return seconds(step, repeats)
+        def by_cache(i):
+            self.find(unique(batches[i]), slots)
+            self.cache.gather(slots, rows, self.stream)
+            self.cache.update(slots, grads, 1.0, self.stream)
+
+        return seconds(by_torch, repeats) / seconds(by_cache, repeats)
+
+    def insert_seconds(self, num: int) -> float:
+        """Of insert_and_evict of so many new keys, the cache full of lines with sums; the median of some calls."""
+        times = []
+        for turn in range(BATCHES):
+            keys = torch.arange(turn * num, (turn + 1) * num, device="cuda") * KEY_STRIDE + 2
+            slots, rows = torch.empty_like(keys), self.row_of(keys)
+            self.find(keys, slots)
+            chosen, states, clocks = slots < 0, rows[:, :0].contiguous(), torch.zeros(num, dtype=torch.int32, device="cuda")
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            self.cache.insert_and_evict(keys, chosen, rows, states, clocks, slots, self.stream)
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - began)
+            self.cache.take_pushes(self.stream)
+        return float(np.median(times))
 
 
 def copy_rate(repeats: int) -> float:
     """Bytes a second that a copy within the GPU's memory reads and writes."""
     source = torch.randn(1 << 30, device="cuda")
     target = torch.empty_like(source)
-    return 2 * source.nbytes / seconds(lambda: target.copy_(source), repeats)
+    return 2 * source.nbytes / seconds(lambda _: target.copy_(source), repeats)
 
 
 def seconds(call, repeats: int) -> float:
-    """Median time of a call on the GPU, after three that are not counted."""
+    """Median time of call(i) on the GPU, over i from 0 to BATCHES - 1 at a time: the GPU does not wait for Python in between, nor
+    find the last batch in its caches. The first three rounds are not counted."""
     times = []
     for turn in range(repeats + 3):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(1_000_000)  # cycles in which Python gets ahead
         begin.record()
-        call()
+        for i in range(BATCHES):
+            call(i)
         end.record()
         end.synchronize()
         if turn >= 3:
-            times.append(begin.elapsed_time(end) / 1000)
+            times.append(begin.elapsed_time(end) / 1000 / BATCHES)
     return float(np.median(times))

@@ -3,7 +3,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -26,31 +28,45 @@ constexpr const char* kTypes<float> = "<f4";
 template <>
 constexpr const char* kTypes<uint8_t> = "|b1 |u1";
 
-// Memory of a GPU array of Python's: anything with __cuda_array_interface__, contiguous, of this shape; -1 admits any length.
-// Raises TypeError or ValueError that says what came.
+template <typename Lengths>
+std::string text_of(const Lengths& lengths) {
+  std::string text = "(";
+  for (const ssize_t length : lengths) text += std::to_string(length) + ",";
+  return text + ")";
+}
+
+// Memory of a GPU array of Python's: anything with __cuda_array_interface__, contiguous, of this shape, on this GPU. T const: to be
+// read alone. Raises TypeError or ValueError that says what came.
 template <typename T>
-T* memory_of(const py::object& array, const char* name, std::initializer_list<ssize_t> shape) {
-  if (!py::hasattr(array, "__cuda_array_interface__"))
+T* memory_of(const py::object& array, const char* name, std::initializer_list<ssize_t> shape, int device) {
+  using Value = std::remove_const_t<T>;
+  py::dict about;
+  try {
+    about = array.attr("__cuda_array_interface__");
+  } catch (py::error_already_set& error) {
+    if (!error.matches(PyExc_AttributeError)) throw;
     throw py::type_error(std::string(name) + " must be an array in the GPU's memory, got " +
                          std::string(py::str(py::type::of(array))));
-  const py::dict about = array.attr("__cuda_array_interface__");
+  }
   const std::string type = py::cast<std::string>(about["typestr"]);
   const auto found = py::cast<std::vector<ssize_t>>(about["shape"]);
-  bool fits = std::string(kTypes<T>).find(type) != std::string::npos && found.size() == shape.size();
-  for (size_t axis = 0; fits && axis < found.size(); ++axis) fits = shape.begin()[axis] < 0 || shape.begin()[axis] == found[axis];
-  if (about.contains("strides") && !about["strides"].is_none()) {
+  bool fits = std::string(kTypes<Value>).find(type) != std::string::npos && std::equal(found.begin(), found.end(), shape.begin(), shape.end());
+  const bool is_empty = std::find(found.begin(), found.end(), 0) != found.end();
+  if (!is_empty && about.contains("strides") && !about["strides"].is_none()) {
     const auto strides = py::cast<std::vector<ssize_t>>(about["strides"]);
     ssize_t expected = sizeof(T);
-    for (size_t axis = found.size(); axis-- > 0; expected *= found[axis]) fits = fits && (found[axis] <= 1 || strides[axis] == expected);
+    for (size_t axis = found.size(); axis-- > 0; expected *= found[axis]) fits = fits && (found[axis] == 1 || strides[axis] == expected);
   }
-  if (!fits) {
-    std::string wanted, came;
-    for (const ssize_t length : shape) wanted += (length < 0 ? "*" : std::to_string(length)) + ",";
-    for (const ssize_t length : found) came += std::to_string(length) + ",";
-    throw std::invalid_argument(std::string(name) + " must be contiguous, of type " + kTypes<T> + " and shape (" + wanted +
-                                "), got " + type + " and (" + came + ")");
-  }
-  return reinterpret_cast<T*>(py::cast<uintptr_t>(py::tuple(about["data"])[0]));
+  if (!fits)
+    throw std::invalid_argument(std::string(name) + " must be contiguous, of type " + kTypes<Value> + " and shape " +
+                                text_of(shape) + ", got " + type + " and " + text_of(found));
+  const py::tuple data = about["data"];
+  if (!std::is_const_v<T> && py::cast<bool>(data[1])) throw std::invalid_argument(std::string(name) + " may not be written to");
+  T* memory = reinterpret_cast<T*>(py::cast<uintptr_t>(data[0]));
+  if (!is_empty && device_of(memory) != device)
+    throw std::invalid_argument(std::string(name) + " must lie in the memory of GPU " + std::to_string(device) + ", not of " +
+                                std::to_string(device_of(memory)));
+  return memory;
 }
 
 ssize_t length_of(const py::object& array) { return py::len(array); }
@@ -60,20 +76,20 @@ Stream stream_of(uintptr_t stream) { return reinterpret_cast<Stream>(stream); }
 // RowCache's calls as Python sees them, on GPU arrays; each takes the number of a CUDA stream last.
 class PyCudaCache {
  public:
-  PyCudaCache(int64_t capacity_rows, RowOptimizer optimizer, const std::string& policy)
-      : cache_(capacity_rows, optimizer, policy_of(policy)) {}
+  PyCudaCache(int64_t capacity_rows, RowOptimizer optimizer, const std::string& policy, int device)
+      : cache_(capacity_rows, optimizer, policy_of(policy), device) {}
 
   void look_up(const py::object& keys, const py::object& slots, uintptr_t stream) const {
     const ssize_t n = length_of(keys);
-    const auto *key = memory_of<int64_t>(keys, "keys", {n});
-    auto* slot = memory_of<int64_t>(slots, "slots", {n});
+    const auto *key = memory_of<const int64_t>(keys, "keys", {n}, device());
+    auto* slot = memory_of<int64_t>(slots, "slots", {n}, device());
     py::gil_scoped_release release;
     cache_.look_up(key, n, slot, stream_of(stream));
   }
 
   void use(const py::object& slots, int64_t num_keys, uintptr_t stream) {
     const ssize_t n = length_of(slots);
-    const auto* slot = memory_of<int64_t>(slots, "slots", {n});
+    const auto* slot = memory_of<const int64_t>(slots, "slots", {n}, device());
     py::gil_scoped_release release;
     cache_.use(slot, n, num_keys, stream_of(stream));
   }
@@ -81,9 +97,9 @@ class PyCudaCache {
   void validate(const py::object& slots, const py::object& owner_clocks, int64_t staleness, const py::object& is_stale,
                 bool counts_lags, uintptr_t stream) {
     const ssize_t n = length_of(slots);
-    const auto* slot = memory_of<int64_t>(slots, "slots", {n});
-    const auto* clock = memory_of<int32_t>(owner_clocks, "owner_clocks", {n});
-    auto* stale = memory_of<uint8_t>(is_stale, "is_stale", {n});
+    const auto* slot = memory_of<const int64_t>(slots, "slots", {n}, device());
+    const auto* clock = memory_of<const int32_t>(owner_clocks, "owner_clocks", {n}, device());
+    auto* stale = memory_of<uint8_t>(is_stale, "is_stale", {n}, device());
     py::gil_scoped_release release;
     cache_.validate(slot, clock, n, staleness, stale, counts_lags, stream_of(stream));
   }
@@ -91,8 +107,8 @@ class PyCudaCache {
   void refresh(const py::object& slots, const py::object& chosen, const py::object& weights, const py::object& states,
                const py::object& clocks, float anticipate, uintptr_t stream) {
     const ssize_t n = length_of(slots);
-    const auto* slot = memory_of<int64_t>(slots, "slots", {n});
-    const Fetched rows(n, chosen, weights, states, clocks, cache_.optimizer());
+    const auto* slot = memory_of<const int64_t>(slots, "slots", {n}, device());
+    const Fetched rows(n, chosen, weights, states, clocks, cache_.optimizer(), device());
     py::gil_scoped_release release;
     cache_.refresh(slot, rows.chosen, rows.weights, rows.states, rows.clocks, n, anticipate, stream_of(stream));
   }
@@ -100,25 +116,25 @@ class PyCudaCache {
   void insert_and_evict(const py::object& keys, const py::object& chosen, const py::object& weights, const py::object& states,
                         const py::object& clocks, const py::object& slots, uintptr_t stream) {
     const ssize_t n = length_of(keys);
-    const auto* key = memory_of<int64_t>(keys, "keys", {n});
-    const Fetched rows(n, chosen, weights, states, clocks, cache_.optimizer());
-    auto* slot = memory_of<int64_t>(slots, "slots", {n});
+    const auto* key = memory_of<const int64_t>(keys, "keys", {n}, device());
+    const Fetched rows(n, chosen, weights, states, clocks, cache_.optimizer(), device());
+    auto* slot = memory_of<int64_t>(slots, "slots", {n}, device());
     py::gil_scoped_release release;
     cache_.insert_and_evict(key, rows.chosen, rows.weights, rows.states, rows.clocks, n, slot, stream_of(stream));
   }
 
   void gather(const py::object& slots, const py::object& out, uintptr_t stream) const {
     const ssize_t n = length_of(slots);
-    const auto* slot = memory_of<int64_t>(slots, "slots", {n});
-    auto* to = memory_of<float>(out, "out", {n, dim()});
+    const auto* slot = memory_of<const int64_t>(slots, "slots", {n}, device());
+    auto* to = memory_of<float>(out, "out", {n, dim()}, device());
     py::gil_scoped_release release;
     cache_.gather(slot, n, to, stream_of(stream));
   }
 
   void update(const py::object& slots, const py::object& grads, float anticipate, uintptr_t stream) {
     const ssize_t n = length_of(slots);
-    const auto* slot = memory_of<int64_t>(slots, "slots", {n});
-    const auto* grad = memory_of<float>(grads, "grads", {n, dim()});
+    const auto* slot = memory_of<const int64_t>(slots, "slots", {n}, device());
+    const auto* grad = memory_of<const float>(grads, "grads", {n, dim()}, device());
     py::gil_scoped_release release;
     cache_.update(slot, grad, n, anticipate, stream_of(stream));
   }
@@ -126,16 +142,16 @@ class PyCudaCache {
   void pass_on(const py::object& keys, const py::object& slots, const py::object& clocks, const py::object& grads,
                uintptr_t stream) {
     const ssize_t n = length_of(keys);
-    const auto *key = memory_of<int64_t>(keys, "keys", {n}), *slot = memory_of<int64_t>(slots, "slots", {n});
-    const auto* clock = memory_of<int32_t>(clocks, "clocks", {n});
-    const auto* grad = memory_of<float>(grads, "grads", {n, dim()});
+    const auto *key = memory_of<const int64_t>(keys, "keys", {n}, device()), *slot = memory_of<const int64_t>(slots, "slots", {n}, device());
+    const auto* clock = memory_of<const int32_t>(clocks, "clocks", {n}, device());
+    const auto* grad = memory_of<const float>(grads, "grads", {n, dim()}, device());
     py::gil_scoped_release release;
     cache_.pass_on(key, slot, clock, grad, n, stream_of(stream));
   }
 
   void take_due(const py::object& slots, int64_t staleness, const py::object& held, uintptr_t stream) {
     const ssize_t n = length_of(slots), num_held = length_of(held);
-    const auto *slot = memory_of<int64_t>(slots, "slots", {n}), *kept = memory_of<int64_t>(held, "held", {num_held});
+    const auto *slot = memory_of<const int64_t>(slots, "slots", {n}, device()), *kept = memory_of<const int64_t>(held, "held", {num_held}, device());
     py::gil_scoped_release release;
     cache_.take_pending(slot, n, staleness, kept, num_held, stream_of(stream));
   }
@@ -143,8 +159,8 @@ class PyCudaCache {
   void clocks_within(const py::object& slots, bool will_write, int64_t staleness, const py::object& clocks,
                      uintptr_t stream) const {
     const ssize_t n = length_of(slots);
-    const auto* slot = memory_of<int64_t>(slots, "slots", {n});
-    auto* clock = memory_of<int32_t>(clocks, "clocks", {n});
+    const auto* slot = memory_of<const int64_t>(slots, "slots", {n}, device());
+    auto* clock = memory_of<int32_t>(clocks, "clocks", {n}, device());
     py::gil_scoped_release release;
     cache_.clocks_within(slot, n, will_write, staleness, clock, stream_of(stream));
   }
@@ -188,14 +204,15 @@ class PyCudaCache {
     const int32_t* clocks;
 
     Fetched(ssize_t n, const py::object& chosen, const py::object& weights, const py::object& states, const py::object& clocks,
-            const RowOptimizer& optimizer)
-        : chosen(memory_of<uint8_t>(chosen, "chosen", {n})),
-          weights(memory_of<float>(weights, "weights", {n, optimizer.dim()})),
-          states(memory_of<float>(states, "states", {n, optimizer.state_dim()})),
-          clocks(memory_of<int32_t>(clocks, "clocks", {n})) {}
+            const RowOptimizer& optimizer, int device)
+        : chosen(memory_of<const uint8_t>(chosen, "chosen", {n}, device)),
+          weights(memory_of<const float>(weights, "weights", {n, optimizer.dim()}, device)),
+          states(memory_of<const float>(states, "states", {n, optimizer.state_dim()}, device)),
+          clocks(memory_of<const int32_t>(clocks, "clocks", {n}, device)) {}
   };
 
   ssize_t dim() const { return cache_.optimizer().dim(); }
+  int device() const { return cache_.device(); }
 
   CudaRowCache cache_;
 };
@@ -205,15 +222,11 @@ class PyCudaCache {
 void bind_cuda(py::module_& m);  // for bindings.cpp
 
 void bind_cuda(py::module_& m) {
-  m.def("gpu_problem", [] {
-    std::string why;
-    cuda_is_usable(&why);
-    return why;
-  }, "Why no GPU can be used here; empty if one can.");
+  m.def("gpu_problem", &gpu_problem, "Why no GPU can be used here; empty if one can.");
 
   py::class_<PyCudaCache>(m, "CudaRowCache", "RowCache in a GPU's memory, on GPU arrays and a stream (cpp/cuda_cache.h).")
-      .def(py::init<int64_t, RowOptimizer, const std::string&>(), py::arg("capacity_rows"), py::arg("optimizer"),
-           py::arg("policy"))
+      .def(py::init<int64_t, RowOptimizer, const std::string&, int>(), py::arg("capacity_rows"), py::arg("optimizer"),
+           py::arg("policy"), py::arg("device") = 0)
       .def_property_readonly("capacity_rows", &PyCudaCache::capacity_rows)
       .def_property_readonly("num_pushes", &PyCudaCache::num_pushes, "Sums handed out and not taken yet.")
       .def("set_step", &PyCudaCache::set_step, py::arg("lr"), py::arg("step"))

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cub/cub.cuh>
+#include <utility>
 
 #include "device.h"
 
@@ -11,13 +12,14 @@ namespace hetmpi {
 namespace {
 
 constexpr unsigned kAll = 0xffffffffu;  // lanes of a warp
+constexpr int kLeastCapability = 8;  // setup.py makes code for it and later ones
 using Counter = unsigned long long;
 
 struct Line {
   int32_t clock, age, count, unused;
 };
 
-// A pending sum that goes: whose, and the slot it lies in.
+// A pending sum that goes: whose, and the slot it lies in; -1 for none.
 struct Gone {
   int64_t key, slot;
   int32_t clock, count;
@@ -172,7 +174,7 @@ __global__ void refresh_kernel(Lines lines, const int64_t* slots, const uint8_t*
   lines.optimizer.apply(lines.weight_of(slot), lines.state_of(slot), sum, Together{lane});
 }
 
-// The set of each key that is to get a line, num_sets for the others, and their numbers: what is sorted.
+// The set of each key that is to get a line, num_sets for the others, and their numbers: what is sorted. flags (n): 1 if it is.
 __global__ void wanted_sets_kernel(Lines lines, const int64_t* keys, const uint8_t* chosen, const int64_t* slots, int64_t n,
                                    uint32_t* sets, int32_t* numbers, int32_t* flags) {
   const int64_t i = thread_number();
@@ -181,7 +183,7 @@ __global__ void wanted_sets_kernel(Lines lines, const int64_t* keys, const uint8
   const uint64_t hash = mix64(static_cast<uint64_t>(keys[i]));
   sets[i] = static_cast<uint32_t>(wants ? set_of(hash, lines.num_sets) : lines.num_sets);
   numbers[i] = static_cast<int32_t>(i);
-  flags[i] = 0;
+  flags[i] = wants;
 }
 
 // A warp per key, sorted by set; the first key's warp of each set works for all of them. gone (n): of keys whose lines held
@@ -364,20 +366,24 @@ __device__ bool is_among(int64_t value, const int64_t* sorted, int64_t n) {
   return false;
 }
 
-// Closes the pending sums that are due, of slots (n), or of all from first_slot on if slots is null.
-__global__ void close_kernel(Lines lines, const int64_t* slots, int64_t first_slot, int64_t n, int64_t staleness,
-                             const int64_t* held, int64_t num_held, Gone* gone, int32_t* flags) {
+// Which pending sums are due, of slots (n), or of all from first_slot on if slots is null.
+__global__ void due_kernel(Lines lines, const int64_t* slots, int64_t first_slot, int64_t n, int64_t staleness,
+                           const int64_t* held, int64_t num_held, Gone* gone, int32_t* flags) {
   const int64_t i = thread_number();
   if (i >= n) return;
   flags[i] = 0;
   const int64_t slot = slots == nullptr ? first_slot + i : slots[i];
   if (slot < 0) return;
-  Line& line = lines.line[slot];
+  const Line line = lines.line[slot];
   const bool goes = slots == nullptr ? line.count > 0 : is_due(line.count, staleness) && !is_among(slot, held, num_held);
   if (!goes) return;
   gone[i] = {lines.key[slot], slot, line.clock, line.count};
   flags[i] = 1;
-  line.count = 0;
+}
+
+__global__ void close_kernel(Lines lines, const Gone* gone, const int32_t* flags, int64_t n) {
+  const int64_t i = thread_number();
+  if (i < n && flags[i]) lines.line[gone[i].slot].count = 0;
 }
 
 // Where what is handed out goes.
@@ -445,6 +451,7 @@ cudaStream_t on(Stream stream) { return static_cast<cudaStream_t>(stream); }
 }  // namespace
 
 struct CudaRowCache::Memory {
+  int device;
   RowOptimizer optimizer;
   Policy policy;
   Shape shape;
@@ -462,13 +469,15 @@ struct CudaRowCache::Memory {
   DeviceArray<int32_t> out_clocks, out_counts;
   DeviceArray<float> out_sums;
   int64_t num_out = 0;
+  Pushes handed_out;  // before them, in the host's memory
   // Of one call.
   DeviceArray<uint8_t> is_chosen, scratch;
   DeviceArray<uint32_t> sets, sorted_sets;
   DeviceArray<int32_t> numbers, sorted_numbers, flags, at;
   DeviceArray<Gone> gone;
 
-  Memory(RowOptimizer optimizer, Policy policy, Shape shape) : optimizer(optimizer), policy(policy), shape(shape) {}
+  Memory(int device, RowOptimizer optimizer, Policy policy, Shape shape)
+      : device(device), optimizer(optimizer), policy(policy), shape(shape) {}
 
   Lines lines() const {
     return {tag.data(), key.data(), worth.data(), line.data(), weight.data(), state.data(), pending.data(),
@@ -480,65 +489,105 @@ struct CudaRowCache::Memory {
   void with_scratch(cudaStream_t stream, Call call) {
     size_t bytes = 0;
     HETMPI_CUDA(call(nullptr, bytes));
-    scratch.resize(static_cast<int64_t>(std::max<size_t>(bytes, 1)), stream);
+    scratch.make_room(static_cast<int64_t>(std::max<size_t>(bytes, 1)), 0, stream);
     HETMPI_CUDA(call(scratch.data(), bytes));
   }
 
-  // Numbers the flagged of n entries into `at`, makes room for them on the way out, and calls put(Out) to fill it.
-  template <typename Put>
-  int64_t hand_out(int64_t n, cudaStream_t stream, Put put) {
+  // Numbers the flagged of n entries into `at`, in their order; how many they are.
+  int64_t number(int64_t n, cudaStream_t stream) {
     if (n == 0) return 0;
-    at.resize(n, stream);
+    at.make_room(n, 0, stream);
     with_scratch(stream, [&](void* memory, size_t& bytes) {
       return cub::DeviceScan::ExclusiveSum(memory, bytes, flags.data(), at.data(), static_cast<int>(n), stream);
     });
-    const int64_t num = to_host(at.data() + n - 1, stream) + to_host(flags.data() + n - 1, stream);
-    if (num == 0) return 0;
-    const int64_t begin = num_out, sum_dim = optimizer.sum_dim();
-    out_keys.resize(begin + num, stream);
-    out_clocks.resize(begin + num, stream);
-    out_counts.resize(begin + num, stream);
-    out_sums.resize((begin + num) * sum_dim, stream);
-    num_out += num;
-    put(Out{out_keys.data() + begin, out_clocks.data() + begin, out_counts.data() + begin, out_sums.data() + begin * sum_dim});
-    return num;
+    return to_host(at.data() + n - 1, stream) + to_host(flags.data() + n - 1, stream);
   }
 
-  // hand_out() of the pending sums in `gone`.
-  void hand_out_gone(int64_t n, cudaStream_t stream) {
-    num_closed += hand_out(n, stream, [&](Out out) {
-      launch(hand_out_kernel, n * kWarp, stream, lines(), gone.data(), flags.data(), at.data(), n, out);
-    });
+  // Makes room on the way out for `num` more. Before any line changes: nothing is lost if memory is short.
+  void make_room_out(int64_t num, cudaStream_t stream) {
+    const int64_t sum_dim = optimizer.sum_dim();
+    out_keys.make_room(num_out + num, num_out, stream);
+    out_clocks.make_room(num_out + num, num_out, stream);
+    out_counts.make_room(num_out + num, num_out, stream);
+    out_sums.make_room((num_out + num) * sum_dim, num_out * sum_dim, stream);
+  }
+
+  // Where the next that goes out is put.
+  Out out() const {
+    return {out_keys.data() + num_out, out_clocks.data() + num_out, out_counts.data() + num_out,
+            out_sums.data() + num_out * optimizer.sum_dim()};
+  }
+
+  // Hands out the `num` pending sums in `gone` that are flagged and numbered.
+  void hand_out_gone(int64_t n, int64_t num, cudaStream_t stream) {
+    if (num > 0) launch(hand_out_kernel, n * kWarp, stream, lines(), gone.data(), flags.data(), at.data(), n, out());
+    num_out += num;
+    num_closed += num;
     HETMPI_CUDA(cudaStreamSynchronize(stream));
+  }
+
+  // Hands out those of `slots` that due_kernel says, or of the n from first_slot on.
+  void hand_out_due(const int64_t* slots, int64_t first_slot, int64_t n, int64_t staleness, const int64_t* held, int64_t num_held,
+                    cudaStream_t stream) {
+    flags.make_room(n, 0, stream);
+    gone.make_room(n, 0, stream);
+    launch(due_kernel, n, stream, lines(), slots, first_slot, n, staleness, held, num_held, gone.data(), flags.data());
+    const int64_t num = number(n, stream);
+    make_room_out(num, stream);
+    launch(close_kernel, n, stream, lines(), gone.data(), flags.data(), n);
+    hand_out_gone(n, num, stream);
+  }
+
+  // Moves what was handed out to the host's memory.
+  void fetch_out(cudaStream_t stream) {
+    const auto fetch = [&](auto& to, const auto& from, int64_t n) {
+      const size_t had = to.size();
+      to.resize(had + n);
+      if (n > 0) HETMPI_CUDA(cudaMemcpyAsync(to.data() + had, from.data(), n * sizeof(to[0]), cudaMemcpyDeviceToHost, stream));
+    };
+    fetch(handed_out.keys, out_keys, num_out);
+    fetch(handed_out.clocks, out_clocks, num_out);
+    fetch(handed_out.counts, out_counts, num_out);
+    fetch(handed_out.sums, out_sums, num_out * optimizer.sum_dim());
+    HETMPI_CUDA(cudaStreamSynchronize(stream));
+    num_out = 0;
   }
 };
 
-CudaRowCache::CudaRowCache(int64_t capacity_rows, RowOptimizer optimizer, Policy policy) {
-  memory_ = std::make_unique<Memory>(optimizer, policy, Shape(capacity_rows));
+// n as CUB takes it.
+static void check_length(int64_t n) {
+  if (n < 0 || n >= int64_t{1} << 31) throw std::invalid_argument("cache: a call takes up to 2^31 - 1 entries, got " + std::to_string(n));
+}
+
+CudaRowCache::CudaRowCache(int64_t capacity_rows, RowOptimizer optimizer, Policy policy, int device) {
+  memory_ = std::make_unique<Memory>(device, optimizer, policy, Shape(capacity_rows));
+  const OnDevice here(device);
   Memory& m = *memory_;
   const int64_t slots = num_slots();
   cudaStream_t stream = nullptr;
-  m.tag.resize(slots, stream);
-  m.key.resize(slots, stream);
-  m.worth.resize(slots, stream);
-  m.line.resize(slots, stream);
-  m.weight.resize(slots * optimizer.dim(), stream);
-  m.state.resize(slots * optimizer.state_dim(), stream);
-  m.pending.resize(slots * optimizer.sum_dim(), stream);
-  m.counted.resize(1, stream);
-  m.tag.clear(stream);
-  m.worth.clear(stream);
-  m.line.clear(stream);
-  m.counted.clear(stream);
+  m.tag.make_room(slots, 0, stream);
+  m.key.make_room(slots, 0, stream);
+  m.worth.make_room(slots, 0, stream);
+  m.line.make_room(slots, 0, stream);
+  m.weight.make_room(slots * optimizer.dim(), 0, stream);
+  m.state.make_room(slots * optimizer.state_dim(), 0, stream);
+  m.pending.make_room(slots * optimizer.sum_dim(), 0, stream);
+  m.counted.make_room(1, 0, stream);
+  m.tag.clear(slots, stream);
+  m.worth.clear(slots, stream);
+  m.line.clear(slots, stream);
+  m.counted.clear(1, stream);
   HETMPI_CUDA(cudaStreamSynchronize(stream));
 }
 
 CudaRowCache::~CudaRowCache() = default;
 
+int CudaRowCache::device() const { return memory_->device; }
+
 int64_t CudaRowCache::capacity_rows() const { return memory_->shape.capacity_rows(); }
 int64_t CudaRowCache::num_slots() const { return memory_->shape.num_slots(); }
 const RowOptimizer& CudaRowCache::optimizer() const { return memory_->optimizer; }
-int64_t CudaRowCache::num_pushes() const { return memory_->num_out; }
+int64_t CudaRowCache::num_pushes() const { return memory_->num_out + static_cast<int64_t>(memory_->handed_out.keys.size()); }
 void CudaRowCache::set_step(double lr, int64_t step) { memory_->optimizer.set_step(lr, step); }
 
 int64_t CudaRowCache::line_bytes(const RowOptimizer& optimizer) {
@@ -547,6 +596,8 @@ int64_t CudaRowCache::line_bytes(const RowOptimizer& optimizer) {
 }
 
 void CudaRowCache::look_up(const int64_t* keys, int64_t n, int64_t* slots, Stream stream) const {
+  const OnDevice here(device());
+  if (n == 0) return;
   if (num_slots() == 0) {
     HETMPI_CUDA(cudaMemsetAsync(slots, 0xff, n * sizeof(int64_t), on(stream)));
     return;
@@ -555,6 +606,7 @@ void CudaRowCache::look_up(const int64_t* keys, int64_t n, int64_t* slots, Strea
 }
 
 void CudaRowCache::use(const int64_t* slots, int64_t n, int64_t num_keys, Stream stream) {
+  const OnDevice here(device());
   Memory& m = *memory_;
   ++m.now;
   if (m.ageing.is_due(m.policy, num_keys, capacity_rows()))
@@ -564,37 +616,44 @@ void CudaRowCache::use(const int64_t* slots, int64_t n, int64_t num_keys, Stream
 
 void CudaRowCache::validate(const int64_t* slots, const int32_t* owner_clocks, int64_t n, int64_t staleness, uint8_t* is_stale,
                             bool counts_lags, Stream stream) {
+  const OnDevice here(device());
   launch(validate_kernel, n, on(stream), memory_->lines(), slots, owner_clocks, n, staleness, is_stale, counts_lags,
          memory_->counted.data());
 }
 
 void CudaRowCache::refresh(const int64_t* slots, const uint8_t* chosen, const float* weights, const float* states,
                            const int32_t* clocks, int64_t n, float anticipate, Stream stream) {
+  const OnDevice here(device());
   launch(refresh_kernel, n * kWarp, on(stream), memory_->lines(), slots, chosen, weights, states, clocks, n, anticipate);
 }
 
 void CudaRowCache::insert_and_evict(const int64_t* keys, const uint8_t* chosen, const float* weights, const float* states,
                                     const int32_t* clocks, int64_t n, int64_t* slots, Stream stream) {
+  check_length(n);
   Memory& m = *memory_;
   if (num_slots() == 0 || n == 0) return;
+  const OnDevice here(device());
   const cudaStream_t s = on(stream);
-  m.is_chosen.resize(n, s);
-  m.is_chosen.clear(s);
-  m.gone.resize(n, s);
-  for (auto* array : {&m.sets, &m.sorted_sets}) array->resize(n, s);
-  for (auto* array : {&m.numbers, &m.sorted_numbers, &m.flags}) array->resize(n, s);
+  m.is_chosen.make_room(n, 0, s);
+  m.is_chosen.clear(n, s);
+  m.gone.make_room(n, 0, s);
+  for (auto* array : {&m.sets, &m.sorted_sets}) array->make_room(n, 0, s);
+  for (auto* array : {&m.numbers, &m.sorted_numbers, &m.flags}) array->make_room(n, 0, s);
   launch(wanted_sets_kernel, n, s, m.lines(), keys, chosen, slots, n, m.sets.data(), m.numbers.data(), m.flags.data());
+  m.make_room_out(m.number(n, s), s);  // each key may push out a line with a sum
+  m.flags.clear(n, s);
   m.with_scratch(s, [&](void* memory, size_t& bytes) {
     return cub::DeviceRadixSort::SortPairs(memory, bytes, m.sets.data(), m.sorted_sets.data(), m.numbers.data(),
                                            m.sorted_numbers.data(), static_cast<int>(n), 0, bits_of(m.shape.num_sets), s);
   });
   launch(place_kernel, n * kWarp, s, m.lines(), m.sorted_sets.data(), m.sorted_numbers.data(), n, keys, clocks, slots,
          m.is_chosen.data(), m.gone.data(), m.flags.data(), m.counted.data());
-  m.hand_out_gone(n, s);
   launch(fill_kernel, n * kWarp, s, m.lines(), m.is_chosen.data(), slots, weights, states, n);
+  m.hand_out_gone(n, m.number(n, s), s);
 }
 
 void CudaRowCache::gather(const int64_t* slots, int64_t n, float* out, Stream stream) const {
+  const OnDevice here(device());
   const Memory& m = *memory_;
   const int64_t dim = m.optimizer.dim(), quads = dim / 4;
   if (dim % 4 != 0 || !is_quad_aligned(out)) return launch(gather_kernel, n * kWarp, on(stream), m.lines(), slots, n, out);
@@ -606,9 +665,10 @@ void CudaRowCache::gather(const int64_t* slots, int64_t n, float* out, Stream st
 }
 
 void CudaRowCache::update(const int64_t* slots, const float* grads, int64_t n, float anticipate, Stream stream) {
+  const OnDevice here(device());
   Memory& m = *memory_;
   const cudaStream_t s = on(stream);
-  m.is_chosen.resize(n, s);
+  m.is_chosen.make_room(n, 0, s);
   launch(tick_kernel, n, s, m.lines(), slots, n, m.is_chosen.data(), m.counted.data());
   const int64_t dim = m.optimizer.dim(), quads = dim / 4;
   if (!m.optimizer.is_plain() || dim % 4 != 0 || !is_quad_aligned(grads))
@@ -623,85 +683,90 @@ void CudaRowCache::update(const int64_t* slots, const float* grads, int64_t n, f
 
 void CudaRowCache::clocks_within(const int64_t* slots, int64_t n, bool will_write, int64_t staleness, int32_t* clocks,
                                  Stream stream) const {
+  const OnDevice here(device());
   launch(clocks_within_kernel, n, on(stream), memory_->lines(), slots, n, will_write, staleness, clocks);
 }
 
 void CudaRowCache::preview(const int64_t* positions, int64_t m, const float* sums, const int32_t* counts, float anticipate,
                            float* weights, float* states, int32_t* clocks, Stream stream) const {
+  const OnDevice here(device());
   launch(preview_kernel, m * kWarp, on(stream), memory_->optimizer, positions, m, sums, counts, anticipate, weights, states,
          clocks);
 }
 
 void CudaRowCache::pass_on(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads, int64_t n,
                            Stream stream) {
+  check_length(n);
   Memory& m = *memory_;
+  const OnDevice here(device());
   const cudaStream_t s = on(stream);
-  m.flags.resize(n, s);
+  m.flags.make_room(n, 0, s);
   launch(without_line_kernel, n, s, slots, n, m.flags.data());
-  m.hand_out(n, s, [&](Out out) {
-    launch(pass_on_kernel, n * kWarp, s, m.optimizer, keys, clocks, grads, m.flags.data(), m.at.data(), n, out);
-  });
+  const int64_t num = m.number(n, s);
+  m.make_room_out(num, s);
+  if (num > 0) launch(pass_on_kernel, n * kWarp, s, m.optimizer, keys, clocks, grads, m.flags.data(), m.at.data(), n, m.out());
+  m.num_out += num;
   HETMPI_CUDA(cudaStreamSynchronize(s));
 }
 
 void CudaRowCache::take_pending(const int64_t* slots, int64_t n, int64_t staleness, const int64_t* held, int64_t num_held,
                                 Stream stream) {
-  Memory& m = *memory_;
-  const cudaStream_t s = on(stream);
-  m.flags.resize(n, s);
-  m.gone.resize(n, s);
-  launch(close_kernel, n, s, m.lines(), slots, 0, n, staleness, held, num_held, m.gone.data(), m.flags.data());
-  m.hand_out_gone(n, s);
+  check_length(n);
+  if (n == 0) return;
+  const OnDevice here(device());
+  memory_->hand_out_due(slots, 0, n, staleness, held, num_held, on(stream));
 }
 
 void CudaRowCache::take_all(Stream stream) {
-  constexpr int64_t kSlots = 1 << 20;  // at a time
-  Memory& m = *memory_;
-  const cudaStream_t s = on(stream);
-  m.flags.resize(std::min(kSlots, num_slots()), s);
-  m.gone.resize(std::min(kSlots, num_slots()), s);
+  constexpr int64_t kSlots = 1 << 16;  // at a time: there may be more pending sums than the GPU has room for twice
+  const OnDevice here(device());
   for (int64_t begin = 0; begin < num_slots(); begin += kSlots) {
-    const int64_t n = std::min(kSlots, num_slots() - begin);
-    launch(close_kernel, n, s, m.lines(), nullptr, begin, n, 0, nullptr, 0, m.gone.data(), m.flags.data());
-    m.hand_out_gone(n, s);
+    memory_->hand_out_due(nullptr, begin, std::min(kSlots, num_slots() - begin), 0, nullptr, 0, on(stream));
+    memory_->fetch_out(on(stream));
   }
 }
 
 Pushes CudaRowCache::take_pushes(Stream stream) {
-  Memory& m = *memory_;
-  Pushes pushes;
-  const auto fetch = [&](auto& to, const auto& from, int64_t n) {
-    to.resize(n);
-    if (n > 0) HETMPI_CUDA(cudaMemcpyAsync(to.data(), from.data(), n * sizeof(to[0]), cudaMemcpyDeviceToHost, on(stream)));
-  };
-  fetch(pushes.keys, m.out_keys, m.num_out);
-  fetch(pushes.clocks, m.out_clocks, m.num_out);
-  fetch(pushes.counts, m.out_counts, m.num_out);
-  fetch(pushes.sums, m.out_sums, m.num_out * m.optimizer.sum_dim());
-  HETMPI_CUDA(cudaStreamSynchronize(on(stream)));
-  m.num_out = 0;
-  return pushes;
+  const OnDevice here(device());
+  memory_->fetch_out(on(stream));
+  return std::exchange(memory_->handed_out, Pushes());
 }
 
 CudaRowCache::Counts CudaRowCache::counts(Stream stream) const {
+  const OnDevice here(device());
   const Counted counted = to_host(memory_->counted.data(), on(stream));
   const auto whole = [](Counter n) { return static_cast<int64_t>(n); };
   return {whole(counted.inserted), whole(counted.opened) - memory_->num_closed, whole(counted.stale), whole(counted.evicted)};
 }
 
 LagHistogram CudaRowCache::lags(Stream stream) const {
+  const OnDevice here(device());
   const Counted counted = to_host(memory_->counted.data(), on(stream));
   LagHistogram lags;
   std::copy_n(counted.lags, LagHistogram::kBins, lags.bins);
   return lags;
 }
 
-bool cuda_is_usable(std::string* why) {
-  int num = 0;
-  const cudaError_t error = cudaGetDeviceCount(&num);
-  if (error == cudaSuccess && num > 0) return true;
-  *why = error == cudaSuccess ? "no device" : cudaGetErrorString(error);
-  return false;
+std::string gpu_problem() {
+  int num = 0, major = 0, minor = 0;
+  cudaError_t error = cudaGetDeviceCount(&num);
+  if (error == cudaSuccess && num == 0) return "there is none";
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0);
+  if (error != cudaSuccess) {
+    cudaGetLastError();
+    return cudaGetErrorString(error);
+  }
+  if (major >= kLeastCapability) return "";
+  return "its compute capability is " + std::to_string(major) + "." + std::to_string(minor) + ", at least " +
+         std::to_string(kLeastCapability) + ".0 is needed";
+}
+
+int device_of(const void* memory) {
+  cudaPointerAttributes about;
+  if (cudaPointerGetAttributes(&about, memory) == cudaSuccess && about.type == cudaMemoryTypeDevice) return about.device;
+  cudaGetLastError();
+  return -1;
 }
 
 }  // namespace hetmpi

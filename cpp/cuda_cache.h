@@ -1,13 +1,15 @@
 // CudaRowCache: RowCache (row_cache.h) in a GPU's memory: the same calls, words and invariants, and the same lines, clocks and
 // rows bit for bit after the same calls.
 //
-// All arrays of a batch lie in the GPU's memory, except where said; the calls run on the caller's stream and return before they
-// are done, except where said. What is handed out is kept here until take_pushes(). Errors of CUDA are std::runtime_error.
+// All arrays of a batch lie in the memory of the GPU `device`, except where said; the calls run on the caller's stream and return before
+// they are done, except where said: arrays live until then. What is handed out is kept here until take_pushes(). Errors of CUDA are
+// std::runtime_error; where memory is short for a call, no line has changed. NaNs may have other bits than on the CPU.
 // REQUIRES of all calls: one stream at a time; slots as for RowCache, and in range.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "cache_decisions.h"
 #include "row_cache.h"
@@ -25,9 +27,10 @@ class CudaRowCache {
   };
 
   // As RowCache; all memory is taken at once.
-  CudaRowCache(int64_t capacity_rows, RowOptimizer optimizer, Policy policy);
+  CudaRowCache(int64_t capacity_rows, RowOptimizer optimizer, Policy policy, int device = 0);
   ~CudaRowCache();
 
+  int device() const;
   int64_t capacity_rows() const;
   int64_t num_slots() const;
   const RowOptimizer& optimizer() const;
@@ -69,7 +72,10 @@ class CudaRowCache {
   std::unique_ptr<Memory> memory_;
 };
 
-// Whether this process can use a GPU; if not, why is what CUDA says.
-bool cuda_is_usable(std::string* why);
+// Why this process can use no GPU; empty if it can.
+std::string gpu_problem();
+
+// The GPU in whose memory this lies, -1 if it lies in none's.
+int device_of(const void* memory);
 
 }  // namespace hetmpi

@@ -12,6 +12,7 @@ namespace hetmpi {
 // Throws std::runtime_error with the call, its file and line, and CUDA's own words.
 inline void check_cuda(cudaError_t error, const char* call, const char* file, int line) {
   if (error == cudaSuccess) return;
+  cudaGetLastError();  // CUDA keeps it, and the next launch would be blamed for it
   throw std::runtime_error(std::string(file) + ":" + std::to_string(line) + ": " + call + ": " + cudaGetErrorString(error));
 }
 #define HETMPI_CUDA(call) ::hetmpi::check_cuda((call), #call, __FILE__, __LINE__)
@@ -30,44 +31,59 @@ void launch(void (*kernel)(Parameters...), int64_t threads, cudaStream_t stream,
   HETMPI_CUDA(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 
-// An array in the GPU's memory. What is resized or freed is no longer used by the stream given then, or by any that waits
-// for it.
+// Makes a GPU the current one of this thread while it lives.
+class OnDevice {
+ public:
+  explicit OnDevice(int device) {
+    HETMPI_CUDA(cudaGetDevice(&before_));
+    HETMPI_CUDA(cudaSetDevice(device));
+  }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+  ~OnDevice() { cudaSetDevice(before_); }
+
+ private:
+  int before_;
+};
+
+// Room for numbers in the memory of the GPU that was current when it was made. What is replaced or freed is no longer used by the
+// stream given then, or by any that waits for it.
 template <typename T>
 class DeviceArray {
  public:
   DeviceArray() = default;
   DeviceArray(const DeviceArray&) = delete;
   DeviceArray& operator=(const DeviceArray&) = delete;
-  ~DeviceArray() {
-    if (data_ != nullptr) cudaFree(data_);  // waits for all streams; an error is a former one's
-  }
+  ~DeviceArray() { free(data_); }
 
   T* data() const { return data_; }
-  int64_t size() const { return size_; }
 
-  // Makes room for n numbers and keeps those that are there.
-  void resize(int64_t n, cudaStream_t stream) {
-    if (n > room_) {
-      const int64_t room = n + room_ / 2;
-      T* grown;
-      HETMPI_CUDA(cudaMalloc(reinterpret_cast<void**>(&grown), room * sizeof(T)));
-      if (size_ > 0) HETMPI_CUDA(cudaMemcpyAsync(grown, data_, size_ * sizeof(T), cudaMemcpyDeviceToDevice, stream));
-      HETMPI_CUDA(cudaStreamSynchronize(stream));
-      if (data_ != nullptr) HETMPI_CUDA(cudaFree(data_));
-      data_ = grown;
-      room_ = room;
-    }
-    size_ = n;
+  // Makes room for n numbers and keeps the first `kept`. Nothing has changed if memory is short.
+  void make_room(int64_t n, int64_t kept, cudaStream_t stream) {
+    if (n <= room_) return;
+    const int64_t room = n + room_ / 2;
+    T* grown;
+    HETMPI_CUDA(cudaMalloc(reinterpret_cast<void**>(&grown), room * sizeof(T)));
+    cudaError_t error = kept == 0 ? cudaSuccess : cudaMemcpyAsync(grown, data_, kept * sizeof(T), cudaMemcpyDeviceToDevice, stream);
+    if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+    free(error == cudaSuccess ? data_ : grown);
+    HETMPI_CUDA(error);
+    data_ = grown;
+    room_ = room;
   }
 
-  // Every byte 0.
-  void clear(cudaStream_t stream) {
-    if (size_ > 0) HETMPI_CUDA(cudaMemsetAsync(data_, 0, size_ * sizeof(T), stream));
+  // The first n numbers, every byte 0.
+  void clear(int64_t n, cudaStream_t stream) {
+    if (n > 0) HETMPI_CUDA(cudaMemsetAsync(data_, 0, n * sizeof(T), stream));
   }
 
  private:
+  static void free(T* data) {
+    if (data != nullptr && cudaFree(data) != cudaSuccess) cudaGetLastError();  // an error is a former call's
+  }
+
   T* data_ = nullptr;
-  int64_t room_ = 0, size_ = 0;
+  int64_t room_ = 0;
 };
 
 }  // namespace hetmpi

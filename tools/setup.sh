@@ -19,7 +19,7 @@ set_up() {
   step packages "$base $(<"$ROOT/requirements.txt")" "installing torch and the other pinned packages" install_packages
   step horovod "$base $(horovod_key)" "building Horovod on $MPI_NAME, some minutes" build_horovod
   step mpi "$base $(<"$STATE/packages.done") $(<"$STATE/horovod.done")" "checking that all use one MPI" check_mpi
-  step core "$base $HETMPI_MARCH $HETMPI_CUDA" "compiling hetmpi._C" build_core core_is_new
+  step core "$base $HETMPI_MARCH $HETMPI_CUDA ${NVCC:-$(command -v nvcc)}" "compiling hetmpi._C" build_core core_is_new
   unlock
 }
 

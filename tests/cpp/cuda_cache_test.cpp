@@ -38,16 +38,16 @@ void must(cudaError_t error) { check(error == cudaSuccess, cudaGetErrorString(er
 
 // An array of the host's in the GPU's memory.
 template <typename T>
-class OnDevice {
+class OnGpu {
  public:
-  explicit OnDevice(const std::vector<T>& values) : size_(values.size()) {
+  explicit OnGpu(const std::vector<T>& values) : size_(values.size()) {
     if (size_ == 0) return;
     must(cudaMalloc(reinterpret_cast<void**>(&data_), size_ * sizeof(T)));
     must(cudaMemcpyAsync(data_, values.data(), size_ * sizeof(T), cudaMemcpyHostToDevice, nullptr));
     must(cudaStreamSynchronize(nullptr));
   }
-  OnDevice(const OnDevice&) = delete;
-  ~OnDevice() { cudaFree(data_); }
+  OnGpu(const OnGpu&) = delete;
+  ~OnGpu() { cudaFree(data_); }
 
   T* get() const { return data_; }
 
@@ -97,16 +97,17 @@ Bytes coins(Random& random, int64_t n, int64_t heads_in_ten) {
 // Both caches, given the same calls.
 class Both {
  public:
-  explicit Both(Random& random)
+  // capacity, num_keys: -1 for some.
+  explicit Both(Random& random, int64_t capacity = -1, int64_t num_keys = -1)
       : random_(random),
         rule_(one_of<std::string>(random, {"sgd", "adagrad", "rowwise_adagrad", "adam"})),
         dim_(one_of<int64_t>(random, {1, 3, 4, 8, 20, 32, 64, 128, 130, 132})),
-        capacity_(one_of<int64_t>(random, {0, 1, 5, 31, 32, 64, 96, 200})),
+        capacity_(capacity >= 0 ? capacity : one_of<int64_t>(random, {0, 1, 5, 31, 32, 64, 96, 200})),
         policy_(one_of<Policy>(random, {Policy::kLru, Policy::kLfu, Policy::kLfuOpt})),
         optimizer_(rule_, dim_, one_of<float>(random, {0, 0.01f}), 0.9f, 0.999f, 1e-8f),
         staleness_(one_of<int64_t>(random, {0, 1, 3, 10, kUnbounded})),
         anticipate_(one_of<float>(random, {1, 4})),
-        num_keys_(std::max<int64_t>(8, capacity_ * one_of<int64_t>(random, {1, 2, 3}))),
+        num_keys_(num_keys >= 0 ? num_keys : std::max<int64_t>(8, capacity_ * one_of<int64_t>(random, {1, 2, 3}))),
         on_cpu_(capacity_, optimizer_, policy_),
         on_gpu_(capacity_, optimizer_, policy_) {
     current_case += ", rule " + rule_ + ", dim " + std::to_string(dim_) + ", capacity " + std::to_string(capacity_) + ", policy " +
@@ -150,7 +151,7 @@ class Both {
     for (int64_t i = num_keys_; i > 1; --i) std::swap(keys_[i - 1], keys_[pick(random_, i)]);
     keys_.resize(pick(random_, num_keys_ + 1));
     slots_.assign(n(), 7);
-    const OnDevice keys(keys_), slots(slots_);
+    const OnGpu keys(keys_), slots(slots_);
     on_cpu_.look_up(keys_.data(), n(), slots_.data());
     on_gpu_.look_up(keys.get(), n(), slots.get(), nullptr);
     CHECK(same_bits(slots_, slots.back()));
@@ -162,15 +163,15 @@ class Both {
     clocks_.resize(n());
     for (int32_t& clock : clocks_) clock = static_cast<int32_t>(pick(random_, 40));
     is_stale_.assign(n(), 9);
-    const OnDevice slots(slots_);
-    const OnDevice clocks(clocks_);
-    const OnDevice is_stale(is_stale_);
+    const OnGpu slots(slots_);
+    const OnGpu clocks(clocks_);
+    const OnGpu is_stale(is_stale_);
     const bool counts_lags = pick(random_, 2) == 0;
     num_stale_ += on_cpu_.validate(slots_.data(), clocks_.data(), n(), staleness_, is_stale_.data(), counts_lags ? &lags_ : nullptr);
     on_gpu_.validate(slots.get(), clocks.get(), n(), staleness_, is_stale.get(), counts_lags, nullptr);
     CHECK(same_bits(is_stale_, is_stale.back()));
     Clocks told(n(), 5);
-    const OnDevice told_on_gpu(told);
+    const OnGpu told_on_gpu(told);
     const bool will_write = pick(random_, 2) == 0;
     on_cpu_.clocks_within(slots_.data(), n(), will_write, staleness_, told.data());
     on_gpu_.clocks_within(slots.get(), n(), will_write, staleness_, told_on_gpu.get(), nullptr);
@@ -179,10 +180,10 @@ class Both {
 
   void renew() {
     const Floats weights = normals(random_, n() * dim_), states = positives(random_, n() * state_dim());
-    const OnDevice slots(slots_);
-    const OnDevice chosen(is_stale_);
-    const OnDevice weight(weights), state(states);
-    const OnDevice clocks(clocks_);
+    const OnGpu slots(slots_);
+    const OnGpu chosen(is_stale_);
+    const OnGpu weight(weights), state(states);
+    const OnGpu clocks(clocks_);
     on_cpu_.refresh(slots_.data(), is_stale_.data(), weights.data(), states.data(), clocks_.data(), n(), anticipate_);
     on_gpu_.refresh(slots.get(), chosen.get(), weight.get(), state.get(), clocks.get(), n(), anticipate_, nullptr);
   }
@@ -190,10 +191,10 @@ class Both {
   void insert() {
     const Floats weights = normals(random_, n() * dim_), states = positives(random_, n() * state_dim());
     const Bytes wanted = coins(random_, n(), 8);
-    const OnDevice keys(keys_), slots(slots_);
-    const OnDevice chosen(wanted);
-    const OnDevice weight(weights), state(states);
-    const OnDevice clocks(clocks_);
+    const OnGpu keys(keys_), slots(slots_);
+    const OnGpu chosen(wanted);
+    const OnGpu weight(weights), state(states);
+    const OnGpu clocks(clocks_);
     num_evicted_ += on_cpu_.insert_and_evict(keys_.data(), wanted.data(), weights.data(), states.data(), clocks_.data(), n(),
                                              slots_.data(), &pushes_);
     on_gpu_.insert_and_evict(keys.get(), chosen.get(), weight.get(), state.get(), clocks.get(), n(), slots.get(), nullptr);
@@ -202,8 +203,8 @@ class Both {
 
   void gather() {
     Floats rows(n() * dim_, 3);
-    const OnDevice slots(slots_);
-    const OnDevice out(rows);
+    const OnGpu slots(slots_);
+    const OnGpu out(rows);
     on_cpu_.gather(slots_.data(), n(), rows.data());
     on_gpu_.gather(slots.get(), n(), out.get(), nullptr);
     CHECK(same_bits(rows, out.back()));
@@ -214,8 +215,8 @@ class Both {
     for (int64_t& slot : updated)
       if (pick(random_, 10) == 0) slot = -1;
     const Floats values = normals(random_, n() * dim_);
-    const OnDevice slots(updated);
-    const OnDevice grads(values);
+    const OnGpu slots(updated);
+    const OnGpu grads(values);
     on_cpu_.update(updated.data(), values.data(), n(), anticipate_);
     on_gpu_.update(slots.get(), grads.get(), n(), anticipate_, nullptr);
     gather();
@@ -231,9 +232,9 @@ class Both {
     Floats states = positives(random_, n() * state_dim());
     Clocks counts(m), clocks = clocks_;
     for (int32_t& count : counts) count = static_cast<int32_t>(1 + pick(random_, 9));
-    const OnDevice at(positions);
-    const OnDevice sum(sums), weight(weights), state(states);
-    const OnDevice count(counts), clock(clocks);
+    const OnGpu at(positions);
+    const OnGpu sum(sums), weight(weights), state(states);
+    const OnGpu count(counts), clock(clocks);
     on_cpu_.preview(positions.data(), m, sums.data(), counts.data(), anticipate_, weights.data(), states.data(), clocks.data());
     on_gpu_.preview(at.get(), m, sum.get(), count.get(), anticipate_, weight.get(), state.get(), clock.get(), nullptr);
     CHECK(same_bits(weights, weight.back()) && same_bits(states, state.back()) && same_bits(clocks, clock.back()));
@@ -247,9 +248,9 @@ class Both {
     std::sort(held.begin(), held.end());
     for (int32_t& clock : clocks_)
       if (pick(random_, 4) == 0) clock = kUnknownClock;
-    const OnDevice keys(keys_), slots(slots_), kept(held);
-    const OnDevice clocks(clocks_);
-    const OnDevice grads(values);
+    const OnGpu keys(keys_), slots(slots_), kept(held);
+    const OnGpu clocks(clocks_);
+    const OnGpu grads(values);
     on_cpu_.pass_on(keys_.data(), slots_.data(), clocks_.data(), values.data(), n(), &pushes_);
     on_gpu_.pass_on(keys.get(), slots.get(), clocks.get(), grads.get(), n(), nullptr);
     on_cpu_.take_pending(slots_.data(), n(), staleness_, held, &pushes_);
@@ -292,15 +293,20 @@ void run_all(uint64_t seed, int streams) {
     for (int64_t number = 0; number < 30; ++number) both.step(number);
     both.finish();
   }
+  current_case = "seed " + std::to_string(seed) + ", more slots than are handed out at a time";
+  Random random(seed);
+  Both both(random, 70'000, 300);
+  for (int64_t number = 0; number < 3; ++number) both.step(number);
+  both.finish();
 }
 
 }  // namespace
 }  // namespace hetmpi
 
 int main(int argc, char** argv) {
-  std::string why;
-  if (!hetmpi::cuda_is_usable(&why)) {
-    std::fprintf(stderr, "no GPU: %s\n", why.c_str());
+  const std::string problem = hetmpi::gpu_problem();
+  if (!problem.empty()) {
+    std::fprintf(stderr, "no GPU can be used: %s\n", problem.c_str());
     return 77;
   }
   hetmpi::run_all(argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1, argc > 2 ? std::atoi(argv[2]) : 60);

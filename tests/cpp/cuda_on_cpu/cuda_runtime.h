@@ -23,6 +23,8 @@
 using std::min;
 
 enum cudaError_t { cudaSuccess, cudaErrorMemoryAllocation };
+enum cudaDeviceAttr { cudaDevAttrComputeCapabilityMajor, cudaDevAttrComputeCapabilityMinor };
+enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeDevice };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
 using cudaStream_t = struct CUstream_st*;
 
@@ -219,6 +221,24 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 inline cudaError_t cudaGetDeviceCount(int* num) {
   *num = 1;
+  return cudaSuccess;
+}
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = 9;
+  return cudaSuccess;
+}
+struct cudaPointerAttributes {
+  cudaMemoryType type;
+  int device;
+};
+inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* about, const void*) {
+  *about = {cudaMemoryTypeDevice, 0};
   return cudaSuccess;
 }
 inline const char* cudaGetErrorString(cudaError_t error) {
