@@ -703,5 +703,6 @@ PYBIND11_MODULE(_C, m) {
   bind_cuda(m);
 #else
   m.attr("has_cuda") = false;
+  m.def("gpu_problem", [] { return "hetmpi._C was built without nvcc"; }, "Why no GPU can be used here.");
 #endif
 }

@@ -590,11 +590,6 @@ const RowOptimizer& CudaRowCache::optimizer() const { return memory_->optimizer;
 int64_t CudaRowCache::num_pushes() const { return memory_->num_out + static_cast<int64_t>(memory_->handed_out.keys.size()); }
 void CudaRowCache::set_step(double lr, int64_t step) { memory_->optimizer.set_step(lr, step); }
 
-int64_t CudaRowCache::line_bytes(const RowOptimizer& optimizer) {
-  const int64_t numbers = optimizer.dim() + optimizer.state_dim() + optimizer.sum_dim();
-  return numbers * sizeof(float) + sizeof(Line) + sizeof(uint64_t) + sizeof(int64_t) + sizeof(uint8_t);
-}
-
 void CudaRowCache::look_up(const int64_t* keys, int64_t n, int64_t* slots, Stream stream) const {
   const OnDevice here(device());
   if (n == 0) return;

@@ -34,8 +34,6 @@ class CudaRowCache {
   int64_t capacity_rows() const;
   int64_t num_slots() const;
   const RowOptimizer& optimizer() const;
-  // Bytes of one line and its share of its set.
-  static int64_t line_bytes(const RowOptimizer& optimizer);
 
   void set_step(double lr, int64_t step);
   void look_up(const int64_t* keys, int64_t n, int64_t* slots, Stream stream) const;

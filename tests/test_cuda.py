@@ -15,7 +15,7 @@ from test_core import CXX, FLAGS, ROOT, run
 
 SOURCES = [str(ROOT / "cpp/cuda_cache.cu"), str(ROOT / "tests/cpp/cuda_cache_test.cpp")]
 INCLUDE = f"-I{ROOT / 'cpp'}"
-NO_GPU = "hetmpi._C was built without nvcc" if not _C.has_cuda else _C.gpu_problem()
+NO_GPU = _C.gpu_problem()
 needs_gpu = pytest.mark.skipif(bool(NO_GPU), reason=f"no GPU can be used here: {NO_GPU}")
 
 
