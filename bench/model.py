@@ -51,18 +51,8 @@ FEW = 8  # samples of a batch that is messages and little else
 
 
 def main():
-    """Measures constants and checks in one go, as this machine's speed changes from hour to hour."""
     settings = checked_settings(parse("model", SETTINGS, sys.argv[1:]))
-    law, runs = Law(settings), {}
-    for key in [*((2, "none", batch) for batch in [FEW, *settings["batches"]]), (3, "none", FEW), *(
-        (hosts, settings["rate"], batch) for hosts in settings["hosts"] for batch in settings["batches"]
-    )]:  # fmt: skip
-        hosts, rate, batch = key
-        print(f"\n{hosts} hosts, links: {rate}, batch {batch}", flush=True)
-        chosen = {**settings, "batch": batch}
-        with made_problem(chosen, hosts) as folder:
-            results = race(on_hosts(hosts, rate), folder, contenders_of(settings), chosen)
-        runs[key] = {name: figures(result, chosen) for name, result in results.items()}
+    law, runs = Law(settings), measured(settings)
     model = Model(settings, law, runs)
     checked = [model.check(key, name) for key in runs if key[1] != "none" for name in runs[key]]
     show_check(checked)
@@ -76,6 +66,22 @@ def main():
         "worst_bytes": max(abs(check["bytes"] / check["measured_bytes"] - 1) for check in checked if check["measured_bytes"]),
         "constants": model.constants, "runs": {" ".join(map(str, key)): kinds for key, kinds in runs.items()}, "checked": checked, "predicted": predicted, "settings": settings,
     }))  # fmt: skip
+
+
+def measured(settings: dict) -> dict:
+    """(hosts, rate, batch) -> kind -> figures. Runs for constants and those for the check take turns: this machine's speed changes."""
+    few = [(hosts, "none", FEW) for hosts in (2, 3)]
+    links = [(2, "none"), *((hosts, settings["rate"]) for hosts in settings["hosts"])]
+    results = {key: {kind: [] for kind in KINDS} for key in [*few, *((*link, batch) for batch in settings["batches"] for link in links)]}
+    for turn in range(settings["repeats"]):
+        for hosts, rate, batch in results:
+            print(f"\n{turn + 1}/{settings['repeats']}: {hosts} hosts, links: {rate}, batch {batch}", flush=True)
+            chosen = {**settings, "batch": batch, "repeats": 1}
+            with made_problem(chosen, hosts) as folder:
+                raced = race(on_hosts(hosts, rate), folder, contenders_of(settings), chosen)
+            for kind, result in raced.items():
+                results[hosts, rate, batch][kind] += result
+    return {key: {kind: figures(result, settings) for kind, result in kinds.items()} for key, kinds in results.items()}
 
 
 def checked_settings(settings: dict) -> dict:
@@ -162,7 +168,8 @@ class Model:
         two = {batch: runs[2, "none", batch] for batch in (few, many)}
         own = {batch: {kind: run["step_ms"] - run["allreduce_ms"] for kind, run in kinds.items()} for batch, kinds in two.items()}
         crowded = runs[3, "none", FEW]["floor"]["allreduce_ms"] / (crowd_of(3) * math.log2(3))
-        self.constants = {"allreduce_ms": two[few]["floor"]["allreduce_ms"], "crowded_allreduce_ms": crowded}
+        alone = runs[2, "none", FEW]["floor"]["allreduce_ms"]  # in longer steps it has waiting for the slower rank
+        self.constants = {"allreduce_ms": alone, "crowded_allreduce_ms": crowded}
         for kind in KINDS:
             added = {batch: own[batch][kind] - (own[batch]["floor"] if kind != "floor" else 0) for batch in own}
             begin, end = self.load(kind, few, 2), self.load(kind, many, 2)
