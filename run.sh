@@ -20,7 +20,7 @@ usage: ./run.sh COMMAND
   test [PYTEST ARGS]        run the tests at 1, 2 and 3 ranks
   bench NAME [ARGS]         run bench/NAME
   doctor                    look at MPI, memory and Horovod, and say what to change
-  gpu-check OUT_DIR         on a machine with a GPU: check the GPU's half, with the python3, torch and nvcc found there
+  gpu-check OUT_DIR [WHEELS]  on a machine with a GPU: check the GPU's half, with the python3, torch and nvcc found there
   setup                     only the set-up, which every other command does first
 
 environment

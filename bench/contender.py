@@ -1,7 +1,7 @@
 """One rank of a contender that needs hetmpi: hetmpi's own trainer, or the floor under it.
 
     mpiexec -n RANKS python bench/contender.py hetmpi FOLDER [SETTING=VALUE ...]    settings of conf/config.yaml
-    mpiexec -n RANKS python bench/contender.py floor FOLDER
+    mpiexec -n RANKS python bench/contender.py floor FOLDER [device=cuda]
 
 The floor is the same dense network under Horovod with the rows of every sample in hand: no table, no loader, no keys.
 """
@@ -17,6 +17,7 @@ from problem import DENSE_LR, ROWS_LR, Laps, Problem, chunk_steps, report
 
 from hetmpi.config import compose
 from hetmpi.data.batch import Samples
+from hetmpi.device import choose_device
 from hetmpi.layers import look_up
 from hetmpi.optim import DenseOptimizer, Schedule
 from hetmpi.replicated import ReplicatedTable
@@ -82,7 +83,7 @@ class Contender(Training):
 
     def __init__(self, world, config, problem: Problem):
         self.problem = problem
-        super().__init__(world, config)
+        super().__init__(world, config, choose_device(world, config.device))
         self.processor = Processor()
         self.table.shard.weight[:] = problem.first_rows(self.table.keys().numpy())
         self.table.window.fence()
@@ -106,7 +107,7 @@ def hetmpi(world, problem: Problem, overrides: list[str]):
     config = compose(world, [
         f"table.dim={problem.dim}", f"batch_size={problem.batch}", f"steps={problem.steps}", f"run.dir={folder}",
         "optim.rows=sgd", f"optim.rows_lr={ROWS_LR}", "optim.dense=sgd", f"optim.dense_lr={DENSE_LR}",
-        f"log.every_steps={chunk_steps()}", f"eval.max_samples={world.size}", *overrides,
+        f"log.every_steps={chunk_steps()}", f"eval.max_samples={world.size}", "device=cpu", *overrides,
     ])  # fmt: skip
     torch.set_num_threads(1)
     training = Contender(world, config, problem)
@@ -121,15 +122,15 @@ def hetmpi(world, problem: Problem, overrides: list[str]):
         report({**figures, **training.processor.figures(), "is_exact": exact, "exchange": exchange})
 
 
-def floor(world, problem: Problem):
+def floor(world, problem: Problem, device: torch.device):
     """The dense network alone."""
     hvd, spans = world.start_horovod(), Spans()
     torch.set_num_threads(1)
     model = problem.network()
-    dense = DenseOptimizer(hvd, model, "sgd", DENSE_LR, 0.0, Schedule())
+    dense = DenseOptimizer(hvd, model, "sgd", DENSE_LR, 0.0, Schedule(), device)
     criterion = torch.nn.BCEWithLogitsLoss()
-    embeddings = 0.01 * torch.randn(problem.batch, problem.num_fields, problem.dim)
-    batches = [problem.samples(step, world.rank)[1:] for step in range(problem.steps)]
+    embeddings = 0.01 * torch.randn(problem.batch, problem.num_fields, problem.dim, device=device)
+    batches = [[part.to(device) for part in problem.samples(step, world.rank)[1:]] for step in range(problem.steps)]
     parts, spent, laps = {f"{part}_ms": [] for part in PARTS}, spans.as_array(), Laps()
     processor = Processor()
     for step, (features, label) in enumerate(batches):
@@ -140,7 +141,7 @@ def floor(world, problem: Problem):
             loss.backward()
         with spans("allreduce"):
             dense.step(step)
-        if laps.step(loss):
+        if laps.step(loss.cpu()):  # as the trainer, which looks at every loss
             for values, ms in zip(parts.values(), (spans.as_array() - spent) / laps.chunk):
                 values.append(float(ms))
             spent = spans.as_array()
@@ -154,7 +155,10 @@ def main(world):
     problem = Problem(folder)
     if world.size != problem.ranks:
         raise ValueError(f"{folder} is a problem for {problem.ranks} ranks, not {world.size}")
-    hetmpi(world, problem, overrides) if name == "hetmpi" else floor(world, problem)
+    if name == "hetmpi":
+        return hetmpi(world, problem, overrides)
+    [wanted] = overrides or ["device=cpu"]
+    floor(world, problem, choose_device(world, wanted.removeprefix("device=")))
 
 
 launch(main)

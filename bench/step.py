@@ -1,11 +1,12 @@
 """The time of a training step, part by part, beside the same dense network with its rows in hand (the floor), and peers.
 
     ./run.sh bench step [net=mlp] [dim=32] [batch=2048] [ranks=2] [scale=0.1] [zipf=1.05] [steps=60] [warmup=20]
-                        [repeats=5] [peers=none] [rate=none] [settings=table.staleness=0]
+                        [repeats=5] [peers=none] [rate=none] [device=cpu] [settings=table.staleness=0]
 
 net: mlp (embeddings and dense features through three layers of 256, plus a linear term) or het (HET's WDL). Criteo's field
 sizes times `scale`, plain SGD, one thread per rank. rate: none for one node, or as tc says it (1gbit): each rank on a host of its
-own with such a link, as in `bench cluster`; needs root and MPICH. settings: of conf/config.yaml, joined by commas. peers:
+own with such a link, as in `bench cluster`; needs root and MPICH. device: cuda for floor and hetmpi on GPUs, without peers.
+settings: of conf/config.yaml, joined by commas. peers:
 all, none, or some of torchrec, allgather, horovod (bench/peer_*.py); torchrec gets an environment of its own on first use.
 Contenders take turns; losses after equal samples are compared first.
 
@@ -24,17 +25,19 @@ from hetmpi.spans import PARTS
 
 SETTINGS = {
     "net": "mlp", "dim": 32, "batch": 2048, "ranks": 2, "scale": 0.1, "zipf": 1.05, "steps": 60, "warmup": 20,
-    "repeats": 5, "peers": ["none"], "rate": "none", "settings": ["table.staleness=0"],
+    "repeats": 5, "peers": ["none"], "rate": "none", "device": "cpu", "settings": ["table.staleness=0"],
 }  # fmt: skip
 
 
 def main():
     """Makes the problem, lets the contenders run in turns, compares."""
     settings = parse("step", SETTINGS, sys.argv[1:])
-    peers = chosen(settings["peers"])
+    peers, device = chosen(settings["peers"]), f"device={settings['device']}"
+    if peers and settings["device"] != "cpu":
+        sys.exit("bench step: peers run on the CPU only: give peers=none or device=cpu")
     launcher = on_hosts(settings["ranks"], settings["rate"]) if settings["rate"] != "none" else on_node(settings["ranks"])
     with made_problem(settings, settings["ranks"]) as folder:
-        contenders = {"floor": [], "hetmpi": settings["settings"], **{peer: [] for peer in peers}}
+        contenders = {"floor": [device], "hetmpi": [device, *settings["settings"]], **{peer: [] for peer in peers}}
         runs = race(launcher, folder, contenders, settings)
     check_losses(runs, settings)
     times = {name: median_ms(results, settings) for name, results in runs.items()}

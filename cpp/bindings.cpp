@@ -361,8 +361,8 @@ class PyEngine {
 // weights and grads (n, dim), states (n, state_dim) float32.
 class PyCache {
  public:
-  PyCache(int64_t capacity_rows, RowOptimizer optimizer, const std::string& policy)
-      : cache_(capacity_rows, optimizer, policy_of(policy)) {}
+  PyCache(int64_t capacity_rows, RowOptimizer optimizer, const std::string& policy, const std::string& rows)
+      : cache_(capacity_rows, optimizer, policy_of(policy), row_type_of(rows)) {}
 
   void look_up(const Array<int64_t>& keys, Array<int64_t> slots) const {
     const ssize_t n = keys.shape(0);
@@ -581,7 +581,7 @@ PYBIND11_MODULE(_C, m) {
   m.attr("UNKNOWN_CLOCK") = kUnknownClock;
   m.attr("NO_LINE") = kNoLine;
   m.attr("WAYS") = kWays;
-  m.attr("LINE_OVERHEAD_BYTES") = RowCache::line_bytes(0);
+  m.attr("LINE_OVERHEAD_BYTES") = RowCache::kLineOverhead;
 
   py::class_<RecordFormat>(m, "RecordFormat", "What is sent of each row (cpp/ring.h).")
       .def(py::init<int64_t, bool>(), py::arg("width"), py::arg("has_clocks"))
@@ -663,8 +663,8 @@ PYBIND11_MODULE(_C, m) {
       .def("stop", &PyEngine::stop);
 
   py::class_<PyCache>(m, "RowCache", "Rows a rank keeps, with gradients not pushed yet (cpp/row_cache.h).")
-      .def(py::init<int64_t, RowOptimizer, const std::string&>(), py::arg("capacity_rows"), py::arg("optimizer"),
-           py::arg("policy"))
+      .def(py::init<int64_t, RowOptimizer, const std::string&, const std::string&>(), py::arg("capacity_rows"), py::arg("optimizer"),
+           py::arg("policy"), py::arg("rows") = "float32")
       .def_property_readonly("capacity_rows", [](const PyCache& c) { return c.cache_.capacity_rows(); })
       .def_property_readonly("num_rows", [](const PyCache& c) { return c.cache_.num_rows(); })
       .def_property_readonly("num_pending", [](const PyCache& c) { return c.cache_.num_pending(); })

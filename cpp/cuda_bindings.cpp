@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cuda_cache.h"
+#include "cuda_unique.h"
 
 namespace py = pybind11;
 using py::ssize_t;
@@ -35,19 +36,24 @@ std::string text_of(const Lengths& lengths) {
   return text + ")";
 }
 
-// Memory of a GPU array of Python's: anything with __cuda_array_interface__, contiguous, of this shape, on this GPU. T const: to be
-// read alone. Raises TypeError or ValueError that says what came.
+// What describes the memory of an array: __cuda_array_interface__, or numpy's of the same form. Raises TypeError.
+py::dict interface_of(const py::object& array, const char* name) {
+  for (const char* interface : {"__cuda_array_interface__", "__array_interface__"}) {
+    try {
+      return array.attr(interface);
+    } catch (py::error_already_set& error) {
+      if (!error.matches(PyExc_AttributeError)) throw;
+    }
+  }
+  throw py::type_error(std::string(name) + " must be an array, got " + std::string(py::str(py::type::of(array))));
+}
+
+// Memory of an array of Python's: contiguous, of this shape, on this GPU or in pinned memory of the host. T const: to be read
+// alone. Raises TypeError or ValueError that says what came.
 template <typename T>
 T* memory_of(const py::object& array, const char* name, std::initializer_list<ssize_t> shape, int device) {
   using Value = std::remove_const_t<T>;
-  py::dict about;
-  try {
-    about = array.attr("__cuda_array_interface__");
-  } catch (py::error_already_set& error) {
-    if (!error.matches(PyExc_AttributeError)) throw;
-    throw py::type_error(std::string(name) + " must be an array in the GPU's memory, got " +
-                         std::string(py::str(py::type::of(array))));
-  }
+  const py::dict about = interface_of(array, name);
   const std::string type = py::cast<std::string>(about["typestr"]);
   const auto found = py::cast<std::vector<ssize_t>>(about["shape"]);
   bool fits = std::string(kTypes<Value>).find(type) != std::string::npos && std::equal(found.begin(), found.end(), shape.begin(), shape.end());
@@ -63,9 +69,9 @@ T* memory_of(const py::object& array, const char* name, std::initializer_list<ss
   const py::tuple data = about["data"];
   if (!std::is_const_v<T> && py::cast<bool>(data[1])) throw std::invalid_argument(std::string(name) + " may not be written to");
   T* memory = reinterpret_cast<T*>(py::cast<uintptr_t>(data[0]));
-  if (!is_empty && device_of(memory) != device)
-    throw std::invalid_argument(std::string(name) + " must lie in the memory of GPU " + std::to_string(device) + ", not of " +
-                                std::to_string(device_of(memory)));
+  if (!is_empty && !can_use(device, memory))
+    throw std::invalid_argument(std::string(name) + " must lie in the memory of GPU " + std::to_string(device) +
+                                " or in pinned memory of the host");
   return memory;
 }
 
@@ -73,11 +79,11 @@ ssize_t length_of(const py::object& array) { return py::len(array); }
 
 Stream stream_of(uintptr_t stream) { return reinterpret_cast<Stream>(stream); }
 
-// RowCache's calls as Python sees them, on GPU arrays; each takes the number of a CUDA stream last.
+// RowCache's calls as Python sees them, on arrays that the GPU can use; each takes the number of a CUDA stream last.
 class PyCudaCache {
  public:
-  PyCudaCache(int64_t capacity_rows, RowOptimizer optimizer, const std::string& policy, int device)
-      : cache_(capacity_rows, optimizer, policy_of(policy), device) {}
+  PyCudaCache(int64_t capacity_rows, RowOptimizer optimizer, const std::string& policy, const std::string& rows, int device)
+      : cache_(capacity_rows, optimizer, policy_of(policy), row_type_of(rows), device) {}
 
   void look_up(const py::object& keys, const py::object& slots, uintptr_t stream) const {
     const ssize_t n = length_of(keys);
@@ -123,12 +129,21 @@ class PyCudaCache {
     cache_.insert_and_evict(key, rows.chosen, rows.weights, rows.states, rows.clocks, n, slot, stream_of(stream));
   }
 
-  void gather(const py::object& slots, const py::object& out, uintptr_t stream) const {
+  void gather(const py::object& slots, const py::object& out, uintptr_t stream, const py::object& others) const {
     const ssize_t n = length_of(slots);
     const auto* slot = memory_of<const int64_t>(slots, "slots", {n}, device());
     auto* to = memory_of<float>(out, "out", {n, dim()}, device());
+    const auto* other = others.is_none() ? nullptr : memory_of<const float>(others, "others", {n, dim()}, device());
     py::gil_scoped_release release;
-    cache_.gather(slot, n, to, stream_of(stream));
+    cache_.gather(slot, n, other, to, stream_of(stream));
+  }
+
+  void look_at(const py::object& slots, const py::object& clocks, const py::object& counts, uintptr_t stream) const {
+    const ssize_t n = length_of(slots);
+    const auto* slot = memory_of<const int64_t>(slots, "slots", {n}, device());
+    auto *clock = memory_of<int32_t>(clocks, "clocks", {n}, device()), *count = memory_of<int32_t>(counts, "counts", {n}, device());
+    py::gil_scoped_release release;
+    cache_.look_at(slot, n, clock, count, stream_of(stream));
   }
 
   void update(const py::object& slots, const py::object& grads, float anticipate, uintptr_t stream) {
@@ -182,6 +197,17 @@ class PyCudaCache {
                           py::array_t<int32_t>(n, pushes.counts.data()), py::array_t<float>({n, width}, pushes.sums.data()));
   }
 
+  // Keys of all that, which stays handed out.
+  py::array_t<int64_t> handed_out(uintptr_t stream) {
+    const std::vector<int64_t>& keys = cache_.keys_handed_out(stream_of(stream));
+    return py::array_t<int64_t>(keys.size(), keys.data());
+  }
+
+  py::array_t<int64_t> lags(uintptr_t stream) const {
+    const LagHistogram lags = cache_.lags(stream_of(stream));
+    return py::array_t<int64_t>(LagHistogram::kBins, lags.bins);
+  }
+
   py::dict counts(uintptr_t stream) const {
     const CudaRowCache::Counts counts = cache_.counts(stream_of(stream));
     py::dict named;
@@ -217,6 +243,23 @@ class PyCudaCache {
   CudaRowCache cache_;
 };
 
+// CudaUnique as Python sees it.
+class PyCudaUnique {
+ public:
+  explicit PyCudaUnique(int device) : unique_(device) {}
+
+  int64_t unique(const py::object& ids, int64_t limit, const py::object& keys, const py::object& index, uintptr_t stream) {
+    const ssize_t n = length_of(ids);
+    const auto* id = memory_of<const int64_t>(ids, "ids", {n}, unique_.device());
+    auto *key = memory_of<int64_t>(keys, "keys", {n}, unique_.device()), *at = memory_of<int64_t>(index, "index", {n}, unique_.device());
+    py::gil_scoped_release release;
+    return unique_.unique(id, n, limit, key, at, stream_of(stream));
+  }
+
+ private:
+  CudaUnique unique_;
+};
+
 }  // namespace
 
 void bind_cuda(py::module_& m);  // for bindings.cpp
@@ -224,9 +267,14 @@ void bind_cuda(py::module_& m);  // for bindings.cpp
 void bind_cuda(py::module_& m) {
   m.def("gpu_problem", &gpu_problem, "Why no GPU can be used here; empty if one can.");
 
-  py::class_<PyCudaCache>(m, "CudaRowCache", "RowCache in a GPU's memory, on GPU arrays and a stream (cpp/cuda_cache.h).")
-      .def(py::init<int64_t, RowOptimizer, const std::string&, int>(), py::arg("capacity_rows"), py::arg("optimizer"),
-           py::arg("policy"), py::arg("device") = 0)
+  py::class_<PyCudaUnique>(m, "CudaUnique", "Unique keys of a batch on a GPU (cpp/cuda_unique.h).")
+      .def(py::init<int>(), py::arg("device") = 0)
+      .def("unique", &PyCudaUnique::unique, py::arg("ids"), py::arg("limit"), py::arg("keys"), py::arg("index"), py::arg("stream"),
+           "ids (n,) below limit -> keys (n,), of which it returns how many it fills, index (n,); as _C.unique.");
+
+  py::class_<PyCudaCache>(m, "CudaRowCache", "RowCache in a GPU's memory, on arrays it can use and a stream (cpp/cuda_cache.h).")
+      .def(py::init<int64_t, RowOptimizer, const std::string&, const std::string&, int>(), py::arg("capacity_rows"),
+           py::arg("optimizer"), py::arg("policy"), py::arg("rows") = "float32", py::arg("device") = 0)
       .def_property_readonly("capacity_rows", &PyCudaCache::capacity_rows)
       .def_property_readonly("num_pushes", &PyCudaCache::num_pushes, "Sums handed out and not taken yet.")
       .def("set_step", &PyCudaCache::set_step, py::arg("lr"), py::arg("step"))
@@ -238,7 +286,8 @@ void bind_cuda(py::module_& m) {
            py::arg("clocks"), py::arg("anticipate"), py::arg("stream"))
       .def("insert_and_evict", &PyCudaCache::insert_and_evict, py::arg("keys"), py::arg("chosen"), py::arg("weights"),
            py::arg("states"), py::arg("clocks"), py::arg("slots"), py::arg("stream"))
-      .def("gather", &PyCudaCache::gather, py::arg("slots"), py::arg("out"), py::arg("stream"))
+      .def("gather", &PyCudaCache::gather, py::arg("slots"), py::arg("out"), py::arg("stream"), py::arg("others") = py::none())
+      .def("look_at", &PyCudaCache::look_at, py::arg("slots"), py::arg("clocks"), py::arg("counts"), py::arg("stream"))
       .def("update", &PyCudaCache::update, py::arg("slots"), py::arg("grads"), py::arg("anticipate"), py::arg("stream"))
       .def("pass_on", &PyCudaCache::pass_on, py::arg("keys"), py::arg("slots"), py::arg("clocks"), py::arg("grads"),
            py::arg("stream"))
@@ -247,6 +296,8 @@ void bind_cuda(py::module_& m) {
            py::arg("clocks"), py::arg("stream"))
       .def("take_all", &PyCudaCache::take_all, py::arg("stream"))
       .def("take_pushes", &PyCudaCache::take_pushes, py::arg("stream"))
+      .def("handed_out", &PyCudaCache::handed_out, py::arg("stream"))
+      .def("lags", &PyCudaCache::lags, py::arg("stream"))
       .def("counts", &PyCudaCache::counts, py::arg("stream"), "rows, pending, stale and evicted, as ints.");
 }
 

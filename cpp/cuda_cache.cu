@@ -32,7 +32,9 @@ struct Lines {
   int64_t* key;
   uint64_t* worth;
   Line* line;
-  float *weight, *state, *pending;
+  void* weight;  // of `type`
+  float *state, *pending;
+  RowType type;
   int64_t num_sets;
   int ways;
   uint32_t now;
@@ -40,7 +42,9 @@ struct Lines {
   RowOptimizer optimizer;
 
   __device__ int64_t first_slot(uint64_t hash) const { return static_cast<int64_t>(set_of(hash, num_sets)) * kWays; }
-  __device__ float* weight_of(int64_t slot) const { return weight + slot * optimizer.dim(); }
+  __device__ float* floats_of(int64_t slot) const { return static_cast<float*>(weight) + slot * optimizer.dim(); }
+  __device__ uint16_t* halves_of(int64_t slot) const { return static_cast<uint16_t*>(weight) + slot * optimizer.dim(); }
+  __device__ HalfRow half_row(int64_t slot, int32_t clock) const { return HalfRow(halves_of(slot), type, row_seed(key[slot], clock)); }
   __device__ float* state_of(int64_t slot) const { return state + slot * optimizer.state_dim(); }
   __device__ float* pending_of(int64_t slot) const { return pending + slot * optimizer.sum_dim(); }
 };
@@ -51,7 +55,6 @@ struct Counted {
   Counter lags[LagHistogram::kBins];
 };
 
-__device__ int64_t thread_number() { return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
 __device__ int64_t warp_number() { return thread_number() / kWarp; }
 __device__ int lane_number() { return threadIdx.x % kWarp; }
 
@@ -93,6 +96,14 @@ __device__ void copy(float* to, const float* from, int64_t n, int lane) {
     for (int64_t d = lane; d < n; d += kWarp) to[d] = from[d];
   }
   __syncwarp();  // who reads it next may be another lane
+}
+
+// The row of a line = row, by a warp.
+__device__ void set_row(const Lines& lines, int64_t slot, const float* row, int lane) {
+  const int64_t dim = lines.optimizer.dim();
+  if (lines.type == RowType::kFloat32) return copy(lines.floats_of(slot), row, dim, lane);
+  for (int64_t d = lane; d < dim; d += kWarp) lines.halves_of(slot)[d] = narrowed(row[d], lines.type, kNearest);
+  __syncwarp();
 }
 
 // Bit i: whether way i of a set has this tag. tags: 16-byte aligned.
@@ -161,7 +172,7 @@ __global__ void refresh_kernel(Lines lines, const int64_t* slots, const uint8_t*
   if (i >= n || slots[i] < 0 || !chosen[i]) return;
   const int64_t slot = slots[i], dim = lines.optimizer.dim(), state_dim = lines.optimizer.state_dim();
   const int lane = lane_number();
-  copy(lines.weight_of(slot), weights + i * dim, dim, lane);
+  set_row(lines, slot, weights + i * dim, lane);
   if (state_dim > 0) copy(lines.state_of(slot), states + i * state_dim, state_dim, lane);
   const int32_t count = lines.line[slot].count;
   __syncwarp();
@@ -171,7 +182,10 @@ __global__ void refresh_kernel(Lines lines, const int64_t* slots, const uint8_t*
   }
   if (count == 0) return;
   const Gradient sum = lines.optimizer.summed(lines.pending_of(slot), count, count, anticipate);
-  lines.optimizer.apply(lines.weight_of(slot), lines.state_of(slot), sum, Together{lane});
+  if (lines.type == RowType::kFloat32)
+    lines.optimizer.apply(lines.floats_of(slot), lines.state_of(slot), sum, Together{lane});
+  else
+    lines.optimizer.apply(lines.half_row(slot, clocks[i] + count), lines.state_of(slot), sum, Together{lane});
 }
 
 // The set of each key that is to get a line, num_sets for the others, and their numbers: what is sorted. flags (n): 1 if it is.
@@ -237,30 +251,45 @@ __global__ void fill_kernel(Lines lines, const uint8_t* is_placed, const int64_t
   const int64_t i = warp_number();
   if (i >= n || !is_placed[i]) return;
   const int64_t dim = lines.optimizer.dim(), state_dim = lines.optimizer.state_dim();
-  copy(lines.weight_of(slots[i]), weights + i * dim, dim, lane_number());
+  set_row(lines, slots[i], weights + i * dim, lane_number());
   if (state_dim > 0) copy(lines.state_of(slots[i]), states + i * state_dim, state_dim, lane_number());
+}
+
+// Where the row of entry i is, of `width` numbers of any kind; null if nowhere.
+template <typename T>
+__device__ const T* row_of(const T* weight, const T* others, int64_t width, const int64_t* slots, int64_t i) {
+  if (slots[i] >= 0) return weight + slots[i] * width;
+  return others == nullptr ? nullptr : others + i * width;
 }
 
 // kTile lanes per row of `quads` times 16 bytes, kRows rows one after the other, their loads under way together.
 template <int kTile, int kRows>
-__global__ void gather_quads_kernel(const float4* weight, int64_t quads, const int64_t* slots, int64_t n, float4* out) {
+__global__ void gather_quads_kernel(const float4* weight, const float4* others, int64_t quads, const int64_t* slots, int64_t n,
+                                    float4* out) {
   const int64_t begin = thread_number() / kTile * kRows;
   const int lane = threadIdx.x % kTile;
-  int64_t slot[kRows];
-  for (int k = 0; k < kRows; ++k) slot[k] = begin + k < n ? slots[begin + k] : -1;
+  const float4* from[kRows];
+  for (int k = 0; k < kRows; ++k) from[k] = begin + k < n ? row_of(weight, others, quads, slots, begin + k) : nullptr;
   for (int64_t c = lane; c < quads; c += kTile) {
     float4 row[kRows];
     for (int k = 0; k < kRows; ++k)
-      if (slot[k] >= 0) row[k] = weight[slot[k] * quads + c];
+      if (from[k] != nullptr) row[k] = from[k][c];
     for (int k = 0; k < kRows; ++k)
-      if (slot[k] >= 0) out[(begin + k) * quads + c] = row[k];
+      if (from[k] != nullptr) out[(begin + k) * quads + c] = row[k];
   }
 }
 
 // A warp per entry.
-__global__ void gather_kernel(Lines lines, const int64_t* slots, int64_t n, float* out) {
+__global__ void gather_kernel(Lines lines, const float* others, const int64_t* slots, int64_t n, float* out) {
   const int64_t i = warp_number(), dim = lines.optimizer.dim();
-  if (i < n && slots[i] >= 0) copy(out + i * dim, lines.weight_of(slots[i]), dim, lane_number());
+  if (i >= n) return;
+  if (slots[i] >= 0 && lines.type != RowType::kFloat32) {
+    const uint16_t* row = lines.halves_of(slots[i]);
+    for (int64_t d = lane_number(); d < dim; d += kWarp) out[i * dim + d] = widened(row[d], lines.type);
+    return;
+  }
+  const float* from = row_of(static_cast<const float*>(lines.weight), others, dim, slots, i);
+  if (from != nullptr) copy(out + i * dim, from, dim, lane_number());
 }
 
 // The clocks' part of an update. is_first (n): whether the line had no pending sum.
@@ -323,7 +352,11 @@ __global__ void update_kernel(Lines lines, const int64_t* slots, const uint8_t* 
     __syncwarp();
   }
   const float* grad = grads + i * lines.optimizer.dim();
-  lines.optimizer.add_and_apply(pending, lines.weight_of(slots[i]), lines.state_of(slots[i]), grad, anticipate, loop);
+  float* state = lines.state_of(slots[i]);
+  if (lines.type == RowType::kFloat32)
+    lines.optimizer.add_and_apply(pending, lines.floats_of(slots[i]), state, grad, anticipate, loop);
+  else
+    lines.optimizer.add_and_apply(pending, lines.half_row(slots[i], lines.line[slots[i]].clock), state, grad, anticipate, loop);
 }
 
 __global__ void clocks_within_kernel(Lines lines, const int64_t* slots, int64_t n, bool will_write, int64_t staleness,
@@ -337,15 +370,11 @@ __global__ void clocks_within_kernel(Lines lines, const int64_t* slots, int64_t 
   if (will_do(line.age, is_written, staleness)) clocks[i] = line.clock;
 }
 
-// A warp per sum.
-__global__ void preview_kernel(RowOptimizer optimizer, const int64_t* positions, int64_t m, const float* sums,
-                               const int32_t* counts, float anticipate, float* weights, float* states, int32_t* clocks) {
-  const int64_t i = warp_number();
-  if (i >= m) return;
-  const int64_t j = positions[i];
-  const Gradient sum = optimizer.summed(sums + i * optimizer.sum_dim(), counts[i], counts[i], anticipate);
-  optimizer.apply(weights + j * optimizer.dim(), states + j * optimizer.state_dim(), sum, Together{lane_number()});
-  if (lane_number() == 0) clocks[j] += counts[i];
+__global__ void look_at_kernel(Lines lines, const int64_t* slots, int64_t n, int32_t* clocks, int32_t* counts) {
+  const int64_t i = thread_number();
+  if (i >= n) return;
+  clocks[i] = slots[i] < 0 ? -1 : lines.line[slots[i]].clock;
+  counts[i] = slots[i] < 0 ? -1 : lines.line[slots[i]].count;
 }
 
 __global__ void without_line_kernel(const int64_t* slots, int64_t n, int32_t* flags) {
@@ -421,12 +450,6 @@ __global__ void pass_on_kernel(RowOptimizer optimizer, const int64_t* keys, cons
   out.counts[at[i]] = 1;
 }
 
-int bits_of(int64_t largest) {
-  int bits = 1;
-  while (bits < 64 && largest >> bits != 0) ++bits;
-  return bits;
-}
-
 // Calls call(std::integral_constant<int, kTile>) with the lanes that a row of `quads` times 16 bytes takes.
 template <typename Call>
 void with_tile(int64_t quads, Call call) {
@@ -438,14 +461,6 @@ void with_tile(int64_t quads, Call call) {
 
 bool is_quad_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % sizeof(float4) == 0; }
 
-template <typename T>
-T to_host(const T* device, cudaStream_t stream) {
-  T value;
-  HETMPI_CUDA(cudaMemcpyAsync(&value, device, sizeof(T), cudaMemcpyDeviceToHost, stream));
-  HETMPI_CUDA(cudaStreamSynchronize(stream));
-  return value;
-}
-
 cudaStream_t on(Stream stream) { return static_cast<cudaStream_t>(stream); }
 
 }  // namespace
@@ -454,6 +469,7 @@ struct CudaRowCache::Memory {
   int device;
   RowOptimizer optimizer;
   Policy policy;
+  RowType type;
   Shape shape;
   uint32_t now = 0;  // iteration
   Ageing ageing;
@@ -462,7 +478,8 @@ struct CudaRowCache::Memory {
   DeviceArray<int64_t> key;
   DeviceArray<uint64_t> worth;
   DeviceArray<Line> line;
-  DeviceArray<float> weight, state, pending;
+  DeviceArray<uint8_t> weight;
+  DeviceArray<float> state, pending;
   DeviceArray<Counted> counted;
   // On their way out.
   DeviceArray<int64_t> out_keys;
@@ -476,28 +493,19 @@ struct CudaRowCache::Memory {
   DeviceArray<int32_t> numbers, sorted_numbers, flags, at;
   DeviceArray<Gone> gone;
 
-  Memory(int device, RowOptimizer optimizer, Policy policy, Shape shape)
-      : device(device), optimizer(optimizer), policy(policy), shape(shape) {}
+  Memory(int device, RowOptimizer optimizer, Policy policy, RowType type, Shape shape)
+      : device(device), optimizer(optimizer), policy(policy), type(type), shape(shape) {}
 
   Lines lines() const {
-    return {tag.data(), key.data(), worth.data(), line.data(), weight.data(), state.data(), pending.data(),
+    return {tag.data(), key.data(), worth.data(), line.data(), weight.data(), state.data(), pending.data(), type,
             shape.num_sets, shape.ways, now, policy, optimizer};
-  }
-
-  // Calls call(scratch, its bytes) twice, as CUB wants it: first for the bytes.
-  template <typename Call>
-  void with_scratch(cudaStream_t stream, Call call) {
-    size_t bytes = 0;
-    HETMPI_CUDA(call(nullptr, bytes));
-    scratch.make_room(static_cast<int64_t>(std::max<size_t>(bytes, 1)), 0, stream);
-    HETMPI_CUDA(call(scratch.data(), bytes));
   }
 
   // Numbers the flagged of n entries into `at`, in their order; how many they are.
   int64_t number(int64_t n, cudaStream_t stream) {
     if (n == 0) return 0;
     at.make_room(n, 0, stream);
-    with_scratch(stream, [&](void* memory, size_t& bytes) {
+    with_scratch(scratch, stream, [&](void* memory, size_t& bytes) {
       return cub::DeviceScan::ExclusiveSum(memory, bytes, flags.data(), at.data(), static_cast<int>(n), stream);
     });
     return to_host(at.data() + n - 1, stream) + to_host(flags.data() + n - 1, stream);
@@ -554,13 +562,8 @@ struct CudaRowCache::Memory {
   }
 };
 
-// n as CUB takes it.
-static void check_length(int64_t n) {
-  if (n < 0 || n >= int64_t{1} << 31) throw std::invalid_argument("cache: a call takes up to 2^31 - 1 entries, got " + std::to_string(n));
-}
-
-CudaRowCache::CudaRowCache(int64_t capacity_rows, RowOptimizer optimizer, Policy policy, int device) {
-  memory_ = std::make_unique<Memory>(device, optimizer, policy, Shape(capacity_rows));
+CudaRowCache::CudaRowCache(int64_t capacity_rows, RowOptimizer optimizer, Policy policy, RowType type, int device) {
+  memory_ = std::make_unique<Memory>(device, optimizer, policy, type, Shape(capacity_rows));
   const OnDevice here(device);
   Memory& m = *memory_;
   const int64_t slots = num_slots();
@@ -569,7 +572,7 @@ CudaRowCache::CudaRowCache(int64_t capacity_rows, RowOptimizer optimizer, Policy
   m.key.make_room(slots, 0, stream);
   m.worth.make_room(slots, 0, stream);
   m.line.make_room(slots, 0, stream);
-  m.weight.make_room(slots * optimizer.dim(), 0, stream);
+  m.weight.make_room(slots * optimizer.dim() * bytes_of(type), 0, stream);
   m.state.make_room(slots * optimizer.state_dim(), 0, stream);
   m.pending.make_room(slots * optimizer.sum_dim(), 0, stream);
   m.counted.make_room(1, 0, stream);
@@ -637,7 +640,7 @@ void CudaRowCache::insert_and_evict(const int64_t* keys, const uint8_t* chosen, 
   launch(wanted_sets_kernel, n, s, m.lines(), keys, chosen, slots, n, m.sets.data(), m.numbers.data(), m.flags.data());
   m.make_room_out(m.number(n, s), s);  // each key may push out a line with a sum
   m.flags.clear(n, s);
-  m.with_scratch(s, [&](void* memory, size_t& bytes) {
+  with_scratch(m.scratch, s, [&](void* memory, size_t& bytes) {
     return cub::DeviceRadixSort::SortPairs(memory, bytes, m.sets.data(), m.sorted_sets.data(), m.numbers.data(),
                                            m.sorted_numbers.data(), static_cast<int>(n), 0, bits_of(m.shape.num_sets), s);
   });
@@ -647,15 +650,17 @@ void CudaRowCache::insert_and_evict(const int64_t* keys, const uint8_t* chosen, 
   m.hand_out_gone(n, m.number(n, s), s);
 }
 
-void CudaRowCache::gather(const int64_t* slots, int64_t n, float* out, Stream stream) const {
+void CudaRowCache::gather(const int64_t* slots, int64_t n, const float* others, float* out, Stream stream) const {
   const OnDevice here(device());
   const Memory& m = *memory_;
   const int64_t dim = m.optimizer.dim(), quads = dim / 4;
-  if (dim % 4 != 0 || !is_quad_aligned(out)) return launch(gather_kernel, n * kWarp, on(stream), m.lines(), slots, n, out);
+  if (m.type != RowType::kFloat32 || dim % 4 != 0 || !is_quad_aligned(out) || !is_quad_aligned(others))
+    return launch(gather_kernel, n * kWarp, on(stream), m.lines(), others, slots, n, out);
   constexpr int kRows = 4;
   with_tile(quads, [&](auto tile) {
     launch(gather_quads_kernel<tile(), kRows>, (n + kRows - 1) / kRows * tile(), on(stream),
-           reinterpret_cast<const float4*>(m.weight.data()), quads, slots, n, reinterpret_cast<float4*>(out));
+           reinterpret_cast<const float4*>(m.weight.data()), reinterpret_cast<const float4*>(others), quads, slots, n,
+           reinterpret_cast<float4*>(out));
   });
 }
 
@@ -666,7 +671,7 @@ void CudaRowCache::update(const int64_t* slots, const float* grads, int64_t n, f
   m.is_chosen.make_room(n, 0, s);
   launch(tick_kernel, n, s, m.lines(), slots, n, m.is_chosen.data(), m.counted.data());
   const int64_t dim = m.optimizer.dim(), quads = dim / 4;
-  if (!m.optimizer.is_plain() || dim % 4 != 0 || !is_quad_aligned(grads))
+  if (m.type != RowType::kFloat32 || !m.optimizer.is_plain() || dim % 4 != 0 || !is_quad_aligned(grads))
     return launch(update_kernel, n * kWarp, s, m.lines(), slots, m.is_chosen.data(), grads, n, anticipate);
   constexpr int kRows = 2;
   with_tile(quads, [&](auto tile) {
@@ -682,11 +687,9 @@ void CudaRowCache::clocks_within(const int64_t* slots, int64_t n, bool will_writ
   launch(clocks_within_kernel, n, on(stream), memory_->lines(), slots, n, will_write, staleness, clocks);
 }
 
-void CudaRowCache::preview(const int64_t* positions, int64_t m, const float* sums, const int32_t* counts, float anticipate,
-                           float* weights, float* states, int32_t* clocks, Stream stream) const {
+void CudaRowCache::look_at(const int64_t* slots, int64_t n, int32_t* clocks, int32_t* counts, Stream stream) const {
   const OnDevice here(device());
-  launch(preview_kernel, m * kWarp, on(stream), memory_->optimizer, positions, m, sums, counts, anticipate, weights, states,
-         clocks);
+  launch(look_at_kernel, n, on(stream), memory_->lines(), slots, n, clocks, counts);
 }
 
 void CudaRowCache::pass_on(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads, int64_t n,
@@ -727,6 +730,12 @@ Pushes CudaRowCache::take_pushes(Stream stream) {
   return std::exchange(memory_->handed_out, Pushes());
 }
 
+const std::vector<int64_t>& CudaRowCache::keys_handed_out(Stream stream) {
+  const OnDevice here(device());
+  memory_->fetch_out(on(stream));
+  return memory_->handed_out.keys;
+}
+
 CudaRowCache::Counts CudaRowCache::counts(Stream stream) const {
   const OnDevice here(device());
   const Counted counted = to_host(memory_->counted.data(), on(stream));
@@ -757,11 +766,13 @@ std::string gpu_problem() {
          std::to_string(kLeastCapability) + ".0 is needed";
 }
 
-int device_of(const void* memory) {
+bool can_use(int device, const void* memory) {
   cudaPointerAttributes about;
-  if (cudaPointerGetAttributes(&about, memory) == cudaSuccess && about.type == cudaMemoryTypeDevice) return about.device;
-  cudaGetLastError();
-  return -1;
+  if (cudaPointerGetAttributes(&about, memory) != cudaSuccess) {
+    cudaGetLastError();
+    return false;
+  }
+  return about.type == cudaMemoryTypeHost || (about.type == cudaMemoryTypeDevice && about.device == device);
 }
 
 }  // namespace hetmpi

@@ -1,8 +1,8 @@
 // CudaRowCache: RowCache (row_cache.h) in a GPU's memory: the same calls, words and invariants, and the same lines, clocks and
 // rows bit for bit after the same calls.
 //
-// All arrays of a batch lie in the memory of the GPU `device`, except where said; the calls run on the caller's stream and return before
-// they are done, except where said: arrays live until then. What is handed out is kept here until take_pushes(). Errors of CUDA are
+// All arrays of a batch lie in the memory of the GPU `device` or in pinned memory of the host, which it reads and writes in place, except where
+// said; the calls run on the caller's stream and return before they are done, except where said: arrays live until then. What is handed out is kept here until take_pushes(). Errors of CUDA are
 // std::runtime_error; where memory is short for a call, no line has changed. NaNs may have other bits than on the CPU.
 // REQUIRES of all calls: one stream at a time; slots as for RowCache, and in range.
 #pragma once
@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cache_decisions.h"
 #include "row_cache.h"
@@ -27,7 +28,7 @@ class CudaRowCache {
   };
 
   // As RowCache; all memory is taken at once.
-  CudaRowCache(int64_t capacity_rows, RowOptimizer optimizer, Policy policy, int device = 0);
+  CudaRowCache(int64_t capacity_rows, RowOptimizer optimizer, Policy policy, RowType type = RowType::kFloat32, int device = 0);
   ~CudaRowCache();
 
   int device() const;
@@ -46,11 +47,12 @@ class CudaRowCache {
   // Returns when done.
   void insert_and_evict(const int64_t* keys, const uint8_t* chosen, const float* weights, const float* states,
                         const int32_t* clocks, int64_t n, int64_t* slots, Stream stream);
-  void gather(const int64_t* slots, int64_t n, float* out, Stream stream) const;
+  // Entries without a line get their row of `others` (n, dim), unless that is null.
+  void gather(const int64_t* slots, int64_t n, const float* others, float* out, Stream stream) const;
   void update(const int64_t* slots, const float* grads, int64_t n, float anticipate, Stream stream);
   void clocks_within(const int64_t* slots, int64_t n, bool will_write, int64_t staleness, int32_t* clocks, Stream stream) const;
-  void preview(const int64_t* positions, int64_t m, const float* sums, const int32_t* counts, float anticipate, float* weights,
-               float* states, int32_t* clocks, Stream stream) const;
+  // c_c and u (n) of lines, -1 for none.
+  void look_at(const int64_t* slots, int64_t n, int32_t* clocks, int32_t* counts, Stream stream) const;
   // Returns when done.
   void pass_on(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads, int64_t n, Stream stream);
   // held (num_held): sorted. Returns when done.
@@ -61,6 +63,8 @@ class CudaRowCache {
   // What was handed out since the last call, in the host's memory. Returns when done.
   Pushes take_pushes(Stream stream);
   int64_t num_pushes() const;
+  // Keys of all that, as long as nothing else is handed out or taken. Returns when done.
+  const std::vector<int64_t>& keys_handed_out(Stream stream);
   // In the host's memory; return when done.
   Counts counts(Stream stream) const;
   LagHistogram lags(Stream stream) const;
@@ -73,7 +77,7 @@ class CudaRowCache {
 // Why this process can use no GPU; empty if it can.
 std::string gpu_problem();
 
-// The GPU in whose memory this lies, -1 if it lies in none's.
-int device_of(const void* memory);
+// Whether this lies in the memory of the GPU `device`, or in memory of the host that GPUs can use.
+bool can_use(int device, const void* memory);
 
 }  // namespace hetmpi

@@ -1,4 +1,4 @@
-// Memory and launches on a GPU, with errors as exceptions. Included by .cu files alone.
+// Memory and launches on a GPU, and calls of CUB, with errors as exceptions. Included by .cu files alone.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -30,6 +30,8 @@ void launch(void (*kernel)(Parameters...), int64_t threads, cudaStream_t stream,
   config.stream = stream;
   HETMPI_CUDA(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
+
+__device__ inline int64_t thread_number() { return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
 
 // Makes a GPU the current one of this thread while it lives.
 class OnDevice {
@@ -85,5 +87,35 @@ class DeviceArray {
   T* data_ = nullptr;
   int64_t room_ = 0;
 };
+
+// The number at `device`, once the stream is done with what it was given before.
+template <typename T>
+T to_host(const T* device, cudaStream_t stream) {
+  T value;
+  HETMPI_CUDA(cudaMemcpyAsync(&value, device, sizeof(T), cudaMemcpyDeviceToHost, stream));
+  HETMPI_CUDA(cudaStreamSynchronize(stream));
+  return value;
+}
+
+// For CUB: calls call(memory, bytes) first for the bytes it needs, then with so much of `scratch`.
+template <typename Call>
+void with_scratch(DeviceArray<uint8_t>& scratch, cudaStream_t stream, Call call) {
+  size_t bytes = 0;
+  HETMPI_CUDA(call(nullptr, bytes));
+  scratch.make_room(static_cast<int64_t>(bytes < 1 ? 1 : bytes), 0, stream);
+  HETMPI_CUDA(call(scratch.data(), bytes));
+}
+
+// n as CUB takes it. Throws std::invalid_argument.
+inline void check_length(int64_t n) {
+  if (n < 0 || n >= int64_t{1} << 31) throw std::invalid_argument("a call takes up to 2^31 - 1 entries, got " + std::to_string(n));
+}
+
+// Bits in which numbers up to `largest` may differ.
+inline int bits_of(int64_t largest) {
+  int bits = 1;
+  while (bits < 64 && largest >> bits != 0) ++bits;
+  return bits;
+}
 
 }  // namespace hetmpi

@@ -30,7 +30,7 @@
 //   tag[slot] == 0 if and only if the line is empty; a key lies in at most one line, of set_of(its hash);
 //   count > 0 if and only if pending >= 0; a pending line belongs to one slot or is free;
 //   every gradient given to update comes out once: of take_pending, or of insert_and_evict;
-//   weight[slot] is the fetched row with every own update since, and every one pending then, applied to it;
+//   weight[slot] is the fetched row with every own update since, and every one pending then, applied to it, in 16 bits up to rounding;
 //   capacity 0 is legal: nothing is found and no key gets a line.
 #pragma once
 
@@ -48,6 +48,7 @@
 #include "cache_decisions.h"
 #include "huge_array.h"
 #include "row_optimizer.h"
+#include "row_type.h"
 
 namespace hetmpi {
 
@@ -70,20 +71,22 @@ struct Pushes {
 
 class RowCache {
  public:
-  // capacity_rows beyond kWays is rounded down to whole sets. Memory is touched as lines fill.
-  RowCache(int64_t capacity_rows, RowOptimizer optimizer, Policy policy)
+  // capacity_rows beyond kWays is rounded down to whole sets. Memory is touched as lines fill. type: of the rows in it; pending sums and
+  // optimizer state are floats.
+  RowCache(int64_t capacity_rows, RowOptimizer optimizer, Policy policy, RowType type = RowType::kFloat32)
       : optimizer_(optimizer),
         dim_(optimizer.dim()),
         state_dim_(optimizer.state_dim()),
         sum_dim_(optimizer.sum_dim()),
         policy_(policy),
+        type_(type),
         shape_(capacity_rows) {
     const int64_t slots = num_slots();
     tag_.assign(slots, 0);
     key_.resize(slots);
     worth_.assign(slots, 0);
     line_.assign(slots, Line{});
-    weight_ = HugeArray(slots * dim_);
+    weight_ = HugeArray((slots * dim_ * bytes_of(type_) + 3) / 4);
     state_ = HugeArray(slots * state_dim_);
     pending_ = HugeArray(slots * sum_dim_);
   }
@@ -99,8 +102,8 @@ class RowCache {
   int32_t clock(int64_t slot) const { return line_[slot].clock; }
   // u of a line.
   int32_t count(int64_t slot) const { return line_[slot].count; }
-  // Bytes of one line, its optimizer state and the squares in its pending sum apart.
-  static int64_t line_bytes(int64_t dim) { return 2 * dim * sizeof(float) + 37; }
+  // Bytes of one line, its row, its optimizer state and its pending sum apart.
+  static constexpr int64_t kLineOverhead = 37;
 
   // Learning rate and step of the previews that follow.
   void set_step(double lr, int64_t step) { optimizer_.set_step(lr, step); }
@@ -136,7 +139,7 @@ class RowCache {
         __builtin_prefetch(&key_[likely]);
         __builtin_prefetch(&worth_[likely], 1);
         __builtin_prefetch(&line_[likely], 1);  // for validate and update, which follow
-        __builtin_prefetch(weight_.at(likely * dim_));
+        __builtin_prefetch(row_at(likely));
       }
       for (int64_t i = 0; i < m; ++i) slots[begin + i] = match(candidates[i], first_slot(hashes[i]), keys[begin + i]);
     }
@@ -173,7 +176,11 @@ class RowCache {
       line.age = 0;
       line.clock = clocks[i] + count;
       if (count == 0) continue;
-      optimizer_.apply(weight(slot), state(slot), optimizer_.summed(pending(slot), count, count, anticipate));
+      const Gradient sum = optimizer_.summed(pending(slot), count, count, anticipate);
+      if (type_ == RowType::kFloat32)
+        optimizer_.apply(weight(slot), state(slot), sum);
+      else
+        optimizer_.apply(half_row(slot), state(slot), sum, Serially());
     }
   }
 
@@ -207,8 +214,8 @@ class RowCache {
   // out[i] = row of slots[i]; out (n, dim)
   void gather(const int64_t* slots, int64_t n, float* out) const {
     for (int64_t i = 0; i < n; ++i) {
-      if (i + kAhead < n && slots[i + kAhead] >= 0) prefetch_row(weight_.at(slots[i + kAhead] * dim_), dim_);
-      if (slots[i] >= 0) std::memcpy(out + i * dim_, weight_.at(slots[i] * dim_), dim_ * sizeof(float));
+      if (i + kAhead < n && slots[i + kAhead] >= 0) prefetch_row(row_at(slots[i + kAhead]), dim_);
+      if (slots[i] >= 0) get_row(slots[i], out + i * dim_);
     }
   }
 
@@ -221,10 +228,13 @@ class RowCache {
       if (slot < 0) continue;
       Line& line = line_[slot];
       if (line.pending < 0) open_pending(slot);
-      optimizer_.add_and_apply(pending(slot), weight(slot), state(slot), grads + i * dim_, anticipate);
       ++line.count;
       ++line.age;
       ++line.clock;
+      if (type_ == RowType::kFloat32)
+        optimizer_.add_and_apply(pending(slot), weight(slot), state(slot), grads + i * dim_, anticipate);
+      else
+        optimizer_.add_and_apply(pending(slot), half_row(slot), state(slot), grads + i * dim_, anticipate, Serially());
     }
   }
 
@@ -284,13 +294,27 @@ class RowCache {
   };
 
   float* weight(int64_t slot) { return weight_.at(slot * dim_); }
+  const float* row_at(int64_t slot) const { return weight_.at(slot * dim_ * bytes_of(type_) / 4); }
+  uint16_t* halves(int64_t slot) { return reinterpret_cast<uint16_t*>(weight_.at(0)) + slot * dim_; }
+  const uint16_t* halves(int64_t slot) const { return reinterpret_cast<const uint16_t*>(weight_.at(0)) + slot * dim_; }
+  HalfRow half_row(int64_t slot) { return HalfRow(halves(slot), type_, row_seed(key_[slot], line_[slot].clock)); }
   float* state(int64_t slot) { return state_.at(slot * state_dim_); }
   float* pending(int64_t slot) { return pending_.at(line_[slot].pending * sum_dim_); }
   int64_t first_slot(uint64_t hash) const { return static_cast<int64_t>(set_of(hash, shape_.num_sets)) * kWays; }
 
   void set_row(int64_t slot, const float* row, const float* row_state) {
-    std::memcpy(weight(slot), row, dim_ * sizeof(float));
+    if (type_ == RowType::kFloat32)
+      std::memcpy(weight(slot), row, dim_ * sizeof(float));
+    else
+      for (int64_t d = 0; d < dim_; ++d) halves(slot)[d] = narrowed(row[d], type_, kNearest);
     if (state_dim_ > 0) std::memcpy(state(slot), row_state, state_dim_ * sizeof(float));
+  }
+
+  void get_row(int64_t slot, float* out) const {
+    if (type_ == RowType::kFloat32)
+      std::memcpy(out, weight_.at(slot * dim_), dim_ * sizeof(float));
+    else
+      for (int64_t d = 0; d < dim_; ++d) out[d] = widened(halves(slot)[d], type_);
   }
 
   void age_scores(int64_t num_uses) {
@@ -365,13 +389,14 @@ class RowCache {
   void prefetch_line(int64_t slot) const { __builtin_prefetch(&line_[slot], 1); }
 
   void prefetch_sums(int64_t slot) const {
-    prefetch_row(weight_.at(slot * dim_), dim_);
+    prefetch_row(row_at(slot), dim_);
     if (line_[slot].pending >= 0) prefetch_row(pending_.at(line_[slot].pending * sum_dim_), sum_dim_);
   }
 
   RowOptimizer optimizer_;  // of the previews
   int64_t dim_, state_dim_, sum_dim_;
   Policy policy_;
+  RowType type_;
   Shape shape_;
   int64_t num_rows_ = 0, num_pending_ = 0;
   uint32_t now_ = 0;  // iteration
@@ -380,7 +405,7 @@ class RowCache {
   std::vector<int64_t> key_;
   std::vector<uint64_t> worth_;
   std::vector<Line> line_;
-  HugeArray weight_;   // (slots, dim)
+  HugeArray weight_;   // (slots, dim) of type_
   HugeArray state_;    // (slots, state_dim)
   HugeArray pending_;  // (pending lines, sum_dim)
   int32_t num_pending_lines_ = 0;  // ever opened

@@ -128,8 +128,8 @@ class RowOptimizer {
   }
 
   // add() and apply() of one iteration's gradient, the latter scaled.
-  template <typename Loop>
-  HETMPI_SHARED void add_and_apply(float* sums, float* weight, float* state, const float* grad, float scale, Loop loop) const {
+  template <typename Row, typename Loop>
+  HETMPI_SHARED void add_and_apply(float* sums, Row weight, float* state, const float* grad, float scale, Loop loop) const {
     add(sums, grad, loop);
     apply(weight, state, {grad, nullptr, scale}, loop);
   }
@@ -155,9 +155,9 @@ class RowOptimizer {
     return {sums, rule_ == RowRule::kSgd ? nullptr : sums + dim_, scale, count, advance};
   }
 
-  // weight (dim), state (state_dim): one row.
-  template <typename Loop>
-  HETMPI_SHARED void apply(float* weight, float* state, const Gradient& grad, Loop loop) const {
+  // weight (dim), a float* or a HalfRow (row_type.h); state (state_dim): one row.
+  template <typename Row, typename Loop>
+  HETMPI_SHARED void apply(Row weight, float* state, const Gradient& grad, Loop loop) const {
     switch (rule_) {
       case RowRule::kSgd: return sgd(weight, grad, loop);
       case RowRule::kAdagrad: return adagrad(weight, state, grad, loop);
@@ -174,9 +174,11 @@ class RowOptimizer {
     const float* squares;
     float scale, decay, decay_once, count;
 
-    HETMPI_SHARED float value(const float* weight, int64_t d) const { return scale * sum[d] + decay * weight[d]; }
+    template <typename Row>
+    HETMPI_SHARED float value(Row weight, int64_t d) const { return scale * sum[d] + decay * weight[d]; }
 
-    HETMPI_SHARED float square(const float* weight, int64_t d) const {
+    template <typename Row>
+    HETMPI_SHARED float square(Row weight, int64_t d) const {
       const float g = scale * sum[d], once = decay_once * weight[d];
       if (squares == nullptr) return (g + once) * (g + once);
       return at_least_zero(scale * scale * squares[d] + 2 * once * g + count * once * once);
@@ -191,8 +193,8 @@ class RowOptimizer {
   // In what follows everything but the row is local: a store to the row could else change what the next turn reads, and no
   // loop would be vectorised.
 
-  template <typename Loop>
-  HETMPI_SHARED void sgd(float* weight, const Gradient& grad, Loop loop) const {
+  template <typename Row, typename Loop>
+  HETMPI_SHARED void sgd(Row weight, const Gradient& grad, Loop loop) const {
     const float* sum = grad.sum;
     const float lr = lr_, scale = grad.scale, decay = weight_decay_ * static_cast<float>(grad.advance);
     if (decay == 0) {
@@ -203,8 +205,8 @@ class RowOptimizer {
     }
   }
 
-  template <typename Loop>
-  HETMPI_SHARED void adagrad(float* weight, float* sum, const Gradient& grad, Loop loop) const {
+  template <typename Row, typename Loop>
+  HETMPI_SHARED void adagrad(Row weight, float* sum, const Gradient& grad, Loop loop) const {
     const Terms g = terms(grad);
     const float lr = lr_, eps = eps_;
     loop.each(dim_, [=](int64_t d) {
@@ -214,8 +216,8 @@ class RowOptimizer {
     });
   }
 
-  template <typename Loop>
-  HETMPI_SHARED void rowwise_adagrad(float* weight, float* sum, const Gradient& grad, Loop loop) const {
+  template <typename Row, typename Loop>
+  HETMPI_SHARED void rowwise_adagrad(Row weight, float* sum, const Gradient& grad, Loop loop) const {
     const Terms g = terms(grad);
     const float before = *sum, total = before + mean_squares(g, weight, loop);
     loop.set(sum, total);
@@ -223,8 +225,8 @@ class RowOptimizer {
     loop.each(dim_, [=](int64_t d) { weight[d] -= factor * g.value(weight, d); });
   }
 
-  template <typename Loop>
-  HETMPI_SHARED float mean_squares(const Terms& g, const float* weight, Loop loop) const {
+  template <typename Row, typename Loop>
+  HETMPI_SHARED float mean_squares(const Terms& g, Row weight, Loop loop) const {
     const float dim = static_cast<float>(dim_);
     if (g.squares == nullptr) return loop.sum(dim_, [=](int64_t d) { return g.square(weight, d); }) / dim;
     const float decays = loop.sum(dim_, [=](int64_t d) {
@@ -235,8 +237,8 @@ class RowOptimizer {
   }
 
   // The moving averages take the mean gradient of the iterations summed, and fade by the iterations that are news.
-  template <typename Loop>
-  HETMPI_SHARED void adam(float* weight, float* state, const Gradient& grad, Loop loop) const {
+  template <typename Row, typename Loop>
+  HETMPI_SHARED void adam(Row weight, float* state, const Gradient& grad, Loop loop) const {
     const Terms g = terms(grad);
     float* mean = state;             // (dim)
     float* variance = state + dim_;  // (dim)

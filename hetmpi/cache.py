@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from hetmpi import _C
+from hetmpi.gpu_cache import GpuCache, open_gpu_cache
 from hetmpi.optim import RowOptimizer, check_choice
 from hetmpi.window import refuse_if_short, size_text
 from hetmpi.world import Refused, World
@@ -14,6 +16,7 @@ from hetmpi.world import Refused, World
 POLICIES = ("lru", "lfu", "lfuopt")
 LARGEST_BOUND = 1 << 31  # clocks have 32 bits
 ADMIT = ("auto", "all", "remote", "offnode")
+ROW_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}  # of a number of a row
 
 
 @dataclass(frozen=True)
@@ -56,16 +59,19 @@ class CacheSettings:
 
     capacity_rows, or capacity_fraction of the table's rows: lines of each rank; 0, or neither, is no cache. policy: lru, lfu or lfuopt
     (cpp/cache_decisions.h). admit: `offnode` keeps rows of other nodes, `remote` of other ranks, `all` of this rank too;
-    `auto` is offnode, since a row of the own node is a plain load away."""
+    `auto` is offnode, since a row of the own node is a plain load away, but on a GPU all: there no row is. dtype: float32, float16 or bfloat16, of the rows kept; what is added to a
+    row of 16 bits is rounded up or down by chance, while the sums for the owners are float32."""
 
     capacity_rows: int | None = None
     capacity_fraction: float | None = None
     policy: str = "lfu"
     admit: str = "auto"
+    dtype: str = "float32"
 
     def __post_init__(self):
         check_choice("table.cache.policy", self.policy, POLICIES)
         check_choice("table.cache.admit", self.admit, ADMIT)
+        check_choice("table.cache.dtype", self.dtype, ROW_BYTES)
         if self.capacity_rows is not None and self.capacity_fraction is not None:
             raise Refused(
                 "give table.cache.capacity_rows or table.cache.capacity_fraction and set the other one to null, got "
@@ -76,30 +82,56 @@ class CacheSettings:
         if self.capacity_fraction is not None and not 0 <= self.capacity_fraction <= 1:
             raise Refused(f"table.cache.capacity_fraction must lie in [0, 1], got {self.capacity_fraction}")
 
-    def admitted(self, world: World) -> np.ndarray:
-        """Whose rows are kept here: (size,) bool."""
-        if self.admit == "all":
+    def admitted(self, world: World, device: torch.device) -> np.ndarray:
+        """Whose rows are kept on `device`: (size,) bool."""
+        if self.admit == "all" or (self.admit == "auto" and device.type != "cpu"):
             return np.ones(world.size, bool)
         if self.admit == "remote":
             return np.arange(world.size) != world.rank
         return world.is_far
 
-    def rows(self, num_rows: int, world: World) -> int:
+    def rows(self, num_rows: int, world: World, device: torch.device) -> int:
         """Lines of this rank's cache over a table of `num_rows`."""
-        if not self.admitted(world).any():
+        if not self.admitted(world, device).any():
             return 0
         wanted = self.capacity_rows if self.capacity_fraction is None else round(self.capacity_fraction * num_rows)
         return min(wanted or 0, num_rows + _C.WAYS)  # a set may be short of lines while others are not full
 
 
-def make_cache(world: World, settings: CacheSettings, num_rows: int, dim: int, optimizer: RowOptimizer) -> _C.RowCache:
-    """This rank's cache. Collective. Raises Refused on every rank if a node lacks memory for its ranks' caches."""
+class HostCache(_C.RowCache):
+    """RowCache (cpp/row_cache.h), and how rows get from its memory to tensors: here they are both in the host's."""
+
+    device = torch.device("cpu")
+    empty = staticmethod(np.empty)
+
+    def deliver(self, slots: np.ndarray, rows: np.ndarray) -> torch.Tensor:
+        """The rows (n, dim) of a batch: its lines', and those in rows (n, dim) of keys without one, whose memory it takes."""
+        self.gather(slots, rows)
+        return torch.from_numpy(rows)
+
+    def local(self, rows: torch.Tensor) -> np.ndarray:
+        """Rows or gradients (n, dim) as the calls take them."""
+        return rows.numpy()
+
+    def on_host(self, rows: torch.Tensor) -> np.ndarray:
+        return rows.numpy()
+
+    def on_device(self, rows: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(rows)
+
+
+def make_cache(
+    world: World, settings: CacheSettings, num_rows: int, dim: int, optimizer: RowOptimizer, device: torch.device
+) -> HostCache | GpuCache:
+    """This rank's cache. Collective. Raises Refused on every rank if a node or a GPU lacks memory for its ranks' caches."""
     core = optimizer.core(dim)
-    capacity_rows = settings.rows(num_rows, world)
-    line = 4 * (dim + core.state_dim + core.sum_dim) + _C.LINE_OVERHEAD_BYTES
+    capacity_rows = settings.rows(num_rows, world, device)
+    if device.type != "cpu":
+        return open_gpu_cache(world, device, capacity_rows, core, dim, settings.policy, settings.dtype)
+    line = ROW_BYTES[settings.dtype] * dim + 4 * (core.state_dim + core.sum_dim) + _C.LINE_OVERHEAD_BYTES
     refuse_if_short(world, capacity_rows * line, False, lambda need, place, free: (
         f"a cache of {capacity_rows:,} rows of dim {dim} on each rank needs {size_text(need)} for the "
         f"{world.node.size} rank(s) on {world.host}, {size_text(free)} are free in {place}: lower table.cache.capacity_rows or "
         "table.cache.capacity_fraction"
     ))  # fmt: skip
-    return _C.RowCache(capacity_rows, core, settings.policy)
+    return HostCache(capacity_rows, core, settings.policy, settings.dtype)

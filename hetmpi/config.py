@@ -14,6 +14,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from hetmpi.cache import ADMIT, POLICIES, CacheSettings, Staleness
+from hetmpi.device import DEVICES
 from hetmpi.exchange import EXCHANGES
 from hetmpi.optim import DENSE_RULES, ROW_RULES, SCHEDULES, check_choice
 from hetmpi.partition import PARTITIONS
@@ -38,7 +39,7 @@ OPTIONAL = {
     "table.anticipate", "table.cache.capacity_rows", "table.cache.capacity_fraction", "optim.rows_lr", "optim.dense_lr",
 }  # fmt: skip
 CHOICES = {
-    "table.cache.policy": POLICIES, "table.cache.admit": ADMIT, "table.exchange": EXCHANGES,
+    "device": DEVICES, "table.cache.policy": POLICIES, "table.cache.admit": ADMIT, "table.exchange": EXCHANGES,
     "table.partition": PARTITIONS, "optim.rows": ROW_RULES, "optim.dense": DENSE_RULES, "optim.schedule": SCHEDULES,
 }  # fmt: skip
 

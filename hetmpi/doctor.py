@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from hetmpi import _C
+from hetmpi.device import gpu_problem
 from hetmpi.table import EmbeddingTable
 from hetmpi.window import available_memory, cgroup_memory
 from hetmpi.world import MPI, Refused, ToldElsewhere, World, launch, mpi_libraries
@@ -121,8 +122,8 @@ def describe_machine(world: World, report: Report):
     if left_bytes > shm_bytes / 10:
         names = " ".join(str(path) for path in left[:5])
         report.cure(f"{len(left)} files of killed MPICH runs take {left_bytes / GIB:.1f} GiB of /dev/shm: rm {names} ...")
-    built = "yes" if _C.has_cuda else "no"
-    report.line("CUDA", f"in hetmpi._C: {built}; seen by torch: {torch.cuda.device_count()} device(s)")
+    problem = gpu_problem()
+    report.line("GPU", f"none can be used: {problem}" if problem else f"{torch.cuda.get_device_name()}, device=cuda")
 
 
 def abandoned_segments() -> list[Path]:

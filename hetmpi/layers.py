@@ -10,7 +10,7 @@ from hetmpi import _C
 def look_up(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """rows (U, dim), index (...) int64 into them -> (..., dim): the row of each occurrence.
 
-    The gradient of a row is the sum over its occurrences, on the CPU added in their order, the same bits on any number of threads.
+    The gradient of a row is the sum over its occurrences, added in an order that does not depend on timing: the same bits in every run.
     As rows.index_select(0, index.flatten()), whose backward takes longer on the CPU (docs/results.md), but for first derivatives
     alone. Raises ValueError for another shape or dtype, IndexError for an index beyond the rows."""
     if rows.dim() != 2 or index.dtype != torch.int64:
@@ -33,9 +33,9 @@ class LookUp(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grads):
         (index,) = ctx.saved_tensors
-        sums = grads.new_zeros(ctx.shape)
         if grads.is_cpu and grads.dtype == torch.float32:
+            sums = grads.new_zeros(ctx.shape)
             _C.scatter_add(grads.contiguous().numpy(), index.numpy(), sums.numpy())
-        else:
-            sums.index_add_(0, index, grads)
-        return sums, None
+            return sums, None
+        no_padding = -1  # index_add_ adds in any order on a GPU; this sorts
+        return torch.ops.aten.embedding_dense_backward(grads, index, ctx.shape[0], no_padding, False), None

@@ -71,22 +71,62 @@ class RowOptimizer:
 class DenseOptimizer:
     """The dense layers' optimizer: torch's, its gradients averaged over all ranks by Horovod, on the shared schedule."""
 
-    def __init__(self, hvd, model: torch.nn.Module, rule: str, lr: float, weight_decay: float, schedule: Schedule):
-        """Broadcasts rank 0's parameters. Collective."""
+    def __init__(
+        self, hvd, model: torch.nn.Module, rule: str, lr: float, weight_decay: float, schedule: Schedule,
+        device: torch.device = torch.device("cpu"),
+    ):  # fmt: skip
+        """Broadcasts rank 0's parameters and moves the model to `device`. Collective."""
         check_choice("optim.dense", rule, DENSE_RULES)
         kind = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}[rule]
-        optimizer = kind(model.parameters(), lr=lr, weight_decay=weight_decay)
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-        # One group: all gradients are summed in one allreduce, whose order of addition does not depend on timing.
-        self.optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), groups=1)
+        model.to(device)
+        optimizer = kind(model.parameters(), lr=lr, weight_decay=weight_decay)
+        if device.type == "cpu" or (hvd.nccl_built() and has_own_gpu(hvd, device)):
+            # One group: all gradients are summed in one allreduce, whose order of addition does not depend on timing.
+            self.optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), groups=1)
+        else:
+            self.optimizer = ThroughHost(hvd, optimizer)
         self.lr, self.schedule = lr, schedule
 
     def step(self, step: int):
-        """Waits for the allreduce that backward() started, then updates the parameters of `step`, counted from 0."""
+        """Waits for the allreduce of the gradients, which on the CPU backward() has started, then updates the parameters of `step`, counted from 0."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr * self.schedule.factor(step)
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+
+def has_own_gpu(hvd, device: torch.device) -> bool:
+    """Whether no two ranks share a GPU, which NCCL refuses. Collective."""
+    gpus = hvd.allgather_object(str(torch.cuda.get_device_properties(device).uuid))
+    return len(set(gpus)) == len(gpus)
+
+
+class ThroughHost:
+    """An optimizer of parameters on a GPU, whose gradients are averaged over all ranks in the host's memory, by one allreduce: for a
+    Horovod without NCCL, and for ranks that share a GPU."""
+
+    def __init__(self, hvd, optimizer: torch.optim.Optimizer):
+        self._hvd, self._optimizer, self.param_groups = hvd, optimizer, optimizer.param_groups
+        self._parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        on_gpu = any(parameter.is_cuda for parameter in self._parameters)
+        self._sums = torch.empty(sum(parameter.numel() for parameter in self._parameters), pin_memory=on_gpu)
+
+    def step(self):
+        """Averages the gradients, then updates the parameters. Collective."""
+        if self._hvd.size() > 1 and len(self._sums):
+            for parameter in self._parameters:
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            grads = [parameter.grad for parameter in self._parameters]
+            self._sums.copy_(torch.cat([grad.reshape(-1) for grad in grads]))
+            self._hvd.allreduce_(self._sums, op=self._hvd.Average, name="dense")
+            parts = self._sums.to(grads[0].device).split([grad.numel() for grad in grads])
+            for grad, part in zip(grads, parts):
+                grad.copy_(part.view_as(grad))
+        self._optimizer.step()
+
+    def zero_grad(self):
+        self._optimizer.zero_grad()
 
 
 def check_choice(name: str, value: str, choices):

@@ -28,16 +28,16 @@ class Reading:
     in_transit      keys whose sums were on their way to owners when clocks were asked for, (m,) int64
     """
 
-    def __init__(self, keys: torch.Tensor, array: np.ndarray, partition: _C.Partition, far_ranks: np.ndarray):
-        """far_ranks: ranks of other nodes, (size,) bool."""
-        self.keys, self.num, self._partition, self._far_ranks = keys, len(array), partition, far_ranks
+    def __init__(self, keys: torch.Tensor, array: np.ndarray, partition: _C.Partition, far_ranks: np.ndarray, empty=np.empty):
+        """far_ranks: ranks of other nodes, (size,) bool. empty(n, dtype): memory for what the cache reads and writes."""
+        self.keys, self.num, self._partition, self._far_ranks, self._empty = keys, len(array), partition, far_ranks, empty
         self.batch_route = Route.of_keys(partition, array)
-        self._over(array.copy(), self.batch_route)
+        self._over(array, self.batch_route)
 
     def _over(self, array: np.ndarray, route: Route):
-        self.array, self.route, self.is_far = array, route, route.held_by(self._far_ranks)
-        self.slots = np.full(len(array), -1, np.int64)
-        self.clocks = np.zeros(len(array), np.int32)
+        self.array, self.route, self.is_far = self._empty(len(array), np.int64), route, route.held_by(self._far_ranks)
+        self.slots, self.clocks = self._empty(len(array), np.int64), self._empty(len(array), np.int32)
+        self.array[:], self.slots[:], self.clocks[:] = array, -1, 0
         self.is_found = False
         self.asked = self.posted = None
         self.is_ordered = False

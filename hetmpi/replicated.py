@@ -48,6 +48,8 @@ class ReplicatedTable(EmbeddingTable):
         bounds = [bound for keys in fields for bound in (keys.start, keys.stop)]
         if sorted(bounds) != bounds or not 0 <= min(bounds, default=0) <= max(bounds, default=0) <= num_rows:
             raise Refused(f"ReplicatedTable: fields must be ascending ranges within [0, {num_rows:,}), got {fields}")
+        if torch.device(settings.get("device", "cpu")).type != "cpu":
+            raise Refused("ReplicatedTable: device must be cpu: set table.replicate_below_rows=0 to train on a GPU")
         super().__init__(world, num_rows, dim, optimizer, name=name, **settings)
         self._bounds, self._allreduce = np.array(bounds, np.int64), f"{name}.replicated"
         self._splits: list[Split] = []
@@ -103,7 +105,7 @@ class ReplicatedTable(EmbeddingTable):
         """As EmbeddingTable.write; every rank makes it equally often."""
         with self.spans("push"):
             split = self._split(keys, "write", keeps=False)
-            values = self._checked_grads(keys, grads)
+            values = self._checked_grads(keys, grads).numpy()
             others = np.empty((len(split.at_others), self.dim), np.float32)
             _C.gather(values, split.at_others, others, np.arange(len(others)))
             if not self._is_written:  # else the write below refuses the step

@@ -33,8 +33,9 @@ import torch
 
 from hetmpi import _C
 from hetmpi.asking import NO_SLOTS, RmaAsking
-from hetmpi.cache import CacheSettings, Staleness, make_cache
+from hetmpi.cache import CacheSettings, HostCache, Staleness, make_cache
 from hetmpi.exchange import EXCHANGES, open_exchange
+from hetmpi.gpu_cache import GpuCache
 from hetmpi.inbox import Message
 from hetmpi.metrics import Counters
 from hetmpi.optim import RowOptimizer, check_choice
@@ -53,6 +54,7 @@ NAP_S = 50e-6  # between two looks at what others are to do: short beside a step
 class EmbeddingTable:
     """`num_rows` rows of `dim` float32, keys 0 <= key < num_rows, partitioned over the ranks of `world`.
 
+    device     where rows are read to and gradients come from, and where the cache is
     step       steps written so far (s = 0: and settled)
     counters   what this rank's reads and writes did (hetmpi.metrics.Counters)
     spans      what their time went to (hetmpi.spans.Spans)
@@ -75,16 +77,20 @@ class EmbeddingTable:
         cache: CacheSettings = CacheSettings(capacity_rows=0),
         spans: Spans | None = None,
         exchange: str = "rma",
+        device: torch.device | str = "cpu",
     ):
         """Allocates the shards and gives every row its first value, normal with deviation `init_std`, which depends on
         (seed, name, key) alone. inbox_bytes: memory of each rank for gradients on their way in. spans: where times are
         added, None for the table's own. exchange: how rows and gradients travel between nodes: rma, one-sided; alltoall, by
-        calls that all ranks make; auto, whichever fetches rows faster here. Collective.
+        calls that all ranks make; auto, whichever fetches rows faster here. device: cpu, or this rank's GPU: the cache is there, rows are
+        read to it and gradients taken from it, while keys stay on the CPU. Collective.
 
         Raises Refused if memory is short, ValueError for an unknown partition or exchange or an impossible shape."""
         if dim < 1:
             raise Refused(f"table.dim must be at least 1, got {dim}")
         check_choice("table.exchange", exchange, EXCHANGES)
+        if staleness.is_synchronous and cache.dtype != "float32":
+            raise Refused(f"table.cache.dtype must be float32 at staleness 0, where reads are exact, got {cache.dtype}")
         self.world, self.num_rows, self.dim, self.staleness = world, num_rows, dim, staleness
         self.optimizer, self._rule = optimizer, optimizer.core(dim)
         self.partition = make_partition(partition, num_rows, world.size)
@@ -93,11 +99,12 @@ class EmbeddingTable:
         self._open(inbox_bytes, {"rma": "needed", "auto": "wanted", "alltoall": "unused"}[exchange])
         self._initialise(table_seed(seed, name), init_std)
         try:
-            self._cache = make_cache(world, cache, num_rows, dim, optimizer)  # now that the shards have taken their memory
+            self._cache = make_cache(world, cache, num_rows, dim, optimizer, torch.device(device))  # after the shards took their memory
         except Refused:
             self.window.free()
             raise
-        self._admitted = cache.admitted(world) & (self._cache.capacity_rows > 0)  # (size,) bool: ranks whose rows it keeps
+        self.device = self._cache.device
+        self._admitted = cache.admitted(world, self.device) & (self._cache.capacity_rows > 0)  # (size,) bool: ranks whose rows it keeps
         self.window.fence()
         self._start(exchange)
 
@@ -161,7 +168,7 @@ class EmbeddingTable:
     # What a trainer calls.
 
     def read(self, keys: torch.Tensor) -> torch.Tensor:
-        """keys (U,) int64, unique -> rows (U, dim) float32: at s = 0 the owners' values after the last write, else at most
+        """keys (U,) int64 on the CPU, unique -> rows (U, dim) float32 on `device`: at s = 0 the owners' values after the last write, else at most
         `staleness` iterations behind them, with all of this rank's own updates.
 
         At s = 0 collective after a write. Raises Refused for keys of another dtype or shape, or out of range."""
@@ -176,7 +183,7 @@ class EmbeddingTable:
         with self.spans("validate"):
             is_stale = self._validated(reading, admitted)
         with self.spans("fetch"):
-            rows = torch.from_numpy(self._collect(reading, admitted, is_stale))
+            rows = self._collect(reading, admitted, is_stale)
         with self.spans("prefetch"):
             self._ask_next()
         return rows
@@ -189,7 +196,7 @@ class EmbeddingTable:
         route = Route.of_keys(self.partition, self._checked(keys, "peek"))
         rows = np.empty((len(keys), self.dim), np.float32)
         self.exchange.looks.read("weight", route, rows)
-        return torch.from_numpy(rows)
+        return self._cache.on_device(rows)
 
     def prefetch(self, keys: torch.Tensor):
         """Announces a batch that a later read will ask for by the same tensor `keys`, so that what other nodes own of it
@@ -206,14 +213,14 @@ class EmbeddingTable:
             array = self._checked(keys, "prefetch")
             if not self._travels_ahead:
                 return
-            reading = Reading(keys, array, self.partition, self.world.is_far)
+            reading = self._reading(keys, array)
             self._ahead.append(reading)
             if self.staleness.is_synchronous:
                 self._post_early(reading)
             self._ask_next()
 
     def write(self, keys: torch.Tensor, grads: torch.Tensor):
-        """Takes the gradients of this step: keys (U,) int64, unique, grads (U, dim) float32. At s = 0 collective.
+        """Takes the gradients of this step: keys (U,) int64, unique, grads (U, dim) float32 on `device`. At s = 0 collective.
 
         The owner sums over ranks: divide by world.size for the gradient of a loss averaged over the global batch.
         Raises Refused for a wrong dtype, shape or key, and at s = 0 RuntimeError if the step is already written."""
@@ -223,9 +230,9 @@ class EmbeddingTable:
             reading = self._written(keys)
             values = self._checked_grads(keys, grads)
             if self.staleness.is_synchronous:
-                self._send_step(reading.batch_route, values)
+                self._send_step(reading.batch_route, self._cache.on_host(values))
             else:
-                self._update(reading, values)
+                self._update(reading, self._cache.local(values))
         if self.staleness.is_synchronous:
             if self.world.is_one_node:  # across nodes the gradients travel while the caller waits for the dense ones
                 with self.spans("drain"):
@@ -310,7 +317,7 @@ class EmbeddingTable:
         return self._cache.lags
 
     @property
-    def cache(self) -> _C.RowCache:
+    def cache(self) -> HostCache | GpuCache:
         """This rank's lines, to look at."""
         return self._cache
 
@@ -336,7 +343,10 @@ class EmbeddingTable:
         if self._last is not None and self._last.is_of(keys):
             self._last.only_batch()
             return self._last
-        return Reading(keys, self._checked(keys, "read"), self.partition, self.world.is_far)
+        return self._reading(keys, self._checked(keys, "read"))
+
+    def _reading(self, keys: torch.Tensor, array: np.ndarray) -> Reading:
+        return Reading(keys, array, self.partition, self.world.is_far, self._cache.empty)
 
     def _admitted_of(self, reading: Reading) -> np.ndarray:
         """Which keys the cache may keep: (n,) bool."""
@@ -388,27 +398,27 @@ class EmbeddingTable:
             self._owners.read("clock", route, reading.clocks)
             self.counters.clock_bytes += 4 * route.num_elsewhere(self.world.rank)
 
-    def _collect(self, reading: Reading, admitted: np.ndarray, is_stale: np.ndarray) -> np.ndarray:
+    def _collect(self, reading: Reading, admitted: np.ndarray, is_stale: np.ndarray) -> torch.Tensor:
         """The rows (U, dim) of the batch, lines renewed and new ones made."""
         num, slots, clocks = reading.num, reading.slots, reading.clocks
         is_missing = slots < 0
-        rows = np.empty((len(slots), self.dim), np.float32)
-        states = np.empty((len(slots), self._rule.state_dim), np.float32)
+        rows = self._cache.empty((len(slots), self.dim), np.float32)  # of those, what is fetched
+        states = self._cache.empty((len(slots), self._rule.state_dim), np.float32)
         needed = is_missing | is_stale
         self._fetch(reading, needed & ~self._place_early(reading, rows, states), admitted, rows, states)
         if not is_missing.all():
             self._cache.refresh(slots, is_stale, rows, states, clocks, self._anticipate)
             if not self.staleness.is_synchronous:  # sums that waited for their lines to be renewed
                 self._cache.take_due(slots, self.staleness.at(self.step), held=NO_SLOTS)
-            self._cache.gather(slots[:num], rows[:num])
+        delivered = self._cache.deliver(slots[:num], rows[:num])
         num_missing = int((is_missing & admitted)[:num].sum())
         if num_missing:
             self.counters.evicted += self._cache.insert_and_evict(
-                reading.array[:num], admitted[:num], rows[:num], states[:num], clocks[:num], slots[:num]
+                reading.array[:num], admitted[:num], self._cache.local(delivered), states[:num], clocks[:num], slots[:num]
             )
         self.counters.misses += num_missing
         reading.is_found = True
-        return rows[:num]
+        return delivered
 
     def _place_early(self, reading: Reading, rows: np.ndarray, states: np.ndarray) -> np.ndarray:
         """Puts rows that came early in their places; which of them are as good as if fetched now: (n,) bool."""
@@ -609,12 +619,12 @@ class EmbeddingTable:
         self._check_open()
         if self._last is not None and self._last.is_of(keys):
             return self._last
-        return Reading(keys, self._checked(keys, "write"), self.partition, self.world.is_far)
+        return self._reading(keys, self._checked(keys, "write"))
 
     def _checked(self, keys: torch.Tensor, verb: str) -> np.ndarray:
         self._check_open()
-        if not torch.is_tensor(keys) or keys.dtype != torch.int64 or keys.dim() != 1:
-            raise Refused(f"EmbeddingTable.{verb}: keys must be int64 of shape (U,), got {kind_of(keys)}")
+        if not torch.is_tensor(keys) or keys.dtype != torch.int64 or keys.dim() != 1 or not keys.is_cpu:
+            raise Refused(f"EmbeddingTable.{verb}: keys must be int64 of shape (U,) on the CPU, got {kind_of(keys)}")
         array = keys.contiguous().numpy()
         if array.size and not 0 <= array.min() <= array.max() < self.num_rows:
             wrong = array[(array < 0) | (array >= self.num_rows)]
@@ -624,11 +634,11 @@ class EmbeddingTable:
             )
         return array
 
-    def _checked_grads(self, keys: torch.Tensor, grads: torch.Tensor) -> np.ndarray:
+    def _checked_grads(self, keys: torch.Tensor, grads: torch.Tensor) -> torch.Tensor:
         shape = len(keys), self.dim
-        if not torch.is_tensor(grads) or grads.dtype != torch.float32 or tuple(grads.shape) != shape:
-            raise Refused(f"EmbeddingTable.write: grads must be float32 of shape {shape}, got {kind_of(grads)}")
-        return grads.detach().contiguous().numpy()
+        if not torch.is_tensor(grads) or grads.dtype != torch.float32 or tuple(grads.shape) != shape or grads.device != self.device:
+            raise Refused(f"EmbeddingTable.write: grads must be float32 of shape {shape} on {self.device}, got {kind_of(grads)}")
+        return grads.detach().contiguous()
 
     def _check_open(self):
         if self._is_closed:
@@ -636,8 +646,8 @@ class EmbeddingTable:
 
 
 def kind_of(value) -> str:
-    """dtype and shape of a tensor, the type of anything else, for messages."""
-    return f"{value.dtype} {tuple(value.shape)}" if torch.is_tensor(value) else type(value).__name__
+    """dtype, shape and place of a tensor, the type of anything else, for messages."""
+    return f"{value.dtype} {tuple(value.shape)} on {value.device}" if torch.is_tensor(value) else type(value).__name__
 
 
 def table_seed(seed: int, name: str) -> int:

@@ -19,7 +19,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from hetmpi.config import CONF, cache_of, compose, staleness_of
 from hetmpi.data.batch import Batch, to_batch
+from hetmpi.data.gpu_batch import GpuBatches
 from hetmpi.data.loader import Loader
+from hetmpi.device import choose_device
 from hetmpi.metrics import Counters, auc, lag_at, log_loss, trimmed
 from hetmpi.optim import DenseOptimizer, RowOptimizer, Schedule
 from hetmpi.replicated import ReplicatedTable, small_fields
@@ -39,9 +41,10 @@ def main(world: World):
         return print(usage()) if world.rank == 0 else None
     config = compose(world, overrides)
     torch.set_num_threads(world.compute_threads())
+    device = choose_device(world, config.device)
     if config.table.ranks_per_node is not None:
         world = World(world.comm, config.table.ranks_per_node)
-    training = Training(world, config)
+    training = Training(world, config, device)
     try:
         training.run()
     except Exception:
@@ -61,8 +64,8 @@ def usage() -> str:
 class Training:
     """The parts of one run and the loop over them."""
 
-    def __init__(self, world: World, config: DictConfig):
-        self.world, self.config = world, config
+    def __init__(self, world: World, config: DictConfig, device: torch.device):
+        self.world, self.config, self.device = world, config, device
         self.hvd = world.start_horovod()
         self.data = self._data()
         self.total_steps = self._total_steps()
@@ -72,12 +75,13 @@ class Training:
         self.replicated = self._replicated()
         self.table = self._table(schedule)
         self.dense = DenseOptimizer(
-            self.hvd, self.model, config.optim.dense, config.optim.dense_lr, config.optim.dense_weight_decay, schedule
-        )
+            self.hvd, self.model, config.optim.dense, config.optim.dense_lr, config.optim.dense_weight_decay, schedule, device,
+        )  # fmt: skip
         self.criterion = torch.nn.BCEWithLogitsLoss()
         self.loader = Loader(
             self.data.train, world.rank, world.size, config.batch_size, 0, self.total_steps,
             config.loader.threads, config.loader.prefetch,
+            to_batch if device.type == "cpu" else GpuBatches(device, self.data.num_rows),
         )  # fmt: skip
         self.log = None
         if world.rank == 0:
@@ -92,6 +96,7 @@ class Training:
         interval = Interval(self.table)
         batches = Ahead(self.loader, self.config.table.prefetch_batches, self.spans)
         for step, batch in enumerate(batches):
+            batch = batch.on(self.device)
             rows = self.table.read(batch.keys).requires_grad_()  # (U, row_dim)
             for later in batches.announced():
                 self.table.prefetch(later.keys)
@@ -156,9 +161,12 @@ class Training:
         replicated = f"{self._num_replicated():,} of them ({len(self.replicated)} fields) on each, " if self.replicated else ""
         return (
             f"{config.model_name} on {config.data_name}: {self.data.num_rows:,} rows of {self.model.row_dim} numbers over "
-            f"{self.world.size} rank(s), {replicated}{self.total_steps:,} steps of {config.batch_size * self.world.size:,} samples, "
+            f"{self.world.size} rank(s) on {self._place()}, {replicated}{self.total_steps:,} steps of {config.batch_size * self.world.size:,} samples, "
             f"results in {config.run.dir}"
         )
+
+    def _place(self) -> str:
+        return "CPUs" if self.device.type == "cpu" else f"GPUs ({torch.cuda.get_device_name(self.device)})"
 
     def _choice(self) -> list[str]:
         """How rows travel between nodes and why, in one line, if table.exchange=auto had a choice."""
@@ -233,6 +241,7 @@ class Training:
             cache=cache_of(self.config),
             spans=self.spans,
             exchange=table.exchange,
+            device=self.device,
         )
 
     def _shares(self) -> list[int]:
@@ -255,7 +264,7 @@ class Training:
 
     def _predict(self, batch: Batch) -> tuple[np.ndarray, ...]:
         """(label, logit) or (label, logit, teacher), each (B,) float32."""
-        logit = self._logits(self.table.peek(batch.keys), batch).numpy()
+        logit = self._logits(self.table.peek(batch.keys), batch.on(self.device)).cpu().numpy()
         known = (batch.label.numpy(), logit)
         return known if batch.teacher is None else (*known, batch.teacher.numpy())
 
@@ -328,6 +337,7 @@ class Training:
             "model": self.config.model_name,
             "data": self.config.data_name,
             "world_size": self.world.size,
+            "device": self.device.type,
             "exchange": self.table.exchange.name,
             "steps": self.total_steps,
             "samples_per_s": samples / self.train_s if self.train_s else None,

@@ -132,6 +132,7 @@ def launch(main):
     """Runs main(world) as this rank's whole program: an error on any rank ends all of them, exit code 1."""
     keep_freed_memory()
     try:
+        share_gpus()
         world = World()
         share_cores(world.node)
         main(world)
@@ -208,6 +209,23 @@ def local_size() -> int:
         if match:
             return int(match.group())
     return 1
+
+
+def local_rank() -> int | None:
+    """This rank's place on its node as the launcher's variables tell it, before MPI is started; None if none does."""
+    for name in ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"):
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return None
+
+
+def share_gpus():
+    """Leaves this rank one GPU to see, the next rank the next one, unless no launcher says which rank it is. Must run before MPI
+    starts: an MPI that knows CUDA takes memory of every GPU it sees."""
+    seen, rank = os.environ.get("CUDA_VISIBLE_DEVICES"), local_rank()
+    gpus = sorted(re.findall(r"(?m)^nvidia(\d+)$", "\n".join(os.listdir("/dev"))), key=int) if seen is None else seen.split(",")
+    if rank is not None and gpus not in ([], [""]):
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[rank % len(gpus)]
 
 
 def yield_when_idle():

@@ -1,6 +1,7 @@
-"""Trains at s = 100 with a cache far smaller than the working set and says how memory grew; run by test_soak.py.
+"""Trains at s = 100 with a cache far smaller than the working set and says how memory grew; run by test_soak.py and tools/gpu_check.sh.
+Exit code 1 if an update is lost.
 
-    mpiexec -n 4 python tests/cache_soak.py RANKS_PER_NODE STEPS
+    mpiexec -n 4 python tests/cache_soak.py RANKS_PER_NODE STEPS [cuda]
 """
 
 import sys
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 from hetmpi.cache import CacheSettings, Staleness
+from hetmpi.device import choose_device
 from hetmpi.optim import RowOptimizer
 from hetmpi.table import EmbeddingTable
 from hetmpi.world import MPI, World, launch
@@ -19,13 +21,14 @@ NUM_ROWS, DIM, KEYS, WARMUP_STEPS = 200_000, 8, 300, 500
 def main(world):
     """Reads, prefetches and writes random rows; rank 0 prints the most that a rank grew after the warm-up, in kB: in all,
     and in the best of three equal stretches, where a leak shows and a pool that grew once does not; then the updates written and those that the owners hold, and lines evicted."""
-    ranks_per_node, steps = int(sys.argv[1]), int(sys.argv[2])
+    ranks_per_node, steps, device = int(sys.argv[1]), int(sys.argv[2]), choose_device(world, *(sys.argv[3:] or ["cpu"]))
     world.start_horovod()  # its thread drives far traffic, as in a training
     world = World(world.comm, ranks_per_node)
     settings = CacheSettings(capacity_rows=1000, admit="all")
     table = EmbeddingTable(
-        world, NUM_ROWS, DIM, RowOptimizer("sgd", 1.0), init_std=0.0, staleness=Staleness(100), cache=settings
-    )
+        world, NUM_ROWS, DIM, RowOptimizer("sgd", 1.0), init_std=0.0, staleness=Staleness(100), cache=settings,
+        device=device,
+    )  # fmt: skip
     generator, written, later = np.random.default_rng(world.rank), 0, None
     marks, resident = [WARMUP_STEPS + (steps - WARMUP_STEPS) * i // 3 for i in range(3)], []
     for step in range(steps):
@@ -34,7 +37,7 @@ def main(world):
         keys, later = later if later is not None else draw(generator), draw(generator)
         table.read(keys)
         table.prefetch(later)
-        table.write(keys, torch.ones(len(keys), DIM))
+        table.write(keys, torch.ones(len(keys), DIM, device=device))
         written += len(keys)
     resident.append(resident_kb())
     grown = world.comm.allreduce(resident[-1] - resident[0], op=MPI.MAX)
@@ -45,6 +48,7 @@ def main(world):
     if world.rank == 0:
         print(f"soak: grown {grown} kB, in each third {steadily} kB, written {written:.0f} held {held:.0f} evicted {evicted:.0f}", flush=True)
     table.close()
+    sys.exit(bool(written != held))
 
 
 def draw(generator) -> torch.Tensor:

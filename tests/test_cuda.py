@@ -2,31 +2,65 @@
 
 On a GPU where there is one; everywhere by the same source compiled for the CPU (tests/cpp/cuda_on_cpu)."""
 
+import os
 import shutil
 import subprocess
+import sys
+import sysconfig
 
+import launch
 import numpy as np
+import pybind11
 import pytest
 import torch
 
 from hetmpi import _C
+from hetmpi.cache import CacheSettings, Staleness
+from hetmpi.data.batch import to_batch
+from hetmpi.data.gpu_batch import GpuBatches
+from hetmpi.data.synthetic import Synthetic
 from hetmpi.optim import RowOptimizer
+from hetmpi.table import EmbeddingTable
+from hetmpi.world import World
 from test_core import CXX, FLAGS, ROOT, run
 
-SOURCES = [str(ROOT / "cpp/cuda_cache.cu"), str(ROOT / "tests/cpp/cuda_cache_test.cpp")]
+KERNELS = [str(ROOT / "cpp/cuda_cache.cu"), str(ROOT / "cpp/cuda_unique.cu")]
+SOURCES = [*KERNELS, str(ROOT / "tests/cpp/cuda_cache_test.cpp")]
 INCLUDE = f"-I{ROOT / 'cpp'}"
+ON_CPU = [f"-I{ROOT / 'tests/cpp/cuda_on_cpu'}", INCLUDE]
 NO_GPU = _C.gpu_problem()
 needs_gpu = pytest.mark.skipif(bool(NO_GPU), reason=f"no GPU can be used here: {NO_GPU}")
 
 
-@pytest.mark.skipif(shutil.which(CXX[0]) is None, reason=f"there is no C++ compiler {CXX[0]}; CXX may name one")
+needs_compiler = pytest.mark.skipif(shutil.which(CXX[0]) is None, reason=f"there is no C++ compiler {CXX[0]}; CXX may name one")
+
+
+@needs_compiler
 def test_the_gpu_cache_run_by_the_cpu_equals_the_cpu_cache(tmp_path):
-    flags = [*FLAGS, "-fsanitize=undefined", "-fno-sanitize-recover=all", f"-I{ROOT / 'tests/cpp/cuda_on_cpu'}", INCLUDE]
+    flags = [*FLAGS, "-fsanitize=undefined", "-fno-sanitize-recover=all", *ON_CPU]
     code, text = run(*CXX, *flags, "-x", "c++", *SOURCES, "-o", str(tmp_path / "test"))
     assert code == 0, text
     for seed in (1, 2):
         code, text = run(str(tmp_path / "test"), str(seed), "40")
         assert code == 0, text
+
+
+@needs_compiler
+def test_tables_keep_their_promises_with_their_lines_on_a_gpu(tmp_path):
+    package = tmp_path / "hetmpi"
+    shutil.copytree(ROOT / "hetmpi", package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    module = str(package / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}")
+    includes = [*ON_CPU, f"-I{pybind11.get_include()}", f"-I{sysconfig.get_path('include')}"]
+    bindings = [str(ROOT / f"cpp/{name}.cpp") for name in ("bindings", "cuda_bindings")]
+    flags = [flag for flag in FLAGS if flag not in ("-g", "-Werror")]
+    code, text = run(*CXX, *flags, "-shared", "-fPIC", "-fvisibility=hidden", "-DHETMPI_CUDA=1", *includes, "-x", "c++", *bindings, *KERNELS, "-o", module)
+    assert code == 0, text
+    tests = [str(ROOT / "tests" / name) for name in ("test_staleness.py", "test_table.py")]
+    outcome = launch.run(
+        [launch.mpiexec(), "-n", "2", sys.executable, "-m", "mpi4py", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "gpu_on_cpu", "-m", "mpi", *tests],
+        timeout_s=280, cwd=tmp_path, PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT), str(ROOT / "tests")]),
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.text
 
 
 @needs_gpu
@@ -70,5 +104,40 @@ def test_python_calls_it_with_tensors_and_a_stream():
         cache.gather(slots, out[:, :4], stream)
     with pytest.raises(RuntimeError, match="requires grad"):
         cache.update(slots, grads.requires_grad_(), 1.0, stream)
-    with pytest.raises(TypeError, match="slots must be an array in the GPU's memory, got <class 'numpy.ndarray'>"):
+    with pytest.raises(ValueError, match="slots must lie in the memory of GPU 0 or in pinned memory of the host"):
         cache.gather(np.zeros(10, np.int64), out, stream)
+    with pytest.raises(TypeError, match="slots must be an array, got <class 'list'>"):
+        cache.gather([0], out, stream)
+
+
+@needs_gpu
+def test_batches_made_on_the_gpu_are_those_of_the_cpu():
+    samples = Synthetic(0, scale=0.001).train(0, 300)
+    on_cpu, on_gpu = to_batch(samples), GpuBatches(torch.device("cuda", 0), 1 << 40)(samples)
+    for name in ("keys", "index", "dense", "label"):
+        assert torch.equal(getattr(on_cpu, name), getattr(on_gpu, name).cpu()), name
+
+
+@needs_gpu
+@pytest.mark.parametrize("staleness", [0, 5])
+def test_a_table_on_a_gpu_learns_what_one_on_the_cpu_learns(staleness):
+    world = World()
+    tables = [
+        EmbeddingTable(
+            world, 200, 12, RowOptimizer("adagrad", 0.1), staleness=Staleness(staleness), cache=CacheSettings(64, admit="all"), device=device
+        )
+        for device in ("cpu", "cuda:0")
+    ]
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(30):
+        keys, grads = torch.randperm(200, generator=generator)[:40], torch.randn(40, 12, generator=generator)
+        rows = []
+        for table in tables:
+            rows.append(table.read(keys).cpu())
+            table.write(keys, grads.to(table.device))
+        assert torch.equal(*rows)
+    for table in tables:
+        table.flush()
+    assert np.array_equal(tables[0].shard.weight, tables[1].shard.weight)
+    for table in tables:
+        table.close()

@@ -22,7 +22,7 @@ from hetmpi.optim import RowOptimizer
 from hetmpi.partition import PARTITIONS, make_partition
 from hetmpi.reading import MOST_AHEAD
 from hetmpi.table import EmbeddingTable, table_seed
-from hetmpi.world import MPI
+from hetmpi.world import MPI, Refused
 
 pytestmark = pytest.mark.mpi
 STALENESS = [0, 1, 2, 10, None]
@@ -68,7 +68,8 @@ def cases(max_examples, **more):
 
 def open_table(world, case, staleness, growth=None, anticipate=1.0, inbox_bytes=1 << 16):
     """A table under SGD of learning rate 1 whose rows are integers: row k begins as first_row(k)."""
-    cache = CacheSettings(case["capacity_rows"], policy=case["policy"], admit=case["admit"])
+    dtype = "float32" if staleness == 0 else case.get("dtype", "float32")
+    cache = CacheSettings(case["capacity_rows"], policy=case["policy"], admit=case["admit"], dtype=dtype)
     table = EmbeddingTable(
         world, case["num_rows"], case["dim"], RowOptimizer("sgd", 1.0), case["partition"], inbox_bytes=inbox_bytes,
         staleness=Staleness(staleness, growth, anticipate), cache=cache, exchange=case.get("exchange", "rma"),
@@ -285,7 +286,12 @@ def changes(table, case):
     return table.shard.weight - [first_row(key, case["dim"]) for key in table.keys().tolist()]
 
 
-@cases(25, staleness=st.sampled_from(STALENESS), anticipate=st.sampled_from([1, 3]), num_steps=st.integers(5, 25))
+DTYPES = ["float32", "float16", "bfloat16"]
+
+
+@cases(
+    25, staleness=st.sampled_from(STALENESS), anticipate=st.sampled_from([1, 3]), num_steps=st.integers(5, 25), dtype=st.sampled_from(DTYPES)
+)
 def test_no_update_is_lost_or_applied_twice(placed, case):
     inbox_bytes = 1 if placed.is_one_node else 2048 * placed.size  # the smallest one, but that crawls through MPI
     table = open_table(placed, case, case["staleness"], None, case["anticipate"], inbox_bytes)
@@ -575,6 +581,36 @@ def trained(world, rule, prefetch=False, **settings):
 
 
 # A rank that leaves
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_lines_of_16_bits_follow_those_of_32(world, rule, dtype):
+    tables = [
+        make_table(alone_world(world), rule, staleness=Staleness(None), cache=CacheSettings(ALL, admit="all", dtype=kept))
+        for kept in ("float32", dtype)
+    ]
+    lost, num_steps, digits = 0, 50, {"float16": 2**-11, "bfloat16": 2**-8}[dtype]
+    keys, generator = torch.arange(200), torch.Generator().manual_seed(0)
+    for _ in range(num_steps):
+        grads = 1e-3 * torch.randn(200, tables[0].dim, generator=generator) + 1e-3
+        exact, near = (table.read(keys) for table in tables)
+        lost = near - exact
+        for table in tables:
+            table.write(keys, grads)
+    assert lost.abs().max() > 0
+    assert lost.std() <= digits * exact.abs().max() * num_steps**0.5  # rounded by chance, they err like a walk
+    assert lost.mean().abs() <= 4 * lost.std() / lost.numel() ** 0.5
+    for table in tables:
+        table.flush()
+    assert np.array_equal(tables[0].shard.weight, tables[1].shard.weight)
+    for table in tables:
+        table.close()
+
+
+def test_lines_of_16_bits_are_refused_where_reads_are_exact(world):
+    with pytest.raises(Refused, match="table.cache.dtype must be float32 at staleness 0, where reads are exact, got float16"):
+        make_table(world, cache=CacheSettings(8, dtype="float16"))
 
 
 def test_push_pending_needs_no_other_rank(placed):

@@ -249,9 +249,9 @@ def test_keys_out_of_range_are_refused(world, wrong):
 
 def test_keys_and_grads_of_a_wrong_kind_are_refused(world):
     table = make_table(world)
-    with pytest.raises(Refused, match=r"keys must be int64 of shape \(U,\), got torch.float32 \(8,\)"):
+    with pytest.raises(Refused, match=r"keys must be int64 of shape \(U,\) on the CPU, got torch.float32 \(8,\)"):
         table.read(torch.zeros(8))
-    with pytest.raises(Refused, match=r"grads must be float32 of shape \(2, 5\), got torch.float32 \(2, 4\)"):
+    with pytest.raises(Refused, match=r"grads must be float32 of shape \(2, 5\) on cpu, got torch.float32 \(2, 4\)"):
         table.write(torch.tensor([0, 1]), torch.zeros(2, 4))
     table.close()
 

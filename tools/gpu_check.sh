@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
 # Checks the GPU's half on a machine with a GPU, which may have no network: with the python3 (torch, numpy, pybind11), nvcc and
 # compute-sanitizer found there. Leaves a log and gpu_check.json in OUT_DIR. Exit code 0 if all checks pass.
+# With WHEELS, a folder of wheels and source distributions of what requirements.txt names (torch apart), it trains end to end too.
 #
-#   ./run.sh gpu-check OUT_DIR
+#   ./run.sh gpu-check OUT_DIR [WHEELS]
 set -uo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-[[ $# -eq 1 ]] || { echo "./run.sh gpu-check OUT_DIR: name the folder for the log and gpu_check.json" >&2; exit 2; }
+[[ $# -eq 1 || ( $# -eq 2 && -d $2 ) ]] || { echo "./run.sh gpu-check OUT_DIR [WHEELS]: name the folder for the log and gpu_check.json" >&2; exit 2; }
 for tool in nvcc compute-sanitizer nvidia-smi; do
   command -v "$tool" >/dev/null || { echo "./run.sh gpu-check: there is no $tool on PATH; it is for a machine with a GPU and CUDA" >&2; exit 2; }
 done
 python3 -c "import numpy, pybind11, torch; assert torch.cuda.is_available(), 'torch sees no GPU'" || exit 2
 mkdir -p "$1" && OUT=$(cd "$1" && pwd) || exit 2
+WHEELS=${2:+$(cd "$2" && pwd)}
 WORK=$(mktemp -d)
 trap 'rm -rf "$WORK"' EXIT
 LOG=$OUT/gpu_check.log
@@ -36,7 +38,7 @@ note "$(python3 --version), $(python3 -c 'import torch; print("torch", torch.__v
 note "$(nvcc --version | tail -n 1); $(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader)"
 
 build() {  # PROGRAM FLAGS...
-  nvcc -std=c++17 -O2 -fmad=false -Xcompiler -ffp-contract=off -arch=native "${@:2}" -I"$ROOT/cpp" "$ROOT/cpp/cuda_cache.cu" "$ROOT/tests/cpp/cuda_cache_test.cpp" -o "$WORK/$1"
+  nvcc -std=c++17 -O2 -fmad=false -Xcompiler -ffp-contract=off -arch=native "${@:2}" -I"$ROOT/cpp" "$ROOT"/cpp/*.cu "$ROOT/tests/cpp/cuda_cache_test.cpp" -o "$WORK/$1"
 }
 streams() {  # SEEDS STREAMS
   local seed
@@ -62,8 +64,29 @@ CODE=$?
 note "bench cache device=cuda: exit code $CODE"
 tail -n 30 "$OUT/bench_cache.log" | tee -a "$LOG"
 ((CODE == 0)) || STATUS=1
-BENCH=$(tail -n 1 "$OUT/bench_cache.log")
-[[ $BENCH == \{* ]] || BENCH=null
-echo "{\"checks\": {$RESULTS}, \"bench_cache\": $BENCH}" >"$OUT/gpu_check.json"
+
+train() {  # RANKS
+  local settings=(device=cuda table.dim=128 batch_size=8192 steps=300 data.scale=0.05 table.staleness=100 table.cache.capacity_fraction=0.5)
+  NP=$1 "$ROOT/run.sh" train "${settings[@]}" "run.dir=$OUT/train_$1"
+}
+soak() {  # RANKS STEPS
+  "$HETMPI_VENV/bin/mpiexec" -n "$1" "$HETMPI_VENV/bin/python" "$ROOT/tests/cache_soak.py" "$1" "$2" cuda
+}
+bench_step() {
+  "$ROOT/run.sh" bench step device=cuda ranks=1 net=het dim=128 batch=65536 scale=0.1 steps=60 warmup=30 repeats=3 \
+    settings=table.staleness=null,table.cache.admit=all,table.cache.capacity_fraction=1 >"$OUT/bench_step.log" 2>&1
+}
+if [[ -n $WHEELS ]]; then
+  export PIP_NO_INDEX=1 PIP_FIND_LINKS=$WHEELS HETMPI_MPI=mpich HETMPI_VENV=$WORK/venv
+  check setup "$ROOT/run.sh" setup
+  check pytest env HETMPI_TEST_RANKS=1 "$ROOT/run.sh" test tests/test_cuda.py
+  check train_1 train 1
+  check train_2 train 2  # both on one GPU where there is one
+  check soak soak 2 100000
+  check bench_step bench_step
+fi
+
+last_json() { local line; line=$(tail -n 1 "$1" 2>/dev/null); [[ $line == \{* ]] && echo "$line" || echo null; }
+echo "{\"checks\": {$RESULTS}, \"bench_cache\": $(last_json "$OUT/bench_cache.log"), \"bench_step\": $(last_json "$OUT/bench_step.log")}" >"$OUT/gpu_check.json"
 note "gpu_check: $( ((STATUS == 0)) && echo passed || echo FAILED); see $OUT"
 exit $STATUS

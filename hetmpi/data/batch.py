@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Callable, Protocol
 
 import numpy as np
@@ -40,6 +40,14 @@ class Batch:
     label: Tensor  # (B,) float32
     teacher: Tensor | None = None  # (B,) float32
 
+    def on(self, device: torch.device) -> Batch:
+        """The batch with what a model reads of it on `device`, for the stream that is in use there."""
+        parts = {name: getattr(self, name).to(device, non_blocking=True) for name in ("index", "dense", "label")}
+        if device.type == "cuda":  # another stream may have made them: their memory is not free before this one is done with it
+            for part in parts.values():
+                part.record_stream(torch.cuda.current_stream(device))
+        return replace(self, **parts)
+
 
 class DataSet(Protocol):
     """What the trainer asks of a data set. `prepare` comes first; the attributes are valid after it."""
@@ -63,8 +71,8 @@ class DataSet(Protocol):
         """Held-out positions [start, stop), stop <= num_valid. Thread-safe."""
 
 
-def to_batch(samples: Samples) -> Batch:
-    """The batch of `samples`. Raises TypeError if one of its arrays has another dtype or shape than Samples says."""
+def check_samples(samples: Samples):
+    """Raises TypeError if an array has another dtype or shape than Samples says."""
     ids, num = samples.ids, len(samples.ids)
     if ids.dtype != np.int64 or ids.ndim != 2:
         raise TypeError(f"to_batch: ids must be int64 of shape (B, F), got {ids.dtype} {ids.shape}")
@@ -72,6 +80,12 @@ def to_batch(samples: Samples) -> Batch:
         if array.dtype != np.float32 or array.ndim != num_axes or len(array) != num:
             shape = f"({num}, num_dense)" if num_axes == 2 else f"({num},)"
             raise TypeError(f"to_batch: {name} must be float32 of shape {shape}, got {array.dtype} {array.shape}")
+
+
+def to_batch(samples: Samples) -> Batch:
+    """The batch of `samples`. Raises TypeError if one of its arrays has another dtype or shape than Samples says."""
+    check_samples(samples)
+    ids = samples.ids
     keys, index = _C.unique(np.ascontiguousarray(ids).reshape(-1))
     return Batch(
         keys=torch.from_numpy(keys),

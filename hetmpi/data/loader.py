@@ -30,15 +30,17 @@ class Loader:
         last_step: int,
         threads: int = 1,
         prefetch: int = 2,
+        make: Callable[[Samples], Batch] = to_batch,
     ):
         """train: a data set's `train`. threads: how many batches are made at once. prefetch: how many are made, or in
-        the making, beyond the one in use. Raises ValueError for a count that cannot be."""
+        the making, beyond the one in use. make: what makes a batch of samples, thread-safe. Raises ValueError for a count that cannot be."""
         for name, value in (("batch_size", batch_size), ("threads", threads), ("prefetch", prefetch)):
             if value < 1:
                 raise ValueError(f"Loader: {name} must be at least 1, got {value}")
         if not 0 <= rank < size:
             raise ValueError(f"Loader: rank must lie in [0, {size}), got {rank}")
         self.train, self.rank, self.size, self.batch_size, self.prefetch = train, rank, size, batch_size, prefetch
+        self.make = make
         self.steps = range(first_step, last_step)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="hetmpi-loader")
 
@@ -69,4 +71,4 @@ class Loader:
 
     def _make(self, step: int) -> Batch:
         start = (step * self.size + self.rank) * self.batch_size
-        return to_batch(self.train(start, start + self.batch_size))
+        return self.make(self.train(start, start + self.batch_size))

@@ -553,6 +553,33 @@ void clocks_are_told_of_lines_that_will_do(uint64_t) {
   CHECK((tell(true, 2) == Clocks{12, 20, kNoLine}) && (tell(true, 0) == Clocks{kNoLine, kNoLine, kNoLine}));
 }
 
+void numbers_of_16_bits_are_rounded_right(uint64_t) {
+  for (const RowType type : {RowType::kFloat16, RowType::kBfloat16}) {
+    const uint32_t infinite = type == RowType::kFloat16 ? 0x7c00 : 0x7f80;
+    for (uint32_t bits = 0; bits < 1 << 16; ++bits) {
+      const float value = widened(static_cast<uint16_t>(bits), type);
+      CHECK(((bits & 0x7fff) > infinite) == std::isnan(value) && ((bits & 0x7fff) == infinite) == std::isinf(value));
+      for (const uint32_t random : {0u, kNearest, 0xffffu}) {
+        const uint16_t again = narrowed(value, type, random);
+        CHECK(again == bits || (std::isnan(value) && std::isnan(widened(again, type))));
+      }
+    }
+    const float largest = widened(static_cast<uint16_t>(infinite - 1), type);
+    CHECK(widened(narrowed(std::numeric_limits<float>::max(), type, 0xffff), type) == largest);
+    for (const float value : {1.0f / 3, -0.1f, 1e-5f, 3.3e-8f, -7.77e-3f, 1234.567f}) {
+      double mean = 0, nearest = widened(narrowed(value, type, kNearest), type), low = 1e9, high = -1e9;
+      for (uint32_t random = 0; random < 1 << 16; ++random) {
+        const double rounded = widened(narrowed(value, type, random), type);
+        mean += rounded / (1 << 16);
+        low = std::min(low, rounded);
+        high = std::max(high, rounded);
+      }
+      CHECK(low < value && value < high && std::abs(mean - value) <= (high - low) * 0x1p-10);
+      CHECK(std::abs(nearest - value) <= 0.5 * (high - low));
+    }
+  }
+}
+
 void rows_are_added_in_order(uint64_t seed) {
   Random random(seed);
   for (const int64_t n : {0, 1, 7, 8, 9, 300}) {
@@ -1229,6 +1256,7 @@ void run_all(uint64_t seed) {
   RUN(cache_rounds_its_capacity_down_to_whole_sets);
   RUN(cache_uses_the_room_of_sums_handed_out_again);
   RUN(clocks_are_told_of_lines_that_will_do);
+  RUN(numbers_of_16_bits_are_rounded_right);
   RUN(rows_are_added_in_order);
   RUN(sums_of_squares_are_never_negative);
   RUN(rows_pass_a_ring_in_order_and_once);

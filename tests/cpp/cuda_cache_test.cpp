@@ -1,4 +1,5 @@
-// CudaRowCache against RowCache over random streams of calls: slots, rows, clocks, sums handed out, counts and lags, bit for bit.
+// CudaRowCache against RowCache over random streams of calls: slots, rows, clocks, sums handed out, counts and lags, bit for bit. And
+// CudaUnique against a search.
 // Built with nvcc it runs on the GPU, with tests/cpp/cuda_on_cpu in front on the CPU. Exit code 0 if all holds, else 1 and what
 // failed on stderr.
 //
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "cuda_cache.h"
+#include "cuda_unique.h"
 #include "row_cache.h"
 
 namespace hetmpi {
@@ -108,10 +110,11 @@ class Both {
         staleness_(one_of<int64_t>(random, {0, 1, 3, 10, kUnbounded})),
         anticipate_(one_of<float>(random, {1, 4})),
         num_keys_(num_keys >= 0 ? num_keys : std::max<int64_t>(8, capacity_ * one_of<int64_t>(random, {1, 2, 3}))),
-        on_cpu_(capacity_, optimizer_, policy_),
-        on_gpu_(capacity_, optimizer_, policy_) {
+        type_(one_of<RowType>(random, {RowType::kFloat32, RowType::kFloat16, RowType::kBfloat16})),
+        on_cpu_(capacity_, optimizer_, policy_, type_),
+        on_gpu_(capacity_, optimizer_, policy_, type_) {
     current_case += ", rule " + rule_ + ", dim " + std::to_string(dim_) + ", capacity " + std::to_string(capacity_) + ", policy " +
-                    std::to_string(static_cast<int>(policy_)) + ", staleness " + std::to_string(staleness_);
+                    std::to_string(static_cast<int>(policy_)) + ", staleness " + std::to_string(staleness_) + ", rows " + std::to_string(static_cast<int>(type_));
     CHECK(on_cpu_.capacity_rows() == on_gpu_.capacity_rows() && on_cpu_.num_slots() == on_gpu_.num_slots());
   }
 
@@ -124,7 +127,6 @@ class Both {
     insert();
     gather();
     update();
-    preview();
     hand_out();
     if (pick(random_, 5) == 0) take_pushes();
   }
@@ -176,6 +178,16 @@ class Both {
     on_cpu_.clocks_within(slots_.data(), n(), will_write, staleness_, told.data());
     on_gpu_.clocks_within(slots.get(), n(), will_write, staleness_, told_on_gpu.get(), nullptr);
     CHECK(same_bits(told, told_on_gpu.back()));
+    Clocks counts(n(), -1);
+    told.assign(n(), -1);
+    for (int64_t i = 0; i < n(); ++i) {
+      if (slots_[i] < 0) continue;
+      told[i] = on_cpu_.clock(slots_[i]);
+      counts[i] = on_cpu_.count(slots_[i]);
+    }
+    const OnGpu counts_on_gpu(Clocks(n(), 5));
+    on_gpu_.look_at(slots.get(), n(), told_on_gpu.get(), counts_on_gpu.get(), nullptr);
+    CHECK(same_bits(told, told_on_gpu.back()) && same_bits(counts, counts_on_gpu.back()));
   }
 
   void renew() {
@@ -206,8 +218,13 @@ class Both {
     const OnGpu slots(slots_);
     const OnGpu out(rows);
     on_cpu_.gather(slots_.data(), n(), rows.data());
-    on_gpu_.gather(slots.get(), n(), out.get(), nullptr);
+    on_gpu_.gather(slots.get(), n(), nullptr, out.get(), nullptr);
     CHECK(same_bits(rows, out.back()));
+    Floats others = normals(random_, n() * dim_);
+    const OnGpu other(others);
+    on_cpu_.gather(slots_.data(), n(), others.data());
+    on_gpu_.gather(slots.get(), n(), other.get(), out.get(), nullptr);
+    CHECK(same_bits(others, out.back()));
   }
 
   void update() {
@@ -220,24 +237,6 @@ class Both {
     on_cpu_.update(updated.data(), values.data(), n(), anticipate_);
     on_gpu_.update(slots.get(), grads.get(), n(), anticipate_, nullptr);
     gather();
-  }
-
-  void preview() {
-    const int64_t m = pick(random_, n() + 1);
-    Ints positions(n());
-    std::iota(positions.begin(), positions.end(), 0);
-    for (int64_t i = n(); i > 1; --i) std::swap(positions[i - 1], positions[pick(random_, i)]);
-    positions.resize(m);
-    Floats sums = positives(random_, m * sum_dim()), weights = normals(random_, n() * dim_);
-    Floats states = positives(random_, n() * state_dim());
-    Clocks counts(m), clocks = clocks_;
-    for (int32_t& count : counts) count = static_cast<int32_t>(1 + pick(random_, 9));
-    const OnGpu at(positions);
-    const OnGpu sum(sums), weight(weights), state(states);
-    const OnGpu count(counts), clock(clocks);
-    on_cpu_.preview(positions.data(), m, sums.data(), counts.data(), anticipate_, weights.data(), states.data(), clocks.data());
-    on_gpu_.preview(at.get(), m, sum.get(), count.get(), anticipate_, weight.get(), state.get(), clock.get(), nullptr);
-    CHECK(same_bits(weights, weight.back()) && same_bits(states, state.back()) && same_bits(clocks, clock.back()));
   }
 
   void hand_out() {
@@ -261,6 +260,7 @@ class Both {
 
   void take_pushes() {
     CHECK(on_gpu_.num_pushes() == static_cast<int64_t>(pushes_.keys.size()));
+    if (pick(random_, 2) == 0) CHECK(same_bits(on_gpu_.keys_handed_out(nullptr), pushes_.keys));
     const Pushes found = on_gpu_.take_pushes(nullptr);
     CHECK(same_bits(found.keys, pushes_.keys) && same_bits(found.clocks, pushes_.clocks));
     CHECK(same_bits(found.counts, pushes_.counts) && same_bits(found.sums, pushes_.sums));
@@ -275,6 +275,7 @@ class Both {
   int64_t staleness_;
   float anticipate_;
   int64_t num_keys_;
+  RowType type_;
   RowCache on_cpu_;
   CudaRowCache on_gpu_;
   Ints keys_, slots_;
@@ -285,6 +286,23 @@ class Both {
   int64_t num_stale_ = 0, num_evicted_ = 0;
 };
 
+void check_unique(Random& random) {
+  CudaUnique on_gpu;
+  for (const int64_t n : {0, 1, 31, 5'000, 3, 800}) {
+    const int64_t limit = one_of<int64_t>(random, {1, 2, 40, 1000, int64_t{1} << 40});
+    Ints ids(n), keys, index(n);
+    for (int64_t i = 0; i < n; ++i) {
+      ids[i] = pick(random, limit);
+      index[i] = std::find(keys.begin(), keys.end(), ids[i]) - keys.begin();
+      if (index[i] == static_cast<int64_t>(keys.size())) keys.push_back(ids[i]);
+    }
+    const OnGpu id(ids), key(Ints(n, 7)), at(Ints(n, 7));
+    CHECK(on_gpu.unique(id.get(), n, limit, key.get(), at.get(), nullptr) == static_cast<int64_t>(keys.size()));
+    keys.resize(n, 7);
+    CHECK(same_bits(key.back(), keys) && same_bits(at.back(), index));
+  }
+}
+
 void run_all(uint64_t seed, int streams) {
   for (int stream = 0; stream < streams; ++stream) {
     current_case = "seed " + std::to_string(seed) + ", stream " + std::to_string(stream);
@@ -293,6 +311,9 @@ void run_all(uint64_t seed, int streams) {
     for (int64_t number = 0; number < 30; ++number) both.step(number);
     both.finish();
   }
+  current_case = "seed " + std::to_string(seed) + ", unique keys";
+  Random more(seed);
+  check_unique(more);
   current_case = "seed " + std::to_string(seed) + ", more slots than are handed out at a time";
   Random random(seed);
   Both both(random, 70'000, 300);

@@ -24,7 +24,7 @@ using std::min;
 
 enum cudaError_t { cudaSuccess, cudaErrorMemoryAllocation };
 enum cudaDeviceAttr { cudaDevAttrComputeCapabilityMajor, cudaDevAttrComputeCapabilityMinor };
-enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeDevice };
+enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeHost, cudaMemoryTypeDevice };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
 using cudaStream_t = struct CUstream_st*;
 

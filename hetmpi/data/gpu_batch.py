@@ -1,0 +1,40 @@
+"""Batches made on a GPU, where their ids are made unique."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import torch
+
+from hetmpi import _C
+from hetmpi.data.batch import Batch, Samples, check_samples
+
+
+class GpuBatches:
+    """Makes batches as to_batch does, on a GPU: keys come back to the host, the rest stays there. Each thread has a stream of its own,
+    beside the one that the model is computed on."""
+
+    def __init__(self, device: torch.device, num_rows: int):
+        """num_rows: ids are below it."""
+        self.device, self.num_rows, self._mine = device, num_rows, threading.local()
+
+    def __call__(self, samples: Samples) -> Batch:
+        """The batch of `samples`. Raises TypeError as to_batch does."""
+        check_samples(samples)
+        if not hasattr(self._mine, "stream"):
+            self._mine.stream, self._mine.core = torch.cuda.Stream(self.device), _C.CudaUnique(self.device.index)
+        stream = self._mine.stream
+        with torch.cuda.device(self.device), torch.cuda.stream(stream):
+            ids, dense, label = map(self._sent, (samples.ids.reshape(-1), samples.dense, samples.label))
+            keys, index = torch.empty_like(ids), torch.empty_like(ids)
+            num = self._mine.core.unique(ids, self.num_rows, keys, index, stream.cuda_stream)
+            on_host = torch.empty(num, dtype=torch.int64, pin_memory=True)
+            on_host.copy_(keys[:num], non_blocking=True)
+            stream.synchronize()
+        teacher = None if samples.teacher is None else torch.from_numpy(samples.teacher)
+        return Batch(on_host, index.view(samples.ids.shape), dense, label, teacher)
+
+    def _sent(self, array: np.ndarray) -> torch.Tensor:
+        """The array on its way to the GPU."""
+        return torch.from_numpy(array).pin_memory().to(self.device, non_blocking=True)
