@@ -139,6 +139,7 @@ def floor(world, problem: Problem, device: torch.device):
             loss = criterion(model(embeddings, features), label)
         with spans("backward"):
             loss.backward()
+            dense.begin()
         with spans("allreduce"):
             dense.step(step)
         if laps.step(loss.cpu()):  # as the trainer, which looks at every loss

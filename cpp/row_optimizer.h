@@ -5,7 +5,7 @@
 // Row-wise Adagrad keeps one sum per row, of the mean squared gradient (Naumov et al. 2019, FBGEMM).
 //
 // The GPU applies the same rules from this source: `Loop` says how to go over a row, a processor by itself (Serially) or a
-// warp together (row_cache.cu), and both round alike.
+// warp together (cuda_cache.cu), and both round alike.
 //
 // Gradients may come as sums over several iterations of one rank (staleness s >= 1). Such a sum carries what the rule
 // needs to act as if they had come one by one at the row as it is now:

@@ -29,8 +29,8 @@ class RmaAsking:
 
     takes_sums = False
 
-    def __init__(self, cache: _C.RowCache, owners: Owners, outbox: Outbox, counters: Counters, arrays: tuple[str, ...]):
-        """arrays: what a line is made of, weight or weight and state."""
+    def __init__(self, cache, owners: Owners, outbox: Outbox, counters: Counters, arrays: tuple[str, ...]):
+        """cache: the table's (hetmpi/cache.py). arrays: what a line is made of, weight or weight and state."""
         self._cache, self._owners, self._outbox, self._counters = cache, owners, outbox, counters
         self._window, self._arrays = owners.window, arrays
 

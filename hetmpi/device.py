@@ -16,7 +16,11 @@ def choose_device(world: World, wanted: str) -> torch.device:
     if wanted == "cpu":
         return torch.device("cpu")
     problem = gpu_problem()
-    if wanted == "auto" and any(world.comm.allgather(problem)):
+    problems = world.comm.allgather(problem)
+    if wanted == "auto" and any(problems):
+        if world.rank == 0 and not all(problems):
+            lacking = next(rank for rank, text in enumerate(problems) if text)
+            print(f"device=auto: no GPUs, as rank {lacking} can use none: {problems[lacking]}", flush=True)
         return torch.device("cpu")
     world.agree(Refused(f"device=cuda: on {world.host} no GPU can be used: {problem}: set device=cpu or auto") if problem else None)
     device = torch.device("cuda", world.node.rank % torch.cuda.device_count())

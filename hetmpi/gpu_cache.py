@@ -186,15 +186,13 @@ def torch_type(dtype) -> torch.dtype:
 def open_gpu_cache(
     world: World, device: torch.device, capacity_rows: int, rule: _C.RowOptimizer, dim: int, policy: str, dtype: str
 ) -> GpuCache:  # fmt: skip
-    """A cache on this rank's GPU. Collective. Raises Refused on every rank if a GPU lacks memory for the caches of its ranks."""
+    """A cache on `device`, without a number the current GPU. Collective. Raises Refused on every rank if a GPU lacks memory for the caches of its ranks."""
     error = cache = None
     try:
+        device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         cache = GpuCache(capacity_rows, rule, policy, dtype, Gpu(device))
     except RuntimeError as problem:
-        free, _ = torch.cuda.mem_get_info(device)
-        error = Refused(
-            f"a cache of {capacity_rows:,} rows of dim {dim} in {dtype} does not fit GPU {device.index} of {world.host}, {free / 2**30:,.1f} GiB "
-            f"are free ({problem}): lower table.cache.capacity_rows or table.cache.capacity_fraction"
-        )
+        cure = ": lower table.cache.capacity_rows or table.cache.capacity_fraction" if "out of memory" in str(problem) else ""
+        error = Refused(f"a cache of {capacity_rows:,} rows of dim {dim} in {dtype} cannot be made on {device} of {world.host}: {problem}{cure}")
     world.agree(error)
     return cache

@@ -12,12 +12,15 @@ def look_up(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
     The gradient of a row is the sum over its occurrences, added in an order that does not depend on timing: the same bits in every run.
     As rows.index_select(0, index.flatten()), whose backward takes longer on the CPU (docs/results.md), but for first derivatives
-    alone. Raises ValueError for another shape or dtype, IndexError for an index beyond the rows."""
+    alone. Raises ValueError for another shape or dtype, on the CPU
+    IndexError for an index beyond the rows."""
     if rows.dim() != 2 or index.dtype != torch.int64:
         raise ValueError(
             f"look_up: rows must be of shape (U, dim) and index int64, got {tuple(rows.shape)} and {index.dtype}"
         )
-    return LookUp.apply(rows, index.reshape(-1).contiguous()).view(*index.shape, rows.shape[1])
+    flat = index.reshape(-1).contiguous()
+    found = LookUp.apply(rows, flat) if torch.is_grad_enabled() else rows.index_select(0, flat)
+    return found.view(*index.shape, rows.shape[1])
 
 
 class LookUp(torch.autograd.Function):

@@ -88,8 +88,20 @@ class DenseOptimizer:
             self.optimizer = ThroughHost(hvd, optimizer)
         self.lr, self.schedule = lr, schedule
 
+    def state_dict(self) -> dict:
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state: dict):
+        self.optimizer.load_state_dict(state)
+
+    def begin(self):
+        """Starts the allreduce of the gradients, where backward() has not. Between it and EmbeddingTable.write: a rank that waited for
+        the allreduce alone could not take in what others write."""
+        if isinstance(self.optimizer, ThroughHost):
+            self.optimizer.begin()
+
     def step(self, step: int):
-        """Waits for the allreduce of the gradients, which on the CPU backward() has started, then updates the parameters of `step`, counted from 0."""
+        """Waits for the allreduce of the gradients, then updates the parameters of `step`, counted from 0."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr * self.schedule.factor(step)
         self.optimizer.step()
@@ -108,25 +120,39 @@ class ThroughHost:
 
     def __init__(self, hvd, optimizer: torch.optim.Optimizer):
         self._hvd, self._optimizer, self.param_groups = hvd, optimizer, optimizer.param_groups
-        self._parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        parameters = (parameter for group in self.param_groups for parameter in group["params"])
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         on_gpu = any(parameter.is_cuda for parameter in self._parameters)
         self._sums = torch.empty(sum(parameter.numel() for parameter in self._parameters), pin_memory=on_gpu)
+        self._handle: int | None = None
+
+    def begin(self):
+        """Starts to average the gradients, once they are there. Collective."""
+        if self._hvd.size() == 1 or not len(self._sums):
+            return
+        for parameter in self._parameters:
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        self._sums.copy_(torch.cat([parameter.grad.reshape(-1) for parameter in self._parameters]))
+        self._handle = self._hvd.allreduce_async_(self._sums, op=self._hvd.Average, name="dense")
 
     def step(self):
-        """Averages the gradients, then updates the parameters. Collective."""
-        if self._hvd.size() > 1 and len(self._sums):
-            for parameter in self._parameters:
-                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            grads = [parameter.grad for parameter in self._parameters]
-            self._sums.copy_(torch.cat([grad.reshape(-1) for grad in grads]))
-            self._hvd.allreduce_(self._sums, op=self._hvd.Average, name="dense")
-            parts = self._sums.to(grads[0].device).split([grad.numel() for grad in grads])
-            for grad, part in zip(grads, parts):
-                grad.copy_(part.view_as(grad))
+        """Waits for the averages, then updates the parameters. Collective."""
+        if self._handle is not None:
+            self._hvd.synchronize(self._handle)
+            self._handle = None
+            parts = self._sums.to(self._parameters[0].device).split([parameter.numel() for parameter in self._parameters])
+            for parameter, part in zip(self._parameters, parts):
+                parameter.grad.copy_(part.view_as(parameter))
         self._optimizer.step()
 
     def zero_grad(self):
         self._optimizer.zero_grad()
+
+    def state_dict(self) -> dict:
+        return self._optimizer.state_dict()
+
+    def load_state_dict(self, state: dict):
+        self._optimizer.load_state_dict(state)
 
 
 def check_choice(name: str, value: str, choices):

@@ -126,6 +126,11 @@ class ReplicatedTable(EmbeddingTable):
         if self.staleness.is_synchronous:
             self._settle_replica()
 
+    def resume_at(self, step: int):
+        """As EmbeddingTable.resume_at."""
+        super().resume_at(step)
+        self.load()
+
     def load(self):
         """Takes the replicated rows from the owners' shards, after these were filled by other means than write().
         Collective."""

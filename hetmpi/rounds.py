@@ -61,10 +61,10 @@ class RoundAsking:
     takes_sums = True
 
     def __init__(
-        self, cache: _C.RowCache, owners: Owners, outbox: HoldingOutbox, counters: Counters, arrays: tuple[str, ...],
+        self, cache, owners: Owners, outbox: HoldingOutbox, counters: Counters, arrays: tuple[str, ...],
         engine: _C.Engine, rule: _C.RowOptimizer, anticipate: float,
     ):  # fmt: skip
-        """arrays: what a line is made of, weight or weight and state. Collective."""
+        """cache: the table's (hetmpi/cache.py). arrays: what a line is made of, weight or weight and state. Collective."""
         self._cache, self._owners, self._outbox, self._counters = cache, owners, outbox, counters
         self._arrays, self._engine, self._rule, self._anticipate = arrays, engine, rule, anticipate
         self.world, self._local = owners.window.world, owners.window.local

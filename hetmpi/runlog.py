@@ -56,23 +56,25 @@ SHOWN = {
 class RunLog:
     """Rank 0's record of one run. `close` it in a `finally`: a terminal gets its cursor back.
 
-    A run into a folder that holds an earlier one replaces that one's files.
+    A run into a folder that holds an earlier one replaces that one's files, but one that is resumed keeps what was written up to there.
 
     Args: run_dir: the folder, made if missing; config_yaml: text of config.yaml; total_steps: where the progress bar
-    ends, None if unknown.
+    ends, None if unknown; resumed_at: steps made before, 0 for a new run.
     Every method raises Refused with one sentence (what, why, cure) when the folder cannot be written.
     """
 
-    def __init__(self, run_dir: str | os.PathLike, config_yaml: str, total_steps: int | None):
+    def __init__(self, run_dir: str | os.PathLike, config_yaml: str, total_steps: int | None, resumed_at: int = 0):
         # rich and tensorboard are imported here, not above: 0.15 s that only rank 0 has to spend.
         from rich.console import Console
 
         self._dir = Path(run_dir)
         with self._writing():
             self._dir.mkdir(parents=True, exist_ok=True)
-            for name in ("summary.json", "metrics.jsonl", "evaluation.jsonl", "events.out.tfevents.*", "trace.json"):
+            for name in ("summary.json", "trace.json", *(() if resumed_at else ("events.out.tfevents.*",))):
                 for old in self._dir.glob(name):
                     old.unlink()
+            for name in ("metrics.jsonl", "evaluation.jsonl"):
+                self._keep_until(self._dir / name, resumed_at)
             (self._dir / "config.yaml").write_text(config_yaml)
             self._events = _EventFile(self._dir)
         console = Console()
@@ -105,6 +107,13 @@ class RunLog:
     def close(self) -> None:
         """Ends the progress display; may be called twice."""
         self._shown.close()
+
+    def _keep_until(self, path: Path, step: int) -> None:
+        """Drops the lines of later steps, and one that was cut short."""
+        if not path.exists():
+            return
+        kept = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n") and json.loads(line)["step"] <= step]
+        path.write_text("".join(kept)) if kept else path.unlink()
 
     def _append(self, name: str, values: dict) -> None:
         line = json.dumps(_jsonable(values), allow_nan=False) + "\n"

@@ -93,7 +93,7 @@ class EmbeddingTable:
             raise Refused(f"table.cache.dtype must be float32 at staleness 0, where reads are exact, got {cache.dtype}")
         self.world, self.num_rows, self.dim, self.staleness = world, num_rows, dim, staleness
         self.optimizer, self._rule = optimizer, optimizer.core(dim)
-        self.partition = make_partition(partition, num_rows, world.size)
+        self.partition, self.partition_kind = make_partition(partition, num_rows, world.size), partition
         self.step, self.counters, self.spans = 0, Counters(), spans or Spans()
         self._anticipate = staleness.factor(world.size)
         self._open(inbox_bytes, {"rma": "needed", "auto": "wanted", "alltoall": "unused"}[exchange])
@@ -308,6 +308,13 @@ class EmbeddingTable:
         self._ahead.clear()
         self.window.free()
 
+    def resume_at(self, step: int):
+        """Goes on as after `step` steps, whose rows were put into `shard` of each rank. REQUIRES: nothing written yet. Collective."""
+        self.step = step
+        if self._engine is not None:
+            self._engine.set_step(self.optimizer.lr_at(step), step + 1)
+        self.window.fence()
+
     def keys(self) -> torch.Tensor:
         """Keys of this rank's shard in the order of its rows: (n,) int64."""
         return torch.from_numpy(self.partition.keys_of(self.world.rank, 0, len(self.shard.weight)))
@@ -515,8 +522,8 @@ class EmbeddingTable:
 
     # Writing at s >= 1.
 
-    def _update(self, reading: Reading, grads: np.ndarray):
-        """HET's Write, to the lines; gradients of keys without one are handed out."""
+    def _update(self, reading: Reading, grads):
+        """HET's Write, to the lines; gradients of keys without one are handed out. grads: as the cache takes them."""
         if self._ahead and self._ahead[0].is_ordered:  # for a read that did not come before this write
             self._forget([self._ahead[0]])
         num, lr = reading.num, self.optimizer.lr_at(self.step)

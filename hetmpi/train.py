@@ -10,6 +10,7 @@ import sys
 import time
 from collections import deque
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from hetmpi.checkpoint import Checkpoints, Position, position_of
 from hetmpi.config import CONF, cache_of, compose, staleness_of
 from hetmpi.data.batch import Batch, to_batch
 from hetmpi.data.gpu_batch import GpuBatches
@@ -24,6 +26,7 @@ from hetmpi.data.loader import Loader
 from hetmpi.device import choose_device
 from hetmpi.metrics import Counters, auc, lag_at, log_loss, trimmed
 from hetmpi.optim import DenseOptimizer, RowOptimizer, Schedule
+from hetmpi.preemption import EXIT_CODE, Preemption
 from hetmpi.replicated import ReplicatedTable, small_fields
 from hetmpi.runlog import RunLog
 from hetmpi.spans import Spans, by_part, chrome_trace, wait_ms
@@ -41,19 +44,24 @@ def main(world: World):
         return print(usage()) if world.rank == 0 else None
     config = compose(world, overrides)
     torch.set_num_threads(world.compute_threads())
-    device = choose_device(world, config.device)
+    no_gpu = config.device == "auto" and config.table.replicate_below_rows > 0  # which is for CPUs
+    device = choose_device(world, "cpu" if no_gpu else config.device)
     if config.table.ranks_per_node is not None:
         world = World(world.comm, config.table.ranks_per_node)
     training = Training(world, config, device)
+    preemption = Preemption(world)
     try:
-        training.run()
+        is_done = training.run(preemption.is_agreed)
     except Exception:
         training.leave()
         raise
     finally:
         if training.log is not None:
             training.log.close()  # gives the terminal its cursor back
+    preemption.close()
     training.close()
+    if not is_done:
+        sys.exit(EXIT_CODE)
 
 
 def usage() -> str:
@@ -68,6 +76,9 @@ class Training:
         self.world, self.config, self.device = world, config, device
         self.hvd = world.start_horovod()
         self.data = self._data()
+        self.checkpoints = Checkpoints(world, config.checkpoint.dir, config.checkpoint.keep)
+        resumed = self._resumed()
+        self.start = Position() if resumed is None else position_of(resumed)
         self.total_steps = self._total_steps()
         self.model = self._model()
         self.spans = Spans(keeps_trace=config.train.profile)
@@ -77,25 +88,28 @@ class Training:
         self.dense = DenseOptimizer(
             self.hvd, self.model, config.optim.dense, config.optim.dense_lr, config.optim.dense_weight_decay, schedule, device,
         )  # fmt: skip
+        if resumed is not None:
+            self.checkpoints.load(resumed, self.table, self.model, self.dense)
         self.criterion = torch.nn.BCEWithLogitsLoss()
         self.loader = Loader(
-            self.data.train, world.rank, world.size, config.batch_size, 0, self.total_steps,
+            self.data.train, world.rank, world.size, config.batch_size, self.start.step, self.total_steps,
             config.loader.threads, config.loader.prefetch,
-            to_batch if device.type == "cpu" else GpuBatches(device, self.data.num_rows),
+            to_batch if device.type == "cpu" else GpuBatches(device, self.data.num_rows), self.start.samples,
         )  # fmt: skip
         self.log = None
         if world.rank == 0:
-            print("\n".join([self._plan(), *self._choice()]), flush=True)
-            self.log = RunLog(config.run.dir, OmegaConf.to_yaml(config), self.total_steps)
+            print("\n".join([self._plan(), *self._choice(), *([f"resumed from {resumed}"] if resumed else [])]), flush=True)
+            self.log = RunLog(config.run.dir, OmegaConf.to_yaml(config), self.total_steps, self.start.step)
         self.train_s = 0.0
 
-    def run(self):
-        """The story: read rows, learn, write gradients, step the dense layers; look at held-out data now and then."""
+    def run(self, must_leave=lambda: False) -> bool:
+        """The story: read rows, learn, write gradients, step the dense layers; look at held-out data now and then. must_leave():
+        asked after each step, on all ranks alike, whether to save and leave before the end. Returns whether the end was reached."""
         every, evaluates_every = self.config.log.every_steps, self.config.eval.every_steps
         started = time.perf_counter()
-        interval = Interval(self.table)
+        interval = Interval(self.table, self.start.step)
         batches = Ahead(self.loader, self.config.table.prefetch_batches, self.spans)
-        for step, batch in enumerate(batches):
+        for step, batch in enumerate(batches, self.start.step):
             batch = batch.on(self.device)
             rows = self.table.read(batch.keys).requires_grad_()  # (U, row_dim)
             for later in batches.announced():
@@ -104,6 +118,7 @@ class Training:
                 loss = self.criterion(self._logits(rows, batch), batch.label)
             with self.spans("backward"):
                 loss.backward()  # Horovod's hooks start the dense allreduce here
+                self.dense.begin()  # or this does
             if rows.grad is None:
                 raise Refused(f"model={self.config.model_name}: its output does not depend on the rows it is given")
             self.table.write(batch.keys, rows.grad.div_(self.world.size))
@@ -114,14 +129,21 @@ class Training:
                 if self.table.staleness.is_synchronous:
                     self.table.flush()  # a rank that waits for the others below could not drain its inbox for them
                 self._report(step + 1, loss.item(), interval)
+            leaves = must_leave() and step + 1 < self.total_steps
+            self._checkpoint(step + 1, leaves)
+            if leaves:
+                self._say_left(step + 1)
+                return False
             if evaluates_every > 0 and (step + 1) % evaluates_every == 0 and step + 1 < self.total_steps:
                 self.train_s += time.perf_counter() - started
                 self.evaluate(step + 1)
                 started = time.perf_counter()
                 interval.restart(step + 1)
         self.table.flush()
+        self.checkpoints.wait()
         self.train_s += time.perf_counter() - started
         self._finish(self.evaluate(self.total_steps))
+        return True
 
     def evaluate(self, step: int) -> dict:
         """AUC and log loss on the held-out data, read from the owners: on rank 0 the figures, elsewhere {}. Collective."""
@@ -142,6 +164,40 @@ class Training:
         figures["teacher_auc"] = auc(label, teacher[0]) if teacher else None
         self.log.evaluation(figures)
         return figures
+
+    def _say_left(self, step: int):
+        """Waits for the checkpoint, then says where the run can go on. Collective."""
+        self.checkpoints.wait()
+        if self.world.rank == 0:
+            print(f"hetmpi: told to leave: saved {self.checkpoints.path(step)}; the same command with resume=auto goes on", flush=True)
+
+    def _checkpoint(self, step: int, must: bool):
+        """Begins one after `step` steps, if it is time or must be. Collective."""
+        every = self.config.checkpoint.every_steps
+        self.checkpoints.check()
+        if must or (every > 0 and (step % every == 0 or step == self.total_steps)):
+            sizes = {"num_fields": self.data.num_fields, "num_dense": self.data.num_dense, "dim": self.config.table.dim}
+            about = {
+                "seed": self.config.seed, "model": self.config.model_name, "data": self.config.data_name,
+                "model_config": OmegaConf.to_container(self.config.model), "model_sizes": sizes,
+            }  # fmt: skip
+            self.checkpoints.save(Position(step, self._samples(step)), self.table, self.model, self.dense, about)
+
+    def _resumed(self) -> Path | None:
+        """The checkpoint to go on from. Collective. Raises Refused if the one named is none or damaged."""
+        if self.config.resume is None:
+            return None
+        if self.config.resume == "auto":
+            return self.checkpoints.newest()
+        path = Path(self.config.resume)
+        wrong = self.checkpoints.damage(path)
+        if wrong:
+            raise Refused(f"resume={path}: {wrong[0]}: name another checkpoint, or resume=auto")
+        return path
+
+    def _samples(self, step: int) -> int:
+        """Samples of the stream that `step` steps have taken."""
+        return self.start.samples + (step - self.start.step) * self.config.batch_size * self.world.size
 
     def leave(self):
         """On an error: gives the owners what this rank holds back, as far as they still answer."""
@@ -186,7 +242,8 @@ class Training:
             return self.config.steps
         if self.data.num_train is None:
             raise Refused(f"data={self.config.data_name} never ends: give steps=N")
-        return math.ceil(self.config.epochs * self.data.num_train / (self.config.batch_size * self.world.size))
+        left = max(0, self.config.epochs * self.data.num_train - self.start.samples)
+        return self.start.step + math.ceil(left / (self.config.batch_size * self.world.size))
 
     def _model(self) -> torch.nn.Module:
         torch.manual_seed(self.config.seed)
@@ -332,7 +389,7 @@ class Training:
             return
         if traces:
             self.log.write("trace.json", chrome_trace([trace for _, trace in traces], [host for host, _ in traces]))
-        samples = self.total_steps * self.config.batch_size * self.world.size
+        samples = self._samples(self.total_steps) - self.start.samples if self.total_steps > self.start.step else 0
         self.log.finish({
             "model": self.config.model_name,
             "data": self.config.data_name,
@@ -345,7 +402,7 @@ class Training:
             "log_loss": figures["log_loss"],
             "teacher_auc": figures["teacher_auc"],
             **self._table_figures(sums, lags, 1),
-            **self._times(milliseconds, self.total_steps),
+            **self._times(milliseconds, self.total_steps - self.start.step),
             "seconds": self.train_s,
             "num_rows": self.data.num_rows,
             "replicated_rows": self._num_replicated(),
@@ -373,9 +430,9 @@ def build(config: DictConfig, **arguments):
 class Interval:
     """What happened since the last report: steps, seconds, and what the table counted."""
 
-    def __init__(self, table: EmbeddingTable):
-        self.table = table
-        self.restart(0)
+    def __init__(self, table: EmbeddingTable, first_step: int):
+        self.table, self.first_step = table, first_step
+        self.restart(first_step)
 
     def counted(self) -> tuple[Counters, np.ndarray, np.ndarray]:
         """This rank's counters, histogram of lags and milliseconds by part since the last restart."""
@@ -385,7 +442,7 @@ class Interval:
     def restart(self, steps: int) -> tuple[int, float]:
         """(steps, seconds) since the last restart; begins anew at `steps`."""
         now, table = time.perf_counter(), self.table
-        passed = (steps - self.steps, now - self.began) if steps else (0, 0.0)
+        passed = (steps - self.steps, now - self.began) if steps > self.first_step else (0, 0.0)
         self.steps, self.began = steps, now
         self.counters, self.lags, self.milliseconds = table.counters.copy(), table.lags, table.spans.as_array()
         return passed

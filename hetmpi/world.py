@@ -27,6 +27,7 @@ from mpi4py import MPI  # noqa: E402
 SPEAK_DELAY_S = 1.0  # longer than a launcher takes to kill the other ranks
 LONGEST_DELAY_S = 6.0
 ABORT_LIMIT_S = 2
+AGREED_CODES = (85,)
 WARN_AFTER_S = 60
 MPI_LIBRARY = re.compile(r"/libmpi(ch|_abi|_gnu\w*|_cray\w*)?\.so")
 
@@ -129,7 +130,8 @@ def wait_for(world: World, look, what: str):
 
 
 def launch(main):
-    """Runs main(world) as this rank's whole program: an error on any rank ends all of them, exit code 1."""
+    """Runs main(world) as this rank's whole program: an error on any rank ends all of them, exit code 1. Codes of AGREED_CODES are those
+    with which all ranks leave together."""
     keep_freed_memory()
     try:
         share_gpus()
@@ -137,7 +139,7 @@ def launch(main):
         share_cores(world.node)
         main(world)
     except SystemExit as leaving:
-        if leaving.code:
+        if leaving.code and leaving.code not in AGREED_CODES:
             abort(ToldElsewhere())
         raise
     except BaseException as error:  # whatever it is, the other ranks must not wait for this one
@@ -223,7 +225,8 @@ def share_gpus():
     """Leaves this rank one GPU to see, the next rank the next one, unless no launcher says which rank it is. Must run before MPI
     starts: an MPI that knows CUDA takes memory of every GPU it sees."""
     seen, rank = os.environ.get("CUDA_VISIBLE_DEVICES"), local_rank()
-    gpus = sorted(re.findall(r"(?m)^nvidia(\d+)$", "\n".join(os.listdir("/dev"))), key=int) if seen is None else seen.split(",")
+    num = len(re.findall(r"(?m)^nvidia\d+$", "\n".join(os.listdir("/dev"))))  # their numbers there are not CUDA's
+    gpus = [str(i) for i in range(num)] if seen is None else seen.split(",")
     if rank is not None and gpus not in ([], [""]):
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[rank % len(gpus)]
 

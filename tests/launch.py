@@ -58,7 +58,7 @@ def run(command, timeout_s=120, cwd=ROOT, **extra):
 def train(ranks, *overrides, launcher=None, **extra):
     """Trains on `ranks` ranks; 0 is without any launcher."""
     mpi = [] if ranks == 0 else [launcher or mpiexec(), "-np" if launcher else "-n", str(ranks)]
-    return run([*mpi, sys.executable, "-m", "hetmpi.train", *overrides], **extra)
+    return run([*mpi, sys.executable, "-m", "hetmpi.train", "device=cpu", *overrides], **extra)
 
 
 def mpiexec():

@@ -6,7 +6,7 @@
 #   ./run.sh gpu-check OUT_DIR [WHEELS]
 set -uo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-[[ $# -eq 1 || ( $# -eq 2 && -d $2 ) ]] || { echo "./run.sh gpu-check OUT_DIR [WHEELS]: name the folder for the log and gpu_check.json" >&2; exit 2; }
+[[ $# -eq 1 || ( $# -eq 2 && -d $2 ) ]] || { echo "./run.sh gpu-check OUT_DIR [WHEELS]: name the folder for the log and gpu_check.json, and a folder of wheels that is there" >&2; exit 2; }
 for tool in nvcc compute-sanitizer nvidia-smi; do
   command -v "$tool" >/dev/null || { echo "./run.sh gpu-check: there is no $tool on PATH; it is for a machine with a GPU and CUDA" >&2; exit 2; }
 done
@@ -18,6 +18,7 @@ trap 'rm -rf "$WORK"' EXIT
 LOG=$OUT/gpu_check.log
 STATUS=0
 : >"$LOG"
+rm -f "$OUT"/bench_*.log "$OUT/gpu_check.json"
 
 note() { echo "$*" | tee -a "$LOG"; }
 
@@ -31,7 +32,14 @@ check() {
   note "$name: exit code $code, $((SECONDS - began)) s"
   ((code == 0)) || { STATUS=1; tail -n 20 "$LOG" >&2; }
   RESULTS+="${RESULTS:+, }\"$name\": {\"exit_code\": $code, \"seconds\": $((SECONDS - began))}"
+  write_json
 }
+
+# Of what is known so far: whoever stops this later finds it.
+write_json() {
+  echo "{\"checks\": {$RESULTS}, \"bench_cache\": $(last_json "$OUT/bench_cache.log"), \"bench_step\": $(last_json "$OUT/bench_step.log")}" >"$OUT/gpu_check.json"
+}
+last_json() { local line; line=$(tail -n 1 "$1" 2>/dev/null); [[ $line == \{* ]] && echo "$line" || echo null; }
 
 RESULTS=
 note "$(python3 --version), $(python3 -c 'import torch; print("torch", torch.__version__, torch.cuda.get_device_name())')"
@@ -47,9 +55,9 @@ streams() {  # SEEDS STREAMS
 sanitized() {  # TOOL
   compute-sanitizer --tool "$1" --error-exitcode 1 "$WORK/test_lines" 1 20
 }
-extension() {
+extension() (
   cp -r "$ROOT"/{cpp,hetmpi,bench,setup.py} "$WORK" && cd "$WORK" && rm -f hetmpi/*.so && python3 setup.py -q build_ext --inplace
-}
+)
 
 check build build test
 check build_with_lines build test_lines -lineinfo
@@ -59,11 +67,10 @@ check racecheck sanitized racecheck  # of shared memory alone, which only CUB us
 check synccheck sanitized synccheck
 check initcheck sanitized initcheck
 check extension extension
-(cd "$WORK" && PYTHONPATH=$WORK python3 bench/cache.py device=cuda) >"$OUT/bench_cache.log" 2>&1
-CODE=$?
-note "bench cache device=cuda: exit code $CODE"
-tail -n 30 "$OUT/bench_cache.log" | tee -a "$LOG"
-((CODE == 0)) || STATUS=1
+bench_cache() (
+  cd "$WORK" && PYTHONPATH=$WORK python3 bench/cache.py device=cuda 2>&1 | tee "$OUT/bench_cache.log"
+)
+check bench_cache bench_cache
 
 train() {  # RANKS
   local settings=(device=cuda table.dim=128 batch_size=8192 steps=300 data.scale=0.05 table.staleness=100 table.cache.capacity_fraction=0.5)
@@ -86,7 +93,5 @@ if [[ -n $WHEELS ]]; then
   check bench_step bench_step
 fi
 
-last_json() { local line; line=$(tail -n 1 "$1" 2>/dev/null); [[ $line == \{* ]] && echo "$line" || echo null; }
-echo "{\"checks\": {$RESULTS}, \"bench_cache\": $(last_json "$OUT/bench_cache.log"), \"bench_step\": $(last_json "$OUT/bench_step.log")}" >"$OUT/gpu_check.json"
 note "gpu_check: $( ((STATUS == 0)) && echo passed || echo FAILED); see $OUT"
 exit $STATUS

@@ -159,14 +159,24 @@ clear_venv() {
 
 has_venv() { [[ -x $VENV/bin/python ]]; }
 
-# The venv sees the packages of its base Python only if those include a torch that fits.
+# The venv sees the packages of its base Python, which may be a venv itself, only if those include a torch that fits.
 make_venv() {
   "$HETMPI_PYTHON" -m venv "$VENV"
   see_base_packages true
+  has_torch && return
+  local base
+  base=$(packages_of "$VENV/bin/python")/base.pth
+  packages_of "$HETMPI_PYTHON" >"$base"
+  has_torch || { rm "$base"; see_base_packages false; }
+}
+
+packages_of() { "$1" -c "import sysconfig; print(sysconfig.get_path('purelib'))"; }
+
+has_torch() {
   "$VENV/bin/python" -c "
 import torch
 print('torch', torch.__version__, 'at', torch.__file__)
-assert tuple(int(n) for n in torch.__version__.split('.')[:2]) >= (2, 4)" || see_base_packages false
+assert tuple(int(n) for n in torch.__version__.split('.')[:2]) >= (2, 4)"
 }
 
 see_base_packages() { sed -i "s/^\(include-system-site-packages\).*/\1 = $1/" "$VENV/pyvenv.cfg"; }

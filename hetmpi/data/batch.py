@@ -75,11 +75,11 @@ def check_samples(samples: Samples):
     """Raises TypeError if an array has another dtype or shape than Samples says."""
     ids, num = samples.ids, len(samples.ids)
     if ids.dtype != np.int64 or ids.ndim != 2:
-        raise TypeError(f"to_batch: ids must be int64 of shape (B, F), got {ids.dtype} {ids.shape}")
+        raise TypeError(f"Samples: ids must be int64 of shape (B, F), got {ids.dtype} {ids.shape}")
     for name, array, num_axes in (("dense", samples.dense, 2), ("label", samples.label, 1)):
         if array.dtype != np.float32 or array.ndim != num_axes or len(array) != num:
             shape = f"({num}, num_dense)" if num_axes == 2 else f"({num},)"
-            raise TypeError(f"to_batch: {name} must be float32 of shape {shape}, got {array.dtype} {array.shape}")
+            raise TypeError(f"Samples: {name} must be float32 of shape {shape}, got {array.dtype} {array.shape}")
 
 
 def to_batch(samples: Samples) -> Batch:

@@ -22,9 +22,7 @@ class GpuBatches:
     def __call__(self, samples: Samples) -> Batch:
         """The batch of `samples`. Raises TypeError as to_batch does."""
         check_samples(samples)
-        if not hasattr(self._mine, "stream"):
-            self._mine.stream, self._mine.core = torch.cuda.Stream(self.device), _C.CudaUnique(self.device.index)
-        stream = self._mine.stream
+        stream = self._stream()
         with torch.cuda.device(self.device), torch.cuda.stream(stream):
             ids, dense, label = map(self._sent, (samples.ids.reshape(-1), samples.dense, samples.label))
             keys, index = torch.empty_like(ids), torch.empty_like(ids)
@@ -34,6 +32,13 @@ class GpuBatches:
             stream.synchronize()
         teacher = None if samples.teacher is None else torch.from_numpy(samples.teacher)
         return Batch(on_host, index.view(samples.ids.shape), dense, label, teacher)
+
+    def _stream(self) -> torch.cuda.Stream:
+        """This thread's own, beside its maker of unique keys."""
+        if not hasattr(self._mine, "stream"):
+            with torch.cuda.device(self.device):
+                self._mine.stream, self._mine.core = torch.cuda.Stream(self.device), _C.CudaUnique(self.device.index)
+        return self._mine.stream
 
     def _sent(self, array: np.ndarray) -> torch.Tensor:
         """The array on its way to the GPU."""

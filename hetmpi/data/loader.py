@@ -13,8 +13,9 @@ from hetmpi.data.batch import Batch, Samples, to_batch
 class Loader:
     """Iterates over the batches of steps [first_step, last_step), once, in order.
 
-    The global batch of step t is stream positions [t * size * batch_size, (t + 1) * size * batch_size); rank r takes
-    the r-th slice of batch_size samples, so what is trained on in a step does not depend on how many ranks share it.
+    The global batch of the first step is stream positions [first_sample, first_sample + size * batch_size), that of the next one
+    what follows; rank r takes the r-th slice of batch_size samples, so what is trained on in a step does not depend on how many
+    ranks share it.
 
     An exception met in making a batch is raised when its step comes. Leaving the loop early, `close` and the end of a
     `with` block stop the threads; at most the batches being made at that moment are waited for.
@@ -31,6 +32,7 @@ class Loader:
         threads: int = 1,
         prefetch: int = 2,
         make: Callable[[Samples], Batch] = to_batch,
+        first_sample: int = 0,
     ):
         """train: a data set's `train`. threads: how many batches are made at once. prefetch: how many are made, or in
         the making, beyond the one in use. make: what makes a batch of samples, thread-safe. Raises ValueError for a count that cannot be."""
@@ -40,7 +42,7 @@ class Loader:
         if not 0 <= rank < size:
             raise ValueError(f"Loader: rank must lie in [0, {size}), got {rank}")
         self.train, self.rank, self.size, self.batch_size, self.prefetch = train, rank, size, batch_size, prefetch
-        self.make = make
+        self.make, self.first_sample = make, first_sample
         self.steps = range(first_step, last_step)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="hetmpi-loader")
 
@@ -70,5 +72,5 @@ class Loader:
         self.close()
 
     def _make(self, step: int) -> Batch:
-        start = (step * self.size + self.rank) * self.batch_size
+        start = self.first_sample + ((step - self.steps.start) * self.size + self.rank) * self.batch_size
         return self.make(self.train(start, start + self.batch_size))

@@ -1,0 +1,349 @@
+"""Checkpoints: a table's shards, the dense layers and where the data stood, in files that numpy and torch open without hetmpi.
+
+    DIR/step-00002000/
+        manifest.json              written last: what the table was, and of each file its bytes and xxh3_128
+        shard-00003.weight.npy     rows of rank 3, (n, dim) float32, row i of the key that its partition says (docs/design.md)
+        shard-00003.state.npy      their optimizer state, (n, state_dim) float32
+        shard-00003.clock.npy      their clocks, (n,) int32
+        dense.pt                   by torch.save: "model", "optimizer", both state dicts; "rng": torch's generator of each rank
+
+Each rank copies its shard, which training waits for, and writes the copy while training goes on. It works in a folder called
+step-00002000.part, which rank 0 renames when every rank has written: one that was cut short is never taken for whole. The ranks tell
+rank 0 by files, so all must see the same DIR.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import xxhash
+
+from hetmpi.partition import make_partition
+from hetmpi.table import EmbeddingTable
+from hetmpi.window import available_memory, cgroup_memory
+from hetmpi.world import Refused, World
+
+FORMAT = 1
+ARRAYS = ("weight", "state", "clock")
+CHUNK_BYTES = 16 << 20
+CHUNK_ROWS = 1 << 18
+POLL_S = 0.05
+NAME = re.compile(r"step-(\d{8,})")
+
+
+@dataclass
+class Position:
+    """Where a training stood: steps made, and samples of the stream that went into them."""
+
+    step: int = 0
+    samples: int = 0
+
+
+class Checkpoints:
+    """Writes and finds the checkpoints of one training in `folder`."""
+
+    def __init__(self, world: World, folder: str | os.PathLike, keep: int = 2):
+        """keep: how many whole ones stay."""
+        self.world, self.folder, self.keep = world, Path(folder), keep
+        self._writer: Writer | None = None
+        self._copies: dict[str, np.ndarray] = {}
+
+    def save(self, position: Position, table: EmbeddingTable, model: torch.nn.Module, optimizer, about: dict):
+        """Brings all updates to their owners and starts to write what they come to. about: what else the manifest is to say, as JSON.
+        Returns when training may go on. Collective. Raises Refused if the one before could not be written."""
+        self.wait()
+        table.flush()
+        part = self.folder / f"step-{position.step:08d}.part"
+        rng = self.world.comm.gather(torch.get_rng_state())
+        error = None
+        try:
+            if self.world.rank == 0:
+                for old in self.folder.glob("step-*.part"):  # of runs that were killed
+                    shutil.rmtree(old)
+                part.mkdir(parents=True)
+        except OSError as problem:
+            error = refused(part, problem)
+        self.world.agree(error)
+        arrays = {name: getattr(table.shard, name) for name in ARRAYS}
+        spare = min(available_memory(), cgroup_memory()) / self.world.node.size
+        in_background = bool(self._copies) or sum(array.nbytes for array in arrays.values()) < 0.8 * spare
+        if in_background:
+            arrays = self._copied(arrays)
+        dense = None
+        if self.world.rank == 0:
+            dense = {"model": on_cpu(model.state_dict()), "optimizer": on_cpu(optimizer.state_dict()), "rng": rng}
+        manifest = {"format": FORMAT, "step": position.step, "samples": position.samples, "size": self.world.size, **described(table), **about}
+        self._writer = Writer(self, part, arrays, dense, manifest)
+        self._writer.start()
+        if not in_background:
+            self._writer.has_written.wait()
+        self.world.comm.Barrier()  # no rank changes rows of another before these are copied
+
+    def wait(self):
+        """Waits until the checkpoint under way is whole. Collective. Raises Refused on every rank if it could not be written."""
+        if self._writer is None:
+            return
+        writer, self._writer = self._writer, None
+        writer.has_written.wait()
+        try:
+            self.world.agree(writer.error)
+        except Refused:
+            writer.is_given_up = True
+            raise
+        writer.finished.wait()
+        self.world.agree(writer.error)
+
+    def check(self):
+        """Raises Refused if this rank could not write its part of the one under way."""
+        if self._writer is not None and self._writer.error is not None:
+            raise self._writer.error
+
+    def _copied(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Copies, in the same memory each time."""
+        for name, array in arrays.items():
+            if name not in self._copies:
+                self._copies[name] = np.empty_like(array)
+            np.copyto(self._copies[name], array)
+        return self._copies
+
+    # Finding and loading.
+
+    def steps(self) -> list[int]:
+        """Steps of the checkpoints that look whole, the newest first."""
+        found = (NAME.fullmatch(path.name) for path in self.folder.glob("step-*")) if self.folder.is_dir() else ()
+        return sorted((int(match[1]) for match in found if match), reverse=True)
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}"
+
+    def newest(self) -> Path | None:
+        """The newest checkpoint of which every byte is as it was written; says what is wrong with newer ones. The same on every rank.
+        Collective."""
+        for step in self.world.comm.bcast(self.steps()):
+            wrong = self.damage(self.path(step))
+            if not wrong:
+                return self.path(step)
+            if self.world.rank == 0:
+                print(f"hetmpi: {self.path(step)} cannot be used: {wrong[0]}; trying the one before", flush=True)
+        return None
+
+    def damage(self, path: Path) -> list[str]:
+        """What is wrong with a checkpoint, found by reading all of it, each rank its share. The same on every rank. Collective."""
+        try:
+            files = sorted(read_manifest(path)["files"].items())
+        except Refused as refusal:
+            mine = [str(refusal)]
+        else:
+            mine = [problem for name, known in files[self.world.rank :: self.world.size] if (problem := damage_of(path / name, known))]
+        return sorted({problem for problems in self.world.comm.allgather(mine) for problem in problems})
+
+    def load(self, path: Path, table: EmbeddingTable, model: torch.nn.Module | None = None, optimizer=None) -> Position:
+        """Fills the table's shards, and the dense layers if given, from a checkpoint of any number of ranks and partition. Collective.
+        Raises Refused on every rank if it is of another table."""
+        error = manifest = None
+        try:
+            manifest = read_manifest(path)
+            check_fits(path, manifest, table)
+            fill(table, path, manifest)
+            dense = torch.load(path / "dense.pt", map_location="cpu", weights_only=True)
+            if model is not None:
+                model.load_state_dict(dense["model"])
+            if optimizer is not None:
+                optimizer.load_state_dict(dense["optimizer"])
+                if manifest["size"] == self.world.size:
+                    torch.set_rng_state(dense["rng"][self.world.rank])
+        except (OSError, ValueError, RuntimeError, KeyError) as problem:
+            error = problem if isinstance(problem, Refused) else Refused(f"{path} cannot be loaded: {problem}")
+        self.world.agree(error)
+        table.resume_at(manifest["step"])
+        return position_of(path)
+
+
+class Writer(threading.Thread):
+    """Writes one rank's part of a checkpoint; rank 0's makes it whole when all are there."""
+
+    def __init__(self, checkpoints: Checkpoints, part: Path, arrays: dict[str, np.ndarray], dense: dict | None, manifest: dict):
+        super().__init__(name="hetmpi-checkpoint", daemon=True)
+        self.checkpoints, self.part, self.arrays, self.dense, self.manifest = checkpoints, part, arrays, dense, manifest
+        self.error: Refused | None = None
+        self.has_written, self.finished = threading.Event(), threading.Event()
+        self.is_given_up = False  # another rank could not write
+
+    def run(self):
+        try:
+            self._write()
+            self.has_written.set()
+            if self.checkpoints.world.rank == 0:
+                self._finish()
+        except Exception as problem:  # whatever it is, nobody may wait for this thread
+            self.error = refused(self.part, problem)
+        finally:
+            self.has_written.set()
+            self.finished.set()
+
+    def _write(self):
+        rank = self.checkpoints.world.rank
+        files = {}
+        for name, array in self.arrays.items():
+            file = f"shard-{rank:05d}.{name}.npy"
+            files[file] = write_array(self.part / file, array)
+        if self.dense is not None:
+            buffer = io.BytesIO()
+            torch.save(self.dense, buffer)
+            files["dense.pt"] = write_bytes(self.part / "dense.pt", [buffer.getbuffer()])
+        write_json(self.part / f"written-{rank:05d}.json", files)
+
+    def _finish(self):
+        """Waits for all ranks' parts, then makes the checkpoint whole and removes what is no longer kept."""
+        files = {}
+        for rank in range(self.checkpoints.world.size):
+            told = self.part / f"written-{rank:05d}.json"
+            while not told.exists():
+                if self.is_given_up:
+                    return
+                time.sleep(POLL_S)
+            files |= json.loads(told.read_text())
+        for file in self.part.glob("written-*.json"):
+            file.unlink()
+        write_json(self.part / "manifest.json", {**self.manifest, "files": files})
+        sync_folder(self.part)
+        whole = self.checkpoints.path(self.manifest["step"])
+        shutil.rmtree(whole, ignore_errors=True)  # of the same step, from before a resumption
+        os.rename(self.part, whole)
+        sync_folder(whole.parent)
+        for step in self.checkpoints.steps()[self.checkpoints.keep :]:
+            shutil.rmtree(self.checkpoints.path(step), ignore_errors=True)
+
+
+# One file.
+
+
+def write_array(path: Path, array: np.ndarray) -> dict:
+    """Writes an array as numpy.save does; what the manifest says of the file."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
+    data = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)) if array.size else memoryview(b"")
+    return write_bytes(path, [header.getbuffer(), *(data[i : i + CHUNK_BYTES] for i in range(0, len(data), CHUNK_BYTES))])
+
+
+def write_bytes(path: Path, chunks) -> dict:
+    """Writes a file to the disk; what the manifest says of it."""
+    total, hasher = 0, xxhash.xxh3_128()
+    with open(path, "wb") as file:
+        for chunk in chunks:
+            file.write(chunk)
+            hasher.update(chunk)
+            total += len(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"bytes": total, "xxh3_128": hasher.hexdigest()}
+
+
+def write_json(path: Path, value):
+    """Writes a file that is whole when it is there."""
+    part = path.with_suffix(".tmp")
+    write_bytes(part, [json.dumps(value, indent=1).encode()])
+    os.rename(part, path)
+
+
+def sync_folder(path: Path):
+    """Brings the names in a folder to the disk."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def damage_of(path: Path, known: dict) -> str | None:
+    """What is wrong with a file, None if nothing."""
+    try:
+        size, hasher = path.stat().st_size, xxhash.xxh3_128()
+        if size != known["bytes"]:
+            return f"{path.name} has {size:,} bytes, {known['bytes']:,} were written"
+        with open(path, "rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                hasher.update(chunk)
+    except OSError as problem:
+        return f"{path.name}: {problem.strerror}"
+    return None if hasher.hexdigest() == known["xxh3_128"] else f"{path.name} has other bytes than were written"
+
+
+def read_manifest(path: Path) -> dict:
+    """Raises Refused if there is none, or one that this version cannot read."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_text())
+    except (OSError, ValueError) as problem:
+        raise Refused(f"{path} is no whole checkpoint: manifest.json: {problem}") from problem
+    if manifest.get("format") != FORMAT:
+        raise Refused(f"{path} has format {manifest.get('format')}, this hetmpi reads {FORMAT}")
+    return manifest
+
+
+def position_of(path: Path) -> Position:
+    """Where the training stood. Raises Refused as read_manifest does."""
+    manifest = read_manifest(path)
+    return Position(manifest["step"], manifest["samples"])
+
+
+def refused(path: Path, problem: Exception) -> Refused:
+    return Refused(
+        f"the checkpoint {path.name.removesuffix('.part')} cannot be written in {path.parent}: {problem}: make room there or choose another "
+        "checkpoint.dir; earlier ones stay"
+    )
+
+
+# A table's shards.
+
+
+def described(table: EmbeddingTable) -> dict:
+    """What of a table has to fit."""
+    return {
+        "num_rows": table.num_rows, "dim": table.dim, "partition": table.partition_kind, "rule": table.optimizer.rule,
+        "state_dim": table.shard.state.shape[1],
+    }  # fmt: skip
+
+
+def check_fits(path: Path, manifest: dict, table: EmbeddingTable):
+    """Raises Refused unless the rows of the checkpoint are those of the table; partition and ranks may be others."""
+    mine = described(table)
+    for name in ("num_rows", "dim", "rule", "state_dim"):
+        if manifest[name] != mine[name]:
+            raise Refused(f"{path} is of a table with {name}={manifest[name]}, this one has {mine[name]}")
+
+
+def fill(table: EmbeddingTable, path: Path, manifest: dict):
+    """Fills this rank's shard."""
+    partition, rank = make_partition(manifest["partition"], manifest["num_rows"], manifest["size"]), table.world.rank
+    files = [open_shards(path, manifest, name) for name in ARRAYS]
+    for begin in range(0, len(table.shard.weight), CHUNK_ROWS):
+        keys = table.partition.keys_of(rank, begin, min(begin + CHUNK_ROWS, len(table.shard.weight)))
+        owners, rows = partition.locate(keys)
+        for owner in np.unique(owners):
+            mine = np.flatnonzero(owners == owner)
+            for name, shards in zip(ARRAYS, files):
+                getattr(table.shard, name)[begin + mine] = shards[owner][rows[mine]]
+
+
+def open_shards(path: Path, manifest: dict, name: str) -> list[np.ndarray]:
+    """One array of each rank's shard, in its file."""
+    return [np.load(path / f"shard-{owner:05d}.{name}.npy", mmap_mode="r") for owner in range(manifest["size"])]
+
+
+def on_cpu(value):
+    """A state dict with its tensors copied to the CPU."""
+    if torch.is_tensor(value):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: on_cpu(part) for key, part in value.items()}
+    return [on_cpu(part) for part in value] if isinstance(value, list) else value

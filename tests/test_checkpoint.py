@@ -1,0 +1,240 @@
+"""Checkpoints: what was saved comes back, on any number of ranks; what is damaged is not used; a run that went on is the run that was
+never stopped."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from launch import ROOT, SMALL, environment, losses, mpiexec, run, train
+
+from hetmpi import export
+from hetmpi.checkpoint import ARRAYS, Checkpoints
+from hetmpi.data.batch import to_batch
+from hetmpi.data.synthetic import Synthetic
+from hetmpi.world import World
+from models.wdl import WDL
+
+SAVING = ["checkpoint.every_steps=2", "checkpoint.keep=9", "optim.rows=adagrad"]
+
+
+def saved(folder, ranks=2, *more):
+    """Trains with checkpoints after steps 2, 4 and 6; their folder."""
+    outcome = train(ranks, *SMALL, *SAVING, f"run.dir={folder}", *more)
+    assert outcome.code == 0, outcome.text
+    return Path(folder, "checkpoints")
+
+
+def ranks_of(folder):
+    """Process numbers of the ranks that train into a folder."""
+    pattern = f"^{re.escape(sys.executable)} -m hetmpi.train .*run.dir={re.escape(str(folder))}"
+    return [int(number) for number in subprocess.run(["pgrep", "-f", pattern], capture_output=True, text=True).stdout.split()]
+
+
+def contents(path):
+    """Everything that is in a checkpoint."""
+    size = json.loads((path / "manifest.json").read_text())["size"]
+    arrays = {f"{rank} {name}": np.load(path / f"shard-{rank:05d}.{name}.npy") for rank in range(size) for name in ARRAYS}
+    dense = torch.load(path / "dense.pt", weights_only=True)
+    state = {f"optimizer {i} {name}": value for i, kept in dense["optimizer"]["state"].items() for name, value in kept.items()}
+    return arrays | {name: np.asarray(value) for name, value in (dense["model"] | state).items()}
+
+
+def assert_same_bits(one, other):
+    one, other = contents(one), contents(other)
+    assert one.keys() == other.keys()
+    for name, array in one.items():
+        assert np.array_equal(array, other[name]), name
+
+
+@pytest.fixture(scope="module")
+def run_of_6(tmp_path_factory):
+    return saved(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.mark.parametrize("optimizers", [[], ["optim.rows=adam", "optim.dense=adagrad", "optim.schedule=cosine"]])
+def test_at_staleness_0_a_run_that_is_resumed_is_bitwise_the_one_never_stopped(tmp_path, optimizers):
+    whole = saved(tmp_path / "whole", 2, *optimizers)
+    shutil.copytree(whole / "step-00000002", tmp_path / "resumed/checkpoints/step-00000002")
+    resumed = saved(tmp_path / "resumed", 2, *optimizers, "resume=auto")
+    assert_same_bits(whole / "step-00000006", resumed / "step-00000006")
+
+
+def test_lines_of_the_log_stay_and_go_on(tmp_path, run_of_6):
+    folder = tmp_path / "run"
+    shutil.copytree(run_of_6.parent, folder)
+    shutil.rmtree(folder / "checkpoints/step-00000006")
+    before = losses(folder)
+    outcome = train(2, *SMALL, *SAVING, f"run.dir={folder}", "resume=auto")
+    assert outcome.code == 0 and f"resumed from {folder}/checkpoints/step-00000004" in outcome.text, outcome.text
+    assert losses(folder) == before and set(before) == {2, 4, 6}
+
+
+@pytest.mark.parametrize("ranks, partition", [(1, "range"), (2, "hash"), (4, "round_robin"), (3, "range")])
+def test_rows_saved_on_three_ranks_come_back_on_any_number_in_any_partition(tmp_path, ranks, partition):
+    saved_as = {"range": "hash", "hash": "round_robin", "round_robin": "range"}[partition]
+    last = saved(tmp_path, 3, f"table.partition={saved_as}", "checkpoint.keep=1") / "step-00000006"
+    assert [path.name for path in last.parent.iterdir()] == [last.name]
+    outcome = run([mpiexec(), "-n", str(ranks), sys.executable, str(ROOT / "tests/checkpoint_check.py"), str(last), partition])
+    assert outcome.code == 0, outcome.text
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_run_goes_on_on_other_ranks_with_no_sample_twice(tmp_path, run_of_6, ranks):
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(run_of_6 / "step-00000006", folder / "step-00000006")
+    outcome = train(ranks, *SMALL, *SAVING, f"run.dir={tmp_path}", "resume=auto", "steps=8", "table.staleness=3", "table.cache.admit=all")
+    assert outcome.code == 0, outcome.text
+    manifest = json.loads((folder / "step-00000008/manifest.json").read_text())
+    assert (manifest["step"], manifest["samples"], manifest["size"]) == (8, 6 * 2 * 32 + 2 * ranks * 32, ranks)
+
+
+def test_a_checkpoint_is_evaluated_without_a_step(tmp_path, run_of_6):
+    told = [json.loads((path / "summary.json").read_text())["auc"] for path in (
+        run_of_6.parent, evaluated(tmp_path, run_of_6 / "step-00000006"),
+    )]  # fmt: skip
+    assert told[0] == pytest.approx(told[1], abs=1e-6)
+
+
+def evaluated(folder, path):
+    outcome = train(1, *SMALL, "steps=0", f"run.dir={folder}", f"resume={path}", "optim.rows=adagrad")
+    assert outcome.code == 0, outcome.text
+    return folder
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGES = {
+    "flipped": (lambda path: flip(path / "shard-00001.weight.npy"), "shard-00001.weight.npy has other bytes than were written"),
+    "missing": (lambda path: (path / "shard-00000.clock.npy").unlink(), "shard-00000.clock.npy: No such file or directory"),
+    "truncated": (
+        lambda path: (path / "dense.pt").write_bytes((path / "dense.pt").read_bytes()[:-1]), r"dense.pt has [\d,]+ bytes, [\d,]+ were written",
+    ),
+    "no manifest": (lambda path: (path / "manifest.json").write_text("{"), "is no whole checkpoint: manifest.json"),
+    "other format": (lambda path: (path / "manifest.json").write_text('{"format": 99}'), "has format 99, this hetmpi reads 1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", sorted(DAMAGES))
+def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(tmp_path, run_of_6, damage, capsys):
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(run_of_6, folder)
+    spoil, told = DAMAGES[damage]
+    spoil(folder / "step-00000006")
+    assert Checkpoints(World(), folder).newest() == folder / "step-00000004"
+    assert re.search(f"step-00000006 cannot be used: .*{told}", capsys.readouterr().out)
+
+
+def test_a_named_checkpoint_that_is_damaged_ends_the_run(tmp_path, run_of_6):
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(run_of_6, folder)
+    flip(folder / "step-00000006/dense.pt")
+    outcome = train(2, *SMALL, f"run.dir={tmp_path}", f"resume={folder}/step-00000006", "optim.rows=adagrad")
+    assert outcome.code != 0 and "dense.pt has other bytes than were written: name another checkpoint, or resume=auto" in outcome.text
+    assert not outcome.survivors
+
+
+def test_a_checkpoint_of_another_table_is_refused(tmp_path, run_of_6):
+    outcome = train(2, *SMALL, "table.dim=8", f"run.dir={tmp_path}", f"resume={run_of_6}/step-00000006", "optim.rows=adagrad")
+    assert outcome.code != 0 and "is of a table with dim=4, this one has 8" in outcome.text, outcome.text
+
+
+def test_where_nothing_was_saved_a_run_that_would_resume_begins(tmp_path):
+    outcome = train(2, *SMALL, f"run.dir={tmp_path}", "resume=auto")
+    assert outcome.code == 0 and "resumed" not in outcome.text, outcome.text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a small disk is made by mount, which needs root")
+def test_a_full_disk_ends_the_run_with_the_reason_and_keeps_what_was_whole(tmp_path, run_of_6):
+    small, size = tmp_path / "small", sum(file.stat().st_size for file in (run_of_6 / "step-00000006").iterdir())
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={5 * size // 2}", "none", str(small)]).returncode != 0:
+        pytest.skip("no file system can be mounted here")
+    try:
+        outcome = train(2, *SMALL, *SAVING, f"run.dir={tmp_path}", f"checkpoint.dir={small}")
+        assert outcome.code != 0 and "cannot be written in" in outcome.text and "No space left on device" in outcome.text, outcome.text
+        assert not outcome.survivors
+        whole = [path for path in small.iterdir() if path.suffix != ".part"]
+        assert whole and not any(Checkpoints(World(), small).damage(path) for path in whole)
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_rank_killed_at_any_moment_leaves_a_checkpoint_to_go_on_from(tmp_path, run_of_6, seed):
+    """Whatever is there afterwards is whole, and leads to the same rows."""
+    random = np.random.default_rng(seed)
+    command = [mpiexec(), "-n", "2", sys.executable, "-m", "hetmpi.train", *SMALL, *SAVING, f"run.dir={tmp_path}", "resume=auto"]
+    for _ in range(3):
+        process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(3 + 3 * random.random())
+        for rank in random.permutation(ranks_of(tmp_path))[:1].tolist():
+            os.kill(rank, signal.SIGKILL)
+        process.wait(60)
+    outcome = run(command)
+    assert outcome.code == 0, outcome.text
+    assert_same_bits(tmp_path / "checkpoints/step-00000006", run_of_6 / "step-00000006")
+
+
+@pytest.mark.parametrize("number", ["SIGUSR1", "SIGTERM"])
+def test_a_signal_saves_and_leaves_and_the_run_goes_on_bitwise(tmp_path, run_of_6, number):
+    """The signal goes to one rank, which is in the middle of something."""
+    settings = [*SMALL, *SAVING, f"run.dir={tmp_path}", "steps=100000", "resume=auto"]
+    process = subprocess.Popen(
+        [mpiexec(), "-n", "2", sys.executable, "-m", "hetmpi.train", *settings], cwd=ROOT, env=environment(), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    while not (tmp_path / "checkpoints/step-00000002").is_dir():
+        time.sleep(0.05)
+        assert process.poll() is None, process.stdout.read()
+    os.kill(ranks_of(tmp_path)[-1], getattr(signal, number))
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 85, (process.returncode, text)
+    [saved_at] = re.findall(r"told to leave: saved \S+/step-(\d+); the same command with resume=auto goes on", text)
+    last, more = int(saved_at), [f"steps={int(saved_at) + 3}", "log.every_steps=1000000"]
+    assert Checkpoints(World(), tmp_path / "checkpoints").steps()[0] == last
+    outcome = train(2, *settings, *more, "checkpoint.every_steps=1000000")
+    assert outcome.code == 0 and f"resumed from {tmp_path}/checkpoints/step-{saved_at}" in outcome.text, outcome.text
+    whole = tmp_path / "whole"
+    outcome = train(2, *SMALL, *SAVING, f"run.dir={whole}", *more, "checkpoint.every_steps=1000000")
+    assert outcome.code == 0, outcome.text
+    assert_same_bits(tmp_path / f"checkpoints/step-{last + 3:08d}", whole / f"checkpoints/step-{last + 3:08d}")
+
+
+def test_rows_by_key_and_the_dense_layers_come_out(tmp_path, run_of_6):
+    path = run_of_6 / "step-00000006"
+    manifest = json.loads((path / "manifest.json").read_text())
+    export.main([str(path), str(tmp_path)])
+    export.main([str(path), str(tmp_path), "rows=parquet", "dense=none"])
+    rows, table = np.load(tmp_path / "rows.npy"), pq.read_table(tmp_path / "rows.parquet")
+    assert np.array_equal(rows[0::2], np.load(path / "shard-00000.weight.npy"))
+    assert np.array_equal(rows[1::2], np.load(path / "shard-00001.weight.npy"))
+    assert np.array_equal(table["key"].to_numpy(), np.arange(manifest["num_rows"]))
+    assert np.array_equal(np.stack(table["weight"].to_numpy()), rows)
+    data = Synthetic(0, scale=0.0005)
+    batch = to_batch(data.valid(0, 50))
+    dense = torch.jit.load(str(tmp_path / "dense.torchscript"))
+    model = WDL(data.num_fields, data.num_dense, manifest["dim"], **{k: v for k, v in manifest["model_config"].items() if k != "_target_"})
+    model.load_state_dict(torch.load(path / "dense.pt", weights_only=True)["model"])
+    known = torch.from_numpy(rows)[batch.keys]
+    assert torch.equal(dense(known, batch.index, batch.dense), model.eval()(known, batch).detach())
+
+
+def test_an_export_says_what_it_cannot_take(tmp_path):
+    with pytest.raises(SystemExit, match="cannot take rows=csv; what can be said: rows=npy|parquet|none"):
+        export.main(["a", "b", "rows=csv"])
+    with pytest.raises(SystemExit, match="hetmpi: .* is no whole checkpoint"):
+        export.main([str(tmp_path), str(tmp_path / "out")])
