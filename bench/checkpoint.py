@@ -11,6 +11,7 @@ Last, one JSON line: {"stall_s": x, "first_stall_s": x, "write_s": x, "dd_s": x,
 medians, of the slowest rank.
 """
 
+import itertools
 import json
 import shutil
 import statistics
@@ -62,10 +63,11 @@ def measure(world, settings: dict):
         check(world, table, checkpoints, settings)
         checkpoints = Checkpoints(world, folder, keep=1)  # without the memory of the one before
         times = {name: [] for name in ("stall_s", "write_s", "dd_s", "step_ms", "step_ms_beside")}
+        steps = itertools.count(1)
         for turn in range(settings["repeats"] + 1):
             world.comm.Barrier()
             began = time.perf_counter()
-            checkpoints.save(Position(turn + 1, 0), table, model, optimizer, {})
+            checkpoints.save(Position(next(steps), 0), table, model, optimizer, {})
             stall = slowest(world, time.perf_counter() - began)
             if turn == 0:
                 first_stall = stall
@@ -75,7 +77,7 @@ def measure(world, settings: dict):
             times["write_s"].append(slowest(world, time.perf_counter() - began))
             times["dd_s"].append(world.comm.bcast(dd(folder, table, world) if world.rank == 0 else None))
             times["step_ms"].append(train.run(STEPS))
-            checkpoints.save(Position(turn + 1, 0), table, model, optimizer, {})
+            checkpoints.save(Position(next(steps), 0), table, model, optimizer, {})
             times["step_ms_beside"].append(train.run(STEPS))
             checkpoints.wait()
     finally:
@@ -113,13 +115,14 @@ def check(world, table, checkpoints, settings: dict):
     """Exits unless a table filled from the checkpoint has the rows of this one."""
     from hetmpi.optim import RowOptimizer
     from hetmpi.table import EmbeddingTable
+    from hetmpi.world import Refused
 
     other = EmbeddingTable(world, table.num_rows, table.dim, RowOptimizer("sgd", 1.0), "range", name="other")
     checkpoints.load(checkpoints.newest(), other)
     keys = table.keys()[:: max(1, len(table.keys()) // 100_000)].clone()
     same = bool(np.array_equal(other.peek(keys).numpy(), table.peek(keys).numpy()))
     if not all(world.comm.allgather(same)):
-        sys.exit("bench checkpoint: rows that were loaded are not those that were saved")
+        raise Refused("bench checkpoint: rows that were loaded are not those that were saved")
     other.close()
 
 

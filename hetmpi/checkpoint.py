@@ -14,6 +14,7 @@ rank 0 by files, so all must see the same DIR.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -31,7 +32,7 @@ import xxhash
 from hetmpi.partition import make_partition
 from hetmpi.table import EmbeddingTable
 from hetmpi.window import available_memory, cgroup_memory
-from hetmpi.world import Refused, World
+from hetmpi.world import MPI, Refused, World
 
 FORMAT = 1
 ARRAYS = ("weight", "state", "clock")
@@ -60,23 +61,27 @@ class Checkpoints:
 
     def save(self, position: Position, table: EmbeddingTable, model: torch.nn.Module, optimizer, about: dict):
         """Brings all updates to their owners and starts to write what they come to. about: what else the manifest is to say, as JSON.
-        Returns when training may go on. Collective. Raises Refused if the one before could not be written."""
+        Returns when training may go on. Collective. Raises Refused if the one before could not be written, or this step's is there already."""
+        table.flush()  # first: a rank that waits below could not take in what others still send
         self.wait()
-        table.flush()
         part = self.folder / f"step-{position.step:08d}.part"
         rng = self.world.comm.gather(torch.get_rng_state())
         error = None
         try:
             if self.world.rank == 0:
+                if self.path(position.step).exists():
+                    raise Refused(f"{self.path(position.step)} is there already")
                 for old in self.folder.glob("step-*.part"):  # of runs that were killed
                     shutil.rmtree(old)
                 part.mkdir(parents=True)
         except OSError as problem:
             error = refused(part, problem)
+        except Refused as problem:
+            error = problem
         self.world.agree(error)
         arrays = {name: getattr(table.shard, name) for name in ARRAYS}
-        spare = min(available_memory(), cgroup_memory()) / self.world.node.size
-        in_background = bool(self._copies) or sum(array.nbytes for array in arrays.values()) < 0.8 * spare
+        need = self.world.node.allreduce(0 if self._copies else sum(array.nbytes for array in arrays.values()))
+        in_background = need < 0.8 * self.world.node.allreduce(min(available_memory(), cgroup_memory()), MPI.MIN)
         if in_background:
             arrays = self._copied(arrays)
         dense = None
@@ -97,7 +102,7 @@ class Checkpoints:
         writer.has_written.wait()
         try:
             self.world.agree(writer.error)
-        except Refused:
+        except Exception:
             writer.is_given_up = True
             raise
         writer.finished.wait()
@@ -127,14 +132,17 @@ class Checkpoints:
         return self.folder / f"step-{step:08d}"
 
     def newest(self) -> Path | None:
-        """The newest checkpoint of which every byte is as it was written; says what is wrong with newer ones. The same on every rank.
-        Collective."""
-        for step in self.world.comm.bcast(self.steps()):
-            wrong = self.damage(self.path(step))
+        """The newest checkpoint of which every byte is as it was written; says what is wrong with newer ones, which are called .damaged from then
+        on. The same on every rank. Collective."""
+        for step in self.world.comm.bcast(self.steps() if self.world.rank == 0 else None):
+            path = self.path(step)
+            wrong = self.damage(path)
             if not wrong:
-                return self.path(step)
+                return path
             if self.world.rank == 0:
-                print(f"hetmpi: {self.path(step)} cannot be used: {wrong[0]}; trying the one before", flush=True)
+                print(f"hetmpi: {path} cannot be used: {wrong[0]}; trying the one before", flush=True)
+                with contextlib.suppress(OSError):  # of a folder that may only be read
+                    os.rename(path, f"{path}.damaged")
         return None
 
     def damage(self, path: Path) -> list[str]:
@@ -147,7 +155,7 @@ class Checkpoints:
             mine = [problem for name, known in files[self.world.rank :: self.world.size] if (problem := damage_of(path / name, known))]
         return sorted({problem for problems in self.world.comm.allgather(mine) for problem in problems})
 
-    def load(self, path: Path, table: EmbeddingTable, model: torch.nn.Module | None = None, optimizer=None) -> Position:
+    def load(self, path: Path, table: EmbeddingTable, model: torch.nn.Module | None = None, optimizer=None):
         """Fills the table's shards, and the dense layers if given, from a checkpoint of any number of ranks and partition. Collective.
         Raises Refused on every rank if it is of another table."""
         error = manifest = None
@@ -166,7 +174,6 @@ class Checkpoints:
             error = problem if isinstance(problem, Refused) else Refused(f"{path} cannot be loaded: {problem}")
         self.world.agree(error)
         table.resume_at(manifest["step"])
-        return position_of(path)
 
 
 class Writer(threading.Thread):
@@ -175,7 +182,7 @@ class Writer(threading.Thread):
     def __init__(self, checkpoints: Checkpoints, part: Path, arrays: dict[str, np.ndarray], dense: dict | None, manifest: dict):
         super().__init__(name="hetmpi-checkpoint", daemon=True)
         self.checkpoints, self.part, self.arrays, self.dense, self.manifest = checkpoints, part, arrays, dense, manifest
-        self.error: Refused | None = None
+        self.error: Exception | None = None
         self.has_written, self.finished = threading.Event(), threading.Event()
         self.is_given_up = False  # another rank could not write
 
@@ -185,8 +192,10 @@ class Writer(threading.Thread):
             self.has_written.set()
             if self.checkpoints.world.rank == 0:
                 self._finish()
-        except Exception as problem:  # whatever it is, nobody may wait for this thread
+        except OSError as problem:
             self.error = refused(self.part, problem)
+        except Exception as problem:  # whatever it is, nobody may wait for this thread
+            self.error = problem
         finally:
             self.has_written.set()
             self.finished.set()
@@ -215,14 +224,15 @@ class Writer(threading.Thread):
             files |= json.loads(told.read_text())
         for file in self.part.glob("written-*.json"):
             file.unlink()
-        write_json(self.part / "manifest.json", {**self.manifest, "files": files})
+        manifest = {**self.manifest, "files": files}
+        write_json(self.part / "manifest.json", {**manifest, "xxh3_128": digest_of(manifest)})
         sync_folder(self.part)
-        whole = self.checkpoints.path(self.manifest["step"])
-        shutil.rmtree(whole, ignore_errors=True)  # of the same step, from before a resumption
-        os.rename(self.part, whole)
-        sync_folder(whole.parent)
-        for step in self.checkpoints.steps()[self.checkpoints.keep :]:
-            shutil.rmtree(self.checkpoints.path(step), ignore_errors=True)
+        step = self.manifest["step"]
+        os.rename(self.part, self.checkpoints.path(step))
+        sync_folder(self.part.parent)
+        older = [other for other in self.checkpoints.steps() if other < step]
+        for other in older[self.checkpoints.keep - 1 :]:
+            shutil.rmtree(self.checkpoints.path(other), ignore_errors=True)
 
 
 # One file.
@@ -285,9 +295,16 @@ def read_manifest(path: Path) -> dict:
         manifest = json.loads((path / "manifest.json").read_text())
     except (OSError, ValueError) as problem:
         raise Refused(f"{path} is no whole checkpoint: manifest.json: {problem}") from problem
-    if manifest.get("format") != FORMAT:
-        raise Refused(f"{path} has format {manifest.get('format')}, this hetmpi reads {FORMAT}")
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise Refused(f"{path} has format {manifest.get('format') if isinstance(manifest, dict) else None}, this hetmpi reads {FORMAT}")
+    if manifest.pop("xxh3_128", None) != digest_of(manifest):
+        raise Refused(f"{path} is no whole checkpoint: manifest.json has other bytes than were written")
     return manifest
+
+
+def digest_of(manifest: dict) -> str:
+    """Of all that a manifest says."""
+    return xxhash.xxh3_128(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def position_of(path: Path) -> Position:
@@ -320,6 +337,13 @@ def check_fits(path: Path, manifest: dict, table: EmbeddingTable):
     for name in ("num_rows", "dim", "rule", "state_dim"):
         if manifest[name] != mine[name]:
             raise Refused(f"{path} is of a table with {name}={manifest[name]}, this one has {mine[name]}")
+
+
+def check_same(path: Path, manifest: dict, wanted: dict):
+    """Raises Refused unless the manifest says of each name in `wanted` what that says."""
+    for name, value in wanted.items():
+        if manifest.get(name) != value:
+            raise Refused(f"{path} was saved with {name}={manifest.get(name)}, now it is {value}: go on with the same, or begin a new run")
 
 
 def fill(table: EmbeddingTable, path: Path, manifest: dict):

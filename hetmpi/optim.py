@@ -92,7 +92,11 @@ class DenseOptimizer:
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state: dict):
+        """Takes what the rule has gathered; its settings stay."""
+        kept = [group["weight_decay"] for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state)
+        for group, weight_decay in zip(self.optimizer.param_groups, kept):
+            group["weight_decay"] = weight_decay
 
     def begin(self):
         """Starts the allreduce of the gradients, where backward() has not. Between it and EmbeddingTable.write: a rank that waited for
@@ -137,6 +141,8 @@ class ThroughHost:
 
     def step(self):
         """Waits for the averages, then updates the parameters. Collective."""
+        if self._handle is None:
+            self.begin()
         if self._handle is not None:
             self._hvd.synchronize(self._handle)
             self._handle = None
@@ -153,6 +159,7 @@ class ThroughHost:
 
     def load_state_dict(self, state: dict):
         self._optimizer.load_state_dict(state)
+        self.param_groups = self._optimizer.param_groups
 
 
 def check_choice(name: str, value: str, choices):

@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 
 import numpy as np
 
 from hetmpi.world import MPI, World
 
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
-EXIT_CODE = 85  # of a run that left, having saved: start it again with resume=auto
 
 
 class Preemption:
-    """Listens for SIGNALS until `close`. The first one is noted, a second one of the same kind does what it does by default: ends the process."""
+    """Listens for SIGNALS until `close`. The first one is noted, the second one, of any kind, ends the process at once: also one that is
+    in the middle of a call of MPI, where Python's handlers do not run."""
 
     def __init__(self, world: World):
         """Only in the main thread. Collective."""
         self._comm = world.comm.Dup()
-        self._noted, self._anywhere = np.zeros(1, np.int32), np.zeros(1, np.int32)
-        self._sent = self._noted.copy()
+        self._noted, self._sent, self._anywhere = (np.zeros(1, np.int32) for _ in range(3))
         self._request: MPI.Request | None = None
-        self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        self._heard, told = os.pipe()
+        os.set_blocking(told, False)
+        signal.set_wakeup_fd(told)
+        for number in SIGNALS:
+            signal.signal(number, lambda number, frame: None)
+        threading.Thread(target=self._listen, name="hetmpi-signals", daemon=True).start()
 
-    def _note(self, number: int, frame):
-        self._noted[0] = number
-        signal.signal(number, signal.SIG_DFL)
+    def _listen(self):
+        """Each signal comes as a byte, its number."""
+        while heard := os.read(self._heard, 1):
+            if heard[0] not in SIGNALS:
+                continue
+            if self._noted[0]:
+                os._exit(128 + heard[0])
+            self._noted[0] = heard[0]
 
     def is_agreed(self) -> bool:
         """Whether some rank had noted a signal when all last asked; the same on every rank. Asks anew, for the next call. Collective."""
@@ -38,9 +49,10 @@ class Preemption:
         return agreed
 
     def close(self):
-        """Listens no more. Collective."""
+        """Listens no more: the process is about to end, and signals that come now change nothing. Collective."""
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        signal.set_wakeup_fd(-1)
         if self._request is not None:
             self._request.Wait()
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
         self._comm.Free()

@@ -18,7 +18,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from hetmpi.checkpoint import Checkpoints, Position, position_of
+from hetmpi.checkpoint import Checkpoints, Position, check_same, position_of, read_manifest
 from hetmpi.config import CONF, cache_of, compose, staleness_of
 from hetmpi.data.batch import Batch, to_batch
 from hetmpi.data.gpu_batch import GpuBatches
@@ -26,12 +26,12 @@ from hetmpi.data.loader import Loader
 from hetmpi.device import choose_device
 from hetmpi.metrics import Counters, auc, lag_at, log_loss, trimmed
 from hetmpi.optim import DenseOptimizer, RowOptimizer, Schedule
-from hetmpi.preemption import EXIT_CODE, Preemption
+from hetmpi.preemption import Preemption
 from hetmpi.replicated import ReplicatedTable, small_fields
 from hetmpi.runlog import RunLog
 from hetmpi.spans import Spans, by_part, chrome_trace, wait_ms
 from hetmpi.table import EmbeddingTable
-from hetmpi.world import MPI, Refused, World, launch
+from hetmpi.world import LEFT_EARLY, MPI, Refused, World, launch
 
 MB = 1 << 20
 LEAVE_S = 5  # for the owners to take in what a failing rank holds back
@@ -48,8 +48,8 @@ def main(world: World):
     device = choose_device(world, "cpu" if no_gpu else config.device)
     if config.table.ranks_per_node is not None:
         world = World(world.comm, config.table.ranks_per_node)
-    training = Training(world, config, device)
     preemption = Preemption(world)
+    training = Training(world, config, device)
     try:
         is_done = training.run(preemption.is_agreed)
     except Exception:
@@ -61,7 +61,7 @@ def main(world: World):
     preemption.close()
     training.close()
     if not is_done:
-        sys.exit(EXIT_CODE)
+        sys.exit(LEFT_EARLY)
 
 
 def usage() -> str:
@@ -79,6 +79,7 @@ class Training:
         self.checkpoints = Checkpoints(world, config.checkpoint.dir, config.checkpoint.keep)
         resumed = self._resumed()
         self.start = Position() if resumed is None else position_of(resumed)
+        self._check_folder()
         self.total_steps = self._total_steps()
         self.model = self._model()
         self.spans = Spans(keeps_trace=config.train.profile)
@@ -169,7 +170,7 @@ class Training:
         """Waits for the checkpoint, then says where the run can go on. Collective."""
         self.checkpoints.wait()
         if self.world.rank == 0:
-            print(f"hetmpi: told to leave: saved {self.checkpoints.path(step)}; the same command with resume=auto goes on", flush=True)
+            print(f"hetmpi: told to leave: saved {self.checkpoints.path(step)}, from which resume={self.checkpoints.path(step)} goes on", flush=True)
 
     def _checkpoint(self, step: int, must: bool):
         """Begins one after `step` steps, if it is time or must be. Collective."""
@@ -178,8 +179,8 @@ class Training:
         if must or (every > 0 and (step % every == 0 or step == self.total_steps)):
             sizes = {"num_fields": self.data.num_fields, "num_dense": self.data.num_dense, "dim": self.config.table.dim}
             about = {
-                "seed": self.config.seed, "model": self.config.model_name, "data": self.config.data_name,
-                "model_config": OmegaConf.to_container(self.config.model), "model_sizes": sizes,
+                **self._what(), "model": self.config.model_name, "model_config": OmegaConf.to_container(self.config.model),
+                "model_sizes": sizes,
             }  # fmt: skip
             self.checkpoints.save(Position(step, self._samples(step)), self.table, self.model, self.dense, about)
 
@@ -188,12 +189,32 @@ class Training:
         if self.config.resume is None:
             return None
         if self.config.resume == "auto":
-            return self.checkpoints.newest()
-        path = Path(self.config.resume)
-        wrong = self.checkpoints.damage(path)
-        if wrong:
-            raise Refused(f"resume={path}: {wrong[0]}: name another checkpoint, or resume=auto")
+            path = self.checkpoints.newest()
+            if path is None and self.world.rank == 0:
+                print(f"resume=auto: there is no checkpoint in {self.checkpoints.folder}", flush=True)
+        else:
+            path = Path(self.config.resume)
+            wrong = self.checkpoints.damage(path)
+            if wrong:
+                raise Refused(f"resume={path}: {wrong[0]}: name another checkpoint, or resume=auto")
+        if path is not None:
+            check_same(path, read_manifest(path), self._what())
         return path
+
+    def _what(self) -> dict:
+        """What a run that goes on must not change: samples would be lost or taken twice, or the dense optimizer's state be another rule's."""
+        data = {key: value for key, value in OmegaConf.to_container(self.config.data).items() if key not in ("path", "cache")}
+        return {"seed": self.config.seed, "data": self.config.data_name, "data_config": data, "optim.dense": self.config.optim.dense}
+
+    def _check_folder(self):
+        """Raises Refused if checkpoints of other steps would be taken for this run's. Collective."""
+        steps = self.world.comm.bcast(self.checkpoints.steps() if self.world.rank == 0 else None)
+        newer = [step for step in steps if step > self.start.step]
+        if newer and self.config.checkpoint.every_steps > 0:
+            raise Refused(
+                f"checkpoint.dir={self.checkpoints.folder} holds {self.checkpoints.path(newer[0]).name} of an earlier run, and this one begins at step "
+                f"{self.start.step}: set resume=auto to go on from it, or remove it, or choose another checkpoint.dir"
+            )
 
     def _samples(self, step: int) -> int:
         """Samples of the stream that `step` steps have taken."""
@@ -239,7 +260,7 @@ class Training:
 
     def _total_steps(self) -> int:
         if self.config.steps is not None:
-            return self.config.steps
+            return max(self.config.steps, self.start.step)
         if self.data.num_train is None:
             raise Refused(f"data={self.config.data_name} never ends: give steps=N")
         left = max(0, self.config.epochs * self.data.num_train - self.start.samples)
@@ -389,7 +410,7 @@ class Training:
             return
         if traces:
             self.log.write("trace.json", chrome_trace([trace for _, trace in traces], [host for host, _ in traces]))
-        samples = self._samples(self.total_steps) - self.start.samples if self.total_steps > self.start.step else 0
+        samples = self._samples(self.total_steps) - self.start.samples
         self.log.finish({
             "model": self.config.model_name,
             "data": self.config.data_name,

@@ -27,7 +27,7 @@ from mpi4py import MPI  # noqa: E402
 SPEAK_DELAY_S = 1.0  # longer than a launcher takes to kill the other ranks
 LONGEST_DELAY_S = 6.0
 ABORT_LIMIT_S = 2
-AGREED_CODES = (85,)
+LEFT_EARLY = 85  # exit code of a run that was told to leave, and saved
 WARN_AFTER_S = 60
 MPI_LIBRARY = re.compile(r"/libmpi(ch|_abi|_gnu\w*|_cray\w*)?\.so")
 
@@ -130,7 +130,7 @@ def wait_for(world: World, look, what: str):
 
 
 def launch(main):
-    """Runs main(world) as this rank's whole program: an error on any rank ends all of them, exit code 1. Codes of AGREED_CODES are those
+    """Runs main(world) as this rank's whole program: an error on any rank ends all of them, exit code 1. LEFT_EARLY is the code
     with which all ranks leave together."""
     keep_freed_memory()
     try:
@@ -139,7 +139,7 @@ def launch(main):
         share_cores(world.node)
         main(world)
     except SystemExit as leaving:
-        if leaving.code and leaving.code not in AGREED_CODES:
+        if leaving.code and leaving.code != LEFT_EARLY:
             abort(ToldElsewhere())
         raise
     except BaseException as error:  # whatever it is, the other ranks must not wait for this one

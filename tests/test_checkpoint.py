@@ -1,6 +1,7 @@
 """Checkpoints: what was saved comes back, on any number of ranks; what is damaged is not used; a run that went on is the run that was
 never stopped."""
 
+import contextlib
 import json
 import os
 import re
@@ -17,10 +18,12 @@ import pytest
 import torch
 from launch import ROOT, SMALL, environment, losses, mpiexec, run, train
 
-from hetmpi import export
-from hetmpi.checkpoint import ARRAYS, Checkpoints
+from hetmpi import checkpoint, export
+from hetmpi.checkpoint import ARRAYS, Checkpoints, Position
 from hetmpi.data.batch import to_batch
 from hetmpi.data.synthetic import Synthetic
+from hetmpi.optim import RowOptimizer
+from hetmpi.table import EmbeddingTable
 from hetmpi.world import World
 from models.wdl import WDL
 
@@ -161,6 +164,66 @@ def test_a_checkpoint_of_another_table_is_refused(tmp_path, run_of_6):
 def test_where_nothing_was_saved_a_run_that_would_resume_begins(tmp_path):
     outcome = train(2, *SMALL, f"run.dir={tmp_path}", "resume=auto")
     assert outcome.code == 0 and "resumed" not in outcome.text, outcome.text
+    assert f"resume=auto: there is no checkpoint in {tmp_path}/checkpoints" in outcome.text
+
+
+@pytest.mark.parametrize("changed, told", [
+    (["seed=5", "resume=auto"], "was saved with seed=0, now it is 5"),
+    (["optim.dense=sgd", "resume=auto"], "was saved with optim.dense=adam, now it is sgd"),
+    (["data.zipf=1.2", "resume=auto"], "was saved with data_config="),
+    ([], "holds step-00000006 of an earlier run, and this one begins at step 0"),
+])  # fmt: skip
+def test_a_run_that_would_not_go_on_as_it_began_is_refused(tmp_path, run_of_6, changed, told):
+    shutil.copytree(run_of_6, tmp_path / "checkpoints")
+    outcome = train(1, *SMALL, *SAVING, f"run.dir={tmp_path}", *changed)
+    assert outcome.code != 0 and told in outcome.text, outcome.text
+
+
+class Killed(BaseException):
+    """A process ends there."""
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_kill_at_any_write_or_name_leaves_one_that_is_whole(tmp_path, monkeypatch):
+    world, model = World(), torch.nn.Linear(2, 2)
+    table = EmbeddingTable(world, 100, 3, RowOptimizer("adagrad"))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    calls, limit = [], 1000
+
+    def until_killed(function):
+        def call(*arguments, **settings):
+            calls.append(function.__name__)
+            if len(calls) >= limit:
+                raise Killed
+            return function(*arguments, **settings)
+
+        return call
+
+    monkeypatch.setattr(checkpoint, "write_bytes", until_killed(checkpoint.write_bytes))
+    for module, name in ((os, "rename"), (os, "open"), (shutil, "rmtree")):
+        monkeypatch.setattr(module, name, until_killed(getattr(module, name)))
+    num_calls = 0
+    for number in [None, *range(40)]:
+        if number is not None and number > num_calls:
+            break
+        limit = 1000
+        checkpoints = Checkpoints(world, tmp_path / str(number), keep=1)
+        checkpoints.save(Position(0, 0), table, model, optimizer, {})
+        checkpoints.save(Position(1, 10), table, model, optimizer, {})
+        checkpoints.wait()
+        calls.clear()
+        limit = 1000 if number is None else number + 1
+        try:
+            checkpoints.save(Position(2, 20), table, model, optimizer, {})
+            checkpoints.wait()
+        except Killed:
+            pass  # in the main thread
+        num_calls = len(calls) if number is None else num_calls
+        limit = 1000
+        found = Checkpoints(world, tmp_path / str(number)).newest()
+        assert found is not None and found.name in ("step-00000001", "step-00000002"), (number, calls)
+    assert num_calls > 8
+    table.close()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small disk is made by mount, which needs root")
@@ -201,13 +264,14 @@ def test_a_signal_saves_and_leaves_and_the_run_goes_on_bitwise(tmp_path):
         [mpiexec(), "-n", "2", sys.executable, "-m", "hetmpi.train", *settings], cwd=ROOT, env=environment(), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
-    while not (tmp_path / "checkpoints/step-00000002").is_dir():
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("checkpoints/step-*")) and time.monotonic() < deadline:
         time.sleep(0.05)
-        assert process.poll() is None, process.stdout.read()
+    assert process.poll() is None, process.stdout.read()
     os.kill(ranks_of(tmp_path)[-1], signal.SIGUSR1)
     text, _ = process.communicate(timeout=60)
     assert process.returncode == 85, (process.returncode, text)
-    [saved_at] = re.findall(r"told to leave: saved \S+/step-(\d+); the same command with resume=auto goes on", text)
+    [saved_at] = re.findall(r"told to leave: saved \S+/step-(\d+), from which resume=\S+ goes on", text)
     last, more = int(saved_at), [f"steps={int(saved_at) + 3}", "log.every_steps=1000000"]
     assert Checkpoints(World(), tmp_path / "checkpoints").steps()[0] == last
     outcome = train(2, *settings, *more, "checkpoint.every_steps=1000000")
@@ -216,6 +280,28 @@ def test_a_signal_saves_and_leaves_and_the_run_goes_on_bitwise(tmp_path):
     outcome = train(2, *SMALL, *SAVING, f"run.dir={whole}", *more, "checkpoint.every_steps=1000000")
     assert outcome.code == 0, outcome.text
     assert_same_bits(tmp_path / f"checkpoints/step-{last + 3:08d}", whole / f"checkpoints/step-{last + 3:08d}")
+
+
+def test_a_second_signal_ends_a_rank_that_waits_for_others(tmp_path):
+    """The other rank is stopped, so that no step ends."""
+    settings = [*SMALL, f"run.dir={tmp_path}", "steps=100000"]
+    process = subprocess.Popen(
+        [mpiexec(), "-n", "2", sys.executable, "-m", "hetmpi.train", *settings], cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    stopped, waiting = ranks_of(tmp_path)
+    os.kill(stopped, signal.SIGSTOP)
+    time.sleep(0.3)
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        os.kill(waiting, number)
+        time.sleep(0.2)
+    assert waiting not in ranks_of(tmp_path)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(stopped, signal.SIGKILL)
+    assert process.wait(60) != 0
 
 
 def test_rows_by_key_and_the_dense_layers_come_out(tmp_path, run_of_6):

@@ -27,6 +27,7 @@ ALLOWED = {  # module -> modules of hetmpi it may import
     "replicated": {"_C", "optim", "reading", "table", "window", "world"},
     "device": {"_C", "world"},
     "preemption": {"world"},
+    "embedding_bag": {"_C", "optim", "table", "world"},
     "export": {"checkpoint", "data.batch", "partition", "world"},
     "checkpoint": {"partition", "table", "window", "world"},
     "config": {"cache", "device", "exchange", "optim", "partition", "reading", "world"},
