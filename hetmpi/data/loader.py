@@ -14,8 +14,8 @@ class Loader:
     """Iterates over the batches of steps [first_step, last_step), once, in order.
 
     The global batch of the first step is stream positions [first_sample, first_sample + size * batch_size), that of the next one
-    what follows; rank r takes the r-th slice of batch_size samples, so what is trained on in a step does not depend on how many
-    ranks share it.
+    what follows, so that without another first_sample that of step t is [t * size * batch_size, (t + 1) * size * batch_size). Rank r
+    takes the r-th slice of batch_size samples: what is trained on in a step does not depend on how many ranks share it.
 
     An exception met in making a batch is raised when its step comes. Leaving the loop early, `close` and the end of a
     `with` block stop the threads; at most the batches being made at that moment are waited for.
@@ -32,7 +32,7 @@ class Loader:
         threads: int = 1,
         prefetch: int = 2,
         make: Callable[[Samples], Batch] = to_batch,
-        first_sample: int = 0,
+        first_sample: int | None = None,
     ):
         """train: a data set's `train`. threads: how many batches are made at once. prefetch: how many are made, or in
         the making, beyond the one in use. make: what makes a batch of samples, thread-safe. Raises ValueError for a count that cannot be."""
@@ -42,7 +42,7 @@ class Loader:
         if not 0 <= rank < size:
             raise ValueError(f"Loader: rank must lie in [0, {size}), got {rank}")
         self.train, self.rank, self.size, self.batch_size, self.prefetch = train, rank, size, batch_size, prefetch
-        self.make, self.first_sample = make, first_sample
+        self.make, self.first_sample = make, first_step * size * batch_size if first_sample is None else first_sample
         self.steps = range(first_step, last_step)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="hetmpi-loader")
 
