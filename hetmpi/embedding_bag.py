@@ -9,6 +9,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch.nn import functional
 
@@ -18,6 +20,7 @@ from hetmpi.table import EmbeddingTable
 from hetmpi.world import World
 
 MODES = ("sum", "mean", "max")
+NUMBERS = itertools.count()  # of the bags of this process: all ranks make them in the same order
 
 
 class EmbeddingBag(torch.nn.Module):
@@ -31,7 +34,8 @@ class EmbeddingBag(torch.nn.Module):
         self, world: World, num_rows: int, dim: int, optimizer: RowOptimizer = RowOptimizer(), mode: str = "mean",
         padding_idx: int | None = None, **settings,
     ):  # fmt: skip
-        """optimizer: of the rows. padding_idx: a key that counts for nothing. settings: of EmbeddingTable. Collective.
+        """optimizer: of the rows. padding_idx: a key that counts for nothing. settings: of EmbeddingTable; rows begin as torch's, with
+        deviation 1, and bags made one after the other with other ones, unless init_std and name say otherwise. Collective.
 
         Raises ValueError for an unknown mode or a padding_idx that is no key, Refused as EmbeddingTable does."""
         super().__init__()
@@ -39,6 +43,7 @@ class EmbeddingBag(torch.nn.Module):
             raise ValueError(f"EmbeddingBag: mode must be one of {', '.join(MODES)}, got {mode}")
         if padding_idx is not None and not 0 <= padding_idx < num_rows:
             raise ValueError(f"EmbeddingBag: padding_idx must lie in [0, {num_rows:,}), got {padding_idx}")
+        settings = {"init_std": 1.0, "name": f"bag {next(NUMBERS)}", **settings}
         self.table, self.mode, self.padding_idx = EmbeddingTable(world, num_rows, dim, optimizer, **settings), mode, padding_idx
         self._read: list[tuple[torch.Tensor, torch.Tensor]] = []  # keys and rows of calls since the last step
 

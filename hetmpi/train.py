@@ -1,6 +1,6 @@
 """Trains a model on a table partitioned over all ranks: mpirun -np 4 python -m hetmpi.train model=deepfm steps=1000
 
-The only reader of the settings (conf/config.yaml); imported by nobody.
+The only reader of the settings (conf/config.yaml).
 """
 
 from __future__ import annotations

@@ -3,13 +3,15 @@
 import sys
 import time
 
+import torch
+
 from hetmpi.config import compose
 from hetmpi.train import Training
 from hetmpi.world import launch
 
 
 def main(world):
-    training = Training(world, compose(world, sys.argv[1:]))
+    training = Training(world, compose(world, sys.argv[1:]), torch.device("cpu"))
     predict, peek = training._predict, training.table.peek
 
     def slowly(batch):

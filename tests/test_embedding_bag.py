@@ -12,7 +12,7 @@ NUM_ROWS, DIM = 50, 6
 
 def both(world, mode, padding_idx=None):
     """A bag and torch's, with the same rows."""
-    mine = EmbeddingBag(world, NUM_ROWS, DIM, RowOptimizer("sgd", 0.5), mode, padding_idx, init_std=1.0)
+    mine = EmbeddingBag(world, NUM_ROWS, DIM, RowOptimizer("sgd", 0.5), mode, padding_idx)
     theirs = torch.nn.EmbeddingBag(NUM_ROWS, DIM, mode=mode, padding_idx=padding_idx)
     with torch.no_grad():
         theirs.weight.copy_(mine.table.peek(torch.arange(NUM_ROWS)))
@@ -66,6 +66,14 @@ def test_a_rank_without_bags_and_a_call_without_gradient_count_for_nothing(world
         after = mine(torch.arange(NUM_ROWS).view(-1, 1))
     assert torch.nonzero((after != before).any(1)).flatten().tolist() == [1, 2]
     mine.table.close()
+
+
+def test_bags_begin_as_torchs_and_differently(world):
+    one, other = (EmbeddingBag(world, 2000, 8) for _ in range(2))
+    rows = [bag.table.peek(torch.arange(2000)) for bag in (one, other)]
+    assert all(abs(float(part.std()) - 1) < 0.05 for part in rows) and not torch.equal(*rows)
+    one.table.close()
+    other.table.close()
 
 
 def test_what_it_cannot_be_is_refused(world):
