@@ -58,21 +58,19 @@ def measure(world, settings: dict):
     train = Steps(table, world)
     try:
         train.run(STEPS)
+        world.comm.Barrier()
+        began = time.perf_counter()
         checkpoints.save(Position(0, 0), table, model, optimizer, {})
+        first_stall = slowest(world, time.perf_counter() - began)
         checkpoints.wait()
         check(world, table, checkpoints, settings)
-        checkpoints = Checkpoints(world, folder, keep=1)  # without the memory of the one before
         times = {name: [] for name in ("stall_s", "write_s", "dd_s", "step_ms", "step_ms_beside")}
         steps = itertools.count(1)
-        for turn in range(settings["repeats"] + 1):
+        for _ in range(settings["repeats"]):
             world.comm.Barrier()
             began = time.perf_counter()
             checkpoints.save(Position(next(steps), 0), table, model, optimizer, {})
-            stall = slowest(world, time.perf_counter() - began)
-            if turn == 0:
-                first_stall = stall
-            else:
-                times["stall_s"].append(stall)
+            times["stall_s"].append(slowest(world, time.perf_counter() - began))
             checkpoints.wait()
             times["write_s"].append(slowest(world, time.perf_counter() - began))
             times["dd_s"].append(world.comm.bcast(dd(folder, table, world) if world.rank == 0 else None))
