@@ -352,16 +352,23 @@ def fill(table: EmbeddingTable, path: Path, manifest: dict):
     files = [open_shards(path, manifest, name) for name in ARRAYS]
     for begin in range(0, len(table.shard.weight), CHUNK_ROWS):
         keys = table.partition.keys_of(rank, begin, min(begin + CHUNK_ROWS, len(table.shard.weight)))
-        owners, rows = partition.locate(keys)
-        for owner in np.unique(owners):
-            mine = np.flatnonzero(owners == owner)
-            for name, shards in zip(ARRAYS, files):
-                getattr(table.shard, name)[begin + mine] = shards[owner][rows[mine]]
+        places = partition.locate(keys)
+        for name, shards in zip(ARRAYS, files):
+            getattr(table.shard, name)[begin : begin + len(keys)] = gathered(shards, *places)
 
 
 def open_shards(path: Path, manifest: dict, name: str) -> list[np.ndarray]:
     """One array of each rank's shard, in its file."""
     return [np.load(path / f"shard-{owner:05d}.{name}.npy", mmap_mode="r") for owner in range(manifest["size"])]
+
+
+def gathered(shards: list[np.ndarray], owners: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Row rows[i] of the shard of owners[i]: (n, ...), for owners and rows (n,)."""
+    out = np.empty((len(rows), *shards[0].shape[1:]), shards[0].dtype)
+    for owner in np.unique(owners):
+        mine = owners == owner
+        out[mine] = shards[owner][rows[mine]]
+    return out
 
 
 def on_cpu(value):

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hetmpi.checkpoint import CHUNK_ROWS, open_shards, read_manifest
+from hetmpi.checkpoint import CHUNK_ROWS, gathered, open_shards, read_manifest
 from hetmpi.data.batch import Batch
 from hetmpi.partition import make_partition
 from hetmpi.world import Refused
@@ -59,12 +59,7 @@ def chunks(checkpoint: Path, manifest: dict):
     partition, shards = make_partition(manifest["partition"], manifest["num_rows"], manifest["size"]), open_shards(checkpoint, manifest, "weight")
     for begin in range(0, manifest["num_rows"], CHUNK_ROWS):
         keys = np.arange(begin, min(begin + CHUNK_ROWS, manifest["num_rows"]))
-        owners, places = partition.locate(keys)
-        rows = np.empty((len(keys), manifest["dim"]), np.float32)
-        for owner in np.unique(owners):
-            mine = owners == owner
-            rows[mine] = shards[owner][places[mine]]
-        yield begin, rows
+        yield begin, gathered(shards, *partition.locate(keys))
 
 
 def write_npy(path: Path, checkpoint: Path, manifest: dict):
