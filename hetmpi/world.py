@@ -152,6 +152,7 @@ def abort(error: BaseException):
     rank, size = (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size) if MPI.Is_initialized() else (0, 1)
     sys.stdout.flush()
     sys.stderr.flush()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which a launcher ends the others, whatever it meant before
     terminal = os.dup(2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     time.sleep(min(LONGEST_DELAY_S, rank * max(0.1, min(SPEAK_DELAY_S, LONGEST_DELAY_S / size))))
