@@ -202,11 +202,12 @@ void gather_clocks(const Array<int32_t>& clock, const Array<int64_t>& rows, Arra
   gather_with(clock, rows, out, order, 1, copy, kAtOnce);
 }
 
-Shard shard_of(Array<float>& weight, Array<float>& state, Array<int32_t>& clock) {
+Shard shard_of(Array<float>& weight, Array<float>& state, Array<int32_t>& clock, Array<uint8_t>& touched) {
   const ssize_t n = clock.shape(0);
   check_shape(weight, "weight", {n, -1});
   check_shape(state, "state", {n, -1});
-  return {weight.mutable_data(), state.mutable_data(), clock.mutable_data(), n, weight.shape(1), state.shape(1)};
+  check_shape(touched, "touched", {n});
+  return {weight.mutable_data(), state.mutable_data(), clock.mutable_data(), touched.mutable_data(), n, weight.shape(1), state.shape(1)};
 }
 
 // Waits by yielding the processor, not by spinning, and when that takes long by sleeping: ranks may outnumber cores.
@@ -283,9 +284,9 @@ void publish_head(Array<uint8_t> memory, uint64_t head) {
 
 class PyInbox {
  public:
-  PyInbox(Array<uint8_t> rings, int64_t own_rank, Array<float> weight, Array<float> state, Array<int32_t> clock)
+  PyInbox(Array<uint8_t> rings, int64_t own_rank, Array<float> weight, Array<float> state, Array<int32_t> clock, Array<uint8_t> touched)
       : inbox_(consumers(rings.mutable_data(), rings.shape(1), rings.shape(0), {weight.shape(1), false}), own_rank,
-               shard_of(weight, state, clock)),
+               shard_of(weight, state, clock, touched)),
         dim_(weight.shape(1)) {}
 
   void begin(int64_t step, Array<int64_t> rows, Array<float> grads) {
@@ -315,10 +316,11 @@ class PyInbox {
 
 class PyEngine {
  public:
-  PyEngine(Array<uint8_t> rings, Array<float> weight, Array<float> state, Array<int32_t> clock, RowOptimizer optimizer)
+  PyEngine(Array<uint8_t> rings, Array<float> weight, Array<float> state, Array<int32_t> clock, Array<uint8_t> touched,
+           RowOptimizer optimizer)
       : format_{optimizer.sum_dim(), true},
         engine_(consumers(rings.mutable_data(), rings.shape(1), rings.shape(0), format_),
-                shard_of(weight, state, clock), optimizer) {}
+                shard_of(weight, state, clock, touched), optimizer) {}
 
   void set_step(double lr, int64_t step) {
     py::gil_scoped_release release;
@@ -558,16 +560,20 @@ void apply_sums(const RowOptimizer& rule, Array<float> weight, Array<float> stat
 // One step of the rows that any rank touched, as an owner makes it: grads (n, dim) summed over ranks, touched (n) > 0.
 void apply_touched(const RowOptimizer& rule, Array<float> weight, Array<float> state, Array<int32_t> clock,
                    const Array<float>& grads, const Array<float>& touched) {
-  Shard shard = shard_of(weight, state, clock);
-  const ssize_t n = shard.num_rows;
+  const ssize_t n = clock.shape(0);
   check_shape(weight, "weight", {n, rule.dim()});
   check_shape(state, "state", {n, rule.state_dim()});
   check_shape(grads, "grads", {n, rule.dim()});
   check_shape(touched, "touched", {n});
+  float *weights = weight.mutable_data(), *states = state.mutable_data();
+  int32_t* clocks = clock.mutable_data();
   const float *grad = grads.data(), *count = touched.data();
   py::gil_scoped_release release;
-  for (ssize_t row = 0; row < n; ++row)
-    if (count[row] > 0) shard.apply(row, grad + row * shard.dim, rule);
+  for (ssize_t row = 0; row < n; ++row) {
+    if (count[row] <= 0) continue;
+    rule.apply(weights + row * rule.dim(), states + row * rule.state_dim(), {grad + row * rule.dim()});
+    ++clocks[row];
+  }
 }
 
 }  // namespace
@@ -639,20 +645,20 @@ PYBIND11_MODULE(_C, m) {
   m.def("publish_head", &publish_head, py::arg("memory").noconvert(), py::arg("head"));
 
   py::class_<PyInbox>(m, "Inbox", "The owner's side of one synchronous step (cpp/inbox.h).")
-      .def(py::init<Array<uint8_t>, int64_t, Array<float>, Array<float>, Array<int32_t>>(), py::arg("rings").noconvert(),
-           py::arg("own_rank"), py::arg("weight").noconvert(), py::arg("state").noconvert(),
-           py::arg("clock").noconvert(), py::keep_alive<1, 2>(), py::keep_alive<1, 4>(), py::keep_alive<1, 5>(),
-           py::keep_alive<1, 6>())
+      .def(py::init<Array<uint8_t>, int64_t, Array<float>, Array<float>, Array<int32_t>, Array<uint8_t>>(),
+           py::arg("rings").noconvert(), py::arg("own_rank"), py::arg("weight").noconvert(), py::arg("state").noconvert(),
+           py::arg("clock").noconvert(), py::arg("touched").noconvert(), py::keep_alive<1, 2>(), py::keep_alive<1, 4>(),
+           py::keep_alive<1, 5>(), py::keep_alive<1, 6>(), py::keep_alive<1, 7>())
       .def("begin", &PyInbox::begin, py::arg("step"), py::arg("rows").noconvert(), py::arg("grads").noconvert())
       .def("poll", &PyInbox::poll, py::arg("timeout_s"))
       .def("apply", &PyInbox::apply, py::arg("optimizer"))
       .def_property_readonly("awaited", &PyInbox::awaited);
 
   py::class_<PyEngine>(m, "Engine", "The owner's side at staleness s >= 1: a thread that applies what arrives (cpp/engine.h).")
-      .def(py::init<Array<uint8_t>, Array<float>, Array<float>, Array<int32_t>, RowOptimizer>(),
+      .def(py::init<Array<uint8_t>, Array<float>, Array<float>, Array<int32_t>, Array<uint8_t>, RowOptimizer>(),
            py::arg("rings").noconvert(), py::arg("weight").noconvert(), py::arg("state").noconvert(),
-           py::arg("clock").noconvert(), py::arg("optimizer"), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(),
-           py::keep_alive<1, 4>(), py::keep_alive<1, 5>())
+           py::arg("clock").noconvert(), py::arg("touched").noconvert(), py::arg("optimizer"), py::keep_alive<1, 2>(),
+           py::keep_alive<1, 3>(), py::keep_alive<1, 4>(), py::keep_alive<1, 5>(), py::keep_alive<1, 6>())
       .def("set_step", &PyEngine::set_step, py::arg("lr"), py::arg("step"))
       .def("drain", &PyEngine::drain, "Applies what has arrived; returns the rows applied.")
       .def("apply", &PyEngine::apply, py::arg("rows").noconvert(), py::arg("values").noconvert(),

@@ -19,6 +19,7 @@ struct Shard {
   float* weight;   // (num_rows, dim)
   float* state;    // (num_rows, state_dim)
   int32_t* clock;  // (num_rows) iterations that updated the row; 32 bits, as clocks are what cached reads cost
+  uint8_t* touched;  // (num_rows) 1 for each row that was updated; whoever asks sets it back
   int64_t num_rows;
   int64_t dim;
   int64_t state_dim;
@@ -32,6 +33,7 @@ struct Shard {
   // One iteration's gradient (dim), summed over all ranks.
   void apply(int64_t row, const float* grad, const RowOptimizer& optimizer) {
     optimizer.apply(weight + row * dim, state + row * state_dim, {grad});
+    touched[row] = 1;
     __atomic_store_n(clock + row, clock[row] + 1, __ATOMIC_RELAXED);
   }
 
@@ -42,6 +44,7 @@ struct Shard {
     const int32_t advance =
         origin_clock == kUnknownClock ? static_cast<int32_t>(count) : std::max(0, origin_clock - clock[row]);
     optimizer.apply(weight + row * dim, state + row * state_dim, optimizer.summed(sums, count, advance));
+    touched[row] = 1;
     __atomic_store_n(clock + row, clock[row] + advance, __ATOMIC_RELEASE);
   }
 };

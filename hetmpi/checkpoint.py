@@ -7,7 +7,11 @@
         shard-00003.clock.npy      their clocks, (n,) int32
         dense.pt                   by torch.save: "model", "optimizer", both state dicts; "rng": torch's generator of each rank
 
-Each rank copies its shard, which training waits for, and writes the copy while training goes on. It works in a folder called
+One that is incremental says in its manifest "base": "step-00001000", has of each rank also
+        shard-00003.rows.npy       (n,) int64, ascending: rows of the shard that were updated since that one
+and in the other arrays these rows alone. All others are those of the base, which holds all rows and is as old as that.
+
+Each rank copies what it will write, which training waits for, and writes the copy while training goes on. It works in a folder called
 step-00002000.part, which rank 0 renames when every rank has written: one that was cut short is never taken for whole. The ranks tell
 rank 0 by files, so all must see the same DIR.
 """
@@ -16,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import re
@@ -53,45 +58,43 @@ class Position:
 class Checkpoints:
     """Writes and finds the checkpoints of one training in `folder`."""
 
-    def __init__(self, world: World, folder: str | os.PathLike, keep: int = 2):
-        """keep: how many whole ones stay."""
-        self.world, self.folder, self.keep = world, Path(folder), keep
+    def __init__(self, world: World, folder: str | os.PathLike, keep: int = 2, full_every: int = 1):
+        """keep: how many whole ones stay, and besides what they build on. full_every: each so-manieth holds all rows, those between
+        them are incremental."""
+        self.world, self.folder, self.keep, self.full_every = world, Path(folder), keep, full_every
         self._writer: Writer | None = None
-        self._copies: dict[str, np.ndarray] = {}
+        self._copies: dict[str, np.ndarray] | None = None
+        self._base: str | None = None  # the last one of this process with all rows, and how many were built on it
+        self._num_built = 0
+
+    def reserve(self, table: EmbeddingTable):
+        """Takes memory for a copy of the shard, if there is enough on every node: save() then returns as soon as it is made, else when all is
+        on the disk. Collective."""
+        arrays = {name: getattr(table.shard, name) for name in ARRAYS}
+        need = self.world.node.allreduce(sum(array.nbytes for array in arrays.values()))
+        free = self.world.node.allreduce(min(available_memory(), cgroup_memory()), MPI.MIN)
+        if self.world.comm.allreduce(need < 0.8 * free, MPI.LAND):
+            self._copies = {name: np.empty_like(array) for name, array in arrays.items()}
+            for copy in self._copies.values():
+                copy.fill(0)  # now, not in the middle of training, which would wait seconds per GB
 
     def save(self, position: Position, table: EmbeddingTable, model: torch.nn.Module, optimizer, about: dict):
         """Brings all updates to their owners and starts to write what they come to. about: what else the manifest is to say, as JSON.
         Returns when training may go on. Collective. Raises Refused if the one before could not be written, or this step's is there already."""
         table.flush()  # first: a rank that waits below could not take in what others still send
         self.wait()
-        part = self.folder / f"step-{position.step:08d}.part"
         rng = self.world.comm.gather(torch.get_rng_state())
-        error = None
-        try:
-            if self.world.rank == 0:
-                if self.path(position.step).exists():
-                    raise Refused(f"{self.path(position.step)} is there already")
-                for old in self.folder.glob("step-*.part"):  # of runs that were killed
-                    shutil.rmtree(old)
-                part.mkdir(parents=True)
-        except OSError as problem:
-            error = refused(part, problem)
-        except Refused as problem:
-            error = problem
-        self.world.agree(error)
-        arrays = {name: getattr(table.shard, name) for name in ARRAYS}
-        need = self.world.node.allreduce(0 if self._copies else sum(array.nbytes for array in arrays.values()))
-        in_background = need < 0.8 * self.world.node.allreduce(min(available_memory(), cgroup_memory()), MPI.MIN)
-        if in_background:
-            arrays = self._copied(arrays)
         dense = None
         if self.world.rank == 0:
             dense = {"model": on_cpu(model.state_dict()), "optimizer": on_cpu(optimizer.state_dict()), "rng": rng}
-        manifest = {"format": FORMAT, "step": position.step, "samples": position.samples, "size": self.world.size, **described(table), **about}
-        self._writer = Writer(self, part, arrays, dense, manifest)
+        base = self._begin(position.step)
+        manifest = {"format": FORMAT, "step": position.step, "samples": position.samples, "size": self.world.size, **described(table), **base, **about}
+        self._writer = Writer(self, self._part(position.step), self._taken(table, is_full=not base), dense, manifest)
         self._writer.start()
-        if not in_background:
+        if self._copies is None:
             self._writer.has_written.wait()
+        if not base:
+            table.touched[:] = 0
         self.world.comm.Barrier()  # no rank changes rows of another before these are copied
 
     def wait(self):
@@ -102,24 +105,54 @@ class Checkpoints:
         writer.has_written.wait()
         try:
             self.world.agree(writer.error)
+            writer.finished.wait()
+            self.world.agree(writer.error)
         except Exception:
-            writer.is_given_up = True
+            writer.is_given_up, self._base = True, None
             raise
-        writer.finished.wait()
-        self.world.agree(writer.error)
 
     def check(self):
         """Raises Refused if this rank could not write its part of the one under way."""
         if self._writer is not None and self._writer.error is not None:
             raise self._writer.error
 
-    def _copied(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Copies, in the same memory each time."""
-        for name, array in arrays.items():
-            if name not in self._copies:
-                self._copies[name] = np.empty_like(array)
-            np.copyto(self._copies[name], array)
-        return self._copies
+    def _part(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}.part"
+
+    def _begin(self, step: int) -> dict:
+        """Makes the folder to write in. Returns what the manifest says of the one to build on, {} if all rows are to be written. Collective."""
+        base, error = {}, None
+        try:
+            if self.world.rank == 0:
+                if self.path(step).exists():
+                    raise Refused(f"{self.path(step)} is there already")
+                if self._base is not None and self._num_built + 1 < self.full_every:
+                    with contextlib.suppress(Refused):  # it is gone
+                        base = {"base": self._base, "base_xxh3_128": digest_of(read_manifest(self.folder / self._base))}
+                for old in self.folder.glob("step-*.part"):  # of runs that were killed
+                    shutil.rmtree(old)
+                self._part(step).mkdir(parents=True)
+        except OSError as problem:
+            error = refused(self._part(step), problem)
+        except Refused as problem:
+            error = problem
+        self.world.agree(error)
+        base = self.world.comm.bcast(base)
+        self._base, self._num_built = (self._base, self._num_built + 1) if base else (self.path(step).name, 0)
+        return base
+
+    def _taken(self, table: EmbeddingTable, is_full: bool) -> dict[str, tuple[np.ndarray, np.ndarray | None]]:
+        """What is to be written: name -> an array and which of its rows, None for all. Copies, if memory was reserved."""
+        arrays = {name: getattr(table.shard, name) for name in ARRAYS}
+        rows = None if is_full else np.flatnonzero(table.touched)
+        if self._copies is not None:
+            num = len(table.touched) if is_full else len(rows)
+            for name, array in arrays.items():
+                copy = self._copies[name][:num]
+                np.copyto(copy, array) if is_full else np.take(array, rows, axis=0, out=copy, mode="clip")  # "raise" makes one more copy
+                arrays[name] = copy
+        chosen = rows if self._copies is None else None
+        return {name: (array, chosen) for name, array in arrays.items()} | ({} if is_full else {"rows": (rows, None)})
 
     # Finding and loading.
 
@@ -148,11 +181,11 @@ class Checkpoints:
     def damage(self, path: Path) -> list[str]:
         """What is wrong with a checkpoint, found by reading all of it, each rank its share. The same on every rank. Collective."""
         try:
-            files = sorted(read_manifest(path)["files"].items())
+            files = files_of(path)
         except Refused as refusal:
             mine = [str(refusal)]
         else:
-            mine = [problem for name, known in files[self.world.rank :: self.world.size] if (problem := damage_of(path / name, known))]
+            mine = [problem for file, known in files[self.world.rank :: self.world.size] if (problem := damage_of(file, known, path))]
         return sorted({problem for problems in self.world.comm.allgather(mine) for problem in problems})
 
     def load(self, path: Path, table: EmbeddingTable, model: torch.nn.Module | None = None, optimizer=None):
@@ -179,7 +212,7 @@ class Checkpoints:
 class Writer(threading.Thread):
     """Writes one rank's part of a checkpoint; rank 0's makes it whole when all are there."""
 
-    def __init__(self, checkpoints: Checkpoints, part: Path, arrays: dict[str, np.ndarray], dense: dict | None, manifest: dict):
+    def __init__(self, checkpoints: Checkpoints, part: Path, arrays: dict[str, tuple], dense: dict | None, manifest: dict):
         super().__init__(name="hetmpi-checkpoint", daemon=True)
         self.checkpoints, self.part, self.arrays, self.dense, self.manifest = checkpoints, part, arrays, dense, manifest
         self.error: Exception | None = None
@@ -203,9 +236,9 @@ class Writer(threading.Thread):
     def _write(self):
         rank = self.checkpoints.world.rank
         files = {}
-        for name, array in self.arrays.items():
-            file = f"shard-{rank:05d}.{name}.npy"
-            files[file] = write_array(self.part / file, array)
+        for name, (array, rows) in self.arrays.items():
+            file = file_name(rank, name)
+            files[file] = write_array(self.part / file, array, rows)
         if self.dense is not None:
             buffer = io.BytesIO()
             torch.save(self.dense, buffer)
@@ -230,20 +263,28 @@ class Writer(threading.Thread):
         step = self.manifest["step"]
         os.rename(self.part, self.checkpoints.path(step))
         sync_folder(self.part.parent)
-        older = [other for other in self.checkpoints.steps() if other < step]
-        for other in older[self.checkpoints.keep - 1 :]:
-            shutil.rmtree(self.checkpoints.path(other), ignore_errors=True)
+        self._remove_old([self.checkpoints.path(other) for other in self.checkpoints.steps() if other <= step])
+
+    def _remove_old(self, paths: list[Path]):
+        """Removes all but the first ones of `paths` and what they build on."""
+        kept = paths[: self.checkpoints.keep]
+        bases = {base_of(path) for path in kept}
+        for path in paths[len(kept) :]:
+            if path.name not in bases:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 # One file.
 
 
-def write_array(path: Path, array: np.ndarray) -> dict:
-    """Writes an array as numpy.save does; what the manifest says of the file."""
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
-    data = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)) if array.size else memoryview(b"")
-    return write_bytes(path, [header.getbuffer(), *(data[i : i + CHUNK_BYTES] for i in range(0, len(data), CHUNK_BYTES))])
+def write_array(path: Path, array: np.ndarray, rows: np.ndarray | None = None) -> dict:
+    """Writes an array, or those of its rows, as numpy.save does; what the manifest says of the file."""
+    num, row_bytes = len(array if rows is None else rows), max(1, array.nbytes // max(1, len(array)))
+    header, step = io.BytesIO(), max(1, CHUNK_BYTES // row_bytes)
+    of_all = np.lib.format.header_data_from_array_1_0(np.ascontiguousarray(array))
+    np.lib.format.write_array_header_1_0(header, {**of_all, "shape": (num, *array.shape[1:])})
+    parts = (array[i : i + step] if rows is None else array[rows[i : i + step]] for i in range(0, num, step))
+    return write_bytes(path, itertools.chain([header.getbuffer()], (np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts)))
 
 
 def write_bytes(path: Path, chunks) -> dict:
@@ -275,18 +316,42 @@ def sync_folder(path: Path):
         os.close(folder)
 
 
-def damage_of(path: Path, known: dict) -> str | None:
-    """What is wrong with a file, None if nothing."""
+def file_name(rank: int, array: str) -> str:
+    return f"shard-{rank:05d}.{array}.npy"
+
+
+def damage_of(path: Path, known: dict, checkpoint: Path) -> str | None:
+    """What is wrong with a file of a checkpoint or of the one it builds on, None if nothing."""
+    name = path.name if path.parent == checkpoint else f"{path.parent.name}/{path.name}, which it builds on,"
     try:
         size, hasher = path.stat().st_size, xxhash.xxh3_128()
         if size != known["bytes"]:
-            return f"{path.name} has {size:,} bytes, {known['bytes']:,} were written"
+            return f"{name} has {size:,} bytes, {known['bytes']:,} were written"
         with open(path, "rb") as file:
             while chunk := file.read(CHUNK_BYTES):
                 hasher.update(chunk)
     except OSError as problem:
-        return f"{path.name}: {problem.strerror}"
-    return None if hasher.hexdigest() == known["xxh3_128"] else f"{path.name} has other bytes than were written"
+        return f"{name}: {problem.strerror}"
+    return None if hasher.hexdigest() == known["xxh3_128"] else f"{name} has other bytes than were written"
+
+
+def files_of(path: Path) -> list[tuple[Path, dict]]:
+    """Every file of a checkpoint and of the one it builds on, with what was written of it. Raises Refused as read_manifest does, and if that one
+    is another than it was."""
+    manifest = read_manifest(path)
+    found = [(path / name, known) for name, known in sorted(manifest["files"].items())]
+    if "base" not in manifest:
+        return found
+    base = read_manifest(path.parent / manifest["base"])
+    if digest_of(base) != manifest["base_xxh3_128"]:
+        raise Refused(f"{path} builds on {manifest['base']}, which is another now than it was then")
+    return found + [(path.parent / manifest["base"] / name, known) for name, known in sorted(base["files"].items()) if name != "dense.pt"]
+
+
+def base_of(path: Path) -> str | None:
+    """Name of the checkpoint on which this one builds; None if it has all rows, or cannot be read."""
+    with contextlib.suppress(Refused):
+        return read_manifest(path).get("base")
 
 
 def read_manifest(path: Path) -> dict:
@@ -357,17 +422,36 @@ def fill(table: EmbeddingTable, path: Path, manifest: dict):
             getattr(table.shard, name)[begin : begin + len(keys)] = gathered(shards, *places)
 
 
-def open_shards(path: Path, manifest: dict, name: str) -> list[np.ndarray]:
-    """One array of each rank's shard, in its file."""
-    return [np.load(path / f"shard-{owner:05d}.{name}.npy", mmap_mode="r") for owner in range(manifest["size"])]
+class Saved:
+    """One array of one rank's shard, in its files."""
+
+    def __init__(self, path: Path, manifest: dict, name: str, owner: int):
+        base, file = manifest.get("base"), file_name(owner, name)
+        self.whole = np.load((path.parent / base if base else path) / file, mmap_mode="r")
+        self.newer = np.load(path / file, mmap_mode="r") if base else self.whole[:0]
+        self.newer_rows = np.load(path / file_name(owner, "rows")) if base else np.empty(0, np.int64)
+
+    def take(self, rows: np.ndarray) -> np.ndarray:
+        """Those rows, (n, ...)."""
+        out = self.whole[rows]
+        if len(self.newer_rows):
+            place = np.minimum(np.searchsorted(self.newer_rows, rows), len(self.newer_rows) - 1)
+            is_newer = self.newer_rows[place] == rows
+            out[is_newer] = self.newer[place[is_newer]]
+        return out
 
 
-def gathered(shards: list[np.ndarray], owners: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def open_shards(path: Path, manifest: dict, name: str) -> list[Saved]:
+    """One array of each rank's shard."""
+    return [Saved(path, manifest, name, owner) for owner in range(manifest["size"])]
+
+
+def gathered(shards: list[Saved], owners: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Row rows[i] of the shard of owners[i]: (n, ...), for owners and rows (n,)."""
-    out = np.empty((len(rows), *shards[0].shape[1:]), shards[0].dtype)
+    out = np.empty((len(rows), *shards[0].whole.shape[1:]), shards[0].whole.dtype)
     for owner in np.unique(owners):
         mine = owners == owner
-        out[mine] = shards[owner][rows[mine]]
+        out[mine] = shards[owner].take(rows[mine])
     return out
 
 

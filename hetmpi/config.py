@@ -27,10 +27,10 @@ INTEGERS = {  # key -> the least it may be
     "steps": 0, "seed": 0, "batch_size": 1, "table.dim": 1, "optim.warmup_steps": 0, "eval.every_steps": 0,
     "eval.max_samples": 1, "eval.batch_size": 1, "loader.threads": 1, "loader.prefetch": 1, "log.every_steps": 1,
     "table.ranks_per_node": 1, "table.staleness": 0, "table.prefetch_batches": 0, "table.cache.capacity_rows": 0,
-    "table.replicate_below_rows": 0, "checkpoint.every_steps": 0, "checkpoint.keep": 1,
+    "table.replicate_below_rows": 0, "checkpoint.every_steps": 0, "checkpoint.keep": 1, "checkpoint.full_every": 1,
 }  # fmt: skip
 NUMBERS = {
-    "epochs": 0, "table.init_std": 0, "table.inbox_mb": 0, "table.anticipate": 0,
+    "epochs": 0, "watchdog.seconds": 0, "table.init_std": 0, "table.inbox_mb": 0, "table.anticipate": 0,
     "table.staleness_growth": 0, "table.cache.capacity_fraction": 0, "optim.rows_lr": 0, "optim.dense_lr": 0,
     "optim.rows_weight_decay": 0, "optim.dense_weight_decay": 0,
 }  # fmt: skip

@@ -119,6 +119,7 @@ class ReplicatedTable(EmbeddingTable):
             self._settle_replica()
             for mine, shared in self._pairs():
                 shared[self._own_rows] = mine[self._own]
+            self.touched[self._own_rows] = 1
 
     def await_owners(self):
         """As EmbeddingTable.await_owners."""

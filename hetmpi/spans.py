@@ -29,6 +29,9 @@ class Spans:
 
     seconds   part -> seconds so far
     trace     the last (part, begin, end), in seconds since 1970; empty unless asked for
+    step      the one in work, 0 the first
+    doing     the part in work, or what now() was told
+    ticks     how often that changed
     """
 
     def __init__(self, keeps_trace: bool = False):
@@ -36,10 +39,16 @@ class Spans:
         self.trace = deque(maxlen=TRACED if keeps_trace else 0)
         self.epoch = time.time() - time.perf_counter()
         self._spans = {part: Span(self, part) for part in PARTS}
+        self.step, self.doing, self.ticks = 0, "set-up", 0
 
     def __call__(self, part: str) -> Span:
         """A context: the time in it belongs to `part`."""
         return self._spans[part]
+
+    def now(self, doing: str):
+        """Says what is in work beside the parts of a step, for who watches."""
+        self.doing = doing
+        self.ticks += 1
 
     def as_array(self) -> np.ndarray:
         """Milliseconds of each part, (number of parts,) float64."""
@@ -53,6 +62,7 @@ class Span:
         self.spans, self.part, self.began = spans, part, 0.0
 
     def __enter__(self):
+        self.spans.now(self.part)
         self.began = time.perf_counter()
 
     def __exit__(self, *_):

@@ -58,6 +58,8 @@ class EmbeddingTable:
     step       steps written so far (s = 0: and settled)
     counters   what this rank's reads and writes did (hetmpi.metrics.Counters)
     spans      what their time went to (hetmpi.spans.Spans)
+    shard      this rank's rows: weight (n, dim) float32, state (n, state_dim) float32, clock (n,) int32
+    touched    (n,) uint8: 1 for each row of the shard that was updated since somebody set it to 0
     lags       how far behind the owners' clocks, as this rank was told them, the lines read were: (32,) int64, bin 0 no
                lag, bin i lags of [2^(i-1), 2^i)
     """
@@ -115,11 +117,12 @@ class EmbeddingTable:
         rings = ring_bytes(inbox_bytes if world.size > 1 else 0, world.size, self._record)
         self.window = RmaWindow(world, [self._layout(rank, rings) for rank in range(world.size)], far)
         self.shard = self.window.local
+        self.touched = np.zeros(len(self.shard.weight), np.uint8)
 
     def _start(self, exchange: str):
         """The owner's side: an inbox that waits for every rank's step, or an engine that applies what comes. And this
         rank's ways to other owners."""
-        shard = self.shard.weight, self.shard.state, self.shard.clock
+        shard = self.shard.weight, self.shard.state, self.shard.clock, self.touched
         self._inbox = self._engine = None
         if self.staleness.is_synchronous:
             self._inbox = _C.Inbox(self.shard.rings, self.world.rank, *shard)

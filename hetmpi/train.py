@@ -31,6 +31,7 @@ from hetmpi.replicated import ReplicatedTable, small_fields
 from hetmpi.runlog import RunLog
 from hetmpi.spans import Spans, by_part, chrome_trace, wait_ms
 from hetmpi.table import EmbeddingTable
+from hetmpi.watchdog import Watchdog
 from hetmpi.world import LEFT_EARLY, MPI, Refused, World, launch
 
 MB = 1 << 20
@@ -49,7 +50,9 @@ def main(world: World):
     if config.table.ranks_per_node is not None:
         world = World(world.comm, config.table.ranks_per_node)
     preemption = Preemption(world)
-    training = Training(world, config, device)
+    spans = Spans(keeps_trace=config.train.profile)
+    watchdog = Watchdog(world, spans, config.watchdog.seconds)
+    training = Training(world, config, device, spans)
     try:
         is_done = training.run(preemption.is_agreed)
     except Exception:
@@ -60,6 +63,7 @@ def main(world: World):
             training.log.close()  # gives the terminal its cursor back
     preemption.close()
     training.close()
+    watchdog.close()
     if not is_done:
         sys.exit(LEFT_EARLY)
 
@@ -72,17 +76,16 @@ def usage() -> str:
 class Training:
     """The parts of one run and the loop over them."""
 
-    def __init__(self, world: World, config: DictConfig, device: torch.device):
-        self.world, self.config, self.device = world, config, device
+    def __init__(self, world: World, config: DictConfig, device: torch.device, spans: Spans):
+        self.world, self.config, self.device, self.spans = world, config, device, spans
         self.hvd = world.start_horovod()
         self.data = self._data()
-        self.checkpoints = Checkpoints(world, config.checkpoint.dir, config.checkpoint.keep)
+        self.checkpoints = Checkpoints(world, config.checkpoint.dir, config.checkpoint.keep, config.checkpoint.full_every)
         resumed = self._resumed()
         self.start = Position() if resumed is None else position_of(resumed)
         self._check_folder()
         self.total_steps = self._total_steps()
         self.model = self._model()
-        self.spans = Spans(keeps_trace=config.train.profile)
         schedule = Schedule(config.optim.schedule, config.optim.warmup_steps, self.total_steps)
         self.replicated = self._replicated()
         self.table = self._table(schedule)
@@ -91,6 +94,8 @@ class Training:
         )  # fmt: skip
         if resumed is not None:
             self.checkpoints.load(resumed, self.table, self.model, self.dense)
+        if config.checkpoint.every_steps > 0:
+            self.checkpoints.reserve(self.table)
         self.criterion = torch.nn.BCEWithLogitsLoss()
         self.loader = Loader(
             self.data.train, world.rank, world.size, config.batch_size, self.start.step, self.total_steps,
@@ -111,6 +116,7 @@ class Training:
         interval = Interval(self.table, self.start.step)
         batches = Ahead(self.loader, self.config.table.prefetch_batches, self.spans)
         for step, batch in enumerate(batches, self.start.step):
+            self.spans.step = step
             batch = batch.on(self.device)
             rows = self.table.read(batch.keys).requires_grad_()  # (U, row_dim)
             for later in batches.announced():
@@ -177,6 +183,7 @@ class Training:
         every = self.config.checkpoint.every_steps
         self.checkpoints.check()
         if must or (every > 0 and (step % every == 0 or step == self.total_steps)):
+            self.spans.now("checkpoint")
             sizes = {"num_fields": self.data.num_fields, "num_dense": self.data.num_dense, "dim": self.config.table.dim}
             about = {
                 **self._what(), "model": self.config.model_name, "model_config": OmegaConf.to_container(self.config.model),
@@ -342,6 +349,7 @@ class Training:
 
     def _predict(self, batch: Batch) -> tuple[np.ndarray, ...]:
         """(label, logit) or (label, logit, teacher), each (B,) float32."""
+        self.spans.now("evaluation")
         logit = self._logits(self.table.peek(batch.keys), batch.on(self.device)).cpu().numpy()
         known = (batch.label.numpy(), logit)
         return known if batch.teacher is None else (*known, batch.teacher.numpy())

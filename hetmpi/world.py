@@ -150,9 +150,11 @@ def abort(error: BaseException):
     """Prints `error` and ends all ranks. Ranks that fail together wait by rank, so that the lowest speaks alone; what the
     libraries say of a violent end is kept from hiding the message."""
     rank, size = (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size) if MPI.Is_initialized() else (0, 1)
+    libc = ctypes.CDLL(None)
+    for number in (signal.SIGTERM, signal.SIGALRM):  # SIGTERM ends it again: by that a launcher keeps those quiet who fail after the first
+        libc.signal(number, None)  # Python's own way is for the main thread
     sys.stdout.flush()
     sys.stderr.flush()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which a launcher ends the others, whatever it meant before
     terminal = os.dup(2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     time.sleep(min(LONGEST_DELAY_S, rank * max(0.1, min(SPEAK_DELAY_S, LONGEST_DELAY_S / size))))
@@ -161,9 +163,7 @@ def abort(error: BaseException):
     time.sleep(0.05)  # the launcher forwards what was printed before it kills
     # MPI_Abort leaves through exit(), where the destructors of Horovod's threads crash or wait for ever. A handler
     # registered last runs first and ends the process there; the alarm is for an MPI_Abort that itself waits.
-    libc = ctypes.CDLL(None)
     libc.__cxa_atexit(libc._exit, ctypes.c_void_p(1), None)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(ABORT_LIMIT_S)
     remove_segments()
     if MPI.Is_initialized():

@@ -1,7 +1,8 @@
-"""Data sets that go wrong, for test_refusals.py: data._target_=broken_data.KeysOutOfRange"""
+"""Data sets that go wrong, for test_refusals.py and test_watchdog.py: data._target_=broken_data.KeysOutOfRange"""
 
 import os
 import signal
+import time
 
 import numpy as np
 
@@ -43,6 +44,16 @@ class FailsOnRankOne(Broken):
         if self.rank == 1 and start > 100:
             raise RuntimeError("the disk of rank one is gone")
         return super().train(start, stop)
+
+
+class StallsOnRankOne(Broken):
+    def train(self, start, stop):
+        if self.rank == 1 and not self.has_stalled and start > 1000:
+            self.has_stalled = True
+            time.sleep(5)
+        return super().train(start, stop)
+
+    has_stalled = False
 
 
 class FailsFromRankTwo(Broken):

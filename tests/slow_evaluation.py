@@ -6,12 +6,13 @@ import time
 import torch
 
 from hetmpi.config import compose
+from hetmpi.spans import Spans
 from hetmpi.train import Training
 from hetmpi.world import launch
 
 
 def main(world):
-    training = Training(world, compose(world, sys.argv[1:]), torch.device("cpu"))
+    training = Training(world, compose(world, sys.argv[1:]), torch.device("cpu"), Spans())
     predict, peek = training._predict, training.table.peek
 
     def slowly(batch):

@@ -2,6 +2,7 @@
 never stopped."""
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+import counting_model
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -19,10 +21,12 @@ import torch
 from launch import ROOT, SMALL, environment, losses, mpiexec, run, train
 
 from hetmpi import checkpoint, export
+from hetmpi.cache import CacheSettings, Staleness
 from hetmpi.checkpoint import ARRAYS, Checkpoints, Position
 from hetmpi.data.batch import to_batch
 from hetmpi.data.synthetic import Synthetic
 from hetmpi.optim import RowOptimizer
+from hetmpi.partition import make_partition
 from hetmpi.table import EmbeddingTable
 from hetmpi.world import World
 from models.wdl import WDL
@@ -50,6 +54,28 @@ def contents(path):
     dense = torch.load(path / "dense.pt", weights_only=True)
     state = {f"optimizer {i} {name}": value for i, kept in dense["optimizer"]["state"].items() for name, value in kept.items()}
     return arrays | {name: np.asarray(value) for name, value in (dense["model"] | state).items()}
+
+
+def by_key(path):
+    """Each array of all rows in the order of their keys, as one who knows only hetmpi/checkpoint.py's description would read them."""
+    manifest = json.loads((path / "manifest.json").read_text())
+    wholes, partition = {}, make_partition(manifest["partition"], manifest["num_rows"], manifest["size"])
+    for rank, name in itertools.product(range(manifest["size"]), ARRAYS):
+        file = f"shard-{rank:05d}.{name}.npy"
+        shard = np.load(path / file)
+        if "base" in manifest:
+            newer, shard = shard, np.load(path.parent / manifest["base"] / file)
+            shard[np.load(path / f"shard-{rank:05d}.rows.npy")] = newer
+        whole = wholes.setdefault(name, np.full((manifest["num_rows"], *shard.shape[1:]), -7, shard.dtype))
+        whole[partition.keys_of(rank, 0, partition.num_local_rows(rank))] = shard
+    return wholes
+
+
+def assert_same_rows(one, other):
+    one, other = by_key(one), by_key(other)
+    assert one["clock"].max() > 0
+    for name, whole in one.items():
+        assert np.array_equal(whole, other[name]), name
 
 
 def assert_same_bits(one, other):
@@ -83,6 +109,89 @@ def test_lines_of_the_log_stay_and_go_on(tmp_path, run_of_6):
     assert_same_bits(run_of_6 / "step-00000006", folder / "checkpoints/step-00000006")
 
 
+REPLICATING = "table.replicate_below_rows=100"
+
+
+@pytest.fixture(scope="module", params=[[], [REPLICATING]], ids=["", "replicated"])
+def incremental(request, tmp_path_factory):
+    """As run_of_6, but what was saved after steps 4 and 6 are incremental checkpoints."""
+    return saved(tmp_path_factory.mktemp("incremental"), 2, "checkpoint.full_every=3", *request.param)
+
+
+def test_incremental_checkpoints_have_the_rows_of_whole_ones_in_fewer_bytes(tmp_path, incremental, run_of_6):
+    for step in (2, 4, 6):
+        assert_same_rows(run_of_6 / f"step-0000000{step}", incremental / f"step-0000000{step}")
+    manifests = [json.loads((path / "manifest.json").read_text()) for path in sorted(incremental.iterdir())]
+    assert [manifest.get("base") for manifest in manifests] == [None, "step-00000002", "step-00000002"]
+    sizes = [sum(file["bytes"] for name, file in manifest["files"].items() if "shard" in name) for manifest in manifests]
+    assert sizes[1] < sizes[2] < sizes[0] / 2
+    export.main([str(incremental / "step-00000006"), str(tmp_path), "dense=none"])
+    assert np.array_equal(np.load(tmp_path / "rows.npy"), by_key(run_of_6 / "step-00000006")["weight"])
+
+
+def test_a_run_goes_on_from_an_incremental_checkpoint_to_the_same_bits(tmp_path, incremental, run_of_6):
+    for name in ("step-00000002", "step-00000004"):
+        shutil.copytree(incremental / name, tmp_path / "checkpoints" / name)
+    resumed = saved(tmp_path, 2, "checkpoint.full_every=3", "resume=auto")
+    assert "base" not in json.loads((resumed / "step-00000006/manifest.json").read_text())  # the first one of a process
+    assert_same_bits(resumed / "step-00000006", run_of_6 / "step-00000006")
+
+
+@pytest.mark.parametrize("damage, told", [
+    ("flipped", "step-00000006 cannot be used: step-00000002/shard-00001.weight.npy, which it builds on, has other bytes"),
+    ("gone", "step-00000006 cannot be used: .*step-00000002 is no whole checkpoint"),
+    ("another", "step-00000006 cannot be used: .*step-00000006 builds on step-00000002, which is another now"),
+])  # fmt: skip
+def test_an_incremental_checkpoint_is_no_better_than_what_it_builds_on(tmp_path, incremental, run_of_6, damage, told, capsys):
+    base = tmp_path / "checkpoints/step-00000002"
+    shutil.copytree(incremental, base.parent)
+    if damage == "flipped":
+        flip(base / "shard-00001.weight.npy")
+    else:
+        shutil.rmtree(base)
+    if damage == "another":
+        shutil.copytree(run_of_6 / "step-00000004", base)
+    found = Checkpoints(World(), base.parent).newest()
+    assert found == (base if damage == "another" else None)
+    assert re.search(told, capsys.readouterr().out)
+
+
+def test_what_an_incremental_checkpoint_builds_on_stays(tmp_path):
+    folder = saved(tmp_path, 2, "checkpoint.full_every=3", "checkpoint.keep=1")
+    assert sorted(path.name for path in folder.iterdir()) == ["step-00000002", "step-00000006"]
+    folder = saved(tmp_path / "two", 2, "checkpoint.full_every=2", "checkpoint.keep=1")
+    assert [path.name for path in folder.iterdir()] == ["step-00000006"]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("reserves", [True, False])
+@pytest.mark.parametrize("staleness", [0, 3])
+def test_rows_of_late_updates_are_in_an_incremental_checkpoint(placed, tmp_path_factory, staleness, reserves):
+    """At s >= 1 an update may leave a row's clock as it is."""
+    folder = Path(placed.comm.bcast(str(tmp_path_factory.mktemp("late"))))
+    model, random = torch.nn.Linear(2, 2), np.random.default_rng(placed.rank)
+    table, other = (
+        EmbeddingTable(placed, 1000, 3, RowOptimizer("adagrad"), name=name, staleness=Staleness(staleness), cache=CacheSettings(200, admit="all"))
+        for name in ("one", "other")
+    )  # fmt: skip
+    checkpoints = Checkpoints(placed, folder, full_every=9)
+    if reserves:
+        checkpoints.reserve(table)
+    for step in range(1, 4):
+        for _ in range(5):
+            keys = torch.from_numpy(np.unique(random.integers(0, 300, 40)))
+            table.write(keys, table.read(keys))
+        checkpoints.save(Position(step, 0), table, model, torch.optim.SGD(model.parameters(), 0.1), {})
+    checkpoints.wait()
+    checkpoints.load(checkpoints.newest(), other)
+    assert np.load(checkpoints.path(3) / f"shard-{placed.rank:05d}.rows.npy").size < len(table.shard.weight) / 2
+    for name in ARRAYS:
+        assert np.array_equal(getattr(table.shard, name), getattr(other.shard, name)), name
+    assert table.shard.clock.max() > 1
+    table.close()
+    other.close()
+
+
 @pytest.fixture(scope="module")
 def saved_on_three(tmp_path_factory):
     folder = saved(tmp_path_factory.mktemp("three"), 3, "table.partition=hash", "checkpoint.keep=1")
@@ -97,14 +206,19 @@ def test_rows_saved_on_three_ranks_come_back_on_any_number_in_any_partition(save
     assert outcome.code == 0, outcome.text
 
 
-def test_a_run_goes_on_on_other_ranks_with_no_sample_twice(tmp_path, run_of_6):
-    ranks = 3
-    folder = tmp_path / "checkpoints"
-    shutil.copytree(run_of_6 / "step-00000006", folder / "step-00000006")
-    outcome = train(ranks, *SMALL, *SAVING, f"run.dir={tmp_path}", "resume=auto", "steps=8", "table.staleness=3", "table.cache.admit=all")
-    assert outcome.code == 0, outcome.text
-    manifest = json.loads((folder / "step-00000008/manifest.json").read_text())
-    assert (manifest["step"], manifest["samples"], manifest["size"]) == (8, 6 * 2 * 32 + 2 * ranks * 32, ranks)
+@pytest.mark.parametrize("staleness", [0, 3])
+def test_a_run_goes_on_on_other_ranks_with_no_sample_lost_or_twice(tmp_path, staleness):
+    settings = [*SMALL, "checkpoint.every_steps=2", f"run.dir={tmp_path}", "resume=auto", f"table.staleness={staleness}", "table.cache.admit=all"]
+    samples = 0
+    for ranks, steps in ((2, 4), (3, 9), (1, 12)):
+        before = 4 if steps == 9 else 9 if steps == 12 else 0
+        outcome = train(ranks, *settings, *counting_model.settings(ranks), f"steps={steps}")
+        assert outcome.code == 0, outcome.text
+        samples += (steps - before) * ranks * 32
+        end = tmp_path / f"checkpoints/step-{steps:08d}"
+        manifest = json.loads((end / "manifest.json").read_text())
+        assert (manifest["step"], manifest["samples"], manifest["size"]) == (steps, samples, ranks)
+        counting_model.assert_counted(by_key(end)["weight"], samples, 0.0005)
 
 
 def test_a_checkpoint_is_evaluated_without_a_step(tmp_path, run_of_6):

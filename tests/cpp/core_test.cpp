@@ -828,10 +828,12 @@ struct OwnedRows {
   int64_t num_rows;
   Floats weight;
   Clocks clock;
+  std::vector<uint8_t> touched;
 
-  explicit OwnedRows(int64_t num_rows) : num_rows(num_rows), weight(num_rows * kDim, 0.0f), clock(num_rows, 0) {}
+  explicit OwnedRows(int64_t num_rows)
+      : num_rows(num_rows), weight(num_rows * kDim, 0.0f), clock(num_rows, 0), touched(num_rows, 0) {}
 
-  Shard shard() { return {weight.data(), nullptr, clock.data(), num_rows, kDim, 0}; }
+  Shard shard() { return {weight.data(), nullptr, clock.data(), touched.data(), num_rows, kDim, 0}; }
   bool row_is(int64_t row, float multiple) const {
     for (int64_t d = 0; d < kDim; ++d)
       if (weight[row * kDim + d] != multiple * static_cast<float>(d + 1)) return false;

@@ -1,0 +1,156 @@
+"""Watchdog: which rank holds all others up, and since when; ends the job when a rank answers no more.
+
+A thread of every rank tells rank 0 now and then what its rank is doing, and rank 0's answers that it is there. It is told apart whether
+    a rank lags            it answers, but is at one thing for long: it is named, with where it is, and again when it goes on
+    a rank answers no more it is dead, stopped or out of reach: the job ends
+Rank 0 watches all, the others watch rank 0.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetmpi.spans import Spans
+from hetmpi.world import MPI, Refused, World, abort
+
+BEATS = 4  # in the time that a rank has to answer
+LONGEST_S = 5.0  # between two of them
+DOING_BYTES = 32
+BEAT = np.dtype([("step", np.int64), ("ticks", np.int64), ("doing", f"S{DOING_BYTES}"), ("is_last", np.bool_)])
+ALONE = ("load", "find", "forward", "backward")  # what a rank does by itself; in all else it may be waiting for others
+MOST_NAMED = 4
+
+
+@dataclass
+class Seen:
+    """What is known of one rank: its last beat, when it came, and since when its rank has been at what it says."""
+
+    beat: np.ndarray
+    heard: float
+    since: float
+    is_told: bool = False
+
+
+class Watchdog:
+    """Watches until `close`."""
+
+    def __init__(self, world: World, spans: Spans, seconds: float):
+        """spans: what this rank is doing. seconds: how long a rank may be at one thing, or not answer; 0 watches nobody. Collective."""
+        self.world, self.spans, self.seconds = world, spans, seconds
+        self._hosts = world.comm.allgather(world.host)
+        self._peers = [] if seconds == 0 else [0] if world.rank else range(1, world.size)
+        self._comm = world.comm.Dup()
+        self._comm.Set_errhandler(MPI.ERRORS_RETURN)  # a lost link is told as a lost rank is
+        self._sending: dict[int, tuple[MPI.Request, np.ndarray]] = {}
+        self._gone: set[int] = set()  # peers that have closed
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hetmpi-watchdog", daemon=True)
+        if self._peers:
+            self._thread.start()
+
+    def close(self):
+        """Watches no more. Collective."""
+        self._closing.set()
+        if self._peers:
+            self._thread.join()
+            for peer in self._peers:
+                self._send(peer, is_last=True)
+            for peer in self._peers:
+                while peer not in self._gone:
+                    self._receive(peer)
+            MPI.Request.Waitall([request for request, _ in self._sending.values()])
+        self._comm.Free()
+
+    def _run(self):
+        try:
+            self._watch()
+        except (Refused, MPI.Exception) as problem:
+            if not self._closing.is_set():
+                abort(problem if isinstance(problem, Refused) else Refused(f"the ranks cannot reach each other any more: {problem}"))
+
+    def _watch(self):
+        pause = min(self.seconds / BEATS, LONGEST_S)
+        begun = time.monotonic()
+        seen = {rank: Seen(self._beat(), begun, begun) for rank in (*self._peers, self.world.rank)}
+        while not self._closing.wait(pause):
+            late, begun = time.monotonic() - begun - pause, time.monotonic()
+            for other in seen.values():  # a time in which this rank was stopped itself, and perhaps all others too, does not count
+                other.heard += late
+                other.since += late
+            self._note(seen[self.world.rank], self._beat(), begun)
+            for peer in self._peers:
+                self._send(peer)
+                while self._comm.Iprobe(peer):
+                    self._note(seen[peer], self._receive(peer), begun)
+            self._check_answers(seen, begun)
+            if self.world.rank == 0:
+                self._tell_laggards(seen, begun)
+
+    def _beat(self, is_last: bool = False) -> np.ndarray:
+        doing = self.spans.doing.encode()[:DOING_BYTES]
+        return np.array([(self.spans.step, self.spans.ticks, doing, is_last)], BEAT)
+
+    def _send(self, peer: int, is_last: bool = False):
+        """Unless the one before is still on its way: to a rank that takes nothing they would pile up."""
+        request, _ = self._sending.get(peer, (MPI.REQUEST_NULL, None))
+        if is_last:
+            request.Wait()
+        if request == MPI.REQUEST_NULL or request.Test():
+            beat = self._beat(is_last)
+            self._sending[peer] = self._comm.Isend([beat.view(np.uint8), MPI.BYTE], peer), beat
+
+    def _receive(self, peer: int) -> np.ndarray:
+        beat = np.empty(1, BEAT)
+        self._comm.Recv([beat.view(np.uint8), MPI.BYTE], peer)
+        if beat["is_last"]:
+            self._gone.add(peer)
+        return beat
+
+    def _note(self, seen: Seen, beat: np.ndarray, now: float):
+        seen.heard = now
+        if beat["ticks"] != seen.beat["ticks"]:
+            if seen.is_told:
+                print(f"hetmpi: it goes on after {now - seen.since:.0f} s", file=sys.stderr, flush=True)
+            seen.since, seen.is_told = now, False
+        seen.beat = beat
+
+    def _check_answers(self, seen: dict[int, Seen], now: float):
+        lost = [rank for rank in self._peers if rank not in self._gone and now - seen[rank].heard > self.seconds]
+        if lost:
+            raise Refused(
+                f"{self._names(lost, seen, now)} answers no more, for {self.seconds:g} s (watchdog.seconds): the job ends; with checkpoints, resume=auto "
+                "goes on from the last one"
+            )
+
+    def _tell_laggards(self, seen: dict[int, Seen], now: float):
+        """Names who keeps all others waiting: as a step needs all ranks, no rank gets far beyond one that lags."""
+        if not all(other.beat["ticks"] and now - other.since > self.seconds and not other.is_told for other in seen.values()):
+            return
+        first = min(other.beat["step"][0] for other in seen.values())
+        busy = [rank for rank, other in seen.items() if doing_of(other) in ALONE]
+        behind = busy or [rank for rank, other in seen.items() if other.beat["step"][0] == first]
+        for rank in behind:
+            seen[rank].is_told = True
+        print(f"hetmpi: all wait for {self._names(behind, seen, now)}", file=sys.stderr, flush=True)
+
+    def _names(self, ranks: list[int], seen: dict[int, Seen], now: float) -> str:
+        """Who, where, at what, since when."""
+        told = [
+            f"rank {rank} on {self._hosts[rank]} (in {place_of(seen[rank])} for {now - seen[rank].since:.0f} s)"
+            for rank in sorted(ranks)[:MOST_NAMED]
+        ]
+        more = [f"{len(ranks) - MOST_NAMED} more"] if len(ranks) > MOST_NAMED else []
+        return " and ".join(told + more)
+
+
+def place_of(seen: Seen) -> str:
+    return doing_of(seen) + (f" of step {seen.beat['step'][0] + 1}" if seen.beat["ticks"] else "")
+
+
+def doing_of(seen: Seen) -> str:
+    return bytes(seen.beat["doing"][0]).decode()

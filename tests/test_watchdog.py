@@ -1,0 +1,53 @@
+"""The watchdog: who keeps all others waiting is named, and a rank that answers no more ends the job."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from launch import ROOT, SMALL, environment, mpiexec, survivors, train
+from test_checkpoint import ranks_of
+
+from hetmpi.spans import Spans
+from hetmpi.watchdog import Watchdog
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_answers_no_more_ends_the_job(tmp_path, rank):
+    env = environment()
+    settings = [*SMALL, "device=cpu", f"run.dir={tmp_path}", "steps=1000000", "watchdog.seconds=3"]
+    process = subprocess.Popen(
+        [mpiexec(), "-n", "3", sys.executable, "-m", "hetmpi.train", *settings], cwd=ROOT, env=env, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(ranks_of(tmp_path)[rank], signal.SIGSTOP)
+    text, _ = process.communicate(timeout=30)
+    assert process.returncode != 0
+    [told] = re.findall(r"hetmpi: rank (\d) on \S+ \(in [^)]+ for \d+ s\) answers no more, for 3 s", text)
+    assert int(told) == rank, text
+    assert not survivors(env["HETMPI_TEST_RUN"])
+
+
+def test_a_rank_that_lags_is_named_and_the_run_goes_on():
+    outcome = train(3, *SMALL, "steps=20", "watchdog.seconds=2", "data._target_=broken_data.StallsOnRankOne", "~data.scale")
+    assert outcome.code == 0, outcome.text
+    assert len(re.findall(r"hetmpi: all wait for rank 1 on \S+ \(in load of step \d+ for \d s\)\n", outcome.text)) == 1, outcome.text
+    assert re.search(r"hetmpi: it goes on after \d s", outcome.text), outcome.text
+    assert outcome.text.count("hetmpi:") == 2, outcome.text
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("seconds", [0, 60])
+def test_ranks_may_close_at_different_times(world, seconds):
+    watchdog = Watchdog(world, Spans(), seconds)
+    watches = any(thread.name == "hetmpi-watchdog" for thread in threading.enumerate())
+    assert watches == (seconds > 0 and world.size > 1)
+    time.sleep(0.2 * world.rank)
+    watchdog.close()
