@@ -279,6 +279,27 @@ __global__ void gather_quads_kernel(const float4* weight, const float4* others, 
   }
 }
 
+struct alignas(8) FourHalves {
+  uint16_t of[4];
+};
+
+// kTile lanes per row of `quads` times 4 numbers of 16 bits, which come out in 32; rows of `others` have 32.
+template <int kTile>
+__global__ void gather_halves_kernel(const FourHalves* weight, RowType type, const float4* others, int64_t quads,
+                                     const int64_t* slots, int64_t n, float4* out) {
+  const int64_t i = thread_number() / kTile;
+  if (i >= n) return;
+  const float4* other = others == nullptr ? nullptr : others + i * quads;
+  for (int64_t c = threadIdx.x % kTile; c < quads; c += kTile) {
+    if (slots[i] >= 0) {
+      const FourHalves four = weight[slots[i] * quads + c];
+      out[i * quads + c] = {widened(four.of[0], type), widened(four.of[1], type), widened(four.of[2], type), widened(four.of[3], type)};
+    } else if (other != nullptr) {
+      out[i * quads + c] = other[c];
+    }
+  }
+}
+
 // A warp per entry.
 __global__ void gather_kernel(Lines lines, const float* others, const int64_t* slots, int64_t n, float* out) {
   const int64_t i = warp_number(), dim = lines.optimizer.dim();
@@ -654,10 +675,13 @@ void CudaRowCache::gather(const int64_t* slots, int64_t n, const float* others, 
   const OnDevice here(device());
   const Memory& m = *memory_;
   const int64_t dim = m.optimizer.dim(), quads = dim / 4;
-  if (m.type != RowType::kFloat32 || dim % 4 != 0 || !is_quad_aligned(out) || !is_quad_aligned(others))
+  if (dim % 4 != 0 || !is_quad_aligned(out) || !is_quad_aligned(others))
     return launch(gather_kernel, n * kWarp, on(stream), m.lines(), others, slots, n, out);
   constexpr int kRows = 4;
   with_tile(quads, [&](auto tile) {
+    if (m.type != RowType::kFloat32)
+      return launch(gather_halves_kernel<tile()>, n * tile(), on(stream), reinterpret_cast<const FourHalves*>(m.weight.data()), m.type,
+                    reinterpret_cast<const float4*>(others), quads, slots, n, reinterpret_cast<float4*>(out));
     launch(gather_quads_kernel<tile(), kRows>, (n + kRows - 1) / kRows * tile(), on(stream),
            reinterpret_cast<const float4*>(m.weight.data()), reinterpret_cast<const float4*>(others), quads, slots, n,
            reinterpret_cast<float4*>(out));

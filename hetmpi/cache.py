@@ -99,8 +99,11 @@ class CacheSettings:
 
 
 class HostCache(_C.RowCache):
-    """RowCache (cpp/row_cache.h), and how rows get from its memory to tensors: here they are both in the host's."""
+    """RowCache (cpp/row_cache.h), and how rows get from its memory to tensors: here they are both in the host's.
 
+    computes_beside   whether the network is computed by another processor, while the host may decide about the next batch"""
+
+    computes_beside = False
     device = torch.device("cpu")
     empty = staticmethod(np.empty)
 

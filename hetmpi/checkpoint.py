@@ -64,19 +64,21 @@ class Checkpoints:
         self.world, self.folder, self.keep, self.full_every = world, Path(folder), keep, full_every
         self._writer: Writer | None = None
         self._copies: dict[str, np.ndarray] | None = None
+        self._is_reserved = False
         self._base: str | None = None  # the last one of this process with all rows, and how many were built on it
         self._num_built = 0
 
     def reserve(self, table: EmbeddingTable):
         """Takes memory for a copy of the shard, if there is enough on every node: save() then returns as soon as it is made, else when all is
-        on the disk. Collective."""
+        on the disk. The first save() does this itself, but then training waits for it. Collective."""
+        self._is_reserved = True
         arrays = {name: getattr(table.shard, name) for name in ARRAYS}
         need = self.world.node.allreduce(sum(array.nbytes for array in arrays.values()))
         free = self.world.node.allreduce(min(available_memory(), cgroup_memory()), MPI.MIN)
         if self.world.comm.allreduce(need < 0.8 * free, MPI.LAND):
             self._copies = {name: np.empty_like(array) for name, array in arrays.items()}
             for copy in self._copies.values():
-                copy.fill(0)  # now, not in the middle of training, which would wait seconds per GB
+                copy.fill(0)  # the system gives the memory now: seconds per GB
 
     def save(self, position: Position, table: EmbeddingTable, model: torch.nn.Module, optimizer, about: dict):
         """Brings all updates to their owners and starts to write what they come to. about: what else the manifest is to say, as JSON.
@@ -87,6 +89,8 @@ class Checkpoints:
         dense = None
         if self.world.rank == 0:
             dense = {"model": on_cpu(model.state_dict()), "optimizer": on_cpu(optimizer.state_dict()), "rng": rng}
+        if not self._is_reserved:
+            self.reserve(table)
         base = self._begin(position.step)
         manifest = {"format": FORMAT, "step": position.step, "samples": position.samples, "size": self.world.size, **described(table), **base, **about}
         self._writer = Writer(self, self._part(position.step), self._taken(table, is_full=not base), dense, manifest)

@@ -3,6 +3,9 @@
 What is decided about a batch is decided on the host: keys, slots, clocks and masks are numpy arrays. The GPU uses them where they lie
 if `empty` made them, in pinned memory, else a copy there. Rows to train on, and their gradients, are tensors on the GPU. Rows on
 their way to it lie in pinned memory of the host, of which it reads those that are new, once; sums leave it when they are handed out.
+
+All that is done to the lines is done in a stream of their own, beside that in which torch computes: what the host waits for, to decide about
+the next batch, does not wait for the network. Torch's stream waits for rows that are delivered, this one for gradients.
 """
 
 from __future__ import annotations
@@ -18,7 +21,22 @@ class Gpu:
     """One GPU, as GpuCache uses it."""
 
     def __init__(self, device: torch.device):
-        self.device = device
+        self.device, self._stream = device, torch.cuda.Stream(device)
+
+    def empty(self, shape) -> torch.Tensor:
+        """Memory for rows to `give`."""
+        with torch.cuda.stream(self._stream):
+            return torch.empty(shape, device=self.device)
+
+    def give(self, tensor: torch.Tensor):
+        """Has torch's stream wait for what was done here to a tensor that `empty` made."""
+        torch.cuda.current_stream(self.device).wait_stream(self._stream)
+        tensor.record_stream(torch.cuda.current_stream(self.device))
+
+    def take(self, tensor: torch.Tensor):
+        """Has this stream wait for what torch's does to a tensor."""
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        tensor.record_stream(self._stream)
 
     def pinned(self, shape, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, pin_memory=True)
@@ -32,16 +50,18 @@ class Gpu:
 
     @property
     def stream(self) -> int:
-        """The stream that torch uses here now."""
-        return torch.cuda.current_stream(self.device).cuda_stream
+        """That of the lines, as hetmpi._C takes it."""
+        return self._stream.cuda_stream
 
     def wait(self):
-        """Until all that was started on that stream is done."""
-        torch.cuda.current_stream(self.device).synchronize()
+        """Until all that was started in it is done."""
+        self._stream.synchronize()
 
 
 class GpuCache:
     """See above. device: where the rows are; capacity_rows: its lines."""
+
+    computes_beside = True
 
     def __init__(self, capacity_rows: int, rule: _C.RowOptimizer, policy: str, dtype: str, gpu: Gpu):
         """Takes all its memory at once. dtype: of its rows."""
@@ -60,12 +80,14 @@ class GpuCache:
 
     def deliver(self, slots: np.ndarray, rows: np.ndarray) -> torch.Tensor:
         """The rows (n, dim) of a batch: its lines', and those in rows (n, dim) of keys without one."""
-        out = torch.empty(rows.shape, device=self.device)
+        out = self._gpu.empty(rows.shape)
         self._lines.gather(self._use(slots), self._gpu.array(out), self._gpu.stream, self._use(rows))
+        self._gpu.give(out)
         return out
 
     def local(self, rows: torch.Tensor):
         """Rows or gradients (n, dim) as the calls below take them."""
+        self._gpu.take(rows)
         return self._gpu.array(rows)
 
     def on_host(self, rows: torch.Tensor) -> np.ndarray:

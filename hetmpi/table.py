@@ -151,9 +151,9 @@ class EmbeddingTable:
 
     @property
     def _travels_ahead(self) -> bool:
-        """Whether anything of a batch that is announced travels before it is read."""
+        """Whether anything of a batch that is announced travels, or is decided while a GPU computes, before it is read."""
         if self.world.is_one_node:
-            return False
+            return self._cache.computes_beside and self._cache.capacity_rows > 0 and not self.staleness.is_synchronous
         return self.exchange.name == "rma" or (not self.staleness.is_synchronous and self._cache.capacity_rows > 0)
 
     def _layout(self, rank: int, ring: int) -> Layout:

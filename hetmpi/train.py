@@ -119,13 +119,16 @@ class Training:
             self.spans.step = step
             batch = batch.on(self.device)
             rows = self.table.read(batch.keys).requires_grad_()  # (U, row_dim)
-            for later in batches.announced():
-                self.table.prefetch(later.keys)
+            if self.device.type == "cpu":
+                self._prefetch(batches)
             with self.spans("forward"):
                 loss = self.criterion(self._logits(rows, batch), batch.label)
             with self.spans("backward"):
                 loss.backward()  # Horovod's hooks start the dense allreduce here
-                self.dense.begin()  # or this does
+            if self.device.type != "cpu":  # which computes meanwhile
+                self._prefetch(batches)
+            with self.spans("backward"):
+                self.dense.begin()  # or this starts it
             if rows.grad is None:
                 raise Refused(f"model={self.config.model_name}: its output does not depend on the rows it is given")
             self.table.write(batch.keys, rows.grad.div_(self.world.size))
@@ -151,6 +154,11 @@ class Training:
         self.train_s += time.perf_counter() - started
         self._finish(self.evaluate(self.total_steps))
         return True
+
+    def _prefetch(self, batches: Ahead):
+        """Announces the batches that come next."""
+        for later in batches.announced():
+            self.table.prefetch(later.keys)
 
     def evaluate(self, step: int) -> dict:
         """AUC and log loss on the held-out data, read from the owners: on rank 0 the figures, elsewhere {}. Collective."""

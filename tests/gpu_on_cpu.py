@@ -12,8 +12,15 @@ class GpuOnCpu(Gpu):
     stream = 0
 
     def __init__(self):
-        super().__init__(torch.device("cpu"))
-        self._pinned = set()
+        self.device, self._pinned = torch.device("cpu"), set()
+
+    def empty(self, shape):
+        return torch.full(shape, 77.0)
+
+    def give(self, tensor):
+        pass
+
+    take = give
 
     def pinned(self, shape, dtype):
         tensor = torch.full(shape if isinstance(shape, (tuple, torch.Size)) else (shape,), 77, dtype=dtype)

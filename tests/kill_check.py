@@ -20,7 +20,7 @@ import numpy as np
 from launch import ROOT, environment, mpiexec, run
 from test_checkpoint import assert_same_bits, by_key, ranks_of
 
-STEPS, EVERY, BATCH, SCALE = 30_000, 100, 64, 0.002
+ENDLESS, EVERY, MORE, BATCH, SCALE = 10**9, 100, 500, 64, 0.002
 
 
 def main():
@@ -29,10 +29,10 @@ def main():
     random, counts = np.random.default_rng(0), {"in a checkpoint": 0, "between": 0}
     while sum(counts.values()) < kills:
         process = subprocess.Popen(
-            command_of(folder / "killed", staleness, ranks), cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            command_of(folder / "killed", staleness, ranks, ENDLESS), cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         in_checkpoint = sum(counts.values()) % 5 == 0
-        moment = await_moment(folder / "killed", process, in_checkpoint, 0.3 + 1.5 * random.random())
+        moment = await_moment(folder / "killed", process, in_checkpoint, 1.5 * random.random())
         if process.poll() is not None:
             sys.exit(f"kill_check: the training ended by itself, exit code {process.returncode}, after {sum(counts.values())} kills")
         os.kill(int(random.choice(ranks_of(folder / "killed"))), signal.SIGKILL)
@@ -40,32 +40,32 @@ def main():
         process.wait(60)
         while ranks_of(folder / "killed"):
             time.sleep(0.05)
-    text = finish(folder / "killed", staleness, ranks)
-    resumed = re.search(r"resumed from \S+/(step-\d+)", text)
-    print(f"killed {counts}, resumed last at {resumed and resumed[1]} of {STEPS}")
-    end = Path("checkpoints", f"step-{STEPS:08d}")
+    steps = newest(folder / "killed") + MORE
+    resumed = re.search(r"resumed from \S+/(step-\d+)", finish(folder / "killed", staleness, ranks, steps))
+    print(f"killed {counts}, resumed last at {resumed and resumed[1]} of {steps}")
+    end = Path("checkpoints", f"step-{steps:08d}")
     if staleness == 0:
-        finish(folder / "whole", staleness, ranks)
+        finish(folder / "whole", staleness, ranks, steps)
         assert_same_bits(folder / "killed" / end, folder / "whole" / end)
         print("the same bits as of a training that nobody killed")
     else:
-        samples = STEPS * BATCH * ranks
+        samples = steps * BATCH * ranks
         counting_model.assert_counted(by_key(folder / "killed" / end)["weight"], samples, SCALE)
         print(f"each of {samples:,} samples counted once")
     shutil.rmtree(folder)
 
 
-def finish(folder: Path, staleness: int, ranks: int) -> str:
+def finish(folder: Path, staleness: int, ranks: int, steps: int) -> str:
     """Trains to the end; what was printed."""
-    outcome = run(command_of(folder, staleness, ranks), timeout_s=600)
+    outcome = run(command_of(folder, staleness, ranks, steps), timeout_s=1800)
     if outcome.code != 0:
         sys.exit(f"kill_check: {outcome.text}")
     return outcome.text
 
 
-def command_of(folder: Path, staleness: int, ranks: int) -> list[str]:
+def command_of(folder: Path, staleness: int, ranks: int, steps: int) -> list[str]:
     settings = [
-        "device=cpu", f"data.scale={SCALE}", "table.dim=16", f"batch_size={BATCH}", f"steps={STEPS}", f"table.staleness={staleness}", "table.cache.admit=all",
+        "device=cpu", f"data.scale={SCALE}", "table.dim=16", f"batch_size={BATCH}", f"steps={steps}", f"table.staleness={staleness}", "table.cache.admit=all",
         "log.every_steps=10000", "eval.max_samples=500", f"checkpoint.every_steps={EVERY}", f"run.dir={folder}", "resume=auto",
     ]  # fmt: skip
     settings += counting_model.settings(ranks) if staleness > 0 else []
@@ -73,8 +73,9 @@ def command_of(folder: Path, staleness: int, ranks: int) -> list[str]:
 
 
 def await_moment(folder: Path, process, in_checkpoint: bool, seconds: float) -> str:
-    """Waits until a rank runs and so many seconds have passed, or a checkpoint is being written; which of both it came to."""
-    while not ranks_of(folder) and process.poll() is None:
+    """Waits until it has written a checkpoint and so many seconds have passed, or the next one is being written; which of both it came to."""
+    before = newest(folder)
+    while newest(folder) == before and process.poll() is None:
         time.sleep(0.02)
     time.sleep(seconds)
     until = time.monotonic() + 10
@@ -83,6 +84,11 @@ def await_moment(folder: Path, process, in_checkpoint: bool, seconds: float) -> 
             return "in a checkpoint"
         time.sleep(0.001)
     return "between"
+
+
+def newest(folder: Path) -> int:
+    """Steps of the newest checkpoint, 0 if there is none."""
+    return max((int(path.name[5:]) for path in folder.glob("checkpoints/step-????????")), default=0)
 
 
 if __name__ == "__main__":

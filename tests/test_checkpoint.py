@@ -164,9 +164,9 @@ def test_what_an_incremental_checkpoint_builds_on_stays(tmp_path):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("reserves", [True, False])
+@pytest.mark.parametrize("has_memory", [True, False])
 @pytest.mark.parametrize("staleness", [0, 3])
-def test_rows_of_late_updates_are_in_an_incremental_checkpoint(placed, tmp_path_factory, staleness, reserves):
+def test_rows_of_late_updates_are_in_an_incremental_checkpoint(placed, tmp_path_factory, monkeypatch, staleness, has_memory):
     """At s >= 1 an update may leave a row's clock as it is."""
     folder = Path(placed.comm.bcast(str(tmp_path_factory.mktemp("late"))))
     model, random = torch.nn.Linear(2, 2), np.random.default_rng(placed.rank)
@@ -175,8 +175,8 @@ def test_rows_of_late_updates_are_in_an_incremental_checkpoint(placed, tmp_path_
         for name in ("one", "other")
     )  # fmt: skip
     checkpoints = Checkpoints(placed, folder, full_every=9)
-    if reserves:
-        checkpoints.reserve(table)
+    if not has_memory:
+        monkeypatch.setattr(checkpoint, "available_memory", lambda: 1000)
     for step in range(1, 4):
         for _ in range(5):
             keys = torch.from_numpy(np.unique(random.integers(0, 300, 40)))
