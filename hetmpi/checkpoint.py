@@ -54,14 +54,14 @@ class Checkpoints:
     """Writes and finds the checkpoints of one training in `folder`."""
 
     def __init__(self, world: World, folder: str | os.PathLike, keep: int = 2):
-        """keep: how many whole ones stay."""
+        """folder: the same one on all ranks, made when it is first written to. keep: how many whole ones stay."""
         self.world, self.folder, self.keep = world, Path(folder), keep
         self._writer: Writer | None = None
         self._copies: dict[str, np.ndarray] = {}
 
-    def save(self, position: Position, table: EmbeddingTable, model: torch.nn.Module, optimizer, about: dict):
-        """Brings all updates to their owners and starts to write what they come to. about: what else the manifest is to say, as JSON.
-        Returns when training may go on. Collective. Raises Refused if the one before could not be written, or this step's is there already."""
+    def save(self, position: Position, table: EmbeddingTable, model: torch.nn.Module | None = None, optimizer=None, about: dict | None = None):
+        """Brings all updates to their owners and starts to write what they come to, and rank 0's dense layers if given. position: its step is what
+        table.step is when this is loaded. about: what else the manifest is to say, as JSON. Returns when training may go on. Collective. Raises Refused if the one before could not be written, or this step's is there already."""
         table.flush()  # first: a rank that waits below could not take in what others still send
         self.wait()
         part = self.folder / f"step-{position.step:08d}.part"
@@ -86,8 +86,9 @@ class Checkpoints:
             arrays = self._copied(arrays)
         dense = None
         if self.world.rank == 0:
-            dense = {"model": on_cpu(model.state_dict()), "optimizer": on_cpu(optimizer.state_dict()), "rng": rng}
-        manifest = {"format": FORMAT, "step": position.step, "samples": position.samples, "size": self.world.size, **described(table), **about}
+            dense = {name: on_cpu(part.state_dict()) for name, part in (("model", model), ("optimizer", optimizer)) if part is not None}
+            dense["rng"] = rng
+        manifest = {"format": FORMAT, "step": position.step, "samples": position.samples, "size": self.world.size, **described(table), **(about or {})}
         self._writer = Writer(self, part, arrays, dense, manifest)
         self._writer.start()
         if not in_background:
@@ -155,9 +156,9 @@ class Checkpoints:
             mine = [problem for name, known in files[self.world.rank :: self.world.size] if (problem := damage_of(path / name, known))]
         return sorted({problem for problems in self.world.comm.allgather(mine) for problem in problems})
 
-    def load(self, path: Path, table: EmbeddingTable, model: torch.nn.Module | None = None, optimizer=None):
-        """Fills the table's shards, and the dense layers if given, from a checkpoint of any number of ranks and partition. Collective.
-        Raises Refused on every rank if it is of another table."""
+    def load(self, path: Path, table: EmbeddingTable, model: torch.nn.Module | None = None, optimizer=None) -> Position:
+        """Fills the table's shards, and the dense layers if given, from a checkpoint of any number of ranks and partition -> where the training
+        stood. REQUIRES: nothing read or written yet. Collective. Raises Refused on every rank if it is of another table."""
         error = manifest = None
         try:
             manifest = read_manifest(path)
@@ -174,6 +175,7 @@ class Checkpoints:
             error = problem if isinstance(problem, Refused) else Refused(f"{path} cannot be loaded: {problem}")
         self.world.agree(error)
         table.resume_at(manifest["step"])
+        return Position(manifest["step"], manifest["samples"])
 
 
 class Writer(threading.Thread):
