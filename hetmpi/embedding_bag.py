@@ -106,6 +106,7 @@ class EmbeddingBag(torch.nn.Module):
         self.table.window.fence()
 
     def extra_repr(self) -> str:
+        """What repr() says of the bag."""
         return f"{self.table.num_rows}, {self.table.dim}, mode={self.mode}, padding_idx={self.padding_idx}, ranks={self.table.world.size}"
 
     def __reduce_ex__(self, protocol):
