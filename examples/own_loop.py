@@ -5,10 +5,7 @@
 
 import torch
 
-from hetmpi.layers import look_up
-from hetmpi.optim import DenseOptimizer, RowOptimizer, Schedule
-from hetmpi.table import EmbeddingTable
-from hetmpi.world import launch
+from hetmpi import DenseOptimizer, EmbeddingTable, RowOptimizer, Schedule, launch, look_up
 
 NUM_ROWS, DIM, FIELDS, BATCH, STEPS = 100_000, 8, 4, 256, 200
 

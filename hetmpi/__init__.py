@@ -1,12 +1,24 @@
 """hetmpi: a data-parallel PyTorch trainer whose embedding rows are partitioned over MPI ranks and served by RMA."""
 
+from importlib import import_module
+
 __version__ = "0.1.0"
+
+PLACES = {  # what a program of one's own needs -> the module that has it
+    "EmbeddingBag": "embedding_bag", "EmbeddingTable": "table", "RowOptimizer": "optim", "DenseOptimizer": "optim", "Schedule": "optim",
+    "Staleness": "cache", "CacheSettings": "cache", "look_up": "layers", "World": "world", "launch": "world", "Refused": "world",
+    "Checkpoints": "checkpoint", "Position": "checkpoint",
+}  # fmt: skip
+__all__ = list(PLACES)
 
 
 def __getattr__(name: str):
-    """EmbeddingBag, which brings torch and MPI along, when it is asked for."""
-    if name == "EmbeddingBag":
-        from hetmpi.embedding_bag import EmbeddingBag
+    """One of PLACES, whose module, which brings torch or MPI along, is imported when it is asked for."""
+    if name not in PLACES:
+        raise AttributeError(f"module 'hetmpi' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"hetmpi.{PLACES[name]}"), name)
+    return value
 
-        return EmbeddingBag
-    raise AttributeError(f"module 'hetmpi' has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *PLACES])

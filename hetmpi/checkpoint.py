@@ -59,8 +59,8 @@ class Checkpoints:
     """Writes and finds the checkpoints of one training in `folder`."""
 
     def __init__(self, world: World, folder: str | os.PathLike, keep: int = 2, full_every: int = 1):
-        """keep: how many whole ones stay, and besides what they build on. full_every: each so-manieth holds all rows, those between
-        them are incremental."""
+        """folder: the same one on all ranks, made when it is first written to. keep: how many whole ones stay, and besides what they build on.
+        full_every: each so-manieth holds all rows, those between them are incremental."""
         self.world, self.folder, self.keep, self.full_every = world, Path(folder), keep, full_every
         self._writer: Writer | None = None
         self._copies: dict[str, np.ndarray] | None = None
@@ -80,19 +80,23 @@ class Checkpoints:
             for copy in self._copies.values():
                 copy.fill(0)  # the system gives the memory now: seconds per GB
 
-    def save(self, position: Position, table: EmbeddingTable, model: torch.nn.Module, optimizer, about: dict):
-        """Brings all updates to their owners and starts to write what they come to. about: what else the manifest is to say, as JSON.
-        Returns when training may go on. Collective. Raises Refused if the one before could not be written, or this step's is there already."""
+    def save(self, position: Position, table: EmbeddingTable, model: torch.nn.Module | None = None, optimizer=None, about: dict | None = None):
+        """Brings all updates to their owners and starts to write what they come to, and rank 0's dense layers if given. position: its step is what
+        table.step is when this is loaded. about: what else the manifest is to say, as JSON. Returns when training may go
+        on. Collective. Raises Refused if the one before could not be written, or this step's is there already."""
         table.flush()  # first: a rank that waits below could not take in what others still send
         self.wait()
         rng = self.world.comm.gather(torch.get_rng_state())
         dense = None
         if self.world.rank == 0:
-            dense = {"model": on_cpu(model.state_dict()), "optimizer": on_cpu(optimizer.state_dict()), "rng": rng}
+            dense = {name: on_cpu(part.state_dict()) for name, part in (("model", model), ("optimizer", optimizer)) if part is not None}
+            dense["rng"] = rng
         if not self._is_reserved:
             self.reserve(table)
         base = self._begin(position.step)
-        manifest = {"format": FORMAT, "step": position.step, "samples": position.samples, "size": self.world.size, **described(table), **base, **about}
+        manifest = {
+            "format": FORMAT, "step": position.step, "samples": position.samples, "size": self.world.size, **described(table), **base, **(about or {}),
+        }  # fmt: skip
         self._writer = Writer(self, self._part(position.step), self._taken(table, is_full=not base), dense, manifest)
         self._writer.start()
         if self._copies is None:
@@ -192,9 +196,9 @@ class Checkpoints:
             mine = [problem for file, known in files[self.world.rank :: self.world.size] if (problem := damage_of(file, known, path))]
         return sorted({problem for problems in self.world.comm.allgather(mine) for problem in problems})
 
-    def load(self, path: Path, table: EmbeddingTable, model: torch.nn.Module | None = None, optimizer=None):
-        """Fills the table's shards, and the dense layers if given, from a checkpoint of any number of ranks and partition. Collective.
-        Raises Refused on every rank if it is of another table."""
+    def load(self, path: Path, table: EmbeddingTable, model: torch.nn.Module | None = None, optimizer=None) -> Position:
+        """Fills the table's shards, and the dense layers if given, from a checkpoint of any number of ranks and partition -> where the training
+        stood. REQUIRES: nothing read or written yet. Collective. Raises Refused on every rank if it is of another table."""
         error = manifest = None
         try:
             manifest = read_manifest(path)
@@ -211,6 +215,7 @@ class Checkpoints:
             error = problem if isinstance(problem, Refused) else Refused(f"{path} cannot be loaded: {problem}")
         self.world.agree(error)
         table.resume_at(manifest["step"])
+        return Position(manifest["step"], manifest["samples"])
 
 
 class Writer(threading.Thread):

@@ -1,17 +1,21 @@
 """Takes a checkpoint out of hetmpi: rows by key for numpy or Parquet, the dense layers as TorchScript.
 
-    python -m hetmpi.export CHECKPOINT OUT [rows=npy|parquet|none] [dense=torchscript|none]
+    python -m hetmpi.export CHECKPOINT OUT [rows=npy|parquet|none] [dense=torchscript|onnx|none]
 
     OUT/rows.npy         (num_rows, dim) float32, row k of key k; numpy.load(..., mmap_mode="r") opens what is larger than memory
     OUT/rows.parquet     columns key (int64) and weight (fixed-size list of float32), in the order of keys
     OUT/dense.torchscript  forward(rows (U, dim), index (B, F) int64 into them, dense (B, num_dense)) -> logits (B,)
+    OUT/dense.onnx       the same for any B and U, inputs rows, index, dense, output logits; takes pip install onnx onnxscript
 
 One process without MPI, in memory for some rows at a time.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
+import warnings
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +26,7 @@ from hetmpi.data.batch import Batch
 from hetmpi.partition import make_partition
 from hetmpi.world import Refused
 
-CHOICES = {"rows": ("npy", "parquet", "none"), "dense": ("torchscript", "none")}
+CHOICES = {"rows": ("npy", "parquet", "none"), "dense": ("torchscript", "onnx", "none")}
 
 
 def main(arguments: list[str]):
@@ -43,15 +47,20 @@ def main(arguments: list[str]):
 
 
 def export(checkpoint: Path, out: Path, rows: str = "npy", dense: str = "torchscript"):
-    """Writes what is asked for into `out`. Raises Refused for what is no whole checkpoint, or has no model that can be built."""
+    """Writes what is asked for into `out`. Raises Refused for what is no whole checkpoint, has no model that can be built, or takes a package that
+    is not there."""
+    missing = [name for name in ("onnx", "onnxscript") if dense == "onnx" and find_spec(name) is None]
+    if missing:
+        raise Refused(f"dense=onnx takes packages that are not there: pip install {' '.join(missing)}")
     manifest = read_manifest(checkpoint)
     out.mkdir(parents=True, exist_ok=True)
     if rows == "npy":
         write_npy(out / "rows.npy", checkpoint, manifest)
     if rows == "parquet":
         write_parquet(out / "rows.parquet", checkpoint, manifest)
-    if dense == "torchscript":
-        traced(checkpoint, manifest).save(str(out / "dense.torchscript"))
+    if dense != "none":
+        model, inputs = dense_layers(checkpoint, manifest)
+        {"torchscript": write_torchscript, "onnx": write_onnx}[dense](out / f"dense.{dense}", model, inputs)
 
 
 def chunks(checkpoint: Path, manifest: dict):
@@ -91,8 +100,8 @@ class OfTensors(torch.nn.Module):
         return self.model(rows, Batch(None, index, dense, None))
 
 
-def traced(checkpoint: Path, manifest: dict) -> torch.jit.ScriptModule:
-    """The dense layers of a checkpoint that the trainer wrote, as TorchScript."""
+def dense_layers(checkpoint: Path, manifest: dict) -> tuple[OfTensors, tuple]:
+    """The dense layers of a checkpoint that the trainer wrote, and inputs that fit them: two samples."""
     from hydra.utils import instantiate
     from omegaconf import OmegaConf
 
@@ -103,8 +112,26 @@ def traced(checkpoint: Path, manifest: dict) -> torch.jit.ScriptModule:
     model.load_state_dict(torch.load(checkpoint / "dense.pt", map_location="cpu", weights_only=True)["model"])
     rows = torch.zeros(sizes["num_fields"], manifest["dim"])
     index = torch.arange(sizes["num_fields"]).repeat(2, 1)
-    with torch.no_grad():
-        return torch.jit.trace(OfTensors(model.eval()), (rows, index, torch.zeros(2, sizes["num_dense"])))
+    return OfTensors(model).eval(), (rows, index, torch.zeros(2, sizes["num_dense"]))
+
+
+def write_torchscript(path: Path, model: OfTensors, inputs: tuple):
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"`torch\.jit\.trace", DeprecationWarning)  # TorchScript is what is asked for
+        warnings.filterwarnings("ignore", category=torch.jit.TracerWarning, module=r"models\.ctr")  # its checks of shapes, which hold for any B, U
+        torch.jit.trace(model, inputs).save(str(path))
+
+
+def write_onnx(path: Path, model: OfTensors, inputs: tuple):
+    num_samples = torch.export.Dim("B")
+    shapes = {"rows": {0: torch.export.Dim("U")}, "index": {0: num_samples}, "dense": {0: num_samples}}
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of torchvision, which is not needed
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what torch says of its own code
+        torch.onnx.export(
+            model, inputs, path, input_names=list(shapes), output_names=["logits"], dynamic_shapes=shapes, dynamo=True, external_data=False,
+            verbose=False,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

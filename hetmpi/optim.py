@@ -20,7 +20,7 @@ SCHEDULES = ("constant", "linear", "cosine")
 @dataclass(frozen=True)
 class Schedule:
     """Learning-rate factor over steps: a linear rise over `warmup_steps`, then constant, or falling to `floor` at
-    `total_steps` along a line or half a cosine."""
+    `total_steps` along a line or half a cosine. kind: constant, linear or cosine."""
 
     kind: str = "constant"
     warmup_steps: int = 0
@@ -45,7 +45,7 @@ class Schedule:
 class RowOptimizer:
     """What an owner does with a row's gradient: torch.optim's rule on the touched row alone (cpp/row_optimizer.h).
 
-    eps None means the rule's usual one: 1e-8 for adam, 1e-10 for the Adagrads."""
+    rule: sgd, adagrad, rowwise_adagrad or adam. eps None means the rule's usual one: 1e-8 for adam, 1e-10 for the Adagrads."""
 
     rule: str = "sgd"
     lr: float = 0.1

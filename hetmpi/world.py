@@ -1,14 +1,17 @@
-"""World: the ranks that train together. Starts MPI, then Horovod on the same communicator; the only starter of anything.
+"""World: the ranks that train together. Starts MPI, then Horovod on the same communicator, unless the program has started them.
 
 MPI is started with MPI_THREAD_MULTIPLE because Horovod's background thread calls it beside the main thread. It starts
 with the first World, not at import: what the launcher says can be compared with the library before, when a mismatch can
-still be told. Modules that need mpi4py import `MPI` from here.
+still be told. The import only sets variables that MPI reads when it starts, as a program may call hvd.init() before it makes a
+World. Modules that need mpi4py import `MPI` from here.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
+import functools
 import os
 import re
 import signal
@@ -75,12 +78,16 @@ class World:
         check_one_mpi(mpi_libraries())
         if not hvd.is_initialized():
             hvd.init(comm=self.comm)
+        self.check_horovod(hvd)
+        return hvd
+
+    def check_horovod(self, hvd):
+        """Raises Refused if Horovod runs on other ranks."""
         if (hvd.rank(), hvd.size()) != (self.rank, self.size):
             raise Refused(
-                f"Horovod says rank {hvd.rank()} of {hvd.size()}, MPI says {self.rank} of {self.size}: "
-                "it was started on another communicator; a process can train in one world at a time"
+                f"Horovod says rank {hvd.rank()} of {hvd.size()}, MPI says {self.rank} of {self.size}: it was started on another communicator, "
+                "or without MPI; a process can train in one world at a time"
             )
-        return hvd
 
     def progress(self):
         """Lets MPI move messages of other ranks along while this rank waits on memory."""
@@ -146,9 +153,33 @@ def launch(main):
         abort(error)
 
 
-def abort(error: BaseException):
-    """Prints `error` and ends all ranks. Ranks that fail together wait by rank, so that the lowest speaks alone; what the
-    libraries say of a violent end is kept from hiding the message."""
+@functools.cache
+def default_world() -> World:
+    """The World of a program that makes none, the same one at every call: all ranks of its job. From then on an exception that nobody
+    catches ends all ranks, as in launch(). hvd.init() may come before or after. Collective.
+
+    Raises Refused as World does, and if Horovod runs on other ranks."""
+    world = World()
+    hvd = sys.modules.get("horovod.torch")
+    if hvd is not None and hvd.is_initialized():
+        world.check_horovod(hvd)
+    if not hasattr(sys, "ps1"):  # at a prompt an error ends nothing
+        sys.excepthook = lambda kind, error, trace: abort(error, is_traced=True)
+    if not MPI.Is_thread_main():  # Horovod's thread started MPI: it ends it on all ranks once one of them leaves
+        atexit.register(leave_together, world)
+    return world
+
+
+def leave_together(world: World):
+    """Waits until all ranks are here. Collective."""
+    if not MPI.Is_finalized():
+        meeting = world.comm.Ibarrier()
+        wait_for(world, lambda: meeting.Test() or time.sleep(0.001), "at its end for the other ranks")
+
+
+def abort(error: BaseException, is_traced: bool = False):
+    """Prints `error`, a refusal too with its traceback if is_traced, and ends all ranks. Ranks that fail together wait by rank, so that the
+    lowest speaks alone; what the libraries say of a violent end is kept from hiding the message."""
     rank, size = (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size) if MPI.Is_initialized() else (0, 1)
     libc = ctypes.CDLL(None)
     for number in (signal.SIGTERM, signal.SIGALRM):  # SIGTERM ends it again: by that a launcher keeps those quiet who fail after the first
@@ -159,7 +190,7 @@ def abort(error: BaseException):
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     time.sleep(min(LONGEST_DELAY_S, rank * max(0.1, min(SPEAK_DELAY_S, LONGEST_DELAY_S / size))))
     if not isinstance(error, ToldElsewhere):
-        os.write(terminal, (describe(error, rank, size) + "\n").encode(errors="replace"))
+        os.write(terminal, (describe(error, rank, size, is_traced) + "\n").encode(errors="replace"))
     time.sleep(0.05)  # the launcher forwards what was printed before it kills
     # MPI_Abort leaves through exit(), where the destructors of Horovod's threads crash or wait for ever. A handler
     # registered last runs first and ends the process there; the alarm is for an MPI_Abort that itself waits.
@@ -179,10 +210,10 @@ def remove_segments():
                 os.unlink(path)
 
 
-def describe(error: BaseException, rank: int, size: int) -> str:
-    """What the user reads: one line for a refusal, the traceback as well for anything else."""
+def describe(error: BaseException, rank: int, size: int, is_traced: bool = False) -> str:
+    """What the user reads: one line for a refusal that is not to be traced, the traceback as well for anything else."""
     where = "" if size == 1 else f" (rank {rank} of {size} on {socket.gethostname()})"
-    if isinstance(error, Refused):
+    if isinstance(error, Refused) and not is_traced:
         return f"hetmpi: {error}{where}"
     if isinstance(error, KeyboardInterrupt):
         return f"hetmpi: interrupted{where}"
@@ -191,11 +222,11 @@ def describe(error: BaseException, rank: int, size: int) -> str:
 
 
 def start_mpi():
-    """Starts MPI unless it runs already. Raises Refused if it cannot serve several threads."""
+    """Starts MPI unless it runs already. Raises Refused if it cannot serve several threads, or if a Horovod that is there uses another MPI."""
+    if "horovod.torch" in sys.modules:
+        check_one_mpi(mpi_libraries())
     if not MPI.Is_initialized():
         check_library(MPI.Get_library_version())
-        yield_when_idle()
-        choose_network(MPI.Get_library_version())
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise Refused(
@@ -247,6 +278,10 @@ def choose_network(version: str):
         os.environ.setdefault("MPIR_CVAR_CH4_NETMOD", "ofi")
 
 
+yield_when_idle()
+choose_network(MPI.Get_library_version())
+
+
 MATCHING = (
     "Use the mpiexec of the MPI that mpi4py loads (./run.sh doctor shows it); under Slurm srun --mpi=pmix for Open MPI, "
     "--mpi=pmi2 for MPICH"
@@ -266,7 +301,7 @@ def check_library(version: str):
 
 def check_launcher(size: int):
     """Raises Refused if a launcher started several processes that MPI did not join: N lonely ranks of size 1."""
-    launcher = [name for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE") if os.environ.get(name, "").isdigit()]
+    launcher = [name for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE") if os.environ.get(name, "").isdigit()]
     for name in launcher or ["SLURM_NTASKS"]:
         declared = os.environ.get(name, "")
         if declared.isdigit() and int(declared) != size:

@@ -30,7 +30,7 @@ class CTRModel(nn.Module):
         """
         self._check("rows", rows, ("U", self.row_dim))
         self._check("batch.index", batch.index, ("B", self.num_fields))
-        self._check("batch.dense", batch.dense, (len(batch.index), self.num_dense))
+        self._check("batch.dense", batch.dense, (batch.index.shape[0], self.num_dense))
         return look_up(rows, batch.index)
 
     def _check(self, name: str, tensor: Tensor, shape: tuple) -> None:

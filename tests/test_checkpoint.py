@@ -418,6 +418,7 @@ def test_a_second_signal_ends_a_rank_that_waits_for_others(tmp_path):
     assert process.wait(60) != 0
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.load:DeprecationWarning")
 def test_rows_by_key_and_the_dense_layers_come_out(tmp_path, run_of_6):
     path = run_of_6 / "step-00000006"
     manifest = json.loads((path / "manifest.json").read_text())
@@ -428,13 +429,29 @@ def test_rows_by_key_and_the_dense_layers_come_out(tmp_path, run_of_6):
     assert np.array_equal(rows[1::2], np.load(path / "shard-00001.weight.npy"))
     assert np.array_equal(table["key"].to_numpy(), np.arange(manifest["num_rows"]))
     assert np.array_equal(np.stack(table["weight"].to_numpy()), rows)
-    data = Synthetic(0, scale=0.0005)
-    batch = to_batch(data.valid(0, 50))
+    model, known, batch = trained(path)
     dense = torch.jit.load(str(tmp_path / "dense.torchscript"))
+    assert torch.equal(dense(known, batch.index, batch.dense), model(known, batch).detach())
+
+
+def trained(path):
+    """The model of a checkpoint, rows of some samples, and these."""
+    manifest, data = json.loads((path / "manifest.json").read_text()), Synthetic(0, scale=0.0005)
     model = WDL(data.num_fields, data.num_dense, manifest["dim"], **{k: v for k, v in manifest["model_config"].items() if k != "_target_"})
     model.load_state_dict(torch.load(path / "dense.pt", weights_only=True)["model"])
-    known = torch.from_numpy(rows)[batch.keys]
-    assert torch.equal(dense(known, batch.index, batch.dense), model.eval()(known, batch).detach())
+    batch = to_batch(data.valid(0, 50))
+    return model.eval(), torch.randn(len(batch.keys), manifest["dim"], generator=torch.Generator().manual_seed(0)), batch
+
+
+def test_the_dense_layers_come_out_for_other_programs(tmp_path, run_of_6):
+    pytest.importorskip("onnxscript")
+    reference = pytest.importorskip("onnx.reference")
+    path = run_of_6 / "step-00000006"
+    export.main([str(path), str(tmp_path), "rows=none", "dense=onnx"])
+    model, known, batch = trained(path)
+    inputs = {"rows": known, "index": batch.index, "dense": batch.dense}
+    (found,) = reference.ReferenceEvaluator(str(tmp_path / "dense.onnx")).run(None, {name: value.numpy() for name, value in inputs.items()})
+    assert np.allclose(found, model(known, batch).detach().numpy(), atol=1e-5)
 
 
 def test_an_export_says_what_it_cannot_take(tmp_path):
@@ -442,3 +459,9 @@ def test_an_export_says_what_it_cannot_take(tmp_path):
         export.main(["a", "b", "rows=csv"])
     with pytest.raises(SystemExit, match="hetmpi: .* is no whole checkpoint"):
         export.main([str(tmp_path), str(tmp_path / "out")])
+
+
+def test_an_export_to_onnx_names_the_packages_it_lacks(tmp_path, monkeypatch):
+    monkeypatch.setattr(export, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="pip install onnx onnxscript"):
+        export.main([str(tmp_path), str(tmp_path / "out"), "dense=onnx"])

@@ -39,7 +39,7 @@ def test_a_wrong_setting(override, words):
     check_refused(train(2, *SMALL[1:], override), *words)
 
 
-@pytest.mark.parametrize("name", ["SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
+@pytest.mark.parametrize("name", ["SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE"])
 def test_a_launcher_that_started_lonely_ranks(name):
     check_refused(train(0, *SMALL, **{name: "2"}), "./run.sh doctor shows it")
 

@@ -3,12 +3,14 @@
 import os
 import re
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from launch import mpiexec, run
 
-from hetmpi.world import Refused, World, check_launcher, check_library, check_one_mpi, describe, libraries_in
+from hetmpi import world as module
+from hetmpi.world import Refused, World, check_launcher, check_library, check_one_mpi, describe, libraries_in, start_mpi
 
 MPICH = "7f00 r-xp 00000000 08:01 1 /opt/mpich/lib/libmpi.so.12\n"
 OPENMPI = "7f01 r-xp 00000000 08:01 2 /opt/openmpi/lib/libmpi.so.40\n7f02 r--p 0 08:01 2 /opt/openmpi/lib/libmpi.so.40\n"
@@ -22,6 +24,20 @@ def test_one_mpi_library_is_fine():
 def test_two_mpi_libraries_are_refused_by_path():
     with pytest.raises(Refused, match="/opt/mpich/lib/libmpi.so.12, /opt/openmpi/lib/libmpi.so.40.*HETMPI_MPI"):
         check_one_mpi(libraries_in(MPICH + OPENMPI))
+
+
+def test_another_mpi_of_a_horovod_that_is_there_is_refused_before_mpi_starts(monkeypatch):
+    monkeypatch.setitem(sys.modules, "horovod.torch", None)
+    monkeypatch.setattr(module, "mpi_libraries", lambda: libraries_in(MPICH + OPENMPI))
+    with pytest.raises(Refused, match="different MPI libraries"):
+        start_mpi()
+
+
+@pytest.mark.mpi
+def test_a_horovod_of_other_ranks_is_refused(world):
+    world.check_horovod(SimpleNamespace(rank=lambda: world.rank, size=lambda: world.size))
+    with pytest.raises(Refused, match=f"Horovod says rank 0 of 9, MPI says {world.rank} of {world.size}"):
+        world.check_horovod(SimpleNamespace(rank=lambda: 0, size=lambda: 9))
 
 
 def test_a_launcher_that_agrees_with_mpi_is_believed_over_slurm(monkeypatch):
@@ -54,6 +70,7 @@ def test_another_error_is_told_with_its_traceback():
     except KeyError as error:
         text = describe(error, 1, 2)
     assert text.startswith("Traceback") and "hetmpi: KeyError: 'x' (rank 1 of 2 on " in text
+    assert "hetmpi.world.Refused: no such thing" in describe(Refused("no such thing"), 0, 1, is_traced=True)
 
 
 @pytest.mark.mpi

@@ -1,0 +1,109 @@
+"""examples/bag_before.py and bag_after.py: one training with torch.nn.EmbeddingBag and with hetmpi's, and scripts as people write them."""
+
+import difflib
+import re
+import sys
+
+import pytest
+from launch import ROOT, mpiexec, run
+
+EXAMPLES = ROOT / "examples"
+GIVING_WAY = {"OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1", "MPIR_CVAR_POLLS_BEFORE_YIELD": "1"}  # few cores, a script without hetmpi
+SAME_ROWS = """
+import runpy, sys, torch, hetmpi
+
+class Same(hetmpi.EmbeddingBag):
+    def __init__(self, num_rows, dim, **settings):
+        super().__init__(num_rows, dim, **settings)
+        self.fill(torch.nn.EmbeddingBag(num_rows, dim, padding_idx=settings["padding_idx"]).weight)
+
+hetmpi.EmbeddingBag = Same
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def losses(ranks, *command):
+    """What a script prints: where -> loss."""
+    outcome = run([mpiexec(), "-n", str(ranks), sys.executable, *map(str, command)], timeout_s=300, **GIVING_WAY)
+    assert outcome.code == 0, outcome.text
+    found = {where: float(loss) for where, loss in re.findall(r"(epoch \d+ (?:step \d+|held-out)) loss (\S+)", outcome.text)}
+    assert found, outcome.text
+    return found
+
+
+@pytest.fixture(scope="module")
+def after(tmp_path_factory):
+    """Losses of two epochs with the rows that torch would begin with."""
+    return losses(2, "-c", SAME_ROWS, EXAMPLES / "bag_after.py", "--epochs", 2, "--visits", 3000, "--save", tmp_path_factory.mktemp("after"))
+
+
+def test_the_script_with_another_bag_prints_the_same_losses(after, tmp_path):
+    before = losses(2, EXAMPLES / "bag_before.py", "--epochs", 2, "--visits", 3000, "--save", tmp_path / "clicks.pt")
+    assert before == pytest.approx(after, abs=1e-4)
+    assert before["epoch 1 held-out"] < before["epoch 0 step 0"] - 0.01
+
+
+def test_the_script_goes_on_where_it_was_stopped(after, tmp_path):
+    command = ["-c", SAME_ROWS, EXAMPLES / "bag_after.py", "--visits", 3000, "--save", tmp_path / "clicks", "--epochs"]
+    assert losses(2, *command, 1) | losses(2, *command, 2) == after
+
+
+def test_the_page_shows_the_change_as_it_is():
+    before, after = ((EXAMPLES / name).read_text().splitlines() for name in ("bag_before.py", "bag_after.py"))
+    change = difflib.unified_diff(before, after, "examples/bag_before.py", "examples/bag_after.py", lineterm="", n=1)
+    page = (ROOT / "docs/embedding_bag.md").read_text()
+    assert "```diff\n" + "\n".join(change) + "\n```" in page
+
+
+SCRIPT = """
+import sys
+import horovod.torch as hvd
+import torch
+{first}
+import hetmpi
+bag = hetmpi.EmbeddingBag(1000, 4, mode="sum")
+{then}
+for step in range(3):
+    bag(torch.arange(8).view(2, 4) + step).sum().backward()
+    bag.step()
+"""
+
+
+@pytest.mark.parametrize("first, then", [("hvd.init()", ""), ("", "hvd.init()"), ("", "")])
+def test_horovod_may_be_started_before_a_bag_or_after_it(first, then):
+    end = """
+rows = bag.table.peek(torch.arange(1000)).sum().item()
+print(f"rows {rows:.4f} of {bag.table.world.size}")
+"""
+    outcome = run([mpiexec(), "-n", "2", sys.executable, "-c", SCRIPT.format(first=first, then=then) + end])
+    assert outcome.code == 0 and outcome.survivors == [], outcome.text
+    found = re.findall(r"rows (\S+) of 2", outcome.text)
+    assert len(found) == 2 and found[0] == found[1], outcome.text
+
+
+def test_one_rank_may_look_at_rows_when_the_others_are_at_their_end():
+    """Ranks of other nodes get rows by MPI, which Horovod started and would end."""
+    program = SCRIPT.format(first="hvd.init(); from hetmpi.world import World, default_world", then="").replace(
+        'mode="sum"', 'mode="sum", world=World(default_world().comm, ranks_per_node=1)'
+    )
+    end = """
+import time
+if hvd.rank() == 0:
+    time.sleep(1)
+    print("rows", bag.table.peek(torch.arange(1000)).shape)
+"""
+    outcome = run([mpiexec(), "-n", "2", sys.executable, "-c", program + end])
+    assert outcome.code == 0 and "rows torch.Size([1000, 4])" in outcome.text, outcome.text
+
+
+@pytest.mark.parametrize("wrong, said", [("bag(torch.tensor([[1000]]))", "keys must lie in [0, 1,000), got 1000"), ("1 / 0", "division by zero")])
+def test_an_error_of_one_rank_ends_all(wrong, said):
+    end = f"""
+if hvd.rank() == 1:
+    {wrong}
+bag.step()
+"""
+    outcome = run([mpiexec(), "-n", "2", sys.executable, "-c", SCRIPT.format(first="hvd.init()", then="") + end])
+    assert outcome.code != 0 and outcome.survivors == [] and outcome.seconds_left < 10
+    assert outcome.text.count("Traceback") == 1 and f"{said}" in outcome.text and "(rank 1 of 2 on " in outcome.text, outcome.text
