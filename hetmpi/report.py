@@ -179,15 +179,16 @@ PAGE = Template("""<!DOCTYPE html>
 :root { color-scheme: light dark; --ink: #1c1c1c; --faint: #9a9a9a; --line: #dddddd; --page: #ffffff; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e4e4e4; --faint: #7c7c7c; --line: #3a3a3a; --page: #16181a; } }
 body { font: 15px/1.45 system-ui, sans-serif; color: var(--ink); background: var(--page); max-width: 1500px; margin: 0 auto; padding: 0 1rem 3rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; } .note, figcaption { font-size: .85rem; color: var(--ink); opacity: .8; }
-.key { display: inline-block; margin-right: 1.2rem; white-space: nowrap; } .key svg { width: 1.8rem; height: .7rem; margin-right: .4rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
+.note, figcaption { font-size: .85rem; color: var(--ink); opacity: .8; }
+.key { display: inline-block; margin-right: 1.2rem; overflow-wrap: anywhere; } .key svg { width: 1.8rem; height: .7rem; margin-right: .4rem; }
 .state { margin: .3rem 0; } nav { position: sticky; top: 0; background: var(--page); border-bottom: 1px solid var(--line); padding: .4rem 0; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .85rem; }
 th, td { text-align: left; vertical-align: top; padding: .2rem 1.2rem .2rem 0; border-bottom: 1px solid var(--line); }
 td { overflow-wrap: anywhere; min-width: 6rem; }
 .pictures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 26rem), 1fr)); gap: 1.2rem 1.6rem; }
-figure { margin: 0; } figure h3 { font-size: .95rem; margin: .3rem 0; } figure svg { width: 100%; height: auto; }
-figure text { font-family: system-ui, sans-serif !important; }
+figure { margin: 0; min-width: 0; } figure h3 { font-size: .95rem; margin: .3rem 0; overflow-wrap: anywhere; }
+figure svg { width: 100%; height: auto; } figure text { font-family: system-ui, sans-serif !important; }
 </style></head><body>
 <h1>$title</h1>
 $body

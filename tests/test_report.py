@@ -23,12 +23,12 @@ VOID = {"meta", "br"}
 class Page(HTMLParser):
     """A page taken apart. Raises AssertionError for elements that do not close in order.
 
-    titles of the pictures; rows: first cell of a table's row -> its others; notes: texts of <p>; svgs: number of lines, bars
-    and areas (<path>) in each picture; ids; addresses: of attributes that load something."""
+    titles of the pictures; rows: first cell of a table's row -> its others; notes: texts of <p>; colours: of lines, bars and
+    areas by title of the picture; ids; addresses: of attributes that load something."""
 
     def __init__(self, text):
         super().__init__()
-        self.titles, self.rows, self.notes, self.svgs, self.ids, self.addresses = [], {}, [], {}, [], []
+        self.titles, self.rows, self.notes, self.colours, self.ids, self.addresses = [], {}, [], {}, [], []
         self._open, self._cells = [], []
         self.feed(text)
         self.close()
@@ -46,8 +46,8 @@ class Page(HTMLParser):
         attrs = dict(attrs)
         self.ids += [attrs["id"]] if "id" in attrs else []
         self.addresses += [value for name, value in attrs.items() if name in ("src", "href", "xlink:href", "data", "action")]
-        if tag == "path" and "figure" in self._open:
-            self.svgs[self.titles[-1]] = self.svgs.get(self.titles[-1], 0) + 1
+        if "figure" in self._open and self.titles:
+            self.colours.setdefault(self.titles[-1], set()).update(re.findall("#[0-9a-f]{6}", attrs.get("style", "")))
 
     def handle_endtag(self, tag):
         assert self._open and self._open.pop() == tag, (tag, self.getpos())
@@ -75,7 +75,8 @@ def line(step, **values):
 WITHOUT_CACHE = {key: None for key in ("hit_rate", "stale_rate", "lag_p50", "lag_p99", "lags")}
 SUMMARY = {
     "model": "wdl", "steps": 40, "samples_per_s": 12_345.0, "auc": 0.7654, "log_loss": 0.4321, "seconds": 3.2, "pulled_bytes": 1_234_567,
-    "slowest_rank": 1, "by_rank": [{"host": "near", "own_ms": 2.0}, {"host": "far", "own_ms": 3.0}],
+    "row_bytes": 1_000_000, "clock_bytes": 234_567, "pushed_bytes": 800_000, "slowest_rank": 1,
+    "by_rank": [{"host": "near", "own_ms": 2.0}, {"host": "far", "own_ms": 3.0}],
 }  # fmt: skip
 
 
@@ -99,6 +100,12 @@ def write(tmp_path):
     return write
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Pages without what the pictures show, which takes most of the time."""
+    monkeypatch.setattr(pictures, "svg", lambda picture, runs, name: f"<svg id='{name}'></svg>")
+
+
 def page_of(*folders):
     """The page that the command writes of these folders, taken apart, and its text."""
     out = folders[0].parent / "page.html"
@@ -116,7 +123,7 @@ def notes(page, *words):
 def trained(tmp_path_factory):
     """A run of two ranks with a cache."""
     folder = tmp_path_factory.mktemp("trained")
-    cached = ["table.staleness=10", "table.cache.admit=all", "table.cache.capacity_fraction=0.5", "eval.every_steps=2"]
+    cached = ["table.staleness=100", "table.cache.admit=all", "table.cache.capacity_fraction=0.5", "eval.every_steps=2"]
     outcome = train(2, *SMALL, *cached, f"run.dir={folder}")
     assert outcome.code == 0, outcome.text
     return folder
@@ -143,6 +150,12 @@ def test_the_trainer_logs_how_far_it_is_and_how_uneven_its_ranks_are(trained):
         assert 0 < values["own_ms_min"] <= values["own_ms"] <= values["own_ms_max"] and values["slowest_rank"] in (0, 1)
         assert values["own_ms"] == pytest.approx((values["own_ms_min"] + values["own_ms_max"]) / 2)
         assert values["own_ms"] == pytest.approx(sum(values[f"{part}_ms"] for part in ("load", "find", "forward", "backward")))
+
+
+def test_what_is_pushed_for_an_evaluation_is_in_the_line_after_it(trained):
+    pushed = [json.loads(text)["pushed"] for text in (trained / "metrics.jsonl").read_text().splitlines()]
+    assert pushed[0] == 0 < pushed[1]  # two steps are fewer than the bound
+    assert sum(2 * count for count in pushed) < json.loads((trained / "summary.json").read_text())["pushed"]  # the last flush
 
 
 def test_the_summary_has_the_parts_of_a_step_of_each_rank(trained):
@@ -181,24 +194,23 @@ def test_words_in_pictures_are_text(write):
     assert all(f">{word}</text>" in text for word in ("held-out AUC", "thousand samples", "seconds of training"))
 
 
-def test_runs_stand_side_by_side_with_the_settings_that_differ(write):
-    other = write("b", table={"staleness": 0, "cache": {"admit": "all"}}, seed=3, summary={**SUMMARY, "auc": 0.7, "exact": True})
+def test_runs_stand_side_by_side_with_the_settings_that_differ(undrawn, write):
+    other = write("b", table={"staleness": 0, "cache": {"admit": "all"}}, seed=3, summary={**SUMMARY, "auc": 0.7, "extra": 7})
     page, _ = page_of(write("a"), other)
     assert set(page.titles) == ALL | {"A step of a", "A step of b"}
-    assert page.rows["auc"] == ["0.7654", "0.7000"] and page.rows["pulled_bytes"] == ["1.2 MB", "1.2 MB"] and page.rows["exact"] == ["-", "True"]
+    assert page.rows["auc"] == ["0.7654", "0.7000"] and page.rows["pulled_bytes"] == ["1.2 MB", "1.2 MB"] and page.rows["extra"] == ["-", "7"]
     assert page.rows["table.staleness"] == ["10", "0"] and page.rows["seed"] == ["-", "3"]
     assert not {"table.cache.admit", "run.dir"} & set(page.rows)
     assert page.rows["slowest_rank"] == ["rank 1 on far, in 100% of the lines"] * 2
 
 
-def test_each_run_adds_its_line_to_every_picture(write):
-    folders = [write(name) for name in "abcdefg"]
-    alone, all_seven = page_of(folders[0])[0], page_of(*folders)[0]
+def test_every_run_is_in_every_picture_in_its_own_colour(write):
+    page, _ = page_of(*(write(name) for name in "abcdef"))
     for title in ALL:
-        assert all_seven.svgs[title] >= alone.svgs[title] + 6, title
+        assert set(pictures.COLOURS) <= page.colours[title], title
 
 
-def test_runs_of_one_name_are_told_apart_by_their_paths(write):
+def test_runs_of_one_name_are_told_apart_by_their_paths(undrawn, write):
     one, other = write("x/same"), write("y/same")
     page, _ = page_of(one, other)
     assert {f"A step of {one}", f"A step of {other}"} <= set(page.titles)
@@ -211,25 +223,26 @@ def test_whatever_a_run_is_called_it_is_text(write):
     assert "<b>" not in text and "<script" not in text
 
 
-def test_a_run_without_a_cache_says_so_in_one_line(write):
+def test_a_run_without_a_cache_says_so_in_one_line(undrawn, write):
     page, _ = page_of(write("a", lines=[line(step, **WITHOUT_CACHE) for step in (10, 20)]))
     assert not OF_A_CACHE & set(page.titles) and ALL - OF_A_CACHE <= set(page.titles)
     assert len(notes(page, "Left out: Hit rate, Stale rate", "no rows were read from a cache")) == len(notes(page, "Left out")) == 1
 
 
-def test_a_picture_names_the_runs_it_lacks(write):
+def test_a_picture_names_the_runs_it_lacks(undrawn, write):
     page, text = page_of(write("a"), write("b", lines=[line(step, **WITHOUT_CACHE) for step in (10, 20)]))
     assert ALL <= set(page.titles) and text.count("Without b: no rows were read from a cache") == len(OF_A_CACHE)
 
 
-def test_one_rank_has_no_bytes_and_no_uneven_ranks(write):
+def test_one_rank_has_no_bytes_and_no_uneven_ranks(undrawn, write):
     alone = {"pulled_bytes": 0.0, "pushed_bytes": 0.0, "clock_bytes": 0.0, "row_bytes": 0.0, "own_ms_min": 2.5, "own_ms_max": 2.5, "slowest_rank": 0}
-    page, _ = page_of(write("a", lines=[line(step, **alone) for step in (10, 20)], summary={**SUMMARY, "by_rank": SUMMARY["by_rank"][:1]}))
+    none = {"row_bytes": 0, "clock_bytes": 0, "pushed_bytes": 0, "by_rank": SUMMARY["by_rank"][:1]}
+    page, _ = page_of(write("a", lines=[line(step, **alone) for step in (10, 20)], summary={**SUMMARY, **none}))
     assert not (OF_RANKS | OF_BYTES) & set(page.titles)
     assert notes(page, "no bytes cross between ranks") and notes(page, "one rank alone waits for none")
 
 
-def test_a_run_that_goes_on_still_shows_what_there_is(write):
+def test_a_run_that_goes_on_still_shows_what_there_is(undrawn, write):
     folder = write("a", evaluations=(), summary=None)
     with open(folder / "metrics.jsonl", "a") as file:
         file.write('{"step": 50, "lo')  # cut short
@@ -256,6 +269,13 @@ def test_what_is_thinned_keeps_its_mean():
     thin = pictures.thinned(table)
     assert thin.shape == (400, 3) and np.allclose(thin[7], table[21:24].mean(0)) and np.allclose(thin.mean(0), table.mean(0))
     assert pictures.thinned(table[:400]) is not None and len(pictures.thinned(table[:401])) == 400
+
+
+def test_bytes_by_kind_are_those_of_the_steps_since_the_run_was_resumed(write):
+    whole = {**SUMMARY, "steps": 40, "resumed_at": 30, "row_bytes": 5000, "clock_bytes": 0, "pushed_bytes": 20, "reduced_bytes": None}
+    ended, going = (report.Run(write(name, summary=summary), name, 0) for name, summary in (("a", whole), ("b", None)))
+    assert pictures.bytes_by_kind(ended) == {"rows": 500, "clocks": 0, "pushed": 2}
+    assert pictures.bytes_by_kind(going) == {"rows": 1000, "clocks": 200, "pushed": 800}
 
 
 def test_late_reads_are_counted_over_all_lines(write):
@@ -288,12 +308,12 @@ def test_what_is_no_run_folder_is_refused_without_a_traceback(tmp_path):
     assert (outcome.code, outcome.text) == (1, refusal)
 
 
-def test_a_page_that_cannot_be_written_is_refused(write, tmp_path):
+def test_a_page_that_cannot_be_written_is_refused(undrawn, write, tmp_path):
     with pytest.raises(SystemExit, match="hetmpi: cannot write .*/none/x.html: No such file or directory: choose another place by out=FILE"):
         report.main([str(write("a")), f"out={tmp_path}/none/x.html"])
 
 
-def test_several_runs_are_written_where_one_stands(write, tmp_path, monkeypatch, capsys):
+def test_several_runs_are_written_where_one_stands(write, tmp_path, monkeypatch, capsys, undrawn):
     folders = [str(write("a")), str(write("b"))]
     monkeypatch.chdir(tmp_path)
     report.main(folders)
