@@ -12,6 +12,7 @@ import numbers
 import sys
 import time
 from collections import Counter
+from functools import cache
 from html import escape
 from pathlib import Path
 from string import Template
@@ -72,6 +73,7 @@ class Run:
         self.summary = read_summary(folder / "summary.json")
         self.by_rank = self.summary.get("by_rank", [])
 
+    @cache
     def table(self, keys: tuple[str, ...], of: str = "lines") -> np.ndarray:
         """Those of the lines, or of="evaluations", that have a number under all of keys: (n, number of keys) float64."""
         rows = [[line.get(key) for key in keys] for line in getattr(self, of)]
