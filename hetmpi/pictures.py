@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Callable
 
@@ -128,7 +128,7 @@ class Curve(Picture):
             axes.plot(x / per_unit, y, linewidth=1.5, marker=marker, markersize=3, zorder=3, clip_on=False, **style_of(run))
         axes.set(xlabel=name, ylabel=self.label)
         if self.is_from_zero:
-            axes.set_ylim(0, None if any(table[:, 1].any() for table in points.values()) else 1)
+            axes.set_ylim(0, 1.05 * max(thinned(table)[:, 1].max() for table in points.values()) or 1)
         axes.yaxis.set_major_formatter(counted)
 
 
@@ -264,10 +264,10 @@ def lag_shares(run) -> dict[str, float]:
 
 def sections(runs: list) -> dict[str, list]:
     """The page's pictures under their headings."""
-    learnt = [Curve("Loss", "loss", "training loss", is_noisy=True)]
+    learnt = [Curve("Loss", "loss", "training loss", is_noisy=True, caption="Of 20 lines and more in bold a running mean.")]
     for title, key, label in (("AUC", "auc", "held-out AUC"), ("Log loss", "log_loss", "held-out log loss (nats)")):
         learnt.append(Curve(title, key, label, of="evaluations", why=NO_EVALUATION))
-    over_time = [Curve(f"{c.title} over time", c.key, c.label, "elapsed_s", 1, c.of, c.is_noisy, why=c.why) for c in learnt]
+    over_time = [replace(curve, title=f"{curve.title} over time", x="elapsed_s") for curve in learnt]
     most_ms = max((thinned(table)[:, 1:].sum(1).max() for run in runs if len(table := stacked(run))), default=0)
     return {
         "What was learnt": [picture for pair in zip(learnt, over_time) for picture in pair],

@@ -257,7 +257,7 @@ def summaries(runs: list[Run]) -> str:
 def settings(runs: list[Run]) -> str:
     """Where the runs' settings differ; of one run all, folded away."""
     keys = dict.fromkeys(key for run in runs for key in run.settings)
-    rows = {key: [str(run.settings.get(key, "-")) for run in runs] for key in keys}
+    rows = {key: [setting_text(run.settings.get(key, "-")) for run in runs] for key in keys}
     if len(runs) == 1:
         return f"<h2>Settings</h2>\n<details><summary>all of config.yaml</summary>\n{table_of(rows, runs)}</details>\n"
     for key, name in (("run.dir", ""), ("checkpoint.dir", "/checkpoints")):  # where no other was chosen, it says nothing new
@@ -265,6 +265,11 @@ def settings(runs: list[Run]) -> str:
             rows.pop(key, None)
     rows = {key: texts for key, texts in rows.items() if len(set(texts)) > 1}
     return "<h2>Settings that differ</h2>\n" + (table_of(rows, runs) if rows else "<p>None.</p>\n")
+
+
+def setting_text(value) -> str:
+    """A value as config.yaml has it."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def table_of(rows: dict[str, list[str]], runs: list[Run]) -> str:

@@ -195,11 +195,11 @@ def test_words_in_pictures_are_text(write):
 
 
 def test_runs_stand_side_by_side_with_the_settings_that_differ(undrawn, write):
-    other = write("b", table={"staleness": 0, "cache": {"admit": "all"}}, seed=3, summary={**SUMMARY, "auc": 0.7, "extra": 7})
+    other = write("b", table={"staleness": None, "cache": {"admit": "all"}}, seed=3, summary={**SUMMARY, "auc": 0.7, "extra": 7})
     page, _ = page_of(write("a"), other)
     assert set(page.titles) == ALL | {"A step of a", "A step of b"}
     assert page.rows["auc"] == ["0.7654", "0.7000"] and page.rows["pulled_bytes"] == ["1.2 MB", "1.2 MB"] and page.rows["extra"] == ["-", "7"]
-    assert page.rows["table.staleness"] == ["10", "0"] and page.rows["seed"] == ["-", "3"]
+    assert page.rows["table.staleness"] == ["10", "null"] and page.rows["seed"] == ["-", "3"]
     assert not {"table.cache.admit", "run.dir"} & set(page.rows)
     assert page.rows["slowest_rank"] == ["rank 1 on far, in 100% of the lines"] * 2
 
