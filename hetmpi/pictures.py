@@ -245,7 +245,7 @@ def means(run, keys: dict[str, str]) -> dict[str, float]:
 def bytes_by_kind(run) -> dict[str, float]:
     """Bytes per step: of the whole run once it has ended, with its last flush; until then of the logged steps."""
     keys = {"rows": "row_bytes", "clocks": "clock_bytes", "pushed": "pushed_bytes", "reduced": "reduced_bytes"}
-    num_steps = run.summary.get("steps", 0) - run.summary.get("resumed_at", 0)
+    num_steps = run.summary.get("steps", 0) - run.summary.get("first_step", 0)
     if num_steps <= 0:
         return means(run, keys)
     return {name: run.summary[key] / num_steps for name, key in keys.items() if run.summary.get(key) is not None}

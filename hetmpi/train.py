@@ -432,7 +432,7 @@ class Training:
             "device": self.device.type,
             "exchange": self.table.exchange.name,
             "steps": self.total_steps,
-            "resumed_at": self.start.step,  # the figures below are of the steps from there
+            "first_step": self.start.step,  # the figures below are of the steps from there
             "samples_per_s": samples / seconds if seconds else None,
             "auc": figures["auc"],
             "log_loss": figures["log_loss"],

@@ -272,7 +272,7 @@ def test_what_is_thinned_keeps_its_mean():
 
 
 def test_bytes_by_kind_are_those_of_the_steps_since_the_run_was_resumed(write):
-    whole = {**SUMMARY, "steps": 40, "resumed_at": 30, "row_bytes": 5000, "clock_bytes": 0, "pushed_bytes": 20, "reduced_bytes": None}
+    whole = {**SUMMARY, "steps": 40, "first_step": 30, "row_bytes": 5000, "clock_bytes": 0, "pushed_bytes": 20, "reduced_bytes": None}
     ended, going = (report.Run(write(name, summary=summary), name, 0) for name, summary in (("a", whole), ("b", None)))
     assert pictures.bytes_by_kind(ended) == {"rows": 500, "clocks": 0, "pushed": 2}
     assert pictures.bytes_by_kind(going) == {"rows": 1000, "clocks": 200, "pushed": 800}
