@@ -18,6 +18,7 @@ usage: ./run.sh COMMAND
 
   train [KEY=VALUE ...]     train on NP ranks; the rest are Hydra overrides, as in model=deepfm steps=500
   test [PYTEST ARGS]        run the tests at 1, 2 and 3 ranks
+  report RUN... [out=FILE]  write one HTML page of these run folders, with pictures: RUN/report.html, of several report.html
   bench NAME [ARGS]         run bench/NAME
   doctor                    look at MPI, memory and Horovod, and say what to change
   docs [OUT_DIR]            write the API documentation, as HTML (default: docs/api)
@@ -153,7 +154,7 @@ main() {
   local command=${1:-help}
   shift || true
   case $command in
-    setup | train | test | bench | doctor | docs) set_up ;;
+    setup | train | test | report | bench | doctor | docs) set_up ;;
     gpu-check) exec "$ROOT/tools/gpu_check.sh" "$@" ;;
     help | -h | --help) help; return ;;
     *) echo "run.sh: no command $command" >&2; help >&2; exit 2 ;;
@@ -162,6 +163,7 @@ main() {
     setup) echo "hetmpi is set up in $VENV with $MPI_NAME" ;;
     train) launch "$NP" python -m hetmpi.train "$@" ;;
     test) run_tests "$@" ;;
+    report) exec python -m hetmpi.report "$@" ;;
     bench) run_bench "$@" ;;
     doctor) launch "$NP" python -m hetmpi.doctor "$@" ;;
     docs) exec python "$ROOT/tools/docs.py" "${1:-$ROOT/docs/api}" ;;

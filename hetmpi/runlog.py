@@ -2,11 +2,17 @@
 
 The run folder holds
   config.yaml       the resolved configuration
-  metrics.jsonl     one line per logged step, each with at least `step` and `loss`
-  evaluation.jsonl  one line per evaluation, each with at least `step`
+  metrics.jsonl     one line per logged step, each with at least `step` and `loss`; of the trainer's also
+                    samples    of the stream, so far
+                    elapsed_s  seconds of training so far, evaluation not counted; a resumed run goes on from its last line
+                    own_ms_min, own_ms, own_ms_max, slowest_rank  a rank's own work (spans.OWN) per step: the least, mean and
+                               most over ranks, and whose is most
+  evaluation.jsonl  one line per evaluation, each with at least `step`; samples and elapsed_s as above
   events.out.tfevents.*  both again, for TensorBoard
   trace.json        with train.profile=true: every rank's last steps, for chrome://tracing or Perfetto
-  summary.json      written when the run has ended, and only then; complete whenever it is there
+  summary.json      written when the run has ended, and only then; complete whenever it is there. by_rank: host and ms per
+                    step, part by part, of every rank
+  report.html       if ./run.sh report was asked for it
 
 JSON has no NaN and no infinity: such values are written as null.
 """
@@ -57,6 +63,7 @@ class RunLog:
     """Rank 0's record of one run. `close` it in a `finally`: a terminal gets its cursor back.
 
     A run into a folder that holds an earlier one replaces that one's files, but one that is resumed keeps what was written up to there.
+    earlier_s: the `elapsed_s` of what was kept, 0.0 if nothing was.
 
     Args: run_dir: the folder, made if missing; config_yaml: text of config.yaml; total_steps: where the progress bar
     ends, None if unknown; resumed_at: steps made before, 0 for a new run.
@@ -70,11 +77,10 @@ class RunLog:
         self._dir = Path(run_dir)
         with self._writing():
             self._dir.mkdir(parents=True, exist_ok=True)
-            for name in ("summary.json", "trace.json", *(() if resumed_at else ("events.out.tfevents.*",))):
+            for name in ("summary.json", "trace.json", "report.html", *(() if resumed_at else ("events.out.tfevents.*",))):
                 for old in self._dir.glob(name):
                     old.unlink()
-            for name in ("metrics.jsonl", "evaluation.jsonl"):
-                self._keep_until(self._dir / name, resumed_at)
+            self.earlier_s = max(self._keep_until(self._dir / name, resumed_at) for name in ("metrics.jsonl", "evaluation.jsonl"))
             (self._dir / "config.yaml").write_text(config_yaml)
             self._events = _EventFile(self._dir)
         console = Console()
@@ -93,7 +99,7 @@ class RunLog:
     def finish(self, summary: dict) -> None:
         """Shows the summary as a table and writes summary.json, whole or not at all."""
         self._shown.close()
-        self._shown.table([(key, _value_text(key, value)) for key, value in summary.items()])
+        self._shown.table([(key, value_text(key, value)) for key, value in summary.items() if key != "by_rank"])
         part = self._dir / "summary.json.part"
         with self._writing():
             part.write_text(json.dumps(_jsonable(summary), indent=2, allow_nan=False) + "\n")
@@ -108,12 +114,13 @@ class RunLog:
         """Ends the progress display; may be called twice."""
         self._shown.close()
 
-    def _keep_until(self, path: Path, step: int) -> None:
-        """Drops the lines of later steps, and one that was cut short."""
+    def _keep_until(self, path: Path, step: int) -> float:
+        """Drops the lines of later steps, and one that was cut short. Returns the last elapsed_s kept, 0.0 if there is none."""
         if not path.exists():
-            return
+            return 0.0
         kept = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n") and json.loads(line)["step"] <= step]
         path.write_text("".join(kept)) if kept else path.unlink()
+        return json.loads(kept[-1]).get("elapsed_s", 0.0) if kept else 0.0
 
     def _append(self, name: str, values: dict) -> None:
         line = json.dumps(_jsonable(values), allow_nan=False) + "\n"
@@ -251,7 +258,8 @@ def _line(values: dict) -> str:
     return " | ".join(f"{word} {text}".strip() for word, text in shown)
 
 
-def _value_text(key: str, value) -> str:
+def value_text(key: str, value) -> str:
+    """A value of the summary as a person reads it; '-' for None."""
     if value is None:
         return "-"
     if key in SHOWN:

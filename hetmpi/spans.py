@@ -20,6 +20,7 @@ PARTS = {  # in the order of a step
     "push": "gradients to lines and owners",
     "allreduce": "waiting for the dense gradients of all ranks, and the dense optimizer",
 }
+OWN = ("load", "find", "forward", "backward")  # what a rank does by itself, however late others are
 WAITS = ("drain", "validate", "fetch", "prefetch", "push")  # what a rank with all rows in hand would not spend
 TRACED = 200_000  # spans kept for a trace: the last ones
 
@@ -81,6 +82,11 @@ def wait_ms(milliseconds: np.ndarray) -> float:
     """What of as_array() went to rows and gradients of the table."""
     parts = by_part(milliseconds)
     return sum(parts[part] for part in WAITS)
+
+
+def own_ms(milliseconds: np.ndarray) -> np.ndarray:
+    """What of as_array() was a rank's own work: (..., number of parts) -> (...)."""
+    return milliseconds[..., [part in OWN for part in PARTS]].sum(-1)
 
 
 def chrome_trace(traces: list, hosts: list[str]) -> str:

@@ -29,7 +29,7 @@ from hetmpi.optim import DenseOptimizer, RowOptimizer, Schedule
 from hetmpi.preemption import Preemption
 from hetmpi.replicated import ReplicatedTable, small_fields
 from hetmpi.runlog import RunLog
-from hetmpi.spans import Spans, by_part, chrome_trace, wait_ms
+from hetmpi.spans import Spans, by_part, chrome_trace, own_ms, wait_ms
 from hetmpi.table import EmbeddingTable
 from hetmpi.watchdog import Watchdog
 from hetmpi.world import LEFT_EARLY, MPI, Refused, World, launch
@@ -105,15 +105,16 @@ class Training:
         self.log = None
         if world.rank == 0:
             print("\n".join([self._plan(), *self._choice(), *([f"resumed from {resumed}"] if resumed else [])]), flush=True)
-            self.log = RunLog(config.run.dir, OmegaConf.to_yaml(config), self.total_steps, self.start.step)
-        self.train_s = 0.0
+            settings = OmegaConf.merge(config, {"resume": resumed and str(resumed)})  # the one that `auto` found
+            self.log = RunLog(config.run.dir, OmegaConf.to_yaml(settings), self.total_steps, self.start.step)
+        self.watch = Stopwatch()
 
     def run(self, must_leave=lambda: False) -> bool:
         """The story: read rows, learn, write gradients, step the dense layers; look at held-out data now and then. must_leave():
         asked after each step, on all ranks alike, whether to save and leave before the end. Returns whether the end was reached."""
         every, evaluates_every = self.config.log.every_steps, self.config.eval.every_steps
-        started = time.perf_counter()
-        interval = Interval(self.table, self.start.step)
+        interval = Interval(self.table, self.start.step, self.watch)
+        self.watch.start()
         batches = Ahead(self.loader, self.config.table.prefetch_batches, self.spans)
         for step, batch in enumerate(batches, self.start.step):
             self.spans.step = step
@@ -145,13 +146,12 @@ class Training:
                 self._say_left(step + 1)
                 return False
             if evaluates_every > 0 and (step + 1) % evaluates_every == 0 and step + 1 < self.total_steps:
-                self.train_s += time.perf_counter() - started
+                interval.pause()
                 self.evaluate(step + 1)
-                started = time.perf_counter()
-                interval.restart(step + 1)
+                interval.go_on()
         self.table.flush()
         self.checkpoints.wait()
-        self.train_s += time.perf_counter() - started
+        self.watch.pause()
         self._finish(self.evaluate(self.total_steps))
         return True
 
@@ -175,7 +175,7 @@ class Training:
         if self.world.rank != 0:
             return {}
         label, logit, *teacher = [np.concatenate(part) for part in zip(*[g for g in gathered if g])]
-        figures = {"step": step, "auc": auc(label, logit), "log_loss": log_loss(label, logit)}
+        figures = {**self._progress(step), "auc": auc(label, logit), "log_loss": log_loss(label, logit)}
         figures["teacher_auc"] = auc(label, teacher[0]) if teacher else None
         self.log.evaluation(figures)
         return figures
@@ -372,31 +372,43 @@ class Training:
     def _report(self, steps: int, loss: float, interval: Interval):
         """Sums over ranks what happened since the last report and logs it. Collective."""
         loss = self.world.comm.allreduce(loss) / self.world.size
-        sums, lags, milliseconds = self._summed(*interval.counted())
+        counted, lags, milliseconds = interval.counted()
+        sums, lags = self._summed(counted, lags)
+        by_rank = self._by_rank(milliseconds)
         num_steps, seconds = interval.restart(steps)
         if self.log is not None:
             self.log.step({
-                "step": steps,
+                **self._progress(steps),
                 "loss": loss,
                 "step_ms": 1000 * seconds / num_steps,
                 "samples_per_s": num_steps * self.config.batch_size * self.world.size / seconds,
                 **self._table_figures(sums, lags, num_steps),
-                **self._times(milliseconds, num_steps),
+                **self._times(by_rank / num_steps),
                 "lr": self.dense.lr * self.dense.schedule.factor(steps - 1),
             })  # fmt: skip
 
-    def _summed(self, counted: Counters, lags: np.ndarray, milliseconds: np.ndarray):
-        """All three summed over all ranks. Collective."""
+    def _progress(self, steps: int) -> dict:
+        """How far the run is after `steps` steps, for rank 0's log."""
+        return {"step": steps, "samples": self._samples(steps), "elapsed_s": self.log.earlier_s + self.watch.seconds}
+
+    def _summed(self, counted: Counters, lags: np.ndarray):
+        """Both summed over all ranks. Collective."""
         counts = np.concatenate([counted.as_array(), lags])
         self.world.comm.Allreduce(MPI.IN_PLACE, counts)
-        milliseconds = milliseconds.copy()
-        self.world.comm.Allreduce(MPI.IN_PLACE, milliseconds)
-        return Counters.of_array(counts[: -len(lags)]), counts[-len(lags) :], milliseconds
+        return Counters.of_array(counts[: -len(lags)]), counts[-len(lags) :]
 
-    def _times(self, milliseconds: np.ndarray, num_steps: int) -> dict:
-        """Per step, mean over ranks: what waiting for the table took, and each part of a step."""
-        mean = milliseconds / (self.world.size * max(1, num_steps))
-        return {"wait_ms": wait_ms(mean), **{f"{part}_ms": ms for part, ms in by_part(mean).items()}}
+    def _by_rank(self, milliseconds: np.ndarray) -> np.ndarray | None:
+        """All ranks' milliseconds by part: on rank 0 (ranks, parts), elsewhere None. Collective."""
+        gathered = None if self.world.rank > 0 else np.empty((self.world.size, len(milliseconds)))
+        self.world.comm.Gather(milliseconds, gathered)
+        return gathered
+
+    def _times(self, by_rank: np.ndarray) -> dict:
+        """Of ms per step, (ranks, parts): the mean over ranks of what waiting for the table took and of each part, and how
+        uneven the ranks' own work is."""
+        mean, own = by_rank.mean(0), own_ms(by_rank)
+        uneven = {"own_ms_min": own.min(), "own_ms": own.mean(), "own_ms_max": own.max(), "slowest_rank": int(own.argmax())}
+        return {"wait_ms": wait_ms(mean), **uneven, **in_ms(mean)}
 
     def _table_figures(self, sums: Counters, lags: np.ndarray, num_steps: int) -> dict:
         """What the table did, per step and over all ranks. Without a cache its figures are None."""
@@ -420,13 +432,15 @@ class Training:
 
     def _finish(self, figures: dict):
         """Writes and shows the summary of the run. Collective."""
-        sums, lags, milliseconds = self._summed(self.table.counters, self.table.lags, self.spans.as_array())
-        traces = self.world.comm.gather((self.world.host, list(self.spans.trace))) if self.config.train.profile else None
+        sums, lags = self._summed(self.table.counters, self.table.lags)
+        by_rank = self._by_rank(self.spans.as_array() / max(1, self.total_steps - self.start.step))
+        hosts = self.world.comm.gather(self.world.host)
+        traces = self.world.comm.gather(list(self.spans.trace)) if self.config.train.profile else None
         if self.log is None:
             return
         if traces:
-            self.log.write("trace.json", chrome_trace([trace for _, trace in traces], [host for host, _ in traces]))
-        samples = self._samples(self.total_steps) - self.start.samples
+            self.log.write("trace.json", chrome_trace(traces, hosts))
+        samples, seconds = self._samples(self.total_steps) - self.start.samples, self.watch.seconds
         self.log.finish({
             "model": self.config.model_name,
             "data": self.config.data_name,
@@ -434,18 +448,20 @@ class Training:
             "device": self.device.type,
             "exchange": self.table.exchange.name,
             "steps": self.total_steps,
-            "samples_per_s": samples / self.train_s if self.train_s else None,
+            "first_step": self.start.step,  # the figures below are of the steps from there
+            "samples_per_s": samples / seconds if seconds else None,
             "auc": figures["auc"],
             "log_loss": figures["log_loss"],
             "teacher_auc": figures["teacher_auc"],
             **self._table_figures(sums, lags, 1),
-            **self._times(milliseconds, self.total_steps - self.start.step),
-            "seconds": self.train_s,
+            **self._times(by_rank),
+            "seconds": seconds,
             "num_rows": self.data.num_rows,
             "replicated_rows": self._num_replicated(),
             "row_dim": self.model.row_dim,
             "dense_parameters": sum(p.numel() for p in self.model.parameters()),
             "run_dir": self.config.run.dir,
+            "by_rank": [{"host": host, "own_ms": own_ms(ms), **in_ms(ms)} for host, ms in zip(hosts, by_rank)],
         })  # fmt: skip
 
 
@@ -464,11 +480,34 @@ def build(config: DictConfig, **arguments):
         raise
 
 
-class Interval:
-    """What happened since the last report: steps, seconds, and what the table counted."""
+def in_ms(milliseconds: np.ndarray) -> dict[str, float]:
+    """Milliseconds of each part (parts,) under the names they have in the log."""
+    return {f"{part}_ms": ms for part, ms in by_part(milliseconds).items()}
 
-    def __init__(self, table: EmbeddingTable, first_step: int):
-        self.table, self.first_step = table, first_step
+
+class Stopwatch:
+    """Seconds of training; paused while held-out data are looked at."""
+
+    def __init__(self):
+        self._before, self._began = 0.0, None
+
+    def start(self):
+        self._began = time.perf_counter()
+
+    def pause(self):
+        self._before, self._began = self.seconds, None
+
+    @property
+    def seconds(self) -> float:
+        return self._before + (0.0 if self._began is None else time.perf_counter() - self._began)
+
+
+class Interval:
+    """What happened since the last report: steps, seconds, and what the table counted. While it is paused only counts go on: what
+    a flush pushes before an evaluation is training's, the time it takes is not."""
+
+    def __init__(self, table: EmbeddingTable, first_step: int, watch: Stopwatch):
+        self.table, self.first_step, self.watch = table, first_step, watch
         self.restart(first_step)
 
     def counted(self) -> tuple[Counters, np.ndarray, np.ndarray]:
@@ -478,11 +517,19 @@ class Interval:
 
     def restart(self, steps: int) -> tuple[int, float]:
         """(steps, seconds) since the last restart; begins anew at `steps`."""
-        now, table = time.perf_counter(), self.table
+        now, table = self.watch.seconds, self.table
         passed = (steps - self.steps, now - self.began) if steps > self.first_step else (0, 0.0)
         self.steps, self.began = steps, now
         self.counters, self.lags, self.milliseconds = table.counters.copy(), table.lags, table.spans.as_array()
         return passed
+
+    def pause(self):
+        self.watch.pause()
+        self.paused = self.table.spans.as_array()
+
+    def go_on(self):
+        self.milliseconds += self.table.spans.as_array() - self.paused
+        self.watch.start()
 
 
 class Ahead:

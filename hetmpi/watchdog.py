@@ -15,14 +15,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetmpi.spans import Spans
+from hetmpi.spans import OWN, Spans
 from hetmpi.world import MPI, Refused, World, abort
 
 BEATS = 4  # in the time that a rank has to answer
 LONGEST_S = 5.0  # between two of them
 DOING_BYTES = 32
 BEAT = np.dtype([("step", np.int64), ("ticks", np.int64), ("doing", f"S{DOING_BYTES}"), ("is_last", np.bool_)])
-ALONE = ("load", "find", "forward", "backward")  # what a rank does by itself; in all else it may be waiting for others
 MOST_NAMED = 4
 
 
@@ -132,7 +131,7 @@ class Watchdog:
         if not all(other.beat["ticks"] and now - other.since > self.seconds and not other.is_told for other in seen.values()):
             return
         first = min(other.beat["step"][0] for other in seen.values())
-        busy = [rank for rank, other in seen.items() if doing_of(other) in ALONE]
+        busy = [rank for rank, other in seen.items() if doing_of(other) in OWN]
         behind = busy or [rank for rank, other in seen.items() if other.beat["step"][0] == first]
         for rank in behind:
             seen[rank].is_told = True

@@ -91,6 +91,22 @@ def test_a_rerun_replaces_the_earlier_run(log, run_dir):
     assert (run_dir / "config.yaml").read_text() == "seed: 2\n"
 
 
+def test_a_resumed_run_knows_how_long_what_it_keeps_took(log, run_dir):
+    for step, seconds in ((10, 1.5), (20, 3.0), (30, 4.5)):
+        log.step({"step": step, "loss": 0.5, "elapsed_s": seconds})
+    log.evaluation({"step": 20, "auc": 0.7, "elapsed_s": 3.25})
+    resumed = RunLog(run_dir, "", total_steps=40, resumed_at=25)
+    resumed.close()
+    assert (log.earlier_s, resumed.earlier_s) == (0.0, 3.25)
+    assert [values["step"] for values in lines(run_dir / "metrics.jsonl")] == [10, 20]
+
+
+def test_what_each_rank_spent_is_stored_but_not_shown(log, run_dir, capsys):
+    log.finish({"steps": 6, "by_rank": [{"host": "a", "own_ms": 1.0}]})
+    assert capsys.readouterr().out == "steps  6\n"
+    assert json.loads((run_dir / "summary.json").read_text())["by_rank"] == [{"host": "a", "own_ms": 1.0}]
+
+
 def test_other_files_in_the_folder_stay(run_dir):
     run_dir.mkdir()
     (run_dir / "notes.txt").write_text("mine")
