@@ -83,7 +83,7 @@ class Contender(Training):
 
     def __init__(self, world, config, problem: Problem):
         self.problem = problem
-        super().__init__(world, config, choose_device(world, config.device))
+        super().__init__(world, config, choose_device(world, config.device), Spans())
         self.processor = Processor()
         self.table.shard.weight[:] = problem.first_rows(self.table.keys().numpy())
         self.table.window.fence()
