@@ -21,6 +21,7 @@ usage: ./run.sh COMMAND
   bench NAME [ARGS]         run bench/NAME
   doctor                    look at MPI, memory and Horovod, and say what to change
   gpu-check OUT_DIR [WHEELS]  on a machine with a GPU: check the GPU's half, with the python3, torch and nvcc found there
+  slurm-trial [PARTS]       try slurm/ under a Slurm of its own on this machine; needs root (tools/slurm_trial.sh)
   setup                     only the set-up, which every other command does first
 
 environment
@@ -152,7 +153,7 @@ main() {
   local command=${1:-help}
   shift || true
   case $command in
-    setup | train | test | bench | doctor) set_up ;;
+    setup | train | test | bench | doctor | slurm-trial) set_up ;;
     gpu-check) exec "$ROOT/tools/gpu_check.sh" "$@" ;;
     help | -h | --help) help; return ;;
     *) echo "run.sh: no command $command" >&2; help >&2; exit 2 ;;
@@ -163,6 +164,7 @@ main() {
     test) run_tests "$@" ;;
     bench) run_bench "$@" ;;
     doctor) launch "$NP" python -m hetmpi.doctor "$@" ;;
+    slurm-trial) exec "$ROOT/tools/slurm_trial.sh" "$@" ;;
   esac
 }
 
