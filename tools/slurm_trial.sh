@@ -82,7 +82,6 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SchedulerParameters=sched_interval=2,bf_interval=2
 KillWait=5
-ReturnToService=2
 SlurmdParameters=config_overrides
 StateSaveLocation=$folder/state
 SlurmdSpoolDir=$folder/spool-%n
@@ -185,8 +184,9 @@ try_sweep() {
         PYTHONPATH=$folder/packages:$PYTHONPATH
     fi
     # shellcheck disable=SC2086
-    timeout 300 python "$ROOT/slurm/sweep.py" --multirun table.staleness=0,10 table.cache.admit=all steps=500 $small hydra.sweep.dir=sweep \
-        hydra/launcher=submitit_slurm hydra.launcher.nodes=2 hydra.launcher.array_parallelism=1 >sweep.log 2>&1 || true
+    timeout 300 python "$ROOT/slurm/sweep.py" --multirun table.staleness=0,10 table.cache.admit=all steps=100 $small hydra.sweep.dir=sweep \
+        hydra/launcher=submitit_slurm hydra.launcher.nodes=2 hydra.launcher.array_parallelism=1 >sweep.log 2>&1 &
+    wait $! || true  # so that a signal to this script is served at once
     grep samples/s sweep.log || tail -n 20 sweep.log sweep/.submitit/*/*.err
     claim "sweep: a row per point" test "$(grep -c samples/s sweep.log)" = 2
     claim "sweep: each point on two ranks, with its own setting" sweep_is_right
@@ -205,7 +205,7 @@ PYTHON
 
 submit() {  # NAME SETTINGS...: prints the job's number
     # shellcheck disable=SC2086
-    sbatch --parsable -J "$1" -N2 --ntasks-per-node=1 --cpus-per-task=1 --time=15 "$ROOT/slurm/train.sbatch" $small checkpoint.every_steps=100 "${@:2}"
+    sbatch --parsable -J "$1" -N2 --ntasks-per-node=1 --cpus-per-task=1 --time=15 "$ROOT/slurm/train.sbatch" $small checkpoint.every_steps=50 "${@:2}"
 }
 
 # Waits until a training has a checkpoint and makes steps.
@@ -221,9 +221,13 @@ has_lines() { [ "$(wc -l <"$1")" -ge "$2" ]; }  # FILE HOW_MANY
 newest_checkpoint() { find "runs/$1/checkpoints" -name 'step-*[0-9]' 2>/dev/null | sed 's/.*step-0*//' | sort -n | tail -n1; }  # NAME: its step
 ranks_of() { pgrep -f "^[^ ]*python -m hetmpi.train run.dir=runs/$1 "; }  # NAME
 
-# Slurm lets a requeued job wait two minutes, which are not waited for here.
+# Slurm lets a requeued job wait two minutes. Some seconds are enough for the nodes to have done with what ran before, but are needed: it had the
+# same step number, and its end removes the new step's socket.
 comes_back() {  # JOB TIMES
-    if [[ $(scontrol show job "$1") == *Reason=BeginTime* ]]; then scontrol update jobid="$1" starttime=now; fi
+    if [[ $(scontrol show job "$1") == *Reason=BeginTime* ]]; then
+        sleep 5
+        scontrol update jobid="$1" starttime=now 2>/dev/null || true
+    fi
     [ "$(cat ./*-"$1".log | grep -c "^resumed from")" -ge "$2" ]
 }
 
@@ -263,17 +267,20 @@ claim() {  # TEXT CONDITION...
 say() { printf '%4d s  %s\n' $SECONDS "$1"; }
 die() { say "FAIL $1"; exit 1; }
 
-# Every process that has this Slurm's configuration in its environment: the daemons and whatever they started.
 take_down() {
     trap '' INT TERM HUP
     scancel --full --signal=KILL --state=running 2>/dev/null || true
     export -n SLURM_CONF
-    local process
-    for process in /proc/[0-9]*; do
-        if grep -qsz "^SLURM_CONF=$folder/" "$process/environ"; then kill -KILL "${process#/proc/}" 2>/dev/null || true; fi
+    local processes
+    while processes=$(own_processes) && [ -n "$processes" ]; do
+        xargs -r kill -KILL <<<"$processes" 2>/dev/null || true
+        sleep 0.1
     done
-    [ ! -e "$folder/munged.pid" ] || kill "$(<"$folder/munged.pid")"
+    [ ! -e "$folder/munged.pid" ] || kill -KILL "$(<"$folder/munged.pid")"  # at a gentler end it would still write here
     rm -rf "$folder"
 }
+
+# Those that have this Slurm's configuration in their environment: the daemons and whatever they started.
+own_processes() { { grep -lsz "^SLURM_CONF=$folder/" /proc/[0-9]*/environ || true; } | cut -d/ -f3; }
 
 main
