@@ -23,6 +23,7 @@ usage: ./run.sh COMMAND
   doctor                    look at MPI, memory and Horovod, and say what to change
   docs [OUT_DIR]            write the API documentation, as HTML (default: docs/api)
   gpu-check OUT_DIR [WHEELS]  on a machine with a GPU: check the GPU's half, with the python3, torch and nvcc found there
+  slurm-trial [PARTS]       try slurm/ under a Slurm of its own on this machine; needs root (tools/slurm_trial.sh)
   setup                     only the set-up, which every other command does first
 
 environment
@@ -154,7 +155,7 @@ main() {
   local command=${1:-help}
   shift || true
   case $command in
-    setup | train | test | report | bench | doctor | docs) set_up ;;
+    setup | train | test | report | bench | doctor | docs | slurm-trial) set_up ;;
     gpu-check) exec "$ROOT/tools/gpu_check.sh" "$@" ;;
     help | -h | --help) help; return ;;
     *) echo "run.sh: no command $command" >&2; help >&2; exit 2 ;;
@@ -166,7 +167,7 @@ main() {
     report) exec python -m hetmpi.report "$@" ;;
     bench) run_bench "$@" ;;
     doctor) launch "$NP" python -m hetmpi.doctor "$@" ;;
-    docs) exec python "$ROOT/tools/docs.py" "${1:-$ROOT/docs/api}" ;;
+    setup | train | test | report | bench | doctor | docs | slurm-trial) set_up ;;
   esac
 }
 

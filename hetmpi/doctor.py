@@ -19,7 +19,7 @@ from hetmpi import _C
 from hetmpi.device import gpu_problem
 from hetmpi.table import EmbeddingTable
 from hetmpi.window import available_memory, cgroup_memory
-from hetmpi.world import MPI, Refused, ToldElsewhere, World, launch, mpi_libraries
+from hetmpi.world import MPI, Refused, ToldElsewhere, World, launch, mpi_libraries, srun_mpi
 
 NUM_ROWS, DIM, ROWS_A_CALL, CALLS = 400_000, 32, 20_000, 5
 BUSY_S = 0.5
@@ -71,6 +71,7 @@ def describe_mpi(world: World, report: Report):
     report.line("mpi4py uses", ", ".join(mpi_libraries()))
     report.line("MPI standard", ".".join(map(str, MPI.Get_version())))
     report.line("thread level", levels.get(MPI.Query_thread(), "multiple"))
+    report.line("under Slurm", f"srun --mpi={srun_mpi()}")
     report.line("one-sided component", osc_component(version))
     hosts = sorted(set(world.comm.allgather(world.host)))
     report.line("ranks, nodes", f"{world.size} rank(s), {world.node.size} on this node; hosts: {', '.join(hosts)}")

@@ -38,9 +38,9 @@ MB = 1 << 20
 LEAVE_S = 5  # for the owners to take in what a failing rank holds back
 
 
-def main(world: World):
-    """Composes the settings, builds the parts, trains, reports."""
-    overrides = sys.argv[1:]
+def main(world: World, overrides: list[str] | None = None):
+    """Composes the settings, builds the parts, trains, reports. overrides: default those on the command line."""
+    overrides = sys.argv[1:] if overrides is None else overrides
     if {"-h", "--help"} & set(overrides):
         return print(usage()) if world.rank == 0 else None
     config = compose(world, overrides)

@@ -299,6 +299,12 @@ def check_library(version: str):
         refuse_launch(f"a launcher for Open MPI (PMIx) started this, but mpi4py loads MPICH. {MATCHING}")
 
 
+def srun_mpi() -> str:
+    """What `srun --mpi=` must be for the library that mpi4py loads. MPI need not have started."""
+    version = MPI.Get_library_version()
+    return "pmix" if "Open MPI" in version or "pmix" in version.lower() else "pmi2"
+
+
 def check_launcher(size: int):
     """Raises Refused if a launcher started several processes that MPI did not join: N lonely ranks of size 1."""
     launcher = [name for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE") if os.environ.get(name, "").isdigit()]
