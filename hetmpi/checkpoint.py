@@ -39,7 +39,7 @@ from hetmpi.table import EmbeddingTable
 from hetmpi.window import available_memory, cgroup_memory
 from hetmpi.world import MPI, Refused, World
 
-FORMAT = 1
+FORMAT, INCREMENTAL = 1, 2
 ARRAYS = ("weight", "state", "clock")
 CHUNK_BYTES = 16 << 20
 CHUNK_ROWS = 1 << 18
@@ -59,14 +59,15 @@ class Checkpoints:
     """Writes and finds the checkpoints of one training in `folder`."""
 
     def __init__(self, world: World, folder: str | os.PathLike, keep: int = 2, full_every: int = 1):
-        """folder: the same one on all ranks, made when it is first written to. keep: how many whole ones stay, and besides what they build on.
-        full_every: each so-manieth holds all rows, those between them are incremental."""
+        """folder: the same one on all ranks, made when it is first written to. keep: how many stay, and besides what they build on; of two or more
+        they never all build on one. full_every: each so-manieth holds all rows, those between them are incremental, unless most rows were updated."""
         self.world, self.folder, self.keep, self.full_every = world, Path(folder), keep, full_every
         self._writer: Writer | None = None
         self._copies: dict[str, np.ndarray] | None = None
         self._is_reserved = False
-        self._base: str | None = None  # the last one of this process with all rows, and how many were built on it
+        self._base: str | None = None  # the last one of this process with all rows, how many were built on it, and
         self._num_built = 0
+        self._mark: object | None = None  # what table.touched says since then, while table.touched_since is this
 
     def reserve(self, table: EmbeddingTable):
         """Takes memory for a copy of the shard, if there is enough on every node: save() then returns as soon as it is made, else when all is
@@ -93,9 +94,9 @@ class Checkpoints:
             dense["rng"] = rng
         if not self._is_reserved:
             self.reserve(table)
-        base = self._begin(position.step)
+        base = self._begin(position.step, table)
         manifest = {
-            "format": FORMAT, "step": position.step, "samples": position.samples, "size": self.world.size, **described(table), **base, **(about or {}),
+            "format": INCREMENTAL if base else FORMAT, "step": position.step, "samples": position.samples, "size": self.world.size, **described(table), **base, **(about or {}),
         }  # fmt: skip
         self._writer = Writer(self, self._part(position.step), self._taken(table, is_full=not base), dense, manifest)
         self._writer.start()
@@ -103,6 +104,7 @@ class Checkpoints:
             self._writer.has_written.wait()
         if not base:
             table.touched[:] = 0
+            table.touched_since = self._mark = object()
         self.world.comm.Barrier()  # no rank changes rows of another before these are copied
 
     def wait(self):
@@ -117,6 +119,7 @@ class Checkpoints:
             self.world.agree(writer.error)
         except Exception:
             writer.is_given_up, self._base = True, None
+            writer.finished.wait()
             raise
 
     def check(self):
@@ -127,14 +130,16 @@ class Checkpoints:
     def _part(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}.part"
 
-    def _begin(self, step: int) -> dict:
+    def _begin(self, step: int, table: EmbeddingTable) -> dict:
         """Makes the folder to write in. Returns what the manifest says of the one to build on, {} if all rows are to be written. Collective."""
         base, error = {}, None
+        num_touched = self.world.comm.allreduce(np.count_nonzero(table.touched))
+        may_build = self._num_built + 1 < self.full_every and table.touched_since is self._mark and num_touched <= table.num_rows / 2
         try:
             if self.world.rank == 0:
                 if self.path(step).exists():
                     raise Refused(f"{self.path(step)} is there already")
-                if self._base is not None and self._num_built + 1 < self.full_every:
+                if self._base is not None and may_build:
                     with contextlib.suppress(Refused):  # it is gone
                         base = {"base": self._base, "base_xxh3_128": digest_of(read_manifest(self.folder / self._base))}
                 for old in self.folder.glob("step-*.part"):  # of runs that were killed
@@ -173,17 +178,25 @@ class Checkpoints:
         return self.folder / f"step-{step:08d}"
 
     def newest(self) -> Path | None:
-        """The newest checkpoint of which every byte is as it was written; says what is wrong with newer ones, which are called .damaged from then
-        on. The same on every rank. Collective."""
+        """The newest checkpoint of which every byte is as it was written, None if there is none at all; says what is wrong with newer ones, which
+        are called .damaged from then on. The same on every rank. Collective. Raises Refused if there are some, but all are damaged."""
+        unfit = []
         for step in self.world.comm.bcast(self.steps() if self.world.rank == 0 else None):
             path = self.path(step)
             wrong = self.damage(path)
             if not wrong:
+                if self.world.rank == 0:
+                    for other in unfit:
+                        put_aside(other)
                 return path
+            unfit.append(path)
             if self.world.rank == 0:
                 print(f"hetmpi: {path} cannot be used: {wrong[0]}; trying the one before", flush=True)
-                with contextlib.suppress(OSError):  # of a folder that may only be read
-                    os.rename(path, f"{path}.damaged")
+        if unfit:
+            raise Refused(
+                f"none of the {len(unfit)} checkpoint(s) in {self.folder} can be used: see that all ranks can read them, or name another by resume=PATH, or "
+                "move them away to begin anew"
+            )
         return None
 
     def damage(self, path: Path) -> list[str]:
@@ -201,10 +214,13 @@ class Checkpoints:
         stood. REQUIRES: nothing read or written yet. Collective. Raises Refused on every rank if it is of another table."""
         error = manifest = None
         try:
+            files_of(path)  # raises for what it builds on
             manifest = read_manifest(path)
             check_fits(path, manifest, table)
             fill(table, path, manifest)
             dense = torch.load(path / "dense.pt", map_location="cpu", weights_only=True)
+            for name in [name for name, part in (("model", model), ("optimizer", optimizer)) if part is not None and name not in dense]:
+                raise Refused(f"{path} has no {name}: it was saved without one, load it so")
             if model is not None:
                 model.load_state_dict(dense["model"])
             if optimizer is not None:
@@ -259,10 +275,10 @@ class Writer(threading.Thread):
         files = {}
         for rank in range(self.checkpoints.world.size):
             told = self.part / f"written-{rank:05d}.json"
-            while not told.exists():
-                if self.is_given_up:
-                    return
+            while not (self.is_given_up or told.exists()):
                 time.sleep(POLL_S)
+            if self.is_given_up:
+                return
             files |= json.loads(told.read_text())
         for file in self.part.glob("written-*.json"):
             file.unlink()
@@ -275,11 +291,17 @@ class Writer(threading.Thread):
         self._remove_old([self.checkpoints.path(other) for other in self.checkpoints.steps() if other <= step])
 
     def _remove_old(self, paths: list[Path]):
-        """Removes all but the first ones of `paths` and what they build on."""
-        kept = paths[: self.checkpoints.keep]
-        bases = {base_of(path) for path in kept}
+        """Removes all but the first ones of `paths`, the newest, and what they build on."""
+        try:
+            bases = {path.name: read_manifest(path).get("base", path.name) for path in paths}
+        except Refused:  # of one that cannot be read now it is not known on what it builds
+            return
+        kept = [path.name for path in paths[: self.checkpoints.keep]]
+        needed = {bases[name] for name in kept}
+        if len(kept) > 1 and len(needed) == 1:  # one flipped byte would spoil them all
+            needed |= set([name for name, base in bases.items() if name == base and name not in needed][:1])
         for path in paths[len(kept) :]:
-            if path.name not in bases:
+            if path.name not in needed:
                 shutil.rmtree(path, ignore_errors=True)
 
 
@@ -351,16 +373,20 @@ def files_of(path: Path) -> list[tuple[Path, dict]]:
     found = [(path / name, known) for name, known in sorted(manifest["files"].items())]
     if "base" not in manifest:
         return found
-    base = read_manifest(path.parent / manifest["base"])
+    try:
+        base = read_manifest(path.parent / manifest["base"])
+    except Refused as refusal:
+        raise Refused(f"{path} builds on {manifest['base']}, which has to lie beside it: {refusal}") from refusal
     if digest_of(base) != manifest["base_xxh3_128"]:
         raise Refused(f"{path} builds on {manifest['base']}, which is another now than it was then")
     return found + [(path.parent / manifest["base"] / name, known) for name, known in sorted(base["files"].items()) if name != "dense.pt"]
 
 
-def base_of(path: Path) -> str | None:
-    """Name of the checkpoint on which this one builds; None if it has all rows, or cannot be read."""
-    with contextlib.suppress(Refused):
-        return read_manifest(path).get("base")
+def put_aside(path: Path):
+    """Gives a damaged checkpoint a name by which it is none."""
+    free = next(name for number in itertools.count(1) if not os.path.exists(name := f"{path}.damaged-{number}"))
+    with contextlib.suppress(OSError):  # of a folder that may only be read
+        os.rename(path, free)
 
 
 def read_manifest(path: Path) -> dict:
@@ -369,8 +395,8 @@ def read_manifest(path: Path) -> dict:
         manifest = json.loads((path / "manifest.json").read_text())
     except (OSError, ValueError) as problem:
         raise Refused(f"{path} is no whole checkpoint: manifest.json: {problem}") from problem
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise Refused(f"{path} has format {manifest.get('format') if isinstance(manifest, dict) else None}, this hetmpi reads {FORMAT}")
+    if not isinstance(manifest, dict) or manifest.get("format") not in (FORMAT, INCREMENTAL):
+        raise Refused(f"{path} has format {manifest.get('format') if isinstance(manifest, dict) else None}, this hetmpi reads {FORMAT} and {INCREMENTAL}")
     if manifest.pop("xxh3_128", None) != digest_of(manifest):
         raise Refused(f"{path} is no whole checkpoint: manifest.json has other bytes than were written")
     return manifest
@@ -423,12 +449,11 @@ def check_same(path: Path, manifest: dict, wanted: dict):
 def fill(table: EmbeddingTable, path: Path, manifest: dict):
     """Fills this rank's shard."""
     partition, rank = make_partition(manifest["partition"], manifest["num_rows"], manifest["size"]), table.world.rank
-    files = [open_shards(path, manifest, name) for name in ARRAYS]
-    for begin in range(0, len(table.shard.weight), CHUNK_ROWS):
-        keys = table.partition.keys_of(rank, begin, min(begin + CHUNK_ROWS, len(table.shard.weight)))
-        places = partition.locate(keys)
-        for name, shards in zip(ARRAYS, files):
-            getattr(table.shard, name)[begin : begin + len(keys)] = gathered(shards, *places)
+    for name in ARRAYS:  # one after the other: each has as many files open as there were ranks
+        shards, out = open_shards(path, manifest, name), getattr(table.shard, name)
+        for begin in range(0, len(out), CHUNK_ROWS):
+            keys = table.partition.keys_of(rank, begin, min(begin + CHUNK_ROWS, len(out)))
+            out[begin : begin + len(keys)] = gathered(shards, *partition.locate(keys))
 
 
 class Saved:
@@ -438,7 +463,7 @@ class Saved:
         base, file = manifest.get("base"), file_name(owner, name)
         self.whole = np.load((path.parent / base if base else path) / file, mmap_mode="r")
         self.newer = np.load(path / file, mmap_mode="r") if base else self.whole[:0]
-        self.newer_rows = np.load(path / file_name(owner, "rows")) if base else np.empty(0, np.int64)
+        self.newer_rows = np.load(path / file_name(owner, "rows"), mmap_mode="r") if base else np.empty(0, np.int64)
 
     def take(self, rows: np.ndarray) -> np.ndarray:
         """Those rows, (n, ...)."""

@@ -51,7 +51,7 @@ class EmbeddingBag(torch.nn.Module):
         self.table = EmbeddingTable(world or default_world(), num_rows, dim, optimizer, **settings)
         self.mode, self.include_last_offset = mode, include_last_offset
         self.padding_idx = padding_idx if padding_idx is None else padding_idx % num_rows
-        self._read: list[tuple[torch.Tensor, torch.Tensor]] = []  # keys and rows of calls since the last step
+        self._read: list[tuple[torch.Tensor, torch.Tensor]] = []  # keys and rows that got gradients since the last step
 
     def forward(
         self, input: torch.Tensor, offsets: torch.Tensor | None = None, per_sample_weights: torch.Tensor | None = None
@@ -67,7 +67,7 @@ class EmbeddingBag(torch.nn.Module):
         keys, index, device = torch.from_numpy(keys), torch.from_numpy(index).view(input.shape), self.table.device
         if torch.is_grad_enabled():
             rows = self.table.read(keys).requires_grad_()
-            self._read.append((keys, rows))
+            rows.register_post_accumulate_grad_hook(lambda rows: self._note(keys, rows))
         else:
             rows = self.table.peek(keys)
         padding = None if self.padding_idx is None else torch.nonzero(keys == self.padding_idx).flatten().tolist()
@@ -81,7 +81,7 @@ class EmbeddingBag(torch.nn.Module):
     def step(self):
         """Gives the owners the gradients of all calls since the last one, as means over the ranks, which is how Horovod gives the dense
         layers theirs. At staleness 0 collective: a rank that made no call makes this one all the same."""
-        read, self._read = [(keys, rows.grad) for keys, rows in self._read if rows.grad is not None], []
+        read, self._read = [(keys, rows.grad) for keys, rows in self._read], []
         if len(read) == 1:
             keys, total = read[0]
         else:
@@ -93,6 +93,10 @@ class EmbeddingBag(torch.nn.Module):
         if self.table.staleness.is_synchronous:
             self.table.flush()  # here, as the caller may wait for other ranks before it reads again
 
+    def _note(self, keys: torch.Tensor, rows: torch.Tensor):
+        if all(known is not rows for _, known in self._read):
+            self._read.append((keys, rows))
+
     def flush(self):
         """Brings all updates to their owners, for an evaluation at staleness 1 and above. Collective."""
         self.table.flush()
@@ -102,7 +106,8 @@ class EmbeddingBag(torch.nn.Module):
         Raises Refused for another shape."""
         if tuple(rows.shape) != (self.table.num_rows, self.table.dim):
             raise Refused(f"EmbeddingBag.fill: rows must be of shape ({self.table.num_rows}, {self.table.dim}), got {tuple(rows.shape)}")
-        self.table.shard.weight[:] = rows.detach()[self.table.keys()].numpy()
+        self.table.shard.weight[:] = rows.detach().to("cpu", torch.float32)[self.table.keys()].numpy()
+        self.table.touched[:] = 1
         self.table.window.fence()
 
     def extra_repr(self) -> str:

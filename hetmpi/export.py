@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hetmpi.checkpoint import CHUNK_ROWS, gathered, open_shards, read_manifest
+from hetmpi.checkpoint import CHUNK_ROWS, files_of, gathered, open_shards, read_manifest
 from hetmpi.data.batch import Batch
 from hetmpi.partition import make_partition
 from hetmpi.world import Refused
@@ -52,6 +52,7 @@ def export(checkpoint: Path, out: Path, rows: str = "npy", dense: str = "torchsc
     missing = [name for name in ("onnx", "onnxscript") if dense == "onnx" and find_spec(name) is None]
     if missing:
         raise Refused(f"dense=onnx takes packages that are not there: pip install {' '.join(missing)}")
+    files_of(checkpoint)  # raises for what it builds on
     manifest = read_manifest(checkpoint)
     out.mkdir(parents=True, exist_ok=True)
     if rows == "npy":
@@ -110,7 +111,7 @@ def dense_layers(checkpoint: Path, manifest: dict) -> tuple[OfTensors, tuple]:
     sizes = manifest["model_sizes"]
     model = instantiate(OmegaConf.create(manifest["model_config"]), **sizes)
     model.load_state_dict(torch.load(checkpoint / "dense.pt", map_location="cpu", weights_only=True)["model"])
-    rows = torch.zeros(sizes["num_fields"], manifest["dim"])
+    rows = torch.zeros(sizes["num_fields"] + 1, manifest["dim"])  # one field would make one row, which ONNX takes for a constant
     index = torch.arange(sizes["num_fields"]).repeat(2, 1)
     return OfTensors(model).eval(), (rows, index, torch.zeros(2, sizes["num_dense"]))
 

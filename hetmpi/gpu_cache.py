@@ -70,6 +70,7 @@ class GpuCache:
         self._host = _C.RowCache(0, rule, policy)  # for rows on their way to the GPU
         self._used: list[torch.Tensor] = []  # by calls that may be under way
         self._num_evicted = 0
+        self._delivered: int | None = None  # where the last rows lie
         self.capacity_rows = self._lines.capacity_rows
 
     # Between the host and the GPU.
@@ -83,11 +84,13 @@ class GpuCache:
         out = self._gpu.empty(rows.shape)
         self._lines.gather(self._use(slots), self._gpu.array(out), self._gpu.stream, self._use(rows))
         self._gpu.give(out)
+        self._delivered = out.data_ptr()
         return out
 
     def local(self, rows: torch.Tensor):
         """Rows or gradients (n, dim) as the calls below take them."""
-        self._gpu.take(rows)
+        if rows.data_ptr() != self._delivered:  # else they come from here
+            self._gpu.take(rows)
         return self._gpu.array(rows)
 
     def on_host(self, rows: torch.Tensor) -> np.ndarray:

@@ -59,7 +59,8 @@ class EmbeddingTable:
     counters   what this rank's reads and writes did (hetmpi.metrics.Counters)
     spans      what their time went to (hetmpi.spans.Spans)
     shard      this rank's rows: weight (n, dim) float32, state (n, state_dim) float32, clock (n,) int32
-    touched    (n,) uint8: 1 for each row of the shard that was updated since somebody set it to 0
+    touched    (n,) uint8: 1 for each row of the shard that was updated since somebody set it to 0, which touched_since tells apart.
+               Who changes rows of the shard otherwise sets it to 1
     lags       how far behind the owners' clocks, as this rank was told them, the lines read were: (32,) int64, bin 0 no
                lag, bin i lags of [2^(i-1), 2^i)
     """
@@ -117,7 +118,7 @@ class EmbeddingTable:
         rings = ring_bytes(inbox_bytes if world.size > 1 else 0, world.size, self._record)
         self.window = RmaWindow(world, [self._layout(rank, rings) for rank in range(world.size)], far)
         self.shard = self.window.local
-        self.touched = np.zeros(len(self.shard.weight), np.uint8)
+        self.touched, self.touched_since = np.zeros(len(self.shard.weight), np.uint8), None
 
     def _start(self, exchange: str):
         """The owner's side: an inbox that waits for every rank's step, or an engine that applies what comes. And this
@@ -313,7 +314,7 @@ class EmbeddingTable:
 
     def resume_at(self, step: int):
         """Goes on as after `step` steps, whose rows were put into `shard` of each rank. REQUIRES: nothing written yet. Collective."""
-        self.step = step
+        self.step, self.touched_since = step, None
         if self._engine is not None:
             self._engine.set_step(self.optimizer.lr_at(step), step + 1)
         self.window.fence()

@@ -3,11 +3,13 @@
 A thread of every rank tells rank 0 now and then what its rank is doing, and rank 0's answers that it is there. It is told apart whether
     a rank lags            it answers, but is at one thing for long: it is named, with where it is, and again when it goes on
     a rank answers no more it is dead, stopped or out of reach: the job ends
-Rank 0 watches all, the others watch rank 0.
+Rank 0 watches all, the others watch rank 0. Until its first step a rank may be silent for longer: what makes data ready may keep Python from
+running its threads.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -20,9 +22,11 @@ from hetmpi.world import MPI, Refused, World, abort
 
 BEATS = 4  # in the time that a rank has to answer
 LONGEST_S = 5.0  # between two of them
+CLOSING_POLL_S = 0.001
 DOING_BYTES = 32
 BEAT = np.dtype([("step", np.int64), ("ticks", np.int64), ("doing", f"S{DOING_BYTES}"), ("is_last", np.bool_)])
 MOST_NAMED = 4
+SETUP_FACTOR = 10  # of the time that a rank may be silent, until its first step
 
 
 @dataclass
@@ -32,7 +36,11 @@ class Seen:
     beat: np.ndarray
     heard: float
     since: float
-    is_told: bool = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it is beyond its set-up."""
+        return bool(self.beat["ticks"])
 
 
 class Watchdog:
@@ -47,6 +55,7 @@ class Watchdog:
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)  # a lost link is told as a lost rank is
         self._sending: dict[int, tuple[MPI.Request, np.ndarray]] = {}
         self._gone: set[int] = set()  # peers that have closed
+        self._named: set[int] = set()  # ranks that others were told to wait for
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hetmpi-watchdog", daemon=True)
         if self._peers:
@@ -60,17 +69,26 @@ class Watchdog:
             for peer in self._peers:
                 self._send(peer, is_last=True)
             for peer in self._peers:
-                while peer not in self._gone:
-                    self._receive(peer)
+                self._await_last(peer)
             MPI.Request.Waitall([request for request, _ in self._sending.values()])
         self._comm.Free()
+
+    def _await_last(self, peer: int):
+        deadline = time.monotonic() + self.seconds
+        while peer not in self._gone:
+            if self._comm.Iprobe(peer):
+                self._receive(peer)
+            elif time.monotonic() > deadline:
+                raise Refused(f"rank {peer} on {self._hosts[peer]} does not come to the end, for {self.seconds:g} s (watchdog.seconds)")
+            else:
+                time.sleep(CLOSING_POLL_S)
 
     def _run(self):
         try:
             self._watch()
-        except (Refused, MPI.Exception) as problem:
+        except Exception as problem:  # whatever it is, the others would take its silence for the rank's
             if not self._closing.is_set():
-                abort(problem if isinstance(problem, Refused) else Refused(f"the ranks cannot reach each other any more: {problem}"))
+                abort(Refused(f"the ranks cannot reach each other any more: {problem}") if isinstance(problem, MPI.Exception) else problem)
 
     def _watch(self):
         pause = min(self.seconds / BEATS, LONGEST_S)
@@ -81,11 +99,11 @@ class Watchdog:
             for other in seen.values():  # a time in which this rank was stopped itself, and perhaps all others too, does not count
                 other.heard += late
                 other.since += late
-            self._note(seen[self.world.rank], self._beat(), begun)
+            self._note(self.world.rank, seen, self._beat(), begun)
             for peer in self._peers:
                 self._send(peer)
                 while self._comm.Iprobe(peer):
-                    self._note(seen[peer], self._receive(peer), begun)
+                    self._note(peer, seen, self._receive(peer), begun)
             self._check_answers(seen, begun)
             if self.world.rank == 0:
                 self._tell_laggards(seen, begun)
@@ -110,32 +128,34 @@ class Watchdog:
             self._gone.add(peer)
         return beat
 
-    def _note(self, seen: Seen, beat: np.ndarray, now: float):
-        seen.heard = now
-        if beat["ticks"] != seen.beat["ticks"]:
-            if seen.is_told:
-                print(f"hetmpi: it goes on after {now - seen.since:.0f} s", file=sys.stderr, flush=True)
-            seen.since, seen.is_told = now, False
-        seen.beat = beat
+    def _note(self, rank: int, seen: dict[int, Seen], beat: np.ndarray, now: float):
+        known = seen[rank]
+        known.heard = now
+        if beat["ticks"] != known.beat["ticks"]:
+            if rank in self._named:
+                self._named.clear()
+                say(f"rank {rank} goes on after {now - known.since:.0f} s")
+            known.since = now
+        known.beat = beat
 
     def _check_answers(self, seen: dict[int, Seen], now: float):
-        lost = [rank for rank in self._peers if rank not in self._gone and now - seen[rank].heard > self.seconds]
+        silent = {rank: now - seen[rank].heard for rank in self._peers if rank not in self._gone}
+        lost = [rank for rank, time_s in silent.items() if time_s > self.seconds * (1 if seen[rank].has_begun else SETUP_FACTOR)]
         if lost:
             raise Refused(
-                f"{self._names(lost, seen, now)} answers no more, for {self.seconds:g} s (watchdog.seconds): the job ends; with checkpoints, resume=auto "
-                "goes on from the last one"
+                f"{self._names(lost, seen, now)} answers no more, for {silent[lost[0]]:.0f} s (watchdog.seconds={self.seconds:g}, 0 would wait): the job "
+                "ends; with checkpoints, resume=auto goes on from the last one"
             )
 
     def _tell_laggards(self, seen: dict[int, Seen], now: float):
         """Names who keeps all others waiting: as a step needs all ranks, no rank gets far beyond one that lags."""
-        if not all(other.beat["ticks"] and now - other.since > self.seconds and not other.is_told for other in seen.values()):
+        if self._named or not all(other.has_begun and now - other.since > self.seconds for other in seen.values()):
             return
         first = min(other.beat["step"][0] for other in seen.values())
         busy = [rank for rank, other in seen.items() if doing_of(other) in OWN]
         behind = busy or [rank for rank, other in seen.items() if other.beat["step"][0] == first]
-        for rank in behind:
-            seen[rank].is_told = True
-        print(f"hetmpi: all wait for {self._names(behind, seen, now)}", file=sys.stderr, flush=True)
+        self._named.update(behind)
+        say(f"all wait for {self._names(behind, seen, now)}" if len(behind) < len(seen) else f"all ranks are in {place_of(seen[0])} for {now - seen[0].since:.0f} s")
 
     def _names(self, ranks: list[int], seen: dict[int, Seen], now: float) -> str:
         """Who, where, at what, since when."""
@@ -148,7 +168,12 @@ class Watchdog:
 
 
 def place_of(seen: Seen) -> str:
-    return doing_of(seen) + (f" of step {seen.beat['step'][0] + 1}" if seen.beat["ticks"] else "")
+    return doing_of(seen) + (f" of step {seen.beat['step'][0] + 1}" if seen.has_begun else "")
+
+
+def say(text: str):
+    with contextlib.suppress(OSError):  # of a launcher that is gone
+        print(f"hetmpi: {text}", file=sys.stderr, flush=True)
 
 
 def doing_of(seen: Seen) -> str:

@@ -66,7 +66,7 @@ def finish(folder: Path, staleness: int, ranks: int, steps: int) -> str:
 def command_of(folder: Path, staleness: int, ranks: int, steps: int) -> list[str]:
     settings = [
         "device=cpu", f"data.scale={SCALE}", "table.dim=16", f"batch_size={BATCH}", f"steps={steps}", f"table.staleness={staleness}", "table.cache.admit=all",
-        "log.every_steps=10000", "eval.max_samples=500", f"checkpoint.every_steps={EVERY}", f"run.dir={folder}", "resume=auto",
+        "log.every_steps=10000", "eval.max_samples=500", f"checkpoint.every_steps={EVERY}", "checkpoint.full_every=3", f"run.dir={folder}", "resume=auto",
     ]  # fmt: skip
     settings += counting_model.settings(ranks) if staleness > 0 else []
     return [mpiexec(), "-n", str(ranks), sys.executable, "-m", "hetmpi.train", *settings]

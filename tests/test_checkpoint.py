@@ -28,7 +28,7 @@ from hetmpi.data.synthetic import Synthetic
 from hetmpi.optim import RowOptimizer
 from hetmpi.partition import make_partition
 from hetmpi.table import EmbeddingTable
-from hetmpi.world import World
+from hetmpi.world import Refused, World
 from models.wdl import WDL
 
 SAVING = ["checkpoint.every_steps=2", "checkpoint.keep=9", "optim.rows=adagrad"]
@@ -151,16 +151,24 @@ def test_an_incremental_checkpoint_is_no_better_than_what_it_builds_on(tmp_path,
         shutil.rmtree(base)
     if damage == "another":
         shutil.copytree(run_of_6 / "step-00000004", base)
-    found = Checkpoints(World(), base.parent).newest()
-    assert found == (base if damage == "another" else None)
+    if damage == "another":
+        assert Checkpoints(World(), base.parent).newest() == base
+    else:
+        with pytest.raises(Refused, match=r"none of the \d checkpoint\(s\) in .* can be used"):
+            Checkpoints(World(), base.parent).newest()
+        assert not list(base.parent.glob("*.damaged*"))
     assert re.search(told, capsys.readouterr().out)
 
 
-def test_what_an_incremental_checkpoint_builds_on_stays(tmp_path):
-    folder = saved(tmp_path, 2, "checkpoint.full_every=3", "checkpoint.keep=1")
-    assert sorted(path.name for path in folder.iterdir()) == ["step-00000002", "step-00000006"]
-    folder = saved(tmp_path / "two", 2, "checkpoint.full_every=2", "checkpoint.keep=1")
-    assert [path.name for path in folder.iterdir()] == ["step-00000006"]
+@pytest.mark.parametrize("keep, full_every, stay", [(1, 3, "1 3"), (1, 2, "3"), (2, 2, "1 3 4"), (2, 3, "1 4 5"), (2, 1, "4 5"), (3, 9, "1 3 4 5")])
+def test_what_incremental_checkpoints_build_on_stays_and_of_several_not_all_build_on_one(tmp_path, keep, full_every, stay):
+    table = EmbeddingTable(World(), 100, 3, RowOptimizer("sgd"))
+    checkpoints = Checkpoints(table.world, tmp_path, keep, full_every)
+    for step in range(1, {"1 3": 3, "3": 3, "1 3 4": 4}.get(stay, 5) + 1):
+        checkpoints.save(Position(step, 0), table)
+        checkpoints.wait()
+    assert [int(path.name[5:]) for path in sorted(tmp_path.iterdir())] == [int(step) for step in stay.split()]
+    table.close()
 
 
 @pytest.mark.mpi
@@ -192,6 +200,35 @@ def test_rows_of_late_updates_are_in_an_incremental_checkpoint(placed, tmp_path_
     other.close()
 
 
+def test_two_folders_of_one_table_and_rows_put_in_by_hand_are_saved_whole(tmp_path):
+    world = World()
+    table = EmbeddingTable(world, 100, 3, RowOptimizer("sgd", 1.0))
+    latest, best = (Checkpoints(world, tmp_path / name, full_every=9) for name in ("latest", "best"))
+
+    def train(keys):
+        table.write(keys, torch.ones_like(table.read(keys)))
+
+    def saved_last(checkpoints, step):
+        checkpoints.save(Position(step, 0), table)
+        checkpoints.wait()
+        assert np.array_equal(by_key(checkpoints.path(step))["weight"], table.peek(torch.arange(100)).numpy())
+        return json.loads((checkpoints.path(step) / "manifest.json").read_text()).get("base")
+
+    assert saved_last(latest, 1) is None
+    train(torch.arange(3))
+    assert saved_last(latest, 2) == "step-00000001"
+    assert saved_last(best, 2) is None
+    train(torch.arange(5, 7))
+    assert saved_last(latest, 3) is None and saved_last(best, 3) is None  # what was touched since is known to neither
+    train(torch.arange(8, 9))
+    assert saved_last(best, 4) == "step-00000003"
+    best.load(best.path(2), table)
+    assert saved_last(best, 5) is None
+    train(torch.arange(0, 100, 1))
+    assert saved_last(best, 6) is None  # most rows
+    table.close()
+
+
 @pytest.fixture(scope="module")
 def saved_on_three(tmp_path_factory):
     folder = saved(tmp_path_factory.mktemp("three"), 3, "table.partition=hash", "checkpoint.keep=1")
@@ -206,9 +243,8 @@ def test_rows_saved_on_three_ranks_come_back_on_any_number_in_any_partition(save
     assert outcome.code == 0, outcome.text
 
 
-@pytest.mark.parametrize("staleness", [0, 3])
-def test_a_run_goes_on_on_other_ranks_with_no_sample_lost_or_twice(tmp_path, staleness):
-    settings = [*SMALL, "checkpoint.every_steps=2", f"run.dir={tmp_path}", "resume=auto", f"table.staleness={staleness}", "table.cache.admit=all"]
+def test_a_run_goes_on_on_other_ranks_with_no_sample_lost_or_twice(tmp_path):
+    settings = [*SMALL, "checkpoint.every_steps=2", f"run.dir={tmp_path}", "resume=auto", "table.staleness=3", "table.cache.admit=all"]
     samples = 0
     for ranks, steps in ((2, 4), (3, 9), (1, 12)):
         before = 4 if steps == 9 else 9 if steps == 12 else 0
@@ -247,7 +283,7 @@ DAMAGES = {
         lambda path: (path / "dense.pt").write_bytes((path / "dense.pt").read_bytes()[:-1]), r"dense.pt has [\d,]+ bytes, [\d,]+ were written",
     ),
     "no manifest": (lambda path: (path / "manifest.json").write_text("{"), "is no whole checkpoint: manifest.json"),
-    "other format": (lambda path: (path / "manifest.json").write_text('{"format": 99}'), "has format 99, this hetmpi reads 1"),
+    "other format": (lambda path: (path / "manifest.json").write_text('{"format": 99}'), "has format 99, this hetmpi reads 1 and 2"),
 }  # fmt: skip
 
 
@@ -298,7 +334,8 @@ class Killed(BaseException):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_kill_at_any_write_or_name_leaves_one_that_is_whole(tmp_path, monkeypatch):
+@pytest.mark.parametrize("full_every", [1, 2, 3])
+def test_a_kill_at_any_write_or_name_leaves_one_that_is_whole(tmp_path, monkeypatch, full_every):
     world, model = World(), torch.nn.Linear(2, 2)
     table = EmbeddingTable(world, 100, 3, RowOptimizer("adagrad"))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -321,7 +358,7 @@ def test_a_kill_at_any_write_or_name_leaves_one_that_is_whole(tmp_path, monkeypa
         if number is not None and number > num_calls:
             break
         limit = 1000
-        checkpoints = Checkpoints(world, tmp_path / str(number), keep=1)
+        checkpoints = Checkpoints(world, tmp_path / str(number), keep=1, full_every=full_every)
         checkpoints.save(Position(0, 0), table, model, optimizer, {})
         checkpoints.save(Position(1, 10), table, model, optimizer, {})
         checkpoints.wait()
@@ -358,14 +395,16 @@ def test_a_full_disk_ends_the_run_with_the_reason_and_keeps_what_was_whole(tmp_p
 
 def test_a_rank_killed_at_any_moment_leaves_a_checkpoint_to_go_on_from(tmp_path, run_of_6):
     """Whatever is there afterwards is whole, and leads to the same rows."""
-    random = np.random.default_rng(0)
+    random, num_killed = np.random.default_rng(0), 0
     command = [mpiexec(), "-n", "2", sys.executable, "-m", "hetmpi.train", *SMALL, *SAVING, f"run.dir={tmp_path}", "resume=auto"]
     for _ in range(2):
         process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         time.sleep(3 + 3 * random.random())
         for rank in random.permutation(ranks_of(tmp_path))[:1].tolist():
             os.kill(rank, signal.SIGKILL)
+            num_killed += 1
         process.wait(60)
+    assert num_killed > 0
     outcome = run(command)
     assert outcome.code == 0, outcome.text
     assert_same_bits(tmp_path / "checkpoints/step-00000006", run_of_6 / "step-00000006")
