@@ -1,5 +1,5 @@
 -- Lmod: `module load hetmpi` for a checkout that ./run.sh setup has set up. Put it into a folder of MODULEPATH as hetmpi/0.1.0.lua
--- (yours: mkdir -p ~/modules/hetmpi; module use ~/modules) and edit root. Not tried on a cluster yet.
+-- (yours: mkdir -p ~/modules/hetmpi; module use ~/modules) and edit root. Lmod 8.6 loads it; not tried on a cluster.
 help([[hetmpi: trains PyTorch models whose embedding table is partitioned over MPI ranks.
 Start: sbatch -J NAME $HETMPI_ROOT/slurm/train.sbatch SETTINGS, or srun -K python -m hetmpi.train SETTINGS]])
 whatis("Name: hetmpi")

@@ -14,7 +14,7 @@ def test_a_job_that_is_signalled_or_preempted_comes_back_and_learns_the_same():
     if missing or os.getuid() != 0:
         pytest.skip(f"needs root and Slurm: apt-get install slurm-wlm munge; missing: {', '.join(missing) or 'root'}")
     path = os.pathsep.join([str(Path(sys.executable).parent), environment()["PATH"]])
-    outcome = run([str(ROOT / "tools/slurm_trial.sh"), "signal", "preempt"], timeout_s=300, PATH=path)
+    outcome = run([str(ROOT / "tools/slurm_trial.sh"), "signal", "preempt"], timeout_s=600, PATH=path)
     if outcome.code == 77:
         pytest.skip(outcome.text.strip())
     assert outcome.code == 0 and outcome.survivors == [], outcome.text

@@ -63,7 +63,7 @@ start_slurm() {
     chmod 400 "$folder/munge.key"
     munged --force --key-file="$folder/munge.key" --socket="$folder/munge.socket" --pid-file="$folder/munged.pid" \
         --log-file="$folder/munged.log" --seed-file="$folder/munged.seed" >/dev/null 2>&1
-    mkdir "$folder/state"
+    mkdir "$folder/state" "$folder/tmp-n1" "$folder/tmp-n2"
     : >"$folder/plugstack.conf"
     # KillWait: seconds from SIGTERM to SIGKILL.
     cat >"$folder/slurm.conf" <<CONF
@@ -85,6 +85,7 @@ KillWait=5
 SlurmdParameters=config_overrides
 StateSaveLocation=$folder/state
 SlurmdSpoolDir=$folder/spool-%n
+TmpFS=$folder/tmp-%n
 SlurmctldLogFile=$folder/slurmctld.log
 SlurmdLogFile=$folder/slurmd-%n.log
 SlurmctldPidFile=$folder/slurmctld.pid
