@@ -146,3 +146,29 @@ def test_a_table_on_a_gpu_learns_what_one_on_the_cpu_learns(staleness):
     assert np.array_equal(tables[0].shard.weight, tables[1].shard.weight)
     for table in tables:
         table.close()
+
+
+@needs_gpu
+def test_rows_and_gradients_are_waited_for_by_the_stream_that_takes_them():
+    """Torch's stream is held up before every gradient: a cache that did not wait for it would take what is not there yet."""
+    world, generator = World(), torch.Generator().manual_seed(0)
+    on_cpu, on_gpu = (
+        EmbeddingTable(world, 200, 12, RowOptimizer("sgd", 0.1), staleness=Staleness(10), cache=CacheSettings(64, admit="all"), device=device)
+        for device in ("cpu", "cuda:0")
+    )
+    batches, read = [torch.randperm(200, generator=generator)[:40] for _ in range(31)], []
+    for keys, following in zip(batches, batches[1:]):
+        grads = torch.randn(40, 12, generator=generator)
+        expected = on_cpu.read(keys).clone()
+        on_cpu.write(keys, grads)
+        rows = on_gpu.read(keys)
+        read.append((expected, rows + 0))
+        torch.cuda._sleep(20_000_000)  # cycles: some 10 ms
+        on_gpu.prefetch(following)
+        made = grads.pin_memory().to("cuda", non_blocking=True) * 1
+        on_gpu.write(keys, made)
+        del rows, made  # torch may use their memory again
+    for expected, found in read:
+        assert torch.equal(expected, found.cpu())
+    for table in (on_cpu, on_gpu):
+        table.close()
