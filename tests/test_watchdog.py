@@ -37,7 +37,7 @@ def test_a_rank_that_answers_no_more_ends_the_job(tmp_path, rank):
 
 
 def test_a_rank_that_lags_is_named_and_the_run_goes_on():
-    outcome = train(3, *SMALL, "steps=20", "watchdog.seconds=2", "data._target_=broken_data.StallsOnRankOne", "~data.scale")
+    outcome = train(3, *SMALL, "steps=400", "log.every_steps=50", "watchdog.seconds=2", "data._target_=broken_data.StallsOnRankOne", "~data.scale")
     assert outcome.code == 0, outcome.text
     assert re.search(r"hetmpi: all wait for rank 1 on \S+ \(in load of step \d+ for \d s\)\n", outcome.text), outcome.text
     assert re.search(r"hetmpi: rank 1 goes on after \d s", outcome.text), outcome.text
