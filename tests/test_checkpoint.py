@@ -48,9 +48,8 @@ def ranks_of(folder):
 
 
 def contents(path):
-    """Everything that is in a checkpoint."""
-    size = json.loads((path / "manifest.json").read_text())["size"]
-    arrays = {f"{rank} {name}": np.load(path / f"shard-{rank:05d}.{name}.npy") for rank in range(size) for name in ARRAYS}
+    """Everything that a checkpoint says, incremental or not."""
+    arrays = by_key(path)
     dense = torch.load(path / "dense.pt", weights_only=True)
     state = {f"optimizer {i} {name}": value for i, kept in dense["optimizer"]["state"].items() for name, value in kept.items()}
     return arrays | {name: np.asarray(value) for name, value in (dense["model"] | state).items()}
