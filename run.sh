@@ -167,7 +167,8 @@ main() {
     report) exec python -m hetmpi.report "$@" ;;
     bench) run_bench "$@" ;;
     doctor) launch "$NP" python -m hetmpi.doctor "$@" ;;
-    setup | train | test | report | bench | doctor | docs | slurm-trial) set_up ;;
+    docs) exec python "$ROOT/tools/docs.py" "${1:-$ROOT/docs/api}" ;;
+    slurm-trial) exec "$ROOT/tools/slurm_trial.sh" "$@" ;;
   esac
 }
 

@@ -1,10 +1,11 @@
 """What cannot be done is refused in one message, told once, and every rank is gone soon after, exit code not 0."""
 
+import re
 import shutil
 import sys
 
 import pytest
-from launch import SMALL, mpiexec, run, train
+from launch import ROOT, SMALL, mpiexec, run, train
 
 ALLTOALL = ["table.exchange=alltoall", "table.ranks_per_node=1"]
 REPLICATED = ["table.replicate_below_rows=60"]
@@ -123,3 +124,11 @@ def test_a_loss_that_is_not_finite():
 
 def test_a_run_folder_that_cannot_be_written():
     check_refused(train(2, *SMALL, "run.dir=/proc/hetmpi"), "cannot write /proc/hetmpi")
+
+
+def test_every_command_that_run_sh_tells_of_does_something():
+    """Each has a branch of its own after the set-up, or before it."""
+    text = (ROOT / "run.sh").read_text()
+    told = re.findall(r"^  ([a-z-]+) .*\S", text[text.index("usage:") : text.index("environment\n")], re.MULTILINE)
+    branches = re.findall(r"^    ([a-z-]+)\) (?:exec|launch|run_|echo)", text, re.MULTILINE)
+    assert len(told) == 9 and sorted(told) == sorted(branches)
