@@ -10,7 +10,6 @@ runtime is linked statically: the module imports on machines without a GPU as we
 import os
 import shutil
 import subprocess
-from glob import glob
 from pathlib import Path
 
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension, build_ext
@@ -20,6 +19,9 @@ from setuptools import Extension, setup
 flags = ["-O3", "-Wall", "-Wextra", "-ffp-contract=off"]
 if os.environ.get("HETMPI_MARCH"):
     flags.append(f"-march={os.environ['HETMPI_MARCH']}")
+CORE = Path("cpp")  # where includes are written from
+HEADERS = sorted(map(str, CORE.rglob("*.h")))
+KERNELS = sorted(map(str, CORE.rglob("*.cu")))
 GPUS = ("80", "90", "100")  # compute capabilities that machine code is made for; the last one known as PTX too, for later ones
 
 
@@ -58,19 +60,19 @@ class BuildExtensions(build_ext):
 
     def build_extension(self, ext):
         if ext.name == "hetmpi._C" and nvcc:
-            ext.extra_objects = [self.compiled(source) for source in sorted(glob("cpp/*.cu"))]
+            ext.extra_objects = [self.compiled(source) for source in KERNELS]
         super().build_extension(ext)
 
     def compiled(self, source: str) -> str:
         """The object file of a .cu file, made if it is older than any file of the core."""
         made = Path(self.build_temp, source).with_suffix(".o")
-        newest = max(Path(file).stat().st_mtime for file in [__file__, *glob("cpp/*.h"), source])
+        newest = max(Path(file).stat().st_mtime for file in [__file__, *HEADERS, source])
         if not made.exists() or made.stat().st_mtime < newest:
             made.parent.mkdir(parents=True, exist_ok=True)
             host = ["-fPIC", "-fvisibility=hidden", *(flag for flag in flags if flag.startswith(("-ffp", "-march")))]
             self.spawn([
                 nvcc, "-c", "-O3", "-std=c++17", "-fmad=false", "--threads=0", *targets(nvcc), "-Xcompiler", ",".join(host),
-                "-Icpp", source, "-o", str(made),
+                f"-I{CORE}", source, "-o", str(made),
             ])  # fmt: skip
         return str(made)
 
@@ -78,9 +80,9 @@ class BuildExtensions(build_ext):
 nvcc = find_nvcc()
 core = Pybind11Extension(
     "hetmpi._C",
-    sorted(file for file in glob("cpp/*.cpp") if nvcc or file != "cpp/cuda_bindings.cpp"),
-    depends=sorted([*glob("cpp/*.h"), *glob("cpp/*.cu")]),
-    include_dirs=["cpp"],
+    sorted(str(file) for file in CORE.rglob("*.cpp") if nvcc or not file.name.startswith("cuda_")),
+    depends=[*HEADERS, *KERNELS],
+    include_dirs=[str(CORE)],
     cxx_std=17,
     extra_compile_args=flags,
 )

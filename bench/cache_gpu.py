@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from hetmpi import _C
-from hetmpi.optim import RowOptimizer
+from hetmpi.table.optim import RowOptimizer
 
 KEY_STRIDE = 7  # keys in the cache are its multiples, others are not
 CHUNK = 1 << 20  # keys inserted at a time

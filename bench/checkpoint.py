@@ -34,7 +34,7 @@ def main():
     settings = parse("checkpoint", SETTINGS, arguments)
     if "--rank" not in sys.argv:
         sys.exit(start_ranks(__file__, settings["ranks"], arguments))
-    from hetmpi.world import launch
+    from hetmpi.comm.launch import launch
 
     launch(lambda world: measure(world, settings))
 
@@ -43,9 +43,9 @@ def measure(world, settings: dict):
     """One rank."""
     import torch
 
-    from hetmpi.checkpoint import Checkpoints, Position
-    from hetmpi.optim import RowOptimizer
-    from hetmpi.table import EmbeddingTable
+    from hetmpi.checkpoint.checkpoints import Checkpoints, Position
+    from hetmpi.table.optim import RowOptimizer
+    from hetmpi.table.table import EmbeddingTable
 
     torch.set_num_threads(1)
     world.start_horovod()
@@ -92,7 +92,7 @@ def measure(world, settings: dict):
             times["incremental_stall_s"].append(slowest(world, time.perf_counter() - began))
             checkpoints.wait()
             times["incremental_write_s"].append(slowest(world, time.perf_counter() - began))
-            times["incremental_rows"].append(world.comm.allreduce(int(table.touched.sum())))
+            times["incremental_rows"].append(world.comm.allreduce(int(table.shard.touched.sum())))
         check(world, table, checkpoints, settings)
     finally:
         if world.rank == 0:
@@ -128,9 +128,9 @@ class Steps:
 
 def check(world, table, checkpoints, settings: dict):
     """Exits unless a table filled from the checkpoint has the rows of this one."""
-    from hetmpi.optim import RowOptimizer
-    from hetmpi.table import EmbeddingTable
-    from hetmpi.world import Refused
+    from hetmpi.table.optim import RowOptimizer
+    from hetmpi.table.table import EmbeddingTable
+    from hetmpi.errors import Refused
 
     other = EmbeddingTable(world, table.num_rows, table.dim, RowOptimizer("sgd", 1.0), "range", name="other")
     checkpoints.load(checkpoints.newest(), other)

@@ -17,7 +17,7 @@ processor times of one rank. A peer that fails, of memory for example, is left o
 import json
 import sys
 
-from contenders import check_losses, chosen, made_problem, median_ms, median_of, on_hosts, race
+from race.turns import check_losses, chosen, made_problem, median_ms, median_of, on_hosts, race
 from workload import key_of, parse
 
 from hetmpi.spans import PARTS

@@ -32,8 +32,8 @@ import sys
 from dataclasses import dataclass
 
 import numpy as np
-import problem
-from contenders import made_problem, median_ms, median_of, on_hosts, race
+from race import problem
+from race.turns import made_problem, median_ms, median_of, on_hosts, race
 from workload import key_of, parse
 
 from hetmpi import _C

@@ -92,7 +92,7 @@ def main():
         sys.exit(f"bench staleness: steps must be a multiple of eval_every, got {settings['steps']} and {settings['eval_every']}")
     if "--rank" not in sys.argv:
         sys.exit(start_ranks(__file__, settings["ranks"], arguments))
-    from hetmpi.world import launch
+    from hetmpi.comm.launch import launch
 
     launch(lambda world: measure(world, settings, variants))
 
@@ -155,9 +155,10 @@ def train(world, hvd, settings: dict, variant: Variant, batches: Batches, target
     """One run: to `steps`, then until it reaches the target."""
     import torch
 
-    from hetmpi.cache import CacheSettings, Staleness
-    from hetmpi.optim import DenseOptimizer, RowOptimizer, Schedule
-    from hetmpi.table import EmbeddingTable
+    from hetmpi.table.cache import CacheSettings, Staleness
+    from hetmpi.dense import DenseOptimizer
+    from hetmpi.table.optim import RowOptimizer, Schedule
+    from hetmpi.table.table import EmbeddingTable
     from models.wdl import WDL
 
     data = batches.data
@@ -207,9 +208,9 @@ def check_exact(world):
     """Raises RuntimeError unless s = 0 with a cache gives the same bits as without."""
     import torch
 
-    from hetmpi.cache import CacheSettings
-    from hetmpi.optim import RowOptimizer
-    from hetmpi.table import EmbeddingTable
+    from hetmpi.table.cache import CacheSettings
+    from hetmpi.table.optim import RowOptimizer
+    from hetmpi.table.table import EmbeddingTable
 
     shards = []
     for capacity in (0, 100):

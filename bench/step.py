@@ -7,7 +7,7 @@ net: mlp (embeddings and dense features through three layers of 256, plus a line
 sizes times `scale`, plain SGD, one thread per rank. rate: none for one node, or as tc says it (1gbit): each rank on a host of its
 own with such a link, as in `bench cluster`; needs root and MPICH. device: cuda for floor and hetmpi on GPUs, without peers.
 settings: of conf/config.yaml, joined by commas. peers:
-all, none, or some of torchrec, allgather, horovod (bench/peer_*.py); torchrec gets an environment of its own on first use.
+all, none, or some of torchrec, allgather, horovod (bench/peers/); torchrec gets an environment of its own on first use.
 Contenders take turns; losses after equal samples are compared first.
 
 Last, one JSON line: {"step_vs_floor": x (step time, 1 is best), "vs_torchrec": x, "vs_allgather": x, "vs_horovod": x
@@ -18,7 +18,7 @@ import json
 import os
 import sys
 
-from contenders import check_losses, chosen, made_problem, median_ms, median_of, on_hosts, race
+from race.turns import check_losses, chosen, made_problem, median_ms, median_of, on_hosts, race
 from workload import mpiexec, naps, parse
 
 from hetmpi.spans import PARTS

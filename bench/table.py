@@ -41,10 +41,10 @@ def parse(arguments):
 
 def measure(settings):
     """One rank: both placements, checked, then timed."""
-    from hetmpi.world import launch
+    from hetmpi.comm.launch import launch
 
     def run(world):
-        from hetmpi.world import World
+        from hetmpi.comm.world import World
 
         world.start_horovod()  # its thread drives far traffic, as in a training
         result = {name: time_steps(World(world.comm, n), settings) for name, n in (("near", None), ("far", 1))}
@@ -61,8 +61,8 @@ def time_steps(world, settings):
     """Median milliseconds over steps, of the slowest rank: read, write and settle of `keys` random rows."""
     import torch
 
-    from hetmpi.optim import RowOptimizer
-    from hetmpi.table import EmbeddingTable
+    from hetmpi.table.optim import RowOptimizer
+    from hetmpi.table.table import EmbeddingTable
 
     num_rows = settings["rows"] * world.size
     table = EmbeddingTable(world, num_rows, settings["dim"], RowOptimizer("sgd", 1.0), init_std=0.0)
@@ -85,14 +85,14 @@ def time_steps(world, settings):
 def window_vs_gather(world, settings):
     """Rows a second that one rank reads from the shard of the next, to those of a plain gather of its own: the median."""
     from hetmpi import _C
-    from hetmpi.optim import RowOptimizer
-    from hetmpi.owners import Owners
-    from hetmpi.partition import Route
-    from hetmpi.table import EmbeddingTable
+    from hetmpi.table.optim import RowOptimizer
+    from hetmpi.comm.shards import ShardReader
+    from hetmpi.comm.route import Route
+    from hetmpi.table.table import EmbeddingTable
 
     num, rows = settings["keys"], settings["rows"]
     table = EmbeddingTable(world, rows * world.size, settings["dim"], RowOptimizer("sgd", 1.0), partition="range")
-    owners, next_rank = Owners(table.window, None), (world.rank + 1) % world.size
+    reader, next_rank = ShardReader(table.window), (world.rank + 1) % world.size
     generator, out, times = np.random.default_rng(world.rank), np.empty((num, settings["dim"]), np.float32), []
     own, order = table.shard.weight.copy(), np.arange(num)
     for _ in range(3 * settings["steps"]):
@@ -101,7 +101,7 @@ def window_vs_gather(world, settings):
             continue
         places = generator.choice(rows, num, replace=False)
         route, marks = Route.of_keys(table.partition, places + rows * next_rank), [time.perf_counter()]
-        owners.read("weight", route, out)
+        reader.read("weight", route, out)
         marks.append(time.perf_counter())
         others = generator.choice(rows, num, replace=False)
         marks.append(time.perf_counter())

@@ -35,7 +35,7 @@ def main():
         sys.exit(f"bench traffic: warmup must lie in [0, steps={settings['steps']}), got {settings['warmup']}")
     if "--rank" not in sys.argv:
         sys.exit(start_ranks(__file__, settings["ranks"], arguments))
-    from hetmpi.world import launch
+    from hetmpi.comm.launch import launch
 
     launch(lambda world: measure(world, settings))
 
@@ -72,9 +72,9 @@ def count(world, data, keys: Keys, settings: dict, staleness: int | None, percen
     """What the table counts over the steps after the warm-up, per step and summed over ranks."""
     import torch
 
-    from hetmpi.cache import CacheSettings, Staleness
-    from hetmpi.optim import RowOptimizer
-    from hetmpi.table import EmbeddingTable
+    from hetmpi.table.cache import CacheSettings, Staleness
+    from hetmpi.table.optim import RowOptimizer
+    from hetmpi.table.table import EmbeddingTable
 
     cache = CacheSettings(capacity_fraction=percent / 100, policy=policy, admit="all")
     optimizer = RowOptimizer("sgd", 1.0)

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 
 
-def parse(name: str, settings: dict, arguments: list[str]) -> dict:
-    """`settings` with KEY=VALUE of the command line, each of its default's type; lists are comma-separated."""
+def parse(name: str, settings: dict, arguments: list[str], least: dict[str, tuple[int, str]] | None = None) -> dict:
+    """`settings` with KEY=VALUE of the command line, each of its default's type; lists are comma-separated. least: the least
+    value of some, and why."""
     settings = dict(settings)
     for argument in arguments:
         key, _, text = argument.partition("=")
@@ -21,6 +22,9 @@ def parse(name: str, settings: dict, arguments: list[str]) -> dict:
         except (KeyError, ValueError):
             known = ", ".join(f"{key}={value_text(value)}" for key, value in settings.items())
             sys.exit(f"bench {name}: cannot take {argument}; the settings are {known}")
+    for key, (bound, why) in (least or {}).items():
+        if settings[key] < bound:
+            sys.exit(f"bench {name}: {key} must be at least {bound:,}, {why}, got {settings[key]:,}")
     return settings
 
 

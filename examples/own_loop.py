@@ -25,6 +25,7 @@ def main(world):
         logit = model(look_up(rows, index).flatten(1)).squeeze(1)  # (B,)
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logit, label)
         loss.backward()
+        dense.begin()  # starts the allreduce of the dense gradients
         table.write(keys, rows.grad / world.size)
         dense.step(step)
     table.flush()  # before anyone looks at the table

@@ -5,9 +5,9 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 PLACES = {  # what a program of one's own needs -> the module that has it
-    "EmbeddingBag": "embedding_bag", "EmbeddingTable": "table", "RowOptimizer": "optim", "DenseOptimizer": "optim", "Schedule": "optim",
-    "Staleness": "cache", "CacheSettings": "cache", "look_up": "layers", "World": "world", "launch": "world", "Refused": "world",
-    "Checkpoints": "checkpoint", "Position": "checkpoint",
+    "EmbeddingBag": "table.bag", "EmbeddingTable": "table.table", "RowOptimizer": "table.optim", "DenseOptimizer": "dense",
+    "Schedule": "table.optim", "Staleness": "table.cache", "CacheSettings": "table.cache", "look_up": "layers", "World": "comm.world",
+    "launch": "comm.launch", "Refused": "errors", "NotFinite": "errors", "Checkpoints": "checkpoint.checkpoints", "Position": "checkpoint.checkpoints",
 }  # fmt: skip
 __all__ = list(PLACES)
 

@@ -16,10 +16,13 @@ import numpy as np
 import torch
 
 from hetmpi import _C
-from hetmpi.device import gpu_problem
-from hetmpi.table import EmbeddingTable
-from hetmpi.window import available_memory, cgroup_memory
-from hetmpi.world import MPI, Refused, ToldElsewhere, World, launch, mpi_libraries, srun_mpi
+from hetmpi.run.device import gpu_problem
+from hetmpi.table.table import EmbeddingTable
+from hetmpi.comm.memory import available_memory, cgroup_memory
+from hetmpi.comm.launch import launch
+from hetmpi.comm.mpi import MPI, mpi_libraries, srun_mpi
+from hetmpi.comm.world import World
+from hetmpi.errors import Refused, ToldElsewhere
 
 NUM_ROWS, DIM, ROWS_A_CALL, CALLS = 400_000, 32, 20_000, 5
 BUSY_S = 0.5
@@ -169,7 +172,7 @@ def report_failure(name: str, error: Exception | None, report: Report):
 
 def examine_way(world: World, name: str, report: Report):
     """Checks and times reading rows of the next rank, then reading from it while it computes. Collective."""
-    from hetmpi.optim import RowOptimizer
+    from hetmpi.table.optim import RowOptimizer
 
     peer = (world.rank + 1) % world.size
     if name == "shared memory":
@@ -178,8 +181,8 @@ def examine_way(world: World, name: str, report: Report):
             report.line(name, "not examined: some rank is alone on its node")
             return
     table = EmbeddingTable(world, NUM_ROWS * world.size, DIM, RowOptimizer(), init_std=0.0)
-    table.shard.weight[:] = np.arange(len(table.shard.weight))[:, None] % 1000 + 1000.0 * world.rank
-    table.window.fence()
+    table.shard.assign(slice(None), np.arange(len(table.shard))[:, None] % 1000 + 1000.0 * world.rank)
+    table.resume_at(0)
     rows = np.random.default_rng(world.rank).integers(0, NUM_ROWS, ROWS_A_CALL)
     keys = np.unique(rows) * world.size + peer
     seconds = min(time_read(table, keys, peer, report, name) for _ in range(CALLS))

@@ -1,13 +1,12 @@
 """Takes a checkpoint out of hetmpi: rows by key for numpy or Parquet, the dense layers as TorchScript.
 
-    python -m hetmpi.export CHECKPOINT OUT [rows=npy|parquet|none] [dense=torchscript|onnx|none]
+    python -m hetmpi.export CHECKPOINT OUT [rows=npy|parquet|none] [dense=torchscript|onnx|none] [table=NAME]
 
     OUT/rows.npy         (num_rows, dim) float32, row k of key k; numpy.load(..., mmap_mode="r") opens what is larger than memory
     OUT/rows.parquet     columns key (int64) and weight (fixed-size list of float32), in the order of keys
     OUT/dense.torchscript  forward(rows (U, dim), index (B, F) int64 into them, dense (B, num_dense)) -> logits (B,)
     OUT/dense.onnx       the same for any B and U, inputs rows, index, dense, output logits; takes pip install onnx onnxscript
 
-One process without MPI, in memory for some rows at a time.
 """
 
 from __future__ import annotations
@@ -21,10 +20,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hetmpi.checkpoint import CHUNK_ROWS, files_of, gathered, open_shards, read_manifest
 from hetmpi.data.batch import Batch
-from hetmpi.partition import make_partition
-from hetmpi.world import Refused
+from hetmpi.checkpoint.dense_state import attempt, read_state
+from hetmpi.checkpoint.manifest import DENSE, Entries, brief, read_manifest, tables_of
+from hetmpi.comm.route import Route, make_partition
+from hetmpi.checkpoint.shard_files import ShardFiles, collect, shards_of
+from hetmpi.errors import Refused
+
+MOST_FIELDS = 1 << 20  # and numbers in a row
+BLOCK_BYTES = 256 << 20  # rows in memory at a time; for each block the files of all shards are opened once
 
 CHOICES = {"rows": ("npy", "parquet", "none"), "dense": ("torchscript", "onnx", "none")}
 
@@ -37,8 +41,9 @@ def main(arguments: list[str]):
     chosen = {"rows": "npy", "dense": "torchscript"}
     for argument in arguments[2:]:
         name, _, value = argument.partition("=")
-        if value not in CHOICES.get(name, ()):
-            sys.exit(f"hetmpi.export: cannot take {argument}; what can be said: " + ", ".join(f"{k}={'|'.join(v)}" for k, v in CHOICES.items()))
+        if value not in CHOICES.get(name, ()) and (name != "table" or not value):
+            choices = ", ".join(f"{k}={'|'.join(v)}" for k, v in CHOICES.items())
+            sys.exit(f"hetmpi.export: cannot take {argument}; what can be said: {choices}, table=NAME")
         chosen[name] = value
     try:
         export(checkpoint, out, **chosen)
@@ -46,47 +51,72 @@ def main(arguments: list[str]):
         sys.exit(f"hetmpi: {refusal}")
 
 
-def export(checkpoint: Path, out: Path, rows: str = "npy", dense: str = "torchscript"):
-    """Writes what is asked for into `out`. Raises Refused for what is no whole checkpoint, has no model that can be built, or takes a package that
-    is not there."""
+def export(checkpoint: Path, out: Path, rows: str = "npy", dense: str = "torchscript", table: str | None = None):
+    """Writes what is asked for into `out`. table: None for the only one. Raises Refused for what is no whole checkpoint
+    or holds anything else than its manifest requires, does not have the table, has no model that can be built, or takes
+    a package that is not there."""
     missing = [name for name in ("onnx", "onnxscript") if dense == "onnx" and find_spec(name) is None]
     if missing:
         raise Refused(f"dense=onnx takes packages that are not there: pip install {' '.join(missing)}")
-    files_of(checkpoint)  # raises for what it builds on
     manifest = read_manifest(checkpoint)
+    shards = shards_of(checkpoint, manifest)
+    for shard in [shard for of_table in shards.values() for shard in of_table]:
+        shard.check()
+    name = chosen_table(checkpoint, manifest, table) if rows != "none" or dense != "none" else ""
     out.mkdir(parents=True, exist_ok=True)
-    if rows == "npy":
-        write_npy(out / "rows.npy", checkpoint, manifest)
-    if rows == "parquet":
-        write_parquet(out / "rows.parquet", checkpoint, manifest)
+    if rows != "none":
+        saved = Saved(tables_of(manifest)[name], shards[name])
+        {"npy": write_npy, "parquet": write_parquet}[rows](out / f"rows.{rows}", saved)
     if dense != "none":
-        model, inputs = dense_layers(checkpoint, manifest)
+        model, inputs = dense_layers(checkpoint, manifest, tables_of(manifest)[name]["dim"])
         {"torchscript": write_torchscript, "onnx": write_onnx}[dense](out / f"dense.{dense}", model, inputs)
 
 
-def chunks(checkpoint: Path, manifest: dict):
-    """(first key, rows (n, dim)) in the order of keys."""
-    partition, shards = make_partition(manifest["partition"], manifest["num_rows"], manifest["size"]), open_shards(checkpoint, manifest, "weight")
-    for begin in range(0, manifest["num_rows"], CHUNK_ROWS):
-        keys = np.arange(begin, min(begin + CHUNK_ROWS, manifest["num_rows"]))
-        yield begin, gathered(shards, *partition.locate(keys))
+def chosen_table(checkpoint: Path, manifest: dict, table: str | None) -> str:
+    """The name of the table in the manifest. Raises Refused if it is not there, or if there are several and none is
+    chosen."""
+    names = list(tables_of(manifest))
+    if table is None and len(names) == 1:
+        return names[0]
+    if names == [""]:
+        raise Refused(f"{checkpoint} has one table without a name: leave out table={table}")
+    if table not in names:
+        raise Refused(f"{checkpoint} has the tables {', '.join(names)}: choose one by table=NAME, got {brief(table)}")
+    return table
 
 
-def write_npy(path: Path, checkpoint: Path, manifest: dict):
-    whole = np.lib.format.open_memmap(path, "w+", np.float32, (manifest["num_rows"], manifest["dim"]))
-    for begin, rows in chunks(checkpoint, manifest):
+class Saved:
+    """A table in a checkpoint. table: what the manifest says of it; shards: the files of each rank's shard."""
+
+    def __init__(self, table: dict, shards: list[ShardFiles]):
+        self.num_rows, self.dim, self.shards = table["num_rows"], table["dim"], shards
+        self.partition = make_partition(table["partition"], table["num_rows"], len(shards))
+
+    def blocks(self):
+        """(first key, rows (n, dim) float32) in the order of keys."""
+        num = max(1, BLOCK_BYTES // (4 * self.dim))
+        for begin in range(0, self.num_rows, num):
+            keys = np.arange(begin, min(begin + num, self.num_rows))
+            rows = np.empty((len(keys), self.dim), np.float32)
+            collect(self.shards, Route.of_keys(self.partition, keys), "weight", rows)
+            yield begin, rows
+
+
+def write_npy(path: Path, saved: Saved):
+    whole = np.lib.format.open_memmap(path, "w+", np.float32, (saved.num_rows, saved.dim))
+    for begin, rows in saved.blocks():
         whole[begin : begin + len(rows)] = rows
     whole.flush()
 
 
-def write_parquet(path: Path, checkpoint: Path, manifest: dict):
+def write_parquet(path: Path, saved: Saved):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema = pa.schema([("key", pa.int64()), ("weight", pa.list_(pa.float32(), manifest["dim"]))])
+    schema = pa.schema([("key", pa.int64()), ("weight", pa.list_(pa.float32(), saved.dim))])
     with pq.ParquetWriter(path, schema) as writer:
-        for begin, rows in chunks(checkpoint, manifest):
-            weights = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), manifest["dim"])
+        for begin, rows in saved.blocks():
+            weights = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), saved.dim)
             writer.write_table(pa.table([pa.array(np.arange(begin, begin + len(rows))), weights], schema=schema))
 
 
@@ -101,19 +131,55 @@ class OfTensors(torch.nn.Module):
         return self.model(rows, Batch(None, index, dense, None))
 
 
-def dense_layers(checkpoint: Path, manifest: dict) -> tuple[OfTensors, tuple]:
-    """The dense layers of a checkpoint that the trainer wrote, and inputs that fit them: two samples."""
-    from hydra.utils import instantiate
-    from omegaconf import OmegaConf
-
+def dense_layers(checkpoint: Path, manifest: dict, dim: int) -> tuple[OfTensors, tuple]:
+    """The dense layers of a checkpoint that the trainer wrote, and inputs that fit them: two samples, rows of `dim`.
+    Raises Refused if the manifest does not say how to build them, or what it says makes no model with the weights in
+    dense.pt."""
     if "model_config" not in manifest:
         raise Refused(f"{checkpoint} does not say which model it is of: export its rows alone by dense=none")
-    sizes = manifest["model_sizes"]
-    model = instantiate(OmegaConf.create(manifest["model_config"]), **sizes)
-    model.load_state_dict(torch.load(checkpoint / "dense.pt", map_location="cpu", weights_only=True)["model"])
-    rows = torch.zeros(sizes["num_fields"] + 1, manifest["dim"])  # one field would make one row, which ONNX takes for a constant
-    index = torch.arange(sizes["num_fields"]).repeat(2, 1)
-    return OfTensors(model).eval(), (rows, index, torch.zeros(2, sizes["num_dense"]))
+    said = Entries(f"{checkpoint}: manifest.json", manifest)
+    config, sizes = said.part("model_config"), said.part("model_sizes")
+    arguments = {name: sizes.integer(name, 0, MOST_FIELDS) for name in ("num_fields", "num_dense", "dim")}
+    state = read_state(checkpoint / DENSE, manifest["size"])
+    if "model" not in state:
+        raise Refused(f"{checkpoint / DENSE} has no model: export the rows alone by dense=none")
+    rows = torch.zeros(arguments["num_fields"] + 1, dim)  # of one field 1 row, which ONNX would take for a constant
+    index = torch.arange(arguments["num_fields"]).repeat(2, 1)
+    inputs = rows, index, torch.zeros(2, arguments["num_dense"])
+    made = []
+
+    def build():
+        model = instantiate_model(config.values, arguments)
+        model.load_state_dict(state["model"])
+        made.append(OfTensors(model).eval())
+        with torch.no_grad():
+            made[0](*inputs)
+
+    attempt(f"{checkpoint}: the model in its manifest", build)
+    return made[0], inputs
+
+
+def instantiate_model(config: dict, arguments: dict) -> torch.nn.Module:
+    """hydra.utils.instantiate of classes of torch.nn.Module alone: a manifest may come from anywhere, and `_target_`
+    could be any function. Raises Refused for another one."""
+    from hydra.utils import get_class, instantiate
+    from omegaconf import OmegaConf
+
+    parts = [config]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict):
+            if "_target_" in part and not issubclass(get_class(part["_target_"]), torch.nn.Module):
+                raise Refused(f"_target_ must be a torch.nn.Module, got {brief(part['_target_'])}")
+            parts += part.values()
+        elif isinstance(part, list):
+            parts += part
+        elif isinstance(part, str) and "${" in part:  # which can make another _target_
+            raise Refused(f"values must be plain, got {brief(part)}")
+    model = instantiate(OmegaConf.create(config), **arguments)
+    if not isinstance(model, torch.nn.Module):
+        raise Refused(f"it makes {type(model).__name__}, no torch.nn.Module")
+    return model
 
 
 def write_torchscript(path: Path, model: OfTensors, inputs: tuple):

@@ -19,10 +19,10 @@ from string import Template
 
 import numpy as np
 
-from hetmpi import pictures
-from hetmpi.runlog import value_text
+from hetmpi.run import pictures
+from hetmpi.run.runlog import value_text
 from hetmpi.spans import PARTS
-from hetmpi.world import Refused
+from hetmpi.errors import Refused
 
 FOLDED = {"by_rank", "run_dir", *(f"{part}_ms" for part in PARTS)}  # keys of a summary that pictures show, or the heading
 

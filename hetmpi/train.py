@@ -5,7 +5,9 @@ The only reader of the settings (conf/config.yaml).
 
 from __future__ import annotations
 
+import contextlib
 import math
+import re
 import sys
 import time
 from collections import deque
@@ -18,21 +20,28 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from hetmpi.checkpoint import Checkpoints, Position, check_same, position_of, read_manifest
-from hetmpi.config import CONF, cache_of, compose, staleness_of
-from hetmpi.data.batch import Batch, to_batch
+from hetmpi.checkpoint.checkpoints import Checkpoints, Position, position_of
+from hetmpi.checkpoint.manifest import check_same, read_manifest
+from hetmpi.run.config import CONF, cache_of, compose, staleness_of
+from hetmpi.data.batch import Batch, Samples, to_batch
 from hetmpi.data.gpu_batch import GpuBatches
 from hetmpi.data.loader import Loader
-from hetmpi.device import choose_device
-from hetmpi.metrics import Counters, auc, lag_at, log_loss, trimmed
-from hetmpi.optim import DenseOptimizer, RowOptimizer, Schedule
-from hetmpi.preemption import Preemption
-from hetmpi.replicated import ReplicatedTable, small_fields
-from hetmpi.runlog import RunLog
+from hetmpi.run.device import choose_device
+from hetmpi.counters import Counters, lag_at, trimmed
+from hetmpi.metrics import auc, log_loss, without_auc
+from hetmpi.dense import DenseOptimizer
+from hetmpi.table.optim import RowOptimizer, Schedule
+from hetmpi.run.preemption import Preemption
+from hetmpi.table.replicas import small_fields
+from hetmpi.run.runlog import RunLog
 from hetmpi.spans import Spans, by_part, chrome_trace, own_ms, wait_ms
-from hetmpi.table import EmbeddingTable
-from hetmpi.watchdog import Watchdog
-from hetmpi.world import LEFT_EARLY, MPI, Refused, World, launch
+from hetmpi.table.table import EmbeddingTable
+from hetmpi.run.watchdog import Watchdog
+from hetmpi.comm.launch import LEFT_EARLY, launch
+from hetmpi.comm.mpi import MPI
+from hetmpi.comm.world import World
+from hetmpi.errors import NotFinite, Refused, doing
+from hetmpi.comm.memory import refuse_if_short, size_text
 
 MB = 1 << 20
 LEAVE_S = 5  # for the owners to take in what a failing rank holds back
@@ -44,14 +53,14 @@ def main(world: World, overrides: list[str] | None = None):
     if {"-h", "--help"} & set(overrides):
         return print(usage()) if world.rank == 0 else None
     config = compose(world, overrides)
+    spans = Spans(keeps_trace=config.train.profile)
+    watchdog = Watchdog(world, spans, config.watchdog.seconds)
     torch.set_num_threads(world.compute_threads())
     no_gpu = config.device == "auto" and config.table.replicate_below_rows > 0  # which is for CPUs
     device = choose_device(world, "cpu" if no_gpu else config.device)
     if config.table.ranks_per_node is not None:
         world = World(world.comm, config.table.ranks_per_node)
     preemption = Preemption(world)
-    spans = Spans(keeps_trace=config.train.profile)
-    watchdog = Watchdog(world, spans, config.watchdog.seconds)
     training = Training(world, config, device, spans)
     try:
         is_done = training.run(preemption.is_agreed)
@@ -86,6 +95,7 @@ class Training:
         self._check_folder()
         self.total_steps = self._total_steps()
         self.model = self._model()
+        self._check_batches()
         schedule = Schedule(config.optim.schedule, config.optim.warmup_steps, self.total_steps)
         self.replicated = self._replicated()
         self.table = self._table(schedule)
@@ -98,13 +108,13 @@ class Training:
             self.checkpoints.reserve(self.table)
         self.criterion = torch.nn.BCEWithLogitsLoss()
         self.loader = Loader(
-            self.data.train, world.rank, world.size, config.batch_size, self.start.step, self.total_steps,
+            partial(self._drawn, "train"), world.rank, world.size, config.batch_size, self.start.step, self.total_steps,
             config.loader.threads, config.loader.prefetch,
             to_batch if device.type == "cpu" else GpuBatches(device, self.data.num_rows), self.start.samples,
         )  # fmt: skip
         self.log = None
         if world.rank == 0:
-            print("\n".join([self._plan(), *self._choice(), *([f"resumed from {resumed}"] if resumed else [])]), flush=True)
+            print("\n".join([self._plan(), *self._choice(), *self._notes(), *([f"resumed from {resumed}"] if resumed else [])]), flush=True)
             settings = OmegaConf.merge(config, {"resume": resumed and str(resumed)})  # the one that `auto` found
             self.log = RunLog(config.run.dir, OmegaConf.to_yaml(settings), self.total_steps, self.start.step)
         self.watch = Stopwatch()
@@ -124,21 +134,24 @@ class Training:
                 self._prefetch(batches)
             with self.spans("forward"):
                 loss = self.criterion(self._logits(rows, batch), batch.label)
-            with self.spans("backward"):
-                loss.backward()  # Horovod's hooks start the dense allreduce here
-            if self.device.type != "cpu":  # which computes meanwhile
-                self._prefetch(batches)
-            with self.spans("backward"):
-                self.dense.begin()  # or this starts it
-            if rows.grad is None:
-                raise Refused(f"model={self.config.model_name}: its output does not depend on the rows it is given")
-            self.table.write(batch.keys, rows.grad.div_(self.world.size))
-            with self.spans("allreduce"):
-                self.dense.step(step)
-            self._check_finite(step, loss.item())
+            if self.device.type == "cpu":
+                self._check_loss(step, loss, batch, rows)
+            with self._explained(step, batch, rows):
+                with self.spans("backward"):
+                    loss.backward()  # the allreduce of the dense gradients starts when the last of them is computed
+                if self.device.type != "cpu":  # which computes meanwhile
+                    self._prefetch(batches)
+                with self.spans("backward"):
+                    self.dense.begin()  # or here, on a rank where some parameter got no gradient
+                if rows.grad is None:
+                    raise Refused(f"model={self.config.model_name}: its output does not depend on the rows it is given")
+                self.table.write(batch.keys, rows.grad.div_(self.world.size))
+                with self.spans("allreduce"):
+                    self.dense.step(step)
+            if self.device.type != "cpu":  # the host waits for the loss here
+                self._check_loss(step, loss, batch, rows)
             if (step + 1) % every == 0 or step + 1 == self.total_steps:
-                if self.table.staleness.is_synchronous:
-                    self.table.flush()  # a rank that waits for the others below could not drain its inbox for them
+                self.table.settle()  # a rank that waits for the others below could not drain its inbox for them
                 self._report(step + 1, loss.item(), interval)
             leaves = must_leave() and step + 1 < self.total_steps
             self._checkpoint(step + 1, leaves)
@@ -170,15 +183,19 @@ class Training:
                 self.table.peek(torch.empty(0, dtype=torch.int64))  # others may need this rank's answers
         self.model.train()
         columns = [np.concatenate(column) if parts else np.empty(0, np.float32) for column in zip(*parts)]
+        self.world.meet(f"after step {step} for all ranks to evaluate")
         gathered = self.world.comm.gather(columns)
         self.world.comm.Barrier()  # at s >= 1 a rank that trained on would change rows that others still evaluate
         if self.world.rank != 0:
             return {}
-        label, logit, *teacher = [np.concatenate(part) for part in zip(*[g for g in gathered if g])]
+        parts = [part for part in gathered if part] or [[np.empty(0, np.float32)] * 2]
+        label, logit, *teacher = [np.concatenate(part) for part in zip(*parts)]
         figures = {**self._progress(step), "auc": auc(label, logit), "log_loss": log_loss(label, logit)}
         figures["teacher_auc"] = auc(label, teacher[0]) if teacher else None
-        self.log.evaluation(figures)
-        return figures
+        figures = {name: None if value is None or math.isnan(value) else value for name, value in figures.items()}
+        if len(label):
+            self.log.evaluation(figures)
+        return {**figures, "without_auc": without_auc(label, logit)}
 
     def _say_left(self, step: int):
         """Waits for the checkpoint, then says where the run can go on. Collective."""
@@ -262,23 +279,44 @@ class Training:
 
     def _choice(self) -> list[str]:
         """How rows travel between nodes and why, in one line, if table.exchange=auto had a choice."""
-        exchange = self.table.exchange
-        return [] if exchange.why is None else [f"table.exchange={exchange.name}: {exchange.why}"]
+        client = self.table.client
+        return [] if client.why is None else [f"table.exchange={client.transport.name}: {client.why}"]
+
+    def _notes(self) -> list[str]:
+        """Sentences about data that are too small for what is asked of them."""
+        name, num_train, taken = self.config.data_name, self.data.num_train, self.config.batch_size * self.world.size
+        notes = []
+        if num_train is not None and num_train < taken and self.total_steps > self.start.step:
+            notes.append(f"data={name} has {num_train:,} samples to train on, a step takes {taken:,}: samples repeat within a step")
+        if self.data.num_valid < 1:
+            notes.append(f"data={name} holds out no samples: there will be no AUC and no log loss")
+        return [f"hetmpi: {note}" for note in notes]
 
     def _data(self):
         data = build(self.config.data)
         try:
-            data.prepare(self.world.rank, self.world.size, self.world.comm.Barrier)
-        except (ValueError, OSError) as error:
-            raise Refused(str(error)) from error
+            with doing(f"prepare() of data={self.config.data_name}"):
+                data.prepare(self.world.rank, self.world.size, lambda: self.world.meet("for all ranks to prepare the data"))
+        except OSError as error:
+            if type(data).__module__.startswith("hetmpi."):
+                raise Refused(f"data={self.config.data_name}: {error}") from error
+            raise
         return data
 
+    def _drawn(self, split: str, start: int, stop: int) -> Samples:
+        """The data's samples [start, stop) of `train` or `valid`."""
+        with doing(f"{split}({start}, {stop}) of data={self.config.data_name}"):
+            return getattr(self.data, split)(start, stop)
+
     def _total_steps(self) -> int:
+        num_train = self.data.num_train
+        if num_train is not None and num_train < 1 and self.config.steps != 0:
+            raise Refused(f"data={self.config.data_name} has {num_train} samples to train on: give it at least one, or steps=0 to evaluate")
         if self.config.steps is not None:
             return max(self.config.steps, self.start.step)
-        if self.data.num_train is None:
+        if num_train is None:
             raise Refused(f"data={self.config.data_name} never ends: give steps=N")
-        left = max(0, self.config.epochs * self.data.num_train - self.start.samples)
+        left = max(0, self.config.epochs * num_train - self.start.samples)
         return self.start.step + math.ceil(left / (self.config.batch_size * self.world.size))
 
     def _model(self) -> torch.nn.Module:
@@ -291,11 +329,27 @@ class Training:
         )
         if not isinstance(getattr(model, "row_dim", None), int):
             raise Refused(f"{self.config.model._target_}: set self.row_dim, the numbers per row that the model wants (int)")
+        if next(model.parameters(), None) is None:
+            raise Refused(f"{self.config.model._target_}: it has no parameters, give it at least one dense layer")
         return model
+
+    def _check_batches(self):
+        """Raises Refused on every rank if a node lacks memory for the batches of its ranks that there are at a time, as ids,
+        keys and rows alone. Collective."""
+        size, data = self.config.batch_size, self.data
+        num = min(self.config.loader.prefetch + 1, max(1, self.total_steps - self.start.step))
+        sample = 16 * data.num_fields + 4 * data.num_dense + 4  # ids, their places among the keys, dense features, label
+        rows = 8 * self.model.row_dim * min(size * data.num_fields, data.num_rows)  # and their gradients
+        refuse_if_short(self.world, num * size * sample + rows, False, lambda need, place, free: (
+            f"batch_size={size:,}: the {num:,} batches that loader.prefetch={self.config.loader.prefetch} keeps need at "
+            f"least {size_text(need)} for the {self.world.node.size} rank(s) on {self.world.host}, {size_text(free)} are "
+            f"free in {place}: lower batch_size or loader.prefetch"
+        ))  # fmt: skip
 
     def _logits(self, rows: torch.Tensor, batch: Batch) -> torch.Tensor:
         """The model's logits (B,). Raises Refused for another shape."""
-        logits = self.model(rows, batch)
+        with doing(f"forward() of model={self.config.model_name}"):
+            logits = self.model(rows, batch)
         if logits.shape != batch.label.shape:
             raise Refused(
                 f"model={self.config.model_name}: forward must return logits of shape {tuple(batch.label.shape)}, "
@@ -320,8 +374,7 @@ class Training:
 
     def _table(self, schedule: Schedule) -> EmbeddingTable:
         table, optim = self.config.table, self.config.optim
-        kind = partial(ReplicatedTable, fields=self.replicated) if self.replicated else EmbeddingTable
-        return kind(
+        return EmbeddingTable(
             self.world,
             self.data.num_rows,
             self.model.row_dim,
@@ -335,6 +388,7 @@ class Training:
             spans=self.spans,
             exchange=table.exchange,
             device=self.device,
+            replicated=self.replicated,
         )
 
     def _shares(self) -> list[int]:
@@ -353,7 +407,7 @@ class Training:
         begin, end = self._shares()[self.world.rank : self.world.rank + 2]
         size = self.config.eval.batch_size
         for start in range(begin, end, size):
-            yield to_batch(self.data.valid(start, min(start + size, end)))
+            yield to_batch(self._drawn("valid", start, min(start + size, end)))
 
     def _predict(self, batch: Batch) -> tuple[np.ndarray, ...]:
         """(label, logit) or (label, logit, teacher), each (B,) float32."""
@@ -362,15 +416,29 @@ class Training:
         known = (batch.label.numpy(), logit)
         return known if batch.teacher is None else (*known, batch.teacher.numpy())
 
-    def _check_finite(self, step: int, loss: float):
-        if not math.isfinite(loss):
-            raise Refused(
-                f"loss is {loss} at step {step + 1}: lower optim.rows_lr (now {self.config.optim.rows_lr}) or "
-                f"optim.dense_lr (now {self.config.optim.dense_lr}), or warm up over more steps (optim.warmup_steps)"
-            )
+    def _check_loss(self, step: int, loss: torch.Tensor, batch: Batch, rows: torch.Tensor):
+        """Raises Refused, with the cause, for a loss that is not finite."""
+        if not math.isfinite(loss.item()):
+            raise Refused(f"loss is {loss.item()} at step {step + 1}: {self._cause(batch, rows)}")
+
+    @contextlib.contextmanager
+    def _explained(self, step: int, batch: Batch, rows: torch.Tensor):
+        """Gives the refusal of a gradient that is not finite its step and cause."""
+        try:
+            yield
+        except NotFinite as problem:
+            raise Refused(f"{problem}, at step {step + 1}: {self._cause(batch, rows)}") from problem
+
+    def _cause(self, batch: Batch, rows: torch.Tensor) -> str:
+        """Why loss or gradients of a batch are not finite, and what to do."""
+        optim = self.config.optim
+        return not_finite(batch, rows, self.model) or (
+            f"lower optim.rows_lr (now {optim.rows_lr}) or optim.dense_lr (now {optim.dense_lr}), or warm up over more steps (optim.warmup_steps)"
+        )
 
     def _report(self, steps: int, loss: float, interval: Interval):
         """Sums over ranks what happened since the last report and logs it. Collective."""
+        self.world.meet(f"after step {steps} for all ranks")
         loss = self.world.comm.allreduce(loss) / self.world.size
         counted, lags, milliseconds = interval.counted()
         sums, lags = self._summed(counted, lags)
@@ -446,7 +514,7 @@ class Training:
             "data": self.config.data_name,
             "world_size": self.world.size,
             "device": self.device.type,
-            "exchange": self.table.exchange.name,
+            "exchange": self.table.client.transport.name,
             "steps": self.total_steps,
             "first_step": self.start.step,  # the figures below are of the steps from there
             "samples_per_s": samples / seconds if seconds else None,
@@ -463,21 +531,61 @@ class Training:
             "run_dir": self.config.run.dir,
             "by_rank": [{"host": host, "own_ms": own_ms(ms), **in_ms(ms)} for host, ms in zip(hosts, by_rank)],
         })  # fmt: skip
+        if figures["without_auc"]:
+            self.log.note(f"no AUC: {figures['without_auc']}")
 
 
 def build(config: DictConfig, **arguments):
-    """The object that config._target_ names. Raises Refused if it cannot be found or refuses its arguments."""
+    """The object that config._target_ names. Raises Refused if there is none, if it does not take these arguments, or does
+    not fit in memory; any other error of its class as it is."""
+    target = config.get("_target_")
+    if not isinstance(target, str) or not target:
+        raise Refused(f"_target_ must name a class, as package.module.Class, got {target!r}")
     try:
         return instantiate(config, **arguments)
     except InstantiationException as error:
-        if isinstance(error.__cause__, (ValueError, TypeError, OSError)):
-            raise Refused(f"{config._target_}: {error.__cause__}") from error
-        if "Error locating target" in str(error):
+        cause = error.__cause__
+        if cause is None:  # it names something else
+            raise Refused(f"_target_={target} names no class: {' '.join(str(error).split())}") from error
+    if "allocate memory" in str(cause):
+        num_bytes = re.search(r"allocate (\d+) bytes", str(cause))
+        size = size_text(int(num_bytes[1])) if num_bytes else "its size"
+        raise Refused(f"{target}: memory lacks room for a tensor of {size}: lower table.dim or the widths of its layers")
+    if isinstance(cause, TypeError) and is_of_the_call(cause):
+        raise Refused(f"{target}: {cause}: its keys must be the arguments of its constructor")
+    if isinstance(cause, ImportError) and cause.__cause__ is not None:
+        cause = cause.__cause__
+        if isinstance(cause, AttributeError) or f"{target}.".startswith(f"{getattr(cause, 'name', None)}."):
             raise Refused(
-                f"cannot import {config._target_} ({error.__cause__ or error}): start from the folder its file is in, or "
-                "put that on PYTHONPATH"
-            ) from error
-        raise
+                f"cannot import {target} ({cause}): start from the folder its file is in, or put that on PYTHONPATH"
+            ) from cause
+    with doing(f"making {target}"):
+        raise cause
+
+
+def is_of_the_call(error: BaseException) -> bool:
+    """Whether Hydra's call itself failed, and not what it called."""
+    frame = error.__traceback__
+    while frame.tb_next is not None:
+        frame = frame.tb_next
+    return "hydra" in Path(frame.tb_frame.f_code.co_filename).parts
+
+
+def not_finite(batch: Batch, rows: torch.Tensor, model: torch.nn.Module) -> str | None:
+    """What of a batch and the model is NaN or infinite, in one sentence; None if nothing is."""
+    num = len(batch.label)
+    if num == 0:
+        return "the batch is empty: the data's train(start, stop) gave no samples"
+    inputs = {"label": batch.label, **{f"dense feature {i}": column for i, column in enumerate(batch.dense.unbind(1))}}
+    for name, values in inputs.items():
+        wrong = torch.nonzero(~torch.isfinite(values)).flatten().tolist()
+        if wrong:
+            return f"the data give {name} = {values[wrong[0]].item()} in {len(wrong)} of the {num} samples of this rank's batch, first in sample {wrong[0]}"
+    wrong = torch.nonzero(~torch.isfinite(rows.detach()).all(1)).flatten().tolist()
+    if wrong:
+        return f"{len(wrong)} of {len(rows)} rows were not finite when they were read, the first of key {int(batch.keys[wrong[0]])}"
+    parameters = [name for name, parameter in model.named_parameters() if not torch.isfinite(parameter).all()]
+    return f"the dense parameter {parameters[0]} is not finite" if parameters else None
 
 
 def in_ms(milliseconds: np.ndarray) -> dict[str, float]:

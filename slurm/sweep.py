@@ -28,7 +28,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from hetmpi import train
-from hetmpi.world import LEFT_EARLY, launch, srun_mpi
+from hetmpi.comm.launch import LEFT_EARLY, launch
+from hetmpi.comm.mpi import srun_mpi
 
 
 def main():

@@ -7,6 +7,7 @@ import time
 import numpy as np
 
 from hetmpi.data.batch import Samples
+from hetmpi.comm.mpi import MPI
 
 
 class Broken:
@@ -68,3 +69,72 @@ class DiesOnRankOne(Broken):
         if self.rank == 1 and start > 100:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().train(start, stop)
+
+
+class LabelsThatAreNan(Broken):
+    def train(self, start, stop):
+        samples = super().train(start, stop)
+        if self.rank == 1 and start >= 4 * len(samples):
+            samples.label[[3, 8]] = np.nan
+        return samples
+
+
+class DenseThatIsInfinite(Broken):
+    def train(self, start, stop):
+        samples = super().train(start, stop)
+        if self.rank == 1 and start >= 4 * len(samples):
+            samples.dense[5, 1] = np.inf
+        return samples
+
+
+class AnEmptyBatch(Broken):
+    def train(self, start, stop):
+        samples = super().train(start, stop)
+        return samples[:0] if self.rank == 1 and start >= 4 * len(samples) else samples
+
+
+class Stops(Broken):
+    """Rank `stops` stops in its set-up, as on a host that hangs."""
+
+    def __init__(self, seed, stops):
+        self.stops = stops
+
+    def prepare(self, rank, size, barrier):
+        if rank == self.stops:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
+class FailsAt(Broken):
+    """Raises where it is told to, on rank 0."""
+
+    def __init__(self, seed, at):
+        self.at = at
+        self._fail("making")
+
+    def _fail(self, at):
+        if self.at == at and MPI.COMM_WORLD.rank == 0:
+            open("/nowhere") if at == "prepare" else int("mine")
+
+    def prepare(self, rank, size, barrier):
+        super().prepare(rank, size, barrier)
+        self._fail("prepare")
+
+    def train(self, start, stop):
+        self._fail("train")
+        return super().train(start, stop)
+
+    def valid(self, start, stop):
+        self._fail("valid")
+        return super().train(start, stop)
+
+
+class IdsThatAreFloats(Broken):
+    def train(self, start, stop):
+        samples = super().train(start, stop)
+        samples.ids = samples.ids.astype(np.float64)
+        return samples
+
+
+class Sized(Broken):
+    def __init__(self, seed, num_train, num_valid):
+        self.num_train, self.num_valid = num_train, num_valid

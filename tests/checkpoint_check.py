@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 from test_checkpoint import by_key
 
-from hetmpi.checkpoint import ARRAYS, Checkpoints
-from hetmpi.optim import RowOptimizer
-from hetmpi.table import EmbeddingTable
-from hetmpi.world import launch
+from hetmpi.checkpoint.checkpoints import Checkpoints
+from hetmpi.checkpoint.manifest import ARRAYS
+from hetmpi.table.optim import RowOptimizer
+from hetmpi.table.table import EmbeddingTable
+from hetmpi.comm.launch import launch
 
 
 def main(world):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hetmpi.world import World
+from hetmpi.comm.world import World
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,8 @@
 
 import torch
 
-import hetmpi.table
-from hetmpi.gpu_cache import Gpu, GpuCache
+import hetmpi.table.table
+from hetmpi.table.gpu_cache import Gpu, GpuCache
 
 
 class GpuOnCpu(Gpu):
@@ -41,4 +41,4 @@ def make_cache(world, settings, num_rows, dim, optimizer, device):
     return GpuCache(settings.rows(num_rows, world, device), optimizer.core(dim), settings.policy, settings.dtype, GpuOnCpu())
 
 
-hetmpi.table.make_cache = make_cache
+hetmpi.table.table.make_cache = make_cache

@@ -18,17 +18,22 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from crafted import change_file, change_manifest, write_checkpoint
 from launch import ROOT, SMALL, environment, losses, mpiexec, run, train
 
-from hetmpi import checkpoint, export
-from hetmpi.cache import CacheSettings, Staleness
-from hetmpi.checkpoint import ARRAYS, Checkpoints, Position
+from hetmpi import export
+from hetmpi.checkpoint import checkpoints as saving
+from hetmpi.checkpoint import files, writer
+from hetmpi.table.cache import CacheSettings, Staleness
+from hetmpi.checkpoint.checkpoints import Checkpoints, Position
 from hetmpi.data.batch import to_batch
 from hetmpi.data.synthetic import Synthetic
-from hetmpi.optim import RowOptimizer
-from hetmpi.partition import make_partition
-from hetmpi.table import EmbeddingTable
-from hetmpi.world import Refused, World
+from hetmpi.checkpoint.manifest import ARRAYS
+from hetmpi.table.optim import RowOptimizer
+from hetmpi.comm.route import make_partition
+from hetmpi.table.table import EmbeddingTable
+from hetmpi.comm.world import World
+from hetmpi.errors import Refused
 from models.wdl import WDL
 
 SAVING = ["checkpoint.every_steps=2", "checkpoint.keep=9", "optim.rows=adagrad"]
@@ -141,15 +146,15 @@ def test_a_run_goes_on_from_an_incremental_checkpoint_to_the_same_bits(tmp_path,
     ("gone", "step-00000006 cannot be used: .*step-00000002 is no whole checkpoint"),
     ("another", "step-00000006 cannot be used: .*step-00000006 builds on step-00000002, which is another now"),
 ])  # fmt: skip
-def test_an_incremental_checkpoint_is_no_better_than_what_it_builds_on(tmp_path, incremental, run_of_6, damage, told, capsys):
+def test_an_incremental_checkpoint_is_no_better_than_what_it_builds_on(tmp_path, incremental, damage, told, capsys):
     base = tmp_path / "checkpoints/step-00000002"
     shutil.copytree(incremental, base.parent)
     if damage == "flipped":
         flip(base / "shard-00001.weight.npy")
-    else:
+    elif damage == "gone":
         shutil.rmtree(base)
-    if damage == "another":
-        shutil.copytree(run_of_6 / "step-00000004", base)
+    else:
+        change_manifest(base, lambda said: said.update(samples=0))
     if damage == "another":
         assert Checkpoints(World(), base.parent).newest() == base
     else:
@@ -183,7 +188,7 @@ def test_rows_of_late_updates_are_in_an_incremental_checkpoint(placed, tmp_path_
     )  # fmt: skip
     checkpoints = Checkpoints(placed, folder, full_every=9)
     if not has_memory:
-        monkeypatch.setattr(checkpoint, "available_memory", lambda: 1000)
+        monkeypatch.setattr(saving, "available_memory", lambda: 1000)
     for step in range(1, 4):
         for _ in range(5):
             keys = torch.from_numpy(np.unique(random.integers(0, 300, 40)))
@@ -282,7 +287,7 @@ DAMAGES = {
         lambda path: (path / "dense.pt").write_bytes((path / "dense.pt").read_bytes()[:-1]), r"dense.pt has [\d,]+ bytes, [\d,]+ were written",
     ),
     "no manifest": (lambda path: (path / "manifest.json").write_text("{"), "is no whole checkpoint: manifest.json"),
-    "other format": (lambda path: (path / "manifest.json").write_text('{"format": 99}'), "has format 99, this hetmpi reads 1 and 2"),
+    "other format": (lambda path: (path / "manifest.json").write_text('{"format": 99}'), "has format 99, this hetmpi reads 1, 2 and 3"),
 }  # fmt: skip
 
 
@@ -308,6 +313,89 @@ def test_a_named_checkpoint_that_is_damaged_ends_the_run(tmp_path, run_of_6):
 def test_a_checkpoint_of_another_table_is_refused(tmp_path, run_of_6):
     outcome = train(2, *SMALL, "table.dim=8", f"run.dir={tmp_path}", f"resume={run_of_6}/step-00000006", "optim.rows=adagrad")
     assert outcome.code != 0 and "is of a table with dim=4, this one has 8" in outcome.text, outcome.text
+
+
+@pytest.mark.parametrize("resume", ["auto", "PATH"])
+def test_a_trainer_refuses_a_checkpoint_that_is_whole_by_its_hashes_alone(tmp_path, run_of_6, resume):
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(run_of_6, folder)
+    last, shard = folder / "step-00000006", "shard-00001.weight.npy"
+    change_file(last, shard, np.load(last / shard).astype(np.float64))
+    outcome = train(2, *SMALL, f"run.dir={tmp_path}", f"resume={str(last) if resume == 'PATH' else resume}", "optim.rows=adagrad")
+    assert re.search(rf"{shard} must hold float32 of shape \(\d+, 4\), it holds float64", outcome.text), outcome.text
+    assert "Traceback" not in outcome.text and not outcome.survivors
+    if resume == "auto":
+        assert outcome.code == 0 and f"resumed from {folder}/step-00000004" in outcome.text, outcome.text
+    else:
+        assert outcome.code != 0 and outcome.text.count("name another checkpoint, or resume=auto") == 1, outcome.text
+
+
+@pytest.mark.parametrize("size, num_open", [(16, 64), (1024, 256)])
+def test_a_checkpoint_of_many_ranks_is_loaded_and_exported_with_few_open_files(tmp_path, size, num_open):
+    write_checkpoint(tmp_path / "step-00000001", 1, size)
+    write_checkpoint(tmp_path / "step-00000002", 2, size, base=tmp_path / "step-00000001")
+    path, limited = str(tmp_path / "step-00000002"), ["bash", "-c", f'ulimit -n {num_open}; exec "$@"', "bash", sys.executable]
+    outcome = run([*limited, str(ROOT / "tests/checkpoint_check.py"), path, "range"])
+    assert outcome.code == 0, outcome.text
+    outcome = run([*limited, "-m", "hetmpi.export", path, str(tmp_path / "out"), "dense=none"])
+    assert outcome.code == 0, outcome.text
+    assert np.array_equal(np.load(tmp_path / "out/rows.npy"), by_key(Path(path))["weight"])
+
+
+SPOILT = {
+    "weight": lambda table, model: table.shard.weight.__setitem__((2, 1), np.nan),
+    "state": lambda table, model: table.shard.state.__setitem__(2, np.inf),
+    "dense": lambda table, model: model.bias.data.fill_(np.nan),
+}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("spoilt, is_incremental, has_memory", [
+    *itertools.product(SPOILT, [False, True], [True]), ("weight", False, False), ("weight", True, False),
+])  # fmt: skip
+def test_what_is_not_finite_is_not_saved_and_all_ranks_hear_of_it(
+    world, tmp_path_factory, monkeypatch, spoilt, is_incremental, has_memory
+):
+    folder = Path(world.comm.bcast(str(tmp_path_factory.mktemp("finite"))))
+    if not has_memory:
+        monkeypatch.setattr(saving, "available_memory", lambda: 1000)
+    model, last = torch.nn.Linear(2, 2), world.size - 1
+    table = EmbeddingTable(world, 1000, 3, RowOptimizer("adagrad"), name="words")
+    checkpoints = Checkpoints(world, folder, full_every=2 if is_incremental else 1)
+    checkpoints.save(Position(1, 0), table, model)
+    if world.rank == (0 if spoilt == "dense" else last):
+        SPOILT[spoilt](table, model)
+        table.shard.touched[2] = 1
+    checkpoints.save(Position(2, 0), table, model)
+    told = {
+        "dense": "parameter bias of the dense layers is not finite",
+        "weight": rf"table 'words': weight of 1 row\(s\) of rank {last} is not finite, of key {2 * world.size + last} for one",
+        "state": rf"table 'words': state of 1 row\(s\) of rank {last} is not finite, of key {2 * world.size + last} for one",
+    }[spoilt]
+    with pytest.raises(Refused, match=f"step-00000002 is not written in {folder}: {told}: earlier checkpoints stay"):
+        checkpoints.wait()
+    assert checkpoints.newest() == checkpoints.path(1)
+    world.comm.Barrier()
+    if world.rank == last:
+        table.shard.weight[2], table.shard.state[2] = 1, 1
+    model.bias.data.fill_(0)
+    checkpoints.save(Position(2, 0), table, model)
+    checkpoints.wait()
+    assert checkpoints.newest() == checkpoints.path(2)
+    table.close()
+
+
+def test_an_export_builds_models_alone(tmp_path, run_of_6):
+    for number, config in enumerate([
+        {"_target_": "os.mkdir", "_args_": [str(tmp_path / "made")]}, {"_target_": "models.wdl.WDL", "hidden": {"_target_": "os.mkdir", "path": "x"}},
+        {"_target_": "models.wdl.WDL", "hidden": "${oc.create:{_target_:os.abort}}"}, {"_target_": "models.wdl.WDL", "hidden": [7]}, {"_target_": 3}, {},
+    ]):  # fmt: skip
+        path = tmp_path / str(number) / "step-00000006"
+        shutil.copytree(run_of_6 / "step-00000006", path)
+        change_manifest(path, lambda said: said.update(model_config=config))
+        with pytest.raises(SystemExit, match="hetmpi: .*step-00000006: the model in its manifest does not fit: "):
+            export.main([str(path), str(tmp_path / "out"), "rows=none"])
+    assert not (tmp_path / "made").exists()
 
 
 def test_where_nothing_was_saved_a_run_that_would_resume_begins(tmp_path):
@@ -349,7 +437,8 @@ def test_a_kill_at_any_write_or_name_leaves_one_that_is_whole(tmp_path, monkeypa
 
         return call
 
-    monkeypatch.setattr(checkpoint, "write_bytes", until_killed(checkpoint.write_bytes))
+    for module in (files, writer):
+        monkeypatch.setattr(module, "write_bytes", until_killed(files.write_bytes))
     for module, name in ((os, "rename"), (os, "open"), (shutil, "rmtree")):
         monkeypatch.setattr(module, name, until_killed(getattr(module, name)))
     num_calls = 0

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from hydra.utils import get_class
 
-from hetmpi.config import CONF, cache_of, resolved
-from hetmpi.world import Refused
+from hetmpi.run.config import CONF, cache_of, resolved
+from hetmpi.errors import Refused
 
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
@@ -39,6 +39,7 @@ def test_learning_rates_left_open_follow_the_rule():
     config = resolved(["optim.rows=adam", "optim.dense=sgd"])
     assert (config.optim.rows_lr, config.optim.dense_lr) == (0.001, 0.1)
     assert resolved(["optim.rows=adam", "optim.rows_lr=0.5"]).optim.rows_lr == 0.5
+    assert resolved(["optim.rows_lr=1e30"]).optim.rows_lr == 1e30
 
 
 def test_the_seed_reaches_the_data():
@@ -59,7 +60,17 @@ def test_the_run_folder_names_model_and_data():
         "table.staleness_growth=0", "table.anticipate=-1", "table.cache.policy=fifo", "table.exchange=mail",
         "table.cache.admit=some", "table.cache.capacity_rows=-1", "table.cache.capacity_fraction=1.5",
         "table.cache.capacity_rows=5 table.cache.capacity_fraction=0.1", "seed=99999999999999999999", "run.dir=/tmp/ü",
+        "steps=99999999999999999999", "table.dim=100000000000", "table.inbox_mb=inf", "table.init_std=inf", "optim.rows_lr=inf",
+        "optim.dense_weight_decay=99999999999999999999", "watchdog.seconds=inf", "checkpoint.dir=5", "checkpoint.dir=null",
+        "checkpoint.dir=[1,2]", "run.dir=1e11", "run.dir=''", "resume=5", "resume=true", "model.hidden=[0]", "model.hidden=[a]",
+        "model.hidden=[100000000000]", "model.hidden=2.5", "model.hidden=null", "model=dcn model.num_cross_layers=-1",
+        "table=null", "checkpoint=abc", "train=null", "table.cache=5", "run=null",
     ])
 def test_settings_no_run_can_have_are_refused(override):
     with pytest.raises(Refused, match="^settings: "):
         resolved(override.split())
+
+
+def test_an_integer_written_as_a_float_is_told_how_to_write_it():
+    with pytest.raises(Refused, match="batch_size must be an integer of at least 1, got 100000000000.0: write 100000000000,"):
+        resolved(["batch_size=1e11"])

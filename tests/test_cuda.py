@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 
 import launch
 import numpy as np
@@ -15,16 +16,16 @@ import pytest
 import torch
 
 from hetmpi import _C
-from hetmpi.cache import CacheSettings, Staleness
+from hetmpi.table.cache import CacheSettings, Staleness
 from hetmpi.data.batch import to_batch
 from hetmpi.data.gpu_batch import GpuBatches
 from hetmpi.data.synthetic import Synthetic
-from hetmpi.optim import RowOptimizer
-from hetmpi.table import EmbeddingTable
-from hetmpi.world import World
+from hetmpi.table.optim import RowOptimizer
+from hetmpi.table.table import EmbeddingTable
+from hetmpi.comm.world import World
 from test_core import CXX, FLAGS, ROOT, run
 
-KERNELS = [str(ROOT / "cpp/cuda_cache.cu"), str(ROOT / "cpp/cuda_unique.cu")]
+KERNELS = sorted(map(str, (ROOT / "cpp/cuda").glob("*.cu")))
 SOURCES = [*KERNELS, str(ROOT / "tests/cpp/cuda_cache_test.cpp")]
 INCLUDE = f"-I{ROOT / 'cpp'}"
 ON_CPU = [f"-I{ROOT / 'tests/cpp/cuda_on_cpu'}", INCLUDE]
@@ -52,12 +53,14 @@ def test_tables_keep_their_promises_with_their_lines_on_a_gpu(tmp_path):
     package = tmp_path / "hetmpi"
     shutil.copytree(ROOT / "hetmpi", package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     module = str(package / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}")
-    sources = [*(str(ROOT / f"cpp/{name}.cpp") for name in ("bindings", "cuda_bindings")), *KERNELS]
+    sources = [*map(str, (ROOT / "cpp/python").glob("*.cpp")), *KERNELS]
     flags = [*(flag for flag in FLAGS if flag not in ("-g", "-Werror")), "-fPIC", "-fvisibility=hidden", "-DHETMPI_CUDA=1"]
     includes = [*ON_CPU, f"-I{pybind11.get_include()}", f"-I{sysconfig.get_path('include')}"]
     objects = [str(tmp_path / f"{number}.o") for number in range(len(sources))]
-    compilers = [subprocess.Popen([*CXX, *flags, *includes, "-x", "c++", "-c", *pair]) for pair in ((source, "-o", made) for source, made in zip(sources, objects))]
-    assert all([compiler.wait() == 0 for compiler in compilers])
+    compile_one = [*CXX, *flags, *includes, "-x", "c++", "-c"]
+    commands = [[*compile_one, source, "-o", made] for source, made in zip(sources, objects)]
+    with ThreadPoolExecutor(os.cpu_count()) as compilers:
+        assert not any(compilers.map(subprocess.call, commands))
     code, text = run(*CXX, "-shared", *objects, "-o", module)
     assert code == 0, text
     tests = [str(ROOT / "tests/test_staleness.py")]

@@ -24,6 +24,7 @@ from hetmpi.data.distinct import NUM_REGISTERS, estimate, observe
 from hetmpi.data.loader import Loader
 from hetmpi.data.raw import DataError, Parser, hash_texts, list_units
 from hetmpi.data.synthetic import KAGGLE_FIELD_ROWS, Synthetic, Zipf, scattering_stride
+from hetmpi.errors import Refused
 from hetmpi.metrics import auc
 
 SAMPLE = Path(__file__).resolve().parents[2] / "shared/data/criteo/sample.tsv"
@@ -182,10 +183,17 @@ def test_scattering_is_a_bijection(rows):
     assert np.array_equal(np.sort(np.arange(rows) * scattering_stride(rows) % rows), np.arange(rows))
 
 
-@pytest.mark.parametrize("wrong", [{"scale": 0}, {"zipf": -1}, {"num_train": 0}, {"num_valid": 0}])
-def test_synthetic_refuses_impossible_settings(wrong):
-    with pytest.raises(ValueError, match="scale > 0, zipf >= 0, num_train >= 1 and num_valid >= 1"):
-        Synthetic(seed=0, **wrong)
+@pytest.mark.parametrize(
+    "wrong, kind",
+    [
+        ({"scale": 0}, "a number"), ({"scale": float("inf")}, "a number"), ({"scale": None}, "a number"),
+        ({"zipf": -1}, "a number"), ({"zipf": "x"}, "a number"), ({"num_train": 0}, "an integer"),
+        ({"num_valid": 0}, "an integer"), ({"num_valid": 1e11}, "an integer"), ({"seed": [1]}, "an integer"),
+    ],
+)  # fmt: skip
+def test_synthetic_refuses_impossible_settings(wrong, kind):
+    with pytest.raises(Refused, match=f"^data.{next(iter(wrong))} must be {kind} of at least "):
+        Synthetic(**{"seed": 0, **wrong})
 
 
 @pytest.mark.parametrize("positions", [(-1, 1), (2, 1), (0, 20_001)])
@@ -539,9 +547,20 @@ def test_rows_of_a_field_follow_its_distinct_values_or_the_wish(tmp_path, wish, 
     assert (ids >= first[:-1]).all() and (ids < first[1:]).all()
 
 
-def test_wrong_field_rows_are_refused():
-    with pytest.raises(ValueError, match="data.field_rows must be 26 positive numbers"):
-        Criteo("a.tsv", 0, field_rows=[1, 2])
+@pytest.mark.parametrize(
+    "wrong, told",
+    [
+        ({"field_rows": [1, 2]}, "data.field_rows must be a list of 26 integers"),
+        ({"field_rows": [0] * 26}, "each of data.field_rows must be an integer of at least 1, got 0"),
+        ({"field_rows": "x" * 26}, "data.field_rows must be a list of 26 integers"),
+        ({"path": 5}, "data.path must be a path, got 5"), ({"cache": [1]}, r"data.cache must be a path, got \[1\]"),
+        ({"rows_per_value": 0}, "data.rows_per_value must be a number"), ({"cached_groups": 0}, "data.cached_groups must be"),
+        ({"max_field_rows": 1.5}, "data.max_field_rows must be"), ({"max_bad_rows": None}, "data.max_bad_rows must be"),
+    ],
+)  # fmt: skip
+def test_criteo_refuses_impossible_settings(wrong, told):
+    with pytest.raises(Refused, match=told):
+        Criteo(**{"path": "a.tsv", "seed": 0, **wrong})
 
 
 @pytest.mark.parametrize("num", [10, 30_000, 1_000_000])

@@ -1,15 +1,19 @@
 """hetmpi.EmbeddingBag against torch.nn.EmbeddingBag. Run at 1, 2 and 3 ranks."""
 
 import copy
+import gc
 import pickle
+import warnings
+import weakref
 
 import pytest
 import torch
 
-from hetmpi.cache import CacheSettings, Staleness
-from hetmpi.embedding_bag import MODES, EmbeddingBag
-from hetmpi.optim import RowOptimizer
-from hetmpi.world import Refused, default_world
+from hetmpi.table.cache import CacheSettings, Staleness
+from hetmpi.table.bag import EmbeddingBag, MODES
+from hetmpi.table.optim import RowOptimizer
+from hetmpi.comm.launch import default_world
+from hetmpi.errors import Refused
 
 pytestmark = pytest.mark.mpi
 NUM_ROWS, DIM = 50, 6
@@ -28,7 +32,9 @@ def both(world, rule="sgd", **same):
 def rows_of(bag):
     """All rows as their owners have them. Collective."""
     bag.flush()
-    return bag.table.peek(torch.arange(bag.table.num_rows))
+    rows = bag.table.peek(torch.arange(bag.table.num_rows))
+    bag.table.world.comm.Barrier()  # a rank that goes on may push before another one has looked
+    return rows
 
 
 def loss_of(bags):
@@ -135,7 +141,11 @@ def test_a_model_with_a_bag_is_handled_as_any_other(world):
     mine, _, _ = both(world, mode="sum")
     model = torch.nn.Sequential(mine, torch.nn.Linear(DIM, 1)).to("cpu").train()
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    assert list(model.state_dict()) == ["1.weight", "1.bias"] and not list(mine.parameters())
+    assert list(model.state_dict()) == ["1.weight", "1.bias"]
+    assert [parameter.shape for parameter in mine.parameters()] == [(1,)]
+    assert not model.load_state_dict(model.state_dict()).missing_keys
+    with pytest.raises(RuntimeError, match='Unexpected key.* "0.weight"'):
+        model.load_state_dict(model.state_dict() | {"0.weight": torch.zeros(1)})
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), named_parameters=model.named_parameters())
     before = rows_of(mine)
     model(torch.tensor([[1, 2]])).sum().backward()
@@ -146,6 +156,167 @@ def test_a_model_with_a_bag_is_handled_as_any_other(world):
     for copied in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="its rows are spread over the ranks"):
             copied(model if copied is not copy.copy else mine)
+    mine.table.close()
+
+
+def late(world, bound):
+    """A bag of plain SGD under a bound."""
+    rule = RowOptimizer("sgd", 0.1)
+    return EmbeddingBag(NUM_ROWS, DIM, optimizer=rule, mode="sum", world=world, staleness=Staleness(bound))
+
+
+def zeroed(how, bag, model, optimizer):
+    """Calls zero_grad() as somebody may."""
+    part = {"bag": bag, "model": model, "optimizer": optimizer}[how.split()[0]]
+    part.zero_grad(set_to_none="zeros" not in how)
+
+
+@pytest.mark.parametrize("how", ["bag", "bag zeros", "model", "model zeros", "optimizer", "optimizer zeros"])
+@pytest.mark.parametrize("moved", [lambda model: model, torch.nn.Module.half])
+def test_a_batch_that_all_ranks_leave_out_leaves_nothing_behind(world, how, moved):
+    """As `optimizer.zero_grad(); loss.backward(); if not finite: continue` does, and with zero_grad of the model."""
+    mine, theirs, dense = both(world, mode="sum")
+    model = moved(torch.nn.Sequential(mine))
+    optimizer = torch.optim.Adagrad(model.parameters(), 0.1)
+    for step, is_bad in enumerate([False, True, False, True, True, False]):
+        zeroed(how, mine, model, optimizer)
+        dense.zero_grad()
+        for rank in range(world.size):
+            (loss_of(theirs(*calls_of(step, rank, "sum")[1][:2])) / world.size).backward()
+        (loss_of(mine(*calls_of(step, world.rank, "sum")[1][:2])) * (float("nan") if is_bad else 1.0)).backward()
+        if is_bad:
+            continue
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        optimizer.step()
+        mine.step()
+        dense.step()
+    assert torch.allclose(rows_of(mine), theirs.weight, atol=1e-5) and abs(mine.anchor.item()) < 1
+    mine.table.close()
+
+
+@pytest.mark.parametrize("bound", [0, 3])
+def test_a_rank_that_leaves_a_batch_out_steps_without_gradients(world, bound):
+    mine, theirs, dense = both(world, mode="sum")
+    if bound:
+        mine.table.close()
+        mine = late(world, bound)
+        mine.fill(theirs.weight)
+    model = torch.nn.Sequential(mine)
+    for rank in range(world.size):
+        if rank != world.size - 1:
+            (loss_of(theirs(*calls_of(0, rank, "sum")[0][:2])) / world.size).backward()
+    loss_of(mine(*calls_of(0, world.rank, "sum")[0][:2])).backward()
+    world.comm.Barrier()  # all have read
+    if world.rank == world.size - 1:
+        model.zero_grad()
+        with pytest.warns(UserWarning, match=r"bag \d+ of 50 rows of dim 6: zero_grad\(\) came between backward"):
+            mine.step()
+    else:
+        mine.step()
+    if world.size > 1:
+        dense.step()
+    assert torch.allclose(rows_of(mine), theirs.weight, atol=1e-5)
+    mine.table.close()
+
+
+def test_gradients_that_are_not_finite_reach_no_owner(world):
+    mine, _, _ = both(world, mode="sum")
+    before = rows_of(mine)
+    loss = loss_of(mine(torch.tensor([[1, 2], [3, 4]])))
+    (loss * (float("inf") if world.rank == 0 else 1.0)).backward()
+    if world.rank == 0:
+        told = r"EmbeddingBag.step: bag \d+ of 50 rows of dim 6: gradients must be finite, those of 4 of 4 .*key [1-4]"
+        for _ in range(2):
+            with pytest.raises(Refused, match=told):
+                mine.step()
+        mine.zero_grad()
+    mine.step()
+    changed = torch.nonzero((rows_of(mine) != before).any(1)).flatten().tolist()
+    assert changed == ([] if world.size == 1 else [1, 2, 3, 4]) and torch.isfinite(rows_of(mine)).all()
+    mine.table.close()
+
+
+@pytest.mark.parametrize("bound", [0, 3])
+@pytest.mark.parametrize("freeze", ["bag", "model", "parameters"])
+def test_a_frozen_bag_stays_as_it_is_and_steps_all_the_same(world, freeze, bound):
+    mine = late(world, bound)
+    model, ids = torch.nn.Sequential(mine, torch.nn.Linear(DIM, 1)), torch.tensor([[1, 2]])
+    before = rows_of(mine)
+    model(ids).sum().backward()  # before it was frozen
+    if freeze == "parameters":
+        for parameter in model.parameters():
+            parameter.requires_grad = False
+    else:
+        {"bag": mine, "model": model}[freeze].requires_grad_(False)
+    mine.step()
+    for _ in range(3):
+        found = mine(ids)
+        assert not found.requires_grad and torch.allclose(found, before[1:3].sum(0, keepdim=True))
+        weights = torch.ones(1, 2, requires_grad=True)
+        mine(ids, per_sample_weights=weights).sum().backward()
+        assert torch.allclose(weights.grad, before[1:3].sum(1)[None], atol=1e-5)
+        mine.step()
+    assert torch.equal(rows_of(mine), before)
+    mine.requires_grad_(True)
+    mine(ids).sum().backward()
+    mine.step()
+    assert torch.nonzero((rows_of(mine) != before).any(1)).flatten().tolist() == [1, 2]
+    mine.table.close()
+
+
+def test_batches_are_summed_as_they_come_and_a_forgotten_step_is_told_once(world):
+    mine, theirs, dense = both(world, mode="sum")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for step in range(150):
+            for rank in range(world.size):
+                (1e-3 * loss_of(theirs(*calls_of(step, rank, "sum")[0][:2])) / world.size).backward()
+            calls = calls_of(step, world.rank, "sum")[0][:2]
+            (1e-3 * (loss_of(mine(*calls)) + loss_of(mine(calls[0][:2])) - loss_of(mine(calls[0][:2])))).backward()
+            assert sum(len(keys) for keys, _ in mine._kept) <= 3 * NUM_ROWS
+    text = [f"{warning.filename} {warning.message}" for warning in told if "wait for step()" in str(warning.message)]
+    assert len(text) == 1 and __file__ in text[0] and "gradients of 100 batches wait" in text[0]
+    mine.step()
+    dense.step()
+    assert torch.allclose(rows_of(mine), theirs.weight, atol=1e-5)
+    mine.table.close()
+
+
+def test_calls_without_a_backward_keep_nothing(world, monkeypatch):
+    """As an evaluation that forgets no_grad makes them."""
+    mine, _, _ = both(world, mode="sum")
+    read, given = mine.table.read, []
+    monkeypatch.setattr(mine.table, "read", lambda keys: given.append(weakref.ref(rows := read(keys))) or rows)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(200):
+            mine(torch.tensor([[1, 2]]))
+    gc.collect()
+    assert len(given) == 200 and not any(rows() is not None for rows in given) and not mine._kept
+    mine.table.close()
+
+
+def test_horovod_averages_beside_a_bag_that_some_ranks_do_not_call(world):
+    """With gradients of 16 bits, in which the mark of the anchor is zero."""
+    hvd = world.start_horovod()
+    mine, theirs, dense = both(world, mode="sum")
+    model = torch.nn.Sequential(mine, torch.nn.Linear(DIM, 1))
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), 0.1), model.named_parameters(), compression=hvd.Compression.fp16
+    )
+    for step in range(3):
+        optimizer.zero_grad()
+        dense.zero_grad()
+        if world.rank == 0:
+            (loss_of(theirs(torch.tensor([[1, 2, step]]))) / world.size).backward()
+            loss_of(mine(torch.tensor([[1, 2, step]]))).backward()
+        model[1](torch.ones(1, DIM)).sum().backward()
+        optimizer.step()
+        mine.step()
+        dense.step()
+    expected = theirs.weight.detach().clone()
+    assert torch.allclose(rows_of(mine), torch.from_numpy(world.comm.bcast(expected.numpy())), atol=1e-5)
     mine.table.close()
 
 

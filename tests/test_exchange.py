@@ -1,7 +1,6 @@
 """Rows and gradients that travel by MPI_Alltoallv instead of one-sided: the same numbers. Run at 1, 2 and 3 ranks."""
 
 import re
-import time
 
 import numpy as np
 import pytest
@@ -16,13 +15,14 @@ from test_staleness import (
 from test_table import RULES, all_rows, check_same_bits, make_table, train
 
 from hetmpi import _C
-from hetmpi.cache import CacheSettings, Staleness
-from hetmpi.optim import RowOptimizer
-from hetmpi.partition import PARTITIONS
-from hetmpi.rounds import MOST_IDLE
-from hetmpi.table import EmbeddingTable
-from hetmpi.window import RmaWindow
-from hetmpi.world import World
+from hetmpi.table.cache import CacheSettings, Staleness
+from hetmpi.table.optim import RowOptimizer
+from hetmpi.comm.route import PARTITIONS
+from hetmpi.comm.two_sided import MOST_IDLE
+from hetmpi.errors import Refused
+from hetmpi.table.table import EmbeddingTable
+from hetmpi.comm.window import RmaWindow
+from hetmpi.comm.world import World
 
 pytestmark = pytest.mark.mpi
 
@@ -41,7 +41,7 @@ def test_rows_are_those_of_rma_bit_for_bit(apart, rule, partition):
     results = []
     for exchange, prefetch in [("rma", False), ("alltoall", False), ("alltoall", True)]:
         table = make_table(apart, rule, 0.02, partition=partition, exchange=exchange)
-        assert table.exchange.name == (None if apart.is_one_node else exchange)
+        assert table.client.transport.name == (None if apart.is_one_node else exchange)
         results.append((train(table, apart, steps=10, prefetch=prefetch), all_rows(table, apart)))
         table.close()
     check_same_bits(results)
@@ -87,6 +87,24 @@ def test_ranks_that_announce_their_batches_do_what_the_reference_does(world, sta
     table = open_table(apart, case, *settings)
     follow(apart, table, cluster_of(apart, table, case, *settings, kind=Rounds), case, step_in_rounds)
     table.close()
+
+
+@pytest.mark.parametrize("staleness", [1, 10])
+@cases(5, **{**ANNOUNCED, "exchange": st.just("toy_transport.Pickled")}, growth=st.none(), anticipate=st.just(3), num_steps=st.integers(5, 25))
+def test_a_transport_of_ones_own_takes_one_file(world, staleness, case):
+    apart, settings = World(world.comm, ranks_per_node=1), (staleness, case["growth"], case["anticipate"])
+    table = open_table(apart, case, *settings)
+    assert type(table.client.transport).__name__ == ("OneSided" if apart.is_one_node else "Pickled")
+    follow(apart, table, cluster_of(apart, table, case, *settings, kind=Rounds), case, step_in_rounds)
+    table.close()
+
+
+@pytest.mark.parametrize("path", ["nowhere.Transport", "toy_transport.Missing"])
+def test_a_transport_that_is_not_there_is_refused(world, path):
+    if world.size == 1:
+        pytest.skip("one rank needs no transport")
+    with pytest.raises(Refused, match=f"table.exchange={path}: there is no such class"):
+        make_table(World(world.comm, ranks_per_node=1), exchange=path)
 
 
 def step_in_rounds(world, table, keys, grads, later):
@@ -227,7 +245,7 @@ def test_what_is_written_without_a_read_is_not_held_for_ever(apart):
     keys, grads = torch.arange(200), torch.ones(200, 2)
     for _ in range(40):
         table.write(keys, grads)
-        assert apart.is_one_node or table.exchange.outbox.num_held <= 200 * MOST_IDLE
+        assert apart.is_one_node or table.client.transport.mailbox.num_held <= 200 * MOST_IDLE
     table.flush()
     assert (changes(table, PLAIN) == -40 * apart.size).all()
     table.close()
@@ -262,10 +280,9 @@ def test_ranks_may_look_at_different_numbers_of_rows(apart):
 
 def test_the_trial_leaves_the_rows_and_all_ranks_choose_alike(apart):
     chosen, untried = (make_table(apart, exchange=exchange) for exchange in ("auto", "rma"))
-    exchange = chosen.exchange
-    assert len(set(apart.comm.allgather(exchange.name))) == 1
+    assert len(set(apart.comm.allgather(chosen.client.transport.name))) == 1
     if not apart.is_one_node:
-        assert re.fullmatch(r"fetching 2,048 random rows took \S+ ms by rma, \S+ ms by alltoall", exchange.why)
+        assert re.fullmatch(r"fetching 2,048 random rows took \S+ ms by rma, \S+ ms by alltoall", chosen.client.why)
     assert np.array_equal(all_rows(chosen, apart), all_rows(untried, apart))
     assert train(chosen, apart, steps=10) == train(untried, apart, steps=10)
     for table in (chosen, untried):
@@ -273,9 +290,9 @@ def test_the_trial_leaves_the_rows_and_all_ranks_choose_alike(apart):
 
 
 def test_alltoall_is_taken_where_mpi_makes_no_window_over_nodes(apart, monkeypatch):
-    monkeypatch.setattr(RmaWindow, "_open_far", lambda window, is_needed: None)  # as Open MPI 4.1 over TCP
+    monkeypatch.setattr(RmaWindow, "_open_job", lambda window, is_needed: None)  # as Open MPI 4.1 over TCP
     table = make_table(apart, exchange="auto")
-    assert table.exchange.name == (None if apart.is_one_node else "alltoall")
+    assert table.client.transport.name == (None if apart.is_one_node else "alltoall")
     train(table, apart, steps=3)
     table.close()
 
@@ -324,13 +341,3 @@ def test_an_unknown_exchange_is_refused(world):
         make_table(world, exchange="mail")
 
 
-def test_a_rank_that_waits_long_for_another_says_so(apart, monkeypatch, capfd):
-    if apart.is_one_node:
-        pytest.skip("takes two nodes")
-    monkeypatch.setattr("hetmpi.world.WARN_AFTER_S", 0.2)
-    table = make_table(apart, exchange="alltoall")
-    if apart.rank == 0:
-        time.sleep(1)
-    table.read(torch.arange(3))
-    assert ("for all ranks to read or write" in capfd.readouterr().err) == (apart.rank > 0)
-    table.close()

@@ -1,45 +1,21 @@
 """Imports point one way, and the core knows neither MPI nor torch (docs/design.md, rooms)."""
 
 import ast
+from importlib import import_module
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-ALLOWED = {  # module -> modules of hetmpi it may import
-    "world": set(),
-    "layers": {"_C"},
-    "partition": {"_C"},
-    "metrics": set(),
-    "spans": set(),
-    "runlog": {"world"},
-    "optim": {"_C"},
-    "window": {"_C", "world"},
-    "inbox": {"_C", "partition", "window"},
-    "owners": {"_C", "partition", "window"},
-    "reading": {"_C", "inbox", "owners", "partition"},
-    "asking": {"_C", "inbox", "metrics", "owners", "reading"},
-    "rounds": {"_C", "asking", "inbox", "metrics", "owners", "partition", "reading", "window", "world"},
-    "exchange": {"_C", "inbox", "owners", "partition", "rounds", "window", "world"},
-    "gpu_cache": {"_C", "world"},
-    "cache": {"_C", "gpu_cache", "optim", "window", "world"},
-    "table": {
-        "_C", "asking", "cache", "exchange", "gpu_cache", "inbox", "metrics", "optim", "partition", "reading", "rounds", "spans", "window", "world",
-    },
-    "replicated": {"_C", "optim", "reading", "table", "window", "world"},
-    "device": {"_C", "world"},
-    "preemption": {"world"},
-    "embedding_bag": {"_C", "optim", "table", "world"},
-    "export": {"checkpoint", "data.batch", "partition", "world"},
-    "checkpoint": {"partition", "table", "window", "world"},
-    "config": {"cache", "device", "exchange", "optim", "partition", "reading", "world"},
-    "data.batch": {"_C"},
-    "data.gpu_batch": {"_C", "data.batch"},
-    "data.loader": {"data.batch"},
-    "data.synthetic": {"data.batch"},
-    "data.raw": {"data.distinct"},
-    "data.distinct": set(),
-    "data.prepare": {"data.distinct", "data.raw"},
-    "data.criteo": {"data.batch", "data.prepare", "data.raw"},
+GROUND = {"_C", "errors", "spans", "counters", "metrics", "layers"}  # imported by all, import nothing of ours but the core
+ROOMS = {  # room -> rooms it may import from, besides itself and the ground
+    "comm": set(),
+    "table": {"comm"},
+    "checkpoint": {"comm", "table"},
+    "data": set(),
+    "run": {"comm", "table"},
 }
+COMMANDS = {"train", "doctor", "export", "report"}  # may import all; nobody imports them
+ABOVE_TABLE = {"dense": {"table"}}  # other modules that lie in no room
 
 
 def imported(path):
@@ -60,16 +36,63 @@ def known(names):
     return {name.removeprefix("hetmpi.") for name in names if name.removeprefix("hetmpi.") in modules}
 
 
+def room_of(module):
+    return module.split(".")[0] if "." in module else None
+
+
+def graph():
+    """Module -> the modules of hetmpi it imports, of all modules but the packages' own files."""
+    paths = [path for path in (ROOT / "hetmpi").rglob("*.py") if path.name != "__init__.py"]
+    names = {path.relative_to(ROOT / "hetmpi").with_suffix("").as_posix().replace("/", "."): path for path in paths}
+    return {name: known({found for found in imported(path) if found.startswith("hetmpi.")}) for name, path in names.items()}
+
+
+def test_every_module_has_its_place():
+    rooms = {room_of(module) for module in graph()} - {None}
+    alone = {module for module in graph() if room_of(module) is None}
+    assert rooms == set(ROOMS) and alone == (GROUND - {"_C"}) | COMMANDS | set(ABOVE_TABLE)
+
+
 def test_modules_import_only_what_lies_below_them():
-    for module, allowed in ALLOWED.items():
-        path = ROOT / "hetmpi" / (module.replace(".", "/") + ".py")
-        found = known({name for name in imported(path) if name.startswith("hetmpi.")})
-        assert found <= allowed, f"hetmpi/{path.name} imports {sorted(found - allowed)}"
+    for module, found in graph().items():
+        room = room_of(module)
+        if module in GROUND:
+            assert found <= {"_C"}, f"hetmpi/{module}.py imports {sorted(found)}"
+            continue
+        below = set(ROOMS) if module in COMMANDS else ABOVE_TABLE[module] if room is None else ROOMS[room] | {room}
+        above = set(ABOVE_TABLE) if module in COMMANDS or room == "run" else set()
+        wrong = {name for name in found if name not in GROUND | above and room_of(name) not in below}
+        assert not wrong, f"hetmpi.{module} imports {sorted(wrong)}"
 
 
-def test_train_is_imported_by_nobody():
+def test_every_module_can_be_imported():
+    for module in graph():
+        import_module(f"hetmpi.{module}")
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    imports, seen = graph(), {}
+
+    def visit(module, path):
+        assert module not in path, " imports ".join([*path, module])
+        if module not in seen:
+            seen[module] = True
+            for other in imports.get(module, ()):
+                visit(other, [*path, module])
+
+    for module in imports:
+        visit(module, [])
+
+
+def test_what_carries_rows_knows_nothing_of_staleness():
+    for name in ("mailbox", "shards", "transport", "one_sided", "two_sided", "collective", "window", "route"):
+        text = (ROOT / "hetmpi" / "comm" / f"{name}.py").read_text().split('"""', 2)[2]
+        assert "taleness" not in text.replace("bounded staleness accepts", "").replace("at staleness s >= 1 its", ""), name
+
+
+def test_commands_are_imported_by_nobody():
     for path in [*(ROOT / "hetmpi").rglob("*.py"), *(ROOT / "models").glob("*.py")]:
-        assert not any(name.startswith("hetmpi.train") for name in imported(path)), path
+        assert not known(imported(path)) & COMMANDS, path
 
 
 def test_models_know_torch_and_the_look_up_of_rows_alone():
@@ -78,7 +101,10 @@ def test_models_know_torch_and_the_look_up_of_rows_alone():
         assert all(name.split(".")[0] in {"torch", "models", "typing", "__future__"} for name in names), path
 
 
-def test_the_core_knows_neither_mpi_nor_torch_nor_python():
-    for path in (ROOT / "cpp").glob("*.h"):
-        text = path.read_text()
-        assert not any(f"#include <{name}" in text for name in ("mpi", "torch", "ATen", "pybind11", "Python")), path
+def test_the_core_knows_neither_mpi_nor_torch_and_its_bindings_alone_know_python():
+    sources = [path for path in (ROOT / "cpp").rglob("*") if path.suffix in (".h", ".cu", ".cpp", ".c")]
+    assert {path.parent.name for path in sources} == {"cpp", "cache", "owner", "cuda", "python"}
+    for path in sources:
+        foreign = ("mpi", "torch", "ATen") + (("pybind11", "Python", "python/") if path.parent.name != "python" else ())
+        included = re.findall(r'#include [<"](.*)[>"]', path.read_text())
+        assert not any(name.startswith(foreign) for name in included), path

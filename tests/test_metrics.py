@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetmpi.metrics import auc, log_loss
+from hetmpi.metrics import auc, log_loss, without_auc
 
 SAMPLES = st.lists(st.tuples(st.booleans(), st.integers(-4, 4)), max_size=40)  # few scores: many ties
 
@@ -92,3 +92,17 @@ def test_what_is_no_label_is_refused(metric):
 def test_labels_and_predictions_of_different_length_are_refused(metric):
     with pytest.raises(ValueError, match=r"must both be \(n,\), got \(2,\) and \(3,\)"):
         metric(np.zeros(2), np.zeros(3))
+
+
+@pytest.mark.parametrize(
+    "label, score, reason",
+    [
+        ([], [], "there are no held-out samples"),
+        ([1, 1], [0.1, 0.2], "all 2 held-out samples have the label 1, it takes both"),
+        ([0, 1], [0.1, np.nan], "1 of 2 predictions are NaN"),
+        ([0, 1], [0.1, 0.2], None),
+    ],
+)
+def test_what_is_in_the_way_of_an_auc_is_said(label, score, reason):
+    arrays = np.array(label, np.float32), np.array(score, np.float32)
+    assert without_auc(*arrays) == reason and np.isnan(auc(*arrays)) == (reason is not None)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hetmpi.optim import RowOptimizer, Schedule
+from hetmpi.table.optim import RowOptimizer, Schedule
 
 
 def test_warm_up_rises_to_the_full_rate_and_no_further():

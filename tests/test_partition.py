@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetmpi.partition import PARTITIONS, Route, make_partition
+from hetmpi.comm.route import PARTITIONS, Route, make_partition
 
 names = st.sampled_from(sorted(PARTITIONS))
 

@@ -1,5 +1,6 @@
 """What cannot be done is refused in one message, told once, and every rank is gone soon after, exit code not 0."""
 
+import json
 import re
 import shutil
 import sys
@@ -31,13 +32,21 @@ def check_refused(outcome, *words):
         ("batchsize=4", ["did you mean batch_size?"]),
         ("model._target_=nowhere.Model", ["cannot import nowhere.Model"]),
         ("model._target_=torch.nn.Identity", ["torch.nn.Identity: set self.row_dim"]),
+        ("model._target_=odd_models.HasNoParameters", ["odd_models.HasNoParameters: it has no parameters"]),
         ("data=criteo", ["settings: give data.path=..."]),
         ("batch_size=0", ["batch_size must be an integer of at least 1, got 0"]),
         ("batch_size=many", ["batch_size must be an integer of at least 1, got many"]),
+        ("batch_size=100000000000", ["batch_size=100,000,000,000: the 3 batches that loader.prefetch=2 keeps need", "lower"]),
+        ("loader.prefetch=100000000000 steps=10000000000", ["10,000,000,000 batches that loader.prefetch=100000000000"]),
+        ("model.hidden=[1000000,1000000]", ["models.wdl.WDL: memory lacks room for a tensor of 3,725.3 GiB: lower table.dim"]),
+        ("data.scale=x", ["data.scale must be a number of at least 1e-09, got x"]),
+        ("data._target_=5", ["_target_ must name a class, as package.module.Class, got 5"]),
+        ("data._target_=json", ["_target_=json names no class"]),
+        ("+model.depth=3", ["models.wdl.WDL", "unexpected keyword argument 'depth'", "must be the arguments of its constructor"]),
     ],
 )
 def test_a_wrong_setting(override, words):
-    check_refused(train(2, *SMALL[1:], override), *words)
+    check_refused(train(2, *SMALL[1:], *override.split()), *words)
 
 
 @pytest.mark.parametrize("name", ["SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE"])
@@ -109,6 +118,7 @@ def test_a_rank_killed(how):
 def test_a_missing_data_file(tmp_path):
     outcome = train(2, "data=criteo", f"data.path={tmp_path}/nothing.tsv", f"data.cache={tmp_path}/cache")
     check_refused(outcome, f"{tmp_path}/nothing.tsv")
+    assert "Traceback" not in outcome.text
 
 
 def test_an_empty_data_file(tmp_path):
@@ -122,8 +132,93 @@ def test_a_loss_that_is_not_finite():
     check_refused(outcome, "at step", "lower optim.rows_lr (now 1e+30)")
 
 
+@pytest.mark.parametrize(
+    "how, data, words",
+    [
+        ([], "LabelsThatAreNan", ["loss is nan at step 3", "the data give label = nan in 2 of the 32 samples"]),
+        (["table.ranks_per_node=1"], "DenseThatIsInfinite", ["at step 3", "the data give dense feature 1 = inf in 1 of the 32 samples"]),
+        (["table.staleness=10"], "AnEmptyBatch", ["loss is nan at step 3", "the batch is empty"]),
+    ],
+)
+def test_a_loss_that_the_data_spoil(how, data, words):
+    outcome = train(2, *SMALL, *how, f"data._target_=broken_data.{data}", "~data.scale")
+    check_refused(outcome, *words)
+    assert "lower optim" not in outcome.text
+
+
+@pytest.mark.parametrize("what, how", [("rows", []), ("rows", ["table.staleness=10", "table.cache.admit=all"]), ("dense", [])])
+def test_gradients_that_are_not_finite_under_a_finite_loss(tmp_path, what, how):
+    """They reach neither the owners nor a checkpoint: the run can go on from the last one."""
+    settings = [*SMALL, "steps=20", *how, f"run.dir={tmp_path}", "checkpoint.every_steps=2", "model._target_=odd_models.BadGradients", f"+model.what={what}"]
+    outcome = train(2, *settings, "+model.at=5", "~model.hidden")
+    check_refused(outcome, "at step 6: lower optim.rows_lr")
+    word = "gradients must be finite, got" if what == "rows" else "the gradient of the dense parameter out.weight is not finite"
+    assert word in outcome.text, outcome.text
+    outcome = train(2, *settings, "+model.at=null", "~model.hidden", "resume=auto")
+    assert outcome.code == 0 and "resumed from" in outcome.text, outcome.text
+
+
+OWN_DATA = [f"~data.{name}" for name in ("scale", "zipf", "num_train", "num_valid")]
+
+
+FAILING_DATA = ["data._target_=broken_data.FailsAt", *OWN_DATA]
+FAILING_MODEL = ["data._target_=broken_data.Broken", "model._target_=odd_models.FailsAt", *OWN_DATA]
+
+
+@pytest.mark.parametrize(
+    "settings, file, told",
+    [
+        ([*FAILING_DATA, "+data.at=making"], "broken_data", r"ValueError: .*in making broken_data.FailsAt\)"),
+        ([*FAILING_DATA, "+data.at=prepare"], "broken_data", r"FileNotFoundError: .*in prepare\(\) of data=synthetic\)"),
+        ([*FAILING_DATA, "+data.at=train"], "broken_data", r"ValueError: .*in train\(0, 32\) of data=synthetic\)"),
+        ([*FAILING_DATA, "+data.at=valid"], "broken_data", r"ValueError: .*in valid\(0, 50\) of data=synthetic\)"),
+        ([*FAILING_MODEL, "+model.at=making"], "odd_models", r"ValueError: mine .*in making odd_models.FailsAt\)"),
+        ([*FAILING_MODEL, "+model.at=forward"], "odd_models", r"OSError: mine .*in forward\(\) of model=wdl\)"),
+    ],
+)
+def test_an_error_of_the_users_code_keeps_its_place(settings, file, told):
+    outcome = train(2, *SMALL[1:], *settings)
+    check_refused(outcome, "Traceback (most recent call last)", "hetmpi: ")
+    assert f'{file}.py", line ' in outcome.text and re.search(rf"\nhetmpi: {told}\n", outcome.text), outcome.text
+
+
+def test_samples_of_another_kind_are_told_in_one_line():
+    outcome = train(2, *SMALL[1:], "data._target_=broken_data.IdsThatAreFloats", *OWN_DATA)
+    check_refused(outcome, "hetmpi: Samples: ids must be int64 of shape (B, F), got float64 (32, 2) (rank")
+    assert "Traceback" not in outcome.text
+
+
+def test_data_without_samples_to_train_on():
+    settings = ["data._target_=broken_data.Sized", "data.num_train=0", "~data.scale", "~data.zipf"]
+    check_refused(train(2, *SMALL[1:], *settings), "data=synthetic has 0 samples to train on")
+
+
 def test_a_run_folder_that_cannot_be_written():
     check_refused(train(2, *SMALL, "run.dir=/proc/hetmpi"), "cannot write /proc/hetmpi")
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_a_log_on_a_full_disk_does_not_end_the_run(tmp_path, ranks):
+    """In a mount namespace whose run folder has 28 kB. Without a launcher standard output goes there as well."""
+    run_dir, kept, saved = tmp_path / "run", tmp_path / "kept", tmp_path / "saved"
+    run_dir.mkdir()
+    shown = "/dev/stdout" if ranks else run_dir / "out"
+    script = f'mount -t tmpfs -o size=28k tmpfs {run_dir} && "$@" > {shown}; code=$?; cp -r {run_dir} {kept}; exit $code'
+    mounted = ["unshare", "-m", "sh", "-c", script, "sh"]
+    if run([*mounted, "true"]).code != 0:
+        pytest.skip("cannot mount: needs root")
+    shutil.rmtree(kept)
+    mpi = [mpiexec(), "-n", str(ranks)] if ranks else []
+    settings = ["device=cpu", "log.every_steps=1", "steps=40", "train.profile=true", f"run.dir={run_dir}"]
+    saving = ["checkpoint.every_steps=40", f"checkpoint.dir={saved}"]
+    outcome = run([*mounted, *mpi, sys.executable, "-m", "hetmpi.train", *SMALL, *settings, *saving])
+    assert outcome.code == 0, outcome.text
+    told = r"hetmpi: run folder: cannot write \S+: No space left on device: training goes on"
+    assert len(re.findall(told, outcome.text)) == 1, outcome.text
+    assert re.search(rf"hetmpi: run folder {run_dir} lacks .*summary.json", outcome.text), outcome.text
+    steps = [json.loads(line)["step"] for line in (kept / "metrics.jsonl").read_text().splitlines()]
+    assert steps == sorted(steps) and 0 < len(steps) < 40 and not list(kept.glob("*.part"))
+    assert (saved / "step-00000040" / "manifest.json").exists()
 
 
 def test_every_command_that_run_sh_tells_of_does_something():

@@ -1,4 +1,4 @@
-"""ReplicatedTable: at s = 0 the rows of the table without replicas, at s >= 1 exact replicas. Run at 1, 2 and 3 ranks."""
+"""Replicated fields: at s = 0 the rows of the table without replicas, at s >= 1 exact replicas. Run at 1, 2 and 3 ranks."""
 
 import numpy as np
 import pytest
@@ -7,11 +7,13 @@ from test_table import (
     DIM, NUM_ROWS, RULES, SCHEDULE, all_rows, integer_message, make_table, my_batch, train, train_step,
 )  # fmt: skip
 
-from hetmpi import replicated, window
-from hetmpi.cache import CacheSettings, Staleness
-from hetmpi.optim import RowOptimizer
-from hetmpi.replicated import ReplicatedTable, small_fields
-from hetmpi.world import Refused
+from hetmpi.comm import memory
+from hetmpi.table.cache import CacheSettings, Staleness
+from hetmpi.table.optim import RowOptimizer
+from hetmpi.table.table import EmbeddingTable
+from hetmpi.table import replicas
+from hetmpi.table.replicas import small_fields
+from hetmpi.errors import Refused
 
 pytestmark = pytest.mark.mpi
 FIELD_ROWS = [7, 60, 3, 90, 11, 40]
@@ -22,12 +24,12 @@ EVERY = torch.arange(NUM_ROWS)
 
 def make_replicated(world, rule="sgd", weight_decay=0.0, fields=SMALL, **settings):
     optimizer = RowOptimizer(rule, RULES[rule], weight_decay, schedule=SCHEDULE)
-    return ReplicatedTable(world, NUM_ROWS, DIM, optimizer, fields, **{"init_std": 0.1, "seed": 7, **settings})
+    return EmbeddingTable(world, NUM_ROWS, DIM, optimizer, replicated=fields, **{"init_std": 0.1, "seed": 7, **settings})
 
 
 def make_plain_sgd(world, fields=SMALL, **settings):
     """A table from 0 whose rows move by exactly the gradients."""
-    return ReplicatedTable(world, NUM_ROWS, DIM, RowOptimizer("sgd", 1.0), fields, init_std=0.0, **settings)
+    return EmbeddingTable(world, NUM_ROWS, DIM, RowOptimizer("sgd", 1.0), replicated=fields, init_std=0.0, **settings)
 
 
 def everything(table):
@@ -36,7 +38,7 @@ def everything(table):
 
 
 def check_same_replicas(table, world):
-    for array in (table.replica.weight, table.replica.state, table.replica.clock):
+    for array in (table.client.replica.weight, table.client.replica.state, table.client.replica.clock):
         assert all(np.array_equal(array, other) for other in world.comm.allgather(array.copy()))
 
 
@@ -83,7 +85,7 @@ def test_two_runs_are_bitwise_equal(placed):
 
 def test_first_rows_are_the_owners(placed):
     table, expected = make_replicated(placed), make_table(placed)
-    assert np.array_equal(table.replica.weight, all_rows(expected, placed)[SMALL_KEYS])
+    assert np.array_equal(table.client.replica.weight, all_rows(expected, placed)[SMALL_KEYS])
     table.close(), expected.close()
 
 
@@ -128,7 +130,7 @@ def test_clocks_count_the_steps_in_which_any_rank_touched_a_row(placed):
         table.read(keys)
         table.write(keys, torch.zeros(len(keys), DIM))
     table.flush()
-    assert table.replica.clock.tolist() == [0, 0, 0, 5] + [0] * 17
+    assert table.client.replica.clock.tolist() == [0, 0, 0, 5] + [0] * 17
     table.close()
 
 
@@ -162,9 +164,9 @@ def test_rows_put_into_the_shards_are_loaded(placed):
     mine = table.keys().numpy()
     table.shard.weight[:], table.shard.state[:, 0], table.shard.clock[:] = values[mine], mine, mine
     table.window.fence()
-    table.load()
+    table.resume_at(0)
     assert np.array_equal(table.read(EVERY).numpy(), values)
-    assert np.array_equal(table.replica.state[:, 0], SMALL_KEYS) and np.array_equal(table.replica.clock, SMALL_KEYS)
+    assert np.array_equal(table.client.replica.state[:, 0], SMALL_KEYS) and np.array_equal(table.client.replica.clock, SMALL_KEYS)
     table.close()
 
 
@@ -235,10 +237,10 @@ def test_keys_and_grads_of_a_wrong_kind_are_refused(world):
 
 def test_replicas_larger_than_memory_or_than_one_allreduce_are_refused(world, monkeypatch):
     free = iter([1 << 40, 1 << 40, 100])  # when the shards, the cache and the replica ask
-    monkeypatch.setattr(window, "free_memory", lambda shared: ("memory", next(free)))
+    monkeypatch.setattr(memory, "free_memory", lambda shared: ("memory", next(free)))
     with pytest.raises(Refused, match=r"21 rows of dim 5 on each rank need .* MiB .* are free in memory: lower table.replicate"):
         make_replicated(world)
     monkeypatch.undo()
-    monkeypatch.setattr(replicated, "LARGEST_COUNT", 100)
+    monkeypatch.setattr(replicas, "LARGEST_COUNT", 100)
     with pytest.raises(Refused, match="21 rows of dim 5 are more than one allreduce takes: lower table.replicate"):
         make_replicated(world)

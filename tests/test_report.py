@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from launch import SMALL, run, train
 
-from hetmpi import pictures, report
+from hetmpi import report
+from hetmpi.run import pictures
 from hetmpi.spans import PARTS
 
 CURVES = {"Loss", "Loss over time", "AUC", "AUC over time", "Log loss", "Log loss over time", "Samples per second"}

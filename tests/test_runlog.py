@@ -2,12 +2,13 @@
 
 import json
 import math
+import resource
 
 import numpy as np
 import pytest
 
-from hetmpi.runlog import RunLog, bytes_text
-from hetmpi.world import Refused
+from hetmpi.run.runlog import RunLog, bytes_text
+from hetmpi.errors import Refused
 
 STEP = {
     "step": 1200, "loss": 0.45123, "step_ms": 18.26, "samples_per_s": 112_000.4,
@@ -114,10 +115,33 @@ def test_other_files_in_the_folder_stay(run_dir):
     assert (run_dir / "notes.txt").read_text() == "mine"
 
 
-def test_a_full_disk_is_named_with_a_cure(log, run_dir):
+def test_a_full_disk_is_told_once_and_the_log_goes_on_when_there_is_room(log, run_dir, capfd):
     (run_dir / "metrics.jsonl").symlink_to("/dev/full")
-    with pytest.raises(Refused, match="cannot write .*run.*: No space left on device: .* choose another run.dir"):
-        log.step(STEP)
+    log.step(STEP)
+    log.step(STEP)
+    told = f"hetmpi: run folder: cannot write {run_dir}/metrics.jsonl: No space left on device: training goes on without"
+    assert capfd.readouterr().err.count(told) == 1
+    (run_dir / "metrics.jsonl").unlink()
+    log.step(STEP)
+    log.finish({"steps": 2000})
+    log.close()
+    log.close()
+    assert capfd.readouterr().err == f"hetmpi: run folder {run_dir} lacks 2 entries of metrics.jsonl\n"
+    assert lines(run_dir / "metrics.jsonl") == [STEP] and (run_dir / "summary.json").exists()
+
+
+def test_an_entry_that_does_not_fit_leaves_no_part_of_it(log, run_dir, tmp_path):
+    """A file size limit lets part of a write through, as a disk does that is about to be full."""
+    log.step(STEP)
+    sizes = {path: path.stat().st_size for path in run_dir.iterdir()}
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (min(sizes[path] for path in sizes if path.suffix != ".yaml") + 9, before[1]))
+    try:
+        log.step({**STEP, "lags": [1] * 30})
+        log.finish({"steps": "x" * 1000})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert {path: path.stat().st_size for path in run_dir.iterdir()} == sizes
 
 
 def test_a_folder_that_cannot_be_made_is_named_with_a_cure(tmp_path):

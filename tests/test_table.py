@@ -1,15 +1,18 @@
 """EmbeddingTable at s = 0: exact, deterministic, the same on any number of ranks. Run at 1, 2 and 3 ranks."""
 
+import re
 
 import numpy as np
 import pytest
 import torch
 
-from hetmpi.optim import RowOptimizer, Schedule
-from hetmpi.partition import PARTITIONS
-from hetmpi.reading import MOST_AHEAD
-from hetmpi.table import EmbeddingTable
-from hetmpi.world import Refused
+from hetmpi.table.cache import CacheSettings, Staleness
+from hetmpi.table.optim import RowOptimizer, Schedule
+from hetmpi.comm.route import PARTITIONS
+from hetmpi.table.request import MOST_AHEAD
+from hetmpi.table.table import EmbeddingTable
+from hetmpi.comm.world import World
+from hetmpi.errors import NotFinite, Refused
 
 pytestmark = pytest.mark.mpi
 NUM_ROWS, DIM, BATCH, FIELDS, STEPS = 211, 5, 24, 3, 50
@@ -17,8 +20,8 @@ RULES = {"sgd": 0.5, "adagrad": 0.1, "rowwise_adagrad": 0.1, "adam": 0.01}
 SCHEDULE = Schedule("cosine", warmup_steps=10, total_steps=STEPS)
 
 
-def make_table(world, rule="sgd", weight_decay=0.0, lr=None, **settings):
-    optimizer = RowOptimizer(rule, RULES[rule] if lr is None else lr, weight_decay, schedule=SCHEDULE)
+def make_table(world, rule="sgd", weight_decay=0.0, lr=None, schedule=SCHEDULE, **settings):
+    optimizer = RowOptimizer(rule, RULES[rule] if lr is None else lr, weight_decay, schedule=schedule)
     return EmbeddingTable(world, NUM_ROWS, DIM, optimizer, **{"init_std": 0.1, "seed": 7, **settings})
 
 
@@ -175,7 +178,7 @@ def test_first_rows_depend_on_seed_name_and_key_alone(world, partition):
 def alone_world(world):
     from mpi4py import MPI
 
-    from hetmpi.world import World
+    from hetmpi.comm.world import World
 
     return World(MPI.COMM_SELF)
 
@@ -190,8 +193,7 @@ def test_first_rows_are_normal(world):
 
 
 def test_no_update_is_lost_or_applied_twice_through_small_rings(placed):
-    table = make_table(placed, lr=1.0, init_std=0.0, inbox_bytes=1)
-    table.optimizer = RowOptimizer("sgd", 1.0)
+    table = make_table(placed, lr=1.0, schedule=Schedule(), init_std=0.0, inbox_bytes=1)
     total = np.zeros((NUM_ROWS, DIM), np.int64)
     for step in range(6):
         for rank in range(placed.size):
@@ -269,7 +271,7 @@ def test_a_second_write_in_one_step_is_refused(world):
 
 
 def test_two_worlds_of_one_job_train_side_by_side(world):
-    from hetmpi.world import World
+    from hetmpi.comm.world import World
 
     half = world.comm.Split(world.rank % 2, key=world.rank)
     part = World(half)
@@ -347,8 +349,7 @@ def test_two_tables_of_one_world_do_not_mix(placed):
 
 
 def test_gradients_may_be_overwritten_after_write(placed):
-    table = make_table(placed, init_std=0.0)
-    table.optimizer = RowOptimizer("sgd", 1.0)
+    table = make_table(placed, lr=1.0, schedule=Schedule(), init_std=0.0)
     grads = torch.ones(NUM_ROWS, DIM)
     table.write(torch.arange(NUM_ROWS), grads)
     grads.zero_()
@@ -364,3 +365,89 @@ def test_a_closed_table_says_so(world):
     for call in (lambda: table.read(torch.arange(3)), lambda: table.peek(torch.arange(3)), table.flush):
         with pytest.raises(RuntimeError, match="the table is closed"):
             call()
+
+
+# What may not reach an owner.
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("settings", [{}, {"staleness": Staleness(0), "cache": CacheSettings(64, admit="all")}, {"staleness": Staleness(10)},
+                                      {"staleness": Staleness(10), "cache": CacheSettings(64, admit="all")}])  # fmt: skip
+def test_a_gradient_that_is_not_finite_changes_nothing(placed, settings, value):
+    table = make_table(placed, **settings)
+    before, keys = all_rows(table, placed), torch.arange(20)
+    rows = table.read(keys)
+    grads = torch.ones(20, DIM)
+    grads[7, 2] = grads[9, 0] = value
+    with pytest.raises(NotFinite, match=re.escape(f"gradients must be finite, got {value} for key 7 (2 of 20 keys)")):
+        table.write(keys, grads)
+    assert torch.equal(table.read(keys), rows)
+    table.flush()
+    assert np.array_equal(all_rows(table, placed), before)
+    table.close()
+
+
+@pytest.mark.parametrize("settings", [{}, {"staleness": Staleness(10)}, {"staleness": Staleness(10), "cache": CacheSettings(64, admit="all")}])
+def test_keys_given_twice_are_refused(placed, settings):
+    table = make_table(placed, **settings)
+    twice = torch.tensor([3, 5, 8, 5, 3])
+    with pytest.raises(Refused, match="EmbeddingTable.read: keys must be unique, got 5 twice"):
+        table.read(twice)
+    keys = torch.tensor([3, 5, 8])
+    table.read(keys)
+    with pytest.raises(Refused, match="EmbeddingTable.prefetch: keys must be unique, got 5 twice"):
+        table.prefetch(twice)
+    with pytest.raises(Refused, match="EmbeddingTable.write: keys must be unique, got 5 twice"):
+        table.write(twice, torch.ones(5, DIM))
+    table.write(keys, torch.ones(3, DIM))
+    table.flush()
+    assert torch.equal(table.peek(twice), table.peek(keys)[[0, 1, 2, 1, 0]])  # which changes nothing, and takes them
+    table.close()
+
+
+class LazyWindow:
+    """An MPI window over several nodes that does nothing before a flush, as MPI allows."""
+
+    def __init__(self, window):
+        self._window, self._posted = window, []
+
+    def Put(self, *arguments, **named):
+        self._posted.append((self._window.Put, arguments, named))
+
+    def Accumulate(self, *arguments, **named):
+        self._posted.append((self._window.Accumulate, arguments, named))
+
+    def Flush_all(self):
+        for call, arguments, named in self._posted:
+            call(*arguments, **named)
+        self._posted.clear()
+        self._window.Flush_all()
+
+    def __getattr__(self, name):
+        return getattr(self._window, name)
+
+
+@pytest.mark.parametrize("inbox_bytes", [1, 100_000])
+@pytest.mark.parametrize("staleness", [0, 10])
+def test_an_mpi_that_works_only_at_a_flush_is_enough(world, staleness, inbox_bytes):
+    """The head of a far ring is stored by a call that MPI may hold back: whoever then waits for others flushes first."""
+    if world.size == 1:
+        pytest.skip("takes two nodes")
+    world.start_horovod()
+    apart = World(world.comm, ranks_per_node=1)
+    table = make_table(apart, schedule=Schedule(), staleness=Staleness(staleness), inbox_bytes=inbox_bytes)
+    table.window._job = LazyWindow(table.window._job)
+    keys = torch.arange(60)
+    for _ in range(4):
+        table.read(keys)
+        table.write(keys, torch.ones(60, DIM))
+    table.flush()
+    expected = make_table(apart, schedule=Schedule())
+    for _ in range(4):
+        expected.read(keys)
+        expected.write(keys, torch.ones(60, DIM))
+    expected.flush()
+    assert np.allclose(all_rows(table, apart), all_rows(expected, apart), atol=1e-5)
+    table.window._job = table.window._job._window
+    table.close()
+    expected.close()

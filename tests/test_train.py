@@ -161,7 +161,7 @@ def test_steps_are_evaluated_on_the_way(tmp_path):
 
 
 def test_a_profiled_run_says_where_its_time_went(tmp_path):
-    outcome = train(2, *SHORT, "batch_size=512", "train.profile=true", f"run.dir={tmp_path}")
+    outcome = train(2, *SHORT, "batch_size=512", "table.staleness=10", "train.profile=true", f"run.dir={tmp_path}")
     assert outcome.code == 0, outcome.text
     found, trace = summary(tmp_path), json.loads((tmp_path / "trace.json").read_text())
     parts = {part: found[f"{part}_ms"] for part in PARTS}
@@ -193,3 +193,35 @@ def test_the_example_learns(ranks):
 def test_memory_does_not_grow_with_steps_of_far_ranks(exchange, start):
     outcome = run([mpiexec(), "-n", "2", sys.executable, str(ROOT / "tests/far_memory.py"), exchange])
     assert outcome.code == 0, outcome.text
+
+
+@pytest.mark.parametrize(
+    "ranks, model, where",
+    [
+        (2, "UsesALayerOnRankZero", []),
+        (2, "UsesALayerOnRankZero", ["table.ranks_per_node=1", "table.exchange=rma"]),
+        (2, "UsesNoDenseLayerOnRankOne", ["table.ranks_per_node=1", "table.exchange=alltoall"]),
+        (3, "UsesNoDenseLayerOnRankOne", ["table.ranks_per_node=1", "table.exchange=rma", "table.staleness=10"]),
+    ],
+)
+def test_dense_parameters_without_a_gradient_on_some_ranks(ranks, model, where):
+    """Nobody waits for a gradient that does not come."""
+    outcome = train(ranks, *SMALL, "steps=30", *where, f"model._target_=odd_models.{model}", "~model.hidden", timeout_s=60)
+    assert outcome.code == 0, outcome.text
+
+
+def test_held_out_samples_of_one_class_give_no_auc_and_a_reason(tmp_path):
+    outcome = train(2, *SMALL, "data.num_valid=1", "data.num_train=5", f"run.dir={tmp_path}")
+    assert outcome.code == 0, outcome.text
+    assert "hetmpi: data=synthetic has 5 samples to train on, a step takes 64: samples repeat" in outcome.text
+    assert outcome.text.count("hetmpi: no AUC: all 1 held-out samples have the label ") == 1 and "nan" not in outcome.text
+    assert summary(tmp_path)["auc"] is None and summary(tmp_path)["log_loss"] > 0
+
+
+def test_data_that_hold_out_nothing_are_trained_on_and_it_is_told(tmp_path):
+    sized = ["data._target_=broken_data.Sized", "data.num_valid=0", "~data.scale", "~data.zipf"]
+    outcome = train(2, *SMALL[1:], *sized, f"run.dir={tmp_path}")
+    assert outcome.code == 0, outcome.text
+    assert outcome.text.count("hetmpi: data=synthetic holds out no samples: there will be no AUC and no log loss") == 1
+    assert "hetmpi: no AUC: there are no held-out samples" in outcome.text and "nan" not in outcome.text
+    assert summary(tmp_path)["auc"] is None and summary(tmp_path)["log_loss"] is None

@@ -9,11 +9,12 @@ import threading
 import time
 
 import pytest
-from launch import ROOT, SMALL, environment, mpiexec, survivors, train
+from launch import ROOT, SMALL, environment, mpiexec, run, survivors, train
 from test_checkpoint import ranks_of
 
 from hetmpi.spans import Spans
-from hetmpi.watchdog import Watchdog
+from hetmpi.run.watchdog import Watchdog
+from hetmpi.comm.world import World
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -34,6 +35,42 @@ def test_a_rank_that_answers_no_more_ends_the_job(tmp_path, rank):
     told = re.findall(r"hetmpi: rank (\d) on \S+ \(in \w+ of step \d+ for \d+ s\) answers no more, for [3-6] s", text)
     assert set(told) == {str(rank)}, text
     assert not survivors(env["HETMPI_TEST_RUN"])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_stops_before_its_first_step_ends_the_job(rank):
+    """In 20 s more than a rank has to answer later."""
+    defaults = [f"~data.{name}" for name in ("scale", "zipf", "num_train", "num_valid")]
+    stops = ["data._target_=broken_data.Stops", f"+data.stops={rank}", *defaults]
+    outcome = train(3, *SMALL[1:], *stops, "watchdog.seconds=3")
+    assert outcome.code != 0, outcome.text
+    told = re.findall(r"hetmpi: rank (\d) on \S+ \(in set-up for \d+ s\) answers no more, for (\d+) s", outcome.text)
+    assert [who for who, _ in told] == [str(rank)] and 23 <= int(told[0][1]) <= 28, outcome.text
+    assert outcome.survivors == []
+
+
+@pytest.mark.mpi
+def test_the_first_allreduce_of_objects_lets_other_threads_run(world):
+    """As the watchdog's, while a rank is stopped: mpi4py's own first one does not."""
+    fresh, ticks = World(world.comm), []
+    fresh.comm.Barrier()
+    stop = threading.Event()
+    thread = threading.Thread(target=lambda: [ticks.append(time.monotonic()) for _ in iter(lambda: stop.wait(0.02), True)])
+    thread.start()
+    for comm in (fresh.comm, fresh.node):
+        time.sleep(0.0 if world.rank else 1.0)
+        before = len(ticks)
+        comm.allreduce(1)
+        assert world.rank == 0 or len(ticks) - before > 10
+    stop.set()
+    thread.join()
+
+
+def test_a_rank_that_stops_before_it_is_watched_ends_the_job():
+    script = [sys.executable, str(ROOT / "tests" / "stops_early.py"), *SMALL, "device=cpu", "watchdog.seconds=3"]
+    outcome = run([mpiexec(), "-n", "2", *script])
+    assert outcome.code != 0 and outcome.text.count("hetmpi: not all ranks have begun after 23 s") == 1, outcome.text
+    assert outcome.survivors == []
 
 
 def test_a_rank_that_lags_is_named_and_the_run_goes_on():

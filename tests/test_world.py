@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 from launch import mpiexec, run
 
-from hetmpi import world as module
-from hetmpi.world import Refused, World, check_launcher, check_library, check_one_mpi, describe, libraries_in, start_mpi
+from hetmpi.comm import mpi as module
+from hetmpi.comm.launch import describe
+from hetmpi.comm.mpi import check_launcher, check_library, check_one_mpi, libraries_in, start_mpi
+from hetmpi.comm.world import World
+from hetmpi.errors import Refused
 
 MPICH = "7f00 r-xp 00000000 08:01 1 /opt/mpich/lib/libmpi.so.12\n"
 OPENMPI = "7f01 r-xp 00000000 08:01 2 /opt/openmpi/lib/libmpi.so.40\n7f02 r--p 0 08:01 2 /opt/openmpi/lib/libmpi.so.40\n"
@@ -70,7 +73,7 @@ def test_another_error_is_told_with_its_traceback():
     except KeyError as error:
         text = describe(error, 1, 2)
     assert text.startswith("Traceback") and "hetmpi: KeyError: 'x' (rank 1 of 2 on " in text
-    assert "hetmpi.world.Refused: no such thing" in describe(Refused("no such thing"), 0, 1, is_traced=True)
+    assert "hetmpi.errors.Refused: no such thing" in describe(Refused("no such thing"), 0, 1, is_traced=True)
 
 
 @pytest.mark.mpi
@@ -117,7 +120,7 @@ def test_more_ranks_than_cores_are_not_bound():
 def shown_cores(ranks):
     """What so many ranks print of the cores that they were given."""
     show = "import os; print(f\"cores {','.join(map(str, sorted(os.sched_getaffinity(0))))};\", flush=True)"
-    program = f"from hetmpi.world import launch; launch(lambda world: exec({show!r}))"
+    program = f"from hetmpi.comm.launch import launch; launch(lambda world: exec({show!r}))"
     outcome = run([mpiexec(), "-n", str(ranks), sys.executable, "-c", program])
     assert outcome.code == 0, outcome.text
     return outcome.text

@@ -21,7 +21,7 @@ from jinja2 import ChoiceLoader, DictLoader
 import hetmpi
 
 ROOT = Path(__file__).resolve().parent.parent
-BESIDES = {"data.batch": ["DataSet", "Samples", "Batch"], "export": [], "config": []}  # module -> names shown that hetmpi.PLACES has not
+BESIDES = {"data.batch": ["DataSet", "Samples", "Batch"], "export": [], "run.config": []}  # module -> names shown that hetmpi.PLACES has not
 STYLE = """
 .pdoc pre, .pdoc .param { white-space: pre-wrap; }
 @media (min-width: 770px) { main, header { width: calc(70rem + var(--sidebar-width)); } }
@@ -40,11 +40,12 @@ def main(out: Path):
         page.__all__ = names  # pdoc shows these
         for name in names:
             tell_fields(getattr(page, name))
-    import_module("hetmpi.data").__all__ = ["batch"]
-    hetmpi.__all__ = [module.split(".")[0] for module in shown]
+    for room in {module.split(".")[0] for module in shown if "." in module}:
+        import_module(f"hetmpi.{room}").__all__ = [module.split(".")[1] for module in shown if module.startswith(f"{room}.")]
+    hetmpi.__all__ = list(dict.fromkeys(module.split(".")[0] for module in shown))
     hetmpi.__doc__ += "\n\nFor a program of your own:\n\n" + "\n".join(map(entry, hetmpi.PLACES))
     settings = (ROOT / "conf/config.yaml").read_text()
-    import_module("hetmpi.config").__doc__ += "\n\nconf/config.yaml:\n\n" + "\n".join(f"  {line}" for line in settings.splitlines())
+    import_module("hetmpi.run.config").__doc__ += "\n\nconf/config.yaml:\n\n" + "\n".join(f"  {line}" for line in settings.splitlines())
     pdoc.render.configure(docformat="markdown", include_undocumented=False, footer_text=f"hetmpi {hetmpi.__version__}")
     pdoc.render.env.loader = ChoiceLoader([DictLoader({"custom.css": STYLE}), pdoc.render.env.loader])
     pdoc.render.env.filters["to_markdown"] = as_markdown
@@ -63,7 +64,7 @@ def tell_fields(shown):
 def entry(name: str) -> str:
     """A line of the list of names: where it leads, and the first sentence there."""
     sentence = re.split(r"(?<=\.)\s|\n\n", inspect.getdoc(getattr(hetmpi, name)))[0].replace("\n", " ")
-    return f"- [hetmpi.{name}](hetmpi/{hetmpi.PLACES[name]}.html#{name}): {sentence}"
+    return f"- [hetmpi.{name}](hetmpi/{hetmpi.PLACES[name].replace('.', '/')}.html#{name}): {sentence}"
 
 
 def as_markdown(docstring: str) -> str:

@@ -46,7 +46,8 @@ note "$(python3 --version), $(python3 -c 'import torch; print("torch", torch.__v
 note "$(nvcc --version | tail -n 1); $(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader)"
 
 build() {  # PROGRAM FLAGS...
-  nvcc -std=c++17 -O2 -fmad=false -Xcompiler -ffp-contract=off -arch=native "${@:2}" -I"$ROOT/cpp" "$ROOT"/cpp/*.cu "$ROOT/tests/cpp/cuda_cache_test.cpp" -o "$WORK/$1"
+  nvcc -std=c++17 -O2 -fmad=false -Xcompiler -ffp-contract=off -arch=native "${@:2}" -I"$ROOT/cpp" \
+    "$ROOT"/cpp/cuda/*.cu "$ROOT/tests/cpp/cuda_cache_test.cpp" -o "$WORK/$1"
 }
 streams() {  # SEEDS STREAMS
   local seed

@@ -20,7 +20,7 @@ PATH=$PATH:$ROOT/.venv/bin
 HETMPI_VENV=$(python -c 'import sys; print(sys.prefix)')  # for train.sbatch
 export HETMPI_VENV PYTHONPATH=$ROOT:${PYTHONPATH:-}
 export MPIR_CVAR_POLLS_BEFORE_YIELD=1 OMPI_MCA_mpi_yield_when_idle=1  # each rank takes its node's cores for its own
-mpi=$(python -c 'from hetmpi.world import srun_mpi; print(srun_mpi())')
+mpi=$(python -c 'from hetmpi.comm.mpi import srun_mpi; print(srun_mpi())')
 parts=${*:-signal preempt kill node limit sweep}
 folder=${TMPDIR:-/tmp}/hetmpi-slurm-$$
 small="data.scale=0.002 batch_size=64 table.dim=16 log.every_steps=10 eval.max_samples=500 device=cpu"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hetmpi import _C
+from hetmpi.errors import Refused
 
 
 @dataclass
@@ -71,19 +72,23 @@ class DataSet(Protocol):
         """Held-out positions [start, stop), stop <= num_valid. Thread-safe."""
 
 
+class SamplesError(Refused, TypeError):
+    """Samples whose arrays have another dtype or shape than Samples says."""
+
+
 def check_samples(samples: Samples):
-    """Raises TypeError if an array has another dtype or shape than Samples says."""
+    """Raises SamplesError if an array has another dtype or shape than Samples says."""
     ids, num = samples.ids, len(samples.ids)
     if ids.dtype != np.int64 or ids.ndim != 2:
-        raise TypeError(f"Samples: ids must be int64 of shape (B, F), got {ids.dtype} {ids.shape}")
+        raise SamplesError(f"Samples: ids must be int64 of shape (B, F), got {ids.dtype} {ids.shape}")
     for name, array, num_axes in (("dense", samples.dense, 2), ("label", samples.label, 1)):
         if array.dtype != np.float32 or array.ndim != num_axes or len(array) != num:
             shape = f"({num}, num_dense)" if num_axes == 2 else f"({num},)"
-            raise TypeError(f"Samples: {name} must be float32 of shape {shape}, got {array.dtype} {array.shape}")
+            raise SamplesError(f"Samples: {name} must be float32 of shape {shape}, got {array.dtype} {array.shape}")
 
 
 def to_batch(samples: Samples) -> Batch:
-    """The batch of `samples`. Raises TypeError if one of its arrays has another dtype or shape than Samples says."""
+    """The batch of `samples`. Raises SamplesError if one of its arrays has another dtype or shape than Samples says."""
     check_samples(samples)
     ids = samples.ids
     keys, index = _C.unique(np.ascontiguousarray(ids).reshape(-1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+from collections.abc import Sequence
 from typing import Callable, NamedTuple
 
 import numpy as np
@@ -13,8 +14,10 @@ import pyarrow.parquet as pq
 from hetmpi.data.batch import Samples, check_slice
 from hetmpi.data.prepare import MAX_BAD_ROWS, default_cache, find_manifest, finish, prepare
 from hetmpi.data.raw import DENSE_NAMES, FIELD_NAMES, NUM_DENSE, NUM_FIELDS, absolute
+from hetmpi.errors import LARGEST, Refused, check_integer, check_number
 
 NUM_LOCKS = 16
+LEAST_ROWS_PER_VALUE = 1e-9
 NO_SAMPLES = Samples(
     np.empty((0, NUM_FIELDS), np.int64), np.empty((0, NUM_DENSE), np.float32), np.empty(0, np.float32)
 )
@@ -46,14 +49,22 @@ class Criteo:
     ):
         """path: a file, a glob, a folder of files (plain or .gz), or a folder that prepare.py has made. cache: where
         the prepared data go, default prepared/<name>-<hash of path>. rows_per_value: rows of a field for each of its
-        distinct values, at most max_field_rows; or field_rows gives the 26 numbers themselves."""
-        if field_rows is not None and (len(field_rows) != NUM_FIELDS or min(field_rows) < 1):
-            raise ValueError(f"data.field_rows must be {NUM_FIELDS} positive numbers, got {list(field_rows)}")
-        if not rows_per_value > 0 or (max_field_rows is not None and max_field_rows < 1):
-            raise ValueError(
-                "data.rows_per_value and data.max_field_rows must be positive, "
-                f"got {rows_per_value} and {max_field_rows}"
-            )
+        distinct values, at most max_field_rows; or field_rows gives the 26 numbers themselves. Raises Refused for values
+        that cannot be."""
+        check_integer("data.seed", seed, -LARGEST)
+        check_integer("data.max_bad_rows", max_bad_rows, 0)
+        check_number("data.rows_per_value", rows_per_value, LEAST_ROWS_PER_VALUE)
+        check_integer("data.cached_groups", cached_groups, 1)
+        if max_field_rows is not None:
+            check_integer("data.max_field_rows", max_field_rows, 1)
+        for name, value in (("path", path), ("cache", cache)):
+            if not isinstance(value, str) and (name, value) != ("cache", None):
+                raise Refused(f"data.{name} must be a path, got {value}")
+        if field_rows is not None:
+            if isinstance(field_rows, str) or not isinstance(field_rows, Sequence) or len(field_rows) != NUM_FIELDS:
+                raise Refused(f"data.field_rows must be a list of {NUM_FIELDS} integers, got {field_rows}")
+            for rows in field_rows:
+                check_integer("each of data.field_rows", rows, 1)
         self.path, self.max_bad_rows, self.cached_groups = path, max_bad_rows, cached_groups
         self.seed = seed & 0xFFFFFFFFFFFFFFFF  # numpy refuses negative seeds
         self.is_prepared = find_manifest(absolute(path)) is not None

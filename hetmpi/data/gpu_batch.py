@@ -20,7 +20,7 @@ class GpuBatches:
         self.device, self.num_rows, self._mine = device, num_rows, threading.local()
 
     def __call__(self, samples: Samples) -> Batch:
-        """The batch of `samples`. Raises TypeError as to_batch does."""
+        """The batch of `samples`. Raises SamplesError as to_batch does."""
         check_samples(samples)
         stream = self._stream()
         with torch.cuda.device(self.device), torch.cuda.stream(stream):

@@ -12,6 +12,7 @@ from typing import Callable
 import numpy as np
 
 from hetmpi.data.batch import Samples, check_slice
+from hetmpi.errors import LARGEST, check_integer, check_number
 
 # Distinct values of the 26 fields of Criteo Kaggle (HET, section 5.1; HET.md).
 KAGGLE_FIELD_ROWS = (
@@ -19,6 +20,8 @@ KAGGLE_FIELD_ROWS = (
     *(2173, 4, 7046547, 18, 15, 286181, 105, 142572),
 )
 NUM_DENSE = 13
+LEAST_SCALE, MOST_SCALE = 1e-9, 1e6  # up to 3.4e13 rows
+MOST_ZIPF = 100.0  # all ids of a field are one
 TRAIN, VALID, TEACHER = 0, 1, 2  # streams of random numbers
 
 
@@ -42,12 +45,12 @@ class Synthetic:
     ):
         """scale: rows of each field against Kaggle's, 1 being 33.8 M rows in all; fields keep at least 4 rows, or all
         they have. zipf: exponent of the law of ids, 0 being uniform. num_train: samples of what is called an epoch.
-        Raises ValueError for values that cannot be."""
-        if not scale > 0 or not zipf >= 0 or num_train < 1 or num_valid < 1:
-            raise ValueError(
-                "synthetic data need scale > 0, zipf >= 0, num_train >= 1 and num_valid >= 1, "
-                f"got scale={scale}, zipf={zipf}, num_train={num_train}, num_valid={num_valid}"
-            )
+        Raises Refused for values that cannot be."""
+        check_integer("data.seed", seed, -LARGEST)
+        check_number("data.scale", scale, LEAST_SCALE, MOST_SCALE)
+        check_number("data.zipf", zipf, 0, MOST_ZIPF)
+        check_integer("data.num_train", num_train, 1)
+        check_integer("data.num_valid", num_valid, 1)
         self.seed, self.num_train, self.num_valid = seed, num_train, num_valid
         self.field_rows = [max(round(rows * scale), min(rows, 4)) for rows in KAGGLE_FIELD_ROWS]
         self.num_rows = sum(self.field_rows)

@@ -1,6 +1,6 @@
 // Tests of the C++ core by itself, to be built with sanitizers (tests/test_core.py): the cache against a slow obvious
-// model, rings and the engine between threads, the inbox's order. Exit code 0 if all hold, else 1 and what failed on
-// stderr.
+// model, rings and the push applier between threads, the inbox's order. Exit code 0 if all hold, else 1 and what
+// failed on stderr.
 //
 //   core_test [SEED]   default 1; every random choice but the threads' timing follows from it
 //
@@ -32,9 +32,9 @@
 #include <utility>
 #include <vector>
 
-#include "engine.h"
-#include "inbox.h"
-#include "row_cache.h"
+#include "cache/row_cache.h"
+#include "owner/inbox.h"
+#include "owner/push_applier.h"
 
 namespace hetmpi {
 namespace {
@@ -509,7 +509,7 @@ void cache_rounds_its_capacity_down_to_whole_sets(uint64_t) {
   CHECK(throws<std::invalid_argument>([] { RowCache(int64_t{1} << 31, optimizer_of("sgd"), Policy::kLru); }));
 }
 
-// One line of 4 KiB whose sum is handed out each time: were its room not used again, that would soon be at its end.
+// One line of 4 KiB whose sum is pushed each time: were its room not used again, that would soon be at its end.
 void cache_uses_the_room_of_sums_handed_out_again(uint64_t) {
   constexpr int64_t dim = 1024;
   RowCache cache(1, RowOptimizer("sgd", dim, 0, 0, 0, 0), Policy::kLru);
@@ -821,7 +821,7 @@ void full_ring_takes_nothing_until_the_tail_moves(uint64_t seed) {
   CHECK(origin.send_some(0, batch, begin) >= 0 && origin.head() > head);
 }
 
-// The engine.
+// The push applier.
 
 // A shard of rows that start at 0, under sgd at learning rate 1: a row is minus the sum of all it was sent.
 struct OwnedRows {
@@ -883,26 +883,27 @@ Ints first_numbers(int64_t n) {
   return numbers;
 }
 
-// An engine with its shard and rings: kShared rows, then one of its own for each origin. It takes in from all of them.
+// A push applier with its shard and rings: kShared rows, then one of its own for each origin. By default it drains all
+// rings.
 struct Owner {
   explicit Owner(int64_t num_origins, uint64_t more_bytes = 1024) : Owner(num_origins, more_bytes, first_numbers(num_origins)) {}
 
   Owner(int64_t num_origins, uint64_t more_bytes, const Ints& watched)
       : rings(num_origins, min_ring_capacity(kSums) + more_bytes, kSums),
         rows(kShared + num_origins),
-        engine(std::make_unique<Engine>(rings.ends(), rows.shard(), optimizer_of("sgd"))) {
-    engine->start(watched);
+        applier(std::make_unique<PushApplier>(rings.ends(), rows.shard(), optimizer_of("sgd"))) {
+    applier->start(watched);
   }
 
-  void apply(const Batch& batch) { engine->apply(batch.from(0), batch.order.data(), batch.size()); }
+  void apply(const Batch& batch) { applier->apply(batch.from(0), batch.order.data(), batch.size()); }
 
   void check(const Tally& tally) {
-    engine->exclusively([&] { tally.check(rows); });
+    applier->exclusively([&] { tally.check(rows); });
   }
 
   Rings rings;
   OwnedRows rows;
-  std::unique_ptr<Engine> engine;
+  std::unique_ptr<PushApplier> applier;
 };
 
 // An origin on a thread of its own, which may be told to stop for what the owner does.
@@ -968,7 +969,7 @@ void finish(Owner& owner, const Senders& senders, Tally tally) {
     tally.add(sender->join());
     await([&] { return sender->origin.is_drained(); });
   }
-  CHECK(owner.engine->drain() == 0);
+  CHECK(owner.applier->drain() == 0);
   owner.check(tally);
 }
 
@@ -981,9 +982,9 @@ void every_sum_is_applied_once(uint64_t seed) {
   });
   while (!are_done(senders)) {
     owner.apply(own.draw(random, 10, 0, kShared));
-    CHECK(owner.engine->drain() >= 0);
-    owner.engine->set_step(1.0, pick_in(random, 1, 9));
-    owner.engine->exclusively([&] {  // no row is half written
+    CHECK(owner.applier->drain() >= 0);
+    owner.applier->set_step(1.0, pick_in(random, 1, 9));
+    owner.applier->exclusively([&] {  // no row is half written
       for (int64_t row = 0; row < kShared; ++row) CHECK(owner.rows.row_is(row, owner.rows.weight[row * kDim]));
     });
     sched_yield();
@@ -1000,11 +1001,11 @@ void a_drained_ring_means_applied_sums(uint64_t seed) {
       sender.send_to_own_row();
       await([&] { return sender.origin.is_drained(); });
       CHECK(sender.own_row_is_applied());
-      sender.owner.engine->exclusively([&] { CHECK(sender.own_row_is_applied()); });
+      sender.owner.applier->exclusively([&] { CHECK(sender.own_row_is_applied()); });
     }
   });
   while (!are_done(senders)) {
-    owner.engine->drain();
+    owner.applier->drain();
     sched_yield();
   }
   finish(owner, senders, Tally(owner.rows.num_rows));
@@ -1030,7 +1031,7 @@ void who_sees_a_clock_sees_its_row(uint64_t seed) {
 void a_stalled_owner_loses_nothing(uint64_t seed) {
   Owner owner(3, 0);
   Senders senders;
-  owner.engine->exclusively([&] {
+  owner.applier->exclusively([&] {
     senders = start(owner, 3, seed, [](Sender& sender) {
       for (int i = 0; i < 200; ++i) sender.send_to_shared_rows();
     });
@@ -1063,18 +1064,18 @@ void check_an_error(int64_t wrong_origin, int64_t wrong_row, Random& random) {
   await([&] { return wrong.is_drained(); });
   const uint64_t tail = wrong.head();
   wrong.send(0, two_rows(random, 1, wrong_row));
-  await([&] { return throws<std::out_of_range>([&] { owner.engine->drain(); }); });
+  await([&] { return throws<std::out_of_range>([&] { owner.applier->drain(); }); });
   wrong.send(0, one_row(random, 2));
   other.send(0, one_row(random, 2));
   sleep(std::chrono::milliseconds(5));
-  for (int i = 0; i < 2; ++i) CHECK(throws<std::out_of_range>([&] { owner.engine->drain(); }));
+  for (int i = 0; i < 2; ++i) CHECK(throws<std::out_of_range>([&] { owner.applier->drain(); }));
   CHECK(throws<std::out_of_range>([&] { owner.apply(one_row(random, 2)); }));
-  owner.engine->exclusively([&] {
+  owner.applier->exclusively([&] {
     CHECK(owner.rings.tail(wrong_origin) == tail && owner.rings.tail(1 - wrong_origin) == 0);
     CHECK(owner.rows.row_is(0, -1) && owner.rows.row_is(1, 0) && owner.rows.row_is(2, 0));
   });
   const auto began = std::chrono::steady_clock::now();
-  owner.engine.reset();
+  owner.applier.reset();
   CHECK(std::chrono::steady_clock::now() - began < Seconds(5));
 }
 
@@ -1084,7 +1085,7 @@ void an_error_is_kept_and_nothing_more_is_drained(uint64_t seed) {
     for (const int64_t wrong_row : {int64_t{-1}, kShared + 2}) check_an_error(wrong_origin, wrong_row, random);
 }
 
-void a_wrong_row_of_its_own_is_refused_and_the_engine_goes_on(uint64_t seed) {
+void a_wrong_row_of_its_own_is_refused_and_the_applier_goes_on(uint64_t seed) {
   Random random(seed);
   Owner owner(1);
   CHECK(throws<std::out_of_range>([&] { owner.apply(one_row(random, owner.rows.num_rows)); }));
@@ -1092,22 +1093,22 @@ void a_wrong_row_of_its_own_is_refused_and_the_engine_goes_on(uint64_t seed) {
   Origin origin(owner.rings, 0);
   origin.send(0, one_row(random, 3));
   await([&] { return origin.is_drained(); });
-  owner.engine->exclusively([&] { CHECK(owner.rows.row_is(3, -2)); });
+  owner.applier->exclusively([&] { CHECK(owner.rows.row_is(3, -2)); });
 }
 
-void a_stopped_engine_leaves_the_rings_as_they_are(uint64_t seed) {
+void a_stopped_applier_leaves_the_rings_as_they_are(uint64_t seed) {
   Random random(seed);
   Owner owner(1);
   Origin origin(owner.rings, 0);
-  owner.engine->stop();
-  owner.engine->stop();
+  owner.applier->stop();
+  owner.applier->stop();
   origin.send(0, one_row(random, 7));
   sleep(std::chrono::milliseconds(5));
   CHECK(owner.rings.tail(0) == 0 && owner.rows.row_is(7, 0));
-  CHECK(owner.engine->drain() == 1 && origin.is_drained() && owner.rows.row_is(7, -1));
+  CHECK(owner.applier->drain() == 1 && origin.is_drained() && owner.rows.row_is(7, -1));
 }
 
-void an_engine_takes_in_from_those_it_was_started_for_alone(uint64_t seed) {
+void an_applier_drains_only_the_rings_of_its_origins(uint64_t seed) {
   Random random(seed);
   for (const Ints& watched : {Ints{}, Ints{1}}) {
     Owner owner(2, 1024, watched);
@@ -1116,20 +1117,20 @@ void an_engine_takes_in_from_those_it_was_started_for_alone(uint64_t seed) {
     second.send(0, one_row(random, 6));
     if (!watched.empty()) await([&] { return second.is_drained(); });
     sleep(std::chrono::milliseconds(5));
-    CHECK(owner.engine->drain() == 0);
+    CHECK(owner.applier->drain() == 0);
     CHECK(owner.rings.tail(0) == 0 && owner.rows.row_is(5, 0));
     CHECK(owner.rows.row_is(6, watched.empty() ? 0 : -1));
     owner.apply(one_row(random, 5));
-    owner.engine->exclusively([&] { CHECK(owner.rows.row_is(5, -1)); });
+    owner.applier->exclusively([&] { CHECK(owner.rows.row_is(5, -1)); });
   }
 }
 
-void engines_start_and_end_promptly(uint64_t seed) {
+void appliers_start_and_end_promptly(uint64_t seed) {
   Random random(seed);
   const auto began = std::chrono::steady_clock::now();
   for (int i = 0; i < 100; ++i) {
     Owner owner(1);
-    if (once_in(random, 2)) owner.engine->stop();
+    if (once_in(random, 2)) owner.applier->stop();
   }
   CHECK(std::chrono::steady_clock::now() - began < Seconds(10));
 }
@@ -1269,10 +1270,10 @@ void run_all(uint64_t seed) {
   RUN(who_sees_a_clock_sees_its_row);
   RUN(a_stalled_owner_loses_nothing);
   RUN(an_error_is_kept_and_nothing_more_is_drained);
-  RUN(a_wrong_row_of_its_own_is_refused_and_the_engine_goes_on);
-  RUN(a_stopped_engine_leaves_the_rings_as_they_are);
-  RUN(an_engine_takes_in_from_those_it_was_started_for_alone);
-  RUN(engines_start_and_end_promptly);
+  RUN(a_wrong_row_of_its_own_is_refused_and_the_applier_goes_on);
+  RUN(a_stopped_applier_leaves_the_rings_as_they_are);
+  RUN(an_applier_drains_only_the_rings_of_its_origins);
+  RUN(appliers_start_and_end_promptly);
   RUN(inbox_sums_in_rank_order);
   RUN(inbox_refuses_other_steps_and_rows_that_are_not_there);
 #undef RUN

@@ -14,9 +14,9 @@
 #include <string>
 #include <vector>
 
-#include "cuda_cache.h"
-#include "cuda_unique.h"
-#include "row_cache.h"
+#include "cache/row_cache.h"
+#include "cuda/cuda_cache.h"
+#include "cuda/cuda_unique.h"
 
 namespace hetmpi {
 namespace {

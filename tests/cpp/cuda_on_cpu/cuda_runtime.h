@@ -1,6 +1,7 @@
-// CUDA as far as cpp/*.cu use it, on the CPU, for tests on machines without a GPU: the same source, compiled by any C++ compiler
-// with this folder in front. Kernels run one warp after the other, the lanes of a warp as fibers that take turns at each collective
-// call; lanes that do not all make the same one are an error. The GPU's memory is the host's, filled with rubbish when it is taken.
+// CUDA as far as cpp/cuda/*.cu use it, on the CPU, for tests on machines without a GPU: the same source, compiled by
+// any C++ compiler with this folder in front. Kernels run one warp after the other, the lanes of a warp as fibers that
+// take turns at each collective call; lanes that do not all make the same one are an error. The GPU's memory is the
+// host's, filled with rubbish when it is taken.
 #pragma once
 
 #include <setjmp.h>

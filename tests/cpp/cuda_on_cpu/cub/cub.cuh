@@ -1,4 +1,4 @@
-// CUB as far as cpp/*.cu use it, on the CPU.
+// CUB as far as cpp/cuda/*.cu use it, on the CPU.
 #pragma once
 
 #include <algorithm>

@@ -1,0 +1,148 @@
+"""One rank of a peer: TorchRec on the CPU, over gloo.
+
+    RANK=r WORLD_SIZE=n LOCAL_RANK=l MASTER_ADDR=host MASTER_PORT=port python bench/peers/torchrec.py FOLDER
+
+It needs an environment of its own: requirements-torchrec.txt. DistributedModelParallel, one table per field, each whole
+on one rank (row-wise sharding wants a GPU), SGD fused into the backward pass, the input of the next step sent ahead by
+TrainPipelineSparseDist. Each rank makes its ids unique and looks them up in an EmbeddingCollection; TorchRec's own
+`use_index_dedup` has no CPU kernel. Tables are dealt out by their distinct ids in a batch.
+
+Tried and not faster on two ranks: an EmbeddingBagCollection of all ids, with the same CPU time but five times the bytes;
+the same with small tables replicated, as TorchRec's planner has it, or cut column-wise; with unique ids by its variable
+batches, which takes far longer; an EmbeddingCollection of all ids; no pipeline.
+"""
+
+import logging
+import os
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from race.problem import DENSE_LR, ROWS_LR, Laps, Problem
+from torch import Tensor, nn
+from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
+from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from torchrec.distributed.types import ShardingPlan
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.streamable import Pipelineable
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Batch(Pipelineable):
+    """Samples as the model takes them."""
+
+    unique: KeyedJaggedTensor  # of each field, its unique ids, as one list
+    inverse: Tensor  # (B * F,) int64 into the ids of all fields in turn
+    dense: Tensor  # (B, NUM_DENSE) float32
+    label: Tensor  # (B,) float32
+
+    def to(self, device: torch.device, non_blocking: bool = False):
+        return self
+
+    def record_stream(self, stream):
+        pass
+
+
+class Task(nn.Module):
+    """The problem's network behind its tables: batch -> (loss, loss without its graph)."""
+
+    def __init__(self, problem: Problem):
+        super().__init__()
+        self.names = [f"field{field}" for field in range(problem.num_fields)]
+        self.shape = (-1, problem.num_fields, problem.dim)
+        self.tables = EmbeddingCollection(device=torch.device("meta"), tables=[
+            EmbeddingConfig(name=name, feature_names=[name], num_embeddings=rows, embedding_dim=problem.dim)
+            for name, rows in zip(self.names, problem.field_rows)
+        ])  # fmt: skip
+        self.network, self.criterion = problem.network(), nn.BCEWithLogitsLoss()
+
+    def forward(self, batch: Batch):
+        found = self.tables(batch.unique)
+        rows = torch.cat([found[name].values() for name in self.names])  # (U, dim)
+        embeddings = rows.index_select(0, batch.inverse).view(self.shape)
+        loss = self.criterion(self.network(embeddings, batch.dense), batch.label)
+        return loss, loss.detach()
+
+
+class Batches:
+    """The batches of one rank, made when asked for from samples that lie in memory."""
+
+    def __init__(self, problem: Problem, rank: int, names: list[str]):
+        self.samples = [problem.samples(step, rank) for step in range(problem.steps)]
+        self.names, self.first_keys = names, torch.tensor(first_keys(problem))
+
+    def __iter__(self):
+        for ids, dense, label in self.samples:
+            keys, inverse = torch.unique(ids.view(-1), return_inverse=True)  # sorted, so field by field
+            ends = torch.searchsorted(keys, self.first_keys[1:])
+            lengths = torch.diff(ends, prepend=ends.new_zeros(1), append=ends.new_full((1,), len(keys)))
+            unique = KeyedJaggedTensor(
+                keys=self.names,
+                values=keys - self.first_keys.repeat_interleave(lengths, output_size=len(keys)),
+                lengths=lengths.int(),
+                stride=1,
+            )
+            yield Batch(unique, inverse, dense, label)
+
+
+def first_keys(problem: Problem) -> list[int]:
+    """The first key of each field."""
+    return (np.cumsum(problem.field_rows) - problem.field_rows).tolist()
+
+
+def plan_of(problem: Problem, task: Task, sharder: EmbeddingCollectionSharder, size: int) -> ShardingPlan:
+    """Tables with the most distinct ids in a batch first, each to the rank that has the fewest so far."""
+    ids, load, shardings = problem.samples(0, 0)[0], [0] * size, {}
+    distinct = [len(column.unique()) for column in ids.t()]
+    for field in sorted(range(problem.num_fields), key=lambda field: -distinct[field]):
+        rank = load.index(min(load))
+        load[rank] += distinct[field]
+        shardings[task.names[field]] = table_wise(rank=rank)
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    return ShardingPlan({"tables": construct_module_sharding_plan(
+        task.tables, shardings, sharder=sharder, local_size=local_size, world_size=size, device_type="cpu"
+    )})  # fmt: skip
+
+
+def sharded(problem: Problem, size: int) -> DistributedModelParallel:
+    """The task, its tables spread over the ranks, with the problem's first rows. Collective."""
+    task, sharder = Task(problem), EmbeddingCollectionSharder()
+    apply_optimizer_in_backward(torch.optim.SGD, task.tables.parameters(), {"lr": ROWS_LR})
+    plan = plan_of(problem, task, sharder, size)
+    model = DistributedModelParallel(task, device=CPU, plan=plan, sharders=[sharder])
+    weights = model.state_dict()
+    for name, first, rows in zip(task.names, first_keys(problem), problem.field_rows):
+        for shard in weights[f"tables.embeddings.{name}.weight"].local_shards():
+            shard.tensor.detach().copy_(torch.from_numpy(problem.first_rows(np.arange(first, first + rows))))
+    return model
+
+
+def main():
+    problem = Problem(sys.argv[1])
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    model = sharded(problem, size)
+    dense_parameters = dict(in_backward_optimizer_filter(model.named_parameters())).values()
+    optimizer = torch.optim.SGD(dense_parameters, lr=DENSE_LR)
+    pipeline = TrainPipelineSparseDist(model, optimizer, CPU)
+    batches = iter(Batches(problem, rank, model.module.names))
+    dist.barrier()
+    laps = Laps()
+    for _ in range(problem.steps):
+        loss = pipeline.progress(batches)
+        laps.step(loss)
+    laps.report(rank, size, dist.all_reduce)
+    dist.destroy_process_group()
+    os._exit(0)  # a thread of the pipeline may still run, and Python's end with it would abort
+
+
+main()

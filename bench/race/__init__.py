@@ -1,0 +1,1 @@
+"""Contenders in turns on one problem: what `bench step`, `bench cluster` and `bench model` compare."""

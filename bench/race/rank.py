@@ -1,0 +1,163 @@
+"""One rank of a contender that needs hetmpi: hetmpi's own trainer, or the floor under it.
+
+    mpiexec -n RANKS python bench/race/rank.py hetmpi FOLDER [SETTING=VALUE ...]    settings of conf/config.yaml
+    mpiexec -n RANKS python bench/race/rank.py floor FOLDER [device=cuda]
+
+The floor is the same dense network under Horovod with the rows of every sample in hand: no table, no loader, no keys.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from race.problem import DENSE_LR, ROWS_LR, Laps, Problem, chunk_steps, report
+
+from hetmpi.run.config import compose
+from hetmpi.data.batch import Samples
+from hetmpi.run.device import choose_device
+from hetmpi.layers import look_up
+from hetmpi.dense import DenseOptimizer
+from hetmpi.table.optim import Schedule
+from hetmpi.spans import PARTS, Spans
+from hetmpi.train import Training
+from hetmpi.comm.launch import launch
+
+RUN = "run"  # folder of the trainer's own records, in the problem's
+
+
+class Recorded:
+    """The samples of a problem as a data set."""
+
+    def __init__(self, problem: Problem):
+        self.problem, self.name = problem, "recorded"
+        self.num_rows, self.num_fields, self.num_dense = problem.num_rows, problem.num_fields, problem.dense.shape[-1]
+        self.field_rows, self.num_train, self.num_valid = problem.field_rows, None, problem.ranks
+        self.ids = problem.ids.reshape(-1, self.num_fields)
+        self.dense, self.label = problem.dense.reshape(-1, self.num_dense), problem.label.reshape(-1)
+
+    def train(self, start: int, stop: int) -> Samples:
+        return Samples(self.ids[start:stop].astype(np.int64), self.dense[start:stop].copy(), self.label[start:stop].copy())
+
+    valid = train
+
+
+class OverRows(torch.nn.Module):
+    """A problem's network behind the look-up of its rows."""
+
+    def __init__(self, problem: Problem):
+        super().__init__()
+        self.row_dim, self.network = problem.dim, problem.network()
+
+    def forward(self, rows, batch):
+        return self.network(look_up(rows, batch.index), batch.dense)
+
+
+class Processor:
+    """Processor time of this process, by chunks of steps: of the calling thread, and of all its others."""
+
+    def __init__(self):
+        self.main_ms, self.other_ms = [], []
+        self.was = self.now()
+
+    def now(self) -> np.ndarray:
+        main = time.thread_time()
+        return 1000 * np.array([main, time.process_time() - main])
+
+    def lap(self):
+        """A chunk ends."""
+        now = self.now()
+        for values, ms in zip((self.main_ms, self.other_ms), (now - self.was) / chunk_steps()):
+            values.append(float(ms))
+        self.was = now
+
+    def figures(self) -> dict:
+        """ms per step of each chunk."""
+        return {"main_cpu_ms": self.main_ms, "other_cpu_ms": self.other_ms}
+
+
+class Contender(Training):
+    """The trainer on a problem."""
+
+    def __init__(self, world, config, problem: Problem):
+        self.problem = problem
+        super().__init__(world, config, choose_device(world, config.device), Spans())
+        self.processor = Processor()
+        self.table.shard.assign(slice(None), problem.first_rows(self.table.keys().numpy()))
+        self.table.resume_at(0)
+
+    def _data(self):
+        return Recorded(self.problem)
+
+    def _model(self):
+        return OverRows(self.problem)
+
+    def _report(self, *step):
+        super()._report(*step)
+        self.processor.lap()
+
+
+def hetmpi(world, problem: Problem, overrides: list[str]):
+    """Trains, and reports what the trainer logged."""
+    folder = problem.folder / RUN
+    config = compose(world, [
+        f"table.dim={problem.dim}", f"batch_size={problem.batch}", f"steps={problem.steps}", f"run.dir={folder}",
+        "optim.rows=sgd", f"optim.rows_lr={ROWS_LR}", "optim.dense=sgd", f"optim.dense_lr={DENSE_LR}",
+        f"log.every_steps={chunk_steps()}", f"eval.max_samples={world.size}", "device=cpu", *overrides,
+    ])  # fmt: skip
+    torch.set_num_threads(1)
+    training = Contender(world, config, problem)
+    training.run()
+    training.log and training.log.close()
+    exact, exchange = training.table.staleness.is_synchronous, training.table.client.transport.name
+    training.close()
+    if world.rank == 0:
+        lines = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
+        kept = ("step_ms", "loss", "wait_ms", "pulled_bytes", "pushed_bytes", "hit_rate", *(f"{part}_ms" for part in PARTS))
+        figures = {name: [line[name] for line in lines] for name in kept}
+        report({**figures, **training.processor.figures(), "is_exact": exact, "exchange": exchange})
+
+
+def floor(world, problem: Problem, device: torch.device):
+    """The dense network alone."""
+    hvd, spans = world.start_horovod(), Spans()
+    torch.set_num_threads(1)
+    model = problem.network()
+    dense = DenseOptimizer(hvd, model, "sgd", DENSE_LR, 0.0, Schedule(), device)
+    criterion = torch.nn.BCEWithLogitsLoss()
+    embeddings = 0.01 * torch.randn(problem.batch, problem.num_fields, problem.dim, device=device)
+    batches = [[part.to(device) for part in problem.samples(step, world.rank)[1:]] for step in range(problem.steps)]
+    parts, spent, laps = {f"{part}_ms": [] for part in PARTS}, spans.as_array(), Laps()
+    processor = Processor()
+    for step, (features, label) in enumerate(batches):
+        embeddings = embeddings.detach().requires_grad_()
+        with spans("forward"):
+            loss = criterion(model(embeddings, features), label)
+        with spans("backward"):
+            loss.backward()
+            dense.begin()
+        with spans("allreduce"):
+            dense.step(step)
+        if laps.step(loss.cpu()):  # as the trainer, which looks at every loss
+            for values, ms in zip(parts.values(), (spans.as_array() - spent) / laps.chunk):
+                values.append(float(ms))
+            spent = spans.as_array()
+            processor.lap()
+    if world.rank == 0:
+        report({"step_ms": laps.step_ms, **parts, **processor.figures()})
+
+
+def main(world):
+    name, folder, *overrides = sys.argv[1:]
+    problem = Problem(folder)
+    if world.size != problem.ranks:
+        raise ValueError(f"{folder} is a problem for {problem.ranks} ranks, not {world.size}")
+    if name == "hetmpi":
+        return hetmpi(world, problem, overrides)
+    [wanted] = overrides or ["device=cpu"]
+    floor(world, problem, choose_device(world, wanted.removeprefix("device=")))
+
+
+launch(main)

@@ -1,0 +1,149 @@
+"""Runs the contenders of `bench step` and `bench cluster` in turns, on one problem, and compares them.
+
+A contender is started on every rank by `launcher`, a command line that ends where the ranks' own begins. Its rank 0 prints
+what problem.report() makes of its figures.
+"""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from race import problem
+
+BENCH = Path(__file__).resolve().parents[1]
+ROOT = BENCH.parent
+MARK = "CONTENDER "
+PEERS = {"torchrec": "requirements-torchrec.txt", "allgather": None, "horovod": None}  # -> what its environment needs
+LOSSES_AGREE = 2e-3  # sums are added in other orders, and SGD carries that on
+
+
+class Failed(Exception):
+    """A contender ended without its figures."""
+
+
+def on_hosts(hosts: int, rate: str) -> list[str]:
+    """The command that starts one rank on each of so many hosts of this machine, as far as the rank's own begins. rate: as
+    tc says it, or none."""
+    shaped = [] if rate == "none" else ["-r", rate]
+    return [str(ROOT / "tools/hosts.sh"), "-n", "1", "-H", str(hosts), *shaped]
+
+
+def chosen(peers: list[str]) -> list[str]:
+    """The names that `peers=` says. Exits for others."""
+    names = {"all": list(PEERS), "none": []}.get(peers[0], peers)
+    if set(names) - set(PEERS):
+        sys.exit(f"peers must be all, none or some of {', '.join(PEERS)}, got {','.join(peers)}")
+    return names
+
+
+def command_of(name: str, folder: str, overrides: list[str]) -> list[str]:
+    """What each rank of a contender runs."""
+    if name.split(" ")[0] in ("hetmpi", "floor"):
+        return [sys.executable, str(BENCH / "race/rank.py"), name.split(" ")[0], folder, *overrides]
+    if name == "horovod":
+        return [sys.executable, str(BENCH / "peers/horovod.py"), folder]
+    # torch.distributed asks for these names
+    ranks = (
+        "RANK=${PMI_RANK:-$OMPI_COMM_WORLD_RANK} WORLD_SIZE=${PMI_SIZE:-$OMPI_COMM_WORLD_SIZE} "
+        "LOCAL_RANK=${MPI_LOCALRANKID:-${OMPI_COMM_WORLD_LOCAL_RANK:-0}} exec \"$0\" \"$@\""
+    )
+    return ["sh", "-c", ranks, str(python_of(name)), str(BENCH / f"peers/{name}.py"), folder]
+
+
+def python_of(peer: str) -> Path:
+    """The Python of a peer's environment, which is made if it is missing."""
+    requirements = PEERS[peer]
+    if requirements is None:
+        return Path(sys.executable)
+    python = ROOT / f".venv-{peer}/bin/python"
+    if not python.exists():
+        print(f"making {python.parent.parent} for {peer}, some minutes", flush=True)
+        made = python.parent.parent.with_suffix(".part")
+        shutil.rmtree(made, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", made], check=True)
+        pip = [made / "bin/python", "-m", "pip", "install", "-q", "--no-deps", "-r", BENCH / "peers" / requirements]
+        subprocess.run(pip, check=True)
+        made.rename(python.parent.parent)
+    return python
+
+
+def race(launcher: list[str], folder: str, contenders: dict[str, list[str]], settings: dict) -> dict[str, list[dict]]:
+    """Runs all contenders, each with its overrides, `repeats` times in turns: name -> what each run reported. A peer that
+    fails, of memory for example, is left out with its reason; where hetmpi or the floor fails this exits."""
+    runs = {name: [] for name in contenders}
+    for turn in range(settings["repeats"]):
+        for name, overrides in contenders.items():
+            if name not in runs:
+                continue
+            try:
+                runs[name].append(run(launcher, name, folder, overrides))
+            except Failed as failure:
+                if name not in PEERS:
+                    sys.exit(str(failure))
+                del runs[name]
+                print(f"{failure}\n{name} is left out", flush=True)
+                continue
+            print(f"{turn + 1}/{settings['repeats']} {name:<16} {step_ms(runs[name][-1], settings):8.2f} ms", flush=True)
+    return runs
+
+
+def run(launcher: list[str], name: str, folder: str, overrides: list[str]) -> dict:
+    """What one run of a contender reported. Raises Failed with its output."""
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{BENCH}", "OMP_NUM_THREADS": "1", "MASTER_PORT": "29511"}
+    env.setdefault("MASTER_ADDR", "127.0.0.1")
+    done = subprocess.run([*launcher, *command_of(name, folder, overrides)], env=env, text=True, capture_output=True)
+    lines = [line for line in done.stdout.splitlines() if MARK in line]
+    if done.returncode != 0 or not lines:
+        raise Failed(f"{name} failed with exit code {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+    return json.loads(lines[-1].split(MARK, 1)[1])
+
+
+def after_warmup(values: list, settings: dict) -> list:
+    """Of figures per chunk of steps, those after the warm-up."""
+    return values[settings["warmup"] // problem.chunk_steps() :]
+
+
+def step_ms(result: dict, settings: dict) -> float:
+    """ms per step of one run: the median over chunks."""
+    return statistics.median(after_warmup(result["step_ms"], settings))
+
+
+def median_ms(runs: list[dict], settings: dict) -> float:
+    return statistics.median(step_ms(result, settings) for result in runs)
+
+
+def median_of(runs: list[dict], figure: str, settings: dict) -> float:
+    """Median over runs of the mean over the chunks after the warm-up."""
+    return statistics.median(statistics.fmean(after_warmup(result[figure], settings)) for result in runs)
+
+
+def check_losses(runs: dict[str, list[dict]], settings: dict):
+    """Exits unless in all runs of all contenders that report losses, stale ones apart, they learnt the same from the same samples."""
+    exact = {
+        name: [result["loss"] for result in results] for name, results in runs.items()
+        if "loss" in results[0] and results[0].get("is_exact", True)
+    }  # fmt: skip
+    if not exact:
+        return
+    reference = next(iter(exact.values()))[0]
+    for name, losses in exact.items():
+        worst = float(np.abs(np.array(losses) - reference).max())
+        if not worst <= LOSSES_AGREE:  # nor if one is NaN
+            sys.exit(f"losses of {name} are up to {worst:.2g} away from those of {next(iter(exact))}: no times are compared")
+        print(f"losses of {name}: within {worst:.1e} of {next(iter(exact))}'s, the last {losses[0][-1]:.5f}")
+
+
+def made_problem(settings: dict, ranks: int) -> tempfile.TemporaryDirectory:
+    """A folder with the problem that the settings describe."""
+    from hetmpi.data.synthetic import Synthetic
+
+    folder = tempfile.TemporaryDirectory(prefix="hetmpi-bench-")
+    data = Synthetic(0, scale=settings["scale"], zipf=settings["zipf"], num_valid=1)
+    problem.make(folder.name, data, ranks, settings["batch"], settings["dim"], settings["net"], settings["steps"])
+    return folder

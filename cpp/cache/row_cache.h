@@ -1,0 +1,415 @@
+// RowCache: copies of rows that a rank keeps, with the gradients it has not pushed yet.
+//
+// Set-associative: a key may lie in any of the ways of one set. Structure of arrays by slot (set * kWays + way), so that
+// CPU and GPU hold the same layout; what is decided stands in cache_decisions.h for both. Calls take batches of unique
+// keys. The keys of one use() are one iteration; clocks count iterations.
+//
+//   look_up           slot of each key, or -1
+//   use               begins an iteration, in which the lines looked up are used
+//   validate          which lines found are too old to be read, given their owners' clocks
+//   refresh           gives lines the owners' rows; a pending sum stays pending and is applied on top
+//   insert_and_evict  gives a key without a line one of its set: an empty one, else the one of least worth. Lines used
+//                     in this iteration stay, so a key may get none (-1). Pending sums of evicted lines go to pushes
+//   gather            rows by slot
+//   update            one iteration's gradients by slot: to the pending sums, and to the rows as a preview of what the
+//                     owner will make of them, as if they were `anticipate` times as large
+//   pass_on           adds the gradients of keys that have no line to the pushes
+//   clocks_within     what an owner has to know to tell which lines are too old
+//   preview           applies sums to rows that came from owners who lack them
+//   take_pending      moves pending sums to the pushes: those by slot that are due for push at a staleness, or all
+//
+// REQUIRES of all calls: slots are -1 (passed over) or were given for a key that has not been evicted since; no slot
+// twice in a batch. insert_and_evict: keys without a slot are not in the cache.
+//
+// Words, per line (c_s and c_c as in HET, section 4):
+//   clock  c_c: the owner's clock when the row was fetched, plus own updates since (plus those pending then)
+//   age    c_c - c_s: own updates since the row was fetched
+//   count  u: own updates since the last push; the iterations that the pending sum is over
+//
+// Invariants:
+//   tag[slot] == 0 if and only if the line is empty; a key lies in at most one line, of set_of(its hash);
+//   count > 0 if and only if pending >= 0; a pending line belongs to one slot or is free;
+//   every gradient given to update comes out once: of take_pending, or of insert_and_evict;
+//   weight[slot] is the fetched row with every own update since, and every one pending then, applied to it, in 16 bits up to rounding;
+//   capacity 0 is legal: nothing is found and no key gets a line.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+#include "cache/cache_decisions.h"
+#include "cache/huge_array.h"
+#include "cache/row_type.h"
+#include "owner/row_optimizer.h"
+
+namespace hetmpi {
+
+// Sums on their way to the owners: entry i is of keys[i].
+struct Pushes {
+  std::vector<int64_t> keys;    // (n)
+  std::vector<int32_t> clocks;  // (n) c_c of the line
+  std::vector<int32_t> counts;  // (n) iterations summed
+  std::vector<float> sums;      // (n, sum_dim)
+
+  // Appends one entry and returns where its sums go.
+  float* append(int64_t key, int32_t clock, int32_t count, int64_t sum_dim) {
+    keys.push_back(key);
+    clocks.push_back(clock);
+    counts.push_back(count);
+    sums.resize(sums.size() + sum_dim);
+    return sums.data() + sums.size() - sum_dim;
+  }
+};
+
+class RowCache {
+ public:
+  // capacity_rows beyond kWays is rounded down to whole sets. Memory is touched as lines fill. type: of the rows in it; pending sums and
+  // optimizer state are floats.
+  RowCache(int64_t capacity_rows, RowOptimizer optimizer, Policy policy, RowType type = RowType::kFloat32)
+      : optimizer_(optimizer),
+        dim_(optimizer.dim()),
+        state_dim_(optimizer.state_dim()),
+        sum_dim_(optimizer.sum_dim()),
+        policy_(policy),
+        type_(type),
+        shape_(capacity_rows) {
+    const int64_t slots = num_slots();
+    tag_.assign(slots, 0);
+    key_.resize(slots);
+    worth_.assign(slots, 0);
+    line_.assign(slots, Line{});
+    weight_ = HugeArray((slots * dim_ * bytes_of(type_) + 3) / 4);
+    state_ = HugeArray(slots * state_dim_);
+    pending_ = HugeArray(slots * sum_dim_);
+  }
+
+  int64_t capacity_rows() const { return shape_.capacity_rows(); }
+  int64_t num_slots() const { return shape_.num_slots(); }
+  int64_t num_rows() const { return num_rows_; }
+  int64_t num_pending() const { return num_pending_; }
+  int64_t dim() const { return dim_; }
+  int64_t state_dim() const { return state_dim_; }
+  int64_t sum_dim() const { return sum_dim_; }
+  // c_c of a line.
+  int32_t clock(int64_t slot) const { return line_[slot].clock; }
+  // u of a line.
+  int32_t count(int64_t slot) const { return line_[slot].count; }
+  // Bytes of one line, its row, its optimizer state and its pending sum apart.
+  static constexpr int64_t kLineOverhead = 37;
+
+  // Learning rate and step of the previews that follow.
+  void set_step(double lr, int64_t step) { optimizer_.set_step(lr, step); }
+
+  // num_keys: how many keys that the cache may keep were looked up.
+  void use(const int64_t* slots, int64_t n, int64_t num_keys) {
+    ++now_;
+    age_scores(num_keys);
+    for (int64_t i = 0; i < n; ++i)
+      if (slots[i] >= 0) worth_[slots[i]] = next_worth(policy_, worth_[slots[i]], now_);
+  }
+
+  // In blocks and stages: each stage asks for the memory of the next before any of it is waited for.
+  void look_up(const int64_t* keys, int64_t n, int64_t* slots) const {
+    if (shape_.num_sets == 0) {
+      std::fill_n(slots, n, -1);
+      return;
+    }
+    constexpr int64_t kBlock = 64;
+    uint64_t hashes[kBlock];
+    uint32_t candidates[kBlock];  // one bit per way
+    for (int64_t begin = 0; begin < n; begin += kBlock) {
+      const int64_t m = std::min(kBlock, n - begin);
+      for (int64_t i = 0; i < m; ++i) {
+        hashes[i] = mix64(static_cast<uint64_t>(keys[begin + i]));
+        __builtin_prefetch(&tag_[first_slot(hashes[i])]);
+      }
+      for (int64_t i = 0; i < m; ++i) {
+        const int64_t first = first_slot(hashes[i]);
+        candidates[i] = ways_tagged(first, tag_of(hashes[i]));
+        if (candidates[i] == 0) continue;
+        const int64_t likely = first + __builtin_ctz(candidates[i]);
+        __builtin_prefetch(&key_[likely]);
+        __builtin_prefetch(&worth_[likely], 1);
+        __builtin_prefetch(&line_[likely], 1);  // for validate and update, which follow
+        __builtin_prefetch(row_at(likely));
+      }
+      for (int64_t i = 0; i < m; ++i) slots[begin + i] = match(candidates[i], first_slot(hashes[i]), keys[begin + i]);
+    }
+  }
+
+  // owner_clocks (n). Sets is_stale (n) to 1 for lines too old to be read at `staleness`, else to 0, and adds the lags of
+  // the others to `lags`, which may be null. Returns how many are stale. Without a bound no line is, and owner_clocks may
+  // be null.
+  int64_t validate(const int64_t* slots, const int32_t* owner_clocks, int64_t n, int64_t staleness, uint8_t* is_stale,
+                   LagHistogram* lags) const {
+    int64_t num_stale = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t slot = slots[i];
+      is_stale[i] = 0;
+      if (slot < 0 || staleness == kUnbounded) continue;
+      is_stale[i] = !is_valid(owner_clocks[i], line_[slot].clock, line_[slot].age, staleness);
+      if (is_stale[i])
+        ++num_stale;
+      else if (lags != nullptr)
+        ++lags->bins[LagHistogram::bin_of(static_cast<int64_t>(owner_clocks[i]) - line_[slot].clock)];
+    }
+    return num_stale;
+  }
+
+  // For entries that are `chosen` (n): weights (n, dim), states (n, state_dim), clocks (n) as the owners have them.
+  void refresh(const int64_t* slots, const uint8_t* chosen, const float* weights, const float* states,
+               const int32_t* clocks, int64_t n, float anticipate) {
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t slot = slots[i];
+      if (slot < 0 || !chosen[i]) continue;
+      set_row(slot, weights + i * dim_, states + i * state_dim_);
+      Line& line = line_[slot];
+      const int32_t count = line.count;
+      line.age = 0;
+      line.clock = clocks[i] + count;
+      if (count == 0) continue;
+      const Gradient sum = optimizer_.summed(pending(slot), count, count, anticipate);
+      if (type_ == RowType::kFloat32)
+        optimizer_.apply(weight(slot), state(slot), sum);
+      else
+        optimizer_.apply(half_row(slot), state(slot), sum, Serially());
+    }
+  }
+
+  // For entries that are `chosen` (n) and have no slot yet; weights, states, clocks as for refresh. Fills in slots (n),
+  // appends what goes out to `out`, returns how many lines were evicted.
+  int64_t insert_and_evict(const int64_t* keys, const uint8_t* chosen, const float* weights, const float* states,
+                           const int32_t* clocks, int64_t n, int64_t* slots, Pushes* out) {
+    if (shape_.num_sets == 0) return 0;
+    int64_t num_evicted = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      if (i + kAhead < n && slots[i + kAhead] < 0) prefetch_set(mix64(static_cast<uint64_t>(keys[i + kAhead])));
+      if (slots[i] >= 0 || !chosen[i]) continue;
+      const uint64_t hash = mix64(static_cast<uint64_t>(keys[i]));
+      const int64_t slot = slots[i] = place(hash);
+      if (slot < 0) continue;
+      if (tag_[slot] == 0)
+        ++num_rows_;
+      else
+        ++num_evicted;
+      hand_out(slot, out);
+      tag_[slot] = tag_of(hash);
+      key_[slot] = keys[i];
+      worth_[slot] = first_worth(policy_, now_);
+      line_[slot].clock = clocks[i];
+      line_[slot].age = 0;
+      set_row(slot, weights + i * dim_, states + i * state_dim_);
+    }
+    return num_evicted;
+  }
+
+  // out[i] = row of slots[i]; out (n, dim)
+  void gather(const int64_t* slots, int64_t n, float* out) const {
+    for (int64_t i = 0; i < n; ++i) {
+      if (i + kAhead < n && slots[i + kAhead] >= 0) prefetch_row(row_at(slots[i + kAhead]), dim_);
+      if (slots[i] >= 0) get_row(slots[i], out + i * dim_);
+    }
+  }
+
+  // grads (n, dim)
+  void update(const int64_t* slots, const float* grads, int64_t n, float anticipate) {
+    for (int64_t i = 0; i < n; ++i) {
+      if (i + kAhead < n && slots[i + kAhead] >= 0) prefetch_line(slots[i + kAhead]);
+      if (i + kSumsAhead < n && slots[i + kSumsAhead] >= 0) prefetch_sums(slots[i + kSumsAhead]);
+      const int64_t slot = slots[i];
+      if (slot < 0) continue;
+      Line& line = line_[slot];
+      if (line.pending < 0) open_pending(slot);
+      ++line.count;
+      ++line.age;
+      ++line.clock;
+      if (type_ == RowType::kFloat32)
+        optimizer_.add_and_apply(pending(slot), weight(slot), state(slot), grads + i * dim_, anticipate);
+      else
+        optimizer_.add_and_apply(pending(slot), half_row(slot), state(slot), grads + i * dim_, anticipate, Serially());
+    }
+  }
+
+  // clocks (n): c_c of lines that will do if their owners' clocks admit it, else kNoLine: no line, or more than `staleness` own
+  // updates, to which another one comes, if `will_write`, for lines used in this iteration.
+  void clocks_within(const int64_t* slots, int64_t n, bool will_write, int64_t staleness, int32_t* clocks) const {
+    for (int64_t i = 0; i < n; ++i) {
+      clocks[i] = kNoLine;
+      if (slots[i] < 0) continue;
+      const Line& line = line_[slots[i]];
+      const bool is_written = will_write && last_use_in(worth_[slots[i]]) == now_;
+      if (will_do(line.age, is_written, staleness)) clocks[i] = line.clock;
+    }
+  }
+
+  // Applies sums (m, sum_dim), over counts (m) iterations, to the rows at `positions` (m) of weights (n, dim), states
+  // (n, state_dim) and clocks (n), as refresh() does with sums that are pending.
+  void preview(const int64_t* positions, int64_t m, const float* sums, const int32_t* counts, float anticipate,
+               float* weights, float* states, int32_t* clocks) const {
+    for (int64_t i = 0; i < m; ++i) {
+      const int64_t j = positions[i];
+      optimizer_.apply(weights + j * dim_, states + j * state_dim_,
+                       optimizer_.summed(sums + i * sum_dim_, counts[i], counts[i], anticipate));
+      clocks[j] += counts[i];
+    }
+  }
+
+  // Entries without a line: their gradients go to the owners as they are. clocks (n): the owners' when the rows were read,
+  // or kUnknownClock.
+  void pass_on(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads, int64_t n,
+               Pushes* out) const {
+    for (int64_t i = 0; i < n; ++i)
+      if (slots[i] < 0) optimizer_.add(out->append(keys[i], next_clock(clocks[i]), 1, sum_dim_), grads + i * dim_);
+  }
+
+  // Those of `slots` whose pending sums are due at `staleness`, but for the slots in `held`, which is sorted.
+  void take_pending(const int64_t* slots, int64_t n, int64_t staleness, const std::vector<int64_t>& held, Pushes* out) {
+    for (int64_t i = 0; i < n; ++i)
+      if (slots[i] >= 0 && is_due(line_[slots[i]].count, staleness) &&
+          !std::binary_search(held.begin(), held.end(), slots[i]))
+        hand_out(slots[i], out);
+  }
+
+  // All of them, in the order of their slots.
+  void take_pending(Pushes* out) {
+    for (int64_t slot = 0; slot < num_slots(); ++slot) hand_out(slot, out);
+  }
+
+ private:
+  static constexpr int64_t kAhead = 8;     // lines prefetched
+  static constexpr int64_t kSumsAhead = 3;  // rows and sums prefetched: two rows of several cache lines each
+
+  // What is read and written together of a line, in one place: a cache line of the processor holds it.
+  struct Line {
+    int32_t clock = 0, age = 0, count = 0;
+    int32_t pending = -1;  // where its pending sum is, in sums
+  };
+
+  float* weight(int64_t slot) { return weight_.at(slot * dim_); }
+  const float* row_at(int64_t slot) const { return weight_.at(slot * dim_ * bytes_of(type_) / 4); }
+  uint16_t* halves(int64_t slot) { return reinterpret_cast<uint16_t*>(weight_.at(0)) + slot * dim_; }
+  const uint16_t* halves(int64_t slot) const { return reinterpret_cast<const uint16_t*>(weight_.at(0)) + slot * dim_; }
+  HalfRow half_row(int64_t slot) { return HalfRow(halves(slot), type_, row_seed(key_[slot], line_[slot].clock)); }
+  float* state(int64_t slot) { return state_.at(slot * state_dim_); }
+  float* pending(int64_t slot) { return pending_.at(line_[slot].pending * sum_dim_); }
+  int64_t first_slot(uint64_t hash) const { return static_cast<int64_t>(set_of(hash, shape_.num_sets)) * kWays; }
+
+  void set_row(int64_t slot, const float* row, const float* row_state) {
+    if (type_ == RowType::kFloat32)
+      std::memcpy(weight(slot), row, dim_ * sizeof(float));
+    else
+      for (int64_t d = 0; d < dim_; ++d) halves(slot)[d] = narrowed(row[d], type_, kNearest);
+    if (state_dim_ > 0) std::memcpy(state(slot), row_state, state_dim_ * sizeof(float));
+  }
+
+  void get_row(int64_t slot, float* out) const {
+    if (type_ == RowType::kFloat32)
+      std::memcpy(out, weight_.at(slot * dim_), dim_ * sizeof(float));
+    else
+      for (int64_t d = 0; d < dim_; ++d) out[d] = widened(halves(slot)[d], type_);
+  }
+
+  void age_scores(int64_t num_uses) {
+    if (!ageing_.is_due(policy_, num_uses, capacity_rows())) return;
+    for (uint64_t& worth : worth_) worth = aged_worth(worth);
+  }
+
+  // Bit i: whether way i of the set that begins at `first` has this tag.
+  uint32_t ways_tagged(int64_t first, uint8_t tag) const {
+#ifdef __SSE2__
+    static_assert(kWays == 32);
+    const __m128i wanted = _mm_set1_epi8(static_cast<char>(tag));
+    const auto* tags = reinterpret_cast<const __m128i*>(&tag_[first]);
+    const int low = _mm_movemask_epi8(_mm_cmpeq_epi8(_mm_loadu_si128(tags), wanted));
+    const int high = _mm_movemask_epi8(_mm_cmpeq_epi8(_mm_loadu_si128(tags + 1), wanted));
+    return static_cast<uint32_t>(low) | static_cast<uint32_t>(high) << 16;
+#else
+    uint32_t bits = 0;
+    for (int way = 0; way < kWays; ++way) bits |= static_cast<uint32_t>(tag_[first + way] == tag) << way;
+    return bits;
+#endif
+  }
+
+  // The slot among the candidate ways that holds `key`, or -1.
+  int64_t match(uint32_t candidates, int64_t first, int64_t key) const {
+    for (; candidates != 0; candidates &= candidates - 1) {
+      const int64_t slot = first + __builtin_ctz(candidates);
+      if (key_[slot] == key) return slot;
+    }
+    return -1;
+  }
+
+  // A line for a key of this hash: the first empty one, else the one of least worth not used in this iteration; or -1.
+  int64_t place(uint64_t hash) const {
+    const int64_t first = first_slot(hash);
+    const uint32_t all = shape_.ways == kWays ? ~0u : (1u << shape_.ways) - 1;
+    const uint32_t empty = ways_tagged(first, 0) & all;
+    if (empty != 0) return first + __builtin_ctz(empty);
+    int64_t victim = -1;
+    for (int64_t slot = first; slot < first + shape_.ways; ++slot) {
+      if (last_use_in(worth_[slot]) == now_) continue;
+      if (victim < 0 || worth_[slot] < worth_[victim]) victim = slot;
+    }
+    return victim;
+  }
+
+  void open_pending(int64_t slot) {
+    if (free_pending_.empty()) free_pending_.push_back(num_pending_lines_++);
+    line_[slot].pending = free_pending_.back();
+    free_pending_.pop_back();
+    std::fill_n(pending(slot), sum_dim_, 0.0f);
+    ++num_pending_;
+  }
+
+  // Appends the pending sum of a line to `out`, if it has one, and closes it.
+  void hand_out(int64_t slot, Pushes* out) {
+    Line& line = line_[slot];
+    if (line.pending < 0) return;
+    std::memcpy(out->append(key_[slot], line.clock, line.count, sum_dim_), pending(slot), sum_dim_ * sizeof(float));
+    free_pending_.push_back(line.pending);
+    line.pending = -1;
+    line.count = 0;
+    --num_pending_;
+  }
+
+  void prefetch_set(uint64_t hash) const {
+    const int64_t first = first_slot(hash);
+    __builtin_prefetch(&tag_[first]);
+    for (int way = 0; way < kWays; way += 8) __builtin_prefetch(&worth_[first + way], 1);
+  }
+
+  void prefetch_line(int64_t slot) const { __builtin_prefetch(&line_[slot], 1); }
+
+  void prefetch_sums(int64_t slot) const {
+    prefetch_row(row_at(slot), dim_);
+    if (line_[slot].pending >= 0) prefetch_row(pending_.at(line_[slot].pending * sum_dim_), sum_dim_);
+  }
+
+  RowOptimizer optimizer_;  // of the previews
+  int64_t dim_, state_dim_, sum_dim_;
+  Policy policy_;
+  RowType type_;
+  Shape shape_;
+  int64_t num_rows_ = 0, num_pending_ = 0;
+  uint32_t now_ = 0;  // iteration
+  Ageing ageing_;
+  std::vector<uint8_t> tag_;
+  std::vector<int64_t> key_;
+  std::vector<uint64_t> worth_;
+  std::vector<Line> line_;
+  HugeArray weight_;   // (slots, dim) of type_
+  HugeArray state_;    // (slots, state_dim)
+  HugeArray pending_;  // (pending lines, sum_dim)
+  int32_t num_pending_lines_ = 0;  // ever opened
+  std::vector<int32_t> free_pending_;
+};
+
+}  // namespace hetmpi

@@ -1,0 +1,27 @@
+// Unique keys of a batch on a GPU: what KeyIndex (key_index.h) makes of them on the CPU.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "cuda/cuda_cache.h"
+
+namespace hetmpi {
+
+class CudaUnique {
+ public:
+  explicit CudaUnique(int device = 0);
+  ~CudaUnique();
+
+  int device() const;
+
+  // ids (n) in [0, limit) -> keys in order of first appearance, and index (n) with ids[i] == keys[index[i]]. keys has room for n. All in the
+  // GPU's memory or pinned. Returns how many keys there are, when done. One call at a time.
+  int64_t unique(const int64_t* ids, int64_t n, int64_t limit, int64_t* keys, int64_t* index, Stream stream);
+
+ private:
+  struct Memory;
+  std::unique_ptr<Memory> memory_;
+};
+
+}  // namespace hetmpi

@@ -1,0 +1,152 @@
+// PushApplier: the owner's side at staleness s >= 1. A thread applies the pushes in the rings to the shard while the
+// rank computes, if any rank pushes through rings. It touches memory only: no MPI, no Python.
+//
+// The rank's own thread may drain too, when it waits for something, and applies its own sums directly; a lock makes
+// the two one writer.
+//
+// Invariants:
+//   whoever writes the shard, or a ring's tail, holds lock_;
+//   a ring's tail passes a record only when all of it is applied: an origin that sees tail == head knows that all its
+//   pushes have been applied;
+//   an error in a record is kept and thrown by every drain() and apply() after it, and nothing more is drained: the
+//   ring fills, nothing is lost.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "owner/ring.h"
+#include "owner/shard.h"
+
+namespace hetmpi {
+
+class PushApplier {
+ public:
+  // rings: one per origin, of records with clocks. They are not drained before start().
+  PushApplier(std::vector<RingConsumer> rings, Shard shard, RowOptimizer optimizer)
+      : rings_(std::move(rings)), shard_(shard), optimizer_(optimizer) {}
+
+  ~PushApplier() { stop(); }
+
+  // Begins to apply the pushes of these origins. No thread runs if there are none. REQUIRES: called once, before
+  // stop().
+  void start(const std::vector<int64_t>& origins) {
+    {
+      std::lock_guard<std::mutex> hold(lock_);
+      for (const int64_t origin : origins) watched_.push_back(&rings_.at(origin));
+    }
+    if (!origins.empty()) thread_ = std::thread([this] { run(); });
+  }
+
+  // Ends the thread; records in the rings stay there. May be called twice.
+  void stop() {
+    {
+      std::lock_guard<std::mutex> hold(sleep_lock_);
+      stops_ = true;
+    }
+    wake_.notify_all();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  // Learning rate and step of the applications that follow.
+  void set_step(double lr, int64_t step) {
+    std::lock_guard<std::mutex> hold(lock_);
+    optimizer_.set_step(lr, step);
+  }
+
+  // Applies what has arrived, at most kRecords of each origin; returns the rows applied.
+  int64_t drain() {
+    std::lock_guard<std::mutex> hold(lock_);
+    throw_kept();
+    const int64_t applied = drain_rings();
+    throw_kept();
+    return applied;
+  }
+
+  // Applies the rank's own sums: columns as for a ring, clocks, counts and values at order[i].
+  void apply(const Message& own, const int64_t* order, int64_t num_rows) {
+    std::lock_guard<std::mutex> hold(lock_);
+    throw_kept();
+    for (int64_t i = 0; i < num_rows; ++i) {
+      const int64_t j = order[i];
+      shard_.check(own.rows[i]);
+      shard_.apply_sums(own.rows[i], own.values + j * optimizer_.sum_dim(), own.counts[j], own.clocks[j], optimizer_);
+    }
+  }
+
+  // Runs `reads` while nobody writes the shard.
+  template <typename Reads>
+  void exclusively(Reads reads) {
+    std::lock_guard<std::mutex> hold(lock_);
+    reads();
+  }
+
+ private:
+  using Microseconds = std::chrono::microseconds;
+  static constexpr Microseconds kShortest{20}, kLongest{1000};  // sleeps between two looks at empty rings
+  static constexpr int kRecords = 64;  // of one ring in one turn: a busy producer must not keep others from the lock
+
+  void run() {
+    Microseconds pause = kShortest;
+    while (!stops_) {
+      bool was_busy;
+      {
+        std::lock_guard<std::mutex> hold(lock_);
+        was_busy = drain_rings() > 0;
+      }
+      pause = was_busy ? kShortest : std::min(2 * pause, kLongest);
+      std::unique_lock<std::mutex> hold(sleep_lock_);
+      wake_.wait_for(hold, pause, [this] { return stops_.load(); });
+    }
+  }
+
+  // REQUIRES: lock_ held.
+  int64_t drain_rings() {
+    int64_t applied = 0;
+    try {
+      for (RingConsumer* ring : watched_) applied += error_ ? 0 : drain_ring(*ring);
+    } catch (...) {
+      error_ = std::current_exception();
+    }
+    return applied;
+  }
+
+  int64_t drain_ring(RingConsumer& ring) {
+    int64_t applied = 0;
+    Record record;
+    for (int left = kRecords; left > 0 && ring.peek(&record); --left, ring.release(record)) {
+      const int64_t n = record.header->num_rows;
+      for (int64_t i = 0; i < n; ++i) shard_.check(record.columns.rows[i]);
+      for (int64_t i = 0; i < n; ++i)
+        shard_.apply_sums(record.columns.rows[i], record.columns.values + i * optimizer_.sum_dim(),
+                          record.columns.counts[i], record.columns.clocks[i], optimizer_);
+      applied += n;
+    }
+    return applied;
+  }
+
+  void throw_kept() const {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+  std::vector<RingConsumer> rings_;
+  std::vector<RingConsumer*> watched_;
+  Shard shard_;
+  RowOptimizer optimizer_;
+  std::exception_ptr error_;
+  std::mutex lock_;  // of all above
+  std::atomic<bool> stops_{false};
+  std::mutex sleep_lock_;
+  std::condition_variable wake_;
+  std::thread thread_;
+};
+
+}  // namespace hetmpi

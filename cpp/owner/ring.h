@@ -1,0 +1,198 @@
+// Ring: a byte ring through which one origin sends records of gradients to one owner.
+//
+// The ring lies in the owner's RMA memory: a RingHeader, then `capacity` bytes. An origin on the owner's node writes it
+// by plain stores; an origin elsewhere writes a mirror of the data in its own memory and copies what it wrote by MPI_Put,
+// then the head. Either way the bytes and the rules are the same.
+//
+// A record is a RecordHeader, then rows (n) int64, then, if the format has clocks, clocks (n) and counts (n) int32,
+// then values (n, width) float32, padded to kRecordAlign. It never wraps: a message that does not fit before the end of
+// the ring continues in a second record at its start.
+//
+// Invariants:
+//   head counts the bytes ever written, tail the bytes ever consumed; tail <= head <= tail + capacity;
+//   one producer writes data and head, one consumer writes tail;
+//   bytes in [tail, head) are whole records; offsets are head and tail modulo capacity, multiples of kRecordAlign.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+namespace hetmpi {
+
+constexpr uint64_t kRecordAlign = 64;
+
+struct alignas(64) RingHeader {
+  alignas(64) std::atomic<uint64_t> head;
+  alignas(64) std::atomic<uint64_t> tail;
+};
+static_assert(sizeof(RingHeader) == 128 && std::atomic<uint64_t>::is_always_lock_free);
+
+struct RecordHeader {
+  uint64_t bytes;   // of the whole record, padding included
+  int64_t step;     // step of the origin that wrote it
+  int64_t num_rows; // 0 for a record that only fills the end of the ring or only says "last"
+  int64_t is_last;  // 1: this origin sends no more for this step
+};
+
+// What is sent of each row: one iteration's gradient (width = dim), or sums over several with what they sum (sum_dim).
+struct RecordFormat {
+  int64_t width;
+  bool has_clocks;
+
+  uint64_t row_bytes() const {
+    return sizeof(int64_t) + (has_clocks ? 2 * sizeof(int32_t) : 0) + width * sizeof(float);
+  }
+};
+
+// Columns of a record, or of the message it is written from.
+template <typename Int64, typename Int32, typename Float>
+struct Columns {
+  Int64* rows;     // (n)
+  Int32* clocks;   // (n) or null: c_c of the origin
+  Int32* counts;   // (n) or null: iterations summed
+  Float* values;   // (n, width)
+};
+using Message = Columns<const int64_t, const int32_t, const float>;
+
+// A record in place: pointers into the ring.
+struct Record {
+  const RecordHeader* header;
+  Message columns;
+};
+
+inline uint64_t padded(uint64_t bytes) { return (bytes + kRecordAlign - 1) / kRecordAlign * kRecordAlign; }
+
+inline uint64_t record_bytes(int64_t num_rows, RecordFormat format) {
+  return padded(sizeof(RecordHeader) + static_cast<uint64_t>(num_rows) * format.row_bytes());
+}
+
+// The columns of a record of `n` rows whose header is at `header`.
+template <typename Byte>
+auto columns_of(Byte* header, int64_t n, RecordFormat format) {
+  constexpr bool kConst = std::is_const_v<Byte>;
+  using Int64 = std::conditional_t<kConst, const int64_t, int64_t>;
+  using Int32 = std::conditional_t<kConst, const int32_t, int32_t>;
+  using Float = std::conditional_t<kConst, const float, float>;
+  Byte* at = header + sizeof(RecordHeader);
+  Columns<Int64, Int32, Float> columns{reinterpret_cast<Int64*>(at), nullptr, nullptr, nullptr};
+  at += n * sizeof(int64_t);
+  if (format.has_clocks) {
+    columns.clocks = reinterpret_cast<Int32*>(at);
+    columns.counts = columns.clocks + n;
+    at += n * 2 * sizeof(int32_t);
+  }
+  columns.values = reinterpret_cast<Float*>(at);
+  return columns;
+}
+
+// The smallest ring through which a message can pass one row at a time, whatever the offset it meets.
+inline uint64_t min_ring_capacity(RecordFormat format) { return 2 * record_bytes(1, format); }
+
+inline void check_ring_capacity(uint64_t capacity, RecordFormat format) {
+  if (capacity % kRecordAlign != 0 || capacity < min_ring_capacity(format))
+    throw std::invalid_argument("ring capacity must be a multiple of " + std::to_string(kRecordAlign) + " and at least " +
+                                std::to_string(min_ring_capacity(format)) + " bytes, got " + std::to_string(capacity));
+}
+
+// The origin's end. `data` is the ring itself or its mirror.
+class RingProducer {
+ public:
+  RingProducer(uint8_t* data, uint64_t capacity, RecordFormat format)
+      : data_(data), capacity_(capacity), format_(format) {
+    check_ring_capacity(capacity, format);
+  }
+
+  uint64_t head() const { return head_; }
+  uint64_t tail() const { return tail_; }
+  void set_tail(uint64_t tail) { tail_ = tail; }
+
+  // Writes one record with as many rows of the message as fit now before the end of the ring; "last" is said only with
+  // the last row. Row i of the message is columns.rows[i] with clocks, counts and values at order[i]. Returns the rows
+  // written, or -1 if nothing could be written (no room: take the consumer's tail again). A caller with rows left calls
+  // again.
+  int64_t write(int64_t step, const Message& from, const int64_t* order, int64_t num_rows, bool is_last) {
+    const uint64_t offset = head_ % capacity_;
+    const uint64_t room = std::min(capacity_ - (head_ - tail_), capacity_ - offset);
+    const int64_t fits = rows_in(room);
+    if (fits < 0) return -1;
+    if (fits == 0 && num_rows > 0 && room < capacity_ - offset) return -1;  // wait; only the end of the ring is filled up
+    const int64_t n = std::min(fits, num_rows);
+    const bool fills_end = n == 0 && num_rows > 0;
+    RecordHeader* header = reinterpret_cast<RecordHeader*>(data_ + offset);
+    *header = {fills_end ? room : record_bytes(n, format_), step, n, is_last && n == num_rows};
+    const auto to = columns_of(data_ + offset, n, format_);
+    std::copy(from.rows, from.rows + n, to.rows);
+    if (format_.has_clocks) {
+      for (int64_t i = 0; i < n; ++i) to.clocks[i] = from.clocks[order[i]];
+      for (int64_t i = 0; i < n; ++i) to.counts[i] = from.counts[order[i]];
+    }
+    const int64_t width = format_.width;
+    for (int64_t i = 0; i < n; ++i)
+      std::memcpy(to.values + i * width, from.values + order[i] * width, width * sizeof(float));
+    head_ += header->bytes;
+    return n;
+  }
+
+ private:
+  // Rows that a record of at most `room` bytes can hold; -1 if not even its header.
+  int64_t rows_in(uint64_t room) const {
+    if (room < kRecordAlign) return -1;
+    return static_cast<int64_t>((room - sizeof(RecordHeader)) / format_.row_bytes());
+  }
+
+  uint8_t* data_;
+  uint64_t capacity_;
+  RecordFormat format_;
+  uint64_t head_ = 0;
+  uint64_t tail_ = 0;
+};
+
+// The owner's end.
+class RingConsumer {
+ public:
+  RingConsumer(uint8_t* memory, uint64_t capacity, RecordFormat format)
+      : header_(reinterpret_cast<RingHeader*>(memory)),
+        data_(memory + sizeof(RingHeader)),
+        capacity_(capacity),
+        format_(format) {
+    check_ring_capacity(capacity, format);
+  }
+
+  // Looks at the oldest record; false if there is none. It stays valid until release().
+  bool peek(Record* record) const {
+    const uint64_t tail = header_->tail.load(std::memory_order_relaxed);
+    if (header_->head.load(std::memory_order_acquire) == tail) return false;
+    const uint8_t* at = data_ + tail % capacity_;
+    const auto* header = reinterpret_cast<const RecordHeader*>(at);
+    *record = {header, columns_of(at, header->num_rows, format_)};
+    return true;
+  }
+
+  // Gives the oldest record's bytes back to the producer: all it holds has been applied.
+  void release(const Record& record) {
+    const uint64_t tail = header_->tail.load(std::memory_order_relaxed);
+    header_->tail.store(tail + record.header->bytes, std::memory_order_release);
+  }
+
+ private:
+  RingHeader* header_;
+  uint8_t* data_;
+  uint64_t capacity_;
+  RecordFormat format_;
+};
+
+// The owner's ends of all rings in its memory: one per origin, `stride` bytes apart, in rank order.
+inline std::vector<RingConsumer> consumers(uint8_t* rings, uint64_t stride, int64_t num_origins, RecordFormat format) {
+  std::vector<RingConsumer> ends;
+  for (int64_t origin = 0; origin < num_origins; ++origin)
+    ends.emplace_back(rings + origin * stride, stride - sizeof(RingHeader), format);
+  return ends;
+}
+
+}  // namespace hetmpi

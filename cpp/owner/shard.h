@@ -1,0 +1,52 @@
+// Shard: the rows one rank owns, in its RMA memory. Only the owner writes it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "cache/cache_decisions.h"
+#include "owner/row_init.h"
+#include "owner/row_optimizer.h"
+
+namespace hetmpi {
+
+// Clocks are read by other ranks of the node while the owner writes them. A row read after its clock is as new as that.
+inline int32_t load_clock(const int32_t* clock) { return __atomic_load_n(clock, __ATOMIC_ACQUIRE); }
+
+struct Shard {
+  float* weight;   // (num_rows, dim)
+  float* state;    // (num_rows, state_dim)
+  int32_t* clock;  // (num_rows) iterations that updated the row; 32 bits, as clocks are what cached reads cost
+  uint8_t* touched;  // (num_rows) 1 for each row that was updated; whoever asks sets it back
+  int64_t num_rows;
+  int64_t dim;
+  int64_t state_dim;
+
+  void check(int64_t row) const {
+    if (row < 0 || row >= num_rows)
+      throw std::out_of_range("inbox: a message names row " + std::to_string(row) + " of a shard of " +
+                              std::to_string(num_rows));
+  }
+
+  // One iteration's gradient (dim), summed over all ranks.
+  void apply(int64_t row, const float* grad, const RowOptimizer& optimizer) {
+    optimizer.apply(weight + row * dim, state + row * state_dim, {grad});
+    touched[row] = 1;
+    __atomic_store_n(clock + row, clock[row] + 1, __ATOMIC_RELAXED);
+  }
+
+  // One rank's sums (sum_dim) over `count` iterations, the last of which it counts as its `origin_clock`-th of this row;
+  // with kUnknownClock all of them are news.
+  // The row is written before its clock: who sees the clock and then reads the row sees this update.
+  void apply_sums(int64_t row, const float* sums, int64_t count, int32_t origin_clock, const RowOptimizer& optimizer) {
+    const int32_t advance =
+        origin_clock == kUnknownClock ? static_cast<int32_t>(count) : std::max(0, origin_clock - clock[row]);
+    optimizer.apply(weight + row * dim, state + row * state_dim, optimizer.summed(sums, count, advance));
+    touched[row] = 1;
+    __atomic_store_n(clock + row, clock[row] + advance, __ATOMIC_RELEASE);
+  }
+};
+
+}  // namespace hetmpi

@@ -1,0 +1,22 @@
+// The bindings, which alone know Python: each call adds a class, or a family of functions, to the module hetmpi._C.
+// They check dtypes and shapes, release the GIL and call the core.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace hetmpi {
+
+namespace py = pybind11;
+using py::ssize_t;
+
+void bind_functions(py::module_& m);
+void bind_partition(py::module_& m);
+void bind_optimizer(py::module_& m);
+void bind_ring(py::module_& m);
+void bind_inbox(py::module_& m);
+void bind_push_applier(py::module_& m);
+void bind_row_cache(py::module_& m);
+void bind_cuda_row_cache(py::module_& m);  // this and the next are compiled where nvcc is (setup.py)
+void bind_cuda_unique(py::module_& m);
+
+}  // namespace hetmpi

@@ -1,0 +1,122 @@
+// Functions on keys and rows: distinct keys, first values, gather, scatter_add.
+#include <algorithm>
+#include <cstdint>
+
+#include "key_index.h"
+#include "owner/row_init.h"
+#include "owner/shard.h"
+#include "python/arrays.h"
+#include "python/bindings.h"
+#include "python/gather.h"
+#include "vectors.h"
+
+namespace hetmpi {
+namespace {
+
+py::tuple unique(const Array<int64_t>& ids) {
+  check_shape(ids, "ids", {-1});
+  const ssize_t n = ids.shape(0);
+  Array<int64_t> index(n);
+  static thread_local KeyIndex seen;
+  {
+    const int64_t* in = ids.data();
+    int64_t* out = index.mutable_data();
+    py::gil_scoped_release release;
+    seen.clear(n);
+    for (ssize_t i = 0; i < n; ++i) out[i] = seen.number(in[i]);
+  }
+  Array<int64_t> keys(seen.size());
+  std::copy(seen.keys().begin(), seen.keys().end(), keys.mutable_data());
+  return py::make_tuple(keys, index);
+}
+
+// Position of the first key that stands before in keys (n,), -1 if all are distinct.
+int64_t first_repeated(const Array<int64_t>& keys) {
+  check_shape(keys, "keys", {-1});
+  const ssize_t n = keys.shape(0);
+  const int64_t* key = keys.data();
+  static thread_local KeyIndex seen;
+  py::gil_scoped_release release;
+  seen.clear(n);
+  for (ssize_t i = 0; i < n; ++i)
+    if (seen.number(key[i]) != i) return i;
+  return -1;
+}
+
+bool all_finite(const Array<float>& values) {
+  const float* value = values.data();
+  const ssize_t n = values.size();
+  py::gil_scoped_release release;
+  return is_finite(value, n);
+}
+
+// Which of keys (n,) are among others (m,): (n,) bool.
+Array<bool> contained(const Array<int64_t>& keys, const Array<int64_t>& others) {
+  check_shape(keys, "keys", {-1});
+  check_shape(others, "others", {-1});
+  const ssize_t n = keys.shape(0), m = others.shape(0);
+  Array<bool> found(n);
+  static thread_local KeyIndex index;
+  index.clear(m);
+  for (ssize_t i = 0; i < m; ++i) index.number(others.data()[i]);
+  for (ssize_t i = 0; i < n; ++i) found.mutable_data()[i] = index.contains(keys.data()[i]);
+  return found;
+}
+
+void init_rows(Array<float> weight, const Array<int64_t>& keys, uint64_t seed, float std) {
+  check_shape(weight, "weight", {keys.shape(0), -1});
+  const ssize_t n = keys.shape(0), dim = weight.shape(1);
+  float* out = weight.mutable_data();
+  const int64_t* key = keys.data();
+  py::gil_scoped_release release;
+  for (ssize_t i = 0; i < n; ++i) init_row(out + i * dim, dim, key[i], seed, std);
+}
+
+void gather(const Array<float>& from, const Array<int64_t>& rows, Array<float> out, const Array<int64_t>& order) {
+  gather_rows(from, rows, out, order, kAtOnce);
+}
+
+void scatter_add_rows(const Array<float>& values, const Array<int64_t>& rows, Array<float> out) {
+  check_shape(rows, "rows", {-1});
+  check_shape(out, "out", {-1, -1});
+  const ssize_t n = rows.shape(0), dim = out.shape(1), num_out = out.shape(0);
+  check_shape(values, "values", {n, dim});
+  const float* value = values.data();
+  const int64_t* row = rows.data();
+  float* to = out.mutable_data();
+  py::gil_scoped_release release;
+  check_in(row, n, num_out, "rows");
+  scatter_add(value, row, n, dim, to);
+}
+
+void gather_clocks(const Array<int32_t>& clock, const Array<int64_t>& rows, Array<int32_t> out,
+                   const Array<int64_t>& order) {
+  check_shape(clock, "clock", {-1});
+  check_shape(out, "out", {-1});
+  const auto copy = [](int32_t* to, const int32_t* from) { *to = load_clock(from); };
+  gather_with(clock, rows, out, order, 1, copy, kAtOnce);
+}
+
+}  // namespace
+
+void bind_functions(py::module_& m) {
+  m.def("unique", &unique, py::arg("ids").noconvert(),
+        "ids (N,) int64 -> keys (U,) int64 in order of first appearance, index (N,) int64 with ids == keys[index].");
+  m.def("first_repeated", &first_repeated, py::arg("keys").noconvert(),
+        "Position of the first of keys (n,) int64 that stands before in keys too, -1 if all are distinct.");
+  m.def("all_finite", &all_finite, py::arg("values").noconvert(),
+        "Whether no number of values, a float32 array, is NaN or infinite.");
+  m.def("contained", &contained, py::arg("keys").noconvert(), py::arg("others").noconvert(),
+        "Which of keys (n,) int64 are among others (m,) int64: (n,) bool.");
+  m.def("init_rows", &init_rows, py::arg("weight").noconvert(), py::arg("keys").noconvert(), py::arg("seed"),
+        py::arg("std"), "weight (n, dim) float32 = std * normal(seed, key, column), for keys (n,) int64.");
+  m.def("gather", &gather, py::arg("weight").noconvert(), py::arg("rows").noconvert(), py::arg("out").noconvert(),
+        py::arg("order").noconvert(), "out[order[i]] = weight[rows[i]]; float32 rows, int64 rows (n,) and order (n,).");
+  m.def("scatter_add", &scatter_add_rows, py::arg("values").noconvert(), py::arg("rows").noconvert(),
+        py::arg("out").noconvert(),
+        "out[rows[i]] += values[i], i in order; float32 values (n, dim) and out (m, dim), int64 rows (n,).");
+  m.def("gather_clocks", &gather_clocks, py::arg("clock").noconvert(), py::arg("rows").noconvert(),
+        py::arg("out").noconvert(), py::arg("order").noconvert(), "out[order[i]] = clock[rows[i]], each read whole.");
+}
+
+}  // namespace hetmpi

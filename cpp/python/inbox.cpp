@@ -1,0 +1,81 @@
+// Inbox: an owner's side of a synchronous step.
+#include "owner/inbox.h"
+
+#include <sched.h>
+
+#include <chrono>
+#include <cstdint>
+#include <thread>
+
+#include "owner/ring.h"
+#include "owner/row_optimizer.h"
+#include "python/arrays.h"
+#include "python/bindings.h"
+#include "python/owner_arrays.h"
+
+namespace hetmpi {
+namespace {
+
+// Waits by yielding the processor, not by spinning, and when that takes long by sleeping: ranks may outnumber cores.
+template <typename Ready>
+bool yield_until(Ready ready, double timeout_s) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_s);
+  for (int tries = 0; !ready(); ++tries) {
+    if (std::chrono::steady_clock::now() >= deadline) return false;
+    if (tries < 50)
+      sched_yield();
+    else
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  return true;
+}
+
+class PyInbox {
+ public:
+  PyInbox(Array<uint8_t> rings, int64_t own_rank, Array<float> weight, Array<float> state, Array<int32_t> clock,
+          Array<uint8_t> touched)
+      : inbox_(consumers(rings.mutable_data(), rings.shape(1), rings.shape(0), {weight.shape(1), false}), own_rank,
+               shard_of(weight, state, clock, touched)),
+        dim_(weight.shape(1)) {}
+
+  void begin(int64_t step, Array<int64_t> rows, Array<float> grads) {
+    check_shape(grads, "grads", {rows.shape(0), dim_});
+    rows_ = rows, grads_ = grads;
+    inbox_.begin(step, rows_.data(), grads_.data(), rows_.shape(0));
+  }
+
+  bool poll(double timeout_s) {
+    py::gil_scoped_release release;
+    return yield_until([this] { return inbox_.poll(); }, timeout_s);
+  }
+
+  int64_t apply(const RowOptimizer& optimizer) {
+    py::gil_scoped_release release;
+    return inbox_.apply(optimizer);
+  }
+
+  int64_t awaited() const { return inbox_.awaited(); }
+
+ private:
+  Inbox inbox_;
+  int64_t dim_;
+  Array<int64_t> rows_{0};  // of the open step, kept alive
+  Array<float> grads_{0};
+};
+
+}  // namespace
+
+void bind_inbox(py::module_& m) {
+  py::class_<PyInbox>(m, "Inbox", "The owner's side of one synchronous step (cpp/owner/inbox.h).")
+      .def(py::init<Array<uint8_t>, int64_t, Array<float>, Array<float>, Array<int32_t>, Array<uint8_t>>(),
+           py::arg("rings").noconvert(), py::arg("own_rank"), py::arg("weight").noconvert(),
+           py::arg("state").noconvert(), py::arg("clock").noconvert(), py::arg("touched").noconvert(),
+           py::keep_alive<1, 2>(), py::keep_alive<1, 4>(), py::keep_alive<1, 5>(), py::keep_alive<1, 6>(),
+           py::keep_alive<1, 7>())
+      .def("begin", &PyInbox::begin, py::arg("step"), py::arg("rows").noconvert(), py::arg("grads").noconvert())
+      .def("poll", &PyInbox::poll, py::arg("timeout_s"))
+      .def("apply", &PyInbox::apply, py::arg("optimizer"))
+      .def_property_readonly("awaited", &PyInbox::awaited);
+}
+
+}  // namespace hetmpi

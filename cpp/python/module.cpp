@@ -1,0 +1,38 @@
+// The module hetmpi._C. RowOptimizer is bound before the classes whose signatures name it.
+#include "python/bindings.h"
+
+#ifdef HETMPI_CUDA
+#include "cuda/cuda_cache.h"
+#endif
+
+namespace hetmpi {
+namespace {
+
+void bind_gpu(py::module_& m) {
+#ifdef HETMPI_CUDA
+  m.attr("has_cuda") = true;
+  m.def("gpu_problem", &gpu_problem, "Why no GPU can be used here; empty if one can.");
+  bind_cuda_unique(m);
+  bind_cuda_row_cache(m);
+#else
+  m.attr("has_cuda") = false;
+  m.def(
+      "gpu_problem", [] { return "hetmpi._C was built without nvcc"; }, "Why no GPU can be used here.");
+#endif
+}
+
+}  // namespace
+}  // namespace hetmpi
+
+PYBIND11_MODULE(_C, m) {
+  using namespace hetmpi;
+  m.doc() = "C++ core of hetmpi: unique keys, rows, row optimizers, rings between ranks.";
+  bind_functions(m);
+  bind_partition(m);
+  bind_optimizer(m);
+  bind_ring(m);
+  bind_inbox(m);
+  bind_push_applier(m);
+  bind_row_cache(m);
+  bind_gpu(m);
+}

@@ -1,0 +1,84 @@
+// PushApplier: an owner's side at staleness s >= 1.
+#include "owner/push_applier.h"
+
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "owner/ring.h"
+#include "owner/row_optimizer.h"
+#include "python/arrays.h"
+#include "python/bindings.h"
+#include "python/gather.h"
+#include "python/owner_arrays.h"
+
+namespace hetmpi {
+namespace {
+
+class PyPushApplier {
+ public:
+  PyPushApplier(Array<uint8_t> rings, Array<float> weight, Array<float> state, Array<int32_t> clock,
+                Array<uint8_t> touched, RowOptimizer optimizer)
+      : format_{optimizer.sum_dim(), true},
+        applier_(consumers(rings.mutable_data(), rings.shape(1), rings.shape(0), format_),
+                 shard_of(weight, state, clock, touched), optimizer) {}
+
+  void set_step(double lr, int64_t step) {
+    py::gil_scoped_release release;
+    applier_.set_step(lr, step);
+  }
+
+  int64_t drain() {
+    py::gil_scoped_release release;
+    return applier_.drain();
+  }
+
+  void start(const std::vector<int64_t>& origins) { applier_.start(origins); }
+
+  void stop() {
+    py::gil_scoped_release release;
+    applier_.stop();
+  }
+
+  void apply(const Array<int64_t>& rows, const Array<float>& values, const Array<int64_t>& order,
+             const Array<int32_t>& clocks, const Array<int32_t>& counts) {
+    const Message own = message_of(rows, values, order, clocks, counts, format_);
+    const int64_t* position = order.data();
+    const ssize_t n = rows.shape(0);
+    check_in(position, n, values.shape(0), "order");
+    py::gil_scoped_release release;
+    applier_.apply(own, position, n);
+  }
+
+  // gather(), while nobody writes the shard.
+  void gather_own(const Array<float>& from, const Array<int64_t>& rows, Array<float> out, const Array<int64_t>& order) {
+    gather_rows(from, rows, out, order, [this](auto loop) { applier_.exclusively(loop); });
+  }
+
+ private:
+  RecordFormat format_;
+  PushApplier applier_;
+};
+
+}  // namespace
+
+void bind_push_applier(py::module_& m) {
+  py::class_<PyPushApplier>(
+      m, "PushApplier",
+      "The owner's side at staleness s >= 1: a thread that applies what arrives (cpp/owner/push_applier.h).")
+      .def(py::init<Array<uint8_t>, Array<float>, Array<float>, Array<int32_t>, Array<uint8_t>, RowOptimizer>(),
+           py::arg("rings").noconvert(), py::arg("weight").noconvert(), py::arg("state").noconvert(),
+           py::arg("clock").noconvert(), py::arg("touched").noconvert(), py::arg("optimizer"), py::keep_alive<1, 2>(),
+           py::keep_alive<1, 3>(), py::keep_alive<1, 4>(), py::keep_alive<1, 5>(), py::keep_alive<1, 6>())
+      .def("set_step", &PyPushApplier::set_step, py::arg("lr"), py::arg("step"))
+      .def("drain", &PyPushApplier::drain, "Applies what has arrived; returns the rows applied.")
+      .def("apply", &PyPushApplier::apply, py::arg("rows").noconvert(), py::arg("values").noconvert(),
+           py::arg("order").noconvert(), py::arg("clocks").noconvert(), py::arg("counts").noconvert())
+      .def("gather", &PyPushApplier::gather_own, py::arg("weight").noconvert(), py::arg("rows").noconvert(),
+           py::arg("out").noconvert(), py::arg("order").noconvert())
+      .def("start", &PyPushApplier::start, py::arg("origins"), "Begins to apply the pushes of these ranks.")
+      .def("stop", &PyPushApplier::stop);
+}
+
+}  // namespace hetmpi

@@ -1,0 +1,85 @@
+// RecordFormat, Producer, and functions on the header of a ring.
+#include "owner/ring.h"
+
+#include <pybind11/stl.h>
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "python/arrays.h"
+#include "python/bindings.h"
+#include "python/owner_arrays.h"
+
+namespace hetmpi {
+namespace {
+
+// The origin's end of one ring, with the arrays it writes kept alive by the caller (see py::keep_alive below).
+class Producer {
+ public:
+  Producer(Array<uint8_t> data, RecordFormat format)
+      : ring_(data.mutable_data(), data.size(), format), format_(format) {}
+
+  int64_t write(int64_t step, const Array<int64_t>& rows, const Array<float>& values, const Array<int64_t>& order,
+                const std::optional<Array<int32_t>>& clocks, const std::optional<Array<int32_t>>& counts, int64_t begin,
+                bool is_last) {
+    const ssize_t n = rows.shape(0);
+    if (begin < 0 || begin > n) throw std::out_of_range("begin must lie in [0, " + std::to_string(n) + "]");
+    Message message = message_of(rows, values, order, clocks, counts, format_);
+    message.rows += begin;
+    const int64_t* position = order.data() + begin;
+    py::gil_scoped_release release;
+    return ring_.write(step, message, position, n - begin, is_last);
+  }
+
+  uint64_t head() const { return ring_.head(); }
+  uint64_t tail() const { return ring_.tail(); }
+  void set_tail(uint64_t tail) { ring_.set_tail(tail); }
+
+ private:
+  RingProducer ring_;
+  RecordFormat format_;
+};
+
+RingHeader* ring_header(Array<uint8_t>& memory) {
+  if (memory.size() < static_cast<ssize_t>(sizeof(RingHeader)))
+    throw std::invalid_argument("a ring needs at least " + std::to_string(sizeof(RingHeader)) + " bytes");
+  return reinterpret_cast<RingHeader*>(memory.mutable_data());
+}
+
+uint64_t ring_tail(Array<uint8_t> memory) { return ring_header(memory)->tail.load(std::memory_order_acquire); }
+
+void publish_head(Array<uint8_t> memory, uint64_t head) {
+  ring_header(memory)->head.store(head, std::memory_order_release);
+}
+
+}  // namespace
+
+void bind_ring(py::module_& m) {
+  m.attr("RING_HEADER_BYTES") = sizeof(RingHeader);
+
+  py::class_<RecordFormat>(m, "RecordFormat", "What is sent of each row (cpp/owner/ring.h).")
+      .def(py::init<int64_t, bool>(), py::arg("width"), py::arg("has_clocks"))
+      .def_readonly("width", &RecordFormat::width)
+      .def_readonly("has_clocks", &RecordFormat::has_clocks)
+      .def_property_readonly("row_bytes", &RecordFormat::row_bytes);
+  m.def("min_ring_capacity", &min_ring_capacity, py::arg("format"));
+
+  py::class_<Producer>(
+      m, "Producer",
+      "The origin's end of one ring (cpp/owner/ring.h). REQUIRES: order in [0, len(grads)), as Route makes it.")
+      .def(py::init<Array<uint8_t>, RecordFormat>(), py::arg("data").noconvert(), py::arg("format"),
+           py::keep_alive<1, 2>())
+      .def("write", &Producer::write, py::arg("step"), py::arg("rows").noconvert(), py::arg("values").noconvert(),
+           py::arg("order").noconvert(), py::arg("clocks").noconvert(), py::arg("counts").noconvert(), py::arg("begin"),
+           py::arg("is_last"))
+      .def_property_readonly("tail", &Producer::tail)
+      .def("set_tail", &Producer::set_tail, py::arg("tail"))
+      .def_property_readonly("head", &Producer::head);
+  m.def("ring_tail", &ring_tail, py::arg("memory").noconvert());
+  m.def("publish_head", &publish_head, py::arg("memory").noconvert(), py::arg("head"));
+}
+
+}  // namespace hetmpi

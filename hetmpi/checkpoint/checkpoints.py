@@ -1,0 +1,390 @@
+"""Checkpoints: tables' shards, the dense layers and where the data stood, in files that numpy and torch open alone.
+
+    DIR/step-00002000/
+        manifest.json              written last: what the table was, and of each file its bytes and xxh3_128
+        shard-00003.weight.npy     rows of rank 3, (n, dim) float32; of which key, the partition says (docs/design.md)
+        shard-00003.state.npy      their optimizer state, (n, state_dim) float32
+        shard-00003.clock.npy      their clocks, (n,) int32
+        dense.pt                   by torch.save: "model" and "optimizer", state dicts; "rng": torch's generator by rank
+
+An incremental one has "base": "step-00001000" in its manifest, of each rank also
+        shard-00003.rows.npy       (n,) int64, ascending: rows of the shard that were updated since the base
+and in the other arrays these rows alone. All others are those of the base, which is a full checkpoint.
+
+Several tables are in one checkpoint, which is whole or not there. Each has files of its own, as in
+users.shard-00003.weight.npy, and an entry in "tables" of the manifest, whose format is 3.
+
+Each rank copies what it will write, which training waits for, and writes the copy while training goes on. It works in
+a folder called step-00002000.part, which rank 0 renames when every rank has written: one that was cut short is never
+taken for whole. The ranks tell rank 0 by files, so all must see the same DIR.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import operator
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hetmpi.checkpoint.files import damage_of
+from hetmpi.checkpoint.writer import Piece, Writer, refused
+from hetmpi.checkpoint.dense_state import load_state, read_state, state_of
+from hetmpi.checkpoint.manifest import (
+    ARRAYS, DENSE, DESCRIPTION, FULL, INCREMENTAL, LARGEST, RESERVED, SEVERAL, STEP_NAME, brief, check_table_name,
+    digest_of, files_of, kinds_of, read_manifest, tables_of,
+)  # fmt: skip
+from hetmpi.checkpoint.shard_files import ShardFiles, fill, shards_of
+from hetmpi.table.table import EmbeddingTable
+from hetmpi.comm.memory import available_memory, cgroup_memory
+from hetmpi.comm.mpi import MPI
+from hetmpi.comm.world import World
+from hetmpi.errors import Refused
+
+
+@dataclass
+class Position:
+    """Where a training stood: steps made, and samples of the stream that went into them."""
+
+    step: int = 0
+    samples: int = 0
+
+
+class Checkpoints:
+    """Writes and finds the checkpoints of one training in `folder`.
+
+    Wherever a method takes `tables`, that is one EmbeddingTable, or several by name as {"users": table, "items":
+    table}; an EmbeddingBag may stand for its table. A name has letters, digits, _, - and ., which is not the first."""
+
+    def __init__(self, world: World, folder: str | os.PathLike, keep: int = 2, full_every: int = 1):
+        """folder: the same one on all ranks, made when it is first written to. keep: how many stay, and besides what
+        they build on; of two or more they never all build on one. full_every: every N-th is a full checkpoint, the
+        others hold changed rows, unless most rows changed."""
+        self.world, self.folder, self.keep, self.full_every = world, Path(folder), keep, full_every
+        self._writer: Writer | None = None
+        self._copies: dict[tuple[str, str], np.ndarray] | None = None  # by table and array
+        self._reserved: dict | None = None  # descriptions of the tables that these are for
+        self._base: str | None = None  # the last full one of this process, how many were built on it, and
+        self._num_built = 0
+        self._mark: object | None = None  # what touched says since then, of tables whose touched_since is this
+
+    def reserve(self, tables):
+        """Takes memory for a copy of the shards, if there is enough on every node: save() then returns as soon as it is
+        made, else when all is on the disk. The first save() of these tables does this itself, but then training waits
+        for it. Collective. Raises Refused as save() for what is no table."""
+        self._reserve(self._named(tables))
+
+    def _reserve(self, tables: dict[str, EmbeddingTable]):
+        """As reserve()."""
+        self._reserved, self._copies = described(tables), None
+        arrays = {(name, array): getattr(table.shard, array) for name, table in tables.items() for array in ARRAYS}
+        need = self.world.node.allreduce(sum(array.nbytes for array in arrays.values()))
+        free = self.world.node.allreduce(min(available_memory(), cgroup_memory()), MPI.MIN)
+        if self.world.comm.allreduce(need < 0.8 * free, MPI.LAND):
+            self._copies = {name: np.empty_like(array) for name, array in arrays.items()}
+            for copy in self._copies.values():
+                copy.fill(0)  # the system gives the memory now: seconds per GB
+
+    def save(
+        self,
+        position: Position,
+        tables,
+        model: torch.nn.Module | None = None,
+        optimizer=None,
+        about: dict | None = None,
+    ):
+        """Brings all updates to their owners and starts to write what they come to, and rank 0's dense layers if given.
+
+        position: its step names the checkpoint; when it is loaded, one table goes on from that step, several each from
+        its own. about: what else the manifest is to say, as JSON. Returns when training may go on. Collective.
+
+        Raises Refused on every rank if the one before could not be written, or had rows or dense parameters that are
+        not finite, if this step's is there already, and for what is no table, position or name."""
+        tables = self._named(tables)
+        for table in tables.values():
+            table.flush()  # first: a rank that waits below could not take in what others still send
+        self.wait()
+        rng = self.world.comm.gather(torch.get_rng_state())
+        dense = state_of(model, optimizer, rng) if self.world.rank == 0 else None
+        if self._reserved != described(tables):
+            self._reserve(tables)
+        base = self._begin(position, tables, about or {})
+        manifest = self._manifest(position, tables) | base | (about or {})
+        pieces = [piece for name, table in tables.items() for piece in self._pieces(name, table, is_full=not base)]
+        parameters = {name for name, _ in model.named_parameters()} if model is not None else set()
+        self._writer = Writer(self, self._part(position.step), pieces, dense, parameters, manifest)
+        self._writer.start()
+        if self._copies is None:
+            self._writer.has_written.wait()
+        if not base:
+            self._mark = object()
+            for table in tables.values():
+                table.shard.touched[:] = 0
+                table.touched_since = self._mark
+        self.world.meet("for all ranks to copy what they save")  # no rank changes rows of another before these are copied
+
+    def wait(self):
+        """Waits until the checkpoint under way is whole. Collective. Raises Refused on every rank if it could not be
+        written."""
+        if self._writer is None:
+            return
+        writer, self._writer = self._writer, None
+        writer.has_written.wait()
+        try:
+            self.world.agree(writer.error)
+            writer.finished.wait()
+            self.world.agree(writer.error)
+        except Exception:
+            writer.is_given_up, self._base = True, None
+            writer.finished.wait()
+            raise
+
+    def check(self):
+        """Raises Refused if this rank could not write its part of the one under way."""
+        if self._writer is not None and self._writer.error is not None:
+            raise self._writer.error
+
+    def _named(self, tables) -> dict[str, EmbeddingTable]:
+        """Tables by name, one without a name by "". Raises Refused for anything else."""
+        several = isinstance(tables, Mapping)
+        found = {
+            name: getattr(table, "table", table) for name, table in (tables.items() if several else [("", tables)])
+        }
+        for name, table in found.items():
+            if several:
+                check_table_name("Checkpoints", name)
+            if not isinstance(table, EmbeddingTable):
+                raise Refused(
+                    "Checkpoints: tables must be an EmbeddingTable, an EmbeddingBag or a dict of these by name, got "
+                    f"{type(table).__name__}{f' by the name {name}' if several else ''}"
+                )
+            if (table.world.rank, table.world.size) != (self.world.rank, self.world.size):
+                raise Refused("Checkpoints: tables must be of the same ranks as the checkpoints")
+        names = {name.lower() for name in found}  # some file systems make no difference
+        if not found or len(set(map(id, found.values()))) < len(found) or len(names) < len(found):
+            raise Refused(f"Checkpoints: tables must be one or more, each once, got {list(found)}")
+        return found
+
+    def _manifest(self, position: Position, tables: dict[str, EmbeddingTable]) -> dict:
+        """What the manifest of a full checkpoint says, without about and files."""
+        is_one, kinds = "" in tables, described(tables)
+        steps = {name: {**kind, "step": tables[name].step} for name, kind in kinds.items()}
+        return {
+            "format": FULL if is_one else SEVERAL, "step": operator.index(position.step),
+            "samples": operator.index(position.samples), "size": self.world.size,
+            **(kinds[""] if is_one else {"tables": steps}),
+        }  # fmt: skip
+
+    def _part(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}.part"
+
+    def _begin(self, position: Position, tables: dict[str, EmbeddingTable], about: dict) -> dict:
+        """Makes the folder to write in. Returns what the manifest says of the base, {} for a full checkpoint.
+        Collective. Raises Refused on every rank if it cannot be made, and for a position or about that cannot be
+        saved."""
+        base, error, step = {}, None, position.step
+        num_touched = self.world.comm.allreduce(sum(np.count_nonzero(table.shard.touched) for table in tables.values()))
+        is_marked = all(table.touched_since is self._mark for table in tables.values())
+        is_small = num_touched <= sum(table.num_rows for table in tables.values()) / 2
+        may_build = self._num_built + 1 < self.full_every and is_marked and is_small
+        try:
+            if self.world.rank == 0:
+                check_sayable(position, about)
+                if self.path(step).exists():
+                    raise Refused(f"{self.path(step)} is there already")
+                if self._base is not None and may_build:
+                    base = self._said_of_base(tables)
+                for old in self.folder.glob("step-*.part"):  # of runs that were killed
+                    shutil.rmtree(old)
+                self._part(step).mkdir(parents=True)
+        except OSError as problem:
+            error = refused(self._part(step), problem)
+        except Refused as problem:
+            error = problem
+        self.world.agree(error)
+        base = self.world.comm.bcast(base)
+        self._base, self._num_built = (self._base, self._num_built + 1) if base else (self.path(step).name, 0)
+        return base
+
+    def _said_of_base(self, tables: dict[str, EmbeddingTable]) -> dict:
+        """What the manifest of an incremental checkpoint says of its base, {} if that is gone or of other tables."""
+        with contextlib.suppress(Refused):
+            base = read_manifest(self.folder / self._base)
+            if kinds_of(base) == described(tables):
+                said = {"base": self._base, "base_xxh3_128": digest_of(base)}
+                return said if base["format"] == SEVERAL else {"format": INCREMENTAL, **said}
+        return {}
+
+    def _pieces(self, name: str, table: EmbeddingTable, is_full: bool) -> list[Piece]:
+        """What this rank writes of a table. Copies, if memory was reserved."""
+        rows = None if is_full else np.flatnonzero(table.shard.touched)
+        pieces = []
+        for array in ARRAYS:
+            values, chosen = getattr(table.shard, array), rows
+            if self._copies is not None:
+                copy = self._copies[name, array][: len(values) if is_full else len(rows)]
+                # np.take makes one more copy in the mode "raise"
+                np.copyto(copy, values) if is_full else np.take(values, rows, axis=0, out=copy, mode="clip")
+                values, chosen = copy, None
+            pieces.append(Piece(name, table, array, values, chosen, rows))
+        return pieces if is_full else [*pieces, Piece(name, table, "rows", rows, None, None)]
+
+    # Finding and loading.
+
+    def steps(self) -> list[int]:
+        """Steps of the checkpoints that look whole, the newest first."""
+        found = (STEP_NAME.fullmatch(path.name) for path in self.folder.glob("step-*")) if self.folder.is_dir() else ()
+        return sorted((int(match[1]) for match in found if match), reverse=True)
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}"
+
+    def newest(self) -> Path | None:
+        """The newest checkpoint of which every byte is as it was written and all that it says can be, None if there is
+        none at all; says what is wrong with newer ones, which are called .damaged from then on. The same on every rank.
+        Collective. Raises Refused if there are some, but all are damaged."""
+        unfit = []
+        for step in self.world.comm.bcast(self.steps() if self.world.rank == 0 else None):
+            path = self.path(step)
+            wrong = self.damage(path)
+            if not wrong:
+                if self.world.rank == 0:
+                    for other in unfit:
+                        put_aside(other)
+                return path
+            unfit.append(path)
+            if self.world.rank == 0:
+                print(f"hetmpi: {path} cannot be used: {wrong[0]}; trying the one before", flush=True)
+        if unfit:
+            raise Refused(
+                f"none of the {len(unfit)} checkpoint(s) in {self.folder} can be used: see that all ranks can read "
+                "them, or name another by resume=PATH, or move them away to begin anew"
+            )
+        return None
+
+    def damage(self, path: Path) -> list[str]:
+        """What is wrong with a checkpoint, found by reading all of it, each rank its share. The same on every rank.
+        Collective."""
+        try:
+            files = files_of(path)
+        except Refused as refusal:
+            mine = [str(refusal).removeprefix(f"{path}: ")]
+        else:
+            mine = [
+                problem
+                for file, known in files[self.world.rank :: self.world.size]
+                if (problem := damage_of(file, known, path))
+            ]
+        return self._all_of(mine) or self._all_of(self._misfits(path))
+
+    def _all_of(self, mine: list[str]) -> list[str]:
+        """What any rank says, each sentence once. Collective."""
+        return sorted({problem for problems in self.world.comm.allgather(mine) for problem in problems})
+
+    def _misfits(self, path: Path) -> list[str]:
+        """What in this rank's share of a checkpoint's files is not what its manifest requires: dtypes, shapes,
+        kinds."""
+        problems = []
+        try:
+            manifest = read_manifest(path)
+            for shard in self._share(shards_of(path, manifest)):
+                shard.check()
+            if self.world.rank == 0:
+                read_state(path / DENSE, manifest["size"])
+        except Refused as refusal:
+            problems.append(str(refusal))
+        return problems
+
+    def _share(self, shards: dict[str, list[ShardFiles]]) -> list[ShardFiles]:
+        return list(itertools.chain(*shards.values()))[self.world.rank :: self.world.size]
+
+    def load(self, path: Path, tables, model: torch.nn.Module | None = None, optimizer=None) -> Position:
+        """Fills the tables' shards, and the dense layers if given, from a checkpoint of any number of ranks and
+        partition -> where the training stood. tables: as they were saved, one or all by name. REQUIRES: nothing read or
+        written yet. Collective. Raises Refused on every rank if it is of other tables, or holds anything that no
+        checkpoint of these holds; hashes are compared by newest() and damage() alone."""
+        tables, path = self._named(tables), Path(path)
+        error = manifest = None
+        try:
+            manifest = read_manifest(path)
+            check_fits(path, manifest, tables)
+            shards = shards_of(path, manifest)
+            for shard in self._share(shards):
+                shard.check()
+            dense = read_state(path / DENSE, manifest["size"])
+        except Refused as refusal:
+            error = refusal
+        self.world.agree(error)  # before anything is filled
+        try:
+            for name, table in tables.items():
+                place = f"{path}: table {name}" if name else f"{path}: its table"
+                fill(table, place, tables_of(manifest)[name], shards[name])
+            load_state(
+                path / DENSE, dense, model, optimizer, self.world.rank if manifest["size"] == self.world.size else None
+            )
+        except Refused as refusal:
+            error = refusal
+        self.world.agree(error)
+        for name, table in tables.items():
+            table.resume_at(tables_of(manifest)[name]["step"])
+        return Position(manifest["step"], manifest["samples"])
+
+
+def position_of(path: Path) -> Position:
+    """Where the training stood. Raises Refused as read_manifest does."""
+    manifest = read_manifest(path)
+    return Position(manifest["step"], manifest["samples"])
+
+
+def put_aside(path: Path):
+    """Gives a damaged checkpoint a name by which it is none."""
+    free = next(name for number in itertools.count(1) if not os.path.exists(name := f"{path}.damaged-{number}"))
+    with contextlib.suppress(OSError):  # of a folder that may only be read
+        os.rename(path, free)
+
+
+def check_sayable(position: Position, about: dict):
+    """Raises Refused unless a manifest can say this."""
+    for name, value in vars(position).items():
+        if isinstance(value, bool) or not hasattr(value, "__index__") or not 0 <= operator.index(value) <= LARGEST:
+            raise Refused(f"Checkpoints.save: position: {name} must be an integer of at least 0, got {brief(value)}")
+    try:
+        json.dumps(about)
+    except (TypeError, ValueError, RecursionError) as problem:
+        raise Refused(f"Checkpoints.save: about must be a dict that JSON can hold: {problem}") from problem
+    for name in sorted(RESERVED & set(about)):
+        raise Refused(f"Checkpoints.save: about must not say {name}, which the manifest says itself")
+
+
+def described(tables: dict[str, EmbeddingTable]) -> dict[str, dict]:
+    """What of each table has to fit: as kinds_of(manifest)."""
+    found = {}
+    for name, table in tables.items():
+        values = table.num_rows, table.dim, table.partition_kind, table.optimizer.rule, table.shard.state.shape[1]
+        found[name] = dict(zip(DESCRIPTION, values))
+    return found
+
+
+def check_fits(path: Path, manifest: dict, tables: dict[str, EmbeddingTable]):
+    """Raises Refused unless the tables of the checkpoint are these; partition and ranks may be others."""
+    saved = tables_of(manifest)
+    if set(saved) != set(tables):
+        there, mine = (
+            f"the tables {', '.join(names)}" if "" not in names else "one table without a name"
+            for names in (saved, tables)
+        )
+        raise Refused(
+            f"{path} is of {there}, to be loaded into {mine}: give tables as they were saved, by the same names"
+        )
+    for name, mine in described(tables).items():
+        for key in ("num_rows", "dim", "rule", "state_dim"):
+            if saved[name][key] != mine[key]:
+                table = f"table {name}" if name else "a table"
+                raise Refused(f"{path} is of {table} with {key}={saved[name][key]}, this one has {mine[key]}")

@@ -1,0 +1,167 @@
+"""One file of a checkpoint: written to the disk with its hash, verified, and opened. Arrays are mapped only after their
+header and size were compared with what is expected; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import itertools
+import json
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from hetmpi import _C
+from hetmpi.errors import Refused
+
+CHUNK_BYTES = 16 << 20
+DTYPES = {"weight": np.float32, "state": np.float32, "clock": np.int32}
+NPY_PREFIX = 10  # bytes of a .npy file before its header: magic, version, length of the header
+
+
+# Writing.
+
+
+def write_array(path: Path, array: np.ndarray, rows: np.ndarray | None = None, look=None) -> dict:
+    """Writes an array, or those of its rows, as numpy.save does. look(first, part): called with each part (m, ...) as
+    it is written; first is the number of rows before it. Returns what the manifest says of the file."""
+    num, row_bytes = len(array if rows is None else rows), max(1, array.nbytes // max(1, len(array)))
+    header, step = io.BytesIO(), max(1, CHUNK_BYTES // row_bytes)
+    of_all = np.lib.format.header_data_from_array_1_0(np.ascontiguousarray(array))
+    np.lib.format.write_array_header_1_0(header, {**of_all, "shape": (num, *array.shape[1:])})
+
+    def part_from(first: int) -> np.ndarray:
+        part = array[first : first + step] if rows is None else array[rows[first : first + step]]
+        if look is not None:
+            look(first, part)
+        return np.ascontiguousarray(part).reshape(-1).view(np.uint8)
+
+    return write_bytes(path, itertools.chain([header.getbuffer()], map(part_from, range(0, num, step))))
+
+
+def write_bytes(path: Path, chunks) -> dict:
+    """Writes a file to the disk. Returns what the manifest says of it: {"bytes": int, "xxh3_128": str}."""
+    total, hasher = 0, xxhash.xxh3_128()
+    with open(path, "wb") as file:
+        for chunk in chunks:
+            file.write(chunk)
+            hasher.update(chunk)
+            total += len(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"bytes": total, "xxh3_128": hasher.hexdigest()}
+
+
+def write_json(path: Path, value):
+    """Writes a file that is whole when it is there."""
+    part = path.with_suffix(".tmp")
+    write_bytes(part, [json.dumps(value, indent=1).encode()])
+    os.rename(part, path)
+
+
+def sync_folder(path: Path):
+    """Brings the names in a folder to the disk."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+# Values.
+
+
+def rows_not_finite(rows: np.ndarray) -> np.ndarray:
+    """Which rows (n, width) float32 hold a number that is not finite: (m,) int64."""
+    if _C.all_finite(rows):
+        return np.empty(0, np.int64)
+    return np.flatnonzero(~np.isfinite(rows).all(axis=1))
+
+
+def wrong_values(array: str, values: np.ndarray) -> str | None:
+    """What no training can go on from in weight or state (n, width) or clock (n, ...), None if nothing."""
+    if DTYPES[array] == np.float32:
+        return "rows that are not finite" if len(rows_not_finite(values)) else None
+    return "clocks below 0" if len(values) and values.min() < 0 else None
+
+
+# Reading.
+
+
+def open_file(path: Path):
+    """Opens a file to read. Raises OSError, also for what is no file: a pipe would never end."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "is no file")
+    return open(path, "rb")
+
+
+def damage_of(path: Path, known: dict, checkpoint: Path) -> str | None:
+    """What is wrong with the bytes of a file of a checkpoint or of its base, and with the values in them, None if
+    nothing. known: what was written of it."""
+    name = path.name if path.parent == checkpoint else f"{path.parent.name}/{path.name}, which it builds on,"
+    array = path.name.split(".")[-2]  # of dense.pt "dense", which has none
+    hasher, wrong = xxhash.xxh3_128(), None
+    try:
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != known["bytes"]:
+                return f"{name} has {size:,} bytes, {known['bytes']:,} were written"
+            while chunk := file.read(CHUNK_BYTES):
+                is_first = file.tell() == len(chunk)
+                hasher.update(chunk)
+                if array in DTYPES and wrong is None:
+                    wrong = wrong_values(array, numbers_in(chunk, is_first, DTYPES[array]))
+    except OSError as problem:
+        return f"{name}: {problem.strerror}"
+    if hasher.hexdigest() != known["xxh3_128"]:
+        return f"{name} has other bytes than were written"
+    return None if wrong is None else f"{name} has {wrong}"
+
+
+def numbers_in(chunk: bytes, is_first: bool, dtype) -> np.ndarray:
+    """The numbers of 4 bytes in a chunk of a .npy file, (n, 1); the first chunk begins with the header."""
+    offset = min(len(chunk), NPY_PREFIX + int.from_bytes(chunk[8:NPY_PREFIX], "little")) if is_first else 0
+    return np.frombuffer(chunk, dtype, (len(chunk) - offset) // 4, offset).reshape(-1, 1)
+
+
+def open_array(path: Path, dtype, shape: tuple[int | None, ...]) -> np.ndarray:
+    """Maps the array of a .npy file. shape: None where any length will do. Raises Refused for another dtype or shape,
+    and for a file that does not hold exactly that."""
+    try:
+        with open_file(path) as file:
+            found_shape, found_dtype, is_in_order = header_of(file)
+            begin, size = file.tell(), os.fstat(file.fileno()).st_size
+            is_expected = found_dtype == np.dtype(dtype) and is_in_order and len(found_shape) == len(shape)
+            if not is_expected or any(n not in (None, m) for n, m in zip(shape, found_shape)):
+                raise Refused(
+                    f"{path} must hold {np.dtype(dtype)} of shape {shape_text(shape)}, it holds "
+                    f"{str(found_dtype)[:80]} of shape {shape_text(found_shape)[:80]}"
+                    f"{'' if is_in_order else ' in columns'}"
+                )
+            nbytes = int(np.prod(found_shape, dtype=object)) * np.dtype(dtype).itemsize
+            if min(found_shape) < 0 or size != begin + nbytes:
+                raise Refused(f"{path} must have {begin + nbytes:,} bytes for shape {found_shape}, it has {size:,}")
+            return np.memmap(file, dtype, "r", begin, found_shape) if nbytes else np.empty(found_shape, dtype)
+    except OSError as problem:
+        raise Refused(f"{path}: {problem.strerror}") from problem
+
+
+def header_of(file) -> tuple[tuple[int, ...], np.dtype, bool]:
+    """Shape and dtype that the header of a .npy file says, and whether its rows are stored one after the other."""
+    try:
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError("not of version 1.0")
+        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    except OSError:
+        raise
+    except Exception as problem:  # numpy evaluates a literal: what a crafted one raises is not listed anywhere
+        raise Refused(f"{file.name} is no array as numpy.save writes it: {str(problem)[:100]!r}") from problem
+    return shape, dtype, not is_fortran
+
+
+def shape_text(shape: tuple[int | None, ...]) -> str:
+    return "(" + ", ".join("any" if n is None else str(n) for n in shape) + ")"

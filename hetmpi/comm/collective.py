@@ -1,0 +1,164 @@
+"""Two-sided transport of BSP: rows and gradients by MPI_Alltoallv, in which all ranks take part at every read and write.
+
+Gradients that arrive go into the rings of the receiver's own memory, as if the origin had put them there, so that the inbox sees no
+difference. All ranks make the same calls in the same order, with no keys if they have none. A call may wait for another rank to make it,
+never for that rank's rings to have room: whoever waits for room goes on with what is on its way (progress).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hetmpi import _C
+from hetmpi.comm.mailbox import Delivery, LocalRing, Mailbox, Message
+from hetmpi.comm.mpi import MPI
+from hetmpi.comm.route import Route
+from hetmpi.comm.shards import RemoteRows, ShardReader
+from hetmpi.comm.transport import Endpoint, Pull, Ticket
+from hetmpi.comm.waiting import Patience, wait_for
+from hetmpi.comm.window import RmaWindow
+from hetmpi.comm.world import World
+
+
+class Collective:
+    """See hetmpi/comm/transport.py, Transport. BSP pulls nothing ahead."""
+
+    carries_pushes, is_collective = False, True
+
+    def __init__(self, endpoint: Endpoint):
+        self.name: str | None = "alltoall"
+        self.reader, self.mailbox = CollectiveShardReader(endpoint.window), CollectiveMailbox(endpoint.window, endpoint.record)
+
+    def begin(self, pull: Pull) -> Ticket:
+        raise NotImplementedError("BSP reads when it needs rows")
+
+    def peek(self, array: str, route: Route, out: np.ndarray):
+        self.reader.read(array, route, out)
+
+    def idle(self, bound: int):
+        """Nothing is held back."""
+
+    def flush(self, bound: int):
+        """Nothing is held back."""
+
+    def close(self):
+        self.mailbox.close()
+
+
+def swap_counts(world: World, counts: np.ndarray) -> np.ndarray:
+    """Gives each rank its entry of counts (size,) int64; what the others give this one, (size,) int64. Collective."""
+    came = np.empty(world.size, np.int64)
+    request = world.comm.Ialltoall(np.ascontiguousarray(counts, np.int64), came)
+    wait_for(world, request.Test, "for all ranks to read or write the table as often as it does")
+    return came
+
+
+class CollectiveShardReader(ShardReader):
+    """A ShardReader that asks other nodes by MPI_Alltoallv."""
+
+    is_collective = True
+
+    def read(self, array: str, route: Route, out: np.ndarray):
+        """As ShardReader.read. Collective."""
+        comm, (width, dtype), part = self.window.world.comm, self.shape(array), route.of_ranks(self.window.world.is_remote)
+        counts = np.diff(part.first)
+        self.window.sync()
+        asked = swap_counts(self.window.world, counts)  # ranks meet: at s = 0 all have applied the last step
+        self.window.sync()
+        rows = self._buffer("asked", asked.sum(), 1, np.int64)[:, 0]
+        comm.Alltoallv([part.rows, counts, MPI.INT64_T], [rows, asked, MPI.INT64_T])
+        replies = self._reply(array, rows)
+        came = self._buffer(f"came {array}", len(part.rows), width, dtype)
+        item, _ = self.window.items[array]
+        comm.Alltoallv([replies, asked, item], [came, counts, item])
+        RemoteRows(array, [(part.order, came)]).place(out)
+        self.read_local(array, route, out)
+
+    def _reply(self, array: str, rows: np.ndarray) -> np.ndarray:
+        """Rows (m,) of this rank's array: (m, width)."""
+        replies = self._buffer(f"replies {array}", len(rows), *self.shape(array))
+        out = replies[:, 0] if array == "clock" else replies
+        self.gather(array, self.window.world.rank)(getattr(self.window.local, array), rows, out, np.arange(len(rows)))
+        return replies
+
+    def _buffer(self, use: str, num: int, width: int, dtype) -> np.ndarray:
+        return self.window.buffer(use, self.window.world.rank, int(num), width, dtype)
+
+
+class CollectiveMailbox:
+    """A Mailbox that sends owners on other nodes their part by MPI_Ialltoallv.
+
+    A message is on its way (`_request`), then goes into this rank's own rings as they have room (`_delivery`), where the owner's side takes
+    it. One at a time: send() waits for the one before."""
+
+    def __init__(self, window: RmaWindow, record: _C.RecordFormat):
+        self.window, self.world, self.record = window, window.world, record
+        self._on_node = Mailbox(window, record, self.world.node_ranks)
+        self._inlets = {int(origin): LocalRing(window.local.rings[origin], record) for origin in np.flatnonzero(self.world.is_remote)}
+        self._item = MPI.BYTE.Create_contiguous(record.row_bytes).Commit()
+        self._packed = packed_rows(record)
+        self._request: MPI.Request | None = None
+        self._coming: tuple | None = None  # (message sent, its step, whether to_all, counts, rows): MPI's until the request is done
+        self._delivery: Delivery | None = None
+
+    def send(self, message: Message, to_all: bool, while_waiting) -> int:
+        """As Mailbox.send. Collective."""
+        self.publish()
+        with Patience(self.world, lambda: f"in step {message.step + 1} to make room in its own rings") as patience:
+            while self._delivery is not None:
+                while_waiting()
+                patience.check()
+        self._post(message, to_all)
+        return self._on_node.send(message, to_all, while_waiting)
+
+    def publish(self):
+        """Waits for what all ranks sent with this rank's last message, and puts it into the rings as far as they have room."""
+        self._await_arrival()
+        self._take()
+
+    def progress(self):
+        """As publish(), without waiting."""
+        self.world.progress()
+        self._take()
+
+    def close(self):
+        """Waits for what is on its way, which nobody will use."""
+        self._await_arrival()
+        self._item.Free()
+
+    def _await_arrival(self):
+        """Waits until what all ranks sent with this rank's last message is here."""
+        if self._request is not None:
+            wait_for(self.world, self._request.Test, "for the gradients of all ranks")
+
+    def _post(self, message: Message, to_all: bool):
+        """Sends all other nodes their rows of the message."""
+        part = message.route.of_ranks(self.world.is_remote)
+        counts = np.diff(part.first)
+        going = np.empty(len(part.rows), self._packed)
+        going["row"], going["value"] = part.rows, message.values[part.order]
+        came_counts = swap_counts(self.world, counts)
+        came = np.empty(came_counts.sum(), self._packed)
+        self._coming = going, message.step, to_all, came_counts, came
+        self._request = self.world.comm.Ialltoallv(
+            [going.view(np.uint8), counts, self._item], [came.view(np.uint8), came_counts, self._item]
+        )
+
+    def _take(self):
+        """Puts what has come into the rings, as far as they have room."""
+        if self._request is not None and self._request.Test():
+            self._request, self._delivery = None, Delivery(self._inlets, *self._arrived())
+        if self._delivery is not None and self._delivery.proceed():
+            self._delivery = None
+
+    def _arrived(self) -> tuple[Message, bool]:
+        """What came as a message whose route names origins, and whether origins without rows count."""
+        (_, step, to_all, counts, came), self._coming = self._coming, None
+        first = np.concatenate([[0], np.cumsum(counts)])
+        route = Route(np.arange(len(came)), np.ascontiguousarray(came["row"]), first)
+        return Message(step, route, np.ascontiguousarray(came["value"])), to_all
+
+
+def packed_rows(record: _C.RecordFormat) -> np.dtype:
+    """A row of a record as it travels, record.row_bytes in all."""
+    return np.dtype([("row", np.int64), ("value", np.float32, (record.width,))])

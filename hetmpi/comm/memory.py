@@ -1,0 +1,82 @@
+"""How much memory a node has left for the job, and the refusal of what does not fit."""
+
+from __future__ import annotations
+
+import os
+import resource
+
+from hetmpi.comm.world import World
+from hetmpi.errors import Refused
+
+MIB = 1 << 20
+UNLIMITED = 1 << 60  # version 1 of control groups says "none" by a number near 2^63
+
+
+def refuse_if_short(world: World, nbytes: int, shared: bool, message):
+    """Raises Refused on every rank if some node lacks memory for what its ranks want, `nbytes` this one. shared: as for
+    free_memory. message(bytes the node's ranks want, what is scarcest, bytes free there): what to say. Collective."""
+    need = world.node.allreduce(nbytes)
+    place, free = free_memory(shared)
+    world.agree(Refused(message(need, place, free)) if need > free else None)
+
+
+def size_text(nbytes: float) -> str:
+    """Bytes as people say them: 1.5 GiB, 64 MiB."""
+    return f"{nbytes / MIB / 1024:,.1f} GiB" if nbytes >= 1024 * MIB else f"{nbytes / MIB:,.0f} MiB"
+
+
+def free_memory(shared: bool) -> tuple[str, float]:
+    """The scarcest of what bounds this node's shards, /dev/shm among it if `shared`: (name, free bytes)."""
+    places = {
+        "memory": available_memory(),
+        "the job's memory limit": cgroup_memory(),
+        "this process's address space (ulimit -v)": address_space(),
+    }
+    if shared and os.path.isdir("/dev/shm"):
+        status = os.statvfs("/dev/shm")
+        places["/dev/shm"] = status.f_bavail * status.f_frsize
+    return min(places.items(), key=lambda item: item[1])
+
+
+def address_space() -> float:
+    """Bytes that this process may still map, infinity without a limit."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    with open("/proc/self/statm") as text:
+        used = int(text.read().split()[0]) * resource.getpagesize()
+    return float("inf") if limit == resource.RLIM_INFINITY else limit - used
+
+
+def available_memory() -> int:
+    """Bytes that can be allocated without swapping, as the kernel estimates it."""
+    with open("/proc/meminfo") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+
+
+def cgroup_memory() -> float:
+    """Bytes left under the memory limits of this process's control groups, infinity if there are none."""
+    left = float("inf")
+    with open("/proc/self/cgroup") as lines:
+        for line in lines:
+            _, controllers, group = line.strip().split(":", 2)
+            if controllers == "":
+                left = min(left, groups_left("/sys/fs/cgroup", group, "memory.max", "memory.current"))
+            elif "memory" in controllers.split(","):
+                names = "memory.limit_in_bytes", "memory.usage_in_bytes"
+                left = min(left, groups_left("/sys/fs/cgroup/memory", group, *names))
+    return left
+
+
+def groups_left(root: str, group: str, limit_name: str, used_name: str) -> float:
+    """Bytes left in a control group and those above it, counting page cache that can be dropped as free."""
+    left, folder = float("inf"), os.path.join(root, group.lstrip("/"))
+    while folder.startswith(root):
+        try:
+            limit, used = (open(f"{folder}/{name}").read().strip() for name in (limit_name, used_name))
+            stat = dict(line.split() for line in open(f"{folder}/memory.stat"))
+        except OSError:  # the root has no limit, a group may be out of sight
+            limit = "max"
+        if limit != "max" and int(limit) < UNLIMITED:
+            cache = stat.get("total_inactive_file", stat.get("inactive_file", 0))
+            left = min(left, int(limit) - int(used) + int(cache))
+        folder = os.path.dirname(folder)
+    return left

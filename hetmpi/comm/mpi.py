@@ -1,0 +1,141 @@
+"""MPI itself: started once, for several threads, and refused where launcher, MPI library and Horovod do not match.
+
+MPI is started with MPI_THREAD_MULTIPLE because Horovod's background thread calls it beside the main thread. It starts with the first
+World, not at import: what the launcher says can be compared with the library before, when a mismatch can still be reported. The import
+only sets variables that MPI reads when it starts, as a program may call hvd.init() before it makes a World. Modules that need mpi4py
+import `MPI` from here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+
+import mpi4py
+
+mpi4py.rc.initialize = False
+mpi4py.rc.finalize = True
+from mpi4py import MPI  # noqa: E402
+
+from hetmpi.errors import Refused, ToldElsewhere  # noqa: E402
+
+SPEAK_DELAY_S = 1.0  # longer than a launcher takes to kill the other ranks
+MPI_LIBRARY = re.compile(r"/libmpi(ch|_abi|_gnu\w*|_cray\w*)?\.so")
+
+
+def start_mpi():
+    """Starts MPI unless it runs already. Raises Refused if it cannot serve several threads, or if a Horovod that is there uses another MPI."""
+    if "horovod.torch" in sys.modules:
+        check_one_mpi(mpi_libraries())
+    if not MPI.Is_initialized():
+        check_library(MPI.Get_library_version())
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise Refused(
+            f"hetmpi needs an MPI started with MPI_THREAD_MULTIPLE, this one gives thread level {MPI.Query_thread()} of "
+            f"{MPI.THREAD_MULTIPLE}: use an MPI built with thread support, and if your program starts MPI itself, "
+            "start it so"
+        )
+
+
+def local_size() -> int:
+    """Ranks on this node as the launcher's variables tell it, before MPI is started; 1 if none does."""
+    for name in ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_TASKS_PER_NODE"):
+        match = re.match(r"\d+", os.environ.get(name, ""))
+        if match:
+            return int(match.group())
+    return 1
+
+
+def local_rank() -> int | None:
+    """This rank's place on its node as the launcher's variables tell it, before MPI is started; None if none does."""
+    for name in ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"):
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return None
+
+
+def yield_when_idle():
+    """Tells MPI to give way while it waits if there are fewer than two cores a rank: each has a second busy thread,
+    Horovod's, and a spinning wait takes the time of the rank it waits for. Must run before MPI starts."""
+    if 2 * local_size() > os.cpu_count():
+        os.environ.setdefault("MPIR_CVAR_POLLS_BEFORE_YIELD", "1")
+        os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+
+
+def choose_network(version: str):
+    """Takes libfabric where an MPICH has UCX as well and there is no InfiniBand: over TCP both are as fast, but MPICH 5.0
+    over UCX loses memory at every one-sided call (docs/results.md). Must run before MPI starts."""
+    if "ch4:ucx,ofi" in version and not os.path.isdir("/sys/class/infiniband"):
+        os.environ.setdefault("MPIR_CVAR_CH4_NETMOD", "ofi")
+
+
+yield_when_idle()
+choose_network(MPI.Get_library_version())
+
+
+MATCHING = (
+    "Use the mpiexec of the MPI that mpi4py loads (./run.sh doctor shows it); under Slurm srun --mpi=pmix for Open MPI, "
+    "--mpi=pmi2 for MPICH"
+)
+
+
+def check_library(version: str):
+    """Raises Refused if a launcher that speaks PMIx started this process and the library is an MPICH that does not: it
+    would die in its start, once per rank.
+
+    version: MPI.Get_library_version(). The other way round, Open MPI starts alone: check_launcher sees that."""
+    if "MPICH" not in version or "pmix" in version.lower():
+        return
+    if "PMIX_RANK" in os.environ or os.environ.get("OMPI_COMM_WORLD_SIZE", "1") != "1":
+        refuse_launch(f"a launcher for Open MPI (PMIx) started this, but mpi4py loads MPICH. {MATCHING}")
+
+
+def srun_mpi() -> str:
+    """What `srun --mpi=` must be for the library that mpi4py loads. MPI need not have started."""
+    version = MPI.Get_library_version()
+    return "pmix" if "Open MPI" in version or "pmix" in version.lower() else "pmi2"
+
+
+def check_launcher(size: int):
+    """Raises Refused if a launcher started several processes that MPI did not join: N lonely ranks of size 1."""
+    launcher = [name for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE") if os.environ.get(name, "").isdigit()]
+    for name in launcher or ["SLURM_NTASKS"]:
+        declared = os.environ.get(name, "")
+        if declared.isdigit() and int(declared) != size:
+            refuse_launch(
+                f"the launcher says {name}={declared}, but MPI sees {size} rank(s): launcher and MPI library do not "
+                f"match. {MATCHING}, or unset the variable to run alone"
+            )
+
+
+def refuse_launch(message: str):
+    """Raises Refused on the launcher's first rank. The others cannot be told who speaks: they leave a little later."""
+    ranks = [os.environ.get(name) for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")]
+    if next((rank for rank in ranks if rank is not None), "0") != "0":
+        time.sleep(SPEAK_DELAY_S)
+        raise ToldElsewhere(message)
+    raise Refused(message)
+
+
+def mpi_libraries() -> list[str]:
+    """Paths of the MPI libraries that this process has loaded."""
+    with open("/proc/self/maps") as maps:
+        return libraries_in(maps.read())
+
+
+def libraries_in(maps: str) -> list[str]:
+    """Paths of the MPI libraries in the text of a /proc/*/maps."""
+    paths = {line.split()[-1] for line in maps.splitlines() if "/" in line}
+    return sorted({os.path.realpath(path) for path in paths if MPI_LIBRARY.search(path)})
+
+
+def check_one_mpi(libraries: list[str]):
+    """Raises Refused if the process has loaded two MPI libraries."""
+    if len(libraries) > 1:
+        raise Refused(
+            f"mpi4py and Horovod use different MPI libraries ({', '.join(libraries)}): "
+            "set them up again on one: rm -r .venv; HETMPI_MPI=system ./run.sh setup (or HETMPI_MPI=mpich)"
+        )

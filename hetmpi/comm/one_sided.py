@@ -1,0 +1,74 @@
+"""One-sided transport: MPI_Get fetches clocks and rows, MPI_Put fills the rings of the owners, who have no part in it.
+
+A pull takes two round trips, each hidden behind other work: clocks are asked for when it begins, the rows that are wanted by them when it
+advances. A row must not be older than its clock, and MPI does not order gets: so the clocks are here before the rows are asked for.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hetmpi.comm.mailbox import Mailbox
+from hetmpi.comm.route import Route
+from hetmpi.comm.shards import ShardReader
+from hetmpi.comm.transport import Endpoint, Pull
+
+
+class OneSided:
+    """See hetmpi/comm/transport.py, Transport."""
+
+    carries_pushes = is_collective = False
+
+    def __init__(self, endpoint: Endpoint):
+        self.name: str | None = "rma"
+        self.window, self.arrays = endpoint.window, endpoint.arrays
+        self.mailbox = Mailbox(endpoint.window, endpoint.record)
+        self.reader = ShardReader(endpoint.window, endpoint.gather_own)
+
+    def begin(self, pull: Pull) -> OneSidedTicket:
+        return OneSidedTicket(self, pull)
+
+    def peek(self, array: str, route: Route, out: np.ndarray):
+        self.reader.read(array, route, out)
+
+    def idle(self, bound: int):
+        """Nothing is held back."""
+
+    def flush(self, bound: int):
+        """Nothing is held back."""
+
+    def close(self):
+        """Freeing the window completes what was posted."""
+        self.mailbox.close()
+
+
+class OneSidedTicket:
+    """See hetmpi/comm/transport.py, Ticket."""
+
+    def __init__(self, transport: OneSided, pull: Pull):
+        self._transport, self._pull, self.fetched = transport, pull, None
+        self._versions = transport.reader.post("clock", pull.route, "early")
+        self._rows = []
+        transport.mailbox.ask_tails()
+
+    def advance(self):
+        transport, pull = self._transport, self._pull
+        transport.window.flush()
+        transport.mailbox.take_tails()
+        transport.mailbox.publish()
+        self._versions.place(pull.versions)
+        self.fetched = pull.wanted()
+        route = pull.route.where(self.fetched)
+        self._rows = [transport.reader.post(array, route, "early") for array in transport.arrays]
+
+    def receive(self):
+        """The versions came before the rows were asked for."""
+
+    def place(self, *outs: np.ndarray):
+        if self.fetched.any():
+            self._transport.window.flush()
+            for rows, out in zip(self._rows, outs):
+                rows.place(out)
+
+    def drop(self):
+        self._transport.window.flush()

@@ -1,0 +1,98 @@
+"""ShardReader: rows, optimizer states and clocks as their owners have them now, by Route.
+
+Those of ranks on this node are loaded from shared memory, those of other nodes fetched by one MPI_Get per owner and array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetmpi import _C
+from hetmpi.comm.route import Route
+from hetmpi.comm.window import RmaWindow
+
+
+class ShardReader:
+    """Reads the shards of all ranks. A row of another rank may be seen half written, which bounded staleness accepts
+    (docs/sharp_bits.md).
+
+    is_collective   whether all ranks have to read equally often"""
+
+    is_collective = False
+
+    def __init__(self, window: RmaWindow, gather_own=None):
+        """gather_own: reads this rank's shard, as _C.gather, where a thread of this rank may write it meanwhile."""
+        self.window = window
+        self._gather_own = gather_own or _C.gather
+
+    def read(self, array: str, route: Route, out: np.ndarray):
+        """Fetches `array` (weight, state or clock) for the keys of `route` to their positions in out (n, width)."""
+        remote = self.post(array, route, "read")
+        self.read_local(array, route, out)
+        if remote.parts:
+            self.window.flush()
+        remote.place(out)
+
+    def is_needed(self, wanted: np.ndarray) -> bool:
+        """Whether a read of the keys wanted (n,) bool is to be made: not one of none, unless other ranks wait for it."""
+        return self.is_collective or bool(wanted.any())
+
+    def read_local(self, array: str, route: Route, out: np.ndarray):
+        """The part of read() that this node's ranks own."""
+        for owner in route.owners():
+            if owner in self.window.on_node:
+                rows, order = route.of(owner)
+                self.gather(array, owner)(getattr(self.window.on_node[owner], array), rows, out, order)
+
+    def post(self, array: str, route: Route, use: str) -> RemoteRows:
+        """Starts to fetch the part that other nodes own; it is here after window.flush(). `use` names the buffers."""
+        parts = []
+        for owner in route.owners():
+            if owner not in self.window.on_node:
+                rows, order = route.of(owner)
+                width, dtype = self.shape(array)
+                buffer = self.window.buffer(f"{use} {array}", owner, len(rows), width, dtype)
+                self.window.get(array, owner, rows, buffer)
+                parts.append((order, buffer))
+        return RemoteRows(array, parts)
+
+    def gather(self, array: str, owner: int):
+        """The function that copies rows of a shard in this node's memory."""
+        if array == "clock":
+            return _C.gather_clocks
+        return self._gather_own if owner == self.window.world.rank else _C.gather
+
+    def shape(self, array: str) -> tuple[int, type]:
+        """(numbers, dtype) of one row."""
+        layout = self.window.layouts[self.window.world.rank]
+        return {"weight": (layout.dim, np.float32), "state": (layout.state_dim, np.float32), "clock": (1, np.int32)}[array]
+
+    def row_bytes(self, arrays: Iterable[str]) -> int:
+        """Bytes of one row of all these arrays."""
+        return 4 * sum(self.shape(array)[0] for array in arrays)
+
+
+class NodeShardReader(ShardReader):
+    """A ShardReader that passes over the rows of other nodes."""
+
+    def post(self, array: str, route: Route, use: str) -> RemoteRows:
+        return RemoteRows(array, [])
+
+
+@dataclass
+class RemoteRows:
+    """Rows of other nodes on their way into buffers: (positions (m,), values (m, width)) for each owner."""
+
+    array: str
+    parts: list[tuple[np.ndarray, np.ndarray]]
+
+    def place(self, out: np.ndarray):
+        """Copies all of them to their positions in out (n, width). REQUIRES: window.flush()."""
+        for order, buffer in self.parts:
+            if self.array == "clock":
+                out[order] = buffer[:, 0]
+            else:
+                _C.gather(buffer, np.arange(len(order)), out, order)

@@ -1,0 +1,101 @@
+"""World: the ranks that train together. Starts MPI, then Horovod on the same communicator, unless the program has started them."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import numpy as np
+
+from hetmpi.comm.mpi import MPI, check_launcher, check_one_mpi, mpi_libraries, start_mpi
+from hetmpi.comm.waiting import Notices, wait_for
+from hetmpi.errors import Refused, ToldElsewhere
+
+
+class World:
+    """The ranks of one training: a communicator of their own, their places on nodes, and Horovod over them.
+
+    comm            mpi4py communicator, private to hetmpi (a duplicate of the one given)
+    node            communicator of the ranks that share this rank's node and memory
+    node_ranks      world ranks of `node`, in node order
+    is_remote          which ranks are of other nodes: (size,) bool
+    rank, size      this rank and how many there are
+    notices         what ranks that wait long tell each other
+    """
+
+    def __init__(self, comm=None, ranks_per_node: int | None = None):
+        """comm: mpi4py communicator, default COMM_WORLD. ranks_per_node splits each real node into smaller ones, whose
+        ranks then reach each other only through MPI: for tests, and to measure RMA on one machine. Collective.
+
+        Raises Refused if launcher and MPI library do not match, or if MPI lacks MPI_THREAD_MULTIPLE."""
+        start_mpi()
+        base = MPI.COMM_WORLD if comm is None else comm
+        if comm is None:
+            check_launcher(base.size)
+        self.comm = base.Dup()
+        self.rank, self.size = self.comm.rank, self.comm.size
+        self.node = split_nodes(self.comm, ranks_per_node)
+        self.node_ranks = self.node.allgather(self.rank)
+        self.is_one_node = self.node.size == self.size
+        self.is_remote = ~np.isin(np.arange(self.size), self.node_ranks)
+        self.host = socket.gethostname()
+        for known in (self.comm, self.node):  # mpi4py's first one duplicates the communicator and meanwhile lets no
+            known.allreduce(0)  # thread run Python: later the watchdog could not end a wait for a rank that has stopped
+        hosts = self.comm.allgather(self.host)
+        self.notices = Notices(self.comm.Dup(), hosts)
+
+    def start_horovod(self):
+        """Starts Horovod on this world and returns the module horovod.torch. Raises Refused if it uses another MPI."""
+        os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")  # one fixed order of summation, run after run
+        import horovod.torch as hvd
+
+        check_one_mpi(mpi_libraries())
+        if not hvd.is_initialized():
+            hvd.init(comm=self.comm)
+        self.check_horovod(hvd)
+        return hvd
+
+    def check_horovod(self, hvd):
+        """Raises Refused if Horovod runs on other ranks."""
+        if (hvd.rank(), hvd.size()) != (self.rank, self.size):
+            raise Refused(
+                f"Horovod says rank {hvd.rank()} of {hvd.size()}, MPI says {self.rank} of {self.size}: it was started on another communicator, "
+                "or without MPI; a process can train in one world at a time"
+            )
+
+    def progress(self):
+        """Lets MPI move messages of other ranks along while this rank waits on memory."""
+        self.comm.Iprobe()
+
+    def meet(self, what: str):
+        """Waits until all ranks are here, and says so if that takes long. what: as for Patience. Collective."""
+        wait_for(self, self.comm.Ibarrier().Test, what)
+
+    def compute_threads(self) -> int:
+        """Compute threads for each rank: OMP_NUM_THREADS, or else the cores that this node's ranks may use, shared
+        evenly. Collective over the node."""
+        if os.environ.get("OMP_NUM_THREADS", "").isdigit():
+            return max(1, int(os.environ["OMP_NUM_THREADS"]))
+        mine = os.sched_getaffinity(0)
+        return max(1, min(len(mine), len(set().union(*self.node.allgather(mine))) // self.node.size))
+
+    def agree(self, error: Exception | None):
+        """Raises on every rank if any rank passes an error: the lowest rank's. Collective."""
+        self.meet("for all ranks to come as far")
+        errors = self.comm.allgather(None if error is None else (type(error).__name__, str(error)))
+        failed = [rank for rank, text in enumerate(errors) if text is not None]
+        if not failed:
+            return
+        if failed[0] == self.rank:
+            raise error
+        raise ToldElsewhere(f"rank {failed[0]}: {': '.join(errors[failed[0]])}")
+
+
+def split_nodes(comm, ranks_per_node: int | None):
+    """The communicator of the ranks that share memory with this one. Collective."""
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
+    if ranks_per_node is None:
+        return node
+    if ranks_per_node < 1:
+        raise Refused(f"ranks_per_node must be at least 1, got {ranks_per_node}")
+    return node.Split(node.rank // ranks_per_node, key=node.rank)

@@ -1,0 +1,167 @@
+"""DenseOptimizer: the dense layers' optimizer, torch's, under Horovod."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from hetmpi import _C
+from hetmpi.errors import NotFinite
+from hetmpi.table.optim import Schedule, check_choice
+
+DENSE_RULES = {"sgd": 0.1, "adagrad": 0.003, "adam": 0.005}  # rule -> default learning rate
+
+
+class DenseOptimizer:
+    """The dense layers' optimizer: torch's, its gradients averaged over all ranks by Horovod, on the shared schedule.
+
+        loss.backward()
+        dense.begin()                   # the same call on all ranks: starts the allreduce
+        table.write(keys, grads)
+        dense.step(step)                # waits for it, updates the parameters
+
+    A parameter that got no gradient on this rank counts as zeros there. One that got none on any rank is left alone, as torch does."""
+
+    def __init__(
+        self, hvd, model: torch.nn.Module, rule: str, lr: float, weight_decay: float, schedule: Schedule,
+        device: torch.device = torch.device("cpu"),
+    ):  # fmt: skip
+        """Broadcasts rank 0's parameters and moves the model to `device`. Collective."""
+        check_choice("optim.dense", rule, DENSE_RULES)
+        kind = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}[rule]
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        model.to(device)
+        self.optimizer = kind(model.parameters(), lr=lr, weight_decay=weight_decay)
+        on_gpu = device.type != "cpu" and hvd.nccl_built() and has_own_gpu(hvd, device)
+        self._gradients = AveragedGradients(hvd, model, device if on_gpu else torch.device("cpu"))
+        self.lr, self.schedule = lr, schedule
+
+    def state_dict(self) -> dict:
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state: dict):
+        """Takes what the rule has gathered; its settings stay."""
+        kept = [group["weight_decay"] for group in self.optimizer.param_groups]
+        self.optimizer.load_state_dict(state)
+        for group, weight_decay in zip(self.optimizer.param_groups, kept):
+            group["weight_decay"] = weight_decay
+
+    def begin(self):
+        """Starts the allreduce of the gradients, unless backward() has started it, which it does when it has computed all of them. Between
+        backward() and EmbeddingTable.write: a rank that waits for the allreduce alone does not apply what others write. Collective.
+
+        Raises NotFinite for a gradient on the CPU that is NaN or infinite (backward() does where it starts the allreduce), RuntimeError in
+        backward() if the allreduce had begun."""
+        self._gradients.begin()
+
+    def step(self, step: int):
+        """Waits for the allreduce of the gradients, then updates the parameters of `step`, counted from 0. Raises as begin() does."""
+        self._gradients.finish()
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.lr * self.schedule.factor(step)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def has_own_gpu(hvd, device: torch.device) -> bool:
+    """Whether no two ranks share a GPU, which NCCL refuses. Collective."""
+    gpus = hvd.allgather_object(str(torch.cuda.get_device_properties(device).uuid))
+    return len(set(gpus)) == len(gpus)
+
+
+class AveragedGradients:
+    """Averages a model's gradients over all ranks: those of one dtype in one buffer, by one allreduce, whose order of additions
+    does not depend on timing.
+
+    The buffer ends with a number per parameter, 1 if it has a gradient here: after the allreduce it says whether it had one on any rank."""
+
+    NAMES = itertools.count()  # of the instances of this process: all ranks make them in the same order
+
+    def __init__(self, hvd, model: torch.nn.Module, device: torch.device):
+        """device: where the buffers are summed: the parameters' GPU, for NCCL, or the CPU, for MPI."""
+        self._hvd, name = hvd, f"dense {next(self.NAMES)}"
+        by_dtype: dict[torch.dtype, dict[str, torch.nn.Parameter]] = {}
+        for key, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                by_dtype.setdefault(parameter.dtype, {})[key] = parameter
+        self._buffers = [Buffer(parameters, device, f"{name} {dtype}") for dtype, parameters in by_dtype.items()]
+        self._parameters = {key: parameter for buffer in self._buffers for key, parameter in buffer.parameters.items()}
+        self._ready: set[torch.nn.Parameter] = set()  # that got a gradient since the last step
+        self._handles: list[int] | None = None  # of the allreduces under way
+        starts_in_backward = all(not buffer.is_copied for buffer in self._buffers)  # a copy would wait for the GPU
+        if hvd.size() > 1 and starts_in_backward:
+            for parameter in self._parameters.values():
+                parameter.register_post_accumulate_grad_hook(self._note)
+
+    def _note(self, parameter: torch.nn.Parameter):
+        if self._handles is not None:
+            raise RuntimeError(
+                "DenseOptimizer: backward() ran again after the allreduce of the gradients had begun: add the losses up and call backward() once, "
+                "then step()"
+            )
+        self._ready.add(parameter)
+        if len(self._ready) == len(self._parameters):
+            self.begin()
+
+    def begin(self):
+        """Starts to average the gradients that are there. Collective. Raises NotFinite for a gradient that is not finite."""
+        if self._handles is None and self._hvd.size() > 1:
+            self._handles = [
+                self._hvd.allreduce_async_(buffer.filled(), op=self._hvd.Average, name=buffer.name) for buffer in self._buffers
+            ]
+
+    def finish(self):
+        """Waits for the averages: they are the parameters' gradients then. Collective. Raises as begin() does."""
+        self.begin()
+        if self._handles is None:  # one rank
+            check_finite(self._parameters)
+        for buffer, handle in zip(self._buffers, self._handles or []):
+            self._hvd.synchronize(handle)
+            buffer.give_back()
+        self._handles = None
+        self._ready.clear()
+
+
+def check_finite(parameters: dict[str, torch.nn.Parameter]):
+    """Raises NotFinite if a gradient on the CPU is NaN or infinite; of a GPU's this would take a wait."""
+    for name, parameter in parameters.items():
+        grad = parameter.grad
+        if grad is not None and grad.dtype == torch.float32 and grad.is_cpu and not _C.all_finite(grad.contiguous().numpy()):
+            raise NotFinite(f"the gradient of the dense parameter {name} is not finite")
+
+
+class Buffer:
+    """The gradients of some parameters, all of one dtype, side by side."""
+
+    def __init__(self, parameters: dict[str, torch.nn.Parameter], device: torch.device, name: str):
+        first = next(iter(parameters.values()))
+        self.parameters, self.name = parameters, name
+        self._sizes = [parameter.numel() for parameter in parameters.values()]
+        self._place, self.is_copied = first.device, first.is_cuda and device.type == "cpu"
+        self._sums = torch.empty(sum(self._sizes) + len(parameters), dtype=first.dtype, device=device, pin_memory=self.is_copied)
+        self._is_missing: list[bool] = []  # which parameters have no gradient on this rank
+
+    def filled(self) -> torch.Tensor:
+        """The buffer with the parameters' gradients in it, zeros for those that have none. Raises NotFinite for a gradient that is not
+        finite, which the average would give to all ranks."""
+        check_finite(self.parameters)
+        grads = [parameter.grad for parameter in self.parameters.values()]
+        self._is_missing = [grad is None for grad in grads]
+        parts = [
+            torch.zeros(size, dtype=self._sums.dtype, device=self._place) if grad is None else grad.to_dense().reshape(-1)
+            for grad, size in zip(grads, self._sizes)
+        ]
+        has_grad = torch.tensor([not missing for missing in self._is_missing], dtype=self._sums.dtype, device=self._place)
+        if self.is_copied:
+            self._sums.copy_(torch.cat([*parts, has_grad]))
+        else:
+            torch.cat([*parts, has_grad], out=self._sums)
+        return self._sums
+
+    def give_back(self):
+        """Makes what is in the buffer the parameters' gradients."""
+        *parts, has_grad = self._sums.to(self._place).split([*self._sizes, len(self._sizes)])
+        is_unused = (has_grad == 0).tolist() if any(self._is_missing) else [False] * len(parts)
+        for parameter, part, unused in zip(self.parameters.values(), parts, is_unused):
+            parameter.grad = None if unused else part.view_as(parameter)

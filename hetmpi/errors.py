@@ -1,0 +1,49 @@
+"""Errors that are told in one line: what was expected, what came, what to do. All others keep their traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import numbers
+
+
+class Refused(ValueError):
+    """Bad input, or a machine that cannot serve it: one message that says what was expected, what came, what to do."""
+
+
+class NotFinite(Refused):
+    """Gradients that are NaN or infinite, before they reach their owners."""
+
+
+class ToldElsewhere(Refused):
+    """A refusal that another rank prints."""
+
+
+@contextlib.contextmanager
+def doing(what: str):
+    """A context of code that is not hetmpi's. An error in it keeps its traceback, whose last line then says `what`."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, Refused):
+            with contextlib.suppress(AttributeError):  # a class that takes no attributes
+                error.doing = getattr(error, "doing", what)  # the innermost one
+        raise
+
+
+LARGEST = (1 << 63) - 1
+
+
+def check_integer(name: str, value, least: int, most: int = LARGEST):
+    """Raises Refused unless `value` is an integer in [least, most]."""
+    check_number(name, value, least, most, numbers.Integral)
+
+
+def check_number(name: str, value, least: float, most: float = LARGEST, kinds=numbers.Real):
+    """Raises Refused unless `value` is a finite number of `kinds` in [least, most]. A float may be beyond the default of most."""
+    kind = "an integer" if kinds is numbers.Integral else "a number"
+    if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value < float("inf"):
+        is_whole = isinstance(value, float) and value.is_integer() and least <= value <= most
+        cure = f": write {value:.0f}, without point or exponent" if is_whole else ""
+        raise Refused(f"{name} must be {kind} of at least {least}, got {str(value)[:100]}{cure}")
+    if value > most and (most < LARGEST or isinstance(value, numbers.Integral)):  # LARGEST bounds integers alone
+        raise Refused(f"{name} must be at most {most:,}, got {value:,}")

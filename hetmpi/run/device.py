@@ -1,0 +1,36 @@
+"""Where a rank computes: `device` of the settings."""
+
+from __future__ import annotations
+
+import torch
+
+from hetmpi import _C
+from hetmpi.comm.world import World
+from hetmpi.errors import Refused
+
+DEVICES = ("auto", "cpu", "cuda")
+
+
+def choose_device(world: World, wanted: str) -> torch.device:
+    """cpu, or this rank's GPU, which ranks share where a node has fewer than ranks. auto takes GPUs if every rank has one.
+    Collective. Raises Refused on every rank for cuda if some rank can use none."""
+    if wanted == "cpu":
+        return torch.device("cpu")
+    problem = gpu_problem()
+    problems = world.comm.allgather(problem)
+    if wanted == "auto" and any(problems):
+        if world.rank == 0 and not all(problems):
+            lacking = next(rank for rank, text in enumerate(problems) if text)
+            print(f"device=auto: no GPUs, as rank {lacking} can use none: {problems[lacking]}", flush=True)
+        return torch.device("cpu")
+    world.agree(Refused(f"device=cuda: on {world.host} no GPU can be used: {problem}: set device=cpu or auto") if problem else None)
+    device = torch.device("cuda", world.node.rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def gpu_problem() -> str:
+    """Why this process can train on no GPU; empty if it can."""
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} sees none"
+    return _C.gpu_problem()

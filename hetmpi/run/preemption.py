@@ -1,0 +1,63 @@
+"""Signals by which a scheduler says that a job must go: all ranks agree on the step after which they leave, having saved."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import numpy as np
+
+from hetmpi.comm.waiting import wait_for
+from hetmpi.comm.mpi import MPI
+from hetmpi.comm.world import World
+
+SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
+
+
+class Preemption:
+    """Listens for SIGNALS until `close`. The first one is noted, the second one, of any kind, ends the process at once: also one that is
+    in the middle of a call of MPI, where Python's handlers do not run."""
+
+    def __init__(self, world: World):
+        """Only in the main thread. Collective."""
+        self._world, self._comm = world, world.comm.Dup()
+        self._noted, self._sent, self._anywhere = (np.zeros(1, np.int32) for _ in range(3))
+        self._request: MPI.Request | None = None
+        self._heard, told = os.pipe()
+        os.set_blocking(told, False)
+        signal.set_wakeup_fd(told)
+        for number in SIGNALS:
+            signal.signal(number, lambda number, frame: None)
+        threading.Thread(target=self._listen, name="hetmpi-signals", daemon=True).start()
+
+    def _listen(self):
+        """Each signal comes as a byte, its number."""
+        while heard := os.read(self._heard, 1):
+            if heard[0] not in SIGNALS:
+                continue
+            if self._noted[0]:
+                os._exit(128 + heard[0])
+            self._noted[0] = heard[0]
+
+    def is_agreed(self) -> bool:
+        """Whether some rank had noted a signal when all last asked; the same on every rank. Asks anew, for the next call. Collective."""
+        agreed = False
+        if self._request is not None:
+            self._await("for all ranks to end the step")
+            agreed = bool(self._anywhere[0])
+        self._sent[:] = self._noted
+        self._request = self._comm.Iallreduce(self._sent, self._anywhere, MPI.MAX)
+        return agreed
+
+    def close(self):
+        """Listens no more: the process is about to end, and signals that come now change nothing. Collective."""
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        signal.set_wakeup_fd(-1)
+        if self._request is not None:
+            self._await("at its end for all ranks")
+        self._comm.Free()
+
+    def _await(self, what: str):
+        wait_for(self._world, self._request.Test, what)

@@ -1,0 +1,236 @@
+"""EmbeddingBag: a table in the place of torch.nn.EmbeddingBag (docs/embedding_bag.md).
+
+    bag = torch.nn.EmbeddingBag(10_000_000, 64, mode="sum")         bag = hetmpi.EmbeddingBag(10_000_000, 64, mode="sum")
+    ...                                                             ...
+    optimizer.zero_grad()                                           optimizer.zero_grad()
+    loss.backward()                                                 loss.backward()
+    optimizer.step()                                                optimizer.step()  # of the dense layers alone
+                                                                    bag.step()
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from hetmpi import _C
+from hetmpi.table.optim import RowOptimizer
+from hetmpi.table.table import EmbeddingTable, kind_of
+from hetmpi.comm.launch import default_world
+from hetmpi.comm.world import World
+from hetmpi.errors import NotFinite, Refused
+
+MODES = ("sum", "mean", "max")
+TORCHS = ("max_norm", "norm_type", "scale_grad_by_freq", "sparse", "_weight", "dtype")  # arguments that mean nothing here
+NUMBERS = itertools.count()  # of the bags of this process: all ranks make them in the same order
+MARK = 1e-20  # lost in any norm of gradients; not zero after a loss scale or a clipping factor
+MANY_BATCHES = 100
+TO_CALLER = 6  # frames from a warning in forward() to the call of the bag: torch.nn.Module has two between
+
+
+class Rows(torch.autograd.Function):
+    """Rows (U, dim) as they were read. The bag keeps their gradients and marks the anchor; autograd adds zero to
+    the mark, so that hooks on the anchor run."""
+
+    @staticmethod
+    def forward(ctx, anchor: torch.Tensor, rows: torch.Tensor, keys: torch.Tensor, bag: EmbeddingBag) -> torch.Tensor:
+        ctx.keys, ctx.bag = keys, bag
+        return rows
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grads: torch.Tensor):
+        ctx.bag._keep(ctx.keys, grads)
+        return torch.zeros_like(ctx.bag.anchor), None, None, None
+
+
+class EmbeddingBag(torch.nn.Module):
+    """Bags of rows of a table that is spread over all ranks: sums, means or maxima, as torch.nn.EmbeddingBag makes them.
+
+    table   the EmbeddingTable
+    anchor  Parameter (1,) float32 that stands for the rows where torch goes over parameters. Gradients of rows are kept
+            while `anchor.grad` is neither None nor zero, and none are made while `anchor.requires_grad` is False. So
+            zero_grad() and requires_grad_() of the bag, of a module around it, and zero_grad() of an optimizer that has
+            the bag's parameters, act on the rows as in torch.
+
+    A state_dict holds nothing of the bag: hetmpi.Checkpoints saves its rows."""
+
+    def __init__(
+        self, num_rows: int, dim: int, *, optimizer: RowOptimizer = RowOptimizer(), mode: str = "mean", padding_idx: int | None = None,
+        include_last_offset: bool = False, world: World | None = None, **settings,
+    ):  # fmt: skip
+        """optimizer: of the rows. mode, padding_idx, include_last_offset: as torch's. world: its ranks, default all of the job. settings: of
+        EmbeddingTable; rows begin as torch's, with deviation 1, and bags made one after the other with other ones, unless init_std
+        and name say otherwise. Collective.
+
+        Raises ValueError for an unknown mode, a padding_idx that is no key or an argument of torch's that means nothing here, Refused as World
+        and EmbeddingTable do."""
+        super().__init__()
+        if mode not in MODES:
+            raise ValueError(f"EmbeddingBag: mode must be one of {', '.join(MODES)}, got {mode}")
+        if padding_idx is not None and not -num_rows <= padding_idx < num_rows:
+            raise ValueError(f"EmbeddingBag: padding_idx must lie in [-{num_rows:,}, {num_rows:,}), got {padding_idx}")
+        for name in set(TORCHS) & set(settings):
+            raise ValueError(f"EmbeddingBag: leave out {name}: rows are float32, and what is done with their gradients is RowOptimizer's")
+        settings = {"init_std": 1.0, "name": f"bag {next(NUMBERS)}", **settings}
+        self.name = settings["name"]
+        self.table = EmbeddingTable(world or default_world(), num_rows, dim, optimizer, **settings)
+        self.mode, self.include_last_offset = mode, include_last_offset
+        self.padding_idx = padding_idx if padding_idx is None else padding_idx % num_rows
+        self.anchor = torch.nn.Parameter(torch.zeros(1))
+        self._mark = self.anchor.detach()  # the memory of anchor.grad, also where Horovod has put other memory into it
+        self._has_stepped = self._has_warned = False
+        self._discard()
+
+    def forward(
+        self, input: torch.Tensor, offsets: torch.Tensor | None = None, per_sample_weights: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """input (B, N), or (N,) with offsets (B,), where bags begin, or (B + 1,) with include_last_offset; all int64 or int32.
+        per_sample_weights float32 of input's shape, for mode sum -> (B, dim), on a GPU if input or the table is.
+
+        Under no_grad it reads the owners' rows, which at staleness 1 and above takes flush() before. Else gradients are
+        summed from each backward() until step() or zero_grad(); warns once when 100 batches have had neither. Raises
+        Refused for another dtype, or ids out of range, and as torch does for shapes that do not fit."""
+        if input.dtype not in (torch.int64, torch.int32):
+            raise Refused(f"EmbeddingBag: input must be int64 or int32, got {kind_of(input)}")
+        keys, index = _C.unique(input.detach().to("cpu", torch.int64).reshape(-1).contiguous().numpy())
+        keys, index, device = torch.from_numpy(keys), torch.from_numpy(index).view(input.shape), self.table.device
+        rows = self._trained(keys) if torch.is_grad_enabled() else self.table.peek(keys)
+        padding = None if self.padding_idx is None else torch.nonzero(keys == self.padding_idx).flatten().tolist()
+        bags = functional.embedding_bag(
+            index.to(device), rows, None if offsets is None else offsets.to(device, torch.int64), mode=self.mode,
+            per_sample_weights=None if per_sample_weights is None else per_sample_weights.to(device),
+            include_last_offset=self.include_last_offset, padding_idx=padding[0] if padding else None,
+        )  # fmt: skip
+        return bags if input.is_cpu else bags.to(input.device)
+
+    def step(self):
+        """Gives the owners the gradients since the last step, as means over the ranks, which is how Horovod gives the
+        dense layers theirs. At staleness 0 collective: a rank without gradients makes this call all the same.
+
+        Raises NotFinite for gradients that are NaN or infinite, before any is sent; they stay until zero_grad(). Warns if
+        zero_grad() has discarded those of the first step."""
+        if self._discard_if_zeroed() and not self._has_stepped:
+            self._warn(
+                "zero_grad() came between backward() and step(), which discards the gradients of the rows: call step() "
+                "before zero_grad()", 3,
+            )  # fmt: skip
+        if not self.anchor.requires_grad:
+            self._discard()
+        keys, grads = self._summed()
+        self._check_finite(keys, grads)
+        self.table.write(keys, grads / self.table.world.size)
+        self._has_stepped = self._has_stepped or bool(self._kept)
+        self._discard()
+        self.table.settle()  # here, as the caller may wait for other ranks before it reads again
+
+    def zero_grad(self, set_to_none: bool = True):
+        """Discards the gradients since the last step."""
+        super().zero_grad(set_to_none)
+        self._discard()
+
+    def _trained(self, keys: torch.Tensor) -> torch.Tensor:
+        """The rows (U, dim) of unique keys (U,), with gradients unless they are frozen."""
+        self._discard_if_zeroed()
+        self._is_called = True
+        if self._num_batches >= MANY_BATCHES:
+            self._warn(
+                f"gradients of {self._num_batches} batches wait for step(): call bag.step() after each optimizer.step() "
+                "and zero_grad() for a batch that is left out; to accumulate as many on purpose is fine", TO_CALLER,
+            )  # fmt: skip
+        rows = self.table.read(keys)
+        return Rows.apply(self.anchor, rows, keys, self) if self.anchor.requires_grad else rows
+
+    def _keep(self, keys: torch.Tensor, grads: torch.Tensor):
+        """Adds gradients (U, dim) of unique keys (U,) to those since the last step, and marks the anchor."""
+        self._discard_if_zeroed()
+        if not self.anchor.requires_grad:
+            return
+        self._num_batches, self._is_called = self._num_batches + self._is_called, False
+        self._kept.append((keys, grads))
+        if sum(len(keys) for keys, _ in self._kept) > 2 * len(self._kept[0][0]):  # the first is the sum of earlier ones
+            self._kept = [self._summed()]
+        if self.anchor.grad is None:
+            self.anchor.grad = torch.full_like(self.anchor, MARK)
+        else:
+            self.anchor.grad += MARK
+        self._mark = self.anchor.grad.detach()
+
+    def _summed(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is kept: unique keys (U,), gradients (U, dim)."""
+        if len(self._kept) == 1:
+            return self._kept[0]
+        keys = torch.cat([torch.empty(0, dtype=torch.int64), *(keys for keys, _ in self._kept)])
+        keys, place = map(torch.from_numpy, _C.unique(keys.numpy()))
+        total = torch.zeros(len(keys), self.table.dim, device=self.table.device)
+        if self._kept:
+            total.index_add_(0, place.to(total.device), torch.cat([grads for _, grads in self._kept]))
+        return keys, total
+
+    def _check_finite(self, keys: torch.Tensor, grads: torch.Tensor):
+        """Raises NotFinite if a gradient is NaN or infinite."""
+        if torch.isfinite(grads.sum()):
+            return
+        wrong = keys[(~torch.isfinite(grads)).any(1).cpu()]
+        if len(wrong):
+            raise NotFinite(
+                f"EmbeddingBag.step: {self._who()}: gradients must be finite, those of {len(wrong):,} of {len(keys):,} "
+                f"keys are not (key {wrong[0]}), and none was sent: call zero_grad() to leave the batch out, then "
+                "step() if other ranks do, or lower the learning rates"
+            )
+
+    def _is_zeroed(self) -> bool:
+        """Whether zero_grad() has been called since gradients were kept."""
+        return bool(self._kept) and (self.anchor.grad is None or not self._mark.any())
+
+    def _discard_if_zeroed(self) -> bool:
+        is_zeroed = self._is_zeroed()
+        if is_zeroed:
+            self._discard()
+        return is_zeroed
+
+    def _discard(self):
+        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []  # unique keys and their gradients, since the last step
+        self._num_batches, self._is_called = 0, False
+
+    def _warn(self, text: str, level: int):
+        """Once. level: whose line is shown, as warnings.warn counts from here."""
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(f"{self._who()}: {text}", stacklevel=level)
+
+    def _who(self) -> str:
+        return f"{self.name} of {self.table.num_rows:,} rows of dim {self.table.dim}"
+
+    def _apply(self, fn, recurse=True):
+        return super()._apply(lambda tensor: fn(tensor).float(), recurse)  # in 16 bits the mark would be zero
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        """Nothing: the anchor's value means nothing."""
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
+        missing.remove(f"{prefix}anchor")
+
+    def flush(self):
+        """Brings all updates to their owners, for an evaluation at staleness 1 and above. Collective."""
+        self.table.flush()
+
+    def fill(self, rows: torch.Tensor):
+        """Takes rows (num_rows, dim), of a torch.nn.EmbeddingBag's weight for one, in the place of the first ones. REQUIRES: no call yet. Collective.
+        Raises Refused for another shape."""
+        if tuple(rows.shape) != (self.table.num_rows, self.table.dim):
+            raise Refused(f"EmbeddingBag.fill: rows must be of shape ({self.table.num_rows}, {self.table.dim}), got {tuple(rows.shape)}")
+        self.table.shard.assign(slice(None), rows.detach().to("cpu", torch.float32)[self.table.keys()].numpy())
+        self.table.resume_at(self.table.step)
+
+    def extra_repr(self) -> str:
+        """What repr() says of the bag."""
+        return f"{self.table.num_rows}, {self.table.dim}, mode={self.mode}, padding_idx={self.padding_idx}, ranks={self.table.world.size}"
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("EmbeddingBag: its rows are spread over the ranks, it cannot be copied or pickled: save rows by hetmpi.Checkpoints")

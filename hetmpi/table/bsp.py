@@ -1,0 +1,168 @@
+"""BSP, s = 0: every read sees all writes of the step before, from all ranks, applied once.
+
+    read     lines whose owner's clock has not moved are as good as the owners' rows; the others are fetched
+    write    each rank sends its gradients to their owners
+    settle   (by write on one node, else by the next read) each owner waits for the gradients of all ranks, sums per key in rank order,
+             applies the row optimizer once; before the next read all ranks meet
+    So `write` and the read (or flush) after it are collective: every rank makes them, with no keys if it has none.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from hetmpi import _C
+from hetmpi.comm.collective import Collective
+from hetmpi.comm.mailbox import Message
+from hetmpi.comm.one_sided import OneSided
+from hetmpi.comm.route import Route
+from hetmpi.comm.transport import TRIAL_KEYS, Endpoint, choose, trial_route
+from hetmpi.comm.waiting import Patience
+from hetmpi.table.client import Parts, check_finite
+from hetmpi.table.request import Keys, Phase, PullRequest
+
+POLL_S = 0.001
+NAP_S = 50e-6  # between two looks at what others are to do: short beside a step, long beside a look
+
+
+class BspClient:
+    """See hetmpi/table/client.py, Client."""
+
+    def __init__(self, parts: Parts, exchange: str):
+        """exchange: rma, alltoall or auto. Collective."""
+        self.parts, self._world, self._cache, self._spans = parts, parts.world, parts.cache, parts.spans
+        self._inbox = _C.Inbox(parts.store.rings, parts.world.rank, *parts.store.arrays)
+        route = trial_route(parts.window, parts.partition, parts.num_rows)
+        rows = np.empty((TRIAL_KEYS, parts.dim), np.float32)
+        self.transport, self.why = choose(
+            Endpoint(parts.window, parts.record), {"rma": OneSided, "alltoall": Collective}, exchange,
+            lambda transport: transport.reader.read("weight", route, rows),
+        )  # fmt: skip
+        self._reader, self._mailbox = self.transport.reader, self.transport.mailbox
+        self._is_written = False  # a write waits to be settled
+        self._last: PullRequest | None = None
+
+    @property
+    def step(self) -> int:
+        return self.parts.step
+
+    def read(self, keys: Keys) -> torch.Tensor:
+        parts = self.parts
+        with self._spans("find"):
+            request = self._last = self._request(keys)
+        with self._spans("drain"):
+            self._settle(meets=not self._reader.is_collective)
+        with self._spans("find"):
+            admitted = parts.is_admitted(request)
+            parts.find(request, admitted)
+        with self._spans("validate"):
+            is_stale = self._check_valid(request, admitted)
+        with self._spans("fetch"):
+            return self._fetch(request, admitted, is_stale)
+
+    def _request(self, keys: Keys) -> PullRequest:
+        """A request of these keys: the last one once more, if it is of the same."""
+        if self._last is None or not self._last.is_of(keys):
+            return self.parts.request(keys)
+        self._last.reset()
+        return self._last
+
+    def _check_valid(self, request: PullRequest, admitted: np.ndarray) -> np.ndarray:
+        """Which lines are not as their owners' rows: (n,) bool."""
+        if self._cache.capacity_rows > 0:
+            self.parts.read_clocks(self._reader, request, admitted)
+        is_stale = np.zeros(request.num, bool)
+        self._cache.validate(request.slots, request.clocks, 0, is_stale, counts_lags=True)
+        self.parts.count_found(request, is_stale, are_judged=True)
+        return is_stale
+
+    def _fetch(self, request: PullRequest, admitted: np.ndarray, is_stale: np.ndarray) -> torch.Tensor:
+        """The rows (U, dim) of the batch, lines renewed and new ones made."""
+        rows = self._cache.empty((request.num, self.parts.dim), np.float32)
+        no_states = self._cache.empty((request.num, self.parts.rule.state_dim), np.float32)  # lines are never previewed
+        is_missing = request.slots < 0
+        self.parts.read_rows(self._reader, request, is_missing | is_stale, "weight", rows)
+        if not is_missing.all():
+            self._cache.refresh(request.slots, is_stale, rows, no_states, request.clocks, 1.0)
+        delivered = self.parts.deliver(request, admitted, rows, no_states)
+        request.enter(Phase.READ, Phase.NEW)
+        return delivered
+
+    def peek(self, keys: Keys) -> torch.Tensor:
+        if self._is_written:
+            raise RuntimeError("EmbeddingTable.peek: a write is not settled yet: call flush() on every rank first")
+        rows = np.empty((len(keys.array), self.parts.dim), np.float32)
+        self.transport.peek("weight", Route.of_keys(self.parts.partition, keys.array), rows)
+        return self._cache.on_device(rows)
+
+    def announce(self, keys: Keys):
+        """Nothing travels ahead: most of what it would bring is changed by the write in between (docs/results.md)."""
+        if self._is_written:
+            raise RuntimeError("EmbeddingTable.prefetch: call it between a read and the write after it, not after write")
+
+    def check_write(self):
+        if self._is_written:
+            raise RuntimeError("EmbeddingTable.write: this step is written already: read or flush before the next write")
+
+    def write(self, keys: Keys, grads: torch.Tensor):
+        with self._spans("push"):
+            request = self._last if self._last is not None and self._last.is_of(keys) else self.parts.request(keys)
+            self._send(request, self._cache.on_host(grads))
+        if self._world.is_one_node:  # across nodes the gradients travel while the caller waits for the dense ones
+            with self._spans("drain"):
+                self._apply_all()
+
+    def _send(self, request: PullRequest, values: np.ndarray):
+        """Sends each owner its part of the step's gradients."""
+        check_finite(request.keys, values)
+        own_rows, own_order = request.batch_route.of(self._world.rank)
+        self._inbox.begin(self.step, own_rows, values[own_order])  # a copy: the caller's grads are its own again
+        self._is_written = True
+        message = Message(self.step, request.batch_route, values)
+        self.parts.counters.push_bytes += self._mailbox.send(message, True, self._drain)
+        self.parts.counters.pushed += len(values)
+
+    def settle(self):
+        self._settle(meets=True)
+
+    def flush(self):
+        with self._spans("drain"):
+            self.settle()
+
+    def _settle(self, meets: bool):
+        """Waits until all ranks' gradients of the last write are in the rows. meets: not where what follows makes ranks meet."""
+        if self._is_written:
+            if not self._world.is_one_node:
+                self._apply_all()
+            if meets:
+                self.parts.window.fence(f"in step {self.step + 1} for all ranks to apply the gradients")
+            self.parts.step += 1
+            self._is_written = False
+
+    def _apply_all(self):
+        """Waits for all ranks' gradients of this step and applies them to this rank's rows."""
+        self._mailbox.publish()
+        with Patience(self._world, lambda: f"in step {self.step + 1} for the gradients of rank {self._inbox.awaited}") as patience:
+            while not self._inbox.poll(POLL_S):
+                self._mailbox.progress()
+                patience.check()
+        self.parts.rule.set_step(self.parts.optimizer.lr_at(self.step), self.step + 1)
+        self._inbox.apply(self.parts.rule)
+
+    def _drain(self):
+        self._inbox.poll(NAP_S)
+        self._mailbox.progress()
+
+    def push_pending(self, timeout_s: float):
+        """Nothing is held back."""
+
+    def await_owners(self):
+        self.settle()
+
+    def resume_at(self, step: int):
+        self.parts.step = step
+
+    def close(self):
+        self.parts.window.flush()  # buffers of what was sent are MPI's until then
+        self.transport.close()

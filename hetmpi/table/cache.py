@@ -1,0 +1,159 @@
+"""Settings of the cache of other ranks' rows (cpp/cache/row_cache.h), and how stale they may be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from hetmpi import _C
+from hetmpi.comm.memory import refuse_if_short, size_text
+from hetmpi.comm.world import World
+from hetmpi.errors import Refused
+from hetmpi.table.gpu_cache import open_gpu_cache
+from hetmpi.table.host_cache import HostCache
+from hetmpi.table.optim import RowOptimizer, check_choice
+
+POLICIES = ("lru", "lfu", "lfuopt")
+LARGEST_BOUND = 1 << 31  # clocks have 32 bits
+ADMIT = ("auto", "all", "remote", "offnode")
+ROW_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}  # of a number of a row
+
+
+@dataclass(frozen=True)
+class Staleness:
+    """HET's bound s: 0 synchronous, n iterations, None without bound; with `growth`, min(s, step / growth) at a step, as
+    rows move fastest in the beginning. anticipate: by how much larger than its own a rank takes the step that all ranks
+    together make of a row until it hears of it; None: the number of ranks, 1: as in HET (docs/design.md)."""
+
+    bound: int | None = 0
+    growth: float | None = None
+    anticipate: float | None = None
+
+    def __post_init__(self):
+        is_integer = isinstance(self.bound, int) and not isinstance(self.bound, bool)
+        if self.bound is not None and not (is_integer and 0 <= self.bound < LARGEST_BOUND):
+            raise Refused(f"table.staleness must be an integer in [0, 2**31), or null for no bound, got {self.bound}")
+        if self.growth is not None and not self.growth > 0:
+            raise Refused(f"table.staleness_growth must be above 0 (steps per unit of staleness), got {self.growth}")
+        if self.anticipate is not None and not 0 <= self.anticipate < float("inf"):
+            raise Refused(f"table.anticipate must be at least 0, got {self.anticipate}")
+
+    @property
+    def is_synchronous(self) -> bool:
+        return self.bound == 0
+
+    def at(self, step: int) -> int:
+        """The bound in force at `step`, counted from 0, as the core takes it."""
+        if self.growth is None:
+            return _C.UNBOUNDED if self.bound is None else self.bound
+        return int(min(LARGEST_BOUND - 1 if self.bound is None else self.bound, step / self.growth))
+
+    def factor(self, world_size: int) -> float:
+        """How many times its own step a rank takes a row to have moved."""
+        return float(world_size if self.anticipate is None else self.anticipate)
+
+
+@dataclass(frozen=True)
+class CacheSettings:
+    """How many rows a rank keeps, which, and which go first.
+
+    capacity_rows, or capacity_fraction of the table's rows: lines of each rank; 0, or neither, is no cache. policy:
+    lru, lfu or lfuopt (cpp/cache/cache_decisions.h). admit: `offnode` keeps rows of other nodes, `remote` of other
+    ranks, `all` of this rank too; `auto` is offnode, since a row of the own node is a plain load away, but on a GPU
+    all: there no row is. dtype: float32, float16 or bfloat16, of the rows kept; what is added to a row of 16 bits is
+    rounded up or down by chance, while the sums for the owners are float32."""
+
+    capacity_rows: int | None = None
+    capacity_fraction: float | None = None
+    policy: str = "lfu"
+    admit: str = "auto"
+    dtype: str = "float32"
+
+    def __post_init__(self):
+        check_choice("table.cache.policy", self.policy, POLICIES)
+        check_choice("table.cache.admit", self.admit, ADMIT)
+        check_choice("table.cache.dtype", self.dtype, ROW_BYTES)
+        if self.capacity_rows is not None and self.capacity_fraction is not None:
+            raise Refused(
+                "give table.cache.capacity_rows or table.cache.capacity_fraction and set the other one to null, got "
+                f"{self.capacity_rows} and {self.capacity_fraction}"
+            )
+        if self.capacity_rows is not None and not 0 <= self.capacity_rows < 1 << 31:
+            raise Refused(f"table.cache.capacity_rows must lie in [0, 2**31), got {self.capacity_rows}")
+        if self.capacity_fraction is not None and not 0 <= self.capacity_fraction <= 1:
+            raise Refused(f"table.cache.capacity_fraction must lie in [0, 1], got {self.capacity_fraction}")
+
+    def admitted(self, world: World, device: torch.device) -> np.ndarray:
+        """Whose rows are kept on `device`: (size,) bool."""
+        if self.admit == "all" or (self.admit == "auto" and device.type != "cpu"):
+            return np.ones(world.size, bool)
+        if self.admit == "remote":
+            return np.arange(world.size) != world.rank
+        return world.is_remote
+
+    def rows(self, num_rows: int, world: World, device: torch.device) -> int:
+        """Lines of this rank's cache over a table of `num_rows`."""
+        if not self.admitted(world, device).any():
+            return 0
+        wanted = self.capacity_rows if self.capacity_fraction is None else round(self.capacity_fraction * num_rows)
+        return min(wanted or 0, num_rows + _C.WAYS)  # a set may be short of lines while others are not full
+
+
+class RowCache(Protocol):
+    """Copies of rows that this rank keeps, with the gradients it has not pushed yet: the calls of cpp/cache/row_cache.h,
+    which explains them, and how rows get from its memory to tensors. Keys, slots, clocks and masks are numpy arrays in
+    the host's memory.
+
+    device           where the rows are
+    capacity_rows    lines; 0 is legal: nothing is found
+    computes_beside  whether the network is computed by another processor, while the host may decide about the next batch
+    num_pending      lines with a pending sum; num_pushes: sums handed out and not taken yet; lags: (32,) int64, see EmbeddingTable"""
+
+    device: torch.device
+    capacity_rows: int
+    computes_beside: bool
+    num_pending: int
+    num_pushes: int
+    lags: np.ndarray
+
+    def empty(self, shape, dtype) -> np.ndarray: ...
+    def deliver(self, slots, rows) -> torch.Tensor: ...
+    def local(self, rows: torch.Tensor): ...
+    def on_host(self, rows: torch.Tensor) -> np.ndarray: ...
+    def on_device(self, rows: np.ndarray) -> torch.Tensor: ...
+    def set_step(self, lr: float, step: int) -> None: ...
+    def look_up(self, keys, slots) -> None: ...
+    def use(self, slots, num_keys: int) -> None: ...
+    def validate(self, slots, clocks, staleness: int, is_stale, counts_lags: bool) -> None: ...
+    def refresh(self, slots, chosen, weights, states, clocks, anticipate: float) -> None: ...
+    def insert_and_evict(self, keys, chosen, weights, states, clocks, slots) -> int: ...
+    def update(self, slots, grads, anticipate: float) -> None: ...
+    def pass_on(self, keys, slots, clocks, grads) -> None: ...
+    def take_due(self, slots, staleness: int, held) -> None: ...
+    def take_all(self) -> None: ...
+    def take_pushes(self) -> tuple[np.ndarray, ...]: ...
+    def handed_out(self) -> np.ndarray: ...
+    def clocks_within(self, slots, will_write: bool, staleness: int) -> np.ndarray: ...
+    def counts_from(self, slots, least: int) -> np.ndarray: ...
+    def clocks(self, slots) -> np.ndarray: ...
+    def preview(self, positions, weights, states, clocks, sums, counts, anticipate: float) -> None: ...
+
+
+def make_cache(
+    world: World, settings: CacheSettings, num_rows: int, dim: int, optimizer: RowOptimizer, device: torch.device
+) -> RowCache:
+    """This rank's cache. Collective. Raises Refused on every rank if a node or a GPU lacks memory for its ranks' caches."""
+    core = optimizer.core(dim)
+    capacity_rows = settings.rows(num_rows, world, device)
+    if device.type != "cpu":
+        return open_gpu_cache(world, device, capacity_rows, core, dim, settings.policy, settings.dtype)
+    line = ROW_BYTES[settings.dtype] * dim + 4 * (core.state_dim + core.sum_dim) + _C.LINE_OVERHEAD_BYTES
+    refuse_if_short(world, capacity_rows * line, False, lambda need, place, free: (
+        f"a cache of {capacity_rows:,} rows of dim {dim} on each rank needs {size_text(need)} for the "
+        f"{world.node.size} rank(s) on {world.host}, {size_text(free)} are free in {place}: lower table.cache.capacity_rows or "
+        "table.cache.capacity_fraction"
+    ))  # fmt: skip
+    return HostCache(capacity_rows, core, settings.policy, settings.dtype)

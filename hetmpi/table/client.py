@@ -1,0 +1,157 @@
+"""Client: what a consistency model makes of a table's calls. bsp.py is s = 0, exact; ssp.py is s >= 1, HET's client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from hetmpi import _C
+from hetmpi.comm.transport import Transport
+from hetmpi.comm.window import RmaWindow
+from hetmpi.comm.world import World
+from hetmpi.counters import Counters
+from hetmpi.errors import NotFinite
+from hetmpi.spans import Spans
+from hetmpi.table.cache import RowCache, Staleness
+from hetmpi.table.optim import RowOptimizer
+from hetmpi.table.request import Keys, PullRequest
+from hetmpi.table.store import ShardStore
+
+
+class Client(Protocol):
+    """One rank's side of a table. Keys are checked: int64, unique, in range.
+
+    step       steps written so far (BSP: and settled)
+    transport  how rows and gradients travel between nodes
+    why        why this transport, in one sentence, if it was chosen by a trial"""
+
+    step: int
+    transport: Transport
+    why: str | None
+
+    def read(self, keys: Keys) -> torch.Tensor:
+        """keys (U,) -> rows (U, dim) float32 on the table's device, as fresh as the consistency model says."""
+
+    def peek(self, keys: Keys) -> torch.Tensor:
+        """The owners' rows, for evaluation; no line is used, nothing is counted."""
+
+    def announce(self, keys: Keys) -> None:
+        """Says what a later read will ask for."""
+
+    def check_write(self) -> None:
+        """Raises RuntimeError unless write() may be called now."""
+
+    def write(self, keys: Keys, grads: torch.Tensor) -> None:
+        """Pushes gradients (U, dim), now or later."""
+
+    def settle(self) -> None:
+        """Ends what the last write left to do, where other ranks wait for that: before this rank waits for others. Collective."""
+
+    def flush(self) -> None:
+        """Brings every update to its owner. Collective."""
+
+    def push_pending(self, timeout_s: float) -> None:
+        """Sends what this rank holds back. Not collective."""
+
+    def await_owners(self) -> None:
+        """Waits until the owners have applied what this rank has pushed."""
+
+    def resume_at(self, step: int) -> None:
+        """Goes on as after `step` steps."""
+
+    def close(self) -> None:
+        """Ends what is on its way. Collective."""
+
+
+@dataclass
+class Parts:
+    """What clients are made of, put together by EmbeddingTable."""
+
+    world: World
+    window: RmaWindow
+    store: ShardStore
+    partition: _C.Partition
+    num_rows: int
+    dim: int
+    optimizer: RowOptimizer
+    rule: _C.RowOptimizer  # the optimizer's, for rows of dim
+    record: _C.RecordFormat  # of a push
+    staleness: Staleness
+    cache: RowCache
+    admitted: np.ndarray  # (size,) bool: whose rows the cache keeps
+    counters: Counters
+    spans: Spans
+    step: int = 0  # steps written so far; the client alone counts them
+
+    @property
+    def bound(self) -> int:
+        """s in this step, as the core takes it."""
+        return self.staleness.at(self.step)
+
+    def request(self, keys: Keys) -> PullRequest:
+        return PullRequest(keys, self.partition, self.world.is_remote, self.cache.empty)
+
+    # The lines of a batch, in either model.
+
+    def is_admitted(self, request: PullRequest) -> np.ndarray:
+        """Which keys the cache may keep: (n,) bool."""
+        return np.ones(len(request.array), bool) if self.admitted.all() else request.route.held_by(self.admitted)
+
+    def find(self, request: PullRequest, admitted: np.ndarray, is_looked_up: bool = False):
+        """Looks the keys up; those of the batch count as used."""
+        if self.cache.capacity_rows == 0:
+            request.slots[:] = -1
+            return
+        if not is_looked_up:
+            self.cache.look_up(request.array, request.slots)
+        self.cache.use(request.slots[: request.num], int(admitted[: request.num].sum()))
+
+    def read_clocks(self, reader, request: PullRequest, wanted: np.ndarray):
+        """Gets the owners' clocks of the wanted keys (n,) bool, as they are now."""
+        if reader.is_needed(wanted):
+            route = request.route.where(wanted)
+            reader.read("clock", route, request.clocks)
+            self.counters.clock_bytes += 4 * route.num_elsewhere(self.world.rank)
+
+    def read_rows(self, reader, request: PullRequest, wanted: np.ndarray, array: str, out: np.ndarray):
+        """Gets the wanted keys' (n,) bool rows of an array, weight or state, to their positions in out (n, width)."""
+        if reader.is_needed(wanted):
+            route = request.route.where(wanted)
+            reader.read(array, route, out)
+            self.counters.row_bytes += 4 * out.shape[1] * route.num_elsewhere(self.world.rank)
+
+    def count_found(self, request: PullRequest, is_stale: np.ndarray, are_judged: bool):
+        """Counts hits and stale lines of a batch. are_judged: whether their owners' clocks were looked at."""
+        num = request.num
+        num_found, num_stale = int((request.slots[:num] >= 0).sum()), int(is_stale[:num].sum())
+        self.counters.validated += num_found if are_judged else 0
+        self.counters.hits += num_found - num_stale
+        self.counters.stale += num_stale
+
+    def deliver(self, request: PullRequest, admitted: np.ndarray, rows: np.ndarray, states: np.ndarray) -> torch.Tensor:
+        """The rows (U, dim) of the batch: its lines', and those in rows (n, dim) of keys without one, which get one if the cache may keep
+        them."""
+        num, slots = request.num, request.slots
+        missing = (slots < 0) & admitted
+        delivered = self.cache.deliver(slots[:num], rows[:num])
+        num_missing = int(missing[:num].sum())
+        if num_missing:
+            self.counters.evicted += self.cache.insert_and_evict(
+                request.array[:num], admitted[:num], self.cache.local(delivered), states[:num], request.clocks[:num], slots[:num]
+            )
+        self.counters.misses += num_missing
+        return delivered
+
+
+def check_finite(keys, values: np.ndarray):
+    """Raises NotFinite if gradients (n, width) float32, or sums of them, of keys (n,) may not reach their owners."""
+    if not _C.all_finite(values):
+        wrong = np.flatnonzero(~np.isfinite(values).all(1))
+        first = values[wrong[0]]
+        raise NotFinite(
+            f"EmbeddingTable.write: gradients must be finite, got {first[~np.isfinite(first)][0]} for key {int(keys[wrong[0]])} "
+            f"({len(wrong):,} of {len(values):,} keys)"
+        )

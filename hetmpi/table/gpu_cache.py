@@ -1,0 +1,224 @@
+"""GpuCache: the calls of HostCache (hetmpi/cache.py) on lines in a GPU's memory.
+
+What is decided about a batch is decided on the host: keys, slots, clocks and masks are numpy arrays. The GPU uses them where they lie
+if `empty` made them, in pinned memory, else a copy there. Rows to train on, and their gradients, are tensors on the GPU. Rows on
+their way to it lie in pinned memory of the host, of which it reads those that are new, once; sums leave it when they are handed out.
+
+All that is done to the lines is done in a stream of their own, beside that in which torch computes: what the host waits for, to decide about
+the next batch, does not wait for the network. Torch's stream waits for rows that are delivered, this one for gradients.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from hetmpi import _C
+from hetmpi.comm.world import World
+from hetmpi.errors import Refused
+
+
+class Gpu:
+    """One GPU, as GpuCache uses it."""
+
+    def __init__(self, device: torch.device):
+        self.device, self._stream = device, torch.cuda.Stream(device)
+
+    def empty(self, shape) -> torch.Tensor:
+        """Memory for rows to `give`."""
+        with torch.cuda.stream(self._stream):
+            return torch.empty(shape, device=self.device)
+
+    def give(self, tensor: torch.Tensor):
+        """Has torch's stream wait for what was done here to a tensor that `empty` made."""
+        torch.cuda.current_stream(self.device).wait_stream(self._stream)
+        tensor.record_stream(torch.cuda.current_stream(self.device))
+
+    def take(self, tensor: torch.Tensor):
+        """Has this stream wait for what torch's does to a tensor."""
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        tensor.record_stream(self._stream)
+
+    def pinned(self, shape, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+    def can_use(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_pinned()
+
+    def array(self, tensor: torch.Tensor):
+        """A tensor in its memory, as hetmpi._C takes it."""
+        return tensor
+
+    @property
+    def stream(self) -> int:
+        """That of the lines, as hetmpi._C takes it."""
+        return self._stream.cuda_stream
+
+    def wait(self):
+        """Until all that was started in it is done."""
+        self._stream.synchronize()
+
+
+class GpuCache:
+    """See above. device: where the rows are; capacity_rows: its lines."""
+
+    computes_beside = True
+
+    def __init__(self, capacity_rows: int, rule: _C.RowOptimizer, policy: str, dtype: str, gpu: Gpu):
+        """Takes all its memory at once. dtype: of its rows."""
+        self._gpu, self.device = gpu, gpu.device
+        self._lines = _C.CudaRowCache(capacity_rows, rule, policy, dtype, gpu.device.index or 0)
+        self._host = _C.RowCache(0, rule, policy)  # for rows on their way to the GPU
+        self._used: list[torch.Tensor] = []  # by calls that may be under way
+        self._num_evicted = 0
+        self._delivered: int | None = None  # where the last rows lie
+        self.capacity_rows = self._lines.capacity_rows
+
+    # Between the host and the GPU.
+
+    def empty(self, shape, dtype) -> np.ndarray:
+        """An array of any values, in pinned memory."""
+        return self._gpu.pinned(shape, torch_type(dtype)).numpy()
+
+    def deliver(self, slots: np.ndarray, rows: np.ndarray) -> torch.Tensor:
+        """The rows (n, dim) of a batch: its lines', and those in rows (n, dim) of keys without one."""
+        out = self._gpu.empty(rows.shape)
+        self._lines.gather(self._use(slots), self._gpu.array(out), self._gpu.stream, self._use(rows))
+        self._gpu.give(out)
+        self._delivered = out.data_ptr()
+        return out
+
+    def local(self, rows: torch.Tensor):
+        """Rows or gradients (n, dim) as the calls below take them."""
+        if rows.data_ptr() != self._delivered:  # else they come from here
+            self._gpu.take(rows)
+        return self._gpu.array(rows)
+
+    def on_host(self, rows: torch.Tensor) -> np.ndarray:
+        return rows.cpu().numpy()
+
+    def on_device(self, rows: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(rows).to(self.device)
+
+    # As RowCache.
+
+    def set_step(self, lr: float, step: int):
+        self._lines.set_step(lr, step)
+        self._host.set_step(lr, step)
+
+    def look_up(self, keys: np.ndarray, slots: np.ndarray):
+        self._filling(slots, lambda out: self._lines.look_up(self._use(keys), out, self._gpu.stream))
+
+    def use(self, slots: np.ndarray, num_keys: int):
+        self._lines.use(self._use(slots), num_keys, self._gpu.stream)
+
+    def validate(self, slots: np.ndarray, clocks: np.ndarray, staleness: int, is_stale: np.ndarray, counts_lags: bool):
+        used = self._use(slots), self._use(clocks)
+        self._filling(is_stale, lambda out: self._lines.validate(*used, staleness, out, counts_lags, self._gpu.stream))
+
+    def refresh(self, slots, chosen, weights, states, clocks, anticipate: float):
+        used = map(self._use, (slots, chosen, weights, states, clocks))
+        self._lines.refresh(*used, anticipate, self._gpu.stream)
+
+    def insert_and_evict(self, keys, chosen, weights, states, clocks, slots) -> int:
+        """weights: as local() gives them, the others on the host."""
+        used = self._use(keys), self._use(chosen), weights, self._use(states), self._use(clocks)
+        self._filling(slots, lambda out: self._lines.insert_and_evict(*used, out, self._gpu.stream))
+        before, self._num_evicted = self._num_evicted, self._counts()["evicted"]
+        return self._num_evicted - before
+
+    def update(self, slots: np.ndarray, grads, anticipate: float):
+        self._lines.update(self._use(slots), grads, anticipate, self._gpu.stream)
+
+    def pass_on(self, keys: np.ndarray, slots: np.ndarray, clocks: np.ndarray, grads):
+        self._lines.pass_on(self._use(keys), self._use(slots), self._use(clocks), grads, self._gpu.stream)
+
+    def take_due(self, slots: np.ndarray, staleness: int, held: np.ndarray):
+        self._lines.take_due(self._use(slots), staleness, self._use(np.sort(held)), self._gpu.stream)
+
+    def clocks_within(self, slots: np.ndarray, will_write: bool, staleness: int) -> np.ndarray:
+        used, clocks = self._use(slots), self.empty(len(slots), np.int32)
+        self._filling(clocks, lambda out: self._lines.clocks_within(used, will_write, staleness, out, self._gpu.stream))
+        return clocks
+
+    def counts_from(self, slots: np.ndarray, least: int) -> np.ndarray:
+        clocks, counts = self._look_at(slots)
+        return (clocks >= 0) & (counts >= least)
+
+    def clocks(self, slots: np.ndarray) -> np.ndarray:
+        return self._look_at(slots)[0]
+
+    def preview(self, positions, weights, states, clocks, sums, counts, anticipate: float):
+        """Of rows on their way to the GPU, on the host."""
+        self._host.preview(positions, weights, states, clocks, sums, counts, anticipate)
+
+    def handed_out(self) -> np.ndarray:
+        return self._lines.handed_out(self._gpu.stream)
+
+    def take_all(self):
+        self._lines.take_all(self._gpu.stream)
+
+    def take_pushes(self) -> tuple[np.ndarray, ...]:
+        return self._lines.take_pushes(self._gpu.stream)
+
+    @property
+    def num_pushes(self) -> int:
+        return self._lines.num_pushes
+
+    @property
+    def num_pending(self) -> int:
+        return self._counts()["pending"]
+
+    @property
+    def lags(self) -> np.ndarray:
+        return self._lines.lags(self._gpu.stream)
+
+    # Arrays of the host's.
+
+    def _counts(self) -> dict[str, int]:
+        return self._lines.counts(self._gpu.stream)
+
+    def _look_at(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        clocks, counts = (self.empty(len(slots), np.int32) for _ in range(2))
+        self._lines.look_at(self._use(slots), clocks, counts, self._gpu.stream)
+        self._wait()
+        return clocks, counts
+
+    def _use(self, array: np.ndarray) -> np.ndarray:
+        """The array, or a copy of it that the GPU can use; kept until the GPU is done with it."""
+        tensor = torch.from_numpy(array)
+        if not self._gpu.can_use(tensor):
+            tensor = self._gpu.pinned(tensor.shape, tensor.dtype).copy_(tensor)
+        self._used.append(tensor)
+        return tensor.numpy()
+
+    def _filling(self, array: np.ndarray, call):
+        """Calls call(array, or a copy that the GPU can use) and waits until it is filled."""
+        used = self._use(array)
+        call(used)
+        self._wait()
+        if used.ctypes.data != array.ctypes.data:
+            array[...] = used
+
+    def _wait(self):
+        self._gpu.wait()
+        self._used.clear()
+
+
+def torch_type(dtype) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
+def open_gpu_cache(
+    world: World, device: torch.device, capacity_rows: int, rule: _C.RowOptimizer, dim: int, policy: str, dtype: str
+) -> GpuCache:  # fmt: skip
+    """A cache on `device`, without a number the current GPU. Collective. Raises Refused on every rank if a GPU lacks memory for the caches of its ranks."""
+    error = cache = None
+    try:
+        device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        cache = GpuCache(capacity_rows, rule, policy, dtype, Gpu(device))
+    except RuntimeError as problem:
+        cure = ": lower table.cache.capacity_rows or table.cache.capacity_fraction" if "out of memory" in str(problem) else ""
+        error = Refused(f"a cache of {capacity_rows:,} rows of dim {dim} in {dtype} cannot be made on {device} of {world.host}: {problem}{cure}")
+    world.agree(error)
+    return cache

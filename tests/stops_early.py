@@ -1,0 +1,21 @@
+"""Run by test_watchdog.py: rank 1 stops before anybody watches it."""
+
+import os
+import signal
+
+from hetmpi import train
+from hetmpi.comm.launch import launch
+
+
+def main(world):
+    def stopping(world, overrides):
+        config = compose(world, overrides)
+        if world.rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return config
+
+    compose, train.compose = train.compose, stopping
+    train.main(world)
+
+
+launch(main)

@@ -1,0 +1,120 @@
+"""The dense layers' gradients: averaged over ranks, whoever has some, and never NaN. Run at 1, 2 and 3 ranks."""
+
+import math
+
+import pytest
+import torch
+
+from hetmpi.dense import DENSE_RULES, DenseOptimizer
+from hetmpi.table.optim import Schedule
+from hetmpi.errors import NotFinite
+
+
+class TwoHeads(torch.nn.Module):
+    """A shared layer, and heads of which a call takes some."""
+
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        torch.manual_seed(0)
+        self.shared = torch.nn.Linear(3, 4)
+        self.heads = torch.nn.ModuleList(torch.nn.Linear(4, 1) for _ in range(2))
+        self.to(dtype)
+
+    def forward(self, features, *heads):
+        return sum(self.heads[head](torch.tanh(self.shared(features))).sum() for head in heads)
+
+
+def features_of(rank, step, dtype=torch.float32):
+    return torch.randn(5, 3, generator=torch.Generator().manual_seed(100 * step + rank)).to(dtype)
+
+
+def loss_of(model, rank, step, heads_of, dtype):
+    """Rank `rank`'s loss in a step; None where it has none."""
+    heads = heads_of(rank, step)
+    return model(features_of(rank, step, dtype), *heads) if heads else None
+
+
+HEADS = {  # which heads a rank takes in a step
+    "all ranks take one head in turns": lambda rank, step: [step % 2],
+    "each rank takes another head": lambda rank, step: [(rank + step) % 2],
+    "rank 0 alone takes both heads": lambda rank, step: [0, 1] if rank == 0 else [0],
+    "rank 0 alone has a loss": lambda rank, step: [0, 1] if rank == 0 else [],
+    "rank 0 has no loss every other step": lambda rank, step: [0, 1] if rank or step % 2 else [],
+    "nobody has a loss": lambda rank, step: [],
+}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("begins", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rule", sorted(DENSE_RULES))
+@pytest.mark.parametrize("who", HEADS)
+def test_a_missing_gradient_counts_as_zeros_and_one_that_all_lack_is_left_alone(world, who, rule, dtype, begins):
+    """As in one process that averages the ranks' losses."""
+    hvd, heads_of = world.start_horovod(), HEADS[who]
+    model, alone = TwoHeads(dtype), TwoHeads(dtype)
+    dense = DenseOptimizer(hvd, model, rule, 0.1, 0.01, Schedule())
+    kind = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}[rule]
+    optimizer = kind(alone.parameters(), lr=0.1, weight_decay=0.01)
+    for step in range(6):
+        loss = loss_of(model, world.rank, step, heads_of, dtype)
+        if loss is not None:
+            loss.backward()
+        if begins:
+            dense.begin()
+        dense.step(step)
+        losses = [loss_of(alone, rank, step, heads_of, dtype) for rank in range(world.size)]
+        if any(loss is not None for loss in losses):
+            (sum(loss for loss in losses if loss is not None) / world.size).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for (name, mine), theirs in zip(model.named_parameters(), alone.parameters()):
+        assert torch.allclose(mine, theirs, rtol=1e-5, atol=1e-6), name
+
+
+@pytest.mark.mpi
+def test_all_ranks_have_the_same_bits(world):
+    hvd, model = world.start_horovod(), TwoHeads()
+    dense = DenseOptimizer(hvd, model, "adam", 0.1, 0.0, Schedule())
+    for step in range(5):
+        model(features_of(world.rank, step), (world.rank + step) % 2).backward()
+        dense.step(step)
+    mine = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).numpy().tobytes()
+    assert len(set(world.comm.allgather(mine))) == 1
+
+
+@pytest.mark.mpi
+def test_two_models_train_side_by_side(world):
+    hvd, models = world.start_horovod(), [TwoHeads(), TwoHeads()]
+    both = [DenseOptimizer(hvd, model, "sgd", 0.1, 0.0, Schedule()) for model in models]
+    for step in range(3):
+        for model in models:
+            model(features_of(world.rank, step), step % 2).backward()
+        for dense in both:
+            dense.begin()
+        for dense in reversed(both):
+            dense.step(step)
+    assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), models[1].parameters()))
+
+
+@pytest.mark.mpi
+def test_a_second_backward_after_the_allreduce_began_is_refused(world):
+    if world.size == 1:
+        pytest.skip("one rank has no allreduce")
+    hvd, model = world.start_horovod(), torch.nn.Linear(3, 1)
+    dense = DenseOptimizer(hvd, model, "sgd", 0.1, 0.0, Schedule())
+    model(features_of(world.rank, 0)).sum().backward()
+    with pytest.raises(RuntimeError, match="backward\\(\\) ran again after the allreduce"):
+        model(features_of(world.rank, 0)).sum().backward()
+    dense.step(0)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_is_refused_by_name(world, value):
+    hvd, model = world.start_horovod(), torch.nn.Linear(3, 1)
+    dense = DenseOptimizer(hvd, model, "sgd", 0.1, 0.0, Schedule())
+    before = model.weight.detach().clone()
+    model.weight.grad, model.bias.grad = torch.tensor([[0.0, value, 0.0]]), torch.zeros(1)
+    with pytest.raises(NotFinite, match="gradient of the dense parameter weight is not finite"):
+        dense.step(0)
+    assert torch.equal(model.weight, before)

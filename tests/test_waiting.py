@@ -1,0 +1,135 @@
+"""Long waits say what for and which ranks are not waiting; one rank speaks. Run at 1, 2 and 3 ranks."""
+
+import time
+
+import pytest
+import torch
+from test_table import make_table
+
+from hetmpi.table.cache import Staleness
+from hetmpi.comm.waiting import ranks_text, wait_for
+from hetmpi.comm.world import World
+
+LATE_S = 1.5
+
+
+@pytest.fixture
+def impatient(world):
+    """A world of several ranks that warns of waits of 0.2 s."""
+    if world.size == 1:
+        pytest.skip("one rank waits for nobody")
+    impatient = World(world.comm)
+    impatient.notices.warn_after_s = 0.2
+    return impatient
+
+
+@pytest.fixture
+def impatient_apart(world):
+    """The same, each rank a node of its own. Horovod's thread serves one-sided calls to a rank that sleeps."""
+    if world.size == 1:
+        pytest.skip("one rank waits for nobody")
+    world.start_horovod()
+    impatient = World(world.comm, ranks_per_node=1)
+    impatient.notices.warn_after_s = 0.2
+    return impatient
+
+
+def check_warning(world, told, *words):
+    """Rank 1 spoke, once, and named rank 0 as the one that does not wait; the others were silent."""
+    if world.rank != 1:
+        assert told == ""
+        return
+    assert told.count("hetmpi: rank 1 on ") == 1 and "not waiting: rank 0 on " in told, told
+    assert all(word in told for word in words), told
+    assert "rank 2 on" not in told, told
+
+
+@pytest.mark.mpi
+def test_a_wait_for_all_ranks(impatient, capfd):
+    if impatient.rank == 0:
+        time.sleep(LATE_S)
+    impatient.meet("in step 3 for all ranks to come")
+    check_warning(impatient, capfd.readouterr().err, "has waited", "in step 3 for all ranks to come")
+
+
+@pytest.mark.mpi
+def test_a_fence(impatient_apart, capfd):
+    table = make_table(impatient_apart, staleness=Staleness(1))
+    if impatient_apart.rank == 0:
+        time.sleep(LATE_S)
+    table.flush()
+    check_warning(impatient_apart, capfd.readouterr().err, "in step 1 for all ranks to flush")
+    table.close()
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("exchange", ["rma", "alltoall"])
+def test_a_ring_that_stays_full(impatient, impatient_apart, capfd, exchange):
+    """Rank 0 makes no write for a while, so nobody empties the others' rings."""
+    world = impatient if exchange == "rma" else impatient_apart
+    table = make_table(world, inbox_bytes=1, exchange=exchange)
+    keys = torch.arange(200)
+    table.read(keys)
+    if world.rank == 0:
+        time.sleep(LATE_S)
+    table.write(keys, torch.ones(200, 5))
+    table.read(keys)
+    told = capfd.readouterr().err
+    check_warning(world, told, "to make room for its gradients" if exchange == "rma" else "for all ranks")
+    table.close()
+
+
+@pytest.mark.mpi
+def test_gradients_that_do_not_come(impatient_apart, capfd):
+    table = make_table(impatient_apart)
+    keys = torch.arange(20)
+    table.read(keys)
+    table.write(keys, torch.ones(20, 5)) if impatient_apart.rank else time.sleep(LATE_S)
+    if impatient_apart.rank == 0:
+        table.write(keys, torch.ones(20, 5))
+    table.read(keys)
+    check_warning(impatient_apart, capfd.readouterr().err, "in step 1 for the gradients of rank 0")
+    table.close()
+
+
+@pytest.mark.mpi
+def test_reads_of_an_exchange_in_which_all_ranks_take_part(impatient_apart, capfd):
+    table = make_table(impatient_apart, exchange="alltoall")
+    if impatient_apart.rank == 0:
+        time.sleep(LATE_S)
+    table.read(torch.arange(3))
+    check_warning(impatient_apart, capfd.readouterr().err, "for all ranks to read or write")
+    table.close()
+
+
+@pytest.mark.mpi
+def test_ranks_that_wait_for_different_things_are_all_named(impatient, capfd):
+    """Rank r waits until its own time is over: they wait for each other in no way, but the lowest one tells of all."""
+    until = time.monotonic() + LATE_S
+    impatient.comm.Barrier()
+    wait_for(impatient, lambda: time.monotonic() > until, f"for thing {impatient.rank}")
+    told = capfd.readouterr().err
+    assert told.count("hetmpi:") == (impatient.rank == 0)
+    for rank in range(impatient.size):
+        assert (f"for thing {rank}" in told) == (impatient.rank == 0)
+    assert "not waiting" not in told
+    impatient.comm.Barrier()
+
+
+@pytest.mark.mpi
+def test_a_rank_that_goes_on_is_no_longer_said_to_wait(impatient, capfd):
+    """All wait for long; later rank 0 alone is late, and is named although it had waited before."""
+    for late in (1, 0):
+        if impatient.rank == late:
+            time.sleep(LATE_S)
+        impatient.meet(f"for rank {late}")
+    told = capfd.readouterr().err
+    if impatient.rank == 1:
+        assert "has waited" in told and told.count("not waiting: rank 0") == 1, told
+    impatient.comm.Barrier()
+
+
+def test_ranks_are_listed_up_to_a_few():
+    assert ranks_text([3]) == "rank 3"
+    assert ranks_text([1, 2]) == "ranks 1 and 2"
+    assert ranks_text(list(range(9))) == "ranks 0, 1, 2, 3 and 5 more"
