@@ -59,10 +59,15 @@ def default_world() -> World:
 
 
 def leave_together(world: World):
-    """Waits until all ranks are here. Collective."""
-    if not MPI.Is_finalized():
-        meeting = world.comm.Ibarrier()
-        wait_for(world, lambda: meeting.Test() or time.sleep(0.001), "at its end for the other ranks")
+    """Waits until all ranks are here and none calls MPI any more: the first whose Horovod ends makes the Horovod of the others end MPI at
+    once, which aborts a rank whose main thread is in a call. Collective."""
+    if MPI.Is_finalized():
+        return
+    meeting = world.comm.Ibarrier()
+    wait_for(world, lambda: meeting.Test() or time.sleep(0.001), "at its end for the other ranks")
+    hvd = sys.modules.get("horovod.torch")
+    if hvd is not None and hvd.is_initialized():
+        hvd.barrier()  # its threads meet, and this one is out of MPI before any of them ends it
 
 
 def abort(error: BaseException, is_traced: bool = False):
