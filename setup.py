@@ -3,8 +3,8 @@
 HETMPI_MARCH=native, or any value of -march, builds for one kind of processor. The default runs on every x86-64 or arm64
 machine, because a cluster's login nodes differ from its compute nodes.
 
-Where nvcc is found (NVCC, CUDA_HOME/bin/nvcc, PATH, then /usr/local/cuda) the core holds the GPU's half too; HETMPI_CUDA=0 leaves it out. CUDA's
-runtime is linked statically: the module imports on machines without a GPU as well.
+Where nvcc is found (NVCC, CUDA_HOME/bin/nvcc, PATH, then /usr/local/cuda) the core holds the GPU's half too;
+HETMPI_CUDA=0 leaves it out. CUDA's runtime is linked statically: the module imports on machines without a GPU as well.
 """
 
 import os
@@ -15,14 +15,19 @@ from pathlib import Path
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension, build_ext
 from setuptools import Extension, setup
 
-# No contraction: a * b + c rounds twice on every processor, so that results do not depend on HETMPI_MARCH, nor on the GPU.
+# No contraction: a * b + c rounds twice on every processor, so that results do not depend on HETMPI_MARCH, nor on the
+# GPU.
 flags = ["-O3", "-Wall", "-Wextra", "-ffp-contract=off"]
 if os.environ.get("HETMPI_MARCH"):
     flags.append(f"-march={os.environ['HETMPI_MARCH']}")
 CORE = Path("cpp")  # where includes are written from
 HEADERS = sorted(map(str, CORE.rglob("*.h")))
 KERNELS = sorted(map(str, CORE.rglob("*.cu")))
-GPUS = ("80", "90", "100")  # compute capabilities that machine code is made for; the last one known as PTX too, for later ones
+GPUS = (
+    "80",
+    "90",
+    "100",
+)  # compute capabilities that machine code is made for; the last one known as PTX too, for later ones
 
 
 def find_nvcc() -> str | None:
@@ -41,7 +46,9 @@ def targets(nvcc: str) -> list[str]:
     known = subprocess.run([nvcc, "--list-gpu-arch"], check=True, text=True, capture_output=True).stdout.split()
     ours = [gpu for gpu in GPUS if f"compute_{gpu}" in known]
     if not ours:
-        raise SystemExit(f"{nvcc} knows none of the compute capabilities {', '.join(GPUS)}: take a newer one, or set HETMPI_CUDA=0")
+        raise SystemExit(
+            f"{nvcc} knows none of the compute capabilities {', '.join(GPUS)}: take a newer one, or set HETMPI_CUDA=0"
+        )
     made = [f"-gencode=arch=compute_{gpu},code=sm_{gpu}" for gpu in ours]
     return [*made, f"-gencode=arch=compute_{ours[-1]},code=compute_{ours[-1]}"]
 
@@ -70,10 +77,23 @@ class BuildExtensions(build_ext):
         if not made.exists() or made.stat().st_mtime < newest:
             made.parent.mkdir(parents=True, exist_ok=True)
             host = ["-fPIC", "-fvisibility=hidden", *(flag for flag in flags if flag.startswith(("-ffp", "-march")))]
-            self.spawn([
-                nvcc, "-c", "-O3", "-std=c++17", "-fmad=false", "--threads=0", *targets(nvcc), "-Xcompiler", ",".join(host),
-                f"-I{CORE}", source, "-o", str(made),
-            ])  # fmt: skip
+            self.spawn(
+                [
+                    nvcc,
+                    "-c",
+                    "-O3",
+                    "-std=c++17",
+                    "-fmad=false",
+                    "--threads=0",
+                    *targets(nvcc),
+                    "-Xcompiler",
+                    ",".join(host),
+                    f"-I{CORE}",
+                    source,
+                    "-o",
+                    str(made),
+                ]
+            )
         return str(made)
 
 

@@ -3,16 +3,17 @@
     ./run.sh bench cache [rows=337000] [repeats=30]
     ./run.sh bench cache device=cuda [rows=16000000] [dim=128] [keys=1000000] [hit_rate=0.95] [repeats=30]
 
-On the CPU it first checks, against a dictionary, that what the cache returns is right. Then prints nanoseconds per unique key at hit
-rates 0.5, 0.9 and 1.0, dims 32 and 128, 3 K and 53 K keys a call, and three figures at 11 K keys a call, all hits, the
-cache full: find + gather against torch.index_select of the same rows by slot, update (row and pending sum) against
-torch.index_add_, and one step as a trainer makes it of 53 K ids (11 K unique): unique, read, expansion to occurrences,
-their gradients summed per key, write. Medians; each pair is timed in turns.
+On the CPU it first checks, against a dictionary, that what the cache returns is right. Then prints nanoseconds per
+unique key at hit rates 0.5, 0.9 and 1.0, dims 32 and 128, 3 K and 53 K keys a call, and three figures at 11 K keys a
+call, all hits, the cache full: find + gather against torch.index_select of the same rows by slot, update (row and
+pending sum) against torch.index_add_, and one step as a trainer makes it of 53 K ids (11 K unique): unique, read,
+expansion to occurrences, their gradients summed per key, write. Medians; each pair is timed in turns.
 
 Last, one JSON line: {"find_gather_vs_index_select": {"32": x, "128": x}, "update_vs_index_add": {"32": x, "128": x},
-"step_ms": {"32": x, "128": x}, "ns_per_key": {...}, "bytes_per_row": {...}}. Ratios are times, so below 1 is faster than
-torch. On the GPU (bench/cache_gpu.py): {"copy_bytes_per_s": x, "find_keys_per_s": x, ..., "gather_vs_copy": share of the copy
-bandwidth, "update_vs_copy": x, "torch_vs_cache": how many times as long torch's index_select and index_add_ take, unique in both}.
+"step_ms": {"32": x, "128": x}, "ns_per_key": {...}, "bytes_per_row": {...}}. Ratios are times, so below 1 is faster
+than torch. On the GPU (bench/cache_gpu.py): {"copy_bytes_per_s": x, "find_keys_per_s": x, ..., "gather_vs_copy": share
+of the copy bandwidth, "update_vs_copy": x, "torch_vs_cache": how many times as long torch's index_select and index_add_
+take, unique in both}.
 """
 
 import json
@@ -135,7 +136,7 @@ def time_calls(settings: dict, dim: int, batch: int, rate: float) -> dict:
         filled.cache.insert_and_evict(keys, is_missing, *rows, slots)
         marks.append(time.perf_counter())
         filled.cache.take_pushes()
-        filled.insert(filled.held[: batch] if rate < 1 else filled.held[:0])
+        filled.insert(filled.held[:batch] if rate < 1 else filled.held[:0])
         times.append(np.diff(marks) / [batch, batch, batch, max(1, is_missing.sum())])
         filled.held = filled.held[filled.find(filled.held) >= 0]
     names = ("find", "gather", "update", "insert_and_evict") if rate < 1 else ("find", "gather", "update")
@@ -143,8 +144,8 @@ def time_calls(settings: dict, dim: int, batch: int, rate: float) -> dict:
 
 
 def time_against_torch(settings: dict, dim: int) -> dict:
-    """Median ns per key of find + gather, index_select, update, index_add_, in turns on the same keys; their ratios; and
-    milliseconds of one step."""
+    """Median ns per key of find + gather, index_select, update, index_add_, in turns on the same keys; their ratios;
+    and milliseconds of one step."""
     filled, rng = Filled(settings["rows"], dim), np.random.default_rng(2)
     table = torch.zeros(filled.cache.capacity_rows + 31, dim)
     grads, out = np.ones((STEP_KEYS, dim), np.float32), np.empty((STEP_KEYS, dim), np.float32)

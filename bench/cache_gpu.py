@@ -1,4 +1,5 @@
-"""`bench cache device=cuda`: find, gather, update and insert of the cache on the GPU, their rates beside the GPU's own copy bandwidth and beside torch."""
+"""`bench cache device=cuda`: find, gather, update and insert of the cache on the GPU, their rates beside the GPU's own
+copy bandwidth and beside torch."""
 
 from __future__ import annotations
 
@@ -14,7 +15,10 @@ from hetmpi.table.optim import RowOptimizer
 KEY_STRIDE = 7  # keys in the cache are its multiples, others are not
 CHUNK = 1 << 20  # keys inserted at a time
 BATCHES = 8  # timed together
-ROW_PASSES = {"gather": 2, "update": 5}  # rows read or written per key; update: gradient, row and sum read, row and sum written
+ROW_PASSES = {
+    "gather": 2,
+    "update": 5,
+}  # rows read or written per key; update: gradient, row and sum read, row and sum written
 
 
 def bench_gpu(settings: dict):
@@ -24,7 +28,9 @@ def bench_gpu(settings: dict):
     filled = Filled(settings["rows"], settings["dim"])
     held = filled.held()
     if len(held) < settings["keys"]:
-        raise SystemExit(f"bench cache device=cuda: keys={settings['keys']:,} are more than the {len(held):,} lines: take more rows")
+        raise SystemExit(
+            f"bench cache device=cuda: keys={settings['keys']:,} are more than the {len(held):,} lines: take more rows"
+        )
     print(f"{torch.cuda.get_device_name()}: {len(held):,} lines of dim {filled.dim}, {settings['keys']:,} keys a call")
     filled.check(held)
     copy = copy_rate(settings["repeats"])
@@ -84,7 +90,8 @@ class Filled:
         assert bool((slots == -1).all())
 
     def rates(self, held: torch.Tensor, settings: dict, copy: float) -> dict:
-        """Keys a second; share of the copy bandwidth; times against torch's. Each timing goes through several batches."""
+        """Keys a second; share of the copy bandwidth; times against torch's. Each timing goes through several
+        batches."""
         num, repeats = settings["keys"], settings["repeats"]
         hits = [held[torch.randperm(len(held), device="cuda")[:num]].contiguous() for _ in range(BATCHES)]
         mixed = [torch.where(torch.rand(num, device="cuda") < settings["hit_rate"], keys, keys + 1) for keys in hits]
@@ -96,19 +103,29 @@ class Filled:
         update = seconds(lambda i: self.cache.update(slots[i], grads, 1.0, self.stream), repeats)
         gather = seconds(lambda i: self.cache.gather(slots[i], rows, self.stream), repeats)
         ids = [torch.cat([keys, keys[torch.randint(num, (num,), device="cuda")]]) for keys in hits]
-        with_unique = self.against_torch(ids, lambda ids: torch.unique(ids, return_inverse=True)[0], slots[0], rows, grads, repeats)
-        without = self.against_torch([keys.sort().values for keys in hits], lambda keys: keys, slots[0], rows, grads, repeats)
+        with_unique = self.against_torch(
+            ids, lambda ids: torch.unique(ids, return_inverse=True)[0], slots[0], rows, grads, repeats
+        )
+        without = self.against_torch(
+            [keys.sort().values for keys in hits], lambda keys: keys, slots[0], rows, grads, repeats
+        )
         row_bytes = 4 * self.dim * num
         return {
-            "find_keys_per_s": num / find, "gather_keys_per_s": num / gather, "update_keys_per_s": num / update,
-            "insert_keys_per_s": num / self.insert_seconds(num), "gather_vs_copy": ROW_PASSES["gather"] * row_bytes / gather / copy,
+            "find_keys_per_s": num / find,
+            "gather_keys_per_s": num / gather,
+            "update_keys_per_s": num / update,
+            "insert_keys_per_s": num / self.insert_seconds(num),
+            "gather_vs_copy": ROW_PASSES["gather"] * row_bytes / gather / copy,
             "update_vs_copy": ROW_PASSES["update"] * row_bytes / update / copy,
-            "torch_vs_cache": with_unique, "torch_vs_cache_without_unique": without,
-        }  # fmt: skip
+            "torch_vs_cache": with_unique,
+            "torch_vs_cache_without_unique": without,
+        }
 
-    def against_torch(self, batches: list, unique, slots: torch.Tensor, rows: torch.Tensor, grads: torch.Tensor, repeats: int) -> float:
-        """How many times as long torch takes on dense arrays of all rows, index_select and index_add_ to rows and to sums, as find,
-        gather and update; unique(batch) is part of both."""
+    def against_torch(
+        self, batches: list, unique, slots: torch.Tensor, rows: torch.Tensor, grads: torch.Tensor, repeats: int
+    ) -> float:
+        """How many times as long torch takes on dense arrays of all rows, index_select and index_add_ to rows and to
+        sums, as find, gather and update; unique(batch) is part of both."""
         weight, sums = (torch.zeros(self.num_rows, self.dim, device="cuda") for _ in range(2))
 
         def by_torch(i):
@@ -131,7 +148,11 @@ class Filled:
             keys = torch.arange(turn * num, (turn + 1) * num, device="cuda") * KEY_STRIDE + 2
             slots, rows = torch.empty_like(keys), self.row_of(keys)
             self.find(keys, slots)
-            chosen, states, clocks = slots < 0, rows[:, :0].contiguous(), torch.zeros(num, dtype=torch.int32, device="cuda")
+            chosen, states, clocks = (
+                slots < 0,
+                rows[:, :0].contiguous(),
+                torch.zeros(num, dtype=torch.int32, device="cuda"),
+            )
             torch.cuda.synchronize()
             began = time.perf_counter()
             self.cache.insert_and_evict(keys, chosen, rows, states, clocks, slots, self.stream)
@@ -149,8 +170,8 @@ def copy_rate(repeats: int) -> float:
 
 
 def seconds(call, repeats: int) -> float:
-    """Median time of call(i) on the GPU, over i from 0 to BATCHES - 1 at a time: the GPU does not wait for Python in between, nor
-    find the last batch in its caches. The first three rounds are not counted."""
+    """Median time of call(i) on the GPU, over i from 0 to BATCHES - 1 at a time: the GPU does not wait for Python in
+    between, nor find the last batch in its caches. The first three rounds are not counted."""
     times = []
     for turn in range(repeats + 3):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

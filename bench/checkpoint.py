@@ -2,13 +2,15 @@
 
     ./run.sh bench checkpoint [gb=2.0] [dim=32] [ranks=2] [repeats=5] [dir=/tmp]
 
-A table of `gb` gigabytes in all, rows and clocks, under SGD. First checks that a second table loaded from a checkpoint has the same rows. Then
-times Checkpoints.save, after which training may go on, and until all is on the disk; with steps of a training beside it and without.
-dd writes as many bytes to the same disk (bs=16M conv=fsync), in turns with the checkpoints. The memory for copies is taken before, as a training does
-in its set-up; the first checkpoint is told apart. Then the same for an incremental one after each 20 steps of 20,000 random keys a rank.
+A table of `gb` gigabytes in all, rows and clocks, under SGD. First checks that a second table loaded from a checkpoint
+has the same rows. Then times Checkpoints.save, after which training may go on, and until all is on the disk; with steps
+of a training beside it and without. dd writes as many bytes to the same disk (bs=16M conv=fsync), in turns with the
+checkpoints. The memory for copies is taken before, as a training does in its set-up; the first checkpoint is told
+apart. Then the same for an incremental one after each 20 steps of 20,000 random keys a rank.
 
-Last, one JSON line: {"stall_s": x, "first_stall_s": x, "write_s": x, "dd_s": x, "rate_vs_dd": x, "step_ms": x, "step_ms_beside": x, "reserve_s": x,
-"incremental_stall_s": x, "incremental_write_s": x, "incremental_rows": x, "settings": {...}}; medians, of the slowest rank.
+Last, one JSON line: {"stall_s": x, "first_stall_s": x, "write_s": x, "dd_s": x, "rate_vs_dd": x, "step_ms": x,
+"step_ms_beside": x, "reserve_s": x, "incremental_stall_s": x, "incremental_write_s": x, "incremental_rows": x,
+"settings": {...}}; medians, of the slowest rank.
 """
 
 import itertools
@@ -53,7 +55,9 @@ def measure(world, settings: dict):
     table = EmbeddingTable(world, num_rows, settings["dim"], RowOptimizer("sgd", 1.0))
     model = torch.nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    folder = Path(world.comm.bcast(tempfile.mkdtemp(prefix="hetmpi-bench-", dir=settings["dir"]) if world.rank == 0 else None))
+    folder = Path(
+        world.comm.bcast(tempfile.mkdtemp(prefix="hetmpi-bench-", dir=settings["dir"]) if world.rank == 0 else None)
+    )
     checkpoints = Checkpoints(world, folder, keep=1)
     train = Steps(table, world)
     try:
@@ -68,7 +72,16 @@ def measure(world, settings: dict):
         first_stall = slowest(world, time.perf_counter() - began)
         checkpoints.wait()
         check(world, table, checkpoints, settings)
-        names = "stall_s", "write_s", "dd_s", "step_ms", "step_ms_beside", "incremental_stall_s", "incremental_write_s", "incremental_rows"
+        names = (
+            "stall_s",
+            "write_s",
+            "dd_s",
+            "step_ms",
+            "step_ms_beside",
+            "incremental_stall_s",
+            "incremental_write_s",
+            "incremental_rows",
+        )
         times = {name: [] for name in names}
         steps = itertools.count(1)
         for _ in range(settings["repeats"]):
@@ -100,7 +113,11 @@ def measure(world, settings: dict):
     table.close()
     if world.rank == 0:
         medians = {name: statistics.median(values) for name, values in times.items()}
-        medians |= {"first_stall_s": first_stall, "reserve_s": reserve_s, "rate_vs_dd": medians["dd_s"] / medians["write_s"]}
+        medians |= {
+            "first_stall_s": first_stall,
+            "reserve_s": reserve_s,
+            "rate_vs_dd": medians["dd_s"] / medians["write_s"],
+        }
         for name, value in medians.items():
             print(f"{name:<21}{value:12,.3f}")
         print(json.dumps({**medians, "settings": settings}))
@@ -117,7 +134,9 @@ class Steps:
 
     def run(self, num: int) -> float:
         """ms a step of the slowest rank."""
-        batches = [self.torch.from_numpy(np.unique(self.random.integers(0, self.table.num_rows, KEYS))) for _ in range(num)]
+        batches = [
+            self.torch.from_numpy(np.unique(self.random.integers(0, self.table.num_rows, KEYS))) for _ in range(num)
+        ]
         began = time.perf_counter()
         for keys in batches:
             rows = self.table.read(keys)
@@ -128,9 +147,9 @@ class Steps:
 
 def check(world, table, checkpoints, settings: dict):
     """Exits unless a table filled from the checkpoint has the rows of this one."""
+    from hetmpi.errors import Refused
     from hetmpi.table.optim import RowOptimizer
     from hetmpi.table.table import EmbeddingTable
-    from hetmpi.errors import Refused
 
     other = EmbeddingTable(world, table.num_rows, table.dim, RowOptimizer("sgd", 1.0), "range", name="other")
     checkpoints.load(checkpoints.newest(), other)

@@ -1,17 +1,20 @@
 """A training step on several hosts with a slow network between them, beside the floor and peers.
 
     ./run.sh bench cluster [hosts=4] [rate=1gbit] [net=het] [dim=128] [batch=128] [scale=0.1] [zipf=1.05] [steps=300]
-                           [warmup=150] [repeats=5] [peers=none] [cache=10] [bounds=10,100] [exchange=auto] [settings=table.cache.admit=all]
+                           [warmup=150] [repeats=5] [peers=none] [cache=10] [bounds=10,100] [exchange=auto]
+                           [settings=table.cache.admit=all]
 
-The hosts are network namespaces of this machine (tools/hosts.sh), one rank on each, their links shaped to `rate`, as tc says
-it; needs root and MPICH. Contenders: the floor (the dense network with its rows in hand), hetmpi without cache, at s = 0
-with one, at each of `bounds`, and peers as in `bench step`. Losses after equal samples are compared first, s >= 1 apart.
+The hosts are network namespaces of this machine (tools/hosts.sh), one rank on each, their links shaped to `rate`, as tc
+says it; needs root and MPICH. Contenders: the floor (the dense network with its rows in hand), hetmpi without cache, at
+s = 0 with one, at each of `bounds`, and peers as in `bench step`. Losses after equal samples are compared first, s >= 1
+apart.
 
-Last, one JSON line: {"s100_vs_floor": x (step time, 1 is best), "s100_wait_vs_uncached": x, "s100_vs_torchrec": x (samples/s,
-above 1 is faster here), ..., "bytes_per_step": {"uncached": n, "0": n, "10": n, ...}, "step_ms": {...}, "wait_ms": {...},
-"processor_ms": {...}, "split": {contender: {part: ms}}, "exchange": {contender: [name, ...]}}, where s100 is the last of `bounds`,
-and exchange what table.exchange came to, which is chosen anew in each run if it is auto. Bytes are those of all ranks,
-processor times of one rank. A peer that fails, of memory for example, is left out and says why.
+Last, one JSON line: {"s100_vs_floor": x (step time, 1 is best), "s100_wait_vs_uncached": x, "s100_vs_torchrec": x
+(samples/s, above 1 is faster here), ..., "bytes_per_step": {"uncached": n, "0": n, "10": n, ...}, "step_ms": {...},
+"wait_ms": {...}, "processor_ms": {...}, "split": {contender: {part: ms}}, "exchange": {contender: [name, ...]}}, where
+s100 is the last of `bounds`, and exchange what table.exchange came to, which is chosen anew in each run if it is auto.
+Bytes are those of all ranks, processor times of one rank. A peer that fails, of memory for example, is left out and
+says why.
 """
 
 import json
@@ -23,9 +26,22 @@ from workload import key_of, parse
 from hetmpi.spans import PARTS
 
 SETTINGS = {
-    "hosts": 4, "rate": "1gbit", "net": "het", "dim": 128, "batch": 128, "scale": 0.1, "zipf": 1.05, "steps": 300,
-    "warmup": 150, "repeats": 5, "peers": ["none"], "cache": 10.0, "bounds": [10, 100], "exchange": "auto", "settings": ["table.cache.admit=all"],
-}  # fmt: skip
+    "hosts": 4,
+    "rate": "1gbit",
+    "net": "het",
+    "dim": 128,
+    "batch": 128,
+    "scale": 0.1,
+    "zipf": 1.05,
+    "steps": 300,
+    "warmup": 150,
+    "repeats": 5,
+    "peers": ["none"],
+    "cache": 10.0,
+    "bounds": [10, 100],
+    "exchange": "auto",
+    "settings": ["table.cache.admit=all"],
+}
 
 
 def main():
@@ -56,7 +72,10 @@ def contenders_of(settings: dict, peers: list[str]) -> dict[str, list[str]]:
 def show(runs: dict, settings: dict):
     """Times and bytes of all contenders, the parts of hetmpi's."""
     samples = settings["hosts"] * settings["batch"]
-    print(f"\n{'':<18}{'ms a step':>10}{'samples/s':>11}{'to the floor':>14}{'processor, ms':>15}{'waiting, ms':>13}{'MB a step':>11}")
+    print(
+        f"\n{'':<18}{'ms a step':>10}{'samples/s':>11}{'to the floor':>14}"
+        f"{'processor, ms':>15}{'waiting, ms':>13}{'MB a step':>11}"
+    )
     floor = median_ms(runs["floor"], settings)
     for name, results in runs.items():
         ms = median_ms(results, settings)
@@ -69,7 +88,9 @@ def show(runs: dict, settings: dict):
     ours = {name: results for name, results in runs.items() if "wait_ms" in results[0]}
     print(f"\n{'part, ms':<12}" + "".join(f"{name.removeprefix('hetmpi '):>11}" for name in ours))
     for part in PARTS:
-        print(f"{part:<12}" + "".join(f"{median_of(results, f'{part}_ms', settings):11.2f}" for results in ours.values()))
+        print(
+            f"{part:<12}" + "".join(f"{median_of(results, f'{part}_ms', settings):11.2f}" for results in ours.values())
+        )
 
 
 def processor_ms(results: list[dict], settings: dict) -> float:
@@ -95,7 +116,9 @@ def figures(runs: dict, settings: dict, peers: list[str]) -> dict:
         "bytes_per_step": {name: num_bytes(results, settings) for name, results in ours.items()},
         "step_ms": times,
         "wait_ms": waits,
-        "processor_ms": {name: processor_ms(results, settings) for name, results in runs.items() if "main_cpu_ms" in results[0]},
+        "processor_ms": {
+            name: processor_ms(results, settings) for name, results in runs.items() if "main_cpu_ms" in results[0]
+        },
         "split": {name: {part: median_of(r, f"{part}_ms", settings) for part in PARTS} for name, r in ours.items()},
         "exchange": {name: sorted({result["exchange"] for result in results}) for name, results in ours.items()},
         "settings": settings,

@@ -1,26 +1,30 @@
-"""Milliseconds of a training step by a formula: its constants measured here, a check beside real runs, then larger clusters.
+"""Milliseconds of a training step by a formula: its constants measured here, a check beside real runs, then larger
+clusters.
 
     ./run.sh bench model [net=het] [dim=128] [batches=128,2048] [scale=0.1] [zipf=1.05] [s=100] [cache=10] [rate=1gbit]
                          [hosts=2,4] [steps=100] [warmup=50] [repeats=1] [ranks=8,64,256,1024] [rates=10,100,400]
 
     step(P) = k (local + far (P - 2)) + alone / rate + max(0, allreduce(P) + beside / rate - k write)
 
-    local       the rank's own work, on 2 hosts with links as fast as memory: the floor's, a + b B for B samples, and what
-                hetmpi adds, c + d K for K keys (s = 0: of other ranks). The floor is the dense network with its rows in hand
-    far         processor time of one more rank to exchange messages with, from 3 hosts against 2 with next to no samples; it has
-                what polling costs while ranks wait for each other, and so rather too much
-    allreduce   the larger of its time per doubling of ranks, without a slow link, times k log2 P, and 2 (P - 1) / P of the dense
-                gradients' bytes over the rate; where ranks outnumber cores, and so take naps when they wait, it is taken from 3 hosts
+    local       the rank's own work, on 2 hosts with links as fast as memory: the floor's, a + b B for B samples, and
+                what hetmpi adds, c + d K for K keys (s = 0: of other ranks). The floor is the dense network with its
+                rows in hand
+    far         processor time of one more rank to exchange messages with, from 3 hosts against 2 with next to no
+                samples; it has what polling costs while ranks wait for each other, and so rather too much
+    allreduce   the larger of its time per doubling of ranks, without a slow link, times k log2 P, and 2 (P - 1) / P of
+                the dense gradients' bytes over the rate; where ranks outnumber cores, and so take naps when they wait,
+                it is taken from 3 hosts
     alone       bytes that reach one rank while it waits for them alone: at s = 0 the rows that it reads
-    beside      bytes that reach it while the dense gradients are on their way: at s = 0 other ranks' gradients, at s >= 1 rows and
-                clocks for the next read. What is asked, and sums at s >= 1, travel while the network is computed
+    beside      bytes that reach it while the dense gradients are on their way: at s = 0 other ranks' gradients, at s >=
+                1 rows and clocks for the next read. What is asked, and sums at s >= 1, travel while the network is
+                computed
     write       the time of a write to the table, which goes on beside the allreduce
     k           ranks per core where ranks outnumber cores, as on the hosts of this machine; 1 on a cluster
 
-Both exchanges are by alltoall. K keys of a batch, rows fetched and sums sent per step are expected values over the law that
-ids are drawn by; lines of a cache are those used most, in sets of 32. The check runs the contenders of `bench cluster`. Needs
-root and MPICH. Last, one JSON line: {"worst": largest |predicted / measured - 1| of a step, "worst_bytes": the same of bytes,
-"constants": {...}, "checked": [...], "predicted": [...]}.
+Both exchanges are by alltoall. K keys of a batch, rows fetched and sums sent per step are expected values over the law
+that ids are drawn by; lines of a cache are those used most, in sets of 32. The check runs the contenders of `bench
+cluster`. Needs root and MPICH. Last, one JSON line: {"worst": largest |predicted / measured - 1| of a step,
+"worst_bytes": the same of bytes, "constants": {...}, "checked": [...], "predicted": [...]}.
 """
 
 import functools
@@ -41,9 +45,21 @@ from hetmpi.data.synthetic import Synthetic, Zipf
 from hetmpi.spans import PARTS
 
 SETTINGS = {
-    "net": "het", "dim": 128, "batches": [128, 2048], "scale": 0.1, "zipf": 1.05, "s": 100, "cache": 10.0, "rate": "1gbit",
-    "hosts": [2, 4], "steps": 100, "warmup": 50, "repeats": 1, "ranks": [8, 64, 256, 1024], "rates": [10.0, 100.0, 400.0],
-}  # fmt: skip
+    "net": "het",
+    "dim": 128,
+    "batches": [128, 2048],
+    "scale": 0.1,
+    "zipf": 1.05,
+    "s": 100,
+    "cache": 10.0,
+    "rate": "1gbit",
+    "hosts": [2, 4],
+    "steps": 100,
+    "warmup": 50,
+    "repeats": 1,
+    "ranks": [8, 64, 256, 1024],
+    "rates": [10.0, 100.0, 400.0],
+}
 KINDS = ("floor", "hetmpi s = 0", "hetmpi s >= 1")
 BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 RATE = rf"([0-9.]+)({'|'.join(BITS)})"
@@ -57,22 +73,43 @@ def main():
     checked = [model.check(key, name) for key in runs if key[1] != "none" for name in runs[key]]
     show_check(checked)
     predicted = [
-        {"ranks": ranks, "gbit": rate, "batch": batch, **{name: model.step_ms(name, ranks, batch, 1e9 * rate / 8) for name in KINDS}}
-        for batch in settings["batches"] for rate in settings["rates"] for ranks in settings["ranks"]
-    ]  # fmt: skip
+        {
+            "ranks": ranks,
+            "gbit": rate,
+            "batch": batch,
+            **{name: model.step_ms(name, ranks, batch, 1e9 * rate / 8) for name in KINDS},
+        }
+        for batch in settings["batches"]
+        for rate in settings["rates"]
+        for ranks in settings["ranks"]
+    ]
     show_predicted(predicted)
-    print(json.dumps({
-        "worst": max(abs(check["step_ms"] / check["measured_ms"] - 1) for check in checked),
-        "worst_bytes": max(abs(check["bytes"] / check["measured_bytes"] - 1) for check in checked if check["measured_bytes"]),
-        "constants": model.constants, "runs": {" ".join(map(str, key)): kinds for key, kinds in runs.items()}, "checked": checked, "predicted": predicted, "settings": settings,
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "worst": max(abs(check["step_ms"] / check["measured_ms"] - 1) for check in checked),
+                "worst_bytes": max(
+                    abs(check["bytes"] / check["measured_bytes"] - 1) for check in checked if check["measured_bytes"]
+                ),
+                "constants": model.constants,
+                "runs": {" ".join(map(str, key)): kinds for key, kinds in runs.items()},
+                "checked": checked,
+                "predicted": predicted,
+                "settings": settings,
+            }
+        )
+    )
 
 
 def measured(settings: dict) -> dict:
-    """(hosts, rate, batch) -> kind -> figures. Runs for constants and those for the check take turns: this machine's speed changes."""
+    """(hosts, rate, batch) -> kind -> figures. Runs for constants and those for the check take turns: this machine's
+    speed changes."""
     few = [(hosts, "none", FEW) for hosts in (2, 3)]
     links = [(2, "none"), *((hosts, settings["rate"]) for hosts in settings["hosts"])]
-    results = {key: {kind: [] for kind in KINDS} for key in [*few, *((*link, batch) for batch in settings["batches"] for link in links)]}
+    results = {
+        key: {kind: [] for kind in KINDS}
+        for key in [*few, *((*link, batch) for batch in settings["batches"] for link in links)]
+    }
     for turn in range(settings["repeats"]):
         for hosts, rate, batch in results:
             print(f"\n{turn + 1}/{settings['repeats']}: {hosts} hosts, links: {rate}, batch {batch}", flush=True)
@@ -101,7 +138,11 @@ def checked_settings(settings: dict) -> dict:
 
 def contenders_of(settings: dict) -> dict[str, list[str]]:
     """Kind -> settings of the trainer."""
-    cached = ["table.cache.admit=all", f"table.cache.capacity_fraction={settings['cache'] / 100}", f"table.staleness={key_of(settings['s'])}"]
+    cached = [
+        "table.cache.admit=all",
+        f"table.cache.capacity_fraction={settings['cache'] / 100}",
+        f"table.staleness={key_of(settings['s'])}",
+    ]
     overrides = [], ["table.cache.capacity_rows=0"], cached
     return {kind: ["table.exchange=alltoall", *more] if more else [] for kind, more in zip(KINDS, overrides)}
 
@@ -109,14 +150,18 @@ def contenders_of(settings: dict) -> dict[str, list[str]]:
 def figures(results: list[dict], settings: dict) -> dict:
     """What one contender did in a step."""
     kept = {name: median_of(results, name, settings) for name in (*(f"{part}_ms" for part in PARTS), "main_cpu_ms")}
-    counted = [median_of(results, name, settings) for name in ("pulled_bytes", "pushed_bytes")] if "wait_ms" in results[0] else []
+    counted = (
+        [median_of(results, name, settings) for name in ("pulled_bytes", "pushed_bytes")]
+        if "wait_ms" in results[0]
+        else []
+    )
     return {"step_ms": median_ms(results, settings), **kept, "bytes": sum(counted)}
 
 
 @dataclass
 class Traffic:
-    """Bytes that reach one rank in a step: those that hetmpi counts (ids apart), and of all of them what it waits for alone, and what
-    comes beside the dense gradients."""
+    """Bytes that reach one rank in a step: those that hetmpi counts (ids apart), and of all of them what it waits for
+    alone, and what comes beside the dense gradients."""
 
     counted: float
     alone: float
@@ -139,8 +184,8 @@ class Law:
 
     @functools.cache
     def cached(self, batch: int, step: int) -> tuple[float, float]:
-        """At s >= 1, in a step: rows fetched, and sums that leave. Lines are fetched anew after s own updates, when their sums leave
-        too; a row without a line is fetched, and pushes out a line with its sum if its set is full."""
+        """At s >= 1, in a step: rows fetched, and sums that leave. Lines are fetched anew after s own updates, when
+        their sums leave too; a row without a line is fetched, and pushes out a line with its sum if its set is full."""
         used, s = self.used(batch), math.inf if self.settings["s"] is None else self.settings["s"]
         new = np.exp(step * np.log1p(-np.minimum(used, 1 - 1e-12)))  # chance that this rank never had it
         seen = float((1 - new).sum())
@@ -166,7 +211,10 @@ class Model:
         self.dense_bytes = 4 * sum(parameter.numel() for parameter in self.network().parameters())
         few, many = settings["batches"][0], settings["batches"][-1]
         two = {batch: runs[2, "none", batch] for batch in (few, many)}
-        own = {batch: {kind: run["step_ms"] - run["allreduce_ms"] for kind, run in kinds.items()} for batch, kinds in two.items()}
+        own = {
+            batch: {kind: run["step_ms"] - run["allreduce_ms"] for kind, run in kinds.items()}
+            for batch, kinds in two.items()
+        }
         crowded = runs[3, "none", FEW]["floor"]["allreduce_ms"] / (crowd_of(3) * math.log2(3))
         alone = runs[2, "none", FEW]["floor"]["allreduce_ms"]  # in longer steps it has waiting for the slower rank
         self.constants = {"allreduce_ms": alone, "crowded_allreduce_ms": crowded}
@@ -174,7 +222,11 @@ class Model:
             added = {batch: own[batch][kind] - (own[batch]["floor"] if kind != "floor" else 0) for batch in own}
             begin, end = self.load(kind, few, 2), self.load(kind, many, 2)
             each = max(0.0, (added[many] - added[few]) / (end - begin))
-            self.constants[kind] = {"ms": max(0.0, added[few] - each * begin), "ms_each": each, "far_ms": self.far_ms(kind)}
+            self.constants[kind] = {
+                "ms": max(0.0, added[few] - each * begin),
+                "ms_each": each,
+                "far_ms": self.far_ms(kind),
+            }
 
     def network(self):
         """The dense network of the problem."""
@@ -189,10 +241,14 @@ class Model:
 
     def far_ms(self, kind: str) -> float:
         """Processor time of one more rank to talk to, the floor's apart."""
-        three, two = ({name: run["main_cpu_ms"] for name, run in self.runs[hosts, "none", FEW].items()} for hosts in (3, 2))
+        three, two = (
+            {name: run["main_cpu_ms"] for name, run in self.runs[hosts, "none", FEW].items()} for hosts in (3, 2)
+        )
         return max(0.0, three[kind] - three["floor"] - (two[kind] - two["floor"]))
 
-    def step_ms(self, kind: str, ranks: int, batch: int, rate: float, crowd: float = 1.0, step: int | None = None) -> float:
+    def step_ms(
+        self, kind: str, ranks: int, batch: int, rate: float, crowd: float = 1.0, step: int | None = None
+    ) -> float:
         """rate: bytes a second. crowd: ranks per core. step: how far a run is, None for long ago."""
         local = sum(
             self.constants[part]["ms"]
@@ -246,14 +302,24 @@ def bytes_per_second(rate: str) -> float:
 
 
 def show_check(checked: list[dict]):
-    print(f"\n{'hosts':>5}{'batch':>7}  {'':<15}{'predicted':>10}{'measured':>10}{'ratio':>7}{'MB, predicted':>15}{'measured':>10}")
+    print(
+        f"\n{'hosts':>5}{'batch':>7}  "
+        f"{'':<15}{'predicted':>10}{'measured':>10}{'ratio':>7}{'MB, predicted':>15}{'measured':>10}"
+    )
     for c in checked:
         ratio, sizes = c["step_ms"] / c["measured_ms"], f"{c['bytes'] / 1e6:15.3f}{c['measured_bytes'] / 1e6:10.3f}"
-        print(f"{c['hosts']:5}{c['batch']:7}  {c['kind']:<15}{c['step_ms']:10.2f}{c['measured_ms']:10.2f}{ratio:7.2f}{sizes}")
+        print(
+            f"{c['hosts']:5}{c['batch']:7}  "
+            f"{c['kind']:<15}{c['step_ms']:10.2f}{c['measured_ms']:10.2f}{ratio:7.2f}{sizes}"
+        )
 
 
 def show_predicted(predicted: list[dict]):
-    print(f"\n{'ranks':>5}{'Gb/s':>6}{'batch':>7}" + "".join(f"{kind:>15}" for kind in KINDS) + "   ms a step, one rank per core")
+    print(
+        f"\n{'ranks':>5}{'Gb/s':>6}{'batch':>7}"
+        + "".join(f"{kind:>15}" for kind in KINDS)
+        + "   ms a step, one rank per core"
+    )
     for p in predicted:
         print(f"{p['ranks']:5}{p['gbit']:6.0f}{p['batch']:7}" + "".join(f"{p[kind]:15.2f}" for kind in KINDS))
 

@@ -1,13 +1,14 @@
 """What staleness costs: held-out AUC against samples seen, and bytes per sample (HET, Table 2).
 
-    ./run.sh bench staleness [ranks=8] [batch=128] [dim=128] [scale=0.1] [cache=10] [seeds=3] [steps=700] [eval_every=70]
+    ./run.sh bench staleness [ranks=8] [batch=128] [dim=128] [scale=0.1] [cache=10] [seeds=3] [steps=700]
+    [eval_every=70]
                              [variants=0,10,100,1000,null,100+g25,10+a1,100+a1,1000+a1,null+a1] [picture=staleness.png]
 
 Trains WDL by SGD on synthetic data, once per variant and seed, on the same samples from the same start. A variant is a
 staleness s; +aX anticipates X ranks (1: HET's own rule; none given: all ranks); +gN lets s grow by one every N steps.
-The target is 99.9 % of what s = 0 gains over 0.5 after `steps` steps. Runs that miss it go on until they reach it, at most
-`patience` times as long. AUC is that of the owners' rows after a flush. First checks, on a small table, that s = 0 with a
-cache gives the same bits as without.
+The target is 99.9 % of what s = 0 gains over 0.5 after `steps` steps. Runs that miss it go on until they reach it, at
+most `patience` times as long. AUC is that of the owners' rows after a flush. First checks, on a small table, that s = 0
+with a cache gives the same bits as without.
 
 Last, one JSON line, means over seeds: {"auc": {"0": x, ...}, "samples_to_target": {...}, "spread": {...},
 "bytes_per_sample": {...}, "growth": the same three for +g variants, "plain": the same three for +a1}. Samples never
@@ -89,7 +90,10 @@ def main():
     if variants[0].staleness != 0:
         sys.exit("bench staleness: the first variant must be 0, which sets the target")
     if settings["eval_every"] < 1 or settings["steps"] < 1 or settings["steps"] % settings["eval_every"]:
-        sys.exit(f"bench staleness: steps must be a multiple of eval_every, got {settings['steps']} and {settings['eval_every']}")
+        sys.exit(
+            f"bench staleness: steps must be a multiple of eval_every, got {settings['steps']} and "
+            f"{settings['eval_every']}"
+        )
     if "--rank" not in sys.argv:
         sys.exit(start_ranks(__file__, settings["ranks"], arguments))
     from hetmpi.comm.launch import launch
@@ -135,9 +139,7 @@ class Batches:
         from hetmpi.data.synthetic import Synthetic
 
         self.world, self.settings, self.seed, self.to_batch = world, settings, seed, to_batch
-        self.data = Synthetic(
-            seed, scale=settings["scale"], zipf=settings["zipf"], num_valid=settings["eval_samples"]
-        )
+        self.data = Synthetic(seed, scale=settings["scale"], zipf=settings["zipf"], num_valid=settings["eval_samples"])
         self.made = []
         begin, end = (settings["eval_samples"] * r // world.size for r in (world.rank, world.rank + 1))
         self.held_out = [to_batch(self.data.valid(at, min(at + 2048, end))) for at in range(begin, end, 2048)]
@@ -155,8 +157,8 @@ def train(world, hvd, settings: dict, variant: Variant, batches: Batches, target
     """One run: to `steps`, then until it reaches the target."""
     import torch
 
-    from hetmpi.table.cache import CacheSettings, Staleness
     from hetmpi.dense import DenseOptimizer
+    from hetmpi.table.cache import CacheSettings, Staleness
     from hetmpi.table.optim import RowOptimizer, Schedule
     from hetmpi.table.table import EmbeddingTable
     from models.wdl import WDL
@@ -248,7 +250,8 @@ def report(world, settings: dict, variants: list[Variant], curves: dict):
         reached_text = f"{reached / 1e6:.3f} M" if reached else "not reached"
         growth = f"{reached / zero['samples_to_target'] - 1:+.1%}" if reached else ""
         print(
-            f"{name:<10}{row['auc']:8.4f}{row['spread']:8.4f}{row['auc'] - zero['auc']:+9.4f}{reached_text:>19}{growth:>8}"
+            f"{name:<10}{row['auc']:8.4f}{row['spread']:8.4f}{row['auc'] - zero['auc']:+9.4f}"
+            f"{reached_text:>19}{growth:>8}"
             f"{row['bytes_per_sample']:10,.0f}"
         )
     draw(settings["picture"], curves, figures, targets)

@@ -1,14 +1,15 @@
-"""The time of a training step, part by part, beside the same dense network with its rows in hand (the floor), and peers.
+"""The time of a training step, part by part, beside the same dense network with its rows in hand (the floor), and
+peers.
 
     ./run.sh bench step [net=mlp] [dim=32] [batch=2048] [ranks=2] [scale=0.1] [zipf=1.05] [steps=60] [warmup=20]
                         [repeats=5] [peers=none] [rate=none] [device=cpu] [settings=table.staleness=0]
 
-net: mlp (embeddings and dense features through three layers of 256, plus a linear term) or het (HET's WDL). Criteo's field
-sizes times `scale`, plain SGD, one thread per rank. rate: none for one node, or as tc says it (1gbit): each rank on a host of its
-own with such a link, as in `bench cluster`; needs root and MPICH. device: cuda for floor and hetmpi on GPUs, without peers.
-settings: of conf/config.yaml, joined by commas. peers:
-all, none, or some of torchrec, allgather, horovod (bench/peers/); torchrec gets an environment of its own on first use.
-Contenders take turns; losses after equal samples are compared first.
+net: mlp (embeddings and dense features through three layers of 256, plus a linear term) or het (HET's WDL). Criteo's
+field sizes times `scale`, plain SGD, one thread per rank. rate: none for one node, or as tc says it (1gbit): each rank
+on a host of its own with such a link, as in `bench cluster`; needs root and MPICH. device: cuda for floor and hetmpi on
+GPUs, without peers. settings: of conf/config.yaml, joined by commas. peers: all, none, or some of torchrec, allgather,
+horovod (bench/peers/); torchrec gets an environment of its own on first use. Contenders take turns; losses after equal
+samples are compared first.
 
 Last, one JSON line: {"step_vs_floor": x (step time, 1 is best), "vs_torchrec": x, "vs_allgather": x, "vs_horovod": x
 (samples/s, above 1 is faster here), "step_ms": {contender: x, ...}, "split": {part: ms, ...}, "settings": {...}}.
@@ -35,7 +36,9 @@ def main():
     peers, device = chosen(settings["peers"]), f"device={settings['device']}"
     if peers and settings["device"] != "cpu":
         sys.exit("bench step: peers run on the CPU only: give peers=none or device=cpu")
-    launcher = on_hosts(settings["ranks"], settings["rate"]) if settings["rate"] != "none" else on_node(settings["ranks"])
+    launcher = (
+        on_hosts(settings["ranks"], settings["rate"]) if settings["rate"] != "none" else on_node(settings["ranks"])
+    )
     with made_problem(settings, settings["ranks"]) as folder:
         contenders = {"floor": [device], "hetmpi": [device, *settings["settings"]], **{peer: [] for peer in peers}}
         runs = race(launcher, folder, contenders, settings)

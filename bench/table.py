@@ -3,8 +3,9 @@
     ./run.sh bench table [ranks=2] [dim=32] [rows=400000] [keys=20000] [steps=20]
 
 Starts its own mpiexec. First checks that what was written is what is read, then prints the median milliseconds of the
-slowest rank and, last, one JSON line: {"near": {"read_ms": x, "write_ms": x, "settle_ms": x, "read_mrow_s": x}, "far": ...,
-"window_vs_gather": x}: rows a second from another rank's shard on this node, to those of a plain C++ gather of own memory.
+slowest rank and, last, one JSON line: {"near": {"read_ms": x, "write_ms": x, "settle_ms": x, "read_mrow_s": x}, "far":
+..., "window_vs_gather": x}: rows a second from another rank's shard on this node, to those of a plain C++ gather of own
+memory.
 """
 
 import json
@@ -83,11 +84,12 @@ def time_steps(world, settings):
 
 
 def window_vs_gather(world, settings):
-    """Rows a second that one rank reads from the shard of the next, to those of a plain gather of its own: the median."""
+    """Rows a second that one rank reads from the shard of the next, to those of a plain gather of its own: the
+    median."""
     from hetmpi import _C
-    from hetmpi.table.optim import RowOptimizer
-    from hetmpi.comm.shards import ShardReader
     from hetmpi.comm.route import Route
+    from hetmpi.comm.shards import ShardReader
+    from hetmpi.table.optim import RowOptimizer
     from hetmpi.table.table import EmbeddingTable
 
     num, rows = settings["keys"], settings["rows"]

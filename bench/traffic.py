@@ -20,9 +20,20 @@ import numpy as np
 from workload import Keys, key_of, parse, start_ranks
 
 SETTINGS = {
-    "ranks": 8, "batch": 128, "dim": 128, "scale": 0.1, "zipf": 1.05, "cache": 10.0, "steps": 600, "warmup": 200, "seed": 0,
-    "staleness": [0, 10, 100, None], "caches": [3, 5, 10, 15], "policies": ["lru", "lfu", "lfuopt"], "policy": "lfu",
-}  # fmt: skip
+    "ranks": 8,
+    "batch": 128,
+    "dim": 128,
+    "scale": 0.1,
+    "zipf": 1.05,
+    "cache": 10.0,
+    "steps": 600,
+    "warmup": 200,
+    "seed": 0,
+    "staleness": [0, 10, 100, None],
+    "caches": [3, 5, 10, 15],
+    "policies": ["lru", "lfu", "lfuopt"],
+    "policy": "lfu",
+}
 MISS_STALENESS = 100
 KINDS = ("clock_bytes", "row_bytes", "push_bytes")
 
@@ -47,7 +58,10 @@ def measure(world, settings: dict):
     data = Synthetic(settings["seed"], scale=settings["scale"], zipf=settings["zipf"])
     keys = Keys(data, world.rank, world.size, settings["batch"])
     if world.rank == 0:
-        print(f"{world.size} ranks, batch {settings['batch']}, {data.num_rows:,} rows of dim {settings['dim']}", flush=True)
+        print(
+            f"{world.size} ranks, batch {settings['batch']}, {data.num_rows:,} rows of dim {settings['dim']}",
+            flush=True,
+        )
     uncached = count(world, data, keys, settings, 0, 0, "lfu")
     bytes_per_step, reduction = {"uncached": total(uncached)}, {}
     show(world, "no cache", uncached, uncached)
@@ -63,9 +77,13 @@ def measure(world, settings: dict):
             found = counted["hits"] + counted["stale"]
             miss_rate[policy][str(percent)] = counted["misses"] / (counted["misses"] + found)
         if world.rank == 0:
-            print(f"miss rate {policy:<7}", "  ".join(f"{p} %: {m:.1%}" for p, m in miss_rate[policy].items()), flush=True)
+            print(
+                f"miss rate {policy:<7}", "  ".join(f"{p} %: {m:.1%}" for p, m in miss_rate[policy].items()), flush=True
+            )
     if world.rank == 0:
-        print(json.dumps({"reduction": reduction, "miss_rate": miss_rate, "bytes_per_step": bytes_per_step, **settings}))
+        print(
+            json.dumps({"reduction": reduction, "miss_rate": miss_rate, "bytes_per_step": bytes_per_step, **settings})
+        )
 
 
 def count(world, data, keys: Keys, settings: dict, staleness: int | None, percent: float, policy: str) -> dict:

@@ -12,8 +12,8 @@ import numpy as np
 
 
 def parse(name: str, settings: dict, arguments: list[str], least: dict[str, tuple[int, str]] | None = None) -> dict:
-    """`settings` with KEY=VALUE of the command line, each of its default's type; lists are comma-separated. least: the least
-    value of some, and why."""
+    """`settings` with KEY=VALUE of the command line, each of its default's type; lists are comma-separated. least: the
+    least value of some, and why."""
     settings = dict(settings)
     for argument in arguments:
         key, _, text = argument.partition("=")

@@ -1,6 +1,6 @@
-// Loops over the numbers of a row, compiled for more than one processor: the build runs on every x86-64 machine, and where
-// there are wider vectors they are used. The bits are the same: one multiplication and one addition per number, each
-// rounded (no contraction, setup.py).
+// Loops over the numbers of a row, compiled for more than one processor: the build runs on every x86-64 machine, and
+// where there are wider vectors they are used. The bits are the same: one multiplication and one addition per number,
+// each rounded (no contraction, setup.py).
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,8 @@ HETMPI_CLONES static inline void add(float* __restrict sum, const float* __restr
 }
 
 // weight -= step * values
-HETMPI_CLONES static inline void subtract(float* __restrict weight, float step, const float* __restrict values, int64_t n) {
+HETMPI_CLONES static inline void subtract(float* __restrict weight, float step, const float* __restrict values,
+                                          int64_t n) {
   for (int64_t i = 0; i < n; ++i) weight[i] -= step * values[i];
 }
 

@@ -18,7 +18,8 @@ BATCH, LR = 128, 0.05
 
 
 class Visits(Dataset):
-    """Synthetic visits: up to 8 items seen, each with a weight, the larger the less time has passed; facts about the user; clicked or not."""
+    """Synthetic visits: up to 8 items seen, each with a weight, the larger the less time has passed; facts about the
+    user; clicked or not."""
 
     def __init__(self, num, seed):
         generator = torch.Generator().manual_seed(seed)
@@ -42,7 +43,8 @@ class Visits(Dataset):
 
 
 def collate(visits):
-    """items (N,) of all visits, offsets (B,) where each one's begin, weights (N,), dense (B, NUM_DENSE), clicked (B,)."""
+    """items (N,) of all visits, offsets (B,) where each one's begin, weights (N,), dense (B, NUM_DENSE), clicked
+    (B,)."""
     items, weights, dense, clicked = zip(*visits)
     offsets = torch.tensor([0, *map(len, items[:-1])]).cumsum(0)
     return torch.cat(items), offsets, torch.cat(weights), torch.stack(dense), torch.stack(clicked)
@@ -112,7 +114,9 @@ def main():
         held_out_loss = evaluate(model, held_out_loader, criterion)
         if hvd.rank() == 0:
             print(f"epoch {epoch} held-out loss {held_out_loss:.5f}", flush=True)
-            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epochs": epoch + 1}, args.save)
+            torch.save(
+                {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epochs": epoch + 1}, args.save
+            )
 
 
 if __name__ == "__main__":

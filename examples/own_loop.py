@@ -1,6 +1,6 @@
 """A loop of your own around EmbeddingTable: logistic regression on random clicks. Run it with any number of ranks:
 
-    mpirun -np 2 python examples/own_loop.py
+mpirun -np 2 python examples/own_loop.py
 """
 
 import torch

@@ -5,10 +5,21 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 PLACES = {  # what a program of one's own needs -> the module that has it
-    "EmbeddingBag": "table.bag", "EmbeddingTable": "table.table", "RowOptimizer": "table.optim", "DenseOptimizer": "dense",
-    "Schedule": "table.optim", "Staleness": "table.cache", "CacheSettings": "table.cache", "look_up": "layers", "World": "comm.world",
-    "launch": "comm.launch", "Refused": "errors", "NotFinite": "errors", "Checkpoints": "checkpoint.checkpoints", "Position": "checkpoint.checkpoints",
-}  # fmt: skip
+    "EmbeddingBag": "table.bag",
+    "EmbeddingTable": "table.table",
+    "RowOptimizer": "table.optim",
+    "DenseOptimizer": "dense",
+    "Schedule": "table.optim",
+    "Staleness": "table.cache",
+    "CacheSettings": "table.cache",
+    "look_up": "layers",
+    "World": "comm.world",
+    "launch": "comm.launch",
+    "Refused": "errors",
+    "NotFinite": "errors",
+    "Checkpoints": "checkpoint.checkpoints",
+    "Position": "checkpoint.checkpoints",
+}
 __all__ = list(PLACES)
 
 

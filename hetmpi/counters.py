@@ -18,7 +18,8 @@ class Counters:
     evicted      lines that made room for others
     pushed       sums of gradients sent to owners, this rank among them
     clock_bytes, row_bytes, push_bytes  clocks and rows (with optimizer state) fetched, gradients sent
-    reduced_bytes  what an allreduce of the replicated rows' gradients sends at the least, 2 (P - 1) / P of them on P ranks
+    reduced_bytes  what an allreduce of the replicated rows' gradients sends at the least, 2 (P - 1) / P of them on P
+                   ranks
     """
 
     hits: int = 0

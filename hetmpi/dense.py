@@ -21,7 +21,8 @@ class DenseOptimizer:
         table.write(keys, grads)
         dense.step(step)                # waits for it, updates the parameters
 
-    A parameter that got no gradient on this rank counts as zeros there. One that got none on any rank is left alone, as torch does."""
+    A parameter that got no gradient on this rank counts as zeros there. One that got none on any rank is left alone, as
+    torch does."""
 
     def __init__(
         self, hvd, model: torch.nn.Module, rule: str, lr: float, weight_decay: float, schedule: Schedule,
@@ -48,15 +49,17 @@ class DenseOptimizer:
             group["weight_decay"] = weight_decay
 
     def begin(self):
-        """Starts the allreduce of the gradients, unless backward() has started it, which it does when it has computed all of them. Between
-        backward() and EmbeddingTable.write: a rank that waits for the allreduce alone does not apply what others write. Collective.
+        """Starts the allreduce of the gradients, unless backward() has started it, which it does when it has computed
+        all of them. Between backward() and EmbeddingTable.write: a rank that waits for the allreduce alone does not
+        apply what others write. Collective.
 
-        Raises NotFinite for a gradient on the CPU that is NaN or infinite (backward() does where it starts the allreduce), RuntimeError in
-        backward() if the allreduce had begun."""
+        Raises NotFinite for a gradient on the CPU that is NaN or infinite (backward() does where it starts the
+        allreduce), RuntimeError in backward() if the allreduce had begun."""
         self._gradients.begin()
 
     def step(self, step: int):
-        """Waits for the allreduce of the gradients, then updates the parameters of `step`, counted from 0. Raises as begin() does."""
+        """Waits for the allreduce of the gradients, then updates the parameters of `step`, counted from 0. Raises as
+        begin() does."""
         self._gradients.finish()
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr * self.schedule.factor(step)
@@ -71,10 +74,11 @@ def has_own_gpu(hvd, device: torch.device) -> bool:
 
 
 class AveragedGradients:
-    """Averages a model's gradients over all ranks: those of one dtype in one buffer, by one allreduce, whose order of additions
-    does not depend on timing.
+    """Averages a model's gradients over all ranks: those of one dtype in one buffer, by one allreduce, whose order of
+    additions does not depend on timing.
 
-    The buffer ends with a number per parameter, 1 if it has a gradient here: after the allreduce it says whether it had one on any rank."""
+    The buffer ends with a number per parameter, 1 if it has a gradient here: after the allreduce it says whether it had
+    one on any rank."""
 
     NAMES = itertools.count()  # of the instances of this process: all ranks make them in the same order
 
@@ -97,7 +101,8 @@ class AveragedGradients:
     def _note(self, parameter: torch.nn.Parameter):
         if self._handles is not None:
             raise RuntimeError(
-                "DenseOptimizer: backward() ran again after the allreduce of the gradients had begun: add the losses up and call backward() once, "
+                "DenseOptimizer: backward() ran again after the allreduce of the gradients had begun: add the losses "
+                "up and call backward() once, "
                 "then step()"
             )
         self._ready.add(parameter)
@@ -105,10 +110,12 @@ class AveragedGradients:
             self.begin()
 
     def begin(self):
-        """Starts to average the gradients that are there. Collective. Raises NotFinite for a gradient that is not finite."""
+        """Starts to average the gradients that are there. Collective. Raises NotFinite for a gradient that is not
+        finite."""
         if self._handles is None and self._hvd.size() > 1:
             self._handles = [
-                self._hvd.allreduce_async_(buffer.filled(), op=self._hvd.Average, name=buffer.name) for buffer in self._buffers
+                self._hvd.allreduce_async_(buffer.filled(), op=self._hvd.Average, name=buffer.name)
+                for buffer in self._buffers
             ]
 
     def finish(self):
@@ -127,7 +134,12 @@ def check_finite(parameters: dict[str, torch.nn.Parameter]):
     """Raises NotFinite if a gradient on the CPU is NaN or infinite; of a GPU's this would take a wait."""
     for name, parameter in parameters.items():
         grad = parameter.grad
-        if grad is not None and grad.dtype == torch.float32 and grad.is_cpu and not _C.all_finite(grad.contiguous().numpy()):
+        if (
+            grad is not None
+            and grad.dtype == torch.float32
+            and grad.is_cpu
+            and not _C.all_finite(grad.contiguous().numpy())
+        ):
             raise NotFinite(f"the gradient of the dense parameter {name} is not finite")
 
 
@@ -139,20 +151,26 @@ class Buffer:
         self.parameters, self.name = parameters, name
         self._sizes = [parameter.numel() for parameter in parameters.values()]
         self._place, self.is_copied = first.device, first.is_cuda and device.type == "cpu"
-        self._sums = torch.empty(sum(self._sizes) + len(parameters), dtype=first.dtype, device=device, pin_memory=self.is_copied)
+        self._sums = torch.empty(
+            sum(self._sizes) + len(parameters), dtype=first.dtype, device=device, pin_memory=self.is_copied
+        )
         self._is_missing: list[bool] = []  # which parameters have no gradient on this rank
 
     def filled(self) -> torch.Tensor:
-        """The buffer with the parameters' gradients in it, zeros for those that have none. Raises NotFinite for a gradient that is not
-        finite, which the average would give to all ranks."""
+        """The buffer with the parameters' gradients in it, zeros for those that have none. Raises NotFinite for a
+        gradient that is not finite, which the average would give to all ranks."""
         check_finite(self.parameters)
         grads = [parameter.grad for parameter in self.parameters.values()]
         self._is_missing = [grad is None for grad in grads]
         parts = [
-            torch.zeros(size, dtype=self._sums.dtype, device=self._place) if grad is None else grad.to_dense().reshape(-1)
+            torch.zeros(size, dtype=self._sums.dtype, device=self._place)
+            if grad is None
+            else grad.to_dense().reshape(-1)
             for grad, size in zip(grads, self._sizes)
         ]
-        has_grad = torch.tensor([not missing for missing in self._is_missing], dtype=self._sums.dtype, device=self._place)
+        has_grad = torch.tensor(
+            [not missing for missing in self._is_missing], dtype=self._sums.dtype, device=self._place
+        )
         if self.is_copied:
             self._sums.copy_(torch.cat([*parts, has_grad]))
         else:

@@ -6,6 +6,7 @@ is checked for right values before it is timed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -16,13 +17,13 @@ import numpy as np
 import torch
 
 from hetmpi import _C
-from hetmpi.run.device import gpu_problem
-from hetmpi.table.table import EmbeddingTable
-from hetmpi.comm.memory import available_memory, cgroup_memory
 from hetmpi.comm.launch import launch
+from hetmpi.comm.memory import available_memory, cgroup_memory
 from hetmpi.comm.mpi import MPI, mpi_libraries, srun_mpi
 from hetmpi.comm.world import World
 from hetmpi.errors import Refused, ToldElsewhere
+from hetmpi.run.device import gpu_problem
+from hetmpi.table.table import EmbeddingTable
 
 NUM_ROWS, DIM, ROWS_A_CALL, CALLS = 400_000, 32, 20_000, 5
 BUSY_S = 0.5
@@ -85,7 +86,7 @@ def osc_component(version: str) -> str:
     if "Open MPI" not in version:
         between = {"ofi": "libfabric", "ucx": "UCX"}.get(os.environ.get("MPIR_CVAR_CH4_NETMOD"), "libfabric or UCX")
         return f"MPICH ch4: shared memory on a node, {between} between nodes"
-    chosen = os.environ.get("OMPI_MCA_osc", "chosen by Open MPI")
+    chosen = os.environ.get("OMPI_MCA_osc", "chosen by Open MPI")  # noqa: SIM112
     return f"{chosen} (OMPI_MCA_osc=ucx|rdma|sm forces one; ompi_info lists them)"
 
 
@@ -108,7 +109,9 @@ def describe_machine(world: World, report: Report):
     import torch
 
     cores = len(os.sched_getaffinity(0))
-    report.line("cores", f"{os.cpu_count()} on the node, {cores} for this rank, {world.compute_threads()} compute thread(s)")
+    report.line(
+        "cores", f"{os.cpu_count()} on the node, {cores} for this rank, {world.compute_threads()} compute thread(s)"
+    )
     limit = cgroup_memory()
     limited = "" if limit == float("inf") else f", {limit / GIB:.1f} GiB under the job's limit"
     report.line("memory free", f"{available_memory() / GIB:.1f} GiB{limited}")
@@ -117,7 +120,8 @@ def describe_machine(world: World, report: Report):
     report.line("/dev/shm free", f"{shm_bytes / GIB:.1f} GiB")
     if shm_bytes < available_memory() / 4:
         report.cure(
-            f"/dev/shm has {shm_bytes / GIB:.1f} GiB of {available_memory() / GIB:.1f} GiB memory and bounds the table: "
+            f"/dev/shm has {shm_bytes / GIB:.1f} GiB of {available_memory() / GIB:.1f} GiB memory and bounds the "
+            "table: "
             "mount -o remount,size=90% /dev/shm, or docker --shm-size"
         )
     left = abandoned_segments()
@@ -125,7 +129,9 @@ def describe_machine(world: World, report: Report):
     report.line("left of killed runs", f"{len(left)} files of MPICH in /dev/shm, {left_bytes / GIB:.1f} GiB")
     if left_bytes > shm_bytes / 10:
         names = " ".join(str(path) for path in left[:5])
-        report.cure(f"{len(left)} files of killed MPICH runs take {left_bytes / GIB:.1f} GiB of /dev/shm: rm {names} ...")
+        report.cure(
+            f"{len(left)} files of killed MPICH runs take {left_bytes / GIB:.1f} GiB of /dev/shm: rm {names} ..."
+        )
     problem = gpu_problem()
     report.line("GPU", f"none can be used: {problem}" if problem else f"{torch.cuda.get_device_name()}, device=cuda")
 
@@ -134,10 +140,8 @@ def abandoned_segments() -> list[Path]:
     """MPICH's files in /dev/shm that no process of ours has mapped: a killed run cannot remove them."""
     mapped = ""
     for path in Path("/proc").glob("[0-9]*/maps"):
-        try:
+        with contextlib.suppress(OSError):  # another user's, or it has ended
             mapped += path.read_text()
-        except OSError:  # another user's, or it has ended
-            pass
     mine = (path for path in Path("/dev/shm").glob("mpich_shm_*") if path.stat().st_uid == os.getuid())
     return sorted(path for path in mine if str(path) not in mapped)
 
@@ -207,7 +211,8 @@ def time_read(table: EmbeddingTable, keys: np.ndarray, peer: int, report: Report
 
 
 def examine_busy(table: EmbeddingTable, key: np.ndarray, report: Report):
-    """Times a get from a rank that computes and makes no MPI call itself: only Horovod's thread serves it. Collective."""
+    """Times a get from a rank that computes and makes no MPI call itself: only Horovod's thread serves it.
+    Collective."""
     world = table.world
     table.window.fence()
     if world.rank == 0:

@@ -39,7 +39,8 @@ def check_integer(name: str, value, least: int, most: int = LARGEST):
 
 
 def check_number(name: str, value, least: float, most: float = LARGEST, kinds=numbers.Real):
-    """Raises Refused unless `value` is a finite number of `kinds` in [least, most]. A float may be beyond the default of most."""
+    """Raises Refused unless `value` is a finite number of `kinds` in [least, most]. A float may be beyond the default
+    of most."""
     kind = "an integer" if kinds is numbers.Integral else "a number"
     if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value < float("inf"):
         is_whole = isinstance(value, float) and value.is_integer() and least <= value <= most

@@ -1,11 +1,13 @@
 """Takes a checkpoint out of hetmpi: rows by key for numpy or Parquet, the dense layers as TorchScript.
 
-    python -m hetmpi.export CHECKPOINT OUT [rows=npy|parquet|none] [dense=torchscript|onnx|none] [table=NAME]
+python -m hetmpi.export CHECKPOINT OUT [rows=npy|parquet|none] [dense=torchscript|onnx|none] [table=NAME]
 
-    OUT/rows.npy         (num_rows, dim) float32, row k of key k; numpy.load(..., mmap_mode="r") opens what is larger than memory
-    OUT/rows.parquet     columns key (int64) and weight (fixed-size list of float32), in the order of keys
-    OUT/dense.torchscript  forward(rows (U, dim), index (B, F) int64 into them, dense (B, num_dense)) -> logits (B,)
-    OUT/dense.onnx       the same for any B and U, inputs rows, index, dense, output logits; takes pip install onnx onnxscript
+OUT/rows.npy         (num_rows, dim) float32, row k of key k; numpy.load(..., mmap_mode="r") opens what is larger than
+                     memory
+OUT/rows.parquet     columns key (int64) and weight (fixed-size list of float32), in the order of keys
+OUT/dense.torchscript  forward(rows (U, dim), index (B, F) int64 into them, dense (B, num_dense)) -> logits (B,)
+OUT/dense.onnx       the same for any B and U, inputs rows, index, dense, output logits; takes pip install onnx
+                     onnxscript
 
 """
 
@@ -20,11 +22,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hetmpi.data.batch import Batch
 from hetmpi.checkpoint.dense_state import attempt, read_state
 from hetmpi.checkpoint.manifest import DENSE, Entries, brief, read_manifest, tables_of
-from hetmpi.comm.route import Route, make_partition
 from hetmpi.checkpoint.shard_files import ShardFiles, collect, shards_of
+from hetmpi.comm.route import Route, make_partition
+from hetmpi.data.batch import Batch
 from hetmpi.errors import Refused
 
 MOST_FIELDS = 1 << 20  # and numbers in a row
@@ -185,7 +187,9 @@ def instantiate_model(config: dict, arguments: dict) -> torch.nn.Module:
 def write_torchscript(path: Path, model: OfTensors, inputs: tuple):
     with torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`torch\.jit\.trace", DeprecationWarning)  # TorchScript is what is asked for
-        warnings.filterwarnings("ignore", category=torch.jit.TracerWarning, module=r"models\.ctr")  # its checks of shapes, which hold for any B, U
+        warnings.filterwarnings(
+            "ignore", category=torch.jit.TracerWarning, module=r"models\.ctr"
+        )  # its checks of shapes, which hold for any B, U
         torch.jit.trace(model, inputs).save(str(path))
 
 
@@ -196,9 +200,16 @@ def write_onnx(path: Path, model: OfTensors, inputs: tuple):
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what torch says of its own code
         torch.onnx.export(
-            model, inputs, path, input_names=list(shapes), output_names=["logits"], dynamic_shapes=shapes, dynamo=True, external_data=False,
+            model,
+            inputs,
+            path,
+            input_names=list(shapes),
+            output_names=["logits"],
+            dynamic_shapes=shapes,
+            dynamo=True,
+            external_data=False,
             verbose=False,
-        )  # fmt: skip
+        )
 
 
 if __name__ == "__main__":

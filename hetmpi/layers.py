@@ -10,9 +10,9 @@ from hetmpi import _C
 def look_up(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """rows (U, dim), index (...) int64 into them -> (..., dim): the row of each occurrence.
 
-    The gradient of a row is the sum over its occurrences, added in an order that does not depend on timing: the same bits in every run.
-    As rows.index_select(0, index.flatten()), whose backward takes longer on the CPU (docs/results.md), but for first derivatives
-    alone. Raises ValueError for another shape or dtype, on the CPU
+    The gradient of a row is the sum over its occurrences, added in an order that does not depend on timing: the same
+    bits in every run. As rows.index_select(0, index.flatten()), whose backward takes longer on the CPU
+    (docs/results.md), but for first derivatives alone. Raises ValueError for another shape or dtype, on the CPU
     IndexError for an index beyond the rows."""
     if rows.dim() != 2 or index.dtype != torch.int64:
         raise ValueError(

@@ -19,12 +19,16 @@ from string import Template
 
 import numpy as np
 
+from hetmpi.errors import Refused
 from hetmpi.run import pictures
 from hetmpi.run.runlog import value_text
 from hetmpi.spans import PARTS
-from hetmpi.errors import Refused
 
-FOLDED = {"by_rank", "run_dir", *(f"{part}_ms" for part in PARTS)}  # keys of a summary that pictures show, or the heading
+FOLDED = {
+    "by_rank",
+    "run_dir",
+    *(f"{part}_ms" for part in PARTS),
+}  # keys of a summary that pictures show, or the heading
 
 
 def main(arguments: list[str]):
@@ -41,8 +45,8 @@ def main(arguments: list[str]):
 
 
 def write_report(folders: list[Path], out: Path) -> Path:
-    """Writes the page of these run folders to `out`, and returns it. Raises Refused for what is no run folder, a file of it
-    that cannot be read, and where the page cannot be written."""
+    """Writes the page of these run folders to `out`, and returns it. Raises Refused for what is no run folder, a file
+    of it that cannot be read, and where the page cannot be written."""
     repeated = Counter(folder.resolve().name for folder in folders)
     names = [str(folder) if repeated[folder.resolve().name] > 1 else folder.resolve().name for folder in folders]
     text = page([Run(folder, name, number) for number, (folder, name) in enumerate(zip(folders, names))])
@@ -64,18 +68,23 @@ class Run:
 
     def __init__(self, folder: Path, name: str, number: int):
         if not (folder / "config.yaml").is_file():
-            raise Refused(f"{folder} is no run folder, as it has no config.yaml: name one that hetmpi.train wrote (run.dir)")
+            raise Refused(
+                f"{folder} is no run folder, as it has no config.yaml: name one that hetmpi.train wrote (run.dir)"
+            )
         self.folder, self.name, self.number = folder, name, number
         self.settings = read_settings(folder / "config.yaml")
         self.lines, self.evaluations = read_lines(folder / "metrics.jsonl"), read_lines(folder / "evaluation.jsonl")
         for line in self.lines:
-            line["moved_bytes"] = sum(line.get(f"{kind}_bytes") or 0 for kind in ("pulled", "pushed", "reduced")) or None
+            line["moved_bytes"] = (
+                sum(line.get(f"{kind}_bytes") or 0 for kind in ("pulled", "pushed", "reduced")) or None
+            )
         self.summary = read_summary(folder / "summary.json")
         self.by_rank = self.summary.get("by_rank", [])
 
     @cache
     def table(self, keys: tuple[str, ...], of: str = "lines") -> np.ndarray:
-        """Those of the lines, or of="evaluations", that have a number under all of keys: (n, number of keys) float64."""
+        """Those of the lines, or of="evaluations", that have a number under all of keys: (n, number of keys)
+        float64."""
         rows = [[line.get(key) for key in keys] for line in getattr(self, of)]
         kept = [row for row in rows if all(isinstance(value, numbers.Real) for value in row)]
         return np.array(kept, float).reshape(len(kept), len(keys))
@@ -95,12 +104,19 @@ class Run:
         return "; ".join(said + ([] if self.evaluations else [pictures.NO_EVALUATION]))
 
     def _figures(self) -> str:
-        shown = [(word, self.summary.get(key), key) for key, word in (("auc", "AUC "), ("log_loss", "log loss "), ("samples_per_s", ""))]
+        shown = [
+            (word, self.summary.get(key), key)
+            for key, word in (("auc", "AUC "), ("log_loss", "log loss "), ("samples_per_s", ""))
+        ]
         figures = [f"{word}{value_text(key, value)}" for word, value, key in shown if value is not None]
         return ", ".join([f"ended after {self.summary['steps']:,} steps", *figures])
 
     def _state_on_the_way(self, now: float) -> str:
-        last = f"at step {self.lines[-1]['step']:,}, {ago(now - (self.folder / 'metrics.jsonl').stat().st_mtime)}" if self.lines else "never"
+        last = (
+            f"at step {self.lines[-1]['step']:,}, {ago(now - (self.folder / 'metrics.jsonl').stat().st_mtime)}"
+            if self.lines
+            else "never"
+        )
         return f"not ended: still going, failed or stopped; logged last {last}"
 
     def slowest_rank(self) -> str:
@@ -177,18 +193,23 @@ def read_summary(path: Path) -> dict:
 # The page.
 
 PAGE = Template("""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>$title</title><style>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width"><title>$title</title><style>
 :root { color-scheme: light dark; --ink: #1c1c1c; --faint: #9a9a9a; --line: #dddddd; --page: #ffffff; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e4e4e4; --faint: #7c7c7c; --line: #3a3a3a; --page: #16181a; } }
-body { font: 15px/1.45 system-ui, sans-serif; color: var(--ink); background: var(--page); max-width: 1500px; margin: 0 auto; padding: 0 1rem 3rem; }
+body { font: 15px/1.45 system-ui, sans-serif; color: var(--ink); background: var(--page);
+  max-width: 1500px; margin: 0 auto; padding: 0 1rem 3rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
 .note, figcaption { font-size: .85rem; color: var(--ink); opacity: .8; }
-.key { display: inline-block; margin-right: 1.2rem; overflow-wrap: anywhere; } .key svg { width: 1.8rem; height: .7rem; margin-right: .4rem; }
-.state { margin: .3rem 0; } nav { position: sticky; top: 0; background: var(--page); border-bottom: 1px solid var(--line); padding: .4rem 0; }
+.key { display: inline-block; margin-right: 1.2rem; overflow-wrap: anywhere; }
+.key svg { width: 1.8rem; height: .7rem; margin-right: .4rem; }
+.state { margin: .3rem 0; }
+nav { position: sticky; top: 0; background: var(--page); border-bottom: 1px solid var(--line); padding: .4rem 0; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .85rem; }
 th, td { text-align: left; vertical-align: top; padding: .2rem 1.2rem .2rem 0; border-bottom: 1px solid var(--line); }
 td { overflow-wrap: anywhere; min-width: 6rem; }
-.pictures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 26rem), 1fr)); gap: 1.2rem 1.6rem; }
+.pictures {
+  display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 26rem), 1fr)); gap: 1.2rem 1.6rem; }
 figure { margin: 0; min-width: 0; } figure h3 { font-size: .95rem; margin: .3rem 0; overflow-wrap: anywhere; }
 figure svg { width: 100%; height: auto; } figure text { font-family: system-ui, sans-serif !important; }
 </style></head><body>
@@ -204,7 +225,10 @@ def page(runs: list[Run]) -> str:
     title = f"hetmpi: {runs[0].name if len(runs) == 1 else f'{len(runs)} runs'}"
     states = "".join(f"<p class='state'>{key_of(run)} {escape(run.state(now))}</p>\n" for run in runs)
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
-    thin = f'<p class="note">Written {written}. Of more than {pictures.MOST_POINTS} logged steps neighbours are averaged.</p>\n'
+    thin = (
+        f'<p class="note">Written {written}. Of more than {pictures.MOST_POINTS} logged steps neighbours are '
+        "averaged.</p>\n"
+    )
     nav = f"<nav>{''.join(map(key_of, runs))}</nav>\n" if len(runs) > 1 else ""
     drawn = "".join(section(heading, found, runs) for heading, found in pictures.sections(runs).items())
     return PAGE.substitute(title=escape(title), body=nav + states + thin + drawn + summaries(runs) + settings(runs))
@@ -213,7 +237,11 @@ def page(runs: list[Run]) -> str:
 def key_of(run: Run) -> str:
     """A run's name with its line."""
     style = pictures.style_of(run)
-    dashes = "" if style["linestyle"] == "-" else f' stroke-dasharray="{" ".join(str(3 * length) for length in style["linestyle"][1])}"'
+    dashes = (
+        ""
+        if style["linestyle"] == "-"
+        else f' stroke-dasharray="{" ".join(str(3 * length) for length in style["linestyle"][1])}"'
+    )
     line = f'<svg viewBox="0 0 36 10"><path d="M0 5H36" stroke="{style["color"]}" stroke-width="4"{dashes}/></svg>'
     return f'<span class="key">{line}{escape(run.name)}</span>'
 
@@ -226,9 +254,18 @@ def section(heading: str, found: list, runs: list[Run]) -> str:
             figures.append(figure(picture, runs, f"{heading.split()[0].lower()}{number}"))
         else:
             left_out.setdefault(picture.why, []).append(picture.title)
-    notes = "".join(f'<p class="note">Left out: {escape(", ".join(titles))}: {escape(why)}.</p>\n' for why, titles in left_out.items())
-    parts = "".join(f'<span class="key">{swatch(colour)}{part}</span>' for part, colour in reversed(pictures.PART_COLOURS.items()))
-    legend = f'<p class="note">Parts, from the top: {parts}</p>\n' if any(isinstance(p, pictures.Stack) and p.shown(runs) for p in found) else ""
+    notes = "".join(
+        f'<p class="note">Left out: {escape(", ".join(titles))}: {escape(why)}.</p>\n'
+        for why, titles in left_out.items()
+    )
+    parts = "".join(
+        f'<span class="key">{swatch(colour)}{part}</span>' for part, colour in reversed(pictures.PART_COLOURS.items())
+    )
+    legend = (
+        f'<p class="note">Parts, from the top: {parts}</p>\n'
+        if any(isinstance(p, pictures.Stack) and p.shown(runs) for p in found)
+        else ""
+    )
     return f'<h2>{escape(heading)}</h2>\n{notes}{legend}<div class="pictures">\n{"".join(figures)}</div>\n'
 
 
@@ -241,7 +278,8 @@ def figure(picture, runs: list[Run], name: str) -> str:
     shown = picture.shown(runs)
     lacks = [run.name for run in runs if run not in shown] if not isinstance(picture, pictures.Stack) else []
     caption = " ".join([picture.caption, *([f"Without {', '.join(lacks)}: {picture.why}."] if lacks else [])]).strip()
-    return f"<figure><h3>{escape(picture.title)}</h3>\n{pictures.svg(picture, runs, name)}<figcaption>{escape(caption)}</figcaption></figure>\n"
+    drawn, said = pictures.svg(picture, runs, name), escape(caption)
+    return f"<figure><h3>{escape(picture.title)}</h3>\n{drawn}<figcaption>{said}</figcaption></figure>\n"
 
 
 def summaries(runs: list[Run]) -> str:
@@ -260,7 +298,10 @@ def settings(runs: list[Run]) -> str:
     rows = {key: [setting_text(run.settings.get(key, "-")) for run in runs] for key in keys}
     if len(runs) == 1:
         return f"<h2>Settings</h2>\n<details><summary>all of config.yaml</summary>\n{table_of(rows, runs)}</details>\n"
-    for key, name in (("run.dir", ""), ("checkpoint.dir", "/checkpoints")):  # where no other was chosen, it says nothing new
+    for key, name in (
+        ("run.dir", ""),
+        ("checkpoint.dir", "/checkpoints"),
+    ):  # where no other was chosen, it says nothing new
         if all(run.settings.get(key) == f"{run.settings.get('run.dir')}{name}" for run in runs):
             rows.pop(key, None)
     rows = {key: texts for key, texts in rows.items() if len(set(texts)) > 1}

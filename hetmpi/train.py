@@ -22,26 +22,26 @@ from omegaconf import DictConfig, OmegaConf
 
 from hetmpi.checkpoint.checkpoints import Checkpoints, Position, position_of
 from hetmpi.checkpoint.manifest import check_same, read_manifest
-from hetmpi.run.config import CONF, cache_of, compose, staleness_of
+from hetmpi.comm.launch import LEFT_EARLY, launch
+from hetmpi.comm.memory import refuse_if_short, size_text
+from hetmpi.comm.mpi import MPI
+from hetmpi.comm.world import World
+from hetmpi.counters import Counters, lag_at, trimmed
 from hetmpi.data.batch import Batch, Samples, to_batch
 from hetmpi.data.gpu_batch import GpuBatches
 from hetmpi.data.loader import Loader
-from hetmpi.run.device import choose_device
-from hetmpi.counters import Counters, lag_at, trimmed
-from hetmpi.metrics import auc, log_loss, without_auc
 from hetmpi.dense import DenseOptimizer
-from hetmpi.table.optim import RowOptimizer, Schedule
-from hetmpi.run.preemption import Preemption
-from hetmpi.table.replicas import small_fields
-from hetmpi.run.runlog import RunLog
-from hetmpi.spans import Spans, by_part, chrome_trace, own_ms, wait_ms
-from hetmpi.table.table import EmbeddingTable
-from hetmpi.run.watchdog import Watchdog
-from hetmpi.comm.launch import LEFT_EARLY, launch
-from hetmpi.comm.mpi import MPI
-from hetmpi.comm.world import World
 from hetmpi.errors import NotFinite, Refused, doing
-from hetmpi.comm.memory import refuse_if_short, size_text
+from hetmpi.metrics import auc, log_loss, without_auc
+from hetmpi.run.config import CONF, cache_of, compose, staleness_of
+from hetmpi.run.device import choose_device
+from hetmpi.run.preemption import Preemption
+from hetmpi.run.runlog import RunLog
+from hetmpi.run.watchdog import Watchdog
+from hetmpi.spans import Spans, by_part, chrome_trace, own_ms, wait_ms
+from hetmpi.table.optim import RowOptimizer, Schedule
+from hetmpi.table.replicas import small_fields
+from hetmpi.table.table import EmbeddingTable
 
 MB = 1 << 20
 LEAVE_S = 5  # for the owners to take in what a failing rank holds back
@@ -89,7 +89,9 @@ class Training:
         self.world, self.config, self.device, self.spans = world, config, device, spans
         self.hvd = world.start_horovod()
         self.data = self._data()
-        self.checkpoints = Checkpoints(world, config.checkpoint.dir, config.checkpoint.keep, config.checkpoint.full_every)
+        self.checkpoints = Checkpoints(
+            world, config.checkpoint.dir, config.checkpoint.keep, config.checkpoint.full_every
+        )
         resumed = self._resumed()
         self.start = Position() if resumed is None else position_of(resumed)
         self._check_folder()
@@ -100,8 +102,14 @@ class Training:
         self.replicated = self._replicated()
         self.table = self._table(schedule)
         self.dense = DenseOptimizer(
-            self.hvd, self.model, config.optim.dense, config.optim.dense_lr, config.optim.dense_weight_decay, schedule, device,
-        )  # fmt: skip
+            self.hvd,
+            self.model,
+            config.optim.dense,
+            config.optim.dense_lr,
+            config.optim.dense_weight_decay,
+            schedule,
+            device,
+        )
         if resumed is not None:
             self.checkpoints.load(resumed, self.table, self.model, self.dense)
         if config.checkpoint.every_steps > 0:
@@ -114,14 +122,20 @@ class Training:
         )  # fmt: skip
         self.log = None
         if world.rank == 0:
-            print("\n".join([self._plan(), *self._choice(), *self._notes(), *([f"resumed from {resumed}"] if resumed else [])]), flush=True)
+            print(
+                "\n".join(
+                    [self._plan(), *self._choice(), *self._notes(), *([f"resumed from {resumed}"] if resumed else [])]
+                ),
+                flush=True,
+            )
             settings = OmegaConf.merge(config, {"resume": resumed and str(resumed)})  # the one that `auto` found
             self.log = RunLog(config.run.dir, OmegaConf.to_yaml(settings), self.total_steps, self.start.step)
         self.watch = Stopwatch()
 
     def run(self, must_leave=lambda: False) -> bool:
-        """The story: read rows, learn, write gradients, step the dense layers; look at held-out data now and then. must_leave():
-        asked after each step, on all ranks alike, whether to save and leave before the end. Returns whether the end was reached."""
+        """The story: read rows, learn, write gradients, step the dense layers; look at held-out data now and then.
+        must_leave(): asked after each step, on all ranks alike, whether to save and leave before the end. Returns
+        whether the end was reached."""
         every, evaluates_every = self.config.log.every_steps, self.config.eval.every_steps
         interval = Interval(self.table, self.start.step, self.watch)
         self.watch.start()
@@ -174,7 +188,8 @@ class Training:
             self.table.prefetch(later.keys)
 
     def evaluate(self, step: int) -> dict:
-        """AUC and log loss on the held-out data, read from the owners: on rank 0 the figures, elsewhere {}. Collective."""
+        """AUC and log loss on the held-out data, read from the owners: on rank 0 the figures, elsewhere {}.
+        Collective."""
         self.table.flush()
         self.model.eval()
         with torch.no_grad():
@@ -201,7 +216,11 @@ class Training:
         """Waits for the checkpoint, then says where the run can go on. Collective."""
         self.checkpoints.wait()
         if self.world.rank == 0:
-            print(f"hetmpi: told to leave: saved {self.checkpoints.path(step)}, from which resume={self.checkpoints.path(step)} goes on", flush=True)
+            print(
+                f"hetmpi: told to leave: saved {self.checkpoints.path(step)}, from which "
+                f"resume={self.checkpoints.path(step)} goes on",
+                flush=True,
+            )
 
     def _checkpoint(self, step: int, must: bool):
         """Begins one after `step` steps, if it is time or must be. Collective."""
@@ -211,9 +230,11 @@ class Training:
             self.spans.now("checkpoint")
             sizes = {"num_fields": self.data.num_fields, "num_dense": self.data.num_dense, "dim": self.config.table.dim}
             about = {
-                **self._what(), "model": self.config.model_name, "model_config": OmegaConf.to_container(self.config.model),
+                **self._what(),
+                "model": self.config.model_name,
+                "model_config": OmegaConf.to_container(self.config.model),
                 "model_sizes": sizes,
-            }  # fmt: skip
+            }
             self.checkpoints.save(Position(step, self._samples(step)), self.table, self.model, self.dense, about)
 
     def _resumed(self) -> Path | None:
@@ -234,9 +255,19 @@ class Training:
         return path
 
     def _what(self) -> dict:
-        """What a run that goes on must not change: samples would be lost or taken twice, or the dense optimizer's state be another rule's."""
-        data = {key: value for key, value in OmegaConf.to_container(self.config.data).items() if key not in ("path", "cache")}
-        return {"seed": self.config.seed, "data": self.config.data_name, "data_config": data, "optim.dense": self.config.optim.dense}
+        """What a run that goes on must not change: samples would be lost or taken twice, or the dense optimizer's state
+        be another rule's."""
+        data = {
+            key: value
+            for key, value in OmegaConf.to_container(self.config.data).items()
+            if key not in ("path", "cache")
+        }
+        return {
+            "seed": self.config.seed,
+            "data": self.config.data_name,
+            "data_config": data,
+            "optim.dense": self.config.optim.dense,
+        }
 
     def _check_folder(self):
         """Raises Refused if checkpoints of other steps would be taken for this run's. Collective."""
@@ -244,7 +275,8 @@ class Training:
         newer = [step for step in steps if step > self.start.step]
         if newer and self.config.checkpoint.every_steps > 0:
             raise Refused(
-                f"checkpoint.dir={self.checkpoints.folder} holds {self.checkpoints.path(newer[0]).name} of an earlier run, and this one begins at step "
+                f"checkpoint.dir={self.checkpoints.folder} holds {self.checkpoints.path(newer[0]).name} of an earlier "
+                "run, and this one begins at step "
                 f"{self.start.step}: set resume=auto to go on from it, or remove it, or choose another checkpoint.dir"
             )
 
@@ -267,10 +299,14 @@ class Training:
     def _plan(self) -> str:
         """What is about to happen, in one line."""
         config = self.config
-        replicated = f"{self._num_replicated():,} of them ({len(self.replicated)} fields) on each, " if self.replicated else ""
+        replicated = (
+            f"{self._num_replicated():,} of them ({len(self.replicated)} fields) on each, " if self.replicated else ""
+        )
         return (
-            f"{config.model_name} on {config.data_name}: {self.data.num_rows:,} rows of {self.model.row_dim} numbers over "
-            f"{self.world.size} rank(s) on {self._place()}, {replicated}{self.total_steps:,} steps of {config.batch_size * self.world.size:,} samples, "
+            f"{config.model_name} on {config.data_name}: {self.data.num_rows:,} rows of {self.model.row_dim} numbers "
+            "over "
+            f"{self.world.size} rank(s) on {self._place()}, {replicated}{self.total_steps:,} steps of "
+            f"{config.batch_size * self.world.size:,} samples, "
             f"results in {config.run.dir}"
         )
 
@@ -287,7 +323,10 @@ class Training:
         name, num_train, taken = self.config.data_name, self.data.num_train, self.config.batch_size * self.world.size
         notes = []
         if num_train is not None and num_train < taken and self.total_steps > self.start.step:
-            notes.append(f"data={name} has {num_train:,} samples to train on, a step takes {taken:,}: samples repeat within a step")
+            notes.append(
+                f"data={name} has {num_train:,} samples to train on, a step takes {taken:,}: samples repeat within a "
+                "step"
+            )
         if self.data.num_valid < 1:
             notes.append(f"data={name} holds out no samples: there will be no AUC and no log loss")
         return [f"hetmpi: {note}" for note in notes]
@@ -296,7 +335,9 @@ class Training:
         data = build(self.config.data)
         try:
             with doing(f"prepare() of data={self.config.data_name}"):
-                data.prepare(self.world.rank, self.world.size, lambda: self.world.meet("for all ranks to prepare the data"))
+                data.prepare(
+                    self.world.rank, self.world.size, lambda: self.world.meet("for all ranks to prepare the data")
+                )
         except OSError as error:
             if type(data).__module__.startswith("hetmpi."):
                 raise Refused(f"data={self.config.data_name}: {error}") from error
@@ -311,7 +352,10 @@ class Training:
     def _total_steps(self) -> int:
         num_train = self.data.num_train
         if num_train is not None and num_train < 1 and self.config.steps != 0:
-            raise Refused(f"data={self.config.data_name} has {num_train} samples to train on: give it at least one, or steps=0 to evaluate")
+            raise Refused(
+                f"data={self.config.data_name} has {num_train} samples to train on: give it at least one, or steps=0 "
+                "to evaluate"
+            )
         if self.config.steps is not None:
             return max(self.config.steps, self.start.step)
         if num_train is None:
@@ -328,21 +372,27 @@ class Training:
             dim=self.config.table.dim,
         )
         if not isinstance(getattr(model, "row_dim", None), int):
-            raise Refused(f"{self.config.model._target_}: set self.row_dim, the numbers per row that the model wants (int)")
+            raise Refused(
+                f"{self.config.model._target_}: set self.row_dim, the numbers per row that the model wants (int)"
+            )
         if next(model.parameters(), None) is None:
             raise Refused(f"{self.config.model._target_}: it has no parameters, give it at least one dense layer")
         return model
 
     def _check_batches(self):
-        """Raises Refused on every rank if a node lacks memory for the batches of its ranks that there are at a time, as ids,
-        keys and rows alone. Collective."""
+        """Raises Refused on every rank if a node lacks memory for the batches of its ranks that there are at a time, as
+        ids, keys and rows alone. Collective."""
         size, data = self.config.batch_size, self.data
         num = min(self.config.loader.prefetch + 1, max(1, self.total_steps - self.start.step))
-        sample = 16 * data.num_fields + 4 * data.num_dense + 4  # ids, their places among the keys, dense features, label
+        sample = (
+            16 * data.num_fields + 4 * data.num_dense + 4
+        )  # ids, their places among the keys, dense features, label
         rows = 8 * self.model.row_dim * min(size * data.num_fields, data.num_rows)  # and their gradients
         refuse_if_short(self.world, num * size * sample + rows, False, lambda need, place, free: (
-            f"batch_size={size:,}: the {num:,} batches that loader.prefetch={self.config.loader.prefetch} keeps need at "
-            f"least {size_text(need)} for the {self.world.node.size} rank(s) on {self.world.host}, {size_text(free)} are "
+            f"batch_size={size:,}: the {num:,} batches that loader.prefetch={self.config.loader.prefetch} keeps need "
+            "at "
+            f"least {size_text(need)} for the {self.world.node.size} rank(s) on {self.world.host}, {size_text(free)} "
+            "are "
             f"free in {place}: lower batch_size or loader.prefetch"
         ))  # fmt: skip
 
@@ -358,7 +408,8 @@ class Training:
         return logits
 
     def _replicated(self) -> list[range]:
-        """Keys of the fields that every rank has whole. Raises Refused if the data's fields are not those of its table."""
+        """Keys of the fields that every rank has whole. Raises Refused if the data's fields are not those of its
+        table."""
         below = self.config.table.replicate_below_rows
         if below == 0:
             return []
@@ -433,7 +484,8 @@ class Training:
         """Why loss or gradients of a batch are not finite, and what to do."""
         optim = self.config.optim
         return not_finite(batch, rows, self.model) or (
-            f"lower optim.rows_lr (now {optim.rows_lr}) or optim.dense_lr (now {optim.dense_lr}), or warm up over more steps (optim.warmup_steps)"
+            f"lower optim.rows_lr (now {optim.rows_lr}) or optim.dense_lr (now {optim.dense_lr}), or warm up over "
+            "more steps (optim.warmup_steps)"
         )
 
     def _report(self, steps: int, loss: float, interval: Interval):
@@ -472,17 +524,24 @@ class Training:
         return gathered
 
     def _times(self, by_rank: np.ndarray) -> dict:
-        """Of ms per step, (ranks, parts): the mean over ranks of what waiting for the table took and of each part, and how
-        uneven the ranks' own work is."""
+        """Of ms per step, (ranks, parts): the mean over ranks of what waiting for the table took and of each part, and
+        how uneven the ranks' own work is."""
         mean, own = by_rank.mean(0), own_ms(by_rank)
-        uneven = {"own_ms_min": own.min(), "own_ms": own.mean(), "own_ms_max": own.max(), "slowest_rank": int(own.argmax())}
+        uneven = {
+            "own_ms_min": own.min(),
+            "own_ms": own.mean(),
+            "own_ms_max": own.max(),
+            "slowest_rank": int(own.argmax()),
+        }
         return {"wait_ms": wait_ms(mean), **uneven, **in_ms(mean)}
 
     def _table_figures(self, sums: Counters, lags: np.ndarray, num_steps: int) -> dict:
         """What the table did, per step and over all ranks. Without a cache its figures are None."""
         has_cache = sums.hit_rate is not None
         per_step = {name: count / max(1, num_steps) for name, count in vars(sums).items()}
-        cache = {name: per_step[name] if has_cache else None for name in ("hits", "stale", "misses", "validated", "evicted")}
+        cache = {
+            name: per_step[name] if has_cache else None for name in ("hits", "stale", "misses", "validated", "evicted")
+        }
         return {
             "hit_rate": sums.hit_rate,
             "stale_rate": sums.stale_rate,
@@ -536,8 +595,8 @@ class Training:
 
 
 def build(config: DictConfig, **arguments):
-    """The object that config._target_ names. Raises Refused if there is none, if it does not take these arguments, or does
-    not fit in memory; any other error of its class as it is."""
+    """The object that config._target_ names. Raises Refused if there is none, if it does not take these arguments, or
+    does not fit in memory; any other error of its class as it is."""
     target = config.get("_target_")
     if not isinstance(target, str) or not target:
         raise Refused(f"_target_ must name a class, as package.module.Class, got {target!r}")
@@ -550,7 +609,9 @@ def build(config: DictConfig, **arguments):
     if "allocate memory" in str(cause):
         num_bytes = re.search(r"allocate (\d+) bytes", str(cause))
         size = size_text(int(num_bytes[1])) if num_bytes else "its size"
-        raise Refused(f"{target}: memory lacks room for a tensor of {size}: lower table.dim or the widths of its layers")
+        raise Refused(
+            f"{target}: memory lacks room for a tensor of {size}: lower table.dim or the widths of its layers"
+        )
     if isinstance(cause, TypeError) and is_of_the_call(cause):
         raise Refused(f"{target}: {cause}: its keys must be the arguments of its constructor")
     if isinstance(cause, ImportError) and cause.__cause__ is not None:
@@ -580,10 +641,16 @@ def not_finite(batch: Batch, rows: torch.Tensor, model: torch.nn.Module) -> str 
     for name, values in inputs.items():
         wrong = torch.nonzero(~torch.isfinite(values)).flatten().tolist()
         if wrong:
-            return f"the data give {name} = {values[wrong[0]].item()} in {len(wrong)} of the {num} samples of this rank's batch, first in sample {wrong[0]}"
+            return (
+                f"the data give {name} = {values[wrong[0]].item()} in {len(wrong)} of the {num} samples of this "
+                f"rank's batch, first in sample {wrong[0]}"
+            )
     wrong = torch.nonzero(~torch.isfinite(rows.detach()).all(1)).flatten().tolist()
     if wrong:
-        return f"{len(wrong)} of {len(rows)} rows were not finite when they were read, the first of key {int(batch.keys[wrong[0]])}"
+        return (
+            f"{len(wrong)} of {len(rows)} rows were not finite when they were read, the first of key "
+            f"{int(batch.keys[wrong[0]])}"
+        )
     parameters = [name for name, parameter in model.named_parameters() if not torch.isfinite(parameter).all()]
     return f"the dense parameter {parameters[0]} is not finite" if parameters else None
 
@@ -611,8 +678,8 @@ class Stopwatch:
 
 
 class Interval:
-    """What happened since the last report: steps, seconds, and what the table counted. While it is paused only counts go on: what
-    a flush pushes before an evaluation is training's, the time it takes is not."""
+    """What happened since the last report: steps, seconds, and what the table counted. While it is paused only counts
+    go on: what a flush pushes before an evaluation is training's, the time it takes is not."""
 
     def __init__(self, table: EmbeddingTable, first_step: int, watch: Stopwatch):
         self.table, self.first_step, self.watch = table, first_step, watch

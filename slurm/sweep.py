@@ -1,15 +1,17 @@
 """A sweep: Hydra's multirun, each point of which is a training on several ranks, and with submitit a job of Slurm.
 
     python slurm/sweep.py --multirun table.staleness=0,10,100 model=wdl,deepfm steps=20000 \\
-        hydra/launcher=submitit_slurm hydra.launcher.nodes=2 hydra.launcher.tasks_per_node=4 hydra.launcher.timeout_min=720
+        hydra/launcher=submitit_slurm hydra.launcher.nodes=2 hydra.launcher.tasks_per_node=4
+        hydra.launcher.timeout_min=720
 
 needs `pip install hydra-submitit-launcher` in hetmpi's venv; every rank is a task that submitit starts by srun. Without
 hydra/launcher=… the ranks of mpiexec train one point after the other:
 
     mpiexec -n 2 python slurm/sweep.py --multirun table.staleness=0,10,100 steps=20000 hydra.sweep.dir=runs/sweep1
 
-A point's run folder is hydra.sweep.dir/NUMBER (default multirun/DATE/TIME/NUMBER). The same line with the same hydra.sweep.dir goes on
-with what was not finished, if checkpoint.every_steps is given. A point that is told to leave saves and is requeued.
+A point's run folder is hydra.sweep.dir/NUMBER (default multirun/DATE/TIME/NUMBER). The same line with the same
+hydra.sweep.dir goes on with what was not finished, if checkpoint.every_steps is given. A point that is told to leave
+saves and is requeued.
 """
 
 import importlib.util
@@ -80,7 +82,10 @@ def print_rows(folder: Path):
     for path in sorted(folder.glob("*/summary.json"), key=lambda path: (len(path.parent.name), path)):
         figures = json.loads(path.read_text())
         overrides = OmegaConf.load(path.parent / ".hydra/overrides.yaml")
-        print(f"{path.parent} | {figures['samples_per_s'] or 0:,.0f} samples/s | auc {figures['auc'] or math.nan:.4f} | {' '.join(overrides)}")
+        print(
+            f"{path.parent} | {figures['samples_per_s'] or 0:,.0f} samples/s | auc {figures['auc'] or math.nan:.4f} | "
+            f"{' '.join(overrides)}"
+        )
 
 
 if __name__ == "__main__":

@@ -3,11 +3,12 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 
-from hetmpi.data.batch import Samples
 from hetmpi.comm.mpi import MPI
+from hetmpi.data.batch import Samples
 
 
 class Broken:
@@ -113,7 +114,7 @@ class FailsAt(Broken):
 
     def _fail(self, at):
         if self.at == at and MPI.COMM_WORLD.rank == 0:
-            open("/nowhere") if at == "prepare" else int("mine")
+            Path("/nowhere").read_text() if at == "prepare" else int("mine")
 
     def prepare(self, rank, size, barrier):
         super().prepare(rank, size, barrier)

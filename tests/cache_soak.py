@@ -1,5 +1,5 @@
-"""Trains at s = 100 with a cache far smaller than the working set and says how memory grew; run by test_soak.py and tools/gpu_check.sh.
-Exit code 1 if an update is lost.
+"""Trains at s = 100 with a cache far smaller than the working set and says how memory grew; run by test_soak.py and
+tools/gpu_check.sh. Exit code 1 if an update is lost.
 
     mpiexec -n 4 python tests/cache_soak.py RANKS_PER_NODE STEPS [cuda]
 """
@@ -9,20 +9,21 @@ import sys
 import numpy as np
 import torch
 
-from hetmpi.table.cache import CacheSettings, Staleness
-from hetmpi.run.device import choose_device
-from hetmpi.table.optim import RowOptimizer
-from hetmpi.table.table import EmbeddingTable
 from hetmpi.comm.launch import launch
 from hetmpi.comm.mpi import MPI
 from hetmpi.comm.world import World
+from hetmpi.run.device import choose_device
+from hetmpi.table.cache import CacheSettings, Staleness
+from hetmpi.table.optim import RowOptimizer
+from hetmpi.table.table import EmbeddingTable
 
 NUM_ROWS, DIM, KEYS, WARMUP_STEPS = 200_000, 8, 300, 500
 
 
 def main(world):
-    """Reads, prefetches and writes random rows; rank 0 prints the most that a rank grew after the warm-up, in kB: in all,
-    and in the best of three equal stretches, where a leak shows and a pool that grew once does not; then the updates written and those that the owners hold, and lines evicted."""
+    """Reads, prefetches and writes random rows; rank 0 prints the most that a rank grew after the warm-up, in kB: in
+    all, and in the best of three equal stretches, where a leak shows and a pool that grew once does not; then the
+    updates written and those that the owners hold, and lines evicted."""
     ranks_per_node, steps, device = int(sys.argv[1]), int(sys.argv[2]), choose_device(world, *(sys.argv[3:] or ["cpu"]))
     world.start_horovod()  # its thread drives far traffic, as in a training
     world = World(world.comm, ranks_per_node)
@@ -48,7 +49,11 @@ def main(world):
     held = -float(table.shard.weight[:, 0].sum(dtype=np.float64))
     written, held, evicted = world.comm.allreduce(np.array([written, held, table.counters.evicted]))
     if world.rank == 0:
-        print(f"soak: grown {grown} kB, in each third {steadily} kB, written {written:.0f} held {held:.0f} evicted {evicted:.0f}", flush=True)
+        print(
+            f"soak: grown {grown} kB, in each third {steadily} kB, written {written:.0f} held {held:.0f} evicted "
+            f"{evicted:.0f}",
+            flush=True,
+        )
     table.close()
     sys.exit(bool(written != held))
 

@@ -1,5 +1,5 @@
-"""Loads a checkpoint of any number of ranks, partitioned otherwise, and compares rows, state and clocks with its files; run by
-test_checkpoint.py. Exit code 1 if they differ.
+"""Loads a checkpoint of any number of ranks, partitioned otherwise, and compares rows, state and clocks with its files;
+run by test_checkpoint.py. Exit code 1 if they differ.
 
     mpiexec -n 2 python tests/checkpoint_check.py PATH PARTITION
 """
@@ -13,9 +13,9 @@ from test_checkpoint import by_key
 
 from hetmpi.checkpoint.checkpoints import Checkpoints
 from hetmpi.checkpoint.manifest import ARRAYS
+from hetmpi.comm.launch import launch
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.table import EmbeddingTable
-from hetmpi.comm.launch import launch
 
 
 def main(world):

@@ -1,5 +1,6 @@
-"""A model under which rows count: with optim.rows=sgd, optim.rows_lr of as many as there are ranks and table.init_std=0 a row is minus the number of
-times that its key was in a sample. For checks that no sample is lost or taken twice: model._target_=counting_model.Counting"""
+"""A model under which rows count: with optim.rows=sgd, optim.rows_lr of as many as there are ranks and table.init_std=0
+a row is minus the number of times that its key was in a sample. For checks that no sample is lost or taken twice:
+model._target_=counting_model.Counting"""
 
 import numpy as np
 import torch

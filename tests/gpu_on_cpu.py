@@ -1,4 +1,5 @@
-"""pytest -p gpu_on_cpu: tables keep their lines on a GPU that the CPU plays (tests/cpp/cuda_on_cpu). For a hetmpi._C built so (tests/test_cuda.py)."""
+"""pytest -p gpu_on_cpu: tables keep their lines on a GPU that the CPU plays (tests/cpp/cuda_on_cpu). For a hetmpi._C
+built so (tests/test_cuda.py)."""
 
 import torch
 
@@ -7,7 +8,8 @@ from hetmpi.table.gpu_cache import Gpu, GpuCache
 
 
 class GpuOnCpu(Gpu):
-    """Its memory is the host's, and nothing is under way when a call returns. Arrays that `pinned` did not make cannot be used."""
+    """Its memory is the host's, and nothing is under way when a call returns. Arrays that `pinned` did not make cannot
+    be used."""
 
     stream = 0
 
@@ -38,7 +40,9 @@ class GpuOnCpu(Gpu):
 
 
 def make_cache(world, settings, num_rows, dim, optimizer, device):
-    return GpuCache(settings.rows(num_rows, world, device), optimizer.core(dim), settings.policy, settings.dtype, GpuOnCpu())
+    return GpuCache(
+        settings.rows(num_rows, world, device), optimizer.core(dim), settings.policy, settings.dtype, GpuOnCpu()
+    )
 
 
 hetmpi.table.table.make_cache = make_cache

@@ -1,6 +1,7 @@
-"""Kills a random rank of a training again and again, now and then while a checkpoint is written, and resumes; the rows at its end must be those of
-a training that nobody killed. For s >= 1 rows count how often their keys were in a sample (counting_model.py), and at the end it is every sample of
-the stream once. Prints how it went; exit code 1 if it went wrong.
+"""Kills a random rank of a training again and again, now and then while a checkpoint is written, and resumes; the rows
+at its end must be those of a training that nobody killed. For s >= 1 rows count how often their keys were in a sample
+(counting_model.py), and at the end it is every sample of the stream once. Prints how it went; exit code 1 if it went
+wrong.
 
     python tests/kill_check.py [KILLS] [STALENESS] [RANKS]      default 50 0 2; some 7 minutes
 """
@@ -29,12 +30,19 @@ def main():
     random, counts = np.random.default_rng(0), {"in a checkpoint": 0, "between": 0}
     while sum(counts.values()) < kills:
         process = subprocess.Popen(
-            command_of(folder / "killed", staleness, ranks, ENDLESS), cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            command_of(folder / "killed", staleness, ranks, ENDLESS),
+            cwd=ROOT,
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         in_checkpoint = sum(counts.values()) % 5 == 0
         moment = await_moment(folder / "killed", process, in_checkpoint, 1.5 * random.random())
         if process.poll() is not None:
-            sys.exit(f"kill_check: the training ended by itself, exit code {process.returncode}, after {sum(counts.values())} kills")
+            sys.exit(
+                f"kill_check: the training ended by itself, exit code {process.returncode}, after "
+                f"{sum(counts.values())} kills"
+            )
         os.kill(int(random.choice(ranks_of(folder / "killed"))), signal.SIGKILL)
         counts[moment] += 1
         process.wait(60)
@@ -65,15 +73,27 @@ def finish(folder: Path, staleness: int, ranks: int, steps: int) -> str:
 
 def command_of(folder: Path, staleness: int, ranks: int, steps: int) -> list[str]:
     settings = [
-        "device=cpu", f"data.scale={SCALE}", "table.dim=16", f"batch_size={BATCH}", f"steps={steps}", f"table.staleness={staleness}", "table.cache.admit=all",
-        "log.every_steps=10000", "eval.max_samples=500", f"checkpoint.every_steps={EVERY}", "checkpoint.full_every=3", f"run.dir={folder}", "resume=auto",
-    ]  # fmt: skip
+        "device=cpu",
+        f"data.scale={SCALE}",
+        "table.dim=16",
+        f"batch_size={BATCH}",
+        f"steps={steps}",
+        f"table.staleness={staleness}",
+        "table.cache.admit=all",
+        "log.every_steps=10000",
+        "eval.max_samples=500",
+        f"checkpoint.every_steps={EVERY}",
+        "checkpoint.full_every=3",
+        f"run.dir={folder}",
+        "resume=auto",
+    ]
     settings += counting_model.settings(ranks) if staleness > 0 else []
     return [mpiexec(), "-n", str(ranks), sys.executable, "-m", "hetmpi.train", *settings]
 
 
 def await_moment(folder: Path, process, in_checkpoint: bool, seconds: float) -> str:
-    """Waits until it has written a checkpoint and so many seconds have passed, or the next one is being written; which of both it came to."""
+    """Waits until it has written a checkpoint and so many seconds have passed, or the next one is being written; which
+    of both it came to."""
     before = newest(folder)
     while newest(folder) == before and process.poll() is None:
         time.sleep(0.02)

@@ -1,7 +1,7 @@
 """Cache, owners and ranks once more in plain Python, slow and obvious: what tests compare hetmpi with.
 
-Ranks go in lockstep: all read, then all write, and the owners take in every push before the next read. Rows are lists of
-numbers under SGD with learning rate 1, so that integers stay exact. A bound of None is no bound.
+Ranks go in lockstep: all read, then all write, and the owners take in every push before the next read. Rows are lists
+of numbers under SGD with learning rate 1, so that integers stay exact. A bound of None is no bound.
 """
 
 WAYS = 32
@@ -193,7 +193,8 @@ class Rank:
             line.pending, line.count = [0] * len(line.row), 0
 
     def prefetch(self, keys):
-        """Asks for the clocks of far keys, with them of lines whose sums may become due; at s = 0 for the rows as well."""
+        """Asks for the clocks of far keys, with them of lines whose sums may become due; at s = 0 for the rows as
+        well."""
         along, lines = [], self.cache.lines
         if self.staleness != 0 and self.bound() is not None:
             along = [key for key in self.last if key in lines and lines[key].count >= self.bound() and key not in keys]
@@ -206,7 +207,8 @@ class Rank:
             self.early = {key: (list(self.owners.rows[key]), clock) for key, clock in self.asked.items()}
 
     def order(self):
-        """Fetches what the read after will need of the keys asked for; lines taken along if they are due and too old."""
+        """Fetches what the read after will need of the keys asked for; lines taken along if they are due and too
+        old."""
         leaving = self.left_out | {key for key, *_ in self.leaving}
         self.early = {}
         for key, clock in self.asked.items():

@@ -5,10 +5,10 @@ import time
 
 import torch
 
+from hetmpi.comm.launch import launch
 from hetmpi.run.config import compose
 from hetmpi.spans import Spans
 from hetmpi.train import Training
-from hetmpi.comm.launch import launch
 
 
 def main(world):

@@ -1,5 +1,5 @@
-"""Checkpoints: what was saved comes back, on any number of ranks; what is damaged is not used; a run that went on is the run that was
-never stopped."""
+"""Checkpoints: what was saved comes back, on any number of ranks; what is damaged is not used; a run that went on is
+the run that was never stopped."""
 
 import contextlib
 import itertools
@@ -24,16 +24,16 @@ from launch import ROOT, SMALL, environment, losses, mpiexec, run, train
 from hetmpi import export
 from hetmpi.checkpoint import checkpoints as saving
 from hetmpi.checkpoint import files, writer
-from hetmpi.table.cache import CacheSettings, Staleness
 from hetmpi.checkpoint.checkpoints import Checkpoints, Position
+from hetmpi.checkpoint.manifest import ARRAYS
+from hetmpi.comm.route import make_partition
+from hetmpi.comm.world import World
 from hetmpi.data.batch import to_batch
 from hetmpi.data.synthetic import Synthetic
-from hetmpi.checkpoint.manifest import ARRAYS
-from hetmpi.table.optim import RowOptimizer
-from hetmpi.comm.route import make_partition
-from hetmpi.table.table import EmbeddingTable
-from hetmpi.comm.world import World
 from hetmpi.errors import Refused
+from hetmpi.table.cache import CacheSettings, Staleness
+from hetmpi.table.optim import RowOptimizer
+from hetmpi.table.table import EmbeddingTable
 from models.wdl import WDL
 
 SAVING = ["checkpoint.every_steps=2", "checkpoint.keep=9", "optim.rows=adagrad"]
@@ -49,19 +49,27 @@ def saved(folder, ranks=2, *more):
 def ranks_of(folder):
     """Process numbers of the ranks that train into a folder."""
     pattern = f"^{re.escape(sys.executable)} -m hetmpi.train .*run.dir={re.escape(str(folder))}"
-    return [int(number) for number in subprocess.run(["pgrep", "-f", pattern], capture_output=True, text=True).stdout.split()]
+    return [
+        int(number)
+        for number in subprocess.run(["pgrep", "-f", pattern], capture_output=True, text=True).stdout.split()
+    ]
 
 
 def contents(path):
     """Everything that a checkpoint says, incremental or not."""
     arrays = by_key(path)
     dense = torch.load(path / "dense.pt", weights_only=True)
-    state = {f"optimizer {i} {name}": value for i, kept in dense["optimizer"]["state"].items() for name, value in kept.items()}
+    state = {
+        f"optimizer {i} {name}": value
+        for i, kept in dense["optimizer"]["state"].items()
+        for name, value in kept.items()
+    }
     return arrays | {name: np.asarray(value) for name, value in (dense["model"] | state).items()}
 
 
 def by_key(path):
-    """Each array of all rows in the order of their keys, as one who knows only hetmpi/checkpoint.py's description would read them."""
+    """Each array of all rows in the order of their keys, as one who knows only hetmpi/checkpoint.py's description would
+    read them."""
     manifest = json.loads((path / "manifest.json").read_text())
     wholes, partition = {}, make_partition(manifest["partition"], manifest["num_rows"], manifest["size"])
     for rank, name in itertools.product(range(manifest["size"]), ARRAYS):
@@ -127,7 +135,9 @@ def test_incremental_checkpoints_have_the_rows_of_whole_ones_in_fewer_bytes(tmp_
         assert_same_rows(run_of_6 / f"step-0000000{step}", incremental / f"step-0000000{step}")
     manifests = [json.loads((path / "manifest.json").read_text()) for path in sorted(incremental.iterdir())]
     assert [manifest.get("base") for manifest in manifests] == [None, "step-00000002", "step-00000002"]
-    sizes = [sum(file["bytes"] for name, file in manifest["files"].items() if "shard" in name) for manifest in manifests]
+    sizes = [
+        sum(file["bytes"] for name, file in manifest["files"].items() if "shard" in name) for manifest in manifests
+    ]
     assert sizes[1] < sizes[2] < sizes[0] / 2
     export.main([str(incremental / "step-00000006"), str(tmp_path), "dense=none"])
     assert np.array_equal(np.load(tmp_path / "rows.npy"), by_key(run_of_6 / "step-00000006")["weight"])
@@ -142,7 +152,8 @@ def test_a_run_goes_on_from_an_incremental_checkpoint_to_the_same_bits(tmp_path,
 
 
 @pytest.mark.parametrize("damage, told", [
-    ("flipped", "step-00000006 cannot be used: step-00000002/shard-00001.weight.npy, which it builds on, has other bytes"),
+    ("flipped", "step-00000006 cannot be used: step-00000002/shard-00001.weight.npy, which it builds on, has other "
+                "bytes"),
     ("gone", "step-00000006 cannot be used: .*step-00000002 is no whole checkpoint"),
     ("another", "step-00000006 cannot be used: .*step-00000006 builds on step-00000002, which is another now"),
 ])  # fmt: skip
@@ -164,8 +175,13 @@ def test_an_incremental_checkpoint_is_no_better_than_what_it_builds_on(tmp_path,
     assert re.search(told, capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("keep, full_every, stay", [(1, 3, "1 3"), (1, 2, "3"), (2, 2, "1 3 4"), (2, 3, "1 4 5"), (2, 1, "4 5"), (3, 9, "1 3 4 5")])
-def test_what_incremental_checkpoints_build_on_stays_and_of_several_not_all_build_on_one(tmp_path, keep, full_every, stay):
+@pytest.mark.parametrize(
+    "keep, full_every, stay",
+    [(1, 3, "1 3"), (1, 2, "3"), (2, 2, "1 3 4"), (2, 3, "1 4 5"), (2, 1, "4 5"), (3, 9, "1 3 4 5")],
+)
+def test_what_incremental_checkpoints_build_on_stays_and_of_several_not_all_build_on_one(
+    tmp_path, keep, full_every, stay
+):
     table = EmbeddingTable(World(), 100, 3, RowOptimizer("sgd"))
     checkpoints = Checkpoints(table.world, tmp_path, keep, full_every)
     for step in range(1, {"1 3": 3, "3": 3, "1 3 4": 4}.get(stay, 5) + 1):
@@ -178,14 +194,24 @@ def test_what_incremental_checkpoints_build_on_stays_and_of_several_not_all_buil
 @pytest.mark.mpi
 @pytest.mark.parametrize("has_memory", [True, False])
 @pytest.mark.parametrize("staleness", [0, 3])
-def test_rows_of_late_updates_are_in_an_incremental_checkpoint(placed, tmp_path_factory, monkeypatch, staleness, has_memory):
+def test_rows_of_late_updates_are_in_an_incremental_checkpoint(
+    placed, tmp_path_factory, monkeypatch, staleness, has_memory
+):
     """At s >= 1 an update may leave a row's clock as it is."""
     folder = Path(placed.comm.bcast(str(tmp_path_factory.mktemp("late"))))
     model, random = torch.nn.Linear(2, 2), np.random.default_rng(placed.rank)
     table, other = (
-        EmbeddingTable(placed, 1000, 3, RowOptimizer("adagrad"), name=name, staleness=Staleness(staleness), cache=CacheSettings(200, admit="all"))
+        EmbeddingTable(
+            placed,
+            1000,
+            3,
+            RowOptimizer("adagrad"),
+            name=name,
+            staleness=Staleness(staleness),
+            cache=CacheSettings(200, admit="all"),
+        )
         for name in ("one", "other")
-    )  # fmt: skip
+    )
     checkpoints = Checkpoints(placed, folder, full_every=9)
     if not has_memory:
         monkeypatch.setattr(saving, "available_memory", lambda: 1000)
@@ -243,12 +269,21 @@ def saved_on_three(tmp_path_factory):
 @pytest.mark.parametrize("ranks, partition", [(1, "range"), (2, "hash"), (4, "round_robin")])
 def test_rows_saved_on_three_ranks_come_back_on_any_number_in_any_partition(saved_on_three, ranks, partition):
     last = saved_on_three
-    outcome = run([mpiexec(), "-n", str(ranks), sys.executable, str(ROOT / "tests/checkpoint_check.py"), str(last), partition])
+    outcome = run(
+        [mpiexec(), "-n", str(ranks), sys.executable, str(ROOT / "tests/checkpoint_check.py"), str(last), partition]
+    )
     assert outcome.code == 0, outcome.text
 
 
 def test_a_run_goes_on_on_other_ranks_with_no_sample_lost_or_twice(tmp_path):
-    settings = [*SMALL, "checkpoint.every_steps=2", f"run.dir={tmp_path}", "resume=auto", "table.staleness=3", "table.cache.admit=all"]
+    settings = [
+        *SMALL,
+        "checkpoint.every_steps=2",
+        f"run.dir={tmp_path}",
+        "resume=auto",
+        "table.staleness=3",
+        "table.cache.admit=all",
+    ]
     samples = 0
     for ranks, steps in ((2, 4), (3, 9), (1, 12)):
         before = 4 if steps == 9 else 9 if steps == 12 else 0
@@ -281,14 +316,26 @@ def flip(path):
 
 
 DAMAGES = {
-    "flipped": (lambda path: flip(path / "shard-00001.weight.npy"), "shard-00001.weight.npy has other bytes than were written"),
-    "missing": (lambda path: (path / "shard-00000.clock.npy").unlink(), "shard-00000.clock.npy: No such file or directory"),
+    "flipped": (
+        lambda path: flip(path / "shard-00001.weight.npy"),
+        "shard-00001.weight.npy has other bytes than were written",
+    ),
+    "missing": (
+        lambda path: (path / "shard-00000.clock.npy").unlink(),
+        "shard-00000.clock.npy: No such file or directory",
+    ),
     "truncated": (
-        lambda path: (path / "dense.pt").write_bytes((path / "dense.pt").read_bytes()[:-1]), r"dense.pt has [\d,]+ bytes, [\d,]+ were written",
+        lambda path: (path / "dense.pt").write_bytes((path / "dense.pt").read_bytes()[:-1]),
+        r"dense.pt has [\d,]+ bytes, [\d,]+ "
+        r"were "
+        r"written",
     ),
     "no manifest": (lambda path: (path / "manifest.json").write_text("{"), "is no whole checkpoint: manifest.json"),
-    "other format": (lambda path: (path / "manifest.json").write_text('{"format": 99}'), "has format 99, this hetmpi reads 1, 2 and 3"),
-}  # fmt: skip
+    "other format": (
+        lambda path: (path / "manifest.json").write_text('{"format": 99}'),
+        "has format 99, this hetmpi reads 1, 2 and 3",
+    ),
+}
 
 
 @pytest.mark.parametrize("damage", sorted(DAMAGES))
@@ -306,12 +353,17 @@ def test_a_named_checkpoint_that_is_damaged_ends_the_run(tmp_path, run_of_6):
     shutil.copytree(run_of_6, folder)
     flip(folder / "step-00000006/dense.pt")
     outcome = train(2, *SMALL, f"run.dir={tmp_path}", f"resume={folder}/step-00000006", "optim.rows=adagrad")
-    assert outcome.code != 0 and "dense.pt has other bytes than were written: name another checkpoint, or resume=auto" in outcome.text
+    assert (
+        outcome.code != 0
+        and "dense.pt has other bytes than were written: name another checkpoint, or resume=auto" in outcome.text
+    )
     assert not outcome.survivors
 
 
 def test_a_checkpoint_of_another_table_is_refused(tmp_path, run_of_6):
-    outcome = train(2, *SMALL, "table.dim=8", f"run.dir={tmp_path}", f"resume={run_of_6}/step-00000006", "optim.rows=adagrad")
+    outcome = train(
+        2, *SMALL, "table.dim=8", f"run.dir={tmp_path}", f"resume={run_of_6}/step-00000006", "optim.rows=adagrad"
+    )
     assert outcome.code != 0 and "is of a table with dim=4, this one has 8" in outcome.text, outcome.text
 
 
@@ -321,7 +373,9 @@ def test_a_trainer_refuses_a_checkpoint_that_is_whole_by_its_hashes_alone(tmp_pa
     shutil.copytree(run_of_6, folder)
     last, shard = folder / "step-00000006", "shard-00001.weight.npy"
     change_file(last, shard, np.load(last / shard).astype(np.float64))
-    outcome = train(2, *SMALL, f"run.dir={tmp_path}", f"resume={str(last) if resume == 'PATH' else resume}", "optim.rows=adagrad")
+    outcome = train(
+        2, *SMALL, f"run.dir={tmp_path}", f"resume={str(last) if resume == 'PATH' else resume}", "optim.rows=adagrad"
+    )
     assert re.search(rf"{shard} must hold float32 of shape \(\d+, 4\), it holds float64", outcome.text), outcome.text
     assert "Traceback" not in outcome.text and not outcome.survivors
     if resume == "auto":
@@ -334,7 +388,10 @@ def test_a_trainer_refuses_a_checkpoint_that_is_whole_by_its_hashes_alone(tmp_pa
 def test_a_checkpoint_of_many_ranks_is_loaded_and_exported_with_few_open_files(tmp_path, size, num_open):
     write_checkpoint(tmp_path / "step-00000001", 1, size)
     write_checkpoint(tmp_path / "step-00000002", 2, size, base=tmp_path / "step-00000001")
-    path, limited = str(tmp_path / "step-00000002"), ["bash", "-c", f'ulimit -n {num_open}; exec "$@"', "bash", sys.executable]
+    path, limited = (
+        str(tmp_path / "step-00000002"),
+        ["bash", "-c", f'ulimit -n {num_open}; exec "$@"', "bash", sys.executable],
+    )
     outcome = run([*limited, str(ROOT / "tests/checkpoint_check.py"), path, "range"])
     assert outcome.code == 0, outcome.text
     outcome = run([*limited, "-m", "hetmpi.export", path, str(tmp_path / "out"), "dense=none"])
@@ -369,8 +426,10 @@ def test_what_is_not_finite_is_not_saved_and_all_ranks_hear_of_it(
     checkpoints.save(Position(2, 0), table, model)
     told = {
         "dense": "parameter bias of the dense layers is not finite",
-        "weight": rf"table 'words': weight of 1 row\(s\) of rank {last} is not finite, of key {2 * world.size + last} for one",
-        "state": rf"table 'words': state of 1 row\(s\) of rank {last} is not finite, of key {2 * world.size + last} for one",
+        "weight": rf"table 'words': weight of 1 row\(s\) of rank {last} is not finite, of key {2 * world.size + last} "
+        rf"for one",
+        "state": rf"table 'words': state of 1 row\(s\) of rank {last} is not finite, of key {2 * world.size + last} "
+        rf"for one",
     }[spoilt]
     with pytest.raises(Refused, match=f"step-00000002 is not written in {folder}: {told}: earlier checkpoints stay"):
         checkpoints.wait()
@@ -386,13 +445,19 @@ def test_what_is_not_finite_is_not_saved_and_all_ranks_hear_of_it(
 
 
 def test_an_export_builds_models_alone(tmp_path, run_of_6):
-    for number, config in enumerate([
-        {"_target_": "os.mkdir", "_args_": [str(tmp_path / "made")]}, {"_target_": "models.wdl.WDL", "hidden": {"_target_": "os.mkdir", "path": "x"}},
-        {"_target_": "models.wdl.WDL", "hidden": "${oc.create:{_target_:os.abort}}"}, {"_target_": "models.wdl.WDL", "hidden": [7]}, {"_target_": 3}, {},
-    ]):  # fmt: skip
+    for number, config in enumerate(
+        [
+            {"_target_": "os.mkdir", "_args_": [str(tmp_path / "made")]},
+            {"_target_": "models.wdl.WDL", "hidden": {"_target_": "os.mkdir", "path": "x"}},
+            {"_target_": "models.wdl.WDL", "hidden": "${oc.create:{_target_:os.abort}}"},
+            {"_target_": "models.wdl.WDL", "hidden": [7]},
+            {"_target_": 3},
+            {},
+        ]
+    ):
         path = tmp_path / str(number) / "step-00000006"
         shutil.copytree(run_of_6 / "step-00000006", path)
-        change_manifest(path, lambda said: said.update(model_config=config))
+        change_manifest(path, lambda said, config=config: said.update(model_config=config))
         with pytest.raises(SystemExit, match="hetmpi: .*step-00000006: the model in its manifest does not fit: "):
             export.main([str(path), str(tmp_path / "out"), "rows=none"])
     assert not (tmp_path / "made").exists()
@@ -473,7 +538,9 @@ def test_a_full_disk_ends_the_run_with_the_reason_and_keeps_what_was_whole(tmp_p
         pytest.skip("no file system can be mounted here")
     try:
         outcome = train(2, *SMALL, *SAVING, f"run.dir={tmp_path}", f"checkpoint.dir={small}")
-        assert outcome.code != 0 and "cannot be written in" in outcome.text and "No space left on device" in outcome.text, outcome.text
+        assert (
+            outcome.code != 0 and "cannot be written in" in outcome.text and "No space left on device" in outcome.text
+        ), outcome.text
         assert not outcome.survivors
         whole = [path for path in small.iterdir() if path.suffix != ".part"]
         assert whole and not any(Checkpoints(World(), small).damage(path) for path in whole)
@@ -484,9 +551,22 @@ def test_a_full_disk_ends_the_run_with_the_reason_and_keeps_what_was_whole(tmp_p
 def test_a_rank_killed_at_any_moment_leaves_a_checkpoint_to_go_on_from(tmp_path, run_of_6):
     """Whatever is there afterwards is whole, and leads to the same rows."""
     random, num_killed = np.random.default_rng(0), 0
-    command = [mpiexec(), "-n", "2", sys.executable, "-m", "hetmpi.train", *SMALL, *SAVING, f"run.dir={tmp_path}", "resume=auto"]
+    command = [
+        mpiexec(),
+        "-n",
+        "2",
+        sys.executable,
+        "-m",
+        "hetmpi.train",
+        *SMALL,
+        *SAVING,
+        f"run.dir={tmp_path}",
+        "resume=auto",
+    ]
     for _ in range(2):
-        process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         time.sleep(3 + 3 * random.random())
         for rank in random.permutation(ranks_of(tmp_path))[:1].tolist():
             os.kill(rank, signal.SIGKILL)
@@ -527,9 +607,12 @@ def test_a_second_signal_ends_a_rank_that_waits_for_others(tmp_path):
     """The other rank is stopped, so that no step ends."""
     settings = [*SMALL, f"run.dir={tmp_path}", "steps=100000"]
     process = subprocess.Popen(
-        [mpiexec(), "-n", "2", sys.executable, "-m", "hetmpi.train", *settings], cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL,
+        [mpiexec(), "-n", "2", sys.executable, "-m", "hetmpi.train", *settings],
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    )
     deadline = time.monotonic() + 60
     while not (tmp_path / "metrics.jsonl").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -564,10 +647,19 @@ def test_rows_by_key_and_the_dense_layers_come_out(tmp_path, run_of_6):
 def trained(path):
     """The model of a checkpoint, rows of some samples, and these."""
     manifest, data = json.loads((path / "manifest.json").read_text()), Synthetic(0, scale=0.0005)
-    model = WDL(data.num_fields, data.num_dense, manifest["dim"], **{k: v for k, v in manifest["model_config"].items() if k != "_target_"})
+    model = WDL(
+        data.num_fields,
+        data.num_dense,
+        manifest["dim"],
+        **{k: v for k, v in manifest["model_config"].items() if k != "_target_"},
+    )
     model.load_state_dict(torch.load(path / "dense.pt", weights_only=True)["model"])
     batch = to_batch(data.valid(0, 50))
-    return model.eval(), torch.randn(len(batch.keys), manifest["dim"], generator=torch.Generator().manual_seed(0)), batch
+    return (
+        model.eval(),
+        torch.randn(len(batch.keys), manifest["dim"], generator=torch.Generator().manual_seed(0)),
+        batch,
+    )
 
 
 def test_the_dense_layers_come_out_for_other_programs(tmp_path, run_of_6):
@@ -577,7 +669,9 @@ def test_the_dense_layers_come_out_for_other_programs(tmp_path, run_of_6):
     export.main([str(path), str(tmp_path), "rows=none", "dense=onnx"])
     model, known, batch = trained(path)
     inputs = {"rows": known, "index": batch.index, "dense": batch.dense}
-    (found,) = reference.ReferenceEvaluator(str(tmp_path / "dense.onnx")).run(None, {name: value.numpy() for name, value in inputs.items()})
+    (found,) = reference.ReferenceEvaluator(str(tmp_path / "dense.onnx")).run(
+        None, {name: value.numpy() for name, value in inputs.items()}
+    )
     assert np.allclose(found, model(known, batch).detach().numpy(), atol=1e-5)
 
 

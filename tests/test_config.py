@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from hydra.utils import get_class
 
-from hetmpi.run.config import CONF, cache_of, resolved
 from hetmpi.errors import Refused
+from hetmpi.run.config import CONF, cache_of, resolved
 
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
@@ -51,26 +51,78 @@ def test_the_run_folder_names_model_and_data():
     assert folder.parent.name == "runs" and folder.name.endswith("-dcn-synthetic")
 
 
-@pytest.mark.parametrize("override", [
-        "nonsense", "steps=null epochs=null", "steps=2.5", "seed=1.5", "batch_size=1.5", "table.dim=wide",
-        "table.init_std=x", "optim.rows_lr=x", "optim.dense_lr=-1", "optim.schedule=step", "eval.max_samples=0",
-        "log.every_steps=0", "log.every_steps=null", "optim.warmup_steps=-1", "epochs=-1", "epochs=nan", "table.prefetch_batches=5",
-        "table.replicate_below_rows=-1", "table.replicate_below_rows=1.5", "table.replicate_below_rows=null",
-        "table.staleness=-1", "table.staleness=1.5", "table.staleness=2147483648", "+table.cache.size=5", "train.profile=maybe",
-        "table.staleness_growth=0", "table.anticipate=-1", "table.cache.policy=fifo", "table.exchange=mail",
-        "table.cache.admit=some", "table.cache.capacity_rows=-1", "table.cache.capacity_fraction=1.5",
-        "table.cache.capacity_rows=5 table.cache.capacity_fraction=0.1", "seed=99999999999999999999", "run.dir=/tmp/ü",
-        "steps=99999999999999999999", "table.dim=100000000000", "table.inbox_mb=inf", "table.init_std=inf", "optim.rows_lr=inf",
-        "optim.dense_weight_decay=99999999999999999999", "watchdog.seconds=inf", "checkpoint.dir=5", "checkpoint.dir=null",
-        "checkpoint.dir=[1,2]", "run.dir=1e11", "run.dir=''", "resume=5", "resume=true", "model.hidden=[0]", "model.hidden=[a]",
-        "model.hidden=[100000000000]", "model.hidden=2.5", "model.hidden=null", "model=dcn model.num_cross_layers=-1",
-        "table=null", "checkpoint=abc", "train=null", "table.cache=5", "run=null",
-    ])
+@pytest.mark.parametrize(
+    "override",
+    [
+        "nonsense",
+        "steps=null epochs=null",
+        "steps=2.5",
+        "seed=1.5",
+        "batch_size=1.5",
+        "table.dim=wide",
+        "table.init_std=x",
+        "optim.rows_lr=x",
+        "optim.dense_lr=-1",
+        "optim.schedule=step",
+        "eval.max_samples=0",
+        "log.every_steps=0",
+        "log.every_steps=null",
+        "optim.warmup_steps=-1",
+        "epochs=-1",
+        "epochs=nan",
+        "table.prefetch_batches=5",
+        "table.replicate_below_rows=-1",
+        "table.replicate_below_rows=1.5",
+        "table.replicate_below_rows=null",
+        "table.staleness=-1",
+        "table.staleness=1.5",
+        "table.staleness=2147483648",
+        "+table.cache.size=5",
+        "train.profile=maybe",
+        "table.staleness_growth=0",
+        "table.anticipate=-1",
+        "table.cache.policy=fifo",
+        "table.exchange=mail",
+        "table.cache.admit=some",
+        "table.cache.capacity_rows=-1",
+        "table.cache.capacity_fraction=1.5",
+        "table.cache.capacity_rows=5 table.cache.capacity_fraction=0.1",
+        "seed=99999999999999999999",
+        "run.dir=/tmp/ü",
+        "steps=99999999999999999999",
+        "table.dim=100000000000",
+        "table.inbox_mb=inf",
+        "table.init_std=inf",
+        "optim.rows_lr=inf",
+        "optim.dense_weight_decay=99999999999999999999",
+        "watchdog.seconds=inf",
+        "checkpoint.dir=5",
+        "checkpoint.dir=null",
+        "checkpoint.dir=[1,2]",
+        "run.dir=1e11",
+        "run.dir=''",
+        "resume=5",
+        "resume=true",
+        "model.hidden=[0]",
+        "model.hidden=[a]",
+        "model.hidden=[100000000000]",
+        "model.hidden=2.5",
+        "model.hidden=null",
+        "model=dcn model.num_cross_layers=-1",
+        "table=null",
+        "checkpoint=abc",
+        "train=null",
+        "table.cache=5",
+        "run=null",
+    ],
+)
 def test_settings_no_run_can_have_are_refused(override):
     with pytest.raises(Refused, match="^settings: "):
         resolved(override.split())
 
 
 def test_an_integer_written_as_a_float_is_told_how_to_write_it():
-    with pytest.raises(Refused, match="batch_size must be an integer of at least 1, got 100000000000.0: write 100000000000,"):
+    with pytest.raises(
+        Refused, match="batch_size must be an integer of at least 1, got 100000000000.0: write 100000000000,"
+    ):
         resolved(["batch_size=1e11"])

@@ -18,9 +18,7 @@ REPORTS = ("WARNING: ThreadSanitizer", "ERROR: AddressSanitizer", "ERROR: LeakSa
 def run(*command):
     """Exit code and everything printed."""
     env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}  # sanitizers want to be first
-    done = subprocess.run(
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300
-    )
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
     return done.returncode, done.stdout
 
 

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from hetmpi import export
 from hetmpi.checkpoint.checkpoints import Checkpoints, Position
+from hetmpi.errors import Refused
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.table import EmbeddingTable
-from hetmpi.errors import Refused
 
 NUM_ROWS, DIM = 20, 3
 SHARD, ROWS = "shard-00000.weight.npy", "shard-00000.rows.npy"

@@ -1,4 +1,5 @@
-"""The cache on the GPU makes of any calls what the cache on the CPU makes of them, bit for bit (tests/cpp/cuda_cache_test.cpp).
+"""The cache on the GPU makes of any calls what the cache on the CPU makes of them, bit for bit
+(tests/cpp/cuda_cache_test.cpp).
 
 On a GPU where there is one; everywhere by the same source compiled for the CPU (tests/cpp/cuda_on_cpu)."""
 
@@ -14,16 +15,16 @@ import numpy as np
 import pybind11
 import pytest
 import torch
+from test_core import CXX, FLAGS, ROOT, run
 
 from hetmpi import _C
-from hetmpi.table.cache import CacheSettings, Staleness
+from hetmpi.comm.world import World
 from hetmpi.data.batch import to_batch
 from hetmpi.data.gpu_batch import GpuBatches
 from hetmpi.data.synthetic import Synthetic
+from hetmpi.table.cache import CacheSettings, Staleness
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.table import EmbeddingTable
-from hetmpi.comm.world import World
-from test_core import CXX, FLAGS, ROOT, run
 
 KERNELS = sorted(map(str, (ROOT / "cpp/cuda").glob("*.cu")))
 SOURCES = [*KERNELS, str(ROOT / "tests/cpp/cuda_cache_test.cpp")]
@@ -35,7 +36,9 @@ needs_gpu = pytest.mark.skipif(bool(NO_GPU), reason=f"no GPU can be used here: {
 
 NO_GPU_IN = "not formula and not steps_of_torch and not first_rows"  # of test_staleness.py
 
-needs_compiler = pytest.mark.skipif(shutil.which(CXX[0]) is None, reason=f"there is no C++ compiler {CXX[0]}; CXX may name one")
+needs_compiler = pytest.mark.skipif(
+    shutil.which(CXX[0]) is None, reason=f"there is no C++ compiler {CXX[0]}; CXX may name one"
+)
 
 
 @needs_compiler
@@ -54,7 +57,12 @@ def test_tables_keep_their_promises_with_their_lines_on_a_gpu(tmp_path):
     shutil.copytree(ROOT / "hetmpi", package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     module = str(package / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}")
     sources = [*map(str, (ROOT / "cpp/python").glob("*.cpp")), *KERNELS]
-    flags = [*(flag for flag in FLAGS if flag not in ("-g", "-Werror")), "-fPIC", "-fvisibility=hidden", "-DHETMPI_CUDA=1"]
+    flags = [
+        *(flag for flag in FLAGS if flag not in ("-g", "-Werror")),
+        "-fPIC",
+        "-fvisibility=hidden",
+        "-DHETMPI_CUDA=1",
+    ]
     includes = [*ON_CPU, f"-I{pybind11.get_include()}", f"-I{sysconfig.get_path('include')}"]
     objects = [str(tmp_path / f"{number}.o") for number in range(len(sources))]
     compile_one = [*CXX, *flags, *includes, "-x", "c++", "-c"]
@@ -65,9 +73,31 @@ def test_tables_keep_their_promises_with_their_lines_on_a_gpu(tmp_path):
     assert code == 0, text
     tests = [str(ROOT / "tests/test_staleness.py")]
     outcome = launch.run(
-        [launch.mpiexec(), "-n", "2", sys.executable, "-m", "mpi4py", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "gpu_on_cpu", "-m", "mpi", "-k", NO_GPU_IN, *tests],
-        timeout_s=280, cwd=tmp_path, PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT), str(ROOT / "tests")]),
-    )  # fmt: skip
+        [
+            launch.mpiexec(),
+            "-n",
+            "2",
+            sys.executable,
+            "-m",
+            "mpi4py",
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "gpu_on_cpu",
+            "-m",
+            "mpi",
+            "-k",
+            NO_GPU_IN,
+            *tests,
+        ],
+        timeout_s=280,
+        cwd=tmp_path,
+        PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT), str(ROOT / "tests")]),
+    )
     assert outcome.code == 0, outcome.text
 
 
@@ -76,7 +106,22 @@ def test_the_gpu_cache_equals_the_cpu_cache(tmp_path):
     if shutil.which("nvcc") is None:
         pytest.skip("there is no nvcc on PATH")
     program = str(tmp_path / "test")
-    subprocess.run(["nvcc", "-std=c++17", "-O2", "-fmad=false", "-Xcompiler", "-ffp-contract=off", "-arch=native", INCLUDE, *SOURCES, "-o", program], check=True)
+    subprocess.run(
+        [
+            "nvcc",
+            "-std=c++17",
+            "-O2",
+            "-fmad=false",
+            "-Xcompiler",
+            "-ffp-contract=off",
+            "-arch=native",
+            INCLUDE,
+            *SOURCES,
+            "-o",
+            program,
+        ],
+        check=True,
+    )
     for seed in range(5):
         code, text = run(program, str(seed), "200")
         assert code == 0, text
@@ -107,8 +152,14 @@ def test_python_calls_it_with_tensors_and_a_stream():
     assert torch.equal(out, rows - 1)
     cache.take_all(stream)
     sent, clock, count, sums = cache.take_pushes(stream)
-    assert sorted(sent.tolist()) == list(range(10)) and set(clock) == set(count) == {1} and np.array_equal(sums, np.ones((10, 8)))
-    with pytest.raises(ValueError, match=r"out must be contiguous, of type <f4 and shape \(10,8,\), got <f4 and \(10,4,\)"):
+    assert (
+        sorted(sent.tolist()) == list(range(10))
+        and set(clock) == set(count) == {1}
+        and np.array_equal(sums, np.ones((10, 8)))
+    )
+    with pytest.raises(
+        ValueError, match=r"out must be contiguous, of type <f4 and shape \(10,8,\), got <f4 and \(10,4,\)"
+    ):
         cache.gather(slots, out[:, :4], stream)
     with pytest.raises(RuntimeError, match="requires grad"):
         cache.update(slots, grads.requires_grad_(), 1.0, stream)
@@ -132,7 +183,13 @@ def test_a_table_on_a_gpu_learns_what_one_on_the_cpu_learns(staleness):
     world = World()
     tables = [
         EmbeddingTable(
-            world, 200, 12, RowOptimizer("adagrad", 0.1), staleness=Staleness(staleness), cache=CacheSettings(64, admit="all"), device=device
+            world,
+            200,
+            12,
+            RowOptimizer("adagrad", 0.1),
+            staleness=Staleness(staleness),
+            cache=CacheSettings(64, admit="all"),
+            device=device,
         )
         for device in ("cpu", "cuda:0")
     ]
@@ -153,10 +210,19 @@ def test_a_table_on_a_gpu_learns_what_one_on_the_cpu_learns(staleness):
 
 @needs_gpu
 def test_rows_and_gradients_are_waited_for_by_the_stream_that_takes_them():
-    """Torch's stream is held up before every gradient: a cache that did not wait for it would take what is not there yet."""
+    """Torch's stream is held up before every gradient: a cache that did not wait for it would take what is not there
+    yet."""
     world, generator = World(), torch.Generator().manual_seed(0)
     on_cpu, on_gpu = (
-        EmbeddingTable(world, 200, 12, RowOptimizer("sgd", 0.1), staleness=Staleness(10), cache=CacheSettings(64, admit="all"), device=device)
+        EmbeddingTable(
+            world,
+            200,
+            12,
+            RowOptimizer("sgd", 0.1),
+            staleness=Staleness(10),
+            cache=CacheSettings(64, admit="all"),
+            device=device,
+        )
         for device in ("cpu", "cuda:0")
     )
     batches, read = [torch.randperm(200, generator=generator)[:40] for _ in range(31)], []

@@ -553,11 +553,14 @@ def test_rows_of_a_field_follow_its_distinct_values_or_the_wish(tmp_path, wish, 
         ({"field_rows": [1, 2]}, "data.field_rows must be a list of 26 integers"),
         ({"field_rows": [0] * 26}, "each of data.field_rows must be an integer of at least 1, got 0"),
         ({"field_rows": "x" * 26}, "data.field_rows must be a list of 26 integers"),
-        ({"path": 5}, "data.path must be a path, got 5"), ({"cache": [1]}, r"data.cache must be a path, got \[1\]"),
-        ({"rows_per_value": 0}, "data.rows_per_value must be a number"), ({"cached_groups": 0}, "data.cached_groups must be"),
-        ({"max_field_rows": 1.5}, "data.max_field_rows must be"), ({"max_bad_rows": None}, "data.max_bad_rows must be"),
+        ({"path": 5}, "data.path must be a path, got 5"),
+        ({"cache": [1]}, r"data.cache must be a path, got \[1\]"),
+        ({"rows_per_value": 0}, "data.rows_per_value must be a number"),
+        ({"cached_groups": 0}, "data.cached_groups must be"),
+        ({"max_field_rows": 1.5}, "data.max_field_rows must be"),
+        ({"max_bad_rows": None}, "data.max_bad_rows must be"),
     ],
-)  # fmt: skip
+)
 def test_criteo_refuses_impossible_settings(wrong, told):
     with pytest.raises(Refused, match=told):
         Criteo(**{"path": "a.tsv", "seed": 0, **wrong})

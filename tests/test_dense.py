@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hetmpi.dense import DENSE_RULES, DenseOptimizer
-from hetmpi.table.optim import Schedule
 from hetmpi.errors import NotFinite
+from hetmpi.table.optim import Schedule
 
 
 class TwoHeads(torch.nn.Module):

@@ -45,7 +45,10 @@ def test_they_say_shapes_and_errors(pages, page, said):
 
 
 def test_names_of_the_package_bring_nothing_along_until_they_are_used():
-    program = "import sys, hetmpi; print({'torch', 'mpi4py', 'hetmpi.comm.world'} & set(sys.modules), hetmpi.RowOptimizer('adam').rule)"
+    program = (
+        "import sys, hetmpi; print({'torch', 'mpi4py', 'hetmpi.comm.world'} & set(sys.modules), "
+        "hetmpi.RowOptimizer('adam').rule)"
+    )
     assert run([sys.executable, "-c", program]).text == "set() adam\n"
     with pytest.raises(AttributeError, match="no attribute 'Tabel'"):
-        hetmpi.Tabel
+        hetmpi.Tabel  # noqa: B018

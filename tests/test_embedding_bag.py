@@ -9,11 +9,11 @@ import weakref
 import pytest
 import torch
 
-from hetmpi.table.cache import CacheSettings, Staleness
-from hetmpi.table.bag import EmbeddingBag, MODES
-from hetmpi.table.optim import RowOptimizer
 from hetmpi.comm.launch import default_world
 from hetmpi.errors import Refused
+from hetmpi.table.bag import MODES, EmbeddingBag
+from hetmpi.table.cache import CacheSettings, Staleness
+from hetmpi.table.optim import RowOptimizer
 
 pytestmark = pytest.mark.mpi
 NUM_ROWS, DIM = 50, 6
@@ -46,7 +46,10 @@ def calls_of(step, rank, mode):
     generator = torch.Generator().manual_seed(100 * step + rank)
     weights = torch.rand(4, 5, generator=generator) if mode == "sum" else None
     ids = torch.randint(NUM_ROWS, (4, 5), generator=generator)
-    return [(ids, None, weights), (torch.randint(NUM_ROWS, (9,), generator=generator), torch.tensor([0, 0, 4, 9]), None)]
+    return [
+        (ids, None, weights),
+        (torch.randint(NUM_ROWS, (9,), generator=generator), torch.tensor([0, 0, 4, 9]), None),
+    ]
 
 
 def learn(world, mine, theirs, optimizer, mode, atol=1e-5):
@@ -81,7 +84,9 @@ def test_ids_of_32_bits_and_the_end_among_the_offsets(world):
     mine, theirs, _ = both(world, mode="mean", include_last_offset=True)
     ids, offsets = torch.tensor([4, 9, 4, 1, 0], dtype=torch.int32), torch.tensor([0, 2, 2, 5], dtype=torch.int32)
     assert torch.allclose(mine(ids, offsets), theirs(ids, offsets))
-    assert torch.allclose(mine(torch.arange(20)[::2], torch.tensor([0, 10])), theirs(torch.arange(20)[::2], torch.tensor([0, 10])))
+    assert torch.allclose(
+        mine(torch.arange(20)[::2], torch.tensor([0, 10])), theirs(torch.arange(20)[::2], torch.tensor([0, 10]))
+    )
     mine.table.close()
 
 
@@ -122,9 +127,13 @@ def test_bags_without_any_id(world):
 
 @pytest.mark.parametrize("cache", [0, NUM_ROWS])
 def test_what_is_late_arrives_with_a_flush(world, cache):
-    """With plain SGD at a small rate a late read changes next to nothing, so that the rows are those of exact reads, almost."""
+    """With plain SGD at a small rate a late read changes next to nothing, so that the rows are those of exact reads,
+    almost."""
     bound = {"staleness": Staleness(3), "cache": CacheSettings(capacity_rows=cache, admit="all")}
-    bags = [EmbeddingBag(NUM_ROWS, DIM, optimizer=RowOptimizer("sgd", 1e-3), mode="sum", world=world, name="one", **how) for how in ({}, bound)]
+    bags = [
+        EmbeddingBag(NUM_ROWS, DIM, optimizer=RowOptimizer("sgd", 1e-3), mode="sum", world=world, name="one", **how)
+        for how in ({}, bound)
+    ]
     first = rows_of(bags[0])
     for step in range(5):
         for bag in bags:
@@ -146,7 +155,9 @@ def test_a_model_with_a_bag_is_handled_as_any_other(world):
     assert not model.load_state_dict(model.state_dict()).missing_keys
     with pytest.raises(RuntimeError, match='Unexpected key.* "0.weight"'):
         model.load_state_dict(model.state_dict() | {"0.weight": torch.zeros(1)})
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), named_parameters=model.named_parameters())
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), 0.1), named_parameters=model.named_parameters()
+    )
     before = rows_of(mine)
     model(torch.tensor([[1, 2]])).sum().backward()
     optimizer.step()
@@ -322,7 +333,10 @@ def test_horovod_averages_beside_a_bag_that_some_ranks_do_not_call(world):
 
 def test_a_program_without_a_world_gets_one(world):
     bag = EmbeddingBag(NUM_ROWS, DIM)
-    assert bag.table.world is default_world() and (bag.table.world.rank, bag.table.world.size) == (world.rank, world.size)
+    assert bag.table.world is default_world() and (bag.table.world.rank, bag.table.world.size) == (
+        world.rank,
+        world.size,
+    )
     bag.table.close()
 
 

@@ -1,4 +1,5 @@
-"""examples/bag_before.py and bag_after.py: one training with torch.nn.EmbeddingBag and with hetmpi's, and scripts as people write them."""
+"""examples/bag_before.py and bag_after.py: one training with torch.nn.EmbeddingBag and with hetmpi's, and scripts as
+people write them."""
 
 import difflib
 import re
@@ -8,7 +9,11 @@ import pytest
 from launch import ROOT, mpiexec, run
 
 EXAMPLES = ROOT / "examples"
-GIVING_WAY = {"OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1", "MPIR_CVAR_POLLS_BEFORE_YIELD": "1"}  # few cores, a script without hetmpi
+GIVING_WAY = {
+    "OMP_NUM_THREADS": "1",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "MPIR_CVAR_POLLS_BEFORE_YIELD": "1",
+}  # few cores, a script without hetmpi
 SAME_ROWS = """
 import runpy, sys, torch, hetmpi
 
@@ -27,7 +32,9 @@ def losses(ranks, *command):
     """What a script prints: where -> loss."""
     outcome = run([mpiexec(), "-n", str(ranks), sys.executable, *map(str, command)], timeout_s=300, **GIVING_WAY)
     assert outcome.code == 0, outcome.text
-    found = {where: float(loss) for where, loss in re.findall(r"(epoch \d+ (?:step \d+|held-out)) loss (\S+)", outcome.text)}
+    found = {
+        where: float(loss) for where, loss in re.findall(r"(epoch \d+ (?:step \d+|held-out)) loss (\S+)", outcome.text)
+    }
     assert found, outcome.text
     return found
 
@@ -35,7 +42,18 @@ def losses(ranks, *command):
 @pytest.fixture(scope="module")
 def after(tmp_path_factory):
     """Losses of two epochs with the rows that torch would begin with."""
-    return losses(2, "-c", SAME_ROWS, EXAMPLES / "bag_after.py", "--epochs", 2, "--visits", 3000, "--save", tmp_path_factory.mktemp("after"))
+    return losses(
+        2,
+        "-c",
+        SAME_ROWS,
+        EXAMPLES / "bag_after.py",
+        "--epochs",
+        2,
+        "--visits",
+        3000,
+        "--save",
+        tmp_path_factory.mktemp("after"),
+    )
 
 
 def test_the_script_with_another_bag_prints_the_same_losses(after, tmp_path):
@@ -84,9 +102,9 @@ print(f"rows {rows:.4f} of {bag.table.world.size}")
 
 def test_one_rank_may_look_at_rows_when_the_others_are_at_their_end():
     """Ranks of other nodes get rows by MPI, which Horovod started and would end."""
-    program = SCRIPT.format(first="hvd.init(); from hetmpi.comm.launch import default_world; from hetmpi.comm.world import World", then="").replace(
-        'mode="sum"', 'mode="sum", world=World(default_world().comm, ranks_per_node=1)'
-    )
+    program = SCRIPT.format(
+        first="hvd.init(); from hetmpi.comm.launch import default_world; from hetmpi.comm.world import World", then=""
+    ).replace('mode="sum"', 'mode="sum", world=World(default_world().comm, ranks_per_node=1)')
     end = """
 import time
 if hvd.rank() == 0:
@@ -97,7 +115,10 @@ if hvd.rank() == 0:
     assert outcome.code == 0 and "rows torch.Size([1000, 4])" in outcome.text, outcome.text
 
 
-@pytest.mark.parametrize("wrong, said", [("bag(torch.tensor([[1000]]))", "keys must lie in [0, 1,000), got 1000"), ("1 / 0", "division by zero")])
+@pytest.mark.parametrize(
+    "wrong, said",
+    [("bag(torch.tensor([[1000]]))", "keys must lie in [0, 1,000), got 1000"), ("1 / 0", "division by zero")],
+)
 def test_an_error_of_one_rank_ends_all(wrong, said):
     end = f"""
 if hvd.rank() == 1:
@@ -106,4 +127,6 @@ bag.step()
 """
     outcome = run([mpiexec(), "-n", "2", sys.executable, "-c", SCRIPT.format(first="hvd.init()", then="") + end])
     assert outcome.code != 0 and outcome.survivors == [] and outcome.seconds_left < 10
-    assert outcome.text.count("Traceback") == 1 and f"{said}" in outcome.text and "(rank 1 of 2 on " in outcome.text, outcome.text
+    assert outcome.text.count("Traceback") == 1 and f"{said}" in outcome.text and "(rank 1 of 2 on " in outcome.text, (
+        outcome.text
+    )

@@ -8,21 +8,39 @@ import torch
 from hypothesis import strategies as st
 from reference import Rounds
 from test_staleness import (
-    ALL, PLAIN, STALENESS, batch_of, cases, changes, check_that_nothing_is_lost_while_an_owner_stands_still,
-    clocks_of_all, cluster_of, first_row, follow, is_mine, open_table, own_batch_of, run_freely, step_freely, tensors,
-    total_change, trained, write_apart, writes_of,
+    ALL,
+    PLAIN,
+    STALENESS,
+    batch_of,
+    cases,
+    changes,
+    check_that_nothing_is_lost_while_an_owner_stands_still,
+    clocks_of_all,
+    cluster_of,
+    first_row,
+    follow,
+    is_mine,
+    open_table,
+    own_batch_of,
+    run_freely,
+    step_freely,
+    tensors,
+    total_change,
+    trained,
+    write_apart,
+    writes_of,
 )  # fmt: skip
 from test_table import RULES, all_rows, check_same_bits, make_table, train
 
 from hetmpi import _C
-from hetmpi.table.cache import CacheSettings, Staleness
-from hetmpi.table.optim import RowOptimizer
 from hetmpi.comm.route import PARTITIONS
 from hetmpi.comm.two_sided import MOST_IDLE
-from hetmpi.errors import Refused
-from hetmpi.table.table import EmbeddingTable
 from hetmpi.comm.window import RmaWindow
 from hetmpi.comm.world import World
+from hetmpi.errors import Refused
+from hetmpi.table.cache import CacheSettings, Staleness
+from hetmpi.table.optim import RowOptimizer
+from hetmpi.table.table import EmbeddingTable
 
 pytestmark = pytest.mark.mpi
 
@@ -81,7 +99,13 @@ def test_ranks_in_lockstep_do_what_the_reference_does(apart, staleness, case):
 
 
 @pytest.mark.parametrize("staleness", STALENESS[1:])
-@cases(20, **ANNOUNCED, growth=st.sampled_from([None, None, 1.5, 6]), anticipate=st.integers(0, 3), num_steps=st.integers(5, 40))
+@cases(
+    20,
+    **ANNOUNCED,
+    growth=st.sampled_from([None, None, 1.5, 6]),
+    anticipate=st.integers(0, 3),
+    num_steps=st.integers(5, 40),
+)
 def test_ranks_that_announce_their_batches_do_what_the_reference_does(world, staleness, case):
     apart, settings = World(world.comm, ranks_per_node=1), (staleness, case["growth"], case["anticipate"])
     table = open_table(apart, case, *settings)
@@ -90,7 +114,13 @@ def test_ranks_that_announce_their_batches_do_what_the_reference_does(world, sta
 
 
 @pytest.mark.parametrize("staleness", [1, 10])
-@cases(5, **{**ANNOUNCED, "exchange": st.just("toy_transport.Pickled")}, growth=st.none(), anticipate=st.just(3), num_steps=st.integers(5, 25))
+@cases(
+    5,
+    **{**ANNOUNCED, "exchange": st.just("toy_transport.Pickled")},
+    growth=st.none(),
+    anticipate=st.just(3),
+    num_steps=st.integers(5, 25),
+)
 def test_a_transport_of_ones_own_takes_one_file(world, staleness, case):
     apart, settings = World(world.comm, ranks_per_node=1), (staleness, case["growth"], case["anticipate"])
     table = open_table(apart, case, *settings)
@@ -118,7 +148,13 @@ def step_in_rounds(world, table, keys, grads, later):
     return rows
 
 
-@cases(25, **ALLTOALL, staleness=st.sampled_from(STALENESS), anticipate=st.sampled_from([1, 3]), num_steps=st.integers(5, 25))
+@cases(
+    25,
+    **ALLTOALL,
+    staleness=st.sampled_from(STALENESS),
+    anticipate=st.sampled_from([1, 3]),
+    num_steps=st.integers(5, 25),
+)
 def test_no_update_is_lost_or_applied_twice(apart, case):
     table = open_table(apart, case, case["staleness"], None, case["anticipate"], inbox_bytes=1)
     run_freely(apart, table, case, lambda step: table.flush() if step == 3 else None)
@@ -181,7 +217,7 @@ def test_clocks_of_a_row_on_two_ranks_that_read_it_differ_by_at_most_2s(apart, s
 def test_one_rank_may_write_keys_that_it_has_not_read(apart, capacity_rows):
     table = open_table(apart, {**PLAIN_ALLTOALL, "capacity_rows": capacity_rows}, staleness=1)
     keys, nothing = torch.arange(200), torch.arange(0)
-    for step in range(3):
+    for _ in range(3):
         table.read(keys)
         if apart.rank == apart.size - 1:
             table.write(keys.clone(), torch.ones(200, 2))
@@ -324,7 +360,7 @@ def test_tables_of_both_exchanges_train_side_by_side(apart):
     ways = ["alltoall", "rma", "alltoall"]
     tables = [make_table(apart, "adagrad", name=str(i), exchange=way) for i, way in enumerate(ways)]
     keys = torch.arange(apart.rank, 200, 2)
-    for step in range(5):
+    for _ in range(5):
         for table in tables:
             table.read(keys)
         for table in reversed(tables):
@@ -332,12 +368,10 @@ def test_tables_of_both_exchanges_train_side_by_side(apart):
     for table in tables:
         table.flush()
         used = [sum(key >= rank and (key - rank) % 2 == 0 for rank in range(apart.size)) for key in range(200)]
-        assert np.array_equal(table.shard.clock, [5 * (key < 200 and used[key] > 0) for key in table.keys()])
+        assert np.array_equal(table.shard.clock, [5 * (key < 200 and used[key] > 0) for key in table.keys()])  # noqa: SIM118
         table.close()
 
 
 def test_an_unknown_exchange_is_refused(world):
     with pytest.raises(ValueError, match="table.exchange must be one of auto, rma, alltoall, got mail"):
         make_table(world, exchange="mail")
-
-

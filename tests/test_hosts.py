@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from launch import ROOT, SMALL, environment, losses, run, train
 
 SCRIPT = str(ROOT / "tools/hosts.sh")

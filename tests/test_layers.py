@@ -1,12 +1,19 @@
 """Imports point one way, and the core knows neither MPI nor torch (docs/design.md, rooms)."""
 
 import ast
-from importlib import import_module
 import re
+from importlib import import_module
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-GROUND = {"_C", "errors", "spans", "counters", "metrics", "layers"}  # imported by all, import nothing of ours but the core
+GROUND = {
+    "_C",
+    "errors",
+    "spans",
+    "counters",
+    "metrics",
+    "layers",
+}  # imported by all, import nothing of ours but the core
 ROOMS = {  # room -> rooms it may import from, besides itself and the ground
     "comm": set(),
     "table": {"comm"},
@@ -44,7 +51,9 @@ def graph():
     """Module -> the modules of hetmpi it imports, of all modules but the packages' own files."""
     paths = [path for path in (ROOT / "hetmpi").rglob("*.py") if path.name != "__init__.py"]
     names = {path.relative_to(ROOT / "hetmpi").with_suffix("").as_posix().replace("/", "."): path for path in paths}
-    return {name: known({found for found in imported(path) if found.startswith("hetmpi.")}) for name, path in names.items()}
+    return {
+        name: known({found for found in imported(path) if found.startswith("hetmpi.")}) for name, path in names.items()
+    }
 
 
 def test_every_module_has_its_place():
@@ -87,7 +96,9 @@ def test_no_module_imports_itself_by_way_of_others():
 def test_what_carries_rows_knows_nothing_of_staleness():
     for name in ("mailbox", "shards", "transport", "one_sided", "two_sided", "collective", "window", "route"):
         text = (ROOT / "hetmpi" / "comm" / f"{name}.py").read_text().split('"""', 2)[2]
-        assert "taleness" not in text.replace("bounded staleness accepts", "").replace("at staleness s >= 1 its", ""), name
+        assert "taleness" not in text.replace("bounded staleness accepts", "").replace("at staleness s >= 1 its", ""), (
+            name
+        )
 
 
 def test_commands_are_imported_by_nobody():

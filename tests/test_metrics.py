@@ -14,15 +14,15 @@ SAMPLES = st.lists(st.tuples(st.booleans(), st.integers(-4, 4)), max_size=40)  #
 
 def pairwise_auc(label, score):
     """The definition, pair by pair: O(n^2)."""
-    positives = [s for l, s in zip(label, score) if l == 1]
-    negatives = [s for l, s in zip(label, score) if l == 0]
+    positives = [s for y, s in zip(label, score) if y == 1]
+    negatives = [s for y, s in zip(label, score) if y == 0]
     points = [1.0 if p > n else 0.5 if p == n else 0.0 for p in positives for n in negatives]
     return sum(points) / len(points) if points else math.nan
 
 
 def columns(samples, dtype=np.float32):
     """Label and score (n,) of [(label, score), …]."""
-    return np.array([l for l, _ in samples], dtype), np.array([s for _, s in samples], dtype)
+    return np.array([y for y, _ in samples], dtype), np.array([s for _, s in samples], dtype)
 
 
 @given(SAMPLES)
@@ -58,7 +58,7 @@ def test_auc_without_a_pair_or_with_nan_is_nan(label, score):
 @given(st.lists(st.tuples(st.booleans(), st.floats(-30, 30, width=32)), min_size=1, max_size=40))
 def test_log_loss_is_the_mean_of_minus_log_probabilities(samples):
     label, logit = columns(samples)
-    probability = [1 / (1 + math.exp(-float(z))) if l else 1 / (1 + math.exp(float(z))) for l, z in zip(label, logit)]
+    probability = [1 / (1 + math.exp(-float(z))) if y else 1 / (1 + math.exp(float(z))) for y, z in zip(label, logit)]
     expected = np.mean([-math.log(p) for p in probability])
     assert log_loss(label, logit) == pytest.approx(expected, rel=1e-6, abs=1e-12)
 

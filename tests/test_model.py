@@ -4,7 +4,6 @@ import sys
 
 import numpy as np
 import pytest
-
 from launch import ROOT
 
 sys.path.insert(0, str(ROOT / "bench"))

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from hydra.utils import instantiate
+from launch import ROOT
 from omegaconf import OmegaConf
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from hetmpi.layers import look_up
-from launch import ROOT
 from models.ctr import CTRModel
 from models.dcn import CrossLayer
 from models.deepfm import second_order
@@ -190,7 +190,9 @@ def test_a_size_of_zero_is_refused_by_name():
         CTRModel(num_fields=2, num_dense=0, dim=4, row_dim=4)
 
 
-@pytest.mark.parametrize("num_rows, shape, dim", [(1, (5, 3), 4), (50, (200, 7), 33), (400, (1000,), 128), (3, (0, 2), 4)])
+@pytest.mark.parametrize(
+    "num_rows, shape, dim", [(1, (5, 3), 4), (50, (200, 7), 33), (400, (1000,), 128), (3, (0, 2), 4)]
+)
 def test_looked_up_rows_and_their_gradients_are_those_of_index_select(num_rows, shape, dim):
     generator = torch.Generator().manual_seed(num_rows)
     index = torch.randint(num_rows, shape, generator=generator)
@@ -212,7 +214,9 @@ def test_a_gradient_spread_out_and_a_single_index_are_fine():
     assert rows.grad[:, 0].tolist() == [10, 0, 1]
 
 
-@pytest.mark.parametrize("rows, index", [(torch.zeros(3), torch.tensor([0])), (torch.zeros(3, 2), torch.tensor([0], dtype=torch.int32))])
+@pytest.mark.parametrize(
+    "rows, index", [(torch.zeros(3), torch.tensor([0])), (torch.zeros(3, 2), torch.tensor([0], dtype=torch.int32))]
+)
 def test_rows_and_indices_of_another_kind_are_refused(rows, index):
     with pytest.raises(ValueError, match="look_up: rows must be"):
         look_up(rows, index)

@@ -13,7 +13,8 @@ REPLICATED = ["table.replicate_below_rows=60"]
 
 
 def check_refused(outcome, *words):
-    """The run failed, told each of `words` exactly once and no library's last words, and every rank was gone in 10 s."""
+    """The run failed, told each of `words` exactly once and no library's last words, and every rank was gone in 10
+    s."""
     assert outcome.code != 0, outcome.text
     assert "terminate called" not in outcome.text
     for word in words:
@@ -36,13 +37,25 @@ def check_refused(outcome, *words):
         ("data=criteo", ["settings: give data.path=..."]),
         ("batch_size=0", ["batch_size must be an integer of at least 1, got 0"]),
         ("batch_size=many", ["batch_size must be an integer of at least 1, got many"]),
-        ("batch_size=100000000000", ["batch_size=100,000,000,000: the 3 batches that loader.prefetch=2 keeps need", "lower"]),
-        ("loader.prefetch=100000000000 steps=10000000000", ["10,000,000,000 batches that loader.prefetch=100000000000"]),
-        ("model.hidden=[1000000,1000000]", ["models.wdl.WDL: memory lacks room for a tensor of 3,725.3 GiB: lower table.dim"]),
+        (
+            "batch_size=100000000000",
+            ["batch_size=100,000,000,000: the 3 batches that loader.prefetch=2 keeps need", "lower"],
+        ),
+        (
+            "loader.prefetch=100000000000 steps=10000000000",
+            ["10,000,000,000 batches that loader.prefetch=100000000000"],
+        ),
+        (
+            "model.hidden=[1000000,1000000]",
+            ["models.wdl.WDL: memory lacks room for a tensor of 3,725.3 GiB: lower table.dim"],
+        ),
         ("data.scale=x", ["data.scale must be a number of at least 1e-09, got x"]),
         ("data._target_=5", ["_target_ must name a class, as package.module.Class, got 5"]),
         ("data._target_=json", ["_target_=json names no class"]),
-        ("+model.depth=3", ["models.wdl.WDL", "unexpected keyword argument 'depth'", "must be the arguments of its constructor"]),
+        (
+            "+model.depth=3",
+            ["models.wdl.WDL", "unexpected keyword argument 'depth'", "must be the arguments of its constructor"],
+        ),
     ],
 )
 def test_a_wrong_setting(override, words):
@@ -136,7 +149,11 @@ def test_a_loss_that_is_not_finite():
     "how, data, words",
     [
         ([], "LabelsThatAreNan", ["loss is nan at step 3", "the data give label = nan in 2 of the 32 samples"]),
-        (["table.ranks_per_node=1"], "DenseThatIsInfinite", ["at step 3", "the data give dense feature 1 = inf in 1 of the 32 samples"]),
+        (
+            ["table.ranks_per_node=1"],
+            "DenseThatIsInfinite",
+            ["at step 3", "the data give dense feature 1 = inf in 1 of the 32 samples"],
+        ),
         (["table.staleness=10"], "AnEmptyBatch", ["loss is nan at step 3", "the batch is empty"]),
     ],
 )
@@ -146,13 +163,27 @@ def test_a_loss_that_the_data_spoil(how, data, words):
     assert "lower optim" not in outcome.text
 
 
-@pytest.mark.parametrize("what, how", [("rows", []), ("rows", ["table.staleness=10", "table.cache.admit=all"]), ("dense", [])])
+@pytest.mark.parametrize(
+    "what, how", [("rows", []), ("rows", ["table.staleness=10", "table.cache.admit=all"]), ("dense", [])]
+)
 def test_gradients_that_are_not_finite_under_a_finite_loss(tmp_path, what, how):
     """They reach neither the owners nor a checkpoint: the run can go on from the last one."""
-    settings = [*SMALL, "steps=20", *how, f"run.dir={tmp_path}", "checkpoint.every_steps=2", "model._target_=odd_models.BadGradients", f"+model.what={what}"]
+    settings = [
+        *SMALL,
+        "steps=20",
+        *how,
+        f"run.dir={tmp_path}",
+        "checkpoint.every_steps=2",
+        "model._target_=odd_models.BadGradients",
+        f"+model.what={what}",
+    ]
     outcome = train(2, *settings, "+model.at=5", "~model.hidden")
     check_refused(outcome, "at step 6: lower optim.rows_lr")
-    word = "gradients must be finite, got" if what == "rows" else "the gradient of the dense parameter out.weight is not finite"
+    word = (
+        "gradients must be finite, got"
+        if what == "rows"
+        else "the gradient of the dense parameter out.weight is not finite"
+    )
     assert word in outcome.text, outcome.text
     outcome = train(2, *settings, "+model.at=null", "~model.hidden", "resume=auto")
     assert outcome.code == 0 and "resumed from" in outcome.text, outcome.text
@@ -169,7 +200,11 @@ FAILING_MODEL = ["data._target_=broken_data.Broken", "model._target_=odd_models.
     "settings, file, told",
     [
         ([*FAILING_DATA, "+data.at=making"], "broken_data", r"ValueError: .*in making broken_data.FailsAt\)"),
-        ([*FAILING_DATA, "+data.at=prepare"], "broken_data", r"FileNotFoundError: .*in prepare\(\) of data=synthetic\)"),
+        (
+            [*FAILING_DATA, "+data.at=prepare"],
+            "broken_data",
+            r"FileNotFoundError: .*in prepare\(\) of data=synthetic\)",
+        ),
         ([*FAILING_DATA, "+data.at=train"], "broken_data", r"ValueError: .*in train\(0, 32\) of data=synthetic\)"),
         ([*FAILING_DATA, "+data.at=valid"], "broken_data", r"ValueError: .*in valid\(0, 50\) of data=synthetic\)"),
         ([*FAILING_MODEL, "+model.at=making"], "odd_models", r"ValueError: mine .*in making odd_models.FailsAt\)"),
@@ -203,7 +238,9 @@ def test_a_log_on_a_full_disk_does_not_end_the_run(tmp_path, ranks):
     run_dir, kept, saved = tmp_path / "run", tmp_path / "kept", tmp_path / "saved"
     run_dir.mkdir()
     shown = "/dev/stdout" if ranks else run_dir / "out"
-    script = f'mount -t tmpfs -o size=28k tmpfs {run_dir} && "$@" > {shown}; code=$?; cp -r {run_dir} {kept}; exit $code'
+    script = (
+        f'mount -t tmpfs -o size=28k tmpfs {run_dir} && "$@" > {shown}; code=$?; cp -r {run_dir} {kept}; exit $code'
+    )
     mounted = ["unshare", "-m", "sh", "-c", script, "sh"]
     if run([*mounted, "true"]).code != 0:
         pytest.skip("cannot mount: needs root")

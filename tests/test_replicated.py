@@ -1,19 +1,29 @@
-"""Replicated fields: at s = 0 the rows of the table without replicas, at s >= 1 exact replicas. Run at 1, 2 and 3 ranks."""
+"""Replicated fields: at s = 0 the rows of the table without replicas, at s >= 1 exact replicas. Run at 1, 2 and 3
+ranks."""
 
 import numpy as np
 import pytest
 import torch
 from test_table import (
-    DIM, NUM_ROWS, RULES, SCHEDULE, all_rows, integer_message, make_table, my_batch, train, train_step,
+    DIM,
+    NUM_ROWS,
+    RULES,
+    SCHEDULE,
+    all_rows,
+    integer_message,
+    make_table,
+    my_batch,
+    train,
+    train_step,
 )  # fmt: skip
 
 from hetmpi.comm import memory
+from hetmpi.errors import Refused
+from hetmpi.table import replicas
 from hetmpi.table.cache import CacheSettings, Staleness
 from hetmpi.table.optim import RowOptimizer
-from hetmpi.table.table import EmbeddingTable
-from hetmpi.table import replicas
 from hetmpi.table.replicas import small_fields
-from hetmpi.errors import Refused
+from hetmpi.table.table import EmbeddingTable
 
 pytestmark = pytest.mark.mpi
 FIELD_ROWS = [7, 60, 3, 90, 11, 40]
@@ -24,7 +34,9 @@ EVERY = torch.arange(NUM_ROWS)
 
 def make_replicated(world, rule="sgd", weight_decay=0.0, fields=SMALL, **settings):
     optimizer = RowOptimizer(rule, RULES[rule], weight_decay, schedule=SCHEDULE)
-    return EmbeddingTable(world, NUM_ROWS, DIM, optimizer, replicated=fields, **{"init_std": 0.1, "seed": 7, **settings})
+    return EmbeddingTable(
+        world, NUM_ROWS, DIM, optimizer, replicated=fields, **{"init_std": 0.1, "seed": 7, **settings}
+    )
 
 
 def make_plain_sgd(world, fields=SMALL, **settings):
@@ -43,7 +55,7 @@ def check_same_replicas(table, world):
 
 
 def test_small_fields_are_those_of_fewer_rows():
-    assert SMALL == [range(0, 7), range(67, 70), range(160, 171)]
+    assert [range(0, 7), range(67, 70), range(160, 171)] == SMALL
     assert small_fields(FIELD_ROWS, 3) == [] and sum(map(len, ALL)) == NUM_ROWS
 
 
@@ -125,7 +137,7 @@ def test_writes_may_follow_each_other_where_the_table_admits_it(placed):
 
 def test_clocks_count_the_steps_in_which_any_rank_touched_a_row(placed):
     table = make_replicated(placed, "adam")
-    for step in range(5):  # rank 0 alone touches key 3, and with a gradient of 0
+    for _ in range(5):  # rank 0 alone touches key 3, and with a gradient of 0
         keys = torch.tensor([3, 100] if placed.rank == 0 else [100])
         table.read(keys)
         table.write(keys, torch.zeros(len(keys), DIM))
@@ -166,7 +178,9 @@ def test_rows_put_into_the_shards_are_loaded(placed):
     table.window.fence()
     table.resume_at(0)
     assert np.array_equal(table.read(EVERY).numpy(), values)
-    assert np.array_equal(table.client.replica.state[:, 0], SMALL_KEYS) and np.array_equal(table.client.replica.clock, SMALL_KEYS)
+    assert np.array_equal(table.client.replica.state[:, 0], SMALL_KEYS) and np.array_equal(
+        table.client.replica.clock, SMALL_KEYS
+    )
     table.close()
 
 
@@ -238,7 +252,9 @@ def test_keys_and_grads_of_a_wrong_kind_are_refused(world):
 def test_replicas_larger_than_memory_or_than_one_allreduce_are_refused(world, monkeypatch):
     free = iter([1 << 40, 1 << 40, 100])  # when the shards, the cache and the replica ask
     monkeypatch.setattr(memory, "free_memory", lambda shared: ("memory", next(free)))
-    with pytest.raises(Refused, match=r"21 rows of dim 5 on each rank need .* MiB .* are free in memory: lower table.replicate"):
+    with pytest.raises(
+        Refused, match=r"21 rows of dim 5 on each rank need .* MiB .* are free in memory: lower table.replicate"
+    ):
         make_replicated(world)
     monkeypatch.undo()
     monkeypatch.setattr(replicas, "LARGEST_COUNT", 100)

@@ -7,8 +7,8 @@ import resource
 import numpy as np
 import pytest
 
-from hetmpi.run.runlog import RunLog, bytes_text
 from hetmpi.errors import Refused
+from hetmpi.run.runlog import RunLog, bytes_text
 
 STEP = {
     "step": 1200, "loss": 0.45123, "step_ms": 18.26, "samples_per_s": 112_000.4,
@@ -119,7 +119,9 @@ def test_a_full_disk_is_told_once_and_the_log_goes_on_when_there_is_room(log, ru
     (run_dir / "metrics.jsonl").symlink_to("/dev/full")
     log.step(STEP)
     log.step(STEP)
-    told = f"hetmpi: run folder: cannot write {run_dir}/metrics.jsonl: No space left on device: training goes on without"
+    told = (
+        f"hetmpi: run folder: cannot write {run_dir}/metrics.jsonl: No space left on device: training goes on without"
+    )
     assert capfd.readouterr().err.count(told) == 1
     (run_dir / "metrics.jsonl").unlink()
     log.step(STEP)
@@ -135,7 +137,9 @@ def test_an_entry_that_does_not_fit_leaves_no_part_of_it(log, run_dir, tmp_path)
     log.step(STEP)
     sizes = {path: path.stat().st_size for path in run_dir.iterdir()}
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (min(sizes[path] for path in sizes if path.suffix != ".yaml") + 9, before[1]))
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (min(sizes[path] for path in sizes if path.suffix != ".yaml") + 9, before[1])
+    )
     try:
         log.step({**STEP, "lags": [1] * 30})
         log.finish({"steps": "x" * 1000})

@@ -12,10 +12,10 @@ from crafted import change_manifest
 from hetmpi import export
 from hetmpi.checkpoint import files, writer
 from hetmpi.checkpoint.checkpoints import Checkpoints, Position
+from hetmpi.errors import Refused
 from hetmpi.table.bag import EmbeddingBag
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.table import EmbeddingTable
-from hetmpi.errors import Refused
 
 pytestmark = pytest.mark.mpi
 ARRAYS = ("weight", "state", "clock")

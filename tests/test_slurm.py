@@ -1,4 +1,5 @@
-"""slurm/ under a Slurm of its own on this machine (tools/slurm_trial.sh); skipped where it is not installed or cannot be started."""
+"""slurm/ under a Slurm of its own on this machine (tools/slurm_trial.sh); skipped where it is not installed or cannot
+be started."""
 
 import os
 import shutil
@@ -10,7 +11,11 @@ from launch import ROOT, environment, run
 
 
 def test_a_job_that_is_signalled_or_preempted_comes_back_and_learns_the_same():
-    missing = [name for name in ("slurmctld", "slurmd", "munged", "srun") if not shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin")]
+    missing = [
+        name
+        for name in ("slurmctld", "slurmd", "munged", "srun")
+        if not shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin")
+    ]
     if missing or os.getuid() != 0:
         pytest.skip(f"needs root and Slurm: apt-get install slurm-wlm munge; missing: {', '.join(missing) or 'root'}")
     path = os.pathsep.join([str(Path(sys.executable).parent), environment()["PATH"]])

@@ -15,7 +15,9 @@ def test_memory_does_not_grow_and_no_update_is_lost(ranks_per_node, steps):
     program = [sys.executable, str(ROOT / "tests" / "cache_soak.py"), str(ranks_per_node), str(steps)]
     outcome = run([mpiexec(), "-n", "4", *program], timeout_s=300)
     assert outcome.code == 0, outcome.text
-    told = re.search(r"grown (-?\d+) kB, in each third (-?\d+) kB, written (\d+) held (\d+) evicted (\d+)", outcome.text)
+    told = re.search(
+        r"grown (-?\d+) kB, in each third (-?\d+) kB, written (\d+) held (\d+) evicted (\d+)", outcome.text
+    )
     grown, steadily, written, held, evicted = map(int, told.groups())
     assert written == held
     assert evicted > written / 10

@@ -17,13 +17,13 @@ from reference import Cache, Cluster
 from test_table import NUM_ROWS, RULES, all_rows, alone_world, loss_of, make_table, my_batch
 
 from hetmpi import _C
-from hetmpi.table.cache import CacheSettings, POLICIES, Staleness
-from hetmpi.table.optim import RowOptimizer
-from hetmpi.comm.route import PARTITIONS, make_partition
-from hetmpi.table.request import Keys, MOST_AHEAD
-from hetmpi.table.table import EmbeddingTable, table_seed
 from hetmpi.comm.mpi import MPI
+from hetmpi.comm.route import PARTITIONS, make_partition
 from hetmpi.errors import Refused
+from hetmpi.table.cache import POLICIES, CacheSettings, Staleness
+from hetmpi.table.optim import RowOptimizer
+from hetmpi.table.request import MOST_AHEAD, Keys
+from hetmpi.table.table import EmbeddingTable, table_seed
 
 pytestmark = pytest.mark.mpi
 STALENESS = [0, 1, 2, 10, None]
@@ -86,7 +86,8 @@ def first_row(key, dim):
 
 
 def batch_of(case, step, rank):
-    """Keys of one rank in one step, a list without order or twins, skewed; sometimes none. Their gradients, integers."""
+    """Keys of one rank in one step, a list without order or twins, skewed; sometimes none. Their gradients,
+    integers."""
     draw = random.Random(f"{case['seed']} {step} {rank}")
     num = draw.choice([0, 1, 7, 20, 60])
     keys = list({int(case["num_rows"] * draw.random() ** 3) for _ in range(num)})
@@ -236,9 +237,12 @@ def use_both(cache, reference, keys):
 
 
 def writes_of(case, step, rank):
-    """How often a rank writes its batch of a step; at s = 0 it must be once, in an exchange by alltoall as often as all."""
+    """How often a rank writes its batch of a step; at s = 0 it must be once, in an exchange by alltoall as often as
+    all."""
     rank = 0 if is_collective(case) else rank
-    return 1 if case["staleness"] == 0 else random.Random(f"writes {case['seed']} {step} {rank}").choice([0, 1, 1, 1, 2])
+    return (
+        1 if case["staleness"] == 0 else random.Random(f"writes {case['seed']} {step} {rank}").choice([0, 1, 1, 1, 2])
+    )
 
 
 def step_freely(world, table, case, step, batch, later):
@@ -285,7 +289,11 @@ DTYPES = ["float32", "float16", "bfloat16"]
 
 
 @cases(
-    25, staleness=st.sampled_from(STALENESS), anticipate=st.sampled_from([1, 3]), num_steps=st.integers(5, 25), dtype=st.sampled_from(DTYPES)
+    25,
+    staleness=st.sampled_from(STALENESS),
+    anticipate=st.sampled_from([1, 3]),
+    num_steps=st.integers(5, 25),
+    dtype=st.sampled_from(DTYPES),
 )
 def test_no_update_is_lost_or_applied_twice(placed, case):
     inbox_bytes = 1 if placed.is_one_node else 2048 * placed.size  # the smallest one, but that crawls through MPI
@@ -383,7 +391,8 @@ def own_batch_of(world, case, step):
 
 
 def far_rows(world, **settings):
-    """A table of rows 0 under SGD of learning rate 1 with lines for all, and the keys that the next rank owns, (100,)."""
+    """A table of rows 0 under SGD of learning rate 1 with lines for all, and the keys that the next rank owns,
+    (100,)."""
     cache = CacheSettings(settings.pop("capacity_rows", 1000), admit="all")
     table = EmbeddingTable(
         world, 100 * world.size, 4, RowOptimizer("sgd", 1.0), "range", init_std=0.0, cache=cache, **settings
@@ -391,13 +400,17 @@ def far_rows(world, **settings):
     return table, torch.arange(100) + 100 * ((world.rank + 1) % world.size)
 
 
-@pytest.mark.parametrize("announced", ["another batch", "this batch, by another tensor", "this batch, and the one after"])
+@pytest.mark.parametrize(
+    "announced", ["another batch", "this batch, by another tensor", "this batch, and the one after"]
+)
 def test_a_read_of_what_was_not_announced_has_all_own_updates(placed, announced):
     table, keys = far_rows(placed, staleness=Staleness(1, None, 1.0))
     grads, others = torch.ones(100, 4), keys.flip(0)[:50].clone()
     for step in range(12):
         assert (table.read(keys) == -step).all(), step
-        for later in {"another batch": [others], "this batch, by another tensor": [keys.clone()]}.get(announced, [keys, others]):
+        for later in {"another batch": [others], "this batch, by another tensor": [keys.clone()]}.get(
+            announced, [keys, others]
+        ):
             table.prefetch(later)
         table.write(keys, grads)
         if announced == "this batch, and the one after" and step % 3 == 2:
@@ -449,7 +462,9 @@ def test_a_large_push_is_whole_at_the_next_read(placed):
 
 
 def test_own_rows_are_read_whole_while_others_push_to_them(placed):
-    table = EmbeddingTable(placed, 100 * placed.size, 1000, RowOptimizer("sgd", 1.0), init_std=0.0, staleness=Staleness(1))
+    table = EmbeddingTable(
+        placed, 100 * placed.size, 1000, RowOptimizer("sgd", 1.0), init_std=0.0, staleness=Staleness(1)
+    )
     keys = torch.arange(0, table.num_rows, placed.size)  # rows of rank 0
     for _ in range(100):
         if placed.rank == 0:
@@ -555,8 +570,8 @@ def test_one_rank_without_lines_trains_at_s_1_as_at_s_0_bit_for_bit(world, rule)
 
 
 def trained(world, rule, prefetch=False, **settings):
-    """Losses of this rank, all rows, state and clocks of its shard after 20 steps; hits. A third of the rows is read only,
-    or a cache would have no hits at s = 0."""
+    """Losses of this rank, all rows, state and clocks of its shard after 20 steps; hits. A third of the rows is read
+    only, or a cache would have no hits at s = 0."""
     table = make_table(world, rule, **settings)
     batches, losses = [my_batch(world, step) for step in range(21)], []
     for (keys, index, target), (later, *_) in zip(batches, batches[1:]):
@@ -582,7 +597,9 @@ def trained(world, rule, prefetch=False, **settings):
 @pytest.mark.parametrize("rule", sorted(RULES))
 def test_lines_of_16_bits_follow_those_of_32(world, rule, dtype):
     tables = [
-        make_table(alone_world(world), rule, staleness=Staleness(None), cache=CacheSettings(ALL, admit="all", dtype=kept))
+        make_table(
+            alone_world(world), rule, staleness=Staleness(None), cache=CacheSettings(ALL, admit="all", dtype=kept)
+        )
         for kept in ("float32", dtype)
     ]
     lost, num_steps, digits = 0, 50, {"float16": 2**-11, "bfloat16": 2**-8}[dtype]
@@ -604,7 +621,9 @@ def test_lines_of_16_bits_follow_those_of_32(world, rule, dtype):
 
 
 def test_lines_of_16_bits_are_refused_where_reads_are_exact(world):
-    with pytest.raises(Refused, match="table.cache.dtype must be float32 at staleness 0, where reads are exact, got float16"):
+    with pytest.raises(
+        Refused, match="table.cache.dtype must be float32 at staleness 0, where reads are exact, got float16"
+    ):
         make_table(world, cache=CacheSettings(8, dtype="float16"))
 
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from hetmpi.table.cache import CacheSettings, Staleness
-from hetmpi.table.optim import RowOptimizer, Schedule
 from hetmpi.comm.route import PARTITIONS
-from hetmpi.table.request import MOST_AHEAD
-from hetmpi.table.table import EmbeddingTable
 from hetmpi.comm.world import World
 from hetmpi.errors import NotFinite, Refused
+from hetmpi.table.cache import CacheSettings, Staleness
+from hetmpi.table.optim import RowOptimizer, Schedule
+from hetmpi.table.request import MOST_AHEAD
+from hetmpi.table.table import EmbeddingTable
 
 pytestmark = pytest.mark.mpi
 NUM_ROWS, DIM, BATCH, FIELDS, STEPS = 211, 5, 24, 3, 50
@@ -371,8 +371,15 @@ def test_a_closed_table_says_so(world):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("settings", [{}, {"staleness": Staleness(0), "cache": CacheSettings(64, admit="all")}, {"staleness": Staleness(10)},
-                                      {"staleness": Staleness(10), "cache": CacheSettings(64, admit="all")}])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"staleness": Staleness(0), "cache": CacheSettings(64, admit="all")},
+        {"staleness": Staleness(10)},
+        {"staleness": Staleness(10), "cache": CacheSettings(64, admit="all")},
+    ],
+)
 def test_a_gradient_that_is_not_finite_changes_nothing(placed, settings, value):
     table = make_table(placed, **settings)
     before, keys = all_rows(table, placed), torch.arange(20)
@@ -387,7 +394,10 @@ def test_a_gradient_that_is_not_finite_changes_nothing(placed, settings, value):
     table.close()
 
 
-@pytest.mark.parametrize("settings", [{}, {"staleness": Staleness(10)}, {"staleness": Staleness(10), "cache": CacheSettings(64, admit="all")}])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"staleness": Staleness(10)}, {"staleness": Staleness(10), "cache": CacheSettings(64, admit="all")}],
+)
 def test_keys_given_twice_are_refused(placed, settings):
     table = make_table(placed, **settings)
     twice = torch.tensor([3, 5, 8, 5, 3])
@@ -430,7 +440,8 @@ class LazyWindow:
 @pytest.mark.parametrize("inbox_bytes", [1, 100_000])
 @pytest.mark.parametrize("staleness", [0, 10])
 def test_an_mpi_that_works_only_at_a_flush_is_enough(world, staleness, inbox_bytes):
-    """The head of a far ring is stored by a call that MPI may hold back: whoever then waits for others flushes first."""
+    """The head of a far ring is stored by a call that MPI may hold back: whoever then waits for others flushes
+    first."""
     if world.size == 1:
         pytest.skip("takes two nodes")
     world.start_horovod()

@@ -105,7 +105,9 @@ def test_the_exchange_is_chosen_by_a_trial_and_told_once(tmp_path):
     outcome = train(2, *SMALL, "table.ranks_per_node=1", f"run.dir={tmp_path}")
     assert outcome.code == 0, outcome.text
     chosen = summary(tmp_path)["exchange"]
-    assert re.findall(r"table.exchange=(\w+): fetching 2,048 random rows took .* ms by rma, .* ms by alltoall", outcome.text) == [chosen]
+    assert re.findall(
+        r"table.exchange=(\w+): fetching 2,048 random rows took .* ms by rma, .* ms by alltoall", outcome.text
+    ) == [chosen]
 
 
 @pytest.mark.parametrize("below", [0, 700])
@@ -172,7 +174,10 @@ def test_a_profiled_run_says_where_its_time_went(tmp_path):
         spans = [event for event in trace["traceEvents"] if event["pid"] == rank and event["ph"] == "X"]
         assert {span["name"] for span in spans} == set(PARTS)
         for before, after in zip(spans, spans[1:]):
-            assert before["ts"] + before["dur"] <= after["ts"] + 1, (before, after)  # one after the other, in microseconds
+            assert before["ts"] + before["dur"] <= after["ts"] + 1, (
+                before,
+                after,
+            )  # one after the other, in microseconds
 
 
 def test_rows_stay_as_they_are_while_a_slow_rank_evaluates(tmp_path):
@@ -206,7 +211,9 @@ def test_memory_does_not_grow_with_steps_of_far_ranks(exchange, start):
 )
 def test_dense_parameters_without_a_gradient_on_some_ranks(ranks, model, where):
     """Nobody waits for a gradient that does not come."""
-    outcome = train(ranks, *SMALL, "steps=30", *where, f"model._target_=odd_models.{model}", "~model.hidden", timeout_s=60)
+    outcome = train(
+        ranks, *SMALL, "steps=30", *where, f"model._target_=odd_models.{model}", "~model.hidden", timeout_s=60
+    )
     assert outcome.code == 0, outcome.text
 
 
@@ -214,7 +221,9 @@ def test_held_out_samples_of_one_class_give_no_auc_and_a_reason(tmp_path):
     outcome = train(2, *SMALL, "data.num_valid=1", "data.num_train=5", f"run.dir={tmp_path}")
     assert outcome.code == 0, outcome.text
     assert "hetmpi: data=synthetic has 5 samples to train on, a step takes 64: samples repeat" in outcome.text
-    assert outcome.text.count("hetmpi: no AUC: all 1 held-out samples have the label ") == 1 and "nan" not in outcome.text
+    assert (
+        outcome.text.count("hetmpi: no AUC: all 1 held-out samples have the label ") == 1 and "nan" not in outcome.text
+    )
     assert summary(tmp_path)["auc"] is None and summary(tmp_path)["log_loss"] > 0
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from test_table import make_table
 
-from hetmpi.table.cache import Staleness
 from hetmpi.comm.waiting import ranks_text, wait_for
 from hetmpi.comm.world import World
+from hetmpi.table.cache import Staleness
 
 LATE_S = 1.5
 

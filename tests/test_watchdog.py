@@ -12,9 +12,9 @@ import pytest
 from launch import ROOT, SMALL, environment, mpiexec, run, survivors, train
 from test_checkpoint import ranks_of
 
-from hetmpi.spans import Spans
-from hetmpi.run.watchdog import Watchdog
 from hetmpi.comm.world import World
+from hetmpi.run.watchdog import Watchdog
+from hetmpi.spans import Spans
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -55,7 +55,9 @@ def test_the_first_allreduce_of_objects_lets_other_threads_run(world):
     fresh, ticks = World(world.comm), []
     fresh.comm.Barrier()
     stop = threading.Event()
-    thread = threading.Thread(target=lambda: [ticks.append(time.monotonic()) for _ in iter(lambda: stop.wait(0.02), True)])
+    thread = threading.Thread(
+        target=lambda: [ticks.append(time.monotonic()) for _ in iter(lambda: stop.wait(0.02), True)]
+    )
     thread.start()
     for comm in (fresh.comm, fresh.node):
         time.sleep(0.0 if world.rank else 1.0)
@@ -74,9 +76,19 @@ def test_a_rank_that_stops_before_it_is_watched_ends_the_job():
 
 
 def test_a_rank_that_lags_is_named_and_the_run_goes_on():
-    outcome = train(3, *SMALL, "steps=400", "log.every_steps=50", "watchdog.seconds=2", "data._target_=broken_data.StallsOnRankOne", "~data.scale")
+    outcome = train(
+        3,
+        *SMALL,
+        "steps=400",
+        "log.every_steps=50",
+        "watchdog.seconds=2",
+        "data._target_=broken_data.StallsOnRankOne",
+        "~data.scale",
+    )
     assert outcome.code == 0, outcome.text
-    assert re.search(r"hetmpi: all wait for rank 1 on \S+ \(in load of step \d+ for \d s\)\n", outcome.text), outcome.text
+    assert re.search(r"hetmpi: all wait for rank 1 on \S+ \(in load of step \d+ for \d s\)\n", outcome.text), (
+        outcome.text
+    )
     assert re.search(r"hetmpi: rank 1 goes on after \d s", outcome.text), outcome.text
     assert set(re.findall(r"all wait for rank (\d)", outcome.text)) == {"1"}, outcome.text
 

@@ -16,7 +16,9 @@ from hetmpi.comm.world import World
 from hetmpi.errors import Refused
 
 MPICH = "7f00 r-xp 00000000 08:01 1 /opt/mpich/lib/libmpi.so.12\n"
-OPENMPI = "7f01 r-xp 00000000 08:01 2 /opt/openmpi/lib/libmpi.so.40\n7f02 r--p 0 08:01 2 /opt/openmpi/lib/libmpi.so.40\n"
+OPENMPI = (
+    "7f01 r-xp 00000000 08:01 2 /opt/openmpi/lib/libmpi.so.40\n7f02 r--p 0 08:01 2 /opt/openmpi/lib/libmpi.so.40\n"
+)
 OTHER = "7f03 r-xp 00000000 08:01 3 /usr/lib/libmpi_cxx.so.40\n7f04 rw-p 0 00:00 0 [heap]\n"
 
 

@@ -1,6 +1,7 @@
-"""A transport of one's own, for SSP: what other nodes are asked, and their replies, go pickled through two collective calls each. Slow, and short.
+"""A transport of one's own, for SSP: what other nodes are asked, and their replies, go pickled through two collective
+calls each. Slow, and short.
 
-    table.exchange=toy_transport.Pickled
+table.exchange=toy_transport.Pickled
 """
 
 import numpy as np
@@ -17,7 +18,10 @@ class Pickled(TwoSided):
         letters = [None] * size
         for rank in self._remote:
             parts = [message.route.of(rank) for message in held]
-            sums = np.concatenate([np.empty(0, np.int64), *(rows for rows, _ in parts)]), joined(held, parts, "values", self._sum_dim)
+            sums = (
+                np.concatenate([np.empty(0, np.int64), *(rows for rows, _ in parts)]),
+                joined(held, parts, "values", self._sum_dim),
+            )
             times = joined(held, parts, "clocks"), joined(held, parts, "counts")
             letters[rank] = (*sums, *times), (pull.route.of(rank)[0], asked[rank].known, pull.bound)
         self._letters = self._comm.alltoall(letters)

@@ -1,6 +1,7 @@
-"""Writes the API documentation as HTML: what a program of one's own imports, from its docstrings, and the trainer's settings.
+"""Writes the API documentation as HTML: what a program of one's own imports, from its docstrings, and the trainer's
+settings.
 
-    ./run.sh docs [OUT_DIR]          default: docs/api
+./run.sh docs [OUT_DIR]          default: docs/api
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ from jinja2 import ChoiceLoader, DictLoader
 import hetmpi
 
 ROOT = Path(__file__).resolve().parent.parent
-BESIDES = {"data.batch": ["DataSet", "Samples", "Batch"], "export": [], "run.config": []}  # module -> names shown that hetmpi.PLACES has not
+BESIDES = {
+    "data.batch": ["DataSet", "Samples", "Batch"],
+    "export": [],
+    "run.config": [],
+}  # module -> names shown that hetmpi.PLACES has not
 STYLE = """
 .pdoc pre, .pdoc .param { white-space: pre-wrap; }
 @media (min-width: 770px) { main, header { width: calc(70rem + var(--sidebar-width)); } }
@@ -41,11 +46,15 @@ def main(out: Path):
         for name in names:
             tell_fields(getattr(page, name))
     for room in {module.split(".")[0] for module in shown if "." in module}:
-        import_module(f"hetmpi.{room}").__all__ = [module.split(".")[1] for module in shown if module.startswith(f"{room}.")]
+        import_module(f"hetmpi.{room}").__all__ = [
+            module.split(".")[1] for module in shown if module.startswith(f"{room}.")
+        ]
     hetmpi.__all__ = list(dict.fromkeys(module.split(".")[0] for module in shown))
     hetmpi.__doc__ += "\n\nFor a program of your own:\n\n" + "\n".join(map(entry, hetmpi.PLACES))
     settings = (ROOT / "conf/config.yaml").read_text()
-    import_module("hetmpi.run.config").__doc__ += "\n\nconf/config.yaml:\n\n" + "\n".join(f"  {line}" for line in settings.splitlines())
+    import_module("hetmpi.run.config").__doc__ += "\n\nconf/config.yaml:\n\n" + "\n".join(
+        f"  {line}" for line in settings.splitlines()
+    )
     pdoc.render.configure(docformat="markdown", include_undocumented=False, footer_text=f"hetmpi {hetmpi.__version__}")
     pdoc.render.env.loader = ChoiceLoader([DictLoader({"custom.css": STYLE}), pdoc.render.env.loader])
     pdoc.render.env.filters["to_markdown"] = as_markdown
@@ -72,7 +81,9 @@ def as_markdown(docstring: str) -> str:
     parts = []
     for is_set, lines in groupby(docstring.splitlines(), is_set_by_hand):
         text = "\n".join(lines)
-        parts.append(f"\n```text\n{dedent(text)}\n```\n" if is_set else html.escape(text, quote=False).replace("*", r"\*"))
+        parts.append(
+            f"\n```text\n{dedent(text)}\n```\n" if is_set else html.escape(text, quote=False).replace("*", r"\*")
+        )
     return "\n".join(parts)
 
 

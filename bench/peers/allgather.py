@@ -2,8 +2,8 @@
 
     RANK=r WORLD_SIZE=n MASTER_ADDR=host MASTER_PORT=port python bench/peers/allgather.py FOLDER
 
-DistributedDataParallel for the dense network. The gradients of rows are exchanged by an all-gather of (unique keys, their
-summed gradients), and each rank adds what all have sent to its copy. Keys travel while the network computes.
+DistributedDataParallel for the dense network. The gradients of rows are exchanged by an all-gather of (unique keys,
+their summed gradients), and each rank adds what all have sent to its copy. Keys travel while the network computes.
 """
 
 import sys

@@ -2,8 +2,8 @@
 
     mpiexec -n RANKS python bench/peers/horovod.py FOLDER
 
-Every rank has the whole table in an nn.Embedding(sparse=True), and Horovod's DistributedOptimizer all-gathers the indices
-and values of its gradient. hetmpi only starts MPI and Horovod.
+Every rank has the whole table in an nn.Embedding(sparse=True), and Horovod's DistributedOptimizer all-gathers the
+indices and values of its gradient. hetmpi only starts MPI and Horovod.
 """
 
 import sys

@@ -7,9 +7,9 @@ on one rank (row-wise sharding wants a GPU), SGD fused into the backward pass, t
 TrainPipelineSparseDist. Each rank makes its ids unique and looks them up in an EmbeddingCollection; TorchRec's own
 `use_index_dedup` has no CPU kernel. Tables are dealt out by their distinct ids in a batch.
 
-Tried and not faster on two ranks: an EmbeddingBagCollection of all ids, with the same CPU time but five times the bytes;
-the same with small tables replicated, as TorchRec's planner has it, or cut column-wise; with unique ids by its variable
-batches, which takes far longer; an EmbeddingCollection of all ids; no pipeline.
+Tried and not faster on two ranks: an EmbeddingBagCollection of all ids, with the same CPU time but five times the
+bytes; the same with small tables replicated, as TorchRec's planner has it, or cut column-wise; with unique ids by its
+variable batches, which takes far longer; an EmbeddingCollection of all ids; no pipeline.
 """
 
 import logging

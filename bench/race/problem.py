@@ -102,8 +102,13 @@ def make(folder: str, data, ranks: int, batch: int, dim: int, net: str, steps: i
         for name, array in arrays.items():
             array[step] = getattr(samples, name).reshape(array.shape[1:])
     settings = {
-        "ranks": ranks, "batch": batch, "dim": dim, "net": net, "steps": steps, "field_rows": list(map(int, data.field_rows)),
-    }  # fmt: skip
+        "ranks": ranks,
+        "batch": batch,
+        "dim": dim,
+        "net": net,
+        "steps": steps,
+        "field_rows": list(map(int, data.field_rows)),
+    }
     (path / "problem.json").write_text(json.dumps(settings))
 
 

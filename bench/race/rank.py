@@ -13,17 +13,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from race.problem import DENSE_LR, ROWS_LR, Laps, Problem, chunk_steps, report
 
-from hetmpi.run.config import compose
-from hetmpi.data.batch import Samples
-from hetmpi.run.device import choose_device
-from hetmpi.layers import look_up
-from hetmpi.dense import DenseOptimizer
-from hetmpi.table.optim import Schedule
-from hetmpi.spans import PARTS, Spans
-from hetmpi.train import Training
 from hetmpi.comm.launch import launch
+from hetmpi.data.batch import Samples
+from hetmpi.dense import DenseOptimizer
+from hetmpi.layers import look_up
+from hetmpi.run.config import compose
+from hetmpi.run.device import choose_device
+from hetmpi.spans import PARTS, Spans
+from hetmpi.table.optim import Schedule
+from hetmpi.train import Training
+from race.problem import DENSE_LR, ROWS_LR, Laps, Problem, chunk_steps, report
 
 RUN = "run"  # folder of the trainer's own records, in the problem's
 
@@ -39,7 +39,9 @@ class Recorded:
         self.dense, self.label = problem.dense.reshape(-1, self.num_dense), problem.label.reshape(-1)
 
     def train(self, start: int, stop: int) -> Samples:
-        return Samples(self.ids[start:stop].astype(np.int64), self.dense[start:stop].copy(), self.label[start:stop].copy())
+        return Samples(
+            self.ids[start:stop].astype(np.int64), self.dense[start:stop].copy(), self.label[start:stop].copy()
+        )
 
     valid = train
 
@@ -115,7 +117,15 @@ def hetmpi(world, problem: Problem, overrides: list[str]):
     training.close()
     if world.rank == 0:
         lines = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
-        kept = ("step_ms", "loss", "wait_ms", "pulled_bytes", "pushed_bytes", "hit_rate", *(f"{part}_ms" for part in PARTS))
+        kept = (
+            "step_ms",
+            "loss",
+            "wait_ms",
+            "pulled_bytes",
+            "pushed_bytes",
+            "hit_rate",
+            *(f"{part}_ms" for part in PARTS),
+        )
         figures = {name: [line[name] for line in lines] for name in kept}
         report({**figures, **training.processor.figures(), "is_exact": exact, "exchange": exchange})
 

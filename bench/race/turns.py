@@ -1,7 +1,7 @@
 """Runs the contenders of `bench step` and `bench cluster` in turns, on one problem, and compares them.
 
-A contender is started on every rank by `launcher`, a command line that ends where the ranks' own begins. Its rank 0 prints
-what problem.report() makes of its figures.
+A contender is started on every rank by `launcher`, a command line that ends where the ranks' own begins. Its rank 0
+prints what problem.report() makes of its figures.
 """
 
 import json
@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+
 from race import problem
 
 BENCH = Path(__file__).resolve().parents[1]
@@ -28,8 +29,8 @@ class Failed(Exception):
 
 
 def on_hosts(hosts: int, rate: str) -> list[str]:
-    """The command that starts one rank on each of so many hosts of this machine, as far as the rank's own begins. rate: as
-    tc says it, or none."""
+    """The command that starts one rank on each of so many hosts of this machine, as far as the rank's own begins. rate:
+    as tc says it, or none."""
     shaped = [] if rate == "none" else ["-r", rate]
     return [str(ROOT / "tools/hosts.sh"), "-n", "1", "-H", str(hosts), *shaped]
 
@@ -51,7 +52,7 @@ def command_of(name: str, folder: str, overrides: list[str]) -> list[str]:
     # torch.distributed asks for these names
     ranks = (
         "RANK=${PMI_RANK:-$OMPI_COMM_WORLD_RANK} WORLD_SIZE=${PMI_SIZE:-$OMPI_COMM_WORLD_SIZE} "
-        "LOCAL_RANK=${MPI_LOCALRANKID:-${OMPI_COMM_WORLD_LOCAL_RANK:-0}} exec \"$0\" \"$@\""
+        'LOCAL_RANK=${MPI_LOCALRANKID:-${OMPI_COMM_WORLD_LOCAL_RANK:-0}} exec "$0" "$@"'
     )
     return ["sh", "-c", ranks, str(python_of(name)), str(BENCH / f"peers/{name}.py"), folder]
 
@@ -74,8 +75,8 @@ def python_of(peer: str) -> Path:
 
 
 def race(launcher: list[str], folder: str, contenders: dict[str, list[str]], settings: dict) -> dict[str, list[dict]]:
-    """Runs all contenders, each with its overrides, `repeats` times in turns: name -> what each run reported. A peer that
-    fails, of memory for example, is left out with its reason; where hetmpi or the floor fails this exits."""
+    """Runs all contenders, each with its overrides, `repeats` times in turns: name -> what each run reported. A peer
+    that fails, of memory for example, is left out with its reason; where hetmpi or the floor fails this exits."""
     runs = {name: [] for name in contenders}
     for turn in range(settings["repeats"]):
         for name, overrides in contenders.items():
@@ -89,7 +90,9 @@ def race(launcher: list[str], folder: str, contenders: dict[str, list[str]], set
                 del runs[name]
                 print(f"{failure}\n{name} is left out", flush=True)
                 continue
-            print(f"{turn + 1}/{settings['repeats']} {name:<16} {step_ms(runs[name][-1], settings):8.2f} ms", flush=True)
+            print(
+                f"{turn + 1}/{settings['repeats']} {name:<16} {step_ms(runs[name][-1], settings):8.2f} ms", flush=True
+            )
     return runs
 
 
@@ -124,7 +127,8 @@ def median_of(runs: list[dict], figure: str, settings: dict) -> float:
 
 
 def check_losses(runs: dict[str, list[dict]], settings: dict):
-    """Exits unless in all runs of all contenders that report losses, stale ones apart, they learnt the same from the same samples."""
+    """Exits unless in all runs of all contenders that report losses, stale ones apart, they learnt the same from the
+    same samples."""
     exact = {
         name: [result["loss"] for result in results] for name, results in runs.items()
         if "loss" in results[0] and results[0].get("is_exact", True)
@@ -135,7 +139,9 @@ def check_losses(runs: dict[str, list[dict]], settings: dict):
     for name, losses in exact.items():
         worst = float(np.abs(np.array(losses) - reference).max())
         if not worst <= LOSSES_AGREE:  # nor if one is NaN
-            sys.exit(f"losses of {name} are up to {worst:.2g} away from those of {next(iter(exact))}: no times are compared")
+            sys.exit(
+                f"losses of {name} are up to {worst:.2g} away from those of {next(iter(exact))}: no times are compared"
+            )
         print(f"losses of {name}: within {worst:.1e} of {next(iter(exact))}'s, the last {losses[0][-1]:.5f}")
 
 

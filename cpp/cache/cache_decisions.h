@@ -15,7 +15,7 @@ constexpr int kWays = 32;              // lines of a set: one warp on the GPU
 constexpr uint32_t kLfuOptLimit = 10;  // HET's light LFU counts no further
 constexpr int64_t kUnbounded = -1;     // staleness without a bound
 constexpr int32_t kUnknownClock = -1;  // of a row that was written without being read
-constexpr int32_t kNoLine = -1;        // said to an owner instead of a line's clock: the row is needed whatever its clock is
+constexpr int32_t kNoLine = -1;  // said to an owner instead of a line's clock: the row is needed whatever its clock is
 
 // lru      the line used longest ago goes
 // lfu      the line used least often goes; counts are halved now and then, so that old fame fades
@@ -42,7 +42,9 @@ HETMPI_SHARED uint64_t worth_of(uint32_t score, uint32_t used) { return static_c
 HETMPI_SHARED uint32_t score_in(uint64_t worth) { return static_cast<uint32_t>(worth >> 32); }
 HETMPI_SHARED uint32_t last_use_in(uint64_t worth) { return static_cast<uint32_t>(worth); }
 
-HETMPI_SHARED uint64_t first_worth(Policy policy, uint32_t now) { return worth_of(policy == Policy::kLru ? 0 : 1, now); }
+HETMPI_SHARED uint64_t first_worth(Policy policy, uint32_t now) {
+  return worth_of(policy == Policy::kLru ? 0 : 1, now);
+}
 
 HETMPI_SHARED uint64_t next_worth(Policy policy, uint64_t worth, uint32_t now) {
   const uint32_t score = score_in(worth);
@@ -61,8 +63,8 @@ HETMPI_SHARED bool is_valid(int64_t owner_clock, int64_t line_clock, int32_t age
 // The clock of a row after one more update of it.
 HETMPI_SHARED int32_t next_clock(int32_t clock) { return clock == kUnknownClock ? kUnknownClock : clock + 1; }
 
-// Whether a line will do if its owner's clock admits it: at most `staleness` own updates old, to which another one comes if
-// `is_written`.
+// Whether a line will do if its owner's clock admits it: at most `staleness` own updates old, to which another one
+// comes if `is_written`.
 HETMPI_SHARED bool will_do(int32_t age, bool is_written, int64_t staleness) {
   return staleness == kUnbounded || age + is_written <= staleness;
 }
@@ -82,8 +84,8 @@ struct LagHistogram {
   }
 };
 
-// How many lines a set has, and how many sets there are, in a cache of at most capacity_rows lines. Throws for sizes that no cache
-// can have.
+// How many lines a set has, and how many sets there are, in a cache of at most capacity_rows lines. Throws for sizes
+// that no cache can have.
 struct Shape {
   int ways;
   int64_t num_sets;

@@ -1,5 +1,5 @@
-// HugeArray: a large array of floats on huge pages where the kernel gives them: rows are read at random, and with small pages
-// most of the time goes into finding the page. Untouched memory costs nothing.
+// HugeArray: a large array of floats on huge pages where the kernel gives them: rows are read at random, and with small
+// pages most of the time goes into finding the page. Untouched memory costs nothing.
 #pragma once
 
 #include <sys/mman.h>

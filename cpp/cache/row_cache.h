@@ -1,8 +1,8 @@
 // RowCache: copies of rows that a rank keeps, with the gradients it has not pushed yet.
 //
-// Set-associative: a key may lie in any of the ways of one set. Structure of arrays by slot (set * kWays + way), so that
-// CPU and GPU hold the same layout; what is decided stands in cache_decisions.h for both. Calls take batches of unique
-// keys. The keys of one use() are one iteration; clocks count iterations.
+// Set-associative: a key may lie in any of the ways of one set. Structure of arrays by slot (set * kWays + way), so
+// that CPU and GPU hold the same layout; what is decided stands in cache_decisions.h for both. Calls take batches of
+// unique keys. The keys of one use() are one iteration; clocks count iterations.
 //
 //   look_up           slot of each key, or -1
 //   use               begins an iteration, in which the lines looked up are used
@@ -30,8 +30,8 @@
 //   tag[slot] == 0 if and only if the line is empty; a key lies in at most one line, of set_of(its hash);
 //   count > 0 if and only if pending >= 0; a pending line belongs to one slot or is free;
 //   every gradient given to update comes out once: of take_pending, or of insert_and_evict;
-//   weight[slot] is the fetched row with every own update since, and every one pending then, applied to it, in 16 bits up to rounding;
-//   capacity 0 is legal: nothing is found and no key gets a line.
+//   weight[slot] is the fetched row with every own update since, and every one pending then, applied to it, in 16 bits
+//   up to rounding; capacity 0 is legal: nothing is found and no key gets a line.
 #pragma once
 
 #include <algorithm>
@@ -71,8 +71,8 @@ struct Pushes {
 
 class RowCache {
  public:
-  // capacity_rows beyond kWays is rounded down to whole sets. Memory is touched as lines fill. type: of the rows in it; pending sums and
-  // optimizer state are floats.
+  // capacity_rows beyond kWays is rounded down to whole sets. Memory is touched as lines fill. type: of the rows in it;
+  // pending sums and optimizer state are floats.
   RowCache(int64_t capacity_rows, RowOptimizer optimizer, Policy policy, RowType type = RowType::kFloat32)
       : optimizer_(optimizer),
         dim_(optimizer.dim()),
@@ -145,9 +145,9 @@ class RowCache {
     }
   }
 
-  // owner_clocks (n). Sets is_stale (n) to 1 for lines too old to be read at `staleness`, else to 0, and adds the lags of
-  // the others to `lags`, which may be null. Returns how many are stale. Without a bound no line is, and owner_clocks may
-  // be null.
+  // owner_clocks (n). Sets is_stale (n) to 1 for lines too old to be read at `staleness`, else to 0, and adds the lags
+  // of the others to `lags`, which may be null. Returns how many are stale. Without a bound no line is, and
+  // owner_clocks may be null.
   int64_t validate(const int64_t* slots, const int32_t* owner_clocks, int64_t n, int64_t staleness, uint8_t* is_stale,
                    LagHistogram* lags) const {
     int64_t num_stale = 0;
@@ -238,8 +238,8 @@ class RowCache {
     }
   }
 
-  // clocks (n): c_c of lines that will do if their owners' clocks admit it, else kNoLine: no line, or more than `staleness` own
-  // updates, to which another one comes, if `will_write`, for lines used in this iteration.
+  // clocks (n): c_c of lines that will do if their owners' clocks admit it, else kNoLine: no line, or more than
+  // `staleness` own updates, to which another one comes, if `will_write`, for lines used in this iteration.
   void clocks_within(const int64_t* slots, int64_t n, bool will_write, int64_t staleness, int32_t* clocks) const {
     for (int64_t i = 0; i < n; ++i) {
       clocks[i] = kNoLine;
@@ -262,8 +262,8 @@ class RowCache {
     }
   }
 
-  // Entries without a line: their gradients go to the owners as they are. clocks (n): the owners' when the rows were read,
-  // or kUnknownClock.
+  // Entries without a line: their gradients go to the owners as they are. clocks (n): the owners' when the rows were
+  // read, or kUnknownClock.
   void pass_on(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads, int64_t n,
                Pushes* out) const {
     for (int64_t i = 0; i < n; ++i)
@@ -284,7 +284,7 @@ class RowCache {
   }
 
  private:
-  static constexpr int64_t kAhead = 8;     // lines prefetched
+  static constexpr int64_t kAhead = 8;      // lines prefetched
   static constexpr int64_t kSumsAhead = 3;  // rows and sums prefetched: two rows of several cache lines each
 
   // What is read and written together of a line, in one place: a cache line of the processor holds it.
@@ -405,9 +405,9 @@ class RowCache {
   std::vector<int64_t> key_;
   std::vector<uint64_t> worth_;
   std::vector<Line> line_;
-  HugeArray weight_;   // (slots, dim) of type_
-  HugeArray state_;    // (slots, state_dim)
-  HugeArray pending_;  // (pending lines, sum_dim)
+  HugeArray weight_;               // (slots, dim) of type_
+  HugeArray state_;                // (slots, state_dim)
+  HugeArray pending_;              // (pending lines, sum_dim)
   int32_t num_pending_lines_ = 0;  // ever opened
   std::vector<int32_t> free_pending_;
 };

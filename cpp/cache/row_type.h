@@ -1,4 +1,5 @@
-// Numbers of a row in 32 or in 16 bits. Integers alone decide how they are rounded, so that the CPU and the GPU come to the same bits.
+// Numbers of a row in 32 or in 16 bits. Integers alone decide how they are rounded, so that the CPU and the GPU come to
+// the same bits.
 #pragma once
 
 #include <cstdint>
@@ -46,8 +47,8 @@ HETMPI_SHARED float widened(uint16_t bits, RowType type) {
   return sign != 0 ? -size : size;
 }
 
-// A number of 32 bits in 16: rounded up or down with the chances by which it is so in the mean, for random numbers below 2^16. Numbers
-// beyond the largest become the largest.
+// A number of 32 bits in 16: rounded up or down with the chances by which it is so in the mean, for random numbers
+// below 2^16. Numbers beyond the largest become the largest.
 HETMPI_SHARED uint16_t narrowed(float value, RowType type, uint32_t random) {
   const uint32_t bits = bits_of_float(value), sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
   const bool is_bfloat = type == RowType::kBfloat16;
@@ -67,8 +68,8 @@ HETMPI_SHARED uint16_t narrowed(float value, RowType type, uint32_t random) {
   return static_cast<uint16_t>(sign | narrow);
 }
 
-// A row of 16-bit numbers, read and written by the row optimizers as if it were of floats. What is written is rounded by chance: to the
-// nearest, small steps would be lost. The chances come from `seed` and the place in the row.
+// A row of 16-bit numbers, read and written by the row optimizers as if it were of floats. What is written is rounded
+// by chance: to the nearest, small steps would be lost. The chances come from `seed` and the place in the row.
 class HalfRow {
  public:
   class Number {
@@ -86,7 +87,9 @@ class HalfRow {
   };
 
   HETMPI_SHARED HalfRow(uint16_t* numbers, RowType type, uint64_t seed) : numbers_(numbers), type_(type), seed_(seed) {}
-  HETMPI_SHARED Number operator[](int64_t d) const { return Number(numbers_ + d, type_, seed_ + static_cast<uint64_t>(d)); }
+  HETMPI_SHARED Number operator[](int64_t d) const {
+    return Number(numbers_ + d, type_, seed_ + static_cast<uint64_t>(d));
+  }
 
  private:
   uint16_t* numbers_;

@@ -13,7 +13,7 @@ namespace hetmpi {
 namespace {
 
 constexpr unsigned kAll = 0xffffffffu;  // lanes of a warp
-constexpr int kLeastCapability = 8;  // setup.py makes code for it and later ones
+constexpr int kLeastCapability = 8;     // setup.py makes code for it and later ones
 using Counter = unsigned long long;
 
 struct Line {
@@ -26,8 +26,8 @@ struct Gone {
   int32_t clock, count;
 };
 
-// What kernels get of the cache. Arrays by slot, as in RowCache, but for the pending sums, which lie by slot too: a line has one
-// if count > 0, and before its first gradient what lies there is of no meaning.
+// What kernels get of the cache. Arrays by slot, as in RowCache, but for the pending sums, which lie by slot too: a
+// line has one if count > 0, and before its first gradient what lies there is of no meaning.
 struct Lines {
   uint8_t* tag;
   int64_t* key;
@@ -45,7 +45,9 @@ struct Lines {
   __device__ int64_t first_slot(uint64_t hash) const { return static_cast<int64_t>(set_of(hash, num_sets)) * kWays; }
   __device__ float* floats_of(int64_t slot) const { return static_cast<float*>(weight) + slot * optimizer.dim(); }
   __device__ uint16_t* halves_of(int64_t slot) const { return static_cast<uint16_t*>(weight) + slot * optimizer.dim(); }
-  __device__ HalfRow half_row(int64_t slot, int32_t clock) const { return HalfRow(halves_of(slot), type, row_seed(key[slot], clock)); }
+  __device__ HalfRow half_row(int64_t slot, int32_t clock) const {
+    return HalfRow(halves_of(slot), type, row_seed(key[slot], clock));
+  }
   __device__ float* state_of(int64_t slot) const { return state + slot * optimizer.state_dim(); }
   __device__ float* pending_of(int64_t slot) const { return pending + slot * optimizer.sum_dim(); }
 };
@@ -92,7 +94,8 @@ struct Together {
 // to (n) = from, by a warp, 16 bytes at a time where both begin at such a place.
 __device__ void copy(float* to, const float* from, int64_t n, int lane) {
   if (n % 4 == 0 && (reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % sizeof(float4) == 0) {
-    for (int64_t c = lane; c < n / 4; c += kWarp) reinterpret_cast<float4*>(to)[c] = reinterpret_cast<const float4*>(from)[c];
+    for (int64_t c = lane; c < n / 4; c += kWarp)
+      reinterpret_cast<float4*>(to)[c] = reinterpret_cast<const float4*>(from)[c];
   } else {
     for (int64_t d = lane; d < n; d += kWarp) to[d] = from[d];
   }
@@ -114,7 +117,8 @@ __device__ uint32_t ways_tagged(const uint8_t* tags, uint8_t tag) {
   uint32_t ways = 0;
   for (int w = 0; w < kWays / 4; ++w) {
     const uint32_t other = words[w] ^ wanted;
-    const uint32_t equal = ~(((other & 0x7f7f7f7fu) + 0x7f7f7f7fu) | other | 0x7f7f7f7fu);  // 0x80 in bytes that are equal
+    const uint32_t equal =
+        ~(((other & 0x7f7f7f7fu) + 0x7f7f7f7fu) | other | 0x7f7f7f7fu);  // 0x80 in bytes that are equal
     ways |= (((equal >> 7) * 0x01020408u) >> 24 & 0xfu) << (4 * w);
   }
   return ways;
@@ -146,8 +150,8 @@ __global__ void age_kernel(Lines lines, int64_t num_slots) {
   if (slot < num_slots) lines.worth[slot] = aged_worth(lines.worth[slot]);
 }
 
-__global__ void validate_kernel(Lines lines, const int64_t* slots, const int32_t* owner_clocks, int64_t n, int64_t staleness,
-                                uint8_t* is_stale, bool counts_lags, Counted* counted) {
+__global__ void validate_kernel(Lines lines, const int64_t* slots, const int32_t* owner_clocks, int64_t n,
+                                int64_t staleness, uint8_t* is_stale, bool counts_lags, Counted* counted) {
   const int64_t i = thread_number();
   bool stale = false;
   int bin = -1;
@@ -189,9 +193,10 @@ __global__ void refresh_kernel(Lines lines, const int64_t* slots, const uint8_t*
     lines.optimizer.apply(lines.half_row(slot, clocks[i] + count), lines.state_of(slot), sum, Together{lane});
 }
 
-// The set of each key that is to get a line, num_sets for the others, and their numbers: what is sorted. flags (n): 1 if it is.
-__global__ void wanted_sets_kernel(Lines lines, const int64_t* keys, const uint8_t* chosen, const int64_t* slots, int64_t n,
-                                   uint32_t* sets, int32_t* numbers, int32_t* flags) {
+// The set of each key that is to get a line, num_sets for the others, and their numbers: what is sorted. flags (n): 1
+// if it is.
+__global__ void wanted_sets_kernel(Lines lines, const int64_t* keys, const uint8_t* chosen, const int64_t* slots,
+                                   int64_t n, uint32_t* sets, int32_t* numbers, int32_t* flags) {
   const int64_t i = thread_number();
   if (i >= n) return;
   const bool wants = slots[i] < 0 && chosen[i];
@@ -201,8 +206,8 @@ __global__ void wanted_sets_kernel(Lines lines, const int64_t* keys, const uint8
   flags[i] = wants;
 }
 
-// A warp per key, sorted by set; the first key's warp of each set works for all of them. gone (n): of keys whose lines held
-// pending sums, where flags (n) are 1. is_placed (n): whether the key got a line.
+// A warp per key, sorted by set; the first key's warp of each set works for all of them. gone (n): of keys whose lines
+// held pending sums, where flags (n) are 1. is_placed (n): whether the key got a line.
 __global__ void place_kernel(Lines lines, const uint32_t* sets, const int32_t* numbers, int64_t n, const int64_t* keys,
                              const int32_t* clocks, int64_t* slots, uint8_t* is_placed, Gone* gone, int32_t* flags,
                              Counted* counted) {
@@ -265,8 +270,8 @@ __device__ const T* row_of(const T* weight, const T* others, int64_t width, cons
 
 // kTile lanes per row of `quads` times 16 bytes, kRows rows one after the other, their loads under way together.
 template <int kTile, int kRows>
-__global__ void gather_quads_kernel(const float4* weight, const float4* others, int64_t quads, const int64_t* slots, int64_t n,
-                                    float4* out) {
+__global__ void gather_quads_kernel(const float4* weight, const float4* others, int64_t quads, const int64_t* slots,
+                                    int64_t n, float4* out) {
   const int64_t begin = thread_number() / kTile * kRows;
   const int lane = threadIdx.x % kTile;
   const float4* from[kRows];
@@ -294,7 +299,8 @@ __global__ void gather_halves_kernel(const FourHalves* weight, RowType type, con
   for (int64_t c = threadIdx.x % kTile; c < quads; c += kTile) {
     if (slots[i] >= 0) {
       const FourHalves four = weight[slots[i] * quads + c];
-      out[i * quads + c] = {widened(four.of[0], type), widened(four.of[1], type), widened(four.of[2], type), widened(four.of[3], type)};
+      out[i * quads + c] = {widened(four.of[0], type), widened(four.of[1], type), widened(four.of[2], type),
+                            widened(four.of[3], type)};
     } else if (other != nullptr) {
       out[i * quads + c] = other[c];
     }
@@ -334,8 +340,8 @@ __device__ float4 minus(float4 a, float step, float4 b) {
 
 // pending += grads and weight -= step * grads, kTile lanes per row.
 template <int kTile, int kRows>
-__global__ void add_and_subtract_kernel(float4* weight, float4* pending, float step, int64_t quads, const int64_t* slots,
-                                        const uint8_t* is_first, const float4* grads, int64_t n) {
+__global__ void add_and_subtract_kernel(float4* weight, float4* pending, float step, int64_t quads,
+                                        const int64_t* slots, const uint8_t* is_first, const float4* grads, int64_t n) {
   const int64_t begin = thread_number() / kTile * kRows;
   const int lane = threadIdx.x % kTile;
   int64_t slot[kRows];
@@ -378,7 +384,8 @@ __global__ void update_kernel(Lines lines, const int64_t* slots, const uint8_t* 
   if (lines.type == RowType::kFloat32)
     lines.optimizer.add_and_apply(pending, lines.floats_of(slots[i]), state, grad, anticipate, loop);
   else
-    lines.optimizer.add_and_apply(pending, lines.half_row(slots[i], lines.line[slots[i]].clock), state, grad, anticipate, loop);
+    lines.optimizer.add_and_apply(pending, lines.half_row(slots[i], lines.line[slots[i]].clock), state, grad,
+                                  anticipate, loop);
 }
 
 __global__ void clocks_within_kernel(Lines lines, const int64_t* slots, int64_t n, bool will_write, int64_t staleness,
@@ -426,7 +433,8 @@ __global__ void due_kernel(Lines lines, const int64_t* slots, int64_t first_slot
   const int64_t slot = slots == nullptr ? first_slot + i : slots[i];
   if (slot < 0) return;
   const Line line = lines.line[slot];
-  const bool goes = slots == nullptr ? line.count > 0 : is_due(line.count, staleness) && !is_among(slot, held, num_held);
+  const bool goes =
+      slots == nullptr ? line.count > 0 : is_due(line.count, staleness) && !is_among(slot, held, num_held);
   if (!goes) return;
   gone[i] = {lines.key[slot], slot, line.clock, line.count};
   flags[i] = 1;
@@ -445,7 +453,8 @@ struct Out {
 };
 
 // A warp per entry: those flagged go to the place numbered `at`.
-__global__ void hand_out_kernel(Lines lines, const Gone* gone, const int32_t* flags, const int32_t* at, int64_t n, Out out) {
+__global__ void hand_out_kernel(Lines lines, const Gone* gone, const int32_t* flags, const int32_t* at, int64_t n,
+                                Out out) {
   const int64_t i = warp_number();
   if (i >= n || !flags[i]) return;
   const int64_t place = at[i], sum_dim = lines.optimizer.sum_dim();
@@ -519,8 +528,8 @@ struct CudaRowCache::Memory {
       : device(device), optimizer(optimizer), policy(policy), type(type), shape(shape) {}
 
   Lines lines() const {
-    return {tag.data(), key.data(), worth.data(), line.data(), weight.data(), state.data(), pending.data(), type,
-            shape.num_sets, shape.ways, now, policy, optimizer};
+    return {tag.data(), key.data(),     worth.data(), line.data(), weight.data(), state.data(), pending.data(),
+            type,       shape.num_sets, shape.ways,   now,         policy,        optimizer};
   }
 
   // Numbers the flagged of n entries into `at`, in their order; how many they are.
@@ -557,8 +566,8 @@ struct CudaRowCache::Memory {
   }
 
   // Hands out those of `slots` that due_kernel says, or of the n from first_slot on.
-  void hand_out_due(const int64_t* slots, int64_t first_slot, int64_t n, int64_t staleness, const int64_t* held, int64_t num_held,
-                    cudaStream_t stream) {
+  void hand_out_due(const int64_t* slots, int64_t first_slot, int64_t n, int64_t staleness, const int64_t* held,
+                    int64_t num_held, cudaStream_t stream) {
     flags.make_room(n, 0, stream);
     gone.make_room(n, 0, stream);
     launch(due_kernel, n, stream, lines(), slots, first_slot, n, staleness, held, num_held, gone.data(), flags.data());
@@ -573,7 +582,8 @@ struct CudaRowCache::Memory {
     const auto fetch = [&](auto& to, const auto& from, int64_t n) {
       const size_t had = to.size();
       to.resize(had + n);
-      if (n > 0) HETMPI_CUDA(cudaMemcpyAsync(to.data() + had, from.data(), n * sizeof(to[0]), cudaMemcpyDeviceToHost, stream));
+      if (n > 0)
+        HETMPI_CUDA(cudaMemcpyAsync(to.data() + had, from.data(), n * sizeof(to[0]), cudaMemcpyDeviceToHost, stream));
     };
     fetch(handed_out.keys, out_keys, num_out);
     fetch(handed_out.clocks, out_clocks, num_out);
@@ -612,7 +622,9 @@ int CudaRowCache::device() const { return memory_->device; }
 int64_t CudaRowCache::capacity_rows() const { return memory_->shape.capacity_rows(); }
 int64_t CudaRowCache::num_slots() const { return memory_->shape.num_slots(); }
 const RowOptimizer& CudaRowCache::optimizer() const { return memory_->optimizer; }
-int64_t CudaRowCache::num_pushes() const { return memory_->num_out + static_cast<int64_t>(memory_->handed_out.keys.size()); }
+int64_t CudaRowCache::num_pushes() const {
+  return memory_->num_out + static_cast<int64_t>(memory_->handed_out.keys.size());
+}
 void CudaRowCache::set_step(double lr, int64_t step) { memory_->optimizer.set_step(lr, step); }
 
 void CudaRowCache::look_up(const int64_t* keys, int64_t n, int64_t* slots, Stream stream) const {
@@ -634,8 +646,8 @@ void CudaRowCache::use(const int64_t* slots, int64_t n, int64_t num_keys, Stream
   launch(use_kernel, n, on(stream), m.lines(), slots, n);
 }
 
-void CudaRowCache::validate(const int64_t* slots, const int32_t* owner_clocks, int64_t n, int64_t staleness, uint8_t* is_stale,
-                            bool counts_lags, Stream stream) {
+void CudaRowCache::validate(const int64_t* slots, const int32_t* owner_clocks, int64_t n, int64_t staleness,
+                            uint8_t* is_stale, bool counts_lags, Stream stream) {
   const OnDevice here(device());
   launch(validate_kernel, n, on(stream), memory_->lines(), slots, owner_clocks, n, staleness, is_stale, counts_lags,
          memory_->counted.data());
@@ -644,11 +656,13 @@ void CudaRowCache::validate(const int64_t* slots, const int32_t* owner_clocks, i
 void CudaRowCache::refresh(const int64_t* slots, const uint8_t* chosen, const float* weights, const float* states,
                            const int32_t* clocks, int64_t n, float anticipate, Stream stream) {
   const OnDevice here(device());
-  launch(refresh_kernel, n * kWarp, on(stream), memory_->lines(), slots, chosen, weights, states, clocks, n, anticipate);
+  launch(refresh_kernel, n * kWarp, on(stream), memory_->lines(), slots, chosen, weights, states, clocks, n,
+         anticipate);
 }
 
-void CudaRowCache::insert_and_evict(const int64_t* keys, const uint8_t* chosen, const float* weights, const float* states,
-                                    const int32_t* clocks, int64_t n, int64_t* slots, Stream stream) {
+void CudaRowCache::insert_and_evict(const int64_t* keys, const uint8_t* chosen, const float* weights,
+                                    const float* states, const int32_t* clocks, int64_t n, int64_t* slots,
+                                    Stream stream) {
   check_length(n);
   Memory& m = *memory_;
   if (num_slots() == 0 || n == 0) return;
@@ -664,7 +678,8 @@ void CudaRowCache::insert_and_evict(const int64_t* keys, const uint8_t* chosen, 
   m.flags.clear(n, s);
   with_scratch(m.scratch, s, [&](void* memory, size_t& bytes) {
     return cub::DeviceRadixSort::SortPairs(memory, bytes, m.sets.data(), m.sorted_sets.data(), m.numbers.data(),
-                                           m.sorted_numbers.data(), static_cast<int>(n), 0, bits_of(m.shape.num_sets), s);
+                                           m.sorted_numbers.data(), static_cast<int>(n), 0, bits_of(m.shape.num_sets),
+                                           s);
   });
   launch(place_kernel, n * kWarp, s, m.lines(), m.sorted_sets.data(), m.sorted_numbers.data(), n, keys, clocks, slots,
          m.is_chosen.data(), m.gone.data(), m.flags.data(), m.counted.data());
@@ -681,7 +696,8 @@ void CudaRowCache::gather(const int64_t* slots, int64_t n, const float* others, 
   constexpr int kRows = 4;
   with_tile(quads, [&](auto tile) {
     if (m.type != RowType::kFloat32)
-      return launch(gather_halves_kernel<tile()>, n * tile(), on(stream), reinterpret_cast<const FourHalves*>(m.weight.data()), m.type,
+      return launch(gather_halves_kernel<tile()>, n * tile(), on(stream),
+                    reinterpret_cast<const FourHalves*>(m.weight.data()), m.type,
                     reinterpret_cast<const float4*>(others), quads, slots, n, reinterpret_cast<float4*>(out));
     launch(gather_quads_kernel<tile(), kRows>, (n + kRows - 1) / kRows * tile(), on(stream),
            reinterpret_cast<const float4*>(m.weight.data()), reinterpret_cast<const float4*>(others), quads, slots, n,
@@ -702,7 +718,8 @@ void CudaRowCache::update(const int64_t* slots, const float* grads, int64_t n, f
   with_tile(quads, [&](auto tile) {
     launch(add_and_subtract_kernel<tile(), kRows>, (n + kRows - 1) / kRows * tile(), s,
            reinterpret_cast<float4*>(m.weight.data()), reinterpret_cast<float4*>(m.pending.data()),
-           m.optimizer.plain_step(anticipate), quads, slots, m.is_chosen.data(), reinterpret_cast<const float4*>(grads), n);
+           m.optimizer.plain_step(anticipate), quads, slots, m.is_chosen.data(), reinterpret_cast<const float4*>(grads),
+           n);
   });
 }
 
@@ -717,8 +734,8 @@ void CudaRowCache::look_at(const int64_t* slots, int64_t n, int32_t* clocks, int
   launch(look_at_kernel, n, on(stream), memory_->lines(), slots, n, clocks, counts);
 }
 
-void CudaRowCache::pass_on(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads, int64_t n,
-                           Stream stream) {
+void CudaRowCache::pass_on(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads,
+                           int64_t n, Stream stream) {
   check_length(n);
   Memory& m = *memory_;
   const OnDevice here(device());
@@ -727,13 +744,14 @@ void CudaRowCache::pass_on(const int64_t* keys, const int64_t* slots, const int3
   launch(without_line_kernel, n, s, slots, n, m.flags.data());
   const int64_t num = m.number(n, s);
   m.make_room_out(num, s);
-  if (num > 0) launch(pass_on_kernel, n * kWarp, s, m.optimizer, keys, clocks, grads, m.flags.data(), m.at.data(), n, m.out());
+  if (num > 0)
+    launch(pass_on_kernel, n * kWarp, s, m.optimizer, keys, clocks, grads, m.flags.data(), m.at.data(), n, m.out());
   m.num_out += num;
   HETMPI_CUDA(cudaStreamSynchronize(s));
 }
 
-void CudaRowCache::take_pending(const int64_t* slots, int64_t n, int64_t staleness, const int64_t* held, int64_t num_held,
-                                Stream stream) {
+void CudaRowCache::take_pending(const int64_t* slots, int64_t n, int64_t staleness, const int64_t* held,
+                                int64_t num_held, Stream stream) {
   check_length(n);
   if (n == 0) return;
   const OnDevice here(device());
@@ -765,7 +783,8 @@ CudaRowCache::Counts CudaRowCache::counts(Stream stream) const {
   const OnDevice here(device());
   const Counted counted = to_host(memory_->counted.data(), on(stream));
   const auto whole = [](Counter n) { return static_cast<int64_t>(n); };
-  return {whole(counted.inserted), whole(counted.opened) - memory_->num_closed, whole(counted.stale), whole(counted.evicted)};
+  return {whole(counted.inserted), whole(counted.opened) - memory_->num_closed, whole(counted.stale),
+          whole(counted.evicted)};
 }
 
 LagHistogram CudaRowCache::lags(Stream stream) const {

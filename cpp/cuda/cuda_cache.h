@@ -29,7 +29,8 @@ class CudaRowCache {
   };
 
   // As RowCache; all memory is taken at once.
-  CudaRowCache(int64_t capacity_rows, RowOptimizer optimizer, Policy policy, RowType type = RowType::kFloat32, int device = 0);
+  CudaRowCache(int64_t capacity_rows, RowOptimizer optimizer, Policy policy, RowType type = RowType::kFloat32,
+               int device = 0);
   ~CudaRowCache();
 
   int device() const;
@@ -43,21 +44,24 @@ class CudaRowCache {
   // lags of the lines that are not stale are counted if `counts_lags`.
   void validate(const int64_t* slots, const int32_t* owner_clocks, int64_t n, int64_t staleness, uint8_t* is_stale,
                 bool counts_lags, Stream stream);
-  void refresh(const int64_t* slots, const uint8_t* chosen, const float* weights, const float* states, const int32_t* clocks,
-               int64_t n, float anticipate, Stream stream);
+  void refresh(const int64_t* slots, const uint8_t* chosen, const float* weights, const float* states,
+               const int32_t* clocks, int64_t n, float anticipate, Stream stream);
   // Returns when done.
   void insert_and_evict(const int64_t* keys, const uint8_t* chosen, const float* weights, const float* states,
                         const int32_t* clocks, int64_t n, int64_t* slots, Stream stream);
   // Entries without a line get their row of `others` (n, dim), unless that is null.
   void gather(const int64_t* slots, int64_t n, const float* others, float* out, Stream stream) const;
   void update(const int64_t* slots, const float* grads, int64_t n, float anticipate, Stream stream);
-  void clocks_within(const int64_t* slots, int64_t n, bool will_write, int64_t staleness, int32_t* clocks, Stream stream) const;
+  void clocks_within(const int64_t* slots, int64_t n, bool will_write, int64_t staleness, int32_t* clocks,
+                     Stream stream) const;
   // c_c and u (n) of lines, -1 for none.
   void look_at(const int64_t* slots, int64_t n, int32_t* clocks, int32_t* counts, Stream stream) const;
   // Returns when done.
-  void pass_on(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads, int64_t n, Stream stream);
+  void pass_on(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads, int64_t n,
+               Stream stream);
   // held (num_held): sorted. Returns when done.
-  void take_pending(const int64_t* slots, int64_t n, int64_t staleness, const int64_t* held, int64_t num_held, Stream stream);
+  void take_pending(const int64_t* slots, int64_t n, int64_t staleness, const int64_t* held, int64_t num_held,
+                    Stream stream);
   // Returns when done.
   void take_all(Stream stream);
 

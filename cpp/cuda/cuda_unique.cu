@@ -13,8 +13,10 @@ __global__ void number_kernel(int32_t* positions, int64_t n) {
   if (i < n) positions[i] = static_cast<int32_t>(i);
 }
 
-// begins (n): 1 where a run of equal ids begins, in sorted order. is_first (n): 1 at the position where an id appears first.
-__global__ void begin_kernel(const int64_t* sorted, const int32_t* positions, int64_t n, int32_t* begins, int32_t* is_first) {
+// begins (n): 1 where a run of equal ids begins, in sorted order. is_first (n): 1 at the position where an id appears
+// first.
+__global__ void begin_kernel(const int64_t* sorted, const int32_t* positions, int64_t n, int32_t* begins,
+                             int32_t* is_first) {
   const int64_t i = thread_number();
   if (i >= n) return;
   const bool begins_run = i == 0 || sorted[i - 1] != sorted[i];
@@ -23,14 +25,16 @@ __global__ void begin_kernel(const int64_t* sorted, const int32_t* positions, in
 }
 
 // firsts: position where the id of each run appears first. runs (n): number of runs up to and with this one.
-__global__ void first_kernel(const int32_t* positions, const int32_t* begins, const int32_t* runs, int64_t n, int32_t* firsts) {
+__global__ void first_kernel(const int32_t* positions, const int32_t* begins, const int32_t* runs, int64_t n,
+                             int32_t* firsts) {
   const int64_t i = thread_number();
   if (i < n && begins[i]) firsts[runs[i] - 1] = positions[i];
 }
 
 // before (n): how many ids appear first before this position.
-__global__ void write_kernel(const int64_t* sorted, const int32_t* positions, const int32_t* begins, const int32_t* runs,
-                             const int32_t* firsts, const int32_t* before, int64_t n, int64_t* keys, int64_t* index) {
+__global__ void write_kernel(const int64_t* sorted, const int32_t* positions, const int32_t* begins,
+                             const int32_t* runs, const int32_t* firsts, const int32_t* before, int64_t n,
+                             int64_t* keys, int64_t* index) {
   const int64_t i = thread_number();
   if (i >= n) return;
   const int32_t number = before[firsts[runs[i] - 1]];
@@ -65,8 +69,8 @@ int64_t CudaUnique::unique(const int64_t* ids, int64_t n, int64_t limit, int64_t
     array->make_room(n, 0, s);
   launch(number_kernel, n, s, m.positions.data(), n);
   with_scratch(m.scratch, s, [&](void* memory, size_t& bytes) {
-    return cub::DeviceRadixSort::SortPairs(memory, bytes, ids, m.sorted.data(), m.positions.data(), m.sorted_positions.data(), num, 0,
-                                           bits_of(limit - 1), s);
+    return cub::DeviceRadixSort::SortPairs(memory, bytes, ids, m.sorted.data(), m.positions.data(),
+                                           m.sorted_positions.data(), num, 0, bits_of(limit - 1), s);
   });
   launch(begin_kernel, n, s, m.sorted.data(), m.sorted_positions.data(), n, m.begins.data(), m.is_first.data());
   with_scratch(m.scratch, s, [&](void* memory, size_t& bytes) {
@@ -76,8 +80,8 @@ int64_t CudaUnique::unique(const int64_t* ids, int64_t n, int64_t limit, int64_t
     return cub::DeviceScan::ExclusiveSum(memory, bytes, m.is_first.data(), m.before.data(), num, s);
   });
   launch(first_kernel, n, s, m.sorted_positions.data(), m.begins.data(), m.runs.data(), n, m.firsts.data());
-  launch(write_kernel, n, s, m.sorted.data(), m.sorted_positions.data(), m.begins.data(), m.runs.data(), m.firsts.data(),
-         m.before.data(), n, keys, index);
+  launch(write_kernel, n, s, m.sorted.data(), m.sorted_positions.data(), m.begins.data(), m.runs.data(),
+         m.firsts.data(), m.before.data(), n, keys, index);
   return to_host(m.runs.data() + n - 1, s);
 }
 

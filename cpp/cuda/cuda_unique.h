@@ -15,8 +15,8 @@ class CudaUnique {
 
   int device() const;
 
-  // ids (n) in [0, limit) -> keys in order of first appearance, and index (n) with ids[i] == keys[index[i]]. keys has room for n. All in the
-  // GPU's memory or pinned. Returns how many keys there are, when done. One call at a time.
+  // ids (n) in [0, limit) -> keys in order of first appearance, and index (n) with ids[i] == keys[index[i]]. keys has
+  // room for n. All in the GPU's memory or pinned. Returns how many keys there are, when done. One call at a time.
   int64_t unique(const int64_t* ids, int64_t n, int64_t limit, int64_t* keys, int64_t* index, Stream stream);
 
  private:

@@ -13,7 +13,8 @@ namespace hetmpi {
 inline void check_cuda(cudaError_t error, const char* call, const char* file, int line) {
   if (error == cudaSuccess) return;
   cudaGetLastError();  // CUDA keeps it, and the next launch would be blamed for it
-  throw std::runtime_error(std::string(file) + ":" + std::to_string(line) + ": " + call + ": " + cudaGetErrorString(error));
+  throw std::runtime_error(std::string(file) + ":" + std::to_string(line) + ": " + call + ": " +
+                           cudaGetErrorString(error));
 }
 #define HETMPI_CUDA(call) ::hetmpi::check_cuda((call), #call, __FILE__, __LINE__)
 
@@ -48,8 +49,8 @@ class OnDevice {
   int before_;
 };
 
-// Room for numbers in the memory of the GPU that was current when it was made. What is replaced or freed is no longer used by the
-// stream given then, or by any that waits for it.
+// Room for numbers in the memory of the GPU that was current when it was made. What is replaced or freed is no longer
+// used by the stream given then, or by any that waits for it.
 template <typename T>
 class DeviceArray {
  public:
@@ -66,7 +67,8 @@ class DeviceArray {
     const int64_t room = n + room_ / 2;
     T* grown;
     HETMPI_CUDA(cudaMalloc(reinterpret_cast<void**>(&grown), room * sizeof(T)));
-    cudaError_t error = kept == 0 ? cudaSuccess : cudaMemcpyAsync(grown, data_, kept * sizeof(T), cudaMemcpyDeviceToDevice, stream);
+    cudaError_t error =
+        kept == 0 ? cudaSuccess : cudaMemcpyAsync(grown, data_, kept * sizeof(T), cudaMemcpyDeviceToDevice, stream);
     if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
     free(error == cudaSuccess ? data_ : grown);
     HETMPI_CUDA(error);
@@ -108,7 +110,8 @@ void with_scratch(DeviceArray<uint8_t>& scratch, cudaStream_t stream, Call call)
 
 // n as CUB takes it. Throws std::invalid_argument.
 inline void check_length(int64_t n) {
-  if (n < 0 || n >= int64_t{1} << 31) throw std::invalid_argument("a call takes up to 2^31 - 1 entries, got " + std::to_string(n));
+  if (n < 0 || n >= int64_t{1} << 31)
+    throw std::invalid_argument("a call takes up to 2^31 - 1 entries, got " + std::to_string(n));
 }
 
 // Bits in which numbers up to `largest` may differ.

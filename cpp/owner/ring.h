@@ -1,8 +1,8 @@
 // Ring: a byte ring through which one origin sends records of gradients to one owner.
 //
 // The ring lies in the owner's RMA memory: a RingHeader, then `capacity` bytes. An origin on the owner's node writes it
-// by plain stores; an origin elsewhere writes a mirror of the data in its own memory and copies what it wrote by MPI_Put,
-// then the head. Either way the bytes and the rules are the same.
+// by plain stores; an origin elsewhere writes a mirror of the data in its own memory and copies what it wrote by
+// MPI_Put, then the head. Either way the bytes and the rules are the same.
 //
 // A record is a RecordHeader, then rows (n) int64, then, if the format has clocks, clocks (n) and counts (n) int32,
 // then values (n, width) float32, padded to kRecordAlign. It never wraps: a message that does not fit before the end of
@@ -34,10 +34,10 @@ struct alignas(64) RingHeader {
 static_assert(sizeof(RingHeader) == 128 && std::atomic<uint64_t>::is_always_lock_free);
 
 struct RecordHeader {
-  uint64_t bytes;   // of the whole record, padding included
-  int64_t step;     // step of the origin that wrote it
-  int64_t num_rows; // 0 for a record that only fills the end of the ring or only says "last"
-  int64_t is_last;  // 1: this origin sends no more for this step
+  uint64_t bytes;    // of the whole record, padding included
+  int64_t step;      // step of the origin that wrote it
+  int64_t num_rows;  // 0 for a record that only fills the end of the ring or only says "last"
+  int64_t is_last;   // 1: this origin sends no more for this step
 };
 
 // What is sent of each row: one iteration's gradient (width = dim), or sums over several with what they sum (sum_dim).
@@ -53,10 +53,10 @@ struct RecordFormat {
 // Columns of a record, or of the message it is written from.
 template <typename Int64, typename Int32, typename Float>
 struct Columns {
-  Int64* rows;     // (n)
-  Int32* clocks;   // (n) or null: c_c of the origin
-  Int32* counts;   // (n) or null: iterations summed
-  Float* values;   // (n, width)
+  Int64* rows;    // (n)
+  Int32* clocks;  // (n) or null: c_c of the origin
+  Int32* counts;  // (n) or null: iterations summed
+  Float* values;  // (n, width)
 };
 using Message = Columns<const int64_t, const int32_t, const float>;
 
@@ -96,8 +96,9 @@ inline uint64_t min_ring_capacity(RecordFormat format) { return 2 * record_bytes
 
 inline void check_ring_capacity(uint64_t capacity, RecordFormat format) {
   if (capacity % kRecordAlign != 0 || capacity < min_ring_capacity(format))
-    throw std::invalid_argument("ring capacity must be a multiple of " + std::to_string(kRecordAlign) + " and at least " +
-                                std::to_string(min_ring_capacity(format)) + " bytes, got " + std::to_string(capacity));
+    throw std::invalid_argument("ring capacity must be a multiple of " + std::to_string(kRecordAlign) +
+                                " and at least " + std::to_string(min_ring_capacity(format)) + " bytes, got " +
+                                std::to_string(capacity));
 }
 
 // The origin's end. `data` is the ring itself or its mirror.
@@ -121,7 +122,8 @@ class RingProducer {
     const uint64_t room = std::min(capacity_ - (head_ - tail_), capacity_ - offset);
     const int64_t fits = rows_in(room);
     if (fits < 0) return -1;
-    if (fits == 0 && num_rows > 0 && room < capacity_ - offset) return -1;  // wait; only the end of the ring is filled up
+    if (fits == 0 && num_rows > 0 && room < capacity_ - offset)
+      return -1;  // wait; only the end of the ring is filled up
     const int64_t n = std::min(fits, num_rows);
     const bool fills_end = n == 0 && num_rows > 0;
     RecordHeader* header = reinterpret_cast<RecordHeader*>(data_ + offset);

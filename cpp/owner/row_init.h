@@ -11,8 +11,8 @@ namespace hetmpi {
 
 // Two independent standard normal numbers from one 64-bit draw (Box and Muller 1958).
 inline void normal_pair(uint64_t draw, float* first, float* second) {
-  const float u = (static_cast<float>(draw >> 40) + 0.5f) * 0x1p-24f;         // (0, 1)
-  const float turn = static_cast<float>(draw & 0xffffffu) * 0x1p-24f;         // [0, 1)
+  const float u = (static_cast<float>(draw >> 40) + 0.5f) * 0x1p-24f;  // (0, 1)
+  const float turn = static_cast<float>(draw & 0xffffffu) * 0x1p-24f;  // [0, 1)
   const float radius = std::sqrt(-2.0f * std::log(u));
   const float angle = 6.2831853f * turn;
   *first = radius * std::cos(angle);

@@ -4,8 +4,8 @@
 // (L2, added to the gradient). The bias correction of Adam counts the table's steps, as torch.optim.SparseAdam does.
 // Row-wise Adagrad keeps one sum per row, of the mean squared gradient (Naumov et al. 2019, FBGEMM).
 //
-// The GPU applies the same rules from this source: `Loop` says how to go over a row, a processor by itself (Serially) or a
-// warp together (cuda/cuda_cache.cu), and both round alike.
+// The GPU applies the same rules from this source: `Loop` says how to go over a row, a processor by itself (Serially)
+// or a warp together (cuda/cuda_cache.cu), and both round alike.
 //
 // Gradients may come as sums over several iterations of one rank (staleness s >= 1). Such a sum carries what the rule
 // needs to act as if they had come one by one at the row as it is now:
@@ -37,8 +37,8 @@ inline RowRule row_rule(const std::string& name) {
   throw std::invalid_argument("row optimizer must be sgd, adagrad, rowwise_adagrad or adam, got " + name);
 }
 
-// Over the numbers of a row, one after the other. A sum is over kLanes interleaved parts, of which the upper half is added to
-// the lower until one is left, as a warp adds.
+// Over the numbers of a row, one after the other. A sum is over kLanes interleaved parts, of which the upper half is
+// added to the lower until one is left, as a warp adds.
 struct Serially {
   static constexpr int kLanes = 32;
 
@@ -82,10 +82,14 @@ class RowOptimizer {
   // Floats of state beside each row.
   HETMPI_SHARED int64_t state_dim() const {
     switch (rule_) {
-      case RowRule::kSgd: return 0;
-      case RowRule::kAdagrad: return dim_;
-      case RowRule::kRowwiseAdagrad: return 1;
-      case RowRule::kAdam: return 2 * dim_;
+      case RowRule::kSgd:
+        return 0;
+      case RowRule::kAdagrad:
+        return dim_;
+      case RowRule::kRowwiseAdagrad:
+        return 1;
+      case RowRule::kAdam:
+        return 2 * dim_;
     }
     return 0;
   }
@@ -93,10 +97,13 @@ class RowOptimizer {
   // Floats of a sum of gradients.
   HETMPI_SHARED int64_t sum_dim() const {
     switch (rule_) {
-      case RowRule::kSgd: return dim_;
-      case RowRule::kRowwiseAdagrad: return dim_ + 1;
+      case RowRule::kSgd:
+        return dim_;
+      case RowRule::kRowwiseAdagrad:
+        return dim_ + 1;
       case RowRule::kAdagrad:
-      case RowRule::kAdam: return 2 * dim_;
+      case RowRule::kAdam:
+        return 2 * dim_;
     }
     return 0;
   }
@@ -129,7 +136,8 @@ class RowOptimizer {
 
   // add() and apply() of one iteration's gradient, the latter scaled.
   template <typename Row, typename Loop>
-  HETMPI_SHARED void add_and_apply(float* sums, Row weight, float* state, const float* grad, float scale, Loop loop) const {
+  HETMPI_SHARED void add_and_apply(float* sums, Row weight, float* state, const float* grad, float scale,
+                                   Loop loop) const {
     add(sums, grad, loop);
     apply(weight, state, {grad, nullptr, scale}, loop);
   }
@@ -159,10 +167,14 @@ class RowOptimizer {
   template <typename Row, typename Loop>
   HETMPI_SHARED void apply(Row weight, float* state, const Gradient& grad, Loop loop) const {
     switch (rule_) {
-      case RowRule::kSgd: return sgd(weight, grad, loop);
-      case RowRule::kAdagrad: return adagrad(weight, state, grad, loop);
-      case RowRule::kRowwiseAdagrad: return rowwise_adagrad(weight, state, grad, loop);
-      case RowRule::kAdam: return adam(weight, state, grad, loop);
+      case RowRule::kSgd:
+        return sgd(weight, grad, loop);
+      case RowRule::kAdagrad:
+        return adagrad(weight, state, grad, loop);
+      case RowRule::kRowwiseAdagrad:
+        return rowwise_adagrad(weight, state, grad, loop);
+      case RowRule::kAdam:
+        return adam(weight, state, grad, loop);
     }
   }
 
@@ -175,7 +187,9 @@ class RowOptimizer {
     float scale, decay, decay_once, count;
 
     template <typename Row>
-    HETMPI_SHARED float value(Row weight, int64_t d) const { return scale * sum[d] + decay * weight[d]; }
+    HETMPI_SHARED float value(Row weight, int64_t d) const {
+      return scale * sum[d] + decay * weight[d];
+    }
 
     template <typename Row>
     HETMPI_SHARED float square(Row weight, int64_t d) const {
@@ -186,12 +200,13 @@ class RowOptimizer {
   };
 
   HETMPI_SHARED Terms terms(const Gradient& grad) const {
-    return {grad.sum, grad.squares, grad.scale, weight_decay_ * static_cast<float>(grad.advance), weight_decay_,
-            static_cast<float>(grad.count)};
+    return {grad.sum,      grad.squares,
+            grad.scale,    weight_decay_ * static_cast<float>(grad.advance),
+            weight_decay_, static_cast<float>(grad.count)};
   }
 
-  // In what follows everything but the row is local: a store to the row could else change what the next turn reads, and no
-  // loop would be vectorised.
+  // In what follows everything but the row is local: a store to the row could else change what the next turn reads, and
+  // no loop would be vectorised.
 
   template <typename Row, typename Loop>
   HETMPI_SHARED void sgd(Row weight, const Gradient& grad, Loop loop) const {

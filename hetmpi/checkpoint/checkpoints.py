@@ -34,19 +34,33 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hetmpi.checkpoint.files import damage_of
-from hetmpi.checkpoint.writer import Piece, Writer, refused
 from hetmpi.checkpoint.dense_state import load_state, read_state, state_of
+from hetmpi.checkpoint.files import damage_of
 from hetmpi.checkpoint.manifest import (
-    ARRAYS, DENSE, DESCRIPTION, FULL, INCREMENTAL, LARGEST, RESERVED, SEVERAL, STEP_NAME, brief, check_table_name,
-    digest_of, files_of, kinds_of, read_manifest, tables_of,
+    ARRAYS,
+    DENSE,
+    DESCRIPTION,
+    FULL,
+    INCREMENTAL,
+    LARGEST,
+    RESERVED,
+    SEVERAL,
+    STEP_NAME,
+    brief,
+    check_table_name,
+    digest_of,
+    files_of,
+    kinds_of,
+    read_manifest,
+    tables_of,
 )  # fmt: skip
 from hetmpi.checkpoint.shard_files import ShardFiles, fill, shards_of
-from hetmpi.table.table import EmbeddingTable
+from hetmpi.checkpoint.writer import Piece, Writer, refused
 from hetmpi.comm.memory import available_memory, cgroup_memory
 from hetmpi.comm.mpi import MPI
 from hetmpi.comm.world import World
 from hetmpi.errors import Refused
+from hetmpi.table.table import EmbeddingTable
 
 
 @dataclass
@@ -128,7 +142,9 @@ class Checkpoints:
             for table in tables.values():
                 table.shard.touched[:] = 0
                 table.touched_since = self._mark
-        self.world.meet("for all ranks to copy what they save")  # no rank changes rows of another before these are copied
+        self.world.meet(
+            "for all ranks to copy what they save"
+        )  # no rank changes rows of another before these are copied
 
     def wait(self):
         """Waits until the checkpoint under way is whole. Collective. Raises Refused on every rank if it could not be

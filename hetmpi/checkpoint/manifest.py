@@ -16,9 +16,9 @@ from pathlib import Path
 import xxhash
 
 from hetmpi.checkpoint.files import open_file
-from hetmpi.table.optim import ROW_RULES, RowOptimizer
 from hetmpi.comm.route import PARTITIONS
 from hetmpi.errors import Refused
+from hetmpi.table.optim import ROW_RULES, RowOptimizer
 
 FULL, INCREMENTAL, SEVERAL = 1, 2, 3  # formats: one table without a name, the same with a base, tables with names
 ARRAYS = ("weight", "state", "clock")

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hetmpi.checkpoint.files import rows_not_finite, sync_folder, write_array, write_bytes, write_json
 from hetmpi.checkpoint.dense_state import wrong_numbers
+from hetmpi.checkpoint.files import rows_not_finite, sync_folder, write_array, write_bytes, write_json
 from hetmpi.checkpoint.manifest import DENSE, digest_of, file_name, read_manifest
-from hetmpi.table.table import EmbeddingTable
 from hetmpi.errors import Refused
+from hetmpi.table.table import EmbeddingTable
 
 POLL_S = 0.05
 

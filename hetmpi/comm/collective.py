@@ -1,8 +1,10 @@
-"""Two-sided transport of BSP: rows and gradients by MPI_Alltoallv, in which all ranks take part at every read and write.
+"""Two-sided transport of BSP: rows and gradients by MPI_Alltoallv, in which all ranks take part at every read and
+write.
 
-Gradients that arrive go into the rings of the receiver's own memory, as if the origin had put them there, so that the inbox sees no
-difference. All ranks make the same calls in the same order, with no keys if they have none. A call may wait for another rank to make it,
-never for that rank's rings to have room: whoever waits for room goes on with what is on its way (progress).
+Gradients that arrive go into the rings of the receiver's own memory, as if the origin had put them there, so that the
+inbox sees no difference. All ranks make the same calls in the same order, with no keys if they have none. A call may
+wait for another rank to make it, never for that rank's rings to have room: whoever waits for room goes on with what is
+on its way (progress).
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ class Collective:
 
     def __init__(self, endpoint: Endpoint):
         self.name: str | None = "alltoall"
-        self.reader, self.mailbox = CollectiveShardReader(endpoint.window), CollectiveMailbox(endpoint.window, endpoint.record)
+        self.reader, self.mailbox = (
+            CollectiveShardReader(endpoint.window),
+            CollectiveMailbox(endpoint.window, endpoint.record),
+        )
 
     def begin(self, pull: Pull) -> Ticket:
         raise NotImplementedError("BSP reads when it needs rows")
@@ -60,7 +65,11 @@ class CollectiveShardReader(ShardReader):
 
     def read(self, array: str, route: Route, out: np.ndarray):
         """As ShardReader.read. Collective."""
-        comm, (width, dtype), part = self.window.world.comm, self.shape(array), route.of_ranks(self.window.world.is_remote)
+        comm, (width, dtype), part = (
+            self.window.world.comm,
+            self.shape(array),
+            route.of_ranks(self.window.world.is_remote),
+        )
         counts = np.diff(part.first)
         self.window.sync()
         asked = swap_counts(self.window.world, counts)  # ranks meet: at s = 0 all have applied the last step
@@ -88,17 +97,22 @@ class CollectiveShardReader(ShardReader):
 class CollectiveMailbox:
     """A Mailbox that sends owners on other nodes their part by MPI_Ialltoallv.
 
-    A message is on its way (`_request`), then goes into this rank's own rings as they have room (`_delivery`), where the owner's side takes
-    it. One at a time: send() waits for the one before."""
+    A message is on its way (`_request`), then goes into this rank's own rings as they have room (`_delivery`), where
+    the owner's side takes it. One at a time: send() waits for the one before."""
 
     def __init__(self, window: RmaWindow, record: _C.RecordFormat):
         self.window, self.world, self.record = window, window.world, record
         self._on_node = Mailbox(window, record, self.world.node_ranks)
-        self._inlets = {int(origin): LocalRing(window.local.rings[origin], record) for origin in np.flatnonzero(self.world.is_remote)}
+        self._inlets = {
+            int(origin): LocalRing(window.local.rings[origin], record)
+            for origin in np.flatnonzero(self.world.is_remote)
+        }
         self._item = MPI.BYTE.Create_contiguous(record.row_bytes).Commit()
         self._packed = packed_rows(record)
         self._request: MPI.Request | None = None
-        self._coming: tuple | None = None  # (message sent, its step, whether to_all, counts, rows): MPI's until the request is done
+        self._coming: tuple | None = (
+            None  # (message sent, its step, whether to_all, counts, rows): MPI's until the request is done
+        )
         self._delivery: Delivery | None = None
 
     def send(self, message: Message, to_all: bool, while_waiting) -> int:
@@ -112,7 +126,8 @@ class CollectiveMailbox:
         return self._on_node.send(message, to_all, while_waiting)
 
     def publish(self):
-        """Waits for what all ranks sent with this rank's last message, and puts it into the rings as far as they have room."""
+        """Waits for what all ranks sent with this rank's last message, and puts it into the rings as far as they have
+        room."""
         self._await_arrival()
         self._take()
 

@@ -25,8 +25,8 @@ LEFT_EARLY = 85  # exit code of a run that was told to leave, and saved
 
 
 def launch(main):
-    """Runs main(world) as this rank's whole program: an error on any rank ends all of them, exit code 1. LEFT_EARLY is the code
-    with which all ranks leave together."""
+    """Runs main(world) as this rank's whole program: an error on any rank ends all of them, exit code 1. LEFT_EARLY is
+    the code with which all ranks leave together."""
     keep_freed_memory()
     try:
         share_gpus()
@@ -43,8 +43,8 @@ def launch(main):
 
 @functools.cache
 def default_world() -> World:
-    """The World of a program that makes none, the same one at every call: all ranks of its job. From then on an exception that nobody
-    catches ends all ranks, as in launch(). hvd.init() may come before or after. Collective.
+    """The World of a program that makes none, the same one at every call: all ranks of its job. From then on an
+    exception that nobody catches ends all ranks, as in launch(). hvd.init() may come before or after. Collective.
 
     Raises Refused as World does, and if Horovod runs on other ranks."""
     world = World()
@@ -59,8 +59,8 @@ def default_world() -> World:
 
 
 def leave_together(world: World):
-    """Waits until all ranks are here and none calls MPI any more: the first whose Horovod ends makes the Horovod of the others end MPI at
-    once, which aborts a rank whose main thread is in a call. Collective."""
+    """Waits until all ranks are here and none calls MPI any more: the first whose Horovod ends makes the Horovod of the
+    others end MPI at once, which aborts a rank whose main thread is in a call. Collective."""
     if MPI.Is_finalized():
         return
     meeting = world.comm.Ibarrier()
@@ -71,11 +71,15 @@ def leave_together(world: World):
 
 
 def abort(error: BaseException, is_traced: bool = False):
-    """Prints `error`, a refusal too with its traceback if is_traced, and ends all ranks. Ranks that fail together wait by rank, so that the
-    lowest speaks alone; what the libraries say of a violent end is kept from hiding the message."""
+    """Prints `error`, a refusal too with its traceback if is_traced, and ends all ranks. Ranks that fail together wait
+    by rank, so that the lowest speaks alone; what the libraries say of a violent end is kept from hiding the
+    message."""
     rank, size = (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size) if MPI.Is_initialized() else (0, 1)
     libc = ctypes.CDLL(None)
-    for number in (signal.SIGTERM, signal.SIGALRM):  # SIGTERM ends it again: by that a launcher keeps those quiet who fail after the first
+    for number in (
+        signal.SIGTERM,
+        signal.SIGALRM,
+    ):  # SIGTERM ends it again: by that a launcher keeps those quiet who fail after the first
         libc.signal(number, None)  # Python's own way is for the main thread
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # of a full disk
@@ -118,8 +122,8 @@ def describe(error: BaseException, rank: int, size: int, is_traced: bool = False
 
 
 def share_gpus():
-    """Leaves this rank one GPU to see, the next rank the next one, unless no launcher says which rank it is. Must run before MPI
-    starts: an MPI that knows CUDA takes memory of every GPU it sees."""
+    """Leaves this rank one GPU to see, the next rank the next one, unless no launcher says which rank it is. Must run
+    before MPI starts: an MPI that knows CUDA takes memory of every GPU it sees."""
     seen, rank = os.environ.get("CUDA_VISIBLE_DEVICES"), local_rank()
     num = len(re.findall(r"(?m)^nvidia\d+$", "\n".join(os.listdir("/dev"))))  # their numbers there are not CUDA's
     gpus = [str(i) for i in range(num)] if seen is None else seen.split(",")
@@ -129,7 +133,8 @@ def share_gpus():
 
 def share_cores(node):
     """Gives each rank of a node an equal share of the cores, unless the launcher has bound them or there are too few: a
-    rank's threads that wait then take time from that rank alone. Threads started later keep to it. Collective over `node`."""
+    rank's threads that wait then take time from that rank alone. Threads started later keep to it. Collective over
+    `node`."""
     mine = sorted(os.sched_getaffinity(0))
     of_all = node.allgather(mine)
     if node.size > len(mine) or any(cores != mine for cores in of_all):
@@ -139,8 +144,8 @@ def share_cores(node):
 
 
 def keep_freed_memory():
-    """Tells glibc to keep memory that is freed: each step takes the same tensors again, and giving them back to the system
-    costs page faults, 5 % of a step (docs/results.md)."""
+    """Tells glibc to keep memory that is freed: each step takes the same tensors again, and giving them back to the
+    system costs page faults, 5 % of a step (docs/results.md)."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return

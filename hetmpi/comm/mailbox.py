@@ -1,8 +1,8 @@
 """Mailbox: the origin's side of the inboxes. The owner's memory has one ring per origin (cpp/owner/ring.h).
 
 A ring of an owner on this node is written in place. A ring elsewhere is mirrored here: the record is written into the
-mirror, its bytes are put at the same place of the ring, and after a flush the head is stored: whoever sees the head sees
-the record. The flush comes late, when this rank has to wait anyhow: the bytes travel while it computes.
+mirror, its bytes are put at the same place of the ring, and after a flush the head is stored: whoever sees the head
+sees the record. The flush comes late, when this rank has to wait anyhow: the bytes travel while it computes.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ HEAD, TAIL = 0, 64  # bytes from a ring's start, cpp/owner/ring.h RingHeader
 
 @dataclass
 class Message:
-    """What one rank sends the owners in one step: for each key of `route` a row of `values`, and at staleness s >= 1 its
-    clock, how many iterations it sums, and the key."""
+    """What one rank sends the owners in one step: for each key of `route` a row of `values`, and at staleness s >= 1
+    its clock, how many iterations it sums, and the key."""
 
     step: int
     route: Route
@@ -113,17 +113,15 @@ class RemoteRing:
 def write(producer: _C.Producer, message: Message, owner: int, begin: int) -> int:
     """Writes one record of the message's rows for `owner`, from `begin` on."""
     rows, order = message.route.of(owner)
-    return producer.write(
-        message.step, rows, message.values, order, message.clocks, message.counts, begin, True
-    )
+    return producer.write(message.step, rows, message.values, order, message.clocks, message.counts, begin, True)
 
 
 class Delivery:
     """A message on its way into rings, as far as they have room."""
 
     def __init__(self, rings: dict, message: Message, to_all: bool):
-        """rings: by the rank that message.route names. to_all: a rank without rows gets an empty record, which says that
-        the step is written."""
+        """rings: by the rank that message.route names. to_all: a rank without rows gets an empty record, which says
+        that the step is written."""
         self.rings, self.message = rings, message
         ranks = rings if to_all else [int(rank) for rank in message.route.owners() if rank in rings]
         self._left = {rank: 0 for rank in ranks}  # rank -> its first row not yet sent
@@ -176,15 +174,18 @@ class Mailbox:
         return RemoteRing(self.window, owner, origin, self.record)
 
     def send(self, message: Message, to_all: bool, while_waiting) -> int:
-        """Sends every owner its part; with `to_all` an empty one too, so that each learns that the step is written. Owners
-        elsewhere see it after publish().
+        """Sends every owner its part; with `to_all` an empty one too, so that each learns that the step is written.
+        Owners elsewhere see it after publish().
 
-        while_waiting() is called whenever a ring is full: it must drain this rank's own inbox and call progress(), or ranks
-        that send to each other would wait for ever. Returns the bytes sent."""
+        while_waiting() is called whenever a ring is full: it must drain this rank's own inbox and call progress(), or
+        ranks that send to each other would wait for ever. Returns the bytes sent."""
         sending = Delivery(self.rings, message, to_all)
         if not sending.proceed():
-            room = lambda: f"in step {message.step + 1} for {ranks_text(sending.full())} to make room for its gradients"
-            with Patience(self.window.world, room) as patience:
+
+            def reason():
+                return f"in step {message.step + 1} for {ranks_text(sending.full())} to make room for its gradients"
+
+            with Patience(self.window.world, reason) as patience:
                 while not sending.proceed():
                     self.publish()
                     while_waiting()
@@ -199,15 +200,16 @@ class Mailbox:
         ]
 
     def publish(self):
-        """Posts the heads of far rings, by which owners elsewhere see what was sent; progress(), or any later flush of the window,
-        completes that."""
+        """Posts the heads of far rings, by which owners elsewhere see what was sent; progress(), or any later flush of
+        the window, completes that."""
         if any(ring.producer.head != ring.published[0] for ring in self.remote):
             self.window.flush()
             for ring in self.remote:
                 ring.publish()
 
     def progress(self):
-        """Completes what is posted, as MPI may hold it back until then, and lets what others sent move along while this rank waits."""
+        """Completes what is posted, as MPI may hold it back until then, and lets what others sent move along while this
+        rank waits."""
         self.window.flush()
         self.window.world.progress()
 

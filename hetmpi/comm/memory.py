@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+from pathlib import Path
 
 from hetmpi.comm.world import World
 from hetmpi.errors import Refused
@@ -71,8 +72,8 @@ def groups_left(root: str, group: str, limit_name: str, used_name: str) -> float
     left, folder = float("inf"), os.path.join(root, group.lstrip("/"))
     while folder.startswith(root):
         try:
-            limit, used = (open(f"{folder}/{name}").read().strip() for name in (limit_name, used_name))
-            stat = dict(line.split() for line in open(f"{folder}/memory.stat"))
+            limit, used = (Path(folder, name).read_text().strip() for name in (limit_name, used_name))
+            stat = dict(line.split() for line in Path(folder, "memory.stat").read_text().splitlines())
         except OSError:  # the root has no limit, a group may be out of sight
             limit = "max"
         if limit != "max" and int(limit) < UNLIMITED:

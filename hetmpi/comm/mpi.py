@@ -1,9 +1,9 @@
 """MPI itself: started once, for several threads, and refused where launcher, MPI library and Horovod do not match.
 
-MPI is started with MPI_THREAD_MULTIPLE because Horovod's background thread calls it beside the main thread. It starts with the first
-World, not at import: what the launcher says can be compared with the library before, when a mismatch can still be reported. The import
-only sets variables that MPI reads when it starts, as a program may call hvd.init() before it makes a World. Modules that need mpi4py
-import `MPI` from here.
+MPI is started with MPI_THREAD_MULTIPLE because Horovod's background thread calls it beside the main thread. It starts
+with the first World, not at import: what the launcher says can be compared with the library before, when a mismatch can
+still be reported. The import only sets variables that MPI reads when it starts, as a program may call hvd.init() before
+it makes a World. Modules that need mpi4py import `MPI` from here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ MPI_LIBRARY = re.compile(r"/libmpi(ch|_abi|_gnu\w*|_cray\w*)?\.so")
 
 
 def start_mpi():
-    """Starts MPI unless it runs already. Raises Refused if it cannot serve several threads, or if a Horovod that is there uses another MPI."""
+    """Starts MPI unless it runs already. Raises Refused if it cannot serve several threads, or if a Horovod that is
+    there uses another MPI."""
     if "horovod.torch" in sys.modules:
         check_one_mpi(mpi_libraries())
     if not MPI.Is_initialized():
@@ -34,7 +35,8 @@ def start_mpi():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise Refused(
-            f"hetmpi needs an MPI started with MPI_THREAD_MULTIPLE, this one gives thread level {MPI.Query_thread()} of "
+            f"hetmpi needs an MPI started with MPI_THREAD_MULTIPLE, this one gives thread level {MPI.Query_thread()} "
+            "of "
             f"{MPI.THREAD_MULTIPLE}: use an MPI built with thread support, and if your program starts MPI itself, "
             "start it so"
         )
@@ -66,8 +68,8 @@ def yield_when_idle():
 
 
 def choose_network(version: str):
-    """Takes libfabric where an MPICH has UCX as well and there is no InfiniBand: over TCP both are as fast, but MPICH 5.0
-    over UCX loses memory at every one-sided call (docs/results.md). Must run before MPI starts."""
+    """Takes libfabric where an MPICH has UCX as well and there is no InfiniBand: over TCP both are as fast, but MPICH
+    5.0 over UCX loses memory at every one-sided call (docs/results.md). Must run before MPI starts."""
     if "ch4:ucx,ofi" in version and not os.path.isdir("/sys/class/infiniband"):
         os.environ.setdefault("MPIR_CVAR_CH4_NETMOD", "ofi")
 
@@ -77,7 +79,8 @@ choose_network(MPI.Get_library_version())
 
 
 MATCHING = (
-    "Use the mpiexec of the MPI that mpi4py loads (./run.sh doctor shows it); under Slurm srun --mpi=pmix for Open MPI, "
+    "Use the mpiexec of the MPI that mpi4py loads (./run.sh doctor shows it); under Slurm srun --mpi=pmix for Open "
+    "MPI, "
     "--mpi=pmi2 for MPICH"
 )
 
@@ -101,7 +104,9 @@ def srun_mpi() -> str:
 
 def check_launcher(size: int):
     """Raises Refused if a launcher started several processes that MPI did not join: N lonely ranks of size 1."""
-    launcher = [name for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE") if os.environ.get(name, "").isdigit()]
+    launcher = [
+        name for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE") if os.environ.get(name, "").isdigit()
+    ]
     for name in launcher or ["SLURM_NTASKS"]:
         declared = os.environ.get(name, "")
         if declared.isdigit() and int(declared) != size:

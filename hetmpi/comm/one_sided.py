@@ -1,7 +1,8 @@
 """One-sided transport: MPI_Get fetches clocks and rows, MPI_Put fills the rings of the owners, who have no part in it.
 
-A pull takes two round trips, each hidden behind other work: clocks are asked for when it begins, the rows that are wanted by them when it
-advances. A row must not be older than its clock, and MPI does not order gets: so the clocks are here before the rows are asked for.
+A pull takes two round trips, each hidden behind other work: clocks are asked for when it begins, the rows that are
+wanted by them when it advances. A row must not be older than its clock, and MPI does not order gets: so the clocks are
+here before the rows are asked for.
 """
 
 from __future__ import annotations

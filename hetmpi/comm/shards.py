@@ -1,6 +1,7 @@
 """ShardReader: rows, optimizer states and clocks as their owners have them now, by Route.
 
-Those of ranks on this node are loaded from shared memory, those of other nodes fetched by one MPI_Get per owner and array.
+Those of ranks on this node are loaded from shared memory, those of other nodes fetched by one MPI_Get per owner and
+array.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class ShardReader:
         remote.place(out)
 
     def is_needed(self, wanted: np.ndarray) -> bool:
-        """Whether a read of the keys wanted (n,) bool is to be made: not one of none, unless other ranks wait for it."""
+        """Whether a read of the keys wanted (n,) bool is to be made: not one of none, unless other ranks wait for
+        it."""
         return self.is_collective or bool(wanted.any())
 
     def read_local(self, array: str, route: Route, out: np.ndarray):
@@ -68,7 +70,9 @@ class ShardReader:
     def shape(self, array: str) -> tuple[int, type]:
         """(numbers, dtype) of one row."""
         layout = self.window.layouts[self.window.world.rank]
-        return {"weight": (layout.dim, np.float32), "state": (layout.state_dim, np.float32), "clock": (1, np.int32)}[array]
+        return {"weight": (layout.dim, np.float32), "state": (layout.state_dim, np.float32), "clock": (1, np.int32)}[
+            array
+        ]
 
     def row_bytes(self, arrays: Iterable[str]) -> int:
         """Bytes of one row of all these arrays."""

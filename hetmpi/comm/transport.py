@@ -1,9 +1,10 @@
-"""Transport: how rows and gradients travel between a rank and the owners on other nodes; and the trial that chooses one.
+"""Transport: how rows and gradients travel between a rank and the owners on other nodes; and the trial that chooses
+one.
 
-One-sided (one_sided.py): MPI_Get and MPI_Put, in which owners have no part. Two-sided (two_sided.py): messages between all pairs of ranks
-of different nodes, for MPI libraries whose one-sided calls between hosts are slow, or missing. Ranks of one node use each other's
-memory either way. A transport knows neither staleness nor the cache: which rows are worth sending is said by the client (`Pull.wanted`) and
-the owner (`Owner.reply`).
+One-sided (one_sided.py): MPI_Get and MPI_Put, in which owners have no part. Two-sided (two_sided.py): messages between
+all pairs of ranks of different nodes, for MPI libraries whose one-sided calls between hosts are slow, or missing. Ranks
+of one node use each other's memory either way. A transport knows neither staleness nor the cache: which rows are worth
+sending is said by the client (`Pull.wanted`) and the owner (`Owner.reply`).
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ class Ticket(Protocol):
     fetched: np.ndarray | None
 
     def advance(self) -> None:
-        """Takes the next step that needs other ranks: one-sided, the versions are here, and rows begin to travel; two-sided, this rank
-        replies to the others."""
+        """Takes the next step that needs other ranks: one-sided, the versions are here, and rows begin to travel;
+        two-sided, this rank replies to the others."""
 
     def receive(self) -> None:
         """Waits for the versions, and until `fetched` is known."""
@@ -92,7 +93,8 @@ class Owner(Protocol):
         """Applies pushes: rows (m,) int64, sums (m, width) float32, clocks and counts (m,) int32."""
 
     def reply(self, rows, known, bound) -> tuple[np.ndarray, list[np.ndarray]]:
-        """clocks (m,) int32 of rows (m,) int64, and those rows that the asker wants: one array (k, width) per array of a row."""
+        """clocks (m,) int32 of rows (m,) int64, and those rows that the asker wants: one array (k, width) per array of
+        a row."""
 
     def wants(self, known, clocks, bound) -> np.ndarray:
         """Which of the rows asked about a reply holds: (m,) bool, the same function on both sides."""
@@ -104,7 +106,8 @@ class Transport(Protocol):
     name            rma or alltoall; None where all ranks share a node
     reader          the owners' rows as they are now
     mailbox         gradients to their owners
-    carries_pushes  whether a pull takes along the gradients sent before it; the owner applies them first and decides which rows come
+    carries_pushes  whether a pull takes along the gradients sent before it; the owner applies them first and decides
+                    which rows come
     is_collective   whether all ranks have to make the same calls in the same order"""
 
     name: str | None
@@ -129,11 +132,15 @@ class Transport(Protocol):
         """Ends what is on its way. Collective."""
 
 
-def choose(endpoint: Endpoint, ways: dict, kind: str, trial: Callable[[Transport], None]) -> tuple[Transport, str | None]:
-    """The transport called `kind`, and why, in one sentence, if that was chosen here: of auto, the one whose trial is fastest.
+def choose(
+    endpoint: Endpoint, ways: dict, kind: str, trial: Callable[[Transport], None]
+) -> tuple[Transport, str | None]:
+    """The transport called `kind`, and why, in one sentence, if that was chosen here: of auto, the one whose trial is
+    fastest.
 
-    ways: name -> its class, whose constructor takes an Endpoint. kind: one of these names, auto, or the path of another class,
-    "package.module.Class". trial(transport): makes one exchange, of reads alone. Collective. Raises UserError for a path of no class."""
+    ways: name -> its class, whose constructor takes an Endpoint. kind: one of these names, auto, or the path of another
+    class, "package.module.Class". trial(transport): makes one exchange, of reads alone. Collective. Raises UserError
+    for a path of no class."""
     window = endpoint.window
     if window.world.is_one_node:
         transport = ways["rma"](endpoint)
@@ -158,11 +165,15 @@ def imported(path: str) -> type:
     try:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise Refused(f"table.exchange={path}: there is no such class ({error}): give rma, alltoall, auto, or package.module.Class") from error
+        raise Refused(
+            f"table.exchange={path}: there is no such class ({error}): give rma, alltoall, auto, or "
+            "package.module.Class"
+        ) from error
 
 
 def trial_ms(window: RmaWindow, transports, trial: Callable[[Transport], None]) -> np.ndarray:
-    """Milliseconds of one exchange by each transport: the median, on the slowest rank, the same everywhere. Collective."""
+    """Milliseconds of one exchange by each transport: the median, on the slowest rank, the same everywhere.
+    Collective."""
     comm, transports = window.world.comm, list(transports)
     times = np.empty((TRIALS, len(transports)))
     for i in range(TRIALS):

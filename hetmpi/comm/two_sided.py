@@ -1,12 +1,14 @@
-"""Two-sided transport of SSP: one message each way per pair of ranks of different nodes and step, in rounds that all ranks make.
+"""Two-sided transport of SSP: one message each way per pair of ranks of different nodes and step, in rounds that all
+ranks make.
 
-    begin     to every rank of another node: the pushes held back since the last round, then the rows that a batch reads there, each with
-              the clock of its copy here
+    begin     to every rank of another node: the pushes held back since the last round, then the rows that a batch reads
+              there, each with the clock of its copy here
     advance   applies everybody's pushes, then replies: clocks, and those rows that are wanted (Owner.reply)
     receive   takes the replies
 
-In a round all ranks send before any waits: no rank waits for the rings of another node, or for more than its message. A reply has all
-pushes that its asker sent before it asked. Those sent since are held back (`HoldingMailbox.held`) for the next round.
+In a round all ranks send before any waits: no rank waits for the rings of another node, or for more than its message. A
+reply has all pushes that its asker sent before it asked. Those sent since are held back (`HoldingMailbox.held`) for the
+next round.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetmpi import _C
+from hetmpi.comm.collective import CollectiveShardReader
 from hetmpi.comm.mailbox import NO_KEYS, Mailbox, Message
 from hetmpi.comm.mpi import MPI
-from hetmpi.comm.collective import CollectiveShardReader
 from hetmpi.comm.route import Route
 from hetmpi.comm.shards import NodeShardReader
 from hetmpi.comm.transport import Endpoint, Pull
@@ -65,7 +67,11 @@ class TwoSided:
         self.name: str | None = "alltoall"
         self.reader = NodeShardReader(endpoint.window, endpoint.gather_own)
         self._peeks = CollectiveShardReader(endpoint.window, endpoint.gather_own)
-        self.mailbox, self.owner, self.arrays = HoldingMailbox(endpoint.window, endpoint.record), endpoint.owner, endpoint.arrays
+        self.mailbox, self.owner, self.arrays = (
+            HoldingMailbox(endpoint.window, endpoint.record),
+            endpoint.owner,
+            endpoint.arrays,
+        )
         self.world, self._sum_dim = endpoint.window.world, endpoint.record.width
         self._comm = self.world.comm.Dup()  # messages of several tables must not be taken for each other's
         self._remote = [int(rank) for rank in np.flatnonzero(self.world.is_remote)]
@@ -95,7 +101,11 @@ class TwoSided:
     def close(self):
         if not self.is_broken:
             sent = [request for request, _ in self._sends]
-            wait_for(self.world, lambda: MPI.Request.Testall(sent), "for other ranks to receive its last message about the table")
+            wait_for(
+                self.world,
+                lambda: MPI.Request.Testall(sent),
+                "for other ranks to receive its last message about the table",
+            )
             self._comm.Free()
 
     # One round, as a ticket makes it.
@@ -126,13 +136,15 @@ class TwoSided:
             self._send(asker, REPLY, [clocks, *values])
 
     def _apply(self, asker: int) -> tuple[np.ndarray, np.ndarray, int]:
-        """Applies the pushes of one message; its questions: rows (m,) int64, clocks of the asker's copies (m,) int32, bound."""
+        """Applies the pushes of one message; its questions: rows (m,) int64, clocks of the asker's copies (m,) int32,
+        bound."""
         came = Parts(self._receive(asker, ASK))
         reason, num_sums, num_asked, bound = came.take((4,), np.int64)
         if reason != self._reason:
             self.is_broken = True
             raise RuntimeError(
-                f"EmbeddingTable: rank {asker} {REASONS[reason]} while rank {self.world.rank} {REASONS[self._reason]}: with "
+                f"EmbeddingTable: rank {asker} {REASONS[reason]} while rank {self.world.rank} "
+                f"{REASONS[self._reason]}: with "
                 "table.exchange=alltoall all ranks must read, announce, write and flush alike"
             )
         rows = came.take((num_sums,), np.int64)
@@ -141,11 +153,16 @@ class TwoSided:
         return came.take((num_asked,), np.int64), came.take((num_asked,), np.int32), int(bound)
 
     def reply_of(self, owner: int, asked: Asked, bound: int) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-        """The clocks asked for (m,) int32; positions (k,) int64 of the rows that came; one array (k, width) per array of a row."""
+        """The clocks asked for (m,) int32; positions (k,) int64 of the rows that came; one array (k, width) per array
+        of a row."""
         came = Parts(self._receive(owner, REPLY))
         clocks = came.take((len(asked.order),), np.int32)
         order = asked.order[self.owner.wants(asked.known, clocks, bound)]
-        return clocks, order, [came.take((len(order), self.reader.shape(array)[0]), np.float32) for array in self.arrays]
+        return (
+            clocks,
+            order,
+            [came.take((len(order), self.reader.shape(array)[0]), np.float32) for array in self.arrays],
+        )
 
     # Messages: arrays one after the other, each from a multiple of 8 bytes on.
 
@@ -203,7 +220,8 @@ class RoundTicket:
 
 @dataclass
 class Asked:
-    """What one owner was asked in a round: positions of the keys (m,) int64, clocks of this rank's copies (m,) int32."""
+    """What one owner was asked in a round: positions of the keys (m,) int64, clocks of this rank's copies (m,)
+    int32."""
 
     order: np.ndarray
     known: np.ndarray
@@ -228,6 +246,7 @@ def words(array: np.ndarray) -> int:
 
 
 def joined(messages: list[Message], parts: list[tuple], column: str, width: int | None = None) -> np.ndarray:
-    """One column of the rows that `parts`, (rows, positions) of each message, choose: (n,) int32, or (n, width) float32."""
+    """One column of the rows that `parts`, (rows, positions) of each message, choose: (n,) int32, or (n, width)
+    float32."""
     nothing = np.empty(0, np.int32) if width is None else np.empty((0, width), np.float32)
     return np.concatenate([nothing, *(getattr(message, column)[order] for message, (_, order) in zip(messages, parts))])

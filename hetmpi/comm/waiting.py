@@ -1,7 +1,7 @@
 """Long waits have names: a rank that has waited for a minute says what for, and which ranks do not wait.
 
-Ranks that have waited long tell each other so. A rank that has said nothing by then is at work, stopped or gone: it is the one that
-the others wait for. The lowest of the waiting ranks speaks for all of them.
+Ranks that have waited long tell each other so. A rank that has said nothing by then is at work, stopped or gone: it is
+the one that the others wait for. The lowest of the waiting ranks speaks for all of them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import Callable
+from collections.abc import Callable
 
 WARN_AFTER_S = 60.0
 LISTEN_AFTER_S = 1.0  # a shorter wait does not look for the notices of others
@@ -23,7 +23,8 @@ class Notices:
     """What the ranks of a world have told each other about their waits."""
 
     def __init__(self, comm, hosts: list[str], warn_after_s: float = WARN_AFTER_S):
-        """comm: mpi4py communicator, for notices alone. hosts: of each rank. warn_after_s: a wait may last so long without a word."""
+        """comm: mpi4py communicator, for notices alone. hosts: of each rank. warn_after_s: a wait may last so long
+        without a word."""
         self.hosts, self.warn_after_s, self._comm = hosts, warn_after_s, comm
         self.waiting: dict[int, str] = {}  # other ranks that wait -> what for
         self._sends: list = []
@@ -49,9 +50,13 @@ class Notices:
         if any(rank < me for rank in self.waiting):
             return None
         others = [f"rank {rank} waits {text}" for rank, text in sorted(self.waiting.items())]
-        busy = [f"rank {rank} on {host}" for rank, host in enumerate(self.hosts) if rank != me and rank not in self.waiting]
+        busy = [
+            f"rank {rank} on {host}" for rank, host in enumerate(self.hosts) if rank != me and rank not in self.waiting
+        ]
         culprits = [f"not waiting: {', '.join(shortened(busy))}"] if busy else []
-        return "; ".join([f"hetmpi: rank {me} on {self.hosts[me]} has waited {waited_s:.0f} s {what}", *shortened(others), *culprits])
+        return "; ".join(
+            [f"hetmpi: rank {me} on {self.hosts[me]} has waited {waited_s:.0f} s {what}", *shortened(others), *culprits]
+        )
 
 
 def shortened(names: list[str]) -> list[str]:
@@ -98,7 +103,11 @@ class Patience:
         if self._told_at is None and (waited_s >= notices.warn_after_s or notices.waiting):
             notices.send(self._what())
             self._told_at = now
-        is_due = waited_s >= notices.warn_after_s and self._told_at is not None and now >= self._told_at + min(GATHER_S, notices.warn_after_s)
+        is_due = (
+            waited_s >= notices.warn_after_s
+            and self._told_at is not None
+            and now >= self._told_at + min(GATHER_S, notices.warn_after_s)
+        )
         if is_due and not self._has_warned:
             self._has_warned = True
             text = notices.warning(self._what(), waited_s)
@@ -114,8 +123,8 @@ class Patience:
 
 
 def wait_for(world, look, what: str):
-    """What look() gives once it is true or an object: looks again and again, and says so if that takes long. what: as for
-    Patience."""
+    """What look() gives once it is true or an object: looks again and again, and says so if that takes long. what: as
+    for Patience."""
     found = look()
     if found:
         return found

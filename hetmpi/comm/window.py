@@ -1,9 +1,9 @@
 """RmaWindow: memory of every rank that the others reach one-sidedly; shards and inboxes live in it.
 
-Two MPI windows lie over the same bytes: one shared on the node, through which ranks of a node use each other's memory by
-plain loads and stores, and, when the job has several nodes, one over all ranks for MPI_Get and MPI_Put. All rows wanted
-from one rank are described by one datatype and fetched by one call: a call per row is 10 to 100 times slower over a
-network (docs/design.md).
+Two MPI windows lie over the same bytes: one shared on the node, through which ranks of a node use each other's memory
+by plain loads and stores, and, when the job has several nodes, one over all ranks for MPI_Get and MPI_Put. All rows
+wanted from one rank are described by one datatype and fetched by one call: a call per row is 10 to 100 times slower
+over a network (docs/design.md).
 
 Only the thread that made the window may call it.
 """
@@ -73,8 +73,8 @@ class RmaWindow:
     """The memory of all ranks: `on_node[rank]` as arrays for ranks of this node, get / put / flush for the others."""
 
     def __init__(self, world: World, layouts: list[Layout], remote: str = "needed"):
-        """layouts: one per rank, the same list on every rank. remote: whether get and put are needed; `wanted`, if this MPI can
-        make a window over several nodes; or `unused`. Collective. Raises Refused if memory is short."""
+        """layouts: one per rank, the same list on every rank. remote: whether get and put are needed; `wanted`, if this
+        MPI can make a window over several nodes; or `unused`. Collective. Raises Refused if memory is short."""
         self.world, self.layouts = world, layouts
         check_memory(world, layouts)
         info = MPI.Info.Create({"alloc_shared_noncontig": "true"})  # each shard on its owner's NUMA node
@@ -144,8 +144,8 @@ class RmaWindow:
         self._is_posted = True
 
     def load_counters(self, places: list[tuple[int, int]]) -> np.ndarray:
-        """Posts the atomic read of the uint64 at byte `begin` of `rank`'s memory for each (rank, begin): (n,) uint64, there
-        after flush()."""
+        """Posts the atomic read of the uint64 at byte `begin` of `rank`'s memory for each (rank, begin): (n,) uint64,
+        there after flush()."""
         values = np.zeros(len(places), np.uint64)
         for i, (rank, begin) in enumerate(places):
             out = [values[i : i + 1], 1, MPI.UINT64_T]
@@ -160,12 +160,13 @@ class RmaWindow:
             self._is_posted = False
 
     def sync(self):
-        """Before and after a message between ranks of a node: what one wrote in its memory before, the other sees after."""
+        """Before and after a message between ranks of a node: what one wrote in its memory before, the other sees
+        after."""
         self._shared.Sync()
 
     def fence(self, what: str = "for all ranks to come as far"):
-        """Waits for all ranks; what each wrote in its memory before is seen by all after. what: said if that takes long, as for Patience.
-        Collective."""
+        """Waits for all ranks; what each wrote in its memory before is seen by all after. what: said if that takes
+        long, as for Patience. Collective."""
         self.flush()  # others may wait for what is posted
         self._shared.Sync()
         if self._job is not None:
@@ -218,7 +219,8 @@ def memory_message(layouts: list[Layout], need: int, place: str, free: int, worl
     if place == "/dev/shm":
         cure += ", or enlarge /dev/shm (mount -o remount,size=90% /dev/shm, docker --shm-size)"
     return (
-        f"{num_rows:,} rows of dim {mine.dim} with {mine.state_dim} floats of optimizer state need {size_text(need)} for "
+        f"{num_rows:,} rows of dim {mine.dim} with {mine.state_dim} floats of optimizer state need {size_text(need)} "
+        "for "
         f"the {world.node.size} rank(s) on {world.host}, {size_text(inboxes)} of it for inboxes; {size_text(free)} are "
         f"free in {place}: {cure}"
     )

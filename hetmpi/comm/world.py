@@ -1,4 +1,5 @@
-"""World: the ranks that train together. Starts MPI, then Horovod on the same communicator, unless the program has started them."""
+"""World: the ranks that train together. Starts MPI, then Horovod on the same communicator, unless the program has
+started them."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ class World:
         """Raises Refused if Horovod runs on other ranks."""
         if (hvd.rank(), hvd.size()) != (self.rank, self.size):
             raise Refused(
-                f"Horovod says rank {hvd.rank()} of {hvd.size()}, MPI says {self.rank} of {self.size}: it was started on another communicator, "
+                f"Horovod says rank {hvd.rank()} of {hvd.size()}, MPI says {self.rank} of {self.size}: it was started "
+                "on another communicator, "
                 "or without MPI; a process can train in one world at a time"
             )
 

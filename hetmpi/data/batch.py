@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Callable, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -44,7 +45,9 @@ class Batch:
     def on(self, device: torch.device) -> Batch:
         """The batch with what a model reads of it on `device`, for the stream that is in use there."""
         parts = {name: getattr(self, name).to(device, non_blocking=True) for name in ("index", "dense", "label")}
-        if device.type == "cuda":  # another stream may have made them: their memory is not free before this one is done with it
+        if (
+            device.type == "cuda"
+        ):  # another stream may have made them: their memory is not free before this one is done with it
             for part in parts.values():
                 part.record_stream(torch.cuda.current_stream(device))
         return replace(self, **parts)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Sequence
-from typing import Callable, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -18,9 +18,7 @@ from hetmpi.errors import LARGEST, Refused, check_integer, check_number
 
 NUM_LOCKS = 16
 LEAST_ROWS_PER_VALUE = 1e-9
-NO_SAMPLES = Samples(
-    np.empty((0, NUM_FIELDS), np.int64), np.empty((0, NUM_DENSE), np.float32), np.empty(0, np.float32)
-)
+NO_SAMPLES = Samples(np.empty((0, NUM_FIELDS), np.int64), np.empty((0, NUM_DENSE), np.float32), np.empty(0, np.float32))
 
 
 class Criteo:
@@ -49,8 +47,8 @@ class Criteo:
     ):
         """path: a file, a glob, a folder of files (plain or .gz), or a folder that prepare.py has made. cache: where
         the prepared data go, default prepared/<name>-<hash of path>. rows_per_value: rows of a field for each of its
-        distinct values, at most max_field_rows; or field_rows gives the 26 numbers themselves. Raises Refused for values
-        that cannot be."""
+        distinct values, at most max_field_rows; or field_rows gives the 26 numbers themselves. Raises Refused for
+        values that cannot be."""
         check_integer("data.seed", seed, -LARGEST)
         check_integer("data.max_bad_rows", max_bad_rows, 0)
         check_number("data.rows_per_value", rows_per_value, LEAST_ROWS_PER_VALUE)
@@ -71,9 +69,7 @@ class Criteo:
         self.cache = absolute(path if self.is_prepared else cache or default_cache(path))
         self._rows_per_value, self._max_field_rows, self._given_rows = rows_per_value, max_field_rows, field_rows
 
-    def prepare(
-        self, rank: int, size: int, barrier: Callable[[], None], report: Callable[[str], None] = print
-    ) -> None:
+    def prepare(self, rank: int, size: int, barrier: Callable[[], None], report: Callable[[str], None] = print) -> None:
         """Prepares what is missing, rank `rank` of `size` doing its share, and opens the data. Collective.
 
         barrier: waits for all ranks. report: takes lines of text, from rank 0. Raises DataError for a source that is
@@ -132,9 +128,7 @@ class Split:
     rows  (num_groups,) int64, rows of each group
     """
 
-    def __init__(
-        self, folder: str, files: dict[str, int], group_rows: int, field_rows: list[int], cached_groups: int
-    ):
+    def __init__(self, folder: str, files: dict[str, int], group_rows: int, field_rows: list[int], cached_groups: int):
         """files: path in `folder` -> rows, in groups of group_rows but the last."""
         self._paths = [os.path.join(folder, name) for name in files]
         sizes = [np.diff([*range(0, rows, group_rows), rows]) for rows in files.values()]

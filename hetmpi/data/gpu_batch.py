@@ -12,8 +12,8 @@ from hetmpi.data.batch import Batch, Samples, check_samples
 
 
 class GpuBatches:
-    """Makes batches as to_batch does, on a GPU: keys come back to the host, the rest stays there. Each thread has a stream of its own,
-    beside the one that the model is computed on."""
+    """Makes batches as to_batch does, on a GPU: keys come back to the host, the rest stays there. Each thread has a
+    stream of its own, beside the one that the model is computed on."""
 
     def __init__(self, device: torch.device, num_rows: int):
         """num_rows: ids are below it."""

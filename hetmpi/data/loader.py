@@ -4,8 +4,8 @@ numpy and hetmpi._C release the interpreter lock where the work is."""
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Callable, Iterator
 
 from hetmpi.data.batch import Batch, Samples, to_batch
 
@@ -13,9 +13,10 @@ from hetmpi.data.batch import Batch, Samples, to_batch
 class Loader:
     """Iterates over the batches of steps [first_step, last_step), once, in order.
 
-    The global batch of the first step is stream positions [first_sample, first_sample + size * batch_size), that of the next one
-    what follows, so that without another first_sample that of step t is [t * size * batch_size, (t + 1) * size * batch_size). Rank r
-    takes the r-th slice of batch_size samples: what is trained on in a step does not depend on how many ranks share it.
+    The global batch of the first step is stream positions [first_sample, first_sample + size * batch_size), that of the
+    next one what follows, so that without another first_sample that of step t is [t * size * batch_size, (t + 1) * size
+    * batch_size). Rank r takes the r-th slice of batch_size samples: what is trained on in a step does not depend on
+    how many ranks share it.
 
     An exception met in making a batch is raised when its step comes. Leaving the loop early, `close` and the end of a
     `with` block stop the threads; at most the batches being made at that moment are waited for.
@@ -35,7 +36,8 @@ class Loader:
         first_sample: int | None = None,
     ):
         """train: a data set's `train`. threads: how many batches are made at once. prefetch: how many are made, or in
-        the making, beyond the one in use. make: what makes a batch of samples, thread-safe. Raises ValueError for a count that cannot be."""
+        the making, beyond the one in use. make: what makes a batch of samples, thread-safe. Raises ValueError for a
+        count that cannot be."""
         for name, value in (("batch_size", batch_size), ("threads", threads), ("prefetch", prefetch)):
             if value < 1:
                 raise ValueError(f"Loader: {name} must be at least 1, got {value}")

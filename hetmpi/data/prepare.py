@@ -25,8 +25,8 @@ import shutil
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Callable
 
 import numpy as np
 import pyarrow as pa
@@ -82,9 +82,7 @@ def prepare(
             report(f"prepared part {unit.number + 1} of {len(units)}: {unit}, {rows:,} rows, {rate:,.0f} rows/s")
 
 
-def finish(
-    source: str, cache: str, max_bad_rows: int = MAX_BAD_ROWS, report: Callable[[str], None] = print
-) -> dict:
+def finish(source: str, cache: str, max_bad_rows: int = MAX_BAD_ROWS, report: Callable[[str], None] = print) -> dict:
     """Joins the counts of all units into the manifest and returns it. By one rank, when all have prepared.
 
     Raises DataError if a unit is missing, too many rows are bad, or no row is left to train on or to hold out."""
@@ -267,9 +265,10 @@ def explain(error: Exception, unit: Unit, cache: str) -> str:
 def remove_leftovers(cache: str, units: list[str]) -> None:
     """Removes units that the manifest does not name: of an older source, or abandoned half-way."""
     for entry in os.scandir(cache):
-        if UNIT_FOLDER.fullmatch(entry.name) and entry.name not in units:
-            if ".part-" not in entry.name or time.time() - entry.stat().st_mtime > ABANDONED_S:
-                shutil.rmtree(entry.path, ignore_errors=True)
+        if not UNIT_FOLDER.fullmatch(entry.name) or entry.name in units:
+            continue
+        if ".part-" not in entry.name or time.time() - entry.stat().st_mtime > ABANDONED_S:
+            shutil.rmtree(entry.path, ignore_errors=True)
 
 
 def find_manifest(cache: str) -> dict | None:

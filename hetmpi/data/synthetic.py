@@ -7,7 +7,7 @@ teacher's weights, so any scale costs the same memory and any rank can make any 
 
 from __future__ import annotations
 
-from typing import Callable
+from collections.abc import Callable
 
 import numpy as np
 

@@ -13,15 +13,15 @@ from pathlib import Path
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from hetmpi.table.cache import ADMIT, CacheSettings, POLICIES, Staleness
-from hetmpi.run.device import DEVICES
-from hetmpi.table.table import EXCHANGES
-from hetmpi.dense import DENSE_RULES
-from hetmpi.table.optim import ROW_RULES, SCHEDULES, check_choice
 from hetmpi.comm.route import PARTITIONS
-from hetmpi.table.request import MOST_AHEAD
 from hetmpi.comm.world import World
+from hetmpi.dense import DENSE_RULES
 from hetmpi.errors import LARGEST, Refused, check_integer, check_number
+from hetmpi.run.device import DEVICES
+from hetmpi.table.cache import ADMIT, POLICIES, CacheSettings, Staleness
+from hetmpi.table.optim import ROW_RULES, SCHEDULES, check_choice
+from hetmpi.table.request import MOST_AHEAD
+from hetmpi.table.table import EXCHANGES
 
 DEFAULT_CAPACITY_FRACTION = 0.1  # HET's
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -37,13 +37,35 @@ NUMBERS = {
     "optim.rows_weight_decay": 0, "optim.dense_weight_decay": 0,
 }  # fmt: skip
 OPTIONAL = {
-    "steps", "epochs", "eval.max_samples", "table.ranks_per_node", "table.staleness", "table.prefetch_batches", "table.staleness_growth",
-    "table.anticipate", "table.cache.capacity_rows", "table.cache.capacity_fraction", "optim.rows_lr", "optim.dense_lr", "resume",
-}  # fmt: skip
+    "steps",
+    "epochs",
+    "eval.max_samples",
+    "table.ranks_per_node",
+    "table.staleness",
+    "table.prefetch_batches",
+    "table.staleness_growth",
+    "table.anticipate",
+    "table.cache.capacity_rows",
+    "table.cache.capacity_fraction",
+    "optim.rows_lr",
+    "optim.dense_lr",
+    "resume",
+}
 MOST = {"table.dim": 1 << 20}
 GROUPS = (
-    "table", "table.cache", "optim", "eval", "loader", "checkpoint", "watchdog", "log", "train", "run", "model", "data"
-)  # fmt: skip
+    "table",
+    "table.cache",
+    "optim",
+    "eval",
+    "loader",
+    "checkpoint",
+    "watchdog",
+    "log",
+    "train",
+    "run",
+    "model",
+    "data",
+)
 PATHS = ("run.dir", "checkpoint.dir", "resume")
 MOST_UNITS = 1 << 20  # of a layer
 CHOICES = {
@@ -128,7 +150,9 @@ def check(config: DictConfig):
         raise Refused(f"settings: give {', '.join(f'{key}=...' for key in sorted(missing))}")
     for key in GROUPS:
         if not isinstance(OmegaConf.select(config, key), DictConfig):
-            raise Refused(f"settings: {key} must be a group of settings, got {OmegaConf.select(config, key)}: set {key}.NAME")
+            raise Refused(
+                f"settings: {key} must be a group of settings, got {OmegaConf.select(config, key)}: set {key}.NAME"
+            )
     for key, least in {**INTEGERS, **NUMBERS}.items():
         if (value := OmegaConf.select(config, key)) is not None or key not in OPTIONAL:
             check_kind = check_integer if key in INTEGERS else check_number
@@ -147,13 +171,16 @@ def check(config: DictConfig):
         raise Refused(f"settings: train.profile must be true or false, got {config.train.profile}")
     if config.table.staleness == 0 and config.table.prefetch_batches:
         raise Refused(
-            f"settings: table.prefetch_batches={config.table.prefetch_batches} takes a staleness of 1 or more: at 0 most rows fetched ahead would "
+            f"settings: table.prefetch_batches={config.table.prefetch_batches} takes a staleness of 1 or more: at 0 "
+            "most rows fetched ahead would "
             "change before they are read"
         )
     if config.table.prefetch_batches is None:
         config.table.prefetch_batches = 0 if config.table.staleness == 0 else 1
     if config.table.prefetch_batches > MOST_AHEAD:
-        raise Refused(f"settings: table.prefetch_batches must be at most {MOST_AHEAD}, got {config.table.prefetch_batches}")
+        raise Refused(
+            f"settings: table.prefetch_batches must be at most {MOST_AHEAD}, got {config.table.prefetch_batches}"
+        )
     try:
         staleness_of(config), cache_of(config)
     except ValueError as error:
@@ -172,8 +199,8 @@ def staleness_of(config: DictConfig) -> Staleness:
 
 
 def cache_of(config: DictConfig) -> CacheSettings:
-    """The cache that table.cache says; without a capacity, a tenth of the rows where it can pay. At s = 0 it cannot: what a
-    step reads it writes, so the lines are out of date when they are read again. Raises Refused."""
+    """The cache that table.cache says; without a capacity, a tenth of the rows where it can pay. At s = 0 it cannot:
+    what a step reads it writes, so the lines are out of date when they are read again. Raises Refused."""
     unknown = set(config.table.cache) - {field.name for field in fields(CacheSettings)}
     if unknown:
         raise Refused(f"table.cache has no setting {', '.join(sorted(unknown))}")

@@ -12,8 +12,8 @@ DEVICES = ("auto", "cpu", "cuda")
 
 
 def choose_device(world: World, wanted: str) -> torch.device:
-    """cpu, or this rank's GPU, which ranks share where a node has fewer than ranks. auto takes GPUs if every rank has one.
-    Collective. Raises Refused on every rank for cuda if some rank can use none."""
+    """cpu, or this rank's GPU, which ranks share where a node has fewer than ranks. auto takes GPUs if every rank has
+    one. Collective. Raises Refused on every rank for cuda if some rank can use none."""
     if wanted == "cpu":
         return torch.device("cpu")
     problem = gpu_problem()
@@ -23,7 +23,11 @@ def choose_device(world: World, wanted: str) -> torch.device:
             lacking = next(rank for rank, text in enumerate(problems) if text)
             print(f"device=auto: no GPUs, as rank {lacking} can use none: {problems[lacking]}", flush=True)
         return torch.device("cpu")
-    world.agree(Refused(f"device=cuda: on {world.host} no GPU can be used: {problem}: set device=cpu or auto") if problem else None)
+    world.agree(
+        Refused(f"device=cuda: on {world.host} no GPU can be used: {problem}: set device=cpu or auto")
+        if problem
+        else None
+    )
     device = torch.device("cuda", world.node.rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device

@@ -1,23 +1,31 @@
 """Pictures of runs side by side, as SVG to stand in a page: a run has one colour in all of them, ink is the page's own.
 
-What is drawn is a report.Run: `number` (its place), `table(keys, of)` (its lines), `by_rank` (of its summary). A picture has
-a title, a caption, a size in inches, `shown(runs)`: those it has something to draw of, and `why`: what to say if there are none.
+What is drawn is a report.Run: `number` (its place), `table(keys, of)` (its lines), `by_rank` (of its summary). A
+picture has a title, a caption, a size in inches, `shown(runs)`: those it has something to draw of, and `why`: what to
+say if there are none.
 """
 
 from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Callable
 
 import numpy as np
 
 from hetmpi.run.runlog import bytes_text
 from hetmpi.spans import OWN, PARTS, WAITS
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe's and Ito's: the colour-blind tell them apart
+COLOURS = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+)  # Okabe's and Ito's: the colour-blind tell them apart
 DASHES = ("-", (0, (4, 2)), (0, (1, 1.5)))  # of the runs after the sixth, and the twelfth
 PART_COLOURS = {  # own work in blue, the table in orange
     **dict(zip(OWN, ("#b3d4ec", "#6baed6", "#2f7fbc", "#0b4a8a"))),
@@ -28,11 +36,25 @@ INK, FAINT = "#010203", "#040506"  # stand for the page's, which change with lig
 MOST_POINTS = 400  # of a line; more are averaged
 MOST_MARKS = 25  # points that are marked on a line
 STYLE = {
-    "svg.fonttype": "none", "svg.hashsalt": "hetmpi", "text.parse_math": False, "font.size": 9, "font.sans-serif": ["DejaVu Sans"],
-    "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": FAINT, "xtick.color": INK, "ytick.color": INK,
-    "axes.grid": True, "grid.color": FAINT, "grid.alpha": 0.35, "grid.linewidth": 0.5, "axes.axisbelow": True,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.formatter.useoffset": False,
-}  # fmt: skip
+    "svg.fonttype": "none",
+    "svg.hashsalt": "hetmpi",
+    "text.parse_math": False,
+    "font.size": 9,
+    "font.sans-serif": ["DejaVu Sans"],
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": FAINT,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.grid": True,
+    "grid.color": FAINT,
+    "grid.alpha": 0.35,
+    "grid.linewidth": 0.5,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.formatter.useoffset": False,
+}
 X_AXES = {  # key -> unit of the axis: (from which value on, what it is called)
     "samples": [(1, "samples"), (1e3, "thousand samples"), (1e6, "million samples"), (1e9, "billion samples")],
     "elapsed_s": [(1, "seconds of training"), (60, "minutes of training"), (3600, "hours of training")],
@@ -51,10 +73,16 @@ def svg(picture, runs: list, name: str) -> str:
     with rc_context(STYLE):
         figure, text = Figure(picture.size, layout="constrained"), io.StringIO()
         picture.draw(figure, picture.shown(runs))
-        figure.savefig(text, format="svg", transparent=True, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    whole = re.sub(r"<style.*?</style>", "", text.getvalue()[text.getvalue().index("<svg") :])  # it would hold for the page
+        figure.savefig(
+            text, format="svg", transparent=True, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        )
+    whole = re.sub(
+        r"<style.*?</style>", "", text.getvalue()[text.getvalue().index("<svg") :]
+    )  # it would hold for the page
     whole = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{name}-", whole)
-    whole = re.sub(r' (d|x|y)="[^"]*"', lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), whole)  # 1/100 point will do
+    whole = re.sub(
+        r' (d|x|y)="[^"]*"', lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), whole
+    )  # 1/100 point will do
     return whole.replace(INK, "currentColor").replace(FAINT, "var(--faint)")
 
 
@@ -125,7 +153,9 @@ class Curve(Picture):
                 width = max(5, len(x) // 20)
                 x, y = (np.convolve(values, np.full(width, 1 / width), "valid") for values in (x, y))
             marker = "o" if len(x) <= MOST_MARKS else ""
-            axes.plot(x / per_unit, y, linewidth=1.5, marker=marker, markersize=3, zorder=3, clip_on=False, **style_of(run))
+            axes.plot(
+                x / per_unit, y, linewidth=1.5, marker=marker, markersize=3, zorder=3, clip_on=False, **style_of(run)
+            )
         axes.set(xlabel=name, ylabel=self.label)
         if self.is_from_zero:
             axes.set_ylim(0, 1.05 * max(thinned(table)[:, 1].max() for table in points.values()) or 1)
@@ -136,7 +166,10 @@ class Band(Picture):
     """How uneven the ranks' own work is."""
 
     title = "Own work of the ranks"
-    caption = "load, find, forward and backward: the rank with the least, the mean, the one with the most, for which all wait."
+    caption = (
+        "load, find, forward and backward: the rank with the least, the mean, the one with the most, for which "
+        "all wait."
+    )
     why = "one rank alone waits for none"
 
     def points(self, run) -> np.ndarray:
@@ -150,7 +183,14 @@ class Band(Picture):
         for run in runs:
             x, least, mean, most = points[run.number].T
             axes.fill_between(x / per_unit, least, most, color=style_of(run)["color"], alpha=0.22, linewidth=0)
-            axes.plot(x / per_unit, mean, linewidth=1.5, marker="o" if len(x) <= MOST_MARKS else "", markersize=3, **style_of(run))
+            axes.plot(
+                x / per_unit,
+                mean,
+                linewidth=1.5,
+                marker="o" if len(x) <= MOST_MARKS else "",
+                markersize=3,
+                **style_of(run),
+            )
         axes.set(xlabel=name, ylabel="own ms per step", ylim=(0, None))
 
 
@@ -171,8 +211,16 @@ class Ranks(Picture):
         axes = figure.subplots()
         for place, run in enumerate(runs):
             own = self.points(run)
-            aside = 0.3 * (place / len(runs) - 0.5 + 0.5 / len(runs)) if len(own) <= 32 else 0.0  # so that none covers another
-            axes.plot(np.arange(len(own)) + aside, own, "o", color=style_of(run)["color"], markersize=6 if len(own) <= 32 else 3)
+            aside = (
+                0.3 * (place / len(runs) - 0.5 + 0.5 / len(runs)) if len(own) <= 32 else 0.0
+            )  # so that none covers another
+            axes.plot(
+                np.arange(len(own)) + aside,
+                own,
+                "o",
+                color=style_of(run)["color"],
+                markersize=6 if len(own) <= 32 else 3,
+            )
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         own = [self.points(run) for run in runs]
         axes.set(xlabel="rank", ylabel="own ms per step")
@@ -199,7 +247,12 @@ class Bars(Picture):
         groups, width = max(bars, key=len), 0.8 / len(runs)
         for place, (run, values) in enumerate(zip(runs, bars)):
             heights = [values.get(group, 0) for group in groups]
-            drawn = axes.bar(np.arange(len(groups)) + (place - (len(runs) - 1) / 2) * width, heights, width, color=style_of(run)["color"])
+            drawn = axes.bar(
+                np.arange(len(groups)) + (place - (len(runs) - 1) / 2) * width,
+                heights,
+                width,
+                color=style_of(run)["color"],
+            )
             if len(runs) * len(groups) <= (12 if len(runs) == 1 else 6):
                 axes.bar_label(drawn, [self.text(height) for height in heights], fontsize=7.5, padding=1)
         slant = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if len(groups) > 6 else {}
@@ -229,7 +282,12 @@ class Stack(Picture):
         axes, table = figure.subplots(), thinned(self.points(self.run))
         per_unit, name = unit_of("samples", table[-1, 0])
         axes.stackplot(table[:, 0] / per_unit, table[:, 1:].T, colors=list(PART_COLOURS.values()), linewidth=0)
-        axes.set(xlabel=name, ylabel="ms per step", ylim=(0, self.most_ms), xlim=(table[0, 0] / per_unit, table[-1, 0] / per_unit))
+        axes.set(
+            xlabel=name,
+            ylabel="ms per step",
+            ylim=(0, self.most_ms),
+            xlim=(table[0, 0] / per_unit, table[-1, 0] / per_unit),
+        )
 
 
 def stacked(run) -> np.ndarray:
@@ -264,7 +322,9 @@ def lag_shares(run) -> dict[str, float]:
 
 def sections(runs: list) -> dict[str, list]:
     """The page's pictures under their headings."""
-    learnt = [Curve("Loss", "loss", "training loss", is_noisy=True, caption="Of 20 lines and more in bold a running mean.")]
+    learnt = [
+        Curve("Loss", "loss", "training loss", is_noisy=True, caption="Of 20 lines and more in bold a running mean.")
+    ]
     for title, key, label in (("AUC", "auc", "held-out AUC"), ("Log loss", "log_loss", "held-out log loss (nats)")):
         learnt.append(Curve(title, key, label, of="evaluations", why=NO_EVALUATION))
     over_time = [replace(curve, title=f"{curve.title} over time", x="elapsed_s") for curve in learnt]
@@ -282,10 +342,26 @@ def sections(runs: list) -> dict[str, list]:
             Curve("Stale rate", "stale_rate", "% found, but too old", times=100, is_from_zero=True, why=NO_CACHE),
             Curve("Staleness, median", "lag_p50", "iterations behind, p50", is_from_zero=True, why=NO_CACHE),
             Curve("Staleness, p99", "lag_p99", "iterations behind, p99", is_from_zero=True, why=NO_CACHE),
-            Bars("Staleness of all reads", lag_shares, "% of the reads", caption="Iterations that a row was behind when it was read.", why=NO_CACHE),
+            Bars(
+                "Staleness of all reads",
+                lag_shares,
+                "% of the reads",
+                caption="Iterations that a row was behind when it was read.",
+                why=NO_CACHE,
+            ),
         ],
         "Bytes between ranks": [
-            Bars("Bytes by kind", bytes_by_kind, "bytes per step, all ranks", bytes_text, "Mean over the run.", NO_BYTES),
-            Curve("Bytes over samples", "moved_bytes", "bytes per step, all kinds", is_noisy=True, is_from_zero=True, caption=FLUSHES, why=NO_BYTES),
+            Bars(
+                "Bytes by kind", bytes_by_kind, "bytes per step, all ranks", bytes_text, "Mean over the run.", NO_BYTES
+            ),
+            Curve(
+                "Bytes over samples",
+                "moved_bytes",
+                "bytes per step, all kinds",
+                is_noisy=True,
+                is_from_zero=True,
+                caption=FLUSHES,
+                why=NO_BYTES,
+            ),
         ],
     }

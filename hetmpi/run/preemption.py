@@ -1,4 +1,5 @@
-"""Signals by which a scheduler says that a job must go: all ranks agree on the step after which they leave, having saved."""
+"""Signals by which a scheduler says that a job must go: all ranks agree on the step after which they leave, having
+saved."""
 
 from __future__ import annotations
 
@@ -8,16 +9,16 @@ import threading
 
 import numpy as np
 
-from hetmpi.comm.waiting import wait_for
 from hetmpi.comm.mpi import MPI
+from hetmpi.comm.waiting import wait_for
 from hetmpi.comm.world import World
 
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
 
 
 class Preemption:
-    """Listens for SIGNALS until `close`. The first one is noted, the second one, of any kind, ends the process at once: also one that is
-    in the middle of a call of MPI, where Python's handlers do not run."""
+    """Listens for SIGNALS until `close`. The first one is noted, the second one, of any kind, ends the process at once:
+    also one that is in the middle of a call of MPI, where Python's handlers do not run."""
 
     def __init__(self, world: World):
         """Only in the main thread. Collective."""
@@ -41,7 +42,8 @@ class Preemption:
             self._noted[0] = heard[0]
 
     def is_agreed(self) -> bool:
-        """Whether some rank had noted a signal when all last asked; the same on every rank. Asks anew, for the next call. Collective."""
+        """Whether some rank had noted a signal when all last asked; the same on every rank. Asks anew, for the next
+        call. Collective."""
         agreed = False
         if self._request is not None:
             self._await("for all ranks to end the step")

@@ -4,20 +4,22 @@ The run folder holds
   config.yaml       the resolved configuration
   metrics.jsonl     one line per logged step, each with at least `step` and `loss`; of the trainer's also
                     samples    of the stream, so far
-                    elapsed_s  seconds of training so far, evaluation not counted; a resumed run goes on from its last line
-                    own_ms_min, own_ms, own_ms_max, slowest_rank  a rank's own work (spans.OWN) per step: the least, mean and
+                    elapsed_s  seconds of training so far, evaluation not counted; a resumed run goes on from its last
+                               line
+                    own_ms_min, own_ms, own_ms_max, slowest_rank  a rank's own work (spans.OWN) per step: the least,
+                                                                  mean and
                                most over ranks, and whose is most
   evaluation.jsonl  one line per evaluation, each with at least `step`; samples and elapsed_s as above
   events.out.tfevents.*  both again, for TensorBoard
   trace.json        with train.profile=true: every rank's last steps, for chrome://tracing or Perfetto
-  summary.json      written when the run has ended, and only then; complete whenever it is there. by_rank: host and ms per
-                    step, part by part, of every rank
+  summary.json      written when the run has ended, and only then; complete whenever it is there. by_rank: host and ms
+                    per step, part by part, of every rank
   report.html       if ./run.sh report was asked for it
 
 JSON has no NaN and no infinity: such values are written as null.
 
-A folder that cannot be written when the run begins is refused. One that cannot be written later, on a full disk say, does not
-end the run: it is said once, each line or file is tried anew, and the end of the run names what is missing.
+A folder that cannot be written when the run begins is refused. One that cannot be written later, on a full disk say,
+does not end the run: it is said once, each line or file is tried anew, and the end of the run names what is missing.
 """
 
 import io
@@ -45,8 +47,8 @@ def bytes_text(count: float) -> str:
 
 SHOWN_NAME = "standard output"
 
-# What a line shows, in this order: key -> (word before the value, how the value is written). Others are only stored, and
-# those without a word only shown in the summary.
+# What a line shows, in this order: key -> (word before the value, how the value is written). Others are only stored,
+# and those without a word only shown in the summary.
 SHOWN = {
     "loss": ("loss", "{:.4f}".format),
     "step_ms": ("", "{:.1f} ms".format),
@@ -69,8 +71,8 @@ SHOWN = {
 class RunLog:
     """Rank 0's record of one run. `close` it in a `finally`: a terminal gets its cursor back.
 
-    A run into a folder that holds an earlier one replaces that one's files, but one that is resumed keeps what was written up to there.
-    earlier_s: the `elapsed_s` of what was kept, 0.0 if nothing was.
+    A run into a folder that holds an earlier one replaces that one's files, but one that is resumed keeps what was
+    written up to there. earlier_s: the `elapsed_s` of what was kept, 0.0 if nothing was.
 
     Args: run_dir: the folder, made if missing; config_yaml: text of config.yaml; total_steps: where the progress bar
     ends, None if unknown; resumed_at: steps made before, 0 for a new run.
@@ -84,10 +86,17 @@ class RunLog:
         self._dir = Path(run_dir)
         with self._writing():
             self._dir.mkdir(parents=True, exist_ok=True)
-            for name in ("summary.json", "trace.json", "report.html", *(() if resumed_at else ("events.out.tfevents.*",))):
+            for name in (
+                "summary.json",
+                "trace.json",
+                "report.html",
+                *(() if resumed_at else ("events.out.tfevents.*",)),
+            ):
                 for old in self._dir.glob(name):
                     old.unlink()
-            self.earlier_s = max(self._keep_until(self._dir / name, resumed_at) for name in ("metrics.jsonl", "evaluation.jsonl"))
+            self.earlier_s = max(
+                self._keep_until(self._dir / name, resumed_at) for name in ("metrics.jsonl", "evaluation.jsonl")
+            )
             (self._dir / "config.yaml").write_text(config_yaml)
             self._events = _EventFile(self._dir)
         console = Console()
@@ -136,16 +145,23 @@ class RunLog:
             self._shown.close()
             sys.stdout.flush()
         if SHOWN_NAME in self._missing:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again and would exit with 120
+            os.dup2(
+                os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+            )  # Python flushes it again and would exit with 120
         if self._missing:
             _tell(f"run folder {self._dir} lacks {', '.join(_missing_text(*item) for item in self._missing.items())}")
             self._missing.clear()
 
     def _keep_until(self, path: Path, step: int) -> float:
-        """Drops the lines of later steps, and one that was cut short. Returns the last elapsed_s kept, 0.0 if there is none."""
+        """Drops the lines of later steps, and one that was cut short. Returns the last elapsed_s kept, 0.0 if there is
+        none."""
         if not path.exists():
             return 0.0
-        kept = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n") and json.loads(line)["step"] <= step]
+        kept = [
+            line
+            for line in path.read_text().splitlines(keepends=True)
+            if line.endswith("\n") and json.loads(line)["step"] <= step
+        ]
         path.write_text("".join(kept)) if kept else path.unlink()
         return json.loads(kept[-1]).get("elapsed_s", 0.0) if kept else 0.0
 

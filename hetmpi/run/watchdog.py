@@ -1,7 +1,9 @@
 """Watchdog: which rank holds all others up, and since when; ends the job when a rank answers no more.
 
-A thread of every rank tells rank 0 now and then what its rank is doing, and rank 0's answers that it is there. It is told apart whether
-    a rank lags            it answers, but is at one thing for long: it is named, with where it is, and again when it goes on
+A thread of every rank tells rank 0 now and then what its rank is doing, and rank 0's answers that it is there. It is
+told apart whether
+    a rank lags            it answers, but is at one thing for long: it is named, with where it is, and again when it
+                           goes on
     a rank answers no more it is dead, stopped or out of reach: the job ends
 Rank 0 watches all, the others watch rank 0. Until its first step a rank may be silent for twice as long, at least 20 s
 longer: imports and what makes data ready may keep Python from running its threads.
@@ -17,11 +19,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetmpi.spans import OWN, Spans
 from hetmpi.comm.launch import abort
 from hetmpi.comm.mpi import MPI
 from hetmpi.comm.world import World
 from hetmpi.errors import Refused
+from hetmpi.spans import OWN, Spans
 
 BEATS = 4  # in the time that a rank has to answer
 LONGEST_S = 5.0  # between two of them
@@ -51,8 +53,8 @@ class Watchdog:
     """Watches until `close`."""
 
     def __init__(self, world: World, spans: Spans, seconds: float):
-        """spans: what this rank is doing. seconds: how long a rank may be at one thing, or not answer; 0 watches nobody.
-        Collective. Ends the job if other ranks do not come here in as long as a rank may be silent."""
+        """spans: what this rank is doing. seconds: how long a rank may be at one thing, or not answer; 0 watches
+        nobody. Collective. Ends the job if other ranks do not come here in as long as a rank may be silent."""
         self.world, self.spans, self.seconds = world, spans, seconds
         with self._all_in_time():
             self._hosts = world.comm.allgather(world.host)
@@ -106,7 +108,10 @@ class Watchdog:
             if self._comm.Iprobe(peer):
                 self._receive(peer)
             elif time.monotonic() > deadline:
-                raise Refused(f"rank {peer} on {self._hosts[peer]} does not come to the end, for {self.seconds:g} s (watchdog.seconds)")
+                raise Refused(
+                    f"rank {peer} on {self._hosts[peer]} does not come to the end, for {self.seconds:g} s "
+                    "(watchdog.seconds)"
+                )
             else:
                 time.sleep(CLOSING_POLL_S)
 
@@ -115,7 +120,11 @@ class Watchdog:
             self._watch()
         except Exception as problem:  # whatever it is, the others would take its silence for the rank's
             if not self._closing.is_set():
-                abort(Refused(f"the ranks cannot reach each other any more: {problem}") if isinstance(problem, MPI.Exception) else problem)
+                abort(
+                    Refused(f"the ranks cannot reach each other any more: {problem}")
+                    if isinstance(problem, MPI.Exception)
+                    else problem
+                )
 
     def _watch(self):
         pause = min(self.seconds / BEATS, LONGEST_S)
@@ -123,7 +132,9 @@ class Watchdog:
         seen = {rank: Seen(self._beat(), begun, begun) for rank in (*self._peers, self.world.rank)}
         while not self._closing.wait(pause):
             late, begun = time.monotonic() - begun - pause, time.monotonic()
-            for other in seen.values():  # a time in which this rank was stopped itself, and perhaps all others too, does not count
+            for other in (
+                seen.values()
+            ):  # a time in which this rank was stopped itself, and perhaps all others too, does not count
                 other.heard += late
                 other.since += late
             self._note(self.world.rank, seen, self._beat(), begun)
@@ -170,8 +181,10 @@ class Watchdog:
         lost = [rank for rank, time_s in silent.items() if time_s > self._limit(seen[rank].has_begun)]
         if lost:
             raise Refused(
-                f"{self._names(lost, seen, now)} answers no more, for {silent[lost[0]]:.0f} s (watchdog.seconds={self.seconds:g}, 0 would wait): the job "
-                "ends; with checkpoints, resume=auto goes on from the last one" + ("" if seen[lost[0]].has_begun else SETUP_CURE)
+                f"{self._names(lost, seen, now)} answers no more, for {silent[lost[0]]:.0f} s "
+                f"(watchdog.seconds={self.seconds:g}, 0 would wait): the job "
+                "ends; with checkpoints, resume=auto goes on from the last one"
+                + ("" if seen[lost[0]].has_begun else SETUP_CURE)
             )
 
     def _tell_laggards(self, seen: dict[int, Seen], now: float):
@@ -182,7 +195,11 @@ class Watchdog:
         busy = [rank for rank, other in seen.items() if doing_of(other) in OWN]
         behind = busy or [rank for rank, other in seen.items() if other.beat["step"][0] == first]
         self._named.update(behind)
-        say(f"all wait for {self._names(behind, seen, now)}" if len(behind) < len(seen) else f"all ranks are in {place_of(seen[0])} for {now - seen[0].since:.0f} s")
+        say(
+            f"all wait for {self._names(behind, seen, now)}"
+            if len(behind) < len(seen)
+            else f"all ranks are in {place_of(seen[0])} for {now - seen[0].since:.0f} s"
+        )
 
     def _names(self, ranks: list[int], seen: dict[int, Seen], now: float) -> str:
         """Who, where, at what, since when."""

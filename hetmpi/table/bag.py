@@ -1,11 +1,11 @@
 """EmbeddingBag: a table in the place of torch.nn.EmbeddingBag (docs/embedding_bag.md).
 
-    bag = torch.nn.EmbeddingBag(10_000_000, 64, mode="sum")         bag = hetmpi.EmbeddingBag(10_000_000, 64, mode="sum")
-    ...                                                             ...
-    optimizer.zero_grad()                                           optimizer.zero_grad()
-    loss.backward()                                                 loss.backward()
-    optimizer.step()                                                optimizer.step()  # of the dense layers alone
-                                                                    bag.step()
+bag = torch.nn.EmbeddingBag(10_000_000, 64, mode="sum")         bag = hetmpi.EmbeddingBag(10_000_000, 64, mode="sum")
+...                                                             ...
+optimizer.zero_grad()                                           optimizer.zero_grad()
+loss.backward()                                                 loss.backward()
+optimizer.step()                                                optimizer.step()  # of the dense layers alone
+                                                                bag.step()
 """
 
 from __future__ import annotations
@@ -18,14 +18,21 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from hetmpi import _C
-from hetmpi.table.optim import RowOptimizer
-from hetmpi.table.table import EmbeddingTable, kind_of
 from hetmpi.comm.launch import default_world
 from hetmpi.comm.world import World
 from hetmpi.errors import NotFinite, Refused
+from hetmpi.table.optim import RowOptimizer
+from hetmpi.table.table import EmbeddingTable, kind_of
 
 MODES = ("sum", "mean", "max")
-TORCHS = ("max_norm", "norm_type", "scale_grad_by_freq", "sparse", "_weight", "dtype")  # arguments that mean nothing here
+TORCHS = (
+    "max_norm",
+    "norm_type",
+    "scale_grad_by_freq",
+    "sparse",
+    "_weight",
+    "dtype",
+)  # arguments that mean nothing here
 NUMBERS = itertools.count()  # of the bags of this process: all ranks make them in the same order
 MARK = 1e-20  # lost in any norm of gradients; not zero after a loss scale or a clipping factor
 MANY_BATCHES = 100
@@ -49,7 +56,8 @@ class Rows(torch.autograd.Function):
 
 
 class EmbeddingBag(torch.nn.Module):
-    """Bags of rows of a table that is spread over all ranks: sums, means or maxima, as torch.nn.EmbeddingBag makes them.
+    """Bags of rows of a table that is spread over all ranks: sums, means or maxima, as torch.nn.EmbeddingBag makes
+    them.
 
     table   the EmbeddingTable
     anchor  Parameter (1,) float32 that stands for the rows where torch goes over parameters. Gradients of rows are kept
@@ -60,22 +68,33 @@ class EmbeddingBag(torch.nn.Module):
     A state_dict holds nothing of the bag: hetmpi.Checkpoints saves its rows."""
 
     def __init__(
-        self, num_rows: int, dim: int, *, optimizer: RowOptimizer = RowOptimizer(), mode: str = "mean", padding_idx: int | None = None,
-        include_last_offset: bool = False, world: World | None = None, **settings,
-    ):  # fmt: skip
-        """optimizer: of the rows. mode, padding_idx, include_last_offset: as torch's. world: its ranks, default all of the job. settings: of
-        EmbeddingTable; rows begin as torch's, with deviation 1, and bags made one after the other with other ones, unless init_std
-        and name say otherwise. Collective.
+        self,
+        num_rows: int,
+        dim: int,
+        *,
+        optimizer: RowOptimizer = RowOptimizer(),
+        mode: str = "mean",
+        padding_idx: int | None = None,
+        include_last_offset: bool = False,
+        world: World | None = None,
+        **settings,
+    ):
+        """optimizer: of the rows. mode, padding_idx, include_last_offset: as torch's. world: its ranks, default all of
+        the job. settings: of EmbeddingTable; rows begin as torch's, with deviation 1, and bags made one after the other
+        with other ones, unless init_std and name say otherwise. Collective.
 
-        Raises ValueError for an unknown mode, a padding_idx that is no key or an argument of torch's that means nothing here, Refused as World
-        and EmbeddingTable do."""
+        Raises ValueError for an unknown mode, a padding_idx that is no key or an argument of torch's that means nothing
+        here, Refused as World and EmbeddingTable do."""
         super().__init__()
         if mode not in MODES:
             raise ValueError(f"EmbeddingBag: mode must be one of {', '.join(MODES)}, got {mode}")
         if padding_idx is not None and not -num_rows <= padding_idx < num_rows:
             raise ValueError(f"EmbeddingBag: padding_idx must lie in [-{num_rows:,}, {num_rows:,}), got {padding_idx}")
         for name in set(TORCHS) & set(settings):
-            raise ValueError(f"EmbeddingBag: leave out {name}: rows are float32, and what is done with their gradients is RowOptimizer's")
+            raise ValueError(
+                f"EmbeddingBag: leave out {name}: rows are float32, and what is done with their gradients is "
+                "RowOptimizer's"
+            )
         settings = {"init_std": 1.0, "name": f"bag {next(NUMBERS)}", **settings}
         self.name = settings["name"]
         self.table = EmbeddingTable(world or default_world(), num_rows, dim, optimizer, **settings)
@@ -89,8 +108,8 @@ class EmbeddingBag(torch.nn.Module):
     def forward(
         self, input: torch.Tensor, offsets: torch.Tensor | None = None, per_sample_weights: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """input (B, N), or (N,) with offsets (B,), where bags begin, or (B + 1,) with include_last_offset; all int64 or int32.
-        per_sample_weights float32 of input's shape, for mode sum -> (B, dim), on a GPU if input or the table is.
+        """input (B, N), or (N,) with offsets (B,), where bags begin, or (B + 1,) with include_last_offset; all int64 or
+        int32. per_sample_weights float32 of input's shape, for mode sum -> (B, dim), on a GPU if input or the table is.
 
         Under no_grad it reads the owners' rows, which at staleness 1 and above takes flush() before. Else gradients are
         summed from each backward() until step() or zero_grad(); warns once when 100 batches have had neither. Raises
@@ -112,8 +131,8 @@ class EmbeddingBag(torch.nn.Module):
         """Gives the owners the gradients since the last step, as means over the ranks, which is how Horovod gives the
         dense layers theirs. At staleness 0 collective: a rank without gradients makes this call all the same.
 
-        Raises NotFinite for gradients that are NaN or infinite, before any is sent; they stay until zero_grad(). Warns if
-        zero_grad() has discarded those of the first step."""
+        Raises NotFinite for gradients that are NaN or infinite, before any is sent; they stay until zero_grad(). Warns
+        if zero_grad() has discarded those of the first step."""
         if self._discard_if_zeroed() and not self._has_stepped:
             self._warn(
                 "zero_grad() came between backward() and step(), which discards the gradients of the rows: call step() "
@@ -139,7 +158,8 @@ class EmbeddingBag(torch.nn.Module):
         self._is_called = True
         if self._num_batches >= MANY_BATCHES:
             self._warn(
-                f"gradients of {self._num_batches} batches wait for step(): call bag.step() after each optimizer.step() "
+                f"gradients of {self._num_batches} batches wait for step(): call bag.step() after each "
+                "optimizer.step() "
                 "and zero_grad() for a batch that is left out; to accumulate as many on purpose is fine", TO_CALLER,
             )  # fmt: skip
         rows = self.table.read(keys)
@@ -221,16 +241,25 @@ class EmbeddingBag(torch.nn.Module):
         self.table.flush()
 
     def fill(self, rows: torch.Tensor):
-        """Takes rows (num_rows, dim), of a torch.nn.EmbeddingBag's weight for one, in the place of the first ones. REQUIRES: no call yet. Collective.
-        Raises Refused for another shape."""
+        """Takes rows (num_rows, dim), of a torch.nn.EmbeddingBag's weight for one, in the place of the first ones.
+        REQUIRES: no call yet. Collective. Raises Refused for another shape."""
         if tuple(rows.shape) != (self.table.num_rows, self.table.dim):
-            raise Refused(f"EmbeddingBag.fill: rows must be of shape ({self.table.num_rows}, {self.table.dim}), got {tuple(rows.shape)}")
+            raise Refused(
+                f"EmbeddingBag.fill: rows must be of shape ({self.table.num_rows}, {self.table.dim}), got "
+                f"{tuple(rows.shape)}"
+            )
         self.table.shard.assign(slice(None), rows.detach().to("cpu", torch.float32)[self.table.keys()].numpy())
         self.table.resume_at(self.table.step)
 
     def extra_repr(self) -> str:
         """What repr() says of the bag."""
-        return f"{self.table.num_rows}, {self.table.dim}, mode={self.mode}, padding_idx={self.padding_idx}, ranks={self.table.world.size}"
+        return (
+            f"{self.table.num_rows}, {self.table.dim}, mode={self.mode}, padding_idx={self.padding_idx}, "
+            f"ranks={self.table.world.size}"
+        )
 
     def __reduce_ex__(self, protocol):
-        raise TypeError("EmbeddingBag: its rows are spread over the ranks, it cannot be copied or pickled: save rows by hetmpi.Checkpoints")
+        raise TypeError(
+            "EmbeddingBag: its rows are spread over the ranks, it cannot be copied or pickled: save rows by "
+            "hetmpi.Checkpoints"
+        )

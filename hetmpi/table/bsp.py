@@ -1,10 +1,10 @@
 """BSP, s = 0: every read sees all writes of the step before, from all ranks, applied once.
 
-    read     lines whose owner's clock has not moved are as good as the owners' rows; the others are fetched
-    write    each rank sends its gradients to their owners
-    settle   (by write on one node, else by the next read) each owner waits for the gradients of all ranks, sums per key in rank order,
-             applies the row optimizer once; before the next read all ranks meet
-    So `write` and the read (or flush) after it are collective: every rank makes them, with no keys if it has none.
+read     lines whose owner's clock has not moved are as good as the owners' rows; the others are fetched
+write    each rank sends its gradients to their owners
+settle   (by write on one node, else by the next read) each owner waits for the gradients of all ranks, sums per key in
+         rank order, applies the row optimizer once; before the next read all ranks meet
+So `write` and the read (or flush) after it are collective: every rank makes them, with no keys if it has none.
 """
 
 from __future__ import annotations
@@ -99,11 +99,15 @@ class BspClient:
     def announce(self, keys: Keys):
         """Nothing travels ahead: most of what it would bring is changed by the write in between (docs/results.md)."""
         if self._is_written:
-            raise RuntimeError("EmbeddingTable.prefetch: call it between a read and the write after it, not after write")
+            raise RuntimeError(
+                "EmbeddingTable.prefetch: call it between a read and the write after it, not after write"
+            )
 
     def check_write(self):
         if self._is_written:
-            raise RuntimeError("EmbeddingTable.write: this step is written already: read or flush before the next write")
+            raise RuntimeError(
+                "EmbeddingTable.write: this step is written already: read or flush before the next write"
+            )
 
     def write(self, keys: Keys, grads: torch.Tensor):
         with self._spans("push"):
@@ -131,7 +135,8 @@ class BspClient:
             self.settle()
 
     def _settle(self, meets: bool):
-        """Waits until all ranks' gradients of the last write are in the rows. meets: not where what follows makes ranks meet."""
+        """Waits until all ranks' gradients of the last write are in the rows. meets: not where what follows makes ranks
+        meet."""
         if self._is_written:
             if not self._world.is_one_node:
                 self._apply_all()
@@ -143,7 +148,9 @@ class BspClient:
     def _apply_all(self):
         """Waits for all ranks' gradients of this step and applies them to this rank's rows."""
         self._mailbox.publish()
-        with Patience(self._world, lambda: f"in step {self.step + 1} for the gradients of rank {self._inbox.awaited}") as patience:
+        with Patience(
+            self._world, lambda: f"in step {self.step + 1} for the gradients of rank {self._inbox.awaited}"
+        ) as patience:
             while not self._inbox.poll(POLL_S):
                 self._mailbox.progress()
                 patience.check()

@@ -24,9 +24,9 @@ ROW_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}  # of a number of a row
 
 @dataclass(frozen=True)
 class Staleness:
-    """HET's bound s: 0 synchronous, n iterations, None without bound; with `growth`, min(s, step / growth) at a step, as
-    rows move fastest in the beginning. anticipate: by how much larger than its own a rank takes the step that all ranks
-    together make of a row until it hears of it; None: the number of ranks, 1: as in HET (docs/design.md)."""
+    """HET's bound s: 0 synchronous, n iterations, None without bound; with `growth`, min(s, step / growth) at a step,
+    as rows move fastest in the beginning. anticipate: by how much larger than its own a rank takes the step that all
+    ranks together make of a row until it hears of it; None: the number of ranks, 1: as in HET (docs/design.md)."""
 
     bound: int | None = 0
     growth: float | None = None
@@ -103,14 +103,16 @@ class CacheSettings:
 
 
 class RowCache(Protocol):
-    """Copies of rows that this rank keeps, with the gradients it has not pushed yet: the calls of cpp/cache/row_cache.h,
-    which explains them, and how rows get from its memory to tensors. Keys, slots, clocks and masks are numpy arrays in
-    the host's memory.
+    """Copies of rows that this rank keeps, with the gradients it has not pushed yet: the calls of
+    cpp/cache/row_cache.h, which explains them, and how rows get from its memory to tensors. Keys, slots, clocks and
+    masks are numpy arrays in the host's memory.
 
     device           where the rows are
     capacity_rows    lines; 0 is legal: nothing is found
-    computes_beside  whether the network is computed by another processor, while the host may decide about the next batch
-    num_pending      lines with a pending sum; num_pushes: sums handed out and not taken yet; lags: (32,) int64, see EmbeddingTable"""
+    computes_beside  whether the network is computed by another processor, while the host may decide about the next
+                     batch
+    num_pending      lines with a pending sum; num_pushes: sums handed out and not taken yet; lags: (32,) int64, see
+                     EmbeddingTable"""
 
     device: torch.device
     capacity_rows: int
@@ -145,7 +147,8 @@ class RowCache(Protocol):
 def make_cache(
     world: World, settings: CacheSettings, num_rows: int, dim: int, optimizer: RowOptimizer, device: torch.device
 ) -> RowCache:
-    """This rank's cache. Collective. Raises Refused on every rank if a node or a GPU lacks memory for its ranks' caches."""
+    """This rank's cache. Collective. Raises Refused on every rank if a node or a GPU lacks memory for its ranks'
+    caches."""
     core = optimizer.core(dim)
     capacity_rows = settings.rows(num_rows, world, device)
     if device.type != "cpu":
@@ -153,7 +156,8 @@ def make_cache(
     line = ROW_BYTES[settings.dtype] * dim + 4 * (core.state_dim + core.sum_dim) + _C.LINE_OVERHEAD_BYTES
     refuse_if_short(world, capacity_rows * line, False, lambda need, place, free: (
         f"a cache of {capacity_rows:,} rows of dim {dim} on each rank needs {size_text(need)} for the "
-        f"{world.node.size} rank(s) on {world.host}, {size_text(free)} are free in {place}: lower table.cache.capacity_rows or "
+        f"{world.node.size} rank(s) on {world.host}, {size_text(free)} are free in {place}: lower "
+        "table.cache.capacity_rows or "
         "table.cache.capacity_fraction"
     ))  # fmt: skip
     return HostCache(capacity_rows, core, settings.policy, settings.dtype)

@@ -48,7 +48,8 @@ class Client(Protocol):
         """Pushes gradients (U, dim), now or later."""
 
     def settle(self) -> None:
-        """Ends what the last write left to do, where other ranks wait for that: before this rank waits for others. Collective."""
+        """Ends what the last write left to do, where other ranks wait for that: before this rank waits for others.
+        Collective."""
 
     def flush(self) -> None:
         """Brings every update to its owner. Collective."""
@@ -132,15 +133,20 @@ class Parts:
         self.counters.stale += num_stale
 
     def deliver(self, request: PullRequest, admitted: np.ndarray, rows: np.ndarray, states: np.ndarray) -> torch.Tensor:
-        """The rows (U, dim) of the batch: its lines', and those in rows (n, dim) of keys without one, which get one if the cache may keep
-        them."""
+        """The rows (U, dim) of the batch: its lines', and those in rows (n, dim) of keys without one, which get one if
+        the cache may keep them."""
         num, slots = request.num, request.slots
         missing = (slots < 0) & admitted
         delivered = self.cache.deliver(slots[:num], rows[:num])
         num_missing = int(missing[:num].sum())
         if num_missing:
             self.counters.evicted += self.cache.insert_and_evict(
-                request.array[:num], admitted[:num], self.cache.local(delivered), states[:num], request.clocks[:num], slots[:num]
+                request.array[:num],
+                admitted[:num],
+                self.cache.local(delivered),
+                states[:num],
+                request.clocks[:num],
+                slots[:num],
             )
         self.counters.misses += num_missing
         return delivered
@@ -152,6 +158,7 @@ def check_finite(keys, values: np.ndarray):
         wrong = np.flatnonzero(~np.isfinite(values).all(1))
         first = values[wrong[0]]
         raise NotFinite(
-            f"EmbeddingTable.write: gradients must be finite, got {first[~np.isfinite(first)][0]} for key {int(keys[wrong[0]])} "
+            f"EmbeddingTable.write: gradients must be finite, got {first[~np.isfinite(first)][0]} for key "
+            f"{int(keys[wrong[0]])} "
             f"({len(wrong):,} of {len(values):,} keys)"
         )

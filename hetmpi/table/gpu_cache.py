@@ -1,11 +1,13 @@
 """GpuCache: the calls of HostCache (hetmpi/cache.py) on lines in a GPU's memory.
 
-What is decided about a batch is decided on the host: keys, slots, clocks and masks are numpy arrays. The GPU uses them where they lie
-if `empty` made them, in pinned memory, else a copy there. Rows to train on, and their gradients, are tensors on the GPU. Rows on
-their way to it lie in pinned memory of the host, of which it reads those that are new, once; sums leave it when they are handed out.
+What is decided about a batch is decided on the host: keys, slots, clocks and masks are numpy arrays. The GPU uses them
+where they lie if `empty` made them, in pinned memory, else a copy there. Rows to train on, and their gradients, are
+tensors on the GPU. Rows on their way to it lie in pinned memory of the host, of which it reads those that are new,
+once; sums leave it when they are handed out.
 
-All that is done to the lines is done in a stream of their own, beside that in which torch computes: what the host waits for, to decide about
-the next batch, does not wait for the network. Torch's stream waits for rows that are delivered, this one for gradients.
+All that is done to the lines is done in a stream of their own, beside that in which torch computes: what the host waits
+for, to decide about the next batch, does not wait for the network. Torch's stream waits for rows that are delivered,
+this one for gradients.
 """
 
 from __future__ import annotations
@@ -212,13 +214,21 @@ def torch_type(dtype) -> torch.dtype:
 def open_gpu_cache(
     world: World, device: torch.device, capacity_rows: int, rule: _C.RowOptimizer, dim: int, policy: str, dtype: str
 ) -> GpuCache:  # fmt: skip
-    """A cache on `device`, without a number the current GPU. Collective. Raises Refused on every rank if a GPU lacks memory for the caches of its ranks."""
+    """A cache on `device`, without a number the current GPU. Collective. Raises Refused on every rank if a GPU lacks
+    memory for the caches of its ranks."""
     error = cache = None
     try:
         device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         cache = GpuCache(capacity_rows, rule, policy, dtype, Gpu(device))
     except RuntimeError as problem:
-        cure = ": lower table.cache.capacity_rows or table.cache.capacity_fraction" if "out of memory" in str(problem) else ""
-        error = Refused(f"a cache of {capacity_rows:,} rows of dim {dim} in {dtype} cannot be made on {device} of {world.host}: {problem}{cure}")
+        cure = (
+            ": lower table.cache.capacity_rows or table.cache.capacity_fraction"
+            if "out of memory" in str(problem)
+            else ""
+        )
+        error = Refused(
+            f"a cache of {capacity_rows:,} rows of dim {dim} in {dtype} cannot be made on {device} of {world.host}: "
+            f"{problem}{cure}"
+        )
     world.agree(error)
     return cache

@@ -12,14 +12,16 @@ class HostCache(_C.RowCache):
     """hetmpi/table/cache.py, RowCache, by cpp/cache/row_cache.h; and how rows get from its memory to tensors: here both
     are in the host's.
 
-    computes_beside   whether the network is computed by another processor, while the host may decide about the next batch"""
+    computes_beside   whether the network is computed by another processor, while the host may decide about the next
+                      batch"""
 
     computes_beside = False
     device = torch.device("cpu")
     empty = staticmethod(np.empty)
 
     def deliver(self, slots: np.ndarray, rows: np.ndarray) -> torch.Tensor:
-        """The rows (n, dim) of a batch: its lines', and those in rows (n, dim) of keys without one, whose memory it takes."""
+        """The rows (n, dim) of a batch: its lines', and those in rows (n, dim) of keys without one, whose memory it
+        takes."""
         self.gather(slots, rows)
         return torch.from_numpy(rows)
 

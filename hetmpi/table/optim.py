@@ -39,7 +39,8 @@ class Schedule:
 class RowOptimizer:
     """What an owner does with a row's gradient: torch.optim's rule on that row alone (cpp/owner/row_optimizer.h).
 
-    rule: sgd, adagrad, rowwise_adagrad or adam. eps None means the rule's usual one: 1e-8 for adam, 1e-10 for the Adagrads."""
+    rule: sgd, adagrad, rowwise_adagrad or adam. eps None means the rule's usual one: 1e-8 for adam, 1e-10 for the
+    Adagrads."""
 
     rule: str = "sgd"
     lr: float = 0.1

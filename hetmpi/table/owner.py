@@ -1,4 +1,5 @@
-"""SspOwner: the owner's side at s >= 1. Applies pushes as they come, and says which rows a pull of another node needs."""
+"""SspOwner: the owner's side at s >= 1. Applies pushes as they come, and says which rows a pull of another node
+needs."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ class SspOwner:
     hetmpi/comm/transport.py, Owner."""
 
     def __init__(self, store: ShardStore, rule: _C.RowOptimizer, arrays: tuple[str, ...]):
-        """rule: the row optimizer, a copy of which it keeps. arrays: which a reply has of each row, weight or weight and state."""
+        """rule: the row optimizer, a copy of which it keeps. arrays: which a reply has of each row, weight or weight
+        and state."""
         self._store, self._arrays = store, arrays
         self._applier = _C.PushApplier(store.rings, *store.arrays, rule)
         self.set_step, self.drain = self._applier.set_step, self._applier.drain
@@ -24,7 +26,8 @@ class SspOwner:
         self._applier.start(list(origins))
 
     def push(self, rows: np.ndarray, sums: np.ndarray, order: np.ndarray, clocks: np.ndarray, counts: np.ndarray):
-        """Applies this rank's own sums: rows (m,), whose sums, clocks and counts are entries order (m,) of the arrays."""
+        """Applies this rank's own sums: rows (m,), whose sums, clocks and counts are entries order (m,) of the
+        arrays."""
         self._applier.apply(rows, sums, order, clocks, counts)
 
     def apply(self, rows: np.ndarray, sums: np.ndarray, clocks: np.ndarray, counts: np.ndarray):
@@ -42,8 +45,8 @@ class SspOwner:
 
     @staticmethod
     def wants(known: np.ndarray, clocks: np.ndarray, bound: int) -> np.ndarray:
-        """HET's second condition, c_g <= c_c + s, at the owner: which rows a reply holds, (m,) bool. known (m,) int32: c_c of the asker's
-        lines, NO_LINE for none; clocks (m,) int32: c_g."""
+        """HET's second condition, c_g <= c_c + s, at the owner: which rows a reply holds, (m,) bool. known (m,) int32:
+        c_c of the asker's lines, NO_LINE for none; clocks (m,) int32: c_g."""
         if bound == _C.UNBOUNDED:
             return known == _C.NO_LINE
         return (known == _C.NO_LINE) | (clocks > known.astype(np.int64) + bound)

@@ -30,7 +30,9 @@ class Pulls:
     def announce(self, keys: Keys):
         """Asks about these keys as soon as they are the next ones to be read."""
         if len(self._ahead) == MOST_AHEAD:
-            raise RuntimeError(f"EmbeddingTable.prefetch: {MOST_AHEAD} batches are announced and not read yet, the most there may be")
+            raise RuntimeError(
+                f"EmbeddingTable.prefetch: {MOST_AHEAD} batches are announced and not read yet, the most there may be"
+            )
         if self._travels_ahead:
             self._ahead.append(self._parts.request(keys))
             self.ask_next()
@@ -40,7 +42,9 @@ class Pulls:
         """Whether anything of an announced batch travels, or is decided while a GPU computes, before it is read."""
         if self._parts.world.is_one_node:
             return self._cache.computes_beside and self._cache.capacity_rows > 0
-        return not self._transport.carries_pushes or self._cache.capacity_rows > 0  # without a line, a row lacks the state that sums take
+        return (
+            not self._transport.carries_pushes or self._cache.capacity_rows > 0
+        )  # without a line, a row lacks the state that sums take
 
     def take(self, keys: Keys) -> PullRequest:
         """The request of the keys to be read now. Those announced before it, which nobody read, are dropped."""
@@ -77,9 +81,9 @@ class Pulls:
         self.ask(request, self.last)
 
     def _lines_due(self, last: PullRequest, request: PullRequest) -> np.ndarray:
-        """Keys (m,) int64 to renew beside a request: those of `last`, still to be written, whose sums that write may make due for push. Such
-        a sum goes to its owner when its line has been renewed; else a line that is too old as well would have to wait until the owner has
-        applied the sum."""
+        """Keys (m,) int64 to renew beside a request: those of `last`, still to be written, whose sums that write may
+        make due for push. Such a sum goes to its owner when its line has been renewed; else a line that is too old as
+        well would have to wait until the owner has applied the sum."""
         if self._parts.bound == _C.UNBOUNDED:
             return NO_KEYS
         counts = self._cache.counts_from(last.slots[: last.num], self._parts.bound)
@@ -87,8 +91,8 @@ class Pulls:
         return keys[~_C.contained(keys, request.array)]
 
     def ask(self, request: PullRequest, last: PullRequest | None):
-        """Asks other nodes for clocks, and by those for rows. A clock may come from before sums that are on their way now were applied. last:
-        the batch that is written in between, if any. REQUIRES: request.slots."""
+        """Asks other nodes for clocks, and by those for rows. A clock may come from before sums that are on their way
+        now were applied. last: the batch that is written in between, if any. REQUIRES: request.slots."""
         bound = self._parts.bound
         asked = request.is_remote & (request.slots < 0) if bound == _C.UNBOUNDED else request.is_remote
         if not self._transport.carries_pushes:
@@ -102,8 +106,8 @@ class Pulls:
         ))  # fmt: skip
 
     def _wanted(self, request: PullRequest, asked: np.ndarray) -> np.ndarray:
-        """CheckValid, once the clocks of the keys asked (n,) bool are here: which rows are fetched ahead, (n,) bool. All that the read will
-        need, but those to which sums of this rank are on their way."""
+        """CheckValid, once the clocks of the keys asked (n,) bool are here: which rows are fetched ahead, (n,) bool.
+        All that the read will need, but those to which sums of this rank are on their way."""
         num, bound, is_stale = request.num, self._parts.bound, np.zeros(len(request.array), bool)
         self._cache.validate(request.slots, request.clocks, bound, is_stale, counts_lags=False)
         needed = asked & ((request.slots < 0) | is_stale)
@@ -115,14 +119,16 @@ class Pulls:
         return needed
 
     def order_next(self) -> np.ndarray:
-        """Orders the rows of the batch that is read next, if other nodes were asked about it. Returns lines that will be renewed, (m,) int64."""
+        """Orders the rows of the batch that is read next, if other nodes were asked about it. Returns lines that will
+        be renewed, (m,) int64."""
         if self._ahead and self._ahead[0].phase is Phase.ASKED:
             return self.order(self._ahead[0])
         self._transport.idle(self._parts.bound)
         return NO_SLOTS
 
     def order(self, request: PullRequest) -> np.ndarray:
-        """Orders the rows that a batch needs. Returns lines that will be renewed, (m,) int64: their sums wait for that."""
+        """Orders the rows that a batch needs. Returns lines that will be renewed, (m,) int64: their sums wait for
+        that."""
         request.require("order", Phase.ASKED)
         request.ticket.advance()
         request.phase = Phase.ORDERED
@@ -153,6 +159,8 @@ class Pulls:
         if request.ticket is not None:
             request.ticket.drop()
             self._count(request)
-            if request.phase is Phase.ORDERED and not self._transport.carries_pushes:  # sums that waited for their lines to be renewed
+            if (
+                request.phase is Phase.ORDERED and not self._transport.carries_pushes
+            ):  # sums that waited for their lines to be renewed
                 self._cache.take_due(request.slots, self._parts.bound, held=NO_SLOTS)
         request.reset()

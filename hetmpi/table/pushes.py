@@ -22,7 +22,13 @@ class Pushes:
     """Sends what the cache has handed out, and knows what the owners have not applied yet."""
 
     def __init__(self, parts: Parts, owner: SspOwner, transport: Transport):
-        self._parts, self._cache, self._owner, self._transport, self._mailbox = parts, parts.cache, owner, transport, transport.mailbox
+        self._parts, self._cache, self._owner, self._transport, self._mailbox = (
+            parts,
+            parts.cache,
+            owner,
+            transport,
+            transport.mailbox,
+        )
 
     def send(self, deadline: float = FOREVER):
         """Sends the owners all sums that the cache has handed out. deadline, here and below: a time.monotonic()."""
@@ -73,7 +79,9 @@ class Pushes:
     def await_all(self, deadline: float = FOREVER):
         """Waits until the owners have applied everything this rank sent."""
         self._mailbox.publish()
-        with Patience(self._parts.world, lambda: f"in step {self._parts.step + 1} for {self._behind()} to apply its gradients") as patience:
+        with Patience(
+            self._parts.world, lambda: f"in step {self._parts.step + 1} for {self._behind()} to apply its gradients"
+        ) as patience:
             while not self._mailbox.is_drained():
                 self._drain(deadline)
                 patience.check()

@@ -2,7 +2,8 @@
 
 Most rows of a small field are in every batch: each of them travels from its owner and back in every step. Here every
 rank keeps such rows, and their gradients go by one allreduce a step, as those of the dense layers do:
-    write    starts the allreduce of the gradients and of how many ranks touched each row, beside that of the dense layers
+    write    starts the allreduce of the gradients and of how many ranks touched each row, beside that of the dense
+             layers
     read     waits for it, then each rank applies the row optimizer once to the rows that any rank touched
 All other keys go to the client that it wraps.
 
@@ -34,7 +35,8 @@ LARGEST_COUNT = (1 << 31) - 1  # numbers that one MPI call takes
 
 
 class ReplicatingClient:
-    """See hetmpi/table/client.py, Client. Beyond its contract, every rank makes every write, at any staleness, with no keys if it has none.
+    """See hetmpi/table/client.py, Client. Beyond its contract, every rank makes every write, at any staleness, with no
+    keys if it has none.
 
     replica   rows of the fields' keys, in their order: weight (n, dim), state (n, state_dim), clock (n,)
     """
@@ -43,9 +45,14 @@ class ReplicatingClient:
         """inner: the client of all other keys. fields: keys to replicate. name: of the table. Collective."""
         bounds = [bound for keys in fields for bound in (keys.start, keys.stop)]
         if sorted(bounds) != bounds or not 0 <= min(bounds) <= max(bounds) <= parts.num_rows:
-            raise Refused(f"EmbeddingTable: replicated must be ascending ranges within [0, {parts.num_rows:,}), got {fields}")
+            raise Refused(
+                f"EmbeddingTable: replicated must be ascending ranges within [0, {parts.num_rows:,}), got {fields}"
+            )
         if parts.cache.device.type != "cpu":
-            raise Refused("EmbeddingTable: device must be cpu with replicated rows: set table.replicate_below_rows=0 to train on a GPU")
+            raise Refused(
+                "EmbeddingTable: device must be cpu with replicated rows: set table.replicate_below_rows=0 to train "
+                "on a GPU"
+            )
         self.parts, self.inner, self.transport, self.why = parts, inner, inner.transport, inner.why
         self._world, self._spans = parts.world, parts.spans
         self._bounds, self._allreduce = np.array(bounds, np.int64), f"{name}.replicated"
@@ -168,14 +175,19 @@ class ReplicatingClient:
         """Waits for the sums of the last write; returns its step."""
         (handle, step), self._sent = self._sent, None
         if handle is not None:
-            wait_for(self._world, lambda: self._hvd.poll(handle), f"in step {step + 1} for all ranks' gradients of the replicated rows")
+            wait_for(
+                self._world,
+                lambda: self._hvd.poll(handle),
+                f"in step {step + 1} for all ranks' gradients of the replicated rows",
+            )
             self._hvd.synchronize(handle)
         return step
 
     # Keys in two parts.
 
     def _split(self, keys: Keys, keeps: bool = True) -> Split:
-        """The parts of `keys`, the same ones for the same tensor, by which a client knows a batch. keeps: whether to remember them."""
+        """The parts of `keys`, the same ones for the same tensor, by which a client knows a batch. keeps: whether to
+        remember them."""
         for known in self._splits:
             if known.is_of(keys):
                 return known

@@ -53,14 +53,19 @@ class PullRequest:
     """
 
     def __init__(self, keys: Keys, partition: _C.Partition, remote_ranks: np.ndarray, empty=np.empty):
-        """remote_ranks: ranks of other nodes, (size,) bool. empty(n, dtype): memory for what the cache reads and writes."""
+        """remote_ranks: ranks of other nodes, (size,) bool. empty(n, dtype): memory for what the cache reads and
+        writes."""
         self.keys, self.num = keys.tensor, len(keys.array)
         self._partition, self._remote_ranks, self._empty = partition, remote_ranks, empty
         self.batch_route = Route.of_keys(partition, keys.array)
         self._over(keys.array, self.batch_route)
 
     def _over(self, array: np.ndarray, route: Route):
-        self.array, self.route, self.is_remote = self._empty(len(array), np.int64), route, route.held_by(self._remote_ranks)
+        self.array, self.route, self.is_remote = (
+            self._empty(len(array), np.int64),
+            route,
+            route.held_by(self._remote_ranks),
+        )
         self.slots, self.clocks = self._empty(len(array), np.int64), self._empty(len(array), np.int32)
         self.array[:], self.slots[:], self.clocks[:] = array, -1, 0
         self.phase = Phase.NEW
@@ -92,7 +97,10 @@ class PullRequest:
         """Raises RuntimeError unless the request is in one of these phases."""
         if self.phase not in phases:
             expected = " or ".join(f"{phase.name} ({phase.value})" for phase in phases)
-            raise RuntimeError(f"PullRequest: {call} takes a request that is {expected}, this one is {self.phase.name} ({self.phase.value})")
+            raise RuntimeError(
+                f"PullRequest: {call} takes a request that is {expected}, this one is {self.phase.name} "
+                f"({self.phase.value})"
+            )
 
     @property
     def fetched(self) -> np.ndarray:

@@ -1,10 +1,12 @@
 """SSP, s >= 1: HET's client (Miao et al., PVLDB 15(2), 2022, section 3.2; docs/design.md, "The bound").
 
-    read      Find, CheckValid, Fetch: lines within the bound are read as they are, the others and keys without a line have been fetched,
-              or are now; new lines evict old ones
-    announce  asks the owners of other nodes which lines of a batch are too old, while the batch before is computed (pulls.py)
-    write     Update: each line takes the gradient, and applies it to its copy as a preview of what the owner will do. Pushed are: sums
-              over more than s iterations, those of evicted lines, and gradients of keys without a line (pushes.py)
+    read      Find, CheckValid, Fetch: lines within the bound are read as they are, the others and keys without a line
+              have been fetched, or are now; new lines evict old ones
+    announce  asks the owners of other nodes which lines of a batch are too old, while the batch before is computed
+              (pulls.py)
+    write     Update: each line takes the gradient, and applies it to its copy as a preview of what the owner will do.
+              Pushed are: sums over more than s iterations, those of evicted lines, and gradients of keys without a line
+              (pushes.py)
 
 One-sided only `flush` and `close` are collective. Two-sided all ranks make the same calls in the same order.
 """
@@ -36,7 +38,9 @@ class SspClient:
         """exchange: rma, alltoall or auto. Collective."""
         self.parts, self._cache, self._spans = parts, parts.cache, parts.spans
         self._anticipate = parts.staleness.factor(parts.world.size)
-        self._arrays = ("weight", "state") if parts.rule.state_dim > 0 and parts.cache.capacity_rows > 0 else ("weight",)  # of a line
+        self._arrays = (
+            ("weight", "state") if parts.rule.state_dim > 0 and parts.cache.capacity_rows > 0 else ("weight",)
+        )  # of a line
         parts.rule.set_step(parts.optimizer.lr_at(0), 1)  # others may push before this rank writes
         self._owner = SspOwner(parts.store, parts.rule, self._arrays)
         weakref.finalize(self, self._owner.stop)  # also at exit, before MPI takes the memory away
@@ -52,7 +56,9 @@ class SspClient:
         route = trial_route(self.parts.window, self.parts.partition, self.parts.num_rows)
         is_asked, no_lines = np.zeros(TRIAL_KEYS, bool), np.full(TRIAL_KEYS, _C.NO_LINE, np.int32)
         is_asked[route.order] = True
-        ticket = transport.begin(Pull(route, np.zeros(TRIAL_KEYS, np.int32), lambda: no_lines, lambda: is_asked, 0, UNANNOUNCED))
+        ticket = transport.begin(
+            Pull(route, np.zeros(TRIAL_KEYS, np.int32), lambda: no_lines, lambda: is_asked, 0, UNANNOUNCED)
+        )
         ticket.advance()
         ticket.receive()
         ticket.place(*self._buffers(TRIAL_KEYS))
@@ -105,7 +111,9 @@ class SspClient:
         self._fetch_late(request, (is_missing | is_stale) & ~request.fetched, admitted, rows, states)
         if not is_missing.all():
             self._cache.refresh(slots, is_stale, rows, states, request.clocks, self._anticipate)
-            self._cache.take_due(slots, self.parts.bound, held=NO_SLOTS)  # sums that waited for their lines to be renewed
+            self._cache.take_due(
+                slots, self.parts.bound, held=NO_SLOTS
+            )  # sums that waited for their lines to be renewed
         delivered = self.parts.deliver(request, admitted, rows, states)
         request.enter(Phase.READ, Phase.ORDERED)
         request.ticket = None  # which refers to the request: so that both are freed at once
@@ -113,10 +121,13 @@ class SspClient:
 
     def _buffers(self, num: int) -> tuple[np.ndarray, np.ndarray]:
         """Memory for what is fetched: rows (num, dim) and states (num, state_dim)."""
-        return tuple(self._cache.empty((num, width), np.float32) for width in (self.parts.dim, self.parts.rule.state_dim))
+        return tuple(
+            self._cache.empty((num, width), np.float32) for width in (self.parts.dim, self.parts.rule.state_dim)
+        )
 
     def _place(self, request: PullRequest, rows: np.ndarray, states: np.ndarray):
-        """Puts the rows that the ticket brought in their places, as they will be when the owners have what is still held here."""
+        """Puts the rows that the ticket brought in their places, as they will be when the owners have what is still
+        held here."""
         request.ticket.place(rows, states)
         for message in self.transport.mailbox.held:  # none without a cache, where no state comes along
             positions, chosen = places_of(message.keys, request, request.fetched)
@@ -125,8 +136,11 @@ class SspClient:
                 self._cache.preview(positions, rows, states, request.clocks, sums, counts, self._anticipate)
                 message.clocks[chosen] = request.clocks[positions]  # they leave as sums of the renewed row
 
-    def _fetch_late(self, request: PullRequest, needed: np.ndarray, admitted: np.ndarray, rows: np.ndarray, states: np.ndarray):
-        """Fetches the needed keys' (n,) bool rows, of this node or kept back from the ticket, and the states of those that may get a line."""
+    def _fetch_late(
+        self, request: PullRequest, needed: np.ndarray, admitted: np.ndarray, rows: np.ndarray, states: np.ndarray
+    ):
+        """Fetches the needed keys' (n,) bool rows, of this node or kept back from the ticket, and the states of those
+        that may get a line."""
         if not needed.any():
             return
         late = needed.copy()  # this rank's sums were on their way when their clocks were asked for
@@ -175,15 +189,18 @@ class SspClient:
         request.reset()
         self._cache.look_up(request.array, request.slots)
         request.clocks[:] = _C.UNKNOWN_CLOCK
-        self.parts.read_clocks(self._reader, request, np.full(request.num, not self.transport.carries_pushes) | ~request.is_remote)
+        self.parts.read_clocks(
+            self._reader, request, np.full(request.num, not self.transport.carries_pushes) | ~request.is_remote
+        )
 
     def order_next(self) -> np.ndarray:
-        """The second part of write(): orders the rows of the batch that is read next, if it is announced. Returns lines that will be renewed,
-        (m,) int64, whose sums wait for that."""
+        """The second part of write(): orders the rows of the batch that is read next, if it is announced. Returns lines
+        that will be renewed, (m,) int64, whose sums wait for that."""
         return self._pulls.order_next()
 
     def push_due(self, request: PullRequest, held: np.ndarray):
-        """The third part of write(): pushes what the write handed out, and sums that are due for push, but for lines held (m,) int64."""
+        """The third part of write(): pushes what the write handed out, and sums that are due for push, but for lines
+        held (m,) int64."""
         self._cache.take_due(request.slots[: request.num], self.parts.bound, held)
         for known in (request, self._pulls.last):
             if known is not None and known.phase in (Phase.READ, Phase.NEW):
@@ -211,7 +228,9 @@ class SspClient:
             self._pulls.drop_all()
             self._pushes.send_all(time.monotonic() + timeout_s)
         elif self._pushes.num_held:
-            raise RuntimeError(f"{self._pushes.num_held:,} sums of gradients: with exchange=alltoall no rank sends alone")
+            raise RuntimeError(
+                f"{self._pushes.num_held:,} sums of gradients: with exchange=alltoall no rank sends alone"
+            )
 
     def await_owners(self):
         if self.transport.carries_pushes:
@@ -237,7 +256,8 @@ class SspClient:
 
 
 def places_of(keys: np.ndarray, request: PullRequest, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where keys (m,) are among the chosen (n,) bool keys of a request: positions in it (k,) int64, and which keys (k,)."""
+    """Where keys (m,) are among the chosen (n,) bool keys of a request: positions in it (k,) int64, and which keys
+    (k,)."""
     here = np.flatnonzero(chosen)
     which = np.flatnonzero(_C.contained(keys, request.array[here]))
     by_key = here[np.argsort(request.array[here])]

@@ -1,5 +1,5 @@
-"""ShardStore: the rows that one rank owns, in memory that the ranks of its node share. It alone writes them, and in C++ the push applier and
-the inbox that it is given to."""
+"""ShardStore: the rows that one rank owns, in memory that the ranks of its node share. It alone writes them, and in C++
+the push applier and the inbox that it is given to."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ INIT_CHUNK_ROWS = 1 << 20
 
 
 class RowStore(Protocol):
-    """An owner's rows. weight (n, dim) float32, state (n, state_dim) float32, clock (n,) int32: row i of the i-th key of the rank
-    (EmbeddingTable.keys). touched (n,) uint8: 1 for each row changed since somebody set it to 0."""
+    """An owner's rows. weight (n, dim) float32, state (n, state_dim) float32, clock (n,) int32: row i of the i-th key
+    of the rank (EmbeddingTable.keys). touched (n,) uint8: 1 for each row changed since somebody set it to 0."""
 
     weight: np.ndarray
     state: np.ndarray
@@ -47,8 +47,8 @@ class ShardStore:
             _C.init_rows(weight, self._keys_of(begin, begin + len(weight)), seed, std)
 
     def assign(self, rows: np.ndarray | slice, weight=None, state=None, clock=None):
-        """Replaces those arrays of these rows that are given, and marks the rows as touched. EmbeddingTable.resume_at then lets
-        other ranks see them."""
+        """Replaces those arrays of these rows that are given, and marks the rows as touched. EmbeddingTable.resume_at
+        then lets other ranks see them."""
         for array, values in ((self.weight, weight), (self.state, state), (self.clock, clock)):
             if values is not None:
                 array[rows] = values

@@ -1,7 +1,8 @@
 """EmbeddingTable: one table of rows spread over all ranks, read and written by key.
 
-It checks what it is given and hands it to its client: bsp.py for s = 0, where every read sees all writes of the step before; ssp.py for
-s >= 1, HET's client, where reads may be s iterations behind. Rows of replicated fields are whole on every rank (replicas.py).
+It checks what it is given and hands it to its client: bsp.py for s = 0, where every read sees all writes of the step
+before; ssp.py for s >= 1, HET's client, where reads may be s iterations behind. Rows of replicated fields are whole on
+every rank (replicas.py).
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ import numpy as np
 import torch
 
 from hetmpi import _C
-from hetmpi.comm.window import ring_bytes
 from hetmpi.comm.route import make_partition
-from hetmpi.comm.window import Layout, RmaWindow
+from hetmpi.comm.window import Layout, RmaWindow, ring_bytes
 from hetmpi.comm.world import World
 from hetmpi.counters import Counters
 from hetmpi.errors import Refused
@@ -64,34 +64,50 @@ class EmbeddingTable:
     ):
         """Allocates the shards and gives every row its first value, normal with deviation `init_std`, which depends on
         (seed, name, key) alone. inbox_bytes: memory of each rank for gradients on their way in. spans: where times are
-        added, None for the table's own. exchange: how rows and gradients travel between nodes: rma, one-sided; alltoall, by
-        calls that all ranks make; auto, whichever fetches rows faster here; or the path of a class, "package.module.Class", that is a
-        hetmpi.comm.transport.Transport. device: cpu, or this rank's GPU: the cache is there, rows are
-        read to it and gradients taken from it, while keys stay on the CPU. replicated: keys whose rows every rank has whole, in ascending
-        ranges (small_fields); every rank then makes every write, and two tables written in turns need two names. Collective.
+        added, None for the table's own. exchange: how rows and gradients travel between nodes: rma, one-sided;
+        alltoall, by calls that all ranks make; auto, whichever fetches rows faster here; or the path of a class,
+        "package.module.Class", that is a hetmpi.comm.transport.Transport. device: cpu, or this rank's GPU: the cache is
+        there, rows are read to it and gradients taken from it, while keys stay on the CPU. replicated: keys whose rows
+        every rank has whole, in ascending ranges (small_fields); every rank then makes every write, and two tables
+        written in turns need two names. Collective.
 
-        Raises Refused if memory is short, for ranges that overlap or leave [0, num_rows), and if Horovod, which replicated rows take, runs on
-        other ranks; ValueError for an unknown partition or exchange or an impossible shape."""
+        Raises Refused if memory is short, for ranges that overlap or leave [0, num_rows), and if Horovod, which
+        replicated rows take, runs on other ranks; ValueError for an unknown partition or exchange or an impossible
+        shape."""
         if dim < 1:
             raise Refused(f"table.dim must be at least 1, got {dim}")
         if "." not in exchange:
             check_choice("table.exchange", exchange, EXCHANGES)
         if staleness.is_synchronous and cache.dtype != "float32":
             raise Refused(f"table.cache.dtype must be float32 at staleness 0, where reads are exact, got {cache.dtype}")
-        self.world, self.name, self.num_rows, self.dim, self.staleness, self.optimizer = world, name, num_rows, dim, staleness, optimizer
+        self.world, self.name, self.num_rows, self.dim, self.staleness, self.optimizer = (
+            world,
+            name,
+            num_rows,
+            dim,
+            staleness,
+            optimizer,
+        )
         self.partition, self.partition_kind = make_partition(partition, num_rows, world.size), partition
         self.counters, self.spans, self.touched_since = Counters(), spans or Spans(), None
         rule = optimizer.core(dim)
         kind, record = (
-            (BspClient, _C.RecordFormat(dim, False)) if staleness.is_synchronous else (SspClient, _C.RecordFormat(rule.sum_dim, True))
+            (BspClient, _C.RecordFormat(dim, False))
+            if staleness.is_synchronous
+            else (SspClient, _C.RecordFormat(rule.sum_dim, True))
         )
         rings = ring_bytes(inbox_bytes if world.size > 1 else 0, world.size, record)
-        layouts = [Layout(self.partition.num_local_rows(rank), dim, rule.state_dim, world.size, rings) for rank in range(world.size)]
+        layouts = [
+            Layout(self.partition.num_local_rows(rank), dim, rule.state_dim, world.size, rings)
+            for rank in range(world.size)
+        ]
         self.window = RmaWindow(world, layouts, REMOTE_WINDOW.get(exchange, "wanted"))
         self.shard = ShardStore(self.window.local, lambda begin, end: self.partition.keys_of(world.rank, begin, end))
         self.shard.initialise(table_seed(seed, name), init_std)
         try:
-            self.cache: RowCache = make_cache(world, cache, num_rows, dim, optimizer, torch.device(device))  # after the shards took their memory
+            self.cache: RowCache = make_cache(
+                world, cache, num_rows, dim, optimizer, torch.device(device)
+            )  # after the shards took their memory
         except Refused:
             self.window.free()
             raise
@@ -99,9 +115,21 @@ class EmbeddingTable:
         admitted = cache.admitted(world, self.device) & (self.cache.capacity_rows > 0)
         self.window.fence()
         parts = Parts(
-            world, self.window, self.shard, self.partition, num_rows, dim, optimizer, rule, record, staleness, self.cache, admitted,
-            self.counters, self.spans,
-        )  # fmt: skip
+            world,
+            self.window,
+            self.shard,
+            self.partition,
+            num_rows,
+            dim,
+            optimizer,
+            rule,
+            record,
+            staleness,
+            self.cache,
+            admitted,
+            self.counters,
+            self.spans,
+        )
         self.client: Client = kind(parts, exchange)
         if replicated:
             self._replicate(parts, replicated, name)
@@ -116,36 +144,38 @@ class EmbeddingTable:
     # What a trainer calls.
 
     def read(self, keys: torch.Tensor) -> torch.Tensor:
-        """keys (U,) int64 on the CPU, unique -> rows (U, dim) float32 on `device`: at s = 0 the owners' values after the last write, else at most
-        `staleness` iterations behind them, with all of this rank's own updates.
+        """keys (U,) int64 on the CPU, unique -> rows (U, dim) float32 on `device`: at s = 0 the owners' values after
+        the last write, else at most `staleness` iterations behind them, with all of this rank's own updates.
 
-        At s = 0 collective after a write. Raises Refused for keys of another dtype or shape, out of range, or given twice."""
+        At s = 0 collective after a write. Raises Refused for keys of another dtype or shape, out of range, or given
+        twice."""
         with self.spans("find"):
             checked = self._checked(keys, "read")
         return self.client.read(checked)
 
     def peek(self, keys: torch.Tensor) -> torch.Tensor:
-        """The owners' rows, for evaluation: no line is used, nothing is counted, keys may repeat, and no other rank need take part but in an
-        exchange by alltoall. REQUIRES: flush() since a write, on every rank."""
+        """The owners' rows, for evaluation: no line is used, nothing is counted, keys may repeat, and no other rank
+        need take part but in an exchange by alltoall. REQUIRES: flush() since a write, on every rank."""
         checked = self._checked(keys, "peek", are_unique=False)
         return self.client.peek(checked)
 
     def prefetch(self, keys: torch.Tensor):
-        """Announces a batch that a later read will ask for by the same tensor `keys`, so that what other nodes own of it
-        travels meanwhile; call it between a read and the write after it. Batches are read in the order announced.
+        """Announces a batch that a later read will ask for by the same tensor `keys`, so that what other nodes own of
+        it travels meanwhile; call it between a read and the write after it. Batches are read in the order announced.
 
-        At s >= 1 the bound holds for the owners' clocks as they are when the batch before is read; at s = 0 nothing travels ahead. Raises
-        Refused as read does, and at s = 0 RuntimeError between write and read."""
+        At s >= 1 the bound holds for the owners' clocks as they are when the batch before is read; at s = 0 nothing
+        travels ahead. Raises Refused as read does, and at s = 0 RuntimeError between write and read."""
         with self.spans("prefetch"):
             checked = self._checked(keys, "prefetch")
             self.client.announce(checked)
 
     def write(self, keys: torch.Tensor, grads: torch.Tensor):
-        """Takes the gradients of this step: keys (U,) int64, unique, grads (U, dim) float32 on `device`. At s = 0 collective.
+        """Takes the gradients of this step: keys (U,) int64, unique, grads (U, dim) float32 on `device`. At s = 0
+        collective.
 
         The owner sums over ranks: divide by world.size for the gradient of a loss averaged over the global batch.
-        Raises Refused for a wrong dtype, shape or key, NotFinite for a gradient that is NaN or infinite (of a GPU's at s >= 1 when its sum is
-        sent), and at s = 0 RuntimeError if the step is already written."""
+        Raises Refused for a wrong dtype, shape or key, NotFinite for a gradient that is NaN or infinite (of a GPU's at
+        s >= 1 when its sum is sent), and at s = 0 RuntimeError if the step is already written."""
         self._check_open()
         self.client.check_write()
         with self.spans("push"):
@@ -153,8 +183,8 @@ class EmbeddingTable:
         self.client.write(checked, values)
 
     def settle(self):
-        """Ends what the last write left to do before this rank waits for others in another way, as in an allreduce: at s = 0 the owners have
-        applied it then. Collective."""
+        """Ends what the last write left to do before this rank waits for others in another way, as in an allreduce: at
+        s = 0 the owners have applied it then. Collective."""
         self._check_open()
         self.client.settle()
 
@@ -188,7 +218,8 @@ class EmbeddingTable:
         self.window.free()
 
     def resume_at(self, step: int):
-        """Goes on as after `step` steps, whose rows were assigned to each rank's `shard`. REQUIRES: nothing read or written yet. Collective."""
+        """Goes on as after `step` steps, whose rows were assigned to each rank's `shard`. REQUIRES: nothing read or
+        written yet. Collective."""
         self.touched_since = None
         self.client.resume_at(step)
         self.window.fence()
@@ -204,8 +235,8 @@ class EmbeddingTable:
 
     @property
     def lags(self) -> np.ndarray:
-        """How far behind the owners' clocks, as this rank knew them, the lines read were: (32,) int64, bin 0 no lag, bin i lags of
-        [2^(i-1), 2^i)."""
+        """How far behind the owners' clocks, as this rank knew them, the lines read were: (32,) int64, bin 0 no lag,
+        bin i lags of [2^(i-1), 2^i)."""
         return self.cache.lags
 
     # Keys and gradients as they come in.
@@ -218,7 +249,8 @@ class EmbeddingTable:
         again = _C.first_repeated(array) if are_unique else -1
         if again >= 0:
             raise Refused(
-                f"EmbeddingTable.{verb}: keys must be unique, got {array[again]} twice: take torch.unique(ids, return_inverse=True) and look rows "
+                f"EmbeddingTable.{verb}: keys must be unique, got {array[again]} twice: take torch.unique(ids, "
+                "return_inverse=True) and look rows "
                 "up by the inverse (hetmpi.look_up)"
             )
         if array.size and not 0 <= array.min() <= array.max() < self.num_rows:
@@ -231,8 +263,15 @@ class EmbeddingTable:
 
     def _checked_grads(self, keys: torch.Tensor, grads: torch.Tensor) -> torch.Tensor:
         shape = len(keys), self.dim
-        if not torch.is_tensor(grads) or grads.dtype != torch.float32 or tuple(grads.shape) != shape or grads.device != self.device:
-            raise Refused(f"EmbeddingTable.write: grads must be float32 of shape {shape} on {self.device}, got {kind_of(grads)}")
+        if (
+            not torch.is_tensor(grads)
+            or grads.dtype != torch.float32
+            or tuple(grads.shape) != shape
+            or grads.device != self.device
+        ):
+            raise Refused(
+                f"EmbeddingTable.write: grads must be float32 of shape {shape} on {self.device}, got {kind_of(grads)}"
+            )
         return grads.detach().contiguous()
 
     def _check_open(self):
