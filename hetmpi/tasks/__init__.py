@@ -1,0 +1,1 @@
+"""Tasks: what is learnt. task.py is the protocol, each other file a task."""
