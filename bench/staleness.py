@@ -251,8 +251,7 @@ def report(world, settings: dict, variants: list[Variant], curves: dict):
         growth = f"{reached / zero['samples_to_target'] - 1:+.1%}" if reached else ""
         print(
             f"{name:<10}{row['auc']:8.4f}{row['spread']:8.4f}{row['auc'] - zero['auc']:+9.4f}"
-            f"{reached_text:>19}{growth:>8}"
-            f"{row['bytes_per_sample']:10,.0f}"
+            f"{reached_text:>19}{growth:>8}{row['bytes_per_sample']:10,.0f}"
         )
     draw(settings["picture"], curves, figures, targets)
     print(f"picture: {settings['picture']}")

@@ -102,8 +102,7 @@ class AveragedGradients:
         if self._handles is not None:
             raise RuntimeError(
                 "DenseOptimizer: backward() ran again after the allreduce of the gradients had begun: add the losses "
-                "up and call backward() once, "
-                "then step()"
+                "up and call backward() once, then step()"
             )
         self._ready.add(parameter)
         if len(self._ready) == len(self._parameters):

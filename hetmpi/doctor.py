@@ -121,8 +121,7 @@ def describe_machine(world: World, report: Report):
     if shm_bytes < available_memory() / 4:
         report.cure(
             f"/dev/shm has {shm_bytes / GIB:.1f} GiB of {available_memory() / GIB:.1f} GiB memory and bounds the "
-            "table: "
-            "mount -o remount,size=90% /dev/shm, or docker --shm-size"
+            "table: mount -o remount,size=90% /dev/shm, or docker --shm-size"
         )
     left = abandoned_segments()
     left_bytes = sum(path.stat().st_size for path in left)

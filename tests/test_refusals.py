@@ -32,7 +32,7 @@ def check_refused(outcome, *words):
         ("table.exchange=mail", ["table.exchange must be one of auto, rma, alltoall, got mail"]),
         ("batchsize=4", ["did you mean batch_size?"]),
         ("model._target_=nowhere.Model", ["cannot import nowhere.Model"]),
-        ("model._target_=torch.nn.Identity", ["torch.nn.Identity: set self.row_dim"]),
+        ("model._target_=torch.nn.Identity", ["Identity: set self.row_dim"]),
         ("model._target_=odd_models.HasNoParameters", ["odd_models.HasNoParameters: it has no parameters"]),
         ("data=criteo", ["settings: give data.path=..."]),
         ("batch_size=0", ["batch_size must be an integer of at least 1, got 0"]),

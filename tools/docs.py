@@ -23,7 +23,10 @@ import hetmpi
 
 ROOT = Path(__file__).resolve().parent.parent
 BESIDES = {
-    "data.batch": ["DataSet", "Samples", "Batch"],
+    "data.source": ["Source"],
+    "data.batch": ["Samples", "Batch"],
+    "tasks.task": ["Task"],
+    "tasks.ctr": ["ClickSource", "ClickThroughRate"],
     "export": [],
     "run.config": [],
 }  # module -> names shown that hetmpi.PLACES has not

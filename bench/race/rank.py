@@ -62,6 +62,10 @@ class Processor:
 
     def __init__(self):
         self.main_ms, self.other_ms = [], []
+        self.restart()
+
+    def restart(self):
+        """A chunk begins."""
         self.was = self.now()
 
     def now(self) -> np.ndarray:
@@ -80,27 +84,6 @@ class Processor:
         return {"main_cpu_ms": self.main_ms, "other_cpu_ms": self.other_ms}
 
 
-class Contender(Training):
-    """The trainer on a problem."""
-
-    def __init__(self, world, config, problem: Problem):
-        self.problem = problem
-        super().__init__(world, config, choose_device(world, config.device), Spans())
-        self.processor = Processor()
-        self.table.shard.assign(slice(None), problem.first_rows(self.table.keys().numpy()))
-        self.table.resume_at(0)
-
-    def _data(self):
-        return Recorded(self.problem)
-
-    def _model(self):
-        return OverRows(self.problem)
-
-    def _report(self, *step):
-        super()._report(*step)
-        self.processor.lap()
-
-
 def hetmpi(world, problem: Problem, overrides: list[str]):
     """Trains, and reports what the trainer logged."""
     folder = problem.folder / RUN
@@ -110,10 +93,17 @@ def hetmpi(world, problem: Problem, overrides: list[str]):
         f"log.every_steps={chunk_steps()}", f"eval.max_samples={world.size}", "device=cpu", *overrides,
     ])  # fmt: skip
     torch.set_num_threads(1)
-    training = Contender(world, config, problem)
+    processor = Processor()
+    training = Training(
+        world, config, choose_device(world, config.device), Spans(), Recorded(problem), OverRows(problem), processor.lap
+    )
+    processor.restart()
+    (table,) = training.tables.values()
+    table.shard.assign(slice(None), problem.first_rows(table.keys().numpy()))
+    table.resume_at(0)
     training.run()
     training.log and training.log.close()
-    exact, exchange = training.table.staleness.is_synchronous, training.table.client.transport.name
+    exact, exchange = table.staleness.is_synchronous, table.client.transport.name
     training.close()
     if world.rank == 0:
         lines = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
@@ -127,7 +117,7 @@ def hetmpi(world, problem: Problem, overrides: list[str]):
             *(f"{part}_ms" for part in PARTS),
         )
         figures = {name: [line[name] for line in lines] for name in kept}
-        report({**figures, **training.processor.figures(), "is_exact": exact, "exchange": exchange})
+        report({**figures, **processor.figures(), "is_exact": exact, "exchange": exchange})
 
 
 def floor(world, problem: Problem, device: torch.device):

@@ -36,8 +36,7 @@ def start_mpi():
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise Refused(
             f"hetmpi needs an MPI started with MPI_THREAD_MULTIPLE, this one gives thread level {MPI.Query_thread()} "
-            "of "
-            f"{MPI.THREAD_MULTIPLE}: use an MPI built with thread support, and if your program starts MPI itself, "
+            f"of {MPI.THREAD_MULTIPLE}: use an MPI built with thread support, and if your program starts MPI itself, "
             "start it so"
         )
 
@@ -80,8 +79,7 @@ choose_network(MPI.Get_library_version())
 
 MATCHING = (
     "Use the mpiexec of the MPI that mpi4py loads (./run.sh doctor shows it); under Slurm srun --mpi=pmix for Open "
-    "MPI, "
-    "--mpi=pmi2 for MPICH"
+    "MPI, --mpi=pmi2 for MPICH"
 )
 
 

@@ -144,8 +144,8 @@ class TwoSided:
             self.is_broken = True
             raise RuntimeError(
                 f"EmbeddingTable: rank {asker} {REASONS[reason]} while rank {self.world.rank} "
-                f"{REASONS[self._reason]}: with "
-                "table.exchange=alltoall all ranks must read, announce, write and flush alike"
+                f"{REASONS[self._reason]}: with table.exchange=alltoall all ranks must read, announce, write and flush "
+                "alike"
             )
         rows = came.take((num_sums,), np.int64)
         clocks, counts = (came.take((num_sums,), np.int32) for _ in range(2))

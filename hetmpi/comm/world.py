@@ -61,8 +61,7 @@ class World:
         if (hvd.rank(), hvd.size()) != (self.rank, self.size):
             raise Refused(
                 f"Horovod says rank {hvd.rank()} of {hvd.size()}, MPI says {self.rank} of {self.size}: it was started "
-                "on another communicator, "
-                "or without MPI; a process can train in one world at a time"
+                "on another communicator, or without MPI; a process can train in one world at a time"
             )
 
     def progress(self):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -53,28 +51,6 @@ class Batch:
         return replace(self, **parts)
 
 
-class DataSet(Protocol):
-    """What the trainer asks of a data set. `prepare` comes first; the attributes are valid after it."""
-
-    name: str
-    num_rows: int  # rows of the embedding table
-    num_fields: int
-    num_dense: int
-    field_rows: list[int]  # (F,) rows of each field; they sum to num_rows
-    num_train: int | None  # samples of one epoch; None: the stream never repeats
-    num_valid: int
-
-    def prepare(self, rank: int, size: int, barrier: Callable[[], None]) -> None:
-        """Makes the data ready, rank `rank` of `size` doing its share. Collective: `barrier` waits for all ranks."""
-
-    def train(self, start: int, stop: int) -> Samples:
-        """Positions [start, stop) of the endless training stream, a function of these and the seed alone: never of
-        the rank count. Thread-safe."""
-
-    def valid(self, start: int, stop: int) -> Samples:
-        """Held-out positions [start, stop), stop <= num_valid. Thread-safe."""
-
-
 class SamplesError(Refused, TypeError):
     """Samples whose arrays have another dtype or shape than Samples says."""
 
@@ -102,10 +78,3 @@ def to_batch(samples: Samples) -> Batch:
         label=torch.from_numpy(samples.label),
         teacher=None if samples.teacher is None else torch.from_numpy(samples.teacher),
     )
-
-
-def check_slice(start: int, stop: int, num_samples: int | None) -> None:
-    """Raises IndexError unless 0 <= start <= stop <= num_samples; None admits any stop."""
-    if not 0 <= start <= stop or (num_samples is not None and stop > num_samples):
-        limit = "" if num_samples is None else f" <= {num_samples:,}"
-        raise IndexError(f"sample positions must keep 0 <= start <= stop{limit}, got [{start}, {stop})")

@@ -11,9 +11,10 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow.parquet as pq
 
-from hetmpi.data.batch import Samples, check_slice
+from hetmpi.data.batch import Samples
 from hetmpi.data.prepare import MAX_BAD_ROWS, default_cache, find_manifest, finish, prepare
 from hetmpi.data.raw import DENSE_NAMES, FIELD_NAMES, NUM_DENSE, NUM_FIELDS, absolute
+from hetmpi.data.source import check_slice
 from hetmpi.errors import LARGEST, Refused, check_integer, check_number
 
 NUM_LOCKS = 16

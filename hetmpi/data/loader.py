@@ -1,13 +1,14 @@
-"""Loader: a rank's batches, made ahead by threads. Threads, not processes: a fork after MPI has started is unsafe, and
-numpy and hetmpi._C release the interpreter lock where the work is."""
+"""Loader: a rank's batches, made ahead by threads; Ahead: some of them, to announce. Threads, not processes: a fork
+after MPI has started is unsafe, and numpy and hetmpi._C release the interpreter lock where the work is."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from hetmpi.data.batch import Batch, Samples, to_batch
+from hetmpi.data.batch import to_batch
+from hetmpi.spans import Spans
 
 
 class Loader:
@@ -24,7 +25,7 @@ class Loader:
 
     def __init__(
         self,
-        train: Callable[[int, int], Samples],
+        train: Callable,
         rank: int,
         size: int,
         batch_size: int,
@@ -32,7 +33,7 @@ class Loader:
         last_step: int,
         threads: int = 1,
         prefetch: int = 2,
-        make: Callable[[Samples], Batch] = to_batch,
+        make: Callable = to_batch,
         first_sample: int | None = None,
     ):
         """train: a data set's `train`. threads: how many batches are made at once. prefetch: how many are made, or in
@@ -51,7 +52,7 @@ class Loader:
     def __len__(self) -> int:
         return len(self.steps)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator:
         ahead = deque()
         try:
             for step in self.steps:
@@ -73,6 +74,34 @@ class Loader:
     def __exit__(self, *_) -> None:
         self.close()
 
-    def _make(self, step: int) -> Batch:
+    def _make(self, step: int):
         start = self.first_sample + ((step - self.steps.start) * self.size + self.rank) * self.batch_size
         return self.make(self.train(start, start + self.batch_size))
+
+
+class Ahead:
+    """Iterates over batches, and has `depth` more at hand to announce."""
+
+    def __init__(self, batches: Iterable, depth: int, spans: Spans):
+        self.batches, self.depth, self.spans = iter(batches), depth, spans
+        self._later = deque()
+
+    def __iter__(self):
+        while True:
+            batch = self._later.popleft() if self._later else self._load()
+            if batch is None:
+                return
+            yield batch
+
+    def announced(self):
+        """Batches that have come within `depth` of the one in work since the last call."""
+        while len(self._later) < self.depth:
+            batch = self._load()
+            if batch is None:
+                return
+            self._later.append(batch)
+            yield batch
+
+    def _load(self):
+        with self.spans("load"):
+            return next(self.batches, None)

@@ -1,5 +1,5 @@
-"""Source: where samples come from. Any class that keeps this protocol is one; Hydra builds the one that conf/data/*.yaml
-names."""
+"""Source: where samples come from. Any class that keeps this protocol is one; Hydra builds the one that
+conf/data/*.yaml names."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hetmpi.data.batch import Samples, check_slice
+from hetmpi.data.batch import Samples
+from hetmpi.data.source import check_slice
 from hetmpi.errors import LARGEST, check_integer, check_number
 
 # Distinct values of the 26 fields of Criteo Kaggle (HET, section 5.1; HET.md).

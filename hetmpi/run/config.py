@@ -65,7 +65,10 @@ GROUPS = (
     "run",
     "model",
     "data",
+    "task",
+    "loss",
 )
+NAMED = ("model", "data", "loss")  # groups whose choice stands beside the settings, as model_name
 PATHS = ("run.dir", "checkpoint.dir", "resume")
 MOST_UNITS = 1 << 20  # of a layer
 CHOICES = {
@@ -75,7 +78,8 @@ CHOICES = {
 
 
 def compose(world: World, overrides: list[str]) -> DictConfig:
-    """The resolved settings, the same on every rank, with `model_name` and `data_name` beside them. Collective.
+    """The resolved settings, the same on every rank, with `model_name`, `data_name` and `loss_name` beside them.
+    Collective.
 
     Raises Refused on every rank for an unknown key, group or value."""
     settings, error = None, None
@@ -102,7 +106,8 @@ def resolved(overrides: list[str]) -> DictConfig:
             HydraConfig.instance().set_config(config)
             choices = config.hydra.runtime.choices
             OmegaConf.set_struct(config, False)
-            config.model_name, config.data_name = choices.model, choices.data
+            for group in NAMED:
+                config[f"{group}_name"] = choices[group]
             del config["hydra"]
             OmegaConf.resolve(config)
     except (HydraException, OmegaConfBaseException) as error:
@@ -123,13 +128,13 @@ def advice(error: Exception, overrides: list[str]) -> str:
         text = "settings are given as KEY=VALUE, --help lists them."
     elif "LexerNoViableAlt" in text or "mismatched input" in text:
         text += " Values with other than plain letters, digits and ./_- need quotes of their own: \"run.dir='/tmp/ü'\"."
-    return f"{text} conf/config.yaml lists all settings, conf/*/ the models and data"
+    return f"{text} conf/config.yaml lists all settings, conf/*/ the models, losses and data"
 
 
 def known_keys() -> list[str]:
     """Dotted names of the settings in conf/config.yaml and the data groups."""
     keys = set()
-    for path in [CONF / "config.yaml", *CONF.glob("data/*.yaml"), *CONF.glob("model/*.yaml")]:
+    for path in [CONF / "config.yaml", *(path for group in GROUPS for path in CONF.glob(f"{group}/*.yaml"))]:
         group = "" if path.parent == CONF else f"{path.parent.name}."
         keys |= {group + name for name in dotted(OmegaConf.to_container(OmegaConf.load(path)))}
     return sorted(keys)
@@ -172,8 +177,7 @@ def check(config: DictConfig):
     if config.table.staleness == 0 and config.table.prefetch_batches:
         raise Refused(
             f"settings: table.prefetch_batches={config.table.prefetch_batches} takes a staleness of 1 or more: at 0 "
-            "most rows fetched ahead would "
-            "change before they are read"
+            "most rows fetched ahead would change before they are read"
         )
     if config.table.prefetch_batches is None:
         config.table.prefetch_batches = 0 if config.table.staleness == 0 else 1

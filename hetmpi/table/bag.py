@@ -159,8 +159,8 @@ class EmbeddingBag(torch.nn.Module):
         if self._num_batches >= MANY_BATCHES:
             self._warn(
                 f"gradients of {self._num_batches} batches wait for step(): call bag.step() after each "
-                "optimizer.step() "
-                "and zero_grad() for a batch that is left out; to accumulate as many on purpose is fine", TO_CALLER,
+                "optimizer.step() and zero_grad() for a batch that is left out; to accumulate as many on purpose is "
+                "fine", TO_CALLER,
             )  # fmt: skip
         rows = self.table.read(keys)
         return Rows.apply(self.anchor, rows, keys, self) if self.anchor.requires_grad else rows

@@ -157,7 +157,6 @@ def make_cache(
     refuse_if_short(world, capacity_rows * line, False, lambda need, place, free: (
         f"a cache of {capacity_rows:,} rows of dim {dim} on each rank needs {size_text(need)} for the "
         f"{world.node.size} rank(s) on {world.host}, {size_text(free)} are free in {place}: lower "
-        "table.cache.capacity_rows or "
-        "table.cache.capacity_fraction"
+        "table.cache.capacity_rows or table.cache.capacity_fraction"
     ))  # fmt: skip
     return HostCache(capacity_rows, core, settings.policy, settings.dtype)

@@ -159,6 +159,5 @@ def check_finite(keys, values: np.ndarray):
         first = values[wrong[0]]
         raise NotFinite(
             f"EmbeddingTable.write: gradients must be finite, got {first[~np.isfinite(first)][0]} for key "
-            f"{int(keys[wrong[0]])} "
-            f"({len(wrong):,} of {len(values):,} keys)"
+            f"{int(keys[wrong[0]])} ({len(wrong):,} of {len(values):,} keys)"
         )

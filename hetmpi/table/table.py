@@ -254,8 +254,7 @@ class EmbeddingTable:
         if again >= 0:
             raise Refused(
                 f"EmbeddingTable.{verb}: keys must be unique, got {array[again]} twice: take torch.unique(ids, "
-                "return_inverse=True) and look rows "
-                "up by the inverse (hetmpi.look_up)"
+                "return_inverse=True) and look rows up by the inverse (hetmpi.look_up)"
             )
         if array.size and not 0 <= array.min() <= array.max() < self.num_rows:
             wrong = array[(array < 0) | (array >= self.num_rows)]

@@ -1,7 +1,8 @@
 """Task: what is learnt from a source's samples: which tables a model reads, its loss, how it is judged.
 
 Any class that keeps this protocol is one. Hydra builds the one that conf/task/*.yaml names, as
-Class(source=..., loss=..., and the file's other keys): the source is prepared, the loss is the module of conf/loss/*.yaml.
+Class(source=..., loss=..., and the file's other keys): the source is prepared, the loss is the module of
+conf/loss/*.yaml.
 """
 
 from __future__ import annotations

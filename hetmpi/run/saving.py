@@ -1,0 +1,100 @@
+"""Saving: when a run's checkpoints are made, and from which it goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from hetmpi.checkpoint.checkpoints import Checkpoints, Position, position_of
+from hetmpi.checkpoint.manifest import check_same, read_manifest
+from hetmpi.comm.world import World
+from hetmpi.errors import Refused
+
+
+class Saving:
+    """The checkpoints of one run.
+
+    checkpoints  those in checkpoint.dir
+    resumed      the one that the run goes on from, None for a new run
+    start        where the run begins"""
+
+    def __init__(self, world: World, config: DictConfig):
+        """Looks for what to go on from. Collective. Raises Refused if the checkpoint named is none or damaged, is of
+        another run, or if later ones of an earlier run are in the way."""
+        self.world, self.config = world, config
+        self.checkpoints = Checkpoints(
+            world, config.checkpoint.dir, config.checkpoint.keep, config.checkpoint.full_every
+        )
+        self.resumed = self._resumed()
+        self.start = Position() if self.resumed is None else position_of(self.resumed)
+        self._check_folder()
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether checkpoints are made without being told to leave."""
+        return self.config.checkpoint.every_steps > 0
+
+    def is_due(self, step: int, total_steps: int) -> bool:
+        """Whether one is to be made after `step` steps."""
+        return self.is_regular and (step % self.config.checkpoint.every_steps == 0 or step == total_steps)
+
+    def about(self, model_arguments: dict[str, int]) -> dict:
+        """What a manifest says of the run."""
+        config = self.config
+        return {
+            **self._kept(), "model": config.model_name, "model_config": OmegaConf.to_container(config.model),
+            "model_sizes": model_arguments,
+        }  # fmt: skip
+
+    def samples(self, step: int) -> int:
+        """Samples of the stream that `step` steps have taken."""
+        return self.start.samples + (step - self.start.step) * self.config.batch_size * self.world.size
+
+    def position(self, step: int) -> Position:
+        """Where the run stands after `step` steps."""
+        return Position(step, self.samples(step))
+
+    def say_left(self, step: int):
+        """Waits for the checkpoint, then says where the run can go on. Collective."""
+        self.checkpoints.wait()
+        if self.world.rank == 0:
+            path = self.checkpoints.path(step)
+            print(f"hetmpi: told to leave: saved {path}, from which resume={path} goes on", flush=True)
+
+    def _resumed(self) -> Path | None:
+        """The checkpoint to go on from. Collective."""
+        if self.config.resume is None:
+            return None
+        if self.config.resume == "auto":
+            path = self.checkpoints.newest()
+            if path is None and self.world.rank == 0:
+                print(f"resume=auto: there is no checkpoint in {self.checkpoints.folder}", flush=True)
+        else:
+            path = Path(self.config.resume)
+            wrong = self.checkpoints.damage(path)
+            if wrong:
+                raise Refused(f"resume={path}: {wrong[0]}: name another checkpoint, or resume=auto")
+        if path is not None:
+            check_same(path, read_manifest(path), self._kept())
+        return path
+
+    def _kept(self) -> dict:
+        """What a run that goes on must not change: samples would be lost or taken twice, or the dense optimizer's state
+        be another rule's."""
+        config = self.config
+        data = {
+            key: value for key, value in OmegaConf.to_container(config.data).items() if key not in ("path", "cache")
+        }
+        return {"seed": config.seed, "data": config.data_name, "data_config": data, "optim.dense": config.optim.dense}
+
+    def _check_folder(self):
+        """Raises Refused if checkpoints of other steps would be taken for this run's. Collective."""
+        steps = self.world.comm.bcast(self.checkpoints.steps() if self.world.rank == 0 else None)
+        newer = [step for step in steps if step > self.start.step]
+        if newer and self.is_regular:
+            raise Refused(
+                f"checkpoint.dir={self.checkpoints.folder} holds {self.checkpoints.path(newer[0]).name} of an earlier "
+                f"run, and this one begins at step {self.start.step}: set resume=auto to go on from it, or remove it, "
+                "or choose another checkpoint.dir"
+            )
