@@ -78,7 +78,7 @@ train() {  # RANKS
   NP=$1 "$ROOT/run.sh" train "${settings[@]}" "run.dir=$OUT/train_$1"
 }
 soak() {  # RANKS STEPS
-  "$HETMPI_VENV/bin/mpiexec" -n "$1" "$HETMPI_VENV/bin/python" "$ROOT/tests/cache_soak.py" "$1" "$2" cuda
+  "$HETMPI_VENV/bin/mpiexec" -n "$1" "$HETMPI_VENV/bin/python" "$ROOT/tests/support/cache_soak.py" "$1" "$2" cuda
 }
 bench_step() {
   "$ROOT/run.sh" bench step device=cuda ranks=1 net=het dim=128 batch=65536 scale=0.1 steps=60 warmup=30 repeats=3 \
@@ -87,7 +87,7 @@ bench_step() {
 if [[ -n $WHEELS ]]; then
   export PIP_NO_INDEX=1 PIP_FIND_LINKS=$WHEELS HETMPI_MPI=mpich HETMPI_VENV=$WORK/venv
   check setup "$ROOT/run.sh" setup
-  check pytest env HETMPI_TEST_RANKS=1 "$ROOT/run.sh" test tests/test_cuda.py
+  check pytest env HETMPI_TEST_RANKS=1 "$ROOT/run.sh" test tests/cpp/test_cuda.py
   check train_1 train 1
   check train_2 train 2  # both on one GPU where there is one
   check soak soak 2 100000

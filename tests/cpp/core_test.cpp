@@ -1,4 +1,4 @@
-// Tests of the C++ core by itself, to be built with sanitizers (tests/test_core.py): the cache against a slow obvious
+// Tests of the C++ core by itself, to be built with sanitizers (tests/cpp/test_core.py): the cache against a slow obvious
 // model, rings and the push applier between threads, the inbox's order. Exit code 0 if all hold, else 1 and what
 // failed on stderr.
 //
@@ -257,7 +257,7 @@ class ModelCache {
   }
 
   // Applies one gradient (count 0) or sums over `count` iterations. sgd by hand, at learning rate 1; other rules by the
-  // optimizer, which has tests of its own (tests/test_optim.py).
+  // optimizer, which has tests of its own (tests/unit/test_optim.py).
   void preview(Line& line, const Floats& grads, int64_t count) {
     if (rule_ == "sgd") {
       for (int64_t d = 0; d < kDim; ++d) line.weight[d] -= anticipate_ * grads[d];

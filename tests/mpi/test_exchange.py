@@ -74,7 +74,7 @@ def test_a_cache_changes_no_bit_at_staleness_0(apart, rule):
         assert all(np.array_equal(a, b) for a, b in zip(found, expected)), (capacity_rows, prefetch)
 
 
-# Bounded staleness: what tests/test_staleness.py asks of rma, as far as it makes sense where all ranks go in step
+# Bounded staleness: what tests/mpi/test_staleness.py asks of rma, as far as it makes sense where all ranks go in step
 
 
 ALLTOALL = {"exchange": st.just("alltoall")}

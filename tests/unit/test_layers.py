@@ -5,7 +5,7 @@ import re
 from importlib import import_module
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 GROUND = {
     "_C",
     "errors",

@@ -1,4 +1,5 @@
-"""Bounded staleness and the cache, against tests/reference.py and by what they promise. Run at 1, 2 and 3 ranks."""
+"""Bounded staleness and the cache, against tests/support/reference.py and by what they promise. Run at 1, 2 and 3
+ranks."""
 
 import contextlib
 import functools

@@ -182,7 +182,7 @@ def test_a_profiled_run_says_where_its_time_went(tmp_path):
 
 def test_rows_stay_as_they_are_while_a_slow_rank_evaluates(tmp_path):
     often = ["eval.every_steps=2", "eval.batch_size=50", "table.staleness=100", f"run.dir={tmp_path}"]
-    program = [sys.executable, str(ROOT / "tests/slow_evaluation.py")]
+    program = [sys.executable, str(ROOT / "tests/support/slow_evaluation.py")]
     outcome = run([mpiexec(), "-n", "2", *program, *SMALL, *often])
     assert outcome.code == 0, outcome.text
 
@@ -196,7 +196,7 @@ def test_the_example_learns(ranks):
 
 @pytest.mark.parametrize("exchange, start", [("rma", 1), ("rma", 2), ("alltoall", 1)])
 def test_memory_does_not_grow_with_steps_of_far_ranks(exchange, start):
-    outcome = run([mpiexec(), "-n", "2", sys.executable, str(ROOT / "tests/far_memory.py"), exchange])
+    outcome = run([mpiexec(), "-n", "2", sys.executable, str(ROOT / "tests/support/far_memory.py"), exchange])
     assert outcome.code == 0, outcome.text
 
 

@@ -3,7 +3,7 @@ at its end must be those of a training that nobody killed. For s >= 1 rows count
 (counting_model.py), and at the end it is every sample of the stream once. Prints how it went; exit code 1 if it went
 wrong.
 
-    python tests/kill_check.py [KILLS] [STALENESS] [RANKS]      default 50 0 2; some 7 minutes
+    python tests/support/kill_check.py [KILLS] [STALENESS] [RANKS]      default 50 0 2; some 7 minutes
 """
 
 import os

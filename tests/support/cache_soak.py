@@ -1,7 +1,7 @@
 """Trains at s = 100 with a cache far smaller than the working set and says how memory grew; run by test_soak.py and
 tools/gpu_check.sh. Exit code 1 if an update is lost.
 
-    mpiexec -n 4 python tests/cache_soak.py RANKS_PER_NODE STEPS [cuda]
+    mpiexec -n 4 python tests/support/cache_soak.py RANKS_PER_NODE STEPS [cuda]
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Loads a checkpoint of any number of ranks, partitioned otherwise, and compares rows, state and clocks with its files;
 run by test_checkpoint.py. Exit code 1 if they differ.
 
-    mpiexec -n 2 python tests/checkpoint_check.py PATH PARTITION
+    mpiexec -n 2 python tests/support/checkpoint_check.py PATH PARTITION
 """
 
 import json

@@ -1,5 +1,5 @@
 """pytest -p gpu_on_cpu: tables keep their lines on a GPU that the CPU plays (tests/cpp/cuda_on_cpu). For a hetmpi._C
-built so (tests/test_cuda.py)."""
+built so (tests/cpp/test_cuda.py)."""
 
 import torch
 

@@ -27,7 +27,7 @@ from hetmpi.data.synthetic import KAGGLE_FIELD_ROWS, Synthetic, Zipf, scattering
 from hetmpi.errors import Refused
 from hetmpi.metrics import auc
 
-SAMPLE = Path(__file__).resolve().parents[2] / "shared/data/criteo/sample.tsv"
+SAMPLE = Path(__file__).resolve().parents[3] / "shared/data/criteo/sample.tsv"
 SIZES = [1, 2, 3, 4]
 
 

@@ -270,7 +270,15 @@ def saved_on_three(tmp_path_factory):
 def test_rows_saved_on_three_ranks_come_back_on_any_number_in_any_partition(saved_on_three, ranks, partition):
     last = saved_on_three
     outcome = run(
-        [mpiexec(), "-n", str(ranks), sys.executable, str(ROOT / "tests/checkpoint_check.py"), str(last), partition]
+        [
+            mpiexec(),
+            "-n",
+            str(ranks),
+            sys.executable,
+            str(ROOT / "tests/support/checkpoint_check.py"),
+            str(last),
+            partition,
+        ]
     )
     assert outcome.code == 0, outcome.text
 
@@ -392,7 +400,7 @@ def test_a_checkpoint_of_many_ranks_is_loaded_and_exported_with_few_open_files(t
         str(tmp_path / "step-00000002"),
         ["bash", "-c", f'ulimit -n {num_open}; exec "$@"', "bash", sys.executable],
     )
-    outcome = run([*limited, str(ROOT / "tests/checkpoint_check.py"), path, "range"])
+    outcome = run([*limited, str(ROOT / "tests/support/checkpoint_check.py"), path, "range"])
     assert outcome.code == 0, outcome.text
     outcome = run([*limited, "-m", "hetmpi.export", path, str(tmp_path / "out"), "dense=none"])
     assert outcome.code == 0, outcome.text

@@ -71,7 +71,7 @@ def test_tables_keep_their_promises_with_their_lines_on_a_gpu(tmp_path):
         assert not any(compilers.map(subprocess.call, commands))
     code, text = run(*CXX, "-shared", *objects, "-o", module)
     assert code == 0, text
-    tests = [str(ROOT / "tests/test_staleness.py")]
+    tests = [str(ROOT / "tests/mpi/test_staleness.py")]
     outcome = launch.run(
         [
             launch.mpiexec(),

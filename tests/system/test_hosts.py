@@ -29,7 +29,7 @@ def namespaces():
 @pytest.fixture(scope="module")
 def told():
     """What each rank of two hosts with two ranks each says of itself (hosts_check.py)."""
-    outcome = two_hosts(2, sys.executable, str(ROOT / "tests/hosts_check.py"))
+    outcome = two_hosts(2, sys.executable, str(ROOT / "tests/support/hosts_check.py"))
     assert outcome.code == 0, outcome.text
     return json.loads(outcome.text.splitlines()[-1])
 

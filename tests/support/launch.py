@@ -11,7 +11,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 LAUNCHERS = ("SLURM_", "OMPI_", "PMI_", "PMIX_", "HYDRA_", "MPI_LOCAL", "PRTE_")
 SMALL = ["data.scale=0.0005", "table.dim=4", "batch_size=32", "steps=6", "log.every_steps=2", "eval.max_samples=500"]
 
@@ -33,7 +33,7 @@ def environment(**extra):
     for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"):
         env[name] = "1"
     env["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests/support")])
     return {**env, "PYTHONPATH": path, "HETMPI_TEST_RUN": uuid.uuid4().hex, **extra}
 
 

@@ -1,7 +1,7 @@
 """Shows that a change keeps every bit: records what this checkout computes, or compares it with a record.
 
-    python tests/bits_check.py record FILE [ONLY]     runs all cases, writes FILE (JSON)
-    python tests/bits_check.py compare FILE [ONLY]    runs them again, prints "same" or the first difference
+    python tests/support/bits_check.py record FILE [ONLY]     runs all cases, writes FILE (JSON)
+    python tests/support/bits_check.py compare FILE [ONLY]    runs them again, prints "same" or the first difference
 
 Exit code 1 if a case differs, or fails. ONLY: the cases whose names contain all words of this text, for example
 "ranks=2 rma s=10". Record and compare on one machine: the dense layers' bits depend on the processor and on torch.
@@ -23,7 +23,7 @@ Not recorded, because the result depends on timing:
     one-sided reads while pushes of the same rank are in flight
     alltoall at s >= 1 over nodes of several ranks
     exchange=auto
-Nor the GPU's cache (tests/test_cuda.py), nor ReplicatedTable with prefetch at s >= 1, whose peek needs a flush.
+Nor the GPU's cache (tests/cpp/test_cuda.py), nor ReplicatedTable with prefetch at s >= 1, whose peek needs a flush.
 """
 
 import itertools
