@@ -147,7 +147,7 @@ class Steps:
 
 def check(world, table, checkpoints, settings: dict):
     """Exits unless a table filled from the checkpoint has the rows of this one."""
-    from hetmpi.errors import Refused
+    from hetmpi.errors import UserError
     from hetmpi.table.optim import RowOptimizer
     from hetmpi.table.table import EmbeddingTable
 
@@ -156,7 +156,7 @@ def check(world, table, checkpoints, settings: dict):
     keys = table.keys()[:: max(1, len(table.keys()) // 100_000)].clone()
     same = bool(np.array_equal(other.peek(keys).numpy(), table.peek(keys).numpy()))
     if not all(world.comm.allgather(same)):
-        raise Refused("bench checkpoint: rows that were loaded are not those that were saved")
+        raise UserError("bench checkpoint: rows that were loaded are not those that were saved")
     other.close()
 
 

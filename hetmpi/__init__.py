@@ -15,7 +15,7 @@ PLACES = {  # what a program of one's own needs -> the module that has it
     "look_up": "layers",
     "World": "comm.world",
     "launch": "comm.launch",
-    "Refused": "errors",
+    "UserError": "errors",
     "NotFinite": "errors",
     "Checkpoints": "checkpoint.checkpoints",
     "Position": "checkpoint.checkpoints",

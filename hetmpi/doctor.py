@@ -21,7 +21,7 @@ from hetmpi.comm.launch import launch
 from hetmpi.comm.memory import available_memory, cgroup_memory
 from hetmpi.comm.mpi import MPI, mpi_libraries, srun_mpi
 from hetmpi.comm.world import World
-from hetmpi.errors import Refused, ToldElsewhere
+from hetmpi.errors import ToldElsewhere, UserError
 from hetmpi.run.device import gpu_problem
 from hetmpi.table.table import EmbeddingTable
 
@@ -156,7 +156,7 @@ def examine_windows(world: World, report: Report):
         error = None
         try:
             examine_way(place, name, report)
-        except (Refused, MPI.Exception) as raised:  # both come on all ranks alike: a finding, not an end
+        except (UserError, MPI.Exception) as raised:  # both come on all ranks alike: a finding, not an end
             error = raised
         report_failure(name, error, report)
     report.line("MPI_Alltoallv", fetch_text(*time_alltoall(world)))
@@ -250,7 +250,7 @@ def time_alltoall(world: World) -> tuple[int, float]:
         world.comm.Alltoallv([sent, back * DIM], [received, count * DIM])
         times.append(time.perf_counter() - began)
     if not (received == 1).all():
-        raise Refused("MPI_Alltoallv returned wrong rows: do not train with this MPI library")
+        raise UserError("MPI_Alltoallv returned wrong rows: do not train with this MPI library")
     return ROWS_A_CALL, min(times)
 
 

@@ -6,15 +6,15 @@ import contextlib
 import numbers
 
 
-class Refused(ValueError):
+class UserError(ValueError):
     """Bad input, or a machine that cannot serve it: one message that says what was expected, what came, what to do."""
 
 
-class NotFinite(Refused):
+class NotFinite(UserError):
     """Gradients that are NaN or infinite, before they reach their owners."""
 
 
-class ToldElsewhere(Refused):
+class ToldElsewhere(UserError):
     """A refusal that another rank prints."""
 
 
@@ -24,7 +24,7 @@ def doing(what: str):
     try:
         yield
     except Exception as error:
-        if not isinstance(error, Refused):
+        if not isinstance(error, UserError):
             with contextlib.suppress(AttributeError):  # a class that takes no attributes
                 error.doing = getattr(error, "doing", what)  # the innermost one
         raise
@@ -34,17 +34,17 @@ LARGEST = (1 << 63) - 1
 
 
 def check_integer(name: str, value, least: int, most: int = LARGEST):
-    """Raises Refused unless `value` is an integer in [least, most]."""
+    """Raises UserError unless `value` is an integer in [least, most]."""
     check_number(name, value, least, most, numbers.Integral)
 
 
 def check_number(name: str, value, least: float, most: float = LARGEST, kinds=numbers.Real):
-    """Raises Refused unless `value` is a finite number of `kinds` in [least, most]. A float may be beyond the default
+    """Raises UserError unless `value` is a finite number of `kinds` in [least, most]. A float may be beyond the default
     of most."""
     kind = "an integer" if kinds is numbers.Integral else "a number"
     if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value < float("inf"):
         is_whole = isinstance(value, float) and value.is_integer() and least <= value <= most
         cure = f": write {value:.0f}, without point or exponent" if is_whole else ""
-        raise Refused(f"{name} must be {kind} of at least {least}, got {str(value)[:100]}{cure}")
+        raise UserError(f"{name} must be {kind} of at least {least}, got {str(value)[:100]}{cure}")
     if value > most and (most < LARGEST or isinstance(value, numbers.Integral)):  # LARGEST bounds integers alone
-        raise Refused(f"{name} must be at most {most:,}, got {value:,}")
+        raise UserError(f"{name} must be at most {most:,}, got {value:,}")

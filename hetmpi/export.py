@@ -27,7 +27,7 @@ from hetmpi.checkpoint.manifest import DENSE, Entries, brief, read_manifest, tab
 from hetmpi.checkpoint.shard_files import ShardFiles, collect, shards_of
 from hetmpi.comm.route import Route, make_partition
 from hetmpi.data.batch import Batch
-from hetmpi.errors import Refused
+from hetmpi.errors import UserError
 
 MOST_FIELDS = 1 << 20  # and numbers in a row
 BLOCK_BYTES = 256 << 20  # rows in memory at a time; for each block the files of all shards are opened once
@@ -49,17 +49,17 @@ def main(arguments: list[str]):
         chosen[name] = value
     try:
         export(checkpoint, out, **chosen)
-    except Refused as refusal:
+    except UserError as refusal:
         sys.exit(f"hetmpi: {refusal}")
 
 
 def export(checkpoint: Path, out: Path, rows: str = "npy", dense: str = "torchscript", table: str | None = None):
-    """Writes what is asked for into `out`. table: None for the only one. Raises Refused for what is no whole checkpoint
-    or holds anything else than its manifest requires, does not have the table, has no model that can be built, or takes
-    a package that is not there."""
+    """Writes what is asked for into `out`. table: None for the only one. Raises UserError for what is no whole
+    checkpoint or holds anything else than its manifest requires, does not have the table, has no model that can be
+    built, or takes a package that is not there."""
     missing = [name for name in ("onnx", "onnxscript") if dense == "onnx" and find_spec(name) is None]
     if missing:
-        raise Refused(f"dense=onnx takes packages that are not there: pip install {' '.join(missing)}")
+        raise UserError(f"dense=onnx takes packages that are not there: pip install {' '.join(missing)}")
     manifest = read_manifest(checkpoint)
     shards = shards_of(checkpoint, manifest)
     for shard in [shard for of_table in shards.values() for shard in of_table]:
@@ -75,15 +75,15 @@ def export(checkpoint: Path, out: Path, rows: str = "npy", dense: str = "torchsc
 
 
 def chosen_table(checkpoint: Path, manifest: dict, table: str | None) -> str:
-    """The name of the table in the manifest. Raises Refused if it is not there, or if there are several and none is
+    """The name of the table in the manifest. Raises UserError if it is not there, or if there are several and none is
     chosen."""
     names = list(tables_of(manifest))
     if table is None and len(names) == 1:
         return names[0]
     if names == [""]:
-        raise Refused(f"{checkpoint} has one table without a name: leave out table={table}")
+        raise UserError(f"{checkpoint} has one table without a name: leave out table={table}")
     if table not in names:
-        raise Refused(f"{checkpoint} has the tables {', '.join(names)}: choose one by table=NAME, got {brief(table)}")
+        raise UserError(f"{checkpoint} has the tables {', '.join(names)}: choose one by table=NAME, got {brief(table)}")
     return table
 
 
@@ -135,16 +135,16 @@ class OfTensors(torch.nn.Module):
 
 def dense_layers(checkpoint: Path, manifest: dict, dim: int) -> tuple[OfTensors, tuple]:
     """The dense layers of a checkpoint that the trainer wrote, and inputs that fit them: two samples, rows of `dim`.
-    Raises Refused if the manifest does not say how to build them, or what it says makes no model with the weights in
+    Raises UserError if the manifest does not say how to build them, or what it says makes no model with the weights in
     dense.pt."""
     if "model_config" not in manifest:
-        raise Refused(f"{checkpoint} does not say which model it is of: export its rows alone by dense=none")
+        raise UserError(f"{checkpoint} does not say which model it is of: export its rows alone by dense=none")
     said = Entries(f"{checkpoint}: manifest.json", manifest)
     config, sizes = said.part("model_config"), said.part("model_sizes")
     arguments = {name: sizes.integer(name, 0, MOST_FIELDS) for name in ("num_fields", "num_dense", "dim")}
     state = read_state(checkpoint / DENSE, manifest["size"])
     if "model" not in state:
-        raise Refused(f"{checkpoint / DENSE} has no model: export the rows alone by dense=none")
+        raise UserError(f"{checkpoint / DENSE} has no model: export the rows alone by dense=none")
     rows = torch.zeros(arguments["num_fields"] + 1, dim)  # of one field 1 row, which ONNX would take for a constant
     index = torch.arange(arguments["num_fields"]).repeat(2, 1)
     inputs = rows, index, torch.zeros(2, arguments["num_dense"])
@@ -163,7 +163,7 @@ def dense_layers(checkpoint: Path, manifest: dict, dim: int) -> tuple[OfTensors,
 
 def instantiate_model(config: dict, arguments: dict) -> torch.nn.Module:
     """hydra.utils.instantiate of classes of torch.nn.Module alone: a manifest may come from anywhere, and `_target_`
-    could be any function. Raises Refused for another one."""
+    could be any function. Raises UserError for another one."""
     from hydra.utils import get_class, instantiate
     from omegaconf import OmegaConf
 
@@ -172,15 +172,15 @@ def instantiate_model(config: dict, arguments: dict) -> torch.nn.Module:
         part = parts.pop()
         if isinstance(part, dict):
             if "_target_" in part and not issubclass(get_class(part["_target_"]), torch.nn.Module):
-                raise Refused(f"_target_ must be a torch.nn.Module, got {brief(part['_target_'])}")
+                raise UserError(f"_target_ must be a torch.nn.Module, got {brief(part['_target_'])}")
             parts += part.values()
         elif isinstance(part, list):
             parts += part
         elif isinstance(part, str) and "${" in part:  # which can make another _target_
-            raise Refused(f"values must be plain, got {brief(part)}")
+            raise UserError(f"values must be plain, got {brief(part)}")
     model = instantiate(OmegaConf.create(config), **arguments)
     if not isinstance(model, torch.nn.Module):
-        raise Refused(f"it makes {type(model).__name__}, no torch.nn.Module")
+        raise UserError(f"it makes {type(model).__name__}, no torch.nn.Module")
     return model
 
 

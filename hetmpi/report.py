@@ -19,7 +19,7 @@ from string import Template
 
 import numpy as np
 
-from hetmpi.errors import Refused
+from hetmpi.errors import UserError
 from hetmpi.run import pictures
 from hetmpi.run.runlog import value_text
 from hetmpi.spans import PARTS
@@ -40,12 +40,12 @@ def main(arguments: list[str]):
     default = Path(folders[0]) / "report.html" if len(folders) == 1 else Path("report.html")
     try:
         print(f"wrote {write_report([Path(folder) for folder in folders], Path(outs[0]) if outs else default)}")
-    except Refused as refusal:
+    except UserError as refusal:
         sys.exit(f"hetmpi: {refusal}")
 
 
 def write_report(folders: list[Path], out: Path) -> Path:
-    """Writes the page of these run folders to `out`, and returns it. Raises Refused for what is no run folder, a file
+    """Writes the page of these run folders to `out`, and returns it. Raises UserError for what is no run folder, a file
     of it that cannot be read, and where the page cannot be written."""
     repeated = Counter(folder.resolve().name for folder in folders)
     names = [str(folder) if repeated[folder.resolve().name] > 1 else folder.resolve().name for folder in folders]
@@ -53,7 +53,7 @@ def write_report(folders: list[Path], out: Path) -> Path:
     try:
         out.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
-        raise Refused(f"cannot write {out}: {error.strerror}: choose another place by out=FILE") from error
+        raise UserError(f"cannot write {out}: {error.strerror}: choose another place by out=FILE") from error
     return out
 
 
@@ -68,7 +68,7 @@ class Run:
 
     def __init__(self, folder: Path, name: str, number: int):
         if not (folder / "config.yaml").is_file():
-            raise Refused(
+            raise UserError(
                 f"{folder} is no run folder, as it has no config.yaml: name one that hetmpi.train wrote (run.dir)"
             )
         self.folder, self.name, self.number = folder, name, number
@@ -139,7 +139,7 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise Refused(f"cannot read {path}: {error.strerror}") from error
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
 
 
 def read_settings(path: Path) -> dict:
@@ -153,9 +153,9 @@ def read_settings(path: Path) -> dict:
     try:
         settings = yaml.safe_load(read_text(path))
     except yaml.YAMLError as error:
-        raise Refused(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(settings, dict):
-        raise Refused(f"{path} holds no settings: name a folder that hetmpi.train wrote")
+        raise UserError(f"{path} holds no settings: name a folder that hetmpi.train wrote")
     return dict(flat(settings))
 
 
@@ -168,13 +168,13 @@ def read_lines(path: Path) -> list[dict]:
 
 
 def checked(line: str, place: str) -> dict:
-    """One line's values. Raises Refused for what the run log does not write."""
+    """One line's values. Raises UserError for what the run log does not write."""
     try:
         values = json.loads(line)
     except ValueError as error:
-        raise Refused(f"{place} is not JSON ({error}): remove the line") from error
+        raise UserError(f"{place} is not JSON ({error}): remove the line") from error
     if not isinstance(values, dict) or not isinstance(values.get("step"), int):
-        raise Refused(f"{place} has no step: remove the line")
+        raise UserError(f"{place} has no step: remove the line")
     return values
 
 
@@ -184,9 +184,9 @@ def read_summary(path: Path) -> dict:
     try:
         summary = json.loads(read_text(path))
     except ValueError as error:
-        raise Refused(f"{path} is not JSON ({error}): remove the file") from error
+        raise UserError(f"{path} is not JSON ({error}): remove the file") from error
     if not isinstance(summary, dict) or not isinstance(summary.get("steps"), int):
-        raise Refused(f"{path} is no summary of a run, as it has no steps: remove the file")
+        raise UserError(f"{path} is no summary of a run, as it has no steps: remove the file")
     return summary
 
 

@@ -20,7 +20,7 @@ from hetmpi.comm.launch import LEFT_EARLY, launch
 from hetmpi.comm.world import World
 from hetmpi.data.loader import Ahead, Loader
 from hetmpi.data.source import Source
-from hetmpi.errors import NotFinite, Refused, doing
+from hetmpi.errors import NotFinite, UserError, doing
 from hetmpi.run import build
 from hetmpi.run.config import CONF, compose
 from hetmpi.run.device import choose_device
@@ -173,7 +173,7 @@ class Training:
     def _gradient(self, rows: Tensor) -> Tensor:
         """The gradient of rows (U, dim), of the mean loss over all ranks."""
         if rows.grad is None:
-            raise Refused(f"model={self.config.model_name}: its output does not depend on the rows it is given")
+            raise UserError(f"model={self.config.model_name}: its output does not depend on the rows it is given")
         return rows.grad.div_(self.world.size)
 
     def _prefetch(self, batches: Ahead):
@@ -346,14 +346,14 @@ class Training:
     def _total_steps(self) -> int:
         config, num_train = self.config, self.source.num_train
         if num_train is not None and num_train < 1 and config.steps != 0:
-            raise Refused(
+            raise UserError(
                 f"data={config.data_name} has {num_train} samples to train on: give it at least one, or steps=0 to "
                 "evaluate"
             )
         if config.steps is not None:
             return max(config.steps, self.start.step)
         if num_train is None:
-            raise Refused(f"data={config.data_name} never ends: give steps=N")
+            raise UserError(f"data={config.data_name} never ends: give steps=N")
         left = max(0, config.epochs * num_train - self.start.samples)
         return self.start.step + math.ceil(left / (config.batch_size * self.world.size))
 
@@ -369,9 +369,9 @@ class Training:
     # What goes wrong, and the end.
 
     def _check_loss(self, step: int, loss: Tensor, batch, keys: dict[str, Tensor], rows: dict[str, Tensor]):
-        """Raises Refused, with the cause, for a loss that is not finite."""
+        """Raises UserError, with the cause, for a loss that is not finite."""
         if not math.isfinite(loss.item()):
-            raise Refused(f"loss is {loss.item()} at step {step + 1}: {self._cause(batch, keys, rows)}")
+            raise UserError(f"loss is {loss.item()} at step {step + 1}: {self._cause(batch, keys, rows)}")
 
     @contextlib.contextmanager
     def _explained(self, step: int, batch, keys: dict[str, Tensor], rows: dict[str, Tensor]):
@@ -379,7 +379,7 @@ class Training:
         try:
             yield
         except NotFinite as problem:
-            raise Refused(f"{problem}, at step {step + 1}: {self._cause(batch, keys, rows)}") from problem
+            raise UserError(f"{problem}, at step {step + 1}: {self._cause(batch, keys, rows)}") from problem
 
     def _cause(self, batch, keys: dict[str, Tensor], rows: dict[str, Tensor]) -> str:
         """Why loss or gradients of a batch are not finite, and what to do."""

@@ -59,7 +59,7 @@ from hetmpi.checkpoint.writer import Piece, Writer, refused
 from hetmpi.comm.memory import available_memory, cgroup_memory
 from hetmpi.comm.mpi import MPI
 from hetmpi.comm.world import World
-from hetmpi.errors import Refused
+from hetmpi.errors import UserError
 from hetmpi.table.table import EmbeddingTable
 
 
@@ -92,7 +92,7 @@ class Checkpoints:
     def reserve(self, tables):
         """Takes memory for a copy of the shards, if there is enough on every node: save() then returns as soon as it is
         made, else when all is on the disk. The first save() of these tables does this itself, but then training waits
-        for it. Collective. Raises Refused as save() for what is no table."""
+        for it. Collective. Raises UserError as save() for what is no table."""
         self._reserve(self._named(tables))
 
     def _reserve(self, tables: dict[str, EmbeddingTable]):
@@ -119,7 +119,7 @@ class Checkpoints:
         position: its step names the checkpoint; when it is loaded, one table goes on from that step, several each from
         its own. about: what else the manifest is to say, as JSON. Returns when training may go on. Collective.
 
-        Raises Refused on every rank if the one before could not be written, or had rows or dense parameters that are
+        Raises UserError on every rank if the one before could not be written, or had rows or dense parameters that are
         not finite, if this step's is there already, and for what is no table, position or name."""
         tables = self._named(tables)
         for table in tables.values():
@@ -147,7 +147,7 @@ class Checkpoints:
         )  # no rank changes rows of another before these are copied
 
     def wait(self):
-        """Waits until the checkpoint under way is whole. Collective. Raises Refused on every rank if it could not be
+        """Waits until the checkpoint under way is whole. Collective. Raises UserError on every rank if it could not be
         written."""
         if self._writer is None:
             return
@@ -163,12 +163,12 @@ class Checkpoints:
             raise
 
     def check(self):
-        """Raises Refused if this rank could not write its part of the one under way."""
+        """Raises UserError if this rank could not write its part of the one under way."""
         if self._writer is not None and self._writer.error is not None:
             raise self._writer.error
 
     def _named(self, tables) -> dict[str, EmbeddingTable]:
-        """Tables by name, one without a name by "". Raises Refused for anything else."""
+        """Tables by name, one without a name by "". Raises UserError for anything else."""
         several = isinstance(tables, Mapping)
         found = {
             name: getattr(table, "table", table) for name, table in (tables.items() if several else [("", tables)])
@@ -177,15 +177,15 @@ class Checkpoints:
             if several:
                 check_table_name("Checkpoints", name)
             if not isinstance(table, EmbeddingTable):
-                raise Refused(
+                raise UserError(
                     "Checkpoints: tables must be an EmbeddingTable, an EmbeddingBag or a dict of these by name, got "
                     f"{type(table).__name__}{f' by the name {name}' if several else ''}"
                 )
             if (table.world.rank, table.world.size) != (self.world.rank, self.world.size):
-                raise Refused("Checkpoints: tables must be of the same ranks as the checkpoints")
+                raise UserError("Checkpoints: tables must be of the same ranks as the checkpoints")
         names = {name.lower() for name in found}  # some file systems make no difference
         if not found or len(set(map(id, found.values()))) < len(found) or len(names) < len(found):
-            raise Refused(f"Checkpoints: tables must be one or more, each once, got {list(found)}")
+            raise UserError(f"Checkpoints: tables must be one or more, each once, got {list(found)}")
         return found
 
     def _manifest(self, position: Position, tables: dict[str, EmbeddingTable]) -> dict:
@@ -203,7 +203,7 @@ class Checkpoints:
 
     def _begin(self, position: Position, tables: dict[str, EmbeddingTable], about: dict) -> dict:
         """Makes the folder to write in. Returns what the manifest says of the base, {} for a full checkpoint.
-        Collective. Raises Refused on every rank if it cannot be made, and for a position or about that cannot be
+        Collective. Raises UserError on every rank if it cannot be made, and for a position or about that cannot be
         saved."""
         base, error, step = {}, None, position.step
         num_touched = self.world.comm.allreduce(sum(np.count_nonzero(table.shard.touched) for table in tables.values()))
@@ -214,7 +214,7 @@ class Checkpoints:
             if self.world.rank == 0:
                 check_sayable(position, about)
                 if self.path(step).exists():
-                    raise Refused(f"{self.path(step)} is there already")
+                    raise UserError(f"{self.path(step)} is there already")
                 if self._base is not None and may_build:
                     base = self._said_of_base(tables)
                 for old in self.folder.glob("step-*.part"):  # of runs that were killed
@@ -222,7 +222,7 @@ class Checkpoints:
                 self._part(step).mkdir(parents=True)
         except OSError as problem:
             error = refused(self._part(step), problem)
-        except Refused as problem:
+        except UserError as problem:
             error = problem
         self.world.agree(error)
         base = self.world.comm.bcast(base)
@@ -231,7 +231,7 @@ class Checkpoints:
 
     def _said_of_base(self, tables: dict[str, EmbeddingTable]) -> dict:
         """What the manifest of an incremental checkpoint says of its base, {} if that is gone or of other tables."""
-        with contextlib.suppress(Refused):
+        with contextlib.suppress(UserError):
             base = read_manifest(self.folder / self._base)
             if kinds_of(base) == described(tables):
                 said = {"base": self._base, "base_xxh3_128": digest_of(base)}
@@ -265,7 +265,7 @@ class Checkpoints:
     def newest(self) -> Path | None:
         """The newest checkpoint of which every byte is as it was written and all that it says can be, None if there is
         none at all; says what is wrong with newer ones, which are called .damaged from then on. The same on every rank.
-        Collective. Raises Refused if there are some, but all are damaged."""
+        Collective. Raises UserError if there are some, but all are damaged."""
         unfit = []
         for step in self.world.comm.bcast(self.steps() if self.world.rank == 0 else None):
             path = self.path(step)
@@ -279,7 +279,7 @@ class Checkpoints:
             if self.world.rank == 0:
                 print(f"hetmpi: {path} cannot be used: {wrong[0]}; trying the one before", flush=True)
         if unfit:
-            raise Refused(
+            raise UserError(
                 f"none of the {len(unfit)} checkpoint(s) in {self.folder} can be used: see that all ranks can read "
                 "them, or name another by resume=PATH, or move them away to begin anew"
             )
@@ -290,7 +290,7 @@ class Checkpoints:
         Collective."""
         try:
             files = files_of(path)
-        except Refused as refusal:
+        except UserError as refusal:
             mine = [str(refusal).removeprefix(f"{path}: ")]
         else:
             mine = [
@@ -314,7 +314,7 @@ class Checkpoints:
                 shard.check()
             if self.world.rank == 0:
                 read_state(path / DENSE, manifest["size"])
-        except Refused as refusal:
+        except UserError as refusal:
             problems.append(str(refusal))
         return problems
 
@@ -324,7 +324,7 @@ class Checkpoints:
     def load(self, path: Path, tables, model: torch.nn.Module | None = None, optimizer=None) -> Position:
         """Fills the tables' shards, and the dense layers if given, from a checkpoint of any number of ranks and
         partition -> where the training stood. tables: as they were saved, one or all by name. REQUIRES: nothing read or
-        written yet. Collective. Raises Refused on every rank if it is of other tables, or holds anything that no
+        written yet. Collective. Raises UserError on every rank if it is of other tables, or holds anything that no
         checkpoint of these holds; hashes are compared by newest() and damage() alone."""
         tables, path = self._named(tables), Path(path)
         error = manifest = None
@@ -335,7 +335,7 @@ class Checkpoints:
             for shard in self._share(shards):
                 shard.check()
             dense = read_state(path / DENSE, manifest["size"])
-        except Refused as refusal:
+        except UserError as refusal:
             error = refusal
         self.world.agree(error)  # before anything is filled
         try:
@@ -345,7 +345,7 @@ class Checkpoints:
             load_state(
                 path / DENSE, dense, model, optimizer, self.world.rank if manifest["size"] == self.world.size else None
             )
-        except Refused as refusal:
+        except UserError as refusal:
             error = refusal
         self.world.agree(error)
         for name, table in tables.items():
@@ -354,7 +354,7 @@ class Checkpoints:
 
 
 def position_of(path: Path) -> Position:
-    """Where the training stood. Raises Refused as read_manifest does."""
+    """Where the training stood. Raises UserError as read_manifest does."""
     manifest = read_manifest(path)
     return Position(manifest["step"], manifest["samples"])
 
@@ -367,16 +367,16 @@ def put_aside(path: Path):
 
 
 def check_sayable(position: Position, about: dict):
-    """Raises Refused unless a manifest can say this."""
+    """Raises UserError unless a manifest can say this."""
     for name, value in vars(position).items():
         if isinstance(value, bool) or not hasattr(value, "__index__") or not 0 <= operator.index(value) <= LARGEST:
-            raise Refused(f"Checkpoints.save: position: {name} must be an integer of at least 0, got {brief(value)}")
+            raise UserError(f"Checkpoints.save: position: {name} must be an integer of at least 0, got {brief(value)}")
     try:
         json.dumps(about)
     except (TypeError, ValueError, RecursionError) as problem:
-        raise Refused(f"Checkpoints.save: about must be a dict that JSON can hold: {problem}") from problem
+        raise UserError(f"Checkpoints.save: about must be a dict that JSON can hold: {problem}") from problem
     for name in sorted(RESERVED & set(about)):
-        raise Refused(f"Checkpoints.save: about must not say {name}, which the manifest says itself")
+        raise UserError(f"Checkpoints.save: about must not say {name}, which the manifest says itself")
 
 
 def described(tables: dict[str, EmbeddingTable]) -> dict[str, dict]:
@@ -389,18 +389,18 @@ def described(tables: dict[str, EmbeddingTable]) -> dict[str, dict]:
 
 
 def check_fits(path: Path, manifest: dict, tables: dict[str, EmbeddingTable]):
-    """Raises Refused unless the tables of the checkpoint are these; partition and ranks may be others."""
+    """Raises UserError unless the tables of the checkpoint are these; partition and ranks may be others."""
     saved = tables_of(manifest)
     if set(saved) != set(tables):
         there, mine = (
             f"the tables {', '.join(names)}" if "" not in names else "one table without a name"
             for names in (saved, tables)
         )
-        raise Refused(
+        raise UserError(
             f"{path} is of {there}, to be loaded into {mine}: give tables as they were saved, by the same names"
         )
     for name, mine in described(tables).items():
         for key in ("num_rows", "dim", "rule", "state_dim"):
             if saved[name][key] != mine[key]:
                 table = f"table {name}" if name else "a table"
-                raise Refused(f"{path} is of {table} with {key}={saved[name][key]}, this one has {mine[key]}")
+                raise UserError(f"{path} is of {table} with {key}={saved[name][key]}, this one has {mine[key]}")

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from hetmpi.checkpoint.files import open_file
-from hetmpi.errors import Refused
+from hetmpi.errors import UserError
 
 
 def state_of(model: torch.nn.Module | None, optimizer, rng: list[torch.Tensor]) -> dict:
@@ -57,18 +57,19 @@ def tensors_in(value) -> list[torch.Tensor]:
 
 
 def read_state(path: Path, size: int) -> dict:
-    """What state_of() gave, from the file `path` of a checkpoint of `size` ranks. Raises Refused for anything else."""
+    """What state_of() gave, from the file `path` of a checkpoint of `size` ranks. Raises UserError for anything
+    else."""
     try:
         with open_file(path) as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of what it then refuses
             state = torch.load(file, map_location="cpu", weights_only=True)
         problem = wrong_kind(state, size)
     except OSError as error:
-        raise Refused(f"{path}: {error.strerror}") from error
+        raise UserError(f"{path}: {error.strerror}") from error
     except Exception as error:  # an unpickler raises whatever a crafted file makes it raise
-        raise Refused(f"{path} must hold tensors and plain values by torch.save: {in_line(error)}") from error
+        raise UserError(f"{path} must hold tensors and plain values by torch.save: {in_line(error)}") from error
     if problem is not None:
-        raise Refused(f"{path}: {problem}")
+        raise UserError(f"{path}: {problem}")
     return state
 
 
@@ -99,14 +100,14 @@ def is_rng(value) -> bool:
 
 def load_state(path: Path, state: dict, model: torch.nn.Module | None, optimizer, rank: int | None):
     """Gives model and optimizer their state, and torch's generator that of `rank` if there is an optimizer and a rank.
-    path: where it is from, for messages. Raises Refused for what does not fit them or is not finite."""
+    path: where it is from, for messages. Raises UserError for what does not fit them or is not finite."""
     for name in [name for name, part in (("model", model), ("optimizer", optimizer)) if part is not None]:
         if name not in state:
-            raise Refused(f"{path.parent} has no {name}: it was saved without one, load it so")
+            raise UserError(f"{path.parent} has no {name}: it was saved without one, load it so")
     if model is not None:
         attempt(f"{path}: model", lambda: model.load_state_dict(state["model"]))
         for name in [name for name, parameter in model.named_parameters() if not is_finite(parameter)]:
-            raise Refused(f"{path}: model: parameter {name} is not finite")
+            raise UserError(f"{path}: model: parameter {name} is not finite")
     if optimizer is not None:
         attempt(f"{path}: optimizer", lambda: try_step(optimizer, state["optimizer"]))
         attempt(f"{path}: optimizer", lambda: optimizer.load_state_dict(state["optimizer"]))
@@ -115,12 +116,12 @@ def load_state(path: Path, state: dict, model: torch.nn.Module | None, optimizer
 
 
 def attempt(place: str, load):
-    """load(). Raises Refused for whatever it raises: state that was made for another program fails anywhere in
+    """load(). Raises UserError for whatever it raises: state that was made for another program fails anywhere in
     torch."""
     try:
         load()
     except Exception as error:
-        raise Refused(f"{place} does not fit: {in_line(error)}") from error
+        raise UserError(f"{place} does not fit: {in_line(error)}") from error
 
 
 def try_step(optimizer, state: dict):

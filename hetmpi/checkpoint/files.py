@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 
 from hetmpi import _C
-from hetmpi.errors import Refused
+from hetmpi.errors import UserError
 
 CHUNK_BYTES = 16 << 20
 DTYPES = {"weight": np.float32, "state": np.float32, "clock": np.int32}
@@ -129,7 +129,7 @@ def numbers_in(chunk: bytes, is_first: bool, dtype) -> np.ndarray:
 
 
 def open_array(path: Path, dtype, shape: tuple[int | None, ...]) -> np.ndarray:
-    """Maps the array of a .npy file. shape: None where any length will do. Raises Refused for another dtype or shape,
+    """Maps the array of a .npy file. shape: None where any length will do. Raises UserError for another dtype or shape,
     and for a file that does not hold exactly that."""
     try:
         with open_file(path) as file:
@@ -137,17 +137,17 @@ def open_array(path: Path, dtype, shape: tuple[int | None, ...]) -> np.ndarray:
             begin, size = file.tell(), os.fstat(file.fileno()).st_size
             is_expected = found_dtype == np.dtype(dtype) and is_in_order and len(found_shape) == len(shape)
             if not is_expected or any(n not in (None, m) for n, m in zip(shape, found_shape)):
-                raise Refused(
+                raise UserError(
                     f"{path} must hold {np.dtype(dtype)} of shape {shape_text(shape)}, it holds "
                     f"{str(found_dtype)[:80]} of shape {shape_text(found_shape)[:80]}"
                     f"{'' if is_in_order else ' in columns'}"
                 )
             nbytes = int(np.prod(found_shape, dtype=object)) * np.dtype(dtype).itemsize
             if min(found_shape) < 0 or size != begin + nbytes:
-                raise Refused(f"{path} must have {begin + nbytes:,} bytes for shape {found_shape}, it has {size:,}")
+                raise UserError(f"{path} must have {begin + nbytes:,} bytes for shape {found_shape}, it has {size:,}")
             return np.memmap(file, dtype, "r", begin, found_shape) if nbytes else np.empty(found_shape, dtype)
     except OSError as problem:
-        raise Refused(f"{path}: {problem.strerror}") from problem
+        raise UserError(f"{path}: {problem.strerror}") from problem
 
 
 def header_of(file) -> tuple[tuple[int, ...], np.dtype, bool]:
@@ -159,7 +159,7 @@ def header_of(file) -> tuple[tuple[int, ...], np.dtype, bool]:
     except OSError:
         raise
     except Exception as problem:  # numpy evaluates a literal: what a crafted one raises is not listed anywhere
-        raise Refused(f"{file.name} is no array as numpy.save writes it: {str(problem)[:100]!r}") from problem
+        raise UserError(f"{file.name} is no array as numpy.save writes it: {str(problem)[:100]!r}") from problem
     return shape, dtype, not is_fortran
 
 

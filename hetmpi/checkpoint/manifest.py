@@ -17,7 +17,7 @@ import xxhash
 
 from hetmpi.checkpoint.files import open_file
 from hetmpi.comm.route import PARTITIONS
-from hetmpi.errors import Refused
+from hetmpi.errors import UserError
 from hetmpi.table.optim import ROW_RULES, RowOptimizer
 
 FULL, INCREMENTAL, SEVERAL = 1, 2, 3  # formats: one table without a name, the same with a base, tables with names
@@ -33,7 +33,7 @@ LARGEST_BYTES = 1 << 28  # of manifest.json: 1,024 ranks and ten tables make 4 M
 
 
 def read_manifest(path: Path) -> dict:
-    """The manifest of the checkpoint `path`, without its own hash. Raises Refused if there is none, if it is damaged,
+    """The manifest of the checkpoint `path`, without its own hash. Raises UserError if there is none, if it is damaged,
     or if it says anything that no checkpoint can say."""
     try:
         with open_file(path / "manifest.json") as file:
@@ -41,40 +41,40 @@ def read_manifest(path: Path) -> dict:
         manifest = json.loads(text)
         kind = manifest.get("format") if isinstance(manifest, dict) else None
         if type(kind) is not int or kind not in (FULL, INCREMENTAL, SEVERAL):
-            raise Refused(f"{path} has format {brief(kind)}, this hetmpi reads {FULL}, {INCREMENTAL} and {SEVERAL}")
+            raise UserError(f"{path} has format {brief(kind)}, this hetmpi reads {FULL}, {INCREMENTAL} and {SEVERAL}")
         is_as_written = manifest.pop("xxh3_128", None) == digest_of(manifest)
-    except Refused:
+    except UserError:
         raise
     except (OSError, ValueError, RecursionError) as problem:
-        raise Refused(f"{path} is no whole checkpoint: manifest.json: {problem}") from problem
+        raise UserError(f"{path} is no whole checkpoint: manifest.json: {problem}") from problem
     if not is_as_written:
-        raise Refused(f"{path} is no whole checkpoint: manifest.json has other bytes than were written")
+        raise UserError(f"{path} is no whole checkpoint: manifest.json has other bytes than were written")
     check_manifest(path, manifest)
     return manifest
 
 
 def read_base(path: Path, manifest: dict) -> dict | None:
-    """The manifest of the base of the checkpoint `path`, None if that is a full one. Raises Refused as read_manifest,
+    """The manifest of the base of the checkpoint `path`, None if that is a full one. Raises UserError as read_manifest,
     and if the base is another than it was, or not of the same tables and ranks."""
     if "base" not in manifest:
         return None
     name = manifest["base"]
     try:
         base = read_manifest(path.parent / name)
-    except Refused as refusal:
-        raise Refused(f"{path} builds on {name}, which has to lie beside it: {refusal}") from refusal
+    except UserError as refusal:
+        raise UserError(f"{path} builds on {name}, which has to lie beside it: {refusal}") from refusal
     if digest_of(base) != manifest["base_xxh3_128"]:
-        raise Refused(f"{path} builds on {name}, which is another now than it was then")
+        raise UserError(f"{path} builds on {name}, which is another now than it was then")
     if "base" in base:
-        raise Refused(f"{path} builds on {name}, which must be a full checkpoint, and builds on {base['base']}")
+        raise UserError(f"{path} builds on {name}, which must be a full checkpoint, and builds on {base['base']}")
     if (base["size"], kinds_of(base)) != (manifest["size"], kinds_of(manifest)):
-        raise Refused(f"{path} builds on {name}, which must be of the same tables and ranks, and is of others")
+        raise UserError(f"{path} builds on {name}, which must be of the same tables and ranks, and is of others")
     return base
 
 
 def files_of(path: Path) -> list[tuple[Path, dict]]:
     """Every file of a checkpoint and of its base, with what was written of it: {"bytes": int, "xxh3_128": str}. Raises
-    Refused as read_manifest and read_base."""
+    UserError as read_manifest and read_base."""
     manifest = read_manifest(path)
     found = [(path / name, known) for name, known in sorted(manifest["files"].items())]
     base = read_base(path, manifest)
@@ -108,19 +108,19 @@ def digest_of(manifest: dict) -> str:
 
 
 def check_same(path: Path, manifest: dict, wanted: dict):
-    """Raises Refused unless the manifest says of each name in `wanted` what that says."""
+    """Raises UserError unless the manifest says of each name in `wanted` what that says."""
     for name, value in wanted.items():
         if manifest.get(name) != value:
-            raise Refused(
+            raise UserError(
                 f"{path} was saved with {name}={manifest.get(name)}, now it is {value}: go on with the same, or begin "
                 "a new run"
             )
 
 
 def check_table_name(place: str, name):
-    """Raises Refused unless a table of that name can have files."""
+    """Raises UserError unless a table of that name can have files."""
     if not isinstance(name, str) or not TABLE_NAME.fullmatch(name):
-        raise Refused(
+        raise UserError(
             f"{place}: a table's name must be at most 100 letters, digits, _, - and ., which is not the first, got "
             f"{brief(name)}"
         )
@@ -131,12 +131,12 @@ class Entries:
 
     def __init__(self, place: str, values):
         if not isinstance(values, dict):
-            raise Refused(f"{place} must be an object, got {brief(values)}")
+            raise UserError(f"{place} must be an object, got {brief(values)}")
         self.place, self.values = place, values
 
     def get(self, name: str):
         if name not in self.values:
-            raise Refused(f"{self.place} lacks {name}")
+            raise UserError(f"{self.place} lacks {name}")
         return self.values[name]
 
     def part(self, name: str) -> Entries:
@@ -155,12 +155,12 @@ class Entries:
             raise self.refusal(name, expected)
         return value
 
-    def refusal(self, name: str, expected: str) -> Refused:
-        return Refused(f"{self.place}: {name} must be {expected}, got {brief(self.values[name])}")
+    def refusal(self, name: str, expected: str) -> UserError:
+        return UserError(f"{self.place}: {name} must be {expected}, got {brief(self.values[name])}")
 
 
 def check_manifest(path: Path, manifest: dict):
-    """Raises Refused unless a checkpoint in the folder `path` can say all this. REQUIRES: a format that is known."""
+    """Raises UserError unless a checkpoint in the folder `path` can say all this. REQUIRES: a format that is known."""
     said = Entries(f"{path}: manifest.json", manifest)
     step = said.integer("step", 0)
     said.integer("samples", 0)
@@ -173,13 +173,13 @@ def check_manifest(path: Path, manifest: dict):
     check_files(said)
     name = STEP_NAME.fullmatch(path.name)
     if name and int(name[1]) != step:
-        raise Refused(f"{said.place}: step must be that in the folder's name, got {step}")
+        raise UserError(f"{said.place}: step must be that in the folder's name, got {step}")
 
 
 def check_tables(tables: Entries):
-    """Raises Refused unless these are descriptions of tables by name."""
+    """Raises UserError unless these are descriptions of tables by name."""
     if not tables.values:
-        raise Refused(f"{tables.place} must name at least one table, got none")
+        raise UserError(f"{tables.place} must name at least one table, got none")
     for name in tables.values:
         check_table_name(tables.place, name)
         check_table(tables.part(name))
@@ -187,7 +187,7 @@ def check_tables(tables: Entries):
 
 
 def check_table(table: Entries):
-    """Raises Refused unless this describes a table."""
+    """Raises UserError unless this describes a table."""
     table.integer("num_rows", 1)
     dim = table.integer("dim", 1, LARGEST_DIM)
     table.text("partition", PARTITIONS.__contains__, f"one of {', '.join(PARTITIONS)}")
@@ -197,27 +197,27 @@ def check_table(table: Entries):
 
 
 def check_base_name(path: Path, said: Entries):
-    """Raises Refused unless a base is named where, and only where, the format has one."""
+    """Raises UserError unless a base is named where, and only where, the format has one."""
     kind, has_base = said.values["format"], "base" in said.values
     if kind == FULL and has_base:
-        raise Refused(f"{said.place}: base must not be there in format {FULL}, got {brief(said.values['base'])}")
+        raise UserError(f"{said.place}: base must not be there in format {FULL}, got {brief(said.values['base'])}")
     if kind == INCREMENTAL or has_base:
         said.text("base", lambda name: STEP_NAME.fullmatch(name) and name != path.name, "another step-NNNNNNNN")
         said.text("base_xxh3_128", HASH.fullmatch, "32 hexadecimal digits")
 
 
 def check_files(said: Entries):
-    """Raises Refused unless exactly the files are listed that a checkpoint of these tables and ranks has."""
+    """Raises UserError unless exactly the files are listed that a checkpoint of these tables and ranks has."""
     files, manifest = said.part("files"), said.values
     arrays = (*ARRAYS, "rows") if "base" in manifest else ARRAYS
     tables, size = tables_of(manifest), manifest["size"]
     num = 1 + size * len(tables) * len(arrays)
     if len(files.values) != num:
-        raise Refused(f"{files.place} must list {num:,} files for size {size:,}, got {len(files.values):,}")
+        raise UserError(f"{files.place} must list {num:,} files for size {size:,}, got {len(files.values):,}")
     names = itertools.chain([DENSE], itertools.starmap(file_name, itertools.product(tables, range(size), arrays)))
     missing = next((name for name in names if name not in files.values), None)
     if missing is not None:
-        raise Refused(f"{files.place} lacks {missing}")  # of as many names another one is too much
+        raise UserError(f"{files.place} lacks {missing}")  # of as many names another one is too much
     for name in files.values:
         files.part(name).integer("bytes", 0)
         files.part(name).text("xxh3_128", HASH.fullmatch, "32 hexadecimal digits")

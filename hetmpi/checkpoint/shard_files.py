@@ -14,7 +14,7 @@ import numpy as np
 from hetmpi.checkpoint.files import CHUNK_BYTES, DTYPES, open_array, wrong_values
 from hetmpi.checkpoint.manifest import ARRAYS, file_name, read_base, tables_of
 from hetmpi.comm.route import Route, make_partition
-from hetmpi.errors import Refused
+from hetmpi.errors import UserError
 from hetmpi.table.table import EmbeddingTable
 
 BLOCK_ROWS = 1 << 20  # routed together; each block opens the files of the shards that it reads
@@ -32,14 +32,14 @@ class ShardFiles:
     state_dim: int
 
     def check(self):
-        """Raises Refused unless every file holds an array of the dtype and shape that the manifest requires, and rows
+        """Raises UserError unless every file holds an array of the dtype and shape that the manifest requires, and rows
         are ascending and within the shard. Reads headers, and of an incremental checkpoint its rows."""
         for name in ARRAYS:
             self.open(name)
         if self.base:
             rows = self.rows()
             if len(rows) and not (rows[0] >= 0 and rows[-1] < self.num_rows and (np.diff(rows) > 0).all()):
-                raise Refused(f"{self.files['rows']} must hold ascending rows in [0, {self.num_rows:,}), it does not")
+                raise UserError(f"{self.files['rows']} must hold ascending rows in [0, {self.num_rows:,}), it does not")
 
     def rows(self) -> np.ndarray:
         """Rows of the shard that the incremental checkpoint holds: (n,) int64."""
@@ -85,7 +85,7 @@ def collect(shards: list[ShardFiles], route: Route, name: str, out: np.ndarray):
 
 
 def shards_of(path: Path, manifest: dict) -> dict[str, list[ShardFiles]]:
-    """The files of each rank's shard of each table, and of the base. Raises Refused as read_base."""
+    """The files of each rank's shard of each table, and of the base. Raises UserError as read_base."""
     folder = None if read_base(path, manifest) is None else path.parent / manifest["base"]
     found = {}
     for name, table in tables_of(manifest).items():
@@ -101,8 +101,8 @@ def shards_of(path: Path, manifest: dict) -> dict[str, list[ShardFiles]]:
 
 
 def fill(table: EmbeddingTable, place: str, saved: dict, shards: list[ShardFiles]):
-    """Fills this rank's shard from those that were saved. place: of the table, for messages. Raises Refused for values
-    that no training can go on from."""
+    """Fills this rank's shard from those that were saved. place: of the table, for messages. Raises UserError for
+    values that no training can go on from."""
     partition, rank = make_partition(saved["partition"], saved["num_rows"], len(shards)), table.world.rank
     for begin in range(0, len(table.shard.weight), BLOCK_ROWS):
         keys = table.partition.keys_of(rank, begin, min(begin + BLOCK_ROWS, len(table.shard.weight)))
@@ -112,5 +112,5 @@ def fill(table: EmbeddingTable, place: str, saved: dict, shards: list[ShardFiles
             collect(shards, route, name, values)
             wrong = wrong_values(name, values)
             if wrong is not None:
-                raise Refused(f"{place}: {name} has {wrong}")
+                raise UserError(f"{place}: {name} has {wrong}")
             table.shard.assign(slice(begin, begin + len(keys)), **{name: values})

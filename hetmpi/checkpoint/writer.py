@@ -17,7 +17,7 @@ import torch
 from hetmpi.checkpoint.dense_state import wrong_numbers
 from hetmpi.checkpoint.files import rows_not_finite, sync_folder, write_array, write_bytes, write_json
 from hetmpi.checkpoint.manifest import DENSE, digest_of, file_name, read_manifest
-from hetmpi.errors import Refused
+from hetmpi.errors import UserError
 from hetmpi.table.table import EmbeddingTable
 
 POLL_S = 0.05
@@ -40,7 +40,7 @@ class Piece:
     rows: np.ndarray | None
 
     def write(self, folder: Path) -> tuple[str, dict]:
-        """Writes the file: its name, and what the manifest says of it. Raises Refused if it holds rows that are not
+        """Writes the file: its name, and what the manifest says of it. Raises UserError if it holds rows that are not
         finite: looked for part by part, while the bytes are at hand for the hash as well."""
         num, first = 0, None
 
@@ -140,7 +140,7 @@ class Writer(threading.Thread):
         """Removes all but the first ones of `paths`, the newest, and what they build on."""
         try:
             bases = {path.name: read_manifest(path).get("base", path.name) for path in paths}
-        except Refused:  # of one that cannot be read now it is not known on what it builds
+        except UserError:  # of one that cannot be read now it is not known on what it builds
             return
         kept = [path.name for path in paths[: self.checkpoints.keep]]
         needed = {bases[name] for name in kept}
@@ -151,15 +151,15 @@ class Writer(threading.Thread):
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def refused(path: Path, problem: Exception) -> Refused:
-    return Refused(
+def refused(path: Path, problem: Exception) -> UserError:
+    return UserError(
         f"the checkpoint {path.name.removesuffix('.part')} cannot be written in {path.parent}: {problem}: make room "
         "there or choose another checkpoint.dir; earlier ones stay"
     )
 
 
-def not_finite(part: Path, what: str) -> Refused:
-    return Refused(
+def not_finite(part: Path, what: str) -> UserError:
+    return UserError(
         f"the checkpoint {part.name.removesuffix('.part')} is not written in {part.parent}: {what}: earlier "
         "checkpoints stay, go on from one of them with a lower learning rate"
     )

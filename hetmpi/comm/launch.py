@@ -17,7 +17,7 @@ import traceback
 from hetmpi.comm.mpi import MPI, SPEAK_DELAY_S, local_rank
 from hetmpi.comm.waiting import wait_for
 from hetmpi.comm.world import World
-from hetmpi.errors import Refused, ToldElsewhere
+from hetmpi.errors import ToldElsewhere, UserError
 
 LONGEST_DELAY_S = 6.0
 ABORT_LIMIT_S = 2
@@ -46,7 +46,7 @@ def default_world() -> World:
     """The World of a program that makes none, the same one at every call: all ranks of its job. From then on an
     exception that nobody catches ends all ranks, as in launch(). hvd.init() may come before or after. Collective.
 
-    Raises Refused as World does, and if Horovod runs on other ranks."""
+    Raises UserError as World does, and if Horovod runs on other ranks."""
     world = World()
     hvd = sys.modules.get("horovod.torch")
     if hvd is not None and hvd.is_initialized():
@@ -113,7 +113,7 @@ def describe(error: BaseException, rank: int, size: int, is_traced: bool = False
     places = [] if size == 1 else [f"rank {rank} of {size} on {socket.gethostname()}"]
     places += [f"in {error.doing}"] if hasattr(error, "doing") else []
     where = f" ({', '.join(places)})" if places else ""
-    if isinstance(error, Refused) and not is_traced:
+    if isinstance(error, UserError) and not is_traced:
         return f"hetmpi: {error}{where}"
     if isinstance(error, KeyboardInterrupt):
         return f"hetmpi: interrupted{where}"

@@ -7,18 +7,19 @@ import resource
 from pathlib import Path
 
 from hetmpi.comm.world import World
-from hetmpi.errors import Refused
+from hetmpi.errors import UserError
 
 MIB = 1 << 20
 UNLIMITED = 1 << 60  # version 1 of control groups says "none" by a number near 2^63
 
 
 def refuse_if_short(world: World, nbytes: int, shared: bool, message):
-    """Raises Refused on every rank if some node lacks memory for what its ranks want, `nbytes` this one. shared: as for
-    free_memory. message(bytes the node's ranks want, what is scarcest, bytes free there): what to say. Collective."""
+    """Raises UserError on every rank if some node lacks memory for what its ranks want, `nbytes` this one. shared: as
+    for free_memory. message(bytes the node's ranks want, what is scarcest, bytes free there): what to say.
+    Collective."""
     need = world.node.allreduce(nbytes)
     place, free = free_memory(shared)
-    world.agree(Refused(message(need, place, free)) if need > free else None)
+    world.agree(UserError(message(need, place, free)) if need > free else None)
 
 
 def size_text(nbytes: float) -> str:

@@ -19,14 +19,14 @@ mpi4py.rc.initialize = False
 mpi4py.rc.finalize = True
 from mpi4py import MPI  # noqa: E402
 
-from hetmpi.errors import Refused, ToldElsewhere  # noqa: E402
+from hetmpi.errors import ToldElsewhere, UserError  # noqa: E402
 
 SPEAK_DELAY_S = 1.0  # longer than a launcher takes to kill the other ranks
 MPI_LIBRARY = re.compile(r"/libmpi(ch|_abi|_gnu\w*|_cray\w*)?\.so")
 
 
 def start_mpi():
-    """Starts MPI unless it runs already. Raises Refused if it cannot serve several threads, or if a Horovod that is
+    """Starts MPI unless it runs already. Raises UserError if it cannot serve several threads, or if a Horovod that is
     there uses another MPI."""
     if "horovod.torch" in sys.modules:
         check_one_mpi(mpi_libraries())
@@ -34,7 +34,7 @@ def start_mpi():
         check_library(MPI.Get_library_version())
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-        raise Refused(
+        raise UserError(
             f"hetmpi needs an MPI started with MPI_THREAD_MULTIPLE, this one gives thread level {MPI.Query_thread()} "
             f"of {MPI.THREAD_MULTIPLE}: use an MPI built with thread support, and if your program starts MPI itself, "
             "start it so"
@@ -84,8 +84,8 @@ MATCHING = (
 
 
 def check_library(version: str):
-    """Raises Refused if a launcher that speaks PMIx started this process and the library is an MPICH that does not: it
-    would die in its start, once per rank.
+    """Raises UserError if a launcher that speaks PMIx started this process and the library is an MPICH that does not:
+    it would die in its start, once per rank.
 
     version: MPI.Get_library_version(). The other way round, Open MPI starts alone: check_launcher sees that."""
     if "MPICH" not in version or "pmix" in version.lower():
@@ -101,7 +101,7 @@ def srun_mpi() -> str:
 
 
 def check_launcher(size: int):
-    """Raises Refused if a launcher started several processes that MPI did not join: N lonely ranks of size 1."""
+    """Raises UserError if a launcher started several processes that MPI did not join: N lonely ranks of size 1."""
     launcher = [
         name for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE") if os.environ.get(name, "").isdigit()
     ]
@@ -115,12 +115,13 @@ def check_launcher(size: int):
 
 
 def refuse_launch(message: str):
-    """Raises Refused on the launcher's first rank. The others cannot be told who speaks: they leave a little later."""
+    """Raises UserError on the launcher's first rank. The others cannot be told who speaks: they leave a little
+    later."""
     ranks = [os.environ.get(name) for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")]
     if next((rank for rank in ranks if rank is not None), "0") != "0":
         time.sleep(SPEAK_DELAY_S)
         raise ToldElsewhere(message)
-    raise Refused(message)
+    raise UserError(message)
 
 
 def mpi_libraries() -> list[str]:
@@ -136,9 +137,9 @@ def libraries_in(maps: str) -> list[str]:
 
 
 def check_one_mpi(libraries: list[str]):
-    """Raises Refused if the process has loaded two MPI libraries."""
+    """Raises UserError if the process has loaded two MPI libraries."""
     if len(libraries) > 1:
-        raise Refused(
+        raise UserError(
             f"mpi4py and Horovod use different MPI libraries ({', '.join(libraries)}): "
             "set them up again on one: rm -r .venv; HETMPI_MPI=system ./run.sh setup (or HETMPI_MPI=mpich)"
         )

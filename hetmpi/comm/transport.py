@@ -23,7 +23,7 @@ from hetmpi.comm.mpi import MPI
 from hetmpi.comm.route import Route
 from hetmpi.comm.shards import ShardReader
 from hetmpi.comm.window import RmaWindow
-from hetmpi.errors import Refused
+from hetmpi.errors import UserError
 
 TRIAL_KEYS = 2048  # about as many as a batch reads, and fetched within 0.1 s by the slowest library measured
 TRIALS = 5
@@ -165,7 +165,7 @@ def imported(path: str) -> type:
     try:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise Refused(
+        raise UserError(
             f"table.exchange={path}: there is no such class ({error}): give rma, alltoall, auto, or "
             "package.module.Class"
         ) from error

@@ -18,7 +18,7 @@ from hetmpi import _C
 from hetmpi.comm.memory import refuse_if_short, size_text
 from hetmpi.comm.mpi import MPI
 from hetmpi.comm.world import World
-from hetmpi.errors import Refused
+from hetmpi.errors import UserError
 
 ALIGN = 64
 NOTHING = np.zeros(1, np.uint64)  # what a read that changes nothing sends
@@ -74,7 +74,7 @@ class RmaWindow:
 
     def __init__(self, world: World, layouts: list[Layout], remote: str = "needed"):
         """layouts: one per rank, the same list on every rank. remote: whether get and put are needed; `wanted`, if this
-        MPI can make a window over several nodes; or `unused`. Collective. Raises Refused if memory is short."""
+        MPI can make a window over several nodes; or `unused`. Collective. Raises UserError if memory is short."""
         self.world, self.layouts = world, layouts
         check_memory(world, layouts)
         info = MPI.Info.Create({"alloc_shared_noncontig": "true"})  # each shard on its owner's NUMA node
@@ -187,9 +187,11 @@ class RmaWindow:
 
 
 def check_unified(window: MPI.Win):
-    """Raises Refused if loads and stores and MPI calls may see different copies of the window's memory."""
+    """Raises UserError if loads and stores and MPI calls may see different copies of the window's memory."""
     if window.Get_attr(MPI.WIN_MODEL) != MPI.WIN_UNIFIED:
-        raise Refused("this MPI keeps separate copies of window memory (not MPI_WIN_UNIFIED): use another MPI library")
+        raise UserError(
+            "this MPI keeps separate copies of window memory (not MPI_WIN_UNIFIED): use another MPI library"
+        )
 
 
 def aligned(nbytes: int) -> int:
@@ -204,7 +206,7 @@ def ring_bytes(inbox_bytes: int, size: int, record: _C.RecordFormat) -> int:
 
 
 def check_memory(world: World, layouts: list[Layout]):
-    """Raises Refused on every rank if some node lacks memory for the ranks on it. Collective."""
+    """Raises UserError on every rank if some node lacks memory for the ranks on it. Collective."""
     refuse_if_short(
         world, layouts[world.rank].nbytes, world.node.size > 1,
         lambda need, place, free: memory_message(layouts, need, place, free, world),

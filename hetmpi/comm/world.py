@@ -10,7 +10,7 @@ import numpy as np
 
 from hetmpi.comm.mpi import MPI, check_launcher, check_one_mpi, mpi_libraries, start_mpi
 from hetmpi.comm.waiting import Notices, wait_for
-from hetmpi.errors import Refused, ToldElsewhere
+from hetmpi.errors import ToldElsewhere, UserError
 
 
 class World:
@@ -28,7 +28,7 @@ class World:
         """comm: mpi4py communicator, default COMM_WORLD. ranks_per_node splits each real node into smaller ones, whose
         ranks then reach each other only through MPI: for tests, and to measure RMA on one machine. Collective.
 
-        Raises Refused if launcher and MPI library do not match, or if MPI lacks MPI_THREAD_MULTIPLE."""
+        Raises UserError if launcher and MPI library do not match, or if MPI lacks MPI_THREAD_MULTIPLE."""
         start_mpi()
         base = MPI.COMM_WORLD if comm is None else comm
         if comm is None:
@@ -46,7 +46,8 @@ class World:
         self.notices = Notices(self.comm.Dup(), hosts)
 
     def start_horovod(self):
-        """Starts Horovod on this world and returns the module horovod.torch. Raises Refused if it uses another MPI."""
+        """Starts Horovod on this world and returns the module horovod.torch. Raises UserError if it uses another
+        MPI."""
         os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")  # one fixed order of summation, run after run
         import horovod.torch as hvd
 
@@ -57,9 +58,9 @@ class World:
         return hvd
 
     def check_horovod(self, hvd):
-        """Raises Refused if Horovod runs on other ranks."""
+        """Raises UserError if Horovod runs on other ranks."""
         if (hvd.rank(), hvd.size()) != (self.rank, self.size):
-            raise Refused(
+            raise UserError(
                 f"Horovod says rank {hvd.rank()} of {hvd.size()}, MPI says {self.rank} of {self.size}: it was started "
                 "on another communicator, or without MPI; a process can train in one world at a time"
             )
@@ -98,5 +99,5 @@ def split_nodes(comm, ranks_per_node: int | None):
     if ranks_per_node is None:
         return node
     if ranks_per_node < 1:
-        raise Refused(f"ranks_per_node must be at least 1, got {ranks_per_node}")
+        raise UserError(f"ranks_per_node must be at least 1, got {ranks_per_node}")
     return node.Split(node.rank // ranks_per_node, key=node.rank)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hetmpi import _C
-from hetmpi.errors import Refused
+from hetmpi.errors import UserError
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Batch:
         return replace(self, **parts)
 
 
-class SamplesError(Refused, TypeError):
+class SamplesError(UserError, TypeError):
     """Samples whose arrays have another dtype or shape than Samples says."""
 
 

@@ -15,7 +15,7 @@ from hetmpi.data.batch import Samples
 from hetmpi.data.prepare import MAX_BAD_ROWS, default_cache, find_manifest, finish, prepare
 from hetmpi.data.raw import DENSE_NAMES, FIELD_NAMES, NUM_DENSE, NUM_FIELDS, absolute
 from hetmpi.data.source import check_slice
-from hetmpi.errors import LARGEST, Refused, check_integer, check_number
+from hetmpi.errors import LARGEST, UserError, check_integer, check_number
 
 NUM_LOCKS = 16
 LEAST_ROWS_PER_VALUE = 1e-9
@@ -48,7 +48,7 @@ class Criteo:
     ):
         """path: a file, a glob, a folder of files (plain or .gz), or a folder that prepare.py has made. cache: where
         the prepared data go, default prepared/<name>-<hash of path>. rows_per_value: rows of a field for each of its
-        distinct values, at most max_field_rows; or field_rows gives the 26 numbers themselves. Raises Refused for
+        distinct values, at most max_field_rows; or field_rows gives the 26 numbers themselves. Raises UserError for
         values that cannot be."""
         check_integer("data.seed", seed, -LARGEST)
         check_integer("data.max_bad_rows", max_bad_rows, 0)
@@ -58,10 +58,10 @@ class Criteo:
             check_integer("data.max_field_rows", max_field_rows, 1)
         for name, value in (("path", path), ("cache", cache)):
             if not isinstance(value, str) and (name, value) != ("cache", None):
-                raise Refused(f"data.{name} must be a path, got {value}")
+                raise UserError(f"data.{name} must be a path, got {value}")
         if field_rows is not None:
             if isinstance(field_rows, str) or not isinstance(field_rows, Sequence) or len(field_rows) != NUM_FIELDS:
-                raise Refused(f"data.field_rows must be a list of {NUM_FIELDS} integers, got {field_rows}")
+                raise UserError(f"data.field_rows must be a list of {NUM_FIELDS} integers, got {field_rows}")
             for rows in field_rows:
                 check_integer("each of data.field_rows", rows, 1)
         self.path, self.max_bad_rows, self.cached_groups = path, max_bad_rows, cached_groups

@@ -18,7 +18,7 @@ import pyarrow.csv as csv
 import xxhash
 
 from hetmpi.data.distinct import NUM_REGISTERS, observe
-from hetmpi.errors import Refused
+from hetmpi.errors import UserError
 
 NUM_DENSE, NUM_FIELDS = 13, 26
 DENSE_NAMES = [f"d{j}" for j in range(NUM_DENSE)]
@@ -38,7 +38,7 @@ SCHEMA = pa.schema(
 )
 
 
-class DataError(Refused):
+class DataError(UserError):
     """Data that cannot be read or prepared, told in one message: what, where, what was expected and what to do."""
 
 

@@ -14,7 +14,7 @@ from hetmpi.comm.memory import refuse_if_short, size_text
 from hetmpi.comm.world import World
 from hetmpi.data.source import Source
 from hetmpi.dense import DenseOptimizer
-from hetmpi.errors import Refused, doing
+from hetmpi.errors import UserError, doing
 from hetmpi.run.config import cache_of, staleness_of
 from hetmpi.spans import Spans
 from hetmpi.table.group import TableGroup, TableSpec
@@ -27,29 +27,29 @@ MB = 1 << 20
 
 
 def make(config: DictConfig, **arguments):
-    """The object that config._target_ names. Raises Refused if there is none, if it does not take these arguments, or
+    """The object that config._target_ names. Raises UserError if there is none, if it does not take these arguments, or
     does not fit in memory; any other error of its class as it is."""
     target = config.get("_target_")
     if not isinstance(target, str) or not target:
-        raise Refused(f"_target_ must name a class, as package.module.Class, got {target!r}")
+        raise UserError(f"_target_ must name a class, as package.module.Class, got {target!r}")
     try:
         return instantiate(config, **arguments)
     except InstantiationException as error:
         cause = error.__cause__
         if cause is None:  # it names something else
-            raise Refused(f"_target_={target} names no class: {' '.join(str(error).split())}") from error
+            raise UserError(f"_target_={target} names no class: {' '.join(str(error).split())}") from error
     if "allocate memory" in str(cause):
         num_bytes = re.search(r"allocate (\d+) bytes", str(cause))
         size = size_text(int(num_bytes[1])) if num_bytes else "its size"
-        raise Refused(
+        raise UserError(
             f"{target}: memory lacks room for a tensor of {size}: lower table.dim or the widths of its layers"
         )
     if isinstance(cause, TypeError) and is_of_the_call(cause):
-        raise Refused(f"{target}: {cause}: its keys must be the arguments of its constructor")
+        raise UserError(f"{target}: {cause}: its keys must be the arguments of its constructor")
     if isinstance(cause, ImportError) and cause.__cause__ is not None:
         cause = cause.__cause__
         if isinstance(cause, AttributeError) or f"{target}.".startswith(f"{getattr(cause, 'name', None)}."):
-            raise Refused(
+            raise UserError(
                 f"cannot import {target} ({cause}): start from the folder its file is in, or put that on PYTHONPATH"
             ) from cause
     with doing(f"making {target}"):
@@ -69,23 +69,23 @@ def make_source(config: DictConfig) -> Source:
 
 
 def prepare(source: Source, world: World, config: DictConfig):
-    """Makes the data ready. Collective. Raises Refused for files that the sources of this package cannot read."""
+    """Makes the data ready. Collective. Raises UserError for files that the sources of this package cannot read."""
     try:
         with doing(f"prepare() of data={config.data_name}"):
             source.prepare(world.rank, world.size, lambda: world.meet("for all ranks to prepare the data"))
     except OSError as error:
         if type(source).__module__.startswith("hetmpi."):
-            raise Refused(f"data={config.data_name}: {error}") from error
+            raise UserError(f"data={config.data_name}: {error}") from error
         raise
 
 
 def make_task(config: DictConfig, source: Source, device: torch.device) -> Task:
-    """The task, with its loss. Raises Refused for a loss with parameters, which nobody would train."""
+    """The task, with its loss. Raises UserError for a loss with parameters, which nobody would train."""
     loss = make(config.loss)
     if isinstance(loss, torch.nn.Module):
         loss = loss.to(device)
         if next(loss.parameters(), None) is not None:
-            raise Refused(
+            raise UserError(
                 f"loss={config.loss_name}: it has parameters, which nobody would train: put them in the model"
             )
     return make(config.task, source=source, loss=loss)
@@ -97,7 +97,7 @@ def make_model(config: DictConfig, task: Task) -> torch.nn.Module:
     model = make(config.model, **task.model_arguments(config.table.dim))
     task.tables(model)  # which refuses one that does not say what it wants
     if next(model.parameters(), None) is None:
-        raise Refused(f"{config.model._target_}: it has no parameters, give it at least one dense layer")
+        raise UserError(f"{config.model._target_}: it has no parameters, give it at least one dense layer")
     return model
 
 
@@ -124,12 +124,12 @@ def make_tables(
 
 
 def replicated_of(config: DictConfig, spec: TableSpec) -> list[range]:
-    """Keys of the fields that every rank has whole. Raises Refused if the fields are not those of the table."""
+    """Keys of the fields that every rank has whole. Raises UserError if the fields are not those of the table."""
     below = config.table.replicate_below_rows
     if below == 0:
         return []
     if sum(spec.field_rows) != spec.num_rows:
-        raise Refused(
+        raise UserError(
             f"data={config.data_name}: field_rows must sum to num_rows, {spec.num_rows:,}, for "
             f"table.replicate_below_rows={below}, got {sum(spec.field_rows):,}"
         )
@@ -142,7 +142,7 @@ def make_dense(config: DictConfig, hvd, model: torch.nn.Module, schedule: Schedu
 
 
 def check_batches(config: DictConfig, world: World, task: Task, specs: dict[str, TableSpec], num_steps: int):
-    """Raises Refused on every rank if a node lacks memory for the batches of its ranks that there are at a time, as
+    """Raises UserError on every rank if a node lacks memory for the batches of its ranks that there are at a time, as
     samples, keys and rows alone. Collective."""
     size, num = config.batch_size, min(config.loader.prefetch + 1, max(1, num_steps))
     num_keys = {name: min(size * task.keys_per_sample[name], spec.num_rows) for name, spec in specs.items()}

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from hetmpi.comm.route import PARTITIONS
 from hetmpi.comm.world import World
 from hetmpi.dense import DENSE_RULES
-from hetmpi.errors import LARGEST, Refused, check_integer, check_number
+from hetmpi.errors import LARGEST, UserError, check_integer, check_number
 from hetmpi.run.device import DEVICES
 from hetmpi.table.cache import ADMIT, POLICIES, CacheSettings, Staleness
 from hetmpi.table.optim import ROW_RULES, SCHEDULES, check_choice
@@ -81,19 +81,19 @@ def compose(world: World, overrides: list[str]) -> DictConfig:
     """The resolved settings, the same on every rank, with `model_name`, `data_name` and `loss_name` beside them.
     Collective.
 
-    Raises Refused on every rank for an unknown key, group or value."""
+    Raises UserError on every rank for an unknown key, group or value."""
     settings, error = None, None
     if world.rank == 0:
         try:
             settings = OmegaConf.to_container(resolved(overrides), resolve=True)
-        except Refused as refused:
+        except UserError as refused:
             error = refused
     world.agree(error)
     return OmegaConf.create(world.comm.bcast(settings))
 
 
 def resolved(overrides: list[str]) -> DictConfig:
-    """The settings that conf/ and `overrides` make. Raises Refused with Hydra's own words for what they cannot be."""
+    """The settings that conf/ and `overrides` make. Raises UserError with Hydra's own words for what they cannot be."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.core.hydra_config import HydraConfig
@@ -111,7 +111,7 @@ def resolved(overrides: list[str]) -> DictConfig:
             del config["hydra"]
             OmegaConf.resolve(config)
     except (HydraException, OmegaConfBaseException) as error:
-        raise Refused(f"settings: {advice(error, overrides)}") from error
+        raise UserError(f"settings: {advice(error, overrides)}") from error
     check(config)
     return config
 
@@ -149,13 +149,13 @@ def dotted(settings: dict) -> list[str]:
 
 
 def check(config: DictConfig):
-    """Raises Refused for values that no run can have; fills in the learning rates left open."""
+    """Raises UserError for values that no run can have; fills in the learning rates left open."""
     missing = OmegaConf.missing_keys(config)
     if missing:
-        raise Refused(f"settings: give {', '.join(f'{key}=...' for key in sorted(missing))}")
+        raise UserError(f"settings: give {', '.join(f'{key}=...' for key in sorted(missing))}")
     for key in GROUPS:
         if not isinstance(OmegaConf.select(config, key), DictConfig):
-            raise Refused(
+            raise UserError(
                 f"settings: {key} must be a group of settings, got {OmegaConf.select(config, key)}: set {key}.NAME"
             )
     for key, least in {**INTEGERS, **NUMBERS}.items():
@@ -171,26 +171,26 @@ def check(config: DictConfig):
         try:
             check_choice(key, OmegaConf.select(config, key), choices)
         except ValueError as error:
-            raise Refused(f"settings: {error}") from error
+            raise UserError(f"settings: {error}") from error
     if not isinstance(config.train.profile, bool):
-        raise Refused(f"settings: train.profile must be true or false, got {config.train.profile}")
+        raise UserError(f"settings: train.profile must be true or false, got {config.train.profile}")
     if config.table.staleness == 0 and config.table.prefetch_batches:
-        raise Refused(
+        raise UserError(
             f"settings: table.prefetch_batches={config.table.prefetch_batches} takes a staleness of 1 or more: at 0 "
             "most rows fetched ahead would change before they are read"
         )
     if config.table.prefetch_batches is None:
         config.table.prefetch_batches = 0 if config.table.staleness == 0 else 1
     if config.table.prefetch_batches > MOST_AHEAD:
-        raise Refused(
+        raise UserError(
             f"settings: table.prefetch_batches must be at most {MOST_AHEAD}, got {config.table.prefetch_batches}"
         )
     try:
         staleness_of(config), cache_of(config)
     except ValueError as error:
-        raise Refused(f"settings: {error}") from error
+        raise UserError(f"settings: {error}") from error
     if config.steps is None and config.epochs is None:
-        raise Refused("settings: give steps or epochs, both are null")
+        raise UserError("settings: give steps or epochs, both are null")
     if config.optim.rows_lr is None:
         config.optim.rows_lr = ROW_RULES[config.optim.rows]
     if config.optim.dense_lr is None:
@@ -198,16 +198,16 @@ def check(config: DictConfig):
 
 
 def staleness_of(config: DictConfig) -> Staleness:
-    """The bound that table.staleness and its neighbours say. Raises Refused."""
+    """The bound that table.staleness and its neighbours say. Raises UserError."""
     return Staleness(config.table.staleness, config.table.staleness_growth, config.table.anticipate)
 
 
 def cache_of(config: DictConfig) -> CacheSettings:
     """The cache that table.cache says; without a capacity, a tenth of the rows where it can pay. At s = 0 it cannot:
-    what a step reads it writes, so the lines are out of date when they are read again. Raises Refused."""
+    what a step reads it writes, so the lines are out of date when they are read again. Raises UserError."""
     unknown = set(config.table.cache) - {field.name for field in fields(CacheSettings)}
     if unknown:
-        raise Refused(f"table.cache has no setting {', '.join(sorted(unknown))}")
+        raise UserError(f"table.cache has no setting {', '.join(sorted(unknown))}")
     settings = CacheSettings(**config.table.cache)
     if settings.capacity_rows is None and settings.capacity_fraction is None:
         fraction = 0.0 if config.table.staleness == 0 else DEFAULT_CAPACITY_FRACTION
@@ -216,14 +216,14 @@ def cache_of(config: DictConfig) -> CacheSettings:
 
 
 def check_path(config: DictConfig, key: str):
-    """Raises Refused unless the value of `key` is text, or null where it may be."""
+    """Raises UserError unless the value of `key` is text, or null where it may be."""
     value = OmegaConf.select(config, key)
     if not (value is None and key in OPTIONAL) and not (isinstance(value, str) and value):
-        raise Refused(f"settings: {key} must be a path, got {str(value)[:100]!r}: write a number as ./NUMBER")
+        raise UserError(f"settings: {key} must be a path, got {str(value)[:100]!r}: write a number as ./NUMBER")
 
 
 def check_model(model: DictConfig):
-    """Raises Refused for sizes that no layer of the models here can have. What others take is theirs to check."""
+    """Raises UserError for sizes that no layer of the models here can have. What others take is theirs to check."""
     for key, value in model.items() if str(model._target_).startswith("models.") else ():
         if isinstance(value, ListConfig):
             for size in value:

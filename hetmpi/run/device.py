@@ -6,14 +6,14 @@ import torch
 
 from hetmpi import _C
 from hetmpi.comm.world import World
-from hetmpi.errors import Refused
+from hetmpi.errors import UserError
 
 DEVICES = ("auto", "cpu", "cuda")
 
 
 def choose_device(world: World, wanted: str) -> torch.device:
     """cpu, or this rank's GPU, which ranks share where a node has fewer than ranks. auto takes GPUs if every rank has
-    one. Collective. Raises Refused on every rank for cuda if some rank can use none."""
+    one. Collective. Raises UserError on every rank for cuda if some rank can use none."""
     if wanted == "cpu":
         return torch.device("cpu")
     problem = gpu_problem()
@@ -24,7 +24,7 @@ def choose_device(world: World, wanted: str) -> torch.device:
             print(f"device=auto: no GPUs, as rank {lacking} can use none: {problems[lacking]}", flush=True)
         return torch.device("cpu")
     world.agree(
-        Refused(f"device=cuda: on {world.host} no GPU can be used: {problem}: set device=cpu or auto")
+        UserError(f"device=cuda: on {world.host} no GPU can be used: {problem}: set device=cpu or auto")
         if problem
         else None
     )

@@ -34,7 +34,7 @@ from collections import Counter
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hetmpi.errors import Refused
+from hetmpi.errors import UserError
 
 
 def bytes_text(count: float) -> str:
@@ -76,7 +76,8 @@ class RunLog:
 
     Args: run_dir: the folder, made if missing; config_yaml: text of config.yaml; total_steps: where the progress bar
     ends, None if unknown; resumed_at: steps made before, 0 for a new run.
-    Raises Refused with one sentence (what, why, cure) when the folder cannot be written. Its methods do not: see above.
+    Raises UserError with one sentence (what, why, cure) when the folder cannot be written. Its methods do not: see
+    above.
     """
 
     def __init__(self, run_dir: str | os.PathLike, config_yaml: str, total_steps: int | None, resumed_at: int = 0):
@@ -191,7 +192,7 @@ class RunLog:
             yield
         except OSError as error:
             path = error.filename or self._dir
-            raise Refused(
+            raise UserError(
                 f"run folder: cannot write {path}: {error.strerror}: make room there or choose another run.dir"
             ) from error
 

@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from hetmpi.checkpoint.checkpoints import Checkpoints, Position, position_of
 from hetmpi.checkpoint.manifest import check_same, read_manifest
 from hetmpi.comm.world import World
-from hetmpi.errors import Refused
+from hetmpi.errors import UserError
 
 
 class Saving:
@@ -20,7 +20,7 @@ class Saving:
     start        where the run begins"""
 
     def __init__(self, world: World, config: DictConfig):
-        """Looks for what to go on from. Collective. Raises Refused if the checkpoint named is none or damaged, is of
+        """Looks for what to go on from. Collective. Raises UserError if the checkpoint named is none or damaged, is of
         another run, or if later ones of an earlier run are in the way."""
         self.world, self.config = world, config
         self.checkpoints = Checkpoints(
@@ -74,7 +74,7 @@ class Saving:
             path = Path(self.config.resume)
             wrong = self.checkpoints.damage(path)
             if wrong:
-                raise Refused(f"resume={path}: {wrong[0]}: name another checkpoint, or resume=auto")
+                raise UserError(f"resume={path}: {wrong[0]}: name another checkpoint, or resume=auto")
         if path is not None:
             check_same(path, read_manifest(path), self._kept())
         return path
@@ -89,11 +89,11 @@ class Saving:
         return {"seed": config.seed, "data": config.data_name, "data_config": data, "optim.dense": config.optim.dense}
 
     def _check_folder(self):
-        """Raises Refused if checkpoints of other steps would be taken for this run's. Collective."""
+        """Raises UserError if checkpoints of other steps would be taken for this run's. Collective."""
         steps = self.world.comm.bcast(self.checkpoints.steps() if self.world.rank == 0 else None)
         newer = [step for step in steps if step > self.start.step]
         if newer and self.is_regular:
-            raise Refused(
+            raise UserError(
                 f"checkpoint.dir={self.checkpoints.folder} holds {self.checkpoints.path(newer[0]).name} of an earlier "
                 f"run, and this one begins at step {self.start.step}: set resume=auto to go on from it, or remove it, "
                 "or choose another checkpoint.dir"

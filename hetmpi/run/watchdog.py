@@ -22,7 +22,7 @@ import numpy as np
 from hetmpi.comm.launch import abort
 from hetmpi.comm.mpi import MPI
 from hetmpi.comm.world import World
-from hetmpi.errors import Refused
+from hetmpi.errors import UserError
 from hetmpi.spans import OWN, Spans
 
 BEATS = 4  # in the time that a rank has to answer
@@ -73,7 +73,7 @@ class Watchdog:
     def _all_in_time(self):
         """A context of calls that wait for all ranks."""
         limit = self._limit(has_begun=False)
-        late = Refused(
+        late = UserError(
             f"not all ranks have begun after {limit:.0f} s (watchdog.seconds={self.seconds:g}, 0 would wait): the job "
             "ends; look for a rank that is stopped or a host that is out of reach"
         )
@@ -108,7 +108,7 @@ class Watchdog:
             if self._comm.Iprobe(peer):
                 self._receive(peer)
             elif time.monotonic() > deadline:
-                raise Refused(
+                raise UserError(
                     f"rank {peer} on {self._hosts[peer]} does not come to the end, for {self.seconds:g} s "
                     "(watchdog.seconds)"
                 )
@@ -121,7 +121,7 @@ class Watchdog:
         except Exception as problem:  # whatever it is, the others would take its silence for the rank's
             if not self._closing.is_set():
                 abort(
-                    Refused(f"the ranks cannot reach each other any more: {problem}")
+                    UserError(f"the ranks cannot reach each other any more: {problem}")
                     if isinstance(problem, MPI.Exception)
                     else problem
                 )
@@ -180,7 +180,7 @@ class Watchdog:
         silent = {rank: now - seen[rank].heard for rank in self._peers if rank not in self._gone}
         lost = [rank for rank, time_s in silent.items() if time_s > self._limit(seen[rank].has_begun)]
         if lost:
-            raise Refused(
+            raise UserError(
                 f"{self._names(lost, seen, now)} answers no more, for {silent[lost[0]]:.0f} s "
                 f"(watchdog.seconds={self.seconds:g}, 0 would wait): the job "
                 "ends; with checkpoints, resume=auto goes on from the last one"

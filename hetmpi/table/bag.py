@@ -20,7 +20,7 @@ from torch.nn import functional
 from hetmpi import _C
 from hetmpi.comm.launch import default_world
 from hetmpi.comm.world import World
-from hetmpi.errors import NotFinite, Refused
+from hetmpi.errors import NotFinite, UserError
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.table import EmbeddingTable, kind_of
 
@@ -84,7 +84,7 @@ class EmbeddingBag(torch.nn.Module):
         with other ones, unless init_std and name say otherwise. Collective.
 
         Raises ValueError for an unknown mode, a padding_idx that is no key or an argument of torch's that means nothing
-        here, Refused as World and EmbeddingTable do."""
+        here, UserError as World and EmbeddingTable do."""
         super().__init__()
         if mode not in MODES:
             raise ValueError(f"EmbeddingBag: mode must be one of {', '.join(MODES)}, got {mode}")
@@ -113,9 +113,9 @@ class EmbeddingBag(torch.nn.Module):
 
         Under no_grad it reads the owners' rows, which at staleness 1 and above takes flush() before. Else gradients are
         summed from each backward() until step() or zero_grad(); warns once when 100 batches have had neither. Raises
-        Refused for another dtype, or ids out of range, and as torch does for shapes that do not fit."""
+        UserError for another dtype, or ids out of range, and as torch does for shapes that do not fit."""
         if input.dtype not in (torch.int64, torch.int32):
-            raise Refused(f"EmbeddingBag: input must be int64 or int32, got {kind_of(input)}")
+            raise UserError(f"EmbeddingBag: input must be int64 or int32, got {kind_of(input)}")
         keys, index = _C.unique(input.detach().to("cpu", torch.int64).reshape(-1).contiguous().numpy())
         keys, index, device = torch.from_numpy(keys), torch.from_numpy(index).view(input.shape), self.table.device
         rows = self._trained(keys) if torch.is_grad_enabled() else self.table.peek(keys)
@@ -242,9 +242,9 @@ class EmbeddingBag(torch.nn.Module):
 
     def fill(self, rows: torch.Tensor):
         """Takes rows (num_rows, dim), of a torch.nn.EmbeddingBag's weight for one, in the place of the first ones.
-        REQUIRES: no call yet. Collective. Raises Refused for another shape."""
+        REQUIRES: no call yet. Collective. Raises UserError for another shape."""
         if tuple(rows.shape) != (self.table.num_rows, self.table.dim):
-            raise Refused(
+            raise UserError(
                 f"EmbeddingBag.fill: rows must be of shape ({self.table.num_rows}, {self.table.dim}), got "
                 f"{tuple(rows.shape)}"
             )

@@ -11,7 +11,7 @@ import torch
 from hetmpi import _C
 from hetmpi.comm.memory import refuse_if_short, size_text
 from hetmpi.comm.world import World
-from hetmpi.errors import Refused
+from hetmpi.errors import UserError
 from hetmpi.table.gpu_cache import open_gpu_cache
 from hetmpi.table.host_cache import HostCache
 from hetmpi.table.optim import RowOptimizer, check_choice
@@ -35,11 +35,11 @@ class Staleness:
     def __post_init__(self):
         is_integer = isinstance(self.bound, int) and not isinstance(self.bound, bool)
         if self.bound is not None and not (is_integer and 0 <= self.bound < LARGEST_BOUND):
-            raise Refused(f"table.staleness must be an integer in [0, 2**31), or null for no bound, got {self.bound}")
+            raise UserError(f"table.staleness must be an integer in [0, 2**31), or null for no bound, got {self.bound}")
         if self.growth is not None and not self.growth > 0:
-            raise Refused(f"table.staleness_growth must be above 0 (steps per unit of staleness), got {self.growth}")
+            raise UserError(f"table.staleness_growth must be above 0 (steps per unit of staleness), got {self.growth}")
         if self.anticipate is not None and not 0 <= self.anticipate < float("inf"):
-            raise Refused(f"table.anticipate must be at least 0, got {self.anticipate}")
+            raise UserError(f"table.anticipate must be at least 0, got {self.anticipate}")
 
     @property
     def is_synchronous(self) -> bool:
@@ -77,14 +77,14 @@ class CacheSettings:
         check_choice("table.cache.admit", self.admit, ADMIT)
         check_choice("table.cache.dtype", self.dtype, ROW_BYTES)
         if self.capacity_rows is not None and self.capacity_fraction is not None:
-            raise Refused(
+            raise UserError(
                 "give table.cache.capacity_rows or table.cache.capacity_fraction and set the other one to null, got "
                 f"{self.capacity_rows} and {self.capacity_fraction}"
             )
         if self.capacity_rows is not None and not 0 <= self.capacity_rows < 1 << 31:
-            raise Refused(f"table.cache.capacity_rows must lie in [0, 2**31), got {self.capacity_rows}")
+            raise UserError(f"table.cache.capacity_rows must lie in [0, 2**31), got {self.capacity_rows}")
         if self.capacity_fraction is not None and not 0 <= self.capacity_fraction <= 1:
-            raise Refused(f"table.cache.capacity_fraction must lie in [0, 1], got {self.capacity_fraction}")
+            raise UserError(f"table.cache.capacity_fraction must lie in [0, 1], got {self.capacity_fraction}")
 
     def admitted(self, world: World, device: torch.device) -> np.ndarray:
         """Whose rows are kept on `device`: (size,) bool."""
@@ -147,7 +147,7 @@ class RowCache(Protocol):
 def make_cache(
     world: World, settings: CacheSettings, num_rows: int, dim: int, optimizer: RowOptimizer, device: torch.device
 ) -> RowCache:
-    """This rank's cache. Collective. Raises Refused on every rank if a node or a GPU lacks memory for its ranks'
+    """This rank's cache. Collective. Raises UserError on every rank if a node or a GPU lacks memory for its ranks'
     caches."""
     core = optimizer.core(dim)
     capacity_rows = settings.rows(num_rows, world, device)

@@ -17,7 +17,7 @@ import torch
 
 from hetmpi import _C
 from hetmpi.comm.world import World
-from hetmpi.errors import Refused
+from hetmpi.errors import UserError
 
 
 class Gpu:
@@ -214,7 +214,7 @@ def torch_type(dtype) -> torch.dtype:
 def open_gpu_cache(
     world: World, device: torch.device, capacity_rows: int, rule: _C.RowOptimizer, dim: int, policy: str, dtype: str
 ) -> GpuCache:  # fmt: skip
-    """A cache on `device`, without a number the current GPU. Collective. Raises Refused on every rank if a GPU lacks
+    """A cache on `device`, without a number the current GPU. Collective. Raises UserError on every rank if a GPU lacks
     memory for the caches of its ranks."""
     error = cache = None
     try:
@@ -226,7 +226,7 @@ def open_gpu_cache(
             if "out of memory" in str(problem)
             else ""
         )
-        error = Refused(
+        error = UserError(
             f"a cache of {capacity_rows:,} rows of dim {dim} in {dtype} cannot be made on {device} of {world.host}: "
             f"{problem}{cure}"
         )

@@ -27,7 +27,7 @@ from hetmpi.comm.mpi import MPI
 from hetmpi.comm.waiting import wait_for
 from hetmpi.comm.window import Layout, ShardMemory
 from hetmpi.comm.world import World
-from hetmpi.errors import Refused
+from hetmpi.errors import UserError
 from hetmpi.table.client import Client, Parts, check_finite
 from hetmpi.table.request import MOST_AHEAD, Keys
 
@@ -45,11 +45,11 @@ class ReplicatingClient:
         """inner: the client of all other keys. fields: keys to replicate. name: of the table. Collective."""
         bounds = [bound for keys in fields for bound in (keys.start, keys.stop)]
         if sorted(bounds) != bounds or not 0 <= min(bounds) <= max(bounds) <= parts.num_rows:
-            raise Refused(
+            raise UserError(
                 f"EmbeddingTable: replicated must be ascending ranges within [0, {parts.num_rows:,}), got {fields}"
             )
         if parts.cache.device.type != "cpu":
-            raise Refused(
+            raise UserError(
                 "EmbeddingTable: device must be cpu with replicated rows: set table.replicate_below_rows=0 to train "
                 "on a GPU"
             )
@@ -235,12 +235,12 @@ def small_fields(field_rows: list[int], below_rows: int) -> list[range]:
 
 
 def check_memory(world: World, layout: Layout):
-    """Raises Refused on every rank if some node lacks memory for its ranks' replicas, or if they are too large for one
-    allreduce. Collective."""
+    """Raises UserError on every rank if some node lacks memory for its ranks' replicas, or if they are too large for
+    one allreduce. Collective."""
     num, cure = layout.num_rows, "lower table.replicate_below_rows"
     refuse_if_short(world, layout.nbytes + 4 * num * (layout.dim + 1), False, lambda need, place, free: (
         f"{num:,} rows of dim {layout.dim} on each rank need {size_text(need)} for the {world.node.size} rank(s) on "
         f"{world.host}, {size_text(free)} are free in {place}: {cure}"
     ))  # fmt: skip
     if num * (layout.dim + layout.state_dim + 1) > LARGEST_COUNT:  # the same on every rank
-        raise Refused(f"{num:,} rows of dim {layout.dim} are more than one allreduce takes: {cure}")
+        raise UserError(f"{num:,} rows of dim {layout.dim} are more than one allreduce takes: {cure}")

@@ -18,7 +18,7 @@ from hetmpi.comm.route import make_partition
 from hetmpi.comm.window import Layout, RmaWindow, ring_bytes
 from hetmpi.comm.world import World
 from hetmpi.counters import Counters
-from hetmpi.errors import Refused
+from hetmpi.errors import UserError
 from hetmpi.spans import Spans
 from hetmpi.table.bsp import BspClient
 from hetmpi.table.cache import CacheSettings, RowCache, Staleness, make_cache
@@ -72,15 +72,17 @@ class EmbeddingTable:
         every rank has whole, in ascending ranges (small_fields); every rank then makes every write, and two tables
         written in turns need two names. Collective.
 
-        Raises Refused if memory is short, for ranges that overlap or leave [0, num_rows), and if Horovod, which
+        Raises UserError if memory is short, for ranges that overlap or leave [0, num_rows), and if Horovod, which
         replicated rows take, runs on other ranks; ValueError for an unknown partition or exchange or an impossible
         shape."""
         if dim < 1:
-            raise Refused(f"table.dim must be at least 1, got {dim}")
+            raise UserError(f"table.dim must be at least 1, got {dim}")
         if "." not in exchange:
             check_choice("table.exchange", exchange, EXCHANGES)
         if staleness.is_synchronous and cache.dtype != "float32":
-            raise Refused(f"table.cache.dtype must be float32 at staleness 0, where reads are exact, got {cache.dtype}")
+            raise UserError(
+                f"table.cache.dtype must be float32 at staleness 0, where reads are exact, got {cache.dtype}"
+            )
         self.world, self.name, self.num_rows, self.dim, self.staleness, self.optimizer = (
             world,
             name,
@@ -110,7 +112,7 @@ class EmbeddingTable:
             self.cache: RowCache = make_cache(
                 world, cache, num_rows, dim, optimizer, torch.device(device)
             )  # after the shards took their memory
-        except Refused:
+        except UserError:
             self.window.free()
             raise
         self.device = self.cache.device
@@ -139,7 +141,7 @@ class EmbeddingTable:
     def _replicate(self, parts: Parts, fields: Sequence[range], name: str):
         try:
             self.client = ReplicatingClient(parts, self.client, fields, name)
-        except Refused:
+        except UserError:
             self.close()
             raise
 
@@ -149,7 +151,7 @@ class EmbeddingTable:
         """keys (U,) int64 on the CPU, unique -> rows (U, dim) float32 on `device`: at s = 0 the owners' values after
         the last write, else at most `staleness` iterations behind them, with all of this rank's own updates.
 
-        At s = 0 collective after a write. Raises Refused for keys of another dtype or shape, out of range, or given
+        At s = 0 collective after a write. Raises UserError for keys of another dtype or shape, out of range, or given
         twice."""
         with self.spans("find"):
             checked = self._checked(keys, "read")
@@ -166,7 +168,7 @@ class EmbeddingTable:
         it travels meanwhile; call it between a read and the write after it. Batches are read in the order announced.
 
         At s >= 1 the bound holds for the owners' clocks as they are when the batch before is read; at s = 0 nothing
-        travels ahead. Raises Refused as read does, and at s = 0 RuntimeError between write and read."""
+        travels ahead. Raises UserError as read does, and at s = 0 RuntimeError between write and read."""
         with self.spans("prefetch"):
             checked = self._checked(keys, "prefetch")
             self.client.announce(checked)
@@ -176,8 +178,8 @@ class EmbeddingTable:
         collective.
 
         The owner sums over ranks: divide by world.size for the gradient of a loss averaged over the global batch.
-        Raises Refused for a wrong dtype, shape or key, NotFinite for a gradient that is NaN or infinite (of a GPU's at
-        s >= 1 when its sum is sent), and at s = 0 RuntimeError if the step is already written."""
+        Raises UserError for a wrong dtype, shape or key, NotFinite for a gradient that is NaN or infinite (of a GPU's
+        at s >= 1 when its sum is sent), and at s = 0 RuntimeError if the step is already written."""
         self._check_open()
         self.client.check_write()
         with self.spans("push"):
@@ -246,19 +248,19 @@ class EmbeddingTable:
     def _checked(self, keys: torch.Tensor, verb: str, are_unique: bool = True) -> Keys:
         self._check_open()
         if not torch.is_tensor(keys) or keys.dtype != torch.int64 or keys.dim() != 1 or not keys.is_cpu:
-            raise Refused(f"EmbeddingTable.{verb}: keys must be int64 of shape (U,) on the CPU, got {kind_of(keys)}")
+            raise UserError(f"EmbeddingTable.{verb}: keys must be int64 of shape (U,) on the CPU, got {kind_of(keys)}")
         array = keys.contiguous().numpy()
         if any(known is keys and np.array_equal(checked, array) for known, checked in self._known):
             return Keys(keys, array)
         again = _C.first_repeated(array) if are_unique else -1
         if again >= 0:
-            raise Refused(
+            raise UserError(
                 f"EmbeddingTable.{verb}: keys must be unique, got {array[again]} twice: take torch.unique(ids, "
                 "return_inverse=True) and look rows up by the inverse (hetmpi.look_up)"
             )
         if array.size and not 0 <= array.min() <= array.max() < self.num_rows:
             wrong = array[(array < 0) | (array >= self.num_rows)]
-            raise Refused(
+            raise UserError(
                 f"EmbeddingTable.{verb}: keys must lie in [0, {self.num_rows:,}), got {wrong[0]} "
                 f"({wrong.size:,} of {array.size:,} are out of range)"
             )
@@ -274,7 +276,7 @@ class EmbeddingTable:
             or tuple(grads.shape) != shape
             or grads.device != self.device
         ):
-            raise Refused(
+            raise UserError(
                 f"EmbeddingTable.write: grads must be float32 of shape {shape} on {self.device}, got {kind_of(grads)}"
             )
         return grads.detach().contiguous()

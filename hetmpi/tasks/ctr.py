@@ -13,7 +13,7 @@ from torch import Tensor
 from hetmpi.data.batch import Batch, Samples, to_batch
 from hetmpi.data.gpu_batch import GpuBatches
 from hetmpi.data.source import Source
-from hetmpi.errors import Refused, doing
+from hetmpi.errors import UserError, doing
 from hetmpi.metrics import auc, log_loss, without_auc
 from hetmpi.table.group import TableSpec
 
@@ -51,7 +51,7 @@ class ClickThroughRate:
     def tables(self, model: torch.nn.Module) -> dict[str, TableSpec]:
         name, row_dim = type(model).__name__, getattr(model, "row_dim", None)
         if not isinstance(row_dim, int):
-            raise Refused(f"{name}: set self.row_dim, the numbers per row that the model wants (int)")
+            raise UserError(f"{name}: set self.row_dim, the numbers per row that the model wants (int)")
         return {TABLE: TableSpec(self.source.num_rows, row_dim, self.source.field_rows)}
 
     def batches(self, device: torch.device) -> Callable[[Samples], Batch]:
@@ -66,7 +66,7 @@ class ClickThroughRate:
             loss = self.criterion(logits, batch.label)
         if not torch.is_tensor(loss) or loss.shape != ():
             kind = f"shape {tuple(loss.shape)}" if torch.is_tensor(loss) else type(loss).__name__
-            raise Refused(f"the loss {type(self.criterion).__name__} must return one number, the mean, got {kind}")
+            raise UserError(f"the loss {type(self.criterion).__name__} must return one number, the mean, got {kind}")
         return loss
 
     def predict(self, forward: Callable, rows: dict[str, Tensor], batch: Batch) -> tuple[np.ndarray, ...]:
@@ -100,10 +100,10 @@ class ClickThroughRate:
         return None
 
     def _logits(self, forward: Callable, rows: dict[str, Tensor], batch: Batch) -> Tensor:
-        """The model's logits (B,). Raises Refused for another shape."""
+        """The model's logits (B,). Raises UserError for another shape."""
         logits = forward(rows[TABLE], batch)
         if logits.shape != batch.label.shape:
-            raise Refused(
+            raise UserError(
                 f"the model's forward must return logits of shape {tuple(batch.label.shape)}, got {tuple(logits.shape)}"
             )
         return logits

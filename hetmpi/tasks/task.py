@@ -32,10 +32,10 @@ class Task(Protocol):
         """What the model's constructor is told beside its own settings. dim: table.dim of the settings."""
 
     def tables(self, model: torch.nn.Module) -> dict[str, TableSpec]:
-        """The tables that a model reads, by name. Raises Refused for a model that does not say what it wants."""
+        """The tables that a model reads, by name. Raises UserError for a model that does not say what it wants."""
 
     def batches(self, device: torch.device) -> Callable[[Any], Any]:
-        """What makes a batch of samples for this device; thread-safe. Raises Refused for samples that are not as they
+        """What makes a batch of samples for this device; thread-safe. Raises UserError for samples that are not as they
         should be."""
 
     def keys(self, batch) -> dict[str, Tensor]:
@@ -43,7 +43,7 @@ class Task(Protocol):
 
     def loss(self, forward: Callable, rows: dict[str, Tensor], batch) -> Tensor:
         """The mean loss of a batch, (). forward(rows, batch): the model. rows: table -> (U, dim) float32, to be
-        differentiated. Raises Refused if the model returns something else than the task takes."""
+        differentiated. Raises UserError if the model returns something else than the task takes."""
 
     def predict(self, forward: Callable, rows: dict[str, Tensor], batch) -> tuple[np.ndarray, ...]:
         """What a held-out batch is judged by: columns (n, ...), in the order of its samples."""

@@ -30,7 +30,7 @@ from hetmpi.comm.route import make_partition
 from hetmpi.comm.world import World
 from hetmpi.data.batch import to_batch
 from hetmpi.data.synthetic import Synthetic
-from hetmpi.errors import Refused
+from hetmpi.errors import UserError
 from hetmpi.table.cache import CacheSettings, Staleness
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.table import EmbeddingTable
@@ -169,7 +169,7 @@ def test_an_incremental_checkpoint_is_no_better_than_what_it_builds_on(tmp_path,
     if damage == "another":
         assert Checkpoints(World(), base.parent).newest() == base
     else:
-        with pytest.raises(Refused, match=r"none of the \d checkpoint\(s\) in .* can be used"):
+        with pytest.raises(UserError, match=r"none of the \d checkpoint\(s\) in .* can be used"):
             Checkpoints(World(), base.parent).newest()
         assert not list(base.parent.glob("*.damaged*"))
     assert re.search(told, capsys.readouterr().out)
@@ -439,7 +439,7 @@ def test_what_is_not_finite_is_not_saved_and_all_ranks_hear_of_it(
         "state": rf"table 'words': state of 1 row\(s\) of rank {last} is not finite, of key {2 * world.size + last} "
         rf"for one",
     }[spoilt]
-    with pytest.raises(Refused, match=f"step-00000002 is not written in {folder}: {told}: earlier checkpoints stay"):
+    with pytest.raises(UserError, match=f"step-00000002 is not written in {folder}: {told}: earlier checkpoints stay"):
         checkpoints.wait()
     assert checkpoints.newest() == checkpoints.path(1)
     world.comm.Barrier()

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from hetmpi import export
 from hetmpi.checkpoint.checkpoints import Checkpoints, Position
-from hetmpi.errors import Refused
+from hetmpi.errors import UserError
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.table import EmbeddingTable
 
@@ -330,11 +330,11 @@ def other_base(path, **changes):
 def assert_refused(world, path, told, exports=True):
     """By load on every rank, and by the export of rows, which takes them as they are."""
     table, model, optimizer = parts(world)
-    with pytest.raises(Refused, match=told):
+    with pytest.raises(UserError, match=told):
         Checkpoints(world, path.parent).load(path, table, model, optimizer)
     table.close()
     if world.rank == 0 and exports:
-        with pytest.raises(Refused, match=told):
+        with pytest.raises(UserError, match=told):
             export.export(path, path.parent / "out", dense="none")
 
 
@@ -368,7 +368,7 @@ def test_dense_layers_and_optimizers_of_another_program_are_refused(world, craft
     change, told = OTHERS[name]
     folder = crafted(holds("dense.pt", lambda dense: (change(dense), dense)[1]), 2)
     table, model, optimizer = parts(world)
-    with pytest.raises(Refused, match=told):
+    with pytest.raises(UserError, match=told):
         Checkpoints(world, folder).load(folder / "step-00000002", table, model, optimizer)
     table.close()
 
@@ -386,7 +386,7 @@ JSON = st.recursive(
 
 
 def tries(world, folder, step):
-    """Loads and exports: Refused or nothing."""
+    """Loads and exports: UserError or nothing."""
     path = folder / f"step-{step:08d}"
     for call in (
         lambda: Checkpoints(world, folder).damage(path),
@@ -396,7 +396,7 @@ def tries(world, folder, step):
         made = parts(world)
         try:
             call()
-        except Refused as refusal:
+        except UserError as refusal:
             assert "\n" not in str(refusal) and len(str(refusal)) < 2000, refusal
         made[0].close()
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hetmpi.comm.launch import default_world
-from hetmpi.errors import Refused
+from hetmpi.errors import UserError
 from hetmpi.table.bag import MODES, EmbeddingBag
 from hetmpi.table.cache import CacheSettings, Staleness
 from hetmpi.table.optim import RowOptimizer
@@ -238,7 +238,7 @@ def test_gradients_that_are_not_finite_reach_no_owner(world):
     if world.rank == 0:
         told = r"EmbeddingBag.step: bag \d+ of 50 rows of dim 6: gradients must be finite, those of 4 of 4 .*key [1-4]"
         for _ in range(2):
-            with pytest.raises(Refused, match=told):
+            with pytest.raises(UserError, match=told):
                 mine.step()
         mine.zero_grad()
     mine.step()
@@ -356,10 +356,10 @@ def test_what_it_cannot_be_is_refused(world):
     with pytest.raises(ValueError, match="leave out max_norm"):
         EmbeddingBag(10, 2, max_norm=1.0)
     bag = EmbeddingBag(10, 2, world=world)
-    with pytest.raises(Refused, match=r"input must be int64 or int32, got torch.float32 \(1, 2\)"):
+    with pytest.raises(UserError, match=r"input must be int64 or int32, got torch.float32 \(1, 2\)"):
         bag(torch.ones(1, 2))
-    with pytest.raises(Refused, match=r"keys must lie in \[0, 10\), got 10 \(1 of 2 are out of range\)"):
+    with pytest.raises(UserError, match=r"keys must lie in \[0, 10\), got 10 \(1 of 2 are out of range\)"):
         bag(torch.tensor([[1, 10]]))
-    with pytest.raises(Refused, match=r"rows must be of shape \(10, 2\), got \(2, 10\)"):
+    with pytest.raises(UserError, match=r"rows must be of shape \(10, 2\), got \(2, 10\)"):
         bag.fill(torch.zeros(2, 10))
     bag.table.close()

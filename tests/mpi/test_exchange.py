@@ -37,7 +37,7 @@ from hetmpi.comm.route import PARTITIONS
 from hetmpi.comm.two_sided import MOST_IDLE
 from hetmpi.comm.window import RmaWindow
 from hetmpi.comm.world import World
-from hetmpi.errors import Refused
+from hetmpi.errors import UserError
 from hetmpi.table.cache import CacheSettings, Staleness
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.table import EmbeddingTable
@@ -133,7 +133,7 @@ def test_a_transport_of_ones_own_takes_one_file(world, staleness, case):
 def test_a_transport_that_is_not_there_is_refused(world, path):
     if world.size == 1:
         pytest.skip("one rank needs no transport")
-    with pytest.raises(Refused, match=f"table.exchange={path}: there is no such class"):
+    with pytest.raises(UserError, match=f"table.exchange={path}: there is no such class"):
         make_table(World(world.comm, ranks_per_node=1), exchange=path)
 
 

@@ -18,7 +18,7 @@ from test_table import (
 )  # fmt: skip
 
 from hetmpi.comm import memory
-from hetmpi.errors import Refused
+from hetmpi.errors import UserError
 from hetmpi.table import replicas
 from hetmpi.table.cache import CacheSettings, Staleness
 from hetmpi.table.optim import RowOptimizer
@@ -236,15 +236,15 @@ def test_a_write_not_settled_is_not_shown(world, bound):
 
 @pytest.mark.parametrize("wrong", [[range(5, 9), range(8, 12)], [range(5, 9), range(0, 3)], [range(200, NUM_ROWS + 1)]])
 def test_fields_that_cannot_be_are_refused(world, wrong):
-    with pytest.raises(Refused, match=rf"ascending ranges within \[0, {NUM_ROWS}\)"):
+    with pytest.raises(UserError, match=rf"ascending ranges within \[0, {NUM_ROWS}\)"):
         make_replicated(world, fields=wrong)
 
 
 def test_keys_and_grads_of_a_wrong_kind_are_refused(world):
     table = make_replicated(world)
-    with pytest.raises(Refused, match=rf"read: keys must lie in \[0, {NUM_ROWS}\), got {NUM_ROWS}"):
+    with pytest.raises(UserError, match=rf"read: keys must lie in \[0, {NUM_ROWS}\), got {NUM_ROWS}"):
         table.read(torch.tensor([0, NUM_ROWS]))
-    with pytest.raises(Refused, match=r"grads must be float32 of shape \(2, 5\) on cpu, got torch.float32 \(2, 4\)"):
+    with pytest.raises(UserError, match=r"grads must be float32 of shape \(2, 5\) on cpu, got torch.float32 \(2, 4\)"):
         table.write(torch.tensor([0, 1]), torch.zeros(2, 4))
     table.close()
 
@@ -253,10 +253,10 @@ def test_replicas_larger_than_memory_or_than_one_allreduce_are_refused(world, mo
     free = iter([1 << 40, 1 << 40, 100])  # when the shards, the cache and the replica ask
     monkeypatch.setattr(memory, "free_memory", lambda shared: ("memory", next(free)))
     with pytest.raises(
-        Refused, match=r"21 rows of dim 5 on each rank need .* MiB .* are free in memory: lower table.replicate"
+        UserError, match=r"21 rows of dim 5 on each rank need .* MiB .* are free in memory: lower table.replicate"
     ):
         make_replicated(world)
     monkeypatch.undo()
     monkeypatch.setattr(replicas, "LARGEST_COUNT", 100)
-    with pytest.raises(Refused, match="21 rows of dim 5 are more than one allreduce takes: lower table.replicate"):
+    with pytest.raises(UserError, match="21 rows of dim 5 are more than one allreduce takes: lower table.replicate"):
         make_replicated(world)

@@ -12,7 +12,7 @@ from crafted import change_manifest
 from hetmpi import export
 from hetmpi.checkpoint import files, writer
 from hetmpi.checkpoint.checkpoints import Checkpoints, Position
-from hetmpi.errors import Refused
+from hetmpi.errors import UserError
 from hetmpi.table.bag import EmbeddingBag
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.table import EmbeddingTable
@@ -196,7 +196,7 @@ def test_tables_are_loaded_by_the_names_they_were_saved_by(world, folder):
             "is of table users with num_rows=200, this one has 100",
         ),
     ]:
-        with pytest.raises(Refused, match=told):
+        with pytest.raises(UserError, match=told):
             checkpoints.load(checkpoints.path(number), tables)
     close(mine)
 
@@ -205,7 +205,7 @@ def test_tables_are_loaded_by_the_names_they_were_saved_by(world, folder):
 def test_names_that_no_file_can_have_are_refused(world, folder, name):
     table = EmbeddingTable(world, 10, 2, RowOptimizer())
     with pytest.raises(
-        Refused, match="a table's name must be at most 100 letters, digits, _, - and ., which is not the first, got"
+        UserError, match="a table's name must be at most 100 letters, digits, _, - and ., which is not the first, got"
     ):
         Checkpoints(world, folder).save(Position(1, 0), {name: table})
     assert not list(folder.iterdir())
@@ -232,7 +232,7 @@ def test_what_is_no_table_or_cannot_be_said_is_refused(world, folder):
         (Position(1), table, {"files": {}}, "about must not say files"),
         (Position(1), table, {"note": table}, "about must be a dict that JSON can hold: .*EmbeddingTable"),
     ]:
-        with pytest.raises(Refused, match=told):
+        with pytest.raises(UserError, match=told):
             checkpoints.save(position, tables, about=about)
     assert not list(folder.iterdir())
     table.close()
@@ -260,7 +260,7 @@ def test_a_crafted_manifest_of_several_tables_is_refused(world, folder):
             (checkpoints.path(1) / "manifest.json").write_bytes(whole)
             change_manifest(checkpoints.path(1), change)
         world.comm.Barrier()
-        with pytest.raises(Refused, match=told):
+        with pytest.raises(UserError, match=told):
             checkpoints.load(checkpoints.path(1), mine)
         assert re.search(told, checkpoints.damage(checkpoints.path(1))[0])
     close(mine)

@@ -20,7 +20,7 @@ from test_table import NUM_ROWS, RULES, all_rows, alone_world, loss_of, make_tab
 from hetmpi import _C
 from hetmpi.comm.mpi import MPI
 from hetmpi.comm.route import PARTITIONS, make_partition
-from hetmpi.errors import Refused
+from hetmpi.errors import UserError
 from hetmpi.table.cache import POLICIES, CacheSettings, Staleness
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.request import MOST_AHEAD, Keys
@@ -623,7 +623,7 @@ def test_lines_of_16_bits_follow_those_of_32(world, rule, dtype):
 
 def test_lines_of_16_bits_are_refused_where_reads_are_exact(world):
     with pytest.raises(
-        Refused, match="table.cache.dtype must be float32 at staleness 0, where reads are exact, got float16"
+        UserError, match="table.cache.dtype must be float32 at staleness 0, where reads are exact, got float16"
     ):
         make_table(world, cache=CacheSettings(8, dtype="float16"))
 

@@ -8,7 +8,7 @@ import torch
 
 from hetmpi.comm.route import PARTITIONS
 from hetmpi.comm.world import World
-from hetmpi.errors import NotFinite, Refused
+from hetmpi.errors import NotFinite, UserError
 from hetmpi.table.cache import CacheSettings, Staleness
 from hetmpi.table.optim import RowOptimizer, Schedule
 from hetmpi.table.request import MOST_AHEAD
@@ -244,16 +244,16 @@ def test_bytes_count_only_what_crosses_between_ranks(placed):
 @pytest.mark.parametrize("wrong", [-1, NUM_ROWS, 1 << 40])
 def test_keys_out_of_range_are_refused(world, wrong):
     table = make_table(world)
-    with pytest.raises(Refused, match=rf"read: keys must lie in \[0, {NUM_ROWS}\), got {wrong}"):
+    with pytest.raises(UserError, match=rf"read: keys must lie in \[0, {NUM_ROWS}\), got {wrong}"):
         table.read(torch.tensor([0, wrong]))
     table.close()
 
 
 def test_keys_and_grads_of_a_wrong_kind_are_refused(world):
     table = make_table(world)
-    with pytest.raises(Refused, match=r"keys must be int64 of shape \(U,\) on the CPU, got torch.float32 \(8,\)"):
+    with pytest.raises(UserError, match=r"keys must be int64 of shape \(U,\) on the CPU, got torch.float32 \(8,\)"):
         table.read(torch.zeros(8))
-    with pytest.raises(Refused, match=r"grads must be float32 of shape \(2, 5\) on cpu, got torch.float32 \(2, 4\)"):
+    with pytest.raises(UserError, match=r"grads must be float32 of shape \(2, 5\) on cpu, got torch.float32 \(2, 4\)"):
         table.write(torch.tensor([0, 1]), torch.zeros(2, 4))
     table.close()
 
@@ -285,7 +285,7 @@ def test_two_worlds_of_one_job_train_side_by_side(world):
 
 
 def test_a_table_larger_than_memory_is_refused_before_it_is_made(world):
-    with pytest.raises(Refused, match=r"4,000,000,000,000 rows of dim 128 .* need .* GiB .* are free in"):
+    with pytest.raises(UserError, match=r"4,000,000,000,000 rows of dim 128 .* need .* GiB .* are free in"):
         EmbeddingTable(world, 4 * 10**12, 128, RowOptimizer())
 
 
@@ -401,13 +401,13 @@ def test_a_gradient_that_is_not_finite_changes_nothing(placed, settings, value):
 def test_keys_given_twice_are_refused(placed, settings):
     table = make_table(placed, **settings)
     twice = torch.tensor([3, 5, 8, 5, 3])
-    with pytest.raises(Refused, match="EmbeddingTable.read: keys must be unique, got 5 twice"):
+    with pytest.raises(UserError, match="EmbeddingTable.read: keys must be unique, got 5 twice"):
         table.read(twice)
     keys = torch.tensor([3, 5, 8])
     table.read(keys)
-    with pytest.raises(Refused, match="EmbeddingTable.prefetch: keys must be unique, got 5 twice"):
+    with pytest.raises(UserError, match="EmbeddingTable.prefetch: keys must be unique, got 5 twice"):
         table.prefetch(twice)
-    with pytest.raises(Refused, match="EmbeddingTable.write: keys must be unique, got 5 twice"):
+    with pytest.raises(UserError, match="EmbeddingTable.write: keys must be unique, got 5 twice"):
         table.write(twice, torch.ones(5, DIM))
     table.write(keys, torch.ones(3, DIM))
     table.flush()

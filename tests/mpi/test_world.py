@@ -13,7 +13,7 @@ from hetmpi.comm import mpi as module
 from hetmpi.comm.launch import describe
 from hetmpi.comm.mpi import check_launcher, check_library, check_one_mpi, libraries_in, start_mpi
 from hetmpi.comm.world import World
-from hetmpi.errors import Refused
+from hetmpi.errors import UserError
 
 MPICH = "7f00 r-xp 00000000 08:01 1 /opt/mpich/lib/libmpi.so.12\n"
 OPENMPI = (
@@ -27,21 +27,21 @@ def test_one_mpi_library_is_fine():
 
 
 def test_two_mpi_libraries_are_refused_by_path():
-    with pytest.raises(Refused, match="/opt/mpich/lib/libmpi.so.12, /opt/openmpi/lib/libmpi.so.40.*HETMPI_MPI"):
+    with pytest.raises(UserError, match="/opt/mpich/lib/libmpi.so.12, /opt/openmpi/lib/libmpi.so.40.*HETMPI_MPI"):
         check_one_mpi(libraries_in(MPICH + OPENMPI))
 
 
 def test_another_mpi_of_a_horovod_that_is_there_is_refused_before_mpi_starts(monkeypatch):
     monkeypatch.setitem(sys.modules, "horovod.torch", None)
     monkeypatch.setattr(module, "mpi_libraries", lambda: libraries_in(MPICH + OPENMPI))
-    with pytest.raises(Refused, match="different MPI libraries"):
+    with pytest.raises(UserError, match="different MPI libraries"):
         start_mpi()
 
 
 @pytest.mark.mpi
 def test_a_horovod_of_other_ranks_is_refused(world):
     world.check_horovod(SimpleNamespace(rank=lambda: world.rank, size=lambda: world.size))
-    with pytest.raises(Refused, match=f"Horovod says rank 0 of 9, MPI says {world.rank} of {world.size}"):
+    with pytest.raises(UserError, match=f"Horovod says rank 0 of 9, MPI says {world.rank} of {world.size}"):
         world.check_horovod(SimpleNamespace(rank=lambda: 0, size=lambda: 9))
 
 
@@ -55,18 +55,18 @@ def test_a_launcher_that_agrees_with_mpi_is_believed_over_slurm(monkeypatch):
 def test_mpich_under_the_launcher_of_open_mpi_is_refused_before_it_starts(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
-    with pytest.raises(Refused, match="a launcher for Open MPI .* started this, but mpi4py loads MPICH"):
+    with pytest.raises(UserError, match="a launcher for Open MPI .* started this, but mpi4py loads MPICH"):
         check_library("MPICH Version: 5.0.1")
     monkeypatch.delenv("OMPI_COMM_WORLD_SIZE")
     monkeypatch.setenv("PMIX_RANK", "0")
-    with pytest.raises(Refused, match="--mpi=pmi2 for MPICH"):
+    with pytest.raises(UserError, match="--mpi=pmi2 for MPICH"):
         check_library("MPICH Version: 5.0.1")
     check_library("MPICH Version: 5.0.1 Configure options: --with-pmix=/opt/pmix")
     check_library("Open MPI v4.1.4")
 
 
 def test_a_refusal_is_told_without_a_traceback():
-    assert describe(Refused("no such thing"), 0, 1) == "hetmpi: no such thing"
+    assert describe(UserError("no such thing"), 0, 1) == "hetmpi: no such thing"
 
 
 def test_another_error_is_told_with_its_traceback():
@@ -75,14 +75,14 @@ def test_another_error_is_told_with_its_traceback():
     except KeyError as error:
         text = describe(error, 1, 2)
     assert text.startswith("Traceback") and "hetmpi: KeyError: 'x' (rank 1 of 2 on " in text
-    assert "hetmpi.errors.Refused: no such thing" in describe(Refused("no such thing"), 0, 1, is_traced=True)
+    assert "hetmpi.errors.UserError: no such thing" in describe(UserError("no such thing"), 0, 1, is_traced=True)
 
 
 @pytest.mark.mpi
 def test_an_error_of_one_rank_is_raised_on_all(world):
     last = world.size - 1
-    error = Refused("mine") if world.rank == last else None
-    with pytest.raises(Refused, match="mine" if world.rank == last else f"rank {last}: Refused: mine"):
+    error = UserError("mine") if world.rank == last else None
+    with pytest.raises(UserError, match="mine" if world.rank == last else f"rank {last}: UserError: mine"):
         world.agree(error)
     world.agree(None)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from hydra.utils import get_class
 
-from hetmpi.errors import Refused
+from hetmpi.errors import UserError
 from hetmpi.run.config import CONF, cache_of, resolved
 
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
@@ -117,12 +117,12 @@ def test_the_run_folder_names_model_and_data():
     ],
 )
 def test_settings_no_run_can_have_are_refused(override):
-    with pytest.raises(Refused, match="^settings: "):
+    with pytest.raises(UserError, match="^settings: "):
         resolved(override.split())
 
 
 def test_an_integer_written_as_a_float_is_told_how_to_write_it():
     with pytest.raises(
-        Refused, match="batch_size must be an integer of at least 1, got 100000000000.0: write 100000000000,"
+        UserError, match="batch_size must be an integer of at least 1, got 100000000000.0: write 100000000000,"
     ):
         resolved(["batch_size=1e11"])

@@ -24,7 +24,7 @@ from hetmpi.data.distinct import NUM_REGISTERS, estimate, observe
 from hetmpi.data.loader import Loader
 from hetmpi.data.raw import DataError, Parser, hash_texts, list_units
 from hetmpi.data.synthetic import KAGGLE_FIELD_ROWS, Synthetic, Zipf, scattering_stride
-from hetmpi.errors import Refused
+from hetmpi.errors import UserError
 from hetmpi.metrics import auc
 
 SAMPLE = Path(__file__).resolve().parents[3] / "shared/data/criteo/sample.tsv"
@@ -192,7 +192,7 @@ def test_scattering_is_a_bijection(rows):
     ],
 )  # fmt: skip
 def test_synthetic_refuses_impossible_settings(wrong, kind):
-    with pytest.raises(Refused, match=f"^data.{next(iter(wrong))} must be {kind} of at least "):
+    with pytest.raises(UserError, match=f"^data.{next(iter(wrong))} must be {kind} of at least "):
         Synthetic(**{"seed": 0, **wrong})
 
 
@@ -562,7 +562,7 @@ def test_rows_of_a_field_follow_its_distinct_values_or_the_wish(tmp_path, wish, 
     ],
 )
 def test_criteo_refuses_impossible_settings(wrong, told):
-    with pytest.raises(Refused, match=told):
+    with pytest.raises(UserError, match=told):
         Criteo(**{"path": "a.tsv", "seed": 0, **wrong})
 
 

@@ -32,7 +32,7 @@ def test_there_is_a_page_for_every_name(pages):
     "page, said",
     [
         ("table/table", "keys (U,) int64 on the CPU, unique -> rows (U, dim) float32"),
-        ("table/table", "Raises Refused for keys of another dtype or shape, out of range"),
+        ("table/table", "Raises UserError for keys of another dtype or shape, out of range"),
         ("table/bag", "Raises ValueError for an unknown mode"),
         ("table/bag", "At staleness 0 collective"),
         ("data/batch", "ids: np.ndarray # (B, F) int64 keys, 0 <= key < num_rows"),

@@ -7,7 +7,7 @@ import resource
 import numpy as np
 import pytest
 
-from hetmpi.errors import Refused
+from hetmpi.errors import UserError
 from hetmpi.run.runlog import RunLog, bytes_text
 
 STEP = {
@@ -150,7 +150,7 @@ def test_an_entry_that_does_not_fit_leaves_no_part_of_it(log, run_dir, tmp_path)
 
 def test_a_folder_that_cannot_be_made_is_named_with_a_cure(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(Refused, match="run folder: cannot write .*file/run: Not a directory: .*another run.dir"):
+    with pytest.raises(UserError, match="run folder: cannot write .*file/run: Not a directory: .*another run.dir"):
         RunLog(tmp_path / "file" / "run", "", total_steps=1)
 
 
