@@ -18,6 +18,8 @@ usage: ./run.sh COMMAND
 
   train [KEY=VALUE ...]     train on NP ranks; the rest are Hydra overrides, as in model=deepfm steps=500
   test [PYTEST ARGS]        run the tests at 1, 2 and 3 ranks
+  test quick [PYTEST ARGS]  run those that take no long time, at 1 and 2 ranks: about a minute
+  lint                      check how code is written: ruff and clang-format
   report RUN... [out=FILE]  write one HTML page of these run folders, with pictures: RUN/report.html, of several report.html
   bench NAME [ARGS]         run bench/NAME
   doctor                    look at MPI, memory and Horovod, and say what to change
@@ -87,8 +89,19 @@ list_benches() {  # those files of bench/ that say how they are called
   sed -n 's/^ *\.\/run\.sh bench \([a-z]*\).*/\1/p' "$ROOT"/bench/*.py | sort -u | xargs
 }
 
-run_tests() {  # PYTEST ARGS...
+lint() {
+  cd "$ROOT"
+  ruff check . && ruff format --check . && git ls-files 'cpp/*' 'tests/cpp/*' | grep -E '\.(h|cuh|c|cpp|cu)$' |
+    xargs clang-format --dry-run -Werror
+}
+
+run_tests() {  # [quick] PYTEST ARGS...
   local ranks status=0 started=$SECONDS
+  if [[ ${1:-} == quick ]]; then
+    default HETMPI_TEST_RANKS "1 2"
+    PICKED="not slow"
+    shift
+  fi
   TEST_LOGS=$(mktemp -d)
   trap 'rm -rf "$TEST_LOGS"' EXIT
   trap 'exit 130' INT
@@ -110,9 +123,9 @@ test_at() {  # RANKS PYTEST ARGS...
   (
     set_mpi_defaults $((ranks < 3 ? 3 : ranks))  # tests at one rank start others themselves
     if ((ranks == 1)); then
-      exec $stop python -m pytest --junitxml="$logs/rank0.xml" "$@"
+      exec $stop python -m pytest --junitxml="$logs/rank0.xml" -m "${PICKED:-}" "$@"
     fi
-    exec $stop mpiexec -n "$ranks" bash -c "$TEST_RANK" run_rank "$logs" -x -p no:cacheprovider -m mpi "$@"
+    exec $stop mpiexec -n "$ranks" bash -c "$TEST_RANK" run_rank "$logs" -x -p no:cacheprovider -m "mpi${PICKED:+ and $PICKED}" "$@"
   ) && [[ -e $logs/rank0.xml ]]  # an interrupted mpiexec may return 0
 }
 
@@ -155,7 +168,7 @@ main() {
   local command=${1:-help}
   shift || true
   case $command in
-    setup | train | test | report | bench | doctor | docs | slurm-trial) set_up ;;
+    setup | train | test | lint | report | bench | doctor | docs | slurm-trial) set_up ;;
     gpu-check) exec "$ROOT/tools/gpu_check.sh" "$@" ;;
     help | -h | --help) help; return ;;
     *) echo "run.sh: no command $command" >&2; help >&2; exit 2 ;;
@@ -164,6 +177,7 @@ main() {
     setup) echo "hetmpi is set up in $VENV with $MPI_NAME" ;;
     train) launch "$NP" python -m hetmpi.train "$@" ;;
     test) run_tests "$@" ;;
+    lint) lint ;;
     report) exec python -m hetmpi.report "$@" ;;
     bench) run_bench "$@" ;;
     doctor) launch "$NP" python -m hetmpi.doctor "$@" ;;

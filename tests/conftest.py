@@ -1,6 +1,8 @@
 """Fixtures for tests at any rank count. Tests marked `mpi` run at 1, 2 and 3 ranks (./run.sh test), the others at
 one."""
 
+from pathlib import Path
+
 import pytest
 
 from hetmpi.comm.world import World
@@ -16,3 +18,11 @@ def world():
 def placed(world, request):
     """All ranks as one node, then each as a node of its own, so that rows travel by MPI_Get and MPI_Put."""
     return world if request.param == "near" else World(world.comm, ranks_per_node=1)
+
+
+def pytest_collection_modifyitems(items):
+    """Whole programs and compilers take seconds."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.relative_to(here).parts[0] in ("system", "cpp"):
+            item.add_marker("slow")

@@ -1,6 +1,6 @@
-// Tests of the C++ core by itself, to be built with sanitizers (tests/cpp/test_core.py): the cache against a slow obvious
-// model, rings and the push applier between threads, the inbox's order. Exit code 0 if all hold, else 1 and what
-// failed on stderr.
+// Tests of the C++ core by itself, to be built with sanitizers (tests/cpp/test_core.py): the cache against a slow
+// obvious model, rings and the push applier between threads, the inbox's order. Exit code 0 if all hold, else 1 and
+// what failed on stderr.
 //
 //   core_test [SEED]   default 1; every random choice but the threads' timing follows from it
 //
@@ -886,7 +886,8 @@ Ints first_numbers(int64_t n) {
 // A push applier with its shard and rings: kShared rows, then one of its own for each origin. By default it drains all
 // rings.
 struct Owner {
-  explicit Owner(int64_t num_origins, uint64_t more_bytes = 1024) : Owner(num_origins, more_bytes, first_numbers(num_origins)) {}
+  explicit Owner(int64_t num_origins, uint64_t more_bytes = 1024)
+      : Owner(num_origins, more_bytes, first_numbers(num_origins)) {}
 
   Owner(int64_t num_origins, uint64_t more_bytes, const Ints& watched)
       : rings(num_origins, min_ring_capacity(kSums) + more_bytes, kSums),

@@ -1,9 +1,10 @@
-// CudaRowCache against RowCache over random streams of calls: slots, rows, clocks, sums handed out, counts and lags, bit for bit. And
-// CudaUnique against a search.
-// Built with nvcc it runs on the GPU, with tests/cpp/cuda_on_cpu in front on the CPU. Exit code 0 if all holds, else 1 and what
-// failed on stderr.
+// CudaRowCache against RowCache over random streams of calls: slots, rows, clocks, sums handed out, counts and lags,
+// bit for bit. And CudaUnique against a search. Built with nvcc it runs on the GPU, with tests/cpp/cuda_on_cpu in front
+// on the CPU. Exit code 0 if all holds, else 1 and what failed on stderr.
 //
 //   cuda_cache_test [SEED [STREAMS]]   default 1 60
+#include "cuda/cuda_cache.h"
+
 #include <cuda_runtime.h>
 
 #include <cstdio>
@@ -15,7 +16,6 @@
 #include <vector>
 
 #include "cache/row_cache.h"
-#include "cuda/cuda_cache.h"
 #include "cuda/cuda_unique.h"
 
 namespace hetmpi {
@@ -113,8 +113,9 @@ class Both {
         type_(one_of<RowType>(random, {RowType::kFloat32, RowType::kFloat16, RowType::kBfloat16})),
         on_cpu_(capacity_, optimizer_, policy_, type_),
         on_gpu_(capacity_, optimizer_, policy_, type_) {
-    current_case += ", rule " + rule_ + ", dim " + std::to_string(dim_) + ", capacity " + std::to_string(capacity_) + ", policy " +
-                    std::to_string(static_cast<int>(policy_)) + ", staleness " + std::to_string(staleness_) + ", rows " + std::to_string(static_cast<int>(type_));
+    current_case += ", rule " + rule_ + ", dim " + std::to_string(dim_) + ", capacity " + std::to_string(capacity_) +
+                    ", policy " + std::to_string(static_cast<int>(policy_)) + ", staleness " +
+                    std::to_string(staleness_) + ", rows " + std::to_string(static_cast<int>(type_));
     CHECK(on_cpu_.capacity_rows() == on_gpu_.capacity_rows() && on_cpu_.num_slots() == on_gpu_.num_slots());
   }
 
@@ -169,7 +170,8 @@ class Both {
     const OnGpu clocks(clocks_);
     const OnGpu is_stale(is_stale_);
     const bool counts_lags = pick(random_, 2) == 0;
-    num_stale_ += on_cpu_.validate(slots_.data(), clocks_.data(), n(), staleness_, is_stale_.data(), counts_lags ? &lags_ : nullptr);
+    num_stale_ += on_cpu_.validate(slots_.data(), clocks_.data(), n(), staleness_, is_stale_.data(),
+                                   counts_lags ? &lags_ : nullptr);
     on_gpu_.validate(slots.get(), clocks.get(), n(), staleness_, is_stale.get(), counts_lags, nullptr);
     CHECK(same_bits(is_stale_, is_stale.back()));
     Clocks told(n(), 5);
@@ -207,9 +209,10 @@ class Both {
     const OnGpu chosen(wanted);
     const OnGpu weight(weights), state(states);
     const OnGpu clocks(clocks_);
-    num_evicted_ += on_cpu_.insert_and_evict(keys_.data(), wanted.data(), weights.data(), states.data(), clocks_.data(), n(),
-                                             slots_.data(), &pushes_);
-    on_gpu_.insert_and_evict(keys.get(), chosen.get(), weight.get(), state.get(), clocks.get(), n(), slots.get(), nullptr);
+    num_evicted_ += on_cpu_.insert_and_evict(keys_.data(), wanted.data(), weights.data(), states.data(), clocks_.data(),
+                                             n(), slots_.data(), &pushes_);
+    on_gpu_.insert_and_evict(keys.get(), chosen.get(), weight.get(), state.get(), clocks.get(), n(), slots.get(),
+                             nullptr);
     CHECK(same_bits(slots_, slots.back()));
   }
 

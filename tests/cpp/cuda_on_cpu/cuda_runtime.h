@@ -103,8 +103,8 @@ class Warp {
  private:
   static constexpr size_t kStack = 256 << 10;
 
-  // A fiber per lane, which runs one thread after the other and never ends. Once begun they are switched by jumps: swapcontext()
-  // would call the kernel each time.
+  // A fiber per lane, which runs one thread after the other and never ends. Once begun they are switched by jumps:
+  // swapcontext() would call the kernel each time.
   Warp() {
     for (int lane = 0; lane < kLanes; ++lane) {
       stacks_[lane].reset(new char[kStack]);
@@ -153,7 +153,8 @@ class Warp {
 }  // namespace cuda_on_cpu
 
 template <typename... Parameters, typename... Arguments>
-cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), Arguments... arguments) {
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
+                               Arguments... arguments) {
   blockDim = config->blockDim;
   if (blockDim.x % cuda_on_cpu::kLanes != 0) cuda_on_cpu::fail("blocks must be of whole warps");
   for (unsigned block = 0; block < config->gridDim.x; ++block)
