@@ -20,6 +20,7 @@ from hetmpi.comm.transport import Endpoint, Pull, Ticket
 from hetmpi.comm.waiting import Patience, wait_for
 from hetmpi.comm.window import RmaWindow
 from hetmpi.comm.world import World
+from hetmpi.in_flight import InFlight, finish
 
 
 class Collective:
@@ -38,7 +39,7 @@ class Collective:
         raise NotImplementedError("BSP reads when it needs rows")
 
     def peek(self, array: str, route: Route, out: np.ndarray):
-        self.reader.read(array, route, out)
+        finish(self.reader.reading(array, route, out))
 
     def idle(self, bound: int):
         """Nothing is held back."""
@@ -50,12 +51,17 @@ class Collective:
         self.mailbox.close()
 
 
-def swap_counts(world: World, counts: np.ndarray) -> np.ndarray:
-    """Gives each rank its entry of counts (size,) int64; what the others give this one, (size,) int64. Collective."""
-    came = np.empty(world.size, np.int64)
-    request = world.comm.Ialltoall(np.ascontiguousarray(counts, np.int64), came)
-    wait_for(world, request.Test, "for all ranks to read or write the table as often as it does")
+def swapping_counts(world: World, counts: np.ndarray) -> InFlight[np.ndarray]:
+    """Gives each rank its entry of counts (size,) int64 -> what the others give this one, (size,) int64. Collective."""
+    came, counts = np.empty(world.size, np.int64), np.ascontiguousarray(counts, np.int64)
+    yield from awaited(world, world.comm.Ialltoall(counts, came), "read or write the table as often as it does")
     return came
+
+
+def awaited(world: World, request: MPI.Request, what: str) -> InFlight[None]:
+    """Waits for a call that all ranks make."""
+    yield
+    wait_for(world, lambda: request.Test() or world.drain(), f"for all ranks to {what}")
 
 
 class CollectiveShardReader(ShardReader):
@@ -63,25 +69,23 @@ class CollectiveShardReader(ShardReader):
 
     is_collective = True
 
-    def read(self, array: str, route: Route, out: np.ndarray):
-        """As ShardReader.read. Collective."""
-        comm, (width, dtype), part = (
-            self.window.world.comm,
-            self.shape(array),
-            route.of_ranks(self.window.world.is_remote),
-        )
+    def reading(self, array: str, route: Route, out: np.ndarray) -> InFlight[None]:
+        """As ShardReader.reading. Collective."""
+        world, (width, dtype), item = self.window.world, self.shape(array), self.window.items[array][0]
+        part = route.of_ranks(world.is_remote)
         counts = np.diff(part.first)
         self.window.sync()
-        asked = swap_counts(self.window.world, counts)  # ranks meet: at s = 0 all have applied the last step
+        asked = yield from swapping_counts(world, counts)  # ranks meet: at s = 0 all have applied the last step
         self.window.sync()
         rows = self._buffer("asked", asked.sum(), 1, np.int64)[:, 0]
-        comm.Alltoallv([part.rows, counts, MPI.INT64_T], [rows, asked, MPI.INT64_T])
+        request = world.comm.Ialltoallv([part.rows, counts, MPI.INT64_T], [rows, asked, MPI.INT64_T])
+        yield from awaited(world, request, "ask for rows")
         replies = self._reply(array, rows)
         came = self._buffer(f"came {array}", len(part.rows), width, dtype)
-        item, _ = self.window.items[array]
-        comm.Alltoallv([replies, asked, item], [came, counts, item])
-        RemoteRows(array, [(part.order, came)]).place(out)
+        request = world.comm.Ialltoallv([replies, asked, item], [came, counts, item])
         self.read_local(array, route, out)
+        yield from awaited(world, request, "reply to what they were asked")
+        RemoteRows(array, [(part.order, came)]).place(out)
 
     def _reply(self, array: str, rows: np.ndarray) -> np.ndarray:
         """Rows (m,) of this rank's array: (m, width)."""
@@ -152,7 +156,7 @@ class CollectiveMailbox:
         counts = np.diff(part.first)
         going = np.empty(len(part.rows), self._packed)
         going["row"], going["value"] = part.rows, message.values[part.order]
-        came_counts = swap_counts(self.world, counts)
+        came_counts = finish(swapping_counts(self.world, counts))
         came = np.empty(came_counts.sum(), self._packed)
         self._coming = going, message.step, to_all, came_counts, came
         self._request = self.world.comm.Ialltoallv(

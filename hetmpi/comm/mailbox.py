@@ -208,8 +208,9 @@ class Mailbox:
                 ring.publish()
 
     def progress(self):
-        """Completes what is posted, as MPI may hold it back until then, and lets what others sent move along while this
-        rank waits."""
+        """Shows owners elsewhere what was sent, completes what is posted, as MPI may hold it back until then, and lets
+        what others sent move along while this rank waits."""
+        self.publish()
         self.window.flush()
         self.window.world.progress()
 

@@ -13,6 +13,7 @@ from hetmpi.comm.mailbox import Mailbox
 from hetmpi.comm.route import Route
 from hetmpi.comm.shards import ShardReader
 from hetmpi.comm.transport import Endpoint, Pull
+from hetmpi.in_flight import finish
 
 
 class OneSided:
@@ -30,7 +31,7 @@ class OneSided:
         return OneSidedTicket(self, pull)
 
     def peek(self, array: str, route: Route, out: np.ndarray):
-        self.reader.read(array, route, out)
+        finish(self.reader.reading(array, route, out))
 
     def idle(self, bound: int):
         """Nothing is held back."""

@@ -14,6 +14,7 @@ import numpy as np
 from hetmpi import _C
 from hetmpi.comm.route import Route
 from hetmpi.comm.window import RmaWindow
+from hetmpi.in_flight import InFlight
 
 
 class ShardReader:
@@ -29,11 +30,12 @@ class ShardReader:
         self.window = window
         self._gather_own = gather_own or _C.gather
 
-    def read(self, array: str, route: Route, out: np.ndarray):
+    def reading(self, array: str, route: Route, out: np.ndarray) -> InFlight[None]:
         """Fetches `array` (weight, state or clock) for the keys of `route` to their positions in out (n, width)."""
         remote = self.post(array, route, "read")
         self.read_local(array, route, out)
         if remote.parts:
+            yield
             self.window.flush()
         remote.place(out)
 

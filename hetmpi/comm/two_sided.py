@@ -26,6 +26,7 @@ from hetmpi.comm.shards import NodeShardReader
 from hetmpi.comm.transport import Endpoint, Pull
 from hetmpi.comm.waiting import wait_for
 from hetmpi.comm.window import RmaWindow
+from hetmpi.in_flight import finish
 
 ASK, REPLY = 1, 2  # tags
 UNANNOUNCED, ANNOUNCED, FLUSH = range(3)
@@ -84,7 +85,7 @@ class TwoSided:
         return RoundTicket(self, pull)
 
     def peek(self, array: str, route: Route, out: np.ndarray):
-        self._peeks.read(array, route, out)
+        finish(self._peeks.reading(array, route, out))
 
     def idle(self, bound: int):
         """What is held back must not grow without end."""

@@ -19,6 +19,7 @@ from hetmpi.comm.memory import refuse_if_short, size_text
 from hetmpi.comm.mpi import MPI
 from hetmpi.comm.world import World
 from hetmpi.errors import UserError
+from hetmpi.in_flight import InFlight, finish
 
 ALIGN = 64
 NOTHING = np.zeros(1, np.uint64)  # what a read that changes nothing sends
@@ -167,11 +168,15 @@ class RmaWindow:
     def fence(self, what: str = "for all ranks to come as far"):
         """Waits for all ranks; what each wrote in its memory before is seen by all after. what: said if that takes
         long, as for Patience. Collective."""
+        finish(self.fencing(what))
+
+    def fencing(self, what: str) -> InFlight[None]:
+        """As fence()."""
         self.flush()  # others may wait for what is posted
         self._shared.Sync()
         if self._job is not None:
             self._job.Sync()
-        self.world.meet(what)
+        yield from self.world.meeting(what)
         self._shared.Sync()
 
     def free(self):

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 
 import numpy as np
 
 from hetmpi.comm.mpi import MPI, check_launcher, check_one_mpi, mpi_libraries, start_mpi
 from hetmpi.comm.waiting import Notices, wait_for
 from hetmpi.errors import ToldElsewhere, UserError
+from hetmpi.in_flight import InFlight, finish
 
 
 class World:
@@ -19,9 +21,10 @@ class World:
     comm            mpi4py communicator, private to hetmpi (a duplicate of the one given)
     node            communicator of the ranks that share this rank's node and memory
     node_ranks      world ranks of `node`, in node order
-    is_remote          which ranks are of other nodes: (size,) bool
+    is_remote       which ranks are of other nodes: (size,) bool
     rank, size      this rank and how many there are
     notices         what ranks that wait long tell each other
+    drains          what takes in messages to a table of this rank, for drain()
     """
 
     def __init__(self, comm=None, ranks_per_node: int | None = None):
@@ -44,6 +47,7 @@ class World:
             known.allreduce(0)  # thread run Python: later the watchdog could not end a wait for a rank that has stopped
         hosts = self.comm.allgather(self.host)
         self.notices = Notices(self.comm.Dup(), hosts)
+        self.drains: list[Callable[[], None]] = []
 
     def start_horovod(self):
         """Starts Horovod on this world and returns the module horovod.torch. Raises UserError if it uses another
@@ -71,7 +75,19 @@ class World:
 
     def meet(self, what: str):
         """Waits until all ranks are here, and says so if that takes long. what: as for Patience. Collective."""
-        wait_for(self, self.comm.Ibarrier().Test, what)
+        finish(self.meeting(what))
+
+    def meeting(self, what: str) -> InFlight[None]:
+        """As meet()."""
+        request = self.comm.Ibarrier()
+        yield
+        wait_for(self, lambda: request.Test() or self.drain(), what)
+
+    def drain(self):
+        """Takes in what other ranks send to this one's tables. Who waits for others calls it: they may wait for room in
+        the rings of another table here."""
+        for take_in in self.drains:
+            take_in()
 
     def compute_threads(self) -> int:
         """Compute threads for each rank: OMP_NUM_THREADS, or else the cores that this node's ranks may use, shared

@@ -19,6 +19,7 @@ from hetmpi.comm.one_sided import OneSided
 from hetmpi.comm.route import Route
 from hetmpi.comm.transport import TRIAL_KEYS, Endpoint, choose, trial_route
 from hetmpi.comm.waiting import Patience
+from hetmpi.in_flight import InFlight, finish, timed
 from hetmpi.table.client import Parts, check_finite
 from hetmpi.table.request import Keys, Phase, PullRequest
 
@@ -37,29 +38,28 @@ class BspClient:
         rows = np.empty((TRIAL_KEYS, parts.dim), np.float32)
         self.transport, self.why = choose(
             Endpoint(parts.window, parts.record), {"rma": OneSided, "alltoall": Collective}, exchange,
-            lambda transport: transport.reader.read("weight", route, rows),
+            lambda transport: transport.peek("weight", route, rows),
         )  # fmt: skip
         self._reader, self._mailbox = self.transport.reader, self.transport.mailbox
         self._is_written = False  # a write waits to be settled
+        self._is_open = False  # and the inbox for gradients of all ranks
         self._last: PullRequest | None = None
+        self._world.drains.append(self._drain)
 
     @property
     def step(self) -> int:
         return self.parts.step
 
-    def read(self, keys: Keys) -> torch.Tensor:
+    def reading(self, keys: Keys) -> InFlight[torch.Tensor]:
         parts = self.parts
         with self._spans("find"):
             request = self._last = self._request(keys)
-        with self._spans("drain"):
-            self._settle(meets=not self._reader.is_collective)
+        yield from timed(self._spans("drain"), self._settling(meets=not self._reader.is_collective))
         with self._spans("find"):
             admitted = parts.is_admitted(request)
             parts.find(request, admitted)
-        with self._spans("validate"):
-            is_stale = self._check_valid(request, admitted)
-        with self._spans("fetch"):
-            return self._fetch(request, admitted, is_stale)
+        is_stale = yield from timed(self._spans("validate"), self._checking_valid(request, admitted))
+        return (yield from timed(self._spans("fetch"), self._fetching(request, admitted, is_stale)))
 
     def _request(self, keys: Keys) -> PullRequest:
         """A request of these keys: the last one once more, if it is of the same."""
@@ -68,21 +68,21 @@ class BspClient:
         self._last.reset()
         return self._last
 
-    def _check_valid(self, request: PullRequest, admitted: np.ndarray) -> np.ndarray:
+    def _checking_valid(self, request: PullRequest, admitted: np.ndarray) -> InFlight[np.ndarray]:
         """Which lines are not as their owners' rows: (n,) bool."""
         if self._cache.capacity_rows > 0:
-            self.parts.read_clocks(self._reader, request, admitted)
+            yield from self.parts.reading_clocks(self._reader, request, admitted)
         is_stale = np.zeros(request.num, bool)
         self._cache.validate(request.slots, request.clocks, 0, is_stale, counts_lags=True)
         self.parts.count_found(request, is_stale, are_judged=True)
         return is_stale
 
-    def _fetch(self, request: PullRequest, admitted: np.ndarray, is_stale: np.ndarray) -> torch.Tensor:
+    def _fetching(self, request: PullRequest, admitted: np.ndarray, is_stale: np.ndarray) -> InFlight[torch.Tensor]:
         """The rows (U, dim) of the batch, lines renewed and new ones made."""
         rows = self._cache.empty((request.num, self.parts.dim), np.float32)
         no_states = self._cache.empty((request.num, self.parts.rule.state_dim), np.float32)  # lines are never previewed
         is_missing = request.slots < 0
-        self.parts.read_rows(self._reader, request, is_missing | is_stale, "weight", rows)
+        yield from self.parts.reading_rows(self._reader, request, is_missing | is_stale, "weight", rows)
         if not is_missing.all():
             self._cache.refresh(request.slots, is_stale, rows, no_states, request.clocks, 1.0)
         delivered = self.parts.deliver(request, admitted, rows, no_states)
@@ -109,67 +109,71 @@ class BspClient:
                 "EmbeddingTable.write: this step is written already: read or flush before the next write"
             )
 
-    def write(self, keys: Keys, grads: torch.Tensor):
+    def writing(self, keys: Keys, grads: torch.Tensor) -> InFlight[None]:
         with self._spans("push"):
             request = self._last if self._last is not None and self._last.is_of(keys) else self.parts.request(keys)
             self._send(request, self._cache.on_host(grads))
         if self._world.is_one_node:  # across nodes the gradients travel while the caller waits for the dense ones
-            with self._spans("drain"):
-                self._apply_all()
+            yield from timed(self._spans("drain"), self._applying())
 
     def _send(self, request: PullRequest, values: np.ndarray):
         """Sends each owner its part of the step's gradients."""
         check_finite(request.keys, values)
         own_rows, own_order = request.batch_route.of(self._world.rank)
         self._inbox.begin(self.step, own_rows, values[own_order])  # a copy: the caller's grads are its own again
-        self._is_written = True
+        self._is_written = self._is_open = True
         message = Message(self.step, request.batch_route, values)
-        self.parts.counters.push_bytes += self._mailbox.send(message, True, self._drain)
+        self.parts.counters.push_bytes += self._mailbox.send(message, True, self._world.drain)
         self.parts.counters.pushed += len(values)
 
-    def settle(self):
-        self._settle(meets=True)
+    def settling(self) -> InFlight[None]:
+        return self._settling(meets=True)
 
     def flush(self):
         with self._spans("drain"):
-            self.settle()
+            finish(self.settling())
 
-    def _settle(self, meets: bool):
+    def _settling(self, meets: bool) -> InFlight[None]:
         """Waits until all ranks' gradients of the last write are in the rows. meets: not where what follows makes ranks
         meet."""
         if self._is_written:
             if not self._world.is_one_node:
-                self._apply_all()
+                yield from self._applying()
             if meets:
-                self.parts.window.fence(f"in step {self.step + 1} for all ranks to apply the gradients")
+                yield from self.parts.window.fencing(f"in step {self.step + 1} for all ranks to apply the gradients")
             self.parts.step += 1
             self._is_written = False
 
-    def _apply_all(self):
+    def _applying(self) -> InFlight[None]:
         """Waits for all ranks' gradients of this step and applies them to this rank's rows."""
         self._mailbox.publish()
+        yield
         with Patience(
             self._world, lambda: f"in step {self.step + 1} for the gradients of rank {self._inbox.awaited}"
         ) as patience:
             while not self._inbox.poll(POLL_S):
-                self._mailbox.progress()
+                self._world.drain()
                 patience.check()
         self.parts.rule.set_step(self.parts.optimizer.lr_at(self.step), self.step + 1)
         self._inbox.apply(self.parts.rule)
+        self._is_open = False
 
     def _drain(self):
-        self._inbox.poll(NAP_S)
-        self._mailbox.progress()
+        """Takes in what others send, while this rank waits for them."""
+        if self._is_open:
+            self._inbox.poll(NAP_S)
+            self._mailbox.progress()
 
     def push_pending(self, timeout_s: float):
         """Nothing is held back."""
 
     def await_owners(self):
-        self.settle()
+        finish(self.settling())
 
     def resume_at(self, step: int):
         self.parts.step = step
 
     def close(self):
+        self._world.drains.remove(self._drain)
         self.parts.window.flush()  # buffers of what was sent are MPI's until then
         self.transport.close()

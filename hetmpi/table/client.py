@@ -14,6 +14,7 @@ from hetmpi.comm.window import RmaWindow
 from hetmpi.comm.world import World
 from hetmpi.counters import Counters
 from hetmpi.errors import NotFinite
+from hetmpi.in_flight import InFlight
 from hetmpi.spans import Spans
 from hetmpi.table.cache import RowCache, Staleness
 from hetmpi.table.optim import RowOptimizer
@@ -32,7 +33,7 @@ class Client(Protocol):
     transport: Transport
     why: str | None
 
-    def read(self, keys: Keys) -> torch.Tensor:
+    def reading(self, keys: Keys) -> InFlight[torch.Tensor]:
         """keys (U,) -> rows (U, dim) float32 on the table's device, as fresh as the consistency model says."""
 
     def peek(self, keys: Keys) -> torch.Tensor:
@@ -44,10 +45,10 @@ class Client(Protocol):
     def check_write(self) -> None:
         """Raises RuntimeError unless write() may be called now."""
 
-    def write(self, keys: Keys, grads: torch.Tensor) -> None:
+    def writing(self, keys: Keys, grads: torch.Tensor) -> InFlight[None]:
         """Pushes gradients (U, dim), now or later."""
 
-    def settle(self) -> None:
+    def settling(self) -> InFlight[None]:
         """Ends what the last write left to do, where other ranks wait for that: before this rank waits for others.
         Collective."""
 
@@ -110,18 +111,20 @@ class Parts:
             self.cache.look_up(request.array, request.slots)
         self.cache.use(request.slots[: request.num], int(admitted[: request.num].sum()))
 
-    def read_clocks(self, reader, request: PullRequest, wanted: np.ndarray):
+    def reading_clocks(self, reader, request: PullRequest, wanted: np.ndarray) -> InFlight[None]:
         """Gets the owners' clocks of the wanted keys (n,) bool, as they are now."""
         if reader.is_needed(wanted):
             route = request.route.where(wanted)
-            reader.read("clock", route, request.clocks)
+            yield from reader.reading("clock", route, request.clocks)
             self.counters.clock_bytes += 4 * route.num_elsewhere(self.world.rank)
 
-    def read_rows(self, reader, request: PullRequest, wanted: np.ndarray, array: str, out: np.ndarray):
+    def reading_rows(
+        self, reader, request: PullRequest, wanted: np.ndarray, array: str, out: np.ndarray
+    ) -> InFlight[None]:
         """Gets the wanted keys' (n,) bool rows of an array, weight or state, to their positions in out (n, width)."""
         if reader.is_needed(wanted):
             route = request.route.where(wanted)
-            reader.read(array, route, out)
+            yield from reader.reading(array, route, out)
             self.counters.row_bytes += 4 * out.shape[1] * route.num_elsewhere(self.world.rank)
 
     def count_found(self, request: PullRequest, is_stale: np.ndarray, are_judged: bool):

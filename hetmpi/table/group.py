@@ -1,4 +1,5 @@
-"""TableGroup: the tables of one model, read and written together."""
+"""TableGroup: the tables of one model, read and written together: what they send is in flight together, and waited for
+once."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from hetmpi.counters import Counters
+from hetmpi.in_flight import together
 from hetmpi.table.table import EmbeddingTable
 
 
@@ -43,7 +45,7 @@ class TableGroup(Mapping[str, EmbeddingTable]):
 
     def read(self, keys: dict[str, Tensor]) -> dict[str, Tensor]:
         """table -> keys (U,) to table -> rows (U, dim)."""
-        return {name: table.read(keys[name]) for name, table in self.items()}
+        return together({name: table.reading(keys[name]) for name, table in self.items()})
 
     def peek(self, keys: dict[str, Tensor]) -> dict[str, Tensor]:
         """As read(), the owners' rows, for evaluation."""
@@ -56,12 +58,10 @@ class TableGroup(Mapping[str, EmbeddingTable]):
 
     def write(self, keys: dict[str, Tensor], grads: dict[str, Tensor]):
         """table -> keys (U,), table -> gradients (U, dim)."""
-        for name, table in self.items():
-            table.write(keys[name], grads[name])
+        together({name: table.writing(keys[name], grads[name]) for name, table in self.items()})
 
     def settle(self):
-        for table in self.values():
-            table.settle()
+        together({name: table.settling() for name, table in self.items()})
 
     def flush(self):
         for table in self.values():

@@ -28,6 +28,7 @@ from hetmpi.comm.waiting import wait_for
 from hetmpi.comm.window import Layout, ShardMemory
 from hetmpi.comm.world import World
 from hetmpi.errors import UserError
+from hetmpi.in_flight import InFlight
 from hetmpi.table.client import Client, Parts, check_finite
 from hetmpi.table.request import MOST_AHEAD, Keys
 
@@ -78,11 +79,11 @@ class ReplicatingClient:
     def step(self) -> int:
         return self.parts.step
 
-    def read(self, keys: Keys) -> torch.Tensor:
+    def reading(self, keys: Keys) -> InFlight[torch.Tensor]:
         """After a write it waits until every rank has made that write."""
         with self._spans("find"):
             split = self._split(keys)
-        others = self.inner.read(split.others)
+        others = yield from self.inner.reading(split.others)
         with self._spans("drain"):
             self._settle_replica()
         with self._spans("fetch"):
@@ -101,7 +102,7 @@ class ReplicatingClient:
     def check_write(self):
         self.inner.check_write()
 
-    def write(self, keys: Keys, grads: torch.Tensor):
+    def writing(self, keys: Keys, grads: torch.Tensor) -> InFlight[None]:
         """Every rank makes it equally often."""
         with self._spans("push"):
             check_finite(keys.array, grads.numpy())
@@ -109,10 +110,10 @@ class ReplicatingClient:
             others = np.empty((len(split.at_others), self.parts.dim), np.float32)
             _C.gather(grads.numpy(), split.at_others, others, np.arange(len(others)))
             self._send_replica(split, grads.numpy())
-        self.inner.write(split.others, torch.from_numpy(others))
+        yield from self.inner.writing(split.others, torch.from_numpy(others))
 
-    def settle(self):
-        self.inner.settle()
+    def settling(self) -> InFlight[None]:
+        return self.inner.settling()
 
     def flush(self):
         """The owners' shards have the replicated rows then."""

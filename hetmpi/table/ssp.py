@@ -24,6 +24,7 @@ from hetmpi.comm.one_sided import OneSided
 from hetmpi.comm.route import Route
 from hetmpi.comm.transport import TRIAL_KEYS, Endpoint, Pull, Transport, choose, trial_route
 from hetmpi.comm.two_sided import UNANNOUNCED, TwoSided
+from hetmpi.in_flight import InFlight, finish, timed
 from hetmpi.table.client import Parts, check_finite
 from hetmpi.table.owner import SspOwner
 from hetmpi.table.pulls import NO_SLOTS, Pulls
@@ -65,7 +66,7 @@ class SspClient:
 
     # Read.
 
-    def read(self, keys: Keys) -> torch.Tensor:
+    def reading(self, keys: Keys) -> InFlight[torch.Tensor]:
         parts = self.parts
         with self._spans("find"):
             request = self._pulls.take(keys)  # first: what it drops may hand out sums
@@ -74,26 +75,27 @@ class SspClient:
         with self._spans("find"):
             admitted = parts.is_admitted(request)
             parts.find(request, admitted, is_looked_up=request.phase is not Phase.NEW)
-        with self._spans("validate"):
-            is_stale = self._check_valid(request)
-        with self._spans("fetch"):
-            rows = self._fetch(request, is_stale, admitted)
+        is_stale = yield from timed(self._spans("validate"), self._checking_valid(request))
+        rows = yield from timed(self._spans("fetch"), self._fetching(request, is_stale, admitted))
         with self._spans("prefetch"):
             self._pulls.ask_next()
         return rows
 
-    def _check_valid(self, request: PullRequest) -> np.ndarray:
+    def _checking_valid(self, request: PullRequest) -> InFlight[np.ndarray]:
         """Which lines are too old to be read, or are renewed beside: (n,) bool. Gets the clocks that this takes."""
         num, bound = request.num, self.parts.bound
         if request.phase is Phase.NEW:
             self._pushes.await_keys(request.array)
             self._pulls.ask(request, None)
+            yield
         if request.phase is Phase.ASKED:
             self._pulls.order(request)
+            yield
         self._pulls.receive(request)
         request.in_transit = np.concatenate([request.in_transit, self.transport.mailbox.in_transit()])
         local = ~request.is_remote
-        self.parts.read_clocks(self._reader, request, local & (request.slots < 0) if bound == _C.UNBOUNDED else local)
+        asked = local & (request.slots < 0) if bound == _C.UNBOUNDED else local
+        yield from self.parts.reading_clocks(self._reader, request, asked)
         is_stale, is_line = np.zeros(len(request.array), bool), request.slots >= 0
         kept = np.where(request.fetched[:num], -1, request.slots[:num])  # the other lines are renewed
         self._cache.validate(kept, request.clocks[:num], bound, is_stale[:num], counts_lags=True)
@@ -103,12 +105,12 @@ class SspClient:
         self.parts.count_found(request, is_stale, are_judged=bound != _C.UNBOUNDED)
         return is_stale
 
-    def _fetch(self, request: PullRequest, is_stale: np.ndarray, admitted: np.ndarray) -> torch.Tensor:
+    def _fetching(self, request: PullRequest, is_stale: np.ndarray, admitted: np.ndarray) -> InFlight[torch.Tensor]:
         """The rows (U, dim) of the batch, lines renewed and new ones made."""
         slots, rows, states = request.slots, *self._buffers(len(request.array))
         is_missing = slots < 0
         self._place(request, rows, states)
-        self._fetch_late(request, (is_missing | is_stale) & ~request.fetched, admitted, rows, states)
+        yield from self._fetching_late(request, (is_missing | is_stale) & ~request.fetched, admitted, rows, states)
         if not is_missing.all():
             self._cache.refresh(slots, is_stale, rows, states, request.clocks, self._anticipate)
             self._cache.take_due(
@@ -136,9 +138,9 @@ class SspClient:
                 self._cache.preview(positions, rows, states, request.clocks, sums, counts, self._anticipate)
                 message.clocks[chosen] = request.clocks[positions]  # they leave as sums of the renewed row
 
-    def _fetch_late(
+    def _fetching_late(
         self, request: PullRequest, needed: np.ndarray, admitted: np.ndarray, rows: np.ndarray, states: np.ndarray
-    ):
+    ) -> InFlight[None]:
         """Fetches the needed keys' (n,) bool rows, of this node or kept back from the ticket, and the states of those
         that may get a line."""
         if not needed.any():
@@ -147,10 +149,10 @@ class SspClient:
         late[needed] = _C.contained(request.array[needed], request.in_transit)
         if late.any():
             self._pushes.await_keys(request.array[late])
-            self.parts.read_clocks(self._reader, request, late)
-        self.parts.read_rows(self._reader, request, needed, "weight", rows)
+            yield from self.parts.reading_clocks(self._reader, request, late)
+        yield from self.parts.reading_rows(self._reader, request, needed, "weight", rows)
         if "state" in self._arrays:
-            self.parts.read_rows(self._reader, request, needed & admitted, "state", states)
+            yield from self.parts.reading_rows(self._reader, request, needed & admitted, "state", states)
 
     # Ahead of the read.
 
@@ -162,16 +164,17 @@ class SspClient:
     def check_write(self):
         """A write may always come."""
 
-    def write(self, keys: Keys, grads: torch.Tensor):
+    def writing(self, keys: Keys, grads: torch.Tensor) -> InFlight[None]:
         with self._spans("push"):
             request = self.update(keys, grads)
         with self._spans("validate"):
             held = self.order_next()
         with self._spans("push"):
             self.push_due(request, held)
+        yield from ()
 
     def update(self, keys: Keys, grads: torch.Tensor) -> PullRequest:
-        """The first part of write(): HET's Update of the lines; gradients of keys without a line are handed out."""
+        """The first part of writing(): HET's Update of the lines; gradients of keys without a line are handed out."""
         if grads.is_cpu:  # those of a GPU are looked at on their way to the owners
             check_finite(keys.array, grads.numpy())
         request = self._pulls.of_write(keys)
@@ -189,17 +192,16 @@ class SspClient:
         request.reset()
         self._cache.look_up(request.array, request.slots)
         request.clocks[:] = _C.UNKNOWN_CLOCK
-        self.parts.read_clocks(
-            self._reader, request, np.full(request.num, not self.transport.carries_pushes) | ~request.is_remote
-        )
+        asked = np.full(request.num, not self.transport.carries_pushes) | ~request.is_remote
+        finish(self.parts.reading_clocks(self._reader, request, asked))
 
     def order_next(self) -> np.ndarray:
-        """The second part of write(): orders the rows of the batch that is read next, if it is announced. Returns lines
-        that will be renewed, (m,) int64, whose sums wait for that."""
+        """The second part of writing(): orders the rows of the batch that is read next, if it is announced. Returns
+        lines that will be renewed, (m,) int64, whose sums wait for that."""
         return self._pulls.order_next()
 
     def push_due(self, request: PullRequest, held: np.ndarray):
-        """The third part of write(): pushes what the write handed out, and sums that are due for push, but for lines
+        """The third part of writing(): pushes what the write handed out, and sums that are due for push, but for lines
         held (m,) int64."""
         self._cache.take_due(request.slots[: request.num], self.parts.bound, held)
         for known in (request, self._pulls.last):
@@ -214,8 +216,9 @@ class SspClient:
     def step(self) -> int:
         return self.parts.step
 
-    def settle(self):
+    def settling(self) -> InFlight[None]:
         """A write leaves nothing to do."""
+        yield from ()
 
     def flush(self):
         with self._spans("drain"):

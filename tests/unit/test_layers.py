@@ -9,6 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GROUND = {
     "_C",
     "errors",
+    "in_flight",
     "spans",
     "counters",
     "metrics",

@@ -1,0 +1,109 @@
+"""Several tables, read and written together, against each alone. Run at 1, 2 and 3 ranks."""
+
+import numpy as np
+import pytest
+import torch
+
+from hetmpi import CacheSettings, RowOptimizer, Staleness
+from hetmpi.table.group import TableGroup
+from hetmpi.table.table import EmbeddingTable
+
+pytestmark = pytest.mark.mpi
+SHAPES = {"users": (400, 6, "adagrad"), "items": (90, 2, "sgd"), "words": (50, 3, "adam")}
+CACHED = {"cache": CacheSettings(40, admit="all")}
+
+
+def make(world, name, **settings):
+    num_rows, dim, rule = SHAPES[name]
+    return EmbeddingTable(world, num_rows, dim, RowOptimizer(rule, 0.1), name=name, **settings)
+
+
+def batches(rank, steps):
+    """Unique keys and gradients of each table; some have no keys in a step."""
+    rng = np.random.default_rng(rank)
+    for step in range(steps):
+        keys = {name: rng.permutation(shape[0])[: rng.integers(0, 40) * (step % 3 != i)] for i, (name, shape) in
+                enumerate(SHAPES.items())}  # fmt: skip
+        grads = {name: rng.normal(size=(len(keys[name]), shape[1])) for name, shape in SHAPES.items()}
+        yield (
+            {name: torch.from_numpy(values) for name, values in keys.items()},
+            {name: torch.from_numpy(values.astype(np.float32)) for name, values in grads.items()},
+        )
+
+
+@pytest.mark.parametrize("exchange", ["rma", "alltoall"])
+@pytest.mark.parametrize("settings", [{}, CACHED], ids=["uncached", "cached"])
+def test_tables_in_a_group_are_as_tables_alone_at_s_0(placed, exchange, settings):
+    group, alone = ({name: make(placed, name, exchange=exchange, **settings) for name in SHAPES} for _ in range(2))
+    together = TableGroup(group)
+    for keys, grads in batches(placed.rank, 12):
+        rows = together.read(keys)
+        for name, table in alone.items():
+            assert torch.equal(rows[name], table.read(keys[name]))
+        together.write(keys, grads)
+        for name, table in alone.items():
+            table.write(keys[name], grads[name])
+    together.flush()
+    for name, table in alone.items():
+        table.flush()
+        for array in ("weight", "state", "clock"):
+            assert np.array_equal(getattr(table.shard, array), getattr(group[name].shard, array))
+        assert table.counters == group[name].counters
+        table.close()
+    together.close()
+
+
+@pytest.mark.parametrize("staleness", [1, 10])
+@pytest.mark.parametrize("exchange", ["rma", "alltoall"])
+@pytest.mark.parametrize("announces", [False, True])
+def test_a_group_under_staleness_loses_no_gradient(placed, exchange, staleness, announces):
+    """All gradients are one and the rule is SGD: a row is what it was, less how often it was written."""
+    tables = {
+        name: EmbeddingTable(
+            placed, rows, dim, RowOptimizer("sgd", 1.0), name=name, init_std=0.0, exchange=exchange,
+            staleness=Staleness(staleness), **CACHED,
+        )
+        for name, (rows, dim, _) in SHAPES.items()
+    }  # fmt: skip
+    group, written = TableGroup(tables), {name: np.zeros(shape[0]) for name, shape in SHAPES.items()}
+    todo = [keys for keys, _ in batches(placed.rank, 15)]
+    for i, keys in enumerate(todo):
+        group.read(keys)
+        if announces and i + 1 < len(todo):
+            group.prefetch(todo[i + 1])
+        group.write(keys, {name: torch.ones(len(keys[name]), shape[1]) for name, shape in SHAPES.items()})
+        for name in SHAPES:
+            written[name][keys[name].numpy()] += 1
+    group.flush()
+    for name, table in tables.items():
+        of_all = placed.comm.allreduce(written[name])
+        assert np.allclose(table.shard.weight, -of_all[table.keys().numpy()][:, None])
+    assert group.counters.pushed == sum(table.counters.pushed for table in tables.values())
+    group.close()
+
+
+@pytest.mark.parametrize("exchange", ["rma", "alltoall"])
+def test_ranks_whose_rings_are_full_take_in_gradients_of_all_tables(placed, exchange):
+    """One rank's first table waits for room at a rank that is at its second."""
+    tables = {
+        name: EmbeddingTable(
+            placed, 300, 8, RowOptimizer("sgd", 1.0), name=name, init_std=0.0, exchange=exchange, inbox_bytes=1
+        )
+        for name in ("first", "second")
+    }
+    group = TableGroup(tables)
+    large = torch.arange(300)
+    for step in range(3):
+        chosen = (placed.rank + step) % 2
+        keys = {"first": large if chosen else large[:2], "second": large[:2] if chosen else large}
+        group.read(keys)
+        group.write(keys, {name: torch.ones(len(keys[name]), 8) for name in keys})
+    group.flush()
+    expected = {
+        name: sum(((rank + step) % 2 == (name == "first")) for rank in range(placed.size) for step in range(3))
+        for name in tables
+    }
+    for name, table in tables.items():
+        keys = table.keys().numpy()
+        assert np.array_equal(table.shard.weight[:, 0], np.where(keys < 2, -3 * placed.size, -expected[name]))
+    group.close()
