@@ -89,6 +89,7 @@ def window_vs_gather(world, settings):
     from hetmpi import _C
     from hetmpi.comm.route import Route
     from hetmpi.comm.shards import ShardReader
+    from hetmpi.in_flight import finish
     from hetmpi.table.optim import RowOptimizer
     from hetmpi.table.table import EmbeddingTable
 
@@ -103,7 +104,7 @@ def window_vs_gather(world, settings):
             continue
         places = generator.choice(rows, num, replace=False)
         route, marks = Route.of_keys(table.partition, places + rows * next_rank), [time.perf_counter()]
-        reader.read("weight", route, out)
+        finish(reader.reading("weight", route, out))
         marks.append(time.perf_counter())
         others = generator.choice(rows, num, replace=False)
         marks.append(time.perf_counter())

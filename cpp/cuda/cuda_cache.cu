@@ -562,7 +562,7 @@ struct CudaRowCache::Memory {
     if (num > 0) launch(hand_out_kernel, n * kWarp, stream, lines(), gone.data(), flags.data(), at.data(), n, out());
     num_out += num;
     num_closed += num;
-    HETMPI_CUDA(cudaStreamSynchronize(stream));
+    HETMPI_CHECK(cudaStreamSynchronize(stream));
   }
 
   // Hands out those of `slots` that due_kernel says, or of the n from first_slot on.
@@ -583,13 +583,13 @@ struct CudaRowCache::Memory {
       const size_t had = to.size();
       to.resize(had + n);
       if (n > 0)
-        HETMPI_CUDA(cudaMemcpyAsync(to.data() + had, from.data(), n * sizeof(to[0]), cudaMemcpyDeviceToHost, stream));
+        HETMPI_CHECK(cudaMemcpyAsync(to.data() + had, from.data(), n * sizeof(to[0]), cudaMemcpyDeviceToHost, stream));
     };
     fetch(handed_out.keys, out_keys, num_out);
     fetch(handed_out.clocks, out_clocks, num_out);
     fetch(handed_out.counts, out_counts, num_out);
     fetch(handed_out.sums, out_sums, num_out * optimizer.sum_dim());
-    HETMPI_CUDA(cudaStreamSynchronize(stream));
+    HETMPI_CHECK(cudaStreamSynchronize(stream));
     num_out = 0;
   }
 };
@@ -612,7 +612,7 @@ CudaRowCache::CudaRowCache(int64_t capacity_rows, RowOptimizer optimizer, Policy
   m.worth.clear(slots, stream);
   m.line.clear(slots, stream);
   m.counted.clear(1, stream);
-  HETMPI_CUDA(cudaStreamSynchronize(stream));
+  HETMPI_CHECK(cudaStreamSynchronize(stream));
 }
 
 CudaRowCache::~CudaRowCache() = default;
@@ -631,7 +631,7 @@ void CudaRowCache::look_up(const int64_t* keys, int64_t n, int64_t* slots, Strea
   const OnDevice here(device());
   if (n == 0) return;
   if (num_slots() == 0) {
-    HETMPI_CUDA(cudaMemsetAsync(slots, 0xff, n * sizeof(int64_t), on(stream)));
+    HETMPI_CHECK(cudaMemsetAsync(slots, 0xff, n * sizeof(int64_t), on(stream)));
     return;
   }
   launch(look_up_kernel, n, on(stream), memory_->lines(), keys, n, slots);
@@ -747,7 +747,7 @@ void CudaRowCache::pass_on(const int64_t* keys, const int64_t* slots, const int3
   if (num > 0)
     launch(pass_on_kernel, n * kWarp, s, m.optimizer, keys, clocks, grads, m.flags.data(), m.at.data(), n, m.out());
   m.num_out += num;
-  HETMPI_CUDA(cudaStreamSynchronize(s));
+  HETMPI_CHECK(cudaStreamSynchronize(s));
 }
 
 void CudaRowCache::take_pending(const int64_t* slots, int64_t n, int64_t staleness, const int64_t* held,

@@ -16,7 +16,7 @@ inline void check_cuda(cudaError_t error, const char* call, const char* file, in
   throw std::runtime_error(std::string(file) + ":" + std::to_string(line) + ": " + call + ": " +
                            cudaGetErrorString(error));
 }
-#define HETMPI_CUDA(call) ::hetmpi::check_cuda((call), #call, __FILE__, __LINE__)
+#define HETMPI_CHECK(call) ::hetmpi::check_cuda((call), #call, __FILE__, __LINE__)
 
 constexpr int kBlock = 256;  // threads of a block
 constexpr int kWarp = 32;
@@ -29,7 +29,7 @@ void launch(void (*kernel)(Parameters...), int64_t threads, cudaStream_t stream,
   config.gridDim = dim3(static_cast<unsigned>((threads + kBlock - 1) / kBlock));
   config.blockDim = dim3(kBlock);
   config.stream = stream;
-  HETMPI_CUDA(cudaLaunchKernelEx(&config, kernel, arguments...));
+  HETMPI_CHECK(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 
 __device__ inline int64_t thread_number() { return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
@@ -38,8 +38,8 @@ __device__ inline int64_t thread_number() { return static_cast<int64_t>(blockIdx
 class OnDevice {
  public:
   explicit OnDevice(int device) {
-    HETMPI_CUDA(cudaGetDevice(&before_));
-    HETMPI_CUDA(cudaSetDevice(device));
+    HETMPI_CHECK(cudaGetDevice(&before_));
+    HETMPI_CHECK(cudaSetDevice(device));
   }
   OnDevice(const OnDevice&) = delete;
   OnDevice& operator=(const OnDevice&) = delete;
@@ -66,19 +66,19 @@ class DeviceArray {
     if (n <= room_) return;
     const int64_t room = n + room_ / 2;
     T* grown;
-    HETMPI_CUDA(cudaMalloc(reinterpret_cast<void**>(&grown), room * sizeof(T)));
+    HETMPI_CHECK(cudaMalloc(reinterpret_cast<void**>(&grown), room * sizeof(T)));
     cudaError_t error =
         kept == 0 ? cudaSuccess : cudaMemcpyAsync(grown, data_, kept * sizeof(T), cudaMemcpyDeviceToDevice, stream);
     if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
     free(error == cudaSuccess ? data_ : grown);
-    HETMPI_CUDA(error);
+    HETMPI_CHECK(error);
     data_ = grown;
     room_ = room;
   }
 
   // The first n numbers, every byte 0.
   void clear(int64_t n, cudaStream_t stream) {
-    if (n > 0) HETMPI_CUDA(cudaMemsetAsync(data_, 0, n * sizeof(T), stream));
+    if (n > 0) HETMPI_CHECK(cudaMemsetAsync(data_, 0, n * sizeof(T), stream));
   }
 
  private:
@@ -94,8 +94,8 @@ class DeviceArray {
 template <typename T>
 T to_host(const T* device, cudaStream_t stream) {
   T value;
-  HETMPI_CUDA(cudaMemcpyAsync(&value, device, sizeof(T), cudaMemcpyDeviceToHost, stream));
-  HETMPI_CUDA(cudaStreamSynchronize(stream));
+  HETMPI_CHECK(cudaMemcpyAsync(&value, device, sizeof(T), cudaMemcpyDeviceToHost, stream));
+  HETMPI_CHECK(cudaStreamSynchronize(stream));
   return value;
 }
 
@@ -103,9 +103,9 @@ T to_host(const T* device, cudaStream_t stream) {
 template <typename Call>
 void with_scratch(DeviceArray<uint8_t>& scratch, cudaStream_t stream, Call call) {
   size_t bytes = 0;
-  HETMPI_CUDA(call(nullptr, bytes));
+  HETMPI_CHECK(call(nullptr, bytes));
   scratch.make_room(static_cast<int64_t>(bytes < 1 ? 1 : bytes), 0, stream);
-  HETMPI_CUDA(call(scratch.data(), bytes));
+  HETMPI_CHECK(call(scratch.data(), bytes));
 }
 
 // n as CUB takes it. Throws std::invalid_argument.

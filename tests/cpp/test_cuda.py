@@ -96,7 +96,7 @@ def test_tables_keep_their_promises_with_their_lines_on_a_gpu(tmp_path):
         ],
         timeout_s=280,
         cwd=tmp_path,
-        PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT), str(ROOT / "tests")]),
+        PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT), str(ROOT / "tests/support")]),
     )
     assert outcome.code == 0, outcome.text
 
