@@ -89,7 +89,7 @@ list_benches() {  # those files of bench/ that say how they are called
   sed -n 's/^ *\.\/run\.sh bench \([a-z]*\).*/\1/p' "$ROOT"/bench/*.py | sort -u | xargs
 }
 
-lint() {
+run_lint() {
   cd "$ROOT"
   ruff check . && ruff format --check . && git ls-files 'cpp/*' 'tests/cpp/*' | grep -E '\.(h|cuh|c|cpp|cu)$' |
     xargs clang-format --dry-run -Werror
@@ -177,7 +177,7 @@ main() {
     setup) echo "hetmpi is set up in $VENV with $MPI_NAME" ;;
     train) launch "$NP" python -m hetmpi.train "$@" ;;
     test) run_tests "$@" ;;
-    lint) lint ;;
+    lint) run_lint ;;
     report) exec python -m hetmpi.report "$@" ;;
     bench) run_bench "$@" ;;
     doctor) launch "$NP" python -m hetmpi.doctor "$@" ;;

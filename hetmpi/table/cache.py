@@ -101,6 +101,20 @@ class CacheSettings:
         wanted = self.capacity_rows if self.capacity_fraction is None else round(self.capacity_fraction * num_rows)
         return min(wanted or 0, num_rows + _C.WAYS)  # a set may be short of lines while others are not full
 
+    def open(self, world: World, num_rows: int, dim: int, optimizer: RowOptimizer, device: torch.device) -> RowCache:
+        """This rank's cache. Collective. Raises UserError on every rank if a node or a GPU lacks memory for its ranks'
+        caches."""
+        rule, capacity_rows = optimizer.core(dim), self.rows(num_rows, world, device)
+        if device.type != "cpu":
+            return open_gpu_cache(world, device, capacity_rows, rule, dim, self.policy, self.dtype)
+        line = ROW_BYTES[self.dtype] * dim + 4 * (rule.state_dim + rule.sum_dim) + _C.LINE_OVERHEAD_BYTES
+        refuse_if_short(world, capacity_rows * line, False, lambda need, place, free: (
+            f"a cache of {capacity_rows:,} rows of dim {dim} on each rank needs {size_text(need)} for the "
+            f"{world.node.size} rank(s) on {world.host}, {size_text(free)} are free in {place}: lower "
+            "table.cache.capacity_rows or table.cache.capacity_fraction"
+        ))  # fmt: skip
+        return HostCache(capacity_rows, rule, self.policy, self.dtype)
+
 
 class RowCache(Protocol):
     """Copies of rows that this rank keeps, with the gradients it has not pushed yet: the calls of
@@ -142,21 +156,3 @@ class RowCache(Protocol):
     def counts_from(self, slots, least: int) -> np.ndarray: ...
     def clocks(self, slots) -> np.ndarray: ...
     def preview(self, positions, weights, states, clocks, sums, counts, anticipate: float) -> None: ...
-
-
-def make_cache(
-    world: World, settings: CacheSettings, num_rows: int, dim: int, optimizer: RowOptimizer, device: torch.device
-) -> RowCache:
-    """This rank's cache. Collective. Raises UserError on every rank if a node or a GPU lacks memory for its ranks'
-    caches."""
-    core = optimizer.core(dim)
-    capacity_rows = settings.rows(num_rows, world, device)
-    if device.type != "cpu":
-        return open_gpu_cache(world, device, capacity_rows, core, dim, settings.policy, settings.dtype)
-    line = ROW_BYTES[settings.dtype] * dim + 4 * (core.state_dim + core.sum_dim) + _C.LINE_OVERHEAD_BYTES
-    refuse_if_short(world, capacity_rows * line, False, lambda need, place, free: (
-        f"a cache of {capacity_rows:,} rows of dim {dim} on each rank needs {size_text(need)} for the "
-        f"{world.node.size} rank(s) on {world.host}, {size_text(free)} are free in {place}: lower "
-        "table.cache.capacity_rows or table.cache.capacity_fraction"
-    ))  # fmt: skip
-    return HostCache(capacity_rows, core, settings.policy, settings.dtype)

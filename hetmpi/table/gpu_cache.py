@@ -61,6 +61,39 @@ class Gpu:
         self._stream.synchronize()
 
 
+class HostArrays:
+    """Arrays of the host's that the GPU reads and fills."""
+
+    def __init__(self, gpu: Gpu):
+        self._gpu = gpu
+        self._used: list[torch.Tensor] = []  # by calls that may be under way
+
+    def empty(self, shape, dtype) -> np.ndarray:
+        """An array of any values, in pinned memory."""
+        return self._gpu.pinned(shape, torch_type(dtype)).numpy()
+
+    def use(self, array: np.ndarray) -> np.ndarray:
+        """The array, or a copy of it that the GPU can use; kept until the GPU is done with it."""
+        tensor = torch.from_numpy(array)
+        if not self._gpu.can_use(tensor):
+            tensor = self._gpu.pinned(tensor.shape, tensor.dtype).copy_(tensor)
+        self._used.append(tensor)
+        return tensor.numpy()
+
+    def filling(self, array: np.ndarray, call):
+        """Calls call(array, or a copy that the GPU can use) and waits until it is filled."""
+        used = self.use(array)
+        call(used)
+        self.wait()
+        if used.ctypes.data != array.ctypes.data:
+            array[...] = used
+
+    def wait(self):
+        """Until the GPU is done with all of them."""
+        self._gpu.wait()
+        self._used.clear()
+
+
 class GpuCache:
     """See above. device: where the rows are; capacity_rows: its lines."""
 
@@ -71,16 +104,13 @@ class GpuCache:
         self._gpu, self.device = gpu, gpu.device
         self._lines = _C.CudaRowCache(capacity_rows, rule, policy, dtype, gpu.device.index or 0)
         self._host = _C.RowCache(0, rule, policy)  # for rows on their way to the GPU
-        self._used: list[torch.Tensor] = []  # by calls that may be under way
+        self._arrays = HostArrays(gpu)
+        self.empty, self._use, self._filling = self._arrays.empty, self._arrays.use, self._arrays.filling
         self._num_evicted = 0
         self._delivered: int | None = None  # where the last rows lie
         self.capacity_rows = self._lines.capacity_rows
 
     # Between the host and the GPU.
-
-    def empty(self, shape, dtype) -> np.ndarray:
-        """An array of any values, in pinned memory."""
-        return self._gpu.pinned(shape, torch_type(dtype)).numpy()
 
     def deliver(self, slots: np.ndarray, rows: np.ndarray) -> torch.Tensor:
         """The rows (n, dim) of a batch: its lines', and those in rows (n, dim) of keys without one."""
@@ -124,9 +154,15 @@ class GpuCache:
 
     def insert_and_evict(self, keys, chosen, weights, states, clocks, slots) -> int:
         """weights: as local() gives them, the others on the host."""
-        used = self._use(keys), self._use(chosen), weights, self._use(states), self._use(clocks)
+        used = (
+            self._use(keys),
+            self._use(chosen),
+            weights,
+            self._use(states),
+            self._use(clocks),
+        )
         self._filling(slots, lambda out: self._lines.insert_and_evict(*used, out, self._gpu.stream))
-        before, self._num_evicted = self._num_evicted, self._counts()["evicted"]
+        before, self._num_evicted = self._num_evicted, self._lines.counts(self._gpu.stream)["evicted"]
         return self._num_evicted - before
 
     def update(self, slots: np.ndarray, grads, anticipate: float):
@@ -169,42 +205,17 @@ class GpuCache:
 
     @property
     def num_pending(self) -> int:
-        return self._counts()["pending"]
+        return self._lines.counts(self._gpu.stream)["pending"]
 
     @property
     def lags(self) -> np.ndarray:
         return self._lines.lags(self._gpu.stream)
 
-    # Arrays of the host's.
-
-    def _counts(self) -> dict[str, int]:
-        return self._lines.counts(self._gpu.stream)
-
     def _look_at(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         clocks, counts = (self.empty(len(slots), np.int32) for _ in range(2))
         self._lines.look_at(self._use(slots), clocks, counts, self._gpu.stream)
-        self._wait()
+        self._arrays.wait()
         return clocks, counts
-
-    def _use(self, array: np.ndarray) -> np.ndarray:
-        """The array, or a copy of it that the GPU can use; kept until the GPU is done with it."""
-        tensor = torch.from_numpy(array)
-        if not self._gpu.can_use(tensor):
-            tensor = self._gpu.pinned(tensor.shape, tensor.dtype).copy_(tensor)
-        self._used.append(tensor)
-        return tensor.numpy()
-
-    def _filling(self, array: np.ndarray, call):
-        """Calls call(array, or a copy that the GPU can use) and waits until it is filled."""
-        used = self._use(array)
-        call(used)
-        self._wait()
-        if used.ctypes.data != array.ctypes.data:
-            array[...] = used
-
-    def _wait(self):
-        self._gpu.wait()
-        self._used.clear()
 
 
 def torch_type(dtype) -> torch.dtype:

@@ -22,7 +22,7 @@ from hetmpi.errors import UserError
 from hetmpi.in_flight import InFlight, finish
 from hetmpi.spans import Spans
 from hetmpi.table.bsp import BspClient
-from hetmpi.table.cache import CacheSettings, RowCache, Staleness, make_cache
+from hetmpi.table.cache import CacheSettings, RowCache, Staleness
 from hetmpi.table.client import Client, Parts
 from hetmpi.table.optim import RowOptimizer, check_choice
 from hetmpi.table.replicas import ReplicatingClient
@@ -84,23 +84,15 @@ class EmbeddingTable:
             raise UserError(
                 f"table.cache.dtype must be float32 at staleness 0, where reads are exact, got {cache.dtype}"
             )
-        self.world, self.name, self.num_rows, self.dim, self.staleness, self.optimizer = (
-            world,
-            name,
-            num_rows,
-            dim,
-            staleness,
-            optimizer,
-        )
+        self.world, self.name, self.num_rows, self.dim = world, name, num_rows, dim
+        self.staleness, self.optimizer = staleness, optimizer
         self.partition, self.partition_kind = make_partition(partition, num_rows, world.size), partition
         self.counters, self.spans, self.touched_since = Counters(), spans or Spans(), None
         self._known = deque(maxlen=MOST_AHEAD + 1)  # keys checked lately: a batch is announced, read and written
         rule = optimizer.core(dim)
-        kind, record = (
-            (BspClient, _C.RecordFormat(dim, False))
-            if staleness.is_synchronous
-            else (SspClient, _C.RecordFormat(rule.sum_dim, True))
-        )
+        make_client, record = BspClient, _C.RecordFormat(dim, False)
+        if not staleness.is_synchronous:
+            make_client, record = SspClient, _C.RecordFormat(rule.sum_dim, True)
         rings = ring_bytes(inbox_bytes if world.size > 1 else 0, world.size, record)
         layouts = [
             Layout(self.partition.num_local_rows(rank), dim, rule.state_dim, world.size, rings)
@@ -109,10 +101,8 @@ class EmbeddingTable:
         self.window = RmaWindow(world, layouts, REMOTE_WINDOW.get(exchange, "wanted"))
         self.shard = ShardStore(self.window.local, lambda begin, end: self.partition.keys_of(world.rank, begin, end))
         self.shard.initialise(table_seed(seed, name), init_std)
-        try:
-            self.cache: RowCache = make_cache(
-                world, cache, num_rows, dim, optimizer, torch.device(device)
-            )  # after the shards took their memory
+        try:  # after the shards took their memory
+            self.cache: RowCache = cache.open(world, num_rows, dim, optimizer, torch.device(device))
         except UserError:
             self.window.free()
             raise
@@ -120,22 +110,10 @@ class EmbeddingTable:
         admitted = cache.admitted(world, self.device) & (self.cache.capacity_rows > 0)
         self.window.fence()
         parts = Parts(
-            world,
-            self.window,
-            self.shard,
-            self.partition,
-            num_rows,
-            dim,
-            optimizer,
-            rule,
-            record,
-            staleness,
-            self.cache,
-            admitted,
-            self.counters,
-            self.spans,
-        )
-        self.client: Client = kind(parts, exchange)
+            world, self.window, self.shard, self.partition, num_rows, dim, optimizer, rule, record, staleness,
+            self.cache, admitted, self.counters, self.spans,
+        )  # fmt: skip
+        self.client: Client = make_client(parts, exchange)
         if replicated:
             self._replicate(parts, replicated, name)
 

@@ -86,8 +86,6 @@ def test_tables_keep_their_promises_with_their_lines_on_a_gpu(tmp_path):
             "-q",
             "-p",
             "no:cacheprovider",
-            "-p",
-            "gpu_on_cpu",
             "-m",
             "mpi",
             "-k",
@@ -97,6 +95,7 @@ def test_tables_keep_their_promises_with_their_lines_on_a_gpu(tmp_path):
         timeout_s=280,
         cwd=tmp_path,
         PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT), str(ROOT / "tests/support")]),
+        HETMPI_TEST_CACHE="gpu_on_cpu.OnGpu",
     )
     assert outcome.code == 0, outcome.text
 

@@ -34,8 +34,8 @@ from test_table import RULES, all_rows, check_same_bits, make_table, train
 
 from hetmpi import _C
 from hetmpi.comm.route import PARTITIONS
+from hetmpi.comm.transport import Endpoint, choose
 from hetmpi.comm.two_sided import MOST_IDLE
-from hetmpi.comm.window import RmaWindow
 from hetmpi.comm.world import World
 from hetmpi.errors import UserError
 from hetmpi.table.cache import CacheSettings, Staleness
@@ -325,10 +325,23 @@ def test_the_trial_leaves_the_rows_and_all_ranks_choose_alike(apart):
         table.close()
 
 
-def test_alltoall_is_taken_where_mpi_makes_no_window_over_nodes(apart, monkeypatch):
-    monkeypatch.setattr(RmaWindow, "_open_job", lambda window, is_needed: None)  # as Open MPI 4.1 over TCP
-    table = make_table(apart, exchange="auto")
-    assert table.client.transport.name == (None if apart.is_one_node else "alltoall")
+class NoWindow:
+    """An RmaWindow where MPI makes none over several nodes, as Open MPI 4.1 over TCP."""
+
+    reaches_remote = False
+
+    def __init__(self, world):
+        self.world = world
+
+
+def test_alltoall_is_taken_where_mpi_makes_no_window_over_nodes(apart):
+    if apart.is_one_node:
+        pytest.skip("takes two nodes")
+    made = {"rma": None, "alltoall": lambda endpoint: endpoint.window.world}
+    chosen, why = choose(Endpoint(NoWindow(apart), None), made, "auto", trial=None)
+    assert chosen is apart and why == "this MPI makes no one-sided window over several nodes"
+    table = make_table(apart, exchange="alltoall")
+    assert not table.window.reaches_remote
     train(table, apart, steps=3)
     table.close()
 

@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from caches import CacheSettings
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from reference import Cache, Cluster
@@ -21,7 +22,7 @@ from hetmpi import _C
 from hetmpi.comm.mpi import MPI
 from hetmpi.comm.route import PARTITIONS, make_partition
 from hetmpi.errors import UserError
-from hetmpi.table.cache import POLICIES, CacheSettings, Staleness
+from hetmpi.table.cache import POLICIES, Staleness
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.request import MOST_AHEAD, Keys
 from hetmpi.table.table import EmbeddingTable, table_seed

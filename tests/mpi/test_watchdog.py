@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from launch import ROOT, SMALL, environment, mpiexec, run, survivors, train
@@ -17,6 +18,7 @@ from hetmpi.run.watchdog import Watchdog
 from hetmpi.spans import Spans
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_answers_no_more_ends_the_job(tmp_path, rank):
     env = environment()
@@ -37,12 +39,23 @@ def test_a_rank_that_answers_no_more_ends_the_job(tmp_path, rank):
     assert not survivors(env["HETMPI_TEST_RUN"])
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_stops_before_its_first_step_ends_the_job(rank):
-    """In 20 s more than a rank has to answer later."""
+@pytest.fixture(scope="module")
+def stopped():
+    """Jobs of which a rank stops early, which all wait for at the same time: what each comes to."""
     defaults = [f"~data.{name}" for name in ("scale", "zipf", "num_train", "num_valid")]
-    stops = ["data._target_=broken_data.Stops", f"+data.stops={rank}", *defaults]
-    outcome = train(3, *SMALL[1:], *stops, "watchdog.seconds=3")
+    stops = [*SMALL[1:], *defaults, "data._target_=broken_data.Stops", "watchdog.seconds=3"]
+    early = [sys.executable, str(ROOT / "tests/support/stops_early.py"), *SMALL, "device=cpu", "watchdog.seconds=3"]
+    with ThreadPoolExecutor() as pool:
+        jobs = {rank: pool.submit(train, 3, *stops, f"+data.stops={rank}") for rank in (0, 1)}
+        jobs["unwatched"] = pool.submit(run, [mpiexec(), "-n", "2", *early])
+        return {name: job.result() for name, job in jobs.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_stops_before_its_first_step_ends_the_job(stopped, rank):
+    """In 20 s more than a rank has to answer later."""
+    outcome = stopped[rank]
     assert outcome.code != 0, outcome.text
     told = re.findall(r"hetmpi: rank (\d) on \S+ \(in set-up for \d+ s\) answers no more, for (\d+) s", outcome.text)
     assert [who for who, _ in told] == [str(rank)] and 23 <= int(told[0][1]) <= 28, outcome.text
@@ -68,23 +81,17 @@ def test_the_first_allreduce_of_objects_lets_other_threads_run(world):
     thread.join()
 
 
-def test_a_rank_that_stops_before_it_is_watched_ends_the_job():
-    script = [sys.executable, str(ROOT / "tests" / "stops_early.py"), *SMALL, "device=cpu", "watchdog.seconds=3"]
-    outcome = run([mpiexec(), "-n", "2", *script])
+@pytest.mark.slow
+def test_a_rank_that_stops_before_it_is_watched_ends_the_job(stopped):
+    outcome = stopped["unwatched"]
     assert outcome.code != 0 and outcome.text.count("hetmpi: not all ranks have begun after 23 s") == 1, outcome.text
     assert outcome.survivors == []
 
 
+@pytest.mark.slow
 def test_a_rank_that_lags_is_named_and_the_run_goes_on():
-    outcome = train(
-        3,
-        *SMALL,
-        "steps=400",
-        "log.every_steps=50",
-        "watchdog.seconds=2",
-        "data._target_=broken_data.StallsOnRankOne",
-        "~data.scale",
-    )
+    stalls = ["data._target_=broken_data.StallsOnRankOne", "~data.scale"]
+    outcome = train(3, *SMALL, *stalls, "steps=400", "log.every_steps=50", "watchdog.seconds=2")
     assert outcome.code == 0, outcome.text
     assert re.search(r"hetmpi: all wait for rank 1 on \S+ \(in load of step \d+ for \d s\)\n", outcome.text), (
         outcome.text

@@ -1,9 +1,9 @@
-"""pytest -p gpu_on_cpu: tables keep their lines on a GPU that the CPU plays (tests/cpp/cuda_on_cpu). For a hetmpi._C
-built so (tests/cpp/test_cuda.py)."""
+"""Tables keep their lines on a GPU that the CPU plays (tests/cpp/cuda_on_cpu). For a hetmpi._C built so
+(tests/cpp/test_cuda.py)."""
 
 import torch
 
-import hetmpi.table.table
+from hetmpi.table.cache import CacheSettings
 from hetmpi.table.gpu_cache import Gpu, GpuCache
 
 
@@ -39,10 +39,9 @@ class GpuOnCpu(Gpu):
         pass
 
 
-def make_cache(world, settings, num_rows, dim, optimizer, device):
-    return GpuCache(
-        settings.rows(num_rows, world, device), optimizer.core(dim), settings.policy, settings.dtype, GpuOnCpu()
-    )
+class OnGpu(CacheSettings):
+    """Settings of a cache whose lines are there."""
 
-
-hetmpi.table.table.make_cache = make_cache
+    def open(self, world, num_rows, dim, optimizer, device):
+        capacity_rows = self.rows(num_rows, world, device)
+        return GpuCache(capacity_rows, optimizer.core(dim), self.policy, self.dtype, GpuOnCpu())

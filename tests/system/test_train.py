@@ -70,8 +70,7 @@ def test_ranks_without_shared_memory_give_the_same_bits(two_ranks, tmp_path, exc
     check_same_curve(two_ranks, tmp_path, tolerance=0)
 
 
-@pytest.mark.parametrize("below", [700, 10**9])
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks, below", [(1, 10**9), (2, 700), (2, 10**9), (3, 700)])
 def test_replicated_fields_give_the_same_curve(two_ranks, tmp_path, ranks, below):
     replicated = [f"table.replicate_below_rows={below}", f"batch_size={96 // ranks}"]
     outcome = train(ranks, *CURVE, *replicated, f"run.dir={tmp_path}")
@@ -88,7 +87,7 @@ def test_replicated_fields_give_the_same_curve(two_ranks, tmp_path, ranks, below
 
 def test_replicated_fields_train_under_a_bound(tmp_path):
     bounded = ["table.replicate_below_rows=700", "table.staleness=10", "table.cache.admit=all", "eval.every_steps=10"]
-    outcome = train(3, *SHORT, *bounded, "steps=150", "batch_size=170", f"run.dir={tmp_path}")
+    outcome = train(3, *SHORT, *bounded, "steps=80", "batch_size=170", f"run.dir={tmp_path}")
     assert outcome.code == 0, outcome.text
     assert summary(tmp_path)["auc"] > 0.6
 
