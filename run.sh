@@ -95,12 +95,15 @@ run_lint() {
     xargs clang-format --dry-run -Werror
 }
 
+AT_TWO=()  # the tests of test quick at two ranks
+
 run_tests() {  # [quick] PYTEST ARGS...
   local ranks status=0 started=$SECONDS
   if [[ ${1:-} == quick ]]; then
     default HETMPI_TEST_RANKS "1 2"
     PICKED="not slow"
     shift
+    (($#)) || AT_TWO=(tests/mpi/test_table.py tests/mpi/test_group.py)
   fi
   TEST_LOGS=$(mktemp -d)
   trap 'rm -rf "$TEST_LOGS"' EXIT
@@ -120,6 +123,7 @@ test_at() {  # RANKS PYTEST ARGS...
   local ranks=$1 logs=$TEST_LOGS/$1 color=no stop="timeout --foreground -k 10 ${HETMPI_TEST_S:-900}"
   [[ ! -t 1 ]] || color=yes  # under Open MPI every rank believes it has a terminal
   set -- -q --color=$color "${@:2}"
+  ((ranks == 1)) || set -- "$@" "${AT_TWO[@]}"
   (
     set_mpi_defaults $((ranks < 3 ? 3 : ranks))  # tests at one rank start others themselves
     if ((ranks == 1)); then

@@ -24,5 +24,12 @@ def pytest_collection_modifyitems(items):
     """Whole programs and compilers take seconds."""
     here = Path(__file__).parent
     for item in items:
-        if item.path.relative_to(here).parts[0] in ("system", "cpp"):
+        if item.path.relative_to(here).parts[0] in ("system", "cpp") or starts_programs(item):
             item.add_marker("slow")
+
+
+def starts_programs(item) -> bool:
+    """Whether a test, or a fixture it takes, calls what starts a process."""
+    fixtures = item._fixtureinfo.name2fixturedefs
+    functions = [item.function, *(made.func for name in item.fixturenames for made in fixtures.get(name, ()))]
+    return any({"train", "run", "Popen", "saved"} & set(function.__code__.co_names) for function in functions)
