@@ -24,6 +24,7 @@ from hetmpi.errors import NotFinite, UserError, doing
 from hetmpi.run import build
 from hetmpi.run.config import CONF, compose
 from hetmpi.run.device import choose_device
+from hetmpi.run.evaluation import Evaluation
 from hetmpi.run.preemption import Preemption
 from hetmpi.run.progress import Interval, Stopwatch, gathered_by_rank, in_ms, summed, table_figures, times
 from hetmpi.run.runlog import RunLog
@@ -109,7 +110,7 @@ class Training:
             partial(self._drawn, "train"), world.rank, world.size, config.batch_size, self.start.step, self.total_steps,
             config.loader.threads, config.loader.prefetch, self.task.batches(device), self.start.samples,
         )  # fmt: skip
-        self.held_out = self.task.batches(torch.device("cpu"))
+        self.evaluation = self._evaluation()
         self.log = self._opened_log()
         self.watch = Stopwatch()
 
@@ -184,52 +185,17 @@ class Training:
     # Held-out data.
 
     def evaluate(self, step: int) -> dict:
-        """The task's metrics of the held-out data, of rows read from the owners: on rank 0 the figures, elsewhere {}.
+        """The task's metrics of the held-out data: on rank 0 the figures, and why some are missing; elsewhere {}.
         Collective."""
-        self.tables.flush()
         self.model.eval()
-        with torch.no_grad():
-            parts = [self._predict(batch) for batch in self._held_out()]
-            for _ in range(len(parts), self._num_looks()):
-                self.tables.peek(
-                    dict.fromkeys(self.tables, torch.empty(0, dtype=torch.int64))
-                )  # others may need replies
+        columns = self.evaluation.columns(step)
         self.model.train()
-        columns = [np.concatenate(column) for column in zip(*parts)]
-        self.world.meet(f"after step {step} for all ranks to evaluate")
-        gathered = self.world.comm.gather(columns)
-        self.world.comm.Barrier()  # at s >= 1 a rank that trained on would change rows that others still evaluate
-        if self.world.rank != 0:
+        if columns is None:
             return {}
-        columns = [np.concatenate(parts) for parts in zip(*(of_rank for of_rank in gathered if of_rank))]
         figures = self.task.figures(columns)
         if columns:
             self.log.evaluation({**self._progress(step), **figures})
         return {"figures": figures, "without": self.task.without_figures(columns)}
-
-    def _held_out(self):
-        """This rank's share of the held-out data, in batches."""
-        begin, end = self._shares()[self.world.rank : self.world.rank + 2]
-        size = self.config.eval.batch_size
-        for start in range(begin, end, size):
-            yield self.held_out(self._drawn("valid", start, min(start + size, end)))
-
-    def _shares(self) -> list[int]:
-        """Where the ranks' shares of the held-out data begin, and where the last one ends: (size + 1,)."""
-        num = self.source.num_valid
-        if self.config.eval.max_samples is not None:
-            num = min(num, self.config.eval.max_samples)
-        return [num * r // self.world.size for r in range(self.world.size + 1)]
-
-    def _num_looks(self) -> int:
-        """Batches of the rank with the largest share."""
-        return math.ceil(max(np.diff(self._shares())) / self.config.eval.batch_size)
-
-    def _predict(self, batch) -> tuple[np.ndarray, ...]:
-        """The task's columns of a held-out batch."""
-        self.spans.now("evaluation")
-        rows = self.tables.peek(self.task.keys(batch))
-        return self.task.predict(self._forward, rows, batch.on(self.device))
 
     # The log.
 
@@ -337,6 +303,14 @@ class Training:
             self.log.note(evaluated["without"])
 
     # Samples, steps, checkpoints.
+
+    def _evaluation(self) -> Evaluation:
+        settings, num = self.config.eval, self.source.num_valid
+        num = num if settings.max_samples is None else min(num, settings.max_samples)
+        return Evaluation(
+            self.world, self.task, self.tables, self._forward, partial(self._drawn, "valid"), num, settings.batch_size,
+            self.device, self.spans,
+        )  # fmt: skip
 
     def _drawn(self, split: str, start: int, stop: int):
         """The source's samples [start, stop) of `train` or `valid`."""

@@ -1,0 +1,70 @@
+"""Evaluation: a model judged on held-out data, of which each rank takes a share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hetmpi.comm.world import World
+from hetmpi.spans import Spans
+from hetmpi.table.group import TableGroup
+from hetmpi.tasks.task import Task
+
+
+@dataclass
+class Evaluation:
+    """What judges a model on held-out data.
+
+    forward(rows, batch)  the model
+    draw(start, stop)     held-out samples [start, stop) of `num_samples`
+    batch_size            samples per rank and look-up"""
+
+    world: World
+    task: Task
+    tables: TableGroup
+    forward: Callable
+    draw: Callable
+    num_samples: int
+    batch_size: int
+    device: torch.device
+    spans: Spans
+
+    def columns(self, step: int) -> list[np.ndarray] | None:
+        """The task's columns of all held-out samples after `step` steps, [] of none, of rows read from the owners: on
+        rank 0, elsewhere None. Collective."""
+        self.tables.flush()
+        with torch.no_grad():
+            parts = [self._predict(batch) for batch in self._batches()]
+            for _ in range(len(parts), self._num_looks()):  # others may need this rank's replies
+                self.tables.peek(dict.fromkeys(self.tables, torch.empty(0, dtype=torch.int64)))
+        mine = [np.concatenate(column) for column in zip(*parts)]
+        self.world.meet(f"after step {step} for all ranks to evaluate")
+        gathered = self.world.comm.gather(mine)
+        self.world.comm.Barrier()  # at s >= 1 a rank that trained on would change rows that others still evaluate
+        if self.world.rank != 0:
+            return None
+        return [np.concatenate(parts) for parts in zip(*(of_rank for of_rank in gathered if of_rank))]
+
+    def _shares(self) -> list[int]:
+        """Where the ranks' shares begin, and where the last one ends: (size + 1,)."""
+        return [self.num_samples * rank // self.world.size for rank in range(self.world.size + 1)]
+
+    def _num_looks(self) -> int:
+        """Batches of the rank with the largest share."""
+        return math.ceil(max(np.diff(self._shares())) / self.batch_size)
+
+    def _batches(self):
+        """This rank's share, in batches."""
+        make = self.task.batches(torch.device("cpu"))
+        begin, end = self._shares()[self.world.rank : self.world.rank + 2]
+        for start in range(begin, end, self.batch_size):
+            yield make(self.draw(start, min(start + self.batch_size, end)))
+
+    def _predict(self, batch) -> tuple[np.ndarray, ...]:
+        self.spans.now("evaluation")
+        rows = self.tables.peek(self.task.keys(batch))
+        return self.task.predict(self.forward, rows, batch.on(self.device))
