@@ -238,11 +238,11 @@ has_ended() { ! squeue -h -j "$1" -t all -o %T | grep -qvE 'CANCELLED|COMPLETED|
 is_in_state() { [[ $(scontrol show job "$1") == *"JobState=$2 "* ]]; }  # JOB STATE
 
 same_bits() {  # STEP
-    PYTHONPATH=$ROOT/tests:$PYTHONPATH python - "$1" <<'PYTHON'
+    PYTHONPATH=$ROOT/tests/support:$PYTHONPATH python - "$1" <<'PYTHON'
 import sys
 from pathlib import Path
 
-from test_checkpoint import assert_same_bits
+from saved_files import assert_same_bits
 
 assert_same_bits(*(Path(f"runs/{name}/checkpoints/step-{int(sys.argv[1]):08d}") for name in ("interrupted", "whole")))
 PYTHON

@@ -129,24 +129,17 @@ class Delivery:
     def proceed(self) -> bool:
         """Sends what fits now; True when all of it and "last" are sent."""
         for rank in list(self._left):
-            if self._deliver_some(rank):
-                del self._left[rank]
+            num_rows, ring = len(self.message.route.of(rank)[0]), self.rings[rank]
+            while (sent := ring.send(self.message, rank, self._left[rank])) >= 0:
+                self._left[rank] += sent
+                if self._left[rank] == num_rows and (sent > 0 or num_rows == 0):
+                    del self._left[rank]
+                    break
         return not self._left
 
     def full(self) -> list[int]:
         """Ranks whose rings have no room for the rest."""
         return list(self._left)
-
-    def _deliver_some(self, rank: int) -> bool:
-        """Sends what one ring takes; True when all of it and "last" are sent."""
-        num_rows = len(self.message.route.of(rank)[0])
-        while True:
-            sent = self.rings[rank].send(self.message, rank, self._left[rank])
-            if sent < 0:
-                return False
-            self._left[rank] += sent
-            if self._left[rank] == num_rows and (sent > 0 or num_rows == 0):
-                return True
 
 
 class Mailbox:

@@ -45,7 +45,8 @@ class TableGroup(Mapping[str, EmbeddingTable]):
 
     def read(self, keys: dict[str, Tensor]) -> dict[str, Tensor]:
         """table -> keys (U,) to table -> rows (U, dim)."""
-        return together({name: table.reading(keys[name]) for name, table in self.items()})
+        given = {name: table.to_read(keys[name]) for name, table in self.items()}  # before any is asked for
+        return together({name: self[name].client.reading(checked) for name, checked in given.items()})
 
     def peek(self, keys: dict[str, Tensor]) -> dict[str, Tensor]:
         """As read(), the owners' rows, for evaluation."""
@@ -58,10 +59,11 @@ class TableGroup(Mapping[str, EmbeddingTable]):
 
     def write(self, keys: dict[str, Tensor], grads: dict[str, Tensor]):
         """table -> keys (U,), table -> gradients (U, dim)."""
-        together({name: table.writing(keys[name], grads[name]) for name, table in self.items()})
+        given = {name: table.to_write(keys[name], grads[name]) for name, table in self.items()}  # before any is sent
+        together({name: self[name].client.writing(*checked) for name, checked in given.items()})
 
     def settle(self):
-        together({name: table.settling() for name, table in self.items()})
+        together({name: table.client.settling() for name, table in self.items()})
 
     def flush(self):
         for table in self.values():

@@ -166,15 +166,17 @@ class SspClient:
 
     def writing(self, keys: Keys, grads: torch.Tensor) -> InFlight[None]:
         with self._spans("push"):
-            request = self.update(keys, grads)
+            request = self._update(keys, grads)
         with self._spans("validate"):
-            held = self.order_next()
+            held = self._pulls.order_next()  # rows of the batch that is read next, if it is announced
+        yield
         with self._spans("push"):
-            self.push_due(request, held)
-        yield from ()
+            self._take_due(request, held)
+            self._pushes.send()
+        self.parts.step += 1
 
-    def update(self, keys: Keys, grads: torch.Tensor) -> PullRequest:
-        """The first part of writing(): HET's Update of the lines; gradients of keys without a line are handed out."""
+    def _update(self, keys: Keys, grads: torch.Tensor) -> PullRequest:
+        """HET's Update of the lines; gradients of keys without a line are handed out."""
         if grads.is_cpu:  # those of a GPU are looked at on their way to the owners
             check_finite(keys.array, grads.numpy())
         request = self._pulls.of_write(keys)
@@ -195,20 +197,12 @@ class SspClient:
         asked = np.full(request.num, not self.transport.carries_pushes) | ~request.is_remote
         finish(self.parts.reading_clocks(self._reader, request, asked))
 
-    def order_next(self) -> np.ndarray:
-        """The second part of writing(): orders the rows of the batch that is read next, if it is announced. Returns
-        lines that will be renewed, (m,) int64, whose sums wait for that."""
-        return self._pulls.order_next()
-
-    def push_due(self, request: PullRequest, held: np.ndarray):
-        """The third part of writing(): pushes what the write handed out, and sums that are due for push, but for lines
-        held (m,) int64."""
+    def _take_due(self, request: PullRequest, held: np.ndarray):
+        """Hands out sums that are due for push, but for lines held (m,) int64, which will be renewed."""
         self._cache.take_due(request.slots[: request.num], self.parts.bound, held)
         for known in (request, self._pulls.last):
             if known is not None and known.phase in (Phase.READ, Phase.NEW):
                 known.phase = Phase.WRITTEN  # its clocks are those before this write
-        self._pushes.send()
-        self.parts.step += 1
 
     # Flush.
 

@@ -19,7 +19,7 @@ from hetmpi.comm.window import Layout, RmaWindow, ring_bytes
 from hetmpi.comm.world import World
 from hetmpi.counters import Counters
 from hetmpi.errors import UserError
-from hetmpi.in_flight import InFlight, finish
+from hetmpi.in_flight import finish
 from hetmpi.spans import Spans
 from hetmpi.table.bsp import BspClient
 from hetmpi.table.cache import CacheSettings, RowCache, Staleness
@@ -132,13 +132,8 @@ class EmbeddingTable:
 
         At s = 0 collective after a write. Raises UserError for keys of another dtype or shape, out of range, or given
         twice."""
-        return finish(self.reading(keys))
-
-    def reading(self, keys: torch.Tensor) -> InFlight[torch.Tensor]:
-        """As read(), in flight with what other tables do (hetmpi.in_flight)."""
-        with self.spans("find"):
-            checked = self._checked(keys, "read")
-        return self.client.reading(checked)
+        checked = self.to_read(keys)
+        return finish(self.client.reading(checked))
 
     def peek(self, keys: torch.Tensor) -> torch.Tensor:
         """The owners' rows, for evaluation: no line is used, nothing is counted, keys may repeat, and no other rank
@@ -163,25 +158,14 @@ class EmbeddingTable:
         The owner sums over ranks: divide by world.size for the gradient of a loss averaged over the global batch.
         Raises UserError for a wrong dtype, shape or key, NotFinite for a gradient that is NaN or infinite (of a GPU's
         at s >= 1 when its sum is sent), and at s = 0 RuntimeError if the step is already written."""
-        finish(self.writing(keys, grads))
-
-    def writing(self, keys: torch.Tensor, grads: torch.Tensor) -> InFlight[None]:
-        """As write(), in flight with what other tables do."""
-        self._check_open()
-        self.client.check_write()
-        with self.spans("push"):
-            checked, values = self._checked(keys, "write"), self._checked_grads(keys, grads)
-        return self.client.writing(checked, values)
+        checked = self.to_write(keys, grads)
+        finish(self.client.writing(*checked))
 
     def settle(self):
         """Ends what the last write left to do before this rank waits for others in another way, as in an allreduce: at
         s = 0 the owners have applied it then. Collective."""
-        finish(self.settling())
-
-    def settling(self) -> InFlight[None]:
-        """As settle(), in flight with what other tables do."""
         self._check_open()
-        return self.client.settling()
+        finish(self.client.settling())
 
     def flush(self):
         """Brings every update to its owner: after it every rank's reads of the owners see all of them. Collective."""
@@ -235,6 +219,18 @@ class EmbeddingTable:
         return self.cache.lags
 
     # Keys and gradients as they come in.
+
+    def to_read(self, keys: torch.Tensor) -> Keys:
+        """The keys as the client takes them. Raises as read()."""
+        with self.spans("find"):
+            return self._checked(keys, "read")
+
+    def to_write(self, keys: torch.Tensor, grads: torch.Tensor) -> tuple[Keys, torch.Tensor]:
+        """Keys and gradients as the client takes them. Raises as write()."""
+        self._check_open()
+        self.client.check_write()
+        with self.spans("push"):
+            return self._checked(keys, "write"), self._checked_grads(keys, grads)
 
     def _checked(self, keys: torch.Tensor, verb: str, are_unique: bool = True) -> Keys:
         self._check_open()

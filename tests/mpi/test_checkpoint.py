@@ -19,14 +19,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from crafted import change_file, change_manifest, write_checkpoint
-from launch import ROOT, SMALL, environment, losses, mpiexec, run, train
+from launch import ROOT, SMALL, environment, losses, mpiexec, ranks_of, run, train
+from saved_files import assert_same_bits, assert_same_rows, by_key
 
 from hetmpi import export
 from hetmpi.checkpoint import checkpoints as saving
 from hetmpi.checkpoint import files, writer
 from hetmpi.checkpoint.checkpoints import Checkpoints, Position
 from hetmpi.checkpoint.manifest import ARRAYS
-from hetmpi.comm.route import make_partition
 from hetmpi.comm.world import World
 from hetmpi.data.batch import to_batch
 from hetmpi.data.synthetic import Synthetic
@@ -44,57 +44,6 @@ def saved(folder, ranks=2, *more):
     outcome = train(ranks, *SMALL, *SAVING, f"run.dir={folder}", *more)
     assert outcome.code == 0, outcome.text
     return Path(folder, "checkpoints")
-
-
-def ranks_of(folder):
-    """Process numbers of the ranks that train into a folder."""
-    pattern = f"^{re.escape(sys.executable)} -m hetmpi.train .*run.dir={re.escape(str(folder))}"
-    return [
-        int(number)
-        for number in subprocess.run(["pgrep", "-f", pattern], capture_output=True, text=True).stdout.split()
-    ]
-
-
-def contents(path):
-    """Everything that a checkpoint says, incremental or not."""
-    arrays = by_key(path)
-    dense = torch.load(path / "dense.pt", weights_only=True)
-    state = {
-        f"optimizer {i} {name}": value
-        for i, kept in dense["optimizer"]["state"].items()
-        for name, value in kept.items()
-    }
-    return arrays | {name: np.asarray(value) for name, value in (dense["model"] | state).items()}
-
-
-def by_key(path):
-    """Each array of all rows in the order of their keys, as one who knows only hetmpi/checkpoint.py's description would
-    read them."""
-    manifest = json.loads((path / "manifest.json").read_text())
-    wholes, partition = {}, make_partition(manifest["partition"], manifest["num_rows"], manifest["size"])
-    for rank, name in itertools.product(range(manifest["size"]), ARRAYS):
-        file = f"shard-{rank:05d}.{name}.npy"
-        shard = np.load(path / file)
-        if "base" in manifest:
-            newer, shard = shard, np.load(path.parent / manifest["base"] / file)
-            shard[np.load(path / f"shard-{rank:05d}.rows.npy")] = newer
-        whole = wholes.setdefault(name, np.full((manifest["num_rows"], *shard.shape[1:]), -7, shard.dtype))
-        whole[partition.keys_of(rank, 0, partition.num_local_rows(rank))] = shard
-    return wholes
-
-
-def assert_same_rows(one, other):
-    one, other = by_key(one), by_key(other)
-    assert one["clock"].max() > 0
-    for name, whole in one.items():
-        assert np.array_equal(whole, other[name]), name
-
-
-def assert_same_bits(one, other):
-    one, other = contents(one), contents(other)
-    assert one.keys() == other.keys()
-    for name, array in one.items():
-        assert np.array_equal(array, other[name]), name
 
 
 @pytest.fixture(scope="module")

@@ -22,9 +22,10 @@ from hetmpi import _C
 from hetmpi.comm.mpi import MPI
 from hetmpi.comm.route import PARTITIONS, make_partition
 from hetmpi.errors import UserError
+from hetmpi.in_flight import finish
 from hetmpi.table.cache import POLICIES, Staleness
 from hetmpi.table.optim import RowOptimizer
-from hetmpi.table.request import MOST_AHEAD, Keys
+from hetmpi.table.request import MOST_AHEAD
 from hetmpi.table.table import EmbeddingTable, table_seed
 
 pytestmark = pytest.mark.mpi
@@ -150,11 +151,11 @@ def write_apart(world, table, keys, grads):
     """A write at s >= 1, if there are gradients, of which no phase runs beside another on any rank."""
     if grads is None:
         return world.comm.Barrier()
-    request = table.client.update(Keys(keys, keys.numpy()), grads)
-    held = table.client.order_next()
+    writing = table.client.writing(*table.to_write(keys, grads))
+    next(writing)  # rows that the next read needs are ordered, nothing is pushed yet
     table.window.flush()
     world.comm.Barrier()
-    table.client.push_due(request, held)
+    finish(writing)
 
 
 def check_step(table, rank, rows, expected):

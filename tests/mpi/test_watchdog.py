@@ -10,8 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from launch import ROOT, SMALL, environment, mpiexec, run, survivors, train
-from test_checkpoint import ranks_of
+from launch import ROOT, SMALL, environment, mpiexec, ranks_of, run, survivors, train
 
 from hetmpi.comm.world import World
 from hetmpi.run.watchdog import Watchdog

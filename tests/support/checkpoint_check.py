@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from test_checkpoint import by_key
+from saved_files import by_key
 
 from hetmpi.checkpoint.checkpoints import Checkpoints
 from hetmpi.checkpoint.manifest import ARRAYS

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import counting_model
 import numpy as np
-from launch import ROOT, environment, mpiexec, run
-from test_checkpoint import assert_same_bits, by_key, ranks_of
+from launch import ROOT, environment, mpiexec, ranks_of, run
+from saved_files import assert_same_bits, by_key
 
 ENDLESS, EVERY, MORE, BATCH, SCALE = 10**9, 100, 500, 64, 0.002
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -95,3 +96,12 @@ def losses(folder):
     """Loss by step of a run, from metrics.jsonl."""
     lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
     return {line["step"]: line["loss"] for line in lines if "loss" in line}
+
+
+def ranks_of(folder):
+    """Process numbers of the ranks that train into a folder."""
+    pattern = f"^{re.escape(sys.executable)} -m hetmpi.train .*run.dir={re.escape(str(folder))}"
+    return [
+        int(number)
+        for number in subprocess.run(["pgrep", "-f", pattern], capture_output=True, text=True).stdout.split()
+    ]

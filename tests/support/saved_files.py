@@ -1,0 +1,52 @@
+"""What checkpoints hold, read file by file, to compare them."""
+
+import itertools
+import json
+
+import numpy as np
+import torch
+
+from hetmpi.checkpoint.manifest import ARRAYS
+from hetmpi.comm.route import make_partition
+
+
+def contents(path):
+    """Everything that a checkpoint says, incremental or not."""
+    arrays = by_key(path)
+    dense = torch.load(path / "dense.pt", weights_only=True)
+    state = {
+        f"optimizer {i} {name}": value
+        for i, kept in dense["optimizer"]["state"].items()
+        for name, value in kept.items()
+    }
+    return arrays | {name: np.asarray(value) for name, value in (dense["model"] | state).items()}
+
+
+def by_key(path):
+    """Each array of all rows in the order of their keys, as one who knows only hetmpi/checkpoint.py's description would
+    read them."""
+    manifest = json.loads((path / "manifest.json").read_text())
+    wholes, partition = {}, make_partition(manifest["partition"], manifest["num_rows"], manifest["size"])
+    for rank, name in itertools.product(range(manifest["size"]), ARRAYS):
+        file = f"shard-{rank:05d}.{name}.npy"
+        shard = np.load(path / file)
+        if "base" in manifest:
+            newer, shard = shard, np.load(path.parent / manifest["base"] / file)
+            shard[np.load(path / f"shard-{rank:05d}.rows.npy")] = newer
+        whole = wholes.setdefault(name, np.full((manifest["num_rows"], *shard.shape[1:]), -7, shard.dtype))
+        whole[partition.keys_of(rank, 0, partition.num_local_rows(rank))] = shard
+    return wholes
+
+
+def assert_same_rows(one, other):
+    one, other = by_key(one), by_key(other)
+    assert one["clock"].max() > 0
+    for name, whole in one.items():
+        assert np.array_equal(whole, other[name]), name
+
+
+def assert_same_bits(one, other):
+    one, other = contents(one), contents(other)
+    assert one.keys() == other.keys()
+    for name, array in one.items():
+        assert np.array_equal(array, other[name]), name
