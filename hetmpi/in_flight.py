@@ -25,7 +25,7 @@ def finish(one: InFlight[Result]) -> Result:
 
 def together(several: dict[str, InFlight[Result]]) -> dict[str, Result]:
     """Runs several in turns, in their order, each until it yields -> name to what each returns. All ranks that pass the
-    same ones post their collective calls in the same order."""
+    same ones post their collective calls in the same order, if each yields equally often before it makes one."""
     results, running = {}, dict(several)
     while running:
         for name, one in list(running.items()):

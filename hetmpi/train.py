@@ -160,7 +160,7 @@ class Training:
                 self._prefetch(batches)
             with self.spans("backward"):
                 self.dense.begin()  # or here, on a rank where some parameter got no gradient
-            self.tables.write(keys, {name: self._gradient(found) for name, found in rows.items()})
+            self.tables.write(keys, {name: self._gradient(name, found) for name, found in rows.items()})
             with self.spans("allreduce"):
                 self.dense.step(step)
         if on_gpu:  # the host waits for the loss here
@@ -171,10 +171,15 @@ class Training:
         with doing(f"forward() of model={self.config.model_name}"):
             return self.model(rows, batch)
 
-    def _gradient(self, rows: Tensor) -> Tensor:
-        """The gradient of rows (U, dim), of the mean loss over all ranks."""
+    def _gradient(self, name: str, rows: Tensor) -> Tensor:
+        """The gradient of a table's rows (U, dim), of the mean loss over all ranks."""
+        if len(rows) == 0:
+            return torch.zeros_like(rows)
         if rows.grad is None:
-            raise UserError(f"model={self.config.model_name}: its output does not depend on the rows it is given")
+            which = f" of the table {name}" if len(self.tables) > 1 else ""
+            raise UserError(
+                f"model={self.config.model_name}: its output does not depend on the rows{which} it is given"
+            )
         return rows.grad.div_(self.world.size)
 
     def _prefetch(self, batches: Ahead):

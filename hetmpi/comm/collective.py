@@ -148,7 +148,8 @@ class CollectiveMailbox:
     def _await_arrival(self):
         """Waits until what all ranks sent with this rank's last message is here."""
         if self._request is not None:
-            wait_for(self.world, self._request.Test, "for the gradients of all ranks")
+            request = self._request  # a drain may take in what came by it
+            wait_for(self.world, lambda: request.Test() or self.world.drain(), "for the gradients of all ranks")
 
     def _post(self, message: Message, to_all: bool):
         """Sends all other nodes their rows of the message."""

@@ -45,7 +45,7 @@ class ShardReader:
         return self.is_collective or bool(wanted.any())
 
     def read_local(self, array: str, route: Route, out: np.ndarray):
-        """The part of read() that this node's ranks own."""
+        """The part of reading() that this node's ranks own."""
         for owner in route.owners():
             if owner in self.window.on_node:
                 rows, order = route.of(owner)

@@ -120,7 +120,7 @@ class Transport(Protocol):
         """Asks the owners on other nodes."""
 
     def peek(self, array: str, route: Route, out: np.ndarray) -> None:
-        """As reader.read, of all nodes, outside of the order of pulls and pushes."""
+        """As reader.reading, of all nodes, outside of the order of pulls and pushes."""
 
     def idle(self, bound: int) -> None:
         """Called for each write before which nothing was pulled."""

@@ -104,7 +104,7 @@ class TwoSided:
             sent = [request for request, _ in self._sends]
             wait_for(
                 self.world,
-                lambda: MPI.Request.Testall(sent),
+                lambda: MPI.Request.Testall(sent) or self.world.drain(),
                 "for other ranks to receive its last message about the table",
             )
             self._comm.Free()
@@ -178,7 +178,7 @@ class TwoSided:
     def _receive(self, rank: int, tag: int) -> np.ndarray:
         """The next message from `rank`: (n,) int64."""
         status, what = MPI.Status(), f"for rank {rank} to read or write the table as often as it does"
-        matched = wait_for(self.world, lambda: self._comm.Improbe(rank, tag, status), what)
+        matched = wait_for(self.world, lambda: self._comm.Improbe(rank, tag, status) or self.world.drain(), what)
         message = np.empty(status.Get_count(MPI.INT64_T), np.int64)
         matched.Recv([message, MPI.INT64_T])
         return message

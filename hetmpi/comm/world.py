@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+import weakref
 
 import numpy as np
 
@@ -24,7 +24,7 @@ class World:
     is_remote       which ranks are of other nodes: (size,) bool
     rank, size      this rank and how many there are
     notices         what ranks that wait long tell each other
-    drains          what takes in messages to a table of this rank, for drain()
+    drains          whoever takes in messages to tables of this rank, by drain()
     """
 
     def __init__(self, comm=None, ranks_per_node: int | None = None):
@@ -47,7 +47,7 @@ class World:
             known.allreduce(0)  # thread run Python: later the watchdog could not end a wait for a rank that has stopped
         hosts = self.comm.allgather(self.host)
         self.notices = Notices(self.comm.Dup(), hosts)
-        self.drains: list[Callable[[], None]] = []
+        self.drains = weakref.WeakSet()
 
     def start_horovod(self):
         """Starts Horovod on this world and returns the module horovod.torch. Raises UserError if it uses another
@@ -86,8 +86,8 @@ class World:
     def drain(self):
         """Takes in what other ranks send to this one's tables. Who waits for others calls it: they may wait for room in
         the rings of another table here."""
-        for take_in in self.drains:
-            take_in()
+        for table in list(self.drains):
+            table.drain()
 
     def compute_threads(self) -> int:
         """Compute threads for each rank: OMP_NUM_THREADS, or else the cores that this node's ranks may use, shared

@@ -88,7 +88,16 @@ def make_task(config: DictConfig, source: Source, device: torch.device) -> Task:
             raise UserError(
                 f"loss={config.loss_name}: it has parameters, which nobody would train: put them in the model"
             )
-    return make(config.task, source=source, loss=loss)
+    factory = make(config.task, _partial_=True)  # Hydra would make a copy of a source that is a dataclass
+    with doing(f"making {config.task._target_}"):
+        try:
+            return factory(source=source, loss=loss)
+        except TypeError as error:
+            if error.__traceback__.tb_next is not None:  # of code that was called
+                raise
+            raise UserError(
+                f"{config.task._target_}: {error}: its keys must be the arguments of its constructor"
+            ) from error
 
 
 def make_model(config: DictConfig, task: Task) -> torch.nn.Module:
@@ -126,7 +135,7 @@ def make_tables(
 def replicated_of(config: DictConfig, spec: TableSpec) -> list[range]:
     """Keys of the fields that every rank has whole. Raises UserError if the fields are not those of the table."""
     below = config.table.replicate_below_rows
-    if below == 0:
+    if below == 0 or len(spec.field_rows) == 0:
         return []
     if sum(spec.field_rows) != spec.num_rows:
         raise UserError(

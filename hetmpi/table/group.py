@@ -3,6 +3,7 @@ once."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from hetmpi.counters import Counters
+from hetmpi.errors import UserError
 from hetmpi.in_flight import together
 from hetmpi.table.table import EmbeddingTable
 
@@ -32,6 +34,10 @@ class TableGroup(Mapping[str, EmbeddingTable]):
     it. As EmbeddingTable's methods, collective where those are: the tables are gone over in one order on all ranks."""
 
     def __init__(self, tables: dict[str, EmbeddingTable]):
+        """Raises UserError for tables of several worlds, which could not take in each other's gradients while they
+        wait."""
+        if len({id(table.world) for table in tables.values()}) > 1:
+            raise UserError("TableGroup: tables must be made with one World, the same object")
         self._tables = tables
 
     def __getitem__(self, name: str) -> EmbeddingTable:
@@ -70,8 +76,15 @@ class TableGroup(Mapping[str, EmbeddingTable]):
             table.flush()
 
     def push_pending(self, timeout_s: float):
+        """As EmbeddingTable.push_pending, of all tables within timeout_s; raises what the first of them raised."""
+        deadline, errors = time.monotonic() + timeout_s, []
         for table in self.values():
-            table.push_pending(timeout_s)
+            try:
+                table.push_pending(max(0.0, deadline - time.monotonic()))
+            except (RuntimeError, TimeoutError) as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def close(self):
         for table in self.values():

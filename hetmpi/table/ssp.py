@@ -25,7 +25,7 @@ from hetmpi.comm.route import Route
 from hetmpi.comm.transport import TRIAL_KEYS, Endpoint, Pull, Transport, choose, trial_route
 from hetmpi.comm.two_sided import UNANNOUNCED, TwoSided
 from hetmpi.in_flight import InFlight, finish, timed
-from hetmpi.table.client import Parts, check_finite
+from hetmpi.table.client import Parts
 from hetmpi.table.owner import SspOwner
 from hetmpi.table.pulls import NO_SLOTS, Pulls
 from hetmpi.table.pushes import Pushes
@@ -177,8 +177,6 @@ class SspClient:
 
     def _update(self, keys: Keys, grads: torch.Tensor) -> PullRequest:
         """HET's Update of the lines; gradients of keys without a line are handed out."""
-        if grads.is_cpu:  # those of a GPU are looked at on their way to the owners
-            check_finite(keys.array, grads.numpy())
         request = self._pulls.of_write(keys)
         for side in (self._cache, self._owner):
             side.set_step(self.parts.optimizer.lr_at(self.step), self.step + 1)

@@ -23,7 +23,7 @@ from hetmpi.in_flight import finish
 from hetmpi.spans import Spans
 from hetmpi.table.bsp import BspClient
 from hetmpi.table.cache import CacheSettings, RowCache, Staleness
-from hetmpi.table.client import Client, Parts
+from hetmpi.table.client import Client, Parts, check_finite
 from hetmpi.table.optim import RowOptimizer, check_choice
 from hetmpi.table.replicas import ReplicatingClient
 from hetmpi.table.request import MOST_AHEAD, Keys
@@ -230,7 +230,10 @@ class EmbeddingTable:
         self._check_open()
         self.client.check_write()
         with self.spans("push"):
-            return self._checked(keys, "write"), self._checked_grads(keys, grads)
+            checked, values = self._checked(keys, "write"), self._checked_grads(keys, grads)
+            if values.is_cpu:  # those of a GPU are looked at on their way to the owners
+                check_finite(checked.array, values.numpy())
+            return checked, values
 
     def _checked(self, keys: torch.Tensor, verb: str, are_unique: bool = True) -> Keys:
         self._check_open()

@@ -1,10 +1,12 @@
 """Several tables, read and written together, against each alone. Run at 1, 2 and 3 ranks."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
-from hetmpi import CacheSettings, RowOptimizer, Staleness
+from hetmpi import CacheSettings, NotFinite, RowOptimizer, Staleness, UserError, World
 from hetmpi.table.group import TableGroup
 from hetmpi.table.table import EmbeddingTable
 
@@ -107,3 +109,56 @@ def test_ranks_whose_rings_are_full_take_in_gradients_of_all_tables(placed, exch
         keys = table.keys().numpy()
         assert np.array_equal(table.shard.weight[:, 0], np.where(keys < 2, -3 * placed.size, -expected[name]))
     group.close()
+
+
+def test_a_gradient_that_is_not_finite_is_refused_before_any_table_sends(placed):
+    group = TableGroup({name: make(placed, name) for name in ("users", "items")})
+    keys = {name: torch.arange(5) for name in group}
+    good = {name: torch.ones(5, table.dim) for name, table in group.items()}
+    group.read(keys)
+    with pytest.raises(NotFinite):
+        group.write(keys, good | {"items": good["items"] * math.nan})
+    group.write(keys, good)
+    group.flush()
+    for table in group.values():
+        assert np.array_equal(table.shard.clock, table.keys().numpy() < 5)
+    group.close()
+
+
+@pytest.mark.parametrize("exchange", ["rma", "alltoall"])
+def test_exact_and_stale_tables_take_in_each_others_gradients(placed, exchange):
+    """One rank waits for room at another that waits for its reply about the other table."""
+    settings = {"init_std": 0.0, "inbox_bytes": 1}
+    exact = EmbeddingTable(placed, 200, 8, RowOptimizer("sgd", 1.0), name="exact", **settings)
+    stale = EmbeddingTable(
+        placed, 200, 8, RowOptimizer("sgd", 1.0), name="stale", staleness=Staleness(1), exchange=exchange, **settings
+    )
+    group = TableGroup({"stale": stale, "exact": exact})
+    for step in range(4):
+        num = 200 if (placed.rank + step) % 2 else 2
+        keys = {"stale": torch.arange(202 - num), "exact": torch.arange(num)}
+        group.read(keys)
+        group.write(keys, {name: torch.ones(len(keys[name]), 8) for name in keys})
+    group.flush()
+    for table in group.values():
+        assert np.all(table.shard.weight[table.keys().numpy() < 2] == -4 * placed.size)
+    group.close()
+
+
+@pytest.mark.parametrize("exchange", ["rma", "alltoall"])
+def test_tables_may_be_closed_with_a_write_that_is_not_settled(placed, exchange):
+    tables = [make(placed, name, exchange=exchange, inbox_bytes=1) for name in ("users", "items")]
+    for table in tables:
+        keys = torch.arange(table.num_rows if placed.rank % 2 else 2)
+        table.read(keys)
+        table.write(keys, torch.ones(len(keys), table.dim))
+    for table in tables:
+        table.close()
+
+
+def test_tables_of_two_worlds_make_no_group(world):
+    tables = [make(one, "items") for one in (world, World(world.comm))]
+    with pytest.raises(UserError, match="made with one World"):
+        TableGroup(dict(enumerate(tables)))
+    for table in tables:
+        table.close()

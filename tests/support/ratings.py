@@ -24,13 +24,14 @@ class Batch:
         return replace(self, rating=self.rating.to(device))
 
 
+@dataclass
 class Ratings:
     """Samples (user, item, rating), (B, 3) float64; a rating is the product of two numbers."""
 
-    name, num_train, num_valid = "ratings", None, 200
-
-    def __init__(self, seed=0, **_):
-        self.seed = seed
+    seed: int = 0
+    name: str = "ratings"
+    num_train: int | None = None
+    num_valid: int = 200
 
     def prepare(self, rank, size, barrier):
         barrier()
