@@ -12,7 +12,7 @@ POOLS_KB = 8000  # MPI's pools of buffers, which grow by megabytes when ranks dr
 
 @pytest.mark.parametrize("ranks_per_node, steps", [(4, 5000), (2, 2000)])
 def test_memory_does_not_grow_and_no_update_is_lost(ranks_per_node, steps):
-    program = [sys.executable, str(ROOT / "tests" / "cache_soak.py"), str(ranks_per_node), str(steps)]
+    program = [sys.executable, str(ROOT / "tests/support/cache_soak.py"), str(ranks_per_node), str(steps)]
     outcome = run([mpiexec(), "-n", "4", *program], timeout_s=300)
     assert outcome.code == 0, outcome.text
     told = re.search(
