@@ -17,8 +17,9 @@ help() {
 usage: ./run.sh COMMAND
 
   train [KEY=VALUE ...]     train on NP ranks; the rest are Hydra overrides, as in model=deepfm steps=500
-  test [PYTEST ARGS]        run the tests at 1, 2 and 3 ranks
-  test quick [PYTEST ARGS]  run those that take no long time, at 1 and 2 ranks: about a minute
+  test [PYTEST ARGS]        run the tests at 1, 2 and 3 ranks: about ten minutes on two cores
+  test quick [PYTEST ARGS]  run those that start no programs, at 1 and 2 ranks: about a minute
+  test all [PYTEST ARGS]    run the longest too, as CI does
   lint                      check how code is written: ruff and clang-format
   report RUN... [out=FILE]  write one HTML page of these run folders, with pictures: RUN/report.html, of several report.html
   bench NAME [ARGS]         run bench/NAME
@@ -97,14 +98,20 @@ run_lint() {
 
 AT_TWO=()  # the tests of test quick at two ranks
 
-run_tests() {  # [quick] PYTEST ARGS...
-  local ranks status=0 started=$SECONDS
-  if [[ ${1:-} == quick ]]; then
-    default HETMPI_TEST_RANKS "1 2"
-    PICKED="not slow"
-    shift
-    (($#)) || AT_TWO=(tests/mpi/test_table.py tests/mpi/test_group.py)
-  fi
+run_tests() {  # [quick|all] PYTEST ARGS...
+  local ranks status=0 started=$SECONDS PICKED="not long"
+  case ${1:-} in
+    quick)
+      shift
+      PICKED="not slow"
+      default HETMPI_TEST_RANKS "1 2"
+      (($#)) || AT_TWO=(tests/mpi/test_table.py tests/mpi/test_group.py)
+      ;;
+    all)
+      shift
+      PICKED=""
+      ;;
+  esac
   TEST_LOGS=$(mktemp -d)
   trap 'rm -rf "$TEST_LOGS"' EXIT
   trap 'exit 130' INT
@@ -127,7 +134,7 @@ test_at() {  # RANKS PYTEST ARGS...
   (
     set_mpi_defaults $((ranks < 3 ? 3 : ranks))  # tests at one rank start others themselves
     if ((ranks == 1)); then
-      exec $stop python -m pytest --junitxml="$logs/rank0.xml" -m "${PICKED:-}" "$@"
+      exec $stop python -m pytest --junitxml="$logs/rank0.xml" -m "$PICKED" "$@"
     fi
     exec $stop mpiexec -n "$ranks" bash -c "$TEST_RANK" run_rank "$logs" -x -p no:cacheprovider -m "mpi${PICKED:+ and $PICKED}" "$@"
   ) && [[ -e $logs/rank0.xml ]]  # an interrupted mpiexec may return 0

@@ -87,7 +87,7 @@ bench_step() {
 if [[ -n $WHEELS ]]; then
   export PIP_NO_INDEX=1 PIP_FIND_LINKS=$WHEELS HETMPI_MPI=mpich HETMPI_VENV=$WORK/venv
   check setup "$ROOT/run.sh" setup
-  check pytest env HETMPI_TEST_RANKS=1 "$ROOT/run.sh" test tests/cpp/test_cuda.py
+  check pytest env HETMPI_TEST_RANKS=1 "$ROOT/run.sh" test all tests/cpp/test_cuda.py
   check train_1 train 1
   check train_2 train 2  # both on one GPU where there is one
   check soak soak 2 100000

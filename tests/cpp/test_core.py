@@ -42,6 +42,7 @@ def sanitizer(request, tmp_path):
     return request.param
 
 
+@pytest.mark.long
 def test_the_core_keeps_its_invariants_and_no_sanitizer_objects(sanitizer, tmp_path):
     code, text = run_built(ROOT / "tests/cpp/core_test.cpp", tmp_path / "core_test", sanitizer)
     assert code == 0, text

@@ -41,6 +41,7 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
+@pytest.mark.long
 @needs_compiler
 def test_the_gpu_cache_run_by_the_cpu_equals_the_cpu_cache(tmp_path):
     flags = [*FLAGS, "-fsanitize=undefined", "-fno-sanitize-recover=all", *ON_CPU]
@@ -51,6 +52,7 @@ def test_the_gpu_cache_run_by_the_cpu_equals_the_cpu_cache(tmp_path):
         assert code == 0, text
 
 
+@pytest.mark.long
 @needs_compiler
 def test_tables_keep_their_promises_with_their_lines_on_a_gpu(tmp_path):
     package = tmp_path / "hetmpi"

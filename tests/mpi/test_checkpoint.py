@@ -215,6 +215,7 @@ def saved_on_three(tmp_path_factory):
     return folder / "step-00000006"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks, partition", [(1, "range"), (2, "hash"), (4, "round_robin")])
 def test_rows_saved_on_three_ranks_come_back_on_any_number_in_any_partition(saved_on_three, ranks, partition):
     last = saved_on_three
@@ -232,6 +233,7 @@ def test_rows_saved_on_three_ranks_come_back_on_any_number_in_any_partition(save
     assert outcome.code == 0, outcome.text
 
 
+@pytest.mark.long
 def test_a_run_goes_on_on_other_ranks_with_no_sample_lost_or_twice(tmp_path):
     settings = [
         *SMALL,
@@ -341,6 +343,7 @@ def test_a_trainer_refuses_a_checkpoint_that_is_whole_by_its_hashes_alone(tmp_pa
         assert outcome.code != 0 and outcome.text.count("name another checkpoint, or resume=auto") == 1, outcome.text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size, num_open", [(16, 64), (1024, 256)])
 def test_a_checkpoint_of_many_ranks_is_loaded_and_exported_with_few_open_files(tmp_path, size, num_open):
     write_checkpoint(tmp_path / "step-00000001", 1, size)
@@ -505,6 +508,7 @@ def test_a_full_disk_ends_the_run_with_the_reason_and_keeps_what_was_whole(tmp_p
         subprocess.run(["umount", str(small)], check=True)
 
 
+@pytest.mark.long
 def test_a_rank_killed_at_any_moment_leaves_a_checkpoint_to_go_on_from(tmp_path, run_of_6):
     """Whatever is there afterwards is whole, and leads to the same rows."""
     random, longest_s, num_killed = np.random.default_rng(0), 3.0, 0

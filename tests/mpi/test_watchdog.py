@@ -17,6 +17,7 @@ from hetmpi.run.watchdog import Watchdog
 from hetmpi.spans import Spans
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_answers_no_more_ends_the_job(tmp_path, rank):
     env = environment()
@@ -49,6 +50,7 @@ def stopped():
         return {name: job.result() for name, job in jobs.items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_stops_before_its_first_step_ends_the_job(stopped, rank):
     """In 20 s more than a rank has to answer later."""
@@ -78,12 +80,14 @@ def test_the_first_allreduce_of_objects_lets_other_threads_run(world):
     thread.join()
 
 
+@pytest.mark.long
 def test_a_rank_that_stops_before_it_is_watched_ends_the_job(stopped):
     outcome = stopped["unwatched"]
     assert outcome.code != 0 and outcome.text.count("hetmpi: not all ranks have begun after 23 s") == 1, outcome.text
     assert outcome.survivors == []
 
 
+@pytest.mark.long
 def test_a_rank_that_lags_is_named_and_the_run_goes_on():
     stalls = ["data._target_=broken_data.StallsOnRankOne", "~data.scale"]
     outcome = train(3, *SMALL, *stalls, "steps=400", "log.every_steps=50", "watchdog.seconds=2")

@@ -187,6 +187,7 @@ def test_a_loss_that_the_data_spoil(how, data, words):
     assert "lower optim" not in outcome.text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "what, how", [("rows", []), ("rows", ["table.staleness=10", "table.cache.admit=all"]), ("dense", [])]
 )

@@ -10,6 +10,7 @@ SLACK_KB = 1500  # what allocators and MPI may still round up after the warm-up;
 POOLS_KB = 8000  # MPI's pools of buffers, which grow by megabytes when ranks drift apart, and stay
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks_per_node, steps", [(4, 5000), (2, 2000)])
 def test_memory_does_not_grow_and_no_update_is_lost(ranks_per_node, steps):
     program = [sys.executable, str(ROOT / "tests/support/cache_soak.py"), str(ranks_per_node), str(steps)]

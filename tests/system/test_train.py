@@ -85,6 +85,7 @@ def test_replicated_fields_give_the_same_curve(two_ranks, tmp_path, ranks, below
     assert theirs["reduced_bytes"] is None and ours["pushed_bytes"] <= theirs["pushed_bytes"]
 
 
+@pytest.mark.long
 def test_replicated_fields_train_under_a_bound(tmp_path):
     bounded = ["table.replicate_below_rows=700", "table.staleness=10", "table.cache.admit=all", "eval.every_steps=10"]
     outcome = train(3, *SHORT, *bounded, "steps=80", "batch_size=170", f"run.dir={tmp_path}")
@@ -92,6 +93,7 @@ def test_replicated_fields_train_under_a_bound(tmp_path):
     assert summary(tmp_path)["auc"] > 0.6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("staleness", [0, 10])
 def test_ranks_that_exchange_by_alltoall_may_evaluate_different_numbers_of_batches(tmp_path, staleness):
     uneven = ["eval.every_steps=2", "eval.max_samples=10", "eval.batch_size=2", f"table.staleness={staleness}"]
@@ -109,6 +111,7 @@ def test_the_exchange_is_chosen_by_a_trial_and_told_once(tmp_path):
     ) == [chosen]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("below", [0, 700])
 def test_three_ranks_twice_give_the_same_bits(tmp_path, below):
     for name in ("first", "second"):
@@ -119,6 +122,7 @@ def test_three_ranks_twice_give_the_same_bits(tmp_path, below):
     assert summary(tmp_path / "first")["auc"] == summary(tmp_path / "second")["auc"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", ["deepfm", "dcn", "dlrm"])
 def test_every_model_learns(model, tmp_path):
     outcome = train(2, *SHORT, "steps=150", "batch_size=256", f"model={model}", f"run.dir={tmp_path}")
@@ -147,6 +151,7 @@ def test_every_model_learns_a_real_sample_in_one_epoch(model, tmp_path):
     assert summary(tmp_path / "run")["auc"] > 0.74
 
 
+@pytest.mark.long
 def test_messages_larger_than_the_inbox_do_not_stop_the_ranks(tmp_path):
     large = ["batch_size=1024", "table.dim=32", "table.inbox_mb=0.05", "log.every_steps=1", "steps=8"]
     for ranks in (2, 3):
@@ -193,6 +198,7 @@ def test_the_example_learns(ranks):
     assert float(re.search(r"loss (\S+) after 200 steps", outcome.text)[1]) < 0.3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("exchange, start", [("rma", 1), ("rma", 2), ("alltoall", 1)])
 def test_memory_does_not_grow_with_steps_of_far_ranks(exchange, start):
     outcome = run([mpiexec(), "-n", "2", sys.executable, str(ROOT / "tests/support/far_memory.py"), exchange])
