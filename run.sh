@@ -19,7 +19,7 @@ usage: ./run.sh COMMAND
   train [KEY=VALUE ...]     train on NP ranks; the rest are Hydra overrides, as in model=deepfm steps=500
   test [PYTEST ARGS]        run the tests at 1, 2 and 3 ranks: about ten minutes on two cores
   test quick [PYTEST ARGS]  run those that start no programs, at 1 and 2 ranks: about a minute
-  test all [PYTEST ARGS]    run the longest too, as CI does
+  test all [PYTEST ARGS]    run the longest too
   lint                      check how code is written: ruff and clang-format
   report RUN... [out=FILE]  write one HTML page of these run folders, with pictures: RUN/report.html, of several report.html
   bench NAME [ARGS]         run bench/NAME
