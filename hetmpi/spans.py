@@ -14,7 +14,7 @@ PARTS = {  # in the order of a step
     "find": "routing keys to owners, looking them up in the cache",
     "validate": "clocks from the owners, lines too old; ordering the rows that the next read needs, or answering",
     "fetch": "rows from the owners, the cache and to the caller",
-    "prefetch": "routing the next batch, asking for its clocks, at s = 0 for its rows",
+    "prefetch": "s >= 1: routing the next batch, asking for its clocks",
     "forward": "the network",
     "backward": "the network; Horovod's allreduce starts in it",
     "push": "gradients to lines and owners",

@@ -23,7 +23,7 @@ Not recorded, because the result depends on timing:
     one-sided reads while pushes of the same rank are in flight
     alltoall at s >= 1 over nodes of several ranks
     exchange=auto
-Nor the GPU's cache (tests/cpp/test_cuda.py), nor ReplicatedTable with prefetch at s >= 1, whose peek needs a flush.
+Nor the GPU's cache (tests/cpp/test_cuda.py), nor replicated rows with prefetch at s >= 1, whose peek needs a flush.
 """
 
 import itertools
