@@ -47,7 +47,7 @@ class Synthetic:
         """scale: rows of each field against Kaggle's, 1 being 33.8 M rows in all; fields keep at least 4 rows, or all
         they have. zipf: exponent of the law of ids, 0 being uniform. num_train: samples of what is called an epoch.
         Raises UserError for values that cannot be."""
-        check_integer("data.seed", seed, -LARGEST)
+        check_integer("data.seed", seed, -LARGEST - 1)
         check_number("data.scale", scale, LEAST_SCALE, MOST_SCALE)
         check_number("data.zipf", zipf, 0, MOST_ZIPF)
         check_integer("data.num_train", num_train, 1)

@@ -59,6 +59,7 @@ def test_at_staleness_0_a_run_that_is_resumed_is_bitwise_the_one_never_stopped(t
     assert_same_bits(whole / "step-00000006", resumed / "step-00000006")
 
 
+@pytest.mark.long
 def test_lines_of_the_log_stay_and_go_on(tmp_path, run_of_6):
     folder = tmp_path / "run"
     shutil.copytree(run_of_6.parent, folder)

@@ -56,12 +56,14 @@ def after(tmp_path_factory):
     )
 
 
+@pytest.mark.long
 def test_the_script_with_another_bag_prints_the_same_losses(after, tmp_path):
     before = losses(2, EXAMPLES / "bag_before.py", "--epochs", 2, "--visits", 3000, "--save", tmp_path / "clicks.pt")
     assert before == pytest.approx(after, abs=1e-4)
     assert before["epoch 1 held-out"] < before["epoch 0 step 0"] - 0.01
 
 
+@pytest.mark.long
 def test_the_script_goes_on_where_it_was_stopped(after, tmp_path):
     command = ["-c", SAME_ROWS, EXAMPLES / "bag_after.py", "--visits", 3000, "--save", tmp_path / "clicks", "--epochs"]
     assert losses(2, *command, 1) | losses(2, *command, 2) == after
