@@ -256,6 +256,7 @@ def test_a_run_goes_on_on_other_ranks_with_no_sample_lost_or_twice(tmp_path):
         counting_model.assert_counted(by_key(end)["weight"], samples, 0.0005)
 
 
+@pytest.mark.long
 def test_a_checkpoint_is_evaluated_without_a_step(tmp_path, run_of_6):
     told = [json.loads((path / "summary.json").read_text())["auc"] for path in (
         run_of_6.parent, evaluated(tmp_path, run_of_6 / "step-00000006"),
@@ -533,6 +534,7 @@ def test_a_rank_killed_at_any_moment_leaves_a_checkpoint_to_go_on_from(tmp_path,
     assert_same_bits(tmp_path / "checkpoints/step-00000006", run_of_6 / "step-00000006")
 
 
+@pytest.mark.long
 def test_a_signal_saves_and_leaves_and_the_run_goes_on_bitwise(tmp_path):
     """The signal goes to one rank, which is in the middle of something."""
     settings = [*SMALL, *SAVING, f"run.dir={tmp_path}", "steps=100000", "resume=auto"]

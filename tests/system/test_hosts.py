@@ -42,6 +42,7 @@ def test_one_sided_puts_and_gets_of_a_megabyte_reach_the_other_host(told):
     assert all(rank["put_arrived"] and rank["get_arrived"] for rank in told)
 
 
+@pytest.mark.long
 def test_two_hosts_learn_what_one_host_learns(tmp_path):
     command = [sys.executable, "-m", "hetmpi.train", *SMALL]
     outcome = two_hosts(1, *command, f"run.dir={tmp_path}/two")

@@ -54,6 +54,7 @@ def test_three_ranks_give_the_same_curve(two_ranks, tmp_path):
     check_same_curve(two_ranks, tmp_path)
 
 
+@pytest.mark.long
 def test_horovodrun_gives_the_same_curve(two_ranks, tmp_path):
     horovodrun = shutil.which("horovodrun", path=str(Path(sys.executable).parent))
     outcome = train(2, *CURVE, "batch_size=48", f"run.dir={tmp_path}", launcher=horovodrun)
@@ -70,6 +71,7 @@ def test_ranks_without_shared_memory_give_the_same_bits(two_ranks, tmp_path, exc
     check_same_curve(two_ranks, tmp_path, tolerance=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks, below", [(1, 10**9), (2, 700), (2, 10**9), (3, 700)])
 def test_replicated_fields_give_the_same_curve(two_ranks, tmp_path, ranks, below):
     replicated = [f"table.replicate_below_rows={below}", f"batch_size={96 // ranks}"]
@@ -184,6 +186,7 @@ def test_a_profiled_run_says_where_its_time_went(tmp_path):
             )  # one after the other, in microseconds
 
 
+@pytest.mark.long
 def test_rows_stay_as_they_are_while_a_slow_rank_evaluates(tmp_path):
     often = ["eval.every_steps=2", "eval.batch_size=50", "table.staleness=100", f"run.dir={tmp_path}"]
     program = [sys.executable, str(ROOT / "tests/support/slow_evaluation.py")]

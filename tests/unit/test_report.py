@@ -214,6 +214,7 @@ def test_the_summary_has_the_parts_of_a_step_of_each_rank(trained):
     )
 
 
+@pytest.mark.long
 def test_a_run_goes_on_in_time_where_it_was_left(tmp_path):
     saving = ["checkpoint.every_steps=2", "resume=auto", "log.every_steps=2", f"run.dir={tmp_path}"]
     for steps in (4, 6):
