@@ -16,39 +16,25 @@ from hetmpi.comm.mailbox import Delivery, LocalRing, Mailbox, Message
 from hetmpi.comm.mpi import MPI
 from hetmpi.comm.route import Route
 from hetmpi.comm.shards import RemoteRows, ShardReader
-from hetmpi.comm.transport import Endpoint, Pull, Ticket
+from hetmpi.comm.transport import Endpoint, Immediate, Pull, Ticket
 from hetmpi.comm.waiting import Patience, wait_for
 from hetmpi.comm.window import RmaWindow
 from hetmpi.comm.world import World
 from hetmpi.in_flight import InFlight, finish
 
 
-class Collective:
+class Collective(Immediate):
     """See hetmpi/comm/transport.py, Transport. BSP pulls nothing ahead."""
 
     carries_pushes, is_collective = False, True
 
     def __init__(self, endpoint: Endpoint):
         self.name: str | None = "alltoall"
-        self.reader, self.mailbox = (
-            CollectiveShardReader(endpoint.window),
-            CollectiveMailbox(endpoint.window, endpoint.record),
-        )
+        self.reader = CollectiveShardReader(endpoint.window)
+        self.mailbox = CollectiveMailbox(endpoint.window, endpoint.record)
 
     def begin(self, pull: Pull) -> Ticket:
         raise NotImplementedError("BSP reads when it needs rows")
-
-    def peek(self, array: str, route: Route, out: np.ndarray):
-        finish(self.reader.reading(array, route, out))
-
-    def idle(self, bound: int):
-        """Nothing is held back."""
-
-    def flush(self, bound: int):
-        """Nothing is held back."""
-
-    def close(self):
-        self.mailbox.close()
 
 
 def swapping_counts(world: World, counts: np.ndarray) -> InFlight[np.ndarray]:
@@ -61,7 +47,7 @@ def swapping_counts(world: World, counts: np.ndarray) -> InFlight[np.ndarray]:
 def awaited(world: World, request: MPI.Request, what: str) -> InFlight[None]:
     """Waits for a call that all ranks make."""
     yield
-    wait_for(world, lambda: request.Test() or world.drain(), f"for all ranks to {what}")
+    wait_for(world, request.Test, f"for all ranks to {what}")
 
 
 class CollectiveShardReader(ShardReader):
@@ -114,9 +100,8 @@ class CollectiveMailbox:
         self._item = MPI.BYTE.Create_contiguous(record.row_bytes).Commit()
         self._packed = packed_rows(record)
         self._request: MPI.Request | None = None
-        self._coming: tuple | None = (
-            None  # (message sent, its step, whether to_all, counts, rows): MPI's until the request is done
-        )
+        # (message sent, its step, whether to_all, counts, rows): MPI's until the request is done
+        self._coming: tuple | None = None
         self._delivery: Delivery | None = None
 
     def send(self, message: Message, to_all: bool, while_waiting) -> int:
@@ -148,8 +133,8 @@ class CollectiveMailbox:
     def _await_arrival(self):
         """Waits until what all ranks sent with this rank's last message is here."""
         if self._request is not None:
-            request = self._request  # a drain may take in what came by it
-            wait_for(self.world, lambda: request.Test() or self.world.drain(), "for the gradients of all ranks")
+            request = self._request  # while it waits, drain() may take in what came, and forget this
+            wait_for(self.world, request.Test, "for the gradients of all ranks")
 
     def _post(self, message: Message, to_all: bool):
         """Sends all other nodes their rows of the message."""

@@ -10,13 +10,11 @@ from __future__ import annotations
 import numpy as np
 
 from hetmpi.comm.mailbox import Mailbox
-from hetmpi.comm.route import Route
 from hetmpi.comm.shards import ShardReader
-from hetmpi.comm.transport import Endpoint, Pull
-from hetmpi.in_flight import finish
+from hetmpi.comm.transport import Endpoint, Immediate, Pull
 
 
-class OneSided:
+class OneSided(Immediate):
     """See hetmpi/comm/transport.py, Transport."""
 
     carries_pushes = is_collective = False
@@ -29,19 +27,6 @@ class OneSided:
 
     def begin(self, pull: Pull) -> OneSidedTicket:
         return OneSidedTicket(self, pull)
-
-    def peek(self, array: str, route: Route, out: np.ndarray):
-        finish(self.reader.reading(array, route, out))
-
-    def idle(self, bound: int):
-        """Nothing is held back."""
-
-    def flush(self, bound: int):
-        """Nothing is held back."""
-
-    def close(self):
-        """Freeing the window completes what was posted."""
-        self.mailbox.close()
 
 
 class OneSidedTicket:

@@ -68,11 +68,8 @@ class TwoSided:
         self.name: str | None = "alltoall"
         self.reader = NodeShardReader(endpoint.window, endpoint.gather_own)
         self._peeks = CollectiveShardReader(endpoint.window, endpoint.gather_own)
-        self.mailbox, self.owner, self.arrays = (
-            HoldingMailbox(endpoint.window, endpoint.record),
-            endpoint.owner,
-            endpoint.arrays,
-        )
+        self.mailbox = HoldingMailbox(endpoint.window, endpoint.record)
+        self.owner, self.arrays = endpoint.owner, endpoint.arrays
         self.world, self._sum_dim = endpoint.window.world, endpoint.record.width
         self._comm = self.world.comm.Dup()  # messages of several tables must not be taken for each other's
         self._remote = [int(rank) for rank in np.flatnonzero(self.world.is_remote)]
@@ -104,7 +101,7 @@ class TwoSided:
             sent = [request for request, _ in self._sends]
             wait_for(
                 self.world,
-                lambda: MPI.Request.Testall(sent) or self.world.drain(),
+                lambda: MPI.Request.Testall(sent),
                 "for other ranks to receive its last message about the table",
             )
             self._comm.Free()
@@ -178,7 +175,7 @@ class TwoSided:
     def _receive(self, rank: int, tag: int) -> np.ndarray:
         """The next message from `rank`: (n,) int64."""
         status, what = MPI.Status(), f"for rank {rank} to read or write the table as often as it does"
-        matched = wait_for(self.world, lambda: self._comm.Improbe(rank, tag, status) or self.world.drain(), what)
+        matched = wait_for(self.world, lambda: self._comm.Improbe(rank, tag, status), what)
         message = np.empty(status.Get_count(MPI.INT64_T), np.int64)
         matched.Recv([message, MPI.INT64_T])
         return message

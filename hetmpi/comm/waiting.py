@@ -123,13 +123,14 @@ class Patience:
 
 
 def wait_for(world, look, what: str):
-    """What look() gives once it is true or an object: looks again and again, and says so if that takes long. what: as
-    for Patience."""
+    """What look() gives once it is true or an object: looks again and again, and says so if that takes long. Meanwhile
+    it takes in what others send (world.drain), as they may wait for room here. what: as for Patience."""
     found = look()
     if found:
         return found
     with Patience(world, lambda: what) as patience:
         while not (found := look()):
+            world.drain()
             patience.check()
             os.sched_yield()
     return found

@@ -81,11 +81,11 @@ class World:
         """As meet()."""
         request = self.comm.Ibarrier()
         yield
-        wait_for(self, lambda: request.Test() or self.drain(), what)
+        wait_for(self, request.Test, what)
 
     def drain(self):
-        """Takes in what other ranks send to this one's tables. Who waits for others calls it: they may wait for room in
-        the rings of another table here."""
+        """Takes in what other ranks send to this one's tables. Whoever waits calls it: the rank waited for may itself
+        wait for room in the rings of another table here."""
         for table in list(self.drains):
             table.drain()
 

@@ -177,7 +177,7 @@ class ReplicatingClient:
         if handle is not None:
             wait_for(
                 self._world,
-                lambda: self._hvd.poll(handle) or self._world.drain(),
+                lambda: self._hvd.poll(handle),
                 f"in step {step + 1} for all ranks' gradients of the replicated rows",
             )
             self._hvd.synchronize(handle)
