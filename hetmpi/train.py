@@ -88,7 +88,7 @@ class Training:
         after each line of the log. Collective."""
         self.world, self.config, self.device, self.spans, self.after_report = world, config, device, spans, after_report
         self.hvd = world.start_horovod()
-        self.source = source or build.make_source(config)
+        self.source = source or build.make(config.data)
         if source is None:
             build.prepare(self.source, world, config)
         self.saving = Saving(world, config)
@@ -99,8 +99,9 @@ class Training:
         self.specs = self.task.tables(self.model)
         build.check_batches(config, world, self.task, self.specs, self.total_steps - self.start.step)
         schedule = Schedule(config.optim.schedule, config.optim.warmup_steps, self.total_steps)
-        self.replicated = [keys for spec in self.specs.values() for keys in build.replicated_of(config, spec)]
-        self.tables = build.make_tables(config, world, self.specs, schedule, device, spans)
+        replicated = build.replicated_of(config, self.specs)
+        self.replicated = [keys for fields in replicated.values() for keys in fields]
+        self.tables = build.make_tables(config, world, self.specs, replicated, schedule, device, spans)
         self.dense = build.make_dense(config, self.hvd, self.model, schedule, device)
         if self.saving.resumed is not None:
             self.checkpoints.load(self.saving.resumed, self.tables.to_save, self.model, self.dense)

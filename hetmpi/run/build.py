@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -27,45 +28,53 @@ MB = 1 << 20
 
 
 def make(config: DictConfig, **arguments):
-    """The object that config._target_ names. Raises UserError if there is none, if it does not take these arguments, or
-    does not fit in memory; any other error of its class as it is."""
+    """The object that config._target_ names; it gets the arguments themselves, not Hydra's copies. Raises UserError if
+    there is none, if it does not take these arguments, or does not fit in memory; any other error of its class as it
+    is."""
     target = config.get("_target_")
     if not isinstance(target, str) or not target:
         raise UserError(f"_target_ must name a class, as package.module.Class, got {target!r}")
+    with doing(f"making {target}"):
+        try:
+            return factory_of(config, target)(**arguments)
+        except TypeError as error:
+            if not is_of_the_call(error):
+                raise
+            raise UserError(f"{target}: {error}: its keys must be the arguments of its constructor") from error
+        except RuntimeError as error:
+            if "allocate memory" not in str(error):
+                raise
+            num_bytes = re.search(r"allocate (\d+) bytes", str(error))
+            size = size_text(int(num_bytes[1])) if num_bytes else "its size"
+            raise UserError(
+                f"{target}: memory lacks room for a tensor of {size}: lower table.dim or the widths of its layers"
+            ) from error
+
+
+def factory_of(config: DictConfig, target: str) -> Callable:
+    """What makes the object, with the other keys of config as arguments. Raises UserError if target names no class."""
     try:
-        return instantiate(config, **arguments)
+        return instantiate(config, _partial_=True)
     except InstantiationException as error:
         cause = error.__cause__
         if cause is None:  # it names something else
             raise UserError(f"_target_={target} names no class: {' '.join(str(error).split())}") from error
-    if "allocate memory" in str(cause):
-        num_bytes = re.search(r"allocate (\d+) bytes", str(cause))
-        size = size_text(int(num_bytes[1])) if num_bytes else "its size"
-        raise UserError(
-            f"{target}: memory lacks room for a tensor of {size}: lower table.dim or the widths of its layers"
-        )
-    if isinstance(cause, TypeError) and is_of_the_call(cause):
-        raise UserError(f"{target}: {cause}: its keys must be the arguments of its constructor")
     if isinstance(cause, ImportError) and cause.__cause__ is not None:
         cause = cause.__cause__
         if isinstance(cause, AttributeError) or f"{target}.".startswith(f"{getattr(cause, 'name', None)}."):
             raise UserError(
                 f"cannot import {target} ({cause}): start from the folder its file is in, or put that on PYTHONPATH"
             ) from cause
-    with doing(f"making {target}"):
-        raise cause
+    raise cause
 
 
 def is_of_the_call(error: BaseException) -> bool:
-    """Whether Hydra's call itself failed, and not what it called."""
+    """Whether a call here, or Hydra's, itself failed, and not what it called."""
     frame = error.__traceback__
     while frame.tb_next is not None:
         frame = frame.tb_next
-    return "hydra" in Path(frame.tb_frame.f_code.co_filename).parts
-
-
-def make_source(config: DictConfig) -> Source:
-    return make(config.data)
+    file = frame.tb_frame.f_code.co_filename
+    return file == __file__ or "hydra" in Path(file).parts
 
 
 def prepare(source: Source, world: World, config: DictConfig):
@@ -88,16 +97,7 @@ def make_task(config: DictConfig, source: Source, device: torch.device) -> Task:
             raise UserError(
                 f"loss={config.loss_name}: it has parameters, which nobody would train: put them in the model"
             )
-    factory = make(config.task, _partial_=True)  # Hydra would make a copy of a source that is a dataclass
-    with doing(f"making {config.task._target_}"):
-        try:
-            return factory(source=source, loss=loss)
-        except TypeError as error:
-            if error.__traceback__.tb_next is not None:  # of code that was called
-                raise
-            raise UserError(
-                f"{config.task._target_}: {error}: its keys must be the arguments of its constructor"
-            ) from error
+    return make(config.task, source=source, loss=loss)
 
 
 def make_model(config: DictConfig, task: Task) -> torch.nn.Module:
@@ -110,39 +110,34 @@ def make_model(config: DictConfig, task: Task) -> torch.nn.Module:
     return model
 
 
+def replicated_of(config: DictConfig, specs: dict[str, TableSpec]) -> dict[str, list[range]]:
+    """table -> keys of its fields that every rank has whole. Raises UserError if the fields are not those of a
+    table."""
+    below = config.table.replicate_below_rows
+    for spec in specs.values():
+        if below > 0 and len(spec.field_rows) and sum(spec.field_rows) != spec.num_rows:
+            raise UserError(
+                f"data={config.data_name}: field_rows must sum to num_rows, {spec.num_rows:,}, for "
+                f"table.replicate_below_rows={below}, got {sum(spec.field_rows):,}"
+            )
+    return {name: small_fields(spec.field_rows, below) for name, spec in specs.items()}
+
+
 def make_tables(
-    config: DictConfig,
-    world: World,
-    specs: dict[str, TableSpec],
-    schedule: Schedule,
-    device: torch.device,
-    spans: Spans,
-) -> TableGroup:
-    """The tables of a model. Collective."""
+    config: DictConfig, world: World, specs: dict[str, TableSpec], replicated: dict[str, list[range]],
+    schedule: Schedule, device: torch.device, spans: Spans,
+) -> TableGroup:  # fmt: skip
+    """The tables of a model. replicated: as replicated_of. Collective."""
     table, optim = config.table, config.optim
     rule = RowOptimizer(optim.rows, optim.rows_lr, optim.rows_weight_decay, schedule=schedule)
     return TableGroup({
         name: EmbeddingTable(
             world, spec.num_rows, spec.dim, rule, name=name, partition=table.partition, seed=config.seed,
             init_std=table.init_std, inbox_bytes=int(table.inbox_mb * MB), staleness=staleness_of(config),
-            cache=cache_of(config), spans=spans, exchange=table.exchange, device=device,
-            replicated=replicated_of(config, spec),
+            cache=cache_of(config), spans=spans, exchange=table.exchange, device=device, replicated=replicated[name],
         )
         for name, spec in specs.items()
     })  # fmt: skip
-
-
-def replicated_of(config: DictConfig, spec: TableSpec) -> list[range]:
-    """Keys of the fields that every rank has whole. Raises UserError if the fields are not those of the table."""
-    below = config.table.replicate_below_rows
-    if below == 0 or len(spec.field_rows) == 0:
-        return []
-    if sum(spec.field_rows) != spec.num_rows:
-        raise UserError(
-            f"data={config.data_name}: field_rows must sum to num_rows, {spec.num_rows:,}, for "
-            f"table.replicate_below_rows={below}, got {sum(spec.field_rows):,}"
-        )
-    return small_fields(spec.field_rows, below)
 
 
 def make_dense(config: DictConfig, hvd, model: torch.nn.Module, schedule: Schedule, device) -> DenseOptimizer:
