@@ -188,7 +188,7 @@ def write_torchscript(path: Path, model: OfTensors, inputs: tuple):
     with torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`torch\.jit\.trace", DeprecationWarning)  # TorchScript is what is asked for
         warnings.filterwarnings(
-            "ignore", category=torch.jit.TracerWarning, module=r"models\.ctr"
+            "ignore", category=torch.jit.TracerWarning, module=r"hetmpi\.models\.ctr"
         )  # its checks of shapes, which hold for any B, U
         torch.jit.trace(model, inputs).save(str(path))
 

@@ -1,13 +1,19 @@
 """Trains a model on tables partitioned over all ranks: mpirun -np 4 python -m hetmpi.train model=deepfm steps=1000
 
-The only reader of the settings (conf/config.yaml); hetmpi/run/build.py makes the parts of a run of them.
+The only reader of the settings (hetmpi/run/settings.py); hetmpi/run/build.py makes the parts of a run of them.
 """
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # above the imports that take seconds
+    from hetmpi.comm.oversubscription import restart_with_naps
+
+    restart_with_naps()
+
 import contextlib
 import math
 import sys
+from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
 
@@ -21,14 +27,16 @@ from hetmpi.comm.world import World
 from hetmpi.data.loader import Ahead, Loader
 from hetmpi.data.source import Source
 from hetmpi.errors import NotFinite, UserError, doing
-from hetmpi.run import build
-from hetmpi.run.config import CONF, compose
+from hetmpi.run import build, command_line
+from hetmpi.run.comparison import comparison
+from hetmpi.run.config import compose
 from hetmpi.run.device import choose_device
 from hetmpi.run.evaluation import Evaluation
 from hetmpi.run.preemption import Preemption
 from hetmpi.run.progress import Interval, Stopwatch, gathered_by_rank, in_ms, summed, table_figures, times
 from hetmpi.run.runlog import RunLog
 from hetmpi.run.saving import Saving
+from hetmpi.run.sweep import points_of
 from hetmpi.run.watchdog import Watchdog
 from hetmpi.spans import Spans, chrome_trace, own_ms
 from hetmpi.table.optim import Schedule
@@ -36,12 +44,47 @@ from hetmpi.table.optim import Schedule
 LEAVE_S = 5  # for the owners to take in what a failing rank holds back
 
 
-def main(world: World, overrides: list[str] | None = None):
-    """Composes the settings, builds the parts, trains, reports. overrides: default those on the command line."""
-    overrides = sys.argv[1:] if overrides is None else overrides
-    if {"-h", "--help"} & set(overrides):
-        return print(usage()) if world.rank == 0 else None
-    config = compose(world, overrides)
+def main(world: World, arguments: list[str] | None = None):
+    """Does what the command line asks for. arguments: default those of this process. Collective."""
+    asked = command_line.parse(sys.argv[1:] if arguments is None else arguments)
+    if asked.help or asked.cfg is not None:
+        show(world, asked)
+    elif asked.multirun:
+        sweep(world, asked.overrides, asked.config_dir)
+    else:
+        train(world, compose(world, asked.overrides, asked.config_dir))
+
+
+def show(world: World, asked: Namespace):
+    """Prints what --help or --cfg asks for, on rank 0."""
+    text, error = "", None
+    try:
+        if asked.help:
+            text = command_line.help_text(asked.config_dir)
+        else:
+            text = command_line.composed_text(asked.overrides, asked.config_dir, asked.cfg, asked.resolve)
+    except UserError as refused:
+        error = refused
+    world.agree(error)
+    if world.rank == 0:
+        print(text, flush=True)
+
+
+def sweep(world: World, overrides: list[str], config_dir: str | None):
+    """Trains all points of a sweep in turn, those excepted that are done, then prints a row for each."""
+    points = points_of(world, overrides, config_dir)
+    for number, point in enumerate(points, 1):
+        if world.rank == 0:
+            done = " is done" if point.is_done else ""
+            print(f"hetmpi: {number} of {len(points)}: {point.folder}{done}", flush=True)
+        if not point.is_done:
+            train(world, compose(world, point.overrides, config_dir))
+    if world.rank == 0:
+        print(comparison([point.folder for point in points]), flush=True)
+
+
+def train(world: World, config: DictConfig):
+    """Builds the parts, trains, reports. Leaves the program if a signal ends the run early. Collective."""
     spans = Spans(keeps_trace=config.train.profile)
     watchdog = Watchdog(world, spans, config.watchdog.seconds)
     torch.set_num_threads(world.compute_threads())
@@ -64,11 +107,6 @@ def main(world: World, overrides: list[str] | None = None):
     watchdog.close()
     if not is_done:
         sys.exit(LEFT_EARLY)
-
-
-def usage() -> str:
-    """How to call the program, and every setting with its default."""
-    return f"{__doc__}\nSettings, given as KEY=VALUE:\n\n{(CONF / 'config.yaml').read_text()}"
 
 
 class Training:
@@ -139,9 +177,12 @@ class Training:
                 self.evaluate(step + 1)
                 interval.go_on()
         self.tables.flush()
-        self.checkpoints.wait()
         self.watch.pause()
-        self._finish(self.evaluate(self.total_steps))
+        evaluated = self.evaluate(self.total_steps)
+        try:
+            self.checkpoints.wait()
+        finally:  # the figures stay also where the disk has no room for the model
+            self._finish(evaluated)
         return True
 
     def _step(self, step: int, batch, batches: Ahead) -> Tensor:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from models.ctr import MLP, CTRModel, concat
+from hetmpi.models.ctr import MLP, CTRModel, concat
 
 
 class DCN(CTRModel):

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from models.ctr import MLP, CTRModel
+from hetmpi.models.ctr import MLP, CTRModel
 
 
 class DeepFM(CTRModel):

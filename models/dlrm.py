@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from models.ctr import MLP, CTRModel, concat
+from hetmpi.models.ctr import MLP, CTRModel, concat
 
 
 class DLRM(CTRModel):

@@ -20,6 +20,7 @@ import pdoc
 from jinja2 import ChoiceLoader, DictLoader
 
 import hetmpi
+from hetmpi.run.command_line import help_text
 
 ROOT = Path(__file__).resolve().parent.parent
 BESIDES = {
@@ -54,9 +55,8 @@ def main(out: Path):
         ]
     hetmpi.__all__ = list(dict.fromkeys(module.split(".")[0] for module in shown))
     hetmpi.__doc__ += "\n\nFor a program of your own:\n\n" + "\n".join(map(entry, hetmpi.PLACES))
-    settings = (ROOT / "conf/config.yaml").read_text()
-    import_module("hetmpi.run.config").__doc__ += "\n\nconf/config.yaml:\n\n" + "\n".join(
-        f"  {line}" for line in settings.splitlines()
+    import_module("hetmpi.run.config").__doc__ += "\n\n" + "\n".join(
+        f"  {line}" for line in help_text(None).splitlines()
     )
     pdoc.render.configure(docformat="markdown", include_undocumented=False, footer_text=f"hetmpi {hetmpi.__version__}")
     pdoc.render.env.loader = ChoiceLoader([DictLoader({"custom.css": STYLE}), pdoc.render.env.loader])

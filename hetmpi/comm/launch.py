@@ -15,6 +15,7 @@ import time
 import traceback
 
 from hetmpi.comm.mpi import MPI, SPEAK_DELAY_S, local_rank
+from hetmpi.comm.oversubscription import missing_naps
 from hetmpi.comm.waiting import wait_for
 from hetmpi.comm.world import World
 from hetmpi.errors import ToldElsewhere, UserError
@@ -31,6 +32,7 @@ def launch(main):
     try:
         share_gpus()
         world = World()
+        advise_naps(world)
         share_cores(world.node)
         main(world)
     except SystemExit as leaving:
@@ -76,11 +78,10 @@ def abort(error: BaseException, is_traced: bool = False):
     message."""
     rank, size = (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size) if MPI.Is_initialized() else (0, 1)
     libc = ctypes.CDLL(None)
-    for number in (
-        signal.SIGTERM,
-        signal.SIGALRM,
-    ):  # SIGTERM ends it again: by that a launcher keeps those quiet who fail after the first
-        libc.signal(number, None)  # Python's own way is for the main thread
+    # SIGTERM ends the process again: by that a launcher keeps those quiet who fail after the first. Python's own way to
+    # set a handler is for the main thread alone.
+    for number in (signal.SIGTERM, signal.SIGALRM):
+        libc.signal(number, None)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # of a full disk
             stream.flush()
@@ -119,6 +120,18 @@ def describe(error: BaseException, rank: int, size: int, is_traced: bool = False
         return f"hetmpi: interrupted{where}"
     trace = "".join(traceback.format_exception(error)).rstrip()
     return f"{trace}\nhetmpi: {type(error).__name__}: {error}{where}"
+
+
+def advise_naps(world: World):
+    """Says how ranks that outnumber their cores can wait without taking them. Collective over the node."""
+    library = missing_naps(world.node.size)
+    if library is not None and world.node.rank == 0:
+        print(
+            f"hetmpi: {world.node.size} ranks share {os.cpu_count()} cores on {world.host} and take them from each other "
+            f"while they wait: start them with LD_PRELOAD={library}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def share_gpus():

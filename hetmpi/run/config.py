@@ -1,4 +1,4 @@
-"""The settings of a run: Hydra's, composed once by rank 0 from conf/ and the command line, then given to all ranks.
+"""The settings of a run: composed by Hydra on rank 0, checked, and given to all ranks.
 
 Composing on every rank, as @hydra.main does, would make a time-stamped run folder per rank and print a wrong override
 once per rank.
@@ -6,195 +6,193 @@ once per rank.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
+from hydra import compose as hydra_compose
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from hetmpi.comm.route import PARTITIONS
 from hetmpi.comm.world import World
 from hetmpi.dense import DENSE_RULES
-from hetmpi.errors import LARGEST, UserError, check_integer, check_number
-from hetmpi.run.device import DEVICES
-from hetmpi.table.cache import ADMIT, POLICIES, CacheSettings, Staleness
-from hetmpi.table.optim import ROW_RULES, SCHEDULES, check_choice
-from hetmpi.table.request import MOST_AHEAD
-from hetmpi.table.table import EXCHANGES
+from hetmpi.errors import UserError, check_integer, check_number
+from hetmpi.run.settings import GROUPS, PARTS, Declared, Settings, declared
+from hetmpi.table.cache import CacheSettings, Staleness
+from hetmpi.table.optim import ROW_RULES, check_choice
 
 DEFAULT_CAPACITY_FRACTION = 0.1  # HET's
-CONF = Path(__file__).resolve().parents[2] / "conf"
-INTEGERS = {  # key -> the least it may be
-    "steps": 0, "seed": 0, "batch_size": 1, "table.dim": 1, "optim.warmup_steps": 0, "eval.every_steps": 0,
-    "eval.max_samples": 1, "eval.batch_size": 1, "loader.threads": 1, "loader.prefetch": 1, "log.every_steps": 1,
-    "table.ranks_per_node": 1, "table.staleness": 0, "table.prefetch_batches": 0, "table.cache.capacity_rows": 0,
-    "table.replicate_below_rows": 0, "checkpoint.every_steps": 0, "checkpoint.keep": 1, "checkpoint.full_every": 1,
-}  # fmt: skip
-NUMBERS = {
-    "epochs": 0, "watchdog.seconds": 0, "table.init_std": 0, "table.inbox_mb": 0, "table.anticipate": 0,
-    "table.staleness_growth": 0, "table.cache.capacity_fraction": 0, "optim.rows_lr": 0, "optim.dense_lr": 0,
-    "optim.rows_weight_decay": 0, "optim.dense_weight_decay": 0,
-}  # fmt: skip
-OPTIONAL = {
-    "steps",
-    "epochs",
-    "eval.max_samples",
-    "table.ranks_per_node",
-    "table.staleness",
-    "table.prefetch_batches",
-    "table.staleness_growth",
-    "table.anticipate",
-    "table.cache.capacity_rows",
-    "table.cache.capacity_fraction",
-    "optim.rows_lr",
-    "optim.dense_lr",
-    "resume",
-}
-MOST = {"table.dim": 1 << 20}
-GROUPS = (
-    "table",
-    "table.cache",
-    "optim",
-    "eval",
-    "loader",
-    "checkpoint",
-    "watchdog",
-    "log",
-    "train",
-    "run",
-    "model",
-    "data",
-    "task",
-    "loss",
-)
+CONF = Path(__file__).resolve().parents[1] / "conf"
 NAMED = ("model", "data", "loss")  # groups whose choice stands beside the settings, as model_name
-PATHS = ("run.dir", "checkpoint.dir", "resume")
 MOST_UNITS = 1 << 20  # of a layer
-CHOICES = {
-    "device": DEVICES, "table.cache.policy": POLICIES, "table.cache.admit": ADMIT, "table.exchange": EXCHANGES,
-    "table.partition": PARTITIONS, "optim.rows": ROW_RULES, "optim.dense": DENSE_RULES, "optim.schedule": SCHEDULES,
-}  # fmt: skip
+WHERE = "`hetmpi train --help` lists all settings, and the choices for model, data, task and loss"
+
+ConfigStore.instance().store("hetmpi", Settings)
 
 
-def compose(world: World, overrides: list[str]) -> DictConfig:
+def compose(world: World, overrides: list[str], config_dir: str | None = None) -> DictConfig:
     """The resolved settings, the same on every rank, with `model_name`, `data_name` and `loss_name` beside them.
-    Collective.
+    config_dir: as conf_folders. Collective.
 
     Raises UserError on every rank for an unknown key, group or value."""
     settings, error = None, None
     if world.rank == 0:
         try:
-            settings = OmegaConf.to_container(resolved(overrides), resolve=True)
+            settings = OmegaConf.to_container(resolved(overrides, config_dir), resolve=True)
         except UserError as refused:
             error = refused
     world.agree(error)
     return OmegaConf.create(world.comm.bcast(settings))
 
 
-def resolved(overrides: list[str]) -> DictConfig:
-    """The settings that conf/ and `overrides` make. Raises UserError with Hydra's own words for what they cannot be."""
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            config = hydra_compose("config", overrides=overrides, return_hydra_config=True)
-            HydraConfig.instance().set_config(config)
-            choices = config.hydra.runtime.choices
-            OmegaConf.set_struct(config, False)
-            for group in NAMED:
-                config[f"{group}_name"] = choices[group]
-            del config["hydra"]
-            OmegaConf.resolve(config)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(f"settings: {advice(error, overrides)}") from error
+def resolved(overrides: list[str], config_dir: str | None = None) -> DictConfig:
+    """The settings that the declarations, the files of the groups and `overrides` make. Raises UserError, with Hydra's
+    own words where they suffice."""
+    with advised(overrides, config_dir):
+        config = composed(overrides, config_dir)
+        del config["hydra"]
+        OmegaConf.resolve(config)
     check(config)
     return config
 
 
-def advice(error: Exception, overrides: list[str]) -> str:
-    """Hydra's message on one line, what was probably meant, and where the settings are listed."""
+@contextlib.contextmanager
+def advised(overrides: list[str], config_dir: str | None):
+    """A context whose errors of Hydra and OmegaConf become a UserError."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(f"settings: {advice(error, overrides, config_dir)}") from error
+
+
+def composed(overrides: list[str], config_dir: str | None = None) -> DictConfig:
+    """What Hydra composes, not yet resolved, with its own settings under `hydra`. Raises Hydra's errors."""
+    GlobalHydra.instance().clear()
+    path = create_config_search_path(None)
+    for folder in conf_folders(config_dir):
+        path.prepend("hetmpi", f"file://{folder.resolve()}", "schema")
+    Hydra.create_main_hydra2("hetmpi", path)
+    config = hydra_compose("hetmpi", overrides=overrides, return_hydra_config=True)
+    HydraConfig.instance().set_config(config)  # for ${hydra:...}
+    OmegaConf.set_struct(config, False)
+    for group in NAMED:
+        config[f"{group}_name"] = config.hydra.runtime.choices[group]
+    return config
+
+
+def conf_folders(config_dir: str | None) -> list[Path]:
+    """Where the files of groups are looked for, the first place first: config_dir, the folder conf/ where the program
+    was started, hetmpi's own. Raises UserError if there is no config_dir."""
+    if config_dir is None:
+        return [Path("conf"), CONF]
+    if not Path(config_dir).is_dir():
+        raise UserError(f"--config-dir={config_dir}: there is no such folder")
+    return [Path(config_dir), Path("conf"), CONF]
+
+
+def advice(error: Exception, overrides: list[str], config_dir: str | None) -> str:
+    """What is wrong, on one line, and what was probably meant."""
+    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+    wrong_value = re.search(r"(?:Value |value: )'?(.*?)'?( of type '(\w+)'|\s+full_key)", str(cause), re.DOTALL)
+    setting = next((s for s in declared() if s.key == getattr(cause, "full_key", None)), None)
+    if setting is not None and wrong_value is not None:
+        return refusal_of(setting, wrong_value[1], wrong_value[3])
+    if getattr(cause, "full_key", None) in GROUPS:
+        return not_a_group(cause.full_key, wrong_value and wrong_value[1])
     text = " ".join(str(error).split("Config search path")[0].split())
-    wrong = re.search(r"Could not override '([^']+)'", text)
-    if wrong:
-        text = wrong[0]
-        near = difflib.get_close_matches(wrong[1], known_keys(), n=1)
-        text += f", did you mean {near[0]}?" if near else "."
+    unknown = re.search(r"Could not override '([^']+)'", text)
+    if unknown:
+        near = difflib.get_close_matches(unknown[1], known_keys(config_dir), n=1)
+        text = unknown[0] + (f", did you mean {near[0]}?" if near else "")
     elif any(override.startswith("-") for override in overrides):
-        text = "settings are given as KEY=VALUE, --help lists them."
+        text = "settings are given as KEY=VALUE."
     elif "LexerNoViableAlt" in text or "mismatched input" in text:
         text += " Values with other than plain letters, digits and ./_- need quotes of their own: \"run.dir='/tmp/ü'\"."
-    return f"{text} conf/config.yaml lists all settings, conf/*/ the models, losses and data"
+    return f"{text if text.endswith('?') else text.rstrip('.') + '.'} {WHERE}"
 
 
-def known_keys() -> list[str]:
-    """Dotted names of the settings in conf/config.yaml and the data groups."""
-    keys = set()
-    for path in [CONF / "config.yaml", *(path for group in GROUPS for path in CONF.glob(f"{group}/*.yaml"))]:
-        group = "" if path.parent == CONF else f"{path.parent.name}."
-        keys |= {group + name for name in dotted(OmegaConf.to_container(OmegaConf.load(path)))}
+def not_a_group(name: str, value) -> str:
+    return f"{name} must be a group of settings, got {value}: set {name}.NAME"
+
+
+def refusal_of(setting: Declared, text: str, kind: str | None) -> str:
+    """Why a setting cannot be what OmegaConf could not convert."""
+    try:
+        check_value(setting, float(text) if kind == "float" else text == "True" if kind == "bool" else text)
+    except UserError as refusal:
+        return str(refusal)
+    return f"{setting.key} must be {setting.values}, got {text}"
+
+
+def known_keys(config_dir: str | None) -> list[str]:
+    """Dotted names of the settings, and of the keys in the files of the groups."""
+    keys = {setting.key for setting in declared()} | set(GROUPS)
+    for group in PARTS:
+        for path in (path for folder in conf_folders(config_dir) for path in folder.glob(f"{group}/*.yaml")):
+            keys |= {group, *(f"{group}.{key}" for key in OmegaConf.load(path))}
     return sorted(keys)
 
 
-def dotted(settings: dict) -> list[str]:
-    """The names of settings and of groups of them, as on the command line."""
-    names = []
-    for key, value in settings.items():
-        names += [key, *(f"{key}.{name}" for name in dotted(value))] if isinstance(value, dict) else [key]
-    return names
-
-
 def check(config: DictConfig):
-    """Raises UserError for values that no run can have; fills in the learning rates left open."""
+    """Raises UserError for values that no run can have; fills in the learning rates and the prefetch left open."""
     missing = OmegaConf.missing_keys(config)
     if missing:
         raise UserError(f"settings: give {', '.join(f'{key}=...' for key in sorted(missing))}")
-    for key in GROUPS:
-        if not isinstance(OmegaConf.select(config, key), DictConfig):
-            raise UserError(
-                f"settings: {key} must be a group of settings, got {OmegaConf.select(config, key)}: set {key}.NAME"
-            )
-    for key, least in {**INTEGERS, **NUMBERS}.items():
-        if (value := OmegaConf.select(config, key)) is not None or key not in OPTIONAL:
-            check_kind = check_integer if key in INTEGERS else check_number
-            check_kind(f"settings: {key}", value, least, MOST.get(key, LARGEST))
-    for key in PATHS:
-        check_path(config, key)
-    check_model(config.model)
-    for key, choices in CHOICES.items():
-        if key == "table.exchange" and "." in str(config.table.exchange):  # the path of a transport's class
-            continue
-        try:
-            check_choice(key, OmegaConf.select(config, key), choices)
-        except ValueError as error:
-            raise UserError(f"settings: {error}") from error
-    if not isinstance(config.train.profile, bool):
-        raise UserError(f"settings: train.profile must be true or false, got {config.train.profile}")
-    if config.table.staleness == 0 and config.table.prefetch_batches:
-        raise UserError(
-            f"settings: table.prefetch_batches={config.table.prefetch_batches} takes a staleness of 1 or more: at 0 "
-            "most rows fetched ahead would change before they are read"
-        )
-    if config.table.prefetch_batches is None:
-        config.table.prefetch_batches = 0 if config.table.staleness == 0 else 1
-    if config.table.prefetch_batches > MOST_AHEAD:
-        raise UserError(
-            f"settings: table.prefetch_batches must be at most {MOST_AHEAD}, got {config.table.prefetch_batches}"
-        )
+    for group in PARTS:
+        if not isinstance(config[group], DictConfig):
+            raise UserError(f"settings: {not_a_group(group, config[group])}")
+    names = [setting.key for setting in declared()]
+    for group in GROUPS:
+        unknown = {f"{group}.{key}" for key in OmegaConf.select(config, group)} - {*names, *GROUPS}
+        if unknown:
+            raise UserError(f"settings: there is no {', '.join(sorted(unknown))}. {WHERE}")
     try:
+        for setting in declared():
+            value = OmegaConf.select(config, setting.key)
+            if value is not None or not setting.is_optional:
+                check_value(setting, value)
         staleness_of(config), cache_of(config)
     except ValueError as error:
         raise UserError(f"settings: {error}") from error
+    check_model(config.model)
+    table, optim = config.table, config.optim
+    if table.staleness == 0 and table.prefetch_batches:
+        raise UserError(
+            f"settings: table.prefetch_batches={table.prefetch_batches} takes a staleness of 1 or more: at 0 "
+            "most rows fetched ahead would change before they are read"
+        )
     if config.steps is None and config.epochs is None:
         raise UserError("settings: give steps or epochs, both are null")
-    if config.optim.rows_lr is None:
-        config.optim.rows_lr = ROW_RULES[config.optim.rows]
-    if config.optim.dense_lr is None:
-        config.optim.dense_lr = DENSE_RULES[config.optim.dense]
+    if table.prefetch_batches is None:
+        table.prefetch_batches = 0 if table.staleness == 0 else 1
+    if optim.rows_lr is None:
+        optim.rows_lr = ROW_RULES[optim.rows]
+    if optim.dense_lr is None:
+        optim.dense_lr = DENSE_RULES[optim.dense]
+
+
+def check_value(setting: Declared, value):
+    """Raises ValueError unless a setting may have this value, which is not null or where null is not allowed."""
+    if setting.kind is int:
+        check_integer(setting.key, value, setting.least, setting.most)
+    elif setting.kind is float:
+        check_number(setting.key, value, setting.least, setting.most)
+    elif setting.kind is bool:
+        if not isinstance(value, bool):
+            raise UserError(f"{setting.key} must be true or false, got {value}")
+    elif setting.choices is None:
+        if not isinstance(value, str) or not value:
+            raise UserError(f"{setting.key} must be a path, got {str(value)[:100]!r}: write a number as ./NUMBER")
+    elif not (setting.takes_class and "." in str(value)):
+        check_choice(setting.key, value, setting.choices)
 
 
 def staleness_of(config: DictConfig) -> Staleness:
@@ -205,9 +203,6 @@ def staleness_of(config: DictConfig) -> Staleness:
 def cache_of(config: DictConfig) -> CacheSettings:
     """The cache that table.cache says; without a capacity, a tenth of the rows where it can pay. At s = 0 it cannot:
     what a step reads it writes, so the lines are out of date when they are read again. Raises UserError."""
-    unknown = set(config.table.cache) - {field.name for field in fields(CacheSettings)}
-    if unknown:
-        raise UserError(f"table.cache has no setting {', '.join(sorted(unknown))}")
     settings = CacheSettings(**config.table.cache)
     if settings.capacity_rows is None and settings.capacity_fraction is None:
         fraction = 0.0 if config.table.staleness == 0 else DEFAULT_CAPACITY_FRACTION
@@ -215,16 +210,9 @@ def cache_of(config: DictConfig) -> CacheSettings:
     return settings
 
 
-def check_path(config: DictConfig, key: str):
-    """Raises UserError unless the value of `key` is text, or null where it may be."""
-    value = OmegaConf.select(config, key)
-    if not (value is None and key in OPTIONAL) and not (isinstance(value, str) and value):
-        raise UserError(f"settings: {key} must be a path, got {str(value)[:100]!r}: write a number as ./NUMBER")
-
-
 def check_model(model: DictConfig):
-    """Raises UserError for sizes that no layer of the models here can have. What others take is theirs to check."""
-    for key, value in model.items() if str(model._target_).startswith("models.") else ():
+    """Raises UserError for sizes that no layer of hetmpi's models can have. Other models check theirs."""
+    for key, value in model.items() if str(model._target_).startswith("hetmpi.models.") else ():
         if isinstance(value, ListConfig):
             for size in value:
                 check_integer(f"settings: each of model.{key}", size, 1, MOST_UNITS)

@@ -32,12 +32,14 @@ class Saving:
 
     @property
     def is_regular(self) -> bool:
-        """Whether checkpoints are made without being told to leave."""
+        """Whether checkpoints are made while training goes on."""
         return self.config.checkpoint.every_steps > 0
 
     def is_due(self, step: int, total_steps: int) -> bool:
         """Whether one is to be made after `step` steps."""
-        return self.is_regular and (step % self.config.checkpoint.every_steps == 0 or step == total_steps)
+        if step == total_steps and self.config.checkpoint.at_end:
+            return True
+        return self.is_regular and step % self.config.checkpoint.every_steps == 0
 
     def about(self, model_arguments: dict[str, int]) -> dict:
         """What a manifest says of the run."""
@@ -92,7 +94,7 @@ class Saving:
         """Raises UserError if checkpoints of other steps would be taken for this run's. Collective."""
         steps = self.world.comm.bcast(self.checkpoints.steps() if self.world.rank == 0 else None)
         newer = [step for step in steps if step > self.start.step]
-        if newer and self.is_regular:
+        if newer and (self.is_regular or self.config.checkpoint.at_end):
             raise UserError(
                 f"checkpoint.dir={self.checkpoints.folder} holds {self.checkpoints.path(newer[0]).name} of an earlier "
                 f"run, and this one begins at step {self.start.step}: set resume=auto to go on from it, or remove it, "

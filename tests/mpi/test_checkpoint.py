@@ -31,10 +31,10 @@ from hetmpi.comm.world import World
 from hetmpi.data.batch import to_batch
 from hetmpi.data.synthetic import Synthetic
 from hetmpi.errors import UserError
+from hetmpi.models.wdl import WDL
 from hetmpi.table.cache import CacheSettings, Staleness
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.table import EmbeddingTable
-from models.wdl import WDL
 
 SAVING = ["checkpoint.every_steps=2", "checkpoint.keep=9", "optim.rows=adagrad"]
 
@@ -410,9 +410,9 @@ def test_an_export_builds_models_alone(tmp_path, run_of_6):
     for number, config in enumerate(
         [
             {"_target_": "os.mkdir", "_args_": [str(tmp_path / "made")]},
-            {"_target_": "models.wdl.WDL", "hidden": {"_target_": "os.mkdir", "path": "x"}},
-            {"_target_": "models.wdl.WDL", "hidden": "${oc.create:{_target_:os.abort}}"},
-            {"_target_": "models.wdl.WDL", "hidden": [7]},
+            {"_target_": "hetmpi.models.wdl.WDL", "hidden": {"_target_": "os.mkdir", "path": "x"}},
+            {"_target_": "hetmpi.models.wdl.WDL", "hidden": "${oc.create:{_target_:os.abort}}"},
+            {"_target_": "hetmpi.models.wdl.WDL", "hidden": [7]},
             {"_target_": 3},
             {},
         ]

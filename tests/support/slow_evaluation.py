@@ -6,10 +6,10 @@ import time
 import torch
 
 from hetmpi.comm.launch import launch
+from hetmpi.models.wdl import WDL
 from hetmpi.run.config import compose
 from hetmpi.spans import Spans
 from hetmpi.train import Training
-from models.wdl import WDL
 
 
 class SlowToEvaluate(WDL):

@@ -70,14 +70,18 @@ def test_a_wrong_setting_is_told_once(override):
         ),
         (
             "model.hidden=[1000000,1000000]",
-            ["models.wdl.WDL: memory lacks room for a tensor of 3,725.3 GiB: lower table.dim"],
+            ["hetmpi.models.wdl.WDL: memory lacks room for a tensor of 3,725.3 GiB: lower table.dim"],
         ),
         ("data.scale=x", ["data.scale must be a number of at least 1e-09, got x"]),
         ("data._target_=5", ["_target_ must name a class, as package.module.Class, got 5"]),
         ("data._target_=json", ["_target_=json names no class"]),
         (
             "+model.depth=3",
-            ["models.wdl.WDL", "unexpected keyword argument 'depth'", "must be the arguments of its constructor"],
+            [
+                "hetmpi.models.wdl.WDL",
+                "unexpected keyword argument 'depth'",
+                "must be the arguments of its constructor",
+            ],
         ),
     ],
 )

@@ -94,7 +94,6 @@ def test_the_run_folder_names_model_and_data():
         "table.inbox_mb=inf",
         "table.init_std=inf",
         "optim.rows_lr=inf",
-        "optim.dense_weight_decay=99999999999999999999",
         "watchdog.seconds=inf",
         "checkpoint.dir=5",
         "checkpoint.dir=null",

@@ -37,7 +37,7 @@ def test_there_is_a_page_for_every_name(pages):
         ("table/bag", "At staleness 0 collective"),
         ("data/batch", "ids: np.ndarray # (B, F) int64 keys, 0 <= key < num_rows"),
         ("checkpoint/checkpoints", "shard-00003.weight.npy rows of rank 3, (n, dim) float32"),
-        ("run/config", "capacity_rows: null # rows kept on each rank"),
+        ("run/config", "table.cache.capacity_rows rows kept on each rank"),
     ],
 )
 def test_they_say_shapes_and_errors(pages, page, said):

@@ -10,9 +10,9 @@ from omegaconf import OmegaConf
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from hetmpi.layers import look_up
-from models.ctr import CTRModel
-from models.dcn import CrossLayer
-from models.deepfm import second_order
+from hetmpi.models.ctr import CTRModel
+from hetmpi.models.dcn import CrossLayer
+from hetmpi.models.deepfm import second_order
 
 NAMES = ("wdl", "deepfm", "dcn", "dlrm")
 FIELDS, DENSE, DIM = 5, 3, 4

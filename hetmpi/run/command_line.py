@@ -1,0 +1,84 @@
+"""The command line of `hetmpi train`: Hydra's overrides and those of its options that make sense on many ranks."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from itertools import groupby
+
+from omegaconf import OmegaConf
+
+from hetmpi.errors import UserError
+from hetmpi.run.config import advised, composed, conf_folders
+from hetmpi.run.settings import PARTS, Declared, declared
+
+USAGE = """\
+usage: hetmpi train [OPTIONS] [KEY=VALUE ...]            one rank
+       mpirun -np 4 hetmpi train [OPTIONS] [KEY=VALUE ...]
+       ./run.sh train [OPTIONS] [KEY=VALUE ...]          in a checkout, on NP ranks
+
+Trains a model whose embedding tables are partitioned over all ranks. KEY=VALUE is a Hydra override of a setting below,
+or of a key of the chosen model, data, task or loss, as in model=deepfm model.hidden=[64,64] steps=1000.
+
+options:
+  -m, --multirun      a sweep: each combination of values in KEY=A,B is trained in turn, on all ranks
+  --config-dir DIR    look for the files of model/, data/, task/, loss/ and experiment/ in DIR first, then in the folder
+                      conf/ where the program is started, then in those that come with hetmpi
+  --cfg job           print the composed settings and leave; --cfg hydra prints Hydra's own, --cfg all both
+  --resolve           with --cfg: with the values of ${...}
+  -h, --help          this text
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        raise UserError(f"settings: {message}: settings are given as KEY=VALUE; `hetmpi train --help` lists them")
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """-> overrides, multirun, config_dir, cfg, resolve, help. Raises UserError."""
+    parser = Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--multirun", "-m", action="store_true")
+    parser.add_argument("--config-dir", "-cd")
+    parser.add_argument("--cfg", "-c", choices=("job", "hydra", "all"))
+    parser.add_argument("--resolve", action="store_true")
+    parser.add_argument("--help", "-h", action="store_true")
+    return parser.parse_intermixed_args(arguments)
+
+
+def composed_text(overrides: list[str], config_dir: str | None, what: str, is_resolved: bool) -> str:
+    """The composed settings as YAML. what: job (hetmpi's), hydra (Hydra's own) or all. Raises UserError."""
+    with advised(overrides, config_dir):
+        config = composed(overrides, config_dir)
+        if what == "hydra":
+            config = config.hydra
+        elif what == "job":
+            del config["hydra"]
+        return OmegaConf.to_yaml(config, resolve=is_resolved)
+
+
+def help_text(config_dir: str | None) -> str:
+    """How to call the program, the choices of each group, and every setting with default, range and help."""
+    lines = [USAGE, "choices:"]
+    for group, names in choices(config_dir).items():
+        lines.append(f"  {group:<18}  {' | '.join(names)}")
+    for heading, settings in groupby(declared(), lambda setting: setting.key.rpartition(".")[0]):
+        lines += ["", f"{heading or 'settings'}:", *map(help_line, settings)]
+    return "\n".join(lines)
+
+
+def help_line(setting: Declared) -> str:
+    default = (
+        "null" if setting.default is None else str(setting.default).lower() if setting.kind is bool else setting.default
+    )
+    about = textwrap.wrap(f"{setting.help} [{setting.values}; default {default}]", 86, break_long_words=False)
+    return "\n".join(f"  {key:<32}{line}" for key, line in zip([setting.key] + [""] * len(about), about))
+
+
+def choices(config_dir: str | None) -> dict[str, list[str]]:
+    """Group -> the names that may be chosen, from all places that are looked at."""
+    return {
+        group: sorted({path.stem for folder in conf_folders(config_dir) for path in folder.glob(f"{group}/*.yaml")})
+        for group in (*PARTS, "experiment")
+    }

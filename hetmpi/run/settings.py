@@ -1,0 +1,221 @@
+"""The settings of a training, each declared once: its type, default, range and a line of help.
+
+Hydra composes them (hetmpi/run/config.py); its checks, `hetmpi train --help` and docs/settings.md come from here. The
+keys of a model, a data set, a task or a loss are the arguments of its class: they stand in conf/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import Field, dataclass, field, fields, is_dataclass
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+from hetmpi.comm.route import PARTITIONS
+from hetmpi.dense import DENSE_RULES
+from hetmpi.errors import LARGEST
+from hetmpi.run.device import DEVICES
+from hetmpi.table.cache import ADMIT, POLICIES, ROW_BYTES, CacheSettings
+from hetmpi.table.optim import ROW_RULES, SCHEDULES
+from hetmpi.table.request import MOST_AHEAD
+from hetmpi.table.table import EXCHANGES
+
+Path = Any  # a text; OmegaConf would make one of a number, as in resume=5
+
+
+def setting(default, help: str, least: float = 0, most: float = LARGEST, choices=None, takes_class: bool = False):
+    """A setting. least, most: of a number. choices: of a text; takes_class: or else the dotted name of a class."""
+    about = {"help": help, "least": least, "most": most, "choices": choices, "takes_class": takes_class}
+    return field(default=default, metadata=about)
+
+
+def group(kind: type):
+    return field(default_factory=kind)
+
+
+@dataclass
+class Cache:
+    capacity_rows: int | None = setting(CacheSettings.capacity_rows, "rows kept on each rank; or capacity_fraction")
+    capacity_fraction: float | None = setting(
+        CacheSettings.capacity_fraction, "a share of the table's rows; both null: none at staleness 0, else 0.1", most=1
+    )
+    policy: str = setting(CacheSettings.policy, "which row makes room", choices=POLICIES)
+    dtype: str = setting(
+        CacheSettings.dtype, "of the rows kept; 16 bits need a staleness of 1 or more", choices=tuple(ROW_BYTES)
+    )
+    admit: str = setting(
+        CacheSettings.admit,
+        "whose rows are kept: offnode: of other nodes; remote: of other ranks; all; auto: offnode, on a GPU all",
+        choices=ADMIT,
+    )
+
+
+@dataclass
+class Table:
+    dim: int = setting(16, "numbers per embedding", least=1, most=1 << 20)
+    partition: str = setting("round_robin", "which rank owns a row", choices=PARTITIONS)
+    init_std: float = setting(0.01, "standard deviation of the initial rows")
+    inbox_mb: float = setting(8, "MB per rank for gradients that arrive")
+    staleness: int | None = setting(0, "iterations that a cached row may lag: 0 exact, null no bound")
+    staleness_growth: float | None = setting(
+        None, "steps per unit of staleness until the bound is reached; null: the whole bound from the first step"
+    )
+    anticipate: float | None = setting(
+        None, "number of ranks that a rank assumes to move its cached rows as it does; null: all, 1: as in HET"
+    )
+    replicate_below_rows: int = setting(
+        0, "fields of fewer rows are kept whole on every rank, their gradients summed by allreduce; 0: none"
+    )
+    prefetch_batches: int | None = setting(
+        None, "batches whose rows of other nodes are requested ahead; null: 0 at staleness 0, else 1", most=MOST_AHEAD
+    )
+    exchange: str = setting(
+        "auto",
+        "how rows travel between nodes; auto: the faster one, by a trial at the start",
+        choices=EXCHANGES,
+        takes_class=True,
+    )
+    ranks_per_node: int | None = setting(
+        None, "splits a node into smaller ones that reach each other by MPI alone; for tests", least=1
+    )
+    cache: Cache = group(Cache)
+
+
+@dataclass
+class Optim:
+    rows: str = setting("adagrad", "optimizer of the rows, which their owners apply", choices=tuple(ROW_RULES))
+    dense: str = setting("adam", "optimizer of the dense layers", choices=tuple(DENSE_RULES))
+    rows_lr: float | None = setting(None, "null: " + ", ".join(f"{lr:g} for {rule}" for rule, lr in ROW_RULES.items()))
+    dense_lr: float | None = setting(
+        None, "null: " + ", ".join(f"{lr:g} for {rule}" for rule, lr in DENSE_RULES.items())
+    )
+    rows_weight_decay: float = setting(0.0, "of the rows that a step touches")
+    dense_weight_decay: float = setting(0.0, "of the dense layers")
+    schedule: str = setting("constant", "of both learning rates over the run", choices=SCHEDULES)
+    warmup_steps: int = setting(0, "steps over which both learning rates rise from 0")
+
+
+@dataclass
+class Eval:
+    every_steps: int = setting(0, "steps between evaluations on held-out samples; 0: at the end only")
+    max_samples: int | None = setting(None, "held-out samples to use; null: all", least=1)
+    batch_size: int = setting(4096, "samples per rank and forward pass", least=1)
+
+
+@dataclass
+class LoaderSettings:
+    threads: int = setting(1, "threads per rank that make batches", least=1)
+    prefetch: int = setting(2, "batches made ahead", least=1)
+
+
+@dataclass
+class Checkpoint:
+    at_end: bool = setting(True, "keep the model after the last step")
+    every_steps: int = setting(0, "steps between checkpoints; 0: none but at the end, or when a signal ends the run")
+    keep: int = setting(2, "newest checkpoints that stay", least=1)
+    full_every: int = setting(1, "every N-th checkpoint is full, the others hold changed rows", least=1)
+    dir: Path = setting("${run.dir}/checkpoints", "folder of the checkpoints, which all ranks must see")
+
+
+@dataclass
+class WatchdogSettings:
+    seconds: float = setting(
+        300,
+        "a rank that keeps the others waiting so long is named, one that stopped responding ends the job; twice as "
+        "long until its first step; 0: never",
+    )
+
+
+@dataclass
+class Log:
+    every_steps: int = setting(100, "steps between log lines", least=1)
+
+
+@dataclass
+class Train:
+    profile: bool = setting(False, "write trace.json: each part of every rank's last steps, for ui.perfetto.dev")
+
+
+@dataclass
+class Run:
+    dir: Path = setting(
+        "runs/${now:%Y%m%d-%H%M%S}-${hydra:runtime.choices.model}-${hydra:runtime.choices.data}",
+        "folder of settings, metrics, summary and checkpoints",
+    )
+
+
+@dataclass
+class Settings:
+    defaults: list[Any] = field(
+        default_factory=lambda: [
+            {"model": "wdl"}, {"data": "synthetic"}, {"task": "ctr"}, {"loss": "bce"}, "_self_", {"experiment": None},
+        ]
+    )  # fmt: skip
+    steps: int | None = setting(None, "training steps; null: as many as `epochs` takes")
+    epochs: float | None = setting(1, "passes over the training data")
+    seed: int = setting(0, "of initial rows and layers, and of the order of the samples")
+    batch_size: int = setting(64, "samples per rank and step", least=1)
+    device: str = setting("auto", "cuda: one GPU per rank; auto: cuda where every rank can use one", choices=DEVICES)
+    resume: Path = setting(
+        None, "auto: from the newest whole checkpoint in checkpoint.dir, if there is one; or a checkpoint's folder"
+    )
+    table: Table = group(Table)
+    optim: Optim = group(Optim)
+    eval: Eval = group(Eval)
+    loader: LoaderSettings = group(LoaderSettings)
+    checkpoint: Checkpoint = group(Checkpoint)
+    watchdog: WatchdogSettings = group(WatchdogSettings)
+    log: Log = group(Log)
+    train: Train = group(Train)
+    run: Run = group(Run)
+    model: Any = field(default_factory=dict)
+    data: Any = field(default_factory=dict)
+    task: Any = field(default_factory=dict)
+    loss: Any = field(default_factory=dict)
+
+
+PARTS = ("model", "data", "task", "loss")  # groups with a file per choice, in conf/
+GROUPS = tuple(f.name for f in fields(Settings) if is_dataclass(f.default_factory)) + ("table.cache",)
+
+
+class Declared(NamedTuple):
+    """A setting as it is declared. kind: int, float, bool or str."""
+
+    key: str
+    kind: type
+    is_optional: bool
+    default: Any
+    help: str
+    least: float
+    most: float
+    choices: tuple[str, ...] | None
+    takes_class: bool
+
+    @property
+    def values(self) -> str:
+        """What it may be, in words."""
+        if self.choices is not None:
+            words = " | ".join(self.choices) + (" | package.module.Class" if self.takes_class else "")
+        elif self.kind is bool:
+            words = "true | false"
+        elif self.kind is str:
+            words = "path"
+        else:
+            words = "integer" if self.kind is int else "number"
+            words += f" from {self.least:g}" + (f" to {self.most:,}" if self.most < LARGEST else "")
+        return words + (" | null" if self.is_optional else "")
+
+
+def declared(settings: type = Settings, above: str = "") -> Iterator[Declared]:
+    """All settings, those of a group after its name."""
+    hints = get_type_hints(settings)
+    for f in fields(settings):
+        if is_dataclass(f.default_factory):
+            yield from declared(f.default_factory, f"{above}{f.name}.")
+        elif f.metadata:
+            yield declaration(f, hints[f.name], above)
+
+
+def declaration(f: Field, hint: Any, above: str) -> Declared:
+    [kind] = [kind for kind in get_args(hint) or [hint] if kind is not type(None)]
+    is_optional = len(get_args(hint)) > 1 or f.default is None
+    return Declared(f"{above}{f.name}", str if kind is Path else kind, is_optional, f.default, **f.metadata)
