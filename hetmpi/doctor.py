@@ -1,7 +1,9 @@
-"""Examines a machine as hetmpi will use it: ./run.sh doctor, or mpirun -np N python -m hetmpi.doctor across hosts.
+"""Examines a machine as hetmpi will use it: ./run.sh doctor, or mpirun -np N hetmpi doctor across hosts.
 
 Prints what each part found and ends with OK, exit code 0, or with what to change, exit code 1. Every way to fetch rows
 is checked for right values before it is timed.
+
+hetmpi doctor --clean    removes the files that killed MPICH runs of yours left in this machine's /dev/shm, and no more
 """
 
 from __future__ import annotations
@@ -30,10 +32,13 @@ BUSY_S = 0.5
 SLOW_GET_MS = 100.0
 SLOW_MROW_S = 0.5
 GIB = 1 << 30
+NEW_S = 60
 
 
 def main(world: World):
     """Runs all examinations; rank 0 prints."""
+    if unknown := sys.argv[1:]:
+        raise UserError(f"hetmpi doctor takes no {unknown[0]}: only --clean, or nothing")
     report = Report(world)
     describe_mpi(world, report)
     describe_horovod(world, report)
@@ -127,22 +132,33 @@ def describe_machine(world: World, report: Report):
     left_bytes = sum(path.stat().st_size for path in left)
     report.line("left of killed runs", f"{len(left)} files of MPICH in /dev/shm, {left_bytes / GIB:.1f} GiB")
     if left_bytes > shm_bytes / 10:
-        names = " ".join(str(path) for path in left[:5])
         report.cure(
-            f"{len(left)} files of killed MPICH runs take {left_bytes / GIB:.1f} GiB of /dev/shm: rm {names} ..."
+            f"{len(left)} files of killed MPICH runs take {left_bytes / GIB:.1f} GiB of /dev/shm: remove them by "
+            "`hetmpi doctor --clean`"
         )
     problem = gpu_problem()
     report.line("GPU", f"none can be used: {problem}" if problem else f"{torch.cuda.get_device_name()}, device=cuda")
 
 
 def abandoned_segments() -> list[Path]:
-    """MPICH's files in /dev/shm that no process of ours has mapped: a killed run cannot remove them."""
+    """MPICH's files in /dev/shm that are this user's and that no process has mapped: a killed run cannot remove
+    them."""
+    mine = [path for path in Path("/dev/shm").glob("mpich_shm_*") if path.stat().st_uid == os.getuid()]
+    old = [path for path in mine if time.time() - path.stat().st_mtime > NEW_S]  # a run that starts maps its file soon
     mapped = ""
     for path in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):  # another user's, or it has ended
             mapped += path.read_text()
-    mine = (path for path in Path("/dev/shm").glob("mpich_shm_*") if path.stat().st_uid == os.getuid())
-    return sorted(path for path in mine if str(path) not in mapped)
+    return sorted(path for path in old if str(path) not in mapped)
+
+
+def clean():
+    """Removes abandoned segments of this machine, one rank's work."""
+    removed = abandoned_segments()
+    num_bytes = sum(path.stat().st_size for path in removed)
+    for path in removed:
+        path.unlink(missing_ok=True)
+    print(f"hetmpi: removed {len(removed)} files of killed MPICH runs from /dev/shm, {num_bytes / 1e6:.1f} MB")
 
 
 def examine_windows(world: World, report: Report):
@@ -260,4 +276,9 @@ def fetch_text(num_rows: int, seconds: float) -> str:
 
 
 if __name__ == "__main__":
-    launch(main)
+    if sys.argv[1:] == ["--clean"]:
+        clean()
+    elif {"-h", "--help"} & set(sys.argv[1:]):
+        print(__doc__)
+    else:
+        launch(main)

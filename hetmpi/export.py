@@ -22,15 +22,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hetmpi.checkpoint.dense_state import attempt, read_state
-from hetmpi.checkpoint.manifest import DENSE, Entries, brief, read_manifest, tables_of
-from hetmpi.checkpoint.shard_files import ShardFiles, collect, shards_of
-from hetmpi.comm.route import Route, make_partition
-from hetmpi.data.batch import Batch
+from hetmpi.checkpoint.manifest import brief, read_manifest, tables_of
+from hetmpi.checkpoint.shard_files import shards_of
 from hetmpi.errors import UserError
-
-MOST_FIELDS = 1 << 20  # and numbers in a row
-BLOCK_BYTES = 256 << 20  # rows in memory at a time; for each block the files of all shards are opened once
+from hetmpi.run.saved_model import OfTensors, Saved, dense_layers
 
 CHOICES = {"rows": ("npy", "parquet", "none"), "dense": ("torchscript", "onnx", "none")}
 
@@ -87,23 +82,6 @@ def chosen_table(checkpoint: Path, manifest: dict, table: str | None) -> str:
     return table
 
 
-class Saved:
-    """A table in a checkpoint. table: what the manifest says of it; shards: the files of each rank's shard."""
-
-    def __init__(self, table: dict, shards: list[ShardFiles]):
-        self.num_rows, self.dim, self.shards = table["num_rows"], table["dim"], shards
-        self.partition = make_partition(table["partition"], table["num_rows"], len(shards))
-
-    def blocks(self):
-        """(first key, rows (n, dim) float32) in the order of keys."""
-        num = max(1, BLOCK_BYTES // (4 * self.dim))
-        for begin in range(0, self.num_rows, num):
-            keys = np.arange(begin, min(begin + num, self.num_rows))
-            rows = np.empty((len(keys), self.dim), np.float32)
-            collect(self.shards, Route.of_keys(self.partition, keys), "weight", rows)
-            yield begin, rows
-
-
 def write_npy(path: Path, saved: Saved):
     whole = np.lib.format.open_memmap(path, "w+", np.float32, (saved.num_rows, saved.dim))
     for begin, rows in saved.blocks():
@@ -120,68 +98,6 @@ def write_parquet(path: Path, saved: Saved):
         for begin, rows in saved.blocks():
             weights = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), saved.dim)
             writer.write_table(pa.table([pa.array(np.arange(begin, begin + len(rows))), weights], schema=schema))
-
-
-class OfTensors(torch.nn.Module):
-    """A model as a function of tensors alone."""
-
-    def __init__(self, model: torch.nn.Module):
-        super().__init__()
-        self.model = model
-
-    def forward(self, rows, index, dense):
-        return self.model(rows, Batch(None, index, dense, None))
-
-
-def dense_layers(checkpoint: Path, manifest: dict, dim: int) -> tuple[OfTensors, tuple]:
-    """The dense layers of a checkpoint that the trainer wrote, and inputs that fit them: two samples, rows of `dim`.
-    Raises UserError if the manifest does not say how to build them, or what it says makes no model with the weights in
-    dense.pt."""
-    if "model_config" not in manifest:
-        raise UserError(f"{checkpoint} does not say which model it is of: export its rows alone by dense=none")
-    said = Entries(f"{checkpoint}: manifest.json", manifest)
-    config, sizes = said.part("model_config"), said.part("model_sizes")
-    arguments = {name: sizes.integer(name, 0, MOST_FIELDS) for name in ("num_fields", "num_dense", "dim")}
-    state = read_state(checkpoint / DENSE, manifest["size"])
-    if "model" not in state:
-        raise UserError(f"{checkpoint / DENSE} has no model: export the rows alone by dense=none")
-    rows = torch.zeros(arguments["num_fields"] + 1, dim)  # of one field 1 row, which ONNX would take for a constant
-    index = torch.arange(arguments["num_fields"]).repeat(2, 1)
-    inputs = rows, index, torch.zeros(2, arguments["num_dense"])
-    made = []
-
-    def build():
-        model = instantiate_model(config.values, arguments)
-        model.load_state_dict(state["model"])
-        made.append(OfTensors(model).eval())
-        with torch.no_grad():
-            made[0](*inputs)
-
-    attempt(f"{checkpoint}: the model in its manifest", build)
-    return made[0], inputs
-
-
-def instantiate_model(config: dict, arguments: dict) -> torch.nn.Module:
-    """hydra.utils.instantiate of classes of torch.nn.Module alone: a manifest may come from anywhere, and `_target_`
-    could be any function. Raises UserError for another one."""
-    from hydra.utils import get_class, instantiate
-    from omegaconf import OmegaConf
-
-    parts = [config]
-    while parts:
-        part = parts.pop()
-        if isinstance(part, dict):
-            if "_target_" in part and not issubclass(get_class(part["_target_"]), torch.nn.Module):
-                raise UserError(f"_target_ must be a torch.nn.Module, got {brief(part['_target_'])}")
-            parts += part.values()
-        elif isinstance(part, list):
-            parts += part
-        elif isinstance(part, str) and "${" in part:  # which can make another _target_
-            raise UserError(f"values must be plain, got {brief(part)}")
-    model = instantiate(OmegaConf.create(config), **arguments)
-    if not isinstance(model, torch.nn.Module):
-        raise UserError(f"it makes {type(model).__name__}, no torch.nn.Module")
-    return model
 
 
 def write_torchscript(path: Path, model: OfTensors, inputs: tuple):

@@ -1,22 +1,17 @@
-"""A sweep: Hydra's multirun, each point of which is a training on several ranks, and with submitit a job of Slurm.
+"""A sweep whose points are jobs of Slurm: Hydra's multirun with submitit, each point a training on several ranks.
 
     python slurm/sweep.py --multirun table.staleness=0,10,100 model=wdl,deepfm steps=20000 \\
         hydra/launcher=submitit_slurm hydra.launcher.nodes=2 hydra.launcher.tasks_per_node=4
         hydra.launcher.timeout_min=720
 
-needs `pip install hydra-submitit-launcher` in hetmpi's venv; every rank is a task that submitit starts by srun. Without
-hydra/launcher=… the ranks of mpiexec train one point after the other:
-
-    mpiexec -n 2 python slurm/sweep.py --multirun table.staleness=0,10,100 steps=20000 hydra.sweep.dir=runs/sweep1
+needs `pip install hydra-submitit-launcher` in hetmpi's venv; every rank is a task that submitit starts by srun. In an
+allocation, or without Slurm, `hetmpi train -m` trains the points one after the other.
 
 A point's run folder is hydra.sweep.dir/NUMBER (default multirun/DATE/TIME/NUMBER). The same line with the same
-hydra.sweep.dir goes on with what was not finished, if checkpoint.every_steps is given. A point that is told to leave
-saves and is requeued.
+hydra.sweep.dir goes on with what was not finished. A point that a signal ends saves and is requeued.
 """
 
 import importlib.util
-import json
-import math
 import os
 import subprocess
 import sys
@@ -27,11 +22,13 @@ from pathlib import Path
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from hetmpi import train
 from hetmpi.comm.launch import LEFT_EARLY, launch
 from hetmpi.comm.mpi import srun_mpi
+from hetmpi.run.comparison import comparison
+from hetmpi.run.config import CONF
 
 
 def main():
@@ -44,11 +41,12 @@ def main():
         if importlib.util.find_spec("submitit") is None:
             sys.exit("sweep.py: hydra/launcher=submitit_slurm needs a package: pip install hydra-submitit-launcher")
         tell_srun()
+    if Path("conf").is_dir() and not any(text.startswith(("--config-dir", "-cd")) for text in sys.argv):
+        sys.argv += ["--config-dir", "conf"]  # as hetmpi train does
     try:
         train_point()
     finally:
-        if int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0"))) == 0:
-            print_rows(Path(folder))
+        print(comparison(sorted(Path(folder).glob("[0-9]*"), key=lambda path: int(path.name))))
 
 
 def given(key: str) -> str | None:
@@ -63,29 +61,19 @@ def tell_srun():
     os.environ.setdefault("SRUN_CPUS_PER_TASK", given("hydra.launcher.cpus_per_task") or "1")
 
 
-@hydra.main(version_base="1.3", config_path=str(train.CONF), config_name="config")
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name="hetmpi")
 def train_point(config: DictConfig):
     """Trains one point on the ranks that run this."""
     point = HydraConfig.get()
     overrides = [*point.overrides.task, f"run.dir={point.runtime.output_dir}", "resume=auto"]
     GlobalHydra.instance().clear()  # hetmpi.train composes its settings anew
+    sys.path.insert(0, os.getcwd())  # where a model of one's own lies
     try:
-        launch(partial(train.main, overrides=overrides))
+        launch(partial(train.main, arguments=overrides))
     except SystemExit as leaving:
         if leaving.code == LEFT_EARLY and os.environ.get("SLURM_PROCID") == "0":
             subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=True)
         raise
-
-
-def print_rows(folder: Path):
-    """Samples/s and AUC of each point that has ended, beside its settings."""
-    for path in sorted(folder.glob("*/summary.json"), key=lambda path: (len(path.parent.name), path)):
-        figures = json.loads(path.read_text())
-        overrides = OmegaConf.load(path.parent / ".hydra/overrides.yaml")
-        print(
-            f"{path.parent} | {figures['samples_per_s'] or 0:,.0f} samples/s | auc {figures['auc'] or math.nan:.4f} | "
-            f"{' '.join(overrides)}"
-        )
 
 
 if __name__ == "__main__":

@@ -188,8 +188,8 @@ try_sweep() {
     timeout 300 python "$ROOT/slurm/sweep.py" --multirun table.staleness=0,10 table.cache.admit=all steps=100 $small hydra.sweep.dir=sweep \
         hydra/launcher=submitit_slurm hydra.launcher.nodes=2 hydra.launcher.array_parallelism=1 >sweep.log 2>&1 &
     wait $! || true  # so that a signal to this script is served at once
-    grep samples/s sweep.log || tail -n 20 sweep.log sweep/.submitit/*/*.err
-    claim "sweep: a row per point" test "$(grep -c samples/s sweep.log)" = 2
+    grep -E '^ +[01] ' sweep.log || tail -n 20 sweep.log sweep/.submitit/*/*.err
+    claim "sweep: a row per point" test "$(grep -cE '^ +[01] +0\.' sweep.log)" = 2
     claim "sweep: each point on two ranks, with its own setting" sweep_is_right
 }
 

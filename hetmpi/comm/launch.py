@@ -127,8 +127,8 @@ def advise_naps(world: World):
     library = missing_naps(world.node.size)
     if library is not None and world.node.rank == 0:
         print(
-            f"hetmpi: {world.node.size} ranks share {os.cpu_count()} cores on {world.host} and take them from each other "
-            f"while they wait: start them with LD_PRELOAD={library}",
+            f"hetmpi: {world.node.size} ranks share {os.cpu_count()} cores on {world.host} and take them from each "
+            f"other while they wait: start them with LD_PRELOAD={library}",
             file=sys.stderr,
             flush=True,
         )

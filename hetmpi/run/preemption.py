@@ -1,11 +1,13 @@
-"""Signals by which a scheduler says that a job must go: all ranks agree on the step after which they leave, having
-saved."""
+"""Signals by which a scheduler, or a person by Ctrl-C, ends a run early: all ranks agree on the step after which they
+save and leave."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
+import time
 
 import numpy as np
 
@@ -13,12 +15,13 @@ from hetmpi.comm.mpi import MPI
 from hetmpi.comm.waiting import wait_for
 from hetmpi.comm.world import World
 
-SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
+SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
+ONE_KEY_S = 1.0  # Ctrl-C may arrive twice: from the terminal, and forwarded by mpiexec
 
 
 class Preemption:
-    """Listens for SIGNALS until `close`. The first one is noted, the second one, of any kind, ends the process at once:
-    also one that is in the middle of a call of MPI, where Python's handlers do not run."""
+    """Listens for SIGNALS until `close`. The first one is noted, the second one, of any kind, ends the process at once,
+    even in the middle of a call of MPI, where Python's handlers do not run."""
 
     def __init__(self, world: World):
         """Only in the main thread. Collective."""
@@ -34,12 +37,19 @@ class Preemption:
 
     def _listen(self):
         """Each signal comes as a byte, its number."""
+        noted_at = 0.0
         while heard := os.read(self._heard, 1):
             if heard[0] not in SIGNALS:
                 continue
+            if self._noted[0] == signal.SIGINT == heard[0] and time.monotonic() - noted_at < ONE_KEY_S:
+                continue
             if self._noted[0]:
                 os._exit(128 + heard[0])
-            self._noted[0] = heard[0]
+            self._noted[0], noted_at = heard[0], time.monotonic()
+            if heard[0] == signal.SIGINT and self._world.rank == 0:
+                print(
+                    "\nhetmpi: saving after this step; Ctrl-C again ends the run at once", file=sys.stderr, flush=True
+                )
 
     def is_agreed(self) -> bool:
         """Whether some rank had noted a signal when all last asked; the same on every rank. Asks anew, for the next

@@ -1,0 +1,152 @@
+"""Predicts with a checkpoint of a click-through-rate model: the probability of label 1 of each sample, without MPI.
+
+hetmpi predict CHECKPOINT OUT.npy [split=valid|train] [start=N] [stop=N] [--config-dir DIR] [KEY=VALUE ...]
+
+The samples are those of the data the model was trained on: their held-out part, or `split=train`; [start, stop) of it.
+data=NAME and data.KEY=VALUE name other data with the same features, and data.path where the manifest has none.
+OUT.npy is (stop - start,) float32, in the order of the samples.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+
+from hetmpi.checkpoint.manifest import read_manifest, tables_of
+from hetmpi.checkpoint.shard_files import shards_of
+from hetmpi.data.batch import Samples, to_batch
+from hetmpi.data.source import Source
+from hetmpi.errors import LARGEST, UserError, check_integer
+from hetmpi.run import build
+from hetmpi.run.command_line import parse
+from hetmpi.run.config import advised, composed
+from hetmpi.run.saved_model import OfTensors, Saved, dense_layers
+
+BATCH_SIZE = 4096
+OWN = ("split", "start", "stop")  # what is not a setting of the training
+
+
+def main(arguments: list[str]):
+    """Reads the command line, predicts, says how many probabilities were written."""
+    if len(arguments) < 2 or {"-h", "--help"} & set(arguments):
+        sys.exit(__doc__)
+    try:
+        asked = parse(arguments[2:])
+        own = dict(text.split("=", 1) for text in asked.overrides if text.split("=")[0] in OWN)
+        overrides = [text for text in asked.overrides if text.split("=")[0] not in OWN]
+        written = predict(Path(arguments[0]), Path(arguments[1]), overrides, asked.config_dir, **checked(own))
+    except UserError as refusal:
+        sys.exit(f"hetmpi: {refusal}")
+    print(f"hetmpi: {arguments[1]}: {len(written):,} probabilities, mean {written.mean():.4f}")
+
+
+def checked(own: dict[str, str]) -> dict:
+    """split, start and stop as given. Raises UserError."""
+    if own.get("split", "valid") not in ("valid", "train"):
+        raise UserError(f"split must be valid or train, got {own['split']}")
+    for name in OWN[1:]:
+        if name in own:
+            if not own[name].isdigit():
+                raise UserError(f"{name} must be an integer of at least 0, got {own[name]}")
+            own[name] = int(own[name])
+    return own
+
+
+def predict(
+    checkpoint: Path, out: Path, overrides: list[str], config_dir: str | None = None,
+    split: str = "valid", start: int = 0, stop: int | None = None,
+) -> np.ndarray:  # fmt: skip
+    """Writes the probability of label 1 of samples [start, stop) of a split to `out` -> the same, (stop - start,)
+    float32. overrides: Hydra's, of data. stop: None for all. Raises UserError for what is no whole checkpoint of a
+    click-through-rate model, and for data with other features."""
+    manifest = read_manifest(checkpoint)
+    name, table = the_table(checkpoint, manifest)
+    shards = shards_of(checkpoint, manifest)[name]
+    for shard in shards:
+        shard.check()
+    source = source_of(manifest, overrides, config_dir)
+    check_features(checkpoint, manifest, table, source)
+    most = source.num_valid if split == "valid" else source.num_train
+    if most is None and stop is None:
+        raise UserError(f"data={source.name} never ends: give stop=N")
+    stop = most if stop is None else stop
+    check_integer("stop", stop, start + 1, LARGEST if most is None else most)
+    dense, _ = dense_layers(checkpoint, manifest, table["dim"])
+    draw = getattr(source, split)
+    batches = (draw(begin, min(begin + BATCH_SIZE, stop)) for begin in range(start, stop, BATCH_SIZE))
+    found = np.concatenate(
+        [torch.sigmoid(logits).numpy() for logits in logits_of(batches, Saved(table, shards), dense)]
+    )
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with open(out, "wb") as file:
+            np.save(file, found)
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror}") from error
+    return found
+
+
+def the_table(checkpoint: Path, manifest: dict) -> tuple[str, dict]:
+    """Name and description of the only table. Raises UserError if there are several."""
+    tables = tables_of(manifest)
+    if len(tables) != 1:
+        raise UserError(f"{checkpoint} has {len(tables)} tables: hetmpi predict takes models with one")
+    return next(iter(tables.items()))
+
+
+@torch.no_grad()
+def logits_of(batches: Iterable[Samples], saved: Saved, dense: OfTensors) -> Iterator[Tensor]:
+    """The logits (B,) of each batch of samples."""
+    for samples in batches:
+        batch = to_batch(samples)
+        rows = np.empty((len(batch.keys), saved.dim), np.float32)
+        saved.read(batch.keys.numpy(), rows)
+        yield dense(torch.from_numpy(rows), batch.index, batch.dense)
+
+
+def source_of(manifest: dict, overrides: list[str], config_dir: str | None) -> Source:
+    """The data that the checkpoint's training read, prepared, but for what `overrides` say. Its class comes from the
+    settings and not from the manifest, which anyone may have written."""
+    named = any(text.startswith("data=") for text in overrides)
+    overrides = overrides if named else [f"data={manifest.get('data')}", *overrides]
+    with advised(overrides, config_dir):
+        config = composed(overrides, config_dir)
+        given = {text.lstrip("+~").split("=")[0] for text in overrides}
+        for key, value in manifest.get("data_config", {}).items() if not named else ():
+            if f"data.{key}" not in given and key != "_target_":
+                OmegaConf.update(config, f"data.{key}", value, force_add=True)
+        del config["hydra"]
+        missing = [key for key in OmegaConf.missing_keys(config) if key.startswith("data.")]
+        if missing:
+            raise UserError(f"give {', '.join(f'{key}=...' for key in missing)}")
+        data: DictConfig = OmegaConf.create(OmegaConf.to_container(config.data, resolve=True))
+    source = build.make(data)
+    source.prepare(0, 1, lambda: None)
+    return source
+
+
+def check_features(checkpoint: Path, manifest: dict, table: dict, source: Source):
+    """Raises UserError if the samples have other features than those the model was trained on."""
+    sizes = manifest.get("model_sizes", {})
+    trained = {
+        "num_fields": sizes.get("num_fields"),
+        "num_dense": sizes.get("num_dense"),
+        "num_rows": table["num_rows"],
+    }
+    found = {name: getattr(source, name, None) for name in trained}
+    if found != trained:
+        raise UserError(f"{checkpoint} was trained on data with {said(trained)}, data={source.name} has {said(found)}")
+
+
+def said(sizes: dict) -> str:
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,179 @@
+"""The command hetmpi as a person calls it, from a folder of their own."""
+
+import os
+import pty
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from launch import ROOT, environment, losses, mpiexec, ranks_of, run, summary
+
+from hetmpi.metrics import auc
+
+TINY = ["data.scale=0.0005", "table.dim=4", "batch_size=32", "steps=6", "log.every_steps=2", "eval.max_samples=500"]
+MODEL = """
+import torch
+from hetmpi.layers import look_up
+
+class {name}(torch.nn.Module):
+    def __init__(self, num_fields, num_dense, dim):
+        super().__init__()
+        self.row_dim = dim
+        self.out = torch.nn.Linear(num_fields * dim + num_dense, 1)
+
+    def forward(self, rows, batch):
+        return self.out(torch.cat([look_up(rows, batch.index).flatten(1), batch.dense], 1)).squeeze(1)
+"""
+
+
+def hetmpi(ranks, *arguments, cwd, **extra):
+    """`hetmpi ARGUMENTS` on this many ranks, 0 without a launcher, with nothing of the checkout's folder in sight."""
+    mpi = [mpiexec(), "-n", str(ranks)] if ranks else []
+    return run([*mpi, sys.executable, "-m", "hetmpi", *arguments], cwd=cwd, PYTHONPATH=str(ROOT), **extra)
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """A folder as a user has it: conf/model/, a model beside it, and a package models/ that has our modules' names."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "conf/model").mkdir(parents=True)
+    (folder / "models").mkdir()
+    (folder / "mine.py").write_text(MODEL.format(name="Mine"))
+    (folder / "models/wdl.py").write_text(MODEL.format(name="MyWDL"))
+    (folder / "conf/model/mine.yaml").write_text("_target_: mine.Mine\n")
+    (folder / "conf/model/shadow.yaml").write_text("_target_: models.wdl.MyWDL\n")
+    return folder
+
+
+def test_models_of_ones_own_are_found_beside_those_of_hetmpi(own):
+    points = "model=mine,shadow,wdl"
+    outcome = hetmpi(2, "train", "-m", *TINY, points, "run.dir=runs/sweep", cwd=own)
+    assert outcome.code == 0, outcome.text
+    runs = sorted((own / "runs/sweep").iterdir())
+    assert [run.name for run in runs] == ["0-model=mine", "1-model=shadow", "2-model=wdl"]
+    assert [summary(run)["dense_parameters"] for run in runs[:2]] == [26 * 4 + 13 + 1] * 2
+    table = outcome.text.split("samples/s")[-1]
+    assert all(f"{run.name} " in table and f"{summary(run)['auc']:.4f}" in table for run in runs), outcome.text
+
+
+def test_a_sweep_goes_on_with_what_was_not_finished(own):
+    arguments = ["train", "--multirun", *TINY, "model=mine", "optim.rows_lr=0.01,0.02", "run.dir=runs/again"]
+    assert hetmpi(2, *arguments, cwd=own).code == 0
+    first, second = sorted((own / "runs/again").iterdir())
+    kept, found = (first / "metrics.jsonl").stat().st_mtime_ns, losses(second)
+    (second / "summary.json").unlink()
+    for file in (second / "checkpoints").rglob("*"):
+        file.rename(second / file.name) if file.is_file() else None
+    outcome = hetmpi(2, *arguments, cwd=own)
+    assert outcome.code == 0 and f"{first.relative_to(own)} is done" in outcome.text, outcome.text
+    assert (first / "metrics.jsonl").stat().st_mtime_ns == kept and losses(second) == found
+    outcome = hetmpi(0, *arguments, "steps=7", cwd=own)
+    assert outcome.code != 0 and "holds a training with other settings" in outcome.text
+
+
+def test_cfg_prints_what_would_run_and_config_dir_comes_first(own, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/mine.yaml").write_text("_target_: other.Model\n")
+    outcome = hetmpi(2, "train", "--cfg", "job", "model=mine", "--config-dir", str(tmp_path), "table.dim=7", cwd=own)
+    assert outcome.code == 0 and "_target_: other.Model" in outcome.text and "dim: 7" in outcome.text, outcome.text
+    assert outcome.text.count("model_name: mine") == 1  # told by rank 0 alone
+    search = f"hydra.searchpath=[file://{tmp_path}]"
+    (tmp_path / "model/third.yaml").write_text("_target_: third.Model\n")
+    assert "third.Model" in hetmpi(0, "train", "--cfg", "job", "model=third", search, cwd=own).text
+
+
+def test_predictions_have_the_auc_that_the_run_found(own):
+    folder = own / "runs/predicted"
+    assert hetmpi(2, "train", *TINY, "model=mine", f"run.dir={folder}", cwd=own).code == 0
+    [checkpoint] = (folder / "checkpoints").iterdir()
+    outcome = hetmpi(0, "predict", str(checkpoint), "p.npy", "stop=500", cwd=own)
+    assert outcome.code == 0, outcome.text
+    from hetmpi.data.synthetic import Synthetic
+
+    source = Synthetic(scale=0.0005, zipf=1.05, num_train=500000, num_valid=100000, seed=0)
+    source.prepare(0, 1, lambda: None)
+    found = np.load(own / "p.npy")
+    assert found.shape == (500,) and found.dtype == np.float32
+    assert auc(source.valid(0, 500).label, found) == pytest.approx(summary(folder)["auc"], abs=1e-9)
+    for wrong, word in [
+        ("data.scale=0.01", "was trained on data with"),
+        ("stop=0", "stop must be"),
+        ("split=x", "split"),
+    ]:
+        outcome = hetmpi(0, "predict", str(checkpoint), "p.npy", wrong, cwd=own)
+        assert outcome.code != 0 and word in outcome.text and "Traceback" not in outcome.text, outcome.text
+
+
+def test_more_ranks_than_cores_sleep_while_they_wait(own):
+    """Under a plain mpiexec, which preloads nothing."""
+    (own / "conf/model/naps.yaml").write_text("_target_: naps.Naps\n")
+    (own / "naps.py").write_text(
+        MODEL.format(name="Naps") + "\nprint('NAPS' if '_naps' in open('/proc/self/maps').read() else 'none')\n"
+    )
+    ranks = os.cpu_count() + 1
+    outcome = hetmpi(ranks, "train", *TINY, "model=naps", "run.dir=runs/naps", cwd=own, LD_PRELOAD="")
+    assert outcome.code == 0 and outcome.text.count("NAPS") == ranks, outcome.text
+
+
+def test_a_default_run_keeps_its_model_unless_told_otherwise(own):
+    for chosen, kept in [("checkpoint.at_end=false", 0), ("checkpoint.at_end=true", 1)]:
+        folder = own / f"runs/kept{kept}"
+        assert hetmpi(0, "train", *TINY, "model=mine", chosen, f"run.dir={folder}", cwd=own).code == 0
+        assert len(list(folder.glob("checkpoints/step-00000006/manifest.json"))) == kept
+
+
+@pytest.mark.parametrize("presses, code", [(1, 85), (2, None)])
+def test_ctrl_c_saves_and_a_second_one_ends_at_once(own, presses, code):
+    """Pressed in a terminal, whose signal reaches mpiexec and the ranks."""
+    folder = own / f"runs/pressed{presses}"
+    command = [mpiexec(), "-n", "2", sys.executable, "-m", "hetmpi.train", *TINY, "steps=1000000", f"run.dir={folder}"]
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        command, cwd=own, env=environment(PYTHONPATH=str(ROOT)), stdin=follower, stdout=follower, stderr=follower,
+        start_new_session=True, preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(follower)
+    text = ""
+    while "r0 | step 20 " not in text and "20/1000000" not in text:
+        text += os.read(leader, 4096).decode(errors="replace")
+        assert process.poll() is None, text
+    for _ in range(presses):
+        os.write(leader, b"\x03")
+        time.sleep(1.5)
+    try:
+        while data := os.read(leader, 4096):
+            text += data.decode(errors="replace")
+    except OSError:  # the terminal's other end is closed
+        pass
+    found = process.wait(20)
+    os.close(leader)
+    print(text[-2000:])
+    saved = list(folder.glob("checkpoints/step-*/manifest.json"))
+    assert "saving after this step" in text and len(saved) == 1 if presses == 1 else found != 0
+    assert found == code if code else ranks_of(folder) == []
+
+
+def test_doctor_clean_removes_segments_of_no_living_process(own):
+    dead, living, fresh = (Path(f"/dev/shm/mpich_shm_{name}{os.getpid()}") for name in ("dead", "living", "fresh"))
+    for path in (dead, living, fresh):
+        path.write_bytes(b"x" * 4096)
+    for path in (dead, living):
+        os.utime(path, (time.time() - 3600,) * 2)
+    mapped = np.memmap(living)
+    try:
+        outcome = hetmpi(0, "doctor", "--clean", cwd=own)
+        assert outcome.code == 0 and "removed" in outcome.text
+        assert [path.exists() for path in (dead, living, fresh)] == [False, True, True]
+    finally:
+        del mapped
+        for path in (living, fresh):
+            path.unlink(missing_ok=True)
+
+
+def test_an_unknown_command_or_option_is_refused(own):
+    assert "there is no command tarin: it is one of train, predict" in hetmpi(0, "tarin", cwd=own).text
+    outcome = hetmpi(0, "train", "--no-such-option", cwd=own)
+    assert outcome.code != 0 and "--no-such-option" in outcome.text and "Traceback" not in outcome.text
