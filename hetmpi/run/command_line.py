@@ -69,10 +69,9 @@ def help_text(config_dir: str | None) -> str:
 
 
 def help_line(setting: Declared) -> str:
-    default = (
-        "null" if setting.default is None else str(setting.default).lower() if setting.kind is bool else setting.default
+    about = textwrap.wrap(
+        f"{setting.help} [{setting.values}; default {setting.default_text}]", 86, break_long_words=False
     )
-    about = textwrap.wrap(f"{setting.help} [{setting.values}; default {default}]", 86, break_long_words=False)
     return "\n".join(f"  {key:<32}{line}" for key, line in zip([setting.key] + [""] * len(about), about))
 
 

@@ -191,6 +191,13 @@ class Declared(NamedTuple):
     takes_class: bool
 
     @property
+    def default_text(self) -> str:
+        """The default as on the command line."""
+        if self.default is None:
+            return "null"
+        return str(self.default).lower() if self.kind is bool else str(self.default)
+
+    @property
     def values(self) -> str:
         """What it may be, in words."""
         if self.choices is not None:

@@ -1,12 +1,15 @@
 """Every configuration in conf/ is composed and built."""
 
+import runpy
 from pathlib import Path
 
 import pytest
 from hydra.utils import get_class
 
 from hetmpi.errors import UserError
+from hetmpi.run.command_line import help_text
 from hetmpi.run.config import CONF, cache_of, resolved
+from hetmpi.run.settings import declared
 
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
@@ -25,7 +28,11 @@ def test_every_pair_of_model_and_data_is_composed(model, data):
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_is_composed_and_can_be_overridden(experiment):
     config = resolved([f"experiment={experiment}", "table.staleness=7"])
-    assert (config.model_name, config.table.dim, config.table.staleness) == ("wdl", 128, 7)
+    assert (config.model_name, config.table.dim, config.table.staleness) == (
+        "wdl",
+        {"demo": 32}.get(experiment, 128),
+        7,
+    )
     assert cache_of(config).capacity_fraction == 0.1
 
 
@@ -125,3 +132,16 @@ def test_an_integer_written_as_a_float_is_told_how_to_write_it():
         UserError, match="batch_size must be an integer of at least 1, got 100000000000.0: write 100000000000,"
     ):
         resolved(["batch_size=1e11"])
+
+
+def test_the_page_of_settings_is_up_to_date():
+    root = Path(__file__).resolve().parents[2]
+    written = runpy.run_path(str(root / "tools/settings_page.py"))
+    assert (root / "docs/settings.md").read_text() == written["page"](), "run python tools/settings_page.py"
+
+
+def test_help_names_every_setting_with_its_default():
+    text = help_text(None)
+    for setting in declared():
+        assert f"  {setting.key} " in text and setting.help.split()[0] in text
+    assert "integer from 1; default 64]" in text and "dcn | deepfm | dlrm | wdl" in text
