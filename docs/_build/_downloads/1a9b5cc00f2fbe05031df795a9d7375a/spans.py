@@ -1,0 +1,103 @@
+"""Spans: where the time of a step goes, by part."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+
+import numpy as np
+
+PARTS = {  # in the order of a step
+    "load": "waiting for the loader's batch",
+    "drain": "s = 0: waiting for all ranks' gradients, and applying them; else letting owners see what was sent",
+    "find": "routing keys to owners, looking them up in the cache",
+    "validate": "clocks from the owners, lines too old; ordering the rows that the next read needs, or answering",
+    "fetch": "rows from the owners, the cache and to the caller",
+    "prefetch": "s >= 1: routing the next batch, asking for its clocks",
+    "forward": "the network",
+    "backward": "the network; Horovod's allreduce starts in it",
+    "push": "gradients to lines and owners",
+    "allreduce": "waiting for the dense gradients of all ranks, and the dense optimizer",
+}
+OWN = ("load", "find", "forward", "backward")  # what a rank does by itself, however late others are
+WAITS = ("drain", "validate", "fetch", "prefetch", "push")  # what a rank with all rows in hand would not spend
+TRACED = 200_000  # spans kept for a trace: the last ones
+
+
+class Spans:
+    """What one rank's time went to. Parts follow each other: none lies in another.
+
+    seconds   part -> seconds so far
+    trace     the last (part, begin, end), in seconds since 1970; empty unless asked for
+    step      the one in work, 0 the first
+    doing     the part in work, or what now() was told
+    ticks     how often that changed
+    """
+
+    def __init__(self, keeps_trace: bool = False):
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self.trace = deque(maxlen=TRACED if keeps_trace else 0)
+        self.epoch = time.time() - time.perf_counter()
+        self._spans = {part: Span(self, part) for part in PARTS}
+        self.step, self.doing, self.ticks = 0, "set-up", 0
+
+    def __call__(self, part: str) -> Span:
+        """A context: the time in it belongs to `part`."""
+        return self._spans[part]
+
+    def now(self, doing: str):
+        """Says what is in work beside the parts of a step, for who watches."""
+        self.doing = doing
+        self.ticks += 1
+
+    def as_array(self) -> np.ndarray:
+        """Milliseconds of each part, (number of parts,) float64."""
+        return 1000 * np.array([*self.seconds.values()])
+
+
+class Span:
+    """One part, entered again and again."""
+
+    def __init__(self, spans: Spans, part: str):
+        self.spans, self.part, self.began = spans, part, 0.0
+
+    def __enter__(self):
+        self.spans.now(self.part)
+        self.began = time.perf_counter()
+
+    def __exit__(self, *_):
+        ended = time.perf_counter()
+        self.spans.seconds[self.part] += ended - self.began
+        if self.spans.trace.maxlen:
+            self.spans.trace.append((self.part, self.began + self.spans.epoch, ended + self.spans.epoch))
+
+
+def by_part(milliseconds: np.ndarray) -> dict[str, float]:
+    """The inverse of as_array, for what was summed or averaged: part -> ms."""
+    return dict(zip(PARTS, map(float, milliseconds)))
+
+
+def wait_ms(milliseconds: np.ndarray) -> float:
+    """What of as_array() went to rows and gradients of the table."""
+    parts = by_part(milliseconds)
+    return sum(parts[part] for part in WAITS)
+
+
+def own_ms(milliseconds: np.ndarray) -> np.ndarray:
+    """What of as_array() was a rank's own work: (..., number of parts) -> (...)."""
+    return milliseconds[..., [part in OWN for part in PARTS]].sum(-1)
+
+
+def chrome_trace(traces: list, hosts: list[str]) -> str:
+    """The spans of all ranks, one (part, begin, end) list and one host per rank, in the JSON that chrome://tracing and
+    Perfetto open. Ranks of different hosts are as far apart as their clocks."""
+    events, zero = [], min((trace[0][1] for trace in traces if trace), default=0.0)
+    for rank, (trace, host) in enumerate(zip(traces, hosts)):
+        name = {"name": f"rank {rank} on {host}"}
+        events.append({"ph": "M", "pid": rank, "tid": 0, "name": "process_name", "args": name})
+        events += [
+            {"ph": "X", "pid": rank, "tid": 0, "name": part, "ts": 1e6 * (begin - zero), "dur": 1e6 * (end - begin)}
+            for part, begin, end in trace
+        ]
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})

@@ -1,0 +1,40 @@
+"""A transport of one's own, for SSP: what other nodes are asked, and their replies, go pickled through two collective
+calls each. Slow, and short.
+
+table.exchange=toy_transport.Pickled
+"""
+
+import numpy as np
+
+from hetmpi.comm.two_sided import Asked, TwoSided, joined
+
+
+class Pickled(TwoSided):
+    """TwoSided with another wire below its rounds."""
+
+    def ask(self, pull):
+        held, known, size = self.mailbox.take_held(), pull.known(), self.world.size
+        asked = {rank: Asked(pull.route.of(rank)[1], known[pull.route.of(rank)[1]]) for rank in self._remote}
+        letters = [None] * size
+        for rank in self._remote:
+            parts = [message.route.of(rank) for message in held]
+            sums = (
+                np.concatenate([np.empty(0, np.int64), *(rows for rows, _ in parts)]),
+                joined(held, parts, "values", self._sum_dim),
+            )
+            times = joined(held, parts, "clocks"), joined(held, parts, "counts")
+            letters[rank] = (*sums, *times), (pull.route.of(rank)[0], asked[rank].known, pull.bound)
+        self._letters = self._comm.alltoall(letters)
+        return asked
+
+    def serve(self):
+        for rank in self._remote:
+            self.owner.apply(*self._letters[rank][0])
+        replies = [None] * self.world.size
+        for rank in self._remote:
+            replies[rank] = self.owner.reply(*self._letters[rank][1])
+        self._replies = self._comm.alltoall(replies)
+
+    def reply_of(self, owner, asked, bound):
+        clocks, values = self._replies[owner]
+        return clocks, asked.order[self.owner.wants(asked.known, clocks, bound)], values
