@@ -24,6 +24,8 @@ include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md",
 exclude_patterns = [".*", "docs/_build", "build", "prepared", "runs", "multirun", "outputs"]
 myst_heading_anchors = 4
 
+smartquotes = False
+
 html_theme = "furo"
 html_title = f"hetmpi {release}"
 html_static_path = ["_static"]
@@ -39,8 +41,9 @@ nitpick_ignore_regex = [
     ("py:class", r"hetmpi\.(spans\.Spans|table\.request\.Keys|table\.cache\.RowCache)"),  # arguments few need
 ]
 
-INDEX_LINK = re.compile(r"^- \[[^]]+\]\(([^)#]+)\.(?:md|rst)\)", re.MULTILINE)
+INDEX_LINK = re.compile(r"^(?:- )?\[[^]]+\]\(([^)#]+)\.(?:md|rst)\)", re.MULTILINE)
 COLUMNS = re.compile(r"\S {2,}\S")
+MARKUP = re.compile(r"`([^`]+)`|([*|_\\])")  # code, and what reStructuredText would take for markup
 
 
 def setup(app):
@@ -68,7 +71,7 @@ def to_rst(app, what: str, name: str, thing, options, lines: list[str]):
         if is_set:
             block = "\n::\n\n" + "\n".join(f"   {line}" for line in dedent(block).splitlines()) + "\n"
         else:
-            block = re.sub(r"`([^`]+)`|([*|_\\])", lambda found: f"``{found[1]}``" if found[1] else f"\\{found[2]}", block)
+            block = MARKUP.sub(lambda found: f"``{found[1]}``" if found[1] else f"\\{found[2]}", block)
         lines += block.split("\n")
 
 
