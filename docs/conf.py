@@ -25,6 +25,7 @@ exclude_patterns = [".*", "docs/_build", "build", "prepared", "runs", "multirun"
 myst_heading_anchors = 4
 
 smartquotes = False
+highlight_language = "none"
 
 html_theme = "furo"
 html_title = f"hetmpi {release}"
