@@ -24,7 +24,7 @@ usage: ./run.sh COMMAND
   report RUN... [out=FILE]  write one HTML page of these run folders, with pictures: RUN/report.html, of several report.html
   bench NAME [ARGS]         run bench/NAME
   doctor                    look at MPI, memory and Horovod, and say what to change
-  docs [OUT_DIR]            write the API documentation, as HTML (default: docs/api)
+  docs [OUT_DIR]            build these pages and the API as one site, as HTML (default: docs/_build)
   gpu-check OUT_DIR [WHEELS]  on a machine with a GPU: check the GPU's half, with the python3, torch and nvcc found there
   slurm-trial [PARTS]       try slurm/ under a Slurm of its own on this machine; needs root (tools/slurm_trial.sh)
   setup                     only the set-up, which every other command does first
@@ -192,7 +192,7 @@ main() {
     report) exec python -m hetmpi.report "$@" ;;
     bench) run_bench "$@" ;;
     doctor) launch "$NP" python -m hetmpi.doctor "$@" ;;
-    docs) exec python "$ROOT/tools/docs.py" "${1:-$ROOT/docs/api}" ;;
+    docs) cd "$ROOT" && exec python -m sphinx -W -n -q -c docs . "${1:-docs/_build}" ;;
     slurm-trial) exec "$ROOT/tools/slurm_trial.sh" "$@" ;;
   esac
 }

@@ -1,0 +1,52 @@
+"""docs/recipes.md runs as pasted: each section's files and commands, in an empty folder."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launch import ROOT, run
+
+PAGE = ROOT / "docs/recipes.md"
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # as activate makes it
+
+
+def sections():
+    """Heading -> its blocks, [(language, text), ...]."""
+    parts = re.split(r"^## (.+)\n", PAGE.read_text(), flags=re.MULTILINE)
+    return {heading: BLOCK.findall(text) for heading, text in zip(parts[1::2], parts[2::2])}
+
+
+def written(blocks, folder):
+    """Writes the blocks that begin with a comment that is a path, as in `# conf/model/mine.yaml`."""
+    for language, text in blocks:
+        path = re.match(r"# (\S+\.\w+)\n", text)
+        if language not in ("bash", "sh") and path:
+            (folder / path[1]).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path[1]).write_text(text)
+
+
+def pasted(text, folder, **extra):
+    """Runs lines as a person does who stops at the first that fails."""
+    return run(["bash", "-e", "-c", text], cwd=folder, PATH=PATH, **{"PYTHONPATH": "", **extra})
+
+
+@pytest.mark.parametrize("heading", [name for name, blocks in sections().items() if "bash" in dict(blocks)])
+def test_recipe(heading, tmp_path):
+    blocks = sections()[heading]
+    written(blocks, tmp_path)
+    for language, text in blocks:
+        if language == "bash":
+            outcome = pasted(text, tmp_path)
+            assert outcome.code == 0 and "Traceback" not in outcome.text, f"{text}\n{outcome.text}"
+
+
+def test_a_second_sweep_trains_nothing(tmp_path):
+    line = next(text for text in dict(sections()["A sweep"])["bash"].splitlines() if " -m " in text)
+    assert pasted(line, tmp_path).code == 0
+    outcome = pasted(line, tmp_path)
+    assert outcome.code == 0 and outcome.text.count(" is done") == 2 and "r0 | step" not in outcome.text, outcome.text
