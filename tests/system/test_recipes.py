@@ -2,8 +2,6 @@
 
 import os
 import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -43,10 +41,3 @@ def test_recipe(heading, tmp_path):
         if language == "bash":
             outcome = pasted(text, tmp_path)
             assert outcome.code == 0 and "Traceback" not in outcome.text, f"{text}\n{outcome.text}"
-
-
-def test_a_second_sweep_trains_nothing(tmp_path):
-    line = next(text for text in dict(sections()["A sweep"])["bash"].splitlines() if " -m " in text)
-    assert pasted(line, tmp_path).code == 0
-    outcome = pasted(line, tmp_path)
-    assert outcome.code == 0 and outcome.text.count(" is done") == 2 and "r0 | step" not in outcome.text, outcome.text
