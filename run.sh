@@ -36,7 +36,9 @@ environment
   HETMPI_PYTHON       the Python to build on, 3.10 or later (default: python3); a torch >= 2.4 that it has is kept
   HETMPI_VENV         where everything is installed (default: .venv)
   HETMPI_MARCH        processor to compile for, as in native (default: any)
-  HETMPI_CUDA         0: leave the GPU's half of the core out (default: compiled where there is an nvcc)
+  HETMPI_CUDA         1: compile the GPU's half of the core, with nvcc; 0: leave it out (default: where there are a GPU and nvcc)
+  HETMPI_TORCH_INDEX  the package index that torch comes from, as one of torch for CPUs: a URL, as for pip's --index-url
+  HETMPI_CACHE        where compiled Horovod wheels are kept for other venvs (default: ~/.cache/hetmpi)
   HETMPI_TEST_RANKS   rank counts of test (default: "1 2 3")
   HETMPI_TEST_S       seconds after which the tests at one rank count are stopped (default: 900)
 pip's settings (PIP_INDEX_URL and so on) and Horovod's (HOROVOD_GPU_OPERATIONS and so on) hold as usual.
@@ -129,7 +131,8 @@ run_tests() {  # [quick|all] PYTEST ARGS...
 test_at() {  # RANKS PYTEST ARGS...
   local ranks=$1 logs=$TEST_LOGS/$1 color=no stop="timeout --foreground -k 10 ${HETMPI_TEST_S:-900}"
   [[ ! -t 1 ]] || color=yes  # under Open MPI every rank believes it has a terminal
-  set -- -q --color=$color "${@:2}"
+  set -- --no-header --color=$color "${@:2}"
+  [[ $color == no ]] || set -- -v "$@"  # a line for each test, else one for each file
   ((ranks == 1)) || set -- "$@" "${AT_TWO[@]}"
   (
     set_mpi_defaults $((ranks < 3 ? 3 : ranks))  # tests at one rank start others themselves
