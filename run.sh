@@ -20,8 +20,11 @@ usage: ./run.sh COMMAND
   test [PYTEST ARGS]        run the tests at 1, 2 and 3 ranks: about ten minutes on two cores
   test quick [PYTEST ARGS]  run those that start no programs, at 1 and 2 ranks: about a minute
   test all [PYTEST ARGS]    run the longest too
+  demo                      in about a minute: what a staleness bound gains and costs, on four ranks, and the report of it
   lint                      check how code is written: ruff and clang-format
-  report RUN... [out=FILE]  write one HTML page of these run folders, with pictures: RUN/report.html, of several report.html
+  report RUN... [out=FILE]  write one HTML page of these run folders, or of a sweep's
+  predict CHECKPOINT OUT.npy [KEY=VALUE ...]   probabilities of samples
+  export CHECKPOINT OUT [KEY=VALUE ...]        rows for numpy or Parquet, dense layers as TorchScript or ONNX
   bench NAME [ARGS]         run bench/NAME
   doctor                    look at MPI, memory and Horovod, and say what to change
   docs [OUT_DIR]            build these pages and the API as one site, as HTML (default: docs/_build)
@@ -36,7 +39,9 @@ environment
   HETMPI_PYTHON       the Python to build on, 3.10 or later (default: python3); a torch >= 2.4 that it has is kept
   HETMPI_VENV         where everything is installed (default: .venv)
   HETMPI_MARCH        processor to compile for, as in native (default: any)
-  HETMPI_CUDA         0: leave the GPU's half of the core out (default: compiled where there is an nvcc)
+  HETMPI_CUDA         1: compile the GPU's half of the core, with nvcc; 0: leave it out (default: where there are a GPU and nvcc)
+  HETMPI_TORCH_INDEX  the package index that torch comes from, as one of torch for CPUs: a URL, as for pip's --index-url
+  HETMPI_CACHE        where compiled Horovod wheels are kept for other venvs (default: ~/.cache/hetmpi)
   HETMPI_TEST_RANKS   rank counts of test (default: "1 2 3")
   HETMPI_TEST_S       seconds after which the tests at one rank count are stopped (default: 900)
 pip's settings (PIP_INDEX_URL and so on) and Horovod's (HOROVOD_GPU_OPERATIONS and so on) hold as usual.
@@ -73,7 +78,39 @@ launch() {  # RANKS COMMAND...
     default TTY_COMPATIBLE 1
     default COLUMNS "$(tput cols 2>/dev/null || echo 80)"
   fi
+  [[ $MPI_NAME != *"Open MPI"* && $MPI_NAME != *OpenRTE* ]] || launch_openmpi "$@"
   exec mpiexec -n "$@"
+}
+
+# Open MPI's mpiexec kills the ranks at Ctrl-C. USR1 it forwards, at which they save and leave.
+launch_openmpi() {  # RANKS COMMAND...
+  local child presses=0
+  setsid mpiexec -n "$@" &
+  child=$!
+  trap 'on_ctrl_c' INT
+  trap 'kill -TERM $child' TERM HUP
+  while wait "$child" || kill -0 "$child" 2>/dev/null; do
+    kill -0 "$child" 2>/dev/null || break
+  done
+  wait "$child"
+  exit
+}
+
+on_ctrl_c() {
+  presses=$((presses + 1))
+  if ((presses == 1)); then
+    echo "hetmpi: saving after this step; Ctrl-C again ends at once" >&2
+    kill -USR1 "$child"
+  else
+    kill -TERM "$child"
+  fi
+}
+
+run_demo() {  # KEY=VALUE...
+  local folder
+  folder=runs/$(date +%Y%m%d-%H%M%S)-demo
+  (launch 4 python -m hetmpi.train -m experiment=demo table.staleness=0,100 "run.dir=$folder" "$@")
+  exec python -m hetmpi.report "$folder"
 }
 
 run_bench() {  # NAME ARGS...
@@ -129,7 +166,8 @@ run_tests() {  # [quick|all] PYTEST ARGS...
 test_at() {  # RANKS PYTEST ARGS...
   local ranks=$1 logs=$TEST_LOGS/$1 color=no stop="timeout --foreground -k 10 ${HETMPI_TEST_S:-900}"
   [[ ! -t 1 ]] || color=yes  # under Open MPI every rank believes it has a terminal
-  set -- -q --color=$color "${@:2}"
+  set -- --no-header --color=$color "${@:2}"
+  [[ $color == no ]] || set -- -v "$@"  # a line for each test, else one for each file
   ((ranks == 1)) || set -- "$@" "${AT_TWO[@]}"
   (
     set_mpi_defaults $((ranks < 3 ? 3 : ranks))  # tests at one rank start others themselves
@@ -179,7 +217,7 @@ main() {
   local command=${1:-help}
   shift || true
   case $command in
-    setup | train | test | lint | report | bench | doctor | docs | slurm-trial) set_up ;;
+    setup | train | demo | test | lint | report | predict | export | bench | doctor | docs | slurm-trial) set_up ;;
     gpu-check) exec "$ROOT/tools/gpu_check.sh" "$@" ;;
     help | -h | --help) help; return ;;
     *) echo "run.sh: no command $command" >&2; help >&2; exit 2 ;;
@@ -189,7 +227,8 @@ main() {
     train) launch "$NP" python -m hetmpi.train "$@" ;;
     test) run_tests "$@" ;;
     lint) run_lint ;;
-    report) exec python -m hetmpi.report "$@" ;;
+    demo) run_demo "$@" ;;
+    report | predict | export) exec python -m "hetmpi.$command" "$@" ;;
     bench) run_bench "$@" ;;
     doctor) launch "$NP" python -m hetmpi.doctor "$@" ;;
     docs) cd "$ROOT" && exec python -m sphinx -W -n -q -c docs . "${1:-docs/_build}" ;;

@@ -3,8 +3,9 @@
 HETMPI_MARCH=native, or any value of -march, builds for one kind of processor. The default runs on every x86-64 or arm64
 machine, because a cluster's login nodes differ from its compute nodes.
 
-Where nvcc is found (NVCC, CUDA_HOME/bin/nvcc, PATH, then /usr/local/cuda) the core holds the GPU's half too;
-HETMPI_CUDA=0 leaves it out. CUDA's runtime is linked statically: the module imports on machines without a GPU as well.
+The core holds the GPU's half too where there are an NVIDIA GPU and nvcc (NVCC, CUDA_HOME/bin/nvcc, PATH, then
+/usr/local/cuda). HETMPI_CUDA=1 compiles it without a GPU, HETMPI_CUDA=0 leaves it out. CUDA's runtime is linked
+statically: the module imports on machines without a GPU as well.
 """
 
 import os
@@ -23,22 +24,33 @@ if os.environ.get("HETMPI_MARCH"):
 CORE = Path("cpp")  # where includes are written from
 HEADERS = sorted(map(str, CORE.rglob("*.h")))
 KERNELS = sorted(map(str, CORE.rglob("*.cu")))
-GPUS = (
-    "80",
-    "90",
-    "100",
-)  # compute capabilities that machine code is made for; the last one known as PTX too, for later ones
+# Compute capabilities that machine code is made for; the last one that nvcc knows as PTX too, for later GPUs.
+GPUS = ["80", "90", "100"]
+NVCC_FLAGS = ["-O3", "-std=c++17", "-fmad=false", "--threads=0"]
+
+
+def has_gpu() -> bool:
+    if any(Path("/dev").glob("nvidia[0-9]*")):
+        return True
+    nvidia_smi = shutil.which("nvidia-smi")
+    return bool(nvidia_smi) and "GPU " in subprocess.run([nvidia_smi, "-L"], text=True, capture_output=True).stdout
 
 
 def find_nvcc() -> str | None:
-    """Path of the CUDA compiler, None where there is none or none is wanted."""
-    if os.environ.get("HETMPI_CUDA") == "0":
+    """Path of the CUDA compiler, None if the GPU's half is left out."""
+    wanted = os.environ.get("HETMPI_CUDA", "")
+    if wanted not in ("", "0", "1"):
+        raise SystemExit(f"HETMPI_CUDA must be 1 (with the GPU's half), 0 (without) or empty, got {wanted}")
+    if wanted == "0" or (not wanted and not has_gpu()):
         return None
     named = os.environ.get("NVCC")
     if named and not shutil.which(named):
         raise SystemExit(f"NVCC={named}: there is no such program")
     places = named, os.environ.get("CUDA_HOME", "") + "/bin/nvcc", "nvcc", "/usr/local/cuda/bin/nvcc"
-    return next(filter(None, (shutil.which(place) for place in places if place)), None)
+    found = next(filter(None, (shutil.which(place) for place in places if place)), None)
+    if wanted and not found:
+        raise SystemExit("HETMPI_CUDA=1: there is no nvcc at NVCC, in CUDA_HOME/bin, on PATH or in /usr/local/cuda/bin")
+    return found
 
 
 def targets(nvcc: str) -> list[str]:
@@ -65,6 +77,11 @@ def runtime_folders(nvcc: str) -> list[str]:
 class BuildExtensions(build_ext):
     """Compiles .cu files with nvcc before the others."""
 
+    def run(self):
+        sources = sum((extension.sources for extension in self.extensions), KERNELS if nvcc else [])
+        print(len(sources), "files to compile")  # tools/progress.sh counts them
+        super().run()
+
     def build_extension(self, ext):
         if ext.name == "hetmpi._C" and nvcc:
             ext.extra_objects = [self.compiled(source) for source in KERNELS]
@@ -77,23 +94,8 @@ class BuildExtensions(build_ext):
         if not made.exists() or made.stat().st_mtime < newest:
             made.parent.mkdir(parents=True, exist_ok=True)
             host = ["-fPIC", "-fvisibility=hidden", *(flag for flag in flags if flag.startswith(("-ffp", "-march")))]
-            self.spawn(
-                [
-                    nvcc,
-                    "-c",
-                    "-O3",
-                    "-std=c++17",
-                    "-fmad=false",
-                    "--threads=0",
-                    *targets(nvcc),
-                    "-Xcompiler",
-                    ",".join(host),
-                    f"-I{CORE}",
-                    source,
-                    "-o",
-                    str(made),
-                ]
-            )
+            flags_of_host = ["-Xcompiler", ",".join(host)]
+            self.spawn([nvcc, "-c", *NVCC_FLAGS, *targets(nvcc), *flags_of_host, f"-I{CORE}", source, "-o", str(made)])
         return str(made)
 
 

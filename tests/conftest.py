@@ -1,11 +1,16 @@
 """Fixtures for tests at any rank count. Tests marked `mpi` run at 1, 2 and 3 ranks (./run.sh test), the others at
 one."""
 
+import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from hetmpi.comm.world import World
+
+QUIET_S = 8  # a test that takes longer is named
 
 
 @pytest.fixture(scope="session")
@@ -18,6 +23,37 @@ def world():
 def placed(world, request):
     """All ranks as one node, then each as a node of its own, so that rows travel by MPI_Get and MPI_Put."""
     return world if request.param == "near" else World(world.comm, ranks_per_node=1)
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(LongTests())
+
+
+def pytest_report_collectionfinish(items):
+    ranks = os.environ.get("PMI_SIZE") or os.environ.get("OMPI_COMM_WORLD_SIZE") or 1  # MPI has not started
+    return f"{len(items)} tests at {ranks} rank(s)"
+
+
+class LongTests:
+    """Names a test that still runs after QUIET_S seconds, and again after as many: pytest says nothing meanwhile."""
+
+    def __init__(self):
+        self.output = os.dup(1)  # pytest captures standard output itself later
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item):
+        done, began = threading.Event(), time.monotonic()
+
+        def name_it():
+            while not done.wait(QUIET_S):
+                os.write(self.output, f"\n{item.nodeid}: {time.monotonic() - began:.0f} s so far\n".encode())
+
+        waiting = threading.Thread(target=name_it, daemon=True)
+        waiting.start()
+        result = yield
+        done.set()
+        waiting.join()
+        return result
 
 
 def pytest_collection_modifyitems(items):

@@ -57,7 +57,7 @@ sanitized() {  # TOOL
   compute-sanitizer --tool "$1" --error-exitcode 1 "$WORK/test_lines" 1 20
 }
 extension() (
-  cp -r "$ROOT"/{cpp,hetmpi,bench,setup.py} "$WORK" && cd "$WORK" && rm -f hetmpi/*.so && python3 setup.py -q build_ext --inplace
+  cp -r "$ROOT"/{cpp,hetmpi,bench,setup.py} "$WORK" && cd "$WORK" && rm -f hetmpi/*.so && HETMPI_CUDA=1 python3 setup.py -q build_ext --inplace
 )
 
 check build build test
@@ -86,7 +86,7 @@ bench_step() {
 }
 if [[ -n $WHEELS ]]; then
   export PIP_NO_INDEX=1 PIP_FIND_LINKS=$WHEELS HETMPI_MPI=mpich HETMPI_VENV=$WORK/venv
-  check setup "$ROOT/run.sh" setup
+  check setup env HETMPI_CUDA=1 "$ROOT/run.sh" setup
   check pytest env HETMPI_TEST_RANKS=1 "$ROOT/run.sh" test all tests/cpp/test_cuda.py
   check train_1 train 1
   check train_2 train 2  # both on one GPU where there is one

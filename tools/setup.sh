@@ -3,8 +3,21 @@
 # with the key of what it did and is passed over while the key is the same, so a current set-up starts no Python and an
 # interrupted one goes on where it was.
 
+# shellcheck source=tools/progress.sh
+source "$ROOT/tools/progress.sh"
+# shellcheck source=tools/horovod.sh
+source "$ROOT/tools/horovod.sh"
+
 STATE=$VENV/hetmpi-setup  # choices, stamps, logs
-CHOICES=(HETMPI_PYTHON HETMPI_MPI HETMPI_MARCH HETMPI_CUDA HOROVOD_GPU HOROVOD_GPU_OPERATIONS)
+CHOICES=(HETMPI_PYTHON HETMPI_MPI HETMPI_MARCH HETMPI_CUDA HETMPI_TORCH_INDEX NVCC HOROVOD_GPU HOROVOD_GPU_OPERATIONS)
+# Measured: the venv with a torch for CPUs and with PyPI's for CUDA 13, and what pip has in TMPDIR at a time.
+VENV_MB=1600
+VENV_CUDA_MB=5600
+TMP_MB=500
+TMP_CUDA_MB=2800
+STEPS=6
+STEP=0        # the number of the current one
+STEPS_DONE=0  # how many were not passed over
 
 # Leaves PATH with the venv's programs first, and MPI_NAME for people to read.
 set_up() {
@@ -12,35 +25,49 @@ set_up() {
   recall_choices
   choose_mpi
   lock
-  local base="$ROOT $HETMPI_PYTHON $MPI_NAME"
+  local base="$ROOT $HETMPI_PYTHON $MPI_NAME${HETMPI_TORCH_INDEX:+ torch of $HETMPI_TORCH_INDEX}"
+  local began=$SECONDS cuda core_saying
   step venv "$base" "making $VENV with $HETMPI_PYTHON" make_venv has_venv
   remember_choices
   export PATH=$VENV/bin:$PATH
-  step packages "$base $(<"$ROOT/requirements.txt")" "installing torch and the other pinned packages" install_packages
-  step horovod "$base $(horovod_key)" "building Horovod on $MPI_NAME, some minutes" build_horovod
+  step torch "$base $(pin torch)" "installing torch, the largest package" install_torch
+  step packages "$base $(<"$ROOT/requirements.txt")" "installing the other pinned packages" install_packages
+  step horovod "$base $(horovod_key)" "installing Horovod for $MPI_NAME, compiled unless $CACHE has it" install_horovod
   step mpi "$base $(<"$STATE/packages.done") $(<"$STATE/horovod.done")" "checking that all use one MPI" check_mpi
-  step core "$base $HETMPI_MARCH $HETMPI_CUDA ${NVCC:-$(command -v nvcc)}" "compiling hetmpi._C" build_core core_is_new
+  choose_cuda
+  step core "$base $HETMPI_MARCH $NVCC cuda=$cuda" "$core_saying" build_core core_is_new
   unlock
+  ((STEPS_DONE == 0)) || say "done in $(minutes $((SECONDS - began)))"
 }
 
 say() { echo "hetmpi set-up: $*" >&2; }
 die() { say "$*"; exit 1; }
+minutes() { (($1 < 60)) || echo -n "$(($1 / 60)) min "; echo "$(($1 % 60)) s"; }
 
 # step NAME KEY SAYING FUNCTION [CHECK]: calls FUNCTION unless NAME's stamp holds KEY and CHECK, if given, succeeds.
 step() {
-  local name=$1 key=$2 saying=$3 function=$4 check=${5:-true} status=0
+  local name=$1 key=$2 saying=$3 function=$4 check=${5:-true} status=0 began=$SECONDS title watcher
+  title="[$((++STEP))/$STEPS] $name"
   if [[ -e $STATE/$name.done && $(<"$STATE/$name.done") == "$key" ]] && $check; then return; fi
   check_machine
   [[ $name != venv ]] || clear_venv
   rm -f "$STATE/$name.done"
-  say "$saying"
+  echo "$title: $saying; log: $STATE/$name.log" >&2
+  touch "$STATE/$name.began"
+  : >"$STATE/$name.log"
+  show_progress "$title" "$STATE/$name.log" 9>&- &
+  watcher=$!
   set +e  # bash has no other way to both stop the step at its first error and learn of it
   (set -e; $function) >"$STATE/$name.log" 2>&1 </dev/null 9>&-
   status=$?
+  kill $watcher; wait $watcher 2>/dev/null
   set -e
+  clear_line
   ((status != 130)) || die "interrupted; the next call goes on from here"
   ((status == 0)) || explain "$STATE/$name.log"
   printf '%s\n' "$key" >"$STATE/$name.done"
+  echo "$title: done in $(minutes $((SECONDS - began)))" >&2
+  STEPS_DONE=$((STEPS_DONE + 1))
 }
 
 # A failed step's first errors, the end of its log and, where the cause is a known one, its cure.
@@ -56,6 +83,8 @@ killed signal|killed \(program|MemoryError
 the memory is used up: close other programs, or set CMAKE_BUILD_PARALLEL_LEVEL=1
 Python\.h: no such file
 install the headers of this Python: apt-get install python3-dev
+lacks torch==
+it must be a URL as pip's --index-url takes, of an index with that torch for this Python and processor; or unset it
 name resolution|ConnectionError|timed out|ProxyError|SSLError|from versions: none
 no package index answers: look at the network, or set PIP_INDEX_URL or HTTPS_PROXY
 no matching distribution
@@ -118,8 +147,12 @@ pin() { sed -n "s/^$1==\([^ ;]*\).*/\1/p" "$ROOT/requirements.txt"; }
 
 # One set-up at a time in one checkout. One that cannot be written to, or a file system without locks, goes unlocked.
 lock() {
+  local wait_s=0 status
   { exec 9>"$ROOT/.setup.lock"; } 2>/dev/null || return 0
-  flock -n 9 || { say "waiting for another set-up of $ROOT"; flock 9 || true; }
+  while status=0; flock -E 75 -w $wait_s 9 || status=$?; ((status == 75)); do
+    say "waiting for another set-up of $ROOT, $SECONDS s"
+    wait_s=$QUIET_S
+  done
 }
 
 unlock() { exec 9>&-; }
@@ -128,6 +161,7 @@ unlock() { exec 9>&-; }
 check_machine() {
   [[ "$ROOT$VENV" != *[[:space:]]* ]] ||
     die "there is a space in $ROOT or $VENV, which Horovod's build cannot take: choose another folder"
+  [[ $HETMPI_CUDA =~ ^[01]?$ ]] || die "HETMPI_CUDA must be 1, 0 or empty, got $HETMPI_CUDA"
   has "$HETMPI_PYTHON" || die "no $HETMPI_PYTHON on PATH: apt-get install python3, or set HETMPI_PYTHON"
   has_python "import sys; sys.exit(sys.version_info < (3, 10))" ||
     die "$HETMPI_PYTHON is $("$HETMPI_PYTHON" --version 2>&1), 3.10 or later is needed: set HETMPI_PYTHON"
@@ -140,6 +174,8 @@ check_machine() {
     die "no C++ compiler ($cxx): apt-get install g++, or load a compiler module and set CC and CXX"
   [[ $HETMPI_MPI == mpich ]] || { has mpicc && has mpicxx; } ||
     die "HETMPI_MPI=system, but mpicc and mpicxx are not both on PATH: $GET_MPI"
+  [[ $HETMPI_CUDA != 1 ]] || has_nvcc ||
+    die "HETMPI_CUDA=1, but there is no nvcc: load CUDA, name it with NVCC or CUDA_HOME, or set HETMPI_CUDA=0"
 }
 
 has_python() { "$HETMPI_PYTHON" -c "$1" 2>/dev/null; }
@@ -147,7 +183,7 @@ has_python() { "$HETMPI_PYTHON" -c "$1" 2>/dev/null; }
 # Empties the place of the venv, which another Python or MPI needs, unless it holds something that is not ours.
 clear_venv() {
   if [[ -e $STATE/core.done && $command != setup ]]; then
-    die "$VENV was set up for another Python or MPI than $MPI_NAME: HETMPI_VENV=.venv-other keeps both," \
+    die "$VENV was set up for another Python, MPI or torch index than $base: HETMPI_VENV=.venv-other keeps both," \
       "./run.sh setup replaces it"
   fi
   [[ -d $STATE || -z $(ls -A "$VENV" 2>/dev/null) ]] ||
@@ -155,6 +191,21 @@ clear_venv() {
   mkdir -p "$STATE"
   find "$VENV/" -mindepth 1 ! -path "$STATE*" -delete
   rm -rf "${STATE:?}"/*
+  say "$(gb $VENV_MB) for $VENV, $(gb $VENV_CUDA_MB) if pip chooses a torch with CUDA, as on PyPI (HETMPI_TORCH_INDEX:" \
+    "./run.sh help); three minutes on two cores, and the time of the downloads"
+  need_room "$VENV" $VENV_MB $VENV_CUDA_MB "another folder with HETMPI_VENV"
+  need_room "${TMPDIR:-/tmp}" $TMP_MB $TMP_CUDA_MB "another folder for pip's files with TMPDIR"
+}
+
+gb() { awk -v mb="$1" 'BEGIN { printf "%.1f GB", mb / 1000 }'; }
+
+# Ends the set-up where even a torch for CPUs has no room, and warns where only that has.
+need_room() {  # FOLDER MB MB_WITH_CUDA CURE
+  local free_mb
+  free_mb=$(df -Pk "$1" 2>/dev/null | awk 'NR == 2 { print int($4 * 1.024 / 1000) }') || return 0
+  ((free_mb >= $2)) || die "$1 has room for $(gb "$free_mb"), $(gb "$2") are needed: free some, or name $4"
+  ((free_mb >= $3)) || [[ -n $HETMPI_TORCH_INDEX ]] ||
+    say "$1 has room for $(gb "$free_mb"): not enough for a torch with CUDA, which takes $(gb "$3")"
 }
 
 has_venv() { [[ -x $VENV/bin/python ]]; }
@@ -162,6 +213,7 @@ has_venv() { [[ -x $VENV/bin/python ]]; }
 # The venv sees the packages of its base Python, which may be a venv itself, only if those include a torch that fits.
 make_venv() {
   "$HETMPI_PYTHON" -m venv "$VENV"
+  [[ -z $HETMPI_TORCH_INDEX ]] || return 0
   see_base_packages true
   has_torch && return
   local base
@@ -181,9 +233,24 @@ assert tuple(int(n) for n in torch.__version__.split('.')[:2]) >= (2, 4)"
 
 see_base_packages() { sed -i "s/^\(include-system-site-packages\).*/\1 = $1/" "$VENV/pyvenv.cfg"; }
 
+sees_base_packages() { grep -q '^include-system-site-packages = true' "$VENV/pyvenv.cfg"; }
+
+install_torch() {
+  local torch
+  torch=torch==$(pin torch)
+  if sees_base_packages; then
+    has_torch
+  elif [[ -n $HETMPI_TORCH_INDEX ]]; then  # a blank hides what pip's settings name besides
+    PIP_EXTRA_INDEX_URL=" " PIP_FIND_LINKS=" " PIP_NO_INDEX=0 \
+      pip_install --index-url "$HETMPI_TORCH_INDEX" --no-deps "$torch" ||
+      { echo "HETMPI_TORCH_INDEX=$HETMPI_TORCH_INDEX does not answer or lacks $torch"; return 1; }
+  fi
+  sees_base_packages || pip_install -c "$ROOT/requirements.txt" "$torch"
+}
+
 install_packages() {
   local apart=horovod
-  ! grep -q '^include-system-site-packages = true' "$VENV/pyvenv.cfg" || apart+='|torch'
+  ! sees_base_packages || apart+='|torch'
   [[ $HETMPI_MPI == mpich ]] || apart+='|mpich'
   grep -vE "^($apart)==" "$ROOT/requirements.txt" >"$STATE/requirements.txt"
   pip_install -r "$STATE/requirements.txt"
@@ -191,47 +258,6 @@ install_packages() {
 }
 
 pip_install() { PIP_USER=0 python -m pip install --no-input --disable-pip-version-check "$@"; }
-
-# Horovod is compiled against one torch, the base Python's too: another one there, or another recipe, means a new build.
-horovod_key() {
-  local torch=
-  [[ ! -e $STATE/torch ]] || torch=$(cat "$(<"$STATE/torch")" 2>/dev/null || true)
-  echo "$(pin horovod) $HOROVOD_GPU $HOROVOD_GPU_OPERATIONS $torch $(declare -f build_horovod)"
-}
-
-build_horovod() {
-  local sources=$STATE/horovod version
-  version=$(pin horovod)
-  rm -rf "$sources"
-  python -m pip download --no-input --disable-pip-version-check --no-deps --no-binary horovod --no-build-isolation \
-    -d "$sources" "horovod==$version"
-  tar xzf "$sources/horovod-$version.tar.gz" -C "$sources"
-  cd "$sources/horovod-$version"
-  sed -i -E 's/(set\(CMAKE_CXX_STANDARD) [0-9]+/\1 20/' CMakeLists.txt horovod/torch/CMakeLists.txt
-  # ninja takes VERBOSE=1 for a target; debug information takes a third of the time
-  sed -i "s/make_args.append('VERBOSE=1')/pass/; s/'RelWithDebInfo'/'Release'/" setup.py
-  # horovodrun knows MPICH by a word that MPICH's launcher, Hydra, does not always print
-  sed -i "s/elif 'MPICH' in output:/elif 'MPICH' in output or 'HYDRA' in output:/" horovod/runner/mpi_run.py
-  export HOROVOD_WITH_MPI=1 HOROVOD_WITH_PYTORCH=1
-  export HOROVOD_WITHOUT_GLOO=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1
-  if [[ -z $HOROVOD_GPU$HOROVOD_GPU_OPERATIONS ]]; then  # only on demand: half a CUDA toolkit on PATH breaks the build
-    sed -i 's/torch.version.cuda is not None/False/' cmake/Modules/FindPytorch.cmake
-  fi
-  export_if_set HOROVOD_GPU
-  export_if_set HOROVOD_GPU_OPERATIONS
-  # MAKEFLAGS keeps Horovod from asking for eight jobs. No cache: pip's does not know which MPI a wheel is for.
-  export CMAKE_GENERATOR=Ninja MAKEFLAGS=-s CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(build_jobs)}
-  pip_install --no-cache-dir --no-deps --no-build-isolation --force-reinstall .
-  rm -rf "$sources"
-}
-
-export_if_set() { if [[ -n ${!1} ]]; then export "${1?}"; else unset "$1"; fi; }
-
-# As many compilers as there are cores and, at 2 GiB each, memory.
-build_jobs() {
-  awk -v cores="$CORES" '/^MemAvailable/ { jobs = int($2 / 2097152) } END {
-    print jobs < 1 ? 1 : jobs < cores ? jobs : cores }' /proc/meminfo
-}
 
 # mpi4py's wheel looks for a libmpi by itself. Where it finds another than mpicxx gave Horovod, it is built with mpicc.
 check_mpi() {
@@ -266,8 +292,34 @@ core_is_new() {
   [[ -z $(find "$ROOT/cpp" "$ROOT/setup.py" "$ROOT/pyproject.toml" -type f -newer "$STATE/core.began" -print -quit) ]]
 }
 
-build_core() {
-  touch "$STATE/core.began"  # what is edited while it compiles counts as newer
-  export HETMPI_MARCH HETMPI_CUDA
-  pip_install --no-deps --no-build-isolation -e "$ROOT"
+# Sets cuda to 1 if the core is compiled with the GPU's half, else to 0, and core_saying. By default it is where there
+# are a GPU and nvcc; a core that has it keeps it where they are not seen, as on a cluster's login node.
+choose_cuda() {
+  local had= gpu=
+  [[ ! -e $STATE/core.done || $(<"$STATE/core.done") != *" cuda=1" ]] || had=1
+  cuda=$HETMPI_CUDA
+  if [[ -z $cuda ]]; then
+    ! has_gpu || gpu=1
+    cuda=0
+    if has_nvcc; then cuda=${gpu:-${had:-0}}; elif [[ $had ]] && core_is_new; then cuda=1; fi
+  fi
+  core_saying="compiling hetmpi._C"
+  if ((cuda)); then
+    core_saying+=" with the GPU's half"
+  elif [[ $gpu ]]; then
+    core_saying+=" for CPUs alone: there is a GPU but no nvcc; load CUDA and call ./run.sh setup for it"
+  else
+    core_saying+=" for CPUs alone (HETMPI_CUDA=1 adds the GPU's half)"
+  fi
+}
+
+has_gpu() { compgen -G "/dev/nvidia[0-9]*" >/dev/null || { has nvidia-smi && nvidia-smi -L 2>&1 | grep -q '^GPU '; }; }
+
+has_nvcc() {
+  if [[ -n $NVCC ]]; then has "$NVCC"; else has nvcc || has "${CUDA_HOME:-}/bin/nvcc" || has /usr/local/cuda/bin/nvcc; fi
+}
+
+build_core() {  # what is edited after core.began counts as newer
+  export HETMPI_MARCH HETMPI_CUDA=$cuda NVCC
+  PYTHONUNBUFFERED=1 pip_install -v --no-deps --no-build-isolation -e "$ROOT"
 }

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Tries slurm/ under a Slurm of its own, on this machine alone: tools/slurm_trial.sh [PART...]
 #
-#   tools/slurm_trial.sh signal preempt        # parts: signal, preempt, kill, node, limit, sweep; default all
+#   tools/slurm_trial.sh signal preempt        # parts: signal, preempt, kill, node, limit, sweep, recipe; default all
 #
 # The machine becomes two nodes of two CPUs each, by two slurmds; a training on a rank of each is interrupted again and again:
 # signal: by scancel --signal=USR1; preempt: by a job of a partition of higher priority; kill: a rank dies; node: a node
 # is lost. At its end it must have the bits of one that nobody interrupted. limit: --signal before the time limit, which
-# Slurm looks at twice a minute. sweep: two points by submitit.
+# Slurm looks at twice a minute. sweep: two points by submitit. recipe: the lines of docs/recipes.md, on nodes
+# that claim to have the cores that train.sbatch asks for.
 # Daemons, configuration, munge's key and ports are the trial's own and removed at the end, however that comes.
 #
 # Exit code: 0 if all claims hold, 1 if one does not, 77 where this cannot be tried, with the reason.
@@ -21,14 +22,14 @@ HETMPI_VENV=$(python -c 'import sys; print(sys.prefix)')  # for train.sbatch
 export HETMPI_VENV PYTHONPATH=$ROOT:${PYTHONPATH:-}
 export MPIR_CVAR_POLLS_BEFORE_YIELD=1 OMPI_MCA_mpi_yield_when_idle=1  # each rank takes its node's cores for its own
 mpi=$(python -c 'from hetmpi.comm.mpi import srun_mpi; print(srun_mpi())')
-parts=${*:-signal preempt kill node limit sweep}
+parts=${*:-signal preempt kill node limit sweep recipe}
 folder=${TMPDIR:-/tmp}/hetmpi-slurm-$$
 small="data.scale=0.002 batch_size=64 table.dim=16 log.every_steps=10 eval.max_samples=500 device=cpu"
 failures=0
 
 main() {
     for part in $parts; do
-        [[ $part =~ ^(signal|preempt|kill|node|limit|sweep)$ ]] || { echo "slurm_trial.sh: no part $part" >&2; exit 2; }
+        [[ $part =~ ^(signal|preempt|kill|node|limit|sweep|recipe)$ ]] || { echo "slurm_trial.sh: no part $part" >&2; exit 2; }
     done
     [ "$(id -u)" = 0 ] || skip "needs root, to start Slurm"
     [[ $PATH == */usr/sbin* ]] || PATH=$PATH:/usr/sbin
@@ -43,6 +44,7 @@ main() {
     if [[ " $parts" =~ \ (signal|preempt|kill|node) ]]; then try_interruptions; fi
     if [[ " $parts " == *" limit "* ]]; then try_limit; fi
     if [[ " $parts " == *" sweep "* ]]; then try_sweep; fi
+    if [[ " $parts " == *" recipe "* ]]; then try_recipe; fi
     echo "=== $failures failed, $SECONDS s, --mpi=$mpi ==="
     [ $failures = 0 ]
 }
@@ -58,12 +60,12 @@ install_slurm() {
 start_slurm() {
     local host ports naps
     host=$(hostname -s)
-    read -ra ports < <(free_ports 3)
+    read -ra ports < <(free_ports 5)
     head -c 128 /dev/urandom >"$folder/munge.key"
     chmod 400 "$folder/munge.key"
     munged --force --key-file="$folder/munge.key" --socket="$folder/munge.socket" --pid-file="$folder/munged.pid" \
         --log-file="$folder/munged.log" --seed-file="$folder/munged.seed" >/dev/null 2>&1
-    mkdir "$folder/state" "$folder/tmp-n1" "$folder/tmp-n2"
+    mkdir "$folder/state" "$folder"/tmp-{n1,n2,wide1,wide2}
     : >"$folder/plugstack.conf"
     # KillWait: seconds from SIGTERM to SIGKILL.
     cat >"$folder/slurm.conf" <<CONF
@@ -93,13 +95,16 @@ SlurmdPidFile=$folder/slurmd-%n.pid
 PlugStackConfig=$folder/plugstack.conf
 NodeName=n1 NodeHostname=$host NodeAddr=127.0.0.1 Port=${ports[1]} CPUs=2
 NodeName=n2 NodeHostname=$host NodeAddr=127.0.0.1 Port=${ports[2]} CPUs=2
-PartitionName=low Nodes=ALL Default=YES PriorityTier=1 GraceTime=60
-PartitionName=high Nodes=ALL PriorityTier=2
+NodeName=wide1 NodeHostname=$host NodeAddr=127.0.0.1 Port=${ports[3]} CPUs=32
+NodeName=wide2 NodeHostname=$host NodeAddr=127.0.0.1 Port=${ports[4]} CPUs=32
+PartitionName=wide Nodes=wide1,wide2
+PartitionName=low Nodes=n1,n2 Default=YES PriorityTier=1 GraceTime=60
+PartitionName=high Nodes=n1,n2 PriorityTier=2
 CONF
     export SLURM_CONF=$folder/slurm.conf
     slurmctld
-    slurmd -N n1
-    slurmd -N n2
+    local node
+    for node in n1 n2 wide1 wide2; do slurmd -N $node; done
     await 20 all_idle || { tail -n 20 "$folder"/slurm*.log; die "Slurm does not start"; }
     naps=("$ROOT"/hetmpi/_naps.*.so)
     [ ! -e "${naps[0]}" ] || export LD_PRELOAD=${naps[0]}  # cpp/naps.c: for ranks that share the cores with others
@@ -114,7 +119,7 @@ sockets = [socket.create_server(('127.0.0.1', 0)) for _ in range(int(sys.argv[1]
 print(*(s.getsockname()[1] for s in sockets))" "$1"
 }
 
-all_idle() { [ "$(sinfo -h -t idle -o %D 2>/dev/null)" = 2 ]; }
+all_idle() { [ "$(sinfo -h -t idle -p low,wide -o %D 2>/dev/null | awk '{ n += $1 } END { print n }')" = 4 ]; }
 
 # One training, interrupted and cancelled at last; submitted again for some steps more; and as many steps in peace.
 try_interruptions() {
@@ -191,6 +196,25 @@ try_sweep() {
     grep -E '^ +[01] ' sweep.log || tail -n 20 sweep.log sweep/.submitit/*/*.err
     claim "sweep: a row per point" test "$(grep -cE '^ +[01] +0\.' sweep.log)" = 2
     claim "sweep: each point on two ranks, with its own setting" sweep_is_right
+}
+
+# The section "Slurm" of docs/recipes.md, line by line.
+try_recipe() {
+    local lines job
+    mapfile -t lines < <(sed -n '/^## Slurm/,$p' "$ROOT/docs/recipes.md" | sed -n '/^```sh/,/^```/p' | sed '1d;$d')
+    export SBATCH_PARTITION=wide
+    ln -s "$ROOT/slurm" slurm
+    job=$(eval "${lines[0]}" | grep -o '[0-9]*$')
+    await 240 has_lines runs/run7/metrics.jsonl 2 || { tail -n 20 run7-*.log; die "recipe: the training makes no steps"; }
+    claim "recipe: ${lines[1]%% *}: the log is there" test -s run7-"$job".log
+    eval "${lines[2]/JOB/$job}"
+    claim "recipe: ${lines[2]%% *}: the ranks save and leave with 85" await 240 has_left "run7-$job.log" 1
+    scancel "$job"
+    claim "recipe: the first job is gone" await 60 has_ended "$job"
+    job=$(eval "${lines[3]}" | grep -o '[0-9]*$')
+    claim "recipe: the same name goes on" await 240 grep -q "^resumed from runs/run7/" "run7-$job.log"
+    scancel "$job"
+    unset SBATCH_PARTITION
 }
 
 sweep_is_right() {

@@ -16,7 +16,7 @@ void bind_ring(py::module_& m);
 void bind_inbox(py::module_& m);
 void bind_push_applier(py::module_& m);
 void bind_row_cache(py::module_& m);
-void bind_cuda_row_cache(py::module_& m);  // this and the next are compiled where nvcc is (setup.py)
+void bind_cuda_row_cache(py::module_& m);  // this and the next are compiled by HETMPI_CUDA (setup.py)
 void bind_cuda_unique(py::module_& m);
 
 }  // namespace hetmpi

@@ -16,7 +16,9 @@ void bind_gpu(py::module_& m) {
   bind_cuda_row_cache(m);
 #else
   m.attr("has_cuda") = false;
-  m.def("gpu_problem", [] { return "hetmpi._C was built without nvcc"; }, "Why no GPU can be used here.");
+  m.def(
+      "gpu_problem", [] { return "hetmpi._C has no GPU half: HETMPI_CUDA=1 ./run.sh setup compiles it"; },
+      "Why no GPU can be used here.");
 #endif
 }
 

@@ -59,12 +59,8 @@ def test_tables_keep_their_promises_with_their_lines_on_a_gpu(tmp_path):
     shutil.copytree(ROOT / "hetmpi", package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     module = str(package / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}")
     sources = [*map(str, (ROOT / "cpp/python").glob("*.cpp")), *KERNELS]
-    flags = [
-        *(flag for flag in FLAGS if flag not in ("-g", "-Werror")),
-        "-fPIC",
-        "-fvisibility=hidden",
-        "-DHETMPI_CUDA=1",
-    ]
+    flags = [flag for flag in FLAGS if flag not in ("-g", "-Werror")]
+    flags += ["-fPIC", "-fvisibility=hidden", "-DHETMPI_CUDA=1"]
     includes = [*ON_CPU, f"-I{pybind11.get_include()}", f"-I{sysconfig.get_path('include')}"]
     objects = [str(tmp_path / f"{number}.o") for number in range(len(sources))]
     compile_one = [*CXX, *flags, *includes, "-x", "c++", "-c"]
@@ -74,26 +70,9 @@ def test_tables_keep_their_promises_with_their_lines_on_a_gpu(tmp_path):
     code, text = run(*CXX, "-shared", *objects, "-o", module)
     assert code == 0, text
     tests = [str(ROOT / "tests/mpi/test_staleness.py")]
+    ranks = [launch.mpiexec(), "-n", "2", sys.executable, "-m", "mpi4py"]
     outcome = launch.run(
-        [
-            launch.mpiexec(),
-            "-n",
-            "2",
-            sys.executable,
-            "-m",
-            "mpi4py",
-            "-m",
-            "pytest",
-            "-x",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-m",
-            "mpi",
-            "-k",
-            NO_GPU_IN,
-            *tests,
-        ],
+        [*ranks, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "mpi", "-k", NO_GPU_IN, *tests],
         timeout_s=280,
         cwd=tmp_path,
         PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT), str(ROOT / "tests/support")]),
@@ -107,28 +86,14 @@ def test_the_gpu_cache_equals_the_cpu_cache(tmp_path):
     if shutil.which("nvcc") is None:
         pytest.skip("there is no nvcc on PATH")
     program = str(tmp_path / "test")
-    subprocess.run(
-        [
-            "nvcc",
-            "-std=c++17",
-            "-O2",
-            "-fmad=false",
-            "-Xcompiler",
-            "-ffp-contract=off",
-            "-arch=native",
-            INCLUDE,
-            *SOURCES,
-            "-o",
-            program,
-        ],
-        check=True,
-    )
+    flags = ["-std=c++17", "-O2", "-fmad=false", "-Xcompiler", "-ffp-contract=off", "-arch=native"]
+    subprocess.run(["nvcc", *flags, INCLUDE, *SOURCES, "-o", program], check=True)
     for seed in range(5):
         code, text = run(program, str(seed), "200")
         assert code == 0, text
 
 
-@pytest.mark.skipif(not _C.has_cuda, reason="hetmpi._C was built without nvcc")
+@pytest.mark.skipif(not _C.has_cuda, reason="hetmpi._C has no GPU half")
 @pytest.mark.skipif(not NO_GPU, reason="there is a GPU")
 def test_without_a_gpu_the_module_says_so():
     with pytest.raises(RuntimeError, match=r"device\.h:\d+: cuda\w+\(.*\): \w+|cuda_cache\.cu:\d+: .*: \w+"):
