@@ -209,10 +209,10 @@ try_recipe() {
     claim "recipe: ${lines[1]%% *}: the log is there" test -s run7-"$job".log
     eval "${lines[2]/JOB/$job}"
     claim "recipe: ${lines[2]%% *}: the ranks save and leave with 85" await 240 has_left "run7-$job.log" 1
+    claim "recipe: the job is requeued" await 60 is_in_state "$job" PENDING
     scancel "$job"
-    claim "recipe: the first job is gone" await 60 has_ended "$job"
     job=$(eval "${lines[3]}" | grep -o '[0-9]*$')
-    claim "recipe: the same name goes on" await 240 grep -q "^resumed from runs/run7/" "run7-$job.log"
+    claim "recipe: the same name goes on" await 240 grep -qs "^resumed from runs/run7/" "run7-$job.log"
     scancel "$job"
     unset SBATCH_PARTITION
 }
@@ -242,7 +242,7 @@ await_steps() {  # NAME
 }
 
 has_begun() { [ "$(ranks_of "$1" | wc -l)" = 2 ] && [ -s "runs/$1/metrics.jsonl" ] && [ -n "$(newest_checkpoint "$1")" ]; }  # NAME
-has_lines() { [ "$(wc -l <"$1")" -ge "$2" ]; }  # FILE HOW_MANY
+has_lines() { [ -e "$1" ] && [ "$(wc -l <"$1")" -ge "$2" ]; }  # FILE HOW_MANY
 newest_checkpoint() { find "runs/$1/checkpoints" -name 'step-*[0-9]' 2>/dev/null | sed 's/.*step-0*//' | sort -n | tail -n1; }  # NAME: its step
 ranks_of() { pgrep -f "^[^ ]*python -m hetmpi.train run.dir=runs/$1 "; }  # NAME
 

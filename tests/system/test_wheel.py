@@ -1,0 +1,77 @@
+"""A built wheel, in an environment of its own that has an MPI, Horovod and torch, from an empty folder."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from launch import ROOT, mpiexec, run, summary
+
+from hetmpi.comm.mpi import mpi_libraries
+
+SMALL = ["data.scale=0.001", "steps=10", "eval.max_samples=500"]
+MODEL = """
+import torch
+from hetmpi import look_up
+
+class Mine(torch.nn.Module):
+    def __init__(self, num_fields, num_dense, dim):
+        super().__init__()
+        self.row_dim = dim
+        self.out = torch.nn.Linear(num_fields * dim, 1)
+
+    def forward(self, rows, batch):
+        return self.out(look_up(rows, batch.index).flatten(1)).squeeze(1)
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The environment's bin/. It sees the packages of this one, but not the checkout that is installed there."""
+    folder = tmp_path_factory.mktemp("wheel")
+    wheel = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(folder),
+        str(ROOT),
+    ]
+    subprocess.run(wheel, check=True, env={**os.environ, "HETMPI_CUDA": "0"})
+    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
+    python = folder / "venv/bin/python"
+    command = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    packages = Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
+    (packages / "beside.pth").write_text(sysconfig.get_path("purelib"))
+    [built] = folder.glob("*.whl")
+    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", str(built)], check=True)
+    return python.parent
+
+
+@pytest.mark.long
+def test_a_wheel_trains_from_an_empty_folder(installed, tmp_path):
+    def call(*command):
+        outcome = run(list(command), cwd=tmp_path, PYTHONPATH="", MPI4PY_LIBMPI=library)
+        assert outcome.code == 0, outcome.text
+        return outcome.text
+
+    [library] = mpi_libraries()  # of this environment; one of its own would bring its own
+    python, hetmpi = str(installed / "python"), str(installed / "hetmpi")
+    place = call(python, "-c", "import hetmpi; print(hetmpi.__file__)")
+    assert str(installed.parent) in place and str(ROOT) not in place
+    call(mpiexec(), "-n", "2", python, "-m", "hetmpi.train", *SMALL, "run.dir=first")
+    assert summary(tmp_path / "first")["world_size"] == 2
+    (tmp_path / "mine.py").write_text(MODEL)
+    (tmp_path / "settings/model").mkdir(parents=True)
+    (tmp_path / "settings/model/mine.yaml").write_text("_target_: mine.Mine\n")
+    call(hetmpi, "train", *SMALL, "model=mine", "--config-dir", "settings", "run.dir=second")
+    text = call(mpiexec(), "-n", "2", hetmpi, "train", *SMALL, "-m", "optim.rows_lr=0.01,0.02", "run.dir=third")
+    assert "0-optim.rows_lr=0.01" in text and len(list((tmp_path / "third").glob("*/summary.json"))) == 2
+    call(hetmpi, "report", "first", "second", "out=report.html")
+    assert "doctor" in call(hetmpi, "--help")
