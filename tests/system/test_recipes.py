@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -41,3 +42,15 @@ def test_recipe(heading, tmp_path):
         if language == "bash":
             outcome = pasted(text, tmp_path)
             assert outcome.code == 0 and "Traceback" not in outcome.text, f"{text}\n{outcome.text}"
+
+
+@pytest.mark.long
+def test_recipe_of_another_mpi_by_a_module(tmp_path):
+    """Its lines after the set-up is made, with a module that leads to the Open MPI of this machine."""
+    modules, mpicc = Path("/usr/share/modules/init/bash"), shutil.which("mpicc", path="/usr/bin:/usr/local/bin")
+    if not modules.exists() or mpicc is None or not (ROOT / ".venv-openmpi/hetmpi-setup").exists():
+        pytest.skip("needs environment-modules, an MPI under /usr and .venv-openmpi, set up with it")
+    (tmp_path / "openmpi").write_text(f"#%Module1.0\nprepend-path PATH {Path(mpicc).parent}\n")
+    text = dict(sections()["Another MPI by a module"])["sh"]
+    outcome = pasted(f". {modules}; module use {tmp_path}\n{text}", ROOT, timeout_s=300, LD_PRELOAD="")
+    assert outcome.code == 0 and "Open MPI" in outcome.text and "step 200" in outcome.text, outcome.text
