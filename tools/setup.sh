@@ -77,6 +77,8 @@ explain() {  # LOG
   while read -r pattern && read -r cure; do
     if grep -qiE "$pattern" "$1"; then say "cure: $cure"; break; fi
   done <<'END'
+Operation cancelled by user|KeyboardInterrupt
+call again: it goes on from this step
 no space left|disk quota exceeded
 the disk is full: free some space, or put HETMPI_VENV and TMPDIR on a larger one
 killed signal|killed \(program|MemoryError

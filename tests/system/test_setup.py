@@ -38,7 +38,7 @@ def shell(folder, script, **extra):
     """Runs functions of tools/setup.sh for a venv in `folder`, with this process's Python."""
     env = environment(PATH=f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin", **extra)
     command = ["bash", "-c", SETUP.format(root=ROOT, folder=folder) + script]
-    return subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
+    return subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
 
 
 @pytest.mark.parametrize(
@@ -66,20 +66,17 @@ def test_progress_is_the_last_thing_a_log_tells_of(tmp_path, log, shown):
 def test_a_silent_step_is_heard_of_in_a_pipe(tmp_path):
     log = tmp_path / "log"
     log.write_text(PIP)
-    said = shell(tmp_path, f"QUIET_S=2; show_progress '[1/6] torch' {log} & sleep 5; kill $!").stdout.splitlines()
+    said = shell(tmp_path, f"QUIET_S=1; show_progress '[1/6] torch' {log} & sleep 2.7; kill $!").stdout.splitlines()
     assert len(said) == 2 and all(
         line.startswith("[1/6] torch: downloading pyarrow 26.0.1 (55.0 MB), ") for line in said
     )
 
 
 def test_horovod_is_compiled_anew_for_all_that_decides_its_binary_but_not_for_another_venv(tmp_path):
-    describe = (
-        "describe_horovod; VENV=/elsewhere; echo ---; describe_horovod; echo ---; MPI_NAME=other describe_horovod"
-    )
-    here, elsewhere, other_mpi = shell(tmp_path, describe).stdout.split("---\n")
-    assert "torch 2" in here and here == elsewhere != other_mpi
-    assert here != shell(tmp_path, "describe_horovod", CXXFLAGS="-O1").stdout
-    assert here != shell(tmp_path, "describe_horovod", HOROVOD_WITH_GLOO="1").stdout
+    here, elsewhere = (shell(tmp_path / name, "describe_horovod").stdout for name in ("here", "elsewhere"))
+    assert "torch 2" in here and here == elsewhere
+    changed = shell(tmp_path, "describe_horovod", CXXFLAGS="-O1", HOROVOD_WITH_GLOO="1").stdout.splitlines()
+    assert set(changed) - set(here.splitlines()) == {"CXXFLAGS=-O1", "HOROVOD_WITH_GLOO=1"}
 
 
 def test_a_kept_wheel_is_found_again_and_not_used_if_damaged(tmp_path):
