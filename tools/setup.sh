@@ -10,11 +10,10 @@ source "$ROOT/tools/horovod.sh"
 
 STATE=$VENV/hetmpi-setup  # choices, stamps, logs
 CHOICES=(HETMPI_PYTHON HETMPI_MPI HETMPI_MARCH HETMPI_CUDA HETMPI_TORCH_INDEX NVCC HOROVOD_GPU HOROVOD_GPU_OPERATIONS)
-# Measured: the venv with a torch for CPUs and with PyPI's for CUDA 13, and what pip has in TMPDIR at a time.
-VENV_MB=1600
-VENV_CUDA_MB=5600
-TMP_MB=500
-TMP_CUDA_MB=2800
+# Measured: torch for CPUs, PyPI's torch with CUDA 13, all else. pip has up to half of it in TMPDIR at a time, compressed.
+TORCH_MB=800
+TORCH_CUDA_MB=4800
+REST_MB=800
 STEPS=6
 STEP=0        # the number of the current one
 STEPS_DONE=0  # how many were not passed over
@@ -51,6 +50,7 @@ step() {
   if [[ -e $STATE/$name.done && $(<"$STATE/$name.done") == "$key" ]] && $check; then return; fi
   check_machine
   [[ $name != venv ]] || clear_venv
+  [[ $name != torch || -e $STATE/torch ]] || announce
   rm -f "$STATE/$name.done"
   echo "$title: $saying; log: $STATE/$name.log" >&2
   touch "$STATE/$name.began"
@@ -77,6 +77,8 @@ explain() {  # LOG
   while read -r pattern && read -r cure; do
     if grep -qiE "$pattern" "$1"; then say "cure: $cure"; break; fi
   done <<'END'
+Operation cancelled by user|KeyboardInterrupt
+call again: it goes on from this step
 no space left|disk quota exceeded
 the disk is full: free some space, or put HETMPI_VENV and TMPDIR on a larger one
 killed signal|killed \(program|MemoryError
@@ -191,21 +193,27 @@ clear_venv() {
   mkdir -p "$STATE"
   find "$VENV/" -mindepth 1 ! -path "$STATE*" -delete
   rm -rf "${STATE:?}"/*
-  say "$(gb $VENV_MB) for $VENV, $(gb $VENV_CUDA_MB) if pip chooses a torch with CUDA, as on PyPI (HETMPI_TORCH_INDEX:" \
-    "./run.sh help); three minutes on two cores, and the time of the downloads"
-  need_room "$VENV" $VENV_MB $VENV_CUDA_MB "another folder with HETMPI_VENV"
-  need_room "${TMPDIR:-/tmp}" $TMP_MB $TMP_CUDA_MB "another folder for pip's files with TMPDIR"
+}
+
+# Says what the set-up takes, and refuses it where there is no room, before anything large is fetched.
+announce() {
+  local torch_mb=$TORCH_MB most_mb=$TORCH_CUDA_MB
+  if sees_base_packages; then torch_mb=0 most_mb=0; elif [[ -n $HETMPI_TORCH_INDEX ]]; then most_mb=$TORCH_MB; fi
+  say "$VENV takes $(gb $((REST_MB + torch_mb)))$( ((most_mb == torch_mb)) ||
+    echo ", or $(gb $((REST_MB + most_mb))) if pip chooses a torch with CUDA, as PyPI's is (HETMPI_TORCH_INDEX: another)");" \
+    "about 3 minutes on 2 cores, and the time of the downloads"
+  need_room "$VENV" $((REST_MB + torch_mb)) $((REST_MB + most_mb)) "another folder with HETMPI_VENV"
+  need_room "${TMPDIR:-/tmp}" $(((REST_MB + torch_mb) / 3)) $(((REST_MB + most_mb) / 2)) "another folder with TMPDIR"
 }
 
 gb() { awk -v mb="$1" 'BEGIN { printf "%.1f GB", mb / 1000 }'; }
 
-# Ends the set-up where even a torch for CPUs has no room, and warns where only that has.
-need_room() {  # FOLDER MB MB_WITH_CUDA CURE
+# Ends the set-up where there is less than LEAST_MB, warns where there is less than MOST_MB.
+need_room() {  # FOLDER LEAST_MB MOST_MB CURE
   local free_mb
   free_mb=$(df -Pk "$1" 2>/dev/null | awk 'NR == 2 { print int($4 * 1.024 / 1000) }') || return 0
   ((free_mb >= $2)) || die "$1 has room for $(gb "$free_mb"), $(gb "$2") are needed: free some, or name $4"
-  ((free_mb >= $3)) || [[ -n $HETMPI_TORCH_INDEX ]] ||
-    say "$1 has room for $(gb "$free_mb"): not enough for a torch with CUDA, which takes $(gb "$3")"
+  ((free_mb >= $3)) || say "$1 has room for $(gb "$free_mb"): too little for a torch with CUDA, which takes $(gb "$3") there"
 }
 
 has_venv() { [[ -x $VENV/bin/python ]]; }
@@ -238,14 +246,13 @@ sees_base_packages() { grep -q '^include-system-site-packages = true' "$VENV/pyv
 install_torch() {
   local torch
   torch=torch==$(pin torch)
-  if sees_base_packages; then
-    has_torch
-  elif [[ -n $HETMPI_TORCH_INDEX ]]; then  # a blank hides what pip's settings name besides
+  if sees_base_packages; then has_torch; return; fi
+  if [[ -n $HETMPI_TORCH_INDEX ]]; then  # a blank hides what pip's settings name besides
     PIP_EXTRA_INDEX_URL=" " PIP_FIND_LINKS=" " PIP_NO_INDEX=0 \
       pip_install --index-url "$HETMPI_TORCH_INDEX" --no-deps "$torch" ||
       { echo "HETMPI_TORCH_INDEX=$HETMPI_TORCH_INDEX does not answer or lacks $torch"; return 1; }
   fi
-  sees_base_packages || pip_install -c "$ROOT/requirements.txt" "$torch"
+  pip_install -c "$ROOT/requirements.txt" "$torch"  # and what it needs
 }
 
 install_packages() {
@@ -257,7 +264,13 @@ install_packages() {
   python -c "import os, torch.version; print(os.path.realpath(torch.version.__file__))" >"$STATE/torch"
 }
 
-pip_install() { PIP_USER=0 python -m pip install --no-input --disable-pip-version-check "$@"; }
+pip_install() {
+  local bar=on version
+  version=$(echo "$VENV"/lib/python3.*/site-packages/pip-*.dist-info)
+  version=${version##*/pip-}
+  [[ $(printf '%s\n' 24.1 "$version" | sort -V | head -n 1) != 24.1 ]] || bar=raw  # bytes so far, for tools/progress.sh
+  PIP_USER=0 python -m pip install --no-input --disable-pip-version-check --progress-bar $bar "$@"
+}
 
 # mpi4py's wheel looks for a libmpi by itself. Where it finds another than mpicxx gave Horovod, it is built with mpicc.
 check_mpi() {
