@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 
 from hetmpi.comm.mpi import MPI, SPEAK_DELAY_S, local_rank
 from hetmpi.comm.waiting import wait_for
@@ -22,6 +23,12 @@ from hetmpi.errors import ToldElsewhere, UserError
 LONGEST_DELAY_S = 6.0
 ABORT_LIMIT_S = 2
 LEFT_EARLY = 85  # exit code of a run that was told to leave, and saved
+_failure_calls: list[Callable[[str], None]] = []
+
+
+def on_failure(call: Callable[[str], None]):
+    """From now on abort() calls this, and no other, with what it prints, on the rank that fails. It must not raise."""
+    _failure_calls[:] = [call]
 
 
 def launch(main):
@@ -76,10 +83,8 @@ def abort(error: BaseException, is_traced: bool = False):
     message."""
     rank, size = (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size) if MPI.Is_initialized() else (0, 1)
     libc = ctypes.CDLL(None)
-    for number in (
-        signal.SIGTERM,
-        signal.SIGALRM,
-    ):  # SIGTERM ends it again: by that a launcher keeps those quiet who fail after the first
+    # SIGTERM ends it again: by that a launcher keeps those quiet who fail after the first.
+    for number in (signal.SIGTERM, signal.SIGALRM):
         libc.signal(number, None)  # Python's own way is for the main thread
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # of a full disk
@@ -88,7 +93,10 @@ def abort(error: BaseException, is_traced: bool = False):
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     time.sleep(min(LONGEST_DELAY_S, rank * max(0.1, min(SPEAK_DELAY_S, LONGEST_DELAY_S / size))))
     if not isinstance(error, ToldElsewhere):
-        os.write(terminal, (describe(error, rank, size, is_traced) + "\n").encode(errors="replace"))
+        text = describe(error, rank, size, is_traced)
+        os.write(terminal, f"{text}\n".encode(errors="replace"))
+        for call in _failure_calls:
+            call(text)
     time.sleep(0.05)  # the launcher forwards what was printed before it kills
     # MPI_Abort leaves through exit(), where the destructors of Horovod's threads crash or wait for ever. A handler
     # registered last runs first and ends the process there; the alarm is for an MPI_Abort that itself waits.

@@ -1,0 +1,186 @@
+"""Progress of a run on standard output: plain lines for a pipe or a file, a bar for a terminal; and its last lines."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from pathlib import Path
+
+from hetmpi.run.figures import MOVED, figure_of, megabytes_text, moved_per_step, shown, value_text
+from hetmpi.spans import PARTS, Spans
+
+SILENT_S = 10.0  # the longest that plain lines are silent
+
+
+def display(spans: Spans, first_step: int, total_steps: int | None, step_samples: int):
+    """What fits standard output: an object with step(values), evaluation(values), tick(), which is called a few times a
+    second, and close().
+
+    spans: of rank 0, whose `step` and `doing` say how far it is at any time. step_samples: of all ranks."""
+    from rich.console import Console  # here: only rank 0 has to spend the time
+
+    console = Console()
+    if is_screen(console):
+        return Screen(console, spans, first_step, total_steps)
+    return Lines(spans, first_step, step_samples)
+
+
+class Lines:
+    """One line per logged step. After SILENT_S without any, a line that says how far the run is."""
+
+    def __init__(self, spans: Spans, first_step: int, step_samples: int):
+        self._spans, self._step_samples = spans, step_samples
+        self._steps, self._said_at, self._moved_at = first_step, time.monotonic(), time.monotonic()
+
+    def step(self, values: dict) -> None:
+        self._say(values["step"], shown(values))
+
+    evaluation = step
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        if now - self._said_at < SILENT_S:
+            return
+        steps = max(self._spans.step, self._steps)
+        if steps > self._steps:
+            speed = (steps - self._steps) * self._step_samples / (now - self._moved_at)
+            self._say(steps, [f"{value_text('samples_per_s', speed)} since step {self._steps}"])
+        else:
+            self._say(steps, [f"no step ended for {now - self._moved_at:.0f} s, in {self._spans.doing}"])
+
+    def close(self) -> None:
+        pass
+
+    def _say(self, steps: int, parts: list[str]):
+        now = time.monotonic()
+        self._said_at = now
+        if steps > self._steps:
+            self._steps, self._moved_at = steps, now
+        print(" | ".join(["r0", f"step {steps}", *parts]) + "\n", end="", flush=True)
+
+
+class Screen:
+    """A bar of the terminal's width that moves by time, the last logged figures below it, evaluations above."""
+
+    def __init__(self, console, spans: Spans, first_step: int, total_steps: int | None):
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            SpinnerColumn,
+            TaskProgressColumn,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+        from rich.text import Text
+
+        class Bar(Progress):
+            figures: list[str] = []
+
+            def get_renderables(self):
+                yield self.make_tasks_table(self.tasks)
+                yield Text("\n".join(folded(self.figures, console.width - 1)), "dim", no_wrap=True)
+
+        self._spans, self._first_step = spans, first_step
+        self._bar = Bar(
+            SpinnerColumn(), TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(bar_width=None),
+            TaskProgressColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(compact=True),
+            console=console, auto_refresh=False, expand=True,
+        )  # fmt: skip
+        self._task = self._bar.add_task("", total=total_steps, completed=first_step)
+        self._bar.start()
+
+    def step(self, values: dict) -> None:
+        self._bar.figures = shown(values)
+        self._draw(values["step"])
+
+    def evaluation(self, values: dict) -> None:
+        self._bar.console.print(" | ".join([f"step {values['step']}", *shown(values)]), highlight=False)
+
+    def tick(self) -> None:
+        self._draw(max(self._spans.step, self._first_step))
+
+    def close(self) -> None:
+        self._bar.stop()
+
+    def _draw(self, steps: int):
+        doing = "training" if self._spans.doing in PARTS else self._spans.doing
+        steps = max(steps, int(self._bar.tasks[0].completed))
+        self._bar.update(self._task, completed=steps, description=f"{doing:<10}", refresh=True)
+
+
+def folded(parts: list[str], width: int) -> list[str]:
+    """Lines of parts with a bar between two; each part is whole, and a line at most `width` characters if it can."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + 3 + len(part) <= width:
+            lines[-1] += f" | {part}"
+        else:
+            lines.append(part)
+    return lines
+
+
+def is_screen(console) -> bool:
+    """Whether a person's terminal is at the other end. TTY_COMPATIBLE=1 says so through a launcher's pipe."""
+    if not console.is_terminal or os.environ.get("TTY_COMPATIBLE") == "1":
+        return console.is_terminal
+    try:
+        # Open MPI gives its ranks a pseudo-terminal even when its own output goes to a file: one of no width.
+        return os.get_terminal_size(console.file.fileno()).columns > 0
+    except OSError:
+        return False
+
+
+# The end.
+
+
+def ending(summary: dict) -> str:
+    """The five lines with which a training ends: quality, speed, bytes, the model's place, the next command."""
+    quality = [f"{label(key)} {value_text(key, summary[key])}" for key in quality_keys(summary)]
+    num_steps = summary["steps"] - summary.get("first_step", 0)
+    speed = value_text("samples_per_s", summary.get("samples_per_s"))
+    model = summary.get("checkpoint") or "not kept; checkpoint.every_steps=N keeps every N-th step and the last"
+    rows = {
+        "quality": ", ".join(quality) or "not measured: there are no held-out data",
+        "speed": f"{speed}, {num_steps:,} steps in {summary.get('seconds', 0):,.1f} s",
+        "bytes": traffic(summary),
+        "model": model,
+        "next": f"{report_command()} {shlex.quote(str(summary['run_dir']))}",
+    }
+    return "\n".join(f"{name:<8}{text}" for name, text in rows.items())
+
+
+def quality_keys(summary: dict) -> list[str]:
+    """The task's figures that are known: keys between the run's own that are grouped as quality."""
+    return [key for key in summary if figure_of(key).group == "quality" and isinstance(summary[key], (int, float))]
+
+
+def label(key: str) -> str:
+    return {"auc": "AUC", "teacher_auc": "AUC of the true probabilities"}.get(key, key.replace("_", " "))
+
+
+def traffic(summary: dict) -> str:
+    """Bytes between ranks per step, by kind, and the share of the reads that the cache served."""
+    rate = summary.get("hit_rate")
+    cache = "no cache" if rate is None else f"cache hits {value_text('hit_rate', rate)}"
+    moved = moved_per_step(summary)
+    if moved is None:
+        return f"no step was made; {cache}"
+    if moved == 0:
+        why = ": one rank alone" if summary["world_size"] == 1 else ""
+        why = why or (": one node, whose ranks read each other's memory" if summary["is_one_node"] else "")
+        return f"0 MB per step between ranks{why}; {cache}"
+    num_steps = summary["steps"] - summary.get("first_step", 0)
+    kinds = [
+        f"{key.removesuffix('_bytes')} {megabytes_text(summary[key] / num_steps).removesuffix(' MB')}"
+        for key in MOVED
+        if summary.get(key) is not None
+    ]
+    return f"{megabytes_text(moved)} per step between ranks ({', '.join(kinds)}); {cache}"
+
+
+def report_command() -> str:
+    """The command that makes a report, as it can be given from the current folder."""
+    return "./run.sh report" if Path("run.sh").is_file() else "python -m hetmpi.report"
