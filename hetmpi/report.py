@@ -102,14 +102,15 @@ function template() {
   const axis = {gridcolor: line, linecolor: line, zerolinecolor: line, automargin: true,
     title: {font: {size: 12}, standoff: 8}};
   return {layout: {font: {family: "system-ui, sans-serif", size: 12, color: ink}, showlegend: false,
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: {l: 56, r: 12, t: 12, b: 44},
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: {l: 56, r: 12, t: 30, b: 44},
+    modebar: {bgcolor: "rgba(0,0,0,0)", color: line, activecolor: ink},
     hovermode: "x unified", hoverlabel: {bgcolor: page, bordercolor: line, font: {color: ink}, namelength: 40},
     barmode: "group", dragmode: "zoom", xaxis: axis, yaxis: axis}};
 }
 
 for (const [id, {data, layout}] of Object.entries(figures))
   Plotly.newPlot(id, data, {...layout, template: template()}, {responsive: true, displaylogo: false,
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"]});
+    modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]]});
 isDark.addEventListener("change", () => {
   for (const id of Object.keys(figures)) Plotly.relayout(id, {template: template()});
 });
@@ -184,30 +185,37 @@ def headline(runs: list[Run], now: float) -> str:
 
 
 def section(heading: str, found: list, runs: list[Run], figures: dict[str, dict]) -> str:
-    """Pictures under a heading, and of those left out why. Adds the pictures to figures, by id."""
-    drawn, left_out = [], {}
+    """Pictures under a heading, with notes on the runs that are not in all of them. Adds to figures, by id."""
+    drawn, lacking = [], {}
     for number, picture in enumerate(found):
-        if shown := picture.shown(runs):
+        shown = picture.shown(runs)
+        lacks = [run.name for run in runs if run not in shown] if picture.run is None or not shown else []
+        if lacks:
+            lacking.setdefault((picture.why, () if not shown else tuple(lacks)), []).append(picture.title)
+        if shown:
             name = f"{heading.split()[0].lower()}{number}"
             figures[name] = picture.figure(shown)
-            drawn.append(frame(picture, runs, shown, name))
-        else:
-            left_out.setdefault(picture.why, []).append(picture.title)
-    notes = "".join(
-        f'<p class="note">Left out: {escape(", ".join(titles))}: {escape(why)}.</p>\n'
-        for why, titles in left_out.items()
-    )
+            drawn.append(frame(picture, name))
+    notes = "".join(note(titles, lacks, why) for (why, lacks), titles in lacking.items())
     has_parts = any(isinstance(picture, pictures.Stack) and picture.shown(runs) for picture in found)
     legend = parts_legend() if has_parts else ""
     return f'<h2>{escape(heading)}</h2>\n{notes}{legend}<div class="pictures">\n{"".join(drawn)}</div>\n'
 
 
-def frame(picture, runs: list[Run], shown: list[Run], name: str) -> str:
-    """The place of one picture, with its title, and which runs it lacks."""
-    lacks = [run.name for run in runs if run not in shown] if picture.run is None else []
-    caption = " ".join([picture.caption, *([f"Without {', '.join(lacks)}: {picture.why}."] if lacks else [])]).strip()
+def note(titles: list[str], lacks: tuple[str, ...], why: str) -> str:
+    """That pictures lack some runs, () for all of them, and why."""
+    said = (
+        f"{', '.join(titles)}: without {', '.join(lacks)}: {why}."
+        if lacks
+        else f"Left out: {', '.join(titles)}: {why}."
+    )
+    return f'<p class="note">{escape(said)}</p>\n'
+
+
+def frame(picture, name: str) -> str:
+    """The place of one picture, with its title."""
     of_run = "" if picture.run is None else f' data-run="{picture.run.number}"'
-    said = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    said = f"<figcaption>{escape(picture.caption)}</figcaption>" if picture.caption else ""
     plot = f'<div class="plot" id="{name}"></div>'
     return f"<figure{of_run}><h3>{escape(picture.title)}</h3>\n{plot}{said}</figure>\n"
 

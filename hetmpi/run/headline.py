@@ -21,14 +21,30 @@ class Cell:
     is_best: bool = False
 
 
+def difference(value: float, best: float) -> str:
+    return f"{value - best:+.4f}".replace("-", "\N{MINUS SIGN}")
+
+
+def points(value: float, best: float) -> str:
+    return f"{100 * (value - best):+.1f} points".replace("-", "\N{MINUS SIGN}")
+
+
+def ratio(value: float, best: float) -> str:
+    if not best:
+        return ""
+    times = value / best
+    return f"{times:.1f} times" if times >= 2 else f"{times - 1:+.0%}".replace("-", "\N{MINUS SIGN}")
+
+
 @dataclass(frozen=True)
 class Compared:
-    """A row: its name, how a value is written, which of two values is better (max, min, None: neither)."""
+    """A row: its name, how a value is written, which of two values is better (max, min, None: neither), and how far a
+    value is from the best."""
 
     name: str
     text: Callable[[float], str]
     best: Callable | None = None
-    is_ratio: bool = True  # whether the distance from the best is a ratio; else a difference
+    distance: Callable[[float, float], str] = ratio
 
 
 COMPARED = {  # key of Run.figures() -> its row, after those of the task
@@ -36,7 +52,7 @@ COMPARED = {  # key of Run.figures() -> its row, after those of the task
     "elapsed_s": Compared("seconds of training", "{:,.1f}".format, min),
     "step_bytes": Compared("bytes between ranks per step, all ranks", bytes_text, min),
     "sample_bytes": Compared("bytes between ranks per sample", bytes_text, min),
-    "hit_rate": Compared("cacheable reads served from the cache", "{:.1%}".format, max, is_ratio=False),
+    "hit_rate": Compared("cacheable reads served from the cache", "{:.1%}".format, max, points),
     "lag_p99": Compared("staleness of a read, 99th percentile", "{:.0f} iterations".format),
     "samples": Compared("samples trained on", "{:,.0f}".format),
 }
@@ -46,7 +62,7 @@ def compared_rows(runs: list[Run], now: float) -> list[Row]:
     """What ran, at `now` in seconds since 1970, and what came out; the best value of each row is marked."""
     figures = [run.figures() for run in runs]
     task = dict.fromkeys(key for found in figures for key in found if key not in COMPARED)
-    of_task = {key: Compared(figure_of(key).name, figure_of(key).text, figure_of(key).best, False) for key in task}
+    of_task = {key: Compared(figure_of(key).name, figure_of(key).text, figure_of(key).best, difference) for key in task}
     rows = [
         *described(runs, {"state": lambda run: run.state(now), **WHAT_RAN}),
         *(values(compared, key, runs, figures) for key, compared in {**of_task, **COMPARED}.items()),
@@ -77,17 +93,7 @@ def value_cell(compared: Compared, value: float | None, has_ended: bool, first: 
         return Cell(text, "so far")
     if first is None:
         return Cell(text)
-    return Cell(text, "best", True) if value == first else Cell(text, distance(value, first, compared.is_ratio))
-
-
-def distance(value: float, first: float, is_ratio: bool) -> str:
-    """How far a value is from the best."""
-    if not is_ratio:
-        return f"{value - first:+.4f}".replace("-", "\N{MINUS SIGN}")
-    if not first:
-        return ""
-    ratio = value / first
-    return f"{ratio:.1f} times as much" if ratio >= 2 else f"{ratio - 1:+.0%}".replace("-", "\N{MINUS SIGN}")
+    return Cell(text, "best", True) if value == first else Cell(text, compared.distance(value, first))
 
 
 # What ran.

@@ -296,9 +296,9 @@ def sections(runs: list) -> dict[str, list]:
     """The page's pictures under their headings."""
     auc = Curve("AUC", "auc", "AUC on held-out data", of="evaluations", why=NO_EVALUATION)
     learnt = [
-        Curve("Loss", "loss", "training loss", is_noisy=True, caption="From 20 lines on, bold is a running mean."),
         auc,
         Curve("Log loss", "log_loss", "log loss on held-out data (nats)", of="evaluations", why=NO_EVALUATION),
+        Curve("Loss", "loss", "training loss", is_noisy=True, caption="From 20 lines on, bold is a running mean."),
     ]
     over_time = [replace(curve, title=f"{curve.title} over time", x="elapsed_s") for curve in learnt]
     most_ms = max((thinned(table)[:, 1:].sum(1).max() for run in runs if len(table := stacked(run))), default=0)

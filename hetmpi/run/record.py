@@ -128,7 +128,7 @@ class Run:
         if state == status.STOPPED:
             return f"stopped by a signal at step {self.status['step']:,}, saved; resume={self.status['resume']} goes on"
         if state == status.FAILED:
-            return f"failed; {self._last(now)}; {last_words(str(self.status.get('message')))}"
+            return f"failed: {last_words(str(self.status.get('message')))}; {self._last(now)}"
         if state == status.RUNNING:
             return self._state_unless_killed(now)
         return f"not finished; it says nothing of its state; {self._last(now)}"

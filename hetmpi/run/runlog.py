@@ -46,7 +46,7 @@ from hetmpi.run.files import append, flat, replace
 from hetmpi.spans import Spans
 
 SHOWN_NAME = "standard output"
-TICK_S = 0.25  # between two looks at how far the run is
+TICK_S = 0.3  # between two looks at how far the run is
 OF_AN_EARLIER_RUN = ("summary.json", "trace.json", "report.html")
 
 
