@@ -139,17 +139,26 @@ def is_screen(console) -> bool:
 def ending(summary: dict) -> str:
     """The five lines with which a training ends: quality, speed, bytes, the model's place, the next command."""
     quality = [f"{label(key)} {value_text(key, summary[key])}" for key in quality_keys(summary)]
-    num_steps = summary["steps"] - summary.get("first_step", 0)
-    speed = value_text("samples_per_s", summary.get("samples_per_s"))
-    model = summary.get("checkpoint") or "not kept; checkpoint.every_steps=N keeps every N-th step and the last"
     rows = {
-        "quality": ", ".join(quality) or "not measured: there are no held-out data",
-        "speed": f"{speed}, {num_steps:,} steps in {summary.get('seconds', 0):,.1f} s",
+        "quality": ", ".join(quality) or "not measured",
+        "speed": speed(summary),
         "bytes": traffic(summary),
-        "model": model,
+        "model": summary.get("checkpoint") or "not kept; checkpoint.every_steps=N keeps every N-th step and the last",
         "next": f"{report_command()} {shlex.quote(str(summary['run_dir']))}",
     }
     return "\n".join(f"{name:<8}{text}" for name, text in rows.items())
+
+
+def steps_made(summary: dict) -> int:
+    """Those of this run; one that was resumed has not made those before."""
+    return summary["steps"] - summary.get("first_step", 0)
+
+
+def speed(summary: dict) -> str:
+    if not steps_made(summary):
+        return "no step was made"
+    per_second = value_text("samples_per_s", summary["samples_per_s"])
+    return f"{per_second}, {steps_made(summary):,} steps in {value_text('seconds', summary['seconds'])}"
 
 
 def quality_keys(summary: dict) -> list[str]:
@@ -170,11 +179,10 @@ def traffic(summary: dict) -> str:
         return f"no step was made; {cache}"
     if moved == 0:
         why = ": one rank alone" if summary["world_size"] == 1 else ""
-        why = why or (": one node, whose ranks read each other's memory" if summary["is_one_node"] else "")
+        why = why or (": one node, ranks read each other's memory" if summary["is_one_node"] else "")
         return f"0 MB per step between ranks{why}; {cache}"
-    num_steps = summary["steps"] - summary.get("first_step", 0)
     kinds = [
-        f"{key.removesuffix('_bytes')} {megabytes_text(summary[key] / num_steps).removesuffix(' MB')}"
+        f"{key.removesuffix('_bytes')} {megabytes_text(summary[key] / steps_made(summary)).removesuffix(' MB')}"
         for key in MOVED
         if summary.get(key) is not None
     ]
