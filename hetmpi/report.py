@@ -189,27 +189,19 @@ def section(heading: str, found: list, runs: list[Run], figures: dict[str, dict]
     drawn, lacking = [], {}
     for number, picture in enumerate(found):
         shown = picture.shown(runs)
-        lacks = [run.name for run in runs if run not in shown] if picture.run is None or not shown else []
-        if lacks:
-            lacking.setdefault((picture.why, () if not shown else tuple(lacks)), []).append(picture.title)
         if shown:
             name = f"{heading.split()[0].lower()}{number}"
             figures[name] = picture.figure(shown)
             drawn.append(frame(picture, name))
-    notes = "".join(note(titles, lacks, why) for (why, lacks), titles in lacking.items())
+        lacks = () if shown and picture.run else tuple(run.name for run in runs if run not in shown)
+        if lacks:
+            said = f"Without {', '.join(lacks)}" if shown else "Left out"
+            lacking.setdefault((said, picture.why), []).append(picture.title)
+    notes = [f"{said}: {', '.join(titles)}: {why}." for (said, why), titles in lacking.items()]
+    said = "".join(f'<p class="note">{escape(note)}</p>\n' for note in notes)
     has_parts = any(isinstance(picture, pictures.Stack) and picture.shown(runs) for picture in found)
     legend = parts_legend() if has_parts else ""
-    return f'<h2>{escape(heading)}</h2>\n{notes}{legend}<div class="pictures">\n{"".join(drawn)}</div>\n'
-
-
-def note(titles: list[str], lacks: tuple[str, ...], why: str) -> str:
-    """That pictures lack some runs, () for all of them, and why."""
-    said = (
-        f"{', '.join(titles)}: without {', '.join(lacks)}: {why}."
-        if lacks
-        else f"Left out: {', '.join(titles)}: {why}."
-    )
-    return f'<p class="note">{escape(said)}</p>\n'
+    return f'<h2>{escape(heading)}</h2>\n{said}{legend}<div class="pictures">\n{"".join(drawn)}</div>\n'
 
 
 def frame(picture, name: str) -> str:

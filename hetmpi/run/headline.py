@@ -109,10 +109,10 @@ def ranks_text(run: Run) -> str:
     if not size:
         return "-"
     where = f" on {counted(len(hosts), 'host')} ({', '.join(list(hosts)[:3])})" if hosts else ""
-    device = run.environment.get("device") or run.summary.get("device", "")
     split = run.settings.get("table.ranks_per_node")
-    nodes = f"; split into nodes of {counted(split, 'rank')}" if split else ""
-    return f"{counted(size, 'rank')}{where}, {device}{nodes}"
+    nodes = f"split into nodes of {counted(split, 'rank')}" if split else ""
+    device = run.environment.get("device") or run.summary.get("device")
+    return ", ".join(filter(None, [counted(size, "rank") + where, device, nodes]))
 
 
 def counted(count: int, noun: str) -> str:

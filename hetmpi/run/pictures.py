@@ -317,8 +317,8 @@ def sections(runs: list) -> dict[str, list]:
         "Cache": [
             Curve("Hit rate", "hit_rate", "% of reads served from the cache", **per_cent),
             Curve("Stale rate", "stale_rate", "% of reads found too old", is_from_zero=True, **per_cent),
-            Curve("Staleness, median", "lag_p50", "iterations behind, median", **behind),
-            Curve("Staleness, p99", "lag_p99", "iterations behind, 99th percentile", **behind),
+            Curve("Staleness (median)", "lag_p50", "iterations behind, median", **behind),
+            Curve("Staleness (p99)", "lag_p99", "iterations behind, 99th percentile", **behind),
             Bars(
                 "Staleness of all reads", lag_shares, "% of the reads",
                 caption="Iterations that a row was behind when it was read.", why=NO_CACHE,

@@ -166,7 +166,7 @@ class Run:
         if not self.lines:
             return "no step logged"
         of_all = f" of {self.settings['steps']:,}" if isinstance(self.settings.get("steps"), int) else ""
-        return f"last logged step {self.lines[-1]['step']:,}{of_all}, {span(now - self._written())} ago"
+        return f"last logged step {self.lines[-1]['step']:,}{of_all}, {span(round(now - self._written()))} ago"
 
 
 def is_of_task(key: str, value) -> bool:
@@ -181,9 +181,10 @@ def last_words(message: str) -> str:
 
 
 def span(seconds: float) -> str:
-    """A time: '12 s'."""
+    """A time: '12 s'; of less than ten seconds as exact as it is given, '0.1 s' or '4 s'."""
     unit, size = next((u for u in (("days", 86400), ("h", 3600), ("min", 60)) if seconds >= 2 * u[1]), ("s", 1))
-    return f"{max(0, seconds) / size:.{1 if unit == 's' and 0 < seconds < 10 else 0}f} {unit}"
+    is_exact = isinstance(seconds, float) and seconds < 10
+    return f"{max(0, seconds) / size:.{1 if is_exact else 0}f} {unit}"
 
 
 # Folders.
