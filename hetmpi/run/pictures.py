@@ -315,8 +315,8 @@ def sections(runs: list) -> dict[str, list]:
             replace(auc, title="AUC over bytes", x="moved_so_far", caption="Bytes since the run began.", why=NO_BYTES),
         ],
         "Cache": [
-            Curve("Hit rate", "hit_rate", "% of reads served from the cache", **per_cent),
-            Curve("Stale rate", "stale_rate", "% of reads found too old", is_from_zero=True, **per_cent),
+            Curve("Hit rate", "hit_rate", "% of cacheable reads served", **per_cent),
+            Curve("Stale rate", "stale_rate", "% of cacheable reads found too old", is_from_zero=True, **per_cent),
             Curve("Staleness (median)", "lag_p50", "iterations behind, median", **behind),
             Curve("Staleness (p99)", "lag_p99", "iterations behind, 99th percentile", **behind),
             Bars(
