@@ -25,6 +25,7 @@ from hetmpi.errors import NotFinite, UserError, doing
 from hetmpi.run import build
 from hetmpi.run.config import CONF, compose
 from hetmpi.run.device import choose_device
+from hetmpi.run.display import tell
 from hetmpi.run.environment import environment
 from hetmpi.run.evaluation import Evaluation
 from hetmpi.run.preemption import Preemption
@@ -217,7 +218,7 @@ class Training:
             return None
         resumed = self.saving.resumed
         told = [self._plan(), *self._choice(), *self._notes(), *([f"resumed from {resumed}"] if resumed else [])]
-        print("\n".join(told), flush=True)
+        tell(told)
         settings = OmegaConf.merge(self.config, {"resume": resumed and str(resumed)})  # the one that `auto` found
         return RunLog(
             self.config.run.dir, OmegaConf.to_yaml(settings), self.total_steps, self.start.step, spans=self.spans,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import shlex
+import textwrap
 import time
 from pathlib import Path
 
-from hetmpi.run.figures import MOVED, figure_of, megabytes_text, moved_per_step, shown, value_text
+from hetmpi.run.figures import MOVED, is_of_task, megabytes_text, moved_per_step, shown, value_text
 from hetmpi.spans import PARTS, Spans
 
 SILENT_S = 10.0  # the longest that plain lines are silent
+WORD_WIDTH = 8  # of the word before each of the last lines
 
 
 def display(spans: Spans, first_step: int, total_steps: int | None, step_samples: int):
@@ -122,6 +124,17 @@ def folded(parts: list[str], width: int) -> list[str]:
     return lines
 
 
+def tell(lines: list[str], indent: str = "") -> None:
+    """Prints lines; on a terminal they break between words, and go on after `indent`."""
+    from rich.console import Console
+
+    console = Console()
+    if is_screen(console):
+        style = {"subsequent_indent": indent, "break_long_words": False, "break_on_hyphens": False}
+        lines = [textwrap.fill(line, console.width, **style) for line in lines]
+    print("\n".join(lines), flush=True)
+
+
 def is_screen(console) -> bool:
     """Whether a person's terminal is at the other end. TTY_COMPATIBLE=1 says so through a launcher's pipe."""
     if not console.is_terminal or os.environ.get("TTY_COMPATIBLE") == "1":
@@ -136,9 +149,14 @@ def is_screen(console) -> bool:
 # The end.
 
 
-def ending(summary: dict) -> str:
-    """The five lines with which a training ends: quality, speed, bytes, the model's place, the next command."""
-    quality = [f"{label(key)} {value_text(key, summary[key])}" for key in quality_keys(summary)]
+def tell_ending(summary: dict) -> None:
+    """Prints the five lines with which a training ends."""
+    tell(ending(summary), " " * WORD_WIDTH)
+
+
+def ending(summary: dict) -> list[str]:
+    """Quality, speed, bytes, the model's place, the next command."""
+    quality = [f"{label(key)} {value_text(key, summary[key])}" for key in summary if is_of_task(key, summary[key])]
     rows = {
         "quality": ", ".join(quality) or "not measured",
         "speed": speed(summary),
@@ -146,7 +164,7 @@ def ending(summary: dict) -> str:
         "model": summary.get("checkpoint") or "not kept; checkpoint.every_steps=N keeps every N-th step and the last",
         "next": f"{report_command()} {shlex.quote(str(summary['run_dir']))}",
     }
-    return "\n".join(f"{name:<8}{text}" for name, text in rows.items())
+    return [f"{name:<{WORD_WIDTH}}{text}" for name, text in rows.items()]
 
 
 def steps_made(summary: dict) -> int:
@@ -159,11 +177,6 @@ def speed(summary: dict) -> str:
         return "no step was made"
     per_second = value_text("samples_per_s", summary["samples_per_s"])
     return f"{per_second}, {steps_made(summary):,} steps in {value_text('seconds', summary['seconds'])}"
-
-
-def quality_keys(summary: dict) -> list[str]:
-    """The task's figures that are known: keys between the run's own that are grouped as quality."""
-    return [key for key in summary if figure_of(key).group == "quality" and isinstance(summary[key], (int, float))]
 
 
 def label(key: str) -> str:

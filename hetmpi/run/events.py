@@ -14,10 +14,11 @@ import socket
 import time
 from pathlib import Path
 
-from hetmpi.run.figures import figure_of
+from hetmpi.run.figures import figure_of, is_of_task
 from hetmpi.run.files import append
 
 FINAL = ("samples_per_s", "seconds", "hit_rate")  # of the summary, under final/ beside the task's figures and the bytes
+PLACES = ("run.dir", "checkpoint.dir", "resume")  # settings that say where, not how
 
 
 class EventFile:
@@ -34,7 +35,7 @@ class EventFile:
         self._record_writer = RecordWriter
         self.path = folder / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
         self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
-        known = {key: hyperparameter(value) for key, value in settings.items() if not key.startswith("run.")}
+        known = {key: hyperparameter(value) for key, value in settings.items() if key not in PLACES}
         self._write(Event(wall_time=time.time(), summary=hparams_pb(known, trial_id=str(folder.resolve()))))
 
     def step(self, values: dict) -> None:
@@ -46,7 +47,7 @@ class EventFile:
 
     def evaluation(self, values: dict) -> None:
         """The task's figures."""
-        own = {key: value for key, value in values.items() if figure_of(key).group == "quality"}
+        own = {key: value for key, value in values.items() if is_of_task(key, value)}
         self._append(values["step"], self._scalars(own))
 
     def finish(self, step: int, final: dict) -> None:

@@ -39,7 +39,7 @@ class Figure:
     group  of its tag in TensorBoard
     text   how a value is written
     word   stands before the value in a line of the log; None for a figure that is not shown there
-    best   max or min, whichever of two values is the better one; None if neither is"""
+    best   of a task's figure: max or min, whichever gives the better of two values; None if neither does"""
 
     name: str
     group: str
@@ -51,14 +51,14 @@ class Figure:
 FIGURES = {  # those with a word stand in a line in this order
     "loss": Figure("training loss", "quality", "{:.4f}".format, "loss"),
     "step_ms": Figure("time of a step", "speed", "{:.1f} ms".format, ""),
-    "samples_per_s": Figure("samples per second, all ranks", "speed", "{:,.0f} samples/s".format, "", max),
-    "hit_rate": Figure("cacheable reads served from the cache", "cache", "{:.1%}".format, "hit", max),
+    "samples_per_s": Figure("samples per second, all ranks", "speed", "{:,.0f} samples/s".format, ""),
+    "hit_rate": Figure("cacheable reads served from the cache", "cache", "{:.1%}".format, "hit"),
     "stale_rate": Figure("reads that found a row too old in the cache", "cache", "{:.1%}".format, "stale"),
     "lag_p50": Figure("staleness of a read, median (iterations)", "cache"),
     "lag_p99": Figure("staleness of a read, 99th percentile (iterations)", "cache", "{:.0f}".format, "lag p99"),
-    "pulled_bytes": Figure("pulled: rows and clocks fetched from other ranks", "traffic", bytes_text, "pulled", min),
-    "pushed_bytes": Figure("pushed: gradients sent to other ranks", "traffic", bytes_text, "pushed", min),
-    "reduced_bytes": Figure("reduced: gradients of replicated rows", "traffic", bytes_text, "reduced", min),
+    "pulled_bytes": Figure("pulled: rows and clocks fetched from other ranks", "traffic", bytes_text, "pulled"),
+    "pushed_bytes": Figure("pushed: gradients sent to other ranks", "traffic", bytes_text, "pushed"),
+    "reduced_bytes": Figure("reduced: gradients of replicated rows", "traffic", bytes_text, "reduced"),
     "row_bytes": Figure("of the pulled bytes: rows", "traffic", bytes_text),
     "clock_bytes": Figure("of the pulled bytes: clocks", "traffic", bytes_text),
     "auc": Figure("AUC on held-out data", "quality", "{:.4f}".format, "auc", max),
@@ -77,10 +77,12 @@ FIGURES = {  # those with a word stand in a line in this order
     "own_ms_max": Figure("own work of the rank with the most (ms per step)", "time"),
     "slowest_rank": Figure("rank with the most own work", "time"),
     **{f"{part}_ms": Figure(f"{part}: {duty} (ms per step)", "time") for part, duty in PARTS.items()},
+    "step": Figure("step", "progress"),
     "samples": Figure("samples of the stream so far", "progress"),
     "elapsed_s": Figure("seconds of training so far", "progress"),
+    "moved_so_far": Figure("bytes between ranks so far", "progress", bytes_text),
     "lr": Figure("learning rate of the dense layers", "progress"),
-    "seconds": Figure("seconds of training", "speed", "{:,.1f} s".format, None, min),
+    "seconds": Figure("seconds of training", "speed", "{:,.1f} s".format),
     "model": Figure("model", ""),
     "data": Figure("data", ""),
     "world_size": Figure("ranks", ""),
@@ -102,6 +104,12 @@ def figure_of(key: str) -> Figure:
     return FIGURES.get(key) or Figure(key.replace("_", " "), "quality", "{:.4g}".format, key.replace("_", " "))
 
 
+def is_of_task(key: str, value) -> bool:
+    """Whether this figure of a summary or an evaluation says how good a model is on held-out data."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    return is_number and figure_of(key).group == "quality" and key != "loss"
+
+
 def value_text(key: str, value) -> str:
     """A value as a person reads it; '-' for None."""
     if value is None:
@@ -115,7 +123,7 @@ def shown(values: dict) -> list[str]:
     """The values that stand in a line of the log, each with its word: the known ones in their order, then a task's."""
     keys = [key for key in FIGURES if key in values]
     keys += [key for key, value in values.items() if key not in FIGURES and isinstance(value, numbers.Real)]
-    words = [(figure_of(key).word, key) for key in keys if key != "step" and values[key] is not None]
+    words = [(figure_of(key).word, key) for key in keys if values[key] is not None]
     return [f"{word} {value_text(key, values[key])}".strip() for word, key in words if word is not None]
 
 

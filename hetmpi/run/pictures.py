@@ -14,7 +14,7 @@ from html import escape
 
 import numpy as np
 
-from hetmpi.run.figures import bytes_text
+from hetmpi.run.figures import bytes_text, figure_of, is_of_task
 from hetmpi.spans import OWN, PARTS, WAITS
 
 # Okabe's and Ito's, which the colour-blind tell apart.
@@ -35,7 +35,7 @@ X_AXES = {  # key -> unit of the axis: (from which value on, what it is called)
         (1, "bytes between ranks"), (1e3, "kB between ranks"), (1e6, "MB between ranks"), (1e9, "GB between ranks"),
     ],
 }  # fmt: skip
-NO_LINES, NO_EVALUATION = "no step is logged yet", "there is no evaluation yet"
+NO_LINES, NO_EVALUATION = "no step is logged yet", "no evaluation has measured it"
 NO_CACHE = "no rows were read from a cache: table.staleness=0, or table.cache keeps none"
 FLUSHES = "Under a bound, an evaluation or a checkpoint first pushes all gradients that were held back."
 NO_BYTES = "no bytes cross between ranks"
@@ -292,14 +292,24 @@ def lag_shares(run) -> dict[str, float]:
     return {name: 100 * count / sum(counts) for name, count in zip(names, counts)}
 
 
+def evaluated(runs: list) -> list[str]:
+    """The task's figures that some evaluation has measured; those of ctr.py if there is none. The true model's is the
+    same at all steps."""
+    keys = dict.fromkeys(key for run in runs for line in run.evaluations for key in line if is_of_task(key, line[key]))
+    return [key for key in keys if key != "teacher_auc"] or ["auc", "log_loss"]
+
+
+def title_of(key: str) -> str:
+    return {"auc": "AUC", "log_loss": "Log loss"}.get(key, key.replace("_", " ").capitalize())
+
+
 def sections(runs: list) -> dict[str, list]:
     """The page's pictures under their headings."""
-    auc = Curve("AUC", "auc", "AUC on held-out data", of="evaluations", why=NO_EVALUATION)
-    learnt = [
-        auc,
-        Curve("Log loss", "log_loss", "log loss on held-out data (nats)", of="evaluations", why=NO_EVALUATION),
-        Curve("Loss", "loss", "training loss", is_noisy=True, caption="From 20 lines on, bold is a running mean."),
+    of_task = [
+        Curve(title_of(key), key, figure_of(key).name, of="evaluations", why=NO_EVALUATION) for key in evaluated(runs)
     ]
+    loss = Curve("Loss", "loss", "training loss", is_noisy=True, caption="From 20 lines on, bold is a running mean.")
+    learnt = [*of_task, loss]
     over_time = [replace(curve, title=f"{curve.title} over time", x="elapsed_s") for curve in learnt]
     most_ms = max((thinned(table)[:, 1:].sum(1).max() for run in runs if len(table := stacked(run))), default=0)
     per_cent = {"text": ".2f", "times": 100, "why": NO_CACHE}
@@ -312,7 +322,10 @@ def sections(runs: list) -> dict[str, list]:
                 "Bytes over samples", "moved_bytes", "bytes per step, all ranks", ".3~s", is_noisy=True,
                 is_from_zero=True, caption=FLUSHES, why=NO_BYTES,
             ),
-            replace(auc, title="AUC over bytes", x="moved_so_far", caption="Bytes since the run began.", why=NO_BYTES),
+            replace(
+                of_task[0], title=f"{of_task[0].title} over bytes", x="moved_so_far",
+                caption="Bytes since the run began.", why=NO_BYTES,
+            ),
         ],
         "Cache": [
             Curve("Hit rate", "hit_rate", "% of cacheable reads served", **per_cent),

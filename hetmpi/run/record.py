@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import numbers
 import re
 import statistics
@@ -16,7 +15,7 @@ import yaml
 
 from hetmpi.errors import UserError
 from hetmpi.run import status
-from hetmpi.run.figures import figure_of, moved_bytes, moved_per_step
+from hetmpi.run.figures import is_of_task, moved_bytes, moved_per_step
 from hetmpi.run.files import flat
 
 SILENT_S, SILENT_TIMES = 60.0, 10  # a run of another host is missed after so long, and so many times its usual interval
@@ -140,7 +139,7 @@ class Run:
         is_late = silent_s > max(SILENT_S, SILENT_TIMES * usual_s)
         wait = f"no line for {span(silent_s)}" + (f", usually every {span(usual_s)}" if usual_s else "")
         if is_alive is False:
-            return f"killed: its process on {host} is gone and left no message; {self._last(now)}{self._cure()}"
+            return f"probably killed: its process on {host} is gone, without a message; {self._last(now)}{self._cure()}"
         if is_alive:
             return f"running{f', but {wait}' if is_late else ''}; {self._last(now)}"
         if is_late:
@@ -167,12 +166,6 @@ class Run:
             return "no step logged"
         of_all = f" of {self.settings['steps']:,}" if isinstance(self.settings.get("steps"), int) else ""
         return f"last logged step {self.lines[-1]['step']:,}{of_all}, {span(round(now - self._written()))} ago"
-
-
-def is_of_task(key: str, value) -> bool:
-    """Whether this figure says how good a model is on held-out data."""
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
-    return is_number and figure_of(key).group == "quality" and key != "loss"
 
 
 def last_words(message: str) -> str:

@@ -39,9 +39,9 @@ import yaml
 
 from hetmpi.errors import UserError
 from hetmpi.run import status
-from hetmpi.run.display import display, ending
+from hetmpi.run.display import display, tell_ending
 from hetmpi.run.events import FINAL, EventFile
-from hetmpi.run.figures import figure_of, moved_per_step
+from hetmpi.run.figures import is_of_task, moved_per_step
 from hetmpi.run.files import append, flat, replace
 from hetmpi.spans import Spans
 
@@ -123,7 +123,7 @@ class RunLog:
             status.write_status(self._dir, status.FINISHED)
         with self._surviving(SHOWN_NAME):
             self._stop_display()
-            print(ending(summary), flush=True)
+            tell_ending(summary)
 
     def stop(self, step: int, checkpoint: str | os.PathLike) -> None:
         """Notes that the run leaves after `step` steps, to go on from a checkpoint."""
@@ -203,7 +203,7 @@ class RunLog:
 def _final(summary: dict) -> dict:
     """Of a summary, the figures by which runs are compared."""
     moved = moved_per_step(summary)
-    task = {key: value for key, value in summary.items() if figure_of(key).group == "quality"}
+    task = {key: value for key, value in summary.items() if is_of_task(key, value)}
     return {**task, **{key: summary.get(key) for key in FINAL}, "mb_per_step": None if moved is None else moved / 1e6}
 
 

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import numpy as np
 import plotly.graph_objects as plotly_figures
 import pytest
-from launch import SMALL, run, train
+from launch import SMALL, run, summary, train
 from plotly.offline import get_plotlyjs
 
 from hetmpi import report
@@ -18,7 +18,7 @@ from hetmpi.run import pictures
 from hetmpi.run.figures import bytes_text
 from hetmpi.run.record import Run, run_folders
 from hetmpi.run.status import process_start
-from hetmpi.spans import PARTS
+from hetmpi.spans import OWN, PARTS
 
 CURVES = {"Loss", "Loss over time", "AUC", "AUC over time", "Log loss", "Log loss over time", "Samples per second"}
 OF_A_CACHE = {"Hit rate", "Stale rate", "Staleness (median)", "Staleness (p99)", "Staleness of all reads"}
@@ -155,7 +155,7 @@ def trained(tmp_path_factory):
 def test_the_page_of_a_training_has_every_picture_and_its_figures(trained):
     report.main([str(trained)])
     page = Page((trained / "report.html").read_text())
-    found = json.loads((trained / "summary.json").read_text())
+    found = summary(trained)
     assert set(page.titles) == ALL | {f"A step of {trained.name}"}
     assert page.rows["AUC on held-out data"] == [f"{found['auc']:.4f}"]
     assert page.rows["ranks"][0].startswith("2 ranks on 1 host (")
@@ -173,34 +173,27 @@ def test_the_trainer_logs_how_far_it_is_and_how_uneven_its_ranks_are(trained):
     assert [values["samples"] for values in lines] == [values["samples"] for values in told] == [128, 256, 384]
     seconds = [values["elapsed_s"] for pair in zip(lines, told) for values in pair]
     assert seconds == sorted(seconds) and seconds[0] > 0
-    assert seconds[-1] == pytest.approx(json.loads((trained / "summary.json").read_text())["seconds"])
+    assert seconds[-1] == pytest.approx(summary(trained)["seconds"])
     for values in lines:
         assert 0 < values["own_ms_min"] <= values["own_ms"] <= values["own_ms_max"] and values["slowest_rank"] in (0, 1)
         assert values["own_ms"] == pytest.approx((values["own_ms_min"] + values["own_ms_max"]) / 2)
-        assert values["own_ms"] == pytest.approx(
-            sum(values[f"{part}_ms"] for part in ("load", "find", "forward", "backward"))
-        )
+        assert values["own_ms"] == pytest.approx(sum(values[f"{part}_ms"] for part in OWN))
 
 
 def test_what_is_pushed_for_an_evaluation_is_in_the_line_after_it(trained):
     pushed = [json.loads(text)["pushed"] for text in (trained / "metrics.jsonl").read_text().splitlines()]
     assert pushed[0] == 0 < pushed[1]  # two steps are fewer than the bound
-    assert (
-        sum(2 * count for count in pushed) < json.loads((trained / "summary.json").read_text())["pushed"]
-    )  # the last flush
+    assert sum(2 * count for count in pushed) < summary(trained)["pushed"]  # of which the rest came with the last flush
 
 
 def test_the_summary_has_the_parts_of_a_step_of_each_rank(trained):
-    found = json.loads((trained / "summary.json").read_text())
+    found = summary(trained)
     assert len(found["by_rank"]) == 2 and all(rank["host"] for rank in found["by_rank"])
     for part in PARTS:
         assert np.mean([rank[f"{part}_ms"] for rank in found["by_rank"]]) == pytest.approx(found[f"{part}_ms"])
     own = [rank["own_ms"] for rank in found["by_rank"]]
-    assert (min(own), max(own), own.index(max(own))) == (
-        found["own_ms_min"],
-        found["own_ms_max"],
-        found["slowest_rank"],
-    )
+    assert [min(own), max(own)] == [found["own_ms_min"], found["own_ms_max"]]
+    assert own[found["slowest_rank"]] == max(own)
 
 
 @pytest.mark.long
@@ -212,9 +205,7 @@ def test_a_run_goes_on_in_time_where_it_was_left(tmp_path):
     lines = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     seconds = [values["elapsed_s"] for values in lines]
     assert [values["samples"] for values in lines] == [128, 256, 384] and seconds == sorted(seconds)
-    assert (
-        seconds[-1] > json.loads((tmp_path / "summary.json").read_text())["seconds"]
-    )  # which is of the last part alone
+    assert seconds[-1] > summary(tmp_path)["seconds"]  # which is of the last part alone
     page, _ = page_of(tmp_path)
     assert page.rows["state"] == [f"finished after 6 steps; resumed from {tmp_path}/checkpoints/step-00000004"]
 
@@ -319,7 +310,7 @@ def test_a_run_that_goes_on_shows_what_there_is(write):
         file.write('{"step": 50, "lo')  # cut short
     page, _ = page_of(folder)
     assert page.rows["state"] == ["running; last logged step 40 of 40, 0 s ago"]
-    assert notes(page, "Left out: AUC, AUC over time, Log loss, Log loss over time: there is no evaluation yet.")
+    assert notes(page, "Left out: AUC, AUC over time, Log loss, Log loss over time: no evaluation has measured it.")
     assert {"Loss", "Samples per second", "Parts of a step"} <= set(page.titles)
     assert "Own work, rank by rank" not in page.titles
 
@@ -340,7 +331,7 @@ def running(**changed):
     "status, later_s, said",
     [
         (running(), 300, "running, but no line for 5 min, usually every 0.1 s; last logged step 40 of 40, 5 min ago"),
-        (running(process_start=1), 5, "killed: its process on HOST is gone and left no message; last logged step 40"),
+        (running(process_start=1), 5, "probably killed: its process on HOST is gone, without a message; last"),
         (running(host="far"), 5, "probably running, on far, whose processes cannot be seen from here; last logged"),
         (running(host="far"), 300, "killed or hanging, on far: no line for 5 min, usually every 0.1 s; last logged"),
         (
@@ -388,8 +379,15 @@ def test_runs_are_compared_in_plain_text(write):
 
 
 def test_a_task_s_own_figure_is_compared(write):
-    summary = {key: value for key, value in SUMMARY.items() if key not in ("auc", "log_loss")} | {"rmse": 0.25}
-    assert report.comparison([write("a", summary=summary, evaluations=())]).split()[:2] == ["run", "rmse"]
+    rated = {key: value for key, value in SUMMARY.items() if key not in ("auc", "log_loss")} | {"rmse": 0.25}
+    folder = write("a", summary=rated, evaluations=())
+    told = {"step": 40, "samples": 5120, "elapsed_s": 1.0, "rmse": 0.25}
+    (folder / "evaluation.jsonl").write_text(json.dumps(told) + "\n")
+    assert report.comparison([folder]).split()[:2] == ["run", "rmse"]
+    page, _ = page_of(folder)
+    assert {"Rmse", "Rmse over time", "Rmse over bytes"} <= set(page.titles) and not notes(page, "AUC")
+    page, _ = page_of(folder, write("b"))
+    assert page.rows["rmse"] == ["0.25", "-"] and notes(page, "Without b: Rmse", "no evaluation has measured it")
 
 
 def test_bytes_so_far_are_those_of_all_steps(write):
@@ -408,11 +406,8 @@ def test_few_lines_and_many_make_a_page(write, count):
 def test_what_is_thinned_keeps_its_mean():
     table = np.random.default_rng(0).normal(size=(1200, 3))
     thin = pictures.thinned(table)
-    assert (
-        thin.shape == (400, 3)
-        and np.allclose(thin[7], table[21:24].mean(0))
-        and np.allclose(thin.mean(0), table.mean(0))
-    )
+    assert thin.shape == (400, 3) and np.allclose(thin[7], table[21:24].mean(0))
+    assert np.allclose(thin.mean(0), table.mean(0))
     assert pictures.thinned(table[:400]) is not None and len(pictures.thinned(table[:401])) == 400
 
 

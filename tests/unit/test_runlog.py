@@ -91,7 +91,9 @@ def test_tensorboard_reads_every_number_under_its_group(log, run_dir):
 
 
 def test_tensorboard_has_the_settings_as_hyperparameters_and_the_final_figures(tmp_path):
-    log = RunLog(tmp_path, "seed: 1\ntable: {staleness: null, exchange: rma}\nrun: {dir: x}\n", total_steps=10)
+    log = RunLog(
+        tmp_path, "seed: 1\ntable: {staleness: null, exchange: rma}\nrun: {dir: x}\nresume: null\n", total_steps=10
+    )
     log.finish(SUMMARY)
     log.close()
     events = EventAccumulator(str(tmp_path)).Reload()
