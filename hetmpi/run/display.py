@@ -186,20 +186,19 @@ def label(key: str) -> str:
 def traffic(summary: dict) -> str:
     """Bytes between ranks per step, by kind, and the share of the reads that the cache served."""
     rate = summary.get("hit_rate")
-    cache = "no cache" if rate is None else f"cache hits {value_text('hit_rate', rate)}"
+    cache = "no cache in use" if rate is None else f"cache hits {value_text('hit_rate', rate)}"
     moved = moved_per_step(summary)
     if moved is None:
         return f"no step was made; {cache}"
-    if moved == 0:
-        why = ": one rank alone" if summary["world_size"] == 1 else ""
-        why = why or (": one node, ranks read each other's memory" if summary["is_one_node"] else "")
-        return f"0 MB per step between ranks{why}; {cache}"
+    if summary["world_size"] == 1:
+        return f"0 MB between ranks: one rank alone; {cache}"
     kinds = [
         f"{key.removesuffix('_bytes')} {megabytes_text(summary[key] / steps_made(summary)).removesuffix(' MB')}"
         for key in MOVED
         if summary.get(key) is not None
     ]
-    return f"{megabytes_text(moved)} per step between ranks ({', '.join(kinds)}); {cache}"
+    ranks = "ranks of one node" if summary["is_one_node"] else "ranks"
+    return f"{megabytes_text(moved)} per step between {ranks} ({', '.join(kinds)}); {cache}"
 
 
 def report_command() -> str:

@@ -131,7 +131,8 @@ def cache_text(run: Run) -> str:
     if run.settings.get("table.staleness", 0) == 0 if is_default else not (rows or fraction):
         return "none"
     size = "default size" if is_default else f"{rows:,} rows" if rows is not None else f"{fraction:.3g} of all rows"
-    return f"{size} on each rank, {cache.get('policy')}, admits {cache.get('admit')}"
+    unused = "not used: " if run.has_ended and run.summary.get("hit_rate") is None else ""
+    return f"{unused}{size} on each rank, {cache.get('policy')}, admits {cache.get('admit')}"
 
 
 def commit_text(run: Run) -> str:
@@ -156,16 +157,17 @@ WHERE_FROM = {
 
 
 def text_table(runs: list[Run]) -> str:
-    """A line per run, at most 100 columns wide."""
+    """A line per run, at most 100 columns wide; of many settings that differ, those with the shortest names."""
     from rich.console import Console
     from rich.table import Table
 
     figures, differing = [run.figures() for run in runs], differing_settings(runs)
+    brief = sorted((key for key in differing if not key.endswith("._target_")), key=len)
     quality = next((key for found in figures for key in found if key not in COMPARED), "auc")
     table = Table("run", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("AUC" if quality == "auc" else quality.replace("_", " "), "MB per step", "samples/s"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("settings that differ", overflow="fold")
+    table.add_column("settings that differ", overflow="ellipsis", no_wrap=True)
     for place, (run, found) in enumerate(zip(runs, figures)):
         moved, speed = found["step_bytes"], found["samples_per_s"]
         table.add_row(
@@ -173,7 +175,7 @@ def text_table(runs: list[Run]) -> str:
             value_text(quality, found.get(quality)),
             "-" if moved is None else megabytes_text(moved).removesuffix(" MB"),
             "-" if speed is None else f"{speed:,.0f}",
-            " ".join(f"{key}={texts[place]}" for key, texts in differing.items()),
+            " ".join(f"{key}={differing[key][place]}" for key in brief),
         )
     text = io.StringIO()
     Console(file=text, width=100, markup=False, highlight=False, no_color=True).print(table)

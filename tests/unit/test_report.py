@@ -240,10 +240,11 @@ def test_the_headline_marks_the_best_of_each_row_and_says_how_far_the_others_are
 
 def test_the_headline_says_what_ran(write):
     exact = {"staleness": 0, "cache": {"capacity_rows": None, "capacity_fraction": None}}
-    page, _ = page_of(write("a"), write("b", table=exact))
-    assert page.rows["model and data"] == ["wdl on synthetic"] * 2 and page.rows["ranks"] == ["2 ranks"] * 2
-    assert page.rows["staleness bound"] == ["10 iterations", "0: every read is exact"]
-    assert page.rows["cache"] == ["0.1 of all rows on each rank, lfu, admits all", "none"]
+    page, _ = page_of(write("a"), write("b", table=exact), write("c", summary={**SUMMARY, "hit_rate": None}))
+    assert page.rows["model and data"] == ["wdl on synthetic"] * 3 and page.rows["ranks"] == ["2 ranks"] * 3
+    assert page.rows["staleness bound"][:2] == ["10 iterations", "0: every read is exact"]
+    cache = "0.1 of all rows on each rank, lfu, admits all"
+    assert page.rows["cache"] == [cache, "none", f"not used: {cache}"]
 
 
 def test_runs_stand_side_by_side_with_the_settings_that_differ(write):

@@ -137,12 +137,11 @@ def test_a_training_ends_with_five_lines(log, run_dir, capsys, monkeypatch):
 
 def test_the_last_lines_say_what_there_was_not(log, capsys):
     said = ending_of(capsys, log, auc=None, log_loss=None, checkpoint=None, hit_rate=None)
-    assert said["quality"] == "not measured" and said["bytes"].endswith("; no cache")
+    assert said["quality"] == "not measured" and said["bytes"].endswith("; no cache in use")
     assert said["model"] == "not kept; checkpoint.every_steps=N keeps every N-th step and the last"
-    still = {"pulled_bytes": 0.0, "pushed_bytes": 0.0, "is_one_node": True}
-    said = ending_of(capsys, log, **still)
-    assert said["bytes"].startswith("0 MB per step between ranks: one node, ranks read each other's memory;")
-    assert ending_of(capsys, log, **still, world_size=1)["bytes"].startswith("0 MB per step between ranks: one rank")
+    assert ending_of(capsys, log, is_one_node=True)["bytes"].startswith("1.5 MB per step between ranks of one node (")
+    alone = ending_of(capsys, log, world_size=1, pulled_bytes=0.0, pushed_bytes=0.0)
+    assert alone["bytes"].startswith("0 MB between ranks: one rank alone;")
     said = ending_of(capsys, log, first_step=2000, samples_per_s=None, seconds=0.0)
     assert said["speed"] == "no step was made" and said["bytes"].startswith("no step was made")
 
