@@ -100,7 +100,13 @@ def value_cell(compared: Compared, value: float | None, has_ended: bool, first: 
 
 
 def model_text(run: Run) -> str:
-    return f"{run.settings.get('model_name', '?')} on {run.settings.get('data_name', '?')}"
+    return f"{part_text(run, 'model', 'models.')} on {part_text(run, 'data', 'hetmpi.')}"
+
+
+def part_text(run: Run, group: str, ours: str) -> str:
+    """The name of a part of the run, or its class if that is not of this package."""
+    target = str(run.settings.get(f"{group}._target_", ours))
+    return run.settings.get(f"{group}_name", "?") if target.startswith(ours) else target
 
 
 def ranks_text(run: Run) -> str:
@@ -164,10 +170,11 @@ def text_table(runs: list[Run]) -> str:
     figures, differing = [run.figures() for run in runs], differing_settings(runs)
     brief = sorted((key for key in differing if not key.endswith("._target_")), key=len)
     quality = next((key for found in figures for key in found if key not in COMPARED), "auc")
-    table = Table("run", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=True)
+    table.add_column("run", overflow="fold", max_width=36)
     for heading in ("AUC" if quality == "auc" else quality.replace("_", " "), "MB per step", "samples/s"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("settings that differ", overflow="ellipsis", no_wrap=True)
+    table.add_column("settings that differ", overflow="ellipsis", no_wrap=True, ratio=1)
     for place, (run, found) in enumerate(zip(runs, figures)):
         moved, speed = found["step_bytes"], found["samples_per_s"]
         table.add_row(

@@ -91,11 +91,12 @@ class Run:
         task = self.summary or (self.evaluations[-1] if self.evaluations else {})
         step_bytes = moved_per_step(self.summary) if self.summary else self.mean("moved_bytes")
         step_samples = samples / last["step"] if samples else None
+        so_far = samples / seconds if samples and seconds else None
         return {
             **{key: task[key] for key in task if is_of_task(key, task[key])},
             "step_bytes": step_bytes,
             "sample_bytes": step_bytes / step_samples if step_samples and step_bytes is not None else None,
-            "samples_per_s": self.summary.get("samples_per_s", samples / seconds if samples and seconds else None),
+            "samples_per_s": (self.summary.get("samples_per_s") or None) if self.summary else so_far,
             "elapsed_s": seconds,
             "hit_rate": self.summary.get("hit_rate", self.mean("hit_rate")),
             "lag_p99": self.summary.get("lag_p99", self.mean("lag_p99")),

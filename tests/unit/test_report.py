@@ -376,16 +376,20 @@ def test_runs_are_compared_in_plain_text(write):
     assert rows[0].split() == ["run", "AUC", "MB", "per", "step", "samples/s", "settings", "that", "differ"]
     assert rows[1].split() == ["a", "0.7654", "0.05", "12,345", "table.staleness=0"]
     assert rows[2].split() == ["b", "0.7000", "0", "12,345", "table.staleness=null"]
-    assert all(len(row) <= 100 for row in rows) and "- " in rows[3]
+    assert all(len(row) <= 100 for row in rows) and "(not ended)" in " ".join(rows[3:])
+    many = {f"setting{number}": 1 for number in range(30)}
+    rows = report.comparison([other, write("d", **many)]).splitlines()
+    assert len(rows) == 3 and rows[2].split()[:4] == ["d", "0.7654", "0.05", "12,345"]
 
 
 def test_a_task_s_own_figure_is_compared(write):
     rated = {key: value for key, value in SUMMARY.items() if key not in ("auc", "log_loss")} | {"rmse": 0.25}
-    folder = write("a", summary=rated, evaluations=())
+    folder = write("a", summary=rated, evaluations=(), data={"_target_": "ratings.Ratings"})
     told = {"step": 40, "samples": 5120, "elapsed_s": 1.0, "rmse": 0.25}
     (folder / "evaluation.jsonl").write_text(json.dumps(told) + "\n")
     assert report.comparison([folder]).split()[:2] == ["run", "rmse"]
     page, _ = page_of(folder)
+    assert page.rows["model and data"] == ["wdl on ratings.Ratings"]
     assert {"Rmse", "Rmse over time", "Rmse over bytes"} <= set(page.titles) and not notes(page, "AUC")
     page, _ = page_of(folder, write("b"))
     assert page.rows["rmse"] == ["0.25", "-"] and notes(page, "Without b: Rmse", "no evaluation has measured it")
