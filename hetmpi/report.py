@@ -2,33 +2,25 @@
 
     python -m hetmpi.report RUN [RUN ...] [out=FILE]
 
-RUN is a run folder (run.dir); FILE is RUN/report.html for one run, report.html for several. One process without MPI.
+RUN is a run folder (run.dir), or a folder of run folders, as a sweep leaves it. FILE is report.html, in RUN if only one
+is named. One process without MPI.
 """
 
 from __future__ import annotations
 
 import json
-import numbers
 import sys
 import time
-from collections import Counter
-from functools import cache
 from html import escape
 from pathlib import Path
 from string import Template
 
-import numpy as np
-
 from hetmpi.errors import UserError
 from hetmpi.run import pictures
-from hetmpi.run.runlog import value_text
+from hetmpi.run.figures import figure_of, value_text
+from hetmpi.run.headline import Cell, compared_rows, text_table
+from hetmpi.run.record import Run, differing_settings, runs_of, setting_text
 from hetmpi.spans import PARTS
-
-FOLDED = {
-    "by_rank",
-    "run_dir",
-    *(f"{part}_ms" for part in PARTS),
-}  # keys of a summary that pictures show, or the heading
 
 
 def main(arguments: list[str]):
@@ -47,9 +39,7 @@ def main(arguments: list[str]):
 def write_report(folders: list[Path], out: Path) -> Path:
     """Writes the page of these run folders to `out`, and returns it. Raises UserError for what is no run folder, a file
     of it that cannot be read, and where the page cannot be written."""
-    repeated = Counter(folder.resolve().name for folder in folders)
-    names = [str(folder) if repeated[folder.resolve().name] > 1 else folder.resolve().name for folder in folders]
-    text = page([Run(folder, name, number) for number, (folder, name) in enumerate(zip(folders, names))])
+    text = page(runs_of(folders))
     try:
         out.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
@@ -57,137 +47,11 @@ def write_report(folders: list[Path], out: Path) -> Path:
     return out
 
 
-class Run:
-    """What a run folder says.
-
-    name, number      what it is called, and its place among the runs of the page
-    settings          key -> value, as on the command line
-    lines, evaluations  of metrics.jsonl and evaluation.jsonl; one that was cut short at the end is left out
-    summary           {} until the run has ended
-    """
-
-    def __init__(self, folder: Path, name: str, number: int):
-        if not (folder / "config.yaml").is_file():
-            raise UserError(
-                f"{folder} is no run folder, as it has no config.yaml: name one that hetmpi.train wrote (run.dir)"
-            )
-        self.folder, self.name, self.number = folder, name, number
-        self.settings = read_settings(folder / "config.yaml")
-        self.lines, self.evaluations = read_lines(folder / "metrics.jsonl"), read_lines(folder / "evaluation.jsonl")
-        for line in self.lines:
-            line["moved_bytes"] = (
-                sum(line.get(f"{kind}_bytes") or 0 for kind in ("pulled", "pushed", "reduced")) or None
-            )
-        self.summary = read_summary(folder / "summary.json")
-        self.by_rank = self.summary.get("by_rank", [])
-
-    @cache
-    def table(self, keys: tuple[str, ...], of: str = "lines") -> np.ndarray:
-        """Those of the lines, or of="evaluations", that have a number under all of keys: (n, number of keys)
-        float64."""
-        rows = [[line.get(key) for key in keys] for line in getattr(self, of)]
-        kept = [row for row in rows if all(isinstance(value, numbers.Real) for value in row)]
-        return np.array(kept, float).reshape(len(kept), len(keys))
-
-    @property
-    def lags(self) -> list[int]:
-        """How late all reads were, as EmbeddingTable counts; [] without a cache."""
-        counted = [line["lags"] for line in self.lines if line.get("lags")]
-        width = max(map(len, counted), default=0)
-        return np.sum([lags + [0] * (width - len(lags)) for lags in counted], 0).tolist() if width else []
-
-    def state(self, now: float) -> str:
-        """How far it is at `now`, seconds since 1970, and what is to know of its way there."""
-        said = [self._figures() if self.summary else self._state_on_the_way(now)]
-        if self.settings.get("resume"):
-            said.append(f"resumed from {self.settings['resume']}")
-        return "; ".join(said + ([] if self.evaluations else [pictures.NO_EVALUATION]))
-
-    def _figures(self) -> str:
-        shown = [
-            (word, self.summary.get(key), key)
-            for key, word in (("auc", "AUC "), ("log_loss", "log loss "), ("samples_per_s", ""))
-        ]
-        figures = [f"{word}{value_text(key, value)}" for word, value, key in shown if value is not None]
-        return ", ".join([f"ended after {self.summary['steps']:,} steps", *figures])
-
-    def _state_on_the_way(self, now: float) -> str:
-        last = (
-            f"at step {self.lines[-1]['step']:,}, {ago(now - (self.folder / 'metrics.jsonl').stat().st_mtime)}"
-            if self.lines
-            else "never"
-        )
-        return f"not ended: still going, failed or stopped; logged last {last}"
-
-    def slowest_rank(self) -> str:
-        """Which rank had the most work of its own in most of the lines."""
-        counts = Counter(self.table(("slowest_rank",))[:, 0].astype(int).tolist())
-        if not counts:
-            return "-"
-        [(rank, times)] = counts.most_common(1)
-        host = f" on {self.by_rank[rank]['host']}" if rank < len(self.by_rank) else ""
-        return f"rank {rank}{host}, in {times / counts.total():.0%} of the lines"
-
-
-def ago(seconds: float) -> str:
-    """A time since then: '12 s ago'."""
-    unit, size = next((u for u in (("days", 86400), ("h", 3600), ("min", 60)) if seconds >= 2 * u[1]), ("s", 1))
-    return f"{max(0, seconds) / size:.0f} {unit} ago"
-
-
-def read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-
-
-def read_settings(path: Path) -> dict:
-    """config.yaml with its groups' keys joined by dots."""
-    import yaml
-
-    def flat(group: dict, above: str = ""):
-        for key, value in group.items():
-            yield from flat(value, f"{above}{key}.") if isinstance(value, dict) else [(f"{above}{key}", value)]
-
-    try:
-        settings = yaml.safe_load(read_text(path))
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(settings, dict):
-        raise UserError(f"{path} holds no settings: name a folder that hetmpi.train wrote")
-    return dict(flat(settings))
-
-
-def read_lines(path: Path) -> list[dict]:
-    """A .jsonl file, [] if there is none. A last line that does not end is still being written, and left out."""
-    if not path.exists():
-        return []
-    lines = [line for line in read_text(path).splitlines(keepends=True) if line.endswith("\n")]
-    return [checked(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
-
-
-def checked(line: str, place: str) -> dict:
-    """One line's values. Raises UserError for what the run log does not write."""
-    try:
-        values = json.loads(line)
-    except ValueError as error:
-        raise UserError(f"{place} is not JSON ({error}): remove the line") from error
-    if not isinstance(values, dict) or not isinstance(values.get("step"), int):
-        raise UserError(f"{place} has no step: remove the line")
-    return values
-
-
-def read_summary(path: Path) -> dict:
-    if not path.exists():
-        return {}
-    try:
-        summary = json.loads(read_text(path))
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON ({error}): remove the file") from error
-    if not isinstance(summary, dict) or not isinstance(summary.get("steps"), int):
-        raise UserError(f"{path} is no summary of a run, as it has no steps: remove the file")
-    return summary
+def comparison(folders: list[Path | str]) -> str:
+    """The runs of these folders in a table of plain text, at most 100 columns wide: AUC, or else the task's first
+    figure, MB between ranks per step, samples/s, and the settings that differ; '-' for a figure that a run has not
+    measured. Raises UserError as write_report."""
+    return text_table(runs_of([Path(folder) for folder in folders]))
 
 
 # The page.
@@ -195,131 +59,222 @@ def read_summary(path: Path) -> dict:
 PAGE = Template("""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width"><title>$title</title><style>
-:root { color-scheme: light dark; --ink: #1c1c1c; --faint: #9a9a9a; --line: #dddddd; --page: #ffffff; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e4e4e4; --faint: #7c7c7c; --line: #3a3a3a; --page: #16181a; } }
+:root { color-scheme: light dark; --ink: #1c1c1c; --line: #dddddd; --page: #ffffff; --best: #d9f2e3; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e4e4e4; --line: #3a3a3a; --page: #16181a; --best: #1d4a33; } }
 body { font: 15px/1.45 system-ui, sans-serif; color: var(--ink); background: var(--page);
   max-width: 1500px; margin: 0 auto; padding: 0 1rem 3rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
-.note, figcaption { font-size: .85rem; color: var(--ink); opacity: .8; }
+h1 { font-size: 1.5rem; margin: 1rem 0 .5rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
+.note, figcaption { font-size: .85rem; opacity: .8; }
 .key { display: inline-block; margin-right: 1.2rem; overflow-wrap: anywhere; }
 .key svg { width: 1.8rem; height: .7rem; margin-right: .4rem; }
-.state { margin: .3rem 0; }
-nav { position: sticky; top: 0; background: var(--page); border-bottom: 1px solid var(--line); padding: .4rem 0; }
+nav { position: sticky; top: 0; z-index: 1; background: var(--page); border-bottom: 1px solid var(--line);
+  padding: .4rem 0; }
+button.key { font: inherit; color: inherit; background: none; border: 0; padding: .1rem 0; cursor: pointer; }
+button.key[aria-pressed=false] { opacity: .35; text-decoration: line-through; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .85rem; }
-th, td { text-align: left; vertical-align: top; padding: .2rem 1.2rem .2rem 0; border-bottom: 1px solid var(--line); }
-td { overflow-wrap: anywhere; min-width: 6rem; }
-.pictures {
-  display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 26rem), 1fr)); gap: 1.2rem 1.6rem; }
+th, td { text-align: left; vertical-align: top; padding: .25rem 1rem .25rem .4rem;
+  border-bottom: 1px solid var(--line); }
+tr > th:first-child { font-weight: 500; } td { overflow-wrap: anywhere; min-width: 7rem; max-width: 26rem; }
+.headline { font-size: .95rem; font-variant-numeric: tabular-nums; }
+.best { background: var(--best); font-weight: 600; } td small { opacity: .75; margin-left: .4rem; font-weight: 400; }
+.pictures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 26rem), 1fr));
+  gap: 1.2rem 1.6rem; }
 figure { margin: 0; min-width: 0; } figure h3 { font-size: .95rem; margin: .3rem 0; overflow-wrap: anywhere; }
-figure svg { width: 100%; height: auto; } figure text { font-family: system-ui, sans-serif !important; }
+.plot { height: 17rem; } summary { cursor: pointer; } summary h2 { display: inline-block; }
 </style></head><body>
 <h1>$title</h1>
 $body
+<script>$plotly</script>
+<script type="application/json" id="figures">$figures</script>
+<script>$program</script>
 </body></html>
 """)
+
+PROGRAM = """
+const figures = JSON.parse(document.getElementById("figures").textContent), hidden = new Set();
+const isDark = matchMedia("(prefers-color-scheme: dark)");
+
+// What all pictures share: the page's font and colours, the margins, all runs' values under the mouse.
+function template() {
+  const styles = getComputedStyle(document.documentElement);
+  const [ink, line, page] = ["--ink", "--line", "--page"].map((name) => styles.getPropertyValue(name).trim());
+  const axis = {gridcolor: line, linecolor: line, zerolinecolor: line, automargin: true,
+    title: {font: {size: 12}, standoff: 8}};
+  return {layout: {font: {family: "system-ui, sans-serif", size: 12, color: ink}, showlegend: false,
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: {l: 56, r: 12, t: 30, b: 44},
+    modebar: {bgcolor: "rgba(0,0,0,0)", color: line, activecolor: ink},
+    hovermode: "x unified", hoverlabel: {bgcolor: page, bordercolor: line, font: {color: ink}, namelength: 40},
+    barmode: "group", dragmode: "zoom", xaxis: axis, yaxis: axis}};
+}
+
+for (const [id, {data, layout}] of Object.entries(figures))
+  Plotly.newPlot(id, data, {...layout, template: template()}, {responsive: true, displaylogo: false,
+    modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]]});
+isDark.addEventListener("change", () => {
+  for (const id of Object.keys(figures)) Plotly.relayout(id, {template: template()});
+});
+
+// A run's name at the top of the page hides it in all pictures, and shows it again.
+for (const button of document.querySelectorAll("button[data-run]"))
+  button.addEventListener("click", () => {
+    const run = Number(button.dataset.run);
+    hidden.has(run) ? hidden.delete(run) : hidden.add(run);
+    button.setAttribute("aria-pressed", !hidden.has(run));
+    for (const figure of document.querySelectorAll(`figure[data-run="${run}"]`)) figure.hidden = hidden.has(run);
+    for (const [id, {data}] of Object.entries(figures)) {
+      const mine = data.flatMap((trace, place) => trace.meta === run ? [place] : []);
+      if (mine.length) Plotly.restyle(id, {visible: !hidden.has(run)}, mine);
+    }
+  });
+"""
 
 
 def page(runs: list[Run]) -> str:
     """The whole page as HTML."""
+    from plotly.offline import get_plotlyjs
+
     now = time.time()
     title = f"hetmpi: {runs[0].name if len(runs) == 1 else f'{len(runs)} runs'}"
-    states = "".join(f"<p class='state'>{key_of(run)} {escape(run.state(now))}</p>\n" for run in runs)
+    figures: dict[str, dict] = {}
+    drawn = "".join(section(heading, found, runs, figures) for heading, found in pictures.sections(runs).items())
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
-    thin = (
-        f'<p class="note">Written {written}. Of more than {pictures.MOST_POINTS} logged steps neighbours are '
-        "averaged.</p>\n"
+    note = f"Written {written}. Of more than {pictures.MOST_POINTS} logged steps, neighbours are averaged."
+    parts = (
+        headline(runs, now), settings(runs), navigation(runs), f'<p class="note">{note}</p>\n', drawn, summaries(runs),
+        all_settings(runs),
+    )  # fmt: skip
+    text = json.dumps(figures, separators=(",", ":")).replace("<", "\\u003c")  # no name ends the script
+    return PAGE.substitute(
+        title=escape(title), body="".join(parts), plotly=get_plotlyjs(), figures=text, program=PROGRAM
     )
-    nav = f"<nav>{''.join(map(key_of, runs))}</nav>\n" if len(runs) > 1 else ""
-    drawn = "".join(section(heading, found, runs) for heading, found in pictures.sections(runs).items())
-    return PAGE.substitute(title=escape(title), body=nav + states + thin + drawn + summaries(runs) + settings(runs))
+
+
+def navigation(runs: list[Run]) -> str:
+    """The runs' names, which hide them."""
+    if len(runs) == 1:
+        return ""
+    title = "hide or show this run in all pictures"
+    buttons = (
+        f'<button class="key" data-run="{run.number}" aria-pressed="true" title="{title}">{line_of(run)}'
+        f"{escape(run.name)}</button>"
+        for run in runs
+    )
+    return f"<nav>{''.join(buttons)}</nav>\n"
+
+
+def line_of(run: Run) -> str:
+    """A run's line, as in the pictures."""
+    style = pictures.style_of(run)
+    dashes = {"solid": "", "dash": ' stroke-dasharray="8 5"', "dot": ' stroke-dasharray="3 4"'}[style["dash"]]
+    return f'<svg viewBox="0 0 36 10"><path d="M0 5H36" stroke="{style["color"]}" stroke-width="4"{dashes}/></svg>'
 
 
 def key_of(run: Run) -> str:
     """A run's name with its line."""
-    style = pictures.style_of(run)
-    dashes = (
-        ""
-        if style["linestyle"] == "-"
-        else f' stroke-dasharray="{" ".join(str(3 * length) for length in style["linestyle"][1])}"'
-    )
-    line = f'<svg viewBox="0 0 36 10"><path d="M0 5H36" stroke="{style["color"]}" stroke-width="4"{dashes}/></svg>'
-    return f'<span class="key">{line}{escape(run.name)}</span>'
+    return f'<span class="key">{line_of(run)}{escape(run.name)}</span>'
 
 
-def section(heading: str, found: list, runs: list[Run]) -> str:
-    """Pictures under a heading, and of those left out why."""
-    figures, left_out = [], {}
+def headline(runs: list[Run], now: float) -> str:
+    """What ran and what came out, a column per run."""
+    rows = "".join(row(name, cells) for name, cells in compared_rows(runs, now))
+    return table(rows, runs, "headline")
+
+
+# Pictures.
+
+
+def section(heading: str, found: list, runs: list[Run], figures: dict[str, dict]) -> str:
+    """Pictures under a heading, with notes on the runs that are not in all of them. Adds to figures, by id."""
+    drawn, lacking = [], {}
     for number, picture in enumerate(found):
-        if picture.shown(runs):
-            figures.append(figure(picture, runs, f"{heading.split()[0].lower()}{number}"))
-        else:
-            left_out.setdefault(picture.why, []).append(picture.title)
-    notes = "".join(
-        f'<p class="note">Left out: {escape(", ".join(titles))}: {escape(why)}.</p>\n'
-        for why, titles in left_out.items()
+        shown = picture.shown(runs)
+        if shown:
+            name = f"{heading.split()[0].lower()}{number}"
+            figures[name] = picture.figure(shown)
+            drawn.append(frame(picture, name))
+        lacks = () if shown and picture.run else tuple(run.name for run in runs if run not in shown)
+        if lacks:
+            said = f"Without {', '.join(lacks)}" if shown else "Left out"
+            lacking.setdefault((said, picture.why), []).append(picture.title)
+    notes = [f"{said}: {', '.join(titles)}: {why}." for (said, why), titles in lacking.items()]
+    said = "".join(f'<p class="note">{escape(note)}</p>\n' for note in notes)
+    has_parts = any(isinstance(picture, pictures.Stack) and picture.shown(runs) for picture in found)
+    legend = parts_legend() if has_parts else ""
+    return f'<h2>{escape(heading)}</h2>\n{said}{legend}<div class="pictures">\n{"".join(drawn)}</div>\n'
+
+
+def frame(picture, name: str) -> str:
+    """The place of one picture, with its title."""
+    of_run = "" if picture.run is None else f' data-run="{picture.run.number}"'
+    said = f"<figcaption>{escape(picture.caption)}</figcaption>" if picture.caption else ""
+    plot = f'<div class="plot" id="{name}"></div>'
+    return f"<figure{of_run}><h3>{escape(picture.title)}</h3>\n{plot}{said}</figure>\n"
+
+
+def parts_legend() -> str:
+    """The colours of a step's parts; the mouse shows what each is."""
+    keys = "".join(
+        f'<span class="key" title="{escape(PARTS[part])}">{swatch(colour)}{part}</span>'
+        for part, colour in reversed(pictures.PART_COLOURS.items())
     )
-    parts = "".join(
-        f'<span class="key">{swatch(colour)}{part}</span>' for part, colour in reversed(pictures.PART_COLOURS.items())
-    )
-    legend = (
-        f'<p class="note">Parts, from the top: {parts}</p>\n'
-        if any(isinstance(p, pictures.Stack) and p.shown(runs) for p in found)
-        else ""
-    )
-    return f'<h2>{escape(heading)}</h2>\n{notes}{legend}<div class="pictures">\n{"".join(figures)}</div>\n'
+    return f'<p class="note">Parts of a step, from the top: {keys}</p>\n'
 
 
 def swatch(colour: str) -> str:
     return f'<svg viewBox="0 0 36 14"><path d="M0 0H36V14H0Z" fill="{colour}"/></svg>'
 
 
-def figure(picture, runs: list[Run], name: str) -> str:
-    """One picture with its title, and which runs it lacks."""
-    shown = picture.shown(runs)
-    lacks = [run.name for run in runs if run not in shown] if not isinstance(picture, pictures.Stack) else []
-    caption = " ".join([picture.caption, *([f"Without {', '.join(lacks)}: {picture.why}."] if lacks else [])]).strip()
-    drawn, said = pictures.svg(picture, runs, name), escape(caption)
-    return f"<figure><h3>{escape(picture.title)}</h3>\n{drawn}<figcaption>{said}</figcaption></figure>\n"
-
-
-def summaries(runs: list[Run]) -> str:
-    """The runs' summaries side by side."""
-    keys = [key for key in dict.fromkeys(key for run in runs for key in run.summary) if key not in FOLDED]
-    rows = {"slowest_rank": [run.slowest_rank() for run in runs]}
-    for key in keys:
-        rows.setdefault(key, [value_text(key, run.summary.get(key)) for run in runs])
-    rows = {key: texts for key, texts in rows.items() if set(texts) != {"-"}}
-    return f"<h2>Summaries</h2>\n{table_of(rows, runs)}"
+# Tables.
 
 
 def settings(runs: list[Run]) -> str:
-    """Where the runs' settings differ; of one run all, folded away."""
-    keys = dict.fromkeys(key for run in runs for key in run.settings)
-    rows = {key: [setting_text(run.settings.get(key, "-")) for run in runs] for key in keys}
+    """Where the runs' settings differ."""
     if len(runs) == 1:
-        return f"<h2>Settings</h2>\n<details><summary>all of config.yaml</summary>\n{table_of(rows, runs)}</details>\n"
-    for key, name in (
-        ("run.dir", ""),
-        ("checkpoint.dir", "/checkpoints"),
-    ):  # where no other was chosen, it says nothing new
-        if all(run.settings.get(key) == f"{run.settings.get('run.dir')}{name}" for run in runs):
-            rows.pop(key, None)
-    rows = {key: texts for key, texts in rows.items() if len(set(texts)) > 1}
+        return ""
+    rows = differing_settings(runs)
     return "<h2>Settings that differ</h2>\n" + (table_of(rows, runs) if rows else "<p>None.</p>\n")
 
 
-def setting_text(value) -> str:
-    """A value as config.yaml has it."""
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+def all_settings(runs: list[Run]) -> str:
+    """Every setting, folded away."""
+    keys = dict.fromkeys(key for run in runs for key in run.settings)
+    rows = {key: [setting_text(run.settings.get(key, "-")) for run in runs] for key in keys}
+    return folded("All settings", "as in config.yaml", table_of(rows, runs))
+
+
+def summaries(runs: list[Run]) -> str:
+    """Every figure of the runs' summaries, folded away."""
+    rows = {figure_of("slowest_rank").name: [run.slowest_rank() for run in runs]}
+    for key in dict.fromkeys(key for run in runs for key in run.summary):
+        if key not in ("by_rank", "slowest_rank"):
+            rows[figure_of(key).name] = [value_text(key, run.summary.get(key)) for run in runs]
+    rows = {name: texts for name, texts in rows.items() if set(texts) != {"-"}}
+    return folded("All figures", "counts and bytes are of the whole run and of all ranks", table_of(rows, runs))
+
+
+def folded(heading: str, note: str, content: str) -> str:
+    return f'<details><summary><h2>{heading}</h2> <span class="note">{note}</span></summary>\n{content}</details>\n'
 
 
 def table_of(rows: dict[str, list[str]], runs: list[Run]) -> str:
-    """A column per run; a row per key with its texts."""
+    """A column per run; a row per name with its texts."""
+    return table("".join(row(name, list(map(Cell, texts))) for name, texts in rows.items()), runs)
+
+
+def table(lines: str, runs: list[Run], kind: str = "plain") -> str:
     head = "".join(f"<th>{key_of(run)}</th>" for run in runs)
-    lines = ""
-    for key, texts in rows.items():
-        lines += f"<tr><th>{escape(key)}</th>{''.join(f'<td>{escape(text)}</td>' for text in texts)}</tr>\n"
-    return f'<div class="wide"><table><tr><th></th>{head}</tr>\n{lines}</table></div>\n'
+    return f'<div class="wide"><table class="{kind}"><tr><th></th>{head}</tr>\n{lines}</table></div>\n'
+
+
+def row(name: str, cells: list[Cell]) -> str:
+    return f"<tr><th>{escape(name)}</th>{''.join(map(cell, cells))}</tr>\n"
+
+
+def cell(shown: Cell) -> str:
+    kind = ' class="best"' if shown.is_best else ""
+    note = f" <small>{escape(shown.note)}</small>" if shown.note else ""
+    return f"<td{kind}>{escape(str(shown.text))}{note}</td>"
 
 
 if __name__ == "__main__":

@@ -16,26 +16,31 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from hetmpi.comm.launch import LEFT_EARLY, launch
+from hetmpi.comm.launch import LEFT_EARLY, launch, on_failure
 from hetmpi.comm.world import World
 from hetmpi.data.loader import Ahead, Loader
 from hetmpi.data.source import Source
 from hetmpi.errors import NotFinite, UserError, doing
 from hetmpi.run import build, command_line
-from hetmpi.run.comparison import comparison
 from hetmpi.run.config import compose
 from hetmpi.run.device import choose_device
+from hetmpi.run.display import tell
+from hetmpi.run.environment import environment
 from hetmpi.run.evaluation import Evaluation
+from hetmpi.run.headline import text_table
 from hetmpi.run.preemption import Preemption
 from hetmpi.run.progress import Interval, Stopwatch, gathered_by_rank, in_ms, summed, table_figures, times
+from hetmpi.run.record import runs_of
 from hetmpi.run.runlog import RunLog
 from hetmpi.run.saving import Saving
+from hetmpi.run.status import write_failed
 from hetmpi.run.sweep import points_of
 from hetmpi.run.watchdog import Watchdog
 from hetmpi.spans import Spans, chrome_trace, own_ms
@@ -80,7 +85,7 @@ def sweep(world: World, overrides: list[str], config_dir: str | None):
         if not point.is_done:
             train(world, compose(world, point.overrides, config_dir))
     if world.rank == 0:
-        print(comparison([point.folder for point in points]), flush=True)
+        print(text_table(runs_of([Path(point.folder) for point in points])), flush=True)
 
 
 def train(world: World, config: DictConfig):
@@ -171,6 +176,8 @@ class Training:
             self._checkpoint(step + 1, leaves)
             if leaves:
                 self.saving.say_left(step + 1)
+                if self.log is not None:
+                    self.log.stop(step + 1, self.checkpoints.path(step + 1))
                 return False
             if evaluates_every > 0 and (step + 1) % evaluates_every == 0 and step + 1 < self.total_steps:
                 interval.pause()
@@ -248,13 +255,18 @@ class Training:
 
     def _opened_log(self) -> RunLog | None:
         """Rank 0's, after it has said what is about to happen."""
+        on_failure(partial(write_failed, Path(self.config.run.dir)))
         if self.world.rank != 0:
             return None
         resumed = self.saving.resumed
         told = [self._plan(), *self._choice(), *self._notes(), *([f"resumed from {resumed}"] if resumed else [])]
-        print("\n".join(told), flush=True)
+        tell(told)
         settings = OmegaConf.merge(self.config, {"resume": resumed and str(resumed)})  # the one that `auto` found
-        return RunLog(self.config.run.dir, OmegaConf.to_yaml(settings), self.total_steps, self.start.step)
+        return RunLog(
+            self.config.run.dir, OmegaConf.to_yaml(settings), self.total_steps, self.start.step, spans=self.spans,
+            step_samples=self.config.batch_size * self.world.size,
+            environment=environment(self.world.notices.hosts, self.device),
+        )  # fmt: skip
 
     def _plan(self) -> str:
         """What is about to happen, in one line."""
@@ -326,10 +338,12 @@ class Training:
         if traces:
             self.log.write("trace.json", chrome_trace(traces, hosts))
         samples, seconds = self.saving.samples(self.total_steps) - self.start.samples, self.watch.seconds
+        last = self.checkpoints.path(self.total_steps)
         self.log.finish({
             "model": self.config.model_name,
             "data": self.config.data_name,
             "world_size": self.world.size,
+            "is_one_node": self.world.is_one_node,
             "device": self.device.type,
             "exchange": next(iter(self.tables.values())).client.transport.name,
             "steps": self.total_steps,
@@ -344,6 +358,7 @@ class Training:
             "row_dim": max(spec.dim for spec in self.specs.values()),
             "dense_parameters": sum(p.numel() for p in self.model.parameters()),
             "run_dir": self.config.run.dir,
+            "checkpoint": str(last) if last.is_dir() else None,
             "by_rank": [{"host": host, "own_ms": own_ms(ms), **in_ms(ms)} for host, ms in zip(hosts, by_rank)],
         })  # fmt: skip
         if evaluated["without"]:

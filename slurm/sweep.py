@@ -27,8 +27,9 @@ from omegaconf import DictConfig
 from hetmpi import train
 from hetmpi.comm.launch import LEFT_EARLY, launch
 from hetmpi.comm.mpi import srun_mpi
-from hetmpi.run.comparison import comparison
 from hetmpi.run.config import CONF
+from hetmpi.run.headline import text_table
+from hetmpi.run.record import runs_of
 
 
 def main():
@@ -46,7 +47,7 @@ def main():
     try:
         train_point()
     finally:
-        print(comparison(sorted(Path(folder).glob("[0-9]*"), key=lambda path: int(path.name))))
+        print(text_table(runs_of([Path(folder)])))
 
 
 def given(key: str) -> str | None:

@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 
 from hetmpi.comm.mpi import MPI, SPEAK_DELAY_S, local_rank
 from hetmpi.comm.oversubscription import missing_naps
@@ -23,6 +24,12 @@ from hetmpi.errors import ToldElsewhere, UserError
 LONGEST_DELAY_S = 6.0
 ABORT_LIMIT_S = 2
 LEFT_EARLY = 85  # exit code of a run that was told to leave, and saved
+_failure_calls: list[Callable[[str], None]] = []
+
+
+def on_failure(call: Callable[[str], None]):
+    """From now on abort() calls this, and no other, with what it prints, on the rank that fails. It must not raise."""
+    _failure_calls[:] = [call]
 
 
 def launch(main):
@@ -89,7 +96,10 @@ def abort(error: BaseException, is_traced: bool = False):
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     time.sleep(min(LONGEST_DELAY_S, rank * max(0.1, min(SPEAK_DELAY_S, LONGEST_DELAY_S / size))))
     if not isinstance(error, ToldElsewhere):
-        os.write(terminal, (describe(error, rank, size, is_traced) + "\n").encode(errors="replace"))
+        text = describe(error, rank, size, is_traced)
+        os.write(terminal, f"{text}\n".encode(errors="replace"))
+        for call in _failure_calls:
+            call(text)
     time.sleep(0.05)  # the launcher forwards what was printed before it kills
     # MPI_Abort leaves through exit(), where the destructors of Horovod's threads crash or wait for ever. A handler
     # registered last runs first and ends the process there; the alarm is for an MPI_Abort that itself waits.

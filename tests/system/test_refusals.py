@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import sys
+import time
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from launch import ROOT, SMALL, mpiexec, run, train
 from hetmpi.comm.world import World
 from hetmpi.errors import UserError
 from hetmpi.run.config import compose
+from hetmpi.run.record import Run
 from hetmpi.spans import Spans
 from hetmpi.train import Training
 
@@ -140,9 +142,10 @@ def test_fields_that_are_not_those_of_the_table():
 
 
 @pytest.mark.parametrize("how", [[], REPLICATED, ALLTOALL, [*ALLTOALL, "table.staleness=10"]])
-def test_an_exception_on_one_rank(how):
-    outcome = train(2, *SMALL, *how, "data._target_=broken_data.FailsOnRankOne")
+def test_an_exception_on_one_rank(how, tmp_path):
+    outcome = train(2, *SMALL, *how, "data._target_=broken_data.FailsOnRankOne", f"run.dir={tmp_path}")
     check_refused(outcome, "hetmpi: RuntimeError: the disk of rank one is gone (rank 1 of 2")
+    assert Run(tmp_path, "run", 0).state(time.time()).startswith("failed: RuntimeError: the disk of rank one is gone")
 
 
 def test_the_last_ranks_fail_together_and_one_speaks():

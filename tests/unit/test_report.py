@@ -1,22 +1,29 @@
 """The page of a run: one small training, and run folders written by hand."""
 
 import json
-import re
+import os
+import socket
 import sys
+import time
 from html.parser import HTMLParser
 
 import numpy as np
+import plotly.graph_objects as plotly_figures
 import pytest
-from launch import SMALL, run, train
+from launch import SMALL, run, summary, train
+from plotly.offline import get_plotlyjs
 
 from hetmpi import report
 from hetmpi.run import pictures
-from hetmpi.spans import PARTS
+from hetmpi.run.figures import bytes_text
+from hetmpi.run.record import Run, run_folders
+from hetmpi.run.status import process_start
+from hetmpi.spans import OWN, PARTS
 
 CURVES = {"Loss", "Loss over time", "AUC", "AUC over time", "Log loss", "Log loss over time", "Samples per second"}
-OF_A_CACHE = {"Hit rate", "Stale rate", "Staleness, median", "Staleness, p99", "Staleness of all reads"}
+OF_A_CACHE = {"Hit rate", "Stale rate", "Staleness (median)", "Staleness (p99)", "Staleness of all reads"}
 OF_RANKS = {"Own work of the ranks", "Own work, rank by rank"}
-OF_BYTES = {"Bytes by kind", "Bytes over samples"}
+OF_BYTES = {"Bytes by kind", "Bytes over samples", "AUC over bytes"}
 ALL = CURVES | OF_A_CACHE | OF_RANKS | OF_BYTES | {"Parts of a step"}
 VOID = {"meta", "br"}
 
@@ -24,41 +31,49 @@ VOID = {"meta", "br"}
 class Page(HTMLParser):
     """A page taken apart. Raises AssertionError for elements that do not close in order.
 
-    titles of the pictures; rows: first cell of a table's row -> its others; notes: texts of <p>; colours: of lines,
-    bars and areas by title of the picture; ids; addresses: of attributes that load something."""
+    titles of the pictures; rows: first cell of a table's row -> its others, of the table that has it first; best: first
+    cell of a row -> places of the marked cells; notes: texts of <p>; ids; addresses: of attributes that load something;
+    figures: title -> what plotly draws."""
 
     def __init__(self, text):
         super().__init__()
-        self.titles, self.rows, self.notes, self.colours, self.ids, self.addresses = [], {}, [], {}, [], []
-        self._open, self._cells = [], []
+        self.titles, self.rows, self.best, self.notes, self.ids, self.addresses = [], {}, {}, [], [], []
+        self.figures, self._open, self._cells, self._best, self._scripts, self._plots = {}, [], [], [], [], []
         self.feed(text)
         self.close()
         assert not self._open, self._open
+        drawn = json.loads(self._scripts[1])
+        assert list(drawn) == self._plots
+        self.figures = dict(zip(self.titles, drawn.values()))
 
     def handle_starttag(self, tag, attrs):
         self.handle_startendtag(tag, attrs)
         if tag not in VOID:
             self._open.append(tag)
-        for tags, texts in (({"tr"}, None), ({"th", "td"}, self._cells), ({"h3"}, self.titles), ({"p"}, self.notes)):
+        if tag == "tr":
+            self._cells, self._best = [], []
+        for tags, texts in (({"th", "td"}, self._cells), ({"h3"}, self.titles), ({"p"}, self.notes)):
             if tag in tags:
-                self._cells.clear() if texts is None else texts.append("")
+                texts.append("")
 
     def handle_startendtag(self, tag, attrs):
         attrs = dict(attrs)
         self.ids += [attrs["id"]] if "id" in attrs else []
-        self.addresses += [
-            value for name, value in attrs.items() if name in ("src", "href", "xlink:href", "data", "action")
-        ]
-        if "figure" in self._open and self.titles:
-            self.colours.setdefault(self.titles[-1], set()).update(re.findall("#[0-9a-f]{6}", attrs.get("style", "")))
+        self.addresses += [value for name, value in attrs.items() if name in ("src", "href", "xlink:href", "action")]
+        if attrs.get("class") == "plot":
+            self._plots.append(attrs["id"])
+        if attrs.get("class") == "best":
+            self._best.append(len(self._cells) - 1)
 
     def handle_endtag(self, tag):
         assert self._open and self._open.pop() == tag, (tag, self.getpos())
-        if tag == "tr":
-            self.rows[self._cells[0]] = self._cells[1:]
+        if tag == "tr" and self._cells[0] not in self.rows:
+            self.rows[self._cells[0]], self.best[self._cells[0]] = self._cells[1:], self._best
 
     def handle_data(self, text):
-        if self._open and not {"svg", "style"} & set(self._open):
+        if self._open and self._open[-1] == "script":
+            self._scripts.append(text)
+        elif self._open and not {"svg", "style"} & set(self._open):
             for tags, texts in (({"th", "td"}, self._cells), ({"h3"}, self.titles), ({"p"}, self.notes)):
                 if tags & set(self._open):
                     texts[-1] += text
@@ -68,62 +83,36 @@ def line(step, **values):
     """A logged step of two ranks with a cache, as the trainer writes it."""
     parts = {f"{part}_ms": 0.5 + place / 10 for place, part in enumerate(PARTS)}
     return {
-        "step": step,
-        "samples": 128 * step,
-        "elapsed_s": 0.01 * step,
-        "loss": 0.7 - 0.0001 * step,
-        "step_ms": 10.0,
-        "samples_per_s": 12_800.0,
-        "hit_rate": 0.9,
-        "stale_rate": 0.02,
-        "pulled_bytes": 1200.0,
-        "pushed_bytes": 800.0,
-        "clock_bytes": 200.0,
-        "row_bytes": 1000.0,
-        "reduced_bytes": None,
-        "lag_p50": 1,
-        "lag_p99": 3,
-        "lags": [5, 3, 2],
-        "own_ms_min": 2.0,
-        "own_ms": 2.5,
-        "own_ms_max": 3.0,
-        "slowest_rank": 1,
-        **parts,
-        **values,
-    }
+        "step": step, "samples": 128 * step, "elapsed_s": 0.01 * step, "loss": 0.7 - 0.0001 * step, "step_ms": 10.0,
+        "samples_per_s": 12_800.0, "hit_rate": 0.9, "stale_rate": 0.02, "pulled_bytes": 1200.0, "pushed_bytes": 800.0,
+        "clock_bytes": 200.0, "row_bytes": 1000.0, "reduced_bytes": None, "lag_p50": 1, "lag_p99": 3, "lags": [5, 3, 2],
+        "own_ms_min": 2.0, "own_ms": 2.5, "own_ms_max": 3.0, "slowest_rank": 1, **parts, **values,
+    }  # fmt: skip
 
 
 WITHOUT_CACHE = {key: None for key in ("hit_rate", "stale_rate", "lag_p50", "lag_p99", "lags")}
 SUMMARY = {
-    "model": "wdl",
-    "steps": 40,
-    "samples_per_s": 12_345.0,
-    "auc": 0.7654,
-    "log_loss": 0.4321,
-    "seconds": 3.2,
-    "pulled_bytes": 1_234_567,
-    "row_bytes": 1_000_000,
-    "clock_bytes": 234_567,
-    "pushed_bytes": 800_000,
-    "slowest_rank": 1,
+    "model": "wdl", "world_size": 2, "steps": 40, "samples_per_s": 12_345.0, "auc": 0.7654, "log_loss": 0.4321,
+    "seconds": 3.2, "pulled_bytes": 1_200_000, "row_bytes": 1_000_000, "clock_bytes": 200_000, "pushed_bytes": 800_000,
+    "hit_rate": 0.9, "slowest_rank": 1,
     "by_rank": [{"host": "near", "own_ms": 2.0}, {"host": "far", "own_ms": 3.0}],
-}
+}  # fmt: skip
 
 
 @pytest.fixture
 def write(tmp_path):
     """Writes a run folder and returns it: write("a", lines=[...], evaluations=[...], summary={...}, **settings)."""
 
-    def write(name, lines=tuple(map(line, range(10, 41, 10))), evaluations=(20, 40), summary=SUMMARY, **changed):
+    def write(
+        name, lines=tuple(map(line, range(10, 41, 10))), evaluations=(20, 40), summary=SUMMARY, status=None, **changed
+    ):
         folder = tmp_path / name
         folder.mkdir(parents=True)
+        cache = {"capacity_rows": None, "capacity_fraction": 0.1, "policy": "lfu", "admit": "all"}
         settings = {
-            "steps": 40,
-            "resume": None,
-            "table": {"staleness": 10, "cache": {"admit": "all"}},
-            "run": {"dir": str(folder)},
-            **changed,
-        }
+            "steps": 40, "resume": None, "table": {"staleness": 10, "cache": cache}, "run": {"dir": str(folder)},
+            "model_name": "wdl", "data_name": "synthetic", **changed,
+        }  # fmt: skip
         (folder / "config.yaml").write_text(json.dumps(settings))  # JSON is YAML
         told = [
             {"step": s, "samples": 128 * s, "elapsed_s": s / 100, "auc": 0.7 + s / 1000, "log_loss": 0.5}
@@ -132,17 +121,12 @@ def write(tmp_path):
         for file, values in (("metrics.jsonl", lines), ("evaluation.jsonl", told)):
             if values:
                 (folder / file).write_text("".join(json.dumps(value) + "\n" for value in values))
-        if summary:
-            (folder / "summary.json").write_text(json.dumps(summary))
+        for file, values in (("summary.json", summary), ("status.json", status)):
+            if values:
+                (folder / file).write_text(json.dumps(values))
         return folder
 
     return write
-
-
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Pages without what the pictures show, which takes most of the time."""
-    monkeypatch.setattr(pictures, "svg", lambda picture, runs, name: f"<svg id='{name}'></svg>")
 
 
 def page_of(*folders):
@@ -171,11 +155,16 @@ def trained(tmp_path_factory):
 def test_the_page_of_a_training_has_every_picture_and_its_figures(trained):
     report.main([str(trained)])
     page = Page((trained / "report.html").read_text())
-    found = json.loads((trained / "summary.json").read_text())
+    found = summary(trained)
     assert set(page.titles) == ALL | {f"A step of {trained.name}"}
-    assert page.rows["auc"] == [f"{found['auc']:.4f}"] and page.rows["world_size"] == ["2"]
+    assert page.rows["AUC on held-out data"] == [f"{found['auc']:.4f}"]
+    assert page.rows["ranks"][0].startswith("2 ranks on 1 host (")
     assert page.rows["table.cache.capacity_fraction"] == ["0.5"]  # all settings of a run alone
-    assert notes(page, f"ended after 6 steps, AUC {found['auc']:.4f}") and not notes(page, "Left out")
+    assert page.rows["state"] == ["finished after 6 steps"] and not notes(page, "Left out")
+    moved = (found["pulled_bytes"] + found["pushed_bytes"]) / 6
+    assert page.rows["bytes between ranks per step, all ranks"] == [bytes_text(moved)]
+    for title, figure in page.figures.items():
+        assert len(plotly_figures.Figure(figure).data) > 0, title  # it raises for what plotly does not know
 
 
 def test_the_trainer_logs_how_far_it_is_and_how_uneven_its_ranks_are(trained):
@@ -184,34 +173,27 @@ def test_the_trainer_logs_how_far_it_is_and_how_uneven_its_ranks_are(trained):
     assert [values["samples"] for values in lines] == [values["samples"] for values in told] == [128, 256, 384]
     seconds = [values["elapsed_s"] for pair in zip(lines, told) for values in pair]
     assert seconds == sorted(seconds) and seconds[0] > 0
-    assert seconds[-1] == pytest.approx(json.loads((trained / "summary.json").read_text())["seconds"])
+    assert seconds[-1] == pytest.approx(summary(trained)["seconds"])
     for values in lines:
         assert 0 < values["own_ms_min"] <= values["own_ms"] <= values["own_ms_max"] and values["slowest_rank"] in (0, 1)
         assert values["own_ms"] == pytest.approx((values["own_ms_min"] + values["own_ms_max"]) / 2)
-        assert values["own_ms"] == pytest.approx(
-            sum(values[f"{part}_ms"] for part in ("load", "find", "forward", "backward"))
-        )
+        assert values["own_ms"] == pytest.approx(sum(values[f"{part}_ms"] for part in OWN))
 
 
 def test_what_is_pushed_for_an_evaluation_is_in_the_line_after_it(trained):
     pushed = [json.loads(text)["pushed"] for text in (trained / "metrics.jsonl").read_text().splitlines()]
     assert pushed[0] == 0 < pushed[1]  # two steps are fewer than the bound
-    assert (
-        sum(2 * count for count in pushed) < json.loads((trained / "summary.json").read_text())["pushed"]
-    )  # the last flush
+    assert sum(2 * count for count in pushed) < summary(trained)["pushed"]  # of which the rest came with the last flush
 
 
 def test_the_summary_has_the_parts_of_a_step_of_each_rank(trained):
-    found = json.loads((trained / "summary.json").read_text())
+    found = summary(trained)
     assert len(found["by_rank"]) == 2 and all(rank["host"] for rank in found["by_rank"])
     for part in PARTS:
         assert np.mean([rank[f"{part}_ms"] for rank in found["by_rank"]]) == pytest.approx(found[f"{part}_ms"])
     own = [rank["own_ms"] for rank in found["by_rank"]]
-    assert (min(own), max(own), own.index(max(own))) == (
-        found["own_ms_min"],
-        found["own_ms_max"],
-        found["slowest_rank"],
-    )
+    assert [min(own), max(own)] == [found["own_ms_min"], found["own_ms_max"]]
+    assert own[found["slowest_rank"]] == max(own)
 
 
 @pytest.mark.long
@@ -223,154 +205,228 @@ def test_a_run_goes_on_in_time_where_it_was_left(tmp_path):
     lines = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     seconds = [values["elapsed_s"] for values in lines]
     assert [values["samples"] for values in lines] == [128, 256, 384] and seconds == sorted(seconds)
-    assert (
-        seconds[-1] > json.loads((tmp_path / "summary.json").read_text())["seconds"]
-    )  # which is of the last part alone
+    assert seconds[-1] > summary(tmp_path)["seconds"]  # which is of the last part alone
     page, _ = page_of(tmp_path)
-    assert notes(page, "ended after 6 steps", f"resumed from {tmp_path}/checkpoints/step-00000004")
+    assert page.rows["state"] == [f"finished after 6 steps; resumed from {tmp_path}/checkpoints/step-00000004"]
 
 
 def test_a_page_loads_nothing_and_has_no_id_twice(write):
     page, text = page_of(write("a"), write("b"))
-    assert page.addresses and all(address.startswith("#") for address in page.addresses)
-    assert len(page.ids) == len(set(page.ids)) > 100
-    assert {address[1:] for address in page.addresses} <= set(page.ids)
-    assert (
-        set(re.findall(r"url\(#([^)]*)\)", text)) <= set(page.ids) and "<script" not in text and "@import" not in text
-    )
-    assert "://" not in re.sub(r' xmlns(:xlink)?="[^"]*"', "", text)
+    assert not page.addresses and "@import" not in text and text.count("plotly.js v") == 1
+    assert len(page.ids) == len(set(page.ids)) > 20 and len(text) < 8e6
 
 
-def test_words_in_pictures_are_text(write):
-    _, text = page_of(write("a"))
-    assert all(f">{word}</text>" in text for word in ("held-out AUC", "thousand samples", "seconds of training"))
+def test_axes_and_hover_have_words_and_units(write):
+    page, _ = page_of(write("a"))
+    layout = page.figures["AUC over time"]["layout"]
+    assert layout["xaxis"]["title"]["text"] == "seconds of training"
+    assert layout["yaxis"]["title"]["text"] == "AUC on held-out data"
+    assert page.figures["AUC"]["layout"]["xaxis"]["title"]["text"] == "thousand samples"
+    assert page.figures["Bytes by kind"]["data"][0]["text"] == ["25.0 kB", "5.0 kB", "20.0 kB"]
 
 
-def test_runs_stand_side_by_side_with_the_settings_that_differ(undrawn, write):
-    other = write(
-        "b", table={"staleness": None, "cache": {"admit": "all"}}, seed=3, summary={**SUMMARY, "auc": 0.7, "extra": 7}
-    )
-    page, _ = page_of(write("a"), other)
+def test_the_headline_marks_the_best_of_each_row_and_says_how_far_the_others_are(write):
+    other = {**SUMMARY, "auc": 0.7, "log_loss": 0.4, "pulled_bytes": 200_000, "pushed_bytes": 0, "hit_rate": 0.95}
+    page, _ = page_of(write("a"), write("b", summary=other), write("c", summary=None))
+    assert page.rows["AUC on held-out data"] == ["0.7654 best", "0.7000 \N{MINUS SIGN}0.0654", "0.7400 so far"]
+    moved = page.rows["bytes between ranks per step, all ranks"]
+    assert moved == ["50.0 kB 10.0 times", "5.0 kB best", "2.0 kB so far"]
+    assert page.rows["bytes between ranks per sample"][:2] == ["391 B 10.0 times", "39 B best"]
+    assert page.rows["cacheable reads served from the cache"][0] == "90.0% \N{MINUS SIGN}5.0 points"
+    assert page.rows["samples per second, all ranks"] == ["12,345", "12,345", "12,800 so far"]
+    assert page.best["AUC on held-out data"] == [0] and page.best["log loss on held-out data (nats)"] == [1]
+    assert not page.best["samples per second, all ranks"]
+
+
+def test_the_headline_says_what_ran(write):
+    exact = {"staleness": 0, "cache": {"capacity_rows": None, "capacity_fraction": None}}
+    page, _ = page_of(write("a"), write("b", table=exact), write("c", summary={**SUMMARY, "hit_rate": None}))
+    assert page.rows["model and data"] == ["wdl on synthetic"] * 3 and page.rows["ranks"] == ["2 ranks"] * 3
+    assert page.rows["staleness bound"][:2] == ["10 iterations", "0: every read is exact"]
+    cache = "0.1 of all rows on each rank, lfu, admits all"
+    assert page.rows["cache"] == [cache, "none", f"not used: {cache}"]
+
+
+def test_runs_stand_side_by_side_with_the_settings_that_differ(write):
+    other = write("b", table={"staleness": None, "cache": {"admit": "all"}}, seed=3, summary={**SUMMARY, "extra": 7})
+    page, text = page_of(write("a"), other)
     assert set(page.titles) == ALL | {"A step of a", "A step of b"}
-    assert (
-        page.rows["auc"] == ["0.7654", "0.7000"]
-        and page.rows["pulled_bytes"] == ["1.2 MB", "1.2 MB"]
-        and page.rows["extra"] == ["-", "7"]
-    )
+    assert page.rows["pulled: rows and clocks fetched from other ranks"] == ["1.2 MB"] * 2
+    assert page.rows["rank with the most own work"] == ["rank 1 on far, in 100% of the lines"] * 2
+    assert page.rows["extra"] == ["-", "7"]
     assert page.rows["table.staleness"] == ["10", "null"] and page.rows["seed"] == ["-", "3"]
-    assert not {"table.cache.admit", "run.dir"} & set(page.rows)
-    assert page.rows["slowest_rank"] == ["rank 1 on far, in 100% of the lines"] * 2
+    differing = text[text.index("Settings that differ") : text.index("<nav>")]
+    assert "table.staleness" in differing and "run.dir" not in differing and "table.cache.admit" not in differing
 
 
 def test_every_run_is_in_every_picture_in_its_own_colour(write):
-    page, _ = page_of(*(write(name) for name in "abcdef"))
+    page, _ = page_of(*(write(name) for name in "abcdefg"))
+    expected = {(number, pictures.COLOURS[number % 6]) for number in range(7)}
     for title in ALL:
-        assert set(pictures.COLOURS) <= page.colours[title], title
+        styles = [(each["meta"], each.get("marker") or each["line"]) for each in page.figures[title]["data"]]
+        assert {(run, style["color"]) for run, style in styles if "color" in style} == expected, title
+    assert {each["line"]["dash"] for each in page.figures["AUC"]["data"]} == {"solid", "dash"}
 
 
-def test_runs_of_one_name_are_told_apart_by_their_paths(undrawn, write):
+def test_runs_of_one_name_are_told_apart_by_their_paths(write):
     one, other = write("x/same"), write("y/same")
     page, _ = page_of(one, other)
     assert {f"A step of {one}", f"A step of {other}"} <= set(page.titles)
 
 
 def test_whatever_a_run_is_called_it_is_text(write):
-    folder = write('<b>$x$ & "y"', data={"path": "<script>alert(1)</script>"})
+    folder = write('<b>$x$ & "y"', data={"path": "</script><script>alert(1)</script>"})
     page, text = page_of(folder, write("plain"))
-    assert 'A step of <b>$x$ & "y"' in page.titles and page.rows["data.path"] == ["<script>alert(1)</script>", "-"]
-    assert "<b>" not in text and "<script" not in text
+    assert 'A step of <b>$x$ & "y"' in page.titles
+    assert page.rows["data.path"] == ["</script><script>alert(1)</script>", "-"]
+    assert page.figures["AUC"]["data"][0]["name"] == "&lt;b&gt;$x$ &amp; &quot;y&quot;"  # plotly reads <b>
+    assert "<b>$x$" not in text and "<script>alert" not in text
 
 
-def test_a_run_without_a_cache_says_so_in_one_line(undrawn, write):
+def test_a_run_without_a_cache_says_so_in_one_line(write):
     page, _ = page_of(write("a", lines=[line(step, **WITHOUT_CACHE) for step in (10, 20)]))
     assert not OF_A_CACHE & set(page.titles) and set(page.titles) >= ALL - OF_A_CACHE
-    assert (
-        len(notes(page, "Left out: Hit rate, Stale rate", "no rows were read from a cache"))
-        == len(notes(page, "Left out"))
-        == 1
-    )
+    [note] = notes(page, "Left out")
+    assert note.startswith("Left out: Hit rate, Stale rate") and "no rows were read from a cache" in note
 
 
-def test_a_picture_names_the_runs_it_lacks(undrawn, write):
-    page, text = page_of(write("a"), write("b", lines=[line(step, **WITHOUT_CACHE) for step in (10, 20)]))
-    assert set(page.titles) >= ALL and text.count("Without b: no rows were read from a cache") == len(OF_A_CACHE)
+def test_a_note_names_the_runs_that_pictures_lack(write):
+    page, _ = page_of(write("a"), write("b", lines=[line(step, **WITHOUT_CACHE) for step in (10, 20)]))
+    [note] = notes(page, "Without b: Hit rate, Stale rate", "no rows were read from a cache")
+    assert set(page.titles) >= ALL and all(title in note for title in OF_A_CACHE)
 
 
-def test_one_rank_has_no_bytes_and_no_uneven_ranks(undrawn, write):
-    alone = {
-        "pulled_bytes": 0.0,
-        "pushed_bytes": 0.0,
-        "clock_bytes": 0.0,
-        "row_bytes": 0.0,
-        "own_ms_min": 2.5,
-        "own_ms_max": 2.5,
-        "slowest_rank": 0,
-    }
-    none = {"row_bytes": 0, "clock_bytes": 0, "pushed_bytes": 0, "by_rank": SUMMARY["by_rank"][:1]}
+def test_one_rank_has_no_bytes_and_no_uneven_ranks(write):
+    nothing = dict.fromkeys(("pulled_bytes", "pushed_bytes", "clock_bytes", "row_bytes"), 0.0)
+    alone = {**nothing, "own_ms_min": 2.5, "own_ms_max": 2.5, "slowest_rank": 0}
+    none = {**nothing, "by_rank": SUMMARY["by_rank"][:1]}
     page, _ = page_of(write("a", lines=[line(step, **alone) for step in (10, 20)], summary={**SUMMARY, **none}))
     assert not (OF_RANKS | OF_BYTES) & set(page.titles)
     assert notes(page, "no bytes cross between ranks") and notes(page, "one rank alone waits for none")
 
 
-def test_a_run_that_goes_on_still_shows_what_there_is(undrawn, write):
-    folder = write("a", evaluations=(), summary=None)
+def test_a_run_that_goes_on_shows_what_there_is(write):
+    folder = write("a", evaluations=(), summary=None, status=running())
     with open(folder / "metrics.jsonl", "a") as file:
         file.write('{"step": 50, "lo')  # cut short
     page, _ = page_of(folder)
-    assert notes(
-        page, "not ended: still going, failed or stopped; logged last at step 40, 0 s ago; there is no evaluation yet"
-    )
-    assert notes(page, "Left out: AUC, AUC over time, Log loss, Log loss over time: there is no evaluation yet.")
-    assert {"Loss", "Samples per second", "Parts of a step"} <= set(
-        page.titles
-    ) and "Own work, rank by rank" not in page.titles
+    assert page.rows["state"] == ["running; last logged step 40 of 40, 0 s ago"]
+    assert notes(page, "Left out: AUC, AUC over time, Log loss, Log loss over time: no evaluation has measured it.")
+    assert {"Loss", "Samples per second", "Parts of a step"} <= set(page.titles)
+    assert "Own work, rank by rank" not in page.titles
 
 
 def test_a_run_that_has_logged_nothing_yet_has_a_page(write):
-    page, _ = page_of(write("a", lines=(), evaluations=(), summary=None))
-    assert (
-        page.titles == []
-        and notes(page, "logged last never")
-        and notes(page, "Left out: Loss", "no step is logged yet")
-    )
+    page, _ = page_of(write("a", lines=(), evaluations=(), summary=None, status=running(time=time.time())))
+    assert page.titles == [] and page.rows["state"] == ["running; no step logged"]
+    assert notes(page, "Left out: Loss", "no step is logged yet")
+
+
+def running(**changed):
+    """status.json of a run whose process is this one."""
+    mine = {"host": socket.gethostname(), "pid": os.getpid(), "process_start": process_start(os.getpid())}
+    return {"state": "running", "time": time.time() - 1000, **mine, **changed}
+
+
+@pytest.mark.parametrize(
+    "status, later_s, said",
+    [
+        (running(), 300, "running, but no line for 5 min, usually every 0.1 s; last logged step 40 of 40, 5 min ago"),
+        (running(process_start=1), 5, "probably killed: its process on HOST is gone, without a message; last"),
+        (running(host="far"), 5, "probably running, on far, whose processes cannot be seen from here; last logged"),
+        (running(host="far"), 300, "killed or hanging, on far: no line for 5 min, usually every 0.1 s; last logged"),
+        (
+            {"state": "failed", "message": "Traceback ...\n  x\nhetmpi: OSError: no disk (rank 1 of 2 on far)"}, 5,
+            "failed: OSError: no disk (rank 1 of 2 on far); last logged step 40 of 40, 5 s ago",
+        ),
+        (
+            {"state": "stopped", "step": 40, "resume": "c/step-00000040"}, 5,
+            "stopped by a signal at step 40, saved; resume=c/step-00000040 goes on",
+        ),
+        (None, 5, "not finished; it says nothing of its state; last logged step 40 of 40, 5 s ago"),
+    ],
+)  # fmt: skip
+def test_a_state_says_what_is_known(write, status, later_s, said):
+    folder = write("a", summary=None, status=status)
+    written = (folder / "metrics.jsonl").stat().st_mtime
+    assert Run(folder, "a", 0).state(written + later_s).startswith(said.replace("HOST", socket.gethostname()))
+
+
+def test_a_killed_run_that_has_saved_can_go_on(write):
+    folder = write("a", summary=None, status=running(process_start=1))
+    (folder / "checkpoints/step-00000040").mkdir(parents=True)
+    (folder / "checkpoints/step-00000040/manifest.json").touch()
+    assert Run(folder, "a", 0).state(time.time()).endswith("resume=auto goes on")
+
+
+def test_a_folder_of_runs_is_all_of_them_in_natural_order(write, tmp_path):
+    for name in ("sweep/10", "sweep/2", "sweep/1"):
+        write(name)
+    (tmp_path / "sweep/notes").mkdir()
+    assert [folder.name for folder in run_folders(tmp_path / "sweep")] == ["1", "2", "10"]
+    report.main([str(tmp_path / "sweep")])
+    page = Page((tmp_path / "sweep/report.html").read_text())
+    assert {"A step of 1", "A step of 2", "A step of 10"} <= set(page.titles)
+
+
+def test_runs_are_compared_in_plain_text(write):
+    other = write("b", table={"staleness": None}, summary={**SUMMARY, "auc": 0.7, "pulled_bytes": 0, "pushed_bytes": 0})
+    long = write("c" * 70, table={"staleness": 3}, summary=None, lines=(), evaluations=())
+    rows = report.comparison([write("a", table={"staleness": 0}), other, long]).splitlines()
+    assert rows[0].split() == ["run", "AUC", "MB", "per", "step", "samples/s", "settings", "that", "differ"]
+    assert rows[1].split() == ["a", "0.7654", "0.05", "12,345", "table.staleness=0"]
+    assert rows[2].split() == ["b", "0.7000", "0", "12,345", "table.staleness=null"]
+    assert all(len(row) <= 100 for row in rows) and "(not ended)" in " ".join(rows[3:])
+    many = {f"setting{number}": 1 for number in range(30)}
+    rows = report.comparison([other, write("d", **many)]).splitlines()
+    assert len(rows) == 3 and rows[2].split()[:4] == ["d", "0.7654", "0.05", "12,345"]
+
+
+def test_a_task_s_own_figure_is_compared(write):
+    rated = {key: value for key, value in SUMMARY.items() if key not in ("auc", "log_loss")} | {"rmse": 0.25}
+    folder = write("a", summary=rated, evaluations=(), data={"_target_": "ratings.Ratings"})
+    told = {"step": 40, "samples": 5120, "elapsed_s": 1.0, "rmse": 0.25}
+    (folder / "evaluation.jsonl").write_text(json.dumps(told) + "\n")
+    assert report.comparison([folder]).split()[:2] == ["run", "rmse"]
+    page, _ = page_of(folder)
+    assert page.rows["model and data"] == ["wdl on ratings.Ratings"]
+    assert {"Rmse", "Rmse over time", "Rmse over bytes"} <= set(page.titles) and not notes(page, "AUC")
+    page, _ = page_of(folder, write("b"))
+    assert page.rows["rmse"] == ["0.25", "-"] and notes(page, "Without b: Rmse", "no evaluation has measured it")
+
+
+def test_bytes_so_far_are_those_of_all_steps(write):
+    lines = [line(10), line(30, pulled_bytes=200.0)]
+    found = Run(write("a", lines=lines, evaluations=(20, 30)), "a", 0)
+    assert [values["moved_so_far"] for values in found.evaluations] == [20_000 + 10 * 1000, 20_000 + 20 * 1000]
 
 
 @pytest.mark.parametrize("count", [1, 2, 10_000])
 def test_few_lines_and_many_make_a_page(write, count):
     page, text = page_of(write("a", lines=[line(step) for step in range(1, count + 1)]))
-    assert set(page.titles) >= ALL and len(text) < 600_000
+    assert set(page.titles) >= ALL and len(text) - len(get_plotlyjs()) < 400_000
     assert ("A step of a" in page.titles) == (count > 1)
 
 
 def test_what_is_thinned_keeps_its_mean():
     table = np.random.default_rng(0).normal(size=(1200, 3))
     thin = pictures.thinned(table)
-    assert (
-        thin.shape == (400, 3)
-        and np.allclose(thin[7], table[21:24].mean(0))
-        and np.allclose(thin.mean(0), table.mean(0))
-    )
+    assert thin.shape == (400, 3) and np.allclose(thin[7], table[21:24].mean(0))
+    assert np.allclose(thin.mean(0), table.mean(0))
     assert pictures.thinned(table[:400]) is not None and len(pictures.thinned(table[:401])) == 400
 
 
 def test_bytes_by_kind_are_those_of_the_steps_since_the_run_was_resumed(write):
-    whole = {
-        **SUMMARY,
-        "steps": 40,
-        "first_step": 30,
-        "row_bytes": 5000,
-        "clock_bytes": 0,
-        "pushed_bytes": 20,
-        "reduced_bytes": None,
-    }
-    ended, going = (report.Run(write(name, summary=summary), name, 0) for name, summary in (("a", whole), ("b", None)))
-    assert pictures.bytes_by_kind(ended) == {"rows": 500, "clocks": 0, "pushed": 2}
-    assert pictures.bytes_by_kind(going) == {"rows": 1000, "clocks": 200, "pushed": 800}
+    moved = {"row_bytes": 5000, "clock_bytes": 0, "pushed_bytes": 20, "reduced_bytes": None}
+    whole = {**SUMMARY, "steps": 40, "first_step": 30, **moved}
+    ended, going = (Run(write(name, summary=summary), name, 0) for name, summary in (("a", whole), ("b", None)))
+    assert list(pictures.bytes_by_kind(ended).values()) == [500, 0, 2]
+    assert list(pictures.bytes_by_kind(going).values()) == [1000, 200, 800]
 
 
 def test_late_reads_are_counted_over_all_lines(write):
     folder = write("a", lines=[line(1, lags=[1, 0, 0, 1]), line(2, lags=[2]), line(3, lags=None)])
-    assert pictures.lag_shares(report.Run(folder, "a", 0)) == {"0": 75, "1": 0, "2–3": 0, "4–7": 25}
+    assert pictures.lag_shares(Run(folder, "a", 0)) == {"0": 75, "1": 0, "2–3": 0, "4–7": 25}
 
 
 @pytest.mark.parametrize(
@@ -384,7 +440,9 @@ def test_late_reads_are_counted_over_all_lines(write):
         ("evaluation.jsonl", '{"auc": 1}\n', "evaluation.jsonl, line 1 has no step"),
         ("metrics.jsonl", "[1]\n", "metrics.jsonl, line 1 has no step"),
         ("summary.json", '{"steps"', "summary.json is not JSON"),
-        ("summary.json", "[]", "summary.json is no summary of a run"),
+        ("summary.json", "[]", "summary.json is not as a run writes it, as it has no steps: remove the file"),
+        ("status.json", "[]", "status.json is not as a run writes it: remove the file"),
+        ("environment.json", "{", "environment.json is not JSON"),
         ("config.yaml", "a: [", "config.yaml is not YAML"),
         ("config.yaml", "a", "config.yaml holds no settings"),
     ],
@@ -398,13 +456,11 @@ def test_a_damaged_file_is_named(write, file, text, refusal):
 
 def test_what_is_no_run_folder_is_refused_without_a_traceback(tmp_path):
     outcome = run([sys.executable, "-m", "hetmpi.report", str(tmp_path)])
-    refusal = (
-        f"hetmpi: {tmp_path} is no run folder, as it has no config.yaml: name one that hetmpi.train wrote (run.dir)\n"
-    )
-    assert (outcome.code, outcome.text) == (1, refusal)
+    refusal = f"hetmpi: {tmp_path} is no run folder, as it has no config.yaml: name one that hetmpi.train wrote "
+    assert (outcome.code, outcome.text) == (1, f"{refusal}(run.dir), or a folder of such folders\n")
 
 
-def test_a_page_that_cannot_be_written_is_refused(undrawn, write, tmp_path):
+def test_a_page_that_cannot_be_written_is_refused(write, tmp_path):
     with pytest.raises(
         SystemExit,
         match="hetmpi: cannot write .*/none/x.html: No such file or directory: choose another place by out=FILE",
@@ -412,7 +468,7 @@ def test_a_page_that_cannot_be_written_is_refused(undrawn, write, tmp_path):
         report.main([str(write("a")), f"out={tmp_path}/none/x.html"])
 
 
-def test_several_runs_are_written_where_one_stands(write, tmp_path, monkeypatch, capsys, undrawn):
+def test_several_runs_are_written_where_one_stands(write, tmp_path, monkeypatch, capsys):
     folders = [str(write("a")), str(write("b"))]
     monkeypatch.chdir(tmp_path)
     report.main(folders)

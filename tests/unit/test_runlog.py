@@ -2,17 +2,34 @@
 
 import json
 import math
+import re
 import resource
+import subprocess
+import time
 
 import numpy as np
 import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import metadata
 
 from hetmpi.errors import UserError
-from hetmpi.run.runlog import RunLog, bytes_text
+from hetmpi.run import display
+from hetmpi.run.environment import ROOT, environment
+from hetmpi.run.figures import bytes_text, megabytes_text
+from hetmpi.run.runlog import TICK_S, RunLog
+from hetmpi.run.status import is_alive, read_status, write_failed
+from hetmpi.spans import Spans
 
 STEP = {
     "step": 1200, "loss": 0.45123, "step_ms": 18.26, "samples_per_s": 112_000.4,
     "pulled_bytes": 1_234_567, "pushed_bytes": 812_345, "lr": 0.01,
+}  # fmt: skip
+SUMMARY = {
+    "model": "wdl", "world_size": 2, "is_one_node": False, "steps": 2000, "first_step": 0, "samples_per_s": 112_000.4,
+    "auc": 0.79, "log_loss": 0.45, "hit_rate": 0.912, "pulled_bytes": 2e9, "pushed_bytes": 1e9, "reduced_bytes": None,
+    "seconds": 12.34, "run_dir": "runs/a b", "checkpoint": "runs/a b/checkpoints/step-00002000",
+    "by_rank": [{"host": "a", "own_ms": 1.0}],
 }  # fmt: skip
 
 
@@ -55,40 +72,91 @@ def test_everything_given_is_stored_before_the_run_ends(log, run_dir):
     assert not (run_dir / "summary.json").exists()
 
 
-def test_tensorboard_reads_every_number_under_its_key(log, run_dir):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+def scalars(events, tag):
+    """(step, value) of a tag."""
+    return [(event.step, event.value) for event in events.Scalars(tag)]
 
+
+def test_tensorboard_reads_every_number_under_its_group(log, run_dir):
     log.step(STEP)
-    log.evaluation({"step": 1300, "auc": 0.75, "teacher_auc": None})
+    log.step({"step": 1300, "loss": 0.4, "hit_rate": 0.9, "load_ms": 2.0, "lags": [5, 0, 1]})
+    log.evaluation({"step": 1300, "auc": 0.75, "rmse": 0.5, "teacher_auc": None, "elapsed_s": 3.0})
     events = EventAccumulator(str(run_dir)).Reload()
-    assert set(events.Tags()["scalars"]) == {*STEP, "auc"} - {"step"}
-    assert [(event.step, event.value) for event in events.Scalars("auc")] == [(1300, 0.75)]
+    assert set(events.Tags()["scalars"]) == {
+        "quality/loss", "quality/auc", "quality/rmse", "speed/step_ms", "speed/samples_per_s", "cache/hit_rate",
+        "traffic/pulled_bytes", "traffic/pushed_bytes", "progress/lr", "time/load_ms",
+    }  # fmt: skip
+    assert scalars(events, "quality/auc") == [(1300, 0.75)]
+    assert events.Tags()["histograms"] == ["cache/lags"] and events.Histograms("cache/lags")[0].histogram_value.num == 6
+
+
+def test_tensorboard_has_the_settings_as_hyperparameters_and_the_final_figures(tmp_path):
+    log = RunLog(
+        tmp_path, "seed: 1\ntable: {staleness: null, exchange: rma}\nrun: {dir: x}\nresume: null\n", total_steps=10
+    )
+    log.finish(SUMMARY)
+    log.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    start = events.SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content
+    known = {
+        key: value.string_value or value.number_value
+        for key, value in metadata.parse_session_start_info_plugin_data(start).hparams.items()
+    }
+    assert known == {"seed": 1, "table.staleness": "null", "table.exchange": "rma"}
+    assert events.SummaryMetadata(metadata.SESSION_END_INFO_TAG).plugin_data.plugin_name == "hparams"
+    assert scalars(events, "final/auc") == [(2000, pytest.approx(0.79))]
+    assert scalars(events, "final/mb_per_step") == [(2000, pytest.approx(1.5))]
 
 
 def test_what_json_cannot_hold_is_null(log, run_dir):
     log.step({"step": np.int64(1), "loss": math.nan, "lr": np.float32(0.5), "x": -math.inf})
-    log.finish({"auc": math.nan, "shards": [1.0, math.inf], "exact": True})
+    log.finish({**SUMMARY, "auc": math.nan, "shards": [1.0, math.inf], "exact": True})
     assert lines(run_dir / "metrics.jsonl") == [{"step": 1, "loss": None, "lr": 0.5, "x": None}]
-    assert json.loads((run_dir / "summary.json").read_text()) == {"auc": None, "shards": [1.0, None], "exact": True}
+    found = json.loads((run_dir / "summary.json").read_text())
+    assert (found["auc"], found["shards"], found["exact"]) == (None, [1.0, None], True)
 
 
-def test_the_summary_is_an_aligned_table(log, capsys):
-    log.finish({"model": "wdl", "steps": 2000, "auc": 0.79, "teacher_auc": None, "pulled_bytes": 3_200_000_000})
-    assert capsys.readouterr().out.splitlines() == [
-        "model         wdl",
-        "steps         2,000",
-        "auc           0.7900",
-        "teacher_auc   -",
-        "pulled_bytes  3.2 GB",
-    ]
+def ending_of(capsys, log, **changed):
+    """What a run shows at its end, word before the text -> text."""
+    log.finish({**SUMMARY, **changed})
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == 5 and all(len(line) <= 100 for line in shown), shown
+    return dict(line.split(maxsplit=1) for line in shown)
+
+
+def test_a_training_ends_with_five_lines(log, run_dir, capsys, monkeypatch):
+    monkeypatch.chdir(run_dir)
+    assert ending_of(capsys, log) == {
+        "quality": "AUC 0.7900, log loss 0.4500",
+        "speed": "112,000 samples/s, 2,000 steps in 12.3 s",
+        "bytes": "1.5 MB per step between ranks (pulled 1, pushed 0.5); cache hits 91.2%",
+        "model": "runs/a b/checkpoints/step-00002000",
+        "next": "python -m hetmpi.report 'runs/a b'",
+    }
+
+
+def test_the_last_lines_say_what_there_was_not(log, capsys):
+    said = ending_of(capsys, log, auc=None, log_loss=None, checkpoint=None, hit_rate=None)
+    assert said["quality"] == "not measured" and said["bytes"].endswith("; no cache in use")
+    assert said["model"] == "not kept; checkpoint.every_steps=N keeps every N-th step and the last"
+    assert ending_of(capsys, log, is_one_node=True)["bytes"].startswith("1.5 MB per step between ranks of one node (")
+    alone = ending_of(capsys, log, world_size=1, pulled_bytes=0.0, pushed_bytes=0.0)
+    assert alone["bytes"].startswith("0 MB between ranks: one rank alone;")
+    said = ending_of(capsys, log, first_step=2000, samples_per_s=None, seconds=0.0)
+    assert said["speed"] == "no step was made" and said["bytes"].startswith("no step was made")
+
+
+def test_the_last_lines_have_a_task_s_own_figures(log, capsys):
+    assert ending_of(capsys, log, auc=None, rmse=0.123456)["quality"] == "log loss 0.4500, rmse 0.1235"
 
 
 def test_a_rerun_replaces_the_earlier_run(log, run_dir):
     log.step(STEP)
     log.evaluation({"step": 1200, "auc": 0.79})
-    log.finish({"auc": 0.79})
+    log.finish(SUMMARY)
     RunLog(run_dir, "seed: 2\n", total_steps=1).close()
-    assert sorted(path.name.split(".")[0] for path in run_dir.iterdir()) == ["config", "events"]
+    names = sorted(path.name.split(".")[0] for path in run_dir.iterdir())
+    assert names == ["config", "environment", "events", "status"] and read_status(run_dir)["state"] == "running"
     assert (run_dir / "config.yaml").read_text() == "seed: 2\n"
 
 
@@ -100,12 +168,6 @@ def test_a_resumed_run_knows_how_long_what_it_keeps_took(log, run_dir):
     resumed.close()
     assert (log.earlier_s, resumed.earlier_s) == (0.0, 3.25)
     assert [values["step"] for values in lines(run_dir / "metrics.jsonl")] == [10, 20]
-
-
-def test_what_each_rank_spent_is_stored_but_not_shown(log, run_dir, capsys):
-    log.finish({"steps": 6, "by_rank": [{"host": "a", "own_ms": 1.0}]})
-    assert capsys.readouterr().out == "steps  6\n"
-    assert json.loads((run_dir / "summary.json").read_text())["by_rank"] == [{"host": "a", "own_ms": 1.0}]
 
 
 def test_other_files_in_the_folder_stay(run_dir):
@@ -125,7 +187,7 @@ def test_a_full_disk_is_told_once_and_the_log_goes_on_when_there_is_room(log, ru
     assert capfd.readouterr().err.count(told) == 1
     (run_dir / "metrics.jsonl").unlink()
     log.step(STEP)
-    log.finish({"steps": 2000})
+    log.finish(SUMMARY)
     log.close()
     log.close()
     assert capfd.readouterr().err == f"hetmpi: run folder {run_dir} lacks 2 entries of metrics.jsonl\n"
@@ -136,13 +198,12 @@ def test_an_entry_that_does_not_fit_leaves_no_part_of_it(log, run_dir, tmp_path)
     """A file size limit lets part of a write through, as a disk does that is about to be full."""
     log.step(STEP)
     sizes = {path: path.stat().st_size for path in run_dir.iterdir()}
+    grown = [size for path, size in sizes.items() if path.suffix == ".jsonl" or "tfevents" in path.name]
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(
-        resource.RLIMIT_FSIZE, (min(sizes[path] for path in sizes if path.suffix != ".yaml") + 9, before[1])
-    )
+    resource.setrlimit(resource.RLIMIT_FSIZE, (min(grown) + 9, before[1]))
     try:
         log.step({**STEP, "lags": [1] * 30})
-        log.finish({"steps": "x" * 1000})
+        log.write("summary.json", "x" * 1000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert {path: path.stat().st_size for path in run_dir.iterdir()} == sizes
@@ -154,18 +215,114 @@ def test_a_folder_that_cannot_be_made_is_named_with_a_cure(tmp_path):
         RunLog(tmp_path / "file" / "run", "", total_steps=1)
 
 
-def test_a_terminal_gets_a_bar_and_keeps_its_cursor(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    monkeypatch.setenv("COLUMNS", "120")
-    log = RunLog(tmp_path, "", total_steps=2000)
-    log.step(STEP)
-    log.evaluation({"step": 1200, "auc": 0.79})
-    log.finish({"model": "[wdl]"})
-    log.close()
-    shown = capsys.readouterr().out
-    for text in ("1200/2000", "loss 0.4512 | 18.3 ms", "auc 0.7900", "│ [wdl]"):
-        assert text in shown
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that a test lets pass: clock[0] += 3."""
+    seconds = [0.0]
+    monkeypatch.setattr(display.time, "monotonic", lambda: seconds[0])
+    return seconds
+
+
+def test_plain_lines_are_never_silent_for_long(clock, capsys):
+    spans = Spans()
+    shown = display.Lines(spans, first_step=0, step_samples=128)
+    clock[0], spans.step = 9.0, 40
+    shown.tick()
+    assert capsys.readouterr().out == ""
+    clock[0], spans.step = 10.0, 50
+    shown.tick()
+    clock[0] = 15.0
+    shown.step({"step": 60, "loss": 0.5})
+    clock[0] = 24.0
+    shown.tick()
+    clock[0] = 27.0
+    spans.now("evaluation")
+    shown.tick()
+    assert capsys.readouterr().out.splitlines() == [
+        "r0 | step 50 | 640 samples/s since step 0",
+        "r0 | step 60 | loss 0.5000",
+        "r0 | step 60 | no step ended for 12 s, in evaluation",
+    ]
+
+
+@pytest.fixture
+def terminal(monkeypatch, capsys):
+    """terminal(columns, call): what call(its run log) draws on a terminal, with the control characters."""
+
+    def draw(columns, folder, call):
+        monkeypatch.setenv("TTY_COMPATIBLE", "1")
+        monkeypatch.setenv("COLUMNS", str(columns))
+        log = RunLog(folder, "", total_steps=2000, spans=(spans := Spans()))
+        call(log, spans)
+        log.close()
+        return capsys.readouterr().out
+
+    return draw
+
+
+FULL = {**STEP, "hit_rate": 0.934, "stale_rate": 0.011, "lag_p99": 100, "reduced_bytes": 12_345.0}
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_a_terminal_s_width_is_filled_and_no_figure_is_cut(terminal, tmp_path, columns):
+    shown = terminal(columns, tmp_path, lambda log, _: log.step(FULL))
+    drawn = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", shown).replace("\r", "\n").splitlines()
+    at = next(place for place, line in enumerate(drawn) if "1200/2000" in line)
+    assert len(drawn[at]) == columns and "60%" in drawn[at]
+    figures = drawn[at + 1 : at + 3]
+    assert all(len(line) < columns for line in figures) and " | ".join(map(str.strip, figures)) == (
+        "loss 0.4512 | 18.3 ms | 112,000 samples/s | hit 93.4% | stale 1.1% | lag p99 100 | pulled 1.2 MB | "
+        "pushed 812.3 kB | reduced 12.3 kB"
+    )
+
+
+def test_a_terminal_moves_between_logged_steps_and_keeps_its_cursor(terminal, tmp_path):
+    def call(log, spans):
+        spans.step = 77
+        log.evaluation({"step": 50, "auc": 0.79})
+        time.sleep(2.5 * TICK_S)
+        log.finish({**SUMMARY, "run_dir": "[wdl]"})
+
+    shown = terminal(120, tmp_path, call)
+    assert "77/2000" in shown and "step 50 | auc 0.7900" in shown and "'[wdl]'" in shown
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # cursor shown again after it was hidden
+
+
+# The state.
+
+
+def test_a_run_s_state_follows_it(log, run_dir):
+    assert read_status(run_dir)["state"] == "running" and is_alive(read_status(run_dir))
+    log.stop(30, "checkpoints/step-00000030")
+    assert (
+        read_status(run_dir).items() >= {"state": "stopped", "step": 30, "resume": "checkpoints/step-00000030"}.items()
+    )
+    write_failed(run_dir, "it has left")
+    assert read_status(run_dir)["state"] == "stopped"
+
+
+def test_the_first_failure_stays_and_a_finished_run_has_not_failed(log, run_dir, tmp_path):
+    write_failed(run_dir, "hetmpi: no disk")
+    write_failed(run_dir, "hetmpi: rank 0 is gone")
+    assert read_status(run_dir)["message"] == "hetmpi: no disk"
+    log.finish(SUMMARY)
+    write_failed(run_dir, "late")
+    assert read_status(run_dir)["state"] == "finished"
+    write_failed(tmp_path / "none", "nowhere to write to")
+
+
+def test_another_process_of_the_same_number_is_not_the_run(log, run_dir):
+    found = read_status(run_dir)
+    assert not is_alive({**found, "process_start": found["process_start"] + 1})
+    assert is_alive({**found, "host": "another"}) is None
+
+
+def test_the_environment_says_commit_and_versions():
+    found = environment(["a", "b", "a"], torch.device("cpu"))
+    assert found["ranks_by_host"] == {"a": 2, "b": 1} and found["torch"] == torch.__version__
+    if (ROOT / ".git").exists():
+        head = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True)
+        assert found["commit"] == (head.stdout.strip() or None) and found["is_modified"] in (True, False, None)
 
 
 @pytest.mark.parametrize(
@@ -174,3 +331,11 @@ def test_a_terminal_gets_a_bar_and_keeps_its_cursor(tmp_path, capsys, monkeypatc
 )
 def test_bytes_are_written_in_decimal_units(count, text):
     assert bytes_text(count) == text
+
+
+@pytest.mark.parametrize(
+    "count, text",
+    [(0, "0 MB"), (35_021, "0.035 MB"), (1_234_567, "1.23 MB"), (3e8, "300 MB"), (5, "less than 0.001 MB")],
+)
+def test_bytes_to_compare_are_written_in_megabytes(count, text):
+    assert megabytes_text(count) == text

@@ -1,0 +1,206 @@
+"""Progress of a run on standard output: plain lines for a pipe or a file, a bar for a terminal; and its last lines."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import textwrap
+import time
+from pathlib import Path
+
+from hetmpi.run.figures import MOVED, is_of_task, megabytes_text, moved_per_step, shown, value_text
+from hetmpi.spans import PARTS, Spans
+
+SILENT_S = 10.0  # the longest that plain lines are silent
+WORD_WIDTH = 8  # of the word before each of the last lines
+
+
+def display(spans: Spans, first_step: int, total_steps: int | None, step_samples: int):
+    """What fits standard output: an object with step(values), evaluation(values), tick(), which is called a few times a
+    second, and close().
+
+    spans: of rank 0, whose `step` and `doing` say how far it is at any time. step_samples: of all ranks."""
+    from rich.console import Console  # here: only rank 0 has to spend the time
+
+    console = Console()
+    if is_screen(console):
+        return Screen(console, spans, first_step, total_steps)
+    return Lines(spans, first_step, step_samples)
+
+
+class Lines:
+    """One line per logged step. After SILENT_S without any, a line that says how far the run is."""
+
+    def __init__(self, spans: Spans, first_step: int, step_samples: int):
+        self._spans, self._step_samples = spans, step_samples
+        self._steps, self._said_at, self._moved_at = first_step, time.monotonic(), time.monotonic()
+
+    def step(self, values: dict) -> None:
+        self._say(values["step"], shown(values))
+
+    evaluation = step
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        if now - self._said_at < SILENT_S:
+            return
+        steps = max(self._spans.step, self._steps)
+        if steps > self._steps:
+            speed = (steps - self._steps) * self._step_samples / (now - self._moved_at)
+            self._say(steps, [f"{value_text('samples_per_s', speed)} since step {self._steps}"])
+        else:
+            self._say(steps, [f"no step ended for {now - self._moved_at:.0f} s, in {self._spans.doing}"])
+
+    def close(self) -> None:
+        pass
+
+    def _say(self, steps: int, parts: list[str]):
+        now = time.monotonic()
+        self._said_at = now
+        if steps > self._steps:
+            self._steps, self._moved_at = steps, now
+        print(" | ".join(["r0", f"step {steps}", *parts]) + "\n", end="", flush=True)
+
+
+class Screen:
+    """A bar of the terminal's width that moves by time, the last logged figures below it, evaluations above."""
+
+    def __init__(self, console, spans: Spans, first_step: int, total_steps: int | None):
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            SpinnerColumn,
+            TaskProgressColumn,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+        from rich.text import Text
+
+        class Bar(Progress):
+            figures: list[str] = []
+
+            def get_renderables(self):
+                yield self.make_tasks_table(self.tasks)
+                yield Text("\n".join(folded(self.figures, console.width - 1)), "dim", no_wrap=True)
+
+        self._spans, self._first_step = spans, first_step
+        self._bar = Bar(
+            SpinnerColumn(), TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(bar_width=None),
+            TaskProgressColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(compact=True),
+            console=console, auto_refresh=False, expand=True,
+        )  # fmt: skip
+        self._task = self._bar.add_task("", total=total_steps, completed=first_step)
+        self._bar.start()
+
+    def step(self, values: dict) -> None:
+        self._bar.figures = shown(values)
+        self._draw(values["step"])
+
+    def evaluation(self, values: dict) -> None:
+        self._bar.console.print(" | ".join([f"step {values['step']}", *shown(values)]), highlight=False)
+
+    def tick(self) -> None:
+        self._draw(max(self._spans.step, self._first_step))
+
+    def close(self) -> None:
+        self._bar.stop()
+
+    def _draw(self, steps: int):
+        doing = "training" if self._spans.doing in PARTS else self._spans.doing
+        steps = max(steps, int(self._bar.tasks[0].completed))
+        self._bar.update(self._task, completed=steps, description=f"{doing:<10}", refresh=True)
+
+
+def folded(parts: list[str], width: int) -> list[str]:
+    """Lines of parts with a bar between two; each part is whole, and a line at most `width` characters if it can."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + 3 + len(part) <= width:
+            lines[-1] += f" | {part}"
+        else:
+            lines.append(part)
+    return lines
+
+
+def tell(lines: list[str], indent: str = "") -> None:
+    """Prints lines; on a terminal they break between words, and go on after `indent`."""
+    from rich.console import Console
+
+    console = Console()
+    if is_screen(console):
+        style = {"subsequent_indent": indent, "break_long_words": False, "break_on_hyphens": False}
+        lines = [textwrap.fill(line, console.width, **style) for line in lines]
+    print("\n".join(lines), flush=True)
+
+
+def is_screen(console) -> bool:
+    """Whether a person's terminal is at the other end. TTY_COMPATIBLE=1 says so through a launcher's pipe."""
+    if not console.is_terminal or os.environ.get("TTY_COMPATIBLE") == "1":
+        return console.is_terminal
+    try:
+        # Open MPI gives its ranks a pseudo-terminal even when its own output goes to a file: one of no width.
+        return os.get_terminal_size(console.file.fileno()).columns > 0
+    except OSError:
+        return False
+
+
+# The end.
+
+
+def tell_ending(summary: dict) -> None:
+    """Prints the five lines with which a training ends."""
+    tell(ending(summary), " " * WORD_WIDTH)
+
+
+def ending(summary: dict) -> list[str]:
+    """Quality, speed, bytes, the model's place, the next command."""
+    quality = [f"{label(key)} {value_text(key, summary[key])}" for key in summary if is_of_task(key, summary[key])]
+    rows = {
+        "quality": ", ".join(quality) or "not measured",
+        "speed": speed(summary),
+        "bytes": traffic(summary),
+        "model": summary.get("checkpoint") or "not kept; checkpoint.every_steps=N keeps every N-th step and the last",
+        "next": f"{report_command()} {shlex.quote(str(summary['run_dir']))}",
+    }
+    return [f"{name:<{WORD_WIDTH}}{text}" for name, text in rows.items()]
+
+
+def steps_made(summary: dict) -> int:
+    """Those of this run; one that was resumed has not made those before."""
+    return summary["steps"] - summary.get("first_step", 0)
+
+
+def speed(summary: dict) -> str:
+    if not steps_made(summary):
+        return "no step was made"
+    per_second = value_text("samples_per_s", summary["samples_per_s"])
+    return f"{per_second}, {steps_made(summary):,} steps in {value_text('seconds', summary['seconds'])}"
+
+
+def label(key: str) -> str:
+    return {"auc": "AUC", "teacher_auc": "AUC of the true probabilities"}.get(key, key.replace("_", " "))
+
+
+def traffic(summary: dict) -> str:
+    """Bytes between ranks per step, by kind, and the share of the reads that the cache served."""
+    rate = summary.get("hit_rate")
+    cache = "no cache in use" if rate is None else f"cache hits {value_text('hit_rate', rate)}"
+    moved = moved_per_step(summary)
+    if moved is None:
+        return f"no step was made; {cache}"
+    if summary["world_size"] == 1:
+        return f"0 MB between ranks: one rank alone; {cache}"
+    kinds = [
+        f"{key.removesuffix('_bytes')} {megabytes_text(summary[key] / steps_made(summary)).removesuffix(' MB')}"
+        for key in MOVED
+        if summary.get(key) is not None
+    ]
+    ranks = "ranks of one node" if summary["is_one_node"] else "ranks"
+    return f"{megabytes_text(moved)} per step between {ranks} ({', '.join(kinds)}); {cache}"
+
+
+def report_command() -> str:
+    """The command that makes a report, as it can be given from the current folder."""
+    return "./run.sh report" if Path("run.sh").is_file() else "python -m hetmpi.report"

@@ -1,0 +1,68 @@
+"""Where a run ran: versions, commit, hosts, command. Rank 0 writes it into the run folder as environment.json."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy
+import torch
+
+import hetmpi
+from hetmpi.comm.mpi import MPI
+
+ROOT = Path(hetmpi.__file__).resolve().parents[1]
+GIT_LIMIT_S = 1.0
+
+
+def environment(hosts: list[str], device: torch.device) -> dict:
+    """hosts: of each rank."""
+    library = MPI.Get_library_version().replace("\x00", "").splitlines()[0]
+    is_gpu = device.type == "cuda"
+    return {
+        "hetmpi": hetmpi.__version__,
+        **commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "mpi": re.sub(r"\s+", " ", library).strip(),
+        "horovod": version_of("horovod"),
+        "ranks_by_host": dict(Counter(hosts)),
+        "cores": len(os.sched_getaffinity(0)),  # that rank 0 may use
+        "cores_of_host": os.cpu_count(),
+        "device": torch.cuda.get_device_name(device) if is_gpu else f"CPU {platform.machine()}",
+        "command": shlex.join(sys.orig_argv),
+        "folder": os.getcwd(),
+        "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+    }
+
+
+def commit() -> dict:
+    """The commit of the checkout that the package lies in, and whether its files differ from it; None for both where it
+    lies in none."""
+    unknown = {"commit": None, "is_modified": None}
+    if not (ROOT / ".git").exists():
+        return unknown
+    command = ["git", "--no-optional-locks", "-C", str(ROOT), "status", "--porcelain=v2", "--branch", "-uno"]
+    try:
+        status = subprocess.run(command, capture_output=True, text=True, timeout=GIT_LIMIT_S, check=True).stdout
+    except (OSError, subprocess.SubprocessError):  # no git, a checkout of another user's, a slow disk
+        return unknown
+    found = re.search(r"(?m)^# branch\.oid ([0-9a-f]{40,})$", status)
+    is_modified = any(not line.startswith("#") for line in status.splitlines())
+    return {"commit": found[1], "is_modified": is_modified} if found else unknown
+
+
+def version_of(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,189 @@
+"""The figures by which runs are compared: which run was better, why, and what it cost."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hetmpi.run.figures import bytes_text, figure_of, megabytes_text, value_text
+from hetmpi.run.record import Run, differing_settings
+
+Row = tuple[str, list["Cell"]]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What stands under a run. note: how far it is from the best."""
+
+    text: str
+    note: str = ""
+    is_best: bool = False
+
+
+def difference(value: float, best: float) -> str:
+    return f"{value - best:+.4f}".replace("-", "\N{MINUS SIGN}")
+
+
+def points(value: float, best: float) -> str:
+    return f"{100 * (value - best):+.1f} points".replace("-", "\N{MINUS SIGN}")
+
+
+def ratio(value: float, best: float) -> str:
+    if not best:
+        return ""
+    times = value / best
+    return f"{times:.1f} times" if times >= 2 else f"{times - 1:+.0%}".replace("-", "\N{MINUS SIGN}")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A row: its name, how a value is written, which of two values is better (max, min, None: neither), and how far a
+    value is from the best."""
+
+    name: str
+    text: Callable[[float], str]
+    best: Callable | None = None
+    distance: Callable[[float, float], str] = ratio
+
+
+COMPARED = {  # key of Run.figures() -> its row, after those of the task
+    "samples_per_s": Compared("samples per second, all ranks", "{:,.0f}".format, max),
+    "elapsed_s": Compared("seconds of training", "{:,.1f}".format, min),
+    "step_bytes": Compared("bytes between ranks per step, all ranks", bytes_text, min),
+    "sample_bytes": Compared("bytes between ranks per sample", bytes_text, min),
+    "hit_rate": Compared("cacheable reads served from the cache", "{:.1%}".format, max, points),
+    "lag_p99": Compared("staleness of a read, 99th percentile", "{:.0f} iterations".format),
+    "samples": Compared("samples trained on", "{:,.0f}".format),
+}
+
+
+def compared_rows(runs: list[Run], now: float) -> list[Row]:
+    """What ran, at `now` in seconds since 1970, and what came out; the best value of each row is marked."""
+    figures = [run.figures() for run in runs]
+    task = dict.fromkeys(key for found in figures for key in found if key not in COMPARED)
+    of_task = {key: Compared(figure_of(key).name, figure_of(key).text, figure_of(key).best, difference) for key in task}
+    rows = [
+        *described(runs, {"state": lambda run: run.state(now), **WHAT_RAN}),
+        *(values(compared, key, runs, figures) for key, compared in {**of_task, **COMPARED}.items()),
+        *described(runs, WHERE_FROM),
+    ]
+    return [(name, cells) for name, cells in rows if {cell.text for cell in cells} != {"-"}]
+
+
+def described(runs: list[Run], rows: dict[str, Callable[[Run], str]]) -> list[Row]:
+    return [(name, [Cell(text(run)) for run in runs]) for name, text in rows.items()]
+
+
+def values(compared: Compared, key: str, runs: list[Run], figures: list[dict]) -> Row:
+    """The row of a figure. Runs that have not ended are not compared, nor the seconds of runs of several lengths."""
+    found = [of_run.get(key) for of_run in figures]
+    best = None if key == "elapsed_s" and len({of_run["samples"] for of_run in figures}) > 1 else compared.best
+    known = [value for run, value in zip(runs, found) if run.has_ended and value is not None]
+    first = best(known) if best and len(set(known)) > 1 else None
+    return compared.name, [value_cell(compared, value, run.has_ended, first) for run, value in zip(runs, found)]
+
+
+def value_cell(compared: Compared, value: float | None, has_ended: bool, first: float | None) -> Cell:
+    """first: the best value, None if there is no best."""
+    if value is None:
+        return Cell("-")
+    text = compared.text(value)
+    if not has_ended:
+        return Cell(text, "so far")
+    if first is None:
+        return Cell(text)
+    return Cell(text, "best", True) if value == first else Cell(text, compared.distance(value, first))
+
+
+# What ran.
+
+
+def model_text(run: Run) -> str:
+    return f"{part_text(run, 'model', 'hetmpi.models.')} on {part_text(run, 'data', 'hetmpi.')}"
+
+
+def part_text(run: Run, group: str, ours: str) -> str:
+    """The name of a part of the run, or its class if that is not of this package."""
+    target = str(run.settings.get(f"{group}._target_", ours))
+    return run.settings.get(f"{group}_name", "?") if target.startswith(ours) else target
+
+
+def ranks_text(run: Run) -> str:
+    hosts = run.environment.get("ranks_by_host") or {}
+    size = sum(hosts.values()) or run.summary.get("world_size")
+    if not size:
+        return "-"
+    where = f" on {counted(len(hosts), 'host')} ({', '.join(list(hosts)[:3])})" if hosts else ""
+    split = run.settings.get("table.ranks_per_node")
+    nodes = f"split into nodes of {counted(split, 'rank')}" if split else ""
+    device = run.environment.get("device") or run.summary.get("device")
+    return ", ".join(filter(None, [counted(size, "rank") + where, device, nodes]))
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def staleness_text(run: Run) -> str:
+    bound = run.settings.get("table.staleness", 0)
+    return "no bound" if bound is None else counted(bound, "iteration") if bound else "0: every read is exact"
+
+
+def cache_text(run: Run) -> str:
+    cache = {key.removeprefix("table.cache."): value for key, value in run.settings.items()}
+    rows, fraction = cache.get("capacity_rows"), cache.get("capacity_fraction")
+    is_default = rows is None and fraction is None
+    if run.settings.get("table.staleness", 0) == 0 if is_default else not (rows or fraction):
+        return "none"
+    size = "default size" if is_default else f"{rows:,} rows" if rows is not None else f"{fraction:.3g} of all rows"
+    unused = "not used: " if run.has_ended and run.summary.get("hit_rate") is None else ""
+    return f"{unused}{size} on each rank, {cache.get('policy')}, admits {cache.get('admit')}"
+
+
+def commit_text(run: Run) -> str:
+    commit = run.environment.get("commit") or "-"
+    return commit[:10] + (", with uncommitted changes" if run.environment.get("is_modified") else "")
+
+
+WHAT_RAN = {
+    "model and data": model_text,
+    "ranks": ranks_text,
+    "staleness bound": staleness_text,
+    "cache": cache_text,
+}
+WHERE_FROM = {
+    "started": lambda run: run.environment.get("started", "-"),
+    "commit": commit_text,
+    "last checkpoint": lambda run: run.summary.get("checkpoint") or "-",
+}
+
+
+# As plain text.
+
+
+def text_table(runs: list[Run]) -> str:
+    """A line per run, at most 100 columns wide; of many settings that differ, those with the shortest names."""
+    from rich.console import Console
+    from rich.table import Table
+
+    figures, differing = [run.figures() for run in runs], differing_settings(runs)
+    brief = sorted((key for key in differing if not key.endswith("._target_")), key=len)
+    quality = next((key for found in figures for key in found if key not in COMPARED), "auc")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=True)
+    table.add_column("run", overflow="fold", max_width=36)
+    for heading in ("AUC" if quality == "auc" else quality.replace("_", " "), "MB per step", "samples/s"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("settings that differ", overflow="ellipsis", no_wrap=True, ratio=1)
+    for place, (run, found) in enumerate(zip(runs, figures)):
+        moved, speed = found["step_bytes"], found["samples_per_s"]
+        table.add_row(
+            run.name if run.has_ended else f"{run.name} (not ended)",
+            value_text(quality, found.get(quality)),
+            "-" if moved is None else megabytes_text(moved).removesuffix(" MB"),
+            "-" if speed is None else f"{speed:,.0f}",
+            " ".join(f"{key}={differing[key][place]}" for key in brief),
+        )
+    text = io.StringIO()
+    Console(file=text, width=100, markup=False, highlight=False, no_color=True).print(table)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())

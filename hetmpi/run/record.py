@@ -1,0 +1,273 @@
+"""Run: a run folder read back, by files alone: neither MPI nor torch is needed."""
+
+from __future__ import annotations
+
+import json
+import numbers
+import re
+import statistics
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from hetmpi.errors import UserError
+from hetmpi.run import status
+from hetmpi.run.figures import is_of_task, moved_bytes, moved_per_step
+from hetmpi.run.files import flat
+
+SILENT_S, SILENT_TIMES = 60.0, 10  # a run of another host is missed after so long, and so many times its usual interval
+
+
+class Run:
+    """What a run folder says.
+
+    name, number      what it is called, and its place among the runs it is compared with
+    settings          key -> value, as on the command line
+    environment       of environment.json, {} if there is none
+    lines, evaluations  of metrics.jsonl and evaluation.jsonl; one that was cut short at the end is left out
+    summary           {} until the run has ended"""
+
+    def __init__(self, folder: Path, name: str, number: int):
+        """Raises UserError for what is no run folder, and for a file of it that cannot be read."""
+        if not (folder / "config.yaml").is_file():
+            raise UserError(
+                f"{folder} is no run folder, as it has no config.yaml: name one that hetmpi.train wrote (run.dir), or "
+                "a folder of such folders"
+            )
+        self.folder, self.name, self.number = folder, name, number
+        self.settings = read_settings(folder / "config.yaml")
+        self.environment, self.status = read_object(folder / "environment.json"), read_object(folder / status.STATUS)
+        self.lines, self.evaluations = read_lines(folder / "metrics.jsonl"), read_lines(folder / "evaluation.jsonl")
+        self._add_moved_bytes()
+        self.summary = read_object(folder / "summary.json", needs="steps")
+        self.by_rank = self.summary.get("by_rank", [])
+
+    @cache
+    def table(self, keys: tuple[str, ...], of: str = "lines") -> np.ndarray:
+        """Those of the lines, or of="evaluations", that have a number under all of keys: (n, number of keys)
+        float64."""
+        rows = [[line.get(key) for key in keys] for line in getattr(self, of)]
+        kept = [row for row in rows if all(isinstance(value, numbers.Real) for value in row)]
+        return np.array(kept, float).reshape(len(kept), len(keys))
+
+    def _add_moved_bytes(self):
+        """To each line its bytes between ranks per step, to each line and evaluation those since the run began; None
+        where there were none."""
+        step, moved, at = 0, 0.0, [(0.0, 0.0)]
+        for line in self.lines:
+            line["moved_bytes"] = moved_bytes(line) or None
+            moved += (line["moved_bytes"] or 0) * (line["step"] - step)
+            step = line["step"]
+            line["moved_so_far"] = moved or None
+            at.append((step, moved))
+        for line in self.evaluations:
+            line["moved_so_far"] = float(np.interp(line["step"], *zip(*at))) or None
+
+    @property
+    def lags(self) -> list[int]:
+        """How late all reads were, as EmbeddingTable counts; [] without a cache."""
+        counted = [line["lags"] for line in self.lines if line.get("lags")]
+        width = max(map(len, counted), default=0)
+        return np.sum([lags + [0] * (width - len(lags)) for lags in counted], 0).tolist() if width else []
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it came to its end."""
+        return bool(self.summary)
+
+    def mean(self, key: str) -> float | None:
+        """Mean over the logged lines."""
+        found = self.table((key,))
+        return float(found.mean()) if len(found) else None
+
+    def figures(self) -> dict[str, float | None]:
+        """The figures by which runs are compared: the task's, and step_bytes, sample_bytes, samples_per_s, elapsed_s,
+        hit_rate, lag_p99, samples. Of a run that has not ended: so far."""
+        last = self.lines[-1] if self.lines else {}
+        samples, seconds = last.get("samples"), last.get("elapsed_s", self.summary.get("seconds"))
+        task = self.summary or (self.evaluations[-1] if self.evaluations else {})
+        step_bytes = moved_per_step(self.summary) if self.summary else self.mean("moved_bytes")
+        step_samples = samples / last["step"] if samples else None
+        so_far = samples / seconds if samples and seconds else None
+        return {
+            **{key: task[key] for key in task if is_of_task(key, task[key])},
+            "step_bytes": step_bytes,
+            "sample_bytes": step_bytes / step_samples if step_samples and step_bytes is not None else None,
+            "samples_per_s": (self.summary.get("samples_per_s") or None) if self.summary else so_far,
+            "elapsed_s": seconds,
+            "hit_rate": self.summary.get("hit_rate", self.mean("hit_rate")),
+            "lag_p99": self.summary.get("lag_p99", self.mean("lag_p99")),
+            "samples": samples,
+        }
+
+    def slowest_rank(self) -> str:
+        """Which rank had the most work of its own in most of the lines."""
+        counts = Counter(self.table(("slowest_rank",))[:, 0].astype(int).tolist())
+        if not counts:
+            return "-"
+        [(rank, times)] = counts.most_common(1)
+        host = f" on {self.by_rank[rank]['host']}" if rank < len(self.by_rank) else ""
+        return f"rank {rank}{host}, in {times / counts.total():.0%} of the lines"
+
+    # The state.
+
+    def state(self, now: float) -> str:
+        """How far it is at `now`, seconds since 1970, as far as its files and this host's processes say."""
+        resumed = self.settings.get("resume")
+        return self._state(now) + (f"; resumed from {resumed}" if resumed else "")
+
+    def _state(self, now: float) -> str:
+        state = self.status.get("state")
+        if self.summary:
+            return f"finished after {self.summary['steps']:,} steps"
+        if state == status.FINISHED:
+            return f"finished, but summary.json is missing; {self._last(now)}"
+        if state == status.STOPPED:
+            return f"stopped by a signal at step {self.status['step']:,}, saved; resume={self.status['resume']} goes on"
+        if state == status.FAILED:
+            return f"failed: {last_words(str(self.status.get('message')))}; {self._last(now)}"
+        if state == status.RUNNING:
+            return self._state_unless_killed(now)
+        return f"not finished; it says nothing of its state; {self._last(now)}"
+
+    def _state_unless_killed(self, now: float) -> str:
+        """Of a run whose last word is that it runs."""
+        host, is_alive, silent_s = self.status.get("host"), status.is_alive(self.status), self._silent_s(now)
+        usual_s = self._usual_interval_s()
+        is_late = silent_s > max(SILENT_S, SILENT_TIMES * usual_s)
+        wait = f"no line for {span(silent_s)}" + (f", usually every {span(usual_s)}" if usual_s else "")
+        if is_alive is False:
+            return f"probably killed: its process on {host} is gone, without a message; {self._last(now)}{self._cure()}"
+        if is_alive:
+            return f"running{f', but {wait}' if is_late else ''}; {self._last(now)}"
+        if is_late:
+            return f"killed or hanging, on {host}: {wait}; {self._last(now)}{self._cure()}"
+        return f"probably running, on {host}, whose processes cannot be seen from here; {self._last(now)}"
+
+    def _cure(self) -> str:
+        return "; resume=auto goes on" if any(self.folder.glob("checkpoints/step-*/manifest.json")) else ""
+
+    def _silent_s(self, now: float) -> float:
+        return now - max(self._written(), self.status.get("time", 0.0))
+
+    def _written(self) -> float:
+        path = self.folder / "metrics.jsonl"
+        return path.stat().st_mtime if self.lines else 0.0
+
+    def _usual_interval_s(self) -> float:
+        """Between two lines; 0 if it is not known yet."""
+        times = self.table(("elapsed_s",))[:, 0]
+        return float(statistics.median(np.diff(times))) if len(times) > 1 else 0.0
+
+    def _last(self, now: float) -> str:
+        if not self.lines:
+            return "no step logged"
+        of_all = f" of {self.settings['steps']:,}" if isinstance(self.settings.get("steps"), int) else ""
+        return f"last logged step {self.lines[-1]['step']:,}{of_all}, {span(round(now - self._written()))} ago"
+
+
+def last_words(message: str) -> str:
+    """Of what a failing rank printed, the part after its traceback."""
+    return " ".join(message.rpartition("hetmpi: ")[2].split())
+
+
+def span(seconds: float) -> str:
+    """A time: '12 s'; of less than ten seconds as exact as it is given, '0.1 s' or '4 s'."""
+    unit, size = next((u for u in (("days", 86400), ("h", 3600), ("min", 60)) if seconds >= 2 * u[1]), ("s", 1))
+    is_exact = isinstance(seconds, float) and seconds < 10
+    return f"{max(0, seconds) / size:.{1 if is_exact else 0}f} {unit}"
+
+
+# Folders.
+
+
+def runs_of(folders: list[Path]) -> list[Run]:
+    """The runs of these folders, each a run folder or a folder of such. Raises UserError as Run."""
+    found = [run for folder in folders for run in run_folders(folder)]
+    repeated = Counter(folder.resolve().name for folder in found)
+    names = [str(folder) if repeated[folder.resolve().name] > 1 else folder.resolve().name for folder in found]
+    return [Run(folder, name, number) for number, (folder, name) in enumerate(zip(found, names))]
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """The folder itself if it is of a run, or has none in it; else those in it, 2 before 10."""
+    if (folder / "config.yaml").is_file():
+        return [folder]
+    return sorted((path.parent for path in folder.glob("*/config.yaml")), key=natural) or [folder]
+
+
+def natural(path: Path) -> list:
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", path.name) if part]
+
+
+def differing_settings(runs: list[Run]) -> dict[str, list[str]]:
+    """Key -> its value in each run, of the settings that are not the same in all."""
+    keys = dict.fromkeys(key for run in runs for key in run.settings)
+    rows = {key: [setting_text(run.settings.get(key, "-")) for run in runs] for key in keys}
+    for key, name in (("run.dir", ""), ("checkpoint.dir", "/checkpoints")):  # the default says nothing new
+        if all(run.settings.get(key) == f"{run.settings.get('run.dir')}{name}" for run in runs):
+            rows.pop(key, None)
+    return {key: texts for key, texts in rows.items() if len(set(texts)) > 1}
+
+
+def setting_text(value) -> str:
+    """A value as config.yaml has it."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+# Files.
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+
+
+def read_settings(path: Path) -> dict:
+    """config.yaml with its groups' keys joined by dots."""
+    try:
+        settings = yaml.load(read_text(path), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(settings, dict):
+        raise UserError(f"{path} holds no settings: name a folder that hetmpi.train wrote")
+    return flat(settings)
+
+
+def read_lines(path: Path) -> list[dict]:
+    """A .jsonl file, [] if there is none. A last line that does not end is still being written, and left out."""
+    if not path.exists():
+        return []
+    lines = [line for line in read_text(path).splitlines(keepends=True) if line.endswith("\n")]
+    return [checked(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+
+
+def checked(line: str, place: str) -> dict:
+    """One line's values. Raises UserError for what the run log does not write."""
+    try:
+        values = json.loads(line)
+    except ValueError as error:
+        raise UserError(f"{place} is not JSON ({error}): remove the line") from error
+    if not isinstance(values, dict) or not isinstance(values.get("step"), int):
+        raise UserError(f"{place} has no step: remove the line")
+    return values
+
+
+def read_object(path: Path, needs: str | None = None) -> dict:
+    """A .json file, {} if there is none. needs: a key that has an integer in any that the run log writes."""
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(read_text(path))
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON ({error}): remove the file") from error
+    if not isinstance(found, dict) or (needs and not isinstance(found.get(needs), int)):
+        raise UserError(
+            f"{path} is not as a run writes it{f', as it has no {needs}' if needs else ''}: remove the file"
+        )
+    return found
