@@ -74,6 +74,7 @@ default() {  # NAME VALUE
 
 launch() {  # RANKS COMMAND...
   set_mpi_defaults "$1"
+  export HETMPI_RUN_SH=$0  # for commands that a run suggests
   if [[ -t 1 ]]; then  # mpiexec puts a pipe between rank 0 and the terminal: rich asks these whether to draw
     default TTY_COMPATIBLE 1
     default COLUMNS "$(tput cols 2>/dev/null || echo 80)"

@@ -6,7 +6,6 @@ import os
 import shlex
 import textwrap
 import time
-from pathlib import Path
 
 from hetmpi.run.figures import MOVED, is_of_task, megabytes_text, moved_per_step, shown, value_text
 from hetmpi.spans import PARTS, Spans
@@ -161,7 +160,7 @@ def ending(summary: dict) -> list[str]:
         "quality": ", ".join(quality) or "not measured",
         "speed": speed(summary),
         "bytes": traffic(summary),
-        "model": summary.get("checkpoint") or "not kept; checkpoint.every_steps=N keeps every N-th step and the last",
+        "model": summary.get("checkpoint") or "not kept, as checkpoint.at_end=false",
         "next": f"{report_command()} {shlex.quote(str(summary['run_dir']))}",
     }
     return [f"{name:<{WORD_WIDTH}}{text}" for name, text in rows.items()]
@@ -202,5 +201,5 @@ def traffic(summary: dict) -> str:
 
 
 def report_command() -> str:
-    """The command that makes a report, as it can be given from the current folder."""
-    return "./run.sh report" if Path("run.sh").is_file() else "python -m hetmpi.report"
+    """The command that makes a report, as it can be pasted where this run was started."""
+    return f"{os.environ['HETMPI_RUN_SH']} report" if "HETMPI_RUN_SH" in os.environ else "hetmpi report"

@@ -131,14 +131,14 @@ def test_a_training_ends_with_five_lines(log, run_dir, capsys, monkeypatch):
         "speed": "112,000 samples/s, 2,000 steps in 12.3 s",
         "bytes": "1.5 MB per step between ranks (pulled 1, pushed 0.5); cache hits 91.2%",
         "model": "runs/a b/checkpoints/step-00002000",
-        "next": "python -m hetmpi.report 'runs/a b'",
+        "next": "hetmpi report 'runs/a b'",
     }
 
 
 def test_the_last_lines_say_what_there_was_not(log, capsys):
     said = ending_of(capsys, log, auc=None, log_loss=None, checkpoint=None, hit_rate=None)
     assert said["quality"] == "not measured" and said["bytes"].endswith("; no cache in use")
-    assert said["model"] == "not kept; checkpoint.every_steps=N keeps every N-th step and the last"
+    assert said["model"] == "not kept, as checkpoint.at_end=false"
     assert ending_of(capsys, log, is_one_node=True)["bytes"].startswith("1.5 MB per step between ranks of one node (")
     alone = ending_of(capsys, log, world_size=1, pulled_bytes=0.0, pushed_bytes=0.0)
     assert alone["bytes"].startswith("0 MB between ranks: one rank alone;")
