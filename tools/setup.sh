@@ -9,8 +9,9 @@ source "$ROOT/tools/progress.sh"
 source "$ROOT/tools/horovod.sh"
 
 STATE=$VENV/hetmpi-setup  # choices, stamps, logs
-CHOICES=(HETMPI_PYTHON HETMPI_MPI HETMPI_MARCH HETMPI_CUDA HETMPI_TORCH_INDEX NVCC HOROVOD_GPU HOROVOD_GPU_OPERATIONS)
-# Measured: torch for CPUs, PyPI's torch with CUDA 13, all else. pip has up to half of it in TMPDIR at a time, compressed.
+CHOICES=(HETMPI_PYTHON HETMPI_MPI HETMPI_MARCH HETMPI_CUDA HETMPI_TORCH_INDEX NVCC)
+CHOICES+=(HOROVOD_GPU HOROVOD_GPU_OPERATIONS)
+# Measured: torch for CPUs, PyPI's with CUDA 13, all else. In TMPDIR pip has up to half of it at a time, compressed.
 TORCH_MB=800
 TORCH_CUDA_MB=4800
 REST_MB=800
@@ -185,8 +186,8 @@ has_python() { "$HETMPI_PYTHON" -c "$1" 2>/dev/null; }
 # Empties the place of the venv, which another Python or MPI needs, unless it holds something that is not ours.
 clear_venv() {
   if [[ -e $STATE/core.done && $command != setup ]]; then
-    die "$VENV was set up for another Python, MPI or torch index than $base: HETMPI_VENV=.venv-other keeps both," \
-      "./run.sh setup replaces it"
+    die "$VENV was set up for another Python, MPI or HETMPI_TORCH_INDEX than $HETMPI_PYTHON, $MPI_NAME" \
+      "${HETMPI_TORCH_INDEX:+and $HETMPI_TORCH_INDEX}: HETMPI_VENV=.venv-other keeps both, ./run.sh setup replaces it"
   fi
   [[ -d $STATE || -z $(ls -A "$VENV" 2>/dev/null) ]] ||
     die "$VENV is there and was not made by run.sh: name another folder with HETMPI_VENV, or remove it"
@@ -197,13 +198,15 @@ clear_venv() {
 
 # Says what the set-up takes, and refuses it where there is no room, before anything large is fetched.
 announce() {
-  local torch_mb=$TORCH_MB most_mb=$TORCH_CUDA_MB
-  if sees_base_packages; then torch_mb=0 most_mb=0; elif [[ -n $HETMPI_TORCH_INDEX ]]; then most_mb=$TORCH_MB; fi
-  say "$VENV takes $(gb $((REST_MB + torch_mb)))$( ((most_mb == torch_mb)) ||
-    echo ", or $(gb $((REST_MB + most_mb))) if pip chooses a torch with CUDA, as PyPI's is (HETMPI_TORCH_INDEX: another)");" \
-    "about 3 minutes on 2 cores, and the time of the downloads"
-  need_room "$VENV" $((REST_MB + torch_mb)) $((REST_MB + most_mb)) "another folder with HETMPI_VENV"
-  need_room "${TMPDIR:-/tmp}" $(((REST_MB + torch_mb) / 3)) $(((REST_MB + most_mb) / 2)) "another folder with TMPDIR"
+  local least_mb=$((REST_MB + TORCH_MB)) most_mb=$((REST_MB + TORCH_CUDA_MB)) takes
+  [[ -z $HETMPI_TORCH_INDEX ]] || most_mb=$least_mb
+  ! sees_base_packages || least_mb=$REST_MB most_mb=$REST_MB
+  takes=$(gb $least_mb)
+  ((most_mb == least_mb)) ||
+    takes+=", or $(gb $most_mb) if pip chooses a torch with CUDA, as PyPI's is (HETMPI_TORCH_INDEX: another)"
+  say "$VENV takes $takes; about 3 minutes on 2 cores, and the time of the downloads"
+  need_room "$VENV" $least_mb $most_mb "another folder with HETMPI_VENV"
+  need_room "${TMPDIR:-/tmp}" $((least_mb / 3)) $((most_mb / 2)) "another folder with TMPDIR"
 }
 
 gb() { awk -v mb="$1" 'BEGIN { printf "%.1f GB", mb / 1000 }'; }
@@ -213,7 +216,7 @@ need_room() {  # FOLDER LEAST_MB MOST_MB CURE
   local free_mb
   free_mb=$(df -Pk "$1" 2>/dev/null | awk 'NR == 2 { print int($4 * 1.024 / 1000) }') || return 0
   ((free_mb >= $2)) || die "$1 has room for $(gb "$free_mb"), $(gb "$2") are needed: free some, or name $4"
-  ((free_mb >= $3)) || say "$1 has room for $(gb "$free_mb"): too little for a torch with CUDA, which takes $(gb "$3") there"
+  ((free_mb >= $3)) || say "$1 has room for $(gb "$free_mb"): too little for a torch with CUDA: $(gb "$3")"
 }
 
 has_venv() { [[ -x $VENV/bin/python ]]; }
@@ -269,7 +272,7 @@ pip_install() {
   version=$(echo "$VENV"/lib/python3.*/site-packages/pip-*.dist-info)
   version=${version##*/pip-}
   [[ $(printf '%s\n' 24.1 "$version" | sort -V | head -n 1) != 24.1 ]] || bar=raw  # bytes so far, for tools/progress.sh
-  PIP_USER=0 python -m pip install --no-input --disable-pip-version-check --progress-bar $bar "$@"
+  PIP_USER=0 python -m pip install --no-input --disable-pip-version-check --progress-bar "$bar" "$@"
 }
 
 # mpi4py's wheel looks for a libmpi by itself. Where it finds another than mpicxx gave Horovod, it is built with mpicc.
@@ -329,7 +332,8 @@ choose_cuda() {
 has_gpu() { compgen -G "/dev/nvidia[0-9]*" >/dev/null || { has nvidia-smi && nvidia-smi -L 2>&1 | grep -q '^GPU '; }; }
 
 has_nvcc() {
-  if [[ -n $NVCC ]]; then has "$NVCC"; else has nvcc || has "${CUDA_HOME:-}/bin/nvcc" || has /usr/local/cuda/bin/nvcc; fi
+  if [[ -n $NVCC ]]; then has "$NVCC"; return; fi
+  has nvcc || has "${CUDA_HOME:-}/bin/nvcc" || has /usr/local/cuda/bin/nvcc
 }
 
 build_core() {  # what is edited after core.began counts as newer
