@@ -16,10 +16,10 @@ from pathlib import Path
 from string import Template
 
 from hetmpi.errors import UserError
-from hetmpi.run import pictures
-from hetmpi.run.figures import figure_of, value_text
-from hetmpi.run.headline import Cell, compared_rows, text_table
-from hetmpi.run.record import Run, differing_settings, runs_of, setting_text
+from hetmpi.log import pictures
+from hetmpi.log.figures import figure_of, value_text
+from hetmpi.log.headline import Cell, compared_rows, text_table
+from hetmpi.log.record import Run, differing_settings, runs_of, setting_text
 from hetmpi.spans import PARTS
 
 

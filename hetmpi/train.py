@@ -28,19 +28,19 @@ from hetmpi.comm.world import World
 from hetmpi.data.loader import Ahead, Loader
 from hetmpi.data.source import Source
 from hetmpi.errors import NotFinite, UserError, doing
+from hetmpi.log.display import tell
+from hetmpi.log.environment import environment
+from hetmpi.log.headline import text_table
+from hetmpi.log.record import runs_of
+from hetmpi.log.runlog import RunLog
+from hetmpi.log.status import write_failed
 from hetmpi.run import build, command_line
 from hetmpi.run.config import compose
 from hetmpi.run.device import choose_device
-from hetmpi.run.display import tell
-from hetmpi.run.environment import environment
 from hetmpi.run.evaluation import Evaluation
-from hetmpi.run.headline import text_table
 from hetmpi.run.preemption import Preemption
 from hetmpi.run.progress import Interval, Stopwatch, gathered_by_rank, in_ms, summed, table_figures, times
-from hetmpi.run.record import runs_of
-from hetmpi.run.runlog import RunLog
 from hetmpi.run.saving import Saving
-from hetmpi.run.status import write_failed
 from hetmpi.run.sweep import points_of
 from hetmpi.run.watchdog import Watchdog
 from hetmpi.spans import Spans, chrome_trace, own_ms

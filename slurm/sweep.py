@@ -27,9 +27,9 @@ from omegaconf import DictConfig
 from hetmpi import train
 from hetmpi.comm.launch import LEFT_EARLY, launch
 from hetmpi.comm.mpi import srun_mpi
+from hetmpi.log.headline import text_table
+from hetmpi.log.record import runs_of
 from hetmpi.run.config import CONF
-from hetmpi.run.headline import text_table
-from hetmpi.run.record import runs_of
 
 
 def main():

@@ -1,1 +1,1 @@
-"""What a run is: its settings, devices, log, pictures, and what watches and ends it."""
+"""The parts of a run: settings, device, saving, evaluation, and its end."""

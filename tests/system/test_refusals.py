@@ -12,8 +12,8 @@ from launch import ROOT, SMALL, mpiexec, run, train
 
 from hetmpi.comm.world import World
 from hetmpi.errors import UserError
+from hetmpi.log.record import Run
 from hetmpi.run.config import compose
-from hetmpi.run.record import Run
 from hetmpi.spans import Spans
 from hetmpi.train import Training
 
@@ -50,7 +50,7 @@ def test_a_wrong_setting_is_told_once(override):
 @pytest.mark.parametrize(
     "override, words",
     [
-        ("no_such_key=1", ["Could not override 'no_such_key'", "conf/config.yaml lists"]),
+        ("no_such_key=1", ["Could not override 'no_such_key'", "`hetmpi train --help` lists all settings"]),
         ("model=no_such_model", ["Could not find 'model/no_such_model'", "deepfm"]),
         ("optim.rows=lion", ["optim.rows must be one of sgd, adagrad, rowwise_adagrad, adam, got lion"]),
         ("table.partition=ring", ["table.partition must be one of round_robin, range, hash, got ring"]),
@@ -294,5 +294,6 @@ def test_every_command_that_run_sh_tells_of_does_something():
     """Each has a branch of its own after the set-up, or before it."""
     text = (ROOT / "run.sh").read_text()
     told = re.findall(r"^  ([a-z-]+) .*\S", text[text.index("usage:") : text.index("environment\n")], re.MULTILINE)
-    branches = re.findall(r"^    ([a-z-]+)\) (?:exec|launch|run_|echo)", text, re.MULTILINE)
-    assert len(branches) == 10 and set(told) == set(branches)
+    found = re.findall(r"^    ([a-z-]+(?: \| [a-z-]+)*)\) (?:exec|cd|launch|run_|echo)", text, re.MULTILINE)
+    branches = [name for names in found for name in names.split(" | ")]
+    assert len(branches) == 13 and set(told) == set(branches)

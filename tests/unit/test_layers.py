@@ -21,7 +21,8 @@ ROOMS = {  # room -> rooms it may import from, besides itself and the ground
     "checkpoint": {"comm", "table"},
     "data": set(),
     "tasks": {"data", "table"},
-    "run": {"comm", "table", "checkpoint", "data", "tasks"},
+    "log": {"comm"},
+    "run": {"comm", "table", "checkpoint", "data", "tasks", "log"},
 }
 COMMANDS = {"__main__", "train", "predict", "doctor", "export", "report"}  # may import all; nobody imports them
 ABOVE_TABLE = {"dense": {"table"}}  # other modules that lie in no room

@@ -14,10 +14,10 @@ from launch import SMALL, run, summary, train
 from plotly.offline import get_plotlyjs
 
 from hetmpi import report
-from hetmpi.run import pictures
-from hetmpi.run.figures import bytes_text
-from hetmpi.run.record import Run, run_folders
-from hetmpi.run.status import process_start
+from hetmpi.log import pictures
+from hetmpi.log.figures import bytes_text
+from hetmpi.log.record import Run, run_folders
+from hetmpi.log.status import process_start
 from hetmpi.spans import OWN, PARTS
 
 CURVES = {"Loss", "Loss over time", "AUC", "AUC over time", "Log loss", "Log loss over time", "Samples per second"}

@@ -14,11 +14,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import metadata
 
 from hetmpi.errors import UserError
-from hetmpi.run import display
-from hetmpi.run.environment import ROOT, environment
-from hetmpi.run.figures import bytes_text, megabytes_text
-from hetmpi.run.runlog import TICK_S, RunLog
-from hetmpi.run.status import is_alive, read_status, write_failed
+from hetmpi.log import display
+from hetmpi.log.environment import ROOT, environment
+from hetmpi.log.figures import bytes_text, megabytes_text
+from hetmpi.log.runlog import TICK_S, RunLog
+from hetmpi.log.status import is_alive, read_status, write_failed
 from hetmpi.spans import Spans
 
 STEP = {

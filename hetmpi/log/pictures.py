@@ -14,7 +14,7 @@ from html import escape
 
 import numpy as np
 
-from hetmpi.run.figures import bytes_text, figure_of, is_of_task
+from hetmpi.log.figures import bytes_text, figure_of, is_of_task
 from hetmpi.spans import OWN, PARTS, WAITS
 
 # Okabe's and Ito's, which the colour-blind tell apart.

@@ -38,11 +38,11 @@ from pathlib import Path
 import yaml
 
 from hetmpi.errors import UserError
-from hetmpi.run import status
-from hetmpi.run.display import display, tell_ending
-from hetmpi.run.events import FINAL, EventFile
-from hetmpi.run.figures import is_of_task, moved_per_step
-from hetmpi.run.files import append, flat, replace
+from hetmpi.log import status
+from hetmpi.log.display import display, tell_ending
+from hetmpi.log.events import FINAL, EventFile
+from hetmpi.log.figures import is_of_task, moved_per_step
+from hetmpi.log.files import append, flat, replace
 from hetmpi.spans import Spans
 
 SHOWN_NAME = "standard output"

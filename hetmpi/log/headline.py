@@ -6,8 +6,8 @@ import io
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hetmpi.run.figures import bytes_text, figure_of, megabytes_text, value_text
-from hetmpi.run.record import Run, differing_settings
+from hetmpi.log.figures import bytes_text, figure_of, megabytes_text, value_text
+from hetmpi.log.record import Run, differing_settings
 
 Row = tuple[str, list["Cell"]]
 

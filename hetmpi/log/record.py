@@ -14,9 +14,9 @@ import numpy as np
 import yaml
 
 from hetmpi.errors import UserError
-from hetmpi.run import status
-from hetmpi.run.figures import is_of_task, moved_bytes, moved_per_step
-from hetmpi.run.files import flat
+from hetmpi.log import status
+from hetmpi.log.figures import is_of_task, moved_bytes, moved_per_step
+from hetmpi.log.files import flat
 
 SILENT_S, SILENT_TIMES = 60.0, 10  # a run of another host is missed after so long, and so many times its usual interval
 

@@ -7,7 +7,7 @@ import shlex
 import textwrap
 import time
 
-from hetmpi.run.figures import MOVED, is_of_task, megabytes_text, moved_per_step, shown, value_text
+from hetmpi.log.figures import MOVED, is_of_task, megabytes_text, moved_per_step, shown, value_text
 from hetmpi.spans import PARTS, Spans
 
 SILENT_S = 10.0  # the longest that plain lines are silent

@@ -14,8 +14,8 @@ import socket
 import time
 from pathlib import Path
 
-from hetmpi.run.figures import figure_of, is_of_task
-from hetmpi.run.files import append
+from hetmpi.log.figures import figure_of, is_of_task
+from hetmpi.log.files import append
 
 FINAL = ("samples_per_s", "seconds", "hit_rate")  # of the summary, under final/ beside the task's figures and the bytes
 PLACES = ("run.dir", "checkpoint.dir", "resume")  # settings that say where, not how
