@@ -232,7 +232,7 @@ main() {
     report | predict | export) exec python -m "hetmpi.$command" "$@" ;;
     bench) run_bench "$@" ;;
     doctor) launch "$NP" python -m hetmpi.doctor "$@" ;;
-    docs) cd "$ROOT" && exec python -m sphinx -W -n -q -c docs . "${1:-docs/_build}" ;;
+    docs) cd "$ROOT" && exec python -m sphinx -W -n -c docs . "${1:-docs/_build}" ;;
     slurm-trial) exec "$ROOT/tools/slurm_trial.sh" "$@" ;;
   esac
 }

@@ -6,9 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
+
+QUIET_S = 9
 
 
 def parse(name: str, settings: dict, arguments: list[str], least: dict[str, tuple[int, str]] | None = None) -> dict:
@@ -25,7 +29,17 @@ def parse(name: str, settings: dict, arguments: list[str], least: dict[str, tupl
     for key, (bound, why) in (least or {}).items():
         if settings[key] < bound:
             sys.exit(f"bench {name}: {key} must be at least {bound:,}, {why}, got {settings[key]:,}")
+    if not {"PMI_RANK", "OMPI_COMM_WORLD_RANK"} & set(os.environ):  # in a rank, the program that started it shows
+        threading.Thread(target=show_elapsed, args=(name,), daemon=True).start()
     return settings
+
+
+def show_elapsed(name: str):
+    """Shows that a benchmark runs, between its rows."""
+    began = time.monotonic()
+    while True:
+        time.sleep(QUIET_S)
+        print(f"bench {name}: {time.monotonic() - began:.0f} s so far", file=sys.stderr, flush=True)
 
 
 def value_like(default, text: str):

@@ -273,9 +273,10 @@ PYTHON
 }
 
 await() {  # SECONDS CONDITION...
-    local until=$((SECONDS + $1))
+    local until=$((SECONDS + $1)) said=$SECONDS
     until "${@:2}"; do
         ((SECONDS < until)) || return 1
+        ((SECONDS - said < 8)) || { said=$SECONDS; say "waiting for ${*:2}"; }
         sleep 0.2
     done
 }
