@@ -23,7 +23,7 @@ from hetmpi.comm.launch import launch
 from hetmpi.comm.memory import available_memory, cgroup_memory
 from hetmpi.comm.mpi import MPI, mpi_libraries, srun_mpi
 from hetmpi.comm.world import World
-from hetmpi.errors import ToldElsewhere, UserError
+from hetmpi.errors import ReportedElsewhere, UserError
 from hetmpi.run.device import gpu_problem
 from hetmpi.table.table import EmbeddingTable
 
@@ -185,7 +185,7 @@ def report_failure(name: str, error: Exception | None, report: Report):
         report.cure(f"{name}: this MPI cannot make the window ({error}): try HETMPI_MPI=mpich ./run.sh setup")
     elif error is not None:
         report.line(name, f"FAILS: {error}")
-        if not isinstance(error, ToldElsewhere):
+        if not isinstance(error, ReportedElsewhere):
             report.cure(f"{name}: {error}")
 
 

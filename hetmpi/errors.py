@@ -14,7 +14,7 @@ class NotFinite(UserError):
     """Gradients that are NaN or infinite, before they reach their owners."""
 
 
-class ToldElsewhere(UserError):
+class ReportedElsewhere(UserError):
     """A refusal that another rank prints."""
 
 

@@ -35,7 +35,7 @@ from test_table import RULES, all_rows, check_same_bits, make_table, train
 from hetmpi import _C
 from hetmpi.comm.route import PARTITIONS
 from hetmpi.comm.transport import Endpoint, choose
-from hetmpi.comm.two_sided import MOST_IDLE
+from hetmpi.comm.two_sided import MAX_IDLE_WRITES
 from hetmpi.comm.world import World
 from hetmpi.errors import UserError
 from hetmpi.table.cache import CacheSettings, Staleness
@@ -281,7 +281,7 @@ def test_what_is_written_without_a_read_is_not_held_for_ever(apart):
     keys, grads = torch.arange(200), torch.ones(200, 2)
     for _ in range(40):
         table.write(keys, grads)
-        assert apart.is_one_node or table.client.transport.mailbox.num_held <= 200 * MOST_IDLE
+        assert apart.is_one_node or table.client.transport.mailbox.num_held <= 200 * MAX_IDLE_WRITES
     table.flush()
     assert (changes(table, PLAIN) == -40 * apart.size).all()
     table.close()
