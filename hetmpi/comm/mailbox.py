@@ -24,8 +24,8 @@ HEAD, TAIL = 0, 64  # bytes from a ring's start, cpp/owner/ring.h RingHeader
 
 @dataclass
 class Message:
-    """The gradients that one rank sends to the owners in one step: for each key of `route` a row of `values`; at
-    staleness s >= 1 also its clock, the number of iterations summed, and the key."""
+    """The gradients that one rank sends to the owners in one step: for each key of `route` a row of `values`; in
+    SSP also its clock, the number of iterations summed, and the key."""
 
     step: int
     route: Route

@@ -150,7 +150,7 @@ class TwoSided:
         self.owner.apply(rows, message.take((num_pushed, self._sum_dim), np.float32), clocks, counts)
         return message.take((num_requested,), np.int64), message.take((num_requested,), np.int32), int(bound)
 
-    def reply_of(self, owner: int, request: OwnerRequest, bound: int) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+    def reply_of(self, owner: int, request: OwnerRequest, bound: int) -> tuple[np.ndarray, np.ndarray, list]:
         """The requested clocks (m,) int32; positions (k,) int64 of the received rows; one array (k, width) per array of
         a row."""
         message = Parts(self._receive(owner, REPLY))

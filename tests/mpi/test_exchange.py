@@ -339,7 +339,7 @@ def test_alltoall_is_taken_where_mpi_makes_no_window_over_nodes(apart):
         pytest.skip("takes two nodes")
     made = {"rma": None, "alltoall": lambda endpoint: endpoint.window.world}
     chosen, why = choose(Endpoint(NoWindow(apart), None), made, "auto", trial=None)
-    assert chosen is apart and why == "this MPI makes no one-sided window over several nodes"
+    assert chosen is apart and why == "this MPI supports no one-sided window over several nodes"
     table = make_table(apart, exchange="alltoall")
     assert not table.window.reaches_remote
     train(table, apart, steps=3)
