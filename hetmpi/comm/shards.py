@@ -17,8 +17,8 @@ from hetmpi.in_flight import InFlight
 
 
 class ShardReader:
-    """Reads the shards of all ranks. A row of another rank may be read while it is being written, which bounded
-    staleness accepts (docs/sharp_bits.md).
+    """Reads the shards of all ranks. A row of another rank may be read while it is being written, which SSP
+    accepts (docs/sharp_bits.md).
 
     is_collective   whether all ranks must make the same number of reads"""
 

@@ -102,10 +102,10 @@ def test_a_run_goes_on_from_an_incremental_checkpoint_to_the_same_bits(tmp_path,
 
 
 @pytest.mark.parametrize("damage, told", [
-    ("flipped", "step-00000006 cannot be used: step-00000002/shard-00001.weight.npy, which it builds on, has other "
-                "bytes"),
-    ("gone", "step-00000006 cannot be used: .*step-00000002 is no whole checkpoint"),
-    ("another", "step-00000006 cannot be used: .*step-00000006 builds on step-00000002, which is another now"),
+    ("flipped", "step-00000006 cannot be used: step-00000002/shard-00001.weight.npy, which it builds on, does not "
+                "match its hash"),
+    ("gone", "step-00000006 cannot be used: .*step-00000002 is not a complete checkpoint"),
+    ("another", "step-00000006 cannot be used: .*step-00000006 builds on step-00000002, which has changed since"),
 ])  # fmt: skip
 def test_an_incremental_checkpoint_is_no_better_than_what_it_builds_on(tmp_path, incremental, damage, told, capsys):
     base = tmp_path / "checkpoints/step-00000002"
@@ -279,7 +279,7 @@ def flip(path):
 DAMAGES = {
     "flipped": (
         lambda path: flip(path / "shard-00001.weight.npy"),
-        "shard-00001.weight.npy has other bytes than were written",
+        "shard-00001.weight.npy does not match its hash",
     ),
     "missing": (
         lambda path: (path / "shard-00000.clock.npy").unlink(),
@@ -287,11 +287,12 @@ DAMAGES = {
     ),
     "truncated": (
         lambda path: (path / "dense.pt").write_bytes((path / "dense.pt").read_bytes()[:-1]),
-        r"dense.pt has [\d,]+ bytes, [\d,]+ "
-        r"were "
-        r"written",
+        r"dense.pt has [\d,]+ bytes, expected [\d,]+",
     ),
-    "no manifest": (lambda path: (path / "manifest.json").write_text("{"), "is no whole checkpoint: manifest.json"),
+    "no manifest": (
+        lambda path: (path / "manifest.json").write_text("{"),
+        "is not a complete checkpoint: manifest.json",
+    ),
     "other format": (
         lambda path: (path / "manifest.json").write_text('{"format": 99}'),
         "has format 99, this hetmpi reads 1, 2 and 3",
@@ -316,7 +317,7 @@ def test_a_named_checkpoint_that_is_damaged_ends_the_run(tmp_path, run_of_6):
     outcome = train(2, *SMALL, f"run.dir={tmp_path}", f"resume={folder}/step-00000006", "optim.rows=adagrad")
     assert (
         outcome.code != 0
-        and "dense.pt has other bytes than were written: name another checkpoint, or resume=auto" in outcome.text
+        and "dense.pt does not match its hash: name another checkpoint, or resume=auto" in outcome.text
     )
     assert not outcome.survivors
 
@@ -325,7 +326,7 @@ def test_a_checkpoint_of_another_table_is_refused(tmp_path, run_of_6):
     outcome = train(
         2, *SMALL, "table.dim=8", f"run.dir={tmp_path}", f"resume={run_of_6}/step-00000006", "optim.rows=adagrad"
     )
-    assert outcome.code != 0 and "is of a table with dim=4, this one has 8" in outcome.text, outcome.text
+    assert outcome.code != 0 and "has a table with dim=4, the program's has 8" in outcome.text, outcome.text
 
 
 @pytest.mark.parametrize("resume", ["auto", "PATH"])
@@ -393,7 +394,9 @@ def test_what_is_not_finite_is_not_saved_and_all_ranks_hear_of_it(
         "state": rf"table 'words': state of 1 row\(s\) of rank {last} is not finite, of key {2 * world.size + last} "
         rf"for one",
     }[spoilt]
-    with pytest.raises(UserError, match=f"step-00000002 is not written in {folder}: {told}: earlier checkpoints stay"):
+    with pytest.raises(
+        UserError, match=f"step-00000002 is not written in {folder}: {told}: earlier checkpoints are kept"
+    ):
         checkpoints.wait()
     assert checkpoints.newest() == checkpoints.path(1)
     world.comm.Barrier()
@@ -635,7 +638,7 @@ def test_the_dense_layers_come_out_for_other_programs(tmp_path, run_of_6):
 def test_an_export_says_what_it_cannot_take(tmp_path):
     with pytest.raises(SystemExit, match="cannot take rows=csv; what can be said: rows=npy|parquet|none"):
         export.main(["a", "b", "rows=csv"])
-    with pytest.raises(SystemExit, match="hetmpi: .* is no whole checkpoint"):
+    with pytest.raises(SystemExit, match="hetmpi: .* is not a complete checkpoint"):
         export.main([str(tmp_path), str(tmp_path / "out")])
 
 

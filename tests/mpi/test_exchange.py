@@ -354,7 +354,7 @@ def test_a_rank_that_leaves_is_told_what_is_lost(apart):
     keys = torch.arange(20)
     table.read(keys)
     table.write(keys, torch.ones(20, 2))
-    with pytest.raises(RuntimeError, match="no rank sends alone"):
+    with pytest.raises(RuntimeError, match="no rank can push alone"):
         table.push_pending()
     table.flush()
     assert np.array_equal(changes(table, PLAIN)[:, 0], np.where(table.keys() < 20, -apart.size, 0))

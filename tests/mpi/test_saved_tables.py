@@ -187,13 +187,13 @@ def test_tables_are_loaded_by_the_names_they_were_saved_by(world, folder):
     checkpoints.save(Position(2, 0), mine["users"])
     checkpoints.wait()
     for number, tables, told in [
-        (1, mine["users"], "is of the tables users, items.2, to be loaded into one table without a name"),
-        (1, {"users": mine["users"]}, "is of the tables users, items.2, to be loaded into the tables users:"),
-        (2, {"users": mine["users"]}, "is of one table without a name, to be loaded into the tables users:"),
+        (1, mine["users"], "has the tables users, items.2, the program loads one table without a name"),
+        (1, {"users": mine["users"]}, "has the tables users, items.2, the program loads the tables users:"),
+        (2, {"users": mine["users"]}, "has one table without a name, the program loads the tables users:"),
         (
             1,
             {"users": mine["items.2"], "items.2": mine["users"]},
-            "is of table users with num_rows=200, this one has 100",
+            "has table users with num_rows=200, the program's has 100",
         ),
     ]:
         with pytest.raises(UserError, match=told):
@@ -229,7 +229,7 @@ def test_what_is_no_table_or_cannot_be_said_is_refused(world, folder):
         (Position(-1), table, {}, "step must be an integer of at least 0, got -1"),
         (Position("1"), table, {}, "step must be an integer of at least 0, got '1'"),
         (Position(1, 1.5), table, {}, "samples must be an integer of at least 0, got 1.5"),
-        (Position(1), table, {"files": {}}, "about must not say files"),
+        (Position(1), table, {"files": {}}, "about must not have the key files"),
         (Position(1), table, {"note": table}, "about must be a dict that JSON can hold: .*EmbeddingTable"),
     ]:
         with pytest.raises(UserError, match=told):

@@ -98,9 +98,7 @@ def test_no_module_imports_itself_by_way_of_others():
 def test_what_carries_rows_knows_nothing_of_staleness():
     for name in ("mailbox", "shards", "transport", "one_sided", "two_sided", "collective", "window", "route"):
         text = " ".join((ROOT / "hetmpi" / "comm" / f"{name}.py").read_text().split('"""', 2)[2].split())
-        assert "taleness" not in text.replace("bounded staleness accepts", "").replace("at staleness s >= 1 its", ""), (
-            name
-        )
+        assert "taleness" not in text, name
 
 
 def test_commands_are_imported_by_nobody():
