@@ -389,10 +389,10 @@ def test_what_is_not_finite_is_not_saved_and_all_ranks_hear_of_it(
     checkpoints.save(Position(2, 0), table, model)
     told = {
         "dense": "parameter bias of the dense layers is not finite",
-        "weight": rf"table 'words': weight of 1 row\(s\) of rank {last} is not finite, of key {2 * world.size + last} "
-        rf"for one",
-        "state": rf"table 'words': state of 1 row\(s\) of rank {last} is not finite, of key {2 * world.size + last} "
-        rf"for one",
+        "weight": rf"table 'words': weight of 1 row\(s\) of rank {last} is not finite, "
+        rf"for example of key {2 * world.size + last}",
+        "state": rf"table 'words': state of 1 row\(s\) of rank {last} is not finite, "
+        rf"for example of key {2 * world.size + last}",
     }[spoilt]
     with pytest.raises(
         UserError, match=f"step-00000002 is not written in {folder}: {told}: earlier checkpoints are kept"
@@ -552,7 +552,7 @@ def test_a_signal_saves_and_leaves_and_the_run_goes_on_bitwise(tmp_path):
     os.kill(ranks_of(tmp_path)[-1], signal.SIGUSR1)
     text, _ = process.communicate(timeout=60)
     assert process.returncode == 85, (process.returncode, text)
-    [saved_at] = re.findall(r"told to leave: saved \S+/step-(\d+), from which resume=\S+ goes on", text)
+    [saved_at] = re.findall(r"stopped by a signal: saved \S+/step-(\d+), continue with resume=\S+", text)
     last, more = int(saved_at), [f"steps={int(saved_at) + 3}", "log.every_steps=1000000"]
     assert Checkpoints(World(), tmp_path / "checkpoints").steps()[0] == last
     outcome = train(2, *settings, *more, "checkpoint.every_steps=1000000")
@@ -636,7 +636,7 @@ def test_the_dense_layers_come_out_for_other_programs(tmp_path, run_of_6):
 
 
 def test_an_export_says_what_it_cannot_take(tmp_path):
-    with pytest.raises(SystemExit, match="cannot take rows=csv; what can be said: rows=npy|parquet|none"):
+    with pytest.raises(SystemExit, match="unknown argument rows=csv; known are rows=npy|parquet|none"):
         export.main(["a", "b", "rows=csv"])
     with pytest.raises(SystemExit, match="hetmpi: .* is not a complete checkpoint"):
         export.main([str(tmp_path), str(tmp_path / "out")])

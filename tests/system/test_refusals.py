@@ -70,7 +70,7 @@ def test_a_wrong_setting_is_told_once(override):
         ),
         (
             "model.hidden=[1000000,1000000]",
-            ["hetmpi.models.wdl.WDL: memory lacks room for a tensor of 3,725.3 GiB: lower table.dim"],
+            ["hetmpi.models.wdl.WDL: not enough memory for a tensor of 3,725.3 GiB: lower table.dim"],
         ),
         ("data.scale=x", ["data.scale must be a number of at least 1e-09, got x"]),
         ("data._target_=5", ["_target_ must name a class, as package.module.Class, got 5"]),
