@@ -1,5 +1,5 @@
-"""Checkpoints: what was saved comes back, on any number of ranks; what is damaged is not used; a run that went on is
-the run that was never stopped."""
+"""Checkpoints: saved state is restored on any number of ranks; damaged checkpoints are not used; a resumed run equals
+an uninterrupted one."""
 
 import contextlib
 import itertools
@@ -40,7 +40,7 @@ SAVING = ["checkpoint.every_steps=2", "checkpoint.keep=9", "optim.rows=adagrad"]
 
 
 def saved(folder, ranks=2, *more):
-    """Trains with checkpoints after steps 2, 4 and 6; their folder."""
+    """Trains with checkpoints after steps 2, 4 and 6. Returns their folder."""
     outcome = train(ranks, *SMALL, *SAVING, f"run.dir={folder}", *more)
     assert outcome.code == 0, outcome.text
     return Path(folder, "checkpoints")
@@ -76,7 +76,7 @@ REPLICATING = "table.replicate_below_rows=100"
 
 @pytest.fixture(scope="module", params=[[], [REPLICATING]], ids=["", "replicated"])
 def incremental(request, tmp_path_factory):
-    """As run_of_6, but what was saved after steps 4 and 6 are incremental checkpoints."""
+    """As run_of_6, but the checkpoints after steps 4 and 6 are incremental."""
     return saved(tmp_path_factory.mktemp("incremental"), 2, "checkpoint.full_every=3", *request.param)
 
 
@@ -147,7 +147,7 @@ def test_what_incremental_checkpoints_build_on_stays_and_of_several_not_all_buil
 def test_rows_of_late_updates_are_in_an_incremental_checkpoint(
     placed, tmp_path_factory, monkeypatch, staleness, has_memory
 ):
-    """At s >= 1 an update may leave a row's clock as it is."""
+    """At s >= 1 an update may leave a row's clock unchanged."""
     folder = Path(placed.comm.bcast(str(tmp_path_factory.mktemp("late"))))
     model, random = torch.nn.Linear(2, 2), np.random.default_rng(placed.rank)
     table, other = (
@@ -199,13 +199,14 @@ def test_two_folders_of_one_table_and_rows_put_in_by_hand_are_saved_whole(tmp_pa
     assert saved_last(latest, 2) == "step-00000001"
     assert saved_last(best, 2) is None
     train(torch.arange(5, 7))
-    assert saved_last(latest, 3) is None and saved_last(best, 3) is None  # what was touched since is known to neither
+    # neither knows the rows touched since its base
+    assert saved_last(latest, 3) is None and saved_last(best, 3) is None
     train(torch.arange(8, 9))
     assert saved_last(best, 4) == "step-00000003"
     best.load(best.path(2), table)
     assert saved_last(best, 5) is None
     train(torch.arange(0, 100, 1))
-    assert saved_last(best, 6) is None  # most rows
+    assert saved_last(best, 6) is None  # most rows have changed
     table.close()
 
 
@@ -447,7 +448,7 @@ def test_a_run_that_would_not_go_on_as_it_began_is_refused(tmp_path, run_of_6, c
 
 
 class Killed(BaseException):
-    """A process ends there."""
+    """Stands for the end of a process."""
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -515,7 +516,7 @@ def test_a_full_disk_ends_the_run_with_the_reason_and_keeps_what_was_whole(tmp_p
 
 @pytest.mark.long
 def test_a_rank_killed_at_any_moment_leaves_a_checkpoint_to_go_on_from(tmp_path, run_of_6):
-    """Whatever is there afterwards is whole, and leads to the same rows."""
+    """The folder then contains only complete checkpoints, which lead to the same rows."""
     random, longest_s, num_killed = np.random.default_rng(0), 3.0, 0
     ranks = [mpiexec(), "-n", "2", sys.executable, "-m", "hetmpi.train"]
     command = [*ranks, *SMALL, *SAVING, f"run.dir={tmp_path}", "resume=auto"]
@@ -531,7 +532,7 @@ def test_a_rank_killed_at_any_moment_leaves_a_checkpoint_to_go_on_from(tmp_path,
             os.kill(rank, signal.SIGKILL)
         process.wait(60)
         num_killed += len(found)
-        longest_s *= 1 if found else 0.7  # it had ended: on a fast machine
+        longest_s *= 1 if found else 0.7  # the run had ended already, on a fast machine
     outcome = run(command)
     assert outcome.code == 0, outcome.text
     assert_same_bits(tmp_path / "checkpoints/step-00000006", run_of_6 / "step-00000006")
@@ -539,7 +540,7 @@ def test_a_rank_killed_at_any_moment_leaves_a_checkpoint_to_go_on_from(tmp_path,
 
 @pytest.mark.long
 def test_a_signal_saves_and_leaves_and_the_run_goes_on_bitwise(tmp_path):
-    """The signal goes to one rank, which is in the middle of something."""
+    """The signal is sent to one rank during a step."""
     settings = [*SMALL, *SAVING, f"run.dir={tmp_path}", "steps=100000", "resume=auto"]
     process = subprocess.Popen(
         [mpiexec(), "-n", "2", sys.executable, "-m", "hetmpi.train", *settings], cwd=ROOT, env=environment(), text=True,
@@ -605,7 +606,7 @@ def test_rows_by_key_and_the_dense_layers_come_out(tmp_path, run_of_6):
 
 
 def trained(path):
-    """The model of a checkpoint, rows of some samples, and these."""
+    """The model of a checkpoint, the rows of some samples, and these samples."""
     manifest, data = json.loads((path / "manifest.json").read_text()), Synthetic(0, scale=0.0005)
     model = WDL(
         data.num_fields,

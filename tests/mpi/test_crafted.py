@@ -1,5 +1,5 @@
-"""Checkpoints that are whole by their hashes and still wrong: each is refused in one message on every rank. Run at 1, 2
-and 3 ranks."""
+"""Checkpoints with correct hashes and invalid content: each is refused by one message on every rank. Run at 1, 2 and 3
+ranks."""
 
 import io
 import json
@@ -30,7 +30,7 @@ NOT_EXPORTED = ("finite", "clocks", "dense.pt", "rng", "model", "tensor", "numbe
 
 
 class Runs:
-    """What a pickle would run when it is opened."""
+    """Unpickling it would run code."""
 
     def __reduce__(self):
         return subprocess.check_call, (["false"],)
@@ -51,7 +51,7 @@ def train(table, keys):
 
 @pytest.fixture(scope="module")
 def whole(world, tmp_path_factory):
-    """Full checkpoints of the steps 1 and 2, and an incremental one of step 3."""
+    """Full checkpoints of steps 1 and 2, and an incremental one of step 3."""
     folder = Path(world.comm.bcast(str(tmp_path_factory.mktemp("whole"))))
     table, model, optimizer = parts(world)
     checkpoints = Checkpoints(world, folder, keep=9)
@@ -85,7 +85,7 @@ def crafted(world, whole, tmp_path_factory):
 
 
 def says(**changes):
-    """Spoils a manifest: name -> another value, ... to leave it out."""
+    """Changes values of a manifest: name -> value, ... to remove it."""
 
     def change(manifest):
         for name, value in changes.items():
@@ -97,7 +97,7 @@ def says(**changes):
 
 
 def renames(name):
-    """Calls the first shard's weights something else, in the manifest and on the disk."""
+    """Renames the first shard's weight file, in the manifest and on disk."""
 
     def spoil(path):
         where = Path(name) if Path(name).is_absolute() else path / name
@@ -110,7 +110,7 @@ def renames(name):
 
 
 def holds(name, change):
-    """Spoils a file: change(what it holds) -> another array, value for torch.save, or bytes."""
+    """Replaces the content of a file: change(content) -> array, value for torch.save, or bytes."""
 
     def spoil(path):
         load = np.load if name.endswith("npy") else lambda file: torch.load(file, weights_only=True)
@@ -120,7 +120,7 @@ def holds(name, change):
 
 
 def pipes(file):
-    """A pipe in the place of a file: who opens it waits for ever."""
+    """Replaces a file by a pipe: opening it would block for ever."""
     file.unlink()
     os.mkfifo(file)
 
@@ -323,7 +323,7 @@ OTHERS = {
 
 
 def other_base(path, **changes):
-    """Changes the base of an incremental checkpoint, which is told its new hash."""
+    """Changes the base of an incremental checkpoint, and its hash in the incremental one."""
     base = path.parent / "step-00000002"
     says(**changes)(base)
     said = json.loads((base / "manifest.json").read_text())
@@ -332,7 +332,7 @@ def other_base(path, **changes):
 
 
 def assert_refused(world, path, told, exports=True):
-    """By load on every rank, and by the export of rows, which takes them as they are."""
+    """By load on every rank, and by the export of rows, which does not check values."""
     table, model, optimizer = parts(world)
     with pytest.raises(UserError, match=told):
         Checkpoints(world, path.parent).load(path, table, model, optimizer)
@@ -390,7 +390,7 @@ JSON = st.recursive(
 
 
 def tries(world, folder, step):
-    """Loads and exports: UserError or nothing."""
+    """Loads and exports: UserError or success."""
     path = folder / f"step-{step:08d}"
     for call in (
         lambda: Checkpoints(world, folder).damage(path),

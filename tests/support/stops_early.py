@@ -1,4 +1,4 @@
-"""Run by test_watchdog.py: rank 1 stops before anybody watches it."""
+"""Run by test_watchdog.py: rank 1 stops before the watchdog has started."""
 
 import os
 import signal

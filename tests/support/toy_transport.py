@@ -10,7 +10,7 @@ from hetmpi.comm.two_sided import OwnerRequest, TwoSided, joined
 
 
 class Pickled(TwoSided):
-    """TwoSided with another wire below its rounds."""
+    """TwoSided with other communication below its rounds."""
 
     def send_requests(self, pull):
         held, known, size = self.mailbox.take_held(), pull.known(), self.world.size
