@@ -3,11 +3,9 @@
 //
 //   round_robin  key k lives on rank k mod size, at row k div size: neighbouring keys spread over all ranks
 //   range        rank r owns the contiguous keys [r * num_rows div size, (r + 1) * num_rows div size)
-//   hash         round robin over scrambled keys, for key spaces whose popular keys share a remainder. The scrambling
-// is
-//                a permutation of [0, num_rows): a four-round Feistel network over the next even number of bits,
-// iterated
-//                until the result is in range (Black and Rogaway, CT-RSA 2002, "cycle walking")
+//   hash         round robin over scrambled keys, for key spaces in which popular keys share a remainder. Keys are
+//                scrambled by a permutation of [0, num_rows): a four-round Feistel network over the next even number
+//                of bits, iterated until the result is in range (Black and Rogaway, CT-RSA 2002, "cycle walking")
 //
 // Route: a batch of keys sorted by owner.
 #pragma once

@@ -92,9 +92,9 @@ class TwoSided:
 
     def flush(self, bound: int):
         """A round without requests, which sends the held messages to their owners. REQUIRES: no round is open."""
-        nobody = Route(NO_KEYS, NO_KEYS, np.zeros(self.world.size + 1, np.int64))
+        no_route = Route(NO_KEYS, NO_KEYS, np.zeros(self.world.size + 1, np.int64))
         no_clocks, no_rows = np.empty(0, np.int32), np.empty(0, bool)
-        RoundTicket(self, Pull(nobody, no_clocks, lambda: no_clocks, lambda: no_rows, bound, FLUSH)).drop()
+        RoundTicket(self, Pull(no_route, no_clocks, lambda: no_clocks, lambda: no_rows, bound, FLUSH)).drop()
 
     def close(self):
         if not self.is_broken:

@@ -128,10 +128,8 @@ class EmbeddingBag(torch.nn.Module):
         Raises NotFinite for gradients that are NaN or infinite, before any is sent; they are kept until zero_grad().
         Warns if zero_grad() has discarded those of the first step."""
         if self._discard_if_zeroed() and not self._has_stepped:
-            self._warn(
-                "zero_grad() came between backward() and step(), which discards the gradients of the rows: call step() "
-                "before zero_grad()", 3,
-            )  # fmt: skip
+            text = "zero_grad() came between backward() and step(), which discards the gradients of the rows"
+            self._warn(f"{text}: call step() before zero_grad()", 3)
         if not self.anchor.requires_grad:
             self._discard()
         keys, grads = self._summed()
@@ -151,11 +149,11 @@ class EmbeddingBag(torch.nn.Module):
         self._discard_if_zeroed()
         self._is_called = True
         if self._num_batches >= MANY_BATCHES:
-            self._warn(
+            text = (
                 f"gradients of {self._num_batches} batches wait for step(): call bag.step() after each "
-                "optimizer.step() and zero_grad() for a batch that is left out; to accumulate as many on purpose is "
-                "fine", TO_CALLER,
-            )  # fmt: skip
+                "optimizer.step(), and zero_grad() for a batch that is left out; ignore this if you accumulate so many"
+            )
+            self._warn(text, TO_CALLER)
         rows = self.table.read(keys)
         return Rows.apply(self.anchor, rows, keys, self) if self.anchor.requires_grad else rows
 

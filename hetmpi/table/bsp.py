@@ -37,10 +37,8 @@ class BspClient:
         self._inbox = _C.Inbox(parts.store.rings, parts.world.rank, *parts.store.arrays)
         route = trial_route(parts.window, parts.partition, parts.num_rows)
         rows = np.empty((TRIAL_KEYS, parts.dim), np.float32)
-        self.transport, self.why = choose(
-            Endpoint(parts.window, parts.record), {"rma": OneSided, "alltoall": Collective}, exchange,
-            lambda transport: transport.peek("weight", route, rows),
-        )  # fmt: skip
+        endpoint, ways = Endpoint(parts.window, parts.record), {"rma": OneSided, "alltoall": Collective}
+        self.transport, self.why = choose(endpoint, ways, exchange, lambda way: way.peek("weight", route, rows))
         self._reader, self._mailbox = self.transport.reader, self.transport.mailbox
         self._is_written = False  # a write is not yet settled
         self._is_open = False  # the inbox waits for gradients of all ranks

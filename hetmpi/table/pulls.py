@@ -34,12 +34,12 @@ class Pulls:
                 f"EmbeddingTable.prefetch: {MOST_AHEAD} batches, the maximum, are announced and not read yet: read one "
                 "before the next call"
             )
-        if self._travels_ahead:
+        if self._can_prepare:
             self._ahead.append(self._parts.request(keys))
             self.request_next()
 
     @property
-    def _travels_ahead(self) -> bool:
+    def _can_prepare(self) -> bool:
         """Whether announcing a batch has any use: rows can be fetched ahead, or lines looked up while a GPU
         computes."""
         if self._parts.world.is_one_node:

@@ -33,9 +33,7 @@ NO_GPU = _C.gpu_problem()
 needs_gpu = pytest.mark.skipif(bool(NO_GPU), reason=f"no GPU can be used here: {NO_GPU}")
 
 
-NO_GPU_IN = (
-    "not formula and not steps_of_torch and not first_rows"  # deselects tests of test_staleness.py without a cache
-)
+NO_GPU_IN = "not formula and not steps_of_torch and not first_rows"  # deselects tests without a cache
 
 needs_compiler = pytest.mark.skipif(
     shutil.which(CXX[0]) is None, reason=f"there is no C++ compiler {CXX[0]}; CXX may name one"
