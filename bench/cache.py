@@ -1,19 +1,19 @@
-"""Times the row cache on one thread: find, gather, update and insert_and_evict, against torch on the same rows.
+"""Times the row cache on one thread: find, gather, update and insert_and_evict, compared with torch on the same rows.
 
     ./run.sh bench cache [rows=337000] [repeats=30]
     ./run.sh bench cache device=cuda [rows=16000000] [dim=128] [keys=1000000] [hit_rate=0.95] [repeats=30]
 
-On the CPU it first checks, against a dictionary, that what the cache returns is right. Then prints nanoseconds per
-unique key at hit rates 0.5, 0.9 and 1.0, dims 32 and 128, 3 K and 53 K keys a call, and three figures at 11 K keys a
-call, all hits, the cache full: find + gather against torch.index_select of the same rows by slot, update (row and
-pending sum) against torch.index_add_, and one step as a trainer makes it of 53 K ids (11 K unique): unique, read,
-expansion to occurrences, their gradients summed per key, write. Medians; each pair is timed in turns.
+On the CPU it first compares the cache's results with a dictionary. Then it prints nanoseconds per unique key at hit
+rates 0.5, 0.9 and 1.0, dims 32 and 128, 3 K and 53 K keys per call, and three figures at 11 K keys per call, all hits,
+with a full cache: find + gather against torch.index_select of the same rows by slot, update (row and pending sum)
+against torch.index_add_, and a trainer's step of 53 K ids (11 K unique): unique, read, expansion to occurrences, sum of
+their gradients per key, write. Medians; the two sides of each comparison take turns.
 
 Last, one JSON line: {"find_gather_vs_index_select": {"32": x, "128": x}, "update_vs_index_add": {"32": x, "128": x},
-"step_ms": {"32": x, "128": x}, "ns_per_key": {...}, "bytes_per_row": {...}}. Ratios are times, so below 1 is faster
+"step_ms": {"32": x, "128": x}, "ns_per_key": {...}, "bytes_per_row": {...}}. Ratios are of times: below 1 is faster
 than torch. On the GPU (bench/cache_gpu.py): {"copy_bytes_per_s": x, "find_keys_per_s": x, ..., "gather_vs_copy": share
-of the copy bandwidth, "update_vs_copy": x, "torch_vs_cache": how many times as long torch's index_select and index_add_
-take, unique in both}.
+of the copy bandwidth, "update_vs_copy": x, "torch_vs_cache": time of torch's index_select and index_add_ relative to
+the cache's calls, both with unique}.
 """
 
 import json
@@ -36,7 +36,7 @@ KEY_STRIDE = 7  # keys in the cache are its multiples, others are not
 
 
 def main():
-    """Checks, then times."""
+    """Checks results, then times calls."""
     if "device=cuda" in sys.argv[1:]:
         from cache_gpu import bench_gpu
 
@@ -64,7 +64,7 @@ def main():
 
 
 class Filled:
-    """A full cache of rows that are known: row of key k is k / KEY_STRIDE everywhere."""
+    """A full cache of known rows: all columns of the row of key k are k / KEY_STRIDE."""
 
     def __init__(self, num_rows: int, dim: int):
         self.dim = dim
@@ -74,7 +74,7 @@ class Filled:
         for begin in range(0, num_rows, 10_000):
             self.insert(keys[begin : begin + 10_000])
         slots = self.find(keys)
-        self.held = keys[slots >= 0]  # some sets were asked for more lines than they have
+        self.held = keys[slots >= 0]  # some sets had more keys than lines
 
     def find(self, keys: np.ndarray) -> np.ndarray:
         slots = np.empty(len(keys), np.int64)
@@ -82,7 +82,7 @@ class Filled:
         return slots
 
     def insert(self, keys: np.ndarray):
-        """Gives lines to those of `keys` that have none; their sums are thrown away."""
+        """Inserts those of `keys` that have no line; the pushes are discarded."""
         slots = self.find(keys)
         self.cache.insert_and_evict(keys, slots < 0, *self.rows(keys), slots)
         self.cache.take_pushes()
@@ -94,7 +94,7 @@ class Filled:
 
 
 def check(dim: int):
-    """Raises RuntimeError if rows, previews or sums are not what a dictionary says."""
+    """Raises RuntimeError if rows, previews or pushed sums differ from a dictionary's."""
     filled, rng = Filled(5000, dim), np.random.default_rng(0)
     expected = {key: key / KEY_STRIDE for key in filled.held.tolist()}
     pending = dict.fromkeys(expected, 0.0)
@@ -175,13 +175,14 @@ def time_against_torch(settings: dict, dim: int) -> dict:
 
 
 def find(cache, keys: np.ndarray, slots: np.ndarray):
-    """One iteration's look-up: keys (n,) int64 -> slots (n,) int64."""
+    """Look-up of one iteration: keys (n,) int64 -> slots (n,) int64."""
     cache.look_up(keys, slots)
     cache.use(slots, len(keys))
 
 
 def one_step(cache, ids: np.ndarray, dim: int):
-    """Unique keys, their rows, the rows of all occurrences; gradients of all occurrences, summed per key, written."""
+    """Unique keys, their rows, the rows of all occurrences; then the gradients of all occurrences, summed per key and
+    written."""
     keys, index = _C.unique(ids)
     slots, rows = np.empty(len(keys), np.int64), np.empty((len(keys), dim), np.float32)
     find(cache, keys, slots)
@@ -193,7 +194,7 @@ def one_step(cache, ids: np.ndarray, dim: int):
 
 
 def timed(call) -> float:
-    """Seconds that call() takes."""
+    """Duration of call() in seconds."""
     began = time.perf_counter()
     call()
     return time.perf_counter() - began

@@ -1,5 +1,5 @@
-"""`bench cache device=cuda`: find, gather, update and insert of the cache on the GPU, their rates beside the GPU's own
-copy bandwidth and beside torch."""
+"""`bench cache device=cuda`: rates of find, gather, update and insert of the cache on the GPU, compared with the GPU's
+copy bandwidth and with torch."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from hetmpi.table.optim import RowOptimizer
 KEY_STRIDE = 7  # keys in the cache are its multiples, others are not
 CHUNK = 1 << 20  # keys inserted at a time
 BATCHES = 8  # timed together
-ROW_PASSES = {
-    "gather": 2,
-    "update": 5,
-}  # rows read or written per key; update: gradient, row and sum read, row and sum written
+# Rows read or written per key; update: gradient, row and sum read, row and sum written.
+ROW_PASSES = {"gather": 2, "update": 5}
 
 
 def bench_gpu(settings: dict):
-    """Checks, times, prints, and last the JSON line. Exits if there is no GPU."""
+    """Checks results, times calls, prints, and last the JSON line. Exits if there is no GPU."""
     if _C.gpu_problem():
         raise SystemExit(f"bench cache device=cuda: no GPU can be used: {_C.gpu_problem()}")
     filled = Filled(settings["rows"], settings["dim"])
@@ -43,7 +41,7 @@ def bench_gpu(settings: dict):
 
 
 class Filled:
-    """A full cache of rows that are known: row of key k is k / KEY_STRIDE everywhere, modulo 2^20."""
+    """A full cache of known rows: all columns of the row of key k are k / KEY_STRIDE modulo 2^20."""
 
     def __init__(self, num_rows: int, dim: int):
         self.dim, self.stream = dim, torch.cuda.current_stream().cuda_stream
@@ -70,7 +68,7 @@ class Filled:
         return (keys // KEY_STRIDE % (1 << 20)).float()[:, None].expand(-1, self.dim).contiguous()
 
     def held(self) -> torch.Tensor:
-        """The keys that have lines: some sets were asked for more than they have."""
+        """The keys that have lines: some sets had more keys than lines."""
         kept = []
         for begin in range(0, self.num_rows, CHUNK):
             keys = torch.arange(begin, min(begin + CHUNK, self.num_rows), device="cuda") * KEY_STRIDE
@@ -80,7 +78,7 @@ class Filled:
         return torch.cat(kept)
 
     def check(self, held: torch.Tensor):
-        """Rows are those of their keys; keys that are not there are not found."""
+        """Checks that rows are those of their keys and that other keys are not found."""
         keys = held[torch.randperm(len(held), device="cuda")[: 1 << 20]]
         slots, rows = torch.empty_like(keys), torch.full((len(keys), self.dim), torch.nan, device="cuda")
         self.cache.look_up(keys, slots, self.stream)
@@ -90,7 +88,7 @@ class Filled:
         assert bool((slots == -1).all())
 
     def rates(self, held: torch.Tensor, settings: dict, copy: float) -> dict:
-        """Keys a second; share of the copy bandwidth; times against torch's. Each timing goes through several
+        """Keys per second; share of the copy bandwidth; time of torch relative to the cache's. Each timing uses several
         batches."""
         num, repeats = settings["keys"], settings["repeats"]
         hits = [held[torch.randperm(len(held), device="cuda")[:num]].contiguous() for _ in range(BATCHES)]
@@ -124,8 +122,8 @@ class Filled:
     def against_torch(
         self, batches: list, unique, slots: torch.Tensor, rows: torch.Tensor, grads: torch.Tensor, repeats: int
     ) -> float:
-        """How many times as long torch takes on dense arrays of all rows, index_select and index_add_ to rows and to
-        sums, as find, gather and update; unique(batch) is part of both."""
+        """Time of torch relative to the cache's: index_select and index_add_ on dense arrays of all rows, to rows and
+        to sums, against find, gather and update; unique(batch) is part of both."""
         weight, sums = (torch.zeros(self.num_rows, self.dim, device="cuda") for _ in range(2))
 
         def by_torch(i):
@@ -142,7 +140,7 @@ class Filled:
         return seconds(by_torch, repeats) / seconds(by_cache, repeats)
 
     def insert_seconds(self, num: int) -> float:
-        """Of insert_and_evict of so many new keys, the cache full of lines with sums; the median of some calls."""
+        """Median time of insert_and_evict of `num` new keys into a cache full of lines with pending sums."""
         times = []
         for turn in range(BATCHES):
             keys = torch.arange(turn * num, (turn + 1) * num, device="cuda") * KEY_STRIDE + 2
@@ -163,15 +161,15 @@ class Filled:
 
 
 def copy_rate(repeats: int) -> float:
-    """Bytes a second that a copy within the GPU's memory reads and writes."""
+    """Bytes per second that a copy within GPU memory reads and writes."""
     source = torch.randn(1 << 30, device="cuda")
     target = torch.empty_like(source)
     return 2 * source.nbytes / seconds(lambda _: target.copy_(source), repeats)
 
 
 def seconds(call, repeats: int) -> float:
-    """Median time of call(i) on the GPU, over i from 0 to BATCHES - 1 at a time: the GPU does not wait for Python in
-    between, nor find the last batch in its caches. The first three rounds are not counted."""
+    """Median time of call(i) on the GPU, over rounds of i from 0 to BATCHES - 1: so the GPU neither waits for Python
+    between calls nor finds the last batch in its caches. The first three rounds are not counted."""
     times = []
     for turn in range(repeats + 3):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -1,18 +1,20 @@
-"""How long training waits for a checkpoint, and how fast it is written, beside dd.
+"""Time that training waits for a checkpoint, and write rate compared with dd.
 
     ./run.sh bench checkpoint [gb=2.0] [dim=32] [ranks=2] [repeats=5] [dir=/tmp]
 
-A table of `gb` gigabytes in all, rows and clocks, under SGD. First checks that a second table loaded from a checkpoint
-has the same rows. Then times Checkpoints.save, after which training may go on, and until all is on the disk; with steps
-of a training beside it and without. dd writes as many bytes to the same disk (bs=16M conv=fsync), in turns with the
-checkpoints. The memory for copies is taken before, as a training does in its set-up; the first checkpoint is told
-apart. Then the same for an incremental one after each 20 steps of 20,000 random keys a rank.
+A table of `gb` gigabytes in total, rows and clocks, under SGD. First checks that a second table loaded from a
+checkpoint has the same rows. Then times Checkpoints.save until it returns, when training may continue, and until all
+files are written; with and without concurrent training steps. dd writes the same number of bytes to the same disk
+(bs=16M conv=fsync), in turns with the checkpoints. The memory for copies is reserved before, as a run does in its
+set-up; the first checkpoint is reported separately. Then the same for incremental checkpoints, each after 20 steps of
+20,000 random keys per rank.
 
 Last, one JSON line: {"stall_s": x, "first_stall_s": x, "write_s": x, "dd_s": x, "rate_vs_dd": x, "step_ms": x,
 "step_ms_beside": x, "reserve_s": x, "incremental_stall_s": x, "incremental_write_s": x, "incremental_rows": x,
 "settings": {...}}; medians, of the slowest rank.
 """
 
+import collections
 import itertools
 import json
 import shutil
@@ -72,17 +74,7 @@ def measure(world, settings: dict):
         first_stall = slowest(world, time.perf_counter() - began)
         checkpoints.wait()
         check(world, table, checkpoints, settings)
-        names = (
-            "stall_s",
-            "write_s",
-            "dd_s",
-            "step_ms",
-            "step_ms_beside",
-            "incremental_stall_s",
-            "incremental_write_s",
-            "incremental_rows",
-        )
-        times = {name: [] for name in names}
+        times = collections.defaultdict(list)
         steps = itertools.count(1)
         for _ in range(settings["repeats"]):
             world.comm.Barrier()
@@ -113,18 +105,15 @@ def measure(world, settings: dict):
     table.close()
     if world.rank == 0:
         medians = {name: statistics.median(values) for name, values in times.items()}
-        medians |= {
-            "first_stall_s": first_stall,
-            "reserve_s": reserve_s,
-            "rate_vs_dd": medians["dd_s"] / medians["write_s"],
-        }
+        rate_vs_dd = medians["dd_s"] / medians["write_s"]
+        medians |= {"first_stall_s": first_stall, "reserve_s": reserve_s, "rate_vs_dd": rate_vs_dd}
         for name, value in medians.items():
             print(f"{name:<21}{value:12,.3f}")
         print(json.dumps({**medians, "settings": settings}))
 
 
 class Steps:
-    """Steps of a training that is nothing but its table."""
+    """Training steps that only read and write the table."""
 
     def __init__(self, table, world):
         import torch
@@ -133,7 +122,7 @@ class Steps:
         self.random = np.random.default_rng(world.rank)
 
     def run(self, num: int) -> float:
-        """ms a step of the slowest rank."""
+        """Time per step in ms, of the slowest rank."""
         batches = [
             self.torch.from_numpy(np.unique(self.random.integers(0, self.table.num_rows, KEYS))) for _ in range(num)
         ]
@@ -146,7 +135,7 @@ class Steps:
 
 
 def check(world, table, checkpoints, settings: dict):
-    """Exits unless a table filled from the checkpoint has the rows of this one."""
+    """Raises UserError unless a table filled from the checkpoint has the rows of this one."""
     from hetmpi.errors import UserError
     from hetmpi.table.optim import RowOptimizer
     from hetmpi.table.table import EmbeddingTable
@@ -156,7 +145,7 @@ def check(world, table, checkpoints, settings: dict):
     keys = table.keys()[:: max(1, len(table.keys()) // 100_000)].clone()
     same = bool(np.array_equal(other.peek(keys).numpy(), table.peek(keys).numpy()))
     if not all(world.comm.allgather(same)):
-        raise UserError("bench checkpoint: rows that were loaded are not those that were saved")
+        raise UserError("bench checkpoint: the loaded rows differ from the saved ones")
     other.close()
 
 

@@ -1,20 +1,20 @@
-"""A training step on several hosts with a slow network between them, beside the floor and peers.
+"""Time of a training step on several hosts with a slow network, compared with the floor and with peers.
 
     ./run.sh bench cluster [hosts=4] [rate=1gbit] [net=het] [dim=128] [batch=128] [scale=0.1] [zipf=1.05] [steps=300]
                            [warmup=150] [repeats=5] [peers=none] [cache=10] [bounds=10,100] [exchange=auto]
                            [settings=table.cache.admit=all]
 
-The hosts are network namespaces of this machine (tools/hosts.sh), one rank on each, their links shaped to `rate`, as tc
-says it; needs root and MPICH. Contenders: the floor (the dense network with its rows in hand), hetmpi without cache, at
-s = 0 with one, at each of `bounds`, and peers as in `bench step`. Losses after equal samples are compared first, s >= 1
-apart.
+The hosts are network namespaces of this machine (tools/hosts.sh), with one rank on each and links shaped to `rate`, in
+the syntax of tc; needs root and MPICH. Contenders: the floor (the dense network with all rows in memory), hetmpi
+without a cache, with a cache at s = 0 and at each of `bounds`, and peers as in `bench step`. Losses after equal samples
+are compared first, except at s >= 1.
 
 Last, one JSON line: {"s100_vs_floor": x (step time, 1 is best), "s100_wait_vs_uncached": x, "s100_vs_torchrec": x
 (samples/s, above 1 is faster here), ..., "bytes_per_step": {"uncached": n, "0": n, "10": n, ...}, "step_ms": {...},
 "wait_ms": {...}, "processor_ms": {...}, "split": {contender: {part: ms}}, "exchange": {contender: [name, ...]}}, where
-s100 is the last of `bounds`, and exchange what table.exchange came to, which is chosen anew in each run if it is auto.
-Bytes are those of all ranks, processor times of one rank. A peer that fails, of memory for example, is left out and
-says why.
+s100 is the last of `bounds`, and exchange is the transport in use, which each run with auto selects again. Bytes are
+those of all ranks, processor times those of one rank. A peer that fails, of memory for example, is skipped with its
+reason.
 """
 
 import json
@@ -45,7 +45,7 @@ SETTINGS = {
 
 
 def main():
-    """Makes the problem, lets the contenders run in turns, compares."""
+    """Generates the problem, runs the contenders in turns, compares them."""
     settings = parse("cluster", SETTINGS, sys.argv[1:])
     peers = chosen(settings["peers"])
     launcher = on_hosts(settings["hosts"], settings["rate"])
@@ -70,7 +70,7 @@ def contenders_of(settings: dict, peers: list[str]) -> dict[str, list[str]]:
 
 
 def show(runs: dict, settings: dict):
-    """Times and bytes of all contenders, the parts of hetmpi's."""
+    """Prints times and bytes of all contenders, and the parts of hetmpi's steps."""
     samples = settings["hosts"] * settings["batch"]
     print(
         f"\n{'':<18}{'ms a step':>10}{'samples/s':>11}{'to the floor':>14}"
@@ -94,7 +94,7 @@ def show(runs: dict, settings: dict):
 
 
 def processor_ms(results: list[dict], settings: dict) -> float:
-    """Processor time of one rank, all its threads, in a step."""
+    """Processor time of one rank per step, all threads."""
     return sum(median_of(results, f"{part}_cpu_ms", settings) for part in ("main", "other"))
 
 

@@ -1,5 +1,5 @@
-"""Milliseconds of a training step by a formula: its constants measured here, a check beside real runs, then larger
-clusters.
+"""Predicts the time of a training step by a formula: measures its constants here, compares it with real runs, then
+applies it to larger clusters.
 
     ./run.sh bench model [net=het] [dim=128] [batches=128,2048] [scale=0.1] [zipf=1.05] [s=100] [cache=10] [rate=1gbit]
                          [hosts=2,4] [steps=100] [warmup=50] [repeats=1] [ranks=8,64,256,1024] [rates=10,100,400]
@@ -7,24 +7,23 @@ clusters.
     step(P) = k (local + far (P - 2)) + alone / rate + max(0, allreduce(P) + beside / rate - k write)
 
     local       the rank's own work, on 2 hosts with links as fast as memory: the floor's, a + b B for B samples, and
-                what hetmpi adds, c + d K for K keys (s = 0: of other ranks). The floor is the dense network with its
-                rows in hand
-    far         processor time of one more rank to exchange messages with, from 3 hosts against 2 with next to no
-                samples; it has what polling costs while ranks wait for each other, and so rather too much
+                hetmpi's addition, c + d K for K keys (s = 0: of other ranks). The floor is the dense network with all
+                rows in memory
+    far         processor time per further rank to exchange messages with, from 3 hosts against 2 with almost no
+                samples; it includes polling while ranks wait for each other, so it is rather too large
     allreduce   the larger of its time per doubling of ranks, without a slow link, times k log2 P, and 2 (P - 1) / P of
-                the dense gradients' bytes over the rate; where ranks outnumber cores, and so take naps when they wait,
-                it is taken from 3 hosts
-    alone       bytes that reach one rank while it waits for them alone: at s = 0 the rows that it reads
-    beside      bytes that reach it while the dense gradients are on their way: at s = 0 other ranks' gradients, at s >=
-                1 rows and clocks for the next read. What is asked, and sums at s >= 1, travel while the network is
-                computed
-    write       the time of a write to the table, which goes on beside the allreduce
+                the dense gradients' bytes over the rate; if ranks outnumber cores, and so sleep while they wait, it is
+                taken from 3 hosts
+    alone       bytes that one rank receives while it only waits for them: at s = 0 the rows that it reads
+    beside      bytes that it receives during the allreduce of the dense gradients: at s = 0 other ranks' gradients, at
+                s >= 1 rows and clocks for the next read. Requests, and pushes at s >= 1, are sent during computation
+    write       the time of a write to the table, which overlaps with the allreduce
     k           ranks per core where ranks outnumber cores, as on the hosts of this machine; 1 on a cluster
 
-Both exchanges are by alltoall. K keys of a batch, rows fetched and sums sent per step are expected values over the law
-that ids are drawn by; lines of a cache are those used most, in sets of 32. The check runs the contenders of `bench
-cluster`. Needs root and MPICH. Last, one JSON line: {"worst": largest |predicted / measured - 1| of a step,
-"worst_bytes": the same of bytes, "constants": {...}, "checked": [...], "predicted": [...]}.
+Both exchanges are by alltoall. K keys of a batch, rows fetched and gradient sums pushed per step are expected values
+under the distribution of ids; the cache is assumed to hold the most used lines, in sets of 32. The check runs the
+contenders of `bench cluster`. Needs root and MPICH. Last, one JSON line: {"worst": largest |predicted / measured - 1|
+of a step, "worst_bytes": the same of bytes, "constants": {...}, "checked": [...], "predicted": [...]}.
 """
 
 import functools
@@ -63,7 +62,7 @@ SETTINGS = {
 KINDS = ("floor", "hetmpi s = 0", "hetmpi s >= 1")
 BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 RATE = rf"([0-9.]+)({'|'.join(BITS)})"
-FEW = 8  # samples of a batch that is messages and little else
+FEW = 8  # samples of a batch whose cost is almost only messages
 
 
 def main():
@@ -102,8 +101,8 @@ def main():
 
 
 def measured(settings: dict) -> dict:
-    """(hosts, rate, batch) -> kind -> figures. Runs for constants and those for the check take turns: this machine's
-    speed changes."""
+    """(hosts, rate, batch) -> kind -> figures. Runs for constants and for the check take turns, as this machine's speed
+    varies."""
     few = [(hosts, "none", FEW) for hosts in (2, 3)]
     links = [(2, "none"), *((hosts, settings["rate"]) for hosts in settings["hosts"])]
     results = {
@@ -122,7 +121,7 @@ def measured(settings: dict) -> dict:
 
 
 def checked_settings(settings: dict) -> dict:
-    """The settings, if there is something to measure by them. Exits if not."""
+    """The settings. Exits if nothing can be measured with them."""
     batches = settings["batches"]
     wrong = {
         "batches must be two or more, the smallest first": len(batches) < 2 or sorted(set(batches)) != batches,
@@ -148,7 +147,7 @@ def contenders_of(settings: dict) -> dict[str, list[str]]:
 
 
 def figures(results: list[dict], settings: dict) -> dict:
-    """What one contender did in a step."""
+    """Figures of one contender per step."""
     kept = {name: median_of(results, name, settings) for name in (*(f"{part}_ms" for part in PARTS), "main_cpu_ms")}
     counted = (
         [median_of(results, name, settings) for name in ("pulled_bytes", "pushed_bytes")]
@@ -160,8 +159,8 @@ def figures(results: list[dict], settings: dict) -> dict:
 
 @dataclass
 class Traffic:
-    """Bytes that reach one rank in a step: those that hetmpi counts (ids apart), and of all of them what it waits for
-    alone, and what comes beside the dense gradients."""
+    """Bytes that one rank receives in a step: those that hetmpi counts (without ids), and of all bytes those that it
+    waits for alone, and those received during the allreduce of the dense gradients."""
 
     counted: float
     alone: float
@@ -169,7 +168,7 @@ class Traffic:
 
 
 class Law:
-    """What a batch asks for, expected over the law of ids."""
+    """Expected requests of a batch under the distribution of ids."""
 
     def __init__(self, settings: dict):
         rows = Synthetic(0, settings["scale"], settings["zipf"], num_valid=1).field_rows
@@ -179,15 +178,16 @@ class Law:
 
     @functools.cache
     def used(self, batch: int) -> np.ndarray:
-        """Chance of each row to be in a batch of one rank, (rows,), the likeliest first."""
+        """Probability of each row to be in a batch of one rank, (rows,), descending."""
         return -np.expm1(batch * np.log1p(-self.chance))
 
     @functools.cache
     def cached(self, batch: int, step: int) -> tuple[float, float]:
-        """At s >= 1, in a step: rows fetched, and sums that leave. Lines are fetched anew after s own updates, when
-        their sums leave too; a row without a line is fetched, and pushes out a line with its sum if its set is full."""
+        """At s >= 1, per step: rows fetched, and gradient sums pushed. A line is fetched again after s own updates,
+        when its sum is pushed too. A row without a line is fetched, and evicts a line with its sum if the set is
+        full."""
         used, s = self.used(batch), math.inf if self.settings["s"] is None else self.settings["s"]
-        new = np.exp(step * np.log1p(-np.minimum(used, 1 - 1e-12)))  # chance that this rank never had it
+        new = np.exp(step * np.log1p(-np.minimum(used, 1 - 1e-12)))  # probability that this rank has never read it
         seen = float((1 - new).sum())
         is_full = over(_C.WAYS, _C.WAYS * seen / self.lines)
         missing = used * new
@@ -197,7 +197,7 @@ class Law:
 
 
 def over(ways: int, mean: float) -> float:
-    """Chance that a set of so many ways, of which `mean` would be used, has no empty one."""
+    """Probability that a set of `ways` lines, of which `mean` would be used, is full."""
     terms = np.arange(ways) * math.log(max(mean, 1e-9)) - mean - np.array([math.lgamma(i + 1) for i in range(ways)])
     return float(1 - np.exp(terms).sum())
 
@@ -216,7 +216,7 @@ class Model:
             for batch, kinds in two.items()
         }
         crowded = runs[3, "none", FEW]["floor"]["allreduce_ms"] / (crowd_of(3) * math.log2(3))
-        alone = runs[2, "none", FEW]["floor"]["allreduce_ms"]  # in longer steps it has waiting for the slower rank
+        alone = runs[2, "none", FEW]["floor"]["allreduce_ms"]  # longer steps include waiting for the slower rank
         self.constants = {"allreduce_ms": alone, "crowded_allreduce_ms": crowded}
         for kind in KINDS:
             added = {batch: own[batch][kind] - (own[batch]["floor"] if kind != "floor" else 0) for batch in own}
@@ -233,14 +233,14 @@ class Model:
         return problem.NETWORKS[self.settings["net"]](self.law.num_fields, self.dim)
 
     def load(self, kind: str, batch: int, ranks: int) -> float:
-        """What a rank's work grows with: samples for the floor, keys beyond."""
+        """The variable of a rank's work: samples for the floor, keys for hetmpi."""
         if kind == "floor":
             return batch
         keys = self.law.used(batch).sum()
         return keys * (ranks - 1) / ranks if kind == "hetmpi s = 0" else keys
 
     def far_ms(self, kind: str) -> float:
-        """Processor time of one more rank to talk to, the floor's apart."""
+        """Processor time of one more rank to communicate with, without the floor's."""
         three, two = (
             {name: run["main_cpu_ms"] for name, run in self.runs[hosts, "none", FEW].items()} for hosts in (3, 2)
         )
@@ -249,7 +249,7 @@ class Model:
     def step_ms(
         self, kind: str, ranks: int, batch: int, rate: float, crowd: float = 1.0, step: int | None = None
     ) -> float:
-        """rate: bytes a second. crowd: ranks per core. step: how far a run is, None for long ago."""
+        """rate: bytes per second. crowd: ranks per core. step: position in the run, None for the steady state."""
         local = sum(
             self.constants[part]["ms"]
             + self.constants[part]["ms_each"] * self.load(part, batch, ranks)
@@ -264,12 +264,12 @@ class Model:
         return crowd * local + 1000 * traffic.alone / rate + waited
 
     def write_ms(self, kind: str, batch: int, ranks: int) -> float:
-        """Of a write to the table, as it is on two hosts, in proportion to what is written."""
+        """Time of a write to the table, measured on two hosts, scaled by the bytes written."""
         known = min((self.settings["batches"][0], self.settings["batches"][-1]), key=lambda b: abs(math.log(b / batch)))
         return self.runs[2, "none", known][kind]["push_ms"] * self.load(kind, batch, ranks) / self.load(kind, known, 2)
 
     def traffic(self, kind: str, batch: int, ranks: int, step: int | None) -> Traffic:
-        """What reaches one rank in a step."""
+        """Bytes that one rank receives in a step."""
         share, keys, row = (ranks - 1) / ranks, self.law.used(batch).sum(), 4 * self.dim
         if kind == "floor":
             return Traffic(0, 0, 0)
@@ -279,7 +279,7 @@ class Model:
         return Traffic(share * (4 * keys + row * fetched + (16 + row) * left), 0, share * (4 * keys + row * fetched))
 
     def check(self, key: tuple, kind: str) -> dict:
-        """What the formula says of one run, and what the run said."""
+        """Prediction and measurement of one run."""
         hosts, rate, batch = key
         measured = self.runs[key][kind]
         return {
@@ -296,7 +296,7 @@ def crowd_of(ranks: int) -> float:
 
 
 def bytes_per_second(rate: str) -> float:
-    """Of a rate as tc says it."""
+    """Bytes per second of a rate in the syntax of tc."""
     number, unit = re.fullmatch(RATE, rate).groups()
     return float(number) * BITS[unit] / 8
 

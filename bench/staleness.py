@@ -1,18 +1,18 @@
-"""What staleness costs: held-out AUC against samples seen, and bytes per sample (HET, Table 2).
+"""Costs of staleness: held-out AUC over samples, and bytes per sample (HET, Table 2).
 
     ./run.sh bench staleness [ranks=8] [batch=128] [dim=128] [scale=0.1] [cache=10] [seeds=3] [steps=700]
     [eval_every=70]
                              [variants=0,10,100,1000,null,100+g25,10+a1,100+a1,1000+a1,null+a1] [picture=staleness.png]
 
 Trains WDL by SGD on synthetic data, once per variant and seed, on the same samples from the same start. A variant is a
-staleness s; +aX anticipates X ranks (1: HET's own rule; none given: all ranks); +gN lets s grow by one every N steps.
-The target is 99.9 % of what s = 0 gains over 0.5 after `steps` steps. Runs that miss it go on until they reach it, at
+staleness s; +aX anticipates X ranks (1: HET's own rule; default: all ranks); +gN increases s by one every N steps. The
+target is 99.9 % of the gain of s = 0 over 0.5 after `steps` steps. Runs that miss it continue until they reach it, at
 most `patience` times as long. AUC is that of the owners' rows after a flush. First checks, on a small table, that s = 0
-with a cache gives the same bits as without.
+gives the same bits with and without a cache.
 
 Last, one JSON line, means over seeds: {"auc": {"0": x, ...}, "samples_to_target": {...}, "spread": {...},
-"bytes_per_sample": {...}, "growth": the same three for +g variants, "plain": the same three for +a1}. Samples never
-reached are null.
+"bytes_per_sample": {...}, "growth": the same three for +g variants, "plain": the same three for +a1}. Samples are null
+if the target is not reached.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ GAIN_SHARE = 0.999
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """One way to train: staleness, what a rank anticipates, how s grows."""
+    """A way to train: staleness, anticipated ranks, growth of s."""
 
     name: str
     staleness: int | None
@@ -43,7 +43,7 @@ class Variant:
 
     @classmethod
     def parse(cls, text: str) -> "Variant":
-        """Raises ValueError for what is no variant."""
+        """Raises ValueError for an invalid variant."""
         staleness, *rest = text.split("+")
         factors = {part[:1]: float(part[1:]) for part in rest}
         if not set(factors) <= {"a", "g"}:
@@ -53,7 +53,7 @@ class Variant:
 
 @dataclasses.dataclass
 class Curve:
-    """AUC after so many samples, and what the table moved between ranks until the last of them."""
+    """AUC over samples, and the bytes that the table sent between ranks."""
 
     samples: list
     auc: list
@@ -65,7 +65,7 @@ class Curve:
         return float(np.interp(samples, self.samples, self.auc))
 
     def samples_to(self, target: float) -> float | None:
-        """Where the curve first reaches `target`, between evaluations by a line; None if it never does."""
+        """Samples at which the curve first reaches `target`, interpolated linearly; None if it never does."""
         for i, auc in enumerate(self.auc):
             if auc >= target:
                 if i == 0:
@@ -123,7 +123,7 @@ def measure(world, settings: dict, variants: list[Variant]):
 
 
 def num_samples(world, settings: dict) -> int:
-    """Samples that s = 0 sees."""
+    """Number of samples of the run with s = 0."""
     return settings["steps"] * world.size * settings["batch"]
 
 
@@ -145,7 +145,7 @@ class Batches:
         self.held_out = [to_batch(self.data.valid(at, min(at + 2048, end))) for at in range(begin, end, 2048)]
 
     def at(self, step: int):
-        """The batch of a step; steps are asked for in order."""
+        """The batch of a step; steps must be requested in order."""
         size = self.settings["batch"]
         while len(self.made) <= step:
             begin = (len(self.made) * self.world.size + self.world.rank) * size
@@ -154,7 +154,7 @@ class Batches:
 
 
 def train(world, hvd, settings: dict, variant: Variant, batches: Batches, target: float | None) -> Curve:
-    """One run: to `steps`, then until it reaches the target."""
+    """One run: `steps` steps, then until it reaches the target."""
     import torch
 
     from hetmpi.dense import DenseOptimizer
@@ -193,7 +193,7 @@ def train(world, hvd, settings: dict, variant: Variant, batches: Batches, target
 
 
 def evaluate(world, table, model, batches: Batches) -> float:
-    """AUC on the held-out samples, by the owners' rows; the same on every rank. Collective."""
+    """AUC on the held-out samples with the owners' rows; the same on every rank. Collective."""
     import torch
 
     from hetmpi.metrics import auc
@@ -207,7 +207,7 @@ def evaluate(world, table, model, batches: Batches) -> float:
 
 
 def check_exact(world):
-    """Raises RuntimeError unless s = 0 with a cache gives the same bits as without."""
+    """Raises RuntimeError unless s = 0 gives the same bits with and without a cache."""
     import torch
 
     from hetmpi.table.cache import CacheSettings
@@ -230,7 +230,7 @@ def check_exact(world):
 
 
 def line(seed: int, variant: Variant, curve: Curve, target: float, samples: int) -> str:
-    """What one run came to."""
+    """The result of one run in a line."""
     reached = curve.samples_to(target)
     reached_text = f"{reached / 1e6:6.3f} M" if reached else "   none "
     return (
@@ -259,7 +259,7 @@ def report(world, settings: dict, variants: list[Variant], curves: dict):
 
 
 def summary(runs: list[Curve], targets: list[float], samples: int) -> dict:
-    """Means over seeds; `spread` is the largest less the smallest final AUC relative to nothing but its own runs."""
+    """Means over seeds; `spread` is the range of the final AUC over the variant's own runs."""
     aucs = [run.auc_at(samples) for run in runs]
     reached = [run.samples_to(target) for run, target in zip(runs, targets)]
     return {
@@ -289,7 +289,7 @@ def grouped(variants: list[Variant], figures: dict) -> dict:
 
 
 def draw(path: str, curves: dict, figures: dict, targets: list[float]):
-    """Two pictures side by side: AUC over samples, and samples to target against bytes per sample."""
+    """Draws two charts: AUC over samples, and samples to target over bytes per sample."""
     import matplotlib
 
     matplotlib.use("Agg")

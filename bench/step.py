@@ -1,15 +1,15 @@
-"""The time of a training step, part by part, beside the same dense network with its rows in hand (the floor), and
+"""Time of a training step by part, compared with the same dense network with all rows in memory (the floor), and with
 peers.
 
     ./run.sh bench step [net=mlp] [dim=32] [batch=2048] [ranks=2] [scale=0.1] [zipf=1.05] [steps=60] [warmup=20]
                         [repeats=5] [peers=none] [rate=none] [device=cpu] [settings=table.staleness=0]
 
 net: mlp (embeddings and dense features through three layers of 256, plus a linear term) or het (HET's WDL). Criteo's
-field sizes times `scale`, plain SGD, one thread per rank. rate: none for one node, or as tc says it (1gbit): each rank
-on a host of its own with such a link, as in `bench cluster`; needs root and MPICH. device: cuda for floor and hetmpi on
-GPUs, without peers. settings: of conf/config.yaml, joined by commas. peers: all, none, or some of torchrec, allgather,
-horovod (bench/peers/); torchrec gets an environment of its own on first use. Contenders take turns; losses after equal
-samples are compared first.
+field sizes times `scale`, plain SGD, one thread per rank. rate: none for one node, or a rate in the syntax of tc
+(1gbit): each rank on a host of its own with such a link, as in `bench cluster`; needs root and MPICH. device: cuda for
+floor and hetmpi on GPUs, without peers. settings: of conf/config.yaml, separated by commas. peers: all, none, or some
+of torchrec, allgather, horovod (bench/peers/); torchrec gets its own environment on first use. Contenders take turns;
+losses after equal samples are compared first.
 
 Last, one JSON line: {"step_vs_floor": x (step time, 1 is best), "vs_torchrec": x, "vs_allgather": x, "vs_horovod": x
 (samples/s, above 1 is faster here), "step_ms": {contender: x, ...}, "split": {part: ms, ...}, "settings": {...}}.
@@ -31,7 +31,7 @@ SETTINGS = {
 
 
 def main():
-    """Makes the problem, lets the contenders run in turns, compares."""
+    """Generates the problem, runs the contenders in turns, compares them."""
     settings = parse("step", SETTINGS, sys.argv[1:])
     peers, device = chosen(settings["peers"]), f"device={settings['device']}"
     if peers and settings["device"] != "cpu":
@@ -54,7 +54,8 @@ def main():
 
 
 def on_node(ranks: int) -> list[str]:
-    """Starts the ranks on this machine, bound to cores if these suffice: peers too, as hetmpi binds itself."""
+    """Command that starts the ranks on this machine, bound to cores if there are enough: peers too, as hetmpi binds
+    itself."""
     os.environ.update(naps(ranks))
     return [*mpiexec(ranks), *(["--bind-to", "core"] if ranks <= os.cpu_count() else [])]
 

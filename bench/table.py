@@ -1,11 +1,12 @@
-"""Times EmbeddingTable: read, write and settle of one step, near (shared memory) and far (MPI calls), at s = 0.
+"""Times EmbeddingTable at s = 0: read, write and settle of one step, on one node (shared memory) and between nodes
+(MPI).
 
     ./run.sh bench table [ranks=2] [dim=32] [rows=400000] [keys=20000] [steps=20]
 
-Starts its own mpiexec. First checks that what was written is what is read, then prints the median milliseconds of the
+Starts its own mpiexec. First checks that reads return the written rows, then prints the median milliseconds of the
 slowest rank and, last, one JSON line: {"near": {"read_ms": x, "write_ms": x, "settle_ms": x, "read_mrow_s": x}, "far":
-..., "window_vs_gather": x}: rows a second from another rank's shard on this node, to those of a plain C++ gather of own
-memory.
+..., "window_vs_gather": x}: rows per second from another rank's shard on this node, relative to those of a plain C++
+gather from the rank's own memory.
 """
 
 import json
@@ -41,13 +42,13 @@ def parse(arguments):
 
 
 def measure(settings):
-    """One rank: both placements, checked, then timed."""
+    """One rank: checks both placements, then times them."""
     from hetmpi.comm.launch import launch
 
     def run(world):
         from hetmpi.comm.world import World
 
-        world.start_horovod()  # its thread drives far traffic, as in a training
+        world.start_horovod()  # its thread makes MPI progress between nodes, as in training
         result = {name: time_steps(World(world.comm, n), settings) for name, n in (("near", None), ("far", 1))}
         ratio = window_vs_gather(world, settings) if world.size > 1 and world.is_one_node else None
         if world.rank == 0:
@@ -84,7 +85,7 @@ def time_steps(world, settings):
 
 
 def window_vs_gather(world, settings):
-    """Rows a second that one rank reads from the shard of the next, to those of a plain gather of its own: the
+    """Rows per second that one rank reads from the shard of the next, relative to a plain gather of its own: the
     median."""
     from hetmpi import _C
     from hetmpi.comm.route import Route
@@ -100,7 +101,7 @@ def window_vs_gather(world, settings):
     own, order = table.shard.weight.copy(), np.arange(num)
     for _ in range(3 * settings["steps"]):
         world.comm.Barrier()
-        if world.rank > 0:  # one rank at a time: the memory is shared
+        if world.rank > 0:  # one rank at a time, as memory bandwidth is shared
             continue
         places = generator.choice(rows, num, replace=False)
         route, marks = Route.of_keys(table.partition, places + rows * next_rank), [time.perf_counter()]
@@ -119,7 +120,7 @@ def window_vs_gather(world, settings):
 
 
 def check(table, torch):
-    """Every rank adds 1 to the first rows; all must read minus the rank count."""
+    """Every rank pushes gradients of 1 for the first rows; all ranks must read minus the number of ranks."""
     keys = torch.arange(min(1000, table.num_rows))
     table.write(keys, torch.ones(len(keys), table.dim))
     if not (table.read(keys) == -table.world.size).all():

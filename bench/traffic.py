@@ -1,13 +1,13 @@
-"""Bytes that cross between ranks per training step, against no cache at all (HET, Fig. 7 and 8).
+"""Bytes sent between ranks per training step, compared with no cache (HET, Fig. 7 and 8).
 
     ./run.sh bench traffic [ranks=8] [batch=128] [dim=128] [scale=0.1] [cache=10] [steps=600] [warmup=200]
                            [staleness=0,10,100,null] [caches=3,5,10,15] [policies=lru,lfu,lfuopt] [policy=lfu]
 
-Every rank reads and writes the keys of its batches through the real table, all in step, so the figures are the same on
-every run. Writes are ones: what is counted does not depend on values. First checks that after a flush the owners hold
-exactly what was written. `cache` and `caches` are per cent of the table's rows, on each rank; rows of the own rank are
-cached too (admit: all), but only what crosses between ranks is counted. Miss rates are of unique keys per batch,
-at s = 100.
+Every rank reads and writes the keys of its batches through the real table, in lockstep, so the figures are the same in
+every run. Gradients are ones: the counts do not depend on values. First checks that after a flush the owners hold
+exactly the sum of all gradients. `cache` and `caches` are per cent of the table's rows, on each rank; rows of the same
+rank are cached too (admit: all), but only bytes sent between ranks are counted. Miss rates are of unique keys per
+batch, at s = 100.
 
 Last, one JSON line: {"reduction": {"0": x, "10": x, "100": x, "null": x}, "miss_rate": {"lru": {"3": x, ...}, ...},
 "bytes_per_step": {"uncached": n, "0": n, ...}, ...}.
@@ -87,7 +87,7 @@ def measure(world, settings: dict):
 
 
 def count(world, data, keys: Keys, settings: dict, staleness: int | None, percent: float, policy: str) -> dict:
-    """What the table counts over the steps after the warm-up, per step and summed over ranks."""
+    """Counts of the table over the steps after the warm-up, per step and summed over ranks."""
     import torch
 
     from hetmpi.table.cache import CacheSettings, Staleness
@@ -119,7 +119,7 @@ def count(world, data, keys: Keys, settings: dict, staleness: int | None, percen
 
 
 def check(world, table, written: int):
-    """Raises RuntimeError unless the owners hold exactly the ones written, negated."""
+    """Raises RuntimeError unless the owners hold exactly the negated sum of the gradients written."""
     held = -float(table.shard.weight[:, 0].sum(dtype=np.float64))
     held, written = world.comm.allreduce(np.array([held, written]))
     if held != written or not (table.shard.weight == table.shard.weight[:, :1]).all():
@@ -131,7 +131,7 @@ def total(counted: dict) -> float:
 
 
 def show(world, name: str, counted: dict, uncached: dict):
-    """One line of the table, on rank 0."""
+    """Prints one line of the table, on rank 0."""
     if world.rank == 0:
         kinds = "  ".join(f"{kind.split('_')[0]} {counted[kind] / 1e6:6.3f} MB" for kind in KINDS)
         keys = counted["hits"] + counted["stale"] + counted["misses"]

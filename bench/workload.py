@@ -1,4 +1,5 @@
-"""The workload of `bench traffic` and `bench staleness`: HET's shapes, smaller, and how a bench starts its ranks."""
+"""The workload of `bench traffic` and `bench staleness`: HET's shapes, smaller; and the start of a benchmark's
+ranks."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ QUIET_S = 9
 
 
 def parse(name: str, settings: dict, arguments: list[str], least: dict[str, tuple[int, str]] | None = None) -> dict:
-    """`settings` with KEY=VALUE of the command line, each of its default's type; lists are comma-separated. least: the
-    least value of some, and why."""
+    """`settings` with KEY=VALUE of the command line, each of its default's type; lists are comma-separated. least:
+    minimum of some settings, and the reason."""
     settings = dict(settings)
     for argument in arguments:
         key, _, text = argument.partition("=")
@@ -43,7 +44,7 @@ def show_elapsed(name: str):
 
 
 def value_like(default, text: str):
-    """The value that `text` says, of the type of `default`. Raises ValueError."""
+    """The value in `text`, of the type of `default`. Raises ValueError."""
     if isinstance(default, list):
         return [value_like(default[0], part) for part in text.split(",")]
     if default is None or (isinstance(default, int) and text == "null"):
@@ -52,37 +53,37 @@ def value_like(default, text: str):
 
 
 def value_text(value) -> str:
-    """`value` as the command line takes it."""
+    """`value` in the syntax of the command line."""
     if isinstance(value, list):
         return ",".join(value_text(item) for item in value)
     return "null" if value is None else str(value)
 
 
 def start_ranks(file: str, ranks: int, arguments: list[str]) -> int:
-    """Runs `file` with `--rank` on so many ranks; returns the exit code."""
+    """Runs `file` with `--rank` on `ranks` ranks; returns the exit code."""
     command = [*mpiexec(ranks), sys.executable, file, *arguments, "--rank"]
     return subprocess.call(command, env={**os.environ, **naps(ranks)})
 
 
 def mpiexec(ranks: int) -> list[str]:
-    """The command that starts so many ranks by this environment's MPI, as far as the ranks' own begins."""
+    """The start of a command that runs `ranks` ranks with this environment's MPI."""
     own = Path(sys.executable).parent / "mpiexec"
     return [str(own) if own.exists() else shutil.which("mpiexec"), "-n", str(ranks)]
 
 
 def naps(ranks: int) -> dict[str, str]:
-    """What the environment needs beside where ranks outnumber cores (cpp/naps.c), as run.sh has it."""
+    """Additional environment variables if ranks outnumber cores (cpp/naps.c), as in run.sh."""
     found = sorted(Path(__file__).parent.parent.glob("hetmpi/_naps.*.so"))
     return {"LD_PRELOAD": str(found[0])} if found and ranks > os.cpu_count() and "LD_PRELOAD" not in os.environ else {}
 
 
 def key_of(staleness: int | None) -> str:
-    """The bound as JSON keys and settings write it."""
+    """The bound as a JSON key and in settings."""
     return "null" if staleness is None else str(staleness)
 
 
 class Keys:
-    """The unique keys of each step and rank of a synthetic data set, made once per step, the same for every run."""
+    """The unique keys of each step and rank of a synthetic data set, computed once per step, the same for every run."""
 
     def __init__(self, data, rank: int, size: int, batch_size: int):
         self.data, self.rank, self.size, self.batch_size = data, rank, size, batch_size

@@ -1,7 +1,7 @@
-// KeyIndex: numbers the distinct keys of a stream in order of first appearance.
+// KeyIndex: numbers the distinct keys of a sequence in order of first appearance.
 //
-// Open addressing over a power-of-two table of int32 positions, at most half full. Memory is kept between uses, so a
-// trainer that numbers one batch after another allocates only while its batches still grow.
+// Open addressing over a power-of-two table of int32 positions, at most half full. Memory is kept between uses, so
+// successive batches allocate only while their size grows.
 //
 // Invariants:
 //   keys()[i] is the i-th distinct key seen since clear();
@@ -27,7 +27,7 @@ HETMPI_SHARED uint64_t mix64(uint64_t x) {
 
 class KeyIndex {
  public:
-  // Forgets all keys and makes room for `expected` distinct ones without growing.
+  // Removes all keys and reserves memory for `expected` distinct ones.
   void clear(int64_t expected) {
     int64_t size = 16;
     while (size < 2 * expected) size *= 2;
@@ -36,7 +36,7 @@ class KeyIndex {
     keys_.reserve(expected);
   }
 
-  // Position of `key`, numbering it if it is new.
+  // Number of `key`; assigns the next number to a new key.
   int32_t number(int64_t key) {
     if (2 * (keys_.size() + 1) > slots_.size()) grow();
     const int64_t slot = probe(key);
@@ -54,7 +54,7 @@ class KeyIndex {
   int64_t size() const { return static_cast<int64_t>(keys_.size()); }
 
  private:
-  // The slot that holds `key`, or the empty one where it belongs.
+  // The slot that contains `key`, or the empty slot for it.
   int64_t probe(int64_t key) const {
     const uint64_t mask = slots_.size() - 1;
     uint64_t slot = mix64(static_cast<uint64_t>(key)) & mask;

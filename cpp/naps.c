@@ -1,9 +1,9 @@
-// A sched_yield() that naps, for LD_PRELOAD where ranks outnumber cores.
+// A sched_yield() that sleeps, for LD_PRELOAD if ranks outnumber cores.
 //
 // MPI libraries and Horovod wait by calling sched_yield() in a loop. With two such threads per rank and several ranks
-// on a core, each yield only hands the core to the next waiting thread, and the thread that all wait for gets its turn
-// late: 8 ranks on 2 cores spent 60 % of the time in the kernel, and steps of 70 ms took up to 490 (docs/results.md).
-// A waiting thread that sleeps leaves the core to those with work. It costs up to a nap on every message.
+// per core, each yield only passes the core to the next waiting thread, and the thread that all wait for is delayed: 8
+// ranks on 2 cores spent 60 % of the time in the kernel, and steps of 70 ms took up to 490 (docs/results.md). A waiting
+// thread that sleeps leaves the core to working threads. It adds up to one nap to the latency of every message.
 #include <time.h>
 
 int sched_yield(void) {

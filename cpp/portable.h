@@ -1,4 +1,4 @@
-// What it takes to compile one source for the CPU and the GPU: both then come to the same bits.
+// Macros to compile one source for CPU and GPU, with bitwise equal results.
 #pragma once
 
 #ifdef __CUDACC__

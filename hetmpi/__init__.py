@@ -4,7 +4,7 @@ from importlib import import_module
 
 __version__ = "0.1.0"
 
-PLACES = {  # what a program of one's own needs -> the module that has it
+PLACES = {  # public name -> the module that defines it
     "EmbeddingBag": "table.bag",
     "EmbeddingTable": "table.table",
     "RowOptimizer": "table.optim",
@@ -24,7 +24,7 @@ __all__ = list(PLACES)
 
 
 def __getattr__(name: str):
-    """One of PLACES, whose module, which brings torch or MPI along, is imported when it is asked for."""
+    """A name in PLACES. Imports its module, which may import torch or MPI, on first use."""
     if name not in PLACES:
         raise AttributeError(f"module 'hetmpi' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"hetmpi.{PLACES[name]}"), name)

@@ -8,10 +8,10 @@ import sys
 
 COMMANDS = {
     "train": "train a model; mpirun -np 4 hetmpi train on four ranks",
-    "predict": "probabilities of samples, by a checkpoint",
-    "export": "take rows and dense layers out of a checkpoint",
-    "report": "one HTML page of runs side by side",
-    "doctor": "examine MPI, memory and Horovod here, and say what to change",
+    "predict": "predict probabilities of samples from a checkpoint",
+    "export": "extract rows and dense layers from a checkpoint",
+    "report": "one HTML page that compares runs",
+    "doctor": "examine MPI, memory and Horovod on this machine, and suggest changes",
 }
 
 
@@ -21,12 +21,12 @@ def main():
     if name in ("-h", "--help"):
         print("usage: hetmpi COMMAND [ARGUMENTS]\n")
         print("\n".join(f"  {command:<9}{about}" for command, about in COMMANDS.items()))
-        print("\nhetmpi COMMAND --help says more.")
+        print("\nhetmpi COMMAND --help shows more.")
     elif name not in COMMANDS:
         sys.exit(f"hetmpi: there is no command {name}: it is one of {', '.join(COMMANDS)}")
     else:
         sys.argv[:2] = [f"hetmpi {name}"]
-        sys.path.insert(0, os.getcwd())  # as python -m: a model of one's own lies there
+        sys.path.insert(0, os.getcwd())  # as python -m does: user-defined models are imported from there
         runpy.run_module(f"hetmpi.{name}", run_name="__main__", alter_sys=True)
 
 

@@ -1,4 +1,4 @@
-"""Counters: what one rank's table did while it was used; and how late its reads were."""
+"""Counters: operations and traffic of one rank's table, and lags of its reads."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 
 @dataclass
 class Counters:
-    """What one rank's table did since it was made. Bytes are those that cross between ranks.
+    """Operations of one rank's table since its creation. Bytes are those sent between ranks.
 
     hits         keys read from the cache
-    stale        keys found in the cache, but fetched again: older than the bound admits
-    misses       keys the cache may keep but did not hold; keys it may not keep count nowhere
-    validated    clocks asked of owners to tell hits from stale lines
-    evicted      lines that made room for others
-    pushed       sums of gradients sent to owners, this rank among them
+    stale        keys found in the cache but fetched again, because they were older than the bound allows
+    misses       keys that may be cached but were not; keys that may not be cached are not counted
+    validated    clocks requested from owners to distinguish hits from stale lines
+    evicted      evicted lines
+    pushed       gradient sums sent to owners, including this rank
     clock_bytes, row_bytes, push_bytes  clocks and rows (with optimizer state) fetched, gradients sent
-    reduced_bytes  what an allreduce of the replicated rows' gradients sends at the least, 2 (P - 1) / P of them on P
+    reduced_bytes  minimum traffic of an allreduce of the replicated rows' gradients, 2 (P - 1) / P of their size on P
                    ranks
     """
 
@@ -39,12 +39,12 @@ class Counters:
 
     @property
     def hit_rate(self) -> float | None:
-        """Share of the keys that the cache may keep; None if there were none."""
+        """Hits as a share of the keys that may be cached; None if there were none."""
         return self._share(self.hits)
 
     @property
     def stale_rate(self) -> float | None:
-        """As hit_rate, of keys found too old."""
+        """Stale lines as a share of the keys that may be cached; None if there were none."""
         return self._share(self.stale)
 
     def _share(self, part: float) -> float | None:
@@ -52,7 +52,7 @@ class Counters:
         return part / whole if whole else None
 
     def as_array(self) -> np.ndarray:
-        """All fields in their order, (n,) int64."""
+        """All fields in order, (n,) int64."""
         return np.array([getattr(self, field.name) for field in fields(self)], np.int64)
 
     @classmethod
@@ -61,7 +61,7 @@ class Counters:
         return cls(*map(int, values))
 
     def since(self, before: Counters) -> Counters:
-        """What was counted after `before`."""
+        """The counts since `before`."""
         return Counters.of_array(self.as_array() - before.as_array())
 
     def copy(self) -> Counters:
@@ -69,8 +69,8 @@ class Counters:
 
 
 def lag_at(lags: np.ndarray, share: float, bound: int | None = None) -> int | None:
-    """The largest lag of the bin below or in which `share` of the reads lie, at most `bound`; lags (32,) int64 as
-    EmbeddingTable counts them. None if nothing was read."""
+    """Quantile of lags: upper bound of the bin that contains the `share` quantile of the reads, at most `bound`; lags
+    (32,) int64 as counted by EmbeddingTable. None if nothing was read."""
     if not lags.sum():
         return None
     bin_number = int(np.searchsorted(np.cumsum(lags), share * lags.sum()))
@@ -79,6 +79,6 @@ def lag_at(lags: np.ndarray, share: float, bound: int | None = None) -> int | No
 
 
 def trimmed(lags: np.ndarray) -> list[int] | None:
-    """A histogram of lags without the empty bins at its end; None if nothing was read."""
+    """A histogram of lags without trailing empty bins; None if nothing was read."""
     filled = np.flatnonzero(lags)
     return lags[: filled[-1] + 1].tolist() if filled.size else None

@@ -1,4 +1,4 @@
-"""DenseOptimizer: the dense layers' optimizer, torch's, under Horovod."""
+"""DenseOptimizer: the torch optimizer of the dense layers, with gradients averaged by Horovod."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ DENSE_RULES = {"sgd": 0.1, "adagrad": 0.003, "adam": 0.005}  # rule -> default l
 
 
 class DenseOptimizer:
-    """The dense layers' optimizer: torch's, its gradients averaged over all ranks by Horovod, on the shared schedule.
+    """The torch optimizer of the dense layers. Horovod averages their gradients over all ranks; the schedule is shared
+    with the rows.
 
         loss.backward()
-        dense.begin()                   # the same call on all ranks: starts the allreduce
+        dense.begin()                   # starts the allreduce, by the same call on all ranks
         table.write(keys, grads)
-        dense.step(step)                # waits for it, updates the parameters
+        dense.step(step)                # waits for it, then updates the parameters
 
-    A parameter that got no gradient on this rank counts as zeros there. One that got none on any rank is left alone, as
-    torch does."""
+    A parameter without a gradient on this rank contributes zeros. One without a gradient on every rank is not updated,
+    as in torch."""
 
     def __init__(
         self, hvd, model: torch.nn.Module, rule: str, lr: float, weight_decay: float, schedule: Schedule,
@@ -42,24 +43,24 @@ class DenseOptimizer:
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state: dict):
-        """Takes what the rule has gathered; its settings stay."""
+        """Loads the state of the rule; its hyperparameters do not change."""
         kept = [group["weight_decay"] for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state)
         for group, weight_decay in zip(self.optimizer.param_groups, kept):
             group["weight_decay"] = weight_decay
 
     def begin(self):
-        """Starts the allreduce of the gradients, unless backward() has started it, which it does when it has computed
-        all of them. Between backward() and EmbeddingTable.write: a rank that waits for the allreduce alone does not
-        apply what others write. Collective.
+        """Starts the allreduce of the gradients, unless backward() has started it, which it does after computing all of
+        them. To be called between backward() and EmbeddingTable.write: a rank that waits for the allreduce only does
+        not apply the pushes of others. Collective.
 
-        Raises NotFinite for a gradient on the CPU that is NaN or infinite (backward() does where it starts the
-        allreduce), RuntimeError in backward() if the allreduce had begun."""
+        Raises NotFinite for a gradient on the CPU that is NaN or infinite (in backward() if that starts the allreduce),
+        RuntimeError in backward() if the allreduce has already begun."""
         self._gradients.begin()
 
     def step(self, step: int):
-        """Waits for the allreduce of the gradients, then updates the parameters of `step`, counted from 0. Raises as
-        begin() does."""
+        """Waits for the allreduce of the gradients, then updates the parameters. step: counted from 0. Raises as
+        begin()."""
         self._gradients.finish()
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr * self.schedule.factor(step)
@@ -68,22 +69,22 @@ class DenseOptimizer:
 
 
 def has_own_gpu(hvd, device: torch.device) -> bool:
-    """Whether no two ranks share a GPU, which NCCL refuses. Collective."""
+    """Whether no two ranks share a GPU, which NCCL does not support. Collective."""
     gpus = hvd.allgather_object(str(torch.cuda.get_device_properties(device).uuid))
     return len(set(gpus)) == len(gpus)
 
 
 class AveragedGradients:
-    """Averages a model's gradients over all ranks: those of one dtype in one buffer, by one allreduce, whose order of
-    additions does not depend on timing.
+    """Averages a model's gradients over all ranks: one allreduce per dtype, of one buffer, with an order of additions
+    that does not depend on timing.
 
-    The buffer ends with a number per parameter, 1 if it has a gradient here: after the allreduce it says whether it had
-    one on any rank."""
+    The buffer ends with a number per parameter, 1 if it has a gradient on this rank. After the allreduce it shows
+    whether the parameter has a gradient on any rank."""
 
-    NAMES = itertools.count()  # of the instances of this process: all ranks make them in the same order
+    NAMES = itertools.count()  # of the instances of this process: all ranks create them in the same order
 
     def __init__(self, hvd, model: torch.nn.Module, device: torch.device):
-        """device: where the buffers are summed: the parameters' GPU, for NCCL, or the CPU, for MPI."""
+        """device: of the buffers' allreduce: the parameters' GPU, for NCCL, or the CPU, for MPI."""
         self._hvd, name = hvd, f"dense {next(self.NAMES)}"
         by_dtype: dict[torch.dtype, dict[str, torch.nn.Parameter]] = {}
         for key, parameter in model.named_parameters():
@@ -91,8 +92,8 @@ class AveragedGradients:
                 by_dtype.setdefault(parameter.dtype, {})[key] = parameter
         self._buffers = [Buffer(parameters, device, f"{name} {dtype}") for dtype, parameters in by_dtype.items()]
         self._parameters = {key: parameter for buffer in self._buffers for key, parameter in buffer.parameters.items()}
-        self._ready: set[torch.nn.Parameter] = set()  # that got a gradient since the last step
-        self._handles: list[int] | None = None  # of the allreduces under way
+        self._ready: set[torch.nn.Parameter] = set()  # with a gradient since the last step
+        self._handles: list[int] | None = None  # of the allreduces in progress
         starts_in_backward = all(not buffer.is_copied for buffer in self._buffers)  # a copy would wait for the GPU
         if hvd.size() > 1 and starts_in_backward:
             for parameter in self._parameters.values():
@@ -109,8 +110,7 @@ class AveragedGradients:
             self.begin()
 
     def begin(self):
-        """Starts to average the gradients that are there. Collective. Raises NotFinite for a gradient that is not
-        finite."""
+        """Starts averaging the gradients. Collective. Raises NotFinite for a gradient that is not finite."""
         if self._handles is None and self._hvd.size() > 1:
             self._handles = [
                 self._hvd.allreduce_async_(buffer.filled(), op=self._hvd.Average, name=buffer.name)
@@ -118,7 +118,7 @@ class AveragedGradients:
             ]
 
     def finish(self):
-        """Waits for the averages: they are the parameters' gradients then. Collective. Raises as begin() does."""
+        """Waits for the averages and stores them as the parameters' gradients. Collective. Raises as begin()."""
         self.begin()
         if self._handles is None:  # one rank
             check_finite(self._parameters)
@@ -130,7 +130,8 @@ class AveragedGradients:
 
 
 def check_finite(parameters: dict[str, torch.nn.Parameter]):
-    """Raises NotFinite if a gradient on the CPU is NaN or infinite; of a GPU's this would take a wait."""
+    """Raises NotFinite if a gradient on the CPU is NaN or infinite. Gradients on a GPU are not checked: that would wait
+    for the GPU."""
     for name, parameter in parameters.items():
         grad = parameter.grad
         if (
@@ -143,7 +144,7 @@ def check_finite(parameters: dict[str, torch.nn.Parameter]):
 
 
 class Buffer:
-    """The gradients of some parameters, all of one dtype, side by side."""
+    """The gradients of parameters of one dtype in contiguous memory."""
 
     def __init__(self, parameters: dict[str, torch.nn.Parameter], device: torch.device, name: str):
         first = next(iter(parameters.values()))
@@ -153,11 +154,11 @@ class Buffer:
         self._sums = torch.empty(
             sum(self._sizes) + len(parameters), dtype=first.dtype, device=device, pin_memory=self.is_copied
         )
-        self._is_missing: list[bool] = []  # which parameters have no gradient on this rank
+        self._is_missing: list[bool] = []  # parameters without a gradient on this rank
 
     def filled(self) -> torch.Tensor:
-        """The buffer with the parameters' gradients in it, zeros for those that have none. Raises NotFinite for a
-        gradient that is not finite, which the average would give to all ranks."""
+        """The buffer filled with the parameters' gradients, zero for missing ones. Raises NotFinite for a gradient that
+        is not finite, which the average would spread to all ranks."""
         check_finite(self.parameters)
         grads = [parameter.grad for parameter in self.parameters.values()]
         self._is_missing = [grad is None for grad in grads]
@@ -177,7 +178,7 @@ class Buffer:
         return self._sums
 
     def give_back(self):
-        """Makes what is in the buffer the parameters' gradients."""
+        """Stores the buffer's content as the parameters' gradients."""
         *parts, has_grad = self._sums.to(self._place).split([*self._sizes, len(self._sizes)])
         is_unused = (has_grad == 0).tolist() if any(self._is_missing) else [False] * len(parts)
         for parameter, part, unused in zip(self.parameters.values(), parts, is_unused):

@@ -1,9 +1,9 @@
-"""Examines a machine as hetmpi will use it: ./run.sh doctor, or mpirun -np N hetmpi doctor across hosts.
+"""Examines a machine for use by hetmpi: ./run.sh doctor, or mpirun -np N hetmpi doctor across hosts.
 
-Prints what each part found and ends with OK, exit code 0, or with what to change, exit code 1. Every way to fetch rows
-is checked for right values before it is timed.
+Prints each finding and ends with OK and exit code 0, or with advice and exit code 1. Every way to fetch rows is checked
+for correct values before it is timed.
 
-hetmpi doctor --clean    removes the files that killed MPICH runs of yours left in this machine's /dev/shm, and no more
+hetmpi doctor --clean    only removes the files that your killed MPICH runs have left in this machine's /dev/shm
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hetmpi.comm.launch import launch
 from hetmpi.comm.memory import available_memory, cgroup_memory
 from hetmpi.comm.mpi import MPI, mpi_libraries, srun_mpi
 from hetmpi.comm.world import World
-from hetmpi.errors import ToldElsewhere, UserError
+from hetmpi.errors import ReportedElsewhere, UserError
 from hetmpi.run.device import gpu_problem
 from hetmpi.table.table import EmbeddingTable
 
@@ -38,7 +38,7 @@ NEW_S = 60
 def main(world: World):
     """Runs all examinations; rank 0 prints."""
     if unknown := sys.argv[1:]:
-        raise UserError(f"hetmpi doctor takes no {unknown[0]}: only --clean, or nothing")
+        raise UserError(f"hetmpi doctor does not know {unknown[0]}: give --clean, or nothing")
     report = Report(world)
     describe_mpi(world, report)
     describe_horovod(world, report)
@@ -49,7 +49,7 @@ def main(world: World):
 
 
 class Report:
-    """What was found, printed by rank 0 as it comes, and what to change."""
+    """Findings, printed by rank 0 immediately, and a list of advice."""
 
     def __init__(self, world: World):
         self.world, self.cures = world, []
@@ -60,12 +60,12 @@ class Report:
             print(f"{name:<28}{found}", flush=True)
 
     def cure(self, text: str):
-        """Notes something that should be changed, once."""
+        """Adds advice, without duplicates."""
         if text not in self.cures:
             self.cures.append(text)
 
     def close(self) -> bool:
-        """Prints the verdict; True if nothing need be changed. Collective."""
+        """Prints the verdict. Returns True if there is no advice. Collective."""
         cures = list(dict.fromkeys(sum(self.world.comm.allgather(self.cures), [])))
         if self.world.rank == 0:
             print("\n".join(["", "To change:", *(f"- {cure}" for cure in cures)]) if cures else "\nOK", flush=True)
@@ -87,7 +87,7 @@ def describe_mpi(world: World, report: Report):
 
 
 def osc_component(version: str) -> str:
-    """What serves one-sided calls, as far as it can be known from outside the library."""
+    """The component that serves one-sided calls, as far as it can be determined outside the library."""
     if "Open MPI" not in version:
         between = {"ofi": "libfabric", "ucx": "UCX"}.get(os.environ.get("MPIR_CVAR_CH4_NETMOD"), "libfabric or UCX")
         return f"MPICH ch4: shared memory on a node, {between} between nodes"
@@ -141,19 +141,18 @@ def describe_machine(world: World, report: Report):
 
 
 def abandoned_segments() -> list[Path]:
-    """MPICH's files in /dev/shm that are this user's and that no process has mapped: a killed run cannot remove
-    them."""
+    """Files of MPICH in /dev/shm that belong to this user and that no process maps: killed runs leave them."""
     mine = [path for path in Path("/dev/shm").glob("mpich_shm_*") if path.stat().st_uid == os.getuid()]
-    old = [path for path in mine if time.time() - path.stat().st_mtime > NEW_S]  # a run that starts maps its file soon
+    old = [path for path in mine if time.time() - path.stat().st_mtime > NEW_S]  # a starting run maps its file soon
     mapped = ""
     for path in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):  # another user's, or it has ended
+        with contextlib.suppress(OSError):  # the process has ended or belongs to another user
             mapped += path.read_text()
     return sorted(path for path in old if str(path) not in mapped)
 
 
 def clean():
-    """Removes abandoned segments of this machine, one rank's work."""
+    """Removes abandoned segments of this machine; runs on one rank."""
     removed = abandoned_segments()
     num_bytes = sum(path.stat().st_size for path in removed)
     for path in removed:
@@ -162,7 +161,7 @@ def clean():
 
 
 def examine_windows(world: World, report: Report):
-    """Makes windows as the table does, fetches rows each way, and asks a busy rank for some."""
+    """Creates windows as the table does, fetches rows by each transport, and from a busy rank."""
     if world.size == 1:
         report.line("fetching rows", "not examined: one rank has no other to fetch from, use NP=2 or more")
         return
@@ -172,25 +171,25 @@ def examine_windows(world: World, report: Report):
         error = None
         try:
             examine_way(place, name, report)
-        except (UserError, MPI.Exception) as raised:  # both come on all ranks alike: a finding, not an end
+        except (UserError, MPI.Exception) as raised:  # on all ranks alike: report it and continue
             error = raised
         report_failure(name, error, report)
     report.line("MPI_Alltoallv", fetch_text(*time_alltoall(world)))
 
 
 def report_failure(name: str, error: Exception | None, report: Report):
-    """Notes that a way to reach rows does not work here: a refusal says itself what to do."""
+    """Reports that a transport does not work here, with advice; a UserError contains its own."""
     if isinstance(error, MPI.Exception):
         report.line(name, f"FAILS: {error}")
         report.cure(f"{name}: this MPI cannot make the window ({error}): try HETMPI_MPI=mpich ./run.sh setup")
     elif error is not None:
         report.line(name, f"FAILS: {error}")
-        if not isinstance(error, ToldElsewhere):
+        if not isinstance(error, ReportedElsewhere):
             report.cure(f"{name}: {error}")
 
 
 def examine_way(world: World, name: str, report: Report):
-    """Checks and times reading rows of the next rank, then reading from it while it computes. Collective."""
+    """Checks and times reads of the next rank's rows, first idle, then computing. Collective."""
     from hetmpi.table.optim import RowOptimizer
 
     peer = (world.rank + 1) % world.size
@@ -215,7 +214,7 @@ def examine_way(world: World, name: str, report: Report):
 
 
 def time_read(table: EmbeddingTable, keys: np.ndarray, peer: int, report: Report, name: str) -> float:
-    """Seconds to read `keys`; a wrong value is noted."""
+    """Seconds to read `keys`; reports wrong values."""
     began = time.perf_counter()
     out = table.peek(torch.from_numpy(keys)).numpy()
     seconds = time.perf_counter() - began
@@ -226,7 +225,7 @@ def time_read(table: EmbeddingTable, keys: np.ndarray, peer: int, report: Report
 
 
 def examine_busy(table: EmbeddingTable, key: np.ndarray, report: Report):
-    """Times a get from a rank that computes and makes no MPI call itself: only Horovod's thread serves it.
+    """Times a get from a rank that computes without MPI calls, so that only Horovod's thread makes progress.
     Collective."""
     world = table.world
     table.window.fence()
@@ -248,7 +247,7 @@ def examine_busy(table: EmbeddingTable, key: np.ndarray, report: Report):
 
 
 def time_alltoall(world: World) -> tuple[int, float]:
-    """Asks the next rank for rows by MPI_Alltoallv of ids, then of rows: (rows, best seconds). Collective."""
+    """Fetches rows of the next rank by MPI_Alltoallv of ids, then of rows: (rows, best seconds). Collective."""
     count = np.zeros(world.size, np.int64)
     count[(world.rank + 1) % world.size] = ROWS_A_CALL
     back = np.zeros(world.size, np.int64)
@@ -271,7 +270,7 @@ def time_alltoall(world: World) -> tuple[int, float]:
 
 
 def fetch_text(num_rows: int, seconds: float) -> str:
-    """A rate as people compare it."""
+    """The rate in rows per second, with its inputs."""
     return f"{num_rows / seconds / 1e6:.1f} Mrow/s ({num_rows:,} rows of dim {DIM} in {1000 * seconds:.2f} ms)"
 
 

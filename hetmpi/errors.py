@@ -1,4 +1,4 @@
-"""Errors that are told in one line: what was expected, what came, what to do. All others keep their traceback."""
+"""Errors that are printed in one line: expected and actual value, and advice. All other errors keep their traceback."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import numbers
 
 
 class UserError(ValueError):
-    """Bad input, or a machine that cannot serve it: one message that says what was expected, what came, what to do."""
+    """Invalid input, or a machine that lacks something: the message says what was expected, what came, what to do."""
 
 
 class NotFinite(UserError):
     """Gradients that are NaN or infinite, before they reach their owners."""
 
 
-class ToldElsewhere(UserError):
-    """A refusal that another rank prints."""
+class ReportedElsewhere(UserError):
+    """An error whose message another rank prints."""
 
 
 @contextlib.contextmanager
 def doing(what: str):
-    """A context of code that is not hetmpi's. An error in it keeps its traceback, whose last line then says `what`."""
+    """A context for user-defined code. An error in it keeps its traceback, and its last line names `what`."""
     try:
         yield
     except Exception as error:
         if not isinstance(error, UserError):
-            with contextlib.suppress(AttributeError):  # a class that takes no attributes
-                error.doing = getattr(error, "doing", what)  # the innermost one
+            with contextlib.suppress(AttributeError):  # a class without a __dict__
+                error.doing = getattr(error, "doing", what)  # keeps that of an inner context
         raise
 
 
@@ -39,12 +39,12 @@ def check_integer(name: str, value, least: int, most: int = LARGEST):
 
 
 def check_number(name: str, value, least: float, most: float = LARGEST, kinds=numbers.Real):
-    """Raises UserError unless `value` is a finite number of `kinds` in [least, most]. A float may be beyond the default
-    of most."""
+    """Raises UserError unless `value` is a finite number of `kinds` in [least, most]. The default of `most` does not
+    limit floats."""
     kind = "an integer" if kinds is numbers.Integral else "a number"
     if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value < float("inf"):
         is_whole = isinstance(value, float) and value.is_integer() and least <= value <= most
         cure = f": write {value:.0f}, without point or exponent" if is_whole else ""
         raise UserError(f"{name} must be {kind} of at least {least}, got {str(value)[:100]}{cure}")
-    if value > most and (most < LARGEST or isinstance(value, numbers.Integral)):  # LARGEST bounds integers alone
+    if value > most and (most < LARGEST or isinstance(value, numbers.Integral)):  # LARGEST limits integers only
         raise UserError(f"{name} must be at most {most:,}, got {value:,}")

@@ -1,14 +1,13 @@
-"""Takes a checkpoint out of hetmpi: rows by key for numpy or Parquet, the dense layers as TorchScript.
+"""Extracts a checkpoint: rows by key for numpy or Parquet, the dense layers as TorchScript or ONNX.
 
 python -m hetmpi.export CHECKPOINT OUT [rows=npy|parquet|none] [dense=torchscript|onnx|none] [table=NAME]
 
-OUT/rows.npy         (num_rows, dim) float32, row k of key k; numpy.load(..., mmap_mode="r") opens what is larger than
+OUT/rows.npy         (num_rows, dim) float32, row k for key k; numpy.load(..., mmap_mode="r") opens files larger than
                      memory
 OUT/rows.parquet     columns key (int64) and weight (fixed-size list of float32), in the order of keys
 OUT/dense.torchscript  forward(rows (U, dim), index (B, F) int64 into them, dense (B, num_dense)) -> logits (B,)
-OUT/dense.onnx       the same for any B and U, inputs rows, index, dense, output logits; takes pip install onnx
+OUT/dense.onnx       the same for any B and U, inputs rows, index, dense, output logits; needs pip install onnx
                      onnxscript
-
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ CHOICES = {"rows": ("npy", "parquet", "none"), "dense": ("torchscript", "onnx", 
 
 
 def main(arguments: list[str]):
-    """Reads the command line, exports."""
+    """Reads the command line and exports."""
     if len(arguments) < 2 or {"-h", "--help"} & set(arguments):
         sys.exit(__doc__)
     checkpoint, out = map(Path, arguments[:2])
@@ -40,7 +39,7 @@ def main(arguments: list[str]):
         name, _, value = argument.partition("=")
         if value not in CHOICES.get(name, ()) and (name != "table" or not value):
             choices = ", ".join(f"{k}={'|'.join(v)}" for k, v in CHOICES.items())
-            sys.exit(f"hetmpi.export: cannot take {argument}; what can be said: {choices}, table=NAME")
+            sys.exit(f"hetmpi.export: unknown argument {argument}; known are {choices}, table=NAME")
         chosen[name] = value
     try:
         export(checkpoint, out, **chosen)
@@ -49,12 +48,11 @@ def main(arguments: list[str]):
 
 
 def export(checkpoint: Path, out: Path, rows: str = "npy", dense: str = "torchscript", table: str | None = None):
-    """Writes what is asked for into `out`. table: None for the only one. Raises UserError for what is no whole
-    checkpoint or holds anything else than its manifest requires, does not have the table, has no model that can be
-    built, or takes a package that is not there."""
+    """Writes the selected parts of a checkpoint to `out`. table: None for the only one. Raises UserError for an
+    incomplete or invalid checkpoint, an unknown table, a model that cannot be built, or a missing package."""
     missing = [name for name in ("onnx", "onnxscript") if dense == "onnx" and find_spec(name) is None]
     if missing:
-        raise UserError(f"dense=onnx takes packages that are not there: pip install {' '.join(missing)}")
+        raise UserError(f"dense=onnx needs packages that are not installed: pip install {' '.join(missing)}")
     manifest = read_manifest(checkpoint)
     shards = shards_of(checkpoint, manifest)
     for shard in [shard for of_table in shards.values() for shard in of_table]:
@@ -70,8 +68,8 @@ def export(checkpoint: Path, out: Path, rows: str = "npy", dense: str = "torchsc
 
 
 def chosen_table(checkpoint: Path, manifest: dict, table: str | None) -> str:
-    """The name of the table in the manifest. Raises UserError if it is not there, or if there are several and none is
-    chosen."""
+    """The name of the table in the manifest. Raises UserError if it is missing, or if there are several and none is
+    selected."""
     names = list(tables_of(manifest))
     if table is None and len(names) == 1:
         return names[0]
@@ -102,19 +100,19 @@ def write_parquet(path: Path, saved: Saved):
 
 def write_torchscript(path: Path, model: OfTensors, inputs: tuple):
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"`torch\.jit\.trace", DeprecationWarning)  # TorchScript is what is asked for
-        warnings.filterwarnings(
-            "ignore", category=torch.jit.TracerWarning, module=r"hetmpi\.models\.ctr"
-        )  # its checks of shapes, which hold for any B, U
+        warnings.filterwarnings("ignore", r"`torch\.jit\.trace", DeprecationWarning)  # TorchScript is requested
+        # The models' checks of shapes are traced as constants; they hold for any B and U.
+        warnings.filterwarnings("ignore", category=torch.jit.TracerWarning, module=r"hetmpi\.models\.ctr")
         torch.jit.trace(model, inputs).save(str(path))
 
 
 def write_onnx(path: Path, model: OfTensors, inputs: tuple):
     num_samples = torch.export.Dim("B")
     shapes = {"rows": {0: torch.export.Dim("U")}, "index": {0: num_samples}, "dense": {0: num_samples}}
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of torchvision, which is not needed
+    # it warns that torchvision, which is not needed, is missing
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what torch says of its own code
+        warnings.simplefilter("ignore")  # of torch about its own code
         torch.onnx.export(
             model,
             inputs,

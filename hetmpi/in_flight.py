@@ -1,7 +1,7 @@
-"""Work that takes other ranks, as generators that yield while what they sent for is in flight.
+"""Operations that depend on other ranks, as generators that yield while their requests are in flight.
 
-A generator posts what it needs, yields, and waits for it when it is taken up again: so that the requests of several
-tables are in flight together. Whoever has one alone runs it to its end.
+A generator posts its requests, yields, and waits for them when it is resumed: so the requests of several tables
+overlap. The caller of a single operation runs it to its end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ InFlight = Generator[None, None, Result]
 
 
 def finish(one: InFlight[Result]) -> Result:
-    """Runs one to its end -> what it returns."""
+    """Runs an operation to its end and returns its result."""
     while True:
         try:
             next(one)
@@ -24,8 +24,9 @@ def finish(one: InFlight[Result]) -> Result:
 
 
 def together(several: dict[str, InFlight[Result]]) -> dict[str, Result]:
-    """Runs several in turns, in their order, each until it yields -> name to what each returns. All ranks that pass the
-    same ones post their collective calls in the same order, if each yields equally often before it makes one."""
+    """Runs several operations in turns, in their order, each until it yields. Returns name -> result. All ranks that
+    pass the same operations post collective calls in the same order, if each yields equally often before such a
+    call."""
     results, running = {}, dict(several)
     while running:
         for name, one in list(running.items()):
@@ -38,7 +39,7 @@ def together(several: dict[str, InFlight[Result]]) -> dict[str, Result]:
 
 
 def timed(span: AbstractContextManager, one: InFlight[Result]) -> InFlight[Result]:
-    """The same, with `span` entered while it works, not while it has yielded."""
+    """The same operation, with `span` entered while it runs, but not while it is suspended."""
     while True:
         with span:
             try:

@@ -1,4 +1,4 @@
-"""Layers between a table's rows and a network."""
+"""Layers between the rows of a table and a network."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from hetmpi import _C
 
 
 def look_up(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """rows (U, dim), index (...) int64 into them -> (..., dim): the row of each occurrence.
+    """The row of each occurrence: rows (U, dim), index (...) int64 into them -> (..., dim).
 
-    The gradient of a row is the sum over its occurrences, added in an order that does not depend on timing: the same
-    bits in every run. As rows.index_select(0, index.flatten()), whose backward takes longer on the CPU
-    (docs/results.md), but for first derivatives alone. Raises ValueError for another shape or dtype, on the CPU
+    The gradient of a row is the sum over its occurrences, added in an order that does not depend on timing: bitwise
+    reproducible. Equal to rows.index_select(0, index.flatten()), whose backward takes longer on the CPU
+    (docs/results.md), but supports first derivatives only. Raises ValueError for another shape or dtype, on the CPU
     IndexError for an index beyond the rows."""
     if rows.dim() != 2 or index.dtype != torch.int64:
         raise ValueError(
@@ -40,5 +40,5 @@ class LookUp(torch.autograd.Function):
             sums = grads.new_zeros(ctx.shape)
             _C.scatter_add(grads.contiguous().numpy(), index.numpy(), sums.numpy())
             return sums, None
-        no_padding = -1  # index_add_ adds in any order on a GPU; this sorts
+        no_padding = -1  # embedding's backward sorts; index_add_ on a GPU adds in any order
         return torch.ops.aten.embedding_dense_backward(grads, index, ctx.shape[0], no_padding, False), None

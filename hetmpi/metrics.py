@@ -1,4 +1,4 @@
-"""AUC and log loss of held-out predictions, on one process's numpy arrays."""
+"""AUC and log loss of held-out predictions, on numpy arrays of one process."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import numpy as np
 
 
 def auc(label: np.ndarray, score: np.ndarray) -> float:
-    """Area under the ROC curve: the share of (positive, negative) pairs that score ranks rightly, a tie counting half.
+    """Area under the ROC curve: the share of (positive, negative) pairs that score orders correctly; a tie counts half.
 
     Exact: pairs are counted in integers. label (n,) in {0, 1}; score (n,), any increasing function of the probability.
-    Returns nan when there is no pair (no sample, or one class only) and when a score is NaN.
-    Raises ValueError when the shapes differ or a label is neither 0 nor 1.
+    Returns nan if there is no pair (no sample, or one class only) or if a score is NaN. Raises ValueError if the shapes
+    differ or a label is neither 0 nor 1.
     """
     positive = _positive("auc", label, score)
     num_positive = int(positive.sum())
@@ -28,21 +28,21 @@ def auc(label: np.ndarray, score: np.ndarray) -> float:
 
 
 def without_auc(label: np.ndarray, score: np.ndarray) -> str | None:
-    """Why auc(label, score) is nan, in a few words; None if it is a number."""
+    """Reason why auc(label, score) is nan, in a few words; None if it is a number."""
     if label.size == 0:
         return "there are no held-out samples"
     if np.isnan(score).any():
         return f"{int(np.isnan(score).sum()):,} of {score.size:,} predictions are NaN"
     if label.min() == label.max():
-        return f"all {label.size:,} held-out samples have the label {label[0]:g}, it takes both"
+        return f"all {label.size:,} held-out samples have the label {label[0]:g}, both labels are needed"
     return None
 
 
 def log_loss(label: np.ndarray, logit: np.ndarray) -> float:
     """Mean binary cross-entropy in nats, from logits: finite for any finite logit, summed in float64.
 
-    label (n,) in {0, 1}; logit (n,). Returns nan for no sample and when a logit is NaN; one class alone is fine.
-    Raises ValueError when the shapes differ or a label is neither 0 nor 1.
+    label (n,) in {0, 1}; logit (n,). Returns nan without samples or if a logit is NaN; a single class is valid. Raises
+    ValueError if the shapes differ or a label is neither 0 nor 1.
     """
     positive = _positive("log_loss", label, logit)
     if positive.size == 0 or np.isnan(logit).any():
@@ -52,7 +52,7 @@ def log_loss(label: np.ndarray, logit: np.ndarray) -> float:
 
 
 def _positive(caller: str, label: np.ndarray, prediction: np.ndarray) -> np.ndarray:
-    """Which samples are positive, (n,) bool; refuses what cannot be a label."""
+    """Mask of positive samples, (n,) bool. Raises ValueError for invalid labels or shapes."""
     if label.ndim != 1 or label.shape != prediction.shape:
         raise ValueError(
             f"{caller}: labels and predictions must both be (n,), got {label.shape} and {prediction.shape}"

@@ -1,10 +1,10 @@
-"""Predicts with a checkpoint of a click-through-rate model: the probability of label 1 of each sample, without MPI.
+"""Predicts the probability of label 1 of each sample from a checkpoint of a click-through-rate model, without MPI.
 
 hetmpi predict CHECKPOINT OUT.npy [split=valid|train] [start=N] [stop=N] [--config-dir DIR] [KEY=VALUE ...]
 
-The samples are those of the data the model was trained on: their held-out part, or `split=train`; [start, stop) of it.
-data=NAME and data.KEY=VALUE name other data with the same features, and data.path where the manifest has none.
-OUT.npy is (stop - start,) float32, in the order of the samples.
+The samples are positions [start, stop) of the held-out part of the data that the model was trained on, or of the
+training stream with split=train. data=NAME and data.KEY=VALUE select other data with the same features, and data.path
+if the manifest has none. OUT.npy is (stop - start,) float32, in the order of the samples.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from hetmpi.run.config import advised, composed
 from hetmpi.run.saved_model import OfTensors, Saved, dense_layers
 
 BATCH_SIZE = 4096
-OWN = ("split", "start", "stop")  # what is not a setting of the training
+OWN = ("split", "start", "stop")  # arguments that are not settings of the run
 
 
 def main(arguments: list[str]):
-    """Reads the command line, predicts, says how many probabilities were written."""
+    """Reads the command line, predicts, and prints the number of probabilities written."""
     if len(arguments) < 2 or {"-h", "--help"} & set(arguments):
         sys.exit(__doc__)
     try:
@@ -47,7 +47,7 @@ def main(arguments: list[str]):
 
 
 def checked(own: dict[str, str]) -> dict:
-    """split, start and stop as given. Raises UserError."""
+    """split, start and stop, checked. Raises UserError."""
     if own.get("split", "valid") not in ("valid", "train"):
         raise UserError(f"split must be valid or train, got {own['split']}")
     for name in OWN[1:]:
@@ -62,9 +62,9 @@ def predict(
     checkpoint: Path, out: Path, overrides: list[str], config_dir: str | None = None,
     split: str = "valid", start: int = 0, stop: int | None = None,
 ) -> np.ndarray:  # fmt: skip
-    """Writes the probability of label 1 of samples [start, stop) of a split to `out` -> the same, (stop - start,)
-    float32. overrides: Hydra's, of data. stop: None for all. Raises UserError for what is no whole checkpoint of a
-    click-through-rate model, and for data with other features."""
+    """Writes the probability of label 1 of samples [start, stop) of a split to `out` and returns it, (stop - start,)
+    float32. overrides: Hydra's, of data. stop: None for all. Raises UserError for an incomplete checkpoint, for another
+    kind of model, and for data with other features."""
     manifest = read_manifest(checkpoint)
     name, table = the_table(checkpoint, manifest)
     shards = shards_of(checkpoint, manifest)[name]
@@ -96,7 +96,7 @@ def the_table(checkpoint: Path, manifest: dict) -> tuple[str, dict]:
     """Name and description of the only table. Raises UserError if there are several."""
     tables = tables_of(manifest)
     if len(tables) != 1:
-        raise UserError(f"{checkpoint} has {len(tables)} tables: hetmpi predict takes models with one")
+        raise UserError(f"{checkpoint} has {len(tables)} tables: hetmpi predict supports models with one table only")
     return next(iter(tables.items()))
 
 
@@ -111,8 +111,8 @@ def logits_of(batches: Iterable[Samples], saved: Saved, dense: OfTensors) -> Ite
 
 
 def source_of(manifest: dict, overrides: list[str], config_dir: str | None) -> Source:
-    """The data that the checkpoint's training read, prepared, but for what `overrides` say. Its class comes from the
-    settings and not from the manifest, which anyone may have written."""
+    """The data of the checkpoint's training run with `overrides`, prepared. Its class is taken from the settings and
+    not from the manifest, which is not trusted."""
     named = any(text.startswith("data=") for text in overrides)
     overrides = overrides if named else [f"data={manifest.get('data')}", *overrides]
     with advised(overrides, config_dir):
@@ -141,10 +141,12 @@ def check_features(checkpoint: Path, manifest: dict, table: dict, source: Source
     }
     found = {name: getattr(source, name, None) for name in trained}
     if found != trained:
-        raise UserError(f"{checkpoint} was trained on data with {said(trained)}, data={source.name} has {said(found)}")
+        raise UserError(
+            f"{checkpoint} was trained on data with {sizes_text(trained)}, data={source.name} has {sizes_text(found)}"
+        )
 
 
-def said(sizes: dict) -> str:
+def sizes_text(sizes: dict) -> str:
     return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
 

@@ -1,4 +1,4 @@
-"""Spans: where the time of a step goes, by part."""
+"""Spans: the time of each part of a step."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ import numpy as np
 
 PARTS = {  # in the order of a step
     "load": "waiting for the loader's batch",
-    "drain": "s = 0: waiting for all ranks' gradients, and applying them; else letting owners see what was sent",
+    "drain": "s = 0: waiting for all ranks' gradients, and applying them; otherwise applying and publishing gradients",
     "find": "routing keys to owners, looking them up in the cache",
-    "validate": "clocks from the owners, lines too old; ordering the rows that the next read needs, or answering",
-    "fetch": "rows from the owners, the cache and to the caller",
-    "prefetch": "s >= 1: routing the next batch, asking for its clocks",
+    "validate": "reading the owners' clocks, finding stale lines; requesting the rows of the next read, or replying",
+    "fetch": "copying rows from owners, to the cache and to the caller",
+    "prefetch": "s >= 1: routing the next batch, requesting its clocks",
     "forward": "the network",
     "backward": "the network; Horovod's allreduce starts in it",
-    "push": "gradients to lines and owners",
+    "push": "adding gradients to lines, sending them to owners",
     "allreduce": "waiting for the dense gradients of all ranks, and the dense optimizer",
 }
-OWN = ("load", "find", "forward", "backward")  # what a rank does by itself, however late others are
-WAITS = ("drain", "validate", "fetch", "prefetch", "push")  # what a rank with all rows in hand would not spend
-TRACED = 200_000  # spans kept for a trace: the last ones
+OWN = ("load", "find", "forward", "backward")  # a rank's own work, independent of other ranks
+WAITS = ("drain", "validate", "fetch", "prefetch", "push")  # time that a rank with all rows in memory would not spend
+TRACED = 200_000  # maximum number of spans in a trace: the last ones
 
 
 class Spans:
-    """What one rank's time went to. Parts follow each other: none lies in another.
+    """Time of one rank by part. Parts follow each other and are never nested.
 
     seconds   part -> seconds so far
-    trace     the last (part, begin, end), in seconds since 1970; empty unless asked for
-    step      the one in work, 0 the first
-    doing     the part in work, or what now() was told
-    ticks     how often that changed
+    trace     the last (part, begin, end), in seconds since 1970; empty unless requested
+    step      current step, from 0
+    doing     current part, or the argument of now()
+    ticks     number of changes of `doing`
     """
 
     def __init__(self, keeps_trace: bool = False):
@@ -43,11 +43,11 @@ class Spans:
         self.step, self.doing, self.ticks = 0, "set-up", 0
 
     def __call__(self, part: str) -> Span:
-        """A context: the time in it belongs to `part`."""
+        """A context whose time is added to `part`."""
         return self._spans[part]
 
     def now(self, doing: str):
-        """Says what is in work beside the parts of a step, for who watches."""
+        """Sets the current activity outside the parts of a step, for the watchdog."""
         self.doing = doing
         self.ticks += 1
 
@@ -57,7 +57,7 @@ class Spans:
 
 
 class Span:
-    """One part, entered again and again."""
+    """One part, entered repeatedly."""
 
     def __init__(self, spans: Spans, part: str):
         self.spans, self.part, self.began = spans, part, 0.0
@@ -74,24 +74,24 @@ class Span:
 
 
 def by_part(milliseconds: np.ndarray) -> dict[str, float]:
-    """The inverse of as_array, for what was summed or averaged: part -> ms."""
+    """The inverse of as_array, for sums or averages: part -> ms."""
     return dict(zip(PARTS, map(float, milliseconds)))
 
 
 def wait_ms(milliseconds: np.ndarray) -> float:
-    """What of as_array() went to rows and gradients of the table."""
+    """Time of as_array() spent on rows and gradients of the table."""
     parts = by_part(milliseconds)
     return sum(parts[part] for part in WAITS)
 
 
 def own_ms(milliseconds: np.ndarray) -> np.ndarray:
-    """What of as_array() was a rank's own work: (..., number of parts) -> (...)."""
+    """Time of as_array() spent on a rank's own work: (..., number of parts) -> (...)."""
     return milliseconds[..., [part in OWN for part in PARTS]].sum(-1)
 
 
 def chrome_trace(traces: list, hosts: list[str]) -> str:
-    """The spans of all ranks, one (part, begin, end) list and one host per rank, in the JSON that chrome://tracing and
-    Perfetto open. Ranks of different hosts are as far apart as their clocks."""
+    """The spans of all ranks, one (part, begin, end) list and one host per rank, in the JSON format of chrome://tracing
+    and Perfetto. Offsets between hosts are those of their clocks."""
     events, zero = [], min((trace[0][1] for trace in traces if trace), default=0.0)
     for rank, (trace, host) in enumerate(zip(traces, hosts)):
         name = {"name": f"rank {rank} on {host}"}

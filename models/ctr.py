@@ -1,4 +1,4 @@
-"""What the click-through-rate models share: the look-up of a batch's rows, and MLPs."""
+"""Common parts of the click-through-rate models: look-up of a batch's rows, and MLPs."""
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ class CTRModel(nn.Module):
     into rows and `dense` (B, num_dense) float32. It returns logits (B,) float32: the loss is
     `torch.nn.BCEWithLogitsLoss`. Gradients of `rows` are summed over the occurrences of a key by autograd.
 
-    Attributes: `row_dim` (int), the width of the table rows this model wants.
+    Attributes: `row_dim` (int), the width of the table rows that the model reads.
     """
 
     def __init__(self, num_fields: int, num_dense: int, dim: int, row_dim: int):
@@ -24,9 +24,9 @@ class CTRModel(nn.Module):
         self.num_fields, self.num_dense, self.dim, self.row_dim = num_fields, num_dense, dim, row_dim
 
     def look_up(self, rows: Tensor, batch) -> Tensor:
-        """The rows of every sample, (B, F, row_dim) float32; checks the shapes of what enters the model.
+        """The rows of every sample, (B, F, row_dim) float32. Checks the shapes of the model's inputs.
 
-        Raises ValueError when rows, batch.index or batch.dense have another shape than the model was built for.
+        Raises ValueError if rows, batch.index or batch.dense have another shape than the model was built for.
         """
         self._check("rows", rows, ("U", self.row_dim))
         self._check("batch.index", batch.index, ("B", self.num_fields))
@@ -47,7 +47,7 @@ class CTRModel(nn.Module):
 class MLP(nn.Sequential):
     """Linear layers of the given widths, a ReLU after each: (B, sizes[0]) to (B, sizes[-1]) float32.
 
-    The last width is the output; `relu_at_end=False` leaves it linear, as a logit must be.
+    The last width is the output; `relu_at_end=False` leaves it linear, as needed for a logit.
     """
 
     def __init__(self, sizes: list[int], bias: bool, relu_at_end: bool = True):
@@ -58,5 +58,5 @@ class MLP(nn.Sequential):
 
 
 def concat(*features: Tensor) -> Tensor:
-    """The features of each sample side by side, flattened: (B, sum of widths)."""
+    """The features of each sample, flattened and concatenated: (B, sum of widths)."""
     return torch.cat([feature.flatten(1) for feature in features], dim=1)

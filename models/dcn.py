@@ -7,9 +7,9 @@ from hetmpi.models.ctr import MLP, CTRModel, concat
 
 
 class DCN(CTRModel):
-    """Cross layers and an MLP side by side on embeddings and dense features; biases in the cross layers only.
+    """Cross layers and an MLP in parallel on embeddings and dense features; biases in the cross layers only.
 
-    Args: hidden: widths of the MLP's layers; num_cross_layers: how many cross layers, 0 leaves the input as it is.
+    Args: hidden: widths of the MLP's layers; num_cross_layers: number of cross layers, 0 passes the input through.
     """
 
     def __init__(self, num_fields: int, num_dense: int, dim: int, hidden: list[int], num_cross_layers: int):
@@ -34,7 +34,7 @@ class CrossLayer(nn.Module):
 
     def __init__(self, width: int):
         super().__init__()
-        # As small as nn.Linear would make it: x0 enters once more per layer, so larger weights grow without bound.
+        # As small as in nn.Linear: x0 enters once more in every layer, so larger weights grow without bound.
         self.weight = nn.Parameter(torch.empty(width).uniform_(-(width**-0.5), width**-0.5))
         self.bias = nn.Parameter(torch.zeros(width))
 

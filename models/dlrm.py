@@ -7,9 +7,9 @@ from hetmpi.models.ctr import MLP, CTRModel, concat
 
 
 class DLRM(CTRModel):
-    """An MLP turns the dense features into one more embedding; a second MLP sees it and all pairwise dot products.
+    """An MLP maps the dense features to one more embedding; a second MLP reads it and all pairwise dot products.
 
-    Args: bottom, top: widths of the hidden layers of the two MLPs, which end in `dim` and in the logit.
+    Args: bottom, top: widths of the hidden layers of the two MLPs, whose outputs are of width `dim` and 1.
     """
 
     def __init__(self, num_fields: int, num_dense: int, dim: int, bottom: list[int], top: list[int]):

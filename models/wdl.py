@@ -1,4 +1,4 @@
-"""Wide & Deep (Cheng et al., "Wide & Deep Learning for Recommender Systems", DLRS 2016), as HET trains it."""
+"""Wide & Deep (Cheng et al., "Wide & Deep Learning for Recommender Systems", DLRS 2016), in HET's variant."""
 
 from torch import Tensor, nn
 
@@ -6,7 +6,7 @@ from hetmpi.models.ctr import MLP, CTRModel, concat
 
 
 class WDL(CTRModel):
-    """An MLP on the dense features, and one linear layer on its output beside all embeddings; no biases.
+    """An MLP on the dense features, and one linear layer on its output concatenated with all embeddings; no biases.
 
     Args: hidden: widths of the MLP's layers.
     """

@@ -1,4 +1,4 @@
-"""Fixtures for tests at any rank count. Tests marked `mpi` run at 1, 2 and 3 ranks (./run.sh test), the others at
+"""Fixtures for tests at any rank count. Tests marked `mpi` run at 1, 2 and 3 ranks (./run.sh test), all others at
 one."""
 
 import os
@@ -10,7 +10,7 @@ import pytest
 
 from hetmpi.comm.world import World
 
-QUIET_S = 8  # a test that takes longer is named
+QUIET_S = 8  # tests that take longer are named
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +21,7 @@ def world():
 
 @pytest.fixture(scope="session", params=["near", "far"])
 def placed(world, request):
-    """All ranks as one node, then each as a node of its own, so that rows travel by MPI_Get and MPI_Put."""
+    """All ranks on one node, then each rank as a node of its own, so that rows are sent by MPI_Get and MPI_Put."""
     return world if request.param == "near" else World(world.comm, ranks_per_node=1)
 
 
@@ -35,7 +35,7 @@ def pytest_report_collectionfinish(items):
 
 
 class LongTests:
-    """Names a test that still runs after QUIET_S seconds, and again after as many: pytest says nothing meanwhile."""
+    """Prints the name of a test that runs longer than QUIET_S seconds, repeatedly: pytest prints nothing meanwhile."""
 
     def __init__(self):
         self.output = os.dup(1)  # pytest captures standard output itself later
@@ -65,7 +65,7 @@ def pytest_collection_modifyitems(items):
 
 
 def starts_programs(item) -> bool:
-    """Whether a test, or a fixture it takes, calls what starts a process."""
+    """Whether a test or one of its fixtures calls a function that starts a process."""
     fixtures = item._fixtureinfo.name2fixturedefs
     functions = [item.function, *(made.func for name in item.fixturenames for made in fixtures.get(name, ()))]
     return any({"train", "run", "Popen", "saved"} & set(function.__code__.co_names) for function in functions)

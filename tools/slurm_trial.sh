@@ -257,7 +257,7 @@ comes_back() {  # JOB TIMES
 }
 
 has_left() { [ "$(count_left "$1")" -ge "$2" ] && grep -q "Exited with exit code 85" "$1"; }  # LOG TIMES
-count_left() { grep -c "told to leave: saved" "$1" || true; }  # LOG
+count_left() { grep -c "stopped by a signal: saved" "$1" || true; }  # LOG
 has_ended() { ! squeue -h -j "$1" -t all -o %T | grep -qvE 'CANCELLED|COMPLETED|FAILED'; }  # JOB
 is_in_state() { [[ $(scontrol show job "$1") == *"JobState=$2 "* ]]; }  # JOB STATE
 

@@ -1,9 +1,9 @@
-"""One rank of a peer: plain PyTorch, every rank with the whole table, over gloo.
+"""One rank of a peer: plain PyTorch over gloo, with the whole table on every rank.
 
     RANK=r WORLD_SIZE=n MASTER_ADDR=host MASTER_PORT=port python bench/peers/allgather.py FOLDER
 
-DistributedDataParallel for the dense network. The gradients of rows are exchanged by an all-gather of (unique keys,
-their summed gradients), and each rank adds what all have sent to its copy. Keys travel while the network computes.
+DistributedDataParallel for the dense network. An all-gather of (unique keys, their summed gradients) exchanges the
+gradients of rows, and each rank adds all of them to its copy. Keys are sent while the network computes.
 """
 
 import sys
@@ -17,9 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class Table:
-    """All rows, the same on every rank: read() what a batch needs, then share() its keys, then write() gradients.
+    """All rows, the same on every rank: read() the rows of a batch, then share() its keys, then write() gradients.
 
-    Ranks have different numbers of keys, and gloo gathers equal ones: all send as many as the longest list has.
+    Ranks have different numbers of keys, but gloo gathers equal sizes: all send as many as the longest list has.
     """
 
     def __init__(self, problem: Problem):
@@ -27,7 +27,7 @@ class Table:
         self.size, self.dim = dist.get_world_size(), problem.dim
 
     def read(self, keys: Tensor) -> Tensor:
-        """keys (U,) int64, unique -> (U, dim), a leaf. Starts to tell the other ranks their number. Collective."""
+        """keys (U,) int64, unique -> (U, dim), a leaf. Starts to exchange the numbers of keys. Collective."""
         self.keys, self.counts = keys, torch.empty(self.size, dtype=torch.int64)
         self.counting = dist.all_gather_into_tensor(self.counts, torch.tensor([len(keys)]), async_op=True)
         return self.weight.index_select(0, keys).requires_grad_()
@@ -39,7 +39,7 @@ class Table:
         self.all_keys, self.sharing = self._gather(self.keys.int())
 
     def write(self, grads: Tensor):
-        """Adds the gradients of all ranks, grads (U, dim) being this one's. Collective."""
+        """Adds the gradients of all ranks; grads (U, dim) are this rank's. Collective."""
         all_grads, sending = self._gather(grads.mul_(-ROWS_LR / self.size))
         self.sharing.wait()
         sending.wait()
@@ -47,7 +47,7 @@ class Table:
             self.weight.scatter_add_(0, keys[:count, None].expand(-1, self.dim), steps[:count])
 
     def _gather(self, part: Tensor):
-        """Starts to gather part (U, ...) of all ranks -> (ranks, longest U, ...), and what to wait for."""
+        """Starts to gather part (U, ...) of all ranks. Returns (ranks, longest U, ...), and the handle to wait for."""
         shape = (max(self.counts), *part.shape[1:])
         padded = part.new_empty(shape)
         padded[: len(part)] = part

@@ -1,4 +1,4 @@
-"""One rank of a peer: Horovod's own path for sparse gradients.
+"""One rank of a peer: Horovod's support of sparse gradients.
 
     mpiexec -n RANKS python bench/peers/horovod.py FOLDER
 

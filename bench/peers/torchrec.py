@@ -2,14 +2,14 @@
 
     RANK=r WORLD_SIZE=n LOCAL_RANK=l MASTER_ADDR=host MASTER_PORT=port python bench/peers/torchrec.py FOLDER
 
-It needs an environment of its own: requirements-torchrec.txt. DistributedModelParallel, one table per field, each whole
-on one rank (row-wise sharding wants a GPU), SGD fused into the backward pass, the input of the next step sent ahead by
-TrainPipelineSparseDist. Each rank makes its ids unique and looks them up in an EmbeddingCollection; TorchRec's own
-`use_index_dedup` has no CPU kernel. Tables are dealt out by their distinct ids in a batch.
+It needs its own environment: requirements-torchrec.txt. DistributedModelParallel, one table per field, each whole on
+one rank (row-wise sharding needs a GPU), SGD fused into the backward pass, the input of the next step sent in advance
+by TrainPipelineSparseDist. Each rank makes its ids unique and looks them up in an EmbeddingCollection; TorchRec's own
+`use_index_dedup` has no CPU kernel. Tables are distributed by their numbers of distinct ids in a batch.
 
-Tried and not faster on two ranks: an EmbeddingBagCollection of all ids, with the same CPU time but five times the
-bytes; the same with small tables replicated, as TorchRec's planner has it, or cut column-wise; with unique ids by its
-variable batches, which takes far longer; an EmbeddingCollection of all ids; no pipeline.
+Not faster on two ranks: an EmbeddingBagCollection of all ids, with the same CPU time but five times the bytes; the same
+with small tables replicated, as TorchRec's planner does, or sharded column-wise; unique ids with its variable batches,
+which takes far longer; an EmbeddingCollection of all ids; no pipeline.
 """
 
 import logging
@@ -36,10 +36,10 @@ CPU = torch.device("cpu")
 
 @dataclass
 class Batch(Pipelineable):
-    """Samples as the model takes them."""
+    """Samples as inputs of the model."""
 
-    unique: KeyedJaggedTensor  # of each field, its unique ids, as one list
-    inverse: Tensor  # (B * F,) int64 into the ids of all fields in turn
+    unique: KeyedJaggedTensor  # unique ids of each field, as one list
+    inverse: Tensor  # (B * F,) int64 into the concatenated ids of all fields
     dense: Tensor  # (B, NUM_DENSE) float32
     label: Tensor  # (B,) float32
 
@@ -72,7 +72,7 @@ class Task(nn.Module):
 
 
 class Batches:
-    """The batches of one rank, made when asked for from samples that lie in memory."""
+    """The batches of one rank, made on demand from samples in memory."""
 
     def __init__(self, problem: Problem, rank: int, names: list[str]):
         self.samples = [problem.samples(step, rank) for step in range(problem.steps)]
@@ -98,7 +98,7 @@ def first_keys(problem: Problem) -> list[int]:
 
 
 def plan_of(problem: Problem, task: Task, sharder: EmbeddingCollectionSharder, size: int) -> ShardingPlan:
-    """Tables with the most distinct ids in a batch first, each to the rank that has the fewest so far."""
+    """Assigns tables, those with the most distinct ids in a batch first, each to the rank with the fewest so far."""
     ids, load, shardings = problem.samples(0, 0)[0], [0] * size, {}
     distinct = [len(column.unique()) for column in ids.t()]
     for field in sorted(range(problem.num_fields), key=lambda field: -distinct[field]):
@@ -142,7 +142,7 @@ def main():
         laps.step(loss)
     laps.report(rank, size, dist.all_reduce)
     dist.destroy_process_group()
-    os._exit(0)  # a thread of the pipeline may still run, and Python's end with it would abort
+    os._exit(0)  # a thread of the pipeline may still run, and would make Python's exit abort
 
 
 main()

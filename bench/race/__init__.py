@@ -1,1 +1,1 @@
-"""Contenders in turns on one problem: what `bench step`, `bench cluster` and `bench model` compare."""
+"""Runs contenders in turns on one problem; used by `bench step`, `bench cluster` and `bench model`."""

@@ -1,6 +1,6 @@
-"""What all contenders of `bench step` and `bench cluster` work on: the network, the samples, the first weights.
+"""The problem of all contenders of `bench step` and `bench cluster`: network, samples, initial weights.
 
-Only numpy and torch are used, so that peers in environments of their own can import it.
+Imports only numpy and torch, so that peers in their own environments can use it.
 """
 
 import json
@@ -34,7 +34,7 @@ class Mlp(nn.Module):
 
 
 class Het(nn.Module):
-    """HET's WDL: an MLP on the dense features, and one linear layer on its output beside all embeddings."""
+    """HET's WDL: an MLP on the dense features, and one linear layer on its output concatenated with all embeddings."""
 
     def __init__(self, num_fields: int, dim: int):
         super().__init__()
@@ -52,9 +52,9 @@ NETWORKS = {"mlp": Mlp, "het": Het}
 
 
 class Problem:
-    """One workload, as the file `problem.json` beside its samples says it.
+    """One workload, described by the file `problem.json` in the folder of its samples.
 
-    ranks, batch, dim, net, steps   samples are made for `steps` steps
+    ranks, batch, dim, net, steps   there are samples for `steps` steps
     field_rows                      rows of each field; keys of field f begin at sum(field_rows[:f])
     ids (steps, ranks, batch, F) int32, dense (..., NUM_DENSE) float32, label (...) float32
     """
@@ -69,7 +69,7 @@ class Problem:
         )
 
     def network(self) -> nn.Module:
-        """The dense network, with the same first weights in every contender."""
+        """The dense network, with the same initial weights in every contender."""
         torch.manual_seed(1)
         return NETWORKS[self.net](self.num_fields, self.dim)
 
@@ -79,7 +79,7 @@ class Problem:
         return torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(dense.copy()), torch.from_numpy(label.copy())
 
     def first_rows(self, keys: np.ndarray) -> np.ndarray:
-        """First weights of rows: keys (n,) int64 -> (n, dim) float32 in [-0.01, 0.01)."""
+        """Initial weights of rows: keys (n,) int64 -> (n, dim) float32 in [-0.01, 0.01)."""
         of_key = (keys * 2654435761 % (1 << 20)).astype(np.float32) / (1 << 20)
         of_column = (np.arange(self.dim) * 40503 % (1 << 16)).astype(np.float32) / (1 << 16)
         sums = of_key[:, None] + of_column
@@ -113,14 +113,14 @@ def make(folder: str, data, ranks: int, batch: int, dim: int, net: str, steps: i
 
 
 def report(result: dict):
-    """What a contender's rank 0 prints last: loss of each step (mean over ranks), step_ms of each chunk of steps, and
-    whatever else it counts. The caller looks for the mark."""
+    """Prints the result of a contender, by its rank 0: loss of each step (mean over ranks), step_ms of each chunk of
+    steps, and further counts. The caller finds the line by its mark."""
     print("CONTENDER " + json.dumps(result), flush=True)
 
 
 class Laps:
-    """What one rank of a contender measures: the time of each chunk of steps, and the loss of its last step. Begins at
-    once."""
+    """Measures one rank of a contender: the time of each chunk of steps, and the loss of its last step. Starts
+    immediately."""
 
     def __init__(self):
         self.chunk, self.num_steps = chunk_steps(), 0
@@ -128,7 +128,7 @@ class Laps:
         self.began = time.perf_counter()
 
     def step(self, loss: Tensor) -> bool:
-        """A step is done, loss () its loss. Whether it ends a chunk."""
+        """To be called after a step with its loss (). Returns whether it ends a chunk."""
         self.num_steps += 1
         if self.num_steps % self.chunk:
             return False
@@ -139,7 +139,8 @@ class Laps:
         return True
 
     def report(self, rank: int, size: int, add_over_ranks):
-        """Reports on rank 0. add_over_ranks(losses (n,)): replaces them by their sums over ranks. Collective."""
+        """Prints the report on rank 0. add_over_ranks(losses (n,)): replaces them by their sums over ranks.
+        Collective."""
         losses = torch.stack(self.losses)
         add_over_ranks(losses)
         if rank == 0:

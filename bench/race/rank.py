@@ -1,9 +1,9 @@
-"""One rank of a contender that needs hetmpi: hetmpi's own trainer, or the floor under it.
+"""One rank of a contender that uses hetmpi: hetmpi's own trainer, or the floor.
 
     mpiexec -n RANKS python bench/race/rank.py hetmpi FOLDER [SETTING=VALUE ...]    settings of conf/config.yaml
     mpiexec -n RANKS python bench/race/rank.py floor FOLDER [device=cuda]
 
-The floor is the same dense network under Horovod with the rows of every sample in hand: no table, no loader, no keys.
+The floor is the same dense network under Horovod with the rows of every sample in memory: no table, loader or keys.
 """
 
 import json
@@ -25,7 +25,7 @@ from hetmpi.table.optim import Schedule
 from hetmpi.train import Training
 from race.problem import DENSE_LR, ROWS_LR, Laps, Problem, chunk_steps, report
 
-RUN = "run"  # folder of the trainer's own records, in the problem's
+RUN = "run"  # run folder of the trainer, in the problem's folder
 
 
 class Recorded:
@@ -58,14 +58,14 @@ class OverRows(torch.nn.Module):
 
 
 class Processor:
-    """Processor time of this process, by chunks of steps: of the calling thread, and of all its others."""
+    """Processor time of this process by chunks of steps: of the calling thread, and of all other threads."""
 
     def __init__(self):
         self.main_ms, self.other_ms = [], []
         self.restart()
 
     def restart(self):
-        """A chunk begins."""
+        """Begins a chunk."""
         self.was = self.now()
 
     def now(self) -> np.ndarray:
@@ -73,7 +73,7 @@ class Processor:
         return 1000 * np.array([main, time.process_time() - main])
 
     def lap(self):
-        """A chunk ends."""
+        """Ends a chunk."""
         now = self.now()
         for values, ms in zip((self.main_ms, self.other_ms), (now - self.was) / chunk_steps()):
             values.append(float(ms))
@@ -85,7 +85,7 @@ class Processor:
 
 
 def hetmpi(world, problem: Problem, overrides: list[str]):
-    """Trains, and reports what the trainer logged."""
+    """Trains, and reports the trainer's log."""
     folder = problem.folder / RUN
     config = compose(world, [
         f"table.dim={problem.dim}", f"batch_size={problem.batch}", f"steps={problem.steps}", f"run.dir={folder}",
@@ -121,7 +121,7 @@ def hetmpi(world, problem: Problem, overrides: list[str]):
 
 
 def floor(world, problem: Problem, device: torch.device):
-    """The dense network alone."""
+    """Trains the dense network only."""
     hvd, spans = world.start_horovod(), Spans()
     torch.set_num_threads(1)
     model = problem.network()
@@ -140,7 +140,7 @@ def floor(world, problem: Problem, device: torch.device):
             dense.begin()
         with spans("allreduce"):
             dense.step(step)
-        if laps.step(loss.cpu()):  # as the trainer, which looks at every loss
+        if laps.step(loss.cpu()):  # like the trainer, which reads every loss
             for values, ms in zip(parts.values(), (spans.as_array() - spent) / laps.chunk):
                 values.append(float(ms))
             spent = spans.as_array()

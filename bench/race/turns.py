@@ -1,7 +1,7 @@
-"""Runs the contenders of `bench step` and `bench cluster` in turns, on one problem, and compares them.
+"""Runs the contenders of `bench step` and `bench cluster` in turns on one problem and compares them.
 
-A contender is started on every rank by `launcher`, a command line that ends where the ranks' own begins. Its rank 0
-prints what problem.report() makes of its figures.
+`launcher` is a command line that starts a contender's command on every rank when that is appended. Rank 0 prints its
+figures by problem.report().
 """
 
 import json
@@ -20,23 +20,23 @@ from race import problem
 BENCH = Path(__file__).resolve().parents[1]
 ROOT = BENCH.parent
 MARK = "CONTENDER "
-PEERS = {"torchrec": "requirements-torchrec.txt", "allgather": None, "horovod": None}  # -> what its environment needs
-LOSSES_AGREE = 2e-3  # sums are added in other orders, and SGD carries that on
+PEERS = {"torchrec": "requirements-torchrec.txt", "allgather": None, "horovod": None}  # -> packages to install
+LOSSES_AGREE = 2e-3  # the order of additions differs, and SGD propagates the difference
 
 
 class Failed(Exception):
-    """A contender ended without its figures."""
+    """A contender ended without figures."""
 
 
 def on_hosts(hosts: int, rate: str) -> list[str]:
-    """The command that starts one rank on each of so many hosts of this machine, as far as the rank's own begins. rate:
-    as tc says it, or none."""
+    """The start of a command that runs one rank on each of `hosts` hosts of this machine. rate: in the syntax of tc, or
+    none."""
     shaped = [] if rate == "none" else ["-r", rate]
     return [str(ROOT / "tools/hosts.sh"), "-n", "1", "-H", str(hosts), *shaped]
 
 
 def chosen(peers: list[str]) -> list[str]:
-    """The names that `peers=` says. Exits for others."""
+    """The names in `peers=`. Exits for unknown names."""
     names = {"all": list(PEERS), "none": []}.get(peers[0], peers)
     if set(names) - set(PEERS):
         sys.exit(f"peers must be all, none or some of {', '.join(PEERS)}, got {','.join(peers)}")
@@ -44,12 +44,12 @@ def chosen(peers: list[str]) -> list[str]:
 
 
 def command_of(name: str, folder: str, overrides: list[str]) -> list[str]:
-    """What each rank of a contender runs."""
+    """The command of each rank of a contender."""
     if name.split(" ")[0] in ("hetmpi", "floor"):
         return [sys.executable, str(BENCH / "race/rank.py"), name.split(" ")[0], folder, *overrides]
     if name == "horovod":
         return [sys.executable, str(BENCH / "peers/horovod.py"), folder]
-    # torch.distributed asks for these names
+    # torch.distributed reads these variables
     ranks = (
         "RANK=${PMI_RANK:-$OMPI_COMM_WORLD_RANK} WORLD_SIZE=${PMI_SIZE:-$OMPI_COMM_WORLD_SIZE} "
         'LOCAL_RANK=${MPI_LOCALRANKID:-${OMPI_COMM_WORLD_LOCAL_RANK:-0}} exec "$0" "$@"'
@@ -58,7 +58,7 @@ def command_of(name: str, folder: str, overrides: list[str]) -> list[str]:
 
 
 def python_of(peer: str) -> Path:
-    """The Python of a peer's environment, which is made if it is missing."""
+    """The Python of a peer's environment, which is created if it is missing."""
     requirements = PEERS[peer]
     if requirements is None:
         return Path(sys.executable)
@@ -75,8 +75,8 @@ def python_of(peer: str) -> Path:
 
 
 def race(launcher: list[str], folder: str, contenders: dict[str, list[str]], settings: dict) -> dict[str, list[dict]]:
-    """Runs all contenders, each with its overrides, `repeats` times in turns: name -> what each run reported. A peer
-    that fails, of memory for example, is left out with its reason; where hetmpi or the floor fails this exits."""
+    """Runs all contenders with their overrides, `repeats` times in turns: name -> reports of its runs. A peer that
+    fails, of memory for example, is skipped with its reason; exits if hetmpi or the floor fails."""
     runs = {name: [] for name in contenders}
     for turn in range(settings["repeats"]):
         for name, overrides in contenders.items():
@@ -97,7 +97,7 @@ def race(launcher: list[str], folder: str, contenders: dict[str, list[str]], set
 
 
 def run(launcher: list[str], name: str, folder: str, overrides: list[str]) -> dict:
-    """What one run of a contender reported. Raises Failed with its output."""
+    """The report of one run of a contender. Raises Failed with its output."""
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{BENCH}", "OMP_NUM_THREADS": "1", "MASTER_PORT": "29511"}
     env.setdefault("MASTER_ADDR", "127.0.0.1")
     done = subprocess.run([*launcher, *command_of(name, folder, overrides)], env=env, text=True, capture_output=True)
@@ -108,7 +108,7 @@ def run(launcher: list[str], name: str, folder: str, overrides: list[str]) -> di
 
 
 def after_warmup(values: list, settings: dict) -> list:
-    """Of figures per chunk of steps, those after the warm-up."""
+    """The figures of the chunks of steps after the warm-up."""
     return values[settings["warmup"] // problem.chunk_steps() :]
 
 
@@ -127,8 +127,8 @@ def median_of(runs: list[dict], figure: str, settings: dict) -> float:
 
 
 def check_losses(runs: dict[str, list[dict]], settings: dict):
-    """Exits unless in all runs of all contenders that report losses, stale ones apart, they learnt the same from the
-    same samples."""
+    """Exits unless all runs of all contenders that report losses, except at s >= 1, had the same losses on the same
+    samples."""
     exact = {
         name: [result["loss"] for result in results] for name, results in runs.items()
         if "loss" in results[0] and results[0].get("is_exact", True)
@@ -138,7 +138,7 @@ def check_losses(runs: dict[str, list[dict]], settings: dict):
     reference = next(iter(exact.values()))[0]
     for name, losses in exact.items():
         worst = float(np.abs(np.array(losses) - reference).max())
-        if not worst <= LOSSES_AGREE:  # nor if one is NaN
+        if not worst <= LOSSES_AGREE:  # also if one is NaN
             sys.exit(
                 f"losses of {name} are up to {worst:.2g} away from those of {next(iter(exact))}: no times are compared"
             )

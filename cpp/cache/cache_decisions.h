@@ -1,5 +1,5 @@
-// A cache's decisions, for the CPU and the GPU alike: where a key may lie, which line is evicted, whether a line is
-// fresh. Integers only, so that both come to the same decisions bit for bit.
+// Decisions of a cache, shared by the CPU and the GPU: set of a key, line to evict, freshness of a line. Integers only,
+// so that both make the same decisions.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,14 @@
 namespace hetmpi {
 
 constexpr int kWays = 32;              // lines of a set: one warp on the GPU
-constexpr uint32_t kLfuOptLimit = 10;  // HET's light LFU counts no further
+constexpr uint32_t kLfuOptLimit = 10;  // maximum count of HET's light LFU
 constexpr int64_t kUnbounded = -1;     // staleness without a bound
 constexpr int32_t kUnknownClock = -1;  // of a row that was written without being read
-constexpr int32_t kNoLine = -1;  // said to an owner instead of a line's clock: the row is needed whatever its clock is
+constexpr int32_t kNoLine = -1;        // sent to an owner instead of a line's clock: the row is needed at any clock
 
-// lru      the line used longest ago goes
-// lfu      the line used least often goes; counts are halved now and then, so that old fame fades
-// lfuopt   HET's light LFU: as lfu, but counted up to kLfuOptLimit, and aged too, where HET's pins such lines for ever
+// lru      evicts the least recently used line
+// lfu      evicts the least frequently used line; counts are halved periodically, so that old uses lose weight
+// lfuopt   HET's light LFU: as lfu, but counts stop at kLfuOptLimit; they are halved too, where HET's pins such lines
 enum class Policy : int32_t { kLru, kLfu, kLfuOpt };
 
 inline Policy policy_of(const std::string& name) {
@@ -37,7 +37,7 @@ HETMPI_SHARED uint8_t tag_of(uint64_t hash) {
   return tag == 0 ? 1 : tag;
 }
 
-// A line's worth: its score above, the iteration of its last use below. The line of least worth goes first.
+// Worth of a line: its score in the upper half, the iteration of its last use in the lower. The least one is evicted.
 HETMPI_SHARED uint64_t worth_of(uint32_t score, uint32_t used) { return static_cast<uint64_t>(score) << 32 | used; }
 HETMPI_SHARED uint32_t score_in(uint64_t worth) { return static_cast<uint32_t>(worth >> 32); }
 HETMPI_SHARED uint32_t last_use_in(uint64_t worth) { return static_cast<uint32_t>(worth); }
@@ -54,25 +54,25 @@ HETMPI_SHARED uint64_t next_worth(Policy policy, uint64_t worth, uint32_t now) {
 
 HETMPI_SHARED uint64_t aged_worth(uint64_t worth) { return worth_of(score_in(worth) / 2, last_use_in(worth)); }
 
-// HET's CheckValid: at most `staleness` own updates since the line was fetched, and the owner's clock at most that far
-// ahead of the line's own.
+// HET's CheckValid: the line has at most `staleness` own updates since it was fetched, and the owner's clock is at most
+// `staleness` ahead of the line's.
 HETMPI_SHARED bool is_valid(int64_t owner_clock, int64_t line_clock, int32_t age, int64_t staleness) {
   return staleness == kUnbounded || (age <= staleness && owner_clock <= line_clock + staleness);
 }
 
-// The clock of a row after one more update of it.
+// Clock of a row after one more update.
 HETMPI_SHARED int32_t next_clock(int32_t clock) { return clock == kUnknownClock ? kUnknownClock : clock + 1; }
 
-// Whether a line will do if its owner's clock admits it: at most `staleness` own updates old, to which another one
-// comes if `is_written`.
+// Whether a line is usable if its owner's clock allows it: it has at most `staleness` own updates, including the one
+// that follows if `is_written`.
 HETMPI_SHARED bool will_do(int32_t age, bool is_written, int64_t staleness) {
   return staleness == kUnbounded || age + is_written <= staleness;
 }
 
-// Whether a line's pending sum has to go to its owner.
+// Whether a line's pending sum must be pushed.
 HETMPI_SHARED bool is_due(int32_t count, int64_t staleness) { return staleness != kUnbounded && count > staleness; }
 
-// How far behind the owners the lines read were: bin 0 is no lag, bin i lags of [2^(i-1), 2^i).
+// Histogram of the lags of read lines behind their owners: bin 0 for no lag, bin i for lags in [2^(i-1), 2^i).
 struct LagHistogram {
   static constexpr int kBins = 32;
   int64_t bins[kBins] = {};
@@ -84,8 +84,8 @@ struct LagHistogram {
   }
 };
 
-// How many lines a set has, and how many sets there are, in a cache of at most capacity_rows lines. Throws for sizes
-// that no cache can have.
+// Lines per set and number of sets of a cache with at most capacity_rows lines. Throws std::invalid_argument for an
+// impossible capacity.
 struct Shape {
   int ways;
   int64_t num_sets;
@@ -101,10 +101,10 @@ struct Shape {
   int64_t num_slots() const { return num_sets * kWays; }
 };
 
-// When scores are aged: after so many uses per line.
+// Decides when scores are halved: after a number of uses per line.
 class Ageing {
  public:
-  // Counts num_uses of a cache of so many lines; whether it is time now.
+  // Counts num_uses of a cache with capacity_rows lines. Returns whether scores must be halved now.
   bool is_due(Policy policy, int64_t num_uses, int64_t capacity_rows) {
     uses_ += num_uses;
     if (policy == Policy::kLru || uses_ < kAfter * capacity_rows) return false;
@@ -114,7 +114,7 @@ class Ageing {
 
  private:
   static constexpr int64_t kAfter = 8;
-  int64_t uses_ = 0;  // since the last time
+  int64_t uses_ = 0;  // since scores were halved
 };
 
 }  // namespace hetmpi

@@ -1,5 +1,5 @@
-// HugeArray: a large array of floats on huge pages where the kernel gives them: rows are read at random, and with small
-// pages most of the time goes into finding the page. Untouched memory costs nothing.
+// HugeArray: a large array of floats on huge pages if the kernel provides them. Rows are read at random; with small
+// pages address translation takes most of the time. Untouched memory is not allocated.
 #pragma once
 
 #include <sys/mman.h>
@@ -30,7 +30,7 @@ class HugeArray {
 
  private:
   static constexpr size_t kPage = size_t{2} << 20, kSmallPage = 4096;
-  static constexpr size_t kLeast = 8 * kPage;  // below it the processor's table of small pages does
+  static constexpr size_t kLeast = 8 * kPage;  // below it the TLB suffices for small pages
   struct Free {
     void operator()(float* p) const { std::free(p); }
   };

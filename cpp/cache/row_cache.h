@@ -1,37 +1,38 @@
-// RowCache: copies of rows that a rank keeps, with the gradients it has not pushed yet.
+// RowCache: a rank's copies of rows, with the gradients that are not pushed yet.
 //
-// Set-associative: a key may lie in any of the ways of one set. Structure of arrays by slot (set * kWays + way), so
-// that CPU and GPU hold the same layout; what is decided stands in cache_decisions.h for both. Calls take batches of
-// unique keys. The keys of one use() are one iteration; clocks count iterations.
+// Set-associative: a key may be in any way of one set. Structure of arrays indexed by slot (set * kWays + way), the
+// same layout on CPU and GPU; decisions shared by both are in cache_decisions.h. Calls take batches of unique keys. The
+// keys of one use() are one iteration; clocks count iterations.
 //
 //   look_up           slot of each key, or -1
-//   use               begins an iteration, in which the lines looked up are used
-//   validate          which lines found are too old to be read, given their owners' clocks
-//   refresh           gives lines the owners' rows; a pending sum stays pending and is applied on top
-//   insert_and_evict  gives a key without a line one of its set: an empty one, else the one of least worth. Lines used
-//                     in this iteration stay, so a key may get none (-1). Pending sums of evicted lines go to pushes
-//   gather            rows by slot
-//   update            one iteration's gradients by slot: to the pending sums, and to the rows as a preview of what the
-//                     owner will make of them, as if they were `anticipate` times as large
-//   pass_on           adds the gradients of keys that have no line to the pushes
-//   clocks_within     what an owner has to know to tell which lines are too old
-//   preview           applies sums to rows that came from owners who lack them
-//   take_pending      moves pending sums to the pushes: those by slot that are due for push at a staleness, or all
+//   use               begins an iteration, which uses the lines looked up
+//   validate          finds the lines that are too old to be read, given their owners' clocks
+//   refresh           replaces lines by the owners' rows; a pending sum stays pending and is applied on top
+//   insert_and_evict  assigns a line to keys without one: an empty line of the set, otherwise the one of least worth.
+//                     Lines used in this iteration stay, so a key may get none (-1). Pending sums of evicted lines are
+//                     added to the pushes
+//   gather            copies rows by slot
+//   update            adds one iteration's gradients by slot to the pending sums, and applies them to the rows as a
+//                     preview of the owner's update, scaled by `anticipate`
+//   pass_on           adds the gradients of keys without a line to the pushes
+//   clocks_within     clocks of usable lines, from which an owner determines the lines that are too old
+//   preview           applies sums to fetched rows whose owners have not received these sums
+//   take_pending      moves pending sums to the pushes: those by slot that are due at a staleness, or all
 //
-// REQUIRES of all calls: slots are -1 (passed over) or were given for a key that has not been evicted since; no slot
-// twice in a batch. insert_and_evict: keys without a slot are not in the cache.
+// REQUIRES of all calls: slots are -1 (skipped) or were returned for a key that has not been evicted since; no slot
+// occurs twice in a batch. insert_and_evict: keys without a slot are not in the cache.
 //
-// Words, per line (c_s and c_c as in HET, section 4):
+// Terms, per line (c_s and c_c as in HET, section 4):
 //   clock  c_c: the owner's clock when the row was fetched, plus own updates since (plus those pending then)
 //   age    c_c - c_s: own updates since the row was fetched
-//   count  u: own updates since the last push; the iterations that the pending sum is over
+//   count  u: own updates since the last push; iterations in the pending sum
 //
 // Invariants:
-//   tag[slot] == 0 if and only if the line is empty; a key lies in at most one line, of set_of(its hash);
+//   tag[slot] == 0 if and only if the line is empty; a key is in at most one line, of the set of its hash;
 //   count > 0 if and only if pending >= 0; a pending line belongs to one slot or is free;
-//   every gradient given to update comes out once: of take_pending, or of insert_and_evict;
-//   weight[slot] is the fetched row with every own update since, and every one pending then, applied to it, in 16 bits
-//   up to rounding; capacity 0 is legal: nothing is found and no key gets a line.
+//   every gradient passed to update is returned exactly once, by take_pending or insert_and_evict;
+//   weight[slot] is the fetched row with all own updates since, and all pending then, applied to it, in 16 bits up to
+//   rounding; capacity 0 is legal: no key is found and no key gets a line.
 #pragma once
 
 #include <algorithm>
@@ -52,14 +53,14 @@
 
 namespace hetmpi {
 
-// Sums on their way to the owners: entry i is of keys[i].
+// Gradient sums to be sent to the owners: entry i belongs to keys[i].
 struct Pushes {
   std::vector<int64_t> keys;    // (n)
   std::vector<int32_t> clocks;  // (n) c_c of the line
   std::vector<int32_t> counts;  // (n) iterations summed
   std::vector<float> sums;      // (n, sum_dim)
 
-  // Appends one entry and returns where its sums go.
+  // Appends one entry and returns the address for its sums.
   float* append(int64_t key, int32_t clock, int32_t count, int64_t sum_dim) {
     keys.push_back(key);
     clocks.push_back(clock);
@@ -71,8 +72,8 @@ struct Pushes {
 
 class RowCache {
  public:
-  // capacity_rows beyond kWays is rounded down to whole sets. Memory is touched as lines fill. type: of the rows in it;
-  // pending sums and optimizer state are floats.
+  // capacity_rows above kWays is rounded down to whole sets. Memory is allocated as lines are filled. type: of the
+  // cached rows; pending sums and optimizer state are floats.
   RowCache(int64_t capacity_rows, RowOptimizer optimizer, Policy policy, RowType type = RowType::kFloat32)
       : optimizer_(optimizer),
         dim_(optimizer.dim()),
@@ -102,13 +103,13 @@ class RowCache {
   int32_t clock(int64_t slot) const { return line_[slot].clock; }
   // u of a line.
   int32_t count(int64_t slot) const { return line_[slot].count; }
-  // Bytes of one line, its row, its optimizer state and its pending sum apart.
+  // Bytes of one line, without its row, its optimizer state and its pending sum.
   static constexpr int64_t kLineOverhead = 37;
 
-  // Learning rate and step of the previews that follow.
+  // Learning rate and step of the following previews.
   void set_step(double lr, int64_t step) { optimizer_.set_step(lr, step); }
 
-  // num_keys: how many keys that the cache may keep were looked up.
+  // num_keys: number of keys looked up that may be cached.
   void use(const int64_t* slots, int64_t n, int64_t num_keys) {
     ++now_;
     age_scores(num_keys);
@@ -116,7 +117,7 @@ class RowCache {
       if (slots[i] >= 0) worth_[slots[i]] = next_worth(policy_, worth_[slots[i]], now_);
   }
 
-  // In blocks and stages: each stage asks for the memory of the next before any of it is waited for.
+  // In blocks and stages: each stage prefetches the memory of the next one.
   void look_up(const int64_t* keys, int64_t n, int64_t* slots) const {
     if (shape_.num_sets == 0) {
       std::fill_n(slots, n, -1);
@@ -145,9 +146,9 @@ class RowCache {
     }
   }
 
-  // owner_clocks (n). Sets is_stale (n) to 1 for lines too old to be read at `staleness`, else to 0, and adds the lags
-  // of the others to `lags`, which may be null. Returns how many are stale. Without a bound no line is, and
-  // owner_clocks may be null.
+  // owner_clocks (n). Sets is_stale (n) to 1 for lines that are too old to be read at `staleness`, otherwise to 0, and
+  // adds the lags of the others to `lags`, which may be null. Returns the number of stale lines. Without a bound no
+  // line is stale, and owner_clocks may be null.
   int64_t validate(const int64_t* slots, const int32_t* owner_clocks, int64_t n, int64_t staleness, uint8_t* is_stale,
                    LagHistogram* lags) const {
     int64_t num_stale = 0;
@@ -164,7 +165,7 @@ class RowCache {
     return num_stale;
   }
 
-  // For entries that are `chosen` (n): weights (n, dim), states (n, state_dim), clocks (n) as the owners have them.
+  // For entries that are `chosen` (n): weights (n, dim), states (n, state_dim), clocks (n) as read from the owners.
   void refresh(const int64_t* slots, const uint8_t* chosen, const float* weights, const float* states,
                const int32_t* clocks, int64_t n, float anticipate) {
     for (int64_t i = 0; i < n; ++i) {
@@ -184,8 +185,8 @@ class RowCache {
     }
   }
 
-  // For entries that are `chosen` (n) and have no slot yet; weights, states, clocks as for refresh. Fills in slots (n),
-  // appends what goes out to `out`, returns how many lines were evicted.
+  // For entries that are `chosen` (n) and have no slot yet; weights, states, clocks as for refresh. Sets slots (n),
+  // appends the pushes to `out`, returns the number of evicted lines.
   int64_t insert_and_evict(const int64_t* keys, const uint8_t* chosen, const float* weights, const float* states,
                            const int32_t* clocks, int64_t n, int64_t* slots, Pushes* out) {
     if (shape_.num_sets == 0) return 0;
@@ -238,8 +239,9 @@ class RowCache {
     }
   }
 
-  // clocks (n): c_c of lines that will do if their owners' clocks admit it, else kNoLine: no line, or more than
-  // `staleness` own updates, to which another one comes, if `will_write`, for lines used in this iteration.
+  // clocks (n): c_c of lines that are usable if their owners' clocks allow it, otherwise kNoLine: keys without a line,
+  // or lines with more than `staleness` own updates, including the one that follows if `will_write` for lines used in
+  // this iteration.
   void clocks_within(const int64_t* slots, int64_t n, bool will_write, int64_t staleness, int32_t* clocks) const {
     for (int64_t i = 0; i < n; ++i) {
       clocks[i] = kNoLine;
@@ -251,7 +253,7 @@ class RowCache {
   }
 
   // Applies sums (m, sum_dim), over counts (m) iterations, to the rows at `positions` (m) of weights (n, dim), states
-  // (n, state_dim) and clocks (n), as refresh() does with sums that are pending.
+  // (n, state_dim) and clocks (n), as refresh() does with pending sums.
   void preview(const int64_t* positions, int64_t m, const float* sums, const int32_t* counts, float anticipate,
                float* weights, float* states, int32_t* clocks) const {
     for (int64_t i = 0; i < m; ++i) {
@@ -262,7 +264,7 @@ class RowCache {
     }
   }
 
-  // Entries without a line: their gradients go to the owners as they are. clocks (n): the owners' when the rows were
+  // For entries without a line: appends their gradients to the pushes. clocks (n): of the owners when the rows were
   // read, or kUnknownClock.
   void pass_on(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads, int64_t n,
                Pushes* out) const {
@@ -270,7 +272,7 @@ class RowCache {
       if (slots[i] < 0) optimizer_.add(out->append(keys[i], next_clock(clocks[i]), 1, sum_dim_), grads + i * dim_);
   }
 
-  // Those of `slots` whose pending sums are due at `staleness`, but for the slots in `held`, which is sorted.
+  // Takes the pending sums of `slots` that are due at `staleness`, except the slots in `held`, which is sorted.
   void take_pending(const int64_t* slots, int64_t n, int64_t staleness, const std::vector<int64_t>& held, Pushes* out) {
     for (int64_t i = 0; i < n; ++i)
       if (slots[i] >= 0 && is_due(line_[slots[i]].count, staleness) &&
@@ -278,19 +280,19 @@ class RowCache {
         hand_out(slots[i], out);
   }
 
-  // All of them, in the order of their slots.
+  // Takes all pending sums, in the order of their slots.
   void take_pending(Pushes* out) {
     for (int64_t slot = 0; slot < num_slots(); ++slot) hand_out(slot, out);
   }
 
  private:
   static constexpr int64_t kAhead = 8;      // lines prefetched
-  static constexpr int64_t kSumsAhead = 3;  // rows and sums prefetched: two rows of several cache lines each
+  static constexpr int64_t kSumsAhead = 3;  // rows and sums prefetched: several processor cache lines each
 
-  // What is read and written together of a line, in one place: a cache line of the processor holds it.
+  // Fields of a line that are used together; they share a cache line of the processor.
   struct Line {
     int32_t clock = 0, age = 0, count = 0;
-    int32_t pending = -1;  // where its pending sum is, in sums
+    int32_t pending = -1;  // index of its pending sum
   };
 
   float* weight(int64_t slot) { return weight_.at(slot * dim_); }
@@ -322,7 +324,7 @@ class RowCache {
     for (uint64_t& worth : worth_) worth = aged_worth(worth);
   }
 
-  // Bit i: whether way i of the set that begins at `first` has this tag.
+  // Bit i: whether way i of the set that begins at slot `first` has this tag.
   uint32_t ways_tagged(int64_t first, uint8_t tag) const {
 #ifdef __SSE2__
     static_assert(kWays == 32);
@@ -347,7 +349,8 @@ class RowCache {
     return -1;
   }
 
-  // A line for a key of this hash: the first empty one, else the one of least worth not used in this iteration; or -1.
+  // A line for a key with this hash: the first empty one, otherwise the one of least worth that is not used in this
+  // iteration; or -1.
   int64_t place(uint64_t hash) const {
     const int64_t first = first_slot(hash);
     const uint32_t all = shape_.ways == kWays ? ~0u : (1u << shape_.ways) - 1;
@@ -369,7 +372,7 @@ class RowCache {
     ++num_pending_;
   }
 
-  // Appends the pending sum of a line to `out`, if it has one, and closes it.
+  // Moves the pending sum of a line, if it has one, to `out`.
   void hand_out(int64_t slot, Pushes* out) {
     Line& line = line_[slot];
     if (line.pending < 0) return;
@@ -408,7 +411,7 @@ class RowCache {
   HugeArray weight_;               // (slots, dim) of type_
   HugeArray state_;                // (slots, state_dim)
   HugeArray pending_;              // (pending lines, sum_dim)
-  int32_t num_pending_lines_ = 0;  // ever opened
+  int32_t num_pending_lines_ = 0;  // allocated so far
   std::vector<int32_t> free_pending_;
 };
 

@@ -1,5 +1,4 @@
-// Numbers of a row in 32 or in 16 bits. Integers alone decide how they are rounded, so that the CPU and the GPU come to
-// the same bits.
+// Numbers of a row in 32 or 16 bits. Rounding uses integers only, so that CPU and GPU produce the same bits.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +13,7 @@ namespace hetmpi {
 
 enum class RowType : int32_t { kFloat32, kFloat16, kBfloat16 };
 
-constexpr uint32_t kNearest = 0x8000;  // instead of a random number: rounds to the nearest
+constexpr uint32_t kNearest = 0x8000;  // as the random number: rounds to nearest
 
 inline RowType row_type_of(const std::string& name) {
   if (name == "float32") return RowType::kFloat32;
@@ -37,7 +36,7 @@ HETMPI_SHARED float float_of_bits(uint32_t bits) {
   return value;
 }
 
-// A number of 16 bits in 32.
+// Converts 16 bits to 32.
 HETMPI_SHARED float widened(uint16_t bits, RowType type) {
   if (type == RowType::kBfloat16) return float_of_bits(static_cast<uint32_t>(bits) << 16);
   const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16, exponent = bits >> 10 & 31, fraction = bits & 1023;
@@ -47,8 +46,8 @@ HETMPI_SHARED float widened(uint16_t bits, RowType type) {
   return sign != 0 ? -size : size;
 }
 
-// A number of 32 bits in 16: rounded up or down with the chances by which it is so in the mean, for random numbers
-// below 2^16. Numbers beyond the largest become the largest.
+// Converts 32 bits to 16 by stochastic rounding, unbiased for random numbers uniform below 2^16. Saturates at the
+// largest number.
 HETMPI_SHARED uint16_t narrowed(float value, RowType type, uint32_t random) {
   const uint32_t bits = bits_of_float(value), sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
   const bool is_bfloat = type == RowType::kBfloat16;
@@ -59,7 +58,7 @@ HETMPI_SHARED uint16_t narrowed(float value, RowType type, uint32_t random) {
   } else if (is_bfloat) {
     narrow = (size + random) >> 16;
     if (narrow > largest) narrow = largest;
-  } else if (size >= 0x38800000) {  // 2^-14: below it float16 has fewer bits
+  } else if (size >= 0x38800000) {  // 2^-14: smaller numbers are subnormal in float16
     narrow = (size + (random >> 3) - 0x38000000) >> 13;
     if (narrow > largest) narrow = largest;
   } else {
@@ -68,8 +67,8 @@ HETMPI_SHARED uint16_t narrowed(float value, RowType type, uint32_t random) {
   return static_cast<uint16_t>(sign | narrow);
 }
 
-// A row of 16-bit numbers, read and written by the row optimizers as if it were of floats. What is written is rounded
-// by chance: to the nearest, small steps would be lost. The chances come from `seed` and the place in the row.
+// A row of 16-bit numbers, with the interface of a float row for the row optimizers. Stores use stochastic rounding:
+// rounding to nearest would lose small steps. Random numbers depend on `seed` and the position in the row.
 class HalfRow {
  public:
   class Number {
@@ -97,7 +96,7 @@ class HalfRow {
   uint64_t seed_;
 };
 
-// The seed for what is written to the row of `key` when its clock becomes `clock`.
+// Seed for the stores to the row of `key` when its clock becomes `clock`.
 HETMPI_SHARED uint64_t row_seed(int64_t key, int32_t clock) {
   return mix64(mix64(static_cast<uint64_t>(key)) ^ static_cast<uint32_t>(clock));
 }

@@ -1,6 +1,6 @@
-// The kernels of CudaRowCache. Decisions about one key, line or row stand in cache/cache_decisions.h and
-// owner/row_optimizer.h, for the CPU too. Where the order of a batch counts, as in one set, a warp goes through that
-// set's keys in the batch's order.
+// Kernels of CudaRowCache. Decisions about one key, line or row are in cache/cache_decisions.h and
+// owner/row_optimizer.h, shared with the CPU. Where the order of a batch matters, as within a set, one warp processes
+// that set's keys in the order of the batch.
 #include "cuda/cuda_cache.h"
 
 #include <algorithm>
@@ -13,21 +13,21 @@ namespace hetmpi {
 namespace {
 
 constexpr unsigned kAll = 0xffffffffu;  // lanes of a warp
-constexpr int kLeastCapability = 8;     // setup.py makes code for it and later ones
+constexpr int kLeastCapability = 8;     // setup.py compiles for it and later ones
 using Counter = unsigned long long;
 
 struct Line {
   int32_t clock, age, count, unused;
 };
 
-// A pending sum that goes: whose, and the slot it lies in; -1 for none.
+// A pending sum to be pushed: its key and its slot; -1 for none.
 struct Gone {
   int64_t key, slot;
   int32_t clock, count;
 };
 
-// What kernels get of the cache. Arrays by slot, as in RowCache, but for the pending sums, which lie by slot too: a
-// line has one if count > 0, and before its first gradient what lies there is of no meaning.
+// View of the cache for kernels. Arrays by slot, as in RowCache; pending sums are indexed by slot too. A line has a
+// pending sum if count > 0; before its first gradient the memory of the sum is undefined.
 struct Lines {
   uint8_t* tag;
   int64_t* key;
@@ -52,7 +52,7 @@ struct Lines {
   __device__ float* pending_of(int64_t slot) const { return pending + slot * optimizer.sum_dim(); }
 };
 
-// Counted on the GPU.
+// Counters in GPU memory.
 struct Counted {
   Counter inserted, evicted, opened, stale;
   Counter lags[LagHistogram::kBins];
@@ -61,13 +61,14 @@ struct Counted {
 __device__ int64_t warp_number() { return thread_number() / kWarp; }
 __device__ int lane_number() { return threadIdx.x % kWarp; }
 
-// Adds the number of lanes where `is_so`. REQUIRES: all lanes of the warp call it.
+// Adds the number of lanes with `is_so`. REQUIRES: all lanes of the warp call it.
 __device__ void count(Counter* counter, bool is_so) {
   const unsigned lanes = __ballot_sync(kAll, is_so);
   if (lane_number() == 0 && lanes != 0) atomicAdd(counter, static_cast<Counter>(__popc(lanes)));
 }
 
-// A warp's way over the numbers of a row (owner/row_optimizer.h, Serially). REQUIRES: all lanes make the same calls.
+// Iteration of a warp over the numbers of a row (owner/row_optimizer.h, Serially). REQUIRES: all lanes make the same
+// calls.
 struct Together {
   int lane;
 
@@ -76,7 +77,7 @@ struct Together {
     for (int64_t d = lane; d < n; d += kWarp) work(d);
   }
 
-  // place: read by all lanes until now.
+  // place: all lanes have finished reading it.
   __device__ void set(float* place, float value) const {
     __syncwarp();
     if (lane == 0) *place = value;
@@ -91,7 +92,7 @@ struct Together {
   }
 };
 
-// to (n) = from, by a warp, 16 bytes at a time where both begin at such a place.
+// Copies from (n) to to (n) with a warp, 16 bytes at a time if both are aligned.
 __device__ void copy(float* to, const float* from, int64_t n, int lane) {
   if (n % 4 == 0 && (reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % sizeof(float4) == 0) {
     for (int64_t c = lane; c < n / 4; c += kWarp)
@@ -99,10 +100,10 @@ __device__ void copy(float* to, const float* from, int64_t n, int lane) {
   } else {
     for (int64_t d = lane; d < n; d += kWarp) to[d] = from[d];
   }
-  __syncwarp();  // who reads it next may be another lane
+  __syncwarp();  // the next reader may be another lane
 }
 
-// The row of a line = row, by a warp.
+// Stores a row to a line, with a warp.
 __device__ void set_row(const Lines& lines, int64_t slot, const float* row, int lane) {
   const int64_t dim = lines.optimizer.dim();
   if (lines.type == RowType::kFloat32) return copy(lines.floats_of(slot), row, dim, lane);
@@ -193,8 +194,8 @@ __global__ void refresh_kernel(Lines lines, const int64_t* slots, const uint8_t*
     lines.optimizer.apply(lines.half_row(slot, clocks[i] + count), lines.state_of(slot), sum, Together{lane});
 }
 
-// The set of each key that is to get a line, num_sets for the others, and their numbers: what is sorted. flags (n): 1
-// if it is.
+// Set of each key that needs a line, num_sets for the others, and the keys' indices: the input of the sort. flags (n):
+// 1 for keys that need a line.
 __global__ void wanted_sets_kernel(Lines lines, const int64_t* keys, const uint8_t* chosen, const int64_t* slots,
                                    int64_t n, uint32_t* sets, int32_t* numbers, int32_t* flags) {
   const int64_t i = thread_number();
@@ -206,8 +207,8 @@ __global__ void wanted_sets_kernel(Lines lines, const int64_t* keys, const uint8
   flags[i] = wants;
 }
 
-// A warp per key, sorted by set; the first key's warp of each set works for all of them. gone (n): of keys whose lines
-// held pending sums, where flags (n) are 1. is_placed (n): whether the key got a line.
+// One warp per key, sorted by set; the warp of a set's first key processes all keys of the set. gone (n): pending sums
+// of evicted lines, where flags (n) are 1. is_placed (n): whether the key got a line.
 __global__ void place_kernel(Lines lines, const uint32_t* sets, const int32_t* numbers, int64_t n, const int64_t* keys,
                              const int32_t* clocks, int64_t* slots, uint8_t* is_placed, Gone* gone, int32_t* flags,
                              Counted* counted) {
@@ -218,7 +219,7 @@ __global__ void place_kernel(Lines lines, const uint32_t* sets, const int32_t* n
   if (begin > 0 && sets[begin - 1] == set) return;
   const int lane = lane_number();
   const bool is_way = lane < lines.ways;
-  const int64_t own = static_cast<int64_t>(set) * kWays + lane;  // this lane's slot
+  const int64_t own = static_cast<int64_t>(set) * kWays + lane;  // slot of this lane
   uint8_t tag = lines.tag[own];
   uint64_t worth = lines.worth[own];
   Counter num_empty = 0, num_evicted = 0;
@@ -230,7 +231,7 @@ __global__ void place_kernel(Lines lines, const uint32_t* sets, const int32_t* n
     for (int half = kWarp / 2; half > 0; half /= 2) least = min(least, __shfl_xor_sync(kAll, least, half));
     const unsigned victims = __ballot_sync(kAll, may_go && worth == least);
     const unsigned chosen = empty != 0 ? empty : victims;
-    if (chosen == 0) continue;  // all were used in this iteration
+    if (chosen == 0) continue;  // all lines are used in this iteration
     const int way = __ffs(static_cast<int>(chosen)) - 1;
     (empty != 0 ? num_empty : num_evicted) += 1;
     if (lane != way) continue;
@@ -261,14 +262,14 @@ __global__ void fill_kernel(Lines lines, const uint8_t* is_placed, const int64_t
   if (state_dim > 0) copy(lines.state_of(slots[i]), states + i * state_dim, state_dim, lane_number());
 }
 
-// Where the row of entry i is, of `width` numbers of any kind; null if nowhere.
+// Address of the row of entry i, with `width` elements; null if it has none.
 template <typename T>
 __device__ const T* row_of(const T* weight, const T* others, int64_t width, const int64_t* slots, int64_t i) {
   if (slots[i] >= 0) return weight + slots[i] * width;
   return others == nullptr ? nullptr : others + i * width;
 }
 
-// kTile lanes per row of `quads` times 16 bytes, kRows rows one after the other, their loads under way together.
+// kTile lanes per row of `quads` times 16 bytes, kRows consecutive rows with overlapping loads.
 template <int kTile, int kRows>
 __global__ void gather_quads_kernel(const float4* weight, const float4* others, int64_t quads, const int64_t* slots,
                                     int64_t n, float4* out) {
@@ -289,7 +290,7 @@ struct alignas(8) FourHalves {
   uint16_t of[4];
 };
 
-// kTile lanes per row of `quads` times 4 numbers of 16 bits, which come out in 32; rows of `others` have 32.
+// kTile lanes per row of `quads` times 4 16-bit numbers, widened to 32 bits; rows of `others` have 32 bits.
 template <int kTile>
 __global__ void gather_halves_kernel(const FourHalves* weight, RowType type, const float4* others, int64_t quads,
                                      const int64_t* slots, int64_t n, float4* out) {
@@ -320,7 +321,7 @@ __global__ void gather_kernel(Lines lines, const float* others, const int64_t* s
   if (from != nullptr) copy(out + i * dim, from, dim, lane_number());
 }
 
-// The clocks' part of an update. is_first (n): whether the line had no pending sum.
+// The part of an update that concerns clocks. is_first (n): whether the line had no pending sum.
 __global__ void tick_kernel(Lines lines, const int64_t* slots, int64_t n, uint8_t* is_first, Counted* counted) {
   const int64_t i = thread_number();
   bool opens = false;
@@ -368,7 +369,7 @@ __global__ void add_and_subtract_kernel(float4* weight, float4* pending, float s
   }
 }
 
-// A warp per entry, by any rule.
+// One warp per entry, for any rule.
 __global__ void update_kernel(Lines lines, const int64_t* slots, const uint8_t* is_first, const float* grads, int64_t n,
                               float anticipate) {
   const int64_t i = warp_number();
@@ -424,7 +425,7 @@ __device__ bool is_among(int64_t value, const int64_t* sorted, int64_t n) {
   return false;
 }
 
-// Which pending sums are due, of slots (n), or of all from first_slot on if slots is null.
+// Finds the pending sums that are due, among slots (n), or among all from first_slot on if slots is null.
 __global__ void due_kernel(Lines lines, const int64_t* slots, int64_t first_slot, int64_t n, int64_t staleness,
                            const int64_t* held, int64_t num_held, Gone* gone, int32_t* flags) {
   const int64_t i = thread_number();
@@ -445,14 +446,14 @@ __global__ void close_kernel(Lines lines, const Gone* gone, const int32_t* flags
   if (i < n && flags[i]) lines.line[gone[i].slot].count = 0;
 }
 
-// Where pushes go.
+// Destination of pushes.
 struct Out {
   int64_t* keys;
   int32_t *clocks, *counts;
   float* sums;
 };
 
-// A warp per entry: those flagged go to the place numbered `at`.
+// One warp per entry: flagged entries are written to index `at`.
 __global__ void hand_out_kernel(Lines lines, const Gone* gone, const int32_t* flags, const int32_t* at, int64_t n,
                                 Out out) {
   const int64_t i = warp_number();
@@ -465,7 +466,7 @@ __global__ void hand_out_kernel(Lines lines, const Gone* gone, const int32_t* fl
   out.counts[place] = gone[i].count;
 }
 
-// A warp per entry: gradients of those flagged, as sums of one iteration.
+// One warp per entry: gradients of flagged entries, as sums over one iteration.
 __global__ void pass_on_kernel(RowOptimizer optimizer, const int64_t* keys, const int32_t* clocks, const float* grads,
                                const int32_t* flags, const int32_t* at, int64_t n, Out out) {
   const int64_t i = warp_number();
@@ -481,7 +482,7 @@ __global__ void pass_on_kernel(RowOptimizer optimizer, const int64_t* keys, cons
   out.counts[at[i]] = 1;
 }
 
-// Calls call(std::integral_constant<int, kTile>) with the lanes that a row of `quads` times 16 bytes takes.
+// Calls call(std::integral_constant<int, kTile>) with the number of lanes for a row of `quads` times 16 bytes.
 template <typename Call>
 void with_tile(int64_t quads, Call call) {
   if (quads > 16) return call(std::integral_constant<int, 32>());
@@ -512,13 +513,13 @@ struct CudaRowCache::Memory {
   DeviceArray<uint8_t> weight;
   DeviceArray<float> state, pending;
   DeviceArray<Counted> counted;
-  // On their way out.
+  // Pushes in GPU memory.
   DeviceArray<int64_t> out_keys;
   DeviceArray<int32_t> out_clocks, out_counts;
   DeviceArray<float> out_sums;
   int64_t num_out = 0;
-  Pushes handed_out;  // before them, in the host's memory
-  // Of one call.
+  Pushes handed_out;  // earlier pushes, in host memory
+  // Workspace of a call.
   DeviceArray<uint8_t> is_chosen, scratch;
   DeviceArray<uint32_t> sets, sorted_sets;
   DeviceArray<int32_t> numbers, sorted_numbers, flags, at;
@@ -532,7 +533,7 @@ struct CudaRowCache::Memory {
             type,       shape.num_sets, shape.ways,   now,         policy,        optimizer};
   }
 
-  // Numbers the flagged of n entries into `at`, in their order; how many they are.
+  // Assigns consecutive indices `at` to the flagged of n entries, in order. Returns their number.
   int64_t number(int64_t n, cudaStream_t stream) {
     if (n == 0) return 0;
     at.make_room(n, 0, stream);
@@ -542,7 +543,7 @@ struct CudaRowCache::Memory {
     return to_host(at.data() + n - 1, stream) + to_host(flags.data() + n - 1, stream);
   }
 
-  // Makes room on the way out for `num` more. Before any line changes: nothing is lost if memory is short.
+  // Makes room for `num` more pushes. Called before any line changes, so that nothing is lost if memory is short.
   void make_room_out(int64_t num, cudaStream_t stream) {
     const int64_t sum_dim = optimizer.sum_dim();
     out_keys.make_room(num_out + num, num_out, stream);
@@ -551,13 +552,13 @@ struct CudaRowCache::Memory {
     out_sums.make_room((num_out + num) * sum_dim, num_out * sum_dim, stream);
   }
 
-  // Where the next that goes out is put.
+  // Destination of the next push.
   Out out() const {
     return {out_keys.data() + num_out, out_clocks.data() + num_out, out_counts.data() + num_out,
             out_sums.data() + num_out * optimizer.sum_dim()};
   }
 
-  // Hands out the `num` pending sums in `gone` that are flagged and numbered.
+  // Writes the `num` pending sums in `gone` that are flagged and numbered to the pushes.
   void hand_out_gone(int64_t n, int64_t num, cudaStream_t stream) {
     if (num > 0) launch(hand_out_kernel, n * kWarp, stream, lines(), gone.data(), flags.data(), at.data(), n, out());
     num_out += num;
@@ -565,7 +566,7 @@ struct CudaRowCache::Memory {
     HETMPI_CHECK(cudaStreamSynchronize(stream));
   }
 
-  // Hands out those of `slots` that due_kernel says, or of the n from first_slot on.
+  // Writes those of `slots` that due_kernel selects, or of the n slots from first_slot on, to the pushes.
   void hand_out_due(const int64_t* slots, int64_t first_slot, int64_t n, int64_t staleness, const int64_t* held,
                     int64_t num_held, cudaStream_t stream) {
     flags.make_room(n, 0, stream);
@@ -577,7 +578,7 @@ struct CudaRowCache::Memory {
     hand_out_gone(n, num, stream);
   }
 
-  // Moves the pushes to the host's memory.
+  // Moves the pushes to host memory.
   void fetch_out(cudaStream_t stream) {
     const auto fetch = [&](auto& to, const auto& from, int64_t n) {
       const size_t had = to.size();
@@ -674,7 +675,7 @@ void CudaRowCache::insert_and_evict(const int64_t* keys, const uint8_t* chosen, 
   for (auto* array : {&m.sets, &m.sorted_sets}) array->make_room(n, 0, s);
   for (auto* array : {&m.numbers, &m.sorted_numbers, &m.flags}) array->make_room(n, 0, s);
   launch(wanted_sets_kernel, n, s, m.lines(), keys, chosen, slots, n, m.sets.data(), m.numbers.data(), m.flags.data());
-  m.make_room_out(m.number(n, s), s);  // each key may push out a line with a sum
+  m.make_room_out(m.number(n, s), s);  // each key may evict a line with a pending sum
   m.flags.clear(n, s);
   with_scratch(m.scratch, s, [&](void* memory, size_t& bytes) {
     return cub::DeviceRadixSort::SortPairs(memory, bytes, m.sets.data(), m.sorted_sets.data(), m.numbers.data(),
@@ -759,7 +760,7 @@ void CudaRowCache::take_pending(const int64_t* slots, int64_t n, int64_t stalene
 }
 
 void CudaRowCache::take_all(Stream stream) {
-  constexpr int64_t kSlots = 1 << 16;  // at a time: there may be more pending sums than the GPU has room for twice
+  constexpr int64_t kSlots = 1 << 16;  // at a time: GPU memory may not hold all pending sums twice
   const OnDevice here(device());
   for (int64_t begin = 0; begin < num_slots(); begin += kSlots) {
     memory_->hand_out_due(nullptr, begin, std::min(kSlots, num_slots() - begin), 0, nullptr, 0, on(stream));

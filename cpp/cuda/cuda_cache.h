@@ -1,11 +1,11 @@
-// CudaRowCache: RowCache (cache/row_cache.h) in a GPU's memory: the same calls, words and invariants, and the same
-// lines, clocks and rows bit for bit after the same calls.
+// CudaRowCache: RowCache (cache/row_cache.h) in GPU memory, with the same calls, terms and invariants. The same calls
+// produce bitwise equal lines, clocks and rows.
 //
-// All arrays of a batch lie in the memory of the GPU `device` or in pinned memory of the host, which it reads and
-// writes in place, except where said; the calls run on the caller's stream and return before they are done, except
-// where said: arrays live until then. Pushes are kept here until take_pushes(). Errors of CUDA are std::runtime_error;
-// where memory is short for a call, no line has changed. NaNs may have other bits than on the CPU.
-// REQUIRES of all calls: one stream at a time; slots as for RowCache, and in range.
+// All arrays of a batch are in the memory of the GPU `device`, or in pinned host memory, which it accesses in place,
+// unless noted. Calls are asynchronous on the caller's stream, unless noted: arrays must live until they are done.
+// Pushes are kept here until take_pushes(). CUDA errors are thrown as std::runtime_error; if memory is short for a
+// call, no line has changed. NaNs may have other bits than on the CPU. REQUIRES of all calls: one stream at a time;
+// slots as for RowCache, and in range.
 #pragma once
 
 #include <cstdint>
@@ -23,12 +23,12 @@ using Stream = void*;  // cudaStream_t
 
 class CudaRowCache {
  public:
-  // What has been counted since the cache was made; the first two as of now.
+  // Counters since creation; the first two are current values.
   struct Counts {
     int64_t rows, pending, stale, evicted;
   };
 
-  // As RowCache; all memory is taken at once.
+  // As RowCache, but allocates all memory at once.
   CudaRowCache(int64_t capacity_rows, RowOptimizer optimizer, Policy policy, RowType type = RowType::kFloat32,
                int device = 0);
   ~CudaRowCache();
@@ -41,36 +41,36 @@ class CudaRowCache {
   void set_step(double lr, int64_t step);
   void look_up(const int64_t* keys, int64_t n, int64_t* slots, Stream stream) const;
   void use(const int64_t* slots, int64_t n, int64_t num_keys, Stream stream);
-  // lags of the lines that are not stale are counted if `counts_lags`.
+  // Counts the lags of lines that are not stale if `counts_lags`.
   void validate(const int64_t* slots, const int32_t* owner_clocks, int64_t n, int64_t staleness, uint8_t* is_stale,
                 bool counts_lags, Stream stream);
   void refresh(const int64_t* slots, const uint8_t* chosen, const float* weights, const float* states,
                const int32_t* clocks, int64_t n, float anticipate, Stream stream);
-  // Returns when done.
+  // Synchronous.
   void insert_and_evict(const int64_t* keys, const uint8_t* chosen, const float* weights, const float* states,
                         const int32_t* clocks, int64_t n, int64_t* slots, Stream stream);
-  // Entries without a line get their row of `others` (n, dim), unless that is null.
+  // Entries without a line are read from `others` (n, dim), unless that is null.
   void gather(const int64_t* slots, int64_t n, const float* others, float* out, Stream stream) const;
   void update(const int64_t* slots, const float* grads, int64_t n, float anticipate, Stream stream);
   void clocks_within(const int64_t* slots, int64_t n, bool will_write, int64_t staleness, int32_t* clocks,
                      Stream stream) const;
   // c_c and u (n) of lines, -1 for none.
   void look_at(const int64_t* slots, int64_t n, int32_t* clocks, int32_t* counts, Stream stream) const;
-  // Returns when done.
+  // Synchronous.
   void pass_on(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads, int64_t n,
                Stream stream);
-  // held (num_held): sorted. Returns when done.
+  // held (num_held): sorted. Synchronous.
   void take_pending(const int64_t* slots, int64_t n, int64_t staleness, const int64_t* held, int64_t num_held,
                     Stream stream);
-  // Returns when done.
+  // Synchronous.
   void take_all(Stream stream);
 
-  // The pushes since the last call, in the host's memory. Returns when done.
+  // The pushes since the last call, in host memory. Synchronous.
   Pushes take_pushes(Stream stream);
   int64_t num_pushes() const;
-  // Keys of the pushes, valid until pushes are added or taken. Returns when done.
+  // Keys of the pushes, valid until pushes are added or taken. Synchronous.
   const std::vector<int64_t>& keys_handed_out(Stream stream);
-  // In the host's memory; return when done.
+  // In host memory; synchronous.
   Counts counts(Stream stream) const;
   LagHistogram lags(Stream stream) const;
 
@@ -79,10 +79,10 @@ class CudaRowCache {
   std::unique_ptr<Memory> memory_;
 };
 
-// Why this process can use no GPU; empty if it can.
+// Reason why this process cannot use a GPU; empty if it can.
 std::string gpu_problem();
 
-// Whether this lies in the memory of the GPU `device`, or in memory of the host that GPUs can use.
+// Whether `memory` is in the memory of the GPU `device`, or in host memory that GPUs can access.
 bool can_use(int device, const void* memory);
 
 }  // namespace hetmpi

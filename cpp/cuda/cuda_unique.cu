@@ -1,4 +1,4 @@
-// Equal ids are brought together by a stable sort, so that the first of each run is the one that appears first.
+// A stable sort makes equal ids adjacent, so that the first of each run is the one that appears first in the batch.
 #include "cuda/cuda_unique.h"
 
 #include <cub/cub.cuh>
@@ -13,8 +13,8 @@ __global__ void number_kernel(int32_t* positions, int64_t n) {
   if (i < n) positions[i] = static_cast<int32_t>(i);
 }
 
-// begins (n): 1 where a run of equal ids begins, in sorted order. is_first (n): 1 at the position where an id appears
-// first.
+// begins (n): 1 at the first element of a run of equal ids, in sorted order. is_first (n): 1 at the position of the
+// first appearance of an id.
 __global__ void begin_kernel(const int64_t* sorted, const int32_t* positions, int64_t n, int32_t* begins,
                              int32_t* is_first) {
   const int64_t i = thread_number();
@@ -24,14 +24,14 @@ __global__ void begin_kernel(const int64_t* sorted, const int32_t* positions, in
   is_first[positions[i]] = begins_run;
 }
 
-// firsts: position where the id of each run appears first. runs (n): number of runs up to and with this one.
+// firsts: position of the first appearance of each run's id. runs (n): number of runs up to and including this element.
 __global__ void first_kernel(const int32_t* positions, const int32_t* begins, const int32_t* runs, int64_t n,
                              int32_t* firsts) {
   const int64_t i = thread_number();
   if (i < n && begins[i]) firsts[runs[i] - 1] = positions[i];
 }
 
-// before (n): how many ids appear first before this position.
+// before (n): number of ids whose first appearance is before this position.
 __global__ void write_kernel(const int64_t* sorted, const int32_t* positions, const int32_t* begins,
                              const int32_t* runs, const int32_t* firsts, const int32_t* before, int64_t n,
                              int64_t* keys, int64_t* index) {

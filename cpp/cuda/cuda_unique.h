@@ -1,4 +1,4 @@
-// Unique keys of a batch on a GPU: what KeyIndex (key_index.h) makes of them on the CPU.
+// Unique keys of a batch on a GPU, with the result of KeyIndex (key_index.h) on the CPU.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ class CudaUnique {
   int device() const;
 
   // ids (n) in [0, limit) -> keys in order of first appearance, and index (n) with ids[i] == keys[index[i]]. keys has
-  // room for n. All in the GPU's memory or pinned. Returns how many keys there are, when done. One call at a time.
+  // room for n. All in GPU memory or pinned. Synchronous; returns the number of keys. One call at a time.
   int64_t unique(const int64_t* ids, int64_t n, int64_t limit, int64_t* keys, int64_t* index, Stream stream);
 
  private:

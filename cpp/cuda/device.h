@@ -1,4 +1,4 @@
-// Memory and launches on a GPU, and calls of CUB, with errors as exceptions. Included by .cu files alone.
+// Memory and launches on a GPU, and calls of CUB, with errors as exceptions. Included only by .cu files.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,10 +9,10 @@
 
 namespace hetmpi {
 
-// Throws std::runtime_error with the call, its file and line, and CUDA's own words.
+// Throws std::runtime_error with the call, its file and line, and CUDA's message.
 inline void check_cuda(cudaError_t error, const char* call, const char* file, int line) {
   if (error == cudaSuccess) return;
-  cudaGetLastError();  // CUDA keeps it, and the next launch would be blamed for it
+  cudaGetLastError();  // clears the error, which the next launch would report again
   throw std::runtime_error(std::string(file) + ":" + std::to_string(line) + ": " + call + ": " +
                            cudaGetErrorString(error));
 }
@@ -21,7 +21,7 @@ inline void check_cuda(cudaError_t error, const char* call, const char* file, in
 constexpr int kBlock = 256;  // threads of a block
 constexpr int kWarp = 32;
 
-// Runs `kernel` on at least `threads` threads of a stream; nothing if they are none.
+// Runs `kernel` on at least `threads` threads of a stream; no launch if `threads` is 0.
 template <typename... Parameters, typename... Arguments>
 void launch(void (*kernel)(Parameters...), int64_t threads, cudaStream_t stream, Arguments... arguments) {
   if (threads == 0) return;
@@ -34,7 +34,7 @@ void launch(void (*kernel)(Parameters...), int64_t threads, cudaStream_t stream,
 
 __device__ inline int64_t thread_number() { return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
 
-// Makes a GPU the current one of this thread while it lives.
+// Makes a GPU the current device of this thread during its lifetime.
 class OnDevice {
  public:
   explicit OnDevice(int device) {
@@ -49,8 +49,8 @@ class OnDevice {
   int before_;
 };
 
-// Room for numbers in the memory of the GPU that was current when it was made. What is replaced or freed is no longer
-// used by the stream given then, or by any that waits for it.
+// Growable array in the memory of the GPU that is current at construction. Replaced memory is no longer used by the
+// given stream, or by streams that wait for it.
 template <typename T>
 class DeviceArray {
  public:
@@ -61,7 +61,7 @@ class DeviceArray {
 
   T* data() const { return data_; }
 
-  // Makes room for n numbers and keeps the first `kept`. Nothing has changed if memory is short.
+  // Makes room for n numbers and keeps the first `kept`. No effect if memory is short.
   void make_room(int64_t n, int64_t kept, cudaStream_t stream) {
     if (n <= room_) return;
     const int64_t room = n + room_ / 2;
@@ -76,21 +76,21 @@ class DeviceArray {
     room_ = room;
   }
 
-  // The first n numbers, every byte 0.
+  // The first n numbers, set to 0.
   void clear(int64_t n, cudaStream_t stream) {
     if (n > 0) HETMPI_CHECK(cudaMemsetAsync(data_, 0, n * sizeof(T), stream));
   }
 
  private:
   static void free(T* data) {
-    if (data != nullptr && cudaFree(data) != cudaSuccess) cudaGetLastError();  // an error is a former call's
+    if (data != nullptr && cudaFree(data) != cudaSuccess) cudaGetLastError();  // clears an error of an earlier call
   }
 
   T* data_ = nullptr;
   int64_t room_ = 0;
 };
 
-// The number at `device`, once the stream is done with what it was given before.
+// Reads the number at `device` after all earlier work of the stream.
 template <typename T>
 T to_host(const T* device, cudaStream_t stream) {
   T value;
@@ -99,7 +99,7 @@ T to_host(const T* device, cudaStream_t stream) {
   return value;
 }
 
-// For CUB: calls call(memory, bytes) first for the bytes it needs, then with so much of `scratch`.
+// Two-phase calls of CUB: call(memory, bytes) first computes the bytes it needs, then runs with memory from `scratch`.
 template <typename Call>
 void with_scratch(DeviceArray<uint8_t>& scratch, cudaStream_t stream, Call call) {
   size_t bytes = 0;
@@ -108,13 +108,13 @@ void with_scratch(DeviceArray<uint8_t>& scratch, cudaStream_t stream, Call call)
   HETMPI_CHECK(call(scratch.data(), bytes));
 }
 
-// n as CUB takes it. Throws std::invalid_argument.
+// n as CUB's type of sizes. Throws std::invalid_argument.
 inline void check_length(int64_t n) {
   if (n < 0 || n >= int64_t{1} << 31)
     throw std::invalid_argument("a call takes up to 2^31 - 1 entries, got " + std::to_string(n));
 }
 
-// Bits in which numbers up to `largest` may differ.
+// Number of bits of numbers up to `largest`.
 inline int bits_of(int64_t largest) {
   int bits = 1;
   while (bits < 64 && largest >> bits != 0) ++bits;

@@ -1,13 +1,13 @@
 // Inbox: the owner's side of one synchronous step (s = 0).
 //
-// Every origin sends the gradients of its step through its ring; this rank's own come as plain arrays. The inbox sums
-// them per row, taking the origins in rank order whatever order they arrive in, and applies the row optimizer once to
-// each sum. Float addition is not associative: the fixed order is what makes two runs bitwise equal.
+// Every origin sends the gradients of its step through its ring; this rank's own are passed as arrays. The inbox sums
+// them per row in rank order, whatever order they arrive in, and applies the row optimizer once to each sum. Float
+// addition is not associative: the fixed order makes two runs bitwise equal.
 //
 // Rank order cannot deadlock: ring 0 is always drained, so rank 0 always finishes sending, then ring 1, and so on.
 //
 // Invariants:
-//   next_ is the lowest origin that has not said "last" for this step;
+//   next_ is the lowest origin whose "last" record of this step has not arrived;
 //   sums_[i] is the sum over origins < next_ (and the drained part of next_) of the gradients of row index_.keys()[i].
 #pragma once
 
@@ -26,11 +26,11 @@ namespace hetmpi {
 
 class Inbox {
  public:
-  // rings: one per origin, in rank order, of records without clocks; the own one is not used.
+  // rings: one per origin, in rank order, of records without clocks; this rank's own ring is not used.
   Inbox(std::vector<RingConsumer> rings, int64_t own_rank, Shard shard)
       : rings_(std::move(rings)), own_rank_(own_rank), shard_(shard) {}
 
-  // Opens a step with this rank's own message, rows (n) and grads (n, dim). The arrays must outlive poll().
+  // Begins a step with this rank's own message, rows (n) and grads (n, dim). The arrays must outlive poll().
   void begin(int64_t step, const int64_t* rows, const float* grads, int64_t num_rows) {
     step_ = step;
     next_ = 0;
@@ -39,7 +39,7 @@ class Inbox {
     sums_.clear();
   }
 
-  // Sums what has arrived; true once every origin has said "last". Never blocks.
+  // Sums the records that have arrived; true once all origins have sent "last". Never blocks.
   bool poll() {
     while (next_ < static_cast<int64_t>(rings_.size())) {
       if (next_ == own_rank_) {
@@ -62,7 +62,7 @@ class Inbox {
   // The lowest origin that has not sent all of its step.
   int64_t awaited() const { return next_; }
 
-  // Applies the optimizer once per summed row. REQUIRES: poll() returned true. Returns the rows updated.
+  // Applies the optimizer once per summed row. REQUIRES: poll() returned true. Returns the number of updated rows.
   int64_t apply(const RowOptimizer& optimizer) {
     for (int64_t i = 0; i < index_.size(); ++i)
       shard_.apply(index_.keys()[i], sums_.data() + i * shard_.dim, optimizer);

@@ -1,12 +1,11 @@
-// Partition: which rank owns a key, and at which row of its shard. A bijection between keys [0, num_rows) and pairs
+// Partition: owner of each key, and its row in the owner's shard. A bijection between keys [0, num_rows) and pairs
 // (owner, row), so shards have no holes.
 //
 //   round_robin  key k lives on rank k mod size, at row k div size: neighbouring keys spread over all ranks
 //   range        rank r owns the contiguous keys [r * num_rows div size, (r + 1) * num_rows div size)
-//   hash         round robin over scrambled keys, for key spaces whose popular keys share a remainder. The scrambling
-//   is
-//                a permutation of [0, num_rows): a four-round Feistel network over the next even number of bits, walked
-//                until it lands inside (Black and Rogaway, CT-RSA 2002, "cycle walking")
+//   hash         round robin over scrambled keys, for key spaces in which popular keys share a remainder. Keys are
+//                scrambled by a permutation of [0, num_rows): a four-round Feistel network over the next even number
+//                of bits, iterated until the result is in range (Black and Rogaway, CT-RSA 2002, "cycle walking")
 //
 // Route: a batch of keys sorted by owner.
 #pragma once
@@ -107,8 +106,8 @@ class Partition {
   int half_bits_;
 };
 
-// Where keys (n) go: order (n) and rows (n) by owner, in the order of the batch for each; first (size + 1): owner r's
-// are entries [first[r], first[r + 1]). places is scratch.
+// Route of keys (n): order (n) and rows (n) sorted by owner, in the order of the batch for each owner; first (size +
+// 1): entries [first[r], first[r + 1]) belong to owner r. places is scratch memory.
 inline void route(const Partition& partition, const int64_t* keys, int64_t n, int64_t* order, int64_t* rows,
                   int64_t* first, std::vector<Place>* places) {
   places->resize(n);
@@ -129,8 +128,8 @@ inline void route(const Partition& partition, const int64_t* keys, int64_t n, in
   }
 }
 
-// The entries of a route whose keys are chosen, in the same order; the arrays hold them from the front. Returns how
-// many.
+// Copies the entries of a route whose keys are chosen, in the same order, to the front of the output arrays. Returns
+// their number.
 inline int64_t route_where(const int64_t* order, const int64_t* rows, const int64_t* first, int64_t size,
                            const uint8_t* chosen, int64_t* out_order, int64_t* out_rows, int64_t* out_first) {
   int64_t kept = 0;

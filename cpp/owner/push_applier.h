@@ -1,15 +1,15 @@
-// PushApplier: the owner's side at staleness s >= 1. A thread applies the pushes in the rings to the shard while the
-// rank computes, if any rank pushes through rings. It touches memory only: no MPI, no Python.
+// PushApplier: the owner's side at staleness s >= 1. A thread applies the pushes from the rings to the shard while the
+// rank computes, if any rank pushes through rings. It uses neither MPI nor Python.
 //
-// The rank's own thread may drain too, when it waits for something, and applies its own sums directly; a lock makes
-// the two one writer.
+// The rank's main thread may drain too while it waits, and applies its own sums directly; a lock makes the two threads
+// one writer.
 //
 // Invariants:
-//   whoever writes the shard, or a ring's tail, holds lock_;
-//   a ring's tail passes a record only when all of it is applied: an origin that sees tail == head knows that all its
-//   pushes have been applied;
-//   an error in a record is kept and thrown by every drain() and apply() after it, and nothing more is drained: the
-//   ring fills, nothing is lost.
+//   the writer of the shard or of a ring's tail holds lock_;
+//   a ring's tail passes a record only after all of it is applied: if an origin sees tail == head, all its pushes have
+//   been applied;
+//   an error in a record is kept and thrown by every later drain() and apply(), and nothing more is drained: the ring
+//   fills up, no push is lost.
 #pragma once
 
 #include <atomic>
@@ -30,14 +30,13 @@ namespace hetmpi {
 
 class PushApplier {
  public:
-  // rings: one per origin, of records with clocks. They are not drained before start().
+  // rings: one per origin, of records with clocks. They are drained only after start().
   PushApplier(std::vector<RingConsumer> rings, Shard shard, RowOptimizer optimizer)
       : rings_(std::move(rings)), shard_(shard), optimizer_(optimizer) {}
 
   ~PushApplier() { stop(); }
 
-  // Begins to apply the pushes of these origins. No thread runs if there are none. REQUIRES: called once, before
-  // stop().
+  // Starts to apply the pushes of these origins; without origins no thread runs. REQUIRES: called once, before stop().
   void start(const std::vector<int64_t>& origins) {
     {
       std::lock_guard<std::mutex> hold(lock_);
@@ -46,7 +45,7 @@ class PushApplier {
     if (!origins.empty()) thread_ = std::thread([this] { run(); });
   }
 
-  // Ends the thread; records in the rings stay there. May be called twice.
+  // Ends the thread; records remain in the rings. May be called twice.
   void stop() {
     {
       std::lock_guard<std::mutex> hold(sleep_lock_);
@@ -56,13 +55,13 @@ class PushApplier {
     if (thread_.joinable()) thread_.join();
   }
 
-  // Learning rate and step of the applications that follow.
+  // Learning rate and step of the following applications.
   void set_step(double lr, int64_t step) {
     std::lock_guard<std::mutex> hold(lock_);
     optimizer_.set_step(lr, step);
   }
 
-  // Applies what has arrived, at most kRecords of each origin; returns the rows applied.
+  // Applies records that have arrived, at most kRecords of each origin. Returns the number of rows applied.
   int64_t drain() {
     std::lock_guard<std::mutex> hold(lock_);
     throw_kept();
@@ -71,7 +70,7 @@ class PushApplier {
     return applied;
   }
 
-  // Applies the rank's own sums: columns as for a ring, clocks, counts and values at order[i].
+  // Applies the rank's own sums: columns as in a ring, clocks, counts and values at order[i].
   void apply(const Message& own, const int64_t* order, int64_t num_rows) {
     std::lock_guard<std::mutex> hold(lock_);
     throw_kept();
@@ -82,7 +81,7 @@ class PushApplier {
     }
   }
 
-  // Runs `reads` while nobody writes the shard.
+  // Runs `reads` while the shard is not written.
   template <typename Reads>
   void exclusively(Reads reads) {
     std::lock_guard<std::mutex> hold(lock_);
@@ -91,8 +90,8 @@ class PushApplier {
 
  private:
   using Microseconds = std::chrono::microseconds;
-  static constexpr Microseconds kShortest{20}, kLongest{1000};  // sleeps between two looks at empty rings
-  static constexpr int kRecords = 64;  // of one ring in one turn: a busy producer must not keep others from the lock
+  static constexpr Microseconds kShortest{20}, kLongest{1000};  // polling interval of empty rings
+  static constexpr int kRecords = 64;  // of one ring per turn: a busy producer must not keep others from the lock
 
   void run() {
     Microseconds pause = kShortest;

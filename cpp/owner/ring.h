@@ -1,12 +1,12 @@
 // Ring: a byte ring through which one origin sends records of gradients to one owner.
 //
-// The ring lies in the owner's RMA memory: a RingHeader, then `capacity` bytes. An origin on the owner's node writes it
-// by plain stores; an origin elsewhere writes a mirror of the data in its own memory and copies what it wrote by
-// MPI_Put, then the head. Either way the bytes and the rules are the same.
+// The ring is in the owner's RMA memory: a RingHeader, then `capacity` bytes. An origin on the owner's node writes it
+// by plain stores. An origin on another node writes a mirror in its own memory, copies the written bytes by MPI_Put,
+// then the head. Layout and protocol are the same.
 //
 // A record is a RecordHeader, then rows (n) int64, then, if the format has clocks, clocks (n) and counts (n) int32,
 // then values (n, width) float32, padded to kRecordAlign. It never wraps: a message that does not fit before the end of
-// the ring continues in a second record at its start.
+// the ring is continued in a second record at its start.
 //
 // Invariants:
 //   head counts the bytes ever written, tail the bytes ever consumed; tail <= head <= tail + capacity;
@@ -36,11 +36,11 @@ static_assert(sizeof(RingHeader) == 128 && std::atomic<uint64_t>::is_always_lock
 struct RecordHeader {
   uint64_t bytes;    // of the whole record, padding included
   int64_t step;      // step of the origin that wrote it
-  int64_t num_rows;  // 0 for a record that only fills the end of the ring or only says "last"
-  int64_t is_last;   // 1: this origin sends no more for this step
+  int64_t num_rows;  // 0 for a record that only fills the end of the ring or only marks the end of a step
+  int64_t is_last;   // 1: this origin sends no more records in this step
 };
 
-// What is sent of each row: one iteration's gradient (width = dim), or sums over several with what they sum (sum_dim).
+// Format of a sent row: one iteration's gradient (width = dim), or sums over several with their clocks (sum_dim).
 struct RecordFormat {
   int64_t width;
   bool has_clocks;
@@ -50,7 +50,7 @@ struct RecordFormat {
   }
 };
 
-// Columns of a record, or of the message it is written from.
+// Columns of a record, or of the message from which it is written.
 template <typename Int64, typename Int32, typename Float>
 struct Columns {
   Int64* rows;    // (n)
@@ -91,7 +91,7 @@ auto columns_of(Byte* header, int64_t n, RecordFormat format) {
   return columns;
 }
 
-// The smallest ring through which a message can pass one row at a time, whatever the offset it meets.
+// Minimum capacity of a ring through which a message passes one row at a time, at any offset.
 inline uint64_t min_ring_capacity(RecordFormat format) { return 2 * record_bytes(1, format); }
 
 inline void check_ring_capacity(uint64_t capacity, RecordFormat format) {
@@ -101,7 +101,7 @@ inline void check_ring_capacity(uint64_t capacity, RecordFormat format) {
                                 std::to_string(capacity));
 }
 
-// The origin's end. `data` is the ring itself or its mirror.
+// The producer's end. `data` is the ring itself or its mirror.
 class RingProducer {
  public:
   RingProducer(uint8_t* data, uint64_t capacity, RecordFormat format)
@@ -113,17 +113,17 @@ class RingProducer {
   uint64_t tail() const { return tail_; }
   void set_tail(uint64_t tail) { tail_ = tail; }
 
-  // Writes one record with as many rows of the message as fit now before the end of the ring; "last" is said only with
-  // the last row. Row i of the message is columns.rows[i] with clocks, counts and values at order[i]. Returns the rows
-  // written, or -1 if nothing could be written (no room: take the consumer's tail again). A caller with rows left calls
-  // again.
+  // Writes one record with as many rows of the message as fit before the end of the ring; is_last is set only with the
+  // last row. Row i of the message is columns.rows[i] with clocks, counts and values at order[i]. Returns the number of
+  // rows written, or -1 if none could be written (no room: call set_tail() with the consumer's tail). A caller with
+  // rows left calls again.
   int64_t write(int64_t step, const Message& from, const int64_t* order, int64_t num_rows, bool is_last) {
     const uint64_t offset = head_ % capacity_;
     const uint64_t room = std::min(capacity_ - (head_ - tail_), capacity_ - offset);
     const int64_t fits = rows_in(room);
     if (fits < 0) return -1;
     if (fits == 0 && num_rows > 0 && room < capacity_ - offset)
-      return -1;  // wait; only the end of the ring is filled up
+      return -1;  // no room; only the end of the ring is filled
     const int64_t n = std::min(fits, num_rows);
     const bool fills_end = n == 0 && num_rows > 0;
     RecordHeader* header = reinterpret_cast<RecordHeader*>(data_ + offset);
@@ -142,7 +142,7 @@ class RingProducer {
   }
 
  private:
-  // Rows that a record of at most `room` bytes can hold; -1 if not even its header.
+  // Number of rows in a record of at most `room` bytes; -1 if not even its header fits.
   int64_t rows_in(uint64_t room) const {
     if (room < kRecordAlign) return -1;
     return static_cast<int64_t>((room - sizeof(RecordHeader)) / format_.row_bytes());
@@ -155,7 +155,7 @@ class RingProducer {
   uint64_t tail_ = 0;
 };
 
-// The owner's end.
+// The consumer's end.
 class RingConsumer {
  public:
   RingConsumer(uint8_t* memory, uint64_t capacity, RecordFormat format)
@@ -166,7 +166,7 @@ class RingConsumer {
     check_ring_capacity(capacity, format);
   }
 
-  // Looks at the oldest record; false if there is none. It stays valid until release().
+  // Reads the oldest record; false if there is none. It is valid until release().
   bool peek(Record* record) const {
     const uint64_t tail = header_->tail.load(std::memory_order_relaxed);
     if (header_->head.load(std::memory_order_acquire) == tail) return false;
@@ -176,7 +176,7 @@ class RingConsumer {
     return true;
   }
 
-  // Gives the oldest record's bytes back to the producer: all it holds has been applied.
+  // Returns the oldest record's bytes to the producer, after all of it has been applied.
   void release(const Record& record) {
     const uint64_t tail = header_->tail.load(std::memory_order_relaxed);
     header_->tail.store(tail + record.header->bytes, std::memory_order_release);
@@ -189,7 +189,7 @@ class RingConsumer {
   RecordFormat format_;
 };
 
-// The owner's ends of all rings in its memory: one per origin, `stride` bytes apart, in rank order.
+// The consumer's ends of all rings in an owner's memory: one per origin, `stride` bytes apart, in rank order.
 inline std::vector<RingConsumer> consumers(uint8_t* rings, uint64_t stride, int64_t num_origins, RecordFormat format) {
   std::vector<RingConsumer> ends;
   for (int64_t origin = 0; origin < num_origins; ++origin)

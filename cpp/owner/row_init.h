@@ -1,5 +1,5 @@
-// First values of rows: normal numbers that depend on (seed, key, column) alone, so that a row starts the same on any
-// number of ranks, under any partition, in any order of arrival.
+// Initial values of rows: normal numbers that depend only on (seed, key, column), so that a row starts the same for any
+// number of ranks, any partition, and any order of arrival.
 #pragma once
 
 #include <cmath>

@@ -1,20 +1,20 @@
-// Row optimizers: what an owner does to one row when its gradients arrive.
+// Row optimizers: the update of one row by its gradients, at its owner.
 //
-// Each rule is the one torch.optim applies to a parameter, restricted to the touched row; weight decay is torch's
-// (L2, added to the gradient). The bias correction of Adam counts the table's steps, as torch.optim.SparseAdam does.
-// Row-wise Adagrad keeps one sum per row, of the mean squared gradient (Naumov et al. 2019, FBGEMM).
+// Each rule is that of torch.optim, restricted to the row; weight decay is torch's (L2, added to the gradient). The
+// bias correction of Adam counts the table's steps, as torch.optim.SparseAdam does. Row-wise Adagrad keeps one sum per
+// row, of the mean squared gradient (Naumov et al. 2019, FBGEMM).
 //
-// The GPU applies the same rules from this source: `Loop` says how to go over a row, a processor by itself (Serially)
-// or a warp together (cuda/cuda_cache.cu), and both round alike.
+// The GPU uses the same source: `Loop` iterates over a row, with one thread (Serially) or with a warp
+// (cuda/cuda_cache.cu), and both round alike.
 //
-// Gradients may come as sums over several iterations of one rank (staleness s >= 1). Such a sum carries what the rule
-// needs to act as if they had come one by one at the row as it is now:
-//   sums (sum_dim): the gradients' sum (dim), then, except for sgd, the sum of their squares (dim; rowwise_adagrad: one
-//   number, the mean over the row);
+// Gradients may be sums over several iterations of one rank (staleness s >= 1). Such a sum contains what the rule needs
+// to act as if the gradients had been applied one by one to the row as it is now:
+//   sums (sum_dim): the sum of the gradients (dim), then, except for sgd, the sum of their squares (dim;
+//             rowwise_adagrad: one number, the mean over the row);
 //   count     iterations summed;
-//   advance   iterations that are news to the row: by how much the sum moves its clock. Other ranks' sums over the same
-//             iterations bring their gradients but no second decay: of the weights, or of Adam's moving averages. Adam
-//             moves a row only for iterations that are news; what the others bring shows in its averages.
+//   advance   iterations that are new to the row: the amount by which the sum advances its clock. Sums of other ranks
+//             over the same iterations add their gradients but no second decay: of the weights, or of Adam's moving
+//             averages. Adam moves a row only for new iterations; the other gradients enter its averages.
 #pragma once
 
 #include <cmath>
@@ -37,8 +37,8 @@ inline RowRule row_rule(const std::string& name) {
   throw std::invalid_argument("row optimizer must be sgd, adagrad, rowwise_adagrad or adam, got " + name);
 }
 
-// Over the numbers of a row, one after the other. A sum is over kLanes interleaved parts, of which the upper half is
-// added to the lower until one is left, as a warp adds.
+// Iteration over the numbers of a row, one after the other. Sums use kLanes interleaved parts, of which the upper half
+// is added to the lower until one is left, as in a warp.
 struct Serially {
   static constexpr int kLanes = 32;
 
@@ -108,7 +108,7 @@ class RowOptimizer {
     return 0;
   }
 
-  // Fixes the learning rate for the applications that follow; `step` counts from 1.
+  // Sets the learning rate of the following applications; `step` counts from 1.
   void set_step(double lr, int64_t step) {
     lr_ = static_cast<float>(lr);
     adam_lr_ = static_cast<float>(lr / (1.0 - std::pow(static_cast<double>(beta1_), step)));
@@ -142,7 +142,7 @@ class RowOptimizer {
     apply(weight, state, {grad, nullptr, scale}, loop);
   }
 
-  // The same on the CPU: in one pass where the rule allows.
+  // The same on the CPU, in one pass if the rule allows.
   void add(float* sums, const float* grad) const {
     if (rule_ == RowRule::kSgd) return hetmpi::add(sums, grad, dim_);
     add(sums, grad, Serially());
@@ -158,7 +158,7 @@ class RowOptimizer {
     apply(weight, state, grad, Serially());
   }
 
-  // A sum over `count` iterations, of which `advance` are news to the row, as a gradient; scaled by `scale`.
+  // A sum over `count` iterations, of which `advance` are new to the row, as a gradient; scaled by `scale`.
   HETMPI_SHARED Gradient summed(const float* sums, int64_t count, int64_t advance, float scale = 1) const {
     return {sums, rule_ == RowRule::kSgd ? nullptr : sums + dim_, scale, count, advance};
   }
@@ -179,8 +179,8 @@ class RowOptimizer {
   }
 
  private:
-  // What a gradient, scaled, and the row's decay come to at component d, and their squares. Where the two all but
-  // cancel, rounding could leave a sum of squares below 0, whose root is NaN.
+  // Sum of the scaled gradient and the row's decay at component d, and its square. If the two nearly cancel, rounding
+  // could make a sum of squares negative, with NaN as its root.
   struct Terms {
     const float* sum;
     const float* squares;
@@ -205,8 +205,8 @@ class RowOptimizer {
             weight_decay_, static_cast<float>(grad.count)};
   }
 
-  // In what follows everything but the row is local: a store to the row could else change what the next turn reads, and
-  // no loop would be vectorised.
+  // The functions below copy all members except the row to locals: a store to the row could otherwise alias them, which
+  // would prevent vectorisation.
 
   template <typename Row, typename Loop>
   HETMPI_SHARED void sgd(Row weight, const Gradient& grad, Loop loop) const {
@@ -251,7 +251,7 @@ class RowOptimizer {
     return at_least_zero(g.scale * g.scale * *g.squares + decays / dim);
   }
 
-  // The moving averages take the mean gradient of the iterations summed, and fade by the iterations that are news.
+  // The moving averages use the mean gradient of the summed iterations, and decay by the number of new iterations.
   template <typename Row, typename Loop>
   HETMPI_SHARED void adam(Row weight, float* state, const Gradient& grad, Loop loop) const {
     const Terms g = terms(grad);
@@ -269,7 +269,7 @@ class RowOptimizer {
 
   HETMPI_SHARED static float at_least_zero(float value) { return value < 0 ? 0 : value; }
 
-  // By multiplications alone, which round alike everywhere, as pow() does not.
+  // By multiplications only, which round alike everywhere, unlike pow().
   HETMPI_SHARED static float power(float base, int64_t exponent) {
     double result = 1, factor = base;
     for (; exponent > 0; exponent /= 2, factor *= factor)

@@ -12,14 +12,14 @@
 
 namespace hetmpi {
 
-// Clocks are read by other ranks of the node while the owner writes them. A row read after its clock is as new as that.
+// Other ranks of the node read clocks while the owner writes them. A row read after its clock is at least that recent.
 inline int32_t load_clock(const int32_t* clock) { return __atomic_load_n(clock, __ATOMIC_ACQUIRE); }
 
 struct Shard {
   float* weight;     // (num_rows, dim)
   float* state;      // (num_rows, state_dim)
-  int32_t* clock;    // (num_rows) iterations that updated the row; 32 bits, as clocks are what cached reads cost
-  uint8_t* touched;  // (num_rows) 1 for each row that was updated; whoever asks sets it back
+  int32_t* clock;    // (num_rows) iterations that updated the row; 32 bits, because cached reads transfer clocks
+  uint8_t* touched;  // (num_rows) 1 for each row that was updated; its user resets it
   int64_t num_rows;
   int64_t dim;
   int64_t state_dim;
@@ -37,9 +37,9 @@ struct Shard {
     __atomic_store_n(clock + row, clock[row] + 1, __ATOMIC_RELAXED);
   }
 
-  // One rank's sums (sum_dim) over `count` iterations, the last of which it counts as its `origin_clock`-th of this
-  // row; with kUnknownClock all of them are news. The row is written before its clock: who sees the clock and then
-  // reads the row sees this update.
+  // One rank's sums (sum_dim) over `count` iterations, the last of which is its `origin_clock`-th of this row; with
+  // kUnknownClock all of them are new. The row is written before its clock: a reader that sees the clock and then reads
+  // the row sees this update.
   void apply_sums(int64_t row, const float* sums, int64_t count, int32_t origin_clock, const RowOptimizer& optimizer) {
     const int32_t advance =
         origin_clock == kUnknownClock ? static_cast<int32_t>(count) : std::max(0, origin_clock - clock[row]);

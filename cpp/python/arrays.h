@@ -1,4 +1,4 @@
-// Arrays of numpy, and checks of their shapes and values.
+// numpy arrays, and checks of their shapes and values.
 #pragma once
 
 #include <pybind11/numpy.h>

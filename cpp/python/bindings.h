@@ -1,5 +1,5 @@
-// The bindings, which alone know Python: each call adds a class, or a family of functions, to the module hetmpi._C.
-// They check dtypes and shapes, release the GIL and call the core.
+// The bindings, the only part that uses Python: each call adds a class, or a group of functions, to the module
+// hetmpi._C. They check dtypes and shapes, release the GIL and call the core.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -16,7 +16,7 @@ void bind_ring(py::module_& m);
 void bind_inbox(py::module_& m);
 void bind_push_applier(py::module_& m);
 void bind_row_cache(py::module_& m);
-void bind_cuda_row_cache(py::module_& m);  // this and the next are compiled by HETMPI_CUDA (setup.py)
+void bind_cuda_row_cache(py::module_& m);  // this and the next are compiled with HETMPI_CUDA (setup.py)
 void bind_cuda_unique(py::module_& m);
 
 }  // namespace hetmpi

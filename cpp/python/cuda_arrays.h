@@ -1,4 +1,5 @@
-// Arrays that a GPU can use: __cuda_array_interface__, or numpy's in pinned memory; and CUDA's streams by number.
+// Arrays that a GPU can access: __cuda_array_interface__, or numpy arrays in pinned memory; and CUDA streams as
+// integers.
 #pragma once
 
 #include <pybind11/stl.h>
@@ -34,7 +35,7 @@ std::string text_of(const Lengths& lengths) {
   return text + ")";
 }
 
-// What describes the memory of an array: __cuda_array_interface__, or numpy's of the same form. Raises TypeError.
+// The description of an array's memory: __cuda_array_interface__ or __array_interface__. Raises TypeError.
 inline py::dict interface_of(const py::object& array, const char* name) {
   for (const char* interface : {"__cuda_array_interface__", "__array_interface__"}) {
     try {
@@ -46,8 +47,8 @@ inline py::dict interface_of(const py::object& array, const char* name) {
   throw py::type_error(std::string(name) + " must be an array, got " + std::string(py::str(py::type::of(array))));
 }
 
-// Memory of an array of Python's: contiguous, of this shape, on this GPU or in pinned memory of the host. T const:
-// read-only. Raises TypeError or ValueError that says what came.
+// Memory of a Python array: contiguous, of this shape, on this GPU or in pinned host memory. T const: read-only. Raises
+// TypeError or ValueError that names the actual value.
 template <typename T>
 T* memory_of(const py::object& array, const char* name, std::initializer_list<ssize_t> shape, int device) {
   using Value = std::remove_const_t<T>;

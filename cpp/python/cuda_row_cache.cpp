@@ -15,7 +15,7 @@
 namespace hetmpi {
 namespace {
 
-// RowCache's calls as Python sees them, on arrays that the GPU can use; each takes the number of a CUDA stream last.
+// RowCache's calls for Python, on arrays that the GPU can access; the last argument of each is a CUDA stream.
 class PyCudaCache {
  public:
   PyCudaCache(int64_t capacity_rows, RowOptimizer optimizer, const std::string& policy, const std::string& rows,
@@ -125,7 +125,7 @@ class PyCudaCache {
     cache_.take_all(stream_of(stream));
   }
 
-  // keys, clocks, counts, sums of the pushes since the last call, in the host's memory.
+  // keys, clocks, counts, sums of the pushes since the last call, in host memory.
   py::tuple take_pushes(uintptr_t stream) {
     Pushes pushes;
     {
@@ -138,7 +138,7 @@ class PyCudaCache {
                           py::array_t<float>({n, width}, pushes.sums.data()));
   }
 
-  // Keys of the pushes, which stay here.
+  // Keys of the pushes, without taking them.
   py::array_t<int64_t> handed_out(uintptr_t stream) {
     const std::vector<int64_t>& keys = cache_.keys_handed_out(stream_of(stream));
     return py::array_t<int64_t>(keys.size(), keys.data());
@@ -164,7 +164,7 @@ class PyCudaCache {
   void set_step(double lr, int64_t step) { cache_.set_step(lr, step); }
 
  private:
-  // What comes with rows from their owners.
+  // Arrays that are fetched with rows from their owners.
   struct Fetched {
     const uint8_t* chosen;
     const float *weights, *states;

@@ -9,7 +9,7 @@
 namespace hetmpi {
 namespace {
 
-// CudaUnique as Python sees it.
+// CudaUnique for Python.
 class PyCudaUnique {
  public:
   explicit PyCudaUnique(int device) : unique_(device) {}

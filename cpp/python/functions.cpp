@@ -1,4 +1,4 @@
-// Functions on keys and rows: distinct keys, first values, gather, scatter_add.
+// Functions on keys and rows: distinct keys, initial values, gather, scatter_add.
 #include <algorithm>
 #include <cstdint>
 
@@ -30,7 +30,7 @@ py::tuple unique(const Array<int64_t>& ids) {
   return py::make_tuple(keys, index);
 }
 
-// Position of the first key that stands before in keys (n,), -1 if all are distinct.
+// Position of the first key in keys (n,) that has occurred before, -1 if all are distinct.
 int64_t first_repeated(const Array<int64_t>& keys) {
   check_shape(keys, "keys", {-1});
   const ssize_t n = keys.shape(0);
@@ -50,7 +50,7 @@ bool all_finite(const Array<float>& values) {
   return is_finite(value, n);
 }
 
-// Which of keys (n,) are among others (m,): (n,) bool.
+// Mask of the keys (n,) that are among others (m,): (n,) bool.
 Array<bool> contained(const Array<int64_t>& keys, const Array<int64_t>& others) {
   check_shape(keys, "keys", {-1});
   check_shape(others, "others", {-1});

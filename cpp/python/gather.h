@@ -1,4 +1,4 @@
-// The loop of gather(): rows of one array are copied to given places of another.
+// The loop of gather(): copies rows of one array to given positions of another.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace hetmpi {
 
-// out[order[i]] = from[rows[i]]. copy: one row of `width` numbers; run: calls the loop over rows, without the GIL.
+// out[order[i]] = from[rows[i]]. copy: copies one row of `width` numbers; run: calls the loop, without the GIL.
 template <typename T, typename Copy, typename Run>
 void gather_with(const Array<T>& from, const Array<int64_t>& rows, Array<T>& out, const Array<int64_t>& order,
                  ssize_t width, Copy copy, Run run) {
@@ -30,7 +30,7 @@ void gather_with(const Array<T>& from, const Array<int64_t>& rows, Array<T>& out
   });
 }
 
-// How gather_with runs its loop where nobody else writes `from`.
+// Runs the loop of gather_with if `from` is not written concurrently.
 inline constexpr auto kAtOnce = [](auto loop) { loop(); };
 
 template <typename Run>

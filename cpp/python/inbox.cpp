@@ -16,7 +16,7 @@
 namespace hetmpi {
 namespace {
 
-// Waits by yielding the processor, not by spinning, and when that takes long by sleeping: ranks may outnumber cores.
+// Waits by yielding the processor, and by sleeping if that takes long: ranks may outnumber cores.
 template <typename Ready>
 bool yield_until(Ready ready, double timeout_s) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_s);

@@ -1,4 +1,4 @@
-// The module hetmpi._C. RowOptimizer is bound before the classes whose signatures name it.
+// The module hetmpi._C. RowOptimizer is bound before the classes whose signatures use it.
 #include "python/bindings.h"
 
 #ifdef HETMPI_CUDA

@@ -9,7 +9,8 @@
 namespace hetmpi {
 namespace {
 
-// What an owner makes of one rank's sums, for tests: rows of weight (n, dim), state (n, state_dim), sums (n, sum_dim).
+// Applies one rank's sums as an owner does, for tests: rows of weight (n, dim), state (n, state_dim), sums (n,
+// sum_dim).
 void apply_sums(const RowOptimizer& rule, Array<float> weight, Array<float> state, const Array<float>& sums,
                 int64_t count, int64_t advance) {
   const ssize_t n = weight.shape(0);
@@ -21,7 +22,7 @@ void apply_sums(const RowOptimizer& rule, Array<float> weight, Array<float> stat
                rule.summed(sums.data() + i * rule.sum_dim(), count, advance));
 }
 
-// One step of the rows that any rank touched, as an owner makes it: grads (n, dim) summed over ranks, touched (n) > 0.
+// One step of the rows that any rank touched, as at an owner: grads (n, dim) summed over ranks, touched (n) > 0.
 void apply_touched(const RowOptimizer& rule, Array<float> weight, Array<float> state, Array<int32_t> clock,
                    const Array<float>& grads, const Array<float>& touched) {
   const ssize_t n = clock.shape(0);

@@ -1,4 +1,4 @@
-// The core's shards and messages, made of arrays of numpy. They are valid as long as the arrays live.
+// Shards and messages of the core that refer to numpy arrays, valid as long as the arrays live.
 #pragma once
 
 #include <pybind11/stl.h>
@@ -23,7 +23,7 @@ inline Shard shard_of(Array<float>& weight, Array<float>& state, Array<int32_t>&
   return {weight.mutable_data(), state.mutable_data(), clock.mutable_data(), touched.mutable_data(), n, dim, state_dim};
 }
 
-// An array, or null for None; of shape (n, ...) where it is one.
+// An array of shape (n, ...), or null for None.
 template <typename T>
 const T* column(const std::optional<Array<T>>& array, const char* name, bool is_wanted) {
   if (is_wanted != array.has_value())

@@ -51,7 +51,7 @@ class PyPushApplier {
     applier_.apply(own, position, n);
   }
 
-  // gather(), while nobody writes the shard.
+  // gather() while the shard is not written.
   void gather_own(const Array<float>& from, const Array<int64_t>& rows, Array<float> out, const Array<int64_t>& order) {
     gather_rows(from, rows, out, order, [this](auto loop) { applier_.exclusively(loop); });
   }

@@ -16,7 +16,7 @@
 namespace hetmpi {
 namespace {
 
-// The origin's end of one ring, with the arrays it writes kept alive by the caller (see py::keep_alive below).
+// The producer's end of one ring; the caller keeps its arrays alive (see py::keep_alive below).
 class Producer {
  public:
   Producer(Array<uint8_t> data, RecordFormat format)

@@ -1,4 +1,4 @@
-// RowCache, in the host's memory.
+// RowCache in host memory.
 #include "cache/row_cache.h"
 
 #include <algorithm>
@@ -131,7 +131,7 @@ class PyCache {
                    states.mutable_data(), clocks.mutable_data());
   }
 
-  // Lines whose pending sum is of at least `least` iterations: (n,) bool.
+  // Mask of lines whose pending sum is over at least `least` iterations: (n,) bool.
   Array<bool> counts_from(const Array<int64_t>& slots, int64_t least) const {
     const ssize_t n = checked(slots);
     Array<bool> out(n);
@@ -171,7 +171,7 @@ class PyCache {
   RowCache cache_;
 
  private:
-  // The array that owns what was the vector's.
+  // An array that takes over the vector's memory.
   template <typename T>
   static py::array_t<T> owned(std::vector<T>&& values) {
     auto* kept = new std::vector<T>(std::move(values));

@@ -1,1 +1,1 @@
-"""Checkpoints: tables, dense layers and position, in files that numpy and torch open without hetmpi."""
+"""Checkpoints: tables, dense layers and data position, in files that numpy and torch open without hetmpi."""

@@ -1,22 +1,22 @@
-"""Checkpoints: tables' shards, the dense layers and where the data stood, in files that numpy and torch open alone.
+"""Checkpoints: shards of tables, dense layers and data position, in files that numpy and torch open without hetmpi.
 
     DIR/step-00002000/
-        manifest.json              written last: what the table was, and of each file its bytes and xxh3_128
-        shard-00003.weight.npy     rows of rank 3, (n, dim) float32; of which key, the partition says (docs/design.md)
+        manifest.json              written last: description of the table, and size and xxh3_128 of each file
+        shard-00003.weight.npy     rows of rank 3, (n, dim) float32; the partition gives their keys (docs/design.md)
         shard-00003.state.npy      their optimizer state, (n, state_dim) float32
         shard-00003.clock.npy      their clocks, (n,) int32
         dense.pt                   by torch.save: "model" and "optimizer", state dicts; "rng": torch's generator by rank
 
-An incremental one has "base": "step-00001000" in its manifest, of each rank also
-        shard-00003.rows.npy       (n,) int64, ascending: rows of the shard that were updated since the base
-and in the other arrays these rows alone. All others are those of the base, which is a full checkpoint.
+An incremental checkpoint has "base": "step-00001000" in its manifest, and for each rank also
+        shard-00003.rows.npy       (n,) int64, ascending: rows of the shard that changed since the base
+Its other arrays contain only these rows. All other rows are those of the base, which is a full checkpoint.
 
-Several tables are in one checkpoint, which is whole or not there. Each has files of its own, as in
+Several tables are saved in one checkpoint, which is complete or absent. Each has its own files, for example
 users.shard-00003.weight.npy, and an entry in "tables" of the manifest, whose format is 3.
 
-Each rank copies what it will write, which training waits for, and writes the copy while training goes on. It works in
-a folder called step-00002000.part, which rank 0 renames when every rank has written: one that was cut short is never
-taken for whole. The ranks tell rank 0 by files, so all must see the same DIR.
+Each rank copies its data while training waits, and writes the copy while training continues. It writes to a folder
+step-00002000.part, which rank 0 renames when every rank has written: so an interrupted checkpoint is never taken for a
+complete one. The ranks notify rank 0 by files, so all must see the same DIR.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from hetmpi.checkpoint.manifest import (
     kinds_of,
     read_manifest,
     tables_of,
-)  # fmt: skip
+)
 from hetmpi.checkpoint.shard_files import ShardFiles, fill, shards_of
 from hetmpi.checkpoint.writer import Piece, Writer, refused
 from hetmpi.comm.memory import available_memory, cgroup_memory
@@ -65,34 +65,35 @@ from hetmpi.table.table import EmbeddingTable
 
 @dataclass
 class Position:
-    """Where a training stood: steps made, and samples of the stream that went into them."""
+    """Position of a training run: steps made, and samples read from the stream."""
 
     step: int = 0
     samples: int = 0
 
 
 class Checkpoints:
-    """Writes and finds the checkpoints of one training in `folder`.
+    """Writes and finds the checkpoints of one run in `folder`.
 
-    Wherever a method takes `tables`, that is one EmbeddingTable, or several by name as {"users": table, "items":
-    table}; an EmbeddingBag may stand for its table. A name has letters, digits, _, - and ., which is not the first."""
+    The argument `tables` of all methods is one EmbeddingTable, or a dict of several by name: {"users": table, "items":
+    table}; an EmbeddingBag may be given instead of its table. Names consist of letters, digits, _, - and ., and do not
+    begin with a dot."""
 
     def __init__(self, world: World, folder: str | os.PathLike, keep: int = 2, full_every: int = 1):
-        """folder: the same one on all ranks, made when it is first written to. keep: how many stay, and besides what
-        they build on; of two or more they never all build on one. full_every: every N-th is a full checkpoint, the
-        others hold changed rows, unless most rows changed."""
+        """folder: the same on all ranks, created at the first save. keep: number of checkpoints to keep, in addition to
+        their bases; two or more kept checkpoints never share a single base. full_every: every N-th checkpoint is full,
+        the others hold changed rows, unless most rows changed."""
         self.world, self.folder, self.keep, self.full_every = world, Path(folder), keep, full_every
         self._writer: Writer | None = None
         self._copies: dict[tuple[str, str], np.ndarray] | None = None  # by table and array
-        self._reserved: dict | None = None  # descriptions of the tables that these are for
-        self._base: str | None = None  # the last full one of this process, how many were built on it, and
-        self._num_built = 0
-        self._mark: object | None = None  # what touched says since then, of tables whose touched_since is this
+        self._reserved: dict | None = None  # descriptions of the tables that the copies are for
+        self._base: str | None = None  # name of the last full checkpoint of this process
+        self._num_built = 0  # incremental checkpoints with this base
+        self._mark: object | None = None  # touched_since of tables whose touched mask dates from this base
 
     def reserve(self, tables):
-        """Takes memory for a copy of the shards, if there is enough on every node: save() then returns as soon as it is
-        made, else when all is on the disk. The first save() of these tables does this itself, but then training waits
-        for it. Collective. Raises UserError as save() for what is no table."""
+        """Allocates memory for copies of the shards, if there is enough on every node. save() then returns after the
+        copy, otherwise when all files are written. The first save() of these tables reserves it too, but training waits
+        for the allocation. Collective. Raises UserError as save() for invalid tables."""
         self._reserve(self._named(tables))
 
     def _reserve(self, tables: dict[str, EmbeddingTable]):
@@ -104,7 +105,7 @@ class Checkpoints:
         if self.world.comm.allreduce(need < 0.8 * free, MPI.LAND):
             self._copies = {name: np.empty_like(array) for name, array in arrays.items()}
             for copy in self._copies.values():
-                copy.fill(0)  # the system gives the memory now: seconds per GB
+                copy.fill(0)  # makes the system allocate the pages now, which takes seconds per GB
 
     def save(
         self,
@@ -114,16 +115,16 @@ class Checkpoints:
         optimizer=None,
         about: dict | None = None,
     ):
-        """Brings all updates to their owners and starts to write what they come to, and rank 0's dense layers if given.
+        """Flushes all updates, then starts to save the tables and rank 0's dense layers if given.
 
-        position: its step names the checkpoint; when it is loaded, one table goes on from that step, several each from
-        its own. about: what else the manifest is to say, as JSON. Returns when training may go on. Collective.
+        position: its step names the checkpoint. load() resumes a single table at that step, several tables each at its
+        own. about: further keys of the manifest, as JSON. Returns when training may continue. Collective.
 
-        Raises UserError on every rank if the one before could not be written, or had rows or dense parameters that are
-        not finite, if this step's is there already, and for what is no table, position or name."""
+        Raises UserError on every rank if the previous checkpoint could not be written or had rows or dense parameters
+        that are not finite, if this step's checkpoint exists already, and for an invalid table, position or name."""
         tables = self._named(tables)
         for table in tables.values():
-            table.flush()  # first: a rank that waits below could not take in what others still send
+            table.flush()  # first: a rank that waits below could not receive what others still send
         self.wait()
         rng = self.world.comm.gather(torch.get_rng_state())
         dense = state_of(model, optimizer, rng) if self.world.rank == 0 else None
@@ -142,13 +143,12 @@ class Checkpoints:
             for table in tables.values():
                 table.shard.touched[:] = 0
                 table.touched_since = self._mark
-        self.world.meet(
-            "for all ranks to copy what they save"
-        )  # no rank changes rows of another before these are copied
+        # No rank may change rows of another before these are copied.
+        self.world.meet("for all ranks to copy the rows they save")
 
     def wait(self):
-        """Waits until the checkpoint under way is whole. Collective. Raises UserError on every rank if it could not be
-        written."""
+        """Waits until the checkpoint in progress is complete. Collective. Raises UserError on every rank if it could
+        not be written."""
         if self._writer is None:
             return
         writer, self._writer = self._writer, None
@@ -163,12 +163,12 @@ class Checkpoints:
             raise
 
     def check(self):
-        """Raises UserError if this rank could not write its part of the one under way."""
+        """Raises UserError if this rank could not write its part of the checkpoint in progress."""
         if self._writer is not None and self._writer.error is not None:
             raise self._writer.error
 
     def _named(self, tables) -> dict[str, EmbeddingTable]:
-        """Tables by name, one without a name by "". Raises UserError for anything else."""
+        """Tables by name; a table without a name is called "". Raises UserError for other arguments."""
         several = isinstance(tables, Mapping)
         found = {
             name: getattr(table, "table", table) for name, table in (tables.items() if several else [("", tables)])
@@ -183,27 +183,30 @@ class Checkpoints:
                 )
             if (table.world.rank, table.world.size) != (self.world.rank, self.world.size):
                 raise UserError("Checkpoints: tables must be of the same ranks as the checkpoints")
-        names = {name.lower() for name in found}  # some file systems make no difference
+        names = {name.lower() for name in found}  # some file systems ignore case
         if not found or len(set(map(id, found.values()))) < len(found) or len(names) < len(found):
             raise UserError(f"Checkpoints: tables must be one or more, each once, got {list(found)}")
         return found
 
     def _manifest(self, position: Position, tables: dict[str, EmbeddingTable]) -> dict:
-        """What the manifest of a full checkpoint says, without about and files."""
+        """The manifest of a full checkpoint, without about and files."""
         is_one, kinds = "" in tables, described(tables)
         steps = {name: {**kind, "step": tables[name].step} for name, kind in kinds.items()}
+        identity = kinds[""] if is_one else {"tables": steps}
         return {
-            "format": FULL if is_one else SEVERAL, "step": operator.index(position.step),
-            "samples": operator.index(position.samples), "size": self.world.size,
-            **(kinds[""] if is_one else {"tables": steps}),
-        }  # fmt: skip
+            "format": FULL if is_one else SEVERAL,
+            "step": operator.index(position.step),
+            "samples": operator.index(position.samples),
+            "size": self.world.size,
+            **identity,
+        }
 
     def _part(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}.part"
 
     def _begin(self, position: Position, tables: dict[str, EmbeddingTable], about: dict) -> dict:
-        """Makes the folder to write in. Returns what the manifest says of the base, {} for a full checkpoint.
-        Collective. Raises UserError on every rank if it cannot be made, and for a position or about that cannot be
+        """Creates the folder to write to. Returns the manifest's entries about the base, {} for a full checkpoint.
+        Collective. Raises UserError on every rank if it cannot be created, and for a position or about that cannot be
         saved."""
         base, error, step = {}, None, position.step
         num_touched = self.world.comm.allreduce(sum(np.count_nonzero(table.shard.touched) for table in tables.values()))
@@ -214,9 +217,9 @@ class Checkpoints:
             if self.world.rank == 0:
                 check_sayable(position, about)
                 if self.path(step).exists():
-                    raise UserError(f"{self.path(step)} is there already")
+                    raise UserError(f"{self.path(step)} exists already")
                 if self._base is not None and may_build:
-                    base = self._said_of_base(tables)
+                    base = self._base_entries(tables)
                 for old in self.folder.glob("step-*.part"):  # of runs that were killed
                     shutil.rmtree(old)
                 self._part(step).mkdir(parents=True)
@@ -229,24 +232,25 @@ class Checkpoints:
         self._base, self._num_built = (self._base, self._num_built + 1) if base else (self.path(step).name, 0)
         return base
 
-    def _said_of_base(self, tables: dict[str, EmbeddingTable]) -> dict:
-        """What the manifest of an incremental checkpoint says of its base, {} if that is gone or of other tables."""
+    def _base_entries(self, tables: dict[str, EmbeddingTable]) -> dict:
+        """The manifest's entries about the base of an incremental checkpoint; {} if the base is gone or has other
+        tables."""
         with contextlib.suppress(UserError):
             base = read_manifest(self.folder / self._base)
             if kinds_of(base) == described(tables):
-                said = {"base": self._base, "base_xxh3_128": digest_of(base)}
-                return said if base["format"] == SEVERAL else {"format": INCREMENTAL, **said}
+                entries = {"base": self._base, "base_xxh3_128": digest_of(base)}
+                return entries if base["format"] == SEVERAL else {"format": INCREMENTAL, **entries}
         return {}
 
     def _pieces(self, name: str, table: EmbeddingTable, is_full: bool) -> list[Piece]:
-        """What this rank writes of a table. Copies, if memory was reserved."""
+        """The arrays that this rank writes of a table, copied if memory was reserved."""
         rows = None if is_full else np.flatnonzero(table.shard.touched)
         pieces = []
         for array in ARRAYS:
             values, chosen = getattr(table.shard, array), rows
             if self._copies is not None:
                 copy = self._copies[name, array][: len(values) if is_full else len(rows)]
-                # np.take makes one more copy in the mode "raise"
+                # mode="clip" saves the extra copy that np.take makes with mode="raise"
                 np.copyto(copy, values) if is_full else np.take(values, rows, axis=0, out=copy, mode="clip")
                 values, chosen = copy, None
             pieces.append(Piece(name, table, array, values, chosen, rows))
@@ -255,7 +259,7 @@ class Checkpoints:
     # Finding and loading.
 
     def steps(self) -> list[int]:
-        """Steps of the checkpoints that look whole, the newest first."""
+        """Steps of the checkpoints with a complete name, newest first."""
         found = (STEP_NAME.fullmatch(path.name) for path in self.folder.glob("step-*")) if self.folder.is_dir() else ()
         return sorted((int(match[1]) for match in found if match), reverse=True)
 
@@ -263,9 +267,9 @@ class Checkpoints:
         return self.folder / f"step-{step:08d}"
 
     def newest(self) -> Path | None:
-        """The newest checkpoint of which every byte is as it was written and all that it says can be, None if there is
-        none at all; says what is wrong with newer ones, which are called .damaged from then on. The same on every rank.
-        Collective. Raises UserError if there are some, but all are damaged."""
+        """The newest valid checkpoint: all bytes match their hashes and all values are possible. None if there is no
+        checkpoint. Prints the defects of newer ones and renames them to .damaged-N. The same on every rank. Collective.
+        Raises UserError if there are checkpoints, but all are damaged."""
         unfit = []
         for step in self.world.comm.bcast(self.steps() if self.world.rank == 0 else None):
             path = self.path(step)
@@ -277,16 +281,16 @@ class Checkpoints:
                 return path
             unfit.append(path)
             if self.world.rank == 0:
-                print(f"hetmpi: {path} cannot be used: {wrong[0]}; trying the one before", flush=True)
+                print(f"hetmpi: {path} cannot be used: {wrong[0]}; trying the previous one", flush=True)
         if unfit:
             raise UserError(
-                f"none of the {len(unfit)} checkpoint(s) in {self.folder} can be used: see that all ranks can read "
-                "them, or name another by resume=PATH, or move them away to begin anew"
+                f"none of the {len(unfit)} checkpoint(s) in {self.folder} can be used: check that all ranks can read "
+                "them, name another one by resume=PATH, or move them away to start a new run"
             )
         return None
 
     def damage(self, path: Path) -> list[str]:
-        """What is wrong with a checkpoint, found by reading all of it, each rank its share. The same on every rank.
+        """Defects of a checkpoint, found by reading all of its files; each rank reads a share. The same on every rank.
         Collective."""
         try:
             files = files_of(path)
@@ -301,12 +305,11 @@ class Checkpoints:
         return self._all_of(mine) or self._all_of(self._misfits(path))
 
     def _all_of(self, mine: list[str]) -> list[str]:
-        """What any rank says, each sentence once. Collective."""
+        """The problems found by all ranks, without duplicates. Collective."""
         return sorted({problem for problems in self.world.comm.allgather(mine) for problem in problems})
 
     def _misfits(self, path: Path) -> list[str]:
-        """What in this rank's share of a checkpoint's files is not what its manifest requires: dtypes, shapes,
-        kinds."""
+        """Files in this rank's share of a checkpoint that differ from the manifest in dtype, shape or kind."""
         problems = []
         try:
             manifest = read_manifest(path)
@@ -322,10 +325,10 @@ class Checkpoints:
         return list(itertools.chain(*shards.values()))[self.world.rank :: self.world.size]
 
     def load(self, path: Path, tables, model: torch.nn.Module | None = None, optimizer=None) -> Position:
-        """Fills the tables' shards, and the dense layers if given, from a checkpoint of any number of ranks and
-        partition -> where the training stood. tables: as they were saved, one or all by name. REQUIRES: nothing read or
-        written yet. Collective. Raises UserError on every rank if it is of other tables, or holds anything that no
-        checkpoint of these holds; hashes are compared by newest() and damage() alone."""
+        """Fills the tables' shards, and the dense layers if given, from a checkpoint of any number of ranks and any
+        partition. Returns the saved position. tables: as they were saved, one or all by name. REQUIRES: no read or
+        write yet. Collective. Raises UserError on every rank if the checkpoint is of other tables or contains invalid
+        values. Only newest() and damage() compare hashes."""
         tables, path = self._named(tables), Path(path)
         error = manifest = None
         try:
@@ -337,7 +340,7 @@ class Checkpoints:
             dense = read_state(path / DENSE, manifest["size"])
         except UserError as refusal:
             error = refusal
-        self.world.agree(error)  # before anything is filled
+        self.world.agree(error)  # before any table is filled
         try:
             for name, table in tables.items():
                 place = f"{path}: table {name}" if name else f"{path}: its table"
@@ -354,20 +357,20 @@ class Checkpoints:
 
 
 def position_of(path: Path) -> Position:
-    """Where the training stood. Raises UserError as read_manifest does."""
+    """The position saved in a checkpoint. Raises UserError as read_manifest does."""
     manifest = read_manifest(path)
     return Position(manifest["step"], manifest["samples"])
 
 
 def put_aside(path: Path):
-    """Gives a damaged checkpoint a name by which it is none."""
+    """Renames a damaged checkpoint, so that it is ignored."""
     free = next(name for number in itertools.count(1) if not os.path.exists(name := f"{path}.damaged-{number}"))
-    with contextlib.suppress(OSError):  # of a folder that may only be read
+    with contextlib.suppress(OSError):  # the folder may be read-only
         os.rename(path, free)
 
 
 def check_sayable(position: Position, about: dict):
-    """Raises UserError unless a manifest can say this."""
+    """Raises UserError unless a manifest can represent these values."""
     for name, value in vars(position).items():
         if isinstance(value, bool) or not hasattr(value, "__index__") or not 0 <= operator.index(value) <= LARGEST:
             raise UserError(f"Checkpoints.save: position: {name} must be an integer of at least 0, got {brief(value)}")
@@ -376,11 +379,11 @@ def check_sayable(position: Position, about: dict):
     except (TypeError, ValueError, RecursionError) as problem:
         raise UserError(f"Checkpoints.save: about must be a dict that JSON can hold: {problem}") from problem
     for name in sorted(RESERVED & set(about)):
-        raise UserError(f"Checkpoints.save: about must not say {name}, which the manifest says itself")
+        raise UserError(f"Checkpoints.save: about must not have the key {name}, which the manifest uses itself")
 
 
 def described(tables: dict[str, EmbeddingTable]) -> dict[str, dict]:
-    """What of each table has to fit: as kinds_of(manifest)."""
+    """Descriptions that loaded tables must match, in the form of kinds_of(manifest)."""
     found = {}
     for name, table in tables.items():
         values = table.num_rows, table.dim, table.partition_kind, table.optimizer.rule, table.shard.state.shape[1]
@@ -389,18 +392,20 @@ def described(tables: dict[str, EmbeddingTable]) -> dict[str, dict]:
 
 
 def check_fits(path: Path, manifest: dict, tables: dict[str, EmbeddingTable]):
-    """Raises UserError unless the tables of the checkpoint are these; partition and ranks may be others."""
+    """Raises UserError unless the checkpoint has these tables; partition and number of ranks may differ."""
     saved = tables_of(manifest)
     if set(saved) != set(tables):
-        there, mine = (
-            f"the tables {', '.join(names)}" if "" not in names else "one table without a name"
-            for names in (saved, tables)
-        )
         raise UserError(
-            f"{path} is of {there}, to be loaded into {mine}: give tables as they were saved, by the same names"
+            f"{path} has {names_text(saved)}, the program loads {names_text(tables)}: load the tables as they were "
+            "saved, by the same names"
         )
     for name, mine in described(tables).items():
         for key in ("num_rows", "dim", "rule", "state_dim"):
             if saved[name][key] != mine[key]:
                 table = f"table {name}" if name else "a table"
-                raise UserError(f"{path} is of {table} with {key}={saved[name][key]}, this one has {mine[key]}")
+                raise UserError(f"{path} has {table} with {key}={saved[name][key]}, the program's has {mine[key]}")
+
+
+def names_text(names) -> str:
+    """Names of tables for messages."""
+    return "one table without a name" if "" in names else f"the tables {', '.join(names)}"

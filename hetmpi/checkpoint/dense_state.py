@@ -1,7 +1,8 @@
-"""dense.pt of a checkpoint: state dicts of the dense layers and of their optimizer, and torch's generator of each rank.
+"""dense.pt of a checkpoint: state dicts of the dense layers and their optimizer, and each rank's state of torch's
+generator.
 
-torch.load(weights_only=True) runs no code of the file, but what it returns may be anything: kinds are checked before
-they reach the model, and an optimizer's state by a step of a copy.
+torch.load(weights_only=True) runs no code from the file, but may return any value. So types are checked before the
+state reaches the model, and the optimizer's state is tried by a step of a copy.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ def on_cpu(value):
 
 
 def wrong_numbers(state: dict, parameters: set[str]) -> str | None:
-    """What of state_of() is not finite, None if nothing. parameters: names of the model's; a buffer may hold
-    anything."""
+    """The first part of a state_of() that is not finite, None if all are finite. parameters: names of the model's
+    parameters; buffers are not checked."""
     model = state.get("model", {})
     for name in [name for name in model if name in parameters and not is_finite(model[name])]:
         return f"parameter {name} of the dense layers is not finite"
@@ -44,12 +45,12 @@ def wrong_numbers(state: dict, parameters: set[str]) -> str | None:
 
 
 def is_finite(value) -> bool:
-    """Whether all numbers of a tensor are; True for anything else."""
+    """Whether all elements of a tensor are finite; True for any other value."""
     return not torch.is_tensor(value) or value.layout != torch.strided or bool(torch.isfinite(value).all())
 
 
 def tensors_in(value) -> list[torch.Tensor]:
-    """All tensors in dicts, lists and tuples."""
+    """All tensors in nested dicts, lists and tuples."""
     if torch.is_tensor(value):
         return [value]
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
@@ -57,16 +58,16 @@ def tensors_in(value) -> list[torch.Tensor]:
 
 
 def read_state(path: Path, size: int) -> dict:
-    """What state_of() gave, from the file `path` of a checkpoint of `size` ranks. Raises UserError for anything
-    else."""
+    """Reads the state_of() in the file `path` of a checkpoint of `size` ranks. Raises UserError for any other
+    content."""
     try:
         with open_file(path) as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of what it then refuses
+            warnings.simplefilter("ignore")  # of torch about content that is rejected below
             state = torch.load(file, map_location="cpu", weights_only=True)
         problem = wrong_kind(state, size)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from error
-    except Exception as error:  # an unpickler raises whatever a crafted file makes it raise
+    except Exception as error:  # unpickling a crafted file may raise any exception
         raise UserError(f"{path} must hold tensors and plain values by torch.save: {in_line(error)}") from error
     if problem is not None:
         raise UserError(f"{path}: {problem}")
@@ -74,7 +75,7 @@ def read_state(path: Path, size: int) -> dict:
 
 
 def wrong_kind(state, size: int) -> str | None:
-    """What of a file is not as state_of() gives it, None if nothing."""
+    """The first difference between the content of a file and the structure of state_of(), None if there is none."""
     if not isinstance(state, dict) or not set(state) <= {"model", "optimizer", "rng"}:
         return "must hold model, optimizer and rng by these names, it does not"
     for name in ("model", "optimizer"):
@@ -99,8 +100,9 @@ def is_rng(value) -> bool:
 
 
 def load_state(path: Path, state: dict, model: torch.nn.Module | None, optimizer, rank: int | None):
-    """Gives model and optimizer their state, and torch's generator that of `rank` if there is an optimizer and a rank.
-    path: where it is from, for messages. Raises UserError for what does not fit them or is not finite."""
+    """Loads the state of model and optimizer, and sets torch's generator to that of `rank` if both optimizer and rank
+    are given. path: source of the state, for messages. Raises UserError for state that does not fit or is not
+    finite."""
     for name in [name for name, part in (("model", model), ("optimizer", optimizer)) if part is not None]:
         if name not in state:
             raise UserError(f"{path.parent} has no {name}: it was saved without one, load it so")
@@ -116,8 +118,7 @@ def load_state(path: Path, state: dict, model: torch.nn.Module | None, optimizer
 
 
 def attempt(place: str, load):
-    """load(). Raises UserError for whatever it raises: state that was made for another program fails anywhere in
-    torch."""
+    """Calls load(). Raises UserError for any exception: torch raises many kinds for the state of another program."""
     try:
         load()
     except Exception as error:
@@ -125,9 +126,9 @@ def attempt(place: str, load):
 
 
 def try_step(optimizer, state: dict):
-    """Makes a step of a copy of the optimizer that has this state, with gradients of 0, if it is one of torch.optim's.
-    Raises whatever that raises, ValueError if afterwards something is not finite: load_state_dict alone takes state of
-    another rule, and of parameters of another shape."""
+    """Makes a step with zero gradients on a copy of an optimizer from torch.optim that has this state. Raises any
+    exception of that step, ValueError if the result is not finite. Needed because load_state_dict alone accepts the
+    state of another rule and of parameters of another shape."""
     optimizer = torchs(optimizer)
     kind = type(optimizer).__bases__[0] if type(optimizer).__module__.startswith("horovod") else type(optimizer)
     if not kind.__module__.startswith("torch.optim") or kind in (torch.optim.SparseAdam, torch.optim.LBFGS):
@@ -137,14 +138,14 @@ def try_step(optimizer, state: dict):
     trial.load_state_dict(copy.deepcopy(state))
     settings = set(inspect.signature(kind).parameters) - {"params"}
     for group in trial.param_groups:
-        kind(group["params"], **{name: group[name] for name in settings & set(group)})  # raises for a beta of 1
+        kind(group["params"], **{name: group[name] for name in settings & set(group)})  # raises for beta = 1
     trial.step()
     if not all(map(is_finite, tensors_in([[group["params"] for group in trial.param_groups], state]))):
         raise ValueError("it is not finite")
 
 
 def torchs(optimizer):
-    """torch's optimizer in one that wraps it as `optimizer`, or the one given."""
+    """The torch optimizer that a wrapper holds as `optimizer`, or the argument itself."""
     while not isinstance(optimizer, torch.optim.Optimizer):
         inner = getattr(optimizer, "optimizer", None) or getattr(optimizer, "_optimizer", None)
         if inner is None:
@@ -154,13 +155,13 @@ def torchs(optimizer):
 
 
 def like(parameter: torch.Tensor) -> torch.nn.Parameter:
-    """A parameter of that shape, all 0, with a gradient of 0."""
+    """A parameter of the same shape, zero, with a zero gradient."""
     other = torch.nn.Parameter(torch.zeros_like(parameter))
     other.grad = torch.zeros_like(parameter)
     return other
 
 
 def in_line(error: Exception) -> str:
-    """What an error says, on one line that is not too long."""
+    """The text of an error in one line of limited length."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:300]}{'...' if len(text) > 300 else ''}"

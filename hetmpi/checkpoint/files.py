@@ -1,5 +1,5 @@
-"""One file of a checkpoint: written to the disk with its hash, verified, and opened. Arrays are mapped only after their
-header and size were compared with what is expected; nothing is unpickled.
+"""Files of a checkpoint: written to disk with a hash, verified, and opened. Arrays are mapped only after their header
+and size have been compared with the expected ones; nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ NPY_PREFIX = 10  # bytes of a .npy file before its header: magic, version, lengt
 
 
 def write_array(path: Path, array: np.ndarray, rows: np.ndarray | None = None, look=None) -> dict:
-    """Writes an array, or those of its rows, as numpy.save does. look(first, part): called with each part (m, ...) as
-    it is written; first is the number of rows before it. Returns what the manifest says of the file."""
+    """Writes an array, or the given rows of it, in the format of numpy.save. look(first, part): called with each part
+    (m, ...) before it is written; first is the number of rows before it. Returns the manifest's entry of the file."""
     num, row_bytes = len(array if rows is None else rows), max(1, array.nbytes // max(1, len(array)))
     header, step = io.BytesIO(), max(1, CHUNK_BYTES // row_bytes)
     of_all = np.lib.format.header_data_from_array_1_0(np.ascontiguousarray(array))
@@ -44,7 +44,7 @@ def write_array(path: Path, array: np.ndarray, rows: np.ndarray | None = None, l
 
 
 def write_bytes(path: Path, chunks) -> dict:
-    """Writes a file to the disk. Returns what the manifest says of it: {"bytes": int, "xxh3_128": str}."""
+    """Writes a file and syncs it to disk. Returns its entry in the manifest: {"bytes": int, "xxh3_128": str}."""
     total, hasher = 0, xxhash.xxh3_128()
     with open(path, "wb") as file:
         for chunk in chunks:
@@ -57,14 +57,14 @@ def write_bytes(path: Path, chunks) -> dict:
 
 
 def write_json(path: Path, value):
-    """Writes a file that is whole when it is there."""
+    """Writes a file atomically."""
     part = path.with_suffix(".tmp")
     write_bytes(part, [json.dumps(value, indent=1).encode()])
     os.rename(part, path)
 
 
 def sync_folder(path: Path):
-    """Brings the names in a folder to the disk."""
+    """Syncs the entries of a folder to disk."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -76,14 +76,14 @@ def sync_folder(path: Path):
 
 
 def rows_not_finite(rows: np.ndarray) -> np.ndarray:
-    """Which rows (n, width) float32 hold a number that is not finite: (m,) int64."""
+    """Indices of the rows (n, width) float32 that are not finite: (m,) int64."""
     if _C.all_finite(rows):
         return np.empty(0, np.int64)
     return np.flatnonzero(~np.isfinite(rows).all(axis=1))
 
 
 def wrong_values(array: str, values: np.ndarray) -> str | None:
-    """What no training can go on from in weight or state (n, width) or clock (n, ...), None if nothing."""
+    """Values of weight or state (n, width) or clock (n, ...) that are invalid for training, None if there are none."""
     if DTYPES[array] == np.float32:
         return "rows that are not finite" if len(rows_not_finite(values)) else None
     return "clocks below 0" if len(values) and values.min() < 0 else None
@@ -93,23 +93,23 @@ def wrong_values(array: str, values: np.ndarray) -> str | None:
 
 
 def open_file(path: Path):
-    """Opens a file to read. Raises OSError, also for what is no file: a pipe would never end."""
+    """Opens a regular file for reading. Raises OSError for any other kind: reading a pipe would never end."""
     if not stat.S_ISREG(os.stat(path).st_mode):
-        raise OSError(errno.EINVAL, "is no file")
+        raise OSError(errno.EINVAL, "is not a regular file")
     return open(path, "rb")
 
 
 def damage_of(path: Path, known: dict, checkpoint: Path) -> str | None:
-    """What is wrong with the bytes of a file of a checkpoint or of its base, and with the values in them, None if
-    nothing. known: what was written of it."""
+    """Defect in the bytes or values of a file of a checkpoint or of its base, None if there is none. known: its entry
+    in the manifest."""
     name = path.name if path.parent == checkpoint else f"{path.parent.name}/{path.name}, which it builds on,"
-    array = path.name.split(".")[-2]  # of dense.pt "dense", which has none
+    array = path.name.split(".")[-2]  # "dense" for dense.pt, which has no array
     hasher, wrong = xxhash.xxh3_128(), None
     try:
         with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size != known["bytes"]:
-                return f"{name} has {size:,} bytes, {known['bytes']:,} were written"
+                return f"{name} has {size:,} bytes, expected {known['bytes']:,}"
             while chunk := file.read(CHUNK_BYTES):
                 is_first = file.tell() == len(chunk)
                 hasher.update(chunk)
@@ -118,19 +118,19 @@ def damage_of(path: Path, known: dict, checkpoint: Path) -> str | None:
     except OSError as problem:
         return f"{name}: {problem.strerror}"
     if hasher.hexdigest() != known["xxh3_128"]:
-        return f"{name} has other bytes than were written"
+        return f"{name} does not match its hash"
     return None if wrong is None else f"{name} has {wrong}"
 
 
 def numbers_in(chunk: bytes, is_first: bool, dtype) -> np.ndarray:
-    """The numbers of 4 bytes in a chunk of a .npy file, (n, 1); the first chunk begins with the header."""
+    """The 4-byte numbers in a chunk of a .npy file, (n, 1); the first chunk starts with the header."""
     offset = min(len(chunk), NPY_PREFIX + int.from_bytes(chunk[8:NPY_PREFIX], "little")) if is_first else 0
     return np.frombuffer(chunk, dtype, (len(chunk) - offset) // 4, offset).reshape(-1, 1)
 
 
 def open_array(path: Path, dtype, shape: tuple[int | None, ...]) -> np.ndarray:
-    """Maps the array of a .npy file. shape: None where any length will do. Raises UserError for another dtype or shape,
-    and for a file that does not hold exactly that."""
+    """Maps the array of a .npy file. shape: None for a dimension of any size. Raises UserError for another dtype or
+    shape, or if the file size does not match."""
     try:
         with open_file(path) as file:
             found_shape, found_dtype, is_in_order = header_of(file)
@@ -151,15 +151,15 @@ def open_array(path: Path, dtype, shape: tuple[int | None, ...]) -> np.ndarray:
 
 
 def header_of(file) -> tuple[tuple[int, ...], np.dtype, bool]:
-    """Shape and dtype that the header of a .npy file says, and whether its rows are stored one after the other."""
+    """Shape and dtype in the header of a .npy file, and whether rows are contiguous."""
     try:
         if np.lib.format.read_magic(file) != (1, 0):
             raise ValueError("not of version 1.0")
         shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
     except OSError:
         raise
-    except Exception as problem:  # numpy evaluates a literal: what a crafted one raises is not listed anywhere
-        raise UserError(f"{file.name} is no array as numpy.save writes it: {str(problem)[:100]!r}") from problem
+    except Exception as problem:  # numpy evaluates a literal: a crafted one may raise any exception
+        raise UserError(f"{file.name} is not an array in numpy.save's format: {str(problem)[:100]!r}") from problem
     return shape, dtype, not is_fortran
 
 

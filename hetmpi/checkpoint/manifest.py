@@ -1,8 +1,8 @@
-"""The manifest of a checkpoint: what it says, and the checks that everything read from it passes before it is used.
+"""The manifest of a checkpoint, and the checks of everything that is read from it.
 
-The hash in a manifest finds damage. It does not stop a manifest written by hand: types, ranges and names are therefore
-checked one by one, and no name of a file is taken from a manifest. Names follow from format, tables and ranks, and the
-manifest must list exactly these; the one name that is read, of the base, must be a step-NNNNNNNN beside the checkpoint.
+The hash in a manifest detects damage, but not a manifest written by hand. So types, ranges and names are checked one by
+one, and no file name is taken from a manifest: file names follow from format, tables and ranks, and the manifest must
+list exactly these. The only name taken from it, that of the base, must be a step-NNNNNNNN in the same folder.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ STEP_NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,15})")
 TABLE_NAME = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,100}")
 HASH = re.compile(r"[0-9a-f]{32}")
 LARGEST, LARGEST_DIM = (1 << 53) - 1, (1 << 31) - 1
-LARGEST_BYTES = 1 << 28  # of manifest.json: 1,024 ranks and ten tables make 4 MB
+LARGEST_BYTES = 1 << 28  # of manifest.json; 1,024 ranks with ten tables need 4 MB
 
 
 def read_manifest(path: Path) -> dict:
-    """The manifest of the checkpoint `path`, without its own hash. Raises UserError if there is none, if it is damaged,
-    or if it says anything that no checkpoint can say."""
+    """The manifest of the checkpoint `path`, without its own hash. Raises UserError if it is missing, damaged or
+    invalid."""
     try:
         with open_file(path / "manifest.json") as file:
             text = file.read(LARGEST_BYTES)
@@ -46,35 +46,35 @@ def read_manifest(path: Path) -> dict:
     except UserError:
         raise
     except (OSError, ValueError, RecursionError) as problem:
-        raise UserError(f"{path} is no whole checkpoint: manifest.json: {problem}") from problem
+        raise UserError(f"{path} is not a complete checkpoint: manifest.json: {problem}") from problem
     if not is_as_written:
-        raise UserError(f"{path} is no whole checkpoint: manifest.json has other bytes than were written")
+        raise UserError(f"{path} is not a complete checkpoint: manifest.json does not match its hash")
     check_manifest(path, manifest)
     return manifest
 
 
 def read_base(path: Path, manifest: dict) -> dict | None:
-    """The manifest of the base of the checkpoint `path`, None if that is a full one. Raises UserError as read_manifest,
-    and if the base is another than it was, or not of the same tables and ranks."""
+    """The manifest of the base of the checkpoint `path`, None for a full checkpoint. Raises UserError as read_manifest,
+    and if the base has changed, or has other tables or ranks."""
     if "base" not in manifest:
         return None
     name = manifest["base"]
     try:
         base = read_manifest(path.parent / name)
     except UserError as refusal:
-        raise UserError(f"{path} builds on {name}, which has to lie beside it: {refusal}") from refusal
+        raise UserError(f"{path} builds on {name}, which must be in the same folder: {refusal}") from refusal
     if digest_of(base) != manifest["base_xxh3_128"]:
-        raise UserError(f"{path} builds on {name}, which is another now than it was then")
+        raise UserError(f"{path} builds on {name}, which has changed since")
     if "base" in base:
-        raise UserError(f"{path} builds on {name}, which must be a full checkpoint, and builds on {base['base']}")
+        raise UserError(f"{path} builds on {name}, which must be a full checkpoint, but builds on {base['base']}")
     if (base["size"], kinds_of(base)) != (manifest["size"], kinds_of(manifest)):
-        raise UserError(f"{path} builds on {name}, which must be of the same tables and ranks, and is of others")
+        raise UserError(f"{path} builds on {name}, which must be of the same tables and ranks, but is of others")
     return base
 
 
 def files_of(path: Path) -> list[tuple[Path, dict]]:
-    """Every file of a checkpoint and of its base, with what was written of it: {"bytes": int, "xxh3_128": str}. Raises
-    UserError as read_manifest and read_base."""
+    """All files of a checkpoint and of its base, with their entries in the manifests: {"bytes": int, "xxh3_128": str}.
+    Raises UserError as read_manifest and read_base."""
     manifest = read_manifest(path)
     found = [(path / name, known) for name, known in sorted(manifest["files"].items())]
     base = read_base(path, manifest)
@@ -85,40 +85,40 @@ def files_of(path: Path) -> list[tuple[Path, dict]]:
 
 
 def tables_of(manifest: dict) -> dict[str, dict]:
-    """What a manifest says of each table, by its name: num_rows, dim, partition, rule, state_dim, step. The name of one
-    saved without a name is ""."""
+    """The manifest's description of each table by name: num_rows, dim, partition, rule, state_dim, step. A table saved
+    without a name is called ""."""
     if manifest["format"] == SEVERAL:
         return manifest["tables"]
     return {"": {name: manifest[name] for name in (*DESCRIPTION, "step")}}
 
 
 def kinds_of(manifest: dict) -> dict[str, dict]:
-    """tables_of, without the steps."""
+    """As tables_of, without the steps."""
     return {name: {key: kept[key] for key in DESCRIPTION} for name, kept in tables_of(manifest).items()}
 
 
 def file_name(table: str, rank: int, array: str) -> str:
-    """array: one of ARRAYS, or rows."""
+    """Name of the file of one rank's array: one of ARRAYS, or rows."""
     return f"{table}{'.' if table else ''}shard-{rank:05d}.{array}.npy"
 
 
 def digest_of(manifest: dict) -> str:
-    """Hash of all that a manifest says."""
+    """Hash of a manifest without its hash."""
     return xxhash.xxh3_128(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def check_same(path: Path, manifest: dict, wanted: dict):
-    """Raises UserError unless the manifest says of each name in `wanted` what that says."""
+    """Raises UserError unless the manifest has the values in `wanted`."""
     for name, value in wanted.items():
         if manifest.get(name) != value:
             raise UserError(
-                f"{path} was saved with {name}={manifest.get(name)}, now it is {value}: go on with the same, or begin "
-                "a new run"
+                f"{path} was saved with {name}={manifest.get(name)}, now it is {value}: continue with the same value, "
+                "or start a new run"
             )
 
 
 def check_table_name(place: str, name):
-    """Raises UserError unless a table of that name can have files."""
+    """Raises UserError unless files can be named after a table of that name."""
     if not isinstance(name, str) or not TABLE_NAME.fullmatch(name):
         raise UserError(
             f"{place}: a table's name must be at most 100 letters, digits, _, - and ., which is not the first, got "
@@ -127,7 +127,7 @@ def check_table_name(place: str, name):
 
 
 class Entries:
-    """A JSON object that is checked as it is read. place: where it stands, for messages."""
+    """A JSON object that is checked while it is read. place: its location, for messages."""
 
     def __init__(self, place: str, values):
         if not isinstance(values, dict):
@@ -149,7 +149,7 @@ class Entries:
         return value
 
     def text(self, name: str, is_right, expected: str) -> str:
-        """is_right(value): whether a str is what is expected."""
+        """is_right(value): whether the str is valid. expected: its description for messages."""
         value = self.get(name)
         if not isinstance(value, str) or not is_right(value):
             raise self.refusal(name, expected)
@@ -160,24 +160,24 @@ class Entries:
 
 
 def check_manifest(path: Path, manifest: dict):
-    """Raises UserError unless a checkpoint in the folder `path` can say all this. REQUIRES: a format that is known."""
-    said = Entries(f"{path}: manifest.json", manifest)
-    step = said.integer("step", 0)
-    said.integer("samples", 0)
-    said.integer("size", 1)
+    """Raises UserError unless all values of a manifest in the folder `path` are valid. REQUIRES: a known format."""
+    entries = Entries(f"{path}: manifest.json", manifest)
+    step = entries.integer("step", 0)
+    entries.integer("samples", 0)
+    entries.integer("size", 1)
     if manifest["format"] == SEVERAL:
-        check_tables(said.part("tables"))
+        check_tables(entries.part("tables"))
     else:
-        check_table(said)
-    check_base_name(path, said)
-    check_files(said)
+        check_table(entries)
+    check_base_name(path, entries)
+    check_files(entries)
     name = STEP_NAME.fullmatch(path.name)
     if name and int(name[1]) != step:
-        raise UserError(f"{said.place}: step must be that in the folder's name, got {step}")
+        raise UserError(f"{entries.place}: step must be that in the folder's name, got {step}")
 
 
 def check_tables(tables: Entries):
-    """Raises UserError unless these are descriptions of tables by name."""
+    """Raises UserError unless these are valid descriptions of tables by name."""
     if not tables.values:
         raise UserError(f"{tables.place} must name at least one table, got none")
     for name in tables.values:
@@ -187,7 +187,7 @@ def check_tables(tables: Entries):
 
 
 def check_table(table: Entries):
-    """Raises UserError unless this describes a table."""
+    """Raises UserError unless this is a valid description of a table."""
     table.integer("num_rows", 1)
     dim = table.integer("dim", 1, LARGEST_DIM)
     table.text("partition", PARTITIONS.__contains__, f"one of {', '.join(PARTITIONS)}")
@@ -196,19 +196,19 @@ def check_table(table: Entries):
     table.integer("state_dim", state_dim, state_dim)
 
 
-def check_base_name(path: Path, said: Entries):
-    """Raises UserError unless a base is named where, and only where, the format has one."""
-    kind, has_base = said.values["format"], "base" in said.values
+def check_base_name(path: Path, entries: Entries):
+    """Raises UserError unless the manifest names a base exactly if its format has one."""
+    kind, has_base = entries.values["format"], "base" in entries.values
     if kind == FULL and has_base:
-        raise UserError(f"{said.place}: base must not be there in format {FULL}, got {brief(said.values['base'])}")
+        raise UserError(f"{entries.place}: base must be absent in format {FULL}, got {brief(entries.values['base'])}")
     if kind == INCREMENTAL or has_base:
-        said.text("base", lambda name: STEP_NAME.fullmatch(name) and name != path.name, "another step-NNNNNNNN")
-        said.text("base_xxh3_128", HASH.fullmatch, "32 hexadecimal digits")
+        entries.text("base", lambda name: STEP_NAME.fullmatch(name) and name != path.name, "another step-NNNNNNNN")
+        entries.text("base_xxh3_128", HASH.fullmatch, "32 hexadecimal digits")
 
 
-def check_files(said: Entries):
-    """Raises UserError unless exactly the files are listed that a checkpoint of these tables and ranks has."""
-    files, manifest = said.part("files"), said.values
+def check_files(entries: Entries):
+    """Raises UserError unless the manifest lists exactly the files of its tables and ranks."""
+    files, manifest = entries.part("files"), entries.values
     arrays = (*ARRAYS, "rows") if "base" in manifest else ARRAYS
     tables, size = tables_of(manifest), manifest["size"]
     num = 1 + size * len(tables) * len(arrays)
@@ -216,15 +216,15 @@ def check_files(said: Entries):
         raise UserError(f"{files.place} must list {num:,} files for size {size:,}, got {len(files.values):,}")
     names = itertools.chain([DENSE], itertools.starmap(file_name, itertools.product(tables, range(size), arrays)))
     missing = next((name for name in names if name not in files.values), None)
-    if missing is not None:
-        raise UserError(f"{files.place} lacks {missing}")  # of as many names another one is too much
+    if missing is not None:  # the number of names is right, so another one is superfluous
+        raise UserError(f"{files.place} lacks {missing}")
     for name in files.values:
         files.part(name).integer("bytes", 0)
         files.part(name).text("xxh3_128", HASH.fullmatch, "32 hexadecimal digits")
 
 
 def brief(value) -> str:
-    """repr(value), cut where it is long."""
+    """repr(value), shortened."""
     return BRIEF.repr(value)
 
 

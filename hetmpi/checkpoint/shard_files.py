@@ -1,7 +1,8 @@
-"""The files of a saved shard, read row by row.
+"""Reads the files of saved shards row by row.
 
-At most three files are open at a time however many ranks wrote the checkpoint, so that one of thousands of ranks reads
-it with the usual limit on open files: keys are routed in blocks, and of each block one shard after the other is read.
+At most three files are open at a time, for any number of ranks in the checkpoint, so that a job of thousands of ranks
+stays within the usual limit on open files: keys are routed in blocks, and for each block the shards are read one after
+the other.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from hetmpi.comm.route import Route, make_partition
 from hetmpi.errors import UserError
 from hetmpi.table.table import EmbeddingTable
 
-BLOCK_ROWS = 1 << 20  # routed together; each block opens the files of the shards that it reads
+BLOCK_ROWS = 1 << 20  # rows routed together; each block opens the files of the shards that it reads
 
 
 @dataclass(frozen=True)
 class ShardFiles:
-    """The files of one rank's shard of one table. files: array -> file of the checkpoint, weight, state, clock, and of
-    an incremental one rows; base: array -> file of its base, {} for a full one."""
+    """The files of one rank's shard of one table. files: array -> file of the checkpoint: weight, state, clock, and
+    rows if it is incremental; base: array -> file of its base, {} for a full checkpoint."""
 
     files: dict[str, Path]
     base: dict[str, Path]
@@ -32,8 +33,8 @@ class ShardFiles:
     state_dim: int
 
     def check(self):
-        """Raises UserError unless every file holds an array of the dtype and shape that the manifest requires, and rows
-        are ascending and within the shard. Reads headers, and of an incremental checkpoint its rows."""
+        """Raises UserError unless every file contains an array of the dtype and shape that the manifest requires, and
+        rows are ascending and within the shard. Reads headers, and the rows of an incremental checkpoint."""
         for name in ARRAYS:
             self.open(name)
         if self.base:
@@ -42,7 +43,7 @@ class ShardFiles:
                 raise UserError(f"{self.files['rows']} must hold ascending rows in [0, {self.num_rows:,}), it does not")
 
     def rows(self) -> np.ndarray:
-        """Rows of the shard that the incremental checkpoint holds: (n,) int64."""
+        """Rows of the shard in the incremental checkpoint: (n,) int64."""
         return open_array(self.files["rows"], np.int64, (None,))
 
     def open(self, name: str) -> OpenArray:
@@ -57,8 +58,7 @@ class ShardFiles:
 
 
 class OpenArray:
-    """One array of a shard: `whole`, and in the place of `rows` of it, ascending, `newer`. Its files stay open as long
-    as it lives."""
+    """One array of a shard: `whole`, with `rows` (ascending) replaced by `newer`. Keeps its files open."""
 
     def __init__(self, whole: np.ndarray, newer: np.ndarray | None = None, rows: np.ndarray | None = None):
         self.whole, self.newer, self.rows = whole, newer, rows
@@ -74,8 +74,7 @@ class OpenArray:
 
 
 def collect(shards: list[ShardFiles], route: Route, name: str, out: np.ndarray):
-    """Reads array `name` of the keys of `route` (n) to their positions in out (n, ...). Opens one shard after the
-    other."""
+    """Reads array `name` of the keys of `route` (n) to their positions in out (n, ...). Opens one shard at a time."""
     for owner in route.owners():
         rows, order = route.of(owner)
         array = shards[owner].open(name)
@@ -101,8 +100,8 @@ def shards_of(path: Path, manifest: dict) -> dict[str, list[ShardFiles]]:
 
 
 def fill(table: EmbeddingTable, place: str, saved: dict, shards: list[ShardFiles]):
-    """Fills this rank's shard from those that were saved. place: of the table, for messages. Raises UserError for
-    values that no training can go on from."""
+    """Fills this rank's shard from the saved ones. place: name of the table, for messages. Raises UserError for values
+    that are invalid for training."""
     partition, rank = make_partition(saved["partition"], saved["num_rows"], len(shards)), table.world.rank
     for begin in range(0, len(table.shard.weight), BLOCK_ROWS):
         keys = table.partition.keys_of(rank, begin, min(begin + BLOCK_ROWS, len(table.shard.weight)))

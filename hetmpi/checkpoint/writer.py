@@ -1,4 +1,4 @@
-"""Writes one rank's part of a checkpoint while training goes on (hetmpi/checkpoint.py)."""
+"""Writes one rank's part of a checkpoint while training continues (hetmpi/checkpoint/checkpoints.py)."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ POLL_S = 0.05
 
 @dataclass(frozen=True)
 class Piece:
-    """One array of this rank's shard of a table, as it is written.
+    """One array of this rank's shard of a table, to be written.
 
-    values   (n, ...): the array, or a copy of what is written of it
+    values   (n, ...): the array, or a copy of the part to write
     chosen   rows of `values` to write (m,), None for all
-    rows     rows of the shard that these are (m,), None for all
+    rows     indices of these rows in the shard (m,), None for all
     """
 
     name: str
@@ -40,8 +40,8 @@ class Piece:
     rows: np.ndarray | None
 
     def write(self, folder: Path) -> tuple[str, dict]:
-        """Writes the file: its name, and what the manifest says of it. Raises UserError if it holds rows that are not
-        finite: looked for part by part, while the bytes are at hand for the hash as well."""
+        """Writes the file. Returns its name and its entry in the manifest. Raises UserError if it contains rows that
+        are not finite, which are searched part by part while the bytes are in the processor's cache for the hash."""
         num, first = 0, None
 
         def look(begin: int, part: np.ndarray):
@@ -51,24 +51,26 @@ class Piece:
             num += len(wrong)
 
         file = file_name(self.name, self.table.world.rank, self.array)
-        said = write_array(folder / file, self.values, self.chosen, look if self.values.dtype == np.float32 else None)
+        entry = write_array(folder / file, self.values, self.chosen, look if self.values.dtype == np.float32 else None)
         if num:
-            raise not_finite(folder, self._said(num, first))
-        return file, said
+            raise not_finite(folder, self._not_finite_text(num, first))
+        return file, entry
 
-    def _said(self, num: int, first: int) -> str:
-        """num: rows of the file that are not finite; first: one of them."""
+    def _not_finite_text(self, num: int, first: int) -> str:
+        """num: number of rows in the file that are not finite; first: index of one of them."""
         table, row = self.table, int(first if self.rows is None else self.rows[first])
         [key] = table.partition.keys_of(table.world.rank, row, row + 1)
         where = f"table {self.name or table.name!r}: {self.array} of {num:,} row(s) of rank {table.world.rank}"
-        return f"{where} is not finite, of key {key} for one"
+        return f"{where} is not finite, for example of key {key}"
 
 
 class Writer(threading.Thread):
-    """Writes one rank's part of a checkpoint; rank 0's makes it whole when all are there.
+    """Thread that writes one rank's part of a checkpoint; rank 0's thread completes the checkpoint when all parts are
+    written.
 
-    What is not finite is found here, as it is written, and not before training goes on: the manifest is written last,
-    so the checkpoint never becomes whole, and the ranks hear of it as of a full disk, by check() and wait()."""
+    Values that are not finite are detected here, while they are written, and not before training continues: the
+    manifest is written last, so the checkpoint never becomes complete, and check() and wait() report the error to the
+    ranks, as for a full disk."""
 
     def __init__(
         self,
@@ -79,8 +81,8 @@ class Writer(threading.Thread):
         parameters: set[str],
         manifest: dict,
     ):
-        """checkpoints: the Checkpoints it writes for. dense: on rank 0, state_of() the dense layers. parameters: the
-        names of theirs."""
+        """checkpoints: the Checkpoints object that starts it. dense: on rank 0, state_of() the dense layers.
+        parameters: names of their parameters."""
         super().__init__(name="hetmpi-checkpoint", daemon=True)
         self.checkpoints, self.part, self.pieces, self.manifest = checkpoints, part, pieces, manifest
         self.dense, self.parameters = dense, parameters
@@ -96,7 +98,7 @@ class Writer(threading.Thread):
                 self._finish()
         except OSError as problem:
             self.error = refused(self.part, problem)
-        except Exception as problem:  # whatever it is, nobody may wait for this thread
+        except Exception as problem:  # of any kind: nobody may wait for this thread
             self.error = problem
         finally:
             self.has_written.set()
@@ -117,18 +119,18 @@ class Writer(threading.Thread):
         write_json(self.part / f"written-{self.checkpoints.world.rank:05d}.json", files)
 
     def _finish(self):
-        """Waits for all ranks' parts, then makes the checkpoint whole and removes what is no longer kept."""
+        """Waits for all ranks' parts, then completes the checkpoint and removes old ones."""
         files = {}
         for rank in range(self.checkpoints.world.size):
-            told = self.part / f"written-{rank:05d}.json"
-            while not (self.is_given_up or told.exists()):
+            part = self.part / f"written-{rank:05d}.json"
+            while not (self.is_given_up or part.exists()):
                 time.sleep(POLL_S)
             if self.is_given_up:
                 return
-            files |= json.loads(told.read_text())
+            files |= json.loads(part.read_text())
         for file in self.part.glob("written-*.json"):
             file.unlink()
-        manifest = json.loads(json.dumps({**self.manifest, "files": files}))  # keys of `about` are text when it is read
+        manifest = json.loads(json.dumps({**self.manifest, "files": files}))  # as read: keys of `about` become text
         write_json(self.part / "manifest.json", {**manifest, "xxh3_128": digest_of(manifest)})
         sync_folder(self.part)
         step = self.manifest["step"]
@@ -137,14 +139,14 @@ class Writer(threading.Thread):
         self._remove_old([self.checkpoints.path(other) for other in self.checkpoints.steps() if other <= step])
 
     def _remove_old(self, paths: list[Path]):
-        """Removes all but the first ones of `paths`, the newest, and what they build on."""
+        """Removes all `paths`, sorted newest first, except the first `keep` ones and their bases."""
         try:
             bases = {path.name: read_manifest(path).get("base", path.name) for path in paths}
-        except UserError:  # of one that cannot be read now it is not known on what it builds
+        except UserError:  # the base of an unreadable checkpoint is unknown
             return
         kept = [path.name for path in paths[: self.checkpoints.keep]]
         needed = {bases[name] for name in kept}
-        if len(kept) > 1 and len(needed) == 1:  # one flipped byte would spoil them all
+        if len(kept) > 1 and len(needed) == 1:  # damage to a single base would make all of them useless
             needed |= set([name for name, base in bases.items() if name == base and name not in needed][:1])
         for path in paths[len(kept) :]:
             if path.name not in needed:
@@ -153,13 +155,13 @@ class Writer(threading.Thread):
 
 def refused(path: Path, problem: Exception) -> UserError:
     return UserError(
-        f"the checkpoint {path.name.removesuffix('.part')} cannot be written in {path.parent}: {problem}: make room "
-        "there or choose another checkpoint.dir; earlier ones stay"
+        f"the checkpoint {path.name.removesuffix('.part')} cannot be written in {path.parent}: {problem}: free space "
+        "there or choose another checkpoint.dir; earlier checkpoints are kept"
     )
 
 
 def not_finite(part: Path, what: str) -> UserError:
     return UserError(
         f"the checkpoint {part.name.removesuffix('.part')} is not written in {part.parent}: {what}: earlier "
-        "checkpoints stay, go on from one of them with a lower learning rate"
+        "checkpoints are kept, continue from one of them with a lower learning rate"
     )

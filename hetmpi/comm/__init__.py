@@ -1,1 +1,1 @@
-"""Ranks, their memory and what travels between them, over MPI. Knows nothing of staleness or training."""
+"""Ranks, their memory, and communication between them over MPI. Independent of staleness and training."""

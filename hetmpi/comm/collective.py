@@ -1,10 +1,10 @@
-"""Two-sided transport of BSP: rows and gradients by MPI_Alltoallv, in which all ranks take part at every read and
+"""Two-sided transport of BSP: rows and gradients by MPI_Alltoallv, a collective call of all ranks at every read and
 write.
 
-Gradients that arrive go into the rings of the receiver's own memory, as if the origin had put them there, so that the
-inbox sees no difference. All ranks make the same calls in the same order, with no keys if they have none. A call may
-wait for another rank to make it, never for that rank's rings to have room: whoever waits for room goes on with what is
-on its way (progress).
+Received gradients are written into the rings in the receiver's own memory, as if the origin had put them there, so the
+inbox treats both transports alike. All ranks make the same calls in the same order; a rank without keys passes none. A
+call may wait for another rank to make the same call, but never for room in that rank's rings: a rank that waits for
+room keeps its own transfers going (progress).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hetmpi.in_flight import InFlight, finish
 
 
 class Collective(Immediate):
-    """See hetmpi/comm/transport.py, Transport. BSP pulls nothing ahead."""
+    """See hetmpi/comm/transport.py, Transport. BSP pulls no rows in advance."""
 
     carries_pushes, is_collective = False, True
 
@@ -38,20 +38,21 @@ class Collective(Immediate):
 
 
 def swapping_counts(world: World, counts: np.ndarray) -> InFlight[np.ndarray]:
-    """Gives each rank its entry of counts (size,) int64 -> what the others give this one, (size,) int64. Collective."""
-    came, counts = np.empty(world.size, np.int64), np.ascontiguousarray(counts, np.int64)
-    yield from awaited(world, world.comm.Ialltoall(counts, came), "read or write the table as often as it does")
-    return came
+    """All-to-all exchange of one number per rank: counts (size,) int64 to send -> (size,) int64 received.
+    Collective."""
+    received, counts = np.empty(world.size, np.int64), np.ascontiguousarray(counts, np.int64)
+    yield from awaited(world, world.comm.Ialltoall(counts, received), "read or write the table as often as it does")
+    return received
 
 
 def awaited(world: World, request: MPI.Request, what: str) -> InFlight[None]:
-    """Waits for a call that all ranks make."""
+    """Waits for the completion of a non-blocking collective call."""
     yield
     wait_for(world, request.Test, f"for all ranks to {what}")
 
 
 class CollectiveShardReader(ShardReader):
-    """A ShardReader that asks other nodes by MPI_Alltoallv."""
+    """A ShardReader that fetches the rows of other nodes by MPI_Alltoallv."""
 
     is_collective = True
 
@@ -61,20 +62,20 @@ class CollectiveShardReader(ShardReader):
         part = route.of_ranks(world.is_remote)
         counts = np.diff(part.first)
         self.window.sync()
-        asked = yield from swapping_counts(world, counts)  # ranks meet: at s = 0 all have applied the last step
+        requested = yield from swapping_counts(world, counts)  # ranks meet: at s = 0 all have applied the last step
         self.window.sync()
-        rows = self._buffer("asked", asked.sum(), 1, np.int64)[:, 0]
-        request = world.comm.Ialltoallv([part.rows, counts, MPI.INT64_T], [rows, asked, MPI.INT64_T])
-        yield from awaited(world, request, "ask for rows")
+        rows = self._buffer("requested", requested.sum(), 1, np.int64)[:, 0]
+        request = world.comm.Ialltoallv([part.rows, counts, MPI.INT64_T], [rows, requested, MPI.INT64_T])
+        yield from awaited(world, request, "send their requests for rows")
         replies = self._reply(array, rows)
-        came = self._buffer(f"came {array}", len(part.rows), width, dtype)
-        request = world.comm.Ialltoallv([replies, asked, item], [came, counts, item])
+        received = self._buffer(f"received {array}", len(part.rows), width, dtype)
+        request = world.comm.Ialltoallv([replies, requested, item], [received, counts, item])
         self.read_local(array, route, out)
-        yield from awaited(world, request, "reply to what they were asked")
-        RemoteRows(array, [(part.order, came)]).place(out)
+        yield from awaited(world, request, "reply to the requests for rows")
+        RemoteRows(array, [(part.order, received)]).place(out)
 
     def _reply(self, array: str, rows: np.ndarray) -> np.ndarray:
-        """Rows (m,) of this rank's array: (m, width)."""
+        """Copies of the requested rows (m,) of this rank's array: (m, width)."""
         replies = self._buffer(f"replies {array}", len(rows), *self.shape(array))
         out = replies[:, 0] if array == "clock" else replies
         self.gather(array, self.window.world.rank)(getattr(self.window.local, array), rows, out, np.arange(len(rows)))
@@ -85,10 +86,11 @@ class CollectiveShardReader(ShardReader):
 
 
 class CollectiveMailbox:
-    """A Mailbox that sends owners on other nodes their part by MPI_Ialltoallv.
+    """A Mailbox that sends gradients to owners on other nodes by MPI_Ialltoallv.
 
-    A message is on its way (`_request`), then goes into this rank's own rings as they have room (`_delivery`), where
-    the owner's side takes it. One at a time: send() waits for the one before."""
+    A message is first in transfer (`_request`), then it is copied into this rank's own rings as they have room
+    (`_delivery`), from which the owner's side reads. At most one message is under way: send() waits for the previous
+    one."""
 
     def __init__(self, window: RmaWindow, record: _C.RecordFormat):
         self.window, self.world, self.record = window, window.world, record
@@ -100,8 +102,8 @@ class CollectiveMailbox:
         self._item = MPI.BYTE.Create_contiguous(record.row_bytes).Commit()
         self._packed = packed_rows(record)
         self._request: MPI.Request | None = None
-        # (message sent, its step, whether to_all, counts, rows): MPI's until the request is done
-        self._coming: tuple | None = None
+        # (message sent, its step, whether to_all, counts, rows): MPI uses these buffers until the request completes
+        self._receiving: tuple | None = None
         self._delivery: Delivery | None = None
 
     def send(self, message: Message, to_all: bool, while_waiting) -> int:
@@ -115,8 +117,8 @@ class CollectiveMailbox:
         return self._on_node.send(message, to_all, while_waiting)
 
     def publish(self):
-        """Waits for what all ranks sent with this rank's last message, and puts it into the rings as far as they have
-        room."""
+        """Waits for the messages that all ranks sent with this rank's last one, and copies them into the rings as far
+        as they have room."""
         self._await_arrival()
         self._take()
 
@@ -126,44 +128,44 @@ class CollectiveMailbox:
         self._take()
 
     def close(self):
-        """Waits for what is on its way, which nobody will use."""
+        """Waits for transfers under way; their data is not used."""
         self._await_arrival()
         self._item.Free()
 
     def _await_arrival(self):
-        """Waits until what all ranks sent with this rank's last message is here."""
+        """Waits for the messages that all ranks sent with this rank's last one."""
         if self._request is not None:
-            request = self._request  # while it waits, drain() may take in what came, and forget this
+            request = self._request  # drain(), called while waiting, may deliver the message and clear this
             wait_for(self.world, request.Test, "for the gradients of all ranks")
 
     def _post(self, message: Message, to_all: bool):
-        """Sends all other nodes their rows of the message."""
+        """Sends the owners on other nodes their rows of the message."""
         part = message.route.of_ranks(self.world.is_remote)
         counts = np.diff(part.first)
-        going = np.empty(len(part.rows), self._packed)
-        going["row"], going["value"] = part.rows, message.values[part.order]
-        came_counts = finish(swapping_counts(self.world, counts))
-        came = np.empty(came_counts.sum(), self._packed)
-        self._coming = going, message.step, to_all, came_counts, came
+        sent = np.empty(len(part.rows), self._packed)
+        sent["row"], sent["value"] = part.rows, message.values[part.order]
+        received_counts = finish(swapping_counts(self.world, counts))
+        received = np.empty(received_counts.sum(), self._packed)
+        self._receiving = sent, message.step, to_all, received_counts, received
         self._request = self.world.comm.Ialltoallv(
-            [going.view(np.uint8), counts, self._item], [came.view(np.uint8), came_counts, self._item]
+            [sent.view(np.uint8), counts, self._item], [received.view(np.uint8), received_counts, self._item]
         )
 
     def _take(self):
-        """Puts what has come into the rings, as far as they have room."""
+        """Copies received rows into the rings, as far as they have room."""
         if self._request is not None and self._request.Test():
             self._request, self._delivery = None, Delivery(self._inlets, *self._arrived())
         if self._delivery is not None and self._delivery.proceed():
             self._delivery = None
 
     def _arrived(self) -> tuple[Message, bool]:
-        """What came as a message whose route names origins, and whether origins without rows count."""
-        (_, step, to_all, counts, came), self._coming = self._coming, None
+        """The received rows as a message whose route names origins; and whether origins without rows count."""
+        (_, step, to_all, counts, received), self._receiving = self._receiving, None
         first = np.concatenate([[0], np.cumsum(counts)])
-        route = Route(np.arange(len(came)), np.ascontiguousarray(came["row"]), first)
-        return Message(step, route, np.ascontiguousarray(came["value"])), to_all
+        route = Route(np.arange(len(received)), np.ascontiguousarray(received["row"]), first)
+        return Message(step, route, np.ascontiguousarray(received["value"])), to_all
 
 
 def packed_rows(record: _C.RecordFormat) -> np.dtype:
-    """A row of a record as it travels, record.row_bytes in all."""
+    """dtype of one row of a record as sent, record.row_bytes in all."""
     return np.dtype([("row", np.int64), ("value", np.float32, (record.width,))])

@@ -1,4 +1,4 @@
-"""launch: a program on all ranks, which end together when one of them fails."""
+"""launch: runs a program on all ranks and ends all of them when one fails."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from hetmpi.comm.mpi import MPI, SPEAK_DELAY_S, local_rank
 from hetmpi.comm.oversubscription import missing_naps
 from hetmpi.comm.waiting import wait_for
 from hetmpi.comm.world import World
-from hetmpi.errors import ToldElsewhere, UserError
+from hetmpi.errors import ReportedElsewhere, UserError
 
 LONGEST_DELAY_S = 6.0
 ABORT_LIMIT_S = 2
-LEFT_EARLY = 85  # exit code of a run that was told to leave, and saved
+LEFT_EARLY = 85  # exit code of a run that a signal ended early, after it saved a checkpoint
 _failure_calls: list[Callable[[str], None]] = []
 
 
 def on_failure(call: Callable[[str], None]):
-    """From now on abort() calls this, and no other, with what it prints, on the rank that fails. It must not raise."""
+    """From now on abort() calls this, and no other, with its message, on the rank that fails. It must not raise."""
     _failure_calls[:] = [call]
 
 
 def launch(main):
-    """Runs main(world) as this rank's whole program: an error on any rank ends all of them, exit code 1. LEFT_EARLY is
-    the code with which all ranks leave together."""
+    """Runs main(world) as this rank's whole program. An error on any rank ends all ranks with exit code 1. Exit code
+    LEFT_EARLY is used when all ranks leave together."""
     keep_freed_memory()
     try:
         share_gpus()
@@ -44,65 +44,65 @@ def launch(main):
         main(world)
     except SystemExit as leaving:
         if leaving.code and leaving.code != LEFT_EARLY:
-            abort(ToldElsewhere())
+            abort(ReportedElsewhere())
         raise
-    except BaseException as error:  # whatever it is, the other ranks must not wait for this one
+    except BaseException as error:  # of any kind: the other ranks must not wait for this one
         abort(error)
 
 
 @functools.cache
 def default_world() -> World:
-    """The World of a program that makes none, the same one at every call: all ranks of its job. From then on an
-    exception that nobody catches ends all ranks, as in launch(). hvd.init() may come before or after. Collective.
+    """The World of a program that does not create one: all ranks of its job, the same object at every call. From then
+    on an uncaught exception ends all ranks, as in launch(). hvd.init() may come before or after. Collective.
 
     Raises UserError as World does, and if Horovod runs on other ranks."""
     world = World()
     hvd = sys.modules.get("horovod.torch")
     if hvd is not None and hvd.is_initialized():
         world.check_horovod(hvd)
-    if not hasattr(sys, "ps1"):  # at a prompt an error ends nothing
+    if not hasattr(sys, "ps1"):  # at an interactive prompt an error must not end the process
         sys.excepthook = lambda kind, error, trace: abort(error, is_traced=True)
-    if not MPI.Is_thread_main():  # Horovod's thread started MPI: it ends it on all ranks once one of them leaves
+    if not MPI.Is_thread_main():  # Horovod's thread started MPI, and ends it on all ranks once one of them leaves
         atexit.register(leave_together, world)
     return world
 
 
 def leave_together(world: World):
-    """Waits until all ranks are here and none calls MPI any more: the first whose Horovod ends makes the Horovod of the
-    others end MPI at once, which aborts a rank whose main thread is in a call. Collective."""
+    """Waits until all ranks have finished their MPI calls. When Horovod ends on one rank, the Horovod of every other
+    rank calls MPI_Finalize at once, which aborts a rank whose main thread is inside an MPI call. Collective."""
     if MPI.Is_finalized():
         return
     meeting = world.comm.Ibarrier()
-    wait_for(world, lambda: meeting.Test() or time.sleep(0.001), "at its end for the other ranks")
+    wait_for(world, lambda: meeting.Test() or time.sleep(0.001), "at exit for the other ranks")
     hvd = sys.modules.get("horovod.torch")
     if hvd is not None and hvd.is_initialized():
-        hvd.barrier()  # its threads meet, and this one is out of MPI before any of them ends it
+        hvd.barrier()  # run by Horovod's threads: no main thread is in an MPI call when MPI ends
 
 
 def abort(error: BaseException, is_traced: bool = False):
-    """Prints `error`, a refusal too with its traceback if is_traced, and ends all ranks. Ranks that fail together wait
-    by rank, so that the lowest speaks alone; what the libraries say of a violent end is kept from hiding the
-    message."""
+    """Prints `error` and ends all ranks. A UserError is printed with its traceback only if is_traced. When several
+    ranks fail together, each delays by its rank, so that only the lowest one prints. Output of the libraries during the
+    abort is suppressed, so that it does not hide the message."""
     rank, size = (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size) if MPI.Is_initialized() else (0, 1)
     libc = ctypes.CDLL(None)
-    # SIGTERM ends the process again: by that a launcher keeps those quiet who fail after the first. Python's own way to
-    # set a handler is for the main thread alone.
+    # SIGTERM gets its default action again, so that the launcher can end the ranks that fail after the first one. libc
+    # sets it, because Python's signal.signal works in the main thread only.
     for number in (signal.SIGTERM, signal.SIGALRM):
         libc.signal(number, None)
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # of a full disk
+        with contextlib.suppress(OSError):  # disk full
             stream.flush()
     terminal = os.dup(2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     time.sleep(min(LONGEST_DELAY_S, rank * max(0.1, min(SPEAK_DELAY_S, LONGEST_DELAY_S / size))))
-    if not isinstance(error, ToldElsewhere):
+    if not isinstance(error, ReportedElsewhere):
         text = describe(error, rank, size, is_traced)
         os.write(terminal, f"{text}\n".encode(errors="replace"))
         for call in _failure_calls:
             call(text)
-    time.sleep(0.05)  # the launcher forwards what was printed before it kills
-    # MPI_Abort leaves through exit(), where the destructors of Horovod's threads crash or wait for ever. A handler
-    # registered last runs first and ends the process there; the alarm is for an MPI_Abort that itself waits.
+    time.sleep(0.05)  # the launcher forwards the printed lines before it kills the ranks
+    # MPI_Abort leaves through exit(), where the destructors of Horovod's threads crash or hang. An exit handler
+    # registered last runs first and ends the process; the alarm ends an MPI_Abort that hangs itself.
     libc.__cxa_atexit(libc._exit, ctypes.c_void_p(1), None)
     signal.alarm(ABORT_LIMIT_S)
     remove_segments()
@@ -112,15 +112,16 @@ def abort(error: BaseException, is_traced: bool = False):
 
 
 def remove_segments():
-    """Unlinks the files in /dev/shm by which MPICH joins the ranks of a node: ranks that are killed leave them."""
+    """Unlinks MPICH's shared-memory files in /dev/shm, which ranks leave behind when they are killed."""
     with open("/proc/self/maps") as maps:
         for path in set(re.findall(r"/dev/shm/mpich_shm_\w+", maps.read())):
-            with contextlib.suppress(OSError):  # another rank was first
+            with contextlib.suppress(OSError):  # another rank has removed it
                 os.unlink(path)
 
 
 def describe(error: BaseException, rank: int, size: int, is_traced: bool = False) -> str:
-    """What the user reads: one line for a refusal that is not to be traced, the traceback as well for anything else."""
+    """The message for the user: one line for a UserError unless is_traced, the traceback as well for any other
+    error."""
     places = [] if size == 1 else [f"rank {rank} of {size} on {socket.gethostname()}"]
     places += [f"in {error.doing}"] if hasattr(error, "doing") else []
     where = f" ({', '.join(places)})" if places else ""
@@ -133,7 +134,7 @@ def describe(error: BaseException, rank: int, size: int, is_traced: bool = False
 
 
 def advise_naps(world: World):
-    """Says how ranks that outnumber their cores can wait without taking them. Collective over the node."""
+    """Advises LD_PRELOAD of cpp/naps.c when a node has more ranks than cores. Collective over the node."""
     library = missing_naps(world.node.size)
     if library is not None and world.node.rank == 0:
         print(
@@ -145,19 +146,19 @@ def advise_naps(world: World):
 
 
 def share_gpus():
-    """Leaves this rank one GPU to see, the next rank the next one, unless no launcher says which rank it is. Must run
-    before MPI starts: an MPI that knows CUDA takes memory of every GPU it sees."""
+    """Makes one GPU visible to this rank, round robin over the node's ranks, if the launcher's variables name the rank.
+    Must run before MPI starts: a CUDA-aware MPI allocates memory on every visible GPU."""
     seen, rank = os.environ.get("CUDA_VISIBLE_DEVICES"), local_rank()
-    num = len(re.findall(r"(?m)^nvidia\d+$", "\n".join(os.listdir("/dev"))))  # their numbers there are not CUDA's
+    num = len(re.findall(r"(?m)^nvidia\d+$", "\n".join(os.listdir("/dev"))))  # only their count: CUDA numbers differ
     gpus = [str(i) for i in range(num)] if seen is None else seen.split(",")
     if rank is not None and gpus not in ([], [""]):
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[rank % len(gpus)]
 
 
 def share_cores(node):
-    """Gives each rank of a node an equal share of the cores, unless the launcher has bound them or there are too few: a
-    rank's threads that wait then take time from that rank alone. Threads started later keep to it. Collective over
-    `node`."""
+    """Binds each rank of a node to an equal share of the cores, unless the launcher has bound the ranks or there are
+    too few cores. Threads that spin then take time from their own rank only. Threads started later inherit the binding.
+    Collective over `node`."""
     mine = sorted(os.sched_getaffinity(0))
     of_all = node.allgather(mine)
     if node.size > len(mine) or any(cores != mine for cores in of_all):
@@ -167,13 +168,13 @@ def share_cores(node):
 
 
 def keep_freed_memory():
-    """Tells glibc to keep memory that is freed: each step takes the same tensors again, and giving them back to the
-    system costs page faults, 5 % of a step (docs/results.md)."""
+    """Makes glibc keep freed memory. Each step allocates the same tensors again; returning them to the system costs
+    page faults, 5 % of a step (docs/results.md)."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return
     map_from, trim_from, grow_by = -3, -1, -2  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD
     if not mallopt(map_from, 1 << 30):
-        mallopt(map_from, 32 << 20)  # the most that glibc before 2.35 takes
+        mallopt(map_from, 32 << 20)  # the maximum of glibc before 2.35
     mallopt(trim_from, (1 << 31) - 1)
     mallopt(grow_by, 64 << 20)

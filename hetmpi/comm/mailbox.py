@@ -1,8 +1,9 @@
-"""Mailbox: the origin's side of the inboxes. The owner's memory has one ring per origin (cpp/owner/ring.h).
+"""Mailbox: the sending side of the inboxes. The owner's memory has one ring per origin (cpp/owner/ring.h).
 
-A ring of an owner on this node is written in place. A ring elsewhere is mirrored here: the record is written into the
-mirror, its bytes are put at the same place of the ring, and after a flush the head is stored: whoever sees the head
-sees the record. The flush comes late, when this rank has to wait anyhow: the bytes travel while it computes.
+A ring of an owner on this node is written in place. A ring on another node is mirrored here: the record is written into
+the mirror, its bytes are put at the same position of the ring, and the head is stored after a flush. So an owner that
+sees the head sees the record. The flush is delayed until this rank has to wait anyway: the transfer overlaps with
+computation.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ HEAD, TAIL = 0, 64  # bytes from a ring's start, cpp/owner/ring.h RingHeader
 
 @dataclass
 class Message:
-    """What one rank sends the owners in one step: for each key of `route` a row of `values`, and at staleness s >= 1
-    its clock, how many iterations it sums, and the key."""
+    """The gradients that one rank sends to the owners in one step: for each key of `route` a row of `values`; in
+    SSP also its clock, the number of iterations summed, and the key."""
 
     step: int
     route: Route
@@ -42,22 +43,22 @@ class LocalRing:
         self.producer = _C.Producer(memory[_C.RING_HEADER_BYTES :], record)
 
     def send(self, message: Message, owner: int, begin: int) -> int:
-        """Sends rows from `begin` on as far as there is room; returns how many, or -1 for no room at all."""
+        """Sends rows from `begin` on as far as there is room. Returns the number of rows sent, -1 if no record fits."""
         self.producer.set_tail(_C.ring_tail(self.memory))
         sent = write(self.producer, message, owner, begin)
         _C.publish_head(self.memory, self.producer.head)
         return sent
 
     def publish(self):
-        """Nothing is left to do: send() stored the head."""
+        """No effect: send() has stored the head."""
 
     @property
     def tail(self) -> int:
-        """How much the owner has applied, in bytes ever sent."""
+        """Position up to which the owner has applied records, in bytes since the start."""
         return _C.ring_tail(self.memory)
 
     def is_drained(self) -> bool:
-        """Whether the owner has applied everything sent."""
+        """Whether the owner has applied all records sent."""
         return self.tail == self.producer.head
 
 
@@ -75,16 +76,17 @@ class RemoteRing:
 
     @property
     def tail(self) -> int:
-        """How much the owner has applied, in bytes ever sent, as far as this rank was told."""
+        """Position up to which the owner has applied records, in bytes since the start, as last read."""
         return self.producer.tail
 
     @property
     def tail_place(self) -> tuple[int, int]:
-        """Where the owner keeps the tail, for window.load_counters."""
+        """(rank, byte) of the tail in the owner's memory, for window.load_counters."""
         return self.owner, self.begin + TAIL
 
     def send(self, message: Message, owner: int, begin: int) -> int:
-        """Posts rows from `begin` on as far as there is room; returns how many, or -1 for no room at all."""
+        """Posts rows from `begin` on as far as there is room. Returns the number of rows posted, -1 if no record
+        fits."""
         head = self.producer.head
         sent = write(self.producer, message, owner, begin)
         if sent < 0:
@@ -106,7 +108,7 @@ class RemoteRing:
             self.window.store_counter(self.owner, self.begin + HEAD, self.published)
 
     def is_drained(self) -> bool:
-        """Whether the owner has applied everything sent, as far as this rank was told."""
+        """Whether the owner has applied all records sent, as far as the tail last read shows."""
         return self.producer.tail == self.producer.head
 
 
@@ -117,17 +119,17 @@ def write(producer: _C.Producer, message: Message, owner: int, begin: int) -> in
 
 
 class Delivery:
-    """A message on its way into rings, as far as they have room."""
+    """A message that is being written into rings, as far as they have room."""
 
     def __init__(self, rings: dict, message: Message, to_all: bool):
-        """rings: by the rank that message.route names. to_all: a rank without rows gets an empty record, which says
-        that the step is written."""
+        """rings: by the ranks that message.route names. to_all: send an empty record to ranks without rows, which marks
+        the step as written."""
         self.rings, self.message = rings, message
         ranks = rings if to_all else [int(rank) for rank in message.route.owners() if rank in rings]
-        self._left = {rank: 0 for rank in ranks}  # rank -> its first row not yet sent
+        self._left = {rank: 0 for rank in ranks}  # rank -> its first row that is not yet sent
 
     def proceed(self) -> bool:
-        """Sends what fits now; True when all of it and "last" are sent."""
+        """Sends as much as fits. Returns True once all rows and the end of the step are sent."""
         for rank in list(self._left):
             num_rows, ring = len(self.message.route.of(rank)[0]), self.rings[rank]
             while (sent := ring.send(self.message, rank, self._left[rank])) >= 0:
@@ -138,27 +140,27 @@ class Delivery:
         return not self._left
 
     def full(self) -> list[int]:
-        """Ranks whose rings have no room for the rest."""
+        """Ranks whose rings lack room for the remaining rows."""
         return list(self._left)
 
 
 class Mailbox:
     """This rank's rings to other owners.
 
-    held   messages kept back for a later call of all ranks; here none"""
+    held   messages kept for the next collective call; always empty in this class"""
 
     held: tuple | list = ()
 
     def __init__(self, window: RmaWindow, record: _C.RecordFormat, owners: Iterable[int] | None = None):
-        """owners: ranks to reach, default all others."""
+        """owners: ranks to reach, default all other ranks."""
         world = window.world
         self.window, self.record = window, record
         others = range(world.size) if owners is None else owners
         self.rings = {owner: self._ring(owner) for owner in others if owner != world.rank}
         self.remote = [ring for ring in self.rings.values() if isinstance(ring, RemoteRing)]
-        self._asked: list[RemoteRing] = []  # whose tails are on their way into _tails
+        self._requested: list[RemoteRing] = []  # rings whose tails are being read into _tails
         self._tails = np.empty(0, np.uint64)
-        self._sent: list[tuple[np.ndarray, dict[int, int]]] = []  # keys, and the head of each ring they went into
+        self._sent: list[tuple[np.ndarray, dict[int, int]]] = []  # keys, and the head of each ring after they were sent
 
     def _ring(self, owner: int):
         origin = self.window.world.rank
@@ -167,11 +169,11 @@ class Mailbox:
         return RemoteRing(self.window, owner, origin, self.record)
 
     def send(self, message: Message, to_all: bool, while_waiting) -> int:
-        """Sends every owner its part; with `to_all` an empty one too, so that each learns that the step is written.
-        Owners elsewhere see it after publish().
+        """Sends every owner its rows; with `to_all` also an empty record to owners without rows, which marks the step
+        as written. Owners on other nodes see the records after publish().
 
-        while_waiting() is called whenever a ring is full: it must drain this rank's own inbox and call progress(), or
-        ranks that send to each other would wait for ever. Returns the bytes sent."""
+        while_waiting() is called repeatedly while a ring is full: it must drain this rank's own inbox and call
+        progress(), or ranks that send to each other would deadlock. Returns the number of bytes sent."""
         sending = Delivery(self.rings, message, to_all)
         if not sending.proceed():
 
@@ -193,43 +195,43 @@ class Mailbox:
         ]
 
     def publish(self):
-        """Posts the heads of far rings, by which owners elsewhere see what was sent; progress(), or any later flush of
-        the window, completes that."""
+        """Posts the heads of remote rings, which make sent records visible to their owners. progress(), or any later
+        flush of the window, completes the posts."""
         if any(ring.producer.head != ring.published[0] for ring in self.remote):
             self.window.flush()
             for ring in self.remote:
                 ring.publish()
 
     def progress(self):
-        """Shows owners elsewhere what was sent, completes what is posted, as MPI may hold it back until then, and lets
-        what others sent move along while this rank waits."""
+        """Publishes sent records, completes posted operations, which MPI may otherwise delay, and lets MPI progress
+        messages of other ranks while this rank waits."""
         self.publish()
         self.window.flush()
         self.window.world.progress()
 
     def is_drained(self) -> bool:
-        """Whether all owners have applied everything sent; asks those elsewhere."""
-        self.ask_tails()
-        if self._asked:
+        """Whether all owners have applied everything sent; reads the tails of owners on other nodes."""
+        self.request_tails()
+        if self._requested:
             self.window.flush()
-            self.take_tails()
+            self.store_tails()
         return all(ring.is_drained() for ring in self.rings.values())
 
-    def ask_tails(self):
-        """Starts asking owners elsewhere how much they have applied, unless they are asked already."""
-        if self._asked:
+    def request_tails(self):
+        """Posts reads of the tails on other nodes, unless such reads are already posted."""
+        if self._requested:
             return
-        self._asked = [ring for ring in self.remote if not ring.is_drained()]
-        self._tails = self.window.load_counters([ring.tail_place for ring in self._asked])
+        self._requested = [ring for ring in self.remote if not ring.is_drained()]
+        self._tails = self.window.load_counters([ring.tail_place for ring in self._requested])
 
-    def take_tails(self):
-        """Takes note of their answers. REQUIRES: window.flush() since ask_tails()."""
-        for ring, tail in zip(self._asked, self._tails):
+    def store_tails(self):
+        """Stores the tails that were read. REQUIRES: window.flush() since request_tails()."""
+        for ring, tail in zip(self._requested, self._tails):
             ring.producer.set_tail(max(ring.tail, int(tail)))
-        self._asked = []
+        self._requested = []
 
     def _note(self, message: Message):
-        """Remembers what was just sent into rings."""
+        """Records the keys just sent and the heads of their rings, for in_transit()."""
         owners = [int(owner) for owner in message.route.owners() if owner in self.rings]
         if owners:
             self._drop_applied()
@@ -237,13 +239,13 @@ class Mailbox:
             self._sent.append((message.keys[order], {owner: self.rings[owner].producer.head for owner in owners}))
 
     def in_transit(self) -> np.ndarray:
-        """Keys of messages, where they tell them, that owners may not have applied yet: (m,) int64."""
+        """Keys of sent messages, if they carry keys, that owners may not have applied yet: (m,) int64."""
         self._drop_applied()
         return np.concatenate([keys for keys, _ in self._sent]) if self._sent else NO_KEYS
 
     def behind(self) -> list[int]:
-        """Owners that have not applied everything sent, as far as is known here."""
+        """Owners that have not applied everything sent, as far as this rank knows."""
         return [owner for owner, ring in self.rings.items() if not ring.is_drained()]
 
     def close(self):
-        """Nothing is left to do: freeing the window completes what was posted."""
+        """No effect: freeing the window completes posted operations."""

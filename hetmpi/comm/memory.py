@@ -1,4 +1,4 @@
-"""How much memory a node has left for the job, and the refusal of what does not fit."""
+"""Free memory of a node, and the check that the job's arrays fit."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from hetmpi.comm.world import World
 from hetmpi.errors import UserError
 
 MIB = 1 << 20
-UNLIMITED = 1 << 60  # version 1 of control groups says "none" by a number near 2^63
+UNLIMITED = 1 << 60  # control groups version 1 express "no limit" as a number near 2^63
 
 
 def refuse_if_short(world: World, nbytes: int, shared: bool, message):
-    """Raises UserError on every rank if some node lacks memory for what its ranks want, `nbytes` this one. shared: as
-    for free_memory. message(bytes the node's ranks want, what is scarcest, bytes free there): what to say.
-    Collective."""
+    """Raises UserError on every rank if the ranks of some node need more memory than is free; `nbytes` is the need of
+    this rank. shared: as for free_memory. message(bytes needed on the node, name of the scarcest resource, bytes free
+    there) -> text of the error. Collective."""
     need = world.node.allreduce(nbytes)
     place, free = free_memory(shared)
     world.agree(UserError(message(need, place, free)) if need > free else None)
 
 
 def size_text(nbytes: float) -> str:
-    """Bytes as people say them: 1.5 GiB, 64 MiB."""
+    """Bytes with a unit: 1.5 GiB, 64 MiB."""
     return f"{nbytes / MIB / 1024:,.1f} GiB" if nbytes >= 1024 * MIB else f"{nbytes / MIB:,.0f} MiB"
 
 
 def free_memory(shared: bool) -> tuple[str, float]:
-    """The scarcest of what bounds this node's shards, /dev/shm among it if `shared`: (name, free bytes)."""
+    """The scarcest resource that limits this node's shards, including /dev/shm if `shared`: (name, free bytes)."""
     places = {
         "memory": available_memory(),
         "the job's memory limit": cgroup_memory(),
@@ -41,7 +41,7 @@ def free_memory(shared: bool) -> tuple[str, float]:
 
 
 def address_space() -> float:
-    """Bytes that this process may still map, infinity without a limit."""
+    """Bytes that this process may still map; infinity without a limit."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     with open("/proc/self/statm") as text:
         used = int(text.read().split()[0]) * resource.getpagesize()
@@ -49,13 +49,13 @@ def address_space() -> float:
 
 
 def available_memory() -> int:
-    """Bytes that can be allocated without swapping, as the kernel estimates it."""
+    """The kernel's estimate of the bytes that can be allocated without swapping."""
     with open("/proc/meminfo") as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
 
 
 def cgroup_memory() -> float:
-    """Bytes left under the memory limits of this process's control groups, infinity if there are none."""
+    """Bytes left under the memory limits of this process's control groups; infinity without a limit."""
     left = float("inf")
     with open("/proc/self/cgroup") as lines:
         for line in lines:
@@ -69,13 +69,13 @@ def cgroup_memory() -> float:
 
 
 def groups_left(root: str, group: str, limit_name: str, used_name: str) -> float:
-    """Bytes left in a control group and those above it, counting page cache that can be dropped as free."""
+    """Bytes left in a control group and its ancestors. Page cache that can be dropped counts as free."""
     left, folder = float("inf"), os.path.join(root, group.lstrip("/"))
     while folder.startswith(root):
         try:
             limit, used = (Path(folder, name).read_text().strip() for name in (limit_name, used_name))
             stat = dict(line.split() for line in Path(folder, "memory.stat").read_text().splitlines())
-        except OSError:  # the root has no limit, a group may be out of sight
+        except OSError:  # the root group has no limit; a group may be invisible in a container
             limit = "max"
         if limit != "max" and int(limit) < UNLIMITED:
             cache = stat.get("total_inactive_file", stat.get("inactive_file", 0))

@@ -1,9 +1,9 @@
-"""MPI itself: started once, for several threads, and refused where launcher, MPI library and Horovod do not match.
+"""Starts MPI once with thread support, and raises errors where launcher, MPI library and Horovod do not match.
 
-MPI is started with MPI_THREAD_MULTIPLE because Horovod's background thread calls it beside the main thread. It starts
-with the first World, not at import: what the launcher says can be compared with the library before, when a mismatch can
-still be reported. The import only sets variables that MPI reads when it starts, as a program may call hvd.init() before
-it makes a World. Modules that need mpi4py import `MPI` from here.
+MPI is started with MPI_THREAD_MULTIPLE because Horovod's background thread calls it concurrently with the main thread.
+The first World starts it, not the import: before that, the launcher's variables can be compared with the library, and a
+mismatch can still be reported. The import only sets variables that MPI reads when it starts, because a program may call
+hvd.init() before it creates a World. Modules that need mpi4py import `MPI` from here.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ mpi4py.rc.initialize = False
 mpi4py.rc.finalize = True
 from mpi4py import MPI  # noqa: E402
 
-from hetmpi.errors import ToldElsewhere, UserError  # noqa: E402
+from hetmpi.errors import ReportedElsewhere, UserError  # noqa: E402
 
 SPEAK_DELAY_S = 1.0  # longer than a launcher takes to kill the other ranks
 MPI_LIBRARY = re.compile(r"/libmpi(ch|_abi|_gnu\w*|_cray\w*)?\.so")
 
 
 def start_mpi():
-    """Starts MPI unless it runs already. Raises UserError if it cannot serve several threads, or if a Horovod that is
-    there uses another MPI."""
+    """Starts MPI unless it is running. Raises UserError if MPI lacks MPI_THREAD_MULTIPLE, or if a loaded Horovod uses
+    another MPI library."""
     if "horovod.torch" in sys.modules:
         check_one_mpi(mpi_libraries())
     if not MPI.Is_initialized():
@@ -35,14 +35,14 @@ def start_mpi():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise UserError(
-            f"hetmpi needs an MPI started with MPI_THREAD_MULTIPLE, this one gives thread level {MPI.Query_thread()} "
-            f"of {MPI.THREAD_MULTIPLE}: use an MPI built with thread support, and if your program starts MPI itself, "
-            "start it so"
+            f"hetmpi needs an MPI started with MPI_THREAD_MULTIPLE, this one provides thread level "
+            f"{MPI.Query_thread()} of {MPI.THREAD_MULTIPLE}: use an MPI built with thread support; a program that "
+            "starts MPI itself must request MPI_THREAD_MULTIPLE"
         )
 
 
 def local_size() -> int:
-    """Ranks on this node as the launcher's variables tell it, before MPI is started; 1 if none does."""
+    """Number of ranks on this node according to the launcher's variables, before MPI starts; 1 if none is set."""
     for name in ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_TASKS_PER_NODE"):
         match = re.match(r"\d+", os.environ.get(name, ""))
         if match:
@@ -51,7 +51,7 @@ def local_size() -> int:
 
 
 def local_rank() -> int | None:
-    """This rank's place on its node as the launcher's variables tell it, before MPI is started; None if none does."""
+    """This rank's index on its node according to the launcher's variables, before MPI starts; None if none is set."""
     for name in ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"):
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
@@ -59,16 +59,17 @@ def local_rank() -> int | None:
 
 
 def yield_when_idle():
-    """Tells MPI to give way while it waits if there are fewer than two cores a rank: each has a second busy thread,
-    Horovod's, and a spinning wait takes the time of the rank it waits for. Must run before MPI starts."""
+    """Makes MPI yield the processor while it waits if there are fewer than two cores per rank. Each rank has a second
+    busy thread, Horovod's, and a spinning wait takes processor time from the rank it waits for. Must run before MPI
+    starts."""
     if 2 * local_size() > os.cpu_count():
         os.environ.setdefault("MPIR_CVAR_POLLS_BEFORE_YIELD", "1")
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
 
 
 def choose_network(version: str):
-    """Takes libfabric where an MPICH has UCX as well and there is no InfiniBand: over TCP both are as fast, but MPICH
-    5.0 over UCX loses memory at every one-sided call (docs/results.md). Must run before MPI starts."""
+    """Selects libfabric for an MPICH that also supports UCX, unless there is InfiniBand: over TCP both are equally
+    fast, but MPICH 5.0 over UCX leaks memory at every one-sided call (docs/results.md). Must run before MPI starts."""
     if "ch4:ucx,ofi" in version and not os.path.isdir("/sys/class/infiniband"):
         os.environ.setdefault("MPIR_CVAR_CH4_NETMOD", "ofi")
 
@@ -84,10 +85,11 @@ MATCHING = (
 
 
 def check_library(version: str):
-    """Raises UserError if a launcher that speaks PMIx started this process and the library is an MPICH that does not:
-    it would die in its start, once per rank.
+    """Raises UserError if a PMIx launcher started this process and the library is an MPICH without PMIx: MPI_Init would
+    abort on every rank.
 
-    version: MPI.Get_library_version(). The other way round, Open MPI starts alone: check_launcher sees that."""
+    version: MPI.Get_library_version(). check_launcher detects the opposite mismatch, in which Open MPI starts N single
+    ranks."""
     if "MPICH" not in version or "pmix" in version.lower():
         return
     if "PMIX_RANK" in os.environ or os.environ.get("OMPI_COMM_WORLD_SIZE", "1") != "1":
@@ -95,13 +97,13 @@ def check_library(version: str):
 
 
 def srun_mpi() -> str:
-    """What `srun --mpi=` must be for the library that mpi4py loads. MPI need not have started."""
+    """The value of `srun --mpi=` for the library that mpi4py loads. MPI need not have started."""
     version = MPI.Get_library_version()
     return "pmix" if "Open MPI" in version or "pmix" in version.lower() else "pmi2"
 
 
 def check_launcher(size: int):
-    """Raises UserError if a launcher started several processes that MPI did not join: N lonely ranks of size 1."""
+    """Raises UserError if a launcher started several processes that MPI did not join: N jobs of one rank each."""
     launcher = [
         name for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE") if os.environ.get(name, "").isdigit()
     ]
@@ -115,12 +117,12 @@ def check_launcher(size: int):
 
 
 def refuse_launch(message: str):
-    """Raises UserError on the launcher's first rank. The others cannot be told who speaks: they leave a little
-    later."""
+    """Raises UserError on the launcher's first rank. The other ranks cannot communicate with it: they wait a little and
+    leave without a message."""
     ranks = [os.environ.get(name) for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")]
     if next((rank for rank in ranks if rank is not None), "0") != "0":
         time.sleep(SPEAK_DELAY_S)
-        raise ToldElsewhere(message)
+        raise ReportedElsewhere(message)
     raise UserError(message)
 
 
@@ -131,7 +133,7 @@ def mpi_libraries() -> list[str]:
 
 
 def libraries_in(maps: str) -> list[str]:
-    """Paths of the MPI libraries in the text of a /proc/*/maps."""
+    """Paths of the MPI libraries in the text of a /proc/PID/maps file."""
     paths = {line.split()[-1] for line in maps.splitlines() if "/" in line}
     return sorted({os.path.realpath(path) for path in paths if MPI_LIBRARY.search(path)})
 

@@ -1,8 +1,8 @@
-"""One-sided transport: MPI_Get fetches clocks and rows, MPI_Put fills the rings of the owners, who have no part in it.
+"""One-sided transport: MPI_Get fetches clocks and rows, MPI_Put fills the owners' rings, without action by the owners.
 
-A pull takes two round trips, each hidden behind other work: clocks are asked for when it begins, the rows that are
-wanted by them when it advances. A row must not be older than its clock, and MPI does not order gets: so the clocks are
-here before the rows are asked for.
+A pull takes two round trips, each overlapped with other work: it fetches clocks when it begins, and when it advances
+the rows that are wanted by these clocks. A row must not be older than its clock, and MPI does not order gets: so the
+clocks must arrive before the rows are requested.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class OneSidedTicket:
         self._transport, self._pull, self.fetched = transport, pull, None
         self._versions = transport.reader.post("clock", pull.route, "early")
         self._rows = []
-        transport.mailbox.ask_tails()
+        transport.mailbox.request_tails()
 
     def advance(self):
         transport, pull = self._transport, self._pull
         transport.window.flush()
-        transport.mailbox.take_tails()
+        transport.mailbox.store_tails()
         transport.mailbox.publish()
         self._versions.place(pull.versions)
         self.fetched = pull.wanted()
@@ -49,7 +49,7 @@ class OneSidedTicket:
         self._rows = [transport.reader.post(array, route, "early") for array in transport.arrays]
 
     def receive(self):
-        """The versions came before the rows were asked for."""
+        """No effect: the versions arrived in advance(), before the rows were requested."""
 
     def place(self, *outs: np.ndarray):
         if self.fetched.any():

@@ -1,4 +1,5 @@
-"""Partitions: which rank owns a key, and at which row (cpp/owner/partition.h); and the route of a batch of keys."""
+"""Partitions map a key to its owner and row (cpp/owner/partition.h); a Route maps the keys of a batch to their
+owners."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ def make_partition(name: str, num_rows: int, size: int) -> _C.Partition:
 
 
 class Route:
-    """A batch of keys sorted by owner: what to ask of whom, and where the answers go.
+    """The keys of a batch sorted by owner, with the position of each key in the batch.
 
     order (n,) int64   position in the batch of the i-th routed key
-    rows  (n,) int64   its row in its owner's shard
-    first (size + 1,)  owner r's keys are routed keys [first[r], first[r + 1])
+    rows  (n,) int64   its row in the owner's shard
+    first (size + 1,)  routed keys [first[r], first[r + 1]) belong to rank r
     """
 
     def __init__(self, order: np.ndarray, rows: np.ndarray, first: np.ndarray):
@@ -31,32 +32,32 @@ class Route:
         return cls(*partition.route(keys))
 
     def where(self, chosen: np.ndarray) -> Route:
-        """The part of the keys that is chosen (n,) bool, at their positions in the whole batch."""
+        """The route of the keys selected by chosen (n,) bool; positions remain those in the whole batch."""
         if chosen.all():
             return self
         return Route(*_C.part_of_route(self.order, self.rows, self.first, chosen))
 
     def of_ranks(self, ranks: np.ndarray) -> Route:
-        """The part of the keys that these ranks (size,) bool hold, at their positions in the whole batch."""
+        """The route of the keys that the selected ranks (size,) bool own; positions remain those in the whole batch."""
         counts = np.diff(self.first)
         held = np.repeat(ranks, counts)
         return Route(self.order[held], self.rows[held], np.concatenate([[0], np.cumsum(counts * ranks)]))
 
     def held_by(self, ranks: np.ndarray) -> np.ndarray:
-        """Which of the keys of a whole batch belong to these ranks (size,) bool: (n,) bool."""
+        """Mask of the keys that the selected ranks (size,) bool own: (n,) bool, for the route of a whole batch."""
         held = np.empty(len(self.order), bool)
         held[self.order] = np.repeat(ranks, np.diff(self.first))
         return held
 
     def of(self, owner: int) -> tuple[np.ndarray, np.ndarray]:
-        """(rows, order) of the keys that `owner` holds."""
+        """(rows, order) of the keys that `owner` owns."""
         part = slice(self.first[owner], self.first[owner + 1])
         return self.rows[part], self.order[part]
 
     def num_elsewhere(self, rank: int) -> int:
-        """How many of the keys other ranks than `rank` hold."""
+        """Number of keys that ranks other than `rank` own."""
         return int(len(self.rows) - (self.first[rank + 1] - self.first[rank]))
 
     def owners(self) -> np.ndarray:
-        """Ranks that hold at least one of the keys, ascending."""
+        """Ranks that own at least one of the keys, ascending."""
         return np.flatnonzero(np.diff(self.first))

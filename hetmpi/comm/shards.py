@@ -1,7 +1,6 @@
-"""ShardReader: rows, optimizer states and clocks as their owners have them now, by Route.
+"""ShardReader: reads the current rows, optimizer states and clocks of all owners by Route.
 
-Those of ranks on this node are loaded from shared memory, those of other nodes fetched by one MPI_Get per owner and
-array.
+Shards of ranks on this node are read from shared memory, shards on other nodes by one MPI_Get per owner and array.
 """
 
 from __future__ import annotations
@@ -18,15 +17,16 @@ from hetmpi.in_flight import InFlight
 
 
 class ShardReader:
-    """Reads the shards of all ranks. A row of another rank may be seen half written, which bounded staleness accepts
-    (docs/sharp_bits.md).
+    """Reads the shards of all ranks. A row of another rank may be read while it is being written, which SSP
+    accepts (docs/sharp_bits.md).
 
-    is_collective   whether all ranks have to read equally often"""
+    is_collective   whether all ranks must make the same number of reads"""
 
     is_collective = False
 
     def __init__(self, window: RmaWindow, gather_own=None):
-        """gather_own: reads this rank's shard, as _C.gather, where a thread of this rank may write it meanwhile."""
+        """gather_own: reads this rank's shard with the signature of _C.gather, where another thread may write the shard
+        concurrently."""
         self.window = window
         self._gather_own = gather_own or _C.gather
 
@@ -40,19 +40,19 @@ class ShardReader:
         remote.place(out)
 
     def is_needed(self, wanted: np.ndarray) -> bool:
-        """Whether a read of the keys wanted (n,) bool is to be made: not one of none, unless other ranks wait for
-        it."""
+        """Whether a read of the keys selected by wanted (n,) bool must be made: always if reads are collective,
+        otherwise if any key is wanted."""
         return self.is_collective or bool(wanted.any())
 
     def read_local(self, array: str, route: Route, out: np.ndarray):
-        """The part of reading() that this node's ranks own."""
+        """Reads the rows that ranks of this node own, as part of reading()."""
         for owner in route.owners():
             if owner in self.window.on_node:
                 rows, order = route.of(owner)
                 self.gather(array, owner)(getattr(self.window.on_node[owner], array), rows, out, order)
 
     def post(self, array: str, route: Route, use: str) -> RemoteRows:
-        """Starts to fetch the part that other nodes own; it is here after window.flush(). `use` names the buffers."""
+        """Posts the fetch of rows that other nodes own; complete after window.flush(). `use` names the buffers."""
         parts = []
         for owner in route.owners():
             if owner not in self.window.on_node:
@@ -82,7 +82,7 @@ class ShardReader:
 
 
 class NodeShardReader(ShardReader):
-    """A ShardReader that passes over the rows of other nodes."""
+    """A ShardReader that skips the rows of other nodes."""
 
     def post(self, array: str, route: Route, use: str) -> RemoteRows:
         return RemoteRows(array, [])
@@ -90,13 +90,13 @@ class NodeShardReader(ShardReader):
 
 @dataclass
 class RemoteRows:
-    """Rows of other nodes on their way into buffers: (positions (m,), values (m, width)) for each owner."""
+    """Rows of other nodes being received into buffers: (positions (m,), values (m, width)) for each owner."""
 
     array: str
     parts: list[tuple[np.ndarray, np.ndarray]]
 
     def place(self, out: np.ndarray):
-        """Copies all of them to their positions in out (n, width). REQUIRES: window.flush()."""
+        """Copies all rows to their positions in out (n, width). REQUIRES: window.flush()."""
         for order, buffer in self.parts:
             if self.array == "clock":
                 out[order] = buffer[:, 0]

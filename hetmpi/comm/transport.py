@@ -1,10 +1,10 @@
-"""Transport: how rows and gradients travel between a rank and the owners on other nodes; and the trial that chooses
-one.
+"""Transport: the protocol for rows and gradients between a rank and owners on other nodes; and the trial that selects a
+transport.
 
-One-sided (one_sided.py): MPI_Get and MPI_Put, in which owners have no part. Two-sided (two_sided.py): messages between
-all pairs of ranks of different nodes, for MPI libraries whose one-sided calls between hosts are slow, or missing. Ranks
-of one node use each other's memory either way. A transport knows neither staleness nor the cache: which rows are worth
-sending is said by the client (`Pull.wanted`) and the owner (`Owner.reply`).
+One-sided (one_sided.py): MPI_Get and MPI_Put, without action by the owners. Two-sided (two_sided.py): messages between
+all pairs of ranks of different nodes, for MPI libraries whose one-sided calls between hosts are slow or missing. Ranks
+of one node use shared memory either way. A transport is independent of staleness and cache: the client (`Pull.wanted`)
+and the owner (`Owner.reply`) decide which rows are sent.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from hetmpi.comm.window import RmaWindow
 from hetmpi.errors import UserError
 from hetmpi.in_flight import finish
 
-TRIAL_KEYS = 2048  # about as many as a batch reads, and fetched within 0.1 s by the slowest library measured
+TRIAL_KEYS = 2048  # about as many as a batch reads; the slowest library measured fetches them within 0.1 s
 TRIALS = 5
 
 
 @dataclass
 class Endpoint:
-    """What a transport is made from, on one rank.
+    """The constructor arguments of a transport, on one rank.
 
     window      the shards, and the rings of the mailboxes
-    record      of a push
-    arrays      which a pull fetches of each row, weight or weight and state
-    gather_own  reads this rank's shard, as _C.gather, where a thread of this rank may write it meanwhile
-    owner       this rank as an owner; None in BSP, where the inbox alone applies gradients"""
+    record      format of a pushed record
+    arrays      the arrays that a pull fetches of each row: weight, or weight and state
+    gather_own  reads this rank's shard with the signature of _C.gather, where another thread may write it concurrently
+    owner       the owner's side of this rank; None in BSP, where only the inbox applies gradients"""
 
     window: RmaWindow
     record: _C.RecordFormat
@@ -49,14 +49,14 @@ class Endpoint:
 
 @dataclass
 class Pull:
-    """Rows of other nodes that a batch needs, or may need.
+    """Rows of other nodes that a batch needs or may need.
 
-    route    the keys asked about, at their positions in a batch of n
-    versions (n,) int32, filled in by position: the owners' clocks
-    known()  (n,) int32: the clock of this rank's copy of each row, NO_LINE for none or one that will not do
-    wanted() (n,) bool, once the versions are here: which rows are to be fetched
-    bound    opaque to the transport: what Owner.reply compares `known` with
-    reason   why the rows are asked for, one of two_sided.REASONS"""
+    route    the requested keys, at their positions in a batch of n
+    versions (n,) int32, output: the owners' clocks, by position
+    known()  (n,) int32: the clock of this rank's copy of each row, NO_LINE if it has no usable copy
+    wanted() (n,) bool: the rows to fetch; valid once the versions have arrived
+    bound    opaque to the transport: the bound that Owner.reply applies to `known`
+    reason   why the rows are requested, an index of two_sided.REASONS"""
 
     route: Route
     versions: np.ndarray
@@ -67,49 +67,51 @@ class Pull:
 
 
 class Ticket(Protocol):
-    """A pull under way: begin() made it; advance(), receive() and place() follow in this order, or drop() at any time.
+    """A pull in progress. begin() creates it; advance(), receive() and place() follow in this order, or drop() at any
+    time.
 
-    fetched  (n,) bool: rows that come, known from advance() on (one-sided) or from receive() on (two-sided)"""
+    fetched  (n,) bool: rows that are received, known after advance() (one-sided) or after receive() (two-sided)"""
 
     fetched: np.ndarray | None
 
     def advance(self) -> None:
-        """Takes the next step that needs other ranks: one-sided, the versions are here, and rows begin to travel;
-        two-sided, this rank replies to the others."""
+        """Makes the next step that depends on other ranks. One-sided: completes the versions and posts the gets of
+        rows. Two-sided: replies to the requests of the other ranks."""
 
     def receive(self) -> None:
-        """Waits for the versions, and until `fetched` is known."""
+        """Waits for the versions and for `fetched`."""
 
     def place(self, *outs: np.ndarray) -> None:
-        """Waits for the rows, and copies them to their positions: one out (n, width) per array of the transport."""
+        """Waits for the rows and copies them to their positions: one out (n, width) per array of the transport."""
 
     def drop(self) -> None:
-        """Ends the pull, whatever has come of it; fetched stays as it is."""
+        """Ends the pull in any state; fetched remains as it is."""
 
 
 class Owner(Protocol):
-    """The side of a rank that owns rows, as a two-sided transport calls it for other nodes' ranks."""
+    """The owner's side of a rank, which a two-sided transport calls for requests from other nodes."""
 
     def apply(self, rows, sums, clocks, counts) -> None:
         """Applies pushes: rows (m,) int64, sums (m, width) float32, clocks and counts (m,) int32."""
 
     def reply(self, rows, known, bound) -> tuple[np.ndarray, list[np.ndarray]]:
-        """clocks (m,) int32 of rows (m,) int64, and those rows that the asker wants: one array (k, width) per array of
-        a row."""
+        """Clocks (m,) int32 of rows (m,) int64, and the rows that the requester wants: one array (k, width) per array
+        of a row."""
 
     def wants(self, known, clocks, bound) -> np.ndarray:
-        """Which of the rows asked about a reply holds: (m,) bool, the same function on both sides."""
+        """Mask of the requested rows that a reply contains: (m,) bool. Requester and owner evaluate the same
+        function."""
 
 
 class Transport(Protocol):
-    """A rank's ways to the owners.
+    """Communication of a rank with the owners.
 
-    name            rma or alltoall; None where all ranks share a node
-    reader          the owners' rows as they are now
-    mailbox         gradients to their owners
-    carries_pushes  whether a pull takes along the gradients sent before it; the owner applies them first and decides
-                    which rows come
-    is_collective   whether all ranks have to make the same calls in the same order"""
+    name            rma or alltoall; None if all ranks share a node
+    reader          reads the owners' current rows
+    mailbox         sends gradients to their owners
+    carries_pushes  whether a pull request includes the gradients sent before it; the owner applies these first and
+                    decides which rows it returns
+    is_collective   whether all ranks must make the same calls in the same order"""
 
     name: str | None
     reader: ShardReader
@@ -118,23 +120,23 @@ class Transport(Protocol):
     is_collective: bool
 
     def begin(self, pull: Pull) -> Ticket:
-        """Asks the owners on other nodes."""
+        """Requests rows from the owners on other nodes."""
 
     def peek(self, array: str, route: Route, out: np.ndarray) -> None:
-        """As reader.reading, of all nodes, outside of the order of pulls and pushes."""
+        """As reader.reading, for rows of all nodes, independent of the order of pulls and pushes."""
 
     def idle(self, bound: int) -> None:
-        """Called for each write before which nothing was pulled."""
+        """Called at each write that no pull preceded."""
 
     def flush(self, bound: int) -> None:
-        """Sends on what is held back for a pull to take along."""
+        """Sends the gradients that are held for the next pull."""
 
     def close(self) -> None:
-        """Ends what is on its way. Collective."""
+        """Ends the transfers in progress. Collective."""
 
 
 class Immediate:
-    """What transports have in common that hold nothing back: what they send has left when a call returns."""
+    """Common part of transports that hold nothing back: data is sent when a call returns."""
 
     reader: ShardReader
     mailbox: Mailbox
@@ -143,10 +145,10 @@ class Immediate:
         finish(self.reader.reading(array, route, out))
 
     def idle(self, bound: int):
-        """Nothing is held back."""
+        """No effect: nothing is held back."""
 
     def flush(self, bound: int):
-        """Nothing is held back."""
+        """No effect: nothing is held back."""
 
     def close(self):
         self.mailbox.close()
@@ -155,12 +157,12 @@ class Immediate:
 def choose(
     endpoint: Endpoint, ways: dict, kind: str, trial: Callable[[Transport], None]
 ) -> tuple[Transport, str | None]:
-    """The transport called `kind`, and why, in one sentence, if that was chosen here: of auto, the one whose trial is
-    fastest.
+    """Creates the transport called `kind`, for `auto` the one with the fastest trial. Returns it with the reason of the
+    choice in one sentence, or None if `kind` named the transport.
 
-    ways: name -> its class, whose constructor takes an Endpoint. kind: one of these names, auto, or the path of another
-    class, "package.module.Class". trial(transport): makes one exchange, of reads alone. Collective. Raises UserError
-    for a path of no class."""
+    ways: name -> class, whose constructor takes an Endpoint. kind: one of these names, auto, or the path of another
+    class, "package.module.Class". trial(transport): makes one exchange that only reads. Collective. Raises UserError
+    for a path that names no class."""
     window = endpoint.window
     if window.world.is_one_node:
         transport = ways["rma"](endpoint)
@@ -169,7 +171,7 @@ def choose(
     if kind != "auto":
         return (ways.get(kind) or imported(kind))(endpoint), None
     if not window.reaches_remote:
-        return ways["alltoall"](endpoint), "this MPI makes no one-sided window over several nodes"
+        return ways["alltoall"](endpoint), "this MPI supports no one-sided window over several nodes"
     opened = {name: make(endpoint) for name, make in ways.items()}
     times = dict(zip(opened, trial_ms(window, opened.values(), trial).tolist()))
     chosen = opened.pop(min(times, key=times.get))
@@ -186,13 +188,12 @@ def imported(path: str) -> type:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise UserError(
-            f"table.exchange={path}: there is no such class ({error}): give rma, alltoall, auto, or "
-            "package.module.Class"
+            f"table.exchange={path}: there is no such class ({error}): use rma, alltoall, auto, or package.module.Class"
         ) from error
 
 
 def trial_ms(window: RmaWindow, transports, trial: Callable[[Transport], None]) -> np.ndarray:
-    """Milliseconds of one exchange by each transport: the median, on the slowest rank, the same everywhere.
+    """Time of one exchange by each transport in ms: median over trials, maximum over ranks, equal on all ranks.
     Collective."""
     comm, transports = window.world.comm, list(transports)
     times = np.empty((TRIALS, len(transports)))
@@ -202,12 +203,12 @@ def trial_ms(window: RmaWindow, transports, trial: Callable[[Transport], None]) 
             began = time.perf_counter()
             trial(transport)
             times[i, j] = 1000 * (time.perf_counter() - began)
-    slowest = np.median(times[1:], axis=0)  # the first one makes connections
+    slowest = np.median(times[1:], axis=0)  # without the first, which opens connections
     comm.Allreduce(MPI.IN_PLACE, slowest, MPI.MAX)
     return slowest
 
 
 def trial_route(window: RmaWindow, partition: _C.Partition, num_rows: int) -> Route:
-    """The route of random keys, of which those of other nodes count."""
+    """The route of random keys, limited to keys on other nodes."""
     keys = np.random.default_rng(window.world.rank).integers(0, num_rows, TRIAL_KEYS)
     return Route.of_keys(partition, keys).of_ranks(window.world.is_remote)

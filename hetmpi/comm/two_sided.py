@@ -1,14 +1,14 @@
-"""Two-sided transport of SSP: one message each way per pair of ranks of different nodes and step, in rounds that all
-ranks make.
+"""Two-sided transport of SSP: per step one message in each direction between every pair of ranks on different nodes, in
+collective rounds.
 
-    begin     to every rank of another node: the pushes held back since the last round, then the rows that a batch reads
-              there, each with the clock of its copy here
-    advance   applies everybody's pushes, then replies: clocks, and those rows that are wanted (Owner.reply)
-    receive   takes the replies
+    begin     sends every rank of another node the pushes held since the last round, and a request for the rows that a
+              batch reads there, each with the clock of the local copy
+    advance   applies the pushes received from all ranks, then replies with clocks and the wanted rows (Owner.reply)
+    receive   receives the replies
 
-In a round all ranks send before any waits: no rank waits for the rings of another node, or for more than its message. A
-reply has all pushes that its asker sent before it asked. Those sent since are held back (`HoldingMailbox.held`) for the
-next round.
+In a round all ranks send before any of them waits: no rank waits for room in rings of another node, or for more than
+its message. A reply reflects all pushes that the requester sent before its request. Later pushes are held
+(`HoldingMailbox.held`) for the next round.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from hetmpi.comm.waiting import wait_for
 from hetmpi.comm.window import RmaWindow
 from hetmpi.in_flight import finish
 
-ASK, REPLY = 1, 2  # tags
+REQUEST, REPLY = 1, 2  # tags
 UNANNOUNCED, ANNOUNCED, FLUSH = range(3)
-REASONS = ("reads a batch that was not announced", "announces a batch", "flushes")  # why a round is made
-MOST_IDLE = 8  # writes without a round
+REASONS = ("reads a batch that was not announced", "announces a batch", "flushes")  # of a round
+MAX_IDLE_WRITES = 8  # successive writes without a round
 
 
 class HoldingMailbox(Mailbox):
-    """A Mailbox to the owners on this node; messages for other nodes are held until the next round."""
+    """A Mailbox to the owners on this node, which holds messages for other nodes until the next round."""
 
     def __init__(self, window: RmaWindow, record: _C.RecordFormat):
         super().__init__(window, record, window.world.node_ranks)
         self.held: list[Message] = []
 
     def send(self, message: Message, to_all: bool, while_waiting) -> int:
-        """As Mailbox.send; all of it counts as sent."""
+        """As Mailbox.send; the returned bytes include held messages."""
         if np.diff(message.route.first)[self.window.world.is_remote].any():
             self.held.append(message)
         return super().send(message, to_all, while_waiting)
 
     @property
     def num_held(self) -> int:
-        """Sums that have not left this node, at most."""
+        """Upper bound of the number of pending gradients that have not left this node."""
         return sum(len(message.keys) for message in self.held)
 
     def take_held(self) -> list[Message]:
-        """What is held, which is held no more."""
+        """Removes and returns the held messages."""
         held, self.held = self.held, []
         return held
 
@@ -71,12 +71,12 @@ class TwoSided:
         self.mailbox = HoldingMailbox(endpoint.window, endpoint.record)
         self.owner, self.arrays = endpoint.owner, endpoint.arrays
         self.world, self._sum_dim = endpoint.window.world, endpoint.record.width
-        self._comm = self.world.comm.Dup()  # messages of several tables must not be taken for each other's
+        self._comm = self.world.comm.Dup()  # separates the messages of several tables
         self._remote = [int(rank) for rank in np.flatnonzero(self.world.is_remote)]
-        self._reason = UNANNOUNCED  # of the round that is open
+        self._reason = UNANNOUNCED  # of the current round
         self._num_idle = 0  # writes since the last round
-        self.is_broken = False  # ranks do not make the same calls: nobody waits for a reply
-        self._sends: list[tuple[MPI.Request, np.ndarray]] = []  # and what they send, MPI's until they are done
+        self.is_broken = False  # ranks made different calls: do not wait for replies
+        self._sends: list[tuple[MPI.Request, np.ndarray]] = []  # with the buffers that MPI uses until completion
 
     def begin(self, pull: Pull) -> RoundTicket:
         return RoundTicket(self, pull)
@@ -85,16 +85,16 @@ class TwoSided:
         finish(self._peeks.reading(array, route, out))
 
     def idle(self, bound: int):
-        """What is held back must not grow without end."""
+        """Makes a round after MAX_IDLE_WRITES writes without one, which bounds the held messages."""
         self._num_idle += 1
-        if self._num_idle == MOST_IDLE:
+        if self._num_idle == MAX_IDLE_WRITES:
             self.flush(bound)
 
     def flush(self, bound: int):
-        """A round that asks for nothing: what is held comes to its owners. REQUIRES: no round is open."""
-        nobody = Route(NO_KEYS, NO_KEYS, np.zeros(self.world.size + 1, np.int64))
+        """A round without requests, which sends the held messages to their owners. REQUIRES: no round is open."""
+        no_route = Route(NO_KEYS, NO_KEYS, np.zeros(self.world.size + 1, np.int64))
         no_clocks, no_rows = np.empty(0, np.int32), np.empty(0, bool)
-        RoundTicket(self, Pull(nobody, no_clocks, lambda: no_clocks, lambda: no_rows, bound, FLUSH)).drop()
+        RoundTicket(self, Pull(no_route, no_clocks, lambda: no_clocks, lambda: no_rows, bound, FLUSH)).drop()
 
     def close(self):
         if not self.is_broken:
@@ -106,63 +106,60 @@ class TwoSided:
             )
             self._comm.Free()
 
-    # One round, as a ticket makes it.
+    # The steps of a round, called by RoundTicket.
 
-    def ask(self, pull: Pull) -> dict[int, Asked]:
-        """Sends each owner the pushes held for it and its part of the pull; what each was asked."""
+    def send_requests(self, pull: Pull) -> dict[int, OwnerRequest]:
+        """Sends each owner the held pushes and its part of the pull. Returns the requests by owner."""
         held, self._reason, self._num_idle = self.mailbox.take_held(), pull.reason, 0
         self._sends = [(request, kept) for request, kept in self._sends if not request.Test()]
-        known, asked = pull.known(), {}
+        known, requests = pull.known(), {}
         for owner in self._remote:
             rows, order = pull.route.of(owner)
-            asked[owner] = Asked(order, known[order])
+            requests[owner] = OwnerRequest(order, known[order])
             parts = [message.route.of(owner) for message in held]
-            sums = [  # rows, clocks, counts, values
+            columns = [  # rows, clocks, counts, values
                 np.concatenate([NO_KEYS, *(rows for rows, _ in parts)]),
                 *(joined(held, parts, name) for name in ("clocks", "counts")),
                 joined(held, parts, "values", self._sum_dim),
             ]
-            header = np.array([pull.reason, len(sums[0]), len(rows), pull.bound])
-            self._send(owner, ASK, [header, *sums, rows, asked[owner].known])
-        return asked
+            header = np.array([pull.reason, len(columns[0]), len(rows), pull.bound])
+            self._send(owner, REQUEST, [header, *columns, rows, requests[owner].known])
+        return requests
 
     def serve(self):
-        """Applies the pushes of all others, then replies to all."""
-        questions = {rank: self._apply(rank) for rank in self._remote}
-        for asker, (rows, known, bound) in questions.items():
+        """Applies the pushes of all other ranks, then replies to all of them."""
+        requests = {rank: self._apply(rank) for rank in self._remote}
+        for requester, (rows, known, bound) in requests.items():
             clocks, values = self.owner.reply(rows, known, bound)
-            self._send(asker, REPLY, [clocks, *values])
+            self._send(requester, REPLY, [clocks, *values])
 
-    def _apply(self, asker: int) -> tuple[np.ndarray, np.ndarray, int]:
-        """Applies the pushes of one message; its questions: rows (m,) int64, clocks of the asker's copies (m,) int32,
-        bound."""
-        came = Parts(self._receive(asker, ASK))
-        reason, num_sums, num_asked, bound = came.take((4,), np.int64)
+    def _apply(self, requester: int) -> tuple[np.ndarray, np.ndarray, int]:
+        """Applies the pushes in the message of one rank. Returns its request: rows (m,) int64, clocks of the
+        requester's copies (m,) int32, bound."""
+        message = Parts(self._receive(requester, REQUEST))
+        reason, num_pushed, num_requested, bound = message.take((4,), np.int64)
         if reason != self._reason:
             self.is_broken = True
             raise RuntimeError(
-                f"EmbeddingTable: rank {asker} {REASONS[reason]} while rank {self.world.rank} "
+                f"EmbeddingTable: rank {requester} {REASONS[reason]} while rank {self.world.rank} "
                 f"{REASONS[self._reason]}: with table.exchange=alltoall all ranks must read, announce, write and flush "
                 "alike"
             )
-        rows = came.take((num_sums,), np.int64)
-        clocks, counts = (came.take((num_sums,), np.int32) for _ in range(2))
-        self.owner.apply(rows, came.take((num_sums, self._sum_dim), np.float32), clocks, counts)
-        return came.take((num_asked,), np.int64), came.take((num_asked,), np.int32), int(bound)
+        rows = message.take((num_pushed,), np.int64)
+        clocks, counts = (message.take((num_pushed,), np.int32) for _ in range(2))
+        self.owner.apply(rows, message.take((num_pushed, self._sum_dim), np.float32), clocks, counts)
+        return message.take((num_requested,), np.int64), message.take((num_requested,), np.int32), int(bound)
 
-    def reply_of(self, owner: int, asked: Asked, bound: int) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-        """The clocks asked for (m,) int32; positions (k,) int64 of the rows that came; one array (k, width) per array
-        of a row."""
-        came = Parts(self._receive(owner, REPLY))
-        clocks = came.take((len(asked.order),), np.int32)
-        order = asked.order[self.owner.wants(asked.known, clocks, bound)]
-        return (
-            clocks,
-            order,
-            [came.take((len(order), self.reader.shape(array)[0]), np.float32) for array in self.arrays],
-        )
+    def reply_of(self, owner: int, request: OwnerRequest, bound: int) -> tuple[np.ndarray, np.ndarray, list]:
+        """The requested clocks (m,) int32; positions (k,) int64 of the received rows; one array (k, width) per array of
+        a row."""
+        message = Parts(self._receive(owner, REPLY))
+        clocks = message.take((len(request.order),), np.int32)
+        order = request.order[self.owner.wants(request.known, clocks, bound)]
+        widths = [self.reader.shape(array)[0] for array in self.arrays]
+        return clocks, order, [message.take((len(order), width), np.float32) for width in widths]
 
-    # Messages: arrays one after the other, each from a multiple of 8 bytes on.
+    # A message consists of arrays, each aligned to 8 bytes.
 
     def _send(self, rank: int, tag: int, arrays: list[np.ndarray]):
         message = np.empty(sum(map(words, arrays)), np.int64)
@@ -186,8 +183,8 @@ class RoundTicket:
 
     def __init__(self, transport: TwoSided, pull: Pull):
         self._transport, self._pull, self.fetched = transport, pull, None
-        self._asked, self._is_served = transport.ask(pull), False
-        self._came: list[tuple[np.ndarray, list[np.ndarray]]] = []  # positions (m,), and the rows that came
+        self._requests, self._is_served = transport.send_requests(pull), False
+        self._received: list[tuple[np.ndarray, list[np.ndarray]]] = []  # positions (m,), and the rows received
 
     def advance(self):
         self._transport.serve()
@@ -195,20 +192,20 @@ class RoundTicket:
 
     def receive(self):
         self.fetched = np.zeros(len(self._pull.versions), bool)
-        for owner, asked in self._asked.items():
-            clocks, order, values = self._transport.reply_of(owner, asked, self._pull.bound)
-            self._pull.versions[asked.order] = clocks
+        for owner, request in self._requests.items():
+            clocks, order, values = self._transport.reply_of(owner, request, self._pull.bound)
+            self._pull.versions[request.order] = clocks
             self.fetched[order] = True
-            self._came.append((order, values))
+            self._received.append((order, values))
 
     def place(self, *outs: np.ndarray):
-        for order, values in self._came:
+        for order, values in self._received:
             for out, value in zip(outs, values):
                 _C.gather(value, np.arange(len(order)), out, order)
-        self._came = []
+        self._received = []
 
     def drop(self):
-        """Others wait for this rank's replies, and to be rid of theirs."""
+        """Completes the round: the other ranks wait for this rank's replies, and their replies must be received."""
         if self._transport.is_broken:
             return
         if not self._is_served:
@@ -217,8 +214,8 @@ class RoundTicket:
 
 
 @dataclass
-class Asked:
-    """What one owner was asked in a round: positions of the keys (m,) int64, clocks of this rank's copies (m,)
+class OwnerRequest:
+    """The request to one owner in a round: positions of the keys (m,) int64, clocks of this rank's copies (m,)
     int32."""
 
     order: np.ndarray
@@ -239,12 +236,12 @@ class Parts:
 
 
 def words(array: np.ndarray) -> int:
-    """How many int64 hold it."""
+    """Number of int64 words that hold the array."""
     return -(-array.nbytes // 8)
 
 
 def joined(messages: list[Message], parts: list[tuple], column: str, width: int | None = None) -> np.ndarray:
-    """One column of the rows that `parts`, (rows, positions) of each message, choose: (n,) int32, or (n, width)
-    float32."""
+    """One column of the rows selected by `parts`, which has (rows, positions) for each message: (n,) int32, or (n,
+    width) float32."""
     nothing = np.empty(0, np.int32) if width is None else np.empty((0, width), np.float32)
     return np.concatenate([nothing, *(getattr(message, column)[order] for message, (_, order) in zip(messages, parts))])

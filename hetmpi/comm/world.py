@@ -11,25 +11,25 @@ import numpy as np
 
 from hetmpi.comm.mpi import MPI, check_launcher, check_one_mpi, mpi_libraries, start_mpi
 from hetmpi.comm.waiting import Notices, wait_for
-from hetmpi.errors import ToldElsewhere, UserError
+from hetmpi.errors import ReportedElsewhere, UserError
 from hetmpi.in_flight import InFlight, finish
 
 
 class World:
-    """The ranks of one training: a communicator of their own, their places on nodes, and Horovod over them.
+    """The ranks of one training run: a private communicator, their placement on nodes, and Horovod over them.
 
     comm            mpi4py communicator, private to hetmpi (a duplicate of the one given)
     node            communicator of the ranks that share this rank's node and memory
     node_ranks      world ranks of `node`, in node order
-    is_remote       which ranks are of other nodes: (size,) bool
-    rank, size      this rank and how many there are
-    notices         what ranks that wait long tell each other
-    drains          whoever takes in messages to tables of this rank, by drain()
+    is_remote       mask of the ranks on other nodes: (size,) bool
+    rank, size      this rank and the number of ranks
+    notices         notices about long waits
+    drains          objects whose drain() receives messages for this rank's tables
     """
 
     def __init__(self, comm=None, ranks_per_node: int | None = None):
         """comm: mpi4py communicator, default COMM_WORLD. ranks_per_node splits each real node into smaller ones, whose
-        ranks then reach each other only through MPI: for tests, and to measure RMA on one machine. Collective.
+        ranks communicate only through MPI: for tests, and to measure RMA on one machine. Collective.
 
         Raises UserError if launcher and MPI library do not match, or if MPI lacks MPI_THREAD_MULTIPLE."""
         start_mpi()
@@ -43,16 +43,18 @@ class World:
         self.is_one_node = self.node.size == self.size
         self.is_remote = ~np.isin(np.arange(self.size), self.node_ranks)
         self.host = socket.gethostname()
-        for known in (self.comm, self.node):  # mpi4py's first one duplicates the communicator and meanwhile lets no
-            known.allreduce(0)  # thread run Python: later the watchdog could not end a wait for a rank that has stopped
+        # mpi4py's first lower-case call duplicates the communicator while it holds the GIL. Done later, it would keep
+        # the watchdog from ending a wait for a stopped rank.
+        for known in (self.comm, self.node):
+            known.allreduce(0)
         hosts = self.comm.allgather(self.host)
         self.notices = Notices(self.comm.Dup(), hosts)
         self.drains = weakref.WeakSet()
 
     def start_horovod(self):
-        """Starts Horovod on this world and returns the module horovod.torch. Raises UserError if it uses another
+        """Starts Horovod on this world and returns the module horovod.torch. Raises UserError if Horovod uses another
         MPI."""
-        os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")  # one fixed order of summation, run after run
+        os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")  # reproducible order of summation
         import horovod.torch as hvd
 
         check_one_mpi(mpi_libraries())
@@ -70,11 +72,11 @@ class World:
             )
 
     def progress(self):
-        """Lets MPI move messages of other ranks along while this rank waits on memory."""
+        """Lets MPI progress messages of other ranks while this rank polls memory."""
         self.comm.Iprobe()
 
     def meet(self, what: str):
-        """Waits until all ranks are here, and says so if that takes long. what: as for Patience. Collective."""
+        """Barrier over all ranks, with a warning if it lasts long. what: as for Patience. Collective."""
         finish(self.meeting(what))
 
     def meeting(self, what: str) -> InFlight[None]:
@@ -84,21 +86,21 @@ class World:
         wait_for(self, request.Test, what)
 
     def drain(self):
-        """Takes in what other ranks send to this one's tables. Whoever waits calls it: the rank waited for may itself
-        wait for room in the rings of another table here."""
+        """Receives messages of other ranks for this rank's tables. To be called by every wait: the awaited rank may
+        itself wait for room in the rings of another table here."""
         for table in list(self.drains):
             table.drain()
 
     def compute_threads(self) -> int:
-        """Compute threads for each rank: OMP_NUM_THREADS, or else the cores that this node's ranks may use, shared
-        evenly. Collective over the node."""
+        """Compute threads per rank: OMP_NUM_THREADS if set, otherwise an equal share of the cores available to this
+        node's ranks. Collective over the node."""
         if os.environ.get("OMP_NUM_THREADS", "").isdigit():
             return max(1, int(os.environ["OMP_NUM_THREADS"]))
         mine = os.sched_getaffinity(0)
         return max(1, min(len(mine), len(set().union(*self.node.allgather(mine))) // self.node.size))
 
     def agree(self, error: Exception | None):
-        """Raises on every rank if any rank passes an error: the lowest rank's. Collective."""
+        """Raises on every rank if any rank passes an error: the error of the lowest such rank. Collective."""
         self.meet("for all ranks to come as far")
         errors = self.comm.allgather(None if error is None else (type(error).__name__, str(error)))
         failed = [rank for rank, text in enumerate(errors) if text is not None]
@@ -106,7 +108,7 @@ class World:
             return
         if failed[0] == self.rank:
             raise error
-        raise ToldElsewhere(f"rank {failed[0]}: {': '.join(errors[failed[0]])}")
+        raise ReportedElsewhere(f"rank {failed[0]}: {': '.join(errors[failed[0]])}")
 
 
 def split_nodes(comm, ranks_per_node: int | None):

@@ -1,1 +1,1 @@
-"""Sources of samples (source.py), the batches made of them, and the loader that makes batches ahead."""
+"""Sources of samples (source.py), batches of samples, and the loader that makes batches in advance."""

@@ -1,4 +1,4 @@
-"""Samples as a data set gives them, and the batch that model and table see. B samples, F fields, U unique keys."""
+"""Samples of a data set, and batches for model and table. B samples, F fields, U unique keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Samples:
     ids: np.ndarray  # (B, F) int64 keys, 0 <= key < num_rows
     dense: np.ndarray  # (B, num_dense) float32
     label: np.ndarray  # (B,) float32, 0 or 1
-    teacher: np.ndarray | None = None  # (B,) float32, true probability of label 1 where it is known
+    teacher: np.ndarray | None = None  # (B,) float32, true probability of label 1, if known
 
     def __len__(self) -> int:
         return len(self.label)
@@ -41,22 +41,21 @@ class Batch:
     teacher: Tensor | None = None  # (B,) float32
 
     def on(self, device: torch.device) -> Batch:
-        """The batch with what a model reads of it on `device`, for the stream that is in use there."""
+        """The batch with the tensors that a model reads on `device`, for use in its current stream."""
         parts = {name: getattr(self, name).to(device, non_blocking=True) for name in ("index", "dense", "label")}
-        if (
-            device.type == "cuda"
-        ):  # another stream may have made them: their memory is not free before this one is done with it
+        if device.type == "cuda":
+            # Another stream may have created the tensors: their memory must not be reused before this one is done.
             for part in parts.values():
                 part.record_stream(torch.cuda.current_stream(device))
         return replace(self, **parts)
 
 
 class SamplesError(UserError, TypeError):
-    """Samples whose arrays have another dtype or shape than Samples says."""
+    """Samples whose arrays have a wrong dtype or shape."""
 
 
 def check_samples(samples: Samples):
-    """Raises SamplesError if an array has another dtype or shape than Samples says."""
+    """Raises SamplesError if an array has another dtype or shape than Samples documents."""
     ids, num = samples.ids, len(samples.ids)
     if ids.dtype != np.int64 or ids.ndim != 2:
         raise SamplesError(f"Samples: ids must be int64 of shape (B, F), got {ids.dtype} {ids.shape}")
@@ -67,7 +66,7 @@ def check_samples(samples: Samples):
 
 
 def to_batch(samples: Samples) -> Batch:
-    """The batch of `samples`. Raises SamplesError if one of its arrays has another dtype or shape than Samples says."""
+    """The batch of `samples`. Raises SamplesError as check_samples."""
     check_samples(samples)
     ids = samples.ids
     keys, index = _C.unique(np.ascontiguousarray(ids).reshape(-1))

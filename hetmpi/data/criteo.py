@@ -25,9 +25,9 @@ NO_SAMPLES = Samples(np.empty((0, NUM_FIELDS), np.int64), np.empty((0, NUM_DENSE
 class Criteo:
     """The Criteo display-advertising data, Kaggle's or the Terabyte logs: 13 dense features, 26 fields.
 
-    A field's ids are its values' hashes modulo its rows. Epoch e goes through the row groups in an order drawn from
-    (seed, e), and through each group's rows likewise, on top of the shuffling at prepare time: only the groups that a
-    slice touches are read, and the last cached_groups of them are kept, 2.2 MB each.
+    The id of a value is its hash modulo the field's number of rows. Epoch e visits the row groups in an order drawn
+    from (seed, e), and the rows within each group likewise, in addition to the shuffling by prepare(). So only the
+    groups that a slice touches are read; the last cached_groups of them are cached, 2.2 MB each.
 
     Call `prepare` first: it sets num_rows, field_rows, num_train and num_valid.
     """
@@ -46,10 +46,10 @@ class Criteo:
         field_rows: list[int] | None = None,
         cached_groups: int = 32,
     ):
-        """path: a file, a glob, a folder of files (plain or .gz), or a folder that prepare.py has made. cache: where
-        the prepared data go, default prepared/<name>-<hash of path>. rows_per_value: rows of a field for each of its
-        distinct values, at most max_field_rows; or field_rows gives the 26 numbers themselves. Raises UserError for
-        values that cannot be."""
+        """path: a file, a glob, a folder of files (plain or .gz), or a folder that prepare.py has written. cache:
+        folder of the prepared data, default prepared/<name>-<hash of path>. rows_per_value: rows of a field per
+        distinct value, at most max_field_rows per field; or field_rows gives all 26 numbers. Raises UserError for
+        invalid values."""
         check_integer("data.seed", seed, -LARGEST)
         check_integer("data.max_bad_rows", max_bad_rows, 0)
         check_number("data.rows_per_value", rows_per_value, LEAST_ROWS_PER_VALUE)
@@ -65,16 +65,16 @@ class Criteo:
             for rows in field_rows:
                 check_integer("each of data.field_rows", rows, 1)
         self.path, self.max_bad_rows, self.cached_groups = path, max_bad_rows, cached_groups
-        self.seed = seed & 0xFFFFFFFFFFFFFFFF  # numpy refuses negative seeds
+        self.seed = seed & 0xFFFFFFFFFFFFFFFF  # numpy rejects negative seeds
         self.is_prepared = find_manifest(absolute(path)) is not None
         self.cache = absolute(path if self.is_prepared else cache or default_cache(path))
         self._rows_per_value, self._max_field_rows, self._given_rows = rows_per_value, max_field_rows, field_rows
 
     def prepare(self, rank: int, size: int, barrier: Callable[[], None], report: Callable[[str], None] = print) -> None:
-        """Prepares what is missing, rank `rank` of `size` doing its share, and opens the data. Collective.
+        """Prepares missing units, rank `rank` of `size` its share, and opens the data. Collective.
 
-        barrier: waits for all ranks. report: takes lines of text, from rank 0. Raises DataError for a source that is
-        missing, empty or too bad, and for a full disk, on the rank that meets it."""
+        barrier: waits for all ranks. report: prints lines of text, called on rank 0. Raises DataError, on the rank that
+        detects it, for a source that is missing, empty or has too many bad rows, and for a full disk."""
         report = report if rank == 0 else lambda line: None
         if not self.is_prepared:
             prepare(self.path, self.cache, rank, size, self.max_bad_rows, report=report)
@@ -124,18 +124,20 @@ class Criteo:
 
 
 class Split:
-    """The row groups of a list of prepared files, numbered through; the last ones read are kept decoded. Thread-safe.
+    """The row groups of a list of prepared files, numbered consecutively. Caches the decoded groups read last.
+    Thread-safe.
 
-    rows  (num_groups,) int64, rows of each group
+    rows  (num_groups,) int64, number of rows of each group
     """
 
     def __init__(self, folder: str, files: dict[str, int], group_rows: int, field_rows: list[int], cached_groups: int):
-        """files: path in `folder` -> rows, in groups of group_rows but the last."""
+        """files: path in `folder` -> rows, in groups of group_rows; the last group of a file may be smaller."""
         self._paths = [os.path.join(folder, name) for name in files]
         sizes = [np.diff([*range(0, rows, group_rows), rows]) for rows in files.values()]
         self.rows = np.concatenate(sizes)
         self.num_groups, self.num_samples = len(self.rows), int(self.rows.sum())
-        self._file_ends = np.cumsum([len(groups) for groups in sizes])  # (num_files,) groups up to a file's end
+        # (num_files,) number of groups up to a file's end
+        self._file_ends = np.cumsum([len(groups) for groups in sizes])
         self._field_rows = np.array(field_rows)
         self._field_first = np.cumsum(field_rows) - field_rows
         self._locks = [threading.Lock() for _ in range(NUM_LOCKS)]
@@ -143,7 +145,8 @@ class Split:
         self._cached = functools.lru_cache(cached_groups)(self._decode)
 
     def read(self, order: Order, start: int, stop: int, rows_of: Callable[[int], np.ndarray]) -> list[Samples]:
-        """Positions [start, stop) when the groups come in `order` and group g gives its rows as rows_of(g) says."""
+        """The samples at positions [start, stop) of a stream of groups in `order`; rows_of(g) permutes the rows of
+        g."""
         parts = []
         place = int(np.searchsorted(order.ends, start, side="right"))
         while start < stop:
@@ -154,11 +157,11 @@ class Split:
         return parts
 
     def order(self, groups: np.ndarray) -> Order:
-        """groups (num_groups,) int64, each once -> the order in which they come."""
+        """The stream of groups (num_groups,) int64, a permutation of all groups."""
         return Order(groups, np.cumsum(self.rows[groups]))
 
     def group(self, group: int) -> Samples:
-        """All samples of a group. Two threads that want the same one wait for one decoding."""
+        """All samples of a group. Threads that need the same group share one decoding."""
         with self._locks[group % NUM_LOCKS]:
             return self._cached(group)
 
@@ -172,14 +175,14 @@ class Split:
 
 
 class Order(NamedTuple):
-    """Row groups in the order in which they come, and where each ends in the stream."""
+    """An order of row groups, and the position in the stream at which each one ends."""
 
     groups: np.ndarray  # (num_groups,) int64
     ends: np.ndarray  # (num_groups,) int64
 
 
 def join(parts: list[Samples]) -> Samples:
-    """The samples of all parts, one after another."""
+    """The concatenated samples of all parts."""
     parts = parts or [NO_SAMPLES]
     arrays = (np.concatenate([getattr(part, name) for part in parts]) for name in ("ids", "dense", "label"))
     return Samples(*arrays)

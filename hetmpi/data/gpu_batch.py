@@ -1,4 +1,4 @@
-"""Batches made on a GPU, where their ids are made unique."""
+"""GpuBatches: batches whose ids are made unique on a GPU."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hetmpi.data.batch import Batch, Samples, check_samples
 
 
 class GpuBatches:
-    """Makes batches as to_batch does, on a GPU: keys come back to the host, the rest stays there. Each thread has a
-    stream of its own, beside the one that the model is computed on."""
+    """Makes batches on a GPU, as to_batch does on the CPU: keys are copied back to the host, the other tensors stay on
+    the GPU. Each thread uses its own stream, concurrent with the stream of the model."""
 
     def __init__(self, device: torch.device, num_rows: int):
-        """num_rows: ids are below it."""
+        """num_rows: upper bound of the ids."""
         self.device, self.num_rows, self._mine = device, num_rows, threading.local()
 
     def __call__(self, samples: Samples) -> Batch:
@@ -34,12 +34,12 @@ class GpuBatches:
         return Batch(on_host, index.view(samples.ids.shape), dense, label, teacher)
 
     def _stream(self) -> torch.cuda.Stream:
-        """This thread's own, beside its maker of unique keys."""
+        """Stream and unique-key workspace of this thread."""
         if not hasattr(self._mine, "stream"):
             with torch.cuda.device(self.device):
                 self._mine.stream, self._mine.core = torch.cuda.Stream(self.device), _C.CudaUnique(self.device.index)
         return self._mine.stream
 
     def _sent(self, array: np.ndarray) -> torch.Tensor:
-        """The array on its way to the GPU."""
+        """Starts the copy of the array to the GPU."""
         return torch.from_numpy(array).pin_memory().to(self.device, non_blocking=True)

@@ -1,5 +1,5 @@
-"""Loader: a rank's batches, made ahead by threads; Ahead: some of them, to announce. Threads, not processes: a fork
-after MPI has started is unsafe, and numpy and hetmpi._C release the interpreter lock where the work is."""
+"""Loader: makes a rank's batches in advance in threads; Ahead: keeps some of them to announce. Threads, not processes:
+a fork after MPI has started is unsafe, and numpy and hetmpi._C release the interpreter lock."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hetmpi.spans import Spans
 class Loader:
     """Iterates over the batches of steps [first_step, last_step), once, in order.
 
-    The global batch of the first step is stream positions [first_sample, first_sample + size * batch_size), that of the
-    next one what follows, so that without another first_sample that of step t is [t * size * batch_size, (t + 1) * size
-    * batch_size). Rank r takes the r-th slice of batch_size samples: what is trained on in a step does not depend on
-    how many ranks share it.
+    The global batch of the first step is stream positions [first_sample, first_sample + size * batch_size), and each
+    further step continues there: with the default first_sample, step t is [t * size * batch_size, (t + 1) * size *
+    batch_size). Rank r takes the r-th slice of batch_size samples. So the samples of a step do not depend on the number
+    of ranks that share them.
 
-    An exception met in making a batch is raised when its step comes. Leaving the loop early, `close` and the end of a
-    `with` block stop the threads; at most the batches being made at that moment are waited for.
+    An exception in making a batch is raised at its step. Leaving the loop early, `close` and the end of a `with` block
+    stop the threads, after the batches in the making are done.
     """
 
     def __init__(
@@ -36,9 +36,9 @@ class Loader:
         make: Callable = to_batch,
         first_sample: int | None = None,
     ):
-        """train: a data set's `train`. threads: how many batches are made at once. prefetch: how many are made, or in
-        the making, beyond the one in use. make: what makes a batch of samples, thread-safe. Raises ValueError for a
-        count that cannot be."""
+        """train: the `train` method of a data set. threads: number of batches made concurrently. prefetch: number of
+        batches made, or in the making, in addition to the current one. make: thread-safe function from samples to a
+        batch. Raises ValueError for an invalid count."""
         for name, value in (("batch_size", batch_size), ("threads", threads), ("prefetch", prefetch)):
             if value < 1:
                 raise ValueError(f"Loader: {name} must be at least 1, got {value}")
@@ -65,7 +65,7 @@ class Loader:
             self.close()
 
     def close(self) -> None:
-        """Ends the threads; batches not yet begun are dropped."""
+        """Stops the threads and drops batches that are not begun."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def __enter__(self) -> Loader:
@@ -80,7 +80,7 @@ class Loader:
 
 
 class Ahead:
-    """Iterates over batches, and has `depth` more at hand to announce."""
+    """Iterates over batches, with the next `depth` ones ready to be announced."""
 
     def __init__(self, batches: Iterable, depth: int, spans: Spans):
         self.batches, self.depth, self.spans = iter(batches), depth, spans
@@ -94,7 +94,7 @@ class Ahead:
             yield batch
 
     def announced(self):
-        """Batches that have come within `depth` of the one in work since the last call."""
+        """Batches that have come within `depth` of the current one since the last call."""
         while len(self._later) < self.depth:
             batch = self._load()
             if batch is None:

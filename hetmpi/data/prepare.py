@@ -1,9 +1,10 @@
-"""Prepares raw Criteo text once: hashed, split, shuffled Parquet files, of which ranks then read what they need.
+"""Prepares raw Criteo text once: writes hashed, split and shuffled Parquet files, from which ranks read the rows they
+need.
 
-The source is cut into units (raw.py); rank r prepares units r, r + size, …. Each unit is written in a folder of its own
-that is renamed when it is complete, so whatever bears a unit's name is whole, and an interrupted prepare goes on with
-the units that are missing. The name holds a hash of the source file's path, size and time: a changed file has other
-units. What a unit holds does not depend on the rank count.
+The source is divided into units (raw.py); rank r prepares units r, r + size, …. Each unit is written to its own folder,
+which is renamed when it is complete: so a folder with a unit's name is complete, and an interrupted preparation
+continues with the missing units. The name contains a hash of the source file's path, size and time: a changed file has
+other units. The content of a unit does not depend on the number of ranks.
 
     <cache>/manifest.json                    written last: counts over all units
     <cache>/<number>-<hash>/unit.json        counts of one unit
@@ -11,7 +12,7 @@ units. What a unit holds does not depend on the rank count.
                            /valid-*.parquet  the held-out rows, in the same form
                            /registers.npy    (26, NUM_REGISTERS) uint8, see distinct.py
 
-`python -m hetmpi.data.prepare SOURCE [CACHE]` prepares in one process, ahead of training.
+`python -m hetmpi.data.prepare SOURCE [CACHE]` prepares in one process before training.
 """
 
 from __future__ import annotations
@@ -36,20 +37,20 @@ import xxhash
 from hetmpi.data.distinct import estimate
 from hetmpi.data.raw import EXPECTED, SCHEMA, BadRows, DataError, Parser, Unit, absolute, list_units
 
-VERSION = 1  # of the prepared form: what has another version is prepared anew
+VERSION = 1  # of the prepared format; data of another version is prepared again
 UNIT_BYTES = 256 << 20
-GROUP_ROWS = 8192  # rows of a Parquet row group, the least that is read
+GROUP_ROWS = 8192  # rows of a Parquet row group, the unit of reading
 SHUFFLE_ROWS = 16 * GROUP_ROWS  # rows shuffled together
 FILE_ROWS = 8 * SHUFFLE_ROWS  # rows of a Parquet file, whose footer is held in memory
 VALID_SHARE = 0.1
-SPLIT_SEED = 2022  # fixed: every training holds out the same rows
+SPLIT_SEED = 2022  # fixed, so that all runs hold out the same rows
 MAX_BAD_ROWS = 100
-ABANDONED_S = 3600  # an unfinished unit that nobody has touched for so long is left from a prepare that died
+ABANDONED_S = 3600  # an unfinished unit unchanged for this time belongs to a process that died
 UNIT_FOLDER = re.compile(r"\d{5,}-[0-9a-f]{16}(\.part-.*)?")
 
 
 def default_cache(source: str) -> str:
-    """Where `source` is prepared unless told: under the current folder, as the source's own may be read-only."""
+    """Default folder for the data prepared from `source`: in the current folder, as the source's may be read-only."""
     path = absolute(source)
     name = re.sub(r"[^\w.-]", "_", os.path.basename(path))
     return absolute(os.path.join("prepared", f"{name}-{xxhash.xxh3_64_hexdigest(os.fsencode(path))[:8]}"))
@@ -63,14 +64,14 @@ def prepare(
     max_bad_rows: int = MAX_BAD_ROWS,
     report: Callable[[str], None] = print,
 ) -> None:
-    """Prepares those of rank `rank`'s units that are missing in the folder `cache`. report: takes lines of text.
+    """Prepares the units of rank `rank` that are missing in the folder `cache`. report: prints lines of text.
 
     Raises DataError for a source that cannot be read, more than max_bad_rows bad rows, and a full disk."""
     units = list_units(source, UNIT_BYTES)
     done = list_cache(cache)
     known = find_manifest(cache)
     if rank == 0 and known and known["units"] != folders_of(units):
-        report(f"{source} has changed since it was prepared in {cache}: preparing it anew")
+        report(f"{source} has changed since it was prepared in {cache}: preparing it again")
     bad = BadRows()
     for unit in units[rank::size]:
         if folder_of(unit) not in done:
@@ -83,9 +84,10 @@ def prepare(
 
 
 def finish(source: str, cache: str, max_bad_rows: int = MAX_BAD_ROWS, report: Callable[[str], None] = print) -> dict:
-    """Joins the counts of all units into the manifest and returns it. By one rank, when all have prepared.
+    """Merges the counts of all units into the manifest and returns it. To be called by one rank, after all have
+    prepared.
 
-    Raises DataError if a unit is missing, too many rows are bad, or no row is left to train on or to hold out."""
+    Raises DataError if a unit is missing, if there are too many bad rows, or no rows to train on or to hold out."""
     units = list_units(source, UNIT_BYTES)
     lacking = set(folders_of(units)) - list_cache(cache)
     if lacking:
@@ -131,14 +133,14 @@ def join_counts(source: str, units: list[Unit], cache: str) -> dict:
 
 
 def join_files(units: list[Unit], files: list[dict[str, int]]) -> dict[str, int]:
-    """Path in the cache -> rows, of the files of all units. files: the same for each unit, by name in its folder."""
+    """Path in the cache -> rows, for the files of all units. files: name -> rows, for each unit."""
     return {f"{folder_of(unit)}/{name}": rows for unit, part in zip(units, files) for name, rows in part.items()}
 
 
 def write_unit(unit: Unit, cache: str, source: str, max_bad_rows: int, bad: BadRows) -> dict:
-    """Prepares one unit and returns its counts; leaves nothing behind if it fails. bad: the bad rows met before."""
+    """Prepares one unit and returns its counts; removes its files if it fails. bad: bad rows of earlier units."""
     part = os.path.join(cache, f"{folder_of(unit)}.part-{socket.gethostname()}-{os.getpid()}")
-    shutil.rmtree(part, ignore_errors=True)  # in a container the next run may have the same host name and process id
+    shutil.rmtree(part, ignore_errors=True)  # a restarted container may have the same host name and process id
     try:
         os.makedirs(part)
         parser = Parser(unit)
@@ -155,7 +157,7 @@ def write_unit(unit: Unit, cache: str, source: str, max_bad_rows: int, bad: BadR
 
 
 def write_rows(parser: Parser, part: str, check: Callable[[], None]) -> dict:
-    """Writes the unit's good rows; returns the rows of each file by split and name. check: called after each block."""
+    """Writes the unit's good rows. Returns rows by file name for each split. check: called after each block."""
     rng = np.random.default_rng((SPLIT_SEED, parser.unit.number))
     with RowWriter(part, "train", rng.spawn(1)[0]) as train, RowWriter(part, "valid", rng.spawn(1)[0]) as valid:
         for block in parser:
@@ -168,10 +170,10 @@ def write_rows(parser: Parser, part: str, check: Callable[[], None]) -> dict:
 
 
 class RowWriter:
-    """Writes rows to Parquet files of FILE_ROWS, shuffled among SHUFFLE_ROWS at a time, in groups of GROUP_ROWS; the
-    last file, shuffle and group may be smaller.
+    """Writes rows to Parquet files of FILE_ROWS rows in groups of GROUP_ROWS, shuffled within blocks of SHUFFLE_ROWS;
+    the last file, block and group may be smaller.
 
-    files  name -> rows of each file so far
+    files  name -> number of rows written to the file so far
     """
 
     def __init__(self, folder: str, name: str, rng: np.random.Generator):
@@ -181,7 +183,7 @@ class RowWriter:
         self.files = {}
 
     def add(self, block: pa.Table) -> None:
-        """Takes a block of SCHEMA."""
+        """Adds a block with schema SCHEMA."""
         self._waiting = pa.concat_tables([self._waiting, block])
         while len(self._waiting) >= SHUFFLE_ROWS:
             self._write(SHUFFLE_ROWS)
@@ -219,31 +221,30 @@ class RowWriter:
 
 
 def folder_of(unit: Unit) -> str:
-    """The name of a unit's folder: its number, and a hash of all that decides what is in it."""
+    """Folder name of a unit: its number, and a hash of everything that determines its content."""
     identity = json.dumps([VERSION, GROUP_ROWS, SHUFFLE_ROWS, FILE_ROWS, *asdict(unit).values()])
     return f"{unit.number:05d}-{xxhash.xxh3_64_hexdigest(identity.encode())}"
 
 
 def folders_of(units: list[Unit]) -> list[str]:
-    """The names of the units' folders."""
+    """Folder names of the units."""
     return [folder_of(unit) for unit in units]
 
 
 def list_cache(cache: str) -> set[str]:
-    """What is in the folder `cache`, which is made if it is not there. Listing makes NFS look again.
+    """Names in the folder `cache`, which is created if it is missing. Listing makes NFS refresh its cache.
 
-    Raises DataError if it cannot be made."""
+    Raises DataError if it cannot be created."""
     try:
         os.makedirs(cache, exist_ok=True)
         return set(os.listdir(cache))
     except OSError as error:
-        raise DataError(
-            f"data.cache={cache}: {error.strerror}; set data.cache to a folder that may be written to"
-        ) from error
+        cure = "set data.cache to a folder that is writable"
+        raise DataError(f"data.cache={cache}: {error.strerror}; {cure}") from error
 
 
 def publish(part: str, final: str) -> None:
-    """Gives a complete unit its name, unless another job has done so meanwhile."""
+    """Renames a complete unit to its final name, unless another job has already written it."""
     try:
         os.rename(part, final)
     except OSError as error:
@@ -252,18 +253,18 @@ def publish(part: str, final: str) -> None:
 
 
 def explain(error: Exception, unit: Unit, cache: str) -> str:
-    """What the user reads when a unit cannot be prepared."""
+    """The error message for a unit that cannot be prepared."""
     if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
         free = shutil.disk_usage(cache).free
         return (
             f"data.cache={cache}: no space left while preparing {unit}, {free >> 20:,} MiB are free and the prepared "
-            "data can take as much as the text; set data.cache to a folder with room; parts done are kept"
+            "data can be as large as the text; set data.cache to a folder with room; finished parts are kept"
         )
     return f"data.path: {unit} cannot be prepared in {cache}: {error}; expected {EXPECTED}"
 
 
 def remove_leftovers(cache: str, units: list[str]) -> None:
-    """Removes units that the manifest does not name: of an older source, or abandoned half-way."""
+    """Removes units that the manifest does not list: of an older source, or unfinished."""
     for entry in os.scandir(cache):
         if not UNIT_FOLDER.fullmatch(entry.name) or entry.name in units:
             continue
@@ -272,7 +273,7 @@ def remove_leftovers(cache: str, units: list[str]) -> None:
 
 
 def find_manifest(cache: str) -> dict | None:
-    """The manifest of a prepared folder; None where there is none, or one of another version."""
+    """The manifest of a prepared folder; None if it is missing or of another version."""
     if not os.path.isfile(os.path.join(cache, "manifest.json")):
         return None
     manifest = read_json(cache, "manifest.json")
@@ -286,7 +287,7 @@ def read_json(*path: str) -> dict:
 
 
 def write_json(content: dict, *path: str) -> None:
-    """Writes `content` to the joined path, all or nothing."""
+    """Writes `content` to the joined path atomically."""
     final = os.path.join(*path)
     part = f"{final}.part-{socket.gethostname()}-{os.getpid()}"
     with open(part, "w") as file:

@@ -1,7 +1,7 @@
-"""Raw Criteo text: its files, the units they are read in, and the parser, which hashes, counts and drops bad rows.
+"""Raw Criteo text: its files, the units in which they are read, and the parser, which hashes values and drops bad rows.
 
-A line holds label, 13 integers and 26 hexadecimal strings, separated by tabs; empty means missing (Criteo Display
-Advertising Challenge, Kaggle 2014, and the Terabyte logs alike). Memory is bounded by BLOCK_BYTES of text.
+A line consists of a label, 13 integers and 26 hexadecimal strings, separated by tabs; empty means missing (Criteo
+Display Advertising Challenge, Kaggle 2014, and the Terabyte logs). Memory use is bounded by BLOCK_BYTES of text.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ BLOCK_BYTES = 4 << 20
 MAX_EXAMPLES = 5
 EXAMPLE_CHARS = 120
 
-# What parsing yields: dense features are log(x + 1) of the integer, 0 where it is negative or missing; ids are 63 bits
-# of the string's hash, missing being a value of its own.
+# Result of parsing: dense features are log(x + 1) of the integer, 0 if it is negative or missing; ids are 63 bits of
+# the string's hash, a missing string counts as a value.
 SCHEMA = pa.schema(
     [pa.field(name, pa.float32()) for name in ["label", *DENSE_NAMES]]
     + [pa.field(name, pa.int64()) for name in FIELD_NAMES]
@@ -39,13 +39,13 @@ SCHEMA = pa.schema(
 
 
 class DataError(UserError):
-    """Data that cannot be read or prepared, told in one message: what, where, what was expected and what to do."""
+    """Data that cannot be read or prepared; the message is complete without a traceback."""
 
 
 @dataclass(frozen=True)
 class Unit:
     """A part of the source that is prepared at once: the lines whose first byte lies in [begin, end) of a file. A .gz
-    file is one unit, its bytes being the compressed ones."""
+    file is one unit, with offsets in compressed bytes."""
 
     number: int
     path: str
@@ -59,7 +59,7 @@ class Unit:
         return self.path if whole else f"{self.path} (bytes {self.begin:,} to {self.end:,})"
 
     def open(self) -> pa.NativeFile:
-        """The unit's text as a stream."""
+        """Opens the unit's text as a stream."""
         if self.path.endswith(".gz"):
             return pa.CompressedInputStream(pa.OSFile(self.path), "gzip")
         begin, end = (line_start(self.path, position) for position in (self.begin, self.end))
@@ -67,7 +67,7 @@ class Unit:
 
 
 def line_start(path: str, position: int) -> int:
-    """The first byte of the first line that begins at `position` or later; the file's end if none does."""
+    """Offset of the first line that starts at `position` or later; the file's end if there is none."""
     if position == 0:
         return 0
     with open(path, "rb") as file:
@@ -77,8 +77,8 @@ def line_start(path: str, position: int) -> int:
 
 
 def list_units(source: str, unit_bytes: int) -> list[Unit]:
-    """The units of `source`: a file, a glob, or a folder (all its files but hidden ones). Plain files are cut every
-    unit_bytes. Raises DataError if there is no file, or none that holds anything."""
+    """The units of `source`: a file, a glob, or a folder (all files except hidden ones). Plain files are divided every
+    unit_bytes. Raises DataError if there is no file, or all are empty."""
     units = []
     for path in list_files(source):
         status = os.stat(path)
@@ -92,7 +92,7 @@ def list_units(source: str, unit_bytes: int) -> list[Unit]:
 
 
 def list_files(source: str) -> list[str]:
-    """Absolute paths of the source's files, sorted. Raises DataError if there is none, or one that may not be read."""
+    """Absolute paths of the source's files, sorted. Raises DataError if there is none, or one is not readable."""
     path = absolute(source)
     if os.path.isdir(path):
         candidates = [os.path.join(path, name) for name in os.listdir(path) if not name.startswith(".")]
@@ -103,18 +103,18 @@ def list_files(source: str) -> list[str]:
         raise DataError(f"data.path: there is no file {path}; expected {EXPECTED}")
     for name in found:
         if not os.access(name, os.R_OK):
-            raise DataError(f"data.path: {name} may not be read: check its permissions")
+            raise DataError(f"data.path: {name} is not readable: check its permissions")
     return found
 
 
 def absolute(path: str) -> str:
-    """The path from the root, ~ being the home folder."""
+    """The absolute path, with ~ expanded."""
     return os.path.abspath(os.path.expanduser(path))
 
 
 @dataclass
 class BadRows:
-    """Rows that were dropped: how many, how many faults of each kind they had, and the first few of them."""
+    """Dropped rows: their number, the number of faults of each kind, and the first few as examples."""
 
     rows: int = 0
     kinds: dict[str, int] = field(default_factory=dict)
@@ -138,16 +138,16 @@ class BadRows:
         return "\n  ".join([f"{self.rows:,} bad rows dropped ({kinds}), such as", *self.examples])
 
     def check(self, source: str, limit: int) -> None:
-        """Raises DataError if more rows are bad than `limit`."""
+        """Raises DataError if there are more bad rows than `limit`."""
         if self.rows > limit:
             raise DataError(
-                f"data.path={source}: more bad rows than data.max_bad_rows={limit}; expected {EXPECTED}. Mend them, or "
-                f"raise data.max_bad_rows; if the path names files of another kind, choose by a glob.\n  {self}"
+                f"data.path={source}: more bad rows than data.max_bad_rows={limit}; expected {EXPECTED}. Correct them, "
+                f"raise data.max_bad_rows, or select the right files of a folder by a glob.\n  {self}"
             )
 
 
 class Parser:
-    """Iterates over the good rows of a unit as pa.Table blocks of SCHEMA, and counts what it meets on the way.
+    """Iterates over the good rows of a unit as pa.Table blocks with schema SCHEMA, and counts bad and missing values.
 
     bad        BadRows
     missing    (13 + 26,) int64, missing values of each column
@@ -162,7 +162,7 @@ class Parser:
 
     def __iter__(self) -> Iterator[pa.Table]:
         with self.unit.open() as text:
-            if not text.read(1):  # Arrow calls that an error
+            if not text.read(1):  # Arrow raises an error for an empty file
                 return
         with self.unit.open() as text:
             for block in csv.open_csv(text, *self._options()):
@@ -182,7 +182,7 @@ class Parser:
         return "skip"
 
     def _convert(self, block: pa.RecordBatch) -> pa.Table:
-        """The good rows of a block of dictionary-encoded text columns: the work is per distinct text, not per row."""
+        """The good rows of a block of dictionary-encoded text columns. Converts each distinct text once."""
         columns, is_bad = [], np.zeros(len(block), dtype=bool)
         for position, column in enumerate(block.columns):
             texts, index = column.dictionary, column.indices.to_numpy()
@@ -224,7 +224,7 @@ class Parser:
 
 
 def kind_of(position: int) -> str:
-    """What the column at `position` of a line holds."""
+    """Description of the column at `position` of a line."""
     return "label" if position == 0 else "integer" if position <= NUM_DENSE else "hex"
 
 
@@ -235,7 +235,7 @@ def labels(texts: pa.BinaryArray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def log_counts(texts: pa.BinaryArray) -> tuple[np.ndarray, np.ndarray]:
-    """texts (n,) of integers -> log(max(x, 0) + 1) (n,) float32, missing being 0, and is_good (n,) bool."""
+    """texts (n,) of integers -> log(max(x, 0) + 1) (n,) float32, 0 for missing ones, and is_good (n,) bool."""
     is_good = pc.match_substring_regex(texts, r"^(-?[0-9]{1,18})?$")
     is_number = pc.and_(is_good, pc.greater(pc.binary_length(texts), 0))
     numbers = pc.if_else(is_number, texts, b"0").cast(pa.string()).cast(pa.int64())

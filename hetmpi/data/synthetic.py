@@ -1,8 +1,9 @@
-"""Synthetic: an endless Criteo-shaped stream whose labels a planted teacher draws, so that the best AUC is known.
+"""Synthetic: an endless stream of the shape of Criteo's, with labels drawn from a planted teacher, so that the best AUC
+is known.
 
 Sample i is a pure function of (seed, i): every random number is a hash of (seed, stream, i, column), after splitmix64
 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014). Nothing is stored, not even the
-teacher's weights, so any scale costs the same memory and any rank can make any sample.
+teacher's weights, so memory does not depend on the scale, and any rank can generate any sample.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ KAGGLE_FIELD_ROWS = (
 )
 NUM_DENSE = 13
 LEAST_SCALE, MOST_SCALE = 1e-9, 1e6  # up to 3.4e13 rows
-MOST_ZIPF = 100.0  # all ids of a field are one
+MOST_ZIPF = 100.0  # beyond it, practically all ids of a field are equal
 TRAIN, VALID, TEACHER = 0, 1, 2  # streams of random numbers
 
 
 class Synthetic:
-    """Criteo-shaped samples: 13 dense features, 26 fields of Kaggle's sizes times `scale`, ids by a Zipf law.
+    """Samples of the shape of Criteo's: 13 dense features, 26 fields of Kaggle's sizes times `scale`, ids with a Zipf
+    distribution.
 
-    The k-th most frequent id of a field is scattered over the field's rows by a bijection, so that no partition of the
-    keys meets the frequent ones in a row. Dense features are log(count + 1) of heavy-tailed counts.
+    A bijection scatters the ids of a field, ordered by frequency, over the field's rows, so that frequent ids are not
+    adjacent in any partition. Dense features are log(count + 1) of heavy-tailed counts.
     """
 
     name = "synthetic"
@@ -44,9 +46,9 @@ class Synthetic:
         num_train: int = 500_000,
         num_valid: int = 100_000,
     ):
-        """scale: rows of each field against Kaggle's, 1 being 33.8 M rows in all; fields keep at least 4 rows, or all
-        they have. zipf: exponent of the law of ids, 0 being uniform. num_train: samples of what is called an epoch.
-        Raises UserError for values that cannot be."""
+        """scale: rows of each field relative to Kaggle's, where 1 is 33.8 M rows in total; a field keeps at least 4
+        rows, or all if it has fewer. zipf: exponent of the distribution of ids, 0 for uniform. num_train: nominal
+        samples of an epoch. Raises UserError for invalid values."""
         check_integer("data.seed", seed, -LARGEST - 1)
         check_number("data.scale", scale, LEAST_SCALE, MOST_SCALE)
         check_number("data.zipf", zipf, 0, MOST_ZIPF)
@@ -62,7 +64,7 @@ class Synthetic:
         self._teacher = Teacher(seed, self._features(VALID, np.arange(CALIBRATION_SAMPLES)))
 
     def prepare(self, rank: int, size: int, barrier: Callable[[], None]) -> None:
-        """Nothing to prepare."""
+        """No effect: nothing needs preparation."""
 
     def train(self, start: int, stop: int) -> Samples:
         """Positions [start, stop) of the endless training stream."""
@@ -70,7 +72,7 @@ class Synthetic:
         return self._samples(TRAIN, start, stop)
 
     def valid(self, start: int, stop: int) -> Samples:
-        """Held-out positions [start, stop): another stream than that of `train`."""
+        """Held-out positions [start, stop) of a stream of their own."""
         check_slice(start, stop, self.num_valid)
         return self._samples(VALID, start, stop)
 
@@ -89,17 +91,17 @@ class Synthetic:
         return ranks, keys, dense, numbers[:, -1]
 
 
-# Counts follow P(count + 1 >= x) = x ** (-1 / tail): the columns go from nearly always 0 to widely spread.
+# Counts follow P(count + 1 >= x) = x ** (-1 / tail): from columns that are nearly always 0 to widely spread ones.
 DENSE_TAIL = np.linspace(0.25, 1.25, NUM_DENSE)
 
 
 class Zipf:
-    """The law P(k) ~ (k + 1) ** -exponent on the ranks k in [0, rows) of each field, by inversion.
+    """The distribution P(k) ~ (k + 1) ** -exponent of the ranks k in [0, rows) of each field, sampled by inversion.
 
     This is rejection-inversion (Hörmann and Derflinger, "Rejection-inversion to generate variates from monotone
-    discrete distributions", ACM TOMACS 6(3), 1996) without the rejection: rank 0 is exact, and each other rank has the
-    integral of x ** -exponent over [k + 1/2, k + 3/2] for its weight, 2.3 % too much at k = 1 for exponent 1.05, 1 % at
-    k = 2, less beyond. Sums to one exactly.
+    discrete distributions", ACM TOMACS 6(3), 1996) without the rejection: rank 0 is exact, and the weight of each other
+    rank is the integral of x ** -exponent over [k + 1/2, k + 3/2], which is 2.3 % too large at k = 1 for exponent 1.05,
+    1 % at k = 2, less beyond. The weights sum to one exactly.
     """
 
     def __init__(self, rows: np.ndarray, exponent: float):
@@ -128,14 +130,14 @@ class Zipf:
 class Teacher:
     """P(label = 1) = sigmoid(bias + gain * (first-order + second-order + dense effect)).
 
-    First order: a weight per id. Second order: as in a factorisation machine, the inner products of all pairs of the
-    sample's id vectors. Both come from one hash of (seed, key). Effects fade with an id's rank, so that most of the
-    variance is carried by ids that are seen often enough to be learned. Each effect is brought to mean 0 and to its
-    share of the variance over a fixed sample, whatever scale and zipf are.
+    First order: a weight per id. Second order: the inner products of all pairs of the sample's id vectors, as in a
+    factorisation machine. Both are taken from one hash of (seed, key). Effects decrease with an id's rank, so that most
+    of the variance is due to ids that occur often enough to be learned. Each effect is normalised on a fixed sample to
+    mean 0 and to its share of the variance, for any scale and zipf.
     """
 
     def __init__(self, seed: int, calibration):
-        """calibration: the features (as of Synthetic._features) over which the effects are scaled."""
+        """calibration: features, as from Synthetic._features, on which the effects are normalised."""
         self._base = base_of(seed, TEACHER)
         self._mean, self._factor = 0.0, 1.0
         effects = self._effects(*calibration[:3])
@@ -159,7 +161,7 @@ class Teacher:
         return np.stack([weights[:, :, 0].sum(axis=1), pairs.sum(axis=1), (dense * signs).sum(axis=1)], axis=1)
 
 
-# Found by trial: about 25 % positives, teacher AUC about 0.80.
+# Chosen by experiment: about 25 % positives, teacher AUC about 0.80.
 BIAS, GAIN = -1.46, 1.38
 EFFECT_SHARES = (0.65, 0.10, 0.25)  # of the logit's variance: first-order, second-order, dense
 FADING_RANK = 100
@@ -175,7 +177,7 @@ def words(seed: int, stream: int, positions: np.ndarray, columns: int) -> np.nda
 
 
 def base_of(seed: int, stream: int) -> np.ndarray:
-    """Where the numbers of a stream begin: (1,) uint64, an array since numpy warns when a scalar wraps around."""
+    """First number of a stream: (1,) uint64; an array, since numpy warns about overflow of scalars."""
     return mix(mix(np.array([seed & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64)) + GOLDEN * np.array([stream + 1], np.uint64))
 
 
@@ -187,12 +189,12 @@ def mix(x: np.ndarray) -> np.ndarray:
 
 
 def uniform(words: np.ndarray) -> np.ndarray:
-    """uint64 words -> float64 in (0, 1), both ends excluded."""
+    """uint64 words -> float64 in the open interval (0, 1)."""
     return ((words >> np.uint64(11)) + 0.5) * 2.0**-53
 
 
 def scattering_stride(rows: int) -> int:
-    """A step that visits every residue of `rows` and lands far apart: near the golden section of it, coprime to it."""
+    """A step that visits every residue of `rows` and lands far apart: near its golden section and coprime to it."""
     stride = max(1, round(rows * 0.6180339887498949))
     while np.gcd(stride, rows) != 1:
         stride += 1

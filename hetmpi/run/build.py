@@ -1,4 +1,4 @@
-"""Settings to parts: the source, the task, the model and its tables, the dense optimizer."""
+"""Builds the parts of a run from the settings: source, task, model and its tables, dense optimizer."""
 
 from __future__ import annotations
 
@@ -28,9 +28,8 @@ MB = 1 << 20
 
 
 def make(config: DictConfig, **arguments):
-    """The object that config._target_ names; it gets the arguments themselves, not Hydra's copies. Raises UserError if
-    there is none, if it does not take these arguments, or does not fit in memory; any other error of its class as it
-    is."""
+    """The object of class config._target_; Hydra passes the arguments themselves, not copies. Raises UserError if the
+    class is missing, rejects these arguments, or does not fit in memory; other errors of the class are passed on."""
     target = config.get("_target_")
     if not isinstance(target, str) or not target:
         raise UserError(f"_target_ must name a class, as package.module.Class, got {target!r}")
@@ -47,17 +46,17 @@ def make(config: DictConfig, **arguments):
             num_bytes = re.search(r"allocate (\d+) bytes", str(error))
             size = size_text(int(num_bytes[1])) if num_bytes else "its size"
             raise UserError(
-                f"{target}: memory lacks room for a tensor of {size}: lower table.dim or the widths of its layers"
+                f"{target}: not enough memory for a tensor of {size}: lower table.dim or the widths of its layers"
             ) from error
 
 
 def factory_of(config: DictConfig, target: str) -> Callable:
-    """What makes the object, with the other keys of config as arguments. Raises UserError if target names no class."""
+    """The function that makes the object from the other keys of config. Raises UserError if target names no class."""
     try:
         return instantiate(config, _partial_=True)
     except InstantiationException as error:
         cause = error.__cause__
-        if cause is None:  # it names something else
+        if cause is None:  # target names another kind of object
             raise UserError(f"_target_={target} names no class: {' '.join(str(error).split())}") from error
     if isinstance(cause, ImportError) and cause.__cause__ is not None:
         cause = cause.__cause__
@@ -69,7 +68,7 @@ def factory_of(config: DictConfig, target: str) -> Callable:
 
 
 def is_of_the_call(error: BaseException) -> bool:
-    """Whether a call here, or Hydra's, itself failed, and not what it called."""
+    """Whether the error was raised by a call in this file or Hydra's, and not inside the called function."""
     frame = error.__traceback__
     while frame.tb_next is not None:
         frame = frame.tb_next
@@ -78,7 +77,7 @@ def is_of_the_call(error: BaseException) -> bool:
 
 
 def prepare(source: Source, world: World, config: DictConfig):
-    """Makes the data ready. Collective. Raises UserError for files that the sources of this package cannot read."""
+    """Prepares the data. Collective. Raises UserError for files that the sources of this package cannot read."""
     try:
         with doing(f"prepare() of data={config.data_name}"):
             source.prepare(world.rank, world.size, lambda: world.meet("for all ranks to prepare the data"))
@@ -89,29 +88,27 @@ def prepare(source: Source, world: World, config: DictConfig):
 
 
 def make_task(config: DictConfig, source: Source, device: torch.device) -> Task:
-    """The task, with its loss. Raises UserError for a loss with parameters, which nobody would train."""
+    """The task, with its loss. Raises UserError for a loss with parameters, which would not be trained."""
     loss = make(config.loss)
     if isinstance(loss, torch.nn.Module):
         loss = loss.to(device)
         if next(loss.parameters(), None) is not None:
-            raise UserError(
-                f"loss={config.loss_name}: it has parameters, which nobody would train: put them in the model"
-            )
+            raise UserError(f"loss={config.loss_name}: it has parameters, which are not trained: put them in the model")
     return make(config.task, source=source, loss=loss)
 
 
 def make_model(config: DictConfig, task: Task) -> torch.nn.Module:
-    """The model, whose first parameters depend on the seed alone."""
+    """The model, whose initial parameters depend only on the seed."""
     torch.manual_seed(config.seed)
     model = make(config.model, **task.model_arguments(config.table.dim))
-    task.tables(model)  # which refuses one that does not say what it wants
+    task.tables(model)  # raises an error for a model that does not specify its tables
     if next(model.parameters(), None) is None:
         raise UserError(f"{config.model._target_}: it has no parameters, give it at least one dense layer")
     return model
 
 
 def replicated_of(config: DictConfig, specs: dict[str, TableSpec]) -> dict[str, list[range]]:
-    """table -> keys of its fields that every rank has whole. Raises UserError if the fields are not those of a
+    """table -> keys of the fields that every rank holds whole. Raises UserError if the fields do not sum to the
     table."""
     below = config.table.replicate_below_rows
     for spec in specs.values():
@@ -146,13 +143,17 @@ def make_dense(config: DictConfig, hvd, model: torch.nn.Module, schedule: Schedu
 
 
 def check_batches(config: DictConfig, world: World, task: Task, specs: dict[str, TableSpec], num_steps: int):
-    """Raises UserError on every rank if a node lacks memory for the batches of its ranks that there are at a time, as
-    samples, keys and rows alone. Collective."""
+    """Raises UserError on every rank if a node lacks memory for the batches of its ranks that exist at a time, counting
+    only samples, keys and rows. Collective."""
     size, num = config.batch_size, min(config.loader.prefetch + 1, max(1, num_steps))
     num_keys = {name: min(size * task.keys_per_sample[name], spec.num_rows) for name, spec in specs.items()}
     rows = sum(8 * spec.dim * num_keys[name] for name, spec in specs.items())  # and their gradients
-    refuse_if_short(world, num * size * task.sample_bytes + rows, False, lambda need, place, free: (
-        f"batch_size={size:,}: the {num:,} batches that loader.prefetch={config.loader.prefetch} keeps need at least "
-        f"{size_text(need)} for the {world.node.size} rank(s) on {world.host}, {size_text(free)} are free in {place}: "
-        "lower batch_size or loader.prefetch"
-    ))  # fmt: skip
+
+    def message(need, place, free):
+        return (
+            f"batch_size={size:,}: the {num:,} batches that loader.prefetch={config.loader.prefetch} keeps need at "
+            f"least {size_text(need)} for the {world.node.size} rank(s) on {world.host}, {size_text(free)} are free in "
+            f"{place}: lower batch_size or loader.prefetch"
+        )
+
+    refuse_if_short(world, num * size * task.sample_bytes + rows, False, message)

@@ -1,7 +1,7 @@
-"""The settings of a run: composed by Hydra on rank 0, checked, and given to all ranks.
+"""The settings of a run: composed by Hydra on rank 0, checked, and sent to all ranks.
 
-Composing on every rank, as @hydra.main does, would make a time-stamped run folder per rank and print a wrong override
-once per rank.
+Composing on every rank, as @hydra.main does, would create a time-stamped run folder per rank and print errors once per
+rank.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from hetmpi.run.settings import GROUPS, PARTS, Declared, Settings, declared
 from hetmpi.table.cache import CacheSettings, Staleness
 from hetmpi.table.optim import ROW_RULES, check_choice
 
-DEFAULT_CAPACITY_FRACTION = 0.1  # HET's
+DEFAULT_CAPACITY_FRACTION = 0.1  # as in HET
 CONF = Path(__file__).resolve().parents[1] / "conf"
-NAMED = ("model", "data", "loss")  # groups whose choice stands beside the settings, as model_name
+NAMED = ("model", "data", "loss")  # groups whose choice is stored beside the settings, as model_name
 MOST_UNITS = 1 << 20  # of a layer
 WHERE = "`hetmpi train --help` lists all settings, and the choices for model, data, task and loss"
 
@@ -39,8 +39,8 @@ ConfigStore.instance().store("hetmpi", Settings)
 
 
 def compose(world: World, overrides: list[str], config_dir: str | None = None) -> DictConfig:
-    """The resolved settings, the same on every rank, with `model_name`, `data_name` and `loss_name` beside them.
-    config_dir: as conf_folders. Collective.
+    """The resolved settings, the same on every rank, with `model_name`, `data_name` and `loss_name` added. config_dir:
+    as in conf_folders. Collective.
 
     Raises UserError on every rank for an unknown key, group or value."""
     settings, error = None, None
@@ -54,8 +54,8 @@ def compose(world: World, overrides: list[str], config_dir: str | None = None) -
 
 
 def resolved(overrides: list[str], config_dir: str | None = None) -> DictConfig:
-    """The settings that the declarations, the files of the groups and `overrides` make. Raises UserError, with Hydra's
-    own words where they suffice."""
+    """The settings from the declarations, the files of the groups and `overrides`. Raises UserError, with Hydra's
+    message if it is clear enough."""
     with advised(overrides, config_dir):
         config = composed(overrides, config_dir)
         del config["hydra"]
@@ -66,7 +66,7 @@ def resolved(overrides: list[str], config_dir: str | None = None) -> DictConfig:
 
 @contextlib.contextmanager
 def advised(overrides: list[str], config_dir: str | None):
-    """A context whose errors of Hydra and OmegaConf become a UserError."""
+    """A context that turns errors of Hydra and OmegaConf into a UserError."""
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
@@ -74,7 +74,7 @@ def advised(overrides: list[str], config_dir: str | None):
 
 
 def composed(overrides: list[str], config_dir: str | None = None) -> DictConfig:
-    """What Hydra composes, not yet resolved, with its own settings under `hydra`. Raises Hydra's errors."""
+    """Hydra's composition, not yet resolved, with its own settings under `hydra`. Raises Hydra's errors."""
     GlobalHydra.instance().clear()
     path = create_config_search_path(None)
     for folder in conf_folders(config_dir):
@@ -89,8 +89,8 @@ def composed(overrides: list[str], config_dir: str | None = None) -> DictConfig:
 
 
 def conf_folders(config_dir: str | None) -> list[Path]:
-    """Where the files of groups are looked for, the first place first: config_dir, the folder conf/ where the program
-    was started, hetmpi's own. Raises UserError if there is no config_dir."""
+    """Folders that are searched for files of groups, in this order: config_dir, conf/ in the current folder, hetmpi's
+    own. Raises UserError if config_dir does not exist."""
     if config_dir is None:
         return [Path("conf"), CONF]
     if not Path(config_dir).is_dir():
@@ -99,7 +99,7 @@ def conf_folders(config_dir: str | None) -> list[Path]:
 
 
 def advice(error: Exception, overrides: list[str], config_dir: str | None) -> str:
-    """What is wrong, on one line, and what was probably meant."""
+    """The error in one line, with a suggestion."""
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     wrong_value = re.search(r"(?:Value |value: )'?(.*?)'?( of type '(\w+)'|\s+full_key)", str(cause), re.DOTALL)
     setting = next((s for s in declared() if s.key == getattr(cause, "full_key", None)), None)
@@ -124,7 +124,7 @@ def not_a_group(name: str, value) -> str:
 
 
 def refusal_of(setting: Declared, text: str, kind: str | None) -> str:
-    """Why a setting cannot be what OmegaConf could not convert."""
+    """Message for a value that OmegaConf could not convert."""
     try:
         check_value(setting, float(text) if kind == "float" else text == "True" if kind == "bool" else text)
     except UserError as refusal:
@@ -133,7 +133,7 @@ def refusal_of(setting: Declared, text: str, kind: str | None) -> str:
 
 
 def known_keys(config_dir: str | None) -> list[str]:
-    """Dotted names of the settings, and of the keys in the files of the groups."""
+    """Dotted names of the settings and of the keys in the files of the groups."""
     keys = {setting.key for setting in declared()} | set(GROUPS)
     for group in PARTS:
         for path in (path for folder in conf_folders(config_dir) for path in folder.glob(f"{group}/*.yaml")):
@@ -142,7 +142,7 @@ def known_keys(config_dir: str | None) -> list[str]:
 
 
 def check(config: DictConfig):
-    """Raises UserError for values that no run can have; fills in the learning rates and the prefetch left open."""
+    """Raises UserError for invalid values; fills in learning rates and prefetch where they are null."""
     missing = OmegaConf.missing_keys(config)
     if missing:
         raise UserError(f"settings: give {', '.join(f'{key}=...' for key in sorted(missing))}")
@@ -166,8 +166,8 @@ def check(config: DictConfig):
     table, optim = config.table, config.optim
     if table.staleness == 0 and table.prefetch_batches:
         raise UserError(
-            f"settings: table.prefetch_batches={table.prefetch_batches} takes a staleness of 1 or more: at 0 "
-            "most rows fetched ahead would change before they are read"
+            f"settings: table.prefetch_batches={table.prefetch_batches} needs a staleness of at least 1: at 0 most "
+            "rows fetched ahead would change before they are read"
         )
     if config.steps is None and config.epochs is None:
         raise UserError("settings: give steps or epochs, both are null")
@@ -180,7 +180,7 @@ def check(config: DictConfig):
 
 
 def check_value(setting: Declared, value):
-    """Raises ValueError unless a setting may have this value, which is not null or where null is not allowed."""
+    """Raises ValueError unless the setting may have this value. REQUIRES: not null if the setting may be null."""
     if setting.kind is int:
         check_integer(setting.key, value, setting.least, setting.most)
     elif setting.kind is float:
@@ -196,13 +196,13 @@ def check_value(setting: Declared, value):
 
 
 def staleness_of(config: DictConfig) -> Staleness:
-    """The bound that table.staleness and its neighbours say. Raises UserError."""
+    """The bound from table.staleness and related settings. Raises UserError."""
     return Staleness(config.table.staleness, config.table.staleness_growth, config.table.anticipate)
 
 
 def cache_of(config: DictConfig) -> CacheSettings:
-    """The cache that table.cache says; without a capacity, a tenth of the rows where it can pay. At s = 0 it cannot:
-    what a step reads it writes, so the lines are out of date when they are read again. Raises UserError."""
+    """The cache from table.cache. The default capacity is a tenth of the rows at s >= 1, and none at s = 0, where every
+    row is written in the step that reads it, so its line is stale at the next read. Raises UserError."""
     settings = CacheSettings(**config.table.cache)
     if settings.capacity_rows is None and settings.capacity_fraction is None:
         fraction = 0.0 if config.table.staleness == 0 else DEFAULT_CAPACITY_FRACTION
@@ -211,7 +211,7 @@ def cache_of(config: DictConfig) -> CacheSettings:
 
 
 def check_model(model: DictConfig):
-    """Raises UserError for sizes that no layer of hetmpi's models can have. Other models check theirs."""
+    """Raises UserError for impossible sizes of layers in hetmpi's models. Other models check their own."""
     for key, value in model.items() if str(model._target_).startswith("hetmpi.models.") else ():
         if isinstance(value, ListConfig):
             for size in value:

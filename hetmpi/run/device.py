@@ -1,4 +1,4 @@
-"""Where a rank computes: `device` of the settings."""
+"""The device of a rank, from the setting `device`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ DEVICES = ("auto", "cpu", "cuda")
 
 
 def choose_device(world: World, wanted: str) -> torch.device:
-    """cpu, or this rank's GPU, which ranks share where a node has fewer than ranks. auto takes GPUs if every rank has
-    one. Collective. Raises UserError on every rank for cuda if some rank can use none."""
+    """cpu, or this rank's GPU; ranks share GPUs if a node has fewer than ranks. auto selects GPUs if every rank has
+    one. Collective. Raises UserError on every rank for cuda if some rank has no usable GPU."""
     if wanted == "cpu":
         return torch.device("cpu")
     problem = gpu_problem()
@@ -34,7 +34,7 @@ def choose_device(world: World, wanted: str) -> torch.device:
 
 
 def gpu_problem() -> str:
-    """Why this process can train on no GPU; empty if it can."""
+    """Reason why this process cannot train on a GPU; empty if it can."""
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} sees none"
     return _C.gpu_problem()

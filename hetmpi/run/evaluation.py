@@ -1,4 +1,4 @@
-"""Evaluation: a model judged on held-out data, of which each rank takes a share."""
+"""Evaluation: evaluates a model on held-out data; each rank takes a share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hetmpi.tasks.task import Task
 
 @dataclass
 class Evaluation:
-    """What judges a model on held-out data.
+    """Evaluates a model on held-out data.
 
     forward(rows, batch)  the model
     draw(start, stop)     held-out samples [start, stop) of `num_samples`
@@ -34,31 +34,31 @@ class Evaluation:
     spans: Spans
 
     def columns(self, step: int) -> list[np.ndarray] | None:
-        """The task's columns of all held-out samples after `step` steps, [] of none, of rows read from the owners: on
-        rank 0, elsewhere None. Collective."""
+        """The task's columns of all held-out samples after `step` steps, with rows read from the owners; [] without
+        samples. On rank 0, None on other ranks. Collective."""
         self.tables.flush()
         with torch.no_grad():
             parts = [self._predict(batch) for batch in self._batches()]
-            for _ in range(len(parts), self._num_looks()):  # others may need this rank's replies
+            for _ in range(len(parts), self._num_peeks()):  # others may need this rank's replies
                 self.tables.peek(dict.fromkeys(self.tables, torch.empty(0, dtype=torch.int64)))
         mine = [np.concatenate(column) for column in zip(*parts)]
         self.world.meet(f"after step {step} for all ranks to evaluate")
         gathered = self.world.comm.gather(mine)
-        self.world.comm.Barrier()  # at s >= 1 a rank that trained on would change rows that others still evaluate
+        self.world.comm.Barrier()  # at s >= 1 a rank that resumes training would change rows that others still read
         if self.world.rank != 0:
             return None
         return [np.concatenate(parts) for parts in zip(*(of_rank for of_rank in gathered if of_rank))]
 
     def _shares(self) -> list[int]:
-        """Where the ranks' shares begin, and where the last one ends: (size + 1,)."""
+        """Boundaries of the ranks' shares: (size + 1,)."""
         return [self.num_samples * rank // self.world.size for rank in range(self.world.size + 1)]
 
-    def _num_looks(self) -> int:
-        """Batches of the rank with the largest share."""
+    def _num_peeks(self) -> int:
+        """Number of batches of the rank with the largest share."""
         return math.ceil(max(np.diff(self._shares())) / self.batch_size)
 
     def _batches(self):
-        """This rank's share, in batches."""
+        """The batches of this rank's share."""
         make = self.task.batches(torch.device("cpu"))
         begin, end = self._shares()[self.world.rank : self.world.rank + 2]
         for start in range(begin, end, self.batch_size):

@@ -1,5 +1,5 @@
-"""Signals by which a scheduler, or a person by Ctrl-C, ends a run early: all ranks agree on the step after which they
-save and leave."""
+"""Signals by which a scheduler, or Ctrl-C, ends a run early: all ranks agree on the step after which they save and
+leave."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ ONE_KEY_S = 1.0  # Ctrl-C may arrive twice: from the terminal, and forwarded by 
 
 
 class Preemption:
-    """Listens for SIGNALS until `close`. The first one is noted, the second one, of any kind, ends the process at once,
-    even in the middle of a call of MPI, where Python's handlers do not run."""
+    """Handles SIGNALS until `close`. The first signal is recorded. The second one, of any kind, ends the process at
+    once, even inside an MPI call, where Python's handlers do not run."""
 
     def __init__(self, world: World):
         """Only in the main thread. Collective."""
         self._world, self._comm = world, world.comm.Dup()
         self._noted, self._sent, self._anywhere = (np.zeros(1, np.int32) for _ in range(3))
         self._request: MPI.Request | None = None
-        self._heard, told = os.pipe()
-        os.set_blocking(told, False)
-        signal.set_wakeup_fd(told)
+        self._heard, wakeup = os.pipe()
+        os.set_blocking(wakeup, False)
+        signal.set_wakeup_fd(wakeup)
         for number in SIGNALS:
             signal.signal(number, lambda number, frame: None)
         threading.Thread(target=self._listen, name="hetmpi-signals", daemon=True).start()
 
     def _listen(self):
-        """Each signal comes as a byte, its number."""
+        """Reads signal numbers, one byte each, from the wake-up pipe."""
         noted_at = 0.0
         while heard := os.read(self._heard, 1):
             if heard[0] not in SIGNALS:
@@ -52,8 +52,8 @@ class Preemption:
                 )
 
     def is_agreed(self) -> bool:
-        """Whether some rank had noted a signal when all last asked; the same on every rank. Asks anew, for the next
-        call. Collective."""
+        """Whether some rank had recorded a signal at the time of the last call; the same on every rank. Starts the next
+        allreduce. Collective."""
         agreed = False
         if self._request is not None:
             self._await("for all ranks to end the step")
@@ -63,12 +63,12 @@ class Preemption:
         return agreed
 
     def close(self):
-        """Listens no more: the process is about to end, and signals that come now change nothing. Collective."""
+        """Ignores signals from now on, as the process is about to end. Collective."""
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         signal.set_wakeup_fd(-1)
         if self._request is not None:
-            self._await("at its end for all ranks")
+            self._await("at exit for all ranks")
         self._comm.Free()
 
     def _await(self, what: str):

@@ -1,4 +1,4 @@
-"""Saving: when a run's checkpoints are made, and from which it goes on."""
+"""Saving: decides when a run's checkpoints are saved and from which checkpoint it resumes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Saving:
     """The checkpoints of one run.
 
     checkpoints  those in checkpoint.dir
-    resumed      the one that the run goes on from, None for a new run
-    start        where the run begins"""
+    resumed      the checkpoint that the run resumes, None for a new run
+    start        first position of the run"""
 
     def __init__(self, world: World, config: DictConfig):
-        """Looks for what to go on from. Collective. Raises UserError if the checkpoint named is none or damaged, is of
-        another run, or if later ones of an earlier run are in the way."""
+        """Finds the checkpoint to resume. Collective. Raises UserError if the named checkpoint is missing, damaged or
+        of another run, or if later checkpoints of an earlier run are in the folder."""
         self.world, self.config = world, config
         self.checkpoints = Checkpoints(
             world, config.checkpoint.dir, config.checkpoint.keep, config.checkpoint.full_every
@@ -32,40 +32,37 @@ class Saving:
 
     @property
     def is_regular(self) -> bool:
-        """Whether checkpoints are made while training goes on."""
+        """Whether checkpoints are saved during training."""
         return self.config.checkpoint.every_steps > 0
 
     def is_due(self, step: int, total_steps: int) -> bool:
-        """Whether one is to be made after `step` steps."""
+        """Whether to save a checkpoint after `step` steps."""
         if step == total_steps and self.config.checkpoint.at_end:
             return True
         return self.is_regular and step % self.config.checkpoint.every_steps == 0
 
     def about(self, model_arguments: dict[str, int]) -> dict:
-        """What a manifest says of the run."""
-        config = self.config
-        return {
-            **self._kept(), "model": config.model_name, "model_config": OmegaConf.to_container(config.model),
-            "model_sizes": model_arguments,
-        }  # fmt: skip
+        """The manifest's entries about the run."""
+        name, config = self.config.model_name, OmegaConf.to_container(self.config.model)
+        return {**self._kept(), "model": name, "model_config": config, "model_sizes": model_arguments}
 
     def samples(self, step: int) -> int:
-        """Samples of the stream that `step` steps have taken."""
+        """Samples of the stream that `step` steps have used."""
         return self.start.samples + (step - self.start.step) * self.config.batch_size * self.world.size
 
     def position(self, step: int) -> Position:
-        """Where the run stands after `step` steps."""
+        """Position of the run after `step` steps."""
         return Position(step, self.samples(step))
 
     def say_left(self, step: int):
-        """Waits for the checkpoint, then says where the run can go on. Collective."""
+        """Waits for the checkpoint, then prints how to continue. Collective."""
         self.checkpoints.wait()
         if self.world.rank == 0:
             path = self.checkpoints.path(step)
-            print(f"hetmpi: told to leave: saved {path}, from which resume={path} goes on", flush=True)
+            print(f"hetmpi: stopped by a signal: saved {path}, continue with resume={path}", flush=True)
 
     def _resumed(self) -> Path | None:
-        """The checkpoint to go on from. Collective."""
+        """The checkpoint to resume. Collective."""
         if self.config.resume is None:
             return None
         if self.config.resume == "auto":
@@ -82,8 +79,8 @@ class Saving:
         return path
 
     def _kept(self) -> dict:
-        """What a run that goes on must not change: samples would be lost or taken twice, or the dense optimizer's state
-        be another rule's."""
+        """Values that a resumed run must not change: samples would be skipped or repeated, or the state of the dense
+        optimizer would be that of another rule."""
         config = self.config
         data = {
             key: value for key, value in OmegaConf.to_container(config.data).items() if key not in ("path", "cache")
@@ -91,12 +88,12 @@ class Saving:
         return {"seed": config.seed, "data": config.data_name, "data_config": data, "optim.dense": config.optim.dense}
 
     def _check_folder(self):
-        """Raises UserError if checkpoints of other steps would be taken for this run's. Collective."""
+        """Raises UserError if checkpoints of other steps could be taken for those of this run. Collective."""
         steps = self.world.comm.bcast(self.checkpoints.steps() if self.world.rank == 0 else None)
         newer = [step for step in steps if step > self.start.step]
         if newer and (self.is_regular or self.config.checkpoint.at_end):
             raise UserError(
                 f"checkpoint.dir={self.checkpoints.folder} holds {self.checkpoints.path(newer[0]).name} of an earlier "
-                f"run, and this one begins at step {self.start.step}: set resume=auto to go on from it, or remove it, "
+                f"run, and this one begins at step {self.start.step}: set resume=auto to continue from it, remove it, "
                 "or choose another checkpoint.dir"
             )

@@ -1,12 +1,12 @@
-"""Watchdog: which rank holds all others up, and since when; ends the job when a rank answers no more.
+"""Watchdog: names ranks that all others wait for, and ends the job when a rank becomes unresponsive.
 
-A thread of every rank tells rank 0 now and then what its rank is doing, and rank 0's answers that it is there. It is
-told apart whether
-    a rank lags            it answers, but is at one thing for long: it is named, with where it is, and again when it
-                           goes on
-    a rank answers no more it is dead, stopped or out of reach: the job ends
-Rank 0 watches all, the others watch rank 0. Until its first step a rank may be silent for twice as long, at least 20 s
-longer: imports and what makes data ready may keep Python from running its threads.
+A thread on every rank regularly reports its rank's activity to rank 0, and rank 0's thread reports back. Two cases are
+distinguished:
+    lagging        the rank responds, but stays in one part of a step for long: it is named with that part, and again
+                   when it continues
+    unresponsive   the rank is dead, stopped or unreachable: the job ends
+Rank 0 watches all ranks, the others watch rank 0. Before its first step a rank may be silent for twice as long, at
+least 20 s longer: imports and the preparation of data may keep Python from running its threads.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from hetmpi.comm.world import World
 from hetmpi.errors import UserError
 from hetmpi.spans import OWN, Spans
 
-BEATS = 4  # in the time that a rank has to answer
-LONGEST_S = 5.0  # between two of them
+BEATS = 4  # beats within the time in which a rank must respond
+LONGEST_S = 5.0  # maximum time between two beats
 CLOSING_POLL_S = 0.001
 DOING_BYTES = 32
 BEAT = np.dtype([("step", np.int64), ("ticks", np.int64), ("doing", f"S{DOING_BYTES}"), ("is_last", np.bool_)])
 MOST_NAMED = 4
-SETUP_S = 20.0  # the least that a rank may be silent beyond the time that it has to answer, until its first step
+SETUP_S = 20.0  # minimum additional time that a rank may be silent before its first step
 SETUP_CURE = "; if its set-up keeps Python busy for so long, raise watchdog.seconds"
 
 
 @dataclass
 class Seen:
-    """What is known of one rank: its last beat, when it came, and since when its rank has been at what it says."""
+    """State of one rank: its last beat, the time of that beat, and the time since which its activity is unchanged."""
 
     beat: np.ndarray
     heard: float
@@ -45,7 +45,7 @@ class Seen:
 
     @property
     def has_begun(self) -> bool:
-        """Whether it is beyond its set-up."""
+        """Whether its set-up is finished."""
         return bool(self.beat["ticks"])
 
 
@@ -53,17 +53,18 @@ class Watchdog:
     """Watches until `close`."""
 
     def __init__(self, world: World, spans: Spans, seconds: float):
-        """spans: what this rank is doing. seconds: how long a rank may be at one thing, or not answer; 0 watches
-        nobody. Collective. Ends the job if other ranks do not come here in as long as a rank may be silent."""
+        """spans: this rank's activity. seconds: time that a rank may spend in one activity or without a response; 0
+        disables the watchdog. Collective. Ends the job if other ranks do not make this call within the time that a rank
+        may be silent."""
         self.world, self.spans, self.seconds = world, spans, seconds
         with self._all_in_time():
             self._hosts = world.comm.allgather(world.host)
             self._comm = world.comm.Dup()
         self._peers = [] if seconds == 0 else [0] if world.rank else range(1, world.size)
-        self._comm.Set_errhandler(MPI.ERRORS_RETURN)  # a lost link is told as a lost rank is
+        self._comm.Set_errhandler(MPI.ERRORS_RETURN)  # a lost link is reported like a lost rank
         self._sending: dict[int, tuple[MPI.Request, np.ndarray]] = {}
         self._gone: set[int] = set()  # peers that have closed
-        self._named: set[int] = set()  # ranks that others were told to wait for
+        self._named: set[int] = set()  # ranks named in the last warning
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hetmpi-watchdog", daemon=True)
         if self._peers:
@@ -71,11 +72,11 @@ class Watchdog:
 
     @contextlib.contextmanager
     def _all_in_time(self):
-        """A context of calls that wait for all ranks."""
+        """A context for calls that wait for all ranks."""
         limit = self._limit(has_begun=False)
         late = UserError(
             f"not all ranks have begun after {limit:.0f} s (watchdog.seconds={self.seconds:g}, 0 would wait): the job "
-            "ends; look for a rank that is stopped or a host that is out of reach"
+            "ends; look for a stopped rank or an unreachable host"
         )
         timer = threading.Timer(limit, abort, [late])
         timer.daemon = True
@@ -91,7 +92,7 @@ class Watchdog:
         return self.seconds if has_begun else self.seconds + max(self.seconds, SETUP_S)
 
     def close(self):
-        """Watches no more. Collective."""
+        """Ends the watch. Collective."""
         self._closing.set()
         if self._peers:
             self._thread.join()
@@ -109,7 +110,7 @@ class Watchdog:
                 self._receive(peer)
             elif time.monotonic() > deadline:
                 raise UserError(
-                    f"rank {peer} on {self._hosts[peer]} does not come to the end, for {self.seconds:g} s "
+                    f"rank {peer} on {self._hosts[peer]} has not reached the end within {self.seconds:g} s "
                     "(watchdog.seconds)"
                 )
             else:
@@ -118,13 +119,12 @@ class Watchdog:
     def _run(self):
         try:
             self._watch()
-        except Exception as problem:  # whatever it is, the others would take its silence for the rank's
-            if not self._closing.is_set():
-                abort(
-                    UserError(f"the ranks cannot reach each other any more: {problem}")
-                    if isinstance(problem, MPI.Exception)
-                    else problem
-                )
+        except Exception as problem:  # of any kind: the others would take this thread's silence for the rank's
+            if self._closing.is_set():
+                return
+            if isinstance(problem, MPI.Exception):
+                problem = UserError(f"the ranks cannot communicate any more: {problem}")
+            abort(problem)
 
     def _watch(self):
         pause = min(self.seconds / BEATS, LONGEST_S)
@@ -132,9 +132,8 @@ class Watchdog:
         seen = {rank: Seen(self._beat(), begun, begun) for rank in (*self._peers, self.world.rank)}
         while not self._closing.wait(pause):
             late, begun = time.monotonic() - begun - pause, time.monotonic()
-            for other in (
-                seen.values()
-            ):  # a time in which this rank was stopped itself, and perhaps all others too, does not count
+            # Time in which this rank was stopped itself, and perhaps all others too, does not count.
+            for other in seen.values():
                 other.heard += late
                 other.since += late
             self._note(self.world.rank, seen, self._beat(), begun)
@@ -144,14 +143,14 @@ class Watchdog:
                     self._note(peer, seen, self._receive(peer), begun)
             self._check_answers(seen, begun)
             if self.world.rank == 0:
-                self._tell_laggards(seen, begun)
+                self._report_laggards(seen, begun)
 
     def _beat(self, is_last: bool = False) -> np.ndarray:
         doing = self.spans.doing.encode()[:DOING_BYTES]
         return np.array([(self.spans.step, self.spans.ticks, doing, is_last)], BEAT)
 
     def _send(self, peer: int, is_last: bool = False):
-        """Unless the one before is still on its way: to a rank that takes nothing they would pile up."""
+        """Sends a beat unless the last one is still in transit: to a stopped rank they would accumulate."""
         request, _ = self._sending.get(peer, (MPI.REQUEST_NULL, None))
         if is_last:
             request.Wait()
@@ -172,7 +171,7 @@ class Watchdog:
         if beat["ticks"] != known.beat["ticks"]:
             if rank in self._named:
                 self._named.clear()
-                say(f"rank {rank} goes on after {now - known.since:.0f} s")
+                say(f"rank {rank} continues after {now - known.since:.0f} s")
             known.since = now
         known.beat = beat
 
@@ -180,35 +179,35 @@ class Watchdog:
         silent = {rank: now - seen[rank].heard for rank in self._peers if rank not in self._gone}
         lost = [rank for rank, time_s in silent.items() if time_s > self._limit(seen[rank].has_begun)]
         if lost:
+            names, have = self._names(lost, seen, now), "has" if len(lost) == 1 else "have"
             raise UserError(
-                f"{self._names(lost, seen, now)} answers no more, for {silent[lost[0]]:.0f} s "
-                f"(watchdog.seconds={self.seconds:g}, 0 would wait): the job "
-                "ends; with checkpoints, resume=auto goes on from the last one"
+                f"{names} {have} not responded for {silent[lost[0]]:.0f} s (watchdog.seconds={self.seconds:g}, 0 would "
+                "wait): the job ends; with checkpoints, resume=auto continues from the last one"
                 + ("" if seen[lost[0]].has_begun else SETUP_CURE)
             )
 
-    def _tell_laggards(self, seen: dict[int, Seen], now: float):
-        """Names who keeps all others waiting: as a step needs all ranks, no rank gets far beyond one that lags."""
+    def _report_laggards(self, seen: dict[int, Seen], now: float):
+        """Names the ranks that all others wait for. As a step needs all ranks, no rank gets far ahead of a lagging
+        one."""
         if self._named or not all(other.has_begun and now - other.since > self.seconds for other in seen.values()):
             return
         first = min(other.beat["step"][0] for other in seen.values())
         busy = [rank for rank, other in seen.items() if doing_of(other) in OWN]
         behind = busy or [rank for rank, other in seen.items() if other.beat["step"][0] == first]
         self._named.update(behind)
-        say(
-            f"all wait for {self._names(behind, seen, now)}"
-            if len(behind) < len(seen)
-            else f"all ranks are in {place_of(seen[0])} for {now - seen[0].since:.0f} s"
-        )
+        if len(behind) < len(seen):
+            say(f"all wait for {self._names(behind, seen, now)}")
+        else:
+            say(f"all ranks are in {place_of(seen[0])} for {now - seen[0].since:.0f} s")
 
     def _names(self, ranks: list[int], seen: dict[int, Seen], now: float) -> str:
-        """Who, where, at what, since when."""
-        told = [
+        """Rank, host, activity and its duration, for messages."""
+        names = [
             f"rank {rank} on {self._hosts[rank]} (in {place_of(seen[rank])} for {now - seen[rank].since:.0f} s)"
             for rank in sorted(ranks)[:MOST_NAMED]
         ]
         more = [f"{len(ranks) - MOST_NAMED} more"] if len(ranks) > MOST_NAMED else []
-        return " and ".join(told + more)
+        return " and ".join(names + more)
 
 
 def place_of(seen: Seen) -> str:
@@ -216,7 +215,7 @@ def place_of(seen: Seen) -> str:
 
 
 def say(text: str):
-    with contextlib.suppress(OSError):  # of a launcher that is gone
+    with contextlib.suppress(OSError):  # the launcher may be gone
         print(f"hetmpi: {text}", file=sys.stderr, flush=True)
 
 

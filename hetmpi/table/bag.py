@@ -1,10 +1,10 @@
-"""EmbeddingBag: a table in the place of torch.nn.EmbeddingBag (docs/embedding_bag.md).
+"""EmbeddingBag: a distributed replacement of torch.nn.EmbeddingBag (docs/embedding_bag.md).
 
 bag = torch.nn.EmbeddingBag(10_000_000, 64, mode="sum")         bag = hetmpi.EmbeddingBag(10_000_000, 64, mode="sum")
 ...                                                             ...
 optimizer.zero_grad()                                           optimizer.zero_grad()
 loss.backward()                                                 loss.backward()
-optimizer.step()                                                optimizer.step()  # of the dense layers alone
+optimizer.step()                                                optimizer.step()  # only of the dense layers
                                                                 bag.step()
 """
 
@@ -25,23 +25,17 @@ from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.table import EmbeddingTable, kind_of
 
 MODES = ("sum", "mean", "max")
-TORCHS = (
-    "max_norm",
-    "norm_type",
-    "scale_grad_by_freq",
-    "sparse",
-    "_weight",
-    "dtype",
-)  # arguments that mean nothing here
-NUMBERS = itertools.count()  # of the bags of this process: all ranks make them in the same order
-MARK = 1e-20  # lost in any norm of gradients; not zero after a loss scale or a clipping factor
+# Arguments of torch.nn.EmbeddingBag that this one does not support.
+UNSUPPORTED = "max_norm", "norm_type", "scale_grad_by_freq", "sparse", "_weight", "dtype"
+NUMBERS = itertools.count()  # of the bags of this process: all ranks create them in the same order
+MARK = 1e-20  # too small to change a norm of gradients; not zero after a loss scale or a clipping factor
 MANY_BATCHES = 100
-TO_CALLER = 6  # frames from a warning in forward() to the call of the bag: torch.nn.Module has two between
+TO_CALLER = 6  # stack frames from a warning in forward() to the call of the bag, of which torch.nn.Module has two
 
 
 class Rows(torch.autograd.Function):
-    """Rows (U, dim) as they were read. The bag keeps their gradients and marks the anchor; autograd adds zero to
-    the mark, so that hooks on the anchor run."""
+    """Identity on the rows (U, dim) that were read. Its backward keeps their gradients in the bag and marks the anchor;
+    autograd adds zero to the mark, so that hooks on the anchor run."""
 
     @staticmethod
     def forward(ctx, anchor: torch.Tensor, rows: torch.Tensor, keys: torch.Tensor, bag: EmbeddingBag) -> torch.Tensor:
@@ -56,16 +50,15 @@ class Rows(torch.autograd.Function):
 
 
 class EmbeddingBag(torch.nn.Module):
-    """Bags of rows of a table that is spread over all ranks: sums, means or maxima, as torch.nn.EmbeddingBag makes
-    them.
+    """Sums, means or maxima of rows, as torch.nn.EmbeddingBag, of a table that is partitioned over all ranks.
 
     table   the EmbeddingTable
-    anchor  Parameter (1,) float32 that stands for the rows where torch goes over parameters. Gradients of rows are kept
-            while `anchor.grad` is neither None nor zero, and none are made while `anchor.requires_grad` is False. So
-            zero_grad() and requires_grad_() of the bag, of a module around it, and zero_grad() of an optimizer that has
-            the bag's parameters, act on the rows as in torch.
+    anchor  Parameter (1,) float32 that represents the rows in module.parameters(). Gradients of rows are kept while
+            `anchor.grad` is neither None nor zero, and none are computed while `anchor.requires_grad` is False. So
+            zero_grad() and requires_grad_() of the bag or of a module that contains it, and zero_grad() of an optimizer
+            that has the bag's parameters, affect the rows as in torch.
 
-    A state_dict holds nothing of the bag: hetmpi.Checkpoints saves its rows."""
+    A state_dict contains nothing of the bag: hetmpi.Checkpoints saves its rows."""
 
     def __init__(
         self,
@@ -79,21 +72,21 @@ class EmbeddingBag(torch.nn.Module):
         world: World | None = None,
         **settings,
     ):
-        """optimizer: of the rows. mode, padding_idx, include_last_offset: as torch's. world: its ranks, default all of
-        the job. settings: of EmbeddingTable; rows begin as torch's, with deviation 1, and bags made one after the other
-        with other ones, unless init_std and name say otherwise. Collective.
+        """optimizer: of the rows. mode, padding_idx, include_last_offset: as in torch.nn.EmbeddingBag. world: ranks to
+        use, default all of the job. settings: arguments of EmbeddingTable. Unless init_std and name are given, rows
+        start with standard deviation 1, as in torch, and successive bags with different values. Collective.
 
-        Raises ValueError for an unknown mode, a padding_idx that is no key or an argument of torch's that means nothing
-        here, UserError as World and EmbeddingTable do."""
+        Raises ValueError for an unknown mode, a padding_idx out of range or an unsupported argument of
+        torch.nn.EmbeddingBag, UserError as World and EmbeddingTable do."""
         super().__init__()
         if mode not in MODES:
             raise ValueError(f"EmbeddingBag: mode must be one of {', '.join(MODES)}, got {mode}")
         if padding_idx is not None and not -num_rows <= padding_idx < num_rows:
             raise ValueError(f"EmbeddingBag: padding_idx must lie in [-{num_rows:,}, {num_rows:,}), got {padding_idx}")
-        for name in set(TORCHS) & set(settings):
+        for name in set(UNSUPPORTED) & set(settings):
             raise ValueError(
-                f"EmbeddingBag: leave out {name}: rows are float32, and what is done with their gradients is "
-                "RowOptimizer's"
+                f"EmbeddingBag: leave out {name}: rows are float32, and optimizer=RowOptimizer(...) says how their "
+                "gradients are applied"
             )
         settings = {"init_std": 1.0, "name": f"bag {next(NUMBERS)}", **settings}
         self.name = settings["name"]
@@ -101,19 +94,20 @@ class EmbeddingBag(torch.nn.Module):
         self.mode, self.include_last_offset = mode, include_last_offset
         self.padding_idx = padding_idx if padding_idx is None else padding_idx % num_rows
         self.anchor = torch.nn.Parameter(torch.zeros(1))
-        self._mark = self.anchor.detach()  # the memory of anchor.grad, also where Horovod has put other memory into it
+        self._mark = self.anchor.detach()  # the memory of anchor.grad, also after Horovod has replaced it
         self._has_stepped = self._has_warned = False
         self._discard()
 
     def forward(
         self, input: torch.Tensor, offsets: torch.Tensor | None = None, per_sample_weights: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """input (B, N), or (N,) with offsets (B,), where bags begin, or (B + 1,) with include_last_offset; all int64 or
-        int32. per_sample_weights float32 of input's shape, for mode sum -> (B, dim), on a GPU if input or the table is.
+        """input (B, N), or (N,) with offsets (B,), the first positions of the bags, or (B + 1,) with
+        include_last_offset; all int64 or int32. per_sample_weights float32 of input's shape, for mode sum -> (B, dim),
+        on a GPU if input or the table is.
 
-        Under no_grad it reads the owners' rows, which at staleness 1 and above takes flush() before. Else gradients are
-        summed from each backward() until step() or zero_grad(); warns once when 100 batches have had neither. Raises
-        UserError for another dtype, or ids out of range, and as torch does for shapes that do not fit."""
+        Under no_grad it reads the owners' rows; at staleness >= 1 call flush() before. Otherwise gradients are summed
+        over all backward() calls until step() or zero_grad(); a warning is given once after 100 batches without either.
+        Raises UserError for another dtype or ids out of range, and as torch does for shapes that do not match."""
         if input.dtype not in (torch.int64, torch.int32):
             raise UserError(f"EmbeddingBag: input must be int64 or int32, got {kind_of(input)}")
         keys, index = _C.unique(input.detach().to("cpu", torch.int64).reshape(-1).contiguous().numpy())
@@ -128,16 +122,14 @@ class EmbeddingBag(torch.nn.Module):
         return bags if input.is_cpu else bags.to(input.device)
 
     def step(self):
-        """Gives the owners the gradients since the last step, as means over the ranks, which is how Horovod gives the
-        dense layers theirs. At staleness 0 collective: a rank without gradients makes this call all the same.
+        """Pushes the gradients since the last step to the owners, as means over the ranks, like Horovod's gradients of
+        the dense layers. At staleness 0 collective: a rank without gradients must call it too.
 
-        Raises NotFinite for gradients that are NaN or infinite, before any is sent; they stay until zero_grad(). Warns
-        if zero_grad() has discarded those of the first step."""
+        Raises NotFinite for gradients that are NaN or infinite, before any is sent; they are kept until zero_grad().
+        Warns if zero_grad() has discarded those of the first step."""
         if self._discard_if_zeroed() and not self._has_stepped:
-            self._warn(
-                "zero_grad() came between backward() and step(), which discards the gradients of the rows: call step() "
-                "before zero_grad()", 3,
-            )  # fmt: skip
+            text = "zero_grad() came between backward() and step(), which discards the gradients of the rows"
+            self._warn(f"{text}: call step() before zero_grad()", 3)
         if not self.anchor.requires_grad:
             self._discard()
         keys, grads = self._summed()
@@ -145,7 +137,7 @@ class EmbeddingBag(torch.nn.Module):
         self.table.write(keys, grads / self.table.world.size)
         self._has_stepped = self._has_stepped or bool(self._kept)
         self._discard()
-        self.table.settle()  # here, as the caller may wait for other ranks before it reads again
+        self.table.settle()  # now, because the caller may wait for other ranks before its next read
 
     def zero_grad(self, set_to_none: bool = True):
         """Discards the gradients since the last step."""
@@ -157,11 +149,11 @@ class EmbeddingBag(torch.nn.Module):
         self._discard_if_zeroed()
         self._is_called = True
         if self._num_batches >= MANY_BATCHES:
-            self._warn(
+            text = (
                 f"gradients of {self._num_batches} batches wait for step(): call bag.step() after each "
-                "optimizer.step() and zero_grad() for a batch that is left out; to accumulate as many on purpose is "
-                "fine", TO_CALLER,
-            )  # fmt: skip
+                "optimizer.step(), and zero_grad() for a batch that is left out; ignore this if you accumulate so many"
+            )
+            self._warn(text, TO_CALLER)
         rows = self.table.read(keys)
         return Rows.apply(self.anchor, rows, keys, self) if self.anchor.requires_grad else rows
 
@@ -172,7 +164,7 @@ class EmbeddingBag(torch.nn.Module):
             return
         self._num_batches, self._is_called = self._num_batches + self._is_called, False
         self._kept.append((keys, grads))
-        if sum(len(keys) for keys, _ in self._kept) > 2 * len(self._kept[0][0]):  # the first is the sum of earlier ones
+        if sum(len(keys) for keys, _ in self._kept) > 2 * len(self._kept[0][0]):  # entry 0 sums all earlier ones
             self._kept = [self._summed()]
         if self.anchor.grad is None:
             self.anchor.grad = torch.full_like(self.anchor, MARK)
@@ -181,7 +173,7 @@ class EmbeddingBag(torch.nn.Module):
         self._mark = self.anchor.grad.detach()
 
     def _summed(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """What is kept: unique keys (U,), gradients (U, dim)."""
+        """The sum of the kept gradients: unique keys (U,), gradients (U, dim)."""
         if len(self._kept) == 1:
             return self._kept[0]
         keys = torch.cat([torch.empty(0, dtype=torch.int64), *(keys for keys, _ in self._kept)])
@@ -214,11 +206,11 @@ class EmbeddingBag(torch.nn.Module):
         return is_zeroed
 
     def _discard(self):
-        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []  # unique keys and their gradients, since the last step
+        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []  # unique keys and gradients since the last step
         self._num_batches, self._is_called = 0, False
 
     def _warn(self, text: str, level: int):
-        """Once. level: whose line is shown, as warnings.warn counts from here."""
+        """Warns once. level: stacklevel of warnings.warn."""
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(f"{self._who()}: {text}", stacklevel=level)
@@ -227,22 +219,22 @@ class EmbeddingBag(torch.nn.Module):
         return f"{self.name} of {self.table.num_rows:,} rows of dim {self.table.dim}"
 
     def _apply(self, fn, recurse=True):
-        return super()._apply(lambda tensor: fn(tensor).float(), recurse)  # in 16 bits the mark would be zero
+        return super()._apply(lambda tensor: fn(tensor).float(), recurse)  # MARK would be zero in 16 bits
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
-        """Nothing: the anchor's value means nothing."""
+        """Saves nothing: the anchor's value has no meaning."""
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
         missing.remove(f"{prefix}anchor")
 
     def flush(self):
-        """Brings all updates to their owners, for an evaluation at staleness 1 and above. Collective."""
+        """Applies all updates at their owners, before an evaluation at staleness >= 1. Collective."""
         self.table.flush()
 
     def fill(self, rows: torch.Tensor):
-        """Takes rows (num_rows, dim), of a torch.nn.EmbeddingBag's weight for one, in the place of the first ones.
-        REQUIRES: no call yet. Collective. Raises UserError for another shape."""
+        """Replaces the initial rows by rows (num_rows, dim), for example the weight of a torch.nn.EmbeddingBag.
+        REQUIRES: no other call yet. Collective. Raises UserError for another shape."""
         if tuple(rows.shape) != (self.table.num_rows, self.table.dim):
             raise UserError(
                 f"EmbeddingBag.fill: rows must be of shape ({self.table.num_rows}, {self.table.dim}), got "
@@ -252,7 +244,7 @@ class EmbeddingBag(torch.nn.Module):
         self.table.resume_at(self.table.step)
 
     def extra_repr(self) -> str:
-        """What repr() says of the bag."""
+        """The arguments that repr() shows."""
         return (
             f"{self.table.num_rows}, {self.table.dim}, mode={self.mode}, padding_idx={self.padding_idx}, "
             f"ranks={self.table.world.size}"
@@ -260,6 +252,6 @@ class EmbeddingBag(torch.nn.Module):
 
     def __reduce_ex__(self, protocol):
         raise TypeError(
-            "EmbeddingBag: its rows are spread over the ranks, it cannot be copied or pickled: save rows by "
+            "EmbeddingBag: its rows are spread over the ranks, it cannot be copied or pickled: save them by "
             "hetmpi.Checkpoints"
         )

@@ -1,10 +1,11 @@
 """BSP, s = 0: every read sees all writes of the step before, from all ranks, applied once.
 
-read     lines whose owner's clock has not moved are as good as the owners' rows; the others are fetched
+read     uses cache lines whose owner's clock has not changed; fetches all other rows
 write    each rank sends its gradients to their owners
-settle   (by write on one node, else by the next read) each owner waits for the gradients of all ranks, sums per key in
-         rank order, applies the row optimizer once; before the next read all ranks meet
-So `write` and the read (or flush) after it are collective: every rank makes them, with no keys if it has none.
+settle   (in write on one node, otherwise in the next read) each owner waits for the gradients of all ranks, sums them
+         per key in rank order and applies the row optimizer once; all ranks meet before the next read
+So `write` and the following read (or flush) are collective: every rank makes these calls; a rank without keys passes
+none.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from hetmpi.table.client import Parts, check_finite
 from hetmpi.table.request import Keys, Phase, PullRequest
 
 POLL_S = 0.001
-NAP_S = 50e-6  # between two looks at what others are to do: short beside a step, long beside a look
+NAP_S = 50e-6  # polling interval: short compared with a step, long compared with a poll
 
 
 class BspClient:
@@ -36,13 +37,11 @@ class BspClient:
         self._inbox = _C.Inbox(parts.store.rings, parts.world.rank, *parts.store.arrays)
         route = trial_route(parts.window, parts.partition, parts.num_rows)
         rows = np.empty((TRIAL_KEYS, parts.dim), np.float32)
-        self.transport, self.why = choose(
-            Endpoint(parts.window, parts.record), {"rma": OneSided, "alltoall": Collective}, exchange,
-            lambda transport: transport.peek("weight", route, rows),
-        )  # fmt: skip
+        endpoint, ways = Endpoint(parts.window, parts.record), {"rma": OneSided, "alltoall": Collective}
+        self.transport, self.why = choose(endpoint, ways, exchange, lambda way: way.peek("weight", route, rows))
         self._reader, self._mailbox = self.transport.reader, self.transport.mailbox
-        self._is_written = False  # a write waits to be settled
-        self._is_open = False  # and the inbox for gradients of all ranks
+        self._is_written = False  # a write is not yet settled
+        self._is_open = False  # the inbox waits for gradients of all ranks
         self._last: PullRequest | None = None
         self._world.drains.add(self)
 
@@ -62,14 +61,14 @@ class BspClient:
         return (yield from timed(self._spans("fetch"), self._fetching(request, admitted, is_stale)))
 
     def _request(self, keys: Keys) -> PullRequest:
-        """A request of these keys: the last one once more, if it is of the same."""
+        """A request of these keys; reuses the last one if its keys are the same."""
         if self._last is None or not self._last.is_of(keys):
             return self.parts.request(keys)
         self._last.reset()
         return self._last
 
     def _checking_valid(self, request: PullRequest, admitted: np.ndarray) -> InFlight[np.ndarray]:
-        """Which lines are not as their owners' rows: (n,) bool."""
+        """Mask of lines that differ from their owners' rows: (n,) bool."""
         if self._cache.capacity_rows > 0:
             yield from self.parts.reading_clocks(self._reader, request, admitted)
         is_stale = np.zeros(request.num, bool)
@@ -78,9 +77,9 @@ class BspClient:
         return is_stale
 
     def _fetching(self, request: PullRequest, admitted: np.ndarray, is_stale: np.ndarray) -> InFlight[torch.Tensor]:
-        """The rows (U, dim) of the batch, lines renewed and new ones made."""
+        """The rows (U, dim) of the batch. Refreshes stale lines and inserts new ones."""
         rows = self._cache.empty((request.num, self.parts.dim), np.float32)
-        no_states = self._cache.empty((request.num, self.parts.rule.state_dim), np.float32)  # lines are never previewed
+        no_states = self._cache.empty((request.num, self.parts.rule.state_dim), np.float32)  # BSP makes no previews
         is_missing = request.slots < 0
         yield from self.parts.reading_rows(self._reader, request, is_missing | is_stale, "weight", rows)
         if not is_missing.all():
@@ -97,7 +96,7 @@ class BspClient:
         return self._cache.on_device(rows)
 
     def announce(self, keys: Keys):
-        """Nothing travels ahead: most of what it would bring is changed by the write in between (docs/results.md)."""
+        """Requests nothing: the write in between changes most of the rows (docs/results.md)."""
         if self._is_written:
             raise RuntimeError(
                 "EmbeddingTable.prefetch: call it between a read and the write after it, not after write"
@@ -113,15 +112,15 @@ class BspClient:
         with self._spans("push"):
             request = self._last if self._last is not None and self._last.is_of(keys) else self.parts.request(keys)
             self._send(request, self._cache.on_host(grads))
-        if self._world.is_one_node:  # across nodes the gradients travel while the caller waits for the dense ones
+        if self._world.is_one_node:  # across nodes the transfer overlaps with the allreduce of the dense gradients
             yield from timed(self._spans("drain"), self._applying())
 
     def _send(self, request: PullRequest, values: np.ndarray):
-        """Sends each owner its part of the step's gradients."""
+        """Sends each owner its rows of the step's gradients."""
         if self._cache.device.type != "cpu":
             check_finite(request.keys, values)
         own_rows, own_order = request.batch_route.of(self._world.rank)
-        self._inbox.begin(self.step, own_rows, values[own_order])  # a copy: the caller's grads are its own again
+        self._inbox.begin(self.step, own_rows, values[own_order])  # a copy: the caller may change grads after the call
         self._is_written = self._is_open = True
         message = Message(self.step, request.batch_route, values)
         self.parts.counters.push_bytes += self._mailbox.send(message, True, self._world.drain)
@@ -135,8 +134,8 @@ class BspClient:
             finish(self.settling())
 
     def _settling(self, meets: bool) -> InFlight[None]:
-        """Waits until all ranks' gradients of the last write are in the rows. meets: not where what follows makes ranks
-        meet."""
+        """Applies the gradients of all ranks' last write. meets: whether to end with a barrier; not needed if the next
+        operation synchronises all ranks."""
         if self._is_written:
             if self._is_open:
                 yield from self._applying()
@@ -146,12 +145,10 @@ class BspClient:
             self._is_written = False
 
     def _applying(self) -> InFlight[None]:
-        """Waits for all ranks' gradients of this step and applies them to this rank's rows."""
+        """Waits for the gradients of all ranks in this step and applies them to this rank's rows."""
         self._mailbox.publish()
         yield
-        with Patience(
-            self._world, lambda: f"in step {self.step + 1} for the gradients of rank {self._inbox.awaited}"
-        ) as patience:
+        with Patience(self._world, self._awaited) as patience:
             while not self._inbox.poll(POLL_S):
                 self._world.drain()
                 patience.check()
@@ -159,14 +156,17 @@ class BspClient:
         self._inbox.apply(self.parts.rule)
         self._is_open = False
 
+    def _awaited(self) -> str:
+        return f"in step {self.step + 1} for the gradients of rank {self._inbox.awaited}"
+
     def drain(self):
-        """Takes in what others send, while this rank waits for them (World.drain)."""
+        """Receives gradients while this rank waits for others (World.drain)."""
         if self._is_open:
             self._inbox.poll(NAP_S)
             self._mailbox.progress()
 
     def push_pending(self, timeout_s: float):
-        """Nothing is held back."""
+        """No effect: nothing is held back."""
 
     def await_owners(self):
         finish(self.settling())
@@ -175,7 +175,7 @@ class BspClient:
         self.parts.step = step
 
     def close(self):
-        self._world.meet("for all ranks to close the table")  # while this one takes in what they send
+        self._world.meet("for all ranks to close the table")  # receives their gradients meanwhile
         self._world.drains.discard(self)
-        self.parts.window.flush()  # buffers of what was sent are MPI's until then
+        self.parts.window.flush()  # until then MPI uses the buffers of posted operations
         self.transport.close()

@@ -1,4 +1,4 @@
-"""Settings of the cache of other ranks' rows (cpp/cache/row_cache.h), and how stale they may be."""
+"""Settings of the cache of other ranks' rows (cpp/cache/row_cache.h) and of their staleness."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from hetmpi.table.optim import RowOptimizer, check_choice
 POLICIES = ("lru", "lfu", "lfuopt")
 LARGEST_BOUND = 1 << 31  # clocks have 32 bits
 ADMIT = ("auto", "all", "remote", "offnode")
-ROW_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}  # of a number of a row
+ROW_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}  # of one number
 
 
 @dataclass(frozen=True)
 class Staleness:
-    """HET's bound s: 0 synchronous, n iterations, None without bound; with `growth`, min(s, step / growth) at a step,
-    as rows move fastest in the beginning. anticipate: by how much larger than its own a rank takes the step that all
-    ranks together make of a row until it hears of it; None: the number of ranks, 1: as in HET (docs/design.md)."""
+    """HET's bound s: 0 for synchronous training, n for at most n iterations, None for no bound. With `growth` the bound
+    at a step is min(s, step / growth), because rows change fastest at the beginning. anticipate: factor by which a rank
+    scales its own update of a cached row, to account for the updates of the other ranks that it has not seen yet; None
+    is the number of ranks, 1 is HET's behaviour (docs/design.md)."""
 
     bound: int | None = 0
     growth: float | None = None
@@ -46,25 +47,25 @@ class Staleness:
         return self.bound == 0
 
     def at(self, step: int) -> int:
-        """The bound in force at `step`, counted from 0, as the core takes it."""
+        """The bound at `step`, counted from 0, in the encoding of the C++ core."""
         if self.growth is None:
             return _C.UNBOUNDED if self.bound is None else self.bound
         return int(min(LARGEST_BOUND - 1 if self.bound is None else self.bound, step / self.growth))
 
     def factor(self, world_size: int) -> float:
-        """How many times its own step a rank takes a row to have moved."""
+        """Factor by which a rank scales its own update of a cached row."""
         return float(world_size if self.anticipate is None else self.anticipate)
 
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """How many rows a rank keeps, which, and which go first.
+    """Size, eviction policy and precision of a rank's cache.
 
     capacity_rows, or capacity_fraction of the table's rows: lines of each rank; 0, or neither, is no cache. policy:
-    lru, lfu or lfuopt (cpp/cache/cache_decisions.h). admit: `offnode` keeps rows of other nodes, `remote` of other
-    ranks, `all` of this rank too; `auto` is offnode, since a row of the own node is a plain load away, but on a GPU
-    all: there no row is. dtype: float32, float16 or bfloat16, of the rows kept; what is added to a row of 16 bits is
-    rounded up or down by chance, while the sums for the owners are float32."""
+    lru, lfu or lfuopt (cpp/cache/cache_decisions.h). admit: `offnode` caches rows of other nodes, `remote` those of
+    other ranks, `all` also this rank's; `auto` is offnode on CPUs, where rows of the same node are read from shared
+    memory, and all on a GPU, whose memory holds no shard. dtype: float32, float16 or bfloat16, of the cached rows;
+    updates of 16-bit rows use stochastic rounding, pending gradients are float32."""
 
     capacity_rows: int | None = None
     capacity_fraction: float | None = None
@@ -87,7 +88,7 @@ class CacheSettings:
             raise UserError(f"table.cache.capacity_fraction must lie in [0, 1], got {self.capacity_fraction}")
 
     def admitted(self, world: World, device: torch.device) -> np.ndarray:
-        """Whose rows are kept on `device`: (size,) bool."""
+        """Mask of the ranks whose rows are cached on `device`: (size,) bool."""
         if self.admit == "all" or (self.admit == "auto" and device.type != "cpu"):
             return np.ones(world.size, bool)
         if self.admit == "remote":
@@ -95,37 +96,41 @@ class CacheSettings:
         return world.is_remote
 
     def rows(self, num_rows: int, world: World, device: torch.device) -> int:
-        """Lines of this rank's cache over a table of `num_rows`."""
+        """Lines of this rank's cache for a table of `num_rows`."""
         if not self.admitted(world, device).any():
             return 0
         wanted = self.capacity_rows if self.capacity_fraction is None else round(self.capacity_fraction * num_rows)
-        return min(wanted or 0, num_rows + _C.WAYS)  # a set may be short of lines while others are not full
+        return min(wanted or 0, num_rows + _C.WAYS)  # one set may be full while others are not
 
     def open(self, world: World, num_rows: int, dim: int, optimizer: RowOptimizer, device: torch.device) -> RowCache:
-        """This rank's cache. Collective. Raises UserError on every rank if a node or a GPU lacks memory for its ranks'
-        caches."""
+        """Creates this rank's cache. Collective. Raises UserError on every rank if a node or a GPU lacks memory for its
+        ranks' caches."""
         rule, capacity_rows = optimizer.core(dim), self.rows(num_rows, world, device)
         if device.type != "cpu":
             return open_gpu_cache(world, device, capacity_rows, rule, dim, self.policy, self.dtype)
         line = ROW_BYTES[self.dtype] * dim + 4 * (rule.state_dim + rule.sum_dim) + _C.LINE_OVERHEAD_BYTES
-        refuse_if_short(world, capacity_rows * line, False, lambda need, place, free: (
-            f"a cache of {capacity_rows:,} rows of dim {dim} on each rank needs {size_text(need)} for the "
-            f"{world.node.size} rank(s) on {world.host}, {size_text(free)} are free in {place}: lower "
-            "table.cache.capacity_rows or table.cache.capacity_fraction"
-        ))  # fmt: skip
+
+        def message(need, place, free):
+            return (
+                f"a cache of {capacity_rows:,} rows of dim {dim} on each rank needs {size_text(need)} for the "
+                f"{world.node.size} rank(s) on {world.host}, {size_text(free)} are free in {place}: lower "
+                "table.cache.capacity_rows or table.cache.capacity_fraction"
+            )
+
+        refuse_if_short(world, capacity_rows * line, False, message)
         return HostCache(capacity_rows, rule, self.policy, self.dtype)
 
 
 class RowCache(Protocol):
-    """Copies of rows that this rank keeps, with the gradients it has not pushed yet: the calls of
-    cpp/cache/row_cache.h, which explains them, and how rows get from its memory to tensors. Keys, slots, clocks and
-    masks are numpy arrays in the host's memory.
+    """Copies of rows on this rank, with the gradients that are not pushed yet: the methods of cpp/cache/row_cache.h,
+    which documents them, and the transfer of rows between its memory and tensors. Keys, slots, clocks and masks are
+    numpy arrays in host memory.
 
-    device           where the rows are
-    capacity_rows    lines; 0 is legal: nothing is found
-    computes_beside  whether the network is computed by another processor, while the host may decide about the next
-                     batch
-    num_pending      lines with a pending sum; num_pushes: sums handed out and not taken yet; lags: (32,) int64, see
+    device           device of the rows
+    capacity_rows    lines; with 0 no key is found
+    computes_beside  whether another processor computes the network, so that the host can prepare the next batch
+                     meanwhile
+    num_pending      lines with pending gradients; num_pushes: gradient sums ready to be sent; lags: (32,) int64, see
                      EmbeddingTable"""
 
     device: torch.device

@@ -1,4 +1,4 @@
-"""Client: what a consistency model makes of a table's calls. bsp.py is s = 0, exact; ssp.py is s >= 1, HET's client."""
+"""Client: the protocol of a consistency model. bsp.py is s = 0, exact; ssp.py is s >= 1, HET's client."""
 
 from __future__ import annotations
 
@@ -26,51 +26,50 @@ class Client(Protocol):
     """One rank's side of a table. Keys are checked: int64, unique, in range.
 
     step       steps written so far (BSP: and settled)
-    transport  how rows and gradients travel between nodes
-    why        why this transport, in one sentence, if it was chosen by a trial"""
+    transport  communication of rows and gradients between nodes
+    why        reason in one sentence if a trial chose the transport"""
 
     step: int
     transport: Transport
     why: str | None
 
     def reading(self, keys: Keys) -> InFlight[torch.Tensor]:
-        """keys (U,) -> rows (U, dim) float32 on the table's device, as fresh as the consistency model says."""
+        """keys (U,) -> rows (U, dim) float32 on the table's device, as recent as the consistency model requires."""
 
     def peek(self, keys: Keys) -> torch.Tensor:
-        """The owners' rows, for evaluation; no line is used, nothing is counted."""
+        """The owners' rows, for evaluation; neither the cache nor the counters are used."""
 
     def announce(self, keys: Keys) -> None:
-        """Says what a later read will ask for."""
+        """Announces the keys of a later read."""
 
     def check_write(self) -> None:
         """Raises RuntimeError unless write() may be called now."""
 
     def writing(self, keys: Keys, grads: torch.Tensor) -> InFlight[None]:
-        """Pushes gradients (U, dim), now or later."""
+        """Pushes gradients (U, dim), or keeps them pending for a later push."""
 
     def settling(self) -> InFlight[None]:
-        """Ends what the last write left to do, where other ranks wait for that: before this rank waits for others.
-        Collective."""
+        """Completes the last write where other ranks depend on it, before this rank waits for them. Collective."""
 
     def flush(self) -> None:
-        """Brings every update to its owner. Collective."""
+        """Applies all updates at their owners. Collective."""
 
     def push_pending(self, timeout_s: float) -> None:
-        """Sends what this rank holds back. Not collective."""
+        """Pushes this rank's pending gradients. Not collective."""
 
     def await_owners(self) -> None:
-        """Waits until the owners have applied what this rank has pushed."""
+        """Waits until the owners have applied the gradients that this rank has pushed."""
 
     def resume_at(self, step: int) -> None:
-        """Goes on as after `step` steps."""
+        """Continues as after `step` steps."""
 
     def close(self) -> None:
-        """Ends what is on its way. Collective."""
+        """Ends the transfers in progress. Collective."""
 
 
 @dataclass
 class Parts:
-    """What clients are made of, put together by EmbeddingTable."""
+    """The parts that EmbeddingTable passes to a client."""
 
     world: World
     window: RmaWindow
@@ -79,31 +78,31 @@ class Parts:
     num_rows: int
     dim: int
     optimizer: RowOptimizer
-    rule: _C.RowOptimizer  # the optimizer's, for rows of dim
+    rule: _C.RowOptimizer  # of the optimizer, for rows of dim
     record: _C.RecordFormat  # of a push
     staleness: Staleness
     cache: RowCache
-    admitted: np.ndarray  # (size,) bool: whose rows the cache keeps
+    admitted: np.ndarray  # (size,) bool: ranks whose rows are cached
     counters: Counters
     spans: Spans
-    step: int = 0  # steps written so far; the client alone counts them
+    step: int = 0  # steps written so far; only the client changes it
 
     @property
     def bound(self) -> int:
-        """s in this step, as the core takes it."""
+        """s in this step, in the encoding of the C++ core."""
         return self.staleness.at(self.step)
 
     def request(self, keys: Keys) -> PullRequest:
         return PullRequest(keys, self.partition, self.world.is_remote, self.cache.empty)
 
-    # The lines of a batch, in either model.
+    # Operations on the lines of a batch, in both models.
 
     def is_admitted(self, request: PullRequest) -> np.ndarray:
-        """Which keys the cache may keep: (n,) bool."""
+        """Mask of the keys that may be cached: (n,) bool."""
         return np.ones(len(request.array), bool) if self.admitted.all() else request.route.held_by(self.admitted)
 
     def find(self, request: PullRequest, admitted: np.ndarray, is_looked_up: bool = False):
-        """Looks the keys up; those of the batch count as used."""
+        """Looks the keys up and marks the lines of the batch as used."""
         if self.cache.capacity_rows == 0:
             request.slots[:] = -1
             return
@@ -112,7 +111,7 @@ class Parts:
         self.cache.use(request.slots[: request.num], int(admitted[: request.num].sum()))
 
     def reading_clocks(self, reader, request: PullRequest, wanted: np.ndarray) -> InFlight[None]:
-        """Gets the owners' clocks of the wanted keys (n,) bool, as they are now."""
+        """Fetches the owners' current clocks of the wanted keys (n,) bool."""
         if reader.is_needed(wanted):
             route = request.route.where(wanted)
             yield from reader.reading("clock", route, request.clocks)
@@ -121,14 +120,14 @@ class Parts:
     def reading_rows(
         self, reader, request: PullRequest, wanted: np.ndarray, array: str, out: np.ndarray
     ) -> InFlight[None]:
-        """Gets the wanted keys' (n,) bool rows of an array, weight or state, to their positions in out (n, width)."""
+        """Fetches `array`, weight or state, of the wanted keys (n,) bool to their positions in out (n, width)."""
         if reader.is_needed(wanted):
             route = request.route.where(wanted)
             yield from reader.reading(array, route, out)
             self.counters.row_bytes += 4 * out.shape[1] * route.num_elsewhere(self.world.rank)
 
     def count_found(self, request: PullRequest, is_stale: np.ndarray, are_judged: bool):
-        """Counts hits and stale lines of a batch. are_judged: whether their owners' clocks were looked at."""
+        """Counts hits and stale lines of a batch. are_judged: whether lines were compared with their owners' clocks."""
         num = request.num
         num_found, num_stale = int((request.slots[:num] >= 0).sum()), int(is_stale[:num].sum())
         self.counters.validated += num_found if are_judged else 0
@@ -136,27 +135,22 @@ class Parts:
         self.counters.stale += num_stale
 
     def deliver(self, request: PullRequest, admitted: np.ndarray, rows: np.ndarray, states: np.ndarray) -> torch.Tensor:
-        """The rows (U, dim) of the batch: its lines', and those in rows (n, dim) of keys without one, which get one if
-        the cache may keep them."""
+        """The rows (U, dim) of the batch: from cache lines, or from rows (n, dim) for keys without a line. The latter
+        get a line if they may be cached."""
         num, slots = request.num, request.slots
         missing = (slots < 0) & admitted
         delivered = self.cache.deliver(slots[:num], rows[:num])
         num_missing = int(missing[:num].sum())
         if num_missing:
-            self.counters.evicted += self.cache.insert_and_evict(
-                request.array[:num],
-                admitted[:num],
-                self.cache.local(delivered),
-                states[:num],
-                request.clocks[:num],
-                slots[:num],
-            )
+            keys, weights, clocks = request.array[:num], self.cache.local(delivered), request.clocks[:num]
+            evicted = self.cache.insert_and_evict(keys, admitted[:num], weights, states[:num], clocks, slots[:num])
+            self.counters.evicted += evicted
         self.counters.misses += num_missing
         return delivered
 
 
 def check_finite(keys, values: np.ndarray):
-    """Raises NotFinite if gradients (n, width) float32, or sums of them, of keys (n,) may not reach their owners."""
+    """Raises NotFinite if gradients (n, width) float32 of keys (n,), or sums of gradients, are NaN or infinite."""
     if not _C.all_finite(values):
         wrong = np.flatnonzero(~np.isfinite(values).all(1))
         first = values[wrong[0]]

@@ -1,13 +1,12 @@
-"""GpuCache: the calls of HostCache (hetmpi/cache.py) on lines in a GPU's memory.
+"""GpuCache: the methods of HostCache (hetmpi/table/host_cache.py) for lines in a GPU's memory.
 
-What is decided about a batch is decided on the host: keys, slots, clocks and masks are numpy arrays. The GPU uses them
-where they lie if `empty` made them, in pinned memory, else a copy there. Rows to train on, and their gradients, are
-tensors on the GPU. Rows on their way to it lie in pinned memory of the host, of which it reads those that are new,
-once; sums leave it when they are handed out.
+The host makes all decisions about a batch: keys, slots, clocks and masks are numpy arrays. The GPU reads them in place
+if `empty` allocated them in pinned memory, otherwise from a copy there. Rows to train on, and their gradients, are
+tensors on the GPU. Fetched rows are in pinned memory of the host; the GPU reads the new ones, once. Gradient sums are
+copied to the host when they are ready to be sent.
 
-All that is done to the lines is done in a stream of their own, beside that in which torch computes: what the host waits
-for, to decide about the next batch, does not wait for the network. Torch's stream waits for rows that are delivered,
-this one for gradients.
+Operations on lines run in a CUDA stream of their own, concurrent with torch's stream: so the decisions about the next
+batch do not wait for the network's kernels. Torch's stream waits for delivered rows, the cache's stream for gradients.
 """
 
 from __future__ import annotations
@@ -21,23 +20,23 @@ from hetmpi.errors import UserError
 
 
 class Gpu:
-    """One GPU, as GpuCache uses it."""
+    """The GPU and its streams, as GpuCache uses them."""
 
     def __init__(self, device: torch.device):
         self.device, self._stream = device, torch.cuda.Stream(device)
 
     def empty(self, shape) -> torch.Tensor:
-        """Memory for rows to `give`."""
+        """Memory for rows that are passed to `give`."""
         with torch.cuda.stream(self._stream):
             return torch.empty(shape, device=self.device)
 
     def give(self, tensor: torch.Tensor):
-        """Has torch's stream wait for what was done here to a tensor that `empty` made."""
+        """Makes torch's stream wait for the operations of this stream on a tensor from `empty`."""
         torch.cuda.current_stream(self.device).wait_stream(self._stream)
         tensor.record_stream(torch.cuda.current_stream(self.device))
 
     def take(self, tensor: torch.Tensor):
-        """Has this stream wait for what torch's does to a tensor."""
+        """Makes this stream wait for the operations of torch's stream on a tensor."""
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         tensor.record_stream(self._stream)
 
@@ -48,32 +47,32 @@ class Gpu:
         return tensor.is_pinned()
 
     def array(self, tensor: torch.Tensor):
-        """A tensor in its memory, as hetmpi._C takes it."""
+        """A tensor as an array for hetmpi._C, in the same memory."""
         return tensor
 
     @property
     def stream(self) -> int:
-        """That of the lines, as hetmpi._C takes it."""
+        """The cache's stream as an integer for hetmpi._C."""
         return self._stream.cuda_stream
 
     def wait(self):
-        """Until all that was started in it is done."""
+        """Waits for all operations of the cache's stream."""
         self._stream.synchronize()
 
 
 class HostArrays:
-    """Arrays of the host's that the GPU reads and fills."""
+    """Arrays in host memory that the GPU reads and writes."""
 
     def __init__(self, gpu: Gpu):
         self._gpu = gpu
-        self._used: list[torch.Tensor] = []  # by calls that may be under way
+        self._used: list[torch.Tensor] = []  # by kernels that may still run
 
     def empty(self, shape, dtype) -> np.ndarray:
-        """An array of any values, in pinned memory."""
+        """An uninitialised array in pinned memory."""
         return self._gpu.pinned(shape, torch_type(dtype)).numpy()
 
     def use(self, array: np.ndarray) -> np.ndarray:
-        """The array, or a copy of it that the GPU can use; kept until the GPU is done with it."""
+        """The array, or a copy that the GPU can read; kept alive until wait()."""
         tensor = torch.from_numpy(array)
         if not self._gpu.can_use(tensor):
             tensor = self._gpu.pinned(tensor.shape, tensor.dtype).copy_(tensor)
@@ -81,7 +80,7 @@ class HostArrays:
         return tensor.numpy()
 
     def filling(self, array: np.ndarray, call):
-        """Calls call(array, or a copy that the GPU can use) and waits until it is filled."""
+        """Calls call(array, or a copy that the GPU can write) and waits for its result in the array."""
         used = self.use(array)
         call(used)
         self.wait()
@@ -89,31 +88,31 @@ class HostArrays:
             array[...] = used
 
     def wait(self):
-        """Until the GPU is done with all of them."""
+        """Waits until the GPU has finished with all these arrays."""
         self._gpu.wait()
         self._used.clear()
 
 
 class GpuCache:
-    """See above. device: where the rows are; capacity_rows: its lines."""
+    """See above. device: of the rows; capacity_rows: number of lines."""
 
     computes_beside = True
 
     def __init__(self, capacity_rows: int, rule: _C.RowOptimizer, policy: str, dtype: str, gpu: Gpu):
-        """Takes all its memory at once. dtype: of its rows."""
+        """Allocates all memory. dtype: of the cached rows."""
         self._gpu, self.device = gpu, gpu.device
         self._lines = _C.CudaRowCache(capacity_rows, rule, policy, dtype, gpu.device.index or 0)
-        self._host = _C.RowCache(0, rule, policy)  # for rows on their way to the GPU
+        self._host = _C.RowCache(0, rule, policy)  # computes previews of rows in host memory
         self._arrays = HostArrays(gpu)
         self.empty, self._use, self._filling = self._arrays.empty, self._arrays.use, self._arrays.filling
         self._num_evicted = 0
-        self._delivered: int | None = None  # where the last rows lie
+        self._delivered: int | None = None  # address of the rows delivered last
         self.capacity_rows = self._lines.capacity_rows
 
-    # Between the host and the GPU.
+    # Transfer between host and GPU.
 
     def deliver(self, slots: np.ndarray, rows: np.ndarray) -> torch.Tensor:
-        """The rows (n, dim) of a batch: its lines', and those in rows (n, dim) of keys without one."""
+        """The rows (n, dim) of a batch: from lines, or from rows (n, dim) for keys without a line."""
         out = self._gpu.empty(rows.shape)
         self._lines.gather(self._use(slots), self._gpu.array(out), self._gpu.stream, self._use(rows))
         self._gpu.give(out)
@@ -121,8 +120,8 @@ class GpuCache:
         return out
 
     def local(self, rows: torch.Tensor):
-        """Rows or gradients (n, dim) as the calls below take them."""
-        if rows.data_ptr() != self._delivered:  # else they come from here
+        """Rows or gradients (n, dim) as arguments of the methods below."""
+        if rows.data_ptr() != self._delivered:  # otherwise this stream wrote them
             self._gpu.take(rows)
         return self._gpu.array(rows)
 
@@ -153,7 +152,7 @@ class GpuCache:
         self._lines.refresh(*used, anticipate, self._gpu.stream)
 
     def insert_and_evict(self, keys, chosen, weights, states, clocks, slots) -> int:
-        """weights: as local() gives them, the others on the host."""
+        """weights: from local(); the other arrays are in host memory."""
         used = (
             self._use(keys),
             self._use(chosen),
@@ -187,7 +186,7 @@ class GpuCache:
         return self._look_at(slots)[0]
 
     def preview(self, positions, weights, states, clocks, sums, counts, anticipate: float):
-        """Of rows on their way to the GPU, on the host."""
+        """Previews rows in host memory, before their transfer to the GPU."""
         self._host.preview(positions, weights, states, clocks, sums, counts, anticipate)
 
     def handed_out(self) -> np.ndarray:
@@ -224,9 +223,9 @@ def torch_type(dtype) -> torch.dtype:
 
 def open_gpu_cache(
     world: World, device: torch.device, capacity_rows: int, rule: _C.RowOptimizer, dim: int, policy: str, dtype: str
-) -> GpuCache:  # fmt: skip
-    """A cache on `device`, without a number the current GPU. Collective. Raises UserError on every rank if a GPU lacks
-    memory for the caches of its ranks."""
+) -> GpuCache:
+    """Creates a cache on `device`, without an index on the current GPU. Collective. Raises UserError on every rank if a
+    GPU lacks memory for the caches of its ranks."""
     error = cache = None
     try:
         device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)

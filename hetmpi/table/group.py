@@ -1,5 +1,4 @@
-"""TableGroup: the tables of one model, read and written together: what they send is in flight together, and waited for
-once."""
+"""TableGroup: reads and writes the tables of a model together, so that their transfers overlap."""
 
 from __future__ import annotations
 
@@ -18,11 +17,11 @@ from hetmpi.table.table import EmbeddingTable
 
 @dataclass(frozen=True)
 class TableSpec:
-    """A table as a model wants it.
+    """Shape of a table that a model needs.
 
-    num_rows, dim  its shape
-    field_rows     rows of its fields, which follow each other, (F,); of those with few, every rank may keep all. Empty
-                   if it has none"""
+    num_rows, dim  of the table
+    field_rows     number of rows of each field, (F,), with consecutive key ranges; every rank may keep small fields
+                   whole. Empty for a table without fields"""
 
     num_rows: int
     dim: int
@@ -30,11 +29,12 @@ class TableSpec:
 
 
 class TableGroup(Mapping[str, EmbeddingTable]):
-    """name -> table. All tables are read and written in every step, each with its own keys, none if a batch has none of
-    it. As EmbeddingTable's methods, collective where those are: the tables are gone over in one order on all ranks."""
+    """Mapping of names to tables. All tables are read and written in every step, each with its own keys; a batch
+    without keys of a table passes none. Methods are those of EmbeddingTable, and collective where those are: all ranks
+    use the tables in the same order."""
 
     def __init__(self, tables: dict[str, EmbeddingTable]):
-        """Raises UserError for tables of several worlds, which could not take in each other's gradients while they
+        """Raises UserError for tables of different worlds, which could not receive each other's gradients while they
         wait."""
         if len({id(table.world) for table in tables.values()}) > 1:
             raise UserError("TableGroup: tables must be made with one World, the same object")
@@ -51,21 +51,21 @@ class TableGroup(Mapping[str, EmbeddingTable]):
 
     def read(self, keys: dict[str, Tensor]) -> dict[str, Tensor]:
         """table -> keys (U,) to table -> rows (U, dim)."""
-        given = {name: table.to_read(keys[name]) for name, table in self.items()}  # before any is asked for
+        given = {name: table.to_read(keys[name]) for name, table in self.items()}  # check all before the first request
         return together({name: self[name].client.reading(checked) for name, checked in given.items()})
 
     def peek(self, keys: dict[str, Tensor]) -> dict[str, Tensor]:
-        """As read(), the owners' rows, for evaluation."""
+        """As read(), but the owners' rows, for evaluation."""
         return {name: table.peek(keys[name]) for name, table in self.items()}
 
     def prefetch(self, keys: dict[str, Tensor]):
-        """Announces a batch that a later read() will ask for by the same tensors."""
+        """Announces a batch that a later read() will request by the same tensors."""
         for name, table in self.items():
             table.prefetch(keys[name])
 
     def write(self, keys: dict[str, Tensor], grads: dict[str, Tensor]):
-        """table -> keys (U,), table -> gradients (U, dim)."""
-        given = {name: table.to_write(keys[name], grads[name]) for name, table in self.items()}  # before any is sent
+        """keys: table -> (U,); grads: table -> (U, dim)."""
+        given = {name: table.to_write(keys[name], grads[name]) for name, table in self.items()}  # check all, then send
         together({name: self[name].client.writing(*checked) for name, checked in given.items()})
 
     def settle(self):
@@ -76,7 +76,7 @@ class TableGroup(Mapping[str, EmbeddingTable]):
             table.flush()
 
     def push_pending(self, timeout_s: float):
-        """As EmbeddingTable.push_pending, of all tables within timeout_s; raises what the first of them raised."""
+        """As EmbeddingTable.push_pending, for all tables within timeout_s. Raises the first error of a table."""
         deadline, errors = time.monotonic() + timeout_s, []
         for table in self.values():
             try:
@@ -92,15 +92,15 @@ class TableGroup(Mapping[str, EmbeddingTable]):
 
     @property
     def counters(self) -> Counters:
-        """What all tables of this rank did."""
+        """Counters of this rank, summed over all tables."""
         return Counters.of_array(sum(table.counters.as_array() for table in self.values()))
 
     @property
     def lags(self) -> np.ndarray:
-        """As EmbeddingTable.lags, of all tables: (32,) int64."""
+        """As EmbeddingTable.lags, summed over all tables: (32,) int64."""
         return sum(table.lags for table in self.values())
 
     @property
     def to_save(self) -> EmbeddingTable | dict[str, EmbeddingTable]:
-        """What Checkpoints takes: one table is saved without its name."""
+        """The argument of Checkpoints: a single table is saved without its name."""
         return next(iter(self.values())) if len(self) == 1 else dict(self)

@@ -1,4 +1,4 @@
-"""HostCache: a RowCache in the host's memory."""
+"""HostCache: a RowCache in host memory."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ from hetmpi import _C
 
 
 class HostCache(_C.RowCache):
-    """hetmpi/table/cache.py, RowCache, by cpp/cache/row_cache.h; and how rows get from its memory to tensors: here both
-    are in the host's.
+    """hetmpi/table/cache.py, RowCache, by cpp/cache/row_cache.h. Rows and tensors share host memory.
 
-    computes_beside   whether the network is computed by another processor, while the host may decide about the next
-                      batch"""
+    computes_beside   whether another processor computes the network, so that the host can prepare the next batch
+                      meanwhile"""
 
     computes_beside = False
     device = torch.device("cpu")
     empty = staticmethod(np.empty)
 
     def deliver(self, slots: np.ndarray, rows: np.ndarray) -> torch.Tensor:
-        """The rows (n, dim) of a batch: its lines', and those in rows (n, dim) of keys without one, whose memory it
-        takes."""
+        """The rows (n, dim) of a batch: from lines, or from rows (n, dim) for keys without a line. The result uses the
+        memory of `rows`."""
         self.gather(slots, rows)
         return torch.from_numpy(rows)
 
     def local(self, rows: torch.Tensor) -> np.ndarray:
-        """Rows or gradients (n, dim) as the calls take them."""
+        """Rows or gradients (n, dim) as arguments of the other methods."""
         return rows.numpy()
 
     def on_host(self, rows: torch.Tensor) -> np.ndarray:

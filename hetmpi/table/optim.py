@@ -1,4 +1,4 @@
-"""Row optimizers, which owners apply in C++; and the schedule of learning rates, of rows and dense layers alike."""
+"""Row optimizers, which owners apply in C++, and the learning-rate schedule of rows and dense layers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ SCHEDULES = ("constant", "linear", "cosine")
 
 @dataclass(frozen=True)
 class Schedule:
-    """Learning-rate factor over steps: a linear rise over `warmup_steps`, then constant, or falling to `floor` at
-    `total_steps` along a line or half a cosine. kind: constant, linear or cosine."""
+    """Learning-rate factor over steps: a linear warm-up over `warmup_steps`, then constant, or a decay to `floor` at
+    `total_steps`, linear or as half a cosine. kind: constant, linear or cosine."""
 
     kind: str = "constant"
     warmup_steps: int = 0
@@ -37,10 +37,11 @@ class Schedule:
 
 @dataclass(frozen=True)
 class RowOptimizer:
-    """What an owner does with a row's gradient: torch.optim's rule on that row alone (cpp/owner/row_optimizer.h).
+    """Update rule that an owner applies to each row: that of torch.optim, restricted to the row
+    (cpp/owner/row_optimizer.h).
 
-    rule: sgd, adagrad, rowwise_adagrad or adam. eps None means the rule's usual one: 1e-8 for adam, 1e-10 for the
-    Adagrads."""
+    rule: sgd, adagrad, rowwise_adagrad or adam. eps None is the rule's default: 1e-8 for adam, 1e-10 for both Adagrad
+    rules."""
 
     rule: str = "sgd"
     lr: float = 0.1

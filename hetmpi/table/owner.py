@@ -1,5 +1,4 @@
-"""SspOwner: the owner's side at s >= 1. Applies pushes as they come, and says which rows a pull of another node
-needs."""
+"""SspOwner: the owner's side at s >= 1. Applies pushes as they arrive and selects the rows that a reply contains."""
 
 from __future__ import annotations
 
@@ -10,23 +9,23 @@ from hetmpi.table.store import ShardStore
 
 
 class SspOwner:
-    """A push applier (cpp/owner/push_applier.h), whose thread applies the rings' pushes while this rank computes; and
-    hetmpi/comm/transport.py, Owner."""
+    """A push applier (cpp/owner/push_applier.h), whose thread applies pushes from the rings while this rank computes;
+    implements hetmpi/comm/transport.py, Owner."""
 
     def __init__(self, store: ShardStore, rule: _C.RowOptimizer, arrays: tuple[str, ...]):
-        """rule: the row optimizer, a copy of which it keeps. arrays: which a reply has of each row, weight or weight
-        and state."""
+        """rule: the row optimizer, of which it keeps a copy. arrays: the arrays that a reply contains of each row,
+        weight or weight and state."""
         self._store, self._arrays = store, arrays
         self._applier = _C.PushApplier(store.rings, *store.arrays, rule)
         self.set_step, self.drain = self._applier.set_step, self._applier.drain
         self.gather, self.stop = self._applier.gather, self._applier.stop
 
     def start(self, origins):
-        """Begins to apply what these ranks put into their rings here."""
+        """Starts to apply pushes of these ranks from their rings."""
         self._applier.start(list(origins))
 
     def push(self, rows: np.ndarray, sums: np.ndarray, order: np.ndarray, clocks: np.ndarray, counts: np.ndarray):
-        """Applies this rank's own sums: rows (m,), whose sums, clocks and counts are entries order (m,) of the
+        """Applies this rank's own gradient sums: rows (m,); their sums, clocks and counts are entries order (m,) of the
         arrays."""
         self._applier.apply(rows, sums, order, clocks, counts)
 
@@ -35,7 +34,7 @@ class SspOwner:
 
     def reply(self, rows: np.ndarray, known: np.ndarray, bound: int) -> tuple[np.ndarray, list[np.ndarray]]:
         clocks = np.empty(len(rows), np.int32)
-        _C.gather_clocks(self._store.clock, rows, clocks, np.arange(len(rows)))  # before the rows, which may be newer
+        _C.gather_clocks(self._store.clock, rows, clocks, np.arange(len(rows)))  # first: rows must not be older
         wanted = rows[self.wants(known, clocks, bound)]
         arrays = [getattr(self._store, name) for name in self._arrays]
         values = [np.empty((len(wanted), array.shape[1]), np.float32) for array in arrays]
@@ -45,8 +44,8 @@ class SspOwner:
 
     @staticmethod
     def wants(known: np.ndarray, clocks: np.ndarray, bound: int) -> np.ndarray:
-        """HET's second condition, c_g <= c_c + s, at the owner: which rows a reply holds, (m,) bool. known (m,) int32:
-        c_c of the asker's lines, NO_LINE for none; clocks (m,) int32: c_g."""
+        """HET's second condition, c_g <= c_c + s, evaluated at the owner: mask of the rows that a reply contains, (m,)
+        bool. known (m,) int32: c_c of the requester's lines, NO_LINE for keys without one; clocks (m,) int32: c_g."""
         if bound == _C.UNBOUNDED:
             return known == _C.NO_LINE
         return (known == _C.NO_LINE) | (clocks > known.astype(np.int64) + bound)

@@ -1,4 +1,4 @@
-"""Pulls: rows of other nodes, asked for ahead of the read that needs them, at s >= 1."""
+"""Pulls: requests for rows of other nodes ahead of the read that needs them, at s >= 1."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ NO_SLOTS = np.empty(0, np.int64)
 
 
 class Pulls:
-    """The batches announced, in the order they will be read, and what other nodes were asked of them.
+    """The announced batches in the order of their reads, and their pull requests.
 
-    last   the request read last"""
+    last   the request of the last read"""
 
     def __init__(self, parts: Parts, pushes: Pushes, transport: Transport):
         self._parts, self._cache, self._pushes, self._transport = parts, parts.cache, pushes, transport
@@ -28,26 +28,27 @@ class Pulls:
         self.last: PullRequest | None = None
 
     def announce(self, keys: Keys):
-        """Asks about these keys as soon as they are the next ones to be read."""
+        """Requests these keys from other nodes as soon as they are the next ones to be read."""
         if len(self._ahead) == MOST_AHEAD:
             raise RuntimeError(
-                f"EmbeddingTable.prefetch: {MOST_AHEAD} batches are announced and not read yet, the most there may be"
+                f"EmbeddingTable.prefetch: {MOST_AHEAD} batches, the maximum, are announced and not read yet: read one "
+                "before the next call"
             )
-        if self._travels_ahead:
+        if self._can_prepare:
             self._ahead.append(self._parts.request(keys))
-            self.ask_next()
+            self.request_next()
 
     @property
-    def _travels_ahead(self) -> bool:
-        """Whether anything of an announced batch travels, or is decided while a GPU computes, before it is read."""
+    def _can_prepare(self) -> bool:
+        """Whether announcing a batch has any use: rows can be fetched ahead, or lines looked up while a GPU
+        computes."""
         if self._parts.world.is_one_node:
             return self._cache.computes_beside and self._cache.capacity_rows > 0
-        return (
-            not self._transport.carries_pushes or self._cache.capacity_rows > 0
-        )  # without a line, a row lacks the state that sums take
+        # Without a line a row lacks the optimizer state that held gradients need.
+        return not self._transport.carries_pushes or self._cache.capacity_rows > 0
 
     def take(self, keys: Keys) -> PullRequest:
-        """The request of the keys to be read now. Those announced before it, which nobody read, are dropped."""
+        """The request of the keys to be read now. Drops batches announced earlier that were not read."""
         self.last = self._next(keys)
         return self.last
 
@@ -63,54 +64,58 @@ class Pulls:
         return self._parts.request(keys)
 
     def of_write(self, keys: Keys) -> PullRequest:
-        """The request of the keys to be written now: that of the read before, if they are the same."""
-        if self._ahead and self._ahead[0].phase is Phase.ORDERED:  # for a read that did not come before this write
+        """The request of the keys to be written now: that of the last read, if they are the same."""
+        if self._ahead and self._ahead[0].phase is Phase.ROWS_REQUESTED:  # announced, but not read before this write
             self.drop(self._ahead[0])
         return self.last if self.last is not None and self.last.is_of(keys) else self._parts.request(keys)
 
-    def ask_next(self):
-        """Asks other nodes about the batch that is read next, if it is announced."""
+    def request_next(self):
+        """Requests the batch that is read next, if it is announced."""
         if not self._ahead or self._ahead[0].phase is not Phase.NEW:
             return
         request = self._ahead[0]
         if self._transport.carries_pushes:
             self._pushes.send()
         elif self.last is not None:
-            request.extend(self._lines_due(self.last, request))
+            request.extend(self._lines_to_refresh(self.last, request))
         self._cache.look_up(request.array, request.slots)
-        self.ask(request, self.last)
+        self.request_clocks(request, self.last)
 
-    def _lines_due(self, last: PullRequest, request: PullRequest) -> np.ndarray:
-        """Keys (m,) int64 to renew beside a request: those of `last`, still to be written, whose sums that write may
-        make due for push. Such a sum goes to its owner when its line has been renewed; else a line that is too old as
-        well would have to wait until the owner has applied the sum."""
+    def _lines_to_refresh(self, last: PullRequest, request: PullRequest) -> np.ndarray:
+        """Keys (m,) int64 whose lines are refreshed with a request: those of `last`, not written yet, whose gradients
+        the write may make due for push. A gradient sum is pushed after its line is refreshed. Refreshing it in advance
+        avoids that the next read of a stale line waits until the owner has applied the push."""
         if self._parts.bound == _C.UNBOUNDED:
             return NO_KEYS
         counts = self._cache.counts_from(last.slots[: last.num], self._parts.bound)
         keys = last.array[: last.num][last.is_remote[: last.num] & counts]
         return keys[~_C.contained(keys, request.array)]
 
-    def ask(self, request: PullRequest, last: PullRequest | None):
-        """Asks other nodes for clocks, and by those for rows. A clock may come from before sums that are on their way
-        now were applied. last: the batch that is written in between, if any. REQUIRES: request.slots."""
+    def request_clocks(self, request: PullRequest, last: PullRequest | None):
+        """Requests clocks from other nodes, and by these rows. A clock may be older than the application of pushes that
+        are in transit now. last: the batch that is written in between, if any. REQUIRES: request.slots."""
         bound = self._parts.bound
-        asked = request.is_remote & (request.slots < 0) if bound == _C.UNBOUNDED else request.is_remote
+        requested = request.is_remote & (request.slots < 0) if bound == _C.UNBOUNDED else request.is_remote
         if not self._transport.carries_pushes:
             request.in_transit = self._pushes.in_transit()
-        self._parts.counters.clock_bytes += 4 * int(asked.sum())
-        request.enter(Phase.ASKED, Phase.NEW)
-        request.ticket = self._transport.begin(Pull(
-            request.route.where(asked), request.clocks, bound=bound, reason=UNANNOUNCED if last is None else ANNOUNCED,
+        self._parts.counters.clock_bytes += 4 * int(requested.sum())
+        request.enter(Phase.CLOCKS_REQUESTED, Phase.NEW)
+        pull = Pull(
+            request.route.where(requested),
+            request.clocks,
             known=lambda: self._cache.clocks_within(request.slots, last is not None, bound),
-            wanted=lambda: self._wanted(request, asked),
-        ))  # fmt: skip
+            wanted=lambda: self._wanted(request, requested),
+            bound=bound,
+            reason=UNANNOUNCED if last is None else ANNOUNCED,
+        )
+        request.ticket = self._transport.begin(pull)
 
-    def _wanted(self, request: PullRequest, asked: np.ndarray) -> np.ndarray:
-        """CheckValid, once the clocks of the keys asked (n,) bool are here: which rows are fetched ahead, (n,) bool.
-        All that the read will need, but those to which sums of this rank are on their way."""
+    def _wanted(self, request: PullRequest, requested: np.ndarray) -> np.ndarray:
+        """CheckValid after the clocks of the requested keys (n,) bool have arrived: mask of the rows to fetch ahead,
+        (n,) bool. These are all rows that the read will need, except those with gradients of this rank in transit."""
         num, bound, is_stale = request.num, self._parts.bound, np.zeros(len(request.array), bool)
         self._cache.validate(request.slots, request.clocks, bound, is_stale, counts_lags=False)
-        needed = asked & ((request.slots < 0) | is_stale)
+        needed = requested & ((request.slots < 0) | is_stale)
         if len(needed) > num:
             needed[num:] &= self._cache.counts_from(request.slots[num:], bound + 1)
         request.in_transit = np.concatenate([request.in_transit, self._cache.handed_out()])
@@ -118,49 +123,48 @@ class Pulls:
             needed[needed] = ~_C.contained(request.array[needed], request.in_transit)
         return needed
 
-    def order_next(self) -> np.ndarray:
-        """Orders the rows of the batch that is read next, if other nodes were asked about it. Returns lines that will
-        be renewed, (m,) int64."""
-        if self._ahead and self._ahead[0].phase is Phase.ASKED:
-            return self.order(self._ahead[0])
+    def request_next_rows(self) -> np.ndarray:
+        """Requests the rows of the batch that is read next, if its clocks are requested. Returns the lines that will be
+        refreshed, (m,) int64."""
+        if self._ahead and self._ahead[0].phase is Phase.CLOCKS_REQUESTED:
+            return self.request_rows(self._ahead[0])
         self._transport.idle(self._parts.bound)
         return NO_SLOTS
 
-    def order(self, request: PullRequest) -> np.ndarray:
-        """Orders the rows that a batch needs. Returns lines that will be renewed, (m,) int64: their sums wait for
-        that."""
-        request.require("order", Phase.ASKED)
+    def request_rows(self, request: PullRequest) -> np.ndarray:
+        """Requests the rows that a batch needs. Returns the lines that will be refreshed, (m,) int64; their gradients
+        are pushed afterwards."""
+        request.require("request_rows", Phase.CLOCKS_REQUESTED)
         request.ticket.advance()
-        request.phase = Phase.ORDERED
+        request.phase = Phase.ROWS_REQUESTED
         self._count(request)
         return NO_SLOTS if self._transport.carries_pushes else request.slots[request.fetched & (request.slots >= 0)]
 
     def receive(self, request: PullRequest):
-        """Waits for the clocks, and until it is known which rows come."""
-        request.require("receive", Phase.ORDERED)
+        """Waits for the clocks and the mask of fetched rows."""
+        request.require("receive", Phase.ROWS_REQUESTED)
         request.ticket.receive()
         self._count(request)
 
     def _count(self, request: PullRequest):
-        """Counts the bytes of the rows that come by the ticket, once it is known which."""
+        """Counts the bytes of the rows fetched by the ticket, once they are known."""
         if request.fetched is not None and not request.is_counted:
             request.is_counted = True
             width = sum(self._transport.reader.shape(array)[0] for array in self._transport.arrays)
             self._parts.counters.row_bytes += 4 * width * int(request.fetched.sum())
 
     def drop_all(self):
-        """Makes nothing of what was asked for the batches announced, which may still be read."""
+        """Drops the requests of all announced batches, which may still be read."""
         for request in self._ahead:
             self.drop(request)
 
     def drop(self, request: PullRequest):
-        """Makes nothing of what was asked for a request."""
+        """Ends the transfers of a request and ignores their data."""
         self._parts.window.flush()
         if request.ticket is not None:
             request.ticket.drop()
             self._count(request)
-            if (
-                request.phase is Phase.ORDERED and not self._transport.carries_pushes
-            ):  # sums that waited for their lines to be renewed
+            # Push the gradients that waited for their lines to be refreshed.
+            if request.phase is Phase.ROWS_REQUESTED and not self._transport.carries_pushes:
                 self._cache.take_due(request.slots, self._parts.bound, held=NO_SLOTS)
         request.reset()

@@ -1,4 +1,4 @@
-"""Pushes: gradients on their way from one rank to their owners, at s >= 1."""
+"""Pushes: gradients sent from one rank to their owners, at s >= 1."""
 
 from __future__ import annotations
 
@@ -14,24 +14,20 @@ from hetmpi.comm.waiting import Patience, ranks_text
 from hetmpi.table.client import Parts, check_finite
 from hetmpi.table.owner import SspOwner
 
-NAP_S = 50e-6  # between two looks at what others are to do: short beside a step, long beside a look
+NAP_S = 50e-6  # polling interval: short compared with a step, long compared with a poll
 FOREVER = float("inf")
 
 
 class Pushes:
-    """Sends what the cache has handed out, and knows what the owners have not applied yet."""
+    """Sends the gradient sums that the cache releases, and tracks those that the owners have not applied yet."""
 
     def __init__(self, parts: Parts, owner: SspOwner, transport: Transport):
-        self._parts, self._cache, self._owner, self._transport, self._mailbox = (
-            parts,
-            parts.cache,
-            owner,
-            transport,
-            transport.mailbox,
-        )
+        self._parts, self._cache, self._owner = parts, parts.cache, owner
+        self._transport, self._mailbox = transport, transport.mailbox
 
     def send(self, deadline: float = FOREVER):
-        """Sends the owners all sums that the cache has handed out. deadline, here and below: a time.monotonic()."""
+        """Sends the owners all gradient sums that the cache has released. deadline, here and below: a
+        time.monotonic()."""
         if self._cache.num_pushes == 0:
             return
         keys, clocks, counts, sums = self._cache.take_pushes()
@@ -44,53 +40,54 @@ class Pushes:
         self._parts.counters.push_bytes += self._mailbox.send(message, False, lambda: self._drain(deadline))
         self._parts.counters.pushed += len(keys)
 
-    def take_turn(self):
-        """Sends what was handed out, applies what has come, and lets owners elsewhere see what was sent."""
-        self.send()  # sums of lines evicted in a read after which nothing was written
+    def progress(self):
+        """Sends released gradients, applies received ones, and publishes records to owners on other nodes."""
+        self.send()  # gradients of lines evicted in a read that no write followed
         self._owner.drain()
         self._mailbox.publish()
 
     def send_all(self, deadline: float = FOREVER):
-        """Sends the owners every update this rank holds back, and waits until they have applied them."""
+        """Sends all pending gradients of this rank to their owners and waits until they are applied."""
         self._cache.take_all()
-        self.bring(deadline)
+        self.deliver(deadline)
 
-    def bring(self, deadline: float = FOREVER):
-        """Brings the owners what the cache has handed out. Two-sided collective."""
+    def deliver(self, deadline: float = FOREVER):
+        """Sends the gradients that the cache has released and waits until they are applied. Two-sided: collective."""
         self.send(deadline)
         self._transport.flush(self._parts.bound)
         self.await_all(deadline)
 
     @property
     def num_held(self) -> int:
-        """Sums that only a call of all ranks can send, at most."""
+        """Upper bound of the number of gradient sums that only a collective call can send."""
         return self._cache.num_pending + self._cache.num_pushes + self._mailbox.num_held
 
     def in_transit(self) -> np.ndarray:
-        """Keys of sums that owners may not have applied yet: (m,) int64."""
+        """Keys of gradients that owners may not have applied yet: (m,) int64."""
         return np.concatenate([self._mailbox.in_transit(), self._cache.handed_out()])
 
     def await_keys(self, keys: np.ndarray):
-        """Waits until the owners have applied what this rank sent of these keys (m,) int64."""
+        """Waits until the owners have applied the gradients that this rank sent of these keys (m,) int64."""
         sent = self._mailbox.in_transit()
         if len(sent) and _C.contained(keys, sent).any():
             self.await_all()
 
     def await_all(self, deadline: float = FOREVER):
-        """Waits until the owners have applied everything this rank sent."""
+        """Waits until the owners have applied all gradients that this rank sent."""
         self._mailbox.publish()
-        with Patience(
-            self._parts.world, lambda: f"in step {self._parts.step + 1} for {self._behind()} to apply its gradients"
-        ) as patience:
+        with Patience(self._parts.world, self._awaited) as patience:
             while not self._mailbox.is_drained():
                 self._drain(deadline)
                 patience.check()
+
+    def _awaited(self) -> str:
+        return f"in step {self._parts.step + 1} for {self._behind()} to apply its gradients"
 
     def _behind(self) -> str:
         return ranks_text(self._mailbox.behind())
 
     def _drain(self, deadline: float):
-        """Applies what others sent while this rank waits for them. Raises TimeoutError after the deadline."""
+        """Applies received gradients while this rank waits. Raises TimeoutError after the deadline."""
         if time.monotonic() > deadline:
             raise TimeoutError(f"{self._behind()} did not apply the gradients sent to them in time")
         if not self._owner.drain():

@@ -1,16 +1,16 @@
-"""ReplicatingClient: a client of whose small fields every rank has all rows.
+"""ReplicatingClient: a client that keeps small fields whole on every rank.
 
-Most rows of a small field are in every batch: each of them travels from its owner and back in every step. Here every
-rank keeps such rows, and their gradients go by one allreduce a step, as those of the dense layers do:
-    write    starts the allreduce of the gradients and of how many ranks touched each row, beside that of the dense
-             layers
-    read     waits for it, then each rank applies the row optimizer once to the rows that any rank touched
-All other keys go to the client that it wraps.
+Most rows of a small field occur in every batch, so each of them would travel from its owner and back in every step.
+Here every rank holds such rows, and one allreduce per step sums their gradients, as for the dense layers:
+    write    starts the allreduce of the gradients and of the number of ranks that touched each row, concurrent with
+             that of the dense layers
+    read     waits for it; then each rank applies the row optimizer once to the rows that any rank touched
+All other keys are passed to the wrapped client.
 
 Invariants:
-    all ranks have the same bits of every replicated row after the same number of writes: the same sums, the same code;
+    every replicated row is bitwise equal on all ranks after the same number of writes: same sums, same code;
     replicated rows are exact at any staleness: all updates of the step before, from all ranks, applied once;
-    their places in the owners' shards are up to date after flush().
+    their copies in the owners' shards are up to date after flush().
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from hetmpi.in_flight import InFlight
 from hetmpi.table.client import Client, Parts
 from hetmpi.table.request import MOST_AHEAD, Keys
 
-LARGEST_COUNT = (1 << 31) - 1  # numbers that one MPI call takes
+LARGEST_COUNT = (1 << 31) - 1  # maximum count of an MPI call
 
 
 class ReplicatingClient:
-    """See hetmpi/table/client.py, Client. Beyond its contract, every rank makes every write, at any staleness, with no
-    keys if it has none.
+    """See hetmpi/table/client.py, Client. In addition, every rank makes every write, at any staleness; a rank without
+    keys passes none.
 
-    replica   rows of the fields' keys, in their order: weight (n, dim), state (n, state_dim), clock (n,)
+    replica   rows of the fields' keys, in key order: weight (n, dim), state (n, state_dim), clock (n,)
     """
 
     def __init__(self, parts: Parts, inner: Client, fields: Sequence[range], name: str):
@@ -58,20 +58,20 @@ class ReplicatingClient:
         self._world, self._spans = parts.world, parts.spans
         self._bounds, self._allreduce = np.array(bounds, np.int64), f"{name}.replicated"
         self._splits: list[Split] = []
-        self._sent: tuple[int | None, int] | None = None  # handle of the allreduce under way, its step
+        self._sent: tuple[int | None, int] | None = None  # handle of the allreduce in progress, its step
         self._hvd = parts.world.start_horovod() if parts.world.size > 1 else None
         self._open_replica(Layout(sum(map(len, fields)), parts.dim, parts.rule.state_dim, 0, 0))
         owners, rows = parts.partition.locate(np.concatenate([np.arange(keys.start, keys.stop) for keys in fields]))
-        self._own = np.flatnonzero(owners == parts.world.rank)  # rows of the replica, and
-        self._own_rows = rows[self._own]  # their places in this rank's shard
+        self._own = np.flatnonzero(owners == parts.world.rank)  # rows of the replica that this rank owns,
+        self._own_rows = rows[self._own]  # and their indices in its shard
         self._load()
 
     def _open_replica(self, layout: Layout):
-        """Memory for the rows, and for the sums of a step."""
+        """Allocates the rows and the gradient sums of a step."""
         check_memory(self._world, layout)
         num, dim = layout.num_rows, layout.dim
         self.replica = ShardMemory(np.zeros(layout.nbytes, np.uint8), layout)
-        self._sums = torch.zeros(num * (dim + 1))  # one tensor: one allreduce
+        self._sums = torch.zeros(num * (dim + 1))  # one tensor, so one allreduce
         self._grads = self._sums[: num * dim].view(num, dim).numpy()
         self._touched = self._sums[num * dim :].numpy()  # (n,) float32: ranks that touched the row in the step
 
@@ -103,7 +103,7 @@ class ReplicatingClient:
         self.inner.check_write()
 
     def writing(self, keys: Keys, grads: torch.Tensor) -> InFlight[None]:
-        """Every rank makes it equally often."""
+        """Every rank must make the same number of writes."""
         with self._spans("push"):
             split = self._split(keys, keeps=False)
             others = np.empty((len(split.at_others), self.parts.dim), np.float32)
@@ -115,7 +115,7 @@ class ReplicatingClient:
         return self.inner.settling()
 
     def flush(self):
-        """The owners' shards have the replicated rows then."""
+        """Also updates the replicated rows in the owners' shards."""
         self.inner.flush()
         with self._spans("drain"):
             self._settle_replica()
@@ -133,16 +133,17 @@ class ReplicatingClient:
         self._load()
 
     def _load(self):
-        """Takes the replicated rows from the owners' shards. Collective."""
+        """Copies the replicated rows from the owners' shards. Collective."""
         for name in ("weight", "state", "clock"):
             mine, shared = getattr(self.replica, name), getattr(self.parts.store, name)
             mine[:] = 0
             mine[self._own] = shared[self._own_rows]
-            self._world.comm.Allreduce(MPI.IN_PLACE, mine.view(np.uint32), op=MPI.BOR)  # the bits of one rank, else 0
+            # The owner has the bits of each row, all other ranks zero.
+            self._world.comm.Allreduce(MPI.IN_PLACE, mine.view(np.uint32), op=MPI.BOR)
 
     def close(self):
         if self._sent is not None:
-            self._await_allreduce()  # the next table of this name may not meet it
+            self._await_allreduce()  # its name may be used by the next table
         self.inner.close()
 
     # The replica.
@@ -150,8 +151,8 @@ class ReplicatingClient:
     def _send_replica(self, split: Split, values: np.ndarray):
         """Starts summing the gradients of replicated rows over all ranks.
 
-        HOROVOD_DISABLE_GROUP_FUSION, which World sets, makes every call to Horovod a group that is fused with no other:
-        the order of additions depends on nothing but the size."""
+        HOROVOD_DISABLE_GROUP_FUSION, which World sets, keeps Horovod from fusing this group with others: the order of
+        additions depends only on the size."""
         self._settle_replica()  # at s >= 1 a write may follow a write
         self._sums.zero_()
         _C.gather(values, split.at_replicated, self._grads, split.rows)
@@ -163,7 +164,7 @@ class ReplicatingClient:
         self._sent = handle, self.step
 
     def _settle_replica(self):
-        """Applies the last write, once all ranks have made it."""
+        """Applies the last write once all ranks have made it."""
         if self._sent is None:
             return
         step = self._await_allreduce()
@@ -172,7 +173,7 @@ class ReplicatingClient:
         self.parts.rule.apply_touched(mine.weight, mine.state, mine.clock, self._grads, self._touched)
 
     def _await_allreduce(self) -> int:
-        """Waits for the sums of the last write; returns its step."""
+        """Waits for the sums of the last write and returns its step."""
         (handle, step), self._sent = self._sent, None
         if handle is not None:
             wait_for(
@@ -183,21 +184,21 @@ class ReplicatingClient:
             self._hvd.synchronize(handle)
         return step
 
-    # Keys in two parts.
+    # Split batches.
 
     def _split(self, keys: Keys, keeps: bool = True) -> Split:
-        """The parts of `keys`, the same ones for the same tensor, by which a client knows a batch. keeps: whether to
-        remember them."""
+        """The two parts of `keys`. The same tensor gives the same objects, by which a client identifies a batch. keeps:
+        whether to remember them."""
         for known in self._splits:
             if known.is_of(keys):
                 return known
         split = Split(keys, self._bounds)
         if keeps:
-            self._splits = [split, *self._splits[:MOST_AHEAD]]  # the batch in work and those announced
+            self._splits = [split, *self._splits[:MOST_AHEAD]]  # the current batch and the announced ones
         return split
 
     def _joined(self, split: Split, others: torch.Tensor) -> torch.Tensor:
-        """The rows (U, dim) of a batch: replicated ones and `others`."""
+        """The rows (U, dim) of a batch, merged from replicated ones and `others`."""
         rows = np.empty((len(split.array), self.parts.dim), np.float32)
         _C.gather(self.replica.weight, split.rows, rows, split.at_replicated)
         _C.gather(others.numpy(), np.arange(len(others)), rows, split.at_others)
@@ -205,11 +206,12 @@ class ReplicatingClient:
 
 
 class Split:
-    """One batch of keys in two parts.
+    """One batch of keys, split in two parts.
 
-    keys, array     the tensor, which may be filled anew later, and its numbers now (U,) int64
+    keys, array     the tensor, which may be overwritten later, and its current values (U,) int64
     others          keys that are not replicated
-    at_others, at_replicated  positions of the two parts in the batch; rows: of the replicated keys in the replica
+    at_others, at_replicated  positions of the two parts in the batch; rows: indices of the replicated keys in the
+                              replica
     """
 
     def __init__(self, keys: Keys, bounds: np.ndarray):
@@ -230,7 +232,7 @@ class Split:
 
 
 def small_fields(field_rows: list[int], below_rows: int) -> list[range]:
-    """Keys of each field of fewer than `below_rows` rows; field f's begin at sum(field_rows[:f])."""
+    """Key range of each field with fewer than `below_rows` rows; keys of field f begin at sum(field_rows[:f])."""
     return [range(end - rows, end) for rows, end in zip(field_rows, accumulate(field_rows)) if rows < below_rows]
 
 
@@ -238,9 +240,13 @@ def check_memory(world: World, layout: Layout):
     """Raises UserError on every rank if some node lacks memory for its ranks' replicas, or if they are too large for
     one allreduce. Collective."""
     num, cure = layout.num_rows, "lower table.replicate_below_rows"
-    refuse_if_short(world, layout.nbytes + 4 * num * (layout.dim + 1), False, lambda need, place, free: (
-        f"{num:,} rows of dim {layout.dim} on each rank need {size_text(need)} for the {world.node.size} rank(s) on "
-        f"{world.host}, {size_text(free)} are free in {place}: {cure}"
-    ))  # fmt: skip
+
+    def message(need, place, free):
+        return (
+            f"{num:,} rows of dim {layout.dim} on each rank need {size_text(need)} for the {world.node.size} rank(s) "
+            f"on {world.host}, {size_text(free)} are free in {place}: {cure}"
+        )
+
+    refuse_if_short(world, layout.nbytes + 4 * num * (layout.dim + 1), False, message)
     if num * (layout.dim + layout.state_dim + 1) > LARGEST_COUNT:  # the same on every rank
         raise UserError(f"{num:,} rows of dim {layout.dim} are more than one allreduce takes: {cure}")

@@ -1,4 +1,4 @@
-"""PullRequest: one batch of keys on its way through announce, read and write, and what is known of it so far."""
+"""PullRequest: the state of one batch of keys through announce, read and write."""
 
 from __future__ import annotations
 
@@ -18,54 +18,51 @@ MOST_AHEAD = 4  # batches announced and not read yet
 
 @dataclass
 class Keys:
-    """Keys as a caller gives them, checked.
+    """Keys of a call, checked.
 
-    tensor  (U,) int64 on the CPU, by which a caller names a batch again; it may be filled anew later
-    array   its numbers (U,) int64"""
+    tensor  (U,) int64 on the CPU, which identifies the batch in later calls; may be overwritten afterwards
+    array   its values (U,) int64"""
 
     tensor: torch.Tensor
     array: np.ndarray
 
 
 class Phase(Enum):
-    """How far a request is; the value says what happens in it."""
+    """Progress of a request; the value is its description in messages."""
 
-    NEW = "not asked for"
-    ASKED = "clocks are asked for"
-    ORDERED = "rows are on their way"
+    NEW = "not requested"
+    CLOCKS_REQUESTED = "clocks are requested"
+    ROWS_REQUESTED = "rows are requested"
     READ = "read"
     WRITTEN = "written"
 
 
 class PullRequest:
-    """A batch of keys, and after them the keys of lines that are renewed beside it (`extend`).
+    """A batch of keys, followed by keys of lines that are refreshed with it (`extend`).
 
-    keys            the tensor that names the batch
-    num             how many keys it has; the arrays below have n >= num entries, the first num for the batch
-    array, route    all keys (n,) int64, and their owners; batch_route: the owners of the batch alone
-    is_remote       which keys ranks of other nodes own: (n,) bool
-    slots           line of each key, (n,) int64, -1 for none
-    clocks          its owner's clock when it was read, (n,) int32
-    phase           slots and clocks are those of the read in phase READ alone, as no other read or write has followed
-    ticket          what other nodes were asked, in phases ASKED and ORDERED
-    is_counted      whether the bytes of what the ticket brings are counted
-    in_transit      keys whose sums were on their way to owners when clocks were asked for, (m,) int64
+    keys            the tensor that identifies the batch
+    num             number of keys in the batch; the arrays below have n >= num entries, the first num for the batch
+    array, route    all keys (n,) int64, and their owners; batch_route: the owners of the batch without the extension
+    is_remote       mask of the keys owned on other nodes: (n,) bool
+    slots           cache line of each key, (n,) int64, -1 for none
+    clocks          owner's clock at the time of the read, (n,) int32
+    phase           in phase READ, slots and clocks are those of the read, and no other read or write has followed
+    ticket          the pull in progress, in phases CLOCKS_REQUESTED and ROWS_REQUESTED
+    is_counted      whether the bytes received by the ticket are counted
+    in_transit      keys whose gradients were in transit to owners when clocks were requested, (m,) int64
     """
 
     def __init__(self, keys: Keys, partition: _C.Partition, remote_ranks: np.ndarray, empty=np.empty):
-        """remote_ranks: ranks of other nodes, (size,) bool. empty(n, dtype): memory for what the cache reads and
-        writes."""
+        """remote_ranks: mask of the ranks on other nodes, (size,) bool. empty(n, dtype): allocates memory that the
+        cache reads and writes."""
         self.keys, self.num = keys.tensor, len(keys.array)
         self._partition, self._remote_ranks, self._empty = partition, remote_ranks, empty
         self.batch_route = Route.of_keys(partition, keys.array)
         self._over(keys.array, self.batch_route)
 
     def _over(self, array: np.ndarray, route: Route):
-        self.array, self.route, self.is_remote = (
-            self._empty(len(array), np.int64),
-            route,
-            route.held_by(self._remote_ranks),
-        )
+        self.array, self.route = self._empty(len(array), np.int64), route
+        self.is_remote = route.held_by(self._remote_ranks)
         self.slots, self.clocks = self._empty(len(array), np.int64), self._empty(len(array), np.int32)
         self.array[:], self.slots[:], self.clocks[:] = array, -1, 0
         self.phase = Phase.NEW
@@ -74,7 +71,7 @@ class PullRequest:
         self.in_transit = NO_KEYS
 
     def is_of(self, keys: Keys) -> bool:
-        """Whether it is the request of these keys: the same tensor, not filled anew."""
+        """Whether this is the request of these keys: the same tensor with the same values."""
         return self.keys is keys.tensor and np.array_equal(self.array[: self.num], keys.array)
 
     def extend(self, keys: np.ndarray):
@@ -85,11 +82,11 @@ class PullRequest:
             self._over(array, Route.of_keys(self._partition, array))
 
     def reset(self):
-        """Forgets all but the batch. REQUIRES: nothing is on its way."""
+        """Resets everything but the batch. REQUIRES: no transfer is in progress."""
         self._over(self.array[: self.num], self.batch_route)
 
     def enter(self, phase: Phase, *before: Phase):
-        """Goes to a phase from one of those before it. Raises RuntimeError from another one."""
+        """Changes to `phase` from one of the phases `before`. Raises RuntimeError in any other phase."""
         self.require(phase.name.lower(), *before)
         self.phase = phase
 
@@ -104,5 +101,5 @@ class PullRequest:
 
     @property
     def fetched(self) -> np.ndarray:
-        """Rows that come by the ticket: (n,) bool."""
+        """Mask of the rows fetched by the ticket: (n,) bool."""
         return self.ticket.fetched

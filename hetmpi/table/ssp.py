@@ -1,14 +1,13 @@
 """SSP, s >= 1: HET's client (Miao et al., PVLDB 15(2), 2022, section 3.2; docs/design.md, "The bound").
 
-    read      Find, CheckValid, Fetch: lines within the bound are read as they are, the others and keys without a line
-              have been fetched, or are now; new lines evict old ones
-    announce  asks the owners of other nodes which lines of a batch are too old, while the batch before is computed
-              (pulls.py)
-    write     Update: each line takes the gradient, and applies it to its copy as a preview of what the owner will do.
-              Pushed are: sums over more than s iterations, those of evicted lines, and gradients of keys without a line
-              (pushes.py)
+    read      Find, CheckValid, Fetch: uses lines within the bound; stale lines and keys without a line are fetched,
+              ahead of the read if announced; new lines evict old ones
+    announce  requests clocks, and rows of stale lines, from other nodes while the batch before is computed (pulls.py)
+    write     Update: each line accumulates the gradient and applies it to its copy, a preview of the owner's update.
+              Pushed are gradients summed over more than s iterations, those of evicted lines, and those of keys without
+              a line (pushes.py)
 
-One-sided only `flush` and `close` are collective. Two-sided all ranks make the same calls in the same order.
+One-sided, only `flush` and `close` are collective. Two-sided, all ranks make the same calls in the same order.
 """
 
 from __future__ import annotations
@@ -39,26 +38,25 @@ class SspClient:
         """exchange: rma, alltoall or auto. Collective."""
         self.parts, self._cache, self._spans = parts, parts.cache, parts.spans
         self._anticipate = parts.staleness.factor(parts.world.size)
-        self._arrays = (
-            ("weight", "state") if parts.rule.state_dim > 0 and parts.cache.capacity_rows > 0 else ("weight",)
-        )  # of a line
-        parts.rule.set_step(parts.optimizer.lr_at(0), 1)  # others may push before this rank writes
+        has_states = parts.rule.state_dim > 0 and parts.cache.capacity_rows > 0
+        self._arrays = ("weight", "state") if has_states else ("weight",)  # of a line
+        parts.rule.set_step(parts.optimizer.lr_at(0), 1)  # others may push before the first write of this rank
         self._owner = SspOwner(parts.store, parts.rule, self._arrays)
-        weakref.finalize(self, self._owner.stop)  # also at exit, before MPI takes the memory away
+        weakref.finalize(self, self._owner.stop)  # also at exit, before MPI frees the memory
         endpoint = Endpoint(parts.window, parts.record, self._arrays, self._owner.gather, self._owner)
-        self.transport, self.why = choose(endpoint, {"rma": OneSided, "alltoall": TwoSided}, exchange, self._try_out)
-        self._owner.start(self.transport.mailbox.rings)  # who has a ring here is whom this rank has one at
+        self.transport, self.why = choose(endpoint, {"rma": OneSided, "alltoall": TwoSided}, exchange, self._trial)
+        self._owner.start(self.transport.mailbox.rings)  # symmetric: its keys are also the ranks with a ring here
         self._reader = self.transport.reader
         self._pushes = Pushes(parts, self._owner, self.transport)
         self._pulls = Pulls(parts, self._pushes, self.transport)
 
-    def _try_out(self, transport: Transport):
-        """One pull by a transport, of random rows."""
+    def _trial(self, transport: Transport):
+        """One pull of random rows by a transport."""
         route = trial_route(self.parts.window, self.parts.partition, self.parts.num_rows)
-        is_asked, no_lines = np.zeros(TRIAL_KEYS, bool), np.full(TRIAL_KEYS, _C.NO_LINE, np.int32)
-        is_asked[route.order] = True
+        is_requested, no_lines = np.zeros(TRIAL_KEYS, bool), np.full(TRIAL_KEYS, _C.NO_LINE, np.int32)
+        is_requested[route.order] = True
         ticket = transport.begin(
-            Pull(route, np.zeros(TRIAL_KEYS, np.int32), lambda: no_lines, lambda: is_asked, 0, UNANNOUNCED)
+            Pull(route, np.zeros(TRIAL_KEYS, np.int32), lambda: no_lines, lambda: is_requested, 0, UNANNOUNCED)
         )
         ticket.advance()
         ticket.receive()
@@ -69,35 +67,35 @@ class SspClient:
     def reading(self, keys: Keys) -> InFlight[torch.Tensor]:
         parts = self.parts
         with self._spans("find"):
-            request = self._pulls.take(keys)  # first: what it drops may hand out sums
+            request = self._pulls.take(keys)  # first: a dropped request may release gradients
         with self._spans("drain"):
-            self._pushes.take_turn()
+            self._pushes.progress()
         with self._spans("find"):
             admitted = parts.is_admitted(request)
             parts.find(request, admitted, is_looked_up=request.phase is not Phase.NEW)
         is_stale = yield from timed(self._spans("validate"), self._checking_valid(request))
         rows = yield from timed(self._spans("fetch"), self._fetching(request, is_stale, admitted))
         with self._spans("prefetch"):
-            self._pulls.ask_next()
+            self._pulls.request_next()
         return rows
 
     def _checking_valid(self, request: PullRequest) -> InFlight[np.ndarray]:
-        """Which lines are too old to be read, or are renewed beside: (n,) bool. Gets the clocks that this takes."""
+        """Mask of lines that are stale or refreshed anyway: (n,) bool. Fetches the clocks for that."""
         num, bound = request.num, self.parts.bound
         if request.phase is Phase.NEW:
             self._pushes.await_keys(request.array)
-            self._pulls.ask(request, None)
+            self._pulls.request_clocks(request, None)
             yield
-        if request.phase is Phase.ASKED:
-            self._pulls.order(request)
+        if request.phase is Phase.CLOCKS_REQUESTED:
+            self._pulls.request_rows(request)
             yield
         self._pulls.receive(request)
         request.in_transit = np.concatenate([request.in_transit, self.transport.mailbox.in_transit()])
         local = ~request.is_remote
-        asked = local & (request.slots < 0) if bound == _C.UNBOUNDED else local
-        yield from self.parts.reading_clocks(self._reader, request, asked)
+        requested = local & (request.slots < 0) if bound == _C.UNBOUNDED else local
+        yield from self.parts.reading_clocks(self._reader, request, requested)
         is_stale, is_line = np.zeros(len(request.array), bool), request.slots >= 0
-        kept = np.where(request.fetched[:num], -1, request.slots[:num])  # the other lines are renewed
+        kept = np.where(request.fetched[:num], -1, request.slots[:num])  # the other lines are refreshed
         self._cache.validate(kept, request.clocks[:num], bound, is_stale[:num], counts_lags=True)
         if self.transport.carries_pushes:  # the owners have decided about lines of other nodes
             is_stale &= ~request.is_remote
@@ -106,46 +104,44 @@ class SspClient:
         return is_stale
 
     def _fetching(self, request: PullRequest, is_stale: np.ndarray, admitted: np.ndarray) -> InFlight[torch.Tensor]:
-        """The rows (U, dim) of the batch, lines renewed and new ones made."""
+        """The rows (U, dim) of the batch. Refreshes stale lines and inserts new ones."""
         slots, rows, states = request.slots, *self._buffers(len(request.array))
         is_missing = slots < 0
         self._place(request, rows, states)
         yield from self._fetching_late(request, (is_missing | is_stale) & ~request.fetched, admitted, rows, states)
         if not is_missing.all():
             self._cache.refresh(slots, is_stale, rows, states, request.clocks, self._anticipate)
-            self._cache.take_due(
-                slots, self.parts.bound, held=NO_SLOTS
-            )  # sums that waited for their lines to be renewed
+            # Release the gradients that waited for their lines to be refreshed.
+            self._cache.take_due(slots, self.parts.bound, held=NO_SLOTS)
         delivered = self.parts.deliver(request, admitted, rows, states)
-        request.enter(Phase.READ, Phase.ORDERED)
-        request.ticket = None  # which refers to the request: so that both are freed at once
+        request.enter(Phase.READ, Phase.ROWS_REQUESTED)
+        request.ticket = None  # breaks the reference cycle, so that both are freed at once
         return delivered
 
     def _buffers(self, num: int) -> tuple[np.ndarray, np.ndarray]:
-        """Memory for what is fetched: rows (num, dim) and states (num, state_dim)."""
+        """Memory for fetched rows (num, dim) and states (num, state_dim)."""
         return tuple(
             self._cache.empty((num, width), np.float32) for width in (self.parts.dim, self.parts.rule.state_dim)
         )
 
     def _place(self, request: PullRequest, rows: np.ndarray, states: np.ndarray):
-        """Puts the rows that the ticket brought in their places, as they will be when the owners have what is still
-        held here."""
+        """Copies the rows fetched by the ticket to their positions, and previews held gradients on them."""
         request.ticket.place(rows, states)
-        for message in self.transport.mailbox.held:  # none without a cache, where no state comes along
+        for message in self.transport.mailbox.held:  # empty without a cache, where no state is fetched
             positions, chosen = places_of(message.keys, request, request.fetched)
             if len(chosen):
                 sums, counts = message.values[chosen], message.counts[chosen]
                 self._cache.preview(positions, rows, states, request.clocks, sums, counts, self._anticipate)
-                message.clocks[chosen] = request.clocks[positions]  # they leave as sums of the renewed row
+                message.clocks[chosen] = request.clocks[positions]  # they now count as gradients of the new version
 
     def _fetching_late(
         self, request: PullRequest, needed: np.ndarray, admitted: np.ndarray, rows: np.ndarray, states: np.ndarray
     ) -> InFlight[None]:
-        """Fetches the needed keys' (n,) bool rows, of this node or kept back from the ticket, and the states of those
-        that may get a line."""
+        """Fetches the needed keys' (n,) bool rows that the ticket did not fetch, of this node or with gradients in
+        transit, and the states of those that may get a line."""
         if not needed.any():
             return
-        late = needed.copy()  # this rank's sums were on their way when their clocks were asked for
+        late = needed.copy()  # keys with gradients of this rank in transit when their clocks were requested
         late[needed] = _C.contained(request.array[needed], request.in_transit)
         if late.any():
             self._pushes.await_keys(request.array[late])
@@ -162,13 +158,13 @@ class SspClient:
     # Write.
 
     def check_write(self):
-        """A write may always come."""
+        """No effect: a write is always allowed."""
 
     def writing(self, keys: Keys, grads: torch.Tensor) -> InFlight[None]:
         with self._spans("push"):
             request = self._update(keys, grads)
         with self._spans("validate"):
-            held = self._pulls.order_next()  # rows of the batch that is read next, if it is announced
+            held = self._pulls.request_next_rows()  # requests rows of the next batch, if it is announced
         yield
         with self._spans("push"):
             self._take_due(request, held)
@@ -176,7 +172,7 @@ class SspClient:
         self.parts.step += 1
 
     def _update(self, keys: Keys, grads: torch.Tensor) -> PullRequest:
-        """HET's Update of the lines; gradients of keys without a line are handed out."""
+        """HET's Update of the lines; releases gradients of keys without a line."""
         request = self._pulls.of_write(keys)
         for side in (self._cache, self._owner):
             side.set_step(self.parts.optimizer.lr_at(self.step), self.step + 1)
@@ -188,19 +184,19 @@ class SspClient:
         return request
 
     def _find_unread(self, request: PullRequest):
-        """Brings what a read would have, of keys that were not read, as far as no other rank need reply."""
+        """Looks up keys that were not read, and fetches the clocks that need no reply of another rank."""
         request.reset()
         self._cache.look_up(request.array, request.slots)
         request.clocks[:] = _C.UNKNOWN_CLOCK
-        asked = np.full(request.num, not self.transport.carries_pushes) | ~request.is_remote
-        finish(self.parts.reading_clocks(self._reader, request, asked))
+        requested = np.full(request.num, not self.transport.carries_pushes) | ~request.is_remote
+        finish(self.parts.reading_clocks(self._reader, request, requested))
 
     def _take_due(self, request: PullRequest, held: np.ndarray):
-        """Hands out sums that are due for push, but for lines held (m,) int64, which will be renewed."""
+        """Releases gradients that are due for push, except those of lines held (m,) int64, which will be refreshed."""
         self._cache.take_due(request.slots[: request.num], self.parts.bound, held)
         for known in (request, self._pulls.last):
             if known is not None and known.phase in (Phase.READ, Phase.NEW):
-                known.phase = Phase.WRITTEN  # its clocks are those before this write
+                known.phase = Phase.WRITTEN  # its clocks are older than this write
 
     # Flush.
 
@@ -209,7 +205,7 @@ class SspClient:
         return self.parts.step
 
     def settling(self) -> InFlight[None]:
-        """A write leaves nothing to do."""
+        """No effect: a write is complete when it returns."""
         yield from ()
 
     def flush(self):
@@ -223,15 +219,14 @@ class SspClient:
             self._pulls.drop_all()
             self._pushes.send_all(time.monotonic() + timeout_s)
         elif self._pushes.num_held:
-            raise RuntimeError(
-                f"{self._pushes.num_held:,} sums of gradients: with exchange=alltoall no rank sends alone"
-            )
+            num = self._pushes.num_held
+            raise RuntimeError(f"{num:,} gradients are pending: with table.exchange=alltoall no rank can push alone")
 
     def await_owners(self):
         if self.transport.carries_pushes:
             self._pulls.drop_all()
-        self._pushes.take_turn()
-        self._pushes.bring()
+        self._pushes.progress()
+        self._pushes.deliver()
 
     def peek(self, keys: Keys) -> torch.Tensor:
         rows = np.empty((len(keys.array), self.parts.dim), np.float32)
@@ -244,15 +239,15 @@ class SspClient:
 
     def close(self):
         self._pulls.drop_all()
-        self.parts.window.flush()  # buffers of what was sent are MPI's until then
+        self.parts.window.flush()  # until then MPI uses the buffers of posted operations
         self.parts.world.meet("for all ranks to close the table")  # the owner serves ranks that still read and write
         self._owner.stop()
         self.transport.close()
 
 
 def places_of(keys: np.ndarray, request: PullRequest, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where keys (m,) are among the chosen (n,) bool keys of a request: positions in it (k,) int64, and which keys
-    (k,)."""
+    """Positions of keys (m,) among the chosen (n,) bool keys of a request: positions in the request (k,) int64, and
+    indices of these keys in `keys` (k,)."""
     here = np.flatnonzero(chosen)
     which = np.flatnonzero(_C.contained(keys, request.array[here]))
     by_key = here[np.argsort(request.array[here])]

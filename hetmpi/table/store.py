@@ -1,5 +1,5 @@
-"""ShardStore: the rows that one rank owns, in memory that the ranks of its node share. It alone writes them, and in C++
-the push applier and the inbox that it is given to."""
+"""ShardStore: the rows that one rank owns, in memory that the ranks of its node share. Only the store writes them, and
+in C++ the push applier and the inbox of the same rank."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ INIT_CHUNK_ROWS = 1 << 20
 
 
 class RowStore(Protocol):
-    """An owner's rows. weight (n, dim) float32, state (n, state_dim) float32, clock (n,) int32: row i of the i-th key
-    of the rank (EmbeddingTable.keys). touched (n,) uint8: 1 for each row changed since somebody set it to 0."""
+    """An owner's rows. weight (n, dim) float32, state (n, state_dim) float32, clock (n,) int32: row i belongs to the
+    i-th key of the rank (EmbeddingTable.keys). touched (n,) uint8: set to 1 for each row that changes; its user resets
+    it to 0."""
 
     weight: np.ndarray
     state: np.ndarray
@@ -23,14 +24,14 @@ class RowStore(Protocol):
     touched: np.ndarray
 
     def assign(self, rows: np.ndarray | slice, weight=None, state=None, clock=None) -> None:
-        """Replaces those arrays of these rows that are given."""
+        """Replaces the given arrays of these rows."""
 
 
 class ShardStore:
     """See RowStore."""
 
     def __init__(self, memory: ShardMemory, keys_of):
-        """memory: this rank's, of any contents. keys_of(begin, end): keys of rows [begin, end), int64."""
+        """memory: of this rank, uninitialised. keys_of(begin, end): keys of rows [begin, end), int64."""
         self.weight, self.state, self.clock, self.rings = memory.weight, memory.state, memory.clock, memory.rings
         self.touched, self._keys_of = np.zeros(len(self.weight), np.uint8), keys_of
 
@@ -38,7 +39,8 @@ class ShardStore:
         return len(self.weight)
 
     def initialise(self, seed: int, std: float):
-        """Gives every row its first value, normal with deviation `std`, which depends on (seed, key) alone."""
+        """Initialises every row from a normal distribution with standard deviation `std`, depending only on (seed,
+        key)."""
         self.state[:] = 0
         self.clock[:] = 0
         self.rings[:, : _C.RING_HEADER_BYTES] = 0
@@ -47,8 +49,8 @@ class ShardStore:
             _C.init_rows(weight, self._keys_of(begin, begin + len(weight)), seed, std)
 
     def assign(self, rows: np.ndarray | slice, weight=None, state=None, clock=None):
-        """Replaces those arrays of these rows that are given, and marks the rows as touched. EmbeddingTable.resume_at
-        then lets other ranks see them."""
+        """Replaces the given arrays of these rows and marks the rows as touched. Other ranks see them after
+        EmbeddingTable.resume_at."""
         for array, values in ((self.weight, weight), (self.state, state), (self.clock, clock)):
             if values is not None:
                 array[rows] = values
@@ -56,5 +58,5 @@ class ShardStore:
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
-        """As the C++ core takes them."""
+        """The arrays as arguments of the C++ core."""
         return self.weight, self.state, self.clock, self.touched

@@ -1,8 +1,8 @@
-"""EmbeddingTable: one table of rows spread over all ranks, read and written by key.
+"""EmbeddingTable: a table of rows partitioned over all ranks, read and written by key.
 
-It checks what it is given and hands it to its client: bsp.py for s = 0, where every read sees all writes of the step
-before; ssp.py for s >= 1, HET's client, where reads may be s iterations behind. Rows of replicated fields are whole on
-every rank (replicas.py).
+It checks arguments and delegates to its client: bsp.py for s = 0, where every read sees all writes of the step before;
+ssp.py for s >= 1, HET's client, where reads may be s iterations behind. Every rank holds all rows of replicated fields
+(replicas.py).
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ REMOTE_WINDOW = {"rma": "needed", "auto": "wanted", "alltoall": "unused"}
 class EmbeddingTable:
     """`num_rows` rows of `dim` float32, keys 0 <= key < num_rows, partitioned over the ranks of `world`.
 
-    device     where rows are read to and gradients come from, and where the cache is
-    counters   what this rank's reads and writes did (hetmpi.counters.Counters)
-    spans      what their time went to (hetmpi.spans.Spans)
+    device     of the rows read, of the gradients, and of the cache
+    counters   of this rank's reads and writes (hetmpi.counters.Counters)
+    spans      times of their phases (hetmpi.spans.Spans)
     shard      this rank's rows (hetmpi.table.store.RowStore)
-    cache      this rank's lines, to look at
-    client     the consistency model at work (hetmpi.table.client.Client)
-    touched_since  says for whoever set shard.touched to 0 that nobody else has done so since
+    cache      this rank's cache, for inspection
+    client     the consistency model (hetmpi.table.client.Client)
+    touched_since  token of the user that last set shard.touched to 0
     """
 
     def __init__(
@@ -64,17 +64,19 @@ class EmbeddingTable:
         device: torch.device | str = "cpu",
         replicated: Sequence[range] = (),
     ):
-        """Allocates the shards and gives every row its first value, normal with deviation `init_std`, which depends on
-        (seed, name, key) alone. inbox_bytes: memory of each rank for gradients on their way in. spans: where times are
-        added, None for the table's own. exchange: how rows and gradients travel between nodes: rma, one-sided;
-        alltoall, by calls that all ranks make; auto, whichever fetches rows faster here; or the path of a class,
-        "package.module.Class", that is a hetmpi.comm.transport.Transport. device: cpu, or this rank's GPU: the cache is
-        there, rows are read to it and gradients taken from it, while keys stay on the CPU. replicated: keys whose rows
-        every rank has whole, in ascending ranges (small_fields); every rank then makes every write, and two tables
-        written in turns need two names. Collective.
+        """Allocates the shards and initialises every row from a normal distribution with standard deviation `init_std`,
+        depending only on (seed, name, key).
+
+        inbox_bytes: memory of each rank for gradients in transit. spans: collects the times, None for an object of the
+        table's own. exchange: transport between nodes: rma, one-sided; alltoall, by collective calls; auto, the one
+        that fetches rows faster here; or the path of a class, "package.module.Class", that implements
+        hetmpi.comm.transport.Transport. device: cpu, or this rank's GPU: it holds the cache, and rows and gradients are
+        tensors on it, while keys stay on the CPU. replicated: keys whose rows every rank holds, as ascending ranges
+        (small_fields); every rank must then make every write, and two tables written in turns need two names.
+        Collective.
 
         Raises UserError if memory is short, for ranges that overlap or leave [0, num_rows), and if Horovod, which
-        replicated rows take, runs on other ranks; ValueError for an unknown partition or exchange or an impossible
+        replicated rows need, runs on other ranks; ValueError for an unknown partition or exchange or an invalid
         shape."""
         if dim < 1:
             raise UserError(f"table.dim must be at least 1, got {dim}")
@@ -88,7 +90,7 @@ class EmbeddingTable:
         self.staleness, self.optimizer = staleness, optimizer
         self.partition, self.partition_kind = make_partition(partition, num_rows, world.size), partition
         self.counters, self.spans, self.touched_since = Counters(), spans or Spans(), None
-        self._known = deque(maxlen=MOST_AHEAD + 1)  # keys checked lately: a batch is announced, read and written
+        self._known = deque(maxlen=MOST_AHEAD + 1)  # keys checked recently: a batch is announced, read and written
         rule = optimizer.core(dim)
         make_client, record = BspClient, _C.RecordFormat(dim, False)
         if not staleness.is_synchronous:
@@ -101,7 +103,7 @@ class EmbeddingTable:
         self.window = RmaWindow(world, layouts, REMOTE_WINDOW.get(exchange, "wanted"))
         self.shard = ShardStore(self.window.local, lambda begin, end: self.partition.keys_of(world.rank, begin, end))
         self.shard.initialise(table_seed(seed, name), init_std)
-        try:  # after the shards took their memory
+        try:  # free the shards if the cache does not fit
             self.cache: RowCache = cache.open(world, num_rows, dim, optimizer, torch.device(device))
         except UserError:
             self.window.free()
@@ -128,7 +130,7 @@ class EmbeddingTable:
 
     def read(self, keys: torch.Tensor) -> torch.Tensor:
         """keys (U,) int64 on the CPU, unique -> rows (U, dim) float32 on `device`: at s = 0 the owners' values after
-        the last write, else at most `staleness` iterations behind them, with all of this rank's own updates.
+        the last write, otherwise values at most `staleness` iterations older, with all of this rank's own updates.
 
         At s = 0 collective after a write. Raises UserError for keys of another dtype or shape, out of range, or given
         twice."""
@@ -136,59 +138,61 @@ class EmbeddingTable:
         return finish(self.client.reading(checked))
 
     def peek(self, keys: torch.Tensor) -> torch.Tensor:
-        """The owners' rows, for evaluation: no line is used, nothing is counted, keys may repeat, and no other rank
-        need take part but in an exchange by alltoall. REQUIRES: flush() since a write, on every rank."""
+        """The owners' rows, for evaluation: uses neither cache nor counters, and keys may repeat. Not collective,
+        except with exchange alltoall. REQUIRES: flush() since a write, on every rank."""
         checked = self._checked(keys, "peek", are_unique=False)
         return self.client.peek(checked)
 
     def prefetch(self, keys: torch.Tensor):
-        """Announces a batch that a later read will ask for by the same tensor `keys`, so that what other nodes own of
-        it travels meanwhile; call it between a read and the write after it. Batches are read in the order announced.
+        """Announces a batch that a later read will request by the same tensor `keys`, so that its rows on other nodes
+        are fetched meanwhile. To be called between a read and the write after it. Batches are read in the order
+        announced.
 
-        At s >= 1 the bound holds for the owners' clocks as they are when the batch before is read; at s = 0 nothing
-        travels ahead. Raises UserError as read does, and at s = 0 RuntimeError between write and read."""
+        At s >= 1 the bound holds for the owners' clocks at the read of the batch before; at s = 0 nothing is fetched
+        ahead. Raises UserError as read does, and at s = 0 RuntimeError between write and read."""
         with self.spans("prefetch"):
             checked = self._checked(keys, "prefetch")
             self.client.announce(checked)
 
     def write(self, keys: torch.Tensor, grads: torch.Tensor):
-        """Takes the gradients of this step: keys (U,) int64, unique, grads (U, dim) float32 on `device`. At s = 0
-        collective.
+        """Pushes the gradients of this step, now or later: keys (U,) int64, unique, grads (U, dim) float32 on `device`.
+        At s = 0 collective.
 
         The owner sums over ranks: divide by world.size for the gradient of a loss averaged over the global batch.
-        Raises UserError for a wrong dtype, shape or key, NotFinite for a gradient that is NaN or infinite (of a GPU's
-        at s >= 1 when its sum is sent), and at s = 0 RuntimeError if the step is already written."""
+        Raises UserError for a wrong dtype, shape or key, NotFinite for a gradient that is NaN or infinite (for
+        gradients of a GPU at s >= 1 when their sum is sent), and at s = 0 RuntimeError if the step is already
+        written."""
         checked = self.to_write(keys, grads)
         finish(self.client.writing(*checked))
 
     def settle(self):
-        """Ends what the last write left to do before this rank waits for others in another way, as in an allreduce: at
-        s = 0 the owners have applied it then. Collective."""
+        """Completes the last write before this rank waits for others in another way, as in an allreduce: at s = 0 the
+        owners have applied it on return. Collective."""
         self._check_open()
         finish(self.client.settling())
 
     def flush(self):
-        """Brings every update to its owner: after it every rank's reads of the owners see all of them. Collective."""
+        """Applies all updates at their owners, so that every rank's later reads of the owners see them. Collective."""
         self._check_open()
         self.client.flush()
 
     def push_pending(self, timeout_s: float = float("inf")):
-        """Sends the owners every update this rank holds back, and waits until they have applied them. Not collective:
-        for a rank that leaves. At s = 0 nothing is held back. Raises TimeoutError if owners do not reply in time; what
-        had no room in their inboxes is lost then. Raises RuntimeError if there is something to send and the exchange is
-        by alltoall, where no rank can send alone."""
+        """Pushes this rank's pending gradients and waits until the owners have applied them. For a rank that leaves;
+        not collective. At s = 0 nothing is pending. Raises TimeoutError if owners do not reply in time; gradients
+        without room in their inboxes are then lost. Raises RuntimeError if gradients are pending with exchange
+        alltoall, where no rank can push alone."""
         self._check_open()
         self.client.push_pending(timeout_s)
 
     def await_owners(self):
-        """Waits until the owners have applied what this rank has pushed: at s >= 1 not collective but in an exchange
-        by alltoall, at s = 0 as flush()."""
+        """Waits until the owners have applied the gradients that this rank has pushed. At s >= 1 not collective, except
+        with exchange alltoall; at s = 0 as flush()."""
         self._check_open()
         self.client.await_owners()
 
     def close(self):
-        """Frees the memory: arrays taken from `shard` are gone with it, and updates not flushed. Closing twice is fine.
-        Collective."""
+        """Frees the memory. Arrays taken from `shard` become invalid, and updates not flushed are lost. A second call
+        has no effect. Collective."""
         if self.client is None:
             return
         client, self.client = self.client, None
@@ -197,8 +201,8 @@ class EmbeddingTable:
         self.window.free()
 
     def resume_at(self, step: int):
-        """Goes on as after `step` steps, whose rows were assigned to each rank's `shard`. REQUIRES: nothing read or
-        written yet. Collective."""
+        """Continues as after `step` steps, whose rows were assigned to each rank's `shard`. REQUIRES: no read or write
+        yet. Collective."""
         self.touched_since = None
         self.client.resume_at(step)
         self.window.fence()
@@ -214,24 +218,24 @@ class EmbeddingTable:
 
     @property
     def lags(self) -> np.ndarray:
-        """How far behind the owners' clocks, as this rank knew them, the lines read were: (32,) int64, bin 0 no lag,
-        bin i lags of [2^(i-1), 2^i)."""
+        """Histogram of lags: owner's clock, as this rank knew it, minus the clock of each line read: (32,) int64, bin 0
+        for no lag, bin i for lags in [2^(i-1), 2^i)."""
         return self.cache.lags
 
-    # Keys and gradients as they come in.
+    # Checks of keys and gradients.
 
     def to_read(self, keys: torch.Tensor) -> Keys:
-        """The keys as the client takes them. Raises as read()."""
+        """Checked keys for the client. Raises as read()."""
         with self.spans("find"):
             return self._checked(keys, "read")
 
     def to_write(self, keys: torch.Tensor, grads: torch.Tensor) -> tuple[Keys, torch.Tensor]:
-        """Keys and gradients as the client takes them. Raises as write()."""
+        """Checked keys and gradients for the client. Raises as write()."""
         self._check_open()
         self.client.check_write()
         with self.spans("push"):
             checked, values = self._checked(keys, "write"), self._checked_grads(keys, grads)
-            if values.is_cpu:  # those of a GPU are looked at on their way to the owners
+            if values.is_cpu:  # gradients of a GPU are checked when they are sent
                 check_finite(checked.array, values.numpy())
             return checked, values
 
@@ -255,7 +259,7 @@ class EmbeddingTable:
                 f"({wrong.size:,} of {array.size:,} are out of range)"
             )
         if are_unique:
-            self._known.append((keys, array.copy()))  # a copy: the tensor may be filled anew
+            self._known.append((keys, array.copy()))  # a copy: the tensor may be overwritten
         return Keys(keys, array)
 
     def _checked_grads(self, keys: torch.Tensor, grads: torch.Tensor) -> torch.Tensor:
@@ -277,11 +281,11 @@ class EmbeddingTable:
 
 
 def kind_of(value) -> str:
-    """dtype, shape and place of a tensor, the type of anything else, for messages."""
+    """dtype, shape and device of a tensor, or the type of another object, for messages."""
     return f"{value.dtype} {tuple(value.shape)} on {value.device}" if torch.is_tensor(value) else type(value).__name__
 
 
 def table_seed(seed: int, name: str) -> int:
-    """Seed of the table called `name`: tables of one training start from different rows."""
+    """Seed of the table called `name`: tables of one run start from different rows."""
     text = f"{seed}/{name}".encode()
     return int.from_bytes(text, "little") % 0xFFFFFFFFFFFFFFC5  # the largest prime below 2^64

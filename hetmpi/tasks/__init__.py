@@ -1,1 +1,1 @@
-"""Tasks: what is learnt. task.py is the protocol, each other file a task."""
+"""Tasks: learning objectives. task.py is the protocol, every other file implements one task."""

@@ -21,11 +21,11 @@ TABLE = "table"
 
 
 class ClickSource(Source, Protocol):
-    """What this task asks of a source. Its samples are hetmpi.data.batch.Samples.
+    """Requirements of this task on a source. Samples are hetmpi.data.batch.Samples.
 
     num_rows    rows of the embedding table
     num_fields, num_dense  categorical and numeric features
-    field_rows  (F,) rows of each field; they sum to num_rows"""
+    field_rows  (F,) rows of each field, which sum to num_rows"""
 
     num_rows: int
     num_fields: int
@@ -34,15 +34,15 @@ class ClickSource(Source, Protocol):
 
 
 class ClickThroughRate:
-    """See hetmpi/tasks/task.py, Task. One table, of whose rows each field has its own.
+    """See hetmpi/tasks/task.py, Task. One table, with separate rows for each field.
 
-    A model is built with num_fields, num_dense and dim, has `row_dim` (int), the width of the rows it wants, and
-    `forward(rows, batch)`: rows (U, row_dim) float32, a hetmpi.data.batch.Batch -> logits (B,) float32."""
+    A model is constructed with num_fields, num_dense and dim. Its `row_dim` (int) is the width of its rows, and
+    `forward(rows, batch)` maps rows (U, row_dim) float32 and a hetmpi.data.batch.Batch to logits (B,) float32."""
 
     def __init__(self, source: ClickSource, loss: torch.nn.Module):
         """loss(logits (B,), labels (B,)) -> ()."""
         self.source, self.criterion = source, loss
-        self.sample_bytes = 16 * source.num_fields + 4 * source.num_dense + 4  # ids, their places among the keys, ...
+        self.sample_bytes = 16 * source.num_fields + 4 * source.num_dense + 4  # ids, their indices among the keys, ...
         self.keys_per_sample = {TABLE: source.num_fields}
 
     def model_arguments(self, dim: int) -> dict[str, int]:
@@ -51,7 +51,7 @@ class ClickThroughRate:
     def tables(self, model: torch.nn.Module) -> dict[str, TableSpec]:
         name, row_dim = type(model).__name__, getattr(model, "row_dim", None)
         if not isinstance(row_dim, int):
-            raise UserError(f"{name}: set self.row_dim, the numbers per row that the model wants (int)")
+            raise UserError(f"{name}: set self.row_dim to the width of the table rows that the model reads (int)")
         return {TABLE: TableSpec(self.source.num_rows, row_dim, self.source.field_rows)}
 
     def batches(self, device: torch.device) -> Callable[[Samples], Batch]:
@@ -75,7 +75,7 @@ class ClickThroughRate:
         return (label, logit) if batch.teacher is None else (label, logit, batch.teacher.numpy())
 
     def figures(self, columns: list[np.ndarray]) -> dict[str, float | None]:
-        """auc, log_loss, and teacher_auc where the true probabilities are known."""
+        """auc, log_loss, and teacher_auc if the true probabilities are known."""
         label, logit, *teacher = columns or [np.empty(0, np.float32)] * 2
         figures = {"auc": auc(label, logit), "log_loss": log_loss(label, logit)}
         figures["teacher_auc"] = auc(label, teacher[0]) if teacher else None
@@ -88,7 +88,7 @@ class ClickThroughRate:
     def not_finite(self, batch: Batch) -> str | None:
         num = len(batch.label)
         if num == 0:
-            return "the batch is empty: the data's train(start, stop) gave no samples"
+            return "the batch is empty: the data's train(start, stop) returned no samples"
         dense = {f"dense feature {i}": column for i, column in enumerate(batch.dense.unbind(1))}
         for name, values in {"label": batch.label, **dense}.items():
             wrong = torch.nonzero(~torch.isfinite(values)).flatten().tolist()

@@ -1,8 +1,7 @@
-"""Task: what is learnt from a source's samples: which tables a model reads, its loss, how it is judged.
+"""Task: the protocol of a learning objective: tables of the model, batches, loss and metrics.
 
-Any class that keeps this protocol is one. Hydra builds the one that conf/task/*.yaml names, as
-Class(source=..., loss=..., and the file's other keys): the source is prepared, the loss is the module of
-conf/loss/*.yaml.
+Any class that implements it is a task. Hydra builds the class that conf/task/*.yaml names as Class(source=...,
+loss=..., further keys of the file), with the prepared source and the module of conf/loss/*.yaml as loss.
 """
 
 from __future__ import annotations
@@ -18,41 +17,41 @@ from hetmpi.table.group import TableSpec
 
 
 class Task(Protocol):
-    """U unique keys of a table in a batch; samples and batches are of the task's own types.
+    """U unique keys of a table in a batch; the types of samples and batches are the task's own.
 
-    A batch has `on(device)`, which returns it with what a model reads of it on that device.
+    A batch has `on(device)`, which returns it with the tensors that a model reads on that device.
 
     sample_bytes     memory of a sample in a batch, without the rows it looks up
-    keys_per_sample  table -> the most keys that one sample looks up"""
+    keys_per_sample  table -> maximum number of keys that one sample looks up"""
 
     sample_bytes: int
     keys_per_sample: dict[str, int]
 
     def model_arguments(self, dim: int) -> dict[str, int]:
-        """What the model's constructor is told beside its own settings. dim: table.dim of the settings."""
+        """Arguments of the model's constructor in addition to its own settings. dim: table.dim of the settings."""
 
     def tables(self, model: torch.nn.Module) -> dict[str, TableSpec]:
-        """The tables that a model reads, by name. Raises UserError for a model that does not say what it wants."""
+        """The tables that a model reads, by name. Raises UserError for a model that does not specify them."""
 
     def batches(self, device: torch.device) -> Callable[[Any], Any]:
-        """What makes a batch of samples for this device; thread-safe. Raises UserError for samples that are not as they
-        should be."""
+        """A thread-safe function that makes a batch of samples for this device. It raises UserError for invalid
+        samples."""
 
     def keys(self, batch) -> dict[str, Tensor]:
         """table -> the batch's unique keys, (U,) int64 on the CPU."""
 
     def loss(self, forward: Callable, rows: dict[str, Tensor], batch) -> Tensor:
-        """The mean loss of a batch, (). forward(rows, batch): the model. rows: table -> (U, dim) float32, to be
-        differentiated. Raises UserError if the model returns something else than the task takes."""
+        """The mean loss of a batch, (). forward(rows, batch): the model. rows: table -> (U, dim) float32, which require
+        gradients. Raises UserError if the model returns an unexpected value."""
 
     def predict(self, forward: Callable, rows: dict[str, Tensor], batch) -> tuple[np.ndarray, ...]:
-        """What a held-out batch is judged by: columns (n, ...), in the order of its samples."""
+        """Inputs of the metrics for a held-out batch: columns (n, ...), in the order of its samples."""
 
     def figures(self, columns: list[np.ndarray]) -> dict[str, float | None]:
-        """Metrics of the columns of all held-out batches, [] if there are none; None for one that is not defined."""
+        """Metrics of the columns of all held-out batches, [] if there are none; None for an undefined metric."""
 
     def without_figures(self, columns: list[np.ndarray]) -> str | None:
-        """Why a metric is not defined, in one sentence; None if all are."""
+        """Reason in one sentence why a metric is undefined; None if all are defined."""
 
     def not_finite(self, batch) -> str | None:
-        """What of a batch is NaN or infinite, in one sentence; None if nothing is."""
+        """Description in one sentence of NaN or infinite values in a batch; None if there are none."""

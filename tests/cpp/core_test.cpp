@@ -1,8 +1,8 @@
-// Tests of the C++ core by itself, to be built with sanitizers (tests/cpp/test_core.py): the cache against a slow
-// obvious model, rings and the push applier between threads, the inbox's order. Exit code 0 if all hold, else 1 and
-// what failed on stderr.
+// Tests of the C++ core in a separate program, to be built with sanitizers (tests/cpp/test_core.py): the cache compared
+// with a slow, obvious model, rings and the push applier between threads, the inbox's order. Exit code 0 if all hold,
+// otherwise 1 with the failure on stderr.
 //
-//   core_test [SEED]   default 1; every random choice but the threads' timing follows from it
+//   core_test [SEED]   default 1; it determines all random choices except the threads' timing
 //
 // Gradients are small integers held in floats wherever sums are compared: their sums are exact in any order.
 #include <sched.h>
@@ -47,7 +47,7 @@ using Seconds = std::chrono::duration<double>;
 
 std::string current_case;  // set while no other thread runs
 
-// Ends the process at once: other threads may be in the middle of something.
+// Ends the process at once: other threads may still run.
 [[noreturn]] void fail(const char* file, int line, const char* what) {
   std::fprintf(stderr, "%s:%d: not so: %s\n  in %s\n", file, line, what, current_case.c_str());
   std::fflush(stderr);
@@ -89,7 +89,7 @@ Ints permutation(Random& random, int64_t n) {
 
 void sleep(std::chrono::microseconds time) { std::this_thread::sleep_for(time); }
 
-// Waits until `is_so`, by yielding and then by sleeping, as threads may outnumber cores; a minute is a failure.
+// Waits until `is_so`, by yielding and then by sleeping, as threads may outnumber cores; fails after a minute.
 template <typename Claim>
 void await(Claim is_so) {
   const auto began = std::chrono::steady_clock::now();
@@ -113,7 +113,7 @@ RowOptimizer optimizer_of(const std::string& rule) {
   return optimizer;
 }
 
-// What goes to an owner for one key.
+// A push of one key.
 struct Push {
   int64_t key, clock, count;
   Floats sums;
@@ -133,7 +133,7 @@ std::vector<Push> listed(const Pushes& pushes, int64_t sum_dim) {
   return list;
 }
 
-// The cache's slow twin: it keeps pending gradients one by one, and is told the slot of a new line, which it judges.
+// The cache's slow twin: it keeps pending gradients one by one. It is given the slots of new lines and checks them.
 class ModelCache {
  public:
   ModelCache(int64_t capacity, const std::string& rule, Policy policy, float anticipate)
@@ -189,7 +189,7 @@ class ModelCache {
     if (count > 0) preview(line, sums_of(line.pending), count);
   }
 
-  // A line for `key` at the slot that the cache chose; what its last line leaves behind. -1: the key gets none.
+  // Inserts a line for `key` at the slot that the cache chose; returns the push of the evicted line. -1: no line.
   std::optional<Push> insert(int64_t key, int64_t slot, const Floats& weight, const Floats& state, int64_t clock) {
     CHECK(may_take(slot, key));
     if (slot < 0) return {};
@@ -220,7 +220,7 @@ class ModelCache {
     return Push{lines_[slot]->key, lines_[slot]->clock, static_cast<int64_t>(pending.size()), sums_of(pending)};
   }
 
-  // The gradients' sum, and by rule the sum of their squares or of the squares' mean.
+  // The sum of the gradients, and by rule the sum of their squares or of the squares' mean.
   Floats sums_of(const std::vector<Floats>& grads) const {
     Floats sums(optimizer_.sum_dim(), 0.0f);
     for (const Floats& grad : grads)
@@ -241,8 +241,8 @@ class ModelCache {
     std::vector<Floats> pending;  // (iterations, dim)
   };
 
-  // Whether `slot` is where a line for `key` may go: an empty one of its set, else one of least worth of those not used
-  // in this iteration, else none.
+  // Whether `slot` may get a line for `key`: an empty one of its set, otherwise one of least worth among those not used
+  // in this iteration, otherwise none.
   bool may_take(int64_t slot, int64_t key) const {
     if (num_sets_ == 0) return slot == -1;
     const int64_t first = kWays * static_cast<int64_t>(set_of(mix64(static_cast<uint64_t>(key)), num_sets_));
@@ -256,8 +256,8 @@ class ModelCache {
     return lies_in_set && lines_[slot]->used != now_ && std::pair(lines_[slot]->score, lines_[slot]->used) == least;
   }
 
-  // Applies one gradient (count 0) or sums over `count` iterations. sgd by hand, at learning rate 1; other rules by the
-  // optimizer, which has tests of its own (tests/unit/test_optim.py).
+  // Applies one gradient (count 0) or sums over `count` iterations: sgd by hand, at learning rate 1; other rules by the
+  // optimizer, which has its own tests (tests/unit/test_optim.py).
   void preview(Line& line, const Floats& grads, int64_t count) {
     if (rule_ == "sgd") {
       for (int64_t d = 0; d < kDim; ++d) line.weight[d] -= anticipate_ * grads[d];
@@ -278,7 +278,7 @@ class ModelCache {
   std::unordered_map<int64_t, int64_t> slot_of_;
 };
 
-// A cache and its model, led through the same random iterations.
+// A cache and its model, driven through the same random iterations.
 class CacheTrial {
  public:
   CacheTrial(int64_t capacity, const std::string& rule, Policy policy, uint64_t seed)
@@ -306,15 +306,15 @@ class CacheTrial {
     const bool counts_as_use = !once_in(random_, 6);
     find(counts_as_use);
     refresh();
-    if (counts_as_use) insert();  // else it might evict lines of this batch
+    if (counts_as_use) insert();  // otherwise it might evict lines of this batch
     read();
     if (once_in(random_, 5)) return;  // rows read and not written
     update();
     if (once_in(random_, 10)) take_all();
   }
 
-  // The batch: some of the keys, low ones more often, at times more than there are lines; and what their owners have.
-  // Every other stretch of iterations has hardly more keys than lines, so that all lines come to be used often.
+  // The batch: some of the keys, low ones more often, sometimes more than there are lines; and the owners' rows. Every
+  // other period of iterations has hardly more keys than lines, so that all lines are used often.
   void draw() {
     const bool is_narrow = step_ / 20 % 2 == 1;
     const int64_t range = is_narrow ? cache_.capacity_rows() + 1 : num_keys_;
@@ -339,7 +339,7 @@ class CacheTrial {
 
   Floats state(int64_t i) const { return row(states_, i, cache_.state_dim()); }
 
-  // Only look_up: that it counts as no use shows in what is evicted later.
+  // Only look_up: later evictions show that it does not count as a use.
   void look_at_others() {
     Ints keys(70), slots(70);
     for (int64_t& key : keys) key = pick(random_, num_keys_) * 1000003 - 5;
@@ -361,14 +361,14 @@ class CacheTrial {
     }
   }
 
-  // Owners' clocks around those of the lines; stale lines are refreshed, and some others.
+  // Owners' clocks close to those of the lines; refreshes stale lines, and some others.
   void refresh() {
     for (int64_t i = 0; i < n_; ++i)
       clocks_[i] = static_cast<int32_t>(pick(random_, 30) + (slots_[i] < 0 ? 0 : model_.clock(slots_[i]) - 10));
     validate();
     for (int64_t i = 0; i < n_; ++i) {
       if (slots_[i] >= 0 && once_in(random_, 10)) chosen_[i] = 1;
-      if (slots_[i] < 0) chosen_[i] = pick(random_, 2);  // must be passed over
+      if (slots_[i] < 0) chosen_[i] = pick(random_, 2);  // must be skipped
       if (slots_[i] >= 0 && chosen_[i]) model_.refresh(slots_[i], row(weights_, i), state(i), clocks_[i]);
     }
     cache_.refresh(slots_.data(), chosen_.data(), weights_.data(), states_.data(), clocks_.data(), n_, anticipate_);
@@ -483,7 +483,7 @@ class CacheTrial {
   RowOptimizer optimizer_;
   RowCache cache_;
   ModelCache model_;
-  std::unordered_map<int64_t, Floats> outstanding_;  // gradients given and not come out yet, by key
+  std::unordered_map<int64_t, Floats> outstanding_;  // gradients passed in and not yet returned, by key
 
   int64_t step_ = 0, staleness_ = 0, n_ = 0;
   Ints keys_, slots_;            // (n)
@@ -509,7 +509,7 @@ void cache_rounds_its_capacity_down_to_whole_sets(uint64_t) {
   CHECK(throws<std::invalid_argument>([] { RowCache(int64_t{1} << 31, optimizer_of("sgd"), Policy::kLru); }));
 }
 
-// One line of 4 KiB whose sum is pushed each time: were its room not used again, that would soon be at its end.
+// One line of 4 KiB whose sum is pushed each time: if its memory were not reused, it would run out soon.
 void cache_uses_the_room_of_sums_handed_out_again(uint64_t) {
   constexpr int64_t dim = 1024;
   RowCache cache(1, RowOptimizer("sgd", dim, 0, 0, 0, 0), Policy::kLru);
@@ -530,7 +530,7 @@ void cache_uses_the_room_of_sums_handed_out_again(uint64_t) {
   }
 }
 
-// A gradient that all but cancels the weight decay leaves squares of about 0, of either sign once rounded.
+// A gradient that nearly cancels the weight decay leaves squares of about 0, of either sign after rounding.
 void clocks_are_told_of_lines_that_will_do(uint64_t) {
   RowCache cache(kWays, optimizer_of("sgd"), Policy::kLru);
   const Ints keys{1, 2};
@@ -612,7 +612,7 @@ void sums_of_squares_are_never_negative(uint64_t seed) {
 
 // Rings.
 
-// Rings side by side, empty, as they lie in an owner's memory.
+// Consecutive empty rings, as in an owner's memory.
 class Rings {
  public:
   Rings(int64_t num_origins, uint64_t capacity, RecordFormat format)
@@ -640,7 +640,7 @@ class Rings {
   std::unique_ptr<uint8_t[], Free> memory_;
 };
 
-// Rows for one owner, with all that a record says of them.
+// Rows for one owner, with all columns of a record.
 struct Batch {
   Ints rows, order;       // (n); clock, count and values of rows[i] stand at order[i]
   Clocks clocks, counts;  // (n)
@@ -653,8 +653,8 @@ struct Batch {
   Message from(int64_t begin) const { return {rows.data() + begin, clocks.data(), counts.data(), values.data()}; }
 };
 
-// The origin's end of a ring, driven as hetmpi/inbox.py does: on the owner's node it writes in place, elsewhere into a
-// mirror, whose new bytes are copied before the head is stored.
+// The producer's end of a ring, used as in hetmpi/comm/mailbox.py: on the owner's node it writes in place, on another
+// node into a mirror, whose new bytes are copied before the head is stored.
 class Origin {
  public:
   Origin(Rings& rings, int64_t origin, bool is_far = false)
@@ -677,7 +677,7 @@ class Origin {
     return sent;
   }
 
-  // Sends what fits of the rows from *begin on; true when all of the batch, and "last", is sent.
+  // Sends as many of the rows from *begin on as fit; true when all of the batch, and "last", is sent.
   bool send_fitting(int64_t step, const Batch& batch, int64_t* begin) {
     while (true) {
       const int64_t sent = send_some(step, batch, *begin);
@@ -713,7 +713,7 @@ class Origin {
   RingProducer producer_;
 };
 
-// Messages whose rows are numbered through: row q, its clock, count and values all follow from q.
+// Messages with consecutively numbered rows: row q, its clock, count and values are functions of q.
 struct NumberedStream {
   Ints ends;  // first number after each message
   RecordFormat format;
@@ -734,7 +734,7 @@ struct NumberedStream {
     return batch;
   }
 
-  // Whether the record holds whole rows of message m from number q on.
+  // Whether the record contains whole rows of message m from number q on.
   void check(const Record& record, int64_t m, int64_t q) const {
     const auto& [rows, clocks, counts, values] = record.columns;
     const int64_t n = record.header->num_rows;
@@ -752,7 +752,7 @@ struct NumberedStream {
   float value(int64_t q, int64_t d) const { return static_cast<float>(q * format.width + d); }
 };
 
-// Takes the whole stream out of a ring; at times it holds on to a record, which must stay as it is.
+// Reads the whole stream from a ring; sometimes it keeps a record for a while, which must not change.
 void consume(RingConsumer ring, const Rings& rings, const NumberedStream& stream, Random random) {
   int64_t q = 0;
   uint64_t offset = 0;
@@ -823,7 +823,7 @@ void full_ring_takes_nothing_until_the_tail_moves(uint64_t seed) {
 
 // The push applier.
 
-// A shard of rows that start at 0, under sgd at learning rate 1: a row is minus the sum of all it was sent.
+// A shard of rows that start at 0, under sgd at learning rate 1: a row is minus the sum of its pushes.
 struct OwnedRows {
   int64_t num_rows;
   Floats weight;
@@ -841,7 +841,7 @@ struct OwnedRows {
   }
 };
 
-// All that one sender sends: of each row the sum and the highest clock. Every value is a multiple of (1, 2, .., dim).
+// All pushes of one sender: for each row the sum and the highest clock. Every value is a multiple of (1, 2, .., dim).
 struct Tally {
   Floats sums;
   Clocks clocks;
@@ -883,7 +883,7 @@ Ints first_numbers(int64_t n) {
   return numbers;
 }
 
-// A push applier with its shard and rings: kShared rows, then one of its own for each origin. By default it drains all
+// A push applier with its shard and rings: kShared rows, then a separate one for each origin. By default it drains all
 // rings.
 struct Owner {
   explicit Owner(int64_t num_origins, uint64_t more_bytes = 1024)
@@ -907,7 +907,7 @@ struct Owner {
   std::unique_ptr<PushApplier> applier;
 };
 
-// An origin on a thread of its own, which may be told to stop for what the owner does.
+// An origin on its own thread.
 class Sender {
  public:
   using Work = std::function<void(Sender&)>;
@@ -964,7 +964,7 @@ bool are_done(const Senders& senders) {
   return std::all_of(senders.begin(), senders.end(), [](const auto& sender) { return sender->is_done.load(); });
 }
 
-// Waits for all that was sent to be applied, and compares.
+// Waits until all pushes are applied, and compares.
 void finish(Owner& owner, const Senders& senders, Tally tally) {
   for (const auto& sender : senders) {
     tally.add(sender->join());
@@ -993,7 +993,7 @@ void every_sum_is_applied_once(uint64_t seed) {
   finish(owner, senders, own);
 }
 
-// Read without the lock: no one else writes an origin's own row, and the tail must have published it.
+// Reads without the lock: no other thread writes an origin's own row, and the tail must have published it.
 void a_drained_ring_means_applied_sums(uint64_t seed) {
   Owner owner(3);
   const Senders senders = start(owner, 3, seed, [](Sender& sender) {
@@ -1057,7 +1057,7 @@ Batch two_rows(Random& random, int64_t row, int64_t other_row) {
   return batch;
 }
 
-// One origin sends row 0, then row 1 with a row that is not there; then both origins send row 2.
+// One origin sends row 0, then row 1 with an invalid row; then both origins send row 2.
 void check_an_error(int64_t wrong_origin, int64_t wrong_row, Random& random) {
   Owner owner(2);
   Origin wrong(owner.rings, wrong_origin), other(owner.rings, 1 - wrong_origin);
@@ -1151,7 +1151,7 @@ Batch gradients(Random& random, int64_t num_rows) {
   return batch;
 }
 
-// One synchronous step of all ranks as one of them, the owner, sees it.
+// One synchronous step of all ranks, seen from the owner.
 class InboxTrial {
  public:
   InboxTrial(int64_t own_rank, uint64_t seed)
@@ -1181,7 +1181,7 @@ class InboxTrial {
  private:
   static constexpr RecordFormat kGrads{kDim, false};
 
-  // Opens the step; returns the own gradients in the order of their rows, which must outlive poll().
+  // Begins the step; returns the rank's own gradients in the order of their rows, which must outlive poll().
   Floats begin(int64_t step, const Batch& own) {
     Floats grads;
     for (const int64_t j : own.order)
@@ -1190,7 +1190,7 @@ class InboxTrial {
     return grads;
   }
 
-  // The other ranks send in a random order, each as far as its ring has room.
+  // The other ranks send in a random order, each as much as its ring has room for.
   void deliver(int64_t step, const std::vector<Batch>& batches) {
     Ints begins(kRanks, 0);
     std::vector<bool> is_sent(kRanks, false);

@@ -1,6 +1,6 @@
-// CudaRowCache against RowCache over random streams of calls: slots, rows, clocks, sums handed out, counts and lags,
-// bit for bit. And CudaUnique against a search. Built with nvcc it runs on the GPU, with tests/cpp/cuda_on_cpu in front
-// on the CPU. Exit code 0 if all holds, else 1 and what failed on stderr.
+// CudaRowCache compared with RowCache over random streams of calls: slots, rows, clocks, pushed sums, counts and lags,
+// bit for bit. And CudaUnique compared with a search. Built with nvcc it runs on the GPU, with tests/cpp/cuda_on_cpu
+// first in the include path on the CPU. Exit code 0 if all holds, otherwise 1 with the failure on stderr.
 //
 //   cuda_cache_test [SEED [STREAMS]]   default 1 60
 #include "cuda/cuda_cache.h"
@@ -38,7 +38,7 @@ void check(bool holds, const char* claim, int line) {
 
 void must(cudaError_t error) { check(error == cudaSuccess, cudaGetErrorString(error), 0); }
 
-// An array of the host's in the GPU's memory.
+// A host array in GPU memory.
 template <typename T>
 class OnGpu {
  public:
@@ -96,7 +96,7 @@ Bytes coins(Random& random, int64_t n, int64_t heads_in_ten) {
   return values;
 }
 
-// Both caches, given the same calls.
+// Both caches, driven by the same calls.
 class Both {
  public:
   // capacity, num_keys: -1 for some.

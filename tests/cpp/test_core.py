@@ -1,4 +1,4 @@
-"""The C++ core by itself, in a program of its own under sanitizers (tests/cpp/core_test.cpp)."""
+"""The C++ core in a separate program under sanitizers (tests/cpp/core_test.cpp)."""
 
 import os
 import shlex
@@ -10,20 +10,20 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CXX = shlex.split(os.environ.get("CXX") or "g++")
-# No contraction, as in setup.py: the cache and its model must round alike.
+# Without contraction, as in setup.py: the cache and its model must round alike.
 FLAGS = ["-O1", "-g", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off", "-pthread"]
 REPORTS = ("WARNING: ThreadSanitizer", "ERROR: AddressSanitizer", "ERROR: LeakSanitizer", "runtime error:")
 
 
 def run(*command):
-    """Exit code and everything printed."""
-    env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}  # sanitizers want to be first
+    """Exit code and output."""
+    env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}  # sanitizers must come first
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
     return done.returncode, done.stdout
 
 
 def run_built(source, program, sanitizer):
-    """Exit code and everything printed, of the compiler if it fails, else of the program it builds."""
+    """Exit code and output of the compiler if it fails, otherwise of the program it builds."""
     flags = [*FLAGS, f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", f"-I{ROOT / 'cpp'}"]
     code, text = run(*CXX, *flags, str(source), "-o", str(program))
     return (code, text) if code != 0 else run(str(program))
@@ -31,7 +31,7 @@ def run_built(source, program, sanitizer):
 
 @pytest.fixture(params=["thread", "address,undefined"])
 def sanitizer(request, tmp_path):
-    """Skips where there is no compiler, or none that builds a trivial program which runs under the sanitizer."""
+    """Skips the test if no compiler builds a trivial program that runs under the sanitizer."""
     if shutil.which(CXX[0]) is None:
         pytest.skip(f"there is no C++ compiler {CXX[0]}; CXX may name one")
     source = tmp_path / "trivial.cpp"

@@ -1,7 +1,6 @@
-"""The cache on the GPU makes of any calls what the cache on the CPU makes of them, bit for bit
-(tests/cpp/cuda_cache_test.cpp).
+"""The cache on the GPU gives the same results as the cache on the CPU, bit for bit (tests/cpp/cuda_cache_test.cpp).
 
-On a GPU where there is one; everywhere by the same source compiled for the CPU (tests/cpp/cuda_on_cpu)."""
+Runs on a GPU if there is one, and everywhere with the same source compiled for the CPU (tests/cpp/cuda_on_cpu)."""
 
 import os
 import shutil
@@ -34,7 +33,7 @@ NO_GPU = _C.gpu_problem()
 needs_gpu = pytest.mark.skipif(bool(NO_GPU), reason=f"no GPU can be used here: {NO_GPU}")
 
 
-NO_GPU_IN = "not formula and not steps_of_torch and not first_rows"  # of test_staleness.py
+NO_GPU_IN = "not formula and not steps_of_torch and not first_rows"  # deselects tests without a cache
 
 needs_compiler = pytest.mark.skipif(
     shutil.which(CXX[0]) is None, reason=f"there is no C++ compiler {CXX[0]}; CXX may name one"
@@ -176,8 +175,7 @@ def test_a_table_on_a_gpu_learns_what_one_on_the_cpu_learns(staleness):
 
 @needs_gpu
 def test_rows_and_gradients_are_waited_for_by_the_stream_that_takes_them():
-    """Torch's stream is held up before every gradient: a cache that did not wait for it would take what is not there
-    yet."""
+    """Torch's stream is delayed before every gradient: a cache that did not wait for it would read old values."""
     world, generator = World(), torch.Generator().manual_seed(0)
     on_cpu, on_gpu = (
         EmbeddingTable(
@@ -198,11 +196,11 @@ def test_rows_and_gradients_are_waited_for_by_the_stream_that_takes_them():
         on_cpu.write(keys, grads)
         rows = on_gpu.read(keys)
         read.append((expected, rows + 0))
-        torch.cuda._sleep(20_000_000)  # cycles: some 10 ms
+        torch.cuda._sleep(20_000_000)  # cycles, about 10 ms
         on_gpu.prefetch(following)
         made = grads.pin_memory().to("cuda", non_blocking=True) * 1
         on_gpu.write(keys, made)
-        del rows, made  # torch may use their memory again
+        del rows, made  # torch may reuse their memory
     for expected, found in read:
         assert torch.equal(expected, found.cpu())
     for table in (on_cpu, on_gpu):

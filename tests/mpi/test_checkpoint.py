@@ -1,5 +1,5 @@
-"""Checkpoints: what was saved comes back, on any number of ranks; what is damaged is not used; a run that went on is
-the run that was never stopped."""
+"""Checkpoints: saved state is restored on any number of ranks; damaged checkpoints are not used; a resumed run equals
+an uninterrupted one."""
 
 import contextlib
 import itertools
@@ -40,7 +40,7 @@ SAVING = ["checkpoint.every_steps=2", "checkpoint.keep=9", "optim.rows=adagrad"]
 
 
 def saved(folder, ranks=2, *more):
-    """Trains with checkpoints after steps 2, 4 and 6; their folder."""
+    """Trains with checkpoints after steps 2, 4 and 6. Returns their folder."""
     outcome = train(ranks, *SMALL, *SAVING, f"run.dir={folder}", *more)
     assert outcome.code == 0, outcome.text
     return Path(folder, "checkpoints")
@@ -76,7 +76,7 @@ REPLICATING = "table.replicate_below_rows=100"
 
 @pytest.fixture(scope="module", params=[[], [REPLICATING]], ids=["", "replicated"])
 def incremental(request, tmp_path_factory):
-    """As run_of_6, but what was saved after steps 4 and 6 are incremental checkpoints."""
+    """As run_of_6, but the checkpoints after steps 4 and 6 are incremental."""
     return saved(tmp_path_factory.mktemp("incremental"), 2, "checkpoint.full_every=3", *request.param)
 
 
@@ -102,10 +102,10 @@ def test_a_run_goes_on_from_an_incremental_checkpoint_to_the_same_bits(tmp_path,
 
 
 @pytest.mark.parametrize("damage, told", [
-    ("flipped", "step-00000006 cannot be used: step-00000002/shard-00001.weight.npy, which it builds on, has other "
-                "bytes"),
-    ("gone", "step-00000006 cannot be used: .*step-00000002 is no whole checkpoint"),
-    ("another", "step-00000006 cannot be used: .*step-00000006 builds on step-00000002, which is another now"),
+    ("flipped", "step-00000006 cannot be used: step-00000002/shard-00001.weight.npy, which it builds on, does not "
+                "match its hash"),
+    ("gone", "step-00000006 cannot be used: .*step-00000002 is not a complete checkpoint"),
+    ("another", "step-00000006 cannot be used: .*step-00000006 builds on step-00000002, which has changed since"),
 ])  # fmt: skip
 def test_an_incremental_checkpoint_is_no_better_than_what_it_builds_on(tmp_path, incremental, damage, told, capsys):
     base = tmp_path / "checkpoints/step-00000002"
@@ -147,7 +147,7 @@ def test_what_incremental_checkpoints_build_on_stays_and_of_several_not_all_buil
 def test_rows_of_late_updates_are_in_an_incremental_checkpoint(
     placed, tmp_path_factory, monkeypatch, staleness, has_memory
 ):
-    """At s >= 1 an update may leave a row's clock as it is."""
+    """At s >= 1 an update may leave a row's clock unchanged."""
     folder = Path(placed.comm.bcast(str(tmp_path_factory.mktemp("late"))))
     model, random = torch.nn.Linear(2, 2), np.random.default_rng(placed.rank)
     table, other = (
@@ -199,13 +199,14 @@ def test_two_folders_of_one_table_and_rows_put_in_by_hand_are_saved_whole(tmp_pa
     assert saved_last(latest, 2) == "step-00000001"
     assert saved_last(best, 2) is None
     train(torch.arange(5, 7))
-    assert saved_last(latest, 3) is None and saved_last(best, 3) is None  # what was touched since is known to neither
+    # neither knows the rows touched since its base
+    assert saved_last(latest, 3) is None and saved_last(best, 3) is None
     train(torch.arange(8, 9))
     assert saved_last(best, 4) == "step-00000003"
     best.load(best.path(2), table)
     assert saved_last(best, 5) is None
     train(torch.arange(0, 100, 1))
-    assert saved_last(best, 6) is None  # most rows
+    assert saved_last(best, 6) is None  # most rows have changed
     table.close()
 
 
@@ -279,7 +280,7 @@ def flip(path):
 DAMAGES = {
     "flipped": (
         lambda path: flip(path / "shard-00001.weight.npy"),
-        "shard-00001.weight.npy has other bytes than were written",
+        "shard-00001.weight.npy does not match its hash",
     ),
     "missing": (
         lambda path: (path / "shard-00000.clock.npy").unlink(),
@@ -287,11 +288,12 @@ DAMAGES = {
     ),
     "truncated": (
         lambda path: (path / "dense.pt").write_bytes((path / "dense.pt").read_bytes()[:-1]),
-        r"dense.pt has [\d,]+ bytes, [\d,]+ "
-        r"were "
-        r"written",
+        r"dense.pt has [\d,]+ bytes, expected [\d,]+",
     ),
-    "no manifest": (lambda path: (path / "manifest.json").write_text("{"), "is no whole checkpoint: manifest.json"),
+    "no manifest": (
+        lambda path: (path / "manifest.json").write_text("{"),
+        "is not a complete checkpoint: manifest.json",
+    ),
     "other format": (
         lambda path: (path / "manifest.json").write_text('{"format": 99}'),
         "has format 99, this hetmpi reads 1, 2 and 3",
@@ -316,7 +318,7 @@ def test_a_named_checkpoint_that_is_damaged_ends_the_run(tmp_path, run_of_6):
     outcome = train(2, *SMALL, f"run.dir={tmp_path}", f"resume={folder}/step-00000006", "optim.rows=adagrad")
     assert (
         outcome.code != 0
-        and "dense.pt has other bytes than were written: name another checkpoint, or resume=auto" in outcome.text
+        and "dense.pt does not match its hash: name another checkpoint, or resume=auto" in outcome.text
     )
     assert not outcome.survivors
 
@@ -325,7 +327,7 @@ def test_a_checkpoint_of_another_table_is_refused(tmp_path, run_of_6):
     outcome = train(
         2, *SMALL, "table.dim=8", f"run.dir={tmp_path}", f"resume={run_of_6}/step-00000006", "optim.rows=adagrad"
     )
-    assert outcome.code != 0 and "is of a table with dim=4, this one has 8" in outcome.text, outcome.text
+    assert outcome.code != 0 and "has a table with dim=4, the program's has 8" in outcome.text, outcome.text
 
 
 @pytest.mark.parametrize("resume", ["auto", "PATH"])
@@ -388,12 +390,14 @@ def test_what_is_not_finite_is_not_saved_and_all_ranks_hear_of_it(
     checkpoints.save(Position(2, 0), table, model)
     told = {
         "dense": "parameter bias of the dense layers is not finite",
-        "weight": rf"table 'words': weight of 1 row\(s\) of rank {last} is not finite, of key {2 * world.size + last} "
-        rf"for one",
-        "state": rf"table 'words': state of 1 row\(s\) of rank {last} is not finite, of key {2 * world.size + last} "
-        rf"for one",
+        "weight": rf"table 'words': weight of 1 row\(s\) of rank {last} is not finite, "
+        rf"for example of key {2 * world.size + last}",
+        "state": rf"table 'words': state of 1 row\(s\) of rank {last} is not finite, "
+        rf"for example of key {2 * world.size + last}",
     }[spoilt]
-    with pytest.raises(UserError, match=f"step-00000002 is not written in {folder}: {told}: earlier checkpoints stay"):
+    with pytest.raises(
+        UserError, match=f"step-00000002 is not written in {folder}: {told}: earlier checkpoints are kept"
+    ):
         checkpoints.wait()
     assert checkpoints.newest() == checkpoints.path(1)
     world.comm.Barrier()
@@ -444,7 +448,7 @@ def test_a_run_that_would_not_go_on_as_it_began_is_refused(tmp_path, run_of_6, c
 
 
 class Killed(BaseException):
-    """A process ends there."""
+    """Stands for the end of a process."""
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -512,7 +516,7 @@ def test_a_full_disk_ends_the_run_with_the_reason_and_keeps_what_was_whole(tmp_p
 
 @pytest.mark.long
 def test_a_rank_killed_at_any_moment_leaves_a_checkpoint_to_go_on_from(tmp_path, run_of_6):
-    """Whatever is there afterwards is whole, and leads to the same rows."""
+    """The folder then contains only complete checkpoints, which lead to the same rows."""
     random, longest_s, num_killed = np.random.default_rng(0), 3.0, 0
     ranks = [mpiexec(), "-n", "2", sys.executable, "-m", "hetmpi.train"]
     command = [*ranks, *SMALL, *SAVING, f"run.dir={tmp_path}", "resume=auto"]
@@ -528,7 +532,7 @@ def test_a_rank_killed_at_any_moment_leaves_a_checkpoint_to_go_on_from(tmp_path,
             os.kill(rank, signal.SIGKILL)
         process.wait(60)
         num_killed += len(found)
-        longest_s *= 1 if found else 0.7  # it had ended: on a fast machine
+        longest_s *= 1 if found else 0.7  # the run had ended already, on a fast machine
     outcome = run(command)
     assert outcome.code == 0, outcome.text
     assert_same_bits(tmp_path / "checkpoints/step-00000006", run_of_6 / "step-00000006")
@@ -536,7 +540,7 @@ def test_a_rank_killed_at_any_moment_leaves_a_checkpoint_to_go_on_from(tmp_path,
 
 @pytest.mark.long
 def test_a_signal_saves_and_leaves_and_the_run_goes_on_bitwise(tmp_path):
-    """The signal goes to one rank, which is in the middle of something."""
+    """The signal is sent to one rank during a step."""
     settings = [*SMALL, *SAVING, f"run.dir={tmp_path}", "steps=100000", "resume=auto"]
     process = subprocess.Popen(
         [mpiexec(), "-n", "2", sys.executable, "-m", "hetmpi.train", *settings], cwd=ROOT, env=environment(), text=True,
@@ -549,7 +553,7 @@ def test_a_signal_saves_and_leaves_and_the_run_goes_on_bitwise(tmp_path):
     os.kill(ranks_of(tmp_path)[-1], signal.SIGUSR1)
     text, _ = process.communicate(timeout=60)
     assert process.returncode == 85, (process.returncode, text)
-    [saved_at] = re.findall(r"told to leave: saved \S+/step-(\d+), from which resume=\S+ goes on", text)
+    [saved_at] = re.findall(r"stopped by a signal: saved \S+/step-(\d+), continue with resume=\S+", text)
     last, more = int(saved_at), [f"steps={int(saved_at) + 3}", "log.every_steps=1000000"]
     assert Checkpoints(World(), tmp_path / "checkpoints").steps()[0] == last
     outcome = train(2, *settings, *more, "checkpoint.every_steps=1000000")
@@ -602,7 +606,7 @@ def test_rows_by_key_and_the_dense_layers_come_out(tmp_path, run_of_6):
 
 
 def trained(path):
-    """The model of a checkpoint, rows of some samples, and these."""
+    """The model of a checkpoint, the rows of some samples, and these samples."""
     manifest, data = json.loads((path / "manifest.json").read_text()), Synthetic(0, scale=0.0005)
     model = WDL(
         data.num_fields,
@@ -633,9 +637,9 @@ def test_the_dense_layers_come_out_for_other_programs(tmp_path, run_of_6):
 
 
 def test_an_export_says_what_it_cannot_take(tmp_path):
-    with pytest.raises(SystemExit, match="cannot take rows=csv; what can be said: rows=npy|parquet|none"):
+    with pytest.raises(SystemExit, match="unknown argument rows=csv; known are rows=npy|parquet|none"):
         export.main(["a", "b", "rows=csv"])
-    with pytest.raises(SystemExit, match="hetmpi: .* is no whole checkpoint"):
+    with pytest.raises(SystemExit, match="hetmpi: .* is not a complete checkpoint"):
         export.main([str(tmp_path), str(tmp_path / "out")])
 
 

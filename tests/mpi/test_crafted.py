@@ -1,5 +1,5 @@
-"""Checkpoints that are whole by their hashes and still wrong: each is refused in one message on every rank. Run at 1, 2
-and 3 ranks."""
+"""Checkpoints with correct hashes and invalid content: each is refused by one message on every rank. Run at 1, 2 and 3
+ranks."""
 
 import io
 import json
@@ -30,7 +30,7 @@ NOT_EXPORTED = ("finite", "clocks", "dense.pt", "rng", "model", "tensor", "numbe
 
 
 class Runs:
-    """What a pickle would run when it is opened."""
+    """Unpickling it would run code."""
 
     def __reduce__(self):
         return subprocess.check_call, (["false"],)
@@ -51,7 +51,7 @@ def train(table, keys):
 
 @pytest.fixture(scope="module")
 def whole(world, tmp_path_factory):
-    """Full checkpoints of the steps 1 and 2, and an incremental one of step 3."""
+    """Full checkpoints of steps 1 and 2, and an incremental one of step 3."""
     folder = Path(world.comm.bcast(str(tmp_path_factory.mktemp("whole"))))
     table, model, optimizer = parts(world)
     checkpoints = Checkpoints(world, folder, keep=9)
@@ -85,7 +85,7 @@ def crafted(world, whole, tmp_path_factory):
 
 
 def says(**changes):
-    """Spoils a manifest: name -> another value, ... to leave it out."""
+    """Changes values of a manifest: name -> value, ... to remove it."""
 
     def change(manifest):
         for name, value in changes.items():
@@ -97,7 +97,7 @@ def says(**changes):
 
 
 def renames(name):
-    """Calls the first shard's weights something else, in the manifest and on the disk."""
+    """Renames the first shard's weight file, in the manifest and on disk."""
 
     def spoil(path):
         where = Path(name) if Path(name).is_absolute() else path / name
@@ -110,7 +110,7 @@ def renames(name):
 
 
 def holds(name, change):
-    """Spoils a file: change(what it holds) -> another array, value for torch.save, or bytes."""
+    """Replaces the content of a file: change(content) -> array, value for torch.save, or bytes."""
 
     def spoil(path):
         load = np.load if name.endswith("npy") else lambda file: torch.load(file, weights_only=True)
@@ -120,7 +120,7 @@ def holds(name, change):
 
 
 def pipes(file):
-    """A pipe in the place of a file: who opens it waits for ever."""
+    """Replaces a file by a pipe: opening it would block for ever."""
     file.unlink()
     os.mkfifo(file)
 
@@ -174,13 +174,13 @@ MANIFESTS = {
     "no state_dim": (says(state_dim=...), "lacks state_dim"),
     "format as truth": (says(format=True), "has format True, this hetmpi reads 1, 2 and 3"),
     "no format": (says(format=...), "has format None, this hetmpi reads 1, 2 and 3"),
-    "base in a full one": (says(base="step-00000001"), "base must not be there in format 1"),
+    "base in a full one": (says(base="step-00000001"), "base must be absent in format 1"),
     "format of several": (says(format=3), "lacks tables"),
     "tables without any": (says(format=3, tables={}), "must name at least one table"),
     "table with a path": (says(format=3, tables={"../x": {}}), "a table's name must be at most 100 letters"),
     "nested": (lambda path: (path / "manifest.json").write_text("[" * 100_000), "manifest.json"),
     "no text": (lambda path: (path / "manifest.json").write_bytes(b"\xff" * 9), "manifest.json"),
-    "a pipe": (lambda path: pipes(path / "manifest.json"), "manifest.json: .*is no file"),
+    "a pipe": (lambda path: pipes(path / "manifest.json"), "manifest.json: .*is not a regular file"),
     "a list": (lambda path: (path / "manifest.json").write_text("[]"), "has format None"),
 }
 
@@ -221,10 +221,14 @@ FILES = {
     "in columns": (2, holds(SHARD, lambda rows: bytes_of(np.asfortranarray(rows))), "in columns"),
     "objects": (2, holds(SHARD, lambda rows: np.array([Runs()], dtype=object)), "it holds object of shape"),
     "more bytes": (2, holds(SHARD, lambda rows: bytes_of(rows) + b"more"), "must have [0-9,]+ bytes for shape"),
-    "no array": (2, holds(SHARD, lambda rows: b"nothing"), "is no array as numpy.save writes it"),
-    "empty": (2, holds(SHARD, lambda rows: b""), "is no array as numpy.save writes it"),
-    "header": (2, holds(SHARD, lambda rows: header("(" * 5000)), "is no array as numpy.save writes it"),
-    "header of code": (2, holds(SHARD, lambda rows: header("__import__('os').abort()")), "is no array as numpy.save"),
+    "no array": (2, holds(SHARD, lambda rows: b"nothing"), "is not an array in numpy.save"),
+    "empty": (2, holds(SHARD, lambda rows: b""), "is not an array in numpy.save"),
+    "header": (2, holds(SHARD, lambda rows: header("(" * 5000)), "is not an array in numpy.save"),
+    "header of code": (
+        2,
+        holds(SHARD, lambda rows: header("__import__('os').abort()")),
+        "is not an array in numpy.save",
+    ),
     "huge shape": (
         2,
         holds(SHARD, lambda rows: header(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({1 << 70}, 3), }}\n")),
@@ -273,8 +277,8 @@ FILES = {
         holds("dense.pt", lambda dense: {**dense, "model": {"weight": torch.ones(1).expand(10**6, 10**6)}}),
         "fewer numbers in the file",
     ),
-    "dense.pt is a pipe": (2, lambda path: pipes(path / "dense.pt"), "dense.pt: is no file"),
-    "rows are a pipe": (2, lambda path: pipes(path / SHARD), "weight.npy: is no file"),
+    "dense.pt is a pipe": (2, lambda path: pipes(path / "dense.pt"), "dense.pt: is not a regular file"),
+    "rows are a pipe": (2, lambda path: pipes(path / SHARD), "weight.npy: is not a regular file"),
     "no rng": (2, holds("dense.pt", lambda dense: {**dense, "rng": []}), r"rng must be a list of \d states"),
     "rng of floats": (
         2,
@@ -319,7 +323,7 @@ OTHERS = {
 
 
 def other_base(path, **changes):
-    """Changes the base of an incremental checkpoint, which is told its new hash."""
+    """Changes the base of an incremental checkpoint, and its hash in the incremental one."""
     base = path.parent / "step-00000002"
     says(**changes)(base)
     said = json.loads((base / "manifest.json").read_text())
@@ -328,7 +332,7 @@ def other_base(path, **changes):
 
 
 def assert_refused(world, path, told, exports=True):
-    """By load on every rank, and by the export of rows, which takes them as they are."""
+    """By load on every rank, and by the export of rows, which does not check values."""
     table, model, optimizer = parts(world)
     with pytest.raises(UserError, match=told):
         Checkpoints(world, path.parent).load(path, table, model, optimizer)
@@ -386,7 +390,7 @@ JSON = st.recursive(
 
 
 def tries(world, folder, step):
-    """Loads and exports: UserError or nothing."""
+    """Loads and exports: UserError or success."""
     path = folder / f"step-{step:08d}"
     for call in (
         lambda: Checkpoints(world, folder).damage(path),

@@ -1,4 +1,4 @@
-"""The dense layers' gradients: averaged over ranks, whoever has some, and never NaN. Run at 1, 2 and 3 ranks."""
+"""Gradients of the dense layers: averaged over the ranks that have some, and never NaN. Run at 1, 2 and 3 ranks."""
 
 import math
 
@@ -11,7 +11,7 @@ from hetmpi.table.optim import Schedule
 
 
 class TwoHeads(torch.nn.Module):
-    """A shared layer, and heads of which a call takes some."""
+    """A shared layer, and heads of which each call uses some."""
 
     def __init__(self, dtype=torch.float32):
         super().__init__()
@@ -29,12 +29,12 @@ def features_of(rank, step, dtype=torch.float32):
 
 
 def loss_of(model, rank, step, heads_of, dtype):
-    """Rank `rank`'s loss in a step; None where it has none."""
+    """Rank `rank`'s loss in a step; None if it has none."""
     heads = heads_of(rank, step)
     return model(features_of(rank, step, dtype), *heads) if heads else None
 
 
-HEADS = {  # which heads a rank takes in a step
+HEADS = {  # heads that a rank uses in a step
     "all ranks take one head in turns": lambda rank, step: [step % 2],
     "each rank takes another head": lambda rank, step: [(rank + step) % 2],
     "rank 0 alone takes both heads": lambda rank, step: [0, 1] if rank == 0 else [0],

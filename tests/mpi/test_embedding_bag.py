@@ -21,7 +21,7 @@ RULES = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.o
 
 
 def both(world, rule="sgd", **same):
-    """A bag and torch's, with the same rows, and torch's optimizer."""
+    """A bag and torch's bag with the same rows, and torch's optimizer."""
     torch.manual_seed(0)
     theirs = torch.nn.EmbeddingBag(NUM_ROWS, DIM, sparse=rule != "sgd", **same)
     mine = EmbeddingBag(NUM_ROWS, DIM, optimizer=RowOptimizer(rule, 0.1), world=world, **same)
@@ -30,10 +30,10 @@ def both(world, rule="sgd", **same):
 
 
 def rows_of(bag):
-    """All rows as their owners have them. Collective."""
+    """All rows of the owners. Collective."""
     bag.flush()
     rows = bag.table.peek(torch.arange(bag.table.num_rows))
-    bag.table.world.comm.Barrier()  # a rank that goes on may push before another one has looked
+    bag.table.world.comm.Barrier()  # a rank that continues may push before another one has read
     return rows
 
 
@@ -42,7 +42,7 @@ def loss_of(bags):
 
 
 def calls_of(step, rank, mode):
-    """The bags of one rank and step: one call of a matrix and one with offsets, where some bags are empty."""
+    """The bags of one rank and step: one call with a matrix and one with offsets, including empty bags."""
     generator = torch.Generator().manual_seed(100 * step + rank)
     weights = torch.rand(4, 5, generator=generator) if mode == "sum" else None
     ids = torch.randint(NUM_ROWS, (4, 5), generator=generator)
@@ -53,7 +53,7 @@ def calls_of(step, rank, mode):
 
 
 def learn(world, mine, theirs, optimizer, mode, atol=1e-5):
-    """Some steps of both: torch's with all ranks' calls, the other with this rank's."""
+    """Some steps of both: torch's bag with the calls of all ranks, the other with this rank's."""
     for step in range(4):
         optimizer.zero_grad()
         for rank in range(world.size):
@@ -127,8 +127,8 @@ def test_bags_without_any_id(world):
 
 @pytest.mark.parametrize("cache", [0, NUM_ROWS])
 def test_what_is_late_arrives_with_a_flush(world, cache):
-    """With plain SGD at a small rate a late read changes next to nothing, so that the rows are those of exact reads,
-    almost."""
+    """With plain SGD and a small learning rate a stale read changes little, so the rows are close to those of exact
+    reads."""
     bound = {"staleness": Staleness(3), "cache": CacheSettings(capacity_rows=cache, admit="all")}
     bags = [
         EmbeddingBag(NUM_ROWS, DIM, optimizer=RowOptimizer("sgd", 1e-3), mode="sum", world=world, name="one", **how)
@@ -171,13 +171,13 @@ def test_a_model_with_a_bag_is_handled_as_any_other(world):
 
 
 def late(world, bound):
-    """A bag of plain SGD under a bound."""
+    """A bag with plain SGD and a staleness bound."""
     rule = RowOptimizer("sgd", 0.1)
     return EmbeddingBag(NUM_ROWS, DIM, optimizer=rule, mode="sum", world=world, staleness=Staleness(bound))
 
 
 def zeroed(how, bag, model, optimizer):
-    """Calls zero_grad() as somebody may."""
+    """Calls zero_grad() in one of the usual ways."""
     part = {"bag": bag, "model": model, "optimizer": optimizer}[how.split()[0]]
     part.zero_grad(set_to_none="zeros" not in how)
 
@@ -217,7 +217,7 @@ def test_a_rank_that_leaves_a_batch_out_steps_without_gradients(world, bound):
         if rank != world.size - 1:
             (loss_of(theirs(*calls_of(0, rank, "sum")[0][:2])) / world.size).backward()
     loss_of(mine(*calls_of(0, world.rank, "sum")[0][:2])).backward()
-    world.comm.Barrier()  # all have read
+    world.comm.Barrier()  # all ranks have read
     if world.rank == world.size - 1:
         model.zero_grad()
         with pytest.warns(UserWarning, match=r"bag \d+ of 50 rows of dim 6: zero_grad\(\) came between backward"):
@@ -294,7 +294,7 @@ def test_batches_are_summed_as_they_come_and_a_forgotten_step_is_told_once(world
 
 
 def test_calls_without_a_backward_keep_nothing(world, monkeypatch):
-    """As an evaluation that forgets no_grad makes them."""
+    """As in an evaluation without no_grad."""
     mine, _, _ = both(world, mode="sum")
     read, given = mine.table.read, []
     monkeypatch.setattr(mine.table, "read", lambda keys: given.append(weakref.ref(rows := read(keys))) or rows)

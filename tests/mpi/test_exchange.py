@@ -1,4 +1,4 @@
-"""Rows and gradients that travel by MPI_Alltoallv instead of one-sided: the same numbers. Run at 1, 2 and 3 ranks."""
+"""Rows and gradients sent by MPI_Alltoallv instead of one-sided calls: the same numbers. Run at 1, 2 and 3 ranks."""
 
 import re
 
@@ -35,7 +35,7 @@ from test_table import RULES, all_rows, check_same_bits, make_table, train
 from hetmpi import _C
 from hetmpi.comm.route import PARTITIONS
 from hetmpi.comm.transport import Endpoint, choose
-from hetmpi.comm.two_sided import MOST_IDLE
+from hetmpi.comm.two_sided import MAX_IDLE_WRITES
 from hetmpi.comm.world import World
 from hetmpi.errors import UserError
 from hetmpi.table.cache import CacheSettings, Staleness
@@ -47,7 +47,7 @@ pytestmark = pytest.mark.mpi
 
 @pytest.fixture(params=["far", "mixed"])
 def apart(world, request):
-    """Every rank on a node of its own; ranks 0 and 1 on one and rank 2 on another."""
+    """Every rank on a node of its own; then ranks 0 and 1 on one node and rank 2 on another."""
     if request.param == "mixed" and world.size < 3:
         pytest.skip("takes 3 ranks")
     return World(world.comm, ranks_per_node=1 if request.param == "far" else 2)
@@ -74,7 +74,7 @@ def test_a_cache_changes_no_bit_at_staleness_0(apart, rule):
         assert all(np.array_equal(a, b) for a, b in zip(found, expected)), (capacity_rows, prefetch)
 
 
-# Bounded staleness: what tests/mpi/test_staleness.py asks of rma, as far as it makes sense where all ranks go in step
+# Bounded staleness: the tests of rma in tests/mpi/test_staleness.py that apply if all ranks step together.
 
 
 ALLTOALL = {"exchange": st.just("alltoall")}
@@ -138,7 +138,7 @@ def test_a_transport_that_is_not_there_is_refused(world, path):
 
 
 def step_in_rounds(world, table, keys, grads, later):
-    """One step of which no phase runs beside another on any rank; returns the rows read."""
+    """One step in which no phase overlaps with another on any rank; returns the rows read."""
     rows = table.read(keys)
     world.comm.Barrier()
     table.prefetch(later)
@@ -170,7 +170,7 @@ def test_no_update_is_lost_while_an_owner_stands_still(apart, staleness):
 @cases(25, **ALLTOALL, staleness=st.sampled_from(STALENESS), num_steps=st.integers(5, 25))
 def test_a_rank_sees_its_own_updates_at_once(apart, case):
     table = open_table(apart, case, case["staleness"])
-    rows = np.array([first_row(key, case["dim"]) for key in range(case["num_rows"])])  # as this rank has changed them
+    rows = np.array([first_row(key, case["dim"]) for key in range(case["num_rows"])])  # with this rank's own updates
     later = own_batch_of(apart, case, 0)
     for step in range(case["num_steps"]):
         batch, later = later, own_batch_of(apart, case, step + 1)
@@ -281,7 +281,7 @@ def test_what_is_written_without_a_read_is_not_held_for_ever(apart):
     keys, grads = torch.arange(200), torch.ones(200, 2)
     for _ in range(40):
         table.write(keys, grads)
-        assert apart.is_one_node or table.client.transport.mailbox.num_held <= 200 * MOST_IDLE
+        assert apart.is_one_node or table.client.transport.mailbox.num_held <= 200 * MAX_IDLE_WRITES
     table.flush()
     assert (changes(table, PLAIN) == -40 * apart.size).all()
     table.close()
@@ -294,7 +294,7 @@ def test_sums_on_their_way_are_applied_to_rows_as_an_owner_does(rule):
     cache = _C.RowCache(32, core, "lfu")
     rows, states = (draw.random((5, width), np.float32) for width in (3, core.state_dim))
     clocks, positions, counts = np.arange(5, dtype=np.int32), np.array([4, 1]), np.array([3, 7], np.int32)
-    sums = draw.random((2, core.sum_dim), np.float32) + 3  # squares that such sums can have
+    sums = draw.random((2, core.sum_dim), np.float32) + 3  # possible values of sums of squares
     expected = rows.copy(), states.copy()
     cache.set_step(0.1, 5)
     core.set_step(0.1, 5)
@@ -326,7 +326,7 @@ def test_the_trial_leaves_the_rows_and_all_ranks_choose_alike(apart):
 
 
 class NoWindow:
-    """An RmaWindow where MPI makes none over several nodes, as Open MPI 4.1 over TCP."""
+    """An RmaWindow for an MPI that supports no window over several nodes, as Open MPI 4.1 over TCP."""
 
     reaches_remote = False
 
@@ -339,7 +339,7 @@ def test_alltoall_is_taken_where_mpi_makes_no_window_over_nodes(apart):
         pytest.skip("takes two nodes")
     made = {"rma": None, "alltoall": lambda endpoint: endpoint.window.world}
     chosen, why = choose(Endpoint(NoWindow(apart), None), made, "auto", trial=None)
-    assert chosen is apart and why == "this MPI makes no one-sided window over several nodes"
+    assert chosen is apart and why == "this MPI supports no one-sided window over several nodes"
     table = make_table(apart, exchange="alltoall")
     assert not table.window.reaches_remote
     train(table, apart, steps=3)
@@ -354,7 +354,7 @@ def test_a_rank_that_leaves_is_told_what_is_lost(apart):
     keys = torch.arange(20)
     table.read(keys)
     table.write(keys, torch.ones(20, 2))
-    with pytest.raises(RuntimeError, match="no rank sends alone"):
+    with pytest.raises(RuntimeError, match="no rank can push alone"):
         table.push_pending()
     table.flush()
     assert np.array_equal(changes(table, PLAIN)[:, 0], np.where(table.keys() < 20, -apart.size, 0))

@@ -1,4 +1,4 @@
-"""Several tables, read and written together, against each alone. Run at 1, 2 and 3 ranks."""
+"""Several tables that are read and written together, compared with single tables. Run at 1, 2 and 3 ranks."""
 
 import math
 
@@ -21,7 +21,7 @@ def make(world, name, **settings):
 
 
 def batches(rank, steps):
-    """Unique keys and gradients of each table; some have no keys in a step."""
+    """Unique keys and gradients of each table; some tables have no keys in a step."""
     rng = np.random.default_rng(rank)
     for step in range(steps):
         keys = {name: rng.permutation(shape[0])[: rng.integers(0, 40) * (step % 3 != i)] for i, (name, shape) in
@@ -59,7 +59,7 @@ def test_tables_in_a_group_are_as_tables_alone_at_s_0(placed, exchange, settings
 @pytest.mark.parametrize("exchange", ["rma", "alltoall"])
 @pytest.mark.parametrize("announces", [False, True])
 def test_a_group_under_staleness_loses_no_gradient(placed, exchange, staleness, announces):
-    """All gradients are one and the rule is SGD: a row is what it was, less how often it was written."""
+    """All gradients are one and the rule is SGD: a row is its initial value minus the number of its writes."""
     tables = {
         name: EmbeddingTable(
             placed, rows, dim, RowOptimizer("sgd", 1.0), name=name, init_std=0.0, exchange=exchange,
@@ -86,7 +86,7 @@ def test_a_group_under_staleness_loses_no_gradient(placed, exchange, staleness, 
 
 @pytest.mark.parametrize("exchange", ["rma", "alltoall"])
 def test_ranks_whose_rings_are_full_take_in_gradients_of_all_tables(placed, exchange):
-    """One rank's first table waits for room at a rank that is at its second."""
+    """One rank's first table waits for room at a rank that is busy with its second."""
     tables = {
         name: EmbeddingTable(
             placed, 300, 8, RowOptimizer("sgd", 1.0), name=name, init_std=0.0, exchange=exchange, inbox_bytes=1
@@ -127,7 +127,7 @@ def test_a_gradient_that_is_not_finite_is_refused_before_any_table_sends(placed)
 
 @pytest.mark.parametrize("exchange", ["rma", "alltoall"])
 def test_exact_and_stale_tables_take_in_each_others_gradients(placed, exchange):
-    """One rank waits for room at another that waits for its reply about the other table."""
+    """One rank waits for room at another, which waits for its reply about the other table."""
     settings = {"init_std": 0.0, "inbox_bytes": 1}
     exact = EmbeddingTable(placed, 200, 8, RowOptimizer("sgd", 1.0), name="exact", **settings)
     stale = EmbeddingTable(

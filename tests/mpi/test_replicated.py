@@ -1,5 +1,4 @@
-"""Replicated fields: at s = 0 the rows of the table without replicas, at s >= 1 exact replicas. Run at 1, 2 and 3
-ranks."""
+"""Replicated fields: at s = 0 equal to a table without replicas, at s >= 1 exact replicas. Run at 1, 2 and 3 ranks."""
 
 import numpy as np
 import pytest
@@ -40,7 +39,7 @@ def make_replicated(world, rule="sgd", weight_decay=0.0, fields=SMALL, **setting
 
 
 def make_plain_sgd(world, fields=SMALL, **settings):
-    """A table from 0 whose rows move by exactly the gradients."""
+    """A table of zeros whose rows change by exactly the gradients."""
     return EmbeddingTable(world, NUM_ROWS, DIM, RowOptimizer("sgd", 1.0), replicated=fields, init_std=0.0, **settings)
 
 
@@ -72,7 +71,7 @@ def test_rows_state_and_clocks_are_those_of_a_table_without_replicas(placed, rul
             check_same_replicas(table, placed)
         table.close()
     for expected, found in zip(*results):
-        if placed.size <= 2:  # with three, an allreduce may add in another order than the owners
+        if placed.size <= 2:  # with three ranks an allreduce may add in another order than the owners
             assert np.array_equal(found, expected)
         assert np.abs(found - expected).max(initial=0) < 1e-4
 
@@ -137,7 +136,7 @@ def test_writes_may_follow_each_other_where_the_table_admits_it(placed):
 
 def test_clocks_count_the_steps_in_which_any_rank_touched_a_row(placed):
     table = make_replicated(placed, "adam")
-    for _ in range(5):  # rank 0 alone touches key 3, and with a gradient of 0
+    for _ in range(5):  # only rank 0 touches key 3, with a gradient of 0
         keys = torch.tensor([3, 100] if placed.rank == 0 else [100])
         table.read(keys)
         table.write(keys, torch.zeros(len(keys), DIM))
@@ -250,7 +249,7 @@ def test_keys_and_grads_of_a_wrong_kind_are_refused(world):
 
 
 def test_replicas_larger_than_memory_or_than_one_allreduce_are_refused(world, monkeypatch):
-    free = iter([1 << 40, 1 << 40, 100])  # when the shards, the cache and the replica ask
+    free = iter([1 << 40, 1 << 40, 100])  # for the checks of shards, cache and replica
     monkeypatch.setattr(memory, "free_memory", lambda shared: ("memory", next(free)))
     with pytest.raises(
         UserError, match=r"21 rows of dim 5 on each rank need .* MiB .* are free in memory: lower table.replicate"

@@ -22,7 +22,7 @@ ARRAYS = ("weight", "state", "clock")
 
 
 class Killed(BaseException):
-    """A process ends there."""
+    """Stands for the end of a process."""
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def folder(world, tmp_path_factory):
 
 
 def bags(world, seed=0):
-    """Two bags of other rules, sizes and partitions."""
+    """Two bags with different rules, sizes and partitions."""
     return {
         "users": EmbeddingBag(200, 4, optimizer=RowOptimizer("adam", 0.1), mode="sum", world=world, seed=seed),
         "items.2": EmbeddingBag(100, 3, optimizer=RowOptimizer("sgd", 0.1), world=world, seed=seed, partition="hash"),
@@ -39,7 +39,7 @@ def bags(world, seed=0):
 
 
 def step(world, bags, number):
-    """A step of training: some rows of each bag change."""
+    """A training step, in which some rows of each bag change."""
     keys = torch.arange(number, number + 5).view(1, -1) + 7 * world.rank
     for bag in bags.values():
         bag(keys).sum().backward()
@@ -92,7 +92,8 @@ def test_tables_come_back_from_one_checkpoint(world, folder, full_every):
 
 @pytest.mark.parametrize("number", [1, 3, 4, 6, 8])
 def test_bags_resume_at_one_step_after_a_kill_between_them(world, folder, monkeypatch, number):
-    """Before a rank writes its `number`-th file: of the first bag, of the second, or rank 0 after both."""
+    """The process ends before a rank writes its `number`-th file: of the first bag, of the second, or rank 0 after
+    both."""
     mine = bags(world)
     checkpoints = Checkpoints(world, folder)
     step(world, mine, 1)
@@ -113,7 +114,7 @@ def test_bags_resume_at_one_step_after_a_kill_between_them(world, folder, monkey
         monkeypatch.setattr(module, "write_bytes", until_killed)
     monkeypatch.setattr("threading.excepthook", lambda arguments: None)
     checkpoints.save(Position(2, 20), mine)
-    checkpoints._writer.is_given_up = True  # no rank waits for one that is gone
+    checkpoints._writer.is_given_up = True  # no rank waits for the ended one
     checkpoints._writer.join()
     world.comm.Barrier()
     monkeypatch.undo()
@@ -150,7 +151,7 @@ def test_an_incremental_checkpoint_is_of_the_tables_of_its_base(world, folder):
     assert base_of(1, mine) is None
     assert base_of(2, mine) == "step-00000001"
     assert base_of(3, {"users": mine["users"]}) is None
-    assert base_of(4, mine) is None  # the other one's changes are not known since a base of both
+    assert base_of(4, mine) is None  # the changes of the other table since a base of both are unknown
     assert base_of(5, mine) == "step-00000004"
     assert base_of(6, {"people": mine["users"], "items.2": mine["items.2"]}) is None
     assert base_of(7, mine["users"]) is None
@@ -159,7 +160,7 @@ def test_an_incremental_checkpoint_is_of_the_tables_of_its_base(world, folder):
 
 
 def test_one_table_is_saved_in_the_format_without_names(world, folder):
-    """As checkpoints were before there were several, byte for byte."""
+    """Byte for byte as in versions that supported only one table."""
     table = EmbeddingTable(world, 100, 3, RowOptimizer("adagrad"), name="words")
     checkpoints = Checkpoints(world, folder, full_every=2)
     for number in (1, 2):
@@ -180,21 +181,23 @@ def test_one_table_is_saved_in_the_format_without_names(world, folder):
     table.close()
 
 
-def test_tables_are_loaded_by_the_names_they_were_saved_by(world, folder):
-    mine = bags(world)
-    checkpoints = Checkpoints(world, folder)
+def saved_named_and_unnamed(world, folder):
+    """Bags, and their checkpoints: 1 of both by name, 2 of the users without a name."""
+    mine, checkpoints = bags(world), Checkpoints(world, folder)
     checkpoints.save(Position(1, 0), mine)
     checkpoints.save(Position(2, 0), mine["users"])
     checkpoints.wait()
+    return mine, checkpoints
+
+
+def test_tables_are_loaded_by_the_names_they_were_saved_by(world, folder):
+    mine, checkpoints = saved_named_and_unnamed(world, folder)
+    swapped = {"users": mine["items.2"], "items.2": mine["users"]}
     for number, tables, told in [
-        (1, mine["users"], "is of the tables users, items.2, to be loaded into one table without a name"),
-        (1, {"users": mine["users"]}, "is of the tables users, items.2, to be loaded into the tables users:"),
-        (2, {"users": mine["users"]}, "is of one table without a name, to be loaded into the tables users:"),
-        (
-            1,
-            {"users": mine["items.2"], "items.2": mine["users"]},
-            "is of table users with num_rows=200, this one has 100",
-        ),
+        (1, mine["users"], "has the tables users, items.2, the program loads one table without a name"),
+        (1, {"users": mine["users"]}, "has the tables users, items.2, the program loads the tables users:"),
+        (2, {"users": mine["users"]}, "has one table without a name, the program loads the tables users:"),
+        (1, swapped, "has table users with num_rows=200, the program's has 100"),
     ]:
         with pytest.raises(UserError, match=told):
             checkpoints.load(checkpoints.path(number), tables)
@@ -229,7 +232,7 @@ def test_what_is_no_table_or_cannot_be_said_is_refused(world, folder):
         (Position(-1), table, {}, "step must be an integer of at least 0, got -1"),
         (Position("1"), table, {}, "step must be an integer of at least 0, got '1'"),
         (Position(1, 1.5), table, {}, "samples must be an integer of at least 0, got 1.5"),
-        (Position(1), table, {"files": {}}, "about must not say files"),
+        (Position(1), table, {"files": {}}, "about must not have the key files"),
         (Position(1), table, {"note": table}, "about must be a dict that JSON can hold: .*EmbeddingTable"),
     ]:
         with pytest.raises(UserError, match=told):
@@ -267,11 +270,7 @@ def test_a_crafted_manifest_of_several_tables_is_refused(world, folder):
 
 
 def test_an_export_takes_one_of_several_tables(world, folder):
-    mine = bags(world)
-    checkpoints = Checkpoints(world, folder)
-    checkpoints.save(Position(1, 0), mine)
-    checkpoints.save(Position(2, 0), mine["users"])
-    checkpoints.wait()
+    mine, checkpoints = saved_named_and_unnamed(world, folder)
     expected = mine["items.2"].table.peek(torch.arange(100)).numpy()
     world.comm.Barrier()
     if world.rank == 0:
@@ -279,13 +278,10 @@ def test_an_export_takes_one_of_several_tables(world, folder):
         export.main([one, out, "dense=none", "table=items.2"])
         assert np.array_equal(np.load(folder / "out/rows.npy"), expected)
         for arguments, told in [
-            ([one, out, "dense=none"], "has the tables users, items.2: choose one by table=NAME, got None"),
-            (
-                [one, out, "dense=none", "table=words"],
-                "has the tables users, items.2: choose one by table=NAME, got 'words'",
-            ),
-            ([two, out, "dense=none", "table=users"], "has one table without a name: leave out table=users"),
+            ([one, out], "has the tables users, items.2: choose one by table=NAME, got None"),
+            ([one, out, "table=words"], "has the tables users, items.2: choose one by table=NAME, got 'words'"),
+            ([two, out, "table=users"], "has one table without a name: leave out table=users"),
         ]:
             with pytest.raises(SystemExit, match=told):
-                export.main(arguments)
+                export.main([*arguments, "dense=none"])
     close(mine)

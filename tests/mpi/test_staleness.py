@@ -1,5 +1,5 @@
-"""Bounded staleness and the cache, against tests/support/reference.py and by what they promise. Run at 1, 2 and 3
-ranks."""
+"""Bounded staleness and the cache, compared with tests/support/reference.py and with their guarantees. Run at 1, 2 and
+3 ranks."""
 
 import contextlib
 import functools
@@ -45,14 +45,14 @@ CASES = {
 
 
 def cases(max_examples, **more):
-    """Runs a test on `max_examples` cases, the same ones on every rank and in every run."""
+    """Runs a test on `max_examples` cases, the same on every rank and in every run."""
 
     def decorate(test):
         failed = []  # (arguments, error)
 
         @functools.wraps(test)
         def test_once(**arguments):
-            """Hypothesis makes a failed case again: alone, as the other ranks have gone on."""
+            """Hypothesis runs a failed case again: only on this rank, as the others have continued."""
             if failed and failed[0][0] == arguments:
                 raise failed[0][1]
             try:
@@ -71,7 +71,7 @@ def cases(max_examples, **more):
 
 
 def open_table(world, case, staleness, growth=None, anticipate=1.0, inbox_bytes=1 << 16):
-    """A table under SGD of learning rate 1 whose rows are integers: row k begins as first_row(k)."""
+    """A table under SGD with learning rate 1 whose rows are integers: row k begins as first_row(k)."""
     dtype = "float32" if staleness == 0 else case.get("dtype", "float32")
     cache = CacheSettings(case["capacity_rows"], policy=case["policy"], admit=case["admit"], dtype=dtype)
     table = EmbeddingTable(
@@ -89,8 +89,8 @@ def first_row(key, dim):
 
 
 def batch_of(case, step, rank):
-    """Keys of one rank in one step, a list without order or twins, skewed; sometimes none. Their gradients,
-    integers."""
+    """Keys of one rank in one step, an unordered list without duplicates, skewed; sometimes empty. Integer
+    gradients."""
     draw = random.Random(f"{case['seed']} {step} {rank}")
     num = draw.choice([0, 1, 7, 20, 60])
     keys = list({int(case["num_rows"] * draw.random() ** 3) for _ in range(num)})
@@ -99,7 +99,7 @@ def batch_of(case, step, rank):
 
 
 def is_collective(case):
-    """Whether ranks have to read and write equally often, at any staleness."""
+    """Whether ranks must make the same number of reads and writes, at any staleness."""
     return case.get("exchange", "rma") != "rma"
 
 
@@ -108,13 +108,13 @@ def tensors(case, keys, grads):
 
 
 def line_clocks(table, keys):
-    """c_c of the lines of keys (n,), -1 where there is none."""
+    """c_c of the lines of keys (n,), -1 for keys without one."""
     slots = np.empty(len(keys), np.int64)
     table.cache.look_up(np.asarray(keys, np.int64), slots)
     return table.cache.clocks(slots)
 
 
-# Against the reference
+# Comparison with the reference
 
 
 def cluster_of(world, table, case, staleness, growth, anticipate, kind=Cluster):
@@ -131,7 +131,7 @@ def cluster_of(world, table, case, staleness, growth, anticipate, kind=Cluster):
 
 
 def step_apart(world, table, keys, grads, later):
-    """One step of which no phase runs beside another on any rank; returns the rows read."""
+    """One step in which no phase overlaps with another on any rank; returns the rows read."""
     rows = table.read(keys)
     world.comm.Barrier()
     if later is not None:
@@ -148,18 +148,18 @@ def step_apart(world, table, keys, grads, later):
 
 
 def write_apart(world, table, keys, grads):
-    """A write at s >= 1, if there are gradients, of which no phase runs beside another on any rank."""
+    """A write at s >= 1, if there are gradients, in which no phase overlaps with another on any rank."""
     if grads is None:
         return world.comm.Barrier()
     writing = table.client.writing(*table.to_write(keys, grads))
-    next(writing)  # rows that the next read needs are ordered, nothing is pushed yet
+    next(writing)  # rows of the next read are requested, nothing is pushed yet
     table.window.flush()
     world.comm.Barrier()
     finish(writing)
 
 
 def check_step(table, rank, rows, expected):
-    """Rows, counters, lines and lags are those of the reference's rank."""
+    """Compares rows, counters, lines and lags with the reference's rank."""
     assert rows.tolist() == expected
     assert {name: getattr(table.counters, name) for name in rank.counters} == rank.counters
     clocks = {key: clock for key, clock in enumerate(line_clocks(table, range(table.num_rows))) if clock >= 0}
@@ -218,7 +218,7 @@ def test_the_cache_keeps_the_lines_that_the_reference_keeps(case):
 
 
 def busy_keys(draw, num):
-    """About `num` keys that nearly every iteration uses, and now and then some of many others."""
+    """About `num` keys that nearly every iteration uses, and occasionally some of many others."""
     often = [key for key in range(num) if draw.random() < 0.9]
     return often + draw.sample(range(num, 2000), draw.choice([0, 0, 0, 1, 3]))
 
@@ -240,8 +240,8 @@ def use_both(cache, reference, keys):
 
 
 def writes_of(case, step, rank):
-    """How often a rank writes its batch of a step; at s = 0 it must be once, in an exchange by alltoall as often as
-    all."""
+    """Number of writes of a rank for its batch of a step; it must be one at s = 0, and the same on all ranks with
+    alltoall."""
     rank = 0 if is_collective(case) else rank
     return (
         1 if case["staleness"] == 0 else random.Random(f"writes {case['seed']} {step} {rank}").choice([0, 1, 1, 1, 2])
@@ -249,22 +249,22 @@ def writes_of(case, step, rank):
 
 
 def step_freely(world, table, case, step, batch, later):
-    """One step without regard to other ranks; batch and later are keys and gradients. Returns the rows read."""
+    """One step, not synchronised with other ranks; batch and later are keys and gradients. Returns the rows read."""
     keys, grads = batch
     rows = table.read(keys)
-    is_late = case["staleness"] != 0 and step % 3 == 2  # the prefetch, which at s = 0 must come before the write
+    is_late = case["staleness"] != 0 and step % 3 == 2  # prefetch after the write, which s = 0 does not allow
     if case["prefetch"] and not is_late:
         table.prefetch(later[0])
     for _ in range(writes_of(case, step, world.rank)):
         table.write(keys, grads)
-        keys = keys.clone()  # the second time, keys that no read has found
+        keys = keys.clone()  # for the second write, keys that no read has found
     if case["prefetch"] and is_late:
         table.prefetch(later[0])
     return rows
 
 
 def run_freely(world, table, case, at_step=lambda step: None):
-    """All steps of this rank, each as fast as it can; at_step is called before each."""
+    """All steps of this rank at full speed; at_step is called before each."""
     later = tensors(case, *batch_of(case, 0, world.rank))
     for step in range(case["num_steps"]):
         at_step(step)
@@ -274,7 +274,7 @@ def run_freely(world, table, case, at_step=lambda step: None):
 
 
 def total_change(world, case):
-    """What all writes of all ranks must make of the rows: (num_rows, dim) float64."""
+    """Change of the rows by all writes of all ranks: (num_rows, dim) float64."""
     change = np.zeros((case["num_rows"], case["dim"]))
     for step in range(case["num_steps"]):
         for rank in range(world.size):
@@ -284,7 +284,7 @@ def total_change(world, case):
 
 
 def changes(table, case):
-    """By how much the rows of this rank's shard differ from their first values: (n, dim)."""
+    """Difference of the rows of this rank's shard from their initial values: (n, dim)."""
     return table.shard.weight - [first_row(key, case["dim"]) for key in table.keys().tolist()]
 
 
@@ -299,7 +299,7 @@ DTYPES = ["float32", "float16", "bfloat16"]
     dtype=st.sampled_from(DTYPES),
 )
 def test_no_update_is_lost_or_applied_twice(placed, case):
-    inbox_bytes = 1 if placed.is_one_node else 2048 * placed.size  # the smallest one, but that crawls through MPI
+    inbox_bytes = 1 if placed.is_one_node else 2048 * placed.size  # the minimum, which would be slow over MPI
     table = open_table(placed, case, case["staleness"], None, case["anticipate"], inbox_bytes)
     run_freely(placed, table, case, lambda step: table.flush() if step == 3 else None)
     assert np.array_equal(changes(table, case), total_change(placed, case)[table.keys()])
@@ -332,7 +332,7 @@ def check_that_nothing_is_lost_while_an_owner_stands_still(world, case):
 
 
 def pids_here(world):
-    """Process ids of all ranks, where rank 0 can stop the last one."""
+    """Process ids of all ranks, if rank 0 can stop the last one."""
     hosts, pids = zip(*world.comm.allgather((world.host, os.getpid())))
     if world.size == 1 or hosts[0] != hosts[-1]:
         pytest.skip("takes another rank on the machine of rank 0")
@@ -341,7 +341,7 @@ def pids_here(world):
 
 @contextlib.contextmanager
 def stopped(pid, wake_after_s):
-    """Stops a process until the end of the block, or until a helper wakes it: whatever happens, it does not stay so."""
+    """Stops a process until the end of the block. A helper process resumes it in any case."""
     waker = subprocess.Popen(["sh", "-c", f"sleep {wake_after_s}; kill -CONT {pid}"])
     os.kill(pid, signal.SIGSTOP)
     while state_of(pid) != "T":
@@ -370,7 +370,7 @@ def test_an_owner_that_has_written_nothing_yet_takes_in_what_comes(placed):
 @cases(25, staleness=st.sampled_from(STALENESS), num_steps=st.integers(5, 25))
 def test_a_rank_sees_its_own_updates_at_once(placed, case):
     table = open_table(placed, case, case["staleness"])
-    rows = np.array([first_row(key, case["dim"]) for key in range(case["num_rows"])])  # as this rank has changed them
+    rows = np.array([first_row(key, case["dim"]) for key in range(case["num_rows"])])  # with this rank's own updates
     later = own_batch_of(placed, case, 0)
     for step in range(case["num_steps"]):
         batch, later = later, own_batch_of(placed, case, step + 1)
@@ -383,7 +383,7 @@ def test_a_rank_sees_its_own_updates_at_once(placed, case):
 
 
 def is_mine(world, keys):
-    """Keys (n,) that this rank alone changes, on owners near and far: (n,) bool."""
+    """Mask of keys (n,) that only this rank changes, with owners on this node and on others: (n,) bool."""
     return keys // 2 % world.size == world.rank
 
 
@@ -394,7 +394,7 @@ def own_batch_of(world, case, step):
 
 
 def far_rows(world, **settings):
-    """A table of rows 0 under SGD of learning rate 1 with lines for all, and the keys that the next rank owns,
+    """A table of zeros under SGD with learning rate 1 with lines for all rows, and the keys that the next rank owns,
     (100,)."""
     cache = CacheSettings(settings.pop("capacity_rows", 1000), admit="all")
     table = EmbeddingTable(
@@ -513,7 +513,7 @@ def test_keys_filled_anew_through_numpy_are_read_as_they_are_now(world):
     table.close()
 
 
-# What staleness and the cache promise
+# Guarantees of staleness and cache
 
 
 @pytest.mark.parametrize("staleness", [1, 2, 10])
@@ -534,7 +534,7 @@ def test_clocks_of_a_row_on_two_ranks_that_read_it_differ_by_at_most_2s(placed, 
 
 
 def clocks_of_all(world, table, keys):
-    """Key -> c_c on the ranks that have just read it and have a line of it."""
+    """Key -> c_c on the ranks that have just read it and have a line for it."""
     clocks = {}
     for mine in world.comm.allgather(dict(zip(keys.tolist(), line_clocks(table, keys).tolist()))):
         for key, clock in mine.items():
@@ -573,8 +573,8 @@ def test_one_rank_without_lines_trains_at_s_1_as_at_s_0_bit_for_bit(world, rule)
 
 
 def trained(world, rule, prefetch=False, **settings):
-    """Losses of this rank, all rows, state and clocks of its shard after 20 steps; hits. A third of the rows is read
-    only, or a cache would have no hits at s = 0."""
+    """Losses of this rank, all rows, state and clocks of its shard after 20 steps; hits. A third of the rows is only
+    read, as a cache would otherwise have no hits at s = 0."""
     table = make_table(world, rule, **settings)
     batches, losses = [my_batch(world, step) for step in range(21)], []
     for (keys, index, target), (later, *_) in zip(batches, batches[1:]):
@@ -614,7 +614,7 @@ def test_lines_of_16_bits_follow_those_of_32(world, rule, dtype):
         for table in tables:
             table.write(keys, grads)
     assert lost.abs().max() > 0
-    assert lost.std() <= digits * exact.abs().max() * num_steps**0.5  # rounded by chance, they err like a walk
+    assert lost.std() <= digits * exact.abs().max() * num_steps**0.5  # stochastic rounding: a random walk
     assert lost.mean().abs() <= 4 * lost.std() / lost.numel() ** 0.5
     for table in tables:
         table.flush()
@@ -634,7 +634,7 @@ def test_push_pending_needs_no_other_rank(placed):
     table = open_table(placed, {**PLAIN, "capacity_rows": ALL}, staleness=10)
     leaves = placed.rank == placed.size - 1
     if leaves:
-        keys = torch.arange(20)  # of each set fewer than it has lines: all are held back
+        keys = torch.arange(20)  # fewer per set than it has lines: all gradients stay pending
         for _ in range(3):
             table.read(keys)
             table.write(keys, torch.ones(20, 2))
@@ -671,7 +671,7 @@ def test_close_serves_ranks_that_still_write(placed):
     table.close()
 
 
-# Sums at the owner
+# Gradient sums at the owner
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])

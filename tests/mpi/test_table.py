@@ -44,7 +44,7 @@ def my_slice(world, tensor):
 
 
 def train(table, world, steps=STEPS, prefetch=0):
-    """Trains as the trainer does, with `prefetch` batches announced; returns this rank's losses."""
+    """Trains like the trainer, with `prefetch` batches announced; returns this rank's losses."""
     batches, losses = [my_batch(world, step) for step in range(steps)], []
     for step, batch in enumerate(batches):
         announced = batches[step + prefetch : step + prefetch + 1] if step else batches[1 : prefetch + 1]
@@ -60,7 +60,7 @@ def my_batch(world, step):
 
 
 def train_step(table, world, batch, announced=()):
-    """One step as the trainer makes it, with the keys of later batches that it announces; returns this rank's loss."""
+    """One step like the trainer's, with the keys of later batches that it announces; returns this rank's loss."""
     keys, index, target = batch
     rows = table.read(keys).requires_grad_()
     for later_keys in announced:
@@ -81,7 +81,7 @@ def all_rows(table, world):
 
 
 class RowwiseAdagrad(torch.optim.Optimizer):
-    """One sum of mean squared gradients per row; torch has none of its own."""
+    """Row-wise Adagrad: one sum of mean squared gradients per row; torch has no such optimizer."""
 
     def __init__(self, params, lr, weight_decay):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
@@ -113,7 +113,7 @@ def reference_rows(first_rows, rule, weight_decay):
         with torch.no_grad():
             for tensor, values in kept:
                 tensor[untouched] = values
-            if step == 0:  # state that the first step made: zero before it
+            if step == 0:  # state created by the first step, zero before it
                 for tensor in per_row_tensors(embedding.weight, optimizer)[1:]:
                     tensor[untouched] = 0
     return embedding.weight.detach().numpy()
@@ -158,7 +158,7 @@ def test_near_and_far_and_rows_prefetched_at_any_depth_are_bitwise_equal(world, 
 
 
 def check_same_bits(results):
-    """All trainings, each (losses, rows), came to the same."""
+    """Checks that all runs, each (losses, rows), have the same result."""
     for losses, rows in results[1:]:
         assert losses == results[0][0]
         assert np.array_equal(rows, results[0][1])
@@ -208,7 +208,7 @@ def test_no_update_is_lost_or_applied_twice_through_small_rings(placed):
 
 
 def integer_message(step, rank):
-    """Keys and small integer gradients; rank 1 has none every other step."""
+    """Keys and small integer gradients; rank 1 has none in every other step."""
     generator = np.random.default_rng([step, rank])
     count = 0 if rank == 1 and step % 2 else int(generator.integers(1, 60))
     return generator.permutation(NUM_ROWS)[:count], generator.integers(-3, 4, (count, DIM))
@@ -367,7 +367,7 @@ def test_a_closed_table_says_so(world):
             call()
 
 
-# What may not reach an owner.
+# Input that must not reach an owner.
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
@@ -411,12 +411,12 @@ def test_keys_given_twice_are_refused(placed, settings):
         table.write(twice, torch.ones(5, DIM))
     table.write(keys, torch.ones(3, DIM))
     table.flush()
-    assert torch.equal(table.peek(twice), table.peek(keys)[[0, 1, 2, 1, 0]])  # which changes nothing, and takes them
+    assert torch.equal(table.peek(twice), table.peek(keys)[[0, 1, 2, 1, 0]])  # peek changes nothing and accepts repeats
     table.close()
 
 
 class LazyWindow:
-    """An MPI window over several nodes that does nothing before a flush, as MPI allows."""
+    """An MPI window over several nodes that delays all operations until a flush, as MPI allows."""
 
     def __init__(self, window):
         self._window, self._posted = window, []
@@ -440,8 +440,7 @@ class LazyWindow:
 @pytest.mark.parametrize("inbox_bytes", [1, 100_000])
 @pytest.mark.parametrize("staleness", [0, 10])
 def test_an_mpi_that_works_only_at_a_flush_is_enough(world, staleness, inbox_bytes):
-    """The head of a far ring is stored by a call that MPI may hold back: whoever then waits for others flushes
-    first."""
+    """MPI may delay the operation that stores the head of a remote ring: a rank flushes before it waits for others."""
     if world.size == 1:
         pytest.skip("takes two nodes")
     world.start_horovod()

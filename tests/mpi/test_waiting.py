@@ -1,4 +1,5 @@
-"""Long waits say what for and which ranks are not waiting; one rank speaks. Run at 1, 2 and 3 ranks."""
+"""Warnings about long waits name the reason and the ranks that are not waiting; one rank prints. Run at 1, 2 and 3
+ranks."""
 
 import time
 
@@ -25,7 +26,7 @@ def impatient(world):
 
 @pytest.fixture
 def impatient_apart(world):
-    """The same, each rank a node of its own. Horovod's thread serves one-sided calls to a rank that sleeps."""
+    """The same, with each rank on a node of its own. Horovod's thread serves one-sided calls to a sleeping rank."""
     if world.size == 1:
         pytest.skip("one rank waits for nobody")
     world.start_horovod()
@@ -35,7 +36,7 @@ def impatient_apart(world):
 
 
 def check_warning(world, told, *words):
-    """Rank 1 spoke, once, and named rank 0 as the one that does not wait; the others were silent."""
+    """Rank 1 printed once and named rank 0 as not waiting; the others printed nothing."""
     if world.rank != 1:
         assert told == ""
         return
@@ -65,7 +66,7 @@ def test_a_fence(impatient_apart, capfd):
 @pytest.mark.mpi
 @pytest.mark.parametrize("exchange", ["rma", "alltoall"])
 def test_a_ring_that_stays_full(impatient, impatient_apart, capfd, exchange):
-    """Rank 0 makes no write for a while, so nobody empties the others' rings."""
+    """Rank 0 makes no write for a while, so the others' rings fill up."""
     world = impatient if exchange == "rma" else impatient_apart
     table = make_table(world, inbox_bytes=1, exchange=exchange)
     keys = torch.arange(200)
@@ -104,7 +105,7 @@ def test_reads_of_an_exchange_in_which_all_ranks_take_part(impatient_apart, capf
 
 @pytest.mark.mpi
 def test_ranks_that_wait_for_different_things_are_all_named(impatient, capfd):
-    """Rank r waits until its own time is over: they wait for each other in no way, but the lowest one tells of all."""
+    """Rank r waits for a fixed time. The ranks do not wait for each other, but the lowest one prints for all."""
     until = time.monotonic() + LATE_S
     impatient.comm.Barrier()
     wait_for(impatient, lambda: time.monotonic() > until, f"for thing {impatient.rank}")
@@ -118,7 +119,7 @@ def test_ranks_that_wait_for_different_things_are_all_named(impatient, capfd):
 
 @pytest.mark.mpi
 def test_a_rank_that_goes_on_is_no_longer_said_to_wait(impatient, capfd):
-    """All wait for long; later rank 0 alone is late, and is named although it had waited before."""
+    """All ranks wait long; later only rank 0 is late, and is named although it had waited before."""
     for late in (1, 0):
         if impatient.rank == late:
             time.sleep(LATE_S)

@@ -1,4 +1,4 @@
-"""World: what it checks before ranks train together."""
+"""World: checks before ranks train together."""
 
 import os
 import re
@@ -120,7 +120,7 @@ def test_more_ranks_than_cores_are_not_bound():
 
 
 def shown_cores(ranks):
-    """What so many ranks print of the cores that they were given."""
+    """The cores that each of `ranks` ranks prints."""
     show = "import os; print(f\"cores {','.join(map(str, sorted(os.sched_getaffinity(0))))};\", flush=True)"
     program = f"from hetmpi.comm.launch import launch; launch(lambda world: exec({show!r}))"
     outcome = run([mpiexec(), "-n", str(ranks), sys.executable, "-c", program])

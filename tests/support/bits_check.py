@@ -67,7 +67,7 @@ PLACES = {  # name -> ranks_per_node, exchange. On one node the exchange has no 
 
 @dataclass(frozen=True)
 class Case:
-    """One table or training. place: of PLACES. options: settings of the table beyond the constants above."""
+    """One table or run. place: of PLACES. options: settings of the table beyond the constants above."""
 
     kind: str
     place: str
@@ -87,7 +87,7 @@ class Case:
 
     @property
     def num_steps(self) -> int:
-        """50, or so many that lines of the busiest rows pass the bound."""
+        """50, or enough for lines of the most frequent rows to exceed the bound."""
         return max(50, 3 * (self.staleness or 0) // 2)
 
 
@@ -107,8 +107,8 @@ def cases_of(ranks: int) -> list[Case]:
 
 
 def is_chosen(place: str, staleness: int | None, rule: str, prefetch: int) -> bool:
-    """At s = 0, where nothing travels ahead, all rules; at s = 10 all, but on one node, where a prefetch does nothing,
-    prefetches with SGD only. At s = 100 and null SGD with a prefetch and Adagrad without one."""
+    """At s = 0, where nothing is fetched ahead, all rules; at s = 10 all, but on one node, where a prefetch has no
+    effect, prefetches with SGD only. At s = 100 and null SGD with a prefetch and Adagrad without one."""
     if staleness == 0:
         return prefetch == 0
     if staleness == 10:
@@ -146,7 +146,7 @@ def trainings(ranks: int, places: list[str]):
 
 
 def run_cases(world: World):
-    """Runs the cases chosen on the command line, but those in the file; rank 0 appends a line of JSON for each."""
+    """Runs the cases selected on the command line except those in the file; rank 0 appends a line of JSON for each."""
     out, only = Path(sys.argv[2]), sys.argv[3]
     done = {json.loads(line)[0] for line in out.read_text().splitlines()} if out.exists() else set()
     world.comm.Barrier()
@@ -155,7 +155,7 @@ def run_cases(world: World):
         if case.name in done:
             continue
         note(world, out, [case.name, FAILED])  # until it is done
-        signal.alarm(CASE_LIMIT_S)  # kills this rank, and so all
+        signal.alarm(CASE_LIMIT_S)  # kills this rank, and thereby all
         result = train(world, case, out.parent) if case.kind == "train" else drive(worlds[case.place], case)
         note(world, out, [case.name, result])
 
@@ -179,7 +179,7 @@ def note(world: World, out: Path, line: list):
 
 
 def train(world: World, case: Case, folder: Path) -> dict:
-    """The loss curve of a training."""
+    """The loss curve of a run."""
     ranks_per_node, exchange = PLACES[case.place]
     settings = {
         "device": "cpu",
@@ -213,7 +213,7 @@ def train(world: World, case: Case, folder: Path) -> dict:
 
 
 def drive(world: World, case: Case) -> dict:
-    """All steps of a case on a table; on rank 0 what is recorded of it."""
+    """All steps of a case on a table; on rank 0 the record of it."""
     table = make_table(world, case)
     driver = Driver(world, case, table)
     for step in range(case.num_steps):
@@ -248,7 +248,7 @@ class Driver:
         self.rows.update(rows.numpy().tobytes())
 
     def in_turn(self, act, *arguments):
-        """Calls act on all ranks, one after the other if they take turns."""
+        """Runs a call on all ranks, one after the other if they take turns."""
         comm, rank, size = self.world.comm, self.world.rank, self.world.size
         passes_turns = self.case.takes_turns and size > 1
         if passes_turns and rank > 0:
@@ -267,13 +267,13 @@ class Driver:
         self.world.comm.recv(source=before)
 
     def step(self, step: int):
-        """One step. Some steps write fewer keys than they read: without such keys a cache has no hits at s = 0. At
-        s >= 1 some also read without a write, write a second time, keys that were not read, or do not write."""
+        """One step. Some steps write fewer keys than they read: otherwise a cache has no hits at s = 0. At s >= 1 some
+        also read without a write, write a second time, write keys that were not read, or do not write."""
         table, case, (keys, noise) = self.table, self.case, self.batches[step]
         is_bounded, is_replicated = case.staleness != 0, "replicated" in case.options
         if is_bounded and step % 7 == 5:
             self.see(table.read(batch_of(self.world, step + 1000)[0]))
-            self.num_announced = 0  # a read of another batch forgets what was announced
+            self.num_announced = 0  # a read of another batch drops the announced ones
             self.await_quiet()
         rows = table.read(keys)
         self.see(rows)
@@ -283,26 +283,26 @@ class Driver:
             table.write(keys[learns], grads[learns])
         elif not is_bounded or step % 9 != 7:
             table.write(keys, grads)
-        if is_bounded and step % 5 == 4 and not is_replicated:  # whose write waits for the others' last one
+        if is_bounded and step % 5 == 4 and not is_replicated:  # its write waits for the others' last one
             self.await_quiet()
             table.write(keys.clone(), noise.flip(0) / self.world.size)
         if is_bounded and (case.takes_turns or step % 11 == 10):
             table.await_owners()
-            if not is_replicated:  # whose peek needs a flush
+            if not is_replicated:  # its peek needs a flush
                 self.see(table.peek(torch.arange(2 * self.world.size)))  # completes this rank's gets
             if not case.takes_turns:
-                self.num_announced = 0  # with alltoall await_owners forgets it
+                self.num_announced = 0  # with alltoall await_owners drops them
         self.trail += self.rows.hexdigest()[:8]
 
     def announce(self, step: int):
-        """Announces the batches that come next, as far as they are not announced."""
+        """Announces the next batches that are not announced yet."""
         last = step + self.case.prefetch
         for later in range(max(step + 1, self.num_announced), last + 1):
             self.table.prefetch(self.batches[later][0])
         self.num_announced = last + 1
 
     def await_quiet(self):
-        """Where ranks take turns, waits until the owners have applied what this rank has sent."""
+        """If ranks take turns, waits until the owners have applied the pushes of this rank."""
         if self.case.takes_turns:
             self.table.await_owners()
 
@@ -327,7 +327,7 @@ def make_table(world: World, case: Case) -> EmbeddingTable:
     }
     if options.pop("replicated", False):
         fields = [range(0, 30), range(200, 260)]
-        try:  # a class of its own in older versions
+        try:  # a separate class in older versions
             return class_of("ReplicatedTable")(world, NUM_ROWS, DIM, optimizer, fields, **settings, **options)
         except ImportError:
             return EmbeddingTable(world, NUM_ROWS, DIM, optimizer, replicated=fields, **settings, **options)
@@ -368,7 +368,7 @@ def by_key(shards: list[dict]) -> dict:
 
 
 def run_all(only: str) -> dict:
-    """What all cases give: "ranks=2 NAME" -> result, or a text that says why there is none."""
+    """Results of all cases: "ranks=2 NAME" -> result, or a text with the reason why there is none."""
     results = {}
     for ranks in RANKS:
         if chosen(ranks, only):
@@ -380,7 +380,7 @@ def run_all(only: str) -> dict:
 
 
 def run_ranks(ranks: int, only: str) -> dict:
-    """Name -> result of all cases at one rank count. After one that fails, the others run in new processes."""
+    """Name -> result of all cases at one rank count. After a failing one, the others run in new processes."""
     with tempfile.TemporaryDirectory(prefix="hetmpi-bits-") as folder:
         out = Path(folder, "results")
         command = [mpiexec(), "-n", str(ranks), sys.executable, __file__, "cases", str(out), only]
@@ -415,7 +415,7 @@ def main():
 
 
 def about() -> dict:
-    """What the record is of."""
+    """Description of the recorded code and machine."""
     describe = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
     return {
         "commit": describe.stdout.strip(),
@@ -431,7 +431,7 @@ def processor() -> str:
 
 
 def first_difference(expected, found) -> str | None:
-    """The first difference of two results in words, None if they are the same."""
+    """The first difference of two results in words, None if they are equal."""
     if isinstance(expected, str) or isinstance(found, str):
         return f"{found}" if isinstance(found, str) else "the record has no result"
     if "loss" in expected:
@@ -456,12 +456,12 @@ def shown(number: str) -> str:
 
 
 def first_step(before: str, now: str) -> int:
-    """The first step whose trail differs, or how many there are."""
+    """The first step whose trail differs, or their number."""
     return next((i // 8 for i in range(0, len(before), 8) if before[i : i + 8] != now[i : i + 8]), len(before) // 8)
 
 
 def values_that_differ(expected: dict, found: dict) -> str | None:
-    """Entries of the record that are others now; those that the record lacks do not count."""
+    """Entries of the record that have changed; entries missing from the record do not count."""
     other = [
         f"{name} was {value}, is {found.get(name)}" for name, value in expected.items() if found.get(name) != value
     ]

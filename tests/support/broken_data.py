@@ -1,4 +1,4 @@
-"""Data sets that go wrong, for test_refusals.py and test_watchdog.py: data._target_=broken_data.KeysOutOfRange"""
+"""Faulty data sets for test_refusals.py and test_watchdog.py: data._target_=broken_data.KeysOutOfRange"""
 
 import os
 import signal
@@ -106,7 +106,7 @@ class Stops(Broken):
 
 
 class FailsAt(Broken):
-    """Raises where it is told to, on rank 0."""
+    """Raises in the given method, on rank 0."""
 
     def __init__(self, seed, at):
         self.at = at

@@ -1,5 +1,5 @@
-"""Trains at s = 100 with a cache far smaller than the working set and says how memory grew; run by test_soak.py and
-tools/gpu_check.sh. Exit code 1 if an update is lost.
+"""Trains at s = 100 with a cache far smaller than the working set and prints the growth of memory; run by test_soak.py
+and tools/gpu_check.sh. Exit code 1 if an update is lost.
 
     mpiexec -n 4 python tests/support/cache_soak.py RANKS_PER_NODE STEPS [cuda]
 """
@@ -21,11 +21,11 @@ NUM_ROWS, DIM, KEYS, WARMUP_STEPS = 200_000, 8, 300, 500
 
 
 def main(world):
-    """Reads, prefetches and writes random rows; rank 0 prints the most that a rank grew after the warm-up, in kB: in
-    all, and in the best of three equal stretches, where a leak shows and a pool that grew once does not; then the
-    updates written and those that the owners hold, and lines evicted."""
+    """Reads, prefetches and writes random rows. Rank 0 prints the largest growth of a rank after the warm-up, in kB: in
+    total, and in the best of three equal periods, which shows a leak but not a pool that grew once. Then it prints the
+    updates written, those that the owners hold, and the evicted lines."""
     ranks_per_node, steps, device = int(sys.argv[1]), int(sys.argv[2]), choose_device(world, *(sys.argv[3:] or ["cpu"]))
-    world.start_horovod()  # its thread drives far traffic, as in a training
+    world.start_horovod()  # its thread makes MPI progress between nodes, as in training
     world = World(world.comm, ranks_per_node)
     settings = CacheSettings(capacity_rows=1000, admit="all")
     table = EmbeddingTable(
@@ -64,7 +64,7 @@ def draw(generator) -> torch.Tensor:
 
 
 def resident_kb() -> int:
-    """Memory of this process that is not shared with others or backed by files."""
+    """Memory of this process that is neither shared nor backed by files."""
     with open("/proc/self/status") as lines:
         return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 

@@ -1,4 +1,4 @@
-"""CacheSettings of the tests that also run with their lines on a GPU: of the class that HETMPI_TEST_CACHE names."""
+"""CacheSettings of the tests that also run with lines on a GPU: of the class that HETMPI_TEST_CACHE names."""
 
 import os
 from importlib import import_module

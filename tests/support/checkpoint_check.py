@@ -1,4 +1,4 @@
-"""Loads a checkpoint of any number of ranks, partitioned otherwise, and compares rows, state and clocks with its files;
+"""Loads a checkpoint of any number of ranks with another partition, and compares rows, state and clocks with its files;
 run by test_checkpoint.py. Exit code 1 if they differ.
 
     mpiexec -n 2 python tests/support/checkpoint_check.py PATH PARTITION

@@ -1,5 +1,5 @@
-"""A model under which rows count: with optim.rows=sgd, optim.rows_lr of as many as there are ranks and table.init_std=0
-a row is minus the number of times that its key was in a sample. For checks that no sample is lost or taken twice:
+"""A model whose rows are counters: with optim.rows=sgd, optim.rows_lr equal to the number of ranks and
+table.init_std=0, a row is minus the number of samples with its key. For checks that no sample is lost or repeated:
 model._target_=counting_model.Counting"""
 
 import numpy as np
@@ -11,7 +11,7 @@ CHUNK = 100_000
 
 
 class Ones(torch.autograd.Function):
-    """Zeros (B,), whose gradient of each row is how often it was looked up, whatever the loss."""
+    """Zeros (B,), whose gradient of each row is the number of its look-ups, for any loss."""
 
     @staticmethod
     def forward(ctx, rows, index):
@@ -37,12 +37,12 @@ class Counting(torch.nn.Module):
 
 
 def settings(ranks: int) -> list[str]:
-    """What a training on so many ranks has to be told."""
+    """Settings of a run on `ranks` ranks."""
     return ["model._target_=counting_model.Counting", "optim.rows=sgd", f"optim.rows_lr={ranks}", "table.init_std=0"]
 
 
 def assert_counted(weight: np.ndarray, samples: int, scale: float):
-    """weight (num_rows, dim) holds the counts of the stream's first samples, no more and no fewer."""
+    """Checks that weight (num_rows, dim) holds exactly the counts of the stream's first samples."""
     data = Synthetic(0, scale=scale)
     expected = np.zeros(data.num_rows, np.int64)
     for begin in range(0, samples, CHUNK):

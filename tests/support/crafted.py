@@ -1,4 +1,4 @@
-"""Checkpoints written by hand, as hetmpi/checkpoint.py describes them, and ones changed so that every hash is right."""
+"""Checkpoints written by hand, as hetmpi/checkpoint/ documents them, and changed ones with correct hashes."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def digest(manifest):
 
 
 def change_manifest(path, change):
-    """change(manifest): of the checkpoint `path`, without its own hash, which is made anew."""
+    """change(manifest): of the checkpoint `path`, without its own hash, which is computed again."""
     manifest = json.loads((path / "manifest.json").read_text())
     manifest.pop("xxh3_128")
     change(manifest)
@@ -29,7 +29,7 @@ def change_manifest(path, change):
 
 
 def change_file(path, name, data):
-    """Gives a file of the checkpoint `path` other bytes, or another array, and its entry in the manifest their hash."""
+    """Replaces the bytes or the array of a file of the checkpoint `path`, and updates its entry in the manifest."""
     if isinstance(data, np.ndarray):
         np.save(path / name, data, allow_pickle=True)
         data = (path / name).read_bytes()
@@ -41,7 +41,7 @@ def change_file(path, name, data):
 
 
 def write_checkpoint(path, step, size, num_rows=3000, dim=3, partition="round_robin", base=None):
-    """A checkpoint of one table under Adagrad, with random rows; with a base, of every third row."""
+    """A checkpoint of one table under Adagrad with random rows; with a base, of every third row."""
     random, names = np.random.default_rng(step), make_partition(partition, num_rows, size)
     path.mkdir(parents=True)
     files = {}

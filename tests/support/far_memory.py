@@ -1,4 +1,4 @@
-"""Run by test_train.py: far reads, prefetches and writes for many steps; fails if a rank's memory grows with them."""
+"""Run by test_train.py: reads, prefetches and writes rows of other nodes for many steps; fails if memory grows."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tables keep their lines on a GPU that the CPU plays (tests/cpp/cuda_on_cpu). For a hetmpi._C built so
+"""Tables with cache lines on an emulated GPU (tests/cpp/cuda_on_cpu), for a hetmpi._C built for it
 (tests/cpp/test_cuda.py)."""
 
 import torch
@@ -8,8 +8,7 @@ from hetmpi.table.gpu_cache import Gpu, GpuCache
 
 
 class GpuOnCpu(Gpu):
-    """Its memory is the host's, and nothing is under way when a call returns. Arrays that `pinned` did not make cannot
-    be used."""
+    """Its memory is the host's, and calls are synchronous. Arrays that `pinned` did not allocate cannot be used."""
 
     stream = 0
 
@@ -40,7 +39,7 @@ class GpuOnCpu(Gpu):
 
 
 class OnGpu(CacheSettings):
-    """Settings of a cache whose lines are there."""
+    """Settings of a cache with lines on the emulated GPU."""
 
     def open(self, world, num_rows, dim, optimizer, device):
         capacity_rows = self.rows(num_rows, world, device)

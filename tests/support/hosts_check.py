@@ -1,4 +1,4 @@
-"""Run by test_two_hosts.py on every rank: is each host a node of its own, and does one-sided memory reach across?"""
+"""Run by test_hosts.py on every rank: is each host a separate node, and does one-sided memory reach the other?"""
 
 import json
 import socket

@@ -1,7 +1,6 @@
-"""Kills a random rank of a training again and again, now and then while a checkpoint is written, and resumes; the rows
-at its end must be those of a training that nobody killed. For s >= 1 rows count how often their keys were in a sample
-(counting_model.py), and at the end it is every sample of the stream once. Prints how it went; exit code 1 if it went
-wrong.
+"""Kills a random rank of a run repeatedly, sometimes while a checkpoint is written, and resumes; the final rows must
+equal those of an uninterrupted run. For s >= 1 rows count the samples with their keys (counting_model.py), and at the
+end every sample of the stream must be counted once. Prints its progress; exit code 1 on failure.
 
     python tests/support/kill_check.py [KILLS] [STALENESS] [RANKS]      default 50 0 2; some 7 minutes
 """
@@ -64,7 +63,7 @@ def main():
 
 
 def finish(folder: Path, staleness: int, ranks: int, steps: int) -> str:
-    """Trains to the end; what was printed."""
+    """Trains to the end; returns the output."""
     outcome = run(command_of(folder, staleness, ranks, steps), timeout_s=1800)
     if outcome.code != 0:
         sys.exit(f"kill_check: {outcome.text}")
@@ -92,8 +91,8 @@ def command_of(folder: Path, staleness: int, ranks: int, steps: int) -> list[str
 
 
 def await_moment(folder: Path, process, in_checkpoint: bool, seconds: float) -> str:
-    """Waits until it has written a checkpoint and so many seconds have passed, or the next one is being written; which
-    of both it came to."""
+    """Waits until the run has written a checkpoint and `seconds` have passed, or until it writes the next one. Returns
+    which of the two happened."""
     before = newest(folder)
     while newest(folder) == before and process.poll() is None:
         time.sleep(0.02)
@@ -107,7 +106,7 @@ def await_moment(folder: Path, process, in_checkpoint: bool, seconds: float) -> 
 
 
 def newest(folder: Path) -> int:
-    """Steps of the newest checkpoint, 0 if there is none."""
+    """Step of the newest checkpoint, 0 if there is none."""
     return max((int(path.name[5:]) for path in folder.glob("checkpoints/step-????????")), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Runs the program as a user does, in processes of its own."""
+"""Runs programs as a user does, in separate processes."""
 
 import json
 import os
@@ -19,8 +19,8 @@ SMALL = ["data.scale=0.0005", "table.dim=4", "batch_size=32", "steps=6", "log.ev
 
 @dataclass
 class Outcome:
-    """How a run ended: exit code, everything it printed, seconds from hetmpi's first word to its end (0 if it said
-    none), and its processes still alive 10 s after."""
+    """How a run ended: exit code, output, seconds from hetmpi's first message to its end (0 without a message), and its
+    processes still alive 10 s later."""
 
     code: int
     text: str
@@ -29,7 +29,7 @@ class Outcome:
 
 
 def environment(**extra):
-    """This process's environment less what its own launcher put there, and room for more ranks than cores."""
+    """This process's environment without the variables of its own launcher, and with room for more ranks than cores."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
     for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"):
         env[name] = "1"
@@ -57,19 +57,19 @@ def run(command, timeout_s=120, cwd=ROOT, **extra):
 
 
 def train(ranks, *overrides, launcher=None, **extra):
-    """Trains on `ranks` ranks; 0 is without any launcher."""
+    """Trains on `ranks` ranks; 0 means without a launcher."""
     mpi = [] if ranks == 0 else [launcher or mpiexec(), "-np" if launcher else "-n", str(ranks)]
     return run([*mpi, sys.executable, "-m", "hetmpi.train", "device=cpu", *overrides], **extra)
 
 
 def mpiexec():
-    """The launcher of the MPI that this Python environment uses: its own, else the one on PATH."""
+    """The launcher of this environment's MPI: its own, otherwise the one on PATH."""
     own = Path(sys.executable).parent / "mpiexec"
     return str(own) if own.exists() else shutil.which("mpiexec")
 
 
 def survivors(run_id, within_s=10):
-    """Processes of a run that are still alive `within_s` after its end."""
+    """Processes of a run that are still alive `within_s` seconds after its end."""
     deadline = time.monotonic() + within_s
     while alive(run_id) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -82,7 +82,7 @@ def alive(run_id):
         try:
             if run_id.encode() in (folder / "environ").read_bytes():
                 found.append(folder.name)
-        except OSError:  # it ended meanwhile, or is another user's
+        except OSError:  # the process has ended, or belongs to another user
             pass
     return found
 
@@ -99,7 +99,7 @@ def losses(folder):
 
 
 def ranks_of(folder):
-    """Process numbers of the ranks that train into a folder."""
+    """Process ids of the ranks that train into a folder."""
     pattern = f"^{re.escape(sys.executable)} -m hetmpi.train .*run.dir={re.escape(str(folder))}"
     return [
         int(number)

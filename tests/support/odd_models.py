@@ -1,4 +1,4 @@
-"""Models that test what trainers take for granted: model._target_=odd_models.UsesALayerOnRankZero"""
+"""Models that violate usual assumptions of trainers: model._target_=odd_models.UsesALayerOnRankZero"""
 
 import torch
 
@@ -7,7 +7,7 @@ from hetmpi.layers import look_up
 
 
 class UsesALayerOnRankZero(torch.nn.Module):
-    """Logistic regression, with a layer that rank 0 alone uses."""
+    """Logistic regression with a layer that only rank 0 uses."""
 
     def __init__(self, num_fields, num_dense, dim):
         super().__init__()
@@ -20,7 +20,7 @@ class UsesALayerOnRankZero(torch.nn.Module):
 
 
 class UsesNoDenseLayerOnRankOne(UsesALayerOnRankZero):
-    """The same, with a frozen layer too and one that nobody uses; no gradient at all on rank 1."""
+    """The same with a frozen layer and an unused one; no gradient at all on rank 1."""
 
     def __init__(self, num_fields, num_dense, dim):
         super().__init__(num_fields, num_dense, dim)
@@ -31,7 +31,7 @@ class UsesNoDenseLayerOnRankOne(UsesALayerOnRankZero):
 
 
 class Poison(torch.autograd.Function):
-    """The identity, whose gradient is not finite."""
+    """The identity, with a gradient that is not finite."""
 
     @staticmethod
     def forward(ctx, values):
@@ -60,7 +60,7 @@ class BadGradients(torch.nn.Module):
 
 
 class FailsAt(torch.nn.Module):
-    """Raises where it is told to, on rank 0."""
+    """Raises in the given method, on rank 0."""
 
     def __init__(self, num_fields, num_dense, dim, at, **_):
         super().__init__()

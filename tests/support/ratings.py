@@ -1,4 +1,4 @@
-"""A task with two tables, as people would write their own: ratings of items by users, by the product of their rows.
+"""An example of a user-defined task with two tables: ratings of items by users, predicted by the product of their rows.
 
 data._target_=ratings.Ratings task._target_=ratings.Rating model._target_=ratings.Factors loss._target_=torch.nn.MSELoss
 """

@@ -1,7 +1,7 @@
-"""Cache, owners and ranks once more in plain Python, slow and obvious: what tests compare hetmpi with.
+"""Cache, owners and ranks in plain Python, slow and obvious: the reference for tests of hetmpi.
 
-Ranks go in lockstep: all read, then all write, and the owners take in every push before the next read. Rows are lists
-of numbers under SGD with learning rate 1, so that integers stay exact. A bound of None is no bound.
+Ranks step together: all read, then all write, and the owners apply every push before the next read. Rows are lists of
+numbers under SGD with learning rate 1, so that integers stay exact. A bound of None is no bound.
 """
 
 WAYS = 32
@@ -17,12 +17,12 @@ def mix64(x):
 
 
 class Line:
-    """A row that a rank keeps.
+    """A cached row.
 
     clock   c_c: the owner's clock when the row was fetched, plus own updates since
     age     own updates since it was fetched
     count   own updates since the last push, which `pending` sums
-    score, used   what the policy counts, and the iteration of the last use
+    score, used   the policy's score, and the iteration of the last use
     """
 
     def __init__(self, key, row, clock, score, used):
@@ -42,7 +42,7 @@ class Cache:
         self.now = self.num_uses = 0
 
     def find(self, keys):
-        """One iteration's look-up: key -> Line of those that have one; they count as used."""
+        """Look-up of one iteration: key -> Line of the keys that have one; they count as used."""
         self.now += 1
         self.num_uses += len(keys)
         if self.num_uses >= USES_PER_AGEING * self.capacity:
@@ -57,8 +57,8 @@ class Cache:
         return found
 
     def insert(self, key, row, clock):
-        """Gives `key` a line of its set: an empty one, else that of least score, and of those the one used longest ago,
-        unless all were used in this iteration. Returns the line that went, or None."""
+        """Assigns `key` a line of its set: an empty one, otherwise the one of least score, among equals the least
+        recently used, unless all were used in this iteration. Returns the evicted line, or None."""
         if not self.sets:
             return None
         lines = self.sets[(mix64(key) >> 32) * len(self.sets) >> 32]
@@ -66,7 +66,7 @@ class Cache:
         if None in lines:
             victim = None
         elif idle:
-            victim = min(idle, key=lambda line: (line.score, line.used))  # the first one, of equals
+            victim = min(idle, key=lambda line: (line.score, line.used))  # the first of equal ones
         else:
             return None
         if victim is not None:
@@ -84,12 +84,12 @@ class Owners:
         self.step_sums = {}  # s = 0: key -> sum of this step's gradients over all ranks
 
     def take(self, key, total, clock):
-        """A push: the sum of one rank's gradients, the last of which it counts as the clock-th of this row."""
+        """Applies a push: the sum of one rank's gradients, the last of which is its clock-th of this row."""
         self.rows[key] = [value - change for value, change in zip(self.rows[key], total)]
         self.clocks[key] = max(self.clocks[key], clock)
 
     def settle(self):
-        """s = 0: the step's gradients, once."""
+        """s = 0: applies the step's gradients once."""
         for key, total in self.step_sums.items():
             self.take(key, total, self.clocks[key] + 1)
         self.step_sums = {}
@@ -99,14 +99,14 @@ class Rank:
     """One rank: HET's client."""
 
     def __init__(self, owners, cache, admitted, far, staleness, growth, anticipate):
-        """admitted: keys that the cache may keep; far: keys that a prefetch fetches."""
+        """admitted: keys that may be cached; far: keys that a prefetch fetches, of other nodes."""
         self.owners, self.cache, self.far = owners, cache, far
         self.admitted = admitted if cache.capacity else set()
         self.staleness, self.growth, self.anticipate = staleness, growth, anticipate
         self.step = 0
-        self.asked = None  # key -> the owner's clock, of far keys, as a prefetch asked for it
-        self.early = None  # key -> (row, clock): rows of far keys on their way
-        self.left_out = set()  # keys whose sums were leaving when clocks were asked for
+        self.requested = None  # key -> the owner's clock, of far keys that a prefetch has requested
+        self.early = None  # key -> (row, clock): rows of far keys fetched ahead
+        self.left_out = set()  # keys with pushes in transit when clocks were requested
         self.last = []  # keys last read
         self.leaving = []  # pushes not sent yet: (key, sum, clock, iterations summed)
         self.clocks_read = {}  # key -> the owner's clock at the last read
@@ -121,7 +121,7 @@ class Rank:
 
     def read(self, keys):
         """One row per key."""
-        if self.staleness != 0 and self.asked is not None and self.early is None:
+        if self.staleness != 0 and self.requested is not None and self.early is None:
             self.order()
         admitted = [key for key in keys if key in self.admitted]
         found = self.cache.find(admitted)
@@ -135,7 +135,7 @@ class Rank:
                 self.counters["stale"] += 1
                 self.refresh(line, *self.fetch(key))
         for key in self.early or {}:
-            if key not in keys:  # taken along
+            if key not in keys:  # refreshed with the batch
                 self.refresh(self.cache.lines[key], *self.early[key])
         for key in [*keys, *(self.early or {})]:
             self.hand_out_if_due(key)
@@ -147,20 +147,20 @@ class Rank:
         for key in admitted:
             if key not in found:
                 self.insert(key, rows[key], self.clocks_read[key])
-        self.asked = self.early = None
+        self.requested = self.early = None
         self.last = keys
         return [rows[key] for key in keys]
 
     def clock_of(self, key):
-        """The owner's clock that a read goes by: as prefetched, where the key is far and the bound lets rows be old."""
-        if self.staleness != 0 and self.asked is not None and key in self.asked:
-            return self.asked[key]
+        """The owner's clock that a read uses: the prefetched one if the key is far and the bound allows stale rows."""
+        if self.staleness != 0 and self.requested is not None and key in self.requested:
+            return self.requested[key]
         return self.owners.clocks[key]
 
     def is_valid(self, line, counts_lags=False):
         bound, lag = self.bound(), self.clock_of(line.key) - line.clock
         if self.staleness != 0 and line.key in (self.early or {}):
-            return False  # it is renewed
+            return False  # it is refreshed
         if bound is None:
             return True
         if line.age > bound or lag > bound:
@@ -170,7 +170,7 @@ class Rank:
         return True
 
     def fetch(self, key):
-        """Row and clock: as they came early, at s = 0 if the clock has not moved since; else the owner's."""
+        """Row and clock: as fetched ahead, at s = 0 if the clock has not changed since; otherwise the owner's."""
         row, clock = list(self.owners.rows[key]), self.owners.clocks[key]
         if self.early is not None and key in self.early and (self.staleness != 0 or clock == self.early[key][1]):
             return self.early[key]
@@ -193,25 +193,23 @@ class Rank:
             line.pending, line.count = [0] * len(line.row), 0
 
     def prefetch(self, keys):
-        """Asks for the clocks of far keys, with them of lines whose sums may become due; at s = 0 for the rows as
-        well."""
+        """Requests clocks of far keys, and of lines whose sums may become due; at s = 0 the rows as well."""
         along, lines = [], self.cache.lines
         if self.staleness != 0 and self.bound() is not None:
             along = [key for key in self.last if key in lines and lines[key].count >= self.bound() and key not in keys]
         wanted = [key for key in keys + along if key in self.far]
-        self.asked = {key: self.owners.clocks[key] for key in wanted}
+        self.requested = {key: self.owners.clocks[key] for key in wanted}
         if self.bound() is None or self.staleness == 0:
-            self.asked = {key: clock for key, clock in self.asked.items() if key not in lines}
+            self.requested = {key: clock for key, clock in self.requested.items() if key not in lines}
         self.next_keys, self.left_out = set(keys), {key for key, *_ in self.leaving}
         if self.staleness == 0:
-            self.early = {key: (list(self.owners.rows[key]), clock) for key, clock in self.asked.items()}
+            self.early = {key: (list(self.owners.rows[key]), clock) for key, clock in self.requested.items()}
 
     def order(self):
-        """Fetches what the read after will need of the keys asked for; lines taken along if they are due and too
-        old."""
+        """Fetches the requested rows that the next read needs; other lines if they are due and too old."""
         leaving = self.left_out | {key for key, *_ in self.leaving}
         self.early = {}
-        for key, clock in self.asked.items():
+        for key, clock in self.requested.items():
             line = self.cache.lines.get(key)
             needed = line is None or not self.is_valid(line)
             if key not in self.next_keys:
@@ -220,7 +218,7 @@ class Rank:
                 self.early[key] = (list(self.owners.rows[key]), clock)
 
     def write(self, keys, grads):
-        """The gradients of the keys last read."""
+        """Writes the gradients of the keys last read."""
         if self.staleness == 0:
             for key, grad in zip(keys, grads):
                 before = self.owners.step_sums.get(key, [0] * len(grad))
@@ -229,10 +227,10 @@ class Rank:
         else:
             for key, grad in zip(keys, grads):
                 self.update(key, grad)
-            if self.asked is not None:
+            if self.requested is not None:
                 self.order()
             for key in keys:
-                if key not in (self.early or {}):  # such a line is renewed first
+                if key not in (self.early or {}):  # such a line is refreshed first
                     self.hand_out_if_due(key)
         self.step += 1
 
@@ -251,30 +249,30 @@ class Rank:
             self.hand_out(line)
 
     def send(self):
-        """Brings the owners what is leaving."""
+        """Applies the leaving pushes at their owners."""
         for key, total, clock, _ in self.leaving:
             self.owners.take(key, total, clock)
         self.counters["pushed"] += len(self.leaving)
         self.leaving = []
 
     def flush(self):
-        self.asked = self.early = None
+        self.requested = self.early = None
         for line in self.cache.lines.values():
             self.hand_out(line)
         self.send()
 
 
 class RoundRank(Rank):
-    """A rank of which the questions take along what is leaving for far owners, and come back with clocks and rows."""
+    """A rank whose pull requests include its pushes for far owners; replies contain clocks and rows."""
 
     def __init__(self, *settings):
         super().__init__(*settings)
-        self.held = []  # as leaving: for the next questions
-        self.sent = []  # with the last ones
-        self.known = {}  # far key asked for -> c_c of a line that may do, else None
+        self.held = []  # pushes for the next request, as leaving
+        self.sent = []  # pushes of the last request
+        self.known = {}  # far key requested -> c_c of a usable line, else None
 
     def send_near(self):
-        """Brings this rank's own rows what is leaving; the rest waits."""
+        """Applies the pushes for this rank's own rows; the others are held."""
         self.counters["pushed"] += len(self.leaving)
         for key, total, clock, _ in self.leaving:
             if key not in self.far:
@@ -293,7 +291,7 @@ class RoundRank(Rank):
                 self.known[key] = line.clock if is_within else None
 
     def take_answers(self):
-        self.asked = {key: self.owners.clocks[key] for key in self.known}
+        self.requested = {key: self.owners.clocks[key] for key in self.known}
         self.early = {
             key: (list(self.owners.rows[key]), self.owners.clocks[key])
             for key, clock in self.known.items()
@@ -301,7 +299,7 @@ class RoundRank(Rank):
         }
 
     def fetch(self, key):
-        """With what the owner had not been told when it answered, which leaves with the clock that it makes."""
+        """The fetched row with held pushes applied; they are sent later with the clock that results."""
         row, clock = super().fetch(key)
         mine = [i for i, (held, *_) in enumerate(self.held) if held == key and key in self.far]
         for i in mine:
@@ -318,7 +316,7 @@ class Cluster:
     kind = Rank
 
     def __init__(self, rows, capacities, policy, admitted, far, staleness, growth, anticipate):
-        """rows: first values, a list per key. capacities, admitted and far: per rank, see Rank."""
+        """rows: initial values, a list per key. capacities, admitted and far: per rank, see Rank."""
         self.owners = Owners(rows)
         self.ranks = [
             self.kind(self.owners, Cache(capacity, policy), *keys, staleness, growth, anticipate)
@@ -333,7 +331,7 @@ class Cluster:
             rank.prefetch(mine)
 
     def write(self, keys, grads):
-        """grads: None for a rank that writes nothing in this step, which s = 0 does not admit."""
+        """grads: None for a rank that writes nothing in this step, which s = 0 does not allow."""
         for rank, mine, values in zip(self.ranks, keys, grads):
             if values is not None:
                 rank.write(mine, values)
@@ -347,7 +345,7 @@ class Cluster:
 
 
 class Rounds(Cluster):
-    """Ranks of one node each that announce every batch, in an exchange by rounds, s >= 1."""
+    """Ranks on one node each that announce every batch, with exchange alltoall, s >= 1."""
 
     kind = RoundRank
 

@@ -1,4 +1,4 @@
-"""What checkpoints hold, read file by file, to compare them."""
+"""Reads the contents of checkpoints file by file, to compare them."""
 
 import itertools
 import json
@@ -11,7 +11,7 @@ from hetmpi.comm.route import make_partition
 
 
 def contents(path):
-    """Everything that a checkpoint says, incremental or not."""
+    """The complete content of a checkpoint, incremental or not."""
     arrays = by_key(path)
     dense = torch.load(path / "dense.pt", weights_only=True)
     state = {
@@ -23,8 +23,7 @@ def contents(path):
 
 
 def by_key(path):
-    """Each array of all rows in the order of their keys, as one who knows only hetmpi/checkpoint.py's description would
-    read them."""
+    """Each array of all rows in key order, read only by the documentation of hetmpi/checkpoint/checkpoints.py."""
     manifest = json.loads((path / "manifest.json").read_text())
     wholes, partition = {}, make_partition(manifest["partition"], manifest["num_rows"], manifest["size"])
     for rank, name in itertools.product(range(manifest["size"]), ARRAYS):

@@ -1,4 +1,4 @@
-"""Run by test_train.py: do the rows that a slow rank evaluates stay as they are until it is done?"""
+"""Run by test_train.py: do the rows that a slow rank evaluates stay unchanged until it has finished?"""
 
 import sys
 import time
@@ -13,7 +13,7 @@ from hetmpi.train import Training
 
 
 class SlowToEvaluate(WDL):
-    """Takes its time over held-out batches, and looks whether the rows that it was given are the owners' still."""
+    """Is slow on held-out batches, and checks that its rows still equal the owners'."""
 
     table = None
 

@@ -1,4 +1,4 @@
-"""Run by test_watchdog.py: rank 1 stops before anybody watches it."""
+"""Run by test_watchdog.py: rank 1 stops before the watchdog has started."""
 
 import os
 import signal
@@ -8,8 +8,8 @@ from hetmpi.comm.launch import launch
 
 
 def main(world):
-    def stopping(world, overrides):
-        config = compose(world, overrides)
+    def stopping(*arguments):
+        config = compose(*arguments)
         if world.rank == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
         return config

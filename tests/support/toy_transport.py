@@ -1,20 +1,20 @@
-"""A transport of one's own, for SSP: what other nodes are asked, and their replies, go pickled through two collective
-calls each. Slow, and short.
+"""A user-defined transport for SSP: requests and replies are pickled and sent by one collective call each. Short, and
+slow.
 
 table.exchange=toy_transport.Pickled
 """
 
 import numpy as np
 
-from hetmpi.comm.two_sided import Asked, TwoSided, joined
+from hetmpi.comm.two_sided import OwnerRequest, TwoSided, joined
 
 
 class Pickled(TwoSided):
-    """TwoSided with another wire below its rounds."""
+    """TwoSided with other communication below its rounds."""
 
-    def ask(self, pull):
+    def send_requests(self, pull):
         held, known, size = self.mailbox.take_held(), pull.known(), self.world.size
-        asked = {rank: Asked(pull.route.of(rank)[1], known[pull.route.of(rank)[1]]) for rank in self._remote}
+        requests = {rank: OwnerRequest(pull.route.of(rank)[1], known[pull.route.of(rank)[1]]) for rank in self._remote}
         letters = [None] * size
         for rank in self._remote:
             parts = [message.route.of(rank) for message in held]
@@ -23,9 +23,9 @@ class Pickled(TwoSided):
                 joined(held, parts, "values", self._sum_dim),
             )
             times = joined(held, parts, "clocks"), joined(held, parts, "counts")
-            letters[rank] = (*sums, *times), (pull.route.of(rank)[0], asked[rank].known, pull.bound)
+            letters[rank] = (*sums, *times), (pull.route.of(rank)[0], requests[rank].known, pull.bound)
         self._letters = self._comm.alltoall(letters)
-        return asked
+        return requests
 
     def serve(self):
         for rank in self._remote:
@@ -35,6 +35,6 @@ class Pickled(TwoSided):
             replies[rank] = self.owner.reply(*self._letters[rank][1])
         self._replies = self._comm.alltoall(replies)
 
-    def reply_of(self, owner, asked, bound):
+    def reply_of(self, owner, request, bound):
         clocks, values = self._replies[owner]
-        return clocks, asked.order[self.owner.wants(asked.known, clocks, bound)], values
+        return clocks, request.order[self.owner.wants(request.known, clocks, bound)], values

@@ -1,4 +1,4 @@
-"""The command hetmpi as a person calls it, from a folder of their own."""
+"""The command hetmpi as a user calls it, from a folder of their own."""
 
 import os
 import pty
@@ -31,14 +31,14 @@ class {name}(torch.nn.Module):
 
 
 def hetmpi(ranks, *arguments, cwd, **extra):
-    """`hetmpi ARGUMENTS` on this many ranks, 0 without a launcher, with nothing of the checkout's folder in sight."""
+    """`hetmpi ARGUMENTS` on this many ranks, 0 without a launcher, without access to the checkout's folder."""
     mpi = [mpiexec(), "-n", str(ranks)] if ranks else []
     return run([*mpi, sys.executable, "-m", "hetmpi", *arguments], cwd=cwd, PYTHONPATH=str(ROOT), **extra)
 
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
-    """A folder as a user has it: conf/model/, a model beside it, and a package models/ that has our modules' names."""
+    """A user's folder: conf/model/, a model file, and a package models/ with the names of hetmpi's modules."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "conf/model").mkdir(parents=True)
     (folder / "models").mkdir()
@@ -79,7 +79,7 @@ def test_cfg_prints_what_would_run_and_config_dir_comes_first(own, tmp_path):
     (tmp_path / "model/mine.yaml").write_text("_target_: other.Model\n")
     outcome = hetmpi(2, "train", "--cfg", "job", "model=mine", "--config-dir", str(tmp_path), "table.dim=7", cwd=own)
     assert outcome.code == 0 and "_target_: other.Model" in outcome.text and "dim: 7" in outcome.text, outcome.text
-    assert outcome.text.count("model_name: mine") == 1  # told by rank 0 alone
+    assert outcome.text.count("model_name: mine") == 1  # printed by rank 0 only
     search = f"hydra.searchpath=[file://{tmp_path}]"
     (tmp_path / "model/third.yaml").write_text("_target_: third.Model\n")
     assert "third.Model" in hetmpi(0, "train", "--cfg", "job", "model=third", search, cwd=own).text
@@ -123,7 +123,7 @@ def test_a_default_run_keeps_its_model_unless_told_otherwise(own):
 
 @pytest.mark.parametrize("presses, code", [(1, 85), (2, None)])
 def test_ctrl_c_saves_and_a_second_one_ends_at_once(own, presses, code):
-    """Pressed in a terminal, whose signal reaches mpiexec and the ranks."""
+    """Ctrl-C in a terminal sends the signal to mpiexec and to the ranks."""
     folder = own / f"runs/pressed{presses}"
     command = [mpiexec(), "-n", "2", sys.executable, "-m", "hetmpi.train", *TINY, "steps=1000000", f"run.dir={folder}"]
     leader, follower = pty.openpty()

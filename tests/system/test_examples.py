@@ -1,5 +1,5 @@
-"""examples/bag_before.py and bag_after.py: one training with torch.nn.EmbeddingBag and with hetmpi's, and scripts as
-people write them."""
+"""examples/bag_before.py and bag_after.py: the same training with torch.nn.EmbeddingBag and with hetmpi's; and typical
+scripts."""
 
 import difflib
 import re
@@ -9,11 +9,8 @@ import pytest
 from launch import ROOT, mpiexec, run
 
 EXAMPLES = ROOT / "examples"
-GIVING_WAY = {
-    "OMP_NUM_THREADS": "1",
-    "OMPI_MCA_mpi_yield_when_idle": "1",
-    "MPIR_CVAR_POLLS_BEFORE_YIELD": "1",
-}  # few cores, a script without hetmpi
+# For few cores and scripts without hetmpi: MPI yields while it waits.
+YIELDING = {"OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1", "MPIR_CVAR_POLLS_BEFORE_YIELD": "1"}
 SAME_ROWS = """
 import runpy, sys, torch, hetmpi
 
@@ -29,8 +26,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def losses(ranks, *command):
-    """What a script prints: where -> loss."""
-    outcome = run([mpiexec(), "-n", str(ranks), sys.executable, *map(str, command)], timeout_s=300, **GIVING_WAY)
+    """Losses that a script prints, by epoch and step."""
+    outcome = run([mpiexec(), "-n", str(ranks), sys.executable, *map(str, command)], timeout_s=300, **YIELDING)
     assert outcome.code == 0, outcome.text
     found = {
         where: float(loss) for where, loss in re.findall(r"(epoch \d+ (?:step \d+|held-out)) loss (\S+)", outcome.text)
@@ -41,7 +38,7 @@ def losses(ranks, *command):
 
 @pytest.fixture(scope="module")
 def after(tmp_path_factory):
-    """Losses of two epochs with the rows that torch would begin with."""
+    """Losses of two epochs with torch's initial rows."""
     return losses(
         2,
         "-c",

@@ -1,4 +1,4 @@
-"""Ranks on two hosts, each a network namespace of this machine (hosts.sh); skipped where they cannot be made."""
+"""Ranks on two hosts, each a network namespace of this machine (hosts.sh); skipped if these cannot be created."""
 
 import json
 import os
@@ -13,7 +13,7 @@ PATH = os.pathsep.join([str(Path(sys.executable).parent), environment()["PATH"]]
 
 
 def two_hosts(ranks_per_host, *command):
-    """Runs a command on two hosts to its end; skips the test, with the script's reason, where there can be none."""
+    """Runs a command on two hosts to its end; skips the test, with the script's reason, if that is impossible."""
     outcome = run([SCRIPT, "-n", str(ranks_per_host), *command], PATH=PATH)
     if outcome.code == 77:
         pytest.skip(outcome.text.strip())
@@ -21,14 +21,14 @@ def two_hosts(ranks_per_host, *command):
 
 
 def namespaces():
-    """Names of the network namespaces that hosts.sh has left or is using."""
+    """Names of existing network namespaces of hosts.sh."""
     folder = Path("/run/netns")
     return sorted(path.name for path in folder.glob("hetmpi-*")) if folder.exists() else []
 
 
 @pytest.fixture(scope="module")
 def told():
-    """What each rank of two hosts with two ranks each says of itself (hosts_check.py)."""
+    """Output of hosts_check.py from each rank, on two hosts with two ranks each."""
     outcome = two_hosts(2, sys.executable, str(ROOT / "tests/support/hosts_check.py"))
     assert outcome.code == 0, outcome.text
     return json.loads(outcome.text.splitlines()[-1])

@@ -1,4 +1,4 @@
-"""Parts of one's own in the trainer: those that CONTRIBUTING.md shows, and a task with two tables."""
+"""User-defined parts in the trainer: those shown in CONTRIBUTING.md, and a task with two tables."""
 
 import os
 import re
@@ -44,7 +44,7 @@ def test_the_parts_shown_in_contributing_train(own, tmp_path, chosen):
 
 
 def expected(size, steps):
-    """What torch makes of the same samples on one process -> losses, rows of both tables."""
+    """Result of torch on the same samples in one process: losses, rows of both tables."""
     world, source, torch_rows = World(), Ratings(), {}
     for name, num_rows in ROWS.items():
         table = EmbeddingTable(world, num_rows, 4, RowOptimizer("sgd"), name=name, init_std=0.5, staleness=Staleness(0))

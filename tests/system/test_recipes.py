@@ -21,7 +21,7 @@ def sections():
 
 
 def written(blocks, folder):
-    """Writes the blocks that begin with a comment that is a path, as in `# conf/model/mine.yaml`."""
+    """Writes the blocks that begin with a comment with a path, such as `# conf/model/mine.yaml`."""
     for language, text in blocks:
         path = re.match(r"# (\S+\.\w+)\n", text)
         if language not in ("bash", "sh") and path:
@@ -30,7 +30,7 @@ def written(blocks, folder):
 
 
 def pasted(text, folder, **extra):
-    """Runs lines as a person does who stops at the first that fails."""
+    """Runs lines like a user who stops at the first failing one."""
     return run(["bash", "-e", "-c", text], cwd=folder, PATH=PATH, **{"PYTHONPATH": "", **extra})
 
 

@@ -1,4 +1,4 @@
-"""What cannot be done is refused in one message, told once, and every rank is gone soon after, exit code not 0."""
+"""Invalid requests are refused by one message, printed once, and every rank ends soon after, with exit code not 0."""
 
 import json
 import re
@@ -22,8 +22,8 @@ REPLICATED = ["table.replicate_below_rows=60"]
 
 
 def check_refused(outcome, *words):
-    """The run failed, told each of `words` exactly once and no library's last words, and every rank was gone in 10
-    s."""
+    """The run failed, printed each of `words` exactly once and no messages of dying libraries, and every rank had ended
+    within 10 s."""
     assert outcome.code != 0, outcome.text
     assert "terminate called" not in outcome.text
     for word in words:
@@ -32,7 +32,7 @@ def check_refused(outcome, *words):
 
 
 def refusal(*overrides):
-    """What a training in this process is refused with; test_a_wrong_setting_is_told_once looks at what is shown."""
+    """Error message of a run in this process; test_a_wrong_setting_is_told_once checks the output of the program."""
     world, training = World(), None
     with pytest.raises(UserError) as problem:
         training = Training(world, compose(world, ["device=cpu", *overrides]), torch.device("cpu"), Spans())
@@ -72,7 +72,7 @@ def test_a_wrong_setting_is_told_once(override):
         ),
         (
             "model.hidden=[1000000,1000000]",
-            ["hetmpi.models.wdl.WDL: memory lacks room for a tensor of 3,725.3 GiB: lower table.dim"],
+            ["hetmpi.models.wdl.WDL: not enough memory for a tensor of 3,725.3 GiB: lower table.dim"],
         ),
         ("data.scale=x", ["data.scale must be a number of at least 1e-09, got x"]),
         ("data._target_=5", ["_target_ must name a class, as package.module.Class, got 5"]),
@@ -119,7 +119,7 @@ def test_the_launcher_of_another_mpi():
 
 
 def test_a_small_dev_shm():
-    """In a mount namespace whose /dev/shm has 64 MB, as containers do."""
+    """In a mount namespace whose /dev/shm has 64 MB, as in containers."""
     mounted = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"', "sh"]
     if run([*mounted, "true"]).code != 0:
         pytest.skip("cannot mount: needs root")
@@ -199,7 +199,7 @@ def test_a_loss_that_the_data_spoil(how, data, words):
     "what, how", [("rows", []), ("rows", ["table.staleness=10", "table.cache.admit=all"]), ("dense", [])]
 )
 def test_gradients_that_are_not_finite_under_a_finite_loss(tmp_path, what, how):
-    """They reach neither the owners nor a checkpoint: the run can go on from the last one."""
+    """They reach neither the owners nor a checkpoint: the run can be resumed from the last one."""
     settings = [
         *SMALL,
         "steps=20",
@@ -266,7 +266,7 @@ def test_a_run_folder_that_cannot_be_written():
 
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_a_log_on_a_full_disk_does_not_end_the_run(tmp_path, ranks):
-    """In a mount namespace whose run folder has 28 kB. Without a launcher standard output goes there as well."""
+    """In a mount namespace whose run folder has 28 kB. Without a launcher standard output is written there too."""
     run_dir, kept, saved = tmp_path / "run", tmp_path / "kept", tmp_path / "saved"
     run_dir.mkdir()
     shown = "/dev/stdout" if ranks else run_dir / "out"
@@ -291,7 +291,7 @@ def test_a_log_on_a_full_disk_does_not_end_the_run(tmp_path, ranks):
 
 
 def test_every_command_that_run_sh_tells_of_does_something():
-    """Each has a branch of its own after the set-up, or before it."""
+    """Each has its own branch in run.sh, before or after the set-up."""
     text = (ROOT / "run.sh").read_text()
     told = re.findall(r"^  ([a-z-]+) .*\S", text[text.index("usage:") : text.index("environment\n")], re.MULTILINE)
     found = re.findall(r"^    ([a-z-]+(?: \| [a-z-]+)*)\) (?:exec|cd|launch|run_|echo)", text, re.MULTILINE)

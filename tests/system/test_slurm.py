@@ -1,5 +1,5 @@
-"""slurm/ under a Slurm of its own on this machine (tools/slurm_trial.sh); skipped where it is not installed or cannot
-be started."""
+"""slurm/ with a Slurm started on this machine (tools/slurm_trial.sh); skipped if it is not installed or cannot be
+started."""
 
 import os
 import shutil

@@ -6,8 +6,8 @@ import sys
 import pytest
 from launch import ROOT, mpiexec, run
 
-SLACK_KB = 1500  # what allocators and MPI may still round up after the warm-up; a leak of 1 byte a key would be 1,300
-POOLS_KB = 8000  # MPI's pools of buffers, which grow by megabytes when ranks drift apart, and stay
+SLACK_KB = 1500  # growth of allocators and MPI after the warm-up; a leak of 1 byte per key would be 1,300
+POOLS_KB = 8000  # MPI's pools of buffers, which grow by megabytes once when ranks drift apart
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""The program as a whole: the same loss curve however it is launched, and a run folder that says what happened."""
+"""The whole program: the same loss curve with any launcher, and the contents of the run folder."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from launch import ROOT, SMALL, losses, mpiexec, run, summary, train
 from hetmpi.spans import PARTS, WAITS
 
 SHORT = ["data.scale=0.0005", "table.dim=8", "steps=30", "log.every_steps=1", "eval.max_samples=2000", "seed=3"]
-# Adam and Adagrad divide by the gradient's size and so blow up the rounding of a gradient near zero; SGD does not.
+# Adam and Adagrad divide by the gradient's size, which amplifies the rounding of a gradient near zero; SGD does not.
 CURVE = [*SHORT, "optim.rows=sgd", "optim.dense=sgd"]
 
 
@@ -180,10 +180,7 @@ def test_a_profiled_run_says_where_its_time_went(tmp_path):
         spans = [event for event in trace["traceEvents"] if event["pid"] == rank and event["ph"] == "X"]
         assert {span["name"] for span in spans} == set(PARTS)
         for before, after in zip(spans, spans[1:]):
-            assert before["ts"] + before["dur"] <= after["ts"] + 1, (
-                before,
-                after,
-            )  # one after the other, in microseconds
+            assert before["ts"] + before["dur"] <= after["ts"] + 1, (before, after)  # in turn; microseconds
 
 
 @pytest.mark.long
@@ -218,7 +215,7 @@ def test_memory_does_not_grow_with_steps_of_far_ranks(exchange, start):
     ],
 )
 def test_dense_parameters_without_a_gradient_on_some_ranks(ranks, model, where):
-    """Nobody waits for a gradient that does not come."""
+    """No rank waits for a missing gradient."""
     outcome = train(
         ranks, *SMALL, "steps=30", *where, f"model._target_=odd_models.{model}", "~model.hidden", timeout_s=60
     )

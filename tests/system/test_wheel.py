@@ -1,4 +1,4 @@
-"""A built wheel, in an environment of its own that has an MPI, Horovod and torch, from an empty folder."""
+"""A built wheel in a separate environment that has an MPI, Horovod and torch, started from an empty folder."""
 
 import os
 import subprocess
@@ -29,7 +29,8 @@ class Mine(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """The environment's bin/. It sees the packages of this one, but not the checkout that is installed there."""
+    """The environment's bin/. It uses the packages of this environment, but not the checkout that is installed
+    there."""
     folder = tmp_path_factory.mktemp("wheel")
     wheel = [
         sys.executable,
@@ -61,7 +62,7 @@ def test_a_wheel_trains_from_an_empty_folder(installed, tmp_path):
         assert outcome.code == 0, outcome.text
         return outcome.text
 
-    [library] = mpi_libraries()  # of this environment; one of its own would bring its own
+    [library] = mpi_libraries()  # that of this environment; a wheel with its own would load another
     python, hetmpi = str(installed / "python"), str(installed / "hetmpi")
     place = call(python, "-c", "import hetmpi; print(hetmpi.__file__)")
     assert str(installed.parent) in place and str(ROOT) not in place

@@ -1,4 +1,4 @@
-"""Data sets and loader, in one process: the ranks of a job are played one after another."""
+"""Data sets and loader, in one process, which plays the ranks of a job one after another."""
 
 import errno
 import gzip
@@ -32,23 +32,31 @@ SIZES = [1, 2, 3, 4]
 
 
 def quiet(line):
-    """A report that nobody reads."""
+    """A report that discards its lines."""
+
+
+def check_slices(train, start, size, batch):
+    """The slices of `size` ranks are parts of the same stream."""
+    whole = train(start, start + size * batch)
+    for rank in range(size):
+        part = slice(rank * batch, (rank + 1) * batch)
+        assert equal(train(start + part.start, start + part.stop), whole[part])
 
 
 def equal(a, b):
-    """Whether two Samples are the same, bit for bit."""
+    """Whether two Samples are equal, bit for bit."""
     return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in ("ids", "dense", "label"))
 
 
 def make_line(rng):
-    """One good line of raw text, without its end; the label and the first integer are rarely missing, others often."""
+    """A valid line of raw text, without its end; label and first integer are rarely missing, the other values often."""
     integers = [str(rng.choice([-1, 0, 1, 7, 300])) if rng.random() < 0.8 else "" for _ in range(13)]
     strings = [f"{rng.randrange(1 << 32):08x}" if rng.random() < 0.8 else "" for _ in range(26)]
     return "\t".join([str(int(rng.random() < 0.25)), *integers, *strings])
 
 
 def make_lines(num, seed=0):
-    """`num` good lines."""
+    """`num` valid lines."""
     rng = random.Random(seed)
     return [make_line(rng) for _ in range(num)]
 
@@ -69,12 +77,12 @@ def opened(source, cache, size=1, seed=0, **settings):
 
 
 def contents(cache):
-    """Every prepared file: name in the cache -> bytes."""
+    """All prepared files: name in the cache -> bytes."""
     return {str(path.relative_to(cache)): path.read_bytes() for path in Path(cache).rglob("*") if path.is_file()}
 
 
 def rows_of(data):
-    """All rows of a Criteo data set as sorted tuples, the held-out ones apart."""
+    """All rows of a Criteo data set as sorted tuples: training rows, held-out rows."""
     splits = data.train(0, data.num_train), data.valid(0, data.num_valid)
     return [sorted(zip(s.label.tolist(), map(tuple, s.dense), map(tuple, s.ids), strict=True)) for s in splits]
 
@@ -119,10 +127,7 @@ def test_a_batch_refuses_ids_that_are_not_int64(synthetic):
 @settings(max_examples=20, deadline=None)
 @given(size=st.sampled_from(SIZES), start=st.integers(0, 1 << 40), batch=st.integers(1, 50))
 def test_synthetic_samples_depend_on_their_position_alone(synthetic, size, start, batch):
-    whole = synthetic.train(start, start + size * batch)
-    for rank in range(size):
-        part = slice(rank * batch, (rank + 1) * batch)
-        assert equal(synthetic.train(start + part.start, start + part.stop), whole[part])
+    check_slices(synthetic.train, start, size, batch)
 
 
 def test_synthetic_streams_of_two_seeds_differ(synthetic):
@@ -218,7 +223,7 @@ def test_parsed_values_are_those_of_the_text(tmp_path):
 
 
 def pa_texts(*texts):
-    """Texts as Arrow holds them."""
+    """Texts as an Arrow array."""
     import pyarrow as pa
 
     return pa.array([text.encode() for text in texts], pa.binary())
@@ -471,7 +476,7 @@ def test_prepare_is_also_a_command(tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def criteo(tmp_path_factory):
-    """About 900 rows to train on, in 16 units and some 60 groups, of which 2 are kept."""
+    """About 900 rows to train on, in 16 units and some 60 groups, of which 2 are cached."""
     folder = tmp_path_factory.mktemp("criteo")
     with pytest.MonkeyPatch.context() as patch:
         shrink(patch)
@@ -481,10 +486,7 @@ def criteo(tmp_path_factory):
 @settings(max_examples=20, deadline=None)
 @given(size=st.sampled_from(SIZES), start=st.integers(0, 5000), batch=st.integers(1, 400))
 def test_criteo_samples_depend_on_their_position_alone(criteo, size, start, batch):
-    whole = criteo.train(start, start + size * batch)
-    for rank in range(size):
-        part = slice(rank * batch, (rank + 1) * batch)
-        assert equal(criteo.train(start + part.start, start + part.stop), whole[part])
+    check_slices(criteo.train, start, size, batch)
 
 
 def test_every_epoch_goes_through_all_rows_in_an_order_of_its_own(criteo):
@@ -593,7 +595,7 @@ def test_the_criteo_sample_is_read_whole(tmp_path):
 
 
 def counted(calls):
-    """A `train` that notes its calls."""
+    """A `train` method that records its calls."""
     data = Synthetic(seed=0, scale=0.001)
     return lambda start, stop: calls.append((start, stop)) or data.train(start, stop)
 
@@ -627,7 +629,7 @@ def test_the_loader_makes_no_more_batches_ahead_than_it_may():
 
 
 def wait_until(condition):
-    """Returns when `condition()` holds, or after ten seconds."""
+    """Returns when `condition()` is true, or after ten seconds."""
     end = time.monotonic() + 10
     while not condition() and time.monotonic() < end:
         time.sleep(0.01)

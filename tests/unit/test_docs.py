@@ -1,4 +1,4 @@
-"""./run.sh docs: one site without a broken link, whose API pages say what a caller must know."""
+"""./run.sh docs: one site without broken links, whose API pages document shapes and errors."""
 
 import re
 import sys

@@ -98,7 +98,7 @@ def test_labels_and_predictions_of_different_length_are_refused(metric):
     "label, score, reason",
     [
         ([], [], "there are no held-out samples"),
-        ([1, 1], [0.1, 0.2], "all 2 held-out samples have the label 1, it takes both"),
+        ([1, 1], [0.1, 0.2], "all 2 held-out samples have the label 1, both labels are needed"),
         ([0, 1], [0.1, np.nan], "1 of 2 predictions are NaN"),
         ([0, 1], [0.1, 0.2], None),
     ],

@@ -1,4 +1,4 @@
-"""What `bench model` expects of a batch against batches that were drawn (bench/model.py)."""
+"""Expected values of `bench model` for a batch, compared with drawn batches (bench/model.py)."""
 
 import sys
 

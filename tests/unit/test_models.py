@@ -1,4 +1,4 @@
-"""The models: sizes as published, gradients that reach every row once per key, losses that fall."""
+"""The models: published sizes, gradients of every row summed per key, decreasing losses."""
 
 from types import SimpleNamespace
 
@@ -28,14 +28,14 @@ def one_thread():
 
 
 def build(name, num_fields=FIELDS, num_dense=DENSE, dim=DIM, **sizes):
-    """A model as conf/model/<name>.yaml describes it."""
+    """A model built from conf/model/<name>.yaml."""
     torch.manual_seed(0)
     config = OmegaConf.merge(OmegaConf.load(ROOT / f"conf/model/{name}.yaml"), sizes)
     return instantiate(config, num_fields=num_fields, num_dense=num_dense, dim=dim)
 
 
 def random_input(model, batch_size=64, num_rows=40, std=0.5):
-    """Rows (num_rows, row_dim) and a batch whose label follows from its first key."""
+    """Rows (num_rows, row_dim) and a batch whose label is a function of its first key."""
     generator = torch.Generator().manual_seed(1)
     index = torch.randint(num_rows, (batch_size, model.num_fields), generator=generator)
     dense = torch.rand(batch_size, model.num_dense, generator=generator)
@@ -73,7 +73,7 @@ def test_the_gradient_of_a_row_is_the_sum_over_its_occurrences(name):
     model = build(name)
     rows, batch = random_input(model, batch_size=8, num_rows=3)
     model(rows, batch).sum().backward()
-    single = rows.detach()[batch.index.flatten()].requires_grad_()  # a row of its own for each occurrence
+    single = rows.detach()[batch.index.flatten()].requires_grad_()  # a separate row for each occurrence
     model(single, SimpleNamespace(index=torch.arange(len(single)).view(8, FIELDS), dense=batch.dense)).sum().backward()
     expected = torch.zeros_like(rows).index_add(0, batch.index.flatten(), single.grad)
     torch.testing.assert_close(rows.grad, expected)
@@ -95,14 +95,14 @@ def test_gradients_are_bitwise_equal_on_every_run_with_two_threads(name):
 def test_every_parameter_and_every_column_of_a_row_learns(name):
     model = build(name)
     rows, batch = random_input(model)
-    for _ in range(2):  # DeepFM's linear layer starts at zero; what lies behind a zero learns from the second step on
+    for _ in range(2):  # DeepFM's linear layer starts at zero; layers behind a zero learn from the second step on
         model.zero_grad()
         binary_cross_entropy_with_logits(model(rows, batch), batch.label).backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in model.parameters())
     assert (rows.grad.abs().sum(0) > 0).all()
 
 
-# Adagrad first moves every weight by lr, however small its gradient: at 0.01 DLRM's loss reaches 16 before it falls.
+# Adagrad first moves every weight by lr, for any gradient: at 0.01 DLRM's loss rises to 16 before it falls.
 OPTIMIZERS = {
     "sgd": (torch.optim.SGD, 0.01),
     "adagrad": (torch.optim.Adagrad, 0.003),

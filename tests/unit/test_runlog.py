@@ -1,4 +1,4 @@
-"""The run folder and what rank 0 shows."""
+"""The run folder and the output of rank 0."""
 
 import json
 import math
@@ -195,7 +195,7 @@ def test_a_full_disk_is_told_once_and_the_log_goes_on_when_there_is_room(log, ru
 
 
 def test_an_entry_that_does_not_fit_leaves_no_part_of_it(log, run_dir, tmp_path):
-    """A file size limit lets part of a write through, as a disk does that is about to be full."""
+    """A file size limit allows part of a write, like a disk that is almost full."""
     log.step(STEP)
     sizes = {path: path.stat().st_size for path in run_dir.iterdir()}
     grown = [size for path, size in sizes.items() if path.suffix == ".jsonl" or "tfevents" in path.name]

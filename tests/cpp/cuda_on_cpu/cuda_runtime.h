@@ -1,7 +1,7 @@
-// CUDA as far as cpp/cuda/*.cu use it, on the CPU, for tests on machines without a GPU: the same source, compiled by
-// any C++ compiler with this folder in front. Kernels run one warp after the other, the lanes of a warp as fibers that
-// take turns at each collective call; lanes that do not all make the same one are an error. The GPU's memory is the
-// host's, filled with rubbish when it is taken.
+// The part of CUDA that cpp/cuda/*.cu use, emulated on the CPU for tests on machines without a GPU: the same source is
+// compiled by any C++ compiler with this folder first in the include path. Kernels run one warp after the other. The
+// lanes of a warp are fibers that take turns at each collective call; it is an error if lanes make different ones. GPU
+// memory is host memory, filled with garbage when it is allocated.
 #pragma once
 
 #include <setjmp.h>
@@ -81,7 +81,7 @@ class Warp {
     }
   }
 
-  // What `value` is on all lanes.
+  // The values of `value` on all lanes.
   template <typename T>
   std::vector<T> gathered(T value, Collective collective) {
     static_assert(sizeof(T) <= sizeof(uint64_t));
@@ -89,7 +89,7 @@ class Warp {
     wait(collective);
     std::vector<T> all(kLanes);
     for (int lane = 0; lane < kLanes; ++lane) std::memcpy(&all[lane], &values_[lane], sizeof(T));
-    wait(collective);  // nobody overwrites what others still read
+    wait(collective);  // no lane overwrites values that others still read
     return all;
   }
 
@@ -103,8 +103,8 @@ class Warp {
  private:
   static constexpr size_t kStack = 256 << 10;
 
-  // A fiber per lane, which runs one thread after the other and never ends. Once begun they are switched by jumps:
-  // swapcontext() would call the kernel each time.
+  // A fiber per lane, which runs one thread after the other and never ends. Started fibers are switched by jumps:
+  // swapcontext() would make a system call each time.
   Warp() {
     for (int lane = 0; lane < kLanes; ++lane) {
       stacks_[lane].reset(new char[kStack]);
@@ -127,7 +127,7 @@ class Warp {
     }
   }
 
-  // From the scheduler to the lane whose turn it is, until that waits or ends.
+  // Switches from the scheduler to the next lane, until that waits or ends.
   void resume() {
     if (_setjmp(scheduler_) != 0) return;
     if (has_begun_[lane_]) _longjmp(fibers_[lane_], 1);
