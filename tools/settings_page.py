@@ -17,9 +17,10 @@ HEAD = """\
 
 <!-- written by tools/settings_page.py -->
 
-Every setting is given as `KEY=VALUE` on the command line, or in a file `conf/experiment/NAME.yaml` that
-`experiment=NAME` selects. `hetmpi train --help` prints this list, `hetmpi train --cfg job KEY=VALUE ...` what a line
-composes. The syntax is [Hydra's](https://hydra.cc/docs/advanced/override_grammar/basic/).
+Give a setting as `KEY=VALUE` on the command line, or in a file `conf/experiment/NAME.yaml` that `experiment=NAME`
+selects. `hetmpi train --help` prints this list; `hetmpi train --cfg job KEY=VALUE ...` prints the values of a command
+line and leaves. The syntax is [Hydra's](https://hydra.cc/docs/advanced/override_grammar/basic/).
+[Concepts](concepts.md) explains the words.
 """
 TABLE_HEAD = ["| setting | default | values | meaning |", "|---|---|---|---|"]
 PART_HEADS = {

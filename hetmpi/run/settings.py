@@ -34,48 +34,63 @@ def group(kind: type):
 
 @dataclass
 class Cache:
-    capacity_rows: int | None = setting(CacheSettings.capacity_rows, "rows kept on each rank; or capacity_fraction")
-    capacity_fraction: float | None = setting(
-        CacheSettings.capacity_fraction, "a share of the table's rows; both null: none at staleness 0, else 0.1", most=1
+    capacity_rows: int | None = setting(
+        CacheSettings.capacity_rows, "rows that each rank caches; give this or capacity_fraction"
     )
-    policy: str = setting(CacheSettings.policy, "which row makes room", choices=POLICIES)
+    capacity_fraction: float | None = setting(
+        CacheSettings.capacity_fraction,
+        "share of the table's rows that each rank caches; both null: 0 at staleness 0, else 0.1",
+        most=1,
+    )
+    policy: str = setting(
+        CacheSettings.policy,
+        "row to evict; lru: least recently used; lfu: least frequently used; lfuopt: lfu, counts end at 10",
+        choices=POLICIES,
+    )
     dtype: str = setting(
-        CacheSettings.dtype, "of the rows kept; 16 bits need a staleness of 1 or more", choices=tuple(ROW_BYTES)
+        CacheSettings.dtype,
+        "type of cached rows; 16 bits need a staleness of 1 or more, their cost in accuracy is not measured",
+        choices=tuple(ROW_BYTES),
     )
     admit: str = setting(
         CacheSettings.admit,
-        "whose rows are kept: offnode: of other nodes; remote: of other ranks; all; auto: offnode, on a GPU all",
+        "rows to cache; offnode: those of other nodes; remote: those of other ranks; all; auto: offnode, on a GPU all",
         choices=ADMIT,
     )
 
 
 @dataclass
 class Table:
-    dim: int = setting(16, "numbers per embedding", least=1, most=1 << 20)
-    partition: str = setting("round_robin", "which rank owns a row", choices=PARTITIONS)
+    dim: int = setting(16, "numbers per row", least=1, most=1 << 20)
+    partition: str = setting("round_robin", "rule that gives each row its owner", choices=PARTITIONS)
     init_std: float = setting(0.01, "standard deviation of the initial rows")
-    inbox_mb: float = setting(8, "MB per rank for gradients that arrive")
-    staleness: int | None = setting(0, "iterations that a cached row may lag: 0 exact, null no bound")
+    inbox_mb: float = setting(8, "MB per rank for gradients from other ranks")
+    staleness: int | None = setting(
+        0, "iterations that a cached row may lag; 0: exact, no cache by default; null: no bound"
+    )
     staleness_growth: float | None = setting(
-        None, "steps per unit of staleness until the bound is reached; null: the whole bound from the first step"
+        None,
+        "steps after which s grows by one, from 0 up to table.staleness; null: the whole bound from the first step",
     )
     anticipate: float | None = setting(
-        None, "number of ranks that a rank assumes to move its cached rows as it does; null: all, 1: as in HET"
+        None,
+        "ranks that a rank assumes to compute the same gradients of its cached rows; null: all; 1: itself alone (HET)",
     )
     replicate_below_rows: int = setting(
-        0, "fields of fewer rows are kept whole on every rank, their gradients summed by allreduce; 0: none"
+        0,
+        "fields with fewer rows than this are whole and exact on every rank (allreduce); 0: none; CPUs only",
     )
     prefetch_batches: int | None = setting(
-        None, "batches whose rows of other nodes are requested ahead; null: 0 at staleness 0, else 1", most=MOST_AHEAD
+        None, "batches ahead whose rows of other nodes are requested; null: 0 at staleness 0, else 1", most=MOST_AHEAD
     )
     exchange: str = setting(
         "auto",
-        "how rows travel between nodes; auto: the faster one, by a trial at the start",
+        "transport between nodes; rma: one-sided MPI; alltoall: collective; auto: the faster in a trial at the start",
         choices=EXCHANGES,
         takes_class=True,
     )
     ranks_per_node: int | None = setting(
-        None, "splits a node into smaller ones that reach each other by MPI alone; for tests", least=1
+        None, "splits a node into several that reach each other by MPI alone; for tests", least=1
     )
     cache: Cache = group(Cache)
 
@@ -84,13 +99,17 @@ class Table:
 class Optim:
     rows: str = setting("adagrad", "optimizer of the rows, which their owners apply", choices=tuple(ROW_RULES))
     dense: str = setting("adam", "optimizer of the dense layers", choices=tuple(DENSE_RULES))
-    rows_lr: float | None = setting(None, "null: " + ", ".join(f"{lr:g} for {rule}" for rule, lr in ROW_RULES.items()))
-    dense_lr: float | None = setting(
-        None, "null: " + ", ".join(f"{lr:g} for {rule}" for rule, lr in DENSE_RULES.items())
+    rows_lr: float | None = setting(
+        None, "learning rate of the rows; null: " + ", ".join(f"{lr:g} for {rule}" for rule, lr in ROW_RULES.items())
     )
-    rows_weight_decay: float = setting(0.0, "of the rows that a step touches")
-    dense_weight_decay: float = setting(0.0, "of the dense layers")
-    schedule: str = setting("constant", "of both learning rates over the run", choices=SCHEDULES)
+    dense_lr: float | None = setting(
+        None,
+        "learning rate of the dense layers; null: "
+        + ", ".join(f"{lr:g} for {rule}" for rule, lr in DENSE_RULES.items()),
+    )
+    rows_weight_decay: float = setting(0.0, "weight decay of the rows in the batch")
+    dense_weight_decay: float = setting(0.0, "weight decay of the dense layers")
+    schedule: str = setting("constant", "how both learning rates fall over the run", choices=SCHEDULES)
     warmup_steps: int = setting(0, "steps over which both learning rates rise from 0")
 
 
@@ -109,10 +128,10 @@ class LoaderSettings:
 
 @dataclass
 class Checkpoint:
-    at_end: bool = setting(True, "keep the model after the last step")
-    every_steps: int = setting(0, "steps between checkpoints; 0: none but at the end, or when a signal ends the run")
-    keep: int = setting(2, "newest checkpoints that stay", least=1)
-    full_every: int = setting(1, "every N-th checkpoint is full, the others hold changed rows", least=1)
+    at_end: bool = setting(True, "save the model after the last step")
+    every_steps: int = setting(0, "steps between checkpoints; 0: only at the end or when a signal ends the run")
+    keep: int = setting(2, "number of newest checkpoints to keep", least=1)
+    full_every: int = setting(1, "every N-th checkpoint is full, the others hold only changed rows", least=1)
     dir: Path = setting("${run.dir}/checkpoints", "folder of the checkpoints, which all ranks must see")
 
 
@@ -120,8 +139,8 @@ class Checkpoint:
 class WatchdogSettings:
     seconds: float = setting(
         300,
-        "a rank that keeps the others waiting so long is named, one that stopped responding ends the job; twice as "
-        "long until its first step; 0: never",
+        "time after which a rank that keeps the others waiting is named, and one that does not respond ends the job; "
+        "twice as long before its first step; 0: never",
     )
 
 
@@ -152,11 +171,12 @@ class Settings:
     )  # fmt: skip
     steps: int | None = setting(None, "training steps; null: as many as `epochs` takes")
     epochs: float | None = setting(1, "passes over the training data")
-    seed: int = setting(0, "of initial rows and layers, and of the order of the samples")
+    seed: int = setting(0, "determines initial rows and layers and the order of the samples")
     batch_size: int = setting(64, "samples per rank and step", least=1)
     device: str = setting("auto", "cuda: one GPU per rank; auto: cuda where every rank can use one", choices=DEVICES)
     resume: Path = setting(
-        None, "auto: from the newest whole checkpoint in checkpoint.dir, if there is one; or a checkpoint's folder"
+        None,
+        "auto: the newest whole checkpoint in checkpoint.dir, if any; or a checkpoint's folder; null: start anew",
     )
     table: Table = group(Table)
     optim: Optim = group(Optim)
