@@ -11,14 +11,14 @@ import os
 import sys
 from importlib.util import find_spec
 
-from hetmpi.comm.mpi import local_size
+from hetmpi.comm.mpi import MPI, local_size
 
 
 def restart_with_naps():
     """Restarts this program with cpp/naps.c preloaded if the ranks of this node outnumber its cores. Must run before
     MPI starts."""
     library = missing_naps(local_size())
-    if library is not None:
+    if library is not None and not MPI.Is_initialized():
         os.environ["LD_PRELOAD"] = ":".join(filter(None, [library, os.environ.get("LD_PRELOAD")]))
         sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
