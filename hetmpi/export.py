@@ -1,6 +1,6 @@
 """Extracts a checkpoint: rows by key for numpy or Parquet, the dense layers as TorchScript or ONNX.
 
-python -m hetmpi.export CHECKPOINT OUT [rows=npy|parquet|none] [dense=torchscript|onnx|none] [table=NAME]
+hetmpi export CHECKPOINT OUT [rows=npy|parquet|none] [dense=torchscript|onnx|none] [table=NAME]
 
 OUT/rows.npy         (num_rows, dim) float32, row k for key k; numpy.load(..., mmap_mode="r") opens files larger than
                      memory

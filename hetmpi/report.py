@@ -1,6 +1,6 @@
 """Makes one HTML page of one or several runs, with pictures: it needs nothing beside it and loads nothing.
 
-    python -m hetmpi.report RUN [RUN ...] [out=FILE]
+    hetmpi report RUN [RUN ...] [out=FILE]
 
 RUN is a run folder (run.dir), or a folder of run folders, as a sweep leaves it. FILE is report.html, in RUN if only one
 is named. One process without MPI.
