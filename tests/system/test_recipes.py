@@ -29,9 +29,9 @@ def written(blocks, folder):
             (folder / path[1]).write_text(text)
 
 
-def pasted(text, folder, **extra):
-    """Runs lines like a user who stops at the first failing one."""
-    return run(["bash", "-e", "-c", text], cwd=folder, PATH=PATH, **{"PYTHONPATH": "", **extra})
+def pasted(text, folder, *options, **extra):
+    """Runs lines in a shell; with -e until the first that fails."""
+    return run(["bash", *options, "-c", text], cwd=folder, **{"PYTHONPATH": "", "PATH": PATH, **extra})
 
 
 @pytest.mark.parametrize("heading", [name for name, blocks in sections().items() if "bash" in dict(blocks)])
@@ -40,7 +40,7 @@ def test_recipe(heading, tmp_path):
     written(blocks, tmp_path)
     for language, text in blocks:
         if language == "bash":
-            outcome = pasted(text, tmp_path)
+            outcome = pasted(text, tmp_path, "-e")
             assert outcome.code == 0 and "Traceback" not in outcome.text, f"{text}\n{outcome.text}"
 
 
@@ -52,5 +52,6 @@ def test_recipe_of_another_mpi_by_a_module(tmp_path):
         pytest.skip("needs environment-modules, an MPI under /usr and .venv-openmpi, set up with it")
     (tmp_path / "openmpi").write_text(f"#%Module1.0\nprepend-path PATH {Path(mpicc).parent}\n")
     text = dict(sections()["Another MPI by a module"])["sh"]
-    outcome = pasted(f". {modules}; module use {tmp_path}\n{text}", ROOT, timeout_s=300, LD_PRELOAD="")
+    path = os.pathsep.join(part for part in os.environ["PATH"].split(os.pathsep) if ".venv" not in part)
+    outcome = pasted(f". {modules}; module use {tmp_path}\n{text}", ROOT, timeout_s=300, LD_PRELOAD="", PATH=path)
     assert outcome.code == 0 and "Open MPI" in outcome.text and "step 200" in outcome.text, outcome.text
