@@ -102,8 +102,6 @@ def osc_component(version: str) -> str:
 
 def describe_horovod(world: World, report: Report):
     """Horovod's build, its MPI, and one allreduce."""
-    import torch
-
     hvd = world.start_horovod()
     import horovod
 
@@ -116,8 +114,6 @@ def describe_horovod(world: World, report: Report):
 
 def describe_machine(world: World, report: Report):
     """Cores, memory, /dev/shm, GPU."""
-    import torch
-
     cores = len(os.sched_getaffinity(0))
     report.line(
         "cores", f"{os.cpu_count()} on the node, {cores} for this rank, {world.compute_threads()} compute thread(s)"
@@ -147,8 +143,14 @@ def describe_machine(world: World, report: Report):
 
 def abandoned_segments() -> list[Path]:
     """Files of MPICH in /dev/shm that belong to this user and that no process maps: killed runs leave them."""
-    mine = [path for path in Path("/dev/shm").glob("mpich_shm_*") if path.stat().st_uid == os.getuid()]
-    old = [path for path in mine if time.time() - path.stat().st_mtime > NEW_S]  # a starting run maps its file soon
+    old = []
+    for path in Path("/dev/shm").glob("mpich_shm_*"):
+        with contextlib.suppress(FileNotFoundError):  # its run has just ended
+            found = path.stat()
+            if (
+                found.st_uid == os.getuid() and time.time() - found.st_mtime > NEW_S
+            ):  # a starting run maps its file soon
+                old.append(path)
     mapped = ""
     for path in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):  # the process has ended or belongs to another user
@@ -158,10 +160,12 @@ def abandoned_segments() -> list[Path]:
 
 def clean():
     """Removes abandoned segments of this machine; runs on one rank."""
-    removed = abandoned_segments()
-    num_bytes = sum(path.stat().st_size for path in removed)
-    for path in removed:
-        path.unlink(missing_ok=True)
+    removed = []
+    for path in abandoned_segments():
+        with contextlib.suppress(FileNotFoundError):
+            removed.append(path.stat().st_size)
+            path.unlink()
+    num_bytes = sum(removed)
     print(f"hetmpi: removed {len(removed)} files of killed MPICH runs from /dev/shm, {num_bytes / 1e6:.1f} MB")
 
 

@@ -31,7 +31,9 @@ CHOICES = {"rows": ("npy", "parquet", "none"), "dense": ("torchscript", "onnx", 
 
 def main(arguments: list[str]):
     """Reads the command line and exports."""
-    if len(arguments) < 2 or {"-h", "--help"} & set(arguments):
+    if {"-h", "--help"} & set(arguments):
+        return print(__doc__)
+    if len(arguments) < 2:
         sys.exit(__doc__)
     checkpoint, out = map(Path, arguments[:2])
     chosen = {"rows": "npy", "dense": "torchscript"}

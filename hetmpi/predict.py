@@ -9,6 +9,7 @@ if the manifest has none. OUT.npy is (stop - start,) float32, in the order of th
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from hetmpi.checkpoint.manifest import read_manifest, tables_of
+from hetmpi.checkpoint.manifest import brief, read_manifest, tables_of
 from hetmpi.checkpoint.shard_files import shards_of
 from hetmpi.data.batch import Samples, to_batch
 from hetmpi.data.source import Source
@@ -34,10 +35,14 @@ OWN = ("split", "start", "stop")  # arguments that are not settings of the run
 
 def main(arguments: list[str]):
     """Reads the command line, predicts, and prints the number of probabilities written."""
-    if len(arguments) < 2 or {"-h", "--help"} & set(arguments):
+    if {"-h", "--help"} & set(arguments):
+        return print(__doc__)
+    if len(arguments) < 2 or any(argument.startswith("-") for argument in arguments[:2]):
         sys.exit(__doc__)
     try:
         asked = parse(arguments[2:])
+        if asked.multirun or asked.cfg is not None:
+            raise UserError("hetmpi predict takes no -m and no --cfg")
         own = dict(text.split("=", 1) for text in asked.overrides if text.split("=")[0] in OWN)
         overrides = [text for text in asked.overrides if text.split("=")[0] not in OWN]
         written = predict(Path(arguments[0]), Path(arguments[1]), overrides, asked.config_dir, **checked(own))
@@ -52,7 +57,7 @@ def checked(own: dict[str, str]) -> dict:
         raise UserError(f"split must be valid or train, got {own['split']}")
     for name in OWN[1:]:
         if name in own:
-            if not own[name].isdigit():
+            if not own[name].isdecimal():
                 raise UserError(f"{name} must be an integer of at least 0, got {own[name]}")
             own[name] = int(own[name])
     return own
@@ -75,6 +80,10 @@ def predict(
     most = source.num_valid if split == "valid" else source.num_train
     if most is None and stop is None:
         raise UserError(f"data={source.name} never ends: give stop=N")
+    if most == 0:
+        raise UserError(f"data={source.name} has no samples in its {split} split")
+    if most is not None:
+        check_integer("start", start, 0, most - 1)
     stop = most if stop is None else stop
     check_integer("stop", stop, start + 1, LARGEST if most is None else most)
     dense, _ = dense_layers(checkpoint, manifest, table["dim"])
@@ -111,16 +120,25 @@ def logits_of(batches: Iterable[Samples], saved: Saved, dense: OfTensors) -> Ite
 
 
 def source_of(manifest: dict, overrides: list[str], config_dir: str | None) -> Source:
-    """The data of the checkpoint's training run with `overrides`, prepared. Its class is taken from the settings and
-    not from the manifest, which is not trusted."""
+    """The data of the checkpoint's training run with `overrides`, prepared. The class is taken from the settings; of
+    the manifest, which is not trusted, only plain values of known keys."""
+    wrong = [text for text in overrides if not re.match(r"[+~]*data\b", text)]
+    if wrong:
+        raise UserError(f"hetmpi predict takes settings of data alone, got {wrong[0]}")
     named = any(text.startswith("data=") for text in overrides)
-    overrides = overrides if named else [f"data={manifest.get('data')}", *overrides]
+    name, saved = manifest.get("data"), manifest.get("data_config")
+    if not named:
+        if not isinstance(name, str) or not re.fullmatch(r"\w[\w-]*", name) or not isinstance(saved, dict):
+            raise UserError("the checkpoint does not name its data: give data=NAME")
+        overrides = [f"data={name}", *overrides]
     with advised(overrides, config_dir):
         config = composed(overrides, config_dir)
         given = {text.lstrip("+~").split("=")[0] for text in overrides}
-        for key, value in manifest.get("data_config", {}).items() if not named else ():
-            if f"data.{key}" not in given and key != "_target_":
-                OmegaConf.update(config, f"data.{key}", value, force_add=True)
+        for key in set(config.data) & set(saved or {}) - {"_target_"} if not named else ():
+            if f"data.{key}" not in given:
+                if not is_plain(saved[key]):
+                    raise UserError(f"manifest.json: data_config: {key} must be a plain value, got {brief(saved[key])}")
+                config.data[key] = saved[key]
         del config["hydra"]
         missing = [key for key in OmegaConf.missing_keys(config) if key.startswith("data.")]
         if missing:
@@ -129,6 +147,14 @@ def source_of(manifest: dict, overrides: list[str], config_dir: str | None) -> S
     source = build.make(data)
     source.prepare(0, 1, lambda: None)
     return source
+
+
+def is_plain(value) -> bool:
+    """Whether a value of a manifest is a number, a truth value, null, text without interpolation, or a list of
+    these."""
+    if isinstance(value, list):
+        return all(map(is_plain, value))
+    return value is None or isinstance(value, (bool, int, float)) or (isinstance(value, str) and "${" not in value)
 
 
 def check_features(checkpoint: Path, manifest: dict, table: dict, source: Source):

@@ -27,7 +27,9 @@ def main(arguments: list[str]):
     """Reads the command line, writes the page, says where."""
     folders = [argument for argument in arguments if not argument.startswith("out=")]
     outs = [argument.removeprefix("out=") for argument in arguments if argument.startswith("out=")]
-    if not folders or len(outs) > 1 or {"-h", "--help"} & set(arguments):
+    if {"-h", "--help"} & set(arguments):
+        return print(__doc__)
+    if not folders or len(outs) > 1:
         sys.exit(__doc__)
     default = Path(folders[0]) / "report.html" if len(folders) == 1 else Path("report.html")
     try:

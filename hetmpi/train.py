@@ -57,7 +57,12 @@ def main(world: World, arguments: list[str] | None = None):
     elif asked.multirun:
         sweep(world, asked.overrides, asked.config_dir)
     else:
-        train(world, compose(world, asked.overrides, asked.config_dir))
+        config = compose(world, asked.overrides, asked.config_dir)
+        preemption = Preemption(world)
+        is_done = train(world, config, preemption)
+        preemption.close()
+        if not is_done:
+            sys.exit(LEFT_EARLY)
 
 
 def show(world: World, asked: Namespace):
@@ -76,20 +81,26 @@ def show(world: World, asked: Namespace):
 
 
 def sweep(world: World, overrides: list[str], config_dir: str | None):
-    """Trains all points of a sweep in turn, those excepted that are done, then prints a row for each."""
-    points = points_of(world, overrides, config_dir)
+    """Trains all points of a sweep in turn, except those that are done, then prints a row for each."""
+    points, preemption = points_of(world, overrides, config_dir), Preemption(world)
     for number, point in enumerate(points, 1):
         if world.rank == 0:
             done = " is done" if point.is_done else ""
             print(f"hetmpi: {number} of {len(points)}: {point.folder}{done}", flush=True)
-        if not point.is_done:
-            train(world, compose(world, point.overrides, config_dir))
+        if point.is_done:
+            continue
+        is_done = train(world, compose(world, point.overrides, config_dir), preemption)
+        if not is_done or (number < len(points) and preemption.is_agreed_now()):
+            preemption.close()
+            sys.exit(LEFT_EARLY)
+    preemption.close()
     if world.rank == 0:
         print(text_table(runs_of([Path(point.folder) for point in points])), flush=True)
 
 
-def train(world: World, config: DictConfig):
-    """Builds the parts, trains, reports. Leaves the program if a signal ends the run early. Collective."""
+def train(world: World, config: DictConfig, preemption: Preemption) -> bool:
+    """Builds the parts, trains, reports. Returns whether the run reached its end; else a signal ended it.
+    Collective."""
     spans = Spans(keeps_trace=config.train.profile)
     watchdog = Watchdog(world, spans, config.watchdog.seconds)
     torch.set_num_threads(world.compute_threads())
@@ -97,7 +108,6 @@ def train(world: World, config: DictConfig):
     device = choose_device(world, "cpu" if no_gpu else config.device)
     if config.table.ranks_per_node is not None:
         world = World(world.comm, config.table.ranks_per_node)
-    preemption = Preemption(world)
     training = Training(world, config, device, spans)
     try:
         is_done = training.run(preemption.is_agreed)
@@ -107,11 +117,9 @@ def train(world: World, config: DictConfig):
     finally:
         if training.log is not None:
             training.log.close()  # gives the terminal its cursor back
-    preemption.close()
     training.close()
     watchdog.close()
-    if not is_done:
-        sys.exit(LEFT_EARLY)
+    return is_done
 
 
 class Training:
@@ -186,10 +194,8 @@ class Training:
         self.tables.flush()
         self.watch.pause()
         evaluated = self.evaluate(self.total_steps)
-        try:
-            self.checkpoints.wait()
-        finally:  # the figures stay also where the disk has no room for the model
-            self._finish(evaluated)
+        self.checkpoints.wait()
+        self._finish(evaluated)
         return True
 
     def _step(self, step: int, batch, batches: Ahead) -> Tensor:

@@ -29,7 +29,8 @@ from hetmpi.comm.launch import LEFT_EARLY, launch
 from hetmpi.comm.mpi import srun_mpi
 from hetmpi.log.headline import text_table
 from hetmpi.log.record import runs_of
-from hetmpi.run.config import CONF
+from hetmpi.run.config import CONF, PRIMARY
+from hetmpi.run.sweep import quoted
 
 
 def main():
@@ -47,7 +48,8 @@ def main():
     try:
         train_point()
     finally:
-        print(text_table(runs_of([Path(folder)])))
+        if any(Path(folder).glob("*/config.yaml")):
+            print(text_table(runs_of([Path(folder)])))
 
 
 def given(key: str) -> str | None:
@@ -62,11 +64,11 @@ def tell_srun():
     os.environ.setdefault("SRUN_CPUS_PER_TASK", given("hydra.launcher.cpus_per_task") or "1")
 
 
-@hydra.main(version_base="1.3", config_path=str(CONF), config_name="hetmpi")
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name=PRIMARY)
 def train_point(config: DictConfig):
     """Trains one point on the ranks that run this."""
     point = HydraConfig.get()
-    overrides = [*point.overrides.task, f"run.dir={point.runtime.output_dir}", "resume=auto"]
+    overrides = [*point.overrides.task, f"run.dir={quoted(point.runtime.output_dir)}", "resume=auto"]
     GlobalHydra.instance().clear()  # hetmpi.train composes its settings anew
     sys.path.insert(0, os.getcwd())  # where a model of one's own lies
     try:

@@ -43,6 +43,8 @@ def launch(main):
         share_cores(world.node)
         main(world)
     except SystemExit as leaving:
+        if isinstance(leaving.code, str):
+            abort(UserError(leaving.code))
         if leaving.code and leaving.code != LEFT_EARLY:
             abort(ReportedElsewhere())
         raise

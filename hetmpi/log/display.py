@@ -160,7 +160,7 @@ def ending(summary: dict) -> list[str]:
         "quality": ", ".join(quality) or "not measured",
         "speed": speed(summary),
         "bytes": traffic(summary),
-        "model": summary.get("checkpoint") or "not kept, as checkpoint.at_end=false",
+        "model": summary.get("checkpoint") or not_kept(summary),
         "next": f"{report_command()} {shlex.quote(str(summary['run_dir']))}",
     }
     return [f"{name:<{WORD_WIDTH}}{text}" for name, text in rows.items()]
@@ -200,6 +200,11 @@ def traffic(summary: dict) -> str:
     return f"{megabytes_text(moved)} per step between {ranks} ({', '.join(kinds)}); {cache}"
 
 
+def not_kept(summary: dict) -> str:
+    made_none = summary.get("steps") == summary.get("first_step")
+    return "not saved, as no step was made" if made_none else "not kept, as checkpoint.at_end=false"
+
+
 def report_command() -> str:
     """The command that makes a report, as it can be pasted where this run was started."""
-    return f"{os.environ['HETMPI_RUN_SH']} report" if "HETMPI_RUN_SH" in os.environ else "hetmpi report"
+    return f"{shlex.quote(os.environ['HETMPI_RUN_SH'])} report" if "HETMPI_RUN_SH" in os.environ else "hetmpi report"

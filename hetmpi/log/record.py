@@ -43,7 +43,8 @@ class Run:
         self.lines, self.evaluations = read_lines(folder / "metrics.jsonl"), read_lines(folder / "evaluation.jsonl")
         self._add_moved_bytes()
         self.summary = read_object(folder / "summary.json", needs="steps")
-        self.by_rank = self.summary.get("by_rank", [])
+        by_rank = self.summary.get("by_rank")
+        self.by_rank = by_rank if isinstance(by_rank, list) and all(map(is_rank, by_rank)) else []
 
     @cache
     def table(self, keys: tuple[str, ...], of: str = "lines") -> np.ndarray:
@@ -126,7 +127,8 @@ class Run:
         if state == status.FINISHED:
             return f"finished, but summary.json is missing; {self._last(now)}"
         if state == status.STOPPED:
-            return f"stopped by a signal at step {self.status['step']:,}, saved; resume={self.status['resume']} goes on"
+            step, resume = self.status.get("step"), self.status.get("resume")
+            return f"stopped by a signal at step {step}, saved; resume={resume} goes on"
         if state == status.FAILED:
             return f"failed: {last_words(str(self.status.get('message')))}; {self._last(now)}"
         if state == status.RUNNING:
@@ -271,3 +273,8 @@ def read_object(path: Path, needs: str | None = None) -> dict:
             f"{path} is not as a run writes it{f', as it has no {needs}' if needs else ''}: remove the file"
         )
     return found
+
+
+def is_rank(said) -> bool:
+    """Whether an entry of by_rank is as the trainer writes it."""
+    return isinstance(said, dict) and isinstance(said.get("own_ms"), numbers.Real) and "host" in said

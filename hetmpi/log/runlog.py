@@ -82,7 +82,7 @@ class RunLog:
             self.earlier_s = max(
                 self._keep_until(self._dir / name, resumed_at) for name in ("metrics.jsonl", "evaluation.jsonl")
             )
-            (self._dir / "config.yaml").write_text(config_yaml)
+            replace(self._dir / "config.yaml", config_yaml)
             replace(self._dir / "environment.json", json.dumps(environment or {}, indent=2) + "\n")
             status.write_running(self._dir)
             self._events = EventFile(self._dir, flat(yaml.safe_load(config_yaml) or {}))
@@ -164,11 +164,8 @@ class RunLog:
         none."""
         if not path.exists():
             return 0.0
-        kept = [
-            line
-            for line in path.read_text().splitlines(keepends=True)
-            if line.endswith("\n") and json.loads(line)["step"] <= step
-        ]
+        lines = path.read_text(errors="replace").splitlines(keepends=True)
+        kept = [line for line in lines if line.endswith("\n") and step_of(line) <= step]
         path.write_text("".join(kept)) if kept else path.unlink()
         return json.loads(kept[-1]).get("elapsed_s", 0.0) if kept else 0.0
 
@@ -228,3 +225,11 @@ def _jsonable(value):
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
         return float(value) if math.isfinite(value) else None
     return value
+
+
+def step_of(line: str) -> float:
+    """The step of a logged line, infinity for a damaged one."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, TypeError, KeyError):
+        return math.inf

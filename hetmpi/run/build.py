@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import hydra
 import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
@@ -73,7 +74,7 @@ def is_of_the_call(error: BaseException) -> bool:
     while frame.tb_next is not None:
         frame = frame.tb_next
     file = frame.tb_frame.f_code.co_filename
-    return file == __file__ or "hydra" in Path(file).parts
+    return file == __file__ or Path(file).is_relative_to(Path(hydra.__file__).parent)
 
 
 def prepare(source: Source, world: World, config: DictConfig):

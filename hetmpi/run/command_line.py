@@ -44,7 +44,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--cfg", "-c", choices=("job", "hydra", "all"))
     parser.add_argument("--resolve", action="store_true")
     parser.add_argument("--help", "-h", action="store_true")
-    return parser.parse_intermixed_args(arguments)
+    asked = parser.parse_intermixed_args(arguments)
+    if asked.cfg is not None and asked.multirun:
+        raise UserError("--cfg prints the settings of one training: leave out -m, or --cfg")
+    if asked.resolve and asked.cfg is None:
+        raise UserError("--resolve goes with --cfg job")
+    return asked
 
 
 def composed_text(overrides: list[str], config_dir: str | None, what: str, is_resolved: bool) -> str:

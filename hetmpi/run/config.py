@@ -21,6 +21,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from hetmpi.comm.world import World
 from hetmpi.dense import DENSE_RULES
@@ -35,7 +36,9 @@ NAMED = ("model", "data", "loss")  # groups whose choice is stored beside the se
 MOST_UNITS = 1 << 20  # of a layer
 WHERE = "`hetmpi train --help` lists all settings, and the choices for model, data, task and loss"
 
-ConfigStore.instance().store("hetmpi", Settings)
+PRIMARY = "hetmpi_settings"  # the name that Hydra knows Settings by: a file conf/hetmpi.yaml may be the user's
+
+ConfigStore.instance().store(PRIMARY, Settings)
 
 
 def compose(world: World, overrides: list[str], config_dir: str | None = None) -> DictConfig:
@@ -69,7 +72,9 @@ def advised(overrides: list[str], config_dir: str | None):
     """A context that turns errors of Hydra and OmegaConf into a UserError."""
     try:
         yield
-    except (HydraException, OmegaConfBaseException) as error:
+    except UserError:
+        raise
+    except (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError) as error:
         raise UserError(f"settings: {advice(error, overrides, config_dir)}") from error
 
 
@@ -80,7 +85,7 @@ def composed(overrides: list[str], config_dir: str | None = None) -> DictConfig:
     for folder in conf_folders(config_dir):
         path.prepend("hetmpi", f"file://{folder.resolve()}", "schema")
     Hydra.create_main_hydra2("hetmpi", path)
-    config = hydra_compose("hetmpi", overrides=overrides, return_hydra_config=True)
+    config = hydra_compose(PRIMARY, overrides=overrides, return_hydra_config=True)
     HydraConfig.instance().set_config(config)  # for ${hydra:...}
     OmegaConf.set_struct(config, False)
     for group in NAMED:
@@ -110,10 +115,11 @@ def advice(error: Exception, overrides: list[str], config_dir: str | None) -> st
     text = " ".join(str(error).split("Config search path")[0].split())
     unknown = re.search(r"Could not override '([^']+)'", text)
     if unknown:
-        near = difflib.get_close_matches(unknown[1], known_keys(config_dir), n=1)
-        text = unknown[0] + (f", did you mean {near[0]}?" if near else "")
-    elif any(override.startswith("-") for override in overrides):
-        text = "settings are given as KEY=VALUE."
+        near, group = difflib.get_close_matches(unknown[1], known_keys(config_dir), n=1), unknown[1].split(".")[0]
+        if near == [unknown[1]]:
+            text = f"{unknown[0]}: the chosen {group} lacks it, choose one that has it by {group}=NAME"
+        else:
+            text = unknown[0] + (f", did you mean {near[0]}?" if near else "")
     elif "LexerNoViableAlt" in text or "mismatched input" in text:
         text += " Values with other than plain letters, digits and ./_- need quotes of their own: \"run.dir='/tmp/ü'\"."
     return f"{text if text.endswith('?') else text.rstrip('.') + '.'} {WHERE}"
@@ -137,7 +143,8 @@ def known_keys(config_dir: str | None) -> list[str]:
     keys = {setting.key for setting in declared()} | set(GROUPS)
     for group in PARTS:
         for path in (path for folder in conf_folders(config_dir) for path in folder.glob(f"{group}/*.yaml")):
-            keys |= {group, *(f"{group}.{key}" for key in OmegaConf.load(path))}
+            with contextlib.suppress(YAMLError, OSError, ValueError):  # a file that is not chosen may be broken
+                keys |= {group, *(f"{group}.{key}" for key in OmegaConf.load(path))}
     return sorted(keys)
 
 

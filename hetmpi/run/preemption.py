@@ -62,6 +62,10 @@ class Preemption:
         self._request = self._comm.Iallreduce(self._sent, self._anywhere, MPI.MAX)
         return agreed
 
+    def is_agreed_now(self) -> bool:
+        """Whether some rank has noted a signal by now; the same on every rank. Collective."""
+        return self.is_agreed() or self.is_agreed()
+
     def close(self):
         """Ignores signals from now on, as the process is about to end. Collective."""
         for number in SIGNALS:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import NamedTuple
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, QuotedString
 from omegaconf import OmegaConf
 
 from hetmpi.comm.world import World
 from hetmpi.errors import UserError
+from hetmpi.log.files import flat
+from hetmpi.log.record import read_settings
 from hetmpi.run.config import advised, resolved
 
 FOLDER_KEYS = ("run.dir", "hydra.sweep.dir")  # which of both names a sweep's folder is a matter of habit
@@ -44,28 +48,44 @@ def planned(overrides: list[str], config_dir: str | None) -> list[Point]:
     with advised(overrides, config_dir):
         parsed = OverridesParser.create().parse_overrides(overrides)
         [combinations] = BasicSweeper.split_arguments(parsed, max_batch_size=None)
+        base = folder_of(parsed)
     swept = {override.get_key_element() for override in parsed if override.is_sweep_override()}
-    folder = time.strftime("runs/%Y%m%d-%H%M%S-sweep")
-    for override in parsed:
-        if override.get_key_element() in FOLDER_KEYS:
-            folder = str(override.value())
-    points = []
+    points, checkpoint_dirs = [], set()
     for number, combination in enumerate(combinations):
-        kept = [text for text in combination if text.partition("=")[0] not in FOLDER_KEYS]
-        name = ",".join(text for text in kept if text.partition("=")[0] in swept)
-        place = Path(folder, "-".join([str(number), *([name.replace("/", ":")] if name else [])]))
-        points.append(point(kept, place, config_dir))
+        kept = [text for text in combination if text.lstrip("+").partition("=")[0] not in FOLDER_KEYS]
+        name = ",".join(text for text in kept if text.partition("=")[0] in swept).replace("/", ":")
+        point, checkpoint_dir = planned_point(kept, f"{base}/{number}{f'-{name}' if name else ''}", config_dir)
+        if checkpoint_dir in checkpoint_dirs:
+            raise UserError(f"checkpoint.dir={checkpoint_dir} would be that of several trainings: leave it out")
+        checkpoint_dirs.add(checkpoint_dir)
+        points.append(point)
     return points
 
 
-def point(overrides: list[str], folder: Path, config_dir: str | None) -> Point:
-    """One training, which goes on from its newest checkpoint if there is one in its folder."""
-    resume = ["resume=auto"] if (folder / "checkpoints").is_dir() else []
-    quoted = str(folder).replace("\\", "\\\\").replace("'", "\\'")
-    overrides = [*overrides, f"run.dir='{quoted}'", *resume]
+def folder_of(parsed: list[Override]) -> str:
+    """The sweep's folder. Raises UserError if it is not one text."""
+    folder = time.strftime("runs/%Y%m%d-%H%M%S-sweep")
+    for override in parsed:
+        if override.key_or_group in FOLDER_KEYS:
+            if override.is_sweep_override() or not isinstance(override.value(), (str, QuotedString)):
+                raise UserError(f"{override.input_line}: the folder of a sweep must be one path")
+            folder = str(override.value())
+    return folder
+
+
+def planned_point(overrides: list[str], folder: str, config_dir: str | None) -> tuple[Point, str]:
+    """One training, which goes on from its newest checkpoint if there is one, and its checkpoint.dir."""
+    overrides = [*overrides, f"run.dir={quoted(folder)}"]
     settings = OmegaConf.to_container(resolved(overrides, config_dir))
-    if (folder / "config.yaml").exists():
-        before = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
-        if before | {"resume": None} != settings | {"resume": None}:
-            raise UserError(f"{folder} holds a training with other settings: choose another run.dir, or remove it")
-    return Point(overrides, str(folder), (folder / "summary.json").exists())
+    place, checkpoint_dir = Path(settings["run"]["dir"]), settings["checkpoint"]["dir"]
+    if (place / "config.yaml").exists():
+        before, now = read_settings(place / "config.yaml"), dict(flat(settings))
+        if before | {"resume": None} != now | {"resume": None}:
+            raise UserError(f"{place} holds a training with other settings: choose another run.dir, or remove it")
+    resume = ["resume=auto"] if Path(checkpoint_dir).is_dir() else []
+    return Point([*overrides, *resume], str(place), (place / "summary.json").exists()), checkpoint_dir
+
+
+def quoted(text: str) -> str:
+    """A text as a value of an override. Hydra takes a backslash for itself unless a quote follows it."""
+    return "'" + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), text) + "'"

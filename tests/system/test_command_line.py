@@ -1,5 +1,6 @@
 """The command hetmpi as a user calls it, from a folder of their own."""
 
+import json
 import os
 import pty
 import shutil
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from launch import ROOT, environment, losses, mpiexec, ranks_of, run, summary
 
+from hetmpi.checkpoint.manifest import digest_of
 from hetmpi.metrics import auc
 
 TINY = ["data.scale=0.0005", "table.dim=4", "batch_size=32", "steps=6", "log.every_steps=2", "eval.max_samples=500"]
@@ -98,6 +100,17 @@ def test_predictions_have_the_auc_that_the_run_found(own):
     found = np.load(own / "p.npy")
     assert found.shape == (500,) and found.dtype == np.float32
     assert auc(source.valid(0, 500).label, found) == pytest.approx(summary(folder)["auc"], abs=1e-9)
+    foreign = own / "foreign"
+    shutil.copytree(checkpoint, foreign)
+    manifest = json.loads((foreign / "manifest.json").read_text())
+    attack = {"_target_": "os.system", "command": f"touch {own}/harmed"}
+    for key, value in [("scale", attack), ("zipf", "${oc.env:HOME}"), ("[_target_]", "os.mkdir")]:
+        harmful = {**manifest, "data_config": {**manifest["data_config"], key: value}}
+        harmful["xxh3_128"] = digest_of({name: entry for name, entry in harmful.items() if name != "xxh3_128"})
+        (foreign / "manifest.json").write_text(json.dumps(harmful))
+        outcome = hetmpi(0, "predict", str(foreign), "q.npy", "stop=5", cwd=own)
+        assert not (own / "harmed").exists() and "Traceback" not in outcome.text
+        assert outcome.code == 0 if key == "[_target_]" else "must be a plain value" in outcome.text, outcome.text
     wrongs = [("data.scale=0.01", "was trained on data with"), ("stop=0", "stop must be"), ("split=x", "split must be")]
     for wrong, word in wrongs:
         outcome = hetmpi(0, "predict", str(checkpoint), "p.npy", wrong, cwd=own)

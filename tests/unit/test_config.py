@@ -10,6 +10,7 @@ from hetmpi.errors import UserError
 from hetmpi.run.command_line import help_text
 from hetmpi.run.config import CONF, cache_of, resolved
 from hetmpi.run.settings import declared
+from hetmpi.run.sweep import planned
 
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
@@ -145,3 +146,30 @@ def test_help_names_every_setting_with_its_default():
     for setting in declared():
         assert f"  {setting.key} " in text and setting.help.split()[0] in text
     assert "integer from 1; default 64]" in text and "dcn | deepfm | dlrm | wdl" in text
+
+
+def test_the_folders_of_a_sweep(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lists = planned(["model.hidden=[64,64],[32,32]", r"run.dir='a\b, c=\'d\''"], None)
+    assert [point.folder for point in lists] == [
+        r"a\b, c='d'/0-model.hidden=[64,64]", r"a\b, c='d'/1-model.hidden=[32,32]",
+    ]  # fmt: skip
+    assert planned(["seed=3", "++run.dir=q"], None)[0].folder == "q/0"
+    [one, _] = planned(["seed=1,2", "hydra.sweep.dir=runs/${seed}x"], None)
+    assert one.folder == "runs/1x/0-seed=1"
+    for wrong in (["run.dir=a,b"], ["run.dir=null"], ["seed=1,2", "checkpoint.dir=one"]):
+        with pytest.raises(UserError):
+            planned(wrong, None)
+
+
+@pytest.mark.parametrize("wrong", ["experiment=null", "model=broken", "model=glob(*)", "data.path=/x"])
+def test_what_hydra_cannot_compose_is_one_line(tmp_path, monkeypatch, wrong):
+    """Also beside files that are not hetmpi's."""
+    (tmp_path / "conf/model").mkdir(parents=True)
+    (tmp_path / "conf/model/broken.yaml").write_text("a: [1")
+    (tmp_path / "conf/hetmpi.yaml").write_text("mine: 1")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="^settings: "):
+        resolved([wrong]) if wrong != "model=glob(*)" else planned([wrong], None)
+    with pytest.raises(UserError, match="did you mean table.dim?"):
+        resolved(["tabel.dim=4"])
