@@ -147,9 +147,8 @@ def abandoned_segments() -> list[Path]:
     for path in Path("/dev/shm").glob("mpich_shm_*"):
         with contextlib.suppress(FileNotFoundError):  # its run has just ended
             found = path.stat()
-            if (
-                found.st_uid == os.getuid() and time.time() - found.st_mtime > NEW_S
-            ):  # a starting run maps its file soon
+            is_old = time.time() - found.st_mtime > NEW_S  # a starting run maps its file soon
+            if is_old and found.st_uid == os.getuid():
                 old.append(path)
     mapped = ""
     for path in Path("/proc").glob("[0-9]*/maps"):
