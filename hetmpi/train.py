@@ -92,6 +92,11 @@ def sweep(world: World, overrides: list[str], config_dir: str | None):
         is_done = train(world, compose(world, point.overrides, config_dir), preemption)
         if not is_done or (number < len(points) and preemption.is_agreed_now()):
             preemption.close()
+            if world.rank == 0:
+                folder = Path(point.folder).parent
+                print(
+                    f"hetmpi: sweep stopped by a signal: the same line with run.dir={folder} continues it", flush=True
+                )
             sys.exit(LEFT_EARLY)
     preemption.close()
     if world.rank == 0:
