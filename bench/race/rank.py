@@ -90,7 +90,8 @@ def hetmpi(world, problem: Problem, overrides: list[str]):
     config = compose(world, [
         f"table.dim={problem.dim}", f"batch_size={problem.batch}", f"steps={problem.steps}", f"run.dir={folder}",
         "optim.rows=sgd", f"optim.rows_lr={ROWS_LR}", "optim.dense=sgd", f"optim.dense_lr={DENSE_LR}",
-        f"log.every_steps={chunk_steps()}", f"eval.max_samples={world.size}", "device=cpu", *overrides,
+        f"log.every_steps={chunk_steps()}", f"eval.max_samples={world.size}", "device=cpu",
+        "checkpoint.at_end=false", *overrides,
     ])  # fmt: skip
     torch.set_num_threads(1)
     processor = Processor()
