@@ -135,7 +135,10 @@ def tell(lines: list[str], indent: str = "") -> None:
 
 
 def is_screen(console) -> bool:
-    """Whether a person's terminal is at the other end. TTY_COMPATIBLE=1 says so through a launcher's pipe."""
+    """Whether standard output is a terminal on which a bar can be drawn. TTY_COMPATIBLE=1 says so through a launcher's
+    pipe."""
+    if console.is_dumb_terminal:
+        return False
     if not console.is_terminal or os.environ.get("TTY_COMPATIBLE") == "1":
         return console.is_terminal
     try:

@@ -250,6 +250,7 @@ def terminal(monkeypatch, capsys):
     """terminal(columns, call): what call(its run log) draws on a terminal, with the control characters."""
 
     def draw(columns, folder, call):
+        monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setenv("TTY_COMPATIBLE", "1")
         monkeypatch.setenv("COLUMNS", str(columns))
         log = RunLog(folder, "", total_steps=2000, spans=(spans := Spans()))
