@@ -57,7 +57,9 @@ sanitized() {  # TOOL
   compute-sanitizer --tool "$1" --error-exitcode 1 "$WORK/test_lines" 1 20
 }
 extension() (
-  cp -r "$ROOT"/{cpp,hetmpi,bench,setup.py} "$WORK" && cd "$WORK" && rm -f hetmpi/*.so && HETMPI_CUDA=1 python3 setup.py -q build_ext --inplace
+  # -L: hetmpi/models and hetmpi/conf are links that lead out of hetmpi/
+  cp -rL "$ROOT"/{cpp,hetmpi,bench,setup.py} "$WORK" &&
+    cd "$WORK" && rm -f hetmpi/*.so && HETMPI_CUDA=1 python3 setup.py -q build_ext --inplace
 )
 
 check build build test
