@@ -66,16 +66,8 @@ def main(world: World, arguments: list[str] | None = None):
 
 
 def show(world: World, asked: Namespace):
-    """Prints what --help or --cfg asks for, on rank 0."""
-    text, error = "", None
-    try:
-        if asked.help:
-            text = command_line.help_text(asked.config_dir)
-        else:
-            text = command_line.composed_text(asked.overrides, asked.config_dir, asked.cfg, asked.resolve)
-    except UserError as refused:
-        error = refused
-    world.agree(error)
+    """Prints the text for --help or --cfg on rank 0. Collective."""
+    text = world.from_first(lambda: command_line.answer(asked))
     if world.rank == 0:
         print(text, flush=True)
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 import socket
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -98,6 +100,18 @@ class World:
             return max(1, int(os.environ["OMP_NUM_THREADS"]))
         mine = os.sched_getaffinity(0)
         return max(1, min(len(mine), len(set().union(*self.node.allgather(mine))) // self.node.size))
+
+    def from_first(self, call: Callable[[], Any]) -> Any:
+        """Calls `call` on rank 0 and returns its result on every rank. Collective. Raises the UserError of `call` on
+        every rank."""
+        result, error = None, None
+        if self.rank == 0:
+            try:
+                result = call()
+            except UserError as refused:
+                error = refused
+        self.agree(error)
+        return self.comm.bcast(result)
 
     def agree(self, error: Exception | None):
         """Raises on every rank if any rank passes an error: the error of the lowest such rank. Collective."""

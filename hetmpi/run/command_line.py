@@ -52,6 +52,13 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return asked
 
 
+def answer(asked: argparse.Namespace) -> str:
+    """The text for --help or --cfg. Raises UserError."""
+    if asked.help:
+        return help_text(asked.config_dir)
+    return composed_text(asked.overrides, asked.config_dir, asked.cfg, asked.resolve)
+
+
 def composed_text(overrides: list[str], config_dir: str | None, what: str, is_resolved: bool) -> str:
     """The composed settings as YAML. what: job (hetmpi's), hydra (Hydra's own) or all. Raises UserError."""
     with advised(overrides, config_dir):

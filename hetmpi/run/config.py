@@ -46,14 +46,7 @@ def compose(world: World, overrides: list[str], config_dir: str | None = None) -
     as in conf_folders. Collective.
 
     Raises UserError on every rank for an unknown key, group or value."""
-    settings, error = None, None
-    if world.rank == 0:
-        try:
-            settings = OmegaConf.to_container(resolved(overrides, config_dir), resolve=True)
-        except UserError as refused:
-            error = refused
-    world.agree(error)
-    return OmegaConf.create(world.comm.bcast(settings))
+    return OmegaConf.create(world.from_first(lambda: OmegaConf.to_container(resolved(overrides, config_dir))))
 
 
 def resolved(overrides: list[str], config_dir: str | None = None) -> DictConfig:

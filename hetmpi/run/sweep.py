@@ -33,14 +33,7 @@ def points_of(world: World, overrides: list[str], config_dir: str | None) -> lis
     """The trainings that overrides with several values stand for, the same on every rank. Each has a folder in
     run.dir, or hydra.sweep.dir (default runs/TIME-sweep). Collective. Raises UserError on every rank for an override
     that cannot be read, and for a folder that holds a training with other settings."""
-    points, error = None, None
-    if world.rank == 0:
-        try:
-            points = planned(overrides, config_dir)
-        except UserError as refused:
-            error = refused
-    world.agree(error)
-    return world.comm.bcast(points)
+    return world.from_first(lambda: planned(overrides, config_dir))
 
 
 def planned(overrides: list[str], config_dir: str | None) -> list[Point]:
