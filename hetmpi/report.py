@@ -18,7 +18,7 @@ from string import Template
 from hetmpi.errors import UserError
 from hetmpi.log import pictures
 from hetmpi.log.figures import figure_of, value_text
-from hetmpi.log.headline import Cell, compared_rows, text_table
+from hetmpi.log.headline import Cell, compared_rows
 from hetmpi.log.record import Run, differing_settings, runs_of, setting_text
 from hetmpi.spans import PARTS
 
@@ -47,13 +47,6 @@ def write_report(folders: list[Path], out: Path) -> Path:
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror}: choose another place by out=FILE") from error
     return out
-
-
-def comparison(folders: list[Path | str]) -> str:
-    """The runs of these folders in a table of plain text, at most 100 columns wide: AUC, or else the task's first
-    figure, MB between ranks per step, samples/s, and the settings that differ; '-' for a figure that a run has not
-    measured. Raises UserError as write_report."""
-    return text_table(runs_of([Path(folder) for folder in folders]))
 
 
 # The page.

@@ -30,8 +30,7 @@ from hetmpi.data.source import Source
 from hetmpi.errors import NotFinite, UserError, doing
 from hetmpi.log.display import tell
 from hetmpi.log.environment import environment
-from hetmpi.log.headline import text_table
-from hetmpi.log.record import runs_of
+from hetmpi.log.headline import comparison
 from hetmpi.log.runlog import RunLog
 from hetmpi.log.status import write_failed
 from hetmpi.run import build, command_line
@@ -92,7 +91,7 @@ def sweep(world: World, overrides: list[str], config_dir: str | None):
             sys.exit(LEFT_EARLY)
     preemption.close()
     if world.rank == 0:
-        print(text_table(runs_of([Path(point.folder) for point in points])), flush=True)
+        print(comparison([Path(point.folder) for point in points]), flush=True)
 
 
 def train(world: World, config: DictConfig, preemption: Preemption) -> bool:

@@ -27,8 +27,7 @@ from omegaconf import DictConfig
 from hetmpi import train
 from hetmpi.comm.launch import LEFT_EARLY, launch
 from hetmpi.comm.mpi import srun_mpi
-from hetmpi.log.headline import text_table
-from hetmpi.log.record import runs_of
+from hetmpi.log.headline import comparison
 from hetmpi.run.config import CONF, PRIMARY
 from hetmpi.run.sweep import quoted
 
@@ -49,7 +48,7 @@ def main():
         train_point()
     finally:
         if any(Path(folder).glob("*/config.yaml")):
-            print(text_table(runs_of([Path(folder)])))
+            print(comparison([Path(folder)]))
 
 
 def given(key: str) -> str | None:

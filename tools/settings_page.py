@@ -5,11 +5,10 @@ python tools/settings_page.py          tests/unit/test_config.py checks that the
 
 from __future__ import annotations
 
-from itertools import groupby
 from pathlib import Path
 
 from hetmpi.run.config import CONF
-from hetmpi.run.settings import PARTS, Declared, declared
+from hetmpi.run.settings import PARTS, Declared, by_group
 
 PAGE = Path(__file__).resolve().parent.parent / "docs/settings.md"
 HEAD = """\
@@ -35,7 +34,7 @@ PART_HEADS = {
 def page() -> str:
     """The whole page."""
     parts = [HEAD]
-    for group, settings in groupby(declared(), lambda setting: setting.key.rpartition(".")[0]):
+    for group, settings in by_group():
         heading = f"`{group}`" if group else "The run"
         parts.append("\n".join([f"## {heading}\n", *TABLE_HEAD, *map(row, settings), ""]))
     for group in (*PARTS, "experiment"):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from hetmpi.log.figures import bytes_text, figure_of, megabytes_text, value_text
-from hetmpi.log.record import Run, differing_settings
+from hetmpi.log.record import Run, differing_settings, runs_of
 
 Row = tuple[str, list["Cell"]]
 
@@ -162,11 +163,14 @@ WHERE_FROM = {
 # As plain text.
 
 
-def text_table(runs: list[Run]) -> str:
-    """A line per run, at most 100 columns wide; of many settings that differ, those with the shortest names."""
+def comparison(folders: list[Path]) -> str:
+    """The runs of these folders, or of folders of runs, in a table of plain text, at most 100 columns wide: AUC, or
+    else the task's first figure, MB between ranks per step, samples/s, and the settings that differ, those with the
+    shortest names if there are many; '-' for a missing figure. Raises UserError as runs_of."""
     from rich.console import Console
     from rich.table import Table
 
+    runs = runs_of(folders)
     figures, differing = [run.figures() for run in runs], differing_settings(runs)
     brief = sorted((key for key in differing if not key.endswith("._target_")), key=len)
     quality = next((key for found in figures for key in found if key not in COMPARED), "auc")

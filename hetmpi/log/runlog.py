@@ -32,6 +32,7 @@ import os
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -94,19 +95,11 @@ class RunLog:
 
     def step(self, values: dict) -> None:
         """Writes and shows one step's values: `step` (int), `loss`, and any other numbers by their name."""
-        self._append("metrics.jsonl", values)
-        with self._surviving(self._events.path.name):
-            self._events.step(values)
-        with self._surviving(SHOWN_NAME):
-            self._shown.step(values)
+        self._record("metrics.jsonl", values, self._events.step, self._shown.step)
 
     def evaluation(self, values: dict) -> None:
         """Writes and shows an evaluation: `step` (int), `auc`, `log_loss`, and any other numbers by their name."""
-        self._append("evaluation.jsonl", values)
-        with self._surviving(self._events.path.name):
-            self._events.evaluation(values)
-        with self._surviving(SHOWN_NAME):
-            self._shown.evaluation(values)
+        self._record("evaluation.jsonl", values, self._events.evaluation, self._shown.evaluation)
 
     def note(self, text: str) -> None:
         """Shows a sentence."""
@@ -169,9 +162,14 @@ class RunLog:
         path.write_text("".join(kept)) if kept else path.unlink()
         return json.loads(kept[-1]).get("elapsed_s", 0.0) if kept else 0.0
 
-    def _append(self, name: str, values: dict) -> None:
+    def _record(self, name: str, values: dict, *calls: Callable[[dict], None]) -> None:
+        """Appends values to a .jsonl file, then gives them to the calls for TensorBoard and standard output."""
+        line = json.dumps(_jsonable(values), allow_nan=False) + "\n"
         with self._surviving(name):
-            append(self._dir / name, (json.dumps(_jsonable(values), allow_nan=False) + "\n").encode())
+            append(self._dir / name, line.encode())
+        for place, call in zip((self._events.path.name, SHOWN_NAME), calls):
+            with self._surviving(place):
+                call(values)
 
     @contextmanager
     def _surviving(self, name: str):

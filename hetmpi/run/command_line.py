@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import textwrap
-from itertools import groupby
 
 from omegaconf import OmegaConf
 
 from hetmpi.errors import UserError
 from hetmpi.run.config import advised, composed, conf_folders
-from hetmpi.run.settings import PARTS, Declared, declared
+from hetmpi.run.settings import PARTS, Declared, by_group
 
 USAGE = """\
 usage: hetmpi train [OPTIONS] [KEY=VALUE ...]            one rank
@@ -75,7 +74,7 @@ def help_text(config_dir: str | None) -> str:
     lines = [USAGE, "choices:"]
     for group, names in choices(config_dir).items():
         lines.append(f"  {group:<18}  {' | '.join(names)}")
-    for heading, settings in groupby(declared(), lambda setting: setting.key.rpartition(".")[0]):
+    for heading, settings in by_group():
         lines += ["", f"{heading or 'settings'}:", *map(help_line, settings)]
     return "\n".join(lines)
 

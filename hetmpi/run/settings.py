@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields, is_dataclass
+from itertools import groupby
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from hetmpi.comm.route import PARTITIONS
@@ -19,7 +20,7 @@ from hetmpi.table.optim import ROW_RULES, SCHEDULES
 from hetmpi.table.request import MOST_AHEAD
 from hetmpi.table.table import EXCHANGES
 
-Path = Any  # a text; OmegaConf would make one of a number, as in resume=5
+PathText = Any  # checked to be text: a field of type str would turn a number into one, as in resume=5
 
 
 def setting(default, help: str, least: float = 0, most: float = LARGEST, choices=None, takes_class: bool = False):
@@ -132,7 +133,7 @@ class Checkpoint:
     every_steps: int = setting(0, "steps between checkpoints; 0: only at the end or when a signal ends the run")
     keep: int = setting(2, "number of newest checkpoints to keep", least=1)
     full_every: int = setting(1, "every N-th checkpoint is full, the others hold only changed rows", least=1)
-    dir: Path = setting("${run.dir}/checkpoints", "folder of the checkpoints, which all ranks must see")
+    dir: PathText = setting("${run.dir}/checkpoints", "folder of the checkpoints, which all ranks must see")
 
 
 @dataclass
@@ -156,7 +157,7 @@ class Train:
 
 @dataclass
 class Run:
-    dir: Path = setting(
+    dir: PathText = setting(
         "runs/${now:%Y%m%d-%H%M%S}-${hydra:runtime.choices.model}-${hydra:runtime.choices.data}",
         "folder of settings, metrics, summary and checkpoints",
     )
@@ -174,7 +175,7 @@ class Settings:
     seed: int = setting(0, "determines initial rows and layers and the order of the samples")
     batch_size: int = setting(64, "samples per rank and step", least=1)
     device: str = setting("auto", "cuda: one GPU per rank; auto: cuda where every rank can use one", choices=DEVICES)
-    resume: Path = setting(
+    resume: PathText = setting(
         None,
         "auto: the newest whole checkpoint in checkpoint.dir, if any; or a checkpoint's folder; null: start anew",
     )
@@ -245,4 +246,9 @@ def declared(settings: type = Settings, above: str = "") -> Iterator[Declared]:
 def declaration(f: Field, hint: Any, above: str) -> Declared:
     [kind] = [kind for kind in get_args(hint) or [hint] if kind is not type(None)]
     is_optional = len(get_args(hint)) > 1 or f.default is None
-    return Declared(f"{above}{f.name}", str if kind is Path else kind, is_optional, f.default, **f.metadata)
+    return Declared(f"{above}{f.name}", str if kind is PathText else kind, is_optional, f.default, **f.metadata)
+
+
+def by_group() -> Iterator[tuple[str, Iterator[Declared]]]:
+    """Group, "" for none, and its settings."""
+    return groupby(declared(), lambda setting: setting.key.rpartition(".")[0])

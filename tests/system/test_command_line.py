@@ -12,24 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from launch import ROOT, environment, losses, mpiexec, ranks_of, run, summary
+from own_model import MODEL
 
 from hetmpi.checkpoint.manifest import digest_of
 from hetmpi.metrics import auc
 
 TINY = ["data.scale=0.0005", "table.dim=4", "batch_size=32", "steps=6", "log.every_steps=2", "eval.max_samples=500"]
-MODEL = """
-import torch
-from hetmpi.layers import look_up
-
-class {name}(torch.nn.Module):
-    def __init__(self, num_fields, num_dense, dim):
-        super().__init__()
-        self.row_dim = dim
-        self.out = torch.nn.Linear(num_fields * dim + num_dense, 1)
-
-    def forward(self, rows, batch):
-        return self.out(torch.cat([look_up(rows, batch.index).flatten(1), batch.dense], 1)).squeeze(1)
-"""
 
 
 def hetmpi(ranks, *arguments, cwd, **extra):

@@ -8,23 +8,11 @@ from pathlib import Path
 
 import pytest
 from launch import ROOT, mpiexec, run, summary
+from own_model import MODEL
 
 from hetmpi.comm.mpi import mpi_libraries
 
 SMALL = ["data.scale=0.001", "steps=10", "eval.max_samples=500"]
-MODEL = """
-import torch
-from hetmpi import look_up
-
-class Mine(torch.nn.Module):
-    def __init__(self, num_fields, num_dense, dim):
-        super().__init__()
-        self.row_dim = dim
-        self.out = torch.nn.Linear(num_fields * dim, 1)
-
-    def forward(self, rows, batch):
-        return self.out(look_up(rows, batch.index).flatten(1)).squeeze(1)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -32,18 +20,7 @@ def installed(tmp_path_factory):
     """The environment's bin/. It uses the packages of this environment, but not the checkout that is installed
     there."""
     folder = tmp_path_factory.mktemp("wheel")
-    wheel = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "-q",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        str(folder),
-        str(ROOT),
-    ]
+    wheel = f"{sys.executable} -m pip wheel -q --no-deps --no-build-isolation -w {folder} {ROOT}".split()
     subprocess.run(wheel, check=True, env={**os.environ, "HETMPI_CUDA": "0"})
     subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
     python = folder / "venv/bin/python"
@@ -68,7 +45,7 @@ def test_a_wheel_trains_from_an_empty_folder(installed, tmp_path):
     assert str(installed.parent) in place and str(ROOT) not in place
     call(mpiexec(), "-n", "2", python, "-m", "hetmpi.train", *SMALL, "run.dir=first")
     assert summary(tmp_path / "first")["world_size"] == 2
-    (tmp_path / "mine.py").write_text(MODEL)
+    (tmp_path / "mine.py").write_text(MODEL.format(name="Mine"))
     (tmp_path / "settings/model").mkdir(parents=True)
     (tmp_path / "settings/model/mine.yaml").write_text("_target_: mine.Mine\n")
     call(hetmpi, "train", *SMALL, "model=mine", "--config-dir", "settings", "run.dir=second")

@@ -16,6 +16,7 @@ from plotly.offline import get_plotlyjs
 from hetmpi import report
 from hetmpi.log import pictures
 from hetmpi.log.figures import bytes_text
+from hetmpi.log.headline import comparison
 from hetmpi.log.record import Run, run_folders
 from hetmpi.log.status import process_start
 from hetmpi.spans import OWN, PARTS
@@ -372,13 +373,13 @@ def test_a_folder_of_runs_is_all_of_them_in_natural_order(write, tmp_path):
 def test_runs_are_compared_in_plain_text(write):
     other = write("b", table={"staleness": None}, summary={**SUMMARY, "auc": 0.7, "pulled_bytes": 0, "pushed_bytes": 0})
     long = write("c" * 70, table={"staleness": 3}, summary=None, lines=(), evaluations=())
-    rows = report.comparison([write("a", table={"staleness": 0}), other, long]).splitlines()
+    rows = comparison([write("a", table={"staleness": 0}), other, long]).splitlines()
     assert rows[0].split() == ["run", "AUC", "MB", "per", "step", "samples/s", "settings", "that", "differ"]
     assert rows[1].split() == ["a", "0.7654", "0.05", "12,345", "table.staleness=0"]
     assert rows[2].split() == ["b", "0.7000", "0", "12,345", "table.staleness=null"]
     assert all(len(row) <= 100 for row in rows) and "(not ended)" in " ".join(rows[3:])
     many = {f"setting{number}": 1 for number in range(30)}
-    rows = report.comparison([other, write("d", **many)]).splitlines()
+    rows = comparison([other, write("d", **many)]).splitlines()
     assert len(rows) == 3 and rows[2].split()[:4] == ["d", "0.7654", "0.05", "12,345"]
 
 
@@ -387,7 +388,7 @@ def test_a_task_s_own_figure_is_compared(write):
     folder = write("a", summary=rated, evaluations=(), data={"_target_": "ratings.Ratings"})
     told = {"step": 40, "samples": 5120, "elapsed_s": 1.0, "rmse": 0.25}
     (folder / "evaluation.jsonl").write_text(json.dumps(told) + "\n")
-    assert report.comparison([folder]).split()[:2] == ["run", "rmse"]
+    assert comparison([folder]).split()[:2] == ["run", "rmse"]
     page, _ = page_of(folder)
     assert page.rows["model and data"] == ["wdl on ratings.Ratings"]
     assert {"Rmse", "Rmse over time", "Rmse over bytes"} <= set(page.titles) and not notes(page, "AUC")
