@@ -24,8 +24,8 @@ class Preemption:
     once, even inside an MPI call, where Python's handlers do not run."""
 
     def __init__(self, world: World):
-        """Only in the main thread. Collective."""
-        self._world, self._comm = world, world.comm.Dup()
+        """Only in the main thread."""
+        self._world = world
         self._noted, self._sent, self._anywhere = (np.zeros(1, np.int32) for _ in range(3))
         self._request: MPI.Request | None = None
         self._heard, wakeup = os.pipe()
@@ -59,7 +59,7 @@ class Preemption:
             self._await("for all ranks to end the step")
             agreed = bool(self._anywhere[0])
         self._sent[:] = self._noted
-        self._request = self._comm.Iallreduce(self._sent, self._anywhere, MPI.MAX)
+        self._request = self._world.comm.Iallreduce(self._sent, self._anywhere, MPI.MAX)
         return agreed
 
     def is_agreed_now(self) -> bool:
@@ -73,7 +73,6 @@ class Preemption:
         signal.set_wakeup_fd(-1)
         if self._request is not None:
             self._await("at exit for all ranks")
-        self._comm.Free()
 
     def _await(self, what: str):
         wait_for(self._world, self._request.Test, what)
