@@ -3,8 +3,8 @@
 hetmpi predict CHECKPOINT OUT.npy [split=valid|train] [start=N] [stop=N] [--config-dir DIR] [KEY=VALUE ...]
 
 The samples are positions [start, stop) of the held-out part of the data that the model was trained on, or of the
-training stream with split=train. data=NAME and data.KEY=VALUE select other data with the same features, and data.path
-if the manifest has none. OUT.npy is (stop - start,) float32, in the order of the samples.
+training stream with split=train. data=NAME and data.KEY=VALUE select other data with the same features; data.path is
+required if the manifest has none. OUT.npy is (stop - start,) float32, in the order of the samples.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main(arguments: list[str]):
     try:
         asked = parse(arguments[2:])
         if asked.multirun or asked.cfg is not None:
-            raise UserError("hetmpi predict takes no -m and no --cfg")
+            raise UserError("hetmpi predict does not support -m and --cfg")
         own = dict(text.split("=", 1) for text in asked.overrides if text.split("=")[0] in OWN)
         overrides = [text for text in asked.overrides if text.split("=")[0] not in OWN]
         written = predict(Path(arguments[0]), Path(arguments[1]), overrides, asked.config_dir, **checked(own))
@@ -68,8 +68,8 @@ def predict(
     split: str = "valid", start: int = 0, stop: int | None = None,
 ) -> np.ndarray:  # fmt: skip
     """Writes the probability of label 1 of samples [start, stop) of a split to `out` and returns it, (stop - start,)
-    float32. overrides: Hydra's, of data. stop: None for all. Raises UserError for an incomplete checkpoint, for another
-    kind of model, and for data with other features."""
+    float32. overrides: Hydra overrides of data settings. stop: None for all. Raises UserError for an incomplete
+    checkpoint, an unsupported kind of model, and data with other features."""
     manifest = read_manifest(checkpoint)
     name, table = the_table(checkpoint, manifest)
     shards = shards_of(checkpoint, manifest)[name]
@@ -79,7 +79,7 @@ def predict(
     check_features(checkpoint, manifest, table, source)
     most = source.num_valid if split == "valid" else source.num_train
     if most is None and stop is None:
-        raise UserError(f"data={source.name} never ends: give stop=N")
+        raise UserError(f"data={source.name} is infinite: give stop=N")
     if most == 0:
         raise UserError(f"data={source.name} has no samples in its {split} split")
     if most is not None:
@@ -102,7 +102,7 @@ def predict(
 
 
 def the_table(checkpoint: Path, manifest: dict) -> tuple[str, dict]:
-    """Name and description of the only table. Raises UserError if there are several."""
+    """Name and manifest entry of the only table. Raises UserError if there are several."""
     tables = tables_of(manifest)
     if len(tables) != 1:
         raise UserError(f"{checkpoint} has {len(tables)} tables: hetmpi predict supports models with one table only")
@@ -120,11 +120,11 @@ def logits_of(batches: Iterable[Samples], saved: Saved, dense: OfTensors) -> Ite
 
 
 def source_of(manifest: dict, overrides: list[str], config_dir: str | None) -> Source:
-    """The data of the checkpoint's training run with `overrides`, prepared. The class is taken from the settings; of
-    the manifest, which is not trusted, only plain values of known keys."""
+    """The prepared data source of the checkpoint's training run, with `overrides`. The manifest is not trusted: the
+    class comes from the settings, and only plain values of known keys are taken from the manifest. Raises UserError."""
     wrong = [text for text in overrides if not re.match(r"[+~]*data\b", text)]
     if wrong:
-        raise UserError(f"hetmpi predict takes settings of data alone, got {wrong[0]}")
+        raise UserError(f"hetmpi predict accepts only settings of data, got {wrong[0]}")
     named = any(text.startswith("data=") for text in overrides)
     name, saved = manifest.get("data"), manifest.get("data_config")
     if not named:
@@ -150,8 +150,7 @@ def source_of(manifest: dict, overrides: list[str], config_dir: str | None) -> S
 
 
 def is_plain(value) -> bool:
-    """Whether a value of a manifest is a number, a truth value, null, text without interpolation, or a list of
-    these."""
+    """Whether a value of a manifest is a number, a boolean, null, text without interpolation, or a list of these."""
     if isinstance(value, list):
         return all(map(is_plain, value))
     return value is None or isinstance(value, (bool, int, float)) or (isinstance(value, str) and "${" not in value)

@@ -1,9 +1,9 @@
-"""Makes one HTML page of one or several runs, with pictures: it needs nothing beside it and loads nothing.
+"""Writes a self-contained HTML page that shows and compares one or several runs, without MPI.
 
     hetmpi report RUN [RUN ...] [out=FILE]
 
-RUN is a run folder (run.dir), or a folder of run folders, as a sweep leaves it. FILE is report.html, in RUN if only one
-is named. One process without MPI.
+RUN is a run folder (run.dir) or a folder of run folders, such as that of a sweep. The default FILE is report.html, in
+RUN if there is only one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hetmpi.spans import PARTS
 
 
 def main(arguments: list[str]):
-    """Reads the command line, writes the page, says where."""
+    """Reads the command line, writes the page, prints its path."""
     folders = [argument for argument in arguments if not argument.startswith("out=")]
     outs = [argument.removeprefix("out=") for argument in arguments if argument.startswith("out=")]
     if {"-h", "--help"} & set(arguments):
@@ -39,13 +39,13 @@ def main(arguments: list[str]):
 
 
 def write_report(folders: list[Path], out: Path) -> Path:
-    """Writes the page of these run folders to `out`, and returns it. Raises UserError for what is no run folder, a file
-    of it that cannot be read, and where the page cannot be written."""
+    """Writes the page of the runs in these folders to `out`, and returns `out`. Raises UserError if a folder is not a
+    run folder, or a file cannot be read or written."""
     text = page(runs_of(folders))
     try:
         out.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror}: choose another place by out=FILE") from error
+        raise UserError(f"cannot write {out}: {error.strerror}: choose another path with out=FILE") from error
     return out
 
 
@@ -90,7 +90,7 @@ PROGRAM = """
 const figures = JSON.parse(document.getElementById("figures").textContent), hidden = new Set();
 const isDark = matchMedia("(prefers-color-scheme: dark)");
 
-// What all pictures share: the page's font and colours, the margins, all runs' values under the mouse.
+// The layout of all pictures: the page's font and colours, margins, hover text with the values of all runs.
 function template() {
   const styles = getComputedStyle(document.documentElement);
   const [ink, line, page] = ["--ink", "--line", "--page"].map((name) => styles.getPropertyValue(name).trim());
@@ -110,7 +110,7 @@ isDark.addEventListener("change", () => {
   for (const id of Object.keys(figures)) Plotly.relayout(id, {template: template()});
 });
 
-// A run's name at the top of the page hides it in all pictures, and shows it again.
+// The button with a run's name hides the run in all pictures, or shows it again.
 for (const button of document.querySelectorAll("button[data-run]"))
   button.addEventListener("click", () => {
     const run = Number(button.dataset.run);
@@ -134,19 +134,19 @@ def page(runs: list[Run]) -> str:
     figures: dict[str, dict] = {}
     drawn = "".join(section(heading, found, runs, figures) for heading, found in pictures.sections(runs).items())
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
-    note = f"Written {written}. Of more than {pictures.MOST_POINTS} logged steps, neighbours are averaged."
+    note = f"Written {written}. Lines with more than {pictures.MOST_POINTS} points are averaged over neighbours."
     parts = (
         headline(runs, now), settings(runs), navigation(runs), f'<p class="note">{note}</p>\n', drawn, summaries(runs),
         all_settings(runs),
     )  # fmt: skip
-    text = json.dumps(figures, separators=(",", ":")).replace("<", "\\u003c")  # no name ends the script
+    text = json.dumps(figures, separators=(",", ":")).replace("<", "\\u003c")  # a name must not end the script
     return PAGE.substitute(
         title=escape(title), body="".join(parts), plotly=get_plotlyjs(), figures=text, program=PROGRAM
     )
 
 
 def navigation(runs: list[Run]) -> str:
-    """The runs' names, which hide them."""
+    """Buttons with the names of the runs that hide or show them; empty for one run."""
     if len(runs) == 1:
         return ""
     title = "hide or show this run in all pictures"
@@ -159,19 +159,19 @@ def navigation(runs: list[Run]) -> str:
 
 
 def line_of(run: Run) -> str:
-    """A run's line, as in the pictures."""
+    """A sample of a run's line in the pictures."""
     style = pictures.style_of(run)
     dashes = {"solid": "", "dash": ' stroke-dasharray="8 5"', "dot": ' stroke-dasharray="3 4"'}[style["dash"]]
     return f'<svg viewBox="0 0 36 10"><path d="M0 5H36" stroke="{style["color"]}" stroke-width="4"{dashes}/></svg>'
 
 
 def key_of(run: Run) -> str:
-    """A run's name with its line."""
+    """A run's name with a sample of its line."""
     return f'<span class="key">{line_of(run)}{escape(run.name)}</span>'
 
 
 def headline(runs: list[Run], now: float) -> str:
-    """What ran and what came out, a column per run."""
+    """The comparison of the runs, a column per run."""
     rows = "".join(row(name, cells) for name, cells in compared_rows(runs, now))
     return table(rows, runs, "headline")
 
@@ -180,7 +180,8 @@ def headline(runs: list[Run], now: float) -> str:
 
 
 def section(heading: str, found: list, runs: list[Run], figures: dict[str, dict]) -> str:
-    """Pictures under a heading, with notes on the runs that are not in all of them. Adds to figures, by id."""
+    """Pictures under a heading, with notes on runs that are missing in some of them. Adds their data to `figures`, by
+    id."""
     drawn, lacking = [], {}
     for number, picture in enumerate(found):
         shown = picture.shown(runs)
@@ -190,7 +191,7 @@ def section(heading: str, found: list, runs: list[Run], figures: dict[str, dict]
             drawn.append(frame(picture, name))
         lacks = () if shown and picture.run else tuple(run.name for run in runs if run not in shown)
         if lacks:
-            said = f"Without {', '.join(lacks)}" if shown else "Left out"
+            said = f"Not shown for {', '.join(lacks)}" if shown else "Not shown"
             lacking.setdefault((said, picture.why), []).append(picture.title)
     notes = [f"{said}: {', '.join(titles)}: {why}." for (said, why), titles in lacking.items()]
     said = "".join(f'<p class="note">{escape(note)}</p>\n' for note in notes)
@@ -200,7 +201,7 @@ def section(heading: str, found: list, runs: list[Run], figures: dict[str, dict]
 
 
 def frame(picture, name: str) -> str:
-    """The place of one picture, with its title."""
+    """The HTML element of one picture, with its title and caption."""
     of_run = "" if picture.run is None else f' data-run="{picture.run.number}"'
     said = f"<figcaption>{escape(picture.caption)}</figcaption>" if picture.caption else ""
     plot = f'<div class="plot" id="{name}"></div>'
@@ -208,7 +209,7 @@ def frame(picture, name: str) -> str:
 
 
 def parts_legend() -> str:
-    """The colours of a step's parts; the mouse shows what each is."""
+    """Legend of the parts of a step, with a description of each part as hover text."""
     keys = "".join(
         f'<span class="key" title="{escape(PARTS[part])}">{swatch(colour)}{part}</span>'
         for part, colour in reversed(pictures.PART_COLOURS.items())
@@ -224,7 +225,7 @@ def swatch(colour: str) -> str:
 
 
 def settings(runs: list[Run]) -> str:
-    """Where the runs' settings differ."""
+    """The settings that differ between the runs."""
     if len(runs) == 1:
         return ""
     rows = differing_settings(runs)
@@ -232,14 +233,14 @@ def settings(runs: list[Run]) -> str:
 
 
 def all_settings(runs: list[Run]) -> str:
-    """Every setting, folded away."""
+    """Every setting, in a collapsed section."""
     keys = dict.fromkeys(key for run in runs for key in run.settings)
     rows = {key: [setting_text(run.settings.get(key, "-")) for run in runs] for key in keys}
     return folded("All settings", "as in config.yaml", table_of(rows, runs))
 
 
 def summaries(runs: list[Run]) -> str:
-    """Every figure of the runs' summaries, folded away."""
+    """Every figure of the runs' summaries, in a collapsed section."""
     rows = {figure_of("slowest_rank").name: [run.slowest_rank() for run in runs]}
     for key in dict.fromkeys(key for run in runs for key in run.summary):
         if key not in ("by_rank", "slowest_rank"):
@@ -253,7 +254,7 @@ def folded(heading: str, note: str, content: str) -> str:
 
 
 def table_of(rows: dict[str, list[str]], runs: list[Run]) -> str:
-    """A column per run; a row per name with its texts."""
+    """A table with a column per run and a row per name. rows: name -> one text per run."""
     return table("".join(row(name, list(map(Cell, texts))) for name, texts in rows.items()), runs)
 
 

@@ -1,11 +1,11 @@
 """Trains a model on tables partitioned over all ranks: mpirun -np 4 python -m hetmpi.train model=deepfm steps=1000
 
-The only reader of the settings (hetmpi/run/settings.py); hetmpi/run/build.py makes the parts of a run of them.
+Only this program reads the settings (hetmpi/run/settings.py); hetmpi/run/build.py builds the parts of a run from them.
 """
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # above the imports that take seconds
+if __name__ == "__main__":  # before the slow imports
     from hetmpi.comm.oversubscription import restart_with_naps
 
     restart_with_naps()
@@ -45,11 +45,12 @@ from hetmpi.run.watchdog import Watchdog
 from hetmpi.spans import Spans, chrome_trace, own_ms
 from hetmpi.table.optim import Schedule
 
-LEAVE_S = 5  # for the owners to take in what a failing rank holds back
+LEAVE_S = 5  # time limit for a failing rank to push its pending gradients
 
 
 def main(world: World, arguments: list[str] | None = None):
-    """Does what the command line asks for. arguments: default those of this process. Collective."""
+    """Parses `arguments` (default: those of this process), then trains, runs a sweep, or prints help or settings.
+    Collective."""
     asked = command_line.parse(sys.argv[1:] if arguments is None else arguments)
     if asked.help or asked.cfg is not None:
         show(world, asked)
@@ -72,7 +73,7 @@ def show(world: World, asked: Namespace):
 
 
 def sweep(world: World, overrides: list[str], config_dir: str | None):
-    """Trains all points of a sweep in turn, except those that are done, then prints a row for each."""
+    """Trains the points of a sweep in turn, except those that are done, then prints a comparison. Collective."""
     points, preemption = points_of(world, overrides, config_dir), Preemption(world)
     for number, point in enumerate(points, 1):
         if world.rank == 0:
@@ -86,7 +87,8 @@ def sweep(world: World, overrides: list[str], config_dir: str | None):
             if world.rank == 0:
                 folder = Path(point.folder).parent
                 print(
-                    f"hetmpi: sweep stopped by a signal: the same line with run.dir={folder} continues it", flush=True
+                    f"hetmpi: sweep stopped by a signal: continue with the same command and run.dir={folder}",
+                    flush=True,
                 )
             sys.exit(LEFT_EARLY)
     preemption.close()
@@ -95,12 +97,12 @@ def sweep(world: World, overrides: list[str], config_dir: str | None):
 
 
 def train(world: World, config: DictConfig, preemption: Preemption) -> bool:
-    """Builds the parts, trains, reports. Returns whether the run reached its end; else a signal ended it.
+    """Builds the parts of a run and trains. Returns whether the run made all steps; otherwise a signal ended it.
     Collective."""
     spans = Spans(keeps_trace=config.train.profile)
     watchdog = Watchdog(world, spans, config.watchdog.seconds)
     torch.set_num_threads(world.compute_threads())
-    no_gpu = config.device == "auto" and config.table.replicate_below_rows > 0  # which is for CPUs
+    no_gpu = config.device == "auto" and config.table.replicate_below_rows > 0  # supported on CPUs only
     device = choose_device(world, "cpu" if no_gpu else config.device)
     if config.table.ranks_per_node is not None:
         world = World(world.comm, config.table.ranks_per_node)
@@ -119,7 +121,7 @@ def train(world: World, config: DictConfig, preemption: Preemption) -> bool:
 
 
 class Training:
-    """One run: a task learnt from a source's samples by a model over a group of tables."""
+    """One training run: a source of samples, a task, a model and a group of tables."""
 
     def __init__(
         self,
@@ -131,8 +133,8 @@ class Training:
         model: torch.nn.Module | None = None,
         after_report: Callable[[], None] = lambda: None,
     ):
-        """source (prepared), model: in the place of those that the settings name. after_report(): called on every rank
-        after each line of the log. Collective."""
+        """source (prepared), model: replace those that the settings name. after_report(): called on every rank after
+        each log line. Collective."""
         self.world, self.config, self.device, self.spans, self.after_report = world, config, device, spans, after_report
         self.hvd = world.start_horovod()
         self.source = source or build.make(config.data)
@@ -163,9 +165,9 @@ class Training:
         self.watch = Stopwatch()
 
     def run(self, must_leave=lambda: False) -> bool:
-        """The story: read rows, learn, write gradients, step the dense layers; look at held-out data now and then.
-        must_leave(): asked after each step, on all ranks alike, whether to save and leave before the end. Returns
-        whether the end was reached."""
+        """The training loop: read rows, compute the loss and gradients, write the gradients of the rows, step the dense
+        layers; log, save and evaluate at intervals. must_leave(): called on all ranks after each step; returns, the
+        same on each, whether to save and stop early. Returns whether all steps were made. Collective."""
         every, evaluates_every = self.config.log.every_steps, self.config.eval.every_steps
         interval = Interval(self.tables, self.spans, self.start.step, self.watch)
         self.watch.start()
@@ -174,7 +176,7 @@ class Training:
             self.spans.step = step
             loss = self._step(step, batch.on(self.device), batches)
             if (step + 1) % every == 0 or step + 1 == self.total_steps:
-                self.tables.settle()  # a rank that waits for the others below could not drain its inbox for them
+                self.tables.settle()  # a rank does not drain its inbox while it waits in the collectives below
                 self._report(step + 1, loss.item(), interval)
             leaves = must_leave() and step + 1 < self.total_steps
             self._checkpoint(step + 1, leaves)
@@ -195,7 +197,7 @@ class Training:
         return True
 
     def _step(self, step: int, batch, batches: Ahead) -> Tensor:
-        """Learns from one batch -> its loss ()."""
+        """Makes one step with a batch and returns the loss ()."""
         on_gpu, keys = self.device.type != "cpu", self.task.keys(batch)
         rows = {name: found.requires_grad_() for name, found in self.tables.read(keys).items()}  # (U, row_dim)
         if not on_gpu:
@@ -206,11 +208,11 @@ class Training:
             self._check_loss(step, loss, batch, keys, rows)
         with self._explained(step, batch, keys, rows):
             with self.spans("backward"):
-                loss.backward()  # the allreduce of the dense gradients starts when the last of them is computed
-            if on_gpu:  # which computes meanwhile
+                loss.backward()  # starts the allreduce of the dense gradients once all of them are computed
+            if on_gpu:  # the GPU computes meanwhile
                 self._prefetch(batches)
             with self.spans("backward"):
-                self.dense.begin()  # or here, on a rank where some parameter got no gradient
+                self.dense.begin()  # starts the allreduce if a parameter got no gradient
             self.tables.write(keys, {name: self._gradient(name, found) for name, found in rows.items()})
             with self.spans("allreduce"):
                 self.dense.step(step)
@@ -223,7 +225,7 @@ class Training:
             return self.model(rows, batch)
 
     def _gradient(self, name: str, rows: Tensor) -> Tensor:
-        """The gradient of a table's rows (U, dim), of the mean loss over all ranks."""
+        """The gradient (U, dim) of the mean loss over all ranks with respect to a table's rows."""
         if len(rows) == 0:
             return torch.zeros_like(rows)
         if rows.grad is None:
@@ -234,15 +236,15 @@ class Training:
         return rows.grad.div_(self.world.size)
 
     def _prefetch(self, batches: Ahead):
-        """Announces the batches that come next."""
+        """Prefetches the rows of the next batches."""
         for later in batches.announced():
             self.tables.prefetch(self.task.keys(later))
 
     # Held-out data.
 
     def evaluate(self, step: int) -> dict:
-        """The task's metrics of the held-out data: on rank 0 the figures, and why some are missing; elsewhere {}.
-        Collective."""
+        """Evaluates the model on held-out data. Returns on rank 0 the task's metrics under `figures` and the reason for
+        missing ones under `without`, on other ranks {}. Collective."""
         self.model.eval()
         columns = self.evaluation.columns(step)
         self.model.train()
@@ -256,14 +258,14 @@ class Training:
     # The log.
 
     def _opened_log(self) -> RunLog | None:
-        """Rank 0's, after it has said what is about to happen."""
+        """Prints the plan of the run and opens the log, on rank 0; None on other ranks."""
         on_failure(partial(write_failed, Path(self.config.run.dir)))
         if self.world.rank != 0:
             return None
         resumed = self.saving.resumed
         told = [self._plan(), *self._choice(), *self._notes(), *([f"resumed from {resumed}"] if resumed else [])]
         tell(told)
-        settings = OmegaConf.merge(self.config, {"resume": resumed and str(resumed)})  # the one that `auto` found
+        settings = OmegaConf.merge(self.config, {"resume": resumed and str(resumed)})  # the path that `auto` found
         return RunLog(
             self.config.run.dir, OmegaConf.to_yaml(settings), self.total_steps, self.start.step, spans=self.spans,
             step_samples=self.config.batch_size * self.world.size,
@@ -271,7 +273,7 @@ class Training:
         )  # fmt: skip
 
     def _plan(self) -> str:
-        """What is about to happen, in one line."""
+        """Model, data, ranks, steps and run folder in one line."""
         config, specs = self.config, self.specs.values()
         place = "CPUs" if self.device.type == "cpu" else f"GPUs ({torch.cuda.get_device_name(self.device)})"
         rows = " and ".join(f"{spec.num_rows:,} rows of {spec.dim} numbers" for spec in specs)
@@ -283,25 +285,25 @@ class Training:
         )
 
     def _choice(self) -> list[str]:
-        """How rows travel between nodes and why, in a line for each table, if table.exchange=auto had a choice."""
+        """The transport between nodes and its reason, one line per table, if table.exchange=auto had a choice."""
         clients = [table.client for table in self.tables.values()]
         return [f"table.exchange={client.transport.name}: {client.why}" for client in clients if client.why is not None]
 
     def _notes(self) -> list[str]:
-        """Sentences about data that are too small for what is asked of them."""
+        """Warnings about data sets that are too small."""
         name, num_train, taken = self.config.data_name, self.source.num_train, self.config.batch_size * self.world.size
         notes = []
         if num_train is not None and num_train < taken and self.total_steps > self.start.step:
             notes.append(
-                f"data={name} has {num_train:,} samples to train on, a step takes {taken:,}: samples repeat within a "
-                "step"
+                f"data={name} has {num_train:,} training samples, fewer than the {taken:,} of a step: samples repeat "
+                "within a step"
             )
         if self.source.num_valid < 1:
-            notes.append(f"data={name} holds out no samples: there will be no AUC and no log loss")
+            notes.append(f"data={name} has no held-out samples: AUC and log loss are not computed")
         return [f"hetmpi: {note}" for note in notes]
 
     def _report(self, steps: int, loss: float, interval: Interval):
-        """Sums over ranks what happened since the last report and logs it. Collective."""
+        """Sums the metrics since the last report over all ranks and logs them. Collective."""
         self.world.meet(f"after step {steps} for all ranks")
         loss = self.world.comm.allreduce(loss) / self.world.size
         counted, lags, milliseconds = interval.counted()
@@ -321,16 +323,16 @@ class Training:
         self.after_report()
 
     def _progress(self, steps: int) -> dict:
-        """How far the run is after `steps` steps, for rank 0's log."""
+        """The metrics of progress after `steps` steps, for rank 0's log."""
         elapsed_s = self.log.earlier_s + self.watch.seconds
         return {"step": steps, "samples": self.saving.samples(steps), "elapsed_s": elapsed_s}
 
     def _table_figures(self, sums, lags: np.ndarray, num_steps: int) -> dict:
-        staleness = next(iter(self.tables.values())).staleness  # one for all tables
+        staleness = next(iter(self.tables.values())).staleness  # the same for all tables
         return table_figures(sums, lags, num_steps, staleness, bool(self.replicated))
 
     def _finish(self, evaluated: dict):
-        """Writes and shows the summary of the run. Collective."""
+        """Writes and displays the summary of the run. Collective."""
         sums, lags = summed(self.world, self.tables.counters, self.tables.lags)
         by_rank = gathered_by_rank(self.world, self.spans.as_array() / max(1, self.total_steps - self.start.step))
         hosts = self.world.comm.gather(self.world.host)
@@ -349,7 +351,7 @@ class Training:
             "device": self.device.type,
             "exchange": next(iter(self.tables.values())).client.transport.name,
             "steps": self.total_steps,
-            "first_step": self.start.step,  # the figures below are of the steps from there
+            "first_step": self.start.step,  # the figures below are of the steps after it
             "samples_per_s": samples / seconds if seconds else None,
             **evaluated["figures"],
             **self._table_figures(sums, lags, 1),
@@ -385,18 +387,18 @@ class Training:
         config, num_train = self.config, self.source.num_train
         if num_train is not None and num_train < 1 and config.steps != 0:
             raise UserError(
-                f"data={config.data_name} has {num_train} samples to train on: give it at least one, or steps=0 to "
+                f"data={config.data_name} has {num_train} training samples: give it at least one, or steps=0 to "
                 "evaluate"
             )
         if config.steps is not None:
             return max(config.steps, self.start.step)
         if num_train is None:
-            raise UserError(f"data={config.data_name} never ends: give steps=N")
+            raise UserError(f"data={config.data_name} is infinite: give steps=N")
         left = max(0, config.epochs * num_train - self.start.samples)
         return self.start.step + math.ceil(left / (config.batch_size * self.world.size))
 
     def _checkpoint(self, step: int, must: bool):
-        """Begins one after `step` steps, if it is time or must be. Collective."""
+        """Starts to save a checkpoint after `step` steps, if one is due or `must` is true. Collective."""
         self.checkpoints.check()
         if must or self.saving.is_due(step, self.total_steps):
             self.spans.now("checkpoint")
@@ -404,23 +406,23 @@ class Training:
             position = self.saving.position(step)
             self.checkpoints.save(position, self.tables.to_save, self.model, self.dense, about)
 
-    # What goes wrong, and the end.
+    # Errors and cleanup.
 
     def _check_loss(self, step: int, loss: Tensor, batch, keys: dict[str, Tensor], rows: dict[str, Tensor]):
-        """Raises UserError, with the cause, for a loss that is not finite."""
+        """Raises UserError with the cause if the loss is not finite."""
         if not math.isfinite(loss.item()):
             raise UserError(f"loss is {loss.item()} at step {step + 1}: {self._cause(batch, keys, rows)}")
 
     @contextlib.contextmanager
     def _explained(self, step: int, batch, keys: dict[str, Tensor], rows: dict[str, Tensor]):
-        """Gives the refusal of a gradient that is not finite its step and cause."""
+        """A context that adds the step and the cause to the error for a gradient that is not finite."""
         try:
             yield
         except NotFinite as problem:
             raise UserError(f"{problem}, at step {step + 1}: {self._cause(batch, keys, rows)}") from problem
 
     def _cause(self, batch, keys: dict[str, Tensor], rows: dict[str, Tensor]) -> str:
-        """Why loss or gradients of a batch are not finite, and what to do."""
+        """The cause of a loss or gradient that is not finite, and how to avoid it."""
         optim = self.config.optim
         return (
             self.task.not_finite(batch)
@@ -432,20 +434,20 @@ class Training:
         )
 
     def leave(self):
-        """On an error: gives the owners what this rank holds back, as far as they still answer."""
+        """After an error, pushes this rank's pending gradients to the owners that still respond."""
         try:
             self.tables.push_pending(LEAVE_S)
         except Exception as error:
-            print(f"hetmpi: rank {self.world.rank}: updates held back are lost: {error}", file=sys.stderr, flush=True)
+            print(f"hetmpi: rank {self.world.rank}: pending updates are lost: {error}", file=sys.stderr, flush=True)
 
     def close(self):
-        """Frees what the ranks share. Collective."""
+        """Closes the loader and frees the tables. Collective."""
         self.loader.close()
         self.tables.close()
 
 
 def what_is_not_finite(keys: dict[str, Tensor], rows: dict[str, Tensor], model: torch.nn.Module) -> str | None:
-    """What of the rows read and the model is NaN or infinite, in one sentence; None if nothing is."""
+    """One sentence that names the rows or the parameter with NaN or infinity; None if all are finite."""
     for name, found in rows.items():
         wrong = torch.nonzero(~torch.isfinite(found.detach()).all(1)).flatten().tolist()
         if wrong:

@@ -18,7 +18,7 @@ HEAD = """\
 
 Give a setting as `KEY=VALUE` on the command line, or in a file `conf/experiment/NAME.yaml` that `experiment=NAME`
 selects. `hetmpi train --help` prints this list; `hetmpi train --cfg job KEY=VALUE ...` prints the values of a command
-line and leaves. The syntax is [Hydra's](https://hydra.cc/docs/advanced/override_grammar/basic/).
+line and exits. The syntax is [Hydra's](https://hydra.cc/docs/advanced/override_grammar/basic/).
 [Concepts](concepts.md) explains the words.
 """
 TABLE_HEAD = ["| setting | default | values | meaning |", "|---|---|---|---|"]

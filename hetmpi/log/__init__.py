@@ -1,1 +1,1 @@
-"""What a run leaves, and how it is shown."""
+"""The log of a run: its files, their display and the comparison of runs."""

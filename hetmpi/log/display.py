@@ -1,4 +1,4 @@
-"""Progress of a run on standard output: plain lines for a pipe or a file, a bar for a terminal; and its last lines."""
+"""Displays a run on standard output: log lines in a pipe or a file, a progress bar in a terminal, and closing lines."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import time
 from hetmpi.log.figures import MOVED, is_of_task, megabytes_text, moved_per_step, shown, value_text
 from hetmpi.spans import PARTS, Spans
 
-SILENT_S = 10.0  # the longest that plain lines are silent
-WORD_WIDTH = 8  # of the word before each of the last lines
+SILENT_S = 10.0  # maximum time between two plain lines
+WORD_WIDTH = 8  # of the label of a closing line
 
 
 def display(spans: Spans, first_step: int, total_steps: int | None, step_samples: int):
-    """What fits standard output: an object with step(values), evaluation(values), tick(), which is called a few times a
-    second, and close().
+    """Returns a display that suits standard output. It has step(values), evaluation(values), close(), and tick(), which
+    the caller calls a few times per second.
 
-    spans: of rank 0, whose `step` and `doing` say how far it is at any time. step_samples: of all ranks."""
-    from rich.console import Console  # here: only rank 0 has to spend the time
+    spans: of rank 0; `step` and `doing` are its current progress. step_samples: samples per step over all ranks."""
+    from rich.console import Console  # a slow import, needed only on rank 0
 
     console = Console()
     if is_screen(console):
@@ -28,7 +28,7 @@ def display(spans: Spans, first_step: int, total_steps: int | None, step_samples
 
 
 class Lines:
-    """One line per logged step. After SILENT_S without any, a line that says how far the run is."""
+    """Prints a line per logged step, and a progress line after SILENT_S without one."""
 
     def __init__(self, spans: Spans, first_step: int, step_samples: int):
         self._spans, self._step_samples = spans, step_samples
@@ -62,7 +62,8 @@ class Lines:
 
 
 class Screen:
-    """A bar of the terminal's width that moves by time, the last logged figures below it, evaluations above."""
+    """A progress bar across the terminal, updated at each tick, with the last logged metrics below it and evaluations
+    above it."""
 
     def __init__(self, console, spans: Spans, first_step: int, total_steps: int | None):
         from rich.progress import (
@@ -113,7 +114,8 @@ class Screen:
 
 
 def folded(parts: list[str], width: int) -> list[str]:
-    """Lines of parts with a bar between two; each part is whole, and a line at most `width` characters if it can."""
+    """Joins parts with " | " into lines of at most `width` characters. Parts are not split, so a long part can make a
+    longer line."""
     lines: list[str] = []
     for part in parts:
         if lines and len(lines[-1]) + 3 + len(part) <= width:
@@ -124,7 +126,7 @@ def folded(parts: list[str], width: int) -> list[str]:
 
 
 def tell(lines: list[str], indent: str = "") -> None:
-    """Prints lines; on a terminal they break between words, and go on after `indent`."""
+    """Prints lines. On a terminal they wrap between words, and continuation lines begin with `indent`."""
     from rich.console import Console
 
     console = Console()
@@ -135,29 +137,29 @@ def tell(lines: list[str], indent: str = "") -> None:
 
 
 def is_screen(console) -> bool:
-    """Whether standard output is a terminal on which a bar can be drawn. TTY_COMPATIBLE=1 says so through a launcher's
-    pipe."""
+    """Whether standard output is a terminal that can display a progress bar. TTY_COMPATIBLE=1 asserts this for a
+    launcher's pipe."""
     if console.is_dumb_terminal:
         return False
     if not console.is_terminal or os.environ.get("TTY_COMPATIBLE") == "1":
         return console.is_terminal
     try:
-        # Open MPI gives its ranks a pseudo-terminal even when its own output goes to a file: one of no width.
+        # Open MPI gives its ranks a pseudo-terminal even when its own output goes to a file; the width is then 0.
         return os.get_terminal_size(console.file.fileno()).columns > 0
     except OSError:
         return False
 
 
-# The end.
+# Closing lines.
 
 
 def tell_ending(summary: dict) -> None:
-    """Prints the five lines with which a training ends."""
+    """Prints the five closing lines of a run."""
     tell(ending(summary), " " * WORD_WIDTH)
 
 
 def ending(summary: dict) -> list[str]:
-    """Quality, speed, bytes, the model's place, the next command."""
+    """The closing lines: quality, speed, bytes, path of the model, next command."""
     quality = [f"{label(key)} {value_text(key, summary[key])}" for key in summary if is_of_task(key, summary[key])]
     rows = {
         "quality": ", ".join(quality) or "not measured",
@@ -170,7 +172,7 @@ def ending(summary: dict) -> list[str]:
 
 
 def steps_made(summary: dict) -> int:
-    """Those of this run; one that was resumed has not made those before."""
+    """Number of steps that this run made, without those before it was resumed."""
     return summary["steps"] - summary.get("first_step", 0)
 
 
@@ -186,14 +188,14 @@ def label(key: str) -> str:
 
 
 def traffic(summary: dict) -> str:
-    """Bytes between ranks per step, by kind, and the share of the reads that the cache served."""
+    """Bytes between ranks per step, by kind, and the cache's hit rate."""
     rate = summary.get("hit_rate")
     cache = "no cache in use" if rate is None else f"cache hits {value_text('hit_rate', rate)}"
     moved = moved_per_step(summary)
     if moved is None:
         return f"no step was made; {cache}"
     if summary["world_size"] == 1:
-        return f"0 MB between ranks: one rank alone; {cache}"
+        return f"0 MB between ranks: only one rank; {cache}"
     kinds = [
         f"{key.removesuffix('_bytes')} {megabytes_text(summary[key] / steps_made(summary)).removesuffix(' MB')}"
         for key in MOVED
@@ -205,9 +207,9 @@ def traffic(summary: dict) -> str:
 
 def not_kept(summary: dict) -> str:
     made_none = summary.get("steps") == summary.get("first_step")
-    return "not saved, as no step was made" if made_none else "not kept, as checkpoint.at_end=false"
+    return "not saved: no step was made" if made_none else "not saved: checkpoint.at_end=false"
 
 
 def report_command() -> str:
-    """The command that makes a report, as it can be pasted where this run was started."""
+    """The command that writes a report, to be entered in the folder where this run was started."""
     return f"{shlex.quote(os.environ['HETMPI_RUN_SH'])} report" if "HETMPI_RUN_SH" in os.environ else "hetmpi report"

@@ -1,4 +1,4 @@
-"""Where a run ran: versions, commit, hosts, command. Rank 0 writes it into the run folder as environment.json."""
+"""The environment of a run: versions, commit, hosts, command. Rank 0 writes it to environment.json."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GIT_LIMIT_S = 1.0
 
 
 def environment(hosts: list[str], device: torch.device) -> dict:
-    """hosts: of each rank."""
+    """The contents of environment.json. hosts: host name of each rank."""
     library = MPI.Get_library_version().replace("\x00", "").splitlines()[0]
     is_gpu = device.type == "cuda"
     return {
@@ -36,7 +36,7 @@ def environment(hosts: list[str], device: torch.device) -> dict:
         "mpi": re.sub(r"\s+", " ", library).strip(),
         "horovod": version_of("horovod"),
         "ranks_by_host": dict(Counter(hosts)),
-        "cores": len(os.sched_getaffinity(0)),  # that rank 0 may use
+        "cores": len(os.sched_getaffinity(0)),  # available to rank 0
         "cores_of_host": os.cpu_count(),
         "device": torch.cuda.get_device_name(device) if is_gpu else f"CPU {platform.machine()}",
         "command": shlex.join(sys.orig_argv),
@@ -46,15 +46,15 @@ def environment(hosts: list[str], device: torch.device) -> dict:
 
 
 def commit() -> dict:
-    """The commit of the checkout that the package lies in, and whether its files differ from it; None for both where it
-    lies in none."""
+    """The commit of the checkout that contains the package, and whether tracked files are modified. Both are None
+    outside a checkout or if git fails."""
     unknown = {"commit": None, "is_modified": None}
     if not (ROOT / ".git").exists():
         return unknown
     command = ["git", "--no-optional-locks", "-C", str(ROOT), "status", "--porcelain=v2", "--branch", "-uno"]
     try:
         status = subprocess.run(command, capture_output=True, text=True, timeout=GIT_LIMIT_S, check=True).stdout
-    except (OSError, subprocess.SubprocessError):  # no git, a checkout of another user's, a slow disk
+    except (OSError, subprocess.SubprocessError):  # git is missing, rejects another user's checkout, or is too slow
         return unknown
     found = re.search(r"(?m)^# branch\.oid ([0-9a-f]{40,})$", status)
     is_modified = any(not line.startswith("#") for line in status.splitlines())

@@ -1,8 +1,9 @@
-"""TensorBoard's event file of a run, written record by record.
+"""Writes the TensorBoard event file of a run, record by record.
 
-By tensorboard's own record writer and no SummaryWriter: no thread beside the training, a tenth of the time per step
-(40 us for 8 values), and a full disk is an exception here, not a traceback of another thread. A tag is the figure's
-group and key, as in cache/hit_rate; final/ holds figures of the whole run, beside its settings under HPARAMS.
+It uses tensorboard's record writer instead of SummaryWriter: there is no extra thread, a step takes a tenth of the time
+(40 us for 8 values), and a full disk raises an exception here instead of printing another thread's traceback. A tag is
+the figure's group and key, as in cache/hit_rate. Tags under final/ hold metrics of the whole run, which HPARAMS shows
+with its settings.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from pathlib import Path
 from hetmpi.log.figures import figure_of, is_of_task
 from hetmpi.log.files import append
 
-FINAL = ("samples_per_s", "seconds", "hit_rate")  # of the summary, under final/ beside the task's figures and the bytes
-PLACES = ("run.dir", "checkpoint.dir", "resume")  # settings that say where, not how
+FINAL = ("samples_per_s", "seconds", "hit_rate")  # written under final/, with the task's metrics and the bytes
+PLACES = ("run.dir", "checkpoint.dir", "resume")  # paths, which are not hyperparameters
 
 
 class EventFile:
-    """Writes to `path`, a new file. Raises OSError where that cannot be written."""
+    """Writes to `path`, a new file. Raises OSError if it cannot be written."""
 
     def __init__(self, folder: Path, settings: dict):
-        """settings: key -> value, as on the command line."""
+        """settings: key -> value, keys as on the command line."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
@@ -39,19 +40,19 @@ class EventFile:
         self._write(Event(wall_time=time.time(), summary=hparams_pb(known, trial_id=str(folder.resolve()))))
 
     def step(self, values: dict) -> None:
-        """Every number of a logged step, and the histogram of lags."""
+        """Writes every number of a logged step, and the histogram of lags."""
         shown = self._scalars(values)
         if values.get("lags"):
             shown.append(self._summary.Value(tag="cache/lags", histo=self._histogram(values["lags"])))
         self._append(values["step"], shown)
 
     def evaluation(self, values: dict) -> None:
-        """The task's figures."""
+        """Writes the task's metrics."""
         own = {key: value for key, value in values.items() if is_of_task(key, value)}
         self._append(values["step"], self._scalars(own))
 
     def finish(self, step: int, final: dict) -> None:
-        """The run's figures under final/, and that it has ended."""
+        """Writes the run's metrics under final/ and marks the run as finished."""
         from tensorboard.plugins.hparams import api_pb2, metadata
         from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo
 
@@ -71,7 +72,7 @@ class EventFile:
         self._write(self._event(wall_time=time.time(), step=step, summary=self._summary(value=shown)))
 
     def _histogram(self, lags: list[int]):
-        """lags as EmbeddingTable counts them: bin 0 no lag, bin i lags below 2^i."""
+        """lags: as counted by EmbeddingTable; bin 0 is lag 0, bin i is lags from 2^(i-1) to 2^i - 1."""
         limits = [2**i - 0.5 for i in range(len(lags))]
         middles = [0.0] + [1.5 * 2 ** (i - 1) - 0.5 for i in range(1, len(lags))]
         return self._histogram_proto(
@@ -87,5 +88,5 @@ class EventFile:
 
 
 def hyperparameter(value) -> bool | float | str:
-    """A setting as the HPARAMS page takes it."""
+    """Converts a setting to a type that the HPARAMS page accepts."""
     return value if isinstance(value, (bool, int, float, str)) else "null" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""The figures of a run: under which key each is stored, its plain name and unit, and how its value is written."""
+"""The figures of a run: the key, name, unit and text format of each."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from hetmpi.spans import PARTS
 
-MOVED = ("pulled_bytes", "pushed_bytes", "reduced_bytes")  # what crosses between ranks, apart from the dense layers
+MOVED = ("pulled_bytes", "pushed_bytes", "reduced_bytes")  # traffic between ranks, without that of the dense layers
 
 
 def number_text(value: float) -> str:
-    """A number as short as it is exact enough: 1,234 and 0.01234."""
+    """A number with four significant digits, or rounded to an integer from 1000 on: 0.01234, 1,234."""
     return f"{value:,.0f}" if abs(value) >= 1000 or float(value).is_integer() else f"{value:.4g}"
 
 
@@ -26,7 +26,7 @@ def bytes_text(count: float) -> str:
 
 
 def megabytes_text(count: float) -> str:
-    """A number of bytes in MB, to be compared with others: 35,021 is '0.035 MB'."""
+    """A number of bytes, always in MB so that values compare easily: 35,021 is '0.035 MB'."""
     mb = count / 1e6
     return f"{mb:.0f} MB" if mb == 0 or mb >= 100 else f"{mb:.3g} MB" if mb >= 0.001 else "less than 0.001 MB"
 
@@ -35,11 +35,11 @@ def megabytes_text(count: float) -> str:
 class Figure:
     """One figure.
 
-    name   with its unit, where the text of a value has none
-    group  of its tag in TensorBoard
-    text   how a value is written
-    word   stands before the value in a line of the log; None for a figure that is not shown there
-    best   of a task's figure: max or min, whichever gives the better of two values; None if neither does"""
+    name   plain name, with the unit if the text of a value has none
+    group  group of its tag in TensorBoard
+    text   formats a value
+    word   label of the value in a log line; None: the figure is not displayed there
+    best   for a metric of the task: max or min, whichever returns the better of two values; None: neither"""
 
     name: str
     group: str
@@ -48,7 +48,7 @@ class Figure:
     best: Callable | None = None
 
 
-FIGURES = {  # those with a word stand in a line in this order
+FIGURES = {  # log lines display those with a word, in this order
     "loss": Figure("training loss", "quality", "{:.4f}".format, "loss"),
     "step_ms": Figure("time of a step", "speed", "{:.1f} ms".format, ""),
     "samples_per_s": Figure("samples per second, all ranks", "speed", "{:,.0f} samples/s".format, ""),
@@ -59,22 +59,22 @@ FIGURES = {  # those with a word stand in a line in this order
     "pulled_bytes": Figure("pulled: rows and clocks fetched from other ranks", "traffic", bytes_text, "pulled"),
     "pushed_bytes": Figure("pushed: gradients sent to other ranks", "traffic", bytes_text, "pushed"),
     "reduced_bytes": Figure("reduced: gradients of replicated rows", "traffic", bytes_text, "reduced"),
-    "row_bytes": Figure("of the pulled bytes: rows", "traffic", bytes_text),
-    "clock_bytes": Figure("of the pulled bytes: clocks", "traffic", bytes_text),
+    "row_bytes": Figure("pulled bytes: rows only", "traffic", bytes_text),
+    "clock_bytes": Figure("pulled bytes: clocks only", "traffic", bytes_text),
     "auc": Figure("AUC on held-out data", "quality", "{:.4f}".format, "auc", max),
     "log_loss": Figure("log loss on held-out data (nats)", "quality", "{:.4f}".format, "log loss", min),
     "teacher_auc": Figure("AUC of the true probabilities", "quality", "{:.4f}".format, "teacher auc"),
     "hits": Figure("reads served from the cache (rows)", "cache"),
     "stale": Figure("reads that found a row too old (rows)", "cache"),
     "misses": Figure("reads of rows not in the cache (rows)", "cache"),
-    "validated": Figure("clocks asked of owners", "cache"),
-    "evicted": Figure("rows that left the cache to make room", "cache"),
+    "validated": Figure("clocks requested from owners", "cache"),
+    "evicted": Figure("rows evicted from the cache", "cache"),
     "pushed": Figure("sums of gradients sent to owners", "traffic"),
     "lags": Figure("reads by staleness: 0, 1, 2\N{EN DASH}3, 4\N{EN DASH}7, ... iterations", "cache"),
     "wait_ms": Figure("waiting for rows and gradients (ms per step)", "time"),
-    "own_ms_min": Figure("own work of the rank with the least (ms per step)", "time"),
-    "own_ms": Figure("own work of a rank, mean (ms per step)", "time"),
-    "own_ms_max": Figure("own work of the rank with the most (ms per step)", "time"),
+    "own_ms_min": Figure("own work, minimum over ranks (ms per step)", "time"),
+    "own_ms": Figure("own work, mean over ranks (ms per step)", "time"),
+    "own_ms_max": Figure("own work, maximum over ranks (ms per step)", "time"),
     "slowest_rank": Figure("rank with the most own work", "time"),
     **{f"{part}_ms": Figure(f"{part}: {duty} (ms per step)", "time") for part, duty in PARTS.items()},
     "step": Figure("step", "progress"),
@@ -89,7 +89,7 @@ FIGURES = {  # those with a word stand in a line in this order
     "device": Figure("device", ""),
     "exchange": Figure("exchange of rows between nodes", ""),
     "steps": Figure("steps", ""),
-    "first_step": Figure("steps made before it was resumed", ""),
+    "first_step": Figure("steps made before the run was resumed", ""),
     "is_one_node": Figure("all ranks on one node", ""),
     "num_rows": Figure("rows of the tables", ""),
     "replicated_rows": Figure("rows replicated on every rank", ""),
@@ -100,18 +100,18 @@ FIGURES = {  # those with a word stand in a line in this order
 
 
 def figure_of(key: str) -> Figure:
-    """The figure stored under `key`; of a task's own one, whose meaning only the task knows, one of that name."""
+    """The figure stored under `key`. A key that is not in FIGURES is a metric of the task, with the key as its name."""
     return FIGURES.get(key) or Figure(key.replace("_", " "), "quality", "{:.4g}".format, key.replace("_", " "))
 
 
 def is_of_task(key: str, value) -> bool:
-    """Whether this figure of a summary or an evaluation says how good a model is on held-out data."""
+    """Whether this entry of a summary or an evaluation measures the model's quality on held-out data."""
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
     return is_number and figure_of(key).group == "quality" and key != "loss"
 
 
 def value_text(key: str, value) -> str:
-    """A value as a person reads it; '-' for None."""
+    """A value formatted for display; '-' for None."""
     if value is None:
         return "-"
     if isinstance(value, list):
@@ -120,7 +120,7 @@ def value_text(key: str, value) -> str:
 
 
 def shown(values: dict) -> list[str]:
-    """The values that stand in a line of the log, each with its word: the known ones in their order, then a task's."""
+    """The values that a log line displays, each with its label: those in FIGURES in their order, then the task's."""
     keys = [key for key in FIGURES if key in values]
     keys += [key for key, value in values.items() if key not in FIGURES and isinstance(value, numbers.Real)]
     words = [(figure_of(key).word, key) for key in keys if values[key] is not None]
@@ -128,13 +128,13 @@ def shown(values: dict) -> list[str]:
 
 
 def moved_bytes(values: dict) -> float | None:
-    """Bytes between ranks of a step or a run; None where they are not counted."""
+    """Bytes between ranks of a step or a run; None if they are not counted."""
     found = [values[key] for key in MOVED if values.get(key) is not None]
     return sum(found) if found else None
 
 
 def moved_per_step(summary: dict) -> float | None:
-    """Bytes between ranks per step, of a run that has ended; None if it made none."""
+    """Bytes between ranks per step of a finished run; None if it made no step or did not count bytes."""
     num_steps = summary["steps"] - summary.get("first_step", 0)
     moved = moved_bytes(summary)
     return None if moved is None or num_steps <= 0 else moved / num_steps

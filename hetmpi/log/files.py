@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def append(path: Path, data: bytes) -> None:
-    """Adds data to a file's end, whole or not at all, and leaves nothing to fail later. Raises OSError."""
+    """Appends data to a file, whole or not at all. Raises OSError."""
     begin = None
     try:
         with open(path, "ab") as file:
@@ -35,7 +35,7 @@ def replace(path: Path, text: str) -> None:
 
 
 def flat(settings: dict, above: str = "") -> dict:
-    """Groups of settings as one dict, its keys joined by dots as on the command line."""
+    """Flattens groups of settings into one dict, with keys joined by dots as on the command line."""
     found = {}
     for key, value in settings.items():
         found |= flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}

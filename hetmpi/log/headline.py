@@ -1,4 +1,4 @@
-"""The figures by which runs are compared: which run was better, why, and what it cost."""
+"""Compares runs by their main figures: quality, speed, traffic, cache and settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Row = tuple[str, list["Cell"]]
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands under a run. note: how far it is from the best."""
+    """A cell of the comparison. note: distance from the best value."""
 
     text: str
     note: str = ""
@@ -39,8 +39,8 @@ def ratio(value: float, best: float) -> str:
 
 @dataclass(frozen=True)
 class Compared:
-    """A row: its name, how a value is written, which of two values is better (max, min, None: neither), and how far a
-    value is from the best."""
+    """A row of the comparison. text: formats a value. best: max or min, whichever returns the better of two values;
+    None: neither. distance: formats the distance between a value and the best."""
 
     name: str
     text: Callable[[float], str]
@@ -48,7 +48,7 @@ class Compared:
     distance: Callable[[float, float], str] = ratio
 
 
-COMPARED = {  # key of Run.figures() -> its row, after those of the task
+COMPARED = {  # key of Run.figures() -> its row; these follow the rows of the task's metrics
     "samples_per_s": Compared("samples per second, all ranks", "{:,.0f}".format, max),
     "elapsed_s": Compared("seconds of training", "{:,.1f}".format, min),
     "step_bytes": Compared("bytes between ranks per step, all ranks", bytes_text, min),
@@ -60,7 +60,8 @@ COMPARED = {  # key of Run.figures() -> its row, after those of the task
 
 
 def compared_rows(runs: list[Run], now: float) -> list[Row]:
-    """What ran, at `now` in seconds since 1970, and what came out; the best value of each row is marked."""
+    """The rows of the comparison: state at `now` (seconds since 1970), settings, figures. The best value of a row is
+    marked."""
     figures = [run.figures() for run in runs]
     task = dict.fromkeys(key for found in figures for key in found if key not in COMPARED)
     of_task = {key: Compared(figure_of(key).name, figure_of(key).text, figure_of(key).best, difference) for key in task}
@@ -77,7 +78,8 @@ def described(runs: list[Run], rows: dict[str, Callable[[Run], str]]) -> list[Ro
 
 
 def values(compared: Compared, key: str, runs: list[Run], figures: list[dict]) -> Row:
-    """The row of a figure. Runs that have not ended are not compared, nor the seconds of runs of several lengths."""
+    """The row of a figure. Runs that have not ended are not compared. Training times are compared only if all runs used
+    the same number of samples."""
     found = [of_run.get(key) for of_run in figures]
     best = None if key == "elapsed_s" and len({of_run["samples"] for of_run in figures}) > 1 else compared.best
     known = [value for run, value in zip(runs, found) if run.has_ended and value is not None]
@@ -86,7 +88,7 @@ def values(compared: Compared, key: str, runs: list[Run], figures: list[dict]) -
 
 
 def value_cell(compared: Compared, value: float | None, has_ended: bool, first: float | None) -> Cell:
-    """first: the best value, None if there is no best."""
+    """first: the best value, None if there is none."""
     if value is None:
         return Cell("-")
     text = compared.text(value)
@@ -97,7 +99,7 @@ def value_cell(compared: Compared, value: float | None, has_ended: bool, first: 
     return Cell(text, "best", True) if value == first else Cell(text, compared.distance(value, first))
 
 
-# What ran.
+# Descriptions of a run.
 
 
 def model_text(run: Run) -> str:
@@ -105,7 +107,7 @@ def model_text(run: Run) -> str:
 
 
 def part_text(run: Run, group: str, ours: str) -> str:
-    """The name of a part of the run, or its class if that is not of this package."""
+    """The name of a part of the run, or its class if that is not from this package."""
     target = str(run.settings.get(f"{group}._target_", ours))
     return run.settings.get(f"{group}_name", "?") if target.startswith(ours) else target
 
@@ -164,9 +166,9 @@ WHERE_FROM = {
 
 
 def comparison(folders: list[Path]) -> str:
-    """The runs of these folders, or of folders of runs, in a table of plain text, at most 100 columns wide: AUC, or
-    else the task's first figure, MB between ranks per step, samples/s, and the settings that differ, those with the
-    shortest names if there are many; '-' for a missing figure. Raises UserError as runs_of."""
+    """A plain-text table of the runs in these folders, at most 100 columns wide: AUC (or the task's first metric), MB
+    between ranks per step, samples/s, and the settings that differ, shortest names first and cut off at the right edge.
+    '-' is a missing value. Raises UserError as runs_of."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,9 +1,9 @@
-"""Pictures of runs side by side, as plotly's figures: a run has one colour in all of them.
+"""Plotly figures that compare runs. A run has the same colour in all of them.
 
-What is drawn is a record.Run: `number` (its place), `name`, `table(keys, of)` (its lines), `by_rank` (of its summary).
-A picture has a title, a caption, `shown(runs)`: those it has something to draw of, `why`: what to say if there are
-none, and `figure(runs)`: {"data": traces, "layout": axes} of these, to be given to Plotly.newPlot. Each trace has its
-run's number as `meta`. Colours of text and grid are the page's.
+A picture draws record.Run objects: `number` (index of the run), `name`, `table(keys, of)` (values of its log lines) and
+`by_rank` (from its summary). It has a title, a caption, `shown(runs)`: the runs with data to draw, `why`: the reason
+given for the other runs, and `figure(runs)`: {"data": traces, "layout": axes} for Plotly.newPlot. The `meta` of a trace
+is the number of its run. The page sets the colours of text and grid.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import numpy as np
 from hetmpi.log.figures import bytes_text, figure_of, is_of_task
 from hetmpi.spans import OWN, PARTS, WAITS
 
-# Okabe's and Ito's, which the colour-blind tell apart.
+# The palette of Okabe and Ito, chosen for colour-blind readers.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-DASHES = ("solid", "dash", "dot")  # of the runs after the sixth, and the twelfth
+DASHES = ("solid", "dash", "dot")  # the next one after each use of all colours
 PART_COLOURS = {  # own work in blue, the table in orange
     **dict(zip(OWN, ("#b3d4ec", "#6baed6", "#2f7fbc", "#0b4a8a"))),
     **dict(zip(WAITS, ("#fdd49e", "#fdae6b", "#f08030", "#c85010", "#843000"))),
     "allreduce": "#8c8c8c",
 }
-MOST_POINTS = 400  # of a line; more are averaged
-MOST_MARKS = 25  # points that are marked on a line
-DIGITS = 6  # of a number in the page
-X_AXES = {  # key -> unit of the axis: (from which value on, what it is called)
+MOST_POINTS = 400  # per line; neighbours are averaged to get there
+MOST_MARKS = 25  # lines with more points are drawn without markers
+DIGITS = 6  # significant digits of numbers in the page
+X_AXES = {  # key -> possible units of the axis: (size, label)
     "samples": [(1, "samples"), (1e3, "thousand samples"), (1e6, "million samples"), (1e9, "billion samples")],
     "elapsed_s": [(1, "seconds of training"), (60, "minutes of training"), (3600, "hours of training")],
     "moved_so_far": [
@@ -36,19 +36,19 @@ X_AXES = {  # key -> unit of the axis: (from which value on, what it is called)
     ],
 }  # fmt: skip
 NO_LINES, NO_EVALUATION = "no step is logged yet", "no evaluation has measured it"
-NO_CACHE = "no rows were read from a cache: table.staleness=0, or table.cache keeps none"
-FLUSHES = "Under a bound, an evaluation or a checkpoint first pushes all gradients that were held back."
+NO_CACHE = "no rows were read from a cache: table.staleness=0, or table.cache has no capacity"
+FLUSHES = "With a staleness bound, an evaluation or a checkpoint first pushes all pending gradients."
 NO_BYTES = "no bytes cross between ranks"
 
 
 def style_of(run) -> dict:
-    """How a run's lines are drawn."""
+    """Colour and dash of a run's lines."""
     number = run.number
     return {"color": COLOURS[number % len(COLOURS)], "dash": DASHES[number // len(COLOURS) % len(DASHES)]}
 
 
 def thinned(table: np.ndarray) -> np.ndarray:
-    """(n, k) -> (at most MOST_POINTS, k): each row the mean of neighbours."""
+    """Averages neighbouring rows: (n, k) -> (at most MOST_POINTS, k)."""
     if len(table) <= MOST_POINTS:
         return table
     begins = np.arange(MOST_POINTS) * len(table) // MOST_POINTS
@@ -56,43 +56,43 @@ def thinned(table: np.ndarray) -> np.ndarray:
 
 
 def unit_of(x: str, most: float) -> tuple[float, str]:
-    """How to show an axis that ends at `most`: what to divide by, its name."""
+    """Size of the unit and label for an axis that ends at `most`."""
     return [unit for unit in X_AXES[x] if unit == X_AXES[x][0] or most >= 2 * unit[0]][-1]
 
 
 def short(values) -> list[float]:
-    """Numbers as a page holds them."""
+    """Rounds numbers to DIGITS significant digits."""
     return [float(f"{value:.{DIGITS}g}") for value in values]
 
 
 def trace(run, x, y, **more) -> dict:
-    """A line of a run, or what `more` makes of it."""
+    """A trace of a run: a line, unless `more` overrides its keys."""
     values = {"type": "scatter", "mode": "lines", "name": escape(run.name), "meta": run.number, "x": short(x)}
     return {**values, "y": short(y), "line": {"width": 2, **style_of(run)}, **more}
 
 
 def marked(x) -> str:
-    """How a line of these points is drawn."""
+    """The plotly mode of a line with these points."""
     return "lines+markers" if len(x) <= MOST_MARKS else "lines"
 
 
 def hidden(**line) -> dict:
-    """What makes a trace one that does not answer to the mouse."""
+    """Keys of a trace without hover text."""
     return {"hoverinfo": "skip", "line": line}
 
 
 def axes(x: str, y: str, **of_y) -> dict:
-    """A layout with the names of its axes."""
+    """A layout with the labels of its axes."""
     return {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}, **of_y}}
 
 
 class Picture:
-    """What all pictures share. run: the one that it is of, None for a picture of all."""
+    """Base class of pictures. run: the only run that it shows, None for a picture of all runs."""
 
     caption, why, run = "", NO_LINES, None
 
     def shown(self, runs: list) -> list:
-        """The runs of which there is something to draw."""
+        """The runs that have data to draw."""
         return [run for run in runs if len(self.points(run))]
 
 
@@ -100,9 +100,9 @@ class Picture:
 class Curve(Picture):
     """A line per run.
 
-    key, x: of a logged line. label: of the axis. text: how plotly writes a value. times: what is drawn per unit of key.
-    of: "lines" or "evaluations". is_noisy: draw a running mean, and faintly what it is of. is_from_zero: where the axis
-    begins."""
+    key, x: keys of the y and x values in a log line. label: of the y axis. text: plotly's format of a y value. times:
+    factor applied to y values. of: "lines" or "evaluations". is_noisy: draw a running mean over the faint original
+    line. is_from_zero: begin the y axis at 0."""
 
     title: str
     key: str
@@ -137,14 +137,14 @@ class Curve(Picture):
 
 
 class Band(Picture):
-    """How uneven the ranks' own work is."""
+    """The spread of own work over ranks."""
 
     title = "Own work of the ranks"
-    caption = "Load, find, forward and backward: the rank with the least, the mean, and the rank with the most."
-    why = "one rank alone waits for none"
+    caption = "Load, find, forward and backward: minimum, mean and maximum over ranks."
+    why = "it needs at least two ranks"
 
     def points(self, run) -> np.ndarray:
-        """(n, 4); none of a rank alone."""
+        """(n, 4); empty for a single rank."""
         table = run.table(("samples", "own_ms_min", "own_ms", "own_ms_max"))
         return table if (table[:, 1] < table[:, 3]).any() else table[:0]
 
@@ -169,10 +169,10 @@ class Ranks(Picture):
     """Each rank's own work over the run."""
 
     title, caption = "Own work, rank by rank", "Mean over the run."
-    why = "one rank alone, or no run has ended yet"
+    why = "it needs at least two ranks and a finished run"
 
     def points(self, run) -> np.ndarray:
-        """(ranks,); none of a rank alone."""
+        """(ranks,); empty for a single rank."""
         own = np.array([rank["own_ms"] for rank in run.by_rank])
         return own if len(own) > 1 else own[:0]
 
@@ -180,7 +180,7 @@ class Ranks(Picture):
         traces = []
         for place, run in enumerate(runs):
             own = self.points(run)
-            aside = 0.3 * (place / len(runs) - 0.5 + 0.5 / len(runs)) if len(own) <= 32 else 0.0  # none covers another
+            aside = 0.3 * (place / len(runs) - 0.5 + 0.5 / len(runs)) if len(own) <= 32 else 0.0  # no overlap
             places = [f"rank {number} on {escape(str(rank['host']))}" for number, rank in enumerate(run.by_rank)]
             said = "%{customdata}: %{y:.2f} ms<extra>%{fullData.name}</extra>"
             marker = {"color": style_of(run)["color"], "size": 9 if len(own) <= 32 else 5}
@@ -194,7 +194,7 @@ class Ranks(Picture):
 
 @dataclass(frozen=True)
 class Bars(Picture):
-    """Groups of bars, a bar per run. values(run): name of the group -> number, {} for none; text: of a number."""
+    """Groups of bars, a bar per run. values(run): group -> number, {} without data. text: formats a number."""
 
     title: str
     values: Callable
@@ -229,9 +229,9 @@ class Bars(Picture):
 
 
 class Stack(Picture):
-    """The parts of a step of one run, one on the other. most_ms: where the axis ends."""
+    """The parts of a step of one run, stacked. most_ms: upper end of the y axis."""
 
-    why = "it takes two logged steps"
+    why = "it needs two logged steps"
 
     def __init__(self, run, most_ms: float):
         self.title, self.run, self.most_ms = f"A step of {run.name}", run, most_ms
@@ -240,7 +240,7 @@ class Stack(Picture):
         return [self.run] if len(self.points(self.run)) > 1 else []
 
     def points(self, run) -> np.ndarray:
-        """As stacked."""
+        """As stacked()."""
         return stacked(run)
 
     def figure(self, runs: list) -> dict:
@@ -263,12 +263,13 @@ def stacked(run) -> np.ndarray:
 
 
 def means(run, keys: dict[str, str]) -> dict[str, float]:
-    """Name of a group -> mean over the logged lines of the key under it; {} where there are no lines."""
+    """Name of a group -> mean of its key over the log lines, without groups that have no values."""
     return {name: float(table.mean()) for name, key in keys.items() if len(table := run.table((key,)))}
 
 
 def bytes_by_kind(run) -> dict[str, float]:
-    """Bytes per step: of the whole run once it has ended, with its last flush; until then of the logged steps."""
+    """Bytes per step by kind: of the whole run including its last flush if it has ended, otherwise of the logged
+    steps."""
     keys = {
         "rows pulled": "row_bytes",
         "clocks pulled": "clock_bytes",
@@ -286,15 +287,15 @@ def ms_by_part(run) -> dict[str, float]:
 
 
 def lag_shares(run) -> dict[str, float]:
-    """Lags as EmbeddingTable counts them, bin 0 no lag, bin i lags below 2^i -> percent of the reads."""
+    """Range of lags -> percentage of the reads. The ranges are EmbeddingTable's bins: 0, 1, 2 to 3, 4 to 7, ..."""
     counts = run.lags
     names = ["0", "1", *(f"{1 << i - 1}\N{EN DASH}{(1 << i) - 1}" for i in range(2, len(counts)))]
     return {name: 100 * count / sum(counts) for name, count in zip(names, counts)}
 
 
 def evaluated(runs: list) -> list[str]:
-    """The task's figures that some evaluation has measured; those of ctr.py if there is none. The true model's is the
-    same at all steps."""
+    """Keys of the task's metrics in the evaluations, by default those of ctr.py. teacher_auc, the same at all steps, is
+    left out."""
     keys = dict.fromkeys(key for run in runs for line in run.evaluations for key in line if is_of_task(key, line[key]))
     return [key for key in keys if key != "teacher_auc"] or ["auc", "log_loss"]
 
@@ -304,11 +305,11 @@ def title_of(key: str) -> str:
 
 
 def sections(runs: list) -> dict[str, list]:
-    """The page's pictures under their headings."""
+    """Heading -> pictures of that section of the page."""
     of_task = [
         Curve(title_of(key), key, figure_of(key).name, of="evaluations", why=NO_EVALUATION) for key in evaluated(runs)
     ]
-    loss = Curve("Loss", "loss", "training loss", is_noisy=True, caption="From 20 lines on, bold is a running mean.")
+    loss = Curve("Loss", "loss", "training loss", is_noisy=True, caption="From 20 points on, bold is a running mean.")
     learnt = [*of_task, loss]
     over_time = [replace(curve, title=f"{curve.title} over time", x="elapsed_s") for curve in learnt]
     most_ms = max((thinned(table)[:, 1:].sum(1).max() for run in runs if len(table := stacked(run))), default=0)
@@ -334,7 +335,7 @@ def sections(runs: list) -> dict[str, list]:
             Curve("Staleness (p99)", "lag_p99", "iterations behind, 99th percentile", **behind),
             Bars(
                 "Staleness of all reads", lag_shares, "% of the reads",
-                caption="Iterations that a row was behind when it was read.", why=NO_CACHE,
+                caption="Iterations by which a row lagged when it was read.", why=NO_CACHE,
             ),
         ],
         "Speed": [

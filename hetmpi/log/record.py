@@ -1,4 +1,4 @@
-"""Run: a run folder read back, by files alone: neither MPI nor torch is needed."""
+"""Reads run folders, without MPI or torch."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from hetmpi.log import status
 from hetmpi.log.figures import is_of_task, moved_bytes, moved_per_step
 from hetmpi.log.files import flat
 
-SILENT_S, SILENT_TIMES = 60.0, 10  # a run of another host is missed after so long, and so many times its usual interval
+SILENT_S, SILENT_TIMES = 60.0, 10  # a run without a log line for this time and this many usual intervals is late
 
 
 class Run:
-    """What a run folder says.
+    """The contents of a run folder.
 
-    name, number      what it is called, and its place among the runs it is compared with
-    settings          key -> value, as on the command line
-    environment       of environment.json, {} if there is none
-    lines, evaluations  of metrics.jsonl and evaluation.jsonl; one that was cut short at the end is left out
-    summary           {} until the run has ended"""
+    name, number      its name, and its index among the compared runs
+    settings          key -> value, keys as on the command line
+    environment       contents of environment.json, {} if there is none
+    lines, evaluations  contents of metrics.jsonl and evaluation.jsonl, without a truncated last line
+    summary           contents of summary.json, {} until the run has ended"""
 
     def __init__(self, folder: Path, name: str, number: int):
-        """Raises UserError for what is no run folder, and for a file of it that cannot be read."""
+        """Raises UserError if `folder` is not a run folder or one of its files cannot be read."""
         if not (folder / "config.yaml").is_file():
             raise UserError(
-                f"{folder} is no run folder, as it has no config.yaml: name one that hetmpi.train wrote (run.dir), or "
-                "a folder of such folders"
+                f"{folder} is not a run folder, as it has no config.yaml: name one that hetmpi.train wrote "
+                "(run.dir), or a folder of such folders"
             )
         self.folder, self.name, self.number = folder, name, number
         self.settings = read_settings(folder / "config.yaml")
@@ -48,15 +48,15 @@ class Run:
 
     @cache
     def table(self, keys: tuple[str, ...], of: str = "lines") -> np.ndarray:
-        """Those of the lines, or of="evaluations", that have a number under all of keys: (n, number of keys)
-        float64."""
+        """Values of keys in the log lines, or in the evaluations with of="evaluations": (n, number of keys) float64.
+        Lines that lack a number for one of the keys are left out."""
         rows = [[line.get(key) for key in keys] for line in getattr(self, of)]
         kept = [row for row in rows if all(isinstance(value, numbers.Real) for value in row)]
         return np.array(kept, float).reshape(len(kept), len(keys))
 
     def _add_moved_bytes(self):
-        """To each line its bytes between ranks per step, to each line and evaluation those since the run began; None
-        where there were none."""
+        """Adds `moved_bytes`, bytes between ranks per step, to each line, and `moved_so_far`, bytes since the run
+        began, to each line and evaluation; None instead of 0."""
         step, moved, at = 0, 0.0, [(0.0, 0.0)]
         for line in self.lines:
             line["moved_bytes"] = moved_bytes(line) or None
@@ -69,24 +69,24 @@ class Run:
 
     @property
     def lags(self) -> list[int]:
-        """How late all reads were, as EmbeddingTable counts; [] without a cache."""
+        """Histogram of the lags of all reads, in EmbeddingTable's bins; [] without a cache."""
         counted = [line["lags"] for line in self.lines if line.get("lags")]
         width = max(map(len, counted), default=0)
         return np.sum([lags + [0] * (width - len(lags)) for lags in counted], 0).tolist() if width else []
 
     @property
     def has_ended(self) -> bool:
-        """Whether it came to its end."""
+        """Whether the run has finished and written its summary."""
         return bool(self.summary)
 
     def mean(self, key: str) -> float | None:
-        """Mean over the logged lines."""
+        """Mean over the log lines; None if they have no values."""
         found = self.table((key,))
         return float(found.mean()) if len(found) else None
 
     def figures(self) -> dict[str, float | None]:
-        """The figures by which runs are compared: the task's, and step_bytes, sample_bytes, samples_per_s, elapsed_s,
-        hit_rate, lag_p99, samples. Of a run that has not ended: so far."""
+        """The figures by which runs are compared: the task's metrics, and step_bytes, sample_bytes, samples_per_s,
+        elapsed_s, hit_rate, lag_p99, samples. For a run that has not ended they are the values so far."""
         last = self.lines[-1] if self.lines else {}
         samples, seconds = last.get("samples"), last.get("elapsed_s", self.summary.get("seconds"))
         task = self.summary or (self.evaluations[-1] if self.evaluations else {})
@@ -105,7 +105,8 @@ class Run:
         }
 
     def slowest_rank(self) -> str:
-        """Which rank had the most work of its own in most of the lines."""
+        """The rank that was most often the slowest, its host, and the share of log lines in which it was; '-' without
+        lines."""
         counts = Counter(self.table(("slowest_rank",))[:, 0].astype(int).tolist())
         if not counts:
             return "-"
@@ -113,10 +114,10 @@ class Run:
         host = f" on {self.by_rank[rank]['host']}" if rank < len(self.by_rank) else ""
         return f"rank {rank}{host}, in {times / counts.total():.0%} of the lines"
 
-    # The state.
+    # State.
 
     def state(self, now: float) -> str:
-        """How far it is at `now`, seconds since 1970, as far as its files and this host's processes say."""
+        """The state of the run at `now` (seconds since 1970), derived from its files and the processes of this host."""
         resumed = self.settings.get("resume")
         return self._state(now) + (f"; resumed from {resumed}" if resumed else "")
 
@@ -128,29 +129,29 @@ class Run:
             return f"finished, but summary.json is missing; {self._last(now)}"
         if state == status.STOPPED:
             step, resume = self.status.get("step"), self.status.get("resume")
-            return f"stopped by a signal at step {step}, saved; resume={resume} goes on"
+            return f"stopped by a signal at step {step}, saved; continue with resume={resume}"
         if state == status.FAILED:
             return f"failed: {last_words(str(self.status.get('message')))}; {self._last(now)}"
         if state == status.RUNNING:
             return self._state_unless_killed(now)
-        return f"not finished; it says nothing of its state; {self._last(now)}"
+        return f"not finished; state unknown; {self._last(now)}"
 
     def _state_unless_killed(self, now: float) -> str:
-        """Of a run whose last word is that it runs."""
+        """The state of a run with status `running`, which a killed process leaves unchanged."""
         host, is_alive, silent_s = self.status.get("host"), status.is_alive(self.status), self._silent_s(now)
         usual_s = self._usual_interval_s()
         is_late = silent_s > max(SILENT_S, SILENT_TIMES * usual_s)
         wait = f"no line for {span(silent_s)}" + (f", usually every {span(usual_s)}" if usual_s else "")
         if is_alive is False:
-            return f"probably killed: its process on {host} is gone, without a message; {self._last(now)}{self._cure()}"
+            return f"probably killed: its process on {host} ended without a message; {self._last(now)}{self._cure()}"
         if is_alive:
             return f"running{f', but {wait}' if is_late else ''}; {self._last(now)}"
         if is_late:
             return f"killed or hanging, on {host}: {wait}; {self._last(now)}{self._cure()}"
-        return f"probably running, on {host}, whose processes cannot be seen from here; {self._last(now)}"
+        return f"probably running, on {host} (processes there are not visible from here); {self._last(now)}"
 
     def _cure(self) -> str:
-        return "; resume=auto goes on" if any(self.folder.glob("checkpoints/step-*/manifest.json")) else ""
+        return "; continue with resume=auto" if any(self.folder.glob("checkpoints/step-*/manifest.json")) else ""
 
     def _silent_s(self, now: float) -> float:
         return now - max(self._written(), self.status.get("time", 0.0))
@@ -160,7 +161,7 @@ class Run:
         return path.stat().st_mtime if self.lines else 0.0
 
     def _usual_interval_s(self) -> float:
-        """Between two lines; 0 if it is not known yet."""
+        """Median time between two log lines; 0 if there are fewer than two."""
         times = self.table(("elapsed_s",))[:, 0]
         return float(statistics.median(np.diff(times))) if len(times) > 1 else 0.0
 
@@ -172,12 +173,12 @@ class Run:
 
 
 def last_words(message: str) -> str:
-    """Of what a failing rank printed, the part after its traceback."""
+    """The part of a failing rank's message after its traceback."""
     return " ".join(message.rpartition("hetmpi: ")[2].split())
 
 
 def span(seconds: float) -> str:
-    """A time: '12 s'; of less than ten seconds as exact as it is given, '0.1 s' or '4 s'."""
+    """A duration in a suitable unit: '12 s', '5 min'. A float below ten seconds gets one decimal: '0.1 s'."""
     unit, size = next((u for u in (("days", 86400), ("h", 3600), ("min", 60)) if seconds >= 2 * u[1]), ("s", 1))
     is_exact = isinstance(seconds, float) and seconds < 10
     return f"{max(0, seconds) / size:.{1 if is_exact else 0}f} {unit}"
@@ -187,7 +188,7 @@ def span(seconds: float) -> str:
 
 
 def runs_of(folders: list[Path]) -> list[Run]:
-    """The runs of these folders, each a run folder or a folder of such. Raises UserError as Run."""
+    """The runs in these folders, each a run folder or a folder of run folders. Raises UserError as Run."""
     found = [run for folder in folders for run in run_folders(folder)]
     repeated = Counter(folder.resolve().name for folder in found)
     names = [str(folder) if repeated[folder.resolve().name] > 1 else folder.resolve().name for folder in found]
@@ -195,7 +196,7 @@ def runs_of(folders: list[Path]) -> list[Run]:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """The folder itself if it is of a run, or has none in it; else those in it, 2 before 10."""
+    """The run folders in `folder`, sorted with 2 before 10; [folder] if it is a run folder or contains none."""
     if (folder / "config.yaml").is_file():
         return [folder]
     return sorted((path.parent for path in folder.glob("*/config.yaml")), key=natural) or [folder]
@@ -206,17 +207,17 @@ def natural(path: Path) -> list:
 
 
 def differing_settings(runs: list[Run]) -> dict[str, list[str]]:
-    """Key -> its value in each run, of the settings that are not the same in all."""
+    """Key -> its value in each run, for the settings that differ."""
     keys = dict.fromkeys(key for run in runs for key in run.settings)
     rows = {key: [setting_text(run.settings.get(key, "-")) for run in runs] for key in keys}
-    for key, name in (("run.dir", ""), ("checkpoint.dir", "/checkpoints")):  # the default says nothing new
+    for key, name in (("run.dir", ""), ("checkpoint.dir", "/checkpoints")):  # these always differ by default
         if all(run.settings.get(key) == f"{run.settings.get('run.dir')}{name}" for run in runs):
             rows.pop(key, None)
     return {key: texts for key, texts in rows.items() if len(set(texts)) > 1}
 
 
 def setting_text(value) -> str:
-    """A value as config.yaml has it."""
+    """A value as written in config.yaml."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
@@ -231,18 +232,19 @@ def read_text(path: Path) -> str:
 
 
 def read_settings(path: Path) -> dict:
-    """config.yaml with its groups' keys joined by dots."""
+    """The settings in config.yaml, with keys joined by dots. Raises UserError."""
     try:
         settings = yaml.load(read_text(path), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(settings, dict):
-        raise UserError(f"{path} holds no settings: name a folder that hetmpi.train wrote")
+        raise UserError(f"{path} holds no settings: name one that hetmpi.train wrote")
     return flat(settings)
 
 
 def read_lines(path: Path) -> list[dict]:
-    """A .jsonl file, [] if there is none. A last line that does not end is still being written, and left out."""
+    """The lines of a .jsonl file, [] if there is none. A last line without a newline is still being written and is left
+    out. Raises UserError."""
     if not path.exists():
         return []
     lines = [line for line in read_text(path).splitlines(keepends=True) if line.endswith("\n")]
@@ -250,7 +252,7 @@ def read_lines(path: Path) -> list[dict]:
 
 
 def checked(line: str, place: str) -> dict:
-    """One line's values. Raises UserError for what the run log does not write."""
+    """The values of one line. Raises UserError if the run log cannot have written it."""
     try:
         values = json.loads(line)
     except ValueError as error:
@@ -261,7 +263,8 @@ def checked(line: str, place: str) -> dict:
 
 
 def read_object(path: Path, needs: str | None = None) -> dict:
-    """A .json file, {} if there is none. needs: a key that has an integer in any that the run log writes."""
+    """The object in a .json file, {} if there is none. needs: a key that must have an integer value. Raises
+    UserError."""
     if not path.exists():
         return {}
     try:
@@ -269,12 +272,10 @@ def read_object(path: Path, needs: str | None = None) -> dict:
     except ValueError as error:
         raise UserError(f"{path} is not JSON ({error}): remove the file") from error
     if not isinstance(found, dict) or (needs and not isinstance(found.get(needs), int)):
-        raise UserError(
-            f"{path} is not as a run writes it{f', as it has no {needs}' if needs else ''}: remove the file"
-        )
+        raise UserError(f"{path} has an unexpected format{f', without {needs}' if needs else ''}: remove the file")
     return found
 
 
 def is_rank(said) -> bool:
-    """Whether an entry of by_rank is as the trainer writes it."""
+    """Whether an entry of by_rank has the format that the trainer writes."""
     return isinstance(said, dict) and isinstance(said.get("own_ms"), numbers.Real) and "host" in said

@@ -1,26 +1,27 @@
-"""RunLog: what a person sees of a run, and what stays of it: rank 0's run folder, the progress shown, the last lines.
+"""RunLog: writes the run folder and displays progress, on rank 0.
 
 The run folder holds
   config.yaml       the resolved configuration
   environment.json  commit, versions, hosts and command (environment.py)
-  status.json       whether it is running, finished, stopped or failed (status.py)
-  metrics.jsonl     one line per logged step, each with at least `step` and `loss`; of the trainer's also
-                      samples    of the stream, so far
-                      elapsed_s  seconds of training so far, evaluation not counted; a resumed run goes on from its last
-                                 line
-                      own_ms_min, own_ms, own_ms_max  a rank's own work (spans.OWN) per step: least, mean and most
-                      slowest_rank                    the rank that had the most
+  status.json       whether the run is running, finished, stopped or failed (status.py)
+  metrics.jsonl     one line per logged step, each with at least `step` and `loss`; the trainer also writes
+                      samples    samples of the stream so far
+                      elapsed_s  seconds of training so far, without evaluations; a resumed run continues from the last
+                                 value
+                      own_ms_min, own_ms, own_ms_max  own work (spans.OWN) per step: minimum, mean, maximum over ranks
+                      slowest_rank                    the rank with the most own work
   evaluation.jsonl  one line per evaluation, each with at least `step`; samples and elapsed_s as above
-  events.out.tfevents.*  both again, for TensorBoard (events.py)
+  events.out.tfevents.*  the values of both files for TensorBoard (events.py)
   trace.json        with train.profile=true: every rank's last steps, for chrome://tracing or Perfetto
-  summary.json      written when the run has ended, and only then; complete whenever it is there. by_rank: host and ms
-                    per step, part by part, of every rank
-  report.html       if ./run.sh report was asked for it
+  summary.json      written when the run finishes; complete if it exists. by_rank: host, and ms per step of each part,
+                    for every rank
+  report.html       if `hetmpi report` was run
 
-JSON has no NaN and no infinity: such values are written as null.
+JSON has neither NaN nor infinity: such values are written as null.
 
-A folder that cannot be written when the run begins is refused. One that cannot be written later, on a full disk say,
-does not end the run: it is said once, each line or file is tried anew, and the end of the run names what is missing.
+If the folder cannot be written at the start, RunLog raises an error. A write that fails later, for example on a full
+disk, does not end the run: the first failure prints a warning, later writes are still attempted, and the end of the run
+reports the missing entries and files.
 """
 
 from __future__ import annotations
@@ -47,15 +48,15 @@ from hetmpi.log.files import append, flat, replace
 from hetmpi.spans import Spans
 
 SHOWN_NAME = "standard output"
-TICK_S = 0.3  # between two looks at how far the run is
+TICK_S = 0.3  # time between two updates of the progress display
 OF_AN_EARLIER_RUN = ("summary.json", "trace.json", "report.html")
 
 
 class RunLog:
-    """Rank 0's record of one run. `close` it in a `finally`: a terminal gets its cursor back.
+    """Rank 0's log of one run. Call `close` in a `finally` block, as it restores the terminal's cursor.
 
-    A run into a folder that holds an earlier one replaces that one's files, but one that is resumed keeps what was
-    written up to there. earlier_s: the `elapsed_s` of what was kept, 0.0 if nothing was."""
+    A new run replaces the files of an earlier run in its folder. A resumed run keeps the lines up to the step that it
+    resumes from. earlier_s: the last `elapsed_s` of these lines, 0.0 if there are none."""
 
     def __init__(
         self,
@@ -68,12 +69,11 @@ class RunLog:
         step_samples: int = 0,
         environment: dict | None = None,
     ):
-        """run_dir: made if missing. config_yaml: text of config.yaml. total_steps: where the progress bar ends, None if
+        """run_dir: created if missing. config_yaml: text of config.yaml. total_steps: end of the progress bar, None if
         unknown. resumed_at: steps made before, 0 for a new run. spans: of this rank, for the progress between logged
-        steps. step_samples: samples of a step, over all ranks. environment: for environment.json.
+        steps. step_samples: samples per step over all ranks. environment: contents of environment.json.
 
-        Raises UserError with one sentence (what, why, cure) when the folder cannot be written; the methods do not, see
-        above."""
+        Raises UserError if the folder cannot be written. The methods do not (see above)."""
         self._dir = Path(run_dir)
         with self._writing():
             self._dir.mkdir(parents=True, exist_ok=True)
@@ -87,28 +87,28 @@ class RunLog:
             replace(self._dir / "environment.json", json.dumps(environment or {}, indent=2) + "\n")
             status.write_running(self._dir)
             self._events = EventFile(self._dir, flat(yaml.safe_load(config_yaml) or {}))
-        self._missing = Counter()  # file -> lines or files that could not be written
+        self._missing = Counter()  # file -> number of failed writes
         self._shown = display(spans or Spans(), resumed_at, total_steps, step_samples)
         self._ended = threading.Event()
         self._ticking = threading.Thread(target=self._tick, name="hetmpi-progress", daemon=True)
         self._ticking.start()
 
     def step(self, values: dict) -> None:
-        """Writes and shows one step's values: `step` (int), `loss`, and any other numbers by their name."""
+        """Writes and displays the values of a step: `step` (int), `loss`, and any other numbers by name."""
         self._record("metrics.jsonl", values, self._events.step, self._shown.step)
 
     def evaluation(self, values: dict) -> None:
-        """Writes and shows an evaluation: `step` (int), `auc`, `log_loss`, and any other numbers by their name."""
+        """Writes and displays an evaluation: `step` (int), `auc`, `log_loss`, and any other numbers by name."""
         self._record("evaluation.jsonl", values, self._events.evaluation, self._shown.evaluation)
 
     def note(self, text: str) -> None:
-        """Shows a sentence."""
+        """Prints a message."""
         with self._surviving(SHOWN_NAME):
             print(f"hetmpi: {text}", flush=True)
 
     def finish(self, summary: dict) -> None:
-        """Shows the five lines of the end and writes summary.json, whole or not at all. summary: `steps`, `run_dir`,
-        and what else there is; `checkpoint`: path of the last one, None if none was kept."""
+        """Writes summary.json, whole or not at all, and prints the five closing lines. summary: `steps`, `run_dir` and
+        any other figures; `checkpoint`: path of the last one, None if none was saved."""
         self.write("summary.json", json.dumps(_jsonable(summary), indent=2, allow_nan=False) + "\n")
         with self._surviving(self._events.path.name):
             self._events.finish(summary["steps"], _final(summary))
@@ -119,7 +119,7 @@ class RunLog:
             tell_ending(summary)
 
     def stop(self, step: int, checkpoint: str | os.PathLike) -> None:
-        """Notes that the run leaves after `step` steps, to go on from a checkpoint."""
+        """Records in status.json that the run stopped after `step` steps and can resume from `checkpoint`."""
         with self._surviving(status.STATUS):
             status.write_status(self._dir, status.STOPPED, step=step, resume=str(checkpoint))
 
@@ -129,22 +129,22 @@ class RunLog:
             replace(self._dir / name, text)
 
     def close(self) -> None:
-        """Ends the progress display and says what is missing in the folder; may be called twice."""
+        """Ends the progress display and reports missing entries and files; may be called twice."""
         with self._surviving(SHOWN_NAME):
             self._stop_display()
             sys.stdout.flush()
-        if SHOWN_NAME in self._missing:  # Python flushes it again and would exit with 120
+        if SHOWN_NAME in self._missing:  # otherwise Python's flush at exit fails, with exit code 120
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if self._missing:
             _tell(f"run folder {self._dir} lacks {', '.join(_missing_text(*item) for item in self._missing.items())}")
             self._missing.clear()
 
     def _tick(self):
-        """Lets the display move by time, until the run has ended or nobody reads."""
+        """Updates the display every TICK_S until the run ends or standard output fails."""
         while not self._ended.wait(TICK_S):
             try:
                 self._shown.tick()
-            except OSError:  # the next logged step meets it too, and says so
+            except OSError:  # the next logged step fails too and reports it
                 return
 
     def _stop_display(self):
@@ -153,7 +153,7 @@ class RunLog:
         self._shown.close()
 
     def _keep_until(self, path: Path, step: int) -> float:
-        """Drops the lines of later steps, and one that was cut short. Returns the last elapsed_s kept, 0.0 if there is
+        """Removes the lines of later steps and a truncated last line. Returns the last elapsed_s kept, 0.0 if there is
         none."""
         if not path.exists():
             return 0.0
@@ -163,7 +163,7 @@ class RunLog:
         return json.loads(kept[-1]).get("elapsed_s", 0.0) if kept else 0.0
 
     def _record(self, name: str, values: dict, *calls: Callable[[dict], None]) -> None:
-        """Appends values to a .jsonl file, then gives them to the calls for TensorBoard and standard output."""
+        """Appends values to a .jsonl file, then passes them to `calls`, for TensorBoard and standard output."""
         line = json.dumps(_jsonable(values), allow_nan=False) + "\n"
         with self._surviving(name):
             append(self._dir / name, line.encode())
@@ -173,15 +173,15 @@ class RunLog:
 
     @contextmanager
     def _surviving(self, name: str):
-        """Says so if something of the folder cannot be written, the first time, and goes on."""
+        """A context that catches and counts failed writes to a file, and prints a warning for the first one."""
         try:
             yield
-        except BrokenPipeError:  # nobody reads what is shown
+        except BrokenPipeError:  # the reader of standard output has exited
             raise
         except OSError as error:
             if not self._missing:
                 what = error.filename or (name if name == SHOWN_NAME else self._dir / name)
-                _tell(f"run folder: cannot write {what}: {error.strerror}: training goes on without; make room there")
+                _tell(f"run folder: cannot write {what}: {error.strerror}: training continues; free space there")
             self._missing[name] += 1
 
     @contextmanager
@@ -191,12 +191,12 @@ class RunLog:
         except OSError as error:
             path = error.filename or self._dir
             raise UserError(
-                f"run folder: cannot write {path}: {error.strerror}: make room there or choose another run.dir"
+                f"run folder: cannot write {path}: {error.strerror}: free space there or choose another run.dir"
             ) from error
 
 
 def _final(summary: dict) -> dict:
-    """Of a summary, the figures by which runs are compared."""
+    """The figures of a summary by which runs are compared."""
     moved = moved_per_step(summary)
     task = {key: value for key, value in summary.items() if is_of_task(key, value)}
     return {**task, **{key: summary.get(key) for key in FINAL}, "mb_per_step": None if moved is None else moved / 1e6}
@@ -208,12 +208,12 @@ def _tell(text: str) -> None:
 
 
 def _missing_text(name: str, count: int) -> str:
-    """What is missing: a file, or how many entries of it."""
+    """A missing file, or the number of entries missing in it."""
     return f"{count} entries of {name}" if name.endswith(".jsonl") or "tfevents" in name else name
 
 
 def _jsonable(value):
-    """value as JSON can hold it: numpy's numbers as Python's, what is not finite as None."""
+    """Converts value for JSON: NumPy numbers to Python's, numbers that are not finite to None."""
     if isinstance(value, dict):
         return {key: _jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,12 +1,12 @@
 """The state of a run, in status.json of its folder.
 
-state   running | finished | stopped (it saved and left on a signal) | failed
-time    since when, seconds since 1970
-host, pid, process_start   rank 0's process, while it is running; process_start in ticks since the host's boot
-step, resume   of one that is stopped: the last step, and the checkpoint to go on from
-message   of one that failed
+state   running | finished | stopped (by a signal, after saving) | failed
+time    time of the last change of state, in seconds since 1970
+host, pid, process_start   rank 0's process, if running; process_start in clock ticks since the host's boot
+step, resume   if stopped: the last step, and the checkpoint to resume from
+message   if failed: the error message
 
-A process that is killed writes nothing: its state stays `running`, and whoever reads it looks for the process.
+A killed process does not update its state, which remains `running`; is_alive checks whether the process exists.
 """
 
 from __future__ import annotations
@@ -36,24 +36,25 @@ def write_running(folder: Path) -> None:
 
 
 def write_failed(folder: Path, message: str) -> None:
-    """Called on the rank that fails, whichever it is; never raises. The first message stays, and a run that has ended
-    has not failed."""
+    """Records a failure if the state is `running`: later failures do not replace the first message, nor the state of a
+    run that has ended. Can be called on any rank; never raises."""
     with suppress(OSError, ValueError):
         if read_status(folder).get("state") == RUNNING:
             write_status(folder, FAILED, message=message)
 
 
 def read_status(folder: Path) -> dict:
-    """{} if there is none. Raises OSError and ValueError."""
+    """The contents of status.json, {} if there is none. Raises OSError and ValueError."""
     path = folder / STATUS
     status = json.loads(path.read_text()) if path.exists() else {}
     if not isinstance(status, dict) or not isinstance(status.get("state", ""), str):
-        raise ValueError("it holds no state")
+        raise ValueError("status.json has no state")
     return status
 
 
 def process_start(pid: int) -> int | None:
-    """When a process of this host began, which tells it from a later one of its number; None if it has ended."""
+    """Start time of a process on this host, in clock ticks since boot, which distinguishes it from a later process with
+    the same pid; None if it has ended."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -62,7 +63,7 @@ def process_start(pid: int) -> int | None:
 
 
 def is_alive(status: dict) -> bool | None:
-    """Whether rank 0's process is there; None if that cannot be seen from this host."""
+    """Whether rank 0's process exists; None if it ran on another host or is not recorded."""
     if status.get("host") != socket.gethostname() or not isinstance(status.get("pid"), int):
         return None
     started = process_start(status["pid"])

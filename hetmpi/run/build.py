@@ -30,7 +30,7 @@ MB = 1 << 20
 
 def make(config: DictConfig, **arguments):
     """The object of class config._target_; Hydra passes the arguments themselves, not copies. Raises UserError if the
-    class is missing, rejects these arguments, or does not fit in memory; other errors of the class are passed on."""
+    class is missing, rejects these arguments, or does not fit in memory; passes on other errors of the class."""
     target = config.get("_target_")
     if not isinstance(target, str) or not target:
         raise UserError(f"_target_ must name a class, as package.module.Class, got {target!r}")
@@ -40,7 +40,7 @@ def make(config: DictConfig, **arguments):
         except TypeError as error:
             if not is_of_the_call(error):
                 raise
-            raise UserError(f"{target}: {error}: its keys must be the arguments of its constructor") from error
+            raise UserError(f"{target}: {error}: the keys must be the arguments of its constructor") from error
         except RuntimeError as error:
             if "allocate memory" not in str(error):
                 raise
@@ -63,7 +63,7 @@ def factory_of(config: DictConfig, target: str) -> Callable:
         cause = cause.__cause__
         if isinstance(cause, AttributeError) or f"{target}.".startswith(f"{getattr(cause, 'name', None)}."):
             raise UserError(
-                f"cannot import {target} ({cause}): start from the folder its file is in, or put that on PYTHONPATH"
+                f"cannot import {target} ({cause}): start in the folder of its file, or add the folder to PYTHONPATH"
             ) from cause
     raise cause
 
@@ -109,8 +109,8 @@ def make_model(config: DictConfig, task: Task) -> torch.nn.Module:
 
 
 def replicated_of(config: DictConfig, specs: dict[str, TableSpec]) -> dict[str, list[range]]:
-    """table -> keys of the fields that every rank holds whole. Raises UserError if the fields do not sum to the
-    table."""
+    """table -> keys of the fields that are replicated on every rank. Raises UserError if the rows of the fields do not
+    sum to those of the table."""
     below = config.table.replicate_below_rows
     for spec in specs.values():
         if below > 0 and len(spec.field_rows) and sum(spec.field_rows) != spec.num_rows:
@@ -144,8 +144,8 @@ def make_dense(config: DictConfig, hvd, model: torch.nn.Module, schedule: Schedu
 
 
 def check_batches(config: DictConfig, world: World, task: Task, specs: dict[str, TableSpec], num_steps: int):
-    """Raises UserError on every rank if a node lacks memory for the batches of its ranks that exist at a time, counting
-    only samples, keys and rows. Collective."""
+    """Raises UserError on every rank if a node lacks memory for the batches that its ranks hold at the same time,
+    counting only samples, keys and rows. Collective."""
     size, num = config.batch_size, min(config.loader.prefetch + 1, max(1, num_steps))
     num_keys = {name: min(size * task.keys_per_sample[name], spec.num_rows) for name, spec in specs.items()}
     rows = sum(8 * spec.dim * num_keys[name] for name, spec in specs.items())  # and their gradients

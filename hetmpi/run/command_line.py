@@ -1,4 +1,4 @@
-"""The command line of `hetmpi train`: Hydra's overrides and those of its options that make sense on many ranks."""
+"""The command line of `hetmpi train`: Hydra's overrides, and the Hydra options that work on several ranks."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Trains a model whose embedding tables are partitioned over all ranks. KEY=VALUE 
 or of a key of the chosen model, data, task or loss, as in model=deepfm model.hidden=[64,64] steps=1000.
 
 options:
-  -m, --multirun      a sweep: each combination of values in KEY=A,B is trained in turn, on all ranks
-  --config-dir DIR    look for the files of model/, data/, task/, loss/ and experiment/ in DIR first, then in the folder
-                      conf/ where the program is started, then in those that come with hetmpi
-  --cfg job           print the composed settings and leave; --cfg hydra prints Hydra's own, --cfg all both
-  --resolve           with --cfg: with the values of ${...}
-  -h, --help          this text
+  -m, --multirun      sweep: train each combination of the values in KEY=A,B in turn, on all ranks
+  --config-dir DIR    search DIR for the files of model/, data/, task/, loss/ and experiment/, then conf/ in the current
+                      folder, then the files that come with hetmpi
+  --cfg job           print the composed settings and exit; --cfg hydra prints Hydra's own, --cfg all both
+  --resolve           with --cfg: replace ${...} by values
+  -h, --help          print this help and exit
 """
 
 
@@ -47,7 +47,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     if asked.cfg is not None and asked.multirun:
         raise UserError("--cfg prints the settings of one training: leave out -m, or --cfg")
     if asked.resolve and asked.cfg is None:
-        raise UserError("--resolve goes with --cfg job")
+        raise UserError("--resolve requires --cfg")
     return asked
 
 
@@ -70,7 +70,7 @@ def composed_text(overrides: list[str], config_dir: str | None, what: str, is_re
 
 
 def help_text(config_dir: str | None) -> str:
-    """How to call the program, the choices of each group, and every setting with default, range and help."""
+    """Usage, the choices of each group, and every setting with default, range and help."""
     lines = [USAGE, "choices:"]
     for group, names in choices(config_dir).items():
         lines.append(f"  {group:<18}  {' | '.join(names)}")
@@ -87,7 +87,7 @@ def help_line(setting: Declared) -> str:
 
 
 def choices(config_dir: str | None) -> dict[str, list[str]]:
-    """Group -> the names that may be chosen, from all places that are looked at."""
+    """Group -> names of the choices in all folders that are searched."""
     return {
         group: sorted({path.stem for folder in conf_folders(config_dir) for path in folder.glob(f"{group}/*.yaml")})
         for group in (*PARTS, "experiment")

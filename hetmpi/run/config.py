@@ -33,10 +33,10 @@ from hetmpi.table.optim import ROW_RULES, check_choice
 DEFAULT_CAPACITY_FRACTION = 0.1  # as in HET
 CONF = Path(__file__).resolve().parents[1] / "conf"
 NAMED = ("model", "data", "loss")  # groups whose choice is stored beside the settings, as model_name
-MOST_UNITS = 1 << 20  # of a layer
+MOST_UNITS = 1 << 20  # per layer
 WHERE = "`hetmpi train --help` lists all settings, and the choices for model, data, task and loss"
 
-PRIMARY = "hetmpi_settings"  # the name that Hydra knows Settings by: a file conf/hetmpi.yaml may be the user's
+PRIMARY = "hetmpi_settings"  # Hydra's name for Settings; not hetmpi, as users may have a file conf/hetmpi.yaml
 
 ConfigStore.instance().store(PRIMARY, Settings)
 
@@ -110,11 +110,11 @@ def advice(error: Exception, overrides: list[str], config_dir: str | None) -> st
     if unknown:
         near, group = difflib.get_close_matches(unknown[1], known_keys(config_dir), n=1), unknown[1].split(".")[0]
         if near == [unknown[1]]:
-            text = f"{unknown[0]}: the chosen {group} lacks it, choose one that has it by {group}=NAME"
+            text = f"{unknown[0]}: the chosen {group} does not have it, choose one that does with {group}=NAME"
         else:
             text = unknown[0] + (f", did you mean {near[0]}?" if near else "")
     elif "LexerNoViableAlt" in text or "mismatched input" in text:
-        text += " Values with other than plain letters, digits and ./_- need quotes of their own: \"run.dir='/tmp/ü'\"."
+        text += " Quote values that contain other characters than letters, digits and ./_-: \"run.dir='/tmp/ü'\"."
     return f"{text if text.endswith('?') else text.rstrip('.') + '.'} {WHERE}"
 
 
@@ -123,7 +123,7 @@ def not_a_group(name: str, value) -> str:
 
 
 def refusal_of(setting: Declared, text: str, kind: str | None) -> str:
-    """Message for a value that OmegaConf could not convert."""
+    """The message for a value that OmegaConf could not convert."""
     try:
         check_value(setting, float(text) if kind == "float" else text == "True" if kind == "bool" else text)
     except UserError as refusal:
@@ -136,7 +136,7 @@ def known_keys(config_dir: str | None) -> list[str]:
     keys = {setting.key for setting in declared()} | set(GROUPS)
     for group in PARTS:
         for path in (path for folder in conf_folders(config_dir) for path in folder.glob(f"{group}/*.yaml")):
-            with contextlib.suppress(YAMLError, OSError, ValueError):  # a file that is not chosen may be broken
+            with contextlib.suppress(YAMLError, OSError, ValueError):  # a file that is not selected may be invalid
                 keys |= {group, *(f"{group}.{key}" for key in OmegaConf.load(path))}
     return sorted(keys)
 
@@ -180,7 +180,7 @@ def check(config: DictConfig):
 
 
 def check_value(setting: Declared, value):
-    """Raises ValueError unless the setting may have this value. REQUIRES: not null if the setting may be null."""
+    """Raises ValueError if the setting does not allow this value. REQUIRES: not null if the setting may be null."""
     if setting.kind is int:
         check_integer(setting.key, value, setting.least, setting.most)
     elif setting.kind is float:

@@ -1,5 +1,5 @@
-"""Signals by which a scheduler, or Ctrl-C, ends a run early: all ranks agree on the step after which they save and
-leave."""
+"""Handles signals of a scheduler and Ctrl-C, which end a run early: all ranks agree on the step after which they save
+and exit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Preemption:
     once, even inside an MPI call, where Python's handlers do not run."""
 
     def __init__(self, world: World):
-        """Only in the main thread."""
+        """Must be called in the main thread."""
         self._world = world
         self._noted, self._sent, self._anywhere = (np.zeros(1, np.int32) for _ in range(3))
         self._request: MPI.Request | None = None
@@ -63,7 +63,7 @@ class Preemption:
         return agreed
 
     def is_agreed_now(self) -> bool:
-        """Whether some rank has noted a signal by now; the same on every rank. Collective."""
+        """Whether some rank has recorded a signal by now; the same on every rank. Collective."""
         return self.is_agreed() or self.is_agreed()
 
     def close(self):

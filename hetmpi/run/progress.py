@@ -1,4 +1,4 @@
-"""Progress: what a run did since its last report, summed over ranks, for the log and the summary."""
+"""Progress: counters and times of a run since its last report, summed over ranks, for the log and the summary."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hetmpi.table.group import TableGroup
 
 
 class Stopwatch:
-    """Seconds of training; paused while held-out data are looked at."""
+    """Seconds of training; paused during evaluations."""
 
     def __init__(self):
         self._before, self._began = 0.0, None
@@ -32,8 +32,8 @@ class Stopwatch:
 
 
 class Interval:
-    """What happened since the last report: steps, seconds, and what the tables counted. While it is paused only counts
-    go on: what a flush pushes before an evaluation is training's, the time it takes is not."""
+    """Steps, seconds and counters of the tables since the last report. A pause stops the times but not the counters:
+    the gradients that a flush pushes before an evaluation count as training, the time of the flush does not."""
 
     def __init__(self, tables: TableGroup, spans: Spans, first_step: int, watch: Stopwatch):
         self.tables, self.spans, self.first_step, self.watch = tables, spans, first_step, watch
@@ -45,7 +45,7 @@ class Interval:
         return tables.counters.since(self.counters), tables.lags - self.lags, self.spans.as_array() - self.milliseconds
 
     def restart(self, steps: int) -> tuple[int, float]:
-        """(steps, seconds) since the last restart; begins anew at `steps`."""
+        """Returns (steps, seconds) since the last restart, and starts a new interval at `steps`."""
         now, tables = self.watch.seconds, self.tables
         passed = (steps - self.steps, now - self.began) if steps > self.first_step else (0, 0.0)
         self.steps, self.began = steps, now
@@ -76,20 +76,20 @@ def gathered_by_rank(world: World, milliseconds: np.ndarray) -> np.ndarray | Non
 
 
 def times(by_rank: np.ndarray) -> dict:
-    """Of ms per step, (ranks, parts): the mean over ranks of what waiting for the table took and of each part, and how
-    uneven the ranks' own work is."""
+    """The log's figures of time, in ms per step: means over ranks of waiting for the table and of each part, and the
+    spread of the ranks' own work. by_rank: ms per step, (ranks, parts)."""
     mean, own = by_rank.mean(0), own_ms(by_rank)
     uneven = {"own_ms_min": own.min(), "own_ms": own.mean(), "own_ms_max": own.max(), "slowest_rank": int(own.argmax())}
     return {"wait_ms": wait_ms(mean), **uneven, **in_ms(mean)}
 
 
 def in_ms(milliseconds: np.ndarray) -> dict[str, float]:
-    """Milliseconds of each part (parts,) under the names they have in the log."""
+    """Name in the log -> milliseconds of each part. milliseconds: (parts,)."""
     return {f"{part}_ms": ms for part, ms in by_part(milliseconds).items()}
 
 
 def table_figures(sums: Counters, lags: np.ndarray, num_steps: int, staleness: Staleness, has_replicas: bool) -> dict:
-    """What the tables did, per step and over all ranks. Without a cache its figures are None."""
+    """The figures of the tables per step, over all ranks. Figures of the cache are None without one."""
     has_cache = sums.hit_rate is not None
     per_step = {name: count / max(1, num_steps) for name, count in vars(sums).items()}
     cache = {

@@ -1,4 +1,4 @@
-"""A trained model in a checkpoint: rows by key, and the dense layers, without MPI."""
+"""Reads a trained model from a checkpoint, without MPI: rows by key, and the dense layers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hetmpi.comm.route import Route, make_partition
 from hetmpi.data.batch import Batch
 from hetmpi.errors import UserError
 
-MOST_FIELDS = 1 << 20  # and numbers in a row
+MOST_FIELDS = 1 << 20  # also the maximum for numbers in a row
 BLOCK_BYTES = 256 << 20  # rows in memory at a time; for each block the files of all shards are opened once
 
 
 class Saved:
-    """A table in a checkpoint. table: what the manifest says of it; shards: the files of each rank's shard."""
+    """A table in a checkpoint. table: its entry in the manifest; shards: the files of each rank's shard."""
 
     def __init__(self, table: dict, shards: list[ShardFiles]):
         self.num_rows, self.dim, self.shards = table["num_rows"], table["dim"], shards
@@ -40,7 +40,7 @@ class Saved:
 
 
 class OfTensors(torch.nn.Module):
-    """A model as a function of tensors alone."""
+    """A model whose inputs are only tensors, without a Batch."""
 
     def __init__(self, model: torch.nn.Module):
         super().__init__()
@@ -51,18 +51,18 @@ class OfTensors(torch.nn.Module):
 
 
 def dense_layers(checkpoint: Path, manifest: dict, dim: int) -> tuple[OfTensors, tuple]:
-    """The dense layers of a checkpoint that the trainer wrote, and inputs that fit them: two samples, rows of `dim`.
-    Raises UserError if the manifest does not say how to build them, or what it says makes no model with the weights in
+    """The dense layers of a checkpoint that the trainer wrote, and example inputs: two samples with rows of `dim`.
+    Raises UserError if the manifest does not describe the model, or describes one that does not fit the weights in
     dense.pt."""
     if "model_config" not in manifest:
-        raise UserError(f"{checkpoint} does not say which model it is of: export its rows alone by dense=none")
+        raise UserError(f"{checkpoint} does not describe its model: export only its rows with dense=none")
     said = Entries(f"{checkpoint}: manifest.json", manifest)
     config, sizes = said.part("model_config"), said.part("model_sizes")
     arguments = {name: sizes.integer(name, 0, MOST_FIELDS) for name in ("num_fields", "num_dense", "dim")}
     state = read_state(checkpoint / DENSE, manifest["size"])
     if "model" not in state:
-        raise UserError(f"{checkpoint / DENSE} has no model: export the rows alone by dense=none")
-    rows = torch.zeros(arguments["num_fields"] + 1, dim)  # of one field 1 row, which ONNX would take for a constant
+        raise UserError(f"{checkpoint / DENSE} has no model: export only the rows with dense=none")
+    rows = torch.zeros(arguments["num_fields"] + 1, dim)  # at least 2 rows: ONNX would export a size of 1 as constant
     index = torch.arange(arguments["num_fields"]).repeat(2, 1)
     inputs = rows, index, torch.zeros(2, arguments["num_dense"])
     made = []
@@ -79,8 +79,8 @@ def dense_layers(checkpoint: Path, manifest: dict, dim: int) -> tuple[OfTensors,
 
 
 def instantiate_model(config: dict, arguments: dict) -> torch.nn.Module:
-    """hydra.utils.instantiate of classes of torch.nn.Module alone: a manifest may come from anywhere, and `_target_`
-    could be any function. Raises UserError for another one."""
+    """hydra.utils.instantiate restricted to subclasses of torch.nn.Module, as the manifest is not trusted and its
+    `_target_` could be any function. Raises UserError for other targets."""
     from hydra.utils import get_class, instantiate
     from omegaconf import OmegaConf
 
@@ -93,9 +93,9 @@ def instantiate_model(config: dict, arguments: dict) -> torch.nn.Module:
             parts += part.values()
         elif isinstance(part, list):
             parts += part
-        elif isinstance(part, str) and "${" in part:  # which can make another _target_
+        elif isinstance(part, str) and "${" in part:  # an interpolation could produce another _target_
             raise UserError(f"values must be plain, got {brief(part)}")
     model = instantiate(OmegaConf.create(config), **arguments)
     if not isinstance(model, torch.nn.Module):
-        raise UserError(f"it makes {type(model).__name__}, no torch.nn.Module")
+        raise UserError(f"it makes a {type(model).__name__}, which is not a torch.nn.Module")
     return model

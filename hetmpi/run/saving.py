@@ -88,7 +88,7 @@ class Saving:
         return {"seed": config.seed, "data": config.data_name, "data_config": data, "optim.dense": config.optim.dense}
 
     def _check_folder(self):
-        """Raises UserError if checkpoints of other steps could be taken for those of this run. Collective."""
+        """Raises UserError if checkpoints of another run could be mistaken for those of this one. Collective."""
         steps = self.world.comm.bcast(self.checkpoints.steps() if self.world.rank == 0 else None)
         newer = [step for step in steps if step > self.start.step]
         if newer and (self.is_regular or self.config.checkpoint.at_end):

@@ -1,7 +1,8 @@
 """The settings of a training, each declared once: its type, default, range and a line of help.
 
-Hydra composes them (hetmpi/run/config.py); its checks, `hetmpi train --help` and docs/settings.md come from here. The
-keys of a model, a data set, a task or a loss are the arguments of its class: they stand in conf/.
+Hydra composes them (hetmpi/run/config.py). The checks of values, `hetmpi train --help` and docs/settings.md are derived
+from these declarations. The keys of a model, a data set, a task or a loss are the arguments of its class; their
+defaults are in conf/.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from hetmpi.table.optim import ROW_RULES, SCHEDULES
 from hetmpi.table.request import MOST_AHEAD
 from hetmpi.table.table import EXCHANGES
 
-PathText = Any  # checked to be text: a field of type str would turn a number into one, as in resume=5
+PathText = Any  # checked to be text; with type str Hydra would convert a number, as in resume=5
 
 
 def setting(default, help: str, least: float = 0, most: float = LARGEST, choices=None, takes_class: bool = False):
-    """A setting. least, most: of a number. choices: of a text; takes_class: or else the dotted name of a class."""
+    """Declares a setting. least, most: range of a number. choices: allowed words. takes_class: also allow the dotted
+    name of a class."""
     about = {"help": help, "least": least, "most": most, "choices": choices, "takes_class": takes_class}
     return field(default=default, metadata=about)
 
@@ -45,12 +47,12 @@ class Cache:
     )
     policy: str = setting(
         CacheSettings.policy,
-        "row to evict; lru: least recently used; lfu: least frequently used; lfuopt: lfu, counts end at 10",
+        "row to evict; lru: least recently used; lfu: least frequently used; lfuopt: lfu with counts of at most 10",
         choices=POLICIES,
     )
     dtype: str = setting(
         CacheSettings.dtype,
-        "type of cached rows; 16 bits need a staleness of 1 or more, their cost in accuracy is not measured",
+        "type of cached rows; 16-bit types need a staleness of 1 or more, their effect on accuracy is not measured",
         choices=tuple(ROW_BYTES),
     )
     admit: str = setting(
@@ -63,26 +65,27 @@ class Cache:
 @dataclass
 class Table:
     dim: int = setting(16, "numbers per row", least=1, most=1 << 20)
-    partition: str = setting("round_robin", "rule that gives each row its owner", choices=PARTITIONS)
+    partition: str = setting("round_robin", "rule that assigns each row to an owner", choices=PARTITIONS)
     init_std: float = setting(0.01, "standard deviation of the initial rows")
     inbox_mb: float = setting(8, "MB per rank for gradients from other ranks")
     staleness: int | None = setting(
-        0, "iterations that a cached row may lag; 0: exact, no cache by default; null: no bound"
+        0, "iterations by which a cached row may lag; 0: exact, no cache by default; null: no bound"
     )
     staleness_growth: float | None = setting(
         None,
-        "steps after which s grows by one, from 0 up to table.staleness; null: the whole bound from the first step",
+        "steps between increases of the bound by one, from 0 up to table.staleness; null: full bound from the start",
     )
     anticipate: float | None = setting(
         None,
-        "ranks that a rank assumes to compute the same gradients of its cached rows; null: all; 1: itself alone (HET)",
+        "factor of a rank's own updates of cached rows, to anticipate those of other ranks; null: the number of ranks; "
+        "1: as in HET",
     )
     replicate_below_rows: int = setting(
         0,
-        "fields with fewer rows than this are whole and exact on every rank (allreduce); 0: none; CPUs only",
+        "fields with fewer rows than this are replicated on every rank, exact by allreduce; 0: none; CPUs only",
     )
     prefetch_batches: int | None = setting(
-        None, "batches ahead whose rows of other nodes are requested; null: 0 at staleness 0, else 1", most=MOST_AHEAD
+        None, "batches for which to request rows of other nodes early; null: 0 at staleness 0, else 1", most=MOST_AHEAD
     )
     exchange: str = setting(
         "auto",
@@ -91,14 +94,14 @@ class Table:
         takes_class=True,
     )
     ranks_per_node: int | None = setting(
-        None, "splits a node into several that reach each other by MPI alone; for tests", least=1
+        None, "for tests: splits each node into nodes of this many ranks that communicate by MPI only", least=1
     )
     cache: Cache = group(Cache)
 
 
 @dataclass
 class Optim:
-    rows: str = setting("adagrad", "optimizer of the rows, which their owners apply", choices=tuple(ROW_RULES))
+    rows: str = setting("adagrad", "optimizer of the rows, applied by their owners", choices=tuple(ROW_RULES))
     dense: str = setting("adam", "optimizer of the dense layers", choices=tuple(DENSE_RULES))
     rows_lr: float | None = setting(
         None, "learning rate of the rows; null: " + ", ".join(f"{lr:g} for {rule}" for rule, lr in ROW_RULES.items())
@@ -110,7 +113,7 @@ class Optim:
     )
     rows_weight_decay: float = setting(0.0, "weight decay of the rows in the batch")
     dense_weight_decay: float = setting(0.0, "weight decay of the dense layers")
-    schedule: str = setting("constant", "how both learning rates fall over the run", choices=SCHEDULES)
+    schedule: str = setting("constant", "decay of both learning rates over the run", choices=SCHEDULES)
     warmup_steps: int = setting(0, "steps over which both learning rates rise from 0")
 
 
@@ -123,8 +126,8 @@ class Eval:
 
 @dataclass
 class LoaderSettings:
-    threads: int = setting(1, "threads per rank that make batches", least=1)
-    prefetch: int = setting(2, "batches made ahead", least=1)
+    threads: int = setting(1, "threads per rank that prepare batches", least=1)
+    prefetch: int = setting(2, "batches prepared ahead", least=1)
 
 
 @dataclass
@@ -133,15 +136,15 @@ class Checkpoint:
     every_steps: int = setting(0, "steps between checkpoints; 0: only at the end or when a signal ends the run")
     keep: int = setting(2, "number of newest checkpoints to keep", least=1)
     full_every: int = setting(1, "every N-th checkpoint is full, the others hold only changed rows", least=1)
-    dir: PathText = setting("${run.dir}/checkpoints", "folder of the checkpoints, which all ranks must see")
+    dir: PathText = setting("${run.dir}/checkpoints", "folder of the checkpoints, accessible to all ranks")
 
 
 @dataclass
 class WatchdogSettings:
     seconds: float = setting(
         300,
-        "time after which a rank that keeps the others waiting is named, and one that does not respond ends the job; "
-        "twice as long before its first step; 0: never",
+        "time after which a rank that delays the others is reported, and one that does not respond aborts the job; "
+        "doubled before a rank's first step; 0: never",
     )
 
 
@@ -152,7 +155,7 @@ class Log:
 
 @dataclass
 class Train:
-    profile: bool = setting(False, "write trace.json: each part of every rank's last steps, for ui.perfetto.dev")
+    profile: bool = setting(False, "write trace.json, a timeline of every rank's last steps for ui.perfetto.dev")
 
 
 @dataclass
@@ -170,14 +173,14 @@ class Settings:
             {"model": "wdl"}, {"data": "synthetic"}, {"task": "ctr"}, {"loss": "bce"}, "_self_", {"experiment": None},
         ]
     )  # fmt: skip
-    steps: int | None = setting(None, "training steps; null: as many as `epochs` takes")
+    steps: int | None = setting(None, "training steps; null: as many as `epochs` requires")
     epochs: float | None = setting(1, "passes over the training data")
-    seed: int = setting(0, "determines initial rows and layers and the order of the samples")
+    seed: int = setting(0, "seed of the initial rows, the initial dense layers and the order of the samples")
     batch_size: int = setting(64, "samples per rank and step", least=1)
-    device: str = setting("auto", "cuda: one GPU per rank; auto: cuda where every rank can use one", choices=DEVICES)
+    device: str = setting("auto", "cuda: one GPU per rank; auto: cuda if every rank can use one", choices=DEVICES)
     resume: PathText = setting(
         None,
-        "auto: the newest whole checkpoint in checkpoint.dir, if any; or a checkpoint's folder; null: start anew",
+        "auto: the newest complete checkpoint in checkpoint.dir, if any; or a checkpoint's folder; null: a new run",
     )
     table: Table = group(Table)
     optim: Optim = group(Optim)
@@ -199,7 +202,7 @@ GROUPS = tuple(f.name for f in fields(Settings) if is_dataclass(f.default_factor
 
 
 class Declared(NamedTuple):
-    """A setting as it is declared. kind: int, float, bool or str."""
+    """The declaration of a setting. kind: int, float, bool or str."""
 
     key: str
     kind: type
@@ -213,14 +216,14 @@ class Declared(NamedTuple):
 
     @property
     def default_text(self) -> str:
-        """The default as on the command line."""
+        """The default as written on the command line."""
         if self.default is None:
             return "null"
         return str(self.default).lower() if self.kind is bool else str(self.default)
 
     @property
     def values(self) -> str:
-        """What it may be, in words."""
+        """The allowed values, as text."""
         if self.choices is not None:
             words = " | ".join(self.choices) + (" | package.module.Class" if self.takes_class else "")
         elif self.kind is bool:
@@ -234,7 +237,7 @@ class Declared(NamedTuple):
 
 
 def declared(settings: type = Settings, above: str = "") -> Iterator[Declared]:
-    """All settings, those of a group after its name."""
+    """The declarations of all settings. The key of a setting in a group begins with the group's name."""
     hints = get_type_hints(settings)
     for f in fields(settings):
         if is_dataclass(f.default_factory):
@@ -250,5 +253,5 @@ def declaration(f: Field, hint: Any, above: str) -> Declared:
 
 
 def by_group() -> Iterator[tuple[str, Iterator[Declared]]]:
-    """Group, "" for none, and its settings."""
+    """(name of a group, its settings) for each group; the name is "" for settings outside groups."""
     return groupby(declared(), lambda setting: setting.key.rpartition(".")[0])

@@ -1,4 +1,4 @@
-"""Sweeps, as Hydra's multirun: points, each with its overrides and run folder, that all ranks train in turn."""
+"""Plans sweeps, like Hydra's multirun: points, each with its overrides and run folder, that all ranks train in turn."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hetmpi.log.files import flat
 from hetmpi.log.record import read_settings
 from hetmpi.run.config import advised, resolved
 
-FOLDER_KEYS = ("run.dir", "hydra.sweep.dir")  # which of both names a sweep's folder is a matter of habit
+FOLDER_KEYS = ("run.dir", "hydra.sweep.dir")  # either one names the folder of a sweep
 
 
 class Point(NamedTuple):
-    """One training of a sweep. is_done: whether its folder holds its summary."""
+    """One run of a sweep. is_done: whether its folder holds a summary."""
 
     overrides: list[str]
     folder: str
@@ -30,14 +30,14 @@ class Point(NamedTuple):
 
 
 def points_of(world: World, overrides: list[str], config_dir: str | None) -> list[Point]:
-    """The trainings that overrides with several values stand for, the same on every rank. Each has a folder in
+    """The points for all combinations of overrides with several values, the same on every rank. Each has a folder in
     run.dir, or hydra.sweep.dir (default runs/TIME-sweep). Collective. Raises UserError on every rank for an override
-    that cannot be read, and for a folder that holds a training with other settings."""
+    that cannot be parsed, and for a folder that holds a run with other settings."""
     return world.from_first(lambda: planned(overrides, config_dir))
 
 
 def planned(overrides: list[str], config_dir: str | None) -> list[Point]:
-    """As points_of."""
+    """As points_of, on one rank."""
     with advised(overrides, config_dir):
         parsed = OverridesParser.create().parse_overrides(overrides)
         [combinations] = BasicSweeper.split_arguments(parsed, max_batch_size=None)
@@ -49,14 +49,14 @@ def planned(overrides: list[str], config_dir: str | None) -> list[Point]:
         name = ",".join(text for text in kept if text.partition("=")[0] in swept).replace("/", ":")
         point, checkpoint_dir = planned_point(kept, f"{base}/{number}{f'-{name}' if name else ''}", config_dir)
         if checkpoint_dir in checkpoint_dirs:
-            raise UserError(f"checkpoint.dir={checkpoint_dir} would be that of several trainings: leave it out")
+            raise UserError(f"checkpoint.dir={checkpoint_dir} would be shared by several runs: leave it out")
         checkpoint_dirs.add(checkpoint_dir)
         points.append(point)
     return points
 
 
 def folder_of(parsed: list[Override]) -> str:
-    """The sweep's folder. Raises UserError if it is not one text."""
+    """The sweep's folder. Raises UserError if it is not a single path."""
     folder = time.strftime("runs/%Y%m%d-%H%M%S-sweep")
     for override in parsed:
         if override.key_or_group in FOLDER_KEYS:
@@ -67,18 +67,18 @@ def folder_of(parsed: list[Override]) -> str:
 
 
 def planned_point(overrides: list[str], folder: str, config_dir: str | None) -> tuple[Point, str]:
-    """One training, which goes on from its newest checkpoint if there is one, and its checkpoint.dir."""
+    """A point, which resumes from its newest checkpoint if there is one, and its checkpoint.dir."""
     overrides = [*overrides, f"run.dir={quoted(folder)}"]
     settings = OmegaConf.to_container(resolved(overrides, config_dir))
     place, checkpoint_dir = Path(settings["run"]["dir"]), settings["checkpoint"]["dir"]
     if (place / "config.yaml").exists():
         before, now = read_settings(place / "config.yaml"), dict(flat(settings))
         if before | {"resume": None} != now | {"resume": None}:
-            raise UserError(f"{place} holds a training with other settings: choose another run.dir, or remove it")
+            raise UserError(f"{place} holds a run with other settings: choose another run.dir, or remove it")
     resume = ["resume=auto"] if Path(checkpoint_dir).is_dir() else []
     return Point([*overrides, *resume], str(place), (place / "summary.json").exists()), checkpoint_dir
 
 
 def quoted(text: str) -> str:
-    """A text as a value of an override. Hydra takes a backslash for itself unless a quote follows it."""
+    """Quotes a text for use in an override. Hydra treats a backslash as an escape only before a quote."""
     return "'" + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), text) + "'"

@@ -61,7 +61,7 @@ def test_a_sweep_goes_on_with_what_was_not_finished(own):
     assert outcome.code == 0 and f"{first.relative_to(own)} is done" in outcome.text, outcome.text
     assert (first / "metrics.jsonl").stat().st_mtime_ns == kept and losses(second) == found
     outcome = hetmpi(0, *arguments, "steps=7", cwd=own)
-    assert outcome.code != 0 and "holds a training with other settings" in outcome.text
+    assert outcome.code != 0 and "holds a run with other settings" in outcome.text
 
 
 def test_cfg_prints_what_would_run_and_config_dir_comes_first(own, tmp_path):

@@ -257,7 +257,7 @@ def test_samples_of_another_kind_are_told_in_one_line():
 
 def test_data_without_samples_to_train_on():
     settings = ["data._target_=broken_data.Sized", "data.num_train=0", "~data.scale", "~data.zipf"]
-    assert "data=synthetic has 0 samples to train on" in refusal(*SMALL[1:], *settings)
+    assert "data=synthetic has 0 training samples" in refusal(*SMALL[1:], *settings)
 
 
 def test_a_run_folder_that_cannot_be_written():
@@ -282,7 +282,7 @@ def test_a_log_on_a_full_disk_does_not_end_the_run(tmp_path, ranks):
     saving = ["checkpoint.every_steps=40", f"checkpoint.dir={saved}"]
     outcome = run([*mounted, *mpi, sys.executable, "-m", "hetmpi.train", *SMALL, *settings, *saving])
     assert outcome.code == 0, outcome.text
-    told = r"hetmpi: run folder: cannot write \S+: No space left on device: training goes on"
+    told = r"hetmpi: run folder: cannot write \S+: No space left on device: training continues"
     assert len(re.findall(told, outcome.text)) == 1, outcome.text
     assert re.search(rf"hetmpi: run folder {run_dir} lacks .*summary.json", outcome.text), outcome.text
     steps = [json.loads(line)["step"] for line in (kept / "metrics.jsonl").read_text().splitlines()]

@@ -225,7 +225,7 @@ def test_dense_parameters_without_a_gradient_on_some_ranks(ranks, model, where):
 def test_held_out_samples_of_one_class_give_no_auc_and_a_reason(tmp_path):
     outcome = train(2, *SMALL, "data.num_valid=1", "data.num_train=5", f"run.dir={tmp_path}")
     assert outcome.code == 0, outcome.text
-    assert "hetmpi: data=synthetic has 5 samples to train on, a step takes 64: samples repeat" in outcome.text
+    assert "hetmpi: data=synthetic has 5 training samples, fewer than the 64 of a step: samples repeat" in outcome.text
     assert (
         outcome.text.count("hetmpi: no AUC: all 1 held-out samples have the label ") == 1 and "nan" not in outcome.text
     )
@@ -236,6 +236,6 @@ def test_data_that_hold_out_nothing_are_trained_on_and_it_is_told(tmp_path):
     sized = ["data._target_=broken_data.Sized", "data.num_valid=0", "~data.scale", "~data.zipf"]
     outcome = train(2, *SMALL[1:], *sized, f"run.dir={tmp_path}")
     assert outcome.code == 0, outcome.text
-    assert outcome.text.count("hetmpi: data=synthetic holds out no samples: there will be no AUC and no log loss") == 1
+    assert outcome.text.count("hetmpi: data=synthetic has no held-out samples: AUC and log loss are not computed") == 1
     assert "hetmpi: no AUC: there are no held-out samples" in outcome.text and "nan" not in outcome.text
     assert summary(tmp_path)["auc"] is None and summary(tmp_path)["log_loss"] is None

@@ -161,7 +161,7 @@ def test_the_page_of_a_training_has_every_picture_and_its_figures(trained):
     assert page.rows["AUC on held-out data"] == [f"{found['auc']:.4f}"]
     assert page.rows["ranks"][0].startswith("2 ranks on 1 host (")
     assert page.rows["table.cache.capacity_fraction"] == ["0.5"]  # all settings of a run alone
-    assert page.rows["state"] == ["finished after 6 steps"] and not notes(page, "Left out")
+    assert page.rows["state"] == ["finished after 6 steps"] and not notes(page, "Not shown")
     moved = (found["pulled_bytes"] + found["pushed_bytes"]) / 6
     assert page.rows["bytes between ranks per step, all ranks"] == [bytes_text(moved)]
     for title, figure in page.figures.items():
@@ -287,13 +287,13 @@ def test_whatever_a_run_is_called_it_is_text(write):
 def test_a_run_without_a_cache_says_so_in_one_line(write):
     page, _ = page_of(write("a", lines=[line(step, **WITHOUT_CACHE) for step in (10, 20)]))
     assert not OF_A_CACHE & set(page.titles) and set(page.titles) >= ALL - OF_A_CACHE
-    [note] = notes(page, "Left out")
-    assert note.startswith("Left out: Hit rate, Stale rate") and "no rows were read from a cache" in note
+    [note] = notes(page, "Not shown")
+    assert note.startswith("Not shown: Hit rate, Stale rate") and "no rows were read from a cache" in note
 
 
 def test_a_note_names_the_runs_that_pictures_lack(write):
     page, _ = page_of(write("a"), write("b", lines=[line(step, **WITHOUT_CACHE) for step in (10, 20)]))
-    [note] = notes(page, "Without b: Hit rate, Stale rate", "no rows were read from a cache")
+    [note] = notes(page, "Not shown for b: Hit rate, Stale rate", "no rows were read from a cache")
     assert set(page.titles) >= ALL and all(title in note for title in OF_A_CACHE)
 
 
@@ -303,7 +303,7 @@ def test_one_rank_has_no_bytes_and_no_uneven_ranks(write):
     none = {**nothing, "by_rank": SUMMARY["by_rank"][:1]}
     page, _ = page_of(write("a", lines=[line(step, **alone) for step in (10, 20)], summary={**SUMMARY, **none}))
     assert not (OF_RANKS | OF_BYTES) & set(page.titles)
-    assert notes(page, "no bytes cross between ranks") and notes(page, "one rank alone waits for none")
+    assert notes(page, "no bytes cross between ranks") and notes(page, "it needs at least two ranks")
 
 
 def test_a_run_that_goes_on_shows_what_there_is(write):
@@ -312,7 +312,7 @@ def test_a_run_that_goes_on_shows_what_there_is(write):
         file.write('{"step": 50, "lo')  # cut short
     page, _ = page_of(folder)
     assert page.rows["state"] == ["running; last logged step 40 of 40, 0 s ago"]
-    assert notes(page, "Left out: AUC, AUC over time, Log loss, Log loss over time: no evaluation has measured it.")
+    assert notes(page, "Not shown: AUC, AUC over time, Log loss, Log loss over time: no evaluation has measured it.")
     assert {"Loss", "Samples per second", "Parts of a step"} <= set(page.titles)
     assert "Own work, rank by rank" not in page.titles
 
@@ -320,7 +320,7 @@ def test_a_run_that_goes_on_shows_what_there_is(write):
 def test_a_run_that_has_logged_nothing_yet_has_a_page(write):
     page, _ = page_of(write("a", lines=(), evaluations=(), summary=None, status=running(time=time.time())))
     assert page.titles == [] and page.rows["state"] == ["running; no step logged"]
-    assert notes(page, "Left out: Loss", "no step is logged yet")
+    assert notes(page, "Not shown: Loss", "no step is logged yet")
 
 
 def running(**changed):
@@ -333,8 +333,8 @@ def running(**changed):
     "status, later_s, said",
     [
         (running(), 300, "running, but no line for 5 min, usually every 0.1 s; last logged step 40 of 40, 5 min ago"),
-        (running(process_start=1), 5, "probably killed: its process on HOST is gone, without a message; last"),
-        (running(host="far"), 5, "probably running, on far, whose processes cannot be seen from here; last logged"),
+        (running(process_start=1), 5, "probably killed: its process on HOST ended without a message; last"),
+        (running(host="far"), 5, "probably running, on far (processes there are not visible from here); last logged"),
         (running(host="far"), 300, "killed or hanging, on far: no line for 5 min, usually every 0.1 s; last logged"),
         (
             {"state": "failed", "message": "Traceback ...\n  x\nhetmpi: OSError: no disk (rank 1 of 2 on far)"}, 5,
@@ -342,9 +342,9 @@ def running(**changed):
         ),
         (
             {"state": "stopped", "step": 40, "resume": "c/step-00000040"}, 5,
-            "stopped by a signal at step 40, saved; resume=c/step-00000040 goes on",
+            "stopped by a signal at step 40, saved; continue with resume=c/step-00000040",
         ),
-        (None, 5, "not finished; it says nothing of its state; last logged step 40 of 40, 5 s ago"),
+        (None, 5, "not finished; state unknown; last logged step 40 of 40, 5 s ago"),
     ],
 )  # fmt: skip
 def test_a_state_says_what_is_known(write, status, later_s, said):
@@ -357,7 +357,7 @@ def test_a_killed_run_that_has_saved_can_go_on(write):
     folder = write("a", summary=None, status=running(process_start=1))
     (folder / "checkpoints/step-00000040").mkdir(parents=True)
     (folder / "checkpoints/step-00000040/manifest.json").touch()
-    assert Run(folder, "a", 0).state(time.time()).endswith("resume=auto goes on")
+    assert Run(folder, "a", 0).state(time.time()).endswith("continue with resume=auto")
 
 
 def test_a_folder_of_runs_is_all_of_them_in_natural_order(write, tmp_path):
@@ -393,7 +393,7 @@ def test_a_task_s_own_figure_is_compared(write):
     assert page.rows["model and data"] == ["wdl on ratings.Ratings"]
     assert {"Rmse", "Rmse over time", "Rmse over bytes"} <= set(page.titles) and not notes(page, "AUC")
     page, _ = page_of(folder, write("b"))
-    assert page.rows["rmse"] == ["0.25", "-"] and notes(page, "Without b: Rmse", "no evaluation has measured it")
+    assert page.rows["rmse"] == ["0.25", "-"] and notes(page, "Not shown for b: Rmse", "no evaluation has measured it")
 
 
 def test_bytes_so_far_are_those_of_all_steps(write):
@@ -441,8 +441,8 @@ def test_late_reads_are_counted_over_all_lines(write):
         ("evaluation.jsonl", '{"auc": 1}\n', "evaluation.jsonl, line 1 has no step"),
         ("metrics.jsonl", "[1]\n", "metrics.jsonl, line 1 has no step"),
         ("summary.json", '{"steps"', "summary.json is not JSON"),
-        ("summary.json", "[]", "summary.json is not as a run writes it, as it has no steps: remove the file"),
-        ("status.json", "[]", "status.json is not as a run writes it: remove the file"),
+        ("summary.json", "[]", "summary.json has an unexpected format, without steps: remove the file"),
+        ("status.json", "[]", "status.json has an unexpected format: remove the file"),
         ("environment.json", "{", "environment.json is not JSON"),
         ("config.yaml", "a: [", "config.yaml is not YAML"),
         ("config.yaml", "a", "config.yaml holds no settings"),
@@ -457,14 +457,14 @@ def test_a_damaged_file_is_named(write, file, text, refusal):
 
 def test_what_is_no_run_folder_is_refused_without_a_traceback(tmp_path):
     outcome = run([sys.executable, "-m", "hetmpi.report", str(tmp_path)])
-    refusal = f"hetmpi: {tmp_path} is no run folder, as it has no config.yaml: name one that hetmpi.train wrote "
+    refusal = f"hetmpi: {tmp_path} is not a run folder, as it has no config.yaml: name one that hetmpi.train wrote "
     assert (outcome.code, outcome.text) == (1, f"{refusal}(run.dir), or a folder of such folders\n")
 
 
 def test_a_page_that_cannot_be_written_is_refused(write, tmp_path):
     with pytest.raises(
         SystemExit,
-        match="hetmpi: cannot write .*/none/x.html: No such file or directory: choose another place by out=FILE",
+        match="hetmpi: cannot write .*/none/x.html: No such file or directory: choose another path with out=FILE",
     ):
         report.main([str(write("a")), f"out={tmp_path}/none/x.html"])
 

@@ -138,10 +138,10 @@ def test_a_training_ends_with_five_lines(log, run_dir, capsys, monkeypatch):
 def test_the_last_lines_say_what_there_was_not(log, capsys):
     said = ending_of(capsys, log, auc=None, log_loss=None, checkpoint=None, hit_rate=None)
     assert said["quality"] == "not measured" and said["bytes"].endswith("; no cache in use")
-    assert said["model"] == "not kept, as checkpoint.at_end=false"
+    assert said["model"] == "not saved: checkpoint.at_end=false"
     assert ending_of(capsys, log, is_one_node=True)["bytes"].startswith("1.5 MB per step between ranks of one node (")
     alone = ending_of(capsys, log, world_size=1, pulled_bytes=0.0, pushed_bytes=0.0)
-    assert alone["bytes"].startswith("0 MB between ranks: one rank alone;")
+    assert alone["bytes"].startswith("0 MB between ranks: only one rank;")
     said = ending_of(capsys, log, first_step=2000, samples_per_s=None, seconds=0.0)
     assert said["speed"] == "no step was made" and said["bytes"].startswith("no step was made")
 
@@ -181,9 +181,7 @@ def test_a_full_disk_is_told_once_and_the_log_goes_on_when_there_is_room(log, ru
     (run_dir / "metrics.jsonl").symlink_to("/dev/full")
     log.step(STEP)
     log.step(STEP)
-    told = (
-        f"hetmpi: run folder: cannot write {run_dir}/metrics.jsonl: No space left on device: training goes on without"
-    )
+    told = f"hetmpi: run folder: cannot write {run_dir}/metrics.jsonl: No space left on device: training continues"
     assert capfd.readouterr().err.count(told) == 1
     (run_dir / "metrics.jsonl").unlink()
     log.step(STEP)
