@@ -11,11 +11,12 @@
 
 namespace hetmpi {
 
-constexpr int kWays = 32;              // lines of a set: one warp on the GPU
-constexpr uint32_t kLfuOptLimit = 10;  // maximum count of HET's light LFU
-constexpr int64_t kUnbounded = -1;     // staleness without a bound
-constexpr int32_t kUnknownClock = -1;  // of a row that was written without being read
-constexpr int32_t kNoLine = -1;        // sent to an owner instead of a line's clock: the row is needed at any clock
+constexpr int kWays = 32;                // lines of a set: one warp on the GPU
+constexpr uint32_t kLfuOptLimit = 10;    // maximum count of HET's light LFU
+constexpr int64_t kUnbounded = -1;       // staleness without a bound
+constexpr int32_t kUnknownClock = -1;    // of a row that was written without being read
+constexpr int32_t kDrifted = INT32_MAX;  // age of a line that has to be fetched whatever the bound
+constexpr int32_t kNoLine = -1;          // sent to an owner instead of a line's clock: the row is needed at any clock
 
 // lru      evicts the least recently used line
 // lfu      evicts the least frequently used line; counts are halved periodically, so that old uses lose weight
@@ -57,8 +58,11 @@ HETMPI_SHARED uint64_t aged_worth(uint64_t worth) { return worth_of(score_in(wor
 // HET's CheckValid: the line has at most `staleness` own updates since it was fetched, and the owner's clock is at most
 // `staleness` ahead of the line's.
 HETMPI_SHARED bool is_valid(int64_t owner_clock, int64_t line_clock, int32_t age, int64_t staleness) {
-  return staleness == kUnbounded || (age <= staleness && owner_clock <= line_clock + staleness);
+  return age != kDrifted && (staleness == kUnbounded || (age <= staleness && owner_clock <= line_clock + staleness));
 }
+
+// Age of a line after one more update.
+HETMPI_SHARED int32_t next_age(int32_t age) { return age == kDrifted ? age : age + 1; }
 
 // Clock of a row after one more update.
 HETMPI_SHARED int32_t next_clock(int32_t clock) { return clock == kUnknownClock ? kUnknownClock : clock + 1; }
@@ -66,11 +70,43 @@ HETMPI_SHARED int32_t next_clock(int32_t clock) { return clock == kUnknownClock 
 // Whether a line is usable if its owner's clock allows it: it has at most `staleness` own updates, including the one
 // that follows if `is_written`.
 HETMPI_SHARED bool will_do(int32_t age, bool is_written, int64_t staleness) {
-  return staleness == kUnbounded || age + is_written <= staleness;
+  return age != kDrifted && (staleness == kUnbounded || int64_t{age} + is_written <= staleness);
 }
 
 // Whether a line's pending sum must be pushed.
-HETMPI_SHARED bool is_due(int32_t count, int64_t staleness) { return staleness != kUnbounded && count > staleness; }
+HETMPI_SHARED bool is_due(int32_t count, int32_t age, int64_t staleness) {
+  return (staleness != kUnbounded && count > staleness) || (count > 0 && age == kDrifted);
+}
+
+// Limits how far a row may move away from a line. The line does not see the moves of the other ranks. If each of them
+// makes as many as this rank, as large and independent, the mean square of their sum is `others` times the sum of the
+// mean squares of this rank's own. A line has drifted when that exceeds `most` squared times the size of a row: the
+// mean square of the numbers of the rows updated lately.
+struct Drift {
+  float most = 0;  // 0: no limit
+  float others = 0;
+  float size = 0;  // mean square of a number of a row; 0 before the first update
+  // Of the last update: sum of mean squares in units of 1 / kUnits, an integer so that its sum has no order.
+  uint64_t total = 0, count = 0;
+
+  static constexpr float kUnits = 1 << 24, kLargest = 1 << 20;
+  static constexpr float kForget = 1.0f / 16;
+
+  HETMPI_SHARED static uint64_t units_of(float mean_square) {
+    return static_cast<uint64_t>((mean_square < kLargest ? mean_square : kLargest) * kUnits);
+  }
+
+  // Begins an update.
+  HETMPI_SHARED void begin() {
+    if (count == 0) return;
+    const float mean = static_cast<float>(total) / static_cast<float>(count) / kUnits;
+    size = size == 0 ? mean : size + kForget * (mean - size);
+    total = count = 0;
+  }
+
+  // moved: sum of the mean squares of a line's own moves since it was fetched.
+  HETMPI_SHARED bool is_exceeded(float moved) const { return size > 0 && others * moved > most * most * size; }
+};
 
 // Histogram of the lags of read lines behind their owners: bin 0 for no lag, bin i for lags in [2^(i-1), 2^i).
 struct LagHistogram {

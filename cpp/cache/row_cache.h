@@ -50,6 +50,7 @@
 #include "cache/huge_array.h"
 #include "cache/row_type.h"
 #include "owner/row_optimizer.h"
+#include "owner/windows.h"
 
 namespace hetmpi {
 
@@ -58,13 +59,15 @@ struct Pushes {
   std::vector<int64_t> keys;    // (n)
   std::vector<int32_t> clocks;  // (n) c_c of the line
   std::vector<int32_t> counts;  // (n) iterations summed
+  std::vector<Steps> steps;     // (n) of these iterations
   std::vector<float> sums;      // (n, sum_dim)
 
   // Appends one entry and returns the address for its sums.
-  float* append(int64_t key, int32_t clock, int32_t count, int64_t sum_dim) {
+  float* append(int64_t key, int32_t clock, const Iterations& of, int64_t sum_dim) {
     keys.push_back(key);
     clocks.push_back(clock);
-    counts.push_back(count);
+    counts.push_back(of.count);
+    steps.push_back({of.first, of.last});
     sums.resize(sums.size() + sum_dim);
     return sums.data() + sums.size() - sum_dim;
   }
@@ -104,10 +107,20 @@ class RowCache {
   // u of a line.
   int32_t count(int64_t slot) const { return line_[slot].count; }
   // Bytes of one line, without its row, its optimizer state and its pending sum.
-  static constexpr int64_t kLineOverhead = 37;
+  static constexpr int64_t kLineOverhead = 49;
+
+  // most: limit of a line's drift in sizes of a row, 0 for none; others: number of other ranks.
+  void set_drift(float most, float others) {
+    drift_.most = most;
+    drift_.others = others;
+    if (most > 0) moved_.assign(num_slots(), 0.0f);
+  }
 
   // Learning rate and step of the following previews.
-  void set_step(double lr, int64_t step) { optimizer_.set_step(lr, step); }
+  void set_step(double lr, int64_t step) {
+    optimizer_.set_step(lr, step);
+    step_ = static_cast<int32_t>(step);
+  }
 
   // num_keys: number of keys looked up that may be cached.
   void use(const int64_t* slots, int64_t n, int64_t num_keys) {
@@ -175,9 +188,10 @@ class RowCache {
       Line& line = line_[slot];
       const int32_t count = line.count;
       line.age = 0;
+      if (drift_.most > 0) moved_[slot] = 0;
       line.clock = clocks[i] + count;
       if (count == 0) continue;
-      const Gradient sum = optimizer_.summed(pending(slot), count, count, anticipate);
+      const Gradient sum = optimizer_.summed(pending(slot), count, anticipate);
       if (type_ == RowType::kFloat32)
         optimizer_.apply(weight(slot), state(slot), sum);
       else
@@ -207,6 +221,7 @@ class RowCache {
       worth_[slot] = first_worth(policy_, now_);
       line_[slot].clock = clocks[i];
       line_[slot].age = 0;
+      if (drift_.most > 0) moved_[slot] = 0;
       set_row(slot, weights + i * dim_, states + i * state_dim_);
     }
     return num_evicted;
@@ -222,6 +237,7 @@ class RowCache {
 
   // grads (n, dim)
   void update(const int64_t* slots, const float* grads, int64_t n, float anticipate) {
+    drift_.begin();
     for (int64_t i = 0; i < n; ++i) {
       if (i + kAhead < n && slots[i + kAhead] >= 0) prefetch_line(slots[i + kAhead]);
       if (i + kSumsAhead < n && slots[i + kSumsAhead] >= 0) prefetch_sums(slots[i + kSumsAhead]);
@@ -229,13 +245,15 @@ class RowCache {
       if (slot < 0) continue;
       Line& line = line_[slot];
       if (line.pending < 0) open_pending(slot);
+      steps_[line.pending].last = step_;
       ++line.count;
-      ++line.age;
+      line.age = next_age(line.age);
       ++line.clock;
       if (type_ == RowType::kFloat32)
         optimizer_.add_and_apply(pending(slot), weight(slot), state(slot), grads + i * dim_, anticipate);
       else
         optimizer_.add_and_apply(pending(slot), half_row(slot), state(slot), grads + i * dim_, anticipate, Serially());
+      if (drift_.most > 0) move(slot, grads + i * dim_);
     }
   }
 
@@ -259,7 +277,7 @@ class RowCache {
     for (int64_t i = 0; i < m; ++i) {
       const int64_t j = positions[i];
       optimizer_.apply(weights + j * dim_, states + j * state_dim_,
-                       optimizer_.summed(sums + i * sum_dim_, counts[i], counts[i], anticipate));
+                       optimizer_.summed(sums + i * sum_dim_, counts[i], anticipate));
       clocks[j] += counts[i];
     }
   }
@@ -269,13 +287,14 @@ class RowCache {
   void pass_on(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads, int64_t n,
                Pushes* out) const {
     for (int64_t i = 0; i < n; ++i)
-      if (slots[i] < 0) optimizer_.add(out->append(keys[i], next_clock(clocks[i]), 1, sum_dim_), grads + i * dim_);
+      if (slots[i] < 0)
+        optimizer_.add(out->append(keys[i], next_clock(clocks[i]), {1, step_, step_}, sum_dim_), grads + i * dim_);
   }
 
   // Takes the pending sums of `slots` that are due at `staleness`, except the slots in `held`, which is sorted.
   void take_pending(const int64_t* slots, int64_t n, int64_t staleness, const std::vector<int64_t>& held, Pushes* out) {
     for (int64_t i = 0; i < n; ++i)
-      if (slots[i] >= 0 && is_due(line_[slots[i]].count, staleness) &&
+      if (slots[i] >= 0 && is_due(line_[slots[i]].count, line_[slots[i]].age, staleness) &&
           !std::binary_search(held.begin(), held.end(), slots[i]))
         hand_out(slots[i], out);
   }
@@ -317,6 +336,23 @@ class RowCache {
       std::memcpy(out, weight_.at(slot * dim_), dim_ * sizeof(float));
     else
       for (int64_t d = 0; d < dim_; ++d) out[d] = widened(halves(slot)[d], type_);
+  }
+
+  // Counts one iteration's gradient to the drift of a line that it has updated.
+  void move(int64_t slot, const float* grad) {
+    const Serially loop;
+    moved_[slot] += optimizer_.step_square(state(slot), grad, loop);
+    if (drift_.is_exceeded(moved_[slot])) line_[slot].age = kDrifted;
+    float square;
+    if (type_ == RowType::kFloat32) {
+      const float* row = weight(slot);
+      square = loop.sum(dim_, [=](int64_t d) { return row[d] * row[d]; });
+    } else {
+      const HalfRow row = half_row(slot);
+      square = loop.sum(dim_, [=](int64_t d) { return row[d] * row[d]; });
+    }
+    drift_.total += Drift::units_of(square / static_cast<float>(dim_));
+    ++drift_.count;
   }
 
   void age_scores(int64_t num_uses) {
@@ -368,6 +404,8 @@ class RowCache {
     if (free_pending_.empty()) free_pending_.push_back(num_pending_lines_++);
     line_[slot].pending = free_pending_.back();
     free_pending_.pop_back();
+    if (line_[slot].pending >= static_cast<int32_t>(steps_.size())) steps_.resize(line_[slot].pending + 1);
+    steps_[line_[slot].pending].first = step_;
     std::fill_n(pending(slot), sum_dim_, 0.0f);
     ++num_pending_;
   }
@@ -376,7 +414,8 @@ class RowCache {
   void hand_out(int64_t slot, Pushes* out) {
     Line& line = line_[slot];
     if (line.pending < 0) return;
-    std::memcpy(out->append(key_[slot], line.clock, line.count, sum_dim_), pending(slot), sum_dim_ * sizeof(float));
+    const Iterations of{line.count, steps_[line.pending].first, steps_[line.pending].last};
+    std::memcpy(out->append(key_[slot], line.clock, of, sum_dim_), pending(slot), sum_dim_ * sizeof(float));
     free_pending_.push_back(line.pending);
     line.pending = -1;
     line.count = 0;
@@ -403,14 +442,18 @@ class RowCache {
   Shape shape_;
   int64_t num_rows_ = 0, num_pending_ = 0;
   uint32_t now_ = 0;  // iteration
+  int32_t step_ = 0;
   Ageing ageing_;
   std::vector<uint8_t> tag_;
   std::vector<int64_t> key_;
   std::vector<uint64_t> worth_;
   std::vector<Line> line_;
-  HugeArray weight_;               // (slots, dim) of type_
-  HugeArray state_;                // (slots, state_dim)
-  HugeArray pending_;              // (pending lines, sum_dim)
+  HugeArray weight_;          // (slots, dim) of type_
+  HugeArray state_;           // (slots, state_dim)
+  HugeArray pending_;         // (pending lines, sum_dim)
+  std::vector<Steps> steps_;  // (pending lines)
+  Drift drift_;
+  std::vector<float> moved_;       // (slots), of Drift; empty without a limit
   int32_t num_pending_lines_ = 0;  // allocated so far
   std::vector<int32_t> free_pending_;
 };

@@ -17,13 +17,15 @@ constexpr int kLeastCapability = 8;     // setup.py compiles for it and later on
 using Counter = unsigned long long;
 
 struct Line {
-  int32_t clock, age, count, unused;
+  int32_t clock, age, count;
+  float moved;  // of Drift
 };
 
 // A pending sum to be pushed: its key and its slot; -1 for none.
 struct Gone {
   int64_t key, slot;
-  int32_t clock, count;
+  int32_t clock;
+  Iterations of;
 };
 
 // View of the cache for kernels. Arrays by slot, as in RowCache; pending sums are indexed by slot too. A line has a
@@ -33,16 +35,22 @@ struct Lines {
   int64_t* key;
   uint64_t* worth;
   Line* line;
+  Steps* steps;  // first and last step of the pending sum
   void* weight;  // of `type`
   float *state, *pending;
   RowType type;
   int64_t num_sets;
   int ways;
   uint32_t now;
+  int32_t step;
   Policy policy;
   RowOptimizer optimizer;
+  Drift* drift;  // null without a limit
 
   __device__ int64_t first_slot(uint64_t hash) const { return static_cast<int64_t>(set_of(hash, num_sets)) * kWays; }
+  __device__ Gone gone(int64_t slot) const {
+    return {key[slot], slot, line[slot].clock, {line[slot].count, steps[slot].first, steps[slot].last}};
+  }
   __device__ float* floats_of(int64_t slot) const { return static_cast<float*>(weight) + slot * optimizer.dim(); }
   __device__ uint16_t* halves_of(int64_t slot) const { return static_cast<uint16_t*>(weight) + slot * optimizer.dim(); }
   __device__ HalfRow half_row(int64_t slot, int32_t clock) const {
@@ -184,10 +192,11 @@ __global__ void refresh_kernel(Lines lines, const int64_t* slots, const uint8_t*
   __syncwarp();
   if (lane == 0) {
     lines.line[slot].age = 0;
+    lines.line[slot].moved = 0;
     lines.line[slot].clock = clocks[i] + count;
   }
   if (count == 0) return;
-  const Gradient sum = lines.optimizer.summed(lines.pending_of(slot), count, count, anticipate);
+  const Gradient sum = lines.optimizer.summed(lines.pending_of(slot), count, anticipate);
   if (lines.type == RowType::kFloat32)
     lines.optimizer.apply(lines.floats_of(slot), lines.state_of(slot), sum, Together{lane});
   else
@@ -237,7 +246,7 @@ __global__ void place_kernel(Lines lines, const uint32_t* sets, const int32_t* n
     if (lane != way) continue;
     Line& line = lines.line[own];
     if (line.count > 0) {
-      gone[i] = {lines.key[own], own, line.clock, line.count};
+      gone[i] = lines.gone(own);
       flags[i] = 1;
     }
     lines.tag[own] = tag = tag_of(mix64(static_cast<uint64_t>(keys[i])));
@@ -328,7 +337,8 @@ __global__ void tick_kernel(Lines lines, const int64_t* slots, int64_t n, uint8_
   if (i < n && slots[i] >= 0) {
     Line line = lines.line[slots[i]];
     opens = line.count == 0;
-    lines.line[slots[i]] = {line.clock + 1, line.age + 1, line.count + 1, 0};
+    lines.line[slots[i]] = {line.clock + 1, next_age(line.age), line.count + 1, line.moved};
+    lines.steps[slots[i]] = {opens ? lines.step : lines.steps[slots[i]].first, lines.step};
     is_first[i] = opens;
   }
   count(&counted->opened, opens);
@@ -387,6 +397,29 @@ __global__ void update_kernel(Lines lines, const int64_t* slots, const uint8_t* 
   else
     lines.optimizer.add_and_apply(pending, lines.half_row(slots[i], lines.line[slots[i]].clock), state, grad,
                                   anticipate, loop);
+  if (lines.drift == nullptr) return;
+  __syncwarp();
+  const float step = lines.optimizer.step_square(state, grad, loop);
+  float square;
+  if (lines.type == RowType::kFloat32) {
+    const float* row = lines.floats_of(slots[i]);
+    square = loop.sum(lines.optimizer.dim(), [=](int64_t d) { return row[d] * row[d]; });
+  } else {
+    const HalfRow row = lines.half_row(slots[i], 0);
+    square = loop.sum(lines.optimizer.dim(), [=](int64_t d) { return row[d] * row[d]; });
+  }
+  if (loop.lane != 0) return;
+  Line& line = lines.line[slots[i]];
+  line.moved += step;
+  if (lines.drift->is_exceeded(line.moved)) line.age = kDrifted;
+  atomicAdd(reinterpret_cast<Counter*>(&lines.drift->total),
+            static_cast<Counter>(Drift::units_of(square / static_cast<float>(lines.optimizer.dim()))));
+  atomicAdd(reinterpret_cast<Counter*>(&lines.drift->count), Counter{1});
+}
+
+// One thread.
+__global__ void begin_kernel(Drift* drift) {
+  if (thread_number() == 0) drift->begin();
 }
 
 __global__ void clocks_within_kernel(Lines lines, const int64_t* slots, int64_t n, bool will_write, int64_t staleness,
@@ -435,9 +468,9 @@ __global__ void due_kernel(Lines lines, const int64_t* slots, int64_t first_slot
   if (slot < 0) return;
   const Line line = lines.line[slot];
   const bool goes =
-      slots == nullptr ? line.count > 0 : is_due(line.count, staleness) && !is_among(slot, held, num_held);
+      slots == nullptr ? line.count > 0 : is_due(line.count, line.age, staleness) && !is_among(slot, held, num_held);
   if (!goes) return;
-  gone[i] = {lines.key[slot], slot, line.clock, line.count};
+  gone[i] = lines.gone(slot);
   flags[i] = 1;
 }
 
@@ -450,6 +483,7 @@ __global__ void close_kernel(Lines lines, const Gone* gone, const int32_t* flags
 struct Out {
   int64_t* keys;
   int32_t *clocks, *counts;
+  Steps* steps;
   float* sums;
 };
 
@@ -463,12 +497,13 @@ __global__ void hand_out_kernel(Lines lines, const Gone* gone, const int32_t* fl
   if (lane_number() != 0) return;
   out.keys[place] = gone[i].key;
   out.clocks[place] = gone[i].clock;
-  out.counts[place] = gone[i].count;
+  out.counts[place] = gone[i].of.count;
+  out.steps[place] = {gone[i].of.first, gone[i].of.last};
 }
 
 // One warp per entry: gradients of flagged entries, as sums over one iteration.
-__global__ void pass_on_kernel(RowOptimizer optimizer, const int64_t* keys, const int32_t* clocks, const float* grads,
-                               const int32_t* flags, const int32_t* at, int64_t n, Out out) {
+__global__ void pass_on_kernel(RowOptimizer optimizer, int32_t step, const int64_t* keys, const int32_t* clocks,
+                               const float* grads, const int32_t* flags, const int32_t* at, int64_t n, Out out) {
   const int64_t i = warp_number();
   if (i >= n || !flags[i]) return;
   const Together loop{lane_number()};
@@ -480,6 +515,7 @@ __global__ void pass_on_kernel(RowOptimizer optimizer, const int64_t* keys, cons
   out.keys[at[i]] = keys[i];
   out.clocks[at[i]] = next_clock(clocks[i]);
   out.counts[at[i]] = 1;
+  out.steps[at[i]] = {step, step};
 }
 
 // Calls call(std::integral_constant<int, kTile>) with the number of lanes for a row of `quads` times 16 bytes.
@@ -504,18 +540,23 @@ struct CudaRowCache::Memory {
   RowType type;
   Shape shape;
   uint32_t now = 0;  // iteration
+  int32_t step = 0;
+  bool has_drift = false;
+  DeviceArray<Drift> drift;
   Ageing ageing;
   int64_t num_closed = 0;  // pending sums moved to the pushes
   DeviceArray<uint8_t> tag;
   DeviceArray<int64_t> key;
   DeviceArray<uint64_t> worth;
   DeviceArray<Line> line;
+  DeviceArray<Steps> steps;
   DeviceArray<uint8_t> weight;
   DeviceArray<float> state, pending;
   DeviceArray<Counted> counted;
   // Pushes in GPU memory.
   DeviceArray<int64_t> out_keys;
   DeviceArray<int32_t> out_clocks, out_counts;
+  DeviceArray<Steps> out_steps;
   DeviceArray<float> out_sums;
   int64_t num_out = 0;
   Pushes handed_out;  // earlier pushes, in host memory
@@ -529,8 +570,10 @@ struct CudaRowCache::Memory {
       : device(device), optimizer(optimizer), policy(policy), type(type), shape(shape) {}
 
   Lines lines() const {
-    return {tag.data(), key.data(),     worth.data(), line.data(), weight.data(), state.data(), pending.data(),
-            type,       shape.num_sets, shape.ways,   now,         policy,        optimizer};
+    return {tag.data(),   key.data(),     worth.data(), line.data(),
+            steps.data(), weight.data(),  state.data(), pending.data(),
+            type,         shape.num_sets, shape.ways,   now,
+            step,         policy,         optimizer,    has_drift ? drift.data() : nullptr};
   }
 
   // Assigns consecutive indices `at` to the flagged of n entries, in order. Returns their number.
@@ -549,13 +592,14 @@ struct CudaRowCache::Memory {
     out_keys.make_room(num_out + num, num_out, stream);
     out_clocks.make_room(num_out + num, num_out, stream);
     out_counts.make_room(num_out + num, num_out, stream);
+    out_steps.make_room(num_out + num, num_out, stream);
     out_sums.make_room((num_out + num) * sum_dim, num_out * sum_dim, stream);
   }
 
   // Destination of the next push.
   Out out() const {
     return {out_keys.data() + num_out, out_clocks.data() + num_out, out_counts.data() + num_out,
-            out_sums.data() + num_out * optimizer.sum_dim()};
+            out_steps.data() + num_out, out_sums.data() + num_out * optimizer.sum_dim()};
   }
 
   // Writes the `num` pending sums in `gone` that are flagged and numbered to the pushes.
@@ -589,6 +633,7 @@ struct CudaRowCache::Memory {
     fetch(handed_out.keys, out_keys, num_out);
     fetch(handed_out.clocks, out_clocks, num_out);
     fetch(handed_out.counts, out_counts, num_out);
+    fetch(handed_out.steps, out_steps, num_out);
     fetch(handed_out.sums, out_sums, num_out * optimizer.sum_dim());
     HETMPI_CHECK(cudaStreamSynchronize(stream));
     num_out = 0;
@@ -605,6 +650,7 @@ CudaRowCache::CudaRowCache(int64_t capacity_rows, RowOptimizer optimizer, Policy
   m.key.make_room(slots, 0, stream);
   m.worth.make_room(slots, 0, stream);
   m.line.make_room(slots, 0, stream);
+  m.steps.make_room(slots, 0, stream);
   m.weight.make_room(slots * optimizer.dim() * bytes_of(type), 0, stream);
   m.state.make_room(slots * optimizer.state_dim(), 0, stream);
   m.pending.make_room(slots * optimizer.sum_dim(), 0, stream);
@@ -626,7 +672,20 @@ const RowOptimizer& CudaRowCache::optimizer() const { return memory_->optimizer;
 int64_t CudaRowCache::num_pushes() const {
   return memory_->num_out + static_cast<int64_t>(memory_->handed_out.keys.size());
 }
-void CudaRowCache::set_step(double lr, int64_t step) { memory_->optimizer.set_step(lr, step); }
+void CudaRowCache::set_drift(float most, float others) {
+  const OnDevice here(device());
+  cudaStream_t stream = nullptr;
+  memory_->has_drift = most > 0;
+  memory_->drift.make_room(1, 0, stream);
+  const Drift drift{most, others};
+  HETMPI_CHECK(cudaMemcpyAsync(memory_->drift.data(), &drift, sizeof(drift), cudaMemcpyHostToDevice, stream));
+  HETMPI_CHECK(cudaStreamSynchronize(stream));
+}
+
+void CudaRowCache::set_step(double lr, int64_t step) {
+  memory_->optimizer.set_step(lr, step);
+  memory_->step = static_cast<int32_t>(step);
+}
 
 void CudaRowCache::look_up(const int64_t* keys, int64_t n, int64_t* slots, Stream stream) const {
   const OnDevice here(device());
@@ -713,7 +772,8 @@ void CudaRowCache::update(const int64_t* slots, const float* grads, int64_t n, f
   m.is_chosen.make_room(n, 0, s);
   launch(tick_kernel, n, s, m.lines(), slots, n, m.is_chosen.data(), m.counted.data());
   const int64_t dim = m.optimizer.dim(), quads = dim / 4;
-  if (m.type != RowType::kFloat32 || !m.optimizer.is_plain() || dim % 4 != 0 || !is_quad_aligned(grads))
+  if (m.has_drift) launch(begin_kernel, 1, s, m.drift.data());
+  if (m.type != RowType::kFloat32 || !m.optimizer.is_plain() || m.has_drift || dim % 4 != 0 || !is_quad_aligned(grads))
     return launch(update_kernel, n * kWarp, s, m.lines(), slots, m.is_chosen.data(), grads, n, anticipate);
   constexpr int kRows = 2;
   with_tile(quads, [&](auto tile) {
@@ -746,7 +806,8 @@ void CudaRowCache::pass_on(const int64_t* keys, const int64_t* slots, const int3
   const int64_t num = m.number(n, s);
   m.make_room_out(num, s);
   if (num > 0)
-    launch(pass_on_kernel, n * kWarp, s, m.optimizer, keys, clocks, grads, m.flags.data(), m.at.data(), n, m.out());
+    launch(pass_on_kernel, n * kWarp, s, m.optimizer, m.step, keys, clocks, grads, m.flags.data(), m.at.data(), n,
+           m.out());
   m.num_out += num;
   HETMPI_CHECK(cudaStreamSynchronize(s));
 }

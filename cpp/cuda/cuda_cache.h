@@ -38,6 +38,7 @@ class CudaRowCache {
   int64_t num_slots() const;
   const RowOptimizer& optimizer() const;
 
+  void set_drift(float most, float others);
   void set_step(double lr, int64_t step);
   void look_up(const int64_t* keys, int64_t n, int64_t* slots, Stream stream) const;
   void use(const int64_t* slots, int64_t n, int64_t num_keys, Stream stream);

@@ -32,7 +32,7 @@ class PushApplier {
  public:
   // rings: one per origin, of records with clocks. They are drained only after start().
   PushApplier(std::vector<RingConsumer> rings, Shard shard, RowOptimizer optimizer)
-      : rings_(std::move(rings)), shard_(shard), optimizer_(optimizer) {}
+      : rings_(std::move(rings)), shard_(shard), optimizer_(optimizer), windows_(optimizer) {}
 
   ~PushApplier() { stop(); }
 
@@ -55,10 +55,15 @@ class PushApplier {
     if (thread_.joinable()) thread_.join();
   }
 
-  // Learning rate and step of the following applications.
-  void set_step(double lr, int64_t step) {
+  // The rank's step, and the learning rates of n steps from it on: other ranks may be ahead. A push is applied at the
+  // rate of its last step, as far as that is known.
+  void set_step(const double* lrs, int64_t n, int64_t step) {
     std::lock_guard<std::mutex> hold(lock_);
-    optimizer_.set_step(lr, step);
+    if (newest_ == 0 || step > newest_ + 1) oldest_ = step;
+    for (int64_t i = 0; i < n; ++i) rates_[(step + i) % kSteps] = optimizer_.rate(lrs[i], step + i);
+    now_ = step;
+    newest_ = std::max(newest_, step + n - 1);
+    oldest_ = std::max(oldest_, newest_ - kSteps + 1);
   }
 
   // Applies records that have arrived, at most kRecords of each origin. Returns the number of rows applied.
@@ -77,7 +82,7 @@ class PushApplier {
     for (int64_t i = 0; i < num_rows; ++i) {
       const int64_t j = order[i];
       shard_.check(own.rows[i]);
-      shard_.apply_sums(own.rows[i], own.values + j * optimizer_.sum_dim(), own.counts[j], own.clocks[j], optimizer_);
+      apply(own.rows[i], own, j);
     }
   }
 
@@ -91,6 +96,7 @@ class PushApplier {
  private:
   using Microseconds = std::chrono::microseconds;
   static constexpr Microseconds kShortest{20}, kLongest{1000};  // polling interval of empty rings
+  static constexpr int64_t kSteps = 64;                         // whose learning rates are known
   static constexpr int kRecords = 64;  // of one ring per turn: a busy producer must not keep others from the lock
 
   void run() {
@@ -124,12 +130,18 @@ class PushApplier {
     for (int left = kRecords; left > 0 && ring.peek(&record); --left, ring.release(record)) {
       const int64_t n = record.header->num_rows;
       for (int64_t i = 0; i < n; ++i) shard_.check(record.columns.rows[i]);
-      for (int64_t i = 0; i < n; ++i)
-        shard_.apply_sums(record.columns.rows[i], record.columns.values + i * optimizer_.sum_dim(),
-                          record.columns.counts[i], record.columns.clocks[i], optimizer_);
+      for (int64_t i = 0; i < n; ++i) apply(record.columns.rows[i], record.columns, i);
       applied += n;
     }
     return applied;
+  }
+
+  // Applies entry j of a message to a row. Without steps, which plain SGD does not need, the entry is of this step.
+  void apply(int64_t row, const Message& from, int64_t j) {
+    const int32_t now = static_cast<int32_t>(now_);
+    const Iterations of{from.counts[j], from.steps ? from.steps[2 * j] : now, from.steps ? from.steps[2 * j + 1] : now};
+    optimizer_.set_rate(rates_[std::clamp<int64_t>(of.last, oldest_, newest_) % kSteps]);
+    shard_.apply_sums(row, from.values + j * optimizer_.sum_dim(), of, from.clocks[j], optimizer_, windows_);
   }
 
   void throw_kept() const {
@@ -140,6 +152,9 @@ class PushApplier {
   std::vector<RingConsumer*> watched_;
   Shard shard_;
   RowOptimizer optimizer_;
+  Windows windows_;
+  RowOptimizer::Rate rates_[kSteps];           // of step i at i modulo kSteps
+  int64_t now_ = 0, oldest_ = 0, newest_ = 0;  // the rank's step; the steps whose rates are known
   std::exception_ptr error_;
   std::mutex lock_;  // of all above
   std::atomic<bool> stops_{false};

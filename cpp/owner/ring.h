@@ -5,8 +5,9 @@
 // then the head. Layout and protocol are the same.
 //
 // A record is a RecordHeader, then rows (n) int64, then, if the format has clocks, clocks (n) and counts (n) int32,
-// then values (n, width) float32, padded to kRecordAlign. It never wraps: a message that does not fit before the end of
-// the ring is continued in a second record at its start.
+// then, if it has steps, the first and last step of these counts (n, 2) int32, then values (n, width) float32, padded
+// to kRecordAlign. It never wraps: a message that does not fit before the end of the ring is continued in a second
+// record at its start.
 //
 // Invariants:
 //   head counts the bytes ever written, tail the bytes ever consumed; tail <= head <= tail + capacity;
@@ -44,9 +45,10 @@ struct RecordHeader {
 struct RecordFormat {
   int64_t width;
   bool has_clocks;
+  bool has_steps = false;
 
   uint64_t row_bytes() const {
-    return sizeof(int64_t) + (has_clocks ? 2 * sizeof(int32_t) : 0) + width * sizeof(float);
+    return sizeof(int64_t) + ((has_clocks ? 2 : 0) + (has_steps ? 2 : 0)) * sizeof(int32_t) + width * sizeof(float);
   }
 };
 
@@ -56,6 +58,7 @@ struct Columns {
   Int64* rows;    // (n)
   Int32* clocks;  // (n) or null: c_c of the origin
   Int32* counts;  // (n) or null: iterations summed
+  Int32* steps;   // (n, 2) or null: their first and last step
   Float* values;  // (n, width)
 };
 using Message = Columns<const int64_t, const int32_t, const float>;
@@ -80,11 +83,15 @@ auto columns_of(Byte* header, int64_t n, RecordFormat format) {
   using Int32 = std::conditional_t<kConst, const int32_t, int32_t>;
   using Float = std::conditional_t<kConst, const float, float>;
   Byte* at = header + sizeof(RecordHeader);
-  Columns<Int64, Int32, Float> columns{reinterpret_cast<Int64*>(at), nullptr, nullptr, nullptr};
+  Columns<Int64, Int32, Float> columns{reinterpret_cast<Int64*>(at), nullptr, nullptr, nullptr, nullptr};
   at += n * sizeof(int64_t);
   if (format.has_clocks) {
     columns.clocks = reinterpret_cast<Int32*>(at);
     columns.counts = columns.clocks + n;
+    at += n * 2 * sizeof(int32_t);
+  }
+  if (format.has_steps) {
+    columns.steps = reinterpret_cast<Int32*>(at);
     at += n * 2 * sizeof(int32_t);
   }
   columns.values = reinterpret_cast<Float*>(at);
@@ -134,6 +141,8 @@ class RingProducer {
       for (int64_t i = 0; i < n; ++i) to.clocks[i] = from.clocks[order[i]];
       for (int64_t i = 0; i < n; ++i) to.counts[i] = from.counts[order[i]];
     }
+    if (format_.has_steps)
+      for (int64_t i = 0; i < n; ++i) std::copy_n(from.steps + 2 * order[i], 2, to.steps + 2 * i);
     const int64_t width = format_.width;
     for (int64_t i = 0; i < n; ++i)
       std::memcpy(to.values + i * width, from.values + order[i] * width, width * sizeof(float));

@@ -11,10 +11,8 @@
 // to act as if the gradients had been applied one by one to the row as it is now:
 //   sums (sum_dim): the sum of the gradients (dim), then, except for sgd, the sum of their squares (dim;
 //             rowwise_adagrad: one number, the mean over the row);
-//   count     iterations summed;
-//   advance   iterations that are new to the row: the amount by which the sum advances its clock. Sums of other ranks
-//             over the same iterations add their gradients but no second decay: of the weights, or of Adam's moving
-//             averages. Adam moves a row only for new iterations; the other gradients enter its averages.
+//   count     iterations summed.
+// Sums of several ranks over the same steps are merged by an owner: owner/windows.h.
 #pragma once
 
 #include <cmath>
@@ -67,7 +65,17 @@ struct Gradient {
   const float* squares = nullptr;  // as in `sums` above; null: one iteration, whose squares are those of `sum`
   float scale = 1;                 // of the gradients
   int64_t count = 1;
-  int64_t advance = 1;
+  float square_scale = 1;  // of their squares
+};
+
+// The part of a push that other ranks' earlier pushes over the same steps concern (owner/windows.h).
+struct Overlap {
+  float fresh;             // iterations of the push that no earlier one covers
+  float product;           // factor of the products of the push's gradients and those of `sums` that overlap
+  float share;             // of `sums` and `moved`, what overlaps
+  float steps;             // that both cover, at least 1
+  float* sums = nullptr;   // (dim) gradients of the earlier pushes, weight decay included
+  float* moved = nullptr;  // (dim) as far as they moved the row, before the division by the root; Adam only
 };
 
 class RowOptimizer {
@@ -108,16 +116,23 @@ class RowOptimizer {
     return 0;
   }
 
-  // Sets the learning rate of the following applications; `step` counts from 1.
-  void set_step(double lr, int64_t step) {
-    lr_ = static_cast<float>(lr);
-    adam_lr_ = static_cast<float>(lr / (1.0 - std::pow(static_cast<double>(beta1_), step)));
-    adam_scale_ = static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(static_cast<double>(beta2_), step)));
+  // The learning rate of a step, which counts from 1, and Adam's bias corrections.
+  struct Rate {
+    float lr = 0, adam_lr = 0, adam_scale = 1;
+  };
+
+  Rate rate(double lr, int64_t step) const {
+    return {static_cast<float>(lr), static_cast<float>(lr / (1.0 - std::pow(static_cast<double>(beta1_), step))),
+            static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(static_cast<double>(beta2_), step)))};
   }
+
+  // Sets the rate of the following applications.
+  void set_rate(const Rate& rate) { rate_ = rate; }
+  void set_step(double lr, int64_t step) { set_rate(rate(lr, step)); }
 
   // Whether add_and_apply is one addition and one subtraction per number, of `step` times the gradient.
   HETMPI_SHARED bool is_plain() const { return rule_ == RowRule::kSgd && weight_decay_ == 0; }
-  HETMPI_SHARED float plain_step(float scale) const { return lr_ * scale; }
+  HETMPI_SHARED float plain_step(float scale) const { return rate_.lr * scale; }
 
   // Adds one iteration's gradient to sums (sum_dim).
   template <typename Loop>
@@ -139,7 +154,7 @@ class RowOptimizer {
   HETMPI_SHARED void add_and_apply(float* sums, Row weight, float* state, const float* grad, float scale,
                                    Loop loop) const {
     add(sums, grad, loop);
-    apply(weight, state, {grad, nullptr, scale}, loop);
+    apply(weight, state, {grad, nullptr, scale, 1, squares_of(scale)}, loop);
   }
 
   // The same on the CPU, in one pass if the rule allows.
@@ -158,9 +173,76 @@ class RowOptimizer {
     apply(weight, state, grad, Serially());
   }
 
-  // A sum over `count` iterations, of which `advance` are new to the row, as a gradient; scaled by `scale`.
-  HETMPI_SHARED Gradient summed(const float* sums, int64_t count, int64_t advance, float scale = 1) const {
-    return {sums, rule_ == RowRule::kSgd ? nullptr : sums + dim_, scale, count, advance};
+  // The factor of the squares of a gradient that is scaled by `scale` as a preview of the updates of all ranks. For
+  // both Adagrad rules, as if all ranks had the same gradient. For Adam, as if the gradients of the ranks were
+  // independent: its average forgets the fetched one, and steps that are too small were worse (docs/results.md).
+  HETMPI_SHARED float squares_of(float scale) const { return rule_ == RowRule::kAdam ? scale : scale * scale; }
+
+  // A sum over `count` iterations as a gradient; scaled by `scale`.
+  HETMPI_SHARED Gradient summed(const float* sums, int64_t count, float scale = 1) const {
+    return {sums, rule_ == RowRule::kSgd ? nullptr : sums + dim_, scale, count, squares_of(scale)};
+  }
+
+  // Floats that Overlap points to.
+  int64_t overlap_dim() const {
+    switch (rule_) {
+      case RowRule::kSgd:
+        return 0;
+      case RowRule::kAdagrad:
+      case RowRule::kRowwiseAdagrad:
+        return dim_;
+      case RowRule::kAdam:
+        return 2 * dim_;
+    }
+    return 0;
+  }
+
+  // A push (sum_dim) over `count` iterations, as if its gradients and those it overlaps with had been added before the
+  // rule was applied: the earlier ones' movement is made anew at the state that results.
+  void merge(float* weight, float* state, const float* push, int64_t count, const Overlap& overlap) const {
+    const Terms g = terms(summed(push, count), overlap.fresh);
+    switch (rule_) {
+      case RowRule::kSgd:
+        for (int64_t d = 0; d < dim_; ++d) weight[d] -= rate_.lr * g.value(weight, d);
+        return;
+      case RowRule::kAdagrad:
+        return merge_adagrad(weight, state, g, overlap);
+      case RowRule::kRowwiseAdagrad:
+        return merge_rowwise_adagrad(weight, state, g, overlap);
+      case RowRule::kAdam:
+        return merge_adam(weight, state, g, count, overlap);
+    }
+  }
+
+  // The mean square of one iteration's gradient as a step of the row, at this state (state_dim).
+  template <typename Loop>
+  HETMPI_SHARED float step_square(const float* state, const float* grad, Loop loop) const {
+    const float dim = static_cast<float>(dim_), eps = eps_;
+    switch (rule_) {
+      case RowRule::kSgd:
+        return rate_.lr * rate_.lr * loop.sum(dim_, [=](int64_t d) { return grad[d] * grad[d]; }) / dim;
+      case RowRule::kAdagrad: {
+        const float total = loop.sum(dim_, [=](int64_t d) {
+          const float step = grad[d] / (std::sqrt(state[d]) + eps);
+          return step * step;
+        });
+        return rate_.lr * rate_.lr * total / dim;
+      }
+      case RowRule::kRowwiseAdagrad: {
+        const float lr = rate_.lr / (std::sqrt(*state) + eps);
+        return lr * lr * loop.sum(dim_, [=](int64_t d) { return grad[d] * grad[d]; }) / dim;
+      }
+      case RowRule::kAdam: {
+        const float* variance = state + dim_;
+        const float scale = rate_.adam_scale;
+        const float total = loop.sum(dim_, [=](int64_t d) {
+          const float step = grad[d] / (std::sqrt(variance[d]) * scale + eps);
+          return step * step;
+        });
+        return rate_.adam_lr * rate_.adam_lr * total / dim;
+      }
+    }
+    return 0;
   }
 
   // weight (dim), a float* or a HalfRow (cache/row_type.h); state (state_dim): one row.
@@ -184,7 +266,7 @@ class RowOptimizer {
   struct Terms {
     const float* sum;
     const float* squares;
-    float scale, decay, decay_once, count;
+    float scale, square_scale, decay, decay_once, fresh, share;
 
     template <typename Row>
     HETMPI_SHARED float value(Row weight, int64_t d) const {
@@ -194,16 +276,24 @@ class RowOptimizer {
     template <typename Row>
     HETMPI_SHARED float square(Row weight, int64_t d) const {
       const float g = scale * sum[d], once = decay_once * weight[d];
-      if (squares == nullptr) return (g + once) * (g + once);
-      return at_least_zero(scale * scale * squares[d] + 2 * once * g + count * once * once);
+      if (squares == nullptr)
+        return at_least_zero((g + once) * (g + once) + (square_scale - scale * scale) * sum[d] * sum[d]);
+      return at_least_zero(square_scale * squares[d] + 2 * once * g * share + fresh * once * once);
     }
   };
 
-  HETMPI_SHARED Terms terms(const Gradient& grad) const {
-    return {grad.sum,      grad.squares,
-            grad.scale,    weight_decay_ * static_cast<float>(grad.advance),
-            weight_decay_, static_cast<float>(grad.count)};
+  HETMPI_SHARED Terms terms(const Gradient& grad, float fresh) const {
+    return {grad.sum,
+            grad.squares,
+            grad.scale,
+            grad.square_scale,
+            weight_decay_ * fresh,
+            weight_decay_,
+            fresh,
+            fresh / static_cast<float>(grad.count)};
   }
+
+  HETMPI_SHARED Terms terms(const Gradient& grad) const { return terms(grad, static_cast<float>(grad.count)); }
 
   // The functions below copy all members except the row to locals: a store to the row could otherwise alias them, which
   // would prevent vectorisation.
@@ -211,7 +301,7 @@ class RowOptimizer {
   template <typename Row, typename Loop>
   HETMPI_SHARED void sgd(Row weight, const Gradient& grad, Loop loop) const {
     const float* sum = grad.sum;
-    const float lr = lr_, scale = grad.scale, decay = weight_decay_ * static_cast<float>(grad.advance);
+    const float lr = rate_.lr, scale = grad.scale, decay = weight_decay_ * static_cast<float>(grad.count);
     if (decay == 0) {
       const float step = lr * scale;
       loop.each(dim_, [=](int64_t d) { weight[d] -= step * sum[d]; });
@@ -223,7 +313,7 @@ class RowOptimizer {
   template <typename Row, typename Loop>
   HETMPI_SHARED void adagrad(Row weight, float* sum, const Gradient& grad, Loop loop) const {
     const Terms g = terms(grad);
-    const float lr = lr_, eps = eps_;
+    const float lr = rate_.lr, eps = eps_;
     loop.each(dim_, [=](int64_t d) {
       const float value = g.value(weight, d);
       sum[d] += g.square(weight, d);
@@ -236,7 +326,7 @@ class RowOptimizer {
     const Terms g = terms(grad);
     const float before = *sum, total = before + mean_squares(g, weight, loop);
     loop.set(sum, total);
-    const float factor = lr_ / (std::sqrt(total) + eps_);
+    const float factor = rate_.lr / (std::sqrt(total) + eps_);
     loop.each(dim_, [=](int64_t d) { weight[d] -= factor * g.value(weight, d); });
   }
 
@@ -246,25 +336,83 @@ class RowOptimizer {
     if (g.squares == nullptr) return loop.sum(dim_, [=](int64_t d) { return g.square(weight, d); }) / dim;
     const float decays = loop.sum(dim_, [=](int64_t d) {
       const float once = g.decay_once * weight[d];
-      return 2 * once * g.scale * g.sum[d] + g.count * once * once;
+      return 2 * once * g.scale * g.sum[d] * g.share + g.fresh * once * once;
     });
-    return at_least_zero(g.scale * g.scale * *g.squares + decays / dim);
+    return at_least_zero(g.square_scale * *g.squares + decays / dim);
   }
 
-  // The moving averages use the mean gradient of the summed iterations, and decay by the number of new iterations.
+  // As if each of the summed iterations had had their mean gradient: the moving averages decay by their number, and the
+  // row moves by the sum of the first moments over them, at the last second moment.
   template <typename Row, typename Loop>
   HETMPI_SHARED void adam(Row weight, float* state, const Gradient& grad, Loop loop) const {
     const Terms g = terms(grad);
     float* mean = state;             // (dim)
     float* variance = state + dim_;  // (dim)
-    const float keep1 = power(beta1_, grad.advance), keep2 = power(beta2_, grad.advance);
-    const float take1 = (1 - power(beta1_, grad.count)) / g.count, take2 = (1 - power(beta2_, grad.count)) / g.count;
-    const float lr = static_cast<float>(grad.advance) * adam_lr_, scale = adam_scale_, eps = eps_;
+    const float keep1 = power(beta1_, grad.count), keep2 = power(beta2_, grad.count);
+    const float count = static_cast<float>(grad.count), take1 = (1 - keep1) / count, take2 = (1 - keep2) / count;
+    const float lr = rate_.adam_lr, scale = rate_.adam_scale, eps = eps_;
+    if (grad.count == 1) {
+      loop.each(dim_, [=](int64_t d) {
+        mean[d] = keep1 * mean[d] + take1 * g.value(weight, d);
+        variance[d] = keep2 * variance[d] + take2 * g.square(weight, d);
+        weight[d] -= lr * mean[d] / (std::sqrt(variance[d]) * scale + eps);
+      });
+      return;
+    }
+    const float carried = beta1_ * (1 - keep1) / (1 - beta1_), direct = 1 - carried / count;
     loop.each(dim_, [=](int64_t d) {
-      mean[d] = keep1 * mean[d] + take1 * g.value(weight, d);
+      const float value = g.value(weight, d), moved = carried * mean[d] + direct * value;
+      mean[d] = keep1 * mean[d] + take1 * value;
       variance[d] = keep2 * variance[d] + take2 * g.square(weight, d);
-      weight[d] -= lr * mean[d] / (std::sqrt(variance[d]) * scale + eps);
+      weight[d] -= lr * moved / (std::sqrt(variance[d]) * scale + eps);
     });
+  }
+
+  void merge_adagrad(float* weight, float* state, const Terms& g, const Overlap& o) const {
+    const float lr = rate_.lr, eps = eps_, product = o.product, share = o.share;
+    float* sums = o.sums;
+    for (int64_t d = 0; d < dim_; ++d) {
+      const float value = g.value(weight, d), earlier = share * sums[d], before = state[d];
+      state[d] = at_least_zero(before + g.square(weight, d) + product * earlier * value);
+      weight[d] -= lr * (earlier + value) / (std::sqrt(state[d]) + eps) - lr * earlier / (std::sqrt(before) + eps);
+      sums[d] += value;
+    }
+  }
+
+  void merge_rowwise_adagrad(float* weight, float* state, const Terms& g, const Overlap& o) const {
+    float* sums = o.sums;
+    const float dim = static_cast<float>(dim_), share = o.share, before = *state;
+    const float products = Serially().sum(dim_, [=](int64_t d) { return sums[d] * g.value(weight, d); });
+    *state = at_least_zero(before + mean_squares(g, weight, Serially()) + o.product * share * products / dim);
+    const float lr = rate_.lr / (std::sqrt(*state) + eps_), earlier_lr = rate_.lr / (std::sqrt(before) + eps_);
+    for (int64_t d = 0; d < dim_; ++d) {
+      const float value = g.value(weight, d), earlier = share * sums[d];
+      weight[d] -= lr * (earlier + value) - earlier_lr * earlier;
+      sums[d] += value;
+    }
+  }
+
+  void merge_adam(float* weight, float* state, const Terms& g, int64_t num, const Overlap& o) const {
+    float* mean = state;             // (dim)
+    float* variance = state + dim_;  // (dim)
+    float *sums = o.sums, *moved = o.moved;
+    const float count = static_cast<float>(num), share = o.share;
+    const float keep1 = std::pow(beta1_, o.fresh), keep2 = std::pow(beta2_, o.fresh);
+    const float take1 = (1 - power(beta1_, num)) / count, take2 = (1 - power(beta2_, num)) / count;
+    const float carried = o.fresh == 1 ? beta1_ : beta1_ * (1 - keep1) / (1 - beta1_);
+    const float direct = num == 1 ? take1 : 1 - beta1_ * take1 / (1 - beta1_);
+    const float product = o.product * share * (1 - std::pow(beta2_, o.steps)) / o.steps;
+    const float lr = rate_.adam_lr, scale = rate_.adam_scale, eps = eps_;
+    for (int64_t d = 0; d < dim_; ++d) {
+      const float value = g.value(weight, d), before = variance[d];
+      const float move = carried * mean[d] + direct * value, earlier = share * moved[d];
+      mean[d] = keep1 * mean[d] + take1 * value;
+      variance[d] = at_least_zero(keep2 * before + take2 * g.square(weight, d) + product * sums[d] * value);
+      weight[d] -= lr * (earlier + move) / (std::sqrt(variance[d]) * scale + eps) -
+                   lr * earlier / (std::sqrt(before) * scale + eps);
+      sums[d] += value;
+      moved[d] += move;
+    }
   }
 
   HETMPI_SHARED static float at_least_zero(float value) { return value < 0 ? 0 : value; }
@@ -280,7 +428,7 @@ class RowOptimizer {
   RowRule rule_;
   int64_t dim_;
   float weight_decay_, beta1_, beta2_, eps_;
-  float lr_ = 0, adam_lr_ = 0, adam_scale_ = 1;
+  Rate rate_;
 };
 
 }  // namespace hetmpi

@@ -9,6 +9,7 @@
 #include "cache/cache_decisions.h"
 #include "owner/row_init.h"
 #include "owner/row_optimizer.h"
+#include "owner/windows.h"
 
 namespace hetmpi {
 
@@ -37,13 +38,17 @@ struct Shard {
     __atomic_store_n(clock + row, clock[row] + 1, __ATOMIC_RELAXED);
   }
 
-  // One rank's sums (sum_dim) over `count` iterations, the last of which is its `origin_clock`-th of this row; with
+  // One rank's sums (sum_dim) over iterations, the last of which is its `origin_clock`-th of this row; with
   // kUnknownClock all of them are new. The row is written before its clock: a reader that sees the clock and then reads
   // the row sees this update.
-  void apply_sums(int64_t row, const float* sums, int64_t count, int32_t origin_clock, const RowOptimizer& optimizer) {
-    const int32_t advance =
-        origin_clock == kUnknownClock ? static_cast<int32_t>(count) : std::max(0, origin_clock - clock[row]);
-    optimizer.apply(weight + row * dim, state + row * state_dim, optimizer.summed(sums, count, advance));
+  void apply_sums(int64_t row, const float* sums, const Iterations& of, int32_t origin_clock,
+                  const RowOptimizer& optimizer, Windows& windows) {
+    const int32_t advance = origin_clock == kUnknownClock ? of.count : std::max(0, origin_clock - clock[row]);
+    float *row_weight = weight + row * dim, *row_state = state + row * state_dim;
+    if (optimizer.is_plain())
+      optimizer.apply(row_weight, row_state, optimizer.summed(sums, of.count));
+    else
+      windows.apply(row, row_weight, row_state, sums, of, optimizer);
     touched[row] = 1;
     __atomic_store_n(clock + row, clock[row] + advance, __ATOMIC_RELEASE);
   }

@@ -125,7 +125,7 @@ class PyCudaCache {
     cache_.take_all(stream_of(stream));
   }
 
-  // keys, clocks, counts, sums of the pushes since the last call, in host memory.
+  // keys, clocks, counts, steps, sums of the pushes since the last call, in host memory.
   py::tuple take_pushes(uintptr_t stream) {
     Pushes pushes;
     {
@@ -135,6 +135,7 @@ class PyCudaCache {
     const ssize_t n = pushes.keys.size(), width = cache_.optimizer().sum_dim();
     return py::make_tuple(py::array_t<int64_t>(n, pushes.keys.data()), py::array_t<int32_t>(n, pushes.clocks.data()),
                           py::array_t<int32_t>(n, pushes.counts.data()),
+                          py::array_t<int32_t>({n, ssize_t{2}}, reinterpret_cast<const int32_t*>(pushes.steps.data())),
                           py::array_t<float>({n, width}, pushes.sums.data()));
   }
 
@@ -162,6 +163,7 @@ class PyCudaCache {
   int64_t capacity_rows() const { return cache_.capacity_rows(); }
   int64_t num_pushes() const { return cache_.num_pushes(); }
   void set_step(double lr, int64_t step) { cache_.set_step(lr, step); }
+  void set_drift(float most, float others) { cache_.set_drift(most, others); }
 
  private:
   // Arrays that are fetched with rows from their owners.
@@ -194,6 +196,7 @@ void bind_cuda_row_cache(py::module_& m) {
       .def_property_readonly("capacity_rows", &PyCudaCache::capacity_rows)
       .def_property_readonly("num_pushes", &PyCudaCache::num_pushes, "Pushes that take_pushes has not returned yet.")
       .def("set_step", &PyCudaCache::set_step, py::arg("lr"), py::arg("step"))
+      .def("set_drift", &PyCudaCache::set_drift, py::arg("most"), py::arg("others"))
       .def("look_up", &PyCudaCache::look_up, py::arg("keys"), py::arg("slots"), py::arg("stream"))
       .def("use", &PyCudaCache::use, py::arg("slots"), py::arg("num_keys"), py::arg("stream"))
       .def("validate", &PyCudaCache::validate, py::arg("slots"), py::arg("owner_clocks"), py::arg("staleness"),

@@ -34,13 +34,14 @@ const T* column(const std::optional<Array<T>>& array, const char* name, bool is_
 // The columns of a message, checked.
 inline Message message_of(const Array<int64_t>& rows, const Array<float>& values, const Array<int64_t>& order,
                           const std::optional<Array<int32_t>>& clocks, const std::optional<Array<int32_t>>& counts,
-                          RecordFormat format) {
+                          const std::optional<Array<int32_t>>& steps, RecordFormat format) {
   check_shape(order, "order", {rows.shape(0)});
   check_shape(values, "values", {-1, format.width});
   if (clocks) check_shape(*clocks, "clocks", {values.shape(0)});
   if (counts) check_shape(*counts, "counts", {values.shape(0)});
+  if (steps) check_shape(*steps, "steps", {values.shape(0), 2});
   return {rows.data(), column(clocks, "clocks", format.has_clocks), column(counts, "counts", format.has_clocks),
-          values.data()};
+          column(steps, "steps", format.has_steps), values.data()};
 }
 
 }  // namespace hetmpi

@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "owner/ring.h"
@@ -20,13 +21,13 @@ class PyPushApplier {
  public:
   PyPushApplier(Array<uint8_t> rings, Array<float> weight, Array<float> state, Array<int32_t> clock,
                 Array<uint8_t> touched, RowOptimizer optimizer)
-      : format_{optimizer.sum_dim(), true},
+      : format_{optimizer.sum_dim(), true, !optimizer.is_plain()},
         applier_(consumers(rings.mutable_data(), rings.shape(1), rings.shape(0), format_),
                  shard_of(weight, state, clock, touched), optimizer) {}
 
-  void set_step(double lr, int64_t step) {
+  void set_step(const std::vector<double>& lrs, int64_t step) {
     py::gil_scoped_release release;
-    applier_.set_step(lr, step);
+    applier_.set_step(lrs.data(), static_cast<int64_t>(lrs.size()), step);
   }
 
   int64_t drain() {
@@ -42,8 +43,8 @@ class PyPushApplier {
   }
 
   void apply(const Array<int64_t>& rows, const Array<float>& values, const Array<int64_t>& order,
-             const Array<int32_t>& clocks, const Array<int32_t>& counts) {
-    const Message own = message_of(rows, values, order, clocks, counts, format_);
+             const Array<int32_t>& clocks, const Array<int32_t>& counts, const std::optional<Array<int32_t>>& steps) {
+    const Message own = message_of(rows, values, order, clocks, counts, steps, format_);
     const int64_t* position = order.data();
     const ssize_t n = rows.shape(0);
     check_in(position, n, values.shape(0), "order");
@@ -71,10 +72,11 @@ void bind_push_applier(py::module_& m) {
            py::arg("rings").noconvert(), py::arg("weight").noconvert(), py::arg("state").noconvert(),
            py::arg("clock").noconvert(), py::arg("touched").noconvert(), py::arg("optimizer"), py::keep_alive<1, 2>(),
            py::keep_alive<1, 3>(), py::keep_alive<1, 4>(), py::keep_alive<1, 5>(), py::keep_alive<1, 6>())
-      .def("set_step", &PyPushApplier::set_step, py::arg("lr"), py::arg("step"))
+      .def("set_step", &PyPushApplier::set_step, py::arg("lrs"), py::arg("step"))
       .def("drain", &PyPushApplier::drain, "Applies what has arrived; returns the rows applied.")
       .def("apply", &PyPushApplier::apply, py::arg("rows").noconvert(), py::arg("values").noconvert(),
-           py::arg("order").noconvert(), py::arg("clocks").noconvert(), py::arg("counts").noconvert())
+           py::arg("order").noconvert(), py::arg("clocks").noconvert(), py::arg("counts").noconvert(),
+           py::arg("steps").noconvert())
       .def("gather", &PyPushApplier::gather_own, py::arg("weight").noconvert(), py::arg("rows").noconvert(),
            py::arg("out").noconvert(), py::arg("order").noconvert())
       .def("start", &PyPushApplier::start, py::arg("origins"), "Begins to apply the pushes of these ranks.")

@@ -23,11 +23,11 @@ class Producer {
       : ring_(data.mutable_data(), data.size(), format), format_(format) {}
 
   int64_t write(int64_t step, const Array<int64_t>& rows, const Array<float>& values, const Array<int64_t>& order,
-                const std::optional<Array<int32_t>>& clocks, const std::optional<Array<int32_t>>& counts, int64_t begin,
-                bool is_last) {
+                const std::optional<Array<int32_t>>& clocks, const std::optional<Array<int32_t>>& counts,
+                const std::optional<Array<int32_t>>& steps, int64_t begin, bool is_last) {
     const ssize_t n = rows.shape(0);
     if (begin < 0 || begin > n) throw std::out_of_range("begin must lie in [0, " + std::to_string(n) + "]");
-    Message message = message_of(rows, values, order, clocks, counts, format_);
+    Message message = message_of(rows, values, order, clocks, counts, steps, format_);
     message.rows += begin;
     const int64_t* position = order.data() + begin;
     py::gil_scoped_release release;
@@ -61,9 +61,10 @@ void bind_ring(py::module_& m) {
   m.attr("RING_HEADER_BYTES") = sizeof(RingHeader);
 
   py::class_<RecordFormat>(m, "RecordFormat", "What is sent of each row (cpp/owner/ring.h).")
-      .def(py::init<int64_t, bool>(), py::arg("width"), py::arg("has_clocks"))
+      .def(py::init<int64_t, bool, bool>(), py::arg("width"), py::arg("has_clocks"), py::arg("has_steps") = false)
       .def_readonly("width", &RecordFormat::width)
       .def_readonly("has_clocks", &RecordFormat::has_clocks)
+      .def_readonly("has_steps", &RecordFormat::has_steps)
       .def_property_readonly("row_bytes", &RecordFormat::row_bytes);
   m.def("min_ring_capacity", &min_ring_capacity, py::arg("format"));
 
@@ -73,8 +74,8 @@ void bind_ring(py::module_& m) {
       .def(py::init<Array<uint8_t>, RecordFormat>(), py::arg("data").noconvert(), py::arg("format"),
            py::keep_alive<1, 2>())
       .def("write", &Producer::write, py::arg("step"), py::arg("rows").noconvert(), py::arg("values").noconvert(),
-           py::arg("order").noconvert(), py::arg("clocks").noconvert(), py::arg("counts").noconvert(), py::arg("begin"),
-           py::arg("is_last"))
+           py::arg("order").noconvert(), py::arg("clocks").noconvert(), py::arg("counts").noconvert(),
+           py::arg("steps").noconvert(), py::arg("begin"), py::arg("is_last"))
       .def_property_readonly("tail", &Producer::tail)
       .def("set_tail", &Producer::set_tail, py::arg("tail"))
       .def_property_readonly("head", &Producer::head);

@@ -148,12 +148,13 @@ class PyCache {
     cache_.take_pending(&pushes_);
   }
 
-  // keys, clocks, counts, sums of the pushes since the last call.
+  // keys, clocks, counts, steps, sums of the pushes since the last call.
   py::tuple take_pushes() {
     const ssize_t n = pushes_.keys.size();
     py::array sums = owned(std::move(pushes_.sums)).reshape({n, ssize_t{cache_.sum_dim()}});
+    py::array_t<int32_t> steps({n, ssize_t{2}}, reinterpret_cast<const int32_t*>(pushes_.steps.data()));
     py::tuple taken = py::make_tuple(owned(std::move(pushes_.keys)), owned(std::move(pushes_.clocks)),
-                                     owned(std::move(pushes_.counts)), sums);
+                                     owned(std::move(pushes_.counts)), steps, sums);
     pushes_ = Pushes();
     return taken;
   }
@@ -218,6 +219,9 @@ void bind_row_cache(py::module_& m) {
       .def(
           "set_step", [](PyCache& c, double lr, int64_t step) { c.cache_.set_step(lr, step); }, py::arg("lr"),
           py::arg("step"))
+      .def(
+          "set_drift", [](PyCache& c, float most, float others) { c.cache_.set_drift(most, others); }, py::arg("most"),
+          py::arg("others"))
       .def("look_up", &PyCache::look_up, py::arg("keys").noconvert(), py::arg("slots").noconvert())
       .def("validate", &PyCache::validate, py::arg("slots").noconvert(), py::arg("owner_clocks").noconvert(),
            py::arg("staleness"), py::arg("is_stale").noconvert(), py::arg("counts_lags"))

@@ -25,13 +25,15 @@ HEAD, TAIL = 0, 64  # bytes from a ring's start, cpp/owner/ring.h RingHeader
 @dataclass
 class Message:
     """The gradients that one rank sends to the owners in one step: for each key of `route` a row of `values`; in
-    SSP also its clock, the number of iterations summed, and the key."""
+    SSP also its clock, the number of iterations summed, their first and last step unless the rule is plain SGD, and
+    the key."""
 
     step: int
     route: Route
     values: np.ndarray  # (n, width) float32
     clocks: np.ndarray | None = None  # (n,) int32
     counts: np.ndarray | None = None  # (n,) int32
+    steps: np.ndarray | None = None  # (n, 2) int32
     keys: np.ndarray | None = None  # (n,) int64
 
 
@@ -115,7 +117,8 @@ class RemoteRing:
 def write(producer: _C.Producer, message: Message, owner: int, begin: int) -> int:
     """Writes one record of the message's rows for `owner`, from `begin` on."""
     rows, order = message.route.of(owner)
-    return producer.write(message.step, rows, message.values, order, message.clocks, message.counts, begin, True)
+    columns = message.clocks, message.counts, message.steps
+    return producer.write(message.step, rows, message.values, order, *columns, begin, True)
 
 
 class Delivery:

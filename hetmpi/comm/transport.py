@@ -91,7 +91,7 @@ class Ticket(Protocol):
 class Owner(Protocol):
     """The owner's side of a rank, which a two-sided transport calls for requests from other nodes."""
 
-    def apply(self, rows, sums, clocks, counts) -> None:
+    def apply(self, rows, sums, clocks, counts, steps) -> None:
         """Applies pushes: rows (m,) int64, sums (m, width) float32, clocks and counts (m,) int32."""
 
     def reply(self, rows, known, bound) -> tuple[np.ndarray, list[np.ndarray]]:

@@ -70,7 +70,8 @@ class TwoSided:
         self._peeks = CollectiveShardReader(endpoint.window, endpoint.gather_own)
         self.mailbox = HoldingMailbox(endpoint.window, endpoint.record)
         self.owner, self.arrays = endpoint.owner, endpoint.arrays
-        self.world, self._sum_dim = endpoint.window.world, endpoint.record.width
+        self.world, record = endpoint.window.world, endpoint.record
+        self._sum_dim, self._has_steps = record.width, record.has_steps
         self._comm = self.world.comm.Dup()  # separates the messages of several tables
         self._remote = [int(rank) for rank in np.flatnonzero(self.world.is_remote)]
         self._reason = UNANNOUNCED  # of the current round
@@ -117,10 +118,11 @@ class TwoSided:
             rows, order = pull.route.of(owner)
             requests[owner] = OwnerRequest(order, known[order])
             parts = [message.route.of(owner) for message in held]
-            columns = [  # rows, clocks, counts, values
+            columns = [  # rows, clocks, counts, steps, values
                 np.concatenate([NO_KEYS, *(rows for rows, _ in parts)]),
                 *(joined(held, parts, name) for name in ("clocks", "counts")),
-                joined(held, parts, "values", self._sum_dim),
+                *([joined(held, parts, "steps", (2,))] if self._has_steps else []),
+                joined(held, parts, "values", (self._sum_dim,)),
             ]
             header = np.array([pull.reason, len(columns[0]), len(rows), pull.bound])
             self._send(owner, REQUEST, [header, *columns, rows, requests[owner].known])
@@ -147,7 +149,8 @@ class TwoSided:
             )
         rows = message.take((num_pushed,), np.int64)
         clocks, counts = (message.take((num_pushed,), np.int32) for _ in range(2))
-        self.owner.apply(rows, message.take((num_pushed, self._sum_dim), np.float32), clocks, counts)
+        steps = message.take((num_pushed, 2), np.int32) if self._has_steps else None
+        self.owner.apply(rows, message.take((num_pushed, self._sum_dim), np.float32), clocks, counts, steps)
         return message.take((num_requested,), np.int64), message.take((num_requested,), np.int32), int(bound)
 
     def reply_of(self, owner: int, request: OwnerRequest, bound: int) -> tuple[np.ndarray, np.ndarray, list]:
@@ -240,8 +243,8 @@ def words(array: np.ndarray) -> int:
     return -(-array.nbytes // 8)
 
 
-def joined(messages: list[Message], parts: list[tuple], column: str, width: int | None = None) -> np.ndarray:
-    """One column of the rows selected by `parts`, which has (rows, positions) for each message: (n,) int32, or (n,
-    width) float32."""
-    nothing = np.empty(0, np.int32) if width is None else np.empty((0, width), np.float32)
+def joined(messages: list[Message], parts: list[tuple], column: str, shape: tuple = ()) -> np.ndarray:
+    """One column of the rows selected by `parts`, which has (rows, positions) for each message: (n, *shape), float32
+    for the values, else int32."""
+    nothing = np.empty((0, *shape), np.float32 if column == "values" else np.int32)
     return np.concatenate([nothing, *(getattr(message, column)[order] for message, (_, order) in zip(messages, parts))])

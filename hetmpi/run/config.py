@@ -197,7 +197,7 @@ def check_value(setting: Declared, value):
 
 def staleness_of(config: DictConfig) -> Staleness:
     """The bound from table.staleness and related settings. Raises UserError."""
-    return Staleness(config.table.staleness, config.table.staleness_growth, config.table.anticipate)
+    return Staleness(config.table.staleness, config.table.staleness_growth, config.table.anticipate, config.table.drift)
 
 
 def cache_of(config: DictConfig) -> CacheSettings:

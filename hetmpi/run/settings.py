@@ -16,7 +16,7 @@ from hetmpi.comm.route import PARTITIONS
 from hetmpi.dense import DENSE_RULES
 from hetmpi.errors import LARGEST
 from hetmpi.run.device import DEVICES
-from hetmpi.table.cache import ADMIT, POLICIES, ROW_BYTES, CacheSettings
+from hetmpi.table.cache import ADMIT, POLICIES, ROW_BYTES, CacheSettings, Staleness
 from hetmpi.table.optim import ROW_RULES, SCHEDULES
 from hetmpi.table.request import MOST_AHEAD
 from hetmpi.table.table import EXCHANGES
@@ -79,6 +79,11 @@ class Table:
         None,
         "factor of a rank's own updates of cached rows, to anticipate those of other ranks; null: the number of ranks; "
         "1: as in HET",
+    )
+    drift: float = setting(
+        Staleness.drift,
+        "with staleness above 0: a cached row is fetched again when the other ranks are estimated to have moved it by "
+        "more than this, relative to the size of a row; 0: no limit",
     )
     replicate_below_rows: int = setting(
         0,

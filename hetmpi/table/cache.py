@@ -27,11 +27,14 @@ class Staleness:
     """HET's bound s: 0 for synchronous training, n for at most n iterations, None for no bound. With `growth` the bound
     at a step is min(s, step / growth), because rows change fastest at the beginning. anticipate: factor by which a rank
     scales its own update of a cached row, to account for the updates of the other ranks that it has not seen yet; None
-    is the number of ranks, 1 is HET's behaviour (docs/design.md)."""
+    is the number of ranks, 1 is HET's behaviour. drift: a cached row is fetched again, and its gradients are pushed,
+    when the other ranks' updates since the fetch are estimated to have moved the row by more than `drift` times the
+    size of a row; 0 is no limit (docs/design.md)."""
 
     bound: int | None = 0
     growth: float | None = None
     anticipate: float | None = None
+    drift: float = 0.0
 
     def __post_init__(self):
         is_integer = isinstance(self.bound, int) and not isinstance(self.bound, bool)
@@ -41,6 +44,8 @@ class Staleness:
             raise UserError(f"table.staleness_growth must be above 0 (steps per unit of staleness), got {self.growth}")
         if self.anticipate is not None and not 0 <= self.anticipate < float("inf"):
             raise UserError(f"table.anticipate must be at least 0, got {self.anticipate}")
+        if not 0 <= self.drift < float("inf"):
+            raise UserError(f"table.drift must be at least 0, got {self.drift}")
 
     @property
     def is_synchronous(self) -> bool:
@@ -48,9 +53,10 @@ class Staleness:
 
     def at(self, step: int) -> int:
         """The bound at `step`, counted from 0, in the encoding of the C++ core."""
-        if self.growth is None:
+        if self.growth is None and self.drift == 0:
             return _C.UNBOUNDED if self.bound is None else self.bound
-        return int(min(LARGEST_BOUND - 1 if self.bound is None else self.bound, step / self.growth))
+        bound = LARGEST_BOUND - 1 if self.bound is None else self.bound
+        return int(bound if self.growth is None else min(bound, step / self.growth))
 
     def factor(self, world_size: int) -> float:
         """Factor by which a rank scales its own update of a cached row."""
@@ -146,6 +152,7 @@ class RowCache(Protocol):
     def on_host(self, rows: torch.Tensor) -> np.ndarray: ...
     def on_device(self, rows: np.ndarray) -> torch.Tensor: ...
     def set_step(self, lr: float, step: int) -> None: ...
+    def set_drift(self, most: float, others: int) -> None: ...
     def look_up(self, keys, slots) -> None: ...
     def use(self, slots, num_keys: int) -> None: ...
     def validate(self, slots, clocks, staleness: int, is_stale, counts_lags: bool) -> None: ...

@@ -137,6 +137,9 @@ class GpuCache:
         self._lines.set_step(lr, step)
         self._host.set_step(lr, step)
 
+    def set_drift(self, most: float, others: int):
+        self._lines.set_drift(most, others)
+
     def look_up(self, keys: np.ndarray, slots: np.ndarray):
         self._filling(slots, lambda out: self._lines.look_up(self._use(keys), out, self._gpu.stream))
 

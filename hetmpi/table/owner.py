@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from hetmpi import _C
+from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.store import ShardStore
+
+MOST_AHEAD = 3  # steps by which ranks that train together differ
 
 
 class SspOwner:
@@ -17,20 +20,23 @@ class SspOwner:
         weight or weight and state."""
         self._store, self._arrays = store, arrays
         self._applier = _C.PushApplier(store.rings, *store.arrays, rule)
-        self.set_step, self.drain = self._applier.set_step, self._applier.drain
-        self.gather, self.stop = self._applier.gather, self._applier.stop
+        self.drain, self.gather, self.stop = self._applier.drain, self._applier.gather, self._applier.stop
 
     def start(self, origins):
         """Starts to apply pushes of these ranks from their rings."""
         self._applier.start(list(origins))
 
-    def push(self, rows: np.ndarray, sums: np.ndarray, order: np.ndarray, clocks: np.ndarray, counts: np.ndarray):
-        """Applies this rank's own gradient sums: rows (m,); their sums, clocks and counts are entries order (m,) of the
-        arrays."""
-        self._applier.apply(rows, sums, order, clocks, counts)
+    def set_step(self, optimizer: RowOptimizer, step: int):
+        """The step of this rank, counted from 0. Other ranks may be ahead by MOST_AHEAD steps."""
+        self._applier.set_step([optimizer.lr_at(step + ahead) for ahead in range(MOST_AHEAD + 1)], step + 1)
 
-    def apply(self, rows: np.ndarray, sums: np.ndarray, clocks: np.ndarray, counts: np.ndarray):
-        self.push(rows, sums, np.arange(len(rows)), clocks, counts)
+    def push(self, rows: np.ndarray, sums: np.ndarray, order: np.ndarray, clocks, counts, steps):
+        """Applies this rank's own gradient sums: rows (m,); their sums, clocks, counts and steps are entries order (m,)
+        of the arrays, which are as in Message."""
+        self._applier.apply(rows, sums, order, clocks, counts, steps)
+
+    def apply(self, rows: np.ndarray, sums: np.ndarray, clocks, counts, steps):
+        self.push(rows, sums, np.arange(len(rows)), clocks, counts, steps)
 
     def reply(self, rows: np.ndarray, known: np.ndarray, bound: int) -> tuple[np.ndarray, list[np.ndarray]]:
         clocks = np.empty(len(rows), np.int32)

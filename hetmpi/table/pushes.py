@@ -30,13 +30,14 @@ class Pushes:
         time.monotonic()."""
         if self._cache.num_pushes == 0:
             return
-        keys, clocks, counts, sums = self._cache.take_pushes()
+        keys, clocks, counts, steps, sums = self._cache.take_pushes()
         if self._cache.device.type != "cpu":
             check_finite(keys, sums)
         route = Route.of_keys(self._parts.partition, keys)
         rows, order = route.of(self._parts.world.rank)
-        self._owner.push(rows, sums, order, clocks, counts)
-        message = Message(self._parts.step, route, sums, clocks, counts, keys)
+        times = clocks, counts, steps if self._parts.record.has_steps else None
+        self._owner.push(rows, sums, order, *times)
+        message = Message(self._parts.step, route, sums, *times, keys)
         self._parts.counters.push_bytes += self._mailbox.send(message, False, lambda: self._drain(deadline))
         self._parts.counters.pushed += len(keys)
 

@@ -40,8 +40,8 @@ class SspClient:
         self._anticipate = parts.staleness.factor(parts.world.size)
         has_states = parts.rule.state_dim > 0 and parts.cache.capacity_rows > 0
         self._arrays = ("weight", "state") if has_states else ("weight",)  # of a line
-        parts.rule.set_step(parts.optimizer.lr_at(0), 1)  # others may push before the first write of this rank
         self._owner = SspOwner(parts.store, parts.rule, self._arrays)
+        self._owner.set_step(parts.optimizer, 0)  # others may push before the first write of this rank
         weakref.finalize(self, self._owner.stop)  # also at exit, before MPI frees the memory
         endpoint = Endpoint(parts.window, parts.record, self._arrays, self._owner.gather, self._owner)
         self.transport, self.why = choose(endpoint, {"rma": OneSided, "alltoall": TwoSided}, exchange, self._trial)
@@ -174,8 +174,8 @@ class SspClient:
     def _update(self, keys: Keys, grads: torch.Tensor) -> PullRequest:
         """HET's Update of the lines; releases gradients of keys without a line."""
         request = self._pulls.of_write(keys)
-        for side in (self._cache, self._owner):
-            side.set_step(self.parts.optimizer.lr_at(self.step), self.step + 1)
+        self._cache.set_step(self.parts.optimizer.lr_at(self.step), self.step + 1)
+        self._owner.set_step(self.parts.optimizer, self.step)
         if request.phase is not Phase.READ:
             self._find_unread(request)
         num, values = request.num, self._cache.local(grads)
@@ -235,7 +235,7 @@ class SspClient:
 
     def resume_at(self, step: int):
         self.parts.step = step
-        self._owner.set_step(self.parts.optimizer.lr_at(step), step + 1)
+        self._owner.set_step(self.parts.optimizer, step)
 
     def close(self):
         self._pulls.drop_all()

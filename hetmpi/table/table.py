@@ -94,7 +94,7 @@ class EmbeddingTable:
         rule = optimizer.core(dim)
         make_client, record = BspClient, _C.RecordFormat(dim, False)
         if not staleness.is_synchronous:
-            make_client, record = SspClient, _C.RecordFormat(rule.sum_dim, True)
+            make_client, record = SspClient, _C.RecordFormat(rule.sum_dim, True, not rule.is_plain)
         rings = ring_bytes(inbox_bytes if world.size > 1 else 0, world.size, record)
         layouts = [
             Layout(self.partition.num_local_rows(rank), dim, rule.state_dim, world.size, rings)
@@ -108,6 +108,8 @@ class EmbeddingTable:
         except UserError:
             self.window.free()
             raise
+        if not staleness.is_synchronous:
+            self.cache.set_drift(staleness.drift, world.size - 1)
         self.device = self.cache.device
         admitted = cache.admitted(world, self.device) & (self.cache.capacity_rows > 0)
         self.window.fence()

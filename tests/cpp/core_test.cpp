@@ -115,11 +115,12 @@ RowOptimizer optimizer_of(const std::string& rule) {
 
 // A push of one key.
 struct Push {
-  int64_t key, clock, count;
+  int64_t key, clock, count, first, last;
   Floats sums;
 
   bool operator==(const Push& other) const {
-    return key == other.key && clock == other.clock && count == other.count && sums == other.sums;
+    return key == other.key && clock == other.clock && count == other.count && first == other.first &&
+           last == other.last && sums == other.sums;
   }
 };
 
@@ -127,7 +128,9 @@ std::vector<Push> listed(const Pushes& pushes, int64_t sum_dim) {
   std::vector<Push> list;
   for (size_t i = 0; i < pushes.keys.size(); ++i) {
     const float* sums = pushes.sums.data() + i * sum_dim;
-    list.push_back({pushes.keys[i], pushes.clocks[i], pushes.counts[i], Floats(sums, sums + sum_dim)});
+    const Steps steps = pushes.steps[i];
+    list.push_back(
+        {pushes.keys[i], pushes.clocks[i], pushes.counts[i], steps.first, steps.last, Floats(sums, sums + sum_dim)});
   }
   CHECK(pushes.sums.size() == pushes.keys.size() * sum_dim);
   return list;
@@ -154,7 +157,10 @@ class ModelCache {
   int64_t clock(int64_t slot) const { return lines_[slot]->clock; }
   const Floats& weight(int64_t slot) const { return lines_[slot]->weight; }
 
-  void set_step(double lr, int64_t step) { optimizer_.set_step(lr, step); }
+  void set_step(double lr, int64_t step) {
+    optimizer_.set_step(lr, step);
+    step_ = step;
+  }
 
   int64_t look_up(int64_t key) const {
     const auto found = slot_of_.find(key);
@@ -195,7 +201,7 @@ class ModelCache {
     if (slot < 0) return {};
     const auto left = take(slot);
     if (lines_[slot]) slot_of_.erase(lines_[slot]->key);
-    lines_[slot] = Line{key, policy_ == Policy::kLru ? 0 : 1, now_, clock, 0, weight, state, {}};
+    lines_[slot] = Line{key, policy_ == Policy::kLru ? 0 : 1, now_, clock, 0, weight, state, {}, {}};
     slot_of_[key] = slot;
     return left;
   }
@@ -205,6 +211,7 @@ class ModelCache {
   void update(int64_t slot, const Floats& grad) {
     Line& line = *lines_[slot];
     line.pending.push_back(grad);
+    line.steps.push_back(step_);
     ++line.clock, ++line.age;
     preview(line, grad, 0);
   }
@@ -217,7 +224,9 @@ class ModelCache {
   std::optional<Push> take(int64_t slot) {
     if (!lines_[slot] || lines_[slot]->pending.empty()) return {};
     const auto pending = std::exchange(lines_[slot]->pending, {});
-    return Push{lines_[slot]->key, lines_[slot]->clock, static_cast<int64_t>(pending.size()), sums_of(pending)};
+    const auto steps = std::exchange(lines_[slot]->steps, {});
+    return Push{lines_[slot]->key, lines_[slot]->clock, static_cast<int64_t>(pending.size()),
+                steps.front(),     steps.back(),        sums_of(pending)};
   }
 
   // The sum of the gradients, and by rule the sum of their squares or of the squares' mean.
@@ -239,6 +248,7 @@ class ModelCache {
     int64_t key, score, used, clock, age;
     Floats weight, state;
     std::vector<Floats> pending;  // (iterations, dim)
+    Ints steps;                   // of these iterations
   };
 
   // Whether `slot` may get a line for `key`: an empty one of its set, otherwise one of least worth among those not used
@@ -262,9 +272,10 @@ class ModelCache {
     if (rule_ == "sgd") {
       for (int64_t d = 0; d < kDim; ++d) line.weight[d] -= anticipate_ * grads[d];
     } else if (count == 0) {
-      optimizer_.apply(line.weight.data(), line.state.data(), {grads.data(), nullptr, anticipate_});
+      optimizer_.apply(line.weight.data(), line.state.data(),
+                       {grads.data(), nullptr, anticipate_, 1, optimizer_.squares_of(anticipate_)});
     } else {
-      const Gradient sums = optimizer_.summed(grads.data(), count, count, anticipate_);
+      const Gradient sums = optimizer_.summed(grads.data(), count, anticipate_);
       optimizer_.apply(line.weight.data(), line.state.data(), sums);
     }
   }
@@ -273,7 +284,7 @@ class ModelCache {
   RowOptimizer optimizer_;
   Policy policy_;
   float anticipate_;
-  int64_t ways_, num_sets_, now_ = 0, uses_ = 0;
+  int64_t ways_, num_sets_, now_ = 0, uses_ = 0, step_ = 0;
   std::vector<std::optional<Line>> lines_;  // by slot
   std::unordered_map<int64_t, int64_t> slot_of_;
 };
@@ -434,7 +445,7 @@ class CacheTrial {
       Floats& sum = outstanding_.try_emplace(keys_[i], kDim, 0.0f).first->second;
       for (int64_t d = 0; d < kDim; ++d) sum[d] += grad[d];
       if (slots_[i] < 0)
-        expected.push_back({keys_[i], clocks_[i] + 1, 1, model_.sums_of({grad})});
+        expected.push_back({keys_[i], clocks_[i] + 1, 1, step_, step_, model_.sums_of({grad})});
       else
         model_.update(slots_[i], grad);
     }
@@ -604,7 +615,7 @@ void sums_of_squares_are_never_negative(uint64_t seed) {
       const float grad = -0.1f * weight * (1 + static_cast<float>(pick_in(random, -100, 100)) * 1e-6f);
       Floats sums(2, 0.0f), state(2, 0.0f);
       optimizer.add(sums.data(), &grad);
-      optimizer.apply(&weight, state.data(), optimizer.summed(sums.data(), 1, 1));
+      optimizer.apply(&weight, state.data(), optimizer.summed(sums.data(), 1));
       CHECK(std::isfinite(weight));
     }
   }
@@ -642,15 +653,18 @@ class Rings {
 
 // Rows for one owner, with all columns of a record.
 struct Batch {
-  Ints rows, order;       // (n); clock, count and values of rows[i] stand at order[i]
+  Ints rows, order;       // (n); clock, count, steps and values of rows[i] stand at order[i]
   Clocks clocks, counts;  // (n)
+  Clocks steps;           // (n, 2)
   Floats values;          // (n, width)
 
   Batch(Random& random, int64_t n, int64_t width)
-      : rows(n), order(permutation(random, n)), clocks(n), counts(n, 1), values(n * width) {}
+      : rows(n), order(permutation(random, n)), clocks(n), counts(n, 1), steps(2 * n), values(n * width) {}
 
   int64_t size() const { return static_cast<int64_t>(rows.size()); }
-  Message from(int64_t begin) const { return {rows.data() + begin, clocks.data(), counts.data(), values.data()}; }
+  Message from(int64_t begin) const {
+    return {rows.data() + begin, clocks.data(), counts.data(), steps.data(), values.data()};
+  }
 };
 
 // The producer's end of a ring, used as in hetmpi/comm/mailbox.py: on the owner's node it writes in place, on another
@@ -729,6 +743,7 @@ struct NumberedStream {
     for (int64_t i = 0; i < batch.size(); ++i) {
       const int64_t q = begin + i, j = batch.order[i];
       batch.rows[i] = q, batch.clocks[j] = clock(q), batch.counts[j] = count(q);
+      batch.steps[2 * j] = first(q), batch.steps[2 * j + 1] = last(q);
       for (int64_t d = 0; d < format.width; ++d) batch.values[j * format.width + d] = value(q, d);
     }
     return batch;
@@ -736,19 +751,22 @@ struct NumberedStream {
 
   // Whether the record contains whole rows of message m from number q on.
   void check(const Record& record, int64_t m, int64_t q) const {
-    const auto& [rows, clocks, counts, values] = record.columns;
+    const auto& [rows, clocks, counts, steps, values] = record.columns;
     const int64_t n = record.header->num_rows;
     CHECK(record.header->step == m && n >= 0 && q + n <= ends[m]);
     CHECK(record.header->is_last == (q + n == ends[m]));
     for (int64_t i = 0; i < n; ++i) {
       CHECK(rows[i] == q + i);
       if (format.has_clocks) CHECK(clocks[i] == clock(q + i) && counts[i] == count(q + i));
+      if (format.has_steps) CHECK(steps[2 * i] == first(q + i) && steps[2 * i + 1] == last(q + i));
       for (int64_t d = 0; d < format.width; ++d) CHECK(values[i * format.width + d] == value(q + i, d));
     }
   }
 
   static int32_t clock(int64_t q) { return static_cast<int32_t>(3 * q + 1); }
   static int32_t count(int64_t q) { return static_cast<int32_t>(q % 7 + 1); }
+  static int32_t first(int64_t q) { return static_cast<int32_t>(5 * q); }
+  static int32_t last(int64_t q) { return static_cast<int32_t>(5 * q + 4); }
   float value(int64_t q, int64_t d) const { return static_cast<float>(q * format.width + d); }
 };
 
@@ -778,7 +796,8 @@ void consume(RingConsumer ring, const Rings& rings, const NumberedStream& stream
 }
 
 void rows_pass_a_ring_in_order_and_once(uint64_t seed) {
-  for (const RecordFormat format : {RecordFormat{3, false}, RecordFormat{5, true}, RecordFormat{40, true}})
+  for (const RecordFormat format :
+       {RecordFormat{3, false}, RecordFormat{5, true}, RecordFormat{6, true, true}, RecordFormat{40, true, true}})
     for (const uint64_t more : {0, 64, 1024})
       for (const bool is_far : {false, true}) {
         Rings rings(1, min_ring_capacity(format) + more, format);
@@ -893,6 +912,8 @@ struct Owner {
       : rings(num_origins, min_ring_capacity(kSums) + more_bytes, kSums),
         rows(kShared + num_origins),
         applier(std::make_unique<PushApplier>(rings.ends(), rows.shard(), optimizer_of("sgd"))) {
+    const double lr = 1;
+    applier->set_step(&lr, 1, 1);
     applier->start(watched);
   }
 
@@ -984,7 +1005,8 @@ void every_sum_is_applied_once(uint64_t seed) {
   while (!are_done(senders)) {
     owner.apply(own.draw(random, 10, 0, kShared));
     CHECK(owner.applier->drain() >= 0);
-    owner.applier->set_step(1.0, pick_in(random, 1, 9));
+    const double lr = 1;
+    owner.applier->set_step(&lr, 1, pick_in(random, 1, 9));
     owner.applier->exclusively([&] {  // no row is half written
       for (int64_t row = 0; row < kShared; ++row) CHECK(owner.rows.row_is(row, owner.rows.weight[row * kDim]));
     });

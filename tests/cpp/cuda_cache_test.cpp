@@ -116,6 +116,10 @@ class Both {
     current_case += ", rule " + rule_ + ", dim " + std::to_string(dim_) + ", capacity " + std::to_string(capacity_) +
                     ", policy " + std::to_string(static_cast<int>(policy_)) + ", staleness " +
                     std::to_string(staleness_) + ", rows " + std::to_string(static_cast<int>(type_));
+    const float drift = one_of<float>(random, {0, 0.1f, 1, 4});
+    current_case += ", drift " + std::to_string(drift);
+    on_cpu_.set_drift(drift, 3);
+    on_gpu_.set_drift(drift, 3);
     CHECK(on_cpu_.capacity_rows() == on_gpu_.capacity_rows() && on_cpu_.num_slots() == on_gpu_.num_slots());
   }
 
@@ -266,7 +270,8 @@ class Both {
     if (pick(random_, 2) == 0) CHECK(same_bits(on_gpu_.keys_handed_out(nullptr), pushes_.keys));
     const Pushes found = on_gpu_.take_pushes(nullptr);
     CHECK(same_bits(found.keys, pushes_.keys) && same_bits(found.clocks, pushes_.clocks));
-    CHECK(same_bits(found.counts, pushes_.counts) && same_bits(found.sums, pushes_.sums));
+    CHECK(same_bits(found.counts, pushes_.counts) && same_bits(found.steps, pushes_.steps));
+    CHECK(same_bits(found.sums, pushes_.sums));
     pushes_ = Pushes();
   }
 

@@ -116,10 +116,10 @@ def test_python_calls_it_with_tensors_and_a_stream():
     cache.gather(slots, out, stream)
     assert torch.equal(out, rows - 1)
     cache.take_all(stream)
-    sent, clock, count, sums = cache.take_pushes(stream)
+    sent, clock, count, steps, sums = cache.take_pushes(stream)
     assert (
         sorted(sent.tolist()) == list(range(10))
-        and set(clock) == set(count) == {1}
+        and set(clock) == set(count) == set(steps.flat) == {1}
         and np.array_equal(sums, np.ones((10, 8)))
     )
     with pytest.raises(

@@ -300,7 +300,7 @@ def test_sums_on_their_way_are_applied_to_rows_as_an_owner_does(rule):
     core.set_step(0.1, 5)
     cache.preview(positions, rows, states, clocks, sums, counts, 1.0)
     for i, j in enumerate(positions):
-        core.apply_sums(*(array[j : j + 1] for array in expected), sums[i : i + 1], int(counts[i]), int(counts[i]))
+        core.apply_sums(*(array[j : j + 1] for array in expected), sums[i : i + 1], int(counts[i]))
     assert all(np.array_equal(a, b) for a, b in zip((rows, states), expected))
     assert clocks.tolist() == [0, 1 + 7, 2, 3, 4 + 3]
 

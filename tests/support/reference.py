@@ -95,6 +95,108 @@ class Owners:
         self.step_sums = {}
 
 
+class MergedRow:
+    """A row whose owner merges the pushes of several ranks over the same steps (s >= 1), by any rule, with numbers in
+    64 bits. Kept of the last pushes are their steps, the sum of their gradients, and how far these moved the row before
+    the division by the root."""
+
+    MOST_PARTS = 8
+
+    def __init__(self, rule, weight, weight_decay, beta1=0.9, beta2=0.999):
+        self.rule, self.decay, self.betas = rule, weight_decay, (beta1, beta2)
+        self.weight = list(weight)
+        dim = len(self.weight)
+        self.state = [0.0] * {"sgd": 0, "adagrad": dim, "rowwise_adagrad": 1, "adam": 2 * dim}[rule]
+        self.parts = []  # (first step, last step, gradients, iterations), by last step
+        self.sums, self.moved = [0.0] * dim, [0.0] * dim
+
+    def push(self, grads, first, last, lr):
+        """grads: one list per iteration, of one rank, in steps [first, last]; its learning rate is that of `last`."""
+        count, steps = len(grads), set(range(first, last + 1))
+        if self.parts and last > self.parts[-1][1]:
+            self.keep([part for part in self.parts if part[1] >= first])
+        overlaps = [len(steps & set(range(part[0], part[1] + 1))) for part in self.parts]
+        mass = sum(part[2] for part in self.parts)
+        share = sum(part[2] * overlap / (part[1] - part[0] + 1) for part, overlap in zip(self.parts, overlaps)) / (
+            mass or 1
+        )
+        fresh = count * sum(self.untouched(step) for step in steps) / len(steps)
+        decays = [self.decay * value for value in self.weight]
+        totals = [sum(grad[d] for grad in grads) for d in range(len(decays))]
+        values = [total + fresh * decay for total, decay in zip(totals, decays)]
+        squares = [  # of gradient and decay, in the iterations that are new; of the gradient in the others
+            sum(grad[d] ** 2 for grad in grads) + 2 * decays[d] * totals[d] * fresh / count + fresh * decays[d] ** 2
+            for d in range(len(decays))
+        ]
+        is_older = self.parts and not any(overlaps) and last < self.parts[0][0]
+        sums, moved = ([0.0 if is_older else share * v for v in values] for values in (self.sums, self.moved))
+        products = [2 / len(steps) * a * b for a, b in zip(sums, values)]
+        moves = self.apply(values, squares, products, count, fresh, max([1, *overlaps]), moved, last, lr)
+        if not is_older:
+            self.sums = [a + b for a, b in zip(self.sums, values)]
+            self.moved = [a + b for a, b in zip(self.moved, moves)]
+            self.add((first, last, count, count))
+
+    def untouched(self, step):
+        """The chance that no push kept is of this step."""
+        chance = 1.0
+        for first, last, _, count in self.parts:
+            chance *= 1 - count / (last - first + 1) * (first <= step <= last)
+        return chance
+
+    def keep(self, parts):
+        """Forgets the other parts, with their share of the sums."""
+        share = sum(part[2] for part in parts) / sum(part[2] for part in self.parts)
+        self.parts = parts
+        self.sums, self.moved = ([share * value for value in values] for values in (self.sums, self.moved))
+
+    def add(self, new):
+        """Pushes over the same steps are one part; of more than MOST_PARTS the two oldest become one."""
+        for i, (first, last, mass, count) in enumerate(self.parts):
+            if (first, last) == new[:2]:
+                both = count * new[3] / (last - first + 1)
+                self.parts[i] = first, last, mass + new[2], count + new[3] - both
+                return
+        if len(self.parts) == self.MOST_PARTS:
+            (first, last, mass, count), (next_first, next_last, next_mass, next_count), *others = self.parts
+            first, last = min(first, next_first), next_last
+            self.parts = [(first, last, mass + next_mass, min(count + next_count, last - first + 1)), *others]
+        self.parts = sorted([*self.parts, new], key=lambda part: part[1])
+
+    def apply(self, values, squares, products, count, fresh, shared, moved, step, lr):
+        """Updates row and state; the movement `moved` is made anew. Returns the movement by the push."""
+        dim, (beta1, beta2) = len(values), self.betas
+        if self.rule == "sgd":
+            self.weight = [row - lr * value for row, value in zip(self.weight, values)]
+            return values
+        if self.rule == "adam":
+            carried = beta1 * (1 - beta1**fresh) / (1 - beta1)
+            direct = 1 - beta1 * (1 - beta1**count) / (1 - beta1) / count
+            moves = [carried * mean + direct * value for mean, value in zip(self.state, values)]
+            before = self.state[dim:]
+            means = [
+                beta1**fresh * mean + (1 - beta1**count) / count * value for mean, value in zip(self.state, values)
+            ]
+            after = [
+                max(0.0, beta2**fresh * v + (1 - beta2**count) / count * a + (1 - beta2**shared) / shared * b)
+                for v, a, b in zip(before, squares, products)
+            ]
+            self.state, lr = means + after, lr / (1 - beta1**step)
+            roots = [[(v / (1 - beta2**step)) ** 0.5 + 1e-8 for v in state] for state in (before, after)]
+        else:
+            moves, before = values, self.state * (dim // len(self.state))
+            if self.rule == "rowwise_adagrad":
+                squares, products = [sum(squares) / dim], [sum(products) / dim]
+            self.state = [max(0.0, s + a + b) for s, a, b in zip(self.state, squares, products)]
+            after = self.state * (dim // len(self.state))
+            roots = [[v**0.5 + 1e-10 for v in state] for state in (before, after)]
+        self.weight = [
+            row - lr * ((past + move) / new - past / old)
+            for row, past, move, old, new in zip(self.weight, moved, moves, *roots)
+        ]
+        return moves
+
+
 class Rank:
     """One rank: HET's client."""
 

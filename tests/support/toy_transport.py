@@ -20,9 +20,10 @@ class Pickled(TwoSided):
             parts = [message.route.of(rank) for message in held]
             sums = (
                 np.concatenate([np.empty(0, np.int64), *(rows for rows, _ in parts)]),
-                joined(held, parts, "values", self._sum_dim),
+                joined(held, parts, "values", (self._sum_dim,)),
             )
-            times = joined(held, parts, "clocks"), joined(held, parts, "counts")
+            steps = joined(held, parts, "steps", (2,)) if self._has_steps else None
+            times = joined(held, parts, "clocks"), joined(held, parts, "counts"), steps
             letters[rank] = (*sums, *times), (pull.route.of(rank)[0], requests[rank].known, pull.bound)
         self._letters = self._comm.alltoall(letters)
         return requests
