@@ -1,18 +1,19 @@
 """Costs of staleness: held-out AUC over samples, and bytes per sample (HET, Table 2).
 
-    ./run.sh bench staleness [ranks=8] [batch=128] [dim=128] [scale=0.1] [cache=10] [seeds=3] [steps=700]
-    [eval_every=70]
+    ./run.sh bench staleness [workload=synthetic|hot] [optimizer=sgd|adagrad|rowwise_adagrad|adam] [ranks=8]
+                             [batch=128] [dim=128] [scale=0.1] [cache=10] [seeds=3] [steps=700] [eval_every=70]
                              [variants=0,10,100,1000,null,100+g25,10+a1,100+a1,1000+a1,null+a1] [picture=staleness.png]
 
-Trains WDL by SGD on synthetic data, once per variant and seed, on the same samples from the same start. A variant is a
-staleness s; +aX anticipates X ranks (1: HET's own rule; default: all ranks); +gN increases s by one every N steps. The
-target is 99.9 % of the gain of s = 0 over 0.5 after `steps` steps. Runs that miss it continue until they reach it, at
-most `patience` times as long. AUC is that of the owners' rows after a flush. First checks, on a small table, that s = 0
-gives the same bits with and without a cache.
+Trains once per variant and seed, on the same samples from the same start: WDL on synthetic data, or an MLP on few, hot
+rows (hot.py). A variant is a staleness s; +aX anticipates X ranks (1: HET's own rule; default: all ranks); +gN
+increases s by one every N steps; +dX limits the drift of a line to X sizes of a row. The target is 99.9 % of the gain
+of s = 0 over 0.5 after `steps` steps. Runs that miss it continue until they reach it, at most `patience` times as long.
+AUC is that of the owners' rows after a flush. First checks, on a small table, that s = 0 gives the same bits with and
+without a cache.
 
 Last, one JSON line, means over seeds: {"auc": {"0": x, ...}, "samples_to_target": {...}, "spread": {...},
-"bytes_per_sample": {...}, "growth": the same three for +g variants, "plain": the same three for +a1}. Samples are null
-if the target is not reached.
+"bytes_per_sample": {...}, "growth": the same three for +g variants, "plain": for +a1, "drift": for +d}. Samples are
+null if the target is not reached.
 """
 
 import dataclasses
@@ -24,31 +25,42 @@ import numpy as np
 from workload import parse, start_ranks
 
 SETTINGS = {
-    "ranks": 8, "batch": 128, "dim": 128, "scale": 0.1, "zipf": 1.05, "cache": 10.0, "seeds": 3, "first_seed": 0,
-    "steps": 700, "eval_every": 70, "eval_samples": 32768, "rows_lr": 5.0, "dense_lr": 0.1, "patience": 1.5,
+    "workload": "synthetic", "optimizer": "sgd", "ranks": 8, "batch": 128, "dim": 128, "scale": 0.1, "zipf": 1.05,
+    "cache": 10.0, "seeds": 3, "first_seed": 0, "steps": 700, "eval_every": 70, "eval_samples": 32768, "rows_lr": 5.0,
+    "dense": "sgd", "dense_lr": 0.1, "patience": 1.5,
     "variants": ["0", "10", "100", "1000", "null", "100+g25", "10+a1", "100+a1", "1000+a1", "null+a1"],
     "picture": "staleness.png",
 }  # fmt: skip
+HOT = {
+    "ranks": 4, "batch": 256, "dim": 12, "cache": 50.0, "steps": 600, "eval_every": 60, "dense": "adam",
+    "dense_lr": 0.002,
+}  # fmt: skip
+ROWS_LR = {
+    "synthetic": {"sgd": 5.0, "adagrad": 0.02, "rowwise_adagrad": 0.02, "adam": 0.001},
+    "hot": {"sgd": 20.0, "adagrad": 0.1, "rowwise_adagrad": 0.1, "adam": 0.005},
+}
 GAIN_SHARE = 0.999
 
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """A way to train: staleness, anticipated ranks, growth of s."""
+    """A way to train: staleness, anticipated ranks, growth of s, limit of drift."""
 
     name: str
     staleness: int | None
     anticipate: float | None = None
     growth: float | None = None
+    drift: float = 0.0
 
     @classmethod
     def parse(cls, text: str) -> "Variant":
         """Raises ValueError for an invalid variant."""
         staleness, *rest = text.split("+")
         factors = {part[:1]: float(part[1:]) for part in rest}
-        if not set(factors) <= {"a", "g"}:
-            raise ValueError(f"{text}: after + comes aX or gN")
-        return cls(text, None if staleness == "null" else int(staleness), factors.get("a"), factors.get("g"))
+        if not set(factors) <= {"a", "g", "d"}:
+            raise ValueError(f"{text}: after + comes aX, gN or dX")
+        bound = None if staleness == "null" else int(staleness)
+        return cls(text, bound, factors.get("a"), factors.get("g"), factors.get("d", 0.0))
 
 
 @dataclasses.dataclass
@@ -82,7 +94,7 @@ class Curve:
 def main():
     """Reads the settings and starts the ranks, or is one of them."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--rank"]
-    settings = parse("staleness", SETTINGS, arguments)
+    settings = parse("staleness", defaults(arguments), arguments)
     try:
         variants = [Variant.parse(text) for text in settings["variants"]]
     except ValueError as error:
@@ -99,6 +111,15 @@ def main():
     from hetmpi.comm.launch import launch
 
     launch(lambda world: measure(world, settings, variants))
+
+
+def defaults(arguments: list[str]) -> dict:
+    """The settings without those of the command line, which choose the workload and the optimizer."""
+    chosen = dict(argument.partition("=")[::2] for argument in arguments)
+    workload, rule = (chosen.get(key, SETTINGS[key]) for key in ("workload", "optimizer"))
+    if workload not in ROWS_LR or rule not in ROWS_LR[workload]:
+        sys.exit(f"bench staleness: workload is one of {', '.join(ROWS_LR)}, optimizer of {', '.join(ROWS_LR['hot'])}")
+    return {**SETTINGS, **(HOT if workload == "hot" else {}), "rows_lr": ROWS_LR[workload][rule]}
 
 
 def measure(world, settings: dict, variants: list[Variant]):
@@ -136,10 +157,9 @@ class Batches:
 
     def __init__(self, world, settings: dict, seed: int):
         from hetmpi.data.batch import to_batch
-        from hetmpi.data.synthetic import Synthetic
 
         self.world, self.settings, self.seed, self.to_batch = world, settings, seed, to_batch
-        self.data = Synthetic(seed, scale=settings["scale"], zipf=settings["zipf"], num_valid=settings["eval_samples"])
+        self.data = source_of(settings, seed)
         self.made = []
         begin, end = (settings["eval_samples"] * r // world.size for r in (world.rank, world.rank + 1))
         self.held_out = [to_batch(self.data.valid(at, min(at + 2048, end))) for at in range(begin, end, 2048)]
@@ -153,6 +173,29 @@ class Batches:
         return self.made[step]
 
 
+def source_of(settings: dict, seed: int):
+    """The samples of a seed."""
+    from hot import Hot
+
+    from hetmpi.data.synthetic import Synthetic
+
+    num_valid = settings["eval_samples"]
+    if settings["workload"] == "hot":
+        return Hot(seed, num_valid)
+    return Synthetic(seed, scale=settings["scale"], zipf=settings["zipf"], num_valid=num_valid)
+
+
+def model_of(settings: dict, data):
+    """The network of the workload."""
+    from hot import Deep
+
+    from hetmpi.models.wdl import WDL
+
+    if settings["workload"] == "hot":
+        return Deep(data.num_fields, settings["dim"])
+    return WDL(data.num_fields, data.num_dense, settings["dim"], [256, 256, 256])
+
+
 def train(world, hvd, settings: dict, variant: Variant, batches: Batches, target: float | None) -> Curve:
     """One run: `steps` steps, then until it reaches the target."""
     import torch
@@ -161,17 +204,17 @@ def train(world, hvd, settings: dict, variant: Variant, batches: Batches, target
     from hetmpi.table.cache import CacheSettings, Staleness
     from hetmpi.table.optim import RowOptimizer, Schedule
     from hetmpi.table.table import EmbeddingTable
-    from models.wdl import WDL
 
     data = batches.data
     torch.manual_seed(batches.seed)
-    model = WDL(data.num_fields, data.num_dense, settings["dim"], [256, 256, 256])
+    model = model_of(settings, data)
+    optimizer = RowOptimizer(settings["optimizer"], settings["rows_lr"])
     table = EmbeddingTable(
-        world, data.num_rows, settings["dim"], RowOptimizer("sgd", settings["rows_lr"]), seed=batches.seed,
-        staleness=Staleness(variant.staleness, variant.growth, variant.anticipate),
+        world, data.num_rows, settings["dim"], optimizer, seed=batches.seed,
+        staleness=Staleness(variant.staleness, variant.growth, variant.anticipate, variant.drift),
         cache=CacheSettings(capacity_fraction=settings["cache"] / 100 if variant.staleness != 0 else 0.0, admit="all"),
     )  # fmt: skip
-    dense = DenseOptimizer(hvd, model, "sgd", settings["dense_lr"], 0.0, Schedule())
+    dense = DenseOptimizer(hvd, model, settings["dense"], settings["dense_lr"], 0.0, Schedule())
     criterion, curve, began = torch.nn.BCEWithLogitsLoss(), Curve([], []), time.perf_counter()
     last_step = settings["steps"] if target is None else int(settings["patience"] * settings["steps"])
     for step in range(last_step):
@@ -277,7 +320,9 @@ def grouped(variants: list[Variant], figures: dict) -> dict:
     for variant in variants:
         is_plain = variant.anticipate == 1 or variant.staleness == 0
         places = ["plain"] if is_plain and variant.staleness != 0 else ["", "plain"] if is_plain else [""]
-        if variant.growth is not None:
+        if variant.drift:
+            places = ["drift"]
+        elif variant.growth is not None:
             places = ["growth"]
         elif variant.anticipate not in (None, 1):
             places = [variant.name]
@@ -310,7 +355,7 @@ def draw(path: str, curves: dict, figures: dict, targets: list[float]):
     left.set(xlabel="samples (millions)", ylabel="held-out AUC", title="AUC over samples; grey: the target")
     left.legend(fontsize=8)
     right.set(xlabel="bytes between ranks per sample", ylabel="samples to target (millions)", xscale="log")
-    right.set_title("samples to target against bytes; +a1: HET's rule, +gN: growing s")
+    right.set_title("samples to target against bytes; +a1: HET's rule, +gN: growing s, +dX: drift")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 

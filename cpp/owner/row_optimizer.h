@@ -15,6 +15,7 @@
 // Sums of several ranks over the same steps are merged by an owner: owner/windows.h.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <stdexcept>
@@ -198,7 +199,9 @@ class RowOptimizer {
   }
 
   // A push (sum_dim) over `count` iterations, as if its gradients and those it overlaps with had been added before the
-  // rule was applied: the earlier ones' movement is made anew at the state that results.
+  // rule was applied: the earlier ones' movement is made anew at the state that results. A sum of squares is at least
+  // the square of the sum over the number of terms. Where gradients nearly cancel each other, that keeps rounding
+  // errors of the state, under the root, from becoming large steps.
   void merge(float* weight, float* state, const float* push, int64_t count, const Overlap& overlap) const {
     const Terms g = terms(summed(push, count), overlap.fresh);
     switch (rule_) {
@@ -206,9 +209,9 @@ class RowOptimizer {
         for (int64_t d = 0; d < dim_; ++d) weight[d] -= rate_.lr * g.value(weight, d);
         return;
       case RowRule::kAdagrad:
-        return merge_adagrad(weight, state, g, overlap);
+        return merge_adagrad(weight, state, g, count, overlap);
       case RowRule::kRowwiseAdagrad:
-        return merge_rowwise_adagrad(weight, state, g, overlap);
+        return merge_rowwise_adagrad(weight, state, g, count, overlap);
       case RowRule::kAdam:
         return merge_adam(weight, state, g, count, overlap);
     }
@@ -368,22 +371,32 @@ class RowOptimizer {
     });
   }
 
-  void merge_adagrad(float* weight, float* state, const Terms& g, const Overlap& o) const {
+  // 1 / (number of steps that a push and those it overlaps with sum), at most.
+  static float per_step(int64_t count, const Overlap& o) { return 1 / std::max(static_cast<float>(count), o.steps); }
+
+  void merge_adagrad(float* weight, float* state, const Terms& g, int64_t count, const Overlap& o) const {
+    const float each = per_step(count, o);
     const float lr = rate_.lr, eps = eps_, product = o.product, share = o.share;
     float* sums = o.sums;
     for (int64_t d = 0; d < dim_; ++d) {
       const float value = g.value(weight, d), earlier = share * sums[d], before = state[d];
-      state[d] = at_least_zero(before + g.square(weight, d) + product * earlier * value);
-      weight[d] -= lr * (earlier + value) / (std::sqrt(state[d]) + eps) - lr * earlier / (std::sqrt(before) + eps);
+      const float both = earlier + value;
+      state[d] = std::max(before + g.square(weight, d) + product * earlier * value, each * (both * both));
+      weight[d] -= lr * both / (std::sqrt(state[d]) + eps) - lr * earlier / (std::sqrt(before) + eps);
       sums[d] += value;
     }
   }
 
-  void merge_rowwise_adagrad(float* weight, float* state, const Terms& g, const Overlap& o) const {
+  void merge_rowwise_adagrad(float* weight, float* state, const Terms& g, int64_t count, const Overlap& o) const {
     float* sums = o.sums;
     const float dim = static_cast<float>(dim_), share = o.share, before = *state;
     const float products = Serially().sum(dim_, [=](int64_t d) { return sums[d] * g.value(weight, d); });
-    *state = at_least_zero(before + mean_squares(g, weight, Serially()) + o.product * share * products / dim);
+    const float squares = Serially().sum(dim_, [=](int64_t d) {
+      const float both = share * sums[d] + g.value(weight, d);
+      return both * both;
+    });
+    *state = std::max(before + mean_squares(g, weight, Serially()) + o.product * share * products / dim,
+                      per_step(count, o) * squares / dim);
     const float lr = rate_.lr / (std::sqrt(*state) + eps_), earlier_lr = rate_.lr / (std::sqrt(before) + eps_);
     for (int64_t d = 0; d < dim_; ++d) {
       const float value = g.value(weight, d), earlier = share * sums[d];
@@ -402,12 +415,13 @@ class RowOptimizer {
     const float carried = o.fresh == 1 ? beta1_ : beta1_ * (1 - keep1) / (1 - beta1_);
     const float direct = num == 1 ? take1 : 1 - beta1_ * take1 / (1 - beta1_);
     const float product = o.product * share * (1 - std::pow(beta2_, o.steps)) / o.steps;
-    const float lr = rate_.adam_lr, scale = rate_.adam_scale, eps = eps_;
+    const float lr = rate_.adam_lr, scale = rate_.adam_scale, eps = eps_, each = per_step(num, o);
     for (int64_t d = 0; d < dim_; ++d) {
-      const float value = g.value(weight, d), before = variance[d];
+      const float value = g.value(weight, d), before = variance[d], both = share * sums[d] + value;
       const float move = carried * mean[d] + direct * value, earlier = share * moved[d];
       mean[d] = keep1 * mean[d] + take1 * value;
-      variance[d] = at_least_zero(keep2 * before + take2 * g.square(weight, d) + product * sums[d] * value);
+      variance[d] = std::max(keep2 * before + take2 * g.square(weight, d) + product * sums[d] * value,
+                             take2 * (each * (both * both)));
       weight[d] -= lr * (earlier + move) / (std::sqrt(variance[d]) * scale + eps) -
                    lr * earlier / (std::sqrt(before) * scale + eps);
       sums[d] += value;

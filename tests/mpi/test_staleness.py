@@ -810,6 +810,21 @@ def test_an_owner_merges_pushes_as_the_reference_does(rule, weight_decay):
 
 
 @pytest.mark.parametrize("rule", sorted(set(RULES) - {"sgd"}))
+def test_gradients_that_nearly_cancel_make_no_large_step(rule):
+    num_rows, core = 20000, RowOptimizer(rule).core(1)
+    weight, state = np.zeros((num_rows, 1), np.float32), np.zeros((num_rows, core.state_dim), np.float32)
+    owner = _C.PushApplier(
+        np.zeros((0, 4096), np.uint8), weight, state, np.zeros(num_rows, np.int32), np.zeros(num_rows, np.uint8), core
+    )
+    owner.set_step([0.01], 1)
+    rows, ones = np.arange(num_rows), np.ones(num_rows, np.int32)
+    grads = np.random.default_rng(0).uniform(1e-4, 1e-3, (num_rows, 1)).astype(np.float32)
+    for pushed in (grads, -grads * np.float32(1 + 1e-5)):
+        owner.apply(rows, sums_of(rule, pushed[None]), rows, ones, ones, np.ones((num_rows, 2), np.int32))
+    assert np.abs(weight).max() <= 0.0101
+
+
+@pytest.mark.parametrize("rule", sorted(set(RULES) - {"sgd"}))
 def test_the_state_is_that_of_s_0_on_average_for_gradients_with_a_common_part(rule):
     """Four ranks push sums over ten steps each, at times of their own."""
     draw, dim, num_rows, num_ranks, num_steps = np.random.default_rng(1), 1, 4000, 4, 40

@@ -131,7 +131,9 @@ class MergedRow:
         is_older = self.parts and not any(overlaps) and last < self.parts[0][0]
         sums, moved = ([0.0 if is_older else share * v for v in values] for values in (self.sums, self.moved))
         products = [2 / len(steps) * a * b for a, b in zip(sums, values)]
-        moves = self.apply(values, squares, products, count, fresh, max([1, *overlaps]), moved, last, lr)
+        shared = max([1, *overlaps])
+        least = [(a + b) ** 2 / max(count, shared) for a, b in zip(sums, values)]
+        moves = self.apply(values, squares, products, least, count, fresh, shared, moved, last, lr)
         if not is_older:
             self.sums = [a + b for a, b in zip(self.sums, values)]
             self.moved = [a + b for a, b in zip(self.moved, moves)]
@@ -163,8 +165,9 @@ class MergedRow:
             self.parts = [(first, last, mass + next_mass, min(count + next_count, last - first + 1)), *others]
         self.parts = sorted([*self.parts, new], key=lambda part: part[1])
 
-    def apply(self, values, squares, products, count, fresh, shared, moved, step, lr):
-        """Updates row and state; the movement `moved` is made anew. Returns the movement by the push."""
+    def apply(self, values, squares, products, least, count, fresh, shared, moved, step, lr):
+        """Updates row and state, which covers at least the squares `least`; the movement `moved` is made anew. Returns
+        the movement by the push."""
         dim, (beta1, beta2) = len(values), self.betas
         if self.rule == "sgd":
             self.weight = [row - lr * value for row, value in zip(self.weight, values)]
@@ -178,16 +181,19 @@ class MergedRow:
                 beta1**fresh * mean + (1 - beta1**count) / count * value for mean, value in zip(self.state, values)
             ]
             after = [
-                max(0.0, beta2**fresh * v + (1 - beta2**count) / count * a + (1 - beta2**shared) / shared * b)
-                for v, a, b in zip(before, squares, products)
+                max(
+                    (1 - beta2**count) / count * c,
+                    beta2**fresh * v + (1 - beta2**count) / count * a + (1 - beta2**shared) / shared * b,
+                )
+                for v, a, b, c in zip(before, squares, products, least)
             ]
             self.state, lr = means + after, lr / (1 - beta1**step)
             roots = [[(v / (1 - beta2**step)) ** 0.5 + 1e-8 for v in state] for state in (before, after)]
         else:
             moves, before = values, self.state * (dim // len(self.state))
             if self.rule == "rowwise_adagrad":
-                squares, products = [sum(squares) / dim], [sum(products) / dim]
-            self.state = [max(0.0, s + a + b) for s, a, b in zip(self.state, squares, products)]
+                squares, products, least = ([sum(numbers) / dim] for numbers in (squares, products, least))
+            self.state = [max(c, s + a + b) for s, a, b, c in zip(self.state, squares, products, least)]
             after = self.state * (dim // len(self.state))
             roots = [[v**0.5 + 1e-10 for v in state] for state in (before, after)]
         self.weight = [
