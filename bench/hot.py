@@ -19,6 +19,7 @@ ZIPF = 0.7
 NUM_TRAIN = 200_000  # samples of an epoch, which later epochs repeat in another order
 PAIRS = ((0, 1), (2, 3), (4, 5))  # fields whose products make a part of the label
 LINEAR, GAIN = 0.6, 8.0  # weight of the fields alone, standard deviation of the logit
+MEAN = 1.0  # of the numbers that are multiplied: with 0, training stays on plateaus for hundreds of steps
 CALIBRATION_SAMPLES = 1 << 14
 
 
@@ -36,7 +37,8 @@ class Hot:
         self._stride = np.array([scattering_stride(n) for n in FIELD_ROWS])
         self._law = Zipf(self._rows, ZIPF)
         draw = np.random.default_rng(seed)
-        self._z, self._weight = draw.standard_normal((self.num_rows, 2)), LINEAR * draw.standard_normal(self.num_rows)
+        self._z = MEAN + draw.standard_normal((self.num_rows, 2))
+        self._weight = LINEAR * draw.standard_normal(self.num_rows)
         effects = self._effects(self._features(VALID, np.arange(CALIBRATION_SAMPLES))[0])
         self._mean, self._gain = effects.mean(), GAIN / effects.std()
 

@@ -141,6 +141,7 @@ def contenders_of(settings: dict) -> dict[str, list[str]]:
         "table.cache.admit=all",
         f"table.cache.capacity_fraction={settings['cache'] / 100}",
         f"table.staleness={key_of(settings['s'])}",
+        "table.drift=0",
     ]
     overrides = [], ["table.cache.capacity_rows=0"], cached
     return {kind: ["table.exchange=alltoall", *more] if more else [] for kind, more in zip(KINDS, overrides)}

@@ -1,19 +1,22 @@
-"""Costs of staleness: held-out AUC over samples, and bytes per sample (HET, Table 2).
+"""Costs of staleness: held-out AUC over samples, bytes and time (HET, Table 2).
 
-    ./run.sh bench staleness [workload=synthetic|hot] [optimizer=sgd|adagrad|rowwise_adagrad|adam] [ranks=8]
+    ./run.sh bench staleness [workload=synthetic|hot|criteo] [optimizer=sgd|adagrad|rowwise_adagrad|adam] [ranks=8]
                              [batch=128] [dim=128] [scale=0.1] [cache=10] [seeds=3] [steps=700] [eval_every=70]
                              [variants=0,10,100,1000,null,100+g25,10+a1,100+a1,1000+a1,null+a1] [picture=staleness.png]
+                             [data=]
 
-Trains once per variant and seed, on the same samples from the same start: WDL on synthetic data, or an MLP on few, hot
-rows (hot.py). A variant is a staleness s; +aX anticipates X ranks (1: HET's own rule; default: all ranks); +gN
-increases s by one every N steps; +dX limits the drift of a line to X sizes of a row. The target is 99.9 % of the gain
-of s = 0 over 0.5 after `steps` steps. Runs that miss it continue until they reach it, at most `patience` times as long.
-AUC is that of the owners' rows after a flush. First checks, on a small table, that s = 0 gives the same bits with and
-without a cache.
+Trains once per variant and seed, on the same samples from the same start: WDL on synthetic data; an MLP on few, hot
+rows (hot.py); or WDL on the raw Criteo text in the file `data`, split anew for every seed (criteo.py). A variant is a
+staleness s; +aX anticipates X ranks (1: HET's own rule; default: all ranks); +gN increases s by one every N steps; +dX
+limits the drift of a line to X sizes of a row. The target is the AUC that s = 0 has after 90 % of the samples. Runs
+that miss it continue until they reach it, at most `patience` times as long. AUC is that of the owners' rows after a
+flush. First checks, on a small table, that s = 0 gives the same bits with and without a cache.
 
-Last, one JSON line, means over seeds: {"auc": {"0": x, ...}, "samples_to_target": {...}, "spread": {...},
-"bytes_per_sample": {...}, "growth": the same three for +g variants, "plain": for +a1, "drift": for +d}. Samples are
-null if the target is not reached.
+Prints, over the seeds, the mean AUC, its difference to s = 0 with the standard error of that difference, the same for
+the samples to the target, bytes per sample and seconds. Last, one JSON line: {"auc": {"0": x, ...},
+"samples_to_target": {...}, "to_zero": {...}, "error": {...}, "bytes_per_sample": {...}, "seconds": {...}, "growth": the
+same for +g variants, "plain": for +a1, "drift": for +d, "curves": {variant: {"samples": [...], "auc": [...],
+"to_zero": [...], "error": [...]}}}. Samples are null if the target is not reached.
 """
 
 import dataclasses
@@ -27,7 +30,7 @@ from workload import parse, start_ranks
 SETTINGS = {
     "workload": "synthetic", "optimizer": "sgd", "ranks": 8, "batch": 128, "dim": 128, "scale": 0.1, "zipf": 1.05,
     "cache": 10.0, "seeds": 3, "first_seed": 0, "steps": 700, "eval_every": 70, "eval_samples": 32768, "rows_lr": 5.0,
-    "dense": "sgd", "dense_lr": 0.1, "patience": 1.5,
+    "dense": "sgd", "dense_lr": 0.1, "patience": 1.5, "data": "",
     "variants": ["0", "10", "100", "1000", "null", "100+g25", "10+a1", "100+a1", "1000+a1", "null+a1"],
     "picture": "staleness.png",
 }  # fmt: skip
@@ -35,11 +38,17 @@ HOT = {
     "ranks": 4, "batch": 256, "dim": 12, "cache": 50.0, "steps": 600, "eval_every": 60, "dense": "adam",
     "dense_lr": 0.002,
 }  # fmt: skip
+CRITEO = {
+    "batch": 8, "dim": 16, "steps": 180, "eval_every": 30, "eval_samples": 3000, "dense": "adam", "dense_lr": 0.002,
+    "seeds": 8,
+}  # fmt: skip
+WORKLOADS = {"synthetic": {}, "hot": HOT, "criteo": CRITEO}
 ROWS_LR = {
     "synthetic": {"sgd": 5.0, "adagrad": 0.02, "rowwise_adagrad": 0.02, "adam": 0.001},
     "hot": {"sgd": 20.0, "adagrad": 0.1, "rowwise_adagrad": 0.1, "adam": 0.005},
+    "criteo": {"sgd": 2.0, "adagrad": 0.02, "rowwise_adagrad": 0.02, "adam": 0.002},
 }
-GAIN_SHARE = 0.999
+TARGET_AT = 0.9  # of the samples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,13 +74,12 @@ class Variant:
 
 @dataclasses.dataclass
 class Curve:
-    """AUC over samples, and the bytes that the table sent between ranks."""
+    """AUC at each evaluation, and by then: samples, bytes that the table sent between ranks, seconds of training."""
 
     samples: list
     auc: list
-    pulled_bytes: float = 0.0
-    pushed_bytes: float = 0.0
-    seconds: float = 0.0
+    bytes: list
+    seconds: list
 
     def auc_at(self, samples: int) -> float:
         return float(np.interp(samples, self.samples, self.auc))
@@ -86,9 +94,8 @@ class Curve:
                 return x0 + (x1 - x0) * (target - y0) / (y1 - y0)
         return None
 
-    @property
-    def bytes_per_sample(self) -> float:
-        return (self.pulled_bytes + self.pushed_bytes) / self.samples[-1]
+    def bytes_per_sample(self, samples: int) -> float:
+        return float(np.interp(samples, self.samples, self.bytes)) / samples
 
 
 def main():
@@ -106,6 +113,8 @@ def main():
             f"bench staleness: steps must be a multiple of eval_every, got {settings['steps']} and "
             f"{settings['eval_every']}"
         )
+    if settings["workload"] == "criteo" and not settings["data"]:
+        sys.exit("bench staleness: workload=criteo needs data=FILE, raw Criteo text")
     if "--rank" not in sys.argv:
         sys.exit(start_ranks(__file__, settings["ranks"], arguments))
     from hetmpi.comm.launch import launch
@@ -119,7 +128,7 @@ def defaults(arguments: list[str]) -> dict:
     workload, rule = (chosen.get(key, SETTINGS[key]) for key in ("workload", "optimizer"))
     if workload not in ROWS_LR or rule not in ROWS_LR[workload]:
         sys.exit(f"bench staleness: workload is one of {', '.join(ROWS_LR)}, optimizer of {', '.join(ROWS_LR['hot'])}")
-    return {**SETTINGS, **(HOT if workload == "hot" else {}), "rows_lr": ROWS_LR[workload][rule]}
+    return {**SETTINGS, **WORKLOADS[workload], "rows_lr": ROWS_LR[workload][rule]}
 
 
 def measure(world, settings: dict, variants: list[Variant]):
@@ -135,7 +144,7 @@ def measure(world, settings: dict, variants: list[Variant]):
         for variant in variants:
             curve = train(world, hvd, settings, variant, batches, target)
             if variant.staleness == 0:
-                target = target_of(curve)
+                target = target_of(curve, num_samples(world, settings))
             curves[variant.name].append(curve)
             if world.rank == 0:
                 print(line(seed, variant, curve, target, num_samples(world, settings)), flush=True)
@@ -148,8 +157,8 @@ def num_samples(world, settings: dict) -> int:
     return settings["steps"] * world.size * settings["batch"]
 
 
-def target_of(curve: Curve) -> float:
-    return 0.5 + GAIN_SHARE * (curve.auc[-1] - 0.5)
+def target_of(curve: Curve, samples: int) -> float:
+    return curve.auc_at(TARGET_AT * samples)
 
 
 class Batches:
@@ -159,7 +168,7 @@ class Batches:
         from hetmpi.data.batch import to_batch
 
         self.world, self.settings, self.seed, self.to_batch = world, settings, seed, to_batch
-        self.data = source_of(settings, seed)
+        self.data = source_of(world, settings, seed)
         self.made = []
         begin, end = (settings["eval_samples"] * r // world.size for r in (world.rank, world.rank + 1))
         self.held_out = [to_batch(self.data.valid(at, min(at + 2048, end))) for at in range(begin, end, 2048)]
@@ -173,8 +182,9 @@ class Batches:
         return self.made[step]
 
 
-def source_of(settings: dict, seed: int):
-    """The samples of a seed."""
+def source_of(world, settings: dict, seed: int):
+    """The samples of a seed. Collective."""
+    from criteo import Resplit
     from hot import Hot
 
     from hetmpi.data.synthetic import Synthetic
@@ -182,6 +192,8 @@ def source_of(settings: dict, seed: int):
     num_valid = settings["eval_samples"]
     if settings["workload"] == "hot":
         return Hot(seed, num_valid)
+    if settings["workload"] == "criteo":
+        return Resplit(world, settings["data"], seed, num_valid)
     return Synthetic(seed, scale=settings["scale"], zipf=settings["zipf"], num_valid=num_valid)
 
 
@@ -215,7 +227,7 @@ def train(world, hvd, settings: dict, variant: Variant, batches: Batches, target
         cache=CacheSettings(capacity_fraction=settings["cache"] / 100 if variant.staleness != 0 else 0.0, admit="all"),
     )  # fmt: skip
     dense = DenseOptimizer(hvd, model, settings["dense"], settings["dense_lr"], 0.0, Schedule())
-    criterion, curve, began = torch.nn.BCEWithLogitsLoss(), Curve([], []), time.perf_counter()
+    criterion, curve, seconds, began = torch.nn.BCEWithLogitsLoss(), Curve([], [], [], []), 0.0, time.perf_counter()
     last_step = settings["steps"] if target is None else int(settings["patience"] * settings["steps"])
     for step in range(last_step):
         batch = batches.at(step)
@@ -224,13 +236,14 @@ def train(world, hvd, settings: dict, variant: Variant, batches: Batches, target
         table.write(batch.keys, rows.grad / world.size)
         dense.step(step)
         if (step + 1) % settings["eval_every"] == 0:
+            seconds += time.perf_counter() - began
             curve.samples.append((step + 1) * world.size * settings["batch"])
             curve.auc.append(evaluate(world, table, model, batches))
+            curve.bytes.append(world.comm.allreduce(table.counters.pulled_bytes + table.counters.push_bytes))
+            curve.seconds.append(seconds)
             if target is not None and step + 1 >= settings["steps"] and max(curve.auc) >= target:
                 break
-    moved = world.comm.allreduce(np.array([table.counters.pulled_bytes, table.counters.push_bytes], np.float64))
-    curve.pulled_bytes, curve.pushed_bytes = map(float, moved)
-    curve.seconds = time.perf_counter() - began
+            began = time.perf_counter()
     table.close()
     return curve
 
@@ -277,45 +290,66 @@ def line(seed: int, variant: Variant, curve: Curve, target: float, samples: int)
     reached = curve.samples_to(target)
     reached_text = f"{reached / 1e6:6.3f} M" if reached else "   none "
     return (
-        f"seed {seed}  s = {variant.name:<8} auc {curve.auc_at(samples):.4f}  to target {reached_text}  "
-        f"{curve.bytes_per_sample:8,.0f} B/sample  {curve.seconds:5.1f} s"
+        f"seed {seed}  s = {variant.name:<9} auc {curve.auc_at(samples):.4f}  to target {reached_text}  "
+        f"{curve.bytes_per_sample(samples):8,.0f} B/sample  {curve.seconds[-1]:5.1f} s"
     )
 
 
 def report(world, settings: dict, variants: list[Variant], curves: dict):
     """The table over seeds, the picture, the JSON line."""
-    samples, targets = num_samples(world, settings), [target_of(curve) for curve in curves[variants[0].name]]
-    figures = {name: summary(runs, targets, samples) for name, runs in curves.items()}
+    samples, zeros = num_samples(world, settings), curves[variants[0].name]
+    figures = {name: summary(runs, zeros, samples) for name, runs in curves.items()}
     zero = figures[variants[0].name]
-    print(f"\n{'s':<10}{'auc':>8}{'+-':>8}{'to s=0':>9}{'samples to target':>19}{'growth':>8}{'B/sample':>10}")
+    print(f"\n{'s':<10}{'auc':>8}{'to s=0':>9}{'+-':>8}{'samples to target':>19}{'more':>8}{'B/sample':>10}{'s':>8}")
     for name, row in figures.items():
         reached = row["samples_to_target"]
         reached_text = f"{reached / 1e6:.3f} M" if reached else "not reached"
-        growth = f"{reached / zero['samples_to_target'] - 1:+.1%}" if reached else ""
+        more = f"{reached / zero['samples_to_target'] - 1:+.1%}" if reached else ""
         print(
-            f"{name:<10}{row['auc']:8.4f}{row['spread']:8.4f}{row['auc'] - zero['auc']:+9.4f}"
-            f"{reached_text:>19}{growth:>8}{row['bytes_per_sample']:10,.0f}"
+            f"{name:<10}{row['auc']:8.4f}{row['to_zero']:+9.4f}{row['error'] or 0:8.4f}{reached_text:>19}{more:>8}"
+            f"{row['bytes_per_sample']:10,.0f}{row['seconds']:8.1f}"
         )
-    draw(settings["picture"], curves, figures, targets)
+    draw(settings["picture"], variants, curves, figures)
     print(f"picture: {settings['picture']}")
-    print(json.dumps({**grouped(variants, figures), "settings": settings}))
+    drawn = {name: course(runs, zeros) for name, runs in curves.items()}
+    print(json.dumps({**grouped(variants, figures), "curves": drawn, "settings": settings}))
 
 
-def summary(runs: list[Curve], targets: list[float], samples: int) -> dict:
-    """Means over seeds; `spread` is the range of the final AUC over the variant's own runs."""
-    aucs = [run.auc_at(samples) for run in runs]
-    reached = [run.samples_to(target) for run, target in zip(runs, targets)]
+def error_of(values) -> float:
+    """Standard error of the mean; None for a single value."""
+    return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
+
+
+def summary(runs: list[Curve], zeros: list[Curve], samples: int) -> dict:
+    """Means over seeds at `samples`; to_zero: difference of the AUC to s = 0, error: its standard error."""
+    differences = [run.auc_at(samples) - zero.auc_at(samples) for run, zero in zip(runs, zeros)]
+    reached = [run.samples_to(target_of(zero, samples)) for run, zero in zip(runs, zeros)]
     return {
-        "auc": float(np.mean(aucs)),
-        "spread": float(np.max(aucs) - np.min(aucs)),
+        "auc": float(np.mean([run.auc_at(samples) for run in runs])),
+        "to_zero": float(np.mean(differences)),
+        "error": error_of(differences),
         "samples_to_target": float(np.mean(reached)) if None not in reached else None,
-        "bytes_per_sample": float(np.mean([run.bytes_per_sample for run in runs])),
+        "bytes_per_sample": float(np.mean([run.bytes_per_sample(samples) for run in runs])),
+        "seconds": float(np.mean([np.interp(samples, run.samples, run.seconds) for run in runs])),
+    }
+
+
+def course(runs: list[Curve], zeros: list[Curve]) -> dict:
+    """The mean curve over seeds, and its difference to s = 0, at the evaluations that all runs have."""
+    num = min(len(run.samples) for run in [*runs, *zeros])
+    aucs = np.array([run.auc[:num] for run in runs])
+    differences = aucs - np.array([zero.auc[:num] for zero in zeros])
+    return {
+        "samples": runs[0].samples[:num],
+        "auc": [round(x, 5) for x in aucs.mean(0)],
+        "to_zero": [round(x, 5) for x in differences.mean(0)],
+        "error": [None if len(runs) == 1 else round(error_of(column), 5) for column in differences.T],
     }
 
 
 def grouped(variants: list[Variant], figures: dict) -> dict:
     """The figures by s: with anticipation at the top level, HET's rule under `plain`, growing s under `growth`."""
-    fields = ("auc", "samples_to_target", "spread", "bytes_per_sample")
+    fields = ("auc", "samples_to_target", "to_zero", "error", "bytes_per_sample", "seconds")
     groups = {"": {f: {} for f in fields}, "growth": {f: {} for f in fields}, "plain": {f: {} for f in fields}}
     for variant in variants:
         is_plain = variant.anticipate == 1 or variant.staleness == 0
@@ -329,33 +363,51 @@ def grouped(variants: list[Variant], figures: dict) -> dict:
         for place in places:
             group = groups.setdefault(place, {f: {} for f in fields})
             for field in fields:
-                group[field][variant.name.split("+")[0]] = figures[variant.name][field]
+                name = variant.name if place in ("drift", "growth") else variant.name.split("+")[0]
+                group[field][name] = figures[variant.name][field]
     return {**groups.pop(""), **groups}
 
 
-def draw(path: str, curves: dict, figures: dict, targets: list[float]):
-    """Draws two charts: AUC over samples, and samples to target over bytes per sample."""
+def family(variant: Variant) -> str:
+    """The kind of limit on the age of a line."""
+    if variant.drift:
+        return "drift"
+    if variant.growth is not None:
+        return "growing count"
+    return "count" if variant.anticipate is None else f"count, anticipating {variant.anticipate:g}"
+
+
+def draw(path: str, variants: list[Variant], curves: dict, figures: dict):
+    """Draws AUC over samples, over bytes and over time, and the final AUC against the bytes of each variant."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 5))
-    for i, (name, runs) in enumerate(curves.items()):
-        style = "--" if "+a1" in name else ":" if "+" in name else "-"
-        shortest = min((run.samples for run in runs), key=len)
-        mean = np.mean([run.auc[: len(shortest)] for run in runs], axis=0)
-        left.plot(np.array(shortest) / 1e6, mean, style, color=f"C{i % 10}", label=f"s = {name}")
-        row = figures[name]
-        if row["samples_to_target"]:
-            right.plot(row["bytes_per_sample"], row["samples_to_target"] / 1e6, "o", color=f"C{i % 10}")
-            right.annotate(name, (row["bytes_per_sample"], row["samples_to_target"] / 1e6), xytext=(5, 5),
-                           textcoords="offset points")  # fmt: skip
-    left.axhline(np.mean(targets), color="grey", linewidth=0.8)
-    left.set(xlabel="samples (millions)", ylabel="held-out AUC", title="AUC over samples; grey: the target")
-    left.legend(fontsize=8)
-    right.set(xlabel="bytes between ranks per sample", ylabel="samples to target (millions)", xscale="log")
-    right.set_title("samples to target against bytes; +a1: HET's rule, +gN: growing s, +dX: drift")
+    figure, axes = pyplot.subplots(2, 2, figsize=(13, 9))
+    courses = (("samples", 1e6, "samples (millions)"), ("bytes", 1e6, "MB between ranks"), ("seconds", 1, "seconds"))
+    for axis, (field, unit, label) in zip(axes.flat, courses):
+        for i, (name, runs) in enumerate(curves.items()):
+            num = min(len(run.samples) for run in runs)
+            x, y = (np.mean([getattr(run, of)[:num] for run in runs], axis=0) for of in (field, "auc"))
+            axis.plot(x / unit, y, "--" if "+a1" in name else ":" if "+" in name else "-", color=f"C{i % 10}",
+                      label=f"s = {name}")  # fmt: skip
+        axis.set(xlabel=label, ylabel="held-out AUC")
+    axes[0, 0].legend(fontsize=8)
+    trade, zero = axes[1, 1], figures[variants[0].name]
+    trade.axhline(0, color="grey", linewidth=0.8)
+    families: dict[str, list[str]] = {}
+    for variant in variants[1:]:
+        families.setdefault(family(variant), []).append(variant.name)
+    for i, (label, names) in enumerate(families.items()):
+        names.sort(key=lambda name: figures[name]["bytes_per_sample"])
+        share = [figures[name]["bytes_per_sample"] / zero["bytes_per_sample"] for name in names]
+        costs, errors = ([figures[name][field] or 0 for name in names] for field in ("to_zero", "error"))
+        trade.errorbar(share, costs, errors, marker="o", capsize=3, color=f"C{i}", label=label)
+        for x, name in zip(share, names):
+            trade.annotate(name, (x, figures[name]["to_zero"]), xytext=(5, 5), textcoords="offset points", fontsize=8)
+    trade.set(xlabel="bytes, as a share of those of s = 0", ylabel="AUC less that of s = 0")
+    trade.legend(fontsize=8, title="a line's age is limited by")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 

@@ -1,4 +1,7 @@
-"""Draws docs/gains.svg, the README's picture, from the first table of docs/results.md: python docs/figures.py"""
+"""Draws the README's pictures from tables of docs/results.md: python docs/figures.py
+
+gains.svg   bytes and AUC by staleness, from the first table
+trade.svg   AUC against bytes, from the table of the trade of bytes and AUC"""
 
 import re
 from pathlib import Path
@@ -12,6 +15,8 @@ HERE = Path(__file__).parent
 BOUNDS = "s = 0", "s = 10", "s = 100"
 COLORS = "#5b6b7d", "#2a78b8", "#0b8a6a"
 INK = "#1f2933"
+LIMITS = {"count": "s", "growth": "steps per s", "drift": "drift", "HET's rule": "s"}  # and the meaning of a setting
+SHOWN_FROM = -0.0035  # of AUC; no bound is far below
 
 
 def figures_of(row: str) -> list[float]:
@@ -34,6 +39,25 @@ def draw(axes, title: str, values: list[float], labels: list[str], least: float,
     axes.spines[:].set_visible(False)
 
 
+def trade():
+    """Draws the loss of AUC against the bytes of each limit of staleness."""
+    rows = [line.split("|")[1:-1] for line in (HERE / "results.md").read_text().splitlines() if line.startswith("| ")]
+    figure, axes = plt.subplots(figsize=(7.0, 3.4), layout="constrained", facecolor="white")
+    for (limit, meaning), color, marker in zip(LIMITS.items(), (*COLORS, "#b8562a"), "osD^"):
+        found = [[cell.strip() for cell in row] for row in rows if row[0].strip() == limit and len(row) == 5]
+        points = sorted((float(share), float(auc), float(error), name) for _, name, auc, error, share in found)
+        points = [point for point in points if point[1] > SHOWN_FROM]
+        share, auc, error, names = zip(*points)
+        axes.errorbar(share, auc, error, color=color, marker=marker, capsize=2, label=f"{limit} ({meaning})")
+        for x, y, name in zip(share, auc, names):
+            axes.annotate(name, (x, y), xytext=(4, 5), textcoords="offset points", fontsize=9, color=color)
+    axes.axhline(0, color=INK, linewidth=0.6)
+    axes.set(xlim=(30, 50), xlabel="bytes between ranks, % of s = 0", ylabel="AUC less that of s = 0")
+    axes.legend(loc="lower right", frameon=False, title="a copy's age is limited by")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(HERE / "trade.svg", metadata={"Date": None})
+
+
 def main():
     megabytes, auc = figures_of("bytes between all ranks"), figures_of("held-out AUC")
     figure, (left, right) = plt.subplots(1, 2, figsize=(7.0, 1.9), layout="constrained", facecolor="white")
@@ -43,6 +67,7 @@ def main():
     draw(right, "Held-out AUC (from 0.5)", auc, [f"{value:.4f}" for value in auc], 0.5, 0.84)
     right.set_yticklabels([])
     figure.savefig(HERE / "gains.svg", metadata={"Date": None})
+    trade()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ class Counters:
     validated    clocks requested from owners to distinguish hits from stale lines
     evicted      evicted lines
     pushed       gradient sums sent to owners, including this rank
-    clock_bytes, row_bytes, push_bytes  clocks and rows (with optimizer state) fetched, gradients sent
+    clock_bytes, row_bytes, push_bytes  clocks and rows (with their mean squares) fetched, gradients sent
     reduced_bytes  minimum traffic of an allreduce of the replicated rows' gradients, 2 (P - 1) / P of their size on P
                    ranks
     """

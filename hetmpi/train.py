@@ -34,7 +34,7 @@ from hetmpi.log.headline import comparison
 from hetmpi.log.runlog import RunLog
 from hetmpi.log.status import write_failed
 from hetmpi.run import build, command_line
-from hetmpi.run.config import compose
+from hetmpi.run.config import compose, staleness_of
 from hetmpi.run.device import choose_device
 from hetmpi.run.evaluation import Evaluation
 from hetmpi.run.preemption import Preemption
@@ -290,7 +290,7 @@ class Training:
         return [f"table.exchange={client.transport.name}: {client.why}" for client in clients if client.why is not None]
 
     def _notes(self) -> list[str]:
-        """Warnings about data sets that are too small."""
+        """Warnings about data sets that are too small, and settings known to cost accuracy."""
         name, num_train, taken = self.config.data_name, self.source.num_train, self.config.batch_size * self.world.size
         notes = []
         if num_train is not None and num_train < taken and self.total_steps > self.start.step:
@@ -300,6 +300,8 @@ class Training:
             )
         if self.source.num_valid < 1:
             notes.append(f"data={name} has no held-out samples: AUC and log loss are not computed")
+        if self.world.size > 1 and any(self.tables[name].cache.capacity_rows > 0 for name in self.specs):
+            notes += filter(None, [staleness_of(self.config).advice])
         return [f"hetmpi: {note}" for note in notes]
 
     def _report(self, steps: int, loss: float, interval: Interval):

@@ -64,6 +64,9 @@ HETMPI_SHARED bool is_valid(int64_t owner_clock, int64_t line_clock, int32_t age
 // Age of a line after one more update.
 HETMPI_SHARED int32_t next_age(int32_t age) { return age == kDrifted ? age : age + 1; }
 
+// Own updates that a line's fetched state lacks: those since the fetch, or more that were pending then.
+HETMPI_SHARED int32_t updates_unseen(int32_t age, int32_t count) { return age < count ? count : age; }
+
 // Clock of a row after one more update.
 HETMPI_SHARED int32_t next_clock(int32_t clock) { return clock == kUnknownClock ? kUnknownClock : clock + 1; }
 
@@ -80,8 +83,11 @@ HETMPI_SHARED bool is_due(int32_t count, int32_t age, int64_t staleness) {
 
 // Limits how far a row may move away from a line. The line does not see the moves of the other ranks. If each of them
 // makes as many as this rank, as large and independent, the mean square of their sum is `others` times the sum of the
-// mean squares of this rank's own. A line has drifted when that exceeds `most` squared times the size of a row: the
-// mean square of the numbers of the rows updated lately.
+// mean squares of this rank's own: the error of a use. A line has drifted when the errors of its uses since the fetch
+// add up to more than `most` squared times the size of a row: the mean square of the numbers of the rows updated
+// lately. With r as the growth of the error per use, a fetch every k uses leaves a mean error of r k / 2. That and 1 /
+// k fetches per use cost least together where k grows with 1 / root(r): this sum does, a limit of the error itself
+// would not.
 struct Drift {
   float most = 0;  // 0: no limit
   float others = 0;
@@ -104,8 +110,11 @@ struct Drift {
     total = count = 0;
   }
 
-  // moved: sum of the mean squares of a line's own moves since it was fetched.
-  HETMPI_SHARED bool is_exceeded(float moved) const { return size > 0 && others * moved > most * most * size; }
+  // moved: sum of the mean squares of a line's own moves, `age` in number, since it was fetched. The errors of these
+  // uses add up to about half of the last one times their number.
+  HETMPI_SHARED bool is_exceeded(float moved, int32_t age) const {
+    return size > 0 && others * moved * (static_cast<float>(age) + 1) > 2 * most * most * size;
+  }
 };
 
 // Histogram of the lags of read lines behind their owners: bin 0 for no lag, bin i for lags in [2^(i-1), 2^i).

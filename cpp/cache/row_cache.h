@@ -67,7 +67,7 @@ struct Pushes {
     keys.push_back(key);
     clocks.push_back(clock);
     counts.push_back(of.count);
-    steps.push_back({of.first, of.last});
+    steps.push_back(of.steps);
     sums.resize(sums.size() + sum_dim);
     return sums.data() + sums.size() - sum_dim;
   }
@@ -80,7 +80,7 @@ class RowCache {
   RowCache(int64_t capacity_rows, RowOptimizer optimizer, Policy policy, RowType type = RowType::kFloat32)
       : optimizer_(optimizer),
         dim_(optimizer.dim()),
-        state_dim_(optimizer.state_dim()),
+        preview_dim_(optimizer.preview_dim()),
         sum_dim_(optimizer.sum_dim()),
         policy_(policy),
         type_(type),
@@ -91,7 +91,7 @@ class RowCache {
     worth_.assign(slots, 0);
     line_.assign(slots, Line{});
     weight_ = HugeArray((slots * dim_ * bytes_of(type_) + 3) / 4);
-    state_ = HugeArray(slots * state_dim_);
+    state_ = HugeArray(slots * preview_dim_);
     pending_ = HugeArray(slots * sum_dim_);
   }
 
@@ -100,7 +100,7 @@ class RowCache {
   int64_t num_rows() const { return num_rows_; }
   int64_t num_pending() const { return num_pending_; }
   int64_t dim() const { return dim_; }
-  int64_t state_dim() const { return state_dim_; }
+  int64_t preview_dim() const { return preview_dim_; }
   int64_t sum_dim() const { return sum_dim_; }
   // c_c of a line.
   int32_t clock(int64_t slot) const { return line_[slot].clock; }
@@ -178,13 +178,13 @@ class RowCache {
     return num_stale;
   }
 
-  // For entries that are `chosen` (n): weights (n, dim), states (n, state_dim), clocks (n) as read from the owners.
+  // For entries that are `chosen` (n): weights (n, dim), states (n, preview_dim), clocks (n) as read from the owners.
   void refresh(const int64_t* slots, const uint8_t* chosen, const float* weights, const float* states,
                const int32_t* clocks, int64_t n, float anticipate) {
     for (int64_t i = 0; i < n; ++i) {
       const int64_t slot = slots[i];
       if (slot < 0 || !chosen[i]) continue;
-      set_row(slot, weights + i * dim_, states + i * state_dim_);
+      set_row(slot, weights + i * dim_, states + i * preview_dim_);
       Line& line = line_[slot];
       const int32_t count = line.count;
       line.age = 0;
@@ -193,9 +193,9 @@ class RowCache {
       if (count == 0) continue;
       const Gradient sum = optimizer_.summed(pending(slot), count, anticipate);
       if (type_ == RowType::kFloat32)
-        optimizer_.apply(weight(slot), state(slot), sum);
+        optimizer_.preview(weight(slot), state(slot), sum);
       else
-        optimizer_.apply(half_row(slot), state(slot), sum, Serially());
+        optimizer_.preview(half_row(slot), state(slot), sum, Serially());
     }
   }
 
@@ -222,7 +222,7 @@ class RowCache {
       line_[slot].clock = clocks[i];
       line_[slot].age = 0;
       if (drift_.most > 0) moved_[slot] = 0;
-      set_row(slot, weights + i * dim_, states + i * state_dim_);
+      set_row(slot, weights + i * dim_, states + i * preview_dim_);
     }
     return num_evicted;
   }
@@ -249,11 +249,13 @@ class RowCache {
       ++line.count;
       line.age = next_age(line.age);
       ++line.clock;
+      const int32_t own = updates_unseen(line.age, line.count);
       if (type_ == RowType::kFloat32)
-        optimizer_.add_and_apply(pending(slot), weight(slot), state(slot), grads + i * dim_, anticipate);
+        optimizer_.add_and_preview(pending(slot), weight(slot), state(slot), grads + i * dim_, anticipate, own);
       else
-        optimizer_.add_and_apply(pending(slot), half_row(slot), state(slot), grads + i * dim_, anticipate, Serially());
-      if (drift_.most > 0) move(slot, grads + i * dim_);
+        optimizer_.add_and_preview(pending(slot), half_row(slot), state(slot), grads + i * dim_, anticipate, own,
+                                   Serially());
+      if (drift_.most > 0) move(slot, grads + i * dim_, own);
     }
   }
 
@@ -271,13 +273,13 @@ class RowCache {
   }
 
   // Applies sums (m, sum_dim), over counts (m) iterations, to the rows at `positions` (m) of weights (n, dim), states
-  // (n, state_dim) and clocks (n), as refresh() does with pending sums.
+  // (n, preview_dim) and clocks (n), as refresh() does with pending sums.
   void preview(const int64_t* positions, int64_t m, const float* sums, const int32_t* counts, float anticipate,
                float* weights, float* states, int32_t* clocks) const {
     for (int64_t i = 0; i < m; ++i) {
       const int64_t j = positions[i];
-      optimizer_.apply(weights + j * dim_, states + j * state_dim_,
-                       optimizer_.summed(sums + i * sum_dim_, counts[i], anticipate));
+      optimizer_.preview(weights + j * dim_, states + j * preview_dim_,
+                         optimizer_.summed(sums + i * sum_dim_, counts[i], anticipate));
       clocks[j] += counts[i];
     }
   }
@@ -288,7 +290,7 @@ class RowCache {
                Pushes* out) const {
     for (int64_t i = 0; i < n; ++i)
       if (slots[i] < 0)
-        optimizer_.add(out->append(keys[i], next_clock(clocks[i]), {1, step_, step_}, sum_dim_), grads + i * dim_);
+        optimizer_.add(out->append(keys[i], next_clock(clocks[i]), {1, {step_, step_}}, sum_dim_), grads + i * dim_);
   }
 
   // Takes the pending sums of `slots` that are due at `staleness`, except the slots in `held`, which is sorted.
@@ -319,7 +321,7 @@ class RowCache {
   uint16_t* halves(int64_t slot) { return reinterpret_cast<uint16_t*>(weight_.at(0)) + slot * dim_; }
   const uint16_t* halves(int64_t slot) const { return reinterpret_cast<const uint16_t*>(weight_.at(0)) + slot * dim_; }
   HalfRow half_row(int64_t slot) { return HalfRow(halves(slot), type_, row_seed(key_[slot], line_[slot].clock)); }
-  float* state(int64_t slot) { return state_.at(slot * state_dim_); }
+  float* state(int64_t slot) { return state_.at(slot * preview_dim_); }
   float* pending(int64_t slot) { return pending_.at(line_[slot].pending * sum_dim_); }
   int64_t first_slot(uint64_t hash) const { return static_cast<int64_t>(set_of(hash, shape_.num_sets)) * kWays; }
 
@@ -328,7 +330,7 @@ class RowCache {
       std::memcpy(weight(slot), row, dim_ * sizeof(float));
     else
       for (int64_t d = 0; d < dim_; ++d) halves(slot)[d] = narrowed(row[d], type_, kNearest);
-    if (state_dim_ > 0) std::memcpy(state(slot), row_state, state_dim_ * sizeof(float));
+    if (preview_dim_ > 0) std::memcpy(state(slot), row_state, preview_dim_ * sizeof(float));
   }
 
   void get_row(int64_t slot, float* out) const {
@@ -339,18 +341,12 @@ class RowCache {
   }
 
   // Counts one iteration's gradient to the drift of a line that it has updated.
-  void move(int64_t slot, const float* grad) {
+  void move(int64_t slot, const float* grad, int32_t own) {
     const Serially loop;
-    moved_[slot] += optimizer_.step_square(state(slot), grad, loop);
-    if (drift_.is_exceeded(moved_[slot])) line_[slot].age = kDrifted;
-    float square;
-    if (type_ == RowType::kFloat32) {
-      const float* row = weight(slot);
-      square = loop.sum(dim_, [=](int64_t d) { return row[d] * row[d]; });
-    } else {
-      const HalfRow row = half_row(slot);
-      square = loop.sum(dim_, [=](int64_t d) { return row[d] * row[d]; });
-    }
+    moved_[slot] += optimizer_.step_square(state(slot), grad, own, loop);
+    if (drift_.is_exceeded(moved_[slot], line_[slot].age)) line_[slot].age = kDrifted;
+    const auto sum_of_squares = [&](auto row) { return loop.sum(dim_, [=](int64_t d) { return row[d] * row[d]; }); };
+    const float square = type_ == RowType::kFloat32 ? sum_of_squares(weight(slot)) : sum_of_squares(half_row(slot));
     drift_.total += Drift::units_of(square / static_cast<float>(dim_));
     ++drift_.count;
   }
@@ -414,7 +410,7 @@ class RowCache {
   void hand_out(int64_t slot, Pushes* out) {
     Line& line = line_[slot];
     if (line.pending < 0) return;
-    const Iterations of{line.count, steps_[line.pending].first, steps_[line.pending].last};
+    const Iterations of{line.count, steps_[line.pending]};
     std::memcpy(out->append(key_[slot], line.clock, of, sum_dim_), pending(slot), sum_dim_ * sizeof(float));
     free_pending_.push_back(line.pending);
     line.pending = -1;
@@ -436,7 +432,7 @@ class RowCache {
   }
 
   RowOptimizer optimizer_;  // of the previews
-  int64_t dim_, state_dim_, sum_dim_;
+  int64_t dim_, preview_dim_, sum_dim_;
   Policy policy_;
   RowType type_;
   Shape shape_;
@@ -449,7 +445,7 @@ class RowCache {
   std::vector<uint64_t> worth_;
   std::vector<Line> line_;
   HugeArray weight_;          // (slots, dim) of type_
-  HugeArray state_;           // (slots, state_dim)
+  HugeArray state_;           // (slots, preview_dim)
   HugeArray pending_;         // (pending lines, sum_dim)
   std::vector<Steps> steps_;  // (pending lines)
   Drift drift_;

@@ -49,14 +49,14 @@ struct Lines {
 
   __device__ int64_t first_slot(uint64_t hash) const { return static_cast<int64_t>(set_of(hash, num_sets)) * kWays; }
   __device__ Gone gone(int64_t slot) const {
-    return {key[slot], slot, line[slot].clock, {line[slot].count, steps[slot].first, steps[slot].last}};
+    return {key[slot], slot, line[slot].clock, {line[slot].count, steps[slot]}};
   }
   __device__ float* floats_of(int64_t slot) const { return static_cast<float*>(weight) + slot * optimizer.dim(); }
   __device__ uint16_t* halves_of(int64_t slot) const { return static_cast<uint16_t*>(weight) + slot * optimizer.dim(); }
   __device__ HalfRow half_row(int64_t slot, int32_t clock) const {
     return HalfRow(halves_of(slot), type, row_seed(key[slot], clock));
   }
-  __device__ float* state_of(int64_t slot) const { return state + slot * optimizer.state_dim(); }
+  __device__ float* state_of(int64_t slot) const { return state + slot * optimizer.preview_dim(); }
   __device__ float* pending_of(int64_t slot) const { return pending + slot * optimizer.sum_dim(); }
 };
 
@@ -184,10 +184,10 @@ __global__ void refresh_kernel(Lines lines, const int64_t* slots, const uint8_t*
                                const float* states, const int32_t* clocks, int64_t n, float anticipate) {
   const int64_t i = warp_number();
   if (i >= n || slots[i] < 0 || !chosen[i]) return;
-  const int64_t slot = slots[i], dim = lines.optimizer.dim(), state_dim = lines.optimizer.state_dim();
+  const int64_t slot = slots[i], dim = lines.optimizer.dim(), preview_dim = lines.optimizer.preview_dim();
   const int lane = lane_number();
   set_row(lines, slot, weights + i * dim, lane);
-  if (state_dim > 0) copy(lines.state_of(slot), states + i * state_dim, state_dim, lane);
+  if (preview_dim > 0) copy(lines.state_of(slot), states + i * preview_dim, preview_dim, lane);
   const int32_t count = lines.line[slot].count;
   __syncwarp();
   if (lane == 0) {
@@ -198,9 +198,9 @@ __global__ void refresh_kernel(Lines lines, const int64_t* slots, const uint8_t*
   if (count == 0) return;
   const Gradient sum = lines.optimizer.summed(lines.pending_of(slot), count, anticipate);
   if (lines.type == RowType::kFloat32)
-    lines.optimizer.apply(lines.floats_of(slot), lines.state_of(slot), sum, Together{lane});
+    lines.optimizer.preview(lines.floats_of(slot), lines.state_of(slot), sum, Together{lane});
   else
-    lines.optimizer.apply(lines.half_row(slot, clocks[i] + count), lines.state_of(slot), sum, Together{lane});
+    lines.optimizer.preview(lines.half_row(slot, clocks[i] + count), lines.state_of(slot), sum, Together{lane});
 }
 
 // Set of each key that needs a line, num_sets for the others, and the keys' indices: the input of the sort. flags (n):
@@ -266,9 +266,9 @@ __global__ void fill_kernel(Lines lines, const uint8_t* is_placed, const int64_t
                             const float* states, int64_t n) {
   const int64_t i = warp_number();
   if (i >= n || !is_placed[i]) return;
-  const int64_t dim = lines.optimizer.dim(), state_dim = lines.optimizer.state_dim();
+  const int64_t dim = lines.optimizer.dim(), preview_dim = lines.optimizer.preview_dim();
   set_row(lines, slots[i], weights + i * dim, lane_number());
-  if (state_dim > 0) copy(lines.state_of(slots[i]), states + i * state_dim, state_dim, lane_number());
+  if (preview_dim > 0) copy(lines.state_of(slots[i]), states + i * preview_dim, preview_dim, lane_number());
 }
 
 // Address of the row of entry i, with `width` elements; null if it has none.
@@ -392,28 +392,25 @@ __global__ void update_kernel(Lines lines, const int64_t* slots, const uint8_t* 
   }
   const float* grad = grads + i * lines.optimizer.dim();
   float* state = lines.state_of(slots[i]);
+  const Line now = lines.line[slots[i]];
+  const int32_t own = updates_unseen(now.age, now.count);
   if (lines.type == RowType::kFloat32)
-    lines.optimizer.add_and_apply(pending, lines.floats_of(slots[i]), state, grad, anticipate, loop);
+    lines.optimizer.add_and_preview(pending, lines.floats_of(slots[i]), state, grad, anticipate, own, loop);
   else
-    lines.optimizer.add_and_apply(pending, lines.half_row(slots[i], lines.line[slots[i]].clock), state, grad,
-                                  anticipate, loop);
+    lines.optimizer.add_and_preview(pending, lines.half_row(slots[i], now.clock), state, grad, anticipate, own, loop);
   if (lines.drift == nullptr) return;
   __syncwarp();
-  const float step = lines.optimizer.step_square(state, grad, loop);
-  float square;
-  if (lines.type == RowType::kFloat32) {
-    const float* row = lines.floats_of(slots[i]);
-    square = loop.sum(lines.optimizer.dim(), [=](int64_t d) { return row[d] * row[d]; });
-  } else {
-    const HalfRow row = lines.half_row(slots[i], 0);
-    square = loop.sum(lines.optimizer.dim(), [=](int64_t d) { return row[d] * row[d]; });
-  }
+  const float step = lines.optimizer.step_square(state, grad, own, loop);
+  const int64_t dim = lines.optimizer.dim();
+  const auto sum_of_squares = [&](auto row) { return loop.sum(dim, [=](int64_t d) { return row[d] * row[d]; }); };
+  const float square = lines.type == RowType::kFloat32 ? sum_of_squares(lines.floats_of(slots[i]))
+                                                       : sum_of_squares(lines.half_row(slots[i], 0));
   if (loop.lane != 0) return;
   Line& line = lines.line[slots[i]];
   line.moved += step;
-  if (lines.drift->is_exceeded(line.moved)) line.age = kDrifted;
+  if (lines.drift->is_exceeded(line.moved, line.age)) line.age = kDrifted;
   atomicAdd(reinterpret_cast<Counter*>(&lines.drift->total),
-            static_cast<Counter>(Drift::units_of(square / static_cast<float>(lines.optimizer.dim()))));
+            static_cast<Counter>(Drift::units_of(square / static_cast<float>(dim))));
   atomicAdd(reinterpret_cast<Counter*>(&lines.drift->count), Counter{1});
 }
 
@@ -498,7 +495,7 @@ __global__ void hand_out_kernel(Lines lines, const Gone* gone, const int32_t* fl
   out.keys[place] = gone[i].key;
   out.clocks[place] = gone[i].clock;
   out.counts[place] = gone[i].of.count;
-  out.steps[place] = {gone[i].of.first, gone[i].of.last};
+  out.steps[place] = gone[i].of.steps;
 }
 
 // One warp per entry: gradients of flagged entries, as sums over one iteration.
@@ -652,7 +649,7 @@ CudaRowCache::CudaRowCache(int64_t capacity_rows, RowOptimizer optimizer, Policy
   m.line.make_room(slots, 0, stream);
   m.steps.make_room(slots, 0, stream);
   m.weight.make_room(slots * optimizer.dim() * bytes_of(type), 0, stream);
-  m.state.make_room(slots * optimizer.state_dim(), 0, stream);
+  m.state.make_room(slots * optimizer.preview_dim(), 0, stream);
   m.pending.make_room(slots * optimizer.sum_dim(), 0, stream);
   m.counted.make_room(1, 0, stream);
   m.tag.clear(slots, stream);

@@ -51,7 +51,7 @@ class Inbox {
       if (!rings_[next_].peek(&record)) return false;
       check(record);
       for (int64_t i = 0; i < record.header->num_rows; ++i)
-        add(record.columns.rows[i], record.columns.values + i * shard_.dim);
+        add(record.columns.rows[i], record.columns.grads + i * shard_.dim);
       const bool is_last = record.header->is_last;
       rings_[next_].release(record);
       if (is_last) ++next_;

@@ -28,11 +28,21 @@
 
 namespace hetmpi {
 
+// Records of pushes under a rule.
+inline RecordFormat push_format(const RowOptimizer& rule) {
+  return {rule.sum_dim(), true, !rule.is_plain(), rule.sum_dim() - rule.dim()};
+}
+
 class PushApplier {
  public:
   // rings: one per origin, of records with clocks. They are drained only after start().
   PushApplier(std::vector<RingConsumer> rings, Shard shard, RowOptimizer optimizer)
-      : rings_(std::move(rings)), shard_(shard), optimizer_(optimizer), windows_(optimizer) {}
+      : rings_(std::move(rings)),
+        shard_(shard),
+        optimizer_(optimizer),
+        format_(push_format(optimizer)),
+        windows_(optimizer),
+        sums_(optimizer.sum_dim()) {}
 
   ~PushApplier() { stop(); }
 
@@ -82,8 +92,16 @@ class PushApplier {
     for (int64_t i = 0; i < num_rows; ++i) {
       const int64_t j = order[i];
       shard_.check(own.rows[i]);
-      apply(own.rows[i], own, j);
+      const Steps steps = own.steps ? Steps{own.steps[2 * j], own.steps[2 * j + 1]} : this_step();
+      apply_entry(own.rows[i], own.values + j * format_.width, {own.counts[j], steps}, own.clocks[j]);
     }
+  }
+
+  // Applies the columns of a record that another rank sent as a message.
+  void apply(const RecordColumns& from, int64_t num_rows) {
+    std::lock_guard<std::mutex> hold(lock_);
+    throw_kept();
+    apply_record(from, num_rows);
   }
 
   // Runs `reads` while the shard is not written.
@@ -129,19 +147,44 @@ class PushApplier {
     Record record;
     for (int left = kRecords; left > 0 && ring.peek(&record); --left, ring.release(record)) {
       const int64_t n = record.header->num_rows;
-      for (int64_t i = 0; i < n; ++i) shard_.check(record.columns.rows[i]);
-      for (int64_t i = 0; i < n; ++i) apply(record.columns.rows[i], record.columns, i);
+      apply_record(record.columns, n);
       applied += n;
     }
     return applied;
   }
 
-  // Applies entry j of a message to a row. Without steps, which plain SGD does not need, the entry is of this step.
-  void apply(int64_t row, const Message& from, int64_t j) {
-    const int32_t now = static_cast<int32_t>(now_);
-    const Iterations of{from.counts[j], from.steps ? from.steps[2 * j] : now, from.steps ? from.steps[2 * j + 1] : now};
-    optimizer_.set_rate(rates_[std::clamp<int64_t>(of.last, oldest_, newest_) % kSteps]);
-    shard_.apply_sums(row, from.values + j * optimizer_.sum_dim(), of, from.clocks[j], optimizer_, windows_);
+  void apply_record(const RecordColumns& from, int64_t num_rows) {
+    for (int64_t i = 0; i < num_rows; ++i) shard_.check(from.rows[i]);
+    const float* squares = from.squares;
+    for (int64_t i = 0; i < num_rows; ++i) {
+      const int32_t count = from.counts[i];
+      const Steps steps = from.steps ? Steps{from.steps[2 * i], from.steps[2 * i + 1]} : this_step();
+      const float* sums = sums_of(from.grads + i * format_.dim(), squares, count);
+      if (format_.has_squares(count)) squares += format_.square_dim;
+      apply_entry(from.rows[i], sums, {count, steps}, from.clocks[i]);
+    }
+  }
+
+  // The sums (sum_dim) of a record's gradients (dim), with their squares (square_dim) if it sums several.
+  const float* sums_of(const float* grads, const float* squares, int32_t count) {
+    if (format_.square_dim == 0) return grads;
+    if (format_.has_squares(count)) {
+      std::copy_n(grads, format_.dim(), sums_.begin());
+      std::copy_n(squares, format_.square_dim, sums_.begin() + format_.dim());
+    } else {
+      std::fill(sums_.begin(), sums_.end(), 0.0f);
+      optimizer_.add(sums_.data(), grads);
+    }
+    return sums_.data();
+  }
+
+  // Of pushes without steps, which plain SGD does not need.
+  Steps this_step() const { return {static_cast<int32_t>(now_), static_cast<int32_t>(now_)}; }
+
+  // Applies one push (sum_dim) to a row.
+  void apply_entry(int64_t row, const float* sums, const Iterations& of, int32_t clock) {
+    optimizer_.set_rate(rates_[std::clamp<int64_t>(of.steps.last, oldest_, newest_) % kSteps]);
+    shard_.apply_sums(row, sums, of, clock, optimizer_, windows_);
   }
 
   void throw_kept() const {
@@ -152,7 +195,9 @@ class PushApplier {
   std::vector<RingConsumer*> watched_;
   Shard shard_;
   RowOptimizer optimizer_;
+  RecordFormat format_;
   Windows windows_;
+  std::vector<float> sums_;                    // of the record being applied
   RowOptimizer::Rate rates_[kSteps];           // of step i at i modulo kSteps
   int64_t now_ = 0, oldest_ = 0, newest_ = 0;  // the rank's step; the steps whose rates are known
   std::exception_ptr error_;

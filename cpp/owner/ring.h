@@ -5,9 +5,10 @@
 // then the head. Layout and protocol are the same.
 //
 // A record is a RecordHeader, then rows (n) int64, then, if the format has clocks, clocks (n) and counts (n) int32,
-// then, if it has steps, the first and last step of these counts (n, 2) int32, then values (n, width) float32, padded
-// to kRecordAlign. It never wraps: a message that does not fit before the end of the ring is continued in a second
-// record at its start.
+// then, if it has steps, the first and last step of these counts (n, 2) int32, then gradients (n, dim) float32, then
+// the sums of their squares (m, square_dim) float32 of the m rows whose count is above 1, padded to kRecordAlign. The
+// squares of a single gradient are left to the owner. A record never wraps: a message that does not fit before the end
+// of the ring is continued in a second record at its start.
 //
 // Invariants:
 //   head counts the bytes ever written, tail the bytes ever consumed; tail <= head <= tail + capacity;
@@ -41,39 +42,55 @@ struct RecordHeader {
   int64_t is_last;   // 1: this origin sends no more records in this step
 };
 
-// Format of a sent row: one iteration's gradient (width = dim), or sums over several with their clocks (sum_dim).
+// Format of a sent row: one iteration's gradient (width = dim), or sums over several with their clocks (width =
+// sum_dim, of which square_dim are of squares).
 struct RecordFormat {
   int64_t width;
   bool has_clocks;
   bool has_steps = false;
+  int64_t square_dim = 0;
 
+  int64_t dim() const { return width - square_dim; }
+  bool has_squares(int32_t count) const { return square_dim > 0 && count > 1; }
+
+  // Bytes of a row with squares, and of one that sums `count` gradients.
   uint64_t row_bytes() const {
     return sizeof(int64_t) + ((has_clocks ? 2 : 0) + (has_steps ? 2 : 0)) * sizeof(int32_t) + width * sizeof(float);
   }
+  uint64_t row_bytes(int32_t count) const {
+    return row_bytes() - (has_squares(count) ? 0 : square_dim * sizeof(float));
+  }
 };
 
-// Columns of a record, or of the message from which it is written.
+// The message of which records are written.
+struct Message {
+  const int64_t* rows;    // (n)
+  const int32_t* clocks;  // (n) or null: c_c of the origin
+  const int32_t* counts;  // (n) or null: iterations summed
+  const int32_t* steps;   // (n, 2) or null: their first and last step
+  const float* values;    // (n, width): gradients, then their squares
+};
+
+// Columns of a record, as in a message but for the values.
 template <typename Int64, typename Int32, typename Float>
 struct Columns {
-  Int64* rows;    // (n)
-  Int32* clocks;  // (n) or null: c_c of the origin
-  Int32* counts;  // (n) or null: iterations summed
-  Int32* steps;   // (n, 2) or null: their first and last step
-  Float* values;  // (n, width)
+  Int64* rows;
+  Int32* clocks;
+  Int32* counts;
+  Int32* steps;
+  Float* grads;    // (n, dim)
+  Float* squares;  // (m, square_dim)
 };
-using Message = Columns<const int64_t, const int32_t, const float>;
+
+using RecordColumns = Columns<const int64_t, const int32_t, const float>;
 
 // A record in place: pointers into the ring.
 struct Record {
   const RecordHeader* header;
-  Message columns;
+  RecordColumns columns;
 };
 
 inline uint64_t padded(uint64_t bytes) { return (bytes + kRecordAlign - 1) / kRecordAlign * kRecordAlign; }
-
-inline uint64_t record_bytes(int64_t num_rows, RecordFormat format) {
-  return padded(sizeof(RecordHeader) + static_cast<uint64_t>(num_rows) * format.row_bytes());
-}
 
 // The columns of a record of `n` rows whose header is at `header`.
 template <typename Byte>
@@ -83,7 +100,7 @@ auto columns_of(Byte* header, int64_t n, RecordFormat format) {
   using Int32 = std::conditional_t<kConst, const int32_t, int32_t>;
   using Float = std::conditional_t<kConst, const float, float>;
   Byte* at = header + sizeof(RecordHeader);
-  Columns<Int64, Int32, Float> columns{reinterpret_cast<Int64*>(at), nullptr, nullptr, nullptr, nullptr};
+  Columns<Int64, Int32, Float> columns{reinterpret_cast<Int64*>(at), nullptr, nullptr, nullptr, nullptr, nullptr};
   at += n * sizeof(int64_t);
   if (format.has_clocks) {
     columns.clocks = reinterpret_cast<Int32*>(at);
@@ -94,12 +111,13 @@ auto columns_of(Byte* header, int64_t n, RecordFormat format) {
     columns.steps = reinterpret_cast<Int32*>(at);
     at += n * 2 * sizeof(int32_t);
   }
-  columns.values = reinterpret_cast<Float*>(at);
+  columns.grads = reinterpret_cast<Float*>(at);
+  columns.squares = columns.grads + n * format.dim();
   return columns;
 }
 
 // Minimum capacity of a ring through which a message passes one row at a time, at any offset.
-inline uint64_t min_ring_capacity(RecordFormat format) { return 2 * record_bytes(1, format); }
+inline uint64_t min_ring_capacity(RecordFormat format) { return 2 * padded(sizeof(RecordHeader) + format.row_bytes()); }
 
 inline void check_ring_capacity(uint64_t capacity, RecordFormat format) {
   if (capacity % kRecordAlign != 0 || capacity < min_ring_capacity(format))
@@ -127,14 +145,18 @@ class RingProducer {
   int64_t write(int64_t step, const Message& from, const int64_t* order, int64_t num_rows, bool is_last) {
     const uint64_t offset = head_ % capacity_;
     const uint64_t room = std::min(capacity_ - (head_ - tail_), capacity_ - offset);
-    const int64_t fits = rows_in(room);
-    if (fits < 0) return -1;
-    if (fits == 0 && num_rows > 0 && room < capacity_ - offset)
-      return -1;  // no room; only the end of the ring is filled
-    const int64_t n = std::min(fits, num_rows);
+    if (room < kRecordAlign) return -1;
+    uint64_t bytes = sizeof(RecordHeader);
+    int64_t n = 0;
+    for (; n < num_rows; ++n) {
+      const uint64_t more = format_.has_clocks ? format_.row_bytes(from.counts[order[n]]) : format_.row_bytes();
+      if (bytes + more > room) break;
+      bytes += more;
+    }
     const bool fills_end = n == 0 && num_rows > 0;
+    if (fills_end && room < capacity_ - offset) return -1;  // no room; only the end of the ring is filled
     RecordHeader* header = reinterpret_cast<RecordHeader*>(data_ + offset);
-    *header = {fills_end ? room : record_bytes(n, format_), step, n, is_last && n == num_rows};
+    *header = {fills_end ? room : padded(bytes), step, n, is_last && n == num_rows};
     const auto to = columns_of(data_ + offset, n, format_);
     std::copy(from.rows, from.rows + n, to.rows);
     if (format_.has_clocks) {
@@ -143,20 +165,20 @@ class RingProducer {
     }
     if (format_.has_steps)
       for (int64_t i = 0; i < n; ++i) std::copy_n(from.steps + 2 * order[i], 2, to.steps + 2 * i);
-    const int64_t width = format_.width;
-    for (int64_t i = 0; i < n; ++i)
-      std::memcpy(to.values + i * width, from.values + order[i] * width, width * sizeof(float));
+    const int64_t width = format_.width, dim = format_.dim(), square_dim = format_.square_dim;
+    auto* squares = to.squares;
+    for (int64_t i = 0; i < n; ++i) {
+      const float* values = from.values + order[i] * width;
+      std::memcpy(to.grads + i * dim, values, dim * sizeof(float));
+      if (square_dim == 0 || !format_.has_squares(from.counts[order[i]])) continue;
+      std::memcpy(squares, values + dim, square_dim * sizeof(float));
+      squares += square_dim;
+    }
     head_ += header->bytes;
     return n;
   }
 
  private:
-  // Number of rows in a record of at most `room` bytes; -1 if not even its header fits.
-  int64_t rows_in(uint64_t room) const {
-    if (room < kRecordAlign) return -1;
-    return static_cast<int64_t>((room - sizeof(RecordHeader)) / format_.row_bytes());
-  }
-
   uint8_t* data_;
   uint64_t capacity_;
   RecordFormat format_;

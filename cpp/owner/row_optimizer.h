@@ -4,7 +4,9 @@
 // bias correction of Adam counts the table's steps, as torch.optim.SparseAdam does. Row-wise Adagrad keeps one sum per
 // row, of the mean squared gradient (Naumov et al. 2019, FBGEMM).
 //
-// The GPU uses the same source: `Loop` iterates over a row, with one thread (Serially) or with a warp
+// A cache line previews the owner's update of its row (RowOptimizer::preview) with one number of state: the mean over
+// the row of the squares that the rule divides by the root of. It is all of the state that is fetched with a row. The
+// GPU previews by the same source: `Loop` iterates over a row, with one thread (Serially) or with a warp
 // (cuda/cuda_cache.cu), and both round alike.
 //
 // Gradients may be sums over several iterations of one rank (staleness s >= 1). Such a sum contains what the rule needs
@@ -67,6 +69,7 @@ struct Gradient {
   float scale = 1;                 // of the gradients
   int64_t count = 1;
   float square_scale = 1;  // of their squares
+  int64_t own = 0;  // own updates that the state lacks, this one included (cache_decisions.h); 0: as many as count
 };
 
 // The part of a push that other ranks' earlier pushes over the same steps concern (owner/windows.h).
@@ -103,6 +106,16 @@ class RowOptimizer {
     return 0;
   }
 
+  // Floats of state in a cache line.
+  HETMPI_SHARED int64_t preview_dim() const { return rule_ == RowRule::kSgd ? 0 : 1; }
+
+  // The state of a line (preview_dim 1), of a row's state (state_dim).
+  float mean_square(const float* state) const {
+    if (rule_ == RowRule::kRowwiseAdagrad) return *state;
+    const float* squares = rule_ == RowRule::kAdam ? state + dim_ : state;
+    return Serially().sum(dim_, [=](int64_t d) { return squares[d]; }) / static_cast<float>(dim_);
+  }
+
   // Floats of a sum of gradients.
   HETMPI_SHARED int64_t sum_dim() const {
     switch (rule_) {
@@ -131,7 +144,7 @@ class RowOptimizer {
   void set_rate(const Rate& rate) { rate_ = rate; }
   void set_step(double lr, int64_t step) { set_rate(rate(lr, step)); }
 
-  // Whether add_and_apply is one addition and one subtraction per number, of `step` times the gradient.
+  // Whether add_and_preview is one addition and one subtraction per number, of `step` times the gradient.
   HETMPI_SHARED bool is_plain() const { return rule_ == RowRule::kSgd && weight_decay_ == 0; }
   HETMPI_SHARED float plain_step(float scale) const { return rate_.lr * scale; }
 
@@ -150,12 +163,12 @@ class RowOptimizer {
     }
   }
 
-  // add() and apply() of one iteration's gradient, the latter scaled.
+  // add() and preview() of one iteration's gradient, the latter scaled, after `own` updates, as in Gradient.
   template <typename Row, typename Loop>
-  HETMPI_SHARED void add_and_apply(float* sums, Row weight, float* state, const float* grad, float scale,
-                                   Loop loop) const {
+  HETMPI_SHARED void add_and_preview(float* sums, Row weight, float* mean_square, const float* grad, float scale,
+                                     int64_t own, Loop loop) const {
     add(sums, grad, loop);
-    apply(weight, state, {grad, nullptr, scale, 1, squares_of(scale)}, loop);
+    preview(weight, mean_square, {grad, nullptr, scale, 1, squares_of(scale), own}, loop);
   }
 
   // The same on the CPU, in one pass if the rule allows.
@@ -164,14 +177,15 @@ class RowOptimizer {
     add(sums, grad, Serially());
   }
 
-  void add_and_apply(float* sums, float* weight, float* state, const float* grad, float scale) const {
+  void add_and_preview(float* sums, float* weight, float* mean_square, const float* grad, float scale,
+                       int64_t own) const {
     if (is_plain()) return add_and_subtract(sums, weight, plain_step(scale), grad, dim_);
-    add_and_apply(sums, weight, state, grad, scale, Serially());
+    add_and_preview(sums, weight, mean_square, grad, scale, own, Serially());
   }
 
-  void apply(float* weight, float* state, const Gradient& grad) const {
+  void preview(float* weight, float* mean_square, const Gradient& grad) const {
     if (is_plain()) return subtract(weight, plain_step(grad.scale), grad.sum, dim_);
-    apply(weight, state, grad, Serially());
+    preview(weight, mean_square, grad, Serially());
   }
 
   // The factor of the squares of a gradient that is scaled by `scale` as a preview of the updates of all ranks. For
@@ -198,10 +212,10 @@ class RowOptimizer {
     return 0;
   }
 
-  // A push (sum_dim) over `count` iterations, as if its gradients and those it overlaps with had been added before the
-  // rule was applied: the earlier ones' movement is made anew at the state that results. A sum of squares is at least
-  // the square of the sum over the number of terms. Where gradients nearly cancel each other, that keeps rounding
-  // errors of the state, under the root, from becoming large steps.
+  // Applies a push (sum_dim) over `count` iterations, as if its gradients and those it overlaps with had been added
+  // before the rule was applied: the earlier ones' movement is made anew at the state that results. A sum of squares is
+  // at least the square of the sum over the number of terms. Where gradients nearly cancel each other, that keeps
+  // rounding errors of the state, under the root, from becoming large steps.
   void merge(float* weight, float* state, const float* push, int64_t count, const Overlap& overlap) const {
     const Terms g = terms(summed(push, count), overlap.fresh);
     switch (rule_) {
@@ -217,49 +231,44 @@ class RowOptimizer {
     }
   }
 
-  // The mean square of one iteration's gradient as a step of the row, at this state (state_dim).
-  template <typename Loop>
-  HETMPI_SHARED float step_square(const float* state, const float* grad, Loop loop) const {
-    const float dim = static_cast<float>(dim_), eps = eps_;
-    switch (rule_) {
-      case RowRule::kSgd:
-        return rate_.lr * rate_.lr * loop.sum(dim_, [=](int64_t d) { return grad[d] * grad[d]; }) / dim;
-      case RowRule::kAdagrad: {
-        const float total = loop.sum(dim_, [=](int64_t d) {
-          const float step = grad[d] / (std::sqrt(state[d]) + eps);
-          return step * step;
-        });
-        return rate_.lr * rate_.lr * total / dim;
-      }
-      case RowRule::kRowwiseAdagrad: {
-        const float lr = rate_.lr / (std::sqrt(*state) + eps);
-        return lr * lr * loop.sum(dim_, [=](int64_t d) { return grad[d] * grad[d]; }) / dim;
-      }
-      case RowRule::kAdam: {
-        const float* variance = state + dim_;
-        const float scale = rate_.adam_scale;
-        const float total = loop.sum(dim_, [=](int64_t d) {
-          const float step = grad[d] / (std::sqrt(variance[d]) * scale + eps);
-          return step * step;
-        });
-        return rate_.adam_lr * rate_.adam_lr * total / dim;
-      }
+  // Applies a gradient to a line's copy of a row as its owner is expected to: weight (dim), a float* or a HalfRow
+  // (cache/row_type.h); mean_square (preview_dim). Adam's first moment is not kept: of a gradient, a line moves by the
+  // part that the first moment has applied on average by now, if all gradients since the fetch were alike.
+  template <typename Row, typename Loop>
+  HETMPI_SHARED void preview(Row weight, float* mean_square, const Gradient& grad, Loop loop) const {
+    if (rule_ == RowRule::kSgd) return sgd(weight, grad, loop);
+    const Terms g = terms(grad);
+    const float before = *mean_square, squares = mean_squares(g, weight, loop);
+    float after = before + squares;
+    if (rule_ == RowRule::kAdam) {
+      const float keep = power(beta2_, grad.count);
+      after = keep * before + (1 - keep) / static_cast<float>(grad.count) * squares;
     }
-    return 0;
+    loop.set(mean_square, after);
+    const float step = factor(after) * part_moved(grad.count, grad.own);
+    loop.each(dim_, [=](int64_t d) { weight[d] -= step * g.value(weight, d); });
   }
 
-  // weight (dim), a float* or a HalfRow (cache/row_type.h); state (state_dim): one row.
-  template <typename Row, typename Loop>
-  HETMPI_SHARED void apply(Row weight, float* state, const Gradient& grad, Loop loop) const {
+  // The mean square of one iteration's gradient as a step of the row, at this state of the line, after `own` updates.
+  template <typename Loop>
+  HETMPI_SHARED float step_square(const float* mean_square, const float* grad, int64_t own, Loop loop) const {
+    const float step = rule_ == RowRule::kSgd ? rate_.lr : factor(*mean_square) * part_moved(1, own);
+    return step * step * loop.sum(dim_, [=](int64_t d) { return grad[d] * grad[d]; }) / static_cast<float>(dim_);
+  }
+
+  // Applies one iteration's gradient (dim), summed over all ranks, to a row: weight (dim), state (state_dim).
+  void apply(float* weight, float* state, const float* grad) const {
+    if (is_plain()) return subtract(weight, rate_.lr, grad, dim_);
+    const Gradient sum{grad};
     switch (rule_) {
       case RowRule::kSgd:
-        return sgd(weight, grad, loop);
+        return sgd(weight, sum, Serially());
       case RowRule::kAdagrad:
-        return adagrad(weight, state, grad, loop);
+        return adagrad(weight, state, terms(sum));
       case RowRule::kRowwiseAdagrad:
-        return rowwise_adagrad(weight, state, grad, loop);
+        return preview(weight, state, sum, Serially());
       case RowRule::kAdam:
-        return adam(weight, state, grad, loop);
+        return adam(weight, state, terms(sum));
     }
   }
 
@@ -313,62 +322,51 @@ class RowOptimizer {
     }
   }
 
-  template <typename Row, typename Loop>
-  HETMPI_SHARED void adagrad(Row weight, float* sum, const Gradient& grad, Loop loop) const {
-    const Terms g = terms(grad);
+  void adagrad(float* weight, float* sum, const Terms& g) const {
     const float lr = rate_.lr, eps = eps_;
-    loop.each(dim_, [=](int64_t d) {
+    for (int64_t d = 0; d < dim_; ++d) {
       const float value = g.value(weight, d);
       sum[d] += g.square(weight, d);
       weight[d] -= lr * value / (std::sqrt(sum[d]) + eps);
-    });
+    }
   }
 
-  template <typename Row, typename Loop>
-  HETMPI_SHARED void rowwise_adagrad(Row weight, float* sum, const Gradient& grad, Loop loop) const {
-    const Terms g = terms(grad);
-    const float before = *sum, total = before + mean_squares(g, weight, loop);
-    loop.set(sum, total);
-    const float factor = rate_.lr / (std::sqrt(total) + eps_);
-    loop.each(dim_, [=](int64_t d) { weight[d] -= factor * g.value(weight, d); });
+  void adam(float* weight, float* state, const Terms& g) const {
+    float* mean = state;             // (dim)
+    float* variance = state + dim_;  // (dim)
+    const float keep1 = beta1_, keep2 = beta2_, take1 = 1 - keep1, take2 = 1 - keep2;
+    const float lr = rate_.adam_lr, scale = rate_.adam_scale, eps = eps_;
+    for (int64_t d = 0; d < dim_; ++d) {
+      mean[d] = keep1 * mean[d] + take1 * g.value(weight, d);
+      variance[d] = keep2 * variance[d] + take2 * g.square(weight, d);
+      weight[d] -= lr * mean[d] / (std::sqrt(variance[d]) * scale + eps);
+    }
+  }
+
+  // Of the sum of `count` gradients, or of the last one of `own`: the part by which Adam's first moment has moved the
+  // row.
+  HETMPI_SHARED float part_moved(int64_t count, int64_t own) const {
+    if (rule_ != RowRule::kAdam) return 1;
+    if (own > 0) return 1 - power(beta1_, own);
+    return 1 - beta1_ * (1 - power(beta1_, count)) / (1 - beta1_) / static_cast<float>(count);
+  }
+
+  // The step of a row per unit of its gradient, at this mean square.
+  HETMPI_SHARED float factor(float mean_square) const {
+    if (rule_ == RowRule::kAdam) return rate_.adam_lr / (std::sqrt(mean_square) * rate_.adam_scale + eps_);
+    return rate_.lr / (std::sqrt(mean_square) + eps_);
   }
 
   template <typename Row, typename Loop>
   HETMPI_SHARED float mean_squares(const Terms& g, Row weight, Loop loop) const {
     const float dim = static_cast<float>(dim_);
-    if (g.squares == nullptr) return loop.sum(dim_, [=](int64_t d) { return g.square(weight, d); }) / dim;
+    if (g.squares == nullptr || rule_ != RowRule::kRowwiseAdagrad)
+      return loop.sum(dim_, [=](int64_t d) { return g.square(weight, d); }) / dim;
     const float decays = loop.sum(dim_, [=](int64_t d) {
       const float once = g.decay_once * weight[d];
       return 2 * once * g.scale * g.sum[d] * g.share + g.fresh * once * once;
     });
     return at_least_zero(g.square_scale * *g.squares + decays / dim);
-  }
-
-  // As if each of the summed iterations had had their mean gradient: the moving averages decay by their number, and the
-  // row moves by the sum of the first moments over them, at the last second moment.
-  template <typename Row, typename Loop>
-  HETMPI_SHARED void adam(Row weight, float* state, const Gradient& grad, Loop loop) const {
-    const Terms g = terms(grad);
-    float* mean = state;             // (dim)
-    float* variance = state + dim_;  // (dim)
-    const float keep1 = power(beta1_, grad.count), keep2 = power(beta2_, grad.count);
-    const float count = static_cast<float>(grad.count), take1 = (1 - keep1) / count, take2 = (1 - keep2) / count;
-    const float lr = rate_.adam_lr, scale = rate_.adam_scale, eps = eps_;
-    if (grad.count == 1) {
-      loop.each(dim_, [=](int64_t d) {
-        mean[d] = keep1 * mean[d] + take1 * g.value(weight, d);
-        variance[d] = keep2 * variance[d] + take2 * g.square(weight, d);
-        weight[d] -= lr * mean[d] / (std::sqrt(variance[d]) * scale + eps);
-      });
-      return;
-    }
-    const float carried = beta1_ * (1 - keep1) / (1 - beta1_), direct = 1 - carried / count;
-    loop.each(dim_, [=](int64_t d) {
-      const float value = g.value(weight, d), moved = carried * mean[d] + direct * value;
-      mean[d] = keep1 * mean[d] + take1 * value;
-      variance[d] = keep2 * variance[d] + take2 * g.square(weight, d);
-      weight[d] -= lr * moved / (std::sqrt(variance[d]) * scale + eps);
-    });
   }
 
   // 1 / (number of steps that a push and those it overlaps with sum), at most.

@@ -24,6 +24,7 @@ struct Shard {
   int64_t num_rows;
   int64_t dim;
   int64_t state_dim;
+  float* mean_square;  // (num_rows) of each state, for cache lines; null: not kept
 
   void check(int64_t row) const {
     if (row < 0 || row >= num_rows)
@@ -33,7 +34,7 @@ struct Shard {
 
   // One iteration's gradient (dim), summed over all ranks.
   void apply(int64_t row, const float* grad, const RowOptimizer& optimizer) {
-    optimizer.apply(weight + row * dim, state + row * state_dim, {grad});
+    optimizer.apply(weight + row * dim, state + row * state_dim, grad);
     touched[row] = 1;
     __atomic_store_n(clock + row, clock[row] + 1, __ATOMIC_RELAXED);
   }
@@ -46,9 +47,10 @@ struct Shard {
     const int32_t advance = origin_clock == kUnknownClock ? of.count : std::max(0, origin_clock - clock[row]);
     float *row_weight = weight + row * dim, *row_state = state + row * state_dim;
     if (optimizer.is_plain())
-      optimizer.apply(row_weight, row_state, optimizer.summed(sums, of.count));
+      optimizer.apply(row_weight, row_state, sums);
     else
       windows.apply(row, row_weight, row_state, sums, of, optimizer);
+    if (mean_square != nullptr) mean_square[row] = optimizer.mean_square(row_state);
     touched[row] = 1;
     __atomic_store_n(clock + row, clock[row] + advance, __ATOMIC_RELEASE);
   }

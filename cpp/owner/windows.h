@@ -26,13 +26,15 @@
 
 namespace hetmpi {
 
-// The iterations of a push: their number, and the first and last step, counted from 1.
-struct Iterations {
-  int32_t count, first, last;
-};
-
+// The first and the last of several steps, counted from 1.
 struct Steps {
   int32_t first, last;
+};
+
+// The iterations of a push: their number, and their steps.
+struct Iterations {
+  int32_t count;
+  Steps steps;
 };
 
 class Windows {
@@ -42,7 +44,8 @@ class Windows {
   // Applies a push (sum_dim) to a row; weight (dim), state (state_dim).
   void apply(int64_t row, float* weight, float* state, const float* push, const Iterations& of,
              const RowOptimizer& rule) {
-    newest_ = std::max(newest_, of.last);
+    const auto [first, last] = of.steps;
+    newest_ = std::max(newest_, last);
     if (index_.size() >= limit_ && !index_.contains(row)) sweep();
     const int32_t at = index_.number(row);
     if (at == static_cast<int32_t>(windows_.size())) {
@@ -51,18 +54,18 @@ class Windows {
     }
     Window& window = windows_[at];
     float* values = values_.data() + at * width_;
-    if (of.last > window.last()) keep(window, of.first, values);
-    const Shared shared = shared_by(window, of);
-    const bool is_older = window.num > 0 && of.last < window.parts[0].first && shared.steps == 0;
+    if (last > window.last()) keep(window, first, values);
+    const Shared shared = shared_by(window, of.steps);
+    const bool is_older = window.num > 0 && last < window.parts[0].first && shared.steps == 0;
     if (is_older) {
       spare_.assign(width_, 0.0f);
       values = spare_.data();
     }
-    const float count = of.count, length = of.last - of.first + 1;
+    const float count = of.count, length = last - first + 1;
     rule.merge(weight, state, push, of.count,
                {count * (1 - shared.covered / length), 2 / length, shared.share, std::max(1.0f, shared.steps), values,
                 values + dim_});
-    if (!is_older) window.add({of.first, of.last, count, count});
+    if (!is_older) window.add({first, last, count, count});
   }
 
  private:
@@ -137,7 +140,7 @@ class Windows {
     for (int64_t d = 0; d < width_; ++d) values[d] = window.num == 0 ? 0 : values[d] * (kept / all);
   }
 
-  static Shared shared_by(const Window& window, const Iterations& of) {
+  static Shared shared_by(const Window& window, const Steps& of) {
     Shared shared;
     float all = 0, overlapping = 0;
     int32_t ends[2 * Window::kParts + 2];  // of the intervals that a part covers or does not

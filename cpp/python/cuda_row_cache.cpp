@@ -176,7 +176,7 @@ class PyCudaCache {
             const py::object& clocks, const RowOptimizer& optimizer, int device)
         : chosen(memory_of<const uint8_t>(chosen, "chosen", {n}, device)),
           weights(memory_of<const float>(weights, "weights", {n, optimizer.dim()}, device)),
-          states(memory_of<const float>(states, "states", {n, optimizer.state_dim()}, device)),
+          states(memory_of<const float>(states, "states", {n, optimizer.preview_dim()}, device)),
           clocks(memory_of<const int32_t>(clocks, "clocks", {n}, device)) {}
   };
 

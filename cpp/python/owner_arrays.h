@@ -20,7 +20,14 @@ inline Shard shard_of(Array<float>& weight, Array<float>& state, Array<int32_t>&
   check_shape(state, "state", {n, -1});
   check_shape(touched, "touched", {n});
   const ssize_t dim = weight.shape(1), state_dim = state.shape(1);
-  return {weight.mutable_data(), state.mutable_data(), clock.mutable_data(), touched.mutable_data(), n, dim, state_dim};
+  return {weight.mutable_data(),
+          state.mutable_data(),
+          clock.mutable_data(),
+          touched.mutable_data(),
+          n,
+          dim,
+          state_dim,
+          nullptr};
 }
 
 // An array of shape (n, ...), or null for None.

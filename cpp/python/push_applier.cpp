@@ -3,6 +3,7 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -20,10 +21,10 @@ namespace {
 class PyPushApplier {
  public:
   PyPushApplier(Array<uint8_t> rings, Array<float> weight, Array<float> state, Array<int32_t> clock,
-                Array<uint8_t> touched, RowOptimizer optimizer)
-      : format_{optimizer.sum_dim(), true, !optimizer.is_plain()},
+                Array<uint8_t> touched, Array<float> mean_square, RowOptimizer optimizer)
+      : format_(push_format(optimizer)),
         applier_(consumers(rings.mutable_data(), rings.shape(1), rings.shape(0), format_),
-                 shard_of(weight, state, clock, touched), optimizer) {}
+                 with_mean_square(shard_of(weight, state, clock, touched), mean_square), optimizer) {}
 
   void set_step(const std::vector<double>& lrs, int64_t step) {
     py::gil_scoped_release release;
@@ -52,12 +53,38 @@ class PyPushApplier {
     applier_.apply(own, position, n);
   }
 
+  // Columns of a record.
+  void apply_record(const Array<int64_t>& rows, const Array<int32_t>& clocks, const Array<int32_t>& counts,
+                    const std::optional<Array<int32_t>>& steps, const Array<float>& grads,
+                    const Array<float>& squares) {
+    const ssize_t n = rows.shape(0);
+    check_shape(grads, "grads", {n, format_.dim()});
+    check_shape(clocks, "clocks", {n});
+    check_shape(counts, "counts", {n});
+    if (steps) check_shape(*steps, "steps", {n, 2});
+    const int32_t* count = counts.data();
+    check_shape(
+        squares, "squares",
+        {std::count_if(count, count + n, [this](int32_t c) { return format_.has_squares(c); }), format_.square_dim});
+    const RecordColumns columns{rows.data(),  clocks.data(), count, column(steps, "steps", format_.has_steps),
+                                grads.data(), squares.data()};
+    py::gil_scoped_release release;
+    applier_.apply(columns, n);
+  }
+
   // gather() while the shard is not written.
   void gather_own(const Array<float>& from, const Array<int64_t>& rows, Array<float> out, const Array<int64_t>& order) {
     gather_rows(from, rows, out, order, [this](auto loop) { applier_.exclusively(loop); });
   }
 
  private:
+  // mean_square (n, 0 or 1).
+  static Shard with_mean_square(Shard shard, Array<float>& mean_square) {
+    check_shape(mean_square, "mean_square", {shard.num_rows, -1});
+    if (mean_square.shape(1) > 0) shard.mean_square = mean_square.mutable_data();
+    return shard;
+  }
+
   RecordFormat format_;
   PushApplier applier_;
 };
@@ -68,15 +95,20 @@ void bind_push_applier(py::module_& m) {
   py::class_<PyPushApplier>(
       m, "PushApplier",
       "The owner's side at staleness s >= 1: a thread that applies what arrives (cpp/owner/push_applier.h).")
-      .def(py::init<Array<uint8_t>, Array<float>, Array<float>, Array<int32_t>, Array<uint8_t>, RowOptimizer>(),
+      .def(py::init<Array<uint8_t>, Array<float>, Array<float>, Array<int32_t>, Array<uint8_t>, Array<float>,
+                    RowOptimizer>(),
            py::arg("rings").noconvert(), py::arg("weight").noconvert(), py::arg("state").noconvert(),
-           py::arg("clock").noconvert(), py::arg("touched").noconvert(), py::arg("optimizer"), py::keep_alive<1, 2>(),
-           py::keep_alive<1, 3>(), py::keep_alive<1, 4>(), py::keep_alive<1, 5>(), py::keep_alive<1, 6>())
+           py::arg("clock").noconvert(), py::arg("touched").noconvert(), py::arg("mean_square").noconvert(),
+           py::arg("optimizer"), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::keep_alive<1, 4>(),
+           py::keep_alive<1, 5>(), py::keep_alive<1, 6>(), py::keep_alive<1, 7>())
       .def("set_step", &PyPushApplier::set_step, py::arg("lrs"), py::arg("step"))
       .def("drain", &PyPushApplier::drain, "Applies what has arrived; returns the rows applied.")
       .def("apply", &PyPushApplier::apply, py::arg("rows").noconvert(), py::arg("values").noconvert(),
            py::arg("order").noconvert(), py::arg("clocks").noconvert(), py::arg("counts").noconvert(),
            py::arg("steps").noconvert())
+      .def("apply_record", &PyPushApplier::apply_record, py::arg("rows").noconvert(), py::arg("clocks").noconvert(),
+           py::arg("counts").noconvert(), py::arg("steps").noconvert(), py::arg("grads").noconvert(),
+           py::arg("squares").noconvert())
       .def("gather", &PyPushApplier::gather_own, py::arg("weight").noconvert(), py::arg("rows").noconvert(),
            py::arg("out").noconvert(), py::arg("order").noconvert())
       .def("start", &PyPushApplier::start, py::arg("origins"), "Begins to apply the pushes of these ranks.")

@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "owner/push_applier.h"
 #include "python/arrays.h"
 #include "python/bindings.h"
 #include "python/owner_arrays.h"
@@ -61,11 +62,22 @@ void bind_ring(py::module_& m) {
   m.attr("RING_HEADER_BYTES") = sizeof(RingHeader);
 
   py::class_<RecordFormat>(m, "RecordFormat", "What is sent of each row (cpp/owner/ring.h).")
-      .def(py::init<int64_t, bool, bool>(), py::arg("width"), py::arg("has_clocks"), py::arg("has_steps") = false)
+      .def(py::init<int64_t, bool>(), py::arg("width"), py::arg("has_clocks"))
       .def_readonly("width", &RecordFormat::width)
       .def_readonly("has_clocks", &RecordFormat::has_clocks)
       .def_readonly("has_steps", &RecordFormat::has_steps)
-      .def_property_readonly("row_bytes", &RecordFormat::row_bytes);
+      .def_property_readonly("dim", &RecordFormat::dim)
+      .def_readonly("square_dim", &RecordFormat::square_dim)
+      .def(
+          "has_squares",
+          [](const RecordFormat& format, const Array<int32_t>& counts) {
+            Array<bool> mask(counts.size());
+            for (ssize_t i = 0; i < counts.size(); ++i) mask.mutable_data()[i] = format.has_squares(counts.data()[i]);
+            return mask;
+          },
+          py::arg("counts").noconvert(), "Mask (n,) bool of the rows, of counts (n,), that are sent with squares.")
+      .def_property_readonly("row_bytes", py::overload_cast<>(&RecordFormat::row_bytes, py::const_));
+  m.def("push_format", &push_format, py::arg("rule"), "What is sent of a push's rows.");
   m.def("min_ring_capacity", &min_ring_capacity, py::arg("format"));
 
   py::class_<Producer>(

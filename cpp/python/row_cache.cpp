@@ -17,7 +17,7 @@ namespace hetmpi {
 namespace {
 
 // RowCache with its pushes. Arrays of one batch of n keys: slots (n) int64, clocks (n) int32, chosen (n) bool,
-// weights and grads (n, dim), states (n, state_dim) float32.
+// weights and grads (n, dim), states (n, preview_dim) float32.
 class PyCache {
  public:
   PyCache(int64_t capacity_rows, RowOptimizer optimizer, const std::string& policy, const std::string& rows)
@@ -124,7 +124,7 @@ class PyCache {
     const ssize_t m = positions.shape(0), n = clocks.shape(0);
     check_in(positions.data(), m, n, "positions");
     check_shape(weights, "weights", {n, cache_.dim()});
-    check_shape(states, "states", {n, cache_.state_dim()});
+    check_shape(states, "states", {n, cache_.preview_dim()});
     check_shape(sums, "sums", {m, cache_.sum_dim()});
     check_shape(counts, "counts", {m});
     cache_.preview(positions.data(), m, sums.data(), counts.data(), anticipate, weights.mutable_data(),
@@ -191,7 +191,7 @@ class PyCache {
                   const Array<int32_t>& clocks) const {
     check_shape(chosen, "chosen", {n});
     check_shape(weights, "weights", {n, cache_.dim()});
-    check_shape(states, "states", {n, cache_.state_dim()});
+    check_shape(states, "states", {n, cache_.preview_dim()});
     check_shape(clocks, "clocks", {n});
   }
 

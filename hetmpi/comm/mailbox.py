@@ -190,7 +190,16 @@ class Mailbox:
                     patience.check()
         if message.keys is not None:
             self._note(message)
-        return message.route.num_elsewhere(self.window.world.rank) * self.record.row_bytes
+        return self._bytes_sent(message)
+
+    def _bytes_sent(self, message: Message) -> int:
+        """Bytes of the message's rows for other ranks, as in records."""
+        record, route, rank = self.record, message.route, self.window.world.rank
+        nbytes = route.num_elsewhere(rank) * record.row_bytes
+        if record.square_dim:
+            elsewhere = np.delete(route.order, slice(route.first[rank], route.first[rank + 1]))
+            nbytes -= 4 * record.square_dim * int((~record.has_squares(message.counts[elsewhere])).sum())
+        return nbytes
 
     def _drop_applied(self):
         self._sent = [

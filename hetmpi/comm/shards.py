@@ -1,11 +1,10 @@
-"""ShardReader: reads the current rows, optimizer states and clocks of all owners by Route.
+"""ShardReader: reads the current rows, their mean squares and clocks of all owners by Route.
 
 Shards of ranks on this node are read from shared memory, shards on other nodes by one MPI_Get per owner and array.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +30,8 @@ class ShardReader:
         self._gather_own = gather_own or _C.gather
 
     def reading(self, array: str, route: Route, out: np.ndarray) -> InFlight[None]:
-        """Fetches `array` (weight, state or clock) for the keys of `route` to their positions in out (n, width)."""
+        """Fetches `array` (weight, mean_square or clock) for the keys of `route` to their positions in out (n,
+        width)."""
         remote = self.post(array, route, "read")
         self.read_local(array, route, out)
         if remote.parts:
@@ -72,13 +72,7 @@ class ShardReader:
     def shape(self, array: str) -> tuple[int, type]:
         """(numbers, dtype) of one row."""
         layout = self.window.layouts[self.window.world.rank]
-        return {"weight": (layout.dim, np.float32), "state": (layout.state_dim, np.float32), "clock": (1, np.int32)}[
-            array
-        ]
-
-    def row_bytes(self, arrays: Iterable[str]) -> int:
-        """Bytes of one row of all these arrays."""
-        return 4 * sum(self.shape(array)[0] for array in arrays)
+        return {"weight": (layout.dim, np.float32), "mean_square": (1, np.float32), "clock": (1, np.int32)}[array]
 
 
 class NodeShardReader(ShardReader):

@@ -36,7 +36,7 @@ class Endpoint:
 
     window      the shards, and the rings of the mailboxes
     record      format of a pushed record
-    arrays      the arrays that a pull fetches of each row: weight, or weight and state
+    arrays      the arrays that a pull fetches of each row: weight, or weight and mean_square
     gather_own  reads this rank's shard with the signature of _C.gather, where another thread may write it concurrently
     owner       the owner's side of this rank; None in BSP, where only the inbox applies gradients"""
 
@@ -91,8 +91,10 @@ class Ticket(Protocol):
 class Owner(Protocol):
     """The owner's side of a rank, which a two-sided transport calls for requests from other nodes."""
 
-    def apply(self, rows, sums, clocks, counts, steps) -> None:
-        """Applies pushes: rows (m,) int64, sums (m, width) float32, clocks and counts (m,) int32."""
+    def apply(self, rows, clocks, counts, steps, grads, squares) -> None:
+        """Applies pushes, columns of a record (cpp/owner/ring.h): rows (m,) int64, clocks and counts (m,) int32, steps
+        (m, 2) int32 or None as in Message, grads (m, dim) float32, squares (k, square_dim) float32 of those with counts
+        above 1."""
 
     def reply(self, rows, known, bound) -> tuple[np.ndarray, list[np.ndarray]]:
         """Clocks (m,) int32 of rows (m,) int64, and the rows that the requester wants: one array (k, width) per array

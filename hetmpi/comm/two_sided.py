@@ -71,7 +71,7 @@ class TwoSided:
         self.mailbox = HoldingMailbox(endpoint.window, endpoint.record)
         self.owner, self.arrays = endpoint.owner, endpoint.arrays
         self.world, record = endpoint.window.world, endpoint.record
-        self._sum_dim, self._has_steps = record.width, record.has_steps
+        self._record = record
         self._comm = self.world.comm.Dup()  # separates the messages of several tables
         self._remote = [int(rank) for rank in np.flatnonzero(self.world.is_remote)]
         self._reason = UNANNOUNCED  # of the current round
@@ -118,14 +118,10 @@ class TwoSided:
             rows, order = pull.route.of(owner)
             requests[owner] = OwnerRequest(order, known[order])
             parts = [message.route.of(owner) for message in held]
-            columns = [  # rows, clocks, counts, steps, values
-                np.concatenate([NO_KEYS, *(rows for rows, _ in parts)]),
-                *(joined(held, parts, name) for name in ("clocks", "counts")),
-                *([joined(held, parts, "steps", (2,))] if self._has_steps else []),
-                joined(held, parts, "values", (self._sum_dim,)),
-            ]
+            columns = joined(held, parts, self._record)
             header = np.array([pull.reason, len(columns[0]), len(rows), pull.bound])
-            self._send(owner, REQUEST, [header, *columns, rows, requests[owner].known])
+            sent = [column for column in columns if column is not None]
+            self._send(owner, REQUEST, [header, *sent, rows, requests[owner].known])
         return requests
 
     def serve(self):
@@ -147,11 +143,18 @@ class TwoSided:
                 f"{REASONS[self._reason]}: with table.exchange=alltoall all ranks must read, announce, write and flush "
                 "alike"
             )
-        rows = message.take((num_pushed,), np.int64)
-        clocks, counts = (message.take((num_pushed,), np.int32) for _ in range(2))
-        steps = message.take((num_pushed, 2), np.int32) if self._has_steps else None
-        self.owner.apply(rows, message.take((num_pushed, self._sum_dim), np.float32), clocks, counts, steps)
+        self.owner.apply(*self._pushes_in(message, num_pushed))
         return message.take((num_requested,), np.int64), message.take((num_requested,), np.int32), int(bound)
+
+    def _pushes_in(self, message: Parts, num: int) -> tuple:
+        """The columns of `num` pushes, as from joined()."""
+        record = self._record
+        rows = message.take((num,), np.int64)
+        clocks, counts = (message.take((num,), np.int32) for _ in range(2))
+        steps = message.take((num, 2), np.int32) if record.has_steps else None
+        grads = message.take((num, record.dim), np.float32)
+        num_squares = int(record.has_squares(counts).sum())
+        return rows, clocks, counts, steps, grads, message.take((num_squares, record.square_dim), np.float32)
 
     def reply_of(self, owner: int, request: OwnerRequest, bound: int) -> tuple[np.ndarray, np.ndarray, list]:
         """The requested clocks (m,) int32; positions (k,) int64 of the received rows; one array (k, width) per array of
@@ -243,8 +246,16 @@ def words(array: np.ndarray) -> int:
     return -(-array.nbytes // 8)
 
 
-def joined(messages: list[Message], parts: list[tuple], column: str, shape: tuple = ()) -> np.ndarray:
-    """One column of the rows selected by `parts`, which has (rows, positions) for each message: (n, *shape), float32
-    for the values, else int32."""
-    nothing = np.empty((0, *shape), np.float32 if column == "values" else np.int32)
-    return np.concatenate([nothing, *(getattr(message, column)[order] for message, (_, order) in zip(messages, parts))])
+def joined(messages: list[Message], parts: list[tuple], record: _C.RecordFormat) -> tuple:
+    """The columns, as in a record (cpp/owner/ring.h), of the rows selected by `parts`, which has (rows, positions) for
+    each message: rows, clocks, counts, steps or None, grads, squares."""
+
+    def column(name: str, dtype, *shape) -> np.ndarray:
+        chosen = [getattr(message, name)[order] for message, (_, order) in zip(messages, parts)]
+        return np.concatenate([np.empty((0, *shape), dtype), *chosen])
+
+    rows = np.concatenate([NO_KEYS, *(rows for rows, _ in parts)])
+    counts, values = column("counts", np.int32), column("values", np.float32, record.width)
+    steps = column("steps", np.int32, 2) if record.has_steps else None
+    grads, squares = values[:, : record.dim], values[record.has_squares(counts), record.dim :]
+    return rows, column("clocks", np.int32), counts, steps, grads, squares

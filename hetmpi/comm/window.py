@@ -27,11 +27,15 @@ NO_OPERAND = np.zeros(1, np.uint64)  # MPI_NO_OP ignores its value
 
 @dataclass(frozen=True)
 class Layout:
-    """Offsets of the parts of one rank's memory in bytes: rows, optimizer state, clocks, inbox."""
+    """Offsets of the parts of one rank's memory in bytes: rows, optimizer state, its mean squares, clocks, inbox.
+
+    preview_dim   numbers of state in a cache line, 0 or 1: the mean square of each row's state (cpp/owner/
+                  row_optimizer.h)"""
 
     num_rows: int
     dim: int
     state_dim: int
+    preview_dim: int
     num_rings: int
     ring_bytes: int
 
@@ -44,8 +48,12 @@ class Layout:
         return aligned(self.num_rows * self.dim * 4)
 
     @property
-    def clock(self) -> int:
+    def mean_square(self) -> int:
         return self.state + aligned(self.num_rows * self.state_dim * 4)
+
+    @property
+    def clock(self) -> int:
+        return self.mean_square + aligned(self.num_rows * self.preview_dim * 4)
 
     @property
     def rings(self) -> int:
@@ -66,6 +74,7 @@ class ShardMemory:
 
         self.weight = part(layout.weight, (layout.num_rows, layout.dim), np.float32)
         self.state = part(layout.state, (layout.num_rows, layout.state_dim), np.float32)
+        self.mean_square = part(layout.mean_square, (layout.num_rows, layout.preview_dim), np.float32)
         self.clock = part(layout.clock, (layout.num_rows,), np.int32)
         self.rings = part(layout.rings, (layout.num_rings, layout.ring_bytes), np.uint8)
 
@@ -91,7 +100,7 @@ class RmaWindow:
         mine = layouts[world.rank]
         self.items = {  # array -> (datatype of a row, datatype of a number)
             "weight": (MPI.FLOAT.Create_contiguous(mine.dim).Commit(), MPI.FLOAT),
-            "state": (MPI.FLOAT.Create_contiguous(max(1, mine.state_dim)).Commit(), MPI.FLOAT),
+            "mean_square": (MPI.FLOAT.Create_contiguous(1).Commit(), MPI.FLOAT),
             "clock": (MPI.INT32_T.Create_contiguous(1).Commit(), MPI.INT32_T),
         }
         self._buffers: dict[tuple, np.ndarray] = {}
@@ -127,8 +136,8 @@ class RmaWindow:
         return kept[:num]
 
     def get(self, array: str, owner: int, rows: np.ndarray, out: np.ndarray):
-        """Posts the fetch of `rows` (m,) int64 of `owner`'s array: weight, state or clock. out (m, width of the array)
-        of the array's dtype is valid after flush()."""
+        """Posts the fetch of `rows` (m,) int64 of `owner`'s array: weight, mean_square or clock. out (m, width of the
+        array) of the array's dtype is valid after flush()."""
         item, number = self.items[array]
         offsets = (rows * item.size).tolist()  # 64-bit byte offsets; mpi4py reads a list twice as fast as an array
         datatype = item.Create_hindexed_block(1, offsets).Commit()

@@ -69,7 +69,7 @@ class Table:
     init_std: float = setting(0.01, "standard deviation of the initial rows")
     inbox_mb: float = setting(8, "MB per rank for gradients from other ranks")
     staleness: int | None = setting(
-        0, "iterations by which a cached row may lag; 0: exact, no cache by default; null: no bound"
+        0, "iterations by which a cached row may lag; 0: exact, no cache by default; null: no bound but table.drift"
     )
     staleness_growth: float | None = setting(
         None,
@@ -82,8 +82,8 @@ class Table:
     )
     drift: float = setting(
         Staleness.drift,
-        "with staleness above 0: a cached row is fetched again when the other ranks are estimated to have moved it by "
-        "more than this, relative to the size of a row; 0: no limit",
+        "with staleness above 0: a cached row is fetched again when the estimated errors of its uses, as other ranks "
+        "move it, add up to more than this, relative to the size of a row; 0: no limit, as in HET",
     )
     replicate_below_rows: int = setting(
         0,

@@ -79,7 +79,7 @@ class BspClient:
     def _fetching(self, request: PullRequest, admitted: np.ndarray, is_stale: np.ndarray) -> InFlight[torch.Tensor]:
         """The rows (U, dim) of the batch. Refreshes stale lines and inserts new ones."""
         rows = self._cache.empty((request.num, self.parts.dim), np.float32)
-        no_states = self._cache.empty((request.num, self.parts.rule.state_dim), np.float32)  # BSP makes no previews
+        no_states = self._cache.empty((request.num, self.parts.rule.preview_dim), np.float32)  # BSP makes no previews
         is_missing = request.slots < 0
         yield from self.parts.reading_rows(self._reader, request, is_missing | is_stale, "weight", rows)
         if not is_missing.all():

@@ -18,6 +18,7 @@ from hetmpi.table.optim import RowOptimizer, check_choice
 
 POLICIES = ("lru", "lfu", "lfuopt")
 LARGEST_BOUND = 1 << 31  # clocks have 32 bits
+HARMLESS_BOUND, LARGEST_DRIFT = 10, 1.0  # beyond both, docs/results.md has losses of AUC of .002 and more
 ADMIT = ("auto", "all", "remote", "offnode")
 ROW_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}  # of one number
 
@@ -28,13 +29,13 @@ class Staleness:
     at a step is min(s, step / growth), because rows change fastest at the beginning. anticipate: factor by which a rank
     scales its own update of a cached row, to account for the updates of the other ranks that it has not seen yet; None
     is the number of ranks, 1 is HET's behaviour. drift: a cached row is fetched again, and its gradients are pushed,
-    when the other ranks' updates since the fetch are estimated to have moved the row by more than `drift` times the
-    size of a row; 0 is no limit (docs/design.md)."""
+    when the errors of its uses since the fetch, estimated from its own updates, add up to more than `drift` times the
+    size of a row; 0 is no limit (docs/design.md, "Drift")."""
 
     bound: int | None = 0
     growth: float | None = None
     anticipate: float | None = None
-    drift: float = 0.0
+    drift: float = 0.5
 
     def __post_init__(self):
         is_integer = isinstance(self.bound, int) and not isinstance(self.bound, bool)
@@ -46,6 +47,19 @@ class Staleness:
             raise UserError(f"table.anticipate must be at least 0, got {self.anticipate}")
         if not 0 <= self.drift < float("inf"):
             raise UserError(f"table.drift must be at least 0, got {self.drift}")
+
+    @property
+    def advice(self) -> str | None:
+        """Advice for a bound that cost .002 of AUC and more in docs/results.md; None for others."""
+        if self.bound is not None and self.bound <= HARMLESS_BOUND:
+            return None
+        if 0 < self.drift <= LARGEST_DRIFT or self.growth is not None:
+            return None
+        name = "null" if self.bound is None else self.bound
+        return (
+            f"table.staleness={name} with table.drift={self.drift:g} may cost more than .002 of AUC (docs/results.md): "
+            f"table.drift={Staleness.drift:g} limits that"
+        )
 
     @property
     def is_synchronous(self) -> bool:
@@ -114,7 +128,7 @@ class CacheSettings:
         rule, capacity_rows = optimizer.core(dim), self.rows(num_rows, world, device)
         if device.type != "cpu":
             return open_gpu_cache(world, device, capacity_rows, rule, dim, self.policy, self.dtype)
-        line = ROW_BYTES[self.dtype] * dim + 4 * (rule.state_dim + rule.sum_dim) + _C.LINE_OVERHEAD_BYTES
+        line = ROW_BYTES[self.dtype] * dim + 4 * (rule.preview_dim + rule.sum_dim) + _C.LINE_OVERHEAD_BYTES
 
         def message(need, place, free):
             return (

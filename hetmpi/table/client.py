@@ -120,7 +120,7 @@ class Parts:
     def reading_rows(
         self, reader, request: PullRequest, wanted: np.ndarray, array: str, out: np.ndarray
     ) -> InFlight[None]:
-        """Fetches `array`, weight or state, of the wanted keys (n,) bool to their positions in out (n, width)."""
+        """Fetches `array`, weight or mean_square, of the wanted keys (n,) bool to their positions in out (n, width)."""
         if reader.is_needed(wanted):
             route = request.route.where(wanted)
             yield from reader.reading(array, route, out)

@@ -8,7 +8,7 @@ from hetmpi import _C
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.store import ShardStore
 
-MOST_AHEAD = 3  # steps by which ranks that train together differ
+LEAD = 3  # steps by which another rank may be ahead
 
 
 class SspOwner:
@@ -17,26 +17,24 @@ class SspOwner:
 
     def __init__(self, store: ShardStore, rule: _C.RowOptimizer, arrays: tuple[str, ...]):
         """rule: the row optimizer, of which it keeps a copy. arrays: the arrays that a reply contains of each row,
-        weight or weight and state."""
+        weight or weight and mean_square."""
         self._store, self._arrays = store, arrays
-        self._applier = _C.PushApplier(store.rings, *store.arrays, rule)
+        self._applier = _C.PushApplier(store.rings, *store.arrays, store.mean_square, rule)
         self.drain, self.gather, self.stop = self._applier.drain, self._applier.gather, self._applier.stop
+        self.apply = self._applier.apply_record
 
     def start(self, origins):
         """Starts to apply pushes of these ranks from their rings."""
         self._applier.start(list(origins))
 
     def set_step(self, optimizer: RowOptimizer, step: int):
-        """The step of this rank, counted from 0. Other ranks may be ahead by MOST_AHEAD steps."""
-        self._applier.set_step([optimizer.lr_at(step + ahead) for ahead in range(MOST_AHEAD + 1)], step + 1)
+        """The step of this rank, counted from 0. Other ranks may be ahead by LEAD steps."""
+        self._applier.set_step([optimizer.lr_at(step + ahead) for ahead in range(LEAD + 1)], step + 1)
 
     def push(self, rows: np.ndarray, sums: np.ndarray, order: np.ndarray, clocks, counts, steps):
         """Applies this rank's own gradient sums: rows (m,); their sums, clocks, counts and steps are entries order (m,)
         of the arrays, which are as in Message."""
         self._applier.apply(rows, sums, order, clocks, counts, steps)
-
-    def apply(self, rows: np.ndarray, sums: np.ndarray, clocks, counts, steps):
-        self.push(rows, sums, np.arange(len(rows)), clocks, counts, steps)
 
     def reply(self, rows: np.ndarray, known: np.ndarray, bound: int) -> tuple[np.ndarray, list[np.ndarray]]:
         clocks = np.empty(len(rows), np.int32)

@@ -44,7 +44,7 @@ class Pulls:
         computes."""
         if self._parts.world.is_one_node:
             return self._cache.computes_beside and self._cache.capacity_rows > 0
-        # Without a line a row lacks the optimizer state that held gradients need.
+        # Without a line a row lacks the mean square that held gradients need.
         return not self._transport.carries_pushes or self._cache.capacity_rows > 0
 
     def take(self, keys: Keys) -> PullRequest:

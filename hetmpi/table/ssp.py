@@ -38,8 +38,8 @@ class SspClient:
         """exchange: rma, alltoall or auto. Collective."""
         self.parts, self._cache, self._spans = parts, parts.cache, parts.spans
         self._anticipate = parts.staleness.factor(parts.world.size)
-        has_states = parts.rule.state_dim > 0 and parts.cache.capacity_rows > 0
-        self._arrays = ("weight", "state") if has_states else ("weight",)  # of a line
+        has_states = parts.rule.preview_dim > 0 and parts.cache.capacity_rows > 0
+        self._arrays = ("weight", "mean_square") if has_states else ("weight",)  # of a line
         self._owner = SspOwner(parts.store, parts.rule, self._arrays)
         self._owner.set_step(parts.optimizer, 0)  # others may push before the first write of this rank
         weakref.finalize(self, self._owner.stop)  # also at exit, before MPI frees the memory
@@ -119,9 +119,9 @@ class SspClient:
         return delivered
 
     def _buffers(self, num: int) -> tuple[np.ndarray, np.ndarray]:
-        """Memory for fetched rows (num, dim) and states (num, state_dim)."""
+        """Memory for fetched rows (num, dim) and states of lines (num, preview_dim)."""
         return tuple(
-            self._cache.empty((num, width), np.float32) for width in (self.parts.dim, self.parts.rule.state_dim)
+            self._cache.empty((num, width), np.float32) for width in (self.parts.dim, self.parts.rule.preview_dim)
         )
 
     def _place(self, request: PullRequest, rows: np.ndarray, states: np.ndarray):
@@ -147,8 +147,8 @@ class SspClient:
             self._pushes.await_keys(request.array[late])
             yield from self.parts.reading_clocks(self._reader, request, late)
         yield from self.parts.reading_rows(self._reader, request, needed, "weight", rows)
-        if "state" in self._arrays:
-            yield from self.parts.reading_rows(self._reader, request, needed & admitted, "state", states)
+        if "mean_square" in self._arrays:
+            yield from self.parts.reading_rows(self._reader, request, needed & admitted, "mean_square", states)
 
     # Ahead of the read.
 

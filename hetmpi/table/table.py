@@ -92,16 +92,19 @@ class EmbeddingTable:
         self.counters, self.spans, self.touched_since = Counters(), spans or Spans(), None
         self._known = deque(maxlen=MOST_AHEAD + 1)  # keys checked recently: a batch is announced, read and written
         rule = optimizer.core(dim)
-        make_client, record = BspClient, _C.RecordFormat(dim, False)
+        make_client, record, preview_dim = BspClient, _C.RecordFormat(dim, False), 0
         if not staleness.is_synchronous:
-            make_client, record = SspClient, _C.RecordFormat(rule.sum_dim, True, not rule.is_plain)
+            make_client, record = SspClient, _C.push_format(rule)
+            preview_dim = rule.preview_dim
         rings = ring_bytes(inbox_bytes if world.size > 1 else 0, world.size, record)
         layouts = [
-            Layout(self.partition.num_local_rows(rank), dim, rule.state_dim, world.size, rings)
+            Layout(self.partition.num_local_rows(rank), dim, rule.state_dim, preview_dim, world.size, rings)
             for rank in range(world.size)
         ]
         self.window = RmaWindow(world, layouts, REMOTE_WINDOW.get(exchange, "wanted"))
-        self.shard = ShardStore(self.window.local, lambda begin, end: self.partition.keys_of(world.rank, begin, end))
+        self.shard = ShardStore(
+            self.window.local, rule, lambda begin, end: self.partition.keys_of(world.rank, begin, end)
+        )
         self.shard.initialise(table_seed(seed, name), init_std)
         try:  # free the shards if the cache does not fit
             self.cache: RowCache = cache.open(world, num_rows, dim, optimizer, torch.device(device))

@@ -272,11 +272,12 @@ class ModelCache {
     if (rule_ == "sgd") {
       for (int64_t d = 0; d < kDim; ++d) line.weight[d] -= anticipate_ * grads[d];
     } else if (count == 0) {
-      optimizer_.apply(line.weight.data(), line.state.data(),
-                       {grads.data(), nullptr, anticipate_, 1, optimizer_.squares_of(anticipate_)});
+      optimizer_.preview(line.weight.data(), line.state.data(),
+                         {grads.data(), nullptr, anticipate_, 1, optimizer_.squares_of(anticipate_),
+                          std::max<int64_t>(line.age, static_cast<int64_t>(line.steps.size()))});
     } else {
       const Gradient sums = optimizer_.summed(grads.data(), count, anticipate_);
-      optimizer_.apply(line.weight.data(), line.state.data(), sums);
+      optimizer_.preview(line.weight.data(), line.state.data(), sums);
     }
   }
 
@@ -338,7 +339,7 @@ class CacheTrial {
     }
     n_ = static_cast<int64_t>(keys_.size());
     weights_ = integers(random_, n_ * kDim, -1000, 1000);
-    states_ = integers(random_, n_ * cache_.state_dim(), 1, 50);
+    states_ = integers(random_, n_ * cache_.preview_dim(), 1, 50);
     clocks_.resize(n_);
     chosen_.assign(n_, 0);
     slots_.assign(n_, -2);
@@ -348,7 +349,7 @@ class CacheTrial {
     return Floats(rows.begin() + i * width, rows.begin() + (i + 1) * width);
   }
 
-  Floats state(int64_t i) const { return row(states_, i, cache_.state_dim()); }
+  Floats state(int64_t i) const { return row(states_, i, cache_.preview_dim()); }
 
   // Only look_up: later evictions show that it does not count as a use.
   void look_at_others() {
@@ -498,7 +499,7 @@ class CacheTrial {
 
   int64_t step_ = 0, staleness_ = 0, n_ = 0;
   Ints keys_, slots_;            // (n)
-  Floats weights_, states_;      // (n, dim), (n, state_dim)
+  Floats weights_, states_;      // (n, dim), (n, preview_dim)
   Clocks clocks_;                // (n)
   std::vector<uint8_t> chosen_;  // (n)
 };
@@ -613,9 +614,10 @@ void sums_of_squares_are_never_negative(uint64_t seed) {
     for (int i = 0; i < 20000; ++i) {
       float weight = static_cast<float>(pick_in(random, 1, 1000)) / 7;
       const float grad = -0.1f * weight * (1 + static_cast<float>(pick_in(random, -100, 100)) * 1e-6f);
-      Floats sums(2, 0.0f), state(2, 0.0f);
+      Floats sums(2, 0.0f);
+      float mean_square = 0;
       optimizer.add(sums.data(), &grad);
-      optimizer.apply(&weight, state.data(), optimizer.summed(sums.data(), 1));
+      optimizer.preview(&weight, &mean_square, optimizer.summed(sums.data(), 1));
       CHECK(std::isfinite(weight));
     }
   }
@@ -751,7 +753,8 @@ struct NumberedStream {
 
   // Whether the record contains whole rows of message m from number q on.
   void check(const Record& record, int64_t m, int64_t q) const {
-    const auto& [rows, clocks, counts, steps, values] = record.columns;
+    const auto& [rows, clocks, counts, steps, grads, squares] = record.columns;
+    const float* next_square = squares;
     const int64_t n = record.header->num_rows;
     CHECK(record.header->step == m && n >= 0 && q + n <= ends[m]);
     CHECK(record.header->is_last == (q + n == ends[m]));
@@ -759,7 +762,9 @@ struct NumberedStream {
       CHECK(rows[i] == q + i);
       if (format.has_clocks) CHECK(clocks[i] == clock(q + i) && counts[i] == count(q + i));
       if (format.has_steps) CHECK(steps[2 * i] == first(q + i) && steps[2 * i + 1] == last(q + i));
-      for (int64_t d = 0; d < format.width; ++d) CHECK(values[i * format.width + d] == value(q + i, d));
+      for (int64_t d = 0; d < format.dim(); ++d) CHECK(grads[i * format.dim() + d] == value(q + i, d));
+      if (!format.has_squares(count(q + i))) continue;
+      for (int64_t d = 0; d < format.square_dim; ++d) CHECK(*next_square++ == value(q + i, format.dim() + d));
     }
   }
 
@@ -797,7 +802,7 @@ void consume(RingConsumer ring, const Rings& rings, const NumberedStream& stream
 
 void rows_pass_a_ring_in_order_and_once(uint64_t seed) {
   for (const RecordFormat format :
-       {RecordFormat{3, false}, RecordFormat{5, true}, RecordFormat{6, true, true}, RecordFormat{40, true, true}})
+       {RecordFormat{3, false}, RecordFormat{5, true}, RecordFormat{6, true, true, 3}, RecordFormat{40, true, true, 1}})
     for (const uint64_t more : {0, 64, 1024})
       for (const bool is_far : {false, true}) {
         Rings rings(1, min_ring_capacity(format) + more, format);
@@ -852,7 +857,7 @@ struct OwnedRows {
   explicit OwnedRows(int64_t num_rows)
       : num_rows(num_rows), weight(num_rows * kDim, 0.0f), clock(num_rows, 0), touched(num_rows, 0) {}
 
-  Shard shard() { return {weight.data(), nullptr, clock.data(), touched.data(), num_rows, kDim, 0}; }
+  Shard shard() { return {weight.data(), nullptr, clock.data(), touched.data(), num_rows, kDim, 0, nullptr}; }
   bool row_is(int64_t row, float multiple) const {
     for (int64_t d = 0; d < kDim; ++d)
       if (weight[row * kDim + d] != multiple * static_cast<float>(d + 1)) return false;

@@ -149,7 +149,7 @@ class Both {
 
  private:
   int64_t n() const { return static_cast<int64_t>(keys_.size()); }
-  int64_t state_dim() const { return optimizer_.state_dim(); }
+  int64_t preview_dim() const { return optimizer_.preview_dim(); }
   int64_t sum_dim() const { return optimizer_.sum_dim(); }
 
   void look_up() {
@@ -197,7 +197,7 @@ class Both {
   }
 
   void renew() {
-    const Floats weights = normals(random_, n() * dim_), states = positives(random_, n() * state_dim());
+    const Floats weights = normals(random_, n() * dim_), states = positives(random_, n() * preview_dim());
     const OnGpu slots(slots_);
     const OnGpu chosen(is_stale_);
     const OnGpu weight(weights), state(states);
@@ -207,7 +207,7 @@ class Both {
   }
 
   void insert() {
-    const Floats weights = normals(random_, n() * dim_), states = positives(random_, n() * state_dim());
+    const Floats weights = normals(random_, n() * dim_), states = positives(random_, n() * preview_dim());
     const Bytes wanted = coins(random_, n(), 8);
     const OnGpu keys(keys_), slots(slots_);
     const OnGpu chosen(wanted);

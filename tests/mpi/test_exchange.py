@@ -23,6 +23,7 @@ from test_staleness import (
     open_table,
     own_batch_of,
     run_freely,
+    second_moments,
     step_freely,
     tensors,
     total_change,
@@ -33,9 +34,9 @@ from test_staleness import (
 from test_table import RULES, all_rows, check_same_bits, make_table, train
 
 from hetmpi import _C
-from hetmpi.comm.route import PARTITIONS
-from hetmpi.comm.transport import Endpoint, choose
-from hetmpi.comm.two_sided import MAX_IDLE_WRITES
+from hetmpi.comm.route import PARTITIONS, Route
+from hetmpi.comm.transport import Endpoint, Pull, choose
+from hetmpi.comm.two_sided import MAX_IDLE_WRITES, UNANNOUNCED
 from hetmpi.comm.world import World
 from hetmpi.errors import UserError
 from hetmpi.table.cache import CacheSettings, Staleness
@@ -287,22 +288,41 @@ def test_what_is_written_without_a_read_is_not_held_for_ever(apart):
     table.close()
 
 
-@pytest.mark.parametrize("rule", sorted(RULES))
-def test_sums_on_their_way_are_applied_to_rows_as_an_owner_does(rule):
-    draw = np.random.default_rng(1)
-    core = RowOptimizer(rule, weight_decay=0.1).core(3)
-    cache = _C.RowCache(32, core, "lfu")
-    rows, states = (draw.random((5, width), np.float32) for width in (3, core.state_dim))
-    clocks, positions, counts = np.arange(5, dtype=np.int32), np.array([4, 1]), np.array([3, 7], np.int32)
-    sums = draw.random((2, core.sum_dim), np.float32) + 3  # possible values of sums of squares
-    expected = rows.copy(), states.copy()
-    cache.set_step(0.1, 5)
-    core.set_step(0.1, 5)
-    cache.preview(positions, rows, states, clocks, sums, counts, 1.0)
-    for i, j in enumerate(positions):
-        core.apply_sums(*(array[j : j + 1] for array in expected), sums[i : i + 1], int(counts[i]))
-    assert all(np.array_equal(a, b) for a, b in zip((rows, states), expected))
+def test_sums_on_their_way_are_applied_to_the_rows_they_belong_to():
+    rows, states, clocks = np.zeros((5, 3), np.float32), np.zeros((5, 0), np.float32), np.arange(5, dtype=np.int32)
+    cache = _C.RowCache(32, RowOptimizer("sgd").core(3), "lfu")
+    cache.set_step(1, 1)
+    sums, counts = np.array([[1, 2, 3], [4, 5, 6]], np.float32), np.array([3, 7], np.int32)
+    cache.preview(np.array([4, 1]), rows, states, clocks, sums, counts, 2.0)
+    assert rows[[4, 1]].tolist() == (-2 * sums).tolist() and not rows[[0, 2, 3]].any()
     assert clocks.tolist() == [0, 1 + 7, 2, 3, 4 + 3]
+
+
+@pytest.mark.parametrize("exchange", ["rma", "alltoall"])
+@pytest.mark.parametrize("rule", ["adagrad", "rowwise_adagrad", "adam"])
+def test_a_fetch_brings_the_mean_squares_of_the_rows(apart, rule, exchange):
+    table = EmbeddingTable(
+        apart, 40, 3, RowOptimizer(rule, 0.1), staleness=Staleness(3), cache=CacheSettings(64, admit="all"),
+        exchange=exchange, init_std=0.5,
+    )  # fmt: skip
+    for _ in range(6):
+        keys = torch.arange(40)
+        table.write(keys, table.read(keys) + apart.rank)
+    table.flush()
+    owned = apart.comm.allgather((table.keys(), table.shard.weight, second_moments(rule, table.shard.state)))
+    keys, weights, squares = (np.concatenate(column) for column in zip(*owned))
+    route = Route.of_keys(table.partition, keys)
+    remote = route.held_by(apart.is_remote)
+    rows, states, clocks = np.zeros((40, 3), np.float32), np.zeros((40, 1), np.float32), np.zeros(40, np.int32)
+    no_lines = np.full(40, _C.NO_LINE, np.int32)
+    pull = Pull(route.where(remote), clocks, lambda: no_lines, lambda: remote, 0, UNANNOUNCED)
+    ticket = table.client.transport.begin(pull)
+    ticket.advance()
+    ticket.receive()
+    ticket.place(rows, states)
+    assert np.array_equal(rows[remote], weights[remote])
+    assert np.allclose(states[remote, 0], squares.mean(1)[remote], rtol=1e-5)
+    table.close()
 
 
 def test_ranks_may_look_at_different_numbers_of_rows(apart):

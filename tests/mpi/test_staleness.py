@@ -76,7 +76,7 @@ def open_table(world, case, staleness, growth=None, anticipate=1.0, inbox_bytes=
     cache = CacheSettings(case["capacity_rows"], policy=case["policy"], admit=case["admit"], dtype=dtype)
     table = EmbeddingTable(
         world, case["num_rows"], case["dim"], RowOptimizer("sgd", 1.0), case["partition"], inbox_bytes=inbox_bytes,
-        staleness=Staleness(staleness, growth, anticipate), cache=cache, exchange=case.get("exchange", "rma"),
+        staleness=Staleness(staleness, growth, anticipate, 0.0), cache=cache, exchange=case.get("exchange", "rma"),
     )  # fmt: skip
     for key, row in zip(table.keys().tolist(), table.shard.weight):
         row[:] = first_row(key, case["dim"])
@@ -700,17 +700,201 @@ def test_a_line_that_has_drifted_is_pushed_and_fetched_again(placed, drift, stal
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("count", [1, 3, 4])
 @pytest.mark.parametrize("rule", sorted(RULES))
-def test_a_sum_is_applied_by_the_formula_of_its_rule(rule, count, weight_decay):
+def test_a_push_is_applied_by_the_formula_of_its_rule(rule, count, weight_decay):
     generator = np.random.default_rng(count)
     optimizer = RowOptimizer(rule, weight_decay=weight_decay)
     core = optimizer.core(3)
-    core.set_step(0.01, 5)
     row, grads = generator.normal(size=(8, 3)), generator.normal(size=(count, 8, 3))
     state = generator.random((8, core.state_dim))
     expected = formula(optimizer, row, state, grads)
     found = row.astype(np.float32), state.astype(np.float32)
-    core.apply_sums(*found, sums_of(rule, grads), count)
+    owner = owner_of(core, *found)
+    owner.set_step([0.01], 5)
+    push(owner, core, sums_of(rule, grads), count, 5)
     assert all(np.abs(a - b).max(initial=0) < 1e-6 for a, b in zip(found, expected))
+
+
+def owner_of(core, weight, state, mean_square=None):
+    """An owner of rows weight (n, dim) and state, to which no other rank sends anything."""
+    num_rows = len(weight)
+    if mean_square is None:
+        mean_square = np.empty((num_rows, 0), np.float32)
+    clocks, touched = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.uint8)
+    return _C.PushApplier(np.zeros((0, 4096), np.uint8), weight, state, clocks, touched, mean_square, core)
+
+
+def push(owner, core, sums, count, last_step):
+    """Applies sums (n, sum_dim) of every row over `count` steps."""
+    num = len(sums)
+    counts = np.full(num, count, np.int32)
+    steps = None if core.is_plain else np.tile(np.array([last_step - count + 1, last_step], np.int32), (num, 1))
+    owner.apply(np.arange(num), sums, np.arange(num), counts, counts, steps)
+
+
+def second_moments(rule, state):
+    """The part (n, dim or 1) of a state (n, state_dim) that the rule divides by the root of."""
+    return np.split(state, 2, axis=1)[1] if rule == "adam" else state
+
+
+@pytest.mark.parametrize("dim", [1, 5])
+@pytest.mark.parametrize("rule", ["adagrad", "rowwise_adagrad", "adam"])
+def test_an_owner_keeps_the_mean_square_that_lines_fetch(rule, dim):
+    generator = np.random.default_rng(0)
+    core = RowOptimizer(rule).core(dim)
+    weight, state = np.zeros((8, dim), np.float32), np.zeros((8, core.state_dim), np.float32)
+    mean_square = np.zeros((8, 1), np.float32)
+    owner = owner_of(core, weight, state, mean_square)
+    owner.set_step([0.01] * 4, 1)
+    for step in (1, 2):
+        push(owner, core, sums_of(rule, generator.normal(size=(1, 8, dim))), 1, step)
+    squares = second_moments(rule, state)
+    assert squares.min() > 0 and np.abs(mean_square[:, 0] - squares.mean(1)).max() < 1e-6
+
+
+@pytest.mark.parametrize("rule", ["adagrad", "rowwise_adagrad", "adam"])
+def test_assigned_states_have_their_mean_squares(placed, rule):
+    table = make_table(placed, rule, staleness=Staleness(1))
+    shard, draw = table.shard, np.random.default_rng(placed.rank)
+    shard.assign(slice(None), state=2.0)
+    assert (shard.mean_square == 2).all() and shard.mean_square.shape == (len(shard), 1)
+    rows, states = np.arange(0, len(shard), 3), draw.random((len(shard), shard.state.shape[1]), np.float32)
+    shard.assign(rows, state=states[rows])
+    assert np.allclose(shard.mean_square[rows, 0], second_moments(rule, states[rows]).mean(1))
+    assert (shard.mean_square[1::3] == 2).all()
+    table.close()
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_columns_of_a_record_are_applied_as_the_sums_they_were(rule):
+    draw, num = np.random.default_rng(0), 12
+    core = RowOptimizer(rule, weight_decay=0.1).core(3)
+    counts = draw.integers(1, 5, num).astype(np.int32)
+    sums = np.concatenate([sums_of(rule, draw.normal(size=(count, 1, 3))) for count in counts])
+    steps = None if core.is_plain else np.stack([6 - counts, np.full(num, 5)], 1).astype(np.int32)
+    record, found = _C.push_format(core), []
+    for by_columns in (False, True):
+        weight, state = np.ones((num, 3), np.float32), np.full((num, core.state_dim), 0.5, np.float32)
+        owner, rows = owner_of(core, weight, state), np.arange(num)
+        owner.set_step([0.01], 5)
+        if by_columns:
+            squares = np.ascontiguousarray(sums[record.has_squares(counts), 3:])
+            owner.apply_record(rows, counts, counts, steps, np.ascontiguousarray(sums[:, :3]), squares)
+        else:
+            owner.apply(rows, sums, rows, counts, counts, steps)
+        found.append((weight, state))
+    assert all(np.allclose(a, b, rtol=1e-6, atol=1e-6) for a, b in zip(*found))
+    assert record.has_squares(counts).tolist() == [rule != "sgd" and count > 1 for count in counts]
+    if rule != "sgd":
+        with pytest.raises(ValueError, match="squares"):
+            owner.apply_record(rows, counts, counts, steps, sums[:, :3].copy(), np.zeros((num, 9), np.float32))
+
+
+@pytest.mark.parametrize("rule", ["sgd", "adagrad", "rowwise_adagrad"])
+def test_only_sums_of_several_gradients_count_bytes_of_squares(placed, rule):
+    table = EmbeddingTable(
+        placed, 60, 3, RowOptimizer(rule), staleness=Staleness(1, drift=0.0), cache=CacheSettings(64, admit="all")
+    )
+    keys = torch.arange(60)
+    elsewhere = int((table.partition.locate(keys.numpy())[0] != placed.rank).sum())
+    squares = {"sgd": 0, "adagrad": 3, "rowwise_adagrad": 1}[rule]
+    steps = 0 if rule == "sgd" else 8
+    table.read(keys)
+    table.write(keys, torch.ones(60, 3))
+    table.flush()  # sums of one gradient
+    assert table.counters.push_bytes == elsewhere * (16 + steps + 4 * 3)
+    before = table.counters.push_bytes
+    for _ in range(2):
+        table.read(keys)
+        table.write(keys, torch.ones(60, 3))
+    table.flush()
+    assert table.counters.push_bytes - before == elsewhere * (16 + steps + 4 * (3 + squares))
+    table.close()
+
+
+def lines_of(core, num, dim):
+    """A cache with `num` lines of ones: cache, slots."""
+    cache, slots = _C.RowCache(32, core, "lfu"), np.full(num, -1)
+    cache.use(slots, num)
+    fetched = np.ones((num, dim), np.float32), np.zeros((num, core.preview_dim), np.float32), np.zeros(num, np.int32)
+    cache.insert_and_evict(np.arange(num), np.ones(num, bool), *fetched, slots)
+    return cache, slots
+
+
+def test_a_refresh_with_a_pending_sum_does_not_change_the_step_of_the_next_gradient():
+    core, moves = RowOptimizer("adam").core(1), []
+    for is_refreshed in (False, True):
+        cache, slots = lines_of(core, 1, 1)
+        cache.set_step(0.1, 1)
+        rows, one = np.empty((1, 1), np.float32), np.ones((1, 1), np.float32)
+        for _ in range(5):
+            cache.update(slots, one, 1.0)
+        if is_refreshed:
+            cache.refresh(slots, np.ones(1, bool), one, np.zeros((1, 1), np.float32), np.zeros(1, np.int32), 1.0)
+        cache.gather(slots, rows)
+        before = float(rows[0, 0])
+        cache.update(slots, one, 1.0)
+        cache.gather(slots, rows)
+        moves.append(before - float(rows[0, 0]))
+    assert abs(moves[0] - moves[1]) < 0.02 * moves[0]
+
+
+@pytest.mark.parametrize("rule, lr, drifts", [("sgd", 0.5, True), ("sgd", 0.1, False), ("adam", 0.1, False)])
+def test_drift_counts_how_far_a_first_gradient_moves_a_line(rule, lr, drifts):
+    """Adam's first step is lr, a tenth of what its gradient moves the row in the end: ten times lr."""
+    core = RowOptimizer(rule, lr).core(4)
+    cache, slots = lines_of(core, 2, 4)
+    cache.set_drift(0.3, 1.0)
+    cache.set_step(lr, 1)
+    for slot in (0, 1):  # the first update determines the size of a row
+        cache.update(slots[slot : slot + 1], np.ones((1, 4), np.float32), 1.0)
+    clock = cache.clocks_within(slots, False, 100)[1]
+    assert (clock == _C.NO_LINE) == drifts
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_a_line_alone_moves_as_its_owner_under_one_gradient(rule):
+    core, num = RowOptimizer(rule).core(5), 8
+    weight, state = np.ones((num, 5), np.float32), np.zeros((num, core.state_dim), np.float32)
+    cache, slots = lines_of(core, num, 5)
+    owner, grads = owner_of(core, weight, state), np.full((num, 5), 0.3, np.float32)
+    for step in range(1, 12):
+        owner.set_step([0.01], step)
+        push(owner, core, sums_of(rule, grads[None]), 1, step)
+        cache.set_step(0.01, step)
+        cache.update(slots, grads, 1.0)
+    line = np.empty((num, 5), np.float32)
+    cache.gather(slots, line)
+    assert weight.max() < 1 - 0.01 and np.abs(line - weight).max() < 1e-5
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("anticipate", [1, 3])
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_a_line_moves_by_the_formula_of_a_preview(rule, count, anticipate, weight_decay):
+    generator = np.random.default_rng(count)
+    core = RowOptimizer(rule, weight_decay=weight_decay).core(3)
+    row, grads = generator.normal(size=(8, 3)), generator.normal(size=(count, 8, 3))
+    states = generator.random((8, core.preview_dim))
+    decay, total = weight_decay * row, grads.sum(0)
+    scale = anticipate if rule == "adam" else anticipate**2
+    squares = scale * (grads**2).sum(0) + 2 * decay * anticipate * total + count * decay**2
+    squares, step, after = squares.mean(1, keepdims=True), 0.01, states
+    if rule in ("adagrad", "rowwise_adagrad"):
+        after = states + squares
+        step = 0.01 / (np.sqrt(after) + 1e-10)
+    elif rule == "adam":
+        after = 0.999**count * states + (1 - 0.999**count) / count * squares
+        moved = 1 - 0.9 * (1 - 0.9**count) / (1 - 0.9) / count  # the part that the first moment has applied
+        step = 0.01 / (1 - 0.9**5) / (np.sqrt(after / (1 - 0.999**5)) + 1e-8) * moved
+    expected = row - step * (anticipate * total + count * decay), after
+    found = row.astype(np.float32), states.astype(np.float32)
+    cache, clocks = _C.RowCache(32, core, "lfu"), np.arange(8, dtype=np.int32)
+    cache.set_step(0.01, 5)
+    counts = np.full(8, count, np.int32)
+    cache.preview(np.arange(8), *found, clocks, sums_of(rule, grads), counts, float(anticipate))
+    assert all(np.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(found, expected))
+    assert (clocks == np.arange(8) + count).all()
 
 
 def sums_of(rule, grads):
@@ -790,9 +974,7 @@ def test_an_owner_merges_pushes_as_the_reference_does(rule, weight_decay):
     core = RowOptimizer(rule, weight_decay=weight_decay).core(dim)
     weight, state = draw.normal(size=(num_rows, dim)).astype(np.float32), np.zeros((num_rows, core.state_dim), "f4")
     rows = [MergedRow(rule, row, weight_decay) for row in weight.tolist()]
-    owner = _C.PushApplier(
-        np.zeros((0, 4096), np.uint8), weight, state, np.zeros(num_rows, np.int32), np.zeros(num_rows, np.uint8), core
-    )
+    owner = owner_of(core, weight, state)
     owner.set_step([0.01] * 4, 1)
     for number in range(200):
         row, now = int(draw.integers(num_rows)), 5 + number // 4
@@ -813,9 +995,7 @@ def test_an_owner_merges_pushes_as_the_reference_does(rule, weight_decay):
 def test_gradients_that_nearly_cancel_make_no_large_step(rule):
     num_rows, core = 20000, RowOptimizer(rule).core(1)
     weight, state = np.zeros((num_rows, 1), np.float32), np.zeros((num_rows, core.state_dim), np.float32)
-    owner = _C.PushApplier(
-        np.zeros((0, 4096), np.uint8), weight, state, np.zeros(num_rows, np.int32), np.zeros(num_rows, np.uint8), core
-    )
+    owner = owner_of(core, weight, state)
     owner.set_step([0.01], 1)
     rows, ones = np.arange(num_rows), np.ones(num_rows, np.int32)
     grads = np.random.default_rng(0).uniform(1e-4, 1e-3, (num_rows, 1)).astype(np.float32)
@@ -838,10 +1018,7 @@ def test_the_state_is_that_of_s_0_on_average_for_gradients_with_a_common_part(ru
             core.apply_touched(
                 *exact, np.zeros(num_rows, np.int32), grads[:, step].sum(0).astype(np.float32), np.ones(num_rows, "f4")
             )
-        owner = _C.PushApplier(
-            np.zeros((0, 4096), np.uint8), weight, state, np.zeros(num_rows, np.int32), np.zeros(num_rows, np.uint8),
-            core,
-        )  # fmt: skip
+        owner = owner_of(core, weight, state)
         rows, begin = np.arange(num_rows), [0] * num_ranks
         for end in range(1, num_steps + 1):
             for rank in range(num_ranks):
@@ -859,15 +1036,16 @@ def test_the_state_is_that_of_s_0_on_average_for_gradients_with_a_common_part(ru
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("rule, torch_rule", [("sgd", "SGD"), ("adagrad", "Adagrad"), ("adam", "Adam")])
-def test_sums_over_one_iteration_make_the_steps_of_torch(rule, torch_rule, weight_decay):
+def test_pushes_of_one_iteration_make_the_steps_of_torch(rule, torch_rule, weight_decay):
     generator = torch.Generator().manual_seed(0)
     expected = torch.nn.Parameter(torch.randn(8, 3, generator=generator))
     optimizer = getattr(torch.optim, torch_rule)([expected], lr=0.1, weight_decay=weight_decay)
     core = RowOptimizer(rule, weight_decay=weight_decay).core(3)
     row, state = expected.detach().numpy().copy(), np.zeros((8, core.state_dim), np.float32)
-    for step in range(5):
+    owner = owner_of(core, row, state)
+    for step in range(1, 6):
         expected.grad = torch.randn(8, 3, generator=generator)
         optimizer.step()
-        core.set_step(0.1, step + 1)
-        core.apply_sums(row, state, sums_of(rule, expected.grad.numpy()[None]), 1)
+        owner.set_step([0.1], step)
+        push(owner, core, sums_of(rule, expected.grad.numpy()[None]), 1, step)
     assert np.abs(row - expected.detach().numpy()).max() < 1e-6

@@ -310,7 +310,7 @@ class Driver:
 def make_table(world: World, case: Case) -> EmbeddingTable:
     options = dict(case.options)
     optimizer = RowOptimizer(case.rule, LR[case.rule], 0.01, schedule=Schedule("cosine", 5, 2 * case.num_steps))
-    staleness = Staleness(case.staleness, options.pop("growth", None), options.pop("anticipate", None))
+    staleness = Staleness(case.staleness, options.pop("growth", None), options.pop("anticipate", None), 0.0)
     cache = CacheSettings(
         options.pop("capacity_rows", CAPACITY_ROWS),
         policy=options.pop("policy", "lfu"),

@@ -4,8 +4,6 @@ slow.
 table.exchange=toy_transport.Pickled
 """
 
-import numpy as np
-
 from hetmpi.comm.two_sided import OwnerRequest, TwoSided, joined
 
 
@@ -18,13 +16,8 @@ class Pickled(TwoSided):
         letters = [None] * size
         for rank in self._remote:
             parts = [message.route.of(rank) for message in held]
-            sums = (
-                np.concatenate([np.empty(0, np.int64), *(rows for rows, _ in parts)]),
-                joined(held, parts, "values", (self._sum_dim,)),
-            )
-            steps = joined(held, parts, "steps", (2,)) if self._has_steps else None
-            times = joined(held, parts, "clocks"), joined(held, parts, "counts"), steps
-            letters[rank] = (*sums, *times), (pull.route.of(rank)[0], requests[rank].known, pull.bound)
+            pushes = joined(held, parts, self._record)
+            letters[rank] = pushes, (pull.route.of(rank)[0], requests[rank].known, pull.bound)
         self._letters = self._comm.alltoall(letters)
         return requests
 

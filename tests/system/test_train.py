@@ -232,6 +232,17 @@ def test_held_out_samples_of_one_class_give_no_auc_and_a_reason(tmp_path):
     assert summary(tmp_path)["auc"] is None and summary(tmp_path)["log_loss"] > 0
 
 
+@pytest.mark.parametrize("drift, costs", [(0, True), (0.5, False)])
+def test_train_warns_of_a_bound_that_costs_accuracy(drift, costs):
+    settings = ["steps=2", "table.staleness=100", f"table.drift={drift}", "table.cache.admit=all"]
+    outcome = train(2, *SMALL, *settings)
+    assert outcome.code == 0, outcome.text
+    warning = (
+        "hetmpi: table.staleness=100 with table.drift=0 may cost more than .002 of AUC (docs/results.md): table.drift"
+    )
+    assert outcome.text.count(warning) == costs and ("may cost" in outcome.text) == costs
+
+
 def test_data_that_hold_out_nothing_are_trained_on_and_it_is_told(tmp_path):
     sized = ["data._target_=broken_data.Sized", "data.num_valid=0", "~data.scale", "~data.zipf"]
     outcome = train(2, *SMALL[1:], *sized, f"run.dir={tmp_path}")

@@ -89,6 +89,8 @@ def test_the_run_folder_names_model_and_data():
         "train.profile=maybe",
         "table.staleness_growth=0",
         "table.anticipate=-1",
+        "table.drift=-1",
+        "table.drift=inf",
         "table.cache.policy=fifo",
         "table.exchange=mail",
         "table.cache.admit=some",

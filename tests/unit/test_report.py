@@ -147,7 +147,8 @@ def notes(page, *words):
 def trained(tmp_path_factory):
     """A run of two ranks with a cache."""
     folder = tmp_path_factory.mktemp("trained")
-    cached = ["table.staleness=100", "table.cache.admit=all", "table.cache.capacity_fraction=0.5", "eval.every_steps=2"]
+    bound = ["table.staleness=100", "table.drift=0"]  # nothing is pushed before a bound of 100 is reached
+    cached = [*bound, "table.cache.admit=all", "table.cache.capacity_fraction=0.5", "eval.every_steps=2"]
     outcome = train(2, *SMALL, *cached, f"run.dir={folder}")
     assert outcome.code == 0, outcome.text
     return folder
