@@ -1,7 +1,11 @@
-"""Samples of a data set, and batches for model and table. B samples, F fields, U unique keys."""
+"""Samples of a data set, and batches for model and table.
+
+B samples, F features of one value and G of several values per sample, U unique keys of a table.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,13 +17,29 @@ from hetmpi.errors import UserError
 
 
 @dataclass
+class Bag:
+    """The values of a feature with several values per sample: sample b has values[offsets[b] : offsets[b + 1]]."""
+
+    values: np.ndarray  # (n,) int64 keys
+    offsets: np.ndarray  # (B + 1,) int64, from 0 to n
+
+    def __getitem__(self, rows: slice | np.ndarray) -> Bag:
+        """The values of the samples at `rows`."""
+        starts, sizes = self.offsets[:-1][rows], np.diff(self.offsets)[rows]
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], sizes)
+        return Bag(self.values[places], offsets)
+
+
+@dataclass
 class Samples:
     """Raw samples."""
 
-    ids: np.ndarray  # (B, F) int64 keys, 0 <= key < num_rows
+    ids: np.ndarray  # (B, F) int64 keys, 0 <= key < num_rows of the feature's table
     dense: np.ndarray  # (B, num_dense) float32
-    label: np.ndarray  # (B,) float32, 0 or 1
+    label: np.ndarray  # (B,) float32; for click-through 0 or 1
     teacher: np.ndarray | None = None  # (B,) float32, true probability of label 1, if known
+    bags: tuple[Bag, ...] = ()  # (G,)
 
     def __len__(self) -> int:
         return len(self.label)
@@ -27,7 +47,18 @@ class Samples:
     def __getitem__(self, rows: slice | np.ndarray) -> Samples:
         """The samples at `rows`."""
         teacher = None if self.teacher is None else self.teacher[rows]
-        return Samples(self.ids[rows], self.dense[rows], self.label[rows], teacher)
+        return Samples(self.ids[rows], self.dense[rows], self.label[rows], teacher, tuple(b[rows] for b in self.bags))
+
+
+def concatenate(parts: Sequence[Samples]) -> Samples:
+    """The samples of all parts, at least one, in order. Without `teacher`."""
+    ids, dense, label = (np.concatenate([getattr(part, name) for part in parts]) for name in ("ids", "dense", "label"))
+    return Samples(ids, dense, label, bags=tuple(map(concatenate_bags, zip(*(part.bags for part in parts)))))
+
+
+def concatenate_bags(parts: Sequence[Bag]) -> Bag:
+    sizes = np.concatenate([np.diff(part.offsets) for part in parts])
+    return Bag(np.concatenate([part.values for part in parts]), np.concatenate([[0], np.cumsum(sizes)]))
 
 
 @dataclass

@@ -1,0 +1,92 @@
+"""Categorical features of a source, and the tables that hold their rows.
+
+A source has one table with F features of one value each, or it describes its features (arrange): features of several
+values, several tables, and tables with their own width, optimizer or cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+TABLE = "table"  # name of the table with the model's width and the run's settings
+POOLS = ("sum", "mean")
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A categorical feature. Its keys are first <= key < first + rows of `table`.
+
+    pool  None: one value per sample; "sum" or "mean" of the rows of its values, zeros for a sample without values"""
+
+    name: str
+    table: str
+    first: int
+    rows: int
+    pool: str | None = None
+
+
+@dataclass(frozen=True)
+class FeatureTable:
+    """A table of a source.
+
+    field_rows    rows of each range of keys that one feature, or several that share rows, use
+    dim           numbers per row; None: the width that the model reads
+    optim, cache  settings that replace those of `optim` and `table.cache` for this table"""
+
+    field_rows: tuple[int, ...]
+    dim: int | None = None
+    optim: Mapping[str, Any] = field(default_factory=dict)
+    cache: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.field_rows)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A categorical feature before its rows have a place.
+
+    share  name of the feature whose rows it uses; rows, dim, optim and cache are then those of that feature"""
+
+    name: str
+    rows: int
+    pool: str | None = None
+    share: str | None = None
+    dim: int | None = None
+    optim: Mapping[str, Any] = field(default_factory=dict)
+    cache: Mapping[str, Any] = field(default_factory=dict)
+
+
+def arrange(wanted: Sequence[Wanted]) -> tuple[list[Feature], dict[str, FeatureTable]]:
+    """Features with a place in a table, those of one value first, otherwise in the order given; and the tables by name.
+    Features of equal dim, optim and cache share a table.
+
+    REQUIRES: names are unique, and `share` names a feature that shares no other's rows."""
+    kinds: list[tuple] = []
+    rows: dict[str, list[int]] = {}
+    place: dict[str, tuple[str, int, int]] = {}
+    for one in (one for one in wanted if one.share is None):
+        kind = one.dim, dict(one.optim), dict(one.cache)
+        if kind not in kinds:
+            kinds.append(kind)
+        table = table_name(kinds, kind)
+        of_table = rows.setdefault(table, [])
+        place[one.name] = table, sum(of_table), one.rows
+        of_table.append(one.rows)
+    ordered = sorted(wanted, key=lambda one: one.pool is not None)
+    features = [Feature(one.name, *place[one.share or one.name], one.pool) for one in ordered]
+    tables = {table_name(kinds, kind): FeatureTable(tuple(rows[table_name(kinds, kind)]), *kind) for kind in kinds}
+    return features, tables
+
+
+def table_name(kinds: list[tuple], kind: tuple) -> str:
+    """TABLE for features without settings of their own; otherwise the width, and a number if others have it too."""
+    dim, optim, cache = kind
+    if dim is None and not optim and not cache:
+        return TABLE
+    name = TABLE if dim is None else f"dim{dim}"
+    number = kinds.index(kind) - next(i for i, other in enumerate(kinds) if other[0] == dim)
+    return f"{name}-{number + 1}" if number or dim is None else name
