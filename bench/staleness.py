@@ -231,9 +231,9 @@ def train(world, hvd, settings: dict, variant: Variant, batches: Batches, target
     last_step = settings["steps"] if target is None else int(settings["patience"] * settings["steps"])
     for step in range(last_step):
         batch = batches.at(step)
-        rows = table.read(batch.keys).requires_grad_()
+        rows = table.read(batch.keys["table"]).requires_grad_()
         criterion(model(rows, batch), batch.label).backward()
-        table.write(batch.keys, rows.grad / world.size)
+        table.write(batch.keys["table"], rows.grad / world.size)
         dense.step(step)
         if (step + 1) % settings["eval_every"] == 0:
             seconds += time.perf_counter() - began
@@ -256,7 +256,9 @@ def evaluate(world, table, model, batches: Batches) -> float:
 
     table.flush()
     with torch.no_grad():
-        parts = [(batch.label.numpy(), model(table.peek(batch.keys), batch).numpy()) for batch in batches.held_out]
+        parts = [
+            (batch.label.numpy(), model(table.peek(batch.keys["table"]), batch).numpy()) for batch in batches.held_out
+        ]
     gathered = world.comm.gather([np.concatenate(column) for column in zip(*parts)])
     score = auc(*[np.concatenate(column) for column in zip(*gathered)]) if world.rank == 0 else None
     return world.comm.bcast(score)

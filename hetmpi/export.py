@@ -5,7 +5,9 @@ hetmpi export CHECKPOINT OUT [rows=npy|parquet|none] [dense=torchscript|onnx|non
 OUT/rows.npy         (num_rows, dim) float32, row k for key k; numpy.load(..., mmap_mode="r") opens files larger than
                      memory
 OUT/rows.parquet     columns key (int64) and weight (fixed-size list of float32), in the order of keys
-OUT/dense.torchscript  forward(rows (U, dim), index (B, F) int64 into them, dense (B, num_dense)) -> logits (B,)
+OUT/dense.torchscript  forward(rows (U, dim), index (B, F) int64 into them, dense (B, num_dense)) -> logits (B,); with
+                     several tables or values forward(rows of each table in turn, index, dense, and for each feature of
+                     several values index (n,) and offsets (B + 1,)), where indices count the rows of all tables
 OUT/dense.onnx       the same for any B and U, inputs rows, index, dense, output logits; needs pip install onnx
                      onnxscript
 """
@@ -24,7 +26,7 @@ import torch
 from hetmpi.checkpoint.manifest import brief, read_manifest, tables_of
 from hetmpi.checkpoint.shard_files import shards_of
 from hetmpi.errors import UserError
-from hetmpi.run.saved_model import OfTensors, Saved, dense_layers
+from hetmpi.run.saved_model import OfTensors, Saved, dense_layers, of_tensors
 
 CHOICES = {"rows": ("npy", "parquet", "none"), "dense": ("torchscript", "onnx", "none")}
 
@@ -59,14 +61,15 @@ def export(checkpoint: Path, out: Path, rows: str = "npy", dense: str = "torchsc
     shards = shards_of(checkpoint, manifest)
     for shard in [shard for of_table in shards.values() for shard in of_table]:
         shard.check()
-    name = chosen_table(checkpoint, manifest, table) if rows != "none" or dense != "none" else ""
+    name = chosen_table(checkpoint, manifest, table) if rows != "none" else ""
     out.mkdir(parents=True, exist_ok=True)
     if rows != "none":
         saved = Saved(tables_of(manifest)[name], shards[name])
         {"npy": write_npy, "parquet": write_parquet}[rows](out / f"rows.{rows}", saved)
     if dense != "none":
-        model, inputs = dense_layers(checkpoint, manifest, tables_of(manifest)[name]["dim"])
-        {"torchscript": write_torchscript, "onnx": write_onnx}[dense](out / f"dense.{dense}", model, inputs)
+        model, inputs = dense_layers(checkpoint, manifest)
+        write = {"torchscript": write_torchscript, "onnx": write_onnx}[dense]
+        write(out / f"dense.{dense}", of_tensors(model), inputs)
 
 
 def chosen_table(checkpoint: Path, manifest: dict, table: str | None) -> str:
@@ -111,6 +114,8 @@ def write_torchscript(path: Path, model: OfTensors, inputs: tuple):
 def write_onnx(path: Path, model: OfTensors, inputs: tuple):
     num_samples = torch.export.Dim("B")
     shapes = {"rows": {0: torch.export.Dim("U")}, "index": {0: num_samples}, "dense": {0: num_samples}}
+    if model.table_dims is not None:
+        raise UserError("dense=onnx supports models of one table and features of one value: use dense=torchscript")
     # it warns that torchvision, which is not needed, is missing
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with torch.no_grad(), warnings.catch_warnings():

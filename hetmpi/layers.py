@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 
 from hetmpi import _C
@@ -42,3 +45,36 @@ class LookUp(torch.autograd.Function):
             return sums, None
         no_padding = -1  # embedding's backward sorts; index_add_ on a GPU adds in any order
         return torch.ops.aten.embedding_dense_backward(grads, index, ctx.shape[0], no_padding, False), None
+
+
+class FeatureRows(torch.nn.Module):
+    """A model behind the tables of its features. It joins the rows of all tables, projects those of another width to
+    the model's (Ginart et al., "Mixed Dimension Embeddings", 2019), and pools the rows of features with several values,
+    so that the model reads one row per feature and sample.
+
+    The model reads rows (U, row_dim) and a batch as from one table; its index is (B, F + G): the features of one value,
+    then those of several."""
+
+    def __init__(self, model: torch.nn.Module, table_dims: dict[str, int], pools: Sequence[str]):
+        """table_dims: numbers per row of each table, in the order in which batches join them. pools: of the features
+        with several values, sum or mean."""
+        super().__init__()
+        self.model, self.row_dim, self.pools = model, model.row_dim, list(pools)
+        self.table_dims = dict(table_dims)
+        others = {name: dim for name, dim in table_dims.items() if dim != model.row_dim}
+        self.project = torch.nn.ModuleDict(
+            {name: torch.nn.Linear(dim, model.row_dim, bias=False) for name, dim in others.items()}
+        )
+
+    def forward(self, rows: dict[str, torch.Tensor], batch) -> torch.Tensor:
+        """rows: table -> (U, dim) float32. Returns the model's output."""
+        projected = [self.project[name](rows[name]) if name in self.project else rows[name] for name in self.table_dims]
+        joined = torch.cat(projected)  # (sum of U, row_dim)
+        pooled = [
+            torch.nn.functional.embedding_bag(index, joined, offsets, mode=pool, include_last_offset=True)
+            for (index, offsets), pool in zip(batch.bags, self.pools)
+        ]  # each (B, row_dim)
+        num = batch.index.shape[0]
+        places = torch.arange(len(pooled) * num, device=joined.device).view(len(pooled), num).T + joined.shape[0]
+        index = torch.cat([batch.index, places], dim=1)
+        return self.model(torch.cat([joined, *pooled]), replace(batch, index=index, bags=()))

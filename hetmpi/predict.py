@@ -22,12 +22,13 @@ from torch import Tensor
 from hetmpi.checkpoint.manifest import brief, read_manifest, tables_of
 from hetmpi.checkpoint.shard_files import shards_of
 from hetmpi.data.batch import Samples, to_batch
+from hetmpi.data.features import TABLE
 from hetmpi.data.source import Source
 from hetmpi.errors import LARGEST, UserError, check_integer
 from hetmpi.run import build
 from hetmpi.run.command_line import parse
 from hetmpi.run.config import advised, composed
-from hetmpi.run.saved_model import OfTensors, Saved, dense_layers
+from hetmpi.run.saved_model import OfTensors, Saved, dense_layers, of_tensors
 
 BATCH_SIZE = 4096
 OWN = ("split", "start", "stop")  # arguments that are not settings of the run
@@ -86,7 +87,7 @@ def predict(
         check_integer("start", start, 0, most - 1)
     stop = most if stop is None else stop
     check_integer("stop", stop, start + 1, LARGEST if most is None else most)
-    dense, _ = dense_layers(checkpoint, manifest, table["dim"])
+    dense = of_tensors(dense_layers(checkpoint, manifest)[0])
     draw = getattr(source, split)
     batches = (draw(begin, min(begin + BATCH_SIZE, stop)) for begin in range(start, stop, BATCH_SIZE))
     found = np.concatenate(
@@ -114,8 +115,9 @@ def logits_of(batches: Iterable[Samples], saved: Saved, dense: OfTensors) -> Ite
     """The logits (B,) of each batch of samples."""
     for samples in batches:
         batch = to_batch(samples)
-        rows = np.empty((len(batch.keys), saved.dim), np.float32)
-        saved.read(batch.keys.numpy(), rows)
+        keys = batch.keys[TABLE].numpy()
+        rows = np.empty((len(keys), saved.dim), np.float32)
+        saved.read(keys, rows)
         yield dense(torch.from_numpy(rows), batch.index, batch.dense)
 
 

@@ -404,7 +404,7 @@ class Training:
         self.checkpoints.check()
         if must or self.saving.is_due(step, self.total_steps):
             self.spans.now("checkpoint")
-            about = self.saving.about(self.task.model_arguments(self.config.table.dim))
+            about = self.saving.about(self.task.model_arguments(self.config.table.dim), self.model)
             position = self.saving.position(step)
             self.checkpoints.save(position, self.tables.to_save, self.model, self.dense, about)
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hetmpi import _C
+from hetmpi.data.features import TABLE, Feature
 from hetmpi.errors import UserError
 
 
@@ -63,30 +64,35 @@ def concatenate_bags(parts: Sequence[Bag]) -> Bag:
 
 @dataclass
 class Batch:
-    """Samples with their keys made unique, as torch tensors."""
+    """Samples with their keys made unique, as torch tensors. Indices are places in the rows of all tables, joined in
+    the order of `keys`: with one table its U rows."""
 
-    keys: Tensor  # (U,) int64, unique, in order of first appearance
-    index: Tensor  # (B, F) int64 into keys
+    keys: dict[str, Tensor]  # table -> (U,) int64, unique, in order of first appearance
+    index: Tensor  # (B, F) int64 of the features of one value
     dense: Tensor  # (B, num_dense) float32
     label: Tensor  # (B,) float32
     teacher: Tensor | None = None  # (B,) float32
+    bags: tuple[tuple[Tensor, Tensor], ...] = ()  # (G,) of index (n,) int64 and offsets (B + 1,) int64
 
     def on(self, device: torch.device) -> Batch:
         """The batch with the tensors that a model reads on `device`, for use in its current stream."""
-        parts = {name: getattr(self, name).to(device, non_blocking=True) for name in ("index", "dense", "label")}
+        index, dense, label, *bags = (
+            part.to(device, non_blocking=True) for part in (self.index, self.dense, self.label, *sum(self.bags, ()))
+        )
         if device.type == "cuda":
             # Another stream may have created the tensors: their memory must not be reused before this one is done.
-            for part in parts.values():
+            for part in (index, dense, label, *bags):
                 part.record_stream(torch.cuda.current_stream(device))
-        return replace(self, **parts)
+        return replace(self, index=index, dense=dense, label=label, bags=tuple(zip(bags[::2], bags[1::2])))
 
 
 class SamplesError(UserError, TypeError):
     """Samples whose arrays have a wrong dtype or shape."""
 
 
-def check_samples(samples: Samples):
-    """Raises SamplesError if an array has another dtype or shape than Samples documents."""
+def check_samples(samples: Samples, num_bags: int = 0):
+    """Raises SamplesError if an array has another dtype or shape than Samples documents, or if there are not `num_bags`
+    bags."""
     ids, num = samples.ids, len(samples.ids)
     if ids.dtype != np.int64 or ids.ndim != 2:
         raise SamplesError(f"Samples: ids must be int64 of shape (B, F), got {ids.dtype} {ids.shape}")
@@ -94,17 +100,56 @@ def check_samples(samples: Samples):
         if array.dtype != np.float32 or array.ndim != num_axes or len(array) != num:
             shape = f"({num}, num_dense)" if num_axes == 2 else f"({num},)"
             raise SamplesError(f"Samples: {name} must be float32 of shape {shape}, got {array.dtype} {array.shape}")
+    if len(samples.bags) != num_bags:
+        raise SamplesError(f"Samples: expected {num_bags} bags, one per feature with pool, got {len(samples.bags)}")
+    for values, offsets in ((bag.values, bag.offsets) for bag in samples.bags):
+        if values.dtype != np.int64 or values.ndim != 1:
+            raise SamplesError(f"Bag: values must be int64 of shape (n,), got {values.dtype} {values.shape}")
+        if offsets.dtype != np.int64 or offsets.shape != (num + 1,):
+            raise SamplesError(f"Bag: offsets must be int64 of shape ({num + 1},), got {offsets.dtype} {offsets.shape}")
+        if offsets[0] != 0 or offsets[-1] != len(values) or (np.diff(offsets) < 0).any():
+            raise SamplesError(f"Bag: offsets must rise from 0 to {len(values)}, the number of values")
 
 
 def to_batch(samples: Samples) -> Batch:
-    """The batch of `samples`. Raises SamplesError as check_samples."""
+    """The batch of samples with features of one value in one table. Raises SamplesError as check_samples."""
     check_samples(samples)
     ids = samples.ids
     keys, index = _C.unique(np.ascontiguousarray(ids).reshape(-1))
-    return Batch(
-        keys=torch.from_numpy(keys),
-        index=torch.from_numpy(index).view(ids.shape),
-        dense=torch.from_numpy(samples.dense),
-        label=torch.from_numpy(samples.label),
-        teacher=None if samples.teacher is None else torch.from_numpy(samples.teacher),
-    )
+    return batch_of(samples, {TABLE: torch.from_numpy(keys)}, torch.from_numpy(index).view(ids.shape))
+
+
+def batch_of(samples: Samples, keys: dict[str, Tensor], index: Tensor, bags=()) -> Batch:
+    teacher = None if samples.teacher is None else torch.from_numpy(samples.teacher)
+    return Batch(keys, index, torch.from_numpy(samples.dense), torch.from_numpy(samples.label), teacher, bags)
+
+
+class FeatureBatches:
+    """Makes batches of samples with these features. Thread-safe."""
+
+    def __init__(self, features: Sequence[Feature], tables: Sequence[str]):
+        """tables: names, in the order in which their rows are joined."""
+        singles = [feature for feature in features if feature.pool is None]
+        bags = [feature for feature in features if feature.pool is not None]
+        self._num_bags = len(bags)
+        self._columns = {name: [i for i, feature in enumerate(singles) if feature.table == name] for name in tables}
+        self._bags = {name: [i for i, feature in enumerate(bags) if feature.table == name] for name in tables}
+
+    def __call__(self, samples: Samples) -> Batch:
+        """The batch of `samples`. Raises SamplesError as check_samples."""
+        check_samples(samples, self._num_bags)
+        index, bags = np.empty(samples.ids.shape, np.int64), [np.empty(0, np.int64)] * self._num_bags
+        keys, num_rows = {}, 0
+        for name, columns in self._columns.items():
+            ids = samples.ids[:, columns]  # (B, features of this table)
+            parts = [ids.reshape(-1), *(samples.bags[i].values for i in self._bags[name])]
+            found, places = _C.unique(np.concatenate(parts))
+            places += num_rows
+            index[:, columns] = places[: ids.size].reshape(ids.shape)
+            ends = np.cumsum([part.size for part in parts])
+            for i, begin, end in zip(self._bags[name], ends, ends[1:]):
+                bags[i] = places[begin:end]
+            keys[name] = torch.from_numpy(found)
+            num_rows += len(found)
+        offsets = (torch.from_numpy(bag.offsets) for bag in samples.bags)
+        return batch_of(samples, keys, torch.from_numpy(index), tuple(zip(map(torch.from_numpy, bags), offsets)))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow.parquet as pq
 
-from hetmpi.data.batch import Samples
+from hetmpi.data.batch import Samples, concatenate
 from hetmpi.data.prepare import MAX_BAD_ROWS, default_cache, find_manifest, finish, prepare
 from hetmpi.data.raw import DENSE_NAMES, FIELD_NAMES, NUM_DENSE, NUM_FIELDS, absolute
 from hetmpi.data.source import check_slice
@@ -93,12 +93,13 @@ class Criteo:
             last = min(first + stop - start, self.num_train)
             parts += self._train.read(self._order(epoch), first, last, functools.partial(self._permutation, epoch))
             start += last - first
-        return join(parts)
+        return concatenate(parts or [NO_SAMPLES])
 
     def valid(self, start: int, stop: int) -> Samples:
         """Held-out positions [start, stop), in the order of the prepared files."""
         check_slice(start, stop, self.num_valid)
-        return join(self._valid.read(self._valid_order, start, stop, lambda group: np.arange(self._valid.rows[group])))
+        parts = self._valid.read(self._valid_order, start, stop, lambda group: np.arange(self._valid.rows[group]))
+        return concatenate(parts or [NO_SAMPLES])
 
     def _open(self, manifest: dict) -> None:
         self.field_rows = list(self._given_rows or map(self._rows_for, manifest["distinct"]))
@@ -179,10 +180,3 @@ class Order(NamedTuple):
 
     groups: np.ndarray  # (num_groups,) int64
     ends: np.ndarray  # (num_groups,) int64
-
-
-def join(parts: list[Samples]) -> Samples:
-    """The concatenated samples of all parts."""
-    parts = parts or [NO_SAMPLES]
-    arrays = (np.concatenate([getattr(part, name) for part in parts]) for name in ("ids", "dense", "label"))
-    return Samples(*arrays)

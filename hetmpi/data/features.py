@@ -88,5 +88,5 @@ def table_name(kinds: list[tuple], kind: tuple) -> str:
     if dim is None and not optim and not cache:
         return TABLE
     name = TABLE if dim is None else f"dim{dim}"
-    number = kinds.index(kind) - next(i for i, other in enumerate(kinds) if other[0] == dim)
+    number = sum(other[0] == dim for other in kinds[: kinds.index(kind)])
     return f"{name}-{number + 1}" if number or dim is None else name

@@ -9,6 +9,7 @@ import torch
 
 from hetmpi import _C
 from hetmpi.data.batch import Batch, Samples, check_samples
+from hetmpi.data.features import TABLE
 
 
 class GpuBatches:
@@ -31,7 +32,7 @@ class GpuBatches:
             on_host.copy_(keys[:num], non_blocking=True)
             stream.synchronize()
         teacher = None if samples.teacher is None else torch.from_numpy(samples.teacher)
-        return Batch(on_host, index.view(samples.ids.shape), dense, label, teacher)
+        return Batch({TABLE: on_host}, index.view(samples.ids.shape), dense, label, teacher)
 
     def _stream(self) -> torch.cuda.Stream:
         """Stream and unique-key workspace of this thread."""

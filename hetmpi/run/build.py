@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import hydra
@@ -17,15 +17,16 @@ from hetmpi.comm.world import World
 from hetmpi.data.source import Source
 from hetmpi.dense import DenseOptimizer
 from hetmpi.errors import UserError, doing
-from hetmpi.run.config import cache_of, staleness_of
+from hetmpi.run.config import cache_of, own_settings, staleness_of
 from hetmpi.spans import Spans
 from hetmpi.table.group import TableGroup, TableSpec
-from hetmpi.table.optim import RowOptimizer, Schedule
+from hetmpi.table.optim import ROW_RULES, RowOptimizer, Schedule
 from hetmpi.table.replicas import small_fields
 from hetmpi.table.table import EmbeddingTable
 from hetmpi.tasks.task import Task
 
 MB = 1 << 20
+OWN_OPTIM = ("rows", "rows_lr", "rows_weight_decay")  # settings that a table may have of its own
 
 
 def make(config: DictConfig, **arguments):
@@ -103,6 +104,7 @@ def make_model(config: DictConfig, task: Task) -> torch.nn.Module:
     torch.manual_seed(config.seed)
     model = make(config.model, **task.model_arguments(config.table.dim))
     task.tables(model)  # raises an error for a model that does not specify its tables
+    model = getattr(task, "complete", lambda model: model)(model)
     if next(model.parameters(), None) is None:
         raise UserError(f"{config.model._target_}: it has no parameters, give it at least one dense layer")
     return model
@@ -126,16 +128,25 @@ def make_tables(
     schedule: Schedule, device: torch.device, spans: Spans,
 ) -> TableGroup:  # fmt: skip
     """The tables of a model. replicated: as replicated_of. Collective."""
-    table, optim = config.table, config.optim
-    rule = RowOptimizer(optim.rows, optim.rows_lr, optim.rows_weight_decay, schedule=schedule)
+    table = config.table
     return TableGroup({
         name: EmbeddingTable(
-            world, spec.num_rows, spec.dim, rule, name=name, partition=table.partition, seed=config.seed,
-            init_std=table.init_std, inbox_bytes=int(table.inbox_mb * MB), staleness=staleness_of(config),
-            cache=cache_of(config), spans=spans, exchange=table.exchange, device=device, replicated=replicated[name],
+            world, spec.num_rows, spec.dim, optimizer_of(config, name, spec.optim, schedule), name=name,
+            partition=table.partition, seed=config.seed, init_std=table.init_std,
+            inbox_bytes=int(table.inbox_mb * MB), staleness=staleness_of(config),
+            cache=cache_of(config, name, spec.cache), spans=spans, exchange=table.exchange, device=device,
+            replicated=replicated[name],
         )
         for name, spec in specs.items()
     })  # fmt: skip
+
+
+def optimizer_of(config: DictConfig, name: str, own: Mapping, schedule: Schedule) -> RowOptimizer:
+    """The optimizer of a table's rows. own: its settings in place of those of `optim`. Raises UserError."""
+    values = own_settings(config.optim, own, OWN_OPTIM, f"optim of the table {name}")
+    if "rows" in own and "rows_lr" not in own:
+        values["rows_lr"] = ROW_RULES.get(own["rows"])
+    return RowOptimizer(values["rows"], values["rows_lr"], values["rows_weight_decay"], schedule=schedule)
 
 
 def make_dense(config: DictConfig, hvd, model: torch.nn.Module, schedule: Schedule, device) -> DenseOptimizer:

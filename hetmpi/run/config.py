@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from hydra import compose as hydra_compose
 from hydra._internal.hydra import Hydra
@@ -200,14 +202,36 @@ def staleness_of(config: DictConfig) -> Staleness:
     return Staleness(config.table.staleness, config.table.staleness_growth, config.table.anticipate, config.table.drift)
 
 
-def cache_of(config: DictConfig) -> CacheSettings:
-    """The cache from table.cache. The default capacity is a tenth of the rows at s >= 1, and none at s = 0, where every
-    row is written in the step that reads it, so its line is stale at the next read. Raises UserError."""
-    settings = CacheSettings(**config.table.cache)
+def cache_of(config: DictConfig, name: str = "table", own: Mapping = MappingProxyType({})) -> CacheSettings:
+    """The cache of a table from table.cache, with settings of its `own` in their place. The default capacity is a tenth
+    of the rows at s >= 1, and none at s = 0, where every row is written in the step that reads it, so its line is stale
+    at the next read. Raises UserError."""
+    values = own_settings(config.table.cache, own, tuple(config.table.cache), f"cache of the table {name}")
+    if {"capacity_rows", "capacity_fraction"} & set(own):
+        values |= {"capacity_rows": None, "capacity_fraction": None, **own}
+    settings = CacheSettings(**values)
     if settings.capacity_rows is None and settings.capacity_fraction is None:
         fraction = 0.0 if config.table.staleness == 0 else DEFAULT_CAPACITY_FRACTION
         return replace(settings, capacity_fraction=fraction)
     return settings
+
+
+def own_settings(group: DictConfig, own: Mapping, names: Sequence[str], place: str) -> dict:
+    """The settings of a group with those that a table has of its `own`. Raises UserError for other names than `names`
+    and values that the settings do not allow."""
+    unknown = sorted(set(own) - set(names))
+    if unknown:
+        raise UserError(f"{place}: there is no {unknown[0]}: it may have {', '.join(names)}")
+    above = {"optim": "optim", "cache": "table.cache"}[place.split()[0]]
+    of_key = {setting.key: setting for setting in declared()}
+    for key, value in own.items():
+        setting = of_key[f"{above}.{key}"]
+        if value is not None or not setting.is_optional:
+            try:
+                check_value(setting, value)
+            except ValueError as error:
+                raise UserError(f"{place}: {error}") from error
+    return {**group, **own}
 
 
 def check_model(model: DictConfig):

@@ -8,11 +8,13 @@ import numpy as np
 import torch
 
 from hetmpi.checkpoint.dense_state import attempt, read_state
-from hetmpi.checkpoint.manifest import DENSE, Entries, brief
+from hetmpi.checkpoint.manifest import DENSE, Entries, brief, tables_of
 from hetmpi.checkpoint.shard_files import ShardFiles, collect
 from hetmpi.comm.route import Route, make_partition
 from hetmpi.data.batch import Batch
+from hetmpi.data.features import POOLS, TABLE
 from hetmpi.errors import UserError
+from hetmpi.layers import FeatureRows
 
 MOST_FIELDS = 1 << 20  # also the maximum for numbers in a row
 BLOCK_BYTES = 256 << 20  # rows in memory at a time; for each block the files of all shards are opened once
@@ -40,42 +42,80 @@ class Saved:
 
 
 class OfTensors(torch.nn.Module):
-    """A model whose inputs are only tensors, without a Batch."""
+    """A model whose inputs are only tensors, without a Batch. With joined tables (hetmpi/layers.py, FeatureRows) these
+    are the rows of each table, index, dense, and index and offsets of each feature with several values."""
 
     def __init__(self, model: torch.nn.Module):
         super().__init__()
         self.model = model
+        self.table_dims = model.table_dims if isinstance(model, FeatureRows) else None
 
     def forward(self, rows, index, dense):
-        return self.model(rows, Batch(None, index, dense, None))
+        return self.model(rows, Batch({}, index, dense, None))
 
 
-def dense_layers(checkpoint: Path, manifest: dict, dim: int) -> tuple[OfTensors, tuple]:
-    """The dense layers of a checkpoint that the trainer wrote, and example inputs: two samples with rows of `dim`.
-    Raises UserError if the manifest does not describe the model, or describes one that does not fit the weights in
-    dense.pt."""
+class OfJoinedTensors(OfTensors):
+    def forward(self, *inputs):
+        num_tables = len(self.table_dims)
+        rows, (index, dense, *bags) = dict(zip(self.table_dims, inputs)), inputs[num_tables:]
+        return self.model(rows, Batch({}, index, dense, None, bags=tuple(zip(bags[::2], bags[1::2]))))
+
+
+def of_tensors(model: torch.nn.Module) -> OfTensors:
+    return OfJoinedTensors(model) if isinstance(model, FeatureRows) else OfTensors(model)
+
+
+def dense_layers(checkpoint: Path, manifest: dict) -> tuple[torch.nn.Module, tuple]:
+    """The dense layers of a checkpoint that the trainer wrote, in eval mode, and example inputs of of_tensors(model):
+    two samples. Raises UserError if the manifest does not describe the model, or describes one that does not fit the
+    weights in dense.pt."""
     if "model_config" not in manifest:
         raise UserError(f"{checkpoint} does not describe its model: export only its rows with dense=none")
     said = Entries(f"{checkpoint}: manifest.json", manifest)
     config, sizes = said.part("model_config"), said.part("model_sizes")
     arguments = {name: sizes.integer(name, 0, MOST_FIELDS) for name in ("num_fields", "num_dense", "dim")}
+    joined = joined_of(said, manifest) if "joined" in manifest else None
     state = read_state(checkpoint / DENSE, manifest["size"])
     if "model" not in state:
         raise UserError(f"{checkpoint / DENSE} has no model: export only the rows with dense=none")
-    rows = torch.zeros(arguments["num_fields"] + 1, dim)  # at least 2 rows: ONNX would export a size of 1 as constant
-    index = torch.arange(arguments["num_fields"]).repeat(2, 1)
-    inputs = rows, index, torch.zeros(2, arguments["num_dense"])
+    inputs = example(arguments, joined, [table["dim"] for table in tables_of(manifest).values()])
     made = []
 
     def build():
         model = instantiate_model(config.values, arguments)
+        if joined is not None:
+            model = FeatureRows(model, *joined)
         model.load_state_dict(state["model"])
-        made.append(OfTensors(model).eval())
+        made.append(model.eval())
         with torch.no_grad():
-            made[0](*inputs)
+            of_tensors(model)(*inputs)
 
     attempt(f"{checkpoint}: the model in its manifest", build)
     return made[0], inputs
+
+
+def joined_of(said: Entries, manifest: dict) -> tuple[dict[str, int], list[str]]:
+    """Table dims and pools, the arguments of FeatureRows."""
+    joined = said.part("joined")
+    names, pools = joined.get("tables"), joined.get("pools")
+    tables = tables_of(manifest)
+    dims = {name or TABLE: table["dim"] for name, table in tables.items()}
+    if not isinstance(names, list) or sorted(map(str, names)) != sorted(dims):
+        raise joined.refusal("tables", f"a list of {', '.join(sorted(dims))}")
+    if not isinstance(pools, list) or len(pools) > MOST_FIELDS or not all(pool in POOLS for pool in pools):
+        raise joined.refusal("pools", f"a list of {' and '.join(POOLS)}")
+    return {name: dims[name] for name in names}, pools
+
+
+def example(sizes: dict[str, int], joined: tuple | None, dims: list[int]) -> tuple[torch.Tensor, ...]:
+    """Inputs of of_tensors(model) for two samples."""
+    num_bags = len(joined[1]) if joined else 0
+    num_singles = max(0, sizes["num_fields"] - num_bags)
+    # at least 2 rows: ONNX would export a size of 1 as constant
+    rows = [torch.zeros(num_singles + 2, dim) for dim in (joined[0].values() if joined else dims[:1])]
+    index, dense = torch.arange(num_singles).repeat(2, 1), torch.zeros(2, sizes["num_dense"])
+    bags = [torch.tensor([0, 1, 1]), torch.tensor([0, 2, 3])] * num_bags
+    return *rows, index, dense, *bags
 
 
 def instantiate_model(config: dict, arguments: dict) -> torch.nn.Module:

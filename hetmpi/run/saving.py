@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from omegaconf import DictConfig, OmegaConf
 
 from hetmpi.checkpoint.checkpoints import Checkpoints, Position, position_of
 from hetmpi.checkpoint.manifest import check_same, read_manifest
 from hetmpi.comm.world import World
 from hetmpi.errors import UserError
+from hetmpi.layers import FeatureRows
 
 
 class Saving:
@@ -41,10 +43,13 @@ class Saving:
             return True
         return self.is_regular and step % self.config.checkpoint.every_steps == 0
 
-    def about(self, model_arguments: dict[str, int]) -> dict:
+    def about(self, model_arguments: dict[str, int], model: torch.nn.Module) -> dict:
         """The manifest's entries about the run."""
         name, config = self.config.model_name, OmegaConf.to_container(self.config.model)
-        return {**self._kept(), "model": name, "model_config": config, "model_sizes": model_arguments}
+        about = {**self._kept(), "model": name, "model_config": config, "model_sizes": model_arguments}
+        if isinstance(model, FeatureRows):
+            about["joined"] = {"tables": list(model.table_dims), "pools": model.pools}
+        return about
 
     def samples(self, step: int) -> int:
         """Samples of the stream that `step` steps have used."""

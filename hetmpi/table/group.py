@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -21,11 +22,14 @@ class TableSpec:
 
     num_rows, dim  of the table
     field_rows     number of rows of each field, (F,), with consecutive key ranges; every rank may keep small fields
-                   whole. Empty for a table without fields"""
+                   whole. Empty for a table without fields
+    optim, cache   settings of this table that replace those of `optim` and `table.cache`"""
 
     num_rows: int
     dim: int
     field_rows: Sequence[int] = ()
+    optim: Mapping[str, Any] = field(default_factory=dict)
+    cache: Mapping[str, Any] = field(default_factory=dict)
 
 
 class TableGroup(Mapping[str, EmbeddingTable]):

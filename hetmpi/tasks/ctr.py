@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
@@ -10,55 +11,90 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hetmpi.data.batch import Batch, Samples, to_batch
+from hetmpi.data.batch import Batch, FeatureBatches, Samples, to_batch
+from hetmpi.data.features import TABLE, Feature, FeatureTable
 from hetmpi.data.gpu_batch import GpuBatches
 from hetmpi.data.source import Source
 from hetmpi.errors import UserError, doing
+from hetmpi.layers import FeatureRows
 from hetmpi.metrics import auc, log_loss, without_auc
 from hetmpi.table.group import TableSpec
-
-TABLE = "table"
 
 
 class ClickSource(Source, Protocol):
     """Requirements of this task on a source. Samples are hetmpi.data.batch.Samples.
 
-    num_rows    rows of the embedding table
-    num_fields, num_dense  categorical and numeric features
-    field_rows  (F,) rows of each field, which sum to num_rows"""
+    num_dense   numeric features
 
-    num_rows: int
-    num_fields: int
+    and of its categorical features either, for one value each and one table,
+
+    num_fields  their number
+    num_rows    rows of the embedding table
+    field_rows  (num_fields,) rows of each feature, which sum to num_rows
+
+    or
+
+    features    those of one value first, in the order of Samples.ids, then those of several, in that of Samples.bags
+    tables      their tables by name (hetmpi/data/features.py, arrange)"""
+
     num_dense: int
+    num_fields: int
+    num_rows: int
     field_rows: list[int]
+    features: list[Feature]
+    tables: dict[str, FeatureTable]
 
 
 class ClickThroughRate:
-    """See hetmpi/tasks/task.py, Task. One table, with separate rows for each field.
+    """See hetmpi/tasks/task.py, Task. Every categorical feature has its own rows, in one table or several.
 
     A model is constructed with num_fields, num_dense and dim. Its `row_dim` (int) is the width of its rows, and
-    `forward(rows, batch)` maps rows (U, row_dim) float32 and a hetmpi.data.batch.Batch to logits (B,) float32."""
+    `forward(rows, batch)` maps rows (U, row_dim) float32 and a hetmpi.data.batch.Batch to logits (B,) float32.
+
+    joins  whether a model reads joined rows (hetmpi/layers.py, FeatureRows): features with several values, several
+           tables, or another width than the model's"""
 
     def __init__(self, source: ClickSource, loss: torch.nn.Module):
         """loss(logits (B,), labels (B,)) -> ()."""
         self.source, self.criterion = source, loss
-        self.sample_bytes = 16 * source.num_fields + 4 * source.num_dense + 4  # ids, their indices among the keys, ...
-        self.keys_per_sample = {TABLE: source.num_fields}
+        self.features: list[Feature] | None = getattr(source, "features", None)
+        self.num_fields = source.num_fields if self.features is None else len(self.features)
+        self.sample_bytes = 16 * self.num_fields + 4 * source.num_dense + 4  # ids, their indices among the keys, ...
+        counted = Counter(feature.table for feature in self.features or [])
+        self.keys_per_sample = {TABLE: self.num_fields} if self.features is None else dict(counted)
+        self.joins = self.features is not None and (
+            len(source.tables) > 1
+            or any(feature.pool is not None for feature in self.features)
+            or any(table.dim is not None for table in source.tables.values())
+        )
 
     def model_arguments(self, dim: int) -> dict[str, int]:
-        return {"num_fields": self.source.num_fields, "num_dense": self.source.num_dense, "dim": dim}
+        return {"num_fields": self.num_fields, "num_dense": self.source.num_dense, "dim": dim}
+
+    def complete(self, model: torch.nn.Module) -> torch.nn.Module:
+        """The model behind the tables of its features, if they need to be joined."""
+        if not self.joins:
+            return model
+        row_dim = row_dim_of(model)
+        dims = {name: row_dim if table.dim is None else table.dim for name, table in self.source.tables.items()}
+        return FeatureRows(model, dims, [feature.pool for feature in self.features if feature.pool is not None])
 
     def tables(self, model: torch.nn.Module) -> dict[str, TableSpec]:
-        name, row_dim = type(model).__name__, getattr(model, "row_dim", None)
-        if not isinstance(row_dim, int):
-            raise UserError(f"{name}: set self.row_dim to the width of the table rows that the model reads (int)")
-        return {TABLE: TableSpec(self.source.num_rows, row_dim, self.source.field_rows)}
+        row_dim = row_dim_of(model)
+        if self.features is None:
+            return {TABLE: TableSpec(self.source.num_rows, row_dim, self.source.field_rows)}
+        return {
+            name: TableSpec(table.num_rows, table.dim or row_dim, table.field_rows, table.optim, table.cache)
+            for name, table in self.source.tables.items()
+        }
 
     def batches(self, device: torch.device) -> Callable[[Samples], Batch]:
+        if self.joins:
+            return FeatureBatches(self.features, list(self.source.tables))
         return to_batch if device.type == "cpu" else GpuBatches(device, self.source.num_rows)
 
     def keys(self, batch: Batch) -> dict[str, Tensor]:
-        return {TABLE: batch.keys}
+        return batch.keys
 
     def loss(self, forward: Callable, rows: dict[str, Tensor], batch: Batch) -> Tensor:
         logits = self._logits(forward, rows, batch)
@@ -101,9 +137,18 @@ class ClickThroughRate:
 
     def _logits(self, forward: Callable, rows: dict[str, Tensor], batch: Batch) -> Tensor:
         """The model's logits (B,). Raises UserError for another shape."""
-        logits = forward(rows[TABLE], batch)
+        logits = forward(rows if self.joins else rows[TABLE], batch)
         if logits.shape != batch.label.shape:
             raise UserError(
                 f"the model's forward must return logits of shape {tuple(batch.label.shape)}, got {tuple(logits.shape)}"
             )
         return logits
+
+
+def row_dim_of(model: torch.nn.Module) -> int:
+    """The width of the rows that a model reads. Raises UserError for a model that does not say it."""
+    row_dim = getattr(model, "row_dim", None)
+    if not isinstance(row_dim, int):
+        name = type(model).__name__
+        raise UserError(f"{name}: set self.row_dim to the width of the table rows that the model reads (int)")
+    return row_dim

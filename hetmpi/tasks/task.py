@@ -30,6 +30,9 @@ class Task(Protocol):
     def model_arguments(self, dim: int) -> dict[str, int]:
         """Arguments of the model's constructor in addition to its own settings. dim: table.dim of the settings."""
 
+    def complete(self, model: torch.nn.Module) -> torch.nn.Module:
+        """The model with layers that the task adds to it. Optional: without this method the model stays as it is."""
+
     def tables(self, model: torch.nn.Module) -> dict[str, TableSpec]:
         """The tables that a model reads, by name. Raises UserError for a model that does not specify them."""
 

@@ -138,7 +138,8 @@ def test_python_calls_it_with_tensors_and_a_stream():
 def test_batches_made_on_the_gpu_are_those_of_the_cpu():
     samples = Synthetic(0, scale=0.001).train(0, 300)
     on_cpu, on_gpu = to_batch(samples), GpuBatches(torch.device("cuda", 0), 1 << 40)(samples)
-    for name in ("keys", "index", "dense", "label"):
+    assert torch.equal(on_cpu.keys["table"], on_gpu.keys["table"])
+    for name in ("index", "dense", "label"):
         assert torch.equal(getattr(on_cpu, name), getattr(on_gpu, name).cpu()), name
 
 

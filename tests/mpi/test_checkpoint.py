@@ -618,7 +618,7 @@ def trained(path):
     batch = to_batch(data.valid(0, 50))
     return (
         model.eval(),
-        torch.randn(len(batch.keys), manifest["dim"], generator=torch.Generator().manual_seed(0)),
+        torch.randn(len(batch.keys["table"]), manifest["dim"], generator=torch.Generator().manual_seed(0)),
         batch,
     )
 

@@ -110,8 +110,9 @@ def small_units(monkeypatch):
 def test_a_batch_names_the_ids_by_unique_keys(synthetic):
     samples = synthetic.train(0, 500)
     batch = to_batch(samples)
-    assert len(batch.keys.unique()) == len(batch.keys) < batch.index.numel()
-    assert torch.equal(batch.keys[batch.index], torch.from_numpy(samples.ids))
+    keys = batch.keys["table"]
+    assert len(keys.unique()) == len(keys) < batch.index.numel()
+    assert torch.equal(keys[batch.index], torch.from_numpy(samples.ids))
 
 
 def test_a_batch_refuses_ids_that_are_not_int64(synthetic):

@@ -1,0 +1,49 @@
+"""Clicks: a generated click-through source with two features of several values, three widths of rows and two row
+optimizers. data._target_=click_features.Clicks"""
+
+import numpy as np
+
+from hetmpi.data.batch import Bag, Samples
+from hetmpi.data.features import Wanted, arrange
+
+WANTED = [
+    Wanted("tags", 40, pool="mean", dim=4, optim={"rows": "sgd", "rows_lr": 0.5}),
+    Wanted("user", 100),
+    Wanted("clicked", 0, pool="sum", share="item"),
+    Wanted("item", 60, dim=12),
+    Wanted("city", 20, dim=4, optim={"rows": "sgd", "rows_lr": 0.5}),
+    Wanted("hour", 24),
+]
+MOST_VALUES = 4
+
+
+class Clicks:
+    """Sample i depends on (seed, i) alone. A fifth of the bags is empty; values repeat within bags."""
+
+    name, num_dense, num_train, num_valid = "clicks", 3, 2000, 300
+
+    def __init__(self, seed=0, **_):
+        self.seed = seed
+        self.features, self.tables = arrange(WANTED)
+
+    def prepare(self, rank, size, barrier):
+        barrier()
+
+    def train(self, start, stop):
+        drawn = [np.random.default_rng((self.seed, position)) for position in range(start, stop)]
+        singles = [feature for feature in self.features if feature.pool is None]
+        ids = np.array([[f.first + rng.integers(f.rows) for f in singles] for rng in drawn], np.int64)
+        ids = ids.reshape(-1, len(singles))
+        bags = tuple(self._bag(feature, drawn) for feature in self.features if feature.pool is not None)
+        dense = np.array([rng.random(self.num_dense) for rng in drawn], np.float32)
+        label = (np.array([rng.random() for rng in drawn]) < (ids[:, 0] % 2) * 0.5 + 0.2).astype(np.float32)
+        return Samples(ids, dense.reshape(-1, self.num_dense), label, bags=bags)
+
+    def valid(self, start, stop):
+        return self.train(10**6 + start, 10**6 + stop)
+
+    def _bag(self, feature, drawn):
+        sizes = [int(rng.integers(MOST_VALUES + 1)) for rng in drawn]
+        values = [feature.first + rng.integers(feature.rows // 2, size=size) for rng, size in zip(drawn, sizes)]
+        values = np.concatenate([np.empty(0, np.int64), *values])
+        return Bag(values, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
