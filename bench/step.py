@@ -3,13 +3,15 @@ peers.
 
     ./run.sh bench step [net=mlp] [dim=32] [batch=2048] [ranks=2] [scale=0.1] [zipf=1.05] [steps=60] [warmup=20]
                         [repeats=5] [peers=none] [rate=none] [device=cpu] [settings=table.staleness=0]
+                        [tables=1]
 
 net: mlp (embeddings and dense features through three layers of 256, plus a linear term) or het (HET's WDL). Criteo's
 field sizes times `scale`, plain SGD, one thread per rank. rate: none for one node, or a rate in the syntax of tc
 (1gbit): each rank on a host of its own with such a link, as in `bench cluster`; needs root and MPICH. device: cuda for
 floor and hetmpi on GPUs, without peers. settings: of conf/config.yaml, separated by commas. peers: all, none, or some
-of torchrec, allgather, horovod (bench/peers/); torchrec gets its own environment on first use. Contenders take turns;
-losses after equal samples are compared first.
+of torchrec, allgather, horovod (bench/peers/); torchrec gets its own environment on first use. tables: above 1, a
+further contender has the same fields dealt to so many tables. Contenders take turns; losses after equal samples are
+compared first.
 
 Last, one JSON line: {"step_vs_floor": x (step time, 1 is best), "vs_torchrec": x, "vs_allgather": x, "vs_horovod": x
 (samples/s, above 1 is faster here), "step_ms": {contender: x, ...}, "split": {part: ms, ...}, "settings": {...}}.
@@ -27,6 +29,7 @@ from hetmpi.spans import PARTS
 SETTINGS = {
     "net": "mlp", "dim": 32, "batch": 2048, "ranks": 2, "scale": 0.1, "zipf": 1.05, "steps": 60, "warmup": 20,
     "repeats": 5, "peers": ["none"], "rate": "none", "device": "cpu", "settings": ["table.staleness=0"],
+    "tables": 1,
 }  # fmt: skip
 
 
@@ -41,6 +44,8 @@ def main():
     )
     with made_problem(settings, settings["ranks"]) as folder:
         contenders = {"floor": [device], "hetmpi": [device, *settings["settings"]], **{peer: [] for peer in peers}}
+        if settings["tables"] > 1:
+            contenders[f"tables={settings['tables']}"] = contenders["hetmpi"]
         runs = race(launcher, folder, contenders, settings)
     check_losses(runs, settings)
     times = {name: median_ms(results, settings) for name, results in runs.items()}
@@ -49,6 +54,7 @@ def main():
     print(json.dumps({
         "step_vs_floor": times["hetmpi"] / times["floor"],
         **{f"vs_{peer}": times[peer] / times["hetmpi"] for peer in peers if peer in times},
+        **{name: times[name] / times["hetmpi"] for name in times if name.startswith("tables=")},
         "step_ms": times, "split": split, "settings": settings,
     }))  # fmt: skip
 

@@ -37,6 +37,7 @@ from hetmpi.run import build, command_line
 from hetmpi.run.config import compose, staleness_of
 from hetmpi.run.device import choose_device
 from hetmpi.run.evaluation import Evaluation
+from hetmpi.run.plan import dry_run
 from hetmpi.run.preemption import Preemption
 from hetmpi.run.progress import Interval, Stopwatch, gathered_by_rank, in_ms, summed, table_figures, times
 from hetmpi.run.saving import Saving
@@ -106,6 +107,10 @@ def train(world: World, config: DictConfig, preemption: Preemption) -> bool:
     device = choose_device(world, "cpu" if no_gpu else config.device)
     if config.table.ranks_per_node is not None:
         world = World(world.comm, config.table.ranks_per_node)
+    if config.dry_run:
+        dry_run(world, config, device)
+        watchdog.close()
+        return True
     training = Training(world, config, device, spans)
     try:
         is_done = training.run(preemption.is_agreed)
@@ -142,7 +147,7 @@ class Training:
             build.prepare(self.source, world, config)
         self.saving = Saving(world, config)
         self.checkpoints, self.start = self.saving.checkpoints, self.saving.start
-        self.total_steps = self._total_steps()
+        self.total_steps = build.total_steps(config, self.source, world.size, self.start)
         self.task = build.make_task(config, self.source, device)
         self.model = model or build.make_model(config, self.task)
         self.specs = self.task.tables(self.model)
@@ -384,20 +389,6 @@ class Training:
         """The source's samples [start, stop) of `train` or `valid`."""
         with doing(f"{split}({start}, {stop}) of data={self.config.data_name}"):
             return getattr(self.source, split)(start, stop)
-
-    def _total_steps(self) -> int:
-        config, num_train = self.config, self.source.num_train
-        if num_train is not None and num_train < 1 and config.steps != 0:
-            raise UserError(
-                f"data={config.data_name} has {num_train} training samples: give it at least one, or steps=0 to "
-                "evaluate"
-            )
-        if config.steps is not None:
-            return max(config.steps, self.start.step)
-        if num_train is None:
-            raise UserError(f"data={config.data_name} is infinite: give steps=N")
-        left = max(0, config.epochs * num_train - self.start.samples)
-        return self.start.step + math.ceil(left / (config.batch_size * self.world.size))
 
     def _checkpoint(self, step: int, must: bool):
         """Starts to save a checkpoint after `step` steps, if one is due or `must` is true. Collective."""

@@ -1,6 +1,7 @@
 """One rank of a contender that uses hetmpi: hetmpi's own trainer, or the floor.
 
-    mpiexec -n RANKS python bench/race/rank.py hetmpi FOLDER [SETTING=VALUE ...]    settings of conf/config.yaml
+    mpiexec -n RANKS python bench/race/rank.py hetmpi FOLDER [SETTING=VALUE ...]    settings of hetmpi.train
+    mpiexec -n RANKS python bench/race/rank.py tables=3 FOLDER [SETTING=VALUE ...]  with the fields dealt to 3 tables
     mpiexec -n RANKS python bench/race/rank.py floor FOLDER [device=cuda]
 
 The floor is the same dense network under Horovod with the rows of every sample in memory: no table, loader or keys.
@@ -16,8 +17,9 @@ import torch
 
 from hetmpi.comm.launch import launch
 from hetmpi.data.batch import Samples
+from hetmpi.data.features import TABLE, Feature, FeatureTable
 from hetmpi.dense import DenseOptimizer
-from hetmpi.layers import look_up
+from hetmpi.layers import FeatureRows, look_up
 from hetmpi.run.config import compose
 from hetmpi.run.device import choose_device
 from hetmpi.spans import PARTS, Spans
@@ -29,19 +31,45 @@ RUN = "run"  # run folder of the trainer, in the problem's folder
 
 
 class Recorded:
-    """The samples of a problem as a data set."""
+    """The samples of a problem as a data set, of one table or more.
 
-    def __init__(self, problem: Problem):
+    firsts  table -> first key of each of its fields in the problem (n,), and in the table (n,)"""
+
+    def __init__(self, problem: Problem, num_tables: int):
         self.problem, self.name = problem, "recorded"
         self.num_rows, self.num_fields, self.num_dense = problem.num_rows, problem.num_fields, problem.dense.shape[-1]
         self.field_rows, self.num_train, self.num_valid = problem.field_rows, None, problem.ranks
         self.ids = problem.ids.reshape(-1, self.num_fields)
         self.dense, self.label = problem.dense.reshape(-1, self.num_dense), problem.label.reshape(-1)
+        self.shift, self.firsts = 0, {TABLE: (np.zeros(1, np.int64),) * 2}
+        if num_tables > 1:
+            self._deal([f"table-{number}" for number in range(num_tables)])
+
+    def _deal(self, names: list[str]):
+        """Deals the fields to the tables in turn."""
+        of_field = (names * self.num_fields)[: self.num_fields]
+        rows = {name: [r for r, table in zip(self.field_rows, of_field) if table == name] for name in names}
+        self.tables = {name: FeatureTable(tuple(own)) for name, own in rows.items()}
+        firsts = np.cumsum([0, *self.field_rows[:-1]])
+        in_table = {name: iter(np.cumsum([0, *own[:-1]])) for name, own in rows.items()}
+        placed = [int(next(in_table[table])) for table in of_field]
+        self.features = [
+            Feature(f"f{f}", table, first, self.field_rows[f]) for f, (table, first) in enumerate(zip(of_field, placed))
+        ]
+        self.shift = np.array(placed) - firsts
+        for name in names:
+            mine = [f for f, table in enumerate(of_field) if table == name]
+            self.firsts[name] = firsts[mine], np.array(placed)[mine]
+
+    def keys_in_problem(self, table: str, keys: np.ndarray) -> np.ndarray:
+        """keys (n,) of a table -> the problem's."""
+        firsts, in_table = self.firsts[table]
+        field = np.searchsorted(in_table, keys, side="right") - 1
+        return keys + (firsts - in_table)[field]
 
     def train(self, start: int, stop: int) -> Samples:
-        return Samples(
-            self.ids[start:stop].astype(np.int64), self.dense[start:stop].copy(), self.label[start:stop].copy()
-        )
+        ids = self.ids[start:stop].astype(np.int64) + self.shift
+        return Samples(ids, self.dense[start:stop].copy(), self.label[start:stop].copy())
 
     valid = train
 
@@ -84,7 +112,7 @@ class Processor:
         return {"main_cpu_ms": self.main_ms, "other_cpu_ms": self.other_ms}
 
 
-def hetmpi(world, problem: Problem, overrides: list[str]):
+def hetmpi(world, problem: Problem, overrides: list[str], num_tables: int = 1):
     """Trains, and reports the trainer's log."""
     folder = problem.folder / RUN
     config = compose(world, [
@@ -95,13 +123,14 @@ def hetmpi(world, problem: Problem, overrides: list[str]):
     ])  # fmt: skip
     torch.set_num_threads(1)
     processor = Processor()
-    training = Training(
-        world, config, choose_device(world, config.device), Spans(), Recorded(problem), OverRows(problem), processor.lap
-    )
+    source, model = Recorded(problem, num_tables), OverRows(problem)
+    if num_tables > 1:
+        model = FeatureRows(model, dict.fromkeys(source.tables, problem.dim), [])
+    training = Training(world, config, choose_device(world, config.device), Spans(), source, model, processor.lap)
     processor.restart()
-    (table,) = training.tables.values()
-    table.shard.assign(slice(None), problem.first_rows(table.keys().numpy()))
-    table.resume_at(0)
+    for name, table in training.tables.items():
+        table.shard.assign(slice(None), problem.first_rows(source.keys_in_problem(name, table.keys().numpy())))
+        table.resume_at(0)
     training.run()
     training.log and training.log.close()
     exact, exchange = table.staleness.is_synchronous, table.client.transport.name
@@ -155,8 +184,8 @@ def main(world):
     problem = Problem(folder)
     if world.size != problem.ranks:
         raise ValueError(f"{folder} is a problem for {problem.ranks} ranks, not {world.size}")
-    if name == "hetmpi":
-        return hetmpi(world, problem, overrides)
+    if name == "hetmpi" or name.startswith("tables="):
+        return hetmpi(world, problem, overrides, int(name.partition("=")[2] or 1))
     [wanted] = overrides or ["device=cpu"]
     floor(world, problem, choose_device(world, wanted.removeprefix("device=")))
 

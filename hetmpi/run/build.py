@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from hetmpi.checkpoint.checkpoints import Position
 from hetmpi.comm.memory import refuse_if_short, size_text
 from hetmpi.comm.world import World
 from hetmpi.data.source import Source
@@ -154,12 +156,34 @@ def make_dense(config: DictConfig, hvd, model: torch.nn.Module, schedule: Schedu
     return DenseOptimizer(hvd, model, optim.dense, optim.dense_lr, optim.dense_weight_decay, schedule, device)
 
 
+def total_steps(config: DictConfig, source: Source, world_size: int, start: Position) -> int:
+    """Steps of a run that begins at `start`, those before it included. Raises UserError for data without samples, and
+    for endless data without `steps`."""
+    num_train = source.num_train
+    if num_train is not None and num_train < 1 and config.steps != 0:
+        raise UserError(
+            f"data={config.data_name} has {num_train} training samples: give it at least one, or steps=0 to evaluate"
+        )
+    if config.steps is not None:
+        return max(config.steps, start.step)
+    if num_train is None:
+        raise UserError(f"data={config.data_name} is infinite: give steps=N")
+    left = max(0, config.epochs * num_train - start.samples)
+    return start.step + math.ceil(left / (config.batch_size * world_size))
+
+
+def batch_bytes(config: DictConfig, task: Task, specs: dict[str, TableSpec], num_steps: int) -> int:
+    """Least memory of the batches that a rank holds at the same time: samples, keys and rows."""
+    size, num = config.batch_size, min(config.loader.prefetch + 1, max(1, num_steps))
+    num_keys = {name: min(size * task.keys_per_sample[name], spec.num_rows) for name, spec in specs.items()}
+    rows = sum(8 * spec.dim * num_keys[name] for name, spec in specs.items())  # and their gradients
+    return num * size * task.sample_bytes + rows
+
+
 def check_batches(config: DictConfig, world: World, task: Task, specs: dict[str, TableSpec], num_steps: int):
     """Raises UserError on every rank if a node lacks memory for the batches that its ranks hold at the same time,
     counting only samples, keys and rows. Collective."""
     size, num = config.batch_size, min(config.loader.prefetch + 1, max(1, num_steps))
-    num_keys = {name: min(size * task.keys_per_sample[name], spec.num_rows) for name, spec in specs.items()}
-    rows = sum(8 * spec.dim * num_keys[name] for name, spec in specs.items())  # and their gradients
 
     def message(need, place, free):
         return (
@@ -168,4 +192,4 @@ def check_batches(config: DictConfig, world: World, task: Task, specs: dict[str,
             f"{place}: lower batch_size or loader.prefetch"
         )
 
-    refuse_if_short(world, num * size * task.sample_bytes + rows, False, message)
+    refuse_if_short(world, batch_bytes(config, task, specs, num_steps), False, message)

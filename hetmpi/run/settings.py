@@ -187,6 +187,9 @@ class Settings:
         None,
         "auto: the newest complete checkpoint in checkpoint.dir, if any; or a checkpoint's folder; null: a new run",
     )
+    dry_run: bool = setting(
+        False, "print memory, bytes per step and hit rate that the run would have, and end: nothing is trained"
+    )
     table: Table = group(Table)
     optim: Optim = group(Optim)
     eval: Eval = group(Eval)

@@ -122,13 +122,17 @@ class CacheSettings:
         wanted = self.capacity_rows if self.capacity_fraction is None else round(self.capacity_fraction * num_rows)
         return min(wanted or 0, num_rows + _C.WAYS)  # one set may be full while others are not
 
+    def host_bytes(self, capacity_rows: int, rule: _C.RowOptimizer, dim: int) -> int:
+        """Memory of a cache of so many lines in host memory."""
+        line = ROW_BYTES[self.dtype] * dim + 4 * (rule.preview_dim + rule.sum_dim) + _C.LINE_OVERHEAD_BYTES
+        return capacity_rows * line
+
     def open(self, world: World, num_rows: int, dim: int, optimizer: RowOptimizer, device: torch.device) -> RowCache:
         """Creates this rank's cache. Collective. Raises UserError on every rank if a node or a GPU lacks memory for its
         ranks' caches."""
         rule, capacity_rows = optimizer.core(dim), self.rows(num_rows, world, device)
         if device.type != "cpu":
             return open_gpu_cache(world, device, capacity_rows, rule, dim, self.policy, self.dtype)
-        line = ROW_BYTES[self.dtype] * dim + 4 * (rule.preview_dim + rule.sum_dim) + _C.LINE_OVERHEAD_BYTES
 
         def message(need, place, free):
             return (
@@ -137,7 +141,7 @@ class CacheSettings:
                 "table.cache.capacity_rows or table.cache.capacity_fraction"
             )
 
-        refuse_if_short(world, capacity_rows * line, False, message)
+        refuse_if_short(world, self.host_bytes(capacity_rows, rule, dim), False, message)
         return HostCache(capacity_rows, rule, self.policy, self.dtype)
 
 

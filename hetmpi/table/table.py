@@ -92,15 +92,8 @@ class EmbeddingTable:
         self.counters, self.spans, self.touched_since = Counters(), spans or Spans(), None
         self._known = deque(maxlen=MOST_AHEAD + 1)  # keys checked recently: a batch is announced, read and written
         rule = optimizer.core(dim)
-        make_client, record, preview_dim = BspClient, _C.RecordFormat(dim, False), 0
-        if not staleness.is_synchronous:
-            make_client, record = SspClient, _C.push_format(rule)
-            preview_dim = rule.preview_dim
-        rings = ring_bytes(inbox_bytes if world.size > 1 else 0, world.size, record)
-        layouts = [
-            Layout(self.partition.num_local_rows(rank), dim, rule.state_dim, preview_dim, world.size, rings)
-            for rank in range(world.size)
-        ]
+        make_client = BspClient if staleness.is_synchronous else SspClient
+        record, layouts = layouts_of(world.size, self.partition, rule, dim, staleness, inbox_bytes)
         self.window = RmaWindow(world, layouts, REMOTE_WINDOW.get(exchange, "wanted"))
         self.shard = ShardStore(
             self.window.local, rule, lambda begin, end: self.partition.keys_of(world.rank, begin, end)
@@ -283,6 +276,18 @@ class EmbeddingTable:
     def _check_open(self):
         if self.client is None:
             raise RuntimeError("EmbeddingTable: the table is closed")
+
+
+def layouts_of(
+    size: int, partition, rule: _C.RowOptimizer, dim: int, staleness: Staleness, inbox_bytes: int
+) -> tuple[_C.RecordFormat, list[Layout]]:
+    """The form of a push, and the memory of each of `size` ranks for a table's rows and for gradients in transit."""
+    record, preview_dim = _C.RecordFormat(dim, False), 0
+    if not staleness.is_synchronous:
+        record, preview_dim = _C.push_format(rule), rule.preview_dim
+    rings = ring_bytes(inbox_bytes if size > 1 else 0, size, record)
+    rows = map(partition.num_local_rows, range(size))
+    return record, [Layout(num_rows, dim, rule.state_dim, preview_dim, size, rings) for num_rows in rows]
 
 
 def kind_of(value) -> str:
