@@ -150,6 +150,7 @@ class Training:
         self.total_steps = build.total_steps(config, self.source, world.size, self.start)
         self.task = build.make_task(config, self.source, device)
         self.model = model or build.make_model(config, self.task)
+        self.generator = build.generator_of_dropout(self.model, device)
         self.specs = self.task.tables(self.model)
         build.check_batches(config, world, self.task, self.specs, self.total_steps - self.start.step)
         schedule = Schedule(config.optim.schedule, config.optim.warmup_steps, self.total_steps)
@@ -208,6 +209,8 @@ class Training:
         if not on_gpu:
             self._prefetch(batches)
         with self.spans("forward"):
+            if self.generator is not None:
+                self.generator.manual_seed(build.seed_of(self.config.seed, step, self.world.rank))
             loss = self.task.loss(self._forward, rows, batch)
         if not on_gpu:
             self._check_loss(step, loss, batch, keys, rows)

@@ -9,15 +9,19 @@ from hetmpi.models.ctr import MLP, CTRModel, concat
 class DCN(CTRModel):
     """Cross layers and an MLP in parallel on embeddings and dense features; biases in the cross layers only.
 
-    Args: hidden: widths of the MLP's layers; num_cross_layers: number of cross layers, 0 passes the input through.
+    Args: hidden: widths of the MLP's layers; num_cross_layers: number of cross layers, 0 passes the input through;
+    dropout, batch_norm: as in MLP.
     """
 
-    def __init__(self, num_fields: int, num_dense: int, dim: int, hidden: list[int], num_cross_layers: int):
+    def __init__(
+        self, num_fields: int, num_dense: int, dim: int, hidden: list[int], num_cross_layers: int,
+        dropout: float = 0.0, batch_norm: bool = False,
+    ):  # fmt: skip
         super().__init__(num_fields, num_dense, dim, row_dim=dim)
         width = num_fields * dim + num_dense
         sizes = [width, *hidden]
         self.cross = nn.ModuleList(CrossLayer(width) for _ in range(num_cross_layers))
-        self.deep = MLP(sizes, bias=False)
+        self.deep = MLP(sizes, bias=False, dropout=dropout, batch_norm=batch_norm)
         self.out = nn.Linear(width + sizes[-1], 1, bias=False)
 
     def forward(self, rows: Tensor, batch) -> Tensor:

@@ -7,14 +7,18 @@ from hetmpi.models.ctr import MLP, CTRModel, concat
 
 class WDL(CTRModel):
     """An MLP on the dense features, and one linear layer on its output concatenated with all embeddings; no biases.
+    Without dense features only the linear layer on the embeddings is left. `widedeep` is the model of the paper.
 
-    Args: hidden: widths of the MLP's layers.
+    Args: hidden: widths of the MLP's layers; dropout, batch_norm: as in MLP.
     """
 
-    def __init__(self, num_fields: int, num_dense: int, dim: int, hidden: list[int]):
+    def __init__(
+        self, num_fields: int, num_dense: int, dim: int, hidden: list[int], dropout: float = 0.0,
+        batch_norm: bool = False,
+    ):  # fmt: skip
         super().__init__(num_fields, num_dense, dim, row_dim=dim)
-        sizes = [num_dense, *hidden]
-        self.deep = MLP(sizes, bias=False)
+        sizes = [num_dense, *hidden] if num_dense > 0 else [0]
+        self.deep = MLP(sizes, bias=False, dropout=dropout, batch_norm=batch_norm)
         self.out = nn.Linear(sizes[-1] + num_fields * dim, 1, bias=False)
 
     def forward(self, rows: Tensor, batch) -> Tensor:

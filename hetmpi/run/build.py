@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import hydra
+import numpy as np
 import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
@@ -33,7 +34,8 @@ OWN_OPTIM = ("rows", "rows_lr", "rows_weight_decay")  # settings that a table ma
 
 def make(config: DictConfig, **arguments):
     """The object of class config._target_; Hydra passes the arguments themselves, not copies. Raises UserError if the
-    class is missing, rejects these arguments, or does not fit in memory; passes on other errors of the class."""
+    class is missing, rejects these arguments, or does not fit in memory, and for a ValueError of hetmpi's models, which
+    names a wrong size; passes on other errors of the class."""
     target = config.get("_target_")
     if not isinstance(target, str) or not target:
         raise UserError(f"_target_ must name a class, as package.module.Class, got {target!r}")
@@ -44,6 +46,10 @@ def make(config: DictConfig, **arguments):
             if not is_of_the_call(error):
                 raise
             raise UserError(f"{target}: {error}: the keys must be the arguments of its constructor") from error
+        except ValueError as error:
+            if isinstance(error, UserError) or not target.startswith("hetmpi.models."):
+                raise
+            raise UserError(f"settings: {error}") from error
         except RuntimeError as error:
             if "allocate memory" not in str(error):
                 raise
@@ -110,6 +116,20 @@ def make_model(config: DictConfig, task: Task) -> torch.nn.Module:
     if next(model.parameters(), None) is None:
         raise UserError(f"{config.model._target_}: it has no parameters, give it at least one dense layer")
     return model
+
+
+def generator_of_dropout(model: torch.nn.Module, device: torch.device) -> torch.Generator | None:
+    """torch's generator on the device if the model has a layer of dropout that is in use, else None."""
+    kinds = torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d, torch.nn.AlphaDropout
+    if not any(isinstance(layer, kinds) and layer.p > 0 for layer in model.modules()):
+        return None
+    return torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index]
+
+
+def seed_of(seed: int, step: int, rank: int) -> int:
+    """Seed of that generator for a rank's forward pass in a step: each rank and step has its own, and a resumed run
+    has those of a run without a stop."""
+    return int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0])
 
 
 def replicated_of(config: DictConfig, specs: dict[str, TableSpec]) -> dict[str, list[range]]:

@@ -36,6 +36,7 @@ DEFAULT_CAPACITY_FRACTION = 0.1  # as in HET
 CONF = Path(__file__).resolve().parents[1] / "conf"
 NAMED = ("model", "data", "loss")  # groups whose choice is stored beside the settings, as model_name
 MOST_UNITS = 1 << 20  # per layer
+MODEL_FLAGS = ("batch_norm", "stacked")  # keys of hetmpi's models that are true or false
 WHERE = "`hetmpi train --help` lists all settings, and the choices for model, data, task and loss"
 
 PRIMARY = "hetmpi_settings"  # Hydra's name for Settings; not hetmpi, as users may have a file conf/hetmpi.yaml
@@ -235,10 +236,17 @@ def own_settings(group: DictConfig, own: Mapping, names: Sequence[str], place: s
 
 
 def check_model(model: DictConfig):
-    """Raises UserError for impossible sizes of layers in hetmpi's models. Other models check their own."""
+    """Raises UserError for impossible values of the keys of hetmpi's models. Other models check their own."""
     for key, value in model.items() if str(model._target_).startswith("hetmpi.models.") else ():
-        if isinstance(value, ListConfig):
-            for size in value:
-                check_integer(f"settings: each of model.{key}", size, 1, MOST_UNITS)
+        name = f"settings: model.{key}"
+        if key in MODEL_FLAGS:
+            if not isinstance(value, bool):
+                raise UserError(f"{name} must be true or false, got {value}")
+        elif key == "dropout":
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+                raise UserError(f"{name} must be a number from 0 to below 1, got {value}")
+        elif isinstance(value, ListConfig):
+            for size in value:  # of a layer; or the number of a field
+                check_integer(f"settings: each of model.{key}", size, 0 if key.endswith("_context") else 1, MOST_UNITS)
         elif key != "_target_":
-            check_integer(f"settings: model.{key}", value, 0, MOST_UNITS)
+            check_integer(name, value, 0, MOST_UNITS)

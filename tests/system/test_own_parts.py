@@ -16,7 +16,7 @@ from hetmpi.table.table import EmbeddingTable
 SHOWN = re.compile(r"```(?:python|yaml)\n# (\S+)\n(.*?)```", re.DOTALL)
 RATING = [
     "data._target_=ratings.Ratings", "~data.scale", "~data.zipf", "~data.num_train", "~data.num_valid",
-    "task._target_=ratings.Rating", "model._target_=ratings.Factors", "~model.hidden", "loss._target_=torch.nn.MSELoss",
+    "task._target_=ratings.Rating", "model._target_=ratings.Factors", "model=lr", "loss._target_=torch.nn.MSELoss",
     "table.dim=4", "table.init_std=0.5", "batch_size=24", "log.every_steps=1", "eval.max_samples=null",
     "optim.rows=sgd", "optim.rows_lr=1.0", "optim.dense=sgd", "optim.dense_lr=0.1",
 ]  # fmt: skip

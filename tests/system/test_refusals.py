@@ -74,6 +74,10 @@ def test_a_wrong_setting_is_told_once(override):
             "model.hidden=[1000000,1000000]",
             ["hetmpi.models.wdl.WDL: not enough memory for a tensor of 3,725.3 GiB: lower table.dim"],
         ),
+        (
+            "model=finalmlp model.num_heads=7",
+            ["settings: FinalMLP: num_heads must divide the last widths of first and second, 256 and 256, got 7"],
+        ),
         ("data.scale=x", ["data.scale must be a number of at least 1e-09, got x"]),
         ("data._target_=5", ["_target_ must name a class, as package.module.Class, got 5"]),
         ("data._target_=json", ["_target_=json names no class"]),
@@ -209,7 +213,7 @@ def test_gradients_that_are_not_finite_under_a_finite_loss(tmp_path, what, how):
         "model._target_=odd_models.BadGradients",
         f"+model.what={what}",
     ]
-    outcome = train(2, *settings, "+model.at=5", "~model.hidden")
+    outcome = train(2, *settings, "+model.at=5", "model=lr")
     check_refused(outcome, "at step 6: lower optim.rows_lr")
     word = (
         "gradients must be finite, got"
@@ -217,7 +221,7 @@ def test_gradients_that_are_not_finite_under_a_finite_loss(tmp_path, what, how):
         else "the gradient of the dense parameter out.weight is not finite"
     )
     assert word in outcome.text, outcome.text
-    outcome = train(2, *settings, "+model.at=null", "~model.hidden", "resume=auto")
+    outcome = train(2, *settings, "+model.at=null", "model=lr", "resume=auto")
     assert outcome.code == 0 and "resumed from" in outcome.text, outcome.text
 
 

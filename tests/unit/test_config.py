@@ -118,6 +118,8 @@ def test_the_run_folder_names_model_and_data():
         "model.hidden=2.5",
         "model.hidden=null",
         "model=dcn model.num_cross_layers=-1",
+        "model=finalmlp model.first_context=[-1]",
+        "model=finalmlp model.gate=[0]",
         "table=null",
         "checkpoint=abc",
         "train=null",
@@ -127,6 +129,24 @@ def test_the_run_folder_names_model_and_data():
 )
 def test_settings_no_run_can_have_are_refused(override):
     with pytest.raises(UserError, match="^settings: "):
+        resolved(override.split())
+
+
+@pytest.mark.parametrize("value", ["1", "1.5", "-0.1", "nan", "true", "null", "half", "[0.5]"])
+def test_a_dropout_no_model_can_have_is_refused(value):
+    with pytest.raises(UserError, match="^settings: model.dropout must be a number from 0 to below 1, got "):
+        resolved(["model=dnn", f"model.dropout={value}"])
+
+
+@pytest.mark.parametrize("override", ["model.dropout=0", "model.dropout=0.99", "model.batch_norm=true"])
+@pytest.mark.parametrize("model", sorted(set(MODELS) - {"lr", "fm"}))
+def test_every_model_with_an_mlp_takes_dropout_and_batch_normalisation(model, override):
+    assert resolved([f"model={model}", override]).model_name == model
+
+
+@pytest.mark.parametrize("override", ["model.batch_norm=1", "model.batch_norm=null", "model=dcnv2 model.stacked=0.5"])
+def test_a_flag_of_a_model_is_true_or_false(override):
+    with pytest.raises(UserError, match=r"^settings: model\.\w+ must be true or false, got"):
         resolved(override.split())
 
 
@@ -147,7 +167,10 @@ def test_help_names_every_setting_with_its_default():
     text = help_text(None)
     for setting in declared():
         assert f"  {setting.key} " in text and setting.help.split()[0] in text
-    assert "integer from 1; default 64]" in text and "dcn | deepfm | dlrm | wdl" in text
+    assert (
+        "integer from 1; default 64]" in text
+        and "dcn | dcnv2 | deepfm | dlrm | dnn | finalmlp | fm | lr | wdl | widedeep" in text
+    )
 
 
 def test_the_folders_of_a_sweep(tmp_path, monkeypatch):

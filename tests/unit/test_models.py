@@ -1,20 +1,25 @@
-"""The models: published sizes, gradients of every row summed per key, decreasing losses."""
+"""The models: published sizes and formulas, gradients of every row summed per key, decreasing losses, export."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from launch import ROOT
 from omegaconf import OmegaConf
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from hetmpi import export
 from hetmpi.layers import look_up
-from hetmpi.models.ctr import CTRModel
+from hetmpi.models.ctr import MLP, CTRModel
 from hetmpi.models.dcn import CrossLayer
 from hetmpi.models.deepfm import second_order
+from hetmpi.run.build import generator_of_dropout, seed_of
+from hetmpi.run.saved_model import OfTensors
 
-NAMES = ("wdl", "deepfm", "dcn", "dlrm")
+NAMES = tuple(sorted(path.stem for path in (ROOT / "conf/model").glob("*.yaml")))
+WITH_MLP = tuple(name for name in NAMES if name not in ("lr", "fm"))
 FIELDS, DENSE, DIM = 5, 3, 4
 
 
@@ -49,8 +54,72 @@ def test_dense_parameters_at_the_criteo_shape_are_those_of_the_paper(name, expec
     assert sum(parameter.numel() for parameter in model.parameters()) == expected
 
 
-def test_deepfm_rows_hold_one_more_column_and_the_others_none():
-    assert {name: build(name).row_dim - DIM for name in NAMES} == {"wdl": 0, "deepfm": 1, "dcn": 0, "dlrm": 0}
+WIDTH = 26 * 128 + 13  # embeddings and numbers at the Criteo shape
+DEEP = WIDTH * 256 + 256 + 2 * (256 * 256 + 256)  # an MLP of three layers of 256 with biases
+SIZES = {  # weights, then biases
+    "lr": 13 + 1,
+    "fm": 13 * (1 + 128) + 1,  # a weight and a vector per number
+    "dnn": DEEP + 256 + 1,
+    "widedeep": DEEP + 256 + 1,  # the wide weights are in the rows
+    "dcnv2": 3 * (WIDTH * WIDTH + WIDTH) + DEEP + (WIDTH + 256),
+    "finalmlp": 2 * (128 + (128 * 64 + 64) + (64 * WIDTH + WIDTH))  # gates, each with its learned vector
+    + 2 * DEEP
+    + (256 + 256 + 1 + 8 * 32 * 32),  # 8 heads of 256 / 8
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_dense_parameters_at_the_criteo_shape_are_those_of_the_formula(name):
+    assert num_parameters(build(name, num_fields=26, num_dense=13, dim=128)) == SIZES[name]
+
+
+SIZES_WITHOUT_NUMBERS = {  # 4 fields of dim 3, so 12 columns; every hidden layer has 8 units
+    "lr": 1,
+    "fm": 1,
+    "dnn": (12 * 8 + 8) + (8 + 1),
+    "widedeep": (12 * 8 + 8) + (8 + 1),
+    "dcnv2": 3 * (12 * 12 + 12) + (12 * 8 + 8) + (12 + 8),
+    "finalmlp": 2 * (3 + (3 * 8 + 8) + (8 * 12 + 12)) + 2 * (12 * 8 + 8) + (8 + 8 + 1 + 8),
+    "wdl": 12,  # the linear layer on the embeddings
+    "deepfm": 12 * 8 + 8,  # the MLP
+    "dcn": 3 * (12 + 12) + 12 * 8 + (12 + 8),
+    "dlrm": (6 * 8 + 8) + (8 + 1),  # the top MLP on 6 pairs
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_numbers_the_dense_part_is_left_out(name):
+    model = build(name, num_fields=4, num_dense=0, dim=3, **small(name))
+    assert num_parameters(model) == SIZES_WITHOUT_NUMBERS[name]
+    rows, batch = random_input(model)
+    learner = torch.optim.SGD([rows, *model.parameters()], lr=0.05)
+    losses = []
+    for _ in range(30):
+        learner.zero_grad()
+        losses.append(binary_cross_entropy_with_logits(model(rows, batch), batch.label))
+        losses[-1].backward()
+        learner.step()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in model.parameters())
+    assert losses[-1] < losses[0]
+
+
+def num_parameters(model):
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def small(name):
+    """Settings of a model with one hidden layer of 8 units everywhere."""
+    return {
+        "lr": {},
+        "fm": {},
+        "dlrm": {"bottom": [8], "top": [8]},
+        "finalmlp": {"first": [8], "second": [8], "gate": [8]},
+    }.get(name, {"hidden": [8]})
+
+
+def test_some_rows_hold_a_weight_beside_the_embedding_and_those_of_lr_nothing_else():
+    expected = {"deepfm": 1, "fm": 1, "widedeep": 1, "lr": 1 - DIM}
+    assert {name: build(name).row_dim - DIM for name in NAMES} == dict.fromkeys(NAMES, 0) | expected
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -95,9 +164,7 @@ def test_gradients_are_bitwise_equal_on_every_run_with_two_threads(name):
 def test_every_parameter_and_every_column_of_a_row_learns(name):
     model = build(name)
     rows, batch = random_input(model)
-    for _ in range(2):  # DeepFM's linear layer starts at zero; layers behind a zero learn from the second step on
-        model.zero_grad()
-        binary_cross_entropy_with_logits(model(rows, batch), batch.label).backward()
+    binary_cross_entropy_with_logits(model(rows, batch), batch.label).backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in model.parameters())
     assert (rows.grad.abs().sum(0) > 0).all()
 
@@ -162,12 +229,230 @@ def test_dlrm_shows_its_top_mlp_each_pair_of_vectors_once():
     torch.testing.assert_close(seen[0], torch.cat([vectors[0], torch.stack(pairs, dim=1)], dim=1))
 
 
+# The formulas of the papers, sample by sample.
+
+
+def test_lr_is_the_sum_of_weights_numbers_times_weights_and_the_bias():
+    model = build("lr")
+    with torch.no_grad():
+        model.linear.weight.copy_(torch.tensor([1.0, -2.0, 0.5]))
+        model.linear.bias.fill_(3.0)
+    rows, batch = random_input(model)
+    for logit, index, numbers in zip(model(rows, batch), batch.index, batch.dense):
+        expected = 3.0 + sum(rows[key, 0] for key in index) + numbers[0] - 2 * numbers[1] + 0.5 * numbers[2]
+        torch.testing.assert_close(logit, expected)
+
+
+@pytest.mark.parametrize("num_dense", [0, DENSE])
+def test_fm_sums_over_all_pairs_of_features(num_dense):
+    """Rendle's equation 1: an id has the value 1, a number its own."""
+    model = build("fm", num_dense=num_dense)
+    randomize(model)
+    rows, batch = random_input(model, batch_size=8)
+    for logit, index, numbers in zip(model(rows, batch), batch.index, batch.dense):
+        values = [1.0] * FIELDS + numbers.tolist()
+        weights = [*rows[index, -1], *(model.linear.weight if num_dense else [])]
+        vectors = [*rows[index, :-1], *(model.vectors if num_dense else [])]
+        expected = model.linear.bias[0] + sum(weight * value for weight, value in zip(weights, values))
+        for i in range(len(values)):
+            for j in range(i):
+                expected = expected + (vectors[i] * vectors[j]).sum() * values[i] * values[j]
+        torch.testing.assert_close(logit, expected)
+
+
+def test_dnn_reads_embeddings_then_numbers_and_widedeep_adds_the_last_columns():
+    for name, num_wide in (("dnn", 0), ("widedeep", 1)):
+        model = build(name, hidden=[7, 6])
+        rows, batch = random_input(model, batch_size=8)
+        layers = [layer for layer in model.deep if isinstance(layer, torch.nn.Linear)]
+        for logit, index, numbers in zip(model(rows, batch), batch.index, batch.dense):
+            found = torch.cat([*rows[index, :DIM], numbers])
+            for layer in layers[:-1]:
+                found = (layer.weight @ found + layer.bias).clamp(min=0)
+            expected = (layers[-1].weight @ found + layers[-1].bias)[0] + num_wide * rows[index, -1].sum()
+            torch.testing.assert_close(logit, expected)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_dcnv2_crosses_by_full_matrices_beside_the_mlp_or_below_it(stacked):
+    model = build("dcnv2", hidden=[7], num_cross_layers=2, stacked=stacked)
+    rows, batch = random_input(model, batch_size=8)
+    linear = model.deep[0]
+    for logit, index, numbers in zip(model(rows, batch), batch.index, batch.dense):
+        first = torch.cat([*rows[index], numbers])
+        crossed = first
+        for layer in model.cross:
+            scaled = [
+                sum(layer.linear.weight[i, j] * crossed[j] for j in range(len(first))) + layer.linear.bias[i]
+                for i in range(len(first))
+            ]
+            crossed = torch.stack([first[i] * scaled[i] + crossed[i] for i in range(len(first))])
+        deep = (linear.weight @ (crossed if stacked else first) + linear.bias).clamp(min=0)
+        last = deep if stacked else torch.cat([crossed, deep])
+        torch.testing.assert_close(logit, (model.out.weight[0] * last).sum())
+
+
+@pytest.mark.parametrize("contexts", [([], []), ([1], [4, 0])])
+def test_finalmlp_gates_two_streams_and_fuses_them_by_a_bilinear_form_per_head(contexts):
+    model = build(
+        "finalmlp", first=[6], second=[4], gate=[3], num_heads=2, first_context=contexts[0], second_context=contexts[1]
+    )
+    rows, batch = random_input(model, batch_size=8)
+    fusion = model.fusion
+    for logit, index, numbers in zip(model(rows, batch), batch.index, batch.dense):
+        features, outputs = torch.cat([*rows[index], numbers]), []
+        for gate, stream, fields in zip(model.gates, model.streams, contexts):
+            context = torch.cat([rows[index[field]] for field in fields]) if fields else gate.context[0]
+            hidden = (gate.mlp[0].weight @ context + gate.mlp[0].bias).clamp(min=0)
+            factors = 2 / (1 + torch.exp(-(gate.mlp[2].weight @ hidden + gate.mlp[2].bias)))
+            outputs.append((stream[0].weight @ (factors * features) + stream[0].bias).clamp(min=0))
+        x, y = outputs
+        expected = fusion.first.bias[0] + (fusion.first.weight[0] * x).sum() + (fusion.second.weight[0] * y).sum()
+        for head in range(2):
+            for i in range(3):
+                for j in range(2):
+                    expected = expected + x[3 * head + i] * fusion.weight[head, i, j] * y[2 * head + j]
+        torch.testing.assert_close(logit, expected)
+
+
+def test_gates_are_near_one_at_the_start():
+    """So that the streams see the features as they are."""
+    model = build("finalmlp")
+    factors = model.gates[0](torch.zeros(1, FIELDS, DIM))
+    assert (factors - 1).abs().max() < 0.2
+
+
+def randomize(model):
+    """Gives every parameter other values than zero."""
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+
+
+# Dropout and batch normalisation.
+
+
+def kinds(model):
+    """Names of the kinds of layers in an MLP, in order."""
+    return [type(layer).__name__ for layer in model.modules() if not isinstance(layer, torch.nn.Sequential)]
+
+
+def test_an_mlp_normalises_before_each_relu_and_drops_after_it():
+    assert kinds(MLP([4, 3, 1], True, relu_at_end=False)) == ["Linear", "ReLU", "Linear"]
+    both = MLP([4, 3, 1], True, relu_at_end=False, dropout=0.5, batch_norm=True)
+    assert kinds(both) == ["Linear", "BatchNorm", "ReLU", "Dropout", "Linear"]
+    assert kinds(MLP([4, 3], True, dropout=0.5)) == ["Linear", "ReLU", "Dropout"]
+    assert kinds(MLP([4, 3], True, batch_norm=True)) == ["Linear", "BatchNorm", "ReLU"]
+
+
+@pytest.mark.parametrize("name", WITH_MLP)
+def test_dropout_and_batch_normalisation_change_the_training_and_not_the_evaluation(name):
+    plain, model = build(name), build(name, dropout=0.5)
+    assert model.state_dict().keys() == plain.state_dict().keys()
+    rows, batch = random_input(model)
+    assert not torch.equal(model(rows, batch), model(rows, batch))
+    assert torch.equal(model.eval()(rows, batch), plain(rows, batch))
+
+    model = build(name, batch_norm=True)
+    norms = [layer for layer in model.modules() if isinstance(layer, torch.nn.BatchNorm1d)]
+    before = model.eval()(rows, batch)
+    trained = model.train()(rows, batch)
+    assert norms and all(norm.num_batches_tracked == 1 for norm in norms)
+    assert not torch.allclose(before, trained) and not torch.allclose(before, model.eval()(rows, batch))
+
+
+@pytest.mark.parametrize("name", WITH_MLP)
+def test_every_model_learns_with_dropout_and_batch_normalisation(name):
+    model = build(name, dropout=0.1, batch_norm=True)
+    rows, batch = random_input(model)
+    learner = torch.optim.Adam([rows, *model.parameters()], lr=0.005)
+    losses = []
+    for _ in range(40):
+        learner.zero_grad()
+        losses.append(binary_cross_entropy_with_logits(model(rows, batch), batch.label))
+        losses[-1].backward()
+        learner.step()
+    assert losses[-1] < 0.5 < losses[0]
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def test_ranks_and_steps_draw_other_masks_and_a_step_always_the_same():
+    model, cpu = build("dnn", dropout=0.5), torch.device("cpu")
+    generator = generator_of_dropout(model, cpu)
+
+    def mask(seed, step, rank):
+        generator.manual_seed(seed_of(seed, step, rank))
+        return tuple(torch.nn.functional.dropout(torch.ones(64), 0.5).tolist())
+
+    places = [(seed, step, rank) for seed in range(2) for step in range(10) for rank in range(4)]
+    masks = {place: mask(*place) for place in places}
+    assert len(set(masks.values())) == len(places)
+    assert all(mask(*place) == masks[place] for place in reversed(places))
+
+
+def test_the_generator_of_a_model_without_dropout_is_left_alone():
+    cpu = torch.device("cpu")
+    assert generator_of_dropout(build("dnn"), cpu) is None
+    assert generator_of_dropout(torch.nn.Dropout(0.0), cpu) is None
+    assert generator_of_dropout(torch.nn.Sequential(torch.nn.Dropout(0.1)), cpu) is torch.default_generator
+
+
+# Export.
+
+
+def exported(name, **sizes):
+    """A trained model of OfTensors for export, example inputs as in saved_model.dense_layers, and other inputs."""
+    model = build(name, **sizes)
+    randomize_norms(model)
+    rows, batch = random_input(model, batch_size=9)
+    example = torch.zeros(FIELDS + 1, model.row_dim), torch.arange(FIELDS).repeat(2, 1), torch.zeros(2, model.num_dense)
+    return OfTensors(model).eval(), example, (rows.detach(), batch.index, batch.dense)
+
+
+def randomize_norms(model):
+    """Running statistics as after some training."""
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.BatchNorm1d):
+            layer.running_mean.uniform_(-1, 1)
+            layer.running_var.uniform_(0.5, 2)
+
+
+def variants():
+    """(name, sizes): every model, without numbers, and with dropout and batch normalisation."""
+    both = {"dropout": 0.5, "batch_norm": True}
+    more = [("dcnv2", {"stacked": True}), ("finalmlp", {"first_context": [0], "second_context": [1, 3]})]
+    plain = [(name, sizes) for name in NAMES for sizes in ({}, {"num_dense": 0})]
+    return plain + [(name, both) for name in WITH_MLP] + more
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.load:DeprecationWarning")
+@pytest.mark.parametrize("name, sizes", variants())
+def test_torchscript_gives_the_same_logits_for_any_number_of_samples(name, sizes, tmp_path):
+    model, example, other = exported(name, **sizes)
+    export.write_torchscript(tmp_path / "dense.torchscript", model, example)
+    found = torch.jit.load(str(tmp_path / "dense.torchscript"))(*other)
+    assert found.shape == (9,) and torch.equal(found, model(*other).detach())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name, sizes", variants())
+def test_onnx_gives_the_same_logits_for_any_number_of_samples(name, sizes, tmp_path):
+    pytest.importorskip("onnxscript")
+    reference = pytest.importorskip("onnx.reference")
+    model, example, other = exported(name, **sizes)
+    export.write_onnx(tmp_path / "dense.onnx", model, example)
+    inputs = {key: value.numpy() for key, value in zip(("rows", "index", "dense"), other)}
+    (found,) = reference.ReferenceEvaluator(str(tmp_path / "dense.onnx")).run(None, inputs)
+    assert found.shape == (9,)
+    torch.testing.assert_close(torch.from_numpy(found), model(*other).detach(), atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_sizes_come_from_the_settings(name):
-    sizes = {"bottom": [8], "top": []} if name == "dlrm" else {"hidden": [8]}
-    model = build(name, **sizes)
+    model = build(name, **small(name))
     assert model(*random_input(model)).isfinite().all()
-    assert sum(parameter.numel() for parameter in model.parameters()) < 500
+    assert num_parameters(model) < (3000 if name in WITH_MLP else 30)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -185,9 +470,26 @@ def test_inputs_of_another_shape_are_refused_by_name(name):
             model(rows_given, SimpleNamespace(index=index, dense=dense))
 
 
-def test_a_size_of_zero_is_refused_by_name():
-    with pytest.raises(ValueError, match="CTRModel: num_dense must be at least 1, got 0"):
-        CTRModel(num_fields=2, num_dense=0, dim=4, row_dim=4)
+def test_a_size_that_is_too_small_is_refused_by_name():
+    with pytest.raises(ValueError, match="CTRModel: num_fields must be at least 1, got 0"):
+        CTRModel(num_fields=0, num_dense=0, dim=4, row_dim=4)
+    with pytest.raises(ValueError, match="CTRModel: num_dense must be at least 0, got -1"):
+        CTRModel(num_fields=2, num_dense=-1, dim=4, row_dim=4)
+    with pytest.raises(InstantiationException, match="DLRM: needs two features or more to multiply, got one field and"):
+        build("dlrm", num_fields=1, num_dense=0)
+
+
+@pytest.mark.parametrize(
+    "sizes, message",
+    [
+        ({"num_heads": 0}, "num_heads must divide the last widths of first and second, 256 and 256, got 0"),
+        ({"second": [64, 60]}, "num_heads must divide the last widths of first and second, 256 and 60, got 8"),
+        ({"first_context": [0, 5]}, r"first_context must hold fields from 0 to 4, got \[0, 5\]"),
+    ],
+)
+def test_finalmlp_refuses_heads_and_fields_that_do_not_fit(sizes, message):
+    with pytest.raises(InstantiationException, match=message):
+        build("finalmlp", **sizes)
 
 
 @pytest.mark.parametrize(
