@@ -17,7 +17,8 @@ ROOMS = {  # room -> rooms it may import from, besides itself and the ground
     "log": {"comm"},
     "run": {"comm", "table", "checkpoint", "data", "tasks", "log"},
 }
-COMMANDS = {"__main__", "train", "predict", "doctor", "export", "report"}  # may import all; nobody imports them
+# These may import all; nobody imports them.
+COMMANDS = {"__main__", "train", "predict", "doctor", "export", "inspect", "report"}
 ABOVE_TABLE = {"dense": {"table"}}  # other modules outside the rooms
 
 
