@@ -12,7 +12,7 @@ import pyarrow.csv as csv
 from hetmpi.data.tabular.convert import NUMBER_TEXT, as_text, trimmed
 from hetmpi.data.tabular.files import PARQUET, TEXT, DataError, form_of, open_parquet
 from hetmpi.data.tabular.rules import FLOAT, INTEGER, LIST, NESTED, STRING
-from hetmpi.data.tabular.text import head_of, header_of, split_line
+from hetmpi.data.tabular.text import count_values, head_of, header_of
 
 SAMPLE_BYTES = 1 << 20
 SAMPLE_ROWS = 10_000
@@ -117,7 +117,7 @@ def check_names(path: str, head: bytes, names, delimiter: str, quote: str | None
     lines = [line for line in head.splitlines()[:20] if line.strip()]
     if not lines:
         raise DataError(f"data.path: {path} is empty")
-    numbers = [len(split_line(line.decode("latin-1").encode(), delimiter, quote)) for line in lines]
+    numbers = [count_values(line, delimiter, quote) for line in lines]
     if len(names) not in numbers:
         raise DataError(
             f"data.path: {path}: data.names has {len(names)} names, but the first lines have "
@@ -127,12 +127,16 @@ def check_names(path: str, head: bytes, names, delimiter: str, quote: str | None
 
 def sample(head: bytes, names: list[str], delimiter: str, quote: str | None) -> pa.Table:
     """The first lines as texts, without those of another number of columns."""
+    lines = [line + b"\n" for line in head.splitlines() if count_values(line, delimiter, quote) == len(names)]
+    text = b"".join(lines[:-1] if len(head) >= SAMPLE_BYTES else lines)  # the last line may be cut
     try:
         return csv.read_csv(
-            pa.BufferReader(head),
-            csv.ReadOptions(column_names=names, block_size=len(head) + 1, use_threads=False),
-            csv.ParseOptions(delimiter=delimiter, quote_char=quote or False, invalid_row_handler=lambda row: "skip"),
-            csv.ConvertOptions(column_types=dict.fromkeys(names, pa.binary()), strings_can_be_null=False),
+            pa.BufferReader(text),
+            csv.ReadOptions(column_names=names, block_size=len(text) + 1, use_threads=False),
+            csv.ParseOptions(delimiter=delimiter, quote_char=quote or False),
+            csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.binary()), strings_can_be_null=False, check_utf8=False
+            ),
         ).combine_chunks()
     except pa.ArrowInvalid:  # preparing finds the line
         return pa.table({name: pa.array([], pa.binary()) for name in names})

@@ -24,7 +24,7 @@ from hetmpi.data.tabular.files import (
     number_of_line,
     too_long,
 )
-from hetmpi.data.tabular.reading import HASH, BadRows, Reading, Rows, lacking, shown
+from hetmpi.data.tabular.reading import INTEGER, MAX_EXAMPLES, BadRows, Reading, Rows, lacking, shown
 from hetmpi.data.tabular.rules import NUMBER
 
 BLOCK_BYTES = 4 << 20
@@ -133,9 +133,11 @@ class TextRows:
         """The columns as texts, in blocks. Lines with a fault are skipped."""
         for block, _ in self._blocks():
             try:
-                yield self._read(block, dict.fromkeys(self.wanted, pa.binary()), lambda row: None)
-            except pa.ArrowInvalid:
-                continue  # preparing finds the line
+                yield self._read(block, dict.fromkeys(self.wanted, pa.binary()))
+            except pa.ArrowInvalid:  # lines with too few or too many values
+                size, quote, between = len(self.names), self.reading.quote, self.reading.delimiter
+                good = (line + b"\n" for line in block.splitlines() if count_values(line, between, quote) == size)
+                yield self._read(b"".join(good), dict.fromkeys(self.wanted, pa.binary()))
 
     def _blocks(self) -> Iterator[tuple[bytes, int]]:
         """Blocks without the header, and the number of lines before each."""
@@ -157,57 +159,54 @@ class TextRows:
 
     def _fast(self, block: bytes, num_lines: int) -> Rows | None:
         """The rows of a block, None if anything is wrong with it."""
-        skipped = []
         try:
-            raw = self._read(block, self._types(), skipped.append)
+            raw = self._read(block, self._types())
         except pa.ArrowInvalid:
             return None
-        if skipped or len(raw) != count_lines(block):
+        if len(raw) != count_lines(block):
             return None
         table, faults = convert(raw, self.reading, self.unit.path)
         return None if faults else Rows(table, BadRows(), lambda row: self._place(num_lines + row))
 
     def _slow(self, block: bytes, num_lines: int) -> Rows:
-        numbered = [(i, line) for i, line in enumerate(block.splitlines()) if line]
-        lines, numbers = [line for _, line in numbered], np.array([i for i, _ in numbered], np.int64)
-        self._refuse_open_quotes(lines, numbers + num_lines)
-        bad, skipped = BadRows(), []
-        text = b"\n".join(lines) + b"\n"
+        """The good rows of a block. Raises DataError for lines that cannot be told apart."""
+        numbered = [(num_lines + i, line) for i, line in enumerate(block.splitlines()) if line]
+        self._refuse_open_quotes(numbered)
+        bad = BadRows()
+        good = [(number, line) for number, line in numbered if self._has_all_values(number, line, bad)]
+        numbers = np.array([number for number, _ in good], np.int64)
         try:
-            raw = self._read(text, dict.fromkeys(self.wanted, pa.binary()), skipped.append)
+            raw = self._read(b"".join(line + b"\n" for _, line in good), dict.fromkeys(self.wanted, pa.binary()))
         except pa.ArrowInvalid as error:
+            raise DataError(f"data.path: {self._place(num_lines)} or further: {first_line(error)}") from error
+        if len(raw) != len(good):
             raise DataError(
-                f"data.path: {self._place(num_lines)} or a few lines further: {first_line(error)}"
-            ) from error
-        if len(raw) + len(skipped) != len(lines):
-            raise DataError(
-                f"data.path: {self._place(num_lines)} or a few lines further: the lines cannot be told apart: is "
+                f"data.path: {self._place(num_lines)} or further: lines cannot be told apart: is "
                 f"data.quote={self.reading.quote} right?"
             )
-        for row in skipped:
-            bad.add("wrong number of columns")
-            place = self._place(num_lines + int(numbers[row.number - 1]))
-            bad.show(place, f"{row.actual_columns} columns instead of {row.expected_columns}: {shown(row.text)}")
-        bad.rows += len(skipped)
-        numbers = np.delete(numbers, [row.number - 1 for row in skipped]) + num_lines
         table, faults = convert(raw, self.reading, self.unit.path)
         table, kept = without(table, raw, faults, lambda row: self._place(int(numbers[row])), bad)
         numbers = numbers[kept]
         return Rows(table, bad, lambda row: self._place(int(numbers[row])))
 
-    def _read(self, text: bytes, types: dict[str, pa.DataType], on_bad) -> pa.Table:
-        def skip(row):
-            on_bad(row)
-            return "skip"
+    def _has_all_values(self, number: int, line: bytes, bad: BadRows) -> bool:
+        """Whether a line has a value for each column. Otherwise it is counted as bad."""
+        found = count_values(line, self.reading.delimiter, self.reading.quote)
+        if found == len(self.names):
+            return True
+        bad.rows += 1
+        bad.add("wrong number of columns")
+        if len(bad.examples) < MAX_EXAMPLES:
+            bad.show(self._place(number), f"{found} columns instead of {len(self.names)}: {shown(line)}")
+        return False
 
+    def _read(self, text: bytes, types: dict[str, pa.DataType]) -> pa.Table:
         if not text.strip(b"\r\n"):
             return pa.table({name: pa.array([], types[name]) for name in self.wanted})
         return csv.read_csv(
             pa.BufferReader(text),
             csv.ReadOptions(column_names=self.names, block_size=len(text) + 1, use_threads=False),
-            csv.ParseOptions(
-                delimiter=self.reading.delimiter, quote_char=self.reading.quote or False, invalid_row_handler=skip
-            ),
+            csv.ParseOptions(delimiter=self.reading.delimiter, quote_char=self.reading.quote or False),
             csv.ConvertOptions(
                 column_types=types, include_columns=self.wanted, strings_can_be_null=False, check_utf8=False,
                 null_values=self._missing(),
@@ -217,9 +216,7 @@ class TextRows:
     def _types(self) -> dict[str, pa.DataType]:
         reading = self.reading
         is_number = {column.name: column.as_ == NUMBER for column in reading.columns}
-        is_integer = {
-            column.name: column.as_ not in (NUMBER, HASH) and not column.is_list for column in reading.columns
-        }
+        is_integer = {column.name: column.as_ == INTEGER and not column.is_list for column in reading.columns}
         types = {
             name: pa.float64() if is_number.get(name) else pa.int64() if is_integer.get(name) else pa.binary()
             for name in self.wanted
@@ -235,9 +232,9 @@ class TextRows:
         missing = self.reading.missing
         return [a + text + b for text, a, b in itertools.product(missing, ("", " "), ("", " "))]
 
-    def _refuse_open_quotes(self, lines: list[bytes], numbers: np.ndarray):
+    def _refuse_open_quotes(self, numbered: list[tuple[int, bytes]]):
         quote = (self.reading.quote or "").encode()
-        for line, number in zip(lines, numbers.tolist()):
+        for number, line in numbered:
             if quote and line.count(quote) % 2 and ends_in_quotes(line, self.reading.delimiter, self.reading.quote):
                 raise DataError(
                     f"data.path: {self._place(number)}: a quoted value goes on in the next line, which is not "
@@ -252,6 +249,13 @@ class TextRows:
 
 def count_lines(block: bytes) -> int:
     return block.count(b"\n") + (not block.endswith(b"\n") and block != b"")
+
+
+def count_values(line: bytes, delimiter: str, quote: str | None) -> int:
+    """Number of values in a line."""
+    if quote is None or quote.encode() not in line:
+        return line.count(delimiter.encode()) + 1 if line else 0
+    return len(next(python_csv.reader([line.decode("latin-1")], delimiter=delimiter, quotechar=quote)))
 
 
 def ends_in_quotes(line: bytes, delimiter: str, quote: str) -> bool:
