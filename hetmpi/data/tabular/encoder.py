@@ -69,7 +69,7 @@ class Encoder:
         self._number = {column.name: i for i, column in enumerate(columns)}
 
     def samples(self, table: pa.Table) -> Samples:
-        """The samples of rows of Reading.schema(). Labels are 0 where it has none."""
+        """The samples of rows of Reading.schema(). Labels are 0 where the rows have none."""
         num = len(table)
         one = [feature for feature in self.features if feature.pool is None]
         ids = np.empty((num, len(one)), np.int64)
@@ -79,7 +79,7 @@ class Encoder:
         for j, name in enumerate(self.dense_names):
             dense[:, j] = self._transformed(self._values(table, name), self._number[name])
         bags = tuple(self._bag(table, feature) for feature in self.features if feature.pool is not None)
-        label = table[LABEL].to_numpy() if self.reading.label else np.zeros(num, np.float32)
+        label = table[LABEL].to_numpy() if LABEL in table.column_names else np.zeros(num, np.float32)
         return Samples(ids, dense, np.ascontiguousarray(label), bags=bags)
 
     def to_arrays(self) -> dict[str, np.ndarray]:

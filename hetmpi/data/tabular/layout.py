@@ -16,6 +16,7 @@ from hetmpi.data.tabular.text import count_values, head_of, header_of
 
 SAMPLE_BYTES = 1 << 20
 SAMPLE_ROWS = 10_000
+INFINITE_TEXT = r"^[+-]?(?i:inf|infinity|nan)$"  # refused, or missing, when numbers are read
 INTEGERS_TEXT = r"^-?[0-9]+$"
 DELIMITERS = (",", "\t", ";", "|")
 
@@ -149,4 +150,5 @@ def guess(texts: pa.Array | pa.ChunkedArray, missing: tuple[str, ...]) -> str:
         return STRING
     if np.asarray(pc.match_substring_regex(values, INTEGERS_TEXT)).all():
         return INTEGER
-    return FLOAT if np.asarray(pc.match_substring_regex(values, NUMBER_TEXT)).all() else STRING
+    is_number = pc.or_(pc.match_substring_regex(values, NUMBER_TEXT), pc.match_substring_regex(values, INFINITE_TEXT))
+    return FLOAT if np.asarray(is_number).all() else STRING

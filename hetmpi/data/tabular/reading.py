@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import pyarrow as pa
 
@@ -56,6 +56,10 @@ class Reading:
         """Of the prepared files: label, then c0, c1, … for the columns."""
         labels = [pa.field(LABEL, pa.float32())] if self.label else []
         return pa.schema(labels + [pa.field(f"c{i}", column.type) for i, column in enumerate(self.columns)])
+
+    def without_label(self) -> Reading:
+        """For files to predict: without label and held-out rows."""
+        return replace(self, label=None, share=0.0, split=None)
 
     def to_json(self) -> dict:
         return asdict(self)

@@ -21,7 +21,7 @@ from hetmpi.data.source import check_slice
 from hetmpi.data.tabular import vocabulary
 from hetmpi.data.tabular.convert import no_value
 from hetmpi.data.tabular.encoder import FIRST_KEY, HASHED, INTEGERS, VOCABULARY, Coder, Encoder
-from hetmpi.data.tabular.files import DataError, Unit, absolute, list_files, list_units
+from hetmpi.data.tabular.files import PARQUET, DataError, Unit, absolute, list_files, list_units
 from hetmpi.data.tabular.last import last_values
 from hetmpi.data.tabular.layout import Layout, look
 from hetmpi.data.tabular.prepare import UNIT_BYTES, Job, find_manifest, finish, in_order, prepare
@@ -167,8 +167,10 @@ class Tabular:
         layout = look(path, self.names, self.delimiter, self.quote, self.missing)
         for key, name in (("data.label", self.label), ("data.valid: column", last and last[0])):
             if name is not None and name not in layout.types:
-                divided = "" if layout.form == "parquet" else f", divided by {layout.delimiter!r}"
-                raise DataError(f"{key}={name}: {path} has no such column{divided}: {near(name, list(layout.types))}")
+                divided = "" if layout.form == PARQUET else f", divided by {layout.delimiter!r}"
+                header = "" if self.names or layout.form == PARQUET else header_doubt(list(layout.types))
+                known = near(name, list(layout.types))
+                raise DataError(f"{key}={name}: {path} has no such column{divided}: {known}{header}")
         if self.label is None:
             raise DataError(f"give data.label=COLUMN: {path} has the columns {', '.join(layout.types)[:1000]}")
         return layout
@@ -226,13 +228,13 @@ class Tabular:
         lines = [("column", "kind", "rows", "distinct", "missing", "bytes x dim", "")]
         for i, column in enumerate(self.encoder.columns):
             rows = rows_of.get(column.name)
-            own = rows is not None and column.share is None
+            own, missing = rows is not None and column.share is None, manifest["missing"][i]
             lines.append((
                 column.name,
                 kind_text(column),
                 "" if rows is None else f"{rows:,}",
-                f"{manifest['distinct'][i]:,}" if column.kind == ID else "",
-                f"{manifest['missing'][i]:,}",
+                f"{manifest['distinct'][i] - (missing > 0 and not column.pool):,}" if column.kind == ID else "",
+                f"{missing:,}",
                 f"{4 * rows:,}" if own else "",
                 modes.notes.get(column.name, ""),
             ))  # fmt: skip
@@ -401,6 +403,13 @@ def is_prepared(path: str) -> bool:
             f"data.path={path} was prepared by another version: give the raw files, which are prepared again"
         )
     return True
+
+
+def header_doubt(names: list[str]) -> str:
+    """A remark on names of which one is a number."""
+    if not any(name.replace(".", "", 1).lstrip("-").isdigit() for name in names):
+        return ""
+    return "; did the first line hold values? Then give data.names=[...]"
 
 
 def check_text(key: str, value, what: str, is_optional: bool = False):
