@@ -22,6 +22,7 @@ usage: ./run.sh COMMAND
   test all [PYTEST ARGS]    run the longest too
   demo                      in about a minute: what a staleness bound gains and costs, on four ranks, and the report of it
   lint                      check how code is written: ruff and clang-format
+  inspect PATH              what data=tabular would make of CSV or Parquet files, as a yaml to start from
   report RUN... [out=FILE]  write one HTML page of these run folders, or of a sweep's
   predict CHECKPOINT OUT.npy [KEY=VALUE ...]   probabilities of samples
   export CHECKPOINT OUT [KEY=VALUE ...]        rows for numpy or Parquet, dense layers as TorchScript or ONNX
@@ -218,7 +219,7 @@ main() {
   local command=${1:-help}
   shift || true
   case $command in
-    setup | train | demo | test | lint | report | predict | export | bench | doctor | docs | slurm-trial) set_up ;;
+    setup | train | demo | test | lint | report | inspect | predict | export | bench | doctor | docs | slurm-trial) set_up ;;
     gpu-check) exec "$ROOT/tools/gpu_check.sh" "$@" ;;
     help | -h | --help) help; return ;;
     *) echo "run.sh: no command $command" >&2; help >&2; exit 2 ;;
@@ -229,7 +230,7 @@ main() {
     test) run_tests "$@" ;;
     lint) run_lint ;;
     demo) run_demo "$@" ;;
-    report | predict | export) exec python -m "hetmpi.$command" "$@" ;;
+    report | inspect | predict | export) exec python -m "hetmpi.$command" "$@" ;;
     bench) run_bench "$@" ;;
     doctor) launch "$NP" python -m hetmpi.doctor "$@" ;;
     docs) cd "$ROOT" && exec python -m sphinx -W -n -c docs . "${1:-docs/_build}" ;;

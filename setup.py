@@ -6,8 +6,12 @@ machine, because a cluster's login nodes differ from its compute nodes.
 The core holds the GPU's half too where there are an NVIDIA GPU and nvcc (NVCC, CUDA_HOME/bin/nvcc, PATH, then
 /usr/local/cuda). HETMPI_CUDA=1 compiles it without a GPU, HETMPI_CUDA=0 leaves it out. CUDA's runtime is linked
 statically: the module imports on machines without a GPU as well.
+
+Hashing of tabular data needs the header of xxhash that pyarrow ships. It is left out where pyarrow is missing, so that
+the rest can be compiled and checked there.
 """
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -74,6 +78,12 @@ def runtime_folders(nvcc: str) -> list[str]:
     return [str(folder) for folder in (root / "lib64", root / "lib", *root.glob("targets/*/lib")) if folder.is_dir()]
 
 
+def arrow_headers() -> str | None:
+    """Folder of pyarrow's headers, None if pyarrow is missing."""
+    found = importlib.util.find_spec("pyarrow")
+    return str(Path(found.origin).parent / "include") if found else None
+
+
 class BuildExtensions(build_ext):
     """Compiles .cu files with nvcc before the others."""
 
@@ -99,10 +109,11 @@ class BuildExtensions(build_ext):
         return str(made)
 
 
-nvcc = find_nvcc()
+nvcc, arrow = find_nvcc(), arrow_headers()
+left_out = ([] if nvcc else ["cuda_*"]) + ([] if arrow else ["hashing.cpp"])
 core = Pybind11Extension(
     "hetmpi._C",
-    sorted(str(file) for file in CORE.rglob("*.cpp") if nvcc or not file.name.startswith("cuda_")),
+    sorted(str(file) for file in CORE.rglob("*.cpp") if not any(map(file.match, left_out))),
     depends=[*HEADERS, *KERNELS],
     include_dirs=[str(CORE)],
     cxx_std=17,
@@ -112,6 +123,10 @@ if nvcc:
     core.define_macros.append(("HETMPI_CUDA", "1"))
     core.libraries += ["cudart_static", "dl", "rt", "pthread"]
     core.library_dirs += runtime_folders(nvcc)
+
+if arrow:
+    core.define_macros.append(("HETMPI_HASHING", "1"))
+    core.include_dirs.append(arrow)
 
 ParallelCompile().install()
 setup(ext_modules=[core, Extension("hetmpi._naps", ["cpp/naps.c"])], cmdclass={"build_ext": BuildExtensions})

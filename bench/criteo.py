@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from hetmpi.data import criteo
-from hetmpi.data.batch import Samples
+from hetmpi.data.batch import Samples, concatenate
 from hetmpi.errors import UserError
 
 
@@ -22,7 +22,7 @@ class Resplit:
         source = criteo.Criteo(path, seed, cache=str(cache))
         source.prepare(world.rank, world.size, world.comm.Barrier, lambda line: None)
         parts = [source.train(0, source.num_train), source.valid(0, source.num_valid)]
-        self._samples = criteo.join(parts)
+        self._samples = concatenate(parts)
         self._order = np.random.default_rng(seed).permutation(len(self._samples.label))
         self.num_train, self.num_valid = len(self._order) - num_valid, num_valid
         if self.num_train < 1:

@@ -10,6 +10,7 @@ COMMANDS = {
     "train": "train a model; mpirun -np 4 hetmpi train on four ranks",
     "predict": "predict probabilities of samples from a checkpoint",
     "export": "extract rows and dense layers from a checkpoint",
+    "inspect": "what data=tabular would make of files, as a yaml to start from",
     "report": "one HTML page that compares runs",
     "doctor": "examine MPI, memory and Horovod on this machine, and suggest changes",
 }

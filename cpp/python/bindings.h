@@ -10,6 +10,7 @@ namespace py = pybind11;
 using py::ssize_t;
 
 void bind_functions(py::module_& m);
+void bind_hashing(py::module_& m);  // compiled with HETMPI_HASHING (setup.py)
 void bind_partition(py::module_& m);
 void bind_optimizer(py::module_& m);
 void bind_ring(py::module_& m);

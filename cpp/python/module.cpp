@@ -29,6 +29,9 @@ PYBIND11_MODULE(_C, m) {
   using namespace hetmpi;
   m.doc() = "C++ core of hetmpi: unique keys, rows, row optimizers, rings between ranks.";
   bind_functions(m);
+#ifdef HETMPI_HASHING
+  bind_hashing(m);
+#endif
   bind_partition(m);
   bind_optimizer(m);
   bind_ring(m);

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from hetmpi import _C
+
 INDEX_BITS = 14
 NUM_REGISTERS = 1 << INDEX_BITS
 
 
 def observe(registers: np.ndarray, hashes: np.ndarray) -> None:
-    """Adds the values with these hashes, (n,) uint64, to registers (NUM_REGISTERS,) uint8, in place."""
-    index = hashes >> np.uint64(64 - INDEX_BITS)
-    rest = (hashes << np.uint64(INDEX_BITS)) | np.uint64(1 << (INDEX_BITS - 1))  # the set bit ends the run of zeros
-    _, bit_length = np.frexp(rest.astype(np.float64))
-    np.maximum.at(registers, index, (65 - bit_length).astype(np.uint8))
+    """Adds the values with these hashes, (n,) int64 of 63 bits, to registers (NUM_REGISTERS,) uint8, in place."""
+    _C.observe(registers, hashes)
 
 
 def estimate(registers: np.ndarray) -> int:

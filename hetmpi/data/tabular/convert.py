@@ -1,0 +1,227 @@
+"""Arrow's values -> the values of prepared files. Text is parsed here only in blocks with a fault; of other blocks
+Arrow has parsed the numbers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from hetmpi import _C
+from hetmpi.data.tabular.files import DataError
+from hetmpi.data.tabular.reading import HASH, BadRows, Reading, Stored, shown
+from hetmpi.data.tabular.rules import NUMBER
+
+NUMBER_TEXT = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+NAN_TEXT = r"^[+-]?(?i:nan)$"
+INTEGER_TEXT = r"^-?[0-9]{1,18}$"
+NO_INTEGER = -1  # a missing value among integers
+SPACES = " \t"
+
+
+class Fault(NamedTuple):
+    """Rows with a bad value in one column."""
+
+    column: str
+    kind: str  # for counts
+    what: str  # as in: 'x' is not a number
+    rows: np.ndarray  # (n,) bool
+
+
+def is_text(array: pa.Array) -> bool:
+    return pa.types.is_binary(array.type)
+
+
+def as_text(array: pa.Array) -> pa.Array:
+    """Values as binary texts; other types as Arrow writes them, dates in ISO form."""
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        return as_text(array.cast(kind.value_type))
+    if not (pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+        array = array.cast(pa.string())
+    return array.cast(pa.binary())
+
+
+def buffers_of(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """offsets (n + 1,) int32 and data (m,) uint8 of binary texts."""
+    if len(texts) == 0:
+        return np.zeros(1, np.int32), np.zeros(0, np.uint8)
+    _, offsets, data = texts.buffers()
+    offsets = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
+    return offsets, np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+
+
+def hashes(array: pa.Array, seed: int, missing: tuple[str, ...]) -> np.ndarray:
+    """(n,) int64, 63 bits of xxh3_64 of the values' texts; missing ones and nulls as the empty text."""
+    signed = pa.types.is_signed_integer(array.type)
+    if signed:
+        found = _C.hash_integers(np.ascontiguousarray(array.fill_null(0).cast(pa.int64()).to_numpy()), seed)
+    else:
+        array = as_text(array)
+        found = _C.hash_texts(*buffers_of(array), seed, [text.encode() for text in missing])
+    if array.null_count:
+        found[np.asarray(array.is_null())] = no_value(seed)
+    return found
+
+
+def no_value(seed: int) -> int:
+    """The hash of a missing value."""
+    return int(_C.hash_texts(np.zeros(2, np.int32), np.zeros(0, np.uint8), seed, [])[0])
+
+
+def trimmed(texts: pa.Array, missing: tuple[str, ...]) -> tuple[pa.Array, np.ndarray]:
+    """texts without spaces around them, as binary, and which are missing (n,) bool."""
+    texts = pc.replace_substring_regex(texts, pattern=rf"^[{SPACES}]+|[{SPACES}]+$", replacement="")
+    none = pc.is_in(texts, value_set=pa.array([text.encode() for text in missing], pa.binary()))
+    return texts, np.asarray(pc.or_(none, texts.is_null()).fill_null(True))
+
+
+def numbers(array: pa.Array, missing: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray | None]:
+    """(n,) float32 with NaN for missing values, and where the value is no finite number (n,) bool, None if nowhere."""
+    bad = None
+    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type) or pa.types.is_dictionary(array.type):
+        array = as_text(array)
+    if is_text(array):
+        texts, none = trimmed(array, missing)
+        none |= np.asarray(pc.match_substring_regex(texts, NAN_TEXT).fill_null(False))
+        good = np.asarray(pc.match_substring_regex(texts, NUMBER_TEXT).fill_null(False)) & ~none
+        bad = ~good & ~none
+        texts = pc.replace_substring_regex(texts, pattern=r"^\+", replacement="")
+        array = pc.if_else(pa.array(good), texts, pa.scalar(None, pa.binary())).cast(pa.string())
+    try:
+        array = array.cast(pa.float64())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise DataError(f"it holds {array.type}, numbers were expected") from error
+    values = array.to_numpy(zero_copy_only=False)
+    with np.errstate(over="ignore"):
+        values = values.astype(np.float32)
+    infinite = np.isinf(values)
+    if infinite.any():
+        bad = infinite if bad is None else bad | infinite
+    return values, bad if bad is not None and bad.any() else None
+
+
+def integers(array: pa.Array, missing: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray | None]:
+    """(n,) int64 with NO_INTEGER for missing values, and where the value is no integer of at least 0 (n,) bool."""
+    if pa.types.is_integer(array.type) and array.type != pa.uint64():
+        values = array.cast(pa.int64()).fill_null(NO_INTEGER).to_numpy(zero_copy_only=False)
+        bad = (values < 0) & np.asarray(array.is_valid())
+    else:
+        texts, none = trimmed(as_text(array), missing)
+        good = np.asarray(pc.match_substring_regex(texts, INTEGER_TEXT).fill_null(False)) & ~none
+        cast = pc.if_else(pa.array(good), texts, pa.scalar(b"-1", pa.binary())).cast(pa.string()).cast(pa.int64())
+        values = cast.to_numpy(zero_copy_only=False)
+        bad = ~none & (values < 0)
+    return values, bad if bad.any() else None
+
+
+def lists(array: pa.Array, column: Stored, missing: tuple[str, ...]) -> tuple[pa.Array, np.ndarray | None]:
+    """list<int64> of the values' hashes or integers, without missing ones, and rows with a bad value."""
+    if column.separator is not None:
+        array = pc.split_pattern(as_text(array).fill_null(b""), column.separator.encode())
+    if pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type):
+        array = array.cast(pa.list_(array.type.value_type))
+    if not pa.types.is_list(array.type):
+        raise DataError(f"it holds {array.type}, lists were expected")
+    sizes = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    flat, bad = array.flatten(), None
+    if column.as_ == HASH:
+        values, none = hashes(flat, column.seed, missing), no_value(column.seed)
+    else:
+        values, bad = integers(flat, missing)
+        none = NO_INTEGER
+    if bad is not None:
+        bad = np.bincount(np.repeat(np.arange(len(sizes)), sizes), bad, len(sizes)) > 0
+    keep = values != none
+    offsets = np.concatenate([[0], np.cumsum(keep)])[np.concatenate([[0], np.cumsum(sizes)])]
+    values = values[keep]
+    if column.max_len is not None:
+        place = np.arange(len(values)) - np.repeat(offsets[:-1], np.diff(offsets))
+        values = values[place < column.max_len]
+        offsets = np.concatenate([[0], np.cumsum(np.minimum(np.diff(offsets), column.max_len))])
+    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values)), bad
+
+
+def labels(array: pa.Array, reading: Reading) -> tuple[np.ndarray, Fault | None]:
+    """(n,) float32, and rows with a bad label."""
+    if reading.positive is not None:
+        found = hashes(array, 0, reading.missing)
+        bad = found == no_value(0)
+        values = np.isin(found, hashes(pa.array([text.encode() for text in reading.positive]), 0, ()))
+        what = "is no label"
+    else:
+        values, bad = numbers(array, reading.missing)
+        wrong = np.isnan(values) if reading.label_kind == NUMBER else (values != 0) & (values != 1)
+        bad = wrong if bad is None else bad | wrong
+        what = "is no finite number" if reading.label_kind == NUMBER else (
+            "is neither 0 nor 1: give data.positive=[TEXT, ...], the labels that count as 1, or "
+            "data.label_kind=number"
+        )  # fmt: skip
+    return values.astype(np.float32), Fault(reading.label, "bad label", what, bad) if bad.any() else None
+
+
+def convert(raw: pa.Table, reading: Reading, path: str) -> tuple[pa.Table, list[Fault]]:
+    """The prepared form of raw columns, with bad rows, and the faults. Raises DataError, with file and column, for a
+    type that cannot be read as its rule asks."""
+    arrays, faults = [], []
+    if reading.label:
+        values, fault = labels(column_of(raw, reading.label), reading)
+        arrays.append(pa.array(values))
+        faults += [fault] if fault else []
+    for column in reading.columns:
+        try:
+            values, bad = one_column(column_of(raw, column.name), column, reading)
+        except (DataError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise DataError(f"data.path: {path}, column {column.name}: {error}") from error
+        arrays.append(values)
+        if bad is not None:
+            what = "is no finite number" if column.as_ == NUMBER else "is no integer of at least 0"
+            faults.append(Fault(column.name, f"bad {'number' if column.as_ == NUMBER else 'integer'}", what, bad))
+    table = pa.table(arrays, schema=reading.schema())
+    if reading.split:
+        name, held_out = reading.split
+        found = hashes(column_of(raw, name), 0, reading.missing)
+        is_valid = np.isin(found, hashes(pa.array([text.encode() for text in held_out]), 0, ()))
+        table = table.append_column("is_valid", pa.array(is_valid))
+    return table, faults
+
+
+def column_of(raw: pa.Table, name: str) -> pa.Array:
+    column = raw.column(name)
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.array([], column.type)])
+
+
+def one_column(array: pa.Array, column: Stored, reading: Reading) -> tuple[pa.Array, np.ndarray | None]:
+    bad = None
+    if column.is_list:
+        return lists(array, column, reading.missing)
+    if column.as_ == NUMBER:
+        values, bad = numbers(array, reading.missing)
+    elif column.as_ == HASH:
+        values = hashes(array, column.seed, reading.missing)
+    else:
+        values, bad = integers(array, reading.missing)
+    return pa.array(values), bad
+
+
+def without(table: pa.Table, raw: pa.Table, faults: list[Fault], place, bad: BadRows) -> tuple[pa.Table, np.ndarray]:
+    """The rows without faults, and their numbers (n,) among all. Counts and shows the others in `bad`."""
+    is_bad = np.zeros(len(table), bool)
+    for fault in faults:
+        bad.add(fault.kind, int(fault.rows.sum()))
+        for row in np.flatnonzero(fault.rows)[:5].tolist():
+            bad.show(place(row), f"column {fault.column}: {value_text(raw, fault.column, row)} {fault.what}")
+        is_bad |= fault.rows
+    bad.rows += int(is_bad.sum())
+    return table.filter(pa.array(~is_bad)), np.flatnonzero(~is_bad)
+
+
+def value_text(raw: pa.Table, column: str, row: int) -> str:
+    value = raw.column(column)[row].as_py()
+    return (
+        "a missing value"
+        if value in (None, b"", "")
+        else shown(value if isinstance(value, (bytes, str)) else str(value))
+    )

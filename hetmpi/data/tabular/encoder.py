@@ -1,0 +1,143 @@
+"""Encoder: prepared rows -> samples. It holds all that this needs, and how files are read, so that a saved encoder
+encodes other files in the same way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from hetmpi.data.batch import Bag, Samples
+from hetmpi.data.features import Wanted, arrange
+from hetmpi.data.tabular.convert import NO_INTEGER, no_value
+from hetmpi.data.tabular.files import DataError
+from hetmpi.data.tabular.reading import LABEL, Reading
+from hetmpi.data.tabular.rules import ID, Column
+
+HASHED, VOCABULARY, INTEGERS = "hashed", "vocabulary", "integers"
+MISSING_KEY, UNSEEN_KEY, FIRST_KEY = 0, 1, 2  # of a vocabulary
+
+
+@dataclass(frozen=True)
+class Coder:
+    """Values of an id column -> keys 0 <= key < rows.
+
+    HASHED: value % rows. VOCABULARY: FIRST_KEY + position among `values`, sorted; MISSING_KEY, and UNSEEN_KEY for all
+    others. INTEGERS: the value, and the last row for a missing one."""
+
+    mode: str
+    rows: int
+    seed: int = 0
+    values: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def keys(self, values: np.ndarray, column: str) -> np.ndarray:
+        """values (n,) int64 -> keys (n,) int64. Raises DataError for an integer without a row."""
+        if self.mode == HASHED:
+            return values % self.rows
+        if self.mode == INTEGERS:
+            if len(values) and values.max() >= self.rows - 1:
+                raise DataError(f"column {column}: {values.max()} has no row, data.columns has rows: {self.rows - 1}")
+            return np.where(values == NO_INTEGER, self.rows - 1, values)
+        if not len(self.values):
+            return np.where(values == no_value(self.seed), MISSING_KEY, UNSEEN_KEY)
+        place = np.searchsorted(self.values, values)
+        known = self.values[np.minimum(place, len(self.values) - 1)] == values
+        unknown = np.where(values == no_value(self.seed), MISSING_KEY, UNSEEN_KEY)
+        return np.where(known, place + FIRST_KEY, unknown)
+
+
+class Encoder:
+    """Prepared rows -> Samples.
+
+    reading, columns   how files are read, and the columns in the file's order
+    features, tables   as hetmpi.data.features.arrange
+    dense_names        of the numbers"""
+
+    def __init__(
+        self, reading: Reading, columns: list[Column], coders: Mapping[str, Coder], moments: list[tuple[float, ...]]
+    ):
+        """coders: of the id columns that share no other's rows. moments: number, mean and sum of squared differences of
+        each column's training values."""
+        self.reading, self.columns, self.moments = reading, columns, moments
+        self.coders = dict(coders)
+        wanted = [self._wanted(column) for column in columns if column.kind == ID or column.is_buckets]
+        self.features, self.tables = arrange(wanted)
+        self.dense_names = [column.name for column in columns if column.kind != ID and not column.is_buckets]
+        self._number = {column.name: i for i, column in enumerate(columns)}
+
+    def samples(self, table: pa.Table) -> Samples:
+        """The samples of rows of Reading.schema(). Labels are 0 where the rows have none."""
+        num = len(table)
+        one = [feature for feature in self.features if feature.pool is None]
+        ids = np.empty((num, len(one)), np.int64)
+        for j, feature in enumerate(one):
+            ids[:, j] = self._keys(self._values(table, feature.name), feature.name) + feature.first
+        dense = np.empty((num, len(self.dense_names)), np.float32)
+        for j, name in enumerate(self.dense_names):
+            dense[:, j] = self._transformed(self._values(table, name), self._number[name])
+        bags = tuple(self._bag(table, feature) for feature in self.features if feature.pool is not None)
+        label = table[LABEL].to_numpy() if LABEL in table.column_names else np.zeros(num, np.float32)
+        return Samples(ids, dense, np.ascontiguousarray(label), bags=bags)
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """Everything, as arrays for np.savez."""
+        state = {
+            "reading": self.reading.to_json(),
+            "columns": [asdict(column) for column in self.columns],
+            "moments": self.moments,
+            "coders": {name: [coder.mode, coder.rows, coder.seed] for name, coder in self.coders.items()},
+        }
+        names = list(self.coders)
+        arrays = {f"values{i}": np.asarray(self.coders[name].values) for i, name in enumerate(names)}
+        return {"encoder": np.frombuffer(json.dumps(state).encode(), np.uint8), **arrays}
+
+    @staticmethod
+    def from_arrays(arrays: Mapping[str, np.ndarray]) -> Encoder:
+        state = json.loads(np.asarray(arrays["encoder"]).tobytes())
+        columns = [Column(**{**one, "transform": tuple_of(one["transform"])}) for one in state["columns"]]
+        coders = {
+            name: Coder(mode, rows, seed, np.asarray(arrays[f"values{i}"]))
+            for i, (name, (mode, rows, seed)) in enumerate(state["coders"].items())
+        }
+        return Encoder(Reading.from_json(state["reading"]), columns, coders, state["moments"])
+
+    def _wanted(self, column: Column) -> Wanted:
+        own = {"dim": column.dim, "optim": dict(column.optim), "cache": dict(column.cache)}
+        if column.is_buckets:
+            return Wanted(column.name, len(column.transform) + 2, **own)
+        if column.share is not None:
+            return Wanted(column.name, self.coders[column.share].rows, column.pool, column.share)
+        return Wanted(column.name, self.coders[column.name].rows, column.pool, **own)
+
+    def _values(self, table: pa.Table, name: str) -> np.ndarray:
+        return table[f"c{self._number[name]}"].to_numpy()
+
+    def _keys(self, values: np.ndarray, name: str) -> np.ndarray:
+        column = self.columns[self._number[name]]
+        if column.is_buckets:
+            edges = np.asarray(column.transform)
+            return np.where(np.isnan(values), len(edges) + 1, np.searchsorted(edges, values, side="right"))
+        return self.coders[column.share or name].keys(values, name)
+
+    def _bag(self, table: pa.Table, feature) -> Bag:
+        array = table[f"c{self._number[feature.name]}"].combine_chunks()
+        offsets = array.offsets.to_numpy().astype(np.int64)
+        values = array.values.to_numpy()[offsets[0] : offsets[-1]]
+        return Bag(self._keys(values, feature.name) + feature.first, offsets - offsets[0])
+
+    def _transformed(self, values: np.ndarray, number: int) -> np.ndarray:
+        transform = self.columns[number].transform
+        if transform == "log1p":
+            values = np.log1p(np.maximum(values, 0, dtype=np.float64)).astype(np.float32)
+        elif transform == "standardize":
+            num, mean, squares = self.moments[number]
+            deviation = np.sqrt(squares / num) if num else 0.0
+            values = ((values.astype(np.float64) - mean) / (deviation or 1.0)).astype(np.float32)
+        return np.nan_to_num(values, nan=0.0)
+
+
+def tuple_of(transform):
+    return tuple(transform) if isinstance(transform, list) else transform

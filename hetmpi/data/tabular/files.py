@@ -1,0 +1,174 @@
+"""The files of tabular data and the units in which they are prepared."""
+
+from __future__ import annotations
+
+import functools
+import glob
+import os
+from dataclasses import dataclass
+
+import pyarrow.parquet as pq
+
+from hetmpi.errors import UserError
+
+MAX_LINE_BYTES = 16 << 20
+READ_BYTES = 1 << 20
+PARQUET_ENDS = (".parquet", ".parq", ".pq")
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+PARQUET, TEXT = "parquet", "text"
+
+
+class DataError(UserError):
+    """Data that cannot be read or prepared; the message is complete without a traceback."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A part of the source that is prepared at once: the lines whose first byte lies in [begin, end) of a text file, a
+    whole compressed file, or the row groups [begin, end) of a Parquet file. is_valid: all its rows are held out."""
+
+    number: int
+    path: str
+    size: int
+    mtime_ns: int
+    begin: int
+    end: int
+    form: str = TEXT
+    is_valid: bool = False
+
+    def __str__(self) -> str:
+        if self.form == PARQUET:
+            last = f" to {self.end:,}" if self.end > self.begin + 1 else ""
+            return (
+                f"{self.path} (row groups {self.begin + 1:,}{last})"
+                if last
+                else f"{self.path} (row group {self.end:,})"
+            )
+        whole = self.begin == 0 and self.end == self.size
+        return self.path if whole else f"{self.path} (bytes {self.begin:,} to {self.end:,})"
+
+
+def absolute(path: str) -> str:
+    """The absolute path, with ~ expanded."""
+    return os.path.abspath(os.path.expanduser(path))
+
+
+def compression_of(path: str) -> str | None:
+    """Arrow's name of the compression that a file's name ends with."""
+    return COMPRESSIONS.get(os.path.splitext(path)[1].lower())
+
+
+def list_files(source: str, key: str = "data.path") -> list[str]:
+    """Absolute paths of a source's files, sorted: a file, a glob, or a folder, without files that begin with . or _.
+    Raises DataError if there is none, or one cannot be read."""
+    path = absolute(source)
+    if os.path.isdir(path):
+        try:
+            candidates = [os.path.join(path, name) for name in os.listdir(path) if name[0] not in "._"]
+        except OSError as error:
+            raise DataError(f"{key}={source}: the folder cannot be read: {error.strerror}") from error
+    else:
+        candidates = [path] if os.path.exists(path) else glob.glob(path, recursive=True)
+    found = sorted(name for name in candidates if os.path.isfile(name))
+    if not found:
+        what = "no file in the folder" if os.path.isdir(path) else "no file"
+        raise DataError(f"{key}: there is {what} {path}")
+    return found
+
+
+@functools.lru_cache(4096)
+def form_of(path: str) -> str:
+    """PARQUET or TEXT, by the file's name and first bytes. Raises DataError for a file that cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return PARQUET if file.read(4) == b"PAR1" or path.lower().endswith(PARQUET_ENDS) else TEXT
+    except OSError as error:
+        raise DataError(f"data.path: {path} cannot be read: {error.strerror}") from error
+
+
+def list_units(train: list[str], valid: list[str], unit_bytes: int) -> list[Unit]:
+    """The units of the files `train`, then of `valid`. Raises DataError for files of two forms, or without data."""
+    files = [(path, False) for path in train] + [(path, True) for path in valid]
+    forms = {form_of(path): path for path, _ in files}
+    if len(forms) > 1:
+        raise DataError(
+            f"data.path: {forms[TEXT]} is text and {forms[PARQUET]} is Parquet: select files of one form by a glob, as "
+            "in data.path='folder/*.csv'"
+        )
+    units = []
+    for path, is_valid in files:
+        status = os.stat(path)
+        ranges = (
+            row_group_ranges(path, unit_bytes) if PARQUET in forms else byte_ranges(path, status.st_size, unit_bytes)
+        )
+        for begin, end in ranges:
+            place = path, status.st_size, status.st_mtime_ns, begin, end
+            units.append(Unit(len(units), *place, form_of(path), is_valid))
+    return units
+
+
+def byte_ranges(path: str, size: int, unit_bytes: int) -> list[tuple[int, int]]:
+    step = max(size, 1) if compression_of(path) else unit_bytes
+    return [(begin, min(begin + step, size)) for begin in range(0, size, step)]
+
+
+def row_group_ranges(path: str, unit_bytes: int) -> list[tuple[int, int]]:
+    """Row groups of at least unit_bytes together, but for the last range."""
+    metadata = open_parquet(path).metadata
+    ranges, begin, total = [], 0, 0
+    for group in range(metadata.num_row_groups):
+        total += metadata.row_group(group).total_byte_size
+        if total >= unit_bytes or group + 1 == metadata.num_row_groups:
+            ranges.append((begin, group + 1))
+            begin, total = group + 1, 0
+    return ranges
+
+
+def open_parquet(path: str) -> pq.ParquetFile:
+    """Raises DataError for a file that is not Parquet, or is cut short."""
+    try:
+        return pq.ParquetFile(path, buffer_size=READ_BYTES, pre_buffer=False)
+    except (OSError, ValueError) as error:
+        raise DataError(f"data.path: {path} is no complete Parquet file: {first_line(error)}") from error
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's text, without its last point."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return lines[0].rstrip(".")[:300]
+
+
+def line_start(path: str, position: int) -> int:
+    """Offset of the first line that starts at `position` or later; the file's end if there is none. Raises DataError if
+    that needs more than MAX_LINE_BYTES."""
+    if position == 0:
+        return 0
+    with open(path, "rb") as file:
+        file.seek(position - 1)
+        for _ in range(MAX_LINE_BYTES // READ_BYTES):
+            text = file.read(READ_BYTES)
+            if not text:
+                return file.tell()
+            if b"\n" in text:
+                return file.tell() - len(text) + text.index(b"\n") + 1
+    raise too_long(path, number_of_line(path, position))
+
+
+def number_of_line(path: str, position: int) -> int:
+    """Number of the line that holds the byte at `position`, from 1."""
+    number = 1
+    with open(path, "rb") as file:
+        while position > 0:
+            text = file.read(min(position, 4 * READ_BYTES))
+            if not text:
+                break
+            number += text.count(b"\n")
+            position -= len(text)
+    return number
+
+
+def too_long(path: str, line: int) -> DataError:
+    return DataError(
+        f"data.path: {path}, line {line:,} is longer than {MAX_LINE_BYTES >> 20} MiB: the file is no table, or its "
+        "lines do not end in a newline"
+    )

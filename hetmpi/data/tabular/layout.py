@@ -1,0 +1,154 @@
+"""The columns of tabular files and their types, from the schema of Parquet or a sample of text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as csv
+
+from hetmpi.data.tabular.convert import NUMBER_TEXT, as_text, trimmed
+from hetmpi.data.tabular.files import PARQUET, TEXT, DataError, form_of, open_parquet
+from hetmpi.data.tabular.rules import FLOAT, INTEGER, LIST, NESTED, STRING
+from hetmpi.data.tabular.text import count_values, head_of, header_of
+
+SAMPLE_BYTES = 1 << 20
+SAMPLE_ROWS = 10_000
+INFINITE_TEXT = r"^[+-]?(?i:inf|infinity|nan)$"  # refused, or missing, when numbers are read
+INTEGERS_TEXT = r"^-?[0-9]+$"
+DELIMITERS = (",", "\t", ";", "|")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """types: column -> type, in the file's order."""
+
+    form: str
+    delimiter: str
+    types: dict[str, str]
+
+
+def look(path: str, names, delimiter: str | None, quote: str | None, missing: tuple[str, ...]) -> Layout:
+    """The layout of a file. names: of the columns of text without a header. Raises DataError."""
+    if form_of(path) == PARQUET:
+        if names is not None:
+            raise DataError(f"data.names is for text, {path} is Parquet, whose columns have names")
+        schema = open_parquet(path).schema_arrow
+        twice = [name for name in dict.fromkeys(schema.names) if schema.names.count(name) > 1]
+        if twice:
+            raise DataError(f"data.path: {path}: two columns are named {', '.join(twice)}")
+        return Layout(PARQUET, ",", {column.name: type_of(column.type) for column in schema})
+    head = head_of(path, SAMPLE_BYTES)
+    delimiter = delimiter or guess_delimiter(path, head)
+    if names is None:
+        names = header_of(path, head, delimiter, quote)
+        head = head.lstrip(b"\r\n").partition(b"\n")[2]
+        if not head.strip():
+            raise DataError(f"data.path: {path} has only a header, no rows")
+    else:
+        check_names(path, head, names, delimiter, quote)
+    texts = sample(head, list(names), delimiter, quote)
+    return Layout(TEXT, delimiter, {name: guess(texts.column(name), missing) for name in names})
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Values of a column in a sample. is_binary: only 0 and 1."""
+
+    distinct: int
+    examples: list[str]
+    is_binary: bool
+    is_number: bool
+
+
+def seen_of(path: str, layout: Layout, names, missing: tuple[str, ...]) -> dict[str, Seen]:
+    """Values of each column, in the first SAMPLE_BYTES of text or the first SAMPLE_ROWS of Parquet."""
+    if layout.form == PARQUET:
+        batch = next(open_parquet(path).iter_batches(SAMPLE_ROWS, use_threads=False), None)
+        flat = [name for name, kind in layout.types.items() if kind not in (LIST, NESTED)]
+        texts = {name: as_text(batch.column(name)) for name in flat} if batch else {}
+    else:
+        head = head_of(path, SAMPLE_BYTES)
+        head = head if names else head.lstrip(b"\r\n").partition(b"\n")[2]
+        table = sample(head, list(layout.types), layout.delimiter, '"')
+        texts = {name: table.column(name) for name in table.column_names}
+    nothing = pa.array([], pa.binary())
+    return {name: seen(texts.get(name, nothing), missing) for name in layout.types}
+
+
+def seen(texts: pa.Array | pa.ChunkedArray, missing: tuple[str, ...]) -> Seen:
+    values = distinct_of(texts, missing)
+    examples = [value.decode(errors="replace") for value in values[:3].to_pylist()]
+    is_binary = sorted(values[:3].to_pylist()) == [b"0", b"1"]
+    return Seen(len(values), examples, is_binary, guess(texts, missing) in (INTEGER, FLOAT))
+
+
+def distinct_of(texts, missing: tuple[str, ...]) -> pa.Array:
+    """Distinct values without missing ones."""
+    values, none = trimmed(pc.unique(texts), missing)
+    return pc.unique(values.filter(pa.array(~none)))
+
+
+def type_of(kind: pa.DataType) -> str:
+    """The type of a Parquet column. Booleans, dates and times count as text, decimals as floats."""
+    if pa.types.is_dictionary(kind):
+        return type_of(kind.value_type)
+    if pa.types.is_integer(kind):
+        return INTEGER
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return FLOAT
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return LIST if type_of(kind.value_type) in (INTEGER, STRING) else NESTED
+    is_flat = not pa.types.is_nested(kind) and not pa.types.is_duration(kind)
+    return STRING if is_flat else NESTED
+
+
+def guess_delimiter(path: str, head: bytes) -> str:
+    """By the file's name, else the most frequent candidate of the first line."""
+    if ".tsv" in path.lower():
+        return "\t"
+    first = head.lstrip(b"\r\n").partition(b"\n")[0]
+    return max(DELIMITERS, key=lambda one: first.count(one.encode()))
+
+
+def check_names(path: str, head: bytes, names, delimiter: str, quote: str | None):
+    """Raises DataError unless one of the first lines has as many values as there are names."""
+    lines = [line for line in head.splitlines()[:20] if line.strip()]
+    if not lines:
+        raise DataError(f"data.path: {path} is empty")
+    numbers = [count_values(line, delimiter, quote) for line in lines]
+    if len(names) not in numbers:
+        raise DataError(
+            f"data.path: {path}: data.names has {len(names)} names, but the first lines have "
+            f"{', '.join(map(str, sorted(set(numbers))))} values, divided by {delimiter!r}"
+        )
+
+
+def sample(head: bytes, names: list[str], delimiter: str, quote: str | None) -> pa.Table:
+    """The first lines as texts, without those of another number of columns."""
+    lines = [line + b"\n" for line in head.splitlines() if count_values(line, delimiter, quote) == len(names)]
+    text = b"".join(lines[:-1] if len(head) >= SAMPLE_BYTES else lines)  # the last line may be cut
+    try:
+        return csv.read_csv(
+            pa.BufferReader(text),
+            csv.ReadOptions(column_names=names, block_size=len(text) + 1, use_threads=False),
+            csv.ParseOptions(delimiter=delimiter, quote_char=quote or False),
+            csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.binary()), strings_can_be_null=False, check_utf8=False
+            ),
+        ).combine_chunks()
+    except pa.ArrowInvalid:  # preparing finds the line
+        return pa.table({name: pa.array([], pa.binary()) for name in names})
+
+
+def guess(texts: pa.Array | pa.ChunkedArray, missing: tuple[str, ...]) -> str:
+    """The type of a column, STRING if all values are missing."""
+    values = distinct_of(texts, missing)
+    if not len(values):
+        return STRING
+    if np.asarray(pc.match_substring_regex(values, INTEGERS_TEXT)).all():
+        return INTEGER
+    is_number = pc.or_(pc.match_substring_regex(values, NUMBER_TEXT), pc.match_substring_regex(values, INFINITE_TEXT))
+    return FLOAT if np.asarray(is_number).all() else STRING

@@ -1,0 +1,65 @@
+"""Rows of Parquet files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from hetmpi.data.tabular.convert import convert, without
+from hetmpi.data.tabular.files import DataError, Unit, first_line, open_parquet
+from hetmpi.data.tabular.reading import BadRows, Reading, Rows, lacking
+
+BATCH_ROWS = 1 << 14
+
+
+class ParquetRows:
+    """Iterates over the rows of a unit of Parquet. A row with a fault is dropped and counted."""
+
+    def __init__(self, unit: Unit, reading: Reading):
+        self.unit, self.reading = unit, reading
+        self._file = open_parquet(unit.path)
+        names = self._file.schema_arrow.names
+        wanted = [reading.label, *(column.name for column in reading.columns), reading.split and reading.split[0]]
+        self.wanted = list(dict.fromkeys(name for name in wanted if name))
+        for name in self.wanted:
+            if name not in names:
+                raise lacking(name, unit.path, names)
+
+    def __iter__(self) -> Iterator[Rows]:
+        first = 0
+        for batch in self._batches():
+            yield self._rows(pa.Table.from_batches([batch]), first)
+            first += len(batch)
+
+    def raw(self) -> Iterator[pa.Table]:
+        """The columns as they are, in blocks."""
+        return (pa.Table.from_batches([batch]) for batch in self._batches())
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        groups = list(range(self.unit.begin, self.unit.end))
+        try:
+            yield from self._file.iter_batches(BATCH_ROWS, groups, self.wanted, use_threads=False)
+        except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise DataError(f"data.path: {self.unit} cannot be read: {first_line(error)}") from error
+
+    def _rows(self, raw: pa.Table, first: int) -> Rows:
+        def place(row: int) -> str:
+            group, row = self._group_of(first + row)
+            return f"{self.unit.path}, row group {group + 1}, row {row + 1:,}"
+
+        table, faults = convert(raw, self.reading, self.unit.path)
+        bad = BadRows()
+        if not faults:
+            return Rows(table, bad, place)
+        table, kept = without(table, raw, faults, place, bad)
+        return Rows(table, bad, lambda row: place(int(kept[row])))
+
+    def _group_of(self, row: int) -> tuple[int, int]:
+        """The row group of a row of the unit, and its number therein."""
+        for group in range(self.unit.begin, self.unit.end):
+            num_rows = self._file.metadata.row_group(group).num_rows
+            if row < num_rows:
+                return group, row
+            row -= num_rows
+        raise IndexError(row)

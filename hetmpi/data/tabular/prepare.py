@@ -1,0 +1,428 @@
+"""Prepares tabular data once: writes hashed, split and shuffled Parquet files, from which ranks read the rows they
+need.
+
+The source is divided into units (files.py); rank r prepares units r, r + size, …. Each unit is written to its own
+folder, which is renamed when it is complete: so a folder with a unit's name is complete, and an interrupted preparation
+continues with the missing units. The name contains a hash of the file's path, size and time and of the reading rules: a
+changed file has other units. The content of a unit does not depend on the number of ranks.
+
+    <folder>/manifest.json                    written last: reading rules, counts over all units
+    <folder>/<number>-<hash>/unit.json        counts of one unit
+                            /train-*.parquet  Reading.schema(); shuffled, groups of GROUP_ROWS
+                            /valid-*.parquet  the held-out rows, in the same form
+                            /registers.npy    (number of columns, NUM_REGISTERS) uint8, see distinct.py
+    <folder>/registers.npy                    merged over all units
+    <folder>/last-<number>-<hash>.json        last values of a column in one unit, see last.py
+    <folder>/counts-<hash>.npy                distinct training values of a column, see vocabulary.py
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import json
+import os
+import re
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from hetmpi import _C
+from hetmpi.data.distinct import NUM_REGISTERS, estimate, observe
+from hetmpi.data.tabular.convert import NO_INTEGER, no_value
+from hetmpi.data.tabular.files import PARQUET, DataError, Unit, absolute, first_line
+from hetmpi.data.tabular.parquet import ParquetRows
+from hetmpi.data.tabular.reading import INTEGER, BadRows, Reading, Rows
+from hetmpi.data.tabular.rules import NUMBER
+from hetmpi.data.tabular.text import TextRows
+
+VERSION = 2  # of the prepared format; data of another version is prepared again
+UNIT_BYTES = 256 << 20
+GROUP_ROWS = 8192  # rows of a Parquet row group, the unit of reading
+SHUFFLE_ROWS = 16 * GROUP_ROWS  # rows shuffled together
+FILE_ROWS = 8 * SHUFFLE_ROWS  # rows of a Parquet file, whose footer is held in memory
+SPLIT_SEED = 2022  # fixed, so that all runs hold out the same rows
+ABANDONED_S = 3600  # an unfinished unit unchanged for this time belongs to a process that died
+REPORT_S = 5.0
+UNIT_FOLDER = re.compile(r"\d{5,}-[0-9a-f]{16}(\.part-.*)?")
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass
+class Job:
+    """One preparation: the units of a source, read by the same rules, into a folder.
+
+    source: for messages. types: of the files' columns. report: prints lines of text."""
+
+    source: str
+    units: list[Unit]
+    reading: Reading
+    folder: str
+    types: dict[str, str]
+    max_bad_rows: int = 0
+    report: Callable[[str], None] = print
+
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """Folder names of the units: the number, and a hash of everything that determines the content."""
+        rules = [VERSION, GROUP_ROWS, SHUFFLE_ROWS, FILE_ROWS, self.reading.to_json()]
+        identities = (json.dumps([*rules, *asdict(unit).values()]) for unit in self.units)
+        return [f"{i:05d}-{xxhash.xxh3_64_hexdigest(text.encode())}" for i, text in enumerate(identities)]
+
+
+def rows_of(unit: Unit, reading: Reading) -> Iterable[Rows]:
+    """The rows of a unit, in order."""
+    return (ParquetRows if unit.form == PARQUET else TextRows)(unit, reading)
+
+
+def prepare(job: Job, rank: int = 0, size: int = 1) -> None:
+    """Prepares the units of rank `rank` that are missing in the folder.
+
+    Raises DataError for a source that cannot be read, more than max_bad_rows bad rows, and a full disk."""
+    done = list_folder(job.folder)
+    known = find_manifest(job.folder)
+    if rank == 0 and known and known["units"] != job.names:
+        job.report(f"{job.source} has changed since it was prepared in {job.folder}: preparing it again")
+    bad = BadRows()
+    for unit, name in list(zip(job.units, job.names))[rank::size]:
+        if name not in done:
+            start = time.perf_counter()
+            count = write_unit(job, unit, name, bad)
+            bad += BadRows(**count["bad"])
+            rows = sum(count["train"].values()) + sum(count["valid"].values())
+            rate = rows / (time.perf_counter() - start)
+            job.report(
+                f"prepared part {unit.number + 1} of {len(job.units)}: {unit}, {rows:,} rows, {rate:,.0f} rows/s"
+            )
+
+
+def finish(job: Job) -> dict:
+    """Merges the counts of all units into the manifest and returns it. To be called by one rank, after all have
+    prepared.
+
+    Raises DataError if a unit is missing, if there are too many bad rows, or no rows to train on or to hold out."""
+    lacking = set(job.names) - list_folder(job.folder)
+    if lacking:
+        raise DataError(
+            f"data.cache={job.folder}: {len(lacking)} of {len(job.units)} prepared parts are missing; it must be a "
+            "folder that all ranks share"
+        )
+    known = find_manifest(job.folder)
+    manifest = known if known and known["units"] == job.names else join_counts(job)
+    bad = BadRows(**manifest["bad"])
+    bad.check(job.source, job.max_bad_rows)
+    train, valid = (sum(manifest[split].values()) for split in ("train", "valid"))
+    if not train or not valid:
+        raise DataError(
+            f"data.path={job.source}: {train:,} good rows to train on and {valid:,} to hold out by data.valid, at "
+            "least one of each is needed"
+        )
+    if bad.rows:
+        job.report(f"{job.source}: {bad}")
+    if manifest is not known:
+        missing, values = sum(manifest["missing"]), (train + valid) * len(manifest["missing"])
+        job.report(
+            f"{job.source}: {train:,} rows to train on, {valid:,} held out, {missing:,} of {values:,} values missing"
+        )
+        write_json(manifest, job.folder, "manifest.json")
+        remove_leftovers(job.folder, manifest)
+    return manifest
+
+
+def join_counts(job: Job) -> dict:
+    """The manifest of the prepared units."""
+    counts = [read_json(job.folder, name, "unit.json") for name in job.names]
+    registers = (np.load(os.path.join(job.folder, name, "registers.npy")) for name in job.names)
+    merged = functools.reduce(np.maximum, registers)
+    np.save(os.path.join(job.folder, "registers.npy"), merged)
+    files = {unit.path: {"path": unit.path, "size": unit.size, "mtime_ns": unit.mtime_ns} for unit in job.units}
+    return {
+        "version": VERSION,
+        "group_rows": GROUP_ROWS,
+        "source": absolute(job.source),
+        "reading": job.reading.to_json(),
+        "types": job.types,
+        "files": list(files.values()),
+        "units": job.names,
+        **{split: join_files(job.names, [count[split] for count in counts]) for split in ("train", "valid")},
+        "bad": vars(sum((BadRows(**count["bad"]) for count in counts), BadRows())),
+        "missing": np.sum([count["missing"] for count in counts], axis=0, dtype=int).tolist(),
+        "values": np.sum([count["values"] for count in counts], axis=0, dtype=int).tolist(),
+        "distinct": [estimate(one) for one in merged],
+        "moments": [list(functools.reduce(join_moments, one)) for one in zip(*(count["moments"] for count in counts))],
+        "largest": [max(one, key=lambda pair: pair[0]) for one in zip(*(count["largest"] for count in counts))],
+    }
+
+
+def join_files(names: list[str], files: list[dict[str, int]]) -> dict[str, int]:
+    """Path in the folder -> rows, for the files of all units. files: name -> rows, for each unit."""
+    return {f"{unit}/{name}": rows for unit, part in zip(names, files) for name, rows in part.items()}
+
+
+def join_moments(a: Iterable[float], b: Iterable[float]) -> tuple[float, float, float]:
+    """Number, mean and sum of squared differences from it, of two sets of numbers together (Chan, Golub and LeVeque,
+    "Updating formulae and a pairwise algorithm for computing sample variances", 1979)."""
+    (num, mean, squares), (other_num, other_mean, other_squares) = a, b
+    total, gap = num + other_num, other_mean - mean
+    if not total:
+        return 0.0, 0.0, 0.0
+    return total, mean + gap * other_num / total, squares + other_squares + gap * gap * num * other_num / total
+
+
+def write_unit(job: Job, unit: Unit, name: str, bad: BadRows) -> dict:
+    """Prepares one unit and returns its counts; removes its files if it fails. bad: bad rows of earlier units."""
+    part = os.path.join(job.folder, f"{name}.part-{socket.gethostname()}-{os.getpid()}")
+    shutil.rmtree(part, ignore_errors=True)  # a restarted container may have the same host name and process id
+    try:
+        os.makedirs(part)
+        tally = Tally(job.reading)
+        rows = write_rows(job, unit, part, tally, bad)
+        count = {"unit": asdict(unit), **rows, **tally.to_json()}
+        np.save(os.path.join(part, "registers.npy"), tally.registers)
+        write_json(count, part, "unit.json")
+        publish(part, os.path.join(job.folder, name))
+        return count
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(explain(error, unit, job.folder)) from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def write_rows(job: Job, unit: Unit, part: str, tally: Tally, bad: BadRows) -> dict:
+    """Writes the unit's good rows. Returns rows by file name for each split."""
+    rng = np.random.default_rng((SPLIT_SEED, unit.number))
+    schema = job.reading.schema()
+    progress = Progress(job, unit)
+    with (
+        RowWriter(part, "train", schema, rng.spawn(1)[0]) as train,
+        RowWriter(part, "valid", schema, rng.spawn(1)[0]) as valid,
+    ):
+        for rows in rows_of(unit, job.reading):
+            for to, table in zip((train, valid), divide(rows.table, unit, job.reading, rng)):
+                to.add(table)
+                tally.add(table, is_train=to is train)
+            tally.check(rows)
+            (bad + tally.bad).check(job.source, job.max_bad_rows)
+            progress.add(len(rows.table))
+    return {"train": train.files, "valid": valid.files}
+
+
+def divide(table: pa.Table, unit: Unit, reading: Reading, rng: np.random.Generator) -> tuple[pa.Table, pa.Table]:
+    """The rows to train on, and those held out."""
+    if unit.is_valid:
+        return table.slice(0, 0), table
+    if reading.split:
+        is_valid = table["is_valid"].combine_chunks()
+        table = table.drop_columns(["is_valid"])
+    elif reading.share:
+        is_valid = pa.array(rng.random(len(table)) < reading.share)
+    else:
+        return table, table.slice(0, 0)
+    return table.filter(pa.compute.invert(is_valid)), table.filter(is_valid)
+
+
+class Progress:
+    """Reports a long unit every REPORT_S seconds."""
+
+    def __init__(self, job: Job, unit: Unit):
+        self._job, self._unit, self._rows = job, unit, 0
+        self._begin = self._last = time.monotonic()
+
+    def add(self, rows: int):
+        self._rows += rows
+        now = time.monotonic()
+        if now - self._last > REPORT_S:
+            rate = self._rows / (now - self._begin)
+            part = f"part {self._unit.number + 1} of {len(self._job.units)}"
+            self._job.report(f"preparing {part}: {self._rows:,} rows, {rate:,.0f} rows/s")
+            self._last = now
+
+
+class Tally:
+    """Counts over the rows of a unit.
+
+    missing    (C,) missing values, rows without values of lists
+    values     (C,) values of lists, rows of others
+    registers  (C, NUM_REGISTERS) uint8, for the number of distinct values of ids
+    moments    (C,) number, mean and squared differences of the training rows' numbers
+    largest    (C,) the largest of the integers that are keys as they are, and its place"""
+
+    def __init__(self, reading: Reading):
+        num = len(reading.columns)
+        self.reading, self.bad = reading, BadRows()
+        self.missing, self.values = np.zeros(num, np.int64), np.zeros(num, np.int64)
+        self.registers = np.zeros((num, NUM_REGISTERS), np.uint8)
+        self.moments = [(0.0, 0.0, 0.0)] * num
+        self.largest = [(NO_INTEGER, "")] * num
+        self._none = [NO_INTEGER if c.as_ == INTEGER else no_value(c.seed) for c in reading.columns]
+
+    def add(self, table: pa.Table, is_train: bool):
+        """Counts good rows."""
+        for i, column in enumerate(self.reading.columns):
+            array = table.column(f"c{i}").combine_chunks()
+            if column.is_list:
+                self.missing[i] += np.count_nonzero(np.asarray(pa.compute.list_value_length(array)) == 0)
+                array = array.flatten()
+            values = array.to_numpy()
+            self.values[i] += len(values)
+            if column.as_ == NUMBER:
+                present = values[~np.isnan(values)]
+                self.missing[i] += len(values) - len(present)
+                if is_train and len(present):
+                    mean = present.mean(dtype=np.float64)
+                    squares = float(np.square(present - mean, dtype=np.float64).sum())
+                    self.moments[i] = join_moments(self.moments[i], (len(present), float(mean), squares))
+            else:
+                if not column.is_list:
+                    self.missing[i] += np.count_nonzero(values == self._none[i])
+                observe(self.registers[i], values if column.as_ != INTEGER else _C.hash_integers(values, 0))
+
+    def check(self, rows: Rows):
+        """Counts bad rows, and finds the largest integers."""
+        self.bad += rows.bad
+        for i, column in enumerate(self.reading.columns):
+            if column.as_ == INTEGER:
+                array = rows.table.column(f"c{i}").combine_chunks()
+                values = array.flatten().to_numpy() if column.is_list else array.to_numpy()
+                if len(values) and values.max() > self.largest[i][0]:
+                    at = int(values.argmax())
+                    row = int(np.searchsorted(array.offsets.to_numpy(), at, "right")) - 1 if column.is_list else at
+                    self.largest[i] = (int(values[at]), rows.place(row))
+
+    def to_json(self) -> dict:
+        counts = {name: getattr(self, name).tolist() for name in ("missing", "values")}
+        return {**counts, "bad": vars(self.bad), "moments": self.moments, "largest": self.largest}
+
+
+class RowWriter:
+    """Writes rows to Parquet files of FILE_ROWS rows in groups of GROUP_ROWS, shuffled within blocks of SHUFFLE_ROWS;
+    the last file, block and group may be smaller.
+
+    files  name -> number of rows written to the file so far
+    """
+
+    def __init__(self, folder: str, name: str, schema: pa.Schema, rng: np.random.Generator):
+        self._folder, self._name, self._schema, self._rng = folder, name, schema, rng
+        self._file = None
+        self._waiting = schema.empty_table()
+        self.files = {}
+
+    def add(self, block: pa.Table) -> None:
+        """Adds a block with the writer's schema."""
+        self._waiting = pa.concat_tables([self._waiting, block])
+        while len(self._waiting) >= SHUFFLE_ROWS:
+            self._write(SHUFFLE_ROWS)
+
+    def _write(self, rows: int) -> None:
+        if self._file is None:
+            self._open()
+        shuffled = self._waiting.combine_chunks().take(pa.array(self._rng.permutation(len(self._waiting))))
+        self._file.write_table(shuffled.slice(0, rows), row_group_size=GROUP_ROWS)
+        self._waiting = shuffled.slice(rows)
+        name = next(reversed(self.files))
+        self.files[name] += rows
+        if self.files[name] == FILE_ROWS:
+            self._close()
+
+    def _open(self) -> None:
+        name = f"{self._name}-{len(self.files):03d}.parquet"
+        self._file = pq.ParquetWriter(os.path.join(self._folder, name), self._schema, compression="zstd")
+        self.files[name] = 0
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def __enter__(self) -> RowWriter:
+        return self
+
+    def __exit__(self, error, *_) -> None:
+        try:
+            if error is None and len(self._waiting):
+                self._write(len(self._waiting))
+        finally:
+            self._close()
+
+
+def list_folder(folder: str) -> set[str]:
+    """Names in the folder, which is created if it is missing. Listing makes NFS refresh its cache.
+
+    Raises DataError if it cannot be created."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+        return set(os.listdir(folder))
+    except OSError as error:
+        cure = "set data.cache to a folder that is writable"
+        raise DataError(f"data.cache={folder}: {error.strerror}; {cure}") from error
+
+
+def publish(part: str, final: str) -> None:
+    """Renames a complete unit to its final name, unless another job has already written it."""
+    try:
+        os.rename(part, final)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+
+
+def explain(error: Exception, unit: Unit, folder: str) -> str:
+    """The error message for a unit that cannot be prepared."""
+    if getattr(error, "errno", None) in NO_SPACE:
+        free = shutil.disk_usage(folder).free
+        return (
+            f"data.cache={folder}: no space left while preparing {unit}, {free >> 20:,} MiB are free and the prepared "
+            "data can be as large as the text; set data.cache to a folder with room; finished parts are kept"
+        )
+    return f"data.path: {unit} cannot be prepared in {folder}: {first_line(error)}"
+
+
+def remove_leftovers(folder: str, manifest: dict) -> None:
+    """Removes units that the manifest does not list: of an older source, or unfinished; and counts of older units."""
+    for entry in os.scandir(folder):
+        if entry.name.startswith("counts-") and ".part-" not in entry.name:
+            os.remove(entry.path)
+        if not UNIT_FOLDER.fullmatch(entry.name) or entry.name in manifest["units"]:
+            continue
+        if ".part-" not in entry.name or time.time() - entry.stat().st_mtime > ABANDONED_S:
+            shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def find_manifest(folder: str) -> dict | None:
+    """The manifest of a prepared folder; None if it is missing or of another version."""
+    if not os.path.isfile(os.path.join(folder, "manifest.json")):
+        return None
+    manifest = read_json(folder, "manifest.json")
+    return manifest if manifest.get("version") == VERSION else None
+
+
+def read_json(*path: str) -> dict:
+    """The content of the file at the joined path."""
+    with open(os.path.join(*path)) as file:
+        return json.load(file)
+
+
+def write_json(content: dict, *path: str) -> None:
+    """Writes `content` to the joined path atomically."""
+    final = os.path.join(*path)
+    part = f"{final}.part-{socket.gethostname()}-{os.getpid()}"
+    with open(part, "w") as file:
+        json.dump(content, file, indent=1)
+    os.replace(part, final)
+
+
+def in_order(units: list[Unit], reading: Reading, max_bad_rows: int = 0) -> Iterator[pa.Table]:
+    """The rows of units in order, in blocks of Reading.schema(), without preparing them. Raises DataError."""
+    bad = BadRows()
+    for unit in units:
+        for rows in rows_of(unit, reading):
+            bad += rows.bad
+            bad.check(unit.path, max_bad_rows)
+            yield rows.table

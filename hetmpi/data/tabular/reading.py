@@ -1,0 +1,147 @@
+"""How files are read: the reading rules, which with a file determine its prepared rows; and rows that are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+
+import pyarrow as pa
+
+from hetmpi.data.tabular.files import DataError
+from hetmpi.data.tabular.rules import NUMBER, Column
+
+CLICK = "click"
+LABEL_KINDS = (CLICK, NUMBER)
+HASH, INTEGER = "hash", "integer"
+MAX_EXAMPLES = 5
+EXAMPLE_CHARS = 120
+LABEL = "label"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A column of the prepared files. as_: NUMBER, HASH of the text, or INTEGER as it is. seed: of the hash."""
+
+    name: str
+    as_: str
+    seed: int = 0
+    is_list: bool = False
+    separator: str | None = None
+    max_len: int | None = None
+
+    @property
+    def type(self) -> pa.DataType:
+        one = pa.float32() if self.as_ == NUMBER else pa.int64()
+        return pa.list_(one) if self.is_list else one
+
+
+@dataclass(frozen=True)
+class Reading:
+    """names: of the columns of text without a header. label: None for rows without one. positive: label texts that
+    count as 1. split: the column and the texts of its values that are held out, or the share that is."""
+
+    form: str
+    names: tuple[str, ...] | None
+    delimiter: str
+    quote: str | None
+    missing: tuple[str, ...]
+    label: str | None
+    label_kind: str
+    positive: tuple[str, ...] | None
+    columns: tuple[Stored, ...]
+    share: float = 0.0
+    split: tuple[str, tuple[str, ...]] | None = None
+
+    def schema(self) -> pa.Schema:
+        """Of the prepared files: label, then c0, c1, … for the columns."""
+        labels = [pa.field(LABEL, pa.float32())] if self.label else []
+        return pa.schema(labels + [pa.field(f"c{i}", column.type) for i, column in enumerate(self.columns)])
+
+    def without_label(self) -> Reading:
+        """For files to predict: without label and held-out rows."""
+        return replace(self, label=None, share=0.0, split=None)
+
+    def to_json(self) -> dict:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(saved: dict) -> Reading:
+        lists = {key: tuple(saved[key]) if saved[key] is not None else None for key in ("names", "missing", "positive")}
+        split = saved["split"] and (saved["split"][0], tuple(saved["split"][1]))
+        return Reading(
+            **{**saved, **lists, "split": split, "columns": tuple(Stored(**one) for one in saved["columns"])}
+        )
+
+
+def stored_columns(columns: list[Column]) -> tuple[Stored, ...]:
+    """The columns of the prepared files."""
+    numbers = {column.name: column.number for column in columns}
+    integers = {column.name for column in columns if column.is_integer}
+    return tuple(
+        Stored(column.name, NUMBER)
+        if column.kind == NUMBER
+        else Stored(
+            column.name,
+            INTEGER if (column.share or column.name) in integers else HASH,
+            numbers[column.share or column.name],
+            column.pool is not None,
+            column.separator,
+            column.max_len,
+        )
+        for column in columns
+    )
+
+
+@dataclass
+class BadRows:
+    """Dropped rows: their number, the number of faults of each kind, and the first few as examples."""
+
+    rows: int = 0
+    kinds: dict[str, int] = field(default_factory=dict)
+    examples: list[str] = field(default_factory=list)
+
+    def add(self, kind: str, count: int = 1) -> None:
+        """Counts faults of a kind."""
+        self.kinds[kind] = self.kinds.get(kind, 0) + count
+
+    def show(self, place: str, fault: str) -> None:
+        """Keeps a bad row as an example, if there is room."""
+        if len(self.examples) < MAX_EXAMPLES:
+            self.examples.append(f"{place}, {fault}")
+
+    def __add__(self, other: BadRows) -> BadRows:
+        kinds = {kind: self.kinds.get(kind, 0) + other.kinds.get(kind, 0) for kind in {**self.kinds, **other.kinds}}
+        return BadRows(self.rows + other.rows, kinds, (self.examples + other.examples)[:MAX_EXAMPLES])
+
+    def __str__(self) -> str:
+        kinds = ", ".join(f"{kind} {count:,}" for kind, count in self.kinds.items())
+        return "\n  ".join([f"{self.rows:,} bad rows dropped ({kinds}), such as", *self.examples])
+
+    def check(self, source: str, limit: int) -> None:
+        """Raises DataError if there are more bad rows than `limit`."""
+        if self.rows > limit:
+            raise DataError(
+                f"data.path={source}: more bad rows than data.max_bad_rows={limit}: correct them, raise "
+                f"data.max_bad_rows, or select the right files of a folder by a glob.\n  {self}"
+            )
+
+
+@dataclass
+class Rows:
+    """The good rows of a block. place(i): file and line, or row group and row, of good row i."""
+
+    table: pa.Table  # of Reading.schema(), and "is_valid" bool where the reading has a split
+    bad: BadRows
+    place: Callable[[int], str]
+
+
+def shown(text: bytes | str) -> str:
+    """A value for a message, cut at EXAMPLE_CHARS."""
+    text = text.decode(errors="replace") if isinstance(text, bytes) else text
+    return repr(text[:EXAMPLE_CHARS] + ("..." if len(text) > EXAMPLE_CHARS else ""))
+
+
+def lacking(column: str, path: str, names: list[str]) -> DataError:
+    return DataError(
+        f"data.path: {path} has no column {column}, which other files have; it has {', '.join(names)[:500]}"
+    )

@@ -1,0 +1,242 @@
+"""The rules of data.columns, and what they make of the columns of a file."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from hetmpi.data.features import POOLS
+from hetmpi.data.tabular.files import DataError
+from hetmpi.errors import UserError, check_integer
+
+ID, NUMBER, DROP = "id", "number", "drop"
+AUTO = "auto"
+TRANSFORMS = ("none", "log1p", "standardize")
+OF_IDS = ("rows", "hash", "min_count", "share", "pool", "max_len", "separator")
+OF_NUMBERS = ("transform",)
+OF_ROWS = ("dim", "optim", "cache")
+NOT_SHARED = ("rows", "hash", "min_count", *OF_ROWS)  # those of the feature whose rows are shared
+INTEGER, FLOAT, STRING, LIST, NESTED = "integer", "float", "text", "list", "nested"  # types of a file's columns
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column that is used. A field that is None was not given.
+
+    name, number   in the file; position among the columns that are ids, None for numbers
+    kind           ID or NUMBER
+    type           of the file's values: INTEGER, FLOAT, STRING, LIST
+    others         see docs/columns.md"""
+
+    name: str
+    kind: str
+    type: str
+    number: int | None = None
+    rows: int | str = AUTO
+    hash: bool | None = None
+    min_count: int = 1
+    share: str | None = None
+    pool: str | None = None
+    max_len: int | None = None
+    separator: str | None = None
+    transform: str | tuple[float, ...] = "none"
+    dim: int | None = None
+    optim: Mapping[str, Any] = field(default_factory=dict)
+    cache: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether the integers are keys as they are."""
+        return self.kind == ID and self.rows != AUTO and self.hash is False
+
+    @property
+    def is_buckets(self) -> bool:
+        """Whether it is a number that becomes an id."""
+        return isinstance(self.transform, tuple)
+
+
+KEYS = ("name", "kind", *(one.name for one in fields(Column) if one.name not in ("name", "kind", "type", "number")))
+
+
+@dataclass(frozen=True)
+class Rule:
+    names: tuple[str, ...]
+    settings: Mapping[str, Any]
+
+    def matches(self, column: str) -> bool:
+        return any(column == name or fnmatch.fnmatchcase(column, name) for name in self.names)
+
+    def __str__(self) -> str:
+        return f"data.columns, name: {', '.join(self.names)}"
+
+
+def plain(value):
+    """Mappings and sequences, such as Hydra's, as dict and list."""
+    if isinstance(value, Mapping):
+        return {key: plain(one) for key, one in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [plain(one) for one in value]
+    return value
+
+
+def near(name: str, known: Sequence[str]) -> str:
+    """Names similar to an unknown one, else the first few, as the end of a message."""
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    return f"there are {', '.join(known[:20])}{', ...' if len(known) > 20 else ''}"
+
+
+def read_rules(columns) -> list[Rule]:
+    """The rules of data.columns. Raises UserError for unknown keys and impossible values."""
+    columns = plain(columns) or []
+    if not isinstance(columns, list) or not all(isinstance(one, dict) for one in columns):
+        raise UserError("data.columns must be a list of rules, as in data.columns='[{name: age, kind: number}]'")
+    return [read_rule(one) for one in columns]
+
+
+def read_rule(settings: dict) -> Rule:
+    names = settings.get("name")
+    names = [names] if isinstance(names, str) else names
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
+        raise UserError(f"data.columns: each rule needs a name, a list of names, or a glob, got {settings}")
+    rule = Rule(tuple(names), {key: value for key, value in settings.items() if key != "name" and value is not None})
+    for key in rule.settings:
+        if key not in KEYS:
+            raise UserError(f"{rule}: there is no key {key}: {near(str(key), KEYS)}")
+    check_values(rule)
+    return rule
+
+
+def check_values(rule: Rule):
+    """Raises UserError for an impossible value of a key."""
+    known = rule.settings
+    if known.get("kind", ID) not in (ID, NUMBER, DROP):
+        raise UserError(f"{rule}: kind must be id, number or drop, got {known['kind']}")
+    if known.get("rows", AUTO) != AUTO:
+        check_integer(f"{rule}: rows (a number or auto)", known["rows"], 1)
+    for key in ("min_count", "max_len", "dim"):
+        if key in known:
+            check_integer(f"{rule}: {key}", known[key], 1)
+    if not isinstance(known.get("hash", True), bool):
+        raise UserError(f"{rule}: hash must be true or false, got {known['hash']}")
+    for key in ("share", "separator"):
+        if not isinstance(known.get(key, "x"), str) or not known.get(key, "x"):
+            raise UserError(f"{rule}: {key} must be text, got {known[key]!r}")
+    if known.get("pool", POOLS[0]) not in POOLS:
+        raise UserError(f"{rule}: pool must be one of {', '.join(POOLS)}, got {known['pool']}")
+    for key in ("optim", "cache"):
+        if not isinstance(known.get(key, {}), dict):
+            raise UserError(f"{rule}: {key} must be settings, as in {key}: {{rows_lr: 0.1}}, got {known[key]}")
+    check_transform(rule, known.get("transform", "none"))
+
+
+def check_transform(rule: Rule, transform):
+    if isinstance(transform, list):
+        is_number = [isinstance(e, (int, float)) and not isinstance(e, bool) and math.isfinite(e) for e in transform]
+        if not transform or not all(is_number) or any(a >= b for a, b in zip(transform, transform[1:])):
+            raise UserError(f"{rule}: the edges of transform must be rising numbers, got {transform}")
+    elif transform not in TRANSFORMS:
+        raise UserError(f"{rule}: transform must be {', '.join(TRANSFORMS)} or a list of edges, got {transform}")
+
+
+def resolve(rules: list[Rule], types: Mapping[str, str], label: str | None, splitter: str | None) -> list[Column]:
+    """The columns that are used, in the file's order. types: name -> type of each column of the file. splitter: the
+    column of data.valid, which is no feature unless a rule names it. Raises DataError for rules that match nothing or
+    do not suit their column."""
+    check_matches(rules, types, label)
+    columns: list[Column] = []
+    for name, kind in types.items():
+        rule = next((rule for rule in rules if rule.matches(name)), None)
+        if name == label or (name == splitter and (rule is None or name not in rule.names)):
+            continue
+        column = column_of(name, kind, rule)
+        if column is not None:
+            columns.append(column)
+    numbers = iter(range(len(columns)))
+    columns = [Column(**{**vars(c), "number": next(numbers) if c.kind == ID else None}) for c in columns]
+    check_shares(columns)
+    return columns
+
+
+def check_matches(rules: list[Rule], types: Mapping[str, str], label: str | None):
+    names = [name for name in types if name != label]
+    for rule in rules:
+        for name in rule.names:
+            if name == label:
+                raise DataError(f"{rule}: {name} is the label, which needs no rule")
+            if not fnmatch.filter(names, name) and name not in names:
+                raise DataError(f"{rule}: no column is named {name}: {near(name, names)}")
+
+
+def column_of(name: str, kind: str, rule: Rule | None) -> Column | None:
+    """The column after its rule, None if it is dropped. Raises DataError for keys that do not suit it."""
+    known = dict(rule.settings) if rule else {}
+    where = f"data.columns, column {name}"
+    wanted = known.pop("kind", None) or kind_by(known, kind)
+    if wanted == DROP:
+        refuse_keys(where, "that is dropped", known, known)
+        return None
+    if kind == NESTED or (kind == LIST and wanted == NUMBER):
+        raise DataError(
+            f"column {name} holds {'lists' if kind == LIST else 'nested values'}, which cannot be used as "
+            f"{wanted}: drop it by data.columns='[{{name: {name}, kind: drop}}]'"
+        )
+    if wanted == NUMBER:
+        refuse_keys(where, "of kind number", known, OF_IDS)
+        if isinstance(known.get("transform"), list):
+            known["transform"] = tuple(map(float, known["transform"]))
+        else:
+            refuse_keys(where, "of kind number without edges", known, OF_ROWS)
+        return Column(name, NUMBER, kind, **known)
+    refuse_keys(where, "of kind id", known, OF_NUMBERS)
+    return id_column(where, name, kind, known)
+
+
+def kind_by(known: dict, kind: str) -> str:
+    """The kind of a column without the key kind."""
+    if any(key in known for key in OF_IDS):
+        return ID
+    return NUMBER if kind == FLOAT or "transform" in known else ID
+
+
+def id_column(where: str, name: str, kind: str, known: dict) -> Column:
+    if "share" in known:
+        refuse_keys(where, f"that shares the rows of {known['share']}", known, NOT_SHARED)
+    if kind == LIST and "separator" in known:
+        raise DataError(f"{where}: it holds lists already, remove separator")
+    if kind != LIST and "pool" in known and "separator" not in known:
+        raise DataError(f"{where}: pool needs several values per row: give the separator between them")
+    if kind == LIST or "separator" in known:
+        known.setdefault("pool", "mean")
+    elif "max_len" in known:
+        raise DataError(f"{where}: max_len needs several values per row: give the separator between them")
+    rows, hashed = known.get("rows", AUTO), known.get("hash")
+    if "min_count" in known and (rows != AUTO or hashed):
+        raise DataError(f"{where}: min_count needs rows: auto without hash, where each value has a row of its own")
+    return Column(name, ID, kind, **known)
+
+
+def refuse_keys(where: str, what: str, known: Mapping, wrong: Sequence[str]):
+    found = [key for key in known if key in wrong]
+    if found:
+        raise DataError(f"{where}: a column {what} has no {', '.join(found)}")
+
+
+def check_shares(columns: list[Column]):
+    """Raises DataError for a share of an unknown column, or of one without rows of its own."""
+    ids = {column.name: column for column in columns if column.kind == ID}
+    for column in ids.values():
+        if column.share is None:
+            continue
+        where, other = f"data.columns, column {column.name}", ids.get(column.share)
+        if column.share == column.name:
+            raise DataError(f"{where}: share names the column itself")
+        if other is None:
+            raise DataError(f"{where}: share: no id column is named {column.share}: {near(column.share, list(ids))}")
+        if other.share is not None:
+            raise DataError(f"{where}: share: {other.name} shares the rows of {other.share} itself: name that column")

@@ -1,0 +1,268 @@
+"""Rows of delimited text. Blocks are cut at line ends and parsed by Arrow with types; a block with a fault is parsed
+again as text, line by line, to name the line and the column."""
+
+from __future__ import annotations
+
+import csv as python_csv
+import itertools
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as csv
+
+from hetmpi.data.tabular.convert import convert, without
+from hetmpi.data.tabular.files import (
+    MAX_LINE_BYTES,
+    READ_BYTES,
+    DataError,
+    Unit,
+    compression_of,
+    first_line,
+    line_start,
+    number_of_line,
+    too_long,
+)
+from hetmpi.data.tabular.reading import INTEGER, MAX_EXAMPLES, BadRows, Reading, Rows, lacking, shown
+from hetmpi.data.tabular.rules import NUMBER
+
+BLOCK_BYTES = 4 << 20
+MARK = b"\xef\xbb\xbf"  # of UTF-8, before the first line
+
+
+def blocks(unit: Unit) -> Iterator[bytes]:
+    """The unit's text in blocks of about BLOCK_BYTES that end at the end of a line. Raises DataError for a line longer
+    than MAX_LINE_BYTES and for compressed data that are cut short."""
+    rest, num_lines = b"", 0
+    for text in pieces(unit):
+        end = text.rfind(b"\n") + 1
+        if end:
+            block, rest = rest + text[:end], text[end:]
+            num_lines += block.count(b"\n")
+            yield block
+        else:
+            rest += text
+        if len(rest) > MAX_LINE_BYTES:
+            raise too_long(unit.path, first_line_of(unit) + num_lines)
+    if rest:
+        yield rest
+
+
+def pieces(unit: Unit) -> Iterator[bytes]:
+    compression = compression_of(unit.path)
+    if compression is None:
+        begin, end = (line_start(unit.path, position) for position in (unit.begin, unit.end))
+        with open(unit.path, "rb", buffering=0) as file:
+            file.seek(begin)
+            while begin < end:
+                text = file.read(min(BLOCK_BYTES, end - begin))
+                if not text:
+                    raise DataError(f"data.path: {unit.path} has become shorter while it was read")
+                begin += len(text)
+                yield text
+        return
+    try:
+        with pa.CompressedInputStream(pa.OSFile(unit.path), compression) as stream:
+            while text := stream.read(BLOCK_BYTES):
+                yield text
+    except OSError as error:
+        raise DataError(f"data.path: {unit.path} cannot be decompressed: {first_line(error)}") from error
+
+
+def first_line_of(unit: Unit) -> int:
+    """Number of the unit's first line in its file."""
+    return 1 if unit.begin == 0 else number_of_line(unit.path, line_start(unit.path, unit.begin))
+
+
+def head_of(path: str, num_bytes: int = READ_BYTES) -> bytes:
+    """The first whole lines of a file, about num_bytes. Raises DataError as blocks() does."""
+    text = b""
+    size = os.path.getsize(path)
+    for piece in pieces(Unit(0, path, size, 0, 0, min(size, num_bytes))):
+        text += piece
+        if len(text) >= num_bytes and b"\n" in text:
+            break
+        if len(text) > MAX_LINE_BYTES:
+            raise too_long(path, 1)
+    return text.removeprefix(MARK)
+
+
+def header_of(path: str, head: bytes, delimiter: str, quote: str | None) -> list[str]:
+    """The names in the first line of text. Raises DataError for names that are not UTF-8, occur twice or are empty."""
+    line = next((line for line in head.splitlines() if line.strip()), b"")
+    if not line:
+        raise DataError(f"data.path: {path} is empty: a line with the columns' names was expected")
+    try:
+        names = split_line(line, delimiter, quote)
+    except UnicodeDecodeError as error:
+        raise DataError(f"data.path: {path}, line 1: the columns' names are not UTF-8: {shown(line)}") from error
+    names = [name or f"column_{i}" for i, name in enumerate(names)]  # pandas writes its index without a name
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    if twice:
+        error = DataError(
+            f"data.path: {path}, line 1: two columns are named {', '.join(twice)}: rename one, or give data.names"
+        )
+        error.names = names
+        raise error
+    return names
+
+
+def split_line(line: bytes, delimiter: str, quote: str | None) -> list[str]:
+    quoting = {"quotechar": quote} if quote else {"quoting": python_csv.QUOTE_NONE}
+    return [name.strip() for name in next(python_csv.reader([line.decode()], delimiter=delimiter, **quoting), [])]
+
+
+class TextRows:
+    """Iterates over the rows of a unit of text. A line with a fault is dropped and counted."""
+
+    def __init__(self, unit: Unit, reading: Reading):
+        self.unit, self.reading = unit, reading
+        self.names = reading.names or header_of(unit.path, head_of(unit.path), reading.delimiter, reading.quote)
+        wanted = [reading.label, *(column.name for column in reading.columns), reading.split and reading.split[0]]
+        self.wanted = list(dict.fromkeys(name for name in wanted if name))
+        for name in self.wanted:
+            if name not in self.names:
+                raise lacking(name, unit.path, list(self.names))
+
+    def __iter__(self) -> Iterator[Rows]:
+        for block, num_lines in self._blocks():
+            yield self._fast(block, num_lines) or self._slow(block, num_lines)
+
+    def raw(self) -> Iterator[pa.Table]:
+        """The columns as texts, in blocks. Lines with a fault are skipped."""
+        for block, _ in self._blocks():
+            try:
+                yield self._read(block, dict.fromkeys(self.wanted, pa.binary()))
+            except pa.ArrowInvalid:  # lines with too few or too many values
+                size, quote, between = len(self.names), self.reading.quote, self.reading.delimiter
+                good = (line + b"\n" for line in block.splitlines() if count_values(line, between, quote) == size)
+                yield self._read(b"".join(good), dict.fromkeys(self.wanted, pa.binary()))
+
+    def _blocks(self) -> Iterator[tuple[bytes, int]]:
+        """Blocks without the header, and the number of lines before each."""
+        num_lines = 0
+        for block in blocks(self.unit):
+            if num_lines == 0 and self.unit.begin == 0:
+                block, num_lines = self._without_header(block)
+            yield block, num_lines
+            num_lines += count_lines(block)
+
+    def _without_header(self, block: bytes) -> tuple[bytes, int]:
+        """A file's first block without its header, and the number of lines removed."""
+        block = block.removeprefix(MARK)
+        if self.reading.names:
+            return block, 0
+        lines = block.splitlines(keepends=True)
+        first = next((i for i, line in enumerate(lines) if line.strip()), len(lines) - 1)
+        return block[sum(map(len, lines[: first + 1])) :], first + 1
+
+    def _fast(self, block: bytes, num_lines: int) -> Rows | None:
+        """The rows of a block, None if anything is wrong with it."""
+        try:
+            raw = self._read(block, self._types())
+        except pa.ArrowInvalid:
+            return None
+        if len(raw) != count_lines(block):
+            return None
+        table, faults = convert(raw, self.reading, self.unit.path)
+        return None if faults else Rows(table, BadRows(), lambda row: self._place(num_lines + row))
+
+    def _slow(self, block: bytes, num_lines: int) -> Rows:
+        """The good rows of a block. Raises DataError for lines that cannot be told apart."""
+        numbered = [(num_lines + i, line) for i, line in enumerate(block.splitlines()) if line]
+        self._refuse_open_quotes(numbered)
+        bad = BadRows()
+        good = [(number, line) for number, line in numbered if self._has_all_values(number, line, bad)]
+        numbers = np.array([number for number, _ in good], np.int64)
+        try:
+            raw = self._read(b"".join(line + b"\n" for _, line in good), dict.fromkeys(self.wanted, pa.binary()))
+        except pa.ArrowInvalid as error:
+            raise DataError(f"data.path: {self._place(num_lines)} or further: {first_line(error)}") from error
+        if len(raw) != len(good):
+            raise DataError(
+                f"data.path: {self._place(num_lines)} or further: lines cannot be told apart: is "
+                f"data.quote={self.reading.quote} right?"
+            )
+        table, faults = convert(raw, self.reading, self.unit.path)
+        table, kept = without(table, raw, faults, lambda row: self._place(int(numbers[row])), bad)
+        numbers = numbers[kept]
+        return Rows(table, bad, lambda row: self._place(int(numbers[row])))
+
+    def _has_all_values(self, number: int, line: bytes, bad: BadRows) -> bool:
+        """Whether a line has a value for each column. Otherwise it is counted as bad."""
+        found = count_values(line, self.reading.delimiter, self.reading.quote)
+        if found == len(self.names):
+            return True
+        bad.rows += 1
+        bad.add("wrong number of columns")
+        if len(bad.examples) < MAX_EXAMPLES:
+            bad.show(self._place(number), f"{found} columns instead of {len(self.names)}: {shown(line)}")
+        return False
+
+    def _read(self, text: bytes, types: dict[str, pa.DataType]) -> pa.Table:
+        if not text.strip(b"\r\n"):
+            return pa.table({name: pa.array([], types[name]) for name in self.wanted})
+        return csv.read_csv(
+            pa.BufferReader(text),
+            csv.ReadOptions(column_names=self.names, block_size=len(text) + 1, use_threads=False),
+            csv.ParseOptions(delimiter=self.reading.delimiter, quote_char=self.reading.quote or False),
+            csv.ConvertOptions(
+                column_types=types, include_columns=self.wanted, strings_can_be_null=False, check_utf8=False,
+                null_values=self._missing(),
+            ),
+        )  # fmt: skip
+
+    def _types(self) -> dict[str, pa.DataType]:
+        reading = self.reading
+        is_number = {column.name: column.as_ == NUMBER for column in reading.columns}
+        is_integer = {column.name: column.as_ == INTEGER and not column.is_list for column in reading.columns}
+        types = {
+            name: pa.float64() if is_number.get(name) else pa.int64() if is_integer.get(name) else pa.binary()
+            for name in self.wanted
+        }
+        if reading.label and reading.positive is None:
+            types[reading.label] = pa.float64()
+        if reading.split:
+            types[reading.split[0]] = pa.binary()
+        return types
+
+    def _missing(self) -> list[str]:
+        """Texts of missing numbers. Arrow compares them with the spaces around them."""
+        missing = self.reading.missing
+        return [a + text + b for text, a, b in itertools.product(missing, ("", " "), ("", " "))]
+
+    def _refuse_open_quotes(self, numbered: list[tuple[int, bytes]]):
+        quote = (self.reading.quote or "").encode()
+        for number, line in numbered:
+            if quote and line.count(quote) % 2 and ends_in_quotes(line, self.reading.delimiter, self.reading.quote):
+                raise DataError(
+                    f"data.path: {self._place(number)}: a quoted value goes on in the next line, which is not "
+                    "supported: replace line breaks in values by spaces, or give data.quote=null if quotes are part of "
+                    "the values"
+                )
+
+    def _place(self, line: int) -> str:
+        """File and line, of line `line` of the unit."""
+        return f"{self.unit.path}, line {first_line_of(self.unit) + line:,}"
+
+
+def count_lines(block: bytes) -> int:
+    return block.count(b"\n") + (not block.endswith(b"\n") and block != b"")
+
+
+def count_values(line: bytes, delimiter: str, quote: str | None) -> int:
+    """Number of values in a line."""
+    if quote is None or quote.encode() not in line:
+        return line.count(delimiter.encode()) + 1 if line else 0
+    return len(next(python_csv.reader([line.decode("latin-1")], delimiter=delimiter, quotechar=quote)))
+
+
+def ends_in_quotes(line: bytes, delimiter: str, quote: str) -> bool:
+    """Whether a line ends inside a quoted value."""
+    reader = python_csv.reader([line.decode("latin-1")], delimiter=delimiter, quotechar=quote, strict=True)
+    try:
+        next(reader, None)
+    except python_csv.Error as error:
+        return "unexpected end" in str(error)
+    return False

@@ -1,0 +1,730 @@
+"""Tabular data: CSV and Parquet, rules per column, and what is refused."""
+
+import gzip
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import xxhash
+
+from hetmpi import _C
+from hetmpi.data.batch import concatenate
+from hetmpi.data.tabular import DataError, Encoder, Reader, Tabular
+from hetmpi.data.tabular import prepare as preparing
+from hetmpi.data.tabular.encoder import FIRST_KEY, MISSING_KEY, UNSEEN_KEY
+from hetmpi.errors import UserError
+from hetmpi.inspect import inspected
+
+ADULT = Path(__file__).resolve().parents[3] / "shared/data/adult"
+
+
+def quiet(line):
+    """A report that discards its lines."""
+
+
+def source_of(path, cache, report=quiet, size=1, **settings):
+    """Tabular data, prepared by `size` ranks, which are threads. Returns rank 0's."""
+    meeting, sources, errors = threading.Barrier(size), {}, []
+
+    def run(rank):
+        try:
+            sources[rank] = Tabular(str(path), 0, **{"label": "click", "cache": str(cache), **settings})
+            sources[rank].prepare(rank, size, meeting.wait, report)
+        except threading.BrokenBarrierError:
+            pass
+        except BaseException as error:
+            errors.append(error)
+            meeting.abort()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return sources[0]
+
+
+def table_of(num=300, seed=0):
+    """Columns: text and integer ids, numbers with missing values, lists, a day, labels."""
+    rng = np.random.default_rng(seed)
+    tags = [[str(tag) for tag in rng.integers(0, 9, rng.integers(0, 5))] for _ in range(num)]
+    return pa.table(
+        {
+            "user": pa.array(rng.integers(0, 40, num)),
+            "city": pa.array([None if i % 9 == 0 else f"city {i % 7}" for i in range(num)]),
+            "price": pa.array(np.round(rng.normal(5, 2, num), 3), mask=rng.random(num) < 0.2),
+            "day": pa.array(np.arange(num) * 5 // num),
+            "tags": pa.array(tags, pa.list_(pa.string())),
+            "click": pa.array(rng.integers(0, 2, num)),
+        }
+    )
+
+
+def text_of(table, delimiter=","):
+    """The table as CSV; lists are joined by |."""
+    lines = [delimiter.join(table.column_names)]
+    for row in table.to_pylist():
+        cells = (
+            "|".join(value) if isinstance(value, list) else "" if value is None else str(value)
+            for value in row.values()
+        )
+        lines.append(delimiter.join(cells))
+    return "\n".join(lines) + "\n"
+
+
+def write(path, text):
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def samples_of(data):
+    """All samples: training rows in the first epoch's order, held-out rows."""
+    return data.train(0, data.num_train), data.valid(0, data.num_valid)
+
+
+def equal(a, b):
+    """Whether two Samples are equal, bit for bit."""
+    arrays = [(a.ids, b.ids), (a.dense, b.dense), (a.label, b.label)]
+    for one, other in zip(a.bags, b.bags, strict=True):
+        arrays += [(one.values, other.values), (one.offsets, other.offsets)]
+    return all(np.array_equal(*pair) for pair in arrays)
+
+
+def contents(folder):
+    """All files under a folder: name -> bytes."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+TAGS = {"name": "tags", "pool": "sum", "separator": "|"}
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Small sizes, so that a few rows make several units, groups and blocks."""
+    for name, value in {"GROUP_ROWS": 16, "SHUFFLE_ROWS": 32, "FILE_ROWS": 64}.items():
+        monkeypatch.setattr(preparing, name, value)
+    monkeypatch.setattr("hetmpi.data.tabular.source.UNIT_BYTES", 2_000)
+    monkeypatch.setattr("hetmpi.data.tabular.text.BLOCK_BYTES", 700)
+
+
+# Hashing
+
+
+def test_hashes_are_those_of_xxhash_without_spaces_around_the_text():
+    texts = [b"", b"a", b" a ", b"\ta\t", b"a b", b"\xff\x00", b"x" * 1000, b"NA", b" NA", b"   "]
+    array = pa.array(texts, pa.binary())
+    _, offsets, data = array.buffers()
+    offsets = np.frombuffer(offsets, np.int32)[: len(texts) + 1]
+    for seed in (0, 5, 1 << 40):
+        found = _C.hash_texts(offsets, np.frombuffer(data, np.uint8), seed, [b"NA"])
+        plain = [b"" if text.strip() == b"NA" else text.strip(b" \t") for text in texts]
+        assert found.tolist() == [xxhash.xxh3_64_intdigest(text, seed=seed) >> 1 for text in plain]
+
+
+def test_integers_are_hashed_as_their_decimal_text():
+    values = np.array([0, -1, 7, 1 << 62, -(1 << 63)])
+    expected = [xxhash.xxh3_64_intdigest(str(value).encode(), seed=3) >> 1 for value in values]
+    assert _C.hash_integers(values, 3).tolist() == expected
+
+
+def test_offsets_outside_the_text_are_refused():
+    with pytest.raises(IndexError, match="offsets must rise"):
+        _C.hash_texts(np.array([0, 9], np.int32), np.zeros(3, np.uint8), 0, [])
+
+
+# Forms of files
+
+
+def written(folder, form, table):
+    """The table in a form. Text has no list columns."""
+    text = text_of(table, "\t" if "tsv" in form else ";" if form == "semicolons" else ",")
+    if form == "parquet":
+        pq.write_table(table, folder / "a.parquet", row_group_size=77)
+        return folder / "a.parquet"
+    if form == "gz":
+        return write(folder / "a.csv.gz", gzip.compress(text.encode()))
+    if form == "zst":
+        return write(folder / "a.csv.zst", pa.Codec("zstd").compress(text.encode(), asbytes=True))
+    if form == "quoted":
+        return write(
+            folder / "a.csv", "\n".join(",".join(f'"{c}"' for c in line.split(",")) for line in text.splitlines())
+        )
+    if form == "spaces":
+        return write(folder / "a.csv", text.replace(",", " ,  "))
+    if form == "empty lines":
+        return write(folder / "a.csv", text.replace("\n", "\n\n"))
+    if form == "mark":
+        return write(folder / "a.csv", b"\xef\xbb\xbf" + text.encode())
+    if form == "CRLF":
+        return write(folder / "a.csv", text.replace("\n", "\r\n"))
+    if form == "folder":
+        (folder / "d").mkdir()
+        write(folder / "d" / "a.csv", text)
+        write(folder / "d" / "_SUCCESS", "")
+        return folder / "d"
+    if form == "glob":
+        write(folder / "x1.csv", text)
+        return folder / "x*.csv"
+    return write(folder / ("a.tsv" if form == "tsv" else "a.csv"), text)
+
+
+FORMS = [
+    "parquet", "gz", "zst", "tsv", "semicolons", "quoted", "spaces", "empty lines", "mark", "CRLF", "folder", "glob",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_form_of_the_files_does_not_matter(tmp_path, form):
+    table = table_of()
+    plain = source_of(write(tmp_path / "plain.csv", text_of(table)), tmp_path / "cache", columns=[TAGS])
+    (tmp_path / "other").mkdir()
+    rule = {"name": "tags", "pool": "sum"} if form == "parquet" else TAGS
+    other = source_of(written(tmp_path / "other", form, table), tmp_path / "cache", columns=[rule])
+    assert all(map(equal, samples_of(plain), samples_of(other)))
+    assert plain.features == other.features and plain.num_train + plain.num_valid == 300
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_the_number_of_ranks_does_not_matter(tmp_path, small, size):
+    path = write(tmp_path / "a.csv", text_of(table_of()))
+    source_of(path, tmp_path / "one", columns=[TAGS])
+    source_of(path, tmp_path / "many", columns=[TAGS], size=size)
+    assert len(contents(tmp_path / "one")) > 10 and contents(tmp_path / "one") == contents(tmp_path / "many")
+
+
+def test_columns_in_another_order_are_read_by_name(tmp_path):
+    (tmp_path / "d").mkdir()
+    table = table_of()
+    write(tmp_path / "d" / "a.csv", text_of(table.slice(0, 150)))
+    write(tmp_path / "d" / "b.csv", text_of(table.slice(150).select(table.column_names[::-1])))
+    data = source_of(tmp_path / "d", tmp_path / "cache", columns=[TAGS])
+    assert data.num_train + data.num_valid == 300 and data.tables["table"].field_rows[0] <= 42
+
+
+def test_prepared_data_are_read_again_without_preparing(tmp_path):
+    path = write(tmp_path / "a.csv", text_of(table_of()))
+    data = source_of(path, tmp_path / "cache", columns=[TAGS])
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "cache").rglob("*")}
+    again = source_of(path, tmp_path / "cache", columns=[TAGS])
+    assert before == {file: file.stat().st_mtime_ns for file in (tmp_path / "cache").rglob("*")}
+    assert all(map(equal, samples_of(data), samples_of(again)))
+    path.unlink()
+    assert all(map(equal, samples_of(data), samples_of(source_of(data.folder, "x", columns=[TAGS]))))
+
+
+def test_other_rules_have_another_folder_and_do_not_erase_the_first(tmp_path):
+    path = write(tmp_path / "a.csv", text_of(table_of()))
+    first = source_of(path, tmp_path / "cache", columns=[TAGS])
+    kept = contents(first.folder)
+    second = source_of(path, tmp_path / "cache", columns=[TAGS, {"name": "day", "kind": "drop"}])
+    assert second.folder != first.folder and contents(first.folder) == kept
+
+
+def test_rows_and_transforms_need_no_other_preparation(tmp_path):
+    path = write(tmp_path / "a.csv", text_of(table_of()))
+    first = source_of(path, tmp_path / "cache", columns=[TAGS])
+    rules = [TAGS, {"name": "user", "rows": 5, "dim": 4}, {"name": "price", "transform": "standardize"}]
+    assert source_of(path, tmp_path / "cache", columns=rules).folder == first.folder
+
+
+def test_data_of_an_earlier_version_are_refused_in_one_sentence(tmp_path):
+    write(tmp_path / "manifest.json", '{"version": 1}')
+    with pytest.raises(
+        DataError, match="was prepared by another version: give the raw files, which are prepared again"
+    ):
+        source_of(tmp_path, tmp_path / "cache")
+
+
+KILLED = """
+import os, sys, threading
+from hetmpi.data.tabular import prepare as preparing, Tabular
+from hetmpi.data.tabular import source, text
+preparing.GROUP_ROWS, preparing.SHUFFLE_ROWS, preparing.FILE_ROWS = 16, 32, 64
+source.UNIT_BYTES, text.BLOCK_BYTES = 40_000, 8_000
+data = Tabular(sys.argv[1], 0, "click", cache=sys.argv[2], columns=[{"name": "tags", "pool": "sum", "separator": "|"}])
+print("ready", flush=True)
+data.prepare(0, 1, lambda: None, report=lambda line: None)
+"""
+
+
+def test_a_killed_preparation_started_again_ends_with_the_same_bytes(tmp_path):
+    path = write(tmp_path / "a.csv", text_of(table_of(30_000)))
+    run = [sys.executable, "-c", KILLED, str(path)]
+    subprocess.run([*run, str(tmp_path / "whole")], check=True, capture_output=True)
+    killed = 0
+    for turn in range(6):
+        process = subprocess.Popen([*run, str(tmp_path / "killed")], stdout=subprocess.PIPE)
+        process.stdout.readline()
+        time.sleep(float(np.random.default_rng((os.getpid(), turn)).uniform(0, 0.8)))
+        process.send_signal(signal.SIGKILL)
+        killed += process.wait() == -signal.SIGKILL
+    subprocess.run([*run, str(tmp_path / "killed")], check=True, capture_output=True)
+    left = {name: data for name, data in contents(tmp_path / "killed").items() if ".part-" not in name}
+    assert killed and left == contents(tmp_path / "whole")
+
+
+# Kinds of columns
+
+
+def test_types_decide_without_rules(tmp_path):
+    told = []
+    data = source_of(write(tmp_path / "a.csv", text_of(table_of())), tmp_path / "cache", told.append)
+    assert [feature.name for feature in data.features] == ["user", "city", "day", "tags"]
+    assert data.dense_names == ["price"] and data.num_dense == 1 and data.num_features == data.num_fields == 4
+    assert data.num_rows == sum(data.field_rows) == data.tables["table"].num_rows
+    lines = {line.split()[0]: line for line in told[-6:]}
+    assert "looks like a number, taken as id" in lines["user"] and "looks like" not in lines["city"]
+    assert lines["price"].split()[1] == "number" and lines["city"].split()[2:5] == ["9", "7", "34"]
+
+
+def test_the_first_matching_rule_wins(tmp_path):
+    rules = [{"name": "da*", "kind": "drop"}, {"name": ["day", "user"], "rows": 3}, {"name": "*", "kind": "id"}]
+    data = source_of(write(tmp_path / "a.csv", text_of(table_of())), tmp_path / "cache", columns=rules)
+    assert [(f.name, f.rows) for f in data.features][0] == ("user", 3)
+    assert {f.name for f in data.features} == {"user", "city", "price", "tags"} and data.num_dense == 0
+
+
+def one_column(tmp_path, values, name="x", **settings):
+    """The source of a file with a column of texts and an alternating label, where all rows but the last two are for
+    training."""
+    lines = [f"{value},{i % 2},{int(i >= len(values) - 2)}" for i, value in enumerate(values)]
+    path = write(tmp_path / "one.csv", f"{name},click,last\n" + "\n".join(lines) + "\n")
+    return source_of(path, tmp_path / "cache", valid={"column": "last", "last": 1}, **settings)
+
+
+def in_file_order(data, path):
+    """Samples of a file's rows, in order."""
+    blocks = Reader(str(path), replace(data.encoder.reading, split=None))
+    return concatenate([data.encoder.samples(block) for block in blocks])
+
+
+def test_a_vocabulary_has_rows_for_missing_and_unseen_values(tmp_path):
+    data = one_column(tmp_path, ["a", "b", "", "a", "NA", "new", ""])
+    keys = in_file_order(data, tmp_path / "one.csv").ids[:, 0]
+    assert data.field_rows == [2 + FIRST_KEY]
+    assert keys[2] == keys[4] == keys[6] == MISSING_KEY and keys[5] == UNSEEN_KEY
+    assert keys[0] == keys[3] >= FIRST_KEY and keys[1] >= FIRST_KEY and keys[0] != keys[1]
+
+
+def test_rare_values_share_a_row(tmp_path):
+    data = one_column(tmp_path, ["a", "a", "a", "b", "b", "c", "z", "z"], columns=[{"name": "x", "min_count": 2}])
+    keys = in_file_order(data, tmp_path / "one.csv").ids[:, 0]
+    assert data.field_rows == [4] and keys[5] == UNSEEN_KEY and sorted(set(keys[:5])) == [2, 3]
+
+
+def test_hashed_rows(tmp_path):
+    values = [f"{i}" for i in range(1000)] * 2
+    data = one_column(tmp_path, values, columns=[{"name": "x", "rows": 50}])
+    keys = in_file_order(data, tmp_path / "one.csv").ids[:, 0]
+    hashes = [xxhash.xxh3_64_intdigest(value.encode(), seed=0) >> 1 for value in values]
+    assert data.field_rows == [50] and keys.tolist() == [one % 50 for one in hashes]
+    auto = one_column(tmp_path, values, columns=[{"name": "x", "hash": True}])
+    assert auto.field_rows[0] == pytest.approx(2000, rel=0.03)
+
+
+def test_integers_as_they_are_and_a_row_for_missing_ones(tmp_path):
+    data = one_column(tmp_path, ["0", "6", "", "3", "1"], columns=[{"name": "x", "rows": 7, "hash": False}])
+    assert in_file_order(data, tmp_path / "one.csv").ids[:, 0].tolist() == [0, 6, 7, 3, 1]
+    with pytest.raises(DataError, match=r"one.csv, line 3, column x: 6 has no row, data.columns has rows: 6"):
+        one_column(tmp_path, ["0", "6", "", "3", "1"], columns=[{"name": "x", "rows": 6, "hash": False}])
+
+
+def test_a_vocabulary_too_large_is_hashed_and_said_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("hetmpi.data.tabular.source.MOST_VALUES", 10)
+    told = []
+    data = one_column(tmp_path, [f"v{i}" for i in range(40)], report=told.append)
+    assert data.field_rows[0] == pytest.approx(80, abs=4) and "hashed, as it has more than 10" in told[-1]
+    with pytest.raises(DataError, match="column x has about 40 distinct values.*rows: N or hash: true"):
+        one_column(tmp_path, [f"v{i}" for i in range(40)], columns=[{"name": "x", "min_count": 2}])
+
+
+def test_columns_that_share_rows_have_the_same_key_for_a_value(tmp_path):
+    text = "item,seen,click\n" + "".join(f"i{i % 5},i{i % 7}|i{(i + 1) % 7},{i % 2}\n" for i in range(100))
+    rules = [{"name": "seen", "share": "item", "separator": "|", "pool": "mean"}]
+    data = source_of(write(tmp_path / "a.csv", text), tmp_path / "cache", columns=rules)
+    samples = in_file_order(data, tmp_path / "a.csv")
+    assert data.features[0].first == data.features[1].first == 0 and data.features[1].pool == "mean"
+    assert data.tables["table"].field_rows == (7 + FIRST_KEY,)
+    bag = samples.bags[0]
+    assert samples.ids[0, 0] == bag.values[0] and samples.ids[1, 0] == bag.values[1] == bag.values[2]
+
+
+@pytest.mark.parametrize("max_len, sizes", [(None, [2, 0, 3, 0, 2]), (2, [2, 0, 2, 0, 2]), (1, [1, 0, 1, 0, 1])])
+def test_the_first_values_of_a_list_are_kept(tmp_path, max_len, sizes):
+    values = ["a|b", "", "c|a|b", "NA", " a || b "]
+    rule = {"name": "x", "separator": "|", "pool": "sum", **({"max_len": max_len} if max_len else {})}
+    data = one_column(tmp_path, values, columns=[rule, {"name": "last"}])
+    (bag,) = in_file_order(data, tmp_path / "one.csv").bags
+    assert np.diff(bag.offsets).tolist() == sizes
+    assert bag.values[bag.offsets[0]] == bag.values[bag.offsets[4]] and data.features[1].pool == "sum"
+    with pytest.raises(AttributeError):
+        _ = data.num_fields
+
+
+def test_features_of_one_value_come_first(tmp_path):
+    data = source_of(
+        write(tmp_path / "a.csv", text_of(table_of())), tmp_path / "c", columns=[TAGS, {"name": "user", "dim": 4}]
+    )
+    assert [feature.name for feature in data.features] == ["user", "city", "day", "tags"]
+    assert {name: table.dim for name, table in data.tables.items()} == {"dim4": 4, "table": None}
+    samples = data.train(0, 50)
+    for j, feature in enumerate(data.features[:3]):
+        assert (samples.ids[:, j] >= feature.first).all() and (samples.ids[:, j] < feature.first + feature.rows).all()
+
+
+def test_settings_of_a_table_are_passed_on(tmp_path):
+    rule = {"name": "user", "optim": {"rows_lr": 0.1}, "cache": {"capacity_fraction": 1.0}}
+    data = source_of(write(tmp_path / "a.csv", text_of(table_of())), tmp_path / "c", columns=[rule])
+    table = data.tables[data.features[0].table]
+    assert table.optim == {"rows_lr": 0.1} and table.cache == {"capacity_fraction": 1.0}
+
+
+@pytest.mark.parametrize("transform", ["none", "log1p", "standardize"])
+def test_numbers_are_transformed_and_missing_ones_are_zero(tmp_path, transform):
+    values = ["1", "-2.5", "", "7e1", "0.5", "3"]
+    rule = {"name": "x", "kind": "number", "transform": transform}
+    data = one_column(tmp_path, values, columns=[rule, {"name": "last", "kind": "id"}])
+    dense = in_file_order(data, tmp_path / "one.csv").dense[:, 0]
+    x = np.array([1, -2.5, np.nan, 70, 0.5, 3])
+    train = x[:4][~np.isnan(x[:4])]
+    expected = {"none": x, "log1p": np.log1p(np.maximum(x, 0)), "standardize": (x - train.mean()) / train.std()}
+    assert dense == pytest.approx(np.nan_to_num(expected[transform]), rel=1e-6) and dense.dtype == np.float32
+
+
+def test_edges_divide_a_number_into_buckets(tmp_path):
+    data = one_column(tmp_path, ["0.5", "1", "9.5", "", "10", "-3"], columns=[{"name": "x", "transform": [1, 10]}])
+    assert in_file_order(data, tmp_path / "one.csv").ids[:, 0].tolist() == [0, 1, 1, 3, 2, 0]
+    assert data.field_rows == [4] and data.num_dense == 0
+
+
+def test_labels_by_their_texts_and_labels_that_are_numbers(tmp_path):
+    text = "a,click\n" + "".join(f"{i % 3},{' >50K' if i % 4 == 0 else '<=50K '}\n" for i in range(100))
+    data = source_of(write(tmp_path / "a.csv", text), tmp_path / "cache", positive=[">50K"])
+    assert sum(part.label.sum() for part in samples_of(data)) == 25
+    text = "a,click\n" + "".join(f"{i % 3},{i / 4}\n" for i in range(100))
+    data = source_of(write(tmp_path / "b.csv", text), tmp_path / "cache", label_kind="number")
+    assert sorted(np.concatenate([part.label for part in samples_of(data)])) == [i / 4 for i in range(100)]
+
+
+def test_ids_are_bytes(tmp_path):
+    text = b"a,click\n" + b"".join(b"\xff\xfe%d,%d\n" % (i % 3, i % 2) for i in range(60))
+    assert source_of(write(tmp_path / "a.csv", text), tmp_path / "cache").field_rows == [5]
+
+
+def test_integers_beyond_64_bits_are_ids_by_their_text(tmp_path):
+    text = "a,click\n" + "".join(f"{10**30 + i % 3},{i % 2}\n" for i in range(60))
+    assert source_of(write(tmp_path / "a.csv", text), tmp_path / "cache").field_rows == [5]
+
+
+def test_parquet_types(tmp_path):
+    num = 60
+    table = pa.table({
+        "flag": pa.array([i % 2 == 0 for i in range(num)]),
+        "when": pa.array([i * 86_400_000 for i in range(num)], pa.timestamp("ms")),
+        "cost": pa.array([i * 2 for i in range(num)]).cast(pa.decimal128(22, 2)),
+        "kind": pa.array([f"k{i % 3}" for i in range(num)]).dictionary_encode(),
+        "big": pa.array([(1 << 63) + i % 4 for i in range(num)], pa.uint64()),
+        "click": pa.array([i % 2 == 0 for i in range(num)]),
+    })  # fmt: skip
+    pq.write_table(table, tmp_path / "a.parquet")
+    data = source_of(tmp_path / "a.parquet", tmp_path / "cache")
+    assert [feature.name for feature in data.features] == ["flag", "when", "kind", "big"]
+    assert data.dense_names == ["cost"] and data.features[0].rows == 4 and data.features[2].rows == 5
+    assert max(part.dense.max() for part in samples_of(data)) == 118
+
+
+# What is held out
+
+
+def test_a_share_is_held_out(tmp_path):
+    text = "a,click\n" + "".join(f"{i},{i % 2}\n" for i in range(3000))
+    data = source_of(write(tmp_path / "a.csv", text), tmp_path / "cache", valid=0.3)
+    assert data.num_train + data.num_valid == 3000 and 800 < data.num_valid < 1000
+
+
+def test_the_last_values_of_a_column_are_held_out(tmp_path, small):
+    text = "day,a,click\n" + "".join(f"{i % 12},{i},{i % 2}\n" for i in range(1200))
+    path = write(tmp_path / "a.csv", text)
+    data = source_of(path, tmp_path / "one", valid={"column": "day", "last": 2})
+    assert data.num_valid == 200 and [feature.name for feature in data.features] == ["a"]
+    assert set(data.valid(0, 200).ids[:, 0]) == {UNSEEN_KEY}
+    source_of(path, tmp_path / "two", valid={"column": "day", "last": 2}, size=3)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    pq.write_table(
+        pa.table({"day": pa.array([i % 12 for i in range(1200)]), "a": range(1200), "click": [0, 1] * 600}),
+        tmp_path / "a.parquet",
+    )
+    assert source_of(tmp_path / "a.parquet", tmp_path / "p", valid={"column": "day", "last": 2}).num_valid == 200
+
+
+def test_the_rows_of_another_file_are_held_out(tmp_path):
+    table = table_of()
+    write(tmp_path / "a.csv", text_of(table.slice(0, 250)))
+    write(tmp_path / "b.csv", text_of(table.slice(250)))
+    data = source_of(tmp_path / "a.csv", tmp_path / "cache", valid=str(tmp_path / "b.csv"))
+    assert (data.num_train, data.num_valid) == (250, 50)
+    data = source_of(tmp_path / "*.csv", tmp_path / "cache", valid=str(tmp_path / "b.csv"))
+    assert (data.num_train, data.num_valid) == (250, 50)
+
+
+# Encoder and reader
+
+
+def test_a_saved_encoder_encodes_files_in_order_without_labels(tmp_path):
+    table = table_of()
+    rules = [TAGS, {"name": "price", "transform": "standardize"}, {"name": "user", "rows": 11}]
+    data = source_of(write(tmp_path / "a.csv", text_of(table)), tmp_path / "cache", columns=rules)
+    np.savez(tmp_path / "encoder.npz", **data.encoder.to_arrays())
+    encoder = Encoder.from_arrays(np.load(tmp_path / "encoder.npz"))
+    assert encoder.features == data.features and encoder.tables == data.tables
+    whole = in_file_order(data, tmp_path / "a.csv")
+    assert sorted(map(tuple, whole.ids)) == sorted(map(tuple, np.concatenate([part.ids for part in samples_of(data)])))
+    write(tmp_path / "b.csv", text_of(table.drop_columns(["click"])))
+    found = [encoder.samples(block) for block in Reader(str(tmp_path / "b.csv"), encoder.reading.without_label())]
+    assert equal(found[0], type(whole)(whole.ids, whole.dense, np.zeros(300, np.float32), bags=whole.bags))
+
+
+def test_inspect_prints_a_source_that_can_be_used(tmp_path):
+    from omegaconf import OmegaConf
+
+    path = write(tmp_path / "a.csv", text_of(table_of()))
+    config = OmegaConf.to_container(OmegaConf.create(inspected(str(path)).replace("${seed}", "0")))
+    assert config.pop("_target_") == "hetmpi.data.tabular.Tabular" and config["label"] == "click"
+    data = Tabular(**config, cache=str(tmp_path / "cache"))
+    data.prepare(0, 1, lambda: None, quiet)
+    assert data.dense_names == ["price"]
+
+
+def test_adult_is_read_as_its_notes_say(tmp_path):
+    if not ADULT.exists():
+        pytest.skip(f"{ADULT} is absent: it is not part of the project")
+    names = [f"a{i}" for i in range(14)] + ["income"]
+    rules = [{"name": "a0", "kind": "number"}]
+    data = source_of(
+        ADULT / "adult.data", tmp_path / "cache", valid=str(ADULT / "adult.test"), names=names, label="income",
+        positive=[">50K", ">50K."], missing=["?"], max_bad_rows=1, columns=rules,
+    )  # fmt: skip
+    assert (data.num_train, data.num_valid) == (32_561, 16_281)
+    assert samples_of(data)[1].label.mean() == pytest.approx(0.236, abs=0.001)
+
+
+# What is refused
+
+GOOD = "user,price,click\n" + "".join(f"u{i % 5},{i}.5,{i % 2}\n" for i in range(100))
+LINE = "u1,0.5,1\n"
+
+
+def csv_file(text):
+    return lambda folder: write(folder / "a.csv", text)
+
+
+def parquet_file(**columns):
+    def made(folder):
+        pq.write_table(pa.table(columns), folder / "a.parquet")
+        return folder / "a.parquet"
+
+    return made
+
+
+def cut(name, whole):
+    return lambda folder: write(folder / name, whole[: len(whole) // 2])
+
+
+def cut_parquet(folder):
+    path = parquet_file(user=[f"{i}" for i in range(100)], click=[0, 1] * 50)(folder)
+    return write(path, path.read_bytes()[:-100])
+
+
+def long_line(folder):
+    with open(folder / "a.csv", "wb") as file:
+        file.write(GOOD.encode())
+        file.truncate(1 << 30)
+    return folder / "a.csv"
+
+
+def two_files(second, first=GOOD):
+    def made(folder):
+        write(folder / "a.csv", first)
+        write(folder / "b.csv", second)
+        return folder / "*.csv"
+
+    return made
+
+
+def mixed_forms(folder):
+    (folder / "d").mkdir()
+    write(folder / "d" / "a.csv", GOOD)
+    pq.write_table(pa.table({"user": ["a"], "click": [1]}), folder / "d" / "b.parquet")
+    return folder / "d"
+
+
+def folder_of(name, *hidden):
+    def made(folder):
+        (folder / name).mkdir()
+        for one in hidden:
+            (folder / name / one).touch()
+        return folder / name
+
+    return made
+
+
+def rules(*columns, **settings):
+    return {"columns": list(columns), **settings}
+
+
+MANY = "".join(np.random.default_rng(0).integers(0, 10, 200_000).astype(str).tolist())
+CSV = csv_file(GOOD)
+USER_NUMBER = rules({"name": "user", "kind": "number"})
+A_INTEGER = rules({"name": "a", "rows": 3, "hash": False})
+PRICE = rules({"name": "price", "kind": "number"})
+BIG = (GOOD + "".join(f"u{MANY[i : i + 20]},0.5,1\n" for i in range(20_000))).encode()
+LISTS = parquet_file(user=["a", "b"] * 30, tags=[["x"], ["y", "z"]] * 30, click=[0, 1] * 30)
+REFUSED = {
+    "no file": (lambda f: f / "none.csv", {}, ["data.path: there is no file", "none.csv"]),
+    "a folder without files": (folder_of("d"), {}, ["no file in the folder", "/d"]),
+    "a folder of hidden files": (folder_of("d", ".x", "_SUCCESS"), {}, ["no file in the folder", "/d"]),
+    "an empty folder named .parquet": (folder_of("d.parquet"), {}, ["no file in the folder", "d.parquet"]),
+    "an empty file": (csv_file(""), {}, ["a.csv is empty"]),
+    "only line ends": (csv_file("\n\n\n"), {}, ["a.csv is empty"]),
+    "only a header": (csv_file("user,click\n"), {}, ["a.csv has only a header, no rows"]),
+    "an empty Parquet file": (parquet_file(user=pa.array([], pa.string()), click=pa.array([], pa.int64())), {},
+                              ["a.parquet: 0 good rows to train on and 0 to hold out"]),
+    "no label given": (CSV, {"label": None}, ["give data.label=COLUMN", "user, price, click"]),
+    "no such label": (CSV, {"label": "clik"}, ["data.label=clik", "a.csv", "did you mean click?"]),
+    "wrong delimiter": (CSV, {"delimiter": ";"}, ["data.label=click", "divided by ';'", "user,price,click"]),
+    "no header": (csv_file("u1,0.5,1\n" * 9), {}, ["data.label=click", "did the first line", "data.names"]),
+    "names of wrong length": (CSV, {"names": ["a", "click"]}, ["data.names has 2 names", "3 values"]),
+    "names for Parquet": (LISTS, {"names": ["a", "click"]}, ["data.names is for text", "a.parquet"]),
+    "a label of 2": (csv_file(GOOD + "u1,0.5,2\n"), {}, ["a.csv, line 102, column click: '2' is neither 0 nor 1"]),
+    "a label of text": (csv_file(GOOD + "u1,0.5,yes\n"), {}, ["line 102, column click: 'yes'", "data.positive"]),
+    "a missing label": (csv_file(GOOD + "u1,0.5,\n"), {}, ["line 102, column click: a missing value"]),
+    "a missing label by text": (csv_file(GOOD + "u1,0.5,NA\n"), {"positive": ["1"]}, ["line 102, column click: 'NA'"]),
+    "a label that is no number": (csv_file(GOOD + "u1,0.5,x\n"), {"label_kind": "number"}, ["line 102, column click"]),
+    "a kind of label": (CSV, {"label_kind": "rank"}, ["data.label_kind must be click or number, got rank"]),
+    "text for a number": (csv_file(GOOD + LINE + "u1,cheap,1\n"), PRICE, ["line 103, column price: 'cheap'"]),
+    "infinity": (csv_file(GOOD + "u1,inf,1\n"), {}, ["line 102, column price: 'inf' is no finite number"]),
+    "beyond float32": (csv_file(GOOD + "u1,1e39,1\n"), PRICE, ["line 102, column price: '1e39' is no finite number"]),
+    "too few columns": (csv_file(GOOD + "u1,1\n" * 7), {}, ["line 102, 2 columns instead of 3: 'u1,1'", "line 106"]),
+    "too many columns": (csv_file(GOOD + "u1,1,1,1\n"), {}, ["line 102, 4 columns instead of 3"]),
+    "bad lines above the limit": (csv_file(GOOD + "x\n" * 3), {"max_bad_rows": 2}, ["data.max_bad_rows=2", "line 104"]),
+    "columns that differ": (two_files("user,cost,click\n" + LINE), {}, ["b.csv has no column price", "cost"]),
+    "a quoted line end": (csv_file(GOOD + '"u\n1",0.5,1\n'), {}, ["line 102: a quoted value goes on in the next line"]),
+    "an open quote": (csv_file(GOOD + '"u1,0.5,1\n' + LINE), {}, ["line 102: a quoted value goes on"]),
+    "two columns of one name": (csv_file("a,a,click\n1,2,0\n"), {}, ["line 1: two columns are named a"]),
+    "names that are not UTF-8": (csv_file(b"us\xff,click\n1,0\n"), {}, ["line 1: the columns' names are not UTF-8"]),
+    "a gz cut short": (cut("a.csv.gz", gzip.compress(BIG)), {}, ["a.csv.gz cannot be decompressed"]),
+    "a zst cut short": (cut("a.csv.zst", pa.Codec("zstd").compress(BIG, asbytes=True)), {}, ["a.csv.zst cannot be"]),
+    "text named gz": (lambda f: write(f / "a.csv.gz", GOOD), {}, ["a.csv.gz cannot be decompressed"]),
+    "a Parquet file cut short": (cut_parquet, {}, ["a.parquet is no complete Parquet file"]),
+    "text named Parquet": (lambda f: write(f / "a.parquet", GOOD), {}, ["a.parquet is no complete Parquet file"]),
+    "a line of 1 GB": (long_line, {}, ["a.csv, line 102 is longer than 16 MiB"]),
+    "two forms": (mixed_forms, {}, ["a.csv is text", "b.parquet is Parquet", "by a glob"]),
+    "infinity in Parquet": (parquet_file(user=["a"] * 9, x=[1.0] * 8 + [float("inf")], click=[1] * 9), {},
+                            ["a.parquet, row group 1, row 9, column x: 'inf'"]),
+    "nested values": (parquet_file(user=["a"], s=[{"x": 1}], click=[1]), {}, ["column s holds nested", "kind: drop"]),
+    "lists of numbers": (parquet_file(user=["a"], s=[[1.5]], click=[1]), {}, ["column s holds nested", "kind: drop"]),
+    "text in Parquet for a number": (parquet_file(user=["a"] * 9, click=[1] * 9), USER_NUMBER,
+                                     ["row group 1, row 1, column user: 'a' is no finite number"]),
+    "an integer above rows": (CSV, rules({"name": "user", "rows": 3, "hash": False}),
+                              ["line 2, column user: 'u0' is no integer of at least 0"]),
+    "an integer beyond 64 bits": (csv_file(f"a,click\n1,0\n{10**30},1\n"), A_INTEGER,
+                                  ["line 3, column a", "is no integer of at least 0"]),
+    "a negative integer": (csv_file("a,click\n1,0\n-1,1\n"), A_INTEGER,
+                           ["line 3, column a: '-1' is no integer of at least 0"]),
+    "an unknown key": (CSV, rules({"name": "user", "row": 3}), ["name: user: there is no key row", "rows"]),
+    "a rule without a name": (CSV, rules({"kind": "id"}), ["each rule needs a name"]),
+    "a rule that matches nothing": (CSV, rules({"name": "usr"}), ["no column is named usr: did you mean"]),
+    "a glob that matches nothing": (CSV, rules({"name": "x*"}), ["no column is named x*"]),
+    "a rule for the label": (CSV, rules({"name": "click"}), ["click is the label"]),
+    "min_count of 0": (CSV, rules({"name": "user", "min_count": 0}), ["min_count must be an integer of at"]),
+    "min_count of hashed rows": (CSV, rules({"name": "user", "min_count": 2, "rows": 9}), ["min_count needs"]),
+    "rows of 0": (CSV, rules({"name": "user", "rows": 0}), ["rows (a number or auto) must be an integer"]),
+    "a kind": (CSV, rules({"name": "user", "kind": "text"}), ["kind must be id, number or drop, got text"]),
+    "a pool": (CSV, rules({"name": "user", "pool": "max", "separator": "|"}), ["pool must be one of sum, mean"]),
+    "a pool of text": (CSV, rules({"name": "user", "pool": "sum"}), ["column user: pool needs"]),
+    "max_len of text": (CSV, rules({"name": "user", "max_len": 3}), ["column user: max_len needs several"]),
+    "a separator of lists": (LISTS, rules({"name": "tags", "separator": "|"}), ["column tags: it holds lists already"]),
+    "share of no column": (CSV, rules({"name": "user", "share": "itm"}), ["no id column is named itm"]),
+    "share of itself": (CSV, rules({"name": "user", "share": "user"}), ["share names the column itself"]),
+    "share of a sharing one": (csv_file("a,b,c,click\nx,y,z,1\n"),
+                               rules({"name": "a", "share": "b"}, {"name": "b", "share": "c"}),
+                               ["column a: share: b shares the rows of c itself"]),
+    "rows where it shares": (csv_file("a,b,click\nx,y,1\n"),
+                             rules({"name": "a", "share": "b", "rows": 4}), ["has no rows"]),
+    "a transform of an id": (CSV, rules({"name": "user", "kind": "id", "transform": "log1p"}),
+                             ["column user: a column of kind id has no transform"]),
+    "a transform": (CSV, rules({"name": "price", "transform": "log"}), ["transform must be none, log1p"]),
+    "edges": (CSV, rules({"name": "price", "transform": [3, 1]}), ["edges of transform must be rising"]),
+    "rows of a number": (CSV, rules({"name": "price", "kind": "number", "rows": 3}), ["kind number has no rows"]),
+    "no id": (CSV, rules({"name": "user", "kind": "drop"}), ["no column is an id, at least one is needed"]),
+    "a share of 2": (CSV, {"valid": 2}, ["data.valid", "at most 1"]),
+    "a share of 0": (CSV, {"valid": 0}, ["data.valid must be a share between 0 and 1, got 0"]),
+    "keys of valid": (CSV, {"valid": {"column": "user"}}, ["data.valid must have the keys column and last"]),
+    "no such column of valid": (CSV, {"valid": {"column": "usr", "last": 1}}, ["data.valid: column=usr"]),
+    "nothing to train": (CSV, {"valid": {"column": "user", "last": 9}}, ["0 good rows to train on and 100"]),
+    "nothing to hold out": (csv_file("a,click\nx,1\n"), {}, ["1 good rows to train on and 0 to hold out"]),
+    "no file to hold out": (CSV, {"valid": "none.csv"}, ["data.valid: there is no file", "none.csv"]),
+    "all files held out": (two_files(GOOD), {"valid": "FOLDER/*.csv"}, ["data.valid=", "holds out all files"]),
+    "a delimiter of two": (CSV, {"delimiter": "::"}, ["data.delimiter must be one character, got '::'"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_by_name(tmp_path, case, size):
+    make, settings, words = REFUSED[case]
+    if isinstance(settings.get("valid"), str):
+        settings = {**settings, "valid": settings["valid"].replace("FOLDER", str(tmp_path))}
+    path, begin = make(tmp_path), time.monotonic()
+    with pytest.raises(UserError) as refusal:
+        source_of(path, tmp_path / "cache", size=size, **settings)
+    for word in words:
+        assert word in str(refusal.value), refusal.value
+    assert time.monotonic() - begin < 10 and len(str(refusal.value).splitlines()) <= 7
+    assert not list((tmp_path / "cache").rglob("*.part-*"))
+
+
+def test_no_right_to_read_is_refused_by_name(tmp_path):
+    if os.geteuid() != 0:
+        path = write(tmp_path / "a.csv", GOOD)
+        path.chmod(0)
+        with pytest.raises(DataError, match="a.csv cannot be read: Permission denied"):
+            source_of(path, tmp_path / "cache")
+        return
+    folder = Path("/tmp") / f"hetmpi-unreadable-{os.getpid()}"  # pytest's folders are closed to other users
+    folder.mkdir(mode=0o755)
+    try:
+        path = write(folder / "a.csv", GOOD)
+        path.chmod(0)
+        os.seteuid(65534)
+        with pytest.raises(DataError, match="a.csv cannot be read: Permission denied"):
+            Tabular(str(path), 0, "click", cache=str(folder / "cache")).prepare(0, 1, lambda: None, quiet)
+    finally:
+        os.seteuid(0)
+        shutil.rmtree(folder)
+
+
+def test_a_full_disk_is_refused_by_name(tmp_path):
+    rng = np.random.default_rng(0)
+    text = "a,b,click\n" + "".join(f"{a},{b},{a % 2}\n" for a, b in rng.integers(0, 1 << 60, (30_000, 2)).tolist())
+    path, before = write(tmp_path / "a.csv", text), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(DataError, match="data.cache=.*: no space left while preparing .*a.csv"):
+            source_of(path, tmp_path / "cache")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert source_of(path, tmp_path / "cache").num_train
