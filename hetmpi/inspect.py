@@ -14,7 +14,7 @@ import sys
 from hetmpi.data.tabular.files import DataError, list_files
 from hetmpi.data.tabular.layout import Layout, Seen, look, seen_of
 from hetmpi.data.tabular.rules import FLOAT, INTEGER, LIST, NESTED
-from hetmpi.data.tabular.source import MISSING
+from hetmpi.data.tabular.source import all_missing
 from hetmpi.errors import UserError
 
 LABEL_NAMES = ("label", "click", "clicked", "target", "y")
@@ -39,8 +39,8 @@ def inspected(path: str, label: str | None = None, delimiter: str | None = None)
     """The yaml. Raises UserError."""
     first = list_files(path)[0]
     names = names_without_header(first, delimiter)
-    layout = look(first, names, delimiter, '"', MISSING)
-    seen = seen_of(first, layout, names, MISSING)
+    layout = look(first, names, delimiter, '"', all_missing())
+    seen = seen_of(first, layout, names, all_missing())
     if label is not None and label not in layout.types:
         raise DataError(f"label={label}: {first} has no such column: it has {', '.join(layout.types)[:1000]}")
     label = label or guess_label(seen)
@@ -63,7 +63,7 @@ def inspected(path: str, label: str | None = None, delimiter: str | None = None)
 def names_without_header(path: str, delimiter: str | None) -> list[str] | None:
     """Names for a file whose first line holds a number, None for others."""
     try:
-        names = list(look(path, None, delimiter, '"', MISSING).types)
+        names = list(look(path, None, delimiter, '"', all_missing()).types)
     except DataError as error:
         if "two columns are named" not in str(error):
             raise

@@ -261,14 +261,14 @@ data.prepare(0, 1, lambda: None, report=lambda line: None)
 
 
 def test_a_killed_preparation_started_again_ends_with_the_same_bytes(tmp_path):
-    path = write(tmp_path / "a.csv", text_of(table_of(30_000)))
+    path = write(tmp_path / "a.csv", text_of(table_of(6_000)))
     run = [sys.executable, "-c", KILLED, str(path)]
     subprocess.run([*run, str(tmp_path / "whole")], check=True, capture_output=True)
     killed = 0
-    for turn in range(6):
+    for turn in range(4):
         process = subprocess.Popen([*run, str(tmp_path / "killed")], stdout=subprocess.PIPE)
         process.stdout.readline()
-        time.sleep(float(np.random.default_rng((os.getpid(), turn)).uniform(0, 0.8)))
+        time.sleep(float(np.random.default_rng((os.getpid(), turn)).uniform(0, 0.4)))
         process.send_signal(signal.SIGKILL)
         killed += process.wait() == -signal.SIGKILL
     subprocess.run([*run, str(tmp_path / "killed")], check=True, capture_output=True)

@@ -44,16 +44,17 @@ class ParquetRows:
             raise DataError(f"data.path: {self.unit} cannot be read: {first_line(error)}") from error
 
     def _rows(self, raw: pa.Table, first: int) -> Rows:
-        def place(row: int) -> str:
-            group, row = self._group_of(first + row)
-            return f"{self.unit.path}, row group {group + 1}, row {row + 1:,}"
-
         table, faults = convert(raw, self.reading, self.unit.path)
         bad = BadRows()
         if not faults:
-            return Rows(table, bad, place)
-        table, kept = without(table, raw, faults, place, bad)
-        return Rows(table, bad, lambda row: place(int(kept[row])))
+            return Rows(table, bad, lambda row: first + row)
+        table, kept = without(table, raw, faults, lambda row: self.place(first + row), bad)
+        return Rows(table, bad, lambda row: first + int(kept[row]))
+
+    def place(self, number: int) -> str:
+        """File, row group and row, of a row of the unit."""
+        group, row = self._group_of(number)
+        return f"{self.unit.path}, row group {group + 1}, row {row + 1:,}"
 
     def _group_of(self, row: int) -> tuple[int, int]:
         """The row group of a row of the unit, and its number therein."""

@@ -77,7 +77,7 @@ class Job:
         return [f"{i:05d}-{xxhash.xxh3_64_hexdigest(text.encode())}" for i, text in enumerate(identities)]
 
 
-def rows_of(unit: Unit, reading: Reading) -> Iterable[Rows]:
+def rows_of(unit: Unit, reading: Reading) -> TextRows | ParquetRows:
     """The rows of a unit, in order."""
     return (ParquetRows if unit.form == PARQUET else TextRows)(unit, reading)
 
@@ -157,8 +157,22 @@ def join_counts(job: Job) -> dict:
         "values": np.sum([count["values"] for count in counts], axis=0, dtype=int).tolist(),
         "distinct": [estimate(one) for one in merged],
         "moments": [list(functools.reduce(join_moments, one)) for one in zip(*(count["moments"] for count in counts))],
-        "largest": [max(one, key=lambda pair: pair[0]) for one in zip(*(count["largest"] for count in counts))],
+        "largest": [largest_of(one) for one in zip(*(count["largest"] for count in counts))],
     }
+
+
+def largest_of(units: Iterable[tuple[int, int]]) -> tuple[int, int, int]:
+    """The largest value, the position of its unit, and its number therein. units: value and number."""
+    return max(((value, i, number) for i, (value, number) in enumerate(units)), key=lambda one: one[0])
+
+
+def place_of(folder: str, manifest: dict, unit: int, number: int) -> str:
+    """File and line or row of a value, as far as the file is still there."""
+    found = Unit(**read_json(folder, manifest["units"][unit], "unit.json")["unit"])
+    try:
+        return rows_of(found, Reading.from_json(manifest["reading"])).place(number)
+    except (OSError, DataError):
+        return str(found)
 
 
 def join_files(names: list[str], files: list[dict[str, int]]) -> dict[str, int]:
@@ -252,7 +266,7 @@ class Tally:
     values     (C,) values of lists, rows of others
     registers  (C, NUM_REGISTERS) uint8, for the number of distinct values of ids
     moments    (C,) number, mean and squared differences of the training rows' numbers
-    largest    (C,) the largest of the integers that are keys as they are, and its place"""
+    largest    (C,) the largest of the integers that are keys as they are, and its number in the unit"""
 
     def __init__(self, reading: Reading):
         num = len(reading.columns)
@@ -260,7 +274,7 @@ class Tally:
         self.missing, self.values = np.zeros(num, np.int64), np.zeros(num, np.int64)
         self.registers = np.zeros((num, NUM_REGISTERS), np.uint8)
         self.moments = [(0.0, 0.0, 0.0)] * num
-        self.largest = [(NO_INTEGER, "")] * num
+        self.largest = [(NO_INTEGER, 0)] * num
         self._none = [NO_INTEGER if c.as_ == INTEGER else no_value(c.seed) for c in reading.columns]
 
     def add(self, table: pa.Table, is_train: bool):
@@ -294,7 +308,7 @@ class Tally:
                 if len(values) and values.max() > self.largest[i][0]:
                     at = int(values.argmax())
                     row = int(np.searchsorted(array.offsets.to_numpy(), at, "right")) - 1 if column.is_list else at
-                    self.largest[i] = (int(values[at]), rows.place(row))
+                    self.largest[i] = (int(values[at]), rows.number(row))
 
     def to_json(self) -> dict:
         counts = {name: getattr(self, name).tolist() for name in ("missing", "values")}

@@ -128,11 +128,11 @@ class BadRows:
 
 @dataclass
 class Rows:
-    """The good rows of a block. place(i): file and line, or row group and row, of good row i."""
+    """The good rows of a block. number(i): line or row of good row i, from the begin of its unit."""
 
     table: pa.Table  # of Reading.schema(), and "is_valid" bool where the reading has a split
     bad: BadRows
-    place: Callable[[int], str]
+    number: Callable[[int], int]
 
 
 def shown(text: bytes | str) -> str:

@@ -24,7 +24,7 @@ from hetmpi.data.tabular.encoder import FIRST_KEY, HASHED, INTEGERS, VOCABULARY,
 from hetmpi.data.tabular.files import PARQUET, DataError, Unit, absolute, list_files, list_units
 from hetmpi.data.tabular.last import last_values
 from hetmpi.data.tabular.layout import Layout, look
-from hetmpi.data.tabular.prepare import UNIT_BYTES, Job, find_manifest, finish, in_order, prepare
+from hetmpi.data.tabular.prepare import UNIT_BYTES, Job, find_manifest, finish, in_order, place_of, prepare
 from hetmpi.data.tabular.reading import CLICK, LABEL_KINDS, Reading, stored_columns
 from hetmpi.data.tabular.rules import AUTO, ID, INTEGER, NUMBER, Column, near, plain, read_rules, resolve
 from hetmpi.errors import LARGEST, UserError, check_integer, check_number
@@ -32,7 +32,7 @@ from hetmpi.errors import LARGEST, UserError, check_integer, check_number
 NUM_LOCKS = 16
 LEAST_ROWS_PER_VALUE = 1e-9
 MOST_VALUES = 10_000_000  # distinct values of a vocabulary
-MISSING = ("", "NA", "NaN", "nan", "null", "NULL", "None", "\\N")
+MISSING = ("NA", "NaN", "nan", "null", "NULL", "None", "\\N")
 
 
 class Tabular:
@@ -70,8 +70,9 @@ class Tabular:
         """path: a file, a glob, a folder, or a folder that prepare() has written. valid: a share, a path, or the last
         values of a column, as {column: day, last: 1}. columns: see docs/columns.md. names: of the columns of text
         without a header. positive: label texts that count as 1; others count as 0. missing: texts that mean a missing
-        value. delimiter: None to find it. cache: folder for prepared data, default prepared/. rows_per_value: rows of a
-        hashed column per distinct value, at most max_field_rows. Raises UserError for invalid values."""
+        value, besides the empty one. delimiter: None to find it. cache: folder for prepared data, default prepared/.
+        rows_per_value: rows of a hashed column per distinct value, at most max_field_rows. Raises UserError for invalid
+        values."""
         check_integer("data.seed", seed, -LARGEST)
         check_integer("data.max_bad_rows", max_bad_rows, 0)
         check_number("data.rows_per_value", rows_per_value, LEAST_ROWS_PER_VALUE)
@@ -90,7 +91,7 @@ class Tabular:
         self.path, self.max_bad_rows, self.cached_groups = path, max_bad_rows, cached_groups
         self.seed = seed & 0xFFFFFFFFFFFFFFFF  # numpy rejects negative seeds
         self.label, self.label_kind, self.valid_rule = label, label_kind, check_valid(plain(valid))
-        self.positive, self.missing = texts_of("positive", positive), texts_of("missing", missing) or ()
+        self.positive, self.missing = texts_of("positive", positive), all_missing(missing)
         self.names, self.delimiter, self.quote = texts_of("names", names), delimiter, quote
         if self.names and len(set(self.names)) < len(self.names):
             raise UserError(f"data.names: names must differ, got {', '.join(self.names)}")
@@ -198,7 +199,7 @@ class Tabular:
             )
         modes = Modes(self, manifest, columns)
         for group in modes.vocabularies()[rank::size]:
-            vocabulary.count(self.folder, manifest, group)
+            vocabulary.count(self.folder, manifest, group, no_value(reading.columns[group[0]].seed))
         barrier()
         self.encoder = Encoder(reading, columns, modes.coders(), manifest["moments"])
         self._describe()
@@ -308,7 +309,6 @@ class Modes:
         if mode == VOCABULARY:
             group = self._sharing(column.name)
             values = vocabulary.load(self._source.folder, self._manifest, group, column.min_count)
-            values = values[values != no_value(column.number)]
             return Coder(VOCABULARY, len(values) + FIRST_KEY, column.number, values)
         return Coder(HASHED, column.rows if column.rows != AUTO else self._hashed_rows(column))
 
@@ -319,8 +319,9 @@ class Modes:
     def _check_integers(self, column: Column):
         """Raises DataError for an integer without a row."""
         for i in self._sharing(column.name):
-            largest, place = self._manifest["largest"][i]
+            largest, unit, number = self._manifest["largest"][i]
             if largest >= column.rows:
+                place = place_of(self._source.folder, self._manifest, unit, number)
                 raise DataError(
                     f"data.path: {place}, column {self._columns[i].name}: {largest} has no row, data.columns has "
                     f"rows: {column.rows}, for integers from 0 to {column.rows - 1}"
@@ -432,6 +433,11 @@ def texts_of(key: str, values) -> tuple[str, ...] | None:
     if not isinstance(values, list) or not all(isinstance(v, (str, int, float)) for v in values):
         raise UserError(f"data.{key} must be a list of texts, got {values}")
     return tuple(str(value).strip() for value in values)
+
+
+def all_missing(missing: Sequence[str] | None = MISSING) -> tuple[str, ...]:
+    """The texts of data.missing and the empty one. Raises UserError."""
+    return tuple(dict.fromkeys(("", *(texts_of("missing", missing) or ()))))
 
 
 def check_valid(valid):

@@ -4,6 +4,7 @@ again as text, line by line, to name the line and the column."""
 from __future__ import annotations
 
 import csv as python_csv
+import functools
 import itertools
 import os
 from collections.abc import Iterator
@@ -166,7 +167,7 @@ class TextRows:
         if len(raw) != count_lines(block):
             return None
         table, faults = convert(raw, self.reading, self.unit.path)
-        return None if faults else Rows(table, BadRows(), lambda row: self._place(num_lines + row))
+        return None if faults else Rows(table, BadRows(), lambda row: num_lines + row)
 
     def _slow(self, block: bytes, num_lines: int) -> Rows:
         """The good rows of a block. Raises DataError for lines that cannot be told apart."""
@@ -178,16 +179,16 @@ class TextRows:
         try:
             raw = self._read(b"".join(line + b"\n" for _, line in good), dict.fromkeys(self.wanted, pa.binary()))
         except pa.ArrowInvalid as error:
-            raise DataError(f"data.path: {self._place(num_lines)} or further: {first_line(error)}") from error
+            raise DataError(f"data.path: {self.place(num_lines)} or further: {first_line(error)}") from error
         if len(raw) != len(good):
             raise DataError(
-                f"data.path: {self._place(num_lines)} or further: lines cannot be told apart: is "
+                f"data.path: {self.place(num_lines)} or further: lines cannot be told apart: is "
                 f"data.quote={self.reading.quote} right?"
             )
         table, faults = convert(raw, self.reading, self.unit.path)
-        table, kept = without(table, raw, faults, lambda row: self._place(int(numbers[row])), bad)
+        table, kept = without(table, raw, faults, lambda row: self.place(int(numbers[row])), bad)
         numbers = numbers[kept]
-        return Rows(table, bad, lambda row: self._place(int(numbers[row])))
+        return Rows(table, bad, lambda row: int(numbers[row]))
 
     def _has_all_values(self, number: int, line: bytes, bad: BadRows) -> bool:
         """Whether a line has a value for each column. Otherwise it is counted as bad."""
@@ -197,7 +198,7 @@ class TextRows:
         bad.rows += 1
         bad.add("wrong number of columns")
         if len(bad.examples) < MAX_EXAMPLES:
-            bad.show(self._place(number), f"{found} columns instead of {len(self.names)}: {shown(line)}")
+            bad.show(self.place(number), f"{found} columns instead of {len(self.names)}: {shown(line)}")
         return False
 
     def _read(self, text: bytes, types: dict[str, pa.DataType]) -> pa.Table:
@@ -237,14 +238,18 @@ class TextRows:
         for number, line in numbered:
             if quote and line.count(quote) % 2 and ends_in_quotes(line, self.reading.delimiter, self.reading.quote):
                 raise DataError(
-                    f"data.path: {self._place(number)}: a quoted value goes on in the next line, which is not "
+                    f"data.path: {self.place(number)}: a quoted value goes on in the next line, which is not "
                     "supported: replace line breaks in values by spaces, or give data.quote=null if quotes are part of "
                     "the values"
                 )
 
-    def _place(self, line: int) -> str:
-        """File and line, of line `line` of the unit."""
-        return f"{self.unit.path}, line {first_line_of(self.unit) + line:,}"
+    def place(self, number: int) -> str:
+        """File and line, of a line of the unit. Reads the file up to the unit."""
+        return f"{self.unit.path}, line {self._first_line + number:,}"
+
+    @functools.cached_property
+    def _first_line(self) -> int:
+        return first_line_of(self.unit)
 
 
 def count_lines(block: bytes) -> int:

@@ -25,14 +25,16 @@ def path_of(folder: str, manifest: dict, columns: list[int]) -> str:
     return os.path.join(folder, f"counts-{xxhash.xxh3_64_hexdigest(identity)}.npy")
 
 
-def count(folder: str, manifest: dict, columns: list[int]) -> None:
-    """Writes the counts, unless the file exists. Raises DataError for a folder that is full or not writable."""
+def count(folder: str, manifest: dict, columns: list[int], none: int) -> None:
+    """Writes the counts of all values but `none`, unless the file exists. Raises DataError for a folder that is full or
+    not writable."""
     final = path_of(folder, manifest, columns)
     if os.path.exists(final):
         return
     part = f"{final}.part-{socket.gethostname()}-{os.getpid()}"
     try:
         counted = np.stack(merged(read_values(folder, list(manifest["train"]), columns)))
+        counted = counted[:, counted[0] != none]
         with open(part, "wb") as file:
             np.save(file, counted)
         os.replace(part, final)
