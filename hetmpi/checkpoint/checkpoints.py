@@ -5,7 +5,8 @@
         shard-00003.weight.npy     rows of rank 3, (n, dim) float32; the partition gives their keys (docs/design.md)
         shard-00003.state.npy      their optimizer state, (n, state_dim) float32
         shard-00003.clock.npy      their clocks, (n,) int32
-        dense.pt                   by torch.save: "model" and "optimizer", state dicts; "rng": torch's generator by rank
+        dense.pt                   by torch.save: "model" and "optimizer", state dicts; "rng": torch's generator by rank;
+                                   "data": what encodes further files of the same columns
 
 An incremental checkpoint has "base": "step-00001000" in its manifest, and for each rank also
         shard-00003.rows.npy       (n,) int64, ascending: rows of the shard that changed since the base
@@ -114,11 +115,12 @@ class Checkpoints:
         model: torch.nn.Module | None = None,
         optimizer=None,
         about: dict | None = None,
+        data: dict[str, torch.Tensor] | None = None,
     ):
         """Flushes all updates, then starts to save the tables and rank 0's dense layers if given.
 
         position: its step names the checkpoint. load() resumes a single table at that step, several tables each at its
-        own. about: further keys of the manifest, as JSON. Returns when training may continue. Collective.
+        own. about: further keys of the manifest, as JSON. data: further tensors of dense.pt, by name. Returns when training may continue. Collective.
 
         Raises UserError on every rank if the previous checkpoint could not be written or had rows or dense parameters
         that are not finite, if this step's checkpoint exists already, and for an invalid table, position or name."""
@@ -127,7 +129,7 @@ class Checkpoints:
             table.flush()  # first: a rank that waits below could not receive what others still send
         self.wait()
         rng = self.world.comm.gather(torch.get_rng_state())
-        dense = state_of(model, optimizer, rng) if self.world.rank == 0 else None
+        dense = state_of(model, optimizer, rng, data) if self.world.rank == 0 else None
         if self._reserved != described(tables):
             self._reserve(tables)
         base = self._begin(position, tables, about or {})

@@ -1,5 +1,5 @@
-"""dense.pt of a checkpoint: state dicts of the dense layers and their optimizer, and each rank's state of torch's
-generator.
+"""dense.pt of a checkpoint: state dicts of the dense layers and their optimizer, each rank's state of torch's generator,
+and what encodes further data.
 
 torch.load(weights_only=True) runs no code from the file, but may return any value. So types are checked before the
 state reaches the model, and the optimizer's state is tried by a step of a copy.
@@ -18,10 +18,12 @@ from hetmpi.checkpoint.files import open_file
 from hetmpi.errors import UserError
 
 
-def state_of(model: torch.nn.Module | None, optimizer, rng: list[torch.Tensor]) -> dict:
-    """A copy on the CPU: {"model": state dict, "optimizer": state dict, "rng": rng}, without those that are None."""
+def state_of(model: torch.nn.Module | None, optimizer, rng: list[torch.Tensor], data: dict | None = None) -> dict:
+    """A copy on the CPU: {"model": state dict, "optimizer": state dict, "rng": rng, "data": data}, without those that
+    are None. data: name -> tensor, what the source needs to encode further files."""
     parts = {"model": model, "optimizer": optimizer}
-    return {name: on_cpu(part.state_dict()) for name, part in parts.items() if part is not None} | {"rng": rng}
+    state = {name: on_cpu(part.state_dict()) for name, part in parts.items() if part is not None} | {"rng": rng}
+    return state if data is None else state | {"data": data}
 
 
 def on_cpu(value):
@@ -76,13 +78,16 @@ def read_state(path: Path, size: int) -> dict:
 
 def wrong_kind(state, size: int) -> str | None:
     """The first difference between the content of a file and the structure of state_of(), None if there is none."""
-    if not isinstance(state, dict) or not set(state) <= {"model", "optimizer", "rng"}:
-        return "must hold model, optimizer and rng by these names, it does not"
+    if not isinstance(state, dict) or not set(state) <= {"model", "optimizer", "rng", "data"}:
+        return "must hold model, optimizer, rng and data by these names, it does not"
     for name in ("model", "optimizer"):
         if not isinstance(state.get(name, {}), dict):
             return f"{name} must be a state dict, got {type(state[name]).__name__}"
     if not all(isinstance(name, str) for name in state.get("model", {})):
         return "model must be a state dict, it has keys that are no names"
+    data = state.get("data", {})
+    if not isinstance(data, dict) or not all(isinstance(name, str) and torch.is_tensor(data[name]) for name in data):
+        return "data must hold tensors by name, it does not"
     rng = state.get("rng")
     if not isinstance(rng, list) or len(rng) != size or not all(is_rng(part) for part in rng):
         return f"rng must be a list of {size} states of torch's generator, it is not"

@@ -19,6 +19,7 @@ NAN_TEXT = r"^[+-]?(?i:nan)$"
 INTEGER_TEXT = r"^-?[0-9]{1,18}$"
 NO_INTEGER = -1  # a missing value among integers
 SPACES = " \t"
+KEPT = "kept "  # before the names of columns that are passed on
 
 
 class Fault(NamedTuple):
@@ -185,7 +186,17 @@ def convert(raw: pa.Table, reading: Reading, path: str) -> tuple[pa.Table, list[
         found = hashes(column_of(raw, name), 0, reading.missing)
         is_valid = np.isin(found, hashes(pa.array([text.encode() for text in held_out]), 0, ()))
         table = table.append_column("is_valid", pa.array(is_valid))
+    for name in reading.kept:
+        table = table.append_column(KEPT + name, kept(column_of(raw, name)))
     return table, faults
+
+
+def kept(array: pa.Array) -> pa.Array:
+    """A column as it is; texts as strings, unless they are not UTF-8."""
+    try:
+        return array.cast(pa.string()) if is_text(array) else array
+    except pa.ArrowInvalid:
+        return array
 
 
 def column_of(raw: pa.Table, name: str) -> pa.Array:

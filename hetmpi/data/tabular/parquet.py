@@ -20,8 +20,7 @@ class ParquetRows:
         self.unit, self.reading = unit, reading
         self._file = open_parquet(unit.path)
         names = self._file.schema_arrow.names
-        wanted = [reading.label, *(column.name for column in reading.columns), reading.split and reading.split[0]]
-        self.wanted = list(dict.fromkeys(name for name in wanted if name))
+        self.wanted = reading.wanted
         for name in self.wanted:
             if name not in names:
                 raise lacking(name, unit.path, names)

@@ -38,7 +38,8 @@ class Stored:
 @dataclass(frozen=True)
 class Reading:
     """names: of the columns of text without a header. label: None for rows without one. positive: label texts that
-    count as 1. split: the column and the texts of its values that are held out, or the share that is."""
+    count as 1. share: of the rows that are held out. split: the column and the texts of its values that are. kept:
+    columns that are passed on as they are."""
 
     form: str
     names: tuple[str, ...] | None
@@ -51,15 +52,22 @@ class Reading:
     columns: tuple[Stored, ...]
     share: float = 0.0
     split: tuple[str, tuple[str, ...]] | None = None
+    kept: tuple[str, ...] = ()
+
+    @property
+    def wanted(self) -> list[str]:
+        """Names of the columns that are read."""
+        names = [self.label, *(column.name for column in self.columns), self.split and self.split[0], *self.kept]
+        return list(dict.fromkeys(name for name in names if name))
 
     def schema(self) -> pa.Schema:
         """Of the prepared files: label, then c0, c1, … for the columns."""
         labels = [pa.field(LABEL, pa.float32())] if self.label else []
         return pa.schema(labels + [pa.field(f"c{i}", column.type) for i, column in enumerate(self.columns)])
 
-    def without_label(self) -> Reading:
+    def to_predict(self, kept: tuple[str, ...] = ()) -> Reading:
         """For files to predict: without label and held-out rows."""
-        return replace(self, label=None, share=0.0, split=None)
+        return replace(self, label=None, share=0.0, split=None, kept=kept)
 
     def to_json(self) -> dict:
         return asdict(self)
@@ -69,7 +77,7 @@ class Reading:
         lists = {key: tuple(saved[key]) if saved[key] is not None else None for key in ("names", "missing", "positive")}
         split = saved["split"] and (saved["split"][0], tuple(saved["split"][1]))
         return Reading(
-            **{**saved, **lists, "split": split, "columns": tuple(Stored(**one) for one in saved["columns"])}
+            **{**saved, **lists, "split": split, "kept": tuple(saved["kept"]), "columns": tuple(Stored(**one) for one in saved["columns"])}
         )
 
 

@@ -30,6 +30,7 @@ from hetmpi.data.tabular.rules import AUTO, ID, INTEGER, NUMBER, Column, near, p
 from hetmpi.errors import LARGEST, UserError, check_integer, check_number
 
 NUM_LOCKS = 16
+READER_BYTES = 32 << 20
 LEAST_ROWS_PER_VALUE = 1e-9
 MOST_VALUES = 10_000_000  # distinct values of a vocabulary
 MISSING = ("NA", "NaN", "nan", "null", "NULL", "None", "\\N")
@@ -384,15 +385,17 @@ class Order(NamedTuple):
 
 
 class Reader:
-    """Iterates over the rows of files in order, as blocks of Reading.schema() for Encoder.samples, without preparing
-    them. path: a file, a glob or a folder, of the form of those that `reading` is from; reading.label may be None."""
+    """Reads the rows of files in order, without preparing them: unit by unit, in blocks of Reading.schema() for
+    Encoder.samples, with kept columns. path: a file, a glob or a folder; text without a header has the columns of the
+    files that `reading` is from."""
 
     def __init__(self, path: str, reading: Reading, max_bad_rows: int = 0):
         self.reading, self.max_bad_rows = reading, max_bad_rows
-        self.units: list[Unit] = list_units(list_files(path), [], UNIT_BYTES)
+        self.units: list[Unit] = list_units(list_files(path), [], READER_BYTES)
 
-    def __iter__(self) -> Iterator[pa.Table]:
-        return in_order(self.units, self.reading, self.max_bad_rows)
+    def blocks(self, unit: Unit) -> Iterator[pa.Table]:
+        """The rows of a unit. Raises DataError."""
+        return in_order([unit], self.reading, self.max_bad_rows)
 
 
 def is_prepared(path: str) -> bool:

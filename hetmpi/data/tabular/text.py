@@ -120,8 +120,7 @@ class TextRows:
     def __init__(self, unit: Unit, reading: Reading):
         self.unit, self.reading = unit, reading
         self.names = reading.names or header_of(unit.path, head_of(unit.path), reading.delimiter, reading.quote)
-        wanted = [reading.label, *(column.name for column in reading.columns), reading.split and reading.split[0]]
-        self.wanted = list(dict.fromkeys(name for name in wanted if name))
+        self.wanted = reading.wanted
         for name in self.wanted:
             if name not in self.names:
                 raise lacking(name, unit.path, list(self.names))
