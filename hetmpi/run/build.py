@@ -140,7 +140,9 @@ def make_tables(
 
 def make_dense(config: DictConfig, hvd, model: torch.nn.Module, schedule: Schedule, device) -> DenseOptimizer:
     optim = config.optim
-    return DenseOptimizer(hvd, model, optim.dense, optim.dense_lr, optim.dense_weight_decay, schedule, device)
+    return DenseOptimizer(
+        hvd, model, optim.dense, optim.dense_lr, optim.dense_weight_decay, schedule, device, optim.dense_clip_norm
+    )
 
 
 def check_batches(config: DictConfig, world: World, task: Task, specs: dict[str, TableSpec], num_steps: int):

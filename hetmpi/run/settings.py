@@ -118,6 +118,12 @@ class Optim:
     )
     rows_weight_decay: float = setting(0.0, "weight decay of the rows in the batch")
     dense_weight_decay: float = setting(0.0, "weight decay of the dense layers")
+    dense_clip_norm: float | None = setting(
+        None,
+        "maximum of the global L2 norm of the dense layers' gradients, averaged over all ranks; larger ones are scaled "
+        "down to it; null: no limit",
+        least=1e-9,
+    )
     schedule: str = setting("constant", "decay of both learning rates over the run", choices=SCHEDULES)
     warmup_steps: int = setting(0, "steps over which both learning rates rise from 0")
 
