@@ -154,6 +154,7 @@ class Training:
         self.dense = build.make_dense(config, self.hvd, self.model, schedule, device)
         if self.saving.resumed is not None:
             self.checkpoints.load(self.saving.resumed, self.tables.to_save, self.model, self.dense)
+        self.num_filled = self._filled()
         if self.saving.is_regular:
             self.checkpoints.reserve(self.tables.to_save)
         self.loader = Loader(
@@ -263,7 +264,7 @@ class Training:
         if self.world.rank != 0:
             return None
         resumed = self.saving.resumed
-        told = [self._plan(), *self._choice(), *self._notes(), *([f"resumed from {resumed}"] if resumed else [])]
+        told = [self._plan(), *self._choice(), *self._notes(), *self._origin()]
         tell(told)
         settings = OmegaConf.merge(self.config, {"resume": resumed and str(resumed)})  # the path that `auto` found
         return RunLog(
@@ -288,6 +289,16 @@ class Training:
         """The transport between nodes and its reason, one line per table, if table.exchange=auto had a choice."""
         clients = [table.client for table in self.tables.values()]
         return [f"table.exchange={client.transport.name}: {client.why}" for client in clients if client.why is not None]
+
+    def _origin(self) -> list[str]:
+        """Where the run continues, and where its first rows come from if not from the seed."""
+        resumed, place = self.saving.resumed, self.config.table.init_from
+        if place is None:
+            return [] if resumed is None else [f"resumed from {resumed}"]
+        if resumed is not None:
+            return [f"resumed from {resumed}, with its rows; table.init_from={place} is not read"]
+        num_rows = sum(spec.num_rows for spec in self.specs.values())
+        return [f"table.init_from={place}: {self.num_filled:,} of {num_rows:,} rows"]
 
     def _notes(self) -> list[str]:
         """Warnings about data sets that are too small, and settings known to cost accuracy."""
@@ -384,6 +395,12 @@ class Training:
         """The source's samples [start, stop) of `train` or `valid`."""
         with doing(f"{split}({start}, {stop}) of data={self.config.data_name}"):
             return getattr(self.source, split)(start, stop)
+
+    def _filled(self) -> int:
+        """Fills the rows that table.init_from has, in a new run, and returns their number. Collective."""
+        if self.config.table.init_from is None or self.saving.resumed is not None:
+            return 0
+        return build.fill_tables(self.config, self.tables)
 
     def _total_steps(self) -> int:
         config, num_train = self.config, self.source.num_train

@@ -21,6 +21,7 @@ from hetmpi.run.config import cache_of, staleness_of
 from hetmpi.spans import Spans
 from hetmpi.table.group import TableGroup, TableSpec
 from hetmpi.table.optim import RowOptimizer, Schedule
+from hetmpi.table.pretrained import fill_from
 from hetmpi.table.replicas import small_fields
 from hetmpi.table.table import EmbeddingTable
 from hetmpi.tasks.task import Task
@@ -136,6 +137,18 @@ def make_tables(
         )
         for name, spec in specs.items()
     })  # fmt: skip
+
+
+def fill_tables(config: DictConfig, tables: TableGroup) -> int:
+    """Fills the rows in the files that table.init_from names, and returns their number. Collective. Raises UserError on
+    every rank as fill_from does, and for several tables."""
+    if len(tables) > 1:
+        raise UserError(
+            f"table.init_from={config.table.init_from} fills a single table, this model has {', '.join(tables)}: leave "
+            "it out"
+        )
+    [table] = tables.values()
+    return fill_from(table, Path(config.table.init_from))
 
 
 def make_dense(config: DictConfig, hvd, model: torch.nn.Module, schedule: Schedule, device) -> DenseOptimizer:

@@ -67,6 +67,11 @@ class Table:
     dim: int = setting(16, "numbers per row", least=1, most=1 << 20)
     partition: str = setting("round_robin", "rule that assigns each row to an owner", choices=PARTITIONS)
     init_std: float = setting(0.01, "standard deviation of the initial rows")
+    init_from: PathText = setting(
+        None,
+        "Parquet file, or folder of Parquet files, with initial rows by key, as `hetmpi export rows=parquet` writes: "
+        "columns key (int64) and weight (dim float32); other rows start at random; not read by a resumed run",
+    )
     inbox_mb: float = setting(8, "MB per rank for gradients from other ranks")
     staleness: int | None = setting(
         0, "iterations by which a cached row may lag; 0: exact, no cache by default; null: no bound but table.drift"
