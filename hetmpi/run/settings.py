@@ -24,10 +24,13 @@ from hetmpi.table.table import EXCHANGES
 PathText = Any  # checked to be text; with type str Hydra would convert a number, as in resume=5
 
 
-def setting(default, help: str, least: float = 0, most: float = LARGEST, choices=None, takes_class: bool = False):
+def setting(
+    default, help: str, least: float = 0, most: float = LARGEST, choices=None, takes_class: bool = False,
+    noun: str = "path",
+):  # fmt: skip
     """Declares a setting. least, most: range of a number. choices: allowed words. takes_class: also allow the dotted
-    name of a class."""
-    about = {"help": help, "least": least, "most": most, "choices": choices, "takes_class": takes_class}
+    name of a class. noun: meaning of a text without choices."""
+    about = {"help": help, "least": least, "most": most, "choices": choices, "takes_class": takes_class, "noun": noun}
     return field(default=default, metadata=about)
 
 
@@ -136,6 +139,16 @@ class Optim:
 @dataclass
 class Eval:
     every_steps: int = setting(0, "steps between evaluations on held-out samples; 0: at the end only")
+    metric: str | None = setting(
+        None,
+        "metric of the task that eval.patience watches; null: the task's first, for click-through rates auc",
+        noun="name of a metric",
+    )
+    patience: int | None = setting(
+        None,
+        "training ends after this many evaluations in a row without an improvement of eval.metric; null: never",
+        least=1,
+    )
     max_samples: int | None = setting(None, "held-out samples to use; null: all", least=1)
     batch_size: int = setting(4096, "samples per rank and forward pass", least=1)
 
@@ -151,6 +164,12 @@ class Checkpoint:
     at_end: bool = setting(True, "save the model after the last step")
     every_steps: int = setting(0, "steps between checkpoints; 0: only at the end or when a signal ends the run")
     keep: int = setting(2, "number of newest checkpoints to keep", least=1)
+    best: str | None = setting(
+        None,
+        "metric of the task, such as auc: saves a checkpoint at each evaluation that improved it, and keeps the best "
+        "one besides the newest; the link `best` in checkpoint.dir leads to it",
+        noun="name of a metric",
+    )
     full_every: int = setting(1, "every N-th checkpoint is full, the others hold only changed rows", least=1)
     dir: PathText = setting("${run.dir}/checkpoints", "folder of the checkpoints, accessible to all ranks")
 
@@ -229,6 +248,7 @@ class Declared(NamedTuple):
     most: float
     choices: tuple[str, ...] | None
     takes_class: bool
+    noun: str
 
     @property
     def default_text(self) -> str:
@@ -245,7 +265,7 @@ class Declared(NamedTuple):
         elif self.kind is bool:
             words = "true | false"
         elif self.kind is str:
-            words = "path"
+            words = self.noun
         else:
             words = "integer" if self.kind is int else "number"
             words += f" from {self.least:g}" + (f" to {self.most:,}" if self.most < LARGEST else "")
