@@ -27,9 +27,10 @@ class DenseOptimizer:
 
     def __init__(
         self, hvd, model: torch.nn.Module, rule: str, lr: float, weight_decay: float, schedule: Schedule,
-        device: torch.device = torch.device("cpu"),
+        device: torch.device = torch.device("cpu"), clip_norm: float | None = None,
     ):  # fmt: skip
-        """Broadcasts rank 0's parameters and moves the model to `device`. Collective."""
+        """Broadcasts rank 0's parameters and moves the model to `device`. clip_norm: maximum of the L2 norm of all
+        averaged gradients together, as in torch.nn.utils.clip_grad_norm_; None for no limit. Collective."""
         check_choice("optim.dense", rule, DENSE_RULES)
         kind = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}[rule]
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -37,7 +38,8 @@ class DenseOptimizer:
         self.optimizer = kind(model.parameters(), lr=lr, weight_decay=weight_decay)
         on_gpu = device.type != "cpu" and hvd.nccl_built() and has_own_gpu(hvd, device)
         self._gradients = AveragedGradients(hvd, model, device if on_gpu else torch.device("cpu"))
-        self.lr, self.schedule = lr, schedule
+        self.lr, self.schedule, self.clip_norm = lr, schedule, clip_norm
+        self._parameters = list(model.parameters())
 
     def state_dict(self) -> dict:
         return self.optimizer.state_dict()
@@ -59,9 +61,11 @@ class DenseOptimizer:
         self._gradients.begin()
 
     def step(self, step: int):
-        """Waits for the allreduce of the gradients, then updates the parameters. step: counted from 0. Raises as
-        begin()."""
+        """Waits for the allreduce of the gradients, limits their norm, then updates the parameters. step: counted from
+        0. Raises as begin()."""
         self._gradients.finish()
+        if self.clip_norm is not None:  # the averages have the same bits on all ranks, and so do the scaled ones
+            torch.nn.utils.clip_grad_norm_(self._parameters, self.clip_norm)
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr * self.schedule.factor(step)
         self.optimizer.step()

@@ -34,12 +34,14 @@ from hetmpi.log.headline import comparison
 from hetmpi.log.runlog import RunLog
 from hetmpi.log.status import write_failed
 from hetmpi.run import build, command_line
+from hetmpi.run.best import Bests
 from hetmpi.run.config import compose, staleness_of
 from hetmpi.run.device import choose_device
 from hetmpi.run.evaluation import Evaluation
 from hetmpi.run.plan import dry_run
 from hetmpi.run.preemption import Preemption
 from hetmpi.run.progress import Interval, Stopwatch, gathered_by_rank, in_ms, summed, table_figures, times
+from hetmpi.run.saved_model import tensors_of
 from hetmpi.run.saving import Saving
 from hetmpi.run.sweep import points_of
 from hetmpi.run.watchdog import Watchdog
@@ -98,7 +100,7 @@ def sweep(world: World, overrides: list[str], config_dir: str | None):
 
 
 def train(world: World, config: DictConfig, preemption: Preemption) -> bool:
-    """Builds the parts of a run and trains. Returns whether the run made all steps; otherwise a signal ended it.
+    """Builds the parts of a run and trains. Returns whether the run is done; otherwise a signal ended it.
     Collective."""
     spans = Spans(keeps_trace=config.train.profile)
     watchdog = Watchdog(world, spans, config.watchdog.seconds)
@@ -147,10 +149,11 @@ class Training:
             build.prepare(self.source, world, config)
         self.saving = Saving(world, config)
         self.checkpoints, self.start = self.saving.checkpoints, self.saving.start
-        self.total_steps = build.total_steps(config, self.source, world.size, self.start)
+        self.total_steps, self.steps = build.total_steps(config, self.source, world.size, self.start), self.start.step
         self.task = build.make_task(config, self.source, device)
         self.model = model or build.make_model(config, self.task)
         self.generator = build.generator_of_dropout(self.model, device)
+        self.bests = Bests(world, config, self.task, self.source.num_valid, self.saving.resumed)
         self.specs = self.task.tables(self.model)
         build.check_batches(config, world, self.task, self.specs, self.total_steps - self.start.step)
         schedule = Schedule(config.optim.schedule, config.optim.warmup_steps, self.total_steps)
@@ -160,6 +163,7 @@ class Training:
         self.dense = build.make_dense(config, self.hvd, self.model, schedule, device)
         if self.saving.resumed is not None:
             self.checkpoints.load(self.saving.resumed, self.tables.to_save, self.model, self.dense)
+        self.num_filled = self._filled()
         if self.saving.is_regular:
             self.checkpoints.reserve(self.tables.to_save)
         self.loader = Loader(
@@ -172,32 +176,39 @@ class Training:
 
     def run(self, must_leave=lambda: False) -> bool:
         """The training loop: read rows, compute the loss and gradients, write the gradients of the rows, step the dense
-        layers; log, save and evaluate at intervals. must_leave(): called on all ranks after each step; returns, the
-        same on each, whether to save and stop early. Returns whether all steps were made. Collective."""
-        every, evaluates_every = self.config.log.every_steps, self.config.eval.every_steps
+        layers; log, evaluate and save at intervals. must_leave(): called on all ranks after each step; returns, the
+        same on each, whether to save and leave. Returns whether the run is done. Collective."""
+        every = self.config.log.every_steps
+        evaluated = self._overdue_evaluation()
         interval = Interval(self.tables, self.spans, self.start.step, self.watch)
         self.watch.start()
         batches = Ahead(self.loader, self.config.table.prefetch_batches, self.spans)
-        for step, batch in enumerate(batches, self.start.step):
-            self.spans.step = step
+        for step, batch in enumerate(batches if self.bests.reason is None else (), self.start.step):
+            self.spans.step, self.steps, evaluated = step, step + 1, None
             loss = self._step(step, batch.on(self.device), batches)
             if (step + 1) % every == 0 or step + 1 == self.total_steps:
                 self.tables.settle()  # a rank does not drain its inbox while it waits in the collectives below
                 self._report(step + 1, loss.item(), interval)
             leaves = must_leave() and step + 1 < self.total_steps
-            self._checkpoint(step + 1, leaves)
+            if not leaves and self._is_evaluated(step + 1):
+                interval.pause()
+                evaluated = self.evaluate(step + 1)
+                interval.go_on()
+            ends_early = self.bests.reason is not None
+            self._checkpoint(step + 1, leaves, step + 1 == self.total_steps or ends_early)
             if leaves:
                 self.saving.say_left(step + 1)
                 if self.log is not None:
                     self.log.stop(step + 1, self.checkpoints.path(step + 1))
                 return False
-            if evaluates_every > 0 and (step + 1) % evaluates_every == 0 and step + 1 < self.total_steps:
-                interval.pause()
-                self.evaluate(step + 1)
-                interval.go_on()
+            if ends_early:
+                if (step + 1) % every != 0 and step + 1 < self.total_steps:
+                    self._report(step + 1, loss.item(), interval)
+                break
         self.tables.flush()
         self.watch.pause()
-        evaluated = self.evaluate(self.total_steps)
+        if evaluated is None:
+            evaluated = self.evaluate(self.steps)
         self.checkpoints.wait()
         self._finish(evaluated)
         return True
@@ -256,12 +267,26 @@ class Training:
         self.model.eval()
         columns = self.evaluation.columns(step)
         self.model.train()
-        if columns is None:
-            return {}
-        figures = self.task.figures(columns)
+        figures = {} if columns is None else self.task.figures(columns)
         if columns:
             self.log.evaluation({**self._progress(step), **figures})
-        return {"figures": figures, "without": self.task.without_figures(columns)}
+        self.bests.add(step, figures)
+        return {} if columns is None else {"figures": figures, "without": self.task.without_figures(columns)}
+
+    def _is_evaluated(self, step: int) -> bool:
+        """Whether to evaluate before a checkpoint is saved after `step` steps. The last evaluation comes after the
+        checkpoint, unless its result is saved with it."""
+        every = self.config.eval.every_steps
+        return self.bests.is_following if step == self.total_steps else every > 0 and step % every == 0
+
+    def _overdue_evaluation(self) -> dict | None:
+        """Makes the evaluation due at the checkpoint that the run resumes, if a signal prevented it; None otherwise.
+        Then restores the link to the best checkpoint, which a kill may have left behind. Collective."""
+        is_overdue = self.bests.is_overdue(self.start.step)
+        evaluated = self.evaluate(self.start.step) if is_overdue else None
+        if self.bests.kept is not None:
+            self.checkpoints.mark_best(self.bests.kept.step)
+        return evaluated
 
     # The log.
 
@@ -271,7 +296,7 @@ class Training:
         if self.world.rank != 0:
             return None
         resumed = self.saving.resumed
-        told = [self._plan(), *self._choice(), *self._notes(), *([f"resumed from {resumed}"] if resumed else [])]
+        told = [self._plan(), *self._choice(), *self._notes(), *self._origin()]
         tell(told)
         settings = OmegaConf.merge(self.config, {"resume": resumed and str(resumed)})  # the path that `auto` found
         return RunLog(
@@ -297,10 +322,21 @@ class Training:
         clients = [table.client for table in self.tables.values()]
         return [f"table.exchange={client.transport.name}: {client.why}" for client in clients if client.why is not None]
 
+    def _origin(self) -> list[str]:
+        """Where the run continues, and where its first rows come from if not from the seed."""
+        resumed, place = self.saving.resumed, self.config.table.init_from
+        if place is None:
+            return [] if resumed is None else [f"resumed from {resumed}"]
+        if resumed is not None:
+            return [f"resumed from {resumed}, with its rows; table.init_from={place} is not read"]
+        num_rows = sum(spec.num_rows for spec in self.specs.values())
+        return [f"table.init_from={place}: {self.num_filled:,} of {num_rows:,} rows"]
+
     def _notes(self) -> list[str]:
-        """Warnings about data sets that are too small, and settings known to cost accuracy."""
+        """Metrics that are followed; warnings about data sets that are too small, and settings known to cost
+        accuracy."""
         name, num_train, taken = self.config.data_name, self.source.num_train, self.config.batch_size * self.world.size
-        notes = []
+        notes = self.bests.notes()
         if num_train is not None and num_train < taken and self.total_steps > self.start.step:
             notes.append(
                 f"data={name} has {num_train:,} training samples, fewer than the {taken:,} of a step: samples repeat "
@@ -344,15 +380,15 @@ class Training:
     def _finish(self, evaluated: dict):
         """Writes and displays the summary of the run. Collective."""
         sums, lags = summed(self.world, self.tables.counters, self.tables.lags)
-        by_rank = gathered_by_rank(self.world, self.spans.as_array() / max(1, self.total_steps - self.start.step))
+        by_rank = gathered_by_rank(self.world, self.spans.as_array() / max(1, self.steps - self.start.step))
         hosts = self.world.comm.gather(self.world.host)
         traces = self.world.comm.gather(list(self.spans.trace)) if self.config.train.profile else None
         if self.log is None:
             return
         if traces:
             self.log.write("trace.json", chrome_trace(traces, hosts))
-        samples, seconds = self.saving.samples(self.total_steps) - self.start.samples, self.watch.seconds
-        last = self.checkpoints.path(self.total_steps)
+        samples, seconds = self.saving.samples(self.steps) - self.start.samples, self.watch.seconds
+        last = self.checkpoints.path(self.steps)
         self.log.finish({
             "model": self.config.model_name,
             "data": self.config.data_name,
@@ -360,10 +396,11 @@ class Training:
             "is_one_node": self.world.is_one_node,
             "device": self.device.type,
             "exchange": next(iter(self.tables.values())).client.transport.name,
-            "steps": self.total_steps,
+            "steps": self.steps,
             "first_step": self.start.step,  # the figures below are of the steps after it
             "samples_per_s": samples / seconds if seconds else None,
             **evaluated["figures"],
+            **self.bests.summary(self.saving.path_of),
             **self._table_figures(sums, lags, 1),
             **times(by_rank),
             "seconds": seconds,
@@ -393,14 +430,25 @@ class Training:
         with doing(f"{split}({start}, {stop}) of data={self.config.data_name}"):
             return getattr(self.source, split)(start, stop)
 
-    def _checkpoint(self, step: int, must: bool):
-        """Starts to save a checkpoint after `step` steps, if one is due or `must` is true. Collective."""
+    def _filled(self) -> int:
+        """Fills the rows that table.init_from has, in a new run, and returns their number. Collective."""
+        if self.config.table.init_from is None or self.saving.resumed is not None:
+            return 0
+        return build.fill_tables(self.config, self.tables)
+
+    def _checkpoint(self, step: int, must: bool, is_last: bool):
+        """Starts to save a checkpoint after `step` steps if one is due, `must` is true, or the evaluation there is the
+        best. Collective."""
         self.checkpoints.check()
-        if must or self.saving.is_due(step, self.total_steps):
+        is_best = self.bests.is_best(step)
+        if must or is_best or self.saving.is_due(step, is_last):
             self.spans.now("checkpoint")
             about = self.saving.about(self.task.model_arguments(self.config.table.dim), self.model)
-            position = self.saving.position(step)
-            self.checkpoints.save(position, self.tables.to_save, self.model, self.dense, about)
+            encoder = getattr(self.source, "encoder", None)  # which predict needs for files that were not prepared
+            self.checkpoints.save(
+                self.saving.position(step), self.tables.to_save, self.model, self.dense, about | self.bests.about(),
+                None if encoder is None else tensors_of(encoder.to_arrays()), is_best,
+            )  # fmt: skip
 
     # Errors and cleanup.
 

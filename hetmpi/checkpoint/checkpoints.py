@@ -5,8 +5,9 @@
         shard-00003.weight.npy     rows of rank 3, (n, dim) float32; the partition gives their keys (docs/design.md)
         shard-00003.state.npy      their optimizer state, (n, state_dim) float32
         shard-00003.clock.npy      their clocks, (n,) int32
-        dense.pt                   by torch.save: "model" and "optimizer", state dicts; "rng": torch's generator by rank;
+        dense.pt                   by torch.save: "model" and "optimizer", state dicts; "rng": torch's generators;
                                    "data": what encodes further files of the same columns
+    DIR/best                       link to the checkpoint saved last as the best one, if any
 
 An incremental checkpoint has "base": "step-00001000" in its manifest, and for each rank also
         shard-00003.rows.npy       (n,) int64, ascending: rows of the shard that changed since the base
@@ -36,9 +37,10 @@ import numpy as np
 import torch
 
 from hetmpi.checkpoint.dense_state import load_state, read_state, state_of
-from hetmpi.checkpoint.files import damage_of
+from hetmpi.checkpoint.files import damage_of, write_link
 from hetmpi.checkpoint.manifest import (
     ARRAYS,
+    BEST,
     DENSE,
     DESCRIPTION,
     FULL,
@@ -81,8 +83,8 @@ class Checkpoints:
 
     def __init__(self, world: World, folder: str | os.PathLike, keep: int = 2, full_every: int = 1):
         """folder: the same on all ranks, created at the first save. keep: number of checkpoints to keep, in addition to
-        their bases; two or more kept checkpoints never share a single base. full_every: every N-th checkpoint is full,
-        the others hold changed rows, unless most rows changed."""
+        the best one and their bases; two or more kept checkpoints never share a single base. full_every: every N-th
+        checkpoint is full, the others hold changed rows, unless most rows changed."""
         self.world, self.folder, self.keep, self.full_every = world, Path(folder), keep, full_every
         self._writer: Writer | None = None
         self._copies: dict[tuple[str, str], np.ndarray] | None = None  # by table and array
@@ -116,11 +118,13 @@ class Checkpoints:
         optimizer=None,
         about: dict | None = None,
         data: dict[str, torch.Tensor] | None = None,
+        is_best: bool = False,
     ):
         """Flushes all updates, then starts to save the tables and rank 0's dense layers if given.
 
         position: its step names the checkpoint. load() resumes a single table at that step, several tables each at its
-        own. about: further keys of the manifest, as JSON. data: further tensors of dense.pt, by name. Returns when training may continue. Collective.
+        own. about: further keys of the manifest, as JSON. data: further tensors of dense.pt, by name. is_best: keep this
+        checkpoint besides the newest until another one is the best. Returns when training may continue. Collective.
 
         Raises UserError on every rank if the previous checkpoint could not be written or had rows or dense parameters
         that are not finite, if this step's checkpoint exists already, and for an invalid table, position or name."""
@@ -136,7 +140,7 @@ class Checkpoints:
         manifest = self._manifest(position, tables) | base | (about or {})
         pieces = [piece for name, table in tables.items() for piece in self._pieces(name, table, is_full=not base)]
         parameters = {name for name, _ in model.named_parameters()} if model is not None else set()
-        self._writer = Writer(self, self._part(position.step), pieces, dense, parameters, manifest)
+        self._writer = Writer(self, self._part(position.step), pieces, dense, parameters, manifest, is_best)
         self._writer.start()
         if self._copies is None:
             self._writer.has_written.wait()
@@ -224,6 +228,9 @@ class Checkpoints:
                     base = self._base_entries(tables)
                 for old in self.folder.glob("step-*.part"):  # of runs that were killed
                     shutil.rmtree(old)
+                marked = self._marked()
+                if marked is not None and not marked.is_dir():  # of an earlier run: a new checkpoint may get this name
+                    (self.folder / BEST).unlink()
                 self._part(step).mkdir(parents=True)
         except OSError as problem:
             error = refused(self._part(step), problem)
@@ -267,6 +274,34 @@ class Checkpoints:
 
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"
+
+    def best(self) -> Path | None:
+        """The checkpoint that the link `best` leads to; None if there is no link, or no such checkpoint."""
+        path = self._marked()
+        return path if path is not None and path.is_dir() else None
+
+    def _marked(self) -> Path | None:
+        """The path that the link `best` leads to, if it has the name of a checkpoint."""
+        try:
+            name = os.readlink(self.folder / BEST)
+        except OSError:
+            return None
+        return self.folder / name if STEP_NAME.fullmatch(name) else None
+
+    def mark_best(self, step: int):
+        """Makes the link `best` lead to the checkpoint after `step` steps, or removes it if there is no such
+        checkpoint. REQUIRES: no checkpoint in progress. Collective. Raises UserError on every rank if it cannot be
+        written."""
+        path, place, error = self.path(step), self.folder / BEST, None
+        try:
+            if self.world.rank == 0 and not path.is_dir():
+                if self._marked() is not None:
+                    place.unlink()
+            elif self.world.rank == 0 and self.best() != path:
+                write_link(place, path.name)
+        except OSError as problem:
+            error = UserError(f"{place} cannot be written: {problem}: make {self.folder} writable")
+        self.world.agree(error)
 
     def newest(self) -> Path | None:
         """The newest valid checkpoint: all bytes match their hashes and all values are possible. None if there is no

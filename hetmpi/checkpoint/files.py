@@ -63,6 +63,15 @@ def write_json(path: Path, value):
     os.rename(part, path)
 
 
+def write_link(path: Path, name: str):
+    """Makes `path` a link to the file or folder `name` beside it, in place of an earlier link, atomically."""
+    part = path.with_suffix(".tmp")
+    part.unlink(missing_ok=True)  # of a run that was killed
+    os.symlink(name, part)
+    os.rename(part, path)
+    sync_folder(path.parent)
+
+
 def sync_folder(path: Path):
     """Syncs the entries of a folder to disk."""
     folder = os.open(path, os.O_RDONLY)

@@ -23,6 +23,7 @@ from hetmpi.table.optim import ROW_RULES, RowOptimizer
 FULL, INCREMENTAL, SEVERAL = 1, 2, 3  # formats: one table without a name, the same with a base, tables with names
 ARRAYS = ("weight", "state", "clock")
 DENSE = "dense.pt"
+BEST = "best"  # link beside the checkpoints
 DESCRIPTION = ("num_rows", "dim", "partition", "rule", "state_dim")  # of a table
 RESERVED = {"format", "step", "samples", "size", "tables", "base", "base_xxh3_128", "files", "xxh3_128", *DESCRIPTION}
 STEP_NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,15})")

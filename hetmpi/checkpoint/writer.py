@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from hetmpi.checkpoint.dense_state import wrong_numbers
-from hetmpi.checkpoint.files import rows_not_finite, sync_folder, write_array, write_bytes, write_json
-from hetmpi.checkpoint.manifest import DENSE, digest_of, file_name, read_manifest
+from hetmpi.checkpoint.files import rows_not_finite, sync_folder, write_array, write_bytes, write_json, write_link
+from hetmpi.checkpoint.manifest import BEST, DENSE, digest_of, file_name, read_manifest
 from hetmpi.errors import UserError
 from hetmpi.table.table import EmbeddingTable
 
@@ -80,12 +80,13 @@ class Writer(threading.Thread):
         dense: dict | None,
         parameters: set[str],
         manifest: dict,
+        is_best: bool,
     ):
         """checkpoints: the Checkpoints object that starts it. dense: on rank 0, state_of() the dense layers.
-        parameters: names of their parameters."""
+        parameters: names of their parameters. is_best: as for Checkpoints.save."""
         super().__init__(name="hetmpi-checkpoint", daemon=True)
         self.checkpoints, self.part, self.pieces, self.manifest = checkpoints, part, pieces, manifest
-        self.dense, self.parameters = dense, parameters
+        self.dense, self.parameters, self.is_best = dense, parameters, is_best
         self.error: Exception | None = None
         self.has_written, self.finished = threading.Event(), threading.Event()
         self.is_given_up = False  # another rank could not write
@@ -136,10 +137,12 @@ class Writer(threading.Thread):
         step = self.manifest["step"]
         os.rename(self.part, self.checkpoints.path(step))
         sync_folder(self.part.parent)
+        if self.is_best:  # before the earlier best one is removed
+            write_link(self.part.parent / BEST, self.checkpoints.path(step).name)
         self._remove_old([self.checkpoints.path(other) for other in self.checkpoints.steps() if other <= step])
 
     def _remove_old(self, paths: list[Path]):
-        """Removes all `paths`, sorted newest first, except the first `keep` ones and their bases."""
+        """Removes all `paths`, sorted newest first, except the first `keep` ones, the best one, and their bases."""
         try:
             bases = {path.name: read_manifest(path).get("base", path.name) for path in paths}
         except UserError:  # the base of an unreadable checkpoint is unknown
@@ -148,6 +151,9 @@ class Writer(threading.Thread):
         needed = {bases[name] for name in kept}
         if len(kept) > 1 and len(needed) == 1:  # damage to a single base would make all of them useless
             needed |= set([name for name, base in bases.items() if name == base and name not in needed][:1])
+        best = self.checkpoints.best()
+        if best is not None:
+            needed |= {best.name, bases.get(best.name, best.name)}
         for path in paths[len(kept) :]:
             if path.name not in needed:
                 shutil.rmtree(path, ignore_errors=True)

@@ -154,21 +154,35 @@ def is_screen(console) -> bool:
 
 
 def tell_ending(summary: dict) -> None:
-    """Prints the five closing lines of a run."""
+    """Prints the closing lines of a run."""
     tell(ending(summary), " " * WORD_WIDTH)
 
 
 def ending(summary: dict) -> list[str]:
-    """The closing lines: quality, speed, bytes, path of the model, next command."""
-    quality = [f"{label(key)} {value_text(key, summary[key])}" for key in summary if is_of_task(key, summary[key])]
+    """The closing lines: quality, speed, bytes, path of the model, next command; also the reason if training ended
+    early, and the best evaluation if a metric was followed."""
+    followed = f"best_{summary.get('best_metric')}"
+    metrics = [key for key in summary if is_of_task(key, summary[key]) and key != followed]
+    quality = [f"{label(key)} {value_text(key, summary[key])}" for key in metrics]
     rows = {
+        **({"end": f"after step {summary['steps']:,}: {summary['ended_early']}"} if "ended_early" in summary else {}),
         "quality": ", ".join(quality) or "not measured",
+        **({"best": best(summary)} if "best_metric" in summary else {}),
         "speed": speed(summary),
         "bytes": traffic(summary),
         "model": summary.get("checkpoint") or not_kept(summary),
         "next": f"{report_command()} {shlex.quote(str(summary['run_dir']))}",
     }
     return [f"{name:<{WORD_WIDTH}}{text}" for name, text in rows.items()]
+
+
+def best(summary: dict) -> str:
+    """The best evaluation, and its checkpoint if that is kept."""
+    metric, step, path = (summary.get(f"best_{name}") for name in ("metric", "step", "checkpoint"))
+    if step is None:
+        return f"{label(metric)} was undefined in every evaluation"
+    text = f"{label(metric)} {value_text(metric, summary[f'best_{metric}'])} at step {step:,}"
+    return f"{text}, in {path}" if path else text
 
 
 def steps_made(summary: dict) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetmpi.spans import PARTS
 
@@ -96,11 +96,19 @@ FIGURES = {  # log lines display those with a word, in this order
     "row_dim": Figure("numbers per row", ""),
     "dense_parameters": Figure("parameters of the dense layers", ""),
     "checkpoint": Figure("last checkpoint", ""),
+    "best_metric": Figure("metric of the best evaluation", ""),
+    "best_step": Figure("step of the best evaluation", ""),
+    "best_checkpoint": Figure("best checkpoint", ""),
+    "ended_early": Figure("reason to end early", ""),
 }
 
 
 def figure_of(key: str) -> Figure:
-    """The figure stored under `key`. A key that is not in FIGURES is a metric of the task, with the key as its name."""
+    """The figure stored under `key`. A key that is not in FIGURES is a metric of the task, with the key as its name, or
+    as best_KEY its best value over the evaluations."""
+    if key not in FIGURES and key.removeprefix("best_") in FIGURES:
+        figure = FIGURES[key.removeprefix("best_")]
+        return replace(figure, name=f"best {figure.name}", word=None)
     return FIGURES.get(key) or Figure(key.replace("_", " "), "quality", "{:.4g}".format, key.replace("_", " "))
 
 

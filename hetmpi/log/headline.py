@@ -159,6 +159,7 @@ WHERE_FROM = {
     "started": lambda run: run.environment.get("started", "-"),
     "commit": commit_text,
     "last checkpoint": lambda run: run.summary.get("checkpoint") or "-",
+    "best checkpoint": lambda run: run.summary.get("best_checkpoint") or "-",
 }
 
 

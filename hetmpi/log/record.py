@@ -124,7 +124,8 @@ class Run:
     def _state(self, now: float) -> str:
         state = self.status.get("state")
         if self.summary:
-            return f"finished after {self.summary['steps']:,} steps"
+            early = self.summary.get("ended_early")
+            return f"finished after {self.summary['steps']:,} steps{f', early: {early}' if early else ''}"
         if state == status.FINISHED:
             return f"finished, but summary.json is missing; {self._last(now)}"
         if state == status.STOPPED:

@@ -14,7 +14,8 @@ The run folder holds
   events.out.tfevents.*  the values of both files for TensorBoard (events.py)
   trace.json        with train.profile=true: every rank's last steps, for chrome://tracing or Perfetto
   summary.json      written when the run finishes; complete if it exists. by_rank: host, and ms per step of each part,
-                    for every rank
+                    for every rank. With eval.patience or checkpoint.best: best_metric, best_METRIC, best_step,
+                    best_checkpoint; ended_early, the reason if training ended early
   report.html       if `hetmpi report` was run
 
 JSON has neither NaN nor infinity: such values are written as null.
@@ -107,7 +108,7 @@ class RunLog:
             print(f"hetmpi: {text}", flush=True)
 
     def finish(self, summary: dict) -> None:
-        """Writes summary.json, whole or not at all, and prints the five closing lines. summary: `steps`, `run_dir` and
+        """Writes summary.json, whole or not at all, and prints the closing lines. summary: `steps`, `run_dir` and
         any other figures; `checkpoint`: path of the last one, None if none was saved."""
         self.write("summary.json", json.dumps(_jsonable(summary), indent=2, allow_nan=False) + "\n")
         with self._surviving(self._events.path.name):

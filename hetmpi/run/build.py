@@ -24,6 +24,7 @@ from hetmpi.run.config import cache_of, own_settings, staleness_of
 from hetmpi.spans import Spans
 from hetmpi.table.group import TableGroup, TableSpec
 from hetmpi.table.optim import ROW_RULES, RowOptimizer, Schedule
+from hetmpi.table.pretrained import fill_from
 from hetmpi.table.replicas import small_fields
 from hetmpi.table.table import EmbeddingTable
 from hetmpi.tasks.task import Task
@@ -171,9 +172,23 @@ def optimizer_of(config: DictConfig, name: str, own: Mapping, schedule: Schedule
     return RowOptimizer(values["rows"], values["rows_lr"], values["rows_weight_decay"], schedule=schedule)
 
 
+def fill_tables(config: DictConfig, tables: TableGroup) -> int:
+    """Fills the rows in the files that table.init_from names, and returns their number. Collective. Raises UserError on
+    every rank as fill_from does, and for several tables."""
+    if len(tables) > 1:
+        raise UserError(
+            f"table.init_from={config.table.init_from} fills a single table, this model has {', '.join(tables)}: leave "
+            "it out"
+        )
+    [table] = tables.values()
+    return fill_from(table, Path(config.table.init_from))
+
+
 def make_dense(config: DictConfig, hvd, model: torch.nn.Module, schedule: Schedule, device) -> DenseOptimizer:
     optim = config.optim
-    return DenseOptimizer(hvd, model, optim.dense, optim.dense_lr, optim.dense_weight_decay, schedule, device)
+    return DenseOptimizer(
+        hvd, model, optim.dense, optim.dense_lr, optim.dense_weight_decay, schedule, device, optim.dense_clip_norm
+    )
 
 
 def total_steps(config: DictConfig, source: Source, world_size: int, start: Position) -> int:

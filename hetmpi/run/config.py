@@ -172,6 +172,10 @@ def check(config: DictConfig):
             f"settings: table.prefetch_batches={table.prefetch_batches} needs a staleness of at least 1: at 0 most "
             "rows fetched ahead would change before they are read"
         )
+    for key in ("eval.patience", "checkpoint.best"):
+        value = OmegaConf.select(config, key)
+        if value is not None and config.eval.every_steps == 0:
+            raise UserError(f"settings: {key}={value} needs evaluations during training: set eval.every_steps, now 0")
     if config.steps is None and config.epochs is None:
         raise UserError("settings: give steps or epochs, both are null")
     if table.prefetch_batches is None:
@@ -193,7 +197,8 @@ def check_value(setting: Declared, value):
             raise UserError(f"{setting.key} must be true or false, got {value}")
     elif setting.choices is None:
         if not isinstance(value, str) or not value:
-            raise UserError(f"{setting.key} must be a path, got {str(value)[:100]!r}: write a number as ./NUMBER")
+            cure = ": write a number as ./NUMBER" if setting.noun == "path" else ""
+            raise UserError(f"{setting.key} must be a {setting.noun}, got {str(value)[:100]!r}{cure}")
     elif not (setting.takes_class and "." in str(value)):
         check_choice(setting.key, value, setting.choices)
 

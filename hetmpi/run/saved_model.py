@@ -13,6 +13,7 @@ from hetmpi.checkpoint.shard_files import ShardFiles, collect
 from hetmpi.comm.route import Route, make_partition
 from hetmpi.data.batch import Batch
 from hetmpi.data.features import POOLS, TABLE
+from hetmpi.data.tabular import Encoder
 from hetmpi.errors import UserError
 from hetmpi.layers import FeatureRows
 
@@ -92,6 +93,25 @@ def dense_layers(checkpoint: Path, manifest: dict) -> tuple[torch.nn.Module, tup
 
     attempt(f"{checkpoint}: the model in its manifest", build)
     return made[0], inputs
+
+
+def tensors_of(arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    """Arrays for dense.pt, without copies."""
+    return {name: torch.from_numpy(array if array.flags.writeable else array.copy()) for name, array in arrays.items()}
+
+
+def encoder_of(checkpoint: Path, manifest: dict) -> Encoder | None:
+    """What encodes further files like the data that the model was trained on; None for data that are no files. Raises
+    UserError for an invalid one."""
+    data = read_state(checkpoint / DENSE, manifest["size"]).get("data")
+    if data is None:
+        return None
+    made = []
+    attempt(
+        f"{checkpoint / DENSE}: data",
+        lambda: made.append(Encoder.from_arrays({name: tensor.numpy() for name, tensor in data.items()})),
+    )
+    return made[0]
 
 
 def joined_of(said: Entries, manifest: dict) -> tuple[dict[str, int], list[str]]:

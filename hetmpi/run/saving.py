@@ -35,13 +35,12 @@ class Saving:
     @property
     def is_regular(self) -> bool:
         """Whether checkpoints are saved during training."""
-        return self.config.checkpoint.every_steps > 0
+        return self.config.checkpoint.every_steps > 0 or self.config.checkpoint.best is not None
 
-    def is_due(self, step: int, total_steps: int) -> bool:
-        """Whether to save a checkpoint after `step` steps."""
-        if step == total_steps and self.config.checkpoint.at_end:
-            return True
-        return self.is_regular and step % self.config.checkpoint.every_steps == 0
+    def is_due(self, step: int, is_last: bool) -> bool:
+        """Whether to save a checkpoint after `step` steps. is_last: whether training ends there."""
+        every = self.config.checkpoint.every_steps
+        return (is_last and self.config.checkpoint.at_end) or (every > 0 and step % every == 0)
 
     def about(self, model_arguments: dict[str, int], model: torch.nn.Module) -> dict:
         """The manifest's entries about the run."""
@@ -58,6 +57,13 @@ class Saving:
     def position(self, step: int) -> Position:
         """Position of the run after `step` steps."""
         return Position(step, self.samples(step))
+
+    def path_of(self, step: int) -> Path | None:
+        """The checkpoint after `step` steps in checkpoint.dir, or beside the checkpoint that the run resumed; None if
+        there is none."""
+        path = self.checkpoints.path(step)
+        places = [path] if self.resumed is None else [path, self.resumed.parent / path.name]
+        return next((place for place in places if place.is_dir()), None)
 
     def say_left(self, step: int):
         """Waits for the checkpoint, then prints how to continue. Collective."""

@@ -24,10 +24,13 @@ from hetmpi.table.table import EXCHANGES
 PathText = Any  # checked to be text; with type str Hydra would convert a number, as in resume=5
 
 
-def setting(default, help: str, least: float = 0, most: float = LARGEST, choices=None, takes_class: bool = False):
+def setting(
+    default, help: str, least: float = 0, most: float = LARGEST, choices=None, takes_class: bool = False,
+    noun: str = "path",
+):  # fmt: skip
     """Declares a setting. least, most: range of a number. choices: allowed words. takes_class: also allow the dotted
-    name of a class."""
-    about = {"help": help, "least": least, "most": most, "choices": choices, "takes_class": takes_class}
+    name of a class. noun: meaning of a text without choices."""
+    about = {"help": help, "least": least, "most": most, "choices": choices, "takes_class": takes_class, "noun": noun}
     return field(default=default, metadata=about)
 
 
@@ -67,6 +70,11 @@ class Table:
     dim: int = setting(16, "numbers per row", least=1, most=1 << 20)
     partition: str = setting("round_robin", "rule that assigns each row to an owner", choices=PARTITIONS)
     init_std: float = setting(0.01, "standard deviation of the initial rows")
+    init_from: PathText = setting(
+        None,
+        "Parquet file, or folder of Parquet files, with initial rows by key, as `hetmpi export rows=parquet` writes: "
+        "columns key (int64) and weight (dim float32); other rows start at random; not read by a resumed run",
+    )
     inbox_mb: float = setting(8, "MB per rank for gradients from other ranks")
     staleness: int | None = setting(
         0, "iterations by which a cached row may lag; 0: exact, no cache by default; null: no bound but table.drift"
@@ -118,6 +126,12 @@ class Optim:
     )
     rows_weight_decay: float = setting(0.0, "weight decay of the rows in the batch")
     dense_weight_decay: float = setting(0.0, "weight decay of the dense layers")
+    dense_clip_norm: float | None = setting(
+        None,
+        "maximum of the global L2 norm of the dense layers' gradients, averaged over all ranks; larger ones are scaled "
+        "down to it; null: no limit",
+        least=1e-9,
+    )
     schedule: str = setting("constant", "decay of both learning rates over the run", choices=SCHEDULES)
     warmup_steps: int = setting(0, "steps over which both learning rates rise from 0")
 
@@ -125,6 +139,16 @@ class Optim:
 @dataclass
 class Eval:
     every_steps: int = setting(0, "steps between evaluations on held-out samples; 0: at the end only")
+    metric: str | None = setting(
+        None,
+        "metric of the task that eval.patience watches; null: the task's first, for click-through rates auc",
+        noun="name of a metric",
+    )
+    patience: int | None = setting(
+        None,
+        "training ends after this many evaluations in a row without an improvement of eval.metric; null: never",
+        least=1,
+    )
     max_samples: int | None = setting(None, "held-out samples to use; null: all", least=1)
     batch_size: int = setting(4096, "samples per rank and forward pass", least=1)
 
@@ -140,6 +164,12 @@ class Checkpoint:
     at_end: bool = setting(True, "save the model after the last step")
     every_steps: int = setting(0, "steps between checkpoints; 0: only at the end or when a signal ends the run")
     keep: int = setting(2, "number of newest checkpoints to keep", least=1)
+    best: str | None = setting(
+        None,
+        "metric of the task, such as auc: saves a checkpoint at each evaluation that improved it, and keeps the best "
+        "one besides the newest; the link `best` in checkpoint.dir leads to it",
+        noun="name of a metric",
+    )
     full_every: int = setting(1, "every N-th checkpoint is full, the others hold only changed rows", least=1)
     dir: PathText = setting("${run.dir}/checkpoints", "folder of the checkpoints, accessible to all ranks")
 
@@ -221,6 +251,7 @@ class Declared(NamedTuple):
     most: float
     choices: tuple[str, ...] | None
     takes_class: bool
+    noun: str
 
     @property
     def default_text(self) -> str:
@@ -237,7 +268,7 @@ class Declared(NamedTuple):
         elif self.kind is bool:
             words = "true | false"
         elif self.kind is str:
-            words = "path"
+            words = self.noun
         else:
             words = "integer" if self.kind is int else "number"
             words += f" from {self.least:g}" + (f" to {self.most:,}" if self.most < LARGEST else "")

@@ -22,7 +22,12 @@ class Task(Protocol):
     A batch has `on(device)`, which returns it with the tensors that a model reads on that device.
 
     sample_bytes     memory of a sample in a batch, without the rows it looks up
-    keys_per_sample  table -> maximum number of keys that one sample looks up"""
+    keys_per_sample  table -> maximum number of keys that one sample looks up
+
+    Optional:
+    lower_is_better  names of the metrics of which a smaller value is better, for eval.patience and checkpoint.best.
+                     Default: those with the word loss, error, mae, mse or rmse, as in log_loss. Of all others a larger
+                     value is better"""
 
     sample_bytes: int
     keys_per_sample: dict[str, int]

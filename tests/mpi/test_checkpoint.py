@@ -141,6 +141,67 @@ def test_what_incremental_checkpoints_build_on_stays_and_of_several_not_all_buil
     table.close()
 
 
+@pytest.mark.parametrize(
+    "keep, full_every, best, stay",
+    [
+        (1, 1, [2], "2 6"), (1, 1, [2, 4], "4 6"), (2, 1, [], "5 6"), (2, 1, [5], "5 6"), (1, 3, [2], "1 2 4 6"),
+        (1, 3, [2, 5], "4 5 6"), (2, 2, [2], "1 2 3 5 6"), (1, 9, [3], "1 3 6"),
+    ],
+)  # fmt: skip
+def test_the_best_checkpoint_stays_with_what_it_builds_on_until_another_is_the_best(
+    tmp_path, keep, full_every, best, stay
+):
+    table = EmbeddingTable(World(), 100, 3, RowOptimizer("sgd", 1.0))
+    checkpoints, rows = Checkpoints(table.world, tmp_path, keep, full_every), {}
+    for step in range(1, 7):
+        table.write(torch.arange(step), torch.ones_like(table.read(torch.arange(step))))
+        checkpoints.save(Position(step, 0), table, is_best=step in best)
+        checkpoints.wait()
+        rows[step] = table.peek(torch.arange(100)).numpy().copy()
+        assert checkpoints.best() == next((checkpoints.path(b) for b in reversed(best) if b <= step), None)
+    assert [int(path.name[5:]) for path in sorted(tmp_path.glob("step-*"))] == [int(step) for step in stay.split()]
+    for step in {*best[-1:], 6}:
+        assert checkpoints.damage(checkpoints.path(step)) == []
+        assert np.array_equal(by_key(checkpoints.path(step))["weight"], rows[step])
+    if best:
+        assert np.array_equal(by_key(tmp_path / "best")["weight"], rows[best[-1]])  # as a path of its own
+        assert checkpoints.damage(tmp_path / "best") == []
+        checkpoints.load(tmp_path / "best", table)
+        assert np.array_equal(table.peek(torch.arange(100)).numpy(), rows[best[-1]])
+    table.close()
+
+
+def test_a_link_to_a_checkpoint_that_is_gone_does_not_keep_a_later_one_of_its_name(tmp_path):
+    table = EmbeddingTable(World(), 100, 3, RowOptimizer("sgd"))
+    for target in ("step-00000002", "../elsewhere", "step-00000002/..", None):
+        folder = tmp_path / str(target).replace("/", "-")
+        folder.mkdir()
+        (folder / "best").mkdir() if target is None else (folder / "best").symlink_to(target)
+        checkpoints = Checkpoints(table.world, folder, keep=1)
+        for step in range(1, 4):
+            checkpoints.save(Position(step, 0), table)
+            checkpoints.wait()
+        others = {"best"} if target != "step-00000002" else set()  # whatever else has this name stays
+        assert {path.name for path in folder.iterdir()} == {"step-00000003"} | others
+    table.close()
+
+
+@pytest.mark.mpi
+def test_the_link_to_the_best_checkpoint_is_set_again(world, tmp_path_factory):
+    folder = Path(world.comm.bcast(str(tmp_path_factory.mktemp("best"))))
+    table = EmbeddingTable(world, 100, 3, RowOptimizer("sgd"))
+    checkpoints = Checkpoints(world, folder, keep=9)
+    for step in (1, 2):
+        checkpoints.save(Position(step, 0), table, is_best=step == 1)
+    checkpoints.wait()
+    for step, found in ((2, 2), (2, 2), (1, 1), (3, None), (3, None), (2, 2)):
+        checkpoints.mark_best(step)
+        world.comm.Barrier()
+        assert checkpoints.best() == (None if found is None else checkpoints.path(found))
+        world.comm.Barrier()
+    table.close()
+
+
 @pytest.mark.mpi
 @pytest.mark.parametrize("has_memory", [True, False])
 @pytest.mark.parametrize("staleness", [0, 3])
@@ -452,8 +513,8 @@ class Killed(BaseException):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("full_every", [1, 2, 3])
-def test_a_kill_at_any_write_or_name_leaves_one_that_is_whole(tmp_path, monkeypatch, full_every):
+@pytest.mark.parametrize("full_every, is_best", [(1, False), (2, False), (3, False), (1, True), (3, True)])
+def test_a_kill_at_any_write_or_name_leaves_one_that_is_whole(tmp_path, monkeypatch, full_every, is_best):
     world, model = World(), torch.nn.Linear(2, 2)
     table = EmbeddingTable(world, 100, 3, RowOptimizer("adagrad"))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -470,7 +531,7 @@ def test_a_kill_at_any_write_or_name_leaves_one_that_is_whole(tmp_path, monkeypa
 
     for module in (files, writer):
         monkeypatch.setattr(module, "write_bytes", until_killed(files.write_bytes))
-    for module, name in ((os, "rename"), (os, "open"), (shutil, "rmtree")):
+    for module, name in ((os, "rename"), (os, "open"), (os, "symlink"), (shutil, "rmtree")):
         monkeypatch.setattr(module, name, until_killed(getattr(module, name)))
     num_calls = 0
     for number in [None, *range(40)]:
@@ -479,12 +540,12 @@ def test_a_kill_at_any_write_or_name_leaves_one_that_is_whole(tmp_path, monkeypa
         limit = 1000
         checkpoints = Checkpoints(world, tmp_path / str(number), keep=1, full_every=full_every)
         checkpoints.save(Position(0, 0), table, model, optimizer, {})
-        checkpoints.save(Position(1, 10), table, model, optimizer, {})
+        checkpoints.save(Position(1, 10), table, model, optimizer, {}, is_best=is_best)
         checkpoints.wait()
         calls.clear()
         limit = 1000 if number is None else number + 1
         try:
-            checkpoints.save(Position(2, 20), table, model, optimizer, {})
+            checkpoints.save(Position(2, 20), table, model, optimizer, {}, is_best=is_best)
             checkpoints.wait()
         except Killed:
             pass  # in the main thread
@@ -492,6 +553,8 @@ def test_a_kill_at_any_write_or_name_leaves_one_that_is_whole(tmp_path, monkeypa
         limit = 1000
         found = Checkpoints(world, tmp_path / str(number)).newest()
         assert found is not None and found.name in ("step-00000001", "step-00000002"), (number, calls)
+        best = checkpoints.best()
+        assert (best is not None) == is_best and (best is None or not checkpoints.damage(best)), (number, calls)
     assert num_calls > 8
     table.close()
 

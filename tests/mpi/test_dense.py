@@ -73,6 +73,37 @@ def test_a_missing_gradient_counts_as_zeros_and_one_that_all_lack_is_left_alone(
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize("clip_norm, clips", [(0.5, True), (1e6, False)])
+@pytest.mark.parametrize("who", ["rank 0 alone takes both heads", "rank 0 has no loss every other step"])
+def test_the_norm_of_the_averaged_gradients_is_limited_as_by_torch_in_one_process(world, who, clip_norm, clips):
+    hvd, heads_of = world.start_horovod(), HEADS[who]
+    model, alone, free = TwoHeads(), TwoHeads(), TwoHeads()
+    dense = DenseOptimizer(hvd, model, "sgd", 0.1, 0.01, Schedule(), clip_norm=clip_norm)
+    unlimited = DenseOptimizer(hvd, free, "sgd", 0.1, 0.01, Schedule())
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1, weight_decay=0.01)
+    for step in range(6):
+        for mine, trained in ((model, dense), (free, unlimited)):
+            loss = loss_of(mine, world.rank, step, heads_of, torch.float32)
+            if loss is not None:
+                loss.backward()
+            trained.begin()
+            trained.step(step)
+        losses = [loss_of(alone, rank, step, heads_of, torch.float32) for rank in range(world.size)]
+        known = [loss for loss in losses if loss is not None]
+        if known:
+            (sum(known) / world.size).backward()
+            torch.nn.utils.clip_grad_norm_(alone.parameters(), clip_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+    for (name, mine), theirs in zip(model.named_parameters(), alone.parameters()):
+        assert torch.allclose(mine, theirs, rtol=0, atol=1e-6), name
+    differ = any(not torch.equal(mine, theirs) for mine, theirs in zip(model.parameters(), free.parameters()))
+    assert differ == clips
+    bits = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).numpy().tobytes()
+    assert len(set(world.comm.allgather(bits))) == 1
+
+
+@pytest.mark.mpi
 def test_all_ranks_have_the_same_bits(world):
     hvd, model = world.start_horovod(), TwoHeads()
     dense = DenseOptimizer(hvd, model, "adam", 0.1, 0.0, Schedule())

@@ -54,6 +54,15 @@ def test_three_ranks_give_the_same_curve(two_ranks, tmp_path):
     check_same_curve(two_ranks, tmp_path)
 
 
+def test_a_limit_of_the_dense_gradients_norm_acts_alike_on_any_number_of_ranks(two_ranks, tmp_path):
+    for ranks in (0, 3):
+        settings = ["optim.dense_clip_norm=0.1", f"batch_size={96 // max(1, ranks)}", f"run.dir={tmp_path}/{ranks}"]
+        outcome = train(ranks, *CURVE, *settings)
+        assert outcome.code == 0, outcome.text
+    check_same_curve(tmp_path / "0", tmp_path / "3")
+    assert abs(losses(tmp_path / "3")[30] - losses(two_ranks)[30]) > 1e-3  # most steps were limited
+
+
 @pytest.mark.long
 def test_horovodrun_gives_the_same_curve(two_ranks, tmp_path):
     horovodrun = shutil.which("horovodrun", path=str(Path(sys.executable).parent))

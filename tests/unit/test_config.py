@@ -37,6 +37,13 @@ def test_every_experiment_is_composed_and_can_be_overridden(experiment):
     assert cache_of(config).capacity_fraction == 0.1
 
 
+@pytest.mark.parametrize("setting", ["eval.patience=3", "checkpoint.best=auc"])
+def test_what_follows_a_metric_needs_evaluations_during_training(setting):
+    with pytest.raises(UserError, match=f"settings: {setting} needs evaluations during training: set eval.every_steps"):
+        resolved([setting])
+    assert resolved([setting, "eval.every_steps=5"]).eval.every_steps == 5
+
+
 def test_a_cache_is_there_by_default_where_it_can_pay():
     assert cache_of(resolved([])).capacity_fraction == 0
     assert cache_of(resolved(["table.staleness=null"])).capacity_fraction == 0.1
@@ -105,6 +112,15 @@ def test_the_run_folder_names_model_and_data():
         "table.init_std=inf",
         "optim.rows_lr=inf",
         "watchdog.seconds=inf",
+        "eval.patience=0",
+        "eval.patience=2",
+        "eval.every_steps=5 eval.patience=many",
+        "eval.every_steps=5 eval.metric=''",
+        "eval.every_steps=0 checkpoint.best=auc",
+        "eval.every_steps=5 checkpoint.best=''",
+        "optim.dense_clip_norm=0",
+        "optim.dense_clip_norm=x",
+        "table.init_from=5",
         "checkpoint.dir=5",
         "checkpoint.dir=null",
         "checkpoint.dir=[1,2]",

@@ -77,7 +77,13 @@ class Reading:
         lists = {key: tuple(saved[key]) if saved[key] is not None else None for key in ("names", "missing", "positive")}
         split = saved["split"] and (saved["split"][0], tuple(saved["split"][1]))
         return Reading(
-            **{**saved, **lists, "split": split, "kept": tuple(saved["kept"]), "columns": tuple(Stored(**one) for one in saved["columns"])}
+            **{
+                **saved,
+                **lists,
+                "split": split,
+                "kept": tuple(saved["kept"]),
+                "columns": tuple(Stored(**one) for one in saved["columns"]),
+            }
         )
 
 
