@@ -1,62 +1,89 @@
-"""Predicts the probability of label 1 of each sample from a checkpoint of a click-through-rate model, without MPI.
+"""Predicts with a checkpoint of a click-through-rate model, on one rank or several.
 
-hetmpi predict CHECKPOINT OUT.npy [split=valid|train] [start=N] [stop=N] [--config-dir DIR] [KEY=VALUE ...]
+hetmpi predict CHECKPOINT data.path=FILES out=OUT [predict.keep=[NAME,...]] [data.max_bad_rows=N]
+hetmpi predict CHECKPOINT out=OUT [split=valid|train] [start=N] [stop=N] [--config-dir DIR] [data=NAME] [data.KEY=VALUE]
 
-The samples are positions [start, stop) of the held-out part of the data that the model was trained on, or of the
-training stream with split=train. data=NAME and data.KEY=VALUE select other data with the same features; data.path is
-required if the manifest has none. OUT.npy is (stop - start,) float32, in the order of the samples.
+The first form predicts every row of CSV or Parquet files, in their order, with the columns that the model was trained
+on; it needs no label and prepares nothing. FILES: a file, a glob or a folder. predict.keep: columns of the files to
+write beside the predictions.
+
+The second form predicts positions [start, stop) of the held-out part of the data that the model was trained on, or of
+the training stream with split=train. data=NAME and data.KEY=VALUE select other data with the same features.
+
+OUT is a .parquet file with the kept columns and `probability` (float32; `prediction` where labels are numbers), or a
+.npy file with (rows,) float32. The result does not depend on the number of ranks.
 """
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the slow imports
+    from hetmpi.comm.oversubscription import restart_with_naps
+
+    restart_with_naps()
+
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from omegaconf import DictConfig, OmegaConf
-from torch import Tensor
 
 from hetmpi.checkpoint.manifest import brief, read_manifest, tables_of
 from hetmpi.checkpoint.shard_files import shards_of
-from hetmpi.data.batch import Samples, to_batch
+from hetmpi.comm.launch import launch
+from hetmpi.comm.world import World
+from hetmpi.data.batch import FeatureBatches, Samples, to_batch
 from hetmpi.data.features import TABLE
 from hetmpi.data.source import Source
+from hetmpi.data.tabular import Reader
+from hetmpi.data.tabular.convert import KEPT
+from hetmpi.data.tabular.rules import NUMBER
 from hetmpi.errors import LARGEST, UserError, check_integer
+from hetmpi.layers import FeatureRows
 from hetmpi.run import build
 from hetmpi.run.command_line import parse
 from hetmpi.run.config import advised, composed
-from hetmpi.run.saved_model import OfTensors, Saved, dense_layers, of_tensors
+from hetmpi.run.saved_model import Saved, dense_layers, encoder_of
 
 BATCH_SIZE = 4096
-OWN = ("split", "start", "stop")  # arguments that are not settings of the run
+PART_SAMPLES = 1 << 16  # positions of a split that one rank predicts at a time
+OWN = ("out", "split", "start", "stop", "predict.keep")  # arguments that are not settings of the run
+OF_FILES = ("data.path", "data.max_bad_rows")
+Part = Callable[[], Iterator[tuple[pa.Table, Samples]]]  # kept columns and samples, in blocks
 
 
-def main(arguments: list[str]):
-    """Reads the command line, predicts, and prints the number of probabilities written."""
-    if {"-h", "--help"} & set(arguments):
-        return print(__doc__)
-    if len(arguments) < 2 or any(argument.startswith("-") for argument in arguments[:2]):
-        sys.exit(__doc__)
-    try:
-        asked = parse(arguments[2:])
-        if asked.multirun or asked.cfg is not None:
-            raise UserError("hetmpi predict does not support -m and --cfg")
-        own = dict(text.split("=", 1) for text in asked.overrides if text.split("=")[0] in OWN)
-        overrides = [text for text in asked.overrides if text.split("=")[0] not in OWN]
-        written = predict(Path(arguments[0]), Path(arguments[1]), overrides, asked.config_dir, **checked(own))
-    except UserError as refusal:
-        sys.exit(f"hetmpi: {refusal}")
-    print(f"hetmpi: {arguments[1]}: {len(written):,} probabilities, mean {written.mean():.4f}")
+def main(world: World, arguments: list[str] | None = None):
+    """Reads the command line, predicts, and prints the number of predictions. Collective."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if {"-h", "--help"} & set(arguments) or not arguments:
+        if world.rank == 0:
+            print(__doc__, flush=True)
+        return
+    if arguments[0].startswith("-") or "=" in arguments[0]:
+        raise UserError(f"the first argument must be a checkpoint's folder, got {arguments[0]}")
+    asked = parse(arguments[1:])
+    if asked.multirun or asked.cfg is not None:
+        raise UserError("hetmpi predict does not support -m and --cfg")
+    own = dict(text.split("=", 1) for text in asked.overrides if text.split("=")[0] in OWN)
+    overrides = [text for text in asked.overrides if text.split("=")[0] not in OWN]
+    out = Path(own.pop("out", ""))
+    if out.suffix not in (".parquet", ".npy"):
+        raise UserError(f"give out=FILE.parquet or out=FILE.npy, got out={out if out.name else ''}")
+    num, mean = Prediction(world, Path(arguments[0]), overrides, asked.config_dir, **checked(own)).write(out)
+    if world.rank == 0:
+        print(f"hetmpi: {out}: {num:,} predictions, mean {mean:.4f}", flush=True)
 
 
 def checked(own: dict[str, str]) -> dict:
-    """split, start and stop, checked. Raises UserError."""
+    """split, start, stop and keep, checked. Raises UserError."""
+    own["keep"] = [name.strip().strip("'\"") for name in own.pop("predict.keep", "").strip("[]").split(",") if name]
     if own.get("split", "valid") not in ("valid", "train"):
         raise UserError(f"split must be valid or train, got {own['split']}")
-    for name in OWN[1:]:
+    for name in ("start", "stop"):
         if name in own:
             if not own[name].isdecimal():
                 raise UserError(f"{name} must be an integer of at least 0, got {own[name]}")
@@ -64,66 +91,193 @@ def checked(own: dict[str, str]) -> dict:
     return own
 
 
-def predict(
-    checkpoint: Path, out: Path, overrides: list[str], config_dir: str | None = None,
-    split: str = "valid", start: int = 0, stop: int | None = None,
-) -> np.ndarray:  # fmt: skip
-    """Writes the probability of label 1 of samples [start, stop) of a split to `out` and returns it, (stop - start,)
-    float32. overrides: Hydra overrides of data settings. stop: None for all. Raises UserError for an incomplete
-    checkpoint, an unsupported kind of model, and data with other features."""
-    manifest = read_manifest(checkpoint)
-    name, table = the_table(checkpoint, manifest)
-    shards = shards_of(checkpoint, manifest)[name]
-    for shard in shards:
-        shard.check()
-    source = source_of(manifest, overrides, config_dir)
-    check_features(checkpoint, manifest, table, source)
-    most = source.num_valid if split == "valid" else source.num_train
-    if most is None and stop is None:
-        raise UserError(f"data={source.name} is infinite: give stop=N")
-    if most == 0:
-        raise UserError(f"data={source.name} has no samples in its {split} split")
-    if most is not None:
-        check_integer("start", start, 0, most - 1)
-    stop = most if stop is None else stop
-    check_integer("stop", stop, start + 1, LARGEST if most is None else most)
-    dense = of_tensors(dense_layers(checkpoint, manifest)[0])
-    draw = getattr(source, split)
-    batches = (draw(begin, min(begin + BATCH_SIZE, stop)) for begin in range(start, stop, BATCH_SIZE))
-    found = np.concatenate(
-        [torch.sigmoid(logits).numpy() for logits in logits_of(batches, Saved(table, shards), dense)]
-    )
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with open(out, "wb") as file:
-            np.save(file, found)
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror}") from error
-    return found
+class Prediction:
+    """The predictions of one checkpoint for files or for positions of a source.
+
+    parts  what one rank predicts at a time, in order; rank r takes parts r, r + size, ..."""
+
+    def __init__(
+        self, world: World, checkpoint: Path, overrides: list[str], config_dir: str | None = None,
+        split: str | None = None, start: int | None = None, stop: int | None = None, keep: list[str] | None = None,
+    ):  # fmt: skip
+        """overrides: Hydra overrides of data settings. keep: columns of files to write. Collective. Raises UserError
+        for an incomplete checkpoint, an unsupported kind of model, and data with other features."""
+        self.world, self.checkpoint, self.keep = world, checkpoint, keep or []
+        self.manifest = read_manifest(checkpoint)
+        tables, shards = tables_of(self.manifest), shards_of(checkpoint, self.manifest)
+        for shard in (shard for of_table in shards.values() for shard in of_table):
+            shard.check()
+        self.saved = {name or TABLE: Saved(table, shards[name]) for name, table in tables.items()}
+        self.model, _ = dense_layers(checkpoint, self.manifest)
+        self.encoder = encoder_of(checkpoint, self.manifest)
+        if len(tables) > 1 and not isinstance(self.model, FeatureRows):
+            raise UserError(
+                f"{checkpoint} has {len(tables)} tables of a task of your own: hetmpi predict cannot use it"
+            )
+        of_files = self.encoder is not None and any(text.startswith("data.path=") for text in overrides)
+        if self.keep and not of_files:
+            raise UserError("predict.keep needs data.path=FILES, of which it keeps columns")
+        if of_files:
+            if split is not None or start is not None or stop is not None:
+                raise UserError("split, start and stop are for the data of the run: leave them or data.path out")
+            self.parts = self._of_files(overrides)
+        else:
+            self.parts = self._of_split(overrides, config_dir, split or "valid", start or 0, stop)
+
+    def _of_files(self, overrides: list[str]) -> list[Part]:
+        """A part for each unit of the files."""
+        given = dict(text.lstrip("+").split("=", 1) for text in overrides)
+        wrong = sorted(set(given) - set(OF_FILES))
+        if wrong:
+            raise UserError(
+                f"hetmpi predict reads files as the run did: {wrong[0]} cannot be given, only {', '.join(OF_FILES)}"
+            )
+        bad = given.get("data.max_bad_rows", "0")
+        if not bad.isdecimal():
+            raise UserError(f"data.max_bad_rows must be an integer of at least 0, got {bad}")
+        path = given["data.path"].strip("'\"")
+        reader = Reader(path, self.encoder.reading.to_predict(tuple(self.keep)), int(bad))
+        if not reader.units:
+            raise UserError(f"data.path={path} is empty")
+
+        def part(unit):
+            for block in reader.blocks(unit):
+                kept = block.select([KEPT + name for name in self.keep]).rename_columns(self.keep)
+                yield kept, self.encoder.samples(block)
+
+        self.make_batch = batches_of(self.encoder)
+        return [lambda unit=unit: part(unit) for unit in reader.units]
+
+    def _of_split(self, overrides: list[str], config_dir: str | None, split: str, start: int, stop) -> list[Part]:
+        """A part for each PART_SAMPLES positions of a split."""
+        source = source_of(self.world, self.manifest, overrides, config_dir)
+        self._check_features(source)
+        most = source.num_valid if split == "valid" else source.num_train
+        if most is None and stop is None:
+            raise UserError(f"data={source.name} is infinite: give stop=N")
+        if most == 0:
+            raise UserError(f"data={source.name} has no samples in its {split} split")
+        if most is not None:
+            check_integer("start", start, 0, most - 1)
+        stop = most if stop is None else stop
+        check_integer("stop", stop, start + 1, LARGEST if most is None else most)
+        draw = getattr(source, split)
+
+        def part(begin: int):
+            yield None, draw(begin, min(begin + PART_SAMPLES, stop))
+
+        self.make_batch = batches_of(source)
+        return [lambda begin=begin: part(begin) for begin in range(start, stop, PART_SAMPLES)]
+
+    def write(self, out: Path) -> tuple[int, float]:
+        """Writes the predictions of all parts to `out`, in order. Returns their number and mean on rank 0, (0, 0.0) on
+        others. Collective. Raises UserError if the file cannot be written."""
+        torch.set_num_threads(1)  # sums of more threads have other roundings
+        if self.world.rank == 0:
+            try:
+                out.parent.mkdir(parents=True, exist_ok=True)
+                found = self._write(out)
+            except OSError as error:
+                raise UserError(f"cannot write {out}: {error.strerror or error}") from error
+        else:
+            found = self._send()
+        self.world.meet("for rank 0 to write the predictions")
+        return found
+
+    def _write(self, out: Path) -> tuple[int, float]:
+        name = "prediction" if self._are_numbers else "probability"
+        writer, whole, num, total = None, [], 0, 0.0
+        part_out = out.with_name(f".{out.name}.part")
+        for table in self._in_order(name):
+            values = table[name].to_numpy()
+            num, total = num + len(values), total + float(values.sum(dtype=np.float64))
+            if out.suffix == ".npy":
+                whole.append(values)
+                continue
+            if writer is None:
+                writer = pq.ParquetWriter(part_out, table.schema, compression="zstd")
+            writer.write_table(table.cast(writer.schema))
+        if out.suffix == ".npy":
+            with open(part_out, "wb") as file:
+                np.save(file, np.concatenate(whole))
+        elif writer is not None:
+            writer.close()
+        part_out.replace(out)
+        return num, total / max(1, num)
+
+    def _in_order(self, name: str) -> Iterator[pa.Table]:
+        """On rank 0: the predictions of all parts, computed here or received."""
+        for number, part in enumerate(self.parts):
+            rank = number % self.world.size
+            if rank == 0:
+                yield from self._predicted(part, name)
+                continue
+            while (table := self.world.comm.recv(source=rank)) is not None:
+                yield table
+
+    def _send(self) -> tuple[int, float]:
+        """On another rank: computes its parts and sends them."""
+        name, comm = "prediction" if self._are_numbers else "probability", self.world.comm
+        for part in self.parts[self.world.rank :: self.world.size]:
+            sent = [comm.isend(table, dest=0) for table in self._predicted(part, name)]
+            sent.append(comm.isend(None, dest=0))
+            for request in sent:
+                request.wait()
+        return 0, 0.0
+
+    @torch.no_grad()
+    def _predicted(self, part: Part, name: str) -> Iterator[pa.Table]:
+        """Kept columns and predictions of a part, in blocks."""
+        for kept, samples in part():
+            found = [self._logits(samples[i : i + BATCH_SIZE]) for i in range(0, len(samples), BATCH_SIZE)]
+            values = torch.cat([torch.empty(0), *found])
+            values = values if self._are_numbers else torch.sigmoid(values)
+            columns = {} if kept is None else {key: kept[key] for key in kept.column_names}
+            yield pa.table({**columns, name: values.numpy()})
+
+    def _logits(self, samples: Samples) -> torch.Tensor:
+        """(B,)."""
+        batch = self.make_batch(samples)
+        rows = {}
+        for name, keys in batch.keys.items():
+            rows[name] = np.empty((len(keys), self.saved[name].dim), np.float32)
+            self.saved[name].read(keys.numpy(), rows[name])
+        rows = {name: torch.from_numpy(found) for name, found in rows.items()}
+        return self.model(rows if isinstance(self.model, FeatureRows) else rows[TABLE], batch)
+
+    @property
+    def _are_numbers(self) -> bool:
+        return self.encoder is not None and self.encoder.reading.label_kind == NUMBER
+
+    def _check_features(self, source: Source):
+        """Raises UserError if the samples have other features than those the model was trained on."""
+        features = getattr(source, "features", None)
+        num_rows = {name: table.num_rows for name, table in getattr(source, "tables", {}).items()}
+        found = {
+            "num_fields": len(features) if features is not None else getattr(source, "num_fields", None),
+            "num_dense": getattr(source, "num_dense", None),
+            "num_rows": num_rows or {TABLE: getattr(source, "num_rows", None)},
+        }
+        sizes = self.manifest.get("model_sizes", {})
+        trained = {name: sizes.get(name) for name in ("num_fields", "num_dense")}
+        trained["num_rows"] = {name: saved.num_rows for name, saved in self.saved.items()}
+        if found != trained:
+            raise UserError(
+                f"{self.checkpoint} was trained on data with {sizes_text(trained)}, data={source.name} has "
+                f"{sizes_text(found)}"
+            )
 
 
-def the_table(checkpoint: Path, manifest: dict) -> tuple[str, dict]:
-    """Name and manifest entry of the only table. Raises UserError if there are several."""
-    tables = tables_of(manifest)
-    if len(tables) != 1:
-        raise UserError(f"{checkpoint} has {len(tables)} tables: hetmpi predict supports models with one table only")
-    return next(iter(tables.items()))
+def batches_of(source) -> Callable:
+    """The function that makes batches of a source's or an encoder's samples."""
+    features = getattr(source, "features", None)
+    return to_batch if features is None else FeatureBatches(features, list(source.tables))
 
 
-@torch.no_grad()
-def logits_of(batches: Iterable[Samples], saved: Saved, dense: OfTensors) -> Iterator[Tensor]:
-    """The logits (B,) of each batch of samples."""
-    for samples in batches:
-        batch = to_batch(samples)
-        keys = batch.keys[TABLE].numpy()
-        rows = np.empty((len(keys), saved.dim), np.float32)
-        saved.read(keys, rows)
-        yield dense(torch.from_numpy(rows), batch.index, batch.dense)
-
-
-def source_of(manifest: dict, overrides: list[str], config_dir: str | None) -> Source:
+def source_of(world: World, manifest: dict, overrides: list[str], config_dir: str | None) -> Source:
     """The prepared data source of the checkpoint's training run, with `overrides`. The manifest is not trusted: the
-    class comes from the settings, and only plain values of known keys are taken from the manifest. Raises UserError."""
+    class comes from the settings, and only plain values of known keys are taken from the manifest. Collective. Raises
+    UserError."""
     wrong = [text for text in overrides if not re.match(r"[+~]*data\b", text)]
     if wrong:
         raise UserError(f"hetmpi predict accepts only settings of data, got {wrong[0]}")
@@ -144,38 +298,29 @@ def source_of(manifest: dict, overrides: list[str], config_dir: str | None) -> S
         del config["hydra"]
         missing = [key for key in OmegaConf.missing_keys(config) if key.startswith("data.")]
         if missing:
-            raise UserError(f"give {', '.join(f'{key}=...' for key in missing)}")
+            raise UserError(f"give {', '.join(f'{key}=...' for key in sorted(missing))}")
         data: DictConfig = OmegaConf.create(OmegaConf.to_container(config.data, resolve=True))
     source = build.make(data)
-    source.prepare(0, 1, lambda: None)
+    source.prepare(world.rank, world.size, lambda: world.meet("for all ranks to prepare the data"))
     return source
 
 
 def is_plain(value) -> bool:
-    """Whether a value of a manifest is a number, a boolean, null, text without interpolation, or a list of these."""
+    """Whether a value of a manifest is a number, a boolean, null, text without interpolation, or lists and mappings of
+    these without _target_."""
     if isinstance(value, list):
         return all(map(is_plain, value))
+    if isinstance(value, dict):
+        return "_target_" not in value and all(map(is_plain, value)) and all(map(is_plain, value.values()))
     return value is None or isinstance(value, (bool, int, float)) or (isinstance(value, str) and "${" not in value)
 
 
-def check_features(checkpoint: Path, manifest: dict, table: dict, source: Source):
-    """Raises UserError if the samples have other features than those the model was trained on."""
-    sizes = manifest.get("model_sizes", {})
-    trained = {
-        "num_fields": sizes.get("num_fields"),
-        "num_dense": sizes.get("num_dense"),
-        "num_rows": table["num_rows"],
-    }
-    found = {name: getattr(source, name, None) for name in trained}
-    if found != trained:
-        raise UserError(
-            f"{checkpoint} was trained on data with {sizes_text(trained)}, data={source.name} has {sizes_text(found)}"
-        )
-
-
 def sizes_text(sizes: dict) -> str:
-    return ", ".join(f"{name}={size}" for name, size in sizes.items())
+    return ", ".join(
+        f"{name}={size.get(TABLE) if isinstance(size, dict) and list(size) == [TABLE] else size}"
+        for name, size in sizes.items()
+    )
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    launch(main)

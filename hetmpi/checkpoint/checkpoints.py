@@ -123,8 +123,9 @@ class Checkpoints:
         """Flushes all updates, then starts to save the tables and rank 0's dense layers if given.
 
         position: its step names the checkpoint. load() resumes a single table at that step, several tables each at its
-        own. about: further keys of the manifest, as JSON. data: further tensors of dense.pt, by name. is_best: keep this
-        checkpoint besides the newest until another one is the best. Returns when training may continue. Collective.
+        own. about: further keys of the manifest, as JSON. data: further tensors of dense.pt, by name. is_best: keep
+        this checkpoint besides the newest until another one is the best. Returns when training may continue.
+        Collective.
 
         Raises UserError on every rank if the previous checkpoint could not be written or had rows or dense parameters
         that are not finite, if this step's checkpoint exists already, and for an invalid table, position or name."""

@@ -1,5 +1,5 @@
-"""dense.pt of a checkpoint: state dicts of the dense layers and their optimizer, each rank's state of torch's generator,
-and what encodes further data.
+"""dense.pt of a checkpoint: state dicts of the dense layers and their optimizer, each rank's state of torch's
+generator, and what encodes further data.
 
 torch.load(weights_only=True) runs no code from the file, but may return any value. So types are checked before the
 state reaches the model, and the optimizer's state is tried by a step of a copy.
