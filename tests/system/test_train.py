@@ -12,6 +12,7 @@ from launch import ROOT, SMALL, losses, mpiexec, run, summary, train
 
 from hetmpi.spans import PARTS, WAITS
 
+NEWER = ["lr", "fm", "dnn", "widedeep", "dcnv2", "finalmlp"]
 SHORT = ["data.scale=0.0005", "table.dim=8", "steps=30", "log.every_steps=1", "eval.max_samples=2000", "seed=3"]
 # Adam and Adagrad divide by the gradient's size, which amplifies the rounding of a gradient near zero; SGD does not.
 CURVE = [*SHORT, "optim.rows=sgd", "optim.dense=sgd"]
@@ -134,7 +135,7 @@ def test_three_ranks_twice_give_the_same_bits(tmp_path, below):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("model", ["deepfm", "dcn", "dlrm"])
+@pytest.mark.parametrize("model", ["deepfm", "dcn", "dlrm", *NEWER])
 def test_every_model_learns(model, tmp_path):
     outcome = train(2, *SHORT, "steps=150", "batch_size=256", f"model={model}", f"run.dir={tmp_path}")
     assert outcome.code == 0, outcome.text
@@ -151,7 +152,9 @@ def test_the_doctor_examines_every_way_to_fetch_rows():
     assert (outcome.code == 0) == outcome.text.rstrip().endswith("OK")
 
 
-@pytest.mark.parametrize("model", ["wdl", "deepfm", "dcn", "dlrm"])
+@pytest.mark.parametrize(
+    "model", ["wdl", "deepfm", "dcn", "dlrm", *(pytest.param(model, marks=pytest.mark.long) for model in NEWER)]
+)
 def test_every_model_learns_a_real_sample_in_one_epoch(model, tmp_path):
     sample = ROOT.parent / "shared/data/criteo/sample.tsv"
     if not sample.exists():
@@ -159,7 +162,7 @@ def test_every_model_learns_a_real_sample_in_one_epoch(model, tmp_path):
     source = [f"data.path={sample}", f"data.cache={tmp_path}/cache"]
     outcome = train(2, f"model={model}", "data=criteo", *source, f"run.dir={tmp_path}/run")
     assert outcome.code == 0, outcome.text
-    assert summary(tmp_path / "run")["auc"] > 0.74
+    assert summary(tmp_path / "run")["auc"] > (0.73 if model in ("lr", "fm") else 0.74)
 
 
 @pytest.mark.long
