@@ -24,7 +24,7 @@ usage: ./run.sh COMMAND
   lint                      check how code is written: ruff and clang-format
   inspect PATH              what data=tabular would make of CSV or Parquet files, as a yaml to start from
   report RUN... [out=FILE]  write one HTML page of these run folders, or of a sweep's
-  predict CHECKPOINT OUT.npy [KEY=VALUE ...]   probabilities of samples
+  predict CHECKPOINT data.path=FILES out=OUT.parquet   predictions of the rows of files, on NP ranks
   export CHECKPOINT OUT [KEY=VALUE ...]        rows for numpy or Parquet, dense layers as TorchScript or ONNX
   bench NAME [ARGS]         run bench/NAME
   doctor                    look at MPI, memory and Horovod, and say what to change
@@ -230,7 +230,8 @@ main() {
     test) run_tests "$@" ;;
     lint) run_lint ;;
     demo) run_demo "$@" ;;
-    report | inspect | predict | export) exec python -m "hetmpi.$command" "$@" ;;
+    predict) launch "$NP" python -m hetmpi.predict "$@" ;;
+    report | inspect | export) exec python -m "hetmpi.$command" "$@" ;;
     bench) run_bench "$@" ;;
     doctor) launch "$NP" python -m hetmpi.doctor "$@" ;;
     docs) cd "$ROOT" && exec python -m sphinx -W -n -c docs . "${1:-docs/_build}" ;;
