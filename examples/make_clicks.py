@@ -1,7 +1,7 @@
-"""Writes a log of clicks to try your_data.md with: python examples/make_clicks.py clicks.csv [ROWS]
+"""Writes a log of clicks, for docs/your_data.md: python examples/make_clicks.py clicks.csv [ROWS]
 
-Columns: click (0 or 1); user, item, city, device and weekday, text; price, age and seconds, numbers; tags, several words
-separated by spaces. The chance of a click depends on all of them: its AUC is about 0.80.
+Columns: click (0 or 1); user, item, city, device and weekday, text; price, age and seconds, numbers; tags, several
+words separated by spaces. The chance of a click depends on user, item, city, tags and price.
 """
 
 import csv

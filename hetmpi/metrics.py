@@ -1,4 +1,4 @@
-"""AUC and log loss of held-out predictions, on numpy arrays of one process."""
+"""AUC, log loss and RMSE of held-out predictions, on numpy arrays of one process."""
 
 from __future__ import annotations
 
@@ -62,3 +62,11 @@ def _positive(caller: str, label: np.ndarray, prediction: np.ndarray) -> np.ndar
     if not is_label.all():
         raise ValueError(f"{caller}: labels must be 0 or 1, got {label[~is_label][0]}")
     return positive
+
+
+def rmse(label: np.ndarray, prediction: np.ndarray) -> float:
+    """Square root of the mean squared difference, summed in float64. label, prediction (n,). nan without samples."""
+    if label.shape != prediction.shape:
+        raise ValueError(f"rmse: label and prediction must have one shape, got {label.shape} and {prediction.shape}")
+    difference = label.astype(np.float64) - prediction
+    return float(np.sqrt(np.mean(np.square(difference)))) if len(label) else float("nan")

@@ -115,6 +115,8 @@ class Prediction:
                 f"{checkpoint} has {len(tables)} tables of a task of your own: hetmpi predict cannot use it"
             )
         of_files = self.encoder is not None and any(text.startswith("data.path=") for text in overrides)
+        if self.encoder is not None and not of_files and not any(text.startswith("data=") for text in overrides):
+            raise UserError("give data.path=FILES: the rows to predict")
         if self.keep and not of_files:
             raise UserError("predict.keep needs data.path=FILES, of which it keeps columns")
         if of_files:

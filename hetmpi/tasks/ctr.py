@@ -1,4 +1,5 @@
-"""Click-through rate: the probability of label 1 of a sample with categorical and numeric features."""
+"""Click-through rate: the probability of label 1 of a sample with categorical and numeric features; or, by the same
+models, a number (data.label_kind=number)."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from hetmpi.data.gpu_batch import GpuBatches
 from hetmpi.data.source import Source
 from hetmpi.errors import UserError, doing
 from hetmpi.layers import FeatureRows
-from hetmpi.metrics import auc, log_loss, without_auc
+from hetmpi.metrics import auc, log_loss, rmse, without_auc
 from hetmpi.table.group import TableSpec
 
 
@@ -57,6 +58,9 @@ class ClickThroughRate:
     def __init__(self, source: ClickSource, loss: torch.nn.Module):
         """loss(logits (B,), labels (B,)) -> ()."""
         self.source, self.criterion = source, loss
+        self.predicts_numbers = getattr(source, "label_kind", "click") == "number"
+        if self.predicts_numbers and isinstance(loss, torch.nn.BCEWithLogitsLoss):
+            raise UserError("data.label_kind=number needs loss=mse, or a loss of your own for numbers")
         self.features: list[Feature] | None = getattr(source, "features", None)
         self.num_fields = source.num_fields if self.features is None else len(self.features)
         self.sample_bytes = 16 * self.num_fields + 4 * source.num_dense + 4  # ids, their indices among the keys, ...
@@ -111,13 +115,18 @@ class ClickThroughRate:
         return (label, logit) if batch.teacher is None else (label, logit, batch.teacher.numpy())
 
     def figures(self, columns: list[np.ndarray]) -> dict[str, float | None]:
-        """auc, log_loss, and teacher_auc if the true probabilities are known."""
+        """auc, log_loss, and teacher_auc if the true probabilities are known; of numbers rmse."""
         label, logit, *teacher = columns or [np.empty(0, np.float32)] * 2
+        if self.predicts_numbers:
+            found = rmse(label, logit)
+            return {"rmse": None if math.isnan(found) else found}
         figures = {"auc": auc(label, logit), "log_loss": log_loss(label, logit)}
         figures["teacher_auc"] = auc(label, teacher[0]) if teacher else None
         return {name: None if value is None or math.isnan(value) else value for name, value in figures.items()}
 
     def without_figures(self, columns: list[np.ndarray]) -> str | None:
+        if self.predicts_numbers:
+            return None if columns else "no RMSE: there are no held-out samples"
         cause = without_auc(*(columns or [np.empty(0, np.float32)] * 2)[:2])
         return f"no AUC: {cause}" if cause else None
 

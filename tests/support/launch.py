@@ -58,8 +58,12 @@ def run(command, timeout_s=120, cwd=ROOT, **extra):
 
 def train(ranks, *overrides, launcher=None, **extra):
     """Trains on `ranks` ranks; 0 means without a launcher."""
-    mpi = [] if ranks == 0 else [launcher or mpiexec(), "-np" if launcher else "-n", str(ranks)]
-    return run([*mpi, sys.executable, "-m", "hetmpi.train", "device=cpu", *overrides], **extra)
+    return run([*launcher_of(ranks, launcher), sys.executable, "-m", "hetmpi.train", "device=cpu", *overrides], **extra)
+
+
+def launcher_of(ranks, launcher=None):
+    """The command that starts `ranks` ranks; 0 means without a launcher."""
+    return [] if ranks == 0 else [launcher or mpiexec(), "-np" if launcher else "-n", str(ranks)]
 
 
 def mpiexec():

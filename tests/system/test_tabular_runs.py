@@ -1,0 +1,140 @@
+"""From a file to predictions: data=tabular, inspect, train, predict."""
+
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
+import pytest
+from launch import ROOT, launcher_of, losses, run, summary, train
+
+from hetmpi.metrics import auc
+
+TAGS = "data.columns=[{name: tags, separator: ' ', pool: mean, dim: 4}]"
+SETTINGS = ["data=tabular", "data.label=click", TAGS, "batch_size=64", "log.every_steps=20", "model.hidden=[16]"]
+ADULT = ROOT.parent / "shared/data/adult"
+ADULT_NAMES = (
+    "data.names=[age,workclass,fnlwgt,education,education_num,marital,occupation,relationship,race,sex,capital_gain,"
+    "capital_loss,hours,country,income]"
+)
+
+
+def predict(ranks, *arguments, **extra):
+    return run([*launcher_of(ranks), sys.executable, "-m", "hetmpi.predict", *map(str, arguments)], **extra)
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    """A folder with a generated log of clicks as CSV and Parquet, and rows to predict, without labels."""
+    folder = tmp_path_factory.mktemp("log")
+    assert run([sys.executable, "examples/make_clicks.py", str(folder / "clicks.csv"), "6000"]).code == 0
+    table = csv.read_csv(folder / "clicks.csv")
+    pq.write_table(table, folder / "clicks.parquet", row_group_size=1000)
+    csv.write_csv(table.drop(["click"]).slice(0, 1500), folder / "new.csv")
+    (folder / "parts").mkdir()
+    for number in range(4):  # of unequal sizes, one of them empty
+        begin, end = [0, 700, 700, 900, 1500][number : number + 2]
+        csv.write_csv(table.drop(["click"]).slice(begin, end - begin), folder / f"parts/{number}.csv")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(log):
+    """The checkpoint of a run of two ranks on the CSV."""
+    cache = f"data.cache={log}/prepared"
+    outcome = train(2, *SETTINGS, f"data.path={log}/clicks.csv", cache, "epochs=6", f"run.dir={log}/run")
+    assert outcome.code == 0, outcome.text
+    assert "tags     id, mean of several" in outcome.text and "12 rows of 4 numbers" in outcome.text, outcome.text
+    [checkpoint] = (log / "run/checkpoints").glob("step-*")
+    return checkpoint
+
+
+def test_a_csv_and_its_parquet_train_alike(log, trained):
+    cache = f"data.cache={log}/prepared2"
+    outcome = train(2, *SETTINGS, f"data.path={log}/clicks.parquet", cache, "epochs=6", f"run.dir={log}/parquet")
+    assert outcome.code == 0, outcome.text
+    assert summary(log / "run")["auc"] > 0.65
+    assert losses(log / "parquet") == losses(log / "run")
+    assert summary(log / "parquet")["auc"] == summary(log / "run")["auc"]
+
+
+def test_predictions_are_the_same_bytes_on_any_number_of_ranks_in_the_order_of_the_rows(log, trained):
+    found = []
+    for ranks in (0, 2, 3):
+        out = log / f"p{ranks}.parquet"
+        outcome = predict(ranks, trained, f"data.path={log}/parts", f"out={out}", "predict.keep=[user,price]")
+        assert outcome.code == 0 and "1,500 predictions" in outcome.text, outcome.text
+        found.append(out.read_bytes())
+    assert found[0] == found[1] == found[2]
+    table, source = pq.read_table(log / "p0.parquet"), csv.read_csv(log / "clicks.csv").slice(0, 1500)
+    assert table.column_names == ["user", "price", "probability"]
+    assert table["user"].to_pylist() == source["user"].to_pylist()
+    assert np.allclose(table["price"].to_numpy(), source["price"].to_numpy())
+    assert auc(source["click"].to_numpy().astype(np.float32), table["probability"].to_numpy()) > 0.7  # seen in training
+    outcome = predict(2, trained, f"data.path={log}/new.csv", f"out={log}/p.npy")
+    assert outcome.code == 0 and np.allclose(np.load(log / "p.npy"), table["probability"].to_numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["out=p.csv"], "give out=FILE.parquet or out=FILE.npy, got out=p.csv"),
+        ([], "give out=FILE.parquet or out=FILE.npy, got out="),
+        (["out=p.npy", "data.path=none.csv"], "there is no file"),
+        (["out=p.npy", "data.path=new.csv", "predict.keep=[nobody]"], "has no column nobody"),
+        (["out=p.npy", "data.path=new.csv", "data.columns=null"], "data.columns cannot be given"),
+        (["out=p.npy", "data.path=new.csv", "stop=5"], "split, start and stop are for the data of the run"),
+        (["out=p.npy", "predict.keep=[user]", "data=synthetic"], "predict.keep needs data.path=FILES"),
+        (["out=p.npy", "data=synthetic"], "was trained on data with"),
+        (["out=p.npy", "split=valid"], "give data.path=FILES"),
+        (["out=p.npy", "data.path=bad.csv"], "bad.csv, line 3, column price: 'cheap' is no finite number"),
+    ],
+)
+def test_what_cannot_be_predicted_is_refused_in_one_message(log, trained, arguments, message):
+    lines = (log / "new.csv").read_text().splitlines()[:3]
+    price = lines[0].replace('"', "").split(",").index("price")
+    values = lines[2].split(",")
+    values[price] = "cheap"
+    (log / "bad.csv").write_text("\n".join([*lines[:2], ",".join(values)]) + "\n")
+    for ranks in (0, 2):
+        outcome = predict(ranks, trained, *arguments, cwd=log)
+        assert outcome.code != 0 and outcome.text.count(message) == 1, outcome.text
+        assert "Traceback" not in outcome.text and not outcome.survivors
+
+
+def test_a_run_of_other_columns_is_not_resumed(log, trained):
+    other = TAGS.replace("mean", "sum")
+    settings = [*SETTINGS, other, f"data.path={log}/clicks.csv", f"data.cache={log}/prepared"]
+    outcome = train(2, *settings, "epochs=7", f"run.dir={log}/run", "resume=auto")
+    assert outcome.code != 0 and "was saved with data_config=" in outcome.text, outcome.text
+
+
+def test_labels_that_are_numbers_are_predicted_as_such(tmp_path):
+    rng = np.random.default_rng(0)
+    city, size = rng.integers(20, size=4000), rng.random(4000)
+    price = 3.0 + 0.1 * city + 2.0 * size
+    pq.write_table(
+        pa.table({"city": [f"c{i}" for i in city], "size": size, "price": price}), tmp_path / "flats.parquet"
+    )
+    data = ["data=tabular", f"data.path={tmp_path}/flats.parquet", "data.label=price", f"data.cache={tmp_path}"]
+    outcome = train(2, *data, "data.label_kind=number", "model=dnn", "epochs=1", f"run.dir={tmp_path}/a")
+    assert outcome.code != 0 and "data.label_kind=number needs loss=mse" in outcome.text, outcome.text
+    outcome = train(2, *data, "data.label_kind=number", "loss=mse", "model=dnn", "epochs=20", f"run.dir={tmp_path}/b")
+    assert outcome.code == 0 and summary(tmp_path / "b")["rmse"] < 0.2, outcome.text
+    [checkpoint] = (tmp_path / "b/checkpoints").glob("step-*")
+    outcome = predict(2, checkpoint, f"data.path={tmp_path}/flats.parquet", f"out={tmp_path}/p.parquet")
+    assert outcome.code == 0, outcome.text
+    found = pq.read_table(tmp_path / "p.parquet")["prediction"].to_numpy()
+    assert np.sqrt(np.mean((found - price) ** 2)) < 0.2
+
+
+@pytest.mark.skipif(not ADULT.is_dir(), reason="there is no ../shared/data/adult")
+def test_widedeep_reaches_the_auc_of_others_on_adult(tmp_path):
+    missing, positive = 'data.missing=["?"]', 'data.positive=[">50K",">50K."]'
+    files = [f"data.path={ADULT}/adult.data", f"data.valid={ADULT}/adult.test", "data.max_bad_rows=1"]
+    outcome = train(
+        2, "data=tabular", *files, ADULT_NAMES, "data.label=income", missing, positive, f"data.cache={tmp_path}",
+        "model=widedeep", f"run.dir={tmp_path}/run",
+    )  # fmt: skip
+    assert outcome.code == 0 and summary(tmp_path / "run")["auc"] >= 0.905, outcome.text
