@@ -34,7 +34,7 @@ usage: ./run.sh COMMAND
   setup                     only the set-up, which every other command does first
 
 environment
-  NP                  ranks of train and doctor (default: 2, or 1 on one core)
+  NP                  ranks of train, predict and doctor (default: 2, or 1 on one core)
   HETMPI_MPI          system: the mpicc and mpiexec on PATH; mpich: the one of PyPI.
                       Default: what the venv has, else system where both are on PATH, else mpich
   HETMPI_PYTHON       the Python to build on, 3.10 or later (default: python3); a torch >= 2.4 that it has is kept

@@ -21,8 +21,11 @@ if __name__ == "__main__":  # before the slow imports
 
     restart_with_naps()
 
+import contextlib
+import itertools
 import re
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -39,8 +42,9 @@ from hetmpi.comm.world import World
 from hetmpi.data.batch import FeatureBatches, Samples, to_batch
 from hetmpi.data.features import TABLE
 from hetmpi.data.source import Source
-from hetmpi.data.tabular import Reader
+from hetmpi.data.tabular import DataError, Reader
 from hetmpi.data.tabular.convert import KEPT
+from hetmpi.data.tabular.reading import BadRows
 from hetmpi.data.tabular.rules import NUMBER
 from hetmpi.errors import LARGEST, UserError, check_integer
 from hetmpi.layers import FeatureRows
@@ -51,6 +55,7 @@ from hetmpi.run.saved_model import Saved, dense_layers, encoder_of
 
 BATCH_SIZE = 4096
 PART_SAMPLES = 1 << 16  # positions of a split that one rank predicts at a time
+MOST_SENT = 8  # blocks on their way to rank 0
 OWN = ("out", "split", "start", "stop", "predict.keep")  # arguments that are not settings of the run
 OF_FILES = ("data.path", "data.max_bad_rows")
 Part = Callable[[], Iterator[tuple[pa.Table, Samples]]]  # kept columns and samples, in blocks
@@ -107,22 +112,21 @@ class Prediction:
         tables, shards = tables_of(self.manifest), shards_of(checkpoint, self.manifest)
         for shard in (shard for of_table in shards.values() for shard in of_table):
             shard.check()
-        self.saved = {name or TABLE: Saved(table, shards[name]) for name, table in tables.items()}
-        self.model, _ = dense_layers(checkpoint, self.manifest)
-        self.encoder = encoder_of(checkpoint, self.manifest)
-        if len(tables) > 1 and not isinstance(self.model, FeatureRows):
+        if len(tables) > 1 and "joined" not in self.manifest:
             raise UserError(
                 f"{checkpoint} has {len(tables)} tables of a task of your own: hetmpi predict cannot use it"
             )
-        of_files = self.encoder is not None and any(text.startswith("data.path=") for text in overrides)
-        if self.encoder is not None and not of_files and not any(text.startswith("data=") for text in overrides):
-            raise UserError("give data.path=FILES: the rows to predict")
-        if self.keep and not of_files:
-            raise UserError("predict.keep needs data.path=FILES, of which it keeps columns")
+        self.saved = {name or TABLE: Saved(table, shards[name]) for name, table in tables.items()}
+        self.model, _ = dense_layers(checkpoint, self.manifest)
+        self.encoder = encoder_of(checkpoint, self.manifest)
+        given = {text.lstrip("+").split("=")[0] for text in overrides}
+        of_positions = (split, start, stop) != (None, None, None) or "data" in given
+        of_files = self.encoder is not None and "data.path" in given and not of_positions
+        self.reader: Reader | None = None
         if of_files:
-            if split is not None or start is not None or stop is not None:
-                raise UserError("split, start and stop are for the data of the run: leave them or data.path out")
             self.parts = self._of_files(overrides)
+        elif self.keep:
+            raise UserError("predict.keep needs data.path=FILES, of which it keeps columns, without split, start, stop")
         else:
             self.parts = self._of_split(overrides, config_dir, split or "valid", start or 0, stop)
 
@@ -137,23 +141,30 @@ class Prediction:
         bad = given.get("data.max_bad_rows", "0")
         if not bad.isdecimal():
             raise UserError(f"data.max_bad_rows must be an integer of at least 0, got {bad}")
-        path = given["data.path"].strip("'\"")
-        reader = Reader(path, self.encoder.reading.to_predict(tuple(self.keep)), int(bad))
-        if not reader.units:
-            raise UserError(f"data.path={path} is empty")
+        repeated = {name for name in self.keep if self.keep.count(name) > 1 or name == self._name}
+        if repeated:
+            raise UserError(f"predict.keep: {repeated.pop()} would be in the result twice")
+        self.reader = Reader(given["data.path"].strip("'\""), self.encoder.reading, tuple(self.keep), int(bad))
 
         def part(unit):
-            for block in reader.blocks(unit):
+            for block in self.reader.blocks(unit):
                 kept = block.select([KEPT + name for name in self.keep]).rename_columns(self.keep)
-                yield kept, self.encoder.samples(block)
+                try:
+                    samples = self.encoder.samples(block)
+                except DataError as error:
+                    raise DataError(f"data.path: {unit}, {error}") from error
+                yield kept, samples
 
         self.make_batch = batches_of(self.encoder)
-        return [lambda unit=unit: part(unit) for unit in reader.units]
+        return [lambda unit=unit: part(unit) for unit in self.reader.units]
 
     def _of_split(self, overrides: list[str], config_dir: str | None, split: str, start: int, stop) -> list[Part]:
         """A part for each PART_SAMPLES positions of a split."""
         source = source_of(self.world, self.manifest, overrides, config_dir)
         self._check_features(source)
+        encoder = getattr(source, "encoder", None)
+        if self.encoder is not None and encoder is not None and self.encoder.difference(encoder):
+            raise UserError(f"{self.checkpoint} was trained on other data: {self.encoder.difference(encoder)}")
         most = source.num_valid if split == "valid" else source.num_train
         if most is None and stop is None:
             raise UserError(f"data={source.name} is infinite: give stop=N")
@@ -174,68 +185,72 @@ class Prediction:
     def write(self, out: Path) -> tuple[int, float]:
         """Writes the predictions of all parts to `out`, in order. Returns their number and mean on rank 0, (0, 0.0) on
         others. Collective. Raises UserError if the file cannot be written."""
+        if out.suffix == ".npy" and self.keep:
+            raise UserError("predict.keep needs out=FILE.parquet: a .npy file has no columns")
         torch.set_num_threads(1)  # sums of more threads have other roundings
-        if self.world.rank == 0:
-            try:
-                out.parent.mkdir(parents=True, exist_ok=True)
-                found = self._write(out)
-            except OSError as error:
-                raise UserError(f"cannot write {out}: {error.strerror or error}") from error
-        else:
-            found = self._send()
+        found = self._write(out) if self.world.rank == 0 else self._send()
         self.world.meet("for rank 0 to write the predictions")
+        self._report_bad()
         return found
 
-    def _write(self, out: Path) -> tuple[int, float]:
-        name = "prediction" if self._are_numbers else "probability"
-        writer, whole, num, total = None, [], 0, 0.0
-        part_out = out.with_name(f".{out.name}.part")
-        for table in self._in_order(name):
-            values = table[name].to_numpy()
-            num, total = num + len(values), total + float(values.sum(dtype=np.float64))
-            if out.suffix == ".npy":
-                whole.append(values)
-                continue
-            if writer is None:
-                writer = pq.ParquetWriter(part_out, table.schema, compression="zstd")
-            writer.write_table(table.cast(writer.schema))
-        if out.suffix == ".npy":
-            with open(part_out, "wb") as file:
-                np.save(file, np.concatenate(whole))
-        elif writer is not None:
-            writer.close()
-        part_out.replace(out)
-        return num, total / max(1, num)
+    def _report_bad(self):
+        """Checks the number of dropped rows of all ranks, and prints them. Collective."""
+        if self.reader is None:
+            return
+        bad = sum(self.world.comm.allgather(self.reader.bad), BadRows())
+        bad.check(self.reader.path, self.reader.max_bad_rows)
+        if bad.rows and self.world.rank == 0:
+            print(f"{self.reader.path}: {bad}", flush=True)
 
-    def _in_order(self, name: str) -> Iterator[pa.Table]:
+    @property
+    def _name(self) -> str:
+        """Of the column of predictions."""
+        return "prediction" if self._are_numbers else "probability"
+
+    def _write(self, out: Path) -> tuple[int, float]:
+        """On rank 0: computes and receives all parts and writes them."""
+        part, tables = out.with_name(f".{out.name}.part"), self._in_order()
+        write = write_parquet if out.suffix == ".parquet" else write_npy
+        try:
+            found = write(part, tables, self._name)
+            with cannot_write(out):
+                part.replace(out)
+        finally:
+            with contextlib.suppress(OSError):
+                part.unlink()
+        return found
+
+    def _in_order(self) -> Iterator[pa.Table]:
         """On rank 0: the predictions of all parts, computed here or received."""
         for number, part in enumerate(self.parts):
             rank = number % self.world.size
             if rank == 0:
-                yield from self._predicted(part, name)
+                yield from self._predicted(part)
                 continue
             while (table := self.world.comm.recv(source=rank)) is not None:
                 yield table
 
     def _send(self) -> tuple[int, float]:
         """On another rank: computes its parts and sends them."""
-        name, comm = "prediction" if self._are_numbers else "probability", self.world.comm
+        sent, comm = deque(), self.world.comm
         for part in self.parts[self.world.rank :: self.world.size]:
-            sent = [comm.isend(table, dest=0) for table in self._predicted(part, name)]
-            sent.append(comm.isend(None, dest=0))
-            for request in sent:
-                request.wait()
+            for table in itertools.chain(self._predicted(part), [None]):
+                sent.append(comm.isend(table, dest=0))
+                if len(sent) > MOST_SENT:
+                    sent.popleft().wait()
+        for request in sent:
+            request.wait()
         return 0, 0.0
 
     @torch.no_grad()
-    def _predicted(self, part: Part, name: str) -> Iterator[pa.Table]:
+    def _predicted(self, part: Part) -> Iterator[pa.Table]:
         """Kept columns and predictions of a part, in blocks."""
         for kept, samples in part():
             found = [self._logits(samples[i : i + BATCH_SIZE]) for i in range(0, len(samples), BATCH_SIZE)]
             values = torch.cat([torch.empty(0), *found])
             values = values if self._are_numbers else torch.sigmoid(values)
             columns = {} if kept is None else {key: kept[key] for key in kept.column_names}
-            yield pa.table({**columns, name: values.numpy()})
+            yield pa.table({**columns, self._name: values.numpy()})
 
     def _logits(self, samples: Samples) -> torch.Tensor:
         """(B,)."""
@@ -268,6 +283,48 @@ class Prediction:
                 f"{self.checkpoint} was trained on data with {sizes_text(trained)}, data={source.name} has "
                 f"{sizes_text(found)}"
             )
+
+
+@contextlib.contextmanager
+def cannot_write(out: Path):
+    """A context that turns an error of the disk into a UserError."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror or error}") from error
+
+
+def write_parquet(path: Path, tables: Iterator[pa.Table], name: str) -> tuple[int, float]:
+    """Writes tables with the column `name` of predictions. Returns their number and mean. Raises UserError."""
+    writer, num, total = None, 0, 0.0
+    for table in tables:
+        num, total = num + len(table), total + float(table[name].to_numpy().sum(dtype=np.float64))
+        try:
+            with cannot_write(path):
+                if writer is None:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    writer = pq.ParquetWriter(path, table.schema, compression="zstd")
+                writer.write_table(table.cast(writer.schema))
+        except pa.ArrowException as error:
+            raise UserError(f"predict.keep: the files have columns of different types: {error}") from error
+    if num == 0:
+        raise UserError("data.path has no rows to predict")
+    with cannot_write(path):
+        writer.close()
+    return num, total / max(1, num)
+
+
+def write_npy(path: Path, tables: Iterator[pa.Table], name: str) -> tuple[int, float]:
+    """As write_parquet, without other columns."""
+    parts = [table[name].to_numpy() for table in tables]
+    if not sum(map(len, parts)):
+        raise UserError("data.path has no rows to predict")
+    whole = np.concatenate(parts)
+    with cannot_write(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "wb") as file:
+            np.save(file, whole)
+    return len(whole), float(whole.sum(dtype=np.float64)) / max(1, len(whole))
 
 
 def batches_of(source) -> Callable:

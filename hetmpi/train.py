@@ -41,7 +41,7 @@ from hetmpi.run.evaluation import Evaluation
 from hetmpi.run.plan import dry_run
 from hetmpi.run.preemption import Preemption
 from hetmpi.run.progress import Interval, Stopwatch, gathered_by_rank, in_ms, summed, table_figures, times
-from hetmpi.run.saved_model import tensors_of
+from hetmpi.run.saved_model import check_encoder, tensors_of
 from hetmpi.run.saving import Saving
 from hetmpi.run.sweep import points_of
 from hetmpi.run.watchdog import Watchdog
@@ -95,7 +95,7 @@ def sweep(world: World, overrides: list[str], config_dir: str | None):
                 )
             sys.exit(LEFT_EARLY)
     preemption.close()
-    if world.rank == 0:
+    if world.rank == 0 and not any(text.startswith("dry_run=") for text in overrides):
         print(comparison([Path(point.folder) for point in points]), flush=True)
 
 
@@ -162,6 +162,7 @@ class Training:
         self.tables = build.make_tables(config, world, self.specs, replicated, schedule, device, spans)
         self.dense = build.make_dense(config, self.hvd, self.model, schedule, device)
         if self.saving.resumed is not None:
+            check_encoder(self.saving.resumed, self.source)
             self.checkpoints.load(self.saving.resumed, self.tables.to_save, self.model, self.dense)
         self.num_filled = self._filled()
         if self.saving.is_regular:
@@ -444,7 +445,8 @@ class Training:
         if must or is_best or self.saving.is_due(step, is_last):
             self.spans.now("checkpoint")
             about = self.saving.about(self.task.model_arguments(self.config.table.dim), self.model)
-            encoder = getattr(self.source, "encoder", None)  # which predict needs for files that were not prepared
+            # what predict needs for files that were not prepared
+            encoder = getattr(self.source, "encoder", None) if self.world.rank == 0 else None
             self.checkpoints.save(
                 self.saving.position(step), self.tables.to_save, self.model, self.dense, about | self.bests.about(),
                 None if encoder is None else tensors_of(encoder.to_arrays()), is_best,

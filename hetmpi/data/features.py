@@ -68,10 +68,11 @@ def arrange(wanted: Sequence[Wanted]) -> tuple[list[Feature], dict[str, FeatureT
     kinds: list[tuple] = []
     rows: dict[str, list[int]] = {}
     place: dict[str, tuple[str, int, int]] = {}
-    for one in (one for one in wanted if one.share is None):
-        kind = one.dim, dict(one.optim), dict(one.cache)
+    own = [(one, (one.dim, dict(one.optim), dict(one.cache))) for one in wanted if one.share is None]
+    for _, kind in own:
         if kind not in kinds:
             kinds.append(kind)
+    for one, kind in own:
         table = table_name(kinds, kind)
         of_table = rows.setdefault(table, [])
         place[one.name] = table, sum(of_table), one.rows
@@ -83,9 +84,10 @@ def arrange(wanted: Sequence[Wanted]) -> tuple[list[Feature], dict[str, FeatureT
 
 
 def table_name(kinds: list[tuple], kind: tuple) -> str:
-    """TABLE for features without settings of their own; otherwise the width, and a number if others have it too."""
+    """TABLE for a single table, and for features without settings of their own; otherwise the width, and a number if
+    others have it too. REQUIRES: all kinds are known."""
     dim, optim, cache = kind
-    if dim is None and not optim and not cache:
+    if len(kinds) == 1 or dim is None and not optim and not cache:
         return TABLE
     name = TABLE if dim is None else f"dim{dim}"
     number = sum(other[0] == dim for other in kinds[: kinds.index(kind)])

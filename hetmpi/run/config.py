@@ -237,7 +237,7 @@ def own_settings(group: DictConfig, own: Mapping, names: Sequence[str], place: s
                 check_value(setting, value)
             except ValueError as error:
                 raise UserError(f"{place}: {error}") from error
-    return {**group, **own}
+    return {**group, **{key: value for key, value in own.items() if value is not None}}
 
 
 def check_model(model: DictConfig):

@@ -102,7 +102,9 @@ class Plan:
         found.rows += mine.rings
         found.mailboxes += mine.nbytes - mine.rings
         cache = cache_of(self.config, name, spec.cache)
-        found.cache += cache.host_bytes(cache.rows(spec.num_rows, world, self.device), rule, spec.dim)
+        lines = cache.rows(spec.num_rows, world, self.device)
+        if self.device.type == "cpu":  # a GPU's cache is in its own memory
+            found.cache += cache.host_bytes(lines, rule, spec.dim)
         num_replicated = sum(map(len, self.replicated[name]))
         found.replicas += 4 * num_replicated * (spec.dim + rule.state_dim + 1 + spec.dim + 1)  # with clocks and sums
 

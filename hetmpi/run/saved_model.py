@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from hetmpi.checkpoint.dense_state import attempt, read_state
-from hetmpi.checkpoint.manifest import DENSE, Entries, brief, tables_of
+from hetmpi.checkpoint.manifest import DENSE, Entries, brief, read_manifest, tables_of
 from hetmpi.checkpoint.shard_files import ShardFiles, collect
 from hetmpi.comm.route import Route, make_partition
 from hetmpi.data.batch import Batch
@@ -112,6 +112,15 @@ def encoder_of(checkpoint: Path, manifest: dict) -> Encoder | None:
         lambda: made.append(Encoder.from_arrays({name: tensor.numpy() for name, tensor in data.items()})),
     )
     return made[0]
+
+
+def check_encoder(checkpoint: Path, source):
+    """Raises UserError if a source gives values other keys than when the checkpoint was saved: rows would be those of
+    other values."""
+    now, saved = getattr(source, "encoder", None), encoder_of(checkpoint, read_manifest(checkpoint))
+    difference = saved.difference(now) if saved is not None and now is not None else None
+    if difference:
+        raise UserError(f"{checkpoint} was saved with other data: {difference}: give the same data.path, or start anew")
 
 
 def joined_of(said: Entries, manifest: dict) -> tuple[dict[str, int], list[str]]:

@@ -4,13 +4,15 @@ import re
 import shutil
 import sys
 
+import numpy as np
 import pytest
 from launch import ROOT, SMALL, losses, summary, train
 from saved_files import assert_same_bits, contents
 
+from hetmpi.comm.world import World
 from hetmpi.data.synthetic import Synthetic
 from hetmpi.metrics import auc
-from hetmpi.predict import predict
+from hetmpi.predict import Prediction
 
 sys.path.insert(0, str(ROOT / "tests/support"))
 from ids_only import IdsOnly  # noqa: E402
@@ -29,8 +31,8 @@ def trained(folder, *settings, ranks=2):
 
 def check_predictions(folder, checkpoint, source, *settings):
     """Predictions from the checkpoint have the AUC that the run found."""
-    found = predict(checkpoint, folder / "p.npy", list(settings), stop=401)
-    assert auc(source.valid(0, 401).label, found) == pytest.approx(summary(folder)["auc"], abs=1e-9)
+    Prediction(World(), checkpoint, list(settings), stop=401).write(folder / "p.npy")
+    assert auc(source.valid(0, 401).label, np.load(folder / "p.npy")) == pytest.approx(summary(folder)["auc"], abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +45,7 @@ def check_predictions(folder, checkpoint, source, *settings):
         *(pytest.param(model, BOTH, marks=pytest.mark.long) for model in MODELS if model not in ("lr", "fm")),
     ],
 )
-def test_a_model_trains_on_two_ranks_and_predicts_without_mpi(model, settings, tmp_path):
+def test_a_model_trains_on_two_ranks_and_predicts(model, settings, tmp_path):
     checkpoint = trained(tmp_path, f"model={model}", *settings)
     check_predictions(tmp_path, checkpoint, Synthetic(seed=0, scale=0.0005))
 

@@ -9,8 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 from launch import ROOT, launcher_of, losses, run, summary, train
 
+from hetmpi.data.tabular import Tabular
 from hetmpi.metrics import auc
 
+COLUMNS = [{"name": "tags", "separator": " ", "pool": "mean", "dim": 4}]
 TAGS = "data.columns=[{name: tags, separator: ' ', pool: mean, dim: 4}]"
 SETTINGS = ["data=tabular", "data.label=click", TAGS, "batch_size=64", "log.every_steps=20", "model.hidden=[16]"]
 ADULT = ROOT.parent / "shared/data/adult"
@@ -70,10 +72,66 @@ def test_predictions_are_the_same_bytes_on_any_number_of_ranks_in_the_order_of_t
     table, source = pq.read_table(log / "p0.parquet"), csv.read_csv(log / "clicks.csv").slice(0, 1500)
     assert table.column_names == ["user", "price", "probability"]
     assert table["user"].to_pylist() == source["user"].to_pylist()
-    assert np.allclose(table["price"].to_numpy(), source["price"].to_numpy())
+    assert np.allclose([float(text) for text in table["price"].to_pylist()], source["price"].to_numpy())  # as written
     assert auc(source["click"].to_numpy().astype(np.float32), table["probability"].to_numpy()) > 0.7  # seen in training
     outcome = predict(2, trained, f"data.path={log}/new.csv", f"out={log}/p.npy")
     assert outcome.code == 0 and np.allclose(np.load(log / "p.npy"), table["probability"].to_numpy(), atol=1e-6)
+
+
+def test_predictions_of_the_held_out_rows_have_the_auc_of_the_run(log, trained):
+    data = [f"data.path={log}/clicks.csv", f"data.cache={log}/prepared"]
+    outcome = predict(2, trained, "split=valid", *data, f"out={log}/valid.npy")
+    assert outcome.code == 0, outcome.text
+    source = Tabular(f"{log}/clicks.csv", 0, "click", cache=f"{log}/prepared", columns=COLUMNS)
+    source.prepare(0, 1, lambda: None, lambda line: None)
+    label = source.valid(0, source.num_valid).label
+    assert auc(label, np.load(log / "valid.npy")) == pytest.approx(summary(log / "run")["auc"], abs=1e-9)
+
+
+def test_other_data_are_refused_where_values_would_get_other_rows(log, trained):
+    table = csv.read_csv(log / "clicks.csv").slice(0, 5990)
+    csv.write_csv(table.slice(1000), log / "fewer.csv")
+    data = [f"data.path={log}/fewer.csv", f"data.cache={log}/prepared3"]
+    outcome = train(2, *SETTINGS, *data, "epochs=7", f"run.dir={log}/run", "resume=auto")
+    assert outcome.code != 0 and "was saved with other data: column user had" in outcome.text, outcome.text
+    outcome = predict(2, trained, "split=valid", *data, f"out={log}/valid2.npy")
+    assert outcome.code != 0 and "was trained on" in outcome.text, outcome.text
+
+
+@pytest.mark.parametrize("rule", ["dim: 8", "optim: {rows_lr: 0.05}", "cache: {capacity_rows: 100}"])
+def test_one_table_with_settings_of_its_own_trains_and_predicts(log, rule, tmp_path):
+    columns = f"data.columns=[{{name: tags, kind: drop}}, {{name: [user, item, city, device, weekday], {rule}}}]"
+    data = ["data=tabular", "data.label=click", columns, f"data.path={log}/clicks.csv", f"data.cache={log}/prepared"]
+    outcome = train(2, *data, "steps=10", "table.staleness=5", "table.ranks_per_node=1", f"run.dir={tmp_path}")
+    assert outcome.code == 0, outcome.text
+    [checkpoint] = (tmp_path / "checkpoints").glob("step-*")
+    outcome = predict(2, checkpoint, f"data.path={log}/new.csv", f"out={tmp_path}/p.npy")
+    assert outcome.code == 0 and "1,500 predictions" in outcome.text, outcome.text
+
+
+def test_text_without_a_header_is_predicted_with_and_without_its_label(log, tmp_path):
+    lines = (log / "clicks.csv").read_text().splitlines()[1:2001]
+    (tmp_path / "bare.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "unlabelled.csv").write_text("\n".join(line.split(",", 1)[1] for line in lines) + "\n")
+    names = "data.names=[click,user,item,city,device,weekday,price,age,seconds,tags]"
+    data = [*SETTINGS, names, f"data.path={tmp_path}/bare.csv", f"data.cache={tmp_path}", "steps=5"]
+    assert train(2, *data, f"run.dir={tmp_path}/run").code == 0
+    [checkpoint] = (tmp_path / "run/checkpoints").glob("step-*")
+    for name in ("bare", "unlabelled"):
+        outcome = predict(2, checkpoint, f"data.path={tmp_path}/{name}.csv", f"out={tmp_path}/{name}.npy")
+        assert outcome.code == 0 and "2,000 predictions" in outcome.text, outcome.text
+    assert np.array_equal(np.load(tmp_path / "bare.npy"), np.load(tmp_path / "unlabelled.npy"))
+
+
+def test_dropped_rows_are_counted_over_all_files_and_told(log, trained, tmp_path):
+    lines = (log / "new.csv").read_text().splitlines()
+    for number in range(3):
+        (tmp_path / f"{number}.csv").write_text("\n".join([*lines[:10], "too,few"]) + "\n")
+    out = f"out={tmp_path}/p.parquet"
+    outcome = predict(2, trained, f"data.path={tmp_path}/*.csv", out, "data.max_bad_rows=2")
+    assert outcome.code != 0 and "more bad rows than data.max_bad_rows=2" in outcome.text, outcome.text
+    outcome = predict(2, trained, f"data.path={tmp_path}/*.csv", out, "data.max_bad_rows=3")
+    assert outcome.code == 0 and "3 bad rows dropped" in outcome.text and "27 predictions" in outcome.text, outcome.text
 
 
 @pytest.mark.parametrize(
@@ -82,12 +140,16 @@ def test_predictions_are_the_same_bytes_on_any_number_of_ranks_in_the_order_of_t
         (["out=p.csv"], "give out=FILE.parquet or out=FILE.npy, got out=p.csv"),
         ([], "give out=FILE.parquet or out=FILE.npy, got out="),
         (["out=p.npy", "data.path=none.csv"], "there is no file"),
-        (["out=p.npy", "data.path=new.csv", "predict.keep=[nobody]"], "has no column nobody"),
+        (["out=p.parquet", "data.path=new.csv", "predict.keep=[nobody]"], "has no column nobody"),
         (["out=p.npy", "data.path=new.csv", "data.columns=null"], "data.columns cannot be given"),
-        (["out=p.npy", "data.path=new.csv", "stop=5"], "split, start and stop are for the data of the run"),
+        (["out=p.npy", "data.path=new.csv", "predict.keep=[user]"], "predict.keep needs out=FILE.parquet"),
+        (["out=p.parquet", "data.path=new.csv", "predict.keep=[user,user]"], "user would be in the result twice"),
+        (["out=p.npy", "data.path=header.csv"], "data.path has no rows to predict"),
+        (["out=p.npy", "data.path=prepared"], "there is no file"),
         (["out=p.npy", "predict.keep=[user]", "data=synthetic"], "predict.keep needs data.path=FILES"),
         (["out=p.npy", "data=synthetic"], "was trained on data with"),
-        (["out=p.npy", "split=valid"], "give data.path=FILES"),
+        (["out=p.npy", "split=valid"], "give data.path="),
+        (["out=p.npy", "split=valid", "data.path=new.csv"], "data.label=click: "),
         (["out=p.npy", "data.path=bad.csv"], "bad.csv, line 3, column price: 'cheap' is no finite number"),
     ],
 )
@@ -96,6 +158,7 @@ def test_what_cannot_be_predicted_is_refused_in_one_message(log, trained, argume
     price = lines[0].replace('"', "").split(",").index("price")
     values = lines[2].split(",")
     values[price] = "cheap"
+    (log / "header.csv").write_text(lines[0] + "\n")
     (log / "bad.csv").write_text("\n".join([*lines[:2], ",".join(values)]) + "\n")
     for ranks in (0, 2):
         outcome = predict(ranks, trained, *arguments, cwd=log)

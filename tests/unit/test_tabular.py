@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -307,8 +306,12 @@ def one_column(tmp_path, values, name="x", **settings):
 
 def in_file_order(data, path):
     """Samples of a file's rows, in order."""
-    blocks = Reader(str(path), replace(data.encoder.reading, split=None))
-    return concatenate([data.encoder.samples(block) for block in blocks])
+    return concatenate([data.encoder.samples(block) for block in blocks_of(path, data.encoder)])
+
+
+def blocks_of(path, encoder):
+    reader = Reader(str(path), encoder.reading)
+    return [block for unit in reader.units for block in reader.blocks(unit)]
 
 
 def test_a_vocabulary_has_rows_for_missing_and_unseen_values(tmp_path):
@@ -493,7 +496,7 @@ def test_a_saved_encoder_encodes_files_in_order_without_labels(tmp_path):
     whole = in_file_order(data, tmp_path / "a.csv")
     assert sorted(map(tuple, whole.ids)) == sorted(map(tuple, np.concatenate([part.ids for part in samples_of(data)])))
     write(tmp_path / "b.csv", text_of(table.drop_columns(["click"])))
-    found = [encoder.samples(block) for block in Reader(str(tmp_path / "b.csv"), encoder.reading.without_label())]
+    found = [encoder.samples(block) for block in blocks_of(tmp_path / "b.csv", encoder)]
     assert equal(found[0], type(whole)(whole.ids, whole.dense, np.zeros(300, np.float32), bags=whole.bags))
 
 

@@ -168,7 +168,10 @@ def convert(raw: pa.Table, reading: Reading, path: str) -> tuple[pa.Table, list[
     type that cannot be read as its rule asks."""
     arrays, faults = [], []
     if reading.label:
-        values, fault = labels(column_of(raw, reading.label), reading)
+        try:
+            values, fault = labels(column_of(raw, reading.label), reading)
+        except (DataError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise DataError(f"data.path: {path}, column {reading.label}, the label: {error}") from error
         arrays.append(pa.array(values))
         faults += [fault] if fault else []
     for column in reading.columns:
@@ -184,7 +187,7 @@ def convert(raw: pa.Table, reading: Reading, path: str) -> tuple[pa.Table, list[
     if reading.split:
         name, held_out = reading.split
         found = hashes(column_of(raw, name), 0, reading.missing)
-        is_valid = np.isin(found, hashes(pa.array([text.encode() for text in held_out]), 0, ()))
+        is_valid = np.isin(found, hashes(pa.array([text.encode(errors="surrogateescape") for text in held_out]), 0, ()))
         table = table.append_column("is_valid", pa.array(is_valid))
     for name in reading.kept:
         table = table.append_column(KEPT + name, kept(column_of(raw, name)))
@@ -192,11 +195,11 @@ def convert(raw: pa.Table, reading: Reading, path: str) -> tuple[pa.Table, list[
 
 
 def kept(array: pa.Array) -> pa.Array:
-    """A column as it is; texts as strings, unless they are not UTF-8."""
+    """A column as it is; texts as strings, of which bytes that are not UTF-8 are replaced."""
     try:
         return array.cast(pa.string()) if is_text(array) else array
     except pa.ArrowInvalid:
-        return array
+        return pa.array([text and text.decode(errors="replace") for text in array.to_pylist()], pa.string())
 
 
 def column_of(raw: pa.Table, name: str) -> pa.Array:

@@ -104,6 +104,23 @@ class Encoder:
         }
         return Encoder(Reading.from_json(state["reading"]), columns, coders, state["moments"])
 
+    def difference(self, other: Encoder) -> str | None:
+        """The first difference that gives a value another key or number, in one sentence; None if there is none."""
+        names, others = [[column.name for column in encoder.columns] for encoder in (self, other)]
+        if names != others:
+            return f"its columns were {', '.join(names)}, now they are {', '.join(others)}"
+        for column, theirs, moments, now in zip(self.columns, other.columns, self.moments, other.moments):
+            coder, found = self.coders.get(column.name), other.coders.get(column.name)
+            if column.transform == "standardize" and not np.allclose(moments, now):
+                return f"the mean and deviation of column {column.name} were others"
+            if column != theirs or (coder is None) != (found is None):
+                return f"column {column.name} had another rule"
+            if coder is not None and (coder.mode, coder.rows, coder.seed) != (found.mode, found.rows, found.seed):
+                return f"column {column.name} had {coder.rows:,} rows, now {found.rows:,}"
+            if coder is not None and not np.array_equal(coder.values, found.values):
+                return f"column {column.name} had other values"
+        return None
+
     def _wanted(self, column: Column) -> Wanted:
         own = {"dim": column.dim, "optim": dict(column.optim), "cache": dict(column.cache)}
         if column.is_buckets:

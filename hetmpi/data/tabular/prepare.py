@@ -26,7 +26,7 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -124,6 +124,10 @@ def finish(job: Job) -> dict:
             f"data.path={job.source}: {train:,} good rows to train on and {valid:,} to hold out by data.valid, at "
             "least one of each is needed"
         )
+    if job.reading.positive is not None and not has_positives(job.folder, manifest):
+        raise DataError(
+            f"data.path={job.source}: no training label is one of data.positive={list(job.reading.positive)}"
+        )
     if bad.rows:
         job.report(f"{job.source}: {bad}")
     if manifest is not known:
@@ -134,6 +138,15 @@ def finish(job: Job) -> dict:
         write_json(manifest, job.folder, "manifest.json")
         remove_leftovers(job.folder, manifest)
     return manifest
+
+
+def has_positives(folder: str, manifest: dict) -> bool:
+    """Whether a training label is 1, by the statistics of the prepared files."""
+    for name in manifest["train"]:
+        metadata = pq.read_metadata(os.path.join(folder, name))
+        if any(metadata.row_group(group).column(0).statistics.max > 0 for group in range(metadata.num_row_groups)):
+            return True
+    return False
 
 
 def join_counts(job: Job) -> dict:
@@ -413,8 +426,11 @@ def find_manifest(folder: str) -> dict | None:
     """The manifest of a prepared folder; None if it is missing or of another version."""
     if not os.path.isfile(os.path.join(folder, "manifest.json")):
         return None
-    manifest = read_json(folder, "manifest.json")
-    return manifest if manifest.get("version") == VERSION else None
+    try:
+        manifest = read_json(folder, "manifest.json")
+    except ValueError:
+        return None
+    return manifest if isinstance(manifest, dict) and manifest.get("version") == VERSION else None
 
 
 def read_json(*path: str) -> dict:
@@ -430,13 +446,3 @@ def write_json(content: dict, *path: str) -> None:
     with open(part, "w") as file:
         json.dump(content, file, indent=1)
     os.replace(part, final)
-
-
-def in_order(units: list[Unit], reading: Reading, max_bad_rows: int = 0) -> Iterator[pa.Table]:
-    """The rows of units in order, in blocks of Reading.schema(), without preparing them. Raises DataError."""
-    bad = BadRows()
-    for unit in units:
-        for rows in rows_of(unit, reading):
-            bad += rows.bad
-            bad.check(unit.path, max_bad_rows)
-            yield rows.table

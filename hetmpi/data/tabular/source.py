@@ -7,6 +7,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -21,12 +22,13 @@ from hetmpi.data.source import check_slice
 from hetmpi.data.tabular import vocabulary
 from hetmpi.data.tabular.convert import no_value
 from hetmpi.data.tabular.encoder import FIRST_KEY, HASHED, INTEGERS, VOCABULARY, Coder, Encoder
-from hetmpi.data.tabular.files import PARQUET, DataError, Unit, absolute, list_files, list_units
+from hetmpi.data.tabular.files import PARQUET, TEXT, DataError, Unit, absolute, list_files, list_units
 from hetmpi.data.tabular.last import last_values
 from hetmpi.data.tabular.layout import Layout, look
-from hetmpi.data.tabular.prepare import UNIT_BYTES, Job, find_manifest, finish, in_order, place_of, prepare
-from hetmpi.data.tabular.reading import CLICK, LABEL_KINDS, Reading, stored_columns
+from hetmpi.data.tabular.prepare import UNIT_BYTES, Job, find_manifest, finish, place_of, prepare, rows_of
+from hetmpi.data.tabular.reading import CLICK, LABEL_KINDS, BadRows, Reading, stored_columns
 from hetmpi.data.tabular.rules import AUTO, ID, INTEGER, NUMBER, Column, near, plain, read_rules, resolve
+from hetmpi.data.tabular.text import count_values, head_of
 from hetmpi.errors import LARGEST, UserError, check_integer, check_number
 
 NUM_LOCKS = 16
@@ -187,6 +189,7 @@ class Tabular:
     def _open(self, rank: int, size: int, barrier, report) -> None:
         manifest = find_manifest(self.folder)
         reading = Reading.from_json(manifest["reading"])
+        self.label_kind = reading.label_kind
         columns = resolve(self.rules, manifest["types"], reading.label, reading.split and reading.split[0])
         if stored_columns(columns) != reading.columns or self.label not in (None, reading.label):
             raise DataError(
@@ -387,15 +390,29 @@ class Order(NamedTuple):
 class Reader:
     """Reads the rows of files in order, without preparing them: unit by unit, in blocks of Reading.schema() for
     Encoder.samples, with kept columns. path: a file, a glob or a folder; text without a header has the columns of the
-    files that `reading` is from."""
+    files that `reading` is from, with or without the label.
 
-    def __init__(self, path: str, reading: Reading, max_bad_rows: int = 0):
-        self.reading, self.max_bad_rows = reading, max_bad_rows
+    bad  rows that were dropped so far"""
+
+    def __init__(self, path: str, reading: Reading, kept: tuple[str, ...] = (), max_bad_rows: int = 0):
+        """kept: columns to pass on. Raises DataError for files that cannot be read."""
+        if os.path.isfile(os.path.join(absolute(path), "manifest.json")):
+            raise DataError(f"data.path={path} is a folder of prepared data: give the raw files")
+        self.path, self.max_bad_rows, self.bad = path, max_bad_rows, BadRows()
         self.units: list[Unit] = list_units(list_files(path), [], READER_BYTES)
+        self.reading = reading.to_predict(kept)
+        if reading.names and self.units and self.units[0].form == TEXT:
+            head = head_of(self.units[0].path).split(b"\n", 1)[0]
+            if count_values(head, reading.delimiter, reading.quote) == len(reading.names) - 1:
+                names = tuple(name for name in reading.names if name != reading.label)
+                self.reading = replace(self.reading, names=names)
 
     def blocks(self, unit: Unit) -> Iterator[pa.Table]:
-        """The rows of a unit. Raises DataError."""
-        return in_order([unit], self.reading, self.max_bad_rows)
+        """The good rows of a unit. Raises DataError."""
+        for rows in rows_of(unit, self.reading):
+            self.bad += rows.bad
+            self.bad.check(self.path, self.max_bad_rows)
+            yield rows.table
 
 
 def is_prepared(path: str) -> bool:
@@ -435,7 +452,8 @@ def texts_of(key: str, values) -> tuple[str, ...] | None:
         return None
     if not isinstance(values, list) or not all(isinstance(v, (str, int, float)) for v in values):
         raise UserError(f"data.{key} must be a list of texts, got {values}")
-    return tuple(str(value).strip() for value in values)
+    texts = (str(value).lower() if isinstance(value, bool) else str(value) for value in values)  # as Arrow writes them
+    return tuple(text.strip() for text in texts)
 
 
 def all_missing(missing: Sequence[str] | None = MISSING) -> tuple[str, ...]:

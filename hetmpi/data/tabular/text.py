@@ -29,6 +29,7 @@ from hetmpi.data.tabular.reading import INTEGER, MAX_EXAMPLES, BadRows, Reading,
 from hetmpi.data.tabular.rules import NUMBER
 
 BLOCK_BYTES = 4 << 20
+python_csv.field_size_limit(MAX_LINE_BYTES)
 MARK = b"\xef\xbb\xbf"  # of UTF-8, before the first line
 
 
@@ -223,8 +224,8 @@ class TextRows:
         }
         if reading.label and reading.positive is None:
             types[reading.label] = pa.float64()
-        if reading.split:
-            types[reading.split[0]] = pa.binary()
+        for name in (*([reading.split[0]] if reading.split else []), *reading.kept):
+            types[name] = pa.binary()  # as it is written
         return types
 
     def _missing(self) -> list[str]:
