@@ -35,6 +35,7 @@ from hetmpi.table.table import layouts_of
 CHECK_STEPS = 10
 TRIAL_STEPS, TRIAL_S = 500, 20.0  # of each width; the trial ends at the first of both
 NARROW = (1, 2)  # widths of rows
+NOT_TRIED = "bytes and hit rate: not tried, as here rows of 2 numbers do not fit either"
 DENSE_COPIES = {"sgd": 2, "adagrad": 3, "adam": 4}  # parameters, gradients and the optimizer's state
 
 
@@ -84,13 +85,13 @@ class Plan:
         self.replicated = build.replicated_of(config, self.specs)
         self.total_steps = build.total_steps(config, self.source, world.size, Position())
 
-    def memory(self) -> Memory:
-        """The memory of this rank."""
+    def memory(self, width: int | None = None) -> Memory:
+        """The memory of this rank. width: numbers per row in place of the tables' own."""
         found = Memory(batches=build.batch_bytes(self.config, self.task, self.specs, self.total_steps))
         num = sum(parameter.numel() for parameter in self.model.parameters())
         found.dense = 4 * DENSE_COPIES[self.config.optim.dense] * num
         for name, spec in self.specs.items():
-            self._add_table(found, name, spec)
+            self._add_table(found, name, spec if width is None else replace(spec, dim=width))
         return found
 
     def _add_table(self, found: Memory, name: str, spec: TableSpec):
@@ -160,14 +161,16 @@ def dry_run(world: World, config: DictConfig, device: torch.device):
     memory, node = plan.memory(), world.node
     place, free = free_memory(node.size > 1)
     needs = world.comm.gather((world.host, memory, node.allreduce(memory.total), node.size, place, free))
-    traffic = plan.traffic()
     if world.rank == 0:
-        print("\n".join(lines_of(plan, needs, traffic)), flush=True)
+        print("\n".join(memory_lines(plan, needs)), flush=True)
+    can_try = world.comm.allreduce(node.allreduce(plan.memory(NARROW[1]).total) < free, MPI.LAND)
+    lines = traffic_lines(config, plan.traffic()) if can_try else [NOT_TRIED]
+    if world.rank == 0:
+        print("\n".join(lines), flush=True)
 
 
-def lines_of(plan: Plan, needs: list[tuple], traffic: Traffic) -> list[str]:
-    """The text of the plan. needs: of each rank its host and memory; of its node the need, ranks, scarcest memory and
-    bytes free there."""
+def memory_lines(plan: Plan, needs: list[tuple]) -> list[str]:
+    """needs: of each rank its host and memory; of its node the need, ranks, scarcest memory and bytes free there."""
     config = plan.config
     tables = [f"{spec.num_rows:,} rows of {spec.dim} numbers" for spec in plan.specs.values()]
     lines = [
@@ -180,11 +183,15 @@ def lines_of(plan: Plan, needs: list[tuple], traffic: Traffic) -> list[str]:
     for host, _, need, ranks, place, free in dict((need[0], need) for need in needs).values():
         fits = "fits" if need <= free else "DOES NOT FIT: use more nodes, a smaller table.dim or a smaller cache"
         lines.append(f"{host}, {ranks} rank(s): {size_text(need)} of {size_text(free)} free in {place}: {fits}")
+    return lines
+
+
+def traffic_lines(config: DictConfig, traffic: Traffic) -> list[str]:
     moved = traffic.pulled_bytes + traffic.pushed_bytes + traffic.reduced_bytes
-    lines.append(
+    lines = [
         f"between ranks per step, mean of {traffic.steps:,} steps tried: {moved / 1e6:,.3f} MB (rows and clocks "
         f"{traffic.pulled_bytes / 1e6:,.3f}, gradients {(moved - traffic.pulled_bytes) / 1e6:,.3f})"
-    )
+    ]
     if traffic.hit_rate is not None:
         lines.append(f"hit rate: {100 * traffic.hit_rate:.1f} %; later steps have a higher one")
     if traffic.hit_rate is not None and config.table.drift > 0:

@@ -263,7 +263,7 @@ FILES = {
     "a tensor alone": (
         2,
         holds("dense.pt", lambda dense: torch.ones(3)),
-        "must hold model, optimizer and rng by these names",
+        "must hold model, optimizer, rng and data by these names",
     ),
     "another name": (2, holds("dense.pt", lambda dense: {**dense, "code": 1}), "must hold model, optimizer and rng"),
     "model is a list": (

@@ -1,0 +1,39 @@
+"""Prints the memory that a plan says tables need, and that they take, over all ranks: table_memory.py SETTING ..."""
+
+import json
+import sys
+
+import torch
+
+from hetmpi.comm.launch import launch
+from hetmpi.run import build
+from hetmpi.run.config import compose
+from hetmpi.run.plan import Plan
+from hetmpi.spans import Spans
+from hetmpi.table.optim import Schedule
+
+CPU = torch.device("cpu")
+
+
+def resident_bytes(world) -> int:
+    """Memory of all ranks; pages that ranks share count once."""
+    with open("/proc/self/smaps_rollup") as lines:
+        mine = next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+    return world.comm.allreduce(mine)
+
+
+def main(world):
+    plan = Plan(world, compose(world, sys.argv[1:]), CPU)
+    predicted, before = world.comm.allreduce(plan.memory().tables), resident_bytes(world)
+    tables = build.make_tables(plan.config, world, plan.specs, plan.replicated, Schedule(), CPU, Spans())
+    (table,) = tables.values()
+    for keys in torch.arange(table.num_rows).split(2_000):  # touches all memory
+        table.write(keys, torch.zeros_like(table.read(keys)))
+    table.settle()
+    grown = resident_bytes(world) - before
+    tables.close()
+    if world.rank == 0:
+        print(json.dumps({"predicted": predicted, "grown": grown}), flush=True)
+
+
+launch(main)
