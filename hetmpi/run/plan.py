@@ -194,6 +194,8 @@ def traffic_lines(config: DictConfig, traffic: Traffic) -> list[str]:
     ]
     if traffic.hit_rate is not None:
         lines.append(f"hit rate: {100 * traffic.hit_rate:.1f} %; later steps have a higher one")
+    if traffic.hit_rate is not None:
+        lines.append("not counted: pending gradients during a flush, at most as much memory as the cache")
     if traffic.hit_rate is not None and config.table.drift > 0:
         lines.append(f"not counted: what table.drift={config.table.drift:g} adds where rows move much")
     return lines

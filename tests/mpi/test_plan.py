@@ -69,4 +69,9 @@ def test_the_text_says_whether_it_fits(tmp_path):
         text = memory_lines(plan, [("a", memory, memory.total, 1, "memory", free)])
         assert verdict in text[2] and text[2].startswith("a, 1 rank(s): ")
     text = traffic_lines(plan.config, traffic)
-    assert "mean of 10 steps tried" in text[0] and "hit rate: " in text[1] and "table.drift=0.5" in text[2]
+    assert (
+        "mean of 10 steps tried" in text[0]
+        and "hit rate: " in text[1]
+        and "during a flush" in text[2]
+        and "table.drift=0.5" in text[3]
+    )

@@ -1,5 +1,7 @@
 """Prints the memory that a plan says tables need, and that they take, over all ranks: table_memory.py SETTING ..."""
 
+import ctypes
+import gc
 import json
 import sys
 
@@ -16,7 +18,9 @@ CPU = torch.device("cpu")
 
 
 def resident_bytes(world) -> int:
-    """Memory of all ranks; pages that ranks share count once."""
+    """Memory of all ranks without what is free in their heaps; pages that ranks share count once."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/smaps_rollup") as lines:
         mine = next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
     return world.comm.allreduce(mine)

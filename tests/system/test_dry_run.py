@@ -8,9 +8,10 @@ from launch import SMALL, launcher_of, run, train
 
 
 @pytest.mark.parametrize("ranks, rule", [(1, "sgd"), (1, "adam"), (2, "adam")])
-def test_memory_is_what_rows_states_and_mailboxes_take(ranks, rule):
-    large = ["device=cpu", "data.scale=0.02", "table.dim=32", f"optim.rows={rule}", "table.inbox_mb=1"]
-    outcome = run([*launcher_of(ranks), sys.executable, "tests/support/table_memory.py", *large])
+def test_memory_is_what_rows_states_caches_and_mailboxes_take(ranks, rule):
+    bound = ["table.staleness=5", "table.cache.capacity_fraction=0.3", "table.cache.admit=all", "table.inbox_mb=1"]
+    large = ["device=cpu", "data.scale=0.04", "table.dim=32", f"optim.rows={rule}"]
+    outcome = run([*launcher_of(ranks), sys.executable, "tests/support/table_memory.py", *bound, *large])
     assert outcome.code == 0, outcome.text
     found = json.loads(outcome.text.splitlines()[-1])
     assert found["grown"] == pytest.approx(found["predicted"], rel=0.05)
