@@ -265,7 +265,7 @@ FILES = {
         holds("dense.pt", lambda dense: torch.ones(3)),
         "must hold model, optimizer, rng and data by these names",
     ),
-    "another name": (2, holds("dense.pt", lambda dense: {**dense, "code": 1}), "must hold model, optimizer and rng"),
+    "another name": (2, holds("dense.pt", lambda dense: {**dense, "code": 1}), "must hold model, optimizer, rng"),
     "model is a list": (
         2,
         holds("dense.pt", lambda dense: {**dense, "model": [1]}),
