@@ -84,7 +84,7 @@ def label_lines(label: str | None, seen: dict[str, Seen]) -> list[str]:
     if label is None or seen[label].is_binary:
         return []
     if seen[label].is_number:
-        return ["label_kind: number  # for task.loss=mse"]
+        return ["label_kind: number  # for loss=mse"]
     return [
         f"positive: [{quoted(seen[label].examples[0])}]  # labels that count as 1: {', '.join(seen[label].examples)}"
     ]

@@ -70,6 +70,8 @@ class FeatureRows(torch.nn.Module):
         """rows: table -> (U, dim) float32. Returns the model's output."""
         projected = [self.project[name](rows[name]) if name in self.project else rows[name] for name in self.table_dims]
         joined = torch.cat(projected)  # (sum of U, row_dim)
+        if not self.pools:
+            return self.model(joined, batch)
         pooled = [
             torch.nn.functional.embedding_bag(index, joined, offsets, mode=pool, include_last_offset=True)
             for (index, offsets), pool in zip(batch.bags, self.pools)

@@ -117,8 +117,11 @@ def encoder_of(checkpoint: Path, manifest: dict) -> Encoder | None:
 def check_encoder(checkpoint: Path, source):
     """Raises UserError if a source gives values other keys than when the checkpoint was saved: rows would be those of
     other values."""
-    now, saved = getattr(source, "encoder", None), encoder_of(checkpoint, read_manifest(checkpoint))
-    difference = saved.difference(now) if saved is not None and now is not None else None
+    now = getattr(source, "encoder", None)
+    if now is None:
+        return
+    saved = encoder_of(checkpoint, read_manifest(checkpoint))
+    difference = saved and saved.difference(now)
     if difference:
         raise UserError(f"{checkpoint} was saved with other data: {difference}: give the same data.path, or start anew")
 

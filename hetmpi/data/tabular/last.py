@@ -10,11 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hetmpi.data.tabular.convert import NUMBER_TEXT, as_text, column_of, trimmed
-from hetmpi.data.tabular.files import PARQUET, DataError, Unit
-from hetmpi.data.tabular.parquet import ParquetRows
-from hetmpi.data.tabular.prepare import Job, list_folder, read_json, write_json
+from hetmpi.data.tabular.files import DataError, Unit
+from hetmpi.data.tabular.prepare import Job, list_folder, read_json, rows_of, write_json
 from hetmpi.data.tabular.reading import Reading
-from hetmpi.data.tabular.text import TextRows
 
 
 def last_values(job: Job, column: str, num: int, rank: int, size: int, barrier: Callable[[], None]) -> Reading:
@@ -37,8 +35,7 @@ def last_values(job: Job, column: str, num: int, rank: int, size: int, barrier: 
 
 def texts_of(unit: Unit, reading: Reading, column: str) -> Iterator[bytes]:
     """The distinct values of the column, block by block."""
-    rows = (ParquetRows if unit.form == PARQUET else TextRows)(unit, reading)
-    for raw in rows.raw():
+    for raw in rows_of(unit, reading).raw():
         texts, none = trimmed(pc.unique(as_text(column_of(raw, column))), reading.missing)
         yield from texts.filter(pa.array(~none)).to_pylist()
 
