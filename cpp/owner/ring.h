@@ -208,11 +208,11 @@ class RingProducer {
   }
 
   // As above, for the rows of a record that another rank sent.
-  int64_t write(int64_t step, const RecordColumns& from, int64_t num_rows) {
+  int64_t write(int64_t step, const RecordColumns& from, int64_t num_rows, bool is_last) {
     const auto bytes_of = [&](int64_t i) {
       return format_.has_clocks ? format_.row_bytes(from.counts[i]) : format_.row_bytes();
     };
-    return add(step, num_rows, false, bytes_of,
+    return add(step, num_rows, is_last, bytes_of,
                [&](uint8_t* header, int64_t n) { copy_columns(columns_of(header, n, format_), from, n, format_); });
   }
 

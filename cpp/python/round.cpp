@@ -41,8 +41,8 @@ struct PushArrays {
   int64_t step;
   RouteArrays route;
   Array<float> values;
-  Array<int32_t> clocks, counts;
-  std::optional<Array<int32_t>> steps;
+  std::optional<Array<int32_t>> clocks, counts, steps;
+  bool ends_step;
 };
 
 // The part of a message for one table: words [begin, end) of an int64 array.
@@ -74,14 +74,16 @@ uint8_t* place_in(Array<int64_t>& message, int64_t begin, int64_t num_bytes) {
 
 class PyRoundRequest {
  public:
-  PyRoundRequest(Owners owners, RouteArrays pull, Array<int32_t> known, int64_t reason, int64_t bound,
-                 std::vector<PushArrays> pushes, RecordFormat format, std::vector<int64_t> dims)
+  // num: number of positions. known: None if the request does not judge.
+  PyRoundRequest(Owners owners, RouteArrays pull, int64_t num, std::optional<Array<int32_t>> known, int64_t reason,
+                 int64_t bound, std::vector<PushArrays> pushes, RecordFormat format, std::vector<int64_t> dims)
       : owners_(std::move(owners)),
         pull_(std::move(pull)),
+        num_(num),
         known_(std::move(known)),
         pushes_(std::move(pushes)),
         dims_(dims),
-        core_(checked(pull_, known_), known_.data(), {reason, bound}, views(pushes_, format), format, dims) {}
+        core_(checked(), known_ ? known_->data() : nullptr, {reason, bound}, views(pushes_, format), format, dims) {}
 
   std::vector<int64_t> words() const {
     std::vector<int64_t> found;
@@ -99,8 +101,9 @@ class PyRoundRequest {
   }
 
   void read_clocks(const std::vector<Section>& replies, Array<int32_t> versions, Array<bool> fetched) const {
-    check_shape(versions, "versions", {known_.shape(0)});
-    check_shape(fetched, "fetched", {known_.shape(0)});
+    if (!known_) throw std::invalid_argument("round: a request that does not judge gets no clocks");
+    check_shape(versions, "versions", {num_});
+    check_shape(fetched, "fetched", {num_});
     const std::vector<Bytes> found = all_bytes(replies);
     int32_t* clocks = versions.mutable_data();
     bool* mask = fetched.mutable_data();
@@ -112,35 +115,37 @@ class PyRoundRequest {
   void place(const std::vector<Section>& replies, std::vector<Array<float>> outs) const {
     std::vector<float*> places;
     for (size_t a = 0; a < dims_.size(); ++a) {
-      check_shape(outs.at(a), "out", {known_.shape(0), dims_[a]});
+      check_shape(outs.at(a), "out", {num_, dims_[a]});
       places.push_back(outs[a].mutable_data());
     }
     const std::vector<Bytes> found = all_bytes(replies);
     py::gil_scoped_release release;
-    for (size_t i = 0; i < owners_.size(); ++i) core_.place(owners_[i], found.at(i).at, places);
+    for (size_t i = 0; i < owners_.size(); ++i) core_.place(owners_[i], found.at(i).at, found[i].size, places);
   }
 
  private:
-  static RouteView checked(const RouteArrays& pull, const Array<int32_t>& known) {
-    check_shape(known, "known", {-1});
-    pull.check(known.shape(0));
-    return pull.view();
+  RouteView checked() const {
+    if (known_) check_shape(*known_, "known", {num_});
+    pull_.check(num_);
+    return pull_.view();
   }
 
   static std::vector<PushView> views(const std::vector<PushArrays>& pushes, RecordFormat format) {
     std::vector<PushView> found;
     for (const PushArrays& push : pushes) {
-      push.route.check(push.counts.shape(0));
+      push.route.check(push.values.shape(0));
       found.push_back(
           {push.step, push.route.view(),
-           message_of(push.route.rows, push.values, push.route.order, push.clocks, push.counts, push.steps, format)});
+           message_of(push.route.rows, push.values, push.route.order, push.clocks, push.counts, push.steps, format),
+           push.ends_step});
     }
     return found;
   }
 
   Owners owners_;
   RouteArrays pull_;
-  Array<int32_t> known_;
+  int64_t num_;
+  std::optional<Array<int32_t>> known_;
   std::vector<PushArrays> pushes_;
   std::vector<int64_t> dims_;
   RoundRequest core_;
@@ -158,17 +163,19 @@ struct RingArrays {
 
 class PyRoundServer {
  public:
-  // rings: of each owner of the node, None for this rank.
-  PyRoundServer(PyPushApplier& applier, int64_t own, const std::vector<ShardArrays>& shards,
-                const std::vector<std::optional<RingArrays>>& rings, RecordFormat format)
-      : core_(&applier.core(), own, views(shards), views(rings), format, dims_of(shards.at(own))) {}
+  // rings: of each owner of the node, None where there is none, for each client or, as one list, for all.
+  PyRoundServer(PyPushApplier* applier, int64_t own, const std::vector<ShardArrays>& shards,
+                const std::vector<std::vector<std::optional<RingArrays>>>& rings, RecordFormat format, bool judges)
+      : core_(applier ? &applier->core() : nullptr, own, views(shards), views(rings), format, dims_of(shards.at(own)),
+              judges) {}
 
-  // The reason of each request.
-  std::vector<int64_t> take(const std::vector<Section>& requests) {
+  // The reason of each request. clients: which of the clients sent it.
+  std::vector<int64_t> take(const std::vector<int64_t>& clients, const std::vector<Section>& requests) {
     std::vector<int64_t> reasons;
-    for (const Bytes& request : all_bytes(requests)) {
+    for (size_t i = 0; i < requests.size(); ++i) {
+      const Bytes request = bytes_of(requests[i]);
       reasons.push_back(RoundServer::header_of(request.at, request.size).reason);
-      core_.take(request.at, request.size);
+      core_.take(clients.at(i), request.at, request.size);
     }
     return reasons;
   }
@@ -197,6 +204,8 @@ class PyRoundServer {
     core_.clear();
   }
 
+  void clear() { core_.clear(); }
+
  private:
   static std::vector<int64_t> dims_of(const ShardArrays& shard) {
     std::vector<int64_t> dims;
@@ -217,15 +226,16 @@ class PyRoundServer {
     return found;
   }
 
-  static std::vector<NodeRing> views(const std::vector<std::optional<RingArrays>>& rings) {
-    std::vector<NodeRing> found;
-    for (const auto& ring : rings) {
-      if (!ring) {
-        found.push_back({nullptr, nullptr});
-        continue;
+  static std::vector<std::vector<NodeRing>> views(const std::vector<std::vector<std::optional<RingArrays>>>& rings) {
+    std::vector<std::vector<NodeRing>> found;
+    for (const auto& of_client : rings) {
+      found.emplace_back();
+      for (const auto& ring : of_client) {
+        found.back().emplace_back();
+        if (!ring) continue;
+        Array<uint8_t> memory = ring->memory;
+        found.back().back() = {ring_header(memory), &ring->producer->core()};
       }
-      Array<uint8_t> memory = ring->memory;
-      found.push_back({ring_header(memory), &ring->producer->core()});
     }
     return found;
   }
@@ -242,12 +252,11 @@ void bind_round(py::module_& m) {
            }),
            py::arg("order").noconvert(), py::arg("rows").noconvert(), py::arg("first").noconvert());
   py::class_<PushArrays>(m, "PushArrays", "The arrays of a Message (hetmpi/comm/mailbox.py).")
-      .def(py::init([](int64_t step, RouteArrays route, Array<float> values, Array<int32_t> clocks,
-                       Array<int32_t> counts, std::optional<Array<int32_t>> steps) {
-             return PushArrays{step, route, values, clocks, counts, steps};
-           }),
+      .def(py::init([](int64_t step, RouteArrays route, Array<float> values, std::optional<Array<int32_t>> clocks,
+                       std::optional<Array<int32_t>> counts, std::optional<Array<int32_t>> steps,
+                       bool ends_step) { return PushArrays{step, route, values, clocks, counts, steps, ends_step}; }),
            py::arg("step"), py::arg("route"), py::arg("values").noconvert(), py::arg("clocks").noconvert(),
-           py::arg("counts").noconvert(), py::arg("steps").noconvert());
+           py::arg("counts").noconvert(), py::arg("steps").noconvert(), py::arg("ends_step"));
   py::class_<ShardArrays>(m, "ShardArrays", "A shard of this node: clock (n,), and the arrays (n, width) of a row.")
       .def(py::init([](Array<int32_t> clock, std::vector<Array<float>> arrays) { return ShardArrays{clock, arrays}; }),
            py::arg("clock").noconvert(), py::arg("arrays"));
@@ -256,25 +265,27 @@ void bind_round(py::module_& m) {
            py::arg("memory").noconvert(), py::arg("producer"));
 
   py::class_<PyRoundRequest>(m, "RoundRequest", "The requester's side of a table's round (cpp/wire/round.h).")
-      .def(py::init<Owners, RouteArrays, Array<int32_t>, int64_t, int64_t, std::vector<PushArrays>, RecordFormat,
-                    std::vector<int64_t>>(),
-           py::arg("owners"), py::arg("pull"), py::arg("known").noconvert(), py::arg("reason"), py::arg("bound"),
-           py::arg("pushes"), py::arg("format"), py::arg("dims"))
+      .def(py::init<Owners, RouteArrays, int64_t, std::optional<Array<int32_t>>, int64_t, int64_t,
+                    std::vector<PushArrays>, RecordFormat, std::vector<int64_t>>(),
+           py::arg("owners"), py::arg("pull"), py::arg("num"), py::arg("known").noconvert(), py::arg("reason"),
+           py::arg("bound"), py::arg("pushes"), py::arg("format"), py::arg("dims"))
       .def("words", &PyRoundRequest::words, "Words of 8 bytes of the request to each node.")
       .def("write", &PyRoundRequest::write, py::arg("messages"), py::arg("begins"))
       .def("read_clocks", &PyRoundRequest::read_clocks, py::arg("replies"), py::arg("versions").noconvert(),
            py::arg("fetched").noconvert())
       .def("place", &PyRoundRequest::place, py::arg("replies"), py::arg("outs"));
   py::class_<PyRoundServer>(m, "RoundServer", "The owners' side of a table's round (cpp/wire/round.h).")
-      .def(py::init<PyPushApplier&, int64_t, const std::vector<ShardArrays>&,
-                    const std::vector<std::optional<RingArrays>>&, RecordFormat>(),
-           py::arg("applier"), py::arg("own"), py::arg("shards"), py::arg("rings"), py::arg("format"),
-           py::keep_alive<1, 2>(), py::keep_alive<1, 4>(), py::keep_alive<1, 5>())
-      .def("take", &PyRoundServer::take, py::arg("requests"), "Takes requests; returns the reason of each.")
+      .def(py::init<PyPushApplier*, int64_t, const std::vector<ShardArrays>&,
+                    const std::vector<std::vector<std::optional<RingArrays>>>&, RecordFormat, bool>(),
+           py::arg("applier").none(true), py::arg("own"), py::arg("shards"), py::arg("rings"), py::arg("format"),
+           py::arg("judges"), py::keep_alive<1, 2>())
+      .def("take", &PyRoundServer::take, py::arg("clients"), py::arg("requests"),
+           "Takes requests; returns the reason of each.")
       .def("apply", &PyRoundServer::apply, "Applies or passes on all pushes; False: a ring is full, call again.")
       .def("is_applied", &PyRoundServer::is_applied, "Whether the owners have applied all pushes passed on.")
       .def("reply_words", &PyRoundServer::reply_words, "Words of 8 bytes of the reply to each request.")
-      .def("write_replies", &PyRoundServer::write_replies, py::arg("messages"), py::arg("begins"), py::arg("words"));
+      .def("write_replies", &PyRoundServer::write_replies, py::arg("messages"), py::arg("begins"), py::arg("words"))
+      .def("clear", &PyRoundServer::clear, "Forgets the requests taken, where none gets a reply.");
 }
 
 }  // namespace hetmpi

@@ -10,7 +10,7 @@ same rule (cpp/wire/round.h, is_wanted), decides which rows are sent.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
@@ -20,6 +20,7 @@ import numpy as np
 from hetmpi import _C
 from hetmpi.comm.mailbox import Mailbox
 from hetmpi.comm.mpi import MPI
+from hetmpi.comm.rounds import Shared
 from hetmpi.comm.route import Route
 from hetmpi.comm.shards import ShardReader
 from hetmpi.comm.window import RmaWindow
@@ -96,13 +97,15 @@ class Transport(Protocol):
     mailbox         sends gradients to their owners
     carries_pushes  whether a pull request includes the gradients sent before it; the owner applies these first and
                     decides which rows it returns
-    is_collective   whether all ranks must make the same calls in the same order"""
+    is_collective   whether all ranks must make the same calls in the same order
+    shared          what counts its messages to other nodes, where it sends any"""
 
     name: str | None
     reader: ShardReader
     mailbox: Mailbox
     carries_pushes: bool
     is_collective: bool
+    shared: Sequence[Shared]
 
     def begin(self, pull: Pull) -> Ticket:
         """Requests rows from the owners on other nodes."""
@@ -125,6 +128,7 @@ class Immediate:
 
     reader: ShardReader
     mailbox: Mailbox
+    shared: Sequence[Shared] = ()
 
     def peek(self, array: str, route: Route, out: np.ndarray):
         finish(self.reader.reading(array, route, out))

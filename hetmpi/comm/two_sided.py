@@ -18,10 +18,10 @@ from __future__ import annotations
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.comm.collective import CollectiveShardReader
+from hetmpi.comm.collective import RailReader, arrays_of, opened_server
 from hetmpi.comm.mailbox import NO_KEYS, Mailbox, Message
 from hetmpi.comm.rails import Rails
-from hetmpi.comm.rounds import Round, Rounds, Section
+from hetmpi.comm.rounds import Round, Rounds, Section, Shared, share
 from hetmpi.comm.route import Route
 from hetmpi.comm.shards import NodeShardReader
 from hetmpi.comm.transport import Endpoint, Pull
@@ -70,11 +70,12 @@ class TwoSided:
         self.name: str | None = "alltoall"
         self.window, self.world, self._record = endpoint.window, endpoint.window.world, endpoint.record
         self.reader = NodeShardReader(endpoint.window, endpoint.gather_own)
-        self._peeks = CollectiveShardReader(endpoint.window, endpoint.gather_own)
+        self._peeks = RailReader(endpoint.window, endpoint.applier)
         self.mailbox = HoldingMailbox(endpoint.window, endpoint.record)
         self.arrays = endpoint.arrays
         self._widths = [self.reader.shape(array)[0] for array in self.arrays]
-        self._server = self._opened_server(endpoint)
+        rings = [self.mailbox.rings.get(rank) for rank in self.world.node_ranks]
+        self._server = opened_server(endpoint.window, endpoint.record, self.arrays, [rings], endpoint.applier, True)
         self._num_idle = 0  # writes since the last round
         self.rounds = self.open_rounds(Rails(self.world))
         self.rounds.members.append(self)
@@ -83,19 +84,9 @@ class TwoSided:
         """The rounds of this table alone. Collective."""
         return Rounds(self.world, rails)
 
-    def _opened_server(self, endpoint: Endpoint) -> _C.RoundServer:
-        world, memories, rings = self.world, self.window.on_node, self.mailbox.rings
-        return _C.RoundServer(
-            endpoint.applier,
-            world.node_ranks.index(world.rank),
-            [
-                _C.ShardArrays(memories[rank].clock, [getattr(memories[rank], array) for array in self.arrays])
-                for rank in world.node_ranks
-            ],
-            [_C.RingArrays(rings[rank].memory, rings[rank].producer) if rank in rings else None
-             for rank in world.node_ranks],
-            endpoint.record,
-        )  # fmt: skip
+    @property
+    def shared(self) -> tuple[Shared, ...]:
+        return (self.rounds,)
 
     def begin(self, pull: Pull) -> RoundTicket:
         return RoundTicket(self, pull)
@@ -117,7 +108,14 @@ class TwoSided:
         RoundTicket(self, Pull(no_route, no_clocks, lambda: no_clocks, lambda: no_rows, bound, FLUSH)).drop()
 
     def close(self):
+        self._peeks.close()
         self.rounds.leave(self)
+
+    @staticmethod
+    def share(transports: list[TwoSided]):
+        """Lets tables that are used together share their messages. Collective."""
+        share(transports, "rounds")
+        share([transport._peeks for transport in transports], "rounds")
 
     # A round: the requester's and the owners' side.
 
@@ -125,14 +123,15 @@ class TwoSided:
         """The pull and the held pushes, for all servers."""
         self._num_idle = 0
         return _C.RoundRequest(
-            self.rounds.rails.owners, arrays_of(pull.route), pull.known(), pull.reason, pull.bound,
-            [_C.PushArrays(m.step, arrays_of(m.route), m.values, m.clocks, m.counts, m.steps) for m in held],
+            self.rounds.rails.owners, arrays_of(pull.route), len(pull.versions), pull.known(), pull.reason, pull.bound,
+            [_C.PushArrays(m.step, arrays_of(m.route), m.values, m.clocks, m.counts, m.steps, False) for m in held],
             self._record, self._widths,
         )  # fmt: skip
 
     def serve(self, one: Round, requests: list[Section]) -> list[int]:
         mine = one.letters[self].pull.reason
-        for client, reason in zip(self.rounds.rails.clients, self._server.take(requests)):
+        clients = self.rounds.rails.clients
+        for client, reason in zip(clients, self._server.take(range(len(clients)), requests)):
             if reason != mine:
                 self.rounds.refuse(client, REASONS[reason], REASONS[mine])
         if not self._server.apply():
@@ -141,7 +140,7 @@ class TwoSided:
             wait_for(self.world, self._server.is_applied, f"for {self._neighbours()} to apply gradients")
         return self._server.reply_words()
 
-    def write_replies(self, messages: list[np.ndarray], begins: list[int], words: list[int]):
+    def write_replies(self, one: Round, messages: list[np.ndarray], begins: list[int], words: list[int]):
         self._server.write_replies(messages, begins, words)
 
     def _neighbours(self) -> str:
@@ -177,7 +176,3 @@ class RoundTicket:
         """Completes the round: the other ranks wait for this rank's replies, and their replies must be received."""
         if not self._rounds.is_broken:
             self.receive()
-
-
-def arrays_of(route: Route) -> _C.RouteArrays:
-    return _C.RouteArrays(route.order, route.rows, route.first)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from hetmpi.comm.rounds import share
+from hetmpi.comm.collective import Collective
 from hetmpi.comm.two_sided import TwoSided
 from hetmpi.counters import Counters
 from hetmpi.errors import UserError
@@ -45,10 +45,11 @@ class TableGroup(Mapping[str, EmbeddingTable]):
         if len({id(table.world) for table in tables.values()}) > 1:
             raise UserError("TableGroup: tables must be made with one World, the same object")
         self._tables = tables
-        transports = [table.client.transport for table in tables.values()]
-        two_sided = [one for one in transports if isinstance(one, TwoSided)]
-        if len(two_sided) > 1:
-            share(two_sided)
+        for kind in (TwoSided, Collective):
+            transports = [table.client.transport for table in tables.values()]
+            chosen = [transport for transport in transports if isinstance(transport, kind)]
+            if len(chosen) > 1:
+                kind.share(chosen)
 
     def __getitem__(self, name: str) -> EmbeddingTable:
         return self._tables[name]
