@@ -100,16 +100,17 @@ class Shared:
     def messages(self, lengths: list[list[int]], num: int) -> tuple[list[np.ndarray], list[list[int]]]:
         """Messages to `num` partners, to be filled, and for each table the begin of its section in each message.
         lengths[member][partner], [] for a table that takes no part."""
-        table = np.array([of_member or [0] * num for of_member in lengths], np.int64).reshape(len(lengths), num)
-        begins = np.concatenate([np.zeros((1, num), np.int64), np.cumsum(table, 0)]) + len(lengths)
-        messages = []
-        for column, size in zip(table.T, begins[-1]):
-            message = np.empty(size, np.int64)
+        table = [of_member or [0] * num for of_member in lengths]
+        begins, ends = [], [len(lengths)] * num
+        for of_member in table:
+            begins.append(ends)
+            ends = [end + length for end, length in zip(ends, of_member)]
+        messages = [np.empty(end, np.int64) for end in ends]
+        for message, column in zip(messages, zip(*table)):
             message[: len(lengths)] = column
-            messages.append(message)
-        self.num_messages += len(messages)
-        self.num_bytes += sum(message.nbytes for message in messages)
-        return messages, begins[:-1].tolist()
+        self.num_messages += num
+        self.num_bytes += 8 * sum(ends)
+        return messages, begins
 
     def sections(self, message: np.ndarray) -> list[Section]:
         """The section of each table."""

@@ -43,7 +43,7 @@ class HoldingMailbox(Mailbox):
 
     def send(self, message: Message, to_all: bool, while_waiting) -> int:
         """As Mailbox.send; the returned bytes include held messages."""
-        if np.diff(message.route.first)[self.window.world.is_remote].any():
+        if message.route.counts[self.window.world.is_remote].any():
             self.held.append(message)
         return super().send(message, to_all, while_waiting)
 
