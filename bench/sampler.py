@@ -83,8 +83,8 @@ def drawn(indptr, indices, heads, fanouts, numbers) -> np.ndarray:
 
 
 def check(indptr, indices, heads, nodes, fanouts):
-    """Exits unless the sampler's nodes are those of numpy's rule with the sampler's hashes. Numbers have 53 bits instead of
-    64: one of 1e9 draws may be another."""
+    """Exits unless the sampler's nodes are those of numpy's rule with the sampler's hashes. Numbers of 53 bits may draw
+    another edge than those of 64, once in 1e9 draws."""
     window = mix(base_of(SEED, STREAM))  # of number 0
 
     def numbers(drawn, k):
