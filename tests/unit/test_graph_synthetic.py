@@ -59,7 +59,7 @@ def test_a_model_that_knows_the_kinds_has_the_best_accuracy():
 
 def test_edges_and_ids_reveal_the_kinds():
     """Naive Bayes from the training nodes' labels: of the neighbours, and of the nodes with the same ids."""
-    source = SyntheticGraph(3, **SMALL, noise=0.1, id_mixing=0.3)
+    source = SyntheticGraph(3, **SMALL | {"nodes": 10_000, "edges": 100_000}, noise=0.1, id_mixing=0.3)
     graph, num_classes = source.read(), SMALL["classes"]
     known = graph.split == 0
     owner = np.repeat(np.arange(graph.num_nodes), np.diff(graph.id_offsets))
@@ -69,10 +69,10 @@ def test_edges_and_ids_reveal_the_kinds():
     np.add.at(score, owner, np.log(of_id / of_id.sum(1, keepdims=True))[graph.ids])
     edges, near = sources_of(graph), graph.indices
     votes = known[near]
-    np.add.at(score, (edges[votes], graph.labels[near[votes]]), 1.5)
-    held_out = graph.split == 1
+    np.add.at(score, (edges[votes], graph.labels[near[votes]]), 2.5)
+    held_out = graph.split > 0
     accuracy = (score.argmax(1) == graph.labels)[held_out].mean()
-    assert source.best_accuracy - 0.06 < accuracy < source.best_accuracy + 0.03
+    assert source.best_accuracy - 0.05 < accuracy < source.best_accuracy + 0.02
 
 
 def test_sizes_are_those_of_the_settings():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -27,19 +26,17 @@ class GraphFiles(GraphData):
         self,
         path: str,
         seed: int,
-        fanout: Sequence[int] = (10, 10),
-        replace: bool = True,
         undirected: bool = True,
         node_ids: bool = True,
         dense: bool = True,
         train_per_class: int | None = None,
         valid_per_class: int | None = None,
-        cache: str | None = None,
+        **common,
     ):
         """undirected: each edge counts in both directions, and once however often it is given. node_ids: each node has
         a row of its own. dense: numbers of nodes are inputs too. train_per_class, valid_per_class: nodes of each class
-        to train on and to hold out, drawn by the seed, in place of the files' split. Others as GraphData."""
-        super().__init__(seed, fanout, replace, cache)
+        to train on and to hold out, drawn by the seed, in place of the files' split. common: as GraphData."""
+        super().__init__(seed, **common)
         if not isinstance(path, str) or not path:
             raise UserError(f"data.path must be a path, got {path!r}")
         for name, value in (("undirected", undirected), ("node_ids", node_ids), ("dense", dense)):

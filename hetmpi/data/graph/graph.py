@@ -27,15 +27,15 @@ class Graph:
     indices: np.ndarray  # (E,) integers
     id_offsets: np.ndarray  # (N + 1,) int64
     ids: np.ndarray  # integers, 0 <= id < sum of field_rows
-    field_rows: list[int]  # rows of the nodes' own ids, if they have any, then of each list
+    field_rows: list[
+        int
+    ]  # rows of the nodes' own ids, if they have any, then of each list; in METIS's order all in one
     labels: np.ndarray  # (N,) int64, -1 for none; of several labels (N, C) float32 of 0 and 1, rows of NaN for none
     num_classes: int
     split: np.ndarray  # (N,) int8: 0 train, 1 valid, 2 test, -1 none
     dense: np.ndarray  # (N, num_dense) float32
     names: np.ndarray | None = None  # (N,) int64 or texts: the user's ids of nodes; None: their numbers
     class_names: list[str] = field(default_factory=list)  # texts of the classes, if they have any
-    parts: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # hetmpi/data/graph/metis.py
-    heads: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
     def num_nodes(self) -> int:

@@ -23,7 +23,7 @@ from hetmpi.data.tabular.files import DataError
 
 VERSION = 1  # of the format
 ABANDONED_S = 3600  # an unfinished folder unchanged for this time belongs to a process that died
-ARRAYS = ("indptr", "indices", "id_offsets", "ids", "labels", "split", "dense", "parts", "heads")
+ARRAYS = ("indptr", "indices", "id_offsets", "ids", "labels", "split", "dense")
 COUNTS = ("field_rows", "num_classes", "class_names")
 
 

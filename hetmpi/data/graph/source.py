@@ -13,7 +13,8 @@ import xxhash
 
 from hetmpi import _C
 from hetmpi.data.batch import Bag
-from hetmpi.data.graph.graph import TEST, TRAIN, VALID, Graph, check_adjacency, check_graph
+from hetmpi.data.graph.graph import TEST, TRAIN, VALID, Graph, check_graph
+from hetmpi.data.graph.metis import renumbered
 from hetmpi.data.graph.prepared import VERSION, is_complete, open_graph, write_graph
 from hetmpi.data.graph.samples import Block, NodeSamples
 from hetmpi.data.source import check_slice
@@ -38,9 +39,20 @@ class GraphData:
 
     name = "graph"
 
-    def __init__(self, seed: int, fanout: Sequence[int], replace: bool, cache: str | None):
+    def __init__(
+        self,
+        seed: int,
+        fanout: Sequence[int] = (10, 10),
+        replace: bool = True,
+        partition: str | None = None,
+        batch_size: int = 1,
+        table_partition: str = "range",
+        cache: str | None = None,
+    ):
         """fanout: neighbours drawn per node, of each hop from the heads outwards. replace: draws with replacement.
-        cache: folder for prepared graphs, default prepared/. Raises UserError for invalid values."""
+        partition: metis renumbers nodes and keys (hetmpi/data/graph/metis.py), and of a global batch each rank gets
+        heads of its own part, if ranks take slices of batch_size; this needs the table's partition to be range. cache:
+        folder for prepared graphs, default prepared/. Raises UserError for invalid values."""
         check_integer("data.seed", seed, -LARGEST - 1)
         if isinstance(fanout, str) or not isinstance(fanout, Sequence) or not 1 <= len(fanout) <= MOST_HOPS:
             raise UserError(
@@ -50,7 +62,15 @@ class GraphData:
             check_integer("each of data.fanout", number, 1, MOST_FANOUT)
         check_flag("replace", replace)
         self.seed, self.fanout, self.replace = seed & 0xFFFFFFFFFFFFFFFF, [int(number) for number in fanout], replace
-        self.cache = cache
+        if partition not in (None, "metis"):
+            raise UserError(f"data.partition must be metis or null, got {partition}")
+        if partition is not None and table_partition != "range":
+            raise UserError(
+                f"data.partition={partition} gives neighbouring nodes neighbouring keys, which needs "
+                f"table.partition=range, got {table_partition}"
+            )
+        check_integer("batch_size", batch_size, 1)
+        self.partition, self.batch_size, self.cache = partition, batch_size, cache
 
     # A kind of data implements these two.
 
@@ -72,12 +92,12 @@ class GraphData:
         folder = self._folder()
         if rank == 0 and not is_complete(folder):
             graph = self.read()
-            check_adjacency(graph.indptr, graph.indices, self.name)
             check_graph(graph, self.name)
+            graph = graph if self.partition is None else renumbered(graph)
             write_graph(graph, folder)
             report(f"{described(graph, str(self.identity()[0]))}; prepared in {folder}")
         barrier()
-        self._open(open_graph(folder))
+        self._open(open_graph(folder), 1 if self.partition is None else size)
 
     def train(self, start: int, stop: int) -> NodeSamples:
         """Positions [start, stop) of the endless training stream, epoch after epoch."""
@@ -107,34 +127,48 @@ class GraphData:
         return self._graph.names[nodes]
 
     def _folder(self) -> str:
-        identity = self.identity()
+        identity = (*self.identity(), self.partition)
         name = re.sub(r"[^\w.-]", "_", os.path.basename(str(identity[0])))[:60]
         digest = xxhash.xxh3_64_hexdigest(repr((VERSION, type(self).__name__, identity)).encode())
         return absolute(os.path.join(self.cache or "prepared", f"{name}-{digest}"))
 
-    def _open(self, graph: Graph):
+    def _open(self, graph: Graph, num_slices: int):
+        """num_slices: of a global batch, with heads of their own."""
         self._graph, self.num_nodes = graph, graph.num_nodes
         self.num_rows, self.field_rows = graph.num_rows, graph.field_rows
         self.labels, self.split, self.class_names = graph.labels, graph.split, graph.class_names
         self.num_classes, self.num_dense = graph.num_classes, graph.dense.shape[1]
         self.is_multilabel = graph.labels.ndim == 2
         self.max_ids = int(np.diff(graph.id_offsets).max())
-        self._train_nodes = np.flatnonzero(graph.split == TRAIN)
+        heads = np.flatnonzero(graph.split == TRAIN)
         held_out = np.flatnonzero(graph.split == VALID)
         if not len(held_out):
             held_out = np.flatnonzero(graph.split == TEST)
+        self.num_train, self.num_valid = len(heads), len(held_out)
+        if num_slices > self.num_train:
+            raise UserError(
+                f"data.partition={self.partition} needs a training node for each of the {num_slices:,} ranks, there "
+                f"are {self.num_train:,}: use fewer ranks, or leave data.partition out"
+            )
+        self._train_nodes = np.array_split(heads, num_slices)
         self._valid_nodes = np.random.default_rng(VALID_SEED).permutation(held_out)
-        self.num_train, self.num_valid = len(self._train_nodes), len(held_out)
         self._order = functools.lru_cache(CACHED_EPOCHS)(self._draw_order)
 
     def _heads(self, positions: np.ndarray) -> np.ndarray:
-        """The nodes at positions (B,) of the training stream."""
-        epochs, places = np.divmod(positions, self.num_train)
-        parts = (self._order(int(epoch))[places[epochs == epoch]] for epoch in np.unique(epochs))
-        return np.concatenate([np.empty(0, np.int64), *parts])
+        """The nodes at positions (B,) of the training stream. A slice of the global batch is a stream of its own, of an
+        equal part of the training nodes."""
+        batches, places = np.divmod(positions, len(self._train_nodes) * self.batch_size)
+        slices, places = np.divmod(places, self.batch_size)
+        sizes = np.array([len(nodes) for nodes in self._train_nodes])[slices]
+        epochs, places = np.divmod(batches * self.batch_size + places, sizes)
+        heads = np.empty(len(positions), np.int64)
+        for number, epoch in set(zip(slices.tolist(), epochs.tolist())):
+            chosen = (slices == number) & (epochs == epoch)
+            heads[chosen] = self._order(number, epoch)[places[chosen]]
+        return heads
 
-    def _draw_order(self, epoch: int) -> np.ndarray:
-        return np.random.default_rng((self.seed, epoch)).permutation(self._train_nodes)
+    def _draw_order(self, number: int, epoch: int) -> np.ndarray:
+        return np.random.default_rng((self.seed, epoch, number)).permutation(self._train_nodes[number])
 
     def _samples(self, heads: np.ndarray, positions: np.ndarray, stream: int) -> NodeSamples:
         nodes, blocks = _C.sample_neighbours(

@@ -46,8 +46,6 @@ class SyntheticGraph(GraphData):
     def __init__(
         self,
         seed: int,
-        fanout: Sequence[int] = (10, 10),
-        replace: bool = True,
         nodes: int = 20_000,
         edges: int = 200_000,
         classes: int = 20,
@@ -61,14 +59,14 @@ class SyntheticGraph(GraphData):
         noise: float = 0.1,
         train_share: float = 0.8,
         valid_share: float = 0.1,
-        cache: str | None = None,
+        **common,
     ):
         """edges: pairs of nodes that are drawn; each counts in both directions, pairs of equal nodes and repeated ones
         are left out. class_zipf: exponent of the sizes of kinds, 0 for equal ones. degree_exponent: of the law of the
         weights. mixing: share of edges whose other end may be of any kind. lists: rows and most ids of each list of a
         node; a node has 1 to `most`. id_mixing: share of ids that do not depend on the kind. noise: share of labels
-        drawn anew. Others as GraphFiles. Raises UserError for invalid values."""
-        super().__init__(seed, fanout, replace, cache)
+        drawn anew. common: as GraphData. Raises UserError for invalid values."""
+        super().__init__(seed, **common)
         check_integer("data.nodes", nodes, 2, MOST_NODES)
         check_integer("data.edges", edges, 0, MOST_EDGES)
         check_integer("data.classes", classes, 2, nodes)
