@@ -46,10 +46,9 @@ def make(config: DictConfig, **arguments):
         except TypeError as error:
             if not is_of_the_call(error):
                 raise
-            ours = [name for name in arguments if f"'{name}'" in str(error)]
-            cure = (
-                f"it must take {', '.join(arguments)}" if ours else "the keys must be the arguments of its constructor"
-            )
+            cure = "the keys must be the arguments of its constructor"
+            if any(f"'{name}'" in str(error) for name in arguments):
+                cure = f"it must take {', '.join(arguments)} to be used here"
             raise UserError(f"{target}: {error}: {cure}") from error
         except ValueError as error:
             if isinstance(error, UserError) or not target.startswith("hetmpi.models."):

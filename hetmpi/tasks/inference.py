@@ -1,4 +1,4 @@
-"""Inference over all neighbours: the activations of all nodes of a graph, layer by layer, so that each is computed once.
+"""Inference over all neighbours: activations of all nodes of a graph, layer by layer, so that each is computed once.
 
 Ranks share the nodes. The activations of a layer are in the memory of each cluster node, where its ranks read those of
 any neighbour.
@@ -15,7 +15,6 @@ from torch import Tensor
 from hetmpi import _C
 from hetmpi.comm.node_array import NodeArray
 from hetmpi.comm.world import World
-from hetmpi.data.features import TABLE
 from hetmpi.data.graph.samples import Block
 from hetmpi.errors import doing
 from hetmpi.layers import segment_mean
