@@ -8,6 +8,12 @@ from hetmpi.comm.mpi import MPI
 from hetmpi.comm.world import World
 
 
+def ranks_by_node(world: World) -> dict[int, int]:
+    """Rank -> first rank of its cluster node, in the order of the shares of a NodeArray. Collective."""
+    first = world.comm.allgather(world.node_ranks[0])
+    return {rank: first[rank] for rank in sorted(range(world.size), key=lambda rank: (first[rank], rank))}
+
+
 class NodeArray:
     """`num` rows of `width` float32 in the memory of each cluster node. Each rank fills the rows of its share; after
     exchange() every rank reads all of them.
@@ -20,11 +26,10 @@ class NodeArray:
         """Allocates the memory. Collective."""
         self.world, self.width = world, width
         bounds = [num * place // world.size for place in range(world.size + 1)]
-        node_of = world.comm.allgather(world.node_ranks[0])  # rank -> first rank of its cluster node
-        order = sorted(range(world.size), key=lambda rank: (node_of[rank], rank))
-        place, begins = order.index(world.rank), {}  # first row of each cluster node
-        for rank, begin in zip(order, bounds):
-            begins.setdefault(node_of[rank], begin)
+        order = ranks_by_node(world)
+        place, begins = list(order).index(world.rank), {}  # first row of each cluster node
+        for first, begin in zip(order.values(), bounds):
+            begins.setdefault(first, begin)
         self.share, self.largest_share = (bounds[place], bounds[place + 1]), int(max(np.diff(bounds)))
         self._begins = [*begins.values(), num]
         nbytes = 4 * num * width if world.node.rank == 0 else 0

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hetmpi import _C
-from hetmpi.comm.node_array import NodeArray
+from hetmpi.comm.node_array import NodeArray, ranks_by_node
 from hetmpi.comm.world import World
 from hetmpi.data.graph.samples import Block
 from hetmpi.errors import doing
@@ -21,12 +21,15 @@ from hetmpi.layers import segment_mean
 
 
 class Inference:
-    """The layers of a model over all neighbours. Each method is collective."""
+    """The layers of a model over all neighbours. Each method is collective.
+
+    sizes  as output_sizes
+    order  the ranks in the order of their shares of the nodes"""
 
     def __init__(self, world: World, source, model: torch.nn.Module, chunk: int, device: torch.device):
         """source: hetmpi/tasks/node.py, GraphSource. chunk: nodes that a rank computes at a time."""
         self.world, self.source, self.model, self.chunk, self.device = world, source, model, chunk, device
-        self.sizes = output_sizes(model, source)
+        self.sizes, self.order = output_sizes(model, source), list(ranks_by_node(world))
 
     @torch.no_grad()
     def logits(self, peek: Callable) -> Iterator[tuple[np.ndarray, Tensor]]:
