@@ -46,11 +46,9 @@ class NodeOutputs:
         self.model, _ = dense_layers(checkpoint, manifest)
         self.source = source_of(world, manifest, overrides, config_dir)
         trained, found = {**manifest["model_sizes"], "num_rows": table["num_rows"]}, self._sizes()
-        different = [
-            f"{name}={trained[name]}, these have {found[name]}" for name in found if found[name] != trained[name]
-        ]
-        if different:
-            raise UserError(f"{checkpoint} was trained on data with {different[0]}")
+        for name, size in found.items():
+            if size != trained[name]:
+                raise UserError(f"{checkpoint} was trained on data with {name}={trained[name]}, here it is {size}")
         self.inference = Inference(world, self.source, self.model, CHUNK, torch.device("cpu"))
 
         def message(need, place, free):
@@ -73,7 +71,8 @@ class NodeOutputs:
         }
 
     def write(self, out: Path, with_hidden: bool, with_classes: bool = True) -> int:
-        """Writes a Parquet file; returns the number of nodes on rank 0. Collective. Raises UserError if it cannot be written."""
+        """Writes a Parquet file; returns the number of nodes on rank 0. Collective. Raises UserError on rank 0 if it
+        cannot be written."""
         tables = self._in_order(self._tables(with_hidden, with_classes))
         if self.world.rank > 0:
             return len(list(tables))
