@@ -14,8 +14,8 @@ OUT/dense.torchscript  forward(rows (U, dim), index (B, F) int64 into them, dens
 OUT/dense.onnx       the same for any B and U, inputs rows, index, dense, output logits; needs pip install onnx
                      onnxscript
 OUT/nodes.parquet    of a model of nodes: node, its id in the data; hidden, the activations of the last hidden layer,
-                     over all neighbours (fixed-size list of float32); `hetmpi predict ... hidden=true` writes the same on
-                     several ranks. data.KEY changes settings of the training's data, such as data.path
+                     over all neighbours (fixed-size list of float32). `hetmpi predict ... hidden=true` writes the same
+                     on several ranks. data.KEY changes settings of the training's data, such as data.path
 """
 
 from __future__ import annotations

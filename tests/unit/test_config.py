@@ -14,6 +14,7 @@ from hetmpi.run.sweep import planned
 
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
+GRAPHS = {"cora": 64, "computers": 64}  # experiment -> dim
 DATA = sorted(path.stem for path in (CONF / "data").glob("*.yaml"))
 
 
@@ -28,13 +29,22 @@ def test_every_pair_of_model_and_data_is_composed(model, data):
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_is_composed_and_can_be_overridden(experiment):
-    config = resolved([f"experiment={experiment}", "table.staleness=7"])
+    path = ["data.path=/some/file"] if experiment in GRAPHS else []
+    config = resolved([f"experiment={experiment}", "table.staleness=7", *path])
     assert (config.model_name, config.table.dim, config.table.staleness) == (
-        "wdl",
-        {"demo": 32}.get(experiment, 128),
+        "graphsage" if experiment in GRAPHS else "wdl",
+        {"demo": 32, **GRAPHS}.get(experiment, 128),
         7,
     )
     assert cache_of(config).capacity_fraction == 0.1
+
+
+def test_a_task_chooses_model_and_loss_unless_they_are_given():
+    config = resolved(["task=node"])
+    assert (config.model_name, config.loss_name) == ("graphsage", "classes")
+    config = resolved(["task=node", "model=gcn", "loss=bce"])
+    assert (config.model_name, config.loss_name) == ("gcn", "bce")
+    assert (resolved([]).model_name, resolved([]).loss_name) == ("wdl", "bce")
 
 
 @pytest.mark.parametrize("setting", ["eval.patience=3", "checkpoint.best=auc"])
