@@ -13,9 +13,9 @@ the training stream with split=train. data=NAME and data.KEY=VALUE select other 
 hetmpi predict CHECKPOINT out=OUT.parquet [hidden=true] [--config-dir DIR] [data=NAME] [data.KEY=VALUE]
 
 The third form, for a model of nodes, predicts all nodes of its graph over all their neighbours, and needs the memory
-that dry_run=true calls final. Columns: node, its id in the data; prediction, the number of its class; probability of
-that class; of several labels lists of both, of all labels with a probability above one half; hidden, the activations of
-the last hidden layer, with hidden=true.
+that dry_run=true calls final. Columns: node, its id in the data; prediction, its class; probability of that class; of
+several labels lists of both, of all labels with a probability above one half; hidden, the activations of the last
+hidden layer, with hidden=true.
 
 In the first two forms OUT is a .parquet file with the kept columns and `probability` (float32; `prediction` where
 labels are numbers), or a .npy file with (rows,) float32. The result does not depend on the number of ranks.

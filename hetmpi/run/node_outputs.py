@@ -97,13 +97,14 @@ class NodeOutputs:
             yield pa.table(columns)
 
     def _classes(self, logits: Tensor) -> tuple[pa.Array, pa.Array]:
-        """Numbers of the predicted classes of each node, and their probabilities."""
+        """The predicted classes of each node, by name, and their probabilities."""
+        names = self.source.class_names
         if not self.source.is_multilabel:
             probability, prediction = torch.softmax(logits, 1).max(1)
-            return pa.array(prediction.numpy()), pa.array(probability.numpy())
+            return pa.array(names[prediction.numpy()]), pa.array(probability.numpy())
         is_predicted = logits > 0
         offsets = pa.array(np.concatenate([[0], is_predicted.sum(1).cumsum(0).numpy()]).astype(np.int32))
-        values = is_predicted.nonzero()[:, 1].numpy(), torch.sigmoid(logits)[is_predicted].numpy()
+        values = names[is_predicted.nonzero()[:, 1].numpy()], torch.sigmoid(logits)[is_predicted].numpy()
         prediction, probability = (pa.ListArray.from_arrays(offsets, pa.array(value)) for value in values)
         return prediction, probability
 

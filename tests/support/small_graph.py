@@ -90,6 +90,7 @@ class SmallGraph:
             [v, *(num_nodes + draw.choice(own[kind[v]] if draw.random() < 0.6 else num_words, draw.integers(1, 5)))]
             for v in range(1, num_nodes)
         ]
+        self.class_names = np.array([f"class-{number}" for number in range(num_classes)])
         self.max_ids, self.field_rows = max(map(len, self.ids)), [num_nodes, num_words]
         self.num_rows = sum(self.field_rows)
         self.dense = draw.normal(size=(num_nodes, num_dense)).astype(np.float32)

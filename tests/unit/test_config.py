@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from hydra.utils import get_class
+from launch import CLICK_MODELS
 
 from hetmpi.errors import UserError
 from hetmpi.run.command_line import help_text
@@ -165,7 +166,7 @@ def test_a_dropout_no_model_can_have_is_refused(value):
 
 
 @pytest.mark.parametrize("override", ["model.dropout=0", "model.dropout=0.99", "model.batch_norm=true"])
-@pytest.mark.parametrize("model", sorted(set(MODELS) - {"lr", "fm"}))
+@pytest.mark.parametrize("model", sorted(set(CLICK_MODELS) - {"lr", "fm"}))
 def test_every_model_with_an_mlp_takes_dropout_and_batch_normalisation(model, override):
     assert resolved([f"model={model}", override]).model_name == model
 
@@ -195,7 +196,7 @@ def test_help_names_every_setting_with_its_default():
         assert f"  {setting.key} " in text and setting.help.split()[0] in text
     assert (
         "integer from 1; default 64]" in text
-        and "dcn | dcnv2 | deepfm | dlrm | dnn | finalmlp | fm | lr | wdl | widedeep" in text
+        and "dcn | dcnv2 | deepfm | dlrm | dnn | finalmlp | fm | gat | gcn | graphsage | lr | wdl | widedeep" in text
     )
 
 
