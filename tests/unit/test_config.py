@@ -22,7 +22,7 @@ DATA = sorted(path.stem for path in (CONF / "data").glob("*.yaml"))
 @pytest.mark.parametrize("data", DATA)
 @pytest.mark.parametrize("model", MODELS)
 def test_every_pair_of_model_and_data_is_composed(model, data):
-    path = ["data.path=/some/file"] if data in ("criteo", "tabular") else []
+    path = ["data.path=/some/file"] if data in ("criteo", "tabular", "graph") else []
     config = resolved([f"model={model}", f"data={data}", *path])
     assert (config.model_name, config.data_name) == (model, data)
     assert get_class(config.model._target_) and get_class(config.data._target_)
