@@ -98,7 +98,7 @@ class NodeOutputs:
 
     def _classes(self, logits: Tensor) -> tuple[pa.Array, pa.Array]:
         """The predicted classes of each node, by name, and their probabilities."""
-        names = self.source.class_names
+        names = np.array(self.source.class_names or range(self.source.num_classes))
         if not self.source.is_multilabel:
             probability, prediction = torch.softmax(logits, 1).max(1)
             return pa.array(names[prediction.numpy()]), pa.array(probability.numpy())

@@ -40,7 +40,7 @@ class GraphSource(Source, Protocol):
     fanout         neighbours sampled per node in each hop from the heads outwards: one layer of the model for each
     labels         (num_nodes,) int64, -1 for none; of several labels (num_nodes, num_classes) float32, NaN for none
     split          (num_nodes,) int8: 0 train, 1 valid, 2 test, -1 none
-    class_names    (num_classes,) int64 or texts: classes in the user's data"""
+    class_names    (num_classes,) texts of the classes in the user's data; empty where they are numbers"""
 
     num_nodes: int
     num_classes: int
@@ -52,7 +52,7 @@ class GraphSource(Source, Protocol):
     fanout: list[int]
     labels: np.ndarray
     split: np.ndarray
-    class_names: np.ndarray
+    class_names: list[str]
 
     def inputs(self, nodes: np.ndarray) -> tuple[Bag, np.ndarray]:
         """The ids of nodes (n,) int64, as keys, and their numbers (n, num_dense) float32."""

@@ -1,14 +1,13 @@
-"""A small graph as a source of nodes, with a sampler in numpy: slow and obvious, the reference for others."""
+"""A small graph as a source of nodes, in plain Python. data._target_=small_graph.SmallGraph"""
 
 import numpy as np
+from sampling import sampled
 
 from hetmpi.data.batch import Bag
 from hetmpi.data.graph.samples import Block, NodeSamples
 from hetmpi.data.source import check_slice
-from hetmpi.data.synthetic import GOLDEN, base_of, mix, words
 
-TRAIN, VALID, ORDER = 0, 1, 2  # streams of random numbers
-WINDOW = 4096
+TRAIN, VALID = 0, 1  # streams of random numbers
 
 
 def concatenated(lists):
@@ -16,51 +15,6 @@ def concatenated(lists):
     sizes = np.array([len(one) for one in lists], np.int64)
     values = np.concatenate([np.empty(0, np.int64), *[np.asarray(one, np.int64) for one in lists]])
     return np.concatenate([[0], np.cumsum(sizes)]), values
-
-
-def below(random, limit):
-    """random (n,) uint64, limit (n,) < 2^32 -> floor(random * limit / 2^64)."""
-    limit = np.asarray(limit).astype(np.uint64)
-    low = (random & np.uint64(0xFFFFFFFF)) * limit >> np.uint64(32)
-    return ((random >> np.uint64(32)) * limit + low >> np.uint64(32)).astype(np.int64)
-
-
-def drawn(neighbours, fanout, replace, word):
-    """The neighbours drawn from a list, and how many: the k-th draw is the same for every fan-out."""
-    degree = len(neighbours)
-    if degree == 0:
-        return []
-    random = mix(np.array([word], np.uint64) + np.arange(1, fanout + 1, dtype=np.uint64) * GOLDEN)
-    if replace:
-        return [neighbours[place] for place in below(random, np.full(fanout, degree))]
-    order = list(range(degree))
-    for k in range(min(fanout, degree)):
-        place = k + int(below(random[k : k + 1], [degree - k])[0])
-        order[k], order[place] = order[place], order[k]
-    return [neighbours[place] for place in order[: min(fanout, degree)]]
-
-
-def sample(adjacency, heads, positions, fanout, replace, seed, stream):
-    """nodes and blocks of NodeSamples. adjacency: neighbours of each node."""
-    places, nodes = {}, []
-    base = base_of(seed, stream)
-    for head, position in zip(heads, positions):
-        places.setdefault((position // WINDOW, head), len(nodes))
-        nodes.append((position // WINDOW, head))
-    blocks = []
-    for width in fanout:
-        lists = []
-        for window, node in list(nodes):
-            of_window = mix(np.array([window], np.uint64) * GOLDEN + base)
-            word = mix(np.array([node], np.uint64) * GOLDEN + of_window)[0]
-            found = [(window, int(one)) for one in drawn(adjacency[node], width, replace, word)]
-            for one in found:
-                if one not in places:
-                    places[one] = len(nodes)
-                    nodes.append(one)
-            lists.append([places[one] for one in found])
-        blocks.append(Block(*concatenated(lists)))
-    return np.array([node for _, node in nodes], np.int64), tuple(blocks)
 
 
 class SmallGraph:
@@ -90,7 +44,7 @@ class SmallGraph:
             [v, *(num_nodes + draw.choice(own[kind[v]] if draw.random() < 0.6 else num_words, draw.integers(1, 5)))]
             for v in range(1, num_nodes)
         ]
-        self.class_names = np.array([f"class-{number}" for number in range(num_classes)])
+        self.class_names = [f"class-{number}" for number in range(num_classes)]
         self.max_ids, self.field_rows = max(map(len, self.ids)), [num_nodes, num_words]
         self.num_rows = sum(self.field_rows)
         self.dense = draw.normal(size=(num_nodes, num_dense)).astype(np.float32)
@@ -119,13 +73,14 @@ class SmallGraph:
 
     def _order(self, epoch):
         """The training nodes of an epoch."""
-        order = np.argsort(words(self.seed, ORDER, np.array([epoch]), self.num_train)[0])
-        return self.heads[TRAIN][order].tolist()
+        return np.random.default_rng((self.seed, epoch)).permutation(self.heads[TRAIN]).tolist()
 
     def _samples(self, heads, positions, stream):
-        nodes, blocks = sample(self.adjacency, heads, positions, self.fanout, self.replace, self.seed, stream)
-        ids, dense = self.inputs(nodes)
-        return NodeSamples(nodes, blocks, ids, dense, self.labels[nodes[: len(heads)]])
+        heads, positions = np.array(heads, np.int64), np.array(positions, np.int64)
+        nodes, edges = sampled(self.adjacency, heads, positions, self.fanout, self.replace, self.seed, stream)
+        blocks = tuple(Block(*(np.array(part, np.int64) for part in block)) for block in edges)
+        nodes = np.array(nodes, np.int64)
+        return NodeSamples(nodes, blocks, *self.inputs(nodes), self.labels[heads])
 
     def inputs(self, nodes):
         offsets, values = concatenated([self.ids[node] for node in nodes])
