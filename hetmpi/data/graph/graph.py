@@ -12,7 +12,7 @@ import numpy as np
 
 from hetmpi.data.batch import Bag
 from hetmpi.data.tabular.files import DataError
-from hetmpi.errors import UserError
+from hetmpi.errors import UserError, check_number
 
 TRAIN, VALID, TEST, NO_PART = 0, 1, 2, -1
 NO_LABEL = -1
@@ -144,6 +144,16 @@ def split_by_shares(labels: np.ndarray, train: float, valid: float, seed: int) -
     known = np.random.default_rng(seed).permutation(np.flatnonzero(has_label(labels)))
     place = np.arange(len(known)) / max(1, len(known))
     return split_of(len(labels), known, (place >= train).astype(np.int8) + (place >= train + valid))
+
+
+def check_shares(train: float, valid: float):
+    """Raises UserError unless data.train_share and data.valid_share are shares that leave out no more than all."""
+    check_number("data.train_share", train, 0, 1)
+    check_number("data.valid_share", valid, 0, 1)
+    if train == 0 or train + valid > 1:
+        raise UserError(
+            f"data.train_share must be above 0, and with data.valid_share at most 1, got {train} and {valid}"
+        )
 
 
 def split_of(num_nodes: int, nodes: np.ndarray, parts: np.ndarray) -> np.ndarray:
