@@ -13,7 +13,7 @@ ROOMS = {  # room -> rooms it may import from, besides itself and the ground
     "table": {"comm"},
     "checkpoint": {"comm", "table"},
     "data": set(),
-    "tasks": {"data", "table"},
+    "tasks": {"comm", "data", "table"},
     "log": {"comm"},
     "run": {"comm", "table", "checkpoint", "data", "tasks", "log"},
 }

@@ -103,7 +103,10 @@ class GraphData:
         """Positions [start, stop) of the endless training stream, epoch after epoch."""
         check_slice(start, stop, None)
         positions = np.arange(start, stop)
-        return self._samples(self._heads(positions), positions, TRAIN_STREAM)
+        drawn_at = positions
+        if self.num_train < _C.SAMPLE_WINDOW:  # a node is drawn anew in each epoch
+            drawn_at = positions // self.num_train * _C.SAMPLE_WINDOW
+        return self._samples(self._heads(positions), drawn_at, TRAIN_STREAM)
 
     def valid(self, start: int, stop: int) -> NodeSamples:
         """Held-out heads [start, stop), with draws of their own that are the same at every call."""
