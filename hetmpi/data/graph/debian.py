@@ -14,7 +14,7 @@ import lzma
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -53,11 +53,16 @@ class DebianPackages(GraphData):
         path: str = LISTS,
         train_share: float = 0.6,
         valid_share: float = 0.2,
-        **common,
+        fanout: Sequence[int] = (10, 10),
+        replace: bool = True,
+        partition: str | None = None,
+        batch_size: int = 1,
+        table_partition: str = "range",
+        cache: str | None = None,
     ):
         """path: folder with files *_Packages, plain, .gz, .xz, .lz4 or .zst; without any, `apt-cache dumpavail` is
-        asked. common: as GraphData."""
-        super().__init__(seed, **common)
+        asked. Others as GraphData."""
+        super().__init__(seed, fanout, replace, partition, batch_size, table_partition, cache)
         if not isinstance(path, str) or not path:
             raise UserError(f"data.path must be a path, got {path!r}")
         check_shares(train_share, valid_share)

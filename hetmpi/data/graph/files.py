@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -31,12 +32,17 @@ class GraphFiles(GraphData):
         dense: bool = True,
         train_per_class: int | None = None,
         valid_per_class: int | None = None,
-        **common,
+        fanout: Sequence[int] = (10, 10),
+        replace: bool = True,
+        partition: str | None = None,
+        batch_size: int = 1,
+        table_partition: str = "range",
+        cache: str | None = None,
     ):
         """undirected: each edge counts in both directions, and once however often it is given. node_ids: each node has
         a row of its own. dense: numbers of nodes are inputs too. train_per_class, valid_per_class: nodes of each class
-        to train on and to hold out, drawn by the seed, in place of the files' split. common: as GraphData."""
-        super().__init__(seed, **common)
+        to train on and to hold out, drawn by the seed, in place of the files' split. Others as GraphData."""
+        super().__init__(seed, fanout, replace, partition, batch_size, table_partition, cache)
         if not isinstance(path, str) or not path:
             raise UserError(f"data.path must be a path, got {path!r}")
         for name, value in (("undirected", undirected), ("node_ids", node_ids), ("dense", dense)):

@@ -42,12 +42,12 @@ class GraphData:
     def __init__(
         self,
         seed: int,
-        fanout: Sequence[int] = (10, 10),
-        replace: bool = True,
-        partition: str | None = None,
-        batch_size: int = 1,
-        table_partition: str = "range",
-        cache: str | None = None,
+        fanout: Sequence[int],
+        replace: bool,
+        partition: str | None,
+        batch_size: int,
+        table_partition: str,
+        cache: str | None,
     ):
         """fanout: neighbours drawn per node, of each hop from the heads outwards. replace: draws with replacement.
         partition: metis renumbers nodes and keys (hetmpi/data/graph/metis.py), and of a global batch each rank gets

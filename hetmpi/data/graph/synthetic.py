@@ -59,14 +59,19 @@ class SyntheticGraph(GraphData):
         noise: float = 0.1,
         train_share: float = 0.8,
         valid_share: float = 0.1,
-        **common,
+        fanout: Sequence[int] = (10, 10),
+        replace: bool = True,
+        partition: str | None = None,
+        batch_size: int = 1,
+        table_partition: str = "range",
+        cache: str | None = None,
     ):
         """edges: pairs of nodes that are drawn; each counts in both directions, pairs of equal nodes and repeated ones
         are left out. class_zipf: exponent of the sizes of kinds, 0 for equal ones. degree_exponent: of the law of the
         weights. mixing: share of edges whose other end may be of any kind. lists: rows and most ids of each list of a
         node; a node has 1 to `most`. id_mixing: share of ids that do not depend on the kind. noise: share of labels
-        drawn anew. common: as GraphData. Raises UserError for invalid values."""
-        super().__init__(seed, **common)
+        drawn anew. Others as GraphData. Raises UserError for invalid values."""
+        super().__init__(seed, fanout, replace, partition, batch_size, table_partition, cache)
         check_integer("data.nodes", nodes, 2, MOST_NODES)
         check_integer("data.edges", edges, 0, MOST_EDGES)
         check_integer("data.classes", classes, 2, nodes)
