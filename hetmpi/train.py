@@ -280,9 +280,10 @@ class Training:
         """The task's metrics for the end of a run, on rank 0; {} on other ranks. Collective."""
         if not hasattr(self.task, "final_figures"):
             return {}
-        self.spans.now("final evaluation")
         [table, *_] = self.tables.values()
-        return self.task.final_figures(self.world, self.model, table.peek, self.config.eval.batch_size, self.device)
+        return self.task.final_figures(
+            self.world, self.model, table.peek, self.config.eval.batch_size, self.device, self.spans
+        )
 
     def _is_evaluated(self, step: int) -> bool:
         """Whether to evaluate before a checkpoint is saved after `step` steps. The last evaluation comes after the

@@ -18,6 +18,7 @@ from hetmpi.comm.world import World
 from hetmpi.data.graph.samples import Block
 from hetmpi.errors import doing
 from hetmpi.layers import segment_mean
+from hetmpi.spans import Spans
 
 
 class Inference:
@@ -26,8 +27,12 @@ class Inference:
     sizes  as output_sizes
     order  the ranks in the order of their shares of the nodes"""
 
-    def __init__(self, world: World, source, model: torch.nn.Module, chunk: int, device: torch.device):
-        """source: hetmpi/tasks/node.py, GraphSource. chunk: nodes that a rank computes at a time."""
+    def __init__(
+        self, world: World, source, model: torch.nn.Module, chunk: int, device: torch.device, spans: Spans | None = None
+    ):  # fmt: skip
+        """source: hetmpi/tasks/node.py, GraphSource. chunk: nodes that a rank computes at a time. spans: of this rank,
+        for the watchdog."""
+        self.spans = spans or Spans()
         self.world, self.source, self.model, self.chunk, self.device = world, source, model, chunk, device
         self.sizes, self.order = output_sizes(model, source), list(ranks_by_node(world))
 
@@ -86,6 +91,7 @@ class Inference:
         """The nodes of this rank's share, in chunks."""
         begin, end = array.share
         for first in range(begin, end, self.chunk):
+            self.spans.now("inference over all nodes")
             yield np.arange(first, min(first + self.chunk, end))
 
 

@@ -20,6 +20,7 @@ from hetmpi.data.source import Source
 from hetmpi.errors import UserError, doing
 from hetmpi.layers import segment_mean
 from hetmpi.metrics import accuracy, macro_f1, micro_f1
+from hetmpi.spans import Spans
 from hetmpi.table.group import TableSpec
 from hetmpi.tasks.ctr import row_dim_of
 from hetmpi.tasks.inference import Inference, activation_bytes, output_sizes
@@ -173,13 +174,19 @@ class NodeClassification:
         return activation_bytes(self.source, output_sizes(model, self.source)) if self._has_final() else 0
 
     def final_figures(
-        self, world: World, model: torch.nn.Module, peek: Callable, batch_size: int, device: torch.device
+        self,
+        world: World,
+        model: torch.nn.Module,
+        peek: Callable,
+        batch_size: int,
+        device: torch.device,
+        spans: Spans,
     ) -> dict[str, float | None]:
         """The metrics of the test nodes, as test_accuracy, with all neighbours."""
         if not self._has_final():
             return {}
         mine = []
-        for nodes, logits in Inference(world, self.source, model, batch_size, device).logits(peek):
+        for nodes, logits in Inference(world, self.source, model, batch_size, device, spans).logits(peek):
             is_test = self.source.split[nodes] == TEST
             label = torch.from_numpy(np.ascontiguousarray(self.source.labels[nodes][is_test]))
             mine.append(self._compared(label, logits[torch.from_numpy(is_test)]))

@@ -46,11 +46,12 @@ def test_predictions_of_all_nodes_have_the_accuracy_that_the_run_found(papers):
     found, nodes = pq.read_table(papers / "p1.parquet"), pq.read_table(papers / "papers/nodes.parquet")
     assert found.equals(pq.read_table(papers / "p3.parquet"))
     assert found["node"].to_pylist() == nodes["id"].to_pylist()
+    columns = found["prediction"], nodes["label"], nodes["split"]
     tested = [
         predicted == label
-        for predicted, label, part in zip(*(column.to_pylist() for column in (found["prediction"], nodes["label"], nodes["split"])))
+        for predicted, label, part in zip(*(column.to_pylist() for column in columns))
         if part == "test" and label is not None
-    ]  # fmt: skip
+    ]
     accuracy = summary(papers / "run")["test_accuracy"]
     assert accuracy == pytest.approx(np.mean(tested), abs=1e-9) and accuracy > 0.7
 
@@ -75,7 +76,7 @@ def test_wrong_commands_are_told_in_one_line(papers):
         "out=p.npy": "takes out=FILE.parquet",
         "out=p.parquet split=train": "not split",
         "out=p.parquet": "give data.path=...",
-        f"out=p.parquet data.fanout=[3] {' '.join(data(papers))}": "was trained on data with num_layers=2, here it is 1",
+        " ".join(["out=p.parquet data.fanout=[3]", *data(papers)]): "trained on data with num_layers=2, here it is 1",
         "out=p.parquet data=synthetic": "synthetic is no graph",
     }.items():
         outcome = command("predict", 2, checkpoint, *wrong.split())
