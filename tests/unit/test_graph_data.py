@@ -243,6 +243,17 @@ def test_edges_to_unknown_nodes_are_refused(tmp_path):
         opened(path, tmp_path)
 
 
+def test_tables_without_edges_or_without_nodes(tmp_path):
+    path = graph_files.csv(tmp_path / "tables")
+    (tmp_path / "tables/edges.csv.gz").unlink()
+    (tmp_path / "tables/edges.csv").write_text("src,dst\n")
+    assert neighbours_of(opened(path, tmp_path)) == [[]] * 6
+    for file in (tmp_path / "tables").glob("nodes*"):
+        file.write_text("id,label,split\n")
+    with pytest.raises(UserError, match="there are no nodes"):
+        opened(path, tmp_path)
+
+
 def test_missing_files_are_refused(tmp_path):
     with pytest.raises(UserError, match="there is no such file or folder"):
         opened(tmp_path / "none.npz", tmp_path)

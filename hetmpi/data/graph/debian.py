@@ -42,7 +42,7 @@ MOST_WORDS, MOST_TAGS = 16, 10
 
 
 class DebianPackages(GraphData):
-    """See GraphData and the head of this file. The index is read once; later runs use the prepared graph, also after
+    """See GraphData. The index is read once; later runs use the prepared graph, also after
     the machine's index has changed."""
 
     name = "debian_packages"

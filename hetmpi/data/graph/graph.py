@@ -27,9 +27,7 @@ class Graph:
     indices: np.ndarray  # (E,) integers
     id_offsets: np.ndarray  # (N + 1,) int64
     ids: np.ndarray  # integers, 0 <= id < sum of field_rows
-    field_rows: list[
-        int
-    ]  # rows of the nodes' own ids, if they have any, then of each list; in METIS's order all in one
+    field_rows: list[int]  # rows of the nodes' own ids, if any, then of each list; METIS's order: of all
     labels: np.ndarray  # (N,) int64, -1 for none; of several labels (N, C) float32 of 0 and 1, rows of NaN for none
     num_classes: int
     split: np.ndarray  # (N,) int8: 0 train, 1 valid, 2 test, -1 none

@@ -37,7 +37,7 @@ KINDS, ENDS, IDS, LABELS = range(4)  # streams of random numbers
 
 
 class SyntheticGraph(GraphData):
-    """See GraphData and the head of this file.
+    """See GraphData.
 
     best_accuracy  the highest expected accuracy of any model on held-out nodes"""
 

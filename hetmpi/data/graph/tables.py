@@ -49,6 +49,8 @@ def read_tables(folder: str, undirected: bool) -> Raw:
     """Raises DataError for files that cannot be read, lack a column or name unknown nodes."""
     edge_files, node_files = list_tables(folder)
     nodes, edges = read(node_files), read(edge_files, ["src", "dst"])
+    if not len(nodes):
+        raise DataError(f"{node_files[0]}: there are no nodes")
     ids = column(nodes, "id") if "id" in nodes.column_names else pa.array(np.arange(len(nodes)))
     check_distinct(ids, node_files[0])
     src, dst = (places_of(column(edges, name), ids, f"{edge_files[0]}: {name}") for name in ("src", "dst"))
