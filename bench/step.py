@@ -3,10 +3,11 @@ peers.
 
     ./run.sh bench step [net=mlp] [dim=32] [batch=2048] [ranks=2] [scale=0.1] [zipf=1.05] [steps=60] [warmup=20]
                         [repeats=5] [peers=none] [rate=none] [device=cpu] [settings=table.staleness=0]
-                        [tables=1]
+                        [tables=1] [fanout=2,2]
 
-net: mlp (embeddings and dense features through three layers of 256, plus a linear term) or het (HET's WDL). Criteo's
-field sizes times `scale`, plain SGD, one thread per rank. rate: none for one node, or a rate in the syntax of tc
+net: mlp (embeddings and dense features through three layers of 256, plus a linear term) or het (HET's WDL), on
+Criteo's field sizes times `scale`; or sage (GraphSAGE with `fanout` on a synthetic graph of ogbn-mag's shape times
+`scale`). Plain SGD, one thread per rank. rate: none for one node, or a rate in the syntax of tc
 (1gbit): each rank on a host of its own with such a link, as in `bench cluster`; needs root and MPICH. device: cuda for
 floor and hetmpi on GPUs, without peers. settings: of conf/config.yaml, separated by commas. peers: all, none, or some
 of torchrec, allgather, horovod (bench/peers/); torchrec gets its own environment on first use. tables: above 1, a
@@ -21,6 +22,7 @@ import json
 import os
 import sys
 
+from race.problem import GRAPH
 from race.turns import check_losses, chosen, made_problem, median_ms, median_of, on_hosts, race
 from workload import mpiexec, naps, parse
 
@@ -29,7 +31,7 @@ from hetmpi.spans import PARTS
 SETTINGS = {
     "net": "mlp", "dim": 32, "batch": 2048, "ranks": 2, "scale": 0.1, "zipf": 1.05, "steps": 60, "warmup": 20,
     "repeats": 5, "peers": ["none"], "rate": "none", "device": "cpu", "settings": ["table.staleness=0"],
-    "tables": 1,
+    "tables": 1, "fanout": [2, 2],
 }  # fmt: skip
 
 
@@ -37,6 +39,8 @@ def main():
     """Generates the problem, runs the contenders in turns, compares them."""
     settings = parse("step", SETTINGS, sys.argv[1:])
     peers, device = chosen(settings["peers"]), f"device={settings['device']}"
+    if settings["net"] == GRAPH and (peers or settings["tables"] > 1):
+        sys.exit("bench step: net=sage has one table and no peers")
     if peers and settings["device"] != "cpu":
         sys.exit("bench step: peers run on the CPU only: give peers=none or device=cpu")
     launcher = (

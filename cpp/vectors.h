@@ -66,4 +66,17 @@ inline void scatter_add(const float* values, const int64_t* rows, int64_t n, int
   }
 }
 
+// out[rows[i]] += values[d] for offsets[d] <= i < offsets[d + 1], one after the other: values (n, dim), offsets (n +
+// 1).
+inline void spread_add(const float* values, const int64_t* offsets, const int64_t* rows, int64_t n, int64_t dim,
+                       float* out) {
+  constexpr int64_t kAhead = 8;  // rows prefetched
+  const int64_t end = offsets[n];
+  for (int64_t d = 0; d < n; ++d)
+    for (int64_t i = offsets[d]; i < offsets[d + 1]; ++i) {
+      if (i + kAhead < end) prefetch_row(out + rows[i + kAhead] * dim, dim);
+      add(out + rows[i] * dim, values + d * dim, dim);
+    }
+}
+
 }  // namespace hetmpi

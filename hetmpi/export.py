@@ -1,6 +1,7 @@
 """Extracts a checkpoint: rows by key for numpy or Parquet, the dense layers as TorchScript or ONNX.
 
 hetmpi export CHECKPOINT OUT [rows=npy|parquet|none] [dense=torchscript|onnx|none] [table=NAME]
+                             [nodes=none|parquet] [data.KEY=VALUE]
 
 OUT/rows.npy         (num_rows, dim) float32, row k for key k; numpy.load(..., mmap_mode="r") opens files larger than
                      memory
@@ -8,15 +9,22 @@ OUT/rows.parquet     columns key (int64) and weight (fixed-size list of float32)
 OUT/dense.torchscript  forward(rows (U, dim), index (B, F) int64 into them, dense (B, num_dense)) -> logits (B,); with
                      several tables or values forward(rows of each table in turn, index, dense, and for each feature of
                      several values index (n,) and offsets (B + 1,)), where indices count the rows of all tables
+                     of a model of nodes forward(x (N, dim + num_dense), and offsets and index of each block, from the
+                     heads outwards) -> logits (B, num_classes), where x holds the means of rows beside the numbers
 OUT/dense.onnx       the same for any B and U, inputs rows, index, dense, output logits; needs pip install onnx
                      onnxscript
+OUT/nodes.parquet    of a model of nodes: node, its id in the data; hidden, the activations of the last hidden layer,
+                     over all neighbours (fixed-size list of float32). `hetmpi predict ... hidden=true` writes the same
+                     on several ranks. data.KEY changes settings of the training's data, such as data.path
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import warnings
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,10 +33,12 @@ import torch
 
 from hetmpi.checkpoint.manifest import brief, read_manifest, tables_of
 from hetmpi.checkpoint.shard_files import shards_of
+from hetmpi.comm.world import World
 from hetmpi.errors import UserError
-from hetmpi.run.saved_model import OfTensors, Saved, dense_layers, of_tensors
+from hetmpi.run.node_outputs import NodeOutputs, is_of_nodes
+from hetmpi.run.saved_model import OfBlocks, OfTensors, Saved, dense_layers, of_tensors
 
-CHOICES = {"rows": ("npy", "parquet", "none"), "dense": ("torchscript", "onnx", "none")}
+CHOICES = {"rows": ("npy", "parquet", "none"), "dense": ("torchscript", "onnx", "none"), "nodes": ("none", "parquet")}
 
 
 def main(arguments: list[str]):
@@ -38,22 +48,26 @@ def main(arguments: list[str]):
     if len(arguments) < 2:
         sys.exit(__doc__)
     checkpoint, out = map(Path, arguments[:2])
-    chosen = {"rows": "npy", "dense": "torchscript"}
-    for argument in arguments[2:]:
+    chosen, of_data = {"rows": "npy", "dense": "torchscript"}, re.compile(r"[+~]*data\b")
+    for argument in filter(lambda text: not of_data.match(text), arguments[2:]):
         name, _, value = argument.partition("=")
         if value not in CHOICES.get(name, ()) and (name != "table" or not value):
             choices = ", ".join(f"{k}={'|'.join(v)}" for k, v in CHOICES.items())
             sys.exit(f"hetmpi.export: unknown argument {argument}; known are {choices}, table=NAME")
         chosen[name] = value
     try:
-        export(checkpoint, out, **chosen)
+        export(checkpoint, out, **chosen, data=list(filter(of_data.match, arguments[2:])))
     except UserError as refusal:
         sys.exit(f"hetmpi: {refusal}")
 
 
-def export(checkpoint: Path, out: Path, rows: str = "npy", dense: str = "torchscript", table: str | None = None):
-    """Writes the selected parts of a checkpoint to `out`. table: None for the only one. Raises UserError for an
-    incomplete or invalid checkpoint, an unknown table, a model that cannot be built, or a missing package."""
+def export(
+    checkpoint: Path, out: Path, rows: str = "npy", dense: str = "torchscript", table: str | None = None,
+    nodes: str = "none", data: Sequence[str] = (),
+):  # fmt: skip
+    """Writes the selected parts of a checkpoint to `out`. table: None for the only one. data: Hydra overrides of data
+    settings, for nodes. Raises UserError for an incomplete or invalid checkpoint, an unknown table, a model that cannot
+    be built, or a missing package."""
     missing = [name for name in ("onnx", "onnxscript") if dense == "onnx" and find_spec(name) is None]
     if missing:
         raise UserError(f"dense=onnx needs packages that are not installed: pip install {' '.join(missing)}")
@@ -61,6 +75,10 @@ def export(checkpoint: Path, out: Path, rows: str = "npy", dense: str = "torchsc
     shards = shards_of(checkpoint, manifest)
     for shard in [shard for of_table in shards.values() for shard in of_table]:
         shard.check()
+    if nodes != "none" and not is_of_nodes(manifest):
+        raise UserError(f"nodes={nodes}: {checkpoint} is not of a model of nodes")
+    if data and nodes == "none":
+        raise UserError(f"{data[0]} is read with nodes=parquet only")
     name = chosen_table(checkpoint, manifest, table) if rows != "none" else ""
     out.mkdir(parents=True, exist_ok=True)
     if rows != "none":
@@ -70,6 +88,9 @@ def export(checkpoint: Path, out: Path, rows: str = "npy", dense: str = "torchsc
         model, inputs = dense_layers(checkpoint, manifest)
         write = {"torchscript": write_torchscript, "onnx": write_onnx}[dense]
         write(out / f"dense.{dense}", of_tensors(model), inputs)
+    if nodes != "none":
+        outputs = NodeOutputs(World(), checkpoint, list(data))
+        outputs.write(out / "nodes.parquet", with_hidden=True, with_classes=False)
 
 
 def chosen_table(checkpoint: Path, manifest: dict, table: str | None) -> str:
@@ -107,14 +128,14 @@ def write_torchscript(path: Path, model: OfTensors, inputs: tuple):
     with torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`torch\.jit\.trace", DeprecationWarning)  # TorchScript is requested
         # The models' checks of shapes are traced as constants; they hold for any B and U.
-        warnings.filterwarnings("ignore", category=torch.jit.TracerWarning, module=r"hetmpi\.models\.ctr")
+        warnings.filterwarnings("ignore", category=torch.jit.TracerWarning, module=r"hetmpi\.models\.(ctr|graph)")
         torch.jit.trace(model, inputs).save(str(path))
 
 
 def write_onnx(path: Path, model: OfTensors, inputs: tuple):
     num_samples = torch.export.Dim("B")
     shapes = {"rows": {0: torch.export.Dim("U")}, "index": {0: num_samples}, "dense": {0: num_samples}}
-    if model.table_dims is not None:
+    if model.table_dims is not None or isinstance(model, OfBlocks):
         raise UserError("dense=onnx supports models of one table and features of one value: use dense=torchscript")
     # it warns that torchvision, which is not needed, is missing
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""AUC, log loss and RMSE of held-out predictions, on numpy arrays of one process."""
+"""AUC, log loss, RMSE, accuracy and F1 of held-out predictions, on numpy arrays of one process."""
 
 from __future__ import annotations
 
@@ -70,3 +70,31 @@ def rmse(label: np.ndarray, prediction: np.ndarray) -> float:
         raise ValueError(f"rmse: label and prediction must have one shape, got {label.shape} and {prediction.shape}")
     difference = label.astype(np.float64) - prediction
     return float(np.sqrt(np.mean(np.square(difference)))) if len(label) else float("nan")
+
+
+def accuracy(label: np.ndarray, predicted: np.ndarray) -> float | None:
+    """The share of samples whose class is predicted. label, predicted (n,) int64. None without samples."""
+    return float(np.mean(label == predicted)) if len(label) else None
+
+
+def micro_f1(label: np.ndarray, predicted: np.ndarray) -> float | None:
+    """F1, 2 TP / (2 TP + FP + FN), of all classes together. label, predicted (n, C) bool. None if no class occurs."""
+    hits, total = (counts.sum() for counts in _hits_and_total(label, predicted))
+    return float(2 * hits / total) if total else None
+
+
+def macro_f1(label: np.ndarray, predicted: np.ndarray) -> float | None:
+    """The mean of F1 over the classes that occur as label or prediction. label, predicted (n,) int64, or (n, C) bool.
+    None if none does."""
+    hits, total = _hits_and_total(label, predicted)
+    occurs = total > 0
+    return float(np.mean(2 * hits[occurs] / total[occurs])) if occurs.any() else None
+
+
+def _hits_and_total(label: np.ndarray, predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of each class TP, and 2 TP + FP + FN, the number of labels and predictions together."""
+    if label.ndim == 2:
+        return (label & predicted).sum(0), label.sum(0) + predicted.sum(0)
+    num = max(label.max(), predicted.max()) + 1 if len(label) else 0
+    hits = np.bincount(label[label == predicted], minlength=num)
+    return hits, np.bincount(label, minlength=num) + np.bincount(predicted, minlength=num)

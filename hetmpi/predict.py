@@ -1,4 +1,4 @@
-"""Predicts with a checkpoint of a click-through-rate model, on one rank or several.
+"""Predicts with a checkpoint of a model of clicks or of the nodes of a graph, on one rank or several.
 
 hetmpi predict CHECKPOINT data.path=FILES out=OUT [predict.keep=[NAME,...]] [data.max_bad_rows=N]
 hetmpi predict CHECKPOINT out=OUT [split=valid|train] [start=N] [stop=N] [--config-dir DIR] [data=NAME] [data.KEY=VALUE]
@@ -10,8 +10,15 @@ write beside the predictions.
 The second form predicts positions [start, stop) of the held-out part of the data that the model was trained on, or of
 the training stream with split=train. data=NAME and data.KEY=VALUE select other data with the same features.
 
-OUT is a .parquet file with the kept columns and `probability` (float32; `prediction` where labels are numbers), or a
-.npy file with (rows,) float32. The result does not depend on the number of ranks.
+hetmpi predict CHECKPOINT out=OUT.parquet [hidden=true] [--config-dir DIR] [data=NAME] [data.KEY=VALUE]
+
+The third form, for a model of nodes, predicts all nodes of its graph over all their neighbours, and needs the memory
+that dry_run=true calls final. Columns: node, its id in the data; prediction, its class; probability of that class; of
+several labels lists of both, of all labels with a probability above one half; hidden, the activations of the last
+hidden layer, with hidden=true.
+
+In the first two forms OUT is a .parquet file with the kept columns and `probability` (float32; `prediction` where
+labels are numbers), or a .npy file with (rows,) float32. The result does not depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +30,6 @@ if __name__ == "__main__":  # before the slow imports
 
 import contextlib
 import itertools
-import re
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -33,9 +39,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from omegaconf import DictConfig, OmegaConf
 
-from hetmpi.checkpoint.manifest import brief, read_manifest, tables_of
+from hetmpi.checkpoint.manifest import read_manifest, tables_of
 from hetmpi.checkpoint.shard_files import shards_of
 from hetmpi.comm.launch import launch
 from hetmpi.comm.world import World
@@ -48,15 +53,15 @@ from hetmpi.data.tabular.reading import BadRows
 from hetmpi.data.tabular.rules import NUMBER
 from hetmpi.errors import LARGEST, UserError, check_integer
 from hetmpi.layers import FeatureRows
-from hetmpi.run import build
 from hetmpi.run.command_line import parse
-from hetmpi.run.config import advised, composed
+from hetmpi.run.node_outputs import NodeOutputs, is_of_nodes
+from hetmpi.run.saved_data import source_of
 from hetmpi.run.saved_model import Saved, dense_layers, encoder_of
 
 BATCH_SIZE = 4096
 PART_SAMPLES = 1 << 16  # positions of a split that one rank predicts at a time
 MOST_SENT = 8  # blocks on their way to rank 0
-OWN = ("out", "split", "start", "stop", "predict.keep")  # arguments that are not settings of the run
+OWN = ("out", "split", "start", "stop", "predict.keep", "hidden")  # arguments that are not settings of the run
 OF_FILES = ("data.path", "data.max_bad_rows")
 Part = Callable[[], Iterator[tuple[pa.Table, Samples]]]  # kept columns and samples, in blocks
 
@@ -78,9 +83,28 @@ def main(world: World, arguments: list[str] | None = None):
     out = Path(own.pop("out", ""))
     if out.suffix not in (".parquet", ".npy"):
         raise UserError(f"give out=FILE.parquet or out=FILE.npy, got out={out if out.name else ''}")
-    num, mean = Prediction(world, Path(arguments[0]), overrides, asked.config_dir, **checked(own)).write(out)
+    checkpoint = Path(arguments[0])
+    if is_of_nodes(read_manifest(checkpoint)):
+        return predict_nodes(world, checkpoint, overrides, asked.config_dir, own, out)
+    if "hidden" in own:
+        raise UserError("hidden=true is for models of nodes")
+    num, mean = Prediction(world, checkpoint, overrides, asked.config_dir, **checked(own)).write(out)
     if world.rank == 0:
         print(f"hetmpi: {out}: {num:,} predictions, mean {mean:.4f}", flush=True)
+
+
+def predict_nodes(world: World, checkpoint: Path, overrides: list[str], config_dir: str | None, own: dict, out: Path):
+    """Predicts all nodes of a graph. Collective."""
+    wrong = sorted(set(own) - {"hidden"})
+    if wrong or out.suffix != ".parquet" or own.get("hidden", "true") not in ("true", "false"):
+        raise UserError(
+            f"{checkpoint} is of a model of nodes: hetmpi predict takes out=FILE.parquet and hidden=true or false"
+            + (f", not {wrong[0]}" if wrong else "")
+        )
+    outputs = NodeOutputs(world, checkpoint, overrides, config_dir)
+    num = outputs.write(out, own.get("hidden") == "true")
+    if world.rank == 0:
+        print(f"hetmpi: {out}: {num:,} nodes", flush=True)
 
 
 def checked(own: dict[str, str]) -> dict:
@@ -331,47 +355,6 @@ def batches_of(source) -> Callable:
     """The function that makes batches of a source's or an encoder's samples."""
     features = getattr(source, "features", None)
     return to_batch if features is None else FeatureBatches(features, list(source.tables))
-
-
-def source_of(world: World, manifest: dict, overrides: list[str], config_dir: str | None) -> Source:
-    """The prepared data source of the checkpoint's training run, with `overrides`. The manifest is not trusted: the
-    class comes from the settings, and only plain values of known keys are taken from the manifest. Collective. Raises
-    UserError."""
-    wrong = [text for text in overrides if not re.match(r"[+~]*data\b", text)]
-    if wrong:
-        raise UserError(f"hetmpi predict accepts only settings of data, got {wrong[0]}")
-    named = any(text.startswith("data=") for text in overrides)
-    name, saved = manifest.get("data"), manifest.get("data_config")
-    if not named:
-        if not isinstance(name, str) or not re.fullmatch(r"\w[\w-]*", name) or not isinstance(saved, dict):
-            raise UserError("the checkpoint does not name its data: give data=NAME")
-        overrides = [f"data={name}", *overrides]
-    with advised(overrides, config_dir):
-        config = composed(overrides, config_dir)
-        given = {text.lstrip("+~").split("=")[0] for text in overrides}
-        for key in set(config.data) & set(saved or {}) - {"_target_"} if not named else ():
-            if f"data.{key}" not in given:
-                if not is_plain(saved[key]):
-                    raise UserError(f"manifest.json: data_config: {key} must be a plain value, got {brief(saved[key])}")
-                config.data[key] = saved[key]
-        del config["hydra"]
-        missing = [key for key in OmegaConf.missing_keys(config) if key.startswith("data.")]
-        if missing:
-            raise UserError(f"give {', '.join(f'{key}=...' for key in sorted(missing))}")
-        data: DictConfig = OmegaConf.create(OmegaConf.to_container(config.data, resolve=True))
-    source = build.make(data)
-    source.prepare(world.rank, world.size, lambda: world.meet("for all ranks to prepare the data"))
-    return source
-
-
-def is_plain(value) -> bool:
-    """Whether a value of a manifest is a number, a boolean, null, text without interpolation, or lists and mappings of
-    these without _target_."""
-    if isinstance(value, list):
-        return all(map(is_plain, value))
-    if isinstance(value, dict):
-        return "_target_" not in value and all(map(is_plain, value)) and all(map(is_plain, value.values()))
-    return value is None or isinstance(value, (bool, int, float)) or (isinstance(value, str) and "${" not in value)
 
 
 def sizes_text(sizes: dict) -> str:

@@ -156,6 +156,7 @@ class Training:
         self.bests = Bests(world, config, self.task, self.source.num_valid, self.saving.resumed)
         self.specs = self.task.tables(self.model)
         build.check_batches(config, world, self.task, self.specs, self.total_steps - self.start.step)
+        build.check_final(config, world, self.task, self.model)
         schedule = Schedule(config.optim.schedule, config.optim.warmup_steps, self.total_steps)
         replicated = build.replicated_of(config, self.specs)
         self.replicated = [keys for fields in replicated.values() for keys in fields]
@@ -210,8 +211,9 @@ class Training:
         self.watch.pause()
         if evaluated is None:
             evaluated = self.evaluate(self.steps)
+        final = self._final_figures()
         self.checkpoints.wait()
-        self._finish(evaluated)
+        self._finish(evaluated, final)
         return True
 
     def _step(self, step: int, batch, batches: Ahead) -> Tensor:
@@ -273,6 +275,15 @@ class Training:
             self.log.evaluation({**self._progress(step), **figures})
         self.bests.add(step, figures)
         return {} if columns is None else {"figures": figures, "without": self.task.without_figures(columns)}
+
+    def _final_figures(self) -> dict:
+        """The task's metrics for the end of a run, on rank 0; {} on other ranks. Collective."""
+        if not hasattr(self.task, "final_figures"):
+            return {}
+        [table, *_] = self.tables.values()
+        return self.task.final_figures(
+            self.world, self.model, table.peek, self.config.eval.batch_size, self.device, self.spans
+        )
 
     def _is_evaluated(self, step: int) -> bool:
         """Whether to evaluate before a checkpoint is saved after `step` steps. The last evaluation comes after the
@@ -344,7 +355,7 @@ class Training:
                 "within a step"
             )
         if self.source.num_valid < 1:
-            notes.append(f"data={name} has no held-out samples: AUC and log loss are not computed")
+            notes.append(f"data={name} has no held-out samples: their metrics are not computed")
         if self.world.size > 1 and any(self.tables[name].cache.capacity_rows > 0 for name in self.specs):
             notes += filter(None, [staleness_of(self.config).advice])
         return [f"hetmpi: {note}" for note in notes]
@@ -378,7 +389,7 @@ class Training:
         staleness = next(iter(self.tables.values())).staleness  # the same for all tables
         return table_figures(sums, lags, num_steps, staleness, bool(self.replicated))
 
-    def _finish(self, evaluated: dict):
+    def _finish(self, evaluated: dict, final: dict):
         """Writes and displays the summary of the run. Collective."""
         sums, lags = summed(self.world, self.tables.counters, self.tables.lags)
         by_rank = gathered_by_rank(self.world, self.spans.as_array() / max(1, self.steps - self.start.step))
@@ -401,6 +412,7 @@ class Training:
             "first_step": self.start.step,  # the figures below are of the steps after it
             "samples_per_s": samples / seconds if seconds else None,
             **evaluated["figures"],
+            **final,
             **self.bests.summary(self.saving.path_of),
             **self._table_figures(sums, lags, 1),
             **times(by_rank),

@@ -51,6 +51,9 @@ class Het(nn.Module):
 NETWORKS = {"mlp": Mlp, "het": Het}
 
 
+GRAPH = "sage"  # net of the nodes of a graph, whose samples the contenders draw themselves (nodes.py)
+
+
 class Problem:
     """One workload, described by the file `problem.json` in the folder of its samples.
 
@@ -63,6 +66,8 @@ class Problem:
         self.folder = Path(folder)
         for name, value in json.loads((self.folder / "problem.json").read_text()).items():
             setattr(self, name, value)
+        if self.net == GRAPH:
+            return
         self.num_fields, self.num_rows = len(self.field_rows), sum(self.field_rows)
         self.ids, self.dense, self.label = (
             np.load(self.folder / f"{name}.npy", mmap_mode="r") for name in ("ids", "dense", "label")
@@ -87,6 +92,13 @@ class Problem:
         return 0.02 * sums - 0.01
 
 
+def describe(folder: str, **settings):
+    """Writes the description of a problem."""
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "problem.json").write_text(json.dumps(settings))
+
+
 def make(folder: str, data, ranks: int, batch: int, dim: int, net: str, steps: int):
     """Writes a problem: samples of `data`, a hetmpi data set."""
     path, shape = Path(folder), (steps, ranks, batch)
@@ -101,15 +113,8 @@ def make(folder: str, data, ranks: int, batch: int, dim: int, net: str, steps: i
         samples = data.train(begin, begin + size)
         for name, array in arrays.items():
             array[step] = getattr(samples, name).reshape(array.shape[1:])
-    settings = {
-        "ranks": ranks,
-        "batch": batch,
-        "dim": dim,
-        "net": net,
-        "steps": steps,
-        "field_rows": list(map(int, data.field_rows)),
-    }
-    (path / "problem.json").write_text(json.dumps(settings))
+    field_rows = list(map(int, data.field_rows))
+    describe(folder, ranks=ranks, batch=batch, dim=dim, net=net, steps=steps, field_rows=field_rows)
 
 
 def report(result: dict):

@@ -4,7 +4,8 @@
     mpiexec -n RANKS python bench/race/rank.py tables=3 FOLDER [SETTING=VALUE ...]  with the fields dealt to 3 tables
     mpiexec -n RANKS python bench/race/rank.py floor FOLDER [device=cuda]
 
-The floor is the same dense network under Horovod with the rows of every sample in memory: no table, loader or keys.
+The floor is the same dense network under Horovod with the rows of every sample in memory: no table, loader or keys. Of
+a graph's nodes it has the sampled batches in memory too, and pools the rows of their ids.
 """
 
 import json
@@ -20,12 +21,14 @@ from hetmpi.data.batch import Samples
 from hetmpi.data.features import TABLE, Feature, FeatureTable
 from hetmpi.dense import DenseOptimizer
 from hetmpi.layers import FeatureRows, look_up
+from hetmpi.run import build
 from hetmpi.run.config import compose
 from hetmpi.run.device import choose_device
 from hetmpi.spans import PARTS, Spans
 from hetmpi.table.optim import Schedule
 from hetmpi.train import Training
-from race.problem import DENSE_LR, ROWS_LR, Laps, Problem, chunk_steps, report
+from race import nodes
+from race.problem import DENSE_LR, GRAPH, ROWS_LR, Laps, Problem, chunk_steps, report
 
 RUN = "run"  # run folder of the trainer, in the problem's folder
 
@@ -112,23 +115,29 @@ class Processor:
         return {"main_cpu_ms": self.main_ms, "other_cpu_ms": self.other_ms}
 
 
+def config_of(world, problem: Problem, overrides: list[str]):
+    """Settings of the trainer."""
+    return compose(world, [
+        f"table.dim={problem.dim}", f"batch_size={problem.batch}", f"steps={problem.steps}",
+        f"run.dir={problem.folder / RUN}", "optim.rows=sgd", f"optim.rows_lr={ROWS_LR}", "optim.dense=sgd",
+        f"optim.dense_lr={DENSE_LR}", f"log.every_steps={chunk_steps()}", f"eval.max_samples={world.size}",
+        "device=cpu", "checkpoint.at_end=false", *(nodes.settings_of(problem) if problem.net == GRAPH else []),
+        *overrides,
+    ])  # fmt: skip
+
+
 def hetmpi(world, problem: Problem, overrides: list[str], num_tables: int = 1):
     """Trains, and reports the trainer's log."""
-    folder = problem.folder / RUN
-    config = compose(world, [
-        f"table.dim={problem.dim}", f"batch_size={problem.batch}", f"steps={problem.steps}", f"run.dir={folder}",
-        "optim.rows=sgd", f"optim.rows_lr={ROWS_LR}", "optim.dense=sgd", f"optim.dense_lr={DENSE_LR}",
-        f"log.every_steps={chunk_steps()}", f"eval.max_samples={world.size}", "device=cpu",
-        "checkpoint.at_end=false", *overrides,
-    ])  # fmt: skip
+    config = config_of(world, problem, overrides)
     torch.set_num_threads(1)
-    processor = Processor()
-    source, model = Recorded(problem, num_tables), OverRows(problem)
+    processor, source, model = Processor(), None, None
+    if problem.net != GRAPH:
+        source, model = Recorded(problem, num_tables), OverRows(problem)
     if num_tables > 1:
         model = FeatureRows(model, dict.fromkeys(source.tables, problem.dim), [])
     training = Training(world, config, choose_device(world, config.device), Spans(), source, model, processor.lap)
     processor.restart()
-    for name, table in training.tables.items():
+    for name, table in training.tables.items() if problem.net != GRAPH else ():
         table.shard.assign(slice(None), problem.first_rows(source.keys_in_problem(name, table.keys().numpy())))
         table.resume_at(0)
     training.run()
@@ -136,7 +145,7 @@ def hetmpi(world, problem: Problem, overrides: list[str], num_tables: int = 1):
     exact, exchange = table.staleness.is_synchronous, table.client.transport.name
     training.close()
     if world.rank == 0:
-        lines = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
+        lines = [json.loads(line) for line in Path(config.run.dir, "metrics.jsonl").read_text().splitlines()]
         kept = (
             "step_ms",
             "loss",
@@ -150,21 +159,53 @@ def hetmpi(world, problem: Problem, overrides: list[str], num_tables: int = 1):
         report({**figures, **processor.figures(), "is_exact": exact, "exchange": exchange})
 
 
+class RowsInMemory:
+    """The dense network on a rank's samples, with the rows of every sample in memory."""
+
+    def __init__(self, world, problem: Problem, device: torch.device):
+        self.model, self.criterion = problem.network(), torch.nn.BCEWithLogitsLoss()
+        self.embeddings = 0.01 * torch.randn(problem.batch, problem.num_fields, problem.dim, device=device)
+        self.batches = [
+            [part.to(device) for part in problem.samples(step, world.rank)[1:]] for step in range(problem.steps)
+        ]
+
+    def loss(self, step: int) -> torch.Tensor:
+        dense, label = self.batches[step]
+        return self.criterion(self.model(self.embeddings.detach().requires_grad_(), dense), label)
+
+
+class NodesInMemory:
+    """The network on a rank's nodes, sampled beforehand, with the rows of each batch in memory."""
+
+    def __init__(self, world, problem: Problem, device: torch.device):
+        config = config_of(world, problem, [])
+        source = build.make(config.data)
+        build.prepare(source, world, config)
+        self.task = build.make_task(config, source, device)
+        self.model, make = build.make_model(config, self.task), self.task.batches(device)
+        starts = ((step * world.size + world.rank) * problem.batch for step in range(problem.steps))
+        self.batches = [make(source.train(start, start + problem.batch)).on(device) for start in starts]
+        most = max(len(batch.keys[TABLE]) for batch in self.batches)
+        self.rows = 0.01 * torch.randn(most, problem.dim, device=device)
+
+    def loss(self, step: int) -> torch.Tensor:
+        batch = self.batches[step]
+        rows = self.rows[: len(batch.keys[TABLE])].detach().requires_grad_()
+        return self.task.loss(self.model, {TABLE: rows}, batch)
+
+
 def floor(world, problem: Problem, device: torch.device):
     """Trains the dense network only."""
     hvd, spans = world.start_horovod(), Spans()
     torch.set_num_threads(1)
-    model = problem.network()
-    dense = DenseOptimizer(hvd, model, "sgd", DENSE_LR, 0.0, Schedule(), device)
-    criterion = torch.nn.BCEWithLogitsLoss()
-    embeddings = 0.01 * torch.randn(problem.batch, problem.num_fields, problem.dim, device=device)
-    batches = [[part.to(device) for part in problem.samples(step, world.rank)[1:]] for step in range(problem.steps)]
+    kind = NodesInMemory if problem.net == GRAPH else RowsInMemory
+    work = kind(world, problem, device)
+    dense = DenseOptimizer(hvd, work.model, "sgd", DENSE_LR, 0.0, Schedule(), device)
     parts, spent, laps = {f"{part}_ms": [] for part in PARTS}, spans.as_array(), Laps()
     processor = Processor()
-    for step, (features, label) in enumerate(batches):
-        embeddings = embeddings.detach().requires_grad_()
+    for step in range(problem.steps):
         with spans("forward"):
-            loss = criterion(model(embeddings, features), label)
+            loss = work.loss(step)
         with spans("backward"):
             loss.backward()
             dense.begin()

@@ -150,6 +150,10 @@ def made_problem(settings: dict, ranks: int) -> tempfile.TemporaryDirectory:
     from hetmpi.data.synthetic import Synthetic
 
     folder = tempfile.TemporaryDirectory(prefix="hetmpi-bench-")
+    if settings["net"] == problem.GRAPH:
+        kept = {name: settings[name] for name in ("batch", "dim", "net", "steps", "scale", "fanout")}
+        problem.describe(folder.name, ranks=ranks, **kept)
+        return folder
     data = Synthetic(0, scale=settings["scale"], zipf=settings["zipf"], num_valid=1)
     problem.make(folder.name, data, ranks, settings["batch"], settings["dim"], settings["net"], settings["steps"])
     return folder

@@ -1,4 +1,4 @@
-// Functions on keys and rows: distinct keys, initial values, gather, scatter_add.
+// Functions on keys and rows: distinct keys, initial values, gather, scatter_add, spread_add.
 #include <algorithm>
 #include <cstdint>
 
@@ -89,6 +89,25 @@ void scatter_add_rows(const Array<float>& values, const Array<int64_t>& rows, Ar
   scatter_add(value, row, n, dim, to);
 }
 
+void spread_add_rows(const Array<float>& values, const Array<int64_t>& offsets, const Array<int64_t>& rows,
+                     Array<float> out) {
+  check_shape(values, "values", {-1, -1});
+  const ssize_t n = values.shape(0), dim = values.shape(1), num_out = out.shape(0);
+  check_shape(offsets, "offsets", {n + 1});
+  check_shape(rows, "rows", {-1});
+  check_shape(out, "out", {-1, dim});
+  const float* value = values.data();
+  const int64_t *offset = offsets.data(), *row = rows.data();
+  const ssize_t num_rows = rows.shape(0);
+  float* to = out.mutable_data();
+  py::gil_scoped_release release;
+  bool rises = offset[0] == 0 && offset[n] == num_rows;
+  for (ssize_t d = 0; d < n; ++d) rises = rises && offset[d] <= offset[d + 1];
+  if (!rises) throw std::out_of_range("offsets must rise from 0 to the number of rows");
+  check_in(row, num_rows, num_out, "rows");
+  spread_add(value, offset, row, n, dim, to);
+}
+
 void gather_clocks(const Array<int32_t>& clock, const Array<int64_t>& rows, Array<int32_t> out,
                    const Array<int64_t>& order) {
   check_shape(clock, "clock", {-1});
@@ -115,6 +134,10 @@ void bind_functions(py::module_& m) {
   m.def("scatter_add", &scatter_add_rows, py::arg("values").noconvert(), py::arg("rows").noconvert(),
         py::arg("out").noconvert(),
         "out[rows[i]] += values[i], i in order; float32 values (n, dim) and out (m, dim), int64 rows (n,).");
+  m.def("spread_add", &spread_add_rows, py::arg("values").noconvert(), py::arg("offsets").noconvert(),
+        py::arg("rows").noconvert(), py::arg("out").noconvert(),
+        "out[rows[i]] += values[d] for offsets[d] <= i < offsets[d + 1], i in order; float32 values (n, dim) and out "
+        "(m, dim), int64 offsets (n + 1,) and rows (e,).");
   m.def("gather_clocks", &gather_clocks, py::arg("clock").noconvert(), py::arg("rows").noconvert(),
         py::arg("out").noconvert(), py::arg("order").noconvert(), "out[order[i]] = clock[rows[i]], each read whole.");
 }

@@ -27,7 +27,7 @@ void bind_gpu(py::module_& m) {
 
 PYBIND11_MODULE(_C, m) {
   using namespace hetmpi;
-  m.doc() = "C++ core of hetmpi: unique keys, rows, row optimizers, rings between ranks.";
+  m.doc() = "C++ core of hetmpi: unique keys, rows, row optimizers, rings between ranks, samples of graphs.";
   bind_functions(m);
 #ifdef HETMPI_HASHING
   bind_hashing(m);
@@ -39,5 +39,6 @@ PYBIND11_MODULE(_C, m) {
   bind_push_applier(m);
   bind_round(m);
   bind_row_cache(m);
+  bind_sampler(m);
   bind_gpu(m);
 }

@@ -46,7 +46,10 @@ def make(config: DictConfig, **arguments):
         except TypeError as error:
             if not is_of_the_call(error):
                 raise
-            raise UserError(f"{target}: {error}: the keys must be the arguments of its constructor") from error
+            cure = "the keys must be the arguments of its constructor"
+            if any(f"'{name}'" in str(error) for name in arguments):
+                cure = f"it must take {', '.join(arguments)} to be used here"
+            raise UserError(f"{target}: {error}: {cure}") from error
         except ValueError as error:
             if isinstance(error, UserError) or not target.startswith("hetmpi.models."):
                 raise
@@ -205,6 +208,23 @@ def total_steps(config: DictConfig, source: Source, world_size: int, start: Posi
         raise UserError(f"data={config.data_name} is infinite: give steps=N")
     left = max(0, config.epochs * num_train - start.samples)
     return start.step + math.ceil(left / (config.batch_size * world_size))
+
+
+def final_bytes(task: Task, model: torch.nn.Module) -> int:
+    """Memory of a cluster node for the metrics at the end of a run."""
+    return task.final_bytes(model) if hasattr(task, "final_bytes") else 0
+
+
+def check_final(config: DictConfig, world: World, task: Task, model: torch.nn.Module):
+    """Raises UserError on every rank if a node lacks memory for the metrics at the end of the run. Collective."""
+
+    def message(need, place, free):
+        return (
+            f"the metrics at the end of the run need {size_text(need)} on {world.host} for all nodes of the graph, "
+            f"{size_text(free)} are free in {place}: set task.exact=false"
+        )
+
+    refuse_if_short(world, final_bytes(task, model) if world.node.rank == 0 else 0, world.node.size > 1, message)
 
 
 def batch_bytes(config: DictConfig, task: Task, specs: dict[str, TableSpec], num_steps: int) -> int:

@@ -140,7 +140,7 @@ def known_keys(config_dir: str | None) -> list[str]:
     for group in PARTS:
         for path in (path for folder in conf_folders(config_dir) for path in folder.glob(f"{group}/*.yaml")):
             with contextlib.suppress(YAMLError, OSError, ValueError):  # a file that is not selected may be invalid
-                keys |= {group, *(f"{group}.{key}" for key in OmegaConf.load(path))}
+                keys |= {group, *(f"{group}.{key}" for key in OmegaConf.load(path) if key != "defaults")}
     return sorted(keys)
 
 
@@ -247,7 +247,7 @@ def check_model(model: DictConfig):
         if key in MODEL_FLAGS:
             if not isinstance(value, bool):
                 raise UserError(f"{name} must be true or false, got {value}")
-        elif key == "dropout":
+        elif key.endswith("dropout"):
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
                 raise UserError(f"{name} must be a number from 0 to below 1, got {value}")
         elif isinstance(value, ListConfig):

@@ -42,7 +42,8 @@ DENSE_COPIES = {"sgd": 2, "adagrad": 3, "adam": 4}  # parameters, gradients and 
 @dataclass
 class Memory:
     """Bytes of one rank. rows: with optimizer state and clocks; replicas: rows that every rank has whole; mailboxes:
-    gradients in transit; dense: parameters, gradients and optimizer state; batches: samples, keys and rows."""
+    gradients in transit; dense: parameters, gradients and optimizer state; batches: samples, keys and rows; final: for
+    the metrics at the end, this rank's share of what its node needs."""
 
     rows: int = 0
     mailboxes: int = 0
@@ -50,6 +51,7 @@ class Memory:
     replicas: int = 0
     dense: int = 0
     batches: int = 0
+    final: int = 0
 
     @property
     def total(self) -> int:
@@ -57,7 +59,7 @@ class Memory:
 
     @property
     def tables(self) -> int:
-        return self.total - self.dense - self.batches
+        return self.total - self.dense - self.batches - self.final
 
 
 @dataclass
@@ -90,6 +92,7 @@ class Plan:
         found = Memory(batches=build.batch_bytes(self.config, self.task, self.specs, self.total_steps))
         num = sum(parameter.numel() for parameter in self.model.parameters())
         found.dense = 4 * DENSE_COPIES[self.config.optim.dense] * num
+        found.final = build.final_bytes(self.task, self.model) // self.world.node.size
         for name, spec in self.specs.items():
             self._add_table(found, name, spec if width is None else replace(spec, dim=width))
         return found

@@ -13,10 +13,13 @@ from hetmpi.checkpoint.shard_files import ShardFiles, collect
 from hetmpi.comm.route import Route, make_partition
 from hetmpi.data.batch import Batch
 from hetmpi.data.features import POOLS, TABLE
+from hetmpi.data.graph.samples import Block
 from hetmpi.data.tabular import Encoder
 from hetmpi.errors import UserError
 from hetmpi.layers import FeatureRows
 
+CLICK_SIZES = ("num_fields", "num_dense", "dim")  # arguments of models, by task
+NODE_SIZES = ("dim", "num_dense", "num_classes", "num_layers")
 MOST_FIELDS = 1 << 20  # also the maximum for numbers in a row
 BLOCK_BYTES = 256 << 20  # rows in memory at a time; for each block the files of all shards are opened once
 
@@ -62,7 +65,16 @@ class OfJoinedTensors(OfTensors):
         return self.model(rows, Batch({}, index, dense, None, bags=tuple(zip(bags[::2], bags[1::2]))))
 
 
+class OfBlocks(OfTensors):
+    """A model of nodes, whose inputs are x, and offsets and index of each block, from the heads outwards."""
+
+    def forward(self, x, *edges):
+        return self.model(x, tuple(map(Block, edges[::2], edges[1::2])))
+
+
 def of_tensors(model: torch.nn.Module) -> OfTensors:
+    if hasattr(model, "layer"):
+        return OfBlocks(model)
     return OfJoinedTensors(model) if isinstance(model, FeatureRows) else OfTensors(model)
 
 
@@ -74,12 +86,14 @@ def dense_layers(checkpoint: Path, manifest: dict) -> tuple[torch.nn.Module, tup
         raise UserError(f"{checkpoint} does not describe its model: export only its rows with dense=none")
     said = Entries(f"{checkpoint}: manifest.json", manifest)
     config, sizes = said.part("model_config"), said.part("model_sizes")
-    arguments = {name: sizes.integer(name, 0, MOST_FIELDS) for name in ("num_fields", "num_dense", "dim")}
+    names = NODE_SIZES if "num_classes" in sizes.values else CLICK_SIZES
+    arguments = {name: sizes.integer(name, 0, MOST_FIELDS) for name in names}
     joined = joined_of(said, manifest) if "joined" in manifest else None
     state = read_state(checkpoint / DENSE, manifest["size"])
     if "model" not in state:
         raise UserError(f"{checkpoint / DENSE} has no model: export only the rows with dense=none")
-    inputs = example(arguments, joined, [table["dim"] for table in tables_of(manifest).values()])
+    dims = [table["dim"] for table in tables_of(manifest).values()]
+    inputs = example_blocks(arguments) if names == NODE_SIZES else example(arguments, joined, dims)
     made = []
 
     def build():
@@ -148,6 +162,12 @@ def example(sizes: dict[str, int], joined: tuple | None, dims: list[int]) -> tup
     index, dense = torch.arange(num_singles).repeat(2, 1), torch.zeros(2, sizes["num_dense"])
     bags = [torch.tensor([0, 1, 1]), torch.tensor([0, 2, 3])] * num_bags
     return *rows, index, dense, *bags
+
+
+def example_blocks(sizes: dict[str, int]) -> tuple[torch.Tensor, ...]:
+    """Inputs of of_tensors(model) for two heads, each with an edge from itself in every block."""
+    block = torch.tensor([0, 1, 2]), torch.tensor([0, 1])
+    return torch.zeros(2, sizes["dim"] + sizes["num_dense"]), *(block * sizes["num_layers"])
 
 
 def instantiate_model(config: dict, arguments: dict) -> torch.nn.Module:

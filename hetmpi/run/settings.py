@@ -142,7 +142,7 @@ class Eval:
     every_steps: int = setting(0, "steps between evaluations on held-out samples; 0: at the end only")
     metric: str | None = setting(
         None,
-        "metric of the task that eval.patience watches; null: the task's first, for click-through rates auc",
+        "metric of the task that eval.patience watches; null: the task's first, as auc or accuracy",
         noun="name of a metric",
     )
     patience: int | None = setting(
@@ -206,7 +206,7 @@ class Run:
 class Settings:
     defaults: list[Any] = field(
         default_factory=lambda: [
-            {"model": "wdl"}, {"data": "synthetic"}, {"task": "ctr"}, {"loss": "bce"}, "_self_", {"experiment": None},
+            {"loss": "bce"}, {"model": "wdl"}, {"task": "ctr"}, {"data": "synthetic"}, "_self_", {"experiment": None},
         ]
     )  # fmt: skip
     steps: int | None = setting(None, "training steps; null: as many as `epochs` requires")

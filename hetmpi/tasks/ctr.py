@@ -57,6 +57,10 @@ class ClickThroughRate:
 
     def __init__(self, source: ClickSource, loss: torch.nn.Module):
         """loss(logits (B,), labels (B,)) -> ()."""
+        if not hasattr(source, "num_fields") and not hasattr(source, "features"):
+            raise UserError(
+                f"task=ctr needs samples of fields, {source.name} has none: choose other data, for a graph task=node"
+            )
         self.source, self.criterion = source, loss
         self.predicts_numbers = getattr(source, "label_kind", "click") == "number"
         if self.predicts_numbers and isinstance(loss, torch.nn.BCEWithLogitsLoss):

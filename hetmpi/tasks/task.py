@@ -27,7 +27,11 @@ class Task(Protocol):
     Optional:
     lower_is_better  names of the metrics of which a smaller value is better, for eval.patience and checkpoint.best.
                      Default: those with the word loss, error, mae, mse or rmse, as in log_loss. Of all others a larger
-                     value is better"""
+                     value is better
+    final_figures(world, model, peek, batch_size, device, spans) -> metrics of the trained model for the end of a run,
+                     on rank 0, under other names than those of figures(). peek(keys): the rows of keys of the first
+                     table, to be called equally often on all ranks. Collective
+    final_bytes(model) -> memory of a cluster node for it"""
 
     sample_bytes: int
     keys_per_sample: dict[str, int]

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from launch import ROOT, SMALL, losses, summary, train
+from launch import CLICK_MODELS, ROOT, SMALL, losses, summary, train
 from saved_files import assert_same_bits, contents
 
 from hetmpi.comm.world import World
@@ -17,7 +17,7 @@ from hetmpi.predict import Prediction
 sys.path.insert(0, str(ROOT / "tests/support"))
 from ids_only import IdsOnly  # noqa: E402
 
-MODELS = sorted(path.stem for path in (ROOT / "conf/model").glob("*.yaml"))
+MODELS = CLICK_MODELS
 BOTH = ["model.dropout=0.2", "model.batch_norm=true"]
 UNEVEN = ["eval.max_samples=401", "eval.batch_size=200"]  # rank 0 evaluates one batch, rank 1 two
 

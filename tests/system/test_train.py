@@ -257,6 +257,6 @@ def test_data_that_hold_out_nothing_are_trained_on_and_it_is_told(tmp_path):
     sized = ["data._target_=broken_data.Sized", "data.num_valid=0", "~data.scale", "~data.zipf"]
     outcome = train(2, *SMALL[1:], *sized, f"run.dir={tmp_path}")
     assert outcome.code == 0, outcome.text
-    assert outcome.text.count("hetmpi: data=synthetic has no held-out samples: AUC and log loss are not computed") == 1
+    assert outcome.text.count("hetmpi: data=synthetic has no held-out samples: their metrics are not computed") == 1
     assert "hetmpi: no AUC: there are no held-out samples" in outcome.text and "nan" not in outcome.text
     assert summary(tmp_path)["auc"] is None and summary(tmp_path)["log_loss"] is None

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from hydra.utils import get_class
+from launch import CLICK_MODELS
 
 from hetmpi.errors import UserError
 from hetmpi.run.command_line import help_text
@@ -14,13 +15,14 @@ from hetmpi.run.sweep import planned
 
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
+GRAPHS = {"cora": 64, "computers": 64}  # experiment -> dim
 DATA = sorted(path.stem for path in (CONF / "data").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("data", DATA)
 @pytest.mark.parametrize("model", MODELS)
 def test_every_pair_of_model_and_data_is_composed(model, data):
-    path = ["data.path=/some/file"] if data in ("criteo", "tabular") else []
+    path = ["data.path=/some/file"] if data in ("criteo", "tabular", "graph") else []
     config = resolved([f"model={model}", f"data={data}", *path])
     assert (config.model_name, config.data_name) == (model, data)
     assert get_class(config.model._target_) and get_class(config.data._target_)
@@ -28,13 +30,22 @@ def test_every_pair_of_model_and_data_is_composed(model, data):
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_is_composed_and_can_be_overridden(experiment):
-    config = resolved([f"experiment={experiment}", "table.staleness=7"])
+    path = ["data.path=/some/file"] if experiment in GRAPHS else []
+    config = resolved([f"experiment={experiment}", "table.staleness=7", *path])
     assert (config.model_name, config.table.dim, config.table.staleness) == (
-        "wdl",
-        {"demo": 32}.get(experiment, 128),
+        "graphsage" if experiment in GRAPHS else "wdl",
+        {"demo": 32, **GRAPHS}.get(experiment, 128),
         7,
     )
     assert cache_of(config).capacity_fraction == 0.1
+
+
+def test_a_task_chooses_model_and_loss_unless_they_are_given():
+    config = resolved(["task=node"])
+    assert (config.model_name, config.loss_name) == ("graphsage", "classes")
+    config = resolved(["task=node", "model=gcn", "loss=bce"])
+    assert (config.model_name, config.loss_name) == ("gcn", "bce")
+    assert (resolved([]).model_name, resolved([]).loss_name) == ("wdl", "bce")
 
 
 @pytest.mark.parametrize("setting", ["eval.patience=3", "checkpoint.best=auc"])
@@ -155,7 +166,7 @@ def test_a_dropout_no_model_can_have_is_refused(value):
 
 
 @pytest.mark.parametrize("override", ["model.dropout=0", "model.dropout=0.99", "model.batch_norm=true"])
-@pytest.mark.parametrize("model", sorted(set(MODELS) - {"lr", "fm"}))
+@pytest.mark.parametrize("model", sorted(set(CLICK_MODELS) - {"lr", "fm"}))
 def test_every_model_with_an_mlp_takes_dropout_and_batch_normalisation(model, override):
     assert resolved([f"model={model}", override]).model_name == model
 
@@ -185,7 +196,7 @@ def test_help_names_every_setting_with_its_default():
         assert f"  {setting.key} " in text and setting.help.split()[0] in text
     assert (
         "integer from 1; default 64]" in text
-        and "dcn | dcnv2 | deepfm | dlrm | dnn | finalmlp | fm | lr | wdl | widedeep" in text
+        and "dcn | dcnv2 | deepfm | dlrm | dnn | finalmlp | fm | gat | gcn | graphsage | lr | wdl | widedeep" in text
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from launch import ROOT
+from launch import CLICK_MODELS, ROOT
 from omegaconf import OmegaConf
 from torch.nn.functional import binary_cross_entropy_with_logits
 
@@ -18,7 +18,7 @@ from hetmpi.models.deepfm import second_order
 from hetmpi.run.build import generator_of_dropout, seed_of
 from hetmpi.run.saved_model import OfTensors
 
-NAMES = tuple(sorted(path.stem for path in (ROOT / "conf/model").glob("*.yaml")))
+NAMES = CLICK_MODELS
 WITH_MLP = tuple(name for name in NAMES if name not in ("lr", "fm"))
 FIELDS, DENSE, DIM = 5, 3, 4
 

@@ -1,0 +1,1 @@
+"""Graphs: samples of nodes with their neighbourhoods."""

@@ -1,0 +1,106 @@
+"""GraphFiles: a graph from the user's files: .npz, OGB's raw layout, or tables of edges and nodes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from hetmpi.data.graph.graph import Graph, Raw, joined_ids, smallest_integers, split_per_class
+from hetmpi.data.graph.npz import read_npz
+from hetmpi.data.graph.ogb import is_ogb, read_ogb
+from hetmpi.data.graph.source import GraphData, check_flag
+from hetmpi.data.graph.tables import list_tables, read_tables
+from hetmpi.data.tabular.files import DataError, absolute
+from hetmpi.errors import UserError, check_integer
+
+
+class GraphFiles(GraphData):
+    """A graph from files; see GraphData.
+
+    A path ending in .npz is one file (hetmpi/data/graph/npz.py). A folder with raw/ is a data set of the Open Graph
+    Benchmark (hetmpi/data/graph/ogb.py). Any other folder has tables, edges.* and nodes.*, as Parquet or CSV
+    (hetmpi/data/graph/tables.py)."""
+
+    def __init__(
+        self,
+        path: str,
+        seed: int,
+        undirected: bool = True,
+        node_ids: bool = True,
+        dense: bool = True,
+        train_per_class: int | None = None,
+        valid_per_class: int | None = None,
+        fanout: Sequence[int] = (10, 10),
+        replace: bool = True,
+        partition: str | None = None,
+        batch_size: int = 1,
+        table_partition: str = "range",
+        cache: str | None = None,
+    ):
+        """undirected: each edge counts in both directions, and once however often it is given. node_ids: each node has
+        a row of its own. dense: numbers of nodes are inputs too. train_per_class, valid_per_class: nodes of each class
+        to train on and to hold out, drawn by the seed, in place of the files' split. Others as GraphData."""
+        super().__init__(seed, fanout, replace, partition, batch_size, table_partition, cache)
+        if not isinstance(path, str) or not path:
+            raise UserError(f"data.path must be a path, got {path!r}")
+        for name, value in (("undirected", undirected), ("node_ids", node_ids), ("dense", dense)):
+            check_flag(name, value)
+        if (train_per_class is None) != (valid_per_class is None):
+            raise UserError("give both data.train_per_class and data.valid_per_class, or neither")
+        if train_per_class is not None:
+            check_integer("data.train_per_class", train_per_class, 1)
+            check_integer("data.valid_per_class", valid_per_class, 0)
+        self.path, self.undirected, self.node_ids, self.dense = path, undirected, node_ids, dense
+        self.per_class = None if train_per_class is None else (train_per_class, valid_per_class)
+
+    def identity(self) -> tuple:
+        files = [(path, status.st_size, status.st_mtime_ns) for path, status in self._files()]
+        split = self.per_class and (*self.per_class, self.seed)
+        return absolute(self.path), files, self.undirected, self.node_ids, self.dense, split
+
+    def read(self) -> Graph:
+        path = absolute(self.path)
+        read = read_npz if path.endswith(".npz") else read_ogb if is_ogb(path) else read_tables
+        raw = read(path, self.undirected)
+        num_nodes = len(raw.adjacency[0]) - 1
+        indptr, indices = raw.adjacency
+        id_offsets, ids, field_rows = joined_ids(num_nodes, self.node_ids, raw.lists)
+        dense = raw.dense if self.dense and raw.dense is not None else np.empty((num_nodes, 0))
+        return Graph(
+            indptr, indices.astype(smallest_integers(num_nodes)), id_offsets, ids, field_rows, raw.labels,
+            raw.num_classes, self._split(raw), np.ascontiguousarray(dense, np.float32), raw.names, raw.class_names,
+        )  # fmt: skip
+
+    def _split(self, raw: Raw) -> np.ndarray:
+        if self.per_class is None:
+            if raw.split is None:
+                raise DataError(
+                    f"data.path={self.path} has no split: give data.train_per_class and data.valid_per_class, as in "
+                    "data.train_per_class=20 data.valid_per_class=30"
+                )
+            return raw.split
+        if raw.labels.ndim == 2:
+            raise DataError(
+                f"data.path={self.path}: data.train_per_class is for one class per node, these have several labels: "
+                "give the files a split"
+            )
+        return split_per_class(raw.labels, *self.per_class, self.seed)
+
+    def _files(self):
+        """Path and status of the files that are read, sorted. Raises DataError if there is none."""
+        path = absolute(self.path)
+        if not os.path.exists(path):
+            raise DataError(f"data.path={self.path}: there is no such file or folder")
+        if os.path.isfile(path):
+            if not path.endswith(".npz"):
+                raise DataError(
+                    f"data.path={self.path} must be an .npz file, a folder of the Open Graph Benchmark or a folder of "
+                    "tables edges.* and nodes.*, Parquet or CSV"
+                )
+            return [(path, os.stat(path))]
+        if not is_ogb(path):
+            return [(file, os.stat(file)) for file in sum(list_tables(path), [])]
+        found = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
+        return [(file, os.stat(file)) for file in sorted(found) if file.endswith(".csv.gz")]

@@ -1,0 +1,115 @@
+"""Prepared graphs: a folder of arrays, written once by one rank, then mapped read-only by all. So a node of the cluster
+holds one copy, in the kernel's page cache, whatever its number of ranks and whatever kills them.
+
+    <folder>/graph.json     version, field_rows, num_classes, class_names
+            /<array>.npy    the arrays of Graph; texts as UTF-8 bytes and their offsets
+
+A folder is written under another name and renamed when it is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import shutil
+import socket
+import time
+
+import numpy as np
+
+from hetmpi.data.graph.graph import Graph, offsets_of
+from hetmpi.data.tabular.files import DataError
+
+VERSION = 1  # of the format
+ABANDONED_S = 3600  # an unfinished folder unchanged for this time belongs to a process that died
+ARRAYS = ("indptr", "indices", "id_offsets", "ids", "labels", "split", "dense")
+COUNTS = ("field_rows", "num_classes", "class_names")
+
+
+def is_complete(folder: str) -> bool:
+    return os.path.isfile(os.path.join(folder, "graph.json"))
+
+
+def write_graph(graph: Graph, folder: str):
+    """Writes the graph as `folder`. Raises DataError if the folder cannot be written."""
+    part = f"{folder}.part-{socket.gethostname()}-{os.getpid()}"
+    try:
+        remove_abandoned(folder)
+        shutil.rmtree(part, ignore_errors=True)  # a restarted container may have the same host name and process id
+        os.makedirs(part)
+        for name in ARRAYS:
+            np.save(os.path.join(part, f"{name}.npy"), getattr(graph, name))
+        if graph.names is not None:
+            write_names(graph.names, part)
+        with open(os.path.join(part, "graph.json"), "w") as file:
+            json.dump({"version": VERSION, **{name: getattr(graph, name) for name in COUNTS}}, file)
+        os.rename(part, folder)
+    except OSError as error:
+        if not is_complete(folder):  # another job may have written it
+            cure = "set data.cache to a folder that is writable and has room"
+            raise DataError(f"data.cache: {folder} cannot be written: {error.strerror}: {cure}") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def remove_abandoned(folder: str):
+    """Removes unfinished folders of processes that died."""
+    parent, name = os.path.split(folder)
+    os.makedirs(parent, exist_ok=True)
+    for entry in os.scandir(parent):
+        if entry.name.startswith(f"{name}.part-") and time.time() - entry.stat().st_mtime > ABANDONED_S:
+            shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def write_names(names: np.ndarray, folder: str):
+    if names.dtype == np.int64:
+        return np.save(os.path.join(folder, "names.npy"), names)
+    texts = [name.encode() for name in names.tolist()]
+    np.save(os.path.join(folder, "name_offsets.npy"), offsets_of([len(text) for text in texts]))
+    np.save(os.path.join(folder, "name_bytes.npy"), np.frombuffer(b"".join(texts), np.uint8))
+
+
+def open_graph(folder: str) -> Graph:
+    """The graph in a folder, its arrays mapped read-only; names are a Names. Raises DataError if the folder is not
+    there."""
+    try:
+        with open(os.path.join(folder, "graph.json")) as file:
+            counts = json.load(file)
+    except OSError as error:
+        raise DataError(
+            f"data.cache: the prepared graph {folder} cannot be read: {error.strerror}; data.cache must be a folder "
+            "that all ranks share"
+        ) from error
+    arrays = {name: mapped(folder, name) for name in ARRAYS}
+    return Graph(**arrays, **{name: counts[name] for name in COUNTS}, names=Names(folder))
+
+
+def mapped(folder: str, name: str) -> np.ndarray:
+    """The array of a file, mapped, and requested from the disk at once: it would be read in the order of the samples
+    otherwise."""
+    path = os.path.join(folder, f"{name}.npy")
+    try:
+        found = np.load(path, mmap_mode="r")
+    except ValueError:  # an empty array cannot be mapped
+        return np.load(path)
+    if hasattr(mmap, "MADV_WILLNEED"):
+        found._mmap.madvise(mmap.MADV_WILLNEED)
+    return np.asarray(found)
+
+
+class Names:
+    """The user's ids of nodes."""
+
+    def __init__(self, folder: str):
+        def found(name: str):
+            return mapped(folder, name) if os.path.isfile(os.path.join(folder, f"{name}.npy")) else None
+
+        self._numbers, self._offsets, self._bytes = map(found, ("names", "name_offsets", "name_bytes"))
+
+    def __getitem__(self, nodes: np.ndarray) -> np.ndarray:
+        """nodes (n,) int64 -> (n,) int64 or texts."""
+        if self._offsets is not None:
+            ends = zip(self._offsets[nodes].tolist(), self._offsets[nodes + 1].tolist())
+            return np.array([self._bytes[begin:end].tobytes().decode() for begin, end in ends], np.str_)
+        return nodes.copy() if self._numbers is None else self._numbers[nodes]
