@@ -13,15 +13,15 @@ class GAT(NodeModel):
     x_j]). Each of `heads` heads has its own weights; hidden layers concatenate them, the last one averages them. ReLU
     follows a hidden layer, where the paper has ELU; attention has no dropout.
 
-    Args: hidden: width of a hidden layer, all heads together, a multiple of heads; dropout, input_dropout: as in
-    NodeModel.
+    Args: hidden: width of a hidden layer, all heads together, a multiple of heads; dropout, input_dropout,
+    input_norm: as in NodeModel.
     """
 
     def __init__(
         self, dim: int, num_dense: int, num_classes: int, num_layers: int, hidden: int, heads: int = 4,
-        dropout: float = 0.0, input_dropout: float = 0.0,
+        dropout: float = 0.0, input_dropout: float = 0.0, input_norm: bool = False,
     ):  # fmt: skip
-        super().__init__(dim, num_dense, num_classes, num_layers, hidden, dropout, input_dropout)
+        super().__init__(dim, num_dense, num_classes, num_layers, hidden, dropout, input_dropout, input_norm)
         if heads < 1 or hidden % heads:
             raise ValueError(f"GAT: hidden must be a multiple of heads, got hidden={hidden}, heads={heads}")
         self.heads = heads

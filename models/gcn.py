@@ -13,7 +13,7 @@ class GCN(NodeModel):
     and is faster, as a block has more sources than destinations. Kipf and Welling's symmetric normalisation needs the
     degrees of sources, which a sample does not have.
 
-    Args: hidden, dropout, input_dropout: as in NodeModel.
+    Args: hidden, dropout, input_dropout, input_norm: as in NodeModel.
     """
 
     def __init__(self, *args, **settings):

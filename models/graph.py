@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from hetmpi.batch_norm import BatchNorm
+
 
 class NodeModel(nn.Module):
     """A model of `num_layers` layers, each of which combines a node with its neighbours. A node's input is the mean of
@@ -19,16 +21,18 @@ class NodeModel(nn.Module):
 
     def __init__(
         self, dim: int, num_dense: int, num_classes: int, num_layers: int, hidden: int, dropout: float = 0.0,
-        input_dropout: float = 0.0,
+        input_dropout: float = 0.0, input_norm: bool = False,
     ):  # fmt: skip
         """hidden: width of each layer but the last. dropout: probability with which an output of a ReLU is set to zero
-        in training; input_dropout: the same of a node's input."""
+        in training; input_dropout: the same of a node's input. input_norm: normalise inputs, before dropout, by their
+        mean and variance over the nodes of all ranks' batches (hetmpi.batch_norm.BatchNorm)."""
         super().__init__()
         least = {"dim": 1, "num_dense": 0, "num_classes": 1, "num_layers": 1, "hidden": 1}
         for name, size in zip(least, (dim, num_dense, num_classes, num_layers, hidden)):
             if size < least[name]:
                 raise ValueError(f"{type(self).__name__}: {name} must be at least {least[name]}, got {size}")
         self.row_dim, self.sizes = dim, [dim + num_dense, *[hidden] * (num_layers - 1), num_classes]
+        self.norm = BatchNorm(self.sizes[0]) if input_norm else nn.Identity()
         self.drop = nn.ModuleList(nn.Dropout(p) for p in [input_dropout, *[dropout] * (num_layers - 1)])
 
     def forward(self, x: Tensor, blocks) -> Tensor:
@@ -45,7 +49,8 @@ class NodeModel(nn.Module):
     def layer(self, number: int, x: Tensor, block) -> Tensor:
         """The activations (n_dst, sizes[number + 1]) of a block's destinations. number: 0 for the outermost layer. x
         (n_src, sizes[number]): activations of its sources."""
-        x = self.convolve(number, self.drop[number](x), block)
+        x = self.drop[number](self.norm(x) if number == 0 else x)
+        x = self.convolve(number, x, block)
         return x if number == len(self.drop) - 1 else torch.relu(x)
 
     def convolve(self, number: int, x: Tensor, block) -> Tensor:

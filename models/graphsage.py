@@ -12,7 +12,7 @@ class GraphSAGE(NodeModel):
     two products, and adds a bias. A node without neighbours has a mean of zeros. Layers' outputs are not scaled to unit
     length.
 
-    Args: hidden, dropout, input_dropout: as in NodeModel.
+    Args: hidden, dropout, input_dropout, input_norm: as in NodeModel.
     """
 
     def __init__(self, *args, **settings):

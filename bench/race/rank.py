@@ -142,6 +142,7 @@ def hetmpi(world, problem: Problem, overrides: list[str], num_tables: int = 1):
         table.resume_at(0)
     training.run()
     training.log and training.log.close()
+    [table, *_] = training.tables.values()
     exact, exchange = table.staleness.is_synchronous, table.client.transport.name
     training.close()
     if world.rank == 0:

@@ -36,7 +36,7 @@ DEFAULT_CAPACITY_FRACTION = 0.1  # as in HET
 CONF = Path(__file__).resolve().parents[1] / "conf"
 NAMED = ("model", "data", "loss")  # groups whose choice is stored beside the settings, as model_name
 MOST_UNITS = 1 << 20  # per layer
-MODEL_FLAGS = ("batch_norm", "stacked")  # keys of hetmpi's models that are true or false
+MODEL_FLAGS = ("batch_norm", "input_norm", "stacked")  # keys of hetmpi's models that are true or false
 WHERE = "`hetmpi train --help` lists all settings, and the choices for model, data, task and loss"
 
 PRIMARY = "hetmpi_settings"  # Hydra's name for Settings; not hetmpi, as users may have a file conf/hetmpi.yaml

@@ -15,7 +15,7 @@ from hetmpi.run.sweep import planned
 
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
-GRAPHS = {"cora": 64, "computers": 64}  # experiment -> dim
+GRAPHS = {"cora": "graphsage", "computers": "gcn"}  # experiment -> model
 DATA = sorted(path.stem for path in (CONF / "data").glob("*.yaml"))
 
 
@@ -33,8 +33,8 @@ def test_every_experiment_is_composed_and_can_be_overridden(experiment):
     path = ["data.path=/some/file"] if experiment in GRAPHS else []
     config = resolved([f"experiment={experiment}", "table.staleness=7", *path])
     assert (config.model_name, config.table.dim, config.table.staleness) == (
-        "graphsage" if experiment in GRAPHS else "wdl",
-        {"demo": 32, **GRAPHS}.get(experiment, 128),
+        GRAPHS.get(experiment, "wdl"),
+        {"demo": 32, **dict.fromkeys(GRAPHS, 64)}.get(experiment, 128),
         7,
     )
     assert cache_of(config).capacity_fraction == 0.1
@@ -144,6 +144,8 @@ def test_the_run_folder_names_model_and_data():
         "model.hidden=[100000000000]",
         "model.hidden=2.5",
         "model.hidden=null",
+        "model=gcn model.input_norm=1",
+        "model=gcn model.input_dropout=1",
         "model=dcn model.num_cross_layers=-1",
         "model=finalmlp model.first_context=[-1]",
         "model=finalmlp model.gate=[0]",
