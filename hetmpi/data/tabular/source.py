@@ -35,6 +35,7 @@ NUM_LOCKS = 16
 READER_BYTES = 32 << 20
 LEAST_ROWS_PER_VALUE = 1e-9
 MOST_VALUES = 10_000_000  # distinct values of a vocabulary
+MOST_OWN = 0.5  # distinct values per row, beyond which an id has a remark
 MISSING = ("NA", "NaN", "nan", "null", "NULL", "None", "\\N")
 
 
@@ -268,6 +269,7 @@ class Modes:
     def __init__(self, source: Tabular, manifest: dict, columns: list[Column]):
         self._source, self._manifest, self._columns = source, manifest, columns
         self._registers = np.load(os.path.join(source.folder, "registers.npy"))
+        self._num_rows = sum(rows for split in ("train", "valid") for rows in manifest[split].values())
         self.notes: dict[str, str] = {}
         self._modes = {
             column.name: self._mode(column) for column in columns if column.kind == ID and column.share is None
@@ -290,6 +292,8 @@ class Modes:
     def _mode(self, column: Column) -> str:
         if column.type == INTEGER and not any(rule.matches(column.name) for rule in self._source.rules):
             self.notes[column.name] = "looks like a number, taken as id"
+        if not column.pool and self._distinct(column) > MOST_OWN * self._num_rows:
+            self.notes[column.name] = "most rows have a value of their own, which teaches nothing: kind: drop"
         if column.is_integer:
             return INTEGERS
         if column.rows != AUTO or column.hash:
