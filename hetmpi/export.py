@@ -26,7 +26,7 @@ import torch
 from hetmpi.checkpoint.manifest import brief, read_manifest, tables_of
 from hetmpi.checkpoint.shard_files import shards_of
 from hetmpi.errors import UserError
-from hetmpi.run.saved_model import OfTensors, Saved, dense_layers, of_tensors
+from hetmpi.run.saved_model import OfTensors, Saved, dense_layers, dense_state, of_tensors
 
 CHOICES = {"rows": ("npy", "parquet", "none"), "dense": ("torchscript", "onnx", "none")}
 
@@ -67,7 +67,7 @@ def export(checkpoint: Path, out: Path, rows: str = "npy", dense: str = "torchsc
         saved = Saved(tables_of(manifest)[name], shards[name])
         {"npy": write_npy, "parquet": write_parquet}[rows](out / f"rows.{rows}", saved)
     if dense != "none":
-        model, inputs = dense_layers(checkpoint, manifest)
+        model, inputs = dense_layers(checkpoint, manifest, dense_state(checkpoint, manifest))
         write = {"torchscript": write_torchscript, "onnx": write_onnx}[dense]
         write(out / f"dense.{dense}", of_tensors(model), inputs)
 

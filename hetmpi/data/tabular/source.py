@@ -398,12 +398,22 @@ class Reader:
 
     bad  rows that were dropped so far"""
 
-    def __init__(self, path: str, reading: Reading, kept: tuple[str, ...] = (), max_bad_rows: int = 0):
-        """kept: columns to pass on. Raises DataError for files that cannot be read."""
+    def __init__(
+        self,
+        path: str,
+        reading: Reading,
+        kept: tuple[str, ...] = (),
+        max_bad_rows: int = 0,
+        delimiter: str | None = None,
+    ):
+        """kept: columns to pass on. delimiter: of text, where it is not that of `reading`. Raises DataError for files
+        that cannot be read."""
+        check_character("delimiter", delimiter)
         if os.path.isfile(os.path.join(absolute(path), "manifest.json")):
             raise DataError(f"data.path={path} is a folder of prepared data: give the raw files")
         self.path, self.max_bad_rows, self.bad = path, max_bad_rows, BadRows()
         self.units: list[Unit] = list_units(list_files(path), [], READER_BYTES)
+        reading = replace(reading, delimiter=delimiter or reading.delimiter)
         self.reading = reading.to_predict(kept)
         if reading.names and self.units and self.units[0].form == TEXT:
             head = head_of(self.units[0].path).split(b"\n", 1)[0]
