@@ -209,9 +209,9 @@ def staleness_of(config: DictConfig) -> Staleness:
 
 
 def cache_of(config: DictConfig, owner: str = "", own: Mapping = MappingProxyType({})) -> CacheSettings:
-    """The cache of a table from table.cache, with settings of its `own` in their place; owner: for messages. The default capacity is a tenth
-    of the rows at s >= 1, and none at s = 0, where every row is written in the step that reads it, so its line is stale
-    at the next read. Raises UserError."""
+    """The cache of a table from table.cache, with settings of its `own` in their place; owner: for messages. The
+    default capacity is a tenth of the rows at s >= 1, and none at s = 0, where every row is written in the step that
+    reads it, so its line is stale at the next read. Raises UserError."""
     values = own_settings(config, "table.cache", own, tuple(config.table.cache), owner)
     if {"capacity_rows", "capacity_fraction"} & set(own):
         values |= {"capacity_rows": None, "capacity_fraction": None, **own}

@@ -73,8 +73,8 @@ def dense_state(checkpoint: Path, manifest: dict) -> dict:
 
 def dense_layers(checkpoint: Path, manifest: dict, state: dict) -> tuple[torch.nn.Module, tuple]:
     """The dense layers of a checkpoint that the trainer wrote, in eval mode, and example inputs of of_tensors(model):
-    two samples. state: as dense_state. Raises UserError if the manifest does not describe the model, or describes one that does not fit the
-    weights in dense.pt."""
+    two samples. state: as dense_state. Raises UserError if the manifest does not describe the model, or describes one
+    that does not fit the weights in dense.pt."""
     if "model_config" not in manifest:
         raise UserError(f"{checkpoint} does not describe its model: export only its rows with dense=none")
     said = Entries(f"{checkpoint}: manifest.json", manifest)

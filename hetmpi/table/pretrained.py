@@ -176,9 +176,7 @@ def take(table: EmbeddingTable, place: str, how: ByValue, values, rows: np.ndarr
 
 
 def lacking(path: Path, column: str, names: list[str]) -> UserError:
-    return UserError(
-        f"{path}: must have one column {column}, got the columns {', '.join(names[:9])}: rename or add it"
-    )
+    return UserError(f"{path}: must have one column {column}, got the columns {', '.join(names[:9])}: rename or add it")
 
 
 def wrong_width(path: Path, got: int, dim: int) -> UserError:

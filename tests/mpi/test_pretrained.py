@@ -318,5 +318,6 @@ def test_several_tables_are_filled_from_folders_of_their_names(tmp_path):
     pq.write_table(some, tmp_path / "rows" / "b.parquet")
     outcome = train(2, *SMALL[1:], *of_ratings, f"run.dir={tmp_path}/run2")
     assert outcome.code != 0 and not outcome.survivors
-    said = f"b.parquet: the tables are users, items: put the file into a folder of its table's name, as {tmp_path}/rows/users"
+    said = "b.parquet: the tables are users, items: put the file into a folder of its table's name, as "
+    said += f"{tmp_path}/rows/users"
     assert outcome.text.count(said) == 1, outcome.text

@@ -126,7 +126,9 @@ class Encoder:
         """Id column -> how table.init_from finds the rows of its values: none for values that were not seen in
         training."""
         return {
-            feature.name: ByValue(feature.table, partial(self._places, feature), self._coder(feature.name).mode == HASHED)
+            feature.name: ByValue(
+                feature.table, partial(self._places, feature), self._coder(feature.name).mode == HASHED
+            )
             for feature in self.features
             if not self.columns[self._number[feature.name]].is_buckets
         }

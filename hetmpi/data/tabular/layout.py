@@ -59,8 +59,8 @@ def look(path: str, names, delimiter: str | None, quote: str | None, missing: tu
 
 @dataclass(frozen=True)
 class Seen:
-    """Values of a column in a sample of so many rows. is_binary: only 0 and 1. separator: one that may divide several values, None if
-    none seems to."""
+    """Values of a column in a sample of so many rows. is_binary: only 0 and 1. separator: one that may divide several
+    values, None if none seems to."""
 
     rows: int
     distinct: int

@@ -25,7 +25,16 @@ from hetmpi.data.tabular.encoder import FIRST_KEY, HASHED, INTEGERS, VOCABULARY,
 from hetmpi.data.tabular.files import PARQUET, TEXT, DataError, Unit, absolute, list_files, list_units
 from hetmpi.data.tabular.last import last_values
 from hetmpi.data.tabular.layout import Layout, look
-from hetmpi.data.tabular.prepare import UNIT_BYTES, Job, find_manifest, finish, place_of, prepare, rows_of
+from hetmpi.data.tabular.prepare import (
+    UNIT_BYTES,
+    Job,
+    find_manifest,
+    finish,
+    place_of,
+    prepare,
+    reading_prepared,
+    rows_of,
+)
 from hetmpi.data.tabular.reading import CLICK, LABEL_KINDS, BadRows, Reading, stored_columns
 from hetmpi.data.tabular.rules import AUTO, ID, INTEGER, NUMBER, Column, near, plain, read_rules, resolve
 from hetmpi.data.tabular.text import count_values, head_of
@@ -117,10 +126,12 @@ class Tabular:
             prepare(job, rank, size)
             barrier()
             if rank == 0:
-                finish(job)
+                with reading_prepared(job.folder):
+                    finish(job)
             barrier()
             self.folder = job.folder
-        self._open(rank, size, barrier, report)
+        with reading_prepared(self.folder):
+            self._open(rank, size, barrier, report)
 
     def train(self, start: int, stop: int) -> Samples:
         """Positions [start, stop) of the endless training stream, epoch after epoch."""
@@ -379,9 +390,10 @@ class Split:
 
     def _decode(self, group: int) -> Samples:
         file = int(np.searchsorted(self._file_ends, group, side="right"))
-        parquet = pq.ParquetFile(self._paths[file], metadata=self._metadata(self._paths[file]))
-        number = group - int(self._file_ends[file]) + parquet.num_row_groups
-        return self._encoder.samples(parquet.read_row_group(number, use_threads=False))
+        with reading_prepared(self._paths[file]):
+            parquet = pq.ParquetFile(self._paths[file], metadata=self._metadata(self._paths[file]))
+            number = group - int(self._file_ends[file]) + parquet.num_row_groups
+            return self._encoder.samples(parquet.read_row_group(number, use_threads=False))
 
 
 class Order(NamedTuple):
