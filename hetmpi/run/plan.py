@@ -40,8 +40,9 @@ DENSE_COPIES = {"sgd": 2, "adagrad": 3, "adam": 4}  # parameters, gradients and 
 
 @dataclass
 class Memory:
-    """Bytes of one rank. rows: with optimizer state and clocks; replicas: rows that every rank has whole; mailboxes:
-    gradients in transit; dense: parameters, gradients and optimizer state; batches: samples, keys and rows."""
+    """Bytes of one rank. rows: with optimizer state, clocks and marks; replicas: rows that every rank has whole;
+    mailboxes: gradients in transit; dense: parameters, gradients and optimizer state; batches: samples, keys and
+    rows."""
 
     rows: int = 0
     mailboxes: int = 0
@@ -96,7 +97,7 @@ class Plan:
         partition = make_partition(table.partition, spec.num_rows, world.size)
         _, layouts = layouts_of(world.size, partition, rule, spec.dim, staleness, int(table.inbox_mb * build.MB))
         mine = layouts[world.rank]
-        found.rows += mine.rings
+        found.rows += mine.rings + partition.num_local_rows(world.rank)  # a mark per row: changed since the checkpoint
         found.mailboxes += mine.nbytes - mine.rings
         cache = cache_of(self.config, f"table {name}", spec.cache)
         lines = cache.rows(spec.num_rows, world, self.device)

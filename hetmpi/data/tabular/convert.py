@@ -155,13 +155,15 @@ def labels(array: pa.Array, reading: Reading) -> tuple[np.ndarray, Fault | None]
         found = hashes(array, 0, reading.missing)
         bad = found == no_value(0)
         values = np.isin(found, hashes(pa.array([text.encode() for text in reading.positive]), 0, ()))
-        what = "is no label"
+        kind, what = "missing label", "is no label"
     else:
         values, bad = numbers(array, reading.missing)
         wrong = np.isnan(values) if reading.label_kind == NUMBER else (values != 0) & (values != 1)
         bad = wrong if bad is None else bad | wrong
-        what = "is no finite number" if reading.label_kind == NUMBER else "is neither 0 nor 1"
-    return values.astype(np.float32), Fault(reading.label, BAD_LABEL, what, bad) if bad.any() else None
+        kind, what = BAD_LABEL, "is neither 0 nor 1"
+        if reading.label_kind == NUMBER:
+            kind, what = "label that is no number", "is no finite number"
+    return values.astype(np.float32), Fault(reading.label, kind, what, bad) if bad.any() else None
 
 
 def convert(raw: pa.Table, reading: Reading, path: str) -> tuple[pa.Table, list[Fault]]:
