@@ -36,7 +36,7 @@ from hetmpi.checkpoint.shard_files import shards_of
 from hetmpi.comm.world import World
 from hetmpi.errors import UserError
 from hetmpi.run.node_outputs import NodeOutputs, is_of_nodes
-from hetmpi.run.saved_model import OfBlocks, OfTensors, Saved, dense_layers, of_tensors
+from hetmpi.run.saved_model import OfBlocks, OfTensors, Saved, dense_layers, dense_state, of_tensors
 
 CHOICES = {"rows": ("npy", "parquet", "none"), "dense": ("torchscript", "onnx", "none"), "nodes": ("none", "parquet")}
 
@@ -85,7 +85,7 @@ def export(
         saved = Saved(tables_of(manifest)[name], shards[name])
         {"npy": write_npy, "parquet": write_parquet}[rows](out / f"rows.{rows}", saved)
     if dense != "none":
-        model, inputs = dense_layers(checkpoint, manifest)
+        model, inputs = dense_layers(checkpoint, manifest, dense_state(checkpoint, manifest))
         write = {"torchscript": write_torchscript, "onnx": write_onnx}[dense]
         write(out / f"dense.{dense}", of_tensors(model), inputs)
     if nodes != "none":

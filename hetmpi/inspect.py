@@ -13,12 +13,12 @@ import sys
 
 from hetmpi.data.tabular.files import DataError, list_files
 from hetmpi.data.tabular.layout import Layout, Seen, look, seen_of
-from hetmpi.data.tabular.rules import FLOAT, INTEGER, LIST, NESTED
+from hetmpi.data.tabular.rules import FLOAT, INTEGER, LIST, NESTED, near
 from hetmpi.data.tabular.source import all_missing
 from hetmpi.errors import UserError
 
 LABEL_NAMES = ("label", "click", "clicked", "target", "y")
-SEPARATORS = ("|", ";")
+POSITIVE = ("yes", "y", "true", "t")
 
 
 def main(arguments: list[str]):
@@ -27,7 +27,10 @@ def main(arguments: list[str]):
     own = dict(text.split("=", 1) for text in arguments if "=" in text)
     if {"-h", "--help"} & set(arguments):
         return print(__doc__)
-    if len(paths) != 1 or set(own) - {"label", "delimiter"}:
+    unknown = sorted(set(own) - {"label", "delimiter"})
+    if unknown:
+        sys.exit(f"hetmpi: hetmpi inspect has no {unknown[0]}: {near(unknown[0], ('label', 'delimiter'))}")
+    if len(paths) != 1:
         sys.exit(__doc__)
     try:
         print(inspected(paths[0], own.get("label"), own.get("delimiter")))
@@ -42,7 +45,7 @@ def inspected(path: str, label: str | None = None, delimiter: str | None = None)
     layout = look(first, names, delimiter, '"', all_missing())
     seen = seen_of(first, layout, names, all_missing())
     if label is not None and label not in layout.types:
-        raise DataError(f"label={label}: {first} has no such column: it has {', '.join(layout.types)[:1000]}")
+        raise DataError(f"label={label}: {first} has no such column: {near(label, list(layout.types))}")
     label = label or guess_label(seen)
     lines = [
         f"# From {first}",
@@ -74,9 +77,10 @@ def names_without_header(path: str, delimiter: str | None) -> list[str] | None:
 
 
 def guess_label(seen: dict[str, Seen]) -> str | None:
-    """A column with a label's name, else the only one of 0 and 1."""
+    """A column with a label's name, else the only one of 0 and 1, else the only one of two values."""
     named = [name for name in seen if name.lower() in LABEL_NAMES]
-    found = named or [name for name, one in seen.items() if one.is_binary]
+    of_two = [name for name, one in seen.items() if one.distinct == 2]
+    found = named or [name for name, one in seen.items() if one.is_binary] or of_two
     return found[0] if len(found) == 1 else None
 
 
@@ -85,14 +89,15 @@ def label_lines(label: str | None, seen: dict[str, Seen]) -> list[str]:
         return []
     if seen[label].is_number:
         return ["label_kind: number  # for loss=mse"]
-    return [
-        f"positive: [{quoted(seen[label].examples[0])}]  # labels that count as 1: {', '.join(seen[label].examples)}"
-    ]
+    values = seen[label].examples
+    chosen = next((value for value in values if value.lower() in POSITIVE), values[0])
+    return [f"positive: [{quoted(chosen)}]  # those that count as 1, of {', '.join(values)}"]
 
 
 def column_line(name: str, layout: Layout, seen: Seen) -> str:
     """The rule of one column, with a remark."""
-    kind, remark = layout.types[name], f"{seen.distinct:,} distinct values seen, as {', '.join(seen.examples)}"
+    kind, examples = layout.types[name], ", ".join(seen.examples)
+    remark = f"{seen.distinct:,} distinct values in {seen.rows:,} rows, as {examples}"
     rule = f"name: {quoted(name)}, kind: id"
     if kind == FLOAT:
         rule = f"name: {quoted(name)}, kind: number, transform: none"
@@ -102,8 +107,8 @@ def column_line(name: str, layout: Layout, seen: Seen) -> str:
         rule, remark = f"{rule}, pool: mean, max_len: 50", "lists"
     elif kind == INTEGER:
         remark += "; looks like a number, taken as id"
-    elif seen.examples and any(all(s in text for text in seen.examples) for s in SEPARATORS):
-        remark += "; for several values per row add pool: mean and separator"
+    elif seen.separator is not None:
+        remark += f"; if these are several values per row add separator: {quoted(seen.separator)}"
     return f"  - {{{rule}}}  # {remark}"
 
 

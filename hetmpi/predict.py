@@ -1,11 +1,11 @@
 """Predicts with a checkpoint of a model of clicks or of the nodes of a graph, on one rank or several.
 
-hetmpi predict CHECKPOINT data.path=FILES out=OUT [predict.keep=[NAME,...]] [data.max_bad_rows=N]
+hetmpi predict CHECKPOINT data.path=FILES out=OUT [predict.keep=[NAME,...]] [data.delimiter=C] [data.max_bad_rows=N]
 hetmpi predict CHECKPOINT out=OUT [split=valid|train] [start=N] [stop=N] [--config-dir DIR] [data=NAME] [data.KEY=VALUE]
 
 The first form predicts every row of CSV or Parquet files, in their order, with the columns that the model was trained
 on; it needs no label and prepares nothing. FILES: a file, a glob or a folder. predict.keep: columns of the files to
-write beside the predictions.
+write beside the predictions. data.delimiter: where it is not that of the files of the run.
 
 The second form predicts positions [start, stop) of the held-out part of the data that the model was trained on, or of
 the training stream with split=train. data=NAME and data.KEY=VALUE select other data with the same features.
@@ -56,13 +56,13 @@ from hetmpi.layers import FeatureRows
 from hetmpi.run.command_line import parse
 from hetmpi.run.node_outputs import NodeOutputs, is_of_nodes
 from hetmpi.run.saved_data import source_of
-from hetmpi.run.saved_model import Saved, dense_layers, encoder_of
+from hetmpi.run.saved_model import Saved, dense_layers, dense_state, encoder_of
 
 BATCH_SIZE = 4096
 PART_SAMPLES = 1 << 16  # positions of a split that one rank predicts at a time
 MOST_SENT = 8  # blocks on their way to rank 0
 OWN = ("out", "split", "start", "stop", "predict.keep", "hidden")  # arguments that are not settings of the run
-OF_FILES = ("data.path", "data.max_bad_rows")
+OF_FILES = ("data.path", "data.delimiter", "data.max_bad_rows")
 Part = Callable[[], Iterator[tuple[pa.Table, Samples]]]  # kept columns and samples, in blocks
 
 
@@ -141,8 +141,9 @@ class Prediction:
                 f"{checkpoint} has {len(tables)} tables of a task of your own: hetmpi predict cannot use it"
             )
         self.saved = {name or TABLE: Saved(table, shards[name]) for name, table in tables.items()}
-        self.model, _ = dense_layers(checkpoint, self.manifest)
-        self.encoder = encoder_of(checkpoint, self.manifest)
+        state = dense_state(checkpoint, self.manifest)
+        self.model, _ = dense_layers(checkpoint, self.manifest, state)
+        self.encoder = encoder_of(checkpoint, state)
         given = {text.lstrip("+").split("=")[0] for text in overrides}
         of_positions = (split, start, stop) != (None, None, None) or "data" in given
         of_files = self.encoder is not None and "data.path" in given and not of_positions
@@ -162,13 +163,14 @@ class Prediction:
             raise UserError(
                 f"hetmpi predict reads files as the run did: {wrong[0]} cannot be given, only {', '.join(OF_FILES)}"
             )
-        bad = given.get("data.max_bad_rows", "0")
+        bad, delimiter = given.get("data.max_bad_rows", "0"), given.get("data.delimiter")
         if not bad.isdecimal():
             raise UserError(f"data.max_bad_rows must be an integer of at least 0, got {bad}")
         repeated = {name for name in self.keep if self.keep.count(name) > 1 or name == self._name}
         if repeated:
             raise UserError(f"predict.keep: {repeated.pop()} would be in the result twice")
-        self.reader = Reader(given["data.path"].strip("'\""), self.encoder.reading, tuple(self.keep), int(bad))
+        path, delimiter = given["data.path"].strip("'\""), delimiter and delimiter.strip("'\"").replace("\\t", "\t")
+        self.reader = Reader(path, self.encoder.reading, tuple(self.keep), int(bad), delimiter)
 
         def part(unit):
             for block in self.reader.blocks(unit):

@@ -15,7 +15,7 @@ import math
 import sys
 from argparse import Namespace
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -144,21 +144,17 @@ class Training:
         each log line. Collective."""
         self.world, self.config, self.device, self.spans, self.after_report = world, config, device, spans, after_report
         self.hvd = world.start_horovod()
-        self.source = source or build.make(config.data)
-        if source is None:
-            build.prepare(self.source, world, config)
         self.saving = Saving(world, config)
         self.checkpoints, self.start = self.saving.checkpoints, self.saving.start
+        self.source, self.task, self.model, self.specs, replicated = build.make_parts(
+            world, config, device, source, model
+        )
         self.total_steps, self.steps = build.total_steps(config, self.source, world.size, self.start), self.start.step
-        self.task = build.make_task(config, self.source, device)
-        self.model = model or build.make_model(config, self.task)
         self.generator = build.generator_of_dropout(self.model, device)
         self.bests = Bests(world, config, self.task, self.source.num_valid, self.saving.resumed)
-        self.specs = self.task.tables(self.model)
         build.check_batches(config, world, self.task, self.specs, self.total_steps - self.start.step)
         build.check_final(config, world, self.task, self.model)
         schedule = Schedule(config.optim.schedule, config.optim.warmup_steps, self.total_steps)
-        replicated = build.replicated_of(config, self.specs)
         self.replicated = [keys for fields in replicated.values() for keys in fields]
         self.tables = build.make_tables(config, world, self.specs, replicated, schedule, device, spans)
         self.dense = build.make_dense(config, self.hvd, self.model, schedule, device)
@@ -447,7 +443,7 @@ class Training:
         """Fills the rows that table.init_from has, in a new run, and returns their number. Collective."""
         if self.config.table.init_from is None or self.saving.resumed is not None:
             return 0
-        return build.fill_tables(self.config, self.tables)
+        return build.fill_tables(self.config, self.tables, self.source)
 
     def _checkpoint(self, step: int, must: bool, is_last: bool):
         """Starts to save a checkpoint after `step` steps if one is due, `must` is true, or the evaluation there is the
@@ -457,12 +453,16 @@ class Training:
         if must or is_best or self.saving.is_due(step, is_last):
             self.spans.now("checkpoint")
             about = self.saving.about(self.task.model_arguments(self.config.table.dim), self.model)
-            # what predict needs for files that were not prepared
-            encoder = getattr(self.source, "encoder", None) if self.world.rank == 0 else None
             self.checkpoints.save(
                 self.saving.position(step), self.tables.to_save, self.model, self.dense, about | self.bests.about(),
-                None if encoder is None else tensors_of(encoder.to_arrays()), is_best,
+                self._encoder, is_best,
             )  # fmt: skip
+
+    @cached_property
+    def _encoder(self) -> dict[str, Tensor] | None:
+        """On rank 0: what predict needs for files that were not prepared; None for data that are no files."""
+        encoder = getattr(self.source, "encoder", None) if self.world.rank == 0 else None
+        return None if encoder is None else tensors_of(encoder.to_arrays())
 
     # Errors and cleanup.
 

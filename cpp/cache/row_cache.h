@@ -93,6 +93,8 @@ class RowCache {
     weight_ = HugeArray((slots * dim_ * bytes_of(type_) + 3) / 4);
     state_ = HugeArray(slots * preview_dim_);
     pending_ = HugeArray(slots * sum_dim_);
+    steps_.reserve(slots);  // else they would double, beyond kLineOverhead
+    free_pending_.reserve(slots);
   }
 
   int64_t capacity_rows() const { return shape_.capacity_rows(); }
@@ -106,7 +108,8 @@ class RowCache {
   int32_t clock(int64_t slot) const { return line_[slot].clock; }
   // u of a line.
   int32_t count(int64_t slot) const { return line_[slot].count; }
-  // Bytes of one line, without its row, its optimizer state and its pending sum.
+  // Bytes of one line, without its row, its optimizer state and its pending sum: an element of tag_, key_, worth_,
+  // line_, steps_, moved_ and free_pending_.
   static constexpr int64_t kLineOverhead = 49;
 
   // most: limit of a line's drift in sizes of a row, 0 for none; others: number of other ranks.

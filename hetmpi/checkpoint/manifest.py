@@ -111,11 +111,18 @@ def digest_of(manifest: dict) -> str:
 def check_same(path: Path, manifest: dict, wanted: dict):
     """Raises UserError unless the manifest has the values in `wanted`."""
     for name, value in wanted.items():
-        if manifest.get(name) != value:
-            raise UserError(
-                f"{path} was saved with {name}={manifest.get(name)}, now it is {value}: continue with the same value, "
-                "or start a new run"
-            )
+        saved = manifest.get(name)
+        if saved == value:
+            continue
+        if isinstance(saved, dict) and isinstance(value, dict):  # settings of a group, null or absent
+            differing = [key for key in [*value, *saved] if saved.get(key) != value.get(key)]
+            if not differing:
+                continue
+            key = differing[0]
+            name, saved, value = f"{name.removesuffix('_config')}.{key}", saved.get(key), value.get(key)
+        raise UserError(
+            f"{path} was saved with {name}={saved}, now it is {value}: continue with the same value, or start a new run"
+        )
 
 
 def check_table_name(place: str, name):

@@ -6,12 +6,13 @@ values, several tables, and tables with their own width, optimizer or cache.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 TABLE = "table"  # name of the table with the model's width and the run's settings
 POOLS = ("sum", "mean")
+NO_KEY = -1  # of a value without a row
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,18 @@ class Wanted:
     dim: int | None = None
     optim: Mapping[str, Any] = field(default_factory=dict)
     cache: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ByValue(NamedTuple):
+    """How the values of a column become keys of a table.
+
+    keys     Arrow array (n,) of values -> (n,) int64, NO_KEY for values without a row; raises UserError for values that
+             the column cannot have
+    shares   whether several values may have one row: then the first value in the files gives it"""
+
+    table: str
+    keys: Callable
+    shares: bool = False
 
 
 def arrange(wanted: Sequence[Wanted]) -> tuple[list[Feature], dict[str, FeatureTable]]:

@@ -167,9 +167,9 @@ WHERE_FROM = {
 
 
 def comparison(folders: list[Path]) -> str:
-    """A plain-text table of the runs in these folders, at most 100 columns wide: AUC (or the task's first metric), MB
-    between ranks per step, samples/s, and the settings that differ, shortest names first and cut off at the right edge.
-    '-' is a missing value. Raises UserError as runs_of."""
+    """A plain-text table of the runs in these folders, at most 100 columns wide: AUC (or the task's first metric), its
+    best value where runs followed it, MB between ranks per step, samples/s, and the settings that differ, shortest
+    names first and cut off at the right edge. '-' is a missing value. Raises UserError as runs_of."""
     from rich.console import Console
     from rich.table import Table
 
@@ -179,14 +179,18 @@ def comparison(folders: list[Path]) -> str:
     quality = next((key for found in figures for key in found if key not in COMPARED), "auc")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=True)
     table.add_column("run", overflow="fold", max_width=36)
-    for heading in ("AUC" if quality == "auc" else quality.replace("_", " "), "MB per step", "samples/s"):
+    heading = "AUC" if quality == "auc" else quality.replace("_", " ")
+    shown = {quality: heading}
+    if any(run.summary.get(f"best_{quality}") is not None for run in runs):
+        shown[f"best_{quality}"] = f"best {heading}"
+    for heading in (*shown.values(), "MB per step", "samples/s"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("settings that differ", overflow="ellipsis", no_wrap=True, ratio=1)
     for place, (run, found) in enumerate(zip(runs, figures)):
         moved, speed = found["step_bytes"], found["samples_per_s"]
         table.add_row(
             run.name if run.has_ended else f"{run.name} (not ended)",
-            value_text(quality, found.get(quality)),
+            *(value_text(quality, {**run.summary, **found}.get(key)) for key in shown),
             "-" if moved is None else megabytes_text(moved).removesuffix(" MB"),
             "-" if speed is None else f"{speed:,.0f}",
             " ".join(f"{key}={differing[key][place]}" for key in brief),

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import hydra
 import numpy as np
@@ -90,8 +91,39 @@ def is_of_the_call(error: BaseException) -> bool:
     return file == __file__ or Path(file).is_relative_to(Path(hydra.__file__).parent)
 
 
+class Parts(NamedTuple):
+    """A run before its memory is taken. replicated: as replicated_of."""
+
+    source: Source
+    task: Task
+    model: torch.nn.Module
+    specs: dict[str, TableSpec]
+    replicated: dict[str, list[range]]
+
+
+def make_parts(
+    world: World,
+    config: DictConfig,
+    device: torch.device,
+    source: Source | None = None,
+    model: torch.nn.Module | None = None,
+) -> Parts:
+    """source (prepared), model: replace those that the settings name. Collective. Raises UserError."""
+    if source is None:
+        source = make(config.data)
+        prepare(source, world, config)
+    task = make_task(config, source, device)
+    model = model or make_model(config, task)
+    specs = task.tables(model)
+    return Parts(source, task, model, specs, replicated_of(config, specs))
+
+
 def prepare(source: Source, world: World, config: DictConfig):
-    """Prepares the data. Collective. Raises UserError for files that the sources of this package cannot read."""
+    """Prepares the data. Collective. Raises UserError for files that the sources of this package cannot read, and for
+    impossible settings of columns, before any file is read."""
+    for rule in getattr(source, "rules", ()):  # of data.columns
+        optimizer_of(config, str(rule), rule.settings.get("optim", {}), Schedule())
+        cache_of(config, str(rule), rule.settings.get("cache", {}))
     try:
         with doing(f"prepare() of data={config.data_name}"):
             source.prepare(world.rank, world.size, lambda: world.meet("for all ranks to prepare the data"))
@@ -157,34 +189,29 @@ def make_tables(
     table = config.table
     return TableGroup({
         name: EmbeddingTable(
-            world, spec.num_rows, spec.dim, optimizer_of(config, name, spec.optim, schedule), name=name,
+            world, spec.num_rows, spec.dim, optimizer_of(config, f"table {name}", spec.optim, schedule), name=name,
             partition=table.partition, seed=config.seed, init_std=table.init_std,
             inbox_bytes=int(table.inbox_mb * MB), staleness=staleness_of(config),
-            cache=cache_of(config, name, spec.cache), spans=spans, exchange=table.exchange, device=device,
+            cache=cache_of(config, f"table {name}", spec.cache), spans=spans, exchange=table.exchange, device=device,
             replicated=replicated[name],
         )
         for name, spec in specs.items()
     })  # fmt: skip
 
 
-def optimizer_of(config: DictConfig, name: str, own: Mapping, schedule: Schedule) -> RowOptimizer:
-    """The optimizer of a table's rows. own: its settings in place of those of `optim`. Raises UserError."""
-    values = own_settings(config.optim, own, OWN_OPTIM, f"optim of the table {name}")
+def optimizer_of(config: DictConfig, owner: str, own: Mapping, schedule: Schedule) -> RowOptimizer:
+    """The optimizer of a table's rows. own: settings in place of those of `optim`, of this owner. Raises UserError."""
+    values = own_settings(config, "optim", own, OWN_OPTIM, owner)
     if "rows" in own and "rows_lr" not in own:
         values["rows_lr"] = ROW_RULES.get(own["rows"])
     return RowOptimizer(values["rows"], values["rows_lr"], values["rows_weight_decay"], schedule=schedule)
 
 
-def fill_tables(config: DictConfig, tables: TableGroup) -> int:
+def fill_tables(config: DictConfig, tables: TableGroup, source: Source) -> int:
     """Fills the rows in the files that table.init_from names, and returns their number. Collective. Raises UserError on
-    every rank as fill_from does, and for several tables."""
-    if len(tables) > 1:
-        raise UserError(
-            f"table.init_from={config.table.init_from} fills a single table, this model has {', '.join(tables)}: leave "
-            "it out"
-        )
-    [table] = tables.values()
-    return fill_from(table, Path(config.table.init_from))
+    every rank as fill_from does."""
+    encoder = getattr(source, "encoder", None)
+    return fill_from(tables, Path(config.table.init_from), {} if encoder is None else encoder.by_value())
 
 
 def make_dense(config: DictConfig, hvd, model: torch.nn.Module, schedule: Schedule, device) -> DenseOptimizer:

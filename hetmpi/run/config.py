@@ -208,11 +208,11 @@ def staleness_of(config: DictConfig) -> Staleness:
     return Staleness(config.table.staleness, config.table.staleness_growth, config.table.anticipate, config.table.drift)
 
 
-def cache_of(config: DictConfig, name: str = "table", own: Mapping = MappingProxyType({})) -> CacheSettings:
-    """The cache of a table from table.cache, with settings of its `own` in their place. The default capacity is a tenth
-    of the rows at s >= 1, and none at s = 0, where every row is written in the step that reads it, so its line is stale
-    at the next read. Raises UserError."""
-    values = own_settings(config.table.cache, own, tuple(config.table.cache), f"cache of the table {name}")
+def cache_of(config: DictConfig, owner: str = "", own: Mapping = MappingProxyType({})) -> CacheSettings:
+    """The cache of a table from table.cache, with settings of its `own` in their place; owner: for messages. The
+    default capacity is a tenth of the rows at s >= 1, and none at s = 0, where every row is written in the step that
+    reads it, so its line is stale at the next read. Raises UserError."""
+    values = own_settings(config, "table.cache", own, tuple(config.table.cache), owner)
     if {"capacity_rows", "capacity_fraction"} & set(own):
         values |= {"capacity_rows": None, "capacity_fraction": None, **own}
     settings = CacheSettings(**values)
@@ -222,22 +222,21 @@ def cache_of(config: DictConfig, name: str = "table", own: Mapping = MappingProx
     return settings
 
 
-def own_settings(group: DictConfig, own: Mapping, names: Sequence[str], place: str) -> dict:
-    """The settings of a group with those that a table has of its `own`. Raises UserError for other names than `names`
-    and values that the settings do not allow."""
+def own_settings(config: DictConfig, group: str, own: Mapping, names: Sequence[str], owner: str) -> dict:
+    """The settings of a group with those that `owner`, a table or a column, has of its `own`. Raises UserError for
+    other names than `names` and values that the settings do not allow."""
     unknown = sorted(set(own) - set(names))
     if unknown:
-        raise UserError(f"{place}: there is no {unknown[0]}: it may have {', '.join(names)}")
-    above = {"optim": "optim", "cache": "table.cache"}[place.split()[0]]
+        raise UserError(f"{owner}: there is no {group}.{unknown[0]} of its own, only {', '.join(names)}")
     of_key = {setting.key: setting for setting in declared()}
     for key, value in own.items():
-        setting = of_key[f"{above}.{key}"]
+        setting = of_key[f"{group}.{key}"]
         if value is not None or not setting.is_optional:
             try:
                 check_value(setting, value)
             except ValueError as error:
-                raise UserError(f"{place}: {error}") from error
-    return {**group, **{key: value for key, value in own.items() if value is not None}}
+                raise UserError(f"{owner}: {error}") from error
+    return {**OmegaConf.select(config, group), **{key: value for key, value in own.items() if value is not None}}
 
 
 def check_model(model: DictConfig):

@@ -18,7 +18,7 @@ from hetmpi.comm.memory import refuse_if_short, size_text
 from hetmpi.comm.world import World
 from hetmpi.errors import UserError
 from hetmpi.run.saved_data import source_of
-from hetmpi.run.saved_model import Saved, dense_layers
+from hetmpi.run.saved_model import Saved, dense_layers, dense_state
 from hetmpi.tasks.inference import Inference, activation_bytes
 
 CHUNK = 4096  # nodes that a rank computes at a time
@@ -43,7 +43,7 @@ class NodeOutputs:
             shard.check()
         [(name, table)] = tables_of(manifest).items()
         self.saved = Saved(table, shards[name])
-        self.model, _ = dense_layers(checkpoint, manifest)
+        self.model, _ = dense_layers(checkpoint, manifest, dense_state(checkpoint, manifest))
         self.source = source_of(world, manifest, overrides, config_dir)
         trained, found = {**manifest["model_sizes"], "num_rows": table["num_rows"]}, self._sizes()
         for name, size in found.items():

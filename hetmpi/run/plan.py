@@ -1,15 +1,14 @@
 """Plan: what a run needs, found before its memory is taken: bytes of tables, caches and mailboxes of each rank, and, by
 a trial with narrow tables, bytes between ranks per step and the hit rate.
 
-The trial reads and writes the rows of the run's first batches through the run's own tables, caches and transports, with
-zero gradients and without a network. It is made with rows of 1 and of 2 numbers: bytes are linear in the width of rows,
-so these two give the bytes at any width. The limit of drift (table.drift) never applies, as rows do not move; in a run
-it adds fetches.
+The trial reads and writes the rows of the run's batches through the run's own tables, caches and transports, with zero
+gradients and without a network. It is made with rows of 1 and of 2 numbers: bytes are linear in the width of rows, so
+these two give the bytes at any width. The limit of drift (table.drift) never applies, as rows do not move; in a run it
+adds fetches (docs/design.md, "A dry run").
 """
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass, replace
 
@@ -24,26 +23,26 @@ from hetmpi.comm.route import make_partition
 from hetmpi.comm.world import World
 from hetmpi.counters import Counters
 from hetmpi.data.loader import Ahead, Loader
+from hetmpi.errors import LARGEST
 from hetmpi.run import build
 from hetmpi.run.config import cache_of, staleness_of
-from hetmpi.run.progress import summed
 from hetmpi.spans import Spans
-from hetmpi.table.group import TableSpec
+from hetmpi.table.group import TableGroup, TableSpec
 from hetmpi.table.optim import Schedule
 from hetmpi.table.table import layouts_of
 
 CHECK_STEPS = 10
-TRIAL_STEPS, TRIAL_S = 500, 20.0  # of each width; the trial ends at the first of both
+TRIAL_S = 60.0  # after which the trial ends
 NARROW = (1, 2)  # widths of rows
-NOT_TRIED = "bytes and hit rate: not tried, as here rows of 2 numbers do not fit either"
+NOT_TRIED = "bytes and hit rate: not tried, as here rows of 1 and of 2 numbers do not fit either"
 DENSE_COPIES = {"sgd": 2, "adagrad": 3, "adam": 4}  # parameters, gradients and the optimizer's state
 
 
 @dataclass
 class Memory:
-    """Bytes of one rank. rows: with optimizer state and clocks; replicas: rows that every rank has whole; mailboxes:
-    gradients in transit; dense: parameters, gradients and optimizer state; batches: samples, keys and rows; final: for
-    the metrics at the end, this rank's share of what its node needs."""
+    """Bytes of one rank. rows: with optimizer state, clocks and marks; replicas: rows that every rank has whole;
+    mailboxes: gradients in transit; dense: parameters, gradients and optimizer state; batches: samples, keys and rows;
+    final: for the metrics at the end, this rank's share of what its node needs."""
 
     rows: int = 0
     mailboxes: int = 0
@@ -64,9 +63,11 @@ class Memory:
 
 @dataclass
 class Traffic:
-    """Means over the first `steps` steps, over all ranks. hit_rate: None without a cache."""
+    """Means over the `steps` steps of a run, over all ranks, from a trial of the first `tried`. hit_rate: None without
+    a cache."""
 
     steps: int
+    tried: int
     pulled_bytes: float
     pushed_bytes: float
     reduced_bytes: float
@@ -79,12 +80,7 @@ class Plan:
     def __init__(self, world: World, config: DictConfig, device: torch.device):
         """Collective. Raises UserError as the run would."""
         self.world, self.config, self.device = world, config, device
-        self.source = build.make(config.data)
-        build.prepare(self.source, world, config)
-        self.task = build.make_task(config, self.source, device)
-        self.model = build.make_model(config, self.task)
-        self.specs = self.task.tables(self.model)
-        self.replicated = build.replicated_of(config, self.specs)
+        self.source, self.task, self.model, self.specs, self.replicated = build.make_parts(world, config, device)
         self.total_steps = build.total_steps(config, self.source, world.size, Position())
 
     def memory(self, width: int | None = None) -> Memory:
@@ -99,59 +95,81 @@ class Plan:
 
     def _add_table(self, found: Memory, name: str, spec: TableSpec):
         world, table, staleness = self.world, self.config.table, staleness_of(self.config)
-        rule = build.optimizer_of(self.config, name, spec.optim, Schedule()).core(spec.dim)
+        rule = build.optimizer_of(self.config, f"table {name}", spec.optim, Schedule()).core(spec.dim)
         partition = make_partition(table.partition, spec.num_rows, world.size)
         _, layouts = layouts_of(world.size, partition, rule, spec.dim, staleness, int(table.inbox_mb * build.MB))
         mine = layouts[world.rank]
-        found.rows += mine.rings
+        found.rows += mine.rings + partition.num_local_rows(world.rank)  # a mark per row: changed since the checkpoint
         found.mailboxes += mine.nbytes - mine.rings
-        cache = cache_of(self.config, name, spec.cache)
+        cache = cache_of(self.config, f"table {name}", spec.cache)
         lines = cache.rows(spec.num_rows, world, self.device)
         if self.device.type == "cpu":  # a GPU's cache is in its own memory
             found.cache += cache.host_bytes(lines, rule, spec.dim)
         num_replicated = sum(map(len, self.replicated[name]))
         found.replicas += 4 * num_replicated * (spec.dim + rule.state_dim + 1 + spec.dim + 1)  # with clocks and sums
 
-    def traffic(self, most_steps: int = TRIAL_STEPS) -> Traffic:
-        """By the trial. Collective."""
-        num_steps = min(most_steps, max(1, self.total_steps))
-        thin, num_steps = self._trial(NARROW[0], num_steps, TRIAL_S)
-        thick, num_steps = self._trial(NARROW[1], num_steps, math.inf)
-        total = Counters.of_array(sum(counted.as_array() for counted in thin.values()))
-        moved = np.zeros(3)
+    def traffic(self, most_steps: int = LARGEST, limit_s: float = TRIAL_S) -> Traffic:
+        """By a trial of the run's steps, at most so many and in about so much time. Steps after those tried count as
+        the last half of them. Collective."""
+        num_steps = max(1, self.total_steps)
+        tried, middle, counted, since_middle = self._trial(min(most_steps, num_steps), limit_s)
+        later = (num_steps - tried) / max(1, tried - middle)  # times the steps since the middle
+        counted = {name: counted[name] + later * since_middle[name] for name in counted}
+        moved, total = np.zeros(3), 0
         for name, spec in self.specs.items():
-            one, two = (np.array(bytes_of(counted[name])) for counted in (thin, thick))
+            thin, thick = (counted[narrow(name, width)] for width in NARROW)
+            one, two = (np.array(bytes_of(Counters.of_array(counts))) for counts in (thin, thick))
             moved += (one + (two - one) * (spec.dim - NARROW[0])) / num_steps
-        return Traffic(num_steps, *map(float, moved), total.hit_rate)
+            total = total + thin
+        return Traffic(num_steps, tried, *map(float, moved), Counters.of_array(total).hit_rate)
 
-    def _trial(self, width: int, num_steps: int, limit_s: float) -> tuple[dict[str, Counters], int]:
-        """Counters of each table over all ranks, and the number of steps made. Collective."""
+    def _trial(self, most_steps: int, limit_s: float) -> tuple[int, int, dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Reads and writes the rows of the first steps, in tables of each width. Returns the number of steps, that at
+        about half of them, and each table's counters over all ranks at the end, with a flush, and since then, without.
+        Collective."""
         config, world, spans = self.config, self.world, Spans()
-        specs = {name: replace(spec, dim=width) for name, spec in self.specs.items()}
-        tables = build.make_tables(config, world, specs, self.replicated, Schedule(), self.device, spans)
+        of_narrow = {narrow(name, width): (name, width) for width in NARROW for name in self.specs}
+        specs = {name: replace(self.specs[own], dim=width) for name, (own, width) in of_narrow.items()}
+        replicated = {name: self.replicated[own] for name, (own, _) in of_narrow.items()}
+        tables = build.make_tables(config, world, specs, replicated, Schedule(), self.device, spans)
         loader = Loader(
-            self.source.train, world.rank, world.size, config.batch_size, 0, num_steps, config.loader.threads,
+            self.source.train, world.rank, world.size, config.batch_size, 0, most_steps, config.loader.threads,
             config.loader.prefetch, self.task.batches(self.device),
         )  # fmt: skip
-        batches, began, made = Ahead(loader, config.table.prefetch_batches, spans), time.perf_counter(), 0
-        for batch in batches:
+
+        def keys_of(batch):
             keys = self.task.keys(batch)
+            return {name: keys[own] for name, (own, _) in of_narrow.items()}
+
+        batches, began, counts = Ahead(loader, config.table.prefetch_batches, spans), time.perf_counter(), [(0, 0)]
+        for made, batch in enumerate(batches, 1):
+            keys = keys_of(batch)
             rows = tables.read(keys)
             for later in batches.announced():
-                tables.prefetch(self.task.keys(later))
+                tables.prefetch(keys_of(later))
             tables.write(keys, {name: torch.zeros_like(found) for name, found in rows.items()})
-            world.meet(f"after step {made + 1} of the trial for all ranks")  # as the allreduce of a run
-            made += 1
-            if made % CHECK_STEPS == 0 and world.comm.allreduce(time.perf_counter() - began, MPI.MAX) > limit_s:
-                break
-        if made == self.total_steps:
-            tables.flush()  # as the run will at its end
-        else:
-            tables.settle()
-        found = {name: summed(world, table.counters, table.lags)[0] for name, table in tables.items()}
+            world.meet(f"after step {made} of the trial for all ranks")  # as the allreduce of a run
+            if made % CHECK_STEPS == 0:
+                counts.append((made, counters_of(tables)))
+                if world.comm.allreduce(time.perf_counter() - began, MPI.MAX) > limit_s:
+                    break
+        middle, at_middle = min(counts, key=lambda one: abs(one[0] - made / 2))
+        since_middle = counters_of(tables) - at_middle
+        tables.flush()  # as the run will at its end
+        sums = (dict(zip(tables, world.comm.allreduce(counted))) for counted in (counters_of(tables), since_middle))
         loader.close()
         tables.close()
-        return found, made
+        return made, middle, *sums
+
+
+def narrow(name: str, width: int) -> str:
+    """The name of the trial's table of this width."""
+    return f"{name} of width {width}"
+
+
+def counters_of(tables: TableGroup) -> np.ndarray:
+    """This rank's counters, (tables, counters) int64."""
+    return np.stack([table.counters.as_array() for table in tables.values()])
 
 
 def bytes_of(counted: Counters) -> tuple[int, int, int]:
@@ -166,7 +184,8 @@ def dry_run(world: World, config: DictConfig, device: torch.device):
     needs = world.comm.gather((world.host, memory, node.allreduce(memory.total), node.size, place, free))
     if world.rank == 0:
         print("\n".join(memory_lines(plan, needs)), flush=True)
-    can_try = world.comm.allreduce(node.allreduce(plan.memory(NARROW[1]).total) < free, MPI.LAND)
+    narrow = node.allreduce(sum(plan.memory(width).total for width in NARROW))
+    can_try = world.comm.allreduce(narrow < free, MPI.LAND)
     lines = traffic_lines(config, plan.traffic()) if can_try else [NOT_TRIED]
     if world.rank == 0:
         print("\n".join(lines), flush=True)
@@ -192,13 +211,14 @@ def memory_lines(plan: Plan, needs: list[tuple]) -> list[str]:
 def traffic_lines(config: DictConfig, traffic: Traffic) -> list[str]:
     moved = traffic.pulled_bytes + traffic.pushed_bytes + traffic.reduced_bytes
     lines = [
-        f"between ranks per step, mean of {traffic.steps:,} steps tried: {moved / 1e6:,.3f} MB (rows and clocks "
-        f"{traffic.pulled_bytes / 1e6:,.3f}, gradients {(moved - traffic.pulled_bytes) / 1e6:,.3f})"
+        f"between ranks per step: {moved / 1e6:,.3f} MB (rows and clocks {traffic.pulled_bytes / 1e6:,.3f}, gradients "
+        f"{(moved - traffic.pulled_bytes) / 1e6:,.3f}), mean of {traffic.steps:,} steps, of which the first "
+        f"{traffic.tried:,} were tried"
     ]
     if traffic.hit_rate is not None:
-        lines.append(f"hit rate: {100 * traffic.hit_rate:.1f} %; later steps have a higher one")
+        lines.append(f"hit rate: {100 * traffic.hit_rate:.1f} %")
     if traffic.hit_rate is not None:
         lines.append("not counted: pending gradients during a flush, at most as much memory as the cache")
     if traffic.hit_rate is not None and config.table.drift > 0:
-        lines.append(f"not counted: what table.drift={config.table.drift:g} adds where rows move much")
+        lines.append(f"not counted: what table.drift={config.table.drift:g} adds while rows move much, 10 % and more")
     return lines

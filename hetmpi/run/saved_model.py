@@ -78,10 +78,15 @@ def of_tensors(model: torch.nn.Module) -> OfTensors:
     return OfJoinedTensors(model) if isinstance(model, FeatureRows) else OfTensors(model)
 
 
-def dense_layers(checkpoint: Path, manifest: dict) -> tuple[torch.nn.Module, tuple]:
+def dense_state(checkpoint: Path, manifest: dict) -> dict:
+    """What dense.pt holds. Raises UserError as read_state."""
+    return read_state(checkpoint / DENSE, manifest["size"])
+
+
+def dense_layers(checkpoint: Path, manifest: dict, state: dict) -> tuple[torch.nn.Module, tuple]:
     """The dense layers of a checkpoint that the trainer wrote, in eval mode, and example inputs of of_tensors(model):
-    two samples. Raises UserError if the manifest does not describe the model, or describes one that does not fit the
-    weights in dense.pt."""
+    two samples. state: as dense_state. Raises UserError if the manifest does not describe the model, or describes one
+    that does not fit the weights in dense.pt."""
     if "model_config" not in manifest:
         raise UserError(f"{checkpoint} does not describe its model: export only its rows with dense=none")
     said = Entries(f"{checkpoint}: manifest.json", manifest)
@@ -89,7 +94,6 @@ def dense_layers(checkpoint: Path, manifest: dict) -> tuple[torch.nn.Module, tup
     names = NODE_SIZES if "num_classes" in sizes.values else CLICK_SIZES
     arguments = {name: sizes.integer(name, 0, MOST_FIELDS) for name in names}
     joined = joined_of(said, manifest) if "joined" in manifest else None
-    state = read_state(checkpoint / DENSE, manifest["size"])
     if "model" not in state:
         raise UserError(f"{checkpoint / DENSE} has no model: export only the rows with dense=none")
     dims = [table["dim"] for table in tables_of(manifest).values()]
@@ -114,10 +118,10 @@ def tensors_of(arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(array if array.flags.writeable else array.copy()) for name, array in arrays.items()}
 
 
-def encoder_of(checkpoint: Path, manifest: dict) -> Encoder | None:
-    """What encodes further files like the data that the model was trained on; None for data that are no files. Raises
-    UserError for an invalid one."""
-    data = read_state(checkpoint / DENSE, manifest["size"]).get("data")
+def encoder_of(checkpoint: Path, state: dict) -> Encoder | None:
+    """What encodes further files like the data that the model was trained on; None for data that are no files. state:
+    as dense_state. Raises UserError for an invalid one."""
+    data = state.get("data")
     if data is None:
         return None
     made = []
@@ -134,7 +138,7 @@ def check_encoder(checkpoint: Path, source):
     now = getattr(source, "encoder", None)
     if now is None:
         return
-    saved = encoder_of(checkpoint, read_manifest(checkpoint))
+    saved = encoder_of(checkpoint, dense_state(checkpoint, read_manifest(checkpoint)))
     difference = saved and saved.difference(now)
     if difference:
         raise UserError(f"{checkpoint} was saved with other data: {difference}: give the same data.path, or start anew")

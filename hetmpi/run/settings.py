@@ -73,8 +73,9 @@ class Table:
     init_std: float = setting(0.01, "standard deviation of the initial rows")
     init_from: PathText = setting(
         None,
-        "Parquet file, or folder of Parquet files, with initial rows by key, as `hetmpi export rows=parquet` writes: "
-        "columns key (int64) and weight (dim float32); other rows start at random; not read by a resumed run",
+        "Parquet file, or folder of Parquet files, with initial rows: weight (dim float32) and either key (int64), as "
+        "`hetmpi export rows=parquet` writes, or an id column of the data with its values (docs/columns.md); other "
+        "rows start at random; not read by a resumed run",
     )
     inbox_mb: float = setting(8, "MB per rank for gradients from other ranks")
     staleness: int | None = setting(

@@ -1,14 +1,16 @@
-"""Pretrained rows: fills a table from Parquet files with the columns key (int64) and weight (lists of dim float32), as
-`hetmpi export rows=parquet` writes them."""
+"""Pretrained rows: fills tables from Parquet files with a column weight (lists of dim float32) and either a column key
+(int64), as `hetmpi export rows=parquet` writes them, or one named like an id column of the data, with its values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from hetmpi import _C
+from hetmpi.data.features import NO_KEY, ByValue
 from hetmpi.errors import UserError
 from hetmpi.table.table import EmbeddingTable
 
@@ -16,63 +18,99 @@ BATCH_BYTES = 16 << 20  # of the rows that a rank reads at a time
 BUFFER_BYTES = 1 << 20  # per column and file; without buffers Parquet reads a whole row group
 
 
-def fill_from(table: EmbeddingTable, place: Path) -> int:
-    """Replaces the rows whose keys are in `place`, a Parquet file or a folder of *.parquet files, and returns their
-    number. All other rows, and the optimizer's state, stay. Each rank reads all files in parts of BATCH_BYTES and takes
-    the rows of its shard. REQUIRES: no read or write yet. Collective.
+def fill_from(tables: Mapping[str, EmbeddingTable], place: Path, columns: Mapping[str, ByValue]) -> int:
+    """Replaces the rows that are in `place`, a Parquet file or a folder of *.parquet files, and returns their number.
+    All other rows, and the optimizer's state, stay. With several tables, files by key lie in a folder of `place` with
+    the table's name. columns: id columns whose values files may name. Each rank reads all files in parts of BATCH_BYTES
+    and takes the rows of its shards. REQUIRES: no read or write yet. Collective.
 
     Raises UserError on every rank if a file is missing or has other columns, for a row of another width or with values
-    that are not finite, and for a key that is out of range or occurs twice."""
+    that are not finite, and for a key that is out of range, or a key or value that occurs twice."""
     num, error = 0, None
+    world = next(iter(tables.values())).world
     try:
-        num = fill_shard(table, place)
+        num = fill_shards(tables, place, columns)
     except UserError as refusal:
         error = refusal
-    table.world.agree(error)
-    table.resume_at(table.step)
-    return table.world.comm.allreduce(num)
+    world.agree(error)
+    for table in tables.values():
+        table.resume_at(table.step)
+    return world.comm.allreduce(num)
 
 
-def fill_shard(table: EmbeddingTable, place: Path) -> int:
+def fill_shards(tables: Mapping[str, EmbeddingTable], place: Path, columns: Mapping[str, ByValue]) -> int:
     """As fill_from, on one rank."""
-    paths = files_of(place)
-    for path in paths:
-        check_columns(path, table.dim)
-    is_filled = np.zeros(len(table.shard), bool)
-    for path in paths:
-        for keys, rows in parts_of(path, table.dim):
-            take(table, path, keys, rows, is_filled)
-    return int(is_filled.sum())
+    files = [(path, *column_of(path, of_table, tables, columns)) for path, of_table in files_of(place, tables)]
+    is_filled = {name: np.zeros(len(table.shard), bool) for name, table in tables.items()}
+    for path, column, how in files:
+        table = tables[how.table]
+        for values, rows in parts_of(path, column, table.dim):
+            take(table, f"{path}, column {column}", how, values, rows, is_filled[how.table])
+    return sum(int(filled.sum()) for filled in is_filled.values())
 
 
-def files_of(place: Path) -> list[Path]:
-    """The Parquet files at `place`, by name. Raises UserError if there is none."""
+def files_of(place: Path, tables: Mapping[str, EmbeddingTable]) -> list[tuple[Path, str | None]]:
+    """The Parquet files at `place` by name, and the table in whose folder they lie. Raises UserError if there is
+    none."""
     if place.is_file():
-        return [place]
-    found = sorted(place.glob("*.parquet"))
+        return [(place, None)]
+    found = [(path, None) for path in sorted(place.glob("*.parquet"))]
+    found += [(path, name) for name in tables for path in sorted((place / name).glob("*.parquet"))]
     if not found:
         what = "this folder holds no *.parquet file" if place.is_dir() else "there is no such file or folder"
         raise UserError(f"table.init_from={place}: {what}: name a Parquet file, or a folder of them")
     return found
 
 
-def check_columns(path: Path, dim: int):
-    """Raises UserError unless the file has columns of the right types."""
+def column_of(
+    path: Path, of_table: str | None, tables: Mapping[str, EmbeddingTable], columns: Mapping[str, ByValue]
+) -> tuple[str, ByValue]:
+    """The column that says which rows are in a file. of_table: the table in whose folder it lies. Raises UserError
+    unless the file has columns of the right types, and names one table."""
     import pyarrow.types as types
 
     schema = opened(path).schema_arrow
-    for name in ("key", "weight"):
-        if schema.get_field_index(name) < 0:
-            columns = ", ".join(schema.names[:9])
-            raise UserError(f"{path}: must have one column {name}, got the columns {columns}: rename or add it")
-    key, weight = schema.field("key").type, schema.field("weight").type
-    if not types.is_int64(key):
-        raise UserError(f"{path}: column key must be int64, got {key}: cast it")
-    is_list = types.is_list(weight) or types.is_large_list(weight) or types.is_fixed_size_list(weight)
-    if not is_list or not types.is_float32(weight.value_type):
-        raise UserError(f"{path}: column weight must be lists of float32, got {str(weight)[:100]}: cast it")
-    if types.is_fixed_size_list(weight) and weight.list_size != dim:
-        raise wrong_width(path, weight.list_size, dim)
+    if schema.get_field_index("weight") < 0:
+        raise lacking(path, "weight", schema.names)
+    named = [name for name in columns if name in schema.names and name != "weight"]
+    if "key" in schema.names:
+        if named:
+            raise UserError(f"{path}: has the columns key and {named[0]}, rows come by one of them: leave one out")
+        if of_table is None and len(tables) > 1:
+            raise UserError(
+                f"{path}: the tables are {', '.join(tables)}: put the file into a folder of its table's name, as "
+                f"{path.parent / next(iter(tables)) / path.name}"
+            )
+        if not types.is_int64(schema.field("key").type):
+            raise UserError(f"{path}: column key must be int64, got {schema.field('key').type}: cast it")
+        name = next(iter(tables)) if of_table is None else of_table
+        found = "key", ByValue(name, partial(checked_keys, tables[name].num_rows))
+    elif len(named) == 1:
+        found = named[0], columns[named[0]]
+    else:
+        raise lacking(path, " or ".join(["key", *columns]), schema.names)
+    check_weight(path, schema.field("weight").type, tables[found[1].table].dim)
+    return found
+
+
+def checked_keys(num_rows: int, keys) -> np.ndarray:
+    """keys (n,) of Arrow as numpy. Raises UserError for a key out of range."""
+    keys = keys.to_numpy()
+    is_wrong = (keys < 0) | (keys >= num_rows)
+    if is_wrong.any():
+        raise UserError(f"keys must lie in [0, {num_rows:,}), got {keys[is_wrong][0]}")
+    return keys
+
+
+def check_weight(path: Path, kind, dim: int):
+    """Raises UserError unless an Arrow type is that of rows (n, dim)."""
+    import pyarrow.types as types
+
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    if not is_list or not types.is_float32(kind.value_type):
+        raise UserError(f"{path}: column weight must be lists of float32, got {str(kind)[:100]}: cast it")
+    if types.is_fixed_size_list(kind) and kind.list_size != dim:
+        raise wrong_width(path, kind.list_size, dim)
 
 
 def opened(path: Path):
@@ -86,13 +124,13 @@ def opened(path: Path):
         raise unreadable(path, problem) from problem
 
 
-def parts_of(path: Path, dim: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """keys (n,) int64 and rows (n, dim) float32 of a file, in parts. Raises UserError for missing values, rows of
-    another width, and a damaged file."""
+def parts_of(path: Path, column: str, dim: int) -> Iterator[tuple]:
+    """Arrow's values (n,) of a column, and rows (n, dim) float32, in parts. Raises UserError for missing values, rows
+    of another width, and a damaged file."""
     import pyarrow as pa
 
     num = max(1, BATCH_BYTES // (4 * dim))
-    parts = opened(path).iter_batches(num, columns=["key", "weight"])
+    parts = opened(path).iter_batches(num, columns=[column, "weight"])
     while True:
         try:
             part = next(parts, None)
@@ -100,34 +138,45 @@ def parts_of(path: Path, dim: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
             raise unreadable(path, problem) from problem
         if part is None:
             return
-        keys, weight = part.column("key"), part.column("weight")
+        values, weight = part.column(column), part.column("weight")
         numbers = weight.flatten()
-        if keys.null_count or weight.null_count or numbers.null_count:
-            raise UserError(f"{path}: key and weight must have a value in every row, got null: leave such rows out")
+        if values.null_count or weight.null_count or numbers.null_count:
+            raise UserError(
+                f"{path}: {column} and weight must have a value in every row, got null: leave such rows out"
+            )
         lengths = weight.value_lengths().to_numpy(zero_copy_only=False)
         if (lengths != dim).any():
             raise wrong_width(path, int(lengths[lengths != dim][0]), dim)
-        yield keys.to_numpy(), numbers.to_numpy(zero_copy_only=False).reshape(len(keys), dim)
+        yield values, numbers.to_numpy(zero_copy_only=False).reshape(len(values), dim)
 
 
-def take(table: EmbeddingTable, path: Path, keys: np.ndarray, rows: np.ndarray, is_filled: np.ndarray):
-    """Assigns the rows (n, dim) of the keys (n,) that this rank owns. is_filled: rows of the shard that are assigned
-    already, updated. Raises UserError as fill_from."""
-    is_wrong = (keys < 0) | (keys >= table.num_rows)
-    if is_wrong.any():
-        raise UserError(f"{path}: keys must lie in [0, {table.num_rows:,}), got {keys[is_wrong][0]}")
-    owners, places = table.partition.locate(keys)
-    mine = owners == table.world.rank
-    keys, rows, places = keys[mine], rows[mine], places[mine]
-    again = _C.first_repeated(keys)
-    repeated = keys[again : again + 1] if again >= 0 else keys[is_filled[places]][:1]
+def take(table: EmbeddingTable, place: str, how: ByValue, values, rows: np.ndarray, is_filled: np.ndarray):
+    """Assigns the rows (n, dim) of Arrow's values (n,) that this rank owns. place: for messages. is_filled: rows of the
+    shard that are assigned already, updated. Raises UserError as fill_from."""
+    try:
+        keys = how.keys(values)
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from error
+    owners, places = table.partition.locate(np.maximum(keys, 0))
+    mine = np.flatnonzero((owners == table.world.rank) & (keys != NO_KEY))
+    if how.shares:
+        mine = mine[~is_filled[places[mine]]]
+        mine = mine[np.sort(np.unique(places[mine], return_index=True)[1])]
+    rows, places = rows[mine], places[mine]
+    again = _C.first_repeated(places)
+    repeated = mine[again : again + 1] if again >= 0 else mine[is_filled[places]][:1]
     if len(repeated):
-        raise UserError(f"{path}: each key must occur once in all files, got {repeated[0]} twice: remove one of them")
+        value = values[int(repeated[0])]
+        raise UserError(f"{place}: each must occur once in all files, got {value} twice: remove one of them")
     if not _C.all_finite(rows):
-        first = keys[~np.isfinite(rows).all(1)][0]
-        raise UserError(f"{path}: rows must be finite, that of key {first} is not: replace it or leave it out")
+        first = values[int(mine[~np.isfinite(rows).all(1)][0])]
+        raise UserError(f"{place}: rows must be finite, that of {first} is not: replace it or leave it out")
     table.shard.assign(places, weight=rows)
     is_filled[places] = True
+
+
+def lacking(path: Path, column: str, names: list[str]) -> UserError:
+    return UserError(f"{path}: must have one column {column}, got the columns {', '.join(names[:9])}: rename or add it")
 
 
 def wrong_width(path: Path, got: int, dim: int) -> UserError:

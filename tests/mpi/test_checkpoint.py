@@ -499,7 +499,7 @@ def test_where_nothing_was_saved_a_run_that_would_resume_begins(tmp_path):
 @pytest.mark.parametrize("changed, told", [
     (["seed=5", "resume=auto"], "was saved with seed=0, now it is 5"),
     (["optim.dense=sgd", "resume=auto"], "was saved with optim.dense=adam, now it is sgd"),
-    (["data.zipf=1.2", "resume=auto"], "was saved with data_config="),
+    (["data.zipf=1.2", "resume=auto"], "was saved with data.zipf=1.05, now it is 1.2"),
     ([], "holds step-00000006 of an earlier run, and this one begins at step 0"),
 ])  # fmt: skip
 def test_a_run_that_would_not_go_on_as_it_began_is_refused(tmp_path, run_of_6, changed, told):

@@ -49,7 +49,7 @@ def test_bytes_and_hit_rate_are_those_of_the_run(overrides, tmp_path):
     world.comm.Allreduce(training.tables.counters.as_array(), counted)
     sums = type(training.tables.counters).of_array(counted)
     training.close()
-    assert found.steps == config.steps
+    assert found.steps == found.tried == config.steps
     moved = found.pulled_bytes + found.pushed_bytes + found.reduced_bytes
     assert moved == pytest.approx((sums.pulled_bytes + sums.push_bytes + sums.reduced_bytes) / config.steps, rel=0.2)
     if sums.hit_rate is None:
@@ -70,8 +70,16 @@ def test_the_text_says_whether_it_fits(tmp_path):
         assert verdict in text[2] and text[2].startswith("a, 1 rank(s): ")
     text = traffic_lines(plan.config, traffic)
     assert (
-        "mean of 10 steps tried" in text[0]
+        "mean of 60 steps, of which the first 10 were tried" in text[0]
         and "hit rate: " in text[1]
         and "during a flush" in text[2]
         and "table.drift=0.5" in text[3]
     )
+
+
+def test_steps_that_are_not_tried_count_as_the_last_half_of_those_tried(tmp_path):
+    plan = Plan(World(), composed(World(), tmp_path, *STALE, "table.drift=0", "steps=300"), CPU)
+    whole, found = plan.traffic(), plan.traffic(100)
+    assert (found.steps, found.tried) == (300, 100) and (whole.steps, whole.tried) == (300, 300)
+    moved, expected = (one.pulled_bytes + one.pushed_bytes for one in (found, whole))
+    assert moved == pytest.approx(expected, rel=0.2) and found.hit_rate == pytest.approx(whole.hit_rate, rel=0.1)

@@ -11,6 +11,7 @@ from launch import SMALL, train
 from saved_files import by_key
 
 from hetmpi import export
+from hetmpi.data.tabular import Tabular
 from hetmpi.errors import UserError
 from hetmpi.table import pretrained
 from hetmpi.table.cache import CacheSettings, Staleness
@@ -72,7 +73,7 @@ def test_rows_of_the_files_come_bit_by_bit_and_all_others_stay(placed, folder, m
     after = trained(plain, placed)
     plain.close()
     table = make_table(placed, **settings)
-    assert fill_from(table, folder / "rows") == len(keys)
+    assert fill_from({"table": table}, folder / "rows", {}) == len(keys)
     assert np.array_equal(bits(table.peek(every).numpy()), bits(expected))
     assert np.array_equal(bits(table.read(every).numpy()), bits(expected))
     assert not table.shard.state.any() and not table.shard.mean_square.any() and not table.shard.clock.any()
@@ -130,15 +131,15 @@ WRONG = {
     "below": (lambda: table_of(key=[-1], weight=pa.array([ROW], LIST)), r"keys must lie in \[0, 211\), got -1"),
     "twice": (
         lambda: table_of(key=[5, 1, 5], weight=pa.array([ROW] * 3, LIST)),
-        "each key must occur once in all files, got 5 twice: remove one of them",
+        "each must occur once in all files, got 5 twice: remove one of them",
     ),
     "twice in two parts": (
         lambda: table_of(key=[*range(40), 7], weight=pa.array([ROW] * 41, LIST)),
-        "each key must occur once in all files, got 7 twice: remove one of them",
+        "each must occur once in all files, got 7 twice: remove one of them",
     ),
     "nan": (
         lambda: table_of(key=[0, 2, 6], weight=pa.array([ROW, ROW, [1.0, np.nan, 0.0]], LIST)),
-        "rows must be finite, that of key 6 is not: replace it or leave it out",
+        "rows must be finite, that of 6 is not: replace it or leave it out",
     ),
     "null row": (lambda: table_of(key=[0, 1], weight=pa.array([ROW, None], LIST)), "got null: leave such rows out"),
     "null number": (
@@ -159,7 +160,7 @@ def test_wrong_rows_are_refused_on_every_rank(world, folder, monkeypatch, wrong)
     world.comm.Barrier()
     table = make_table(world)
     with pytest.raises(UserError, match=said):
-        fill_from(table, folder / "rows.parquet")
+        fill_from({"table": table}, folder / "rows.parquet", {})
     table.close()
 
 
@@ -175,8 +176,92 @@ def test_files_that_are_not_there_or_no_parquet_are_refused_on_every_rank(world,
             place.write_text("key,weight\n1,2\n" * 9)
         world.comm.Barrier()
         with pytest.raises(UserError, match=said):
-            fill_from(table, place)
+            fill_from({"table": table}, place, {})
     table.close()
+
+
+COLUMNS = [
+    {"name": "size", "rows": 10, "hash": False, "dim": 2}, {"name": "city", "dim": 2}, {"name": "shop", "rows": 3},
+    {"name": "bought", "share": "shop"},
+]  # fmt: skip
+
+
+@pytest.fixture
+def source(world, folder):
+    """A CSV with four id columns: integers, a vocabulary, and two that share hashed rows."""
+    if world.rank == 0:
+        lines = [f"{i % 2},{i % 9},town {i % 5},s{i % 4},s{i % 3}" for i in range(60)]
+        (folder / "a.csv").write_text("\n".join(["click,size,city,shop,bought", *lines]))
+    world.comm.Barrier()
+    found = Tabular(str(folder / "a.csv"), 0, "click", columns=COLUMNS, cache=str(folder / "prepared"))
+    found.prepare(world.rank, world.size, world.comm.Barrier, lambda line: None)
+    return found
+
+
+def tables_of(world, source):
+    return {
+        name: EmbeddingTable(world, table.num_rows, table.dim or DIM, RowOptimizer("sgd", 0.1), name=name)
+        for name, table in source.tables.items()
+    }
+
+
+@pytest.mark.mpi
+def test_rows_come_by_the_values_of_columns(world, folder, source):
+    files = {
+        "city": (["town 3", "nowhere", "town 1"], [[1.0, 2], [3, 4], [5, 6]]),
+        "size": (pa.array([7, 0], pa.int32()), [[7.0, 8], [9, 10]]),
+        "bought": (["a", "b", "c", "d", "e"], [[float(i)] * DIM for i in range(5)]),  # of 3 rows: some share one
+    }
+    if world.rank == 0:
+        for name, (values, rows) in files.items():
+            pq.write_table(table_of(**{name: values, "weight": pa.array(rows, LIST)}), folder / f"{name}.parquet")
+        (folder / "rows").mkdir()
+        for name in files:
+            (folder / f"{name}.parquet").rename(folder / f"rows/{name}.parquet")
+    world.comm.Barrier()
+    tables, by_value = tables_of(world, source), source.encoder.by_value()
+    before = {name: table.peek(torch.arange(table.num_rows)).numpy().copy() for name, table in tables.items()}
+    world.comm.Barrier()
+    num = fill_from(tables, folder / "rows", by_value)
+    expected = {name: rows.copy() for name, rows in before.items()}
+    for name, (values, rows) in files.items():
+        keys = by_value[name].keys(pa.array(values))
+        for key, row in reversed(list(zip(keys, rows))):  # the first value of a row gives it
+            if key >= 0:
+                expected[by_value[name].table][key] = row
+    for name, table in tables.items():
+        assert np.array_equal(table.peek(torch.arange(table.num_rows)).numpy(), expected[name])
+    hashed = len(set(by_value["bought"].keys(pa.array(files["bought"][0]))))
+    assert num == 2 + 2 + hashed and by_value["city"].keys(pa.array(["nowhere"]))[0] == -1
+    world.comm.Barrier()
+    for table in tables.values():
+        table.close()
+
+
+OF_VALUES = {
+    "twice": (lambda: table_of(city=["town 1", "town 1"], weight=pa.array([ROW[:2]] * 2, LIST)), "got town 1 twice"),
+    "width": (lambda: table_of(city=["town 1"], weight=pa.array([ROW], LIST)), "must have 2 numbers, .* got 3"),
+    "below 0": (lambda: table_of(size=[-3], weight=pa.array([ROW[:2]], LIST)), "column size: integers .*, got -3"),
+    "beyond": (lambda: table_of(size=[10], weight=pa.array([ROW[:2]], LIST)), "column size: 10 has no row"),
+    "lists": (lambda: table_of(city=[["a"]], weight=pa.array([ROW[:2]], LIST)), "column city: it holds list"),
+    "two": (lambda: table_of(city=["a"], key=[1], weight=pa.array([ROW[:2]], LIST)), "key and city, .* leave one out"),
+    "none": (lambda: table_of(town=["a"], weight=pa.array([ROW[:2]], LIST)), "column key or size or city or shop"),
+    "by key": (lambda: table_of(key=[1], weight=pa.array([ROW], LIST)), "put the file into a folder of its table's"),
+}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("wrong", OF_VALUES)
+def test_wrong_values_are_refused_on_every_rank(world, folder, source, wrong):
+    make, said = OF_VALUES[wrong]
+    if world.rank == 0:
+        pq.write_table(make(), folder / "rows.parquet")
+    world.comm.Barrier()
+    tables = tables_of(world, source)
+    with pytest.raises(UserError, match=said):
+        fill_from(tables, folder / "rows.parquet", source.encoder.by_value())
+    for table in tables.values():
+        table.close()
 
 
 @pytest.fixture(scope="module")
@@ -219,9 +304,20 @@ def test_a_wrong_file_ends_the_run_with_one_message(tmp_path):
     assert outcome.text.count("table.init_from=gone.parquet: there is no such file or folder") == 1, outcome.text
 
 
-def test_several_tables_are_refused(tmp_path):
+def test_several_tables_are_filled_from_folders_of_their_names(tmp_path):
+    """And a file beside the folders is refused, as it names no table."""
     of_ratings = ["data._target_=ratings.Ratings", "task._target_=ratings.Rating", "model._target_=ratings.Factors"]
     of_ratings += ["~data.scale", "~data.zipf", "~data.num_train", "~data.num_valid", "~model.hidden"]
-    outcome = train(2, *SMALL[1:], *of_ratings, "loss._target_=torch.nn.MSELoss", "table.init_from=rows.parquet")
+    of_ratings += ["loss._target_=torch.nn.MSELoss", f"table.init_from={tmp_path}/rows", "optim.rows_lr=0", "steps=1"]
+    for name in ("users", "items"):
+        (tmp_path / "rows" / name).mkdir(parents=True)
+        some = table_of(key=[2, 1], weight=pa.array([[1.0] * 4, [2.0] * 4], LIST))
+        pq.write_table(some, tmp_path / "rows" / name / "a.parquet")
+    outcome = train(2, *SMALL[1:], *of_ratings, f"run.dir={tmp_path}/run")
+    assert outcome.code == 0 and "rows: 4 of " in outcome.text, outcome.text
+    pq.write_table(some, tmp_path / "rows" / "b.parquet")
+    outcome = train(2, *SMALL[1:], *of_ratings, f"run.dir={tmp_path}/run2")
     assert outcome.code != 0 and not outcome.survivors
-    assert outcome.text.count("fills a single table, this model has users, items: leave it out") == 1, outcome.text
+    said = "b.parquet: the tables are users, items: put the file into a folder of its table's name, as "
+    said += f"{tmp_path}/rows/users"
+    assert outcome.text.count(said) == 1, outcome.text

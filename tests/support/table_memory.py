@@ -31,7 +31,8 @@ def main(world):
     predicted, before = world.comm.allreduce(plan.memory().tables), resident_bytes(world)
     tables = build.make_tables(plan.config, world, plan.specs, plan.replicated, Schedule(), CPU, Spans())
     (table,) = tables.values()
-    for keys in torch.arange(table.num_rows).split(2_000):  # touches all memory
+    for begin in range(0, table.num_rows, 2_000):  # touches all memory
+        keys = torch.arange(begin, min(begin + 2_000, table.num_rows))
         table.write(keys, torch.zeros_like(table.read(keys)))
     table.settle()
     grown = resident_bytes(world) - before

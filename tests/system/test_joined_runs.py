@@ -12,7 +12,7 @@ from hetmpi import export
 from hetmpi.checkpoint.manifest import read_manifest
 from hetmpi.data.batch import FeatureBatches
 from hetmpi.errors import UserError
-from hetmpi.run.saved_model import dense_layers
+from hetmpi.run.saved_model import dense_layers, dense_state
 
 SETTINGS = [
     "data._target_=click_features.Clicks", "~data.scale", "~data.zipf", "~data.num_train", "~data.num_valid",
@@ -39,7 +39,8 @@ def test_a_resumed_run_continues_bit_for_bit(trained, tmp_path):
 
 def test_rows_of_each_table_and_the_dense_layers_are_exported(trained, tmp_path):
     checkpoint, source = trained / "checkpoints/step-00000010", Clicks()
-    model, _ = dense_layers(checkpoint, read_manifest(checkpoint))
+    manifest = read_manifest(checkpoint)
+    model, _ = dense_layers(checkpoint, manifest, dense_state(checkpoint, manifest))
     batch = FeatureBatches(source.features, list(source.tables))(source.valid(0, 30))
     rows = {}
     for name, table in source.tables.items():
@@ -62,9 +63,9 @@ def test_what_cannot_be_exported_is_named(trained, tmp_path):
 @pytest.mark.parametrize(
     "own, message",
     [
-        ("optim={'rows': 'sdg'}", "optim of the table dim4: optim.rows must be one of sgd, adagrad"),
-        ("optim={'row': 'sgd'}", "optim of the table dim4: there is no row: it may have rows, rows_lr"),
-        ("cache={'capacity_fraction': 2}", "cache of the table dim4: table.cache.capacity_fraction must be"),
+        ("optim={'rows': 'sdg'}", "table dim4: optim.rows must be one of sgd, adagrad"),
+        ("optim={'row': 'sgd'}", "table dim4: there is no optim.row of its own, only rows, rows_lr"),
+        ("cache={'capacity_fraction': 2}", "table dim4: table.cache.capacity_fraction must be"),
     ],
 )
 def test_invalid_settings_of_one_table_are_refused(own, message, tmp_path):

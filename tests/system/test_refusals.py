@@ -122,6 +122,14 @@ def test_the_launcher_of_another_mpi():
     assert "launcher" in outcome.text and "./run.sh doctor" in outcome.text, outcome.text
 
 
+@pytest.mark.parametrize("own, word", [("optim: {rows_lr: -1}", "optim.rows_lr must be"),
+                                       ("cache: {size: 4}", "there is no table.cache.size of its own")])  # fmt: skip
+def test_settings_of_a_column_are_checked_before_its_data_are_read(own, word):
+    columns = f"data.columns=[{{name: user, {own}}}]"
+    told = refusal("data=tabular", "data.path=gone.csv", "data.label=click", columns)
+    assert told.startswith("data.columns, name: user: ") and word in told
+
+
 def test_a_small_dev_shm():
     """In a mount namespace whose /dev/shm has 64 MB, as in containers."""
     mounted = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"', "sh"]

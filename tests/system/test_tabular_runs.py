@@ -170,7 +170,7 @@ def test_a_run_of_other_columns_is_not_resumed(log, trained):
     other = TAGS.replace("mean", "sum")
     settings = [*SETTINGS, other, f"data.path={log}/clicks.csv", f"data.cache={log}/prepared"]
     outcome = train(2, *settings, "epochs=7", f"run.dir={log}/run", "resume=auto")
-    assert outcome.code != 0 and "was saved with data_config=" in outcome.text, outcome.text
+    assert outcome.code != 0 and "was saved with data.columns=[{" in outcome.text, outcome.text
 
 
 def test_labels_that_are_numbers_are_predicted_as_such(tmp_path):

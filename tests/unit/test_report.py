@@ -384,6 +384,13 @@ def test_runs_are_compared_in_plain_text(write):
     assert len(rows) == 3 and rows[2].split()[:4] == ["d", "0.7654", "0.05", "12,345"]
 
 
+def test_the_best_value_is_compared_where_a_run_followed_it(write):
+    followed = write("a", summary=SUMMARY | {"best_auc": 0.7777, "best_metric": "auc", "best_step": 20})
+    rows = comparison([followed, write("b")]).splitlines()
+    assert rows[0].split()[:4] == ["run", "AUC", "best", "AUC"] and rows[1].split()[:3] == ["a", "0.7654", "0.7777"]
+    assert rows[2].split()[:3] == ["b", "0.7654", "-"]
+
+
 def test_a_task_s_own_figure_is_compared(write):
     rated = {key: value for key, value in SUMMARY.items() if key not in ("auc", "log_loss")} | {"rmse": 0.25}
     folder = write("a", summary=rated, evaluations=(), data={"_target_": "ratings.Ratings"})

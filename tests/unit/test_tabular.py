@@ -546,6 +546,14 @@ def cut(name, whole):
     return lambda folder: write(folder / name, whole[: len(whole) // 2])
 
 
+def damaged_parquet(folder):
+    path = parquet_file(user=[f"u{i}" for i in range(2000)], click=[0, 1] * 1000)(folder)
+    text = bytearray(path.read_bytes())
+    text[100:2000] = bytes(byte ^ 0x5A for byte in text[100:2000])
+    path.write_bytes(text)
+    return path
+
+
 def cut_parquet(folder):
     path = parquet_file(user=[f"{i}" for i in range(100)], click=[0, 1] * 50)(folder)
     return write(path, path.read_bytes()[:-100])
@@ -590,6 +598,7 @@ def rules(*columns, **settings):
 
 MANY = "".join(np.random.default_rng(0).integers(0, 10, 200_000).astype(str).tolist())
 CSV = csv_file(GOOD)
+PRICES = "user,price,click\n" + "".join(f"u{i % 7},{i / 8},{i % 2}\n" for i in range(300))
 USER_NUMBER = rules({"name": "user", "kind": "number"})
 A_INTEGER = rules({"name": "a", "rows": 3, "hash": False})
 PRICE = rules({"name": "price", "kind": "number"})
@@ -627,7 +636,14 @@ REFUSED = {
     "a quoted line end": (csv_file(GOOD + '"u\n1",0.5,1\n'), {}, ["line 102: a quoted value goes on in the next line"]),
     "an open quote": (csv_file(GOOD + '"u1,0.5,1\n' + LINE), {}, ["line 102: a quoted value goes on"]),
     "two columns of one name": (csv_file("a,a,click\n1,2,0\n"), {}, ["line 1: two columns are named a"]),
-    "names that are not UTF-8": (csv_file(b"us\xff,click\n1,0\n"), {}, ["line 1: the columns' names are not UTF-8"]),
+    "names that are not UTF-8": (csv_file(b"us\xff,click\n1,0\n"), {}, ["line 1: no UTF-8 text, the columns' names"]),
+    "zeros": (csv_file(b"\0" * 999), {}, ["line 1: no UTF-8 text", "end in .gz or .zst"]),
+    "UTF-16": (csv_file(GOOD.encode("utf-16")), {}, ["line 1: no UTF-8 text", "convert the file to UTF-8"]),
+    "lines that end in CR": (csv_file(GOOD.replace("\n", "\r")), {}, ["a.csv: its lines end in CR"]),
+    "a stray text": (csv_file(PRICES + "u1,cheap,1\n"), {}, ["line 302, column price: 'cheap'", "data.missing"]),
+    "a pipe": (lambda f: (os.mkfifo(f / "a.csv"), f / "a.csv")[1], {}, ["a.csv is no file that can be read"]),
+    "a loop of links": (lambda f: (os.symlink(f / "a.csv", f / "a.csv"), f / "a.csv")[1], {}, ["a broken link"]),
+    "a damaged page of Parquet": (damaged_parquet, {}, ["a.parquet, row group 1, column user, cannot be read"]),
     "a gz cut short": (cut("a.csv.gz", gzip.compress(BIG)), {}, ["a.csv.gz cannot be decompressed"]),
     "a zst cut short": (cut("a.csv.zst", pa.Codec("zstd").compress(BIG, asbytes=True)), {}, ["a.csv.zst cannot be"]),
     "text named gz": (lambda f: write(f / "a.csv.gz", GOOD), {}, ["a.csv.gz cannot be decompressed"]),
@@ -731,3 +747,73 @@ def test_a_full_disk_is_refused_by_name(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert source_of(path, tmp_path / "cache").num_train
+
+
+@pytest.mark.parametrize("of", ["manifest", "train-000.parquet", "registers.npy", "counts"])
+def test_damaged_prepared_data_are_refused_by_name(tmp_path, of):
+    path = write(tmp_path / "a.csv", GOOD)
+    folder = source_of(path, tmp_path / "cache").folder
+    *_, damaged = [name for name in sorted(Path(folder).rglob("*")) if of in name.name]
+    damaged.write_bytes(damaged.read_bytes()[:90] if of != "manifest" else b"{")
+    if of == "manifest":
+        assert source_of(path, tmp_path / "cache").num_train  # written again
+        return
+    with pytest.raises(DataError, match=f"the prepared data in {folder}.* are damaged: .*remove the folder"):
+        source = source_of(path, tmp_path / "cache")
+        source.train(0, 10)
+
+
+def test_empty_lines_of_a_file_of_one_column_are_rows(tmp_path):
+    data = source_of(write(tmp_path / "a.csv", GOOD), tmp_path / "cache", columns=[{"name": "price", "kind": "drop"}])
+    path = write(tmp_path / "new.csv", "user\nu1\n\nu2\r\n\r\n\n")
+    reader = Reader(str(path), data.encoder.reading)
+    [block] = [block for unit in reader.units for block in reader.blocks(unit)]
+    ids = data.encoder.samples(block).ids[:, 0]
+    assert (ids == MISSING_KEY).tolist() == [False, True, False, True, True]
+    path = write(tmp_path / "two.csv", "user,price\nu1,1\n\nu2,1\n\n")
+    reader = Reader(str(path), data.encoder.reading)
+    assert sum(len(block) for unit in reader.units for block in reader.blocks(unit)) == 2
+
+
+def test_lists_and_texts_to_divide_are_read_alike(tmp_path):
+    lines = "".join(f"t{i % 3} t{i % 5},{i % 2}\n" for i in range(50))
+    data = source_of(
+        write(tmp_path / "a.csv", "tags,click\n" + lines), tmp_path / "cache",
+        columns=[{"name": "tags", "separator": " "}],
+    )  # fmt: skip
+    pq.write_table(pa.table({"tags": [["t0", "t4"], [], ["t2"]]}), tmp_path / "new.parquet")
+    write(tmp_path / "new.csv", "tags,x\nt0 t4,1\n,1\nt2,1\n")
+    found = []
+    for name in ("new.parquet", "new.csv"):
+        reader = Reader(str(tmp_path / name), data.encoder.reading)
+        [block] = [block for unit in reader.units for block in reader.blocks(unit)]
+        found.append(data.encoder.samples(block).bags[0])
+    assert found[0].values.tolist() == found[1].values.tolist() and found[0].offsets.tolist() == [0, 2, 2, 3]
+
+
+def test_another_delimiter_can_be_given_to_predict(tmp_path):
+    data = source_of(write(tmp_path / "a.csv", GOOD), tmp_path / "cache")
+    path = write(tmp_path / "new.csv", "user;price\nu1;1.5\n")
+    with pytest.raises(DataError, match="new.csv has no column user, .* divided by ',': user;price"):
+        reader = Reader(str(path), data.encoder.reading)
+        list(reader.blocks(reader.units[0]))
+    reader = Reader(str(path), data.encoder.reading, delimiter=";")
+    [block] = reader.blocks(reader.units[0])
+    assert data.encoder.samples(block).dense.tolist() == [[1.5]]
+
+
+def test_ids_of_their_own_in_most_rows_have_a_remark(tmp_path):
+    told = []
+    source_of(write(tmp_path / "a.csv", "order,click\n" + "".join(f"{i},{i % 2}\n" for i in range(99))),
+              tmp_path / "cache", told.append)  # fmt: skip
+    assert any("most rows have a value of their own" in line for line in told)
+
+
+def test_inspect_suggests_labels_separators_and_known_arguments(tmp_path):
+    rows = "".join(f"{['no', 'yes'][i % 2]};2024-01-{i % 9 + 1};{i % 5},{i % 3},x{i % 4}\n" for i in range(200))
+    told = inspected(str(write(tmp_path / "a.csv", "bought;day;tags\n" + rows)))
+    for words in ('label: "bought"', 'positive: ["yes"]', "in 200 rows", 'several values per row add separator: ","'):
+        assert words in told
+    assert told.count("separator") == 1
+    with pytest.raises(DataError, match="did you mean bought?"):
+        inspected(str(tmp_path / "a.csv"), "bougt")

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from hetmpi import _C
 from hetmpi.data.tabular.files import DataError
-from hetmpi.data.tabular.reading import HASH, BadRows, Reading, Stored, shown
+from hetmpi.data.tabular.reading import BAD_LABEL, BAD_NUMBER, HASH, BadRows, Reading, Stored, shown
 from hetmpi.data.tabular.rules import NUMBER
 
 NUMBER_TEXT = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
@@ -33,6 +33,10 @@ class Fault(NamedTuple):
 
 def is_text(array: pa.Array) -> bool:
     return pa.types.is_binary(array.type)
+
+
+def is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
 def as_text(array: pa.Array) -> pa.Array:
@@ -120,12 +124,12 @@ def integers(array: pa.Array, missing: tuple[str, ...]) -> tuple[np.ndarray, np.
 
 def lists(array: pa.Array, column: Stored, missing: tuple[str, ...]) -> tuple[pa.Array, np.ndarray | None]:
     """list<int64> of the values' hashes or integers, without missing ones, and rows with a bad value."""
-    if column.separator is not None:
+    if column.separator is not None and not is_list(array.type):  # else they are divided already
         array = pc.split_pattern(as_text(array).fill_null(b""), column.separator.encode())
-    if pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type):
-        array = array.cast(pa.list_(array.type.value_type))
-    if not pa.types.is_list(array.type):
+    if not is_list(array.type):
         raise DataError(f"it holds {array.type}, lists were expected")
+    if not pa.types.is_list(array.type):
+        array = array.cast(pa.list_(array.type.value_type))
     sizes = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     flat, bad = array.flatten(), None
     if column.as_ == HASH:
@@ -151,16 +155,15 @@ def labels(array: pa.Array, reading: Reading) -> tuple[np.ndarray, Fault | None]
         found = hashes(array, 0, reading.missing)
         bad = found == no_value(0)
         values = np.isin(found, hashes(pa.array([text.encode() for text in reading.positive]), 0, ()))
-        what = "is no label"
+        kind, what = "missing label", "is no label"
     else:
         values, bad = numbers(array, reading.missing)
         wrong = np.isnan(values) if reading.label_kind == NUMBER else (values != 0) & (values != 1)
         bad = wrong if bad is None else bad | wrong
-        what = "is no finite number" if reading.label_kind == NUMBER else (
-            "is neither 0 nor 1: give data.positive=[TEXT, ...], the labels that count as 1, or "
-            "data.label_kind=number"
-        )  # fmt: skip
-    return values.astype(np.float32), Fault(reading.label, "bad label", what, bad) if bad.any() else None
+        kind, what = BAD_LABEL, "is neither 0 nor 1"
+        if reading.label_kind == NUMBER:
+            kind, what = "label that is no number", "is no finite number"
+    return values.astype(np.float32), Fault(reading.label, kind, what, bad) if bad.any() else None
 
 
 def convert(raw: pa.Table, reading: Reading, path: str) -> tuple[pa.Table, list[Fault]]:
@@ -182,7 +185,7 @@ def convert(raw: pa.Table, reading: Reading, path: str) -> tuple[pa.Table, list[
         arrays.append(values)
         if bad is not None:
             what = "is no finite number" if column.as_ == NUMBER else "is no integer of at least 0"
-            faults.append(Fault(column.name, f"bad {'number' if column.as_ == NUMBER else 'integer'}", what, bad))
+            faults.append(Fault(column.name, BAD_NUMBER if column.as_ == NUMBER else "bad integer", what, bad))
     table = pa.table(arrays, schema=reading.schema())
     if reading.split:
         name, held_out = reading.split

@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
 from hetmpi.data.batch import Bag, Samples
-from hetmpi.data.features import Wanted, arrange
-from hetmpi.data.tabular.convert import NO_INTEGER, no_value
+from hetmpi.data.features import NO_KEY, ByValue, Feature, Wanted, arrange
+from hetmpi.data.tabular.convert import NO_INTEGER, hashes, integers, no_value
 from hetmpi.data.tabular.files import DataError
 from hetmpi.data.tabular.reading import LABEL, Reading
 from hetmpi.data.tabular.rules import ID, Column
@@ -121,6 +122,35 @@ class Encoder:
                 return f"column {column.name} had other values"
         return None
 
+    def by_value(self) -> dict[str, ByValue]:
+        """Id column -> how table.init_from finds the rows of its values: none for values that were not seen in
+        training."""
+        return {
+            feature.name: ByValue(
+                feature.table, partial(self._places, feature), self._coder(feature.name).mode == HASHED
+            )
+            for feature in self.features
+            if not self.columns[self._number[feature.name]].is_buckets
+        }
+
+    def _places(self, feature: Feature, values: pa.Array) -> np.ndarray:
+        """Values (n,) of an id column -> keys (n,) int64, NO_KEY for values without a row. Raises DataError."""
+        stored, coder = self.reading.columns[self._number[feature.name]], self._coder(feature.name)
+        try:
+            if coder.mode != INTEGERS:
+                found = coder.keys(hashes(values, stored.seed, self.reading.missing), feature.name)
+                return np.where((found == UNSEEN_KEY) & (coder.mode == VOCABULARY), NO_KEY, found + feature.first)
+            found, bad = integers(values, self.reading.missing)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise DataError(f"it holds {values.type}, texts or integers were expected") from error
+        if bad is not None:
+            raise DataError(f"integers of at least 0 were expected, got {values[int(np.flatnonzero(bad)[0])]}")
+        return coder.keys(found, feature.name) + feature.first
+
+    def _coder(self, name: str) -> Coder:
+        """That of an id column."""
+        return self.coders[self.columns[self._number[name]].share or name]
+
     def _wanted(self, column: Column) -> Wanted:
         own = {"dim": column.dim, "optim": dict(column.optim), "cache": dict(column.cache)}
         if column.is_buckets:
@@ -137,7 +167,7 @@ class Encoder:
         if column.is_buckets:
             edges = np.asarray(column.transform)
             return np.where(np.isnan(values), len(edges) + 1, np.searchsorted(edges, values, side="right"))
-        return self.coders[column.share or name].keys(values, name)
+        return self._coder(name).keys(values, name)
 
     def _bag(self, table: pa.Table, feature) -> Bag:
         array = table[f"c{self._number[feature.name]}"].combine_chunks()

@@ -71,6 +71,8 @@ def list_files(source: str, key: str = "data.path") -> list[str]:
         candidates = [path] if os.path.exists(path) else glob.glob(path, recursive=True)
     found = sorted(name for name in candidates if os.path.isfile(name))
     if not found:
+        if os.path.lexists(path) and not os.path.isdir(path):
+            raise DataError(f"{key}: {path} is no file that can be read, but a device, a pipe or a broken link")
         what = "no file in the folder" if os.path.isdir(path) else "no file"
         raise DataError(f"{key}: there is {what} {path}")
     return found

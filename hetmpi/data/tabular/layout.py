@@ -19,6 +19,8 @@ SAMPLE_ROWS = 10_000
 INFINITE_TEXT = r"^[+-]?(?i:inf|infinity|nan)$"  # refused, or missing, when numbers are read
 INTEGERS_TEXT = r"^-?[0-9]+$"
 DELIMITERS = (",", "\t", ";", "|")
+SEPARATORS = ("|", ";", ",", " ")
+ONE_IN = 100  # distinct values of a column of numbers that may be texts: to be refused by line, not to become ids
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,9 @@ def look(path: str, names, delimiter: str | None, quote: str | None, missing: tu
     delimiter = delimiter or guess_delimiter(path, head)
     if names is None:
         names = header_of(path, head, delimiter, quote)
-        head = head.lstrip(b"\r\n").partition(b"\n")[2]
+        first, _, head = head.lstrip(b"\r\n").partition(b"\n")
+        if b"\r" in first.rstrip(b"\r"):
+            raise DataError(f"data.path: {path}: its lines end in CR, LF or CR LF was expected: convert it")
         if not head.strip():
             raise DataError(f"data.path: {path} has only a header, no rows")
     else:
@@ -55,12 +59,15 @@ def look(path: str, names, delimiter: str | None, quote: str | None, missing: tu
 
 @dataclass(frozen=True)
 class Seen:
-    """Values of a column in a sample. is_binary: only 0 and 1."""
+    """Values of a column in a sample of so many rows. is_binary: only 0 and 1. separator: one that may divide several
+    values, None if none seems to."""
 
+    rows: int
     distinct: int
     examples: list[str]
     is_binary: bool
     is_number: bool
+    separator: str | None
 
 
 def seen_of(path: str, layout: Layout, names, missing: tuple[str, ...]) -> dict[str, Seen]:
@@ -82,7 +89,17 @@ def seen(texts: pa.Array | pa.ChunkedArray, missing: tuple[str, ...]) -> Seen:
     values = distinct_of(texts, missing)
     examples = [value.decode(errors="replace") for value in values[:3].to_pylist()]
     is_binary = sorted(values[:3].to_pylist()) == [b"0", b"1"]
-    return Seen(len(values), examples, is_binary, guess(texts, missing) in (INTEGER, FLOAT))
+    is_number = guess(texts, missing) in (INTEGER, FLOAT)
+    return Seen(len(texts), len(values), examples, is_binary, is_number, None if is_number else separator_of(values))
+
+
+def separator_of(values: pa.Array) -> str | None:
+    """The first separator whose parts of the distinct values recur, None if there is none."""
+    for separator in SEPARATORS:
+        parts = pc.list_flatten(pc.split_pattern(values, separator.encode()))
+        if len(parts) > len(values) and len(pc.unique(parts)) <= len(values) // 2:
+            return separator
+    return None
 
 
 def distinct_of(texts, missing: tuple[str, ...]) -> pa.Array:
@@ -144,11 +161,14 @@ def sample(head: bytes, names: list[str], delimiter: str, quote: str | None) -> 
 
 
 def guess(texts: pa.Array | pa.ChunkedArray, missing: tuple[str, ...]) -> str:
-    """The type of a column, STRING if all values are missing."""
+    """The type of a column, STRING if all values are missing. Numbers with a point make it FLOAT, with at most one in
+    ONE_IN of its distinct values a text."""
     values = distinct_of(texts, missing)
     if not len(values):
         return STRING
     if np.asarray(pc.match_substring_regex(values, INTEGERS_TEXT)).all():
         return INTEGER
     is_number = pc.or_(pc.match_substring_regex(values, NUMBER_TEXT), pc.match_substring_regex(values, INFINITE_TEXT))
-    return FLOAT if np.asarray(is_number).all() else STRING
+    num_texts = len(values) - int(np.count_nonzero(is_number))
+    has_points = num_texts and pc.any(pc.match_substring_regex(values.filter(is_number), r"\.")).as_py()
+    return FLOAT if num_texts == 0 or (has_points and num_texts * ONE_IN <= len(values)) else STRING

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -40,7 +41,17 @@ class ParquetRows:
         try:
             yield from self._file.iter_batches(BATCH_ROWS, groups, self.wanted, use_threads=False)
         except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise DataError(f"data.path: {self.unit} cannot be read: {first_line(error)}") from error
+            raise DataError(f"data.path: {self._faulty(groups)} cannot be read: {first_line(error)}") from error
+
+    def _faulty(self, groups: list[int]) -> str:
+        """The first row group and column that cannot be read."""
+        for group, name in itertools.product(groups, self.wanted):
+            try:
+                for _ in self._file.iter_batches(BATCH_ROWS, [group], [name], use_threads=False):
+                    pass
+            except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError):
+                return f"{self.unit.path}, row group {group + 1}, column {name},"
+        return str(self.unit)
 
     def _rows(self, raw: pa.Table, first: int) -> Rows:
         table, faults = convert(raw, self.reading, self.unit.path)

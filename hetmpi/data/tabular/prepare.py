@@ -18,6 +18,7 @@ changed file has other units. The content of a unit does not depend on the numbe
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import json
@@ -42,6 +43,7 @@ from hetmpi.data.tabular.parquet import ParquetRows
 from hetmpi.data.tabular.reading import INTEGER, BadRows, Reading, Rows
 from hetmpi.data.tabular.rules import NUMBER
 from hetmpi.data.tabular.text import TextRows
+from hetmpi.errors import UserError
 
 VERSION = 2  # of the prepared format; data of another version is prepared again
 UNIT_BYTES = 256 << 20
@@ -420,6 +422,22 @@ def remove_leftovers(folder: str, manifest: dict) -> None:
             continue
         if ".part-" not in entry.name or time.time() - entry.stat().st_mtime > ABANDONED_S:
             shutil.rmtree(entry.path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def reading_prepared(folder: str):
+    """A context that turns errors about damaged prepared data into a DataError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (OSError, ValueError, KeyError) as error:  # Arrow's are of these kinds
+        if getattr(error, "errno", None) not in (None, errno.ENOENT):
+            raise
+        raise DataError(
+            f"data.cache: the prepared data in {folder} are damaged: {first_line(error)}: remove the folder, and they "
+            "are prepared again"
+        ) from error
 
 
 def find_manifest(folder: str) -> dict | None:

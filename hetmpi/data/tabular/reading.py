@@ -16,6 +16,11 @@ HASH, INTEGER = "hash", "integer"
 MAX_EXAMPLES = 5
 EXAMPLE_CHARS = 120
 LABEL = "label"
+BAD_LABEL, BAD_NUMBER = "bad label", "bad number"
+CURES = {
+    BAD_LABEL: "give data.positive=[TEXT, ...], the labels that count as 1, or data.label_kind=number",
+    BAD_NUMBER: "name texts of missing values in data.missing=[TEXT, ...], or take the column as text by kind: id",
+}
 
 
 @dataclass(frozen=True)
@@ -134,9 +139,10 @@ class BadRows:
     def check(self, source: str, limit: int) -> None:
         """Raises DataError if there are more bad rows than `limit`."""
         if self.rows > limit:
+            cures = [CURES[kind] for kind in self.kinds if kind in CURES]
+            cures += ["correct the rows, raise data.max_bad_rows, or select the right files of a folder by a glob"]
             raise DataError(
-                f"data.path={source}: more bad rows than data.max_bad_rows={limit}: correct them, raise "
-                f"data.max_bad_rows, or select the right files of a folder by a glob.\n  {self}"
+                f"data.path={source}: more bad rows than data.max_bad_rows={limit}: {'; or '.join(cures)}.\n  {self}"
             )
 
 
@@ -155,7 +161,9 @@ def shown(text: bytes | str) -> str:
     return repr(text[:EXAMPLE_CHARS] + ("..." if len(text) > EXAMPLE_CHARS else ""))
 
 
-def lacking(column: str, path: str, names: list[str]) -> DataError:
+def lacking(column: str, path: str, names: list[str], delimiter: str | None = None) -> DataError:
+    """delimiter: of text."""
+    divided = "" if delimiter is None else f", divided by {delimiter!r}"
     return DataError(
-        f"data.path: {path} has no column {column}, which other files have; it has {', '.join(names)[:500]}"
+        f"data.path: {path} has no column {column}, which is needed; its columns{divided}: {', '.join(names)[:500]}"
     )

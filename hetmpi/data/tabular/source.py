@@ -25,7 +25,16 @@ from hetmpi.data.tabular.encoder import FIRST_KEY, HASHED, INTEGERS, VOCABULARY,
 from hetmpi.data.tabular.files import PARQUET, TEXT, DataError, Unit, absolute, list_files, list_units
 from hetmpi.data.tabular.last import last_values
 from hetmpi.data.tabular.layout import Layout, look
-from hetmpi.data.tabular.prepare import UNIT_BYTES, Job, find_manifest, finish, place_of, prepare, rows_of
+from hetmpi.data.tabular.prepare import (
+    UNIT_BYTES,
+    Job,
+    find_manifest,
+    finish,
+    place_of,
+    prepare,
+    reading_prepared,
+    rows_of,
+)
 from hetmpi.data.tabular.reading import CLICK, LABEL_KINDS, BadRows, Reading, stored_columns
 from hetmpi.data.tabular.rules import AUTO, ID, INTEGER, NUMBER, Column, near, plain, read_rules, resolve
 from hetmpi.data.tabular.text import count_values, head_of
@@ -35,6 +44,7 @@ NUM_LOCKS = 16
 READER_BYTES = 32 << 20
 LEAST_ROWS_PER_VALUE = 1e-9
 MOST_VALUES = 10_000_000  # distinct values of a vocabulary
+MOST_OWN = 0.5  # distinct values per row, beyond which an id has a remark
 MISSING = ("NA", "NaN", "nan", "null", "NULL", "None", "\\N")
 
 
@@ -116,10 +126,12 @@ class Tabular:
             prepare(job, rank, size)
             barrier()
             if rank == 0:
-                finish(job)
+                with reading_prepared(job.folder):
+                    finish(job)
             barrier()
             self.folder = job.folder
-        self._open(rank, size, barrier, report)
+        with reading_prepared(self.folder):
+            self._open(rank, size, barrier, report)
 
     def train(self, start: int, stop: int) -> Samples:
         """Positions [start, stop) of the endless training stream, epoch after epoch."""
@@ -268,6 +280,7 @@ class Modes:
     def __init__(self, source: Tabular, manifest: dict, columns: list[Column]):
         self._source, self._manifest, self._columns = source, manifest, columns
         self._registers = np.load(os.path.join(source.folder, "registers.npy"))
+        self._num_rows = sum(rows for split in ("train", "valid") for rows in manifest[split].values())
         self.notes: dict[str, str] = {}
         self._modes = {
             column.name: self._mode(column) for column in columns if column.kind == ID and column.share is None
@@ -290,6 +303,8 @@ class Modes:
     def _mode(self, column: Column) -> str:
         if column.type == INTEGER and not any(rule.matches(column.name) for rule in self._source.rules):
             self.notes[column.name] = "looks like a number, taken as id"
+        if not column.pool and self._distinct(column) > MOST_OWN * self._num_rows:
+            self.notes[column.name] = "most rows have a value of their own, which teaches nothing: kind: drop"
         if column.is_integer:
             return INTEGERS
         if column.rows != AUTO or column.hash:
@@ -375,9 +390,10 @@ class Split:
 
     def _decode(self, group: int) -> Samples:
         file = int(np.searchsorted(self._file_ends, group, side="right"))
-        parquet = pq.ParquetFile(self._paths[file], metadata=self._metadata(self._paths[file]))
-        number = group - int(self._file_ends[file]) + parquet.num_row_groups
-        return self._encoder.samples(parquet.read_row_group(number, use_threads=False))
+        with reading_prepared(self._paths[file]):
+            parquet = pq.ParquetFile(self._paths[file], metadata=self._metadata(self._paths[file]))
+            number = group - int(self._file_ends[file]) + parquet.num_row_groups
+            return self._encoder.samples(parquet.read_row_group(number, use_threads=False))
 
 
 class Order(NamedTuple):
@@ -394,12 +410,22 @@ class Reader:
 
     bad  rows that were dropped so far"""
 
-    def __init__(self, path: str, reading: Reading, kept: tuple[str, ...] = (), max_bad_rows: int = 0):
-        """kept: columns to pass on. Raises DataError for files that cannot be read."""
+    def __init__(
+        self,
+        path: str,
+        reading: Reading,
+        kept: tuple[str, ...] = (),
+        max_bad_rows: int = 0,
+        delimiter: str | None = None,
+    ):
+        """kept: columns to pass on. delimiter: of text, where it is not that of `reading`. Raises DataError for files
+        that cannot be read."""
+        check_character("delimiter", delimiter)
         if os.path.isfile(os.path.join(absolute(path), "manifest.json")):
             raise DataError(f"data.path={path} is a folder of prepared data: give the raw files")
         self.path, self.max_bad_rows, self.bad = path, max_bad_rows, BadRows()
         self.units: list[Unit] = list_units(list_files(path), [], READER_BYTES)
+        reading = replace(reading, delimiter=delimiter or reading.delimiter)
         self.reading = reading.to_predict(kept)
         if reading.names and self.units and self.units[0].form == TEXT:
             head = head_of(self.units[0].path).split(b"\n", 1)[0]

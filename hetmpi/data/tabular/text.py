@@ -96,9 +96,14 @@ def header_of(path: str, head: bytes, delimiter: str, quote: str | None) -> list
     if not line:
         raise DataError(f"data.path: {path} is empty: a line with the columns' names was expected")
     try:
+        if b"\0" in line:
+            raise ValueError("NUL")
         names = split_line(line, delimiter, quote)
-    except UnicodeDecodeError as error:
-        raise DataError(f"data.path: {path}, line 1: the columns' names are not UTF-8: {shown(line)}") from error
+    except ValueError as error:
+        raise DataError(
+            f"data.path: {path}, line 1: no UTF-8 text, the columns' names were expected: {shown(line)}: convert the "
+            "file to UTF-8; the names of compressed files end in .gz or .zst"
+        ) from error
     names = [name or f"column_{i}" for i, name in enumerate(names)]  # pandas writes its index without a name
     twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
     if twice:
@@ -116,7 +121,8 @@ def split_line(line: bytes, delimiter: str, quote: str | None) -> list[str]:
 
 
 class TextRows:
-    """Iterates over the rows of a unit of text. A line with a fault is dropped and counted."""
+    """Iterates over the rows of a unit of text. A line with a fault is dropped and counted. Empty lines are skipped,
+    but in a file of one column they are missing values."""
 
     def __init__(self, unit: Unit, reading: Reading):
         self.unit, self.reading = unit, reading
@@ -124,7 +130,8 @@ class TextRows:
         self.wanted = reading.wanted
         for name in self.wanted:
             if name not in self.names:
-                raise lacking(name, unit.path, list(self.names))
+                raise lacking(name, unit.path, list(self.names), reading.delimiter)
+        self._skips_empty = len(self.names) > 1
 
     def __iter__(self) -> Iterator[Rows]:
         for block, num_lines in self._blocks():
@@ -171,7 +178,7 @@ class TextRows:
 
     def _slow(self, block: bytes, num_lines: int) -> Rows:
         """The good rows of a block. Raises DataError for lines that cannot be told apart."""
-        numbered = [(num_lines + i, line) for i, line in enumerate(block.splitlines()) if line]
+        numbered = [(num_lines + i, line) for i, line in enumerate(block.splitlines()) if line or not self._skips_empty]
         self._refuse_open_quotes(numbered)
         bad = BadRows()
         good = [(number, line) for number, line in numbered if self._has_all_values(number, line, bad)]
@@ -193,7 +200,7 @@ class TextRows:
     def _has_all_values(self, number: int, line: bytes, bad: BadRows) -> bool:
         """Whether a line has a value for each column. Otherwise it is counted as bad."""
         found = count_values(line, self.reading.delimiter, self.reading.quote)
-        if found == len(self.names):
+        if found == len(self.names) or not (line or self._skips_empty):
             return True
         bad.rows += 1
         bad.add("wrong number of columns")
@@ -202,12 +209,15 @@ class TextRows:
         return False
 
     def _read(self, text: bytes, types: dict[str, pa.DataType]) -> pa.Table:
-        if not text.strip(b"\r\n"):
+        if not (text.strip(b"\r\n") if self._skips_empty else text):
             return pa.table({name: pa.array([], types[name]) for name in self.wanted})
         return csv.read_csv(
             pa.BufferReader(text),
             csv.ReadOptions(column_names=self.names, block_size=len(text) + 1, use_threads=False),
-            csv.ParseOptions(delimiter=self.reading.delimiter, quote_char=self.reading.quote or False),
+            csv.ParseOptions(
+                delimiter=self.reading.delimiter, quote_char=self.reading.quote or False,
+                ignore_empty_lines=self._skips_empty,
+            ),
             csv.ConvertOptions(
                 column_types=types, include_columns=self.wanted, strings_can_be_null=False, check_utf8=False,
                 null_values=self._missing(),
