@@ -185,18 +185,19 @@ def make_tables(
     config: DictConfig, world: World, specs: dict[str, TableSpec], replicated: dict[str, list[range]],
     schedule: Schedule, device: torch.device, spans: Spans,
 ) -> TableGroup:  # fmt: skip
-    """The tables of a model. replicated: as replicated_of. Collective."""
-    table = config.table
-    return TableGroup({
-        name: EmbeddingTable(
+    """The tables of a model, with one transport. replicated: as replicated_of. Collective."""
+    table, tables, exchange = config.table, {}, config.table.exchange
+    for name, spec in specs.items():
+        tables[name] = made = EmbeddingTable(
             world, spec.num_rows, spec.dim, optimizer_of(config, f"table {name}", spec.optim, schedule), name=name,
             partition=table.partition, seed=config.seed, init_std=table.init_std,
             inbox_bytes=int(table.inbox_mb * MB), staleness=staleness_of(config),
-            cache=cache_of(config, f"table {name}", spec.cache), spans=spans, exchange=table.exchange, device=device,
+            cache=cache_of(config, f"table {name}", spec.cache), spans=spans, exchange=exchange, device=device,
             replicated=replicated[name],
-        )
-        for name, spec in specs.items()
-    })  # fmt: skip
+        )  # fmt: skip
+        if exchange == "auto" and made.client.transport.name is not None:
+            exchange = made.client.transport.name  # what the first table's trial has chosen
+    return TableGroup(tables)
 
 
 def optimizer_of(config: DictConfig, owner: str, own: Mapping, schedule: Schedule) -> RowOptimizer:
