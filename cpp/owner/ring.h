@@ -69,6 +69,11 @@ struct Message {
   const int32_t* counts;  // (n) or null: iterations summed
   const int32_t* steps;   // (n, 2) or null: their first and last step
   const float* values;    // (n, width): gradients, then their squares
+
+  // Bytes in a record of the row whose clock, count and values are entry j.
+  uint64_t row_bytes(int64_t j, RecordFormat format) const {
+    return format.has_clocks ? format.row_bytes(counts[j]) : format.row_bytes();
+  }
 };
 
 // Columns of a record, as in a message but for the values.
@@ -116,6 +121,59 @@ auto columns_of(Byte* header, int64_t n, RecordFormat format) {
   return columns;
 }
 
+using FilledColumns = Columns<int64_t, int32_t, float>;
+
+// Fills the columns of n rows: row i is from.rows[i], with clock, counts, steps and values at order[i].
+inline void write_columns(const FilledColumns& to, const Message& from, const int64_t* order, int64_t n,
+                          RecordFormat format) {
+  std::copy(from.rows, from.rows + n, to.rows);
+  if (format.has_clocks) {
+    for (int64_t i = 0; i < n; ++i) to.clocks[i] = from.clocks[order[i]];
+    for (int64_t i = 0; i < n; ++i) to.counts[i] = from.counts[order[i]];
+  }
+  if (format.has_steps)
+    for (int64_t i = 0; i < n; ++i) std::copy_n(from.steps + 2 * order[i], 2, to.steps + 2 * i);
+  const int64_t width = format.width, dim = format.dim(), square_dim = format.square_dim;
+  auto* squares = to.squares;
+  for (int64_t i = 0; i < n; ++i) {
+    const float* values = from.values + order[i] * width;
+    std::memcpy(to.grads + i * dim, values, dim * sizeof(float));
+    if (square_dim == 0 || !format.has_squares(from.counts[order[i]])) continue;
+    std::memcpy(squares, values + dim, square_dim * sizeof(float));
+    squares += square_dim;
+  }
+}
+
+// The number of the first n rows that have squares.
+inline int64_t num_squares(const int32_t* counts, int64_t n, RecordFormat format) {
+  if (format.square_dim == 0) return 0;
+  return std::count_if(counts, counts + n, [format](int32_t count) { return format.has_squares(count); });
+}
+
+// Copies the first n rows of a record.
+inline void copy_columns(const FilledColumns& to, const RecordColumns& from, int64_t n, RecordFormat format) {
+  std::copy_n(from.rows, n, to.rows);
+  if (format.has_clocks) {
+    std::copy_n(from.clocks, n, to.clocks);
+    std::copy_n(from.counts, n, to.counts);
+  }
+  if (format.has_steps) std::copy_n(from.steps, 2 * n, to.steps);
+  std::copy_n(from.grads, n * format.dim(), to.grads);
+  if (format.square_dim > 0)
+    std::copy_n(from.squares, num_squares(from.counts, n, format) * format.square_dim, to.squares);
+}
+
+// The columns of a record from row `begin` on.
+inline RecordColumns columns_from(const RecordColumns& from, int64_t begin, RecordFormat format) {
+  RecordColumns part = from;
+  part.rows += begin;
+  if (format.has_clocks) part.clocks += begin, part.counts += begin;
+  if (format.has_steps) part.steps += 2 * begin;
+  part.grads += begin * format.dim();
+  if (format.square_dim > 0) part.squares += num_squares(from.counts, begin, format) * format.square_dim;
+  return part;
+}
+
 // Minimum capacity of a ring through which a message passes one row at a time, at any offset.
 inline uint64_t min_ring_capacity(RecordFormat format) { return 2 * padded(sizeof(RecordHeader) + format.row_bytes()); }
 
@@ -143,13 +201,32 @@ class RingProducer {
   // rows written, or -1 if none could be written (no room: call set_tail() with the consumer's tail). A caller with
   // rows left calls again.
   int64_t write(int64_t step, const Message& from, const int64_t* order, int64_t num_rows, bool is_last) {
+    const auto bytes_of = [&](int64_t i) { return from.row_bytes(order[i], format_); };
+    return add(step, num_rows, is_last, bytes_of, [&](uint8_t* header, int64_t n) {
+      write_columns(columns_of(header, n, format_), from, order, n, format_);
+    });
+  }
+
+  // As above, for the rows of a record that another rank sent.
+  int64_t write(int64_t step, const RecordColumns& from, int64_t num_rows, bool is_last) {
+    const auto bytes_of = [&](int64_t i) {
+      return format_.has_clocks ? format_.row_bytes(from.counts[i]) : format_.row_bytes();
+    };
+    return add(step, num_rows, is_last, bytes_of,
+               [&](uint8_t* header, int64_t n) { copy_columns(columns_of(header, n, format_), from, n, format_); });
+  }
+
+ private:
+  // Writes one record with as many of num_rows rows as fit. bytes_of(i): of row i; fill(header, n): writes n columns.
+  template <typename BytesOf, typename Fill>
+  int64_t add(int64_t step, int64_t num_rows, bool is_last, BytesOf bytes_of, Fill fill) {
     const uint64_t offset = head_ % capacity_;
     const uint64_t room = std::min(capacity_ - (head_ - tail_), capacity_ - offset);
     if (room < kRecordAlign) return -1;
     uint64_t bytes = sizeof(RecordHeader);
     int64_t n = 0;
     for (; n < num_rows; ++n) {
-      const uint64_t more = format_.has_clocks ? format_.row_bytes(from.counts[order[n]]) : format_.row_bytes();
+      const uint64_t more = bytes_of(n);
       if (bytes + more > room) break;
       bytes += more;
     }
@@ -157,28 +234,11 @@ class RingProducer {
     if (fills_end && room < capacity_ - offset) return -1;  // no room; only the end of the ring is filled
     RecordHeader* header = reinterpret_cast<RecordHeader*>(data_ + offset);
     *header = {fills_end ? room : padded(bytes), step, n, is_last && n == num_rows};
-    const auto to = columns_of(data_ + offset, n, format_);
-    std::copy(from.rows, from.rows + n, to.rows);
-    if (format_.has_clocks) {
-      for (int64_t i = 0; i < n; ++i) to.clocks[i] = from.clocks[order[i]];
-      for (int64_t i = 0; i < n; ++i) to.counts[i] = from.counts[order[i]];
-    }
-    if (format_.has_steps)
-      for (int64_t i = 0; i < n; ++i) std::copy_n(from.steps + 2 * order[i], 2, to.steps + 2 * i);
-    const int64_t width = format_.width, dim = format_.dim(), square_dim = format_.square_dim;
-    auto* squares = to.squares;
-    for (int64_t i = 0; i < n; ++i) {
-      const float* values = from.values + order[i] * width;
-      std::memcpy(to.grads + i * dim, values, dim * sizeof(float));
-      if (square_dim == 0 || !format_.has_squares(from.counts[order[i]])) continue;
-      std::memcpy(squares, values + dim, square_dim * sizeof(float));
-      squares += square_dim;
-    }
+    fill(data_ + offset, n);
     head_ += header->bytes;
     return n;
   }
 
- private:
   uint8_t* data_;
   uint64_t capacity_;
   RecordFormat format_;

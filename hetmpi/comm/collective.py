@@ -1,26 +1,29 @@
-"""Two-sided transport of BSP: rows and gradients by MPI_Alltoallv, a collective call of all ranks at every read and
-write.
+"""Two-sided transport of BSP: rows in rounds and gradients in posts (rounds.py), by rails (rails.py).
 
-Received gradients are written into the rings in the receiver's own memory, as if the origin had put them there, so the
+A server writes received gradients into rings of the owners on its node, as if the origin had put them there, so the
 inbox treats both transports alike. All ranks make the same calls in the same order; a rank without keys passes none. A
-call may wait for another rank to make the same call, but never for room in that rank's rings: a rank that waits for
-room keeps its own transfers going (progress).
+call may wait for another rank to make the same call, but never for room in that rank's rings: a rank that waits passes
+on what it has received (progress).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.comm.mailbox import Delivery, LocalRing, Mailbox, Message
-from hetmpi.comm.mpi import MPI
+from hetmpi.comm.mailbox import NO_KEYS, LocalRing, Mailbox, Message
+from hetmpi.comm.rails import Rails
+from hetmpi.comm.rounds import Posts, Round, Rounds, Section, Shared, share
 from hetmpi.comm.route import Route
-from hetmpi.comm.shards import RemoteRows, ShardReader
+from hetmpi.comm.shards import ShardReader
 from hetmpi.comm.transport import Endpoint, Immediate, Pull, Ticket
 from hetmpi.comm.waiting import Patience, wait_for
 from hetmpi.comm.window import RmaWindow
-from hetmpi.comm.world import World
-from hetmpi.in_flight import InFlight, finish
+from hetmpi.in_flight import InFlight
+
+ARRAYS = ("weight", "mean_square", "clock")
 
 
 class Collective(Immediate):
@@ -30,142 +33,186 @@ class Collective(Immediate):
 
     def __init__(self, endpoint: Endpoint):
         self.name: str | None = "alltoall"
-        self.reader = CollectiveShardReader(endpoint.window)
-        self.mailbox = CollectiveMailbox(endpoint.window, endpoint.record)
+        self.reader = RailReader(endpoint.window)
+        self.mailbox = RailMailbox(endpoint.window, endpoint.record)
+
+    @property
+    def shared(self) -> tuple[Shared, ...]:
+        return self.reader.rounds, self.mailbox.posts
 
     def begin(self, pull: Pull) -> Ticket:
         raise NotImplementedError("BSP reads when it needs rows")
 
+    def close(self):
+        self.mailbox.close()
+        self.reader.close()
 
-def swapping_counts(world: World, counts: np.ndarray) -> InFlight[np.ndarray]:
-    """All-to-all exchange of one number per rank: counts (size,) int64 to send -> (size,) int64 received.
-    Collective."""
-    received, counts = np.empty(world.size, np.int64), np.ascontiguousarray(counts, np.int64)
-    yield from awaited(world, world.comm.Ialltoall(counts, received), "read or write the table as often as it does")
-    return received
-
-
-def awaited(world: World, request: MPI.Request, what: str) -> InFlight[None]:
-    """Waits for the completion of a non-blocking collective call."""
-    yield
-    wait_for(world, request.Test, f"for all ranks to {what}")
+    @staticmethod
+    def share(transports: list[Collective]):
+        """Lets tables that are used together share their messages. Collective."""
+        share([transport.reader for transport in transports], "rounds")
+        share([transport.mailbox for transport in transports], "posts")
 
 
-class CollectiveShardReader(ShardReader):
-    """A ShardReader that fetches the rows of other nodes by MPI_Alltoallv."""
+class RailReader(ShardReader):
+    """A ShardReader that gets the rows of other nodes by rounds."""
 
     is_collective = True
 
+    def __init__(self, window: RmaWindow, applier: _C.PushApplier | None = None):
+        """applier: writes this rank's shard concurrently; None if nothing does. Collective."""
+        super().__init__(window, applier and applier.gather)
+        self.rounds = Rounds(window.world, Rails(window.world), meets=True)
+        self.rounds.members.append(self)
+        self._applier = applier
+        self._servers: dict[str, _C.RoundServer] = {}  # by array
+
     def reading(self, array: str, route: Route, out: np.ndarray) -> InFlight[None]:
         """As ShardReader.reading. Collective."""
-        world, (width, dtype), item = self.window.world, self.shape(array), self.window.items[array][0]
-        part = route.of_ranks(world.is_remote)
-        counts = np.diff(part.first)
         self.window.sync()
-        requested = yield from swapping_counts(world, counts)  # ranks meet: at s = 0 all have applied the last step
+        letter = ReadLetter(self, array, route.of_ranks(self.window.world.is_remote), out)
+        one = self.rounds.begin(self, letter)
+        yield
+        self.rounds.serve(one)  # ranks of this node meet: at s = 0 all have applied the last step
         self.window.sync()
-        rows = self._buffer("requested", requested.sum(), 1, np.int64)[:, 0]
-        request = world.comm.Ialltoallv([part.rows, counts, MPI.INT64_T], [rows, requested, MPI.INT64_T])
-        yield from awaited(world, request, "send their requests for rows")
-        replies = self._reply(array, rows)
-        received = self._buffer(f"received {array}", len(part.rows), width, dtype)
-        request = world.comm.Ialltoallv([replies, requested, item], [received, counts, item])
         self.read_local(array, route, out)
-        yield from awaited(world, request, "reply to the requests for rows")
-        RemoteRows(array, [(part.order, received)]).place(out)
+        yield
+        self.rounds.receive(one)
 
-    def _reply(self, array: str, rows: np.ndarray) -> np.ndarray:
-        """Copies of the requested rows (m,) of this rank's array: (m, width)."""
-        replies = self._buffer(f"replies {array}", len(rows), *self.shape(array))
-        out = replies[:, 0] if array == "clock" else replies
-        self.gather(array, self.window.world.rank)(getattr(self.window.local, array), rows, out, np.arange(len(rows)))
-        return replies
+    def serve(self, one: Round, requests: list[Section]) -> list[int]:
+        mine, clients = one.letters[self].array, self.rounds.rails.clients
+        server = self._server(mine)
+        for client, reason in zip(clients, server.take(range(len(clients)), requests)):
+            if ARRAYS[reason] != mine:
+                self.rounds.refuse(client, f"reads each {ARRAYS[reason]}", f"reads each {mine}")
+        return server.reply_words()
 
-    def _buffer(self, use: str, num: int, width: int, dtype) -> np.ndarray:
-        return self.window.buffer(use, self.window.world.rank, int(num), width, dtype)
+    def write_replies(self, one: Round, messages: list[np.ndarray], begins: list[int], words: list[int]):
+        self._server(one.letters[self].array).write_replies(messages, begins, words)
+
+    def _server(self, array: str) -> _C.RoundServer:
+        if array not in self._servers:
+            no_rings = [[None] * len(self.window.world.node_ranks)]
+            record = _C.RecordFormat(1, False)  # of no pushes
+            self._servers[array] = opened_server(self.window, record, [array], no_rings, self._applier, False)
+        return self._servers[array]
+
+    def close(self):
+        """Collective."""
+        self.rounds.leave(self)
 
 
-class CollectiveMailbox:
-    """A Mailbox that sends gradients to owners on other nodes by MPI_Ialltoallv.
+class ReadLetter:
+    """See rounds.py, Letter: the rows of other nodes that a rank reads of one array."""
 
-    A message is first in transfer (`_request`), then it is copied into this rank's own rings as they have room
-    (`_delivery`), from which the owner's side reads. At most one message is under way: send() waits for the previous
-    one."""
+    def __init__(self, reader: RailReader, array: str, route: Route, out: np.ndarray):
+        self.array, self._out = array, as_numbers(out)
+        self._request = _C.RoundRequest(
+            reader.rounds.rails.owners, arrays_of(route), len(out), None, ARRAYS.index(array), 0, [],
+            _C.RecordFormat(1, False), [self._out.shape[1]],
+        )  # fmt: skip
+        self.words, self.write = self._request.words, self._request.write
+
+    def read(self, replies: list[Section]):
+        self._request.place(replies, [self._out])
+
+
+class RailMailbox:
+    """A Mailbox that sends gradients to owners on other nodes by posts.
+
+    A message is first in transfer, then its server passes it on to the rings of the owners as they have room, from
+    which the owners' inboxes read. At most one message is under way: send() waits for the previous one."""
 
     def __init__(self, window: RmaWindow, record: _C.RecordFormat):
+        """Collective."""
         self.window, self.world, self.record = window, window.world, record
         self._on_node = Mailbox(window, record, self.world.node_ranks)
-        self._inlets = {
-            int(origin): LocalRing(window.local.rings[origin], record)
-            for origin in np.flatnonzero(self.world.is_remote)
-        }
-        self._item = MPI.BYTE.Create_contiguous(record.row_bytes).Commit()
-        self._packed = packed_rows(record)
-        self._request: MPI.Request | None = None
-        # (message sent, its step, whether to_all, counts, rows): MPI uses these buffers until the request completes
-        self._receiving: tuple | None = None
-        self._delivery: Delivery | None = None
+        self.posts = Posts(self.world, Rails(self.world))
+        self.posts.members.append(self)
+        # The server of a client writes its rings, which no other rank writes.
+        self._rings = [
+            [LocalRing(window.on_node[owner].rings[client], record) for owner in self.world.node_ranks]
+            for client in self.posts.rails.clients
+        ]
+        self._server = opened_server(window, record, ["weight"], self._rings, None, False)
+        self._passed_on = True  # all that has arrived
+        self._kept: list[Section] = []  # what the server reads from
 
     def send(self, message: Message, to_all: bool, while_waiting) -> int:
         """As Mailbox.send. Collective."""
-        self.publish()
-        with Patience(self.world, lambda: f"in step {message.step + 1} to make room in its own rings") as patience:
-            while self._delivery is not None:
+        self._await_posts()
+        with Patience(self.world, lambda: f"in step {message.step + 1} for its node to make room") as patience:
+            while not self._passed_on:
                 while_waiting()
                 patience.check()
-        self._post(message, to_all)
+        self.posts.begin(self, PostLetter(self.posts.rails, message, to_all, self.record))
         return self._on_node.send(message, to_all, while_waiting)
 
     def publish(self):
-        """Waits for the messages that all ranks sent with this rank's last one, and copies them into the rings as far
-        as they have room."""
-        self._await_arrival()
-        self._take()
+        """Waits for the messages that all clients sent with this rank's last one, and passes them on as far as the
+        rings have room."""
+        self.posts.send()
+        self._await_posts()
+
+    def _await_posts(self):
+        if not self.posts.poll():
+            wait_for(self.world, self.posts.poll, "for the gradients of all ranks")
+        self._pass_on()
 
     def progress(self):
         """As publish(), without waiting."""
         self.world.progress()
-        self._take()
+        self.posts.poll()
+        self._pass_on()
+
+    def take(self, client: int, section: Section):
+        self._server.take([client], [section])
+        self._kept.append(section)
+        self._passed_on = False
+
+    def _pass_on(self):
+        if not self._passed_on and self._server.apply():
+            self._server.clear()
+            self._passed_on, self._kept = True, []
 
     def close(self):
-        """Waits for transfers under way; their data is not used."""
-        self._await_arrival()
-        self._item.Free()
-
-    def _await_arrival(self):
-        """Waits for the messages that all ranks sent with this rank's last one."""
-        if self._request is not None:
-            request = self._request  # drain(), called while waiting, may deliver the message and clear this
-            wait_for(self.world, request.Test, "for the gradients of all ranks")
-
-    def _post(self, message: Message, to_all: bool):
-        """Sends the owners on other nodes their rows of the message."""
-        part = message.route.of_ranks(self.world.is_remote)
-        counts = np.diff(part.first)
-        sent = np.empty(len(part.rows), self._packed)
-        sent["row"], sent["value"] = part.rows, message.values[part.order]
-        received_counts = finish(swapping_counts(self.world, counts))
-        received = np.empty(received_counts.sum(), self._packed)
-        self._receiving = sent, message.step, to_all, received_counts, received
-        self._request = self.world.comm.Ialltoallv(
-            [sent.view(np.uint8), counts, self._item], [received.view(np.uint8), received_counts, self._item]
-        )
-
-    def _take(self):
-        """Copies received rows into the rings, as far as they have room."""
-        if self._request is not None and self._request.Test():
-            self._request, self._delivery = None, Delivery(self._inlets, *self._arrived())
-        if self._delivery is not None and self._delivery.proceed():
-            self._delivery = None
-
-    def _arrived(self) -> tuple[Message, bool]:
-        """The received rows as a message whose route names origins; and whether origins without rows count."""
-        (_, step, to_all, counts, received), self._receiving = self._receiving, None
-        first = np.concatenate([[0], np.cumsum(counts)])
-        route = Route(np.arange(len(received)), np.ascontiguousarray(received["row"]), first)
-        return Message(step, route, np.ascontiguousarray(received["value"])), to_all
+        """Waits for transfers under way; their data is not used. Collective."""
+        self.publish()
+        self.posts.leave(self)
 
 
-def packed_rows(record: _C.RecordFormat) -> np.dtype:
-    """dtype of one row of a record as sent, record.row_bytes in all."""
-    return np.dtype([("row", np.int64), ("value", np.float32, (record.width,))])
+class PostLetter:
+    """See rounds.py, Letter: the gradients of a step, which get no reply."""
+
+    def __init__(self, rails: Rails, message: Message, to_all: bool, record: _C.RecordFormat):
+        no_route = Route(NO_KEYS, NO_KEYS, np.zeros(len(message.route.first), np.int64))
+        push = _C.PushArrays(message.step, arrays_of(message.route), message.values, None, None, None, to_all)
+        self._request = _C.RoundRequest(rails.owners, arrays_of(no_route), 0, None, 0, 0, [push], record, [])
+        self.words, self.write = self._request.words, self._request.write
+
+
+def opened_server(
+    window: RmaWindow, record: _C.RecordFormat, arrays: Sequence[str], rings: list[list[LocalRing | None]],
+    applier: _C.PushApplier | None, judges: bool,
+) -> _C.RoundServer:  # fmt: skip
+    """The server of this node's shards. arrays: those of a row in its replies. rings: of the owners, for each client or
+    in one list for all; they must live as long. Further arguments as in cpp/wire/round.h, RoundServer."""
+    world = window.world
+    shards = [window.on_node[rank] for rank in world.node_ranks]
+    return _C.RoundServer(
+        applier,
+        world.node_ranks.index(world.rank),
+        [_C.ShardArrays(shard.clock, [as_numbers(getattr(shard, array)) for array in arrays]) for shard in shards],
+        [[ring and _C.RingArrays(ring.memory, ring.producer) for ring in of_client] for of_client in rings],
+        record,
+        judges,
+    )
+
+
+def as_numbers(array: np.ndarray) -> np.ndarray:
+    """An array (n,) or (n, width) of numbers of 4 bytes as (n, width) float32."""
+    return array.view(np.float32).reshape(len(array), array.shape[1] if array.ndim == 2 else 1)
+
+
+def arrays_of(route: Route) -> _C.RouteArrays:
+    return _C.RouteArrays(route.order, route.rows, route.first)

@@ -31,6 +31,11 @@ class Route:
         """The route of keys (n,) int64."""
         return cls(*partition.route(keys))
 
+    @property
+    def counts(self) -> np.ndarray:
+        """Keys of each rank, (size,) int64."""
+        return self.first[1:] - self.first[:-1]
+
     def where(self, chosen: np.ndarray) -> Route:
         """The route of the keys selected by chosen (n,) bool; positions remain those in the whole batch."""
         if chosen.all():
@@ -39,14 +44,14 @@ class Route:
 
     def of_ranks(self, ranks: np.ndarray) -> Route:
         """The route of the keys that the selected ranks (size,) bool own; positions remain those in the whole batch."""
-        counts = np.diff(self.first)
+        counts = self.counts
         held = np.repeat(ranks, counts)
         return Route(self.order[held], self.rows[held], np.concatenate([[0], np.cumsum(counts * ranks)]))
 
     def held_by(self, ranks: np.ndarray) -> np.ndarray:
         """Mask of the keys that the selected ranks (size,) bool own: (n,) bool, for the route of a whole batch."""
         held = np.empty(len(self.order), bool)
-        held[self.order] = np.repeat(ranks, np.diff(self.first))
+        held[self.order] = np.repeat(ranks, self.counts)
         return held
 
     def of(self, owner: int) -> tuple[np.ndarray, np.ndarray]:
@@ -60,4 +65,4 @@ class Route:
 
     def owners(self) -> np.ndarray:
         """Ranks that own at least one of the keys, ascending."""
-        return np.flatnonzero(np.diff(self.first))
+        return self.counts.nonzero()[0]

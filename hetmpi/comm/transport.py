@@ -1,16 +1,16 @@
 """Transport: the protocol for rows and gradients between a rank and owners on other nodes; and the trial that selects a
 transport.
 
-One-sided (one_sided.py): MPI_Get and MPI_Put, without action by the owners. Two-sided (two_sided.py): messages between
-all pairs of ranks of different nodes, for MPI libraries whose one-sided calls between hosts are slow or missing. Ranks
-of one node use shared memory either way. A transport is independent of staleness and cache: the client (`Pull.wanted`)
-and the owner (`Owner.reply`) decide which rows are sent.
+One-sided (one_sided.py): MPI_Get and MPI_Put, without action by the owners. Two-sided (two_sided.py): messages
+between ranks of different nodes, for MPI libraries whose one-sided calls between hosts are slow or missing. Ranks
+of one node use shared memory either way. The client (`Pull.wanted`), or the owner by the
+same rule (cpp/wire/round.h, is_wanted), decides which rows are sent.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
@@ -20,6 +20,7 @@ import numpy as np
 from hetmpi import _C
 from hetmpi.comm.mailbox import Mailbox
 from hetmpi.comm.mpi import MPI
+from hetmpi.comm.rounds import Shared
 from hetmpi.comm.route import Route
 from hetmpi.comm.shards import ShardReader
 from hetmpi.comm.window import RmaWindow
@@ -38,13 +39,13 @@ class Endpoint:
     record      format of a pushed record
     arrays      the arrays that a pull fetches of each row: weight, or weight and mean_square
     gather_own  reads this rank's shard with the signature of _C.gather, where another thread may write it concurrently
-    owner       the owner's side of this rank; None in BSP, where only the inbox applies gradients"""
+    applier     applies gradients to this rank's shard; None in BSP, where the inbox does"""
 
     window: RmaWindow
     record: _C.RecordFormat
     arrays: tuple[str, ...] = ("weight",)
     gather_own: Callable | None = None
-    owner: Owner | None = None
+    applier: _C.PushApplier | None = None
 
 
 @dataclass
@@ -55,7 +56,7 @@ class Pull:
     versions (n,) int32, output: the owners' clocks, by position
     known()  (n,) int32: the clock of this rank's copy of each row, NO_LINE if it has no usable copy
     wanted() (n,) bool: the rows to fetch; valid once the versions have arrived
-    bound    opaque to the transport: the bound that Owner.reply applies to `known`
+    bound    how far an owner's clock may be ahead of `known` without a need for the row; opaque to the transport
     reason   why the rows are requested, an index of two_sided.REASONS"""
 
     route: Route
@@ -88,23 +89,6 @@ class Ticket(Protocol):
         """Ends the pull in any state; fetched remains as it is."""
 
 
-class Owner(Protocol):
-    """The owner's side of a rank, which a two-sided transport calls for requests from other nodes."""
-
-    def apply(self, rows, clocks, counts, steps, grads, squares) -> None:
-        """Applies pushes, columns of a record (cpp/owner/ring.h): rows (m,) int64, clocks and counts (m,) int32, steps
-        (m, 2) int32 or None as in Message, grads (m, dim) float32, squares (k, square_dim) float32 of those with counts
-        above 1."""
-
-    def reply(self, rows, known, bound) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Clocks (m,) int32 of rows (m,) int64, and the rows that the requester wants: one array (k, width) per array
-        of a row."""
-
-    def wants(self, known, clocks, bound) -> np.ndarray:
-        """Mask of the requested rows that a reply contains: (m,) bool. Requester and owner evaluate the same
-        function."""
-
-
 class Transport(Protocol):
     """Communication of a rank with the owners.
 
@@ -113,13 +97,15 @@ class Transport(Protocol):
     mailbox         sends gradients to their owners
     carries_pushes  whether a pull request includes the gradients sent before it; the owner applies these first and
                     decides which rows it returns
-    is_collective   whether all ranks must make the same calls in the same order"""
+    is_collective   whether all ranks must make the same calls in the same order
+    shared          what counts its messages to other nodes, where it sends any"""
 
     name: str | None
     reader: ShardReader
     mailbox: Mailbox
     carries_pushes: bool
     is_collective: bool
+    shared: Sequence[Shared]
 
     def begin(self, pull: Pull) -> Ticket:
         """Requests rows from the owners on other nodes."""
@@ -142,6 +128,7 @@ class Immediate:
 
     reader: ShardReader
     mailbox: Mailbox
+    shared: Sequence[Shared] = ()
 
     def peek(self, array: str, route: Route, out: np.ndarray):
         finish(self.reader.reading(array, route, out))

@@ -27,6 +27,7 @@ class Notices:
         wait before the warning."""
         self.hosts, self.warn_after_s, self._comm = hosts, warn_after_s, comm
         self.waiting: dict[int, str] = {}  # other ranks that wait -> reason
+        self.polled_s = 0.0  # processor time of this thread in waits, with what it received meanwhile
         self._sends: list = []
 
     def send(self, what: str | None):
@@ -83,7 +84,7 @@ class Patience:
         """world: the ranks that may wait for each other. what(): reason for messages, the end of a sentence: "in step 3
         for rank 1"."""
         self._notices, self._what = world.notices, what
-        self._began = time.monotonic()
+        self._began, self._thread_began = time.monotonic(), time.thread_time()
         self._listens_at = self._next_look_at = self._began + min(LISTEN_AFTER_S, self._notices.warn_after_s)
         self._notified_at: float | None = None  # time of this rank's notice
         self._has_warned = False
@@ -119,17 +120,18 @@ class Patience:
         return self
 
     def __exit__(self, *_):
+        self._notices.polled_s += time.thread_time() - self._thread_began
         if self._notified_at is not None:
             self._notices.send(None)
 
 
-def wait_for(world, look, what: str):
+def wait_for(world, look, what: str | Callable[[], str]):
     """Polls look() until it returns a true value, and returns that. Warns if the wait lasts long. Meanwhile it drains
-    what others send (world.drain), as they may wait for room here. what: as for Patience."""
+    what others send (world.drain), as they may wait for room here. what: as for Patience, or its text."""
     found = look()
     if found:
         return found
-    with Patience(world, lambda: what) as patience:
+    with Patience(world, what if callable(what) else lambda: what) as patience:
         while not (found := look()):
             world.drain()
             patience.check()

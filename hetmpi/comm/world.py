@@ -22,7 +22,8 @@ class World:
 
     comm            mpi4py communicator, private to hetmpi (a duplicate of the one given)
     node            communicator of the ranks that share this rank's node and memory
-    node_ranks      world ranks of `node`, in node order
+    node_ranks      world ranks of `node`, ascending
+    nodes           node_ranks of every node, in the order of their lowest ranks
     is_remote       mask of the ranks on other nodes: (size,) bool
     rank, size      this rank and the number of ranks
     notices         notices about long waits
@@ -42,6 +43,7 @@ class World:
         self.rank, self.size = self.comm.rank, self.comm.size
         self.node = split_nodes(self.comm, ranks_per_node)
         self.node_ranks = self.node.allgather(self.rank)
+        self.nodes = grouped(self.comm.allgather(self.node_ranks[0]))
         self.is_one_node = self.node.size == self.size
         self.is_remote = ~np.isin(np.arange(self.size), self.node_ranks)
         self.host = socket.gethostname()
@@ -87,6 +89,10 @@ class World:
         yield
         wait_for(self, request.Test, what)
 
+    def meet_on_node(self, what: str):
+        """Barrier over the ranks of this node, as meet(). Collective over the node."""
+        wait_for(self, self.node.Ibarrier().Test, what)
+
     def drain(self):
         """Receives messages of other ranks for this rank's tables. To be called by every wait: the awaited rank may
         itself wait for room in the rings of another table here."""
@@ -123,6 +129,14 @@ class World:
         if failed[0] == self.rank:
             raise error
         raise ReportedElsewhere(f"rank {failed[0]}: {': '.join(errors[failed[0]])}")
+
+
+def grouped(first_ranks: list[int]) -> list[list[int]]:
+    """The ranks of each node, given the lowest rank of every rank's node."""
+    nodes: dict[int, list[int]] = {}
+    for rank, first in enumerate(first_ranks):
+        nodes.setdefault(first, []).append(rank)
+    return list(nodes.values())
 
 
 def split_nodes(comm, ranks_per_node: int | None):

@@ -163,7 +163,7 @@ class BspClient:
         """Receives gradients while this rank waits for others (World.drain)."""
         if self._is_open:
             self._inbox.poll(NAP_S)
-            self._mailbox.progress()
+        self._mailbox.progress()
 
     def push_pending(self, timeout_s: float):
         """No effect: nothing is held back."""

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from hetmpi.comm.collective import Collective
+from hetmpi.comm.two_sided import TwoSided
 from hetmpi.counters import Counters
 from hetmpi.errors import UserError
 from hetmpi.in_flight import together
@@ -38,11 +40,16 @@ class TableGroup(Mapping[str, EmbeddingTable]):
     use the tables in the same order."""
 
     def __init__(self, tables: dict[str, EmbeddingTable]):
-        """Raises UserError for tables of different worlds, which could not receive each other's gradients while they
-        wait."""
+        """Collective. Raises UserError for tables of different worlds, which could not receive each other's gradients
+        while they wait."""
         if len({id(table.world) for table in tables.values()}) > 1:
             raise UserError("TableGroup: tables must be made with one World, the same object")
         self._tables = tables
+        for kind in (TwoSided, Collective):
+            transports = [table.client.transport for table in tables.values()]
+            chosen = [transport for transport in transports if isinstance(transport, kind)]
+            if len(chosen) > 1:
+                kind.share(chosen)
 
     def __getitem__(self, name: str) -> EmbeddingTable:
         return self._tables[name]

@@ -40,10 +40,10 @@ class SspClient:
         self._anticipate = parts.staleness.factor(parts.world.size)
         has_states = parts.rule.preview_dim > 0 and parts.cache.capacity_rows > 0
         self._arrays = ("weight", "mean_square") if has_states else ("weight",)  # of a line
-        self._owner = SspOwner(parts.store, parts.rule, self._arrays)
+        self._owner = SspOwner(parts.store, parts.rule)
         self._owner.set_step(parts.optimizer, 0)  # others may push before the first write of this rank
         weakref.finalize(self, self._owner.stop)  # also at exit, before MPI frees the memory
-        endpoint = Endpoint(parts.window, parts.record, self._arrays, self._owner.gather, self._owner)
+        endpoint = Endpoint(parts.window, parts.record, self._arrays, self._owner.gather, self._owner.applier)
         self.transport, self.why = choose(endpoint, {"rma": OneSided, "alltoall": TwoSided}, exchange, self._trial)
         self._owner.start(self.transport.mailbox.rings)  # symmetric: its keys are also the ranks with a ring here
         self._reader = self.transport.reader

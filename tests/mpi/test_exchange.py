@@ -48,10 +48,11 @@ pytestmark = pytest.mark.mpi
 
 @pytest.fixture(params=["far", "mixed"])
 def apart(world, request):
-    """Every rank on a node of its own; then ranks 0 and 1 on one node and rank 2 on another."""
+    """Every rank on a node of its own; then nodes of unequal size, with 3 ranks 2 + 1."""
     if request.param == "mixed" and world.size < 3:
         pytest.skip("takes 3 ranks")
-    return World(world.comm, ranks_per_node=1 if request.param == "far" else 2)
+    mixed = 3 if world.size == 4 else 2  # 3 + 1, at 5 ranks 2 + 2 + 1
+    return World(world.comm, ranks_per_node=1 if request.param == "far" else mixed)
 
 
 @pytest.mark.parametrize("partition", sorted(PARTITIONS))

@@ -125,6 +125,26 @@ def test_a_gradient_that_is_not_finite_is_refused_before_any_table_sends(placed)
     group.close()
 
 
+@pytest.mark.parametrize("announces", [False, True])
+def test_tables_share_the_messages_of_a_step(placed, announces):
+    if placed.is_one_node:
+        pytest.skip("takes two nodes")
+    settings = {"exchange": "alltoall", "staleness": Staleness(3), **CACHED}
+    group = TableGroup({name: make(placed, name, **settings) for name in SHAPES})
+    (rounds,) = {table.client.transport.rounds for table in group.values()}
+    steps = list(batches(placed.rank, 10))
+    for i, ((keys, grads), (following, _)) in enumerate(zip(steps, steps[1:])):
+        before = rounds.num_messages
+        group.read(keys)
+        if announces:
+            group.prefetch(following)
+        group.write(keys, grads)
+        is_first = announces and i == 0  # was not announced
+        num = (1 + is_first) * (len(rounds.rails.servers) + len(rounds.rails.clients))
+        assert rounds.num_messages == before + num
+    group.close()
+
+
 @pytest.mark.parametrize("exchange", ["rma", "alltoall"])
 def test_exact_and_stale_tables_take_in_each_others_gradients(placed, exchange):
     """One rank waits for room at another, which waits for its reply about the other table."""

@@ -1,0 +1,291 @@
+// RoundRequest and RoundServer: the messages of a table at s >= 1.
+#include "wire/round.h"
+
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "python/arrays.h"
+#include "python/bindings.h"
+#include "python/owner_arrays.h"
+#include "python/producer.h"
+#include "python/push_applier.h"
+
+namespace hetmpi {
+namespace {
+
+using Owners = std::vector<std::vector<int64_t>>;  // of each node
+
+struct RouteArrays {
+  Array<int64_t> order, rows, first;
+
+  RouteView view() const { return {order.data(), rows.data(), first.data()}; }
+
+  // num: numbers of positions.
+  void check(ssize_t num) const {
+    check_shape(rows, "rows", {order.shape(0)});
+    check_shape(first, "first", {-1});
+    if (first.data()[0] != 0 || first.data()[first.shape(0) - 1] != order.shape(0))
+      throw std::invalid_argument("first must rise from 0 to the number of keys");
+    check_in(order.data(), order.shape(0), num, "order");
+  }
+};
+
+struct PushArrays {
+  int64_t step;
+  RouteArrays route;
+  Array<float> values;
+  std::optional<Array<int32_t>> clocks, counts, steps;
+  bool ends_step;
+};
+
+// The part of a message for one table: words [begin, end) of an int64 array.
+using Section = std::tuple<Array<int64_t>, int64_t, int64_t>;
+
+struct Bytes {
+  const uint8_t* at;
+  int64_t size;
+};
+
+Bytes bytes_of(const Section& section) {
+  const auto& [message, begin, end] = section;
+  if (begin < 0 || begin > end || end > message.shape(0))
+    throw std::out_of_range("round: a section exceeds its message");
+  return {reinterpret_cast<const uint8_t*>(message.data() + begin), (end - begin) * kWord};
+}
+
+std::vector<Bytes> all_bytes(const std::vector<Section>& sections) {
+  std::vector<Bytes> found;
+  for (const Section& section : sections) found.push_back(bytes_of(section));
+  return found;
+}
+
+uint8_t* place_in(Array<int64_t>& message, int64_t begin, int64_t num_bytes) {
+  if (begin < 0 || begin * kWord + num_bytes > message.nbytes())
+    throw std::out_of_range("round: a section exceeds its message");
+  return reinterpret_cast<uint8_t*>(message.mutable_data() + begin);
+}
+
+class PyRoundRequest {
+ public:
+  // num: number of positions. known: None if the request does not judge.
+  PyRoundRequest(Owners owners, RouteArrays pull, int64_t num, std::optional<Array<int32_t>> known, int64_t reason,
+                 int64_t bound, std::vector<PushArrays> pushes, RecordFormat format, std::vector<int64_t> dims)
+      : owners_(std::move(owners)),
+        pull_(std::move(pull)),
+        num_(num),
+        known_(std::move(known)),
+        pushes_(std::move(pushes)),
+        dims_(dims),
+        core_(checked(), known_ ? known_->data() : nullptr, {reason, bound}, views(pushes_, format), format, dims) {}
+
+  std::vector<int64_t> words() const {
+    std::vector<int64_t> found;
+    for (const auto& owners : owners_) found.push_back(core_.bytes(owners) / kWord);
+    return found;
+  }
+
+  // The requests to node i, at word begins[i] of messages[i].
+  void write(std::vector<Array<int64_t>> messages, const std::vector<int64_t>& begins) const {
+    std::vector<uint8_t*> places;
+    for (size_t i = 0; i < owners_.size(); ++i)
+      places.push_back(place_in(messages.at(i), begins.at(i), core_.bytes(owners_[i])));
+    py::gil_scoped_release release;
+    for (size_t i = 0; i < owners_.size(); ++i) core_.write(owners_[i], places[i]);
+  }
+
+  void read_clocks(const std::vector<Section>& replies, Array<int32_t> versions, Array<bool> fetched) const {
+    if (!known_) throw std::invalid_argument("round: a request that does not judge gets no clocks");
+    check_shape(versions, "versions", {num_});
+    check_shape(fetched, "fetched", {num_});
+    const std::vector<Bytes> found = all_bytes(replies);
+    int32_t* clocks = versions.mutable_data();
+    bool* mask = fetched.mutable_data();
+    py::gil_scoped_release release;
+    for (size_t i = 0; i < owners_.size(); ++i)
+      core_.read_clocks(owners_[i], found.at(i).at, found[i].size, clocks, mask);
+  }
+
+  void place(const std::vector<Section>& replies, std::vector<Array<float>> outs) const {
+    std::vector<float*> places;
+    for (size_t a = 0; a < dims_.size(); ++a) {
+      check_shape(outs.at(a), "out", {num_, dims_[a]});
+      places.push_back(outs[a].mutable_data());
+    }
+    const std::vector<Bytes> found = all_bytes(replies);
+    py::gil_scoped_release release;
+    for (size_t i = 0; i < owners_.size(); ++i) core_.place(owners_[i], found.at(i).at, found[i].size, places);
+  }
+
+ private:
+  RouteView checked() const {
+    if (known_) check_shape(*known_, "known", {num_});
+    pull_.check(num_);
+    return pull_.view();
+  }
+
+  static std::vector<PushView> views(const std::vector<PushArrays>& pushes, RecordFormat format) {
+    std::vector<PushView> found;
+    for (const PushArrays& push : pushes) {
+      push.route.check(push.values.shape(0));
+      found.push_back(
+          {push.step, push.route.view(),
+           message_of(push.route.rows, push.values, push.route.order, push.clocks, push.counts, push.steps, format),
+           push.ends_step});
+    }
+    return found;
+  }
+
+  Owners owners_;
+  RouteArrays pull_;
+  int64_t num_;
+  std::optional<Array<int32_t>> known_;
+  std::vector<PushArrays> pushes_;
+  std::vector<int64_t> dims_;
+  RoundRequest core_;
+};
+
+struct ShardArrays {
+  Array<int32_t> clock;
+  std::vector<Array<float>> arrays;  // of a row
+};
+
+struct RingArrays {
+  Array<uint8_t> memory;
+  Producer* producer;
+};
+
+class PyRoundServer {
+ public:
+  // rings: of each owner of the node, None where there is none, for each client or, as one list, for all.
+  PyRoundServer(PyPushApplier* applier, int64_t own, const std::vector<ShardArrays>& shards,
+                const std::vector<std::vector<std::optional<RingArrays>>>& rings, RecordFormat format, bool judges)
+      : core_(applier ? &applier->core() : nullptr, own, views(shards), views(rings), format, dims_of(shards.at(own)),
+              judges) {}
+
+  // The reason of each request. clients: which of the clients sent it.
+  std::vector<int64_t> take(const std::vector<int64_t>& clients, const std::vector<Section>& requests) {
+    std::vector<int64_t> reasons;
+    for (size_t i = 0; i < requests.size(); ++i) {
+      const Bytes request = bytes_of(requests[i]);
+      reasons.push_back(RoundServer::header_of(request.at, request.size).reason);
+      core_.take(clients.at(i), request.at, request.size);
+    }
+    return reasons;
+  }
+
+  bool apply() {
+    py::gil_scoped_release release;
+    return core_.apply();
+  }
+
+  bool is_applied() const { return core_.is_applied(); }
+
+  std::vector<int64_t> reply_words() {
+    py::gil_scoped_release release;
+    std::vector<int64_t> sizes = core_.reply_bytes();
+    for (int64_t& size : sizes) size /= kWord;
+    return sizes;
+  }
+
+  void write_replies(std::vector<Array<int64_t>> messages, const std::vector<int64_t>& begins,
+                     const std::vector<int64_t>& words) {
+    std::vector<uint8_t*> places;
+    for (size_t i = 0; i < words.size(); ++i)
+      places.push_back(place_in(messages.at(i), begins.at(i), words[i] * kWord));
+    py::gil_scoped_release release;
+    for (size_t i = 0; i < places.size(); ++i) core_.write_reply(i, places[i]);
+    core_.clear();
+  }
+
+  void clear() { core_.clear(); }
+
+ private:
+  static std::vector<int64_t> dims_of(const ShardArrays& shard) {
+    std::vector<int64_t> dims;
+    for (const auto& array : shard.arrays) dims.push_back(array.shape(1));
+    return dims;
+  }
+
+  static std::vector<NodeShard> views(const std::vector<ShardArrays>& shards) {
+    std::vector<NodeShard> found;
+    for (const ShardArrays& shard : shards) {
+      std::vector<const float*> arrays;
+      for (const auto& array : shard.arrays) {
+        check_shape(array, "array", {shard.clock.shape(0), -1});
+        arrays.push_back(array.data());
+      }
+      found.push_back({shard.clock.data(), arrays, shard.clock.shape(0)});
+    }
+    return found;
+  }
+
+  static std::vector<std::vector<NodeRing>> views(const std::vector<std::vector<std::optional<RingArrays>>>& rings) {
+    std::vector<std::vector<NodeRing>> found;
+    for (const auto& of_client : rings) {
+      found.emplace_back();
+      for (const auto& ring : of_client) {
+        found.back().emplace_back();
+        if (!ring) continue;
+        Array<uint8_t> memory = ring->memory;
+        found.back().back() = {ring_header(memory), &ring->producer->core()};
+      }
+    }
+    return found;
+  }
+
+  RoundServer core_;
+};
+
+}  // namespace
+
+void bind_round(py::module_& m) {
+  py::class_<RouteArrays>(m, "RouteArrays", "The arrays of a Route (hetmpi/comm/route.py).")
+      .def(py::init([](Array<int64_t> order, Array<int64_t> rows, Array<int64_t> first) {
+             return RouteArrays{order, rows, first};
+           }),
+           py::arg("order").noconvert(), py::arg("rows").noconvert(), py::arg("first").noconvert());
+  py::class_<PushArrays>(m, "PushArrays", "The arrays of a Message (hetmpi/comm/mailbox.py).")
+      .def(py::init([](int64_t step, RouteArrays route, Array<float> values, std::optional<Array<int32_t>> clocks,
+                       std::optional<Array<int32_t>> counts, std::optional<Array<int32_t>> steps,
+                       bool ends_step) { return PushArrays{step, route, values, clocks, counts, steps, ends_step}; }),
+           py::arg("step"), py::arg("route"), py::arg("values").noconvert(), py::arg("clocks").noconvert(),
+           py::arg("counts").noconvert(), py::arg("steps").noconvert(), py::arg("ends_step"));
+  py::class_<ShardArrays>(m, "ShardArrays", "A shard of this node: clock (n,), and the arrays (n, width) of a row.")
+      .def(py::init([](Array<int32_t> clock, std::vector<Array<float>> arrays) { return ShardArrays{clock, arrays}; }),
+           py::arg("clock").noconvert(), py::arg("arrays"));
+  py::class_<RingArrays>(m, "RingArrays", "This rank's ring in another owner's memory, and its producer.")
+      .def(py::init([](Array<uint8_t> memory, Producer* producer) { return RingArrays{memory, producer}; }),
+           py::arg("memory").noconvert(), py::arg("producer"));
+
+  py::class_<PyRoundRequest>(m, "RoundRequest", "The requester's side of a table's round (cpp/wire/round.h).")
+      .def(py::init<Owners, RouteArrays, int64_t, std::optional<Array<int32_t>>, int64_t, int64_t,
+                    std::vector<PushArrays>, RecordFormat, std::vector<int64_t>>(),
+           py::arg("owners"), py::arg("pull"), py::arg("num"), py::arg("known").noconvert(), py::arg("reason"),
+           py::arg("bound"), py::arg("pushes"), py::arg("format"), py::arg("dims"))
+      .def("words", &PyRoundRequest::words, "Words of 8 bytes of the request to each node.")
+      .def("write", &PyRoundRequest::write, py::arg("messages"), py::arg("begins"))
+      .def("read_clocks", &PyRoundRequest::read_clocks, py::arg("replies"), py::arg("versions").noconvert(),
+           py::arg("fetched").noconvert())
+      .def("place", &PyRoundRequest::place, py::arg("replies"), py::arg("outs"));
+  py::class_<PyRoundServer>(m, "RoundServer", "The owners' side of a table's round (cpp/wire/round.h).")
+      .def(py::init<PyPushApplier*, int64_t, const std::vector<ShardArrays>&,
+                    const std::vector<std::vector<std::optional<RingArrays>>>&, RecordFormat, bool>(),
+           py::arg("applier").none(true), py::arg("own"), py::arg("shards"), py::arg("rings"), py::arg("format"),
+           py::arg("judges"), py::keep_alive<1, 2>())
+      .def("take", &PyRoundServer::take, py::arg("clients"), py::arg("requests"),
+           "Takes requests; returns the reason of each.")
+      .def("apply", &PyRoundServer::apply, "Applies or passes on all pushes; False: a ring is full, call again.")
+      .def("is_applied", &PyRoundServer::is_applied, "Whether the owners have applied all pushes passed on.")
+      .def("reply_words", &PyRoundServer::reply_words, "Words of 8 bytes of the reply to each request.")
+      .def("write_replies", &PyRoundServer::write_replies, py::arg("messages"), py::arg("begins"), py::arg("words"))
+      .def("clear", &PyRoundServer::clear, "Forgets the requests taken, where none gets a reply.");
+}
+
+}  // namespace hetmpi

@@ -1,0 +1,395 @@
+// Round: what a rank asks of the owners on one other node, and their reply, for one table (hetmpi/comm/rounds.py). The
+// request goes to one rank of that node, its server, which shares memory with all owners there: it writes their rings
+// and reads their shards.
+//
+// request   RequestHeader; OwnerCounts of each owner of the node; then for each owner the records pushed to it
+//           (cpp/owner/ring.h), rows (n) int64, and if the request judges, the clocks of the requester's copies (n)
+//           int32
+// reply     for each owner, if the request judges, the clocks (n) int32 of the requested rows; then of the m rows that
+//           the requester wants, by is_wanted(), or of all, each array of a row: weight (m, dim) float32, ...
+//
+// Every array is padded to whole words of 8 bytes. Owners are in the order of their ranks.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+#include <vector>
+
+#include "cache/cache_decisions.h"
+#include "owner/push_applier.h"
+#include "owner/ring.h"
+#include "owner/shard.h"
+
+namespace hetmpi {
+
+struct RequestHeader {
+  int64_t reason;  // why rows are requested, the same on all ranks in a round
+  int64_t bound;   // staleness, for requests that judge
+};
+
+struct OwnerCounts {
+  int64_t num_records;
+  int64_t num_rows;  // requested
+};
+
+constexpr int64_t kWord = sizeof(int64_t);
+inline int64_t whole_words(int64_t bytes) { return (bytes + kWord - 1) / kWord * kWord; }
+
+// HET's second condition, c_g <= c_c + s, evaluated at owner and requester alike: whether the reply has the row.
+// known: c_c of the requester's line, kNoLine without one; clock: c_g.
+inline bool is_wanted(int32_t known, int32_t clock, int64_t bound) {
+  return known == kNoLine || (bound != kUnbounded && clock > int64_t{known} + bound);
+}
+
+// Keys by owner (hetmpi/comm/route.py, Route): those of owner o are rows[first[o]] .. rows[first[o + 1] - 1].
+struct RouteView {
+  const int64_t* order;
+  const int64_t* rows;
+  const int64_t* first;
+
+  int64_t num(int64_t owner) const { return first[owner + 1] - first[owner]; }
+};
+
+// Gradients to push; their columns are by position, as route.order.
+struct PushView {
+  int64_t step;
+  RouteView route;
+  Message columns;  // rows unused
+  bool ends_step;   // every owner gets a record, the last one of this step
+};
+
+// The requester's side of one round: writes requests and reads replies.
+class RoundRequest {
+ public:
+  // pull: the keys requested; known (n): clocks of this rank's copies, by position, null if the request does not judge.
+  // dims: numbers of each array of a row, in the order of a reply.
+  RoundRequest(RouteView pull, const int32_t* known, RequestHeader header, std::vector<PushView> pushes,
+               RecordFormat format, std::vector<int64_t> dims)
+      : pull_(pull),
+        known_(known),
+        header_(header),
+        pushes_(std::move(pushes)),
+        format_(format),
+        dims_(std::move(dims)) {}
+
+  // Bytes of the request to these owners.
+  int64_t bytes(const std::vector<int64_t>& owners) const {
+    int64_t total = sizeof(RequestHeader) + owners.size() * sizeof(OwnerCounts);
+    for (const int64_t owner : owners) {
+      for (const PushView& push : pushes_) total += record_bytes(push, owner);
+      total += kWord * pull_.num(owner);
+      if (known_) total += whole_words(sizeof(int32_t) * pull_.num(owner));
+    }
+    return total;
+  }
+
+  void write(const std::vector<int64_t>& owners, uint8_t* at) const {
+    std::memcpy(at, &header_, sizeof(header_));
+    auto* counts = reinterpret_cast<OwnerCounts*>(at + sizeof(header_));
+    at = reinterpret_cast<uint8_t*>(counts + owners.size());
+    for (const int64_t owner : owners) {
+      *counts = {0, pull_.num(owner)};
+      for (const PushView& push : pushes_) {
+        if (record_bytes(push, owner) == 0) continue;
+        write_record(push, owner, at);
+        at += record_bytes(push, owner);
+        ++counts->num_records;
+      }
+      const int64_t begin = pull_.first[owner], n = pull_.num(owner);
+      std::memcpy(at, pull_.rows + begin, kWord * n);
+      at += kWord * n;
+      ++counts;
+      if (known_ == nullptr) continue;
+      auto* known = reinterpret_cast<int32_t*>(at);
+      for (int64_t i = 0; i < n; ++i) known[i] = known_[pull_.order[begin + i]];
+      at += whole_words(sizeof(int32_t) * n);
+    }
+  }
+
+  // Reads the clocks in a reply of these owners, and which rows it has: to versions and fetched (n), by position.
+  // Returns the bytes read; throws std::out_of_range if the reply is shorter.
+  int64_t read_clocks(const std::vector<int64_t>& owners, const uint8_t* reply, int64_t size, int32_t* versions,
+                      bool* fetched) const {
+    int64_t at = 0;
+    for (const int64_t owner : owners) {
+      const int64_t n = pull_.num(owner), *order = pull_.order + pull_.first[owner];
+      const auto* clocks = reinterpret_cast<const int32_t*>(reply + at);
+      at += whole_words(sizeof(int32_t) * n);
+      check_end(at, size);
+      int64_t num_wanted = 0;
+      for (int64_t i = 0; i < n; ++i) {
+        const bool wanted = is_wanted(known_[order[i]], clocks[i], header_.bound);
+        versions[order[i]] = clocks[i];
+        fetched[order[i]] = wanted;
+        num_wanted += wanted;
+      }
+      for (const int64_t dim : dims_) at += whole_words(sizeof(float) * num_wanted * dim);
+      check_end(at, size);
+    }
+    return at;
+  }
+
+  // Copies the rows in a reply, after read_clocks if the request judges, to their positions: outs[a] (n, dims[a]) for
+  // each array of a row. Throws std::out_of_range if the reply to a request that does not judge is shorter.
+  void place(const std::vector<int64_t>& owners, const uint8_t* reply, int64_t size,
+             const std::vector<float*>& outs) const {
+    const uint8_t* const end = reply + size;
+    for (const int64_t owner : owners) {
+      const int64_t n = pull_.num(owner), *order = pull_.order + pull_.first[owner];
+      const auto* clocks = reinterpret_cast<const int32_t*>(reply);
+      if (known_) reply += whole_words(sizeof(int32_t) * n);
+      for (size_t a = 0; a < dims_.size(); ++a) {
+        const auto* value = reinterpret_cast<const float*>(reply);
+        int64_t num_wanted = 0;
+        if (known_ == nullptr) check_end(whole_words(sizeof(float) * n * dims_[a]), end - reply);
+        for (int64_t i = 0; i < n; ++i) {
+          if (known_ && !is_wanted(known_[order[i]], clocks[i], header_.bound)) continue;
+          std::memcpy(outs[a] + order[i] * dims_[a], value, sizeof(float) * dims_[a]);
+          value += dims_[a];
+          ++num_wanted;
+        }
+        reply += whole_words(sizeof(float) * num_wanted * dims_[a]);
+      }
+    }
+  }
+
+  static void check_end(int64_t at, int64_t size) {
+    if (at > size) throw std::out_of_range("round: a message is shorter than its contents");
+  }
+
+ private:
+  int64_t record_bytes(const PushView& push, int64_t owner) const {
+    const int64_t n = push.route.num(owner);
+    if (n == 0 && !push.ends_step) return 0;
+    const int64_t* order = push.route.order + push.route.first[owner];
+    int64_t total = sizeof(RecordHeader);
+    for (int64_t i = 0; i < n; ++i) total += push.columns.row_bytes(order[i], format_);
+    return whole_words(total);
+  }
+
+  void write_record(const PushView& push, int64_t owner, uint8_t* at) const {
+    const int64_t begin = push.route.first[owner], n = push.route.num(owner);
+    *reinterpret_cast<RecordHeader*>(at) = {static_cast<uint64_t>(record_bytes(push, owner)), push.step, n,
+                                            push.ends_step};
+    Message from = push.columns;
+    from.rows = push.route.rows + begin;
+    write_columns(columns_of(at, n, format_), from, push.route.order + begin, n, format_);
+  }
+
+  RouteView pull_;
+  const int32_t* known_;
+  RequestHeader header_;
+  std::vector<PushView> pushes_;
+  RecordFormat format_;
+  std::vector<int64_t> dims_;
+};
+
+// A shard in this node's memory, as a server reads it.
+struct NodeShard {
+  const int32_t* clock;              // (num_rows)
+  std::vector<const float*> arrays;  // (num_rows, dims[a]) of each array of a row, numbers of 4 bytes
+  int64_t num_rows;
+};
+
+// The producer's end of a ring in the memory of an owner of this node.
+struct NodeRing {
+  RingHeader* header = nullptr;
+  RingProducer* producer = nullptr;  // null: there is no such ring
+
+  bool is_drained() const {
+    return producer == nullptr || header->tail.load(std::memory_order_acquire) == producer->head();
+  }
+};
+
+// The side of the owners of a node, which one of them, the server, takes for the requests of some other ranks, its
+// clients.
+class RoundServer {
+ public:
+  // shards: of each owner of the node in rank order. rings: of each owner, for each client or, if there is one list
+  // only, for all of them. judges: whether requests do. applier: applies pushes to the shard of `own`, this rank,
+  // without a ring; null: no shard is excepted.
+  RoundServer(PushApplier* applier, int64_t own, std::vector<NodeShard> shards,
+              std::vector<std::vector<NodeRing>> rings, RecordFormat format, std::vector<int64_t> dims, bool judges)
+      : applier_(applier),
+        own_(own),
+        shards_(std::move(shards)),
+        rings_(std::move(rings)),
+        format_(format),
+        dims_(std::move(dims)),
+        judges_(judges) {}
+
+  // Takes the request of a client, whose memory must stay until apply() returns true and the reply is written.
+  void take(size_t client, const uint8_t* request, int64_t size) {
+    requests_.push_back(parsed(rings_.size() == 1 ? 0 : client, request, size));
+  }
+
+  // Applies the pushes of all requests taken to this rank's shard, and passes on those to other owners. Returns false
+  // if a ring is full: to be called again. Meanwhile records for other rings have gone on: an owner may wait for them
+  // before it makes room.
+  bool apply() {
+    std::vector<const RingProducer*> full;
+    size_t num_left = 0;
+    for (PushedRecord& record : pushed_) {
+      if (is_own(record)) {
+        applier_->apply(record.columns, record.header->num_rows);
+        continue;
+      }
+      const NodeRing& ring = rings_.at(record.client).at(record.owner);
+      const bool is_behind = std::find(full.begin(), full.end(), ring.producer) != full.end();
+      if (!is_behind && pass_on(ring, record)) continue;
+      full.push_back(ring.producer);
+      pushed_[num_left++] = record;
+    }
+    pushed_.resize(num_left);
+    return num_left == 0;
+  }
+
+  // Whether the owners have applied everything passed on to them.
+  bool is_applied() const {
+    for (const auto& of_client : rings_)
+      for (const NodeRing& ring : of_client)
+        if (!ring.is_drained()) return false;
+    return true;
+  }
+
+  // Reads the clocks of the rows that all requests taken ask for, and returns the bytes of each reply.
+  std::vector<int64_t> reply_bytes() {
+    std::vector<int64_t> sizes;
+    for (Request& request : requests_) {
+      int64_t total = 0;
+      for (size_t i = 0; i < shards_.size(); ++i) {
+        Pull& pull = request.pulls[i];
+        pull.clocks.resize(pull.num_rows);
+        pull.wanted.clear();
+        for (int64_t j = 0; j < pull.num_rows; ++j) {
+          const int64_t row = pull.rows[j];
+          if (judges_) pull.clocks[j] = load_clock(shards_[i].clock + row);  // before the rows, which must not be older
+          if (!judges_ || is_wanted(pull.known[j], pull.clocks[j], request.bound)) pull.wanted.push_back(row);
+        }
+        if (judges_) total += whole_words(sizeof(int32_t) * pull.num_rows);
+        for (const int64_t dim : dims_) total += whole_words(sizeof(float) * pull.wanted.size() * dim);
+      }
+      sizes.push_back(total);
+    }
+    return sizes;
+  }
+
+  // Writes the reply to the i-th request taken.
+  void write_reply(size_t i, uint8_t* at) const {
+    for (size_t owner = 0; owner < shards_.size(); ++owner) {
+      const Pull& pull = requests_.at(i).pulls[owner];
+      if (judges_) {
+        std::memcpy(at, pull.clocks.data(), sizeof(int32_t) * pull.num_rows);
+        at += whole_words(sizeof(int32_t) * pull.num_rows);
+      }
+      const auto copy = [&] { at = copy_rows(shards_[owner], pull.wanted, at); };
+      if (applier_ && static_cast<int64_t>(owner) == own_)
+        applier_->exclusively(copy);
+      else
+        copy();  // may see a row while its owner writes it (docs/sharp_bits.md)
+    }
+  }
+
+  // Forgets the requests taken.
+  void clear() { requests_.clear(); }
+
+  static RequestHeader header_of(const uint8_t* request, int64_t size) {
+    RoundRequest::check_end(sizeof(RequestHeader), size);
+    return *reinterpret_cast<const RequestHeader*>(request);
+  }
+
+ private:
+  struct Pull {
+    const int64_t* rows;
+    const int32_t* known;
+    int64_t num_rows;
+    std::vector<int32_t> clocks;
+    std::vector<int64_t> wanted;  // rows
+  };
+  struct PushedRecord {
+    size_t client, owner;
+    const RecordHeader* header;
+    RecordColumns columns;
+    int64_t num_passed;  // rows
+  };
+  struct Request {
+    int64_t bound;
+    std::vector<Pull> pulls;  // of each owner
+  };
+
+  bool is_own(const PushedRecord& record) const { return applier_ && static_cast<int64_t>(record.owner) == own_; }
+
+  // Reads a request, and adds its records to those to be applied.
+  Request parsed(size_t client, const uint8_t* request, int64_t size) {
+    Request found{header_of(request, size).bound, {}};
+    const auto* counts = reinterpret_cast<const OwnerCounts*>(request + sizeof(RequestHeader));
+    int64_t at = sizeof(RequestHeader) + shards_.size() * sizeof(OwnerCounts);
+    RoundRequest::check_end(at, size);
+    for (size_t owner = 0; owner < shards_.size(); ++owner, ++counts) {
+      for (int64_t i = 0; i < counts->num_records; ++i) {
+        RoundRequest::check_end(at + sizeof(RecordHeader), size);
+        const auto* header = reinterpret_cast<const RecordHeader*>(request + at);
+        pushed_.push_back({client, owner, header, columns_of(request + at, header->num_rows, format_), 0});
+        at += header->bytes;
+        RoundRequest::check_end(at, size);
+      }
+      const int64_t n = counts->num_rows;
+      const auto* rows = reinterpret_cast<const int64_t*>(request + at);
+      const auto* known = reinterpret_cast<const int32_t*>(request + at + kWord * n);
+      at += kWord * n;
+      if (judges_) at += whole_words(sizeof(int32_t) * n);
+      RoundRequest::check_end(at, size);
+      for (int64_t j = 0; j < n; ++j)
+        if (rows[j] < 0 || rows[j] >= shards_[owner].num_rows)
+          throw std::out_of_range("round: a request names row " + std::to_string(rows[j]) + " of a shard of " +
+                                  std::to_string(shards_[owner].num_rows));
+      found.pulls.push_back({rows, known, n, {}, {}});
+    }
+    return found;
+  }
+
+  // Writes the rest of a record into an owner's ring. Returns false if the ring is full.
+  bool pass_on(const NodeRing& ring, PushedRecord& record) {
+    const int64_t num_rows = record.header->num_rows;
+    ring.producer->set_tail(ring.header->tail.load(std::memory_order_acquire));
+    bool is_whole = false;
+    while (!is_whole) {
+      const int64_t num_left = num_rows - record.num_passed;
+      const int64_t written =
+          ring.producer->write(record.header->step, columns_from(record.columns, record.num_passed, format_), num_left,
+                               record.header->is_last);
+      if (written < 0) break;
+      record.num_passed += written;
+      is_whole = record.num_passed == num_rows && (written > 0 || num_rows == 0);
+    }
+    ring.header->head.store(ring.producer->head(), std::memory_order_release);
+    return is_whole;
+  }
+
+  uint8_t* copy_rows(const NodeShard& shard, const std::vector<int64_t>& rows, uint8_t* at) const {
+    constexpr size_t kAhead = 8;  // rows prefetched: a shard is far larger than the caches
+    for (size_t a = 0; a < dims_.size(); ++a) {
+      const int64_t dim = dims_[a], num_bytes = sizeof(float) * dim;
+      for (size_t j = 0; j < rows.size(); ++j) {
+        if (j + kAhead < rows.size()) __builtin_prefetch(shard.arrays[a] + rows[j + kAhead] * dim);
+        std::memcpy(at + j * num_bytes, shard.arrays[a] + rows[j] * dim, num_bytes);
+      }
+      at += whole_words(num_bytes * rows.size());
+    }
+    return at;
+  }
+
+  PushApplier* applier_;
+  int64_t own_;
+  std::vector<NodeShard> shards_;
+  std::vector<std::vector<NodeRing>> rings_;
+  RecordFormat format_;
+  std::vector<int64_t> dims_;
+  bool judges_;
+  std::vector<Request> requests_;
+  std::vector<PushedRecord> pushed_;  // not applied or passed on yet
+};
+
+}  // namespace hetmpi

@@ -1,0 +1,311 @@
+"""Messages between nodes that several tables share, by rails (rails.py).
+
+Rounds   a request to every server, and a reply to every client
+Posts    a message to every server, without a reply
+
+A message has a section per table. A table joins the next message with `begin`. It is sent when all tables have joined
+it, or when one of them cannot wait any longer: so tables that make their calls in turns, as in a TableGroup, share the
+messages. All ranks make the same calls in the same order. In a round all ranks send their requests before any of them
+waits for a reply.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from hetmpi.comm.channel import Receiving, Sending
+from hetmpi.comm.rails import Rails
+from hetmpi.comm.waiting import ranks_text, wait_for
+from hetmpi.comm.world import World
+
+REQUEST, REPLY, POST = 1, 2, 3  # tags
+
+Section = tuple[np.ndarray, int, int]  # words [begin, end) of a message (n,) int64
+
+
+class Letter(Protocol):
+    """A table's part of a round, on the requester's side. A message consists of words of 8 bytes."""
+
+    def words(self) -> list[int]:
+        """Length of the request to each server."""
+
+    def write(self, messages: list[np.ndarray], begins: list[int]) -> None:
+        """Writes the request to each server at its place in the message."""
+
+    def read(self, replies: list[Section]) -> None:
+        """Reads the reply of each server."""
+
+
+class Member(Protocol):
+    """A table that takes part in rounds; the owners' side."""
+
+    def serve(self, one: Round, requests: list[Section]) -> list[int]:
+        """Applies the pushes of all clients, and returns the length of the reply to each in words."""
+
+    def write_replies(self, one: Round, messages: list[np.ndarray], begins: list[int], words: list[int]) -> None:
+        """Writes the reply to each client at its place in the message."""
+
+
+class Sink(Protocol):
+    """A table that receives posts."""
+
+    def take(self, client: int, section: Section) -> None:
+        """Takes the section of the `client`-th client."""
+
+
+class Shared:
+    """What Rounds and Posts have in common: tables, and messages of a section per table.
+
+    members        the tables, in the order of their sections
+    is_broken      ranks have made different calls, so that no message is awaited any more
+    num_messages, num_bytes  sent so far"""
+
+    def __init__(self, world: World, rails: Rails):
+        """Collective."""
+        self.world, self.rails = world, rails
+        self.comm = world.comm.Dup()  # separates these messages from others
+        self.members: list = []
+        self.is_broken = False
+        self.num_messages = self.num_bytes = 0
+        self._sending: dict[tuple[int, int], Sending] = {}  # (partner, tag) ->
+        self._receiving: dict[tuple[int, int], Receiving] = {}
+
+    def leave(self, member):
+        """Takes a table out; the last one waits until the others have received this rank's last messages.
+        Collective."""
+        self.members.remove(member)
+        if not self.members and not self.is_broken:
+            wait_for(
+                self.world,
+                lambda: all(channel.is_done for channel in self._sending.values()),
+                "for other ranks to receive its last message about the table",
+            )
+            self.comm.Free()
+
+    def send_letters(self, letters: dict, tag: int):
+        """Sends every server the letters of all tables that have one."""
+        lengths = [letters[member].words() if member in letters else [] for member in self.members]
+        messages, begins = self.messages(lengths, len(self.rails.servers))
+        for member, places in zip(self.members, begins):
+            if member in letters:
+                letters[member].write(messages, places)
+        self.send_to(self.rails.servers, messages, tag)
+
+    # A message: the number of words of each table's section, then the sections.
+
+    def messages(self, lengths: list[list[int]], num: int) -> tuple[list[np.ndarray], list[list[int]]]:
+        """Messages to `num` partners, to be filled, and for each table the begin of its section in each message.
+        lengths[member][partner], [] for a table that takes no part."""
+        table = [of_member or [0] * num for of_member in lengths]
+        begins, ends = [], [len(lengths)] * num
+        for of_member in table:
+            begins.append(ends)
+            ends = [end + length for end, length in zip(ends, of_member)]
+        messages = [np.empty(end, np.int64) for end in ends]
+        for message, column in zip(messages, zip(*table)):
+            message[: len(lengths)] = column
+        self.num_messages += num
+        self.num_bytes += 8 * sum(ends)
+        return messages, begins
+
+    def sections(self, message: np.ndarray) -> list[Section]:
+        """The section of each table."""
+        begin, found = len(self.members), []
+        for length in message[:begin].tolist():
+            found.append((message, begin, begin + length))
+            begin += length
+        return found
+
+    def send_to(self, partners: list[int], messages: list[np.ndarray], tag: int):
+        """Sends each partner its message."""
+        for partner, message in zip(partners, messages):
+            if (partner, tag) not in self._sending:
+                self._sending[partner, tag] = Sending(self.comm, partner, tag)
+            self._sending[partner, tag].send(message)
+
+    def expect_from(self, partners: list[int], tag: int):
+        """Lets MPI receive the next message of each partner while this rank computes."""
+        for partner in partners:
+            self._channel(partner, tag).expect()
+
+    def arrived(self, partner: int, tag: int) -> np.ndarray | None:
+        """The next message of a partner, if it is here."""
+        return self._channel(partner, tag).arrived(self._length)
+
+    def _channel(self, partner: int, tag: int) -> Receiving:
+        if (partner, tag) not in self._receiving:
+            self._receiving[partner, tag] = Receiving(self.comm, partner, tag)
+        return self._receiving[partner, tag]
+
+    def _length(self, piece: np.ndarray) -> int | None:
+        """Words of the message that begins with this piece; None if the piece does not say it."""
+        num = len(self.members)
+        return num + int(piece[:num].sum()) if len(piece) >= num else None
+
+
+class Round:
+    """A round and its letters; its steps follow one another by Rounds."""
+
+    def __init__(self):
+        self.letters: dict[Member, Letter] = {}
+        self.is_sent = self.is_served = self.is_received = False
+
+
+class Rounds(Shared):
+    """The rounds of several tables, on one rank."""
+
+    def __init__(self, world: World, rails: Rails, meets: bool = False):
+        """meets: whether the ranks of a node meet before they serve, as all of them must have applied what was sent
+        before. Collective."""
+        super().__init__(world, rails)
+        self._rounds: deque[Round] = deque()  # not received yet; the last one may be open
+        self._meets = meets and world.node.size > 1
+
+    def begin(self, member: Member, letter: Letter) -> Round:
+        """Joins the open round, and sends it if it is complete."""
+        if not self._rounds or self._rounds[-1].is_sent or member in self._rounds[-1].letters:
+            self.send()
+            self._rounds.append(Round())
+        one = self._rounds[-1]
+        one.letters[member] = letter
+        if len(one.letters) == len(self.members):
+            self.send()
+        return one
+
+    def send(self):
+        """Sends the requests of the open round, if there is one."""
+        if self._rounds and not self._rounds[-1].is_sent:
+            one = self._rounds[-1]
+            self.send_letters(one.letters, REQUEST)
+            self.expect_from(self.rails.clients, REQUEST)
+            self.expect_from(self.rails.servers, REPLY)
+            one.is_sent = True
+
+    def serve(self, one: Round):
+        """Serves the requests of all clients in this round and those before it."""
+        if one.is_served:
+            return
+        if not one.is_sent:
+            self.send()
+        for earlier in list(self._rounds):
+            if not earlier.is_served:
+                self._serve(earlier)
+            if earlier is one:
+                return
+
+    def _serve(self, one: Round):
+        if self._meets:
+            self.world.meet_on_node("for the ranks of its node to apply the gradients")
+        clients = self.rails.clients
+        requests = [self.sections(message) for message in self.receive_from(clients, REQUEST)]
+        lengths = []
+        for i, member in enumerate(self.members):
+            of_member = [of_client[i] for of_client in requests]
+            lengths.append(member.serve(one, of_member) if self._agrees(one, member, of_member) else [])
+        messages, begins = self.messages(lengths, len(clients))
+        for member, places, words in zip(self.members, begins, lengths):
+            if member in one.letters:
+                member.write_replies(one, messages, places, words)
+        self.send_to(clients, messages, REPLY)
+        one.is_served = True
+
+    def _agrees(self, one: Round, member: Member, requests: Sequence[Section]) -> bool:
+        """Whether the table takes part in this round. Raises RuntimeError if only some ranks have it so."""
+        is_part = member in one.letters
+        for client, (_, begin, end) in zip(self.rails.clients, requests):
+            if (end > begin) != is_part:
+                self.refuse(client, "uses" if end > begin else "does not use", "does not" if end > begin else "does")
+        return is_part
+
+    def refuse(self, client: int, theirs: str, mine: str):
+        """Raises RuntimeError: this rank and a client make different calls."""
+        self.is_broken = True
+        raise RuntimeError(
+            f"EmbeddingTable: rank {client} {theirs} while rank {self.world.rank} {mine}: with table.exchange=alltoall "
+            "all ranks must read, announce, write and flush alike"
+        )
+
+    def receive(self, one: Round):
+        """Receives the replies of this round and those before it."""
+        self.serve(one)
+        while not one.is_received:
+            earlier = self._rounds[0]
+            replies = [self.sections(message) for message in self.receive_from(self.rails.servers, REPLY)]
+            for i, member in enumerate(self.members):
+                if member in earlier.letters:
+                    earlier.letters[member].read([of_server[i] for of_server in replies])
+            earlier.is_received = True
+            self._rounds.popleft()
+
+    def receive_from(self, partners: list[int], tag: int) -> list[np.ndarray]:
+        """The next message of each partner."""
+        found: dict[int, np.ndarray] = {}
+
+        def missing() -> list[int]:
+            return [partner for partner in partners if partner not in found]
+
+        def look() -> bool:
+            for partner in missing():
+                message = self.arrived(partner, tag)
+                if message is not None:
+                    found[partner] = message
+            return len(found) == len(partners)
+
+        wait_for(
+            self.world, look, lambda: f"for {ranks_text(missing())} to read or write the table as often as it does"
+        )
+        return [found[partner] for partner in partners]
+
+
+class Posts(Shared):
+    """The posts of several tables, on one rank: each rank sends as many as every other. Nothing waits here."""
+
+    def __init__(self, world: World, rails: Rails):
+        """Collective."""
+        super().__init__(world, rails)
+        self._open: dict[Sink, Letter] = {}
+        self._num_sent = 0
+        self._num_received = [0] * len(rails.clients)
+
+    def begin(self, member: Sink, letter: Letter):
+        """Joins the open post, and sends it if it is complete."""
+        if member in self._open:
+            self.send()
+        self._open[member] = letter
+        if len(self._open) == len(self.members):
+            self.send()
+
+    def send(self):
+        """Sends the open post, if there is one."""
+        if self._open:
+            self.send_letters(self._open, POST)
+            self.expect_from(self.rails.clients, POST)
+            self._open = {}
+            self._num_sent += 1
+
+    def poll(self) -> bool:
+        """Takes what has arrived. Returns whether every client's messages are here, as many as this rank has sent."""
+        for i, client in enumerate(self.rails.clients):
+            while self._num_received[i] < self._num_sent:
+                message = self.arrived(client, POST)
+                if message is None:
+                    break
+                self._num_received[i] += 1
+                for member, section in zip(self.members, self.sections(message)):
+                    if section[2] > section[1]:
+                        member.take(i, section)
+        return all(num == self._num_sent for num in self._num_received)
+
+
+def share(tables: Sequence, name: str):
+    """Lets tables that are used together share the rounds, or posts, which they have as attribute `name`: those of the
+    first one. Collective."""
+    first, *others = tables
+    for other in others:
+        getattr(other, name).leave(other)
+        setattr(other, name, getattr(first, name))
+        getattr(first, name).members.append(other)
