@@ -1,21 +1,23 @@
-"""Costs of staleness: held-out AUC over samples, bytes and time (HET, Table 2).
+"""Costs of staleness: held-out AUC, or accuracy, over samples, bytes and time (HET, Table 2).
 
-    ./run.sh bench staleness [workload=synthetic|hot|criteo] [optimizer=sgd|adagrad|rowwise_adagrad|adam] [ranks=8]
-                             [batch=128] [dim=128] [scale=0.1] [cache=10] [seeds=3] [steps=700] [eval_every=70]
+    ./run.sh bench staleness [workload=synthetic|hot|criteo|reddit|amazon|mag] [ranks=8] [batch=128]
+                             [optimizer=sgd|adagrad|rowwise_adagrad|adam] [metis=0|1] [dim=128] [scale=0.1] [cache=10]
+                             [seeds=3] [steps=700] [eval_every=70]
                              [variants=0,10,100,1000,null,100+g25,10+a1,100+a1,1000+a1,null+a1] [picture=staleness.png]
                              [data=]
 
 Trains once per variant and seed, on the same samples from the same start: WDL on synthetic data; an MLP on few, hot
-rows (hot.py); or WDL on the raw Criteo text in the file `data`, split anew for every seed (criteo.py). A variant is a
-staleness s; +aX anticipates X ranks (1: HET's own rule; default: all ranks); +gN increases s by one every N steps; +dX
-limits the drift of a line to X sizes of a row. The target is the AUC that s = 0 has after 90 % of the samples. Runs
-that miss it continue until they reach it, at most `patience` times as long. AUC is that of the owners' rows after a
-flush. First checks, on a small table, that s = 0 gives the same bits with and without a cache.
+rows (hot.py); WDL on the raw Criteo text in the file `data`, split anew for every seed (criteo.py); or the GCN of a
+graph of HET's (conf/experiment/het_mag.yaml), whose score is accuracy in place of AUC. A variant is a staleness s; +aX
+anticipates X ranks (1: HET's own rule; default: all ranks); +gN increases s by one every N steps; +dX limits the drift
+of a line to X sizes of a row. The target is the score that s = 0 has after 90 % of the samples. Runs that miss it
+continue until they reach it, at most `patience` times as long. Scores are those of the owners' rows after a flush.
+First checks, on a small table, that s = 0 gives the same bits with and without a cache.
 
-Prints, over the seeds, the mean AUC, its difference to s = 0 with the standard error of that difference, the same for
-the samples to the target, bytes per sample and seconds. Last, one JSON line: {"auc": {"0": x, ...},
+Prints, over the seeds, the mean score, its difference to s = 0 with the standard error of that difference, the same for
+the samples to the target, bytes per sample and seconds. Last, one JSON line: {"score": {"0": x, ...},
 "samples_to_target": {...}, "to_zero": {...}, "error": {...}, "bytes_per_sample": {...}, "seconds": {...}, "growth": the
-same for +g variants, "plain": for +a1, "drift": for +d, "curves": {variant: {"samples": [...], "auc": [...],
+same for +g variants, "plain": for +a1, "drift": for +d, "curves": {variant: {"samples": [...], "score": [...],
 "to_zero": [...], "error": [...]}}}. Samples are null if the target is not reached.
 """
 
@@ -25,12 +27,13 @@ import sys
 import time
 
 import numpy as np
-from workload import parse, start_ranks
+from workload import GRAPHS, graph_of, parse, start_ranks
 
 SETTINGS = {
     "workload": "synthetic", "optimizer": "sgd", "ranks": 8, "batch": 128, "dim": 128, "scale": 0.1, "zipf": 1.05,
     "cache": 10.0, "seeds": 3, "first_seed": 0, "steps": 700, "eval_every": 70, "eval_samples": 32768, "rows_lr": 5.0,
-    "dense": "sgd", "dense_lr": 0.1, "patience": 1.5, "data": "",
+    "dense": "sgd", "dense_lr": 0.1, "init_std": 0.01, "patience": 1.5, "data": "",
+    "metis": 0,
     "variants": ["0", "10", "100", "1000", "null", "100+g25", "10+a1", "100+a1", "1000+a1", "null+a1"],
     "picture": "staleness.png",
 }  # fmt: skip
@@ -42,11 +45,16 @@ CRITEO = {
     "batch": 8, "dim": 16, "steps": 180, "eval_every": 30, "eval_samples": 3000, "dense": "adam", "dense_lr": 0.002,
     "seeds": 8,
 }  # fmt: skip
-WORKLOADS = {"synthetic": {}, "hot": HOT, "criteo": CRITEO}
+GRAPH = {
+    "scale": 0.02, "seeds": 1, "steps": 200, "eval_every": 20, "eval_samples": 4096, "dense_lr": 1.0,
+    "init_std": 0.1,
+}  # fmt: skip
+WORKLOADS = {"synthetic": {}, "hot": HOT, "criteo": CRITEO, **dict.fromkeys(GRAPHS, GRAPH)}
 ROWS_LR = {
     "synthetic": {"sgd": 5.0, "adagrad": 0.02, "rowwise_adagrad": 0.02, "adam": 0.001},
     "hot": {"sgd": 20.0, "adagrad": 0.1, "rowwise_adagrad": 0.1, "adam": 0.005},
     "criteo": {"sgd": 2.0, "adagrad": 0.02, "rowwise_adagrad": 0.02, "adam": 0.002},
+    **dict.fromkeys(GRAPHS, {"sgd": 2000.0, "adagrad": 0.02, "rowwise_adagrad": 0.02, "adam": 0.002}),
 }
 TARGET_AT = 0.9  # of the samples
 
@@ -74,23 +82,23 @@ class Variant:
 
 @dataclasses.dataclass
 class Curve:
-    """AUC at each evaluation, and by then: samples, bytes that the table sent between ranks, seconds of training."""
+    """Score at each evaluation, and by then: samples, bytes that the table sent between ranks, seconds of training."""
 
     samples: list
-    auc: list
+    scores: list
     bytes: list
     seconds: list
 
-    def auc_at(self, samples: int) -> float:
-        return float(np.interp(samples, self.samples, self.auc))
+    def score_at(self, samples: int) -> float:
+        return float(np.interp(samples, self.samples, self.scores))
 
     def samples_to(self, target: float) -> float | None:
         """Samples at which the curve first reaches `target`, interpolated linearly; None if it never does."""
-        for i, auc in enumerate(self.auc):
-            if auc >= target:
+        for i, score in enumerate(self.scores):
+            if score >= target:
                 if i == 0:
                     return float(self.samples[0])
-                (x0, x1), (y0, y1) = self.samples[i - 1 : i + 1], self.auc[i - 1 : i + 1]
+                (x0, x1), (y0, y1) = self.samples[i - 1 : i + 1], self.scores[i - 1 : i + 1]
                 return x0 + (x1 - x0) * (target - y0) / (y1 - y0)
         return None
 
@@ -158,20 +166,24 @@ def num_samples(world, settings: dict) -> int:
 
 
 def target_of(curve: Curve, samples: int) -> float:
-    return curve.auc_at(TARGET_AT * samples)
+    return curve.score_at(TARGET_AT * samples)
 
 
 class Batches:
-    """This rank's batches of one seed, kept for the next variant."""
+    """This rank's batches of one seed, kept for the next variant.
+
+    task  hetmpi/tasks/task.py, Task"""
 
     def __init__(self, world, settings: dict, seed: int):
-        from hetmpi.data.batch import to_batch
+        import torch
 
-        self.world, self.settings, self.seed, self.to_batch = world, settings, seed, to_batch
-        self.data = source_of(world, settings, seed)
+        self.world, self.settings, self.seed = world, settings, seed
+        self.data, self.task, self.model = learner_of(world, settings, seed)
+        self.to_batch = self.task.batches(torch.device("cpu"))
         self.made = []
-        begin, end = (settings["eval_samples"] * r // world.size for r in (world.rank, world.rank + 1))
-        self.held_out = [to_batch(self.data.valid(at, min(at + 2048, end))) for at in range(begin, end, 2048)]
+        num_valid = min(settings["eval_samples"], self.data.num_valid)
+        begin, end = (num_valid * r // world.size for r in (world.rank, world.rank + 1))
+        self.held_out = [self.to_batch(self.data.valid(at, min(at + 2048, end))) for at in range(begin, end, 2048)]
 
     def at(self, step: int):
         """The batch of a step; steps must be requested in order."""
@@ -182,8 +194,23 @@ class Batches:
         return self.made[step]
 
 
+def learner_of(world, settings: dict, seed: int) -> tuple:
+    """The samples of a seed, the task, and a function that makes the network. Collective."""
+    import torch
+
+    from hetmpi.run.build import make_model, make_task
+    from hetmpi.tasks.ctr import ClickThroughRate
+
+    if settings["workload"] in GRAPHS:
+        config, data = graph_of(world, settings, seed)
+        task = make_task(config, data, torch.device("cpu"))
+        return data, task, lambda: make_model(config, task)
+    data = source_of(world, settings, seed)
+    return data, ClickThroughRate(data, torch.nn.BCEWithLogitsLoss()), lambda: model_of(settings, data)
+
+
 def source_of(world, settings: dict, seed: int):
-    """The samples of a seed. Collective."""
+    """The samples of clicks of a seed. Collective."""
     from criteo import Resplit
     from hot import Hot
 
@@ -198,7 +225,7 @@ def source_of(world, settings: dict, seed: int):
 
 
 def model_of(settings: dict, data):
-    """The network of the workload."""
+    """The network for clicks."""
     from hot import Deep
 
     from hetmpi.models.wdl import WDL
@@ -212,6 +239,7 @@ def train(world, hvd, settings: dict, variant: Variant, batches: Batches, target
     """One run: `steps` steps, then until it reaches the target."""
     import torch
 
+    from hetmpi.data.features import TABLE
     from hetmpi.dense import DenseOptimizer
     from hetmpi.table.cache import CacheSettings, Staleness
     from hetmpi.table.optim import RowOptimizer, Schedule
@@ -219,29 +247,30 @@ def train(world, hvd, settings: dict, variant: Variant, batches: Batches, target
 
     data = batches.data
     torch.manual_seed(batches.seed)
-    model = model_of(settings, data)
+    model = batches.model()
     optimizer = RowOptimizer(settings["optimizer"], settings["rows_lr"])
     table = EmbeddingTable(
-        world, data.num_rows, settings["dim"], optimizer, seed=batches.seed,
+        world, data.num_rows, settings["dim"], optimizer, seed=batches.seed, init_std=settings["init_std"],
+        partition="range" if settings["metis"] else "round_robin",
         staleness=Staleness(variant.staleness, variant.growth, variant.anticipate, variant.drift),
         cache=CacheSettings(capacity_fraction=settings["cache"] / 100 if variant.staleness != 0 else 0.0, admit="all"),
     )  # fmt: skip
     dense = DenseOptimizer(hvd, model, settings["dense"], settings["dense_lr"], 0.0, Schedule())
-    criterion, curve, seconds, began = torch.nn.BCEWithLogitsLoss(), Curve([], [], [], []), 0.0, time.perf_counter()
+    task, curve, seconds, began = batches.task, Curve([], [], [], []), 0.0, time.perf_counter()
     last_step = settings["steps"] if target is None else int(settings["patience"] * settings["steps"])
     for step in range(last_step):
         batch = batches.at(step)
-        rows = table.read(batch.keys["table"]).requires_grad_()
-        criterion(model(rows, batch), batch.label).backward()
-        table.write(batch.keys["table"], rows.grad / world.size)
+        rows = table.read(batch.keys[TABLE]).requires_grad_()
+        task.loss(model, {TABLE: rows}, batch).backward()
+        table.write(batch.keys[TABLE], rows.grad / world.size)
         dense.step(step)
         if (step + 1) % settings["eval_every"] == 0:
             seconds += time.perf_counter() - began
             curve.samples.append((step + 1) * world.size * settings["batch"])
-            curve.auc.append(evaluate(world, table, model, batches))
+            curve.scores.append(evaluate(world, table, model, batches))
             curve.bytes.append(world.comm.allreduce(table.counters.pulled_bytes + table.counters.push_bytes))
             curve.seconds.append(seconds)
-            if target is not None and step + 1 >= settings["steps"] and max(curve.auc) >= target:
+            if target is not None and step + 1 >= settings["steps"] and max(curve.scores) >= target:
                 break
             began = time.perf_counter()
     table.close()
@@ -249,18 +278,19 @@ def train(world, hvd, settings: dict, variant: Variant, batches: Batches, target
 
 
 def evaluate(world, table, model, batches: Batches) -> float:
-    """AUC on the held-out samples with the owners' rows; the same on every rank. Collective."""
+    """The task's first metric on the held-out samples with the owners' rows; the same on every rank. Collective."""
     import torch
 
-    from hetmpi.metrics import auc
+    from hetmpi.data.features import TABLE
 
     table.flush()
     with torch.no_grad():
         parts = [
-            (batch.label.numpy(), model(table.peek(batch.keys["table"]), batch).numpy()) for batch in batches.held_out
+            batches.task.predict(model, {TABLE: table.peek(batch.keys[TABLE])}, batch) for batch in batches.held_out
         ]
-    gathered = world.comm.gather([np.concatenate(column) for column in zip(*parts)])
-    score = auc(*[np.concatenate(column) for column in zip(*gathered)]) if world.rank == 0 else None
+    gathered, score = world.comm.gather([np.concatenate(column) for column in zip(*parts)]), None
+    if world.rank == 0:
+        score = next(iter(batches.task.figures([np.concatenate(column) for column in zip(*gathered)]).values()))
     return world.comm.bcast(score)
 
 
@@ -292,7 +322,7 @@ def line(seed: int, variant: Variant, curve: Curve, target: float, samples: int)
     reached = curve.samples_to(target)
     reached_text = f"{reached / 1e6:6.3f} M" if reached else "   none "
     return (
-        f"seed {seed}  s = {variant.name:<9} auc {curve.auc_at(samples):.4f}  to target {reached_text}  "
+        f"seed {seed}  s = {variant.name:<9} score {curve.score_at(samples):.4f}  to target {reached_text}  "
         f"{curve.bytes_per_sample(samples):8,.0f} B/sample  {curve.seconds[-1]:5.1f} s"
     )
 
@@ -302,13 +332,13 @@ def report(world, settings: dict, variants: list[Variant], curves: dict):
     samples, zeros = num_samples(world, settings), curves[variants[0].name]
     figures = {name: summary(runs, zeros, samples) for name, runs in curves.items()}
     zero = figures[variants[0].name]
-    print(f"\n{'s':<10}{'auc':>8}{'to s=0':>9}{'+-':>8}{'samples to target':>19}{'more':>8}{'B/sample':>10}{'s':>8}")
+    print(f"\n{'s':<10}{'score':>8}{'to s=0':>9}{'+-':>8}{'samples to target':>19}{'more':>8}{'B/sample':>10}{'s':>8}")
     for name, row in figures.items():
         reached = row["samples_to_target"]
         reached_text = f"{reached / 1e6:.3f} M" if reached else "not reached"
         more = f"{reached / zero['samples_to_target'] - 1:+.1%}" if reached else ""
         print(
-            f"{name:<10}{row['auc']:8.4f}{row['to_zero']:+9.4f}{row['error'] or 0:8.4f}{reached_text:>19}{more:>8}"
+            f"{name:<10}{row['score']:8.4f}{row['to_zero']:+9.4f}{row['error'] or 0:8.4f}{reached_text:>19}{more:>8}"
             f"{row['bytes_per_sample']:10,.0f}{row['seconds']:8.1f}"
         )
     draw(settings["picture"], variants, curves, figures)
@@ -323,11 +353,11 @@ def error_of(values) -> float:
 
 
 def summary(runs: list[Curve], zeros: list[Curve], samples: int) -> dict:
-    """Means over seeds at `samples`; to_zero: difference of the AUC to s = 0, error: its standard error."""
-    differences = [run.auc_at(samples) - zero.auc_at(samples) for run, zero in zip(runs, zeros)]
+    """Means over seeds at `samples`; to_zero: difference of the score to s = 0, error: its standard error."""
+    differences = [run.score_at(samples) - zero.score_at(samples) for run, zero in zip(runs, zeros)]
     reached = [run.samples_to(target_of(zero, samples)) for run, zero in zip(runs, zeros)]
     return {
-        "auc": float(np.mean([run.auc_at(samples) for run in runs])),
+        "score": float(np.mean([run.score_at(samples) for run in runs])),
         "to_zero": float(np.mean(differences)),
         "error": error_of(differences),
         "samples_to_target": float(np.mean(reached)) if None not in reached else None,
@@ -339,11 +369,11 @@ def summary(runs: list[Curve], zeros: list[Curve], samples: int) -> dict:
 def course(runs: list[Curve], zeros: list[Curve]) -> dict:
     """The mean curve over seeds, and its difference to s = 0, at the evaluations that all runs have."""
     num = min(len(run.samples) for run in [*runs, *zeros])
-    aucs = np.array([run.auc[:num] for run in runs])
-    differences = aucs - np.array([zero.auc[:num] for zero in zeros])
+    scores = np.array([run.scores[:num] for run in runs])
+    differences = scores - np.array([zero.scores[:num] for zero in zeros])
     return {
         "samples": runs[0].samples[:num],
-        "auc": [round(x, 5) for x in aucs.mean(0)],
+        "score": [round(x, 5) for x in scores.mean(0)],
         "to_zero": [round(x, 5) for x in differences.mean(0)],
         "error": [None if len(runs) == 1 else round(error_of(column), 5) for column in differences.T],
     }
@@ -351,7 +381,7 @@ def course(runs: list[Curve], zeros: list[Curve]) -> dict:
 
 def grouped(variants: list[Variant], figures: dict) -> dict:
     """The figures by s: with anticipation at the top level, HET's rule under `plain`, growing s under `growth`."""
-    fields = ("auc", "samples_to_target", "to_zero", "error", "bytes_per_sample", "seconds")
+    fields = ("score", "samples_to_target", "to_zero", "error", "bytes_per_sample", "seconds")
     groups = {"": {f: {} for f in fields}, "growth": {f: {} for f in fields}, "plain": {f: {} for f in fields}}
     for variant in variants:
         is_plain = variant.anticipate == 1 or variant.staleness == 0
@@ -380,7 +410,7 @@ def family(variant: Variant) -> str:
 
 
 def draw(path: str, variants: list[Variant], curves: dict, figures: dict):
-    """Draws AUC over samples, over bytes and over time, and the final AUC against the bytes of each variant."""
+    """Draws the score over samples, over bytes and over time, and the final one against the bytes of each variant."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -391,10 +421,10 @@ def draw(path: str, variants: list[Variant], curves: dict, figures: dict):
     for axis, (field, unit, label) in zip(axes.flat, courses):
         for i, (name, runs) in enumerate(curves.items()):
             num = min(len(run.samples) for run in runs)
-            x, y = (np.mean([getattr(run, of)[:num] for run in runs], axis=0) for of in (field, "auc"))
+            x, y = (np.mean([getattr(run, of)[:num] for run in runs], axis=0) for of in (field, "scores"))
             axis.plot(x / unit, y, "--" if "+a1" in name else ":" if "+" in name else "-", color=f"C{i % 10}",
                       label=f"s = {name}")  # fmt: skip
-        axis.set(xlabel=label, ylabel="held-out AUC")
+        axis.set(xlabel=label, ylabel="held-out score")
     axes[0, 0].legend(fontsize=8)
     trade, zero = axes[1, 1], figures[variants[0].name]
     trade.axhline(0, color="grey", linewidth=0.8)
@@ -408,7 +438,7 @@ def draw(path: str, variants: list[Variant], curves: dict, figures: dict):
         trade.errorbar(share, costs, errors, marker="o", capsize=3, color=f"C{i}", label=label)
         for x, name in zip(share, names):
             trade.annotate(name, (x, figures[name]["to_zero"]), xytext=(5, 5), textcoords="offset points", fontsize=8)
-    trade.set(xlabel="bytes, as a share of those of s = 0", ylabel="AUC less that of s = 0")
+    trade.set(xlabel="bytes, as a share of those of s = 0", ylabel="score less that of s = 0")
     trade.legend(fontsize=8, title="a line's age is limited by")
     figure.tight_layout()
     figure.savefig(path, dpi=110)

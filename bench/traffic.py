@@ -1,14 +1,17 @@
 """Bytes sent between ranks per training step, compared with no cache (HET, Fig. 7 and 8).
 
-    ./run.sh bench traffic [ranks=8] [batch=128] [dim=128] [scale=0.1] [cache=10] [steps=600] [warmup=200]
-                           [staleness=0,10,100,null] [caches=3,5,10,15] [policies=lru,lfu,lfuopt] [policy=lfu]
-                           [optimizer=sgd|adagrad|rowwise_adagrad|adam]
+    ./run.sh bench traffic [workload=synthetic|reddit|amazon|mag] [ranks=8] [batch=128] [dim=128] [scale=0.1] [cache=10]
+                           [steps=600] [warmup=200] [staleness=0,10,100,null] [caches=3,5,10,15]
+                           [policies=lru,lfu,lfuopt] [policy=lfu] [optimizer=sgd|adagrad|rowwise_adagrad|adam]
+                           [metis=0|1]
 
-Every rank reads and writes the keys of its batches through the real table, in lockstep, so the figures are the same in
-every run. Gradients are ones: the counts do not depend on values. With SGD it checks that after a flush the owners hold
-exactly the sum of all gradients. `cache` and `caches` are per cent of the table's rows, on each rank; rows of the same
-rank are cached too (admit: all), but only bytes sent between ranks are counted. Miss rates are of unique keys per
-batch, at s = 100.
+The keys are those of Criteo's shape, or of the subgraphs sampled around 128 nodes of a graph of HET's
+(conf/experiment/het_mag.yaml); metis=1: each rank gets nodes of its own part of the graph, as in HET. Every rank reads
+and writes the keys of its batches through the real table, in lockstep, so the figures are the same in every run.
+Gradients are ones: the counts do not depend on values. With SGD it checks that after a flush the owners hold exactly
+the sum of all gradients. `cache` and `caches` are per cent of the table's rows, on each rank; rows of the same rank are
+cached too (admit: all), but only bytes sent between ranks are counted. Miss rates are of unique keys per batch, at s =
+100.
 
 Last, one JSON line: {"reduction": {"0": x, "10": x, "100": x, "null": x}, "miss_rate": {"lru": {"3": x, ...}, ...},
 "bytes_per_step": {"uncached": n, "0": n, ...}, ...}.
@@ -18,9 +21,10 @@ import json
 import sys
 
 import numpy as np
-from workload import Keys, key_of, parse, start_ranks
+from workload import GRAPHS, Keys, graph_of, key_of, parse, start_ranks
 
 SETTINGS = {
+    "workload": "synthetic",
     "ranks": 8,
     "batch": 128,
     "dim": 128,
@@ -35,6 +39,7 @@ SETTINGS = {
     "policies": ["lru", "lfu", "lfuopt"],
     "policy": "lfu",
     "optimizer": "sgd",
+    "metis": 0,
 }
 MISS_STALENESS = 100
 KINDS = ("clock_bytes", "row_bytes", "push_bytes")
@@ -44,6 +49,8 @@ def main():
     """Reads the settings and starts the ranks, or is one of them."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--rank"]
     settings = parse("traffic", SETTINGS, arguments)
+    if settings["workload"] not in ("synthetic", *GRAPHS):
+        sys.exit(f"bench traffic: workload is one of synthetic, {', '.join(GRAPHS)}, got {settings['workload']}")
     if not 0 <= settings["warmup"] < settings["steps"]:
         sys.exit(f"bench traffic: warmup must lie in [0, steps={settings['steps']}), got {settings['warmup']}")
     if "--rank" not in sys.argv:
@@ -55,13 +62,12 @@ def main():
 
 def measure(world, settings: dict):
     """One rank: the uncached run, each staleness, each policy and capacity."""
-    from hetmpi.data.synthetic import Synthetic
-
-    data = Synthetic(settings["seed"], scale=settings["scale"], zipf=settings["zipf"])
+    data = source_of(world, settings)
     keys = Keys(data, world.rank, world.size, settings["batch"])
     if world.rank == 0:
         print(
-            f"{world.size} ranks, batch {settings['batch']}, {data.num_rows:,} rows of dim {settings['dim']}",
+            f"{world.size} ranks, {settings['workload']}, batch {settings['batch']}, {data.num_rows:,} rows of dim "
+            f"{settings['dim']}",
             flush=True,
         )
     uncached = count(world, data, keys, settings, 0, 0, "lfu")
@@ -88,6 +94,15 @@ def measure(world, settings: dict):
         )
 
 
+def source_of(world, settings: dict):
+    """The samples of the workload. Collective."""
+    from hetmpi.data.synthetic import Synthetic
+
+    if settings["workload"] in GRAPHS:
+        return graph_of(world, settings, settings["seed"])[1]
+    return Synthetic(settings["seed"], scale=settings["scale"], zipf=settings["zipf"])
+
+
 def count(world, data, keys: Keys, settings: dict, staleness: int | None, percent: float, policy: str) -> dict:
     """Counts of the table over the steps after the warm-up, per step and summed over ranks."""
     import torch
@@ -103,11 +118,13 @@ def count(world, data, keys: Keys, settings: dict, staleness: int | None, percen
         data.num_rows,
         settings["dim"],
         optimizer,
+        partition="range" if settings["metis"] else "round_robin",
         init_std=0.0,
         staleness=Staleness(staleness, drift=0.0),
         cache=cache,
     )
-    grads, written = torch.ones(settings["batch"] * data.num_fields, settings["dim"]), 0
+    largest, written = max(len(keys.at(step)) for step in range(settings["steps"])), 0
+    grads = torch.ones(largest, settings["dim"])
     for step in range(settings["steps"]):
         if step == settings["warmup"]:
             before = table.counters.copy()

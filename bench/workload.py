@@ -1,4 +1,4 @@
-"""The workload of `bench traffic` and `bench staleness`: HET's shapes, smaller; and the start of a benchmark's
+"""The workloads of `bench traffic` and `bench staleness`: HET's shapes, smaller; and the start of a benchmark's
 ranks."""
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 QUIET_S = 9
+GRAPHS = ("reddit", "amazon", "mag")  # as conf/experiment/het_NAME.yaml
 
 
 def parse(name: str, settings: dict, arguments: list[str], least: dict[str, tuple[int, str]] | None = None) -> dict:
@@ -82,8 +83,23 @@ def key_of(staleness: int | None) -> str:
     return "null" if staleness is None else str(staleness)
 
 
+def graph_of(world, settings: dict, seed: int):
+    """The settings of a run on one of GRAPHS, as a benchmark's `settings` say, and its source. Collective."""
+    from hetmpi.run.build import make
+    from hetmpi.run.config import compose
+
+    chosen = {"experiment": f"het_{settings['workload']}", "seed": seed, "data.scale": settings["scale"]}
+    chosen |= {"batch_size": settings["batch"], "table.dim": settings["dim"]}
+    if settings["metis"]:
+        chosen |= {"data.partition": "metis", "table.partition": "range"}
+    config = compose(world, [f"{key}={value}" for key, value in chosen.items()])
+    source = make(config.data)
+    source.prepare(world.rank, world.size, world.comm.Barrier)
+    return config, source
+
+
 class Keys:
-    """The unique keys of each step and rank of a synthetic data set, computed once per step, the same for every run."""
+    """The unique keys of each step and rank of a data set, computed once per step, the same for every run."""
 
     def __init__(self, data, rank: int, size: int, batch_size: int):
         self.data, self.rank, self.size, self.batch_size = data, rank, size, batch_size
@@ -92,8 +108,10 @@ class Keys:
     def at(self, step: int) -> np.ndarray:
         """(U,) int64."""
         from hetmpi import _C
+        from hetmpi.data.batch import Bag
 
         if step not in self.made:
             begin = (step * self.size + self.rank) * self.batch_size
-            self.made[step] = _C.unique(self.data.train(begin, begin + self.batch_size).ids.reshape(-1))[0]
+            ids = self.data.train(begin, begin + self.batch_size).ids
+            self.made[step] = _C.unique(ids.values if isinstance(ids, Bag) else ids.reshape(-1))[0]
         return self.made[step]

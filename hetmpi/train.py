@@ -41,7 +41,7 @@ from hetmpi.run.evaluation import Evaluation
 from hetmpi.run.plan import dry_run
 from hetmpi.run.preemption import Preemption
 from hetmpi.run.progress import Interval, Stopwatch, gathered_by_rank, in_ms, summed, table_figures, times
-from hetmpi.run.saved_model import check_encoder, tensors_of
+from hetmpi.run.saved_model import check_data, tensors_of
 from hetmpi.run.saving import Saving
 from hetmpi.run.sweep import points_of
 from hetmpi.run.watchdog import Watchdog
@@ -159,7 +159,7 @@ class Training:
         self.tables = build.make_tables(config, world, self.specs, replicated, schedule, device, spans)
         self.dense = build.make_dense(config, self.hvd, self.model, schedule, device)
         if self.saving.resumed is not None:
-            check_encoder(self.saving.resumed, self.source)
+            check_data(self.saving.resumed, self.source)
             self.checkpoints.load(self.saving.resumed, self.tables.to_save, self.model, self.dense)
         self.num_filled = self._filled()
         if self.saving.is_regular:
@@ -452,7 +452,7 @@ class Training:
         is_best = self.bests.is_best(step)
         if must or is_best or self.saving.is_due(step, is_last):
             self.spans.now("checkpoint")
-            about = self.saving.about(self.task.model_arguments(self.config.table.dim), self.model)
+            about = self.saving.about(self.task.model_arguments(self.config.table.dim), self.model, self.source)
             self.checkpoints.save(
                 self.saving.position(step), self.tables.to_save, self.model, self.dense, about | self.bests.about(),
                 self._encoder, is_best,

@@ -18,7 +18,7 @@ from hetmpi.comm.memory import refuse_if_short, size_text
 from hetmpi.comm.world import World
 from hetmpi.errors import UserError
 from hetmpi.run.saved_data import source_of
-from hetmpi.run.saved_model import Saved, dense_layers, dense_state
+from hetmpi.run.saved_model import Saved, check_graph, dense_layers, dense_state
 from hetmpi.tasks.inference import Inference, activation_bytes
 
 CHUNK = 4096  # nodes that a rank computes at a time
@@ -49,6 +49,7 @@ class NodeOutputs:
         for name, size in found.items():
             if size != trained[name]:
                 raise UserError(f"{checkpoint} was trained on data with {name}={trained[name]}, here it is {size}")
+        check_graph(checkpoint, manifest, self.source)
         self.inference = Inference(world, self.source, self.model, CHUNK, torch.device("cpu"))
 
         def message(need, place, free):

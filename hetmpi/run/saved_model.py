@@ -132,16 +132,28 @@ def encoder_of(checkpoint: Path, state: dict) -> Encoder | None:
     return made[0]
 
 
-def check_encoder(checkpoint: Path, source):
+def check_data(checkpoint: Path, source):
     """Raises UserError if a source gives values other keys than when the checkpoint was saved: rows would be those of
     other values."""
-    now = getattr(source, "encoder", None)
+    manifest, now = read_manifest(checkpoint), getattr(source, "encoder", None)
+    check_graph(checkpoint, manifest, source)
     if now is None:
         return
-    saved = encoder_of(checkpoint, dense_state(checkpoint, read_manifest(checkpoint)))
+    saved = encoder_of(checkpoint, dense_state(checkpoint, manifest))
     difference = saved and saved.difference(now)
     if difference:
         raise UserError(f"{checkpoint} was saved with other data: {difference}: give the same data.path, or start anew")
+
+
+def check_graph(checkpoint: Path, manifest: dict, source):
+    """Raises UserError if a source's graph is not that of the checkpoint: rows would be those of other nodes."""
+    saved, now = manifest.get("graph"), getattr(source, "digests", {})
+    differ = [part for part in now if isinstance(saved, dict) and saved.get(part) != now[part]]
+    if differ:
+        raise UserError(
+            f"{checkpoint} was saved with another graph, its {' and '.join(differ)} differ: give the data that it was "
+            "trained on, or start anew"
+        )
 
 
 def joined_of(said: Entries, manifest: dict) -> tuple[dict[str, int], list[str]]:

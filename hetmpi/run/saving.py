@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from hetmpi.checkpoint.checkpoints import Checkpoints, Position, position_of
 from hetmpi.checkpoint.manifest import check_same, read_manifest
 from hetmpi.comm.world import World
+from hetmpi.data.source import Source
 from hetmpi.errors import UserError
 from hetmpi.layers import FeatureRows
 
@@ -42,12 +43,14 @@ class Saving:
         every = self.config.checkpoint.every_steps
         return (is_last and self.config.checkpoint.at_end) or (every > 0 and step % every == 0)
 
-    def about(self, model_arguments: dict[str, int], model: torch.nn.Module) -> dict:
+    def about(self, model_arguments: dict[str, int], model: torch.nn.Module, source: Source) -> dict:
         """The manifest's entries about the run."""
         name, config = self.config.model_name, OmegaConf.to_container(self.config.model)
         about = {**self._kept(), "model": name, "model_config": config, "model_sizes": model_arguments}
         if isinstance(model, FeatureRows):
             about["joined"] = {"tables": list(model.table_dims), "pools": model.pools}
+        if hasattr(source, "digests"):
+            about["graph"] = source.digests
         return about
 
     def samples(self, step: int) -> int:

@@ -41,7 +41,10 @@ class GraphSource(Source, Protocol):
     fanout         neighbours sampled per node in each hop from the heads outwards: one layer of the model for each
     labels         (num_nodes,) int64, -1 for none; of several labels (num_nodes, num_classes) float32, NaN for none
     split          (num_nodes,) int8: 0 train, 1 valid, 2 test, -1 none
-    class_names    (num_classes,) texts of the classes in the user's data; empty where they are numbers"""
+    class_names    (num_classes,) texts of the classes in the user's data; empty where they are numbers
+
+    Optional:
+    digests        part of the graph -> its hash, in checkpoints, which other graphs are then refused with"""
 
     num_nodes: int
     num_classes: int

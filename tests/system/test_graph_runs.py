@@ -1,5 +1,6 @@
 """Graphs from files to predictions: train, predict, export, on real graphs too."""
 
+import shutil
 import sys
 
 import numpy as np
@@ -85,6 +86,22 @@ def test_wrong_commands_are_told_in_one_line(papers):
     assert outcome.code == 1 and "for a graph task=node" in outcome.text, outcome.text
     outcome = train(2, *SETTINGS, *data(papers), "model=wdl", "model.hidden=[8]")
     assert outcome.code == 1 and "num_classes" in outcome.text and "Traceback" not in outcome.text, outcome.text
+
+
+def test_another_graph_of_equal_sizes_is_refused(papers, tmp_path):
+    """Two nodes have changed their ids, so edges lead to others."""
+    shutil.copytree(papers / "papers", tmp_path / "papers")
+    nodes = pq.read_table(tmp_path / "papers/nodes.parquet")
+    ids = nodes["id"].to_pylist()
+    ids[:2] = ids[1], ids[0]
+    pq.write_table(nodes.set_column(nodes.column_names.index("id"), "id", [ids]), tmp_path / "papers/nodes.parquet")
+    checkpoint, said = checkpoint_of(papers / "run"), "saved with another graph, its edges and names of nodes differ"
+    for outcome in (
+        command("predict", 2, checkpoint, f"out={tmp_path}/p.parquet", *data(tmp_path)),
+        command("export", 0, checkpoint, tmp_path / "out", "nodes=parquet", *data(tmp_path)),
+        train(2, *SETTINGS, *data(tmp_path), "steps=60", f"run.dir={tmp_path}/run", f"resume={checkpoint}"),
+    ):
+        assert outcome.code == 1 and outcome.text.count(said) == 1 and "Traceback" not in outcome.text, outcome.text
 
 
 @pytest.mark.parametrize("model", NODE_MODELS)

@@ -15,7 +15,7 @@ from hetmpi.run.sweep import planned
 
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
-GRAPHS = {"cora": "graphsage", "computers": "gcn"}  # experiment -> model
+GRAPHS = {"cora": "gcn", "computers": "gcn"}  # experiment -> model
 DATA = sorted(path.stem for path in (CONF / "data").glob("*.yaml"))
 
 

@@ -165,6 +165,21 @@ def test_a_prepared_graph_is_opened_again_until_its_file_changes(tmp_path):
     assert opened(path, tmp_path, fanout=[1]).lines == []  # fan-outs need no other graph
 
 
+def test_digests_say_which_part_of_a_graph_differs(tmp_path):
+    def digests(path=None, **changed):
+        return opened(path or npz(tmp_path, **changed), tmp_path).digests
+
+    first = digests()
+    assert digests(label=np.array([1, 1, 0, 1, 0, -1]), split=np.array([0, 1, 0, 2, 2, 0])) == first
+    indptr, indices = csr([*EDGES[:5], (1, 4)], 6)
+    words = np.array(sum(WORDS[::-1], []))
+    changed = {"edges": {"indptr": indptr, "indices": indices}, "ids": {"feature_indices": words}}
+    for part, others in {part: digests(**arrays) for part, arrays in changed.items()}.items():
+        assert [name for name in first if others[name] != first[name]] == [part]
+    named = digests(graph_files.parquet(tmp_path / "tables"))
+    assert named["edges"] == first["edges"] and named["names of nodes"] != first["names of nodes"]
+
+
 def test_arrays_are_mapped_read_only(tmp_path):
     source = opened(npz(tmp_path), tmp_path)
     with pytest.raises(ValueError, match="read-only"):

@@ -25,6 +25,16 @@ def test_equal_seeds_give_equal_graphs_and_others_others():
         assert not np.array_equal(getattr(first, name), getattr(other, name)) or name == "indptr"
 
 
+def test_scale_multiplies_nodes_edges_and_rows():
+    graph, half = graph_of(), graph_of(scale=0.5)
+    assert (half.num_nodes, half.field_rows) == (1_500, [1_500, 1_000, 150])
+    degree, of_half = (len(one.indices) / one.num_nodes for one in (graph, half))
+    assert of_half == pytest.approx(degree, rel=0.3)  # more edges of hubs are repeated, and left out
+    assert graph_of(scale=0.001, classes=3, lists=[[500, 2]]).field_rows == [3, 1]
+    with pytest.raises(UserError, match="data.classes must be"):
+        graph_of(scale=0.001)
+
+
 def test_edges_count_in_both_directions_once_and_join_different_nodes():
     graph = graph_of()
     edges = set(zip(sources_of(graph).tolist(), graph.indices.tolist()))

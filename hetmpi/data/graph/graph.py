@@ -34,6 +34,7 @@ class Graph:
     dense: np.ndarray  # (N, num_dense) float32
     names: np.ndarray | None = None  # (N,) int64 or texts: the user's ids of nodes; None: their numbers
     class_names: list[str] = field(default_factory=list)  # texts of the classes, if they have any
+    digests: dict[str, str] = field(default_factory=dict)  # of a prepared graph: prepared.py, digests_of
 
     @property
     def num_nodes(self) -> int:

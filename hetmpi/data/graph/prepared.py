@@ -1,7 +1,7 @@
 """Prepared graphs: a folder of arrays, written once by one rank, then mapped read-only by all. So a node of the cluster
 holds one copy, in the kernel's page cache, whatever its number of ranks and whatever kills them.
 
-    <folder>/graph.json     version, field_rows, num_classes, class_names
+    <folder>/graph.json     version, field_rows, num_classes, class_names, digests
             /<array>.npy    the arrays of Graph; texts as UTF-8 bytes and their offsets
 
 A folder is written under another name and renamed when it is complete.
@@ -17,11 +17,12 @@ import socket
 import time
 
 import numpy as np
+import xxhash
 
 from hetmpi.data.graph.graph import Graph, offsets_of
 from hetmpi.data.tabular.files import DataError
 
-VERSION = 1  # of the format
+VERSION = 2  # of the format
 ABANDONED_S = 3600  # an unfinished folder unchanged for this time belongs to a process that died
 ARRAYS = ("indptr", "indices", "id_offsets", "ids", "labels", "split", "dense")
 COUNTS = ("field_rows", "num_classes", "class_names")
@@ -43,7 +44,8 @@ def write_graph(graph: Graph, folder: str):
         if graph.names is not None:
             write_names(graph.names, part)
         with open(os.path.join(part, "graph.json"), "w") as file:
-            json.dump({"version": VERSION, **{name: getattr(graph, name) for name in COUNTS}}, file)
+            counts = {name: getattr(graph, name) for name in COUNTS}
+            json.dump({"version": VERSION, **counts, "digests": digests_of(graph)}, file)
         os.rename(part, folder)
     except OSError as error:
         if not is_complete(folder):  # another job may have written it
@@ -51,6 +53,24 @@ def write_graph(graph: Graph, folder: str):
             raise DataError(f"data.cache: {folder} cannot be written: {error.strerror}: {cure}") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def digests_of(graph: Graph) -> dict[str, str]:
+    """What the rows and outputs of a model belong to -> its hash."""
+    names = () if graph.names is None else (graph.names,)
+    parts = {
+        "edges": (graph.indptr, graph.indices),
+        "ids": (graph.id_offsets, graph.ids),
+        "names of nodes": names,
+        "names of classes": (np.array(graph.class_names, np.str_),),
+    }
+    digests = {}
+    for part, arrays in parts.items():
+        digest = xxhash.xxh3_128()
+        for array in arrays:
+            digest.update(np.ascontiguousarray(array).view(np.uint8))
+        digests[part] = digest.hexdigest()
+    return digests
 
 
 def remove_abandoned(folder: str):
@@ -82,7 +102,7 @@ def open_graph(folder: str) -> Graph:
             "that all ranks share"
         ) from error
     arrays = {name: mapped(folder, name) for name in ARRAYS}
-    return Graph(**arrays, **{name: counts[name] for name in COUNTS}, names=Names(folder))
+    return Graph(**arrays, **{name: counts[name] for name in (*COUNTS, "digests")}, names=Names(folder))
 
 
 def mapped(folder: str, name: str) -> np.ndarray:

@@ -35,7 +35,7 @@ class GraphData:
     Held-out heads are the valid nodes, or the test nodes if there are none, in an order of their own.
 
     Call `prepare` first: it sets num_nodes, num_classes, num_dense, is_multilabel, num_rows, field_rows, max_ids,
-    labels, split, class_names, num_train and num_valid as hetmpi/tasks/node.py, GraphSource, needs them."""
+    labels, split, class_names, digests, num_train and num_valid as hetmpi/tasks/node.py, GraphSource, needs them."""
 
     name = "graph"
 
@@ -140,6 +140,7 @@ class GraphData:
         self._graph, self.num_nodes = graph, graph.num_nodes
         self.num_rows, self.field_rows = graph.num_rows, graph.field_rows
         self.labels, self.split, self.class_names = graph.labels, graph.split, graph.class_names
+        self.digests = graph.digests
         self.num_classes, self.num_dense = graph.num_classes, graph.dense.shape[1]
         self.is_multilabel = graph.labels.ndim == 2
         self.max_ids = int(np.diff(graph.id_offsets).max())

@@ -32,6 +32,7 @@ from hetmpi.data.synthetic import MOST_ZIPF, Zipf, scattering_stride
 from hetmpi.errors import UserError, check_integer, check_number
 
 MOST_NODES, MOST_EDGES, MOST_IDS = 1 << 28, 1 << 32, 1 << 10
+LEAST_SCALE, MOST_SCALE = 1e-6, 1e3
 LARGEST_SHARE = 0.1  # of all edges at a node, on average: the law has no limit of its own
 KINDS, ENDS, IDS, LABELS = range(4)  # streams of random numbers
 
@@ -46,6 +47,7 @@ class SyntheticGraph(GraphData):
     def __init__(
         self,
         seed: int,
+        scale: float = 1.0,
         nodes: int = 20_000,
         edges: int = 200_000,
         classes: int = 20,
@@ -66,15 +68,16 @@ class SyntheticGraph(GraphData):
         table_partition: str = "range",
         cache: str | None = None,
     ):
-        """edges: pairs of nodes that are drawn; each counts in both directions, pairs of equal nodes and repeated ones
-        are left out. class_zipf: exponent of the sizes of kinds, 0 for equal ones. degree_exponent: of the law of the
-        weights. mixing: share of edges whose other end may be of any kind. lists: rows and most ids of each list of a
-        node; a node has 1 to `most`. id_mixing: share of ids that do not depend on the kind. noise: share of labels
-        drawn anew. Others as GraphData. Raises UserError for invalid values."""
+        """scale: multiplies nodes, edges and the rows of lists, so that degrees stay. edges: pairs of nodes that are
+        drawn; each counts in both directions, pairs of equal nodes and repeated ones are left out. class_zipf: exponent
+        of the sizes of kinds, 0 for equal ones. degree_exponent: of the law of the weights. mixing: share of edges
+        whose other end may be of any kind. lists: rows and most ids of each list of a node; a node has 1 to `most`.
+        id_mixing: share of ids that do not depend on the kind. noise: share of labels drawn anew. Others as GraphData.
+        Raises UserError for invalid values."""
         super().__init__(seed, fanout, replace, partition, batch_size, table_partition, cache)
+        check_number("data.scale", scale, LEAST_SCALE, MOST_SCALE)
         check_integer("data.nodes", nodes, 2, MOST_NODES)
         check_integer("data.edges", edges, 0, MOST_EDGES)
-        check_integer("data.classes", classes, 2, nodes)
         check_number("data.degree_exponent", degree_exponent, 1.5, 100)
         for name, value, most in (
             ("class_zipf", class_zipf, MOST_ZIPF), ("id_zipf", id_zipf, MOST_ZIPF), ("mixing", mixing, 1),
@@ -83,8 +86,11 @@ class SyntheticGraph(GraphData):
             check_number(f"data.{name}", value, 0, most)
         check_shares(train_share, valid_share)
         check_flag("node_ids", node_ids)
+        nodes, edges = scaled(nodes, scale), scaled(edges, scale)
+        lists = tuple((scaled(rows, scale), most) for rows, most in pairs_of(lists))
+        check_integer("data.classes", classes, 2, nodes)
         self.settings = (
-            nodes, edges, classes, class_zipf, degree_exponent, mixing, node_ids, pairs_of(lists), id_zipf,
+            nodes, edges, classes, class_zipf, degree_exponent, mixing, node_ids, lists, id_zipf,
             id_mixing, noise, train_share, valid_share,
         )  # fmt: skip
         self.num_classes = classes
@@ -137,6 +143,11 @@ class SyntheticGraph(GraphData):
         of_kind[random.random(len(of_kind)) < mixing] = 0
         places = Zipf(np.array([rows]), zipf).ranks(random.random((len(of_kind), 1)))[:, 0]
         return Bag((begins[of_kind] + places) % rows * scattering_stride(rows) % rows, offsets)
+
+
+def scaled(number: int, scale: float) -> int:
+    """At least 1 of any."""
+    return max(round(number * scale), min(number, 1))
 
 
 def hit(line: np.ndarray, points: np.ndarray) -> np.ndarray:
