@@ -22,10 +22,10 @@ from hetmpi.data.source import Source
 from hetmpi.dense import DenseOptimizer
 from hetmpi.errors import UserError, doing
 from hetmpi.run.config import cache_of, own_settings, staleness_of
+from hetmpi.run.pretrained import fill_from
 from hetmpi.spans import Spans
 from hetmpi.table.group import TableGroup, TableSpec
 from hetmpi.table.optim import ROW_RULES, RowOptimizer, Schedule
-from hetmpi.table.pretrained import fill_from
 from hetmpi.table.replicas import small_fields
 from hetmpi.table.table import EmbeddingTable
 from hetmpi.tasks.task import Task

@@ -13,10 +13,10 @@ from saved_files import by_key
 from hetmpi import export
 from hetmpi.data.tabular import Tabular
 from hetmpi.errors import UserError
-from hetmpi.table import pretrained
+from hetmpi.run import pretrained
+from hetmpi.run.pretrained import fill_from
 from hetmpi.table.cache import CacheSettings, Staleness
 from hetmpi.table.optim import RowOptimizer
-from hetmpi.table.pretrained import fill_from
 from hetmpi.table.table import EmbeddingTable
 
 NUM_ROWS, DIM = 211, 3
