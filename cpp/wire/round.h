@@ -98,7 +98,7 @@ class RoundRequest {
         ++counts->num_records;
       }
       const int64_t begin = pull_.first[owner], n = pull_.num(owner);
-      std::memcpy(at, pull_.rows + begin, kWord * n);
+      std::copy_n(pull_.rows + begin, n, reinterpret_cast<int64_t*>(at));
       at += kWord * n;
       ++counts;
       if (known_ == nullptr) continue;
@@ -281,7 +281,7 @@ class RoundServer {
     for (size_t owner = 0; owner < shards_.size(); ++owner) {
       const Pull& pull = requests_.at(i).pulls[owner];
       if (judges_) {
-        std::memcpy(at, pull.clocks.data(), sizeof(int32_t) * pull.num_rows);
+        std::copy(pull.clocks.begin(), pull.clocks.end(), reinterpret_cast<int32_t*>(at));
         at += whole_words(sizeof(int32_t) * pull.num_rows);
       }
       const auto copy = [&] { at = copy_rows(shards_[owner], pull.wanted, at); };

@@ -1,6 +1,6 @@
 // Tests of the C++ core in a separate program, to be built with sanitizers (tests/cpp/test_core.py): the cache compared
-// with a slow, obvious model, rings and the push applier between threads, the inbox's order. Exit code 0 if all hold,
-// otherwise 1 with the failure on stderr.
+// with a slow, obvious model, rings and the push applier between threads, a server of rounds, the inbox's order. Exit
+// code 0 if all hold, otherwise 1 with the failure on stderr.
 //
 //   core_test [SEED]   default 1; it determines all random choices except the threads' timing
 //
@@ -35,6 +35,7 @@
 #include "cache/row_cache.h"
 #include "owner/inbox.h"
 #include "owner/push_applier.h"
+#include "wire/round.h"
 
 namespace hetmpi {
 namespace {
@@ -1249,6 +1250,127 @@ class InboxTrial {
   std::vector<Origin> origins_;
 };
 
+// Pushes and pulls of one client to a node of two owners.
+struct Client {
+  Ints rows, order, first, pulled, places, pulled_first;
+  Clocks clocks, counts, known;
+  Floats values;
+
+  Client(Random& random, std::array<Tally*, 2> tallies, int64_t num_rows)
+      : first{0}, pulled_first{0}, known(2 * num_rows), values() {
+    places = permutation(random, 2 * num_rows);
+    for (Tally* tally : tallies) {
+      const Batch batch = tally->draw(random, pick_in(random, 0, 30), 0, num_rows);
+      const int64_t before = static_cast<int64_t>(rows.size());
+      rows.insert(rows.end(), batch.rows.begin(), batch.rows.end());
+      for (const int64_t j : batch.order) order.push_back(before + j);
+      clocks.insert(clocks.end(), batch.clocks.begin(), batch.clocks.end());
+      counts.insert(counts.end(), batch.counts.begin(), batch.counts.end());
+      values.insert(values.end(), batch.values.begin(), batch.values.end());
+      first.push_back(static_cast<int64_t>(rows.size()));
+      for (int64_t n = pick_in(random, 0, num_rows); n > 0; --n) pulled.push_back(pick_in(random, 0, num_rows - 1));
+      pulled_first.push_back(static_cast<int64_t>(pulled.size()));
+    }
+    places.resize(pulled.size());
+    for (int32_t& clock : known) clock = pick(random, 2) ? kNoLine : static_cast<int32_t>(pick(random, 10000));
+  }
+
+  RoundRequest request(int64_t bound) const {
+    const PushView push{0,
+                        {order.data(), rows.data(), first.data()},
+                        {nullptr, clocks.data(), counts.data(), nullptr, values.data()},
+                        false};
+    return {{places.data(), pulled.data(), pulled_first.data()}, known.data(), {1, bound}, {push}, kSums, {kDim}};
+  }
+
+  void check(const RoundRequest& request, const std::vector<int64_t>& reply, int64_t bound,
+             std::array<const OwnedRows*, 2> owners) const {
+    const auto* bytes = reinterpret_cast<const uint8_t*>(reply.data());
+    const int64_t size = static_cast<int64_t>(reply.size()) * kWord;
+    Clocks versions(known.size(), -7);
+    std::vector<float> out(known.size() * kDim, 0.5f);
+    const auto fetched = std::make_unique<bool[]>(known.size());
+    CHECK(request.read_clocks({0, 1}, bytes, size, versions.data(), fetched.get()) == size);
+    if (size > 0)
+      CHECK(throws<std::out_of_range>(
+          [&] { request.read_clocks({0, 1}, bytes, size - kWord, versions.data(), fetched.get()); }));
+    request.place({0, 1}, bytes, size, {out.data()});
+    for (int64_t owner = 0; owner < 2; ++owner)
+      for (int64_t i = pulled_first[owner]; i < pulled_first[owner + 1]; ++i) {
+        const int64_t place = places[i], row = pulled[i];
+        CHECK(versions[place] == owners[owner]->clock[row]);
+        CHECK(fetched[place] == (known[place] == kNoLine || versions[place] > known[place] + bound));
+        const float* expected = owners[owner]->weight.data() + row * kDim;
+        for (int64_t d = 0; d < kDim; ++d) CHECK(out[place * kDim + d] == (fetched[place] ? expected[d] : 0.5f));
+      }
+  }
+};
+
+std::vector<int64_t> written(const RoundRequest& request) {
+  std::vector<int64_t> message(request.bytes({0, 1}) / kWord);
+  request.write({0, 1}, reinterpret_cast<uint8_t*>(message.data()));
+  return message;
+}
+
+void a_server_applies_passes_on_and_replies(uint64_t seed) {
+  Random random(seed);
+  Owner own(1, 0, {}), other(1, 256, {0});  // the ring of the other holds a few rows at a time
+  const int64_t num_rows = own.rows.num_rows;
+  RingProducer producer(other.rings.ring(0) + sizeof(RingHeader), other.rings.capacity(), kSums);
+  const auto shard = [](const OwnedRows& rows) {
+    return NodeShard{rows.clock.data(), {rows.weight.data()}, rows.num_rows};
+  };
+  const NodeRing ring{reinterpret_cast<RingHeader*>(other.rings.ring(0)), &producer};
+  RoundServer server(own.applier.get(), 0, {shard(own.rows), shard(other.rows)}, {{NodeRing{}, ring}}, kSums, {kDim},
+                     true);
+  Tally of_own(num_rows), of_other(num_rows);
+  for (int round = 0; round < 200; ++round) {
+    const int64_t bound = pick_in(random, 0, 5000);
+    std::vector<Client> clients;
+    std::vector<std::vector<int64_t>> messages;
+    for (int i = 0; i < 3; ++i) {
+      clients.emplace_back(random, std::array<Tally*, 2>{&of_own, &of_other}, num_rows);
+      messages.push_back(written(clients.back().request(bound)));
+      const auto* bytes = reinterpret_cast<const uint8_t*>(messages.back().data());
+      CHECK(RoundServer::header_of(bytes, messages.back().size() * kWord).reason == 1);
+      server.take(i, bytes, messages.back().size() * kWord);
+    }
+    while (!server.apply()) std::this_thread::yield();
+    while (!server.is_applied()) std::this_thread::yield();
+    const std::vector<int64_t> sizes = server.reply_bytes();
+    for (int i = 0; i < 3; ++i) {
+      std::vector<int64_t> reply(sizes.at(i) / kWord);
+      server.write_reply(i, reinterpret_cast<uint8_t*>(reply.data()));
+      clients[i].check(clients[i].request(bound), reply, bound, {&own.rows, &other.rows});
+    }
+    server.clear();
+  }
+  own.check(of_own);
+  other.check(of_other);
+}
+
+void a_server_refuses_requests_that_are_too_short_or_name_no_row(uint64_t seed) {
+  Random random(seed);
+  Owner own(1, 0, {}), other(1, 0, {});
+  Tally of_own(own.rows.num_rows), of_other(own.rows.num_rows);
+  const auto server_of = [&](int64_t num_rows) {
+    const auto shard = [&](const OwnedRows& rows) {
+      return NodeShard{rows.clock.data(), {rows.weight.data()}, num_rows};
+    };
+    return RoundServer(own.applier.get(), 0, {shard(own.rows), shard(other.rows)}, {{NodeRing{}, NodeRing{}}}, kSums,
+                       {kDim}, true);
+  };
+  for (int i = 0; i < 50; ++i) {
+    Client client(random, {&of_own, &of_other}, own.rows.num_rows);
+    const std::vector<int64_t> message = written(client.request(0));
+    const auto* bytes = reinterpret_cast<const uint8_t*>(message.data());
+    const int64_t cut = pick_in(random, 0, static_cast<int64_t>(message.size()) - 1);
+    CHECK(throws<std::out_of_range>([&] { server_of(own.rows.num_rows).take(0, bytes, cut * kWord); }));
+    if (!client.pulled.empty())
+      CHECK(throws<std::out_of_range>([&] { server_of(0).take(0, bytes, message.size() * kWord); }));
+  }
+}
+
 void inbox_sums_in_rank_order(uint64_t seed) {
   for (int64_t own_rank = 0; own_rank < kRanks; ++own_rank) {
     InboxTrial trial(own_rank, seed + own_rank);
@@ -1302,6 +1424,8 @@ void run_all(uint64_t seed) {
   RUN(a_stopped_applier_leaves_the_rings_as_they_are);
   RUN(an_applier_drains_only_the_rings_of_its_origins);
   RUN(appliers_start_and_end_promptly);
+  RUN(a_server_applies_passes_on_and_replies);
+  RUN(a_server_refuses_requests_that_are_too_short_or_name_no_row);
   RUN(inbox_sums_in_rank_order);
   RUN(inbox_refuses_other_steps_and_rows_that_are_not_there);
 #undef RUN
