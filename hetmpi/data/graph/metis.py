@@ -83,20 +83,23 @@ def keys_of(ids: Bag, part: np.ndarray, num_parts: int, num_rows: int) -> np.nda
 
 
 def placed(keys: np.ndarray, parts: np.ndarray, room: np.ndarray, num_rows: int) -> np.ndarray:
-    """The part of each key, (num_rows,) int64. Each key asks the part that uses it most, and a part takes those that it
-    uses most; keys that it has no room for ask their next part. keys, parts (n,): uses, the most frequent first. room:
-    keys of each part, all keys together."""
-    place, room = np.full(num_rows, -1), room.copy()
-    while len(keys):
-        asking = np.sort(np.unique(keys, return_index=True)[1])
-        key, part = keys[asking], parts[asking]
-        by_part = np.argsort(part, kind="stable")
-        sizes = np.bincount(part, minlength=len(room))
-        turn = np.arange(len(part)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        taken = by_part[turn < room[part[by_part]]]
-        place[key[taken]] = part[taken]
-        room -= np.bincount(part[taken], minlength=len(room))
-        left = (place[keys] < 0) & (room[parts] > 0)
-        keys, parts = keys[left], parts[left]
+    """The part of each key, (num_rows,) int64. Each key asks the part that uses it most, and a part keeps those that it
+    uses most; keys that it gives up ask their next part (Gale and Shapley, "College admissions and the stability of
+    marriage", 1962). Keys that no part keeps fill what room is left. keys, parts (n,): uses, the most frequent first.
+    room: keys of each part, all keys together."""
+    place, left = np.full(num_rows, -1), np.arange(len(keys))  # uses that are not given up
+    while True:
+        asking = left[np.sort(np.unique(keys[left], return_index=True)[1])]
+        by_part = asking[np.argsort(parts[asking], kind="stable")]
+        sizes = np.bincount(parts[asking], minlength=len(room))
+        is_full, last = (sizes >= room) & (room > 0), np.cumsum(sizes) - sizes + room - 1
+        worst = np.where(room > 0, len(keys), -1)  # of the uses that each part keeps
+        worst[is_full] = by_part[last[is_full]]
+        kept = left[left <= worst[parts[left]]]
+        if len(kept) == len(left):
+            break
+        left = kept
+    place[keys[asking]] = parts[asking]
+    room = room - sizes
     place[place < 0] = np.repeat(np.arange(len(room)), room)
     return place
