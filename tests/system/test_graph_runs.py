@@ -104,7 +104,9 @@ def test_another_graph_of_equal_sizes_is_refused(papers, tmp_path):
         assert outcome.code == 1 and outcome.text.count(said) == 1 and "Traceback" not in outcome.text, outcome.text
 
 
-@pytest.mark.parametrize("model", NODE_MODELS)
+@pytest.mark.parametrize(
+    "model", [pytest.param(name, marks=pytest.mark.long if name != "graphsage" else ()) for name in NODE_MODELS]
+)
 def test_a_model_trains_with_a_cache_and_resumes(papers, tmp_path, model):
     how = [*SETTINGS, *data(papers), f"model={model}", "table.staleness=10", "table.ranks_per_node=1"]
     assert train(2, *how, "steps=20", f"run.dir={tmp_path}").code == 0

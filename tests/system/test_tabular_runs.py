@@ -98,7 +98,14 @@ def test_other_data_are_refused_where_values_would_get_other_rows(log, trained):
     assert outcome.code != 0 and "was trained on" in outcome.text, outcome.text
 
 
-@pytest.mark.parametrize("rule", ["dim: 8", "optim: {rows_lr: 0.05}", "cache: {capacity_rows: 100}"])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "dim: 8",
+        pytest.param("optim: {rows_lr: 0.05}", marks=pytest.mark.long),
+        pytest.param("cache: {capacity_rows: 100}", marks=pytest.mark.long),
+    ],
+)
 def test_one_table_with_settings_of_its_own_trains_and_predicts(log, rule, tmp_path):
     columns = f"data.columns=[{{name: tags, kind: drop}}, {{name: [user, item, city, device, weekday], {rule}}}]"
     data = ["data=tabular", "data.label=click", columns, f"data.path={log}/clicks.csv", f"data.cache={log}/prepared"]
