@@ -1,4 +1,4 @@
-// RoundRequest and RoundServer: the messages of a table at s >= 1.
+// RoundRequest and RoundServer: the messages of a table between nodes.
 #include "wire/round.h"
 
 #include <pybind11/stl.h>
@@ -83,19 +83,17 @@ class PyRoundRequest {
         known_(std::move(known)),
         pushes_(std::move(pushes)),
         dims_(dims),
-        core_(checked(), known_ ? known_->data() : nullptr, {reason, bound}, views(pushes_, format), format, dims) {}
-
-  std::vector<int64_t> words() const {
-    std::vector<int64_t> found;
-    for (const auto& owners : owners_) found.push_back(core_.bytes(owners) / kWord);
-    return found;
+        core_(checked(), known_ ? known_->data() : nullptr, {reason, bound}, views(pushes_, format), format, dims) {
+    for (const auto& owners : owners_) words_.push_back(core_.bytes(owners) / kWord);
   }
+
+  const std::vector<int64_t>& words() const { return words_; }
 
   // The requests to node i, at word begins[i] of messages[i].
   void write(std::vector<Array<int64_t>> messages, const std::vector<int64_t>& begins) const {
     std::vector<uint8_t*> places;
     for (size_t i = 0; i < owners_.size(); ++i)
-      places.push_back(place_in(messages.at(i), begins.at(i), core_.bytes(owners_[i])));
+      places.push_back(place_in(messages.at(i), begins.at(i), words_[i] * kWord));
     py::gil_scoped_release release;
     for (size_t i = 0; i < owners_.size(); ++i) core_.write(owners_[i], places[i]);
   }
@@ -149,6 +147,7 @@ class PyRoundRequest {
   std::vector<PushArrays> pushes_;
   std::vector<int64_t> dims_;
   RoundRequest core_;
+  std::vector<int64_t> words_;  // of the request to each node
 };
 
 struct ShardArrays {

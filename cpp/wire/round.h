@@ -92,9 +92,9 @@ class RoundRequest {
     for (const int64_t owner : owners) {
       *counts = {0, pull_.num(owner)};
       for (const PushView& push : pushes_) {
-        if (record_bytes(push, owner) == 0) continue;
-        write_record(push, owner, at);
-        at += record_bytes(push, owner);
+        const int64_t num_bytes = write_record(push, owner, at);
+        if (num_bytes == 0) continue;
+        at += num_bytes;
         ++counts->num_records;
       }
       const int64_t begin = pull_.first[owner], n = pull_.num(owner);
@@ -169,13 +169,16 @@ class RoundRequest {
     return whole_words(total);
   }
 
-  void write_record(const PushView& push, int64_t owner, uint8_t* at) const {
+  // Returns the bytes of the record, 0 if the owner gets none.
+  int64_t write_record(const PushView& push, int64_t owner, uint8_t* at) const {
+    const int64_t num_bytes = record_bytes(push, owner);
+    if (num_bytes == 0) return 0;
     const int64_t begin = push.route.first[owner], n = push.route.num(owner);
-    *reinterpret_cast<RecordHeader*>(at) = {static_cast<uint64_t>(record_bytes(push, owner)), push.step, n,
-                                            push.ends_step};
+    *reinterpret_cast<RecordHeader*>(at) = {static_cast<uint64_t>(num_bytes), push.step, n, push.ends_step};
     Message from = push.columns;
     from.rows = push.route.rows + begin;
     write_columns(columns_of(at, n, format_), from, push.route.order + begin, n, format_);
+    return num_bytes;
   }
 
   RouteView pull_;

@@ -60,9 +60,9 @@ class RailReader(ShardReader):
     is_collective = True
 
     def __init__(self, window: RmaWindow, applier: _C.PushApplier | None = None):
-        """applier: writes this rank's shard concurrently; None if nothing does. Collective."""
-        super().__init__(window, applier and applier.gather)
-        self.rounds = Rounds(window.world, Rails(window.world), meets=True)
+        """applier: as ShardReader. Collective."""
+        super().__init__(window, applier)
+        self.rounds = Rounds(window.world, meets=True)
         self.rounds.members.append(self)
         self._applier = applier
         self._servers: dict[str, _C.RoundServer] = {}  # by array
@@ -127,7 +127,7 @@ class RailMailbox:
         """Collective."""
         self.window, self.world, self.record = window, window.world, record
         self._on_node = Mailbox(window, record, self.world.node_ranks)
-        self.posts = Posts(self.world, Rails(self.world))
+        self.posts = Posts(self.world)
         self.posts.members.append(self)
         # The server of a client writes its rings, which no other rank writes.
         self._rings = [

@@ -23,7 +23,7 @@ class OneSided(Immediate):
         self.name: str | None = "rma"
         self.window, self.arrays = endpoint.window, endpoint.arrays
         self.mailbox = Mailbox(endpoint.window, endpoint.record)
-        self.reader = ShardReader(endpoint.window, endpoint.gather_own)
+        self.reader = ShardReader(endpoint.window, endpoint.applier)
 
     def begin(self, pull: Pull) -> OneSidedTicket:
         return OneSidedTicket(self, pull)

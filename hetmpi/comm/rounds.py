@@ -61,12 +61,13 @@ class Shared:
     """What Rounds and Posts have in common: tables, and messages of a section per table.
 
     members        the tables, in the order of their sections
+    rails          the partners of this rank
     is_broken      ranks have made different calls, so that no message is awaited any more
     num_messages, num_bytes  sent so far"""
 
-    def __init__(self, world: World, rails: Rails):
+    def __init__(self, world: World):
         """Collective."""
-        self.world, self.rails = world, rails
+        self.world, self.rails = world, Rails(world)
         self.comm = world.comm.Dup()  # separates these messages from others
         self.members: list = []
         self.is_broken = False
@@ -158,10 +159,10 @@ class Round:
 class Rounds(Shared):
     """The rounds of several tables, on one rank."""
 
-    def __init__(self, world: World, rails: Rails, meets: bool = False):
+    def __init__(self, world: World, meets: bool = False):
         """meets: whether the ranks of a node meet before they serve, as all of them must have applied what was sent
         before. Collective."""
-        super().__init__(world, rails)
+        super().__init__(world)
         self._rounds: deque[Round] = deque()  # not received yet; the last one may be open
         self._meets = meets and world.node.size > 1
 
@@ -264,12 +265,12 @@ class Rounds(Shared):
 class Posts(Shared):
     """The posts of several tables, on one rank: each rank sends as many as every other. Nothing waits here."""
 
-    def __init__(self, world: World, rails: Rails):
+    def __init__(self, world: World):
         """Collective."""
-        super().__init__(world, rails)
+        super().__init__(world)
         self._open: dict[Sink, Letter] = {}
         self._num_sent = 0
-        self._num_received = [0] * len(rails.clients)
+        self._num_received = [0] * len(self.rails.clients)
 
     def begin(self, member: Sink, letter: Letter):
         """Joins the open post, and sends it if it is complete."""

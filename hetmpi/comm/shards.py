@@ -23,11 +23,10 @@ class ShardReader:
 
     is_collective = False
 
-    def __init__(self, window: RmaWindow, gather_own=None):
-        """gather_own: reads this rank's shard with the signature of _C.gather, where another thread may write the shard
-        concurrently."""
+    def __init__(self, window: RmaWindow, applier: _C.PushApplier | None = None):
+        """applier: writes this rank's shard concurrently; None if nothing does."""
         self.window = window
-        self._gather_own = gather_own or _C.gather
+        self._gather_own = _C.gather if applier is None else applier.gather
 
     def reading(self, array: str, route: Route, out: np.ndarray) -> InFlight[None]:
         """Fetches `array` (weight, mean_square or clock) for the keys of `route` to their positions in out (n,

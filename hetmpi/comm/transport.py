@@ -1,10 +1,10 @@
 """Transport: the protocol for rows and gradients between a rank and owners on other nodes; and the trial that selects a
 transport.
 
-One-sided (one_sided.py): MPI_Get and MPI_Put, without action by the owners. Two-sided (two_sided.py): messages
-between ranks of different nodes, for MPI libraries whose one-sided calls between hosts are slow or missing. Ranks
-of one node use shared memory either way. The client (`Pull.wanted`), or the owner by the
-same rule (cpp/wire/round.h, is_wanted), decides which rows are sent.
+One-sided (one_sided.py): MPI_Get and MPI_Put, without action by the owners; the client (`Pull.wanted`) decides which
+rows are sent. Two-sided (two_sided.py): messages between ranks of different nodes, for MPI libraries whose one-sided
+calls between hosts are slow or missing; the owner decides by the same rule (cpp/wire/round.h, is_wanted). Ranks of one
+node use shared memory either way.
 """
 
 from __future__ import annotations
@@ -38,13 +38,11 @@ class Endpoint:
     window      the shards, and the rings of the mailboxes
     record      format of a pushed record
     arrays      the arrays that a pull fetches of each row: weight, or weight and mean_square
-    gather_own  reads this rank's shard with the signature of _C.gather, where another thread may write it concurrently
     applier     applies gradients to this rank's shard; None in BSP, where the inbox does"""
 
     window: RmaWindow
     record: _C.RecordFormat
     arrays: tuple[str, ...] = ("weight",)
-    gather_own: Callable | None = None
     applier: _C.PushApplier | None = None
 
 
@@ -98,7 +96,7 @@ class Transport(Protocol):
     carries_pushes  whether a pull request includes the gradients sent before it; the owner applies these first and
                     decides which rows it returns
     is_collective   whether all ranks must make the same calls in the same order
-    shared          what counts its messages to other nodes, where it sends any"""
+    shared          its Rounds and Posts, which count messages to other nodes; empty where it has none"""
 
     name: str | None
     reader: ShardReader

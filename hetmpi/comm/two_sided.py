@@ -20,7 +20,6 @@ import numpy as np
 from hetmpi import _C
 from hetmpi.comm.collective import RailReader, arrays_of, opened_server
 from hetmpi.comm.mailbox import NO_KEYS, Mailbox, Message
-from hetmpi.comm.rails import Rails
 from hetmpi.comm.rounds import Round, Rounds, Section, Shared, share
 from hetmpi.comm.route import Route
 from hetmpi.comm.shards import NodeShardReader
@@ -69,7 +68,7 @@ class TwoSided:
         """Collective."""
         self.name: str | None = "alltoall"
         self.window, self.world, self._record = endpoint.window, endpoint.window.world, endpoint.record
-        self.reader = NodeShardReader(endpoint.window, endpoint.gather_own)
+        self.reader = NodeShardReader(endpoint.window, endpoint.applier)
         self._peeks = RailReader(endpoint.window, endpoint.applier)
         self.mailbox = HoldingMailbox(endpoint.window, endpoint.record)
         self.arrays = endpoint.arrays
@@ -77,12 +76,12 @@ class TwoSided:
         rings = [self.mailbox.rings.get(rank) for rank in self.world.node_ranks]
         self._server = opened_server(endpoint.window, endpoint.record, self.arrays, [rings], endpoint.applier, True)
         self._num_idle = 0  # writes since the last round
-        self.rounds = self.open_rounds(Rails(self.world))
+        self.rounds = self.open_rounds()
         self.rounds.members.append(self)
 
-    def open_rounds(self, rails: Rails) -> Rounds:
+    def open_rounds(self) -> Rounds:
         """The rounds of this table alone. Collective."""
-        return Rounds(self.world, rails)
+        return Rounds(self.world)
 
     @property
     def shared(self) -> tuple[Shared, ...]:

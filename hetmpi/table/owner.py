@@ -18,7 +18,7 @@ class SspOwner:
     def __init__(self, store: ShardStore, rule: _C.RowOptimizer):
         """rule: the row optimizer, of which it keeps a copy."""
         self.applier = _C.PushApplier(store.rings, *store.arrays, store.mean_square, rule)
-        self.drain, self.gather, self.stop = self.applier.drain, self.applier.gather, self.applier.stop
+        self.drain, self.stop = self.applier.drain, self.applier.stop
 
     def start(self, origins):
         """Starts to apply pushes of these ranks from their rings."""

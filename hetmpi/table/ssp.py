@@ -43,7 +43,7 @@ class SspClient:
         self._owner = SspOwner(parts.store, parts.rule)
         self._owner.set_step(parts.optimizer, 0)  # others may push before the first write of this rank
         weakref.finalize(self, self._owner.stop)  # also at exit, before MPI frees the memory
-        endpoint = Endpoint(parts.window, parts.record, self._arrays, self._owner.gather, self._owner.applier)
+        endpoint = Endpoint(parts.window, parts.record, self._arrays, self._owner.applier)
         self.transport, self.why = choose(endpoint, {"rma": OneSided, "alltoall": TwoSided}, exchange, self._trial)
         self._owner.start(self.transport.mailbox.rings)  # symmetric: its keys are also the ranks with a ring here
         self._reader = self.transport.reader

@@ -10,8 +10,8 @@ from hetmpi.comm.two_sided import TwoSided
 class Pickled(TwoSided):
     """TwoSided with other communication below its rounds."""
 
-    def open_rounds(self, rails):
-        return PickledRounds(self.world, rails)
+    def open_rounds(self):
+        return PickledRounds(self.world)
 
 
 class PickledRounds(Rounds):

@@ -29,9 +29,8 @@ from hetmpi.data.graph.graph import (
     smallest_integers,
     split_by_shares,
 )
-from hetmpi.data.graph.source import GraphData
+from hetmpi.data.graph.source import GraphData, check_path
 from hetmpi.data.tabular.files import DataError, first_line
-from hetmpi.errors import UserError
 
 LISTS = "/var/lib/apt/lists"
 FIELD = re.compile(r"^([A-Z][\w-]*): *(.*(?:\n[ \t].*)*)", re.MULTILINE)
@@ -63,8 +62,7 @@ class DebianPackages(GraphData):
         """path: folder with files *_Packages, plain, .gz, .xz, .lz4 or .zst; without any, `apt-cache dumpavail` is
         asked. Others as GraphData."""
         super().__init__(seed, fanout, replace, partition, batch_size, table_partition, cache)
-        if not isinstance(path, str) or not path:
-            raise UserError(f"data.path must be a path, got {path!r}")
+        check_path(path)
         check_shares(train_share, valid_share)
         self.path, self.shares = path, (train_share, valid_share)
 

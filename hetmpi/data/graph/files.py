@@ -10,7 +10,7 @@ import numpy as np
 from hetmpi.data.graph.graph import Graph, Raw, joined_ids, smallest_integers, split_per_class
 from hetmpi.data.graph.npz import read_npz
 from hetmpi.data.graph.ogb import is_ogb, read_ogb
-from hetmpi.data.graph.source import GraphData, check_flag
+from hetmpi.data.graph.source import GraphData, check_flag, check_path
 from hetmpi.data.graph.tables import list_tables, read_tables
 from hetmpi.data.tabular.files import DataError, absolute
 from hetmpi.errors import UserError, check_integer
@@ -43,8 +43,7 @@ class GraphFiles(GraphData):
         a row of its own. dense: numbers of nodes are inputs too. train_per_class, valid_per_class: nodes of each class
         to train on and to hold out, drawn by the seed, in place of the files' split. Others as GraphData."""
         super().__init__(seed, fanout, replace, partition, batch_size, table_partition, cache)
-        if not isinstance(path, str) or not path:
-            raise UserError(f"data.path must be a path, got {path!r}")
+        check_path(path)
         for name, value in (("undirected", undirected), ("node_ids", node_ids), ("dense", dense)):
             check_flag(name, value)
         if (train_per_class is None) != (valid_per_class is None):

@@ -191,6 +191,12 @@ def described(graph: Graph, name: str) -> str:
     )
 
 
+def check_path(path):
+    """Raises UserError unless data.path is a text."""
+    if not isinstance(path, str) or not path:
+        raise UserError(f"data.path must be a path, got {path!r}")
+
+
 def check_flag(name: str, value):
     """Raises UserError unless the setting data.NAME is true or false."""
     if not isinstance(value, bool):
