@@ -47,6 +47,16 @@ class KeyIndex {
     return slots_[slot];
   }
 
+  // Calls use(i, number of keys[i]) for all keys in order, until it returns false.
+  template <typename Use>
+  void number_each(const int64_t* keys, int64_t n, Use use) {
+    constexpr int64_t kAhead = 8;  // slots prefetched
+    for (int64_t i = 0; i < n; ++i) {
+      if (i + kAhead < n) __builtin_prefetch(&slots_[first_slot(keys[i + kAhead])], 1);
+      if (!use(i, number(keys[i]))) return;
+    }
+  }
+
   // REQUIRES: clear() or number() before.
   bool contains(int64_t key) const { return slots_[probe(key)] >= 0; }
 
@@ -56,11 +66,12 @@ class KeyIndex {
  private:
   // The slot that contains `key`, or the empty slot for it.
   int64_t probe(int64_t key) const {
-    const uint64_t mask = slots_.size() - 1;
-    uint64_t slot = mix64(static_cast<uint64_t>(key)) & mask;
-    while (slots_[slot] >= 0 && keys_[slots_[slot]] != key) slot = (slot + 1) & mask;
+    uint64_t slot = first_slot(key);
+    while (slots_[slot] >= 0 && keys_[slots_[slot]] != key) slot = (slot + 1) & (slots_.size() - 1);
     return static_cast<int64_t>(slot);
   }
+
+  uint64_t first_slot(int64_t key) const { return mix64(static_cast<uint64_t>(key)) & (slots_.size() - 1); }
 
   void grow() {
     slots_.assign(slots_.empty() ? 16 : 2 * slots_.size(), -1);

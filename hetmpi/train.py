@@ -166,7 +166,7 @@ class Training:
             self.checkpoints.reserve(self.tables.to_save)
         self.loader = Loader(
             partial(self._drawn, "train"), world.rank, world.size, config.batch_size, self.start.step, self.total_steps,
-            config.loader.threads, config.loader.prefetch, self.task.batches(device), self.start.samples,
+            config.loader.threads, config.loader.prefetch, self._making(), self.start.samples,
         )  # fmt: skip
         self.evaluation = self._evaluation()
         self.log = self._opened_log()
@@ -433,6 +433,17 @@ class Training:
             self.world, self.task, self.tables, self._forward, partial(self._drawn, "valid"), num, settings.batch_size,
             self.device, self.spans,
         )  # fmt: skip
+
+    def _making(self) -> Callable:
+        """The function from samples to a batch with checked keys, for the loader's threads."""
+        make = self.task.batches(self.device)
+
+        def made(samples):
+            batch = make(samples)
+            self.tables.check(self.task.keys(batch))
+            return batch
+
+        return made
 
     def _drawn(self, split: str, start: int, stop: int):
         """The source's samples [start, stop) of `train` or `valid`."""

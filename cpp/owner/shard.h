@@ -10,6 +10,7 @@
 #include "owner/row_init.h"
 #include "owner/row_optimizer.h"
 #include "owner/windows.h"
+#include "vectors.h"
 
 namespace hetmpi {
 
@@ -30,6 +31,14 @@ struct Shard {
     if (row < 0 || row >= num_rows)
       throw std::out_of_range("inbox: a message names row " + std::to_string(row) + " of a shard of " +
                               std::to_string(num_rows));
+  }
+
+  // Asks for a row, which will be written.
+  void prefetch(int64_t row) const {
+    prefetch_row(weight + row * dim, dim);
+    prefetch_row(state + row * state_dim, state_dim);
+    __builtin_prefetch(clock + row, 1);
+    __builtin_prefetch(touched + row, 1);
   }
 
   // One iteration's gradient (dim), summed over all ranks.

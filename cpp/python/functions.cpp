@@ -23,7 +23,10 @@ py::tuple unique(const Array<int64_t>& ids) {
     int64_t* out = index.mutable_data();
     py::gil_scoped_release release;
     seen.clear(n);
-    for (ssize_t i = 0; i < n; ++i) out[i] = seen.number(in[i]);
+    seen.number_each(in, n, [out](int64_t i, int32_t number) {
+      out[i] = number;
+      return true;
+    });
   }
   Array<int64_t> keys(seen.size());
   std::copy(seen.keys().begin(), seen.keys().end(), keys.mutable_data());
@@ -38,9 +41,12 @@ int64_t first_repeated(const Array<int64_t>& keys) {
   static thread_local KeyIndex seen;
   py::gil_scoped_release release;
   seen.clear(n);
-  for (ssize_t i = 0; i < n; ++i)
-    if (seen.number(key[i]) != i) return i;
-  return -1;
+  int64_t repeated = -1;
+  seen.number_each(key, n, [&repeated](int64_t i, int32_t number) {
+    if (number != i) repeated = i;
+    return number == i;
+  });
+  return repeated;
 }
 
 bool all_finite(const Array<float>& values) {

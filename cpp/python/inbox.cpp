@@ -38,10 +38,13 @@ class PyInbox {
                shard_of(weight, state, clock, touched)),
         dim_(weight.shape(1)) {}
 
-  void begin(int64_t step, Array<int64_t> rows, Array<float> grads) {
-    check_shape(grads, "grads", {rows.shape(0), dim_});
-    rows_ = rows, grads_ = grads;
-    inbox_.begin(step, rows_.data(), grads_.data(), rows_.shape(0));
+  void begin(int64_t step, Array<int64_t> rows, Array<int64_t> order, Array<float> grads) {
+    const ssize_t n = rows.shape(0);
+    check_shape(order, "order", {n});
+    check_shape(grads, "grads", {-1, dim_});
+    check_in(order.data(), n, grads.shape(0), "order");
+    rows_ = rows, order_ = order, grads_ = grads;
+    inbox_.begin(step, rows_.data(), order_.data(), grads_.data(), n);
   }
 
   bool poll(double timeout_s) {
@@ -59,7 +62,7 @@ class PyInbox {
  private:
   Inbox inbox_;
   int64_t dim_;
-  Array<int64_t> rows_{0};  // of the open step, kept alive
+  Array<int64_t> rows_{0}, order_{0};  // of the open step, kept alive
   Array<float> grads_{0};
 };
 
@@ -72,7 +75,8 @@ void bind_inbox(py::module_& m) {
            py::arg("state").noconvert(), py::arg("clock").noconvert(), py::arg("touched").noconvert(),
            py::keep_alive<1, 2>(), py::keep_alive<1, 4>(), py::keep_alive<1, 5>(), py::keep_alive<1, 6>(),
            py::keep_alive<1, 7>())
-      .def("begin", &PyInbox::begin, py::arg("step"), py::arg("rows").noconvert(), py::arg("grads").noconvert())
+      .def("begin", &PyInbox::begin, py::arg("step"), py::arg("rows").noconvert(), py::arg("order").noconvert(),
+           py::arg("grads").noconvert())
       .def("poll", &PyInbox::poll, py::arg("timeout_s"))
       .def("apply", &PyInbox::apply, py::arg("optimizer"))
       .def_property_readonly("awaited", &PyInbox::awaited);

@@ -50,6 +50,8 @@ class Route:
 
     def held_by(self, ranks: np.ndarray) -> np.ndarray:
         """Mask of the keys that the selected ranks (size,) bool own: (n,) bool, for the route of a whole batch."""
+        if ranks.all() or not ranks.any():
+            return np.full(len(self.order), ranks.all())
         held = np.empty(len(self.order), bool)
         held[self.order] = np.repeat(ranks, self.counts)
         return held

@@ -17,7 +17,6 @@ from hetmpi import _C
 from hetmpi.comm.collective import Collective
 from hetmpi.comm.mailbox import Message
 from hetmpi.comm.one_sided import OneSided
-from hetmpi.comm.route import Route
 from hetmpi.comm.transport import TRIAL_KEYS, Endpoint, choose, trial_route
 from hetmpi.comm.waiting import Patience
 from hetmpi.in_flight import InFlight, finish, timed
@@ -92,7 +91,7 @@ class BspClient:
         if self._is_written:
             raise RuntimeError("EmbeddingTable.peek: a write is not settled yet: call flush() on every rank first")
         rows = np.empty((len(keys.array), self.parts.dim), np.float32)
-        self.transport.peek("weight", Route.of_keys(self.parts.partition, keys.array), rows)
+        self.transport.peek("weight", keys.route, rows)
         return self._cache.on_device(rows)
 
     def announce(self, keys: Keys):
@@ -120,7 +119,10 @@ class BspClient:
         if self._cache.device.type != "cpu":
             check_finite(request.keys, values)
         own_rows, own_order = request.batch_route.of(self._world.rank)
-        self._inbox.begin(self.step, own_rows, values[own_order])  # a copy: the caller may change grads after the call
+        own_values = values
+        if not self._world.is_one_node:  # applied after the call, when the caller may have changed the gradients
+            own_values, own_order = values[own_order], np.arange(len(own_order))
+        self._inbox.begin(self.step, own_rows, own_order, own_values)
         self._is_written = self._is_open = True
         message = Message(self.step, request.batch_route, values)
         self.parts.counters.push_bytes += self._mailbox.send(message, True, self._world.drain)

@@ -24,6 +24,7 @@ import torch
 from hetmpi import _C
 from hetmpi.comm.memory import refuse_if_short, size_text
 from hetmpi.comm.mpi import MPI
+from hetmpi.comm.route import Route
 from hetmpi.comm.waiting import wait_for
 from hetmpi.comm.window import Layout, ShardMemory
 from hetmpi.comm.world import World
@@ -90,7 +91,7 @@ class ReplicatingClient:
             return self._joined(split, others)
 
     def peek(self, keys: Keys) -> torch.Tensor:
-        split = Split(keys, self._bounds)
+        split = Split(keys, self._bounds, self.parts.partition)
         others = self.inner.peek(split.others)
         if self._sent is not None:
             raise RuntimeError("EmbeddingTable.peek: a write is not settled yet: call flush() on every rank first")
@@ -192,7 +193,7 @@ class ReplicatingClient:
         for known in self._splits:
             if known.is_of(keys):
                 return known
-        split = Split(keys, self._bounds)
+        split = Split(keys, self._bounds, self.parts.partition)
         if keeps:
             self._splits = [split, *self._splits[:MOST_AHEAD]]  # the current batch and the announced ones
         return split
@@ -214,9 +215,9 @@ class Split:
                               replica
     """
 
-    def __init__(self, keys: Keys, bounds: np.ndarray):
+    def __init__(self, keys: Keys, bounds: np.ndarray, partition: _C.Partition):
         """bounds: begin and end of each range of replicated keys, (2 * number of ranges,) int64, ascending."""
-        self.keys, self.array = keys.tensor, keys.array.copy()
+        self.keys, self.array = keys.tensor, keys.array
         begins, ends = bounds[::2], bounds[1::2]
         first_rows = np.cumsum(ends - begins) - (ends - begins)  # of each range in the replica
         place = np.searchsorted(bounds, self.array, side="right")  # odd within a range
@@ -225,7 +226,7 @@ class Split:
         field = place[self.at_replicated] // 2
         self.rows = self.array[self.at_replicated] + (first_rows - begins)[field]
         others = self.array[self.at_others]
-        self.others = Keys(torch.from_numpy(others), others)
+        self.others = Keys(torch.from_numpy(others), others, Route.of_keys(partition, others))
 
     def is_of(self, keys: Keys) -> bool:
         return self.keys is keys.tensor and np.array_equal(self.array, keys.array)

@@ -21,10 +21,12 @@ class Keys:
     """Keys of a call, checked.
 
     tensor  (U,) int64 on the CPU, which identifies the batch in later calls; may be overwritten afterwards
-    array   its values (U,) int64"""
+    array   its values (U,) int64, not overwritten
+    route   their owners"""
 
     tensor: torch.Tensor
     array: np.ndarray
+    route: Route
 
 
 class Phase(Enum):
@@ -57,7 +59,7 @@ class PullRequest:
         cache reads and writes."""
         self.keys, self.num = keys.tensor, len(keys.array)
         self._partition, self._remote_ranks, self._empty = partition, remote_ranks, empty
-        self.batch_route = Route.of_keys(partition, keys.array)
+        self.batch_route = keys.route
         self._over(keys.array, self.batch_route)
 
     def _over(self, array: np.ndarray, route: Route):

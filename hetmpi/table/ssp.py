@@ -20,7 +20,6 @@ import torch
 
 from hetmpi import _C
 from hetmpi.comm.one_sided import OneSided
-from hetmpi.comm.route import Route
 from hetmpi.comm.transport import TRIAL_KEYS, Endpoint, Pull, Transport, choose, trial_route
 from hetmpi.comm.two_sided import UNANNOUNCED, TwoSided
 from hetmpi.in_flight import InFlight, finish, timed
@@ -230,7 +229,7 @@ class SspClient:
 
     def peek(self, keys: Keys) -> torch.Tensor:
         rows = np.empty((len(keys.array), self.parts.dim), np.float32)
-        self.transport.peek("weight", Route.of_keys(self.parts.partition, keys.array), rows)
+        self.transport.peek("weight", keys.route, rows)
         return self._cache.on_device(rows)
 
     def resume_at(self, step: int):

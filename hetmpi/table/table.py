@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from hetmpi import _C
-from hetmpi.comm.route import make_partition
+from hetmpi.comm.route import Route, make_partition
 from hetmpi.comm.window import Layout, RmaWindow, ring_bytes
 from hetmpi.comm.world import World
 from hetmpi.counters import Counters
@@ -26,11 +26,12 @@ from hetmpi.table.cache import CacheSettings, RowCache, Staleness
 from hetmpi.table.client import Client, Parts, check_finite
 from hetmpi.table.optim import RowOptimizer, check_choice
 from hetmpi.table.replicas import ReplicatingClient
-from hetmpi.table.request import MOST_AHEAD, Keys
+from hetmpi.table.request import Keys
 from hetmpi.table.ssp import SspClient
 from hetmpi.table.store import ShardStore
 
 EXCHANGES = ("auto", "rma", "alltoall")
+MOST_KNOWN = 16  # batches of which a table remembers the keys: made, announced, read and being written
 REMOTE_WINDOW = {"rma": "needed", "auto": "wanted", "alltoall": "unused"}
 
 
@@ -90,7 +91,7 @@ class EmbeddingTable:
         self.staleness, self.optimizer = staleness, optimizer
         self.partition, self.partition_kind = make_partition(partition, num_rows, world.size), partition
         self.counters, self.spans, self.touched_since = Counters(), spans or Spans(), None
-        self._known = deque(maxlen=MOST_AHEAD + 1)  # keys checked recently: a batch is announced, read and written
+        self._known: deque[Keys] = deque(maxlen=MOST_KNOWN)  # keys checked recently
         rule = optimizer.core(dim)
         make_client = BspClient if staleness.is_synchronous else SspClient
         record, layouts = layouts_of(world.size, self.partition, rule, dim, staleness, inbox_bytes)
@@ -222,6 +223,11 @@ class EmbeddingTable:
 
     # Checks of keys and gradients.
 
+    def check(self, keys: torch.Tensor):
+        """Checks keys that read, prefetch and write will get as the same tensor, which then need not. Thread-safe: for
+        the thread that makes a batch. Raises as read()."""
+        self._checked(keys, "read")
+
     def to_read(self, keys: torch.Tensor) -> Keys:
         """Checked keys for the client. Raises as read()."""
         with self.spans("find"):
@@ -242,8 +248,9 @@ class EmbeddingTable:
         if not torch.is_tensor(keys) or keys.dtype != torch.int64 or keys.dim() != 1 or not keys.is_cpu:
             raise UserError(f"EmbeddingTable.{verb}: keys must be int64 of shape (U,) on the CPU, got {kind_of(keys)}")
         array = keys.contiguous().numpy()
-        if any(known is keys and np.array_equal(checked, array) for known, checked in self._known):
-            return Keys(keys, array)
+        for known in list(self._known):  # another thread may add to it
+            if known.tensor is keys and np.array_equal(known.array, array):
+                return known
         again = _C.first_repeated(array) if are_unique else -1
         if again >= 0:
             raise UserError(
@@ -256,9 +263,10 @@ class EmbeddingTable:
                 f"EmbeddingTable.{verb}: keys must lie in [0, {self.num_rows:,}), got {wrong[0]} "
                 f"({wrong.size:,} of {array.size:,} are out of range)"
             )
+        checked = Keys(keys, array.copy(), Route.of_keys(self.partition, array))
         if are_unique:
-            self._known.append((keys, array.copy()))  # a copy: the tensor may be overwritten
-        return Keys(keys, array)
+            self._known.append(checked)
+        return checked
 
     def _checked_grads(self, keys: torch.Tensor, grads: torch.Tensor) -> torch.Tensor:
         shape = len(keys), self.dim

@@ -1194,7 +1194,7 @@ class InboxTrial {
   void step(int64_t step) {
     std::vector<Batch> batches;
     for (int64_t rank = 0; rank < kRanks; ++rank) batches.push_back(gradients(random_, rows_.num_rows));
-    const Floats own = begin(step, batches[own_rank_]);
+    begin(step, batches[own_rank_]);
     deliver(step, batches);
     CHECK(inbox_.poll() && inbox_.awaited() == kRanks);
     const std::map<int64_t, Floats> sums = summed_in_rank_order(batches);
@@ -1209,13 +1209,9 @@ class InboxTrial {
  private:
   static constexpr RecordFormat kGrads{kDim, false};
 
-  // Begins the step; returns the rank's own gradients in the order of their rows, which must outlive poll().
-  Floats begin(int64_t step, const Batch& own) {
-    Floats grads;
-    for (const int64_t j : own.order)
-      grads.insert(grads.end(), own.values.begin() + j * kDim, own.values.begin() + (j + 1) * kDim);
-    inbox_.begin(step, own.rows.data(), grads.data(), own.size());
-    return grads;
+  // Begins the step with the rank's own gradients, which must outlive apply().
+  void begin(int64_t step, const Batch& own) {
+    inbox_.begin(step, own.rows.data(), own.order.data(), own.values.data(), own.size());
   }
 
   // The other ranks send in a random order, each as much as its ring has room for.
@@ -1385,7 +1381,7 @@ void inbox_refuses_other_steps_and_rows_that_are_not_there(uint64_t seed) {
     Rings rings(2, min_ring_capacity(format), format);
     OwnedRows rows(3);
     Inbox inbox(rings.ends(), 1, rows.shard());
-    inbox.begin(5, nullptr, nullptr, 0);
+    inbox.begin(5, nullptr, nullptr, nullptr, 0);
     CHECK(!inbox.poll());
     Origin(rings, 0).send(step, one_row(random, row));
     if (row < 0)

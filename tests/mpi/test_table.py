@@ -407,6 +407,8 @@ def test_keys_given_twice_are_refused(placed, settings):
     table.read(keys)
     with pytest.raises(UserError, match="EmbeddingTable.prefetch: keys must be unique, got 5 twice"):
         table.prefetch(twice)
+    with pytest.raises(UserError, match="EmbeddingTable.read: keys must be unique, got 5 twice"):
+        table.check(twice)
     with pytest.raises(UserError, match="EmbeddingTable.write: keys must be unique, got 5 twice"):
         table.write(twice, torch.ones(5, DIM))
     table.write(keys, torch.ones(3, DIM))
