@@ -2,15 +2,18 @@
 applies it to larger clusters.
 
     ./run.sh bench model [net=het] [dim=128] [batches=128,2048] [scale=0.1] [zipf=1.05] [s=100] [cache=10] [rate=1gbit]
-                         [hosts=2,4] [steps=100] [warmup=50] [repeats=1] [ranks=8,64,256,1024] [rates=10,100,400]
+                         [hosts=2,4] [steps=100] [warmup=50] [repeats=1] [ranks=8,64,256,1024] [ranks_per_node=8]
+                        [rates=10,100,400]
 
-    step(P) = k (local + far (P - 2)) + alone / rate + max(0, allreduce(P) + beside / rate - k write)
+    step(P) = k (local + far (N - 2)) + alone / rate + max(0, allreduce(P) + beside / rate - k write)
+
+for P ranks on N nodes, of which those of one share a link of `rates` Gb/s: rate is a rank's part of it.
 
     local       the rank's own work, on 2 hosts with links as fast as memory: the floor's, a + b B for B samples, and
                 hetmpi's addition, c + d K for K keys (s = 0: of other ranks). The floor is the dense network with all
                 rows in memory
-    far         processor time per further rank to exchange messages with, from 3 hosts against 2 with almost no
-                samples; it includes polling while ranks wait for each other, so it is rather too large
+    far         processor time per further node to exchange messages with (hetmpi/comm/rails.py), without the polling
+                of ranks that wait for each other: 3 hosts against 2, with almost no samples
     allreduce   the larger of its time per doubling of ranks, without a slow link, times k log2 P, and 2 (P - 1) / P of
                 the dense gradients' bytes over the rate; if ranks outnumber cores, and so sleep while they wait, it is
                 taken from 3 hosts
@@ -57,16 +60,19 @@ SETTINGS = {
     "warmup": 50,
     "repeats": 1,
     "ranks": [8, 64, 256, 1024],
+    "ranks_per_node": 8,
     "rates": [10.0, 100.0, 400.0],
 }
 KINDS = ("floor", "hetmpi s = 0", "hetmpi s >= 1")
 BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 RATE = rf"([0-9.]+)({'|'.join(BITS)})"
+CPU = ("main_cpu_ms", "polled_cpu_ms")
 FEW = 8  # samples of a batch whose cost is almost only messages
 
 
 def main():
     settings = checked_settings(parse("model", SETTINGS, sys.argv[1:]))
+    on_node = settings["ranks_per_node"]
     law, runs = Law(settings), measured(settings)
     model = Model(settings, law, runs)
     checked = [model.check(key, name) for key in runs if key[1] != "none" for name in runs[key]]
@@ -76,7 +82,7 @@ def main():
             "ranks": ranks,
             "gbit": rate,
             "batch": batch,
-            **{name: model.step_ms(name, ranks, batch, 1e9 * rate / 8) for name in KINDS},
+            **{name: model.step_ms(name, ranks, batch, 1e9 * rate / 8, on_node) for name in KINDS},
         }
         for batch in settings["batches"]
         for rate in settings["rates"]
@@ -129,6 +135,7 @@ def checked_settings(settings: dict) -> dict:
         "s must be at least 1, or null": settings["s"] is not None and settings["s"] < 1,
         f"rate must be a number and one of {', '.join(BITS)}": not re.fullmatch(RATE, settings["rate"]),
         "hosts must be 2 or more": min(settings["hosts"]) < 2,
+        "ranks_per_node must be 1 or more": settings["ranks_per_node"] < 1,
     }
     if any(wrong.values()):
         sys.exit("bench model: " + "; ".join(text for text, is_wrong in wrong.items() if is_wrong))
@@ -149,7 +156,7 @@ def contenders_of(settings: dict) -> dict[str, list[str]]:
 
 def figures(results: list[dict], settings: dict) -> dict:
     """Figures of one contender per step."""
-    kept = {name: median_of(results, name, settings) for name in (*(f"{part}_ms" for part in PARTS), "main_cpu_ms")}
+    kept = {name: median_of(results, name, settings) for name in (*(f"{part}_ms" for part in PARTS), *CPU)}
     counted = (
         [median_of(results, name, settings) for name in ("pulled_bytes", "pushed_bytes")]
         if "wait_ms" in results[0]
@@ -233,45 +240,60 @@ class Model:
         """The dense network of the problem."""
         return problem.NETWORKS[self.settings["net"]](self.law.num_fields, self.dim)
 
-    def load(self, kind: str, batch: int, ranks: int) -> float:
-        """The variable of a rank's work: samples for the floor, keys for hetmpi."""
+    def load(self, kind: str, batch: int, ranks: int, on_node: int = 1) -> float:
+        """The variable of a rank's work: samples for the floor, keys for hetmpi, at s = 0 those of other nodes."""
         if kind == "floor":
             return batch
         keys = self.law.used(batch).sum()
-        return keys * (ranks - 1) / ranks if kind == "hetmpi s = 0" else keys
+        return keys * max(ranks - on_node, 1) / ranks if kind == "hetmpi s = 0" else keys
 
     def far_ms(self, kind: str) -> float:
-        """Processor time of one more rank to communicate with, without the floor's."""
+        """Processor time of one more node to communicate with, without the floor's."""
         three, two = (
-            {name: run["main_cpu_ms"] for name, run in self.runs[hosts, "none", FEW].items()} for hosts in (3, 2)
+            {name: run["main_cpu_ms"] - run["polled_cpu_ms"] for name, run in self.runs[hosts, "none", FEW].items()}
+            for hosts in (3, 2)
         )
         return max(0.0, three[kind] - three["floor"] - (two[kind] - two["floor"]))
 
     def step_ms(
-        self, kind: str, ranks: int, batch: int, rate: float, crowd: float = 1.0, step: int | None = None
+        self,
+        kind: str,
+        ranks: int,
+        batch: int,
+        link: float,
+        on_node: int = 1,
+        crowd: float = 1.0,
+        step: int | None = None,
     ) -> float:
-        """rate: bytes per second. crowd: ranks per core. step: position in the run, None for the steady state."""
+        """link: bytes per second of a node. on_node: its ranks. crowd: ranks per core. step: position in the run, None
+        for the steady state."""
+        on_node = min(on_node, ranks)
+        nodes, rate = math.ceil(ranks / on_node), link / on_node
         local = sum(
             self.constants[part]["ms"]
-            + self.constants[part]["ms_each"] * self.load(part, batch, ranks)
-            + self.constants[part]["far_ms"] * (ranks - 2)
+            + self.constants[part]["ms_each"] * self.load(part, batch, ranks, on_node)
+            + self.constants[part]["far_ms"] * (nodes - 2)
             for part in dict.fromkeys(["floor", kind])
         )
-        reduced = 2 * (ranks - 1) / ranks * self.dense_bytes / rate * 1000
+        reduced = 2 * (nodes - 1) / nodes * self.dense_bytes / link * 1000
         each = self.constants["crowded_allreduce_ms" if crowd > 1 else "allreduce_ms"]
         allreduce = max(crowd * each * math.log2(ranks), reduced)
-        traffic, write = self.traffic(kind, batch, ranks, step), self.write_ms(kind, batch, ranks)
+        traffic, write = self.traffic(kind, batch, ranks, on_node, step), self.write_ms(kind, batch, ranks, on_node)
         waited = max(0.0, allreduce + 1000 * traffic.beside / rate - crowd * write)
         return crowd * local + 1000 * traffic.alone / rate + waited
 
-    def write_ms(self, kind: str, batch: int, ranks: int) -> float:
+    def write_ms(self, kind: str, batch: int, ranks: int, on_node: int) -> float:
         """Time of a write to the table, measured on two hosts, scaled by the bytes written."""
         known = min((self.settings["batches"][0], self.settings["batches"][-1]), key=lambda b: abs(math.log(b / batch)))
-        return self.runs[2, "none", known][kind]["push_ms"] * self.load(kind, batch, ranks) / self.load(kind, known, 2)
+        return (
+            self.runs[2, "none", known][kind]["push_ms"]
+            * self.load(kind, batch, ranks, on_node)
+            / self.load(kind, known, 2)
+        )
 
-    def traffic(self, kind: str, batch: int, ranks: int, step: int | None) -> Traffic:
-        """Bytes that one rank receives in a step."""
-        share, keys, row = (ranks - 1) / ranks, self.law.used(batch).sum(), 4 * self.dim
+    def traffic(self, kind: str, batch: int, ranks: int, on_node: int, step: int | None) -> Traffic:
+        """Bytes that one rank receives in a step from other nodes."""
+        share, keys, row = (ranks - on_node) / ranks, self.law.used(batch).sum(), 4 * self.dim
         if kind == "floor":
             return Traffic(0, 0, 0)
         if kind == "hetmpi s = 0":
@@ -285,9 +307,10 @@ class Model:
         measured = self.runs[key][kind]
         return {
             "hosts": hosts, "batch": batch, "kind": kind,
-            "step_ms": self.step_ms(kind, hosts, batch, bytes_per_second(rate), crowd_of(hosts), self.middle),
+            "step_ms": self.step_ms(kind, hosts, batch, bytes_per_second(rate), 1, crowd_of(hosts), self.middle),
             "measured_ms": measured["step_ms"],
-            "bytes": hosts * self.traffic(kind, batch, hosts, self.middle).counted, "measured_bytes": measured["bytes"],
+            "bytes": hosts * self.traffic(kind, batch, hosts, 1, self.middle).counted,
+            "measured_bytes": measured["bytes"],
         }  # fmt: skip
 
 
@@ -319,7 +342,7 @@ def show_predicted(predicted: list[dict]):
     print(
         f"\n{'ranks':>5}{'Gb/s':>6}{'batch':>7}"
         + "".join(f"{kind:>15}" for kind in KINDS)
-        + "   ms a step, one rank per core"
+        + "   ms a step, one rank per core, nodes with a link each"
     )
     for p in predicted:
         print(f"{p['ranks']:5}{p['gbit']:6.0f}{p['batch']:7}" + "".join(f"{p[kind]:15.2f}" for kind in KINDS))

@@ -4,6 +4,8 @@ ranks exchange messages as ranks of different machines do.
     ./run.sh bench scale [ranks=2,4,8,16,32] [ranks_per_node=4] [s=0,100] [tables=1] [batch=128] [dim=32] [scale=0.1]
                          [steps=40] [warmup=20] [exchange=alltoall]
 
+ranks_per_node: 0 for the nodes as they are: slurm/scale.sbatch measures so on a cluster.
+
 A step reads the keys of a batch of Criteo's shape, announces the next batch and writes a gradient of every row.
 tables: the fields are dealt to so many tables, read and written together. Processor time per step and rank is that of
 the main thread without its polling, that in polls while it waits, and that of all threads; so ranks may outnumber
@@ -30,6 +32,7 @@ SETTINGS = {
 BASE = 4  # ranks that growth is relative to
 FIGURES = ("main_ms", "poll_ms", "all_ms", "messages", "node_bytes", "mailbox_bytes", "start_s")
 TOLD = "bench scale: "
+HEADER = f"{'s':>4} {'ranks':>6} " + " ".join(f"{name:>13}" for name in FIGURES)
 
 
 def main():
@@ -38,12 +41,12 @@ def main():
     if "SCALE_BEGAN" in os.environ:
         return measure(settings)
     found = {name: {str(s): {} for s in settings["s"]} for name in FIGURES}
-    print(f"{'s':>4} {'ranks':>6} " + " ".join(f"{name:>13}" for name in FIGURES))
+    print(HEADER)
     for ranks in settings["ranks"]:
         for s, row in run(ranks).items():
             for name in FIGURES:
                 found[name][s][ranks] = row[name]
-            print(f"{s:>4} {ranks:>6} " + " ".join(f"{row[name]:>13,.2f}" for name in FIGURES), flush=True)
+            print(line_of(s, ranks, row), flush=True)
     growth = {s: growth_of(of_ranks) for s, of_ranks in found["main_ms"].items()}
     print(json.dumps({**found, "growth": growth, "settings": settings}))
 
@@ -56,6 +59,11 @@ def run(ranks: int) -> dict:
     if told.returncode != 0:
         sys.exit(f"bench scale: the run on {ranks} ranks failed")
     return json.loads(next(line for line in told.stdout.splitlines() if line.startswith(TOLD))[len(TOLD) :])
+
+
+def line_of(s, ranks: int, row: dict[str, float]) -> str:
+    """A line below HEADER."""
+    return f"{s:>4} {ranks:>6} " + " ".join(f"{row[name]:>13,.2f}" for name in FIGURES)
 
 
 def growth_of(main_ms: dict[int, float]) -> float | None:
@@ -71,13 +79,14 @@ def measure(settings):
         from hetmpi.comm.world import World
 
         world.start_horovod()  # its thread makes MPI progress between nodes, as in training
-        placed = World(world.comm, settings["ranks_per_node"])
+        placed = World(world.comm, settings["ranks_per_node"]) if settings["ranks_per_node"] else world
         figures = {}
         for s in settings["s"]:
             mine = time_steps(placed, settings, s)
             all_ranks = placed.comm.allgather(mine)
             figures[s] = {name: float(np.mean([of_rank[name] for of_rank in all_ranks])) for name in FIGURES}
         if world.rank == 0:
+            print(HEADER, *(line_of(s, world.size, row) for s, row in figures.items()), sep="\n")
             print(TOLD + json.dumps(figures), flush=True)
 
     launch(run)

@@ -8,6 +8,7 @@ import torch
 
 from hetmpi import _C
 from hetmpi.errors import NotFinite
+from hetmpi.no_dynamo import update_of
 from hetmpi.table.optim import Schedule, check_choice
 
 DENSE_RULES = {"sgd": 0.1, "adagrad": 0.003, "adam": 0.005}  # rule -> default learning rate
@@ -35,6 +36,7 @@ class DenseOptimizer:
         kind = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}[rule]
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         model.to(device)
+        self._update = update_of(kind)
         self.optimizer = kind(model.parameters(), lr=lr, weight_decay=weight_decay)
         on_gpu = device.type != "cpu" and hvd.nccl_built() and has_own_gpu(hvd, device)
         self._gradients = AveragedGradients(hvd, model, device if on_gpu else torch.device("cpu"))
@@ -68,7 +70,8 @@ class DenseOptimizer:
             torch.nn.utils.clip_grad_norm_(self._parameters, self.clip_norm)
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr * self.schedule.factor(step)
-        self.optimizer.step()
+        with torch.no_grad():
+            self._update(self.optimizer)
         self.optimizer.zero_grad()
 
 

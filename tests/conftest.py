@@ -57,11 +57,13 @@ class LongTests:
 
 
 def pytest_collection_modifyitems(items):
-    """Whole programs and compilers take seconds."""
+    """Whole programs and compilers take seconds. What is rare is long."""
     here = Path(__file__).parent
     for item in items:
         if item.path.relative_to(here).parts[0] in ("system", "cpp") or starts_programs(item):
             item.add_marker("slow")
+        if item.get_closest_marker("rare"):
+            item.add_marker("long")
 
 
 def starts_programs(item) -> bool:

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Tries slurm/ under a Slurm of its own, on this machine alone: tools/slurm_trial.sh [PART...]
 #
-#   tools/slurm_trial.sh signal preempt        # parts: signal, preempt, kill, node, limit, sweep, recipe; default all
+#   tools/slurm_trial.sh signal preempt        # parts: signal, preempt, kill, node, limit, sweep, recipe, scale; default all
 #
 # The machine becomes two nodes of two CPUs each, by two slurmds; a training on a rank of each is interrupted again and again:
 # signal: by scancel --signal=USR1; preempt: by a job of a partition of higher priority; kill: a rank dies; node: a node
 # is lost. At its end it must have the bits of one that nobody interrupted. limit: --signal before the time limit, which
 # Slurm looks at twice a minute. sweep: two points by submitit. recipe: the lines of docs/recipes.md, on nodes
-# that claim to have the cores that train.sbatch asks for.
+# that claim to have the cores that train.sbatch asks for. scale: scale.sbatch.
 # Daemons, configuration, munge's key and ports are the trial's own and removed at the end, however that comes.
 #
 # Exit code: 0 if all claims hold, 1 if one does not, 77 where this cannot be tried, with the reason.
@@ -22,14 +22,14 @@ HETMPI_VENV=$(python -c 'import sys; print(sys.prefix)')  # for train.sbatch
 export HETMPI_VENV PYTHONPATH=$ROOT:${PYTHONPATH:-}
 export MPIR_CVAR_POLLS_BEFORE_YIELD=1 OMPI_MCA_mpi_yield_when_idle=1  # each rank takes its node's cores for its own
 mpi=$(python -c 'from hetmpi.comm.mpi import srun_mpi; print(srun_mpi())')
-parts=${*:-signal preempt kill node limit sweep recipe}
+parts=${*:-signal preempt kill node limit sweep recipe scale}
 folder=${TMPDIR:-/tmp}/hetmpi-slurm-$$
 small="data.scale=0.002 batch_size=64 table.dim=16 log.every_steps=10 eval.max_samples=500 device=cpu"
 failures=0
 
 main() {
     for part in $parts; do
-        [[ $part =~ ^(signal|preempt|kill|node|limit|sweep|recipe)$ ]] || { echo "slurm_trial.sh: no part $part" >&2; exit 2; }
+        [[ $part =~ ^(signal|preempt|kill|node|limit|sweep|recipe|scale)$ ]] || { echo "slurm_trial.sh: no part $part" >&2; exit 2; }
     done
     [ "$(id -u)" = 0 ] || skip "needs root, to start Slurm"
     [[ $PATH == */usr/sbin* ]] || PATH=$PATH:/usr/sbin
@@ -45,6 +45,7 @@ main() {
     if [[ " $parts " == *" limit "* ]]; then try_limit; fi
     if [[ " $parts " == *" sweep "* ]]; then try_sweep; fi
     if [[ " $parts " == *" recipe "* ]]; then try_recipe; fi
+    if [[ " $parts " == *" scale "* ]]; then try_scale; fi
     echo "=== $failures failed, $SECONDS s, --mpi=$mpi ==="
     [ $failures = 0 ]
 }
@@ -215,6 +216,16 @@ try_recipe() {
     claim "recipe: the same name goes on" await 240 grep -qs "^resumed from runs/run7/" "run7-$job.log"
     scancel "$job"
     unset SBATCH_PARTITION
+}
+
+# Both nodes are this machine: ranks_per_node=1 makes them two for the table.
+try_scale() {
+    local job
+    job=$(cd "$ROOT" && sbatch --parsable -N2 --ntasks-per-node=1 -o "$folder/scale-%j.log" slurm/scale.sbatch \
+        ranks_per_node=1 s=0,10 steps=10 warmup=2)
+    claim "scale: the job ends well" await 240 is_in_state "$job" COMPLETED
+    grep -vE '^bench scale:' "scale-$job.log"
+    claim "scale: a line for each staleness on one node and on two" test "$(grep -cE '^ +(0|10) +[12] ' "scale-$job.log")" = 4
 }
 
 sweep_is_right() {

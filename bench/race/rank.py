@@ -89,10 +89,12 @@ class OverRows(torch.nn.Module):
 
 
 class Processor:
-    """Processor time of this process by chunks of steps: of the calling thread, and of all other threads."""
+    """Processor time of this process by chunks of steps: of the calling thread, of that in polls while it waits, and of
+    all other threads."""
 
-    def __init__(self):
-        self.main_ms, self.other_ms = [], []
+    def __init__(self, world):
+        self._notices = world.notices
+        self.main_ms, self.polled_ms, self.other_ms = [], [], []
         self.restart()
 
     def restart(self):
@@ -101,18 +103,18 @@ class Processor:
 
     def now(self) -> np.ndarray:
         main = time.thread_time()
-        return 1000 * np.array([main, time.process_time() - main])
+        return 1000 * np.array([main, self._notices.polled_s, time.process_time() - main])
 
     def lap(self):
         """Ends a chunk."""
         now = self.now()
-        for values, ms in zip((self.main_ms, self.other_ms), (now - self.was) / chunk_steps()):
+        for values, ms in zip((self.main_ms, self.polled_ms, self.other_ms), (now - self.was) / chunk_steps()):
             values.append(float(ms))
         self.was = now
 
     def figures(self) -> dict:
         """ms per step of each chunk."""
-        return {"main_cpu_ms": self.main_ms, "other_cpu_ms": self.other_ms}
+        return {"main_cpu_ms": self.main_ms, "polled_cpu_ms": self.polled_ms, "other_cpu_ms": self.other_ms}
 
 
 def config_of(world, problem: Problem, overrides: list[str]):
@@ -130,7 +132,7 @@ def hetmpi(world, problem: Problem, overrides: list[str], num_tables: int = 1):
     """Trains, and reports the trainer's log."""
     config = config_of(world, problem, overrides)
     torch.set_num_threads(1)
-    processor, source, model = Processor(), None, None
+    processor, source, model = Processor(world), None, None
     if problem.net != GRAPH:
         source, model = Recorded(problem, num_tables), OverRows(problem)
     if num_tables > 1:
@@ -203,7 +205,7 @@ def floor(world, problem: Problem, device: torch.device):
     work = kind(world, problem, device)
     dense = DenseOptimizer(hvd, work.model, "sgd", DENSE_LR, 0.0, Schedule(), device)
     parts, spent, laps = {f"{part}_ms": [] for part in PARTS}, spans.as_array(), Laps()
-    processor = Processor()
+    processor = Processor(world)
     for step in range(problem.steps):
         with spans("forward"):
             loss = work.loss(step)

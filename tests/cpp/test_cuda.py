@@ -51,7 +51,7 @@ def test_the_gpu_cache_run_by_the_cpu_equals_the_cpu_cache(tmp_path):
         assert code == 0, text
 
 
-@pytest.mark.long
+@pytest.mark.rare
 @needs_compiler
 def test_tables_keep_their_promises_with_their_lines_on_a_gpu(tmp_path):
     package = tmp_path / "hetmpi"

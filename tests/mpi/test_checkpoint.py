@@ -296,7 +296,7 @@ def test_rows_saved_on_three_ranks_come_back_on_any_number_in_any_partition(save
     assert outcome.code == 0, outcome.text
 
 
-@pytest.mark.long
+@pytest.mark.rare
 def test_a_run_goes_on_on_other_ranks_with_no_sample_lost_or_twice(tmp_path):
     settings = [
         *SMALL,

@@ -275,7 +275,9 @@ def exported(tmp_path_factory):
 
 
 @pytest.mark.parametrize("ranks, how", [
-    (1, []), (2, ["table.replicate_below_rows=100"]), (2, ["table.staleness=10", "table.ranks_per_node=1"]),
+    pytest.param(1, [], marks=pytest.mark.rare),
+    pytest.param(2, ["table.replicate_below_rows=100"], marks=pytest.mark.rare),
+    (2, ["table.staleness=10", "table.ranks_per_node=1"]),
     (3, ["table.staleness=10", "table.cache.admit=all", "table.replicate_below_rows=100", "table.partition=hash"]),
 ])  # fmt: skip
 def test_a_run_starts_from_the_rows_of_another(tmp_path, exported, ranks, how):
@@ -288,6 +290,7 @@ def test_a_run_starts_from_the_rows_of_another(tmp_path, exported, ranks, how):
     assert np.array_equal(bits(by_key(tmp_path / "checkpoints/step-00000003")["weight"]), bits(expected))
 
 
+@pytest.mark.rare
 def test_a_resumed_run_keeps_the_rows_of_its_checkpoint(tmp_path, exported):
     start = [*SMALL, f"run.dir={tmp_path}", "resume=auto"]
     assert train(2, *start, "steps=2", f"table.init_from={exported}").code == 0
@@ -304,6 +307,7 @@ def test_a_wrong_file_ends_the_run_with_one_message(tmp_path):
     assert outcome.text.count("table.init_from=gone.parquet: there is no such file or folder") == 1, outcome.text
 
 
+@pytest.mark.rare
 def test_several_tables_are_filled_from_folders_of_their_names(tmp_path):
     """And a file beside the folders is refused, as it names no table."""
     of_ratings = ["data._target_=ratings.Ratings", "task._target_=ratings.Rating", "model._target_=ratings.Factors"]

@@ -16,14 +16,20 @@ from hetmpi.comm.world import World
 from hetmpi.run.watchdog import Watchdog
 from hetmpi.spans import Spans
 
+THREE_AND_ONE = ["table.ranks_per_node=3", "table.exchange=alltoall"]  # ranks of nodes of unequal size
+LATE = ["table.staleness=10", "table.cache.capacity_fraction=0.1"]
+
 
 @pytest.mark.long
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_answers_no_more_ends_the_job(tmp_path, rank):
+@pytest.mark.parametrize(
+    "rank, ranks, nodes",
+    [(0, 3, []), (1, 3, []), (0, 4, THREE_AND_ONE), (3, 4, [*THREE_AND_ONE, *LATE])],
+)
+def test_a_rank_that_answers_no_more_ends_the_job(tmp_path, rank, ranks, nodes):
     env = environment()
-    settings = [*SMALL, "device=cpu", f"run.dir={tmp_path}", "steps=1000000", "watchdog.seconds=3"]
+    settings = [*SMALL, "device=cpu", f"run.dir={tmp_path}", "steps=1000000", "watchdog.seconds=3", *nodes]
     process = subprocess.Popen(
-        [mpiexec(), "-n", "3", sys.executable, "-m", "hetmpi.train", *settings], cwd=ROOT, env=env, text=True,
+        [mpiexec(), "-n", str(ranks), sys.executable, "-m", "hetmpi.train", *settings], cwd=ROOT, env=env, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     deadline = time.monotonic() + 60

@@ -2,7 +2,7 @@
 equal those of an uninterrupted run. For s >= 1 rows count the samples with their keys (counting_model.py), and at the
 end every sample of the stream must be counted once. Prints its progress; exit code 1 on failure.
 
-    python tests/support/kill_check.py [KILLS] [STALENESS] [RANKS]      default 50 0 2; some 7 minutes
+    python tests/support/kill_check.py [KILLS] [STALENESS] [RANKS] [SETTING=VALUE ...]    default 50 0 2; 7 minutes
 """
 
 import os
@@ -24,12 +24,16 @@ ENDLESS, EVERY, MORE, BATCH, SCALE = 10**9, 100, 500, 64, 0.002
 
 
 def main():
-    kills, staleness, ranks = (int(text) for text in (sys.argv[1:] + ["50", "0", "2"][len(sys.argv) - 1 :]))
+    numbers, settings = (
+        [text for text in sys.argv[1:] if "=" not in text],
+        [text for text in sys.argv[1:] if "=" in text],
+    )
+    kills, staleness, ranks = (int(text) for text in numbers + ["50", "0", "2"][len(numbers) :])
     folder = Path(tempfile.mkdtemp(prefix="hetmpi-kill-"))
     random, counts = np.random.default_rng(0), {"in a checkpoint": 0, "between": 0}
     while sum(counts.values()) < kills:
         process = subprocess.Popen(
-            command_of(folder / "killed", staleness, ranks, ENDLESS),
+            command_of(folder / "killed", staleness, ranks, ENDLESS, settings),
             cwd=ROOT,
             env=environment(),
             stdout=subprocess.DEVNULL,
@@ -48,11 +52,11 @@ def main():
         while ranks_of(folder / "killed"):
             time.sleep(0.05)
     steps = newest(folder / "killed") + MORE
-    resumed = re.search(r"resumed from \S+/(step-\d+)", finish(folder / "killed", staleness, ranks, steps))
+    resumed = re.search(r"resumed from \S+/(step-\d+)", finish(folder / "killed", staleness, ranks, steps, settings))
     print(f"killed {counts}, resumed last at {resumed and resumed[1]} of {steps}")
     end = Path("checkpoints", f"step-{steps:08d}")
     if staleness == 0:
-        finish(folder / "whole", staleness, ranks, steps)
+        finish(folder / "whole", staleness, ranks, steps, settings)
         assert_same_bits(folder / "killed" / end, folder / "whole" / end)
         print("the same bits as of a training that nobody killed")
     else:
@@ -62,15 +66,15 @@ def main():
     shutil.rmtree(folder)
 
 
-def finish(folder: Path, staleness: int, ranks: int, steps: int) -> str:
+def finish(folder: Path, staleness: int, ranks: int, steps: int, settings: list[str]) -> str:
     """Trains to the end; returns the output."""
-    outcome = run(command_of(folder, staleness, ranks, steps), timeout_s=1800)
+    outcome = run(command_of(folder, staleness, ranks, steps, settings), timeout_s=1800)
     if outcome.code != 0:
         sys.exit(f"kill_check: {outcome.text}")
     return outcome.text
 
 
-def command_of(folder: Path, staleness: int, ranks: int, steps: int) -> list[str]:
+def command_of(folder: Path, staleness: int, ranks: int, steps: int, further: list[str]) -> list[str]:
     settings = [
         "device=cpu",
         f"data.scale={SCALE}",
@@ -87,7 +91,7 @@ def command_of(folder: Path, staleness: int, ranks: int, steps: int) -> list[str
         "resume=auto",
     ]
     settings += counting_model.settings(ranks) if staleness > 0 else []
-    return [mpiexec(), "-n", str(ranks), sys.executable, "-m", "hetmpi.train", *settings]
+    return [mpiexec(), "-n", str(ranks), sys.executable, "-m", "hetmpi.train", *settings, *further]
 
 
 def await_moment(folder: Path, process, in_checkpoint: bool, seconds: float) -> str:

@@ -75,6 +75,7 @@ def test_cfg_prints_what_would_run_and_config_dir_comes_first(own, tmp_path):
     assert "third.Model" in hetmpi(0, "train", "--cfg", "job", "model=third", search, cwd=own).text
 
 
+@pytest.mark.rare
 def test_predictions_have_the_auc_that_the_run_found(own):
     folder = own / "runs/predicted"
     assert hetmpi(2, "train", *TINY, "model=mine", f"run.dir={folder}", cwd=own).code == 0

@@ -84,6 +84,7 @@ def test_the_best_checkpoint_has_the_figures_of_its_evaluation(whole, tmp_path):
     assert summary(tmp_path)["auc"] == summary(folder)["best_auc"]
 
 
+@pytest.mark.rare
 def test_a_run_that_is_killed_and_resumed_ends_where_the_other_ended(whole, tmp_path):
     """A rank is killed at three moments; checkpoint.keep=1 leaves little beside the best one."""
     folder, _ = whole
@@ -140,6 +141,7 @@ def test_a_run_that_ended_early_makes_no_further_step(whole, tmp_path):
     assert outcome.code == 0 and summary(tmp_path)["steps"] > summary(folder)["steps"], outcome.text
 
 
+@pytest.mark.rare
 def test_a_signal_at_an_evaluation_leaves_it_to_the_resumed_run(tmp_path):
     """The step at which the ranks agree to leave is saved without an evaluation, which could take too long."""
     settings = [*SMALL, "eval.every_steps=1", "eval.patience=90", "checkpoint.best=auc", f"run.dir={tmp_path}"]
@@ -164,7 +166,7 @@ def test_a_signal_at_an_evaluation_leaves_it_to_the_resumed_run(tmp_path):
     assert os.readlink(tmp_path / "checkpoints/best") == f"step-{summary(tmp_path)['best_step']:08d}"
 
 
-@pytest.mark.long
+@pytest.mark.rare
 @pytest.mark.parametrize("ranks, how", [
     (1, []), (3, ["table.staleness=10", "table.cache.admit=all"]),
     (3, ["table.staleness=10", "table.exchange=alltoall", "table.ranks_per_node=1", "table.cache.admit=all"]),
@@ -191,7 +193,7 @@ def test_a_run_that_improves_to_its_end_keeps_its_last_checkpoint(tmp_path):
     assert os.readlink(tmp_path / "checkpoints/best") == f"step-{step:08d}"
 
 
-@pytest.mark.long
+@pytest.mark.rare
 def test_following_a_metric_does_not_change_the_training(tmp_path):
     for name, more in (("plain", []), ("following", ["eval.patience=9", "checkpoint.best=auc"])):
         outcome = train(2, *SMALL, "eval.every_steps=2", *more, f"run.dir={tmp_path / name}")

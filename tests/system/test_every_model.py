@@ -39,10 +39,10 @@ def check_predictions(folder, checkpoint, source, *settings):
     "model, settings",
     [
         ("lr", []),
-        ("dcnv2", ["model.stacked=true", *BOTH]),
+        pytest.param("dcnv2", ["model.stacked=true", *BOTH], marks=pytest.mark.rare),
         ("finalmlp", ["model.first_context=[0,3]", *BOTH, "table.staleness=10", "table.ranks_per_node=1"]),
-        *(pytest.param(model, [], marks=pytest.mark.long) for model in MODELS if model != "lr"),
-        *(pytest.param(model, BOTH, marks=pytest.mark.long) for model in MODELS if model not in ("lr", "fm")),
+        *(pytest.param(model, [], marks=pytest.mark.rare) for model in MODELS if model != "lr"),
+        *(pytest.param(model, BOTH, marks=pytest.mark.rare) for model in MODELS if model not in ("lr", "fm")),
     ],
 )
 def test_a_model_trains_on_two_ranks_and_predicts(model, settings, tmp_path):
@@ -50,16 +50,17 @@ def test_a_model_trains_on_two_ranks_and_predicts(model, settings, tmp_path):
     check_predictions(tmp_path, checkpoint, Synthetic(seed=0, scale=0.0005))
 
 
-OTHERS = [model for model in MODELS if model not in ("wdl", "dlrm")]
+OTHERS = [model for model in MODELS if model != "wdl"]
 
 
-@pytest.mark.parametrize("model", ["wdl", "dlrm", *(pytest.param(model, marks=pytest.mark.long) for model in OTHERS)])
+@pytest.mark.parametrize("model", ["wdl", *(pytest.param(model, marks=pytest.mark.rare) for model in OTHERS)])
 def test_a_model_trains_and_predicts_without_dense_features(model, tmp_path):
     data = "data._target_=ids_only.IdsOnly"
     checkpoint = trained(tmp_path, f"model={model}", data)
     check_predictions(tmp_path, checkpoint, IdsOnly(seed=0, scale=0.0005), data)
 
 
+@pytest.mark.rare
 def test_a_resumed_run_draws_the_masks_of_a_run_without_a_stop(tmp_path):
     settings = ["model=dnn", *BOTH, "checkpoint.every_steps=2", "checkpoint.keep=9", "log.every_steps=1"]
     whole = trained(tmp_path / "whole", *settings)

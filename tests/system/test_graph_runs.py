@@ -71,6 +71,7 @@ def test_export_writes_activations_by_the_ids_of_the_data_and_a_model_of_tensors
     assert model(torch.randn(5, 17), *edges).shape == (3, 6)
 
 
+@pytest.mark.rare
 def test_wrong_commands_are_told_in_one_line(papers):
     checkpoint = checkpoint_of(papers / "run")
     for wrong, said in {
@@ -88,6 +89,7 @@ def test_wrong_commands_are_told_in_one_line(papers):
     assert outcome.code == 1 and "num_classes" in outcome.text and "Traceback" not in outcome.text, outcome.text
 
 
+@pytest.mark.rare
 def test_another_graph_of_equal_sizes_is_refused(papers, tmp_path):
     """Two nodes have changed their ids, so edges lead to others."""
     shutil.copytree(papers / "papers", tmp_path / "papers")
@@ -105,7 +107,7 @@ def test_another_graph_of_equal_sizes_is_refused(papers, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "model", [pytest.param(name, marks=pytest.mark.long if name != "graphsage" else ()) for name in NODE_MODELS]
+    "model", [pytest.param(name, marks=pytest.mark.rare if name != "graphsage" else ()) for name in NODE_MODELS]
 )
 def test_a_model_trains_with_a_cache_and_resumes(papers, tmp_path, model):
     how = [*SETTINGS, *data(papers), f"model={model}", "table.staleness=10", "table.ranks_per_node=1"]

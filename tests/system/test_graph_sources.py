@@ -28,6 +28,7 @@ def test_a_damaged_graph_ends_all_ranks_with_one_message(wrong, message, tmp_pat
     assert "Traceback" not in outcome.text and not outcome.survivors
 
 
+@pytest.mark.rare
 def test_more_ranks_than_training_nodes(tmp_path):
     """Six nodes, of which two are trained on."""
     path = [f"data.path={graph_files.npz(tmp_path)}", f"data.cache={tmp_path}/prepared"]

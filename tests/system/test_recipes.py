@@ -20,6 +20,9 @@ def sections():
     return {heading: BLOCK.findall(text) for heading, text in zip(parts[1::2], parts[2::2])}
 
 
+RARE = "Early stopping and the best checkpoint", "Resume on another number of ranks", "A sweep"
+
+
 def written(blocks, folder):
     """Writes the blocks that begin with a comment with a path, such as `# conf/model/mine.yaml`."""
     for language, text in blocks:
@@ -34,7 +37,10 @@ def pasted(text, folder, *options, **extra):
     return run(["bash", *options, "-c", text], cwd=folder, **{"PYTHONPATH": "", "PATH": PATH, **extra})
 
 
-@pytest.mark.parametrize("heading", [name for name, blocks in sections().items() if "bash" in dict(blocks)])
+@pytest.mark.parametrize("heading", [
+    pytest.param(name, marks=pytest.mark.rare if name in RARE else ())
+    for name, blocks in sections().items() if "bash" in dict(blocks)
+])  # fmt: skip
 def test_recipe(heading, tmp_path):
     blocks = sections()[heading]
     written(blocks, tmp_path)

@@ -25,9 +25,10 @@ def try_parts(*parts):
     assert outcome.code == 0 and outcome.survivors == [], outcome.text
 
 
-def test_the_recipe_of_the_documentation():
-    try_parts("recipe")
+def test_the_recipe_of_the_documentation_and_the_measurement_of_scale():
+    try_parts("recipe", "scale")
 
 
+@pytest.mark.rare
 def test_a_job_that_is_signalled_or_preempted_comes_back_and_learns_the_same():
     try_parts("signal", "preempt")

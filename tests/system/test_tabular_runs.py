@@ -52,6 +52,7 @@ def trained(log):
     return checkpoint
 
 
+@pytest.mark.rare
 def test_a_csv_and_its_parquet_train_alike(log, trained):
     cache = f"data.cache={log}/prepared2"
     outcome = train(2, *SETTINGS, f"data.path={log}/clicks.parquet", cache, "epochs=6", f"run.dir={log}/parquet")
@@ -102,8 +103,8 @@ def test_other_data_are_refused_where_values_would_get_other_rows(log, trained):
     "rule",
     [
         "dim: 8",
-        pytest.param("optim: {rows_lr: 0.05}", marks=pytest.mark.long),
-        pytest.param("cache: {capacity_rows: 100}", marks=pytest.mark.long),
+        pytest.param("optim: {rows_lr: 0.05}", marks=pytest.mark.rare),
+        pytest.param("cache: {capacity_rows: 100}", marks=pytest.mark.rare),
     ],
 )
 def test_one_table_with_settings_of_its_own_trains_and_predicts(log, rule, tmp_path):
@@ -116,6 +117,7 @@ def test_one_table_with_settings_of_its_own_trains_and_predicts(log, rule, tmp_p
     assert outcome.code == 0 and "1,500 predictions" in outcome.text, outcome.text
 
 
+@pytest.mark.rare
 def test_text_without_a_header_is_predicted_with_and_without_its_label(log, tmp_path):
     lines = (log / "clicks.csv").read_text().splitlines()[1:2001]
     (tmp_path / "bare.csv").write_text("\n".join(lines) + "\n")
@@ -180,6 +182,7 @@ def test_a_run_of_other_columns_is_not_resumed(log, trained):
     assert outcome.code != 0 and "was saved with data.columns=[{" in outcome.text, outcome.text
 
 
+@pytest.mark.rare
 def test_labels_that_are_numbers_are_predicted_as_such(tmp_path):
     rng = np.random.default_rng(0)
     city, size = rng.integers(20, size=4000), rng.random(4000)

@@ -55,6 +55,7 @@ def test_three_ranks_give_the_same_curve(two_ranks, tmp_path):
     check_same_curve(two_ranks, tmp_path)
 
 
+@pytest.mark.rare
 def test_a_limit_of_the_dense_gradients_norm_acts_alike_on_any_number_of_ranks(two_ranks, tmp_path):
     for ranks in (0, 3):
         settings = ["optim.dense_clip_norm=0.1", f"batch_size={96 // max(1, ranks)}", f"run.dir={tmp_path}/{ranks}"]
@@ -97,7 +98,7 @@ def test_replicated_fields_give_the_same_curve(two_ranks, tmp_path, ranks, below
     assert theirs["reduced_bytes"] is None and ours["pushed_bytes"] <= theirs["pushed_bytes"]
 
 
-@pytest.mark.long
+@pytest.mark.rare
 def test_replicated_fields_train_under_a_bound(tmp_path):
     bounded = ["table.replicate_below_rows=700", "table.staleness=10", "table.cache.admit=all", "eval.every_steps=10"]
     outcome = train(3, *SHORT, *bounded, "steps=80", "batch_size=170", f"run.dir={tmp_path}")
@@ -123,7 +124,7 @@ def test_the_exchange_is_chosen_by_a_trial_and_told_once(tmp_path):
     ) == [chosen]
 
 
-@pytest.mark.long
+@pytest.mark.rare
 @pytest.mark.parametrize("below", [0, 700])
 def test_three_ranks_twice_give_the_same_bits(tmp_path, below):
     for name in ("first", "second"):
@@ -134,7 +135,7 @@ def test_three_ranks_twice_give_the_same_bits(tmp_path, below):
     assert summary(tmp_path / "first")["auc"] == summary(tmp_path / "second")["auc"]
 
 
-@pytest.mark.long
+@pytest.mark.rare
 @pytest.mark.parametrize("model", ["deepfm", "dcn", "dlrm", *NEWER])
 def test_every_model_learns(model, tmp_path):
     outcome = train(2, *SHORT, "steps=150", "batch_size=256", f"model={model}", f"run.dir={tmp_path}")
@@ -153,7 +154,7 @@ def test_the_doctor_examines_every_way_to_fetch_rows():
 
 
 @pytest.mark.parametrize(
-    "model", ["wdl", "deepfm", "dcn", "dlrm", *(pytest.param(model, marks=pytest.mark.long) for model in NEWER)]
+    "model", ["wdl", *(pytest.param(model, marks=pytest.mark.rare) for model in ("deepfm", "dcn", "dlrm", *NEWER))]
 )
 def test_every_model_learns_a_real_sample_in_one_epoch(model, tmp_path):
     sample = ROOT.parent / "shared/data/criteo/sample.tsv"
@@ -210,7 +211,7 @@ def test_the_example_learns(ranks):
     assert float(re.search(r"loss (\S+) after 200 steps", outcome.text)[1]) < 0.3
 
 
-@pytest.mark.long
+@pytest.mark.rare
 @pytest.mark.parametrize("exchange, start", [("rma", 1), ("rma", 2), ("alltoall", 1)])
 def test_memory_does_not_grow_with_steps_of_far_ranks(exchange, start):
     outcome = run([mpiexec(), "-n", "2", sys.executable, str(ROOT / "tests/support/far_memory.py"), exchange])

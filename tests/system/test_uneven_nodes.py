@@ -1,4 +1,4 @@
-"""Rows and clocks over nodes of unequal size: 3 + 1 ranks, then 2 + 2 + 1."""
+"""Rows and clocks over nodes of unequal size, 3 + 1 ranks and 2 + 2 + 1, and runs there whose ranks are killed."""
 
 import sys
 
@@ -8,10 +8,20 @@ from launch import ROOT, mpiexec, run
 CASES = "mixed and (lost or reference or 2s or own_updates or larger)"
 
 
-@pytest.mark.long
+@pytest.mark.rare
 @pytest.mark.parametrize("ranks", [4, 5])
 def test_nodes_of_unequal_size_lose_nothing_and_keep_the_bound(ranks):
     program = [sys.executable, "-m", "mpi4py", "-m", "pytest", "-x", "-q", "-m", "mpi", "-p", "no:cacheprovider"]
     file = str(ROOT / "tests/mpi/test_exchange.py")
     outcome = run([mpiexec(), "-n", str(ranks), *program, file, "-k", CASES], timeout_s=300)
     assert outcome.code == 0 and "15 passed" in outcome.text, outcome.text
+
+
+@pytest.mark.rare
+@pytest.mark.parametrize("staleness, ranks, on_node", [(0, 4, 3), (10, 5, 2)])
+def test_a_run_killed_on_nodes_of_unequal_size_resumes(staleness, ranks, on_node):
+    """At s = 0 with the bits of a run that was not killed, at s >= 1 with each sample counted once."""
+    script = str(ROOT / "tests/support/kill_check.py")
+    settings = ["table.exchange=alltoall", f"table.ranks_per_node={on_node}"]
+    outcome = run([sys.executable, script, "2", str(staleness), str(ranks), *settings], timeout_s=400)
+    assert outcome.code == 0, outcome.text

@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 # Modules that all others may import, and that import only the core and each other.
-GROUND = {"_C", "errors", "in_flight", "spans", "counters", "metrics", "layers", "batch_norm"}
+GROUND = {"_C", "errors", "in_flight", "spans", "counters", "metrics", "layers", "batch_norm", "no_dynamo"}
 ROOMS = {  # room -> rooms it may import from, besides itself and the ground
     "comm": set(),
     "table": {"comm"},
