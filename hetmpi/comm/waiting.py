@@ -16,6 +16,8 @@ LISTEN_AFTER_S = 1.0  # shorter waits do not receive the notices of others
 GATHER_S = 1.0  # delay between a rank's own notice and its warning, in which the notices of others arrive
 LISTEN_EVERY_S = 0.05
 NAP_S = 0.0005
+CROWDED_SHARE = 0.25  # of the time waited so far: naps of a rank that has no core of its own
+CROWDED_NAPS_S = 0.0001, 0.005  # shortest and longest
 MOST_NAMED = 4
 
 
@@ -26,6 +28,8 @@ class Notices:
         """comm: mpi4py communicator, used for notices only. hosts: host name of each rank. warn_after_s: duration of a
         wait before the warning."""
         self.hosts, self.warn_after_s, self._comm = hosts, warn_after_s, comm
+        # Whether ranks outnumber cores here (oversubscription.py; several hosts may be one machine).
+        self.is_crowded = hosts.count(hosts[comm.rank]) > os.cpu_count() or "_naps" in os.environ.get("LD_PRELOAD", "")
         self.waiting: dict[int, str] = {}  # other ranks that wait -> reason
         self.polled_s = 0.0  # processor time of this thread in waits, with what it received meanwhile
         self._sends: list = []
@@ -116,6 +120,14 @@ class Patience:
             if text is not None:
                 print(text, file=sys.stderr, flush=True)
 
+    def nap(self):
+        """Leaves the core to others for a moment: where ranks outnumber cores, the rank that is awaited needs it."""
+        if not self._notices.is_crowded:
+            os.sched_yield()
+            return
+        shortest, longest = CROWDED_NAPS_S
+        time.sleep(min(max(shortest, CROWDED_SHARE * (time.monotonic() - self._began)), longest))
+
     def __enter__(self) -> Patience:
         return self
 
@@ -135,5 +147,5 @@ def wait_for(world, look, what: str | Callable[[], str]):
         while not (found := look()):
             world.drain()
             patience.check()
-            os.sched_yield()
+            patience.nap()
     return found

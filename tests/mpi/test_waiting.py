@@ -136,3 +136,11 @@ def test_ranks_are_listed_up_to_a_few():
     assert ranks_text([3]) == "rank 3"
     assert ranks_text([1, 2]) == "ranks 1 and 2"
     assert ranks_text(list(range(9))) == "ranks 0, 1, 2, 3 and 5 more"
+
+
+@pytest.mark.mpi
+def test_a_rank_without_a_core_of_its_own_looks_less_often_the_longer_it_waits(world, monkeypatch):
+    monkeypatch.setattr(world.notices, "is_crowded", True)
+    looks, until = [], time.monotonic() + 0.3
+    assert wait_for(world, lambda: looks.append(time.monotonic()) or time.monotonic() > until, "for the test")
+    assert 10 < len(looks) < 200  # every 5 ms in the end
