@@ -384,6 +384,7 @@ def test_a_named_checkpoint_that_is_damaged_ends_the_run(tmp_path, run_of_6):
     assert not outcome.survivors
 
 
+@pytest.mark.rare
 def test_a_checkpoint_of_another_table_is_refused(tmp_path, run_of_6):
     outcome = train(
         2, *SMALL, "table.dim=8", f"run.dir={tmp_path}", f"resume={run_of_6}/step-00000006", "optim.rows=adagrad"
@@ -391,6 +392,7 @@ def test_a_checkpoint_of_another_table_is_refused(tmp_path, run_of_6):
     assert outcome.code != 0 and "has a table with dim=4, the program's has 8" in outcome.text, outcome.text
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize("resume", ["auto", "PATH"])
 def test_a_trainer_refuses_a_checkpoint_that_is_whole_by_its_hashes_alone(tmp_path, run_of_6, resume):
     folder = tmp_path / "checkpoints"

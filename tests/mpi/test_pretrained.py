@@ -277,7 +277,7 @@ def exported(tmp_path_factory):
 @pytest.mark.parametrize("ranks, how", [
     pytest.param(1, [], marks=pytest.mark.rare),
     pytest.param(2, ["table.replicate_below_rows=100"], marks=pytest.mark.rare),
-    (2, ["table.staleness=10", "table.ranks_per_node=1"]),
+    pytest.param(2, ["table.staleness=10", "table.ranks_per_node=1"], marks=pytest.mark.rare),
     (3, ["table.staleness=10", "table.cache.admit=all", "table.replicate_below_rows=100", "table.partition=hash"]),
 ])  # fmt: skip
 def test_a_run_starts_from_the_rows_of_another(tmp_path, exported, ranks, how):

@@ -18,12 +18,13 @@ from hetmpi.spans import Spans
 
 THREE_AND_ONE = ["table.ranks_per_node=3", "table.exchange=alltoall"]  # ranks of nodes of unequal size
 LATE = ["table.staleness=10", "table.cache.capacity_fraction=0.1"]
+UNEVEN = (0, 4, THREE_AND_ONE), (3, 4, [*THREE_AND_ONE, *LATE])
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
     "rank, ranks, nodes",
-    [(0, 3, []), (1, 3, []), (0, 4, THREE_AND_ONE), (3, 4, [*THREE_AND_ONE, *LATE])],
+    [(0, 3, []), (1, 3, []), *(pytest.param(*case, marks=pytest.mark.rare) for case in UNEVEN)],
 )
 def test_a_rank_that_answers_no_more_ends_the_job(tmp_path, rank, ranks, nodes):
     env = environment()

@@ -7,6 +7,7 @@ import pytest
 from launch import SMALL, launcher_of, run, train
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize(
     "ranks, rule",
     [pytest.param(2, "sgd", marks=pytest.mark.rare), pytest.param(1, "adagrad", marks=pytest.mark.rare), (2, "adam")],

@@ -131,6 +131,7 @@ def test_a_run_resumed_between_evaluations_keeps_counting(whole, tmp_path):
     assert best_of(tmp_path) == best_of(folder) and evaluations(tmp_path) == evaluations(folder)
 
 
+@pytest.mark.rare
 def test_a_run_that_ended_early_makes_no_further_step(whole, tmp_path):
     folder, _ = whole
     resumed_at(folder, tmp_path, summary(folder)["steps"])

@@ -140,7 +140,9 @@ def test_cora_is_classified_from_its_words(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.skipif(not COMPUTERS.exists(), reason=f"needs {COMPUTERS}")
-@pytest.mark.parametrize("how", [[], ["table.staleness=100", "table.ranks_per_node=1"]])
+@pytest.mark.parametrize("how", [
+    [], pytest.param(["table.staleness=100", "table.ranks_per_node=1"], marks=pytest.mark.rare),
+])  # fmt: skip
 def test_amazon_computers_is_classified_from_its_words(tmp_path, how):
     path = [f"data.path={COMPUTERS}", f"data.cache={tmp_path}/prepared", f"run.dir={tmp_path}"]
     outcome = train(2, "experiment=computers", *path, *how, timeout_s=600)

@@ -76,6 +76,7 @@ def test_two_tables_at_s_0_are_as_two_embeddings_of_torch(tmp_path, ranks, how):
     assert found[30] < 0.9 * found[1] and np.isfinite(summary(tmp_path)["rmse"])
 
 
+@pytest.mark.rare
 def test_two_tables_are_saved_as_one_and_go_on_where_they_were(tmp_path):
     settings = [*RATING, "checkpoint.every_steps=5"]
     assert train(2, *settings, "steps=20", f"run.dir={tmp_path}/whole").code == 0

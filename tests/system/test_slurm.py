@@ -25,6 +25,7 @@ def try_parts(*parts):
     assert outcome.code == 0 and outcome.survivors == [], outcome.text
 
 
+@pytest.mark.rare
 def test_the_recipe_of_the_documentation_and_the_measurement_of_scale():
     try_parts("recipe", "scale")
 

@@ -11,7 +11,7 @@ POOLS_KB = 8000  # MPI's pools of buffers, which grow by megabytes once when ran
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("ranks_per_node, steps", [(4, 5000), (2, 2000)])
+@pytest.mark.parametrize("ranks_per_node, steps", [pytest.param(4, 5000, marks=pytest.mark.rare), (2, 2000)])
 def test_memory_does_not_grow_and_no_update_is_lost(ranks_per_node, steps):
     program = [sys.executable, str(ROOT / "tests/support/cache_soak.py"), str(ranks_per_node), str(steps)]
     outcome = run([mpiexec(), "-n", "4", *program], timeout_s=300)
