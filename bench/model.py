@@ -3,19 +3,19 @@ applies it to larger clusters.
 
     ./run.sh bench model [net=het] [dim=128] [batches=128,2048] [scale=0.1] [zipf=1.05] [s=100] [cache=10] [rate=1gbit]
                          [hosts=2,4] [steps=100] [warmup=50] [repeats=1] [ranks=8,64,256,1024] [ranks_per_node=8]
-                        [rates=10,100,400]
+                         [rates=10,100,400]
 
     step(P) = k (local + far (N - 2)) + alone / rate + max(0, allreduce(P) + beside / rate - k write)
 
-for P ranks on N nodes, of which those of one share a link of `rates` Gb/s: rate is a rank's part of it.
+for P ranks on N nodes. The ranks of a node share its link of `rates` Gb/s; rate is one rank's part of that.
 
     local       the rank's own work, on 2 hosts with links as fast as memory: the floor's, a + b B for B samples, and
                 hetmpi's addition, c + d K for K keys (s = 0: of other ranks). The floor is the dense network with all
                 rows in memory
     far         processor time per further node to exchange messages with (hetmpi/comm/rails.py), without the polling
                 of ranks that wait for each other: 3 hosts against 2, with almost no samples
-    allreduce   the larger of its time per doubling of ranks, without a slow link, times k log2 P, and 2 (P - 1) / P of
-                the dense gradients' bytes over the rate; if ranks outnumber cores, and so sleep while they wait, it is
+    allreduce   the larger of its time per doubling of ranks, without a slow link, times k log2 P, and 2 (N - 1) / N of
+                the dense gradients' bytes over the link; if ranks outnumber cores, and so sleep while they wait, it is
                 taken from 3 hosts
     alone       bytes that one rank receives while it only waits for them: at s = 0 the rows that it reads
     beside      bytes that it receives during the allreduce of the dense gradients: at s = 0 other ranks' gradients, at

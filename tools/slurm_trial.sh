@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tries slurm/ under a Slurm of its own, on this machine alone: tools/slurm_trial.sh [PART...]
 #
-#   tools/slurm_trial.sh signal preempt        # parts: signal, preempt, kill, node, limit, sweep, recipe, scale; default all
+#   tools/slurm_trial.sh signal preempt        # default: all parts, in PARTS below
 #
 # The machine becomes two nodes of two CPUs each, by two slurmds; a training on a rank of each is interrupted again and again:
 # signal: by scancel --signal=USR1; preempt: by a job of a partition of higher priority; kill: a rank dies; node: a node
@@ -22,14 +22,15 @@ HETMPI_VENV=$(python -c 'import sys; print(sys.prefix)')  # for train.sbatch
 export HETMPI_VENV PYTHONPATH=$ROOT:${PYTHONPATH:-}
 export MPIR_CVAR_POLLS_BEFORE_YIELD=1 OMPI_MCA_mpi_yield_when_idle=1  # each rank takes its node's cores for its own
 mpi=$(python -c 'from hetmpi.comm.mpi import srun_mpi; print(srun_mpi())')
-parts=${*:-signal preempt kill node limit sweep recipe scale}
+PARTS="signal preempt kill node limit sweep recipe scale"
+parts=${*:-$PARTS}
 folder=${TMPDIR:-/tmp}/hetmpi-slurm-$$
 small="data.scale=0.002 batch_size=64 table.dim=16 log.every_steps=10 eval.max_samples=500 device=cpu"
 failures=0
 
 main() {
     for part in $parts; do
-        [[ $part =~ ^(signal|preempt|kill|node|limit|sweep|recipe|scale)$ ]] || { echo "slurm_trial.sh: no part $part" >&2; exit 2; }
+        [[ " $PARTS " == *" $part "* ]] || { echo "slurm_trial.sh: no part $part" >&2; exit 2; }
     done
     [ "$(id -u)" = 0 ] || skip "needs root, to start Slurm"
     [[ $PATH == */usr/sbin* ]] || PATH=$PATH:/usr/sbin

@@ -26,12 +26,12 @@ from hetmpi.table.cache import CacheSettings, RowCache, Staleness
 from hetmpi.table.client import Client, Parts, check_finite
 from hetmpi.table.optim import RowOptimizer, check_choice
 from hetmpi.table.replicas import ReplicatingClient
-from hetmpi.table.request import Keys
+from hetmpi.table.request import MOST_AHEAD, Keys
 from hetmpi.table.ssp import SspClient
 from hetmpi.table.store import ShardStore
 
 EXCHANGES = ("auto", "rma", "alltoall")
-MOST_KNOWN = 16  # batches of which a table remembers the keys: made, announced, read and being written
+MOST_KNOWN = MOST_AHEAD + 4  # batches whose keys a table remembers: announced, read, and waiting in the loader
 REMOTE_WINDOW = {"rma": "needed", "auto": "wanted", "alltoall": "unused"}
 
 

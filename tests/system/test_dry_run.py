@@ -8,10 +8,7 @@ from launch import SMALL, launcher_of, run, train
 
 
 @pytest.mark.rare
-@pytest.mark.parametrize(
-    "ranks, rule",
-    [pytest.param(2, "sgd", marks=pytest.mark.rare), pytest.param(1, "adagrad", marks=pytest.mark.rare), (2, "adam")],
-)
+@pytest.mark.parametrize("ranks, rule", [(2, "sgd"), (1, "adagrad"), (2, "adam")])
 def test_memory_is_what_rows_states_caches_and_mailboxes_take(ranks, rule):
     bound = ["table.staleness=5", "table.cache.capacity_fraction=0.3", "table.cache.admit=all", "table.inbox_mb=1"]
     large = ["device=cpu", "data.scale=0.06", "table.dim=32", f"optim.rows={rule}"]

@@ -162,14 +162,15 @@ def test_dropped_rows_are_counted_over_all_files_and_told(log, trained, tmp_path
         (["out=p.npy", "data.path=bad.csv"], "bad.csv, line 3, column price: 'cheap' is no finite number"),
     ],
 )
-def test_what_cannot_be_predicted_is_refused_in_one_message(log, trained, arguments, message):
+@pytest.mark.parametrize("ranks", [pytest.param(0, marks=pytest.mark.rare), 2])
+def test_what_cannot_be_predicted_is_refused_in_one_message(log, trained, arguments, message, ranks):
     lines = (log / "new.csv").read_text().splitlines()[:3]
     price = lines[0].replace('"', "").split(",").index("price")
     values = lines[2].split(",")
     values[price] = "cheap"
     (log / "header.csv").write_text(lines[0] + "\n")
     (log / "bad.csv").write_text("\n".join([*lines[:2], ",".join(values)]) + "\n")
-    outcome = predict(2, trained, *arguments, cwd=log)
+    outcome = predict(ranks, trained, *arguments, cwd=log)
     assert outcome.code != 0 and outcome.text.count(message) == 1, outcome.text
     assert "Traceback" not in outcome.text and not outcome.survivors
 
