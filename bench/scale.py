@@ -116,7 +116,7 @@ def time_steps(world, settings, s) -> dict:
     messages, num_bytes = (np.array(sent(group)) - counted) / settings["steps"]
     check(world, group, step_keys[: settings["warmup"] + settings["steps"]])
     layouts = [table.window.layouts[world.rank] for table in group.values()]
-    mailbox_bytes = sum(layout.num_rings * layout.ring_bytes for layout in layouts)
+    mailbox_bytes = sum(len(layout.origins) * layout.ring_bytes for layout in layouts)
     group.close()
     return {
         "main_ms": main - polled, "poll_ms": polled, "all_ms": everything, "messages": messages,

@@ -16,6 +16,7 @@ void bind_optimizer(py::module_& m);
 void bind_ring(py::module_& m);
 void bind_inbox(py::module_& m);
 void bind_push_applier(py::module_& m);
+void bind_node_merge(py::module_& m);
 void bind_round(py::module_& m);
 void bind_row_cache(py::module_& m);
 void bind_sampler(py::module_& m);

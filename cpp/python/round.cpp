@@ -162,11 +162,12 @@ struct RingArrays {
 
 class PyRoundServer {
  public:
-  // rings: of each owner of the node, None where there is none, for each client or, as one list, for all.
-  PyRoundServer(PyPushApplier* applier, int64_t own, const std::vector<ShardArrays>& shards,
-                const std::vector<std::vector<std::optional<RingArrays>>>& rings, RecordFormat format, bool judges)
-      : core_(applier ? &applier->core() : nullptr, own, views(shards), views(rings), format, dims_of(shards.at(own)),
-              judges) {}
+  using Rings = std::vector<std::optional<RingArrays>>;  // None where there is none
+
+  PyRoundServer(PyPushApplier* applier, int64_t own, const std::vector<ShardArrays>& shards, const Owners& owners,
+                const std::vector<std::vector<Rings>>& rings, RecordFormat format, bool judges)
+      : core_(applier ? &applier->core() : nullptr, own, views(shards), checked(owners, shards.size()), views(rings),
+              format, dims_of(shards.at(own)), judges) {}
 
   // The reason of each request. clients: which of the clients sent it.
   std::vector<int64_t> take(const std::vector<int64_t>& clients, const std::vector<Section>& requests) {
@@ -225,15 +226,23 @@ class PyRoundServer {
     return found;
   }
 
-  static std::vector<std::vector<NodeRing>> views(const std::vector<std::vector<std::optional<RingArrays>>>& rings) {
-    std::vector<std::vector<NodeRing>> found;
+  static const Owners& checked(const Owners& owners, size_t num_shards) {
+    for (const auto& of_client : owners) check_in(of_client.data(), of_client.size(), num_shards, "owners");
+    return owners;
+  }
+
+  static std::vector<std::vector<RoundServer::Rings>> views(const std::vector<std::vector<Rings>>& rings) {
+    std::vector<std::vector<RoundServer::Rings>> found;
     for (const auto& of_client : rings) {
       found.emplace_back();
-      for (const auto& ring : of_client) {
-        found.back().emplace_back();
-        if (!ring) continue;
-        Array<uint8_t> memory = ring->memory;
-        found.back().back() = {ring_header(memory), &ring->producer->core()};
+      for (const Rings& of_record : of_client) {
+        RoundServer::Rings& views = found.back().emplace_back();
+        for (const auto& ring : of_record) {
+          NodeRing& view = views.emplace_back();
+          if (!ring) continue;
+          Array<uint8_t> memory = ring->memory;
+          view = {ring_header(memory), &ring->producer->core()};
+        }
       }
     }
     return found;
@@ -274,10 +283,10 @@ void bind_round(py::module_& m) {
            py::arg("fetched").noconvert())
       .def("place", &PyRoundRequest::place, py::arg("replies"), py::arg("outs"));
   py::class_<PyRoundServer>(m, "RoundServer", "The owners' side of a table's round (cpp/wire/round.h).")
-      .def(py::init<PyPushApplier*, int64_t, const std::vector<ShardArrays>&,
-                    const std::vector<std::vector<std::optional<RingArrays>>>&, RecordFormat, bool>(),
-           py::arg("applier").none(true), py::arg("own"), py::arg("shards"), py::arg("rings"), py::arg("format"),
-           py::arg("judges"), py::keep_alive<1, 2>())
+      .def(py::init<PyPushApplier*, int64_t, const std::vector<ShardArrays>&, const Owners&,
+                    const std::vector<std::vector<PyRoundServer::Rings>>&, RecordFormat, bool>(),
+           py::arg("applier").none(true), py::arg("own"), py::arg("shards"), py::arg("owners"), py::arg("rings"),
+           py::arg("format"), py::arg("judges"), py::keep_alive<1, 2>())
       .def("take", &PyRoundServer::take, py::arg("clients"), py::arg("requests"),
            "Takes requests; returns the reason of each.")
       .def("apply", &PyRoundServer::apply, "Applies or passes on all pushes; False: a ring is full, call again.")

@@ -210,23 +210,26 @@ struct NodeRing {
 // clients.
 class RoundServer {
  public:
-  // shards: of each owner of the node in rank order. rings: of each owner, for each client or, if there is one list
-  // only, for all of them. judges: whether requests do. applier: applies pushes to the shard of `own`, this rank,
-  // without a ring; null: no shard is excepted.
+  using Rings = std::vector<NodeRing>;  // of each owner of the node
+
+  // shards: of each owner of the node in rank order. owners: to which of them each client's requests go. rings: for
+  // each client, those of the first, second, ... record to an owner; with one entry only, those of all clients, or of
+  // all records. judges: whether requests do. applier: applies pushes to the shard of `own`, this rank, without a ring;
+  // null: no shard is excepted.
   RoundServer(PushApplier* applier, int64_t own, std::vector<NodeShard> shards,
-              std::vector<std::vector<NodeRing>> rings, RecordFormat format, std::vector<int64_t> dims, bool judges)
+              std::vector<std::vector<int64_t>> owners, std::vector<std::vector<Rings>> rings, RecordFormat format,
+              std::vector<int64_t> dims, bool judges)
       : applier_(applier),
         own_(own),
         shards_(std::move(shards)),
+        owners_(std::move(owners)),
         rings_(std::move(rings)),
         format_(format),
         dims_(std::move(dims)),
         judges_(judges) {}
 
   // Takes the request of a client, whose memory must stay until apply() returns true and the reply is written.
-  void take(size_t client, const uint8_t* request, int64_t size) {
-    requests_.push_back(parsed(rings_.size() == 1 ? 0 : client, request, size));
-  }
+  void take(size_t client, const uint8_t* request, int64_t size) { requests_.push_back(parsed(client, request, size)); }
 
   // Applies the pushes of all requests taken to this rank's shard, and passes on those to other owners. Returns false
   // if a ring is full: to be called again. Meanwhile records for other rings have gone on: an owner may wait for them
@@ -239,7 +242,7 @@ class RoundServer {
         applier_->apply(record.columns, record.header->num_rows);
         continue;
       }
-      const NodeRing& ring = rings_.at(record.client).at(record.owner);
+      const NodeRing& ring = ring_of(record);
       const bool is_behind = std::find(full.begin(), full.end(), ring.producer) != full.end();
       if (!is_behind && pass_on(ring, record)) continue;
       full.push_back(ring.producer);
@@ -252,8 +255,9 @@ class RoundServer {
   // Whether the owners have applied everything passed on to them.
   bool is_applied() const {
     for (const auto& of_client : rings_)
-      for (const NodeRing& ring : of_client)
-        if (!ring.is_drained()) return false;
+      for (const Rings& of_record : of_client)
+        for (const NodeRing& ring : of_record)
+          if (!ring.is_drained()) return false;
     return true;
   }
 
@@ -262,13 +266,13 @@ class RoundServer {
     std::vector<int64_t> sizes;
     for (Request& request : requests_) {
       int64_t total = 0;
-      for (size_t i = 0; i < shards_.size(); ++i) {
-        Pull& pull = request.pulls[i];
+      for (Pull& pull : request.pulls) {
         pull.clocks.resize(pull.num_rows);
         pull.wanted.clear();
         for (int64_t j = 0; j < pull.num_rows; ++j) {
           const int64_t row = pull.rows[j];
-          if (judges_) pull.clocks[j] = load_clock(shards_[i].clock + row);  // before the rows, which must not be older
+          if (judges_)
+            pull.clocks[j] = load_clock(shards_[pull.owner].clock + row);  // before the rows, which must not be older
           if (!judges_ || is_wanted(pull.known[j], pull.clocks[j], request.bound)) pull.wanted.push_back(row);
         }
         if (judges_) total += whole_words(sizeof(int32_t) * pull.num_rows);
@@ -281,14 +285,13 @@ class RoundServer {
 
   // Writes the reply to the i-th request taken.
   void write_reply(size_t i, uint8_t* at) const {
-    for (size_t owner = 0; owner < shards_.size(); ++owner) {
-      const Pull& pull = requests_.at(i).pulls[owner];
+    for (const Pull& pull : requests_.at(i).pulls) {
       if (judges_) {
         std::copy(pull.clocks.begin(), pull.clocks.end(), reinterpret_cast<int32_t*>(at));
         at += whole_words(sizeof(int32_t) * pull.num_rows);
       }
-      const auto copy = [&] { at = copy_rows(shards_[owner], pull.wanted, at); };
-      if (applier_ && static_cast<int64_t>(owner) == own_)
+      const auto copy = [&] { at = copy_rows(shards_[pull.owner], pull.wanted, at); };
+      if (applier_ && pull.owner == own_)
         applier_->exclusively(copy);
       else
         copy();  // may see a row while its owner writes it (docs/sharp_bits.md)
@@ -305,6 +308,7 @@ class RoundServer {
 
  private:
   struct Pull {
+    int64_t owner;
     const int64_t* rows;
     const int32_t* known;
     int64_t num_rows;
@@ -312,7 +316,8 @@ class RoundServer {
     std::vector<int64_t> wanted;  // rows
   };
   struct PushedRecord {
-    size_t client, owner;
+    size_t client;
+    int64_t owner, number;  // the record is the number-th one to its owner
     const RecordHeader* header;
     RecordColumns columns;
     int64_t num_passed;  // rows
@@ -322,19 +327,24 @@ class RoundServer {
     std::vector<Pull> pulls;  // of each owner
   };
 
-  bool is_own(const PushedRecord& record) const { return applier_ && static_cast<int64_t>(record.owner) == own_; }
+  bool is_own(const PushedRecord& record) const { return applier_ && record.owner == own_; }
+
+  const NodeRing& ring_of(const PushedRecord& record) const {
+    const auto& of_client = rings_.size() == 1 ? rings_[0] : rings_.at(record.client);
+    return (of_client.size() == 1 ? of_client[0] : of_client.at(record.number)).at(record.owner);
+  }
 
   // Reads a request, and adds its records to those to be applied.
   Request parsed(size_t client, const uint8_t* request, int64_t size) {
     Request found{header_of(request, size).bound, {}};
     const auto* counts = reinterpret_cast<const OwnerCounts*>(request + sizeof(RequestHeader));
-    int64_t at = sizeof(RequestHeader) + shards_.size() * sizeof(OwnerCounts);
+    int64_t at = sizeof(RequestHeader) + owners_.at(client).size() * sizeof(OwnerCounts);
     RoundRequest::check_end(at, size);
-    for (size_t owner = 0; owner < shards_.size(); ++owner, ++counts) {
+    for (const int64_t owner : owners_[client]) {
       for (int64_t i = 0; i < counts->num_records; ++i) {
         RoundRequest::check_end(at + sizeof(RecordHeader), size);
         const auto* header = reinterpret_cast<const RecordHeader*>(request + at);
-        pushed_.push_back({client, owner, header, columns_of(request + at, header->num_rows, format_), 0});
+        pushed_.push_back({client, owner, i, header, columns_of(request + at, header->num_rows, format_), 0});
         at += header->bytes;
         RoundRequest::check_end(at, size);
       }
@@ -348,7 +358,8 @@ class RoundServer {
         if (rows[j] < 0 || rows[j] >= shards_[owner].num_rows)
           throw std::out_of_range("round: a request names row " + std::to_string(rows[j]) + " of a shard of " +
                                   std::to_string(shards_[owner].num_rows));
-      found.pulls.push_back({rows, known, n, {}, {}});
+      found.pulls.push_back({owner, rows, known, n, {}, {}});
+      ++counts;
     }
     return found;
   }
@@ -387,7 +398,8 @@ class RoundServer {
   PushApplier* applier_;
   int64_t own_;
   std::vector<NodeShard> shards_;
-  std::vector<std::vector<NodeRing>> rings_;
+  std::vector<std::vector<int64_t>> owners_;  // of each client
+  std::vector<std::vector<Rings>> rings_;
   RecordFormat format_;
   std::vector<int64_t> dims_;
   bool judges_;

@@ -1,9 +1,16 @@
 """Two-sided transport of BSP: rows in rounds and gradients in posts (rounds.py), by rails (rails.py).
 
-A server writes received gradients into rings of the owners on its node, as if the origin had put them there, so the
-inbox treats both transports alike. All ranks make the same calls in the same order; a rank without keys passes none. A
-call may wait for another rank to make the same call, but never for room in that rank's rings: a rank that waits passes
-on what it has received (progress).
+The ranks of a node show each other what they read and write of other nodes (board.py). Each merges that of the ranks it
+collects for, so that rows that several of them read cross the network once, and so do the sums of their gradients
+(cpp/wire/node_merge.h).
+
+    read     board: keys of each rank   round: distinct keys, rows   board: rows, and which of them each rank asked for
+    write    board: gradients           post: sums by block of ranks
+
+A server writes received sums into rings of the owners on its node, as if the first rank of the block had put them
+there, so the inbox treats both transports alike. All ranks make the same calls in the same order; a rank without keys
+passes none. A call may wait for another rank to make the same call, but never for room in that rank's rings: a rank
+that waits passes on what it has received (progress).
 """
 
 from __future__ import annotations
@@ -13,8 +20,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from hetmpi import _C
+from hetmpi.comm.board import WORD, Board
 from hetmpi.comm.mailbox import NO_KEYS, LocalRing, Mailbox, Message
-from hetmpi.comm.rails import Rails
+from hetmpi.comm.rails import Rails, blocks_of, origins_at
 from hetmpi.comm.rounds import Posts, Round, Rounds, Section, Shared, share
 from hetmpi.comm.route import Route
 from hetmpi.comm.shards import ShardReader
@@ -40,6 +48,11 @@ class Collective(Immediate):
     def shared(self) -> tuple[Shared, ...]:
         return self.reader.rounds, self.mailbox.posts
 
+    @property
+    def origins(self) -> list[tuple[int, int]]:
+        world = self.mailbox.world
+        return origins_at(world.nodes, world.node_ranks)
+
     def begin(self, pull: Pull) -> Ticket:
         raise NotImplementedError("BSP reads when it needs rows")
 
@@ -62,22 +75,40 @@ class RailReader(ShardReader):
     def __init__(self, window: RmaWindow, applier: _C.PushApplier | None = None):
         """applier: as ShardReader. Collective."""
         super().__init__(window, applier)
-        self.rounds = Rounds(window.world, meets=True)
+        self.rounds = Rounds(window.world)
         self.rounds.members.append(self)
         self._applier = applier
         self._servers: dict[str, _C.RoundServer] = {}  # by array
+        self._keys, self._rows = Board(window.world), Board(window.world)
 
     def reading(self, array: str, route: Route, out: np.ndarray) -> InFlight[None]:
         """As ShardReader.reading. Collective."""
+        world, remote = self.window.world, route.remote(self.window.world.is_remote)
         self.window.sync()
-        letter = ReadLetter(self, array, route.of_ranks(self.window.world.is_remote), out)
+        pull = None if world.node.size == 1 else (yield from self._pulling(remote))
+        self.window.sync()  # at s = 0 all ranks of this node have applied the last step
+        merged = Route(*pull.route()) if pull else remote
+        letter = ReadLetter(self, array, merged, len(merged.rows) if pull else len(out))
         one = self.rounds.begin(self, letter)
         yield
-        self.rounds.serve(one)  # ranks of this node meet: at s = 0 all have applied the last step
-        self.window.sync()
+        self.rounds.serve(one)
         self.read_local(array, route, out)
         yield
         self.rounds.receive(one)
+        if pull is None:
+            letter.place(as_numbers(out))
+            return
+        num_words = pull.head_words() + letter.num_words
+        replies = yield from self._rows.posting(num_words, lambda message: letter.write_reply(pull, message))
+        collectors = self.rounds.rails.collectors
+        _C.place_replies(replies, world.node.rank, collectors, *remote.arrays, as_numbers(out))
+
+    def _pulling(self, remote: Route) -> InFlight[_C.NodePull]:
+        """What the ranks of this node pull from those that this rank collects for."""
+        world = self.window.world
+        num_words = _C.board_route_words(world.size, len(remote.rows), 0)
+        pulls = yield from self._keys.posting(num_words, lambda message: write(message, remote, None))
+        return _C.NodePull(pulls, self.rounds.rails.collectors[world.node.rank], world.size)
 
     def serve(self, one: Round, requests: list[Section]) -> list[int]:
         mine, clients = one.letters[self].array, self.rounds.rails.clients
@@ -92,29 +123,48 @@ class RailReader(ShardReader):
 
     def _server(self, array: str) -> _C.RoundServer:
         if array not in self._servers:
-            no_rings = [[None] * len(self.window.world.node_ranks)]
-            record = _C.RecordFormat(1, False)  # of no pushes
-            self._servers[array] = opened_server(self.window, record, [array], no_rings, self._applier, False)
+            no_rings = [[[None] * self.window.world.node.size]]
+            record, served = _C.RecordFormat(1, False), self.rounds.rails.served  # the record of no pushes
+            self._servers[array] = opened_server(self.window, record, [array], served, no_rings, self._applier, False)
         return self._servers[array]
 
     def close(self):
         """Collective."""
         self.rounds.leave(self)
+        self._keys.free()
+        self._rows.free()
 
 
 class ReadLetter:
-    """See rounds.py, Letter: the rows of other nodes that a rank reads of one array."""
+    """See rounds.py, Letter: the rows of other nodes that a collector reads of one array."""
 
-    def __init__(self, reader: RailReader, array: str, route: Route, out: np.ndarray):
-        self.array, self._out = array, as_numbers(out)
+    def __init__(self, reader: RailReader, array: str, route: Route, num_positions: int):
+        self.array, self._num, self._width = array, len(route.rows), reader.shape(array)[0]
         self._request = _C.RoundRequest(
-            reader.rounds.rails.owners, arrays_of(route), len(out), None, ARRAYS.index(array), 0, [],
-            _C.RecordFormat(1, False), [self._out.shape[1]],
+            reader.rounds.rails.collected, arrays_of(route), num_positions, None, ARRAYS.index(array), 0, [],
+            _C.RecordFormat(1, False), [self._width],
         )  # fmt: skip
         self.words, self.write = self._request.words, self._request.write
+        self._replies: list[Section] = []
 
     def read(self, replies: list[Section]):
-        self._request.place(replies, [self._out])
+        self._replies = replies
+
+    @property
+    def num_words(self) -> int:
+        """Words of the rows."""
+        return -(-4 * self._num * self._width // WORD)
+
+    def write_reply(self, pull: _C.NodePull, message: np.ndarray):
+        """Writes the reply to the ranks of this node."""
+        head = pull.head_words()
+        pull.write_head(message[:head])
+        rows = message[head:].view(np.float32)[: self._num * self._width]
+        self.place(rows.reshape(self._num, self._width))
+
+    def place(self, out: np.ndarray):
+        """Copies the rows to their positions in out (n, width)."""
+        self._request.place(self._replies, [out])
 
 
 class RailMailbox:
@@ -129,23 +179,45 @@ class RailMailbox:
         self._on_node = Mailbox(window, record, self.world.node_ranks)
         self.posts = Posts(self.world)
         self.posts.members.append(self)
-        # The server of a client writes its rings, which no other rank writes.
-        self._rings = [
-            [LocalRing(window.on_node[owner].rings[client], record) for owner in self.world.node_ranks]
-            for client in self.posts.rails.clients
-        ]
-        self._server = opened_server(window, record, ["weight"], self._rings, None, False)
+        self._blocks = blocks_of(self.world.node_ranks)
+        self._grads = Board(self.world)
+        rails = self.posts.rails
+        self._rings = [self._rings_of(*client) for client in zip(rails.clients, rails.served)]
+        self._server = opened_server(window, record, ["weight"], rails.served, self._rings, None, False)
         self._passed_on = True  # all that has arrived
         self._kept: list[Section] = []  # what the server reads from
 
-    def send(self, message: Message, to_all: bool, while_waiting) -> int:
-        """As Mailbox.send. Collective."""
+    def _rings_of(self, client: int, owners: list[int]) -> list[list[LocalRing | None]]:
+        """The rings of each block of a client's node at the owners of this node that the client collects for. No other
+        rank writes these rings."""
+        (node,) = [node for node in self.world.nodes if client in node]
+        here = self.world.node_ranks
+        return [
+            [
+                LocalRing(self.window.local_ring(rank, first), self.record) if place in owners else None
+                for place, rank in enumerate(here)
+            ]
+            for first, _ in blocks_of(node)
+        ]
+
+    def sending(self, message: Message, to_all: bool, while_waiting) -> InFlight[int]:
+        """As Mailbox.sending. Collective."""
+        world, remote = self.world, message.route.remote(self.world.is_remote)
+        merged = [(*remote.arrays, message.values)]
+        if world.node.size > 1:
+            dim = message.values.shape[1]
+            pushes = yield from self._grads.posting(
+                _C.board_route_words(world.size, len(remote.rows), dim),
+                lambda words: write(words, remote, message.values),
+            )
+            collected = self.posts.rails.collectors[world.node.rank]
+            merged = _C.merge_pushes(pushes, self._blocks, collected, world.size, dim)
         self._await_posts()
         with Patience(self.world, lambda: f"in step {message.step + 1} for its node to make room") as patience:
             while not self._passed_on:
                 while_waiting()
                 patience.check()
-        self.posts.begin(self, PostLetter(self.posts.rails, message, to_all, self.record))
+        self.posts.begin(self, PostLetter(self.posts.rails, message.step, merged, self.record))
         return self._on_node.send(message, to_all, while_waiting)
 
     def publish(self):
@@ -179,31 +251,39 @@ class RailMailbox:
         """Waits for transfers under way; their data is not used. Collective."""
         self.publish()
         self.posts.leave(self)
+        self._grads.free()
 
 
 class PostLetter:
     """See rounds.py, Letter: the gradients of a step, which get no reply."""
 
-    def __init__(self, rails: Rails, message: Message, to_all: bool, record: _C.RecordFormat):
-        no_route = Route(NO_KEYS, NO_KEYS, np.zeros(len(message.route.first), np.int64))
-        push = _C.PushArrays(message.step, arrays_of(message.route), message.values, None, None, None, to_all)
-        self._request = _C.RoundRequest(rails.owners, arrays_of(no_route), 0, None, 0, 0, [push], record, [])
+    def __init__(self, rails: Rails, step: int, merged: list[tuple], record: _C.RecordFormat):
+        """merged: (order, rows, first, values) of each block."""
+        pushes = [
+            _C.PushArrays(step, _C.RouteArrays(*route), values, None, None, None, True) for *route, values in merged
+        ]
+        no_route = _C.RouteArrays(NO_KEYS, NO_KEYS, np.zeros_like(merged[0][2]))
+        self._request = _C.RoundRequest(rails.collected, no_route, 0, None, 0, 0, pushes, record, [])
         self.words, self.write = self._request.words, self._request.write
 
 
 def opened_server(
-    window: RmaWindow, record: _C.RecordFormat, arrays: Sequence[str], rings: list[list[LocalRing | None]],
-    applier: _C.PushApplier | None, judges: bool,
+    window: RmaWindow, record: _C.RecordFormat, arrays: Sequence[str], owners: list[list[int]],
+    rings: list[list[list[LocalRing | None]]], applier: _C.PushApplier | None, judges: bool,
 ) -> _C.RoundServer:  # fmt: skip
-    """The server of this node's shards. arrays: those of a row in its replies. rings: of the owners, for each client or
-    in one list for all; they must live as long. Further arguments as in cpp/wire/round.h, RoundServer."""
+    """The server of this node's shards. arrays: those of a row in its replies. rings: must live as long. Further
+    arguments as in cpp/wire/round.h, RoundServer."""
     world = window.world
     shards = [window.on_node[rank] for rank in world.node_ranks]
     return _C.RoundServer(
         applier,
         world.node_ranks.index(world.rank),
         [_C.ShardArrays(shard.clock, [as_numbers(getattr(shard, array)) for array in arrays]) for shard in shards],
-        [[ring and _C.RingArrays(ring.memory, ring.producer) for ring in of_client] for of_client in rings],
+        owners,
+        [
+            [[ring and _C.RingArrays(ring.memory, ring.producer) for ring in of_record] for of_record in of_client]
+            for of_client in rings
+        ],
         record,
         judges,
     )
@@ -215,4 +295,9 @@ def as_numbers(array: np.ndarray) -> np.ndarray:
 
 
 def arrays_of(route: Route) -> _C.RouteArrays:
-    return _C.RouteArrays(route.order, route.rows, route.first)
+    return _C.RouteArrays(*route.arrays)
+
+
+def write(message: np.ndarray, route: Route, values: np.ndarray | None):
+    """Writes a route for the ranks of this node, with the gradients if it is of a push."""
+    _C.write_board_route(message, *route.arrays, values)

@@ -17,6 +17,7 @@ from hetmpi import _C
 from hetmpi.comm.route import Route
 from hetmpi.comm.waiting import Patience, ranks_text
 from hetmpi.comm.window import RmaWindow
+from hetmpi.in_flight import InFlight
 
 NO_KEYS = np.empty(0, np.int64)
 HEAD, TAIL = 0, 64  # bytes from a ring's start, cpp/owner/ring.h RingHeader
@@ -70,7 +71,7 @@ class RemoteRing:
     def __init__(self, window: RmaWindow, owner: int, origin: int, record: _C.RecordFormat):
         layout = window.layouts[owner]
         self.window, self.owner = window, owner
-        self.begin = layout.rings + origin * layout.ring_bytes
+        self.begin = layout.rings + layout.ring(origin) * layout.ring_bytes
         self.capacity = layout.ring_bytes - _C.RING_HEADER_BYTES
         self.mirror = np.zeros(self.capacity, np.uint8)
         self.producer = _C.Producer(self.mirror, record)
@@ -168,7 +169,7 @@ class Mailbox:
     def _ring(self, owner: int):
         origin = self.window.world.rank
         if owner in self.window.on_node:
-            return LocalRing(self.window.on_node[owner].rings[origin], self.record)
+            return LocalRing(self.window.local_ring(owner, origin), self.record)
         return RemoteRing(self.window, owner, origin, self.record)
 
     def send(self, message: Message, to_all: bool, while_waiting) -> int:
@@ -191,6 +192,11 @@ class Mailbox:
         if message.keys is not None:
             self._note(message)
         return self._bytes_sent(message)
+
+    def sending(self, message: Message, to_all: bool, while_waiting) -> InFlight[int]:
+        """As send()."""
+        yield from ()
+        return self.send(message, to_all, while_waiting)
 
     def _bytes_sent(self, message: Message) -> int:
         """Bytes of the message's rows for other ranks, as in records."""

@@ -159,12 +159,10 @@ class Round:
 class Rounds(Shared):
     """The rounds of several tables, on one rank."""
 
-    def __init__(self, world: World, meets: bool = False):
-        """meets: whether the ranks of a node meet before they serve, as all of them must have applied what was sent
-        before. Collective."""
+    def __init__(self, world: World):
+        """Collective."""
         super().__init__(world)
         self._rounds: deque[Round] = deque()  # not received yet; the last one may be open
-        self._meets = meets and world.node.size > 1
 
     def begin(self, member: Member, letter: Letter) -> Round:
         """Joins the open round, and sends it if it is complete."""
@@ -199,8 +197,6 @@ class Rounds(Shared):
                 return
 
     def _serve(self, one: Round):
-        if self._meets:
-            self.world.meet_on_node("for the ranks of its node to apply the gradients")
         clients = self.rails.clients
         requests = [self.sections(message) for message in self.receive_from(clients, REQUEST)]
         lengths = []

@@ -25,11 +25,17 @@ class Route:
 
     def __init__(self, order: np.ndarray, rows: np.ndarray, first: np.ndarray):
         self.order, self.rows, self.first = order, rows, first
+        self._remote: Route | None = None
 
     @classmethod
     def of_keys(cls, partition: _C.Partition, keys: np.ndarray) -> Route:
         """The route of keys (n,) int64."""
         return cls(*partition.route(keys))
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """order, rows and first."""
+        return self.order, self.rows, self.first
 
     @property
     def counts(self) -> np.ndarray:
@@ -47,6 +53,12 @@ class Route:
         counts = self.counts
         held = np.repeat(ranks, counts)
         return Route(self.order[held], self.rows[held], np.concatenate([[0], np.cumsum(counts * ranks)]))
+
+    def remote(self, is_remote: np.ndarray) -> Route:
+        """As of_ranks(); kept, for ranks that are always the same."""
+        if self._remote is None:
+            self._remote = self.of_ranks(is_remote)
+        return self._remote
 
     def held_by(self, ranks: np.ndarray) -> np.ndarray:
         """Mask of the keys that the selected ranks (size,) bool own: (n,) bool, for the route of a whole batch."""

@@ -96,7 +96,8 @@ class Transport(Protocol):
     carries_pushes  whether a pull request includes the gradients sent before it; the owner applies these first and
                     decides which rows it returns
     is_collective   whether all ranks must make the same calls in the same order
-    shared          its Rounds and Posts, which count messages to other nodes; empty where it has none"""
+    shared          its Rounds and Posts, which count messages to other nodes; empty where it has none
+    origins         blocks (first, last) of ranks whose gradients reach this rank as one, ascending; at s = 0"""
 
     name: str | None
     reader: ShardReader
@@ -104,6 +105,7 @@ class Transport(Protocol):
     carries_pushes: bool
     is_collective: bool
     shared: Sequence[Shared]
+    origins: list[tuple[int, int]]
 
     def begin(self, pull: Pull) -> Ticket:
         """Requests rows from the owners on other nodes."""
@@ -127,6 +129,10 @@ class Immediate:
     reader: ShardReader
     mailbox: Mailbox
     shared: Sequence[Shared] = ()
+
+    @property
+    def origins(self) -> list[tuple[int, int]]:
+        return [(rank, rank) for rank in range(self.mailbox.window.world.size)]
 
     def peek(self, array: str, route: Route, out: np.ndarray):
         finish(self.reader.reading(array, route, out))

@@ -74,10 +74,13 @@ class TwoSided:
         self.arrays = endpoint.arrays
         self._widths = [self.reader.shape(array)[0] for array in self.arrays]
         rings = [self.mailbox.rings.get(rank) for rank in self.world.node_ranks]
-        self._server = opened_server(endpoint.window, endpoint.record, self.arrays, [rings], endpoint.applier, True)
         self._num_idle = 0  # writes since the last round
         self.rounds = self.open_rounds()
         self.rounds.members.append(self)
+        owners = [list(range(self.world.node.size))] * len(self.rounds.rails.clients)
+        self._server = opened_server(
+            endpoint.window, endpoint.record, self.arrays, owners, [[rings]], endpoint.applier, True
+        )
 
     def open_rounds(self) -> Rounds:
         """The rounds of this table alone. Collective."""

@@ -30,13 +30,15 @@ class Layout:
     """Offsets of the parts of one rank's memory in bytes: rows, optimizer state, its mean squares, clocks, inbox.
 
     preview_dim   numbers of state in a cache line, 0 or 1: the mean square of each row's state (cpp/owner/
-                  row_optimizer.h)"""
+                  row_optimizer.h)
+    origins       the ranks with a ring here, or, for ranks whose gradients arrive as one, the first of them; ascending
+    ring_bytes    of each ring"""
 
     num_rows: int
     dim: int
     state_dim: int
     preview_dim: int
-    num_rings: int
+    origins: tuple[int, ...]
     ring_bytes: int
 
     @property
@@ -61,7 +63,11 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        return self.rings + self.num_rings * self.ring_bytes
+        return self.rings + len(self.origins) * self.ring_bytes
+
+    def ring(self, origin: int) -> int:
+        """The number of an origin's ring."""
+        return self.origins.index(origin)
 
 
 class ShardMemory:
@@ -76,7 +82,7 @@ class ShardMemory:
         self.state = part(layout.state, (layout.num_rows, layout.state_dim), np.float32)
         self.mean_square = part(layout.mean_square, (layout.num_rows, layout.preview_dim), np.float32)
         self.clock = part(layout.clock, (layout.num_rows,), np.int32)
-        self.rings = part(layout.rings, (layout.num_rings, layout.ring_bytes), np.uint8)
+        self.rings = part(layout.rings, (len(layout.origins), layout.ring_bytes), np.uint8)
 
 
 class RmaWindow:
@@ -126,6 +132,10 @@ class RmaWindow:
     def _arrays_of(self, node_rank: int, layout: Layout) -> ShardMemory:
         memory, _ = self._shared.Shared_query(node_rank)
         return ShardMemory(np.frombuffer(memory, np.uint8), layout)
+
+    def local_ring(self, owner: int, origin: int) -> np.ndarray:
+        """The memory of an origin's ring at an owner on this node."""
+        return self.on_node[owner].rings[self.layouts[owner].ring(origin)]
 
     def buffer(self, use: str, owner: int, num: int, width: int, dtype) -> np.ndarray:
         """Receive buffer (num, width) for data of `owner`. Calls with the same `use` share the memory, which grows on
@@ -215,9 +225,9 @@ def aligned(nbytes: int) -> int:
     return (nbytes + ALIGN - 1) // ALIGN * ALIGN
 
 
-def ring_bytes(inbox_bytes: int, size: int, record: _C.RecordFormat) -> int:
-    """Bytes of each of the `size` rings of an inbox of about `inbox_bytes`, header included."""
-    capacity = max(inbox_bytes // size - _C.RING_HEADER_BYTES, _C.min_ring_capacity(record))
+def ring_bytes(inbox_bytes: int, num_rings: int, record: _C.RecordFormat) -> int:
+    """Bytes of each ring of an inbox of about `inbox_bytes`, header included."""
+    capacity = max(inbox_bytes // num_rings - _C.RING_HEADER_BYTES, _C.min_ring_capacity(record))
     return _C.RING_HEADER_BYTES + aligned(capacity)
 
 
@@ -230,7 +240,7 @@ def check_memory(world: World, layouts: list[Layout]):
 def memory_message(layouts: list[Layout], need: int, place: str, free: int, world: World) -> str:
     """The error message: memory needed, memory free, and remedies."""
     num_rows, mine = sum(layout.num_rows for layout in layouts), layouts[world.rank]
-    inboxes = world.node.size * mine.num_rings * mine.ring_bytes
+    inboxes = world.node.size * len(mine.origins) * mine.ring_bytes
     cure = "use more nodes, a smaller table.dim, fewer rows or a smaller table.inbox_mb"
     if place == "/dev/shm":
         cure += ", or enlarge /dev/shm (mount -o remount,size=90% /dev/shm, docker --shm-size)"

@@ -97,7 +97,8 @@ class Plan:
         world, table, staleness = self.world, self.config.table, staleness_of(self.config)
         rule = build.optimizer_of(self.config, f"table {name}", spec.optim, Schedule()).core(spec.dim)
         partition = make_partition(table.partition, spec.num_rows, world.size)
-        _, layouts = layouts_of(world.size, partition, rule, spec.dim, staleness, int(table.inbox_mb * build.MB))
+        inbox_bytes = int(table.inbox_mb * build.MB)
+        _, layouts = layouts_of(world, partition, rule, spec.dim, staleness, inbox_bytes, table.exchange)
         mine = layouts[world.rank]
         found.rows += mine.rings + partition.num_local_rows(world.rank)  # a mark per row: changed since the checkpoint
         found.mailboxes += mine.nbytes - mine.rings

@@ -3,7 +3,8 @@
 read     uses cache lines whose owner's clock has not changed; fetches all other rows
 write    each rank sends its gradients to their owners
 settle   (in write on one node, otherwise in the next read) each owner waits for the gradients of all ranks, sums them
-         per key in rank order and applies the row optimizer once; all ranks meet before the next read
+         per key in an order of ranks (cpp/owner/rank_sums.h) and applies the row optimizer once; all ranks meet before
+         the next read
 So `write` and the following read (or flush) are collective: every rank makes these calls; a rank without keys passes
 none.
 """
@@ -33,12 +34,14 @@ class BspClient:
     def __init__(self, parts: Parts, exchange: str):
         """exchange: rma, alltoall or auto. Collective."""
         self.parts, self._world, self._cache, self._spans = parts, parts.world, parts.cache, parts.spans
-        self._inbox = _C.Inbox(parts.store.rings, parts.world.rank, *parts.store.arrays)
         route = trial_route(parts.window, parts.partition, parts.num_rows)
         rows = np.empty((TRIAL_KEYS, parts.dim), np.float32)
         endpoint, ways = Endpoint(parts.window, parts.record), {"rma": OneSided, "alltoall": Collective}
         self.transport, self.why = choose(endpoint, ways, exchange, lambda way: way.peek("weight", route, rows))
         self._reader, self._mailbox = self.transport.reader, self.transport.mailbox
+        origins, layout = self.transport.origins, parts.window.layouts[parts.world.rank]
+        rings = [layout.ring(first) for first, _ in origins]
+        self._inbox = _C.Inbox(parts.store.rings, rings, origins, parts.world.rank, *parts.store.arrays)
         self._is_written = False  # a write is not yet settled
         self._is_open = False  # the inbox waits for gradients of all ranks
         self._last: PullRequest | None = None
@@ -110,11 +113,11 @@ class BspClient:
     def writing(self, keys: Keys, grads: torch.Tensor) -> InFlight[None]:
         with self._spans("push"):
             request = self._last if self._last is not None and self._last.is_of(keys) else self.parts.request(keys)
-            self._send(request, self._cache.on_host(grads))
+        yield from timed(self._spans("push"), self._sending(request, self._cache.on_host(grads)))
         if self._world.is_one_node:  # across nodes the transfer overlaps with the allreduce of the dense gradients
             yield from timed(self._spans("drain"), self._applying())
 
-    def _send(self, request: PullRequest, values: np.ndarray):
+    def _sending(self, request: PullRequest, values: np.ndarray) -> InFlight[None]:
         """Sends each owner its rows of the step's gradients."""
         if self._cache.device.type != "cpu":
             check_finite(request.keys, values)
@@ -125,7 +128,7 @@ class BspClient:
         self._inbox.begin(self.step, own_rows, own_order, own_values)
         self._is_written = self._is_open = True
         message = Message(self.step, request.batch_route, values)
-        self.parts.counters.push_bytes += self._mailbox.send(message, True, self._world.drain)
+        self.parts.counters.push_bytes += yield from self._mailbox.sending(message, True, self._world.drain)
         self.parts.counters.pushed += len(values)
 
     def settling(self) -> InFlight[None]:

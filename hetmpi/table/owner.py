@@ -20,9 +20,9 @@ class SspOwner:
         self.applier = _C.PushApplier(store.rings, *store.arrays, store.mean_square, rule)
         self.drain, self.stop = self.applier.drain, self.applier.stop
 
-    def start(self, origins):
-        """Starts to apply pushes of these ranks from their rings."""
-        self.applier.start(list(origins))
+    def start(self, rings: list[int]):
+        """Starts to apply the pushes in these rings."""
+        self.applier.start(rings)
 
     def set_step(self, optimizer: RowOptimizer, step: int):
         """The step of this rank, counted from 0. Other ranks may be ahead by LEAD steps."""

@@ -61,7 +61,7 @@ class ReplicatingClient:
         self._splits: list[Split] = []
         self._sent: tuple[int | None, int] | None = None  # handle of the allreduce in progress, its step
         self._hvd = parts.world.start_horovod() if parts.world.size > 1 else None
-        self._open_replica(Layout(sum(map(len, fields)), parts.dim, parts.rule.state_dim, 0, 0, 0))
+        self._open_replica(Layout(sum(map(len, fields)), parts.dim, parts.rule.state_dim, 0, (), 0))
         owners, rows = parts.partition.locate(np.concatenate([np.arange(keys.start, keys.stop) for keys in fields]))
         self._own = np.flatnonzero(owners == parts.world.rank)  # rows of the replica that this rank owns,
         self._own_rows = rows[self._own]  # and their indices in its shard

@@ -44,7 +44,9 @@ class SspClient:
         weakref.finalize(self, self._owner.stop)  # also at exit, before MPI frees the memory
         endpoint = Endpoint(parts.window, parts.record, self._arrays, self._owner.applier)
         self.transport, self.why = choose(endpoint, {"rma": OneSided, "alltoall": TwoSided}, exchange, self._trial)
-        self._owner.start(self.transport.mailbox.rings)  # symmetric: its keys are also the ranks with a ring here
+        layout = parts.window.layouts[parts.world.rank]
+        others = self.transport.mailbox.rings  # symmetric: these ranks have a ring here too
+        self._owner.start([layout.ring(rank) for rank in others])
         self._reader = self.transport.reader
         self._pushes = Pushes(parts, self._owner, self.transport)
         self._pulls = Pulls(parts, self._pushes, self.transport)

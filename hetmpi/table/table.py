@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from hetmpi import _C
+from hetmpi.comm.rails import origins_at
 from hetmpi.comm.route import Route, make_partition
 from hetmpi.comm.window import Layout, RmaWindow, ring_bytes
 from hetmpi.comm.world import World
@@ -94,7 +95,7 @@ class EmbeddingTable:
         self._known: deque[Keys] = deque(maxlen=MOST_KNOWN)  # keys checked recently
         rule = optimizer.core(dim)
         make_client = BspClient if staleness.is_synchronous else SspClient
-        record, layouts = layouts_of(world.size, self.partition, rule, dim, staleness, inbox_bytes)
+        record, layouts = layouts_of(world, self.partition, rule, dim, staleness, inbox_bytes, exchange)
         self.window = RmaWindow(world, layouts, REMOTE_WINDOW.get(exchange, "wanted"))
         self.shard = ShardStore(
             self.window.local, rule, lambda begin, end: self.partition.keys_of(world.rank, begin, end)
@@ -287,15 +288,20 @@ class EmbeddingTable:
 
 
 def layouts_of(
-    size: int, partition, rule: _C.RowOptimizer, dim: int, staleness: Staleness, inbox_bytes: int
+    world: World, partition, rule: _C.RowOptimizer, dim: int, staleness: Staleness, inbox_bytes: int, exchange: str
 ) -> tuple[_C.RecordFormat, list[Layout]]:
-    """The form of a push, and the memory of each of `size` ranks for a table's rows and for gradients in transit."""
+    """The form of a push, and the memory of each rank for a table's rows and for gradients in transit."""
     record, preview_dim = _C.RecordFormat(dim, False), 0
     if not staleness.is_synchronous:
         record, preview_dim = _C.push_format(rule), rule.preview_dim
-    rings = ring_bytes(inbox_bytes if size > 1 else 0, size, record)
-    rows = map(partition.num_local_rows, range(size))
-    return record, [Layout(num_rows, dim, rule.state_dim, preview_dim, size, rings) for num_rows in rows]
+    inbox_bytes, layouts = inbox_bytes if world.size > 1 else 0, []
+    for node in world.nodes:
+        origins = tuple(range(world.size))
+        if exchange == "alltoall":  # otherwise each rank may write to each other
+            origins = tuple(first for first, _ in origins_at(world.nodes, node)) if staleness.is_synchronous else node
+        form = dim, rule.state_dim, preview_dim, tuple(origins), ring_bytes(inbox_bytes, len(origins), record)
+        layouts += [(rank, Layout(partition.num_local_rows(rank), *form)) for rank in node]
+    return record, [layout for _, layout in sorted(layouts, key=lambda pair: pair[0])]
 
 
 def kind_of(value) -> str:

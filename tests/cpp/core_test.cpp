@@ -35,6 +35,7 @@
 #include "cache/row_cache.h"
 #include "owner/inbox.h"
 #include "owner/push_applier.h"
+#include "owner/rank_sums.h"
 #include "wire/round.h"
 
 namespace hetmpi {
@@ -1168,6 +1169,13 @@ void appliers_start_and_end_promptly(uint64_t seed) {
 
 constexpr int64_t kRanks = 4;
 
+// Ranks one by one.
+std::vector<RankBlock> alone(int64_t num) {
+  std::vector<RankBlock> blocks;
+  for (int64_t rank = 0; rank < num; ++rank) blocks.push_back({rank, rank});
+  return blocks;
+}
+
 // One rank's gradients of a step: some distinct rows, with values whose sum depends on the order of addition.
 Batch gradients(Random& random, int64_t num_rows) {
   Ints rows = permutation(random, num_rows);
@@ -1180,6 +1188,57 @@ Batch gradients(Random& random, int64_t num_rows) {
 }
 
 // One synchronous step of all ranks, seen from the owner.
+// Gradients of some ranks for one row.
+using OfRanks = std::map<int64_t, Floats>;
+
+// The sum of the gradients of ranks [first, first + num) by its definition, empty without any.
+Floats block_sum(const OfRanks& grads, int64_t first, int64_t num) {
+  if (num == 1) return grads.count(first) ? grads.at(first) : Floats{};
+  Floats left = block_sum(grads, first, num / 2), right = block_sum(grads, first + num / 2, num / 2);
+  if (left.empty()) return right;
+  for (size_t d = 0; d < right.size(); ++d) left[d] += right[d];
+  return left;
+}
+
+// Numbers whose sums depend on their order.
+Floats uneven(Random& random, int64_t n) {
+  Floats values(n);
+  for (float& value : values)
+    value = std::ldexp(static_cast<float>(pick_in(random, -9999, 9999)), static_cast<int>(pick_in(random, -12, 12)));
+  return values;
+}
+
+void rank_sums_have_the_bits_of_their_definition_however_ranks_are_grouped(uint64_t seed) {
+  Random random(seed);
+  RankSums sums, of_block;
+  for (int trial = 0; trial < 2000; ++trial) {
+    const int64_t num_ranks = pick_in(random, 1, 20), num_rows = pick_in(random, 1, 3);
+    std::vector<OfRanks> rows(num_rows);
+    sums.begin(kDim, num_ranks);
+    std::map<int64_t, int64_t> numbers;  // row -> its number in sums
+    for (int64_t first = 0; first < num_ranks;) {
+      int64_t num = 1;
+      while (first % (2 * num) == 0 && first + 2 * num <= num_ranks && once_in(random, 2)) num *= 2;
+      for (int64_t row = 0; row < num_rows; ++row) {
+        of_block.begin(kDim, first + num);
+        for (int64_t rank = first; rank < first + num; ++rank) {
+          if (once_in(random, 2)) continue;
+          const Floats& grad = rows[row][rank] = uneven(random, kDim);
+          of_block.add(0, {rank, rank}, grad.data(), once_in(random, 2));
+        }
+        if (of_block.size() == 0) continue;
+        const int64_t number = numbers.try_emplace(row, sums.size()).first->second;
+        sums.add(number, {first, first + num - 1}, of_block.sum(0), false);
+      }
+      first += num;
+    }
+    for (const auto& [row, number] : numbers) {
+      const float* found = sums.sum(number);
+      CHECK(Floats(found, found + kDim) == block_sum(rows[row], 0, 32));
+    }
+  }
+}
+
 class InboxTrial {
  public:
   InboxTrial(int64_t own_rank, uint64_t seed)
@@ -1187,7 +1246,7 @@ class InboxTrial {
         own_rank_(own_rank),
         rings_(kRanks, min_ring_capacity(kGrads) + 256, kGrads),
         rows_(20),
-        inbox_(rings_.ends(), own_rank, rows_.shard()) {
+        inbox_(rings_.ends(), alone(kRanks), own_rank, rows_.shard()) {
     for (int64_t rank = 0; rank < kRanks; ++rank) origins_.emplace_back(rings_, rank, rank % 2 == 1);
   }
 
@@ -1197,7 +1256,7 @@ class InboxTrial {
     begin(step, batches[own_rank_]);
     deliver(step, batches);
     CHECK(inbox_.poll() && inbox_.awaited() == kRanks);
-    const std::map<int64_t, Floats> sums = summed_in_rank_order(batches);
+    const std::map<int64_t, Floats> sums = summed(batches);
     for (const auto& [row, sum] : sums) {
       for (int64_t d = 0; d < kDim; ++d) expected_.weight[row * kDim + d] -= sum[d];
       ++expected_.clock[row];
@@ -1228,13 +1287,15 @@ class InboxTrial {
     }
   }
 
-  static std::map<int64_t, Floats> summed_in_rank_order(const std::vector<Batch>& batches) {
-    std::map<int64_t, Floats> sums;
-    for (const Batch& batch : batches)
-      for (int64_t i = 0; i < batch.size(); ++i) {
-        Floats& sum = sums.try_emplace(batch.rows[i], kDim, 0.0f).first->second;
-        for (int64_t d = 0; d < kDim; ++d) sum[d] += batch.values[batch.order[i] * kDim + d];
+  static std::map<int64_t, Floats> summed(const std::vector<Batch>& batches) {
+    std::map<int64_t, OfRanks> grads;
+    for (int64_t rank = 0; rank < kRanks; ++rank)
+      for (int64_t i = 0; i < batches[rank].size(); ++i) {
+        const float* grad = batches[rank].values.data() + batches[rank].order[i] * kDim;
+        grads[batches[rank].rows[i]][rank] = Floats(grad, grad + kDim);
       }
+    std::map<int64_t, Floats> sums;
+    for (const auto& [row, of_row] : grads) sums[row] = block_sum(of_row, 0, kRanks);
     return sums;
   }
 
@@ -1302,6 +1363,8 @@ struct Client {
   }
 };
 
+using Owners = std::vector<std::vector<int64_t>>;  // of each client
+
 std::vector<int64_t> written(const RoundRequest& request) {
   std::vector<int64_t> message(request.bytes({0, 1}) / kWord);
   request.write({0, 1}, reinterpret_cast<uint8_t*>(message.data()));
@@ -1317,8 +1380,8 @@ void a_server_applies_passes_on_and_replies(uint64_t seed) {
     return NodeShard{rows.clock.data(), {rows.weight.data()}, rows.num_rows};
   };
   const NodeRing ring{reinterpret_cast<RingHeader*>(other.rings.ring(0)), &producer};
-  RoundServer server(own.applier.get(), 0, {shard(own.rows), shard(other.rows)}, {{NodeRing{}, ring}}, kSums, {kDim},
-                     true);
+  RoundServer server(own.applier.get(), 0, {shard(own.rows), shard(other.rows)}, Owners(3, {0, 1}),
+                     {{{NodeRing{}, ring}}}, kSums, {kDim}, true);
   Tally of_own(num_rows), of_other(num_rows);
   for (int round = 0; round < 200; ++round) {
     const int64_t bound = pick_in(random, 0, 5000);
@@ -1353,8 +1416,8 @@ void a_server_refuses_requests_that_are_too_short_or_name_no_row(uint64_t seed) 
     const auto shard = [&](const OwnedRows& rows) {
       return NodeShard{rows.clock.data(), {rows.weight.data()}, num_rows};
     };
-    return RoundServer(own.applier.get(), 0, {shard(own.rows), shard(other.rows)}, {{NodeRing{}, NodeRing{}}}, kSums,
-                       {kDim}, true);
+    return RoundServer(own.applier.get(), 0, {shard(own.rows), shard(other.rows)}, Owners(1, {0, 1}),
+                       {{{NodeRing{}, NodeRing{}}}}, kSums, {kDim}, true);
   };
   for (int i = 0; i < 50; ++i) {
     Client client(random, {&of_own, &of_other}, own.rows.num_rows);
@@ -1367,7 +1430,7 @@ void a_server_refuses_requests_that_are_too_short_or_name_no_row(uint64_t seed) 
   }
 }
 
-void inbox_sums_in_rank_order(uint64_t seed) {
+void inbox_sums_in_an_order_of_ranks(uint64_t seed) {
   for (int64_t own_rank = 0; own_rank < kRanks; ++own_rank) {
     InboxTrial trial(own_rank, seed + own_rank);
     for (int64_t step = 0; step < 100; ++step) trial.step(step);
@@ -1380,7 +1443,7 @@ void inbox_refuses_other_steps_and_rows_that_are_not_there(uint64_t seed) {
   for (const auto& [step, row] : std::map<int64_t, int64_t>{{4, 0}, {6, 0}, {5, -1}}) {
     Rings rings(2, min_ring_capacity(format), format);
     OwnedRows rows(3);
-    Inbox inbox(rings.ends(), 1, rows.shard());
+    Inbox inbox(rings.ends(), alone(2), 1, rows.shard());
     inbox.begin(5, nullptr, nullptr, nullptr, 0);
     CHECK(!inbox.poll());
     Origin(rings, 0).send(step, one_row(random, row));
@@ -1422,7 +1485,8 @@ void run_all(uint64_t seed) {
   RUN(appliers_start_and_end_promptly);
   RUN(a_server_applies_passes_on_and_replies);
   RUN(a_server_refuses_requests_that_are_too_short_or_name_no_row);
-  RUN(inbox_sums_in_rank_order);
+  RUN(rank_sums_have_the_bits_of_their_definition_however_ranks_are_grouped);
+  RUN(inbox_sums_in_an_order_of_ranks);
   RUN(inbox_refuses_other_steps_and_rows_that_are_not_there);
 #undef RUN
 }

@@ -5,7 +5,7 @@ import sys
 import pytest
 from launch import ROOT, mpiexec, run
 
-CASES = "mixed and (lost or reference or 2s or own_updates or larger)"
+CASES = "mixed and (bit or lost or reference or 2s or own_updates or larger)"
 
 
 @pytest.mark.rare
