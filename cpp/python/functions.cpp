@@ -1,6 +1,10 @@
-// Functions on keys and rows: distinct keys, initial values, gather, scatter_add, spread_add.
+// Functions on keys and rows: distinct keys, keys among others, initial values, gather, scatter_add, spread_add.
+#include <pybind11/stl.h>
+
 #include <algorithm>
 #include <cstdint>
+#include <optional>
+#include <vector>
 
 #include "key_index.h"
 #include "owner/row_init.h"
@@ -56,17 +60,69 @@ bool all_finite(const Array<float>& values) {
   return is_finite(value, n);
 }
 
-// Mask of the keys (n,) that are among others (m,): (n,) bool.
-Array<bool> contained(const Array<int64_t>& keys, const Array<int64_t>& others) {
+// Mask of the chosen keys (n,) that are among others (m,): (n,) bool.
+Array<bool> contained(const Array<int64_t>& keys, const Array<int64_t>& others, const Array<bool>& chosen) {
   check_shape(keys, "keys", {-1});
   check_shape(others, "others", {-1});
   const ssize_t n = keys.shape(0), m = others.shape(0);
+  check_shape(chosen, "chosen", {n});
   Array<bool> found(n);
   static thread_local KeyIndex index;
+  const int64_t *key = keys.data(), *other = others.data();
+  const bool* is_chosen = chosen.data();
+  bool* out = found.mutable_data();
+  py::gil_scoped_release release;
   index.clear(m);
-  for (ssize_t i = 0; i < m; ++i) index.number(others.data()[i]);
-  for (ssize_t i = 0; i < n; ++i) found.mutable_data()[i] = index.contains(keys.data()[i]);
+  for (ssize_t i = 0; i < m; ++i) index.number(other[i]);
+  for (ssize_t i = 0; i < n; ++i) out[i] = is_chosen[i] && index.find(key[i]) >= 0;
   return found;
+}
+
+// Position of each of keys (m,) among the chosen ones of a batch (n,), which are unique; -1 where there is none: (m,).
+Array<int64_t> places_of(const Array<int64_t>& keys, const Array<int64_t>& batch, const Array<bool>& chosen) {
+  check_shape(keys, "keys", {-1});
+  check_shape(batch, "batch", {-1});
+  const ssize_t m = keys.shape(0), n = batch.shape(0);
+  check_shape(chosen, "chosen", {n});
+  Array<int64_t> places(m);
+  static thread_local KeyIndex index;
+  static thread_local std::vector<int64_t> positions;  // of the chosen keys, in the order of their numbers
+  const int64_t *key = keys.data(), *of_batch = batch.data();
+  const bool* is_chosen = chosen.data();
+  int64_t* out = places.mutable_data();
+  py::gil_scoped_release release;
+  positions.clear();
+  for (ssize_t i = 0; i < n; ++i)
+    if (is_chosen[i]) positions.push_back(i);
+  index.clear(positions.size());
+  for (const int64_t i : positions) index.number(of_batch[i]);
+  for (ssize_t i = 0; i < m; ++i) {
+    const int32_t number = index.find(key[i]);
+    out[i] = number < 0 ? -1 : positions.at(number);
+  }
+  return places;
+}
+
+// After RowCache.validate: takes from is_stale (n,) the lines whose owners have decided, adds the fetched ones, and
+// returns the mask of the rows of a batch that are needed and not fetched yet, (n,) bool.
+Array<bool> rows_left(const Array<int64_t>& slots, const Array<bool>& fetched,
+                      const std::optional<Array<bool>>& is_decided, Array<bool> is_stale) {
+  check_shape(slots, "slots", {-1});
+  const ssize_t n = slots.shape(0);
+  check_shape(fetched, "fetched", {n});
+  check_shape(is_stale, "is_stale", {n});
+  if (is_decided) check_shape(*is_decided, "is_decided", {n});
+  Array<bool> left(n);
+  const int64_t* slot = slots.data();
+  const bool *is_here = fetched.data(), *decided = is_decided ? is_decided->data() : nullptr;
+  bool *stale = is_stale.mutable_data(), *out = left.mutable_data();
+  py::gil_scoped_release release;
+  for (ssize_t i = 0; i < n; ++i) {
+    const bool is_line = slot[i] >= 0;
+    stale[i] = is_here[i] ? is_line : stale[i] && !(decided && decided[i]);
+    out[i] = !is_here[i] && (!is_line || stale[i]);
+  }
+  return left;
 }
 
 void init_rows(Array<float> weight, const Array<int64_t>& keys, uint64_t seed, float std) {
@@ -132,7 +188,14 @@ void bind_functions(py::module_& m) {
   m.def("all_finite", &all_finite, py::arg("values").noconvert(),
         "Whether no number of values, a float32 array, is NaN or infinite.");
   m.def("contained", &contained, py::arg("keys").noconvert(), py::arg("others").noconvert(),
-        "Which of keys (n,) int64 are among others (m,) int64: (n,) bool.");
+        py::arg("chosen").noconvert(), "Which of the chosen (n,) bool keys (n,) int64 are among others (m,) int64.");
+  m.def("places_of", &places_of, py::arg("keys").noconvert(), py::arg("batch").noconvert(),
+        py::arg("chosen").noconvert(),
+        "Position of each of keys (m,) int64 among the chosen (n,) bool keys of a batch (n,) int64, or -1: (m,) int64.");
+  m.def("rows_left", &rows_left, py::arg("slots").noconvert(), py::arg("fetched").noconvert(),
+        py::arg("is_decided").noconvert(), py::arg("is_stale").noconvert(),
+        "Mask of the rows of a batch that are needed and not fetched yet, (n,) bool. Takes from is_stale, as validate "
+        "has set it, the lines whose owners have decided, and adds the fetched ones.");
   m.def("init_rows", &init_rows, py::arg("weight").noconvert(), py::arg("keys").noconvert(), py::arg("seed"),
         py::arg("std"), "weight (n, dim) float32 = std * normal(seed, key, column), for keys (n,) int64.");
   m.def("gather", &gather, py::arg("weight").noconvert(), py::arg("rows").noconvert(), py::arg("out").noconvert(),

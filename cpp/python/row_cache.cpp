@@ -120,15 +120,17 @@ class PyCache {
   }
 
   void preview(const Array<int64_t>& positions, Array<float> weights, Array<float> states, Array<int32_t> clocks,
-               const Array<float>& sums, const Array<int32_t>& counts, float anticipate) const {
+               const Array<float>& sums, const Array<int32_t>& counts, Array<int32_t> sum_clocks,
+               float anticipate) const {
     const ssize_t m = positions.shape(0), n = clocks.shape(0);
-    check_in(positions.data(), m, n, "positions");
+    check_in(positions.data(), m, n, "positions", -1);
     check_shape(weights, "weights", {n, cache_.dim()});
     check_shape(states, "states", {n, cache_.preview_dim()});
     check_shape(sums, "sums", {m, cache_.sum_dim()});
     check_shape(counts, "counts", {m});
-    cache_.preview(positions.data(), m, sums.data(), counts.data(), anticipate, weights.mutable_data(),
-                   states.mutable_data(), clocks.mutable_data());
+    check_shape(sum_clocks, "sum_clocks", {m});
+    cache_.preview(positions.data(), m, sums.data(), counts.data(), sum_clocks.mutable_data(), anticipate,
+                   weights.mutable_data(), states.mutable_data(), clocks.mutable_data());
   }
 
   // Mask of lines whose pending sum is over at least `least` iterations: (n,) bool.
@@ -244,7 +246,7 @@ void bind_row_cache(py::module_& m) {
            py::arg("staleness"))
       .def("preview", &PyCache::preview, py::arg("positions").noconvert(), py::arg("weights").noconvert(),
            py::arg("states").noconvert(), py::arg("clocks").noconvert(), py::arg("sums").noconvert(),
-           py::arg("counts").noconvert(), py::arg("anticipate"))
+           py::arg("counts").noconvert(), py::arg("sum_clocks").noconvert(), py::arg("anticipate"))
       .def("handed_out", &PyCache::handed_out)
       .def("take_all", &PyCache::take_all)
       .def("take_pushes", &PyCache::take_pushes)

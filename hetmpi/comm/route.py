@@ -3,6 +3,8 @@ owners."""
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 
 from hetmpi import _C
@@ -38,7 +40,7 @@ class Route:
 
     def where(self, chosen: np.ndarray) -> Route:
         """The route of the keys selected by chosen (n,) bool; positions remain those in the whole batch."""
-        if chosen.all():
+        if np.count_nonzero(chosen) == len(chosen):
             return self
         return Route(*_C.part_of_route(self.order, self.rows, self.first, chosen))
 
@@ -65,6 +67,7 @@ class Route:
         """Number of keys that ranks other than `rank` own."""
         return int(len(self.rows) - (self.first[rank + 1] - self.first[rank]))
 
-    def owners(self) -> np.ndarray:
+    @cached_property
+    def owners(self) -> list[int]:
         """Ranks that own at least one of the keys, ascending."""
-        return self.counts.nonzero()[0]
+        return self.counts.nonzero()[0].tolist()

@@ -41,11 +41,11 @@ class ShardReader:
     def is_needed(self, wanted: np.ndarray) -> bool:
         """Whether a read of the keys selected by wanted (n,) bool must be made: always if reads are collective,
         otherwise if any key is wanted."""
-        return self.is_collective or bool(wanted.any())
+        return self.is_collective or np.count_nonzero(wanted) > 0
 
     def read_local(self, array: str, route: Route, out: np.ndarray):
         """Reads the rows that ranks of this node own, as part of reading()."""
-        for owner in route.owners():
+        for owner in route.owners:
             if owner in self.window.on_node:
                 rows, order = route.of(owner)
                 self.gather(array, owner)(getattr(self.window.on_node[owner], array), rows, out, order)
@@ -53,7 +53,7 @@ class ShardReader:
     def post(self, array: str, route: Route, use: str) -> RemoteRows:
         """Posts the fetch of rows that other nodes own; complete after window.flush(). `use` names the buffers."""
         parts = []
-        for owner in route.owners():
+        for owner in route.owners:
             if owner not in self.window.on_node:
                 rows, order = route.of(owner)
                 width, dtype = self.shape(array)

@@ -188,9 +188,9 @@ class GpuCache:
     def clocks(self, slots: np.ndarray) -> np.ndarray:
         return self._look_at(slots)[0]
 
-    def preview(self, positions, weights, states, clocks, sums, counts, anticipate: float):
+    def preview(self, positions, weights, states, clocks, sums, counts, sum_clocks, anticipate: float):
         """Previews rows in host memory, before their transfer to the GPU."""
-        self._host.preview(positions, weights, states, clocks, sums, counts, anticipate)
+        self._host.preview(positions, weights, states, clocks, sums, counts, sum_clocks, anticipate)
 
     def handed_out(self) -> np.ndarray:
         return self._lines.handed_out(self._gpu.stream)

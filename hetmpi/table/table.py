@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from hetmpi import _C
-from hetmpi.comm.route import Route, make_partition
+from hetmpi.comm.route import make_partition
 from hetmpi.comm.window import Layout, RmaWindow, ring_bytes
 from hetmpi.comm.world import World
 from hetmpi.counters import Counters
@@ -114,6 +114,7 @@ class EmbeddingTable:
             world, self.window, self.shard, self.partition, num_rows, dim, optimizer, rule, record, staleness,
             self.cache, admitted, self.counters, self.spans,
         )  # fmt: skip
+        self._keys_of = parts.keys_of
         self.client: Client = make_client(parts, exchange)
         if replicated:
             self._replicate(parts, replicated, name)
@@ -249,7 +250,7 @@ class EmbeddingTable:
             raise UserError(f"EmbeddingTable.{verb}: keys must be int64 of shape (U,) on the CPU, got {kind_of(keys)}")
         array = keys.contiguous().numpy()
         for known in list(self._known):  # another thread may add to it
-            if known.tensor is keys and np.array_equal(known.array, array):
+            if known.tensor is keys and known.are(array):
                 return known
         again = _C.first_repeated(array) if are_unique else -1
         if again >= 0:
@@ -263,7 +264,7 @@ class EmbeddingTable:
                 f"EmbeddingTable.{verb}: keys must lie in [0, {self.num_rows:,}), got {wrong[0]} "
                 f"({wrong.size:,} of {array.size:,} are out of range)"
             )
-        checked = Keys(keys, array.copy(), Route.of_keys(self.partition, array))
+        checked = self._keys_of(keys, array)
         if are_unique:
             self._known.append(checked)
         return checked

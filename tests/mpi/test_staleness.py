@@ -892,7 +892,7 @@ def test_a_line_moves_by_the_formula_of_a_preview(rule, count, anticipate, weigh
     cache, clocks = _C.RowCache(32, core, "lfu"), np.arange(8, dtype=np.int32)
     cache.set_step(0.01, 5)
     counts = np.full(8, count, np.int32)
-    cache.preview(np.arange(8), *found, clocks, sums_of(rule, grads), counts, float(anticipate))
+    cache.preview(np.arange(8), *found, clocks, sums_of(rule, grads), counts, np.zeros_like(counts), float(anticipate))
     assert all(np.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(found, expected))
     assert (clocks == np.arange(8) + count).all()
 
