@@ -294,6 +294,7 @@ class RowCache {
   // read, or kUnknownClock.
   void pass_on(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads, int64_t n,
                Pushes* out) const {
+    out->sums.reserve(out->sums.size() + std::count(slots, slots + n, -1) * sum_dim_);
     for (int64_t i = 0; i < n; ++i)
       if (slots[i] < 0)
         optimizer_.add(out->append(keys[i], next_clock(clocks[i]), {1, {step_, step_}}, sum_dim_), grads + i * dim_);

@@ -1,9 +1,7 @@
 // Functions on keys and rows: distinct keys, keys among others, initial values, gather, scatter_add, spread_add.
-#include <pybind11/stl.h>
-
 #include <algorithm>
 #include <cstdint>
-#include <optional>
+#include <cstring>
 #include <vector>
 
 #include "key_index.h"
@@ -51,6 +49,10 @@ int64_t first_repeated(const Array<int64_t>& keys) {
     return number == i;
   });
   return repeated;
+}
+
+bool are_same(const Array<int64_t>& some, const Array<int64_t>& others) {
+  return some.size() == others.size() && std::memcmp(some.data(), others.data(), some.nbytes()) == 0;
 }
 
 bool all_finite(const Array<float>& values) {
@@ -103,28 +105,6 @@ Array<int64_t> places_of(const Array<int64_t>& keys, const Array<int64_t>& batch
   return places;
 }
 
-// After RowCache.validate: takes from is_stale (n,) the lines whose owners have decided, adds the fetched ones, and
-// returns the mask of the rows of a batch that are needed and not fetched yet, (n,) bool.
-Array<bool> rows_left(const Array<int64_t>& slots, const Array<bool>& fetched,
-                      const std::optional<Array<bool>>& is_decided, Array<bool> is_stale) {
-  check_shape(slots, "slots", {-1});
-  const ssize_t n = slots.shape(0);
-  check_shape(fetched, "fetched", {n});
-  check_shape(is_stale, "is_stale", {n});
-  if (is_decided) check_shape(*is_decided, "is_decided", {n});
-  Array<bool> left(n);
-  const int64_t* slot = slots.data();
-  const bool *is_here = fetched.data(), *decided = is_decided ? is_decided->data() : nullptr;
-  bool *stale = is_stale.mutable_data(), *out = left.mutable_data();
-  py::gil_scoped_release release;
-  for (ssize_t i = 0; i < n; ++i) {
-    const bool is_line = slot[i] >= 0;
-    stale[i] = is_here[i] ? is_line : stale[i] && !(decided && decided[i]);
-    out[i] = !is_here[i] && (!is_line || stale[i]);
-  }
-  return left;
-}
-
 void init_rows(Array<float> weight, const Array<int64_t>& keys, uint64_t seed, float std) {
   check_shape(weight, "weight", {keys.shape(0), -1});
   const ssize_t n = keys.shape(0), dim = weight.shape(1);
@@ -135,7 +115,9 @@ void init_rows(Array<float> weight, const Array<int64_t>& keys, uint64_t seed, f
 }
 
 void gather(const Array<float>& from, const Array<int64_t>& rows, Array<float> out, const Array<int64_t>& order) {
-  gather_rows(from, rows, out, order, kAtOnce);
+  const ssize_t dim = from.shape(1);
+  check_shape(out, "out", {-1, dim});
+  gather_with(from, rows, out, order, dim, row_copy(dim), kAtOnce);
 }
 
 void scatter_add_rows(const Array<float>& values, const Array<int64_t>& rows, Array<float> out) {
@@ -170,14 +152,6 @@ void spread_add_rows(const Array<float>& values, const Array<int64_t>& offsets, 
   spread_add(value, offset, row, n, dim, to);
 }
 
-void gather_clocks(const Array<int32_t>& clock, const Array<int64_t>& rows, Array<int32_t> out,
-                   const Array<int64_t>& order) {
-  check_shape(clock, "clock", {-1});
-  check_shape(out, "out", {-1});
-  const auto copy = [](int32_t* to, const int32_t* from) { *to = load_clock(from); };
-  gather_with(clock, rows, out, order, 1, copy, kAtOnce);
-}
-
 }  // namespace
 
 void bind_functions(py::module_& m) {
@@ -185,17 +159,15 @@ void bind_functions(py::module_& m) {
         "ids (N,) int64 -> keys (U,) int64 in order of first appearance, index (N,) int64 with ids == keys[index].");
   m.def("first_repeated", &first_repeated, py::arg("keys").noconvert(),
         "Position of the first of keys (n,) int64 that stands before in keys too, -1 if all are distinct.");
+  m.def("are_same", &are_same, py::arg("some").noconvert(), py::arg("others"),
+        "Whether keys some (n,) int64 and others (m,) int64 are the same in the same order.");
   m.def("all_finite", &all_finite, py::arg("values").noconvert(),
         "Whether no number of values, a float32 array, is NaN or infinite.");
   m.def("contained", &contained, py::arg("keys").noconvert(), py::arg("others").noconvert(),
         py::arg("chosen").noconvert(), "Which of the chosen (n,) bool keys (n,) int64 are among others (m,) int64.");
-  m.def("places_of", &places_of, py::arg("keys").noconvert(), py::arg("batch").noconvert(),
-        py::arg("chosen").noconvert(),
-        "Position of each of keys (m,) int64 among the chosen (n,) bool keys of a batch (n,) int64, or -1: (m,) int64.");
-  m.def("rows_left", &rows_left, py::arg("slots").noconvert(), py::arg("fetched").noconvert(),
-        py::arg("is_decided").noconvert(), py::arg("is_stale").noconvert(),
-        "Mask of the rows of a batch that are needed and not fetched yet, (n,) bool. Takes from is_stale, as validate "
-        "has set it, the lines whose owners have decided, and adds the fetched ones.");
+  m.def(
+      "places_of", &places_of, py::arg("keys").noconvert(), py::arg("batch").noconvert(), py::arg("chosen").noconvert(),
+      "Position of each of keys (m,) int64 among the chosen (n,) bool keys of a batch (n,) int64, or -1: (m,) int64.");
   m.def("init_rows", &init_rows, py::arg("weight").noconvert(), py::arg("keys").noconvert(), py::arg("seed"),
         py::arg("std"), "weight (n, dim) float32 = std * normal(seed, key, column), for keys (n,) int64.");
   m.def("gather", &gather, py::arg("weight").noconvert(), py::arg("rows").noconvert(), py::arg("out").noconvert(),
@@ -207,8 +179,6 @@ void bind_functions(py::module_& m) {
         py::arg("rows").noconvert(), py::arg("out").noconvert(),
         "out[rows[i]] += values[d] for offsets[d] <= i < offsets[d + 1], i in order; float32 values (n, dim) and out "
         "(m, dim), int64 offsets (n + 1,) and rows (e,).");
-  m.def("gather_clocks", &gather_clocks, py::arg("clock").noconvert(), py::arg("rows").noconvert(),
-        py::arg("out").noconvert(), py::arg("order").noconvert(), "out[order[i]] = clock[rows[i]], each read whole.");
 }
 
 }  // namespace hetmpi

@@ -183,6 +183,12 @@ class Mailbox:
 
         while_waiting() is called repeatedly while a ring is full: it must drain this rank's own inbox and call
         progress(), or ranks that send to each other would deadlock. Returns the number of bytes sent."""
+        if self.rings:
+            self._deliver(message, to_all, while_waiting)
+            self._note(message)
+        return self._bytes_sent(message)
+
+    def _deliver(self, message: Message, to_all: bool, while_waiting):
         sending = Delivery(self.rings, message, to_all)
         if not sending.proceed():
 
@@ -194,9 +200,6 @@ class Mailbox:
                     self.publish()
                     while_waiting()
                     patience.check()
-        if message.keys is not None:
-            self._note(message)
-        return self._bytes_sent(message)
 
     def _bytes_sent(self, message: Message) -> int:
         """Bytes of the message's rows for other ranks, as in records."""
@@ -246,7 +249,9 @@ class Mailbox:
         self._requested = []
 
     def _note(self, message: Message):
-        """Records the keys just sent and the heads of their rings, for in_transit()."""
+        """Records the keys just sent, if the message has them, and the heads of their rings, for in_transit()."""
+        if message.keys is None:
+            return
         owners = [owner for owner in message.route.owners if owner in self.rings]
         if owners:
             self._drop_applied()

@@ -3,8 +3,6 @@ owners."""
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import numpy as np
 
 from hetmpi import _C
@@ -40,9 +38,8 @@ class Route:
 
     def where(self, chosen: np.ndarray) -> Route:
         """The route of the keys selected by chosen (n,) bool; positions remain those in the whole batch."""
-        if np.count_nonzero(chosen) == len(chosen):
-            return self
-        return Route(*_C.part_of_route(self.order, self.rows, self.first, chosen))
+        part = _C.part_of_route(self.order, self.rows, self.first, chosen)
+        return self if part is None else Route(*part)
 
     def of_ranks(self, ranks: np.ndarray) -> Route:
         """The route of the keys that the selected ranks (size,) bool own; positions remain those in the whole batch."""
@@ -67,7 +64,7 @@ class Route:
         """Number of keys that ranks other than `rank` own."""
         return int(len(self.rows) - (self.first[rank + 1] - self.first[rank]))
 
-    @cached_property
+    @property
     def owners(self) -> list[int]:
         """Ranks that own at least one of the keys, ascending."""
         return self.counts.nonzero()[0].tolist()

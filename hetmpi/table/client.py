@@ -98,7 +98,8 @@ class Parts:
         kept = self.cache.empty(len(array), np.int64)
         kept[:] = array
         route = Route.of_keys(self.partition, kept)
-        return Keys(tensor, kept, route, route.held_by(self.world.is_remote), route.held_by(self.admitted))
+        is_remote, is_admitted = route.held_by(self.world.is_remote), route.held_by(self.admitted)
+        return Keys(tensor, kept, route, route.where(~is_remote), route.where(is_remote), is_remote, is_admitted)
 
     def request(self, keys: Keys) -> PullRequest:
         return PullRequest(keys, self.cache.empty)
@@ -118,10 +119,11 @@ class Parts:
             self.cache.look_up(request.array, request.slots)
         self.cache.use(request.slots[: request.num], np.count_nonzero(admitted[: request.num]))
 
-    def reading_clocks(self, reader, request: PullRequest, wanted: np.ndarray) -> InFlight[None]:
-        """Fetches the owners' current clocks of the wanted keys (n,) bool."""
-        if reader.is_needed(wanted):
-            route = request.route.where(wanted)
+    def reading_clocks(self, reader, request: PullRequest, wanted: np.ndarray | Route) -> InFlight[None]:
+        """Fetches the owners' current clocks of the wanted keys: a mask (n,) bool, or a part of the request's
+        route."""
+        route = wanted if isinstance(wanted, Route) else request.route.where(wanted)
+        if reader.is_needed(route):
             yield from reader.reading("clock", route, request.clocks)
             self.counters.clock_bytes += 4 * route.num_elsewhere(self.world.rank)
 
@@ -129,8 +131,8 @@ class Parts:
         self, reader, request: PullRequest, wanted: np.ndarray, array: str, out: np.ndarray
     ) -> InFlight[None]:
         """Fetches `array`, weight or mean_square, of the wanted keys (n,) bool to their positions in out (n, width)."""
-        if reader.is_needed(wanted):
-            route = request.route.where(wanted)
+        route = request.route.where(wanted)
+        if reader.is_needed(route):
             yield from reader.reading(array, route, out)
             self.counters.row_bytes += 4 * out.shape[1] * route.num_elsewhere(self.world.rank)
 
@@ -138,6 +140,9 @@ class Parts:
         """Counts hits and stale lines of a batch. are_judged: whether lines were compared with their owners' clocks."""
         num = request.num
         num_found, num_stale = int(np.count_nonzero(request.slots[:num] >= 0)), int(np.count_nonzero(is_stale[:num]))
+        self.count_lines(num_found, num_stale, are_judged)
+
+    def count_lines(self, num_found: int, num_stale: int, are_judged: bool):
         self.counters.validated += num_found if are_judged else 0
         self.counters.hits += num_found - num_stale
         self.counters.stale += num_stale
@@ -148,11 +153,10 @@ class Parts:
         num = request.num
         slots, admitted = request.slots[:num], admitted[:num]
         delivered = self.cache.deliver(slots, rows[:num])
-        num_missing = int(np.count_nonzero((slots < 0) & admitted))
-        if num_missing:
-            keys, weights, clocks = request.array[:num], self.cache.local(delivered), request.clocks[:num]
-            self.counters.evicted += self.cache.insert_and_evict(keys, admitted, weights, states[:num], clocks, slots)
-        self.counters.misses += num_missing
+        keys, weights, clocks = request.array[:num], self.cache.local(delivered), request.clocks[:num]
+        missing, evicted = self.cache.insert_and_evict(keys, admitted, weights, states[:num], clocks, slots)
+        self.counters.misses += missing
+        self.counters.evicted += evicted
         return delivered
 
 

@@ -24,6 +24,7 @@ class Pulls:
 
     def __init__(self, parts: Parts, pushes: Pushes, transport: Transport):
         self._parts, self._cache, self._pushes, self._transport = parts, parts.cache, pushes, transport
+        self._row_bytes = 4 * sum(transport.reader.shape(array)[0] for array in transport.arrays)
         self._ahead: deque[PullRequest] = deque()
         self.last: PullRequest | None = None
 
@@ -97,11 +98,12 @@ class Pulls:
     def request_clocks(self, request: PullRequest, last: PullRequest | None):
         """Requests clocks from other nodes, and by these rows. A clock may be older than the application of pushes that
         are in transit now. last: the batch that is written in between, if any. REQUIRES: request.slots."""
-        bound = self._parts.bound
-        requested = request.is_remote & (request.slots < 0) if bound == _C.UNBOUNDED else request.is_remote
+        bound, requested, route = self._parts.bound, request.is_remote, request.remote_route
+        if bound == _C.UNBOUNDED:
+            requested = requested & (request.slots < 0)
+            route = request.route.where(requested)
         if not self._transport.carries_pushes:
             request.in_transit = self._pushes.in_transit()
-        route = request.route.where(requested)
         self._parts.counters.clock_bytes += 4 * len(route.order)
         request.enter(Phase.CLOCKS_REQUESTED, Phase.NEW)
         pull = Pull(
@@ -154,8 +156,7 @@ class Pulls:
         """Counts the bytes of the rows fetched by the ticket, once they are known."""
         if request.fetched is not None and not request.is_counted:
             request.is_counted = True
-            width = sum(self._transport.reader.shape(array)[0] for array in self._transport.arrays)
-            self._parts.counters.row_bytes += 4 * width * int(np.count_nonzero(request.fetched))
+            self._parts.counters.row_bytes += self._row_bytes * int(np.count_nonzero(request.fetched))
 
     def drop_all(self):
         """Drops the requests of all announced batches, which may still be read."""

@@ -8,6 +8,7 @@ from enum import Enum
 import numpy as np
 import torch
 
+from hetmpi import _C
 from hetmpi.comm.mailbox import NO_KEYS
 from hetmpi.comm.route import Route
 from hetmpi.comm.transport import Ticket
@@ -21,19 +22,21 @@ class Keys:
 
     tensor       (U,) int64 on the CPU, which identifies the batch in later calls; may be overwritten afterwards
     array        its values (U,) int64, not overwritten
-    route        their owners
+    route        their owners; local_route, remote_route: its parts on this node and on other nodes
     is_remote    mask of the keys owned on other nodes, (U,) bool
     is_admitted  mask of the keys that may be cached, (U,) bool"""
 
     tensor: torch.Tensor
     array: np.ndarray
     route: Route
+    local_route: Route
+    remote_route: Route
     is_remote: np.ndarray
     is_admitted: np.ndarray
 
     def are(self, array: np.ndarray) -> bool:
         """Whether their values are array (n,) int64."""
-        return len(self.array) == len(array) and np.count_nonzero(self.array != array) == 0
+        return _C.are_same(self.array, array)
 
 
 class Phase(Enum):
@@ -52,7 +55,7 @@ class PullRequest:
     keys            the tensor that identifies the batch
     num             number of keys in the batch; the arrays below have n >= num entries, the first num for the batch
     array, route    all keys (n,) int64, and their owners; batch_route: the owners of the batch without the extension
-    is_remote, is_admitted  masks of all keys as in Keys: (n,) bool
+    local_route, remote_route, is_remote, is_admitted  of all keys, as in Keys
     slots           cache line of each key, (n,) int64, -1 for none
     clocks          owner's clock at the time of the read, (n,) int32
     phase           in phase READ, slots and clocks are those of the read, and no other read or write has followed
@@ -69,6 +72,7 @@ class PullRequest:
 
     def _over(self, keys: Keys):
         self.array, self.route = keys.array, keys.route
+        self.local_route, self.remote_route = keys.local_route, keys.remote_route
         self.is_remote, self.is_admitted = keys.is_remote, keys.is_admitted
         self.slots, self.clocks = self._empty(len(self.array), np.int64), self._empty(len(self.array), np.int32)
         self.slots[:], self.clocks[:] = -1, 0
@@ -92,7 +96,8 @@ class PullRequest:
 
     def enter(self, phase: Phase, *before: Phase):
         """Changes to `phase` from one of the phases `before`. Raises RuntimeError in any other phase."""
-        self.require(phase.name.lower(), *before)
+        if self.phase not in before:
+            self.require(phase.name.lower(), *before)
         self.phase = phase
 
     def require(self, call: str, *phases: Phase):

@@ -81,7 +81,7 @@ class SspClient:
     def _checking_valid(self, request: PullRequest) -> InFlight[tuple[np.ndarray, np.ndarray]]:
         """Masks (n,) bool of the lines that are stale or refreshed anyway, and of the rows needed that the ticket has
         not fetched: those of this node, or with gradients in transit. Fetches the clocks for that."""
-        num, bound = request.num, self.parts.bound
+        bound = self.parts.bound
         if request.phase is Phase.NEW:
             self._pushes.await_keys(request.array, np.ones(len(request.array), bool))
             self._pulls.request_clocks(request, None)
@@ -91,21 +91,20 @@ class SspClient:
             yield
         self._pulls.receive(request)
         request.in_transit = joined([request.in_transit, self.transport.mailbox.in_transit()])
-        local = ~request.is_remote
-        requested = local & (request.slots < 0) if bound == _C.UNBOUNDED else local
+        is_bounded = bound != _C.UNBOUNDED
+        requested = request.local_route if is_bounded else ~request.is_remote & (request.slots < 0)
         yield from self.parts.reading_clocks(self._reader, request, requested)
-        is_stale, fetched = np.zeros(len(request.array), bool), request.fetched
-        kept = np.where(fetched[:num], -1, request.slots[:num])  # the other lines are refreshed
-        self._cache.validate(kept, request.clocks[:num], bound, is_stale[:num], counts_lags=True)
         # If pulls carry pushes, the owners have decided about lines of other nodes.
         is_decided = request.is_remote if self.transport.carries_pushes else None
-        left = _C.rows_left(request.slots, fetched, is_decided, is_stale)
-        self.parts.count_found(request, is_stale, are_judged=bound != _C.UNBOUNDED)
+        is_stale, left, *numbers = self._cache.judge(
+            request.slots, request.fetched, is_decided, request.clocks, request.num, bound
+        )
+        self.parts.count_lines(*numbers, are_judged=is_bounded)
         return is_stale, left
 
     def _fetching(self, request: PullRequest, is_stale: np.ndarray, left: np.ndarray) -> InFlight[torch.Tensor]:
         """The rows (U, dim) of the batch. Refreshes stale lines and inserts new ones."""
-        slots, rows, states = request.slots, *self._buffers(len(request.array))
+        slots, (rows, states) = request.slots, self._buffers(len(request.array))
         self._place(request, rows, states)
         yield from self._fetching_left(request, left, rows, states)
         if self._cache.capacity_rows > 0:
@@ -119,9 +118,8 @@ class SspClient:
 
     def _buffers(self, num: int) -> tuple[np.ndarray, np.ndarray]:
         """Memory for fetched rows (num, dim) and states of lines (num, preview_dim)."""
-        return tuple(
-            self._cache.empty((num, width), np.float32) for width in (self.parts.dim, self.parts.rule.preview_dim)
-        )
+        empty, parts = self._cache.empty, self.parts
+        return empty((num, parts.dim), np.float32), empty((num, parts.rule.preview_dim), np.float32)
 
     def _place(self, request: PullRequest, rows: np.ndarray, states: np.ndarray):
         """Copies the rows fetched by the ticket to their positions, and previews held gradients on them."""

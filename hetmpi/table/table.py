@@ -239,19 +239,20 @@ class EmbeddingTable:
         self._check_open()
         self.client.check_write()
         with self.spans("push"):
-            checked, values = self._checked(keys, "write"), self._checked_grads(keys, grads)
+            checked = self._checked(keys, "write")
+            values = self._checked_grads(len(checked.array), grads)
             if values.is_cpu:  # gradients of a GPU are checked when they are sent
                 check_finite(checked.array, values.numpy())
             return checked, values
 
     def _checked(self, keys: torch.Tensor, verb: str, are_unique: bool = True) -> Keys:
         self._check_open()
+        for known in list(self._known):  # another thread may add to it
+            if known.tensor is keys and known.are(keys.numpy()):
+                return known
         if not torch.is_tensor(keys) or keys.dtype != torch.int64 or keys.dim() != 1 or not keys.is_cpu:
             raise UserError(f"EmbeddingTable.{verb}: keys must be int64 of shape (U,) on the CPU, got {kind_of(keys)}")
         array = keys.contiguous().numpy()
-        for known in list(self._known):  # another thread may add to it
-            if known.tensor is keys and known.are(array):
-                return known
         again = _C.first_repeated(array) if are_unique else -1
         if again >= 0:
             raise UserError(
@@ -269,8 +270,8 @@ class EmbeddingTable:
             self._known.append(checked)
         return checked
 
-    def _checked_grads(self, keys: torch.Tensor, grads: torch.Tensor) -> torch.Tensor:
-        shape = len(keys), self.dim
+    def _checked_grads(self, num: int, grads: torch.Tensor) -> torch.Tensor:
+        shape = num, self.dim
         if (
             not torch.is_tensor(grads)
             or grads.dtype != torch.float32
