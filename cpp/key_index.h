@@ -57,8 +57,10 @@ class KeyIndex {
     }
   }
 
-  // REQUIRES: clear() or number() before.
-  bool contains(int64_t key) const { return slots_[probe(key)] >= 0; }
+  // Number of `key`, -1 for a new key. REQUIRES: clear() or number() before.
+  int32_t find(int64_t key) const { return slots_[probe(key)]; }
+
+  bool contains(int64_t key) const { return find(key) >= 0; }
 
   const std::vector<int64_t>& keys() const { return keys_; }
   int64_t size() const { return static_cast<int64_t>(keys_.size()); }

@@ -63,7 +63,8 @@ class Span:
         self.spans, self.part, self.began = spans, part, 0.0
 
     def __enter__(self):
-        self.spans.now(self.part)
+        self.spans.doing = self.part  # as now(), which would be another call
+        self.spans.ticks += 1
         self.began = time.perf_counter()
 
     def __exit__(self, *_):

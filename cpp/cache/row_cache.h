@@ -275,15 +275,18 @@ class RowCache {
     }
   }
 
-  // Applies sums (m, sum_dim), over counts (m) iterations, to the rows at `positions` (m) of weights (n, dim), states
-  // (n, preview_dim) and clocks (n), as refresh() does with pending sums.
-  void preview(const int64_t* positions, int64_t m, const float* sums, const int32_t* counts, float anticipate,
-               float* weights, float* states, int32_t* clocks) const {
+  // Applies sums (m, sum_dim), over counts (m) iterations, to the rows at `positions` (m), -1 for none, of weights (n,
+  // dim), states (n, preview_dim) and clocks (n), as refresh() does with pending sums. The sums' own clocks (m) become
+  // those of the rows: they now count as gradients of the fetched rows.
+  void preview(const int64_t* positions, int64_t m, const float* sums, const int32_t* counts, int32_t* sum_clocks,
+               float anticipate, float* weights, float* states, int32_t* clocks) const {
     for (int64_t i = 0; i < m; ++i) {
       const int64_t j = positions[i];
+      if (j < 0) continue;
       optimizer_.preview(weights + j * dim_, states + j * preview_dim_,
                          optimizer_.summed(sums + i * sum_dim_, counts[i], anticipate));
       clocks[j] += counts[i];
+      sum_clocks[i] = clocks[j];
     }
   }
 
@@ -291,6 +294,7 @@ class RowCache {
   // read, or kUnknownClock.
   void pass_on(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads, int64_t n,
                Pushes* out) const {
+    out->sums.reserve(out->sums.size() + std::count(slots, slots + n, -1) * sum_dim_);
     for (int64_t i = 0; i < n; ++i)
       if (slots[i] < 0)
         optimizer_.add(out->append(keys[i], next_clock(clocks[i]), {1, {step_, step_}}, sum_dim_), grads + i * dim_);

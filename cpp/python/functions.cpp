@@ -1,6 +1,8 @@
-// Functions on keys and rows: distinct keys, initial values, gather, scatter_add, spread_add.
+// Functions on keys and rows: distinct keys, keys among others, initial values, gather, scatter_add, spread_add.
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
+#include <vector>
 
 #include "key_index.h"
 #include "owner/row_init.h"
@@ -49,6 +51,10 @@ int64_t first_repeated(const Array<int64_t>& keys) {
   return repeated;
 }
 
+bool are_same(const Array<int64_t>& some, const Array<int64_t>& others) {
+  return some.size() == others.size() && std::memcmp(some.data(), others.data(), some.nbytes()) == 0;
+}
+
 bool all_finite(const Array<float>& values) {
   const float* value = values.data();
   const ssize_t n = values.size();
@@ -56,17 +62,47 @@ bool all_finite(const Array<float>& values) {
   return is_finite(value, n);
 }
 
-// Mask of the keys (n,) that are among others (m,): (n,) bool.
-Array<bool> contained(const Array<int64_t>& keys, const Array<int64_t>& others) {
+// Mask of the chosen keys (n,) that are among others (m,): (n,) bool.
+Array<bool> contained(const Array<int64_t>& keys, const Array<int64_t>& others, const Array<bool>& chosen) {
   check_shape(keys, "keys", {-1});
   check_shape(others, "others", {-1});
   const ssize_t n = keys.shape(0), m = others.shape(0);
+  check_shape(chosen, "chosen", {n});
   Array<bool> found(n);
   static thread_local KeyIndex index;
+  const int64_t *key = keys.data(), *other = others.data();
+  const bool* is_chosen = chosen.data();
+  bool* out = found.mutable_data();
+  py::gil_scoped_release release;
   index.clear(m);
-  for (ssize_t i = 0; i < m; ++i) index.number(others.data()[i]);
-  for (ssize_t i = 0; i < n; ++i) found.mutable_data()[i] = index.contains(keys.data()[i]);
+  for (ssize_t i = 0; i < m; ++i) index.number(other[i]);
+  for (ssize_t i = 0; i < n; ++i) out[i] = is_chosen[i] && index.find(key[i]) >= 0;
   return found;
+}
+
+// Position of each of keys (m,) among the chosen ones of a batch (n,), which are unique; -1 where there is none: (m,).
+Array<int64_t> places_of(const Array<int64_t>& keys, const Array<int64_t>& batch, const Array<bool>& chosen) {
+  check_shape(keys, "keys", {-1});
+  check_shape(batch, "batch", {-1});
+  const ssize_t m = keys.shape(0), n = batch.shape(0);
+  check_shape(chosen, "chosen", {n});
+  Array<int64_t> places(m);
+  static thread_local KeyIndex index;
+  static thread_local std::vector<int64_t> positions;  // of the chosen keys, in the order of their numbers
+  const int64_t *key = keys.data(), *of_batch = batch.data();
+  const bool* is_chosen = chosen.data();
+  int64_t* out = places.mutable_data();
+  py::gil_scoped_release release;
+  positions.clear();
+  for (ssize_t i = 0; i < n; ++i)
+    if (is_chosen[i]) positions.push_back(i);
+  index.clear(positions.size());
+  for (const int64_t i : positions) index.number(of_batch[i]);
+  for (ssize_t i = 0; i < m; ++i) {
+    const int32_t number = index.find(key[i]);
+    out[i] = number < 0 ? -1 : positions.at(number);
+  }
+  return places;
 }
 
 void init_rows(Array<float> weight, const Array<int64_t>& keys, uint64_t seed, float std) {
@@ -79,7 +115,9 @@ void init_rows(Array<float> weight, const Array<int64_t>& keys, uint64_t seed, f
 }
 
 void gather(const Array<float>& from, const Array<int64_t>& rows, Array<float> out, const Array<int64_t>& order) {
-  gather_rows(from, rows, out, order, kAtOnce);
+  const ssize_t dim = from.shape(1);
+  check_shape(out, "out", {-1, dim});
+  gather_with(from, rows, out, order, dim, row_copy(dim), kAtOnce);
 }
 
 void scatter_add_rows(const Array<float>& values, const Array<int64_t>& rows, Array<float> out) {
@@ -114,14 +152,6 @@ void spread_add_rows(const Array<float>& values, const Array<int64_t>& offsets, 
   spread_add(value, offset, row, n, dim, to);
 }
 
-void gather_clocks(const Array<int32_t>& clock, const Array<int64_t>& rows, Array<int32_t> out,
-                   const Array<int64_t>& order) {
-  check_shape(clock, "clock", {-1});
-  check_shape(out, "out", {-1});
-  const auto copy = [](int32_t* to, const int32_t* from) { *to = load_clock(from); };
-  gather_with(clock, rows, out, order, 1, copy, kAtOnce);
-}
-
 }  // namespace
 
 void bind_functions(py::module_& m) {
@@ -129,10 +159,15 @@ void bind_functions(py::module_& m) {
         "ids (N,) int64 -> keys (U,) int64 in order of first appearance, index (N,) int64 with ids == keys[index].");
   m.def("first_repeated", &first_repeated, py::arg("keys").noconvert(),
         "Position of the first of keys (n,) int64 that stands before in keys too, -1 if all are distinct.");
+  m.def("are_same", &are_same, py::arg("some").noconvert(), py::arg("others"),
+        "Whether keys some (n,) int64 and others (m,) int64 are the same in the same order.");
   m.def("all_finite", &all_finite, py::arg("values").noconvert(),
         "Whether no number of values, a float32 array, is NaN or infinite.");
   m.def("contained", &contained, py::arg("keys").noconvert(), py::arg("others").noconvert(),
-        "Which of keys (n,) int64 are among others (m,) int64: (n,) bool.");
+        py::arg("chosen").noconvert(), "Which of the chosen (n,) bool keys (n,) int64 are among others (m,) int64.");
+  m.def(
+      "places_of", &places_of, py::arg("keys").noconvert(), py::arg("batch").noconvert(), py::arg("chosen").noconvert(),
+      "Position of each of keys (m,) int64 among the chosen (n,) bool keys of a batch (n,) int64, or -1: (m,) int64.");
   m.def("init_rows", &init_rows, py::arg("weight").noconvert(), py::arg("keys").noconvert(), py::arg("seed"),
         py::arg("std"), "weight (n, dim) float32 = std * normal(seed, key, column), for keys (n,) int64.");
   m.def("gather", &gather, py::arg("weight").noconvert(), py::arg("rows").noconvert(), py::arg("out").noconvert(),
@@ -144,8 +179,6 @@ void bind_functions(py::module_& m) {
         py::arg("rows").noconvert(), py::arg("out").noconvert(),
         "out[rows[i]] += values[d] for offsets[d] <= i < offsets[d + 1], i in order; float32 values (n, dim) and out "
         "(m, dim), int64 offsets (n + 1,) and rows (e,).");
-  m.def("gather_clocks", &gather_clocks, py::arg("clock").noconvert(), py::arg("rows").noconvert(),
-        py::arg("out").noconvert(), py::arg("order").noconvert(), "out[order[i]] = clock[rows[i]], each read whole.");
 }
 
 }  // namespace hetmpi

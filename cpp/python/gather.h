@@ -4,11 +4,27 @@
 #include <cstdint>
 #include <cstring>
 
+#include "owner/shard.h"
 #include "python/arrays.h"
 
 namespace hetmpi {
 
-// out[order[i]] = from[rows[i]]. copy: copies one row of `width` numbers; run: calls the loop, without the GIL.
+// out[order[i]] = from[rows[i]] for n rows, checked. copy: copies one row of `width` numbers; run: calls the loop.
+template <typename T, typename Copy, typename Run>
+void gather_part(const T* from, ssize_t num_rows, const int64_t* rows, T* out, ssize_t num_out, const int64_t* order,
+                 ssize_t n, ssize_t width, Copy copy, Run run) {
+  check_in(rows, n, num_rows, "rows");
+  check_in(order, n, num_out, "order");
+  run([&] {
+    constexpr ssize_t kAhead = 8;  // rows prefetched: a shard is far larger than the caches
+    for (ssize_t i = 0; i < n; ++i) {
+      if (i + kAhead < n) __builtin_prefetch(from + rows[i + kAhead] * width);
+      copy(out + order[i] * width, from + rows[i] * width);
+    }
+  });
+}
+
+// gather_part() of whole arrays, without the GIL.
 template <typename T, typename Copy, typename Run>
 void gather_with(const Array<T>& from, const Array<int64_t>& rows, Array<T>& out, const Array<int64_t>& order,
                  ssize_t width, Copy copy, Run run) {
@@ -19,27 +35,18 @@ void gather_with(const Array<T>& from, const Array<int64_t>& rows, Array<T>& out
   T* to = out.mutable_data();
   const ssize_t num_rows = from.shape(0), num_out = out.shape(0);
   py::gil_scoped_release release;
-  check_in(row, n, num_rows, "rows");
-  check_in(position, n, num_out, "order");
-  run([&] {
-    constexpr ssize_t kAhead = 8;  // rows prefetched: a shard is far larger than the caches
-    for (ssize_t i = 0; i < n; ++i) {
-      if (i + kAhead < n) __builtin_prefetch(source + row[i + kAhead] * width);
-      copy(to + position[i] * width, source + row[i] * width);
-    }
-  });
+  gather_part(source, num_rows, row, to, num_out, position, n, width, copy, run);
 }
 
-// Runs the loop of gather_with if `from` is not written concurrently.
+// Runs the loop of gather_part if `from` is not written concurrently.
 inline constexpr auto kAtOnce = [](auto loop) { loop(); };
 
-template <typename Run>
-void gather_rows(const Array<float>& from, const Array<int64_t>& rows, Array<float>& out, const Array<int64_t>& order,
-                 Run run) {
-  const ssize_t dim = from.shape(1);
-  check_shape(out, "out", {-1, dim});
-  const auto copy = [dim](float* to, const float* row) { std::memcpy(to, row, dim * sizeof(float)); };
-  gather_with(from, rows, out, order, dim, copy, run);
+// Copies a row of `dim` numbers.
+inline auto row_copy(ssize_t dim) {
+  return [dim](float* to, const float* row) { std::memcpy(to, row, dim * sizeof(float)); };
 }
+
+// Copies a clock that another thread or rank may be writing.
+inline constexpr auto kClockCopy = [](int32_t* to, const int32_t* from) { *to = load_clock(from); };
 
 }  // namespace hetmpi

@@ -1,7 +1,11 @@
 // Partition, and parts of routes.
 #include "owner/partition.h"
 
+#include <pybind11/stl.h>
+
 #include <cstdint>
+#include <cstring>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -43,16 +47,17 @@ py::tuple route_of(const Partition& partition, const Array<int64_t>& keys) {
   return py::make_tuple(order, rows, first);
 }
 
-// The part of a route whose keys are chosen (n of the whole batch).
-py::tuple part_of_route(const Array<int64_t>& order, const Array<int64_t>& rows, const Array<int64_t>& first,
-                        const Array<bool>& chosen) {
+// The part of a route whose keys are chosen (n of the whole batch); None if all are.
+std::optional<py::tuple> part_of_route(const Array<int64_t>& order, const Array<int64_t>& rows,
+                                       const Array<int64_t>& first, const Array<bool>& chosen) {
   const ssize_t n = order.shape(0), size = first.shape(0) - 1;
   check_shape(rows, "rows", {n});
+  const auto* mask = reinterpret_cast<const uint8_t*>(chosen.data());
+  if (std::memchr(mask, 0, chosen.shape(0)) == nullptr) return std::nullopt;
   check_in(order.data(), n, chosen.shape(0), "order");
   Array<int64_t> out_order(n), out_rows(n), out_first(size + 1);
-  const int64_t kept =
-      route_where(order.data(), rows.data(), first.data(), size, reinterpret_cast<const uint8_t*>(chosen.data()),
-                  out_order.mutable_data(), out_rows.mutable_data(), out_first.mutable_data());
+  const int64_t kept = route_where(order.data(), rows.data(), first.data(), size, mask, out_order.mutable_data(),
+                                   out_rows.mutable_data(), out_first.mutable_data());
   const py::slice front(0, kept, 1);
   return py::make_tuple(out_order[front], out_rows[front], out_first);
 }
@@ -70,7 +75,7 @@ void bind_partition(py::module_& m) {
       .def("route", &route_of, py::arg("keys").noconvert(), "keys (n,) int64 -> order, rows, first of their Route.");
   m.def("part_of_route", &part_of_route, py::arg("order").noconvert(), py::arg("rows").noconvert(),
         py::arg("first").noconvert(), py::arg("chosen").noconvert(),
-        "order, rows, first of the part of a Route whose keys are chosen (n,) bool.");
+        "order, rows, first of the part of a Route whose keys are chosen (n,) bool; None if all are.");
 }
 
 }  // namespace hetmpi

@@ -1,11 +1,77 @@
-// PushApplier: an owner's side at staleness s >= 1.
+// PushApplier: an owner's side at staleness s >= 1; and NodeRows, which reads the shards of a node.
 #include "python/push_applier.h"
+
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <type_traits>
+#include <vector>
 
 #include "owner/row_optimizer.h"
 #include "python/arrays.h"
 #include "python/bindings.h"
+#include "python/gather.h"
 
 namespace hetmpi {
+namespace {
+
+// One array of the shards of all owners on this node: rows (n, width) of T, or clocks (n) if T is int32.
+template <typename T>
+class NodeRows {
+ public:
+  // applier: writes the shard of rank `own`; null if nothing does.
+  NodeRows(PyPushApplier* applier, int64_t own, std::map<int64_t, Array<T>> shards)
+      : applier_(applier), own_(own), shards_(std::move(shards)) {}
+
+  // out[order[i]] = the row of each key of a route that an owner on this node has. A clock is read whole, the rows of
+  // this rank while they are not written.
+  void gather(const Array<int64_t>& order, const Array<int64_t>& rows, const Array<int64_t>& first, Array<T> out) {
+    constexpr bool kClocks = std::is_same_v<T, int32_t>;
+    const ssize_t n = order.shape(0), num_out = out.shape(0), width = kClocks ? 1 : out.shape(1);
+    check_shape(rows, "rows", {n});
+    T* to = out.mutable_data();
+    for (const auto& [rank, shard] : shards_) {
+      if (!kClocks) check_shape(shard, "out, as wide as the rows,", {-1, width});
+      const int64_t begin = first.at(rank), end = first.at(rank + 1);
+      if (begin < 0 || begin > end || end > n) throw std::out_of_range("first must rise from 0 to the number of keys");
+      if (begin == end) continue;
+      const int64_t *row = rows.data() + begin, *position = order.data() + begin;
+      const T* from = shard.data();
+      const ssize_t num_rows = shard.shape(0);
+      PushApplier* writer = applier_ && rank == own_ ? &applier_->core() : nullptr;
+      py::gil_scoped_release release;
+      const auto part = [&](auto copy, auto run) {
+        gather_part(from, num_rows, row, to, num_out, position, end - begin, width, copy, run);
+      };
+      if constexpr (kClocks)
+        part(kClockCopy, kAtOnce);
+      else if (writer)
+        part(row_copy(width), [writer](auto loop) { writer->exclusively(loop); });
+      else
+        part(row_copy(width), kAtOnce);
+    }
+  }
+
+ private:
+  PyPushApplier* applier_;
+  int64_t own_;
+  std::map<int64_t, Array<T>> shards_;  // by rank
+};
+
+template <typename T>
+void bind_node_rows(py::module_& m, const char* name) {
+  py::class_<NodeRows<T>>(m, name, "One array of the shards of all owners on this node, by rank.")
+      .def(py::init<PyPushApplier*, int64_t, std::map<int64_t, Array<T>>>(), py::arg("applier").none(true),
+           py::arg("own"), py::arg("shards"), py::keep_alive<1, 2>())
+      .def("gather", &NodeRows<T>::gather, py::arg("order").noconvert(), py::arg("rows").noconvert(),
+           py::arg("first").noconvert(), py::arg("out").noconvert(),
+           "out[order[i]] = the row of each key of a Route that an owner on this node has.");
+}
+
+}  // namespace
+
 void bind_push_applier(py::module_& m) {
   py::class_<PyPushApplier>(
       m, "PushApplier",
@@ -24,10 +90,10 @@ void bind_push_applier(py::module_& m) {
       .def("apply_record", &PyPushApplier::apply_record, py::arg("rows").noconvert(), py::arg("clocks").noconvert(),
            py::arg("counts").noconvert(), py::arg("steps").noconvert(), py::arg("grads").noconvert(),
            py::arg("squares").noconvert())
-      .def("gather", &PyPushApplier::gather_own, py::arg("weight").noconvert(), py::arg("rows").noconvert(),
-           py::arg("out").noconvert(), py::arg("order").noconvert())
       .def("start", &PyPushApplier::start, py::arg("origins"), "Begins to apply the pushes of these ranks.")
       .def("stop", &PyPushApplier::stop);
+  bind_node_rows<float>(m, "NodeRows");
+  bind_node_rows<int32_t>(m, "NodeClocks");
 }
 
 }  // namespace hetmpi

@@ -13,7 +13,6 @@
 #include "owner/row_optimizer.h"
 #include "python/arrays.h"
 #include "python/bindings.h"
-#include "python/gather.h"
 #include "python/owner_arrays.h"
 
 namespace hetmpi {
@@ -70,11 +69,6 @@ class PyPushApplier {
                                 grads.data(), squares.data()};
     py::gil_scoped_release release;
     applier_.apply(columns, n);
-  }
-
-  // gather() while the shard is not written.
-  void gather_own(const Array<float>& from, const Array<int64_t>& rows, Array<float> out, const Array<int64_t>& order) {
-    gather_rows(from, rows, out, order, [this](auto loop) { applier_.exclusively(loop); });
   }
 
   PushApplier& core() { return applier_; }

@@ -24,6 +24,16 @@ void publish_head(Array<uint8_t> memory, uint64_t head) {
   ring_header(memory)->head.store(head, std::memory_order_release);
 }
 
+int64_t num_bytes(const RecordFormat& format, const Array<int64_t>& order,
+                  const std::optional<Array<int32_t>>& counts) {
+  const ssize_t n = order.shape(0);
+  if (format.square_dim == 0 || !counts) return n * format.row_bytes();
+  check_in(order.data(), n, counts->shape(0), "order");
+  int64_t total = 0;
+  for (ssize_t i = 0; i < n; ++i) total += format.row_bytes(counts->data()[order.data()[i]]);
+  return total;
+}
+
 }  // namespace
 
 void bind_ring(py::module_& m) {
@@ -44,6 +54,8 @@ void bind_ring(py::module_& m) {
             return mask;
           },
           py::arg("counts").noconvert(), "Mask (n,) bool of the rows, of counts (n,), that are sent with squares.")
+      .def("num_bytes", &num_bytes, py::arg("order").noconvert(), py::arg("counts").noconvert(),
+           "Bytes in records of rows whose counts, if they have any, are entries order (n,) of counts.")
       .def_property_readonly("row_bytes", py::overload_cast<>(&RecordFormat::row_bytes, py::const_));
   m.def("push_format", &push_format, py::arg("rule"), "What is sent of a push's rows.");
   m.def("min_ring_capacity", &min_ring_capacity, py::arg("format"));

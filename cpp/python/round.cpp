@@ -72,6 +72,29 @@ uint8_t* place_in(Array<int64_t>& message, int64_t begin, int64_t num_bytes) {
   return reinterpret_cast<uint8_t*>(message.mutable_data() + begin);
 }
 
+// Messages to `num` partners, to be filled: the number of words of each table's section, then the sections.
+// lengths[table][partner], empty for a table that takes no part. Returns the messages, for each table the begin of its
+// section in each message, and the number of words of all.
+py::tuple new_messages(const std::vector<std::vector<int64_t>>& lengths, size_t num) {
+  const auto num_tables = static_cast<int64_t>(lengths.size());
+  std::vector<std::vector<int64_t>> begins(num_tables);
+  py::list messages;
+  int64_t num_words = 0;
+  for (size_t i = 0; i < num; ++i) {
+    int64_t end = num_tables;
+    for (int64_t table = 0; table < num_tables; ++table) {
+      begins[table].push_back(end);
+      end += lengths[table].empty() ? 0 : lengths[table].at(i);
+    }
+    Array<int64_t> message(end);
+    for (int64_t table = 0; table < num_tables; ++table)
+      message.mutable_data()[table] = lengths[table].empty() ? 0 : lengths[table][i];
+    messages.append(std::move(message));
+    num_words += end;
+  }
+  return py::make_tuple(messages, begins, num_words);
+}
+
 class PyRoundRequest {
  public:
   // num: number of positions. known: None if the request does not judge.
@@ -254,6 +277,8 @@ class PyRoundServer {
 }  // namespace
 
 void bind_round(py::module_& m) {
+  m.def("new_messages", &new_messages, py::arg("lengths"), py::arg("num"),
+        "Messages to `num` partners, to be filled; the begin of each table's section in each; the words of all.");
   py::class_<RouteArrays>(m, "RouteArrays", "The arrays of a Route (hetmpi/comm/route.py).")
       .def(py::init([](Array<int64_t> order, Array<int64_t> rows, Array<int64_t> first) {
              return RouteArrays{order, rows, first};

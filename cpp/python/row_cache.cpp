@@ -1,8 +1,12 @@
 // RowCache in host memory.
 #include "cache/row_cache.h"
 
+#include <pybind11/stl.h>
+
 #include <algorithm>
 #include <cstdint>
+#include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +19,34 @@
 
 namespace hetmpi {
 namespace {
+
+// The masks of a batch of n keys, the first num of which are read.
+void check_masks(ssize_t n, ssize_t num, const Array<bool>& fetched, const std::optional<Array<bool>>& is_decided) {
+  check_shape(fetched, "fetched", {n});
+  if (is_decided) check_shape(*is_decided, "is_decided", {n});
+  if (num < 0 || num > n) throw std::out_of_range("num must lie in [0, " + std::to_string(n) + "]");
+}
+
+// As judge(), after validate() has set is_stale (n).
+py::tuple judged(const Array<int64_t>& slots, const Array<bool>& fetched, const std::optional<Array<bool>>& is_decided,
+                 Array<bool> is_stale, ssize_t num) {
+  const ssize_t n = slots.shape(0);
+  check_masks(n, num, fetched, is_decided);
+  check_shape(is_stale, "is_stale", {n});
+  Array<bool> left(n);
+  const int64_t* slot = slots.data();
+  const bool *is_here = fetched.data(), *decided = is_decided ? is_decided->data() : nullptr;
+  bool *stale = is_stale.mutable_data(), *is_left = left.mutable_data();
+  int64_t num_found = 0, num_stale = 0;
+  for (ssize_t i = 0; i < n; ++i) {
+    const bool is_line = slot[i] >= 0;
+    stale[i] = is_here[i] ? is_line : stale[i] && !(decided && decided[i]);
+    is_left[i] = !is_here[i] && (!is_line || stale[i]);
+    num_found += i < num && is_line;
+    num_stale += i < num && stale[i];
+  }
+  return py::make_tuple(is_stale, left, num_found, num_stale);
+}
 
 // RowCache with its pushes. Arrays of one batch of n keys: slots (n) int64, clocks (n) int32, chosen (n) bool,
 // weights and grads (n, dim), states (n, preview_dim) float32.
@@ -44,6 +76,31 @@ class PyCache {
     return cache_.validate(slot, clock, n, staleness, stale, counts_lags ? &lags_ : nullptr);
   }
 
+  // validate() of the lines of the first `num` keys that are not `fetched` (n), and what follows from it: masks (n) of
+  // the lines to refresh, which are those that are stale, unless their owners have decided about them, and the fetched
+  // ones; and of the rows that are needed but not fetched yet. And the numbers of lines found and to refresh among the
+  // first `num`.
+  py::tuple judge(const Array<int64_t>& slots, const Array<bool>& fetched, const std::optional<Array<bool>>& is_decided,
+                  const Array<int32_t>& owner_clocks, ssize_t num, int64_t staleness) {
+    const ssize_t n = checked(slots);
+    check_shape(owner_clocks, "owner_clocks", {n});
+    check_masks(n, num, fetched, is_decided);
+    Array<bool> is_stale(n);
+    const int64_t* slot = slots.data();
+    const bool* is_here = fetched.data();
+    auto* stale = reinterpret_cast<uint8_t*>(is_stale.mutable_data());
+    {
+      const int32_t* clock = owner_clocks.data();
+      py::gil_scoped_release release;
+      kept_.assign(slot, slot + num);
+      for (ssize_t i = 0; i < num; ++i)
+        if (is_here[i]) kept_[i] = -1;
+      cache_.validate(kept_.data(), clock, num, staleness, stale, &lags_);
+      std::fill(stale + num, stale + n, 0);
+    }
+    return judged(slots, fetched, is_decided, is_stale, num);
+  }
+
   void refresh(const Array<int64_t>& slots, const Array<bool>& chosen, const Array<float>& weights,
                const Array<float>& states, const Array<int32_t>& clocks, float anticipate) {
     const ssize_t n = checked(slots);
@@ -56,8 +113,9 @@ class PyCache {
     cache_.refresh(slot, mask, weight, state, clock, n, anticipate);
   }
 
-  int64_t insert_and_evict(const Array<int64_t>& keys, const Array<bool>& chosen, const Array<float>& weights,
-                           const Array<float>& states, const Array<int32_t>& clocks, Array<int64_t> slots) {
+  // Numbers of keys that are chosen and have no slot, and of evicted lines.
+  py::tuple insert_and_evict(const Array<int64_t>& keys, const Array<bool>& chosen, const Array<float>& weights,
+                             const Array<float>& states, const Array<int32_t>& clocks, Array<int64_t> slots) {
     const ssize_t n = checked(slots);
     check_shape(keys, "keys", {n});
     check_rows(n, chosen, weights, states, clocks);
@@ -66,8 +124,13 @@ class PyCache {
     const auto* mask = reinterpret_cast<const uint8_t*>(chosen.data());
     const float *weight = weights.data(), *state = states.data();
     int64_t* slot = slots.mutable_data();
-    py::gil_scoped_release release;
-    return cache_.insert_and_evict(key, mask, weight, state, clock, n, slot, &pushes_);
+    int64_t num_missing = 0, num_evicted;
+    {
+      py::gil_scoped_release release;
+      for (ssize_t i = 0; i < n; ++i) num_missing += slot[i] < 0 && mask[i];
+      num_evicted = cache_.insert_and_evict(key, mask, weight, state, clock, n, slot, &pushes_);
+    }
+    return py::make_tuple(num_missing, num_evicted);
   }
 
   void gather(const Array<int64_t>& slots, Array<float> out) {
@@ -120,15 +183,17 @@ class PyCache {
   }
 
   void preview(const Array<int64_t>& positions, Array<float> weights, Array<float> states, Array<int32_t> clocks,
-               const Array<float>& sums, const Array<int32_t>& counts, float anticipate) const {
+               const Array<float>& sums, const Array<int32_t>& counts, Array<int32_t> sum_clocks,
+               float anticipate) const {
     const ssize_t m = positions.shape(0), n = clocks.shape(0);
-    check_in(positions.data(), m, n, "positions");
+    check_in(positions.data(), m, n, "positions", -1);
     check_shape(weights, "weights", {n, cache_.dim()});
     check_shape(states, "states", {n, cache_.preview_dim()});
     check_shape(sums, "sums", {m, cache_.sum_dim()});
     check_shape(counts, "counts", {m});
-    cache_.preview(positions.data(), m, sums.data(), counts.data(), anticipate, weights.mutable_data(),
-                   states.mutable_data(), clocks.mutable_data());
+    check_shape(sum_clocks, "sum_clocks", {m});
+    cache_.preview(positions.data(), m, sums.data(), counts.data(), sum_clocks.mutable_data(), anticipate,
+                   weights.mutable_data(), states.mutable_data(), clocks.mutable_data());
   }
 
   // Mask of lines whose pending sum is over at least `least` iterations: (n,) bool.
@@ -197,6 +262,7 @@ class PyCache {
 
   Pushes pushes_;
   LagHistogram lags_;
+  std::vector<int64_t> kept_;  // slots that judge() validates
 };
 
 }  // namespace
@@ -207,6 +273,10 @@ void bind_row_cache(py::module_& m) {
   m.attr("NO_LINE") = kNoLine;
   m.attr("WAYS") = kWays;
   m.attr("LINE_OVERHEAD_BYTES") = RowCache::kLineOverhead;
+
+  m.def("judged", &judged, py::arg("slots").noconvert(), py::arg("fetched").noconvert(),
+        py::arg("is_decided").noconvert(), py::arg("is_stale").noconvert(), py::arg("num"),
+        "As RowCache.judge, after validate has set is_stale.");
 
   py::class_<PyCache>(m, "RowCache", "Rows a rank keeps, with gradients not pushed yet (cpp/cache/row_cache.h).")
       .def(py::init<int64_t, RowOptimizer, const std::string&, const std::string&>(), py::arg("capacity_rows"),
@@ -225,6 +295,8 @@ void bind_row_cache(py::module_& m) {
       .def("look_up", &PyCache::look_up, py::arg("keys").noconvert(), py::arg("slots").noconvert())
       .def("validate", &PyCache::validate, py::arg("slots").noconvert(), py::arg("owner_clocks").noconvert(),
            py::arg("staleness"), py::arg("is_stale").noconvert(), py::arg("counts_lags"))
+      .def("judge", &PyCache::judge, py::arg("slots").noconvert(), py::arg("fetched").noconvert(),
+           py::arg("is_decided").noconvert(), py::arg("owner_clocks").noconvert(), py::arg("num"), py::arg("staleness"))
       .def("refresh", &PyCache::refresh, py::arg("slots").noconvert(), py::arg("chosen").noconvert(),
            py::arg("weights").noconvert(), py::arg("states").noconvert(), py::arg("clocks").noconvert(),
            py::arg("anticipate"))
@@ -244,7 +316,7 @@ void bind_row_cache(py::module_& m) {
            py::arg("staleness"))
       .def("preview", &PyCache::preview, py::arg("positions").noconvert(), py::arg("weights").noconvert(),
            py::arg("states").noconvert(), py::arg("clocks").noconvert(), py::arg("sums").noconvert(),
-           py::arg("counts").noconvert(), py::arg("anticipate"))
+           py::arg("counts").noconvert(), py::arg("sum_clocks").noconvert(), py::arg("anticipate"))
       .def("handed_out", &PyCache::handed_out)
       .def("take_all", &PyCache::take_all)
       .def("take_pushes", &PyCache::take_pushes)

@@ -75,7 +75,7 @@ class OpenArray:
 
 def collect(shards: list[ShardFiles], route: Route, name: str, out: np.ndarray):
     """Reads array `name` of the keys of `route` (n) to their positions in out (n, ...). Opens one shard at a time."""
-    for owner in route.owners():
+    for owner in route.owners:
         rows, order = route.of(owner)
         array = shards[owner].open(name)
         step = max(1, CHUNK_BYTES * len(out) // max(1, out.nbytes))

@@ -115,6 +115,12 @@ class RemoteRing:
         return self.producer.tail == self.producer.head
 
 
+def joined(parts: list[np.ndarray]) -> np.ndarray:
+    """One array (n,) int64 of all parts (m,) int64; a copy only if several are not empty."""
+    filled = [part for part in parts if len(part)]
+    return np.concatenate(filled) if len(filled) > 1 else filled[0] if filled else NO_KEYS
+
+
 def write(producer: _C.Producer, message: Message, owner: int, begin: int) -> int:
     """Writes one record of the message's rows for `owner`, from `begin` on."""
     rows, order = message.route.of(owner)
@@ -129,7 +135,7 @@ class Delivery:
         """rings: by the ranks that message.route names. to_all: send an empty record to ranks without rows, which marks
         the step as written."""
         self.rings, self.message = rings, message
-        ranks = rings if to_all else [int(rank) for rank in message.route.owners() if rank in rings]
+        ranks = rings if to_all else [rank for rank in message.route.owners if rank in rings]
         self._left = {rank: 0 for rank in ranks}  # rank -> its first row that is not yet sent
 
     def proceed(self) -> bool:
@@ -178,6 +184,12 @@ class Mailbox:
 
         while_waiting() is called repeatedly while a ring is full: it must drain this rank's own inbox and call
         progress(), or ranks that send to each other would deadlock. Returns the number of bytes sent."""
+        if self.rings:
+            self._deliver(message, to_all, while_waiting)
+            self._note(message)
+        return self._bytes_sent(message)
+
+    def _deliver(self, message: Message, to_all: bool, while_waiting):
         sending = Delivery(self.rings, message, to_all)
         if not sending.proceed():
 
@@ -189,9 +201,6 @@ class Mailbox:
                     self.publish()
                     while_waiting()
                     patience.check()
-        if message.keys is not None:
-            self._note(message)
-        return self._bytes_sent(message)
 
     def sending(self, message: Message, to_all: bool, while_waiting) -> InFlight[int]:
         """As send()."""
@@ -200,12 +209,9 @@ class Mailbox:
 
     def _bytes_sent(self, message: Message) -> int:
         """Bytes of the message's rows for other ranks, as in records."""
-        record, route, rank = self.record, message.route, self.window.world.rank
-        nbytes = route.num_elsewhere(rank) * record.row_bytes
-        if record.square_dim:
-            elsewhere = np.delete(route.order, slice(route.first[rank], route.first[rank + 1]))
-            nbytes -= 4 * record.square_dim * int((~record.has_squares(message.counts[elsewhere])).sum())
-        return nbytes
+        route, rank = message.route, self.window.world.rank
+        parts = route.order[: route.first[rank]], route.order[route.first[rank + 1] :]
+        return sum(self.record.num_bytes(part, message.counts) for part in parts)
 
     def _drop_applied(self):
         self._sent = [
@@ -249,17 +255,19 @@ class Mailbox:
         self._requested = []
 
     def _note(self, message: Message):
-        """Records the keys just sent and the heads of their rings, for in_transit()."""
-        owners = [int(owner) for owner in message.route.owners() if owner in self.rings]
+        """Records the keys just sent, if the message has them, and the heads of their rings, for in_transit()."""
+        if message.keys is None:
+            return
+        owners = [owner for owner in message.route.owners if owner in self.rings]
         if owners:
             self._drop_applied()
-            order = np.concatenate([message.route.of(owner)[1] for owner in owners])
+            order = joined([message.route.of(owner)[1] for owner in owners])
             self._sent.append((message.keys[order], {owner: self.rings[owner].producer.head for owner in owners}))
 
     def in_transit(self) -> np.ndarray:
         """Keys of sent messages, if they carry keys, that owners may not have applied yet: (m,) int64."""
         self._drop_applied()
-        return np.concatenate([keys for keys, _ in self._sent]) if self._sent else NO_KEYS
+        return joined([keys for keys, _ in self._sent])
 
     def behind(self) -> list[int]:
         """Owners that have not applied everything sent, as far as this rank knows."""

@@ -17,6 +17,7 @@ from typing import Protocol
 
 import numpy as np
 
+from hetmpi import _C
 from hetmpi.comm.channel import Receiving, Sending
 from hetmpi.comm.rails import Rails
 from hetmpi.comm.waiting import ranks_text, wait_for
@@ -101,16 +102,9 @@ class Shared:
     def messages(self, lengths: list[list[int]], num: int) -> tuple[list[np.ndarray], list[list[int]]]:
         """Messages to `num` partners, to be filled, and for each table the begin of its section in each message.
         lengths[member][partner], [] for a table that takes no part."""
-        table = [of_member or [0] * num for of_member in lengths]
-        begins, ends = [], [len(lengths)] * num
-        for of_member in table:
-            begins.append(ends)
-            ends = [end + length for end, length in zip(ends, of_member)]
-        messages = [np.empty(end, np.int64) for end in ends]
-        for message, column in zip(messages, zip(*table)):
-            message[: len(lengths)] = column
+        messages, begins, num_words = _C.new_messages(lengths, num)
         self.num_messages += num
-        self.num_bytes += 8 * sum(ends)
+        self.num_bytes += 8 * num_words
         return messages, begins
 
     def sections(self, message: np.ndarray) -> list[Section]:
@@ -145,7 +139,7 @@ class Shared:
     def _length(self, piece: np.ndarray) -> int | None:
         """Words of the message that begins with this piece; None if the piece does not say it."""
         num = len(self.members)
-        return num + int(piece[:num].sum()) if len(piece) >= num else None
+        return num + sum(piece[:num].tolist()) if len(piece) >= num else None
 
 
 class Round:

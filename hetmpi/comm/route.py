@@ -44,9 +44,8 @@ class Route:
 
     def where(self, chosen: np.ndarray) -> Route:
         """The route of the keys selected by chosen (n,) bool; positions remain those in the whole batch."""
-        if chosen.all():
-            return self
-        return Route(*_C.part_of_route(self.order, self.rows, self.first, chosen))
+        part = _C.part_of_route(self.order, self.rows, self.first, chosen)
+        return self if part is None else Route(*part)
 
     def of_ranks(self, ranks: np.ndarray) -> Route:
         """The route of the keys that the selected ranks (size,) bool own; positions remain those in the whole batch."""
@@ -77,6 +76,7 @@ class Route:
         """Number of keys that ranks other than `rank` own."""
         return int(len(self.rows) - (self.first[rank + 1] - self.first[rank]))
 
-    def owners(self) -> np.ndarray:
+    @property
+    def owners(self) -> list[int]:
         """Ranks that own at least one of the keys, ascending."""
-        return self.counts.nonzero()[0]
+        return self.counts.nonzero()[0].tolist()

@@ -26,7 +26,11 @@ class ShardReader:
     def __init__(self, window: RmaWindow, applier: _C.PushApplier | None = None):
         """applier: writes this rank's shard concurrently; None if nothing does."""
         self.window = window
-        self._gather_own = _C.gather if applier is None else applier.gather
+        kinds = {"weight": _C.NodeRows, "mean_square": _C.NodeRows, "clock": _C.NodeClocks}
+        self._local = {
+            array: kind(applier, window.world.rank, {r: getattr(shard, array) for r, shard in window.on_node.items()})
+            for array, kind in kinds.items()
+        }
 
     def reading(self, array: str, route: Route, out: np.ndarray) -> InFlight[None]:
         """Fetches `array` (weight, mean_square or clock) for the keys of `route` to their positions in out (n,
@@ -38,22 +42,18 @@ class ShardReader:
             self.window.flush()
         remote.place(out)
 
-    def is_needed(self, wanted: np.ndarray) -> bool:
-        """Whether a read of the keys selected by wanted (n,) bool must be made: always if reads are collective,
-        otherwise if any key is wanted."""
-        return self.is_collective or bool(wanted.any())
+    def is_needed(self, route: Route) -> bool:
+        """Whether a read of these keys must be made: always if reads are collective, otherwise if there are any."""
+        return self.is_collective or len(route.order) > 0
 
     def read_local(self, array: str, route: Route, out: np.ndarray):
         """Reads the rows that ranks of this node own, as part of reading()."""
-        for owner in route.owners():
-            if owner in self.window.on_node:
-                rows, order = route.of(owner)
-                self.gather(array, owner)(getattr(self.window.on_node[owner], array), rows, out, order)
+        self._local[array].gather(route.order, route.rows, route.first, out)
 
     def post(self, array: str, route: Route, use: str) -> RemoteRows:
         """Posts the fetch of rows that other nodes own; complete after window.flush(). `use` names the buffers."""
         parts = []
-        for owner in route.owners():
+        for owner in route.owners:
             if owner not in self.window.on_node:
                 rows, order = route.of(owner)
                 width, dtype = self.shape(array)
@@ -61,12 +61,6 @@ class ShardReader:
                 self.window.get(array, owner, rows, buffer)
                 parts.append((order, buffer))
         return RemoteRows(array, parts)
-
-    def gather(self, array: str, owner: int):
-        """The function that copies rows of a shard in this node's memory."""
-        if array == "clock":
-            return _C.gather_clocks
-        return self._gather_own if owner == self.window.world.rank else _C.gather
 
     def shape(self, array: str) -> tuple[int, type]:
         """(numbers, dtype) of one row."""
@@ -77,8 +71,9 @@ class ShardReader:
 class NodeShardReader(ShardReader):
     """A ShardReader that skips the rows of other nodes."""
 
-    def post(self, array: str, route: Route, use: str) -> RemoteRows:
-        return RemoteRows(array, [])
+    def reading(self, array: str, route: Route, out: np.ndarray) -> InFlight[None]:
+        self.read_local(array, route, out)
+        yield from ()
 
 
 @dataclass

@@ -38,11 +38,12 @@ class HoldingMailbox(Mailbox):
 
     def __init__(self, window: RmaWindow, record: _C.RecordFormat):
         super().__init__(window, record, window.world.node_ranks)
+        self._near = frozenset(window.world.node_ranks)
         self.held: list[Message] = []
 
     def send(self, message: Message, to_all: bool, while_waiting) -> int:
         """As Mailbox.send; the returned bytes include held messages."""
-        if message.route.counts[self.window.world.is_remote].any():
+        if not self._near.issuperset(message.route.owners):
             self.held.append(message)
         return super().send(message, to_all, while_waiting)
 

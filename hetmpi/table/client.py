@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from hetmpi import _C
+from hetmpi.comm.route import Route
 from hetmpi.comm.transport import Transport
 from hetmpi.comm.window import RmaWindow
 from hetmpi.comm.world import World
@@ -92,14 +93,22 @@ class Parts:
         """s in this step, in the encoding of the C++ core."""
         return self.staleness.at(self.step)
 
+    def keys_of(self, tensor: torch.Tensor, array: np.ndarray) -> Keys:
+        """Keys whose values are array (U,) int64. Thread-safe."""
+        kept = self.cache.empty(len(array), np.int64)
+        kept[:] = array
+        route = Route.of_keys(self.partition, kept)
+        is_remote, is_admitted = route.held_by(self.world.is_remote), route.held_by(self.admitted)
+        return Keys(tensor, kept, route, route.where(~is_remote), route.where(is_remote), is_remote, is_admitted)
+
     def request(self, keys: Keys) -> PullRequest:
-        return PullRequest(keys, self.partition, self.world.is_remote, self.cache.empty)
+        return PullRequest(keys, self.cache.empty)
 
     # Operations on the lines of a batch, in both models.
 
     def is_admitted(self, request: PullRequest) -> np.ndarray:
         """Mask of the keys that may be cached: (n,) bool."""
-        return np.ones(len(request.array), bool) if self.admitted.all() else request.route.held_by(self.admitted)
+        return request.is_admitted
 
     def find(self, request: PullRequest, admitted: np.ndarray, is_looked_up: bool = False):
         """Looks the keys up and marks the lines of the batch as used."""
@@ -108,12 +117,13 @@ class Parts:
             return
         if not is_looked_up:
             self.cache.look_up(request.array, request.slots)
-        self.cache.use(request.slots[: request.num], int(admitted[: request.num].sum()))
+        self.cache.use(request.slots[: request.num], np.count_nonzero(admitted[: request.num]))
 
-    def reading_clocks(self, reader, request: PullRequest, wanted: np.ndarray) -> InFlight[None]:
-        """Fetches the owners' current clocks of the wanted keys (n,) bool."""
-        if reader.is_needed(wanted):
-            route = request.route.where(wanted)
+    def reading_clocks(self, reader, request: PullRequest, wanted: np.ndarray | Route) -> InFlight[None]:
+        """Fetches the owners' current clocks of the wanted keys: a mask (n,) bool, or a part of the request's
+        route."""
+        route = wanted if isinstance(wanted, Route) else request.route.where(wanted)
+        if reader.is_needed(route):
             yield from reader.reading("clock", route, request.clocks)
             self.counters.clock_bytes += 4 * route.num_elsewhere(self.world.rank)
 
@@ -121,15 +131,18 @@ class Parts:
         self, reader, request: PullRequest, wanted: np.ndarray, array: str, out: np.ndarray
     ) -> InFlight[None]:
         """Fetches `array`, weight or mean_square, of the wanted keys (n,) bool to their positions in out (n, width)."""
-        if reader.is_needed(wanted):
-            route = request.route.where(wanted)
+        route = request.route.where(wanted)
+        if reader.is_needed(route):
             yield from reader.reading(array, route, out)
             self.counters.row_bytes += 4 * out.shape[1] * route.num_elsewhere(self.world.rank)
 
     def count_found(self, request: PullRequest, is_stale: np.ndarray, are_judged: bool):
         """Counts hits and stale lines of a batch. are_judged: whether lines were compared with their owners' clocks."""
         num = request.num
-        num_found, num_stale = int((request.slots[:num] >= 0).sum()), int(is_stale[:num].sum())
+        num_found, num_stale = int(np.count_nonzero(request.slots[:num] >= 0)), int(np.count_nonzero(is_stale[:num]))
+        self.count_lines(num_found, num_stale, are_judged)
+
+    def count_lines(self, num_found: int, num_stale: int, are_judged: bool):
         self.counters.validated += num_found if are_judged else 0
         self.counters.hits += num_found - num_stale
         self.counters.stale += num_stale
@@ -137,15 +150,13 @@ class Parts:
     def deliver(self, request: PullRequest, admitted: np.ndarray, rows: np.ndarray, states: np.ndarray) -> torch.Tensor:
         """The rows (U, dim) of the batch: from cache lines, or from rows (n, dim) for keys without a line. The latter
         get a line if they may be cached."""
-        num, slots = request.num, request.slots
-        missing = (slots < 0) & admitted
-        delivered = self.cache.deliver(slots[:num], rows[:num])
-        num_missing = int(missing[:num].sum())
-        if num_missing:
-            keys, weights, clocks = request.array[:num], self.cache.local(delivered), request.clocks[:num]
-            evicted = self.cache.insert_and_evict(keys, admitted[:num], weights, states[:num], clocks, slots[:num])
-            self.counters.evicted += evicted
-        self.counters.misses += num_missing
+        num = request.num
+        slots, admitted = request.slots[:num], admitted[:num]
+        delivered = self.cache.deliver(slots, rows[:num])
+        keys, weights, clocks = request.array[:num], self.cache.local(delivered), request.clocks[:num]
+        missing, evicted = self.cache.insert_and_evict(keys, admitted, weights, states[:num], clocks, slots)
+        self.counters.misses += missing
+        self.counters.evicted += evicted
         return delivered
 
 

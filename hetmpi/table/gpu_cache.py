@@ -150,12 +150,20 @@ class GpuCache:
         used = self._use(slots), self._use(clocks)
         self._filling(is_stale, lambda out: self._lines.validate(*used, staleness, out, counts_lags, self._gpu.stream))
 
+    def judge(self, slots, fetched, is_decided, clocks, num: int, staleness: int) -> tuple:
+        kept, is_stale = np.where(fetched[:num], -1, slots[:num]), np.zeros(len(slots), bool)
+        self.validate(kept, clocks[:num], staleness, is_stale[:num], counts_lags=True)
+        return _C.judged(slots, fetched, is_decided, is_stale, num)
+
     def refresh(self, slots, chosen, weights, states, clocks, anticipate: float):
         used = map(self._use, (slots, chosen, weights, states, clocks))
         self._lines.refresh(*used, anticipate, self._gpu.stream)
 
-    def insert_and_evict(self, keys, chosen, weights, states, clocks, slots) -> int:
+    def insert_and_evict(self, keys, chosen, weights, states, clocks, slots) -> tuple[int, int]:
         """weights: from local(); the other arrays are in host memory."""
+        num_missing = int(np.count_nonzero((slots < 0) & chosen))
+        if num_missing == 0:
+            return 0, 0
         used = (
             self._use(keys),
             self._use(chosen),
@@ -165,7 +173,7 @@ class GpuCache:
         )
         self._filling(slots, lambda out: self._lines.insert_and_evict(*used, out, self._gpu.stream))
         before, self._num_evicted = self._num_evicted, self._lines.counts(self._gpu.stream)["evicted"]
-        return self._num_evicted - before
+        return num_missing, self._num_evicted - before
 
     def update(self, slots: np.ndarray, grads, anticipate: float):
         self._lines.update(self._use(slots), grads, anticipate, self._gpu.stream)
@@ -188,9 +196,9 @@ class GpuCache:
     def clocks(self, slots: np.ndarray) -> np.ndarray:
         return self._look_at(slots)[0]
 
-    def preview(self, positions, weights, states, clocks, sums, counts, anticipate: float):
+    def preview(self, positions, weights, states, clocks, sums, counts, sum_clocks, anticipate: float):
         """Previews rows in host memory, before their transfer to the GPU."""
-        self._host.preview(positions, weights, states, clocks, sums, counts, anticipate)
+        self._host.preview(positions, weights, states, clocks, sums, counts, sum_clocks, anticipate)
 
     def handed_out(self) -> np.ndarray:
         return self._lines.handed_out(self._gpu.stream)

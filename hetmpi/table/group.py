@@ -60,6 +60,9 @@ class TableGroup(Mapping[str, EmbeddingTable]):
     def __len__(self) -> int:
         return len(self._tables)
 
+    def items(self):
+        return self._tables.items()  # faster than Mapping's, which calls __getitem__ in Python
+
     def read(self, keys: dict[str, Tensor]) -> dict[str, Tensor]:
         """table -> keys (U,) to table -> rows (U, dim)."""
         given = {name: table.to_read(keys[name]) for name, table in self.items()}  # check all before the first request

@@ -7,7 +7,7 @@ from collections import deque
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.comm.mailbox import NO_KEYS
+from hetmpi.comm.mailbox import NO_KEYS, joined
 from hetmpi.comm.transport import Pull, Transport
 from hetmpi.comm.two_sided import ANNOUNCED, UNANNOUNCED
 from hetmpi.table.client import Parts
@@ -24,6 +24,7 @@ class Pulls:
 
     def __init__(self, parts: Parts, pushes: Pushes, transport: Transport):
         self._parts, self._cache, self._pushes, self._transport = parts, parts.cache, pushes, transport
+        self._row_bytes = 4 * sum(transport.reader.shape(array)[0] for array in transport.arrays)
         self._ahead: deque[PullRequest] = deque()
         self.last: PullRequest | None = None
 
@@ -76,8 +77,8 @@ class Pulls:
         request = self._ahead[0]
         if self._transport.carries_pushes:
             self._pushes.send()
-        elif self.last is not None:
-            request.extend(self._lines_to_refresh(self.last, request))
+        elif self.last is not None and len(keys := self._lines_to_refresh(self.last, request)):
+            request.extend(self._parts.keys_of(request.keys, np.concatenate([request.array, keys])))
         self._cache.look_up(request.array, request.slots)
         self.request_clocks(request, self.last)
 
@@ -87,21 +88,26 @@ class Pulls:
         avoids that the next read of a stale line waits until the owner has applied the push."""
         if self._parts.bound == _C.UNBOUNDED:
             return NO_KEYS
-        counts = self._cache.counts_from(last.slots[: last.num], self._parts.bound)
-        keys = last.array[: last.num][last.is_remote[: last.num] & counts]
-        return keys[~_C.contained(keys, request.array)]
+        num = last.num
+        chosen = last.is_remote[:num] & self._cache.counts_from(last.slots[:num], self._parts.bound)
+        if not np.count_nonzero(chosen):
+            return NO_KEYS
+        keys = last.array[:num]
+        return keys[chosen & ~_C.contained(keys, request.array, chosen)]
 
     def request_clocks(self, request: PullRequest, last: PullRequest | None):
         """Requests clocks from other nodes, and by these rows. A clock may be older than the application of pushes that
         are in transit now. last: the batch that is written in between, if any. REQUIRES: request.slots."""
-        bound = self._parts.bound
-        requested = request.is_remote & (request.slots < 0) if bound == _C.UNBOUNDED else request.is_remote
+        bound, requested, route = self._parts.bound, request.is_remote, request.remote_route
+        if bound == _C.UNBOUNDED:
+            requested = requested & (request.slots < 0)
+            route = request.route.where(requested)
         if not self._transport.carries_pushes:
             request.in_transit = self._pushes.in_transit()
-        self._parts.counters.clock_bytes += 4 * int(requested.sum())
+        self._parts.counters.clock_bytes += 4 * len(route.order)
         request.enter(Phase.CLOCKS_REQUESTED, Phase.NEW)
         pull = Pull(
-            request.route.where(requested),
+            route,
             request.clocks,
             known=lambda: self._cache.clocks_within(request.slots, last is not None, bound),
             wanted=lambda: self._wanted(request, requested),
@@ -118,9 +124,9 @@ class Pulls:
         needed = requested & ((request.slots < 0) | is_stale)
         if len(needed) > num:
             needed[num:] &= self._cache.counts_from(request.slots[num:], bound + 1)
-        request.in_transit = np.concatenate([request.in_transit, self._cache.handed_out()])
+        request.in_transit = joined([request.in_transit, self._cache.handed_out()])
         if len(request.in_transit):
-            needed[needed] = ~_C.contained(request.array[needed], request.in_transit)
+            needed &= ~_C.contained(request.array, request.in_transit, needed)
         return needed
 
     def request_next_rows(self) -> np.ndarray:
@@ -150,8 +156,7 @@ class Pulls:
         """Counts the bytes of the rows fetched by the ticket, once they are known."""
         if request.fetched is not None and not request.is_counted:
             request.is_counted = True
-            width = sum(self._transport.reader.shape(array)[0] for array in self._transport.arrays)
-            self._parts.counters.row_bytes += 4 * width * int(request.fetched.sum())
+            self._parts.counters.row_bytes += self._row_bytes * int(np.count_nonzero(request.fetched))
 
     def drop_all(self):
         """Drops the requests of all announced batches, which may still be read."""

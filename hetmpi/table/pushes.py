@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.comm.mailbox import Message
+from hetmpi.comm.mailbox import Message, joined
 from hetmpi.comm.route import Route
 from hetmpi.comm.transport import Transport
 from hetmpi.comm.waiting import Patience, ranks_text
@@ -36,7 +36,8 @@ class Pushes:
         route = Route.of_keys(self._parts.partition, keys)
         rows, order = route.of(self._parts.world.rank)
         times = clocks, counts, steps if self._parts.record.has_steps else None
-        self._owner.push(rows, sums, order, *times)
+        if len(rows):
+            self._owner.push(rows, sums, order, *times)
         message = Message(self._parts.step, route, sums, *times, keys)
         self._parts.counters.push_bytes += self._mailbox.send(message, False, lambda: self._drain(deadline))
         self._parts.counters.pushed += len(keys)
@@ -65,12 +66,12 @@ class Pushes:
 
     def in_transit(self) -> np.ndarray:
         """Keys of gradients that owners may not have applied yet: (m,) int64."""
-        return np.concatenate([self._mailbox.in_transit(), self._cache.handed_out()])
+        return joined([self._mailbox.in_transit(), self._cache.handed_out()])
 
-    def await_keys(self, keys: np.ndarray):
-        """Waits until the owners have applied the gradients that this rank sent of these keys (m,) int64."""
+    def await_keys(self, keys: np.ndarray, chosen: np.ndarray):
+        """Waits until the owners have applied the gradients that this rank sent of the chosen (n,) bool keys (n,)."""
         sent = self._mailbox.in_transit()
-        if len(sent) and _C.contained(keys, sent).any():
+        if len(sent) and np.count_nonzero(_C.contained(keys, sent, chosen)):
             self.await_all()
 
     def await_all(self, deadline: float = FOREVER):

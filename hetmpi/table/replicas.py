@@ -24,7 +24,6 @@ import torch
 from hetmpi import _C
 from hetmpi.comm.memory import refuse_if_short, size_text
 from hetmpi.comm.mpi import MPI
-from hetmpi.comm.route import Route
 from hetmpi.comm.waiting import wait_for
 from hetmpi.comm.window import Layout, ShardMemory
 from hetmpi.comm.world import World
@@ -91,7 +90,7 @@ class ReplicatingClient:
             return self._joined(split, others)
 
     def peek(self, keys: Keys) -> torch.Tensor:
-        split = Split(keys, self._bounds, self.parts.partition)
+        split = Split(keys, self._bounds, self.parts)
         others = self.inner.peek(split.others)
         if self._sent is not None:
             raise RuntimeError("EmbeddingTable.peek: a write is not settled yet: call flush() on every rank first")
@@ -193,7 +192,7 @@ class ReplicatingClient:
         for known in self._splits:
             if known.is_of(keys):
                 return known
-        split = Split(keys, self._bounds, self.parts.partition)
+        split = Split(keys, self._bounds, self.parts)
         if keeps:
             self._splits = [split, *self._splits[:MOST_AHEAD]]  # the current batch and the announced ones
         return split
@@ -215,7 +214,7 @@ class Split:
                               replica
     """
 
-    def __init__(self, keys: Keys, bounds: np.ndarray, partition: _C.Partition):
+    def __init__(self, keys: Keys, bounds: np.ndarray, parts: Parts):
         """bounds: begin and end of each range of replicated keys, (2 * number of ranges,) int64, ascending."""
         self.keys, self.array = keys.tensor, keys.array
         begins, ends = bounds[::2], bounds[1::2]
@@ -226,7 +225,7 @@ class Split:
         field = place[self.at_replicated] // 2
         self.rows = self.array[self.at_replicated] + (first_rows - begins)[field]
         others = self.array[self.at_others]
-        self.others = Keys(torch.from_numpy(others), others, Route.of_keys(partition, others))
+        self.others = parts.keys_of(torch.from_numpy(others), others)
 
     def is_of(self, keys: Keys) -> bool:
         return self.keys is keys.tensor and np.array_equal(self.array, keys.array)

@@ -18,15 +18,25 @@ MOST_AHEAD = 4  # batches announced and not read yet
 
 @dataclass
 class Keys:
-    """Keys of a call, checked.
+    """Keys of a call, checked, with all that depends on them alone (Parts.keys_of).
 
-    tensor  (U,) int64 on the CPU, which identifies the batch in later calls; may be overwritten afterwards
-    array   its values (U,) int64, not overwritten
-    route   their owners"""
+    tensor       (U,) int64 on the CPU, which identifies the batch in later calls; may be overwritten afterwards
+    array        its values (U,) int64, not overwritten
+    route        their owners; local_route, remote_route: its parts on this node and on other nodes
+    is_remote    mask of the keys owned on other nodes, (U,) bool
+    is_admitted  mask of the keys that may be cached, (U,) bool"""
 
     tensor: torch.Tensor
     array: np.ndarray
     route: Route
+    local_route: Route
+    remote_route: Route
+    is_remote: np.ndarray
+    is_admitted: np.ndarray
+
+    def are(self, array: np.ndarray) -> bool:
+        """Whether their values are array (n,) int64."""
+        return _C.are_same(self.array, array)
 
 
 class Phase(Enum):
@@ -45,7 +55,7 @@ class PullRequest:
     keys            the tensor that identifies the batch
     num             number of keys in the batch; the arrays below have n >= num entries, the first num for the batch
     array, route    all keys (n,) int64, and their owners; batch_route: the owners of the batch without the extension
-    is_remote       mask of the keys owned on other nodes: (n,) bool
+    local_route, remote_route, is_remote, is_admitted  of all keys, as in Keys
     slots           cache line of each key, (n,) int64, -1 for none
     clocks          owner's clock at the time of the read, (n,) int32
     phase           in phase READ, slots and clocks are those of the read, and no other read or write has followed
@@ -54,19 +64,18 @@ class PullRequest:
     in_transit      keys whose gradients were in transit to owners when clocks were requested, (m,) int64
     """
 
-    def __init__(self, keys: Keys, partition: _C.Partition, remote_ranks: np.ndarray, empty=np.empty):
-        """remote_ranks: mask of the ranks on other nodes, (size,) bool. empty(n, dtype): allocates memory that the
-        cache reads and writes."""
-        self.keys, self.num = keys.tensor, len(keys.array)
-        self._partition, self._remote_ranks, self._empty = partition, remote_ranks, empty
-        self.batch_route = keys.route
-        self._over(keys.array, self.batch_route)
+    def __init__(self, keys: Keys, empty=np.empty):
+        """empty(n, dtype): allocates memory that the cache reads and writes."""
+        self._batch, self._empty = keys, empty
+        self.keys, self.num, self.batch_route = keys.tensor, len(keys.array), keys.route
+        self._over(keys)
 
-    def _over(self, array: np.ndarray, route: Route):
-        self.array, self.route = self._empty(len(array), np.int64), route
-        self.is_remote = route.held_by(self._remote_ranks)
-        self.slots, self.clocks = self._empty(len(array), np.int64), self._empty(len(array), np.int32)
-        self.array[:], self.slots[:], self.clocks[:] = array, -1, 0
+    def _over(self, keys: Keys):
+        self.array, self.route = keys.array, keys.route
+        self.local_route, self.remote_route = keys.local_route, keys.remote_route
+        self.is_remote, self.is_admitted = keys.is_remote, keys.is_admitted
+        self.slots, self.clocks = self._empty(len(self.array), np.int64), self._empty(len(self.array), np.int32)
+        self.slots[:], self.clocks[:] = -1, 0
         self.phase = Phase.NEW
         self.ticket: Ticket | None = None
         self.is_counted = False
@@ -74,22 +83,21 @@ class PullRequest:
 
     def is_of(self, keys: Keys) -> bool:
         """Whether this is the request of these keys: the same tensor with the same values."""
-        return self.keys is keys.tensor and np.array_equal(self.array[: self.num], keys.array)
+        return self._batch is keys or (self.keys is keys.tensor and self._batch.are(keys.array))
 
-    def extend(self, keys: np.ndarray):
-        """Adds keys (m,) int64 that are not in the batch."""
+    def extend(self, keys: Keys):
+        """Replaces the keys by those of the batch followed by others."""
         self.require("extend", Phase.NEW)
-        if len(keys):
-            array = np.concatenate([self.array[: self.num], keys])
-            self._over(array, Route.of_keys(self._partition, array))
+        self._over(keys)
 
     def reset(self):
         """Resets everything but the batch. REQUIRES: no transfer is in progress."""
-        self._over(self.array[: self.num], self.batch_route)
+        self._over(self._batch)
 
     def enter(self, phase: Phase, *before: Phase):
         """Changes to `phase` from one of the phases `before`. Raises RuntimeError in any other phase."""
-        self.require(phase.name.lower(), *before)
+        if self.phase not in before:
+            self.require(phase.name.lower(), *before)
         self.phase = phase
 
     def require(self, call: str, *phases: Phase):

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from hetmpi import _C
+from hetmpi.comm.mailbox import joined
 from hetmpi.comm.one_sided import OneSided
 from hetmpi.comm.transport import TRIAL_KEYS, Endpoint, Pull, Transport, choose, trial_route
 from hetmpi.comm.two_sided import UNANNOUNCED, TwoSided
@@ -72,84 +73,78 @@ class SspClient:
         with self._spans("drain"):
             self._pushes.progress()
         with self._spans("find"):
-            admitted = parts.is_admitted(request)
-            parts.find(request, admitted, is_looked_up=request.phase is not Phase.NEW)
-        is_stale = yield from timed(self._spans("validate"), self._checking_valid(request))
-        rows = yield from timed(self._spans("fetch"), self._fetching(request, is_stale, admitted))
+            parts.find(request, request.is_admitted, is_looked_up=request.phase is not Phase.NEW)
+        is_stale, left = yield from timed(self._spans("validate"), self._checking_valid(request))
+        rows = yield from timed(self._spans("fetch"), self._fetching(request, is_stale, left))
         with self._spans("prefetch"):
             self._pulls.request_next()
         return rows
 
-    def _checking_valid(self, request: PullRequest) -> InFlight[np.ndarray]:
-        """Mask of lines that are stale or refreshed anyway: (n,) bool. Fetches the clocks for that."""
-        num, bound = request.num, self.parts.bound
+    def _checking_valid(self, request: PullRequest) -> InFlight[tuple[np.ndarray, np.ndarray]]:
+        """Masks (n,) bool of the lines that are stale or refreshed anyway, and of the rows needed that the ticket has
+        not fetched: those of this node, or with gradients in transit. Fetches the clocks for that."""
+        bound = self.parts.bound
         if request.phase is Phase.NEW:
-            self._pushes.await_keys(request.array)
+            self._pushes.await_keys(request.array, np.ones(len(request.array), bool))
             self._pulls.request_clocks(request, None)
             yield
         if request.phase is Phase.CLOCKS_REQUESTED:
             self._pulls.request_rows(request)
             yield
         self._pulls.receive(request)
-        request.in_transit = np.concatenate([request.in_transit, self.transport.mailbox.in_transit()])
-        local = ~request.is_remote
-        requested = local & (request.slots < 0) if bound == _C.UNBOUNDED else local
+        request.in_transit = joined([request.in_transit, self.transport.mailbox.in_transit()])
+        is_bounded = bound != _C.UNBOUNDED
+        requested = request.local_route if is_bounded else ~request.is_remote & (request.slots < 0)
         yield from self.parts.reading_clocks(self._reader, request, requested)
-        is_stale, is_line = np.zeros(len(request.array), bool), request.slots >= 0
-        kept = np.where(request.fetched[:num], -1, request.slots[:num])  # the other lines are refreshed
-        self._cache.validate(kept, request.clocks[:num], bound, is_stale[:num], counts_lags=True)
-        if self.transport.carries_pushes:  # the owners have decided about lines of other nodes
-            is_stale &= ~request.is_remote
-        is_stale |= request.fetched & is_line
-        self.parts.count_found(request, is_stale, are_judged=bound != _C.UNBOUNDED)
-        return is_stale
+        # If pulls carry pushes, the owners have decided about lines of other nodes.
+        is_decided = request.is_remote if self.transport.carries_pushes else None
+        is_stale, left, *numbers = self._cache.judge(
+            request.slots, request.fetched, is_decided, request.clocks, request.num, bound
+        )
+        self.parts.count_lines(*numbers, are_judged=is_bounded)
+        return is_stale, left
 
-    def _fetching(self, request: PullRequest, is_stale: np.ndarray, admitted: np.ndarray) -> InFlight[torch.Tensor]:
+    def _fetching(self, request: PullRequest, is_stale: np.ndarray, left: np.ndarray) -> InFlight[torch.Tensor]:
         """The rows (U, dim) of the batch. Refreshes stale lines and inserts new ones."""
-        slots, rows, states = request.slots, *self._buffers(len(request.array))
-        is_missing = slots < 0
+        slots, (rows, states) = request.slots, self._buffers(len(request.array))
         self._place(request, rows, states)
-        yield from self._fetching_late(request, (is_missing | is_stale) & ~request.fetched, admitted, rows, states)
-        if not is_missing.all():
+        yield from self._fetching_left(request, left, rows, states)
+        if self._cache.capacity_rows > 0:
             self._cache.refresh(slots, is_stale, rows, states, request.clocks, self._anticipate)
             # Release the gradients that waited for their lines to be refreshed.
             self._cache.take_due(slots, self.parts.bound, held=NO_SLOTS)
-        delivered = self.parts.deliver(request, admitted, rows, states)
+        delivered = self.parts.deliver(request, request.is_admitted, rows, states)
         request.enter(Phase.READ, Phase.ROWS_REQUESTED)
         request.ticket = None  # breaks the reference cycle, so that both are freed at once
         return delivered
 
     def _buffers(self, num: int) -> tuple[np.ndarray, np.ndarray]:
         """Memory for fetched rows (num, dim) and states of lines (num, preview_dim)."""
-        return tuple(
-            self._cache.empty((num, width), np.float32) for width in (self.parts.dim, self.parts.rule.preview_dim)
-        )
+        empty, parts = self._cache.empty, self.parts
+        return empty((num, parts.dim), np.float32), empty((num, parts.rule.preview_dim), np.float32)
 
     def _place(self, request: PullRequest, rows: np.ndarray, states: np.ndarray):
         """Copies the rows fetched by the ticket to their positions, and previews held gradients on them."""
         request.ticket.place(rows, states)
         for message in self.transport.mailbox.held:  # empty without a cache, where no state is fetched
-            positions, chosen = places_of(message.keys, request, request.fetched)
-            if len(chosen):
-                sums, counts = message.values[chosen], message.counts[chosen]
-                self._cache.preview(positions, rows, states, request.clocks, sums, counts, self._anticipate)
-                message.clocks[chosen] = request.clocks[positions]  # they now count as gradients of the new version
+            places = _C.places_of(message.keys, request.array, request.fetched)
+            self._cache.preview(
+                places, rows, states, request.clocks, message.values, message.counts, message.clocks, self._anticipate
+            )
 
-    def _fetching_late(
-        self, request: PullRequest, needed: np.ndarray, admitted: np.ndarray, rows: np.ndarray, states: np.ndarray
+    def _fetching_left(
+        self, request: PullRequest, left: np.ndarray, rows: np.ndarray, states: np.ndarray
     ) -> InFlight[None]:
-        """Fetches the needed keys' (n,) bool rows that the ticket did not fetch, of this node or with gradients in
-        transit, and the states of those that may get a line."""
-        if not needed.any():
-            return
-        late = needed.copy()  # keys with gradients of this rank in transit when their clocks were requested
-        late[needed] = _C.contained(request.array[needed], request.in_transit)
-        if late.any():
-            self._pushes.await_keys(request.array[late])
-            yield from self.parts.reading_clocks(self._reader, request, late)
-        yield from self.parts.reading_rows(self._reader, request, needed, "weight", rows)
+        """Fetches the rows left (n,) bool, and the states of those that may get a line."""
+        if len(request.in_transit):
+            # Keys with gradients of this rank in transit when their clocks were requested.
+            late = _C.contained(request.array, request.in_transit, left)
+            if np.count_nonzero(late):
+                self._pushes.await_keys(request.array, late)
+                yield from self.parts.reading_clocks(self._reader, request, late)
+        yield from self.parts.reading_rows(self._reader, request, left, "weight", rows)
         if "mean_square" in self._arrays:
-            yield from self.parts.reading_rows(self._reader, request, needed & admitted, "mean_square", states)
+            yield from self.parts.reading_rows(self._reader, request, left & request.is_admitted, "mean_square", states)
 
     # Ahead of the read.
 
@@ -244,12 +239,3 @@ class SspClient:
         self.parts.world.meet("for all ranks to close the table")  # the owner serves ranks that still read and write
         self._owner.stop()
         self.transport.close()
-
-
-def places_of(keys: np.ndarray, request: PullRequest, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Positions of keys (m,) among the chosen (n,) bool keys of a request: positions in the request (k,) int64, and
-    indices of these keys in `keys` (k,)."""
-    here = np.flatnonzero(chosen)
-    which = np.flatnonzero(_C.contained(keys, request.array[here]))
-    by_key = here[np.argsort(request.array[here])]
-    return by_key[np.searchsorted(request.array[by_key], keys[which])], which

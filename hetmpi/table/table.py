@@ -15,7 +15,7 @@ import torch
 
 from hetmpi import _C
 from hetmpi.comm.rails import origins_at
-from hetmpi.comm.route import Route, make_partition
+from hetmpi.comm.route import make_partition
 from hetmpi.comm.window import Layout, RmaWindow, ring_bytes
 from hetmpi.comm.world import World
 from hetmpi.counters import Counters
@@ -115,6 +115,7 @@ class EmbeddingTable:
             world, self.window, self.shard, self.partition, num_rows, dim, optimizer, rule, record, staleness,
             self.cache, admitted, self.counters, self.spans,
         )  # fmt: skip
+        self._keys_of = parts.keys_of
         self.client: Client = make_client(parts, exchange)
         if replicated:
             self._replicate(parts, replicated, name)
@@ -239,19 +240,20 @@ class EmbeddingTable:
         self._check_open()
         self.client.check_write()
         with self.spans("push"):
-            checked, values = self._checked(keys, "write"), self._checked_grads(keys, grads)
+            checked = self._checked(keys, "write")
+            values = self._checked_grads(len(checked.array), grads)
             if values.is_cpu:  # gradients of a GPU are checked when they are sent
                 check_finite(checked.array, values.numpy())
             return checked, values
 
     def _checked(self, keys: torch.Tensor, verb: str, are_unique: bool = True) -> Keys:
         self._check_open()
+        for known in list(self._known):  # another thread may add to it
+            if known.tensor is keys and known.are(keys.numpy()):
+                return known
         if not torch.is_tensor(keys) or keys.dtype != torch.int64 or keys.dim() != 1 or not keys.is_cpu:
             raise UserError(f"EmbeddingTable.{verb}: keys must be int64 of shape (U,) on the CPU, got {kind_of(keys)}")
         array = keys.contiguous().numpy()
-        for known in list(self._known):  # another thread may add to it
-            if known.tensor is keys and np.array_equal(known.array, array):
-                return known
         again = _C.first_repeated(array) if are_unique else -1
         if again >= 0:
             raise UserError(
@@ -264,13 +266,13 @@ class EmbeddingTable:
                 f"EmbeddingTable.{verb}: keys must lie in [0, {self.num_rows:,}), got {wrong[0]} "
                 f"({wrong.size:,} of {array.size:,} are out of range)"
             )
-        checked = Keys(keys, array.copy(), Route.of_keys(self.partition, array))
+        checked = self._keys_of(keys, array)
         if are_unique:
             self._known.append(checked)
         return checked
 
-    def _checked_grads(self, keys: torch.Tensor, grads: torch.Tensor) -> torch.Tensor:
-        shape = len(keys), self.dim
+    def _checked_grads(self, num: int, grads: torch.Tensor) -> torch.Tensor:
+        shape = num, self.dim
         if (
             not torch.is_tensor(grads)
             or grads.dtype != torch.float32

@@ -293,10 +293,11 @@ def test_sums_on_their_way_are_applied_to_the_rows_they_belong_to():
     rows, states, clocks = np.zeros((5, 3), np.float32), np.zeros((5, 0), np.float32), np.arange(5, dtype=np.int32)
     cache = _C.RowCache(32, RowOptimizer("sgd").core(3), "lfu")
     cache.set_step(1, 1)
-    sums, counts = np.array([[1, 2, 3], [4, 5, 6]], np.float32), np.array([3, 7], np.int32)
-    cache.preview(np.array([4, 1]), rows, states, clocks, sums, counts, 2.0)
-    assert rows[[4, 1]].tolist() == (-2 * sums).tolist() and not rows[[0, 2, 3]].any()
-    assert clocks.tolist() == [0, 1 + 7, 2, 3, 4 + 3]
+    sums, counts = np.array([[1, 2, 3], [9, 9, 9], [4, 5, 6]], np.float32), np.array([3, 9, 7], np.int32)
+    sum_clocks = np.zeros(3, np.int32)
+    cache.preview(np.array([4, -1, 1]), rows, states, clocks, sums, counts, sum_clocks, 2.0)
+    assert rows[[4, 1]].tolist() == (-2 * sums[[0, 2]]).tolist() and not rows[[0, 2, 3]].any()
+    assert clocks.tolist() == [0, 1 + 7, 2, 3, 4 + 3] and sum_clocks.tolist() == [4 + 3, 0, 1 + 7]
 
 
 @pytest.mark.parametrize("exchange", ["rma", "alltoall"])

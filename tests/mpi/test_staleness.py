@@ -24,6 +24,7 @@ from hetmpi.comm.route import PARTITIONS, make_partition
 from hetmpi.errors import UserError
 from hetmpi.in_flight import finish
 from hetmpi.table.cache import POLICIES, Staleness
+from hetmpi.table.gpu_cache import GpuCache
 from hetmpi.table.optim import RowOptimizer, Schedule
 from hetmpi.table.request import MOST_AHEAD
 from hetmpi.table.table import EmbeddingTable, table_seed
@@ -820,6 +821,23 @@ def lines_of(core, num, dim):
     return cache, slots
 
 
+@pytest.mark.parametrize("decides", [False, True])
+def test_lines_are_judged_alike_in_one_call_and_in_parts(decides):
+    num, core, rng = 24, RowOptimizer("sgd").core(1), np.random.default_rng(0)
+    cache, slots = lines_of(core, num, 1)
+    slots[::3] = -1
+    clocks, fetched = rng.integers(0, 6, num).astype(np.int32), rng.random(num) < 0.5
+    is_decided = rng.random(num) < 0.5 if decides else None
+    arguments = slots, fetched, is_decided, clocks, num - 6, 2
+    is_stale, left, num_found, num_stale = cache.judge(*arguments)
+    is_line, too_old = slots >= 0, (clocks > 2) & (np.arange(num) < num - 6)
+    expected = is_line & np.where(fetched, True, too_old & ~is_decided if decides else too_old)
+    assert (is_stale == expected).all() and (left == (~fetched & (~is_line | expected))).all()
+    assert (num_found, num_stale) == (is_line[: num - 6].sum(), expected[: num - 6].sum())
+    for one, part in zip((is_stale, left, num_found, num_stale), GpuCache.judge(cache, *arguments)):
+        assert np.array_equal(one, part)
+
+
 def test_a_refresh_with_a_pending_sum_does_not_change_the_step_of_the_next_gradient():
     core, moves = RowOptimizer("adam").core(1), []
     for is_refreshed in (False, True):
@@ -892,7 +910,7 @@ def test_a_line_moves_by_the_formula_of_a_preview(rule, count, anticipate, weigh
     cache, clocks = _C.RowCache(32, core, "lfu"), np.arange(8, dtype=np.int32)
     cache.set_step(0.01, 5)
     counts = np.full(8, count, np.int32)
-    cache.preview(np.arange(8), *found, clocks, sums_of(rule, grads), counts, float(anticipate))
+    cache.preview(np.arange(8), *found, clocks, sums_of(rule, grads), counts, np.zeros_like(counts), float(anticipate))
     assert all(np.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(found, expected))
     assert (clocks == np.arange(8) + count).all()
 
