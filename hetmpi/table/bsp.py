@@ -57,10 +57,9 @@ class BspClient:
             request = self._last = self._request(keys)
         yield from timed(self._spans("drain"), self._settling(meets=not self._reader.is_collective))
         with self._spans("find"):
-            admitted = parts.is_admitted(request)
-            parts.find(request, admitted)
-        is_stale = yield from timed(self._spans("validate"), self._checking_valid(request, admitted))
-        return (yield from timed(self._spans("fetch"), self._fetching(request, admitted, is_stale)))
+            parts.find(request)
+        is_stale = yield from timed(self._spans("validate"), self._checking_valid(request))
+        return (yield from timed(self._spans("fetch"), self._fetching(request, is_stale)))
 
     def _request(self, keys: Keys) -> PullRequest:
         """A request of these keys; reuses the last one if its keys are the same."""
@@ -69,24 +68,24 @@ class BspClient:
         self._last.reset()
         return self._last
 
-    def _checking_valid(self, request: PullRequest, admitted: np.ndarray) -> InFlight[np.ndarray]:
+    def _checking_valid(self, request: PullRequest) -> InFlight[np.ndarray]:
         """Mask of lines that differ from their owners' rows: (n,) bool."""
-        if self._cache.capacity_rows > 0:
-            yield from self.parts.reading_clocks(self._reader, request, admitted)
         is_stale = np.zeros(request.num, bool)
-        self._cache.validate(request.slots, request.clocks, 0, is_stale, counts_lags=True)
-        self.parts.count_found(request, is_stale, are_judged=True)
+        if self._cache.capacity_rows > 0:
+            yield from self.parts.reading_clocks(self._reader, request, request.is_admitted)
+            self._cache.validate(request.slots, request.clocks, 0, is_stale, counts_lags=True)
+            self.parts.count_found(request, is_stale, are_judged=True)
         return is_stale
 
-    def _fetching(self, request: PullRequest, admitted: np.ndarray, is_stale: np.ndarray) -> InFlight[torch.Tensor]:
+    def _fetching(self, request: PullRequest, is_stale: np.ndarray) -> InFlight[torch.Tensor]:
         """The rows (U, dim) of the batch. Refreshes stale lines and inserts new ones."""
         rows = self._cache.empty((request.num, self.parts.dim), np.float32)
         no_states = self._cache.empty((request.num, self.parts.rule.preview_dim), np.float32)  # BSP makes no previews
         is_missing = request.slots < 0
         yield from self.parts.reading_rows(self._reader, request, is_missing | is_stale, "weight", rows)
-        if not is_missing.all():
+        if self._cache.capacity_rows > 0:
             self._cache.refresh(request.slots, is_stale, rows, no_states, request.clocks, 1.0)
-        delivered = self.parts.deliver(request, admitted, rows, no_states)
+        delivered = self.parts.deliver(request, rows, no_states)
         request.enter(Phase.READ, Phase.NEW)
         return delivered
 

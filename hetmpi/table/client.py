@@ -99,25 +99,22 @@ class Parts:
         kept[:] = array
         route = Route.of_keys(self.partition, kept)
         is_remote, is_admitted = route.held_by(self.world.is_remote), route.held_by(self.admitted)
-        return Keys(tensor, kept, route, route.where(~is_remote), route.where(is_remote), is_remote, is_admitted)
+        remote = route.remote(self.world.is_remote)
+        return Keys(tensor, kept, route, route.where(~is_remote), remote, is_remote, is_admitted)
 
     def request(self, keys: Keys) -> PullRequest:
         return PullRequest(keys, self.cache.empty)
 
     # Operations on the lines of a batch, in both models.
 
-    def is_admitted(self, request: PullRequest) -> np.ndarray:
-        """Mask of the keys that may be cached: (n,) bool."""
-        return request.is_admitted
-
-    def find(self, request: PullRequest, admitted: np.ndarray, is_looked_up: bool = False):
+    def find(self, request: PullRequest, is_looked_up: bool = False):
         """Looks the keys up and marks the lines of the batch as used."""
         if self.cache.capacity_rows == 0:
             request.slots[:] = -1
             return
         if not is_looked_up:
             self.cache.look_up(request.array, request.slots)
-        self.cache.use(request.slots[: request.num], np.count_nonzero(admitted[: request.num]))
+        self.cache.use(request.slots[: request.num], np.count_nonzero(request.is_admitted[: request.num]))
 
     def reading_clocks(self, reader, request: PullRequest, wanted: np.ndarray | Route) -> InFlight[None]:
         """Fetches the owners' current clocks of the wanted keys: a mask (n,) bool, or a part of the request's
@@ -147,11 +144,11 @@ class Parts:
         self.counters.hits += num_found - num_stale
         self.counters.stale += num_stale
 
-    def deliver(self, request: PullRequest, admitted: np.ndarray, rows: np.ndarray, states: np.ndarray) -> torch.Tensor:
+    def deliver(self, request: PullRequest, rows: np.ndarray, states: np.ndarray) -> torch.Tensor:
         """The rows (U, dim) of the batch: from cache lines, or from rows (n, dim) for keys without a line. The latter
         get a line if they may be cached."""
         num = request.num
-        slots, admitted = request.slots[:num], admitted[:num]
+        slots, admitted = request.slots[:num], request.is_admitted[:num]
         delivered = self.cache.deliver(slots, rows[:num])
         keys, weights, clocks = request.array[:num], self.cache.local(delivered), request.clocks[:num]
         missing, evicted = self.cache.insert_and_evict(keys, admitted, weights, states[:num], clocks, slots)

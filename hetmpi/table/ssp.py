@@ -73,7 +73,7 @@ class SspClient:
         with self._spans("drain"):
             self._pushes.progress()
         with self._spans("find"):
-            parts.find(request, request.is_admitted, is_looked_up=request.phase is not Phase.NEW)
+            parts.find(request, is_looked_up=request.phase is not Phase.NEW)
         is_stale, left = yield from timed(self._spans("validate"), self._checking_valid(request))
         rows = yield from timed(self._spans("fetch"), self._fetching(request, is_stale, left))
         with self._spans("prefetch"):
@@ -113,7 +113,7 @@ class SspClient:
             self._cache.refresh(slots, is_stale, rows, states, request.clocks, self._anticipate)
             # Release the gradients that waited for their lines to be refreshed.
             self._cache.take_due(slots, self.parts.bound, held=NO_SLOTS)
-        delivered = self.parts.deliver(request, request.is_admitted, rows, states)
+        delivered = self.parts.deliver(request, rows, states)
         request.enter(Phase.READ, Phase.ROWS_REQUESTED)
         request.ticket = None  # breaks the reference cycle, so that both are freed at once
         return delivered

@@ -2,7 +2,9 @@
 equal those of an uninterrupted run. For s >= 1 rows count the samples with their keys (counting_model.py), and at the
 end every sample of the stream must be counted once. Prints its progress; exit code 1 on failure.
 
-    python tests/support/kill_check.py [KILLS] [STALENESS] [RANKS] [SETTING=VALUE ...]    default 50 0 2; 7 minutes
+    python tests/support/kill_check.py [KILLS] [STALENESS] [RANKS] [EVERY] [SETTING=VALUE ...]
+
+default 50 0 2 100; 7 minutes. EVERY: steps between checkpoints.
 """
 
 import os
@@ -20,7 +22,7 @@ import numpy as np
 from launch import ROOT, environment, mpiexec, ranks_of, run
 from saved_files import assert_same_bits, by_key
 
-ENDLESS, EVERY, MORE, BATCH, SCALE = 10**9, 100, 500, 64, 0.002
+ENDLESS, BATCH, SCALE = 10**9, 64, 0.002
 
 
 def main():
@@ -28,7 +30,8 @@ def main():
         [text for text in sys.argv[1:] if "=" not in text],
         [text for text in sys.argv[1:] if "=" in text],
     )
-    kills, staleness, ranks = (int(text) for text in numbers + ["50", "0", "2"][len(numbers) :])
+    kills, staleness, ranks, every = (int(text) for text in numbers + ["50", "0", "2", "100"][len(numbers) :])
+    settings.append(f"checkpoint.every_steps={every}")
     folder = Path(tempfile.mkdtemp(prefix="hetmpi-kill-"))
     random, counts = np.random.default_rng(0), {"in a checkpoint": 0, "between": 0}
     while sum(counts.values()) < kills:
@@ -51,7 +54,7 @@ def main():
         process.wait(60)
         while ranks_of(folder / "killed"):
             time.sleep(0.05)
-    steps = newest(folder / "killed") + MORE
+    steps = newest(folder / "killed") + 5 * every
     resumed = re.search(r"resumed from \S+/(step-\d+)", finish(folder / "killed", staleness, ranks, steps, settings))
     print(f"killed {counts}, resumed last at {resumed and resumed[1]} of {steps}")
     end = Path("checkpoints", f"step-{steps:08d}")
@@ -85,7 +88,6 @@ def command_of(folder: Path, staleness: int, ranks: int, steps: int, further: li
         "table.cache.admit=all",
         "log.every_steps=10000",
         "eval.max_samples=500",
-        f"checkpoint.every_steps={EVERY}",
         "checkpoint.full_every=3",
         f"run.dir={folder}",
         "resume=auto",
