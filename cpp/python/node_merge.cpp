@@ -71,43 +71,63 @@ void write_board_route(Array<int64_t> message, const Array<int64_t>& order, cons
     for (ssize_t i = 0; i < n; ++i) std::copy_n(from + place[i] * dim, dim, to + i * dim);
 }
 
-void place_replies(const Messages& replies, int64_t place, const std::vector<std::vector<int64_t>>& owners,
-                   const Array<int64_t>& order, const Array<int64_t>& rows, const Array<int64_t>& first,
-                   Array<float> out) {
-  check_shape(out, "out", {-1, -1});
-  check_in(order.data(), order.shape(0), out.shape(0), "order");
-  if (place < 0 || place >= static_cast<int64_t>(replies.size()))
-    throw std::out_of_range("place must be that of a reply");
-  const std::vector<Words> words = words_of(replies);
-  const RouteView pull{order.data(), rows.data(), first.data()};
-  float* to = out.mutable_data();
-  const int64_t width = out.shape(1), num = replies.size();
-  py::gil_scoped_release release;
-  for (size_t i = 0; i < words.size(); ++i) place_reply(words[i], num, place, owners.at(i), pull, to, width);
-}
-
-// A list of (order, rows, first, values): the merged push of each block.
-py::list merge_pushes(const Messages& messages, const std::vector<std::pair<int64_t, int64_t>>& blocks,
-                      const std::vector<int64_t>& owners, int64_t num_ranks, int64_t dim) {
-  const std::vector<Words> words = words_of(messages);
-  py::list found;
-  auto begin = words.begin();
-  for (const RankBlock& block : blocks_of(blocks)) {
-    const int64_t num = block.last - block.first + 1;
-    if (words.end() - begin < num) throw std::out_of_range("there must be one message per rank of the blocks");
-    std::optional<NodePush> push;
-    {
-      py::gil_scoped_release release;
-      push.emplace(std::vector<Words>(begin, begin + num), block, owners, num_ranks, dim);
-    }
-    begin += num;
-    const py::tuple route = route_of(push->merged());
-    Array<float> values({static_cast<ssize_t>(push->merged().rows.size()), static_cast<ssize_t>(dim)});
-    push->write_sums(values.mutable_data());
-    found.append(py::make_tuple(route[0], route[1], route[2], values));
+// The collectors of a node, on one of its ranks.
+class NodeMerge {
+ public:
+  // owners: the ranks that each rank of the node collects for, ascending. place: of this rank in the node. blocks: the
+  // node's ranks, as RankBlock.
+  NodeMerge(std::vector<std::vector<int64_t>> owners, int64_t place,
+            const std::vector<std::pair<int64_t, int64_t>>& blocks, int64_t num_ranks)
+      : owners_(std::move(owners)), place_(place), blocks_(blocks_of(blocks)), num_ranks_(num_ranks) {
+    if (place < 0 || place >= static_cast<int64_t>(owners_.size()))
+      throw std::out_of_range("place must be that of a rank of the node");
   }
-  return found;
-}
+
+  NodePull pull(const Messages& pulls) const { return NodePull(words_of(pulls), owners_[place_], num_ranks_); }
+
+  // Copies the rows of all collectors' replies to their positions in out (n, width).
+  void place(const Messages& replies, const Array<int64_t>& order, const Array<int64_t>& rows,
+             const Array<int64_t>& first, Array<float> out) const {
+    check_shape(out, "out", {-1, -1});
+    check_shape(first, "first", {num_ranks_ + 1});
+    check_in(order.data(), order.shape(0), out.shape(0), "order");
+    const std::vector<Words> words = words_of(replies);
+    const RouteView route{order.data(), rows.data(), first.data()};
+    float* to = out.mutable_data();
+    const int64_t width = out.shape(1);
+    py::gil_scoped_release release;
+    for (size_t i = 0; i < owners_.size(); ++i)
+      place_reply(words.at(i), owners_.size(), place_, owners_[i], route, to, width);
+  }
+
+  // (order, rows, first, values) of the merged push of each block.
+  std::vector<py::tuple> push(const Messages& pushes, int64_t dim) const {
+    const std::vector<Words> words = words_of(pushes);
+    if (words.size() != owners_.size()) throw std::out_of_range("there must be one message per rank of the node");
+    std::vector<py::tuple> found;
+    auto begin = words.begin();
+    for (const RankBlock& block : blocks_) {
+      const auto end = begin + (block.last - block.first + 1);
+      std::optional<NodePush> push;
+      {
+        py::gil_scoped_release release;
+        push.emplace(std::vector<Words>(begin, end), block, owners_[place_], num_ranks_, dim);
+      }
+      begin = end;
+      const py::tuple route = route_of(push->merged());
+      Array<float> values({static_cast<ssize_t>(push->merged().rows.size()), static_cast<ssize_t>(dim)});
+      push->write_sums(values.mutable_data());
+      found.push_back(py::make_tuple(route[0], route[1], route[2], values));
+    }
+    return found;
+  }
+
+ private:
+  std::vector<std::vector<int64_t>> owners_;
+  int64_t place_;
+  std::vector<RankBlock> blocks_;
+  int64_t num_ranks_;
+};
 
 }  // namespace
 
@@ -122,10 +142,6 @@ void bind_node_merge(py::module_& m) {
           "is_posted", [](PyBoard& board, int64_t turn) { return board.core().is_posted(turn); }, py::arg("turn"))
       .def("num_words", [](PyBoard& board) { return board.core().num_words(); });
   py::class_<NodePull>(m, "NodePull", "The rows that a node's ranks pull from a collector (cpp/wire/node_merge.h).")
-      .def(py::init([](const Messages& messages, const std::vector<int64_t>& owners, int64_t num_ranks) {
-             return NodePull(words_of(messages), owners, num_ranks);
-           }),
-           py::arg("messages"), py::arg("owners"), py::arg("num_ranks"))
       .def(
           "route", [](const NodePull& pull) { return route_of(pull.merged()); }, "order, rows and first of a Route.")
       .def("head_words", &NodePull::head_words)
@@ -141,11 +157,16 @@ void bind_node_merge(py::module_& m) {
   m.def("write_board_route", &write_board_route, py::arg("message").noconvert(), py::arg("order").noconvert(),
         py::arg("rows").noconvert(), py::arg("first").noconvert(), py::arg("values").noconvert(),
         "Writes a pull, or, with values (*, dim) float32, a push.");
-  m.def("place_replies", &place_replies, py::arg("replies"), py::arg("place"), py::arg("owners"),
-        py::arg("order").noconvert(), py::arg("rows").noconvert(), py::arg("first").noconvert(),
-        py::arg("out").noconvert(), "Copies the rows of all collectors' replies to their positions.");
-  m.def("merge_pushes", &merge_pushes, py::arg("messages"), py::arg("blocks"), py::arg("owners"), py::arg("num_ranks"),
-        py::arg("dim"), "(order, rows, first, values) of the summed pushes of each block.");
+  py::class_<NodeMerge>(m, "NodeMerge", "Merges what the ranks of a node pull and push (cpp/wire/node_merge.h).")
+      .def(py::init<std::vector<std::vector<int64_t>>, int64_t, const std::vector<std::pair<int64_t, int64_t>>&,
+                    int64_t>(),
+           py::arg("owners"), py::arg("place"), py::arg("blocks"), py::arg("num_ranks"))
+      .def("pull", &NodeMerge::pull, py::arg("pulls"), "The pulls of all ranks, for this collector.")
+      .def("place", &NodeMerge::place, py::arg("replies"), py::arg("order").noconvert(), py::arg("rows").noconvert(),
+           py::arg("first").noconvert(), py::arg("out").noconvert(),
+           "Copies the rows of all collectors' replies to their positions in out (n, width).")
+      .def("push", &NodeMerge::push, py::arg("pushes"), py::arg("dim"),
+           "(order, rows, first, values) of the merged push of each block.");
 }
 
 }  // namespace hetmpi

@@ -29,6 +29,7 @@ from hetmpi.comm.shards import ShardReader
 from hetmpi.comm.transport import Endpoint, Immediate, Pull, Ticket
 from hetmpi.comm.waiting import Patience, wait_for
 from hetmpi.comm.window import RmaWindow
+from hetmpi.comm.world import World
 from hetmpi.in_flight import InFlight
 
 ARRAYS = ("weight", "mean_square", "clock")
@@ -80,6 +81,7 @@ class RailReader(ShardReader):
         self._applier = applier
         self._servers: dict[str, _C.RoundServer] = {}  # by array
         self._keys, self._rows = Board(window.world), Board(window.world)
+        self._merge = merge_of(window.world, self.rounds.rails)
 
     def reading(self, array: str, route: Route, out: np.ndarray) -> InFlight[None]:
         """As ShardReader.reading. Collective."""
@@ -100,15 +102,13 @@ class RailReader(ShardReader):
             return
         num_words = pull.head_words() + letter.num_words
         replies = yield from self._rows.posting(num_words, lambda message: letter.write_reply(pull, message))
-        collectors = self.rounds.rails.collectors
-        _C.place_replies(replies, world.node.rank, collectors, *remote.arrays, as_numbers(out))
+        self._merge.place(replies, *remote.arrays, as_numbers(out))
 
     def _pulling(self, remote: Route) -> InFlight[_C.NodePull]:
         """What the ranks of this node pull from those that this rank collects for."""
-        world = self.window.world
-        num_words = _C.board_route_words(world.size, len(remote.rows), 0)
+        num_words = _C.board_route_words(self.window.world.size, len(remote.rows), 0)
         pulls = yield from self._keys.posting(num_words, lambda message: write(message, remote, None))
-        return _C.NodePull(pulls, self.rounds.rails.collectors[world.node.rank], world.size)
+        return self._merge.pull(pulls)
 
     def serve(self, one: Round, requests: list[Section]) -> list[int]:
         mine, clients = one.letters[self].array, self.rounds.rails.clients
@@ -179,9 +179,8 @@ class RailMailbox:
         self._on_node = Mailbox(window, record, self.world.node_ranks)
         self.posts = Posts(self.world)
         self.posts.members.append(self)
-        self._blocks = blocks_of(self.world.node_ranks)
-        self._grads = Board(self.world)
-        rails = self.posts.rails
+        self._grads, rails = Board(self.world), self.posts.rails
+        self._merge = merge_of(self.world, rails)
         self._rings = [self._rings_of(*client) for client in zip(rails.clients, rails.served)]
         self._server = opened_server(window, record, ["weight"], rails.served, self._rings, None, False)
         self._passed_on = True  # all that has arrived
@@ -210,8 +209,7 @@ class RailMailbox:
                 _C.board_route_words(world.size, len(remote.rows), dim),
                 lambda words: write(words, remote, message.values),
             )
-            collected = self.posts.rails.collectors[world.node.rank]
-            merged = _C.merge_pushes(pushes, self._blocks, collected, world.size, dim)
+            merged = self._merge.push(pushes, dim)
         self._await_posts()
         with Patience(self.world, lambda: f"in step {message.step + 1} for its node to make room") as patience:
             while not self._passed_on:
@@ -287,6 +285,10 @@ def opened_server(
         record,
         judges,
     )
+
+
+def merge_of(world: World, rails: Rails) -> _C.NodeMerge:
+    return _C.NodeMerge(rails.collectors, world.node.rank, blocks_of(world.node_ranks), world.size)
 
 
 def as_numbers(array: np.ndarray) -> np.ndarray:
