@@ -296,7 +296,8 @@ class Model:
         share, keys, row = (ranks - on_node) / ranks, self.law.used(batch).sum(), 4 * self.dim
         if kind == "floor":
             return Traffic(0, 0, 0)
-        if kind == "hetmpi s = 0":
+        if kind == "hetmpi s = 0":  # a key of several ranks of a node crosses once
+            keys = self.law.used(batch * on_node).sum() / on_node
             return Traffic(share * keys * (row + 8 + row), share * keys * row, share * keys * (8 + row))
         fetched, left = self.law.cached(batch, 10**6 if step is None else step)
         return Traffic(share * (4 * keys + row * fetched + (16 + row) * left), 0, share * (4 * keys + row * fetched))

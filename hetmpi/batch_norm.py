@@ -26,12 +26,15 @@ class BatchNorm(torch.nn.BatchNorm1d):
         self.name = f"batch norm {next(self.NAMES)}"
 
     def forward(self, features: Tensor) -> Tensor:
-        """Raises ValueError if all ranks together have fewer than two samples in training."""
+        """Without samples on any rank, returns `features`, and the statistics stay. Raises ValueError if all ranks
+        together have one sample in training."""
         hvd = sys.modules.get("horovod.torch")  # not imported here: evaluation needs no Horovod
         if not self.training or hvd is None or not hvd.is_initialized() or hvd.size() == 1:
-            return super().forward(features)
+            return super().forward(features) if len(features) else features
         self._check_input_dim(features)
         num, mean, variance = moments(features.detach(), self._summed)
+        if num == 0:
+            return features
         if num < 2:
             raise ValueError(f"BatchNorm: training needs at least 2 samples over all ranks, got {num}")
         with torch.no_grad():

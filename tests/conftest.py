@@ -25,6 +25,13 @@ def placed(world, request):
     return world if request.param == "near" else World(world.comm, ranks_per_node=1)
 
 
+@pytest.fixture
+def interleaved(world, monkeypatch):
+    """Two nodes, of the even and of the odd ranks."""
+    monkeypatch.setattr("hetmpi.comm.world.split_nodes", lambda comm, _: comm.Split(comm.rank % 2, comm.rank))
+    return World(world.comm)
+
+
 def pytest_configure(config):
     config.pluginmanager.register(LongTests())
 

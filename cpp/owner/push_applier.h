@@ -46,13 +46,13 @@ class PushApplier {
 
   ~PushApplier() { stop(); }
 
-  // Starts to apply the pushes of these origins; without origins no thread runs. REQUIRES: called once, before stop().
-  void start(const std::vector<int64_t>& origins) {
+  // Starts to apply the pushes in these rings; without rings no thread runs. REQUIRES: called once, before stop().
+  void start(const std::vector<int64_t>& rings) {
     {
       std::lock_guard<std::mutex> hold(lock_);
-      for (const int64_t origin : origins) watched_.push_back(&rings_.at(origin));
+      for (const int64_t ring : rings) watched_.push_back(&rings_.at(ring));
     }
-    if (!origins.empty()) thread_ = std::thread([this] { run(); });
+    if (!rings.empty()) thread_ = std::thread([this] { run(); });
   }
 
   // Ends the thread; records remain in the rings. May be called twice.

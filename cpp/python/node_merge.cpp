@@ -1,6 +1,7 @@
 // Pulls and pushes of a node's ranks, merged by their collectors; and the boards on which they write them.
 #include "wire/node_merge.h"
 
+#include <numeric>
 #include <optional>
 
 #include "python/arrays.h"
@@ -27,7 +28,7 @@ Array<T> array_of(const std::vector<T>& values) {
 py::tuple route_of(const MergedRows& merged) {
   const auto n = static_cast<ssize_t>(merged.rows.size());
   Array<int64_t> order(n);
-  for (ssize_t i = 0; i < n; ++i) order.mutable_data()[i] = i;
+  std::iota(order.mutable_data(), order.mutable_data() + n, 0);
   return py::make_tuple(order, array_of(merged.rows), array_of(merged.first));
 }
 
@@ -83,21 +84,25 @@ class NodeMerge {
       throw std::out_of_range("place must be that of a rank of the node");
   }
 
-  NodePull pull(const Messages& pulls) const { return NodePull(words_of(pulls), owners_[place_], num_ranks_); }
+  NodePull pull(const Messages& pulls) const {
+    const std::vector<Words> words = words_of(pulls);
+    py::gil_scoped_release release;
+    return NodePull(words, owners_[place_], num_ranks_);
+  }
 
   // Copies the rows of all collectors' replies to their positions in out (n, width).
-  void place(const Messages& replies, const Array<int64_t>& order, const Array<int64_t>& rows,
-             const Array<int64_t>& first, Array<float> out) const {
+  void place(const Messages& replies, const Array<int64_t>& order, const Array<int64_t>& first,
+             Array<float> out) const {
     check_shape(out, "out", {-1, -1});
     check_shape(first, "first", {num_ranks_ + 1});
     check_in(order.data(), order.shape(0), out.shape(0), "order");
     const std::vector<Words> words = words_of(replies);
-    const RouteView route{order.data(), rows.data(), first.data()};
+    const int64_t *position = order.data(), *begin = first.data();
     float* to = out.mutable_data();
     const int64_t width = out.shape(1);
     py::gil_scoped_release release;
     for (size_t i = 0; i < owners_.size(); ++i)
-      place_reply(words.at(i), owners_.size(), place_, owners_[i], route, to, width);
+      place_reply(words.at(i), owners_.size(), place_, owners_[i], position, begin, to, width);
   }
 
   // (order, rows, first, values) of the merged push of each block.
@@ -116,7 +121,11 @@ class NodeMerge {
       begin = end;
       const py::tuple route = route_of(push->merged());
       Array<float> values({static_cast<ssize_t>(push->merged().rows.size()), static_cast<ssize_t>(dim)});
-      push->write_sums(values.mutable_data());
+      float* sums = values.mutable_data();
+      {
+        py::gil_scoped_release release;
+        push->write_sums(sums);
+      }
       found.push_back(py::make_tuple(route[0], route[1], route[2], values));
     }
     return found;
@@ -136,8 +145,12 @@ void bind_node_merge(py::module_& m) {
   py::class_<PyBoard>(m, "Board", "Messages among the ranks of a node (cpp/wire/board.h).")
       .def(py::init<std::vector<Array<uint8_t>>, int64_t>(), py::arg("areas"), py::arg("own"))
       .def(
-          "post", [](PyBoard& board, int64_t turn, int64_t num_words) { board.core().post(turn, num_words); },
-          py::arg("turn"), py::arg("num_words"))
+          "post",
+          [](PyBoard& board, int64_t turn, int64_t num_words, int64_t kind) {
+            board.core().post(turn, num_words, kind);
+          },
+          py::arg("turn"), py::arg("num_words"), py::arg("kind"))
+      .def("is_of_one_kind", [](PyBoard& board) { return board.core().is_of_one_kind(); })
       .def(
           "is_posted", [](PyBoard& board, int64_t turn) { return board.core().is_posted(turn); }, py::arg("turn"))
       .def("num_words", [](PyBoard& board) { return board.core().num_words(); });
@@ -162,8 +175,8 @@ void bind_node_merge(py::module_& m) {
                     int64_t>(),
            py::arg("owners"), py::arg("place"), py::arg("blocks"), py::arg("num_ranks"))
       .def("pull", &NodeMerge::pull, py::arg("pulls"), "The pulls of all ranks, for this collector.")
-      .def("place", &NodeMerge::place, py::arg("replies"), py::arg("order").noconvert(), py::arg("rows").noconvert(),
-           py::arg("first").noconvert(), py::arg("out").noconvert(),
+      .def("place", &NodeMerge::place, py::arg("replies"), py::arg("order").noconvert(), py::arg("first").noconvert(),
+           py::arg("out").noconvert(),
            "Copies the rows of all collectors' replies to their positions in out (n, width).")
       .def("push", &NodeMerge::push, py::arg("pushes"), py::arg("dim"),
            "(order, rows, first, values) of the merged push of each block.");

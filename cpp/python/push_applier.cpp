@@ -90,7 +90,7 @@ void bind_push_applier(py::module_& m) {
       .def("apply_record", &PyPushApplier::apply_record, py::arg("rows").noconvert(), py::arg("clocks").noconvert(),
            py::arg("counts").noconvert(), py::arg("steps").noconvert(), py::arg("grads").noconvert(),
            py::arg("squares").noconvert())
-      .def("start", &PyPushApplier::start, py::arg("origins"), "Begins to apply the pushes of these ranks.")
+      .def("start", &PyPushApplier::start, py::arg("rings"), "Begins to apply the pushes in these rings.")
       .def("stop", &PyPushApplier::stop);
   bind_node_rows<float>(m, "NodeRows");
   bind_node_rows<int32_t>(m, "NodeClocks");

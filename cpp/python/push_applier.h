@@ -35,7 +35,7 @@ class PyPushApplier {
     return applier_.drain();
   }
 
-  void start(const std::vector<int64_t>& origins) { applier_.start(origins); }
+  void start(const std::vector<int64_t>& rings) { applier_.start(rings); }
 
   void stop() {
     py::gil_scoped_release release;

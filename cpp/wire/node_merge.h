@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <cstring>
 #include <stdexcept>
-#include <utility>
 #include <vector>
 
 #include "key_index.h"
@@ -113,9 +112,9 @@ class NodePull {
 };
 
 // Copies the rows that rank number `place` of the node pulled from a collector, from its reply to out (n, width), at
-// the positions of `pull`. owners: those of the collector, ascending.
+// the positions `order` of its route. owners: those of the collector, ascending.
 inline void place_reply(Words reply, int64_t num_messages, int64_t place, const std::vector<int64_t>& owners,
-                        RouteView pull, float* out, int64_t width) {
+                        const int64_t* order, const int64_t* first, float* out, int64_t width) {
   RoundRequest::check_end(num_messages + 1, reply.size);
   const int64_t num_bytes = sizeof(float) * width, num_places = reply.at[num_messages];
   const auto* places = reinterpret_cast<const int32_t*>(reply.at + num_messages + 1);
@@ -126,9 +125,9 @@ inline void place_reply(Words reply, int64_t num_messages, int64_t place, const 
   int64_t next = reply.at[place];
   const int64_t end = reply.at[place + 1];
   for (const int64_t owner : owners) {
-    for (int64_t i = pull.first[owner]; i < pull.first[owner + 1]; ++i, ++next) {
+    for (int64_t i = first[owner]; i < first[owner + 1]; ++i, ++next) {
       if (next >= end || places[next] >= num_rows) throw std::out_of_range("board: a reply lacks rows");
-      std::memcpy(out + pull.order[i] * width, rows + places[next] * width, num_bytes);
+      std::memcpy(out + order[i] * width, rows + places[next] * width, num_bytes);
     }
   }
 }

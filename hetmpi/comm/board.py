@@ -7,13 +7,21 @@ from collections.abc import Callable
 import numpy as np
 
 from hetmpi import _C
+from hetmpi.comm.memory import free_memory, size_text
 from hetmpi.comm.mpi import MPI
 from hetmpi.comm.waiting import wait_for
+from hetmpi.comm.window import aligned
 from hetmpi.comm.world import World
+from hetmpi.errors import UserError
 from hetmpi.in_flight import InFlight
 
 LEAST_WORDS = 1 << 13  # 64 KiB
 WORD = 8  # bytes
+
+
+def board_bytes(num_keys: int, dim: int) -> int:
+    """Memory of a rank for the keys, rows and gradients of `num_keys` keys of other nodes, about."""
+    return num_keys * (WORD + (4 + 4 * dim) + (WORD + 4 * dim))
 
 
 class Board:
@@ -26,36 +34,42 @@ class Board:
         self._open(LEAST_WORDS)
 
     def _open(self, num_words: int):
-        """Collective over the node."""
-        node, nbytes = self._world.node, _C.BOARD_HEADER_BYTES + WORD * num_words
+        """Collective over the node. Raises UserError if memory is short."""
+        node, nbytes = self._world.node, aligned(_C.BOARD_HEADER_BYTES + WORD * num_words)
+        place, free = free_memory(shared=True)
+        if node.size * nbytes > free:
+            raise UserError(
+                f"the messages of {node.size} ranks on {self._world.host} need {size_text(node.size * nbytes)}, "
+                f"{size_text(free)} are free in {place}: use a smaller batch_size or table.dim, or fewer ranks per node"
+            )
         self._num_words = num_words
         self._window = MPI.Win.Allocate_shared(nbytes, 1, comm=node)
         areas = [np.frombuffer(self._window.Shared_query(place)[0], np.uint8)[:nbytes] for place in range(node.size)]
         areas[node.rank][: _C.BOARD_HEADER_BYTES] = 0
-        self._messages = [area[_C.BOARD_HEADER_BYTES :].view(np.int64) for area in areas]
+        self._messages = [area[_C.BOARD_HEADER_BYTES :].view(np.int64)[:num_words] for area in areas]
         self._core = _C.Board(areas, node.rank)
         self._world.meet_on_node("for the ranks of its node to open their memory for messages")
 
-    def posting(self, num_words: int, write: Callable[[np.ndarray], None]) -> InFlight[list[np.ndarray]]:
+    def posting(self, num_words: int, write: Callable[[np.ndarray], None], kind: int = 0) -> InFlight[list[np.ndarray]]:
         """Posts a message (num_words,) int64, which write() fills, and returns those of all ranks of the node, in the
-        order of the ranks. Collective over the node."""
+        order of the ranks. Collective over the node. Raises RuntimeError if they are not all of one kind."""
         self._turn += 1
-        self._post(num_words, write)
+        self._post(num_words, write, kind)
         yield
         lengths = self._await_all()
         if max(lengths) > self._num_words:  # on all ranks alike
             self._world.meet_on_node("for the ranks of its node to enlarge their memory for messages")
             self.free()
             self._open(max(lengths) + max(lengths) // 4)
-            self._post(num_words, write)
+            self._post(num_words, write, kind)
             self._await_all()
         return [message[:length] for message, length in zip(self._messages, lengths)]
 
-    def _post(self, num_words: int, write: Callable[[np.ndarray], None]):
+    def _post(self, num_words: int, write: Callable[[np.ndarray], None], kind: int):
         """Posts the message, or only its length if there is no room for it."""
         if num_words <= self._num_words:
             write(self._messages[self._world.node.rank][:num_words])
-        self._core.post(self._turn, num_words)
+        self._core.post(self._turn, num_words, kind)
 
     def _await_all(self) -> list[int]:
         """Words of each message of this turn."""
@@ -64,6 +78,11 @@ class Board:
                 self._world,
                 lambda: self._core.is_posted(self._turn),
                 "for the ranks of its node to read or write the table as often as it does",
+            )
+        if not self._core.is_of_one_kind():
+            raise RuntimeError(
+                f"EmbeddingTable: the ranks of {self._world.host} make different calls: with table.exchange=alltoall "
+                "all ranks must read, announce, write and flush alike"
             )
         return self._core.num_words()
 

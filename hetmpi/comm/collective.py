@@ -22,7 +22,7 @@ import numpy as np
 from hetmpi import _C
 from hetmpi.comm.board import WORD, Board
 from hetmpi.comm.mailbox import NO_KEYS, LocalRing, Mailbox, Message
-from hetmpi.comm.rails import Rails, blocks_of, origins_at
+from hetmpi.comm.rails import Rails, blocks_of, origins_by_node
 from hetmpi.comm.rounds import Posts, Round, Rounds, Section, Shared, share
 from hetmpi.comm.route import Route
 from hetmpi.comm.shards import ShardReader
@@ -52,7 +52,7 @@ class Collective(Immediate):
     @property
     def origins(self) -> list[tuple[int, int]]:
         world = self.mailbox.world
-        return origins_at(world.nodes, world.node_ranks)
+        return origins_by_node(world.nodes)[world.nodes.index(world.node_ranks)]
 
     def begin(self, pull: Pull) -> Ticket:
         raise NotImplementedError("BSP reads when it needs rows")
@@ -85,12 +85,12 @@ class RailReader(ShardReader):
 
     def reading(self, array: str, route: Route, out: np.ndarray) -> InFlight[None]:
         """As ShardReader.reading. Collective."""
-        world, remote = self.window.world, route.remote(self.window.world.is_remote)
+        remote = route.remote(self.window.world.is_remote)
         self.window.sync()
-        pull = None if world.node.size == 1 else (yield from self._pulling(remote))
+        pull = yield from self._pulling(array, remote)
         self.window.sync()  # at s = 0 all ranks of this node have applied the last step
-        merged = Route(*pull.route()) if pull else remote
-        letter = ReadLetter(self, array, merged, len(merged.rows) if pull else len(out))
+        merged = Route(*pull.route()) if pull is not None else remote
+        letter = ReadLetter(self, array, merged, len(merged.rows) if pull is not None else len(out))
         one = self.rounds.begin(self, letter)
         yield
         self.rounds.serve(one)
@@ -99,15 +99,23 @@ class RailReader(ShardReader):
         self.rounds.receive(one)
         if pull is None:
             letter.place(as_numbers(out))
+            yield  # as often as on larger nodes
             return
         num_words = pull.head_words() + letter.num_words
-        replies = yield from self._rows.posting(num_words, lambda message: letter.write_reply(pull, message))
-        self._merge.place(replies, *remote.arrays, as_numbers(out))
+        replies = yield from self._rows.posting(
+            num_words, lambda message: letter.write_reply(pull, message), ARRAYS.index(array)
+        )
+        self._merge.place(replies, remote.order, remote.first, as_numbers(out))
 
-    def _pulling(self, remote: Route) -> InFlight[_C.NodePull]:
-        """What the ranks of this node pull from those that this rank collects for."""
+    def _pulling(self, array: str, remote: Route) -> InFlight[_C.NodePull | None]:
+        """What the ranks of this node pull from those that this rank collects for; None if it has no other rank."""
+        if self.window.world.node.size == 1:
+            yield  # as often as on larger nodes
+            return None
         num_words = _C.board_route_words(self.window.world.size, len(remote.rows), 0)
-        pulls = yield from self._keys.posting(num_words, lambda message: write(message, remote, None))
+        pulls = yield from self._keys.posting(
+            num_words, lambda message: write(message, remote, None), ARRAYS.index(array)
+        )
         return self._merge.pull(pulls)
 
     def serve(self, one: Round, requests: list[Section]) -> list[int]:
@@ -203,7 +211,9 @@ class RailMailbox:
         """As Mailbox.sending. Collective."""
         world, remote = self.world, message.route.remote(self.world.is_remote)
         merged = [(*remote.arrays, message.values)]
-        if world.node.size > 1:
+        if world.node.size == 1:
+            yield  # as often as on larger nodes
+        else:
             dim = message.values.shape[1]
             pushes = yield from self._grads.posting(
                 _C.board_route_words(world.size, len(remote.rows), dim),
@@ -216,6 +226,10 @@ class RailMailbox:
                 while_waiting()
                 patience.check()
         self.posts.begin(self, PostLetter(self.posts.rails, message.step, merged, self.record))
+        yield  # all tables that are written together join the post
+        # It must be on its way before this rank waits for room in rings of its node: the post has other ranks'
+        # gradients too, for which the owners may wait before they make room.
+        self.posts.send()
         return self._on_node.send(message, to_all, while_waiting)
 
     def publish(self):

@@ -61,8 +61,10 @@ def blocks_of(node: list[int]) -> list[tuple[int, int]]:
     return found
 
 
-def origins_at(nodes: list[list[int]], here: list[int]) -> list[tuple[int, int]]:
-    """The blocks of ranks whose gradients reach the owners of a node as one, ascending: its own ranks one by one."""
-    return sorted(
-        block for node in nodes for block in ([(rank, rank) for rank in node] if node == here else blocks_of(node))
-    )
+def origins_by_node(nodes: list[list[int]]) -> list[list[tuple[int, int]]]:
+    """For each node, the blocks of ranks whose gradients reach its owners as one, ascending: its own one by one."""
+    blocks = [blocks_of(node) for node in nodes]
+    return [
+        sorted([(rank, rank) for rank in node] + [block for other in blocks if other is not own for block in other])
+        for node, own in zip(nodes, blocks)
+    ]

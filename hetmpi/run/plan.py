@@ -17,6 +17,7 @@ import torch
 from omegaconf import DictConfig
 
 from hetmpi.checkpoint.checkpoints import Position
+from hetmpi.comm.board import board_bytes
 from hetmpi.comm.memory import free_memory, size_text
 from hetmpi.comm.mpi import MPI
 from hetmpi.comm.route import make_partition
@@ -102,6 +103,9 @@ class Plan:
         mine = layouts[world.rank]
         found.rows += mine.rings + partition.num_local_rows(world.rank)  # a mark per row: changed since the checkpoint
         found.mailboxes += mine.nbytes - mine.rings
+        if table.exchange == "alltoall" and staleness.is_synchronous and 1 < world.node.size < world.size:
+            num_keys = min(self.config.batch_size * self.task.keys_per_sample[name], spec.num_rows)
+            found.mailboxes += board_bytes(num_keys * (world.size - world.node.size) // world.size, spec.dim)
         cache = cache_of(self.config, f"table {name}", spec.cache)
         lines = cache.rows(spec.num_rows, world, self.device)
         if self.device.type == "cpu":  # a GPU's cache is in its own memory

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from hetmpi import _C
-from hetmpi.comm.rails import origins_at
+from hetmpi.comm.rails import origins_by_node
 from hetmpi.comm.route import make_partition
 from hetmpi.comm.window import Layout, RmaWindow, ring_bytes
 from hetmpi.comm.world import World
@@ -297,10 +297,12 @@ def layouts_of(
     if not staleness.is_synchronous:
         record, preview_dim = _C.push_format(rule), rule.preview_dim
     inbox_bytes, layouts = inbox_bytes if world.size > 1 else 0, []
-    for node in world.nodes:
-        origins = tuple(range(world.size))
-        if exchange == "alltoall":  # otherwise each rank may write to each other
-            origins = tuple(first for first, _ in origins_at(world.nodes, node)) if staleness.is_synchronous else node
+    all_ranks = range(world.size)
+    origins_of = [all_ranks] * len(world.nodes)  # each rank may write to each other
+    if exchange == "alltoall":
+        merged = [[first for first, _ in origins] for origins in origins_by_node(world.nodes)]
+        origins_of = merged if staleness.is_synchronous else world.nodes
+    for node, origins in zip(world.nodes, origins_of):
         form = dim, rule.state_dim, preview_dim, tuple(origins), ring_bytes(inbox_bytes, len(origins), record)
         layouts += [(rank, Layout(partition.num_local_rows(rank), *form)) for rank in node]
     return record, [layout for _, layout in sorted(layouts, key=lambda pair: pair[0])]

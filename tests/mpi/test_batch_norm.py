@@ -108,6 +108,16 @@ def test_a_rank_without_samples_takes_part(world):
 
 
 @pytest.mark.mpi
+def test_without_samples_on_any_rank_nothing_changes(world):
+    world.start_horovod()
+    norm = BatchNorm(WIDTH)
+    features = torch.empty(0, WIDTH, requires_grad=True)
+    norm(features).sum().backward()
+    assert features.grad.shape == (0, WIDTH)
+    assert norm.num_batches_tracked == 0 and torch.equal(norm.running_mean, torch.zeros(WIDTH))
+
+
+@pytest.mark.mpi
 def test_one_sample_over_all_ranks_is_refused_on_all_ranks(world):
     world.start_horovod()
     with pytest.raises(ValueError, match="at least 2 samples over all ranks, got 1|more than 1 value per channel"):

@@ -40,6 +40,7 @@ from hetmpi.comm.two_sided import MAX_IDLE_WRITES, UNANNOUNCED
 from hetmpi.comm.world import World
 from hetmpi.errors import UserError
 from hetmpi.table.cache import CacheSettings, Staleness
+from hetmpi.table.group import TableGroup
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.table import EmbeddingTable
 
@@ -65,6 +66,32 @@ def test_rows_are_those_of_rma_bit_for_bit(apart, rule, partition):
         results.append((train(table, apart, steps=10, prefetch=prefetch), all_rows(table, apart)))
         table.close()
     check_same_bits(results)
+
+
+def test_rows_are_those_of_one_node_where_ranks_of_a_node_are_not_consecutive(world, interleaved):
+    results = []
+    for placed in (world, interleaved):
+        table = make_table(placed, "adagrad", 0.02, exchange="alltoall")
+        results.append((train(table, placed, steps=10), all_rows(table, placed)))
+        table.close()
+    check_same_bits(results)
+
+
+def test_tables_read_one_by_one_or_together_match_on_nodes_of_one_rank_and_of_several(apart):
+    """A flush of one table alone shifts the calls of the others: equally on all nodes."""
+    cached = CacheSettings(8, admit="all")
+    group = TableGroup(
+        {
+            "a": make_table(apart, exchange="alltoall", name="a", cache=cached),
+            "b": make_table(apart, exchange="alltoall", name="b"),
+        }
+    )
+    keys = {name: torch.arange(10) for name in group}
+    for flushed in ("a", "b", "a"):
+        rows = group.read(keys)
+        group.write(keys, {name: torch.ones_like(rows[name]) for name in group})
+        group[flushed].flush()
+    group.close()
 
 
 @pytest.mark.parametrize("rule", sorted(RULES))

@@ -87,27 +87,36 @@ def test_a_group_under_staleness_loses_no_gradient(placed, exchange, staleness, 
 @pytest.mark.parametrize("exchange", ["rma", "alltoall"])
 def test_ranks_whose_rings_are_full_take_in_gradients_of_all_tables(placed, exchange):
     """One rank's first table waits for room at a rank that is busy with its second."""
+    check_full_rings(placed, exchange)
+
+
+def test_full_rings_of_ranks_that_are_not_consecutive_on_their_nodes_empty(interleaved):
+    """An owner awaits gradients that another rank posts for the nodes' ranks: it must post before it waits for room."""
+    check_full_rings(interleaved, "alltoall")
+
+
+def check_full_rings(world, exchange):
     tables = {
         name: EmbeddingTable(
-            placed, 300, 8, RowOptimizer("sgd", 1.0), name=name, init_std=0.0, exchange=exchange, inbox_bytes=1
+            world, 300, 8, RowOptimizer("sgd", 1.0), name=name, init_std=0.0, exchange=exchange, inbox_bytes=1
         )
         for name in ("first", "second")
     }
     group = TableGroup(tables)
     large = torch.arange(300)
     for step in range(3):
-        chosen = (placed.rank + step) % 2
+        chosen = (world.rank + step) % 2
         keys = {"first": large if chosen else large[:2], "second": large[:2] if chosen else large}
         group.read(keys)
         group.write(keys, {name: torch.ones(len(keys[name]), 8) for name in keys})
     group.flush()
     expected = {
-        name: sum(((rank + step) % 2 == (name == "first")) for rank in range(placed.size) for step in range(3))
+        name: sum(((rank + step) % 2 == (name == "first")) for rank in range(world.size) for step in range(3))
         for name in tables
     }
     for name, table in tables.items():
         keys = table.keys().numpy()
-        assert np.array_equal(table.shard.weight[:, 0], np.where(keys < 2, -3 * placed.size, -expected[name]))
+        assert np.array_equal(table.shard.weight[:, 0], np.where(keys < 2, -3 * world.size, -expected[name]))
     group.close()
 
 

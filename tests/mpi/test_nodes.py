@@ -107,10 +107,11 @@ def test_a_resumed_run_has_the_bits_of_one_without_a_stop(world, folder):
         assert losses(folder / "cut") == losses(folder / "whole")
 
 
-def test_a_batch_without_heads_changes_nothing(world, folder):
+@pytest.mark.parametrize("input_norm", [False, True])
+def test_a_batch_without_heads_changes_nothing(world, folder, input_norm):
     """The batches of all ranks in the first step, then rank 0's in the second."""
-    out = BATCH * world.size + 1
-    training = made(folder, f"+data.heads_left_out={out}", "steps=1", "checkpoint.at_end=false", "task.exact=false")
+    how = f"+data.heads_left_out={BATCH * world.size + 1}", f"model.input_norm={input_norm}", "checkpoint.at_end=false"
+    training = made(folder, *how, "steps=1", "task.exact=false")
     [table] = training.tables.values()
     before = table.peek(torch.arange(table.num_rows)).clone()
     dense_before = {name: value.detach().clone() for name, value in training.model.named_parameters()}
@@ -118,7 +119,7 @@ def test_a_batch_without_heads_changes_nothing(world, folder):
     rows, dense = closed(training)
     assert torch.equal(rows, before)
     assert all(torch.equal(value, dense_before[name]) for name, value in dense.items())
-    training = made(folder / "on", f"+data.heads_left_out={out}", "steps=3", "checkpoint.at_end=false")
+    training = made(folder / "on", *how, "steps=3")
     training.run()
     rows, _ = closed(training)
     assert not torch.equal(rows, before) and torch.isfinite(rows).all()

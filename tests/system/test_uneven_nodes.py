@@ -25,3 +25,11 @@ def test_a_run_killed_on_nodes_of_unequal_size_resumes(staleness, ranks, on_node
     settings = ["table.exchange=alltoall", f"table.ranks_per_node={on_node}"]
     outcome = run([sys.executable, script, "2", str(staleness), str(ranks), *settings], timeout_s=400)
     assert outcome.code == 0, outcome.text
+
+
+@pytest.mark.long
+def test_full_rings_of_four_ranks_empty_whose_nodes_interleave():
+    program = [sys.executable, "-m", "mpi4py", "-m", "pytest", "-x", "-q", "-m", "mpi", "-p", "no:cacheprovider"]
+    file = str(ROOT / "tests/mpi/test_group.py")
+    outcome = run([mpiexec(), "-n", "4", *program, file, "-k", "not_consecutive"], timeout_s=120)
+    assert outcome.code == 0 and "1 passed" in outcome.text, outcome.text

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hetmpi.comm.rails import Rails, blocks_of, origins_at
+from hetmpi.comm.rails import Rails, blocks_of, origins_by_node
 from hetmpi.comm.world import grouped
 
 NODES = [[[0]], [[0, 1], [2, 3]], [[0, 1, 2], [3]], [[0, 1], [2, 3], [4]], [[0, 2, 4], [1, 3]], [[0], [1], [2]]]
@@ -68,9 +68,9 @@ def test_a_node_is_cut_into_aligned_blocks_of_ranks(node, blocks):
 
 
 def test_an_owner_gets_gradients_of_its_node_rank_by_rank_and_of_others_by_block():
-    nodes = [[0, 1, 2], [3, 4, 5]]
-    assert origins_at(nodes, nodes[0]) == [(0, 0), (1, 1), (2, 2), (3, 3), (4, 5)]
-    assert origins_at(nodes, nodes[1]) == [(0, 1), (2, 2), (3, 3), (4, 4), (5, 5)]
+    first, second = origins_by_node([[0, 1, 2], [3, 4, 5]])
+    assert first == [(0, 0), (1, 1), (2, 2), (3, 3), (4, 5)]
+    assert second == [(0, 1), (2, 2), (3, 3), (4, 4), (5, 5)]
 
 
 @pytest.mark.parametrize("nodes", NODES)
