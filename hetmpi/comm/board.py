@@ -9,6 +9,7 @@ import numpy as np
 from hetmpi import _C
 from hetmpi.comm.memory import free_memory, size_text
 from hetmpi.comm.mpi import MPI
+from hetmpi.comm.rounds import ALL_ALIKE
 from hetmpi.comm.waiting import wait_for
 from hetmpi.comm.window import aligned
 from hetmpi.comm.world import World
@@ -25,16 +26,19 @@ def board_bytes(num_keys: int, dim: int) -> int:
 
 
 class Board:
-    """The messages consist of words of 8 bytes. REQUIRES: a rank posts its next message when all ranks of the node have
-    read its last one, as it knows from what they have posted since on another board, or in a collective call."""
+    """The messages consist of words of 8 bytes. The memory is taken at the first message. REQUIRES: a rank posts its
+    next message when all ranks of the node have read its last one, as it knows from what they have posted since on
+    another board, or in a collective call."""
 
     def __init__(self, world: World):
-        """Collective over the node."""
-        self._world, self._turn = world, 0
-        self._open(LEAST_WORDS)
+        self._world, self._turn, self._num_words = world, 0, 0
+        self._window: MPI.Win | None = None
 
     def _open(self, num_words: int):
-        """Collective over the node. Raises UserError if memory is short."""
+        """Takes the memory, in place of a smaller one. Collective over the node. Raises UserError if memory is
+        short."""
+        self._world.meet_on_node("for the ranks of its node to take memory for messages")
+        self.free()
         node, nbytes = self._world.node, aligned(_C.BOARD_HEADER_BYTES + WORD * num_words)
         place, free = free_memory(shared=True)
         if node.size * nbytes > free:
@@ -52,14 +56,15 @@ class Board:
 
     def posting(self, num_words: int, write: Callable[[np.ndarray], None], kind: int = 0) -> InFlight[list[np.ndarray]]:
         """Posts a message (num_words,) int64, which write() fills, and returns those of all ranks of the node, in the
-        order of the ranks. Collective over the node. Raises RuntimeError if they are not all of one kind."""
+        order of the ranks. Collective over the node. Raises RuntimeError if they are not all of one kind, UserError if
+        memory is short."""
+        if self._window is None:
+            self._open(LEAST_WORDS)
         self._turn += 1
         self._post(num_words, write, kind)
         yield
         lengths = self._await_all()
         if max(lengths) > self._num_words:  # on all ranks alike
-            self._world.meet_on_node("for the ranks of its node to enlarge their memory for messages")
-            self.free()
             self._open(max(lengths) + max(lengths) // 4)
             self._post(num_words, write, kind)
             self._await_all()
@@ -80,13 +85,12 @@ class Board:
                 "for the ranks of its node to read or write the table as often as it does",
             )
         if not self._core.is_of_one_kind():
-            raise RuntimeError(
-                f"EmbeddingTable: the ranks of {self._world.host} make different calls: with table.exchange=alltoall "
-                "all ranks must read, announce, write and flush alike"
-            )
+            raise RuntimeError(f"EmbeddingTable: the ranks of {self._world.host} make different calls: {ALL_ALIKE}")
         return self._core.num_words()
 
     def free(self):
         """Collective over the node."""
-        self._core, self._messages = None, []
-        self._window.Free()
+        if self._window is not None:
+            self._core, self._messages = None, []
+            self._window.Free()
+            self._window = None

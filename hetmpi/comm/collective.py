@@ -108,7 +108,8 @@ class RailReader(ShardReader):
         self._merge.place(replies, remote.order, remote.first, as_numbers(out))
 
     def _pulling(self, array: str, remote: Route) -> InFlight[_C.NodePull | None]:
-        """What the ranks of this node pull from those that this rank collects for; None if it has no other rank."""
+        """What the ranks of this node pull from those that this rank collects for; None if it is alone on its
+        node."""
         if self.window.world.node.size == 1:
             yield  # as often as on larger nodes
             return None
@@ -179,7 +180,7 @@ class RailMailbox:
     """A Mailbox that sends gradients to owners on other nodes by posts.
 
     A message is first in transfer, then its server passes it on to the rings of the owners as they have room, from
-    which the owners' inboxes read. At most one message is under way: send() waits for the previous one."""
+    which the owners' inboxes read. At most one message is under way: sending() waits for the previous one."""
 
     def __init__(self, window: RmaWindow, record: _C.RecordFormat):
         """Collective."""

@@ -19,7 +19,7 @@ class Rails:
 
     servers     its server on each other node, in the order of the nodes' lowest ranks
     owners      the ranks of each of these nodes, ascending
-    collected   those that it collects for
+    collected   those of them, per node, that this rank collects for
     clients     the ranks that it serves, ascending
     served      for each of them, the ranks of this node that the client collects for, as places in the node
     collectors  for each rank of this node, all ranks that it collects for, ascending"""

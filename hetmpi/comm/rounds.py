@@ -24,6 +24,7 @@ from hetmpi.comm.waiting import ranks_text, wait_for
 from hetmpi.comm.world import World
 
 REQUEST, REPLY, POST = 1, 2, 3  # tags
+ALL_ALIKE = "with table.exchange=alltoall all ranks must read, announce, write and flush alike"
 
 Section = tuple[np.ndarray, int, int]  # words [begin, end) of a message (n,) int64
 
@@ -215,10 +216,7 @@ class Rounds(Shared):
     def refuse(self, client: int, theirs: str, mine: str):
         """Raises RuntimeError: this rank and a client make different calls."""
         self.is_broken = True
-        raise RuntimeError(
-            f"EmbeddingTable: rank {client} {theirs} while rank {self.world.rank} {mine}: with table.exchange=alltoall "
-            "all ranks must read, announce, write and flush alike"
-        )
+        raise RuntimeError(f"EmbeddingTable: rank {client} {theirs} while rank {self.world.rank} {mine}: {ALL_ALIKE}")
 
     def receive(self, one: Round):
         """Receives the replies of this round and those before it."""

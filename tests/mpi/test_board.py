@@ -33,4 +33,4 @@ def test_all_ranks_of_a_node_read_what_each_posted_while_memory_grows(placed):
 def test_a_board_for_which_memory_is_short_is_refused(placed, monkeypatch):
     monkeypatch.setattr(board, "free_memory", lambda shared: ("/dev/shm", 1000))
     with pytest.raises(UserError, match=r"messages of \d rank.* are free in /dev/shm"):
-        Board(placed)
+        finish(Board(placed).posting(1, lambda message: message.fill(0)))

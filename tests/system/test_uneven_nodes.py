@@ -11,9 +11,7 @@ CASES = "mixed and (bit or lost or reference or 2s or own_updates or larger)"
 @pytest.mark.rare
 @pytest.mark.parametrize("ranks", [4, 5])
 def test_nodes_of_unequal_size_lose_nothing_and_keep_the_bound(ranks):
-    program = [sys.executable, "-m", "mpi4py", "-m", "pytest", "-x", "-q", "-m", "mpi", "-p", "no:cacheprovider"]
-    file = str(ROOT / "tests/mpi/test_exchange.py")
-    outcome = run([mpiexec(), "-n", str(ranks), *program, file, "-k", CASES], timeout_s=300)
+    outcome = run_tests(ranks, "test_exchange.py", CASES)
     assert outcome.code == 0 and "15 passed" in outcome.text, outcome.text
 
 
@@ -29,7 +27,12 @@ def test_a_run_killed_on_nodes_of_unequal_size_resumes(staleness, ranks, on_node
 
 @pytest.mark.long
 def test_full_rings_of_four_ranks_empty_whose_nodes_interleave():
-    program = [sys.executable, "-m", "mpi4py", "-m", "pytest", "-x", "-q", "-m", "mpi", "-p", "no:cacheprovider"]
-    file = str(ROOT / "tests/mpi/test_group.py")
-    outcome = run([mpiexec(), "-n", "4", *program, file, "-k", "not_consecutive"], timeout_s=120)
+    outcome = run_tests(4, "test_group.py", "not_consecutive")
     assert outcome.code == 0 and "1 passed" in outcome.text, outcome.text
+
+
+def run_tests(ranks: int, file: str, cases: str):
+    """Runs the cases of a file of tests/mpi on so many ranks."""
+    program = [sys.executable, "-m", "mpi4py", "-m", "pytest", "-x", "-q", "-m", "mpi", "-p", "no:cacheprovider"]
+    path = str(ROOT / "tests/mpi" / file)
+    return run([mpiexec(), "-n", str(ranks), *program, path, "-k", cases], timeout_s=300)
