@@ -2,11 +2,11 @@
 ranks exchange messages as ranks of different machines do.
 
     ./run.sh bench scale [ranks=2,4,8,16,32] [ranks_per_node=4] [s=0,100] [tables=1] [batch=128] [dim=32] [scale=0.1]
-                         [steps=40] [warmup=20] [exchange=alltoall]
+                         [steps=40] [warmup=20] [exchange=alltoall] [round_steps=4]
 
 ranks_per_node: 0 for the nodes as they are: slurm/scale.sbatch measures so on a cluster.
 
-A step reads the keys of a batch of Criteo's shape, announces the next batch and writes a gradient of every row.
+A step reads the keys of a batch of Criteo's shape, announces a later one and writes a gradient of every row.
 tables: the fields are dealt to so many tables, read and written together. Processor time per step and rank is that of
 the main thread without its polling, that in polls while it waits, and that of all threads; so ranks may outnumber
 cores. At the end it checks that no gradient was lost.
@@ -27,7 +27,7 @@ from workload import mpiexec, naps, parse
 
 SETTINGS = {
     "ranks": [2, 4, 8, 16, 32], "ranks_per_node": 4, "s": [0, 100], "tables": 1, "batch": 128, "dim": 32, "scale": 0.1,
-    "steps": 40, "warmup": 20, "exchange": "alltoall",
+    "steps": 40, "warmup": 20, "exchange": "alltoall", "round_steps": 4,
 }  # fmt: skip
 BASE = 4  # ranks that growth is relative to
 FIGURES = ("main_ms", "poll_ms", "all_ms", "messages", "node_bytes", "mailbox_bytes", "start_s")
@@ -100,9 +100,12 @@ def time_steps(world, settings, s) -> dict:
     ones = {name: torch.full((max(map(len, of_table)), settings["dim"]), 1 / 64) for name, of_table in keys.items()}
     step_keys = [{name: of_table[i] for name, of_table in keys.items()} for i in range(len(next(iter(keys.values()))))]
 
+    ahead = settings["round_steps"]
+
     def step(i):
         group.read(step_keys[i])
-        group.prefetch(step_keys[i + 1]) if s > 0 else None
+        for later in step_keys[1 : ahead + 1] if i == 0 else step_keys[i + ahead : i + ahead + 1]:
+            group.prefetch(later) if s > 0 else None
         group.write(step_keys[i], {name: ones[name][: len(of)] for name, of in step_keys[i].items()})
 
     for i in range(settings["warmup"]):
@@ -144,7 +147,7 @@ def made_tables(world, settings, s):
     return TableGroup({
         name: EmbeddingTable(
             world, num_rows, settings["dim"], RowOptimizer("sgd", 1.0), init_std=0.0, name=name,
-            exchange=settings["exchange"], **cached,
+            exchange=settings["exchange"], round_steps=settings["round_steps"], **cached,
         )
         for name, num_rows in rows_of(settings).items()
     })  # fmt: skip

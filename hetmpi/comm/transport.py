@@ -113,8 +113,8 @@ class Transport(Protocol):
     def peek(self, array: str, route: Route, out: np.ndarray) -> None:
         """As reader.reading, for rows of all nodes, independent of the order of pulls and pushes."""
 
-    def idle(self, bound: int) -> None:
-        """Called at each write that no pull preceded."""
+    def is_idle(self) -> bool:
+        """Called at each write that no pull preceded. Returns whether flush() must follow."""
 
     def flush(self, bound: int) -> None:
         """Sends the gradients that are held for the next pull."""
@@ -137,8 +137,8 @@ class Immediate:
     def peek(self, array: str, route: Route, out: np.ndarray):
         finish(self.reader.reading(array, route, out))
 
-    def idle(self, bound: int):
-        """No effect: nothing is held back."""
+    def is_idle(self) -> bool:
+        return False  # nothing is held back
 
     def flush(self, bound: int):
         """No effect: nothing is held back."""

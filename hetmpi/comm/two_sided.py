@@ -97,11 +97,10 @@ class TwoSided:
     def peek(self, array: str, route: Route, out: np.ndarray):
         finish(self._peeks.reading(array, route, out))
 
-    def idle(self, bound: int):
-        """Makes a round after MAX_IDLE_WRITES writes without one, which bounds the held messages."""
+    def is_idle(self) -> bool:
+        """Whether MAX_IDLE_WRITES writes were made without a round, which bounds the held messages."""
         self._num_idle += 1
-        if self._num_idle == MAX_IDLE_WRITES:
-            self.flush(bound)
+        return self._num_idle == MAX_IDLE_WRITES
 
     def flush(self, bound: int):
         """A round without requests, which sends the held messages to their owners. REQUIRES: no round of this table is

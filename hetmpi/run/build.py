@@ -193,7 +193,7 @@ def make_tables(
             partition=table.partition, seed=config.seed, init_std=table.init_std,
             inbox_bytes=int(table.inbox_mb * MB), staleness=staleness_of(config),
             cache=cache_of(config, f"table {name}", spec.cache), spans=spans, exchange=exchange, device=device,
-            replicated=replicated[name],
+            replicated=replicated[name], round_steps=table.round_steps,
         )  # fmt: skip
         if exchange == "auto" and made.client.transport.name is not None:
             exchange = made.client.transport.name  # what the first table's trial has chosen

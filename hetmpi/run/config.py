@@ -31,8 +31,10 @@ from hetmpi.errors import UserError, check_integer, check_number
 from hetmpi.run.settings import GROUPS, PARTS, Declared, Settings, declared
 from hetmpi.table.cache import CacheSettings, Staleness
 from hetmpi.table.optim import ROW_RULES, check_choice
+from hetmpi.table.request import MOST_AHEAD
 
 DEFAULT_CAPACITY_FRACTION = 0.1  # as in HET
+STALENESS_PER_STEP = 10  # of table.staleness, for each step of table.round_steps if that is null
 CONF = Path(__file__).resolve().parents[1] / "conf"
 NAMED = ("model", "data", "loss")  # groups whose choice is stored beside the settings, as model_name
 MOST_UNITS = 1 << 20  # per layer
@@ -178,12 +180,31 @@ def check(config: DictConfig):
             raise UserError(f"settings: {key}={value} needs evaluations during training: set eval.every_steps, now 0")
     if config.steps is None and config.epochs is None:
         raise UserError("settings: give steps or epochs, both are null")
-    if table.prefetch_batches is None:
-        table.prefetch_batches = 0 if table.staleness == 0 else 1
+    fill_in_ahead(table)
     if optim.rows_lr is None:
         optim.rows_lr = ROW_RULES[optim.rows]
     if optim.dense_lr is None:
         optim.dense_lr = DENSE_RULES[optim.dense]
+
+
+def fill_in_ahead(table: DictConfig):
+    """Fills in table.round_steps and table.prefetch_batches where they are null. Raises UserError for values that do
+    not fit each other or table.staleness."""
+    most, depth = MOST_AHEAD if table.staleness is None else table.staleness, table.prefetch_batches
+    if table.round_steps is None:
+        most = MOST_AHEAD if table.staleness is None else table.staleness // STALENESS_PER_STEP
+        table.round_steps = max(1, min(MOST_AHEAD, most, MOST_AHEAD if depth is None else depth))
+    elif table.round_steps > max(1, most):
+        raise UserError(
+            f"settings: table.round_steps={table.round_steps} must be at most table.staleness, {table.staleness}"
+        )
+    if depth is None:
+        table.prefetch_batches = 0 if table.staleness == 0 else table.round_steps
+    elif table.round_steps > max(1, depth):
+        raise UserError(
+            f"settings: table.round_steps={table.round_steps} needs as many batches announced: set "
+            f"table.prefetch_batches to it, now {depth}"
+        )
 
 
 def check_value(setting: Declared, value):

@@ -100,7 +100,16 @@ class Table:
         "fields with fewer rows than this are replicated on every rank, exact by allreduce; 0: none; CPUs only",
     )
     prefetch_batches: int | None = setting(
-        None, "batches for which to request rows of other nodes early; null: 0 at staleness 0, else 1", most=MOST_AHEAD
+        None,
+        "batches for which to request rows of other nodes early; null: 0 at staleness 0, else table.round_steps",
+        most=MOST_AHEAD,
+    )
+    round_steps: int | None = setting(
+        None,
+        "with exchange alltoall and staleness above 0: steps whose rows one message requests, and whose gradients it "
+        "takes along; null: a tenth of table.staleness, 1 to 4",
+        least=1,
+        most=MOST_AHEAD,
     )
     exchange: str = setting(
         "auto",

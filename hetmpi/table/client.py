@@ -87,11 +87,20 @@ class Parts:
     counters: Counters
     spans: Spans
     step: int = 0  # steps written so far; only the client changes it
+    round_steps: int = 1  # most announced batches that one pull serves
+
+    @property
+    def num_joint(self) -> int:
+        """Number of announced batches that one pull serves in this step."""
+        bound = self.staleness.at(self.step)
+        return self.round_steps if bound == _C.UNBOUNDED else max(1, min(self.round_steps, bound))
 
     @property
     def bound(self) -> int:
-        """s in this step, in the encoding of the C++ core."""
-        return self.staleness.at(self.step)
+        """The staleness at which clocks are compared in this step, in the encoding of the C++ core: s, less the steps
+        between the first batch of a pull and the last one, so that the last one is still read within s."""
+        bound = self.staleness.at(self.step)
+        return bound if bound == _C.UNBOUNDED else bound - (self.num_joint - 1)
 
     def keys_of(self, tensor: torch.Tensor, array: np.ndarray) -> Keys:
         """Keys whose values are array (U,) int64. Thread-safe."""
@@ -144,17 +153,25 @@ class Parts:
         self.counters.hits += num_found - num_stale
         self.counters.stale += num_stale
 
+    def count_again(self, request: PullRequest):
+        """Counts as hits the keys of a batch that earlier batches of its joint pull have too."""
+        self.counters.hits += int(np.count_nonzero(request.is_admitted & (request.places < request.num_before)))
+
     def deliver(self, request: PullRequest, rows: np.ndarray, states: np.ndarray) -> torch.Tensor:
         """The rows (U, dim) of the batch: from cache lines, or from rows (n, dim) for keys without a line. The latter
         get a line if they may be cached."""
+        delivered = self.cache.deliver(request.slots[: request.num], rows[: request.num])
+        self.insert(request, delivered, states)
+        return delivered
+
+    def insert(self, request: PullRequest, rows: torch.Tensor, states: np.ndarray):
+        """Gives the keys that have no line and may be cached a line with their rows (num, dim)."""
         num = request.num
-        slots, admitted = request.slots[:num], request.is_admitted[:num]
-        delivered = self.cache.deliver(slots, rows[:num])
-        keys, weights, clocks = request.array[:num], self.cache.local(delivered), request.clocks[:num]
+        keys, admitted, clocks = request.array[:num], request.is_admitted[:num], request.clocks[:num]
+        weights, slots = self.cache.local(rows), request.slots[:num]
         missing, evicted = self.cache.insert_and_evict(keys, admitted, weights, states[:num], clocks, slots)
         self.counters.misses += missing
         self.counters.evicted += evicted
-        return delivered
 
 
 def check_finite(keys, values: np.ndarray):

@@ -1,10 +1,15 @@
-"""Pulls: requests for rows of other nodes ahead of the read that needs them, at s >= 1."""
+"""Pulls: requests for rows of other nodes ahead of the read that needs them, at s >= 1.
+
+Two-sided, a pull may serve several announced batches (Parts.round_steps): one message to each server then requests the
+clocks and rows of all their keys, and carries the gradients of as many writes.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 
 import numpy as np
+import torch
 
 from hetmpi import _C
 from hetmpi.comm.mailbox import NO_KEYS, joined
@@ -25,7 +30,7 @@ class Pulls:
     def __init__(self, parts: Parts, pushes: Pushes, transport: Transport):
         self._parts, self._cache, self._pushes, self._transport = parts, parts.cache, pushes, transport
         self._row_bytes = 4 * sum(transport.reader.shape(array)[0] for array in transport.arrays)
-        self._ahead: deque[PullRequest] = deque()
+        self._ahead: deque[PullRequest] = deque()  # those of a joint pull first
         self.last: PullRequest | None = None
 
     def announce(self, keys: Keys):
@@ -66,21 +71,28 @@ class Pulls:
 
     def of_write(self, keys: Keys) -> PullRequest:
         """The request of the keys to be written now: that of the last read, if they are the same."""
-        if self._ahead and self._ahead[0].phase is Phase.ROWS_REQUESTED:  # announced, but not read before this write
+        if self._ahead and self._ahead[0].pull.phase is Phase.ROWS_REQUESTED:  # announced, not read before this write
             self.drop(self._ahead[0])
         return self.last if self.last is not None and self.last.is_of(keys) else self._parts.request(keys)
 
-    def request_next(self):
-        """Requests the batch that is read next, if it is announced."""
-        if not self._ahead or self._ahead[0].phase is not Phase.NEW:
+    def request_next(self, waits: bool = True):
+        """Requests the batch that is read next, if it is announced; with those after it that one pull serves. waits:
+        for the announcement of all of these."""
+        num = self._parts.num_joint
+        if not self._ahead or self._ahead[0].pull.phase is not Phase.NEW or (waits and len(self._ahead) < num):
             return
-        request = self._ahead[0]
+        request, *others = list(self._ahead)[:num]
         if self._transport.carries_pushes:
             self._pushes.send()
+            if others:
+                request = request.joined(others, self._request_of)
         elif self.last is not None and len(keys := self._lines_to_refresh(self.last, request)):
             request.extend(self._parts.keys_of(request.keys, np.concatenate([request.array, keys])))
         self._cache.look_up(request.array, request.slots)
         self.request_clocks(request, self.last)
+
+    def _request_of(self, keys: np.ndarray) -> PullRequest:
+        return self._parts.request(self._parts.keys_of(torch.from_numpy(keys), keys))
 
     def _lines_to_refresh(self, last: PullRequest, request: PullRequest) -> np.ndarray:
         """Keys (m,) int64 whose lines are refreshed with a request: those of `last`, not written yet, whose gradients
@@ -132,9 +144,12 @@ class Pulls:
     def request_next_rows(self) -> np.ndarray:
         """Requests the rows of the batch that is read next, if its clocks are requested. Returns the lines that will be
         refreshed, (m,) int64."""
-        if self._ahead and self._ahead[0].phase is Phase.CLOCKS_REQUESTED:
-            return self.request_rows(self._ahead[0])
-        self._transport.idle(self._parts.bound)
+        self.request_next(waits=False)
+        if self._ahead and self._ahead[0].pull.phase is Phase.CLOCKS_REQUESTED:
+            return self.request_rows(self._ahead[0].pull)
+        if self._transport.is_idle():
+            self.drop_all()  # the rows of a joint pull would lack the gradients that leave now
+            self._transport.flush(self._parts.bound)
         return NO_SLOTS
 
     def request_rows(self, request: PullRequest) -> np.ndarray:
@@ -166,10 +181,14 @@ class Pulls:
     def drop(self, request: PullRequest):
         """Ends the transfers of a request and ignores their data."""
         self._parts.window.flush()
-        if request.ticket is not None:
-            request.ticket.drop()
-            self._count(request)
+        pull = request.pull
+        if pull.ticket is not None:
+            pull.ticket.drop()
+            self._count(pull)
             # Push the gradients that waited for their lines to be refreshed.
-            if request.phase is Phase.ROWS_REQUESTED and not self._transport.carries_pushes:
-                self._cache.take_due(request.slots, self._parts.bound, held=NO_SLOTS)
+            if pull.phase is Phase.ROWS_REQUESTED and not self._transport.carries_pushes:
+                self._cache.take_due(pull.slots, self._parts.bound, held=NO_SLOTS)
+            for other in self._ahead:
+                if other.joint is pull:
+                    other.reset()
         request.reset()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -14,6 +15,7 @@ from hetmpi.comm.route import Route
 from hetmpi.comm.transport import Ticket
 
 MOST_AHEAD = 4  # batches announced and not read yet
+NO_ROWS = np.empty((0, 0), np.float32)
 
 
 @dataclass
@@ -50,7 +52,8 @@ class Phase(Enum):
 
 
 class PullRequest:
-    """A batch of keys, followed by keys of lines that are refreshed with it (`extend`).
+    """A batch of keys, followed by keys of lines that are refreshed with it (`extend`); or the distinct keys of several
+    batches that are pulled together (`joined`).
 
     keys            the tensor that identifies the batch
     num             number of keys in the batch; the arrays below have n >= num entries, the first num for the batch
@@ -62,11 +65,17 @@ class PullRequest:
     ticket          the pull in progress, in phases CLOCKS_REQUESTED and ROWS_REQUESTED
     is_counted      whether the bytes received by the ticket are counted
     in_transit      keys whose gradients were in transit to owners when clocks were requested, (m,) int64
+    is_joint        whether it is the joint request of several batches
+    joint           the request that pulls this batch with others; None if the batch has a pull of its own
+    places          places of its keys among those of the joint request, (n,) int64; the keys from place `num_before` on
+                    are in none of the batches before it
+    rows, states    of a joint request that is read: its rows (n, dim) and states (n, preview_dim), valid for keys of
+                    other nodes without a line. The first `num_previewed` held messages are applied to them
     """
 
     def __init__(self, keys: Keys, empty=np.empty):
         """empty(n, dtype): allocates memory that the cache reads and writes."""
-        self._batch, self._empty = keys, empty
+        self._batch, self._empty, self.is_joint = keys, empty, False
         self.keys, self.num, self.batch_route = keys.tensor, len(keys.array), keys.route
         self._over(keys)
 
@@ -80,6 +89,29 @@ class PullRequest:
         self.ticket: Ticket | None = None
         self.is_counted = False
         self.in_transit = NO_KEYS
+        self.joint: PullRequest | None = None
+        self.places, self.num_before = NO_KEYS, 0
+        self.rows = self.states = NO_ROWS
+        self.num_previewed = 0
+
+    @property
+    def pull(self) -> PullRequest:
+        """The request that has the ticket of this batch's rows."""
+        return self if self.joint is None else self.joint
+
+    def joined(self, others: list[PullRequest], request_of: Callable[[np.ndarray], PullRequest]) -> PullRequest:
+        """The joint request of this batch and of others, which are read after it in this order. request_of(keys): a
+        new request of keys (n,) int64."""
+        batches = [self, *others]
+        keys, places = _C.unique(np.concatenate([batch.array for batch in batches]))
+        joint, begin, num_before = request_of(keys), 0, 0
+        joint.is_joint = True
+        for batch in batches:
+            batch.require("joined", Phase.NEW)
+            end = begin + len(batch.array)
+            batch.joint, batch.places, batch.num_before = joint, places[begin:end], num_before
+            begin, num_before = end, max(num_before, int(places[begin:end].max(initial=-1)) + 1)
+        return joint
 
     def is_of(self, keys: Keys) -> bool:
         """Whether this is the request of these keys: the same tensor with the same values."""

@@ -49,6 +49,8 @@ class SspClient:
         others = self.transport.mailbox.rings  # symmetric: these ranks have a ring here too
         self._owner.start([layout.ring(rank) for rank in others])
         self._reader = self.transport.reader
+        if not self.transport.carries_pushes:
+            parts.round_steps = 1  # a pull that carries no pushes does not know which rows they change
         self._pushes = Pushes(parts, self._owner, self.transport)
         self._pulls = Pulls(parts, self._pushes, self.transport)
 
@@ -72,13 +74,30 @@ class SspClient:
             request = self._pulls.take(keys)  # first: a dropped request may release gradients
         with self._spans("drain"):
             self._pushes.progress()
-        with self._spans("find"):
-            parts.find(request, is_looked_up=request.phase is not Phase.NEW)
-        is_stale, left = yield from timed(self._spans("validate"), self._checking_valid(request))
-        rows = yield from timed(self._spans("fetch"), self._fetching(request, is_stale, left))
+        joint = request.joint
+        if joint is None:
+            rows, states = yield from self._pulling(request)
+            with self._spans("fetch"):
+                delivered = parts.deliver(request, rows, states)
+        else:
+            if joint.phase is not Phase.READ:
+                joint.rows, joint.states = yield from self._pulling(joint)
+                with self._spans("fetch"):
+                    parts.insert(joint, self._cache.on_device(joint.rows), joint.states)
+            delivered = yield from timed(self._spans("fetch"), self._reading_part(request, joint))
         with self._spans("prefetch"):
             self._pulls.request_next()
-        return rows
+        return delivered
+
+    def _pulling(self, request: PullRequest) -> InFlight[tuple[np.ndarray, np.ndarray]]:
+        """Rows (n, dim) and states (n, preview_dim) of the keys of a pull, valid for those without a line. Refreshes
+        stale lines."""
+        with self._spans("find"):
+            self.parts.find(request, is_looked_up=request.phase is not Phase.NEW)
+        is_stale, left = yield from timed(self._spans("validate"), self._checking_valid(request))
+        if request.is_joint:
+            left &= request.is_admitted  # the others of this node are read with their batch
+        return (yield from timed(self._spans("fetch"), self._fetching(request, is_stale, left)))
 
     def _checking_valid(self, request: PullRequest) -> InFlight[tuple[np.ndarray, np.ndarray]]:
         """Masks (n,) bool of the lines that are stale or refreshed anyway, and of the rows needed that the ticket has
@@ -104,8 +123,10 @@ class SspClient:
         self.parts.count_lines(*numbers, are_judged=is_bounded)
         return is_stale, left
 
-    def _fetching(self, request: PullRequest, is_stale: np.ndarray, left: np.ndarray) -> InFlight[torch.Tensor]:
-        """The rows (U, dim) of the batch. Refreshes stale lines and inserts new ones."""
+    def _fetching(
+        self, request: PullRequest, is_stale: np.ndarray, left: np.ndarray
+    ) -> InFlight[tuple[np.ndarray, np.ndarray]]:
+        """As _pulling, once lines have been judged."""
         slots, (rows, states) = request.slots, self._buffers(len(request.array))
         self._place(request, rows, states)
         yield from self._fetching_left(request, left, rows, states)
@@ -113,10 +134,28 @@ class SspClient:
             self._cache.refresh(slots, is_stale, rows, states, request.clocks, self._anticipate)
             # Release the gradients that waited for their lines to be refreshed.
             self._cache.take_due(slots, self.parts.bound, held=NO_SLOTS)
-        delivered = self.parts.deliver(request, rows, states)
         request.enter(Phase.READ, Phase.ROWS_REQUESTED)
         request.ticket = None  # breaks the reference cycle, so that both are freed at once
-        return delivered
+        return rows, states
+
+    def _reading_part(self, request: PullRequest, joint: PullRequest) -> InFlight[torch.Tensor]:
+        """The rows (U, dim) of a batch whose joint pull is complete. A line has this rank's own updates since. Rows
+        without a line have not: those of other nodes get them from held messages, those of this node are read now."""
+        self._preview_held(joint, joint.rows, joint.states, (joint.slots < 0) & joint.is_remote)
+        places, num = request.places, request.num
+        request.slots[:], request.clocks[:] = joint.slots[places], joint.clocks[places]
+        rows, states = self._buffers(num)
+        is_alone = request.slots < 0
+        pulled = np.flatnonzero(is_alone & request.is_remote)
+        _C.gather(joint.rows, places[pulled], rows, pulled)
+        left = is_alone & ~request.is_remote
+        if np.count_nonzero(left):
+            request.in_transit = self.transport.mailbox.in_transit()
+            yield from self.parts.reading_clocks(self._reader, request, left)
+            yield from self._fetching_left(request, left, rows, states)
+        self.parts.count_again(request)
+        request.enter(Phase.READ, Phase.NEW)
+        return self._cache.deliver(request.slots, rows)
 
     def _buffers(self, num: int) -> tuple[np.ndarray, np.ndarray]:
         """Memory for fetched rows (num, dim) and states of lines (num, preview_dim)."""
@@ -126,11 +165,17 @@ class SspClient:
     def _place(self, request: PullRequest, rows: np.ndarray, states: np.ndarray):
         """Copies the rows fetched by the ticket to their positions, and previews held gradients on them."""
         request.ticket.place(rows, states)
-        for message in self.transport.mailbox.held:  # empty without a cache, where no state is fetched
-            places = _C.places_of(message.keys, request.array, request.fetched)
+        self._preview_held(request, rows, states, request.fetched)
+
+    def _preview_held(self, request: PullRequest, rows: np.ndarray, states: np.ndarray, chosen: np.ndarray):
+        """Previews on the chosen (n,) bool rows the messages that are held since the last call."""
+        held = self.transport.mailbox.held  # empty without a cache, where no state is fetched
+        for message in held[request.num_previewed :]:
+            places = _C.places_of(message.keys, request.array, chosen)
             self._cache.preview(
                 places, rows, states, request.clocks, message.values, message.counts, message.clocks, self._anticipate
             )
+        request.num_previewed = len(held)
 
     def _fetching_left(
         self, request: PullRequest, left: np.ndarray, rows: np.ndarray, states: np.ndarray

@@ -65,6 +65,7 @@ class EmbeddingTable:
         exchange: str = "rma",
         device: torch.device | str = "cpu",
         replicated: Sequence[range] = (),
+        round_steps: int = 1,
     ):
         """Allocates the shards and initialises every row from a normal distribution with standard deviation `init_std`,
         depending only on (seed, name, key).
@@ -75,7 +76,8 @@ class EmbeddingTable:
         hetmpi.comm.transport.Transport. device: cpu, or this rank's GPU: it holds the cache, and rows and gradients are
         tensors on it, while keys stay on the CPU. replicated: keys whose rows every rank holds, as ascending ranges
         (small_fields); every rank must then make every write, and two tables written in turns need two names.
-        Collective.
+        round_steps: with alltoall at s >= 1, number of announced batches whose rows are requested by one message; the
+        message leaves when so many are announced, or with the next write. Collective.
 
         Raises UserError if memory is short, for ranges that overlap or leave [0, num_rows), and if Horovod, which
         replicated rows need, runs on other ranks; ValueError for an unknown partition or exchange or an invalid
@@ -113,7 +115,7 @@ class EmbeddingTable:
         self.window.fence()
         parts = Parts(
             world, self.window, self.shard, self.partition, num_rows, dim, optimizer, rule, record, staleness,
-            self.cache, admitted, self.counters, self.spans,
+            self.cache, admitted, self.counters, self.spans, round_steps=round_steps,
         )  # fmt: skip
         self._keys_of = parts.keys_of
         self.client: Client = make_client(parts, exchange)

@@ -78,6 +78,7 @@ def open_table(world, case, staleness, growth=None, anticipate=1.0, inbox_bytes=
     table = EmbeddingTable(
         world, case["num_rows"], case["dim"], RowOptimizer("sgd", 1.0), case["partition"], inbox_bytes=inbox_bytes,
         staleness=Staleness(staleness, growth, anticipate, 0.0), cache=cache, exchange=case.get("exchange", "rma"),
+        round_steps=case.get("round_steps", 1),
     )  # fmt: skip
     for key, row in zip(table.keys().tolist(), table.shard.weight):
         row[:] = first_row(key, case["dim"])

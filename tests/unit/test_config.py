@@ -97,6 +97,8 @@ def test_the_run_folder_names_model_and_data():
         "epochs=-1",
         "epochs=nan",
         "table.prefetch_batches=5",
+        "table.round_steps=0",
+        "table.round_steps=5",
         "table.replicate_below_rows=-1",
         "table.replicate_below_rows=1.5",
         "table.replicate_below_rows=null",

@@ -1,0 +1,171 @@
+"""Rounds that serve several announced batches (table.round_steps). Run at 1, 2 and 3 ranks."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+from test_exchange import ANNOUNCED, PLAIN_ALLTOALL, apart  # noqa: F401
+from test_staleness import (
+    DTYPES,
+    batch_of,
+    cases,
+    changes,
+    clocks_of_all,
+    first_row,
+    is_mine,
+    open_table,
+    own_batch_of,
+    tensors,
+)  # fmt: skip
+
+from hetmpi.table.cache import CacheSettings, Staleness
+from hetmpi.table.group import TableGroup
+from hetmpi.table.optim import RowOptimizer
+from hetmpi.table.request import MOST_AHEAD
+from hetmpi.table.table import EmbeddingTable
+
+pytestmark = pytest.mark.mpi
+
+CASE = {
+    **ANNOUNCED,
+    "staleness": st.sampled_from([1, 2, 5, 10, None]),
+    "round_steps": st.integers(2, MOST_AHEAD),
+    "num_steps": st.integers(5, 30),
+    "depth": st.integers(1, MOST_AHEAD),
+}
+
+
+def run_ahead(table, case, batches, see=lambda step, rows: None):
+    """Reads and writes all batches (keys, gradients), each announced `depth` batches before its read. Between steps it
+    sometimes flushes, reads a batch again, reads one that was not announced, announces in vain, or writes twice; the
+    same on all ranks. Returns how often each batch was written."""
+    draw, announced, writes = random.Random(case["seed"]), 0, []
+    for step, (keys, grads) in enumerate(batches):
+        see(step, table.read(keys))
+        announced = max(announced, step)
+        while announced < min(step + case["depth"], len(batches) - 1):
+            announced += 1
+            table.prefetch(batches[announced][0])
+        event = draw.choice(["", "", "", "", "flush", "again", "other", "twice", "none", "await"])
+        if event == "again":
+            see(step, table.read(keys))
+        elif event == "other":
+            table.read(batches[0][0].clone())
+        num = {"twice": 2, "none": 0}.get(event, 1)
+        for _ in range(num):
+            table.write(keys, grads)
+        writes.append(num)
+        if event == "flush":
+            table.flush()
+        elif event == "await":
+            table.await_owners()
+    table.flush()
+    return writes
+
+
+def batches_of(case, rank):
+    return [tensors(case, *batch_of(case, step, rank)) for step in range(case["num_steps"])]
+
+
+@cases(40, **CASE, anticipate=st.sampled_from([1, 3]), dtype=st.sampled_from(DTYPES))
+def test_no_update_is_lost_or_applied_twice(apart, case):  # noqa: F811
+    table = open_table(apart, case, case["staleness"], None, case["anticipate"], inbox_bytes=1)
+    writes = run_ahead(table, case, batches_of(case, apart.rank))
+    change = np.zeros((case["num_rows"], case["dim"]))
+    for rank in range(apart.size):
+        for num, (keys, grads) in zip(writes, batches_of(case, rank)):
+            change[keys.numpy()] -= num * grads.numpy()
+    assert np.array_equal(changes(table, case), change[table.keys()])
+    table.close()
+
+
+@cases(60, **CASE)
+def test_a_rank_sees_its_own_updates_at_once(apart, case):  # noqa: F811
+    table = open_table(apart, case, case["staleness"])
+    batches = [own_batch_of(apart, case, step) for step in range(case["num_steps"])]
+    first = np.array([first_row(key, case["dim"]) for key in range(case["num_rows"])])
+    seen = []
+    writes = run_ahead(table, case, batches, lambda step, rows: seen.append((step, rows.numpy().copy())))
+    table.close()
+    rows = [first]
+    for num, (keys, grads) in zip(writes, batches):
+        rows.append(rows[-1].copy())
+        rows[-1][keys.numpy()] -= num * grads.numpy().astype(int)
+    for step, found in seen:
+        keys = batches[step][0].numpy()
+        mine = is_mine(apart, keys)
+        assert np.array_equal(found[mine], rows[step][keys[mine]]), step
+
+
+@pytest.mark.parametrize("staleness", [1, 2, 3, 10])
+@cases(10, **{**CASE, "staleness": st.none()}, growth=st.sampled_from([None, None, 1.5]))
+def test_clocks_of_a_row_on_two_ranks_that_read_it_differ_by_at_most_2s(apart, staleness, case):  # noqa: F811
+    table = open_table(apart, case, staleness, case["growth"])
+    batches, depth = batches_of(case, apart.rank), case["round_steps"]
+    most = 2 * staleness + (staleness == 1)  # with k batches a pull 2 (s - k + 1) + k, where k is at most s
+    for step, (keys, grads) in enumerate(batches):
+        table.read(keys)
+        for key, clocks in clocks_of_all(apart, table, keys).items():
+            assert max(clocks) - min(clocks) <= most, f"step {step}, key {key}: {clocks}"
+        for later, _ in batches[1 : depth + 1] if step == 0 else batches[step + depth : step + depth + 1]:
+            table.prefetch(later)
+        table.write(keys, grads)
+        table.client._owner.drain()
+        apart.comm.Barrier()
+    table.close()
+
+
+def test_a_pull_of_k_batches_takes_a_message_where_k_pulls_take_k(apart):  # noqa: F811
+    if apart.is_one_node:
+        pytest.skip("takes two nodes")
+    num_messages, num_rows = {}, {}
+    for k in (1, 4):
+        table = open_table(apart, {**PLAIN_ALLTOALL, "round_steps": k}, staleness=100)
+        before, batches = None, batches_of({**PLAIN_ALLTOALL, "num_steps": 44}, apart.rank)
+        for step, (keys, grads) in enumerate(batches):
+            if step == 4:
+                before = table.client.transport.rounds.num_messages
+            if step == 40:
+                num_messages[k] = table.client.transport.rounds.num_messages - before
+            table.read(keys)
+            for later, _ in batches[1 : k + 1] if step == 0 else batches[step + k : step + k + 1]:
+                table.prefetch(later)
+            table.write(keys, grads)
+        table.flush()
+        num_rows[k] = table.counters.row_bytes
+        table.close()
+    rails = 2 * (len(apart.nodes) - 1)  # requests and replies, if every node has as many ranks
+    if len({len(node) for node in apart.nodes}) == 1:
+        assert num_messages[1] == 36 * rails
+    assert num_messages[1] == 4 * num_messages[4]
+
+
+def test_several_tables_share_the_rounds_of_several_batches(apart):  # noqa: F811
+    cache = CacheSettings(32, admit="all")
+    group = TableGroup(
+        {
+            name: EmbeddingTable(
+                apart, 200, dim, RowOptimizer("adagrad", 0.1), name=name, staleness=Staleness(20), cache=cache,
+                exchange="alltoall", round_steps=3,
+            )
+            for name, dim in (("a", 4), ("b", 8))
+        }
+    )  # fmt: skip
+    draw = np.random.default_rng(apart.rank)
+    batches = [
+        {name: torch.from_numpy(draw.choice(200, 30, replace=False)) for name in group} for _ in range(20)
+    ]
+    for step, keys in enumerate(batches):
+        rows = group.read(keys)
+        for later in batches[1:4] if step == 0 else batches[step + 3 : step + 4]:
+            group.prefetch(later)
+        group.write(keys, {name: torch.ones_like(found) for name, found in rows.items()})
+    group.flush()
+    for name, table in group.items():
+        counts = np.zeros(200, int)
+        for written in apart.comm.allgather([keys[name] for keys in batches]):
+            np.add.at(counts, np.concatenate(written), 1)
+        assert table.counters.pushed <= 20 * 30 and (table.shard.clock <= counts[table.keys()]).all()
+    group.close()
