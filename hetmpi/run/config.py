@@ -188,16 +188,12 @@ def check(config: DictConfig):
 
 
 def fill_in_ahead(table: DictConfig):
-    """Fills in table.round_steps and table.prefetch_batches where they are null. Raises UserError for values that do
-    not fit each other or table.staleness."""
-    most, depth = MOST_AHEAD if table.staleness is None else table.staleness, table.prefetch_batches
+    """Fills in table.round_steps and table.prefetch_batches where they are null. Raises UserError if they do not fit
+    each other."""
+    depth = table.prefetch_batches
     if table.round_steps is None:
-        most = MOST_AHEAD if table.staleness is None else table.staleness // STALENESS_PER_STEP
-        table.round_steps = max(1, min(MOST_AHEAD, most, MOST_AHEAD if depth is None else depth))
-    elif table.round_steps > max(1, most):
-        raise UserError(
-            f"settings: table.round_steps={table.round_steps} must be at most table.staleness, {table.staleness}"
-        )
+        steps = round_steps_of(table.staleness)
+        table.round_steps = steps if depth is None else min(steps, max(1, depth))
     if depth is None:
         table.prefetch_batches = 0 if table.staleness == 0 else table.round_steps
     elif table.round_steps > max(1, depth):
@@ -205,6 +201,11 @@ def fill_in_ahead(table: DictConfig):
             f"settings: table.round_steps={table.round_steps} needs as many batches announced: set "
             f"table.prefetch_batches to it, now {depth}"
         )
+
+
+def round_steps_of(staleness: int | None) -> int:
+    """The default of table.round_steps."""
+    return MOST_AHEAD if staleness is None else max(1, min(MOST_AHEAD, staleness // STALENESS_PER_STEP))
 
 
 def check_value(setting: Declared, value):

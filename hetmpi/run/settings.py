@@ -107,7 +107,7 @@ class Table:
     round_steps: int | None = setting(
         None,
         "with exchange alltoall and staleness above 0: steps whose rows one message requests, and whose gradients it "
-        "takes along; null: a tenth of table.staleness, 1 to 4",
+        "takes along, at most table.staleness; null: a tenth of table.staleness, 1 to 4",
         least=1,
         most=MOST_AHEAD,
     )

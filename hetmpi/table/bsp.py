@@ -72,7 +72,7 @@ class BspClient:
         """Mask of lines that differ from their owners' rows: (n,) bool."""
         is_stale = np.zeros(request.num, bool)
         if self._cache.capacity_rows > 0:
-            yield from self.parts.reading_clocks(self._reader, request, request.is_admitted)
+            yield from self.parts.reading_clocks(self._reader, request, request.route.where(request.is_admitted))
             self._cache.validate(request.slots, request.clocks, 0, is_stale, counts_lags=True)
             self.parts.count_found(request, is_stale, are_judged=True)
         return is_stale
@@ -82,7 +82,8 @@ class BspClient:
         rows = self._cache.empty((request.num, self.parts.dim), np.float32)
         no_states = self._cache.empty((request.num, self.parts.rule.preview_dim), np.float32)  # BSP makes no previews
         is_missing = request.slots < 0
-        yield from self.parts.reading_rows(self._reader, request, is_missing | is_stale, "weight", rows)
+        route = request.route.where(is_missing | is_stale)
+        yield from self.parts.reading_rows(self._reader, route, "weight", rows)
         if self._cache.capacity_rows > 0:
             self._cache.refresh(request.slots, is_stale, rows, no_states, request.clocks, 1.0)
         delivered = self.parts.deliver(request, rows, no_states)

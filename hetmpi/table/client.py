@@ -125,19 +125,14 @@ class Parts:
             self.cache.look_up(request.array, request.slots)
         self.cache.use(request.slots[: request.num], np.count_nonzero(request.is_admitted[: request.num]))
 
-    def reading_clocks(self, reader, request: PullRequest, wanted: np.ndarray | Route) -> InFlight[None]:
-        """Fetches the owners' current clocks of the wanted keys: a mask (n,) bool, or a part of the request's
-        route."""
-        route = wanted if isinstance(wanted, Route) else request.route.where(wanted)
+    def reading_clocks(self, reader, request: PullRequest, route: Route) -> InFlight[None]:
+        """Fetches the owners' current clocks of a part of the request's route."""
         if reader.is_needed(route):
             yield from reader.reading("clock", route, request.clocks)
             self.counters.clock_bytes += 4 * route.num_elsewhere(self.world.rank)
 
-    def reading_rows(
-        self, reader, request: PullRequest, wanted: np.ndarray, array: str, out: np.ndarray
-    ) -> InFlight[None]:
-        """Fetches `array`, weight or mean_square, of the wanted keys (n,) bool to their positions in out (n, width)."""
-        route = request.route.where(wanted)
+    def reading_rows(self, reader, route: Route, array: str, out: np.ndarray) -> InFlight[None]:
+        """Fetches `array`, weight or mean_square, of a route's keys to their positions in out (n, width)."""
         if reader.is_needed(route):
             yield from reader.reading(array, route, out)
             self.counters.row_bytes += 4 * out.shape[1] * route.num_elsewhere(self.world.rank)

@@ -21,6 +21,7 @@ import torch
 from hetmpi import _C
 from hetmpi.comm.mailbox import joined
 from hetmpi.comm.one_sided import OneSided
+from hetmpi.comm.route import Route
 from hetmpi.comm.transport import TRIAL_KEYS, Endpoint, Pull, Transport, choose, trial_route
 from hetmpi.comm.two_sided import UNANNOUNCED, TwoSided
 from hetmpi.in_flight import InFlight, finish, timed
@@ -96,7 +97,7 @@ class SspClient:
             self.parts.find(request, is_looked_up=request.phase is not Phase.NEW)
         is_stale, left = yield from timed(self._spans("validate"), self._checking_valid(request))
         if request.is_joint:
-            left &= request.is_admitted  # the others of this node are read with their batch
+            left &= request.is_admitted
         return (yield from timed(self._spans("fetch"), self._fetching(request, is_stale, left)))
 
     def _checking_valid(self, request: PullRequest) -> InFlight[tuple[np.ndarray, np.ndarray]]:
@@ -113,7 +114,11 @@ class SspClient:
         self._pulls.receive(request)
         request.in_transit = joined([request.in_transit, self.transport.mailbox.in_transit()])
         is_bounded = bound != _C.UNBOUNDED
-        requested = request.local_route if is_bounded else ~request.is_remote & (request.slots < 0)
+        requested = request.local_route
+        if request.is_joint:
+            requested = requested.where(request.is_admitted)  # the others of this node are read with their batch
+        if not is_bounded:
+            requested = requested.where(request.slots < 0)
         yield from self.parts.reading_clocks(self._reader, request, requested)
         # If pulls carry pushes, the owners have decided about lines of other nodes.
         is_decided = request.is_remote if self.transport.carries_pushes else None
@@ -129,7 +134,7 @@ class SspClient:
         """As _pulling, once lines have been judged."""
         slots, (rows, states) = request.slots, self._buffers(len(request.array))
         self._place(request, rows, states)
-        yield from self._fetching_left(request, left, rows, states)
+        yield from self._fetching_left(request, request.route.where(left), left, rows, states)
         if self._cache.capacity_rows > 0:
             self._cache.refresh(slots, is_stale, rows, states, request.clocks, self._anticipate)
             # Release the gradients that waited for their lines to be refreshed.
@@ -150,9 +155,9 @@ class SspClient:
         _C.gather(joint.rows, places[pulled], rows, pulled)
         left = is_alone & ~request.is_remote
         if np.count_nonzero(left):
-            request.in_transit = self.transport.mailbox.in_transit()
-            yield from self.parts.reading_clocks(self._reader, request, left)
-            yield from self._fetching_left(request, left, rows, states)
+            request.in_transit, route = self.transport.mailbox.in_transit(), request.local_route.where(left)
+            yield from self.parts.reading_clocks(self._reader, request, route)
+            yield from self._fetching_left(request, route, left, rows, states)
         self.parts.count_again(request)
         request.enter(Phase.READ, Phase.NEW)
         return self._cache.deliver(request.slots, rows)
@@ -178,18 +183,18 @@ class SspClient:
         request.num_previewed = len(held)
 
     def _fetching_left(
-        self, request: PullRequest, left: np.ndarray, rows: np.ndarray, states: np.ndarray
+        self, request: PullRequest, route: Route, left: np.ndarray, rows: np.ndarray, states: np.ndarray
     ) -> InFlight[None]:
-        """Fetches the rows left (n,) bool, and the states of those that may get a line."""
+        """Fetches the rows left (n,) bool, whose route is given, and the states of those that may get a line."""
         if len(request.in_transit):
             # Keys with gradients of this rank in transit when their clocks were requested.
             late = _C.contained(request.array, request.in_transit, left)
             if np.count_nonzero(late):
                 self._pushes.await_keys(request.array, late)
-                yield from self.parts.reading_clocks(self._reader, request, late)
-        yield from self.parts.reading_rows(self._reader, request, left, "weight", rows)
+                yield from self.parts.reading_clocks(self._reader, request, route.where(late))
+        yield from self.parts.reading_rows(self._reader, route, "weight", rows)
         if "mean_square" in self._arrays:
-            yield from self.parts.reading_rows(self._reader, request, left & request.is_admitted, "mean_square", states)
+            yield from self.parts.reading_rows(self._reader, route.where(request.is_admitted), "mean_square", states)
 
     # Ahead of the read.
 
@@ -229,7 +234,7 @@ class SspClient:
         request.reset()
         self._cache.look_up(request.array, request.slots)
         request.clocks[:] = _C.UNKNOWN_CLOCK
-        requested = np.full(request.num, not self.transport.carries_pushes) | ~request.is_remote
+        requested = request.local_route if self.transport.carries_pushes else request.route
         finish(self.parts.reading_clocks(self._reader, request, requested))
 
     def _take_due(self, request: PullRequest, held: np.ndarray):
