@@ -19,8 +19,10 @@ for P ranks on N nodes. The ranks of a node share its link of `rates` Gb/s; rate
                 taken from 3 hosts
     alone       bytes that one rank receives while it only waits for them: at s = 0 the rows that it reads
     beside      bytes that it receives during the allreduce of the dense gradients: at s = 0 other ranks' gradients, at
-                s >= 1 rows and clocks for the next read. Requests, and pushes at s >= 1, are sent during computation
+                s >= 1 rows and clocks for the next reads, m times as much in one step of m and none in the others.
+                Requests, and pushes at s >= 1, are sent during computation
     write       the time of a write to the table, which overlaps with the allreduce
+    m           steps that one round serves (table.round_steps): 1 at s = 0
     k           ranks per core where ranks outnumber cores, as on the hosts of this machine; 1 on a cluster
 
 Both exchanges are by alltoall. K keys of a batch, rows fetched and gradient sums pushed per step are expected values
@@ -44,6 +46,7 @@ from workload import key_of, parse
 
 from hetmpi import _C
 from hetmpi.data.synthetic import Synthetic, Zipf
+from hetmpi.run.config import round_steps_of
 from hetmpi.spans import PARTS
 
 SETTINGS = {
@@ -182,7 +185,7 @@ class Law:
         rows = Synthetic(0, settings["scale"], settings["zipf"], num_valid=1).field_rows
         self.chance = np.sort(np.concatenate([Zipf(np.array([n]), settings["zipf"]).chances(0) for n in rows]))[::-1]
         self.lines = round(settings["cache"] / 100 * len(self.chance))
-        self.settings, self.num_fields = settings, len(rows)
+        self.settings, self.num_fields, self.round_steps = settings, len(rows), round_steps_of(settings["s"])
 
     @functools.cache
     def used(self, batch: int) -> np.ndarray:
@@ -279,8 +282,11 @@ class Model:
         each = self.constants["crowded_allreduce_ms" if crowd > 1 else "allreduce_ms"]
         allreduce = max(crowd * each * math.log2(ranks), reduced)
         traffic, write = self.traffic(kind, batch, ranks, on_node, step), self.write_ms(kind, batch, ranks, on_node)
-        waited = max(0.0, allreduce + 1000 * traffic.beside / rate - crowd * write)
-        return crowd * local + 1000 * traffic.alone / rate + waited
+        steps = self.law.round_steps if kind == "hetmpi s >= 1" else 1
+        with_rows, without = (
+            max(0.0, allreduce + 1000 * num_bytes / rate - crowd * write) for num_bytes in (steps * traffic.beside, 0)
+        )
+        return crowd * local + 1000 * traffic.alone / rate + (with_rows + (steps - 1) * without) / steps
 
     def write_ms(self, kind: str, batch: int, ranks: int, on_node: int) -> float:
         """Time of a write to the table, measured on two hosts, scaled by the bytes written."""
@@ -300,7 +306,8 @@ class Model:
             keys = self.law.used(batch * on_node).sum() / on_node
             return Traffic(share * keys * (row + 8 + row), share * keys * row, share * keys * (8 + row))
         fetched, left = self.law.cached(batch, 10**6 if step is None else step)
-        return Traffic(share * (4 * keys + row * fetched + (16 + row) * left), 0, share * (4 * keys + row * fetched))
+        clocks = 4 * self.law.used(batch * self.law.round_steps).sum() / self.law.round_steps
+        return Traffic(share * (clocks + row * fetched + (16 + row) * left), 0, share * (clocks + row * fetched))
 
     def check(self, key: tuple, kind: str) -> dict:
         """Prediction and measurement of one run."""
