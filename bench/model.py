@@ -46,7 +46,7 @@ from workload import key_of, parse
 
 from hetmpi import _C
 from hetmpi.data.synthetic import Synthetic, Zipf
-from hetmpi.run.config import round_steps_of
+from hetmpi.run.build import auto_round_steps
 from hetmpi.spans import PARTS
 
 SETTINGS = {
@@ -185,7 +185,11 @@ class Law:
         rows = Synthetic(0, settings["scale"], settings["zipf"], num_valid=1).field_rows
         self.chance = np.sort(np.concatenate([Zipf(np.array([n]), settings["zipf"]).chances(0) for n in rows]))[::-1]
         self.lines = round(settings["cache"] / 100 * len(self.chance))
-        self.settings, self.num_fields, self.round_steps = settings, len(rows), round_steps_of(settings["s"])
+        self.settings, self.num_fields = settings, len(rows)
+
+    def round_steps(self, batch: int) -> int:
+        """Steps that one round serves."""
+        return auto_round_steps(self.settings["s"], self.lines, batch * self.num_fields)
 
     @functools.cache
     def used(self, batch: int) -> np.ndarray:
@@ -282,7 +286,7 @@ class Model:
         each = self.constants["crowded_allreduce_ms" if crowd > 1 else "allreduce_ms"]
         allreduce = max(crowd * each * math.log2(ranks), reduced)
         traffic, write = self.traffic(kind, batch, ranks, on_node, step), self.write_ms(kind, batch, ranks, on_node)
-        steps = self.law.round_steps if kind == "hetmpi s >= 1" else 1
+        steps = self.law.round_steps(batch) if kind == "hetmpi s >= 1" else 1
         with_rows, without = (
             max(0.0, allreduce + 1000 * num_bytes / rate - crowd * write) for num_bytes in (steps * traffic.beside, 0)
         )
@@ -306,7 +310,8 @@ class Model:
             keys = self.law.used(batch * on_node).sum() / on_node
             return Traffic(share * keys * (row + 8 + row), share * keys * row, share * keys * (8 + row))
         fetched, left = self.law.cached(batch, 10**6 if step is None else step)
-        clocks = 4 * self.law.used(batch * self.law.round_steps).sum() / self.law.round_steps
+        steps = self.law.round_steps(batch)
+        clocks = 4 * self.law.used(batch * steps).sum() / steps
         return Traffic(share * (clocks + row * fetched + (16 + row) * left), 0, share * (clocks + row * fetched))
 
     def check(self, key: tuple, kind: str) -> dict:

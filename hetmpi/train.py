@@ -155,8 +155,9 @@ class Training:
         build.check_batches(config, world, self.task, self.specs, self.total_steps - self.start.step)
         build.check_final(config, world, self.task, self.model)
         schedule = Schedule(config.optim.schedule, config.optim.warmup_steps, self.total_steps)
+        most_keys = build.most_keys_of(config, self.task, self.specs)
         self.replicated = [keys for fields in replicated.values() for keys in fields]
-        self.tables = build.make_tables(config, world, self.specs, replicated, schedule, device, spans)
+        self.tables = build.make_tables(config, world, self.specs, replicated, most_keys, schedule, device, spans)
         self.dense = build.make_dense(config, self.hvd, self.model, schedule, device)
         if self.saving.resumed is not None:
             check_data(self.saving.resumed, self.source)
@@ -180,7 +181,7 @@ class Training:
         evaluated = self._overdue_evaluation()
         interval = Interval(self.tables, self.spans, self.start.step, self.watch)
         self.watch.start()
-        batches = Ahead(self.loader, self.config.table.prefetch_batches, self.spans)
+        batches = Ahead(self.loader, build.batches_ahead(self.config, self.tables), self.spans)
         for step, batch in enumerate(batches if self.bests.reason is None else (), self.start.step):
             self.spans.step, self.steps, evaluated = step, step + 1, None
             loss = self._step(step, batch.on(self.device), batches)

@@ -94,7 +94,7 @@ class Transport(Protocol):
     reader          reads the owners' current rows
     mailbox         sends gradients to their owners
     carries_pushes  whether a pull request includes the gradients sent before it; the owner applies these first and
-                    decides which rows it returns
+                    decides which rows it returns. Then mailbox.held has all gradients sent to other nodes since
     is_collective   whether all ranks must make the same calls in the same order
     shared          its Rounds and Posts, which count messages to other nodes; empty where it has none
     origins         blocks (first, last) of ranks whose gradients reach this rank as one, ascending; at s = 0"""

@@ -27,10 +27,12 @@ from hetmpi.spans import Spans
 from hetmpi.table.group import TableGroup, TableSpec
 from hetmpi.table.optim import ROW_RULES, RowOptimizer, Schedule
 from hetmpi.table.replicas import small_fields
+from hetmpi.table.request import MOST_AHEAD
 from hetmpi.table.table import EmbeddingTable
 from hetmpi.tasks.task import Task
 
 MB = 1 << 20
+STALENESS_PER_STEP = 10  # of table.staleness, for each step of table.round_steps by default
 OWN_OPTIM = ("rows", "rows_lr", "rows_weight_decay")  # settings that a table may have of its own
 
 
@@ -183,21 +185,38 @@ def replicated_of(config: DictConfig, specs: dict[str, TableSpec]) -> dict[str, 
 
 def make_tables(
     config: DictConfig, world: World, specs: dict[str, TableSpec], replicated: dict[str, list[range]],
-    schedule: Schedule, device: torch.device, spans: Spans,
+    most_keys: dict[str, int], schedule: Schedule, device: torch.device, spans: Spans,
 ) -> TableGroup:  # fmt: skip
-    """The tables of a model, with one transport. replicated: as replicated_of. Collective."""
+    """The tables of a model, with one transport. replicated: as replicated_of; most_keys: as most_keys_of.
+    Collective."""
     table, tables, exchange = config.table, {}, config.table.exchange
     for name, spec in specs.items():
+        cache = cache_of(config, f"table {name}", spec.cache)
+        steps = table.round_steps
+        if steps is None:
+            lines, ahead = cache.rows(spec.num_rows, world, device), table.prefetch_batches
+            steps = auto_round_steps(table.staleness, lines, most_keys[name], MOST_AHEAD if ahead is None else ahead)
         tables[name] = made = EmbeddingTable(
             world, spec.num_rows, spec.dim, optimizer_of(config, f"table {name}", spec.optim, schedule), name=name,
             partition=table.partition, seed=config.seed, init_std=table.init_std,
             inbox_bytes=int(table.inbox_mb * MB), staleness=staleness_of(config),
-            cache=cache_of(config, f"table {name}", spec.cache), spans=spans, exchange=exchange, device=device,
-            replicated=replicated[name], round_steps=table.round_steps,
+            cache=cache, spans=spans, exchange=exchange, device=device, replicated=replicated[name], round_steps=steps,
         )  # fmt: skip
         if exchange == "auto" and made.client.transport.name is not None:
             exchange = made.client.transport.name  # what the first table's trial has chosen
     return TableGroup(tables)
+
+
+def auto_round_steps(staleness: int | None, lines: int, most_keys: int, ahead: int = MOST_AHEAD) -> int:
+    """The default of table.round_steps. lines: of a cache; most_keys: of a batch; ahead: batches announced."""
+    steps = MOST_AHEAD if staleness is None else staleness // STALENESS_PER_STEP
+    return max(1, min(MOST_AHEAD, steps, ahead, lines // most_keys))
+
+
+def batches_ahead(config: DictConfig, tables: TableGroup) -> int:
+    """Number of batches that are announced before they are read."""
+    depth = config.table.prefetch_batches
+    return max(table.round_steps for table in tables.values()) if depth is None else depth
 
 
 def optimizer_of(config: DictConfig, owner: str, own: Mapping, schedule: Schedule) -> RowOptimizer:
@@ -255,10 +274,16 @@ def check_final(config: DictConfig, world: World, task: Task, model: torch.nn.Mo
     refuse_if_short(world, final_bytes(task, model) if world.node.rank == 0 else 0, world.node.size > 1, message)
 
 
+def most_keys_of(config: DictConfig, task: Task, specs: dict[str, TableSpec]) -> dict[str, int]:
+    """Table -> largest number of keys of a batch."""
+    per_sample = task.keys_per_sample
+    return {name: min(config.batch_size * per_sample[name], spec.num_rows) for name, spec in specs.items()}
+
+
 def batch_bytes(config: DictConfig, task: Task, specs: dict[str, TableSpec], num_steps: int) -> int:
     """Least memory of the batches that a rank holds at the same time: samples, keys and rows."""
     size, num = config.batch_size, min(config.loader.prefetch + 1, max(1, num_steps))
-    num_keys = {name: min(size * task.keys_per_sample[name], spec.num_rows) for name, spec in specs.items()}
+    num_keys = most_keys_of(config, task, specs)
     rows = sum(8 * spec.dim * num_keys[name] for name, spec in specs.items())  # and their gradients
     return num * size * task.sample_bytes + rows
 

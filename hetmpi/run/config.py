@@ -31,10 +31,8 @@ from hetmpi.errors import UserError, check_integer, check_number
 from hetmpi.run.settings import GROUPS, PARTS, Declared, Settings, declared
 from hetmpi.table.cache import CacheSettings, Staleness
 from hetmpi.table.optim import ROW_RULES, check_choice
-from hetmpi.table.request import MOST_AHEAD
 
 DEFAULT_CAPACITY_FRACTION = 0.1  # as in HET
-STALENESS_PER_STEP = 10  # of table.staleness, for each step of table.round_steps if that is null
 CONF = Path(__file__).resolve().parents[1] / "conf"
 NAMED = ("model", "data", "loss")  # groups whose choice is stored beside the settings, as model_name
 MOST_UNITS = 1 << 20  # per layer
@@ -147,7 +145,7 @@ def known_keys(config_dir: str | None) -> list[str]:
 
 
 def check(config: DictConfig):
-    """Raises UserError for invalid values; fills in learning rates and prefetch where they are null."""
+    """Raises UserError for invalid values; fills in learning rates where they are null."""
     missing = OmegaConf.missing_keys(config)
     if missing:
         raise UserError(f"settings: give {', '.join(f'{key}=...' for key in sorted(missing))}")
@@ -174,38 +172,21 @@ def check(config: DictConfig):
             f"settings: table.prefetch_batches={table.prefetch_batches} needs a staleness of at least 1: at 0 most "
             "rows fetched ahead would change before they are read"
         )
+    steps, depth = table.round_steps, table.prefetch_batches
+    if table.staleness != 0 and None not in (steps, depth) and steps > max(1, depth):
+        raise UserError(
+            f"settings: table.round_steps={steps} needs table.prefetch_batches of at least {steps}, got {depth}"
+        )
     for key in ("eval.patience", "checkpoint.best"):
         value = OmegaConf.select(config, key)
         if value is not None and config.eval.every_steps == 0:
             raise UserError(f"settings: {key}={value} needs evaluations during training: set eval.every_steps, now 0")
     if config.steps is None and config.epochs is None:
         raise UserError("settings: give steps or epochs, both are null")
-    fill_in_ahead(table)
     if optim.rows_lr is None:
         optim.rows_lr = ROW_RULES[optim.rows]
     if optim.dense_lr is None:
         optim.dense_lr = DENSE_RULES[optim.dense]
-
-
-def fill_in_ahead(table: DictConfig):
-    """Fills in table.round_steps and table.prefetch_batches where they are null. Raises UserError if they do not fit
-    each other."""
-    depth = table.prefetch_batches
-    if table.round_steps is None:
-        steps = round_steps_of(table.staleness)
-        table.round_steps = steps if depth is None else min(steps, max(1, depth))
-    if depth is None:
-        table.prefetch_batches = 0 if table.staleness == 0 else table.round_steps
-    elif table.round_steps > max(1, depth):
-        raise UserError(
-            f"settings: table.round_steps={table.round_steps} needs as many batches announced: set "
-            f"table.prefetch_batches to it, now {depth}"
-        )
-
-
-def round_steps_of(staleness: int | None) -> int:
-    """The default of table.round_steps."""
-    return MOST_AHEAD if staleness is None else max(1, min(MOST_AHEAD, staleness // STALENESS_PER_STEP))
 
 
 def check_value(setting: Declared, value):

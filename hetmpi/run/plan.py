@@ -104,7 +104,7 @@ class Plan:
         found.rows += mine.rings + partition.num_local_rows(world.rank)  # a mark per row: changed since the checkpoint
         found.mailboxes += mine.nbytes - mine.rings
         if table.exchange == "alltoall" and staleness.is_synchronous and 1 < world.node.size < world.size:
-            num_keys = min(self.config.batch_size * self.task.keys_per_sample[name], spec.num_rows)
+            num_keys = build.most_keys_of(self.config, self.task, self.specs)[name]
             found.mailboxes += board_bytes(num_keys * (world.size - world.node.size) // world.size, spec.dim)
         cache = cache_of(self.config, f"table {name}", spec.cache)
         lines = cache.rows(spec.num_rows, world, self.device)
@@ -136,7 +136,9 @@ class Plan:
         of_narrow = {narrow(name, width): (name, width) for width in NARROW for name in self.specs}
         specs = {name: replace(self.specs[own], dim=width) for name, (own, width) in of_narrow.items()}
         replicated = {name: self.replicated[own] for name, (own, _) in of_narrow.items()}
-        tables = build.make_tables(config, world, specs, replicated, Schedule(), self.device, spans)
+        most = build.most_keys_of(config, self.task, self.specs)
+        most_keys = {name: most[own] for name, (own, _) in of_narrow.items()}
+        tables = build.make_tables(config, world, specs, replicated, most_keys, Schedule(), self.device, spans)
         loader = Loader(
             self.source.train, world.rank, world.size, config.batch_size, 0, most_steps, config.loader.threads,
             config.loader.prefetch, self.task.batches(self.device),
@@ -146,7 +148,8 @@ class Plan:
             keys = self.task.keys(batch)
             return {name: keys[own] for name, (own, _) in of_narrow.items()}
 
-        batches, began, counts = Ahead(loader, config.table.prefetch_batches, spans), time.perf_counter(), [(0, 0)]
+        batches = Ahead(loader, build.batches_ahead(config, tables), spans)
+        began, counts = time.perf_counter(), [(0, 0)]
         for made, batch in enumerate(batches, 1):
             keys = keys_of(batch)
             rows = tables.read(keys)

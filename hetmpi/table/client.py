@@ -98,7 +98,7 @@ class Parts:
     @property
     def bound(self) -> int:
         """The staleness at which clocks are compared in this step, in the encoding of the C++ core: s, less the steps
-        between the first batch of a pull and the last one, so that the last one is still read within s."""
+        between the first and the last batch of a pull, as the last one is read so much later (docs/design.md)."""
         bound = self.staleness.at(self.step)
         return bound if bound == _C.UNBOUNDED else bound - (self.num_joint - 1)
 
@@ -149,8 +149,11 @@ class Parts:
         self.counters.stale += num_stale
 
     def count_again(self, request: PullRequest):
-        """Counts as hits the keys of a batch that earlier batches of its joint pull have too."""
-        self.counters.hits += int(np.count_nonzero(request.is_admitted & (request.places < request.num_before)))
+        """Counts the keys of a batch that earlier batches of its joint pull have too."""
+        again = request.is_admitted & (request.places < request.num_before)
+        num, num_hits = int(np.count_nonzero(again)), int(np.count_nonzero(again & (request.slots >= 0)))
+        self.counters.hits += num_hits
+        self.counters.misses += num - num_hits
 
     def deliver(self, request: PullRequest, rows: np.ndarray, states: np.ndarray) -> torch.Tensor:
         """The rows (U, dim) of the batch: from cache lines, or from rows (n, dim) for keys without a line. The latter

@@ -17,7 +17,7 @@ from hetmpi.comm.transport import Pull, Transport
 from hetmpi.comm.two_sided import ANNOUNCED, UNANNOUNCED
 from hetmpi.table.client import Parts
 from hetmpi.table.pushes import Pushes
-from hetmpi.table.request import MOST_AHEAD, Keys, Phase, PullRequest
+from hetmpi.table.request import MOST_AHEAD, NO_ROWS, Keys, Phase, PullRequest
 
 NO_SLOTS = np.empty(0, np.int64)
 
@@ -75,12 +75,12 @@ class Pulls:
             self.drop(self._ahead[0])
         return self.last if self.last is not None and self.last.is_of(keys) else self._parts.request(keys)
 
-    def request_next(self, waits: bool = True):
+    def request_next(self, waits: bool = True) -> bool:
         """Requests the batch that is read next, if it is announced; with those after it that one pull serves. waits:
-        for the announcement of all of these."""
+        for the announcement of all of these. Returns whether it did."""
         num = self._parts.num_joint
         if not self._ahead or self._ahead[0].pull.phase is not Phase.NEW or (waits and len(self._ahead) < num):
-            return
+            return False
         request, *others = list(self._ahead)[:num]
         if self._transport.carries_pushes:
             self._pushes.send()
@@ -90,6 +90,7 @@ class Pulls:
             request.extend(self._parts.keys_of(request.keys, np.concatenate([request.array, keys])))
         self._cache.look_up(request.array, request.slots)
         self.request_clocks(request, self.last)
+        return True
 
     def _request_of(self, keys: np.ndarray) -> PullRequest:
         return self._parts.request(self._parts.keys_of(torch.from_numpy(keys), keys))
@@ -141,10 +142,15 @@ class Pulls:
             needed &= ~_C.contained(request.array, request.in_transit, needed)
         return needed
 
+    def request_rest(self) -> bool:
+        """At a write: requests the batch that is read next although fewer are announced than one pull serves. Returns
+        whether it did."""
+        is_first = self.last is not None and self.last.phase is Phase.READ  # write after a read
+        return is_first and self.request_next(waits=False)
+
     def request_next_rows(self) -> np.ndarray:
         """Requests the rows of the batch that is read next, if its clocks are requested. Returns the lines that will be
         refreshed, (m,) int64."""
-        self.request_next(waits=False)
         if self._ahead and self._ahead[0].pull.phase is Phase.CLOCKS_REQUESTED:
             return self.request_rows(self._ahead[0].pull)
         if self._transport.is_idle():
@@ -177,6 +183,13 @@ class Pulls:
         """Drops the requests of all announced batches, which may still be read."""
         for request in self._ahead:
             self.drop(request)
+        self.free_rows()
+
+    def free_rows(self):
+        """Frees the rows of the last read's joint pull, unless they serve the next read too."""
+        joint = None if self.last is None else self.last.joint
+        if joint is not None and not (self._ahead and self._ahead[0].joint is joint):
+            joint.rows = joint.states = NO_ROWS
 
     def drop(self, request: PullRequest):
         """Ends the transfers of a request and ignores their data."""

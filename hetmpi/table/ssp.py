@@ -86,6 +86,7 @@ class SspClient:
                 with self._spans("fetch"):
                     parts.insert(joint, self._cache.on_device(joint.rows), joint.states)
             delivered = yield from timed(self._spans("fetch"), self._reading_part(request, joint))
+            self._pulls.free_rows()
         with self._spans("prefetch"):
             self._pulls.request_next()
         return delivered
@@ -134,7 +135,10 @@ class SspClient:
         """As _pulling, once lines have been judged."""
         slots, (rows, states) = request.slots, self._buffers(len(request.array))
         self._place(request, rows, states)
-        yield from self._fetching_left(request, request.route.where(left), left, rows, states)
+        route = request.route.where(left)
+        yield from self._fetching_left(request, route, left, rows)
+        if "mean_square" in self._arrays:
+            yield from self.parts.reading_rows(self._reader, route.where(request.is_admitted), "mean_square", states)
         if self._cache.capacity_rows > 0:
             self._cache.refresh(slots, is_stale, rows, states, request.clocks, self._anticipate)
             # Release the gradients that waited for their lines to be refreshed.
@@ -149,7 +153,7 @@ class SspClient:
         self._preview_held(joint, joint.rows, joint.states, (joint.slots < 0) & joint.is_remote)
         places, num = request.places, request.num
         request.slots[:], request.clocks[:] = joint.slots[places], joint.clocks[places]
-        rows, states = self._buffers(num)
+        rows = self._cache.empty((num, self.parts.dim), np.float32)
         is_alone = request.slots < 0
         pulled = np.flatnonzero(is_alone & request.is_remote)
         _C.gather(joint.rows, places[pulled], rows, pulled)
@@ -157,7 +161,7 @@ class SspClient:
         if np.count_nonzero(left):
             request.in_transit, route = self.transport.mailbox.in_transit(), request.local_route.where(left)
             yield from self.parts.reading_clocks(self._reader, request, route)
-            yield from self._fetching_left(request, route, left, rows, states)
+            yield from self._fetching_left(request, route, left, rows)
         self.parts.count_again(request)
         request.enter(Phase.READ, Phase.NEW)
         return self._cache.deliver(request.slots, rows)
@@ -182,10 +186,8 @@ class SspClient:
             )
         request.num_previewed = len(held)
 
-    def _fetching_left(
-        self, request: PullRequest, route: Route, left: np.ndarray, rows: np.ndarray, states: np.ndarray
-    ) -> InFlight[None]:
-        """Fetches the rows left (n,) bool, whose route is given, and the states of those that may get a line."""
+    def _fetching_left(self, request: PullRequest, route: Route, left: np.ndarray, rows: np.ndarray) -> InFlight[None]:
+        """Fetches the rows left (n,) bool, whose route is given."""
         if len(request.in_transit):
             # Keys with gradients of this rank in transit when their clocks were requested.
             late = _C.contained(request.array, request.in_transit, left)
@@ -193,8 +195,6 @@ class SspClient:
                 self._pushes.await_keys(request.array, late)
                 yield from self.parts.reading_clocks(self._reader, request, route.where(late))
         yield from self.parts.reading_rows(self._reader, route, "weight", rows)
-        if "mean_square" in self._arrays:
-            yield from self.parts.reading_rows(self._reader, route.where(request.is_admitted), "mean_square", states)
 
     # Ahead of the read.
 
@@ -209,6 +209,10 @@ class SspClient:
     def writing(self, keys: Keys, grads: torch.Tensor) -> InFlight[None]:
         with self._spans("push"):
             request = self._update(keys, grads)
+        with self._spans("validate"):
+            is_requested = self._pulls.request_rest()
+        if is_requested:
+            yield
         with self._spans("validate"):
             held = self._pulls.request_next_rows()  # requests rows of the next batch, if it is announced
         yield

@@ -19,7 +19,7 @@ from hetmpi.comm.route import make_partition
 from hetmpi.comm.window import Layout, RmaWindow, ring_bytes
 from hetmpi.comm.world import World
 from hetmpi.counters import Counters
-from hetmpi.errors import UserError
+from hetmpi.errors import UserError, check_integer
 from hetmpi.in_flight import finish
 from hetmpi.spans import Spans
 from hetmpi.table.bsp import BspClient
@@ -32,7 +32,7 @@ from hetmpi.table.ssp import SspClient
 from hetmpi.table.store import ShardStore
 
 EXCHANGES = ("auto", "rma", "alltoall")
-MOST_KNOWN = MOST_AHEAD + 4  # batches whose keys a table remembers: announced, read, and waiting in the loader
+MOST_KNOWN = MOST_AHEAD + 12  # batches whose keys a table remembers: announced, read, and waiting in the loader
 REMOTE_WINDOW = {"rma": "needed", "auto": "wanted", "alltoall": "unused"}
 
 
@@ -84,6 +84,7 @@ class EmbeddingTable:
         shape."""
         if dim < 1:
             raise UserError(f"table.dim must be at least 1, got {dim}")
+        check_integer("table.round_steps", round_steps, 1, MOST_AHEAD)
         if "." not in exchange:
             check_choice("table.exchange", exchange, EXCHANGES)
         if staleness.is_synchronous and cache.dtype != "float32":
@@ -113,7 +114,7 @@ class EmbeddingTable:
         self.device = self.cache.device
         admitted = cache.admitted(world, self.device) & (self.cache.capacity_rows > 0)
         self.window.fence()
-        parts = Parts(
+        self._parts = parts = Parts(
             world, self.window, self.shard, self.partition, num_rows, dim, optimizer, rule, record, staleness,
             self.cache, admitted, self.counters, self.spans, round_steps=round_steps,
         )  # fmt: skip
@@ -151,8 +152,8 @@ class EmbeddingTable:
         are fetched meanwhile. To be called between a read and the write after it. Batches are read in the order
         announced.
 
-        At s >= 1 the bound holds for the owners' clocks at the read of the batch before; at s = 0 nothing is fetched
-        ahead. Raises UserError as read does, and at s = 0 RuntimeError between write and read."""
+        At s >= 1 the bound holds for the owners' clocks at the read before those of the pull; at s = 0 nothing is
+        fetched ahead. Raises UserError as read does, and at s = 0 RuntimeError between write and read."""
         with self.spans("prefetch"):
             checked = self._checked(keys, "prefetch")
             self.client.announce(checked)
@@ -220,9 +221,14 @@ class EmbeddingTable:
         return self.client.step
 
     @property
+    def round_steps(self) -> int:
+        """Number of batches to announce ahead of their reads: those that one pull serves, 0 at s = 0."""
+        return 0 if self.staleness.is_synchronous else self._parts.round_steps
+
+    @property
     def lags(self) -> np.ndarray:
-        """Histogram of lags: owner's clock, as this rank knew it, minus the clock of each line read: (32,) int64, bin 0
-        for no lag, bin i for lags in [2^(i-1), 2^i)."""
+        """Histogram of lags: owner's clock, as this rank knew it, minus the clock of each line when the two were
+        compared, once per pull: (32,) int64, bin 0 for no lag, bin i for lags in [2^(i-1), 2^i)."""
         return self.cache.lags
 
     # Checks of keys and gradients.

@@ -11,8 +11,9 @@ CASES = "mixed and (bit or lost or reference or 2s or own_updates or larger)"
 @pytest.mark.rare
 @pytest.mark.parametrize("ranks", [4, 5])
 def test_nodes_of_unequal_size_lose_nothing_and_keep_the_bound(ranks):
-    outcome = run_tests(ranks, "test_exchange.py", CASES)
-    assert outcome.code == 0 and "15 passed" in outcome.text, outcome.text
+    for file, cases, num in (("test_exchange.py", CASES, 15), ("test_joint_pulls.py", "mixed", 8)):
+        outcome = run_tests(ranks, file, cases)
+        assert outcome.code == 0 and f"{num} passed" in outcome.text, outcome.text
 
 
 @pytest.mark.rare
