@@ -105,7 +105,7 @@ def test_a_rank_sees_its_own_updates_at_once(apart, case):  # noqa: F811
 @cases(10, **{**CASE, "staleness": st.none()}, growth=st.sampled_from([None, None, 1.5]))
 def test_clocks_of_a_row_on_two_ranks_that_read_it_differ_by_at_most_2s(world, staleness, case):
     """On nodes of one rank: one that shares a node with an owner reads its clocks later than the others."""
-    apart = World(world.comm, ranks_per_node=1)
+    apart = World(world.comm, ranks_per_node=1)  # noqa: F811
     table = open_table(apart, case, staleness, case["growth"])
     batches, depth = batches_of(case, apart.rank), case["round_steps"]
     k = min(staleness, case["round_steps"])
