@@ -38,8 +38,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #ifdef __SSE2__
@@ -54,13 +56,30 @@
 
 namespace hetmpi {
 
+// Leaves elements that a vector adds undefined.
+template <typename T>
+struct Undefined : std::allocator<T> {
+  template <typename U>
+  struct rebind {
+    using other = Undefined<U>;
+  };
+  template <typename U>
+  void construct(U* at) {
+    ::new (static_cast<void*>(at)) U;
+  }
+  template <typename U, typename... Values>
+  void construct(U* at, Values&&... values) {
+    ::new (static_cast<void*>(at)) U(std::forward<Values>(values)...);
+  }
+};
+
 // Gradient sums to be sent to the owners: entry i belongs to keys[i].
 struct Pushes {
-  std::vector<int64_t> keys;    // (n)
-  std::vector<int32_t> clocks;  // (n) c_c of the line
-  std::vector<int32_t> counts;  // (n) iterations summed
-  std::vector<Steps> steps;     // (n) of these iterations
-  std::vector<float> sums;      // (n, sum_dim)
+  std::vector<int64_t> keys;                  // (n)
+  std::vector<int32_t> clocks;                // (n) c_c of the line
+  std::vector<int32_t> counts;                // (n) iterations summed
+  std::vector<Steps> steps;                   // (n) of these iterations
+  std::vector<float, Undefined<float>> sums;  // (n, sum_dim), as in owner/row_optimizer.h
 
   // Appends one entry and returns the address for its sums.
   float* append(int64_t key, int32_t clock, const Iterations& of, int64_t sum_dim) {
@@ -194,7 +213,7 @@ class RowCache {
       if (drift_.most > 0) moved_[slot] = 0;
       line.clock = clocks[i] + count;
       if (count == 0) continue;
-      const Gradient sum = optimizer_.summed(pending(slot), count, anticipate);
+      const Gradient sum = summed(pending(slot), count, anticipate);
       if (type_ == RowType::kFloat32)
         optimizer_.preview(weight(slot), state(slot), sum);
       else
@@ -249,14 +268,14 @@ class RowCache {
       Line& line = line_[slot];
       if (line.pending < 0) open_pending(slot);
       steps_[line.pending].last = step_;
-      ++line.count;
+      const int32_t count = line.count++;
       line.age = next_age(line.age);
       ++line.clock;
       const int32_t own = updates_unseen(line.age, line.count);
       if (type_ == RowType::kFloat32)
-        optimizer_.add_and_preview(pending(slot), weight(slot), state(slot), grads + i * dim_, anticipate, own);
+        optimizer_.add_and_preview(pending(slot), count, weight(slot), state(slot), grads + i * dim_, anticipate, own);
       else
-        optimizer_.add_and_preview(pending(slot), half_row(slot), state(slot), grads + i * dim_, anticipate, own,
+        optimizer_.add_and_preview(pending(slot), count, half_row(slot), state(slot), grads + i * dim_, anticipate, own,
                                    Serially());
       if (drift_.most > 0) move(slot, grads + i * dim_, own);
     }
@@ -278,13 +297,13 @@ class RowCache {
   // Applies sums (m, sum_dim), over counts (m) iterations, to the rows at `positions` (m), -1 for none, of weights (n,
   // dim), states (n, preview_dim) and clocks (n), as refresh() does with pending sums. The sums' own clocks (m) become
   // those of the rows: they now count as gradients of the fetched rows.
-  void preview(const int64_t* positions, int64_t m, const float* sums, const int32_t* counts, int32_t* sum_clocks,
+  void preview(const int64_t* positions, int64_t m, float* sums, const int32_t* counts, int32_t* sum_clocks,
                float anticipate, float* weights, float* states, int32_t* clocks) const {
     for (int64_t i = 0; i < m; ++i) {
       const int64_t j = positions[i];
       if (j < 0) continue;
       optimizer_.preview(weights + j * dim_, states + j * preview_dim_,
-                         optimizer_.summed(sums + i * sum_dim_, counts[i], anticipate));
+                         summed(sums + i * sum_dim_, counts[i], anticipate));
       clocks[j] += counts[i];
       sum_clocks[i] = clocks[j];
     }
@@ -294,10 +313,10 @@ class RowCache {
   // read, or kUnknownClock.
   void pass_on(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads, int64_t n,
                Pushes* out) const {
-    out->sums.reserve(out->sums.size() + std::count(slots, slots + n, -1) * sum_dim_);
     for (int64_t i = 0; i < n; ++i)
       if (slots[i] < 0)
-        optimizer_.add(out->append(keys[i], next_clock(clocks[i]), {1, {step_, step_}}, sum_dim_), grads + i * dim_);
+        optimizer_.add(out->append(keys[i], next_clock(clocks[i]), {1, {step_, step_}}, sum_dim_), 0, grads + i * dim_,
+                       Serially());
   }
 
   // Takes the pending sums of `slots` that are due at `staleness`, except the slots in `held`, which is sorted.
@@ -409,8 +428,13 @@ class RowCache {
     free_pending_.pop_back();
     if (line_[slot].pending >= static_cast<int32_t>(steps_.size())) steps_.resize(line_[slot].pending + 1);
     steps_[line_[slot].pending].first = step_;
-    std::fill_n(pending(slot), sum_dim_, 0.0f);
     ++num_pending_;
+  }
+
+  // A sum (sum_dim) as a gradient; computes the squares of a single one.
+  Gradient summed(float* sums, int32_t count, float scale) const {
+    if (count == 1) optimizer_.square(sums + dim_, sums, Serially());
+    return optimizer_.summed(sums, sums + dim_, count, scale);
   }
 
   // Moves the pending sum of a line, if it has one, to `out`.
@@ -418,7 +442,8 @@ class RowCache {
     Line& line = line_[slot];
     if (line.pending < 0) return;
     const Iterations of{line.count, steps_[line.pending]};
-    std::memcpy(out->append(key_[slot], line.clock, of, sum_dim_), pending(slot), sum_dim_ * sizeof(float));
+    const int64_t num_defined = line.count == 1 ? dim_ : sum_dim_;
+    std::memcpy(out->append(key_[slot], line.clock, of, sum_dim_), pending(slot), num_defined * sizeof(float));
     free_pending_.push_back(line.pending);
     line.pending = -1;
     line.count = 0;
@@ -435,6 +460,8 @@ class RowCache {
 
   void prefetch_sums(int64_t slot) const {
     prefetch_row(row_at(slot), dim_);
+    if (drift_.most > 0) __builtin_prefetch(&moved_[slot], 1);
+    if (preview_dim_ > 0) __builtin_prefetch(state_.at(slot * preview_dim_), 1);
     if (line_[slot].pending >= 0) prefetch_row(pending_.at(line_[slot].pending * sum_dim_), sum_dim_);
   }
 

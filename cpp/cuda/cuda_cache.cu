@@ -196,7 +196,12 @@ __global__ void refresh_kernel(Lines lines, const int64_t* slots, const uint8_t*
     lines.line[slot].clock = clocks[i] + count;
   }
   if (count == 0) return;
-  const Gradient sum = lines.optimizer.summed(lines.pending_of(slot), count, anticipate);
+  float *pending = lines.pending_of(slot), *squares = pending + dim;
+  if (count == 1) {
+    lines.optimizer.square(squares, pending, Together{lane});
+    __syncwarp();
+  }
+  const Gradient sum = lines.optimizer.summed(pending, squares, count, anticipate);
   if (lines.type == RowType::kFloat32)
     lines.optimizer.preview(lines.floats_of(slot), lines.state_of(slot), sum, Together{lane});
   else
@@ -386,7 +391,7 @@ __global__ void update_kernel(Lines lines, const int64_t* slots, const uint8_t* 
   if (i >= n || slots[i] < 0) return;
   const Together loop{lane_number()};
   float* pending = lines.pending_of(slots[i]);
-  if (is_first[i]) {
+  if (is_first[i]) {  // squares too: pushes are checked for NaN
     loop.each(lines.optimizer.sum_dim(), [=](int64_t d) { pending[d] = 0; });
     __syncwarp();
   }
@@ -395,9 +400,11 @@ __global__ void update_kernel(Lines lines, const int64_t* slots, const uint8_t* 
   const Line now = lines.line[slots[i]];
   const int32_t own = updates_unseen(now.age, now.count);
   if (lines.type == RowType::kFloat32)
-    lines.optimizer.add_and_preview(pending, lines.floats_of(slots[i]), state, grad, anticipate, own, loop);
+    lines.optimizer.add_and_preview(pending, now.count - 1, lines.floats_of(slots[i]), state, grad, anticipate, own,
+                                    loop);
   else
-    lines.optimizer.add_and_preview(pending, lines.half_row(slots[i], now.clock), state, grad, anticipate, own, loop);
+    lines.optimizer.add_and_preview(pending, now.count - 1, lines.half_row(slots[i], now.clock), state, grad,
+                                    anticipate, own, loop);
   if (lines.drift == nullptr) return;
   __syncwarp();
   const float step = lines.optimizer.step_square(state, grad, own, loop);
@@ -507,7 +514,7 @@ __global__ void pass_on_kernel(RowOptimizer optimizer, int32_t step, const int64
   float* sums = out.sums + at[i] * optimizer.sum_dim();
   loop.each(optimizer.sum_dim(), [=](int64_t d) { sums[d] = 0; });
   __syncwarp();
-  optimizer.add(sums, grads + i * optimizer.dim(), loop);
+  optimizer.add(sums, 0, grads + i * optimizer.dim(), loop);
   if (loop.lane != 0) return;
   out.keys[at[i]] = keys[i];
   out.clocks[at[i]] = next_clock(clocks[i]);

@@ -42,7 +42,7 @@ class PushApplier {
         optimizer_(optimizer),
         format_(push_format(optimizer)),
         windows_(optimizer),
-        sums_(optimizer.sum_dim()) {}
+        squares_(format_.square_dim) {}
 
   ~PushApplier() { stop(); }
 
@@ -92,8 +92,13 @@ class PushApplier {
     for (int64_t i = 0; i < num_rows; ++i) {
       const int64_t j = order[i];
       shard_.check(own.rows[i]);
+      if (i + kAhead < num_rows) {
+        shard_.prefetch(own.rows[i + kAhead]);
+        prefetch_row(own.values + order[i + kAhead] * format_.width, format_.dim());
+      }
       const Steps steps = own.steps ? Steps{own.steps[2 * j], own.steps[2 * j + 1]} : this_step();
-      apply_entry(own.rows[i], own.values + j * format_.width, {own.counts[j], steps}, own.clocks[j]);
+      const float* sum = own.values + j * format_.width;
+      apply_entry(own.rows[i], sum, sum + format_.dim(), {own.counts[j], steps}, own.clocks[j]);
     }
   }
 
@@ -115,6 +120,7 @@ class PushApplier {
   using Microseconds = std::chrono::microseconds;
   static constexpr Microseconds kShortest{20}, kLongest{1000};  // polling interval of empty rings
   static constexpr int64_t kSteps = 64;                         // whose learning rates are known
+  static constexpr int64_t kAhead = 8;                          // rows prefetched
   static constexpr int kRecords = 64;  // of one ring per turn: a busy producer must not keep others from the lock
 
   void run() {
@@ -158,33 +164,24 @@ class PushApplier {
     const float* squares = from.squares;
     for (int64_t i = 0; i < num_rows; ++i) {
       const int32_t count = from.counts[i];
+      if (i + kAhead < num_rows) shard_.prefetch(from.rows[i + kAhead]);
       const Steps steps = from.steps ? Steps{from.steps[2 * i], from.steps[2 * i + 1]} : this_step();
-      const float* sums = sums_of(from.grads + i * format_.dim(), squares, count);
+      apply_entry(from.rows[i], from.grads + i * format_.dim(), squares, {count, steps}, from.clocks[i]);
       if (format_.has_squares(count)) squares += format_.square_dim;
-      apply_entry(from.rows[i], sums, {count, steps}, from.clocks[i]);
     }
-  }
-
-  // The sums (sum_dim) of a record's gradients (dim), with their squares (square_dim) if it sums several.
-  const float* sums_of(const float* grads, const float* squares, int32_t count) {
-    if (format_.square_dim == 0) return grads;
-    if (format_.has_squares(count)) {
-      std::copy_n(grads, format_.dim(), sums_.begin());
-      std::copy_n(squares, format_.square_dim, sums_.begin() + format_.dim());
-    } else {
-      std::fill(sums_.begin(), sums_.end(), 0.0f);
-      optimizer_.add(sums_.data(), grads);
-    }
-    return sums_.data();
   }
 
   // Of pushes without steps, which plain SGD does not need.
   Steps this_step() const { return {static_cast<int32_t>(now_), static_cast<int32_t>(now_)}; }
 
-  // Applies one push (sum_dim) to a row.
-  void apply_entry(int64_t row, const float* sums, const Iterations& of, int32_t clock) {
+  // Applies one push to a row: its sum (dim), and squares (square_dim) if it sums several gradients.
+  void apply_entry(int64_t row, const float* sum, const float* squares, const Iterations& of, int32_t clock) {
     optimizer_.set_rate(rates_[std::clamp<int64_t>(of.steps.last, oldest_, newest_) % kSteps]);
-    shard_.apply_sums(row, sums, of, clock, optimizer_, windows_);
+    if (!format_.has_squares(of.count)) {
+      optimizer_.square(squares_.data(), sum, Serially());
+      squares = squares_.data();
+    }
+    shard_.apply_sum(row, optimizer_.summed(sum, squares, of.count), of.steps, clock, optimizer_, windows_);
   }
 
   void throw_kept() const {
@@ -197,7 +194,7 @@ class PushApplier {
   RowOptimizer optimizer_;
   RecordFormat format_;
   Windows windows_;
-  std::vector<float> sums_;                    // of the record being applied
+  std::vector<float> squares_;                 // of the single gradient being applied
   RowOptimizer::Rate rates_[kSteps];           // of step i at i modulo kSteps
   int64_t now_ = 0, oldest_ = 0, newest_ = 0;  // the rank's step; the steps whose rates are known
   std::exception_ptr error_;

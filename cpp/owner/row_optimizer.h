@@ -12,7 +12,8 @@
 // Gradients may be sums over several iterations of one rank (staleness s >= 1). Such a sum contains what the rule needs
 // to act as if the gradients had been applied one by one to the row as it is now:
 //   sums (sum_dim): the sum of the gradients (dim), then, except for sgd, the sum of their squares (dim;
-//             rowwise_adagrad: one number, the mean over the row);
+//             rowwise_adagrad: one number, the mean over the row), undefined for a single gradient: square() computes
+//             them when they are needed, as most sums are of one;
 //   count     iterations summed.
 // Sums of several ranks over the same steps are merged by an owner: owner/windows.h.
 #pragma once
@@ -148,39 +149,44 @@ class RowOptimizer {
   HETMPI_SHARED bool is_plain() const { return rule_ == RowRule::kSgd && weight_decay_ == 0; }
   HETMPI_SHARED float plain_step(float scale) const { return rate_.lr * scale; }
 
-  // Adds one iteration's gradient to sums (sum_dim).
+  // Adds one iteration's gradient to sums (sum_dim) over `count` iterations; with count 0 sums are undefined before.
   template <typename Loop>
-  HETMPI_SHARED void add(float* sums, const float* grad, Loop loop) const {
+  HETMPI_SHARED void add(float* sums, int64_t count, const float* grad, Loop loop) const {
     const int64_t dim = dim_;
+    if (count == 0) return loop.each(dim, [=](int64_t d) { sums[d] = 0.0f + grad[d]; });
+    float* squares = sums + dim;
+    if (count == 1) square(squares, sums, loop);
     loop.each(dim, [=](int64_t d) { sums[d] += grad[d]; });
     if (rule_ == RowRule::kSgd) return;
-    float* squares = sums + dim;
-    if (rule_ == RowRule::kRowwiseAdagrad) {
-      const float mean = loop.sum(dim, [=](int64_t d) { return grad[d] * grad[d]; }) / static_cast<float>(dim);
-      loop.set(squares, *squares + mean);
-    } else {
+    if (rule_ == RowRule::kRowwiseAdagrad)
+      loop.set(squares, *squares + mean_of_squares(grad, loop));
+    else
       loop.each(dim, [=](int64_t d) { squares[d] += grad[d] * grad[d]; });
-    }
+  }
+
+  // The squares (sum_dim - dim) of a sum over one iteration.
+  template <typename Loop>
+  HETMPI_SHARED void square(float* squares, const float* grad, Loop loop) const {
+    if (rule_ == RowRule::kSgd) return;
+    if (rule_ == RowRule::kRowwiseAdagrad)
+      loop.set(squares, mean_of_squares(grad, loop));
+    else
+      loop.each(dim_, [=](int64_t d) { squares[d] = grad[d] * grad[d]; });
   }
 
   // add() and preview() of one iteration's gradient, the latter scaled, after `own` updates, as in Gradient.
   template <typename Row, typename Loop>
-  HETMPI_SHARED void add_and_preview(float* sums, Row weight, float* mean_square, const float* grad, float scale,
-                                     int64_t own, Loop loop) const {
-    add(sums, grad, loop);
+  HETMPI_SHARED void add_and_preview(float* sums, int64_t count, Row weight, float* mean_square, const float* grad,
+                                     float scale, int64_t own, Loop loop) const {
+    add(sums, count, grad, loop);
     preview(weight, mean_square, {grad, nullptr, scale, 1, squares_of(scale), own}, loop);
   }
 
   // The same on the CPU, in one pass if the rule allows.
-  void add(float* sums, const float* grad) const {
-    if (rule_ == RowRule::kSgd) return hetmpi::add(sums, grad, dim_);
-    add(sums, grad, Serially());
-  }
-
-  void add_and_preview(float* sums, float* weight, float* mean_square, const float* grad, float scale,
+  void add_and_preview(float* sums, int64_t count, float* weight, float* mean_square, const float* grad, float scale,
                        int64_t own) const {
-    if (is_plain()) return add_and_subtract(sums, weight, plain_step(scale), grad, dim_);
-    add_and_preview(sums, weight, mean_square, grad, scale, own, Serially());
+    if (is_plain() && count > 0) return add_and_subtract(sums, weight, plain_step(scale), grad, dim_);
+    add_and_preview(sums, count, weight, mean_square, grad, scale, own, Serially());
   }
 
   void preview(float* weight, float* mean_square, const Gradient& grad) const {
@@ -193,9 +199,9 @@ class RowOptimizer {
   // independent: its average forgets the fetched one, and steps that are too small were worse (docs/results.md).
   HETMPI_SHARED float squares_of(float scale) const { return rule_ == RowRule::kAdam ? scale : scale * scale; }
 
-  // A sum over `count` iterations as a gradient; scaled by `scale`.
-  HETMPI_SHARED Gradient summed(const float* sums, int64_t count, float scale = 1) const {
-    return {sums, rule_ == RowRule::kSgd ? nullptr : sums + dim_, scale, count, squares_of(scale)};
+  // A sum over `count` iterations as a gradient; scaled by `scale`. squares: of a single gradient too, by square().
+  HETMPI_SHARED Gradient summed(const float* sum, const float* squares, int64_t count, float scale = 1) const {
+    return {sum, rule_ == RowRule::kSgd ? nullptr : squares, scale, count, squares_of(scale)};
   }
 
   // Floats that Overlap points to.
@@ -212,12 +218,13 @@ class RowOptimizer {
     return 0;
   }
 
-  // Applies a push (sum_dim) over `count` iterations, as if its gradients and those it overlaps with had been added
-  // before the rule was applied: the earlier ones' movement is made anew at the state that results. A sum of squares is
-  // at least the square of the sum over the number of terms. Where gradients nearly cancel each other, that keeps
-  // rounding errors of the state, under the root, from becoming large steps.
-  void merge(float* weight, float* state, const float* push, int64_t count, const Overlap& overlap) const {
-    const Terms g = terms(summed(push, count), overlap.fresh);
+  // Applies a push, as from summed(), as if its gradients and those it overlaps with had been added before the rule was
+  // applied: the earlier ones' movement is made anew at the state that results. A sum of squares is at least the square
+  // of the sum over the number of terms. Where gradients nearly cancel each other, that keeps rounding errors of the
+  // state, under the root, from becoming large steps.
+  void merge(float* weight, float* state, const Gradient& push, const Overlap& overlap) const {
+    const Terms g = terms(push, overlap.fresh);
+    const int64_t count = push.count;
     switch (rule_) {
       case RowRule::kSgd:
         for (int64_t d = 0; d < dim_; ++d) weight[d] -= rate_.lr * g.value(weight, d);
@@ -273,6 +280,11 @@ class RowOptimizer {
   }
 
  private:
+  template <typename Loop>
+  HETMPI_SHARED float mean_of_squares(const float* grad, Loop loop) const {
+    return loop.sum(dim_, [=](int64_t d) { return grad[d] * grad[d]; }) / static_cast<float>(dim_);
+  }
+
   // Sum of the scaled gradient and the row's decay at component d, and its square. If the two nearly cancel, rounding
   // could make a sum of squares negative, with NaN as its root.
   struct Terms {
@@ -287,9 +299,15 @@ class RowOptimizer {
 
     template <typename Row>
     HETMPI_SHARED float square(Row weight, int64_t d) const {
+      if (squares != nullptr) return square_of_sum(weight, d);
       const float g = scale * sum[d], once = decay_once * weight[d];
-      if (squares == nullptr)
-        return at_least_zero((g + once) * (g + once) + (square_scale - scale * scale) * sum[d] * sum[d]);
+      return at_least_zero((g + once) * (g + once) + (square_scale - scale * scale) * sum[d] * sum[d]);
+    }
+
+    // REQUIRES: squares. Without the branch, loops are vectorised.
+    template <typename Row>
+    HETMPI_SHARED float square_of_sum(Row weight, int64_t d) const {
+      const float g = scale * sum[d], once = decay_once * weight[d];
       return at_least_zero(square_scale * squares[d] + 2 * once * g * share + fresh * once * once);
     }
   };
@@ -322,7 +340,7 @@ class RowOptimizer {
     }
   }
 
-  void adagrad(float* weight, float* sum, const Terms& g) const {
+  void adagrad(float* weight, float* sum, Terms g) const {
     const float lr = rate_.lr, eps = eps_;
     for (int64_t d = 0; d < dim_; ++d) {
       const float value = g.value(weight, d);
@@ -331,7 +349,7 @@ class RowOptimizer {
     }
   }
 
-  void adam(float* weight, float* state, const Terms& g) const {
+  void adam(float* weight, float* state, Terms g) const {
     float* mean = state;             // (dim)
     float* variance = state + dim_;  // (dim)
     const float keep1 = beta1_, keep2 = beta2_, take1 = 1 - keep1, take2 = 1 - keep2;
@@ -358,7 +376,7 @@ class RowOptimizer {
   }
 
   template <typename Row, typename Loop>
-  HETMPI_SHARED float mean_squares(const Terms& g, Row weight, Loop loop) const {
+  HETMPI_SHARED float mean_squares(Terms g, Row weight, Loop loop) const {
     const float dim = static_cast<float>(dim_);
     if (g.squares == nullptr || rule_ != RowRule::kRowwiseAdagrad)
       return loop.sum(dim_, [=](int64_t d) { return g.square(weight, d); }) / dim;
@@ -372,20 +390,20 @@ class RowOptimizer {
   // 1 / (number of steps that a push and those it overlaps with sum), at most.
   static float per_step(int64_t count, const Overlap& o) { return 1 / std::max(static_cast<float>(count), o.steps); }
 
-  void merge_adagrad(float* weight, float* state, const Terms& g, int64_t count, const Overlap& o) const {
+  void merge_adagrad(float* weight, float* state, Terms g, int64_t count, const Overlap& o) const {
     const float each = per_step(count, o);
     const float lr = rate_.lr, eps = eps_, product = o.product, share = o.share;
     float* sums = o.sums;
     for (int64_t d = 0; d < dim_; ++d) {
       const float value = g.value(weight, d), earlier = share * sums[d], before = state[d];
       const float both = earlier + value;
-      state[d] = std::max(before + g.square(weight, d) + product * earlier * value, each * (both * both));
+      state[d] = larger(before + g.square_of_sum(weight, d) + product * earlier * value, each * (both * both));
       weight[d] -= lr * both / (std::sqrt(state[d]) + eps) - lr * earlier / (std::sqrt(before) + eps);
       sums[d] += value;
     }
   }
 
-  void merge_rowwise_adagrad(float* weight, float* state, const Terms& g, int64_t count, const Overlap& o) const {
+  void merge_rowwise_adagrad(float* weight, float* state, Terms g, int64_t count, const Overlap& o) const {
     float* sums = o.sums;
     const float dim = static_cast<float>(dim_), share = o.share, before = *state;
     const float products = Serially().sum(dim_, [=](int64_t d) { return sums[d] * g.value(weight, d); });
@@ -393,8 +411,8 @@ class RowOptimizer {
       const float both = share * sums[d] + g.value(weight, d);
       return both * both;
     });
-    *state = std::max(before + mean_squares(g, weight, Serially()) + o.product * share * products / dim,
-                      per_step(count, o) * squares / dim);
+    *state = larger(before + mean_squares(g, weight, Serially()) + o.product * share * products / dim,
+                    per_step(count, o) * squares / dim);
     const float lr = rate_.lr / (std::sqrt(*state) + eps_), earlier_lr = rate_.lr / (std::sqrt(before) + eps_);
     for (int64_t d = 0; d < dim_; ++d) {
       const float value = g.value(weight, d), earlier = share * sums[d];
@@ -403,7 +421,7 @@ class RowOptimizer {
     }
   }
 
-  void merge_adam(float* weight, float* state, const Terms& g, int64_t num, const Overlap& o) const {
+  void merge_adam(float* weight, float* state, Terms g, int64_t num, const Overlap& o) const {
     float* mean = state;             // (dim)
     float* variance = state + dim_;  // (dim)
     float *sums = o.sums, *moved = o.moved;
@@ -418,8 +436,8 @@ class RowOptimizer {
       const float value = g.value(weight, d), before = variance[d], both = share * sums[d] + value;
       const float move = carried * mean[d] + direct * value, earlier = share * moved[d];
       mean[d] = keep1 * mean[d] + take1 * value;
-      variance[d] = std::max(keep2 * before + take2 * g.square(weight, d) + product * sums[d] * value,
-                             take2 * (each * (both * both)));
+      variance[d] = larger(keep2 * before + take2 * g.square_of_sum(weight, d) + product * sums[d] * value,
+                           take2 * (each * (both * both)));
       weight[d] -= lr * (earlier + move) / (std::sqrt(variance[d]) * scale + eps) -
                    lr * earlier / (std::sqrt(before) * scale + eps);
       sums[d] += value;
@@ -427,6 +445,8 @@ class RowOptimizer {
     }
   }
 
+  // std::max takes references, which prevents vectorisation.
+  static float larger(float a, float b) { return a < b ? b : a; }
   HETMPI_SHARED static float at_least_zero(float value) { return value < 0 ? 0 : value; }
 
   // By multiplications only, which round alike everywhere, unlike pow().

@@ -48,17 +48,18 @@ struct Shard {
     __atomic_store_n(clock + row, clock[row] + 1, __ATOMIC_RELAXED);
   }
 
-  // One rank's sums (sum_dim) over iterations, the last of which is its `origin_clock`-th of this row; with
+  // One rank's sum over iterations of these steps, the last of which is its `origin_clock`-th of this row; with
   // kUnknownClock all of them are new. The row is written before its clock: a reader that sees the clock and then reads
   // the row sees this update.
-  void apply_sums(int64_t row, const float* sums, const Iterations& of, int32_t origin_clock,
-                  const RowOptimizer& optimizer, Windows& windows) {
-    const int32_t advance = origin_clock == kUnknownClock ? of.count : std::max(0, origin_clock - clock[row]);
+  void apply_sum(int64_t row, const Gradient& push, const Steps& steps, int32_t origin_clock,
+                 const RowOptimizer& optimizer, Windows& windows) {
+    const auto count = static_cast<int32_t>(push.count);
+    const int32_t advance = origin_clock == kUnknownClock ? count : std::max(0, origin_clock - clock[row]);
     float *row_weight = weight + row * dim, *row_state = state + row * state_dim;
     if (optimizer.is_plain())
-      optimizer.apply(row_weight, row_state, sums);
+      optimizer.apply(row_weight, row_state, push.sum);
     else
-      windows.apply(row, row_weight, row_state, sums, of, optimizer);
+      windows.apply(row, row_weight, row_state, push, steps, optimizer);
     if (mean_square != nullptr) mean_square[row] = optimizer.mean_square(row_state);
     touched[row] = 1;
     __atomic_store_n(clock + row, clock[row] + advance, __ATOMIC_RELEASE);

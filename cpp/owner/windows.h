@@ -41,10 +41,10 @@ class Windows {
  public:
   explicit Windows(const RowOptimizer& rule) : dim_(rule.dim()), width_(rule.overlap_dim()) { index_.clear(0); }
 
-  // Applies a push (sum_dim) to a row; weight (dim), state (state_dim).
-  void apply(int64_t row, float* weight, float* state, const float* push, const Iterations& of,
+  // Applies a push over these steps to a row; weight (dim), state (state_dim).
+  void apply(int64_t row, float* weight, float* state, const Gradient& push, const Steps& steps,
              const RowOptimizer& rule) {
-    const auto [first, last] = of.steps;
+    const auto [first, last] = steps;
     newest_ = std::max(newest_, last);
     if (index_.size() >= limit_ && !index_.contains(row)) sweep();
     const int32_t at = index_.number(row);
@@ -55,14 +55,14 @@ class Windows {
     Window& window = windows_[at];
     float* values = values_.data() + at * width_;
     if (last > window.last()) keep(window, first, values);
-    const Shared shared = shared_by(window, of.steps);
+    const Shared shared = shared_by(window, steps);
     const bool is_older = window.num > 0 && last < window.parts[0].first && shared.steps == 0;
     if (is_older) {
       spare_.assign(width_, 0.0f);
       values = spare_.data();
     }
-    const float count = of.count, length = last - first + 1;
-    rule.merge(weight, state, push, of.count,
+    const float count = push.count, length = last - first + 1;
+    rule.merge(weight, state, push,
                {count * (1 - shared.covered / length), 2 / length, shared.share, std::max(1.0f, shared.steps), values,
                 values + dim_});
     if (!is_older) window.add({first, last, count, count});
@@ -173,7 +173,7 @@ class Windows {
   // Drops windows with which no push is likely to share a step.
   void sweep() {
     KeyIndex kept;
-    kept.clear(0);
+    kept.clear(index_.size() / 2);
     int64_t n = 0;
     for (int64_t at = 0; at < index_.size(); ++at) {
       const Window window = windows_[at];

@@ -183,8 +183,7 @@ class PyCache {
   }
 
   void preview(const Array<int64_t>& positions, Array<float> weights, Array<float> states, Array<int32_t> clocks,
-               const Array<float>& sums, const Array<int32_t>& counts, Array<int32_t> sum_clocks,
-               float anticipate) const {
+               Array<float> sums, const Array<int32_t>& counts, Array<int32_t> sum_clocks, float anticipate) const {
     const ssize_t m = positions.shape(0), n = clocks.shape(0);
     check_in(positions.data(), m, n, "positions", -1);
     check_shape(weights, "weights", {n, cache_.dim()});
@@ -192,7 +191,7 @@ class PyCache {
     check_shape(sums, "sums", {m, cache_.sum_dim()});
     check_shape(counts, "counts", {m});
     check_shape(sum_clocks, "sum_clocks", {m});
-    cache_.preview(positions.data(), m, sums.data(), counts.data(), sum_clocks.mutable_data(), anticipate,
+    cache_.preview(positions.data(), m, sums.mutable_data(), counts.data(), sum_clocks.mutable_data(), anticipate,
                    weights.mutable_data(), states.mutable_data(), clocks.mutable_data());
   }
 
@@ -215,12 +214,13 @@ class PyCache {
 
   // keys, clocks, counts, steps, sums of the pushes since the last call.
   py::tuple take_pushes() {
-    const ssize_t n = pushes_.keys.size();
+    const ssize_t n = pushes_.keys.size(), num_floats = pushes_.sums.size();
     py::array sums = owned(std::move(pushes_.sums)).reshape({n, ssize_t{cache_.sum_dim()}});
     py::array_t<int32_t> steps({n, ssize_t{2}}, reinterpret_cast<const int32_t*>(pushes_.steps.data()));
     py::tuple taken = py::make_tuple(owned(std::move(pushes_.keys)), owned(std::move(pushes_.clocks)),
                                      owned(std::move(pushes_.counts)), steps, sums);
     pushes_ = Pushes();
+    pushes_.sums.reserve(num_floats + num_floats / 4);  // the next ones may be as many: growing would copy them
     return taken;
   }
 
@@ -238,10 +238,11 @@ class PyCache {
 
  private:
   // An array that takes over the vector's memory.
-  template <typename T>
-  static py::array_t<T> owned(std::vector<T>&& values) {
-    auto* kept = new std::vector<T>(std::move(values));
-    py::capsule owner(kept, [](void* p) { delete static_cast<std::vector<T>*>(p); });
+  template <typename T, typename Allocator>
+  static py::array_t<T> owned(std::vector<T, Allocator>&& values) {
+    using Vector = std::vector<T, Allocator>;
+    auto* kept = new Vector(std::move(values));
+    py::capsule owner(kept, [](void* p) { delete static_cast<Vector*>(p); });
     return py::array_t<T>(kept->size(), kept->data(), owner);
   }
 

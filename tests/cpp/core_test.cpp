@@ -130,9 +130,10 @@ std::vector<Push> listed(const Pushes& pushes, int64_t sum_dim) {
   std::vector<Push> list;
   for (size_t i = 0; i < pushes.keys.size(); ++i) {
     const float* sums = pushes.sums.data() + i * sum_dim;
+    const int64_t num_defined = pushes.counts[i] == 1 ? kDim : sum_dim;
     const Steps steps = pushes.steps[i];
-    list.push_back(
-        {pushes.keys[i], pushes.clocks[i], pushes.counts[i], steps.first, steps.last, Floats(sums, sums + sum_dim)});
+    list.push_back({pushes.keys[i], pushes.clocks[i], pushes.counts[i], steps.first, steps.last,
+                    Floats(sums, sums + num_defined)});
   }
   CHECK(pushes.sums.size() == pushes.keys.size() * sum_dim);
   return list;
@@ -228,7 +229,7 @@ class ModelCache {
     const auto pending = std::exchange(lines_[slot]->pending, {});
     const auto steps = std::exchange(lines_[slot]->steps, {});
     return Push{lines_[slot]->key, lines_[slot]->clock, static_cast<int64_t>(pending.size()),
-                steps.front(),     steps.back(),        sums_of(pending)};
+                steps.front(),     steps.back(),        pushed(pending)};
   }
 
   // The sum of the gradients, and by rule the sum of their squares or of the squares' mean.
@@ -240,6 +241,13 @@ class ModelCache {
         if (rule_ == "adagrad" || rule_ == "adam") sums[kDim + d] += grad[d] * grad[d];
         if (rule_ == "rowwise_adagrad") sums[kDim] += grad[d] * grad[d] / kDim;
       }
+    return sums;
+  }
+
+  // What a push has of these gradients: the squares of a single one are left to the owner.
+  Floats pushed(const std::vector<Floats>& grads) const {
+    Floats sums = sums_of(grads);
+    if (grads.size() == 1) sums.resize(kDim);
     return sums;
   }
 
@@ -278,7 +286,7 @@ class ModelCache {
                          {grads.data(), nullptr, anticipate_, 1, optimizer_.squares_of(anticipate_),
                           std::max<int64_t>(line.age, static_cast<int64_t>(line.steps.size()))});
     } else {
-      const Gradient sums = optimizer_.summed(grads.data(), count, anticipate_);
+      const Gradient sums = optimizer_.summed(grads.data(), grads.data() + kDim, count, anticipate_);
       optimizer_.preview(line.weight.data(), line.state.data(), sums);
     }
   }
@@ -448,7 +456,7 @@ class CacheTrial {
       Floats& sum = outstanding_.try_emplace(keys_[i], kDim, 0.0f).first->second;
       for (int64_t d = 0; d < kDim; ++d) sum[d] += grad[d];
       if (slots_[i] < 0)
-        expected.push_back({keys_[i], clocks_[i] + 1, 1, step_, step_, model_.sums_of({grad})});
+        expected.push_back({keys_[i], clocks_[i] + 1, 1, step_, step_, model_.pushed({grad})});
       else
         model_.update(slots_[i], grad);
     }
@@ -540,7 +548,8 @@ void cache_uses_the_room_of_sums_handed_out_again(uint64_t) {
     Pushes out;
     cache.update(&slot, row.data(), 1, 1);
     cache.take_pending(&out);
-    CHECK(out.clocks == Clocks{i} && out.counts == Clocks{1} && out.sums == row);
+    CHECK(out.clocks == Clocks{i} && out.counts == Clocks{1});
+    CHECK(std::equal(row.begin(), row.end(), out.sums.begin(), out.sums.end()));
   }
 }
 
@@ -616,10 +625,9 @@ void sums_of_squares_are_never_negative(uint64_t seed) {
     for (int i = 0; i < 20000; ++i) {
       float weight = static_cast<float>(pick_in(random, 1, 1000)) / 7;
       const float grad = -0.1f * weight * (1 + static_cast<float>(pick_in(random, -100, 100)) * 1e-6f);
-      Floats sums(2, 0.0f);
-      float mean_square = 0;
-      optimizer.add(sums.data(), &grad);
-      optimizer.preview(&weight, &mean_square, optimizer.summed(sums.data(), 1));
+      float square, mean_square = 0;
+      optimizer.square(&square, &grad, Serially());
+      optimizer.preview(&weight, &mean_square, optimizer.summed(&grad, &square, 1));
       CHECK(std::isfinite(weight));
     }
   }

@@ -65,9 +65,9 @@ class OnGpu {
   size_t size_;
 };
 
-template <typename T>
-bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+template <typename Vector>
+bool same_bits(const Vector& a, const Vector& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(a[0])) == 0);
 }
 
 int64_t pick(Random& random, int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); }
@@ -268,11 +268,18 @@ class Both {
   void take_pushes() {
     CHECK(on_gpu_.num_pushes() == static_cast<int64_t>(pushes_.keys.size()));
     if (pick(random_, 2) == 0) CHECK(same_bits(on_gpu_.keys_handed_out(nullptr), pushes_.keys));
-    const Pushes found = on_gpu_.take_pushes(nullptr);
+    Pushes found = on_gpu_.take_pushes(nullptr);
     CHECK(same_bits(found.keys, pushes_.keys) && same_bits(found.clocks, pushes_.clocks));
     CHECK(same_bits(found.counts, pushes_.counts) && same_bits(found.steps, pushes_.steps));
+    for (Pushes* pushes : {&found, &pushes_}) clear_undefined(pushes);
     CHECK(same_bits(found.sums, pushes_.sums));
     pushes_ = Pushes();
+  }
+
+  // The squares of single gradients.
+  void clear_undefined(Pushes* pushes) const {
+    for (size_t i = 0; i < pushes->counts.size(); ++i)
+      if (pushes->counts[i] == 1) std::fill_n(pushes->sums.data() + i * sum_dim() + dim_, sum_dim() - dim_, 0.0f);
   }
 
   Random& random_;
