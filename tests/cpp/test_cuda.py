@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import launch
 import numpy as np
+import pyarrow
 import pybind11
 import pytest
 import torch
@@ -60,7 +61,8 @@ def test_tables_keep_their_promises_with_their_lines_on_a_gpu(tmp_path):
     sources = [*map(str, (ROOT / "cpp/python").glob("*.cpp")), *KERNELS]
     flags = [flag for flag in FLAGS if flag not in ("-g", "-Werror")]
     flags += ["-fPIC", "-fvisibility=hidden", "-DHETMPI_CUDA=1"]
-    includes = [*ON_CPU, f"-I{pybind11.get_include()}", f"-I{sysconfig.get_path('include')}"]
+    folders = pybind11.get_include(), sysconfig.get_path("include"), pyarrow.get_include()
+    includes = [*ON_CPU, *(f"-I{folder}" for folder in folders)]
     objects = [str(tmp_path / f"{number}.o") for number in range(len(sources))]
     compile_one = [*CXX, *flags, *includes, "-x", "c++", "-c"]
     commands = [[*compile_one, source, "-o", made] for source, made in zip(sources, objects)]
