@@ -99,6 +99,7 @@ def race(launcher: list[str], folder: str, contenders: dict[str, list[str]], set
 def run(launcher: list[str], name: str, folder: str, overrides: list[str]) -> dict:
     """The report of one run of a contender. Raises Failed with its output."""
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{BENCH}", "OMP_NUM_THREADS": "1", "MASTER_PORT": "29511"}
+    env["PYTHONSAFEPATH"] = "1"  # else bench/peers/torchrec.py would be the module torchrec
     env.setdefault("MASTER_ADDR", "127.0.0.1")
     done = subprocess.run([*launcher, *command_of(name, folder, overrides)], env=env, text=True, capture_output=True)
     lines = [line for line in done.stdout.splitlines() if MARK in line]
