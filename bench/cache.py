@@ -110,7 +110,7 @@ def check(dim: int):
             expected[key] -= grad
             pending[key] += grad
     filled.cache.take_all()
-    keys, _, _, sums = filled.cache.take_pushes()
+    keys, _, _, _, sums = filled.cache.take_pushes()
     if not (sums == np.array([pending[key] for key in keys.tolist()], np.float32)[:, None]).all():
         raise RuntimeError("the cache hands out wrong sums")
 

@@ -48,13 +48,13 @@ def command_of(name: str, folder: str, overrides: list[str]) -> list[str]:
     if name.split(" ")[0] in ("hetmpi", "floor") or name.startswith("tables="):
         return [sys.executable, str(BENCH / "race/rank.py"), name.split(" ")[0], folder, *overrides]
     if name == "horovod":
-        return [sys.executable, str(BENCH / "peers/horovod.py"), folder]
+        return [sys.executable, "-m", "peers.horovod", folder]
     # torch.distributed reads these variables
     ranks = (
         "RANK=${PMI_RANK:-$OMPI_COMM_WORLD_RANK} WORLD_SIZE=${PMI_SIZE:-$OMPI_COMM_WORLD_SIZE} "
         'LOCAL_RANK=${MPI_LOCALRANKID:-${OMPI_COMM_WORLD_LOCAL_RANK:-0}} exec "$0" "$@"'
     )
-    return ["sh", "-c", ranks, str(python_of(name)), str(BENCH / f"peers/{name}.py"), folder]
+    return ["sh", "-c", ranks, str(python_of(name)), "-m", f"peers.{name}", folder]
 
 
 def python_of(peer: str) -> Path:
@@ -99,7 +99,6 @@ def race(launcher: list[str], folder: str, contenders: dict[str, list[str]], set
 def run(launcher: list[str], name: str, folder: str, overrides: list[str]) -> dict:
     """The report of one run of a contender. Raises Failed with its output."""
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{BENCH}", "OMP_NUM_THREADS": "1", "MASTER_PORT": "29511"}
-    env["PYTHONSAFEPATH"] = "1"  # else bench/peers/torchrec.py would be the module torchrec
     env.setdefault("MASTER_ADDR", "127.0.0.1")
     done = subprocess.run([*launcher, *command_of(name, folder, overrides)], env=env, text=True, capture_output=True)
     lines = [line for line in done.stdout.splitlines() if MARK in line]

@@ -215,12 +215,13 @@ class PyCache {
   // keys, clocks, counts, steps, sums of the pushes since the last call.
   py::tuple take_pushes() {
     const ssize_t n = pushes_.keys.size(), num_floats = pushes_.sums.size();
+    Pushes next;
+    next.sums.reserve(num_floats + num_floats / 4);  // the next ones may be as many: growing would copy them
     py::array sums = owned(std::move(pushes_.sums)).reshape({n, ssize_t{cache_.sum_dim()}});
     py::array_t<int32_t> steps({n, ssize_t{2}}, reinterpret_cast<const int32_t*>(pushes_.steps.data()));
     py::tuple taken = py::make_tuple(owned(std::move(pushes_.keys)), owned(std::move(pushes_.clocks)),
                                      owned(std::move(pushes_.counts)), steps, sums);
-    pushes_ = Pushes();
-    pushes_.sums.reserve(num_floats + num_floats / 4);  // the next ones may be as many: growing would copy them
+    pushes_ = std::move(next);
     return taken;
   }
 

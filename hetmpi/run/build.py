@@ -190,17 +190,19 @@ def make_tables(
     """The tables of a model, with one transport. replicated: as replicated_of; most_keys: as most_keys_of.
     Collective."""
     table, tables, exchange = config.table, {}, config.table.exchange
+    caches = {name: cache_of(config, f"table {name}", spec.cache) for name, spec in specs.items()}
+    steps = table.round_steps  # of all tables, which share rounds
+    if steps is None:
+        lines = sum(caches[name].rows(spec.num_rows, world, device) for name, spec in specs.items())
+        ahead = MOST_AHEAD if table.prefetch_batches is None else table.prefetch_batches
+        steps = auto_round_steps(table.staleness, lines, sum(most_keys.values()), ahead)
     for name, spec in specs.items():
-        cache = cache_of(config, f"table {name}", spec.cache)
-        steps = table.round_steps
-        if steps is None:
-            lines, ahead = cache.rows(spec.num_rows, world, device), table.prefetch_batches
-            steps = auto_round_steps(table.staleness, lines, most_keys[name], MOST_AHEAD if ahead is None else ahead)
         tables[name] = made = EmbeddingTable(
             world, spec.num_rows, spec.dim, optimizer_of(config, f"table {name}", spec.optim, schedule), name=name,
             partition=table.partition, seed=config.seed, init_std=table.init_std,
             inbox_bytes=int(table.inbox_mb * MB), staleness=staleness_of(config),
-            cache=cache, spans=spans, exchange=exchange, device=device, replicated=replicated[name], round_steps=steps,
+            cache=caches[name], spans=spans, exchange=exchange, device=device, replicated=replicated[name],
+            round_steps=steps,
         )  # fmt: skip
         if exchange == "auto" and made.client.transport.name is not None:
             exchange = made.client.transport.name  # what the first table's trial has chosen
@@ -208,9 +210,10 @@ def make_tables(
 
 
 def auto_round_steps(staleness: int | None, lines: int, most_keys: int, ahead: int = MOST_AHEAD) -> int:
-    """The default of table.round_steps. lines: of a cache; most_keys: of a batch; ahead: batches announced."""
+    """The default of table.round_steps. lines: of all caches of a rank; most_keys: of a batch, repeated ids counted;
+    ahead: batches announced."""
     steps = MOST_AHEAD if staleness is None else staleness // STALENESS_PER_STEP
-    return max(1, min(MOST_AHEAD, steps, ahead, lines // most_keys))
+    return max(1, min(MOST_AHEAD, steps, ahead, lines // max(1, most_keys)))
 
 
 def batches_ahead(config: DictConfig, tables: TableGroup) -> int:

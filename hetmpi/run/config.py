@@ -175,7 +175,7 @@ def check(config: DictConfig):
     steps, depth = table.round_steps, table.prefetch_batches
     if table.staleness != 0 and None not in (steps, depth) and steps > max(1, depth):
         raise UserError(
-            f"settings: table.round_steps={steps} needs table.prefetch_batches of at least {steps}, got {depth}"
+            f"settings: table.round_steps={steps} needs table.prefetch_batches=null or at least {steps}, got {depth}"
         )
     for key in ("eval.patience", "checkpoint.best"):
         value = OmegaConf.select(config, key)

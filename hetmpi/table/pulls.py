@@ -71,7 +71,9 @@ class Pulls:
 
     def of_write(self, keys: Keys) -> PullRequest:
         """The request of the keys to be written now: that of the last read, if they are the same."""
-        if self._ahead and self._ahead[0].pull.phase is Phase.ROWS_REQUESTED:  # announced, not read before this write
+        is_second = self.last is not None and self.last.phase is Phase.WRITTEN  # without a read in between
+        passed = (Phase.ROWS_REQUESTED, Phase.READ) if is_second else (Phase.ROWS_REQUESTED,)
+        if self._ahead and self._ahead[0].pull.phase in passed:  # this write was not foreseen when lines were judged
             self.drop(self._ahead[0])
         return self.last if self.last is not None and self.last.is_of(keys) else self._parts.request(keys)
 
@@ -192,7 +194,7 @@ class Pulls:
             joint.rows = joint.states = NO_ROWS
 
     def drop(self, request: PullRequest):
-        """Ends the transfers of a request and ignores their data."""
+        """Ends the transfers of a request and ignores their data; also for the other batches of its pull."""
         self._parts.window.flush()
         pull = request.pull
         if pull.ticket is not None:
@@ -201,7 +203,7 @@ class Pulls:
             # Push the gradients that waited for their lines to be refreshed.
             if pull.phase is Phase.ROWS_REQUESTED and not self._transport.carries_pushes:
                 self._cache.take_due(pull.slots, self._parts.bound, held=NO_SLOTS)
-            for other in self._ahead:
-                if other.joint is pull:
-                    other.reset()
+        for other in self._ahead:
+            if other.joint is pull:
+                other.reset()
         request.reset()

@@ -143,6 +143,24 @@ def messages_of(table, k):
     return counts[40] - counts[4]
 
 
+def test_rows_are_requested_anew_after_a_write_that_was_not_foreseen(apart):  # noqa: F811
+    if apart.is_one_node:
+        pytest.skip("takes two nodes")
+    table = open_table(apart, {**PLAIN_ALLTOALL, "round_steps": 4}, staleness=100)
+    rounds, counts = table.client.transport.rounds, []
+    batches = batches_of({**PLAIN_ALLTOALL, "num_steps": 5}, apart.rank)
+    for step, (keys, grads) in enumerate(batches):
+        counts.append(rounds.num_messages)
+        table.read(keys)
+        for later, _ in batches[1:] if step == 0 else ():
+            table.prefetch(later)
+        for _ in range(2 if step == 2 else 1):
+            table.write(keys, grads)
+    before_fourth = counts[3]
+    assert counts[1] == counts[2] == before_fourth < counts[4]
+    table.close()
+
+
 @pytest.mark.parametrize("depth", [1, 3])
 def test_several_tables_share_the_rounds_of_several_batches(apart, depth):  # noqa: F811
     """Also if fewer batches are announced than a pull serves, and beside a table without a cache."""

@@ -8,6 +8,7 @@ from hydra.utils import get_class
 from launch import CLICK_MODELS
 
 from hetmpi.errors import UserError
+from hetmpi.run.build import auto_round_steps
 from hetmpi.run.command_line import help_text
 from hetmpi.run.config import CONF, cache_of, resolved
 from hetmpi.run.settings import declared
@@ -99,6 +100,7 @@ def test_the_run_folder_names_model_and_data():
         "table.prefetch_batches=5",
         "table.round_steps=0",
         "table.round_steps=5",
+        "table.staleness=100 table.round_steps=3 table.prefetch_batches=2",
         "table.replicate_below_rows=-1",
         "table.replicate_below_rows=1.5",
         "table.replicate_below_rows=null",
@@ -229,3 +231,17 @@ def test_what_hydra_cannot_compose_is_one_line(tmp_path, monkeypatch, wrong):
         resolved([wrong]) if wrong != "model=glob(*)" else planned([wrong], None)
     with pytest.raises(UserError, match="did you mean table.dim?"):
         resolved(["tabel.dim=4"])
+
+
+@pytest.mark.parametrize(
+    "staleness, lines, most_keys, ahead, expected",
+    [
+        (19, 1000, 10, 4, 1), (20, 1000, 10, 4, 2), (1000, 1000, 10, 4, 4), (None, 1000, 10, 4, 4),
+        (100, 35, 10, 4, 3), (100, 5, 10, 4, 1), (100, 0, 0, 4, 1), (100, 1000, 10, 2, 2), (100, 1000, 10, 0, 1),
+        (0, 0, 10, 0, 1),
+    ],
+)  # fmt: skip
+def test_a_round_serves_a_tenth_of_the_bound_as_far_as_the_cache_has_lines(
+    staleness, lines, most_keys, ahead, expected
+):
+    assert auto_round_steps(staleness, lines, most_keys, ahead) == expected
