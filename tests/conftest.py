@@ -78,3 +78,12 @@ def starts_programs(item) -> bool:
     fixtures = item._fixtureinfo.name2fixturedefs
     functions = [item.function, *(made.func for name in item.fixturenames for made in fixtures.get(name, ()))]
     return any({"train", "run", "Popen", "saved"} & set(function.__code__.co_names) for function in functions)
+
+
+@pytest.fixture(params=["far", "mixed"])
+def apart(world, request):
+    """Every rank on a node of its own; then nodes of unequal size, with 3 ranks 2 + 1."""
+    if request.param == "mixed" and world.size < 3:
+        pytest.skip("takes 3 ranks")
+    mixed = 3 if world.size == 4 else 2  # 3 + 1, at 5 ranks 2 + 2 + 1
+    return World(world.comm, ranks_per_node=1 if request.param == "far" else mixed)

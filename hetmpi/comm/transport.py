@@ -113,8 +113,8 @@ class Transport(Protocol):
     def peek(self, array: str, route: Route, out: np.ndarray) -> None:
         """As reader.reading, for rows of all nodes, independent of the order of pulls and pushes."""
 
-    def is_idle(self) -> bool:
-        """Called at each write that no pull preceded. Returns whether flush() must follow."""
+    def idle(self) -> bool:
+        """Counts a write that no pull preceded. Returns whether flush() must follow."""
 
     def flush(self, bound: int) -> None:
         """Sends the gradients that are held for the next pull."""
@@ -137,7 +137,7 @@ class Immediate:
     def peek(self, array: str, route: Route, out: np.ndarray):
         finish(self.reader.reading(array, route, out))
 
-    def is_idle(self) -> bool:
+    def idle(self) -> bool:
         return False  # nothing is held back
 
     def flush(self, bound: int):

@@ -97,8 +97,8 @@ class TwoSided:
     def peek(self, array: str, route: Route, out: np.ndarray):
         finish(self._peeks.reading(array, route, out))
 
-    def is_idle(self) -> bool:
-        """Whether MAX_IDLE_WRITES writes were made without a round, which bounds the held messages."""
+    def idle(self) -> bool:
+        """Counts a write. Returns whether MAX_IDLE_WRITES were made without a round, which bounds the held messages."""
         self._num_idle += 1
         return self._num_idle == MAX_IDLE_WRITES
 

@@ -155,7 +155,7 @@ class Pulls:
         refreshed, (m,) int64."""
         if self._ahead and self._ahead[0].pull.phase is Phase.CLOCKS_REQUESTED:
             return self.request_rows(self._ahead[0].pull)
-        if self._transport.is_idle():
+        if self._transport.idle():
             self.drop_all()  # the rows of a joint pull would lack the gradients that leave now
             self._transport.flush(self._parts.bound)
         return NO_SLOTS

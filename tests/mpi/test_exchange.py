@@ -47,15 +47,6 @@ from hetmpi.table.table import EmbeddingTable
 pytestmark = pytest.mark.mpi
 
 
-@pytest.fixture(params=["far", "mixed"])
-def apart(world, request):
-    """Every rank on a node of its own; then nodes of unequal size, with 3 ranks 2 + 1."""
-    if request.param == "mixed" and world.size < 3:
-        pytest.skip("takes 3 ranks")
-    mixed = 3 if world.size == 4 else 2  # 3 + 1, at 5 ranks 2 + 2 + 1
-    return World(world.comm, ranks_per_node=1 if request.param == "far" else mixed)
-
-
 @pytest.mark.parametrize("partition", sorted(PARTITIONS))
 @pytest.mark.parametrize("rule", sorted(RULES))
 def test_rows_are_those_of_rma_bit_for_bit(apart, rule, partition):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
-from test_exchange import ANNOUNCED, PLAIN_ALLTOALL, apart  # noqa: F401
+from test_exchange import ANNOUNCED, PLAIN_ALLTOALL
 from test_staleness import (
     DTYPES,
     batch_of,
@@ -15,6 +15,7 @@ from test_staleness import (
     clocks_of_all,
     first_row,
     is_mine,
+    next_announced,
     open_table,
     own_batch_of,
     tensors,
@@ -72,7 +73,7 @@ def batches_of(case, rank):
 
 
 @cases(40, **CASE, anticipate=st.sampled_from([1, 3]), dtype=st.sampled_from(DTYPES))
-def test_no_update_is_lost_or_applied_twice(apart, case):  # noqa: F811
+def test_no_update_is_lost_or_applied_twice(apart, case):
     table = open_table(apart, case, case["staleness"], None, case["anticipate"], inbox_bytes=1)
     writes = run_ahead(table, case, batches_of(case, apart.rank))
     change = np.zeros((case["num_rows"], case["dim"]))
@@ -84,7 +85,7 @@ def test_no_update_is_lost_or_applied_twice(apart, case):  # noqa: F811
 
 
 @cases(60, **CASE)
-def test_a_rank_sees_its_own_updates_at_once(apart, case):  # noqa: F811
+def test_a_rank_sees_its_own_updates_at_once(apart, case):
     table = open_table(apart, case, case["staleness"])
     batches = [own_batch_of(apart, case, step) for step in range(case["num_steps"])]
     first = np.array([first_row(key, case["dim"]) for key in range(case["num_rows"])])
@@ -105,7 +106,7 @@ def test_a_rank_sees_its_own_updates_at_once(apart, case):  # noqa: F811
 @cases(10, **{**CASE, "staleness": st.none()}, growth=st.sampled_from([None, None, 1.5]))
 def test_clocks_of_a_row_on_two_ranks_that_read_it_differ_by_at_most_2s(world, staleness, case):
     """On nodes of one rank: one that shares a node with an owner reads its clocks later than the others."""
-    apart = World(world.comm, ranks_per_node=1)  # noqa: F811
+    apart = World(world.comm, ranks_per_node=1)
     table = open_table(apart, case, staleness, case["growth"])
     batches, depth = batches_of(case, apart.rank), case["round_steps"]
     k = min(staleness, case["round_steps"])
@@ -114,7 +115,7 @@ def test_clocks_of_a_row_on_two_ranks_that_read_it_differ_by_at_most_2s(world, s
         table.read(keys)
         for key, clocks in clocks_of_all(apart, table, keys).items():
             assert max(clocks) - min(clocks) <= most, f"step {step}, key {key}: {clocks}"
-        for later, _ in batches[1 : depth + 1] if step == 0 else batches[step + depth : step + depth + 1]:
+        for later, _ in next_announced(batches, step, depth):
             table.prefetch(later)
         table.write(keys, grads)
         table.client._owner.drain()
@@ -122,7 +123,7 @@ def test_clocks_of_a_row_on_two_ranks_that_read_it_differ_by_at_most_2s(world, s
     table.close()
 
 
-def test_a_pull_of_k_batches_takes_a_message_where_k_pulls_take_k(apart):  # noqa: F811
+def test_a_pull_of_k_batches_takes_a_message_where_k_pulls_take_k(apart):
     if apart.is_one_node:
         pytest.skip("takes two nodes")
     num = {k: messages_of(open_table(apart, {**PLAIN_ALLTOALL, "round_steps": k}, staleness=100), k) for k in (1, 4)}
@@ -136,14 +137,14 @@ def messages_of(table, k):
     for step, (keys, grads) in enumerate(batches):
         counts.append(rounds.num_messages)
         table.read(keys)
-        for later, _ in batches[1 : k + 1] if step == 0 else batches[step + k : step + k + 1]:
+        for later, _ in next_announced(batches, step, k):
             table.prefetch(later)
         table.write(keys, grads)
     table.close()
     return counts[40] - counts[4]
 
 
-def test_rows_are_requested_anew_after_a_write_that_was_not_foreseen(apart):  # noqa: F811
+def test_rows_are_requested_anew_after_a_write_that_was_not_foreseen(apart):
     if apart.is_one_node:
         pytest.skip("takes two nodes")
     table = open_table(apart, {**PLAIN_ALLTOALL, "round_steps": 4}, staleness=100)
@@ -162,7 +163,7 @@ def test_rows_are_requested_anew_after_a_write_that_was_not_foreseen(apart):  # 
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-def test_several_tables_share_the_rounds_of_several_batches(apart, depth):  # noqa: F811
+def test_several_tables_share_the_rounds_of_several_batches(apart, depth):
     """Also if fewer batches are announced than a pull serves, and beside a table without a cache."""
     names = {"a": 4, "b": 8, "uncached": 2}
     group = TableGroup(
@@ -178,7 +179,7 @@ def test_several_tables_share_the_rounds_of_several_batches(apart, depth):  # no
     batches = [{name: torch.from_numpy(draw.choice(200, 30, replace=False)) for name in group} for _ in range(20)]
     for step, keys in enumerate(batches):
         rows = group.read(keys)
-        for later in batches[1 : depth + 1] if step == 0 else batches[step + depth : step + depth + 1]:
+        for later in next_announced(batches, step, depth):
             group.prefetch(later)
         group.write(keys, {name: torch.ones_like(found) for name, found in rows.items()})
     shared = {one for table in group.values() for one in table.client.transport.shared}
@@ -193,7 +194,7 @@ def test_several_tables_share_the_rounds_of_several_batches(apart, depth):  # no
 
 
 @pytest.mark.parametrize("rule", ["adagrad", "adam"])
-def test_a_rank_alone_trains_as_with_a_round_per_step(apart, rule):  # noqa: F811
+def test_a_rank_alone_trains_as_with_a_round_per_step(apart, rule):
     """Only rank 0 has keys, and every row keeps its line: what it reads does not depend on when rounds are made."""
     found = {}
     for k in (1, 4):
@@ -206,7 +207,7 @@ def test_a_rank_alone_trains_as_with_a_round_per_step(apart, rule):  # noqa: F81
         batches = [torch.from_numpy(draw.choice(300, num, replace=False)) for _ in range(20)]
         for step, keys in enumerate(batches):
             seen.append(table.read(keys).clone())
-            for later in batches[1 : k + 1] if step == 0 else batches[step + k : step + k + 1]:
+            for later in next_announced(batches, step, k):
                 table.prefetch(later)
             table.write(keys, seen[-1] + 1)
         table.flush()
@@ -216,7 +217,7 @@ def test_a_rank_alone_trains_as_with_a_round_per_step(apart, rule):  # noqa: F81
         assert torch.equal(one, other)
 
 
-def test_a_number_of_steps_that_cannot_be_announced_is_refused(apart):  # noqa: F811
+def test_a_number_of_steps_that_cannot_be_announced_is_refused(apart):
     for wrong in (0, MOST_AHEAD + 1):
         with pytest.raises(UserError, match="table.round_steps must be"):
             EmbeddingTable(apart, 10, 1, RowOptimizer(), staleness=Staleness(10), round_steps=wrong)

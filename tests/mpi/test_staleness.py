@@ -437,6 +437,11 @@ def test_every_iteration_of_one_rank_counts_once_in_a_clock(placed, capacity_row
     table.close()
 
 
+def next_announced(batches, step, depth):
+    """The batches to announce after the read of a step, so that each is announced `depth` reads ahead."""
+    return batches[1 : depth + 1] if step == 0 else batches[step + depth : step + depth + 1]
+
+
 @pytest.mark.parametrize("depth", range(1, MOST_AHEAD + 1))
 @pytest.mark.parametrize("staleness", [1, 10, None])
 def test_no_update_is_lost_when_several_batches_are_announced(placed, staleness, depth):
@@ -445,7 +450,7 @@ def test_no_update_is_lost_when_several_batches_are_announced(placed, staleness,
     batches = [torch.from_numpy(draw.choice(table.num_rows, 40, replace=False)) for _ in range(40)]
     for step, keys in enumerate(batches):
         table.read(keys)
-        for later in batches[1 : depth + 1] if step == 0 else batches[step + depth : step + depth + 1]:
+        for later in next_announced(batches, step, depth):
             table.prefetch(later)
         table.write(keys, torch.ones(40, 4))
     table.flush()
