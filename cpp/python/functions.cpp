@@ -105,6 +105,49 @@ Array<int64_t> places_of(const Array<int64_t>& keys, const Array<int64_t>& batch
   return places;
 }
 
+// A batch of a joint pull, at `places` (n) of its keys (m). is_kept (m): keys whose rows (m, dim) are here. Sets slots
+// (n), clocks (n), the kept rows in out (n, dim), and left (n): keys with neither a line nor a kept row. Returns the
+// number of keys left, of the admitted keys at places below num_before, and of those with a line.
+py::tuple part_of_pull(const Array<int64_t>& places, const Array<int64_t>& pull_slots,
+                       const Array<int32_t>& pull_clocks, const Array<bool>& is_kept, const Array<float>& rows,
+                       const Array<bool>& is_admitted, int64_t num_before, Array<int64_t> slots, Array<int32_t> clocks,
+                       Array<float> out, Array<bool> left) {
+  const ssize_t n = places.shape(0), m = pull_slots.shape(0), dim = rows.shape(1);
+  check_shape(pull_clocks, "pull_clocks", {m});
+  check_shape(is_kept, "is_kept", {m});
+  check_shape(rows, "rows", {m, dim});
+  check_shape(is_admitted, "is_admitted", {n});
+  check_shape(slots, "slots", {n});
+  check_shape(clocks, "clocks", {n});
+  check_shape(out, "out", {n, dim});
+  check_shape(left, "left", {n});
+  const int64_t *place = places.data(), *slot = pull_slots.data();
+  const int32_t* clock = pull_clocks.data();
+  const bool *is_here = is_kept.data(), *may_have_line = is_admitted.data();
+  const float* row = rows.data();
+  int64_t* slot_out = slots.mutable_data();
+  int32_t* clock_out = clocks.mutable_data();
+  float* row_out = out.mutable_data();
+  bool* is_left = left.mutable_data();
+  int64_t num_left = 0, num_again = 0, num_hits = 0;
+  {
+    py::gil_scoped_release release;
+    check_in(place, n, m, "places");
+    for (ssize_t i = 0; i < n; ++i) {
+      const int64_t at = place[i];
+      slot_out[i] = slot[at];
+      clock_out[i] = clock[at];
+      const bool has_line = slot[at] >= 0, is_again = may_have_line[i] && at < num_before;
+      is_left[i] = !has_line && !is_here[at];
+      num_left += is_left[i];
+      num_again += is_again;
+      num_hits += is_again && has_line;
+      if (is_here[at]) std::memcpy(row_out + i * dim, row + at * dim, dim * sizeof(float));
+    }
+  }
+  return py::make_tuple(num_left, num_again, num_hits);
+}
+
 void init_rows(Array<float> weight, const Array<int64_t>& keys, uint64_t seed, float std) {
   check_shape(weight, "weight", {keys.shape(0), -1});
   const ssize_t n = keys.shape(0), dim = weight.shape(1);
@@ -168,6 +211,14 @@ void bind_functions(py::module_& m) {
   m.def(
       "places_of", &places_of, py::arg("keys").noconvert(), py::arg("batch").noconvert(), py::arg("chosen").noconvert(),
       "Position of each of keys (m,) int64 among the chosen (n,) bool keys of a batch (n,) int64, or -1: (m,) int64.");
+  m.def("part_of_pull", &part_of_pull, py::arg("places").noconvert(), py::arg("pull_slots").noconvert(),
+        py::arg("pull_clocks").noconvert(), py::arg("is_kept").noconvert(), py::arg("rows").noconvert(),
+        py::arg("is_admitted").noconvert(), py::arg("num_before"), py::arg("slots").noconvert(),
+        py::arg("clocks").noconvert(), py::arg("out").noconvert(), py::arg("left").noconvert(),
+        "A batch (n,) of a pull (m,) that serves several: places (n,) int64 of its keys there, pull_slots and "
+        "pull_clocks (m,), rows (m, dim) where is_kept (m,) bool. Sets slots, clocks (n,), out (n, dim) where the row "
+        "is kept, and left (n,) bool: neither line nor kept row. Returns the numbers of keys left, of admitted (n,) "
+        "bool keys at places below num_before, and of those with a line.");
   m.def("init_rows", &init_rows, py::arg("weight").noconvert(), py::arg("keys").noconvert(), py::arg("seed"),
         py::arg("std"), "weight (n, dim) float32 = std * normal(seed, key, column), for keys (n,) int64.");
   m.def("gather", &gather, py::arg("weight").noconvert(), py::arg("rows").noconvert(), py::arg("out").noconvert(),

@@ -86,21 +86,20 @@ class Parts:
     admitted: np.ndarray  # (size,) bool: ranks whose rows are cached
     counters: Counters
     spans: Spans
-    step: int = 0  # steps written so far; only the client changes it
     round_steps: int = 1  # most announced batches that one pull serves
 
-    @property
-    def num_joint(self) -> int:
-        """Number of announced batches that one pull serves in this step."""
-        bound = self.staleness.at(self.step)
-        return self.round_steps if bound == _C.UNBOUNDED else max(1, min(self.round_steps, bound))
+    def __post_init__(self):
+        self.enter(0)
 
-    @property
-    def bound(self) -> int:
-        """The staleness at which clocks are compared in this step, in the encoding of the C++ core: s, less the steps
-        between the first and the last batch of a pull, as the last one is read so much later (docs/design.md)."""
-        bound = self.staleness.at(self.step)
-        return bound if bound == _C.UNBOUNDED else bound - (self.num_joint - 1)
+    def enter(self, step: int):
+        """Sets, for the client alone: step, the number of steps written so far; num_joint, the number of announced
+        batches that one pull serves in this step; and bound, the staleness at which clocks are compared in it, in the
+        encoding of the C++ core: s, less the steps between the first and the last batch of a pull, as the last one is
+        read so much later (docs/design.md)."""
+        self.step, self.bound, self.num_joint = step, self.staleness.at(step), self.round_steps
+        if self.bound != _C.UNBOUNDED:
+            self.num_joint = max(1, min(self.round_steps, self.bound))
+            self.bound -= self.num_joint - 1
 
     def keys_of(self, tensor: torch.Tensor, array: np.ndarray) -> Keys:
         """Keys whose values are array (U,) int64. Thread-safe."""
@@ -147,13 +146,6 @@ class Parts:
         self.counters.validated += num_found if are_judged else 0
         self.counters.hits += num_found - num_stale
         self.counters.stale += num_stale
-
-    def count_again(self, request: PullRequest):
-        """Counts the keys of a batch that earlier batches of its joint pull have too."""
-        again = request.is_admitted & (request.places < request.num_before)
-        num, num_hits = int(np.count_nonzero(again)), int(np.count_nonzero(again & (request.slots >= 0)))
-        self.counters.hits += num_hits
-        self.counters.misses += num - num_hits
 
     def deliver(self, request: PullRequest, rows: np.ndarray, states: np.ndarray) -> torch.Tensor:
         """The rows (U, dim) of the batch: from cache lines, or from rows (n, dim) for keys without a line. The latter

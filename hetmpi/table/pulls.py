@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
-import torch
 
 from hetmpi import _C
 from hetmpi.comm.mailbox import NO_KEYS, joined
@@ -17,7 +16,7 @@ from hetmpi.comm.transport import Pull, Transport
 from hetmpi.comm.two_sided import ANNOUNCED, UNANNOUNCED
 from hetmpi.table.client import Parts
 from hetmpi.table.pushes import Pushes
-from hetmpi.table.request import MOST_AHEAD, NO_ROWS, Keys, Phase, PullRequest
+from hetmpi.table.request import MOST_AHEAD, JointRequest, Keys, Phase, PullRequest
 
 NO_SLOTS = np.empty(0, np.int64)
 
@@ -87,15 +86,12 @@ class Pulls:
         if self._transport.carries_pushes:
             self._pushes.send()
             if others:
-                request = request.joined(others, self._request_of)
+                request = JointRequest.of([request, *others], self._parts.keys_of, self._cache.empty)
         elif self.last is not None and len(keys := self._lines_to_refresh(self.last, request)):
             request.extend(self._parts.keys_of(request.keys, np.concatenate([request.array, keys])))
         self._cache.look_up(request.array, request.slots)
         self.request_clocks(request, self.last)
         return True
-
-    def _request_of(self, keys: np.ndarray) -> PullRequest:
-        return self._parts.request(self._parts.keys_of(torch.from_numpy(keys), keys))
 
     def _lines_to_refresh(self, last: PullRequest, request: PullRequest) -> np.ndarray:
         """Keys (m,) int64 whose lines are refreshed with a request: those of `last`, not written yet, whose gradients
@@ -189,9 +185,9 @@ class Pulls:
 
     def free_rows(self):
         """Frees the rows of the last read's joint pull, unless they serve the next read too."""
-        joint = None if self.last is None else self.last.joint
-        if joint is not None and not (self._ahead and self._ahead[0].joint is joint):
-            joint.rows = joint.states = NO_ROWS
+        part = None if self.last is None else self.last.part
+        if part is not None and not (self._ahead and self._ahead[0].pull is part.joint):
+            part.joint.free()
 
     def drop(self, request: PullRequest):
         """Ends the transfers of a request and ignores their data; also for the other batches of its pull."""
@@ -204,6 +200,6 @@ class Pulls:
             if pull.phase is Phase.ROWS_REQUESTED and not self._transport.carries_pushes:
                 self._cache.take_due(pull.slots, self._parts.bound, held=NO_SLOTS)
         for other in self._ahead:
-            if other.joint is pull:
+            if other.pull is pull:
                 other.reset()
         request.reset()

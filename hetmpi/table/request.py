@@ -1,4 +1,5 @@
-"""PullRequest: the state of one batch of keys through announce, read and write."""
+"""PullRequest: the state of one batch of keys through announce, read and write. JointRequest: of several batches whose
+rows are pulled together."""
 
 from __future__ import annotations
 
@@ -52,8 +53,7 @@ class Phase(Enum):
 
 
 class PullRequest:
-    """A batch of keys, followed by keys of lines that are refreshed with it (`extend`); or the distinct keys of several
-    batches that are pulled together (`joined`).
+    """A batch of keys, followed by keys of lines that are refreshed with it (`extend`).
 
     keys            the tensor that identifies the batch
     num             number of keys in the batch; the arrays below have n >= num entries, the first num for the batch
@@ -65,17 +65,13 @@ class PullRequest:
     ticket          the pull in progress, in phases CLOCKS_REQUESTED and ROWS_REQUESTED
     is_counted      whether the bytes received by the ticket are counted
     in_transit      keys whose gradients were in transit to owners when clocks were requested, (m,) int64
-    is_joint        whether it is the joint request of several batches
-    joint           the request that pulls this batch with others; None if the batch has a pull of its own
-    places          places of its keys among those of the joint request, (n,) int64; the keys from place `num_before` on
-                    are in none of the batches before it
-    rows, states    of a joint request that is read: its rows (n, dim) and states (n, preview_dim), valid for keys of
-                    other nodes without a line. The first `num_previewed` held messages are applied to them
+    num_previewed   number of held messages whose gradients are previewed on the rows that were pulled
+    part            its part in a joint pull; None if the batch has a pull of its own
     """
 
     def __init__(self, keys: Keys, empty=np.empty):
         """empty(n, dtype): allocates memory that the cache reads and writes."""
-        self._batch, self._empty, self.is_joint = keys, empty, False
+        self._batch, self._empty = keys, empty
         self.keys, self.num, self.batch_route = keys.tensor, len(keys.array), keys.route
         self._over(keys)
 
@@ -89,29 +85,13 @@ class PullRequest:
         self.ticket: Ticket | None = None
         self.is_counted = False
         self.in_transit = NO_KEYS
-        self.joint: PullRequest | None = None
-        self.places, self.num_before = NO_KEYS, 0
-        self.rows = self.states = NO_ROWS
         self.num_previewed = 0
+        self.part: Part | None = None
 
     @property
     def pull(self) -> PullRequest:
         """The request that has the ticket of this batch's rows."""
-        return self if self.joint is None else self.joint
-
-    def joined(self, others: list[PullRequest], request_of: Callable[[np.ndarray], PullRequest]) -> PullRequest:
-        """The joint request of this batch and of others, which are read after it in this order. request_of(keys): a
-        new request of keys (n,) int64."""
-        batches = [self, *others]
-        keys, places = _C.unique(np.concatenate([batch.array for batch in batches]))
-        joint, begin, num_before = request_of(keys), 0, 0
-        joint.is_joint = True
-        for batch in batches:
-            batch.require("joined", Phase.NEW)
-            end = begin + len(batch.array)
-            batch.joint, batch.places, batch.num_before = joint, places[begin:end], num_before
-            begin, num_before = end, max(num_before, int(places[begin:end].max(initial=-1)) + 1)
-        return joint
+        return self if self.part is None else self.part.joint
 
     def is_of(self, keys: Keys) -> bool:
         """Whether this is the request of these keys: the same tensor with the same values."""
@@ -145,3 +125,47 @@ class PullRequest:
     def fetched(self) -> np.ndarray:
         """Mask of the rows fetched by the ticket: (n,) bool."""
         return self.ticket.fetched
+
+
+class JointRequest(PullRequest):
+    """The distinct keys of several batches.
+
+    is_kept        once it is read: mask (n,) bool of the keys of other nodes without a line
+    rows, states   of these keys: (n, dim) and (n, preview_dim) float32"""
+
+    is_kept: np.ndarray
+    rows: np.ndarray
+    states: np.ndarray
+
+    @classmethod
+    def of(cls, batches: list[PullRequest], keys_of: Callable[[torch.Tensor, np.ndarray], Keys], empty) -> JointRequest:
+        """batches: in the order of their reads. keys_of: as Parts.keys_of; empty: as of PullRequest."""
+        keys, places = _C.unique(np.concatenate([batch.array for batch in batches]))
+        joint, begin, num_before = cls(keys_of(torch.from_numpy(keys), keys), empty), 0, 0
+        for batch in batches:
+            batch.require("joined", Phase.NEW)
+            end = begin + len(batch.array)
+            batch.part = Part(joint, places[begin:end], num_before)
+            begin, num_before = end, max(num_before, int(places[begin:end].max(initial=-1)) + 1)
+        return joint
+
+    def keep(self, rows: np.ndarray, states: np.ndarray):
+        """Keeps the rows that were pulled."""
+        self.rows, self.states, self.is_kept = rows, states, (self.slots < 0) & self.is_remote
+
+    def free(self):
+        """Frees the rows."""
+        self.rows = self.states = NO_ROWS
+
+
+@dataclass
+class Part:
+    """A batch's part in a joint pull.
+
+    joint       the request that pulls it
+    places      of its keys among those of `joint`, (n,) int64
+    num_before  keys from this place on are in none of the batches read before"""
+
+    joint: JointRequest
+    places: np.ndarray
+    num_before: int

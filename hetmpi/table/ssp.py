@@ -29,7 +29,7 @@ from hetmpi.table.client import Parts
 from hetmpi.table.owner import SspOwner
 from hetmpi.table.pulls import NO_SLOTS, Pulls
 from hetmpi.table.pushes import Pushes
-from hetmpi.table.request import Keys, Phase, PullRequest
+from hetmpi.table.request import JointRequest, Keys, Part, Phase, PullRequest
 
 
 class SspClient:
@@ -52,6 +52,7 @@ class SspClient:
         self._reader = self.transport.reader
         if not self.transport.carries_pushes:
             parts.round_steps = 1  # a pull that carries no pushes does not know which rows they change
+            parts.enter(parts.step)
         self._pushes = Pushes(parts, self._owner, self.transport)
         self._pulls = Pulls(parts, self._pushes, self.transport)
 
@@ -75,17 +76,18 @@ class SspClient:
             request = self._pulls.take(keys)  # first: a dropped request may release gradients
         with self._spans("drain"):
             self._pushes.progress()
-        joint = request.joint
-        if joint is None:
+        if request.part is None:
             rows, states = yield from self._pulling(request)
             with self._spans("fetch"):
                 delivered = parts.deliver(request, rows, states)
         else:
+            joint = request.part.joint
             if joint.phase is not Phase.READ:
-                joint.rows, joint.states = yield from self._pulling(joint)
+                rows, states = yield from self._pulling(joint)
                 with self._spans("fetch"):
-                    parts.insert(joint, self._cache.on_device(joint.rows), joint.states)
-            delivered = yield from timed(self._spans("fetch"), self._reading_part(request, joint))
+                    parts.insert(joint, self._cache.on_device(rows), states)
+                joint.keep(rows, states)
+            delivered = yield from timed(self._spans("fetch"), self._reading_part(request, request.part))
             self._pulls.free_rows()
         with self._spans("prefetch"):
             self._pulls.request_next()
@@ -97,7 +99,7 @@ class SspClient:
         with self._spans("find"):
             self.parts.find(request, is_looked_up=request.phase is not Phase.NEW)
         is_stale, left = yield from timed(self._spans("validate"), self._checking_valid(request))
-        if request.is_joint:
+        if isinstance(request, JointRequest):
             left &= request.is_admitted
         return (yield from timed(self._spans("fetch"), self._fetching(request, is_stale, left)))
 
@@ -116,7 +118,7 @@ class SspClient:
         request.in_transit = joined([request.in_transit, self.transport.mailbox.in_transit()])
         is_bounded = bound != _C.UNBOUNDED
         requested = request.local_route
-        if request.is_joint:
+        if isinstance(request, JointRequest):
             requested = requested.where(request.is_admitted)  # the others of this node are read with their batch
         if not is_bounded:
             requested = requested.where(request.slots < 0)
@@ -147,22 +149,22 @@ class SspClient:
         request.ticket = None  # breaks the reference cycle, so that both are freed at once
         return rows, states
 
-    def _reading_part(self, request: PullRequest, joint: PullRequest) -> InFlight[torch.Tensor]:
+    def _reading_part(self, request: PullRequest, part: Part) -> InFlight[torch.Tensor]:
         """The rows (U, dim) of a batch whose joint pull is complete. A line has this rank's own updates since. Rows
         without a line have not: those of other nodes get them from held messages, those of this node are read now."""
-        self._preview_held(joint, joint.rows, joint.states, (joint.slots < 0) & joint.is_remote)
-        places, num = request.places, request.num
-        request.slots[:], request.clocks[:] = joint.slots[places], joint.clocks[places]
-        rows = self._cache.empty((num, self.parts.dim), np.float32)
-        is_alone = request.slots < 0
-        pulled = np.flatnonzero(is_alone & request.is_remote)
-        _C.gather(joint.rows, places[pulled], rows, pulled)
-        left = is_alone & ~request.is_remote
-        if np.count_nonzero(left):
+        joint, counters = part.joint, self.parts.counters
+        self._preview_held(joint, joint.rows, joint.states, joint.is_kept)
+        rows, left = self._cache.empty((request.num, self.parts.dim), np.float32), np.empty(request.num, bool)
+        num_left, num_again, num_hits = _C.part_of_pull(
+            part.places, joint.slots, joint.clocks, joint.is_kept, joint.rows, request.is_admitted, part.num_before,
+            request.slots, request.clocks, rows, left,
+        )  # fmt: skip
+        counters.hits += num_hits
+        counters.misses += num_again - num_hits
+        if num_left > 0:
             request.in_transit, route = self.transport.mailbox.in_transit(), request.local_route.where(left)
             yield from self.parts.reading_clocks(self._reader, request, route)
             yield from self._fetching_left(request, route, left, rows)
-        self.parts.count_again(request)
         request.enter(Phase.READ, Phase.NEW)
         return self._cache.deliver(request.slots, rows)
 
@@ -219,7 +221,7 @@ class SspClient:
         with self._spans("push"):
             self._take_due(request, held)
             self._pushes.send()
-        self.parts.step += 1
+        self.parts.enter(self.step + 1)
 
     def _update(self, keys: Keys, grads: torch.Tensor) -> PullRequest:
         """HET's Update of the lines; releases gradients of keys without a line."""
@@ -284,7 +286,7 @@ class SspClient:
         return self._cache.on_device(rows)
 
     def resume_at(self, step: int):
-        self.parts.step = step
+        self.parts.enter(step)
         self._owner.set_step(self.parts.optimizer, step)
 
     def close(self):
