@@ -110,10 +110,8 @@ class RowCache {
     worth_.assign(slots, 0);
     line_.assign(slots, Line{});
     weight_ = HugeArray((slots * dim_ * bytes_of(type_) + 3) / 4);
-    state_ = HugeArray(slots * preview_dim_);
     pending_ = HugeArray(slots * sum_dim_);
-    steps_.reserve(slots);  // else they would double, beyond kLineOverhead
-    free_pending_.reserve(slots);
+    free_pending_.reserve(slots);  // else it would double, beyond kLineOverhead
   }
 
   int64_t capacity_rows() const { return shape_.capacity_rows(); }
@@ -127,15 +125,14 @@ class RowCache {
   int32_t clock(int64_t slot) const { return line_[slot].clock; }
   // u of a line.
   int32_t count(int64_t slot) const { return line_[slot].count; }
-  // Bytes of one line, without its row, its optimizer state and its pending sum: an element of tag_, key_, worth_,
-  // line_, steps_, moved_ and free_pending_.
-  static constexpr int64_t kLineOverhead = 49;
+  // Bytes of one line without its row and its pending sum: an element of tag_, key_, worth_, line_ and free_pending_.
+  static constexpr int64_t kLineOverhead = 53;
 
   // most: limit of a line's drift in sizes of a row, 0 for none; others: number of other ranks.
   void set_drift(float most, float others) {
     drift_.most = most;
     drift_.others = others;
-    if (most > 0) moved_.assign(num_slots(), 0.0f);
+    for (Line& line : line_) line.moved = 0;
   }
 
   // Learning rate and step of the following previews.
@@ -210,7 +207,7 @@ class RowCache {
       Line& line = line_[slot];
       const int32_t count = line.count;
       line.age = 0;
-      if (drift_.most > 0) moved_[slot] = 0;
+      line.moved = 0;
       line.clock = clocks[i] + count;
       if (count == 0) continue;
       const Gradient sum = summed(pending(slot), count, anticipate);
@@ -243,7 +240,7 @@ class RowCache {
       worth_[slot] = first_worth(policy_, now_);
       line_[slot].clock = clocks[i];
       line_[slot].age = 0;
-      if (drift_.most > 0) moved_[slot] = 0;
+      line_[slot].moved = 0;
       set_row(slot, weights + i * dim_, states + i * preview_dim_);
     }
     return num_evicted;
@@ -267,7 +264,7 @@ class RowCache {
       if (slot < 0) continue;
       Line& line = line_[slot];
       if (line.pending < 0) open_pending(slot);
-      steps_[line.pending].last = step_;
+      line.steps.last = step_;
       const int32_t count = line.count++;
       line.age = next_age(line.age);
       ++line.clock;
@@ -336,10 +333,13 @@ class RowCache {
   static constexpr int64_t kAhead = 8;      // lines prefetched
   static constexpr int64_t kSumsAhead = 3;  // rows and sums prefetched: several processor cache lines each
 
-  // Fields of a line that are used together; they share a cache line of the processor.
-  struct Line {
+  // What is used together of a line besides its row; in one cache line of the processor.
+  struct alignas(32) Line {
     int32_t clock = 0, age = 0, count = 0;
     int32_t pending = -1;  // index of its pending sum
+    Steps steps{};         // of that sum
+    float state = 0;       // of the optimizer, preview_dim numbers
+    float moved = 0;       // of Drift
   };
 
   float* weight(int64_t slot) { return weight_.at(slot * dim_); }
@@ -347,7 +347,7 @@ class RowCache {
   uint16_t* halves(int64_t slot) { return reinterpret_cast<uint16_t*>(weight_.at(0)) + slot * dim_; }
   const uint16_t* halves(int64_t slot) const { return reinterpret_cast<const uint16_t*>(weight_.at(0)) + slot * dim_; }
   HalfRow half_row(int64_t slot) { return HalfRow(halves(slot), type_, row_seed(key_[slot], line_[slot].clock)); }
-  float* state(int64_t slot) { return state_.at(slot * preview_dim_); }
+  float* state(int64_t slot) { return &line_[slot].state; }
   float* pending(int64_t slot) { return pending_.at(line_[slot].pending * sum_dim_); }
   int64_t first_slot(uint64_t hash) const { return static_cast<int64_t>(set_of(hash, shape_.num_sets)) * kWays; }
 
@@ -356,7 +356,7 @@ class RowCache {
       std::memcpy(weight(slot), row, dim_ * sizeof(float));
     else
       for (int64_t d = 0; d < dim_; ++d) halves(slot)[d] = narrowed(row[d], type_, kNearest);
-    if (preview_dim_ > 0) std::memcpy(state(slot), row_state, preview_dim_ * sizeof(float));
+    if (preview_dim_ > 0) line_[slot].state = *row_state;
   }
 
   void get_row(int64_t slot, float* out) const {
@@ -369,8 +369,9 @@ class RowCache {
   // Counts one iteration's gradient to the drift of a line that it has updated.
   void move(int64_t slot, const float* grad, int32_t own) {
     const Serially loop;
-    moved_[slot] += optimizer_.step_square(state(slot), grad, own, loop);
-    if (drift_.is_exceeded(moved_[slot], line_[slot].age)) line_[slot].age = kDrifted;
+    Line& line = line_[slot];
+    line.moved += optimizer_.step_square(&line.state, grad, own, loop);
+    if (drift_.is_exceeded(line.moved, line.age)) line.age = kDrifted;
     const auto sum_of_squares = [&](auto row) { return loop.sum(dim_, [=](int64_t d) { return row[d] * row[d]; }); };
     const float square = type_ == RowType::kFloat32 ? sum_of_squares(weight(slot)) : sum_of_squares(half_row(slot));
     drift_.total += Drift::units_of(square / static_cast<float>(dim_));
@@ -426,8 +427,7 @@ class RowCache {
     if (free_pending_.empty()) free_pending_.push_back(num_pending_lines_++);
     line_[slot].pending = free_pending_.back();
     free_pending_.pop_back();
-    if (line_[slot].pending >= static_cast<int32_t>(steps_.size())) steps_.resize(line_[slot].pending + 1);
-    steps_[line_[slot].pending].first = step_;
+    line_[slot].steps.first = step_;
     ++num_pending_;
   }
 
@@ -441,7 +441,7 @@ class RowCache {
   void hand_out(int64_t slot, Pushes* out) {
     Line& line = line_[slot];
     if (line.pending < 0) return;
-    const Iterations of{line.count, steps_[line.pending]};
+    const Iterations of{line.count, line.steps};
     const int64_t num_defined = line.count == 1 ? dim_ : sum_dim_;
     std::memcpy(out->append(key_[slot], line.clock, of, sum_dim_), pending(slot), num_defined * sizeof(float));
     free_pending_.push_back(line.pending);
@@ -460,8 +460,6 @@ class RowCache {
 
   void prefetch_sums(int64_t slot) const {
     prefetch_row(row_at(slot), dim_);
-    if (drift_.most > 0) __builtin_prefetch(&moved_[slot], 1);
-    if (preview_dim_ > 0) __builtin_prefetch(state_.at(slot * preview_dim_), 1);
     if (line_[slot].pending >= 0) prefetch_row(pending_.at(line_[slot].pending * sum_dim_), sum_dim_);
   }
 
@@ -478,12 +476,9 @@ class RowCache {
   std::vector<int64_t> key_;
   std::vector<uint64_t> worth_;
   std::vector<Line> line_;
-  HugeArray weight_;          // (slots, dim) of type_
-  HugeArray state_;           // (slots, preview_dim)
-  HugeArray pending_;         // (pending lines, sum_dim)
-  std::vector<Steps> steps_;  // (pending lines)
+  HugeArray weight_;   // (slots, dim) of type_
+  HugeArray pending_;  // (pending lines, sum_dim)
   Drift drift_;
-  std::vector<float> moved_;       // (slots), of Drift; empty without a limit
   int32_t num_pending_lines_ = 0;  // allocated so far
   std::vector<int32_t> free_pending_;
 };

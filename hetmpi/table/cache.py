@@ -124,7 +124,7 @@ class CacheSettings:
 
     def host_bytes(self, capacity_rows: int, rule: _C.RowOptimizer, dim: int) -> int:
         """Memory of a cache of so many lines in host memory."""
-        line = ROW_BYTES[self.dtype] * dim + 4 * (rule.preview_dim + rule.sum_dim) + _C.LINE_OVERHEAD_BYTES
+        line = ROW_BYTES[self.dtype] * dim + 4 * rule.sum_dim + _C.LINE_OVERHEAD_BYTES
         return capacity_rows * line
 
     def open(self, world: World, num_rows: int, dim: int, optimizer: RowOptimizer, device: torch.device) -> RowCache:
