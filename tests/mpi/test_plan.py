@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from launch import summary
 
 from hetmpi.comm.world import World
 from hetmpi.run.config import compose
@@ -26,7 +27,7 @@ def composed(world, tmp_path, *overrides):
     [
         [],
         [*STALE, "steps=300", "log.every_steps=300"],  # in few steps drift, which is not predicted, adds more
-        [*STALE, "table.ranks_per_node=1", "optim.rows=adam", "table.drift=0"],
+        [*STALE, "table.ranks_per_node=1", "table.exchange=alltoall", "optim.rows=adam", "table.drift=0"],
         ["table.replicate_below_rows=100"],
         [
             "data._target_=click_features.Clicks",
@@ -44,7 +45,10 @@ def test_bytes_and_hit_rate_are_those_of_the_run(overrides, tmp_path):
     found = Plan(world, config, CPU).traffic()
     training = Training(world, config, CPU, Spans())
     training.run()
-    training.log and training.log.close()
+    if training.log:
+        training.log.close()
+        told = summary(config.run.dir)
+        assert told["round_steps"] == (2 if told["exchange"] == "alltoall" else 1)  # a tenth of 20
     counted = np.zeros(10, np.int64)
     world.comm.Allreduce(training.tables.counters.as_array(), counted)
     sums = type(training.tables.counters).of_array(counted)

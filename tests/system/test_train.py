@@ -118,10 +118,9 @@ def test_ranks_that_exchange_by_alltoall_may_evaluate_different_numbers_of_batch
 def test_the_exchange_is_chosen_by_a_trial_and_told_once(tmp_path):
     outcome = train(2, *SMALL, "table.ranks_per_node=1", f"run.dir={tmp_path}")
     assert outcome.code == 0, outcome.text
-    chosen = summary(tmp_path)["exchange"]
-    assert re.findall(
-        r"table.exchange=(\w+): fetching 2,048 random rows took .* ms by rma, .* ms by alltoall", outcome.text
-    ) == [chosen]
+    found = summary(tmp_path)
+    told = r"table.exchange=(\w+) table.round_steps=(\d): fetching 2,048 random rows took .* by rma, .* by alltoall"
+    assert re.findall(told, outcome.text) == [(found["exchange"], str(found["round_steps"]))]
 
 
 @pytest.mark.rare

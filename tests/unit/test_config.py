@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hydra.utils import get_class
 from launch import CLICK_MODELS
+from omegaconf import OmegaConf
 
 from hetmpi.errors import UserError
 from hetmpi.run.build import auto_round_steps
@@ -218,6 +219,18 @@ def test_the_folders_of_a_sweep(tmp_path, monkeypatch):
     for wrong in (["run.dir=a,b"], ["run.dir=null"], ["seed=1,2", "checkpoint.dir=one"]):
         with pytest.raises(UserError):
             planned(wrong, None)
+
+
+def test_a_setting_that_is_newer_than_a_run_counts_as_its_default(tmp_path):
+    (tmp_path / "0").mkdir()
+    settings = OmegaConf.to_container(resolved([f"run.dir='{tmp_path}/0'"]))
+    del settings["table"]["round_steps"]
+    (tmp_path / "0/config.yaml").write_text(OmegaConf.to_yaml(settings))
+    base = f"run.dir='{tmp_path}'"
+    for same in ([], ["table.round_steps=null"]):
+        assert len(planned([base, *same], None)) == 1
+    with pytest.raises(UserError, match="holds a run with other settings"):
+        planned([base, "table.round_steps=2"], None)
 
 
 @pytest.mark.parametrize("wrong", ["experiment=null", "model=broken", "model=glob(*)", "data.path=/x"])
