@@ -81,6 +81,20 @@ def test_the_text_says_whether_it_fits(tmp_path):
     )
 
 
+def test_memory_of_rounds_grows_with_the_steps_that_they_serve(tmp_path):
+    world, far = World(), World(ranks_per_node=1)
+    late, dim, state = ["table.staleness=100", "table.cache.admit=all"], 8, 1
+
+    def rounds(world, *overrides):
+        return Plan(world, composed(world, tmp_path, *late, *overrides), CPU).memory().rounds
+
+    most_keys = 32 * 26  # of a batch
+    for given, k in (["table.round_steps=1"], 1), (["table.round_steps=3"], 3), ([], 4), (["table.staleness=30"], 3):
+        expected = 5 * 4 * (dim + state) * k * most_keys if world.size > 1 else 0
+        assert rounds(far, "table.exchange=alltoall", *given) == rounds(far, *given) == expected
+    assert rounds(far, "table.exchange=rma") == rounds(world, "table.exchange=alltoall") == 0
+
+
 def test_steps_that_are_not_tried_count_as_the_last_half_of_those_tried(tmp_path):
     plan = Plan(World(), composed(World(), tmp_path, *STALE, "table.drift=0", "steps=300"), CPU)
     whole, found = plan.traffic(), plan.traffic(100)
