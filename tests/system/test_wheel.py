@@ -1,6 +1,5 @@
 """A built wheel in a separate environment that has an MPI, Horovod and torch, started from an empty folder."""
 
-import os
 import subprocess
 import sys
 import sysconfig
@@ -21,7 +20,7 @@ def installed(tmp_path_factory):
     there."""
     folder = tmp_path_factory.mktemp("wheel")
     wheel = f"{sys.executable} -m pip wheel -q --no-deps --no-build-isolation -w {folder} {ROOT}".split()
-    subprocess.run(wheel, check=True, env={**os.environ, "HETMPI_CUDA": "0"})
+    subprocess.run(wheel, check=True)
     subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
     python = folder / "venv/bin/python"
     command = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
