@@ -217,13 +217,16 @@ def test_memory_does_not_grow_with_steps_of_far_ranks(exchange, start):
     assert outcome.code == 0, outcome.text
 
 
+FAR_BY_RMA = ["table.ranks_per_node=1", "table.exchange=rma"]
+
+
 @pytest.mark.parametrize(
     "ranks, model, where",
     [
         (2, "UsesALayerOnRankZero", []),
-        (2, "UsesALayerOnRankZero", ["table.ranks_per_node=1", "table.exchange=rma"]),
+        pytest.param(2, "UsesALayerOnRankZero", FAR_BY_RMA, marks=pytest.mark.rare),
         (2, "UsesNoDenseLayerOnRankOne", ["table.ranks_per_node=1", "table.exchange=alltoall"]),
-        (3, "UsesNoDenseLayerOnRankOne", ["table.ranks_per_node=1", "table.exchange=rma", "table.staleness=10"]),
+        (3, "UsesNoDenseLayerOnRankOne", [*FAR_BY_RMA, "table.staleness=10"]),
     ],
 )
 def test_dense_parameters_without_a_gradient_on_some_ranks(ranks, model, where):
