@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from hetmpi.errors import UserError
 from hetmpi.run.build import auto_round_steps
 from hetmpi.run.command_line import help_text
-from hetmpi.run.config import CONF, cache_of, resolved
+from hetmpi.run.config import CONF, cache_of, resolved, staleness_of
 from hetmpi.run.settings import declared
 from hetmpi.run.sweep import planned
 
@@ -219,6 +219,12 @@ def test_the_folders_of_a_sweep(tmp_path, monkeypatch):
     for wrong in (["run.dir=a,b"], ["run.dir=null"], ["seed=1,2", "checkpoint.dir=one"]):
         with pytest.raises(UserError):
             planned(wrong, None)
+
+
+@pytest.mark.parametrize("drift, costs", [(0, True), (0.5, False)])
+def test_a_large_bound_without_a_limit_of_drift_costs_accuracy(drift, costs):
+    advice = staleness_of(resolved(["table.staleness=100", f"table.drift={drift}"])).advice
+    assert (advice is not None) == costs
 
 
 def test_a_setting_that_is_newer_than_a_run_counts_as_its_default(tmp_path):
