@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ def installed(tmp_path_factory):
     python = folder / "venv/bin/python"
     command = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     packages = Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
-    (packages / "beside.pth").write_text(sysconfig.get_path("purelib"))
+    (packages / "beside.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
     [built] = folder.glob("*.whl")
     subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", str(built)], check=True)
     return python.parent
