@@ -9,12 +9,18 @@ statically: the module imports on machines without a GPU as well.
 
 Hashing of tabular data needs the header of xxhash that pyarrow ships. It is left out where pyarrow is missing, so that
 the rest can be compiled and checked there.
+
+Objects are kept in build/, apart for each choice of flags: another venv of this checkout, or a wheel, compiles only the
+files that have changed since the last whole build.
 """
 
+import hashlib
 import importlib.util
 import os
 import shutil
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension, build_ext
@@ -87,10 +93,27 @@ def arrow_headers() -> str | None:
 class BuildExtensions(build_ext):
     """Compiles .cu files with nvcc before the others."""
 
+    def finalize_options(self):
+        super().finalize_options()
+        self.force = True  # links anew: a library in build/ may be of other flags
+        compilers = [os.environ.get(name) for name in ("CC", "CXX", "CFLAGS", "CPPFLAGS", "CXXFLAGS")]
+        gpu = [nvcc, NVCC_FLAGS, *targets(nvcc)] if nvcc else []
+        choice = repr([sys.version, compilers, flags, core.define_macros, core.include_dirs, gpu])
+        self.build_temp = f"build/objects-{hashlib.sha256(choice.encode()).hexdigest()[:12]}"
+
     def run(self):
         sources = sum((extension.sources for extension in self.extensions), KERNELS if nvcc else [])
         print(len(sources), "files to compile")  # tools/progress.sh counts them
-        super().run()
+        whole = Path(self.build_temp, "whole")  # as old as the begin of the last whole build
+        newest = max(Path(file).stat().st_mtime for file in [__file__, *HEADERS])
+        since = whole.stat().st_mtime if whole.exists() else 0.0
+        self.is_new = lambda made, source: os.path.exists(made) and max(newest, os.stat(source).st_mtime) < since
+        whole.unlink(missing_ok=True)
+        began = time.time()
+        with ParallelCompile(needs_recompile=lambda made, source: not self.is_new(made, source)):
+            super().run()
+        whole.touch()
+        os.utime(whole, (began, began))
 
     def build_extension(self, ext):
         if ext.name == "hetmpi._C" and nvcc:
@@ -98,10 +121,9 @@ class BuildExtensions(build_ext):
         super().build_extension(ext)
 
     def compiled(self, source: str) -> str:
-        """The object file of a .cu file, made if it is older than any file of the core."""
+        """The object file of a .cu file."""
         made = Path(self.build_temp, source).with_suffix(".o")
-        newest = max(Path(file).stat().st_mtime for file in [__file__, *HEADERS, source])
-        if not made.exists() or made.stat().st_mtime < newest:
+        if not self.is_new(made, source):
             made.parent.mkdir(parents=True, exist_ok=True)
             host = ["-fPIC", "-fvisibility=hidden", *(flag for flag in flags if flag.startswith(("-ffp", "-march")))]
             flags_of_host = ["-Xcompiler", ",".join(host)]
@@ -128,5 +150,4 @@ if arrow:
     core.define_macros.append(("HETMPI_HASHING", "1"))
     core.include_dirs.append(arrow)
 
-ParallelCompile().install()
 setup(ext_modules=[core, Extension("hetmpi._naps", ["cpp/naps.c"])], cmdclass={"build_ext": BuildExtensions})

@@ -327,9 +327,14 @@ class Training:
         )
 
     def _choice(self) -> list[str]:
-        """The transport between nodes and its reason, one line per table, if table.exchange=auto had a choice."""
-        clients = [table.client for table in self.tables.values()]
-        return [f"table.exchange={client.transport.name}: {client.why}" for client in clients if client.why is not None]
+        """The transport between nodes, its reason and the steps of a round, one line per table, if table.exchange=auto
+        had a choice."""
+        return [
+            f"table.exchange={table.client.transport.name} table.round_steps={table.round_steps or 1}: "
+            f"{table.client.why}"
+            for table in self.tables.values()
+            if table.client.why is not None
+        ]
 
     def _origin(self) -> list[str]:
         """Where the run continues, and where its first rows come from if not from the seed."""
@@ -405,6 +410,7 @@ class Training:
             "is_one_node": self.world.is_one_node,
             "device": self.device.type,
             "exchange": next(iter(self.tables.values())).client.transport.name,
+            "round_steps": next(iter(self.tables.values())).round_steps or 1,
             "steps": self.steps,
             "first_step": self.start.step,  # the figures below are of the steps after it
             "samples_per_s": samples / seconds if seconds else None,

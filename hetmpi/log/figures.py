@@ -94,6 +94,7 @@ FIGURES = {  # log lines display those with a word, in this order
     "world_size": Figure("ranks", ""),
     "device": Figure("device", ""),
     "exchange": Figure("exchange of rows between nodes", ""),
+    "round_steps": Figure("steps whose rows one message between nodes requests", ""),
     "steps": Figure("steps", ""),
     "first_step": Figure("steps made before the run was resumed", ""),
     "is_one_node": Figure("all ranks on one node", ""),

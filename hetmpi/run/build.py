@@ -190,23 +190,31 @@ def make_tables(
     """The tables of a model, with one transport. replicated: as replicated_of; most_keys: as most_keys_of.
     Collective."""
     table, tables, exchange = config.table, {}, config.table.exchange
-    caches = {name: cache_of(config, f"table {name}", spec.cache) for name, spec in specs.items()}
-    steps = table.round_steps  # of all tables, which share rounds
-    if steps is None:
-        lines = sum(caches[name].rows(spec.num_rows, world, device) for name, spec in specs.items())
-        ahead = MOST_AHEAD if table.prefetch_batches is None else table.prefetch_batches
-        steps = auto_round_steps(table.staleness, lines, sum(most_keys.values()), ahead)
+    steps = round_steps_of(config, world, specs, most_keys, device)
     for name, spec in specs.items():
         tables[name] = made = EmbeddingTable(
             world, spec.num_rows, spec.dim, optimizer_of(config, f"table {name}", spec.optim, schedule), name=name,
             partition=table.partition, seed=config.seed, init_std=table.init_std,
             inbox_bytes=int(table.inbox_mb * MB), staleness=staleness_of(config),
-            cache=caches[name], spans=spans, exchange=exchange, device=device, replicated=replicated[name],
-            round_steps=steps,
+            cache=cache_of(config, f"table {name}", spec.cache), spans=spans, exchange=exchange, device=device,
+            replicated=replicated[name], round_steps=steps,
         )  # fmt: skip
         if exchange == "auto" and made.client.transport.name is not None:
             exchange = made.client.transport.name  # what the first table's trial has chosen
     return TableGroup(tables)
+
+
+def round_steps_of(
+    config: DictConfig, world: World, specs: dict[str, TableSpec], most_keys: dict[str, int], device: torch.device
+) -> int:
+    """table.round_steps, of all tables, which share rounds; or its default. most_keys: as most_keys_of."""
+    table = config.table
+    if table.round_steps is not None:
+        return table.round_steps
+    caches = {name: cache_of(config, f"table {name}", spec.cache) for name, spec in specs.items()}
+    lines = sum(caches[name].rows(spec.num_rows, world, device) for name, spec in specs.items())
+    ahead = MOST_AHEAD if table.prefetch_batches is None else table.prefetch_batches
+    return auto_round_steps(table.staleness, lines, sum(most_keys.values()), ahead)
 
 
 def auto_round_steps(staleness: int | None, lines: int, most_keys: int, ahead: int = MOST_AHEAD) -> int:

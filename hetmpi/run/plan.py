@@ -36,17 +36,21 @@ CHECK_STEPS = 10
 TRIAL_S = 60.0  # after which the trial ends
 NARROW = (1, 2)  # widths of rows
 NOT_TRIED = "bytes and hit rate: not tried, as here rows of 1 and of 2 numbers do not fit either"
+TWO_SIDED = ("auto", "alltoall")  # values of table.exchange with which messages may be two-sided
+ROUND_COPIES = 5  # of a round's rows: those read; in replies sent and received; gradients sent and received
 DENSE_COPIES = {"sgd": 2, "adagrad": 3, "adam": 4}  # parameters, gradients and the optimizer's state
 
 
 @dataclass
 class Memory:
     """Bytes of one rank. rows: with optimizer state, clocks and marks; replicas: rows that every rank has whole;
-    mailboxes: gradients in transit; dense: parameters, gradients and optimizer state; batches: samples, keys and rows;
-    final: for the metrics at the end, this rank's share of what its node needs."""
+    mailboxes: gradients in transit; rounds: of exchange alltoall at s >= 1, messages and the rows that they bring;
+    dense: parameters, gradients and optimizer state; batches: samples, keys and rows; final: for the metrics at the
+    end, this rank's share of what its node needs."""
 
     rows: int = 0
     mailboxes: int = 0
+    rounds: int = 0
     cache: int = 0
     replicas: int = 0
     dense: int = 0
@@ -59,7 +63,7 @@ class Memory:
 
     @property
     def tables(self) -> int:
-        return self.total - self.dense - self.batches - self.final
+        return self.rows + self.mailboxes + self.cache + self.replicas
 
 
 @dataclass
@@ -103,9 +107,13 @@ class Plan:
         mine = layouts[world.rank]
         found.rows += mine.rings + partition.num_local_rows(world.rank)  # a mark per row: changed since the checkpoint
         found.mailboxes += mine.nbytes - mine.rings
-        if table.exchange == "alltoall" and staleness.is_synchronous and 1 < world.node.size < world.size:
-            num_keys = build.most_keys_of(self.config, self.task, self.specs)[name]
-            found.mailboxes += board_bytes(num_keys * (world.size - world.node.size) // world.size, spec.dim)
+        most_keys, may_be_alltoall = build.most_keys_of(self.config, self.task, self.specs), table.exchange in TWO_SIDED
+        if may_be_alltoall and staleness.is_synchronous and 1 < world.node.size < world.size:
+            found.mailboxes += board_bytes(most_keys[name] * (world.size - world.node.size) // world.size, spec.dim)
+        elif may_be_alltoall and not staleness.is_synchronous and not world.is_one_node:
+            steps = build.round_steps_of(self.config, world, self.specs, most_keys, self.device)
+            num_keys = min(steps * most_keys[name], spec.num_rows)
+            found.rounds += 4 * ROUND_COPIES * num_keys * (spec.dim + rule.preview_dim)
         cache = cache_of(self.config, f"table {name}", spec.cache)
         lines = cache.rows(spec.num_rows, world, self.device)
         if self.device.type == "cpu":  # a GPU's cache is in its own memory

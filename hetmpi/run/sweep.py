@@ -17,6 +17,7 @@ from hetmpi.errors import UserError
 from hetmpi.log.files import flat
 from hetmpi.log.record import read_settings
 from hetmpi.run.config import advised, resolved
+from hetmpi.run.settings import declared
 
 FOLDER_KEYS = ("run.dir", "hydra.sweep.dir")  # either one names the folder of a sweep
 
@@ -72,7 +73,8 @@ def planned_point(overrides: list[str], folder: str, config_dir: str | None) -> 
     settings = OmegaConf.to_container(resolved(overrides, config_dir))
     place, checkpoint_dir = Path(settings["run"]["dir"]), settings["checkpoint"]["dir"]
     if (place / "config.yaml").exists():
-        before, now = read_settings(place / "config.yaml"), dict(flat(settings))
+        defaults = {setting.key: setting.default for setting in declared()}  # for settings newer than the run
+        before, now = defaults | read_settings(place / "config.yaml"), flat(settings)
         if before | {"resume": None} != now | {"resume": None}:
             raise UserError(f"{place} holds a run with other settings: choose another run.dir, or remove it")
     resume = ["resume=auto"] if Path(checkpoint_dir).is_dir() else []

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from launch import summary
 
 from hetmpi.comm.world import World
 from hetmpi.run.config import compose
@@ -26,7 +27,7 @@ def composed(world, tmp_path, *overrides):
     [
         [],
         [*STALE, "steps=300", "log.every_steps=300"],  # in few steps drift, which is not predicted, adds more
-        [*STALE, "table.ranks_per_node=1", "optim.rows=adam", "table.drift=0"],
+        [*STALE, "table.ranks_per_node=1", "table.exchange=alltoall", "optim.rows=adam", "table.drift=0"],
         ["table.replicate_below_rows=100"],
         [
             "data._target_=click_features.Clicks",
@@ -44,7 +45,10 @@ def test_bytes_and_hit_rate_are_those_of_the_run(overrides, tmp_path):
     found = Plan(world, config, CPU).traffic()
     training = Training(world, config, CPU, Spans())
     training.run()
-    training.log and training.log.close()
+    if training.log:
+        training.log.close()
+        told = summary(config.run.dir)
+        assert told["round_steps"] == (2 if told["exchange"] == "alltoall" else 1)  # a tenth of 20
     counted = np.zeros(10, np.int64)
     world.comm.Allreduce(training.tables.counters.as_array(), counted)
     sums = type(training.tables.counters).of_array(counted)
@@ -75,6 +79,20 @@ def test_the_text_says_whether_it_fits(tmp_path):
         and "during a flush" in text[2]
         and "table.drift=0.5" in text[3]
     )
+
+
+def test_memory_of_rounds_grows_with_the_steps_that_they_serve(tmp_path):
+    world, far = World(), World(ranks_per_node=1)
+    late, dim, state = ["table.staleness=100", "table.cache.admit=all"], 8, 1
+
+    def rounds(world, *overrides):
+        return Plan(world, composed(world, tmp_path, *late, *overrides), CPU).memory().rounds
+
+    most_keys = 32 * 26  # of a batch
+    for given, k in (["table.round_steps=1"], 1), (["table.round_steps=3"], 3), ([], 4), (["table.staleness=30"], 3):
+        expected = 5 * 4 * (dim + state) * k * most_keys if world.size > 1 else 0
+        assert rounds(far, "table.exchange=alltoall", *given) == rounds(far, *given) == expected
+    assert rounds(far, "table.exchange=rma") == rounds(world, "table.exchange=alltoall") == 0
 
 
 def test_steps_that_are_not_tried_count_as_the_last_half_of_those_tried(tmp_path):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from launch import ROOT, SMALL, environment, losses, mpiexec, ranks_of, summary, train
 from saved_files import assert_same_bits, by_key
+from test_refusals import refusal
 
 from hetmpi.log.headline import compared_rows
 from hetmpi.log.record import Run
@@ -222,7 +223,5 @@ def test_a_task_of_one_s_own_follows_its_own_metric(tmp_path):
     (["checkpoint.best=acc", "eval.every_steps=2"], "checkpoint.best=acc must be a metric of the task: auc, log_loss"),
     (["eval.patience=2", "eval.every_steps=2", *NOTHING_HELD_OUT], "eval.patience cannot be used with it"),
 ])  # fmt: skip
-def test_what_cannot_be_followed_ends_the_run_with_one_message(settings, said):
-    outcome = train(2, *SMALL[1:], *settings)
-    assert outcome.code != 0 and not outcome.survivors
-    assert outcome.text.count(said) == 1 and "Traceback" not in outcome.text, outcome.text
+def test_what_cannot_be_followed_is_refused(settings, said):
+    assert refusal(*SMALL[1:], *settings).count(said) == 1

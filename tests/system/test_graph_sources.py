@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from launch import launcher_of, run, summary, train
+from test_refusals import refusal
 
 from hetmpi.data.graph.graph import TEST
 from hetmpi.data.graph.synthetic import SyntheticGraph
@@ -14,18 +15,18 @@ from hetmpi.data.graph.synthetic import SyntheticGraph
 SETTINGS = ["data.fanout=[3,3]", "model.hidden=16", "batch_size=32", "table.dim=8", "log.every_steps=10"]
 
 
-@pytest.mark.parametrize(
-    "wrong, message",
-    [
-        ({"indptr": np.array([0, 1, 3, 2, 4, 6, 6])}, "indptr must rise, after 3 of node 2 it is 2"),
-        ({"split": None}, "give data.train_per_class and data.valid_per_class"),
-    ],
-)
-def test_a_damaged_graph_ends_all_ranks_with_one_message(wrong, message, tmp_path):
-    path = graph_files.npz(tmp_path, **wrong)
+def test_a_damaged_graph_ends_all_ranks_with_one_message(tmp_path):
+    path = graph_files.npz(tmp_path, indptr=np.array([0, 1, 3, 2, 4, 6, 6]))
     outcome = train(3, "data=graph", f"data.path={path}", f"data.cache={tmp_path}/prepared", f"run.dir={tmp_path}/run")
-    assert outcome.code == 1 and outcome.text.count("hetmpi:") == 1 and message in outcome.text, outcome.text
+    assert outcome.code == 1 and outcome.text.count("hetmpi:") == 1, outcome.text
+    assert "indptr must rise, after 3 of node 2 it is 2" in outcome.text, outcome.text
     assert "Traceback" not in outcome.text and not outcome.survivors
+
+
+def test_a_graph_without_a_split_is_refused(tmp_path):
+    path = [f"data.path={graph_files.npz(tmp_path, split=None)}", f"data.cache={tmp_path}/prepared"]
+    told = refusal("data=graph", *path, f"run.dir={tmp_path}/run")
+    assert told.count("give data.train_per_class and data.valid_per_class") == 1
 
 
 @pytest.mark.rare

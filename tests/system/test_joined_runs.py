@@ -1,12 +1,13 @@
 """Runs with features of several values and several tables: checkpoints, resumption, export."""
 
-import os
+import sys
 
 import numpy as np
 import pytest
 import torch
 from click_features import Clicks
-from launch import ROOT, losses, summary, train
+from launch import losses, summary, train
+from test_refusals import refusal
 
 from hetmpi import export
 from hetmpi.checkpoint.manifest import read_manifest
@@ -68,7 +69,7 @@ def test_what_cannot_be_exported_is_named(trained, tmp_path):
         ("cache={'capacity_fraction': 2}", "table dim4: table.cache.capacity_fraction must be"),
     ],
 )
-def test_invalid_settings_of_one_table_are_refused(own, message, tmp_path):
+def test_invalid_settings_of_one_table_are_refused(own, message, tmp_path, monkeypatch):
     (tmp_path / "wrong.py").write_text(
         "import dataclasses, click_features\n"
         "from hetmpi.data.features import arrange\n"
@@ -78,8 +79,7 @@ def test_invalid_settings_of_one_table_are_refused(own, message, tmp_path):
         f"        own = [dataclasses.replace(w, {own}) if w.dim == 4 else w for w in click_features.WANTED]\n"
         "        self.features, self.tables = arrange(own)\n"
     )
-
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests/support"), str(tmp_path)])
-    outcome = train(2, *SETTINGS, "data._target_=wrong.Wrong", "steps=2", f"run.dir={tmp_path}/run", PYTHONPATH=path)
-    assert outcome.code != 0 and outcome.text.count(message) == 1, outcome.text
-    assert "Traceback" not in outcome.text
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "wrong", raising=False)
+    told = refusal(*SETTINGS, "data._target_=wrong.Wrong", "steps=2", f"run.dir={tmp_path}/run")
+    assert told.count(message) == 1

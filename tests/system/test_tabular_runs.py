@@ -9,8 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 from launch import ROOT, launcher_of, losses, run, summary, train
 
+from hetmpi.comm.world import World
 from hetmpi.data.tabular import Tabular
+from hetmpi.errors import UserError
 from hetmpi.metrics import auc
+from hetmpi.predict import main
 
 COLUMNS = [{"name": "tags", "separator": " ", "pool": "mean", "dim": 4}]
 TAGS = "data.columns=[{name: tags, separator: ' ', pool: mean, dim: 4}]"
@@ -143,36 +146,56 @@ def test_dropped_rows_are_counted_over_all_files_and_told(log, trained, tmp_path
     assert outcome.code == 0 and "3 bad rows dropped" in outcome.text and "27 predictions" in outcome.text, outcome.text
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["out=p.csv"], "give out=FILE.parquet or out=FILE.npy, got out=p.csv"),
-        ([], "give out=FILE.parquet or out=FILE.npy, got out="),
-        (["out=p.npy", "data.path=none.csv"], "there is no file"),
-        (["out=p.parquet", "data.path=new.csv", "predict.keep=[nobody]"], "has no column nobody"),
-        (["out=p.npy", "data.path=new.csv", "data.columns=null"], "data.columns cannot be given"),
-        (["out=p.npy", "data.path=new.csv", "predict.keep=[user]"], "predict.keep needs out=FILE.parquet"),
-        (["out=p.parquet", "data.path=new.csv", "predict.keep=[user,user]"], "user would be in the result twice"),
-        (["out=p.npy", "data.path=header.csv"], "data.path has no rows to predict"),
-        (["out=p.npy", "data.path=prepared"], "there is no file"),
-        (["out=p.npy", "predict.keep=[user]", "data=synthetic"], "predict.keep needs data.path=FILES"),
-        (["out=p.npy", "data=synthetic"], "was trained on data with"),
-        (["out=p.npy", "split=valid"], "give data.path="),
-        (["out=p.npy", "split=valid", "data.path=new.csv"], "data.label=click: "),
-        (["out=p.npy", "data.path=bad.csv"], "bad.csv, line 3, column price: 'cheap' is no finite number"),
-    ],
-)
-@pytest.mark.parametrize("ranks", [pytest.param(0, marks=pytest.mark.rare), 2])
-def test_what_cannot_be_predicted_is_refused_in_one_message(log, trained, arguments, message, ranks):
+@pytest.fixture(scope="module")
+def wrong_rows(log):
+    """The folder, with files of rows that cannot be predicted."""
     lines = (log / "new.csv").read_text().splitlines()[:3]
     price = lines[0].replace('"', "").split(",").index("price")
     values = lines[2].split(",")
     values[price] = "cheap"
     (log / "header.csv").write_text(lines[0] + "\n")
     (log / "bad.csv").write_text("\n".join([*lines[:2], ",".join(values)]) + "\n")
-    outcome = predict(ranks, trained, *arguments, cwd=log)
+    return log
+
+
+TOLD_ONCE = [  # before the checkpoint is read, of settings, files, columns and rows
+    ([], "give out=FILE.parquet or out=FILE.npy, got out="),
+    (["out=p.npy", "data.path=none.csv"], "there is no file"),
+    (["out=p.parquet", "data.path=new.csv", "predict.keep=[nobody]"], "has no column nobody"),
+    (["out=p.npy", "data=synthetic"], "was trained on data with"),
+    (["out=p.npy", "data.path=bad.csv"], "bad.csv, line 3, column price: 'cheap' is no finite number"),
+]
+
+
+@pytest.mark.parametrize("ranks", [pytest.param(0, marks=pytest.mark.rare), 2])
+@pytest.mark.parametrize("arguments, message", TOLD_ONCE)
+def test_what_cannot_be_predicted_is_told_once(wrong_rows, trained, arguments, message, ranks):
+    outcome = predict(ranks, trained, *arguments, cwd=wrong_rows)
     assert outcome.code != 0 and outcome.text.count(message) == 1, outcome.text
     assert "Traceback" not in outcome.text and not outcome.survivors
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        *TOLD_ONCE,
+        (["out=p.csv"], "give out=FILE.parquet or out=FILE.npy, got out=p.csv"),
+        (["out=p.npy", "data.path=new.csv", "data.columns=null"], "data.columns cannot be given"),
+        (["out=p.npy", "data.path=new.csv", "predict.keep=[user]"], "predict.keep needs out=FILE.parquet"),
+        (["out=p.parquet", "data.path=new.csv", "predict.keep=[user,user]"], "user would be in the result twice"),
+        (["out=p.npy", "data.path=header.csv"], "data.path has no rows to predict"),
+        (["out=p.npy", "data.path=prepared"], "there is no file"),
+        (["out=p.npy", "predict.keep=[user]", "data=synthetic"], "predict.keep needs data.path=FILES"),
+        (["out=p.npy", "split=valid"], "give data.path="),
+        (["out=p.npy", "split=valid", "data.path=new.csv"], "data.label=click: "),
+    ],
+)
+def test_what_cannot_be_predicted_is_refused(wrong_rows, trained, monkeypatch, arguments, message):
+    """In this process; test_what_cannot_be_predicted_is_told_once checks the output of the program."""
+    monkeypatch.chdir(wrong_rows)
+    with pytest.raises(UserError) as problem:
+        main(World(), [str(trained), *arguments])
+    assert str(problem.value).count(message) == 1
 
 
 def test_a_run_of_other_columns_is_not_resumed(log, trained):

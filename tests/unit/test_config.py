@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 from hydra.utils import get_class
 from launch import CLICK_MODELS
+from omegaconf import OmegaConf
 
 from hetmpi.errors import UserError
 from hetmpi.run.build import auto_round_steps
 from hetmpi.run.command_line import help_text
-from hetmpi.run.config import CONF, cache_of, resolved
+from hetmpi.run.config import CONF, cache_of, resolved, staleness_of
 from hetmpi.run.settings import declared
 from hetmpi.run.sweep import planned
 
@@ -218,6 +219,24 @@ def test_the_folders_of_a_sweep(tmp_path, monkeypatch):
     for wrong in (["run.dir=a,b"], ["run.dir=null"], ["seed=1,2", "checkpoint.dir=one"]):
         with pytest.raises(UserError):
             planned(wrong, None)
+
+
+@pytest.mark.parametrize("drift, costs", [(0, True), (0.5, False)])
+def test_a_large_bound_without_a_limit_of_drift_costs_accuracy(drift, costs):
+    advice = staleness_of(resolved(["table.staleness=100", f"table.drift={drift}"])).advice
+    assert (advice is not None) == costs
+
+
+def test_a_setting_that_is_newer_than_a_run_counts_as_its_default(tmp_path):
+    (tmp_path / "0").mkdir()
+    settings = OmegaConf.to_container(resolved([f"run.dir='{tmp_path}/0'"]))
+    del settings["table"]["round_steps"]
+    (tmp_path / "0/config.yaml").write_text(OmegaConf.to_yaml(settings))
+    base = f"run.dir='{tmp_path}'"
+    for same in ([], ["table.round_steps=null"]):
+        assert len(planned([base, *same], None)) == 1
+    with pytest.raises(UserError, match="holds a run with other settings"):
+        planned([base, "table.round_steps=2"], None)
 
 
 @pytest.mark.parametrize("wrong", ["experiment=null", "model=broken", "model=glob(*)", "data.path=/x"])
