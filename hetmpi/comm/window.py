@@ -196,11 +196,14 @@ class RmaWindow:
     def put(self, server: int, memory: np.ndarray, sources: list[int], begins: list[int], sizes: list[int]):
         """Posts the copy of blocks of `sizes` bytes, from bytes `sources` of memory (n,) uint8 to bytes `begins` of the
         memory of the server's node; complete after flush()."""
-        source = MPI.BYTE.Create_hindexed(sizes, sources).Commit()
-        target = MPI.BYTE.Create_hindexed(sizes, begins).Commit()
-        self._job.Put([memory, 1, source], server, (0, 1, target))
-        source.Free()
-        target.Free()
+        if len(sizes) == 1:  # without a datatype a network adapter needs no help of its target
+            (source,), (begin,), (size,) = sources, begins, sizes
+            self._job.Put([memory[source : source + size], size, MPI.BYTE], server, (begin, size, MPI.BYTE))
+        else:
+            origin, target = (MPI.BYTE.Create_hindexed(sizes, places).Commit() for places in (sources, begins))
+            self._job.Put([memory, 1, origin], server, (0, 1, target))
+            origin.Free()
+            target.Free()
         self._count(sum(sizes))
 
     def counters(self, begins: list[int]) -> MPI.Datatype:
