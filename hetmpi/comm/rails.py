@@ -5,9 +5,9 @@ Every rank can read and write all memory of its node that the ranks of the node 
 modulo the size of the other node. For N nodes a rank sends N - 1 messages, however many ranks a node has, and all ranks
 of a node share the work.
 
-At s = 0 the ranks of a node share the messages of collective.py too: a rank is the collector for its node of some ranks on each other
-node, those whose place there is its own, modulo the size of its node. What several ranks of the node read or write of
-these crosses the network once.
+At s = 0 the ranks of a node share the messages of collective.py too: a rank is the collector for its node of some ranks
+on each other node, those whose place there is its own, modulo the size of its node. What several ranks of the node read
+or write of these crosses the network once.
 """
 
 from __future__ import annotations
