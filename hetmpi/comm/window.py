@@ -103,7 +103,7 @@ class RmaWindow:
         check_memory(world, layouts)
         self._begins = begins_of(world.nodes, layouts)
         self._shared = MPI.Win.Allocate_shared(layouts[world.rank].nbytes, 1, comm=world.node)
-        self.on_node = {rank: self._arrays_of(i, layouts[rank]) for i, rank in enumerate(world.node_ranks)}
+        self.on_node = {rank: ShardMemory(self._part(i), layouts[rank]) for i, rank in enumerate(world.node_ranks)}
         self.local = self.on_node[world.rank]
         self._job = None
         if remote != "unused" and not world.is_one_node:
@@ -127,7 +127,20 @@ class RmaWindow:
 
     def _open_job(self, is_needed: bool) -> MPI.Win | None:
         """The window over all ranks; None if this MPI cannot create it and it is optional."""
-        memory = self._node_memory()
+        if not self._is_one_piece():
+            if is_needed:
+                raise UserError(
+                    "this MPI does not allocate the shared memory of a node's ranks one after the other "
+                    "(MPI_Win_allocate_shared), as table.exchange=rma needs: use another MPI library, or "
+                    "table.exchange=alltoall"
+                )
+            return None
+        # Each page is first touched by its owner, which places it near the owner's cores: a network adapter that pins
+        # memory, for any rank of the node, would touch it too.
+        self._part(self.world.node.rank)[::PAGE] = 0
+        self.world.meet_on_node("for the ranks of its node to touch their memory")
+        begins, last = self._begins, self.world.node_ranks[-1]
+        memory = MPI.memory.fromaddress(self._part(0).ctypes.data, begins[last] + self.layouts[last].nbytes)
         try:
             window = MPI.Win.Create(memory, 1, comm=self.world.comm)
         except MPI.Exception:  # Open MPI 4.1 over TCP; on all ranks alike
@@ -138,29 +151,17 @@ class RmaWindow:
         check_unified(window)
         return window
 
-    def _node_memory(self) -> MPI.memory:
-        """The memory of this node. Collective. Raises UserError if its parts are not where they are expected."""
-        node, begins = self.world.node_ranks, self._begins
-        parts = [self._shared.Shared_query(place)[0] for place in range(len(node))]
-        first, found = parts[0].address, [part.address - parts[0].address for part in parts]
-        expected = [begins[rank] for rank in node]
-        self.world.agree(
-            None
-            if found == expected
-            else UserError(
-                "this MPI does not allocate the shared memory of a node's ranks in one piece (MPI_Win_allocate_shared: "
-                f"parts at bytes {found}, expected {expected}): use another MPI library, or table.exchange=alltoall"
-            )
-        )
-        # Each page is first touched by its owner, which places it near the owner's cores: registration with a network
-        # adapter, by any rank of the node, would touch it too.
-        np.frombuffer(parts[self.world.node.rank], np.uint8)[::PAGE] = 0
-        self.world.meet_on_node("for the ranks of its node to touch their memory")
-        return MPI.memory.fromaddress(first, begins[node[-1]] + self.layouts[node[-1]].nbytes)
+    def _is_one_piece(self) -> bool:
+        """Whether the parts of each node's ranks are where they are expected in its memory. Collective."""
+        first, begins = self._part(0).ctypes.data, self._begins
+        ranks = enumerate(self.world.node_ranks)
+        found = all(self._part(place).ctypes.data - first == begins[rank] for place, rank in ranks)
+        return self.world.comm.allreduce(found, MPI.LAND)
 
-    def _arrays_of(self, node_rank: int, layout: Layout) -> ShardMemory:
+    def _part(self, node_rank: int) -> np.ndarray:
+        """The memory of a rank of this node: (n,) uint8."""
         memory, _ = self._shared.Shared_query(node_rank)
-        return ShardMemory(np.frombuffer(memory, np.uint8), layout)
+        return np.frombuffer(memory, np.uint8)
 
     def begin_of(self, owner: int, array: str) -> int:
         """Where the owner's array begins in the memory of its node, in bytes."""
