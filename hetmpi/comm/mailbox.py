@@ -66,7 +66,7 @@ class RemoteRing:
         self.begin, self.mirrored, self.capacity = begin, mirrored, len(mirror)
         self.producer = _C.Producer(mirror, record)
         self.arrays = _C.RingArrays(None, self.producer)
-        self.put = 0  # head up to which the bytes are posted
+        self.num_put = 0  # bytes posted since the start: the head that may be stored once they are flushed
 
     @property
     def tail(self) -> int:
@@ -77,18 +77,20 @@ class RemoteRing:
         """Whether the owner has applied all records sent, as far as the tail last read shows."""
         return self.producer.tail == self.producer.head
 
-    def blocks(self) -> list[tuple[int, int, int]]:
-        """What was written since the last call, one block or two: (begin among the mirrors, begin in the memory of the
-        node, bytes)."""
-        offset, num = self.put % self.capacity, self.producer.head - self.put
-        self.put += num
+    def take_written(self) -> list[tuple[int, int, int]]:
+        """The bytes written since the last call, in at most two blocks: (begin among the mirrors, begin in the memory
+        of the node, bytes)."""
+        offset, num = self.num_put % self.capacity, self.producer.head - self.num_put
+        self.num_put += num
         to_end = min(num, self.capacity - offset)
         parts = (offset, to_end), (0, num - to_end)
         return [(self.mirrored + at, self.begin + at, nbytes) for at, nbytes in parts if nbytes > 0]
 
 
 class NodeRings:
-    """The producer's ends of the rings of another node's owners, reached by calls to its server (rails.py)."""
+    """The producer's ends of the rings of another node's owners, reached by calls to its server (rails.py).
+
+    is_published   whether the heads of all bytes posted by put() are stored, or posted"""
 
     def __init__(self, window: RmaWindow, server: int, owners: list[int], record: _C.RecordFormat):
         headers = [window.ring_begin(owner, window.world.rank) for owner in owners]
@@ -99,26 +101,25 @@ class NodeRings:
             owner: RemoteRing(begin, self._mirrors[mirrored:end], mirrored, record)
             for owner, begin, mirrored, end in zip(owners, begins, [0, *ends], ends)
         }
-        self._heads = window.counters([header + HEAD for header in headers])
-        self._tails = window.counters([header + TAIL for header in headers])
-        self._published = np.zeros(len(owners), np.uint64)
-        self._found = np.zeros(len(owners), np.uint64)  # tails
+        self._head_places, self._tail_places = (
+            window.counters([header + at for header in headers]) for at in (HEAD, TAIL)
+        )
+        self._heads, self._tails = np.zeros((2, len(owners)), np.uint64)  # as stored last, and as read last
+        self.is_published = True
         self._is_requested = False
 
     def put(self):
         """Posts the bytes written since the last call."""
-        blocks = [block for ring in self.rings.values() for block in ring.blocks()]
+        blocks = [block for ring in self.rings.values() for block in ring.take_written()]
         if blocks:
             self.window.put(self.server, self._mirrors, *map(list, zip(*blocks)))
-
-    def is_published(self) -> bool:
-        """Whether the heads are stored, or posted, of all bytes posted by put()."""
-        return all(ring.put == head for ring, head in zip(self.rings.values(), self._published.tolist()))
+            self.is_published = False
 
     def publish(self):
         """Posts the stores of the heads. REQUIRES: the puts, and the last stores, are flushed."""
-        self._published[:] = [ring.put for ring in self.rings.values()]
-        self.window.store_counters(self.server, self._heads, self._published)
+        self._heads[:] = [ring.num_put for ring in self.rings.values()]
+        self.window.store_counters(self.server, self._head_places, self._heads)
+        self.is_published = True
 
     def is_drained(self) -> bool:
         """Whether the owners have applied all records sent, as far as the tails last read show."""
@@ -127,13 +128,13 @@ class NodeRings:
     def request_tails(self):
         """Posts a read of the tails, unless one is posted already."""
         if not self._is_requested:
-            self.window.load_counters(self.server, self._tails, self._found)
+            self.window.load_counters(self.server, self._tail_places, self._tails)
             self._is_requested = True
 
     def store_tails(self):
         """Stores the tails that were requested, if any. REQUIRES: window.flush() since request_tails()."""
         if self._is_requested:
-            for ring, tail in zip(self.rings.values(), self._found.tolist()):
+            for ring, tail in zip(self.rings.values(), self._tails.tolist()):
                 ring.producer.set_tail(tail)
             self._is_requested = False
 
@@ -232,7 +233,7 @@ class Mailbox:
     def publish(self):
         """Posts the heads of remote rings, which make sent records visible to their owners. progress(), or any later
         flush of the window, completes the posts."""
-        unpublished = [node for node in self._nodes if not node.is_published()]
+        unpublished = [node for node in self._nodes if not node.is_published]
         if unpublished:
             self.window.flush()
         for node in unpublished:
