@@ -199,11 +199,12 @@ class Mailbox:
     def _proceed(self, sending: _C.Delivery) -> bool:
         """Sends as much as fits. Returns True once all rows and the end of the step are sent."""
         is_sent = sending.proceed()
-        full = set(sending.full)
-        behind = [node for node in self._nodes if not full.isdisjoint(node.rings)]
-        if behind:
-            self._read_tails(behind)
-            is_sent = sending.proceed()
+        if not is_sent:
+            full = set(sending.full)
+            behind = [node for node in self._nodes if not full.isdisjoint(node.rings)]
+            if behind:
+                self._read_tails(behind)
+                is_sent = sending.proceed()
         for node in self._nodes:
             node.put()
         return is_sent
