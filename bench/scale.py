@@ -133,9 +133,9 @@ def marks(world) -> np.ndarray:
 
 
 def sent(group) -> tuple[int, int]:
-    """Messages and bytes sent to other nodes."""
-    shared = {one for table in group.values() for one in table.client.transport.shared}
-    return sum(one.num_messages for one in shared), sum(one.num_bytes for one in shared)
+    """Messages, or one-sided operations, to other nodes, and their bytes."""
+    ways = {way for table in group.values() for way in (*table.client.transport.shared, table.window)}
+    return sum(way.num_messages for way in ways), sum(way.num_bytes for way in ways)
 
 
 def made_tables(world, settings, s):

@@ -20,10 +20,6 @@ namespace {
 
 uint64_t ring_tail(Array<uint8_t> memory) { return ring_header(memory)->tail.load(std::memory_order_acquire); }
 
-void publish_head(Array<uint8_t> memory, uint64_t head) {
-  ring_header(memory)->head.store(head, std::memory_order_release);
-}
-
 int64_t num_bytes(const RecordFormat& format, const Array<int64_t>& order,
                   const std::optional<Array<int32_t>>& counts) {
   const ssize_t n = order.shape(0);
@@ -60,19 +56,13 @@ void bind_ring(py::module_& m) {
   m.def("push_format", &push_format, py::arg("rule"), "What is sent of a push's rows.");
   m.def("min_ring_capacity", &min_ring_capacity, py::arg("format"));
 
-  py::class_<Producer>(
-      m, "Producer",
-      "The origin's end of one ring (cpp/owner/ring.h). REQUIRES: order in [0, len(grads)), as Route makes it.")
+  py::class_<Producer>(m, "Producer", "The origin's end of one ring, or of a mirror of it (cpp/owner/ring.h).")
       .def(py::init<Array<uint8_t>, RecordFormat>(), py::arg("data").noconvert(), py::arg("format"),
            py::keep_alive<1, 2>())
-      .def("write", &Producer::write, py::arg("step"), py::arg("rows").noconvert(), py::arg("values").noconvert(),
-           py::arg("order").noconvert(), py::arg("clocks").noconvert(), py::arg("counts").noconvert(),
-           py::arg("steps").noconvert(), py::arg("begin"), py::arg("is_last"))
       .def_property_readonly("tail", &Producer::tail)
       .def("set_tail", &Producer::set_tail, py::arg("tail"))
       .def_property_readonly("head", &Producer::head);
   m.def("ring_tail", &ring_tail, py::arg("memory").noconvert());
-  m.def("publish_head", &publish_head, py::arg("memory").noconvert(), py::arg("head"));
 }
 
 }  // namespace hetmpi

@@ -13,37 +13,13 @@
 
 #include "python/arrays.h"
 #include "python/bindings.h"
-#include "python/owner_arrays.h"
-#include "python/producer.h"
 #include "python/push_applier.h"
+#include "python/wire_arrays.h"
 
 namespace hetmpi {
 namespace {
 
 using Owners = std::vector<std::vector<int64_t>>;  // of each node
-
-struct RouteArrays {
-  Array<int64_t> order, rows, first;
-
-  RouteView view() const { return {order.data(), rows.data(), first.data()}; }
-
-  // num: numbers of positions.
-  void check(ssize_t num) const {
-    check_shape(rows, "rows", {order.shape(0)});
-    check_shape(first, "first", {-1});
-    if (first.data()[0] != 0 || first.data()[first.shape(0) - 1] != order.shape(0))
-      throw std::invalid_argument("first must rise from 0 to the number of keys");
-    check_in(order.data(), order.shape(0), num, "order");
-  }
-};
-
-struct PushArrays {
-  int64_t step;
-  RouteArrays route;
-  Array<float> values;
-  std::optional<Array<int32_t>> clocks, counts, steps;
-  bool ends_step;
-};
 
 // The part of a message for one table: words [begin, end) of an int64 array.
 using Section = std::tuple<Array<int64_t>, int64_t, int64_t>;
@@ -153,13 +129,7 @@ class PyRoundRequest {
 
   static std::vector<PushView> views(const std::vector<PushArrays>& pushes, RecordFormat format) {
     std::vector<PushView> found;
-    for (const PushArrays& push : pushes) {
-      push.route.check(push.values.shape(0));
-      found.push_back(
-          {push.step, push.route.view(),
-           message_of(push.route.rows, push.values, push.route.order, push.clocks, push.counts, push.steps, format),
-           push.ends_step});
-    }
+    for (const PushArrays& push : pushes) found.push_back(push.view(format));
     return found;
   }
 
@@ -176,11 +146,6 @@ class PyRoundRequest {
 struct ShardArrays {
   Array<int32_t> clock;
   std::vector<Array<float>> arrays;  // of a row
-};
-
-struct RingArrays {
-  Array<uint8_t> memory;
-  Producer* producer;
 };
 
 class PyRoundServer {
@@ -260,12 +225,7 @@ class PyRoundServer {
       found.emplace_back();
       for (const Rings& of_record : of_client) {
         RoundServer::Rings& views = found.back().emplace_back();
-        for (const auto& ring : of_record) {
-          NodeRing& view = views.emplace_back();
-          if (!ring) continue;
-          Array<uint8_t> memory = ring->memory;
-          view = {ring_header(memory), &ring->producer->core()};
-        }
+        for (const auto& ring : of_record) views.push_back(ring ? ring->view() : NodeRing{});
       }
     }
     return found;
@@ -293,8 +253,10 @@ void bind_round(py::module_& m) {
   py::class_<ShardArrays>(m, "ShardArrays", "A shard of this node: clock (n,), and the arrays (n, width) of a row.")
       .def(py::init([](Array<int32_t> clock, std::vector<Array<float>> arrays) { return ShardArrays{clock, arrays}; }),
            py::arg("clock").noconvert(), py::arg("arrays"));
-  py::class_<RingArrays>(m, "RingArrays", "This rank's ring in another owner's memory, and its producer.")
-      .def(py::init([](Array<uint8_t> memory, Producer* producer) { return RingArrays{memory, producer}; }),
+  py::class_<RingArrays>(m, "RingArrays",
+                         "A ring in this node's memory, or None, and the producer of it or its mirror.")
+      .def(py::init(
+               [](std::optional<Array<uint8_t>> memory, Producer* producer) { return RingArrays{memory, producer}; }),
            py::arg("memory").noconvert(), py::arg("producer"));
 
   py::class_<PyRoundRequest>(m, "RoundRequest", "The requester's side of a table's round (cpp/wire/round.h).")

@@ -196,7 +196,7 @@ struct NodeShard {
   int64_t num_rows;
 };
 
-// The producer's end of a ring in the memory of an owner of this node.
+// The producer's end of a ring in the memory of an owner of this node; or of a mirror, without a header (delivery.h).
 struct NodeRing {
   RingHeader* header = nullptr;
   RingProducer* producer = nullptr;  // null: there is no such ring

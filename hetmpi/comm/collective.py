@@ -185,7 +185,7 @@ class RailMailbox:
     def __init__(self, window: RmaWindow, record: _C.RecordFormat):
         """Collective."""
         self.window, self.world, self.record = window, window.world, record
-        self._on_node = Mailbox(window, record, self.world.node_ranks)
+        self._on_node = Mailbox(window, record, reaches_remote=False)
         self.posts = Posts(self.world)
         self.posts.members.append(self)
         self._grads, rails = Board(self.world), self.posts.rails
@@ -293,10 +293,7 @@ def opened_server(
         world.node_ranks.index(world.rank),
         [_C.ShardArrays(shard.clock, [as_numbers(getattr(shard, array)) for array in arrays]) for shard in shards],
         owners,
-        [
-            [[ring and _C.RingArrays(ring.memory, ring.producer) for ring in of_record] for of_record in of_client]
-            for of_client in rings
-        ],
+        [[[ring and ring.arrays for ring in of_record] for of_record in of_client] for of_client in rings],
         record,
         judges,
     )

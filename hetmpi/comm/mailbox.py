@@ -3,12 +3,12 @@
 A ring of an owner on this node is written in place. A ring on another node is mirrored here: the record is written into
 the mirror, its bytes are put at the same position of the ring, and the head is stored after a flush. So an owner that
 sees the head sees the record. The flush is delayed until this rank has to wait anyway: the transfer overlaps with
-computation.
+computation. One rank of the other node, this rank's server there (rails.py), is the target for all rings of its node:
+one put, one store of heads and one read of tails, however many owners there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,16 +44,7 @@ class LocalRing:
     def __init__(self, memory: np.ndarray, record: _C.RecordFormat):
         self.memory = memory
         self.producer = _C.Producer(memory[_C.RING_HEADER_BYTES :], record)
-
-    def send(self, message: Message, owner: int, begin: int) -> int:
-        """Sends rows from `begin` on as far as there is room. Returns the number of rows sent, -1 if no record fits."""
-        self.producer.set_tail(_C.ring_tail(self.memory))
-        sent = write(self.producer, message, owner, begin)
-        _C.publish_head(self.memory, self.producer.head)
-        return sent
-
-    def publish(self):
-        """No effect: send() has stored the head."""
+        self.arrays = _C.RingArrays(memory, self.producer)
 
     @property
     def tail(self) -> int:
@@ -66,53 +57,86 @@ class LocalRing:
 
 
 class RemoteRing:
-    """The producer's end of a ring on another node, reached by MPI_Put."""
+    """The producer's end of a ring on another node, of which this rank has a mirror.
 
-    def __init__(self, window: RmaWindow, owner: int, origin: int, record: _C.RecordFormat):
-        layout = window.layouts[owner]
-        self.window, self.owner = window, owner
-        self.begin = layout.rings + layout.ring(origin) * layout.ring_bytes
-        self.capacity = layout.ring_bytes - _C.RING_HEADER_BYTES
-        self.mirror = np.zeros(self.capacity, np.uint8)
-        self.producer = _C.Producer(self.mirror, record)
-        self.published = np.zeros(1, np.uint64)
+    begin    of the ring's bytes, after its header, in the memory of its node
+    mirrored of the mirror, in the memory of all mirrors of the node"""
+
+    def __init__(self, begin: int, mirror: np.ndarray, mirrored: int, record: _C.RecordFormat):
+        self.begin, self.mirrored, self.capacity = begin, mirrored, len(mirror)
+        self.producer = _C.Producer(mirror, record)
+        self.arrays = _C.RingArrays(None, self.producer)
+        self.num_put = 0  # bytes posted since the start: the head that may be stored once they are flushed
 
     @property
     def tail(self) -> int:
         """Position up to which the owner has applied records, in bytes since the start, as last read."""
         return self.producer.tail
 
-    @property
-    def tail_place(self) -> tuple[int, int]:
-        """(rank, byte) of the tail in the owner's memory, for window.load_counters."""
-        return self.owner, self.begin + TAIL
-
-    def send(self, message: Message, owner: int, begin: int) -> int:
-        """Posts rows from `begin` on as far as there is room. Returns the number of rows posted, -1 if no record
-        fits."""
-        head = self.producer.head
-        sent = write(self.producer, message, owner, begin)
-        if sent < 0:
-            tails = self.window.load_counters([self.tail_place])
-            self.window.flush()
-            self.producer.set_tail(int(tails[0]))
-            sent = write(self.producer, message, owner, begin)
-        if self.producer.head != head:
-            offset, nbytes = head % self.capacity, self.producer.head - head
-            self.window.put(
-                self.owner, self.begin + _C.RING_HEADER_BYTES + offset, self.mirror[offset : offset + nbytes]
-            )
-        return sent
-
-    def publish(self):
-        """Posts the store of the head. REQUIRES: the puts of send(), and the last store, are flushed."""
-        if self.producer.head != self.published[0]:
-            self.published[0] = self.producer.head
-            self.window.store_counter(self.owner, self.begin + HEAD, self.published)
-
     def is_drained(self) -> bool:
         """Whether the owner has applied all records sent, as far as the tail last read shows."""
         return self.producer.tail == self.producer.head
+
+    def take_written(self) -> list[tuple[int, int, int]]:
+        """The bytes written since the last call, in at most two blocks: (begin among the mirrors, begin in the memory
+        of the node, bytes)."""
+        offset, num = self.num_put % self.capacity, self.producer.head - self.num_put
+        self.num_put += num
+        to_end = min(num, self.capacity - offset)
+        parts = (offset, to_end), (0, num - to_end)
+        return [(self.mirrored + at, self.begin + at, nbytes) for at, nbytes in parts if nbytes > 0]
+
+
+class NodeRings:
+    """The producer's ends of the rings of another node's owners, reached by calls to its server (rails.py).
+
+    is_published   whether the heads of all bytes posted by put() are stored, or posted"""
+
+    def __init__(self, window: RmaWindow, server: int, owners: list[int], record: _C.RecordFormat):
+        headers = [window.ring_begin(owner, window.world.rank) for owner in owners]
+        begins = [header + _C.RING_HEADER_BYTES for header in headers]
+        ends = np.cumsum([window.layouts[owner].ring_bytes - _C.RING_HEADER_BYTES for owner in owners]).tolist()
+        self.window, self.server, self._mirrors = window, server, np.zeros(ends[-1], np.uint8)
+        self.rings = {
+            owner: RemoteRing(begin, self._mirrors[mirrored:end], mirrored, record)
+            for owner, begin, mirrored, end in zip(owners, begins, [0, *ends], ends)
+        }
+        self._head_places, self._tail_places = (
+            window.counters([header + at for header in headers]) for at in (HEAD, TAIL)
+        )
+        self._heads, self._tails = np.zeros((2, len(owners)), np.uint64)  # as stored last, and as read last
+        self.is_published = True
+        self._is_requested = False
+
+    def put(self):
+        """Posts the bytes written since the last call."""
+        blocks = [block for ring in self.rings.values() for block in ring.take_written()]
+        if blocks:
+            self.window.put(self.server, self._mirrors, *map(list, zip(*blocks)))
+            self.is_published = False
+
+    def publish(self):
+        """Posts the stores of the heads. REQUIRES: the puts, and the last stores, are flushed."""
+        self._heads[:] = [ring.num_put for ring in self.rings.values()]
+        self.window.store_counters(self.server, self._head_places, self._heads)
+        self.is_published = True
+
+    def is_drained(self) -> bool:
+        """Whether the owners have applied all records sent, as far as the tails last read show."""
+        return all(ring.is_drained() for ring in self.rings.values())
+
+    def request_tails(self):
+        """Posts a read of the tails, unless one is posted already."""
+        if not self._is_requested:
+            self.window.load_counters(self.server, self._tail_places, self._tails)
+            self._is_requested = True
+
+    def store_tails(self):
+        """Stores the tails that were requested, if any. REQUIRES: window.flush() since request_tails()."""
+        if self._is_requested:
+            for ring, tail in zip(self.rings.values(), self._tails.tolist()):
+                ring.producer.set_tail(tail)
+            self._is_requested = False
 
 
 def joined(parts: list[np.ndarray]) -> np.ndarray:
@@ -121,62 +145,30 @@ def joined(parts: list[np.ndarray]) -> np.ndarray:
     return np.concatenate(filled) if len(filled) > 1 else filled[0] if filled else NO_KEYS
 
 
-def write(producer: _C.Producer, message: Message, owner: int, begin: int) -> int:
-    """Writes one record of the message's rows for `owner`, from `begin` on."""
-    rows, order = message.route.of(owner)
-    columns = message.clocks, message.counts, message.steps
-    return producer.write(message.step, rows, message.values, order, *columns, begin, True)
-
-
-class Delivery:
-    """A message that is being written into rings, as far as they have room."""
-
-    def __init__(self, rings: dict, message: Message, to_all: bool):
-        """rings: by the ranks that message.route names. to_all: send an empty record to ranks without rows, which marks
-        the step as written."""
-        self.rings, self.message = rings, message
-        ranks = rings if to_all else [rank for rank in message.route.owners if rank in rings]
-        self._left = {rank: 0 for rank in ranks}  # rank -> its first row that is not yet sent
-
-    def proceed(self) -> bool:
-        """Sends as much as fits. Returns True once all rows and the end of the step are sent."""
-        for rank in list(self._left):
-            num_rows, ring = len(self.message.route.of(rank)[0]), self.rings[rank]
-            while (sent := ring.send(self.message, rank, self._left[rank])) >= 0:
-                self._left[rank] += sent
-                if self._left[rank] == num_rows and (sent > 0 or num_rows == 0):
-                    del self._left[rank]
-                    break
-        return not self._left
-
-    def full(self) -> list[int]:
-        """Ranks whose rings lack room for the remaining rows."""
-        return list(self._left)
-
-
 class Mailbox:
     """This rank's rings to other owners.
 
+    rings  by owner, ascending
     held   messages kept for the next collective call; always empty in this class"""
 
     held: tuple | list = ()
 
-    def __init__(self, window: RmaWindow, record: _C.RecordFormat, owners: Iterable[int] | None = None):
-        """owners: ranks to reach, default all other ranks."""
+    def __init__(self, window: RmaWindow, record: _C.RecordFormat, reaches_remote: bool = True):
+        """reaches_remote: whether it sends to owners on other nodes, by one-sided calls."""
         world = window.world
-        self.window, self.record = window, record
-        others = range(world.size) if owners is None else owners
-        self.rings = {owner: self._ring(owner) for owner in others if owner != world.rank}
-        self.remote = [ring for ring in self.rings.values() if isinstance(ring, RemoteRing)]
-        self._requested: list[RemoteRing] = []  # rings whose tails are being read into _tails
-        self._tails = np.empty(0, np.uint64)
+        self.window, self.record, self._nodes = window, record, []
+        if reaches_remote:
+            self._nodes = [NodeRings(window, *node, record) for node in zip(window.rails.servers, window.rails.owners)]
+        rings: dict[int, LocalRing | RemoteRing] = {
+            owner: LocalRing(window.local_ring(owner, world.rank), record)
+            for owner in world.node_ranks
+            if owner != world.rank
+        }
+        for node in self._nodes:
+            rings |= node.rings
+        self.rings = dict(sorted(rings.items()))
+        self._ends = [self.rings[rank].arrays if rank in self.rings else None for rank in range(world.size)]
         self._sent: list[tuple[np.ndarray, dict[int, int]]] = []  # keys, and the head of each ring after they were sent
-
-    def _ring(self, owner: int):
-        origin = self.window.world.rank
-        if owner in self.window.on_node:
-            return LocalRing(self.window.local_ring(owner, origin), self.record)
-        return RemoteRing(self.window, owner, origin, self.record)
 
     def send(self, message: Message, to_all: bool, while_waiting) -> int:
         """Sends every owner its rows; with `to_all` also an empty record to owners without rows, which marks the step
@@ -190,17 +182,38 @@ class Mailbox:
         return self._bytes_sent(message)
 
     def _deliver(self, message: Message, to_all: bool, while_waiting):
-        sending = Delivery(self.rings, message, to_all)
-        if not sending.proceed():
+        columns = message.values, message.clocks, message.counts, message.steps
+        push = _C.PushArrays(message.step, _C.RouteArrays(*message.route.arrays), *columns, to_all)
+        sending = _C.Delivery(self._ends, push, self.record)
+        if not self._proceed(sending):
 
             def reason():
-                return f"in step {message.step + 1} for {ranks_text(sending.full())} to make room for its gradients"
+                return f"in step {message.step + 1} for {ranks_text(sending.full)} to make room for its gradients"
 
             with Patience(self.window.world, reason) as patience:
-                while not sending.proceed():
+                while not self._proceed(sending):
                     self.publish()
                     while_waiting()
                     patience.check()
+
+    def _proceed(self, sending: _C.Delivery) -> bool:
+        """Sends as much as fits. Returns True once all rows and the end of the step are sent."""
+        is_sent = sending.proceed()
+        if not is_sent:
+            full = set(sending.full)
+            behind = [node for node in self._nodes if not full.isdisjoint(node.rings)]
+            if behind:
+                self._read_tails(behind)
+                is_sent = sending.proceed()
+        for node in self._nodes:
+            node.put()
+        return is_sent
+
+    def _read_tails(self, nodes: list[NodeRings]):
+        for node in nodes:
+            node.request_tails()
+        self.window.flush()
+        self.store_tails()
 
     def sending(self, message: Message, to_all: bool, while_waiting) -> InFlight[int]:
         """As send()."""
@@ -221,10 +234,11 @@ class Mailbox:
     def publish(self):
         """Posts the heads of remote rings, which make sent records visible to their owners. progress(), or any later
         flush of the window, completes the posts."""
-        if any(ring.producer.head != ring.published[0] for ring in self.remote):
+        unpublished = [node for node in self._nodes if not node.is_published]
+        if unpublished:
             self.window.flush()
-            for ring in self.remote:
-                ring.publish()
+        for node in unpublished:
+            node.publish()
 
     def progress(self):
         """Publishes sent records, completes posted operations, which MPI may otherwise delay, and lets MPI progress
@@ -235,24 +249,21 @@ class Mailbox:
 
     def is_drained(self) -> bool:
         """Whether all owners have applied everything sent; reads the tails of owners on other nodes."""
-        self.request_tails()
-        if self._requested:
-            self.window.flush()
-            self.store_tails()
+        behind = [node for node in self._nodes if not node.is_drained()]
+        if behind:
+            self._read_tails(behind)
         return all(ring.is_drained() for ring in self.rings.values())
 
     def request_tails(self):
-        """Posts reads of the tails on other nodes, unless such reads are already posted."""
-        if self._requested:
-            return
-        self._requested = [ring for ring in self.remote if not ring.is_drained()]
-        self._tails = self.window.load_counters([ring.tail_place for ring in self._requested])
+        """Posts reads of the tails on other nodes, as far as they may have changed."""
+        for node in self._nodes:
+            if not node.is_drained():
+                node.request_tails()
 
     def store_tails(self):
-        """Stores the tails that were read. REQUIRES: window.flush() since request_tails()."""
-        for ring, tail in zip(self._requested, self._tails):
-            ring.producer.set_tail(max(ring.tail, int(tail)))
-        self._requested = []
+        """Stores the tails that were requested. REQUIRES: window.flush() since request_tails()."""
+        for node in self._nodes:
+            node.store_tails()
 
     def _note(self, message: Message):
         """Records the keys just sent, if the message has them, and the heads of their rings, for in_transit()."""

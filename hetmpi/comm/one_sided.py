@@ -1,4 +1,5 @@
 """One-sided transport: MPI_Get fetches clocks and rows, MPI_Put fills the owners' rings, without action by the owners.
+All owners of a node are reached by one call to one of them (rails.py).
 
 A pull takes two round trips, each overlapped with other work: it fetches clocks when it begins, and when it advances
 the rows that are wanted by these clocks. A row must not be older than its clock, and MPI does not order gets: so the

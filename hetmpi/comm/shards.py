@@ -1,6 +1,6 @@
 """ShardReader: reads the current rows, their mean squares and clocks of all owners by Route.
 
-Shards of ranks on this node are read from shared memory, shards on other nodes by one MPI_Get per owner and array.
+Shards of ranks on this node are read from shared memory, shards of another node by one MPI_Get per array.
 """
 
 from __future__ import annotations
@@ -31,6 +31,14 @@ class ShardReader:
             array: kind(applier, window.world.rank, {r: getattr(shard, array) for r, shard in window.on_node.items()})
             for array, kind in kinds.items()
         }
+        # array -> for each other node its owners, and where their parts begin in its memory: (k,) int64 each
+        self._remote = {
+            array: [
+                (np.array(owners), np.array([window.begin_of(owner, array) for owner in owners]))
+                for owners in window.rails.owners
+            ]
+            for array in kinds
+        }
 
     def reading(self, array: str, route: Route, out: np.ndarray) -> InFlight[None]:
         """Fetches `array` (weight, mean_square or clock) for the keys of `route` to their positions in out (n,
@@ -53,12 +61,12 @@ class ShardReader:
     def post(self, array: str, route: Route, use: str) -> RemoteRows:
         """Posts the fetch of rows that other nodes own; complete after window.flush(). `use` names the buffers."""
         parts = []
-        for owner in route.owners:
-            if owner not in self.window.on_node:
-                rows, order = route.of(owner)
-                width, dtype = self.shape(array)
-                buffer = self.window.buffer(f"{use} {array}", owner, len(rows), width, dtype)
-                self.window.get(array, owner, rows, buffer)
+        width, dtype = self.shape(array)
+        for node, server in enumerate(self.window.rails.servers):
+            begins, order = _C.route_in_memory(*route.arrays, *self._remote[array][node], 4 * width)
+            if len(order):
+                buffer = self.window.buffer(f"{use} {array}", node, len(order), width, dtype)
+                self.window.get(array, server, begins, buffer)
                 parts.append((order, buffer))
         return RemoteRows(array, parts)
 
@@ -78,7 +86,7 @@ class NodeShardReader(ShardReader):
 
 @dataclass
 class RemoteRows:
-    """Rows of other nodes being received into buffers: (positions (m,), values (m, width)) for each owner."""
+    """Rows of other nodes being received into buffers: (positions (m,), values (m, width)) for each node."""
 
     array: str
     parts: list[tuple[np.ndarray, np.ndarray]]

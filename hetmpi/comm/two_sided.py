@@ -37,7 +37,7 @@ class HoldingMailbox(Mailbox):
     """A Mailbox to the owners on this node, which holds messages for other nodes until the next round."""
 
     def __init__(self, window: RmaWindow, record: _C.RecordFormat):
-        super().__init__(window, record, window.world.node_ranks)
+        super().__init__(window, record, reaches_remote=False)
         self._near = frozenset(window.world.node_ranks)
         self.held: list[Message] = []
 

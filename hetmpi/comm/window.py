@@ -1,9 +1,10 @@
 """RmaWindow: memory of every rank that other ranks access one-sidedly; it contains the shards and inboxes.
 
 Two MPI windows cover the same bytes: a shared-memory window per node, which ranks of the node access by loads and
-stores, and, if the job has several nodes, a window over all ranks for MPI_Get and MPI_Put. All rows wanted from one
-rank are described by one datatype and fetched by one call: a call per row is 10 to 100 times slower over a network
-(docs/design.md).
+stores, and, if the job has several nodes, a window over all ranks for one-sided calls. In the latter each rank exposes
+the memory of its whole node: so a rank calls one rank of each other node, its server (rails.py), for all owners there.
+All rows wanted from a node are described by one datatype and fetched by one call: a call per row is 10 to 100 times
+slower over a network (docs/design.md).
 
 Only the thread that created the window may call it.
 """
@@ -17,12 +18,13 @@ import numpy as np
 from hetmpi import _C
 from hetmpi.comm.memory import refuse_if_short, size_text
 from hetmpi.comm.mpi import MPI
+from hetmpi.comm.rails import Rails
 from hetmpi.comm.world import World
 from hetmpi.errors import UserError
 from hetmpi.in_flight import InFlight, finish
 
 ALIGN = 64
-NO_OPERAND = np.zeros(1, np.uint64)  # MPI_NO_OP ignores its value
+PAGE = 4096
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        return self.rings + len(self.origins) * self.ring_bytes
+        """Whole pages: the ranks of a node have theirs one after the other."""
+        return aligned(self.rings + len(self.origins) * self.ring_bytes, PAGE)
 
     def ring(self, origin: int) -> int:
         """The number of an origin's ring."""
@@ -86,18 +89,21 @@ class ShardMemory:
 
 
 class RmaWindow:
-    """The memory of all ranks: `on_node[rank]` as arrays for ranks of this node, get / put / flush for other nodes."""
+    """The memory of all ranks: `on_node[rank]` as arrays for ranks of this node; get, put and flush for other nodes,
+    where memory is addressed by node, in bytes from the begin of its first rank's part.
+
+    rails                   the servers, which are the targets of all calls
+    num_messages, num_bytes operations posted so far, and the bytes they move"""
 
     def __init__(self, world: World, layouts: list[Layout], remote: str = "needed"):
         """layouts: one per rank, the same list on every rank. remote: `needed` if get and put must work; `wanted` if
         they are optional, for an MPI without windows over several nodes; `unused`. Collective. Raises UserError if
         memory is short."""
-        self.world, self.layouts = world, layouts
+        self.world, self.layouts, self.rails = world, layouts, Rails(world)
         check_memory(world, layouts)
-        info = MPI.Info.Create({"alloc_shared_noncontig": "true"})  # each shard on its owner's NUMA node
-        self._shared = MPI.Win.Allocate_shared(layouts[world.rank].nbytes, 1, info=info, comm=world.node)
-        info.Free()
-        self.on_node = {rank: self._arrays_of(i, layouts[rank]) for i, rank in enumerate(world.node_ranks)}
+        self._begins = begins_of(world.nodes, layouts)
+        self._shared = MPI.Win.Allocate_shared(layouts[world.rank].nbytes, 1, comm=world.node)
+        self.on_node = {rank: ShardMemory(self._part(i), layouts[rank]) for i, rank in enumerate(world.node_ranks)}
         self.local = self.on_node[world.rank]
         self._job = None
         if remote != "unused" and not world.is_one_node:
@@ -109,8 +115,10 @@ class RmaWindow:
             "mean_square": (MPI.FLOAT.Create_contiguous(1).Commit(), MPI.FLOAT),
             "clock": (MPI.INT32_T.Create_contiguous(1).Commit(), MPI.INT32_T),
         }
+        self._counters: list[MPI.Datatype] = []
         self._buffers: dict[tuple, np.ndarray] = {}
         self._is_posted = False  # whether operations were posted since the last flush
+        self.num_messages = self.num_bytes = 0
 
     @property
     def reaches_remote(self) -> bool:
@@ -119,8 +127,22 @@ class RmaWindow:
 
     def _open_job(self, is_needed: bool) -> MPI.Win | None:
         """The window over all ranks; None if this MPI cannot create it and it is optional."""
+        if not self._is_one_piece():
+            if is_needed:
+                raise UserError(
+                    "this MPI does not allocate the shared memory of a node's ranks one after the other "
+                    "(MPI_Win_allocate_shared), as table.exchange=rma needs: use another MPI library, or "
+                    "table.exchange=alltoall"
+                )
+            return None
+        # Each page is first touched by its owner, which places it near the owner's cores: a network adapter that pins
+        # memory, for any rank of the node, would touch it too.
+        self._part(self.world.node.rank)[::PAGE] = 0
+        self.world.meet_on_node("for the ranks of its node to touch their memory")
+        begins, last = self._begins, self.world.node_ranks[-1]
+        memory = MPI.memory.fromaddress(self._part(0).ctypes.data, begins[last] + self.layouts[last].nbytes)
         try:
-            window = MPI.Win.Create(self._shared.tomemory(), 1, comm=self.world.comm)
+            window = MPI.Win.Create(memory, 1, comm=self.world.comm)
         except MPI.Exception:  # Open MPI 4.1 over TCP; on all ranks alike
             if is_needed:
                 raise
@@ -129,51 +151,85 @@ class RmaWindow:
         check_unified(window)
         return window
 
-    def _arrays_of(self, node_rank: int, layout: Layout) -> ShardMemory:
+    def _is_one_piece(self) -> bool:
+        """Whether the parts of each node's ranks are where they are expected in its memory. Collective."""
+        first, begins = self._part(0).ctypes.data, self._begins
+        ranks = enumerate(self.world.node_ranks)
+        found = all(self._part(place).ctypes.data - first == begins[rank] for place, rank in ranks)
+        return self.world.comm.allreduce(found, MPI.LAND)
+
+    def _part(self, node_rank: int) -> np.ndarray:
+        """The memory of a rank of this node: (n,) uint8."""
         memory, _ = self._shared.Shared_query(node_rank)
-        return ShardMemory(np.frombuffer(memory, np.uint8), layout)
+        return np.frombuffer(memory, np.uint8)
+
+    def begin_of(self, owner: int, array: str) -> int:
+        """Where the owner's array begins in the memory of its node, in bytes."""
+        return self._begins[owner] + getattr(self.layouts[owner], array)
+
+    def ring_begin(self, owner: int, origin: int) -> int:
+        """Where an origin's ring at an owner begins in the memory of the owner's node, in bytes."""
+        layout = self.layouts[owner]
+        return self.begin_of(owner, "rings") + layout.ring(origin) * layout.ring_bytes
 
     def local_ring(self, owner: int, origin: int) -> np.ndarray:
         """The memory of an origin's ring at an owner on this node."""
         return self.on_node[owner].rings[self.layouts[owner].ring(origin)]
 
-    def buffer(self, use: str, owner: int, num: int, width: int, dtype) -> np.ndarray:
-        """Receive buffer (num, width) for data of `owner`. Calls with the same `use` share the memory, which grows on
+    def buffer(self, use: str, node: int, num: int, width: int, dtype) -> np.ndarray:
+        """Receive buffer (num, width) for data of a node. Calls with the same `use` share the memory, which grows on
         demand."""
-        kept = self._buffers.get((use, owner))
+        kept = self._buffers.get((use, node))
         if kept is None or len(kept) < num:
-            kept = self._buffers[use, owner] = np.empty((num + num // 4 + 64, width), dtype)
+            kept = self._buffers[use, node] = np.empty((num + num // 4 + 64, width), dtype)
         return kept[:num]
 
-    def get(self, array: str, owner: int, rows: np.ndarray, out: np.ndarray):
-        """Posts the fetch of `rows` (m,) int64 of `owner`'s array: weight, mean_square or clock. out (m, width of the
-        array) of the array's dtype is valid after flush()."""
+    def get(self, array: str, server: int, begins: np.ndarray, out: np.ndarray):
+        """Posts the fetch of rows of an array (weight, mean_square or clock), which begin at these bytes (m,) int64 of
+        the memory of the server's node. out (m, width of the array) of the array's dtype is valid after flush()."""
         item, number = self.items[array]
-        offsets = (rows * item.size).tolist()  # 64-bit byte offsets; mpi4py reads a list twice as fast as an array
-        datatype = item.Create_hindexed_block(1, offsets).Commit()
-        self._job.Get([out, out.size, number], owner, (getattr(self.layouts[owner], array), 1, datatype))
+        # mpi4py reads a list twice as fast as an array
+        datatype = item.Create_hindexed_block(1, begins.tolist()).Commit()
+        self._job.Get([out, out.size, number], server, (0, 1, datatype))
         datatype.Free()  # MPI keeps it until the get is complete
-        self._is_posted = True
+        self._count(out.nbytes)
 
-    def put(self, rank: int, begin: int, data: np.ndarray):
-        """Posts the copy of data (n,) uint8 to byte `begin` of `rank`'s memory; complete after flush()."""
-        self._job.Put([data, data.size, MPI.BYTE], rank, (begin, data.size, MPI.BYTE))
-        self._is_posted = True
+    def put(self, server: int, memory: np.ndarray, sources: list[int], begins: list[int], sizes: list[int]):
+        """Posts the copy of blocks of `sizes` bytes, from bytes `sources` of memory (n,) uint8 to bytes `begins` of the
+        memory of the server's node; complete after flush()."""
+        if len(sizes) == 1:  # without a datatype a network adapter needs no help of its target
+            (source,), (begin,), (size,) = sources, begins, sizes
+            self._job.Put([memory[source : source + size], size, MPI.BYTE], server, (begin, size, MPI.BYTE))
+        else:
+            origin, target = (MPI.BYTE.Create_hindexed(sizes, places).Commit() for places in (sources, begins))
+            self._job.Put([memory, 1, origin], server, (0, 1, target))
+            origin.Free()
+            target.Free()
+        self._count(sum(sizes))
 
-    def store_counter(self, rank: int, begin: int, value: np.ndarray):
-        """Posts the atomic store of value (1,) uint64 at byte `begin` of `rank`'s memory; complete after flush()."""
-        self._job.Accumulate([value, 1, MPI.UINT64_T], rank, (begin, 1, MPI.UINT64_T), op=MPI.REPLACE)
-        self._is_posted = True
+    def counters(self, begins: list[int]) -> MPI.Datatype:
+        """The uint64 at these bytes, for store_counters and load_counters; freed with the window."""
+        self._counters.append(MPI.UINT64_T.Create_hindexed_block(1, begins).Commit())
+        return self._counters[-1]
 
-    def load_counters(self, places: list[tuple[int, int]]) -> np.ndarray:
-        """Posts an atomic read of the uint64 at byte `begin` of `rank`'s memory for each (rank, begin). Returns (n,)
-        uint64, valid after flush()."""
-        values = np.zeros(len(places), np.uint64)
-        for i, (rank, begin) in enumerate(places):
-            out = [values[i : i + 1], 1, MPI.UINT64_T]
-            self._job.Fetch_and_op([NO_OPERAND, 1, MPI.UINT64_T], out, rank, begin, op=MPI.NO_OP)
-            self._is_posted = True
-        return values
+    def store_counters(self, server: int, counters: MPI.Datatype, values: np.ndarray):
+        """Posts the atomic store of each of values (n,) uint64 to n counters in the memory of the server's node;
+        complete after flush()."""
+        self._job.Accumulate([values, len(values), MPI.UINT64_T], server, (0, 1, counters), op=MPI.REPLACE)
+        self._count(values.nbytes)
+
+    def load_counters(self, server: int, counters: MPI.Datatype, out: np.ndarray):
+        """Posts an atomic read of each of n counters in the memory of the server's node. out (n,) uint64 is valid after
+        flush()."""
+        number = MPI.UINT64_T
+        self._job.Get_accumulate([out, 0, number], [out, len(out), number], server, (0, 1, counters), op=MPI.NO_OP)
+        self._count(out.nbytes)
+
+    def _count(self, nbytes: int):
+        """Counts an operation posted."""
+        self._is_posted = True
+        self.num_messages += 1
+        self.num_bytes += nbytes
 
     def flush(self):
         """Waits until all posted operations are complete at origin and target."""
@@ -202,8 +258,8 @@ class RmaWindow:
 
     def free(self):
         """Frees the memory. Collective."""
-        for item, _ in self.items.values():
-            item.Free()
+        for datatype in (*(item for item, _ in self.items.values()), *self._counters):
+            datatype.Free()
         self.on_node, self.local, self._buffers = {}, None, {}
         if self._job is not None:
             self._job.Unlock_all()
@@ -220,9 +276,18 @@ def check_unified(window: MPI.Win):
         )
 
 
-def aligned(nbytes: int) -> int:
-    """`nbytes` rounded up to a cache line."""
-    return (nbytes + ALIGN - 1) // ALIGN * ALIGN
+def begins_of(nodes: list[list[int]], layouts: list[Layout]) -> list[int]:
+    """Where each rank's part begins in the memory of its node, in bytes: the parts are in the order of the ranks."""
+    begins = [0] * len(layouts)
+    for node in nodes:
+        for before, rank in zip(node, node[1:]):
+            begins[rank] = begins[before] + layouts[before].nbytes
+    return begins
+
+
+def aligned(nbytes: int, unit: int = ALIGN) -> int:
+    """`nbytes` rounded up to a multiple of `unit`, by default a cache line."""
+    return (nbytes + unit - 1) // unit * unit
 
 
 def ring_bytes(inbox_bytes: int, num_rings: int, record: _C.RecordFormat) -> int:

@@ -36,6 +36,7 @@
 #include "owner/inbox.h"
 #include "owner/push_applier.h"
 #include "owner/rank_sums.h"
+#include "wire/delivery.h"
 #include "wire/round.h"
 
 namespace hetmpi {
@@ -855,6 +856,57 @@ void full_ring_takes_nothing_until_the_tail_moves(uint64_t seed) {
   CHECK(origin.send_some(0, batch, begin) >= 0 && origin.head() > head);
 }
 
+// Two batches, each for one owner, as one.
+Batch joined(Random& random, const Batch& a, const Batch& b, int64_t width) {
+  Batch both(random, 0, width);
+  const auto append = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
+  for (const Batch* batch : {&a, &b}) {
+    const int64_t num_before = both.size();
+    for (const int64_t position : batch->order) both.order.push_back(num_before + position);
+    append(both.rows, batch->rows), append(both.values, batch->values), append(both.steps, batch->steps);
+    append(both.clocks, batch->clocks), append(both.counts, batch->counts);
+  }
+  return both;
+}
+
+void a_delivery_reaches_every_owner_once(uint64_t seed) {
+  constexpr int64_t kMessages = 80;
+  Random random(seed);
+  const RecordFormat format{5, true};
+  Rings rings(2, min_ring_capacity(format) + 64, format);
+  const uint64_t capacity = rings.capacity();
+  const std::vector<NumberedStream> streams{{random, kMessages, format}, {random, kMessages, format}};
+  std::vector<std::thread> owners;
+  for (int o : {0, 1})
+    owners.emplace_back(consume, rings.ends()[o], std::cref(rings), std::cref(streams[o]), Random(seed + o));
+  std::vector<uint64_t> mirror(capacity / sizeof(uint64_t));
+  auto* mirrored = reinterpret_cast<uint8_t*>(mirror.data());
+  RingProducer near(rings.ring(0) + sizeof(RingHeader), capacity, format), far(mirrored, capacity, format);
+  auto *near_header = reinterpret_cast<RingHeader*>(rings.ring(0)),
+       *far_header = reinterpret_cast<RingHeader*>(rings.ring(1));
+  const std::vector<NodeRing> ends{{}, {near_header, &near}, {nullptr, &far}};  // of ranks 0, the origin, 1 and 2
+  for (int64_t m = 0; m < kMessages; ++m) {
+    const Batch a = streams[0].message(random, m), b = streams[1].message(random, m);
+    const Batch both = joined(random, a, b, format.width);
+    const Ints first{0, 0, a.size(), both.size()};
+    Delivery delivery(ends, {m, {both.order.data(), both.rows.data(), first.data()}, both.from(0), true});
+    await([&] {
+      far.set_tail(far_header->tail.load(std::memory_order_acquire));
+      const uint64_t head = far.head();
+      const bool is_done = delivery.proceed();
+      CHECK(is_done == delivery.full().empty());
+      for (uint64_t at = head; at < far.head(); at += kRecordAlign)
+        std::memcpy(rings.ring(1) + sizeof(RingHeader) + at % capacity, mirrored + at % capacity, kRecordAlign);
+      far_header->head.store(far.head(), std::memory_order_release);
+      return is_done;
+    });
+  }
+  for (auto& owner : owners) owner.join();
+  const Ints none{0, 0, 0, 0};
+  const uint64_t head = near.head();
+  CHECK(Delivery(ends, {kMessages, {nullptr, nullptr, none.data()}, {}, false}).proceed() && near.head() == head);
+}
+
 // The push applier.
 
 // A shard of rows that start at 0, under sgd at learning rate 1: a row is minus the sum of its pushes.
@@ -1482,6 +1534,7 @@ void run_all(uint64_t seed) {
   RUN(rows_pass_a_ring_in_order_and_once);
   RUN(ring_refuses_capacities_too_small_or_not_aligned);
   RUN(full_ring_takes_nothing_until_the_tail_moves);
+  RUN(a_delivery_reaches_every_owner_once);
   RUN(every_sum_is_applied_once);
   RUN(a_drained_ring_means_applied_sums);
   RUN(who_sees_a_clock_sees_its_row);

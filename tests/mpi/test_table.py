@@ -423,15 +423,22 @@ class LazyWindow:
     def __init__(self, window):
         self._window, self._posted = window, []
 
-    def Put(self, *arguments, **named):
-        self._posted.append((self._window.Put, arguments, named))
+    def Put(self, origin, rank, target):
+        self._post(self._window.Put, origin, rank, target)
 
-    def Accumulate(self, *arguments, **named):
-        self._posted.append((self._window.Accumulate, arguments, named))
+    def Accumulate(self, origin, rank, target, op):
+        self._post(self._window.Accumulate, origin, rank, target, op)
+
+    def _post(self, call, origin, rank, target, *op):
+        """The caller may free its datatypes at once."""
+        (memory, num, source), (begin, num_there, there) = origin, target
+        self._posted.append((call, [memory, num, source.Dup()], rank, (begin, num_there, there.Dup()), *op))
 
     def Flush_all(self):
-        for call, arguments, named in self._posted:
-            call(*arguments, **named)
+        for call, origin, rank, target, *op in self._posted:
+            call(origin, rank, target, *op)
+            origin[2].Free()
+            target[2].Free()
         self._posted.clear()
         self._window.Flush_all()
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetmpi import _C
 from hetmpi.comm.route import PARTITIONS, Route, make_partition
 
 names = st.sampled_from(sorted(PARTITIONS))
@@ -71,3 +72,16 @@ def test_part_of_a_route_keeps_positions_in_the_whole_batch(name, keys, size, ra
         assert (owner[order] == rank).all() and (row[order] == rows).all()
         held = Route.of_keys(partition, keys).held_by(np.arange(size) == rank)
         assert (held == (owner == rank)).all()
+
+
+@given(names, st.lists(st.integers(0, 499), unique=True), st.integers(1, 7), st.data())
+def test_rows_of_several_owners_are_found_in_the_memory_of_their_node(name, keys, size, data):
+    partition = make_partition(name, 500, size)
+    keys = np.array(keys, np.int64)
+    ranks = np.array(data.draw(st.lists(st.integers(0, size - 1), unique=True)), np.int64)
+    begins = 1_000_000 * np.arange(1, len(ranks) + 1)
+    found, order = _C.route_in_memory(*Route.of_keys(partition, keys).arrays, ranks, begins, 12)
+    owner, row = partition.locate(keys)
+    assert sorted(order) == np.flatnonzero(np.isin(owner, ranks)).tolist()
+    place = {int(rank): begin for rank, begin in zip(ranks, begins)}
+    assert found.tolist() == [place[int(owner[i])] + 12 * row[i] for i in order]
