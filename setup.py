@@ -10,17 +10,19 @@ statically: the module imports on machines without a GPU as well.
 Hashing of tabular data needs the header of xxhash that pyarrow ships. It is left out where pyarrow is missing, so that
 the rest can be compiled and checked there.
 
-Objects are kept in build/, apart for each choice of flags: another venv of this checkout, or a wheel, compiles only the
-files that have changed since the last whole build.
+Objects are kept in build/: another venv of this checkout, or a wheel, only links them where sources, flags and
+compilers are the same.
 """
 
+import fcntl
 import hashlib
 import importlib.util
 import os
+import platform
 import shutil
 import subprocess
 import sys
-import time
+from importlib.metadata import version
 from pathlib import Path
 
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension, build_ext
@@ -31,7 +33,7 @@ from setuptools import Extension, setup
 flags = ["-O3", "-Wall", "-Wextra", "-ffp-contract=off", "-fno-math-errno"]
 if os.environ.get("HETMPI_MARCH"):
     flags.append(f"-march={os.environ['HETMPI_MARCH']}")
-CORE = Path("cpp")  # where includes are written from
+SETUP, CORE = Path(__file__), Path("cpp")  # where includes are written from
 HEADERS = sorted(map(str, CORE.rglob("*.h")))
 KERNELS = sorted(map(str, CORE.rglob("*.cu")))
 # Compute capabilities that machine code is made for; the last one that nvcc knows as PTX too, for later GPUs.
@@ -90,30 +92,48 @@ def arrow_headers() -> str | None:
     return str(Path(found.origin).parent / "include") if found else None
 
 
+def digest() -> str:
+    """Identifies all that the objects depend on."""
+    nvcc_says = run_for_text(nvcc, "--version") + repr(targets(nvcc)) if nvcc else ""
+    kinds = [sys.version, platform.machine(), version("pybind11"), version("pyarrow") if arrow else "", nvcc_says]
+    kinds += [os.environ.get(name, "") for name in ("CC", "CXX", "CFLAGS", "CPPFLAGS", "CXXFLAGS")]
+    kinds.append(run_for_text(*os.environ.get("CXX", "c++").split(), "--version"))
+    if "-march=native" in flags:
+        cpu = Path("/proc/cpuinfo").read_text().splitlines()
+        kinds += next(([line] for line in cpu if line.startswith(("flags", "Features"))), [])
+    files = sorted(file for file in CORE.rglob("*") if file.is_file())
+    texts = [text.encode() for text in [*kinds, *map(str, files)]] + [file.read_bytes() for file in [*files, SETUP]]
+    return hashlib.sha256(b"".join(hashlib.sha256(text).digest() for text in texts)).hexdigest()[:12]
+
+
+def run_for_text(*command: str) -> str:
+    return subprocess.run(command, text=True, capture_output=True).stdout
+
+
 class BuildExtensions(build_ext):
-    """Compiles .cu files with nvcc before the others."""
+    """Compiles .cu files with nvcc before the others. Keeps the objects of the last complete build."""
 
     def finalize_options(self):
         super().finalize_options()
-        self.force = True  # links anew: a library in build/ may be of other flags
-        compilers = [os.environ.get(name) for name in ("CC", "CXX", "CFLAGS", "CPPFLAGS", "CXXFLAGS")]
-        gpu = [nvcc, NVCC_FLAGS, *targets(nvcc)] if nvcc else []
-        choice = repr([sys.version, compilers, flags, core.define_macros, core.include_dirs, gpu])
-        self.build_temp = f"build/objects-{hashlib.sha256(choice.encode()).hexdigest()[:12]}"
+        self.force = True  # links anew: a library in build/ may be of other objects
+        self.build_temp = f"build/objects-{digest()}"
 
     def run(self):
-        sources = sum((extension.sources for extension in self.extensions), KERNELS if nvcc else [])
-        print(len(sources), "files to compile")  # tools/progress.sh counts them
-        whole = Path(self.build_temp, "whole")  # as old as the begin of the last whole build
-        newest = max(Path(file).stat().st_mtime for file in [__file__, *HEADERS])
-        since = whole.stat().st_mtime if whole.exists() else 0.0
-        self.is_new = lambda made, source: os.path.exists(made) and max(newest, os.stat(source).st_mtime) < since
-        whole.unlink(missing_ok=True)
-        began = time.time()
-        with ParallelCompile(needs_recompile=lambda made, source: not self.is_new(made, source)):
-            super().run()
-        whole.touch()
-        os.utime(whole, (began, began))
+        folder = Path(self.build_temp)
+        folder.mkdir(parents=True, exist_ok=True)
+        with open("build/lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another venv's build
+            complete = folder / "complete"
+            self.has_objects = complete.exists()
+            if not self.has_objects:
+                sources = sum((extension.sources for extension in self.extensions), KERNELS if nvcc else [])
+                print(len(sources), "files to compile")  # tools/progress.sh counts them
+            with ParallelCompile(needs_recompile=lambda made, source: not self.has_objects):
+                super().run()
+            complete.touch()
+            for other in folder.parent.glob("objects-*"):
+                if other != folder:
+                    shutil.rmtree(other)
 
     def build_extension(self, ext):
         if ext.name == "hetmpi._C" and nvcc:
@@ -123,7 +143,7 @@ class BuildExtensions(build_ext):
     def compiled(self, source: str) -> str:
         """The object file of a .cu file."""
         made = Path(self.build_temp, source).with_suffix(".o")
-        if not self.is_new(made, source):
+        if not self.has_objects:
             made.parent.mkdir(parents=True, exist_ok=True)
             host = ["-fPIC", "-fvisibility=hidden", *(flag for flag in flags if flag.startswith(("-ffp", "-march")))]
             flags_of_host = ["-Xcompiler", ",".join(host)]

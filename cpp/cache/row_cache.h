@@ -125,8 +125,8 @@ class RowCache {
   int32_t clock(int64_t slot) const { return line_[slot].clock; }
   // u of a line.
   int32_t count(int64_t slot) const { return line_[slot].count; }
-  // Bytes of one line without its row and its pending sum: an element of tag_, key_, worth_, line_ and free_pending_.
-  static constexpr int64_t kLineOverhead = 53;
+  // Bytes of one line without its row and its pending sum: an element of line_, tag_, key_, worth_ and free_pending_.
+  static constexpr int64_t kLineOverhead = 32 + 1 + 8 + 8 + 4;
 
   // most: limit of a line's drift in sizes of a row, 0 for none; others: number of other ranks.
   void set_drift(float most, float others) {
@@ -333,14 +333,15 @@ class RowCache {
   static constexpr int64_t kAhead = 8;      // lines prefetched
   static constexpr int64_t kSumsAhead = 3;  // rows and sums prefetched: several processor cache lines each
 
-  // What is used together of a line besides its row; in one cache line of the processor.
+  // Fields of a line besides its row, in one processor cache line.
   struct alignas(32) Line {
     int32_t clock = 0, age = 0, count = 0;
     int32_t pending = -1;  // index of its pending sum
     Steps steps{};         // of that sum
-    float state = 0;       // of the optimizer, preview_dim numbers
+    float state = 0;       // of the optimizer; unused with preview_dim 0
     float moved = 0;       // of Drift
   };
+  static_assert(sizeof(Line) == 32);
 
   float* weight(int64_t slot) { return weight_.at(slot * dim_); }
   const float* row_at(int64_t slot) const { return weight_.at(slot * dim_ * bytes_of(type_) / 4); }

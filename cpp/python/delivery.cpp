@@ -19,9 +19,7 @@ class PyDelivery {
   using Rings = std::vector<std::optional<RingArrays>>;  // of each rank
 
   PyDelivery(Rings rings, PushArrays push, RecordFormat format)
-      : rings_(std::move(rings)), push_(std::move(push)), core_(views(), push_.view(format)) {
-    check_shape(push_.route.first, "first", {static_cast<ssize_t>(rings_.size()) + 1});
-  }
+      : rings_(std::move(rings)), push_(std::move(push)), core_(views(), checked(format)) {}
 
   bool proceed() {
     py::gil_scoped_release release;
@@ -31,6 +29,11 @@ class PyDelivery {
   std::vector<int64_t> full() const { return core_.full(); }
 
  private:
+  PushView checked(RecordFormat format) const {
+    check_shape(push_.route.first, "first", {static_cast<ssize_t>(rings_.size()) + 1});
+    return push_.view(format);
+  }
+
   std::vector<NodeRing> views() const {
     std::vector<NodeRing> found;
     for (const auto& ring : rings_) found.push_back(ring ? ring->view() : NodeRing{});

@@ -59,11 +59,11 @@ class LocalRing:
 class RemoteRing:
     """The producer's end of a ring on another node, of which this rank has a mirror.
 
-    begin    of the ring's bytes, after its header, in the memory of its node
-    mirrored of the mirror, in the memory of all mirrors of the node"""
+    ring_begin     where the ring's bytes begin, after its header, in the memory of its node
+    mirror_begin   where its mirror begins in the memory of all mirrors of that node"""
 
-    def __init__(self, begin: int, mirror: np.ndarray, mirrored: int, record: _C.RecordFormat):
-        self.begin, self.mirrored, self.capacity = begin, mirrored, len(mirror)
+    def __init__(self, ring_begin: int, mirror: np.ndarray, mirror_begin: int, record: _C.RecordFormat):
+        self.ring_begin, self.mirror_begin, self.capacity = ring_begin, mirror_begin, len(mirror)
         self.producer = _C.Producer(mirror, record)
         self.arrays = _C.RingArrays(None, self.producer)
         self.num_put = 0  # bytes posted since the start: the head that may be stored once they are flushed
@@ -84,7 +84,7 @@ class RemoteRing:
         self.num_put += num
         to_end = min(num, self.capacity - offset)
         parts = (offset, to_end), (0, num - to_end)
-        return [(self.mirrored + at, self.begin + at, nbytes) for at, nbytes in parts if nbytes > 0]
+        return [(self.mirror_begin + at, self.ring_begin + at, nbytes) for at, nbytes in parts if nbytes > 0]
 
 
 class NodeRings:
@@ -98,13 +98,13 @@ class NodeRings:
         ends = np.cumsum([window.layouts[owner].ring_bytes - _C.RING_HEADER_BYTES for owner in owners]).tolist()
         self.window, self.server, self._mirrors = window, server, np.zeros(ends[-1], np.uint8)
         self.rings = {
-            owner: RemoteRing(begin, self._mirrors[mirrored:end], mirrored, record)
-            for owner, begin, mirrored, end in zip(owners, begins, [0, *ends], ends)
+            owner: RemoteRing(ring_begin, self._mirrors[begin:end], begin, record)
+            for owner, ring_begin, begin, end in zip(owners, begins, [0, *ends], ends)
         }
         self._head_places, self._tail_places = (
             window.counters([header + at for header in headers]) for at in (HEAD, TAIL)
         )
-        self._heads, self._tails = np.zeros((2, len(owners)), np.uint64)  # as stored last, and as read last
+        self._heads, self._tails = np.zeros((2, len(owners)), np.uint64)  # as posted last, and as read last
         self.is_published = True
         self._is_requested = False
 
@@ -210,6 +210,8 @@ class Mailbox:
         return is_sent
 
     def _read_tails(self, nodes: list[NodeRings]):
+        self.window.flush()
+        self.store_tails()  # of an earlier request, which may have been served long ago
         for node in nodes:
             node.request_tails()
         self.window.flush()

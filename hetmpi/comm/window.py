@@ -12,6 +12,7 @@ Only the thread that created the window may call it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from mmap import PAGESIZE
 
 import numpy as np
 
@@ -24,7 +25,6 @@ from hetmpi.errors import UserError
 from hetmpi.in_flight import InFlight, finish
 
 ALIGN = 64
-PAGE = 4096
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Layout:
     @property
     def nbytes(self) -> int:
         """Whole pages: the ranks of a node have theirs one after the other."""
-        return aligned(self.rings + len(self.origins) * self.ring_bytes, PAGE)
+        return aligned(self.rings + len(self.origins) * self.ring_bytes, PAGESIZE)
 
     def ring(self, origin: int) -> int:
         """The number of an origin's ring."""
@@ -137,7 +137,7 @@ class RmaWindow:
             return None
         # Each page is first touched by its owner, which places it near the owner's cores: a network adapter that pins
         # memory, for any rank of the node, would touch it too.
-        self._part(self.world.node.rank)[::PAGE] = 0
+        self._part(self.world.node.rank)[::PAGESIZE] = 0
         self.world.meet_on_node("for the ranks of its node to touch their memory")
         begins, last = self._begins, self.world.node_ranks[-1]
         memory = MPI.memory.fromaddress(self._part(0).ctypes.data, begins[last] + self.layouts[last].nbytes)

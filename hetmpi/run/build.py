@@ -207,12 +207,14 @@ def make_tables(
 def round_steps_of(
     config: DictConfig, world: World, specs: dict[str, TableSpec], most_keys: dict[str, int], device: torch.device
 ) -> int:
-    """table.round_steps, of all tables, which share rounds; or its default. most_keys: as most_keys_of."""
+    """table.round_steps, of all tables, which share rounds, as far as the bound and the caches allow; or its default.
+    most_keys: as most_keys_of."""
     table = config.table
-    if table.round_steps is not None:
-        return table.round_steps
     caches = {name: cache_of(config, f"table {name}", spec.cache) for name, spec in specs.items()}
     lines = sum(caches[name].rows(spec.num_rows, world, device) for name, spec in specs.items())
+    if table.round_steps is not None:
+        bound = MOST_AHEAD if table.staleness is None else table.staleness
+        return max(1, min(table.round_steps, bound)) if lines > 0 else 1  # without lines nothing is announced
     ahead = MOST_AHEAD if table.prefetch_batches is None else table.prefetch_batches
     return auto_round_steps(table.staleness, lines, sum(most_keys.values()), ahead)
 

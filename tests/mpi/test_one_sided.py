@@ -1,6 +1,8 @@
 """One-sided calls, where a rank reaches all owners of another node through one of them: nodes of several ranks, of
 unequal size, and of ranks that are not consecutive. Run at 1, 2 and 3 ranks, and by hand at 4 and 5."""
 
+from mmap import PAGESIZE
+
 import numpy as np
 import pytest
 import torch
@@ -106,7 +108,7 @@ def test_the_parts_of_a_node_are_whole_pages_one_after_the_other(shared):
     table = make_table(shared)
     begins = [table.window.begin_of(rank, "weight") for rank in shared.node_ranks]
     sizes = [table.window.layouts[rank].nbytes for rank in shared.node_ranks]
-    assert all(nbytes % 4096 == 0 for nbytes in sizes)
+    assert all(nbytes % PAGESIZE == 0 for nbytes in sizes)
     assert begins == np.cumsum([0, *sizes[:-1]]).tolist()
     addresses = [table.window.on_node[rank].weight.ctypes.data for rank in shared.node_ranks]
     assert [address - addresses[0] for address in addresses] == begins

@@ -28,6 +28,7 @@ def composed(world, tmp_path, *overrides):
         [],
         [*STALE, "steps=300", "log.every_steps=300"],  # in few steps drift, which is not predicted, adds more
         [*STALE, "table.ranks_per_node=1", "table.exchange=alltoall", "optim.rows=adam", "table.drift=0"],
+        [*STALE, "table.ranks_per_node=1", "table.exchange=rma", "table.drift=0"],
         ["table.replicate_below_rows=100"],
         [
             "data._target_=click_features.Clicks",
@@ -89,7 +90,10 @@ def test_memory_of_rounds_grows_with_the_steps_that_they_serve(tmp_path):
         return Plan(world, composed(world, tmp_path, *late, *overrides), CPU).memory().rounds
 
     most_keys = 32 * 26  # of a batch
-    for given, k in (["table.round_steps=1"], 1), (["table.round_steps=3"], 3), ([], 4), (["table.staleness=30"], 3):
+    for given, k in (
+        (["table.round_steps=1"], 1), (["table.round_steps=3"], 3), ([], 4), (["table.staleness=30"], 3),
+        (["table.round_steps=4", "table.staleness=2"], 2), (["table.round_steps=3", "table.cache.capacity_fraction=0"], 1),
+    ):  # fmt: skip
         expected = 5 * 4 * (dim + state) * k * most_keys if world.size > 1 else 0
         assert rounds(far, "table.exchange=alltoall", *given) == rounds(far, *given) == expected
     assert rounds(far, "table.exchange=rma") == rounds(world, "table.exchange=alltoall") == 0
