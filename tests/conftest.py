@@ -25,6 +25,21 @@ def placed(world, request):
     return world if request.param == "near" else World(world.comm, ranks_per_node=1)
 
 
+@pytest.fixture(autouse=True)
+def worlds_are_freed(monkeypatch):
+    """Frees the communicators of the worlds that a test makes for itself: MPICH has 2,048 of them."""
+    made, make = [], World.__init__
+
+    def make_and_note(self, *args, **kwargs):
+        make(self, *args, **kwargs)
+        made.append(self)
+
+    monkeypatch.setattr(World, "__init__", make_and_note)
+    yield
+    for one in made:
+        one.free()
+
+
 @pytest.fixture
 def interleaved(world, monkeypatch):
     """Two nodes, of the even and of the odd ranks."""

@@ -27,7 +27,7 @@ class Notices:
     def __init__(self, comm, hosts: list[str], warn_after_s: float = WARN_AFTER_S):
         """comm: mpi4py communicator, used for notices only. hosts: host name of each rank. warn_after_s: duration of a
         wait before the warning."""
-        self.hosts, self.warn_after_s, self._comm = hosts, warn_after_s, comm
+        self.hosts, self.warn_after_s, self.comm = hosts, warn_after_s, comm
         # Whether ranks outnumber cores here (oversubscription.py; several hosts may be one machine).
         self.is_crowded = hosts.count(hosts[comm.rank]) > os.cpu_count() or "_naps" in os.environ.get("LD_PRELOAD", "")
         self.waiting: dict[int, str] = {}  # other ranks that wait -> reason
@@ -36,14 +36,14 @@ class Notices:
 
     def send(self, what: str | None):
         """Notifies all other ranks that this one waits for `what`, or with None that the wait has ended."""
-        me = self._comm.rank
+        me = self.comm.rank
         self._sends = [request for request in self._sends if not request.Test()]
-        self._sends += [self._comm.isend((me, what), rank) for rank in range(self._comm.size) if rank != me]
+        self._sends += [self.comm.isend((me, what), rank) for rank in range(self.comm.size) if rank != me]
 
     def receive(self):
         """Receives the notices of other ranks."""
-        while self._comm.iprobe():
-            rank, what = self._comm.recv()
+        while self.comm.iprobe():
+            rank, what = self.comm.recv()
             if what is None:
                 self.waiting.pop(rank, None)
             else:
@@ -51,7 +51,7 @@ class Notices:
 
     def warning(self, what: str, waited_s: float) -> str | None:
         """The warning about this rank's wait and those of other ranks; None if a lower rank prints it."""
-        me = self._comm.rank
+        me = self.comm.rank
         if any(rank < me for rank in self.waiting):
             return None
         others = [f"rank {rank} waits {text}" for rank, text in sorted(self.waiting.items())]
