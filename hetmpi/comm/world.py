@@ -56,8 +56,8 @@ class World:
         self.drains = weakref.WeakSet()
 
     def free(self):
-        """Frees the communicators. For a program that makes many worlds: MPI libraries have some 2,000 communicators, of
-        which one takes five. REQUIRES: its tables are closed. Collective."""
+        """Frees the communicators, for a program that makes many worlds: MPICH has 2,048, of which a world takes five.
+        REQUIRES: its tables are closed. Collective."""
         for comm in (self.notices.comm, self.node, self.comm):
             comm.Free()
 

@@ -92,7 +92,8 @@ def test_memory_of_rounds_grows_with_the_steps_that_they_serve(tmp_path):
     most_keys = 32 * 26  # of a batch
     for given, k in (
         (["table.round_steps=1"], 1), (["table.round_steps=3"], 3), ([], 4), (["table.staleness=30"], 3),
-        (["table.round_steps=4", "table.staleness=2"], 2), (["table.round_steps=3", "table.cache.capacity_fraction=0"], 1),
+        (["table.round_steps=4", "table.staleness=2"], 2),
+        (["table.round_steps=3", "table.cache.capacity_fraction=0"], 1),
     ):  # fmt: skip
         expected = 5 * 4 * (dim + state) * k * most_keys if world.size > 1 else 0
         assert rounds(far, "table.exchange=alltoall", *given) == rounds(far, *given) == expected
