@@ -25,6 +25,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import pybind11
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension, build_ext
 from setuptools import Extension, setup
 
@@ -95,7 +96,7 @@ def arrow_headers() -> str | None:
 def digest() -> str:
     """Identifies all that the objects depend on."""
     nvcc_says = run_for_text(nvcc, "--version") + repr(targets(nvcc)) if nvcc else ""
-    kinds = [sys.version, platform.machine(), version("pybind11"), version("pyarrow") if arrow else "", nvcc_says]
+    kinds = [sys.version, platform.machine(), pybind11.__version__, version("pyarrow") if arrow else "", nvcc_says]
     kinds += [os.environ.get(name, "") for name in ("CC", "CXX", "CFLAGS", "CPPFLAGS", "CXXFLAGS")]
     kinds.append(run_for_text(*os.environ.get("CXX", "c++").split(), "--version"))
     if "-march=native" in flags:
