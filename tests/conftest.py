@@ -43,8 +43,28 @@ def worlds_are_freed(monkeypatch):
 @pytest.fixture
 def interleaved(world, monkeypatch):
     """Two nodes, of the even and of the odd ranks."""
-    monkeypatch.setattr("hetmpi.comm.world.split_nodes", lambda comm, _: comm.Split(comm.rank % 2, comm.rank))
+    return interleaved_nodes(world, monkeypatch)
+
+
+@pytest.fixture(scope="session", params=["mixed", "interleaved"])
+def shared(world, request):
+    """Nodes of several ranks: of unequal size, then one of the even and one of the odd ranks."""
+    if world.size < 3:
+        pytest.skip("takes 3 ranks")
+    if request.param == "mixed":
+        return mixed_nodes(world)
+    with pytest.MonkeyPatch.context() as patch:
+        return interleaved_nodes(world, patch)
+
+
+def interleaved_nodes(world, patch):
+    patch.setattr("hetmpi.comm.world.split_nodes", lambda comm, _: comm.Split(comm.rank % 2, comm.rank))
     return World(world.comm)
+
+
+def mixed_nodes(world):
+    """Nodes of unequal size: of 3 ranks 2 + 1, of 4 ranks 3 + 1, of 5 ranks 2 + 2 + 1."""
+    return World(world.comm, ranks_per_node=3 if world.size == 4 else 2)
 
 
 def pytest_configure(config):
@@ -97,8 +117,7 @@ def starts_programs(item) -> bool:
 
 @pytest.fixture(params=["far", "mixed"])
 def apart(world, request):
-    """Every rank on a node of its own; then nodes of unequal size, with 3 ranks 2 + 1."""
+    """Every rank on a node of its own; then nodes of unequal size."""
     if request.param == "mixed" and world.size < 3:
         pytest.skip("takes 3 ranks")
-    mixed = 3 if world.size == 4 else 2  # 3 + 1, at 5 ranks 2 + 2 + 1
-    return World(world.comm, ranks_per_node=1 if request.param == "far" else mixed)
+    return World(world.comm, ranks_per_node=1) if request.param == "far" else mixed_nodes(world)

@@ -94,11 +94,15 @@ class Plan:
         num = sum(parameter.numel() for parameter in self.model.parameters())
         found.dense = 4 * DENSE_COPIES[self.config.optim.dense] * num
         found.final = build.final_bytes(self.task, self.model) // self.world.node.size
+        most_keys = build.most_keys_of(self.config, self.task, self.specs)
+        round_steps = build.round_steps_of(self.config, self.world, self.specs, most_keys, self.device)
         for name, spec in self.specs.items():
-            self._add_table(found, name, spec if width is None else replace(spec, dim=width))
+            sized = spec if width is None else replace(spec, dim=width)
+            self._add_table(found, name, sized, most_keys[name], round_steps)
         return found
 
-    def _add_table(self, found: Memory, name: str, spec: TableSpec):
+    def _add_table(self, found: Memory, name: str, spec: TableSpec, most_keys: int, round_steps: int):
+        """most_keys: of a batch."""
         world, table, staleness = self.world, self.config.table, staleness_of(self.config)
         rule = build.optimizer_of(self.config, f"table {name}", spec.optim, Schedule()).core(spec.dim)
         partition = make_partition(table.partition, spec.num_rows, world.size)
@@ -107,12 +111,11 @@ class Plan:
         mine = layouts[world.rank]
         found.rows += mine.rings + partition.num_local_rows(world.rank)  # a mark per row: changed since the checkpoint
         found.mailboxes += mine.nbytes - mine.rings
-        most_keys, may_be_alltoall = build.most_keys_of(self.config, self.task, self.specs), table.exchange in TWO_SIDED
-        if may_be_alltoall and staleness.is_synchronous and 1 < world.node.size < world.size:
-            found.mailboxes += board_bytes(most_keys[name] * (world.size - world.node.size) // world.size, spec.dim)
-        elif may_be_alltoall and not staleness.is_synchronous and not world.is_one_node:
-            steps = build.round_steps_of(self.config, world, self.specs, most_keys, self.device)
-            num_keys = min(steps * most_keys[name], spec.num_rows)
+        may_be_alltoall = table.exchange in TWO_SIDED and not world.is_one_node
+        if may_be_alltoall and staleness.is_synchronous and world.node.size > 1:
+            found.mailboxes += board_bytes(most_keys * (world.size - world.node.size) // world.size, spec.dim)
+        elif may_be_alltoall and not staleness.is_synchronous:
+            num_keys = min(round_steps * most_keys, spec.num_rows)
             found.rounds += 4 * ROUND_COPIES * num_keys * (spec.dim + rule.preview_dim)
         cache = cache_of(self.config, f"table {name}", spec.cache)
         lines = cache.rows(spec.num_rows, world, self.device)

@@ -20,22 +20,9 @@ from test_staleness import (
 from test_table import RULES, all_rows, check_same_bits, make_table, train
 
 from hetmpi.comm.rails import Rails
-from hetmpi.comm.world import World
 from hetmpi.table.cache import CacheSettings, Staleness
 
 pytestmark = pytest.mark.mpi
-
-
-@pytest.fixture(scope="session", params=["mixed", "interleaved"])
-def shared(world, request):
-    """Nodes of several ranks: 2 + 1, 3 + 1 or 2 + 2 + 1 ranks, then one of the even and one of the odd ranks."""
-    if world.size < 3:
-        pytest.skip("takes 3 ranks")
-    if request.param == "mixed":
-        return World(world.comm, ranks_per_node=3 if world.size == 4 else 2)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hetmpi.comm.world.split_nodes", lambda comm, _: comm.Split(comm.rank % 2, comm.rank))
-        return World(world.comm)
 
 
 @pytest.mark.parametrize("inbox_bytes", [1, 1 << 20])
