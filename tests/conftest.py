@@ -99,12 +99,13 @@ class LongTests:
 
 
 def pytest_collection_modifyitems(items):
-    """Whole programs and compilers take seconds. What is rare is long."""
+    """Whole programs and compilers take seconds, fuzzers a minute. What is rare is long."""
     here = Path(__file__).parent
     for item in items:
-        if item.path.relative_to(here).parts[0] in ("system", "cpp") or starts_programs(item):
+        room = item.path.relative_to(here).parts[0]
+        if room in ("system", "cpp", "fuzz") or starts_programs(item):
             item.add_marker("slow")
-        if item.get_closest_marker("rare"):
+        if room == "fuzz" or item.get_closest_marker("rare"):
             item.add_marker("long")
 
 
