@@ -129,7 +129,8 @@ class BuildExtensions(build_ext):
             if not self.has_objects:
                 sources = sum((extension.sources for extension in self.extensions), KERNELS if nvcc else [])
                 print(len(sources), "files to compile")  # tools/progress.sh counts them
-            with ParallelCompile(needs_recompile=lambda made, source: not self.has_objects):
+            cores = len(os.sched_getaffinity(0))  # those that this process may use, where a login node has many
+            with ParallelCompile(default=cores, needs_recompile=lambda made, source: not self.has_objects):
                 super().run()
             complete.touch()
             for other in folder.parent.glob("objects-*"):

@@ -22,7 +22,7 @@ def world():
 @pytest.fixture(scope="session", params=["near", "far"])
 def placed(world, request):
     """All ranks on one node, then each rank as a node of its own, so that rows are sent by MPI_Get and MPI_Put."""
-    return world if request.param == "near" else World(world.comm, ranks_per_node=1)
+    return world if request.param == "near" else ranks_apart(world)
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +55,13 @@ def shared(world, request):
         return mixed_nodes(world)
     with pytest.MonkeyPatch.context() as patch:
         return interleaved_nodes(world, patch)
+
+
+def ranks_apart(world):
+    """Every rank on a node of its own."""
+    if world.size == 1:
+        pytest.skip("one rank is one node")
+    return World(world.comm, ranks_per_node=1)
 
 
 def interleaved_nodes(world, patch):
@@ -121,4 +128,4 @@ def apart(world, request):
     """Every rank on a node of its own; then nodes of unequal size."""
     if request.param == "mixed" and world.size < 3:
         pytest.skip("takes 3 ranks")
-    return World(world.comm, ranks_per_node=1) if request.param == "far" else mixed_nodes(world)
+    return ranks_apart(world) if request.param == "far" else mixed_nodes(world)

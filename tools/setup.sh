@@ -15,27 +15,31 @@ CHOICES+=(HOROVOD_GPU HOROVOD_GPU_OPERATIONS)
 TORCH_MB=800
 TORCH_CUDA_MB=4800
 REST_MB=800
-STEPS=6
+STEPS=6       # and one for each group of packages that the command needs besides
 STEP=0        # the number of the current one
 STEPS_DONE=0  # how many were not passed over
 
-# Leaves PATH with the venv's programs first, and MPI_NAME for people to read.
-set_up() {
+# Leaves PATH with the venv's programs first, and MPI_NAME for people to read. GROUPS: of packages in requirements.txt.
+set_up() {  # GROUPS...
   drop_venvs_from_path
   recall_choices
   choose_mpi
   lock
   local base="$ROOT $HETMPI_PYTHON $MPI_NAME${HETMPI_TORCH_INDEX:+ torch of $HETMPI_TORCH_INDEX}"
-  local began=$SECONDS cuda core_saying
+  local began=$SECONDS cuda core_saying group
+  STEPS=$((STEPS + $#))
   step venv "$base" "making $VENV with $HETMPI_PYTHON" make_venv has_venv
   remember_choices
   export PATH=$VENV/bin:$PATH
   step torch "$base $(pin torch)" "installing torch, the largest package" install_torch
-  step packages "$base $(<"$ROOT/requirements.txt")" "installing the other pinned packages" install_packages
+  step packages "$base $(pins_of)" "installing the packages that training needs" install_packages
   step horovod "$base $(horovod_key)" "installing Horovod for $MPI_NAME, compiled unless $CACHE has it" install_horovod
   step mpi "$base $(<"$STATE/packages.done") $(<"$STATE/horovod.done")" "checking that all use one MPI" check_mpi
   choose_cuda
   step core "$base $HETMPI_MARCH $NVCC cuda=$cuda" "$core_saying" build_core core_is_new
+  for group; do
+    step "$group" "$base $(pins_of "$group")" "installing the packages of this command" "install_group $group"
+  done
   unlock
   ((STEPS_DONE == 0)) || say "done in $(minutes $((SECONDS - began)))"
 }
@@ -146,6 +150,10 @@ choose_mpi() {
 }
 
 has() { command -v "$1" >/dev/null; }
+# The lines of one group in requirements.txt; without a name, of what training needs.
+pins_of() {  # [GROUP]
+  awk -v group="${1:-}" '/^# \[/ { now = substr($2, 2, length($2) - 2) } now == group' "$ROOT/requirements.txt"
+}
 pin() { sed -n "s/^$1==\([^ ;]*\).*/\1/p" "$ROOT/requirements.txt"; }
 
 # One set-up at a time in one checkout. One that cannot be written to, or a file system without locks, goes unlocked.
@@ -262,9 +270,14 @@ install_packages() {
   local apart=horovod
   ! sees_base_packages || apart+='|torch'
   [[ $HETMPI_MPI == mpich ]] || apart+='|mpich'
-  grep -vE "^($apart)==" "$ROOT/requirements.txt" >"$STATE/requirements.txt"
+  pins_of | grep -vE "^($apart)==" >"$STATE/requirements.txt"
   pip_install -r "$STATE/requirements.txt"
   python -c "import os, torch.version; print(os.path.realpath(torch.version.__file__))" >"$STATE/torch"
+}
+
+install_group() {  # GROUP
+  pins_of "$1" >"$STATE/$1.txt"
+  pip_install -r "$STATE/$1.txt" -c "$ROOT/requirements.txt"
 }
 
 pip_install() {

@@ -40,7 +40,7 @@ class Board:
         self._world.meet_on_node("for the ranks of its node to take memory for messages")
         self.free()
         node, nbytes = self._world.node, aligned(_C.BOARD_HEADER_BYTES + WORD * num_words)
-        place, free = free_memory(shared=True)
+        free, place = node.allreduce(free_memory(shared=True)[::-1], MPI.MIN)  # all ranks refuse, or none
         if node.size * nbytes > free:
             raise UserError(
                 f"the messages of {node.size} ranks on {self._world.host} need {size_text(node.size * nbytes)}, "

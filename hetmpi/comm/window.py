@@ -107,7 +107,12 @@ class RmaWindow:
         self.local = self.on_node[world.rank]
         self._job = None
         if remote != "unused" and not world.is_one_node:
-            self._job = self._open_job(remote == "needed")
+            try:
+                self._job = self._open_job(remote == "needed")
+            except Exception:  # on all ranks alike
+                self.on_node, self.local = {}, None
+                self._shared.Free()
+                raise
         self._shared.Lock_all(MPI.MODE_NOCHECK)
         mine = layouts[world.rank]
         self.items = {  # array -> (datatype of a row, datatype of a number)

@@ -125,6 +125,19 @@ class World:
         self.agree(error)
         return self.comm.bcast(result)
 
+    def check_same(self, name: str, arguments: dict[str, Any]):
+        """Raises UserError on every rank unless all ranks give `name` the same arguments, whose texts are compared.
+        Collective."""
+        mine = {key: str(value) for key, value in arguments.items()}
+        given = self.comm.allgather(mine)
+        for key, text in given[0].items():
+            for rank, other in enumerate(given):
+                if other[key] != text:
+                    raise UserError(
+                        f"{name}: all ranks must give the same arguments, but {key} is {text[:100]} on rank 0 and "
+                        f"{other[key][:100]} on rank {rank}"
+                    )
+
     def agree(self, error: Exception | None):
         """Raises on every rank if any rank passes an error: the error of the lowest such rank. Collective."""
         self.meet("for all ranks to come as far")

@@ -41,9 +41,11 @@ class TableGroup(Mapping[str, EmbeddingTable]):
 
     def __init__(self, tables: dict[str, EmbeddingTable]):
         """Collective. Raises UserError for tables of different worlds, which could not receive each other's gradients
-        while they wait."""
+        while they wait, and for other names or another order on another rank."""
         if len({id(table.world) for table in tables.values()}) > 1:
             raise UserError("TableGroup: tables must be made with one World, the same object")
+        for table in list(tables.values())[:1]:
+            table.world.check_same("TableGroup", {"tables": list(tables)})
         self._tables = tables
         for kind in (TwoSided, Collective):
             transports = [table.client.transport for table in tables.values()]
@@ -59,6 +61,9 @@ class TableGroup(Mapping[str, EmbeddingTable]):
 
     def __len__(self) -> int:
         return len(self._tables)
+
+    def __repr__(self) -> str:
+        return f"TableGroup({', '.join(map(repr, self.values()))})"
 
     def items(self):
         return self._tables.items()  # faster than Mapping's, which calls __getitem__ in Python

@@ -16,6 +16,7 @@ import torch
 from hetmpi import _C
 from hetmpi.comm.rails import origins_by_node
 from hetmpi.comm.route import make_partition
+from hetmpi.comm.transport import imported
 from hetmpi.comm.window import Layout, RmaWindow, ring_bytes
 from hetmpi.comm.world import World
 from hetmpi.counters import Counters
@@ -33,6 +34,10 @@ from hetmpi.table.store import ShardStore
 
 EXCHANGES = ("auto", "rma", "alltoall")
 MOST_KNOWN = MOST_AHEAD + 12  # batches whose keys a table remembers: announced, read, and waiting in the loader
+ARGUMENTS = (  # those that all ranks must give alike
+    "num_rows", "dim", "optimizer", "partition", "seed", "name", "init_std", "inbox_bytes", "staleness", "exchange",
+    "replicated", "round_steps",
+)  # fmt: skip
 REMOTE_WINDOW = {"rma": "needed", "auto": "wanted", "alltoall": "unused"}
 
 
@@ -79,13 +84,17 @@ class EmbeddingTable:
         round_steps: with alltoall at s >= 1, number of announced batches whose rows are requested by one message; the
         message leaves when so many are announced, or with the next write. Collective.
 
-        Raises UserError if memory is short, for ranges that overlap or leave [0, num_rows), and if Horovod, which
-        replicated rows need, runs on other ranks; ValueError for an unknown partition or exchange or an invalid
-        shape."""
+        Raises UserError if ranks give different arguments (cache, device and spans may differ), if memory is short, for
+        ranges that overlap or leave [0, num_rows), and if Horovod, which replicated rows need, runs on other ranks;
+        ValueError for an unknown partition or exchange or an invalid shape."""
+        arguments = num_rows, dim, optimizer, partition, seed, name, init_std, inbox_bytes, staleness, exchange
+        world.check_same("EmbeddingTable", dict(zip(ARGUMENTS, (*arguments, tuple(replicated), round_steps))))
         if dim < 1:
             raise UserError(f"table.dim must be at least 1, got {dim}")
         check_integer("table.round_steps", round_steps, 1, MOST_AHEAD)
-        if "." not in exchange:
+        if "." in exchange:
+            imported(exchange)  # refused before memory is allocated
+        else:
             check_choice("table.exchange", exchange, EXCHANGES)
         if staleness.is_synchronous and cache.dtype != "float32":
             raise UserError(
@@ -97,38 +106,37 @@ class EmbeddingTable:
         self.counters, self.spans, self.touched_since = Counters(), spans or Spans(), None
         self._known: deque[Keys] = deque(maxlen=MOST_KNOWN)  # keys checked recently
         rule = optimizer.core(dim)
-        make_client = BspClient if staleness.is_synchronous else SspClient
         record, layouts = layouts_of(world, self.partition, rule, dim, staleness, inbox_bytes, exchange)
-        self.window = RmaWindow(world, layouts, REMOTE_WINDOW.get(exchange, "wanted"))
-        self.shard = ShardStore(
-            self.window.local, rule, lambda begin, end: self.partition.keys_of(world.rank, begin, end)
-        )
-        self.shard.initialise(table_seed(seed, name), init_std)
-        try:  # free the shards if the cache does not fit
-            self.cache: RowCache = cache.open(world, num_rows, dim, optimizer, torch.device(device))
-        except UserError:
-            self.window.free()
+        self._exchange, self.shard = exchange, None
+        self.client: Client | None = None
+        self.window: RmaWindow | None = RmaWindow(world, layouts, REMOTE_WINDOW.get(exchange, "wanted"))
+        try:
+            self._open(rule, record, table_seed(seed, name), init_std, cache, torch.device(device), round_steps)
+            if replicated:
+                self.client = ReplicatingClient(self._parts, self.client, replicated, name)
+        except Exception as error:
+            if isinstance(error, (UserError, ValueError)) or world.size == 1:  # other errors may be of this rank alone
+                self.close()
             raise
-        if not staleness.is_synchronous:
-            self.cache.set_drift(staleness.drift, world.size - 1)
+
+    def _open(self, rule, record, seed: int, init_std: float, cache: CacheSettings, device, round_steps: int):
+        """Initialises the shard, and makes cache and client. Collective."""
+        world, window = self.world, self.window
+        self.shard = ShardStore(window.local, rule, lambda begin, end: self.partition.keys_of(world.rank, begin, end))
+        self.shard.initialise(seed, init_std)
+        self.cache: RowCache = cache.open(world, self.num_rows, self.dim, self.optimizer, device)
+        if not self.staleness.is_synchronous:
+            self.cache.set_drift(self.staleness.drift, world.size - 1)
         self.device = self.cache.device
         admitted = cache.admitted(world, self.device) & (self.cache.capacity_rows > 0)
-        self.window.fence()
-        self._parts = parts = Parts(
-            world, self.window, self.shard, self.partition, num_rows, dim, optimizer, rule, record, staleness,
-            self.cache, admitted, self.counters, self.spans, round_steps=round_steps,
+        window.fence()
+        self._parts = Parts(
+            world, window, self.shard, self.partition, self.num_rows, self.dim, self.optimizer, rule, record,
+            self.staleness, self.cache, admitted, self.counters, self.spans, round_steps=round_steps,
         )  # fmt: skip
-        self._keys_of = parts.keys_of
-        self.client: Client = make_client(parts, exchange)
-        if replicated:
-            self._replicate(parts, replicated, name)
-
-    def _replicate(self, parts: Parts, fields: Sequence[range], name: str):
-        try:
-            self.client = ReplicatingClient(parts, self.client, fields, name)
-        except UserError:
-            self.close()
-            raise
+        self._keys_of = self._parts.keys_of
+        make_client = BspClient if self.staleness.is_synchronous else SspClient
+        self.client = make_client(self._parts, self._exchange)
 
     # What a trainer calls.
 
@@ -197,12 +205,20 @@ class EmbeddingTable:
     def close(self):
         """Frees the memory. Arrays taken from `shard` become invalid, and updates not flushed are lost. A second call
         has no effect. Collective."""
-        if self.client is None:
-            return
         client, self.client = self.client, None
-        client.close()
+        if client is not None:
+            client.close()
         self.shard = None
-        self.window.free()
+        window, self.window = self.window, None
+        if window is not None:
+            window.free()
+
+    def __repr__(self) -> str:
+        """The arguments that a reader of a log looks for."""
+        bound, ranks = self.staleness.bound, self.world.size
+        text = f"{self.num_rows:,} rows of dim {self.dim}, {self.partition_kind} over {ranks} rank(s)"
+        state = "" if self.client is not None else ", closed"
+        return f"EmbeddingTable({self.name!r}: {text}, {self.optimizer.rule}, staleness={bound}{state})"
 
     def resume_at(self, step: int):
         """Continues as after `step` steps, whose rows were assigned to each rank's `shard`. REQUIRES: no read or write

@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from hetmpi.comm.route import PARTITIONS
+from hetmpi.comm.window import RmaWindow
 from hetmpi.comm.world import World
 from hetmpi.errors import NotFinite, UserError
 from hetmpi.table.cache import CacheSettings, Staleness
+from hetmpi.table.group import TableGroup
 from hetmpi.table.optim import RowOptimizer, Schedule
 from hetmpi.table.request import MOST_AHEAD
 from hetmpi.table.table import EmbeddingTable
@@ -477,3 +479,64 @@ def test_an_mpi_that_works_only_at_a_flush_is_enough(world, ranks_per_node, stal
     table.window._job = table.window._job._window
     table.close()
     expected.close()
+
+
+@pytest.mark.parametrize(
+    "name, of_rank, shown",
+    [
+        ("num_rows", lambda rank: 200 + 10 * rank, "num_rows is 200 on rank 0 and 210 on rank 1"),
+        ("dim", lambda rank: 4 + rank, "dim is 4 on rank 0 and 5 on rank 1"),
+        ("partition", lambda rank: ("range", "hash")[rank % 2], "partition is range on rank 0 and hash on rank 1"),
+        ("inbox_bytes", lambda rank: (1 + rank) << 20, "inbox_bytes is 1048576 on rank 0 and 2097152 on rank 1"),
+        ("exchange", lambda rank: ("rma", "alltoall")[rank % 2], "exchange is rma on rank 0 and alltoall on rank 1"),
+        ("staleness", lambda rank: Staleness(rank), "staleness is Staleness(bound=0"),
+        ("optimizer", lambda rank: RowOptimizer(("sgd", "adam")[rank % 2]), "optimizer is RowOptimizer(rule='sgd'"),
+    ],
+)
+def test_ranks_with_different_arguments_are_refused_together(placed, name, of_rank, shown):
+    if placed.size == 1:
+        pytest.skip("takes 2 ranks")
+    arguments = {"num_rows": NUM_ROWS, "dim": DIM, "optimizer": RowOptimizer(), name: of_rank(placed.rank)}
+    with pytest.raises(
+        UserError, match=f"^EmbeddingTable: all ranks must give the same arguments, .*{re.escape(shown)}"
+    ):
+        EmbeddingTable(placed, **arguments)
+
+
+def test_groups_with_tables_in_another_order_are_refused_together(world):
+    if world.size == 1:
+        pytest.skip("takes 2 ranks")
+    tables = {name: make_table(world, name=name) for name in ("a", "b")}
+    names = sorted(tables, reverse=world.rank == 1)
+    with pytest.raises(UserError, match=r"^TableGroup: all ranks .* tables is \['a', 'b'\] on rank 0 and \['b', 'a'\]"):
+        TableGroup({name: tables[name] for name in names})
+    for table in tables.values():
+        table.close()
+
+
+def test_a_constructor_that_fails_frees_its_memory(placed, monkeypatch):
+    freed = []
+    free = RmaWindow.free
+    monkeypatch.setattr(RmaWindow, "free", lambda window: (freed.append(window), free(window)))
+    monkeypatch.setattr("hetmpi.table.table.BspClient", refuse)
+    with pytest.raises(UserError, match="no client"):
+        make_table(placed)
+    assert len(freed) == 1
+
+
+def refuse(*_):
+    raise UserError("no client")
+
+
+def test_an_exchange_that_is_no_class_is_refused_before_memory_is_taken(placed, monkeypatch):
+    monkeypatch.setattr("hetmpi.table.table.RmaWindow", refuse)
+    with pytest.raises(UserError, match="table.exchange=no.such.Class: there is no such class"):
+        make_table(placed, exchange="no.such.Class")
+
+
+def test_a_table_shows_its_arguments(world):
+    table = make_table(world, staleness=Staleness(10))
+    shown = f"EmbeddingTable('table': 211 rows of dim 5, round_robin over {world.size} rank(s), sgd, staleness=10"
+    assert repr(table) == f"{shown})" and repr(TableGroup({"a": table})) == f"TableGroup({shown}))"
+    table.close()
+    assert repr(table) == f"{shown}, closed)"
