@@ -50,7 +50,7 @@ def main(world: World):
     describe_machine(world, report)
     examine_windows(world, report)
     if not report.close():
-        sys.exit(1)
+        raise ReportedElsewhere("the advice is printed")
 
 
 class Report:

@@ -33,8 +33,8 @@ def on_failure(call: Callable[[str], None]):
 
 
 def launch(main):
-    """Runs main(world) as this rank's whole program. An error on any rank ends all ranks with exit code 1. Exit code
-    LEFT_EARLY is used when all ranks leave together."""
+    """Runs main(world) as this rank's whole program. An error on any rank ends all ranks with exit code 1, sys.exit(n)
+    with n. Exit code LEFT_EARLY is used when all ranks leave together."""
     keep_freed_memory()
     try:
         share_gpus()
@@ -43,10 +43,10 @@ def launch(main):
         share_cores(world.node)
         main(world)
     except SystemExit as leaving:
-        if isinstance(leaving.code, str):
-            abort(UserError(leaving.code))
-        if leaving.code and leaving.code != LEFT_EARLY:
-            abort(ReportedElsewhere())
+        code = leaving.code
+        if code and code != LEFT_EARLY:
+            is_code = isinstance(code, int)
+            abort(UserError(f"the program called sys.exit({code})" if is_code else code), code=code if is_code else 1)
         raise
     except BaseException as error:  # of any kind: the other ranks must not wait for this one
         abort(error)
@@ -81,8 +81,8 @@ def leave_together(world: World):
         hvd.barrier()  # run by Horovod's threads: no main thread is in an MPI call when MPI ends
 
 
-def abort(error: BaseException, is_traced: bool = False):
-    """Prints `error` and ends all ranks. A UserError is printed with its traceback only if is_traced. When several
+def abort(error: BaseException, is_traced: bool = False, code: int = 1):
+    """Prints `error` and ends all ranks with an exit code. A UserError is printed with its traceback only if is_traced. When several
     ranks fail together, each delays by its rank, so that only the lowest one prints. Output of the libraries during the
     abort is suppressed, so that it does not hide the message."""
     rank, size = (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size) if MPI.Is_initialized() else (0, 1)
@@ -105,12 +105,12 @@ def abort(error: BaseException, is_traced: bool = False):
     time.sleep(0.05)  # the launcher forwards the printed lines before it kills the ranks
     # MPI_Abort leaves through exit(), where the destructors of Horovod's threads crash or hang. An exit handler
     # registered last runs first and ends the process; the alarm ends an MPI_Abort that hangs itself.
-    libc.__cxa_atexit(libc._exit, ctypes.c_void_p(1), None)
+    libc.__cxa_atexit(libc._exit, ctypes.c_void_p(code), None)
     signal.alarm(ABORT_LIMIT_S)
     remove_segments()
     if MPI.Is_initialized():
-        MPI.COMM_WORLD.Abort(1)
-    os._exit(1)
+        MPI.COMM_WORLD.Abort(code)
+    os._exit(code & 0xFF or 1)
 
 
 def remove_segments():

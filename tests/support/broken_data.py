@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -45,6 +46,13 @@ class FailsOnRankOne(Broken):
     def train(self, start, stop):
         if self.rank == 1 and start > 100:
             raise RuntimeError("the disk of rank one is gone")
+        return super().train(start, stop)
+
+
+class ExitsOnRankOne(Broken):
+    def train(self, start, stop):
+        if self.rank == 1 and start > 100:
+            sys.exit(3)
         return super().train(start, stop)
 
 

@@ -160,6 +160,12 @@ def test_an_exception_on_one_rank(how, tmp_path):
     assert Run(tmp_path, "run", 0).state(time.time()).startswith("failed: RuntimeError: the disk of rank one is gone")
 
 
+def test_a_call_of_exit_on_one_rank_ends_all_with_its_code_and_one_line():
+    outcome = train(2, *SMALL, "data._target_=broken_data.ExitsOnRankOne")
+    assert outcome.code == 3 and outcome.survivors == [], outcome.text
+    assert outcome.text.count("the program called sys.exit(3) (rank 1 of 2") == 1 and "Traceback" not in outcome.text
+
+
 def test_the_last_ranks_fail_together_and_one_speaks():
     outcome = train(4, *SMALL, "data._target_=broken_data.FailsFromRankTwo")
     check_refused(outcome, "hetmpi: RuntimeError: no disk here (rank 2 of 4")
