@@ -82,9 +82,9 @@ def leave_together(world: World):
 
 
 def abort(error: BaseException, is_traced: bool = False, code: int = 1):
-    """Prints `error` and ends all ranks with an exit code. A UserError is printed with its traceback only if is_traced. When several
-    ranks fail together, each delays by its rank, so that only the lowest one prints. Output of the libraries during the
-    abort is suppressed, so that it does not hide the message."""
+    """Prints `error` and ends all ranks with an exit code. A UserError is printed with its traceback only if is_traced.
+    When several ranks fail together, each delays by its rank, so that only the lowest one prints. Output of the
+    libraries during the abort is suppressed, so that it does not hide the message."""
     rank, size = (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size) if MPI.Is_initialized() else (0, 1)
     libc = ctypes.CDLL(None)
     # SIGTERM gets its default action again, so that the launcher can end the ranks that fail after the first one. libc
