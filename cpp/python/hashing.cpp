@@ -11,6 +11,7 @@
 
 #define XXH_INLINE_ALL
 #include "arrow/vendored/xxhash/xxhash.h"
+#include "data/canonical_text.h"
 #include "python/arrays.h"
 #include "python/bindings.h"
 
@@ -62,11 +63,29 @@ Array<int64_t> hash_texts(const Array<int32_t>& offsets, const Array<uint8_t>& d
   const Missing missing(std::move(missing_texts));
   py::gil_scoped_release release;
   const int64_t none = hash_of("", 0, seed);
+  CanonicalText canonical;
   for (ssize_t i = 0; i < n; ++i) {
     if (offset[i] < 0 || offset[i + 1] < offset[i] || offset[i + 1] > size)
       throw std::out_of_range("offsets must rise from 0 to the size of data");
     const std::string_view value = trimmed(text + offset[i], text + offset[i + 1]);
-    out[i] = missing.contains(value) ? none : hash_of(value.data(), value.size(), seed);
+    const std::string_view one = missing.contains(value) ? std::string_view() : canonical.of(value);
+    out[i] = one.empty() ? none : hash_of(one.data(), one.size(), seed);
+  }
+  return hashes;
+}
+
+template <typename Float>
+Array<int64_t> hash_floats(const Array<Float>& values, uint64_t seed) {
+  check_shape(values, "values", {-1});
+  const ssize_t n = values.shape(0);
+  const Float* value = values.data();
+  Array<int64_t> hashes(n);
+  int64_t* out = hashes.mutable_data();
+  py::gil_scoped_release release;
+  CanonicalText canonical;
+  for (ssize_t i = 0; i < n; ++i) {
+    const std::string_view one = canonical.of_number(value[i]);
+    out[i] = hash_of(one.data(), one.size(), seed);
   }
   return hashes;
 }
@@ -105,11 +124,14 @@ void observe(Array<uint8_t> registers, const Array<int64_t>& hashes) {
 }  // namespace
 
 void bind_hashing(py::module_& m) {
-  m.def(
-      "hash_texts", &hash_texts, py::arg("offsets").noconvert(), py::arg("data").noconvert(), py::arg("seed"),
-      py::arg("missing"),
-      "Upper 63 bits of xxh3_64 of texts data[offsets[i] : offsets[i + 1]] (n,) without spaces around them; a text in "
-      "`missing` counts as empty. offsets (n + 1,) int32, data (m,) uint8.");
+  m.def("hash_texts", &hash_texts, py::arg("offsets").noconvert(), py::arg("data").noconvert(), py::arg("seed"),
+        py::arg("missing"),
+        "Upper 63 bits of xxh3_64 of texts data[offsets[i] : offsets[i + 1]] (n,), without spaces around them and in "
+        "canonical form (cpp/data/canonical_text.h); a text in `missing` counts as empty. offsets (n + 1,) int32, data "
+        "(m,) uint8.");
+  m.def("hash_floats", &hash_floats<float>, py::arg("values").noconvert(), py::arg("seed"),
+        "As hash_texts of the canonical texts of values (n,) float32 or float64.");
+  m.def("hash_floats", &hash_floats<double>, py::arg("values").noconvert(), py::arg("seed"));
   m.def("hash_integers", &hash_integers, py::arg("values").noconvert(), py::arg("seed"),
         "As hash_texts of the decimal texts of values (n,) int64.");
   m.def("observe", &observe, py::arg("registers").noconvert(), py::arg("hashes").noconvert(),

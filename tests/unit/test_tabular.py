@@ -1,6 +1,7 @@
 """Tabular data: CSV and Parquet, rules per column, and what is refused."""
 
 import gzip
+import itertools
 import os
 import resource
 import shutil
@@ -9,10 +10,13 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
 import xxhash
@@ -21,6 +25,7 @@ from hetmpi import _C
 from hetmpi.data.batch import concatenate
 from hetmpi.data.tabular import DataError, Encoder, Reader, Tabular
 from hetmpi.data.tabular import prepare as preparing
+from hetmpi.data.tabular.convert import hashes
 from hetmpi.data.tabular.encoder import FIRST_KEY, MISSING_KEY, UNSEEN_KEY
 from hetmpi.errors import UserError
 from hetmpi.inspect import inspected
@@ -137,6 +142,50 @@ def test_integers_are_hashed_as_their_decimal_text():
     values = np.array([0, -1, 7, 1 << 62, -(1 << 63)])
     expected = [xxhash.xxh3_64_intdigest(str(value).encode(), seed=3) >> 1 for value in values]
     assert _C.hash_integers(values, 3).tolist() == expected
+
+
+MOMENT = datetime(2024, 5, 1, 12, 30, 0, 250_000)
+TEXTS = [
+    "2024-05-01 12:30:00.25",
+    "2024-05-01T12:30:00.250000",
+    "2024-05-01T12:30:00.250Z",
+    "2024-05-01 14:30:00.25+02:00",
+]
+
+
+@pytest.mark.parametrize(
+    "value, kind, texts",
+    [
+        (True, pa.bool_(), ["true", "True", "TRUE"]),
+        (-5, pa.int8(), ["-5", "-5.0"]),
+        ((1 << 64) - 1, pa.uint64(), ["18446744073709551615"]),
+        (3.0, pa.float64(), ["3", "3.0", "3.00"]),
+        (0.1, pa.float32(), ["0.1"]),
+        (1e-05, pa.float64(), ["1e-05", "0.00001"]),
+        (1e15, pa.float64(), ["1e+15", "1000000000000000.0"]),
+        (1e20, pa.float64(), ["1e+20", "100000000000000000000.0"]),
+        (float("nan"), pa.float64(), [""]),
+        (Decimal("3.10"), pa.decimal128(9, 2), ["3.10"]),
+        *((MOMENT, pa.timestamp(unit), TEXTS) for unit in ("ms", "us", "ns")),
+        (MOMENT, pa.timestamp("us", tz="UTC"), TEXTS),
+        (MOMENT, pa.timestamp("us", tz="Asia/Tokyo"), TEXTS),
+        (MOMENT.replace(microsecond=0), pa.timestamp("s"), ["2024-05-01 12:30:00", "2024-05-01 12:30:00.000000000"]),
+        (datetime(2024, 1, 1), pa.timestamp("ns"), ["2024-01-01", "2024-01-01 00:00:00", "2023-12-31 23:00:00-01:00"]),
+        (date(2024, 2, 29), pa.date32(), ["2024-02-29"]),
+        (datetime(2024, 2, 29).time(), pa.time64("us"), ["00:00:00", "00:00:00.000000"]),
+    ],
+)
+def test_a_value_has_one_id_in_any_type_and_however_it_is_written(value, kind, texts):
+    array = pa.array([value], kind)
+    typed = [hashes(array, 7, ("",)), hashes(array.dictionary_encode(), 7, ("",))]
+    assert {int(found[0]) for found in typed} == {int(hashes(pa.array([text]), 7, ("",))[0]) for text in texts}
+
+
+def test_texts_that_are_no_other_way_to_write_a_value_keep_their_ids():
+    numbers = ["3.10", "3.1", "1e5", "100000", "007", "7", "+7", "1.0.0", "-", "-.0", "0.", "9e999", "1e+999"]
+    texts = [*numbers, "truer", "t", "2024-05-01x", "2024-13-01 00:00:00", "12:30", "12:30:00.x"]
+    found = hashes(pa.array(texts), 0, ("",)).tolist()
+    assert found == [xxhash.xxh3_64_intdigest(text.encode(), 0) >> 1 for text in texts]
 
 
 def test_offsets_outside_the_text_are_refused():
@@ -447,6 +496,28 @@ def test_parquet_types(tmp_path):
     assert [feature.name for feature in data.features] == ["flag", "when", "kind", "big"]
     assert data.dense_names == ["cost"] and data.features[0].rows == 4 and data.features[2].rows == 5
     assert max(part.dense.max() for part in samples_of(data)) == 118
+
+
+def test_a_run_on_text_predicts_from_parquet_of_the_same_rows_and_back(tmp_path):
+    num = 200
+    table = pa.table({
+        "flag": pa.array([i % 3 == 0 for i in range(num)]),
+        "when": pa.array([MOMENT + timedelta(hours=i % 7) for i in range(num)], pa.timestamp("ns")),
+        "day": pa.array([date(2024, 1, 1 + i % 9) for i in range(num)]),
+        "grade": pa.array([i % 5 / 2 for i in range(num)]),
+        "cost": pa.array([Decimal(i % 4) / 4 for i in range(num)], pa.decimal128(9, 2)),
+        "click": pa.array([i % 2 for i in range(num)]),
+    })  # fmt: skip
+    pq.write_table(table, tmp_path / "a.parquet")
+    csv.write_csv(table, tmp_path / "a.csv")
+    rules = [{"name": ["grade", "cost"], "kind": "id"}]
+    forms = ("a.csv", "a.parquet")
+    encoders = [source_of(tmp_path / form, tmp_path / "cache", columns=rules).encoder for form in forms]
+    first, *others = [
+        concatenate([encoder.samples(block) for block in blocks_of(tmp_path / form, encoder)]).ids
+        for encoder, form in itertools.product(encoders, forms)
+    ]
+    assert first.min() >= FIRST_KEY and all(np.array_equal(first, ids) for ids in others)
 
 
 # What is held out

@@ -40,10 +40,13 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def as_text(array: pa.Array) -> pa.Array:
-    """Values as binary texts; other types as Arrow writes them, dates in ISO form."""
+    """Values as binary texts; other types as Arrow writes them, dates and times in ISO form, those with a zone in
+    UTC."""
     kind = array.type
     if pa.types.is_dictionary(kind):
         return as_text(array.cast(kind.value_type))
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        array = array.cast(pa.timestamp(kind.unit))
     if not (pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
         array = array.cast(pa.string())
     return array.cast(pa.binary())
@@ -59,9 +62,16 @@ def buffers_of(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def hashes(array: pa.Array, seed: int, missing: tuple[str, ...]) -> np.ndarray:
-    """(n,) int64, 63 bits of xxh3_64 of the values' texts; missing ones and nulls as the empty text."""
-    signed = pa.types.is_signed_integer(array.type)
-    if signed:
+    """(n,) int64, 63 bits of xxh3_64 of the values' canonical texts (cpp/data/canonical_text.h), the same for a value
+    in any type and file; missing ones and nulls as the empty text."""
+    if pa.types.is_float16(array.type):
+        array = array.cast(pa.float32())
+    if pa.types.is_dictionary(array.type):
+        array = array.cast(array.type.value_type)
+    if pa.types.is_floating(array.type):
+        array = pc.if_else(pc.is_nan(array), pa.scalar(None, array.type), array)  # a missing number
+        found = _C.hash_floats(np.ascontiguousarray(array.fill_null(0).to_numpy()), seed)
+    elif pa.types.is_signed_integer(array.type):
         found = _C.hash_integers(np.ascontiguousarray(array.fill_null(0).cast(pa.int64()).to_numpy()), seed)
     else:
         array = as_text(array)

@@ -45,7 +45,7 @@ from hetmpi.data.tabular.rules import NUMBER
 from hetmpi.data.tabular.text import TextRows
 from hetmpi.errors import UserError
 
-VERSION = 2  # of the prepared format; data of another version is prepared again
+VERSION = 3  # of the prepared format; data of another version is prepared again
 UNIT_BYTES = 256 << 20
 GROUP_ROWS = 8192  # rows of a Parquet row group, the unit of reading
 SHUFFLE_ROWS = 16 * GROUP_ROWS  # rows shuffled together
