@@ -16,11 +16,15 @@ from hetmpi.comm.route import PARTITIONS
 from hetmpi.dense import DENSE_RULES
 from hetmpi.errors import LARGEST
 from hetmpi.run.device import DEVICES
-from hetmpi.table.cache import ADMIT, POLICIES, ROW_BYTES, CacheSettings, Staleness
+from hetmpi.table.cache import ADMIT, LARGEST_BOUND, POLICIES, ROW_BYTES, CacheSettings, Staleness
 from hetmpi.table.optim import ROW_RULES, SCHEDULES
 from hetmpi.table.request import MOST_AHEAD
 from hetmpi.table.table import EXCHANGES
 
+MANY = 1 << 40  # most steps, samples and rows: about a million million
+LARGEST_BATCH = 1 << 30
+LARGEST_LR = 1000  # also of weight decay
+LONGEST_S = 10_000_000  # 115 days
 PathText = Any  # checked to be text; with type str Hydra would convert a number, as in resume=5
 
 
@@ -41,7 +45,7 @@ def group(kind: type):
 @dataclass
 class Cache:
     capacity_rows: int | None = setting(
-        CacheSettings.capacity_rows, "rows that each rank caches; give this or capacity_fraction"
+        CacheSettings.capacity_rows, "rows that each rank caches; give this or capacity_fraction", most=MANY
     )
     capacity_fraction: float | None = setting(
         CacheSettings.capacity_fraction,
@@ -70,34 +74,40 @@ class Cache:
 class Table:
     dim: int = setting(16, "numbers per row", least=1, most=1 << 20)
     partition: str = setting("round_robin", "rule that assigns each row to an owner", choices=PARTITIONS)
-    init_std: float = setting(0.01, "standard deviation of the initial rows")
+    init_std: float = setting(0.01, "standard deviation of the initial rows", most=1000)
     init_from: PathText = setting(
         None,
         "Parquet file, or folder of Parquet files, with initial rows: weight (dim float32) and either key (int64), as "
         "`hetmpi export rows=parquet` writes, or an id column of the data with its values (docs/columns.md); other "
         "rows start at random; not read by a resumed run",
     )
-    inbox_mb: float = setting(8, "MB per rank for gradients from other ranks")
+    inbox_mb: float = setting(8, "MB per rank for gradients from other ranks", least=0.05, most=1 << 20)
     staleness: int | None = setting(
-        0, "iterations by which a cached row may lag; 0: exact, no cache by default; null: no bound but table.drift"
+        0,
+        "iterations by which a cached row may lag; 0: exact, no cache by default; null: no bound but table.drift",
+        most=LARGEST_BOUND - 1,
     )
     staleness_growth: float | None = setting(
         None,
         "steps between increases of the bound by one, from 0 up to table.staleness; null: full bound from the start",
+        most=1_000_000_000,
     )
     anticipate: float | None = setting(
         None,
         "factor of a rank's own updates of cached rows, to anticipate those of other ranks; null: the number of ranks; "
         "1: as in HET",
+        most=1_000_000,
     )
     drift: float = setting(
         Staleness.drift,
         "with staleness above 0: a cached row is fetched again when the estimated errors of its uses, as other ranks "
         "move it, add up to more than this, relative to the size of a row; 0: no limit, as in HET",
+        most=1_000_000,
     )
     replicate_below_rows: int = setting(
         0,
         "fields with fewer rows than this are replicated on every rank, exact by allreduce; 0: none; CPUs only",
+        most=MANY,
     )
     prefetch_batches: int | None = setting(
         None,
@@ -119,7 +129,10 @@ class Table:
         takes_class=True,
     )
     ranks_per_node: int | None = setting(
-        None, "for tests: splits each node into nodes of this many ranks that communicate by MPI only", least=1
+        None,
+        "for tests: splits each node into nodes of this many ranks that communicate by MPI only",
+        least=1,
+        most=1 << 20,
     )
     cache: Cache = group(Cache)
 
@@ -129,28 +142,32 @@ class Optim:
     rows: str = setting("adagrad", "optimizer of the rows, applied by their owners", choices=tuple(ROW_RULES))
     dense: str = setting("adam", "optimizer of the dense layers", choices=tuple(DENSE_RULES))
     rows_lr: float | None = setting(
-        None, "learning rate of the rows; null: " + ", ".join(f"{lr:g} for {rule}" for rule, lr in ROW_RULES.items())
+        None,
+        "learning rate of the rows; null: " + ", ".join(f"{lr:g} for {rule}" for rule, lr in ROW_RULES.items()),
+        most=LARGEST_LR,
     )
     dense_lr: float | None = setting(
         None,
         "learning rate of the dense layers; null: "
         + ", ".join(f"{lr:g} for {rule}" for rule, lr in DENSE_RULES.items()),
+        most=LARGEST_LR,
     )
-    rows_weight_decay: float = setting(0.0, "weight decay of the rows in the batch")
-    dense_weight_decay: float = setting(0.0, "weight decay of the dense layers")
+    rows_weight_decay: float = setting(0.0, "weight decay of the rows in the batch", most=LARGEST_LR)
+    dense_weight_decay: float = setting(0.0, "weight decay of the dense layers", most=LARGEST_LR)
     dense_clip_norm: float | None = setting(
         None,
         "maximum of the global L2 norm of the dense layers' gradients, averaged over all ranks; larger ones are scaled "
         "down to it; null: no limit",
         least=1e-9,
+        most=1_000_000_000,
     )
     schedule: str = setting("constant", "decay of both learning rates over the run", choices=SCHEDULES)
-    warmup_steps: int = setting(0, "steps over which both learning rates rise from 0")
+    warmup_steps: int = setting(0, "steps over which both learning rates rise from 0", most=MANY)
 
 
 @dataclass
 class Eval:
-    every_steps: int = setting(0, "steps between evaluations on held-out samples; 0: at the end only")
+    every_steps: int = setting(0, "steps between evaluations on held-out samples; 0: at the end only", most=MANY)
     metric: str | None = setting(
         None,
         "metric of the task that eval.patience watches; null: the task's first, as auc or accuracy",
@@ -160,29 +177,32 @@ class Eval:
         None,
         "training ends after this many evaluations in a row without an improvement of eval.metric; null: never",
         least=1,
+        most=MANY,
     )
-    max_samples: int | None = setting(None, "held-out samples to use; null: all", least=1)
-    batch_size: int = setting(4096, "samples per rank and forward pass", least=1)
+    max_samples: int | None = setting(None, "held-out samples to use; null: all", least=1, most=MANY)
+    batch_size: int = setting(4096, "samples per rank and forward pass", least=1, most=LARGEST_BATCH)
 
 
 @dataclass
 class LoaderSettings:
-    threads: int = setting(1, "threads per rank that prepare batches", least=1)
-    prefetch: int = setting(2, "batches prepared ahead", least=1)
+    threads: int = setting(1, "threads per rank that prepare batches", least=1, most=1024)
+    prefetch: int = setting(2, "batches prepared ahead", least=1, most=1024)
 
 
 @dataclass
 class Checkpoint:
     at_end: bool = setting(True, "save the model after the last step")
-    every_steps: int = setting(0, "steps between checkpoints; 0: only at the end or when a signal ends the run")
-    keep: int = setting(2, "number of newest checkpoints to keep", least=1)
+    every_steps: int = setting(
+        0, "steps between checkpoints; 0: only at the end or when a signal ends the run", most=MANY
+    )
+    keep: int = setting(2, "number of newest checkpoints to keep", least=1, most=MANY)
     best: str | None = setting(
         None,
         "metric of the task, such as auc: saves a checkpoint at each evaluation that improved it, and keeps the best "
         "one besides the newest; the link `best` in checkpoint.dir leads to it",
         noun="name of a metric",
     )
-    full_every: int = setting(1, "every N-th checkpoint is full, the others hold only changed rows", least=1)
+    full_every: int = setting(1, "every N-th checkpoint is full, the others hold only changed rows", least=1, most=MANY)
     dir: PathText = setting("${run.dir}/checkpoints", "folder of the checkpoints, accessible to all ranks")
 
 
@@ -192,12 +212,13 @@ class WatchdogSettings:
         300,
         "time after which a rank that delays the others is reported, and one that does not respond aborts the job; "
         "doubled before a rank's first step; 0: never",
+        most=LONGEST_S,
     )
 
 
 @dataclass
 class Log:
-    every_steps: int = setting(100, "steps between log lines", least=1)
+    every_steps: int = setting(100, "steps between log lines", least=1, most=MANY)
 
 
 @dataclass
@@ -220,10 +241,10 @@ class Settings:
             {"loss": "bce"}, {"model": "wdl"}, {"task": "ctr"}, {"data": "synthetic"}, "_self_", {"experiment": None},
         ]
     )  # fmt: skip
-    steps: int | None = setting(None, "training steps; null: as many as `epochs` requires")
-    epochs: float | None = setting(1, "passes over the training data")
+    steps: int | None = setting(None, "training steps; null: as many as `epochs` requires", most=MANY)
+    epochs: float | None = setting(1, "passes over the training data", most=1_000_000)
     seed: int = setting(0, "seed of the initial rows, the initial dense layers and the order of the samples")
-    batch_size: int = setting(64, "samples per rank and step", least=1)
+    batch_size: int = setting(64, "samples per rank and step", least=1, most=LARGEST_BATCH)
     device: str = setting("auto", "cuda: one GPU per rank; auto: cuda if every rank can use one", choices=DEVICES)
     resume: PathText = setting(
         None,
