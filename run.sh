@@ -44,7 +44,8 @@ environment
   HETMPI_TORCH_INDEX  the package index that torch comes from, as one of torch for CPUs: a URL, as for pip's --index-url
   HETMPI_CACHE        where compiled Horovod wheels are kept for other venvs (default: ~/.cache/hetmpi)
   HETMPI_TEST_RANKS   rank counts of test (default: "1 2 3")
-  HETMPI_TEST_S       seconds after which the tests at one rank count are stopped (default: 900)
+  HETMPI_TEST_S       seconds after which the tests at one rank count are stopped (default: never)
+  HETMPI_FUZZ_S       seconds for each reader in the tests with random files (default: 60)
 pip's settings (PIP_INDEX_URL and so on) and Horovod's (HOROVOD_GPU_OPERATIONS and so on) hold as usual.
 END
 }
@@ -164,9 +165,9 @@ run_tests() {  # [quick|all] PYTEST ARGS...
   exit $status
 }
 
-# All tests at one rank; those marked mpi under mpiexec at more, where rank 0 alone prints.
+# All tests at one rank, several files at a time; those marked mpi under mpiexec at more, where rank 0 alone prints.
 test_at() {  # RANKS PYTEST ARGS...
-  local ranks=$1 logs=$TEST_LOGS/$1 color=no stop="timeout --foreground -k 10 ${HETMPI_TEST_S:-900}"
+  local ranks=$1 logs=$TEST_LOGS/$1 color=no stop="timeout --foreground -k 10 ${HETMPI_TEST_S:-0}"
   [[ ! -t 1 ]] || color=yes  # under Open MPI every rank believes it has a terminal
   set -- --no-header --color=$color "${@:2}"
   [[ $color == no ]] || set -- -v "$@"  # a line for each test, else one for each file
@@ -174,6 +175,7 @@ test_at() {  # RANKS PYTEST ARGS...
   (
     set_mpi_defaults $((ranks < 3 ? 3 : ranks))  # tests at one rank start others themselves
     if ((ranks == 1)); then
+      set -- -n $((CORES < 4 ? CORES : 4)) --dist loadfile "$@"
       exec $stop python -m pytest --junitxml="$logs/rank0.xml" -m "$PICKED" "$@"
     fi
     exec $stop mpiexec -n "$ranks" bash -c "$TEST_RANK" run_rank "$logs" -x -p no:cacheprovider -m "mpi${PICKED:+ and $PICKED}" "$@"
@@ -193,7 +195,7 @@ sys.exit(0 if code == 5 else code)" --junitxml="$1/rank$rank.xml" "${@:2}"'
 
 show_failure() {  # RANKS STATUS
   local log
-  (($2 != 124 && $2 != 137)) || echo "--- stopped: not done after ${HETMPI_TEST_S:-900} s (HETMPI_TEST_S)"
+  (($2 != 124 && $2 != 137)) || echo "--- stopped: not done after ${HETMPI_TEST_S:-} s (HETMPI_TEST_S)"
   for log in "$TEST_LOGS/$1"/*.log; do
     [[ ! -e $log ]] || { echo "--- $(basename "$log" .log), last lines:"; tail -n 40 "$log"; }
   done

@@ -87,7 +87,7 @@ class LongTests:
     """Prints the name of a test that runs longer than QUIET_S seconds, repeatedly: pytest prints nothing meanwhile."""
 
     def __init__(self):
-        self.output = os.dup(1)  # pytest captures standard output itself later
+        self.output = os.dup(2)  # pytest captures it later; processes of xdist have no standard output
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item):

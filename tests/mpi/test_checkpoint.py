@@ -93,6 +93,7 @@ def test_incremental_checkpoints_have_the_rows_of_whole_ones_in_fewer_bytes(tmp_
     assert np.array_equal(np.load(tmp_path / "rows.npy"), by_key(run_of_6 / "step-00000006")["weight"])
 
 
+@pytest.mark.long
 def test_a_run_goes_on_from_an_incremental_checkpoint_to_the_same_bits(tmp_path, incremental, run_of_6):
     for name in ("step-00000002", "step-00000004"):
         shutil.copytree(incremental / name, tmp_path / "checkpoints" / name)
@@ -492,12 +493,14 @@ def test_an_export_builds_models_alone(tmp_path, run_of_6):
     assert not (tmp_path / "made").exists()
 
 
+@pytest.mark.long
 def test_where_nothing_was_saved_a_run_that_would_resume_begins(tmp_path):
     outcome = train(2, *SMALL, f"run.dir={tmp_path}", "resume=auto")
     assert outcome.code == 0 and "resumed" not in outcome.text, outcome.text
     assert f"resume=auto: there is no checkpoint in {tmp_path}/checkpoints" in outcome.text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changed, told", [
     (["seed=5", "resume=auto"], "was saved with seed=0, now it is 5"),
     (["optim.dense=sgd", "resume=auto"], "was saved with optim.dense=adam, now it is sgd"),

@@ -274,6 +274,7 @@ def exported(tmp_path_factory):
     return folder / "rows.parquet"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks, how", [
     pytest.param(1, [], marks=pytest.mark.rare),
     pytest.param(2, ["table.replicate_below_rows=100"], marks=pytest.mark.rare),

@@ -39,6 +39,7 @@ def own(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 def test_models_of_ones_own_are_found_beside_those_of_hetmpi(own):
     points = "model=mine,shadow,wdl"
     outcome = hetmpi(2, "train", "-m", *TINY, points, "run.dir=runs/sweep", cwd=own)
@@ -50,6 +51,7 @@ def test_models_of_ones_own_are_found_beside_those_of_hetmpi(own):
     assert all(f"{run.name} " in table and f"{summary(run)['auc']:.4f}" in table for run in runs), outcome.text
 
 
+@pytest.mark.long
 def test_a_sweep_goes_on_with_what_was_not_finished(own):
     arguments = ["train", "--multirun", *TINY, "model=mine", "optim.rows_lr=0.01,0.02", "run.dir=runs/again"]
     assert hetmpi(2, *arguments, cwd=own).code == 0
@@ -154,6 +156,7 @@ def test_ctrl_c_saves_and_a_second_one_ends_at_once(own, presses, code):
     assert found == code if code else ranks_of(folder) == []
 
 
+@pytest.mark.long
 def test_doctor_clean_removes_segments_of_no_living_process(own):
     dead, living, fresh = (Path(f"/dev/shm/mpich_shm_{name}{os.getpid()}") for name in ("dead", "living", "fresh"))
     for path in (dead, living, fresh):

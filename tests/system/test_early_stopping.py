@@ -18,6 +18,8 @@ from test_refusals import refusal
 from hetmpi.log.headline import compared_rows
 from hetmpi.log.record import Run
 
+pytestmark = pytest.mark.long
+
 FOLLOWING = [
     "data.scale=0.0005", "table.dim=4", "batch_size=64", "steps=400", "log.every_steps=1000", "eval.max_samples=1000",
     "eval.every_steps=6", "eval.patience=3", "checkpoint.best=auc", "optim.rows_lr=0.3", "checkpoint.every_steps=4",

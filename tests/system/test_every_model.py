@@ -17,6 +17,8 @@ from hetmpi.predict import Prediction
 sys.path.insert(0, str(ROOT / "tests/support"))
 from ids_only import IdsOnly  # noqa: E402
 
+pytestmark = pytest.mark.long
+
 MODELS = CLICK_MODELS
 BOTH = ["model.dropout=0.2", "model.batch_norm=true"]
 UNEVEN = ["eval.max_samples=401", "eval.batch_size=200"]  # rank 0 evaluates one batch, rank 1 two

@@ -8,6 +8,8 @@ import sys
 import pytest
 from launch import ROOT, mpiexec, run
 
+pytestmark = pytest.mark.long
+
 EXAMPLES = ROOT / "examples"
 # For few cores and scripts without hetmpi: MPI yields while it waits.
 YIELDING = {"OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1", "MPIR_CVAR_POLLS_BEFORE_YIELD": "1"}

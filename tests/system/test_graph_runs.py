@@ -9,6 +9,8 @@ import pytest
 import torch
 from launch import NODE_MODELS, ROOT, launcher_of, losses, run, summary, train
 
+pytestmark = pytest.mark.long
+
 REAL = ROOT.parent / "shared/data"
 CORA, COMPUTERS = REAL / "cora/cora.npz", REAL / "amazon_computers/amazon_computers.npz"
 SETTINGS = ["data=graph", "data.fanout=[5,5]", "model.hidden=16", "batch_size=64", "table.dim=16", "log.every_steps=20"]

@@ -6,6 +6,8 @@ import sys
 import pytest
 from launch import ROOT, run, summary, train
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("name, rows", [("reddit", 466), ("amazon", 5_574), ("mag", 3_862)])
 def test_an_experiment_trains_with_hets_settings(name, rows, tmp_path):

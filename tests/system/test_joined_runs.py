@@ -15,6 +15,8 @@ from hetmpi.data.batch import FeatureBatches
 from hetmpi.errors import UserError
 from hetmpi.run.saved_model import dense_layers, dense_state
 
+pytestmark = pytest.mark.long
+
 SETTINGS = [
     "data._target_=click_features.Clicks", "~data.scale", "~data.zipf", "~data.num_train", "~data.num_valid",
     "table.dim=8", "batch_size=16", "log.every_steps=1", "checkpoint.every_steps=5", "model.hidden=[8]",

@@ -13,6 +13,8 @@ from hetmpi import RowOptimizer, Staleness
 from hetmpi.comm.world import World
 from hetmpi.table.table import EmbeddingTable
 
+pytestmark = pytest.mark.long
+
 SHOWN = re.compile(r"```(?:python|yaml)\n# (\S+)\n(.*?)```", re.DOTALL)
 RATING = [
     "data._target_=ratings.Ratings", "~data.scale", "~data.zipf", "~data.num_train", "~data.num_valid",

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from launch import ROOT, run
 
+pytestmark = pytest.mark.long
+
 PAGE = ROOT / "docs/recipes.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # as activate makes it

@@ -102,6 +102,7 @@ def test_other_data_are_refused_where_values_would_get_other_rows(log, trained):
     assert outcome.code != 0 and "was trained on" in outcome.text, outcome.text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "rule",
     [
@@ -135,6 +136,7 @@ def test_text_without_a_header_is_predicted_with_and_without_its_label(log, tmp_
     assert np.array_equal(np.load(tmp_path / "bare.npy"), np.load(tmp_path / "unlabelled.npy"))
 
 
+@pytest.mark.long
 def test_dropped_rows_are_counted_over_all_files_and_told(log, trained, tmp_path):
     lines = (log / "new.csv").read_text().splitlines()
     for number in range(3):
@@ -167,6 +169,7 @@ TOLD_ONCE = [  # before the checkpoint is read, of settings, files, columns and 
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [pytest.param(0, marks=pytest.mark.rare), 2])
 @pytest.mark.parametrize("arguments, message", TOLD_ONCE)
 def test_what_cannot_be_predicted_is_told_once(wrong_rows, trained, arguments, message, ranks):
@@ -198,6 +201,7 @@ def test_what_cannot_be_predicted_is_refused(wrong_rows, trained, monkeypatch, a
     assert str(problem.value).count(message) == 1
 
 
+@pytest.mark.long
 def test_a_run_of_other_columns_is_not_resumed(log, trained):
     other = TAGS.replace("mean", "sum")
     settings = [*SETTINGS, other, f"data.path={log}/clicks.csv", f"data.cache={log}/prepared"]
@@ -225,6 +229,7 @@ def test_labels_that_are_numbers_are_predicted_as_such(tmp_path):
     assert np.sqrt(np.mean((found - price) ** 2)) < 0.2
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not ADULT.is_dir(), reason="there is no ../shared/data/adult")
 def test_widedeep_reaches_the_auc_of_others_on_adult(tmp_path):
     missing, positive = 'data.missing=["?"]', 'data.positive=[">50K",">50K."]'

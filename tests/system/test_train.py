@@ -73,6 +73,7 @@ def test_horovodrun_gives_the_same_curve(two_ranks, tmp_path):
     check_same_curve(two_ranks, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("exchange", ["rma", "alltoall"])
 def test_ranks_without_shared_memory_give_the_same_bits(two_ranks, tmp_path, exchange):
     far = ["table.ranks_per_node=1", "table.cache.capacity_fraction=0.5", f"table.exchange={exchange}"]
@@ -115,6 +116,7 @@ def test_ranks_that_exchange_by_alltoall_may_evaluate_different_numbers_of_batch
     assert outcome.code == 0, outcome.text
 
 
+@pytest.mark.long
 def test_the_exchange_is_chosen_by_a_trial_and_told_once(tmp_path):
     outcome = train(2, *SMALL, "table.ranks_per_node=1", f"run.dir={tmp_path}")
     assert outcome.code == 0, outcome.text
@@ -180,6 +182,7 @@ def test_steps_are_evaluated_on_the_way(tmp_path):
     assert [json.loads(line)["step"] for line in lines] == [2, 4, 6]
 
 
+@pytest.mark.long
 def test_a_profiled_run_says_where_its_time_went(tmp_path):
     outcome = train(2, *SHORT, "batch_size=512", "table.staleness=10", "train.profile=true", f"run.dir={tmp_path}")
     assert outcome.code == 0, outcome.text
@@ -220,6 +223,7 @@ def test_memory_does_not_grow_with_steps_of_far_ranks(exchange, start):
 FAR_BY_RMA = ["table.ranks_per_node=1", "table.exchange=rma"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "ranks, model, where",
     [
@@ -235,6 +239,7 @@ def test_dense_parameters_without_a_gradient_on_some_ranks(ranks, model, where):
     assert outcome.code == 0, outcome.text
 
 
+@pytest.mark.long
 def test_held_out_samples_of_one_class_give_no_auc_and_a_reason(tmp_path):
     outcome = train(2, *SMALL, "data.num_valid=1", "data.num_train=5", f"run.dir={tmp_path}")
     assert outcome.code == 0, outcome.text
@@ -245,6 +250,7 @@ def test_held_out_samples_of_one_class_give_no_auc_and_a_reason(tmp_path):
     assert summary(tmp_path)["auc"] is None and summary(tmp_path)["log_loss"] > 0
 
 
+@pytest.mark.long
 def test_train_warns_of_a_bound_that_costs_accuracy():
     """Which bounds: tests/unit/test_config.py."""
     outcome = train(2, *SMALL, "steps=2", "table.staleness=100", "table.drift=0", "table.cache.admit=all")
@@ -255,6 +261,7 @@ def test_train_warns_of_a_bound_that_costs_accuracy():
     assert outcome.text.count(warning) == outcome.text.count("may cost") == 1
 
 
+@pytest.mark.long
 def test_data_that_hold_out_nothing_are_trained_on_and_it_is_told(tmp_path):
     sized = ["data._target_=broken_data.Sized", "data.num_valid=0", "~data.scale", "~data.zipf"]
     outcome = train(2, *SMALL[1:], *sized, f"run.dir={tmp_path}")
