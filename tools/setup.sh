@@ -272,6 +272,9 @@ install_packages() {
   [[ $HETMPI_MPI == mpich ]] || apart+='|mpich'
   pins_of | grep -vE "^($apart)==" >"$STATE/requirements.txt"
   pip_install -r "$STATE/requirements.txt"
+  # mpi4py looks for libmpi in the lib of this venv, not of the one below it, which may have the package
+  [[ $HETMPI_MPI != mpich || -e $VENV/lib/libmpi.so ]] ||
+    pip_install --ignore-installed --no-deps "mpich==$(pin mpich)"
   python -c "import os, torch.version; print(os.path.realpath(torch.version.__file__))" >"$STATE/torch"
 }
 
