@@ -9,7 +9,7 @@
 //
 // Invariants:
 //   next_ is the lowest origin whose "last" record of this step has not arrived;
-//   sums_ has the gradients of origins < next_ (and the drained part of next_) of row index_.keys()[i] as its i-th row.
+//   sums_ has the gradients of origins < next_ (and the drained part of next_) of key index_.keys()[i] as its i-th row.
 #pragma once
 
 #include <cstdint>
@@ -34,12 +34,12 @@ class Inbox {
     if (rings_.size() != origins_.size()) throw std::invalid_argument("inbox: there must be one ring per origin");
   }
 
-  // Begins a step with this rank's own message: row rows[i] (n, distinct) has gradient grads[order[i]] (dim). The
+  // Begins a step with this rank's own message: keys[i] (n, distinct) has gradient grads[order[i]] (dim). The
   // arrays must outlive apply().
-  void begin(int64_t step, const int64_t* rows, const int64_t* order, const float* grads, int64_t num_rows) {
+  void begin(int64_t step, const int64_t* keys, const int64_t* order, const float* grads, int64_t num_rows) {
     step_ = step;
     next_ = 0;
-    own_ = {rows, order, grads, num_rows};
+    own_ = {keys, order, grads, num_rows};
     sums_.begin(shard_.dim, origins_.back().last + 1);
     if (!is_alone()) index_.clear(num_rows * 2);
   }
@@ -48,7 +48,7 @@ class Inbox {
   bool poll() {
     while (next_ < static_cast<int64_t>(rings_.size())) {
       if (origins_[next_].first == own_rank_) {
-        if (!is_alone()) add(own_.rows, own_.num_rows, true, [this](int64_t i) { return own_gradient(i); });
+        if (!is_alone()) add(own_.keys, own_.num_rows, true, [this](int64_t i) { return own_gradient(i); });
         ++next_;
         continue;
       }
@@ -56,7 +56,7 @@ class Inbox {
       if (!rings_[next_].peek(&record)) return false;
       check(record);
       const float* grads = record.columns.grads;
-      add(record.columns.rows, record.header->num_rows, false, [&](int64_t i) { return grads + i * shard_.dim; });
+      add(record.columns.keys, record.header->num_rows, false, [&](int64_t i) { return grads + i * shard_.dim; });
       const bool is_last = record.header->is_last;
       rings_[next_].release(record);
       if (is_last) ++next_;
@@ -72,11 +72,11 @@ class Inbox {
   // Applies the optimizer once per summed row. REQUIRES: poll() returned true. Returns the number of updated rows.
   int64_t apply(const RowOptimizer& optimizer) {
     const int64_t n = is_alone() ? own_.num_rows : index_.size();
-    const int64_t* rows = is_alone() ? own_.rows : index_.keys().data();
+    rows_.resize(n);
+    shard_.directory->rows_of(is_alone() ? own_.keys : index_.keys().data(), n, rows_.data());
     for (int64_t i = 0; i < n; ++i) {
-      if (i + kAhead < n) shard_.prefetch(rows[i + kAhead]);
-      if (is_alone()) shard_.check(rows[i]);
-      shard_.apply(rows[i], is_alone() ? own_gradient(i) : sums_.sum(i), optimizer);
+      if (i + kAhead < n) shard_.prefetch(rows_[i + kAhead]);
+      shard_.apply(rows_[i], is_alone() ? own_gradient(i) : sums_.sum(i), optimizer);
     }
     return n;
   }
@@ -85,7 +85,7 @@ class Inbox {
   static constexpr int64_t kAhead = 16;  // rows prefetched
 
   struct Own {
-    const int64_t *rows, *order;
+    const int64_t *keys, *order;
     const float* grads;
     int64_t num_rows;
   };
@@ -95,11 +95,10 @@ class Inbox {
 
   const float* own_gradient(int64_t i) const { return own_.grads + own_.order[i] * shard_.dim; }
 
-  // Adds the next origin's gradients, grad_of(i) (dim) of rows[i] (n). is_kept: as RankSums::add.
+  // Adds the next origin's gradients, grad_of(i) (dim) of keys[i] (n). is_kept: as RankSums::add.
   template <typename GradOf>
-  void add(const int64_t* rows, int64_t n, bool is_kept, GradOf grad_of) {
-    index_.number_each(rows, n, [&](int64_t i, int32_t number) {
-      shard_.check(rows[i]);
+  void add(const int64_t* keys, int64_t n, bool is_kept, GradOf grad_of) {
+    index_.number_each(keys, n, [&](int64_t i, int32_t number) {
       sums_.add(number, origins_[next_], grad_of(i), is_kept);
       return true;
     });
@@ -120,6 +119,7 @@ class Inbox {
   Own own_{};
   KeyIndex index_;
   RankSums sums_;
+  std::vector<int64_t> rows_;  // of the summed keys
 };
 
 }  // namespace hetmpi

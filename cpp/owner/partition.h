@@ -7,7 +7,7 @@
 //                scrambled by a permutation of [0, num_rows): a four-round Feistel network over the next even number
 //                of bits, iterated until the result is in range (Black and Rogaway, CT-RSA 2002, "cycle walking")
 //
-// Route: a batch of keys sorted by owner.
+// Route: a batch of keys sorted by owner. The row of a key is its owner's matter (directory.h).
 #pragma once
 
 #include <algorithm>
@@ -50,7 +50,7 @@ class Partition {
       return {owner, key - first_of(owner)};
     }
     const int64_t place = kind_ == Kind::kHash ? walk<false>(key) : key;
-    const int64_t row = place / size_;
+    const int64_t row = divided(place);
     return {place - row * size_, row};
   }
 
@@ -63,6 +63,12 @@ class Partition {
 
  private:
   enum class Kind { kRoundRobin, kRange, kHash };
+
+  // place / size_; 32 bits are divided faster than 64.
+  int64_t divided(int64_t place) const {
+    return (place | size_) >> 32 == 0 ? static_cast<uint32_t>(place) / static_cast<uint32_t>(size_) : place / size_;
+  }
+
   static constexpr int kRounds = 4;
 
   static Kind kind_of(const std::string& kind) {
@@ -106,38 +112,39 @@ class Partition {
   int half_bits_;
 };
 
-// Route of keys (n): order (n) and rows (n) sorted by owner, in the order of the batch for each owner; first (size +
-// 1): entries [first[r], first[r + 1]) belong to owner r. places is scratch memory.
-inline void route(const Partition& partition, const int64_t* keys, int64_t n, int64_t* order, int64_t* rows,
-                  int64_t* first, std::vector<Place>* places) {
-  places->resize(n);
+// Route of keys (n): order (n) and sorted (n), the keys, by owner, in the order of the batch for each owner; first
+// (size
+// + 1): entries [first[r], first[r + 1]) belong to owner r. owners is scratch memory.
+inline void route(const Partition& partition, const int64_t* keys, int64_t n, int64_t* order, int64_t* sorted,
+                  int64_t* first, std::vector<int64_t>* owners) {
+  owners->resize(n);
   std::fill_n(first, partition.size() + 1, 0);
   for (int64_t i = 0; i < n; ++i) {
     if (keys[i] < 0 || keys[i] >= partition.num_rows())
       throw std::out_of_range("keys must lie in [0, " + std::to_string(partition.num_rows()) + "), got " +
                               std::to_string(keys[i]));
-    const Place place = (*places)[i] = partition.locate(keys[i]);
-    ++first[place.owner + 1];
+    const int64_t owner = (*owners)[i] = partition.locate(keys[i]).owner;
+    ++first[owner + 1];
   }
   for (int64_t rank = 0; rank < partition.size(); ++rank) first[rank + 1] += first[rank];
   std::vector<int64_t> next(first, first + partition.size());
   for (int64_t i = 0; i < n; ++i) {
-    const int64_t at = next[(*places)[i].owner]++;
+    const int64_t at = next[(*owners)[i]]++;
     order[at] = i;
-    rows[at] = (*places)[i].row;
+    sorted[at] = keys[i];
   }
 }
 
 // Copies the entries of a route whose keys are chosen, in the same order, to the front of the output arrays. Returns
 // their number.
-inline int64_t route_where(const int64_t* order, const int64_t* rows, const int64_t* first, int64_t size,
-                           const uint8_t* chosen, int64_t* out_order, int64_t* out_rows, int64_t* out_first) {
+inline int64_t route_where(const int64_t* order, const int64_t* keys, const int64_t* first, int64_t size,
+                           const uint8_t* chosen, int64_t* out_order, int64_t* out_keys, int64_t* out_first) {
   int64_t kept = 0;
   out_first[0] = 0;
   for (int64_t rank = 0; rank < size; ++rank) {
     for (int64_t i = first[rank]; i < first[rank + 1]; ++i) {
       out_order[kept] = order[i];
-      out_rows[kept] = rows[i];
+      out_keys[kept] = keys[i];
       kept += chosen[order[i]];
     }
     out_first[rank + 1] = kept;
@@ -148,13 +155,13 @@ inline int64_t route_where(const int64_t* order, const int64_t* rows, const int6
 // The keys of a route that some ranks own, in the order of these ranks: out_bytes, where each row begins in memory in
 // which the rows of ranks[j], of row_bytes each, begin at begins[j]; and out_order, its position in the batch. Returns
 // the number of keys.
-inline int64_t route_in_memory(const int64_t* order, const int64_t* rows, const int64_t* first, const int64_t* ranks,
-                               const int64_t* begins, int64_t num_ranks, int64_t row_bytes, int64_t* out_bytes,
-                               int64_t* out_order) {
+inline int64_t route_in_memory(const Partition& partition, const int64_t* order, const int64_t* keys,
+                               const int64_t* first, const int64_t* ranks, const int64_t* begins, int64_t num_ranks,
+                               int64_t row_bytes, int64_t* out_bytes, int64_t* out_order) {
   int64_t num = 0;
   for (int64_t j = 0; j < num_ranks; ++j)
     for (int64_t i = first[ranks[j]]; i < first[ranks[j] + 1]; ++i, ++num) {
-      out_bytes[num] = begins[j] + rows[i] * row_bytes;
+      out_bytes[num] = begins[j] + partition.locate(keys[i]).row * row_bytes;
       out_order[num] = order[i];
     }
   return num;

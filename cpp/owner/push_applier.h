@@ -89,16 +89,16 @@ class PushApplier {
   void apply(const Message& own, const int64_t* order, int64_t num_rows) {
     std::lock_guard<std::mutex> hold(lock_);
     throw_kept();
+    const int64_t* rows = rows_of(own.keys, num_rows);
     for (int64_t i = 0; i < num_rows; ++i) {
       const int64_t j = order[i];
-      shard_.check(own.rows[i]);
       if (i + kAhead < num_rows) {
-        shard_.prefetch(own.rows[i + kAhead]);
+        shard_.prefetch(rows[i + kAhead]);
         prefetch_row(own.values + order[i + kAhead] * format_.width, format_.dim());
       }
       const Steps steps = own.steps ? Steps{own.steps[2 * j], own.steps[2 * j + 1]} : this_step();
       const float* sum = own.values + j * format_.width;
-      apply_entry(own.rows[i], sum, sum + format_.dim(), {own.counts[j], steps}, own.clocks[j]);
+      apply_entry(rows[i], sum, sum + format_.dim(), {own.counts[j], steps}, own.clocks[j]);
     }
   }
 
@@ -160,15 +160,22 @@ class PushApplier {
   }
 
   void apply_record(const RecordColumns& from, int64_t num_rows) {
-    for (int64_t i = 0; i < num_rows; ++i) shard_.check(from.rows[i]);
+    const int64_t* rows = rows_of(from.keys, num_rows);
     const float* squares = from.squares;
     for (int64_t i = 0; i < num_rows; ++i) {
       const int32_t count = from.counts[i];
-      if (i + kAhead < num_rows) shard_.prefetch(from.rows[i + kAhead]);
+      if (i + kAhead < num_rows) shard_.prefetch(rows[i + kAhead]);
       const Steps steps = from.steps ? Steps{from.steps[2 * i], from.steps[2 * i + 1]} : this_step();
-      apply_entry(from.rows[i], from.grads + i * format_.dim(), squares, {count, steps}, from.clocks[i]);
+      apply_entry(rows[i], from.grads + i * format_.dim(), squares, {count, steps}, from.clocks[i]);
       if (format_.has_squares(count)) squares += format_.square_dim;
     }
+  }
+
+  // The rows of keys (n), until the next call.
+  const int64_t* rows_of(const int64_t* keys, int64_t n) {
+    rows_.resize(n);
+    shard_.directory->rows_of(keys, n, rows_.data());
+    return rows_.data();
   }
 
   // Of pushes without steps, which plain SGD does not need.
@@ -194,6 +201,7 @@ class PushApplier {
   RowOptimizer optimizer_;
   RecordFormat format_;
   Windows windows_;
+  std::vector<int64_t> rows_;                  // of the record being applied
   std::vector<float> squares_;                 // of the single gradient being applied
   RowOptimizer::Rate rates_[kSteps];           // of step i at i modulo kSteps
   int64_t now_ = 0, oldest_ = 0, newest_ = 0;  // the rank's step; the steps whose rates are known

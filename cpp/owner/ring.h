@@ -4,7 +4,7 @@
 // by plain stores. An origin on another node writes a mirror in its own memory, copies the written bytes by MPI_Put,
 // then the head. Layout and protocol are the same.
 //
-// A record is a RecordHeader, then rows (n) int64, then, if the format has clocks, clocks (n) and counts (n) int32,
+// A record is a RecordHeader, then keys (n) int64, then, if the format has clocks, clocks (n) and counts (n) int32,
 // then, if it has steps, the first and last step of these counts (n, 2) int32, then gradients (n, dim) float32, then
 // the sums of their squares (m, square_dim) float32 of the m rows whose count is above 1, padded to kRecordAlign. The
 // squares of a single gradient are left to the owner. A record never wraps: a message that does not fit before the end
@@ -64,7 +64,7 @@ struct RecordFormat {
 
 // The message of which records are written.
 struct Message {
-  const int64_t* rows;    // (n)
+  const int64_t* keys;    // (n)
   const int32_t* clocks;  // (n) or null: c_c of the origin
   const int32_t* counts;  // (n) or null: iterations summed
   const int32_t* steps;   // (n, 2) or null: their first and last step
@@ -79,7 +79,7 @@ struct Message {
 // Columns of a record, as in a message but for the values.
 template <typename Int64, typename Int32, typename Float>
 struct Columns {
-  Int64* rows;
+  Int64* keys;
   Int32* clocks;
   Int32* counts;
   Int32* steps;
@@ -123,10 +123,10 @@ auto columns_of(Byte* header, int64_t n, RecordFormat format) {
 
 using FilledColumns = Columns<int64_t, int32_t, float>;
 
-// Fills the columns of n rows: row i is from.rows[i], with clock, counts, steps and values at order[i].
+// Fills the columns of n rows: the key of row i is from.keys[i], with clock, counts, steps and values at order[i].
 inline void write_columns(const FilledColumns& to, const Message& from, const int64_t* order, int64_t n,
                           RecordFormat format) {
-  std::copy(from.rows, from.rows + n, to.rows);
+  std::copy(from.keys, from.keys + n, to.keys);
   if (format.has_clocks) {
     for (int64_t i = 0; i < n; ++i) to.clocks[i] = from.clocks[order[i]];
     for (int64_t i = 0; i < n; ++i) to.counts[i] = from.counts[order[i]];
@@ -152,7 +152,7 @@ inline int64_t num_squares(const int32_t* counts, int64_t n, RecordFormat format
 
 // Copies the first n rows of a record.
 inline void copy_columns(const FilledColumns& to, const RecordColumns& from, int64_t n, RecordFormat format) {
-  std::copy_n(from.rows, n, to.rows);
+  std::copy_n(from.keys, n, to.keys);
   if (format.has_clocks) {
     std::copy_n(from.clocks, n, to.clocks);
     std::copy_n(from.counts, n, to.counts);
@@ -166,7 +166,7 @@ inline void copy_columns(const FilledColumns& to, const RecordColumns& from, int
 // The columns of a record from row `begin` on.
 inline RecordColumns columns_from(const RecordColumns& from, int64_t begin, RecordFormat format) {
   RecordColumns part = from;
-  part.rows += begin;
+  part.keys += begin;
   if (format.has_clocks) part.clocks += begin, part.counts += begin;
   if (format.has_steps) part.steps += 2 * begin;
   part.grads += begin * format.dim();
@@ -197,7 +197,7 @@ class RingProducer {
   void set_tail(uint64_t tail) { tail_ = tail; }
 
   // Writes one record with as many rows of the message as fit before the end of the ring; is_last is set only with the
-  // last row. Row i of the message is columns.rows[i] with clocks, counts and values at order[i]. Returns the number of
+  // last row. The key of row i is from.keys[i], with clocks, counts and values at order[i]. Returns the number of
   // rows written, or -1 if none could be written (no room: call set_tail() with the consumer's tail). A caller with
   // rows left calls again.
   int64_t write(int64_t step, const Message& from, const int64_t* order, int64_t num_rows, bool is_last) {

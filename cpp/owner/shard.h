@@ -3,10 +3,9 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <stdexcept>
-#include <string>
 
 #include "cache/cache_decisions.h"
+#include "owner/directory.h"
 #include "owner/row_init.h"
 #include "owner/row_optimizer.h"
 #include "owner/windows.h"
@@ -26,12 +25,7 @@ struct Shard {
   int64_t dim;
   int64_t state_dim;
   float* mean_square;  // (num_rows) of each state, for cache lines; null: not kept
-
-  void check(int64_t row) const {
-    if (row < 0 || row >= num_rows)
-      throw std::out_of_range("inbox: a message names row " + std::to_string(row) + " of a shard of " +
-                              std::to_string(num_rows));
-  }
+  const Directory* directory;
 
   // Asks for a row, which will be written.
   void prefetch(int64_t row) const {

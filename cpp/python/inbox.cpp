@@ -36,18 +36,18 @@ class PyInbox {
  public:
   PyInbox(Array<uint8_t> rings, const std::vector<int64_t>& used,
           const std::vector<std::pair<int64_t, int64_t>>& origins, int64_t own_rank, Array<float> weight,
-          Array<float> state, Array<int32_t> clock, Array<uint8_t> touched)
+          Array<float> state, Array<int32_t> clock, Array<uint8_t> touched, const Directory* directory)
       : inbox_(ends(rings, used, weight.shape(1)), blocks_of(origins), own_rank,
-               shard_of(weight, state, clock, touched)),
+               shard_of(weight, state, clock, touched, directory)),
         dim_(weight.shape(1)) {}
 
-  void begin(int64_t step, Array<int64_t> rows, Array<int64_t> order, Array<float> grads) {
-    const ssize_t n = rows.shape(0);
+  void begin(int64_t step, Array<int64_t> keys, Array<int64_t> order, Array<float> grads) {
+    const ssize_t n = keys.shape(0);
     check_shape(order, "order", {n});
     check_shape(grads, "grads", {-1, dim_});
     check_in(order.data(), n, grads.shape(0), "order");
-    rows_ = rows, order_ = order, grads_ = grads;
-    inbox_.begin(step, rows_.data(), order_.data(), grads_.data(), n);
+    keys_ = keys, order_ = order, grads_ = grads;
+    inbox_.begin(step, keys_.data(), order_.data(), grads_.data(), n);
   }
 
   bool poll(double timeout_s) {
@@ -72,7 +72,7 @@ class PyInbox {
 
   Inbox inbox_;
   int64_t dim_;
-  Array<int64_t> rows_{0}, order_{0};  // of the open step, kept alive
+  Array<int64_t> keys_{0}, order_{0};  // of the open step, kept alive
   Array<float> grads_{0};
 };
 
@@ -81,13 +81,13 @@ class PyInbox {
 void bind_inbox(py::module_& m) {
   py::class_<PyInbox>(m, "Inbox", "The owner's side of one synchronous step (cpp/owner/inbox.h).")
       .def(py::init<Array<uint8_t>, const std::vector<int64_t>&, const std::vector<std::pair<int64_t, int64_t>>&,
-                    int64_t, Array<float>, Array<float>, Array<int32_t>, Array<uint8_t>>(),
+                    int64_t, Array<float>, Array<float>, Array<int32_t>, Array<uint8_t>, const Directory*>(),
            py::arg("rings").noconvert(), py::arg("used"), py::arg("origins"), py::arg("own_rank"),
            py::arg("weight").noconvert(), py::arg("state").noconvert(), py::arg("clock").noconvert(),
-           py::arg("touched").noconvert(), py::keep_alive<1, 2>(), py::keep_alive<1, 6>(), py::keep_alive<1, 7>(),
-           py::keep_alive<1, 8>(), py::keep_alive<1, 9>(),
+           py::arg("touched").noconvert(), py::arg("directory"), py::keep_alive<1, 2>(), py::keep_alive<1, 6>(),
+           py::keep_alive<1, 7>(), py::keep_alive<1, 8>(), py::keep_alive<1, 9>(), py::keep_alive<1, 10>(),
            "used: the ring of each of the origins, which are blocks (first, last) of ranks.")
-      .def("begin", &PyInbox::begin, py::arg("step"), py::arg("rows").noconvert(), py::arg("order").noconvert(),
+      .def("begin", &PyInbox::begin, py::arg("step"), py::arg("keys").noconvert(), py::arg("order").noconvert(),
            py::arg("grads").noconvert())
       .def("poll", &PyInbox::poll, py::arg("timeout_s"))
       .def("apply", &PyInbox::apply, py::arg("optimizer"))

@@ -25,11 +25,11 @@ Array<T> array_of(const std::vector<T>& values) {
   return Array<T>(static_cast<ssize_t>(values.size()), values.data());
 }
 
-py::tuple route_of(const MergedRows& merged) {
-  const auto n = static_cast<ssize_t>(merged.rows.size());
+py::tuple route_of(const MergedKeys& merged) {
+  const auto n = static_cast<ssize_t>(merged.keys.size());
   Array<int64_t> order(n);
   std::iota(order.mutable_data(), order.mutable_data() + n, 0);
-  return py::make_tuple(order, array_of(merged.rows), array_of(merged.first));
+  return py::make_tuple(order, array_of(merged.keys), array_of(merged.first));
 }
 
 class PyBoard {
@@ -57,14 +57,14 @@ int64_t board_route_words(int64_t num_ranks, int64_t n, int64_t dim) {
   return BoardRoute::words(num_ranks, n, sizeof(float) * dim);
 }
 
-void write_board_route(Array<int64_t> message, const Array<int64_t>& order, const Array<int64_t>& rows,
+void write_board_route(Array<int64_t> message, const Array<int64_t>& order, const Array<int64_t>& keys,
                        const Array<int64_t>& first, const std::optional<Array<float>>& values) {
-  const ssize_t n = rows.shape(0), num_first = first.shape(0), dim = values ? values->shape(1) : 0;
+  const ssize_t n = keys.shape(0), num_first = first.shape(0), dim = values ? values->shape(1) : 0;
   check_shape(order, "order", {n});
   check_shape(message, "message", {board_route_words(num_first - 1, n, dim)});
   if (values) check_in(order.data(), n, values->shape(0), "order");
   int64_t* at = std::copy_n(first.data(), num_first, message.mutable_data());
-  auto* to = reinterpret_cast<float*>(std::copy_n(rows.data(), n, at));
+  auto* to = reinterpret_cast<float*>(std::copy_n(keys.data(), n, at));
   const float* from = values ? values->data() : nullptr;
   const int64_t* place = order.data();
   py::gil_scoped_release release;
@@ -105,7 +105,7 @@ class NodeMerge {
       place_reply(words.at(i), owners_.size(), place_, owners_[i], position, begin, to, width);
   }
 
-  // (order, rows, first, values) of the merged push of each block.
+  // (order, keys, first, values) of the merged push of each block.
   std::vector<py::tuple> push(const Messages& pushes, int64_t dim) const {
     const std::vector<Words> words = words_of(pushes);
     if (words.size() != owners_.size()) throw std::out_of_range("there must be one message per rank of the node");
@@ -120,7 +120,7 @@ class NodeMerge {
       }
       begin = end;
       const py::tuple route = route_of(push->merged());
-      Array<float> values({static_cast<ssize_t>(push->merged().rows.size()), static_cast<ssize_t>(dim)});
+      Array<float> values({static_cast<ssize_t>(push->merged().keys.size()), static_cast<ssize_t>(dim)});
       float* sums = values.mutable_data();
       {
         py::gil_scoped_release release;
@@ -156,7 +156,7 @@ void bind_node_merge(py::module_& m) {
       .def("num_words", [](PyBoard& board) { return board.core().num_words(); });
   py::class_<NodePull>(m, "NodePull", "The rows that a node's ranks pull from a collector (cpp/wire/node_merge.h).")
       .def(
-          "route", [](const NodePull& pull) { return route_of(pull.merged()); }, "order, rows and first of a Route.")
+          "route", [](const NodePull& pull) { return route_of(pull.merged()); }, "order, keys and first of a Route.")
       .def("head_words", &NodePull::head_words)
       .def(
           "write_head",
@@ -166,9 +166,9 @@ void bind_node_merge(py::module_& m) {
           },
           py::arg("head").noconvert());
   m.def("board_route_words", &board_route_words, py::arg("num_ranks"), py::arg("n"), py::arg("dim"),
-        "Words of a pull (dim 0) or push of n rows.");
+        "Words of a pull (dim 0) or push of n keys.");
   m.def("write_board_route", &write_board_route, py::arg("message").noconvert(), py::arg("order").noconvert(),
-        py::arg("rows").noconvert(), py::arg("first").noconvert(), py::arg("values").noconvert(),
+        py::arg("keys").noconvert(), py::arg("first").noconvert(), py::arg("values").noconvert(),
         "Writes a pull, or, with values (*, dim) float32, a push.");
   py::class_<NodeMerge>(m, "NodeMerge", "Merges what the ranks of a node pull and push (cpp/wire/node_merge.h).")
       .def(py::init<std::vector<std::vector<int64_t>>, int64_t, const std::vector<std::pair<int64_t, int64_t>>&,
@@ -179,7 +179,7 @@ void bind_node_merge(py::module_& m) {
            py::arg("out").noconvert(),
            "Copies the rows of all collectors' replies to their positions in out (n, width).")
       .def("push", &NodeMerge::push, py::arg("pushes"), py::arg("dim"),
-           "(order, rows, first, values) of the merged push of each block.");
+           "(order, keys, first, values) of the merged push of each block.");
 }
 
 }  // namespace hetmpi

@@ -17,7 +17,8 @@
 
 namespace hetmpi {
 
-inline Shard shard_of(Array<float>& weight, Array<float>& state, Array<int32_t>& clock, Array<uint8_t>& touched) {
+inline Shard shard_of(Array<float>& weight, Array<float>& state, Array<int32_t>& clock, Array<uint8_t>& touched,
+                      const Directory* directory) {
   const ssize_t n = clock.shape(0);
   check_shape(weight, "weight", {n, -1});
   check_shape(state, "state", {n, -1});
@@ -30,7 +31,8 @@ inline Shard shard_of(Array<float>& weight, Array<float>& state, Array<int32_t>&
           n,
           dim,
           state_dim,
-          nullptr};
+          nullptr,
+          directory};
 }
 
 // Blocks of ranks, given as (first, last).
@@ -49,15 +51,15 @@ const T* column(const std::optional<Array<T>>& array, const char* name, bool is_
 }
 
 // The columns of a message, checked.
-inline Message message_of(const Array<int64_t>& rows, const Array<float>& values, const Array<int64_t>& order,
+inline Message message_of(const Array<int64_t>& keys, const Array<float>& values, const Array<int64_t>& order,
                           const std::optional<Array<int32_t>>& clocks, const std::optional<Array<int32_t>>& counts,
                           const std::optional<Array<int32_t>>& steps, RecordFormat format) {
-  check_shape(order, "order", {rows.shape(0)});
+  check_shape(order, "order", {keys.shape(0)});
   check_shape(values, "values", {-1, format.width});
   if (clocks) check_shape(*clocks, "clocks", {values.shape(0)});
   if (counts) check_shape(*counts, "counts", {values.shape(0)});
   if (steps) check_shape(*steps, "steps", {values.shape(0), 2});
-  return {rows.data(), column(clocks, "clocks", format.has_clocks), column(counts, "counts", format.has_clocks),
+  return {keys.data(), column(clocks, "clocks", format.has_clocks), column(counts, "counts", format.has_clocks),
           column(steps, "steps", format.has_steps), values.data()};
 }
 

@@ -1,4 +1,4 @@
-// Partition, and parts of routes.
+// Partition, the directory of its formula, and parts of routes.
 #include "owner/partition.h"
 
 #include <pybind11/stl.h>
@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "owner/directory.h"
 #include "python/arrays.h"
 #include "python/bindings.h"
 
@@ -26,6 +27,12 @@ py::tuple locate(const Partition& partition, const Array<int64_t>& keys) {
   return py::make_tuple(owner, row);
 }
 
+Array<int64_t> rows_of(const Directory& directory, const Array<int64_t>& keys) {
+  Array<int64_t> rows(keys.shape(0));
+  directory.rows_of(keys.data(), keys.shape(0), rows.mutable_data());
+  return rows;
+}
+
 Array<int64_t> keys_of(const Partition& partition, int64_t rank, int64_t begin, int64_t end) {
   Array<int64_t> keys(end - begin);
   int64_t* out = keys.mutable_data();
@@ -36,44 +43,45 @@ Array<int64_t> keys_of(const Partition& partition, int64_t rank, int64_t begin, 
 
 py::tuple route_of(const Partition& partition, const Array<int64_t>& keys) {
   const ssize_t n = keys.shape(0);
-  Array<int64_t> order(n), rows(n), first(partition.size() + 1);
+  Array<int64_t> order(n), sorted(n), first(partition.size() + 1);
   const int64_t* key = keys.data();
-  int64_t *orders = order.mutable_data(), *row = rows.mutable_data(), *firsts = first.mutable_data();
+  int64_t *orders = order.mutable_data(), *to = sorted.mutable_data(), *firsts = first.mutable_data();
   {
-    static thread_local std::vector<Place> places;
+    static thread_local std::vector<int64_t> owners;
     py::gil_scoped_release release;
-    route(partition, key, n, orders, row, firsts, &places);
+    route(partition, key, n, orders, to, firsts, &owners);
   }
-  return py::make_tuple(order, rows, first);
+  return py::make_tuple(order, sorted, first);
 }
 
 // The part of a route whose keys are chosen (n of the whole batch); None if all are.
-std::optional<py::tuple> part_of_route(const Array<int64_t>& order, const Array<int64_t>& rows,
+std::optional<py::tuple> part_of_route(const Array<int64_t>& order, const Array<int64_t>& keys,
                                        const Array<int64_t>& first, const Array<bool>& chosen) {
   const ssize_t n = order.shape(0), size = first.shape(0) - 1;
-  check_shape(rows, "rows", {n});
+  check_shape(keys, "keys", {n});
   const auto* mask = reinterpret_cast<const uint8_t*>(chosen.data());
   if (std::memchr(mask, 0, chosen.shape(0)) == nullptr) return std::nullopt;
   check_in(order.data(), n, chosen.shape(0), "order");
-  Array<int64_t> out_order(n), out_rows(n), out_first(size + 1);
-  const int64_t kept = route_where(order.data(), rows.data(), first.data(), size, mask, out_order.mutable_data(),
-                                   out_rows.mutable_data(), out_first.mutable_data());
+  Array<int64_t> out_order(n), out_keys(n), out_first(size + 1);
+  const int64_t kept = route_where(order.data(), keys.data(), first.data(), size, mask, out_order.mutable_data(),
+                                   out_keys.mutable_data(), out_first.mutable_data());
   const py::slice front(0, kept, 1);
-  return py::make_tuple(out_order[front], out_rows[front], out_first);
+  return py::make_tuple(out_order[front], out_keys[front], out_first);
 }
 
 // The keys of a route that ranks (k,) own: where each row begins in memory in which their rows begin at begins (k,),
 // and its position in the batch.
-py::tuple route_in_memory_of(const Array<int64_t>& order, const Array<int64_t>& rows, const Array<int64_t>& first,
-                             const Array<int64_t>& ranks, const Array<int64_t>& begins, int64_t row_bytes) {
+py::tuple route_in_memory_of(const Partition& partition, const Array<int64_t>& order, const Array<int64_t>& keys,
+                             const Array<int64_t>& first, const Array<int64_t>& ranks, const Array<int64_t>& begins,
+                             int64_t row_bytes) {
   const ssize_t k = ranks.shape(0);
-  check_shape(rows, "rows", {order.shape(0)});
+  check_shape(keys, "keys", {order.shape(0)});
   check_shape(begins, "begins", {k});
   check_in(ranks.data(), k, first.shape(0) - 1, "ranks");
   int64_t num = 0;
   for (ssize_t j = 0; j < k; ++j) num += first.data()[ranks.data()[j] + 1] - first.data()[ranks.data()[j]];
   Array<int64_t> bytes(num), positions(num);
-  route_in_memory(order.data(), rows.data(), first.data(), ranks.data(), begins.data(), k, row_bytes,
+  route_in_memory(partition, order.data(), keys.data(), first.data(), ranks.data(), begins.data(), k, row_bytes,
                   bytes.mutable_data(), positions.mutable_data());
   return py::make_tuple(bytes, positions);
 }
@@ -88,13 +96,18 @@ void bind_partition(py::module_& m) {
       .def("locate", &locate, py::arg("keys").noconvert(), "keys (n,) int64 -> owner (n,) int64, row (n,) int64.")
       .def("keys_of", &keys_of, py::arg("rank"), py::arg("begin"), py::arg("end"),
            "Keys of rows [begin, end) of a rank's shard: (end - begin,) int64.")
-      .def("route", &route_of, py::arg("keys").noconvert(), "keys (n,) int64 -> order, rows, first of their Route.");
-  m.def("part_of_route", &part_of_route, py::arg("order").noconvert(), py::arg("rows").noconvert(),
+      .def("route", &route_of, py::arg("keys").noconvert(), "keys (n,) int64 -> order, keys, first of their Route.");
+  py::class_<Directory>(m, "Directory", "Which row of its shard an owner has for a key (cpp/owner/directory.h).")
+      .def("rows_of", &rows_of, py::arg("keys").noconvert(), "keys (n,) int64, this owner's -> rows (n,) int64.");
+  py::class_<Arithmetic, Directory>(m, "Arithmetic", "The directory of a partition's formula.")
+      .def(py::init<const Partition&, int64_t>(), py::arg("partition"), py::arg("owner"));
+  m.def("part_of_route", &part_of_route, py::arg("order").noconvert(), py::arg("keys").noconvert(),
         py::arg("first").noconvert(), py::arg("chosen").noconvert(),
-        "order, rows, first of the part of a Route whose keys are chosen (n,) bool; None if all are.");
+        "order, keys, first of the part of a Route whose keys are chosen (n,) bool; None if all are.");
   m.def(
-      "route_in_memory", &route_in_memory_of, py::arg("order").noconvert(), py::arg("rows").noconvert(),
-      py::arg("first").noconvert(), py::arg("ranks").noconvert(), py::arg("begins").noconvert(), py::arg("row_bytes"),
+      "route_in_memory", &route_in_memory_of, py::arg("partition"), py::arg("order").noconvert(),
+      py::arg("keys").noconvert(), py::arg("first").noconvert(), py::arg("ranks").noconvert(),
+      py::arg("begins").noconvert(), py::arg("row_bytes"),
       "Of the keys of a Route that ranks (k,) int64 own: the byte (m,) int64 at which each row begins, where the rows "
       "of ranks[j] begin at begins[j], and the position (m,) int64 in the batch.");
 }

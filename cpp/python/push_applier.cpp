@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "owner/directory.h"
 #include "owner/row_optimizer.h"
 #include "python/arrays.h"
 #include "python/bindings.h"
@@ -21,29 +22,34 @@ namespace {
 template <typename T>
 class NodeRows {
  public:
-  // applier: writes the shard of rank `own`; null if nothing does.
-  NodeRows(PyPushApplier* applier, int64_t own, std::map<int64_t, Array<T>> shards)
-      : applier_(applier), own_(own), shards_(std::move(shards)) {}
+  // applier: writes the shard of rank `own`; null if nothing does. directories: of the same ranks.
+  NodeRows(PyPushApplier* applier, int64_t own, std::map<int64_t, Array<T>> shards,
+           std::map<int64_t, const Directory*> directories)
+      : applier_(applier), own_(own), shards_(std::move(shards)), directories_(std::move(directories)) {}
 
   // out[order[i]] = the row of each key of a route that an owner on this node has. A clock is read whole, the rows of
   // this rank while they are not written.
-  void gather(const Array<int64_t>& order, const Array<int64_t>& rows, const Array<int64_t>& first, Array<T> out) {
+  void gather(const Array<int64_t>& order, const Array<int64_t>& keys, const Array<int64_t>& first, Array<T> out) {
     constexpr bool kClocks = std::is_same_v<T, int32_t>;
     const ssize_t n = order.shape(0), num_out = out.shape(0), width = kClocks ? 1 : out.shape(1);
-    check_shape(rows, "rows", {n});
+    check_shape(keys, "keys", {n});
     T* to = out.mutable_data();
     for (const auto& [rank, shard] : shards_) {
       if (!kClocks) check_shape(shard, "out, as wide as the rows,", {-1, width});
       const int64_t begin = first.at(rank), end = first.at(rank + 1);
       if (begin < 0 || begin > end || end > n) throw std::out_of_range("first must rise from 0 to the number of keys");
       if (begin == end) continue;
-      const int64_t *row = rows.data() + begin, *position = order.data() + begin;
+      const int64_t *key = keys.data() + begin, *position = order.data() + begin;
+      const Directory* directory = directories_.at(rank);
       const T* from = shard.data();
       const ssize_t num_rows = shard.shape(0);
       PushApplier* writer = applier_ && rank == own_ ? &applier_->core() : nullptr;
+      static thread_local std::vector<int64_t> rows;
       py::gil_scoped_release release;
+      rows.resize(end - begin);
+      directory->rows_of(key, end - begin, rows.data());
       const auto part = [&](auto copy, auto run) {
-        gather_part(from, num_rows, row, to, num_out, position, end - begin, width, copy, run);
+        gather_part(from, num_rows, rows.data(), to, num_out, position, end - begin, width, copy, run);
       };
       if constexpr (kClocks)
         part(kClockCopy, kAtOnce);
@@ -58,14 +64,16 @@ class NodeRows {
   PyPushApplier* applier_;
   int64_t own_;
   std::map<int64_t, Array<T>> shards_;  // by rank
+  std::map<int64_t, const Directory*> directories_;
 };
 
 template <typename T>
 void bind_node_rows(py::module_& m, const char* name) {
   py::class_<NodeRows<T>>(m, name, "One array of the shards of all owners on this node, by rank.")
-      .def(py::init<PyPushApplier*, int64_t, std::map<int64_t, Array<T>>>(), py::arg("applier").none(true),
-           py::arg("own"), py::arg("shards"), py::keep_alive<1, 2>())
-      .def("gather", &NodeRows<T>::gather, py::arg("order").noconvert(), py::arg("rows").noconvert(),
+      .def(py::init<PyPushApplier*, int64_t, std::map<int64_t, Array<T>>, std::map<int64_t, const Directory*>>(),
+           py::arg("applier").none(true), py::arg("own"), py::arg("shards"), py::arg("directories"),
+           py::keep_alive<1, 2>(), "The directories must live as long.")
+      .def("gather", &NodeRows<T>::gather, py::arg("order").noconvert(), py::arg("keys").noconvert(),
            py::arg("first").noconvert(), py::arg("out").noconvert(),
            "out[order[i]] = the row of each key of a Route that an owner on this node has.");
 }
@@ -77,17 +85,18 @@ void bind_push_applier(py::module_& m) {
       m, "PushApplier",
       "The owner's side at staleness s >= 1: a thread that applies what arrives (cpp/owner/push_applier.h).")
       .def(py::init<Array<uint8_t>, Array<float>, Array<float>, Array<int32_t>, Array<uint8_t>, Array<float>,
-                    RowOptimizer>(),
+                    const Directory*, RowOptimizer>(),
            py::arg("rings").noconvert(), py::arg("weight").noconvert(), py::arg("state").noconvert(),
            py::arg("clock").noconvert(), py::arg("touched").noconvert(), py::arg("mean_square").noconvert(),
-           py::arg("optimizer"), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::keep_alive<1, 4>(),
-           py::keep_alive<1, 5>(), py::keep_alive<1, 6>(), py::keep_alive<1, 7>())
+           py::arg("directory"), py::arg("optimizer"), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(),
+           py::keep_alive<1, 4>(), py::keep_alive<1, 5>(), py::keep_alive<1, 6>(), py::keep_alive<1, 7>(),
+           py::keep_alive<1, 8>())
       .def("set_step", &PyPushApplier::set_step, py::arg("lrs"), py::arg("step"))
       .def("drain", &PyPushApplier::drain, "Applies what has arrived; returns the rows applied.")
-      .def("apply", &PyPushApplier::apply, py::arg("rows").noconvert(), py::arg("values").noconvert(),
+      .def("apply", &PyPushApplier::apply, py::arg("keys").noconvert(), py::arg("values").noconvert(),
            py::arg("order").noconvert(), py::arg("clocks").noconvert(), py::arg("counts").noconvert(),
            py::arg("steps").noconvert())
-      .def("apply_record", &PyPushApplier::apply_record, py::arg("rows").noconvert(), py::arg("clocks").noconvert(),
+      .def("apply_record", &PyPushApplier::apply_record, py::arg("keys").noconvert(), py::arg("clocks").noconvert(),
            py::arg("counts").noconvert(), py::arg("steps").noconvert(), py::arg("grads").noconvert(),
            py::arg("squares").noconvert())
       .def("start", &PyPushApplier::start, py::arg("rings"), "Begins to apply the pushes in these rings.")

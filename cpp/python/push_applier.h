@@ -20,10 +20,10 @@ namespace hetmpi {
 class PyPushApplier {
  public:
   PyPushApplier(Array<uint8_t> rings, Array<float> weight, Array<float> state, Array<int32_t> clock,
-                Array<uint8_t> touched, Array<float> mean_square, RowOptimizer optimizer)
+                Array<uint8_t> touched, Array<float> mean_square, const Directory* directory, RowOptimizer optimizer)
       : format_(push_format(optimizer)),
         applier_(consumers(rings.mutable_data(), rings.shape(1), rings.shape(0), format_),
-                 with_mean_square(shard_of(weight, state, clock, touched), mean_square), optimizer) {}
+                 with_mean_square(shard_of(weight, state, clock, touched, directory), mean_square), optimizer) {}
 
   void set_step(const std::vector<double>& lrs, int64_t step) {
     py::gil_scoped_release release;
@@ -42,21 +42,21 @@ class PyPushApplier {
     applier_.stop();
   }
 
-  void apply(const Array<int64_t>& rows, const Array<float>& values, const Array<int64_t>& order,
+  void apply(const Array<int64_t>& keys, const Array<float>& values, const Array<int64_t>& order,
              const Array<int32_t>& clocks, const Array<int32_t>& counts, const std::optional<Array<int32_t>>& steps) {
-    const Message own = message_of(rows, values, order, clocks, counts, steps, format_);
+    const Message own = message_of(keys, values, order, clocks, counts, steps, format_);
     const int64_t* position = order.data();
-    const ssize_t n = rows.shape(0);
+    const ssize_t n = keys.shape(0);
     check_in(position, n, values.shape(0), "order");
     py::gil_scoped_release release;
     applier_.apply(own, position, n);
   }
 
   // Columns of a record.
-  void apply_record(const Array<int64_t>& rows, const Array<int32_t>& clocks, const Array<int32_t>& counts,
+  void apply_record(const Array<int64_t>& keys, const Array<int32_t>& clocks, const Array<int32_t>& counts,
                     const std::optional<Array<int32_t>>& steps, const Array<float>& grads,
                     const Array<float>& squares) {
-    const ssize_t n = rows.shape(0);
+    const ssize_t n = keys.shape(0);
     check_shape(grads, "grads", {n, format_.dim()});
     check_shape(clocks, "clocks", {n});
     check_shape(counts, "counts", {n});
@@ -65,7 +65,7 @@ class PyPushApplier {
     check_shape(
         squares, "squares",
         {std::count_if(count, count + n, [this](int32_t c) { return format_.has_squares(c); }), format_.square_dim});
-    const RecordColumns columns{rows.data(),  clocks.data(), count, column(steps, "steps", format_.has_steps),
+    const RecordColumns columns{keys.data(),  clocks.data(), count, column(steps, "steps", format_.has_steps),
                                 grads.data(), squares.data()};
     py::gil_scoped_release release;
     applier_.apply(columns, n);

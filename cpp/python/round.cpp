@@ -146,6 +146,7 @@ class PyRoundRequest {
 struct ShardArrays {
   Array<int32_t> clock;
   std::vector<Array<float>> arrays;  // of a row
+  const Directory* directory;
 };
 
 class PyRoundServer {
@@ -209,7 +210,7 @@ class PyRoundServer {
         check_shape(array, "array", {shard.clock.shape(0), -1});
         arrays.push_back(array.data());
       }
-      found.push_back({shard.clock.data(), arrays, shard.clock.shape(0)});
+      found.push_back({shard.clock.data(), arrays, shard.directory});
     }
     return found;
   }
@@ -240,10 +241,10 @@ void bind_round(py::module_& m) {
   m.def("new_messages", &new_messages, py::arg("lengths"), py::arg("num"),
         "Messages to `num` partners, to be filled; the begin of each table's section in each; the words of all.");
   py::class_<RouteArrays>(m, "RouteArrays", "The arrays of a Route (hetmpi/comm/route.py).")
-      .def(py::init([](Array<int64_t> order, Array<int64_t> rows, Array<int64_t> first) {
-             return RouteArrays{order, rows, first};
+      .def(py::init([](Array<int64_t> order, Array<int64_t> keys, Array<int64_t> first) {
+             return RouteArrays{order, keys, first};
            }),
-           py::arg("order").noconvert(), py::arg("rows").noconvert(), py::arg("first").noconvert());
+           py::arg("order").noconvert(), py::arg("keys").noconvert(), py::arg("first").noconvert());
   py::class_<PushArrays>(m, "PushArrays", "The arrays of a Message (hetmpi/comm/mailbox.py).")
       .def(py::init([](int64_t step, RouteArrays route, Array<float> values, std::optional<Array<int32_t>> clocks,
                        std::optional<Array<int32_t>> counts, std::optional<Array<int32_t>> steps,
@@ -251,8 +252,10 @@ void bind_round(py::module_& m) {
            py::arg("step"), py::arg("route"), py::arg("values").noconvert(), py::arg("clocks").noconvert(),
            py::arg("counts").noconvert(), py::arg("steps").noconvert(), py::arg("ends_step"));
   py::class_<ShardArrays>(m, "ShardArrays", "A shard of this node: clock (n,), and the arrays (n, width) of a row.")
-      .def(py::init([](Array<int32_t> clock, std::vector<Array<float>> arrays) { return ShardArrays{clock, arrays}; }),
-           py::arg("clock").noconvert(), py::arg("arrays"));
+      .def(py::init([](Array<int32_t> clock, std::vector<Array<float>> arrays, const Directory* directory) {
+             return ShardArrays{clock, arrays, directory};
+           }),
+           py::arg("clock").noconvert(), py::arg("arrays"), py::arg("directory"), py::keep_alive<1, 4>());
   py::class_<RingArrays>(m, "RingArrays",
                          "A ring in this node's memory, or None, and the producer of it or its mirror.")
       .def(py::init(

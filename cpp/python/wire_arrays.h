@@ -15,13 +15,13 @@
 namespace hetmpi {
 
 struct RouteArrays {
-  Array<int64_t> order, rows, first;
+  Array<int64_t> order, keys, first;
 
-  RouteView view() const { return {order.data(), rows.data(), first.data()}; }
+  RouteView view() const { return {order.data(), keys.data(), first.data()}; }
 
   // num: numbers of positions.
   void check(ssize_t num) const {
-    check_shape(rows, "rows", {order.shape(0)});
+    check_shape(keys, "keys", {order.shape(0)});
     check_shape(first, "first", {-1});
     if (first.data()[0] != 0 || first.data()[first.shape(0) - 1] != order.shape(0))
       throw std::invalid_argument("first must rise from 0 to the number of keys");
@@ -39,7 +39,7 @@ struct PushArrays {
   // As long as these arrays live.
   PushView view(RecordFormat format) const {
     route.check(values.shape(0));
-    return {step, route.view(), message_of(route.rows, values, route.order, clocks, counts, steps, format), ends_step};
+    return {step, route.view(), message_of(route.keys, values, route.order, clocks, counts, steps, format), ends_step};
   }
 };
 

@@ -53,7 +53,7 @@ class Delivery {
     int64_t written = 0;
     do {
       Message from = push_.columns;
-      from.rows = push_.route.rows + begin + part.num_written;
+      from.keys = push_.route.keys + begin + part.num_written;
       const int64_t* order = push_.route.order + begin + part.num_written;
       written = ring.producer->write(push_.step, from, order, num_rows - part.num_written, true);
       part.num_written += std::max<int64_t>(written, 0);

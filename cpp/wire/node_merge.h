@@ -2,8 +2,8 @@
 // ranks (hetmpi/comm/rails.py): a row that several ranks read crosses the network once, and the sum of their gradients.
 //
 // The ranks write to each other in memory that they share (hetmpi/comm/board.py), in words of 8 bytes:
-//   pull    first (num_ranks + 1), rows: keys by owner (round.h, RouteView)
-//   push    first (num_ranks + 1), rows, gradients (n, dim) float32
+//   pull    first (num_ranks + 1), keys by owner (round.h, RouteView)
+//   push    first (num_ranks + 1), keys, gradients (n, dim) float32
 //   reply   for each rank, where its places begin, and their end; the places (n) int32, padded to a whole word; rows
 //           (m, width) float32: the places of a rank are those of its rows, by owner, of the owners of this collector
 #pragma once
@@ -25,17 +25,17 @@ struct Words {
   int64_t size;
 };
 
-// The rows of a pull or push by owner, and what stands behind them.
+// The keys of a pull or push by owner, and what stands behind them.
 struct BoardRoute {
-  const int64_t *first, *rows;
+  const int64_t *first, *keys;
   const uint8_t* rest;
 
-  // item_bytes: of each row behind the rows. Throws std::out_of_range if the message is shorter than its contents.
-  BoardRoute(Words message, int64_t num_ranks, int64_t item_bytes) : first(message.at), rows(first + num_ranks + 1) {
+  // item_bytes: of each key behind the keys. Throws std::out_of_range if the message is shorter than its contents.
+  BoardRoute(Words message, int64_t num_ranks, int64_t item_bytes) : first(message.at), keys(first + num_ranks + 1) {
     RoundRequest::check_end(num_ranks + 1, message.size);
     const int64_t n = first[num_ranks];
     RoundRequest::check_end((num_ranks + 1 + n) * kWord + whole_words(n * item_bytes), message.size * kWord);
-    rest = reinterpret_cast<const uint8_t*>(rows + n);
+    rest = reinterpret_cast<const uint8_t*>(keys + n);
   }
 
   static int64_t words(int64_t num_ranks, int64_t n, int64_t item_bytes) {
@@ -45,18 +45,18 @@ struct BoardRoute {
   int64_t num(int64_t owner) const { return first[owner + 1] - first[owner]; }
 };
 
-// Distinct rows by owner, as RouteView.
-struct MergedRows {
-  std::vector<int64_t> rows, first;
+// Distinct keys by owner, as RouteView.
+struct MergedKeys {
+  std::vector<int64_t> keys, first;
 
-  // owners: of the rows, ascending. Calls begin(owner) for each of these, which adds its rows, and sets `first`.
+  // owners: of the keys, ascending. Calls begin(owner) for each of these, which adds its keys, and sets `first`.
   template <typename Begin>
   void fill(const std::vector<int64_t>& owners, int64_t num_ranks, Begin begin) {
     first.assign(num_ranks + 1, 0);
     for (const int64_t owner : owners) {
-      const auto before = static_cast<int64_t>(rows.size());
+      const auto before = static_cast<int64_t>(keys.size());
       begin(owner);
-      first[owner + 1] = static_cast<int64_t>(rows.size()) - before;
+      first[owner + 1] = static_cast<int64_t>(keys.size()) - before;
     }
     for (int64_t rank = 0; rank < num_ranks; ++rank) first[rank + 1] += first[rank];
   }
@@ -72,7 +72,7 @@ class NodePull {
     for (const Words& message : messages) routes.emplace_back(message, num_ranks, 0);
     static thread_local KeyIndex index;
     merged_.fill(owners, num_ranks, [&](int64_t owner) {
-      const auto base = static_cast<int32_t>(merged_.rows.size());
+      const auto base = static_cast<int32_t>(merged_.keys.size());
       int64_t most = 0;
       for (const BoardRoute& route : routes) most += route.num(owner);
       index.clear(most);
@@ -81,13 +81,13 @@ class NodePull {
           places_[i].push_back(base + number);
           return true;
         };
-        index.number_each(routes[i].rows + routes[i].first[owner], routes[i].num(owner), use);
+        index.number_each(routes[i].keys + routes[i].first[owner], routes[i].num(owner), use);
       }
-      merged_.rows.insert(merged_.rows.end(), index.keys().begin(), index.keys().end());
+      merged_.keys.insert(merged_.keys.end(), index.keys().begin(), index.keys().end());
     });
   }
 
-  const MergedRows& merged() const { return merged_; }
+  const MergedKeys& merged() const { return merged_; }
 
   // Words of the reply before the rows.
   int64_t head_words() const {
@@ -107,7 +107,7 @@ class NodePull {
   }
 
  private:
-  MergedRows merged_;
+  MergedKeys merged_;
   std::vector<std::vector<int32_t>> places_;  // of each rank's rows
 };
 
@@ -149,16 +149,16 @@ class NodePush {
       for (size_t i = 0; i < routes.size(); ++i) {
         const int64_t begin = routes[i].first[owner], rank = ranks.first + static_cast<int64_t>(i);
         const auto* grads = reinterpret_cast<const float*>(routes[i].rest) + begin * dim;
-        index.number_each(routes[i].rows + begin, routes[i].num(owner), [&](int64_t j, int32_t number) {
+        index.number_each(routes[i].keys + begin, routes[i].num(owner), [&](int64_t j, int32_t number) {
           sums_.add(base + number, {rank, rank}, grads + j * dim, true);
           return true;
         });
       }
-      merged_.rows.insert(merged_.rows.end(), index.keys().begin(), index.keys().end());
+      merged_.keys.insert(merged_.keys.end(), index.keys().begin(), index.keys().end());
     });
   }
 
-  const MergedRows& merged() const { return merged_; }
+  const MergedKeys& merged() const { return merged_; }
 
   // Copies the sums to out (n, dim), in the order of the merged rows.
   void write_sums(float* out) {
@@ -167,7 +167,7 @@ class NodePush {
 
  private:
   int64_t dim_;
-  MergedRows merged_;
+  MergedKeys merged_;
   RankSums sums_;
 };
 

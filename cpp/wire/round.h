@@ -3,9 +3,9 @@
 // and reads their shards.
 //
 // request   RequestHeader; OwnerCounts of each owner of the node; then for each owner the records pushed to it
-//           (cpp/owner/ring.h), rows (n) int64, and if the request judges, the clocks of the requester's copies (n)
+//           (cpp/owner/ring.h), keys (n) int64, and if the request judges, the clocks of the requester's copies (n)
 //           int32
-// reply     for each owner, if the request judges, the clocks (n) int32 of the requested rows; then of the m rows that
+// reply     for each owner, if the request judges, the clocks (n) int32 of the requested keys; then of the m rows that
 //           the requester wants, by is_wanted(), or of all, each array of a row: weight (m, dim) float32, ...
 //
 // Every array is padded to whole words of 8 bytes. Owners are in the order of their ranks.
@@ -31,7 +31,7 @@ struct RequestHeader {
 
 struct OwnerCounts {
   int64_t num_records;
-  int64_t num_rows;  // requested
+  int64_t num_keys;  // requested
 };
 
 constexpr int64_t kWord = sizeof(int64_t);
@@ -43,10 +43,10 @@ inline bool is_wanted(int32_t known, int32_t clock, int64_t bound) {
   return known == kNoLine || (bound != kUnbounded && clock > int64_t{known} + bound);
 }
 
-// Keys by owner (hetmpi/comm/route.py, Route): those of owner o are rows[first[o]] .. rows[first[o + 1] - 1].
+// Keys by owner (hetmpi/comm/route.py, Route): those of owner o are keys[first[o]] .. keys[first[o + 1] - 1].
 struct RouteView {
   const int64_t* order;
-  const int64_t* rows;
+  const int64_t* keys;
   const int64_t* first;
 
   int64_t num(int64_t owner) const { return first[owner + 1] - first[owner]; }
@@ -56,7 +56,7 @@ struct RouteView {
 struct PushView {
   int64_t step;
   RouteView route;
-  Message columns;  // rows unused
+  Message columns;  // keys unused
   bool ends_step;   // every owner gets a record, the last one of this step
 };
 
@@ -98,7 +98,7 @@ class RoundRequest {
         ++counts->num_records;
       }
       const int64_t begin = pull_.first[owner], n = pull_.num(owner);
-      std::copy_n(pull_.rows + begin, n, reinterpret_cast<int64_t*>(at));
+      std::copy_n(pull_.keys + begin, n, reinterpret_cast<int64_t*>(at));
       at += kWord * n;
       ++counts;
       if (known_ == nullptr) continue;
@@ -176,7 +176,7 @@ class RoundRequest {
     const int64_t begin = push.route.first[owner], n = push.route.num(owner);
     *reinterpret_cast<RecordHeader*>(at) = {static_cast<uint64_t>(num_bytes), push.step, n, push.ends_step};
     Message from = push.columns;
-    from.rows = push.route.rows + begin;
+    from.keys = push.route.keys + begin;
     write_columns(columns_of(at, n, format_), from, push.route.order + begin, n, format_);
     return num_bytes;
   }
@@ -193,7 +193,7 @@ class RoundRequest {
 struct NodeShard {
   const int32_t* clock;              // (num_rows)
   std::vector<const float*> arrays;  // (num_rows, dims[a]) of each array of a row, numbers of 4 bytes
-  int64_t num_rows;
+  const Directory* directory;
 };
 
 // The producer's end of a ring in the memory of an owner of this node; or of a mirror, without a header (delivery.h).
@@ -267,15 +267,15 @@ class RoundServer {
     for (Request& request : requests_) {
       int64_t total = 0;
       for (Pull& pull : request.pulls) {
-        pull.clocks.resize(pull.num_rows);
+        pull.clocks.resize(pull.rows.size());
         pull.wanted.clear();
-        for (int64_t j = 0; j < pull.num_rows; ++j) {
+        for (size_t j = 0; j < pull.rows.size(); ++j) {
           const int64_t row = pull.rows[j];
           if (judges_)
             pull.clocks[j] = load_clock(shards_[pull.owner].clock + row);  // before the rows, which must not be older
           if (!judges_ || is_wanted(pull.known[j], pull.clocks[j], request.bound)) pull.wanted.push_back(row);
         }
-        if (judges_) total += whole_words(sizeof(int32_t) * pull.num_rows);
+        if (judges_) total += whole_words(sizeof(int32_t) * pull.rows.size());
         for (const int64_t dim : dims_) total += whole_words(sizeof(float) * pull.wanted.size() * dim);
       }
       sizes.push_back(total);
@@ -288,7 +288,7 @@ class RoundServer {
     for (const Pull& pull : requests_.at(i).pulls) {
       if (judges_) {
         std::copy(pull.clocks.begin(), pull.clocks.end(), reinterpret_cast<int32_t*>(at));
-        at += whole_words(sizeof(int32_t) * pull.num_rows);
+        at += whole_words(sizeof(int32_t) * pull.rows.size());
       }
       const auto copy = [&] { at = copy_rows(shards_[pull.owner], pull.wanted, at); };
       if (applier_ && pull.owner == own_)
@@ -309,11 +309,10 @@ class RoundServer {
  private:
   struct Pull {
     int64_t owner;
-    const int64_t* rows;
+    std::vector<int64_t> rows;  // requested
     const int32_t* known;
-    int64_t num_rows;
     std::vector<int32_t> clocks;
-    std::vector<int64_t> wanted;  // rows
+    std::vector<int64_t> wanted;  // those of the rows that the reply has
   };
   struct PushedRecord {
     size_t client;
@@ -348,17 +347,14 @@ class RoundServer {
         at += header->bytes;
         RoundRequest::check_end(at, size);
       }
-      const int64_t n = counts->num_rows;
-      const auto* rows = reinterpret_cast<const int64_t*>(request + at);
+      const int64_t n = counts->num_keys;
+      const auto* keys = reinterpret_cast<const int64_t*>(request + at);
       const auto* known = reinterpret_cast<const int32_t*>(request + at + kWord * n);
       at += kWord * n;
       if (judges_) at += whole_words(sizeof(int32_t) * n);
       RoundRequest::check_end(at, size);
-      for (int64_t j = 0; j < n; ++j)
-        if (rows[j] < 0 || rows[j] >= shards_[owner].num_rows)
-          throw std::out_of_range("round: a request names row " + std::to_string(rows[j]) + " of a shard of " +
-                                  std::to_string(shards_[owner].num_rows));
-      found.pulls.push_back({owner, rows, known, n, {}, {}});
+      Pull& pull = found.pulls.emplace_back(Pull{owner, std::vector<int64_t>(n), known, {}, {}});
+      shards_[owner].directory->rows_of(keys, n, pull.rows.data());
       ++counts;
     }
     return found;

@@ -90,7 +90,7 @@ class RailReader(ShardReader):
         pull = yield from self._pulling(array, remote)
         self.window.sync()  # at s = 0 all ranks of this node have applied the last step
         merged = Route(*pull.route()) if pull is not None else remote
-        letter = ReadLetter(self, array, merged, len(merged.rows) if pull is not None else len(out))
+        letter = ReadLetter(self, array, merged, len(merged.keys) if pull is not None else len(out))
         one = self.rounds.begin(self, letter)
         yield
         self.rounds.serve(one)
@@ -113,7 +113,7 @@ class RailReader(ShardReader):
         if self.window.world.node.size == 1:
             yield  # as often as on larger nodes
             return None
-        num_words = _C.board_route_words(self.window.world.size, len(remote.rows), 0)
+        num_words = _C.board_route_words(self.window.world.size, len(remote.keys), 0)
         pulls = yield from self._keys.posting(
             num_words, lambda message: write(message, remote, None), ARRAYS.index(array)
         )
@@ -148,7 +148,7 @@ class ReadLetter:
     """See rounds.py, Letter: the rows of other nodes that a collector reads of one array."""
 
     def __init__(self, reader: RailReader, array: str, route: Route, num_positions: int):
-        self.array, self._num, self._width = array, len(route.rows), reader.shape(array)[0]
+        self.array, self._num, self._width = array, len(route.keys), reader.shape(array)[0]
         self._request = _C.RoundRequest(
             reader.rounds.rails.collected, arrays_of(route), num_positions, None, ARRAYS.index(array), 0, [],
             _C.RecordFormat(1, False), [self._width],
@@ -217,7 +217,7 @@ class RailMailbox:
         else:
             dim = message.values.shape[1]
             pushes = yield from self._grads.posting(
-                _C.board_route_words(world.size, len(remote.rows), dim),
+                _C.board_route_words(world.size, len(remote.keys), dim),
                 lambda words: write(words, remote, message.values),
             )
             merged = self._merge.push(pushes, dim)
@@ -271,7 +271,7 @@ class PostLetter:
     """See rounds.py, Letter: the gradients of a step, which get no reply."""
 
     def __init__(self, rails: Rails, step: int, merged: list[tuple], record: _C.RecordFormat):
-        """merged: (order, rows, first, values) of each block."""
+        """merged: (order, keys, first, values) of each block."""
         pushes = [
             _C.PushArrays(step, _C.RouteArrays(*route), values, None, None, None, True) for *route, values in merged
         ]
@@ -291,7 +291,10 @@ def opened_server(
     return _C.RoundServer(
         applier,
         world.node_ranks.index(world.rank),
-        [_C.ShardArrays(shard.clock, [as_numbers(getattr(shard, array)) for array in arrays]) for shard in shards],
+        [
+            _C.ShardArrays(shard.clock, [as_numbers(getattr(shard, array)) for array in arrays], shard.directory)
+            for shard in shards
+        ],
         owners,
         [[[ring and ring.arrays for ring in of_record] for of_record in of_client] for of_client in rings],
         record,

@@ -1,5 +1,5 @@
-"""Partitions map a key to its owner and row (cpp/owner/partition.h); a Route maps the keys of a batch to their
-owners."""
+"""Partitions map a key to its owner (cpp/owner/partition.h), which alone knows its row (cpp/owner/directory.h). A Route
+maps the keys of a batch to their owners."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Route:
     """The keys of a batch sorted by owner, with the position of each key in the batch.
 
     order (n,) int64   position in the batch of the i-th routed key
-    rows  (n,) int64   its row in the owner's shard
+    keys  (n,) int64   that key
     first (size + 1,)  routed keys [first[r], first[r + 1]) belong to rank r
     """
 
-    def __init__(self, order: np.ndarray, rows: np.ndarray, first: np.ndarray):
-        self.order, self.rows, self.first = order, rows, first
+    def __init__(self, order: np.ndarray, keys: np.ndarray, first: np.ndarray):
+        self.order, self.keys, self.first = order, keys, first
         self._remote: Route | None = None
 
     @classmethod
@@ -34,8 +34,8 @@ class Route:
 
     @property
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """order, rows and first."""
-        return self.order, self.rows, self.first
+        """order, keys and first."""
+        return self.order, self.keys, self.first
 
     @property
     def counts(self) -> np.ndarray:
@@ -44,14 +44,14 @@ class Route:
 
     def where(self, chosen: np.ndarray) -> Route:
         """The route of the keys selected by chosen (n,) bool; positions remain those in the whole batch."""
-        part = _C.part_of_route(self.order, self.rows, self.first, chosen)
+        part = _C.part_of_route(self.order, self.keys, self.first, chosen)
         return self if part is None else Route(*part)
 
     def of_ranks(self, ranks: np.ndarray) -> Route:
         """The route of the keys that the selected ranks (size,) bool own; positions remain those in the whole batch."""
         counts = self.counts
         held = np.repeat(ranks, counts)
-        return Route(self.order[held], self.rows[held], np.concatenate([[0], np.cumsum(counts * ranks)]))
+        return Route(self.order[held], self.keys[held], np.concatenate([[0], np.cumsum(counts * ranks)]))
 
     def remote(self, is_remote: np.ndarray) -> Route:
         """As of_ranks(); kept, for ranks that are always the same."""
@@ -68,13 +68,13 @@ class Route:
         return held
 
     def of(self, owner: int) -> tuple[np.ndarray, np.ndarray]:
-        """(rows, order) of the keys that `owner` owns."""
+        """(keys, order) of the keys that `owner` owns."""
         part = slice(self.first[owner], self.first[owner + 1])
-        return self.rows[part], self.order[part]
+        return self.keys[part], self.order[part]
 
     def num_elsewhere(self, rank: int) -> int:
         """Number of keys that ranks other than `rank` own."""
-        return int(len(self.rows) - (self.first[rank + 1] - self.first[rank]))
+        return int(len(self.keys) - (self.first[rank + 1] - self.first[rank]))
 
     @property
     def owners(self) -> list[int]:

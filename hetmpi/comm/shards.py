@@ -27,8 +27,10 @@ class ShardReader:
         """applier: writes this rank's shard concurrently; None if nothing does."""
         self.window = window
         kinds = {"weight": _C.NodeRows, "mean_square": _C.NodeRows, "clock": _C.NodeClocks}
+        shards = window.on_node
+        self._directories = {rank: shard.directory for rank, shard in shards.items()}
         self._local = {
-            array: kind(applier, window.world.rank, {r: getattr(shard, array) for r, shard in window.on_node.items()})
+            array: kind(applier, window.world.rank, {r: getattr(shards[r], array) for r in shards}, self._directories)
             for array, kind in kinds.items()
         }
         # array -> for each other node its owners, and where their parts begin in its memory: (k,) int64 each
@@ -56,14 +58,16 @@ class ShardReader:
 
     def read_local(self, array: str, route: Route, out: np.ndarray):
         """Reads the rows that ranks of this node own, as part of reading()."""
-        self._local[array].gather(route.order, route.rows, route.first, out)
+        self._local[array].gather(*route.arrays, out)
 
     def post(self, array: str, route: Route, use: str) -> RemoteRows:
         """Posts the fetch of rows that other nodes own; complete after window.flush(). `use` names the buffers."""
         parts = []
         width, dtype = self.shape(array)
         for node, server in enumerate(self.window.rails.servers):
-            begins, order = _C.route_in_memory(*route.arrays, *self._remote[array][node], 4 * width)
+            begins, order = _C.route_in_memory(
+                self.window.partition, *route.arrays, *self._remote[array][node], 4 * width
+            )
             if len(order):
                 buffer = self.window.buffer(f"{use} {array}", node, len(order), width, dtype)
                 self.window.get(array, server, begins, buffer)

@@ -74,13 +74,14 @@ class Layout:
 
 
 class ShardMemory:
-    """One rank's memory as arrays, for ranks that can address it."""
+    """One rank's memory as arrays, for ranks that can address it. directory: which row of them a key has."""
 
-    def __init__(self, memory: np.ndarray, layout: Layout):
+    def __init__(self, memory: np.ndarray, layout: Layout, directory: _C.Directory):
         def part(begin: int, shape: tuple, dtype) -> np.ndarray:
             nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
             return memory[begin : begin + nbytes].view(dtype).reshape(shape)
 
+        self.directory = directory
         self.weight = part(layout.weight, (layout.num_rows, layout.dim), np.float32)
         self.state = part(layout.state, (layout.num_rows, layout.state_dim), np.float32)
         self.mean_square = part(layout.mean_square, (layout.num_rows, layout.preview_dim), np.float32)
@@ -95,15 +96,18 @@ class RmaWindow:
     rails                   the servers, which are the targets of all calls
     num_messages, num_bytes operations posted so far, and the bytes they move"""
 
-    def __init__(self, world: World, layouts: list[Layout], remote: str = "needed"):
-        """layouts: one per rank, the same list on every rank. remote: `needed` if get and put must work; `wanted` if
-        they are optional, for an MPI without windows over several nodes; `unused`. Collective. Raises UserError if
-        memory is short."""
-        self.world, self.layouts, self.rails = world, layouts, Rails(world)
+    def __init__(self, world: World, layouts: list[Layout], partition: _C.Partition, remote: str = "needed"):
+        """layouts: one per rank, the same list on every rank. partition: of the table's keys. remote: `needed` if get
+        and put must work; `wanted` if they are optional, for an MPI without windows over several nodes; `unused`.
+        Collective. Raises UserError if memory is short."""
+        self.world, self.layouts, self.partition, self.rails = world, layouts, partition, Rails(world)
         check_memory(world, layouts)
         self._begins = begins_of(world.nodes, layouts)
         self._shared = MPI.Win.Allocate_shared(layouts[world.rank].nbytes, 1, comm=world.node)
-        self.on_node = {rank: ShardMemory(self._part(i), layouts[rank]) for i, rank in enumerate(world.node_ranks)}
+        self.on_node = {
+            rank: ShardMemory(self._part(place), layouts[rank], _C.Arithmetic(partition, rank))
+            for place, rank in enumerate(world.node_ranks)
+        }
         self.local = self.on_node[world.rank]
         self._job = None
         if remote != "unused" and not world.is_one_node:

@@ -41,7 +41,9 @@ class BspClient:
         self._reader, self._mailbox = self.transport.reader, self.transport.mailbox
         origins, layout = self.transport.origins, parts.window.layouts[parts.world.rank]
         rings = [layout.ring(first) for first, _ in origins]
-        self._inbox = _C.Inbox(parts.store.rings, rings, origins, parts.world.rank, *parts.store.arrays)
+        self._inbox = _C.Inbox(
+            parts.store.rings, rings, origins, parts.world.rank, *parts.store.arrays, parts.store.directory
+        )
         self._is_written = False  # a write is not yet settled
         self._is_open = False  # the inbox waits for gradients of all ranks
         self._last: PullRequest | None = None
@@ -121,11 +123,11 @@ class BspClient:
         """Sends each owner its rows of the step's gradients."""
         if self._cache.device.type != "cpu":
             check_finite(request.keys, values)
-        own_rows, own_order = request.batch_route.of(self._world.rank)
+        own_keys, own_order = request.batch_route.of(self._world.rank)
         own_values = values
         if not self._world.is_one_node:  # applied after the call, when the caller may have changed the gradients
             own_values, own_order = values[own_order], np.arange(len(own_order))
-        self._inbox.begin(self.step, own_rows, own_order, own_values)
+        self._inbox.begin(self.step, own_keys, own_order, own_values)
         self._is_written = self._is_open = True
         message = Message(self.step, request.batch_route, values)
         self.parts.counters.push_bytes += yield from self._mailbox.sending(message, True, self._world.drain)

@@ -17,7 +17,7 @@ class SspOwner:
 
     def __init__(self, store: ShardStore, rule: _C.RowOptimizer):
         """rule: the row optimizer, of which it keeps a copy."""
-        self.applier = _C.PushApplier(store.rings, *store.arrays, store.mean_square, rule)
+        self.applier = _C.PushApplier(store.rings, *store.arrays, store.mean_square, store.directory, rule)
         self.drain, self.stop = self.applier.drain, self.applier.stop
 
     def start(self, rings: list[int]):
@@ -28,7 +28,7 @@ class SspOwner:
         """The step of this rank, counted from 0. Other ranks may be ahead by LEAD steps."""
         self.applier.set_step([optimizer.lr_at(step + ahead) for ahead in range(LEAD + 1)], step + 1)
 
-    def push(self, rows: np.ndarray, sums: np.ndarray, order: np.ndarray, clocks, counts, steps):
-        """Applies this rank's own gradient sums: rows (m,); their sums, clocks, counts and steps are entries order (m,)
-        of the arrays, which are as in Message."""
-        self.applier.apply(rows, sums, order, clocks, counts, steps)
+    def push(self, keys: np.ndarray, sums: np.ndarray, order: np.ndarray, clocks, counts, steps):
+        """Applies this rank's own gradient sums of keys (m,): their sums, clocks, counts and steps are entries order
+        (m,) of the arrays, which are as in Message."""
+        self.applier.apply(keys, sums, order, clocks, counts, steps)

@@ -34,10 +34,10 @@ class Pushes:
         if self._cache.device.type != "cpu":
             check_finite(keys, sums)
         route = Route.of_keys(self._parts.partition, keys)
-        rows, order = route.of(self._parts.world.rank)
+        own_keys, order = route.of(self._parts.world.rank)
         times = clocks, counts, steps if self._parts.record.has_steps else None
-        if len(rows):
-            self._owner.push(rows, sums, order, *times)
+        if len(own_keys):
+            self._owner.push(own_keys, sums, order, *times)
         message = Message(self._parts.step, route, sums, *times, keys)
         self._parts.counters.push_bytes += self._mailbox.send(message, False, lambda: self._drain(deadline))
         self._parts.counters.pushed += len(keys)

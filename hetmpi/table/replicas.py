@@ -70,7 +70,7 @@ class ReplicatingClient:
         """Allocates the rows and the gradient sums of a step."""
         check_memory(self._world, layout)
         num, dim = layout.num_rows, layout.dim
-        self.replica = ShardMemory(np.zeros(layout.nbytes, np.uint8), layout)
+        self.replica = ShardMemory(np.zeros(layout.nbytes, np.uint8), layout, None)
         self._sums = torch.zeros(num * (dim + 1))  # one tensor, so one allreduce
         self._grads = self._sums[: num * dim].view(num, dim).numpy()
         self._touched = self._sums[num * dim :].numpy()  # (n,) float32: ranks that touched the row in the step

@@ -36,6 +36,7 @@ class ShardStore:
         self.weight, self.state, self.clock, self.rings = memory.weight, memory.state, memory.clock, memory.rings
         self.mean_square, self._rule = memory.mean_square, rule
         self.touched, self._keys_of = np.zeros(len(self.weight), np.uint8), keys_of
+        self.directory = memory.directory
 
     def __len__(self) -> int:
         return len(self.weight)

@@ -109,7 +109,7 @@ class EmbeddingTable:
         record, layouts = layouts_of(world, self.partition, rule, dim, staleness, inbox_bytes, exchange)
         self._exchange, self.shard = exchange, None
         self.client: Client | None = None
-        self.window: RmaWindow | None = RmaWindow(world, layouts, REMOTE_WINDOW.get(exchange, "wanted"))
+        self.window: RmaWindow | None = RmaWindow(world, layouts, self.partition, REMOTE_WINDOW.get(exchange, "wanted"))
         try:
             self._open(rule, record, table_seed(seed, name), init_std, cache, torch.device(device), round_steps)
             if replicated:

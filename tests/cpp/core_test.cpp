@@ -666,17 +666,17 @@ class Rings {
 
 // Rows for one owner, with all columns of a record.
 struct Batch {
-  Ints rows, order;       // (n); clock, count, steps and values of rows[i] stand at order[i]
+  Ints keys, order;       // (n); clock, count, steps and values of keys[i] stand at order[i]
   Clocks clocks, counts;  // (n)
   Clocks steps;           // (n, 2)
   Floats values;          // (n, width)
 
   Batch(Random& random, int64_t n, int64_t width)
-      : rows(n), order(permutation(random, n)), clocks(n), counts(n, 1), steps(2 * n), values(n * width) {}
+      : keys(n), order(permutation(random, n)), clocks(n), counts(n, 1), steps(2 * n), values(n * width) {}
 
-  int64_t size() const { return static_cast<int64_t>(rows.size()); }
+  int64_t size() const { return static_cast<int64_t>(keys.size()); }
   Message from(int64_t begin) const {
-    return {rows.data() + begin, clocks.data(), counts.data(), steps.data(), values.data()};
+    return {keys.data() + begin, clocks.data(), counts.data(), steps.data(), values.data()};
   }
 };
 
@@ -755,7 +755,7 @@ struct NumberedStream {
     Batch batch(random, ends[m] - begin, format.width);
     for (int64_t i = 0; i < batch.size(); ++i) {
       const int64_t q = begin + i, j = batch.order[i];
-      batch.rows[i] = q, batch.clocks[j] = clock(q), batch.counts[j] = count(q);
+      batch.keys[i] = q, batch.clocks[j] = clock(q), batch.counts[j] = count(q);
       batch.steps[2 * j] = first(q), batch.steps[2 * j + 1] = last(q);
       for (int64_t d = 0; d < format.width; ++d) batch.values[j * format.width + d] = value(q, d);
     }
@@ -764,13 +764,13 @@ struct NumberedStream {
 
   // Whether the record contains whole rows of message m from number q on.
   void check(const Record& record, int64_t m, int64_t q) const {
-    const auto& [rows, clocks, counts, steps, grads, squares] = record.columns;
+    const auto& [keys, clocks, counts, steps, grads, squares] = record.columns;
     const float* next_square = squares;
     const int64_t n = record.header->num_rows;
     CHECK(record.header->step == m && n >= 0 && q + n <= ends[m]);
     CHECK(record.header->is_last == (q + n == ends[m]));
     for (int64_t i = 0; i < n; ++i) {
-      CHECK(rows[i] == q + i);
+      CHECK(keys[i] == q + i);
       if (format.has_clocks) CHECK(clocks[i] == clock(q + i) && counts[i] == count(q + i));
       if (format.has_steps) CHECK(steps[2 * i] == first(q + i) && steps[2 * i + 1] == last(q + i));
       for (int64_t d = 0; d < format.dim(); ++d) CHECK(grads[i * format.dim() + d] == value(q + i, d));
@@ -863,7 +863,7 @@ Batch joined(Random& random, const Batch& a, const Batch& b, int64_t width) {
   for (const Batch* batch : {&a, &b}) {
     const int64_t num_before = both.size();
     for (const int64_t position : batch->order) both.order.push_back(num_before + position);
-    append(both.rows, batch->rows), append(both.values, batch->values), append(both.steps, batch->steps);
+    append(both.keys, batch->keys), append(both.values, batch->values), append(both.steps, batch->steps);
     append(both.clocks, batch->clocks), append(both.counts, batch->counts);
   }
   return both;
@@ -889,7 +889,7 @@ void a_delivery_reaches_every_owner_once(uint64_t seed) {
     const Batch a = streams[0].message(random, m), b = streams[1].message(random, m);
     const Batch both = joined(random, a, b, format.width);
     const Ints first{0, 0, a.size(), both.size()};
-    Delivery delivery(ends, {m, {both.order.data(), both.rows.data(), first.data()}, both.from(0), true});
+    Delivery delivery(ends, {m, {both.order.data(), both.keys.data(), first.data()}, both.from(0), true});
     await([&] {
       far.set_tail(far_header->tail.load(std::memory_order_acquire));
       const uint64_t head = far.head();
@@ -915,11 +915,18 @@ struct OwnedRows {
   Floats weight;
   Clocks clock;
   std::vector<uint8_t> touched;
+  std::shared_ptr<const Directory> directory;  // key k is at row k
 
   explicit OwnedRows(int64_t num_rows)
-      : num_rows(num_rows), weight(num_rows * kDim, 0.0f), clock(num_rows, 0), touched(num_rows, 0) {}
+      : num_rows(num_rows),
+        weight(num_rows * kDim, 0.0f),
+        clock(num_rows, 0),
+        touched(num_rows, 0),
+        directory(std::make_shared<Arithmetic>(Partition("range", num_rows, 1), 0)) {}
 
-  Shard shard() { return {weight.data(), nullptr, clock.data(), touched.data(), num_rows, kDim, 0, nullptr}; }
+  Shard shard() {
+    return {weight.data(), nullptr, clock.data(), touched.data(), num_rows, kDim, 0, nullptr, directory.get()};
+  }
   bool row_is(int64_t row, float multiple) const {
     for (int64_t d = 0; d < kDim; ++d)
       if (weight[row * kDim + d] != multiple * static_cast<float>(d + 1)) return false;
@@ -946,7 +953,7 @@ struct Tally {
     for (int64_t i = 0; i < n; ++i) {
       const int64_t row = pick_in(random, first_row, first_row + num_rows - 1), j = batch.order[i];
       const float multiple = static_cast<float>(pick_in(random, -8, 8));
-      batch.rows[i] = row, batch.clocks[j] = static_cast<int32_t>(pick(random, 10000));
+      batch.keys[i] = row, batch.clocks[j] = static_cast<int32_t>(pick(random, 10000));
       for (int64_t d = 0; d < kDim; ++d) batch.values[j * kDim + d] = multiple * static_cast<float>(d + 1);
       sums[row] += multiple;
       clocks[row] = std::max(clocks[row], batch.clocks[j]);
@@ -1107,7 +1114,7 @@ void who_sees_a_clock_sees_its_row(uint64_t seed) {
     const int64_t row = sender.own_row();
     for (int32_t clock = 1; clock <= 100; ++clock) {
       Batch batch(sender.random, 1, kDim);
-      batch.rows[0] = row, batch.clocks[0] = sender.tally.clocks[row] = clock;
+      batch.keys[0] = row, batch.clocks[0] = sender.tally.clocks[row] = clock;
       for (int64_t d = 0; d < kDim; ++d) batch.values[d] = static_cast<float>(d + 1);
       sender.tally.sums[row] += 1;
       sender.origin.send(0, batch);
@@ -1134,14 +1141,14 @@ void a_stalled_owner_loses_nothing(uint64_t seed) {
 
 Batch one_row(Random& random, int64_t row) {
   Batch batch(random, 1, kDim);
-  batch.rows[0] = row, batch.clocks[0] = 1;
+  batch.keys[0] = row, batch.clocks[0] = 1;
   for (int64_t d = 0; d < kDim; ++d) batch.values[d] = static_cast<float>(d + 1);
   return batch;
 }
 
 Batch two_rows(Random& random, int64_t row, int64_t other_row) {
   Batch batch(random, 2, kDim);
-  batch.rows = {row, other_row};
+  batch.keys = {row, other_row};
   for (int64_t i = 0; i < 2 * kDim; ++i) batch.values[i] = static_cast<float>(i % kDim + 1);
   return batch;
 }
@@ -1241,7 +1248,7 @@ Batch gradients(Random& random, int64_t num_rows) {
   Ints rows = permutation(random, num_rows);
   rows.resize(pick_in(random, 0, num_rows));
   Batch batch(random, static_cast<int64_t>(rows.size()), kDim);
-  batch.rows = rows;
+  batch.keys = rows;
   for (float& value : batch.values)
     value = static_cast<float>(std::ldexp(static_cast<double>(pick_in(random, -1000, 1000)) / 7, pick(random, 25)));
   return batch;
@@ -1330,7 +1337,7 @@ class InboxTrial {
 
   // Begins the step with the rank's own gradients, which must outlive apply().
   void begin(int64_t step, const Batch& own) {
-    inbox_.begin(step, own.rows.data(), own.order.data(), own.values.data(), own.size());
+    inbox_.begin(step, own.keys.data(), own.order.data(), own.values.data(), own.size());
   }
 
   // The other ranks send in a random order, each as much as its ring has room for.
@@ -1352,7 +1359,7 @@ class InboxTrial {
     for (int64_t rank = 0; rank < kRanks; ++rank)
       for (int64_t i = 0; i < batches[rank].size(); ++i) {
         const float* grad = batches[rank].values.data() + batches[rank].order[i] * kDim;
-        grads[batches[rank].rows[i]][rank] = Floats(grad, grad + kDim);
+        grads[batches[rank].keys[i]][rank] = Floats(grad, grad + kDim);
       }
     std::map<int64_t, Floats> sums;
     for (const auto& [row, of_row] : grads) sums[row] = block_sum(of_row, 0, kRanks);
@@ -1369,7 +1376,7 @@ class InboxTrial {
 
 // Pushes and pulls of one client to a node of two owners.
 struct Client {
-  Ints rows, order, first, pulled, places, pulled_first;
+  Ints keys, order, first, pulled, places, pulled_first;
   Clocks clocks, counts, known;
   Floats values;
 
@@ -1378,13 +1385,13 @@ struct Client {
     places = permutation(random, 2 * num_rows);
     for (Tally* tally : tallies) {
       const Batch batch = tally->draw(random, pick_in(random, 0, 30), 0, num_rows);
-      const int64_t before = static_cast<int64_t>(rows.size());
-      rows.insert(rows.end(), batch.rows.begin(), batch.rows.end());
+      const int64_t before = static_cast<int64_t>(keys.size());
+      keys.insert(keys.end(), batch.keys.begin(), batch.keys.end());
       for (const int64_t j : batch.order) order.push_back(before + j);
       clocks.insert(clocks.end(), batch.clocks.begin(), batch.clocks.end());
       counts.insert(counts.end(), batch.counts.begin(), batch.counts.end());
       values.insert(values.end(), batch.values.begin(), batch.values.end());
-      first.push_back(static_cast<int64_t>(rows.size()));
+      first.push_back(static_cast<int64_t>(keys.size()));
       for (int64_t n = pick_in(random, 0, num_rows); n > 0; --n) pulled.push_back(pick_in(random, 0, num_rows - 1));
       pulled_first.push_back(static_cast<int64_t>(pulled.size()));
     }
@@ -1394,7 +1401,7 @@ struct Client {
 
   RoundRequest request(int64_t bound) const {
     const PushView push{0,
-                        {order.data(), rows.data(), first.data()},
+                        {order.data(), keys.data(), first.data()},
                         {nullptr, clocks.data(), counts.data(), nullptr, values.data()},
                         false};
     return {{places.data(), pulled.data(), pulled_first.data()}, known.data(), {1, bound}, {push}, kSums, {kDim}};
@@ -1437,7 +1444,7 @@ void a_server_applies_passes_on_and_replies(uint64_t seed) {
   const int64_t num_rows = own.rows.num_rows;
   RingProducer producer(other.rings.ring(0) + sizeof(RingHeader), other.rings.capacity(), kSums);
   const auto shard = [](const OwnedRows& rows) {
-    return NodeShard{rows.clock.data(), {rows.weight.data()}, rows.num_rows};
+    return NodeShard{rows.clock.data(), {rows.weight.data()}, rows.directory.get()};
   };
   const NodeRing ring{reinterpret_cast<RingHeader*>(other.rings.ring(0)), &producer};
   RoundServer server(own.applier.get(), 0, {shard(own.rows), shard(other.rows)}, Owners(3, {0, 1}),
@@ -1468,13 +1475,14 @@ void a_server_applies_passes_on_and_replies(uint64_t seed) {
   other.check(of_other);
 }
 
-void a_server_refuses_requests_that_are_too_short_or_name_no_row(uint64_t seed) {
+void a_server_refuses_requests_that_are_too_short_or_name_keys_of_others(uint64_t seed) {
   Random random(seed);
   Owner own(1, 0, {}), other(1, 0, {});
   Tally of_own(own.rows.num_rows), of_other(own.rows.num_rows);
-  const auto server_of = [&](int64_t num_rows) {
+  const Arithmetic of_others(Partition("range", 2 * own.rows.num_rows, 2), 1);
+  const auto server_of = [&](const Directory& directory) {
     const auto shard = [&](const OwnedRows& rows) {
-      return NodeShard{rows.clock.data(), {rows.weight.data()}, num_rows};
+      return NodeShard{rows.clock.data(), {rows.weight.data()}, &directory};
     };
     return RoundServer(own.applier.get(), 0, {shard(own.rows), shard(other.rows)}, Owners(1, {0, 1}),
                        {{{NodeRing{}, NodeRing{}}}}, kSums, {kDim}, true);
@@ -1484,9 +1492,9 @@ void a_server_refuses_requests_that_are_too_short_or_name_no_row(uint64_t seed) 
     const std::vector<int64_t> message = written(client.request(0));
     const auto* bytes = reinterpret_cast<const uint8_t*>(message.data());
     const int64_t cut = pick_in(random, 0, static_cast<int64_t>(message.size()) - 1);
-    CHECK(throws<std::out_of_range>([&] { server_of(own.rows.num_rows).take(0, bytes, cut * kWord); }));
+    CHECK(throws<std::out_of_range>([&] { server_of(*own.rows.directory).take(0, bytes, cut * kWord); }));
     if (!client.pulled.empty())
-      CHECK(throws<std::out_of_range>([&] { server_of(0).take(0, bytes, message.size() * kWord); }));
+      CHECK(throws<std::out_of_range>([&] { server_of(of_others).take(0, bytes, message.size() * kWord); }));
   }
 }
 
@@ -1508,7 +1516,7 @@ void inbox_refuses_other_steps_and_rows_that_are_not_there(uint64_t seed) {
     CHECK(!inbox.poll());
     Origin(rings, 0).send(step, one_row(random, row));
     if (row < 0)
-      CHECK(throws<std::out_of_range>([&] { inbox.poll(); }));
+      CHECK(inbox.poll() && throws<std::out_of_range>([&] { inbox.apply(optimizer_of("sgd")); }));
     else
       CHECK(throws<std::logic_error>([&] { inbox.poll(); }));
   }
@@ -1545,7 +1553,7 @@ void run_all(uint64_t seed) {
   RUN(an_applier_drains_only_the_rings_of_its_origins);
   RUN(appliers_start_and_end_promptly);
   RUN(a_server_applies_passes_on_and_replies);
-  RUN(a_server_refuses_requests_that_are_too_short_or_name_no_row);
+  RUN(a_server_refuses_requests_that_are_too_short_or_name_keys_of_others);
   RUN(rank_sums_have_the_bits_of_their_definition_however_ranks_are_grouped);
   RUN(inbox_sums_in_an_order_of_ranks);
   RUN(inbox_refuses_other_steps_and_rows_that_are_not_there);

@@ -727,7 +727,8 @@ def owner_of(core, weight, state, mean_square=None):
     if mean_square is None:
         mean_square = np.empty((num_rows, 0), np.float32)
     clocks, touched = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.uint8)
-    return _C.PushApplier(np.zeros((0, 4096), np.uint8), weight, state, clocks, touched, mean_square, core)
+    rings, directory = np.zeros((0, 4096), np.uint8), _C.Arithmetic(make_partition("range", num_rows, 1), 0)
+    return _C.PushApplier(rings, weight, state, clocks, touched, mean_square, directory, core)
 
 
 def push(owner, core, sums, count, last_step):

@@ -52,24 +52,39 @@ def test_route_sends_each_key_to_its_owner_once(name, keys, size):
     partition = make_partition(name, 500, size)
     keys = np.array(keys, np.int64)
     route = Route.of_keys(partition, keys)
-    owner, row = partition.locate(keys)
+    owner, _ = partition.locate(keys)
     assert sorted(route.order) == list(range(len(keys)))
     for rank in range(size):
-        rows, order = route.of(rank)
-        assert (owner[order] == rank).all() and (row[order] == rows).all()
+        found, order = route.of(rank)
+        assert (owner[order] == rank).all() and (keys[order] == found).all()
+
+
+@given(names, st.integers(1, 3000), st.integers(1, 17), st.data())
+def test_a_directory_knows_the_rows_of_its_owner_and_refuses_other_keys(name, num_rows, size, data):
+    partition = make_partition(name, num_rows, size)
+    keys = np.arange(num_rows)
+    owner, row = partition.locate(keys)
+    for rank in range(size):
+        directory = _C.Arithmetic(partition, rank)
+        assert directory.rows_of(keys[owner == rank]).tolist() == row[owner == rank].tolist()
+    rank = data.draw(st.integers(0, size - 1))
+    mine = set(keys[owner == rank].tolist())
+    for key in {-1, num_rows, int(data.draw(st.sampled_from(keys)))} - mine:
+        with pytest.raises(IndexError, match=f"rank {rank} does not own key {key}"):
+            _C.Arithmetic(partition, rank).rows_of(np.array([key]))
 
 
 @given(names, st.lists(st.integers(0, 499), unique=True), st.integers(1, 7), st.randoms())
 def test_part_of_a_route_keeps_positions_in_the_whole_batch(name, keys, size, random):
     partition = make_partition(name, 500, size)
     keys = np.array(keys, np.int64)
-    owner, row = partition.locate(keys)
+    owner, _ = partition.locate(keys)
     chosen = np.array([random.random() < 0.5 for _ in keys], bool)
     part = Route.of_keys(partition, keys).where(chosen)
     assert sorted(part.order) == np.flatnonzero(chosen).tolist()
     for rank in range(size):
-        rows, order = part.of(rank)
-        assert (owner[order] == rank).all() and (row[order] == rows).all()
+        found, order = part.of(rank)
+        assert (owner[order] == rank).all() and (keys[order] == found).all()
         held = Route.of_keys(partition, keys).held_by(np.arange(size) == rank)
         assert (held == (owner == rank)).all()
 
@@ -80,7 +95,7 @@ def test_rows_of_several_owners_are_found_in_the_memory_of_their_node(name, keys
     keys = np.array(keys, np.int64)
     ranks = np.array(data.draw(st.lists(st.integers(0, size - 1), unique=True)), np.int64)
     begins = 1_000_000 * np.arange(1, len(ranks) + 1)
-    found, order = _C.route_in_memory(*Route.of_keys(partition, keys).arrays, ranks, begins, 12)
+    found, order = _C.route_in_memory(partition, *Route.of_keys(partition, keys).arrays, ranks, begins, 12)
     owner, row = partition.locate(keys)
     assert sorted(order) == np.flatnonzero(np.isin(owner, ranks)).tolist()
     place = {int(rank): begin for rank, begin in zip(ranks, begins)}
