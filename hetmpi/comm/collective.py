@@ -1,4 +1,4 @@
-"""Two-sided transport of BSP: rows in rounds and gradients in posts (rounds.py), by rails (rails.py).
+"""Transport of BSP between nodes, on either wire: rows in rounds and gradients in posts (rounds.py), by rails (rails.py).
 
 The ranks of a node show each other what they read and write of other nodes (board.py). Each merges that of the ranks it
 collects for, so that rows that several of them read cross the network once, and so do the sums of their gradients
@@ -23,7 +23,7 @@ from hetmpi import _C
 from hetmpi.comm.board import WORD, Board
 from hetmpi.comm.mailbox import NO_KEYS, LocalRing, Mailbox, Message
 from hetmpi.comm.rails import Rails, blocks_of, origins_by_node
-from hetmpi.comm.rounds import Posts, Round, Rounds, Section, Shared, share
+from hetmpi.comm.rounds import MakeWire, Posts, Round, Rounds, Section, Shared, share
 from hetmpi.comm.route import Route
 from hetmpi.comm.shards import ShardReader
 from hetmpi.comm.transport import Endpoint, Immediate, Pull, Ticket
@@ -40,10 +40,11 @@ class Collective(Immediate):
 
     carries_pushes, is_collective = False, True
 
-    def __init__(self, endpoint: Endpoint):
-        self.name: str | None = "alltoall"
-        self.reader = RailReader(endpoint.window)
-        self.mailbox = RailMailbox(endpoint.window, endpoint.record)
+    def __init__(self, endpoint: Endpoint, name: str, make_wire: MakeWire):
+        """name: of the wire. Collective."""
+        self.name: str | None = name
+        self.reader = RailReader(endpoint.window, make_wire)
+        self.mailbox = RailMailbox(endpoint.window, endpoint.record, make_wire)
 
     @property
     def shared(self) -> tuple[Shared, ...]:
@@ -73,10 +74,10 @@ class RailReader(ShardReader):
 
     is_collective = True
 
-    def __init__(self, window: RmaWindow, applier: _C.PushApplier | None = None):
+    def __init__(self, window: RmaWindow, make_wire: MakeWire, applier: _C.PushApplier | None = None):
         """applier: as ShardReader. Collective."""
         super().__init__(window, applier)
-        self.rounds = Rounds(window.world)
+        self.rounds = Rounds(window.world, make_wire)
         self.rounds.members.append(self)
         self._applier = applier
         self._servers: dict[str, _C.RoundServer] = {}  # by array
@@ -182,11 +183,11 @@ class RailMailbox:
     A message is first in transfer, then its server passes it on to the rings of the owners as they have room, from
     which the owners' inboxes read. At most one message is under way: sending() waits for the previous one."""
 
-    def __init__(self, window: RmaWindow, record: _C.RecordFormat):
+    def __init__(self, window: RmaWindow, record: _C.RecordFormat, make_wire: MakeWire):
         """Collective."""
         self.window, self.world, self.record = window, window.world, record
         self._on_node = Mailbox(window, record, reaches_remote=False)
-        self.posts = Posts(self.world)
+        self.posts = Posts(self.world, make_wire)
         self.posts.members.append(self)
         self._grads, rails = Board(self.world), self.posts.rails
         self._merge = merge_of(self.world, rails)

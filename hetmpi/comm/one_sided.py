@@ -13,6 +13,7 @@ import numpy as np
 from hetmpi.comm.mailbox import Mailbox
 from hetmpi.comm.shards import ShardReader
 from hetmpi.comm.transport import Endpoint, Immediate, Pull
+from hetmpi.errors import UserError
 
 
 class OneSided(Immediate):
@@ -20,8 +21,11 @@ class OneSided(Immediate):
 
     carries_pushes = is_collective = False
 
-    def __init__(self, endpoint: Endpoint):
-        self.name: str | None = "rma"
+    def __init__(self, endpoint: Endpoint, name: str | None = "rma"):
+        """name: None on one node. Raises UserError if its window does not reach other nodes."""
+        if name is not None and not endpoint.window.reaches_remote:
+            raise UserError("this MPI supports no one-sided window over several nodes: set table.exchange=alltoall")
+        self.name = name
         self.window, self.arrays = endpoint.window, endpoint.arrays
         self.mailbox = Mailbox(endpoint.window, endpoint.record)
         self.reader = ShardReader(endpoint.window, endpoint.applier)

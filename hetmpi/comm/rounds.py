@@ -12,20 +12,21 @@ waits for a reply.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.comm.channel import Receiving, Sending
 from hetmpi.comm.rails import Rails
 from hetmpi.comm.waiting import ranks_text, wait_for
+from hetmpi.comm.wire import Lines, Wire
 from hetmpi.comm.world import World
 
 REQUEST, REPLY, POST = 1, 2, 3  # tags
 ALL_ALIKE = "with table.exchange=alltoall all ranks must read, announce, write and flush alike"
 
+MakeWire = Callable[[Lines], Wire]
 Section = tuple[np.ndarray, int, int]  # words [begin, end) of a message (n,) int64
 
 
@@ -64,18 +65,17 @@ class Shared:
 
     members        the tables, in the order of their sections
     rails          the partners of this rank
+    wire           carries the messages
     is_broken      ranks have made different calls, so that no message is awaited any more
     num_messages, num_bytes  sent so far"""
 
-    def __init__(self, world: World):
-        """Collective."""
+    def __init__(self, world: World, make_wire: MakeWire, to_servers: int, to_clients: tuple[int, ...] = ()):
+        """to_servers, to_clients: tags of the messages. Collective."""
         self.world, self.rails = world, Rails(world)
-        self.comm = world.comm.Dup()  # separates these messages from others
+        self.wire = make_wire(Lines(world, self.rails, (to_servers,), to_clients, self._length))
         self.members: list = []
         self.is_broken = False
         self.num_messages = self.num_bytes = 0
-        self._sending: dict[tuple[int, int], Sending] = {}  # (partner, tag) ->
-        self._receiving: dict[tuple[int, int], Receiving] = {}
 
     def leave(self, member):
         """Takes a table out; the last one waits until the others have received this rank's last messages.
@@ -83,11 +83,10 @@ class Shared:
         self.members.remove(member)
         if not self.members and not self.is_broken:
             wait_for(
-                self.world,
-                lambda: all(channel.is_done for channel in self._sending.values()),
-                "for other ranks to receive its last message about the table",
+                self.world, lambda: self.wire.is_idle, "for other ranks to receive its last message about the table"
             )
-            self.comm.Free()
+            self.world.meet("for all ranks to close the table")  # a wire may reach a rank that makes no call
+            self.wire.free()
 
     def send_letters(self, letters: dict, tag: int):
         """Sends every server the letters of all tables that have one."""
@@ -119,23 +118,12 @@ class Shared:
     def send_to(self, partners: list[int], messages: list[np.ndarray], tag: int):
         """Sends each partner its message."""
         for partner, message in zip(partners, messages):
-            if (partner, tag) not in self._sending:
-                self._sending[partner, tag] = Sending(self.comm, partner, tag)
-            self._sending[partner, tag].send(message)
+            self.wire.send(partner, tag, message)
 
     def expect_from(self, partners: list[int], tag: int):
-        """Lets MPI receive the next message of each partner while this rank computes."""
+        """Lets the next message of each partner arrive while this rank computes."""
         for partner in partners:
-            self._channel(partner, tag).expect()
-
-    def arrived(self, partner: int, tag: int) -> np.ndarray | None:
-        """The next message of a partner, if it is here."""
-        return self._channel(partner, tag).arrived(self._length)
-
-    def _channel(self, partner: int, tag: int) -> Receiving:
-        if (partner, tag) not in self._receiving:
-            self._receiving[partner, tag] = Receiving(self.comm, partner, tag)
-        return self._receiving[partner, tag]
+            self.wire.expect(partner, tag)
 
     def _length(self, piece: np.ndarray) -> int | None:
         """Words of the message that begins with this piece; None if the piece does not say it."""
@@ -154,9 +142,9 @@ class Round:
 class Rounds(Shared):
     """The rounds of several tables, on one rank."""
 
-    def __init__(self, world: World):
+    def __init__(self, world: World, make_wire: MakeWire):
         """Collective."""
-        super().__init__(world)
+        super().__init__(world, make_wire, REQUEST, (REPLY,))
         self._rounds: deque[Round] = deque()  # not received yet; the last one may be open
 
     def begin(self, member: Member, letter: Letter) -> Round:
@@ -229,6 +217,8 @@ class Rounds(Shared):
                     earlier.letters[member].read([of_server[i] for of_server in replies])
             earlier.is_received = True
             self._rounds.popleft()
+        if not self.wire.publish():  # another rank may need the reply before it can come to this rank's next call
+            wait_for(self.world, self.wire.publish, "for other ranks to make room for its messages")
 
     def receive_from(self, partners: list[int], tag: int) -> list[np.ndarray]:
         """The next message of each partner."""
@@ -239,7 +229,7 @@ class Rounds(Shared):
 
         def look() -> bool:
             for partner in missing():
-                message = self.arrived(partner, tag)
+                message = self.wire.arrived(partner, tag)
                 if message is not None:
                     found[partner] = message
             return len(found) == len(partners)
@@ -253,9 +243,9 @@ class Rounds(Shared):
 class Posts(Shared):
     """The posts of several tables, on one rank: each rank sends as many as every other. Nothing waits here."""
 
-    def __init__(self, world: World):
+    def __init__(self, world: World, make_wire: MakeWire):
         """Collective."""
-        super().__init__(world)
+        super().__init__(world, make_wire, POST)
         self._open: dict[Sink, Letter] = {}
         self._num_sent = 0
         self._num_received = [0] * len(self.rails.clients)
@@ -278,9 +268,10 @@ class Posts(Shared):
 
     def poll(self) -> bool:
         """Takes what has arrived. Returns whether every client's messages are here, as many as this rank has sent."""
+        self.wire.publish()
         for i, client in enumerate(self.rails.clients):
             while self._num_received[i] < self._num_sent:
-                message = self.arrived(client, POST)
+                message = self.wire.arrived(client, POST)
                 if message is None:
                     break
                 self._num_received[i] += 1

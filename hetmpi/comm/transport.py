@@ -13,17 +13,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from hetmpi import _C
 from hetmpi.comm.mailbox import Mailbox
 from hetmpi.comm.mpi import MPI
-from hetmpi.comm.rounds import Shared
+from hetmpi.comm.rounds import MakeWire, Shared
 from hetmpi.comm.route import Route
 from hetmpi.comm.shards import ShardReader
 from hetmpi.comm.window import RmaWindow
+from hetmpi.comm.world import World
 from hetmpi.errors import UserError
 from hetmpi.in_flight import finish
 
@@ -147,26 +148,43 @@ class Immediate:
         self.mailbox.close()
 
 
+class Ways(NamedTuple):
+    """The transports of a consistency model.
+
+    local      for ranks of one node
+    by_name    of table.exchange -> for several nodes. Raises UserError, on all ranks alike, where this MPI lacks what
+               it takes
+    on_wire    with this name, on a wire of the user's own"""
+
+    local: Callable[[Endpoint], Transport]
+    by_name: dict[str, Callable[[Endpoint], Transport]]
+    on_wire: Callable[[Endpoint, str, MakeWire], Transport]
+
+
 def choose(
-    endpoint: Endpoint, ways: dict, kind: str, trial: Callable[[Transport], None]
+    endpoint: Endpoint, ways: Ways, kind: str, trial: Callable[[Transport], None]
 ) -> tuple[Transport, str | None]:
     """Creates the transport called `kind`, for `auto` the one with the fastest trial. Returns it with the reason of the
     choice in one sentence, or None if `kind` named the transport.
 
-    ways: name -> class, whose constructor takes an Endpoint. kind: one of these names, auto, or the path of another
-    class, "package.module.Class". trial(transport): makes one exchange that only reads. Collective. Raises UserError
-    for a path that names no class."""
+    kind: a name, auto, or the path of a class "package.module.Class", a Wire. trial(transport): makes one exchange that
+    only reads. Collective. Raises UserError for a path that names no class."""
     window = endpoint.window
     if window.world.is_one_node:
-        transport = ways["rma"](endpoint)
-        transport.name = None
-        return transport, None
+        return ways.local(endpoint), None
+    if kind in ways.by_name:
+        return ways.by_name[kind](endpoint), None
     if kind != "auto":
-        return (ways.get(kind) or imported(kind))(endpoint), None
-    if not window.reaches_remote:
-        return ways["alltoall"](endpoint), "this MPI supports no one-sided window over several nodes"
-    opened = {name: make(endpoint) for name, make in ways.items()}
-    times = dict(zip(opened, trial_ms(window, opened.values(), trial).tolist()))
+        return ways.on_wire(endpoint, kind, imported(kind)), None
+    opened, refusals = {}, []
+    for name, make in ways.by_name.items():
+        try:
+            opened[name] = make(endpoint)
+        except UserError as refusal:
+            refusals.append(refusal)
+    if len(opened) == 1:
+        return next(iter(opened.values())), str(refusals[0]).partition(":")[0]
+    times = dict(zip(opened, trial_ms(window.world, opened.values(), trial).tolist()))
     chosen = opened.pop(min(times, key=times.get))
     for other in opened.values():
         other.close()
@@ -174,7 +192,7 @@ def choose(
     return chosen, f"fetching {TRIAL_KEYS:,} random rows took {shown}"
 
 
-def imported(path: str) -> type:
+def imported(path: str) -> MakeWire:
     """The class that "package.module.Class" names."""
     module, _, name = path.rpartition(".")
     try:
@@ -185,10 +203,10 @@ def imported(path: str) -> type:
         ) from error
 
 
-def trial_ms(window: RmaWindow, transports, trial: Callable[[Transport], None]) -> np.ndarray:
+def trial_ms(world: World, transports, trial: Callable[[Transport], None]) -> np.ndarray:
     """Time of one exchange by each transport in ms: median over trials, maximum over ranks, equal on all ranks.
     Collective."""
-    comm, transports = window.world.comm, list(transports)
+    comm, transports = world.comm, list(transports)
     times = np.empty((TRIALS, len(transports)))
     for i in range(TRIALS):
         for j, transport in enumerate(transports):

@@ -20,7 +20,7 @@ import numpy as np
 from hetmpi import _C
 from hetmpi.comm.collective import RailReader, arrays_of, opened_server
 from hetmpi.comm.mailbox import NO_KEYS, Mailbox, Message
-from hetmpi.comm.rounds import Round, Rounds, Section, Shared, share
+from hetmpi.comm.rounds import MakeWire, Round, Rounds, Section, Shared, share
 from hetmpi.comm.route import Route
 from hetmpi.comm.shards import NodeShardReader
 from hetmpi.comm.transport import Endpoint, Pull
@@ -65,27 +65,23 @@ class TwoSided:
 
     carries_pushes = is_collective = True
 
-    def __init__(self, endpoint: Endpoint):
-        """Collective."""
-        self.name: str | None = "alltoall"
+    def __init__(self, endpoint: Endpoint, name: str, make_wire: MakeWire):
+        """name: of the wire. Collective."""
+        self.name: str | None = name
         self.window, self.world, self._record = endpoint.window, endpoint.window.world, endpoint.record
         self.reader = NodeShardReader(endpoint.window, endpoint.applier)
-        self._peeks = RailReader(endpoint.window, endpoint.applier)
+        self._peeks = RailReader(endpoint.window, make_wire, endpoint.applier)
         self.mailbox = HoldingMailbox(endpoint.window, endpoint.record)
         self.arrays = endpoint.arrays
         self._widths = [self.reader.shape(array)[0] for array in self.arrays]
         rings = [self.mailbox.rings.get(rank) for rank in self.world.node_ranks]
         self._num_idle = 0  # writes since the last round
-        self.rounds = self.open_rounds()
+        self.rounds = Rounds(self.world, make_wire)
         self.rounds.members.append(self)
         owners = [list(range(self.world.node.size))] * len(self.rounds.rails.clients)
         self._server = opened_server(
             endpoint.window, endpoint.record, self.arrays, owners, [[rings]], endpoint.applier, True
         )
-
-    def open_rounds(self) -> Rounds:
-        """The rounds of this table alone. Collective."""
-        return Rounds(self.world)
 
     @property
     def shared(self) -> tuple[Shared, ...]:

@@ -17,8 +17,9 @@ import torch
 from hetmpi import _C
 from hetmpi.comm.collective import Collective
 from hetmpi.comm.mailbox import Message
+from hetmpi.comm.messages import Messages
 from hetmpi.comm.one_sided import OneSided
-from hetmpi.comm.transport import TRIAL_KEYS, Endpoint, choose, trial_route
+from hetmpi.comm.transport import TRIAL_KEYS, Endpoint, Ways, choose, trial_route
 from hetmpi.comm.waiting import Patience
 from hetmpi.in_flight import InFlight, finish, timed
 from hetmpi.table.client import Parts, check_finite
@@ -26,6 +27,11 @@ from hetmpi.table.request import Keys, Phase, PullRequest
 
 POLL_S = 0.001
 NAP_S = 50e-6  # polling interval: short compared with a step, long compared with a poll
+WAYS = Ways(
+    local=lambda endpoint: OneSided(endpoint, None),
+    by_name={"rma": OneSided, "alltoall": lambda endpoint: Collective(endpoint, "alltoall", Messages)},
+    on_wire=Collective,
+)
 
 
 class BspClient:
@@ -36,8 +42,9 @@ class BspClient:
         self.parts, self._world, self._cache, self._spans = parts, parts.world, parts.cache, parts.spans
         route = trial_route(parts.window, parts.partition, parts.num_rows)
         rows = np.empty((TRIAL_KEYS, parts.dim), np.float32)
-        endpoint, ways = Endpoint(parts.window, parts.record), {"rma": OneSided, "alltoall": Collective}
-        self.transport, self.why = choose(endpoint, ways, exchange, lambda way: way.peek("weight", route, rows))
+        self.transport, self.why = choose(
+            Endpoint(parts.window, parts.record), WAYS, exchange, lambda way: way.peek("weight", route, rows)
+        )
         self._reader, self._mailbox = self.transport.reader, self.transport.mailbox
         origins, layout = self.transport.origins, parts.window.layouts[parts.world.rank]
         rings = [layout.ring(first) for first, _ in origins]

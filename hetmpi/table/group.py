@@ -49,9 +49,10 @@ class TableGroup(Mapping[str, EmbeddingTable]):
         self._tables = tables
         for kind in (TwoSided, Collective):
             transports = [table.client.transport for table in tables.values()]
-            chosen = [transport for transport in transports if isinstance(transport, kind)]
-            if len(chosen) > 1:
-                kind.share(chosen)
+            for name in sorted({transport.name for transport in transports if isinstance(transport, kind)}):
+                chosen = [one for one in transports if isinstance(one, kind) and one.name == name]
+                if len(chosen) > 1:
+                    kind.share(chosen)
 
     def __getitem__(self, name: str) -> EmbeddingTable:
         return self._tables[name]

@@ -20,9 +20,10 @@ import torch
 
 from hetmpi import _C
 from hetmpi.comm.mailbox import joined
+from hetmpi.comm.messages import Messages
 from hetmpi.comm.one_sided import OneSided
 from hetmpi.comm.route import Route
-from hetmpi.comm.transport import TRIAL_KEYS, Endpoint, Pull, Transport, choose, trial_route
+from hetmpi.comm.transport import TRIAL_KEYS, Endpoint, Pull, Transport, Ways, choose, trial_route
 from hetmpi.comm.two_sided import UNANNOUNCED, TwoSided
 from hetmpi.in_flight import InFlight, finish, timed
 from hetmpi.table.client import Parts
@@ -30,6 +31,12 @@ from hetmpi.table.owner import SspOwner
 from hetmpi.table.pulls import NO_SLOTS, Pulls
 from hetmpi.table.pushes import Pushes
 from hetmpi.table.request import JointRequest, Keys, Part, Phase, PullRequest
+
+WAYS = Ways(
+    local=lambda endpoint: OneSided(endpoint, None),
+    by_name={"rma": OneSided, "alltoall": lambda endpoint: TwoSided(endpoint, "alltoall", Messages)},
+    on_wire=TwoSided,
+)
 
 
 class SspClient:
@@ -45,7 +52,7 @@ class SspClient:
         self._owner.set_step(parts.optimizer, 0)  # others may push before the first write of this rank
         weakref.finalize(self, self._owner.stop)  # also at exit, before MPI frees the memory
         endpoint = Endpoint(parts.window, parts.record, self._arrays, self._owner.applier)
-        self.transport, self.why = choose(endpoint, {"rma": OneSided, "alltoall": TwoSided}, exchange, self._trial)
+        self.transport, self.why = choose(endpoint, WAYS, exchange, self._trial)
         layout = parts.window.layouts[parts.world.rank]
         others = self.transport.mailbox.rings  # symmetric: these ranks have a ring here too
         self._owner.start([layout.ring(rank) for rank in others])

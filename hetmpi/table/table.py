@@ -38,7 +38,7 @@ ARGUMENTS = (  # those that all ranks must give alike
     "num_rows", "dim", "optimizer", "partition", "seed", "name", "init_std", "inbox_bytes", "staleness", "exchange",
     "replicated", "round_steps",
 )  # fmt: skip
-REMOTE_WINDOW = {"rma": "needed", "auto": "wanted", "alltoall": "unused"}
+REMOTE_WINDOW = {"rma": "needed", "auto": "wanted"}  # by table.exchange; unused by others
 
 
 class EmbeddingTable:
@@ -109,7 +109,8 @@ class EmbeddingTable:
         record, layouts = layouts_of(world, self.partition, rule, dim, staleness, inbox_bytes, exchange)
         self._exchange, self.shard = exchange, None
         self.client: Client | None = None
-        self.window: RmaWindow | None = RmaWindow(world, layouts, self.partition, REMOTE_WINDOW.get(exchange, "wanted"))
+        remote = REMOTE_WINDOW.get(exchange, "unused")
+        self.window: RmaWindow | None = RmaWindow(world, layouts, self.partition, remote)
         try:
             self._open(rule, record, table_seed(seed, name), init_std, cache, torch.device(device), round_steps)
             if replicated:
@@ -323,7 +324,7 @@ def layouts_of(
     inbox_bytes, layouts = inbox_bytes if world.size > 1 else 0, []
     all_ranks = range(world.size)
     origins_of = [all_ranks] * len(world.nodes)  # each rank may write to each other
-    if exchange == "alltoall":
+    if exchange not in ("rma", "auto"):
         merged = [[first for first, _ in origins] for origins in origins_by_node(world.nodes)]
         origins_of = merged if staleness.is_synchronous else world.nodes
     for node, origins in zip(world.nodes, origins_of):

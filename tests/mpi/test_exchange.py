@@ -35,7 +35,8 @@ from test_table import RULES, all_rows, check_same_bits, make_table, train
 
 from hetmpi import _C
 from hetmpi.comm.route import PARTITIONS, Route
-from hetmpi.comm.transport import Endpoint, Pull, choose
+from hetmpi.comm.one_sided import OneSided
+from hetmpi.comm.transport import Endpoint, Pull, Ways, choose
 from hetmpi.comm.two_sided import MAX_IDLE_WRITES, UNANNOUNCED
 from hetmpi.comm.world import World
 from hetmpi.errors import UserError
@@ -51,7 +52,7 @@ pytestmark = pytest.mark.mpi
 @pytest.mark.parametrize("rule", sorted(RULES))
 def test_rows_are_those_of_rma_bit_for_bit(apart, rule, partition):
     results = []
-    for exchange, prefetch in [("rma", False), ("alltoall", False), ("alltoall", True)]:
+    for exchange, prefetch in [("rma", False), ("alltoall", False), ("alltoall", True), (WINDOWS, True)]:
         table = make_table(apart, rule, 0.02, partition=partition, exchange=exchange)
         assert table.client.transport.name == (None if apart.is_one_node else exchange)
         results.append((train(table, apart, steps=10, prefetch=prefetch), all_rows(table, apart)))
@@ -97,7 +98,8 @@ def test_a_cache_changes_no_bit_at_staleness_0(apart, rule):
 # Bounded staleness: the tests of rma in tests/mpi/test_staleness.py that apply if all ranks step together.
 
 
-ALLTOALL = {"exchange": st.just("alltoall")}
+WINDOWS = "hetmpi.comm.windows.Windows"
+ALLTOALL = {"exchange": st.sampled_from(["alltoall", WINDOWS])}
 ANNOUNCED = {**ALLTOALL, "prefetch": st.just(True), "capacity_rows": st.sampled_from([5, 1, 32, 40, 64, ALL])}
 PLAIN_ALLTOALL = {**PLAIN, "exchange": "alltoall"}
 
@@ -136,21 +138,21 @@ def test_ranks_that_announce_their_batches_do_what_the_reference_does(world, sta
 @pytest.mark.parametrize("staleness", [1, 10])
 @cases(
     5,
-    **{**ANNOUNCED, "exchange": st.just("toy_transport.Pickled")},
+    **{**ANNOUNCED, "exchange": st.just("toy_wire.Pickled")},
     growth=st.none(),
     anticipate=st.just(3),
     num_steps=st.integers(5, 25),
 )
-def test_a_transport_of_ones_own_takes_one_file(world, staleness, case):
+def test_a_wire_of_ones_own_takes_one_file(world, staleness, case):
     apart, settings = World(world.comm, ranks_per_node=1), (staleness, case["growth"], case["anticipate"])
     table = open_table(apart, case, *settings)
-    assert type(table.client.transport).__name__ == ("OneSided" if apart.is_one_node else "Pickled")
+    assert table.client.transport.name == (None if apart.is_one_node else "toy_wire.Pickled")
     follow(apart, table, cluster_of(apart, table, case, *settings, kind=Rounds), case, step_in_rounds)
     table.close()
 
 
-@pytest.mark.parametrize("path", ["nowhere.Transport", "toy_transport.Missing"])
-def test_a_transport_that_is_not_there_is_refused(world, path):
+@pytest.mark.parametrize("path", ["nowhere.Wire", "toy_wire.Missing"])
+def test_a_wire_that_is_not_there_is_refused(world, path):
     if world.size == 1:
         pytest.skip("one rank needs no transport")
     with pytest.raises(UserError, match=f"table.exchange={path}: there is no such class"):
@@ -377,8 +379,8 @@ class NoWindow:
 def test_alltoall_is_taken_where_mpi_makes_no_window_over_nodes(apart):
     if apart.is_one_node:
         pytest.skip("takes two nodes")
-    made = {"rma": None, "alltoall": lambda endpoint: endpoint.window.world}
-    chosen, why = choose(Endpoint(NoWindow(apart), None), made, "auto", trial=None)
+    ways = Ways(None, {"rma": OneSided, "alltoall": lambda endpoint: endpoint.window.world}, None)
+    chosen, why = choose(Endpoint(NoWindow(apart), None), ways, "auto", trial=None)
     assert chosen is apart and why == "this MPI supports no one-sided window over several nodes"
     table = make_table(apart, exchange="alltoall")
     assert not table.window.reaches_remote

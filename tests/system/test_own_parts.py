@@ -36,7 +36,7 @@ def own(tmp_path_factory):
 
 @pytest.mark.parametrize("chosen", [
     ["model=logreg"], ["loss=focal"],
-    pytest.param(["table.exchange=toy_transport.Pickled"], marks=pytest.mark.rare),
+    pytest.param(["table.exchange=toy_wire.Pickled"], marks=pytest.mark.rare),
 ])  # fmt: skip
 def test_the_parts_shown_in_contributing_train(own, tmp_path, chosen):
     settings = [f"hydra.searchpath=[file://{own}/conf]", f"run.dir={tmp_path}", "table.ranks_per_node=1"]

@@ -1,4 +1,4 @@
-"""Channel: messages between this rank and a partner, in order.
+"""Messages: a Wire by MPI_Isend and MPI_Irecv.
 
 MPI moves a long message while both ranks compute only if its receive was posted before (`expect`), and a receive needs
 a length. Lengths vary little from step to step, and both sides know that of the message before: a message goes in one
@@ -7,15 +7,46 @@ piece of at most a quarter more than that, and what exceeds it in a second.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from hetmpi.comm.mpi import MPI
+from hetmpi.comm.wire import Lines
 
 SECOND = 16  # added to the tag of a first piece
 
 
+class Messages:
+    """See hetmpi/comm/wire.py, Wire."""
+
+    def __init__(self, lines: Lines):
+        comm = self._comm = lines.world.comm.Dup()  # separates these messages from others
+        self._sending = {line: Sending(comm, *line) for line in lines.outgoing}
+        self._receiving = {line: Receiving(comm, *line, lines.length_of) for line in lines.incoming}
+
+    def send(self, partner: int, tag: int, message: np.ndarray):
+        self._sending[partner, tag].send(message)
+
+    def expect(self, partner: int, tag: int):
+        self._receiving[partner, tag].expect()
+
+    def arrived(self, partner: int, tag: int) -> np.ndarray | None:
+        return self._receiving[partner, tag].arrived()
+
+    def publish(self) -> bool:
+        return True
+
+    @property
+    def is_idle(self) -> bool:
+        return all(line.is_done for line in self._sending.values())
+
+    def free(self):
+        self._comm.Free()
+
+
 class Sending:
-    """The sender's end of a channel."""
+    """The sender's end of a line."""
 
     def __init__(self, comm, partner: int, tag: int):
         self._comm, self._partner, self._tag = comm, partner, tag
@@ -40,10 +71,11 @@ class Sending:
 
 
 class Receiving:
-    """The receiver's end of a channel."""
+    """The receiver's end of a line."""
 
-    def __init__(self, comm, partner: int, tag: int):
-        self._comm, self._partner, self._tag = comm, partner, tag
+    def __init__(self, comm, partner: int, tag: int, length_of: Callable[[np.ndarray], int | None]):
+        """length_of: as in Lines."""
+        self._comm, self._partner, self._tag, self._length_of = comm, partner, tag, length_of
         self._most = 0  # words of the next first piece
         self._first: tuple[MPI.Request, np.ndarray] | None = None  # the receive posted, and its memory
         self._num_received: int | None = None  # words of the first piece, once it is here
@@ -54,9 +86,8 @@ class Receiving:
             memory = np.empty(self._most, np.int64)
             self._first = self._comm.Irecv([memory, MPI.INT64_T], self._partner, self._tag), memory
 
-    def arrived(self, length_of) -> np.ndarray | None:
-        """The next message (n,) int64, if it is here. length_of(first piece): words of the whole message, or None if
-        the piece is too short to tell."""
+    def arrived(self) -> np.ndarray | None:
+        """The next message (n,) int64, if it is here."""
         self.expect()
         request, memory = self._first
         status = MPI.Status()
@@ -65,7 +96,7 @@ class Receiving:
                 return None
             self._num_received = status.Get_count(MPI.INT64_T)
         message = memory[: self._num_received]
-        if length_of(message) != len(message):
+        if self._length_of(message) != len(message):
             matched = self._comm.Improbe(self._partner, self._tag + SECOND, status)
             if matched is None:
                 return None

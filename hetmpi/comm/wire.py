@@ -1,0 +1,71 @@
+"""Wire: the protocol for messages between this rank and its partners on other nodes (rails.py).
+
+A message is an array of words of 8 bytes, whose content only its sender and its receiver know. Two kinds: Messages
+(messages.py), by MPI_Isend, and Windows (windows.py), one-sided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from hetmpi.comm.rails import Rails
+from hetmpi.comm.world import World
+
+
+@dataclass
+class Lines:
+    """The lines that a wire has to each partner: a line carries messages one way, in order.
+
+    to_servers, to_clients  tags of the lines from this rank to each of its servers, and to each of its clients; all
+                            ranks have lines with these tags, so those to this rank come from its clients and servers
+    length_of(begin)        words of the message that begins with these words (n,) int64; None if they are too few to
+                            tell"""
+
+    world: World
+    rails: Rails
+    to_servers: tuple[int, ...]
+    to_clients: tuple[int, ...]
+    length_of: Callable[[np.ndarray], int | None]
+
+    @property
+    def outgoing(self) -> list[tuple[int, int]]:
+        """(partner, tag) of each line from this rank."""
+        return [(rank, tag) for tag in self.to_servers for rank in self.rails.servers] + [
+            (rank, tag) for tag in self.to_clients for rank in self.rails.clients
+        ]
+
+    @property
+    def incoming(self) -> list[tuple[int, int]]:
+        """(partner, tag) of each line to this rank."""
+        return [(rank, tag) for tag in self.to_servers for rank in self.rails.clients] + [
+            (rank, tag) for tag in self.to_clients for rank in self.rails.servers
+        ]
+
+
+class Wire(Protocol):
+    """See above. The constructor takes Lines, and is collective.
+
+    is_idle   whether everything sent has reached its receivers' memory"""
+
+    is_idle: bool
+
+    def send(self, partner: int, tag: int, message: np.ndarray) -> None:
+        """Sends a message (n,) int64, which must not be changed any more. Does not wait. It may leave with a later call
+        of `publish` or `arrived` only."""
+
+    def expect(self, partner: int, tag: int) -> None:
+        """Prepares for the next message of a partner, so that it can arrive while this rank computes."""
+
+    def arrived(self, partner: int, tag: int) -> np.ndarray | None:
+        """The next message of a partner, if it is here."""
+
+    def publish(self) -> bool:
+        """Lets messages leave. Returns whether all that were sent have, so that they reach their receivers without
+        another call on this rank."""
+
+    def free(self) -> None:
+        """Frees what the wire has taken. REQUIRES: is_idle on all ranks. Collective."""

@@ -1,0 +1,89 @@
+"""Wires: messages of any length arrive whole and in order, whether their receiver expects them or not. Run at 2 and 3
+ranks, of a node each."""
+
+import numpy as np
+import pytest
+from toy_wire import Pickled
+
+from hetmpi.comm.messages import Messages
+from hetmpi.comm.rails import Rails
+from hetmpi.comm.waiting import wait_for
+from hetmpi.comm.windows import Windows
+from hetmpi.comm.wire import Lines
+from hetmpi.comm.world import World
+
+pytestmark = pytest.mark.mpi
+LENGTHS = [1, 5, 4, 20_000, 20_000, 25_000, 25_001, 31_300, 3, 1, 1, 200_000, 2]
+ASK, ANSWER = 1, 2
+
+
+def small_windows(lines):
+    """Rings that hold a part of a message."""
+    return Windows(lines, inbox_bytes=8 << 10)
+
+
+def lengths_of(rank):
+    return np.random.default_rng(rank).permutation(LENGTHS * 2).tolist()
+
+
+def message_of(rank, number, length):
+    """Its first word is its length."""
+    message = np.random.default_rng((rank, number)).integers(0, 1 << 40, length)
+    message[0] = length
+    return message
+
+
+@pytest.fixture
+def far(world):
+    if world.size < 2:
+        pytest.skip("takes 2 ranks")
+    apart = World(world.comm, ranks_per_node=1)
+    yield apart
+    apart.free()
+
+
+@pytest.mark.parametrize("expects", [False, True])
+@pytest.mark.parametrize("make", [Messages, Windows, small_windows, Pickled])
+def test_messages_arrive_whole_and_in_order(far, make, expects):
+    others = [rank for rank in range(far.size) if rank != far.rank]
+    wire = make(Lines(far, Rails(far), (ASK,), (ANSWER,), lambda words: words[0] if len(words) else None))
+    for number, length in enumerate(lengths_of(far.rank)):
+        for rank in others:
+            for tag in (ASK, ANSWER):
+                if expects:
+                    wire.expect(rank, tag)
+                wire.send(rank, tag, message_of(far.rank, tag * 1000 + number, length))
+        for rank in others:
+            for tag in (ASK, ANSWER):
+                found = wait_for_message(far, wire, rank, tag)
+                assert np.array_equal(found, message_of(rank, tag * 1000 + number, lengths_of(rank)[number]))
+    wait_for(far, lambda: wire.is_idle, "for messages to be received")
+    far.meet("for all ranks to have received their messages")
+    wire.free()
+
+
+def wait_for_message(world, wire, rank, tag):
+    found = []
+
+    def look():
+        message = wire.arrived(rank, tag)
+        found.extend([] if message is None else [message])
+        return bool(found)
+
+    wait_for(world, look, "for a message")
+    return found[0]
+
+
+@pytest.mark.parametrize("make", [Windows, Messages])
+def test_what_is_published_arrives_without_another_call_of_its_sender(far, make):
+    wire = make(Lines(far, Rails(far), (ASK,), (), lambda words: words[0] if len(words) else None))
+    if far.rank == 0:
+        for rank in range(1, far.size):
+            wire.send(rank, ASK, message_of(0, 0, 50))
+        wait_for(far, wire.publish, "for room")
+    else:
+        found = wait_for_message(far, wire, 0, ASK)
+        assert np.array_equal(found, message_of(0, 0, 50))
+    far.meet("for all ranks")
+    assert wire.is_idle
+    wire.free()
