@@ -151,14 +151,15 @@ class Parts:
         """The rows (U, dim) of the batch: from cache lines, or from rows (n, dim) for keys without a line. The latter
         get a line if they may be cached."""
         delivered = self.cache.deliver(request.slots[: request.num], rows[: request.num])
-        self.insert(request, delivered, states)
+        self.insert(request, self.cache.delivered(delivered), states)
         return delivered
 
-    def insert(self, request: PullRequest, rows: torch.Tensor, states: np.ndarray):
-        """Gives the keys that have no line and may be cached a line with their rows (num, dim)."""
+    def insert(self, request: PullRequest, weights, states: np.ndarray):
+        """Gives the keys that have no line and may be cached a line with their rows (num, dim). weights: from the
+        cache's local() or delivered()."""
         num = request.num
         keys, admitted, clocks = request.array[:num], request.is_admitted[:num], request.clocks[:num]
-        weights, slots = self.cache.local(rows), request.slots[:num]
+        slots = request.slots[:num]
         missing, evicted = self.cache.insert_and_evict(keys, admitted, weights, states[:num], clocks, slots)
         self.counters.misses += missing
         self.counters.evicted += evicted
