@@ -28,11 +28,13 @@ class Client(Protocol):
 
     step       steps written so far (BSP: and settled)
     transport  communication of rows and gradients between nodes
-    why        reason in one sentence if a trial chose the transport"""
+    why        reason in one sentence if a trial chose the transport
+    num_windows  rows of this rank's shard of which it keeps pushes (cpp/owner/windows.h)"""
 
     step: int
     transport: Transport
     why: str | None
+    num_windows: int
 
     def reading(self, keys: Keys) -> InFlight[torch.Tensor]:
         """keys (U,) -> rows (U, dim) float32 on the table's device, as recent as the consistency model requires."""

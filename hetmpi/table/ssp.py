@@ -256,6 +256,10 @@ class SspClient:
     def step(self) -> int:
         return self.parts.step
 
+    @property
+    def num_windows(self) -> int:
+        return self._owner.applier.num_windows
+
     def settling(self) -> InFlight[None]:
         """No effect: a write is complete when it returns."""
         yield from ()
