@@ -18,6 +18,7 @@ from __future__ import annotations
 import numpy as np
 
 from hetmpi import _C
+from hetmpi.comm.board import Board
 from hetmpi.comm.collective import RailReader, arrays_of, opened_server
 from hetmpi.comm.mailbox import NO_KEYS, Mailbox, Message
 from hetmpi.comm.rounds import Round, Rounds, Section, Shared, share
@@ -86,6 +87,10 @@ class TwoSided:
     def open_rounds(self) -> Rounds:
         """The rounds of this table alone. Collective."""
         return Rounds(self.world)
+
+    @property
+    def boards(self) -> tuple[Board, ...]:
+        return self._peeks.boards
 
     @property
     def shared(self) -> tuple[Shared, ...]:

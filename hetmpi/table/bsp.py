@@ -31,6 +31,8 @@ NAP_S = 50e-6  # polling interval: short compared with a step, long compared wit
 class BspClient:
     """See hetmpi/table/client.py, Client."""
 
+    num_windows = 0  # pushes of a step are applied together
+
     def __init__(self, parts: Parts, exchange: str):
         """exchange: rma, alltoall or auto. Collective."""
         self.parts, self._world, self._cache, self._spans = parts, parts.world, parts.cache, parts.spans
