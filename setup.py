@@ -19,6 +19,7 @@ import hashlib
 import importlib.util
 import os
 import platform
+import runpy
 import shutil
 import subprocess
 import sys
@@ -107,6 +108,12 @@ def digest() -> str:
     return hashlib.sha256(b"".join(hashlib.sha256(text).digest() for text in texts)).hexdigest()[:12]
 
 
+def sources() -> str:
+    """Identifies the sources of the core: ranks whose cores differ must not exchange messages."""
+    files = sorted(file for file in CORE.rglob("*") if file.is_file())
+    return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()[:12]
+
+
 def run_for_text(*command: str) -> str:
     return subprocess.run(command, text=True, capture_output=True).stdout
 
@@ -129,7 +136,7 @@ class BuildExtensions(build_ext):
             if not self.has_objects:
                 sources = sum((extension.sources for extension in self.extensions), KERNELS if nvcc else [])
                 print(len(sources), "files to compile")  # tools/progress.sh counts them
-            cores = len(os.sched_getaffinity(0))  # those that this process may use, where a login node has many
+            cores = runpy.run_path("hetmpi/comm/cores.py")["usable_cores"]()  # a login node has more than those
             with ParallelCompile(default=cores, needs_recompile=lambda made, source: not self.has_objects):
                 super().run()
             complete.touch()
@@ -162,6 +169,7 @@ core = Pybind11Extension(
     include_dirs=[str(CORE)],
     cxx_std=17,
     extra_compile_args=flags,
+    define_macros=[("HETMPI_SOURCES", f'"{sources()}"')],
 )
 if nvcc:
     core.define_macros.append(("HETMPI_CUDA", "1"))

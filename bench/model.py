@@ -34,7 +34,6 @@ of a step, "worst_bytes": the same of bytes, "constants": {...}, "checked": [...
 import functools
 import json
 import math
-import os
 import re
 import sys
 from dataclasses import dataclass
@@ -45,6 +44,7 @@ from race.turns import made_problem, median_ms, median_of, on_hosts, race
 from workload import key_of, parse
 
 from hetmpi import _C
+from hetmpi.comm.cores import usable_cores
 from hetmpi.data.synthetic import Synthetic, Zipf
 from hetmpi.run.build import auto_round_steps
 from hetmpi.spans import PARTS
@@ -329,7 +329,7 @@ class Model:
 
 def crowd_of(ranks: int) -> float:
     """Ranks per core of this machine, at least 1."""
-    return max(1.0, ranks / os.cpu_count())
+    return max(1.0, ranks / usable_cores())
 
 
 def bytes_per_second(rate: str) -> float:

@@ -26,6 +26,7 @@ from race.problem import GRAPH
 from race.turns import check_losses, chosen, made_problem, median_ms, median_of, on_hosts, race
 from workload import mpiexec, naps, parse
 
+from hetmpi.comm.cores import usable_cores
 from hetmpi.spans import PARTS
 
 SETTINGS = {
@@ -67,7 +68,7 @@ def on_node(ranks: int) -> list[str]:
     """Command that starts the ranks on this machine, bound to cores if there are enough: peers too, as hetmpi binds
     itself."""
     os.environ.update(naps(ranks))
-    return [*mpiexec(ranks), *(["--bind-to", "core"] if ranks <= os.cpu_count() else [])]
+    return [*mpiexec(ranks), *(["--bind-to", "core"] if ranks <= usable_cores() else [])]
 
 
 def show(times: dict, split: dict, floor: dict):

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from hetmpi.comm.cores import usable_cores
+
 QUIET_S = 9
 GRAPHS = ("reddit", "amazon", "mag")  # as conf/experiment/het_NAME.yaml
 
@@ -75,7 +77,7 @@ def mpiexec(ranks: int) -> list[str]:
 def naps(ranks: int) -> dict[str, str]:
     """Additional environment variables if ranks outnumber cores (cpp/naps.c), as in run.sh."""
     found = sorted(Path(__file__).parent.parent.glob("hetmpi/_naps.*.so"))
-    return {"LD_PRELOAD": str(found[0])} if found and ranks > os.cpu_count() and "LD_PRELOAD" not in os.environ else {}
+    return {"LD_PRELOAD": str(found[0])} if found and ranks > usable_cores() and "LD_PRELOAD" not in os.environ else {}
 
 
 def key_of(staleness: int | None) -> str:

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from hetmpi import _C
+from hetmpi.comm.cores import usable_cores
 from hetmpi.comm.launch import launch
 from hetmpi.comm.memory import available_memory, cgroup_memory
 from hetmpi.comm.mpi import MPI, mpi_libraries, srun_mpi
@@ -114,9 +115,10 @@ def describe_horovod(world: World, report: Report):
 
 def describe_machine(world: World, report: Report):
     """Cores, memory, /dev/shm, GPU."""
-    cores = len(os.sched_getaffinity(0))
     report.line(
-        "cores", f"{os.cpu_count()} on the node, {cores} for this rank, {world.compute_threads()} compute thread(s)"
+        "cores",
+        f"{os.cpu_count()} on the node, {world.num_cores} for its ranks, {usable_cores()} for this one, "
+        f"{world.compute_threads()} compute thread(s)",
     )
     limit = cgroup_memory()
     limited = "" if limit == float("inf") else f", {limit / GIB:.1f} GiB under the job's limit"

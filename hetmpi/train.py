@@ -107,12 +107,22 @@ def train(world: World, config: DictConfig, preemption: Preemption) -> bool:
     torch.set_num_threads(world.compute_threads())
     no_gpu = config.device == "auto" and config.table.replicate_below_rows > 0  # supported on CPUs only
     device = choose_device(world, "cpu" if no_gpu else config.device)
+    whole = world
     if config.table.ranks_per_node is not None:
-        world = World(world.comm, config.table.ranks_per_node)
+        world = whole.split(config.table.ranks_per_node)
+    is_done = True
     if config.dry_run:
         dry_run(world, config, device)
-        watchdog.close()
-        return True
+    else:
+        is_done = run_training(world, config, device, spans, preemption)
+    if world is not whole:
+        world.node.Free()
+    watchdog.close()
+    return is_done
+
+
+def run_training(world: World, config: DictConfig, device: torch.device, spans: Spans, preemption: Preemption) -> bool:
+    """Trains. Returns as train(). Collective."""
     training = Training(world, config, device, spans)
     try:
         is_done = training.run(preemption.is_agreed)
@@ -123,7 +133,6 @@ def train(world: World, config: DictConfig, preemption: Preemption) -> bool:
         if training.log is not None:
             training.log.close()  # gives the terminal its cursor back
     training.close()
-    watchdog.close()
     return is_done
 
 
@@ -152,12 +161,17 @@ class Training:
         self.total_steps, self.steps = build.total_steps(config, self.source, world.size, self.start), self.start.step
         self.generator = build.generator_of_dropout(self.model, device)
         self.bests = Bests(world, config, self.task, self.source.num_valid, self.saving.resumed)
-        build.check_batches(config, world, self.task, self.specs, self.total_steps - self.start.step)
+        num_batches = build.num_batches(
+            config, world, self.task, self.specs, self.total_steps - self.start.step, device
+        )
+        build.check_batches(config, world, self.task, self.specs, num_batches)
         build.check_final(config, world, self.task, self.model)
         schedule = Schedule(config.optim.schedule, config.optim.warmup_steps, self.total_steps)
         most_keys = build.most_keys_of(config, self.task, self.specs)
         self.replicated = [keys for fields in replicated.values() for keys in fields]
         self.tables = build.make_tables(config, world, self.specs, replicated, most_keys, schedule, device, spans)
+        exchange = next(iter(self.tables.values())).client.transport.name
+        build.check_boards(config, world, self.task, self.specs, exchange)
         self.dense = build.make_dense(config, self.hvd, self.model, schedule, device)
         if self.saving.resumed is not None:
             check_data(self.saving.resumed, self.source)

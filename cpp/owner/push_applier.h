@@ -109,6 +109,12 @@ class PushApplier {
     apply_record(from, num_rows);
   }
 
+  // Rows of which pushes are kept (windows.h).
+  int64_t num_windows() {
+    std::lock_guard<std::mutex> hold(lock_);
+    return windows_.size();
+  }
+
   // Runs `reads` while the shard is not written.
   template <typename Reads>
   void exclusively(Reads reads) {

@@ -150,6 +150,24 @@ inline int64_t num_squares(const int32_t* counts, int64_t n, RecordFormat format
   return std::count_if(counts, counts + n, [format](int32_t count) { return format.has_squares(count); });
 }
 
+// The record at `at`, of which `size` bytes are there. Throws std::out_of_range if its rows need more bytes than it
+// has, or than are there: another program, or another version of this one, may have written it.
+inline Record record_at(const uint8_t* at, uint64_t size, RecordFormat format) {
+  const auto* header = reinterpret_cast<const RecordHeader*>(at);
+  const auto require = [&](bool is_whole) {
+    if (!is_whole) throw std::out_of_range("a record is shorter than its rows, or its message than the record");
+  };
+  require(size >= sizeof(RecordHeader));
+  const uint64_t bytes = header->bytes, least = format.row_bytes(1);  // of a row without squares
+  require(sizeof(RecordHeader) <= bytes && bytes <= size && bytes % alignof(RecordHeader) == 0);
+  const uint64_t room = bytes - sizeof(RecordHeader);
+  require(header->num_rows >= 0 && static_cast<uint64_t>(header->num_rows) <= room / least);
+  const RecordColumns columns = columns_of(at, header->num_rows, format);
+  const uint64_t squares = num_squares(columns.counts, header->num_rows, format) * format.square_dim * sizeof(float);
+  require(header->num_rows * least + squares <= room);
+  return {header, columns};
+}
+
 // Copies the first n rows of a record.
 inline void copy_columns(const FilledColumns& to, const RecordColumns& from, int64_t n, RecordFormat format) {
   std::copy_n(from.keys, n, to.keys);
@@ -257,13 +275,12 @@ class RingConsumer {
     check_ring_capacity(capacity, format);
   }
 
-  // Reads the oldest record; false if there is none. It is valid until release().
+  // Reads the oldest record; false if there is none. It is valid until release(). Throws as record_at().
   bool peek(Record* record) const {
-    const uint64_t tail = header_->tail.load(std::memory_order_relaxed);
-    if (header_->head.load(std::memory_order_acquire) == tail) return false;
-    const uint8_t* at = data_ + tail % capacity_;
-    const auto* header = reinterpret_cast<const RecordHeader*>(at);
-    *record = {header, columns_of(at, header->num_rows, format_)};
+    const uint64_t tail = header_->tail.load(std::memory_order_relaxed), offset = tail % capacity_;
+    const uint64_t num_written = header_->head.load(std::memory_order_acquire) - tail;
+    if (num_written == 0) return false;
+    *record = record_at(data_ + offset, std::min(num_written, capacity_ - offset), format_);
     return true;
   }
 

@@ -41,6 +41,14 @@ class Windows {
  public:
   explicit Windows(const RowOptimizer& rule) : dim_(rule.dim()), width_(rule.overlap_dim()) { index_.clear(0); }
 
+  // Memory of a row that has a window, at most: the index has up to four slots per key.
+  static int64_t row_bytes(const RowOptimizer& rule) {
+    return sizeof(Window) + sizeof(float) * rule.overlap_dim() + sizeof(int64_t) + 4 * sizeof(int32_t);
+  }
+
+  // Rows that have a window.
+  int64_t size() const { return index_.size(); }
+
   // Applies a push over these steps to a row; weight (dim), state (state_dim).
   void apply(int64_t row, float* weight, float* state, const Gradient& push, const Steps& steps,
              const RowOptimizer& rule) {

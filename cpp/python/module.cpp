@@ -4,6 +4,9 @@
 #ifdef HETMPI_CUDA
 #include "cuda/cuda_cache.h"
 #endif
+#ifndef HETMPI_SOURCES
+#define HETMPI_SOURCES ""
+#endif
 
 namespace hetmpi {
 namespace {
@@ -28,6 +31,7 @@ void bind_gpu(py::module_& m) {
 PYBIND11_MODULE(_C, m) {
   using namespace hetmpi;
   m.doc() = "C++ core of hetmpi: unique keys, rows, row optimizers, rings between ranks, samples of graphs.";
+  m.attr("SOURCES") = HETMPI_SOURCES;  // identifies the core's sources; empty where they were compiled without setup.py
   bind_functions(m);
 #ifdef HETMPI_HASHING
   bind_hashing(m);

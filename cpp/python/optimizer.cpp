@@ -3,6 +3,7 @@
 #include <string>
 
 #include "owner/row_optimizer.h"
+#include "owner/windows.h"
 #include "python/arrays.h"
 #include "python/bindings.h"
 
@@ -51,6 +52,9 @@ void bind_optimizer(py::module_& m) {
       .def_property_readonly("preview_dim", &RowOptimizer::preview_dim)
       .def_property_readonly("sum_dim", &RowOptimizer::sum_dim)
       .def_property_readonly("is_plain", &RowOptimizer::is_plain)
+      .def_property_readonly(
+          "window_bytes", [](const RowOptimizer& rule) { return rule.is_plain() ? 0 : Windows::row_bytes(rule); },
+          "Memory of an owner for each row of which it keeps pushes, at most (cpp/owner/windows.h).")
       .def("mean_squares", &mean_squares, py::arg("state").noconvert(), py::arg("out").noconvert())
       .def("apply_touched", &apply_touched, py::arg("weight").noconvert(), py::arg("state").noconvert(),
            py::arg("clock").noconvert(), py::arg("grads").noconvert(), py::arg("touched").noconvert())

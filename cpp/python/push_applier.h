@@ -71,6 +71,11 @@ class PyPushApplier {
     applier_.apply(columns, n);
   }
 
+  int64_t num_windows() {
+    py::gil_scoped_release release;
+    return applier_.num_windows();
+  }
+
   PushApplier& core() { return applier_; }
 
  private:

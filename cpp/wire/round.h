@@ -228,7 +228,8 @@ class RoundServer {
         dims_(std::move(dims)),
         judges_(judges) {}
 
-  // Takes the request of a client, whose memory must stay until apply() returns true and the reply is written.
+  // Takes the request of a client, whose memory must stay until apply() returns true and the reply is written. Throws
+  // std::out_of_range, and takes nothing, if its contents exceed it or name rows or owners that are not there.
   void take(size_t client, const uint8_t* request, int64_t size) { requests_.push_back(parsed(client, request, size)); }
 
   // Applies the pushes of all requests taken to this rank's shard, and passes on those to other owners. Returns false
@@ -333,21 +334,27 @@ class RoundServer {
     return (of_client.size() == 1 ? of_client[0] : of_client.at(record.number)).at(record.owner);
   }
 
+  void check_ring(const PushedRecord& record) const {
+    if (!is_own(record) && ring_of(record).producer == nullptr)
+      throw std::out_of_range("round: a message pushes to an owner that its sender cannot reach");
+  }
+
   // Reads a request, and adds its records to those to be applied.
   Request parsed(size_t client, const uint8_t* request, int64_t size) {
     Request found{header_of(request, size).bound, {}};
     const auto* counts = reinterpret_cast<const OwnerCounts*>(request + sizeof(RequestHeader));
     int64_t at = sizeof(RequestHeader) + owners_.at(client).size() * sizeof(OwnerCounts);
     RoundRequest::check_end(at, size);
+    std::vector<PushedRecord> records;
     for (const int64_t owner : owners_[client]) {
       for (int64_t i = 0; i < counts->num_records; ++i) {
-        RoundRequest::check_end(at + sizeof(RecordHeader), size);
-        const auto* header = reinterpret_cast<const RecordHeader*>(request + at);
-        pushed_.push_back({client, owner, i, header, columns_of(request + at, header->num_rows, format_), 0});
-        at += header->bytes;
-        RoundRequest::check_end(at, size);
+        const Record record = record_at(request + at, size - at, format_);
+        records.push_back({client, owner, i, record.header, record.columns, 0});
+        check_ring(records.back());
+        at += record.header->bytes;
       }
       const int64_t n = counts->num_keys;
+      if (n < 0 || n > (size - at) / kWord) throw std::out_of_range("round: a message is shorter than its contents");
       const auto* keys = reinterpret_cast<const int64_t*>(request + at);
       const auto* known = reinterpret_cast<const int32_t*>(request + at + kWord * n);
       at += kWord * n;
@@ -357,6 +364,7 @@ class RoundServer {
       shards_[owner].directory->rows_of(keys, n, pull.rows.data());
       ++counts;
     }
+    pushed_.insert(pushed_.end(), records.begin(), records.end());
     return found;
   }
 

@@ -20,9 +20,15 @@ LEAST_WORDS = 1 << 13  # 64 KiB
 WORD = 8  # bytes
 
 
-def board_bytes(num_keys: int, dim: int) -> int:
-    """Memory of a rank for the keys, rows and gradients of `num_keys` keys of other nodes, about."""
-    return num_keys * (WORD + (4 + 4 * dim) + (WORD + 4 * dim))
+class ShortOnNode(UserError):
+    """The ranks of one node lack memory. Those of other nodes do not know it: nothing collective may follow."""
+
+
+def boards_bytes(num_read: int, num_written: int, dim: int) -> int:
+    """Most memory of a rank for a table's boards of keys, rows and, if any are written, gradients. num_read,
+    num_written: most keys of other nodes that a rank reads and writes at a time."""
+    lengths = [num_read * WORD, num_read * (4 + 4 * dim)] + [num_written * (WORD + 4 * dim)] * (num_written > 0)
+    return sum(max(LEAST_WORDS * WORD, nbytes + nbytes // 4) for nbytes in lengths)  # as Board.posting takes it
 
 
 class Board:
@@ -35,14 +41,14 @@ class Board:
         self._window: MPI.Win | None = None
 
     def _open(self, num_words: int):
-        """Takes the memory, in place of a smaller one. Collective over the node. Raises UserError if memory is
+        """Takes the memory, in place of a smaller one. Collective over the node. Raises ShortOnNode if memory is
         short."""
         self._world.meet_on_node("for the ranks of its node to take memory for messages")
         self.free()
         node, nbytes = self._world.node, aligned(_C.BOARD_HEADER_BYTES + WORD * num_words)
         free, place = node.allreduce(free_memory(shared=True)[::-1], MPI.MIN)  # all ranks refuse, or none
         if node.size * nbytes > free:
-            raise UserError(
+            raise ShortOnNode(
                 f"the messages of {node.size} ranks on {self._world.host} need {size_text(node.size * nbytes)}, "
                 f"{size_text(free)} are free in {place}: use a smaller batch_size or table.dim, or fewer ranks per node"
             )
@@ -56,8 +62,8 @@ class Board:
 
     def posting(self, num_words: int, write: Callable[[np.ndarray], None], kind: int = 0) -> InFlight[list[np.ndarray]]:
         """Posts a message (num_words,) int64, which write() fills, and returns those of all ranks of the node, in the
-        order of the ranks. Collective over the node. Raises RuntimeError if they are not all of one kind, UserError if
-        memory is short."""
+        order of the ranks. Collective over the node. Raises RuntimeError if they are not all of one kind, ShortOnNode
+        if memory is short."""
         if self._window is None:
             self._open(LEAST_WORDS)
         self._turn += 1
@@ -87,6 +93,11 @@ class Board:
         if not self._core.is_of_one_kind():
             raise RuntimeError(f"EmbeddingTable: the ranks of {self._world.host} make different calls: {ALL_ALIKE}")
         return self._core.num_words()
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of this rank."""
+        return 0 if self._window is None else _C.BOARD_HEADER_BYTES + WORD * self._num_words
 
     def free(self):
         """Collective over the node."""

@@ -51,6 +51,10 @@ class Collective(Immediate):
         return self.reader.rounds, self.mailbox.posts
 
     @property
+    def boards(self) -> tuple[Board, ...]:
+        return self.reader.boards + self.mailbox.boards
+
+    @property
     def origins(self) -> list[tuple[int, int]]:
         world = self.mailbox.world
         return origins_by_node(world.nodes)[world.nodes.index(world.node_ranks)]
@@ -81,7 +85,7 @@ class RailReader(ShardReader):
         self.rounds.members.append(self)
         self._applier = applier
         self._servers: dict[str, _C.RoundServer] = {}  # by array
-        self._keys, self._rows = Board(window.world), Board(window.world)
+        self.boards = self._keys, self._rows = Board(window.world), Board(window.world)
         self._merge = merge_of(window.world, self.rounds.rails)
 
     def reading(self, array: str, route: Route, out: np.ndarray) -> InFlight[None]:
@@ -190,6 +194,7 @@ class RailMailbox:
         self.posts = Posts(self.world, make_wire)
         self.posts.members.append(self)
         self._grads, rails = Board(self.world), self.posts.rails
+        self.boards = (self._grads,)
         self._merge = merge_of(self.world, rails)
         self._rings = [self._rings_of(*client) for client in zip(rails.clients, rails.served)]
         self._server = opened_server(window, record, ["weight"], rails.served, self._rings, None, False)

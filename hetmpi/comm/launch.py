@@ -137,10 +137,10 @@ def describe(error: BaseException, rank: int, size: int, is_traced: bool = False
 
 def advise_naps(world: World):
     """Advises LD_PRELOAD of cpp/naps.c when a node has more ranks than cores. Collective over the node."""
-    library = missing_naps(world.node.size)
+    library = missing_naps(world.node.size, world.num_cores)
     if library is not None and world.node.rank == 0:
         print(
-            f"hetmpi: {world.node.size} ranks share {os.cpu_count()} cores on {world.host} and take them from each "
+            f"hetmpi: {world.node.size} ranks share {world.num_cores} cores on {world.host} and take them from each "
             f"other while they wait: start them with LD_PRELOAD={library}",
             file=sys.stderr,
             flush=True,

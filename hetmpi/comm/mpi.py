@@ -19,6 +19,7 @@ mpi4py.rc.initialize = False
 mpi4py.rc.finalize = True
 from mpi4py import MPI  # noqa: E402
 
+from hetmpi.comm.cores import cores_of_ranks  # noqa: E402
 from hetmpi.errors import ReportedElsewhere, UserError  # noqa: E402
 
 SPEAK_DELAY_S = 1.0  # longer than a launcher takes to kill the other ranks
@@ -62,7 +63,7 @@ def yield_when_idle():
     """Makes MPI yield the processor while it waits if there are fewer than two cores per rank. Each rank has a second
     busy thread, Horovod's, and a spinning wait takes processor time from the rank it waits for. Must run before MPI
     starts."""
-    if 2 * local_size() > os.cpu_count():
+    if 2 * local_size() > cores_of_ranks(local_size()):
         os.environ.setdefault("MPIR_CVAR_POLLS_BEFORE_YIELD", "1")
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
 

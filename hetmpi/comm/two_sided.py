@@ -18,6 +18,7 @@ from __future__ import annotations
 import numpy as np
 
 from hetmpi import _C
+from hetmpi.comm.board import Board
 from hetmpi.comm.collective import RailReader, arrays_of, opened_server
 from hetmpi.comm.mailbox import NO_KEYS, Mailbox, Message
 from hetmpi.comm.rounds import MakeWire, Round, Rounds, Section, Shared, share
@@ -82,6 +83,10 @@ class TwoSided:
         self._server = opened_server(
             endpoint.window, endpoint.record, self.arrays, owners, [[rings]], endpoint.applier, True
         )
+
+    @property
+    def boards(self) -> tuple[Board, ...]:
+        return self._peeks.boards
 
     @property
     def shared(self) -> tuple[Shared, ...]:

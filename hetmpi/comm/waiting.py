@@ -1,7 +1,8 @@
 """Warnings about long waits: a rank that has waited for a minute prints the reason and the ranks that are not waiting.
 
-Ranks that wait long send notices to all others. A rank that has sent no notice is busy, stopped or gone: the others
-wait for it. The lowest waiting rank prints the warning for all.
+Ranks that wait long send notices to a few listeners. A listener that waits long sends notices to all ranks, and those
+that wait too answer at once. A rank that has sent no notice is busy, stopped or gone: the others wait for it. The
+lowest listener that waits prints the warning for all. P ranks that are all stuck send about 2 P log P notices.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ MOST_NAMED = 4
 class Notices:
     """The notices about long waits that the ranks of a world exchange."""
 
-    def __init__(self, comm, hosts: list[str], warn_after_s: float = WARN_AFTER_S):
-        """comm: mpi4py communicator, used for notices only. hosts: host name of each rank. warn_after_s: duration of a
-        wait before the warning."""
-        self.hosts, self.warn_after_s, self.comm = hosts, warn_after_s, comm
-        # Whether ranks outnumber cores here (oversubscription.py; several hosts may be one machine).
-        self.is_crowded = hosts.count(hosts[comm.rank]) > os.cpu_count() or "_naps" in os.environ.get("LD_PRELOAD", "")
+    def __init__(self, comm, hosts: list[str], is_crowded: bool = False, warn_after_s: float = WARN_AFTER_S):
+        """comm: mpi4py communicator, used for notices only. hosts: host name of each rank. is_crowded: whether ranks
+        outnumber cores here. warn_after_s: duration of a wait before the warning."""
+        self.hosts, self.is_crowded, self.warn_after_s, self.comm = hosts, is_crowded, warn_after_s, comm
+        self._listeners = listeners(comm.size)
         self.waiting: dict[int, str] = {}  # other ranks that wait -> reason
         self.polled_s = 0.0  # processor time of this thread in waits, with what it received meanwhile
         self._sends: list = []
 
     def send(self, what: str | None):
-        """Notifies all other ranks that this one waits for `what`, or with None that the wait has ended."""
+        """Notifies other ranks that this one waits for `what`, or with None that the wait has ended."""
         me = self.comm.rank
+        partners = range(self.comm.size) if me in self._listeners else self._listeners
         self._sends = [request for request in self._sends if not request.Test()]
-        self._sends += [self.comm.isend((me, what), rank) for rank in range(self.comm.size) if rank != me]
+        self._sends += [self.comm.isend((me, what), rank) for rank in partners if rank != me]
 
     def receive(self):
         """Receives the notices of other ranks."""
@@ -50,9 +51,9 @@ class Notices:
                 self.waiting[rank] = what
 
     def warning(self, what: str, waited_s: float) -> str | None:
-        """The warning about this rank's wait and those of other ranks; None if a lower rank prints it."""
+        """The warning about this rank's wait and those of other ranks; None if another rank prints it."""
         me = self.comm.rank
-        if any(rank < me for rank in self.waiting):
+        if me not in self._listeners or any(rank < me for rank in self.waiting if rank in self._listeners):
             return None
         others = [f"rank {rank} waits {text}" for rank, text in sorted(self.waiting.items())]
         busy = [
@@ -62,6 +63,12 @@ class Notices:
         return "; ".join(
             [f"hetmpi: rank {me} on {self.hosts[me]} has waited {waited_s:.0f} s {what}", *shortened(others), *culprits]
         )
+
+
+def listeners(size: int) -> list[int]:
+    """The ranks that hear of all waits: 0, the powers of 2 and the last. When ranks are stopped, such as all of one
+    host, other listeners still wait."""
+    return sorted({0, size - 1, *(1 << i for i in range(size.bit_length()) if 1 << i < size)})
 
 
 def shortened(names: list[str]) -> list[str]:

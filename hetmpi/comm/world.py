@@ -3,6 +3,7 @@ started them."""
 
 from __future__ import annotations
 
+import copy
 import os
 import socket
 import weakref
@@ -11,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from hetmpi.comm.cores import usable_cores
 from hetmpi.comm.mpi import MPI, check_launcher, check_one_mpi, mpi_libraries, start_mpi
+from hetmpi.comm.same_build import check_same_build, own_build
 from hetmpi.comm.waiting import Notices, wait_for
 from hetmpi.errors import ReportedElsewhere, UserError
 from hetmpi.in_flight import InFlight, finish
@@ -26,6 +29,7 @@ class World:
     nodes           node_ranks of every node, in the order of their lowest ranks
     is_remote       mask of the ranks on other nodes: (size,) bool
     rank, size      this rank and the number of ranks
+    num_cores       processors that the ranks of this host may use together
     notices         notices about long waits
     drains          objects whose drain() receives messages for this rank's tables
     """
@@ -34,26 +38,42 @@ class World:
         """comm: mpi4py communicator, default COMM_WORLD. ranks_per_node splits each real node into smaller ones, whose
         ranks communicate only through MPI: for tests, and to measure RMA on one machine. Collective.
 
-        Raises UserError if launcher and MPI library do not match, or if MPI lacks MPI_THREAD_MULTIPLE."""
+        Raises UserError if launcher and MPI library do not match, if MPI lacks MPI_THREAD_MULTIPLE, or if ranks run
+        different versions of hetmpi."""
         start_mpi()
         base = MPI.COMM_WORLD if comm is None else comm
         if comm is None:
             check_launcher(base.size)
         self.comm = base.Dup()
         self.rank, self.size = self.comm.rank, self.comm.size
+        self.host = socket.gethostname()
+        hosts, builds, affinities = zip(*self.comm.allgather((self.host, own_build(), os.sched_getaffinity(0))))
+        check_same_build(hosts, builds)
+        here = [cores for host, cores in zip(hosts, affinities) if host == self.host]
+        self.num_cores = usable_cores(set().union(*here))
+        is_crowded = len(here) > self.num_cores or "_naps" in os.environ.get("LD_PRELOAD", "")
+        self.notices = Notices(self.comm.Dup(), list(hosts), is_crowded)
+        self.drains = weakref.WeakSet()
+        self._place(ranks_per_node)
+
+    def _place(self, ranks_per_node: int | None):
+        """Finds the nodes. Collective."""
         self.node = split_nodes(self.comm, ranks_per_node)
+        # mpi4py's first allreduce duplicates the communicator while it holds the GIL. Done later, it would keep the
+        # watchdog from ending a wait for a stopped rank.
+        for known in (self.comm, self.node):
+            known.allreduce(0)
         self.node_ranks = self.node.allgather(self.rank)
         self.nodes = grouped(self.comm.allgather(self.node_ranks[0]))
         self.is_one_node = self.node.size == self.size
         self.is_remote = ~np.isin(np.arange(self.size), self.node_ranks)
-        self.host = socket.gethostname()
-        # mpi4py's first lower-case call duplicates the communicator while it holds the GIL. Done later, it would keep
-        # the watchdog from ending a wait for a stopped rank.
-        for known in (self.comm, self.node):
-            known.allreduce(0)
-        hosts = self.comm.allgather(self.host)
-        self.notices = Notices(self.comm.Dup(), hosts)
-        self.drains = weakref.WeakSet()
+
+    def split(self, ranks_per_node: int) -> World:
+        """The same ranks in smaller nodes, as of the constructor. All but the nodes is shared: a wait of either world
+        receives messages for the tables of both. Of the new world only `node` is to be freed. Collective."""
+        parts = copy.copy(self)
+        parts._place(ranks_per_node)
+        return parts
 
     def free(self):
         """Frees the communicators, for a program that makes many worlds: MPICH has 2,048, of which a world takes five.
@@ -106,12 +126,12 @@ class World:
             table.drain()
 
     def compute_threads(self) -> int:
-        """Compute threads per rank: OMP_NUM_THREADS if set, otherwise an equal share of the cores available to this
-        node's ranks. Collective over the node."""
+        """Compute threads per rank: OMP_NUM_THREADS if set, otherwise an equal share of the cores that this node's
+        ranks may use. Collective over the node."""
         if os.environ.get("OMP_NUM_THREADS", "").isdigit():
             return max(1, int(os.environ["OMP_NUM_THREADS"]))
         mine = os.sched_getaffinity(0)
-        return max(1, min(len(mine), len(set().union(*self.node.allgather(mine))) // self.node.size))
+        return max(1, min(len(mine), usable_cores(set().union(*self.node.allgather(mine))) // self.node.size))
 
     def from_first(self, call: Callable[[], Any]) -> Any:
         """Calls `call` on rank 0 and returns its result on every rank. Collective. Raises the UserError of `call` on

@@ -17,6 +17,7 @@ import numpy
 import torch
 
 import hetmpi
+from hetmpi.comm.cores import usable_cores
 from hetmpi.comm.mpi import MPI
 
 ROOT = Path(hetmpi.__file__).resolve().parents[1]
@@ -36,7 +37,7 @@ def environment(hosts: list[str], device: torch.device) -> dict:
         "mpi": re.sub(r"\s+", " ", library).strip(),
         "horovod": version_of("horovod"),
         "ranks_by_host": dict(Counter(hosts)),
-        "cores": len(os.sched_getaffinity(0)),  # available to rank 0
+        "cores": usable_cores(),  # of rank 0
         "cores_of_host": os.cpu_count(),
         "device": torch.cuda.get_device_name(device) if is_gpu else f"CPU {platform.machine()}",
         "command": shlex.join(sys.orig_argv),

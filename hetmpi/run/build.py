@@ -16,6 +16,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from hetmpi.checkpoint.checkpoints import Position
+from hetmpi.comm.board import boards_bytes
 from hetmpi.comm.memory import refuse_if_short, size_text
 from hetmpi.comm.world import World
 from hetmpi.data.source import Source
@@ -33,6 +34,7 @@ from hetmpi.tasks.task import Task
 
 MB = 1 << 20
 STALENESS_PER_STEP = 10  # of table.staleness, for each step of table.round_steps by default
+TWO_SIDED = ("auto", "alltoall")  # values of table.exchange with which messages may be two-sided
 OWN_OPTIM = ("rows", "rows_lr", "rows_weight_decay")  # settings that a table may have of its own
 
 
@@ -287,30 +289,72 @@ def check_final(config: DictConfig, world: World, task: Task, model: torch.nn.Mo
     refuse_if_short(world, final_bytes(task, model) if world.node.rank == 0 else 0, world.node.size > 1, message)
 
 
-def most_keys_of(config: DictConfig, task: Task, specs: dict[str, TableSpec]) -> dict[str, int]:
-    """Table -> largest number of keys of a batch."""
-    per_sample = task.keys_per_sample
-    return {name: min(config.batch_size * per_sample[name], spec.num_rows) for name, spec in specs.items()}
+def most_keys_of(
+    config: DictConfig, task: Task, specs: dict[str, TableSpec], batch_size: int | None = None
+) -> dict[str, int]:
+    """Table -> largest number of keys of a batch, of training unless batch_size is given."""
+    per_sample, size = task.keys_per_sample, config.batch_size if batch_size is None else batch_size
+    return {name: min(size * per_sample[name], spec.num_rows) for name, spec in specs.items()}
 
 
-def batch_bytes(config: DictConfig, task: Task, specs: dict[str, TableSpec], num_steps: int) -> int:
-    """Least memory of the batches that a rank holds at the same time: samples, keys and rows."""
-    size, num = config.batch_size, min(config.loader.prefetch + 1, max(1, num_steps))
+def num_batches(
+    config: DictConfig, world: World, task: Task, specs: dict[str, TableSpec], num_steps: int, device: torch.device
+) -> int:
+    """Largest number of batches that a rank holds at the same time: the current one, those announced, and those of the
+    loader."""
+    ahead = config.table.prefetch_batches
+    if ahead is None:  # as batches_ahead
+        most_keys = most_keys_of(config, task, specs)
+        is_synchronous = staleness_of(config).is_synchronous
+        ahead = 0 if is_synchronous else round_steps_of(config, world, specs, most_keys, device)
+    return min(1 + ahead + config.loader.prefetch, max(1, num_steps))
+
+
+def batch_bytes(config: DictConfig, task: Task, specs: dict[str, TableSpec], num: int) -> int:
+    """Least memory of `num` batches, as of num_batches: samples, keys and rows."""
     num_keys = most_keys_of(config, task, specs)
     rows = sum(8 * spec.dim * num_keys[name] for name, spec in specs.items())  # and their gradients
-    return num * size * task.sample_bytes + rows
+    return num * config.batch_size * task.sample_bytes + rows
 
 
-def check_batches(config: DictConfig, world: World, task: Task, specs: dict[str, TableSpec], num_steps: int):
-    """Raises UserError on every rank if a node lacks memory for the batches that its ranks hold at the same time,
-    counting only samples, keys and rows. Collective."""
-    size, num = config.batch_size, min(config.loader.prefetch + 1, max(1, num_steps))
+def check_batches(config: DictConfig, world: World, task: Task, specs: dict[str, TableSpec], num: int):
+    """Raises UserError on every rank if a node lacks memory for the `num` batches that each of its ranks holds at the
+    same time, counting only samples, keys and rows. Collective."""
 
     def message(need, place, free):
         return (
-            f"batch_size={size:,}: the {num:,} batches that loader.prefetch={config.loader.prefetch} keeps need at "
-            f"least {size_text(need)} for the {world.node.size} rank(s) on {world.host}, {size_text(free)} are free in "
-            f"{place}: lower batch_size or loader.prefetch"
+            f"batch_size={config.batch_size:,}: the {num:,} batches that loader.prefetch={config.loader.prefetch} and "
+            f"table.prefetch_batches keep need at least {size_text(need)} for the {world.node.size} rank(s) on "
+            f"{world.host}, {size_text(free)} are free in {place}: lower batch_size, loader.prefetch or "
+            "table.prefetch_batches"
         )
 
-    refuse_if_short(world, batch_bytes(config, task, specs, num_steps), False, message)
+    refuse_if_short(world, batch_bytes(config, task, specs, num), False, message)
+
+
+def boards_bytes_of(config: DictConfig, world: World, task: Task, specs: dict[str, TableSpec], exchange: str) -> int:
+    """Most memory of a rank for the messages by which the ranks of a node share those to other nodes, where table.
+    exchange is two-sided (hetmpi/comm/board.py). exchange: the setting, or the transport that it has chosen."""
+    if exchange not in TWO_SIDED or world.is_one_node or world.node.size == 1:
+        return 0
+    peeked = most_keys_of(config, task, specs, config.eval.batch_size)
+    written = most_keys_of(config, task, specs) if staleness_of(config).is_synchronous else dict.fromkeys(specs, 0)
+    share = 1 - world.node.size / world.size  # of the keys on other nodes
+    return sum(
+        boards_bytes(round(share * max(peeked[name], written[name])), round(share * written[name]), spec.dim)
+        for name, spec in specs.items()
+    )
+
+
+def check_boards(config: DictConfig, world: World, task: Task, specs: dict[str, TableSpec], exchange: str | None):
+    """Raises UserError on every rank if a node lacks shared memory for its ranks' messages. exchange: as table.client.
+    transport.name. Collective."""
+
+    def message(need, place, free):
+        return (
+            f"the messages of {world.node.size} ranks on {world.host} need {size_text(need)}, {size_text(free)} are "
+            f"free in {place}: lower batch_size={config.batch_size:,}, eval.batch_size={config.eval.batch_size:,} or "
+            "table.dim, or use fewer ranks per node"
+        )
+
+    refuse_if_short(world, boards_bytes_of(config, world, task, specs, exchange), True, message)

@@ -17,7 +17,6 @@ import torch
 from omegaconf import DictConfig
 
 from hetmpi.checkpoint.checkpoints import Position
-from hetmpi.comm.board import board_bytes
 from hetmpi.comm.memory import free_memory, size_text
 from hetmpi.comm.mpi import MPI
 from hetmpi.comm.route import make_partition
@@ -36,7 +35,7 @@ CHECK_STEPS = 10
 TRIAL_S = 60.0  # after which the trial ends
 NARROW = (1, 2)  # widths of rows
 NOT_TRIED = "bytes and hit rate: not tried, as here rows of 1 and of 2 numbers do not fit either"
-TWO_SIDED = ("auto", "alltoall")  # values of table.exchange with which messages may be two-sided
+LEAST_WINDOWS, WINDOW_STEPS = 1024, 5  # as kLeast, and 1 + kGrace, in cpp/owner/windows.h
 ROUND_COPIES = 5  # of a round's rows: those read; in replies sent and received; gradients sent and received
 DENSE_COPIES = {"sgd": 2, "adagrad": 3, "adam": 4}  # parameters, gradients and the optimizer's state
 
@@ -44,9 +43,9 @@ DENSE_COPIES = {"sgd": 2, "adagrad": 3, "adam": 4}  # parameters, gradients and 
 @dataclass
 class Memory:
     """Bytes of one rank. rows: with optimizer state, clocks and marks; replicas: rows that every rank has whole;
-    mailboxes: gradients in transit; rounds: of exchange alltoall at s >= 1, messages and the rows that they bring;
-    dense: parameters, gradients and optimizer state; batches: samples, keys and rows; final: for the metrics at the
-    end, this rank's share of what its node needs."""
+    mailboxes: gradients in transit, and messages that the ranks of a node share; rounds: of exchange alltoall at s >=
+    1, messages and the rows that they bring; dense: parameters, gradients and optimizer state; batches: samples, keys
+    and rows; final: for the metrics at the end, this rank's share of what its node needs."""
 
     rows: int = 0
     mailboxes: int = 0
@@ -69,7 +68,8 @@ class Memory:
 @dataclass
 class Traffic:
     """Means over the `steps` steps of a run, over all ranks, from a trial of the first `tried`. hit_rate: None without
-    a cache."""
+    a cache. kept_bytes: memory of a rank for what owners keep of pushes (cpp/owner/windows.h), the most in the trial;
+    most_kept_bytes: the most in any run."""
 
     steps: int
     tried: int
@@ -77,6 +77,8 @@ class Traffic:
     pushed_bytes: float
     reduced_bytes: float
     hit_rate: float | None
+    kept_bytes: int = 0
+    most_kept_bytes: int = 0
 
 
 class Plan:
@@ -90,15 +92,18 @@ class Plan:
 
     def memory(self, width: int | None = None) -> Memory:
         """The memory of this rank. width: numbers per row in place of the tables' own."""
-        found = Memory(batches=build.batch_bytes(self.config, self.task, self.specs, self.total_steps))
+        config, world, task, device = self.config, self.world, self.task, self.device
+        specs = self.specs if width is None else {name: replace(spec, dim=width) for name, spec in self.specs.items()}
+        num_batches = build.num_batches(config, world, task, specs, self.total_steps, device)
+        found = Memory(batches=build.batch_bytes(config, task, specs, num_batches))
+        found.mailboxes = build.boards_bytes_of(config, world, task, specs, config.table.exchange)
         num = sum(parameter.numel() for parameter in self.model.parameters())
-        found.dense = 4 * DENSE_COPIES[self.config.optim.dense] * num
-        found.final = build.final_bytes(self.task, self.model) // self.world.node.size
-        most_keys = build.most_keys_of(self.config, self.task, self.specs)
-        round_steps = build.round_steps_of(self.config, self.world, self.specs, most_keys, self.device)
-        for name, spec in self.specs.items():
-            sized = spec if width is None else replace(spec, dim=width)
-            self._add_table(found, name, sized, most_keys[name], round_steps)
+        found.dense = 4 * DENSE_COPIES[config.optim.dense] * num
+        found.final = build.final_bytes(task, self.model) // world.node.size
+        most_keys = build.most_keys_of(config, task, specs)
+        round_steps = build.round_steps_of(config, world, specs, most_keys, device)
+        for name, spec in specs.items():
+            self._add_table(found, name, spec, most_keys[name], round_steps)
         return found
 
     def _add_table(self, found: Memory, name: str, spec: TableSpec, most_keys: int, round_steps: int):
@@ -111,10 +116,8 @@ class Plan:
         mine = layouts[world.rank]
         found.rows += mine.rings + partition.num_local_rows(world.rank)  # a mark per row: changed since the checkpoint
         found.mailboxes += mine.nbytes - mine.rings
-        may_be_alltoall = table.exchange in TWO_SIDED and not world.is_one_node
-        if may_be_alltoall and staleness.is_synchronous and world.node.size > 1:
-            found.mailboxes += board_bytes(most_keys * (world.size - world.node.size) // world.size, spec.dim)
-        elif may_be_alltoall and not staleness.is_synchronous:
+        may_be_alltoall = table.exchange in build.TWO_SIDED and not world.is_one_node
+        if may_be_alltoall and not staleness.is_synchronous:
             num_keys = min(round_steps * most_keys, spec.num_rows)
             found.rounds += 4 * ROUND_COPIES * num_keys * (spec.dim + rule.preview_dim)
         cache = cache_of(self.config, f"table {name}", spec.cache)
@@ -128,7 +131,7 @@ class Plan:
         """By a trial of the run's steps, at most so many and in about so much time. Steps after those tried count as
         the last half of them. Collective."""
         num_steps = max(1, self.total_steps)
-        tried, middle, counted, since_middle = self._trial(min(most_steps, num_steps), limit_s)
+        tried, middle, counted, since_middle, num_kept = self._trial(min(most_steps, num_steps), limit_s)
         later = (num_steps - tried) / max(1, tried - middle)  # times the steps since the middle
         counted = {name: counted[name] + later * since_middle[name] for name in counted}
         moved, total = np.zeros(3), 0
@@ -137,12 +140,30 @@ class Plan:
             one, two = (np.array(bytes_of(Counters.of_array(counts))) for counts in (thin, thick))
             moved += (one + (two - one) * (spec.dim - NARROW[0])) / num_steps
             total = total + thin
-        return Traffic(num_steps, tried, *map(float, moved), Counters.of_array(total).hit_rate)
+        kept, most = self._kept_bytes(num_kept)
+        return Traffic(num_steps, tried, *map(float, moved), Counters.of_array(total).hit_rate, kept, most)
 
-    def _trial(self, most_steps: int, limit_s: float) -> tuple[int, int, dict[str, np.ndarray], dict[str, np.ndarray]]:
+    def _kept_bytes(self, num_kept: dict[str, int]) -> tuple[int, int]:
+        """Memory of a rank for what owners keep of pushes: in a trial in which `num_kept` rows had a window, and the
+        most."""
+        config, world, kept, most = self.config, self.world, 0, 0
+        if staleness_of(config).is_synchronous:
+            return 0, 0
+        most_keys = build.most_keys_of(config, self.task, self.specs)
+        for name, spec in self.specs.items():
+            row = build.optimizer_of(config, f"table {name}", spec.optim, Schedule()).core(spec.dim).window_bytes
+            lines = cache_of(config, f"table {name}", spec.cache).rows(spec.num_rows, world, self.device)
+            num_rows = make_partition(config.table.partition, spec.num_rows, world.size).num_local_rows(0)
+            kept += row * num_kept[narrow(name, NARROW[0])]
+            most += row * most_windows(num_rows, lines, most_keys[name])
+        return kept, most
+
+    def _trial(
+        self, most_steps: int, limit_s: float
+    ) -> tuple[int, int, dict[str, np.ndarray], dict[str, np.ndarray], dict[str, int]]:
         """Reads and writes the rows of the first steps, in tables of each width. Returns the number of steps, that at
-        about half of them, and each table's counters over all ranks at the end, with a flush, and since then, without.
-        Collective."""
+        about half of them, and each table's counters over all ranks at the end, with a flush, and since then, without;
+        and the most rows of a rank of which it kept pushes. Collective."""
         config, world, spans = self.config, self.world, Spans()
         of_narrow = {narrow(name, width): (name, width) for width in NARROW for name in self.specs}
         specs = {name: replace(self.specs[own], dim=width) for name, (own, width) in of_narrow.items()}
@@ -160,7 +181,7 @@ class Plan:
             return {name: keys[own] for name, (own, _) in of_narrow.items()}
 
         batches = Ahead(loader, build.batches_ahead(config, tables), spans)
-        began, counts = time.perf_counter(), [(0, 0)]
+        began, counts, kept = time.perf_counter(), [(0, 0)], [np.zeros(len(tables), np.int64)]
         for made, batch in enumerate(batches, 1):
             keys = keys_of(batch)
             rows = tables.read(keys)
@@ -170,15 +191,26 @@ class Plan:
             world.meet(f"after step {made} of the trial for all ranks")  # as the allreduce of a run
             if made % CHECK_STEPS == 0:
                 counts.append((made, counters_of(tables)))
+                kept.append(np.array([table.client.num_windows for table in tables.values()]))
                 if world.comm.allreduce(time.perf_counter() - began, MPI.MAX) > limit_s:
                     break
+        kept.append(np.array([table.client.num_windows for table in tables.values()]))
         middle, at_middle = min(counts, key=lambda one: abs(one[0] - made / 2))
         since_middle = counters_of(tables) - at_middle
         tables.flush()  # as the run will at its end
         sums = (dict(zip(tables, world.comm.allreduce(counted))) for counted in (counters_of(tables), since_middle))
+        most_kept = dict(zip(tables, np.max(world.comm.allgather(np.max(kept, axis=0)), axis=0).tolist()))
         loader.close()
         tables.close()
-        return made, middle, *sums
+        return made, middle, *sums, most_kept
+
+
+def most_windows(num_rows: int, lines: int, most_keys: int) -> int:
+    """Most rows of a shard of `num_rows` of which an owner keeps pushes, about, if each of P ranks has `lines` lines of
+    the table and writes `most_keys` keys in a step, a P-th of them here. A window is kept for as many steps as its push
+    covers, in which its line collects the next push, and a few more. Those that have ended are dropped when the number
+    has doubled."""
+    return min(num_rows, max(LEAST_WINDOWS, 2 * (lines + WINDOW_STEPS * most_keys)))
 
 
 def narrow(name: str, width: int) -> str:
@@ -240,4 +272,9 @@ def traffic_lines(config: DictConfig, traffic: Traffic) -> list[str]:
         lines.append("not counted: pending gradients during a flush, at most as much memory as the cache")
     if traffic.hit_rate is not None and config.table.drift > 0:
         lines.append(f"not counted: what table.drift={config.table.drift:g} adds while rows move much, 10 % and more")
+    if traffic.most_kept_bytes > 0:
+        lines.append(
+            f"not counted: what owners keep of pushes, {size_text(traffic.kept_bytes)} of a rank in the trial, at most "
+            f"{size_text(traffic.most_kept_bytes)}"
+        )
     return lines

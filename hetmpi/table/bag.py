@@ -105,7 +105,8 @@ class EmbeddingBag(torch.nn.Module):
         include_last_offset; all int64 or int32. per_sample_weights float32 of input's shape, for mode sum -> (B, dim),
         on a GPU if input or the table is.
 
-        Under no_grad it reads the owners' rows; at staleness >= 1 call flush() before. Otherwise gradients are summed
+        Under no_grad it reads the owners' rows; at staleness >= 1 call flush() before, and let all ranks meet before
+        the next step(). Otherwise gradients are summed
         over all backward() calls until step() or zero_grad(); a warning is given once after 100 batches without either.
         Raises UserError for another dtype or ids out of range, and as torch does for shapes that do not match."""
         if input.dtype not in (torch.int64, torch.int32):
@@ -229,7 +230,8 @@ class EmbeddingBag(torch.nn.Module):
         missing.remove(f"{prefix}anchor")
 
     def flush(self):
-        """Applies all updates at their owners, before an evaluation at staleness >= 1. Collective."""
+        """Applies all updates at their owners, before an evaluation at staleness >= 1, which must end on all ranks
+        before one of them calls step(). Collective."""
         self.table.flush()
 
     def fill(self, rows: torch.Tensor):

@@ -37,6 +37,8 @@ WAYS = Ways(
 class BspClient:
     """See hetmpi/table/client.py, Client."""
 
+    num_windows = 0  # pushes of a step are applied together
+
     def __init__(self, parts: Parts, exchange: str):
         """exchange: rma, alltoall or auto. Collective."""
         self.parts, self._world, self._cache, self._spans = parts, parts.world, parts.cache, parts.spans

@@ -28,11 +28,13 @@ class Client(Protocol):
 
     step       steps written so far (BSP: and settled)
     transport  communication of rows and gradients between nodes
-    why        reason in one sentence if a trial chose the transport"""
+    why        reason in one sentence if a trial chose the transport
+    num_windows  rows of this rank's shard of which it keeps pushes (cpp/owner/windows.h)"""
 
     step: int
     transport: Transport
     why: str | None
+    num_windows: int
 
     def reading(self, keys: Keys) -> InFlight[torch.Tensor]:
         """keys (U,) -> rows (U, dim) float32 on the table's device, as recent as the consistency model requires."""
@@ -151,14 +153,15 @@ class Parts:
         """The rows (U, dim) of the batch: from cache lines, or from rows (n, dim) for keys without a line. The latter
         get a line if they may be cached."""
         delivered = self.cache.deliver(request.slots[: request.num], rows[: request.num])
-        self.insert(request, delivered, states)
+        self.insert(request, self.cache.delivered(delivered), states)
         return delivered
 
-    def insert(self, request: PullRequest, rows: torch.Tensor, states: np.ndarray):
-        """Gives the keys that have no line and may be cached a line with their rows (num, dim)."""
+    def insert(self, request: PullRequest, weights, states: np.ndarray):
+        """Gives the keys that have no line and may be cached a line with their rows (num, dim). weights: from the
+        cache's local() or delivered()."""
         num = request.num
         keys, admitted, clocks = request.array[:num], request.is_admitted[:num], request.clocks[:num]
-        weights, slots = self.cache.local(rows), request.slots[:num]
+        slots = request.slots[:num]
         missing, evicted = self.cache.insert_and_evict(keys, admitted, weights, states[:num], clocks, slots)
         self.counters.misses += missing
         self.counters.evicted += evicted

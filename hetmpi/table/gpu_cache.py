@@ -98,31 +98,33 @@ class GpuCache:
 
     computes_beside = True
 
-    def __init__(self, capacity_rows: int, rule: _C.RowOptimizer, policy: str, dtype: str, gpu: Gpu):
-        """Allocates all memory. dtype: of the cached rows."""
-        self._gpu, self.device = gpu, gpu.device
-        self._lines = _C.CudaRowCache(capacity_rows, rule, policy, dtype, gpu.device.index or 0)
+    def __init__(self, lines: _C.CudaRowCache, rule: _C.RowOptimizer, policy: str, gpu: Gpu):
+        """lines: in the memory of `gpu`."""
+        self._gpu, self.device, self._lines = gpu, gpu.device, lines
         self._host = _C.RowCache(0, rule, policy)  # computes previews of rows in host memory
         self._arrays = HostArrays(gpu)
         self.empty, self._use, self._filling = self._arrays.empty, self._arrays.use, self._arrays.filling
         self._num_evicted = 0
-        self._delivered: int | None = None  # address of the rows delivered last
         self.capacity_rows = self._lines.capacity_rows
 
     # Transfer between host and GPU.
 
     def deliver(self, slots: np.ndarray, rows: np.ndarray) -> torch.Tensor:
         """The rows (n, dim) of a batch: from lines, or from rows (n, dim) for keys without a line."""
+        if self.capacity_rows == 0:  # no search of lines waits, and frees the arrays of the last read
+            self._arrays.wait()
         out = self._gpu.empty(rows.shape)
         self._lines.gather(self._use(slots), self._gpu.array(out), self._gpu.stream, self._use(rows))
         self._gpu.give(out)
-        self._delivered = out.data_ptr()
         return out
 
+    def delivered(self, rows: torch.Tensor):
+        """Rows (n, dim) from `deliver`, which nothing has written since, as arguments of the methods below."""
+        return self._gpu.array(rows)
+
     def local(self, rows: torch.Tensor):
-        """Rows or gradients (n, dim) as arguments of the methods below."""
-        if rows.data_ptr() != self._delivered:  # otherwise this stream wrote them
-            self._gpu.take(rows)
+        """Other rows, or gradients (n, dim), likewise: this stream waits for the one that writes them."""
+        self._gpu.take(rows)
         return self._gpu.array(rows)
 
     def on_host(self, rows: torch.Tensor) -> np.ndarray:
@@ -160,7 +162,7 @@ class GpuCache:
         self._lines.refresh(*used, anticipate, self._gpu.stream)
 
     def insert_and_evict(self, keys, chosen, weights, states, clocks, slots) -> tuple[int, int]:
-        """weights: from local(); the other arrays are in host memory."""
+        """weights: from local() or delivered(); the other arrays are in host memory."""
         num_missing = int(np.count_nonzero((slots < 0) & chosen))
         if num_missing == 0:
             return 0, 0
@@ -240,7 +242,8 @@ def open_gpu_cache(
     error = cache = None
     try:
         device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
-        cache = GpuCache(capacity_rows, rule, policy, dtype, Gpu(device))
+        lines = _C.CudaRowCache(capacity_rows, rule, policy, dtype, device.index)
+        cache = GpuCache(lines, rule, policy, Gpu(device))
     except RuntimeError as problem:
         cure = (
             ": lower table.cache.capacity_rows or table.cache.capacity_fraction"

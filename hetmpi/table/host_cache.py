@@ -24,8 +24,12 @@ class HostCache(_C.RowCache):
         self.gather(slots, rows)
         return torch.from_numpy(rows)
 
+    def delivered(self, rows: torch.Tensor) -> np.ndarray:
+        """Rows (n, dim) from `deliver` as arguments of the other methods."""
+        return rows.numpy()
+
     def local(self, rows: torch.Tensor) -> np.ndarray:
-        """Rows or gradients (n, dim) as arguments of the other methods."""
+        """Other rows, or gradients (n, dim), likewise."""
         return rows.numpy()
 
     def on_host(self, rows: torch.Tensor) -> np.ndarray:

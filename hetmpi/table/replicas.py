@@ -79,6 +79,10 @@ class ReplicatingClient:
     def step(self) -> int:
         return self.parts.step
 
+    @property
+    def num_windows(self) -> int:
+        return self.inner.num_windows
+
     def reading(self, keys: Keys) -> InFlight[torch.Tensor]:
         """After a write it waits until every rank has made that write."""
         with self._spans("find"):

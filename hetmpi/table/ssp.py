@@ -92,7 +92,7 @@ class SspClient:
             if joint.phase is not Phase.READ:
                 rows, states = yield from self._pulling(joint)
                 with self._spans("fetch"):
-                    parts.insert(joint, self._cache.on_device(rows), states)
+                    parts.insert(joint, self._cache.local(self._cache.on_device(rows)), states)
                 joint.keep(rows, states)
             delivered = yield from timed(self._spans("fetch"), self._reading_part(request, request.part))
             self._pulls.free_rows()
@@ -262,6 +262,10 @@ class SspClient:
     @property
     def step(self) -> int:
         return self.parts.step
+
+    @property
+    def num_windows(self) -> int:
+        return self._owner.applier.num_windows
 
     def settling(self) -> InFlight[None]:
         """No effect: a write is complete when it returns."""

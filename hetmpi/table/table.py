@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from hetmpi import _C
+from hetmpi.comm.board import ShortOnNode
 from hetmpi.comm.rails import origins_by_node
 from hetmpi.comm.route import make_partition
 from hetmpi.comm.transport import imported
@@ -116,7 +117,8 @@ class EmbeddingTable:
             if replicated:
                 self.client = ReplicatingClient(self._parts, self.client, replicated, name)
         except Exception as error:
-            if isinstance(error, (UserError, ValueError)) or world.size == 1:  # other errors may be of this rank alone
+            is_of_all = isinstance(error, (UserError, ValueError)) and not isinstance(error, ShortOnNode)
+            if is_of_all or world.size == 1:  # other errors may be of this rank alone
                 self.close()
             raise
 
@@ -152,7 +154,8 @@ class EmbeddingTable:
 
     def peek(self, keys: torch.Tensor) -> torch.Tensor:
         """The owners' rows, for evaluation: uses neither cache nor counters, and keys may repeat. Not collective,
-        except with exchange alltoall. REQUIRES: flush() since a write, on every rank."""
+        except with exchange alltoall. REQUIRES: flush() since a write, on every rank; at s >= 1 no rank writes again
+        before all have made their last peek: let them meet then, as by world.meet("to evaluate")."""
         checked = self._checked(keys, "peek", are_unique=False)
         return self.client.peek(checked)
 
@@ -185,7 +188,8 @@ class EmbeddingTable:
         finish(self.client.settling())
 
     def flush(self):
-        """Applies all updates at their owners, so that every rank's later reads of the owners see them. Collective."""
+        """Applies all updates at their owners, so that every rank's later reads of the owners see them; at s >= 1 also
+        those that a faster rank has written by then. Collective."""
         self._check_open()
         self.client.flush()
 

@@ -1498,6 +1498,81 @@ void a_server_refuses_requests_that_are_too_short_or_name_keys_of_others(uint64_
   }
 }
 
+// Records whose header promises more than they have, or than their message or ring has.
+void a_record_that_is_not_whole_is_refused(uint64_t seed) {
+  Random random(seed);
+  for (const RecordFormat format : {RecordFormat{3, false}, RecordFormat{6, true, true, 3}}) {
+    const NumberedStream stream(random, 20, format);
+    Rings rings(1, 1 << 16, format);
+    Origin(rings, 0).send(0, stream.message(random, 0));
+    RingConsumer end = rings.ends()[0];
+    Record record;
+    CHECK(end.peek(&record));
+    auto* header = const_cast<RecordHeader*>(record.header);
+    const RecordHeader whole = *header;
+    const auto* at = reinterpret_cast<const uint8_t*>(header);
+    const auto bytes = static_cast<int64_t>(whole.bytes);
+    for (const int64_t num_rows : {int64_t{-1}, whole.num_rows + 100, bytes, INT64_MAX, INT64_MIN}) {
+      header->num_rows = num_rows;
+      CHECK(throws<std::out_of_range>([&] { end.peek(&record); }));
+    }
+    header->num_rows = whole.num_rows;
+    for (const int64_t wrong : {int64_t{0}, int64_t{8}, bytes + 4, bytes + 64, int64_t{-64}, INT64_MAX}) {
+      header->bytes = static_cast<uint64_t>(wrong);
+      CHECK(throws<std::out_of_range>([&] { end.peek(&record); }));
+    }
+    *header = whole;
+    CHECK(throws<std::out_of_range>([&] { record_at(at, bytes - 8, format); }));
+    CHECK(throws<std::out_of_range>([&] { record_at(at, 8, format); }));
+    if (format.square_dim > 0) {  // more rows with squares than there is room for
+      auto* counts = const_cast<int32_t*>(record.columns.counts);
+      std::fill_n(counts, whole.num_rows, 2);
+      header->bytes = (sizeof(RecordHeader) + whole.num_rows * format.row_bytes(1) + 7) / 8 * 8;
+      CHECK(whole.num_rows == 0 || throws<std::out_of_range>([&] { end.peek(&record); }));
+      *header = whole;
+    }
+  }
+}
+
+void a_server_refuses_records_that_are_not_whole(uint64_t seed) {
+  Random random(seed);
+  Owner own(1, 0, {});
+  const int64_t num_rows = own.rows.num_rows;
+  RoundServer server(own.applier.get(), 0,
+                     {NodeShard{own.rows.clock.data(), {own.rows.weight.data()}, own.rows.directory.get()}},
+                     Owners(1, {0}), {{{NodeRing{}}}}, kSums, {kDim}, true);
+  const Batch batch = Tally(num_rows).draw(random, 5, 0, num_rows);
+  const std::vector<int64_t> first{0, batch.size()}, none{0, 0};
+  const PushView push{0,
+                      {batch.order.data(), batch.keys.data(), first.data()},
+                      {nullptr, batch.clocks.data(), batch.counts.data(), nullptr, batch.values.data()},
+                      false};
+  const int32_t known = kNoLine;
+  const RoundRequest request({nullptr, nullptr, none.data()}, &known, {1, 0}, {push}, kSums, {kDim});
+  std::vector<int64_t> whole(request.bytes({0}) / kWord);
+  request.write({0}, reinterpret_cast<uint8_t*>(whole.data()));
+  const auto take = [&](const std::vector<int64_t>& message) {
+    server.take(0, reinterpret_cast<const uint8_t*>(message.data()), message.size() * kWord);
+  };
+  constexpr size_t kNumPulled = 3, kBytes = 4, kNumRows = 6;  // words of the message
+  for (const auto& [word, value] : std::vector<std::pair<size_t, int64_t>>{{kNumPulled, 1},
+                                                                           {kNumPulled, -1},
+                                                                           {kNumPulled, INT64_MAX},
+                                                                           {kBytes, 0},
+                                                                           {kBytes, -8},
+                                                                           {kBytes, INT64_MAX},
+                                                                           {kNumRows, batch.size() + 1},
+                                                                           {kNumRows, -1},
+                                                                           {kNumRows, INT64_MAX}}) {
+    std::vector<int64_t> message = whole;
+    message[word] = value;
+    CHECK(throws<std::out_of_range>([&] { take(message); }));
+    CHECK(server.apply());  // nothing of it was taken
+  }
+  take(whole);
+  CHECK(server.apply());
+}
+
 void inbox_sums_in_an_order_of_ranks(uint64_t seed) {
   for (int64_t own_rank = 0; own_rank < kRanks; ++own_rank) {
     InboxTrial trial(own_rank, seed + own_rank);
@@ -1554,6 +1629,8 @@ void run_all(uint64_t seed) {
   RUN(appliers_start_and_end_promptly);
   RUN(a_server_applies_passes_on_and_replies);
   RUN(a_server_refuses_requests_that_are_too_short_or_name_keys_of_others);
+  RUN(a_record_that_is_not_whole_is_refused);
+  RUN(a_server_refuses_records_that_are_not_whole);
   RUN(rank_sums_have_the_bits_of_their_definition_however_ranks_are_grouped);
   RUN(inbox_sums_in_an_order_of_ranks);
   RUN(inbox_refuses_other_steps_and_rows_that_are_not_there);

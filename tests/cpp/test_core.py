@@ -18,7 +18,9 @@ REPORTS = ("WARNING: ThreadSanitizer", "ERROR: AddressSanitizer", "ERROR: LeakSa
 def run(*command):
     """Exit code and output."""
     env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}  # sanitizers must come first
-    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
+    done = subprocess.run(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1200
+    )  # compilers of a busy machine are slow
     return done.returncode, done.stdout
 
 

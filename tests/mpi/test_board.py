@@ -5,7 +5,6 @@ import pytest
 
 from hetmpi.comm import board
 from hetmpi.comm.board import LEAST_WORDS, Board
-from hetmpi.errors import UserError
 from hetmpi.in_flight import finish
 
 pytestmark = pytest.mark.mpi
@@ -32,5 +31,13 @@ def test_all_ranks_of_a_node_read_what_each_posted_while_memory_grows(placed):
 
 def test_a_board_for_which_memory_is_short_is_refused(placed, monkeypatch):
     monkeypatch.setattr(board, "free_memory", lambda shared: ("/dev/shm", 1000))
-    with pytest.raises(UserError, match=r"messages of \d rank.* are free in /dev/shm"):
+    with pytest.raises(board.ShortOnNode, match=r"messages of \d rank.* are free in /dev/shm"):
         finish(Board(placed).posting(1, lambda message: message.fill(0)))
+
+
+def test_ranks_that_see_different_free_memory_refuse_a_board_together(world, monkeypatch):
+    """Only the last rank's limit is too small; all name it."""
+    limit = 1000 if world.rank == world.size - 1 else 1 << 40
+    monkeypatch.setattr(board, "free_memory", lambda shared: (f"memory of rank {world.rank}", limit))
+    with pytest.raises(board.ShortOnNode, match=f"are free in memory of rank {world.size - 1}"):
+        finish(Board(world).posting(1, lambda message: message.fill(0)))

@@ -5,10 +5,14 @@ import pytest
 import torch
 from launch import summary
 
+from hetmpi.comm.mpi import MPI
 from hetmpi.comm.world import World
+from hetmpi.errors import UserError
+from hetmpi.run import build
 from hetmpi.run.config import compose
 from hetmpi.run.plan import Plan, memory_lines, traffic_lines
 from hetmpi.spans import Spans
+from hetmpi.table.optim import RowOptimizer
 from hetmpi.train import Training
 
 pytestmark = pytest.mark.mpi
@@ -106,3 +110,77 @@ def test_steps_that_are_not_tried_count_as_the_last_half_of_those_tried(tmp_path
     assert (found.steps, found.tried) == (300, 100) and (whole.steps, whole.tried) == (300, 300)
     moved, expected = (one.pulled_bytes + one.pushed_bytes for one in (found, whole))
     assert moved == pytest.approx(expected, rel=0.2) and found.hit_rate == pytest.approx(whole.hit_rate, rel=0.1)
+
+
+@pytest.mark.parametrize("rule", ["adagrad", "adam"])
+def test_memory_of_what_owners_keep_of_pushes_is_that_of_the_run(rule, tmp_path):
+    world = World()
+    some = ["steps=150", "log.every_steps=10", "table.cache.capacity_fraction=0.1", f"optim.rows={rule}"]
+    config = composed(world, tmp_path, *STALE, *some, "table.drift=0")
+    plan, seen = Plan(world, config, CPU), []
+    told = plan.traffic()
+
+    def look():
+        (table,) = training.tables.values()
+        seen.append(world.comm.allreduce(table.client.num_windows, MPI.MAX))
+
+    training = Training(world, config, CPU, Spans(), after_report=look)
+    training.run()
+    if training.log:
+        training.log.close()
+    training.close()
+    (spec,) = plan.specs.values()
+    row_bytes = RowOptimizer(rule).core(spec.dim).window_bytes
+    assert row_bytes >= 132 + 4 * spec.dim * (2 if rule == "adam" else 1)
+    most = row_bytes * max(seen)  # in a sawtooth: those that have ended are dropped when the number has doubled
+    assert most / 2 <= told.kept_bytes <= 2 * most <= told.most_kept_bytes
+    assert any("what owners keep of pushes, " in line for line in traffic_lines(config, told))
+
+
+def test_an_owner_keeps_nothing_of_pushes_of_plain_sgd_or_of_staleness_0(tmp_path):
+    world = World()
+    for how in ([*STALE, "optim.rows=sgd"], ["optim.rows=adam"]):
+        told = Plan(world, composed(world, tmp_path, *how), CPU).traffic(10)
+        assert told.kept_bytes == told.most_kept_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "overrides, num",
+    [
+        ([], 1 + 2), ([*STALE, "table.prefetch_batches=3"], 1 + 3 + 2), (["loader.prefetch=5"], 1 + 5),
+        (["steps=2"], 2),
+        ([*STALE, "table.staleness=100", "table.round_steps=3"], 1 + 3 + 2),
+    ],
+)  # fmt: skip
+def test_batches_that_are_announced_or_loaded_count(overrides, num, tmp_path):
+    world = World()
+    plan = Plan(world, composed(world, tmp_path, *overrides), CPU)
+    assert build.num_batches(plan.config, world, plan.task, plan.specs, plan.config.steps, CPU) == num
+    of_one = plan.task.sample_bytes * plan.config.batch_size
+    (spec,) = plan.specs.values()
+    assert plan.memory().batches == num * of_one + 8 * spec.dim * min(32 * 26, spec.num_rows)
+
+
+@pytest.mark.parametrize("how", [[], ["table.staleness=10", "table.cache.admit=all"]])
+def test_messages_on_a_node_take_at_most_the_memory_planned(shared, how, tmp_path):
+    """Reads, writes and an evaluation with batches larger than those of training."""
+    large = ["table.exchange=alltoall", "eval.batch_size=512", "eval.max_samples=2000", "data.scale=0.02", "steps=3"]
+    config = composed(shared, tmp_path, *how, *large)
+    training = Training(shared, config, CPU, Spans())
+    planned = build.boards_bytes_of(config, shared, training.task, training.specs, "alltoall")
+    assert build.boards_bytes_of(config, shared, training.task, training.specs, "rma") == 0
+    training.run()
+    (table,) = training.tables.values()
+    taken = sum(board.num_bytes for board in table.client.transport.boards)
+    if training.log:
+        training.log.close()
+    training.close()
+    alone = shared.node.size == 1
+    assert (planned == 0 and taken == 0) if alone else planned / 4 <= taken <= planned
+
+
+def test_messages_for_which_a_node_lacks_memory_are_refused_on_all_ranks_before_training(shared, tmp_path):
+    huge = ["data.scale=1", "table.dim=4096", "eval.batch_size=10000000", "table.exchange=alltoall"]
+    plan = Plan(shared, composed(shared, tmp_path, *huge), CPU)
+    with pytest.raises(UserError, match="messages of 2 ranks on .* lower batch_size=32, eval.batch_size=10,000,000"):
+        build.check_boards(plan.config, shared, plan.task, plan.specs, "alltoall")

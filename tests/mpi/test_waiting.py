@@ -7,7 +7,7 @@ import pytest
 import torch
 from test_table import make_table
 
-from hetmpi.comm.waiting import ranks_text, wait_for
+from hetmpi.comm.waiting import Notices, ranks_text, wait_for
 from hetmpi.comm.world import World
 from hetmpi.table.cache import Staleness
 
@@ -144,3 +144,36 @@ def test_a_rank_without_a_core_of_its_own_looks_less_often_the_longer_it_waits(w
     looks, until = [], time.monotonic() + 0.3
     assert wait_for(world, lambda: looks.append(time.monotonic()) or time.monotonic() > until, "for the test")
     assert 10 < len(looks) < 200  # every 5 ms in the end
+
+
+class CountingComm:
+    """A communicator that delivers to nobody and counts."""
+
+    def __init__(self, rank, size):
+        self.rank, self.size, self.num_sent = rank, size, 0
+
+    def isend(self, message, rank):
+        assert rank != self.rank
+        self.num_sent += 1
+        return self
+
+    def Test(self):
+        return True
+
+
+@pytest.mark.parametrize("size, most", [(1, 0), (3, 6), (64, 1_000), (1024, 25_000)])
+def test_a_stall_of_all_ranks_sends_few_notices_per_rank(size, most):
+    comms = [CountingComm(rank, size) for rank in range(size)]
+    for comm in comms:
+        Notices(comm, ["a"] * size).send("for a test")
+    assert sum(comm.num_sent for comm in comms) <= most
+
+
+def test_when_the_first_ranks_are_stopped_one_other_rank_warns():
+    stopped, size, warned = range(5), 16, []
+    for rank in range(len(stopped), size):
+        notices = Notices(CountingComm(rank, size), ["a"] * size)
+        notices.waiting = {other: "for a test" for other in range(len(stopped), size) if other != rank}
+        warned.append(notices.warning("for a test", 60))
+    (text,) = filter(None, warned)
+    assert "not waiting: rank 0 on a, rank 1 on a" in text

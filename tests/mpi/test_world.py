@@ -11,7 +11,8 @@ from launch import mpiexec, run
 
 from hetmpi.comm import mpi as module
 from hetmpi.comm.launch import describe
-from hetmpi.comm.mpi import check_launcher, check_library, check_one_mpi, libraries_in, start_mpi
+from hetmpi.comm.mpi import MPI, check_launcher, check_library, check_one_mpi, libraries_in, start_mpi
+from hetmpi.comm.same_build import check_same_build, own_build
 from hetmpi.comm.world import World
 from hetmpi.errors import UserError
 
@@ -78,6 +79,14 @@ def test_another_error_is_told_with_its_traceback():
     assert "hetmpi.errors.UserError: no such thing" in describe(UserError("no such thing"), 0, 1, is_traced=True)
 
 
+def test_ranks_of_different_builds_are_refused_in_one_line_with_their_hosts():
+    check_same_build(["a", "b"], [own_build()] * 2)
+    with pytest.raises(UserError, match=r"rank 0 on a has 1\.0, core x.*, rank 2 on b has 1\.0, core y") as refused:
+        check_same_build(["a", "a", "b"], ["1.0, core x", "1.0, core x", "1.0, core y"])
+    assert "\n" not in str(refused.value)
+    assert re.fullmatch(r"[\d.]+, core [0-9a-f]{12}, modules [0-9a-f]{12}", own_build())
+
+
 @pytest.mark.mpi
 def test_an_error_of_one_rank_is_raised_on_all(world):
     last = world.size - 1
@@ -94,6 +103,47 @@ def test_nodes_can_be_split_into_smaller_ones(world):
     assert World(world.comm, ranks_per_node=2).node_ranks == [
         rank for rank in range(world.size) if rank // 2 == world.rank // 2
     ]
+
+
+@pytest.mark.mpi
+def test_waits_of_a_world_receive_for_the_tables_of_its_smaller_nodes(world):
+    class Table:
+        num_drained = 0
+
+        def drain(self):
+            self.num_drained += 1
+
+    whole, table = World(world.comm), Table()
+    parts = whole.split(1)
+    parts.drains.add(table)
+    whole.drain()
+    assert parts.node_ranks == [world.rank] and whole.node.size == world.node.size
+    assert (parts.comm, parts.notices, table.num_drained) == (whole.comm, whole.notices, 1)
+    parts.node.Free()
+
+
+@pytest.mark.mpi
+def test_a_run_on_smaller_nodes_waits_in_one_world_and_leaves_no_communicator(world, tmp_path):
+    from hetmpi.run.config import compose
+    from hetmpi.train import train
+
+    class Preempting:
+        """Waits in the whole world after each step."""
+
+        def __init__(self):
+            self.worlds = set()
+
+        def is_agreed(self):
+            self.worlds |= {table.parts.world for table in world.drains}
+            return False
+
+    world.drains.clear()
+    small = ["data.scale=0.001", "table.dim=4", "batch_size=16", "steps=2", "device=cpu", "eval.max_samples=16"]
+    kept = ["checkpoint.at_end=false", "watchdog.seconds=0", f"run.dir={tmp_path}", "table.ranks_per_node=1"]
+    preempting = Preempting()
+    assert train(world, compose(world, [*small, *kept]), preempting)
+    (parts,) = preempting.worlds
+    assert parts is not world and parts.node == MPI.COMM_NULL and world.node != MPI.COMM_NULL
 
 
 @pytest.mark.mpi

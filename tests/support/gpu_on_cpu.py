@@ -3,6 +3,7 @@
 
 import torch
 
+from hetmpi import _C
 from hetmpi.table.cache import CacheSettings
 from hetmpi.table.gpu_cache import Gpu, GpuCache
 
@@ -43,4 +44,5 @@ class OnGpu(CacheSettings):
 
     def open(self, world, num_rows, dim, optimizer, device):
         capacity_rows = self.rows(num_rows, world, device)
-        return GpuCache(capacity_rows, optimizer.core(dim), self.policy, self.dtype, GpuOnCpu())
+        rule, gpu = optimizer.core(dim), GpuOnCpu()
+        return GpuCache(_C.CudaRowCache(capacity_rows, rule, self.policy, self.dtype, 0), rule, self.policy, gpu)

@@ -15,6 +15,7 @@ from launch import ROOT, environment, losses, mpiexec, ranks_of, run, summary
 from own_model import MODEL
 
 from hetmpi.checkpoint.manifest import digest_of
+from hetmpi.comm.cores import usable_cores
 from hetmpi.metrics import auc
 
 TINY = ["data.scale=0.0005", "table.dim=4", "batch_size=32", "steps=6", "log.every_steps=2", "eval.max_samples=500"]
@@ -113,7 +114,7 @@ def test_more_ranks_than_cores_sleep_while_they_wait(own):
     (own / "conf/model/naps.yaml").write_text("_target_: naps.Naps\n")
     tells = "print('NAPS' if '_naps' in open('/proc/self/maps').read() else 'none')"
     (own / "naps.py").write_text(f"{MODEL.format(name='Naps')}\n{tells}\n")
-    ranks = os.cpu_count() + 1
+    ranks = usable_cores() + 1
     outcome = hetmpi(ranks, "train", *TINY, "model=naps", "run.dir=runs/naps", cwd=own, LD_PRELOAD="")
     assert outcome.code == 0 and outcome.text.count("NAPS") == ranks, outcome.text
 

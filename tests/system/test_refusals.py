@@ -64,7 +64,10 @@ def test_a_wrong_setting_is_told_once(override):
         ("batch_size=many", ["batch_size must be an integer of at least 1, got many"]),
         (
             "batch_size=1000000000",
-            ["batch_size=1,000,000,000: the 3 batches that loader.prefetch=2 keeps need", "lower"],
+            [
+                "batch_size=1,000,000,000: the 3 batches that loader.prefetch=2 and table.prefetch_batches keep need",
+                "lower",
+            ],
         ),
         (
             "loader.prefetch=1000 batch_size=1000000 steps=10000000000",

@@ -100,3 +100,11 @@ def test_rows_of_several_owners_are_found_in_the_memory_of_their_node(name, keys
     assert sorted(order) == np.flatnonzero(np.isin(owner, ranks)).tolist()
     place = {int(rank): begin for rank, begin in zip(ranks, begins)}
     assert found.tolist() == [place[int(owner[i])] + 12 * row[i] for i in order]
+
+
+def test_the_part_of_a_route_on_other_nodes_is_that_of_the_nodes_asked_for():
+    route, first = Route.of_keys(make_partition("round_robin", 30, 3), np.arange(30)), np.arange(3) < 1
+    for ranks in (first, ~first, first):
+        found, expected = route.remote(ranks), route.of_ranks(ranks)
+        assert all(np.array_equal(*pair) for pair in zip(found.arrays, expected.arrays))
+    assert route.remote(first) is route.remote(first)

@@ -1,0 +1,104 @@
+"""The cache of a GPU without a GPU: which host memory it keeps, and which tensors its stream waits for."""
+
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from gpu_on_cpu import GpuOnCpu
+
+from hetmpi.comm.world import World
+from hetmpi.table.cache import CacheSettings, Staleness
+from hetmpi.table.gpu_cache import GpuCache
+from hetmpi.table.optim import RowOptimizer
+from hetmpi.table.table import MOST_KNOWN, EmbeddingTable
+
+DIM = 8
+
+
+class CountingGpu(GpuOnCpu):
+    """Knows the pinned memory that is in use, and the tensors for whose stream it has waited."""
+
+    def __init__(self):
+        super().__init__()
+        self._alive, self.taken = [], []
+
+    def pinned(self, shape, dtype):
+        array = torch.empty(shape, dtype=dtype).numpy()
+        self._alive.append(weakref.ref(array))  # the tensor keeps it
+        self._pinned.add(array.ctypes.data)
+        return torch.from_numpy(array)
+
+    def take(self, tensor):
+        self.taken.append(tensor.data_ptr())
+
+    @property
+    def pinned_bytes(self) -> int:
+        return sum(array.nbytes for array in (one() for one in self._alive) if array is not None)
+
+
+class NoLines:
+    """A CudaRowCache without lines."""
+
+    capacity_rows = num_pushes = 0
+
+    def set_step(self, lr, step):
+        pass
+
+    def set_drift(self, most, others):
+        pass
+
+    def look_up(self, keys, slots, stream):
+        slots[:] = -1
+
+    def gather(self, slots, out, stream, rows):
+        assert (slots < 0).all()
+        out[:] = rows
+
+    def validate(self, slots, clocks, staleness, is_stale, counts_lags, stream):
+        is_stale[:] = False
+
+    def update(self, slots, grads, anticipate, stream):
+        pass
+
+    def pass_on(self, keys, slots, clocks, grads, stream):
+        pass
+
+    def take_due(self, slots, staleness, held, stream):
+        pass
+
+    def handed_out(self, stream):
+        return np.empty(0, np.int64)
+
+
+class OnCountingGpu(CacheSettings):
+    def open(self, world, num_rows, dim, optimizer, device):
+        return GpuCache(NoLines(), optimizer.core(dim), self.policy, CountingGpu())
+
+
+@pytest.fixture(params=[0, 5])
+def table(request):
+    table = EmbeddingTable(
+        World(), 200, DIM, RowOptimizer(), staleness=Staleness(request.param), cache=OnCountingGpu(capacity_rows=0)
+    )
+    yield table
+    table.close()
+
+
+def test_without_lines_steps_pin_no_more_memory_than_the_first_ones(table):
+    used = []
+    for _ in range(3 * MOST_KNOWN):
+        keys = torch.randperm(200)[:50]
+        table.write(keys, torch.ones_like(table.read(keys)))
+        used.append(table.cache._gpu.pinned_bytes)
+    assert max(used) <= used[MOST_KNOWN]  # of the last batches it keeps the keys
+
+
+def test_the_stream_waits_for_gradients_written_into_the_rows_that_were_read():
+    gpu = CountingGpu()
+    cache = GpuCache(NoLines(), RowOptimizer().core(DIM), "lfu", gpu)
+    rows = cache.deliver(np.full(5, -1), np.ones((5, DIM), np.float32))
+    cache.delivered(rows)
+    assert not gpu.taken
+    cache.local(rows.mul_(2))
+    assert gpu.taken == [rows.data_ptr()]
