@@ -820,18 +820,62 @@ def test_a_full_disk_is_refused_by_name(tmp_path):
     assert source_of(path, tmp_path / "cache").num_train
 
 
-@pytest.mark.parametrize("of", ["manifest", "train-000.parquet", "registers.npy", "counts"])
-def test_damaged_prepared_data_are_refused_by_name(tmp_path, of):
+def cut_short(path):
+    path.write_bytes(path.read_bytes()[:90])
+
+
+def emptied(path):
+    path.write_bytes(b"")
+
+
+def made_a_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("damage", [cut_short, emptied, Path.unlink, made_a_folder])
+@pytest.mark.parametrize("of", ["train-000.parquet", "train-000.parquet.sums", "registers.npy", "counts"])
+def test_damaged_prepared_data_are_refused_by_name(tmp_path, of, damage):
     path = write(tmp_path / "a.csv", GOOD)
     folder = source_of(path, tmp_path / "cache").folder
-    *_, damaged = [name for name in sorted(Path(folder).rglob("*")) if of in name.name]
-    damaged.write_bytes(damaged.read_bytes()[:90] if of != "manifest" else b"{")
-    if of == "manifest":
-        assert source_of(path, tmp_path / "cache").num_train  # written again
+    damaged = next(file for pattern in (of, f"{of}-*", f"*/{of}") for file in Path(folder).glob(pattern))
+    damage(damaged)
+    if of == "counts" and damage == Path.unlink:
+        assert source_of(path, tmp_path / "cache").num_train  # counted again
         return
-    with pytest.raises(DataError, match=f"the prepared data in {folder}.* are damaged: .*remove the folder"):
-        source = source_of(path, tmp_path / "cache")
-        source.train(0, 10)
+    with pytest.raises(DataError, match=f"data.cache: .*{folder}.*damaged: .*remove the folder and give the raw files"):
+        source_of(path, tmp_path / "cache").train(0, 10)
+
+
+def test_a_damaged_manifest_is_written_again_where_the_raw_files_are_given(tmp_path):
+    path = write(tmp_path / "a.csv", GOOD)
+    data = source_of(path, tmp_path / "cache")
+    whole = contents(data.folder)
+    write(Path(data.folder) / "manifest.json", "{")
+    with pytest.raises(DataError, match="its manifest.json is damaged, or another program's: give the raw files"):
+        source_of(data.folder, tmp_path / "cache")
+    source_of(path, tmp_path / "cache")
+    assert contents(data.folder) == whole
+
+
+def test_a_flipped_bit_in_prepared_data_is_refused_or_changes_nothing(tmp_path):
+    lists = [{"name": "tags", "separator": "|"}, {"name": "city", "rows": 50}]
+    path = write(tmp_path / "a.csv", text_of(table_of(2_000)))
+    data = source_of(path, tmp_path / "cache", columns=lists)
+    samples, refused = samples_of(data), 0
+    for seed, file in enumerate(2 * sorted(file for file in Path(data.folder).rglob("*") if file.is_file())):
+        whole = file.read_bytes()
+        for place in np.random.default_rng(seed).integers(0, 8 * len(whole), 6).tolist():
+            flipped = bytearray(whole)
+            flipped[place // 8] ^= 1 << place % 8
+            file.write_bytes(flipped)
+            try:
+                assert all(map(equal, samples_of(source_of(path, tmp_path / "cache", columns=lists)), samples))
+            except DataError as refusal:
+                assert "damaged" in str(refusal) and len(str(refusal).splitlines()) == 1, refusal
+                refused += 1
+        file.write_bytes(whole)
+    assert refused > 50
 
 
 def test_empty_lines_of_a_file_of_one_column_are_rows(tmp_path):

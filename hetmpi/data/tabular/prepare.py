@@ -10,10 +10,14 @@ changed file has other units. The content of a unit does not depend on the numbe
     <folder>/<number>-<hash>/unit.json        counts of one unit
                             /train-*.parquet  Reading.schema(); shuffled, groups of GROUP_ROWS
                             /valid-*.parquet  the held-out rows, in the same form
+                            /*.parquet.sums   checksums of each
                             /registers.npy    (number of columns, NUM_REGISTERS) uint8, see distinct.py
     <folder>/registers.npy                    merged over all units
     <folder>/last-<number>-<hash>.json        last values of a column in one unit, see last.py
     <folder>/counts-<hash>.npy                distinct training values of a column, see vocabulary.py
+
+All files have checksums (checked.py). A file that is not as it was written is refused, on the rank that reads it. Only
+the manifest is written anew, as the other files have all that is in it.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from hetmpi import _C
+from hetmpi.data.checked import CheckedParquet, Damaged, load_array, read_json, save_array, write_json, write_sums
 from hetmpi.data.distinct import NUM_REGISTERS, estimate, observe
 from hetmpi.data.tabular.convert import NO_INTEGER, no_value
 from hetmpi.data.tabular.files import PARQUET, DataError, Unit, absolute, first_line
@@ -45,7 +50,7 @@ from hetmpi.data.tabular.rules import NUMBER
 from hetmpi.data.tabular.text import TextRows
 from hetmpi.errors import UserError
 
-VERSION = 3  # of the prepared format; data of another version is prepared again
+VERSION = 4  # of the prepared format; data of another version is prepared again
 UNIT_BYTES = 256 << 20
 GROUP_ROWS = 8192  # rows of a Parquet row group, the unit of reading
 SHUFFLE_ROWS = 16 * GROUP_ROWS  # rows shuffled together
@@ -55,6 +60,7 @@ ABANDONED_S = 3600  # an unfinished unit unchanged for this time belongs to a pr
 REPORT_S = 5.0
 UNIT_FOLDER = re.compile(r"\d{5,}-[0-9a-f]{16}(\.part-.*)?")
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DAMAGES = (errno.ENOENT, errno.EIO, errno.EISDIR, errno.ENOTDIR)  # a file that was there, and could be read
 
 
 @dataclass
@@ -145,7 +151,7 @@ def finish(job: Job) -> dict:
 def has_positives(folder: str, manifest: dict) -> bool:
     """Whether a training label is 1, by the statistics of the prepared files."""
     for name in manifest["train"]:
-        metadata = pq.read_metadata(os.path.join(folder, name))
+        metadata = CheckedParquet(os.path.join(folder, name)).metadata
         if any(metadata.row_group(group).column(0).statistics.max > 0 for group in range(metadata.num_row_groups)):
             return True
     return False
@@ -154,9 +160,9 @@ def has_positives(folder: str, manifest: dict) -> bool:
 def join_counts(job: Job) -> dict:
     """The manifest of the prepared units."""
     counts = [read_json(job.folder, name, "unit.json") for name in job.names]
-    registers = (np.load(os.path.join(job.folder, name, "registers.npy")) for name in job.names)
+    registers = (load_array(os.path.join(job.folder, name, "registers.npy")) for name in job.names)
     merged = functools.reduce(np.maximum, registers)
-    np.save(os.path.join(job.folder, "registers.npy"), merged)
+    save_array(os.path.join(job.folder, "registers.npy"), merged)
     files = {unit.path: {"path": unit.path, "size": unit.size, "mtime_ns": unit.mtime_ns} for unit in job.units}
     return {
         "version": VERSION,
@@ -214,7 +220,7 @@ def write_unit(job: Job, unit: Unit, name: str, bad: BadRows) -> dict:
         tally = Tally(job.reading)
         rows = write_rows(job, unit, part, tally, bad)
         count = {"unit": asdict(unit), **rows, **tally.to_json()}
-        np.save(os.path.join(part, "registers.npy"), tally.registers)
+        save_array(os.path.join(part, "registers.npy"), tally.registers)
         write_json(count, part, "unit.json")
         publish(part, os.path.join(job.folder, name))
         return count
@@ -358,7 +364,11 @@ class RowWriter:
         name = next(reversed(self.files))
         self.files[name] += rows
         if self.files[name] == FILE_ROWS:
-            self._close()
+            self._complete()
+
+    def _complete(self) -> None:
+        self._close()
+        write_sums(os.path.join(self._folder, next(reversed(self.files))))
 
     def _open(self) -> None:
         name = f"{self._name}-{len(self.files):03d}.parquet"
@@ -377,6 +387,8 @@ class RowWriter:
         try:
             if error is None and len(self._waiting):
                 self._write(len(self._waiting))
+            if error is None and self._file is not None:
+                self._complete()
         finally:
             self._close()
 
@@ -426,41 +438,46 @@ def remove_leftovers(folder: str, manifest: dict) -> None:
 
 @contextlib.contextmanager
 def reading_prepared(folder: str):
-    """A context that turns errors about damaged prepared data into a DataError."""
+    """A context that turns errors about prepared data that cannot be read into a DataError."""
     try:
         yield
     except UserError:
         raise
-    except (OSError, ValueError, KeyError) as error:  # Arrow's are of these kinds
-        if getattr(error, "errno", None) not in (None, errno.ENOENT):
-            raise
-        raise DataError(
-            f"data.cache: the prepared data in {folder} are damaged: {first_line(error)}: remove the folder, and they "
-            "are prepared again"
-        ) from error
+    except OSError as error:
+        if error.errno not in (None, *DAMAGES):
+            raise DataError(f"data.cache: {error.filename or folder}: {first_line(error)}") from error
+        raise damaged(folder, error) from error
+    except (ValueError, KeyError) as error:  # Arrow's are of these kinds
+        raise damaged(folder, error) from error
+
+
+def damaged(folder: str, error: Exception) -> DataError:
+    return DataError(
+        f"data.cache: the prepared data in {folder} are damaged: {first_line(error)}: remove the folder and give the "
+        "raw files, which are prepared again"
+    )
 
 
 def find_manifest(folder: str) -> dict | None:
-    """The manifest of a prepared folder; None if it is missing or of another version."""
-    if not os.path.isfile(os.path.join(folder, "manifest.json")):
-        return None
+    """The manifest of a prepared folder; None if it is missing, damaged or of another version."""
     try:
-        manifest = read_json(folder, "manifest.json")
-    except ValueError:
+        return read_manifest(folder)
+    except (OSError, Damaged):
         return None
-    return manifest if isinstance(manifest, dict) and manifest.get("version") == VERSION else None
 
 
-def read_json(*path: str) -> dict:
-    """The content of the file at the joined path."""
-    with open(os.path.join(*path)) as file:
-        return json.load(file)
+def read_manifest(folder: str) -> dict | None:
+    """The manifest of a prepared folder; None if it is of another version. Raises Damaged, and OSError."""
+    path = os.path.join(folder, "manifest.json")
+    if version_of(path) not in (None, VERSION):
+        return None
+    return read_json(path)
 
 
-def write_json(content: dict, *path: str) -> None:
-    """Writes `content` to the joined path atomically."""
-    final = os.path.join(*path)
-    part = f"{final}.part-{socket.gethostname()}-{os.getpid()}"
-    with open(part, "w") as file:
-        json.dump(content, file, indent=1)
-    os.replace(part, final)
+def version_of(path: str):
+    """The version in a manifest, which was without a checksum up to 3; None if it has none."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)["version"]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return None

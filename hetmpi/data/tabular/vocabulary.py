@@ -6,13 +6,13 @@ RUN_VALUES and the number of distinct values."""
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterable, Iterator
 
 import numpy as np
-import pyarrow.parquet as pq
+import pyarrow as pa
 import xxhash
 
+from hetmpi.data.checked import CheckedParquet, load_array, save_array
 from hetmpi.data.tabular.files import DataError
 from hetmpi.data.tabular.prepare import NO_SPACE
 
@@ -31,24 +31,17 @@ def count(folder: str, manifest: dict, columns: list[int], none: int) -> None:
     final = path_of(folder, manifest, columns)
     if os.path.exists(final):
         return
-    part = f"{final}.part-{socket.gethostname()}-{os.getpid()}"
     try:
         counted = np.stack(merged(read_values(folder, list(manifest["train"]), columns)))
-        counted = counted[:, counted[0] != none]
-        with open(part, "wb") as file:
-            np.save(file, counted)
-        os.replace(part, final)
+        save_array(final, counted[:, counted[0] != none])
     except OSError as error:
         full = ": no space left" if error.errno in NO_SPACE else f": {error.strerror or error}"
         raise DataError(f"data.cache={folder}{full} while counting distinct values; it must be writable") from error
-    finally:
-        if os.path.exists(part):
-            os.remove(part)
 
 
 def load(folder: str, manifest: dict, columns: list[int], min_count: int) -> np.ndarray:
     """The values (n,) int64 seen at least min_count times, sorted."""
-    values, counts = np.load(path_of(folder, manifest, columns), mmap_mode="r")
+    values, counts = load_array(path_of(folder, manifest, columns), is_mapped=True)
     return values if min_count == 1 else np.ascontiguousarray(values[counts >= min_count])
 
 
@@ -57,9 +50,9 @@ def read_values(folder: str, files: list[str], columns: list[int]) -> Iterator[n
     names = [f"c{i}" for i in columns]
     waiting, num = [], 0
     for path in files:
-        file = pq.ParquetFile(os.path.join(folder, path), pre_buffer=False)
-        for batch in file.iter_batches(1 << 17, columns=names, use_threads=False):
-            for array in batch.columns:
+        file = CheckedParquet(os.path.join(folder, path))
+        for group in range(file.metadata.num_row_groups):
+            for array in map(pa.ChunkedArray.combine_chunks, file.read(group, names).columns):
                 values = array.flatten() if array.type.num_fields else array
                 waiting.append(values.to_numpy())
                 num += len(waiting[-1])

@@ -1,0 +1,176 @@
+"""Files of prepared data with checksums (xxh3_64), so that a flipped bit is refused and not read as other data.
+
+A file of Parquet has a file of sums beside it: of each column of each row group, the units of reading, and of the
+footer. An array has its sum after its last byte, where np.load does not read; JSON has it as a key of its own."""
+
+from __future__ import annotations
+
+import bisect
+import io
+import json
+import os
+import socket
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+SUM_BYTES = 8
+KEY = "xxh3_64"  # of the sum of JSON
+READ_BYTES = 16 << 20
+
+
+class Damaged(ValueError):
+    """A file that is not as it was written."""
+
+
+def save_array(path: str, array: np.ndarray) -> None:
+    """Writes an array and its sum, under another name first."""
+    part = f"{path}.part-{socket.gethostname()}-{os.getpid()}"
+    try:
+        with open(part, "wb+") as file:
+            np.save(file, array)
+            end = file.seek(0, os.SEEK_END)
+            file.write(sum_of_file(file, end))
+        os.replace(part, path)
+    finally:
+        if os.path.exists(part):
+            os.remove(part)
+
+
+def load_array(path: str, is_mapped: bool = False) -> np.ndarray:
+    """Raises Damaged, and OSError."""
+    with open(path, "rb") as file:
+        end = max(file.seek(0, os.SEEK_END) - SUM_BYTES, 0)
+        if sum_of_file(file, end) != file.read():
+            raise Damaged(f"{path} is not as it was written")
+    return np.load(path, mmap_mode="r" if is_mapped else None)
+
+
+def sum_of_file(file, end: int) -> bytes:
+    """The sum of the bytes up to `end`, where the file stands then."""
+    hasher, place = xxhash.xxh3_64(), file.seek(0)
+    while place < end and (block := file.read(min(READ_BYTES, end - place))):
+        hasher.update(block)
+        place += len(block)
+    return hasher.digest()
+
+
+def write_json(content: dict, *path: str) -> None:
+    """Writes `content` and its sum to the joined path atomically."""
+    final = os.path.join(*path)
+    part = f"{final}.part-{socket.gethostname()}-{os.getpid()}"
+    with open(part, "w") as file:
+        json.dump({**content, KEY: sum_of_json(content)}, file, indent=1)
+    os.replace(part, final)
+
+
+def read_json(*path: str) -> dict:
+    """The content of the file at the joined path. Raises Damaged, and OSError."""
+    path = os.path.join(*path)
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+        known = content.pop(KEY)
+    except (ValueError, RecursionError, KeyError, AttributeError, TypeError):
+        raise Damaged(f"{path} is not as it was written") from None
+    if known != sum_of_json(content):
+        raise Damaged(f"{path} is not as it was written")
+    return content
+
+
+def sum_of_json(content: dict) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps(content).encode())
+
+
+def write_sums(path: str) -> None:
+    """Writes the sums of a complete Parquet file beside it."""
+    metadata = pq.read_metadata(path)
+    sums = []
+    with open(path, "rb") as file:
+        for group in range(metadata.num_row_groups):
+            for begin, end in chunks(metadata, group):
+                sums.append(xxhash.xxh3_64_intdigest(bytes_of(file, begin, end)))
+        begin, end = footer(file, metadata)
+        sums.append(xxhash.xxh3_64_intdigest(bytes_of(file, begin, end)))
+    save_array(f"{path}.sums", np.array([*sums, begin, end], np.uint64))
+
+
+class CheckedParquet:
+    """A Parquet file that write_sums() has seen. Raises Damaged, and OSError."""
+
+    def __init__(self, path: str):
+        self.path = path
+        *sums, begin, end = load_array(f"{path}.sums").tolist()
+        with open(path, "rb") as file:
+            self.metadata = pq.read_metadata(pa.BufferReader(self._checked(file, begin, end, sums[-1])))
+        num_groups, num_columns = self.metadata.num_row_groups, self.metadata.num_columns
+        self._size = end
+        self._sums = [sums[group * num_columns : (group + 1) * num_columns] for group in range(num_groups)]
+
+    def read(self, group: int, names: Sequence[str] | None = None) -> pa.Table:
+        """The columns `names` of a row group, all of them by default."""
+        found = self.metadata.row_group(group)
+        pieces = {}
+        with open(self.path, "rb") as file:
+            for i, (begin, end) in enumerate(chunks(self.metadata, group)):
+                if names is None or found.column(i).path_in_schema.split(".")[0] in names:
+                    pieces[begin] = self._checked(file, begin, end, self._sums[group][i])
+        parquet = pq.ParquetFile(Pieces(pieces, self._size), metadata=self.metadata, pre_buffer=False)
+        return parquet.read_row_group(group, names, use_threads=False)
+
+    def _checked(self, file, begin: int, end: int, known: int) -> bytes:
+        found = bytes_of(file, begin, end)
+        if xxhash.xxh3_64_intdigest(found) != known:
+            raise Damaged(f"{self.path} is not as it was written")
+        return found
+
+
+def chunks(metadata: pq.FileMetaData, group: int) -> list[tuple[int, int]]:
+    """First byte and end of each column of a row group."""
+    found = metadata.row_group(group)
+    places = []
+    for column in map(found.column, range(metadata.num_columns)):
+        begin = column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
+        places.append((begin, begin + column.total_compressed_size))
+    return places
+
+
+def footer(file, metadata: pq.FileMetaData) -> tuple[int, int]:
+    """First byte and end of the footer: metadata, their length as 4 bytes, and 4 bytes that name the format."""
+    end = file.seek(0, os.SEEK_END)
+    return end - metadata.serialized_size - 8, end
+
+
+def bytes_of(file, begin: int, end: int) -> bytes:
+    file.seek(begin)
+    return file.read(end - begin)
+
+
+class Pieces(io.RawIOBase):
+    """A file of which only some pieces can be read. pieces: first byte -> bytes."""
+
+    def __init__(self, pieces: dict[int, bytes], size: int):
+        self._pieces, self._begins, self._size, self._place = pieces, sorted(pieces), size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._place = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+    def read(self, size: int = -1) -> bytes:
+        begin = self._begins[bisect.bisect_right(self._begins, self._place) - 1]
+        offset = self._place - begin
+        found = self._pieces[begin][offset:] if size < 0 else self._pieces[begin][offset : offset + size]
+        self._place += len(found)
+        return found
