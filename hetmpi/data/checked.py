@@ -1,7 +1,8 @@
 """Files of prepared data with checksums (xxh3_64), so that a flipped bit is refused and not read as other data.
 
 A file of Parquet has a file of sums beside it: of each column of each row group, the units of reading, and of the
-footer. An array has its sum after its last byte, where np.load does not read; JSON has it as a key of its own."""
+footer. An array has the sums of its blocks after its last byte, where np.load does not read. JSON has its sum as a key
+of its own."""
 
 from __future__ import annotations
 
@@ -17,23 +18,28 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-SUM_BYTES = 8
 KEY = "xxh3_64"  # of the sum of JSON
-READ_BYTES = 16 << 20
+BLOCK_BYTES = 16 << 20  # of an array, with a sum of its own
 
 
 class Damaged(ValueError):
     """A file that is not as it was written."""
 
+    def __init__(self, path: str):
+        super().__init__(f"{path} is not as it was written")
+
 
 def save_array(path: str, array: np.ndarray) -> None:
-    """Writes an array and its sum, under another name first."""
+    """Writes an array and its sums, under another name first."""
     part = f"{path}.part-{socket.gethostname()}-{os.getpid()}"
     try:
         with open(part, "wb+") as file:
             np.save(file, array)
             end = file.seek(0, os.SEEK_END)
-            file.write(sum_of_file(file, end))
+            sums = [sum_of_block(file, block, end) for block in range(num_blocks(end))]
+            trailer = np.array([*sums, end], np.uint64).tobytes()
+            file.seek(end)
+            file.write(trailer + xxhash.xxh3_64_digest(trailer))
         os.replace(part, path)
     finally:
         if os.path.exists(part):
@@ -42,20 +48,40 @@ def save_array(path: str, array: np.ndarray) -> None:
 
 def load_array(path: str, is_mapped: bool = False) -> np.ndarray:
     """Raises Damaged, and OSError."""
-    with open(path, "rb") as file:
-        end = max(file.seek(0, os.SEEK_END) - SUM_BYTES, 0)
-        if sum_of_file(file, end) != file.read():
-            raise Damaged(f"{path} is not as it was written")
+    check_array(path)
     return np.load(path, mmap_mode="r" if is_mapped else None)
 
 
-def sum_of_file(file, end: int) -> bytes:
-    """The sum of the bytes up to `end`, where the file stands then."""
-    hasher, place = xxhash.xxh3_64(), file.seek(0)
-    while place < end and (block := file.read(min(READ_BYTES, end - place))):
-        hasher.update(block)
-        place += len(block)
-    return hasher.digest()
+def check_array(path: str, rank: int = 0, size: int = 1) -> None:
+    """Verifies every size-th block from block `rank` on, so that ranks share a large array. Raises Damaged, and
+    OSError."""
+    with open(path, "rb") as file:
+        sums, end = trailer_of(file, path)
+        for block in range(rank, num_blocks(end), size):
+            if sum_of_block(file, block, end) != sums[block]:
+                raise Damaged(path)
+
+
+def trailer_of(file, path: str) -> tuple[list[int], int]:
+    """The sums of an array's blocks, and the end of the array in its file."""
+    total = file.seek(0, os.SEEK_END)
+    last = bytes_of(file, max(total - 16, 0), total)  # the end, and the sum of the trailer
+    end = int.from_bytes(last[:8], "little")
+    if end + 8 * num_blocks(end) + 16 != total:
+        raise Damaged(path)
+    trailer = bytes_of(file, end, total - 8)
+    if xxhash.xxh3_64_digest(trailer) != last[8:]:
+        raise Damaged(path)
+    return np.frombuffer(trailer, np.uint64)[:-1].tolist(), end
+
+
+def num_blocks(end: int) -> int:
+    return -(-end // BLOCK_BYTES)
+
+
+def sum_of_block(file, block: int, end: int) -> int:
+    begin = block * BLOCK_BYTES
+    return xxhash.xxh3_64_intdigest(bytes_of(file, begin, min(begin + BLOCK_BYTES, end)))
 
 
 def write_json(content: dict, *path: str) -> None:
@@ -75,9 +101,9 @@ def read_json(*path: str) -> dict:
             content = json.load(file)
         known = content.pop(KEY)
     except (ValueError, RecursionError, KeyError, AttributeError, TypeError):
-        raise Damaged(f"{path} is not as it was written") from None
+        raise Damaged(path) from None
     if known != sum_of_json(content):
-        raise Damaged(f"{path} is not as it was written")
+        raise Damaged(path)
     return content
 
 
@@ -124,7 +150,7 @@ class CheckedParquet:
     def _checked(self, file, begin: int, end: int, known: int) -> bytes:
         found = bytes_of(file, begin, end)
         if xxhash.xxh3_64_intdigest(found) != known:
-            raise Damaged(f"{self.path} is not as it was written")
+            raise Damaged(self.path)
         return found
 
 
