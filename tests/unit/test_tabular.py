@@ -262,6 +262,15 @@ def test_columns_in_another_order_are_read_by_name(tmp_path):
     assert data.num_train + data.num_valid == 300 and data.tables["table"].field_rows[0] <= 42
 
 
+def test_a_rule_drops_columns_that_other_files_have_not(tmp_path):
+    (tmp_path / "d").mkdir()
+    table, debug = table_of(), pa.array(range(150))
+    write(tmp_path / "d" / "a.csv", text_of(table.slice(0, 150).append_column("debug_a", debug)))
+    write(tmp_path / "d" / "b.csv", text_of(table.slice(150).append_column("debug_b", debug)))
+    data = source_of(tmp_path / "d", tmp_path / "cache", columns=[TAGS, {"name": "debug_*", "kind": "drop"}])
+    assert data.num_train + data.num_valid == 300
+
+
 def test_prepared_data_are_read_again_without_preparing(tmp_path):
     path = write(tmp_path / "a.csv", text_of(table_of()))
     data = source_of(path, tmp_path / "cache", columns=[TAGS])
@@ -646,6 +655,19 @@ def two_files(second, first=GOOD):
     return made
 
 
+def two_tables(names=(), **second):
+    """names: of columns of the second file that are all alike."""
+
+    def made(folder):
+        (folder / "d").mkdir()
+        pq.write_table(pa.table({"user": ["a", "b"] * 9, "click": [0, 1] * 9}), folder / "d" / "a.parquet")
+        alike = pa.table([pa.array([1])] * len(names), names=list(names))
+        pq.write_table(alike if names else pa.table(second), folder / "d" / "b.parquet")
+        return folder / "d"
+
+    return made
+
+
 def mixed_forms(folder):
     (folder / "d").mkdir()
     write(folder / "d" / "a.csv", GOOD)
@@ -704,6 +726,10 @@ REFUSED = {
     "too many columns": (csv_file(GOOD + "u1,1,1,1\n"), {}, ["line 102, 4 columns instead of 3"]),
     "bad lines above the limit": (csv_file(GOOD + "x\n" * 3), {"max_bad_rows": 2}, ["data.max_bad_rows=2", "line 104"]),
     "columns that differ": (two_files("user,cost,click\n" + LINE), {}, ["b.csv has no column price", "cost"]),
+    "a further column": (two_files("x,user,price,click\nq,u1,0.5,1\n"), {}, ["b.csv has x, which ", "a.csv has not"]),
+    "a further column of Parquet": (two_tables(user=["a"], click=[1], x=[2.5]), {}, ["b.parquet has x, which "]),
+    "two columns of one name in a second file": (two_tables(["user", "click", "user"]), {}, ["b.parquet: two columns"]),
+    "a column without a name": (two_tables(["user", "click", ""]), {}, ["b.parquet: column 3 has no name"]),
     "a quoted line end": (csv_file(GOOD + '"u\n1",0.5,1\n'), {}, ["line 102: a quoted value goes on in the next line"]),
     "an open quote": (csv_file(GOOD + '"u1,0.5,1\n' + LINE), {}, ["line 102: a quoted value goes on"]),
     "two columns of one name": (csv_file("a,a,click\n1,2,0\n"), {}, ["line 1: two columns are named a"]),

@@ -7,6 +7,7 @@ import glob
 import os
 from dataclasses import dataclass
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hetmpi.errors import UserError
@@ -132,6 +133,17 @@ def open_parquet(path: str) -> pq.ParquetFile:
         return pq.ParquetFile(path, buffer_size=READ_BYTES, pre_buffer=False)
     except (OSError, ValueError) as error:
         raise DataError(f"data.path: {path} is no complete Parquet file: {first_line(error)}") from error
+
+
+def parquet_names(path: str, schema: pa.Schema) -> list[str]:
+    """Names of the columns. Raises DataError for columns without a name or of one name, which cannot be selected."""
+    names = list(schema.names)
+    if "" in names:
+        raise DataError(f"data.path: {path}: column {names.index('') + 1:,} has no name: rename it")
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1] if len(set(names)) < len(names) else []
+    if twice:
+        raise DataError(f"data.path: {path}: two columns are named {', '.join(twice)[:500]}: rename one")
+    return names
 
 
 def first_line(error: Exception) -> str:

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 
 from hetmpi.data.tabular.convert import NUMBER_TEXT, as_text, trimmed
-from hetmpi.data.tabular.files import PARQUET, TEXT, DataError, form_of, open_parquet
+from hetmpi.data.tabular.files import PARQUET, TEXT, DataError, form_of, open_parquet, parquet_names
 from hetmpi.data.tabular.rules import FLOAT, INTEGER, LIST, NESTED, STRING
 from hetmpi.data.tabular.text import count_values, head_of, header_of
 
@@ -38,10 +38,8 @@ def look(path: str, names, delimiter: str | None, quote: str | None, missing: tu
         if names is not None:
             raise DataError(f"data.names is for text, {path} is Parquet, whose columns have names")
         schema = open_parquet(path).schema_arrow
-        twice = [name for name in dict.fromkeys(schema.names) if schema.names.count(name) > 1]
-        if twice:
-            raise DataError(f"data.path: {path}: two columns are named {', '.join(twice)}")
-        return Layout(PARQUET, ",", {column.name: type_of(column.type) for column in schema})
+        names = parquet_names(path, schema)
+        return Layout(PARQUET, ",", {name: type_of(column.type) for name, column in zip(names, schema)})
     head = head_of(path, SAMPLE_BYTES)
     delimiter = delimiter or guess_delimiter(path, head)
     if names is None:

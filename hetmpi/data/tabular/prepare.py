@@ -31,7 +31,7 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -46,7 +46,7 @@ from hetmpi.data.tabular.convert import NO_INTEGER, no_value
 from hetmpi.data.tabular.files import PARQUET, DataError, Unit, absolute, first_line
 from hetmpi.data.tabular.parquet import ParquetRows
 from hetmpi.data.tabular.reading import INTEGER, BadRows, Reading, Rows
-from hetmpi.data.tabular.rules import NUMBER
+from hetmpi.data.tabular.rules import DROP, NUMBER, Rule
 from hetmpi.data.tabular.text import TextRows
 from hetmpi.errors import UserError
 
@@ -67,13 +67,15 @@ DAMAGES = (errno.ENOENT, errno.EIO, errno.EISDIR, errno.ENOTDIR)  # a file that 
 class Job:
     """One preparation: the units of a source, read by the same rules, into a folder.
 
-    source: for messages. types: of the files' columns. report: prints lines of text."""
+    source: for messages. types: of the first file's columns. rules: those that may drop further columns of other files.
+    report: prints lines of text."""
 
     source: str
     units: list[Unit]
     reading: Reading
     folder: str
     types: dict[str, str]
+    rules: Sequence[Rule] = ()
     max_bad_rows: int = 0
     report: Callable[[str], None] = print
 
@@ -88,6 +90,21 @@ class Job:
 def rows_of(unit: Unit, reading: Reading) -> TextRows | ParquetRows:
     """The rows of a unit, in order."""
     return (ParquetRows if unit.form == PARQUET else TextRows)(unit, reading)
+
+
+def check_names(job: Job, unit: Unit, names: Sequence[str]) -> None:
+    """Raises DataError for columns that the first file has not, unless a rule drops them."""
+    rules = {
+        name: next((rule for rule in job.rules if rule.matches(name)), None) for name in set(names) - set(job.types)
+    }
+    further = [
+        name for name in names if name in rules and not (rules[name] and rules[name].settings.get("kind") == DROP)
+    ]
+    if further:
+        raise DataError(
+            f"data.path: {unit.path} has {', '.join(further)[:500]}, which {job.units[0].path} has not: all files need "
+            "the same columns, in any order: select the files by a glob, or remove the column"
+        )
 
 
 def prepare(job: Job, rank: int = 0, size: int = 1) -> None:
@@ -239,7 +256,9 @@ def write_rows(job: Job, unit: Unit, part: str, tally: Tally, bad: BadRows) -> d
         RowWriter(part, "train", schema, rng.spawn(1)[0]) as train,
         RowWriter(part, "valid", schema, rng.spawn(1)[0]) as valid,
     ):
-        for rows in rows_of(unit, job.reading):
+        source = rows_of(unit, job.reading)
+        check_names(job, unit, source.names)
+        for rows in source:
             for to, table in zip((train, valid), divide(rows.table, unit, job.reading, rng)):
                 to.add(table)
                 tally.add(table, is_train=to is train)

@@ -176,7 +176,7 @@ class Tabular:
             self.positive, stored, share,
         )  # fmt: skip
         folder = self._folder(reading, last)
-        return Job(self.path, units, reading, folder, layout.types, self.max_bad_rows, report), last
+        return Job(self.path, units, reading, folder, layout.types, self.rules, self.max_bad_rows, report), last
 
     def _layout(self, path: str, last: tuple[str, int] | None) -> Layout:
         """The layout of the first file. Raises DataError if the label or the column of data.valid is missing."""

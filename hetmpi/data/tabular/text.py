@@ -25,7 +25,7 @@ from hetmpi.data.tabular.files import (
     number_of_line,
     too_long,
 )
-from hetmpi.data.tabular.reading import INTEGER, MAX_EXAMPLES, BadRows, Reading, Rows, lacking, shown
+from hetmpi.data.tabular.reading import INTEGER, MAX_EXAMPLES, BadRows, Reading, Rows, check_wanted, shown
 from hetmpi.data.tabular.rules import NUMBER
 
 BLOCK_BYTES = 4 << 20
@@ -128,9 +128,7 @@ class TextRows:
         self.unit, self.reading = unit, reading
         self.names = reading.names or header_of(unit.path, head_of(unit.path), reading.delimiter, reading.quote)
         self.wanted = reading.wanted
-        for name in self.wanted:
-            if name not in self.names:
-                raise lacking(name, unit.path, list(self.names), reading.delimiter)
+        check_wanted(self.wanted, unit.path, list(self.names), reading.delimiter)
         self._skips_empty = len(self.names) > 1
 
     def __iter__(self) -> Iterator[Rows]:
