@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import glob
 import os
+from collections import Counter
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hetmpi.errors import UserError
+from hetmpi.errors import UserError, printable
 
 MAX_LINE_BYTES = 16 << 20
 READ_BYTES = 1 << 20
@@ -140,9 +141,9 @@ def parquet_names(path: str, schema: pa.Schema) -> list[str]:
     names = list(schema.names)
     if "" in names:
         raise DataError(f"data.path: {path}: column {names.index('') + 1:,} has no name: rename it")
-    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1] if len(set(names)) < len(names) else []
+    twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise DataError(f"data.path: {path}: two columns are named {', '.join(twice)[:500]}: rename one")
+        raise DataError(f"data.path: {path}: two columns are named {printable(', '.join(twice))[:500]}: rename one")
     return names
 
 

@@ -18,6 +18,7 @@ SAMPLE_BYTES = 1 << 20
 SAMPLE_ROWS = 10_000
 INFINITE_TEXT = r"^[+-]?(?i:inf|infinity|nan)$"  # refused, or missing, when numbers are read
 INTEGERS_TEXT = r"^-?[0-9]+$"
+TIME_TEXT = r"^[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([ T][0-9]{1,2}:[0-9]{2}.*)?$"
 DELIMITERS = (",", "\t", ";", "|")
 SEPARATORS = ("|", ";", ",", " ")
 ONE_IN = 100  # distinct values of a column of numbers that may be texts: to be refused by line, not to become ids
@@ -57,14 +58,15 @@ def look(path: str, names, delimiter: str | None, quote: str | None, missing: tu
 
 @dataclass(frozen=True)
 class Seen:
-    """Values of a column in a sample of so many rows. is_binary: only 0 and 1. separator: one that may divide several
-    values, None if none seems to."""
+    """Values of a column in a sample of so many rows. is_binary: only 0 and 1. is_time: dates or times. separator: one
+    that may divide several values, None if none seems to."""
 
     rows: int
     distinct: int
     examples: list[str]
     is_binary: bool
     is_number: bool
+    is_time: bool
     separator: str | None
 
 
@@ -88,7 +90,9 @@ def seen(texts: pa.Array | pa.ChunkedArray, missing: tuple[str, ...]) -> Seen:
     examples = [value.decode(errors="replace") for value in values[:3].to_pylist()]
     is_binary = sorted(values[:3].to_pylist()) == [b"0", b"1"]
     is_number = guess(texts, missing) in (INTEGER, FLOAT)
-    return Seen(len(texts), len(values), examples, is_binary, is_number, None if is_number else separator_of(values))
+    is_time = len(values) > 0 and bool(np.asarray(pc.match_substring_regex(values, TIME_TEXT)).all())
+    separator = None if is_number or is_time else separator_of(values)
+    return Seen(len(texts), len(values), examples, is_binary, is_number, is_time, separator)
 
 
 def separator_of(values: pa.Array) -> str | None:

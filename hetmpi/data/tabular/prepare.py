@@ -48,7 +48,7 @@ from hetmpi.data.tabular.parquet import ParquetRows
 from hetmpi.data.tabular.reading import INTEGER, BadRows, Reading, Rows
 from hetmpi.data.tabular.rules import DROP, NUMBER, Rule
 from hetmpi.data.tabular.text import TextRows
-from hetmpi.errors import UserError
+from hetmpi.errors import UserError, printable
 
 VERSION = 4  # of the prepared format; data of another version is prepared again
 UNIT_BYTES = 256 << 20
@@ -102,8 +102,8 @@ def check_names(job: Job, unit: Unit, names: Sequence[str]) -> None:
     ]
     if further:
         raise DataError(
-            f"data.path: {unit.path} has {', '.join(further)[:500]}, which {job.units[0].path} has not: all files need "
-            "the same columns, in any order: select the files by a glob, or remove the column"
+            f"data.path: {unit.path} has {printable(', '.join(further))[:500]}, which {job.units[0].path} has not: all "
+            "files need the same columns, in any order: select the files by a glob, or remove the column"
         )
 
 

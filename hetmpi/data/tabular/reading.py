@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from hetmpi.data.tabular.files import DataError
 from hetmpi.data.tabular.rules import NUMBER, Column
+from hetmpi.errors import printable
 
 CLICK = "click"
 LABEL_KINDS = (CLICK, NUMBER)
@@ -168,5 +169,6 @@ def check_wanted(wanted: list[str], path: str, names: list[str], delimiter: str 
     if column is not None:
         divided = "" if delimiter is None else f", divided by {delimiter!r}"
         raise DataError(
-            f"data.path: {path} has no column {column}, which is needed; its columns{divided}: {', '.join(names)[:500]}"
+            f"data.path: {path} has no column {printable(column)}, which is needed; its columns{divided}: "
+            f"{printable(', '.join(names))[:500]}"
         )

@@ -38,7 +38,7 @@ from hetmpi.data.tabular.prepare import (
 from hetmpi.data.tabular.reading import CLICK, LABEL_KINDS, BadRows, Reading, stored_columns
 from hetmpi.data.tabular.rules import AUTO, ID, INTEGER, NUMBER, Column, near, plain, read_rules, resolve
 from hetmpi.data.tabular.text import count_values, head_of
-from hetmpi.errors import LARGEST, UserError, check_integer, check_number
+from hetmpi.errors import LARGEST, UserError, check_integer, check_number, printable
 
 NUM_LOCKS = 16
 READER_BYTES = 32 << 20
@@ -247,7 +247,7 @@ class Tabular:
             rows = rows_of.get(column.name)
             own, missing = rows is not None and column.share is None, manifest["missing"][i]
             lines.append((
-                column.name,
+                printable(column.name),
                 kind_text(column),
                 "" if rows is None else f"{rows:,}",
                 f"{manifest['distinct'][i] - (missing > 0 and not column.pool):,}" if column.kind == ID else "",
@@ -271,7 +271,7 @@ class Tabular:
 
 def kind_text(column: Column) -> str:
     kind = f"id, {column.pool} of several" if column.pool else "number in buckets" if column.is_buckets else column.kind
-    return f"{kind}, rows of {column.share}" if column.share else kind
+    return f"{kind}, rows of {printable(column.share)}" if column.share else kind
 
 
 class Modes:
