@@ -14,10 +14,10 @@ import re
 import sys
 
 from hetmpi.data.tabular.files import PARQUET, TEXT, DataError, form_of, list_files, open_parquet
-from hetmpi.data.tabular.layout import Layout, Seen, look, seen_of
+from hetmpi.data.tabular.layout import Layout, Seen, guess_delimiter, look, seen_of
 from hetmpi.data.tabular.rules import FLOAT, INTEGER, LIST, NESTED, near
 from hetmpi.data.tabular.source import MOST_OWN, all_missing
-from hetmpi.data.tabular.text import EqualNames
+from hetmpi.data.tabular.text import EqualNames, head_of, header_of
 from hetmpi.errors import UserError, printable
 
 LABEL_NAMES = ("label", "click", "clicked", "target", "y")
@@ -83,7 +83,8 @@ def names_without_header(path: str, delimiter: str | None) -> list[str] | None:
     if form_of(path) == PARQUET:
         return None
     try:
-        names = list(look(path, None, delimiter, '"', all_missing()).types)
+        head = head_of(path)
+        names = header_of(path, head, delimiter or guess_delimiter(path, head), '"')
     except EqualNames as error:
         names = error.names
     if not any(name.replace(".", "", 1).lstrip("-").isdigit() for name in names):

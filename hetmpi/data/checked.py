@@ -117,7 +117,8 @@ def write_sums(path: str) -> None:
     sums = []
     with open(path, "rb") as file:
         for group in range(metadata.num_row_groups):
-            for begin, end in chunks(metadata, group):
+            found = metadata.row_group(group)
+            for begin, end in (place_of(found.column(i)) for i in range(metadata.num_columns)):
                 sums.append(xxhash.xxh3_64_intdigest(bytes_of(file, begin, end)))
         begin, end = footer(file, metadata)
         sums.append(xxhash.xxh3_64_intdigest(bytes_of(file, begin, end)))
@@ -134,16 +135,17 @@ class CheckedParquet:
             self.metadata = pq.read_metadata(pa.BufferReader(self._checked(file, begin, end, sums[-1])))
         num_groups, num_columns = self.metadata.num_row_groups, self.metadata.num_columns
         self._size = end
+        schema = self.metadata.schema
+        self._numbers = {schema.column(i).path.split(".")[0]: i for i in range(num_columns)}
         self._sums = [sums[group * num_columns : (group + 1) * num_columns] for group in range(num_groups)]
 
     def read(self, group: int, names: Sequence[str] | None = None) -> pa.Table:
-        """The columns `names` of a row group, all of them by default."""
-        found = self.metadata.row_group(group)
-        pieces = {}
+        """The columns `names` of a row group, all of them by default. REQUIRES: names without points, no structs."""
+        found, pieces = self.metadata.row_group(group), {}
         with open(self.path, "rb") as file:
-            for i, (begin, end) in enumerate(chunks(self.metadata, group)):
-                if names is None or found.column(i).path_in_schema.split(".")[0] in names:
-                    pieces[begin] = self._checked(file, begin, end, self._sums[group][i])
+            for i in range(self.metadata.num_columns) if names is None else (self._numbers[name] for name in names):
+                begin, end = place_of(found.column(i))
+                pieces[begin] = self._checked(file, begin, end, self._sums[group][i])
         parquet = pq.ParquetFile(Pieces(pieces, self._size), metadata=self.metadata, pre_buffer=False)
         return parquet.read_row_group(group, names, use_threads=False)
 
@@ -154,14 +156,10 @@ class CheckedParquet:
         return found
 
 
-def chunks(metadata: pq.FileMetaData, group: int) -> list[tuple[int, int]]:
-    """First byte and end of each column of a row group."""
-    found = metadata.row_group(group)
-    places = []
-    for column in map(found.column, range(metadata.num_columns)):
-        begin = column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
-        places.append((begin, begin + column.total_compressed_size))
-    return places
+def place_of(column: pq.ColumnChunkMetaData) -> tuple[int, int]:
+    """First byte and end of a column of a row group."""
+    begin = column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
+    return begin, begin + column.total_compressed_size
 
 
 def footer(file, metadata: pq.FileMetaData) -> tuple[int, int]:

@@ -13,9 +13,9 @@ from hetmpi.inspect import inspected, quoted
 
 ODD_NAMES = [
     "a\u2028label: evil", "a\u0085b: 1", "a\rlabel: evil", "a\nlabel: evil", "tab\t", "\x00", "\x1b[31mred", "\x7f",
-    "${seed}", r"\${seed}", "\\\\${oc.env:HOME}", "$${x}", "${", "a\\", "\\n", 'a"b', "a'b", "# a", "a: b", "{a}", "- a",
+    "${seed}", r"\${seed}", "\\\\${oc.env:HOME}", "$${x}", "${", "a\\", "\\n", 'a"b', "a'b", "# a", "a: b", "{a}",
     "???", "1", "1e5", "yes", "~", " a ", "ü", "😀", "\u202eabc", "\ud7ff", "\U000e0001", "*", "a*", "[ab]", "%", "&a",
-    "null", "!!int", "\ufeff",
+    "- a", "null", "!!int", "\ufeff",
 ]  # fmt: skip
 
 
@@ -44,7 +44,7 @@ def test_a_label_and_its_texts_are_read_back_as_they_are(tmp_path):
 
 def test_any_text_is_quoted_so_that_omegaconf_reads_it_back():
     rng = random.Random(0)
-    for _ in range(3_000):
+    for _ in range(500):
         text = "".join(rng.choice("$${{}}\\\\:a\"'\n\x85\u2028 ") for _ in range(rng.randrange(1, 9)))
         config = OmegaConf.create(f"x: {quoted(text)}\ny: [{quoted(text)}]  # z")
         assert OmegaConf.to_container(config, resolve=True) == {"x": text, "y": [text]}

@@ -82,14 +82,14 @@ def seen_of(path: str, layout: Layout, names, missing: tuple[str, ...]) -> dict[
         table = sample(head, list(layout.types), layout.delimiter, '"')
         texts = {name: table.column(name) for name in table.column_names}
     nothing = pa.array([], pa.binary())
-    return {name: seen(texts.get(name, nothing), missing) for name in layout.types}
+    return {name: seen(texts.get(name, nothing), missing, kind) for name, kind in layout.types.items()}
 
 
-def seen(texts: pa.Array | pa.ChunkedArray, missing: tuple[str, ...]) -> Seen:
+def seen(texts: pa.Array | pa.ChunkedArray, missing: tuple[str, ...], kind: str) -> Seen:
     values = distinct_of(texts, missing)
     examples = [value.decode(errors="replace") for value in values[:3].to_pylist()]
     is_binary = sorted(values[:3].to_pylist()) == [b"0", b"1"]
-    is_number = guess(texts, missing) in (INTEGER, FLOAT)
+    is_number = kind in (INTEGER, FLOAT) or guess_of(values) in (INTEGER, FLOAT)
     is_time = len(values) > 0 and bool(np.asarray(pc.match_substring_regex(values, TIME_TEXT)).all())
     separator = None if is_number or is_time else separator_of(values)
     return Seen(len(texts), len(values), examples, is_binary, is_number, is_time, separator)
@@ -165,7 +165,11 @@ def sample(head: bytes, names: list[str], delimiter: str, quote: str | None) -> 
 def guess(texts: pa.Array | pa.ChunkedArray, missing: tuple[str, ...]) -> str:
     """The type of a column, STRING if all values are missing. Numbers with a point make it FLOAT, with at most one in
     ONE_IN of its distinct values a text."""
-    values = distinct_of(texts, missing)
+    return guess_of(distinct_of(texts, missing))
+
+
+def guess_of(values: pa.Array) -> str:
+    """The same, of distinct values."""
     if not len(values):
         return STRING
     if np.asarray(pc.match_substring_regex(values, INTEGERS_TEXT)).all():

@@ -214,8 +214,9 @@ class Tabular:
                 "(transform: [1, 10, 100]) that divide a number into buckets"
             )
         modes = Modes(self, manifest, columns)
-        for group in modes.vocabularies()[rank::size]:
-            vocabulary.count(self.folder, manifest, group, no_value(reading.columns[group[0]].seed))
+        groups = modes.vocabularies()[rank::size]
+        wanted = [(group, no_value(reading.columns[group[0]].seed)) for group in groups]
+        vocabulary.count(self.folder, manifest, wanted, report)
         barrier()
         self.encoder = Encoder(reading, columns, modes.coders(), manifest["moments"])
         self._describe()
