@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 
 from hetmpi.data.tabular.convert import NUMBER_TEXT, as_text, trimmed
-from hetmpi.data.tabular.files import PARQUET, TEXT, DataError, form_of, open_parquet, parquet_names
+from hetmpi.data.tabular.files import PARQUET, TEXT, DataError, first_line, form_of, open_parquet, parquet_names
 from hetmpi.data.tabular.rules import FLOAT, INTEGER, LIST, NESTED, STRING
 from hetmpi.data.tabular.text import count_values, head_of, header_of
 
@@ -73,9 +73,8 @@ class Seen:
 def seen_of(path: str, layout: Layout, names, missing: tuple[str, ...]) -> dict[str, Seen]:
     """Values of each column, in the first SAMPLE_BYTES of text or the first SAMPLE_ROWS of Parquet."""
     if layout.form == PARQUET:
-        batch = next(open_parquet(path).iter_batches(SAMPLE_ROWS, use_threads=False), None)
         flat = [name for name, kind in layout.types.items() if kind not in (LIST, NESTED)]
-        texts = {name: as_text(batch.column(name)) for name in flat} if batch else {}
+        texts = first_texts(path, flat)
     else:
         head = head_of(path, SAMPLE_BYTES)
         head = head if names else head.lstrip(b"\r\n").partition(b"\n")[2]
@@ -83,6 +82,15 @@ def seen_of(path: str, layout: Layout, names, missing: tuple[str, ...]) -> dict[
         texts = {name: table.column(name) for name in table.column_names}
     nothing = pa.array([], pa.binary())
     return {name: seen(texts.get(name, nothing), missing, kind) for name, kind in layout.types.items()}
+
+
+def first_texts(path: str, names: list[str]) -> dict[str, pa.Array]:
+    """The first values of columns of Parquet, as texts. Raises DataError."""
+    try:
+        batch = next(open_parquet(path).iter_batches(SAMPLE_ROWS, columns=names, use_threads=False), None)
+        return {name: as_text(batch.column(name)) for name in names} if batch else {}
+    except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise DataError(f"data.path: {path} cannot be read: {first_line(error)}") from error
 
 
 def seen(texts: pa.Array | pa.ChunkedArray, missing: tuple[str, ...], kind: str) -> Seen:

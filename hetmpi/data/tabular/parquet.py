@@ -52,7 +52,10 @@ class ParquetRows:
         return str(self.unit)
 
     def _rows(self, raw: pa.Table, first: int) -> Rows:
-        table, faults = convert(raw, self.reading, self.unit.path)
+        try:
+            table, faults = convert(raw, self.reading, self.unit.path)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise DataError(f"data.path: {self.unit}: {first_line(error)}") from error
         bad = BadRows()
         if not faults:
             return Rows(table, bad, lambda row: first + row)
