@@ -15,6 +15,7 @@ import sys
 
 from hetmpi.data.tabular.files import PARQUET, TEXT, DataError, form_of, list_files, open_parquet
 from hetmpi.data.tabular.layout import Layout, Seen, guess_delimiter, look, seen_of
+from hetmpi.data.tabular.prepare import enough_memory
 from hetmpi.data.tabular.rules import FLOAT, INTEGER, LIST, NESTED, near
 from hetmpi.data.tabular.source import MOST_OWN, all_missing
 from hetmpi.data.tabular.text import EqualNames, head_of, header_of
@@ -37,7 +38,8 @@ def main(arguments: list[str]):
     if len(paths) != 1:
         sys.exit(__doc__)
     try:
-        print(inspected(paths[0], own.get("label"), own.get("delimiter")))
+        with enough_memory(paths[0]):
+            print(inspected(paths[0], own.get("label"), own.get("delimiter")))
     except UserError as refusal:
         sys.exit(f"hetmpi: {refusal}")
 

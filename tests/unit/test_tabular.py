@@ -846,6 +846,34 @@ def test_a_full_disk_is_refused_by_name(tmp_path):
     assert source_of(path, tmp_path / "cache").num_train
 
 
+LIMITED = """
+import resource, sys
+from hetmpi.data.tabular import Tabular
+from hetmpi.errors import UserError
+from hetmpi import inspect
+def limit(megabytes):
+    size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + (megabytes << 20), resource.RLIM_INFINITY))
+limit(1)
+for call in (
+    lambda: Tabular(sys.argv[1], 0, "click", cache=sys.argv[2]).prepare(0, 1, lambda: None, lambda line: None),
+    lambda: inspect.main([sys.argv[1]]),
+):
+    try:
+        call()
+    except (UserError, SystemExit) as refusal:
+        print(refusal)
+"""
+
+
+def test_memory_that_is_refused_is_said_in_one_line(tmp_path):
+    path = write(tmp_path / "a.csv", "a,click\n" + "".join(f"{'x' * 900}{i},{i % 2}\n" for i in range(10_000)))
+    run = [sys.executable, "-c", LIMITED, str(path), str(tmp_path / "cache")]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=100)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2 and all("this process got no more memory" in line for line in lines), (lines, done.stderr)
+
+
 def cut_short(path):
     path.write_bytes(path.read_bytes()[:90])
 

@@ -60,6 +60,7 @@ ABANDONED_S = 3600  # an unfinished unit unchanged for this time belongs to a pr
 REPORT_S = 5.0
 UNIT_FOLDER = re.compile(r"\d{5,}-[0-9a-f]{16}(\.part-.*)?")
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_MEMORY = "this process got no more memory: is there a limit (ulimit -v, a container's, Slurm's --mem)?"
 DAMAGES = (errno.ENOENT, errno.EIO, errno.EISDIR, errno.ENOTDIR)  # a file that was there, and could be read
 
 
@@ -241,7 +242,7 @@ def write_unit(job: Job, unit: Unit, name: str, bad: BadRows) -> dict:
         write_json(count, part, "unit.json")
         publish(part, os.path.join(job.folder, name))
         return count
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, MemoryError) as error:
         raise DataError(explain(error, unit, job.folder)) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -441,6 +442,8 @@ def explain(error: Exception, unit: Unit, folder: str) -> str:
             f"data.cache={folder}: no space left while preparing {unit}, {free >> 20:,} MiB are free and the prepared "
             "data can be as large as the text; set data.cache to a folder with room; finished parts are kept"
         )
+    if isinstance(error, MemoryError):
+        return f"data.path: {unit} cannot be prepared: {NO_MEMORY}"
     return f"data.path: {unit} cannot be prepared in {folder}: {first_line(error)}"
 
 
@@ -456,6 +459,15 @@ def remove_leftovers(folder: str, manifest: dict) -> None:
 
 
 @contextlib.contextmanager
+def enough_memory(path: str):
+    """A context that turns memory that is refused while a source is read into a DataError."""
+    try:
+        yield
+    except MemoryError as error:
+        raise DataError(f"data.path={path} cannot be read: {NO_MEMORY}") from error
+
+
+@contextlib.contextmanager
 def reading_prepared(folder: str):
     """A context that turns errors about prepared data that cannot be read into a DataError."""
     try:
@@ -466,6 +478,8 @@ def reading_prepared(folder: str):
         if error.errno not in (None, *DAMAGES):
             raise DataError(f"data.cache: {error.filename or folder}: {first_line(error)}") from error
         raise damaged(folder, error) from error
+    except MemoryError as error:
+        raise DataError(f"data.cache: the prepared data in {folder} cannot be read: {NO_MEMORY}") from error
     except (ValueError, KeyError) as error:  # Arrow's are of these kinds
         raise damaged(folder, error) from error
 

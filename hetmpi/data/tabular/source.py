@@ -28,6 +28,7 @@ from hetmpi.data.tabular.layout import Layout, look
 from hetmpi.data.tabular.prepare import (
     UNIT_BYTES,
     Job,
+    enough_memory,
     finish,
     place_of,
     prepare,
@@ -118,7 +119,10 @@ class Tabular:
 
         barrier: waits for all ranks. report: prints lines of text, called on rank 0. Raises DataError, on the rank that
         detects it, for a source that is missing, empty or has too many bad rows, and for a full disk."""
-        report = report if rank == 0 else lambda line: None
+        with enough_memory(self.path):
+            self._prepare(rank, size, barrier, report if rank == 0 else lambda line: None)
+
+    def _prepare(self, rank: int, size: int, barrier, report) -> None:
         if self.folder is None:
             job, last = self._job(report)
             if last is not None:
