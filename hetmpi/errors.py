@@ -7,7 +7,11 @@ import numbers
 
 
 class UserError(ValueError):
-    """Invalid input, or a machine that lacks something: the message says what was expected, what came, what to do."""
+    """Invalid input, or a machine that lacks something: the message says what was expected, what came, what to do. Its
+    control characters are escaped, as it may hold foreign text."""
+
+    def __str__(self) -> str:
+        return "\n".join(map(printable, super().__str__().split("\n")))
 
 
 class NotFinite(UserError):
@@ -16,6 +20,11 @@ class NotFinite(UserError):
 
 class ReportedElsewhere(UserError):
     """An error whose message another rank prints."""
+
+
+def printable(text: str) -> str:
+    """A foreign text for a line: line ends and control characters as escapes."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 @contextlib.contextmanager
