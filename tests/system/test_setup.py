@@ -95,6 +95,18 @@ def test_a_kept_wheel_is_found_again_and_not_used_if_damaged(tmp_path):
     assert shell(tmp_path, "install_kept 0.28.1-0cd").stdout == ""
 
 
+def test_programs_are_installed_in_the_venv_also_where_the_base_python_has_their_packages(tmp_path):
+    packages = tmp_path / "venv/lib/python3.11/site-packages"
+    (packages / "ruff-0.17.6.dist-info").mkdir(parents=True)
+    (tmp_path / "list.txt").write_text("mpich==5.0.1  # MPI\npytest==9.2.0\nruff==0.17.6\nclang-format==23.1.5\n")
+    (tmp_path / "none.txt").write_text("pytest==9.2.0\n")
+    pip = f"pip_install() {{ echo pip $*; }}; cd {tmp_path}; "
+    called = shell(tmp_path, pip + "install_programs list.txt; install_programs none.txt; echo done")
+    lines = [line for line in called.stdout.splitlines() if line.startswith(("pip", "done"))]
+    command = "pip --no-deps --ignore-installed"
+    assert lines == [f"{command} mpich==5.0.1", f"{command} clang-format==23.1.5", "done"]
+
+
 def test_a_set_up_without_room_is_refused(tmp_path):
     outcome = shell(
         tmp_path, f"need_room {tmp_path} 999000000 999000000 'another folder with HETMPI_VENV'; echo went on"
