@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hetmpi.comm.mpi import MPI, check_launcher, check_one_mpi, mpi_libraries, start_mpi
+from hetmpi.comm.mpi import MPI, check_launcher, check_one_mpi, import_horovod, mpi_libraries, start_mpi
 from hetmpi.comm.waiting import Notices, wait_for
 from hetmpi.errors import ReportedElsewhere, UserError
 from hetmpi.in_flight import InFlight, finish
@@ -63,10 +63,9 @@ class World:
 
     def start_horovod(self):
         """Starts Horovod on this world and returns the module horovod.torch. Raises UserError if Horovod uses another
-        MPI."""
+        MPI, MissingLibrary as import_horovod() does."""
         os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")  # reproducible order of summation
-        import horovod.torch as hvd
-
+        hvd = import_horovod()
         check_one_mpi(mpi_libraries())
         if not hvd.is_initialized():
             hvd.init(comm=self.comm)
