@@ -14,6 +14,7 @@ import re
 import sys
 import time
 
+from hetmpi.comm.commands import command
 from hetmpi.errors import MissingLibrary, ReportedElsewhere, UserError, show_in_one_line
 
 SPEAK_DELAY_S = 1.0  # longer than a launcher takes to kill the other ranks
@@ -131,10 +132,12 @@ yield_when_idle()
 choose_network(MPI.Get_library_version())
 
 
-MATCHING = (
-    "Use the mpiexec of the MPI that mpi4py loads (./run.sh doctor shows it); under Slurm srun --mpi=pmix for Open "
-    "MPI, --mpi=pmi2 for MPICH"
-)
+def matching() -> str:
+    """Advice where launcher and MPI library do not match."""
+    return (
+        f"Use the mpiexec of the MPI that mpi4py loads ({command('doctor')} shows it); under Slurm srun --mpi=pmix for "
+        "Open MPI, --mpi=pmi2 for MPICH"
+    )
 
 
 def check_library(version: str):
@@ -146,7 +149,7 @@ def check_library(version: str):
     if "MPICH" not in version or "pmix" in version.lower():
         return
     if "PMIX_RANK" in os.environ or os.environ.get("OMPI_COMM_WORLD_SIZE", "1") != "1":
-        refuse_launch(f"a launcher for Open MPI (PMIx) started this, but mpi4py loads MPICH. {MATCHING}")
+        refuse_launch(f"a launcher for Open MPI (PMIx) started this, but mpi4py loads MPICH. {matching()}")
 
 
 def srun_mpi() -> str:
@@ -165,7 +168,7 @@ def check_launcher(size: int):
         if declared.isdigit() and int(declared) != size:
             refuse_launch(
                 f"the launcher says {name}={declared}, but MPI sees {size} rank(s): launcher and MPI library do not "
-                f"match. {MATCHING}, or unset the variable to run alone"
+                f"match. {matching()}, or unset the variable to run alone"
             )
 
 
@@ -185,6 +188,7 @@ def check_one_mpi(libraries: list[str]):
     """Raises UserError if the process has loaded two MPI libraries."""
     if len(libraries) > 1:
         raise UserError(
-            f"mpi4py and Horovod use different MPI libraries ({', '.join(libraries)}): "
-            "set them up again on one: rm -r .venv; HETMPI_MPI=system ./run.sh setup (or HETMPI_MPI=mpich)"
+            f"mpi4py and Horovod use different MPI libraries ({', '.join(libraries)}): build Horovod on that of "
+            f"mpi4py, with its mpicxx on PATH: {BUILD_HOROVOD}; or, in a checkout, both anew: rm -r .venv; "
+            "HETMPI_MPI=system ./run.sh setup (or HETMPI_MPI=mpich)"
         )
