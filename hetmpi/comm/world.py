@@ -55,6 +55,9 @@ class World:
         self.notices = Notices(self.comm.Dup(), hosts)
         self.drains = weakref.WeakSet()
 
+    def __repr__(self) -> str:
+        return f"World(rank {self.rank} of {self.size} on {self.host}, {len(self.nodes)} node(s))"
+
     def free(self):
         """Frees the communicators, for a program that makes many worlds: MPICH has 2,048, of which a world takes five.
         REQUIRES: its tables are closed. Collective."""
