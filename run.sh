@@ -221,12 +221,11 @@ main() {
   local command=${1:-help}
   shift || true
   case $command in
-    setup | train | inspect | predict | export | doctor | slurm-trial) set_up ;;
-    demo | report) set_up report ;;
-    bench) set_up report bench ;;
+    setup | train | demo | report | inspect | predict | export | doctor | slurm-trial) set_up ;;
+    bench) set_up bench ;;
     docs) set_up docs ;;
     lint) set_up test ;;
-    test) set_up report docs test ;;
+    test) set_up docs test ;;
     gpu-check) exec "$ROOT/tools/gpu_check.sh" "$@" ;;
     help | -h | --help) help; return ;;
     *) echo "run.sh: no command $command" >&2; help >&2; exit 2 ;;

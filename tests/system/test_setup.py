@@ -1,5 +1,6 @@
 """The set-up (tools/setup.sh) and run.sh as a user meets them."""
 
+import re
 import subprocess
 import sys
 import zipfile
@@ -105,6 +106,14 @@ def test_programs_are_installed_in_the_venv_also_where_the_base_python_has_their
     lines = [line for line in called.stdout.splitlines() if line.startswith(("pip", "done"))]
     command = "pip --no-deps --ignore-installed"
     assert lines == [f"{command} mpich==5.0.1", f"{command} clang-format==23.1.5", "done"]
+
+
+def test_every_dependency_of_the_package_is_installed_before_the_first_training():
+    """So that `hetmpi report`, which a run suggests, works in the environment that trained."""
+    dependencies = re.search(r"\ndependencies = \[(.*?)\n\]", (ROOT / "pyproject.toml").read_text(), re.DOTALL)[1]
+    names = set(re.findall(r'"([a-z0-9-]+)', dependencies))
+    first = (ROOT / "requirements.txt").read_text().split("\n# [")[0]
+    assert {"plotly", "torch"} < names <= set(re.findall(r"^([a-z0-9-]+)==", first, re.MULTILINE))
 
 
 def test_a_set_up_without_room_is_refused(tmp_path):
