@@ -83,6 +83,11 @@ def test_a_missing_library_can_be_caught_as_an_import_error():
     assert outcome.text == "caught: <class 'hetmpi.errors.MissingLibrary'>\n"
 
 
+def test_a_command_without_another_package_names_it():
+    started = without("pyarrow", "runpy.run_module('hetmpi', run_name='__main__')", ["inspect", "clicks.csv"])
+    assert is_one_line(run(started), "has no pyarrow", "activate", "pip install pyarrow")
+
+
 HOROVODS = {  # horovod/torch.py -> words
     "raise ImportError('libmpi.so.40: cannot open shared object file')": ["cannot be loaded (libmpi.so.40", "modules"],
     "def mpi_built(): return False": ["built without MPI", "HOROVOD_WITH_MPI=1"],
