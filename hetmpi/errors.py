@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import numbers
+import sys
 
 
 class UserError(ValueError):
@@ -20,6 +21,18 @@ class NotFinite(UserError):
 
 class ReportedElsewhere(UserError):
     """An error whose message another rank prints."""
+
+
+class MissingLibrary(UserError, ImportError):
+    """A library that this machine or this Python lacks."""
+
+
+def show_in_one_line(kind: type, error: BaseException, trace):
+    """As sys.excepthook: prints a UserError in one line. For errors at imports, before launch() can print them."""
+    if not isinstance(error, UserError):
+        sys.__excepthook__(kind, error, trace)
+    elif not isinstance(error, ReportedElsewhere):
+        print(f"hetmpi: {error}", file=sys.stderr)
 
 
 def printable(text: str) -> str:

@@ -93,6 +93,9 @@ class Checkpoints:
         self._num_built = 0  # incremental checkpoints with this base
         self._mark: object | None = None  # touched_since of tables whose touched mask dates from this base
 
+    def __repr__(self) -> str:
+        return f"Checkpoints({str(self.folder)!r}, keep={self.keep}, full_every={self.full_every})"
+
     def reserve(self, tables):
         """Allocates memory for copies of the shards, if there is enough on every node. save() then returns after the
         copy, otherwise when all files are written. The first save() of these tables reserves it too, but training waits
