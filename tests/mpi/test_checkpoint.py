@@ -475,20 +475,21 @@ def test_what_is_not_finite_is_not_saved_and_all_ranks_hear_of_it(
 
 
 def test_an_export_builds_models_alone(tmp_path, run_of_6):
-    for number, config in enumerate(
-        [
+    path, wdl = tmp_path / "step-00000006", {"_target_": "hetmpi.models.wdl.WDL"}
+    shutil.copytree(run_of_6 / "step-00000006", path)
+    for config, told in [
+        (
             {"_target_": "os.mkdir", "_args_": [str(tmp_path / "made")]},
-            {"_target_": "hetmpi.models.wdl.WDL", "hidden": {"_target_": "os.mkdir", "path": "x"}},
-            {"_target_": "hetmpi.models.wdl.WDL", "hidden": "${oc.create:{_target_:os.abort}}"},
-            {"_target_": "hetmpi.models.wdl.WDL", "hidden": [7]},
-            {"_target_": 3},
-            {},
-        ]
-    ):
-        path = tmp_path / str(number) / "step-00000006"
-        shutil.copytree(run_of_6 / "step-00000006", path)
+            " is of the model os.mkdir, whose code would run",
+        ),
+        ({**wdl, "hidden": {"_target_": "os.mkdir", "path": "x"}}, " is of the model os.mkdir, whose code would run"),
+        ({**wdl, "hidden": "${oc.create:{_target_:os.abort}}"}, ": manifest.json: model_config: values must be plain"),
+        ({**wdl, "hidden": [7]}, ": the model in its manifest does not fit: "),
+        ({"_target_": 3}, ": manifest.json: model_config: _target_ must be package.module.Class, got 3"),
+        ({}, ": the model in its manifest does not fit: "),
+    ]:
         change_manifest(path, lambda said, config=config: said.update(model_config=config))
-        with pytest.raises(SystemExit, match="hetmpi: .*step-00000006: the model in its manifest does not fit: "):
+        with pytest.raises(SystemExit, match=f"hetmpi: .*step-00000006{told}"):
             export.main([str(path), str(tmp_path / "out"), "rows=none"])
     assert not (tmp_path / "made").exists()
 
