@@ -185,6 +185,8 @@ def like(parameter: torch.Tensor) -> torch.nn.Parameter:
 
 
 def in_line(error: Exception) -> str:
-    """The text of an error in one line of limited length."""
-    text = " ".join(str(error).split())
+    """The text of an error in one line of limited length, without torch's advice to load what may run code."""
+    _, _, cause = str(error).rpartition("WeightsUnpickler error:")
+    text = " ".join(cause.partition("Check the documentation")[0].split())
+    text = "".join(character if character.isprintable() else "?" for character in text)
     return f"{type(error).__name__}: {text[:300]}{'...' if len(text) > 300 else ''}"
