@@ -19,7 +19,7 @@ usage: ./run.sh COMMAND
 
   train [KEY=VALUE ...]     train on NP ranks; the rest are Hydra overrides, as in model=deepfm steps=500
   test [PYTEST ARGS]        run the tests at 1, 2 and 3 ranks: about ten minutes on two cores
-  test quick [PYTEST ARGS]  run those that start no programs, at 1 and 2 ranks: about a minute
+  test quick [PYTEST ARGS]  run those that start no programs, at 1 and 2 ranks: about two minutes
   test all [PYTEST ARGS]    run the longest too
   demo                      in about a minute: what a staleness bound gains and costs, on four ranks, and the report of it
   lint                      check how code is written: ruff and clang-format
@@ -222,12 +222,11 @@ main() {
   local command=${1:-help}
   shift || true
   case $command in
-    setup | train | inspect | predict | export | doctor | slurm-trial) set_up ;;
-    demo | report) set_up report ;;
-    bench) set_up report bench ;;
+    setup | train | demo | report | inspect | predict | export | doctor | slurm-trial) set_up ;;
+    bench) set_up bench ;;
     docs) set_up docs ;;
     lint) set_up test ;;
-    test) set_up report docs test ;;
+    test) set_up docs test ;;
     gpu-check) exec "$ROOT/tools/gpu_check.sh" "$@" ;;
     help | -h | --help) help; return ;;
     *) echo "run.sh: no command $command" >&2; help >&2; exit 2 ;;

@@ -14,6 +14,9 @@ COMMANDS = {
     "report": "one HTML page that compares runs",
     "doctor": "examine MPI, memory and Horovod on this machine, and suggest changes",
 }
+# What pip calls the packages that the commands import; hetmpi/comm/mpi.py looks after mpi4py and Horovod.
+PACKAGES = {name: name for name in ("numpy", "omegaconf", "plotly", "pyarrow", "rich", "torch", "xxhash")}
+PACKAGES["hydra"] = "hydra-core"
 
 
 def main():
@@ -28,7 +31,15 @@ def main():
     else:
         sys.argv[:2] = [f"hetmpi {name}"]
         sys.path.insert(0, os.getcwd())  # as python -m does: user-defined models are imported from there
-        runpy.run_module(f"hetmpi.{name}", run_name="__main__", alter_sys=True)
+        try:
+            runpy.run_module(f"hetmpi.{name}", run_name="__main__", alter_sys=True)
+        except ModuleNotFoundError as error:
+            if error.name not in PACKAGES:
+                raise
+            sys.exit(
+                f"hetmpi: {sys.executable} has no {error.name}: activate the environment of ./run.sh setup "
+                f"(. .venv/bin/activate), or pip install {PACKAGES[error.name]}"
+            )
 
 
 if __name__ == "__main__":

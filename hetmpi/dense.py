@@ -43,6 +43,11 @@ class DenseOptimizer:
         self.lr, self.schedule, self.clip_norm = lr, schedule, clip_norm
         self._parameters = list(model.parameters())
 
+    def __repr__(self) -> str:
+        num, group = sum(each.numel() for each in self._parameters), self.optimizer.param_groups[0]
+        rule = f"{type(self.optimizer).__name__}, lr={self.lr}, weight_decay={group['weight_decay']}"
+        return f"DenseOptimizer({num:,} parameters, {rule}, {self.schedule}, clip_norm={self.clip_norm})"
+
     def state_dict(self) -> dict:
         return self.optimizer.state_dict()
 

@@ -1,9 +1,11 @@
-"""Examines a machine for use by hetmpi: ./run.sh doctor, or mpirun -np N hetmpi doctor across hosts.
+"""Examines a machine for use by hetmpi.
+
+    ./run.sh doctor                in a checkout, on NP ranks (2)
+    mpirun -np N hetmpi doctor     on hosts of your choice; under Slurm srun -n N hetmpi doctor
+    hetmpi doctor --clean          only removes the files that your killed MPICH runs have left in /dev/shm
 
 Prints each finding and ends with OK and exit code 0, or with advice and exit code 1. Every way to fetch rows is checked
 for correct values before it is timed.
-
-hetmpi doctor --clean    only removes the files that your killed MPICH runs have left in this machine's /dev/shm
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ import numpy as np
 import torch
 
 from hetmpi import _C
+from hetmpi.comm.commands import command
 from hetmpi.comm.cores import usable_cores
 from hetmpi.comm.launch import launch
 from hetmpi.comm.memory import available_memory, cgroup_memory
-from hetmpi.comm.mpi import MPI, mpi_libraries, srun_mpi
+from hetmpi.comm.mpi import BUILD_HOROVOD, MPI, local_rank, mpi_libraries, srun_mpi
 from hetmpi.comm.world import World
 from hetmpi.errors import ReportedElsewhere, UserError
 from hetmpi.run.device import gpu_problem
@@ -110,7 +113,7 @@ def describe_horovod(world: World, report: Report):
     report.line("Horovod", f"{horovod.__version__}, MPI {'yes' if hvd.mpi_built() else 'no'}, {gpu}, same MPI library")
     total = hvd.allreduce(torch.ones(4), op=hvd.Sum)
     if not torch.equal(total, torch.full((4,), float(world.size))):
-        report.cure(f"Horovod summed ones over {world.size} ranks to {total.tolist()}: reinstall it (rm -r .venv)")
+        report.cure(f"Horovod summed ones over {world.size} ranks to {total.tolist()}: build it anew: {BUILD_HOROVOD}")
 
 
 def describe_machine(world: World, report: Report):
@@ -137,7 +140,7 @@ def describe_machine(world: World, report: Report):
     if left_bytes > shm_bytes / 10:
         report.cure(
             f"{len(left)} files of killed MPICH runs take {left_bytes / GIB:.1f} GiB of /dev/shm: remove them by "
-            "`hetmpi doctor --clean`"
+            f"`{command('doctor --clean')}`"
         )
     problem = gpu_problem()
     report.line("GPU", f"none can be used: {problem}" if problem else f"{torch.cuda.get_device_name()}, device=cuda")
@@ -160,7 +163,9 @@ def abandoned_segments() -> list[Path]:
 
 
 def clean():
-    """Removes abandoned segments of this machine; runs on one rank."""
+    """Removes abandoned segments of this machine; of a node's ranks one does it."""
+    if local_rank() not in (None, 0):
+        return
     removed = []
     for path in abandoned_segments():
         with contextlib.suppress(FileNotFoundError):
@@ -173,14 +178,15 @@ def clean():
 def examine_windows(world: World, report: Report):
     """Creates windows as the table does, fetches rows by each transport, and from a busy rank."""
     if world.size == 1:
-        report.line("fetching rows", "not examined: one rank has no other to fetch from, use NP=2 or more")
+        again = command("doctor", ranks=2)
+        report.line("fetching rows", f"not examined: one rank has no other to fetch from; on two: {again}")
         return
     ways = {"shared memory": None, "MPI_Get": 1}
     for name, ranks_per_node in ways.items():
         place = World(world.comm, ranks_per_node)
         error = None
         try:
-            examine_way(place, name, report)
+            examine_way(place, name, report, is_used=name == "shared memory" or not world.is_one_node)
         except (UserError, MPI.Exception) as raised:  # on all ranks alike: report it and continue
             error = raised
         report_failure(name, error, report)
@@ -191,15 +197,19 @@ def report_failure(name: str, error: Exception | None, report: Report):
     """Reports that a transport does not work here, with advice; a UserError contains its own."""
     if isinstance(error, MPI.Exception):
         report.line(name, f"FAILS: {error}")
-        report.cure(f"{name}: this MPI cannot make the window ({error}): try HETMPI_MPI=mpich ./run.sh setup")
+        report.cure(
+            f"{name}: this MPI cannot make the window ({error}): use another MPI, in a checkout by HETMPI_MPI=mpich "
+            "./run.sh setup"
+        )
     elif error is not None:
         report.line(name, f"FAILS: {error}")
         if not isinstance(error, ReportedElsewhere):
             report.cure(f"{name}: {error}")
 
 
-def examine_way(world: World, name: str, report: Report):
-    """Checks and times reads of the next rank's rows, first idle, then computing. Collective."""
+def examine_way(world: World, name: str, report: Report, is_used: bool):
+    """Checks and times reads of the next rank's rows, first idle, then computing. is_used: in a training on these
+    hosts; else it gives no advice where it is slow. Collective."""
     from hetmpi.table.optim import RowOptimizer
 
     peer = (world.rank + 1) % world.size
@@ -216,10 +226,10 @@ def examine_way(world: World, name: str, report: Report):
     seconds = min(time_read(table, keys, peer, report, name) for _ in range(CALLS))
     table.window.fence()
     report.line(name, fetch_text(len(keys), seconds))
-    if len(keys) / seconds / 1e6 < SLOW_MROW_S:
+    if len(keys) / seconds / 1e6 < SLOW_MROW_S and is_used:
         report.cure(f"{name} is slow here: see docs/sharp_bits.md, 'Slow one-sided MPI'")
     if name == "MPI_Get":
-        examine_busy(table, keys[:1], report)
+        examine_busy(table, keys[:1], report, is_used)
     table.close()
 
 
@@ -234,7 +244,7 @@ def time_read(table: EmbeddingTable, keys: np.ndarray, peer: int, report: Report
     return seconds
 
 
-def examine_busy(table: EmbeddingTable, key: np.ndarray, report: Report):
+def examine_busy(table: EmbeddingTable, key: np.ndarray, report: Report, is_used: bool):
     """Times a get from a rank that computes without MPI calls, so that only Horovod's thread makes progress.
     Collective."""
     world = table.world
@@ -244,7 +254,7 @@ def examine_busy(table: EmbeddingTable, key: np.ndarray, report: Report):
         table.peek(torch.from_numpy(key))
         get_ms = 1000 * (time.perf_counter() - began)
         report.line("get from a busy rank", f"{get_ms:.1f} ms")
-        if get_ms > SLOW_GET_MS:
+        if get_ms > SLOW_GET_MS and is_used:
             report.cure(
                 f"a get from a busy rank took {get_ms:.0f} ms: Horovod's thread does not drive this MPI; "
                 "see docs/sharp_bits.md, 'Passive progress'"

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import numbers
+import sys
 
 
 class UserError(ValueError):
-    """Invalid input, or a machine that lacks something: the message says what was expected, what came, what to do."""
+    """Invalid input, or a machine that lacks something: the message says what was expected, what came, what to do. Its
+    control characters are escaped, as it may hold foreign text."""
+
+    def __str__(self) -> str:
+        return "\n".join(map(printable, super().__str__().split("\n")))
 
 
 class NotFinite(UserError):
@@ -16,6 +21,23 @@ class NotFinite(UserError):
 
 class ReportedElsewhere(UserError):
     """An error whose message another rank prints."""
+
+
+class MissingLibrary(UserError, ImportError):
+    """A library that this machine or this Python lacks."""
+
+
+def show_in_one_line(kind: type, error: BaseException, trace):
+    """As sys.excepthook: prints a UserError in one line. For errors at imports, before launch() can print them."""
+    if not isinstance(error, UserError):
+        sys.__excepthook__(kind, error, trace)
+    elif not isinstance(error, ReportedElsewhere):
+        print(f"hetmpi: {error}", file=sys.stderr)
+
+
+def printable(text: str) -> str:
+    """A foreign text for a line: line ends and control characters as escapes."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """Extracts a checkpoint: rows by key for numpy or Parquet, the dense layers as TorchScript or ONNX.
 
 hetmpi export CHECKPOINT OUT [rows=npy|parquet|none] [dense=torchscript|onnx|none] [table=NAME]
-                             [nodes=none|parquet] [data.KEY=VALUE]
+                             [nodes=none|parquet] [data.KEY=VALUE] [allow=NAME[,NAME]]
 
 OUT/rows.npy         (num_rows, dim) float32, row k for key k; numpy.load(..., mmap_mode="r") opens files larger than
                      memory
@@ -16,10 +16,14 @@ OUT/dense.onnx       the same for any B and U, inputs rows, index, dense, output
 OUT/nodes.parquet    of a model of nodes: node, its id in the data; hidden, the activations of the last hidden layer,
                      over all neighbours (fixed-size list of float32). `hetmpi predict ... hidden=true` writes the same
                      on several ranks. data.KEY changes settings of the training's data, such as data.path
+
+allow names modules or classes of your own, such as mymodel: hetmpi builds the model that the checkpoint names, and runs
+no code but its own and that of these. Each file is written whole or not at all.
 """
 
 from __future__ import annotations
 
+import io
 import logging
 import re
 import sys
@@ -35,14 +39,16 @@ from hetmpi.checkpoint.manifest import brief, read_manifest, tables_of
 from hetmpi.checkpoint.shard_files import shards_of
 from hetmpi.comm.world import World
 from hetmpi.errors import UserError
+from hetmpi.log.figures import bytes_text
 from hetmpi.run.node_outputs import NodeOutputs, is_of_nodes
-from hetmpi.run.saved_model import OfBlocks, OfTensors, Saved, dense_layers, dense_state, of_tensors
+from hetmpi.run.output import cannot_write, part_of
+from hetmpi.run.saved_model import OfBlocks, OfTensors, Saved, allowed_of, dense_layers, dense_state, of_tensors
 
 CHOICES = {"rows": ("npy", "parquet", "none"), "dense": ("torchscript", "onnx", "none"), "nodes": ("none", "parquet")}
 
 
 def main(arguments: list[str]):
-    """Reads the command line and exports."""
+    """Reads the command line, exports, and prints what was written."""
     if {"-h", "--help"} & set(arguments):
         return print(__doc__)
     if len(arguments) < 2:
@@ -51,23 +57,29 @@ def main(arguments: list[str]):
     chosen, of_data = {"rows": "npy", "dense": "torchscript"}, re.compile(r"[+~]*data\b")
     for argument in filter(lambda text: not of_data.match(text), arguments[2:]):
         name, _, value = argument.partition("=")
-        if value not in CHOICES.get(name, ()) and (name != "table" or not value):
+        if value not in CHOICES.get(name, ()) and (name not in ("table", "allow") or not value):
             choices = ", ".join(f"{k}={'|'.join(v)}" for k, v in CHOICES.items())
-            sys.exit(f"hetmpi.export: unknown argument {argument}; known are {choices}, table=NAME")
+            sys.exit(f"hetmpi.export: unknown argument {argument}; known are {choices}, table=NAME, allow=NAME")
         chosen[name] = value
     try:
-        export(checkpoint, out, **chosen, data=list(filter(of_data.match, arguments[2:])))
+        allow = allowed_of(chosen.pop("allow")) if "allow" in chosen else []
+        written = export(checkpoint, out, **chosen, data=list(filter(of_data.match, arguments[2:])), allow=allow)
     except UserError as refusal:
         sys.exit(f"hetmpi: {refusal}")
+    parts = [f"{path.name} ({about}, {bytes_text(path.stat().st_size)})" for path, about in written.items()]
+    print(f"hetmpi: {out}: {', '.join(parts)}")
 
 
 def export(
     checkpoint: Path, out: Path, rows: str = "npy", dense: str = "torchscript", table: str | None = None,
-    nodes: str = "none", data: Sequence[str] = (),
-):  # fmt: skip
-    """Writes the selected parts of a checkpoint to `out`. table: None for the only one. data: Hydra overrides of data
-    settings, for nodes. Raises UserError for an incomplete or invalid checkpoint, an unknown table, a model that cannot
-    be built, or a missing package."""
+    nodes: str = "none", data: Sequence[str] = (), allow: Sequence[str] = (),
+) -> dict[Path, str]:  # fmt: skip
+    """Writes the selected parts of a checkpoint to `out`. Returns their paths, each with a description. table: None for
+    the only one. data: Hydra overrides of data settings, for nodes. allow: as for dense_layers. Raises UserError for an
+    incomplete or invalid checkpoint, an unknown table, a model that cannot be built, a missing package, and a folder
+    that cannot be written."""
+    if (rows, dense, nodes) == ("none",) * 3:
+        raise UserError("rows, dense and nodes are none: choose one of them to export")
     missing = [name for name in ("onnx", "onnxscript") if dense == "onnx" and find_spec(name) is None]
     if missing:
         raise UserError(f"dense=onnx needs packages that are not installed: pip install {' '.join(missing)}")
@@ -80,17 +92,24 @@ def export(
     if data and nodes == "none":
         raise UserError(f"{data[0]} is read with nodes=parquet only")
     name = chosen_table(checkpoint, manifest, table) if rows != "none" else ""
-    out.mkdir(parents=True, exist_ok=True)
+    layers = dense_layers(checkpoint, manifest, dense_state(checkpoint, manifest), allow) if dense != "none" else None
+    outputs = NodeOutputs(World(), checkpoint, list(data), allow=allow) if nodes != "none" else None
+    written = {}
     if rows != "none":
-        saved = Saved(tables_of(manifest)[name], shards[name])
-        {"npy": write_npy, "parquet": write_parquet}[rows](out / f"rows.{rows}", saved)
-    if dense != "none":
-        model, inputs = dense_layers(checkpoint, manifest, dense_state(checkpoint, manifest))
-        write = {"torchscript": write_torchscript, "onnx": write_onnx}[dense]
-        write(out / f"dense.{dense}", of_tensors(model), inputs)
-    if nodes != "none":
-        outputs = NodeOutputs(World(), checkpoint, list(data))
-        outputs.write(out / "nodes.parquet", with_hidden=True, with_classes=False)
+        saved, path = Saved(tables_of(manifest)[name], shards[name]), out / f"rows.{rows}"
+        with part_of(path) as part, cannot_write(path):
+            {"npy": write_npy, "parquet": write_parquet}[rows](part, saved)
+        written[path] = f"{saved.num_rows:,} rows of {saved.dim} numbers"
+    if layers is not None:
+        model, inputs = layers
+        path = out / f"dense.{dense}"
+        with part_of(path) as part, cannot_write(path):
+            {"torchscript": write_torchscript, "onnx": write_onnx}[dense](part, of_tensors(model), inputs)
+        written[path] = f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters"
+    if outputs is not None:
+        path = out / "nodes.parquet"
+        written[path] = f"{outputs.write(path, with_hidden=True, with_classes=False):,} nodes"
+    return written
 
 
 def chosen_table(checkpoint: Path, manifest: dict, table: str | None) -> str:
@@ -107,10 +126,11 @@ def chosen_table(checkpoint: Path, manifest: dict, table: str | None) -> str:
 
 
 def write_npy(path: Path, saved: Saved):
-    whole = np.lib.format.open_memmap(path, "w+", np.float32, (saved.num_rows, saved.dim))
-    for begin, rows in saved.blocks():
-        whole[begin : begin + len(rows)] = rows
-    whole.flush()
+    header = {"descr": "<f4", "fortran_order": False, "shape": (saved.num_rows, saved.dim)}
+    with open(path, "wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for _, rows in saved.blocks():
+            file.write(rows)
 
 
 def write_parquet(path: Path, saved: Saved):
@@ -129,7 +149,9 @@ def write_torchscript(path: Path, model: OfTensors, inputs: tuple):
         warnings.filterwarnings("ignore", r"`torch\.jit\.trace", DeprecationWarning)  # TorchScript is requested
         # The models' checks of shapes are traced as constants; they hold for any B and U.
         warnings.filterwarnings("ignore", category=torch.jit.TracerWarning, module=r"hetmpi\.models\.(ctr|graph)")
-        torch.jit.trace(model, inputs).save(str(path))
+        traced = io.BytesIO()
+        torch.jit.save(torch.jit.trace(model, inputs), traced)
+    path.write_bytes(traced.getbuffer())
 
 
 def write_onnx(path: Path, model: OfTensors, inputs: tuple):

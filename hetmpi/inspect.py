@@ -8,16 +8,21 @@ then train with data=mine.
 
 from __future__ import annotations
 
-import json
+import fnmatch
+import glob
+import re
 import sys
 
-from hetmpi.data.tabular.files import DataError, list_files
-from hetmpi.data.tabular.layout import Layout, Seen, look, seen_of
+from hetmpi.data.tabular.files import PARQUET, TEXT, DataError, form_of, list_files, open_parquet
+from hetmpi.data.tabular.layout import Layout, Seen, guess_delimiter, look, seen_of
+from hetmpi.data.tabular.prepare import enough_memory
 from hetmpi.data.tabular.rules import FLOAT, INTEGER, LIST, NESTED, near
-from hetmpi.data.tabular.source import all_missing
-from hetmpi.errors import UserError
+from hetmpi.data.tabular.source import MOST_OWN, all_missing
+from hetmpi.data.tabular.text import EqualNames, head_of, header_of
+from hetmpi.errors import UserError, printable
 
 LABEL_NAMES = ("label", "click", "clicked", "target", "y")
+EXAMPLE_CHARS = 60
 POSITIVE = ("yes", "y", "true", "t")
 
 
@@ -33,22 +38,25 @@ def main(arguments: list[str]):
     if len(paths) != 1:
         sys.exit(__doc__)
     try:
-        print(inspected(paths[0], own.get("label"), own.get("delimiter")))
+        with enough_memory(paths[0]):
+            print(inspected(paths[0], own.get("label"), own.get("delimiter")))
     except UserError as refusal:
         sys.exit(f"hetmpi: {refusal}")
 
 
 def inspected(path: str, label: str | None = None, delimiter: str | None = None) -> str:
     """The yaml. Raises UserError."""
-    first = list_files(path)[0]
+    first = first_with_rows(path)
     names = names_without_header(first, delimiter)
     layout = look(first, names, delimiter, '"', all_missing())
     seen = seen_of(first, layout, names, all_missing())
     if label is not None and label not in layout.types:
-        raise DataError(f"label={label}: {first} has no such column: {near(label, list(layout.types))}")
+        raise DataError(
+            f"label={printable(label)}: {first} has no such column: {printable(near(label, list(layout.types)))}"
+        )
     label = label or guess_label(seen)
     lines = [
-        f"# From {first}",
+        f"# From {printable(first)}",
         "_target_: hetmpi.data.tabular.Tabular",
         "seed: ${seed}",
         f"path: {quoted(path)}",
@@ -56,20 +64,30 @@ def inspected(path: str, label: str | None = None, delimiter: str | None = None)
         *label_lines(label, seen),
         "valid: 0.1  # held-out rows: a share, a path, or {column: day, last: 1}",
     ]
-    if layout.form == "text":
+    if layout.form == TEXT:
         lines.append(f"delimiter: {quoted(layout.delimiter)}")
     if names is not None:
         lines.append(f"names: [{', '.join(map(quoted, names))}]  # the first line seems to hold values, no names")
     return "\n".join([*lines, "columns:", *(column_line(n, layout, seen[n]) for n in layout.types if n != label)])
 
 
+def first_with_rows(path: str) -> str:
+    """The first file, of Parquet the first one with rows. Raises DataError."""
+    files = list_files(path)
+    for file in files:
+        if form_of(file) == TEXT or open_parquet(file).metadata.num_rows:
+            return file
+    raise DataError(f"data.path: {files[0]} has no rows")
+
+
 def names_without_header(path: str, delimiter: str | None) -> list[str] | None:
-    """Names for a file whose first line holds a number, None for others."""
+    """Names for text whose first line holds a number, None for other files."""
+    if form_of(path) == PARQUET:
+        return None
     try:
-        names = list(look(path, None, delimiter, '"', all_missing()).types)
-    except DataError as error:
-        if "two columns are named" not in str(error):
-            raise
+        head = head_of(path)
+        names = header_of(path, head, delimiter or guess_delimiter(path, head), '"')
+    except EqualNames as error:
         names = error.names
     if not any(name.replace(".", "", 1).lstrip("-").isdigit() for name in names):
         return None
@@ -90,31 +108,60 @@ def label_lines(label: str | None, seen: dict[str, Seen]) -> list[str]:
     if seen[label].is_number:
         return ["label_kind: number  # for loss=mse"]
     values = seen[label].examples
+    if not values:
+        return ["positive: ???  # labels that count as 1; none was seen"]
     chosen = next((value for value in values if value.lower() in POSITIVE), values[0])
-    return [f"positive: [{quoted(chosen)}]  # those that count as 1, of {', '.join(values)}"]
+    return [f"positive: [{quoted(chosen)}]  # those that count as 1, of {shown(values)}"]
 
 
 def column_line(name: str, layout: Layout, seen: Seen) -> str:
     """The rule of one column, with a remark."""
-    kind, examples = layout.types[name], ", ".join(seen.examples)
-    remark = f"{seen.distinct:,} distinct values in {seen.rows:,} rows, as {examples}"
-    rule = f"name: {quoted(name)}, kind: id"
+    kind = layout.types[name]
+    remark = f"{seen.distinct:,} distinct values in {seen.rows:,} rows, as {shown(seen.examples)}"
+    where = f"name: {quoted(as_rule(name, layout))}"
+    rule = f"{where}, kind: id"
+    has_own = seen.distinct > MOST_OWN * seen.rows
     if kind == FLOAT:
-        rule = f"name: {quoted(name)}, kind: number, transform: none"
+        rule = f"{where}, kind: number, transform: none"
     elif kind == NESTED:
-        rule, remark = f"name: {quoted(name)}, kind: drop", "nested values cannot be used"
+        rule, remark = f"{where}, kind: drop", "nested values cannot be used"
     elif kind == LIST:
         rule, remark = f"{rule}, pool: mean, max_len: 50", "lists"
+    elif seen.is_time and has_own:
+        rule = f"{where}, kind: drop"
+        remark += "; a time of its own in most rows teaches nothing; valid: {column, last} can hold out the last"
     elif kind == INTEGER:
         remark += "; looks like a number, taken as id"
     elif seen.separator is not None:
         remark += f"; if these are several values per row add separator: {quoted(seen.separator)}"
+    if has_own and rule.endswith("kind: id"):
+        remark += "; most rows have a value of their own: if this is so in all files, kind: drop"
     return f"  - {{{rule}}}  # {remark}"
 
 
+def as_rule(name: str, layout: Layout) -> str:
+    """A name as a rule has it, in which it may be a glob, and ??? is OmegaConf's missing value."""
+    escaped = glob.escape(name)
+    matches_others = escaped != name and any(
+        fnmatch.fnmatchcase(other, name) for other in layout.types if other != name
+    )
+    return escaped if matches_others or name == "???" else name
+
+
+def shown(examples: list[str]) -> str:
+    """Examples for a comment, which ends at the end of the line."""
+    return ", ".join(
+        printable(text[:EXAMPLE_CHARS]) + ("..." if len(text) > EXAMPLE_CHARS else "") for text in examples
+    )
+
+
 def quoted(text: str) -> str:
-    """Text as YAML."""
-    return json.dumps(text, ensure_ascii=False)
+    """Text as YAML that OmegaConf reads literally: no interpolations, and escapes of what is not printable."""
+    text = re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
+    escaped = (
+        one if one.isprintable() else rf"\U{ord(one):08x}" for one in text.replace("\\", r"\\").replace('"', r"\"")
+    )
+    return f'"{"".join(escaped)}"'
 
 
 if __name__ == "__main__":

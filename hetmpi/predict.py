@@ -17,6 +17,9 @@ that dry_run=true calls final. Columns: node, its id in the data; prediction, it
 several labels lists of both, of all labels with a probability above one half; hidden, the activations of the last
 hidden layer, with hidden=true.
 
+allow=NAME[,NAME] names modules or classes of your own, such as mymodel: hetmpi builds the model that the checkpoint
+names, and runs no code but its own and that of these.
+
 In the first two forms OUT is a .parquet file with the kept columns and `probability` (float32; `prediction` where
 labels are numbers), or a .npy file with (rows,) float32. The result does not depend on the number of ranks.
 """
@@ -32,7 +35,7 @@ import contextlib
 import itertools
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,14 +43,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from hetmpi.checkpoint.manifest import read_manifest, tables_of
+from hetmpi.checkpoint.manifest import DENSE, read_manifest, tables_of
 from hetmpi.checkpoint.shard_files import shards_of
 from hetmpi.comm.launch import launch
 from hetmpi.comm.world import World
 from hetmpi.data.batch import FeatureBatches, Samples, to_batch
 from hetmpi.data.features import TABLE
 from hetmpi.data.source import Source
-from hetmpi.data.tabular import DataError, Reader
+from hetmpi.data.tabular import DataError, Encoder, Reader
 from hetmpi.data.tabular.convert import KEPT
 from hetmpi.data.tabular.reading import BadRows
 from hetmpi.data.tabular.rules import NUMBER
@@ -55,13 +58,14 @@ from hetmpi.errors import LARGEST, UserError, check_integer
 from hetmpi.layers import FeatureRows
 from hetmpi.run.command_line import parse
 from hetmpi.run.node_outputs import NodeOutputs, is_of_nodes
+from hetmpi.run.output import cannot_write, part_of
 from hetmpi.run.saved_data import source_of
-from hetmpi.run.saved_model import Saved, dense_layers, dense_state, encoder_of
+from hetmpi.run.saved_model import Saved, allowed_of, dense_layers, dense_state, encoder_of
 
 BATCH_SIZE = 4096
 PART_SAMPLES = 1 << 16  # positions of a split that one rank predicts at a time
 MOST_SENT = 8  # blocks on their way to rank 0
-OWN = ("out", "split", "start", "stop", "predict.keep", "hidden")  # arguments that are not settings of the run
+OWN = ("out", "split", "start", "stop", "predict.keep", "hidden", "allow")  # arguments that are not settings of the run
 OF_FILES = ("data.path", "data.delimiter", "data.max_bad_rows")
 Part = Callable[[], Iterator[tuple[pa.Table, Samples]]]  # kept columns and samples, in blocks
 
@@ -84,6 +88,7 @@ def main(world: World, arguments: list[str] | None = None):
     if out.suffix not in (".parquet", ".npy"):
         raise UserError(f"give out=FILE.parquet or out=FILE.npy, got out={out if out.name else ''}")
     checkpoint = Path(arguments[0])
+    own["allow"] = allowed_of(own["allow"]) if "allow" in own else []
     if is_of_nodes(read_manifest(checkpoint)):
         return predict_nodes(world, checkpoint, overrides, asked.config_dir, own, out)
     if "hidden" in own:
@@ -95,13 +100,13 @@ def main(world: World, arguments: list[str] | None = None):
 
 def predict_nodes(world: World, checkpoint: Path, overrides: list[str], config_dir: str | None, own: dict, out: Path):
     """Predicts all nodes of a graph. Collective."""
-    wrong = sorted(set(own) - {"hidden"})
+    wrong = sorted(set(own) - {"hidden", "allow"})
     if wrong or out.suffix != ".parquet" or own.get("hidden", "true") not in ("true", "false"):
         raise UserError(
             f"{checkpoint} is of a model of nodes: hetmpi predict takes out=FILE.parquet and hidden=true or false"
             + (f", not {wrong[0]}" if wrong else "")
         )
-    outputs = NodeOutputs(world, checkpoint, overrides, config_dir)
+    outputs = NodeOutputs(world, checkpoint, overrides, config_dir, own["allow"])
     num = outputs.write(out, own.get("hidden") == "true")
     if world.rank == 0:
         print(f"hetmpi: {out}: {num:,} nodes", flush=True)
@@ -128,8 +133,10 @@ class Prediction:
     def __init__(
         self, world: World, checkpoint: Path, overrides: list[str], config_dir: str | None = None,
         split: str | None = None, start: int | None = None, stop: int | None = None, keep: list[str] | None = None,
+        allow: Sequence[str] = (),
     ):  # fmt: skip
-        """overrides: Hydra overrides of data settings. keep: columns of files to write. Collective. Raises UserError
+        """overrides: Hydra overrides of data settings. keep: columns of files to write. allow: as for dense_layers.
+        Collective. Raises UserError
         for an incomplete checkpoint, an unsupported kind of model, and data with other features."""
         self.world, self.checkpoint, self.keep = world, checkpoint, keep or []
         self.manifest = read_manifest(checkpoint)
@@ -142,7 +149,7 @@ class Prediction:
             )
         self.saved = {name or TABLE: Saved(table, shards[name]) for name, table in tables.items()}
         state = dense_state(checkpoint, self.manifest)
-        self.model, _ = dense_layers(checkpoint, self.manifest, state)
+        self.model, _ = dense_layers(checkpoint, self.manifest, state, allow)
         self.encoder = encoder_of(checkpoint, state)
         given = {text.lstrip("+").split("=")[0] for text in overrides}
         of_positions = (split, start, stop) != (None, None, None) or "data" in given
@@ -181,13 +188,14 @@ class Prediction:
                     raise DataError(f"data.path: {unit}, {error}") from error
                 yield kept, samples
 
+        self._check_features(f"{DENSE}: data", self.encoder, len(self.encoder.dense_names))
         self.make_batch = batches_of(self.encoder)
         return [lambda unit=unit: part(unit) for unit in self.reader.units]
 
     def _of_split(self, overrides: list[str], config_dir: str | None, split: str, start: int, stop) -> list[Part]:
         """A part for each PART_SAMPLES positions of a split."""
         source = source_of(self.world, self.manifest, overrides, config_dir)
-        self._check_features(source)
+        self._check_features(f"data={source.name}", source, getattr(source, "num_dense", None))
         encoder = getattr(source, "encoder", None)
         if self.encoder is not None and encoder is not None and self.encoder.difference(encoder):
             raise UserError(f"{self.checkpoint} was trained on other data: {self.encoder.difference(encoder)}")
@@ -209,14 +217,16 @@ class Prediction:
         return [lambda begin=begin: part(begin) for begin in range(start, stop, PART_SAMPLES)]
 
     def write(self, out: Path) -> tuple[int, float]:
-        """Writes the predictions of all parts to `out`, in order. Returns their number and mean on rank 0, (0, 0.0) on
-        others. Collective. Raises UserError if the file cannot be written."""
+        """Writes the predictions of all parts to `out`, in order, after all ranks have read their rows. Returns their
+        number and mean on rank 0, (0, 0.0) on others. Collective. Raises UserError if the file cannot be written, and
+        on every rank if too many rows are bad."""
         if out.suffix == ".npy" and self.keep:
             raise UserError("predict.keep needs out=FILE.parquet: a .npy file has no columns")
         torch.set_num_threads(1)  # sums of more threads have other roundings
-        found = self._write(out) if self.world.rank == 0 else self._send()
-        self.world.meet("for rank 0 to write the predictions")
-        self._report_bad()
+        with part_of(out) if self.world.rank == 0 else contextlib.nullcontext() as part:
+            found = self._send() if part is None else self._write(out, part)
+            self.world.meet("for rank 0 to write the predictions")
+            self._report_bad()
         return found
 
     def _report_bad(self):
@@ -233,18 +243,10 @@ class Prediction:
         """Of the column of predictions."""
         return "prediction" if self._are_numbers else "probability"
 
-    def _write(self, out: Path) -> tuple[int, float]:
-        """On rank 0: computes and receives all parts and writes them."""
-        part, tables = out.with_name(f".{out.name}.part"), self._in_order()
+    def _write(self, out: Path, part: Path) -> tuple[int, float]:
+        """On rank 0: computes and receives all parts and writes them to the file `part`. out: for messages."""
         write = write_parquet if out.suffix == ".parquet" else write_npy
-        try:
-            found = write(part, tables, self._name)
-            with cannot_write(out):
-                part.replace(out)
-        finally:
-            with contextlib.suppress(OSError):
-                part.unlink()
-        return found
+        return write(out, part, self._in_order(), self._name)
 
     def _in_order(self) -> Iterator[pa.Table]:
         """On rank 0: the predictions of all parts, computed here or received."""
@@ -292,13 +294,14 @@ class Prediction:
     def _are_numbers(self) -> bool:
         return self.encoder is not None and self.encoder.reading.label_kind == NUMBER
 
-    def _check_features(self, source: Source):
-        """Raises UserError if the samples have other features than those the model was trained on."""
+    def _check_features(self, name: str, source: Source | Encoder, num_dense: int):
+        """Raises UserError if the samples have other features than those the model was trained on. name: of the source
+        or of what encodes files, for messages. num_dense: its numbers per sample."""
         features = getattr(source, "features", None)
         num_rows = {name: table.num_rows for name, table in getattr(source, "tables", {}).items()}
         found = {
             "num_fields": len(features) if features is not None else getattr(source, "num_fields", None),
-            "num_dense": getattr(source, "num_dense", None),
+            "num_dense": num_dense,
             "num_rows": num_rows or {TABLE: getattr(source, "num_rows", None)},
         }
         sizes = self.manifest.get("model_sizes", {})
@@ -306,50 +309,37 @@ class Prediction:
         trained["num_rows"] = {name: saved.num_rows for name, saved in self.saved.items()}
         if found != trained:
             raise UserError(
-                f"{self.checkpoint} was trained on data with {sizes_text(trained)}, data={source.name} has "
-                f"{sizes_text(found)}"
+                f"{self.checkpoint} was trained on data with {sizes_text(trained)}, {name} has {sizes_text(found)}"
             )
 
 
-@contextlib.contextmanager
-def cannot_write(out: Path):
-    """A context that turns an error of the disk into a UserError."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror or error}") from error
-
-
-def write_parquet(path: Path, tables: Iterator[pa.Table], name: str) -> tuple[int, float]:
-    """Writes tables with the column `name` of predictions. Returns their number and mean. Raises UserError."""
+def write_parquet(out: Path, part: Path, tables: Iterator[pa.Table], name: str) -> tuple[int, float]:
+    """Writes tables with the column `name` of predictions to the file `part`. out: for messages. Returns their number
+    and mean. Raises UserError."""
     writer, num, total = None, 0, 0.0
     for table in tables:
         num, total = num + len(table), total + float(table[name].to_numpy().sum(dtype=np.float64))
         try:
-            with cannot_write(path):
-                if writer is None:
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    writer = pq.ParquetWriter(path, table.schema, compression="zstd")
+            with cannot_write(out):
+                writer = writer or pq.ParquetWriter(part, table.schema, compression="zstd")
                 writer.write_table(table.cast(writer.schema))
         except pa.ArrowException as error:
             raise UserError(f"predict.keep: the files have columns of different types: {error}") from error
     if num == 0:
         raise UserError("data.path has no rows to predict")
-    with cannot_write(path):
+    with cannot_write(out):
         writer.close()
     return num, total / max(1, num)
 
 
-def write_npy(path: Path, tables: Iterator[pa.Table], name: str) -> tuple[int, float]:
+def write_npy(out: Path, part: Path, tables: Iterator[pa.Table], name: str) -> tuple[int, float]:
     """As write_parquet, without other columns."""
     parts = [table[name].to_numpy() for table in tables]
     if not sum(map(len, parts)):
         raise UserError("data.path has no rows to predict")
     whole = np.concatenate(parts)
-    with cannot_write(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "wb") as file:
-            np.save(file, whole)
+    with cannot_write(out), open(part, "wb") as file:
+        np.save(file, whole)
     return len(whole), float(whole.sum(dtype=np.float64)) / max(1, len(whole))
 
 

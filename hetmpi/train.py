@@ -42,7 +42,7 @@ from hetmpi.run.plan import dry_run
 from hetmpi.run.preemption import Preemption
 from hetmpi.run.progress import Interval, Stopwatch, gathered_by_rank, in_ms, summed, table_figures, times
 from hetmpi.run.saved_model import check_data, tensors_of
-from hetmpi.run.saving import Saving
+from hetmpi.run.saving import Saving, locked
 from hetmpi.run.sweep import points_of
 from hetmpi.run.watchdog import Watchdog
 from hetmpi.spans import Spans, chrome_trace, own_ms
@@ -123,15 +123,16 @@ def train(world: World, config: DictConfig, preemption: Preemption) -> bool:
 
 def run_training(world: World, config: DictConfig, device: torch.device, spans: Spans, preemption: Preemption) -> bool:
     """Trains. Returns as train(). Collective."""
-    training = Training(world, config, device, spans)
-    try:
-        is_done = training.run(preemption.is_agreed)
-    except Exception:
-        training.leave()
-        raise
-    finally:
-        if training.log is not None:
-            training.log.close()  # gives the terminal its cursor back
+    with locked(world, config):
+        training = Training(world, config, device, spans)
+        try:
+            is_done = training.run(preemption.is_agreed)
+        except Exception:
+            training.leave()
+            raise
+        finally:
+            if training.log is not None:
+                training.log.close()  # gives the terminal its cursor back
     training.close()
     return is_done
 

@@ -272,15 +272,25 @@ install_packages() {
   [[ $HETMPI_MPI == mpich ]] || apart+='|mpich'
   pins_of | grep -vE "^($apart)==" >"$STATE/requirements.txt"
   pip_install -r "$STATE/requirements.txt"
-  # mpi4py looks for libmpi in the lib of this venv, not of the one below it, which may have the package
-  [[ $HETMPI_MPI != mpich || -e $VENV/lib/libmpi.so ]] ||
-    pip_install --ignore-installed --no-deps "mpich==$(pin mpich)"
+  install_programs "$STATE/requirements.txt"
   python -c "import os, torch.version; print(os.path.realpath(torch.version.__file__))" >"$STATE/torch"
 }
 
 install_group() {  # GROUP
   pins_of "$1" >"$STATE/$1.txt"
   pip_install -r "$STATE/$1.txt" -c "$ROOT/requirements.txt"
+  install_programs "$STATE/$1.txt"
+}
+
+# Programs that run.sh and people call by name. Where the base Python has their packages pip installs none, but its bin
+# is not on PATH.
+install_programs() {  # FILE
+  local pin name
+  for pin in $(grep -oE '^(mpich|cmake|ninja|tensorboard|ruff|clang-format)==[^ ;]+' "$1" || true); do
+    name=${pin%%==*}
+    compgen -G "$VENV/lib/python3.*/site-packages/${name//-/_}-*.dist-info" ||
+      pip_install --no-deps --ignore-installed "$pin"
+  done
 }
 
 pip_install() {

@@ -1,8 +1,8 @@
 // Row optimizers: the update of one row by its gradients, at its owner.
 //
-// Each rule is that of torch.optim, restricted to the row; weight decay is torch's (L2, added to the gradient). The
-// bias correction of Adam counts the table's steps, as torch.optim.SparseAdam does. Row-wise Adagrad keeps one sum per
-// row, of the mean squared gradient (Naumov et al. 2019, FBGEMM).
+// Each rule is that of torch.optim, restricted to the row; weight decay is torch's (L2, added to the gradient). Adam
+// adds eps after the bias correction, which counts the table's steps, as torch.optim.Adam does. Row-wise Adagrad keeps
+// one sum per row, of the mean squared gradient (Naumov et al. 2019, FBGEMM).
 //
 // A cache line previews the owner's update of its row (RowOptimizer::preview) with one number of state: the mean over
 // the row of the squares that the rule divides by the root of. It is all of the state that is fetched with a row. The

@@ -8,6 +8,7 @@
         dense.pt                   by torch.save: "model" and "optimizer", state dicts; "rng": torch's generators;
                                    "data": what encodes further files of the same columns
     DIR/best                       link to the checkpoint saved last as the best one, if any
+    DIR/.lock                      names the process that saves here (lock.py)
 
 An incremental checkpoint has "base": "step-00001000" in its manifest, and for each rank also
         shard-00003.rows.npy       (n,) int64, ascending: rows of the shard that changed since the base
@@ -38,6 +39,7 @@ import torch
 
 from hetmpi.checkpoint.dense_state import load_state, read_state, state_of
 from hetmpi.checkpoint.files import damage_of, write_link
+from hetmpi.checkpoint.lock import FolderLock
 from hetmpi.checkpoint.manifest import (
     ARRAYS,
     BEST,
@@ -86,12 +88,16 @@ class Checkpoints:
         the best one and their bases; two or more kept checkpoints never share a single base. full_every: every N-th
         checkpoint is full, the others hold changed rows, unless most rows changed."""
         self.world, self.folder, self.keep, self.full_every = world, Path(folder), keep, full_every
+        self._lock = FolderLock("checkpoint.dir", self.folder)
         self._writer: Writer | None = None
         self._copies: dict[tuple[str, str], np.ndarray] | None = None  # by table and array
         self._reserved: dict | None = None  # descriptions of the tables that the copies are for
         self._base: str | None = None  # name of the last full checkpoint of this process
         self._num_built = 0  # incremental checkpoints with this base
         self._mark: object | None = None  # touched_since of tables whose touched mask dates from this base
+
+    def __repr__(self) -> str:
+        return f"Checkpoints({str(self.folder)!r}, keep={self.keep}, full_every={self.full_every})"
 
     def reserve(self, tables):
         """Allocates memory for copies of the shards, if there is enough on every node. save() then returns after the
@@ -128,7 +134,8 @@ class Checkpoints:
         Collective.
 
         Raises UserError on every rank if the previous checkpoint could not be written or had rows or dense parameters
-        that are not finite, if this step's checkpoint exists already, and for an invalid table, position or name."""
+        that are not finite, if this step's checkpoint exists already, if another job saves into the folder, and for an
+        invalid table, position or name."""
         tables = self._named(tables)
         for table in tables.values():
             table.flush()  # first: a rank that waits below could not receive what others still send
@@ -223,6 +230,7 @@ class Checkpoints:
         try:
             if self.world.rank == 0:
                 check_sayable(position, about)
+                self._lock.take()
                 if self.path(step).exists():
                     raise UserError(f"{self.path(step)} exists already")
                 if self._base is not None and may_build:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 import warnings
+import zipfile
 from pathlib import Path
 
 import torch
@@ -52,11 +54,16 @@ def is_finite(value) -> bool:
 
 
 def tensors_in(value) -> list[torch.Tensor]:
-    """All tensors in nested dicts, lists and tuples."""
-    if torch.is_tensor(value):
-        return [value]
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    return [tensor for part in parts for tensor in tensors_in(part)]
+    """All tensors in nested dicts, lists and tuples, each part once: a file may name one part in many places."""
+    found, parts, seen = [], [value], set()
+    while parts:
+        part = parts.pop()
+        if torch.is_tensor(part):
+            found.append(part)
+        elif isinstance(part, (dict, list, tuple)) and id(part) not in seen:
+            seen.add(id(part))
+            parts += part.values() if isinstance(part, dict) else part
+    return found
 
 
 def read_state(path: Path, size: int) -> dict:
@@ -64,6 +71,7 @@ def read_state(path: Path, size: int) -> dict:
     content."""
     try:
         with open_file(path) as file, warnings.catch_warnings():
+            check_archive(file)
             warnings.simplefilter("ignore")  # of torch about content that is rejected below
             state = torch.load(file, map_location="cpu", weights_only=True)
         problem = wrong_kind(state, size)
@@ -74,6 +82,16 @@ def read_state(path: Path, size: int) -> dict:
     if problem is not None:
         raise UserError(f"{path}: {problem}")
     return state
+
+
+def check_archive(file):
+    """Raises ValueError unless a file is an archive as torch.save writes it, whose entries are not compressed: a small
+    file could contain gigabytes of zeros."""
+    with zipfile.ZipFile(file) as archive:
+        packed = [entry for entry in archive.infolist() if entry.compress_type != zipfile.ZIP_STORED]
+        if packed or sum(entry.file_size for entry in archive.infolist()) > os.fstat(file.fileno()).st_size:
+            raise ValueError("its entries must not be compressed")
+    file.seek(0)
 
 
 def wrong_kind(state, size: int) -> str | None:
@@ -167,6 +185,8 @@ def like(parameter: torch.Tensor) -> torch.nn.Parameter:
 
 
 def in_line(error: Exception) -> str:
-    """The text of an error in one line of limited length."""
-    text = " ".join(str(error).split())
+    """The text of an error in one line of limited length, without torch's advice to load what may run code."""
+    _, _, cause = str(error).rpartition("WeightsUnpickler error:")
+    text = " ".join(cause.partition("Check the documentation")[0].split())
+    text = "".join(character if character.isprintable() else "?" for character in text)
     return f"{type(error).__name__}: {text[:300]}{'...' if len(text) > 300 else ''}"

@@ -30,7 +30,8 @@ STEP_NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,15})")
 TABLE_NAME = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,100}")
 HASH = re.compile(r"[0-9a-f]{32}")
 LARGEST, LARGEST_DIM = (1 << 53) - 1, (1 << 31) - 1
-LARGEST_BYTES = 1 << 28  # of manifest.json; 1,024 ranks with ten tables need 4 MB
+LARGEST_BYTES = 1 << 25  # of manifest.json; 1,024 ranks with ten tables need 4 MB
+MOST_VALUES = 1 << 20  # in it, as its commas and brackets; these have 90,000
 
 
 def read_manifest(path: Path) -> dict:
@@ -38,7 +39,11 @@ def read_manifest(path: Path) -> dict:
     invalid."""
     try:
         with open_file(path / "manifest.json") as file:
-            text = file.read(LARGEST_BYTES)
+            text = file.read(LARGEST_BYTES + 1)
+        if len(text) > LARGEST_BYTES:
+            raise ValueError(f"it must have at most {LARGEST_BYTES:,} bytes, it has more")
+        if sum(map(text.count, (b",", b"[", b"{"))) > MOST_VALUES:
+            raise ValueError(f"it must have at most {MOST_VALUES:,} values, it has more")
         manifest = json.loads(text)
         kind = manifest.get("format") if isinstance(manifest, dict) else None
         if type(kind) is not int or kind not in (FULL, INCREMENTAL, SEVERAL):

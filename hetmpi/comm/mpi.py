@@ -1,4 +1,5 @@
-"""Starts MPI once with thread support, and raises errors where launcher, MPI library and Horovod do not match.
+"""Starts MPI once with thread support, and raises errors where mpi4py, the MPI library or Horovod are missing, or where
+launcher, MPI library and Horovod do not match.
 
 MPI is started with MPI_THREAD_MULTIPLE because Horovod's background thread calls it concurrently with the main thread.
 The first World starts it, not the import: before that, the launcher's variables can be compared with the library, and a
@@ -13,17 +14,70 @@ import re
 import sys
 import time
 
-import mpi4py
-
-mpi4py.rc.initialize = False
-mpi4py.rc.finalize = True
-from mpi4py import MPI  # noqa: E402
-
-from hetmpi.comm.cores import cores_of_ranks  # noqa: E402
-from hetmpi.errors import ReportedElsewhere, UserError  # noqa: E402
+from hetmpi.comm.commands import command
+from hetmpi.comm.cores import cores_of_ranks
+from hetmpi.errors import MissingLibrary, ReportedElsewhere, UserError, show_in_one_line
 
 SPEAK_DELAY_S = 1.0  # longer than a launcher takes to kill the other ranks
 MPI_LIBRARY = re.compile(r"/libmpi(ch|_abi|_gnu\w*|_cray\w*)?\.so")
+SET_UP = "load the module that has it, or activate the environment of ./run.sh setup (. .venv/bin/activate)"
+BUILD_HOROVOD = "HOROVOD_WITH_MPI=1 HOROVOD_WITH_PYTORCH=1 pip install --no-cache-dir --force-reinstall horovod"
+
+
+def import_mpi():
+    """The module MPI of mpi4py, which has not started MPI. Raises MissingLibrary without mpi4py or an MPI library, as
+    one line of the first rank."""
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+        mpi4py.rc.finalize = True
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # RuntimeError: of mpi4py's wheel, which looks for libmpi by itself
+        sys.excepthook = show_in_one_line
+        if getattr(error, "name", None) == "mpi4py":
+            refuse_launch(f"{sys.executable} has no mpi4py: {SET_UP}, or pip install mpi4py", MissingLibrary)
+        refuse_launch(
+            f"mpi4py finds no MPI library ({in_one_line(error)}): load the MPI module that hetmpi was set up with "
+            f"(module load openmpi, or yours), or activate the environment of ./run.sh setup (. .venv/bin/activate)",
+            MissingLibrary,
+        )
+    return MPI
+
+
+def import_horovod():
+    """The module horovod.torch. Raises MissingLibrary if it is missing, cannot be loaded or was built without MPI."""
+    try:
+        import horovod.torch as hvd
+    except ImportError as error:
+        if error.name == "horovod":
+            message = f"{sys.executable} has no Horovod: {SET_UP}, or, with mpicxx on PATH: {BUILD_HOROVOD}"
+        else:
+            message = (
+                f"Horovod cannot be loaded ({in_one_line(error)}): load the modules that it was built with, or build "
+                f"it anew, with mpicxx on PATH: {BUILD_HOROVOD}"
+            )
+        raise MissingLibrary(message) from error
+    if not hvd.mpi_built():
+        raise MissingLibrary(f"this Horovod was built without MPI: build it anew, with mpicxx on PATH: {BUILD_HOROVOD}")
+    return hvd
+
+
+def in_one_line(error: Exception) -> str:
+    return ", ".join(line.strip() for line in str(error).splitlines() if line.strip())
+
+
+def refuse_launch(message: str, kind: type[UserError] = UserError):
+    """Raises an error of this kind on the launcher's first rank. The other ranks cannot communicate with it: they wait
+    a little and leave without a message."""
+    ranks = [os.environ.get(name) for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")]
+    if next((rank for rank in ranks if rank is not None), "0") != "0":
+        time.sleep(SPEAK_DELAY_S)
+        raise ReportedElsewhere(message)
+    raise kind(message)
+
+
+MPI = import_mpi()
 
 
 def start_mpi():
@@ -79,10 +133,12 @@ yield_when_idle()
 choose_network(MPI.Get_library_version())
 
 
-MATCHING = (
-    "Use the mpiexec of the MPI that mpi4py loads (./run.sh doctor shows it); under Slurm srun --mpi=pmix for Open "
-    "MPI, --mpi=pmi2 for MPICH"
-)
+def matching() -> str:
+    """Advice where launcher and MPI library do not match."""
+    return (
+        f"Use the mpiexec of the MPI that mpi4py loads ({command('doctor')} shows it); under Slurm srun --mpi=pmix for "
+        "Open MPI, --mpi=pmi2 for MPICH"
+    )
 
 
 def check_library(version: str):
@@ -94,7 +150,7 @@ def check_library(version: str):
     if "MPICH" not in version or "pmix" in version.lower():
         return
     if "PMIX_RANK" in os.environ or os.environ.get("OMPI_COMM_WORLD_SIZE", "1") != "1":
-        refuse_launch(f"a launcher for Open MPI (PMIx) started this, but mpi4py loads MPICH. {MATCHING}")
+        refuse_launch(f"a launcher for Open MPI (PMIx) started this, but mpi4py loads MPICH. {matching()}")
 
 
 def srun_mpi() -> str:
@@ -113,18 +169,8 @@ def check_launcher(size: int):
         if declared.isdigit() and int(declared) != size:
             refuse_launch(
                 f"the launcher says {name}={declared}, but MPI sees {size} rank(s): launcher and MPI library do not "
-                f"match. {MATCHING}, or unset the variable to run alone"
+                f"match. {matching()}, or unset the variable to run alone"
             )
-
-
-def refuse_launch(message: str):
-    """Raises UserError on the launcher's first rank. The other ranks cannot communicate with it: they wait a little and
-    leave without a message."""
-    ranks = [os.environ.get(name) for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")]
-    if next((rank for rank in ranks if rank is not None), "0") != "0":
-        time.sleep(SPEAK_DELAY_S)
-        raise ReportedElsewhere(message)
-    raise UserError(message)
 
 
 def mpi_libraries() -> list[str]:
@@ -143,6 +189,7 @@ def check_one_mpi(libraries: list[str]):
     """Raises UserError if the process has loaded two MPI libraries."""
     if len(libraries) > 1:
         raise UserError(
-            f"mpi4py and Horovod use different MPI libraries ({', '.join(libraries)}): "
-            "set them up again on one: rm -r .venv; HETMPI_MPI=system ./run.sh setup (or HETMPI_MPI=mpich)"
+            f"mpi4py and Horovod use different MPI libraries ({', '.join(libraries)}): build Horovod on that of "
+            f"mpi4py, with its mpicxx on PATH: {BUILD_HOROVOD}; or, in a checkout, both anew: rm -r .venv; "
+            "HETMPI_MPI=system ./run.sh setup (or HETMPI_MPI=mpich)"
         )

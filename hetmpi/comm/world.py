@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hetmpi.comm.cores import usable_cores
-from hetmpi.comm.mpi import MPI, check_launcher, check_one_mpi, mpi_libraries, start_mpi
+from hetmpi.comm.mpi import MPI, check_launcher, check_one_mpi, import_horovod, mpi_libraries, start_mpi
 from hetmpi.comm.same_build import check_same_build, own_build
 from hetmpi.comm.waiting import Notices, wait_for
 from hetmpi.errors import ReportedElsewhere, UserError
@@ -75,6 +75,9 @@ class World:
         parts._place(ranks_per_node)
         return parts
 
+    def __repr__(self) -> str:
+        return f"World(rank {self.rank} of {self.size} on {self.host}, {len(self.nodes)} node(s))"
+
     def free(self):
         """Frees the communicators, for a program that makes many worlds: MPICH has 2,048, of which a world takes five.
         REQUIRES: its tables are closed. Collective."""
@@ -83,10 +86,9 @@ class World:
 
     def start_horovod(self):
         """Starts Horovod on this world and returns the module horovod.torch. Raises UserError if Horovod uses another
-        MPI."""
+        MPI, MissingLibrary as import_horovod() does."""
         os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")  # reproducible order of summation
-        import horovod.torch as hvd
-
+        hvd = import_horovod()
         check_one_mpi(mpi_libraries())
         if not hvd.is_initialized():
             hvd.init(comm=self.comm)

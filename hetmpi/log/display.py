@@ -7,6 +7,7 @@ import shlex
 import textwrap
 import time
 
+from hetmpi.comm.commands import command
 from hetmpi.log.figures import MOVED, is_of_task, megabytes_text, moved_per_step, shown, value_text
 from hetmpi.spans import PARTS, Spans
 
@@ -226,4 +227,4 @@ def not_kept(summary: dict) -> str:
 
 def report_command() -> str:
     """The command that writes a report, to be entered in the folder where this run was started."""
-    return f"{shlex.quote(os.environ['HETMPI_RUN_SH'])} report" if "HETMPI_RUN_SH" in os.environ else "hetmpi report"
+    return command("report")

@@ -18,6 +18,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from hetmpi.comm.process import process_start
 from hetmpi.log.files import replace
 
 STATUS = "status.json"
@@ -50,16 +51,6 @@ def read_status(folder: Path) -> dict:
     if not isinstance(status, dict) or not isinstance(status.get("state", ""), str):
         raise ValueError("status.json has no state")
     return status
-
-
-def process_start(pid: int) -> int | None:
-    """Start time of a process on this host, in clock ticks since boot, which distinguishes it from a later process with
-    the same pid; None if it has ended."""
-    try:
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if state == "Z" else int(fields[18])
 
 
 def is_alive(status: dict) -> bool | None:

@@ -7,6 +7,7 @@ import textwrap
 
 from omegaconf import OmegaConf
 
+from hetmpi.comm.commands import command
 from hetmpi.errors import UserError
 from hetmpi.run.config import advised, composed, conf_folders
 from hetmpi.run.settings import PARTS, Declared, by_group
@@ -31,7 +32,8 @@ options:
 
 class Parser(argparse.ArgumentParser):
     def error(self, message: str):
-        raise UserError(f"settings: {message}: settings are given as KEY=VALUE; `hetmpi train --help` lists them")
+        help_line = command("train --help")
+        raise UserError(f"settings: {message}: settings are given as KEY=VALUE; `{help_line}` lists them")
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

@@ -25,6 +25,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from hetmpi.comm.commands import command
 from hetmpi.comm.world import World
 from hetmpi.dense import DENSE_RULES
 from hetmpi.errors import UserError, check_integer, check_number
@@ -37,7 +38,7 @@ CONF = Path(__file__).resolve().parents[1] / "conf"
 NAMED = ("model", "data", "loss")  # groups whose choice is stored beside the settings, as model_name
 MOST_UNITS = 1 << 20  # per layer
 MODEL_FLAGS = ("batch_norm", "input_norm", "stacked")  # keys of hetmpi's models that are true or false
-WHERE = "`hetmpi train --help` lists all settings, and the choices for model, data, task and loss"
+WHERE = f"`{command('train --help')}` lists all settings, and the choices for model, data, task and loss"
 
 PRIMARY = "hetmpi_settings"  # Hydra's name for Settings; not hetmpi, as users may have a file conf/hetmpi.yaml
 

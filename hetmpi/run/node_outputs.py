@@ -3,7 +3,7 @@ the last hidden layer, by the ids of nodes in the user's data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from hetmpi.checkpoint.shard_files import shards_of
 from hetmpi.comm.memory import refuse_if_short, size_text
 from hetmpi.comm.world import World
 from hetmpi.errors import UserError
+from hetmpi.run.output import cannot_write, part_of
 from hetmpi.run.saved_data import source_of
 from hetmpi.run.saved_model import Saved, check_graph, dense_layers, dense_state
 from hetmpi.tasks.inference import Inference, activation_bytes
@@ -34,16 +35,19 @@ class NodeOutputs:
     """The outputs of one checkpoint. Each rank computes those of its share of the nodes; rank 0 writes all of them in
     the order of the nodes' numbers."""
 
-    def __init__(self, world: World, checkpoint: Path, overrides: list[str], config_dir: str | None = None):
-        """overrides: Hydra overrides of data settings. Collective. Raises UserError for an incomplete checkpoint, data
-        of another shape, and if memory is short."""
+    def __init__(
+        self, world: World, checkpoint: Path, overrides: list[str], config_dir: str | None = None,
+        allow: Sequence[str] = (),
+    ):  # fmt: skip
+        """overrides: Hydra overrides of data settings. allow: as for dense_layers. Collective. Raises UserError for an
+        incomplete checkpoint, data of another shape, and if memory is short."""
         self.world, manifest = world, read_manifest(checkpoint)
         shards = shards_of(checkpoint, manifest)
         for shard in (shard for of_table in shards.values() for shard in of_table):
             shard.check()
         [(name, table)] = tables_of(manifest).items()
         self.saved = Saved(table, shards[name])
-        self.model, _ = dense_layers(checkpoint, manifest, dense_state(checkpoint, manifest))
+        self.model, _ = dense_layers(checkpoint, manifest, dense_state(checkpoint, manifest), allow)
         self.source = source_of(world, manifest, overrides, config_dir)
         trained, found = {**manifest["model_sizes"], "num_rows": table["num_rows"]}, self._sizes()
         for name, size in found.items():
@@ -77,13 +81,8 @@ class NodeOutputs:
         tables = self._in_order(self._tables(with_hidden, with_classes))
         if self.world.rank > 0:
             return len(list(tables))
-        try:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            part = out.with_name(f".{out.name}.part")
+        with part_of(out) as part, cannot_write(out):
             write_parquet(part, tables)
-            part.replace(out)
-        except OSError as error:
-            raise UserError(f"cannot write {out}: {error.strerror or error}") from error
         return self.source.num_nodes
 
     def _tables(self, with_hidden: bool, with_classes: bool) -> Iterator[pa.Table]:

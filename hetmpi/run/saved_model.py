@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from hetmpi.checkpoint.dense_state import attempt, read_state
+from hetmpi.checkpoint.dense_state import attempt, in_line, read_state
 from hetmpi.checkpoint.manifest import DENSE, Entries, brief, read_manifest, tables_of
 from hetmpi.checkpoint.shard_files import ShardFiles, collect
 from hetmpi.comm.route import Route, make_partition
@@ -15,12 +19,18 @@ from hetmpi.data.batch import Batch
 from hetmpi.data.features import POOLS, TABLE
 from hetmpi.data.graph.samples import Block
 from hetmpi.data.tabular import Encoder
+from hetmpi.data.tabular.saved import encoder_from
 from hetmpi.errors import UserError
 from hetmpi.layers import FeatureRows
 
 CLICK_SIZES = ("num_fields", "num_dense", "dim")  # arguments of models, by task
 NODE_SIZES = ("dim", "num_dense", "num_classes", "num_layers")
 MOST_FIELDS = 1 << 20  # also the maximum for numbers in a row
+MOST_LAYERS = 1024
+MOST_INPUTS = 1 << 27  # numbers in the rows of an example
+LARGEST_CONFIG = 1 << 20  # characters of a model's settings
+OURS = "hetmpi.models"
+CLASS_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*){1,20}")
 BLOCK_BYTES = 256 << 20  # rows in memory at a time; for each block the files of all shards are opened once
 
 
@@ -83,34 +93,40 @@ def dense_state(checkpoint: Path, manifest: dict) -> dict:
     return read_state(checkpoint / DENSE, manifest["size"])
 
 
-def dense_layers(checkpoint: Path, manifest: dict, state: dict) -> tuple[torch.nn.Module, tuple]:
+def dense_layers(
+    checkpoint: Path, manifest: dict, state: dict, allow: Sequence[str] = ()
+) -> tuple[torch.nn.Module, tuple]:
     """The dense layers of a checkpoint that the trainer wrote, in eval mode, and example inputs of of_tensors(model):
-    two samples. state: as dense_state. Raises UserError if the manifest does not describe the model, or describes one
+    two samples. state: as dense_state. allow: modules and classes, besides those of hetmpi, that the manifest may name:
+    their code runs. Raises UserError if the manifest does not describe the model, names another class, or describes one
     that does not fit the weights in dense.pt."""
     if "model_config" not in manifest:
         raise UserError(f"{checkpoint} does not describe its model: export only its rows with dense=none")
     said = Entries(f"{checkpoint}: manifest.json", manifest)
     config, sizes = said.part("model_config"), said.part("model_sizes")
     names = NODE_SIZES if "num_classes" in sizes.values else CLICK_SIZES
-    arguments = {name: sizes.integer(name, 0, MOST_FIELDS) for name in names}
+    most = {"num_layers": MOST_LAYERS}
+    arguments = {name: sizes.integer(name, 0, most.get(name, MOST_FIELDS)) for name in names}
     joined = joined_of(said, manifest) if "joined" in manifest else None
     if "model" not in state:
         raise UserError(f"{checkpoint / DENSE} has no model: export only the rows with dense=none")
-    dims = [table["dim"] for table in tables_of(manifest).values()]
-    inputs = example_blocks(arguments) if names == NODE_SIZES else example(arguments, joined, dims)
+    is_ours = check_config(checkpoint, config, allow)
     made = []
 
     def build():
-        model = instantiate_model(config.values, arguments)
-        if joined is not None:
-            model = FeatureRows(model, *joined)
+        if is_ours:  # before memory is allocated: the weights must have the sizes that the manifest names
+            with torch.device("meta"):
+                instantiated(config.values, arguments, joined).load_state_dict(state["model"], assign=True)
+        model = instantiated(config.values, arguments, joined)
         model.load_state_dict(state["model"])
-        made.append(model.eval())
+        dims = [table["dim"] for table in tables_of(manifest).values()]
+        inputs = example_blocks(arguments) if names == NODE_SIZES else example(arguments, joined, dims)
         with torch.no_grad():
-            of_tensors(model)(*inputs)
+            of_tensors(model.eval())(*inputs)
+        made.append((model, inputs))
 
     attempt(f"{checkpoint}: the model in its manifest", build)
-    return made[0], inputs
+    return made[0]
 
 
 def tensors_of(arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
@@ -127,7 +143,7 @@ def encoder_of(checkpoint: Path, state: dict) -> Encoder | None:
     made = []
     attempt(
         f"{checkpoint / DENSE}: data",
-        lambda: made.append(Encoder.from_arrays({name: tensor.numpy() for name, tensor in data.items()})),
+        lambda: made.append(encoder_from({name: tensor.numpy() for name, tensor in data.items()})),
     )
     return made[0]
 
@@ -173,6 +189,8 @@ def example(sizes: dict[str, int], joined: tuple | None, dims: list[int]) -> tup
     """Inputs of of_tensors(model) for two samples."""
     num_bags = len(joined[1]) if joined else 0
     num_singles = max(0, sizes["num_fields"] - num_bags)
+    if (num_singles + 2) * max(dims) > MOST_INPUTS:
+        raise UserError(f"{num_singles:,} fields of rows of {max(dims):,} numbers are more than a model can have")
     # at least 2 rows: ONNX would export a size of 1 as constant
     rows = [torch.zeros(num_singles + 2, dim) for dim in (joined[0].values() if joined else dims[:1])]
     index, dense = torch.arange(num_singles).repeat(2, 1), torch.zeros(2, sizes["num_dense"])
@@ -186,24 +204,72 @@ def example_blocks(sizes: dict[str, int]) -> tuple[torch.Tensor, ...]:
     return torch.zeros(2, sizes["dim"] + sizes["num_dense"]), *(block * sizes["num_layers"])
 
 
-def instantiate_model(config: dict, arguments: dict) -> torch.nn.Module:
-    """hydra.utils.instantiate restricted to subclasses of torch.nn.Module, as the manifest is not trusted and its
-    `_target_` could be any function. Raises UserError for other targets."""
-    from hydra.utils import get_class, instantiate
+def instantiated(config: dict, arguments: dict, joined: tuple | None) -> torch.nn.Module:
+    """The model of a configuration. REQUIRES: check_config. Raises any exception of its class."""
+    from hydra.utils import instantiate
     from omegaconf import OmegaConf
 
-    parts = [config]
+    model = instantiate(OmegaConf.create(config), **arguments)
+    if not isinstance(model, torch.nn.Module):
+        raise UserError(f"it makes a {type(model).__name__}, which is not a torch.nn.Module")
+    return model if joined is None else FeatureRows(model, *joined)
+
+
+def check_config(checkpoint: Path, config: Entries, allow: Sequence[str]) -> bool:
+    """Whether all classes in a manifest's model_config are hetmpi's. The manifest is not trusted: a `_target_` could
+    name any function, and merely to look at it is to import its module. Raises UserError for a class that is neither
+    hetmpi's nor of `allow`, and for values that a model cannot have."""
+    size = len(json.dumps(config.values))
+    if size > LARGEST_CONFIG:
+        raise UserError(f"{config.place} must have at most {LARGEST_CONFIG:,} characters, got {size:,}")
+    targets, parts = [], [config.values]
     while parts:
         part = parts.pop()
         if isinstance(part, dict):
-            if "_target_" in part and not issubclass(get_class(part["_target_"]), torch.nn.Module):
-                raise UserError(f"_target_ must be a torch.nn.Module, got {brief(part['_target_'])}")
+            targets += [part["_target_"]] if "_target_" in part else []
             parts += part.values()
         elif isinstance(part, list):
             parts += part
         elif isinstance(part, str) and "${" in part:  # an interpolation could produce another _target_
-            raise UserError(f"values must be plain, got {brief(part)}")
-    model = instantiate(OmegaConf.create(config), **arguments)
-    if not isinstance(model, torch.nn.Module):
-        raise UserError(f"it makes a {type(model).__name__}, which is not a torch.nn.Module")
-    return model
+            raise UserError(f"{config.place}: values must be plain, got {brief(part)}")
+    for target in targets:
+        check_target(checkpoint, config.place, target, allow)
+    is_ours = all(is_within(target, [OURS]) for target in targets)
+    for name, value in config.values.items() if is_ours else ():
+        is_long = isinstance(value, list) and len(value) > MOST_LAYERS
+        if is_long or name.startswith("num_") and not (type(value) is int and 0 <= value <= MOST_LAYERS):
+            raise UserError(f"{config.place}: {name} must be at most {MOST_LAYERS:,}, or as many, got {brief(value)}")
+    return is_ours
+
+
+def check_target(checkpoint: Path, place: str, target, allow: Sequence[str]):
+    """Raises UserError unless `target` names a subclass of torch.nn.Module that is hetmpi's or of `allow`."""
+    if not isinstance(target, str) or not CLASS_NAME.fullmatch(target):
+        raise UserError(f"{place}: _target_ must be package.module.Class, got {brief(target)}")
+    if not is_within(target, [OURS, *allow]):
+        raise UserError(
+            f"{checkpoint} is of the model {target}, whose code would run here: if you trust it, add "
+            f"allow={target.rpartition('.')[0]}"
+        )
+    module, _, name = target.rpartition(".")
+    try:
+        found = getattr(import_module(module), name)
+    except Exception as error:  # of code of the caller's
+        raise UserError(f"{place}: _target_={target} cannot be imported: {in_line(error)}") from error
+    is_model = isinstance(found, type) and issubclass(found, torch.nn.Module)
+    if not is_model or (is_within(target, [OURS]) and not is_within(found.__module__, [OURS])):
+        raise UserError(f"{place}: _target_ must be a torch.nn.Module, got {target}")
+
+
+def is_within(name: str, allow: Sequence[str]) -> bool:
+    """Whether a dotted name is one of `allow`, or in one of these packages, modules or classes."""
+    return any(f"{name}.".startswith(f"{allowed}.") for allowed in allow)
+
+
+def allowed_of(text: str) -> list[str]:
+    """The names in allow=NAME,NAME of a command line. Raises UserError."""
+    names = [name.strip() for name in text.strip("[]").split(",")]
+    for name in names:
+        if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name):
+            raise UserError(f"allow must be names of modules or classes, as allow=mymodel, got {name!r}")
+    return names

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 
 from hetmpi.checkpoint.checkpoints import Checkpoints, Position, position_of
+from hetmpi.checkpoint.lock import FolderLock
 from hetmpi.checkpoint.manifest import check_same, read_manifest
 from hetmpi.comm.world import World
 from hetmpi.data.source import Source
@@ -36,7 +38,7 @@ class Saving:
     @property
     def is_regular(self) -> bool:
         """Whether checkpoints are saved during training."""
-        return self.config.checkpoint.every_steps > 0 or self.config.checkpoint.best is not None
+        return is_regular(self.config)
 
     def is_due(self, step: int, is_last: bool) -> bool:
         """Whether to save a checkpoint after `step` steps. is_last: whether training ends there."""
@@ -111,3 +113,34 @@ class Saving:
                 f"run, and this one begins at step {self.start.step}: set resume=auto to continue from it, remove it, "
                 "or choose another checkpoint.dir"
             )
+
+
+def is_regular(config: DictConfig) -> bool:
+    """As Saving.is_regular."""
+    return config.checkpoint.every_steps > 0 or config.checkpoint.best is not None
+
+
+@contextlib.contextmanager
+def locked(world: World, config: DictConfig):
+    """A context in which this job alone writes to run.dir and checkpoint.dir. Collective. Raises UserError on every
+    rank if another job writes there, or if the folders cannot be written."""
+    locks = [FolderLock("run.dir", Path(config.run.dir))]
+    if is_regular(config) or config.checkpoint.at_end:
+        locks.append(FolderLock("checkpoint.dir", Path(config.checkpoint.dir)))
+    with contextlib.ExitStack() as stack:
+        for lock in locks if world.rank == 0 else ():
+            stack.callback(lock.release)
+        world.from_first(lambda: take_all(locks))
+        yield
+
+
+def take_all(locks: list[FolderLock]):
+    """Raises UserError if one of them cannot be taken."""
+    for lock in locks:
+        try:
+            lock.take()
+        except OSError as problem:
+            raise UserError(
+                f"{lock.setting}: cannot write {problem.filename or lock.path}: {problem.strerror}: free space there "
+                f"or choose another {lock.setting}"
+            ) from problem

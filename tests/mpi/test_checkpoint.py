@@ -138,7 +138,7 @@ def test_what_incremental_checkpoints_build_on_stays_and_of_several_not_all_buil
     for step in range(1, {"1 3": 3, "3": 3, "1 3 4": 4}.get(stay, 5) + 1):
         checkpoints.save(Position(step, 0), table)
         checkpoints.wait()
-    assert [int(path.name[5:]) for path in sorted(tmp_path.iterdir())] == [int(step) for step in stay.split()]
+    assert [int(path.name[5:]) for path in sorted(tmp_path.glob("step-*"))] == [int(step) for step in stay.split()]
     table.close()
 
 
@@ -183,7 +183,7 @@ def test_a_link_to_a_checkpoint_that_is_gone_does_not_keep_a_later_one_of_its_na
             checkpoints.save(Position(step, 0), table)
             checkpoints.wait()
         others = {"best"} if target != "step-00000002" else set()  # whatever else has this name stays
-        assert {path.name for path in folder.iterdir()} == {"step-00000003"} | others
+        assert {path.name for path in folder.iterdir()} == {".lock", "step-00000003"} | others
     table.close()
 
 
@@ -475,20 +475,21 @@ def test_what_is_not_finite_is_not_saved_and_all_ranks_hear_of_it(
 
 
 def test_an_export_builds_models_alone(tmp_path, run_of_6):
-    for number, config in enumerate(
-        [
+    path, wdl = tmp_path / "step-00000006", {"_target_": "hetmpi.models.wdl.WDL"}
+    shutil.copytree(run_of_6 / "step-00000006", path)
+    for config, told in [
+        (
             {"_target_": "os.mkdir", "_args_": [str(tmp_path / "made")]},
-            {"_target_": "hetmpi.models.wdl.WDL", "hidden": {"_target_": "os.mkdir", "path": "x"}},
-            {"_target_": "hetmpi.models.wdl.WDL", "hidden": "${oc.create:{_target_:os.abort}}"},
-            {"_target_": "hetmpi.models.wdl.WDL", "hidden": [7]},
-            {"_target_": 3},
-            {},
-        ]
-    ):
-        path = tmp_path / str(number) / "step-00000006"
-        shutil.copytree(run_of_6 / "step-00000006", path)
+            " is of the model os.mkdir, whose code would run",
+        ),
+        ({**wdl, "hidden": {"_target_": "os.mkdir", "path": "x"}}, " is of the model os.mkdir, whose code would run"),
+        ({**wdl, "hidden": "${oc.create:{_target_:os.abort}}"}, ": manifest.json: model_config: values must be plain"),
+        ({**wdl, "hidden": [7]}, ": the model in its manifest does not fit: "),
+        ({"_target_": 3}, ": manifest.json: model_config: _target_ must be package.module.Class, got 3"),
+        ({}, ": the model in its manifest does not fit: "),
+    ]:
         change_manifest(path, lambda said, config=config: said.update(model_config=config))
-        with pytest.raises(SystemExit, match="hetmpi: .*step-00000006: the model in its manifest does not fit: "):
+        with pytest.raises(SystemExit, match=f"hetmpi: .*step-00000006{told}"):
             export.main([str(path), str(tmp_path / "out"), "rows=none"])
     assert not (tmp_path / "made").exists()
 
@@ -576,7 +577,7 @@ def test_a_full_disk_ends_the_run_with_the_reason_and_keeps_what_was_whole(tmp_p
             outcome.code != 0 and "cannot be written in" in outcome.text and "No space left on device" in outcome.text
         ), outcome.text
         assert not outcome.survivors
-        whole = [path for path in small.iterdir() if path.suffix != ".part"]
+        whole = [path for path in small.glob("step-*") if path.suffix != ".part"]
         assert whole and not any(Checkpoints(World(), small).damage(path) for path in whole)
     finally:
         subprocess.run(["umount", str(small)], check=True)

@@ -252,7 +252,7 @@ FILES = {
     "a pickle by torch": (
         2,
         holds("dense.pt", lambda dense: {**dense, "model": Runs()}),
-        "must hold tensors and plain values",
+        "must hold tensors and plain values by torch.save: UnpicklingError: Unsupported",
     ),
     "no archive": (
         2,

@@ -77,7 +77,7 @@ def test_it_learns_what_torch_learns_from_all_ranks_bags(world, mode, padding_id
 
 @pytest.mark.parametrize("rule", RULES)
 def test_its_rules_are_those_of_torch_on_sparse_gradients(world, rule):
-    learn(world, *both(world, rule, mode="sum"), "sum", atol=1e-4)  # SparseAdam adds eps at another place
+    learn(world, *both(world, rule, mode="sum"), "sum", atol=1e-4)  # SparseAdam adds eps elsewhere: test_optim.py
 
 
 def test_ids_of_32_bits_and_the_end_among_the_offsets(world):

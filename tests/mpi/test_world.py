@@ -7,14 +7,18 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from launch import mpiexec, run
 
+from hetmpi.checkpoint.checkpoints import Checkpoints
 from hetmpi.comm import mpi as module
 from hetmpi.comm.launch import describe
 from hetmpi.comm.mpi import MPI, check_launcher, check_library, check_one_mpi, libraries_in, start_mpi
 from hetmpi.comm.same_build import check_same_build, own_build
 from hetmpi.comm.world import World
+from hetmpi.dense import DenseOptimizer
 from hetmpi.errors import UserError
+from hetmpi.table.optim import Schedule
 
 MPICH = "7f00 r-xp 00000000 08:01 1 /opt/mpich/lib/libmpi.so.12\n"
 OPENMPI = (
@@ -176,3 +180,12 @@ def shown_cores(ranks):
     outcome = run([mpiexec(), "-n", str(ranks), sys.executable, "-c", program])
     assert outcome.code == 0, outcome.text
     return outcome.text
+
+
+@pytest.mark.mpi
+def test_the_objects_of_a_loop_of_ones_own_show_their_arguments(world):
+    assert repr(world).startswith(f"World(rank {world.rank} of {world.size} on {world.host}, ")
+    dense = DenseOptimizer(world.start_horovod(), torch.nn.Linear(3, 2), "adam", 0.01, 0.0, Schedule("cosine"))
+    shown = "DenseOptimizer(8 parameters, Adam, lr=0.01, weight_decay=0.0, Schedule(kind='cosine', "
+    assert repr(dense).startswith(shown) and repr(dense).endswith("), clip_norm=None)")
+    assert repr(Checkpoints(world, "saved")) == "Checkpoints('saved', keep=2, full_every=1)"

@@ -40,8 +40,11 @@ def change_file(path, name, data):
     change_manifest(path, lambda said: said["files"].update({name: {"bytes": len(data), "xxh3_128": hash_of(data)}}))
 
 
-def write_checkpoint(path, step, size, num_rows=3000, dim=3, partition="round_robin", base=None):
-    """A checkpoint of one table under Adagrad with random rows; with a base, of every third row."""
+def write_checkpoint(
+    path, step, size, num_rows=3000, dim=3, partition="round_robin", base=None, dense=None, about=None
+):
+    """A checkpoint of one table under Adagrad with random rows; with a base, of every third row. dense, about: further
+    entries of dense.pt and of the manifest."""
     random, names = np.random.default_rng(step), make_partition(partition, num_rows, size)
     path.mkdir(parents=True)
     files = {}
@@ -59,7 +62,7 @@ def write_checkpoint(path, step, size, num_rows=3000, dim=3, partition="round_ro
         write(f"shard-{rank:05d}.clock.npy", random.integers(1, 99, len(rows)).astype(np.int32))
         if base is not None:
             write(f"shard-{rank:05d}.rows.npy", rows)
-    write("dense.pt", {"rng": [torch.get_rng_state()] * size})
+    write("dense.pt", {"rng": [torch.get_rng_state()] * size, **(dense or {})})
     manifest = {
         "format": 1,
         "step": step,
@@ -71,6 +74,7 @@ def write_checkpoint(path, step, size, num_rows=3000, dim=3, partition="round_ro
         "rule": "adagrad",
         "state_dim": dim,
         "files": files,
+        **(about or {}),
     }
     if base is not None:
         said = json.loads((Path(base) / "manifest.json").read_text())

@@ -84,6 +84,8 @@ def test_predictions_have_the_auc_that_the_run_found(own):
     assert hetmpi(2, "train", *TINY, "model=mine", f"run.dir={folder}", cwd=own).code == 0
     [checkpoint] = (folder / "checkpoints").iterdir()
     outcome = hetmpi(0, "predict", str(checkpoint), "out=p.npy", "stop=500", cwd=own)
+    assert outcome.code == 1 and "if you trust it, add allow=mine" in outcome.text, outcome.text
+    outcome = hetmpi(0, "predict", str(checkpoint), "out=p.npy", "stop=500", "allow=mine", cwd=own)
     assert outcome.code == 0, outcome.text
     from hetmpi.data.synthetic import Synthetic
 
@@ -100,12 +102,12 @@ def test_predictions_have_the_auc_that_the_run_found(own):
         harmful = {**manifest, "data_config": {**manifest["data_config"], key: value}}
         harmful["xxh3_128"] = digest_of({name: entry for name, entry in harmful.items() if name != "xxh3_128"})
         (foreign / "manifest.json").write_text(json.dumps(harmful))
-        outcome = hetmpi(0, "predict", str(foreign), "out=q.npy", "stop=5", cwd=own)
+        outcome = hetmpi(0, "predict", str(foreign), "out=q.npy", "stop=5", "allow=mine", cwd=own)
         assert not (own / "harmed").exists() and "Traceback" not in outcome.text
         assert outcome.code == 0 if key == "[_target_]" else "must be a plain value" in outcome.text, outcome.text
     wrongs = [("data.scale=0.01", "was trained on data with"), ("stop=0", "stop must be"), ("split=x", "split must be")]
     for wrong, word in wrongs:
-        outcome = hetmpi(0, "predict", str(checkpoint), "out=p.npy", wrong, cwd=own)
+        outcome = hetmpi(0, "predict", str(checkpoint), "out=p.npy", "allow=mine", wrong, cwd=own)
         assert outcome.code != 0 and word in outcome.text and "Traceback" not in outcome.text, outcome.text
 
 

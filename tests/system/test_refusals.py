@@ -102,7 +102,7 @@ def test_a_wrong_setting(override, words):
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE"])
 def test_a_launcher_that_started_lonely_ranks(name):
-    check_refused(train(0, *SMALL, **{name: "2"}), "./run.sh doctor shows it")
+    check_refused(train(0, *SMALL, **{name: "2"}), "(hetmpi doctor shows it)")
 
 
 def test_a_lonely_rank_that_is_not_the_first_is_silent():
@@ -123,7 +123,7 @@ def test_the_launcher_of_another_mpi():
         pytest.skip("there is one MPI on this machine")
     outcome = run([other, "-n", "2", sys.executable, "-m", "hetmpi.train", *SMALL])
     assert outcome.code != 0 and outcome.survivors == []
-    assert "launcher" in outcome.text and "./run.sh doctor" in outcome.text, outcome.text
+    assert "launcher" in outcome.text and "hetmpi doctor" in outcome.text, outcome.text
 
 
 @pytest.mark.parametrize("own, word", [("optim: {rows_lr: -1}", "optim.rows_lr must be"),

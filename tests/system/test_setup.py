@@ -1,5 +1,6 @@
 """The set-up (tools/setup.sh) and run.sh as a user meets them."""
 
+import re
 import subprocess
 import sys
 import zipfile
@@ -93,6 +94,26 @@ def test_a_kept_wheel_is_found_again_and_not_used_if_damaged(tmp_path):
     outcome = shell(tmp_path, "install_kept 0.28.1-0ab")
     assert outcome.returncode == 1 and "is of no use: compiling it anew" in outcome.stdout
     assert shell(tmp_path, "install_kept 0.28.1-0cd").stdout == ""
+
+
+def test_programs_are_installed_in_the_venv_also_where_the_base_python_has_their_packages(tmp_path):
+    packages = tmp_path / "venv/lib/python3.11/site-packages"
+    (packages / "ruff-0.17.6.dist-info").mkdir(parents=True)
+    (tmp_path / "list.txt").write_text("mpich==5.0.1  # MPI\npytest==9.2.0\nruff==0.17.6\nclang-format==23.1.5\n")
+    (tmp_path / "none.txt").write_text("pytest==9.2.0\n")
+    pip = f"pip_install() {{ echo pip $*; }}; cd {tmp_path}; "
+    called = shell(tmp_path, pip + "install_programs list.txt; install_programs none.txt; echo done")
+    lines = [line for line in called.stdout.splitlines() if line.startswith(("pip", "done"))]
+    command = "pip --no-deps --ignore-installed"
+    assert lines == [f"{command} mpich==5.0.1", f"{command} clang-format==23.1.5", "done"]
+
+
+def test_every_dependency_of_the_package_is_installed_before_the_first_training():
+    """So that `hetmpi report`, which a run suggests, works in the environment that trained."""
+    dependencies = re.search(r"\ndependencies = \[(.*?)\n\]", (ROOT / "pyproject.toml").read_text(), re.DOTALL)[1]
+    names = set(re.findall(r'"([a-z0-9-]+)', dependencies))
+    first = (ROOT / "requirements.txt").read_text().split("\n# [")[0]
+    assert {"plotly", "torch"} < names <= set(re.findall(r"^([a-z0-9-]+)==", first, re.MULTILINE))
 
 
 def test_a_set_up_without_room_is_refused(tmp_path):

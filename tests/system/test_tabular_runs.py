@@ -160,6 +160,20 @@ def wrong_rows(log):
     return log
 
 
+def test_bad_rows_of_all_ranks_count_before_anything_is_written(wrong_rows, trained):
+    lines, folder = (wrong_rows / "bad.csv").read_text(), wrong_rows / "bad"
+    folder.mkdir()
+    for number in range(2):  # a file and a bad row for each rank
+        (folder / f"{number}.csv").write_text(lines)
+    arguments = [trained, "data.path=bad", "out=bad.parquet"]
+    outcome = predict(2, *arguments, "data.max_bad_rows=1", cwd=wrong_rows)
+    assert outcome.code == 1 and outcome.text.count("more bad rows than data.max_bad_rows=1") == 1, outcome.text
+    assert not [*wrong_rows.glob("*bad.parquet*")]
+    outcome = predict(2, *arguments, "data.max_bad_rows=2", cwd=wrong_rows)
+    assert outcome.code == 0 and "2 bad rows dropped" in outcome.text, outcome.text
+    assert len(pq.read_table(wrong_rows / "bad.parquet")) == 2
+
+
 TOLD_ONCE = [  # before the checkpoint is read, of settings, files, columns and rows
     ([], "give out=FILE.parquet or out=FILE.npy, got out="),
     (["out=p.npy", "data.path=none.csv"], "there is no file"),

@@ -152,6 +152,12 @@ def test_the_doctor_examines_every_way_to_fetch_rows():
         assert re.search(rf"^{name} .* Mrow/s", outcome.text, re.MULTILINE), outcome.text
     assert re.search(r"^get from a busy rank .* ms$", outcome.text, re.MULTILINE), outcome.text
     assert (outcome.code == 0) == outcome.text.rstrip().endswith("OK")
+    assert "Slow one-sided MPI" not in outcome.text  # one host, where ranks share memory
+
+
+def test_the_doctor_of_one_rank_advises_the_line_that_starts_two():
+    text = run([sys.executable, "-m", "hetmpi.doctor"]).text
+    assert re.search(r"^fetching rows .*: mpirun -np 2 hetmpi doctor$", text, re.MULTILINE), text
 
 
 @pytest.mark.parametrize(

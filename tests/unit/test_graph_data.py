@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from graph_files import EDGES, LABELS, SPLIT, WORDS, csr, npz
 
+from hetmpi.data import checked
 from hetmpi.data.graph.files import GraphFiles
 from hetmpi.data.graph.samples import check_samples
 from hetmpi.errors import UserError
@@ -198,6 +199,66 @@ def test_an_unfinished_folder_is_never_opened(tmp_path):
     folder.rename(f"{folder}.part-elsewhere-1")
     again = opened(path, tmp_path)
     assert again.lines and neighbours_of(again) == neighbours_of(source)
+
+
+def arrays_of(source):
+    """All that a graph's folder holds."""
+    graph = source._graph
+    arrays = [getattr(graph, name) for name in ("indptr", "indices", "id_offsets", "ids", "labels", "split", "dense")]
+    return [*(array.tolist() for array in arrays), source.names(np.arange(6)).tolist(), graph.field_rows, graph.digests]
+
+
+def test_a_flipped_bit_in_a_prepared_graph_is_refused_or_changes_nothing(tmp_path):
+    path = graph_files.parquet(tmp_path / "tables")
+    arrays = arrays_of(opened(path, tmp_path))
+    [folder] = (tmp_path / "prepared").iterdir()
+    refused = 0
+    for seed, file in enumerate(sorted(folder.iterdir())):
+        whole = file.read_bytes()
+        for place in np.random.default_rng(seed).integers(0, 8 * len(whole), 10).tolist():
+            flipped = bytearray(whole)
+            flipped[place // 8] ^= 1 << place % 8
+            file.write_bytes(flipped)
+            try:
+                assert arrays_of(opened(path, tmp_path)) == arrays
+            except UserError as refusal:
+                assert f"the prepared graph {folder} is damaged" in str(refusal) and "remove the folder" in str(refusal)
+                refused += 1
+        file.write_bytes(whole)
+    assert refused > 80
+
+
+def test_every_rank_verifies_a_part_of_a_large_array(tmp_path, monkeypatch):
+    monkeypatch.setattr(checked, "BLOCK_BYTES", 64)
+    path = str(tmp_path / "a.npy")
+    checked.save_array(path, np.arange(100))
+    whole = bytearray((tmp_path / "a.npy").read_bytes())
+    whole[300] ^= 1
+    (tmp_path / "a.npy").write_bytes(whole)
+    assert [is_damaged(path, rank, 3) for rank in range(3)] == [False, True, False]  # the fifth block
+    assert is_damaged(path, 0, 1)
+
+
+def is_damaged(path, rank, size):
+    try:
+        checked.check_array(path, rank, size)
+    except checked.Damaged:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("name", ["graph.json", "indices.npy", "name_bytes.npy", "labels.npy"])
+@pytest.mark.parametrize("damage", ["emptied", "removed"])
+def test_a_prepared_graph_that_has_lost_a_file_is_refused_or_prepared_again(tmp_path, name, damage):
+    path = graph_files.parquet(tmp_path / "tables")
+    source = opened(path, tmp_path)
+    [folder] = (tmp_path / "prepared").iterdir()
+    (folder / name).unlink() if damage == "removed" else (folder / name).write_bytes(b"")
+    if (damage, name) == ("removed", "graph.json"):
+        assert arrays_of(opened(path, tmp_path)) == arrays_of(source)
+        return
+    with pytest.raises(UserError, match=f"the prepared graph {folder} .*remove the folder"):
+        opened(path, tmp_path)
 
 
 BAD_ARRAYS = [

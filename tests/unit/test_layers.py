@@ -120,3 +120,16 @@ def test_the_core_knows_neither_mpi_nor_torch_and_its_bindings_alone_know_python
         foreign = ("mpi", "torch", "ATen") + (("pybind11", "Python", "python/") if path.parent.name != "python" else ())
         included = re.findall(r'#include [<"](.*)[>"]', path.read_text())
         assert not any(name.startswith(foreign) for name in included), path
+
+
+def test_the_map_in_contributing_names_the_modules_that_exist_each_in_its_folder():
+    text = (ROOT / "CONTRIBUTING.md").read_text().split("```")[1].split("\nhetmpi/\n")[1].split("\ncpp/")[0]
+    named, folders = [], []
+    for line in text.splitlines():
+        depth = len(line) - len(line.lstrip())
+        folders = folders[: max(0, depth // 2 - 1)] if depth <= 4 else folders
+        if opened := re.match(r" +(\w+)/ ", line):
+            folders.append(opened[1])
+        named += ["/".join([*folders, name]) for name in re.findall(r"\b(\w+)\.py\b", line)]
+    modules = [module.replace(".", "/") for module in graph() if room_of(module) != "models"]
+    assert sorted(named) == sorted(modules)

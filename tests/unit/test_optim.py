@@ -1,5 +1,6 @@
-"""Schedules; the row rules are compared with torch's in test_table.py."""
+"""Schedules, and Adam's places of eps and of rows left out; test_table.py compares all row rules with torch's."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -38,6 +39,52 @@ def test_schedules_agree_with_torch(kind):
 @pytest.mark.parametrize("rule, floats", [("sgd", 0), ("adagrad", 6), ("rowwise_adagrad", 1), ("adam", 12)])
 def test_state_beside_a_row_is_what_the_rule_needs(rule, floats):
     assert RowOptimizer(rule).core(dim=6).state_dim == floats
+
+
+def rows_after(grads, touched, lr):
+    """The rows (n, dim) after Adam's steps from zero: grads (steps, n, dim), touched (steps, n)."""
+    num_rows, dim = grads.shape[1:]
+    rule = RowOptimizer("adam", lr).core(dim)
+    weight, state = np.zeros((num_rows, dim), np.float32), np.zeros((num_rows, rule.state_dim), np.float32)
+    clock, rows = np.zeros(num_rows, np.int32), []
+    for step, (grad, touch) in enumerate(zip(grads, touched), start=1):
+        rule.set_step(lr, step)
+        rule.apply_touched(weight, state, clock, grad, touch)
+        rows.append(weight.copy())
+    return np.array(rows)
+
+
+def rows_of_torch(kind, grads, touched, lr):
+    """As rows_after, by torch's optimizer of this kind; SparseAdam's gradients are those of the touched rows."""
+    weight, rows = torch.nn.Parameter(torch.zeros(grads.shape[1:])), []
+    optimizer = kind([weight], lr=lr)
+    for grad, touch in zip(map(torch.from_numpy, grads), touched):
+        ids = torch.from_numpy(np.flatnonzero(touch))
+        sparse = torch.sparse_coo_tensor(ids[None], grad[ids], grad.shape, check_invariants=True)
+        weight.grad = sparse if kind is torch.optim.SparseAdam else grad.clone()
+        optimizer.step()
+        rows.append(weight.detach().numpy().copy())
+    return np.array(rows)
+
+
+def test_adam_is_torchs_adam_and_not_sparse_adam_where_gradients_are_as_small_as_eps():
+    grads, touched = np.full((5, 1, 3), 1e-7, np.float32), np.ones((5, 1), np.float32)
+    ours = rows_after(grads, touched, lr=1.0)
+    assert ours[0] == pytest.approx(-0.909, abs=1e-3)
+    assert ours == pytest.approx(rows_of_torch(torch.optim.Adam, grads, touched, 1.0), rel=1e-4)
+    assert rows_of_torch(torch.optim.SparseAdam, grads, touched, 1.0)[0] == pytest.approx(-0.240, abs=1e-3)
+
+
+def test_adam_leaves_a_row_that_is_not_in_the_batch_as_sparse_adam_does():
+    grads = np.random.default_rng(0).standard_normal((6, 2, 3)).astype(np.float32)
+    touched = np.ones((6, 2), np.float32)
+    touched[2:5, 1] = 0
+    grads[touched == 0] = 0
+    ours = rows_after(grads, touched, lr=0.1)
+    assert ours == pytest.approx(rows_of_torch(torch.optim.SparseAdam, grads, touched, 0.1), abs=1e-5)
+    assert (ours[4, 1] == ours[1, 1]).all()
+    dense = rows_of_torch(torch.optim.Adam, grads, touched, 0.1)
+    assert ours[:, 0] == pytest.approx(dense[:, 0], abs=1e-5) and abs(dense[4, 1] - dense[1, 1]).min() > 0.01
 
 
 def test_unknown_rules_and_schedules_are_refused():

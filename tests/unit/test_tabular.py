@@ -262,6 +262,15 @@ def test_columns_in_another_order_are_read_by_name(tmp_path):
     assert data.num_train + data.num_valid == 300 and data.tables["table"].field_rows[0] <= 42
 
 
+def test_a_rule_drops_columns_that_other_files_have_not(tmp_path):
+    (tmp_path / "d").mkdir()
+    table, debug = table_of(), pa.array(range(150))
+    write(tmp_path / "d" / "a.csv", text_of(table.slice(0, 150).append_column("debug_a", debug)))
+    write(tmp_path / "d" / "b.csv", text_of(table.slice(150).append_column("debug_b", debug)))
+    data = source_of(tmp_path / "d", tmp_path / "cache", columns=[TAGS, {"name": "debug_*", "kind": "drop"}])
+    assert data.num_train + data.num_valid == 300
+
+
 def test_prepared_data_are_read_again_without_preparing(tmp_path):
     path = write(tmp_path / "a.csv", text_of(table_of()))
     data = source_of(path, tmp_path / "cache", columns=[TAGS])
@@ -646,6 +655,19 @@ def two_files(second, first=GOOD):
     return made
 
 
+def two_tables(names=(), **second):
+    """names: of columns of the second file that are all alike."""
+
+    def made(folder):
+        (folder / "d").mkdir()
+        pq.write_table(pa.table({"user": ["a", "b"] * 9, "click": [0, 1] * 9}), folder / "d" / "a.parquet")
+        alike = pa.table([pa.array([1])] * len(names), names=list(names))
+        pq.write_table(alike if names else pa.table(second), folder / "d" / "b.parquet")
+        return folder / "d"
+
+    return made
+
+
 def mixed_forms(folder):
     (folder / "d").mkdir()
     write(folder / "d" / "a.csv", GOOD)
@@ -704,6 +726,10 @@ REFUSED = {
     "too many columns": (csv_file(GOOD + "u1,1,1,1\n"), {}, ["line 102, 4 columns instead of 3"]),
     "bad lines above the limit": (csv_file(GOOD + "x\n" * 3), {"max_bad_rows": 2}, ["data.max_bad_rows=2", "line 104"]),
     "columns that differ": (two_files("user,cost,click\n" + LINE), {}, ["b.csv has no column price", "cost"]),
+    "a further column": (two_files("x,user,price,click\nq,u1,0.5,1\n"), {}, ["b.csv has x, which ", "a.csv has not"]),
+    "a further column of Parquet": (two_tables(user=["a"], click=[1], x=[2.5]), {}, ["b.parquet has x, which "]),
+    "two columns of one name in a second file": (two_tables(["user", "click", "user"]), {}, ["b.parquet: two columns"]),
+    "a column without a name": (two_tables(["user", "click", ""]), {}, ["b.parquet: column 3 has no name"]),
     "a quoted line end": (csv_file(GOOD + '"u\n1",0.5,1\n'), {}, ["line 102: a quoted value goes on in the next line"]),
     "an open quote": (csv_file(GOOD + '"u1,0.5,1\n' + LINE), {}, ["line 102: a quoted value goes on"]),
     "two columns of one name": (csv_file("a,a,click\n1,2,0\n"), {}, ["line 1: two columns are named a"]),
@@ -820,18 +846,90 @@ def test_a_full_disk_is_refused_by_name(tmp_path):
     assert source_of(path, tmp_path / "cache").num_train
 
 
-@pytest.mark.parametrize("of", ["manifest", "train-000.parquet", "registers.npy", "counts"])
-def test_damaged_prepared_data_are_refused_by_name(tmp_path, of):
+LIMITED = """
+import resource, sys
+from hetmpi.data.tabular import Tabular
+from hetmpi.errors import UserError
+from hetmpi import inspect
+def limit(megabytes):
+    size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + (megabytes << 20), resource.RLIM_INFINITY))
+limit(1)
+for call in (
+    lambda: Tabular(sys.argv[1], 0, "click", cache=sys.argv[2]).prepare(0, 1, lambda: None, lambda line: None),
+    lambda: inspect.main([sys.argv[1]]),
+):
+    try:
+        call()
+    except (UserError, SystemExit) as refusal:
+        print(refusal)
+"""
+
+
+def test_memory_that_is_refused_is_said_in_one_line(tmp_path):
+    path = write(tmp_path / "a.csv", "a,click\n" + "".join(f"{'x' * 900}{i},{i % 2}\n" for i in range(10_000)))
+    run = [sys.executable, "-c", LIMITED, str(path), str(tmp_path / "cache")]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=100)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2 and all("this process got no more memory" in line for line in lines), (lines, done.stderr)
+
+
+def cut_short(path):
+    path.write_bytes(path.read_bytes()[:90])
+
+
+def emptied(path):
+    path.write_bytes(b"")
+
+
+def made_a_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("damage", [cut_short, emptied, Path.unlink, made_a_folder])
+@pytest.mark.parametrize("of", ["train-000.parquet", "train-000.parquet.sums", "registers.npy", "counts"])
+def test_damaged_prepared_data_are_refused_by_name(tmp_path, of, damage):
     path = write(tmp_path / "a.csv", GOOD)
     folder = source_of(path, tmp_path / "cache").folder
-    *_, damaged = [name for name in sorted(Path(folder).rglob("*")) if of in name.name]
-    damaged.write_bytes(damaged.read_bytes()[:90] if of != "manifest" else b"{")
-    if of == "manifest":
-        assert source_of(path, tmp_path / "cache").num_train  # written again
+    damaged = next(file for pattern in (of, f"{of}-*", f"*/{of}") for file in Path(folder).glob(pattern))
+    damage(damaged)
+    if of == "counts" and damage == Path.unlink:
+        assert source_of(path, tmp_path / "cache").num_train  # counted again
         return
-    with pytest.raises(DataError, match=f"the prepared data in {folder}.* are damaged: .*remove the folder"):
-        source = source_of(path, tmp_path / "cache")
-        source.train(0, 10)
+    with pytest.raises(DataError, match=f"data.cache: .*{folder}.*damaged: .*remove the folder and give the raw files"):
+        source_of(path, tmp_path / "cache").train(0, 10)
+
+
+def test_a_damaged_manifest_is_written_again_where_the_raw_files_are_given(tmp_path):
+    path = write(tmp_path / "a.csv", GOOD)
+    data = source_of(path, tmp_path / "cache")
+    whole = contents(data.folder)
+    write(Path(data.folder) / "manifest.json", "{")
+    with pytest.raises(DataError, match="its manifest.json is damaged, or another program's: give the raw files"):
+        source_of(data.folder, tmp_path / "cache")
+    source_of(path, tmp_path / "cache")
+    assert contents(data.folder) == whole
+
+
+def test_a_flipped_bit_in_prepared_data_is_refused_or_changes_nothing(tmp_path):
+    lists = [{"name": "tags", "separator": "|"}, {"name": "city", "rows": 50}]
+    path = write(tmp_path / "a.csv", text_of(table_of(2_000)))
+    data = source_of(path, tmp_path / "cache", columns=lists)
+    samples, refused = samples_of(data), 0
+    for seed, file in enumerate(2 * sorted(file for file in Path(data.folder).rglob("*") if file.is_file())):
+        whole = file.read_bytes()
+        for place in np.random.default_rng(seed).integers(0, 8 * len(whole), 6).tolist():
+            flipped = bytearray(whole)
+            flipped[place // 8] ^= 1 << place % 8
+            file.write_bytes(flipped)
+            try:
+                assert all(map(equal, samples_of(source_of(path, tmp_path / "cache", columns=lists)), samples))
+            except DataError as refusal:
+                assert "damaged" in str(refusal) and len(str(refusal).splitlines()) == 1, refusal
+                refused += 1
+        file.write_bytes(whole)
+    assert refused > 50
 
 
 def test_empty_lines_of_a_file_of_one_column_are_rows(tmp_path):

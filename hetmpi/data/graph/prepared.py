@@ -1,15 +1,15 @@
 """Prepared graphs: a folder of arrays, written once by one rank, then mapped read-only by all. So a node of the cluster
 holds one copy, in the kernel's page cache, whatever its number of ranks and whatever kills them.
 
-    <folder>/graph.json     version, field_rows, num_classes, class_names, digests
+    <folder>/graph.json     version, field_rows, num_classes, class_names, digests, files
             /<array>.npy    the arrays of Graph; texts as UTF-8 bytes and their offsets
 
+All files have checksums (data/checked.py), which the ranks verify at every start, each a part of the blocks.
 A folder is written under another name and renamed when it is complete.
 """
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import shutil
@@ -19,10 +19,11 @@ import time
 import numpy as np
 import xxhash
 
+from hetmpi.data.checked import Damaged, check_array, read_json, save_array, write_json
 from hetmpi.data.graph.graph import Graph, offsets_of
-from hetmpi.data.tabular.files import DataError
+from hetmpi.data.tabular.files import DataError, first_line
 
-VERSION = 2  # of the format
+VERSION = 3  # of the format
 ABANDONED_S = 3600  # an unfinished folder unchanged for this time belongs to a process that died
 ARRAYS = ("indptr", "indices", "id_offsets", "ids", "labels", "split", "dense")
 COUNTS = ("field_rows", "num_classes", "class_names")
@@ -40,12 +41,14 @@ def write_graph(graph: Graph, folder: str):
         shutil.rmtree(part, ignore_errors=True)  # a restarted container may have the same host name and process id
         os.makedirs(part)
         for name in ARRAYS:
-            np.save(os.path.join(part, f"{name}.npy"), getattr(graph, name))
+            save_array(os.path.join(part, f"{name}.npy"), getattr(graph, name))
         if graph.names is not None:
             write_names(graph.names, part)
-        with open(os.path.join(part, "graph.json"), "w") as file:
-            counts = {name: getattr(graph, name) for name in COUNTS}
-            json.dump({"version": VERSION, **counts, "digests": digests_of(graph)}, file)
+        counts = {name: getattr(graph, name) for name in COUNTS}
+        files = {"digests": digests_of(graph), "files": sorted(os.listdir(part))}
+        write_json({"version": VERSION, **counts, **files}, part, "graph.json")
+        if not is_complete(folder):  # it has lost a file, as folders appear with all of them
+            shutil.rmtree(folder, ignore_errors=True)
         os.rename(part, folder)
     except OSError as error:
         if not is_complete(folder):  # another job may have written it
@@ -84,25 +87,32 @@ def remove_abandoned(folder: str):
 
 def write_names(names: np.ndarray, folder: str):
     if names.dtype == np.int64:
-        return np.save(os.path.join(folder, "names.npy"), names)
+        return save_array(os.path.join(folder, "names.npy"), names)
     texts = [name.encode() for name in names.tolist()]
-    np.save(os.path.join(folder, "name_offsets.npy"), offsets_of([len(text) for text in texts]))
-    np.save(os.path.join(folder, "name_bytes.npy"), np.frombuffer(b"".join(texts), np.uint8))
+    save_array(os.path.join(folder, "name_offsets.npy"), offsets_of([len(text) for text in texts]))
+    save_array(os.path.join(folder, "name_bytes.npy"), np.frombuffer(b"".join(texts), np.uint8))
 
 
-def open_graph(folder: str) -> Graph:
-    """The graph in a folder, its arrays mapped read-only; names are a Names. Raises DataError if the folder is not
-    there."""
+def open_graph(folder: str, rank: int = 0, size: int = 1) -> Graph:
+    """The graph in a folder, its arrays mapped read-only; names are a Names. Rank `rank` of `size` verifies its part of
+    the files. Raises DataError if the folder is not there, or damaged."""
     try:
-        with open(os.path.join(folder, "graph.json")) as file:
-            counts = json.load(file)
+        counts = read_json(folder, "graph.json")
+        for name in counts["files"]:
+            check_array(os.path.join(folder, name), rank, size)
+    except Damaged as error:
+        raise DataError(
+            f"data.cache: the prepared graph {folder} is damaged: {error}: remove the folder, and it is prepared again"
+        ) from error
     except OSError as error:
         raise DataError(
-            f"data.cache: the prepared graph {folder} cannot be read: {error.strerror}; data.cache must be a folder "
-            "that all ranks share"
+            f"data.cache: the prepared graph {folder} cannot be read: {first_line(error)}; data.cache must be a folder "
+            "that all ranks share; remove the folder if a file of it is lost, and it is prepared again"
         ) from error
     arrays = {name: mapped(folder, name) for name in ARRAYS}
-    return Graph(**arrays, **{name: counts[name] for name in (*COUNTS, "digests")}, names=Names(folder))
+    return Graph(
+        **arrays, **{name: counts[name] for name in (*COUNTS, "digests")}, names=Names(folder, counts["files"])
+    )
 
 
 def mapped(folder: str, name: str) -> np.ndarray:
@@ -121,9 +131,9 @@ def mapped(folder: str, name: str) -> np.ndarray:
 class Names:
     """The user's ids of nodes."""
 
-    def __init__(self, folder: str):
+    def __init__(self, folder: str, files: list[str]):
         def found(name: str):
-            return mapped(folder, name) if os.path.isfile(os.path.join(folder, f"{name}.npy")) else None
+            return mapped(folder, name) if f"{name}.npy" in files else None
 
         self._numbers, self._offsets, self._bytes = map(found, ("names", "name_offsets", "name_bytes"))
 

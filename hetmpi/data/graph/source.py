@@ -97,7 +97,7 @@ class GraphData:
             write_graph(graph, folder)
             report(f"{described(graph, str(self.identity()[0]))}; prepared in {folder}")
         barrier()
-        self._open(open_graph(folder), 1 if self.partition is None else size)
+        self._open(open_graph(folder, rank, size), 1 if self.partition is None else size)
 
     def train(self, start: int, stop: int) -> NodeSamples:
         """Positions [start, stop) of the endless training stream, epoch after epoch."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import glob
 import os
+from collections import Counter
 from dataclasses import dataclass
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hetmpi.errors import UserError
+from hetmpi.errors import UserError, printable
 
 MAX_LINE_BYTES = 16 << 20
 READ_BYTES = 1 << 20
@@ -132,6 +134,17 @@ def open_parquet(path: str) -> pq.ParquetFile:
         return pq.ParquetFile(path, buffer_size=READ_BYTES, pre_buffer=False)
     except (OSError, ValueError) as error:
         raise DataError(f"data.path: {path} is no complete Parquet file: {first_line(error)}") from error
+
+
+def parquet_names(path: str, schema: pa.Schema) -> list[str]:
+    """Names of the columns. Raises DataError for columns without a name or of one name, which cannot be selected."""
+    names = list(schema.names)
+    if "" in names:
+        raise DataError(f"data.path: {path}: column {names.index('') + 1:,} has no name: rename it")
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise DataError(f"data.path: {path}: two columns are named {printable(', '.join(twice))[:500]}: rename one")
+    return names
 
 
 def first_line(error: Exception) -> str:

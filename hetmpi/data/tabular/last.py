@@ -9,9 +9,10 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hetmpi.data.checked import read_json, write_json
 from hetmpi.data.tabular.convert import NUMBER_TEXT, as_text, column_of, trimmed
-from hetmpi.data.tabular.files import DataError, Unit
-from hetmpi.data.tabular.prepare import Job, list_folder, read_json, rows_of, write_json
+from hetmpi.data.tabular.files import DataError, Unit, first_line
+from hetmpi.data.tabular.prepare import Job, list_folder, reading_prepared, rows_of
 from hetmpi.data.tabular.reading import Reading
 
 
@@ -25,7 +26,8 @@ def last_values(job: Job, column: str, num: int, rank: int, size: int, barrier: 
         if name not in done:
             write_json(lasts([texts_of(unit, bare.reading, column)], num), job.folder, name)
     barrier()
-    found = [read_json(job.folder, name) for name in files]
+    with reading_prepared(job.folder):
+        found = [read_json(job.folder, name) for name in files]
     kind = "numbers" if all(one["are_numbers"] for one in found) else "texts"
     merged = lasts([[text.encode(errors="surrogateescape") for one in found for text in one[kind]]], num)[kind]
     if not merged:
@@ -36,7 +38,10 @@ def last_values(job: Job, column: str, num: int, rank: int, size: int, barrier: 
 def texts_of(unit: Unit, reading: Reading, column: str) -> Iterator[bytes]:
     """The distinct values of the column, block by block."""
     for raw in rows_of(unit, reading).raw():
-        texts, none = trimmed(pc.unique(as_text(column_of(raw, column))), reading.missing)
+        try:
+            texts, none = trimmed(pc.unique(as_text(column_of(raw, column))), reading.missing)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise DataError(f"data.valid: {unit.path}, column {column}: {first_line(error)}") from error
         yield from texts.filter(pa.array(~none)).to_pylist()
 
 

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 
 from hetmpi.data.tabular.convert import NUMBER_TEXT, as_text, trimmed
-from hetmpi.data.tabular.files import PARQUET, TEXT, DataError, form_of, open_parquet
+from hetmpi.data.tabular.files import PARQUET, TEXT, DataError, first_line, form_of, open_parquet, parquet_names
 from hetmpi.data.tabular.rules import FLOAT, INTEGER, LIST, NESTED, STRING
 from hetmpi.data.tabular.text import count_values, head_of, header_of
 
@@ -18,6 +18,7 @@ SAMPLE_BYTES = 1 << 20
 SAMPLE_ROWS = 10_000
 INFINITE_TEXT = r"^[+-]?(?i:inf|infinity|nan)$"  # refused, or missing, when numbers are read
 INTEGERS_TEXT = r"^-?[0-9]+$"
+TIME_TEXT = r"^[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([ T][0-9]{1,2}:[0-9]{2}.*)?$"
 DELIMITERS = (",", "\t", ";", "|")
 SEPARATORS = ("|", ";", ",", " ")
 ONE_IN = 100  # distinct values of a column of numbers that may be texts: to be refused by line, not to become ids
@@ -38,10 +39,8 @@ def look(path: str, names, delimiter: str | None, quote: str | None, missing: tu
         if names is not None:
             raise DataError(f"data.names is for text, {path} is Parquet, whose columns have names")
         schema = open_parquet(path).schema_arrow
-        twice = [name for name in dict.fromkeys(schema.names) if schema.names.count(name) > 1]
-        if twice:
-            raise DataError(f"data.path: {path}: two columns are named {', '.join(twice)}")
-        return Layout(PARQUET, ",", {column.name: type_of(column.type) for column in schema})
+        names = parquet_names(path, schema)
+        return Layout(PARQUET, ",", {name: type_of(column.type) for name, column in zip(names, schema)})
     head = head_of(path, SAMPLE_BYTES)
     delimiter = delimiter or guess_delimiter(path, head)
     if names is None:
@@ -59,38 +58,49 @@ def look(path: str, names, delimiter: str | None, quote: str | None, missing: tu
 
 @dataclass(frozen=True)
 class Seen:
-    """Values of a column in a sample of so many rows. is_binary: only 0 and 1. separator: one that may divide several
-    values, None if none seems to."""
+    """Values of a column in a sample of so many rows. is_binary: only 0 and 1. is_time: dates or times. separator: one
+    that may divide several values, None if none seems to."""
 
     rows: int
     distinct: int
     examples: list[str]
     is_binary: bool
     is_number: bool
+    is_time: bool
     separator: str | None
 
 
 def seen_of(path: str, layout: Layout, names, missing: tuple[str, ...]) -> dict[str, Seen]:
     """Values of each column, in the first SAMPLE_BYTES of text or the first SAMPLE_ROWS of Parquet."""
     if layout.form == PARQUET:
-        batch = next(open_parquet(path).iter_batches(SAMPLE_ROWS, use_threads=False), None)
         flat = [name for name, kind in layout.types.items() if kind not in (LIST, NESTED)]
-        texts = {name: as_text(batch.column(name)) for name in flat} if batch else {}
+        texts = first_texts(path, flat)
     else:
         head = head_of(path, SAMPLE_BYTES)
         head = head if names else head.lstrip(b"\r\n").partition(b"\n")[2]
         table = sample(head, list(layout.types), layout.delimiter, '"')
         texts = {name: table.column(name) for name in table.column_names}
     nothing = pa.array([], pa.binary())
-    return {name: seen(texts.get(name, nothing), missing) for name in layout.types}
+    return {name: seen(texts.get(name, nothing), missing, kind) for name, kind in layout.types.items()}
 
 
-def seen(texts: pa.Array | pa.ChunkedArray, missing: tuple[str, ...]) -> Seen:
+def first_texts(path: str, names: list[str]) -> dict[str, pa.Array]:
+    """The first values of columns of Parquet, as texts. Raises DataError."""
+    try:
+        batch = next(open_parquet(path).iter_batches(SAMPLE_ROWS, columns=names, use_threads=False), None)
+        return {name: as_text(batch.column(name)) for name in names} if batch else {}
+    except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise DataError(f"data.path: {path} cannot be read: {first_line(error)}") from error
+
+
+def seen(texts: pa.Array | pa.ChunkedArray, missing: tuple[str, ...], kind: str) -> Seen:
     values = distinct_of(texts, missing)
     examples = [value.decode(errors="replace") for value in values[:3].to_pylist()]
     is_binary = sorted(values[:3].to_pylist()) == [b"0", b"1"]
-    is_number = guess(texts, missing) in (INTEGER, FLOAT)
-    return Seen(len(texts), len(values), examples, is_binary, is_number, None if is_number else separator_of(values))
+    is_number = kind in (INTEGER, FLOAT) or guess_of(values) in (INTEGER, FLOAT)
+    is_time = len(values) > 0 and bool(np.asarray(pc.match_substring_regex(values, TIME_TEXT)).all())
+    separator = None if is_number or is_time else separator_of(values)
+    return Seen(len(texts), len(values), examples, is_binary, is_number, is_time, separator)
 
 
 def separator_of(values: pa.Array) -> str | None:
@@ -163,7 +173,11 @@ def sample(head: bytes, names: list[str], delimiter: str, quote: str | None) -> 
 def guess(texts: pa.Array | pa.ChunkedArray, missing: tuple[str, ...]) -> str:
     """The type of a column, STRING if all values are missing. Numbers with a point make it FLOAT, with at most one in
     ONE_IN of its distinct values a text."""
-    values = distinct_of(texts, missing)
+    return guess_of(distinct_of(texts, missing))
+
+
+def guess_of(values: pa.Array) -> str:
+    """The same, of distinct values."""
     if not len(values):
         return STRING
     if np.asarray(pc.match_substring_regex(values, INTEGERS_TEXT)).all():

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from hetmpi.data.tabular.convert import convert, without
-from hetmpi.data.tabular.files import DataError, Unit, first_line, open_parquet
-from hetmpi.data.tabular.reading import BadRows, Reading, Rows, lacking
+from hetmpi.data.tabular.files import DataError, Unit, first_line, open_parquet, parquet_names
+from hetmpi.data.tabular.reading import BadRows, Reading, Rows, check_wanted
 
 BATCH_ROWS = 1 << 14
 
@@ -20,11 +20,9 @@ class ParquetRows:
     def __init__(self, unit: Unit, reading: Reading):
         self.unit, self.reading = unit, reading
         self._file = open_parquet(unit.path)
-        names = self._file.schema_arrow.names
+        self.names = parquet_names(unit.path, self._file.schema_arrow)
         self.wanted = reading.wanted
-        for name in self.wanted:
-            if name not in names:
-                raise lacking(name, unit.path, names)
+        check_wanted(self.wanted, unit.path, self.names)
 
     def __iter__(self) -> Iterator[Rows]:
         first = 0
@@ -54,7 +52,10 @@ class ParquetRows:
         return str(self.unit)
 
     def _rows(self, raw: pa.Table, first: int) -> Rows:
-        table, faults = convert(raw, self.reading, self.unit.path)
+        try:
+            table, faults = convert(raw, self.reading, self.unit.path)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise DataError(f"data.path: {self.unit}: {first_line(error)}") from error
         bad = BadRows()
         if not faults:
             return Rows(table, bad, lambda row: first + row)

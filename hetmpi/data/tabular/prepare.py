@@ -10,10 +10,14 @@ changed file has other units. The content of a unit does not depend on the numbe
     <folder>/<number>-<hash>/unit.json        counts of one unit
                             /train-*.parquet  Reading.schema(); shuffled, groups of GROUP_ROWS
                             /valid-*.parquet  the held-out rows, in the same form
+                            /*.parquet.sums   checksums of each
                             /registers.npy    (number of columns, NUM_REGISTERS) uint8, see distinct.py
     <folder>/registers.npy                    merged over all units
     <folder>/last-<number>-<hash>.json        last values of a column in one unit, see last.py
     <folder>/counts-<hash>.npy                distinct training values of a column, see vocabulary.py
+
+All files have checksums (checked.py). A file that is not as it was written is refused, on the rank that reads it. Only
+the manifest is written anew, as the other files have all that is in it.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -36,16 +40,17 @@ import pyarrow.parquet as pq
 import xxhash
 
 from hetmpi import _C
+from hetmpi.data.checked import CheckedParquet, Damaged, load_array, read_json, save_array, write_json, write_sums
 from hetmpi.data.distinct import NUM_REGISTERS, estimate, observe
 from hetmpi.data.tabular.convert import NO_INTEGER, no_value
 from hetmpi.data.tabular.files import PARQUET, DataError, Unit, absolute, first_line
 from hetmpi.data.tabular.parquet import ParquetRows
 from hetmpi.data.tabular.reading import INTEGER, BadRows, Reading, Rows
-from hetmpi.data.tabular.rules import NUMBER
+from hetmpi.data.tabular.rules import DROP, NUMBER, Rule
 from hetmpi.data.tabular.text import TextRows
-from hetmpi.errors import UserError
+from hetmpi.errors import UserError, printable
 
-VERSION = 3  # of the prepared format; data of another version is prepared again
+VERSION = 4  # of the prepared format; data of another version is prepared again
 UNIT_BYTES = 256 << 20
 GROUP_ROWS = 8192  # rows of a Parquet row group, the unit of reading
 SHUFFLE_ROWS = 16 * GROUP_ROWS  # rows shuffled together
@@ -55,19 +60,23 @@ ABANDONED_S = 3600  # an unfinished unit unchanged for this time belongs to a pr
 REPORT_S = 5.0
 UNIT_FOLDER = re.compile(r"\d{5,}-[0-9a-f]{16}(\.part-.*)?")
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_MEMORY = "this process got no more memory: is there a limit (ulimit -v, a container's, Slurm's --mem)?"
+DAMAGES = (errno.ENOENT, errno.EIO, errno.EISDIR, errno.ENOTDIR)  # a file that was there, and could be read
 
 
 @dataclass
 class Job:
     """One preparation: the units of a source, read by the same rules, into a folder.
 
-    source: for messages. types: of the files' columns. report: prints lines of text."""
+    source: for messages. types: of the first file's columns. rules: those that may drop further columns of other files.
+    report: prints lines of text."""
 
     source: str
     units: list[Unit]
     reading: Reading
     folder: str
     types: dict[str, str]
+    rules: Sequence[Rule] = ()
     max_bad_rows: int = 0
     report: Callable[[str], None] = print
 
@@ -82,6 +91,21 @@ class Job:
 def rows_of(unit: Unit, reading: Reading) -> TextRows | ParquetRows:
     """The rows of a unit, in order."""
     return (ParquetRows if unit.form == PARQUET else TextRows)(unit, reading)
+
+
+def check_names(job: Job, unit: Unit, names: Sequence[str]) -> None:
+    """Raises DataError for columns that the first file has not, unless a rule drops them."""
+    rules = {
+        name: next((rule for rule in job.rules if rule.matches(name)), None) for name in set(names) - set(job.types)
+    }
+    further = [
+        name for name in names if name in rules and not (rules[name] and rules[name].settings.get("kind") == DROP)
+    ]
+    if further:
+        raise DataError(
+            f"data.path: {unit.path} has {printable(', '.join(further))[:500]}, which {job.units[0].path} has not: all "
+            "files need the same columns, in any order: select the files by a glob, or remove the column"
+        )
 
 
 def prepare(job: Job, rank: int = 0, size: int = 1) -> None:
@@ -145,7 +169,7 @@ def finish(job: Job) -> dict:
 def has_positives(folder: str, manifest: dict) -> bool:
     """Whether a training label is 1, by the statistics of the prepared files."""
     for name in manifest["train"]:
-        metadata = pq.read_metadata(os.path.join(folder, name))
+        metadata = CheckedParquet(os.path.join(folder, name)).metadata
         if any(metadata.row_group(group).column(0).statistics.max > 0 for group in range(metadata.num_row_groups)):
             return True
     return False
@@ -154,9 +178,9 @@ def has_positives(folder: str, manifest: dict) -> bool:
 def join_counts(job: Job) -> dict:
     """The manifest of the prepared units."""
     counts = [read_json(job.folder, name, "unit.json") for name in job.names]
-    registers = (np.load(os.path.join(job.folder, name, "registers.npy")) for name in job.names)
+    registers = (load_array(os.path.join(job.folder, name, "registers.npy")) for name in job.names)
     merged = functools.reduce(np.maximum, registers)
-    np.save(os.path.join(job.folder, "registers.npy"), merged)
+    save_array(os.path.join(job.folder, "registers.npy"), merged)
     files = {unit.path: {"path": unit.path, "size": unit.size, "mtime_ns": unit.mtime_ns} for unit in job.units}
     return {
         "version": VERSION,
@@ -214,11 +238,11 @@ def write_unit(job: Job, unit: Unit, name: str, bad: BadRows) -> dict:
         tally = Tally(job.reading)
         rows = write_rows(job, unit, part, tally, bad)
         count = {"unit": asdict(unit), **rows, **tally.to_json()}
-        np.save(os.path.join(part, "registers.npy"), tally.registers)
+        save_array(os.path.join(part, "registers.npy"), tally.registers)
         write_json(count, part, "unit.json")
         publish(part, os.path.join(job.folder, name))
         return count
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, MemoryError) as error:
         raise DataError(explain(error, unit, job.folder)) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -233,7 +257,9 @@ def write_rows(job: Job, unit: Unit, part: str, tally: Tally, bad: BadRows) -> d
         RowWriter(part, "train", schema, rng.spawn(1)[0]) as train,
         RowWriter(part, "valid", schema, rng.spawn(1)[0]) as valid,
     ):
-        for rows in rows_of(unit, job.reading):
+        source = rows_of(unit, job.reading)
+        check_names(job, unit, source.names)
+        for rows in source:
             for to, table in zip((train, valid), divide(rows.table, unit, job.reading, rng)):
                 to.add(table)
                 tally.add(table, is_train=to is train)
@@ -358,7 +384,11 @@ class RowWriter:
         name = next(reversed(self.files))
         self.files[name] += rows
         if self.files[name] == FILE_ROWS:
-            self._close()
+            self._complete()
+
+    def _complete(self) -> None:
+        self._close()
+        write_sums(os.path.join(self._folder, next(reversed(self.files))))
 
     def _open(self) -> None:
         name = f"{self._name}-{len(self.files):03d}.parquet"
@@ -377,6 +407,8 @@ class RowWriter:
         try:
             if error is None and len(self._waiting):
                 self._write(len(self._waiting))
+            if error is None and self._file is not None:
+                self._complete()
         finally:
             self._close()
 
@@ -410,6 +442,8 @@ def explain(error: Exception, unit: Unit, folder: str) -> str:
             f"data.cache={folder}: no space left while preparing {unit}, {free >> 20:,} MiB are free and the prepared "
             "data can be as large as the text; set data.cache to a folder with room; finished parts are kept"
         )
+    if isinstance(error, MemoryError):
+        return f"data.path: {unit} cannot be prepared: {NO_MEMORY}"
     return f"data.path: {unit} cannot be prepared in {folder}: {first_line(error)}"
 
 
@@ -425,42 +459,58 @@ def remove_leftovers(folder: str, manifest: dict) -> None:
 
 
 @contextlib.contextmanager
+def enough_memory(path: str):
+    """A context that turns memory that is refused while a source is read into a DataError."""
+    try:
+        yield
+    except MemoryError as error:
+        raise DataError(f"data.path={path} cannot be read: {NO_MEMORY}") from error
+
+
+@contextlib.contextmanager
 def reading_prepared(folder: str):
-    """A context that turns errors about damaged prepared data into a DataError."""
+    """A context that turns errors about prepared data that cannot be read into a DataError."""
     try:
         yield
     except UserError:
         raise
-    except (OSError, ValueError, KeyError) as error:  # Arrow's are of these kinds
-        if getattr(error, "errno", None) not in (None, errno.ENOENT):
-            raise
-        raise DataError(
-            f"data.cache: the prepared data in {folder} are damaged: {first_line(error)}: remove the folder, and they "
-            "are prepared again"
-        ) from error
+    except OSError as error:
+        if error.errno not in (None, *DAMAGES):
+            raise DataError(f"data.cache: {error.filename or folder}: {first_line(error)}") from error
+        raise damaged(folder, error) from error
+    except MemoryError as error:
+        raise DataError(f"data.cache: the prepared data in {folder} cannot be read: {NO_MEMORY}") from error
+    except (ValueError, KeyError) as error:  # Arrow's are of these kinds
+        raise damaged(folder, error) from error
+
+
+def damaged(folder: str, error: Exception) -> DataError:
+    return DataError(
+        f"data.cache: the prepared data in {folder} are damaged: {first_line(error)}: remove the folder and give the "
+        "raw files, which are prepared again"
+    )
 
 
 def find_manifest(folder: str) -> dict | None:
-    """The manifest of a prepared folder; None if it is missing or of another version."""
-    if not os.path.isfile(os.path.join(folder, "manifest.json")):
-        return None
+    """The manifest of a prepared folder; None if it is missing, damaged or of another version."""
     try:
-        manifest = read_json(folder, "manifest.json")
-    except ValueError:
+        return read_manifest(folder)
+    except (OSError, Damaged):
         return None
-    return manifest if isinstance(manifest, dict) and manifest.get("version") == VERSION else None
 
 
-def read_json(*path: str) -> dict:
-    """The content of the file at the joined path."""
-    with open(os.path.join(*path)) as file:
-        return json.load(file)
+def read_manifest(folder: str) -> dict | None:
+    """The manifest of a prepared folder; None if it is of another version. Raises Damaged, and OSError."""
+    path = os.path.join(folder, "manifest.json")
+    if version_of(path) not in (None, VERSION):
+        return None
+    return read_json(path)
 
 
-def write_json(content: dict, *path: str) -> None:
-    """Writes `content` to the joined path atomically."""
-    final = os.path.join(*path)
-    part = f"{final}.part-{socket.gethostname()}-{os.getpid()}"
-    with open(part, "w") as file:
-        json.dump(content, file, indent=1)
-    os.replace(part, final)
+def version_of(path: str):
+    """The version in a manifest, which was without a checksum up to 3; None if it has none."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)["version"]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return None

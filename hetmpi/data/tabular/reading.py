@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from hetmpi.data.tabular.files import DataError
 from hetmpi.data.tabular.rules import NUMBER, Column
+from hetmpi.errors import printable
 
 CLICK = "click"
 LABEL_KINDS = (CLICK, NUMBER)
@@ -161,9 +162,13 @@ def shown(text: bytes | str) -> str:
     return repr(text[:EXAMPLE_CHARS] + ("..." if len(text) > EXAMPLE_CHARS else ""))
 
 
-def lacking(column: str, path: str, names: list[str], delimiter: str | None = None) -> DataError:
-    """delimiter: of text."""
-    divided = "" if delimiter is None else f", divided by {delimiter!r}"
-    return DataError(
-        f"data.path: {path} has no column {column}, which is needed; its columns{divided}: {', '.join(names)[:500]}"
-    )
+def check_wanted(wanted: list[str], path: str, names: list[str], delimiter: str | None = None):
+    """Raises DataError unless a file with the columns `names` has those that are wanted. delimiter: of text."""
+    known = set(names)
+    column = next((name for name in wanted if name not in known), None)
+    if column is not None:
+        divided = "" if delimiter is None else f", divided by {delimiter!r}"
+        raise DataError(
+            f"data.path: {path} has no column {printable(column)}, which is needed; its columns{divided}: "
+            f"{printable(', '.join(names))[:500]}"
+        )

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import xxhash
 
 from hetmpi.data.batch import Samples, concatenate
+from hetmpi.data.checked import CheckedParquet, Damaged, load_array, read_json
 from hetmpi.data.distinct import estimate
 from hetmpi.data.features import TABLE
 from hetmpi.data.source import check_slice
@@ -28,17 +28,18 @@ from hetmpi.data.tabular.layout import Layout, look
 from hetmpi.data.tabular.prepare import (
     UNIT_BYTES,
     Job,
-    find_manifest,
+    enough_memory,
     finish,
     place_of,
     prepare,
+    read_manifest,
     reading_prepared,
     rows_of,
 )
 from hetmpi.data.tabular.reading import CLICK, LABEL_KINDS, BadRows, Reading, stored_columns
 from hetmpi.data.tabular.rules import AUTO, ID, INTEGER, NUMBER, Column, near, plain, read_rules, resolve
 from hetmpi.data.tabular.text import count_values, head_of
-from hetmpi.errors import LARGEST, UserError, check_integer, check_number
+from hetmpi.errors import LARGEST, UserError, check_integer, check_number, printable
 
 NUM_LOCKS = 16
 READER_BYTES = 32 << 20
@@ -118,7 +119,10 @@ class Tabular:
 
         barrier: waits for all ranks. report: prints lines of text, called on rank 0. Raises DataError, on the rank that
         detects it, for a source that is missing, empty or has too many bad rows, and for a full disk."""
-        report = report if rank == 0 else lambda line: None
+        with enough_memory(self.path):
+            self._prepare(rank, size, barrier, report if rank == 0 else lambda line: None)
+
+    def _prepare(self, rank: int, size: int, barrier, report) -> None:
         if self.folder is None:
             job, last = self._job(report)
             if last is not None:
@@ -176,7 +180,7 @@ class Tabular:
             self.positive, stored, share,
         )  # fmt: skip
         folder = self._folder(reading, last)
-        return Job(self.path, units, reading, folder, layout.types, self.max_bad_rows, report), last
+        return Job(self.path, units, reading, folder, layout.types, self.rules, self.max_bad_rows, report), last
 
     def _layout(self, path: str, last: tuple[str, int] | None) -> Layout:
         """The layout of the first file. Raises DataError if the label or the column of data.valid is missing."""
@@ -199,7 +203,7 @@ class Tabular:
         return absolute(os.path.join(self.cache or "prepared", f"{name}-{digest}"))
 
     def _open(self, rank: int, size: int, barrier, report) -> None:
-        manifest = find_manifest(self.folder)
+        manifest = read_json(self.folder, "manifest.json")
         reading = Reading.from_json(manifest["reading"])
         self.label_kind = reading.label_kind
         columns = resolve(self.rules, manifest["types"], reading.label, reading.split and reading.split[0])
@@ -214,8 +218,9 @@ class Tabular:
                 "(transform: [1, 10, 100]) that divide a number into buckets"
             )
         modes = Modes(self, manifest, columns)
-        for group in modes.vocabularies()[rank::size]:
-            vocabulary.count(self.folder, manifest, group, no_value(reading.columns[group[0]].seed))
+        groups = modes.vocabularies()[rank::size]
+        wanted = [(group, no_value(reading.columns[group[0]].seed)) for group in groups]
+        vocabulary.count(self.folder, manifest, wanted, report)
         barrier()
         self.encoder = Encoder(reading, columns, modes.coders(), manifest["moments"])
         self._describe()
@@ -247,7 +252,7 @@ class Tabular:
             rows = rows_of.get(column.name)
             own, missing = rows is not None and column.share is None, manifest["missing"][i]
             lines.append((
-                column.name,
+                printable(column.name),
                 kind_text(column),
                 "" if rows is None else f"{rows:,}",
                 f"{manifest['distinct'][i] - (missing > 0 and not column.pool):,}" if column.kind == ID else "",
@@ -271,7 +276,7 @@ class Tabular:
 
 def kind_text(column: Column) -> str:
     kind = f"id, {column.pool} of several" if column.pool else "number in buckets" if column.is_buckets else column.kind
-    return f"{kind}, rows of {column.share}" if column.share else kind
+    return f"{kind}, rows of {printable(column.share)}" if column.share else kind
 
 
 class Modes:
@@ -279,7 +284,7 @@ class Modes:
 
     def __init__(self, source: Tabular, manifest: dict, columns: list[Column]):
         self._source, self._manifest, self._columns = source, manifest, columns
-        self._registers = np.load(os.path.join(source.folder, "registers.npy"))
+        self._registers = load_array(os.path.join(source.folder, "registers.npy"))
         self._num_rows = sum(rows for split in ("train", "valid") for rows in manifest[split].values())
         self.notes: dict[str, str] = {}
         self._modes = {
@@ -356,7 +361,7 @@ class Split:
 
     def __init__(self, folder: str, files: dict[str, int], group_rows: int, encoder: Encoder, cached_groups: int):
         """files: path in `folder` -> rows, in groups of group_rows; the last group of a file may be smaller."""
-        self._paths = [os.path.join(folder, name) for name in files]
+        self._folder, self._paths = folder, [os.path.join(folder, name) for name in files]
         sizes = [np.diff([*range(0, rows, group_rows), rows]) for rows in files.values()]
         self.rows = np.concatenate(sizes)
         self.num_groups, self.num_samples = len(self.rows), int(self.rows.sum())
@@ -364,7 +369,7 @@ class Split:
         self._file_ends = np.cumsum([len(groups) for groups in sizes])
         self._encoder = encoder
         self._locks = [threading.Lock() for _ in range(NUM_LOCKS)]
-        self._metadata = functools.lru_cache(cached_groups)(pq.read_metadata)
+        self._file = functools.lru_cache(cached_groups)(CheckedParquet)
         self._cached = functools.lru_cache(cached_groups)(self._decode)
 
     def read(self, order: Order, start: int, stop: int, rows_of: Callable[[int], np.ndarray]) -> list[Samples]:
@@ -390,10 +395,10 @@ class Split:
 
     def _decode(self, group: int) -> Samples:
         file = int(np.searchsorted(self._file_ends, group, side="right"))
-        with reading_prepared(self._paths[file]):
-            parquet = pq.ParquetFile(self._paths[file], metadata=self._metadata(self._paths[file]))
-            number = group - int(self._file_ends[file]) + parquet.num_row_groups
-            return self._encoder.samples(parquet.read_row_group(number, use_threads=False))
+        with reading_prepared(self._folder):
+            parquet = self._file(self._paths[file])
+            number = group - int(self._file_ends[file]) + parquet.metadata.num_row_groups
+            return self._encoder.samples(parquet.read(number))
 
 
 class Order(NamedTuple):
@@ -442,10 +447,17 @@ class Reader:
 
 
 def is_prepared(path: str) -> bool:
-    """Whether a folder holds prepared data. Raises DataError for data of an earlier version."""
+    """Whether a folder holds prepared data. Raises DataError for data of an earlier version, or a damaged manifest."""
     if not os.path.isfile(os.path.join(absolute(path), "manifest.json")):
         return False
-    if find_manifest(absolute(path)) is None:
+    try:
+        manifest = read_manifest(absolute(path))
+    except (OSError, Damaged) as error:
+        raise DataError(
+            f"data.path={path}: its manifest.json is damaged, or another program's: give the raw files, which are "
+            "prepared again; those in this folder by a glob, as in data.path='folder/*.csv'"
+        ) from error
+    if manifest is None:
         raise DataError(
             f"data.path={path} was prepared by another version: give the raw files, which are prepared again"
         )

@@ -7,6 +7,7 @@ import csv as python_csv
 import functools
 import itertools
 import os
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -25,12 +26,21 @@ from hetmpi.data.tabular.files import (
     number_of_line,
     too_long,
 )
-from hetmpi.data.tabular.reading import INTEGER, MAX_EXAMPLES, BadRows, Reading, Rows, lacking, shown
+from hetmpi.data.tabular.reading import INTEGER, MAX_EXAMPLES, BadRows, Reading, Rows, check_wanted, shown
 from hetmpi.data.tabular.rules import NUMBER
+from hetmpi.errors import printable
 
 BLOCK_BYTES = 4 << 20
 python_csv.field_size_limit(MAX_LINE_BYTES)
 MARK = b"\xef\xbb\xbf"  # of UTF-8, before the first line
+
+
+class EqualNames(DataError):
+    """A first line in which a name occurs twice. names: all of them."""
+
+    def __init__(self, message: str, names: list[str]):
+        super().__init__(message)
+        self.names = names
 
 
 def blocks(unit: Unit) -> Iterator[bytes]:
@@ -105,13 +115,13 @@ def header_of(path: str, head: bytes, delimiter: str, quote: str | None) -> list
             "file to UTF-8; the names of compressed files end in .gz or .zst"
         ) from error
     names = [name or f"column_{i}" for i, name in enumerate(names)]  # pandas writes its index without a name
-    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        error = DataError(
-            f"data.path: {path}, line 1: two columns are named {', '.join(twice)}: rename one, or give data.names"
+        raise EqualNames(
+            f"data.path: {path}, line 1: two columns are named {printable(', '.join(twice))[:500]}: rename one, or "
+            "give data.names",
+            names,
         )
-        error.names = names
-        raise error
     return names
 
 
@@ -128,9 +138,7 @@ class TextRows:
         self.unit, self.reading = unit, reading
         self.names = reading.names or header_of(unit.path, head_of(unit.path), reading.delimiter, reading.quote)
         self.wanted = reading.wanted
-        for name in self.wanted:
-            if name not in self.names:
-                raise lacking(name, unit.path, list(self.names), reading.delimiter)
+        check_wanted(self.wanted, unit.path, list(self.names), reading.delimiter)
         self._skips_empty = len(self.names) > 1
 
     def __iter__(self) -> Iterator[Rows]:
