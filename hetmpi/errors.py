@@ -48,3 +48,12 @@ def check_number(name: str, value, least: float, most: float = LARGEST, kinds=nu
         raise UserError(f"{name} must be {kind} of at least {least}, got {str(value)[:100]}{cure}")
     if value > most and (most < LARGEST or isinstance(value, numbers.Integral)):  # LARGEST limits integers only
         raise UserError(f"{name} must be at most {most:,}, got {value:,}")
+
+
+def printable(text: str, most: int = 200) -> str:
+    """A text from a file or the command line as part of one line: characters that cannot be printed are escaped, and
+    what is longer than `most` is cut."""
+    text = text[: most + 1]
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
