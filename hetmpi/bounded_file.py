@@ -10,7 +10,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from hetmpi.errors import UserError, printable
+from hetmpi.errors import UserError, one_line
 
 MOST_DEPTH = 32  # of nested lists and objects
 LARGEST_NUMBER = 1e100  # sums and products of such numbers stay finite
@@ -53,7 +53,7 @@ def parsed_json(text: str | bytes, place: str, most_depth: int = MOST_DEPTH):
         value = json.loads(text, parse_constant=refuse_constant)
         check_values(value, most_depth)
     except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply to be parsed
-        why = "nested too deeply" if isinstance(error, RecursionError) else printable(str(error), 200)
+        why = "nested too deeply" if isinstance(error, RecursionError) else one_line(str(error), 200)
         raise UserError(f"{place} is not JSON ({why})") from error
     return value
 
@@ -76,4 +76,4 @@ def refuse_constant(name: str):
 
 def shown(path: str | Path) -> str:
     """A path in one line of a message."""
-    return printable(str(path), 400)
+    return one_line(str(path), 400)

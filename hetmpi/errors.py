@@ -50,7 +50,7 @@ def check_number(name: str, value, least: float, most: float = LARGEST, kinds=nu
         raise UserError(f"{name} must be at most {most:,}, got {value:,}")
 
 
-def printable(text: str, most: int = 200) -> str:
+def one_line(text: str, most: int = 200) -> str:
     """A text from a file or the command line as part of one line: characters that cannot be printed are escaped, and
     what is longer than `most` is cut."""
     text = text[: most + 1]

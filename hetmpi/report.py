@@ -17,7 +17,7 @@ from pathlib import Path
 from string import Template
 
 from hetmpi.bounded_file import shown
-from hetmpi.errors import UserError, printable
+from hetmpi.errors import UserError, one_line
 from hetmpi.log import pictures
 from hetmpi.log.figures import figure_of, value_text
 from hetmpi.log.files import replace
@@ -37,7 +37,7 @@ def main(arguments: list[str]):
     default = Path(folders[0]) / "report.html" if len(folders) == 1 else Path("report.html")
     try:
         out = write_report([Path(folder) for folder in folders], Path(outs[0]) if outs else default)
-        print(f"wrote {printable(str(out), 4096)}")
+        print(f"wrote {one_line(str(out), 4096)}")
     except UserError as refusal:
         sys.exit(f"hetmpi: {refusal}")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from hetmpi.bounded_file import LARGEST_NUMBER, open_regular, parsed_json, read_bytes, read_text, shown
-from hetmpi.errors import UserError, printable
+from hetmpi.errors import UserError, one_line
 from hetmpi.log.figures import FIGURES
 from hetmpi.log.files import flat
 
@@ -30,7 +30,7 @@ def read_settings(path: Path) -> dict:
         check_events(text)
         settings = plain(yaml.load(text, SAFE_LOADER))
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # of a date or a number that Python cannot hold
-        raise UserError(f"{shown(path)} is not YAML: {printable(' '.join(str(error).split()), 400)}") from error
+        raise UserError(f"{shown(path)} is not YAML: {one_line(' '.join(str(error).split()), 400)}") from error
     if not isinstance(settings, dict):
         raise UserError(f"{shown(path)} holds no settings: name one that hetmpi.train wrote")
     return flat(settings)
@@ -152,7 +152,7 @@ def check_figures(values: dict, place: str, cure: str):
         elif key == "lags" and not (isinstance(value, list) and len(value) <= MOST_BINS and all(map(is_count, value))):
             wrong = f"a list of at most {MOST_BINS} counts"
         if wrong:
-            raise UserError(f"{place}: {key} must be {wrong}, got {printable(str(value), 80)}: {cure}")
+            raise UserError(f"{place}: {key} must be {wrong}, got {one_line(str(value), 80)}: {cure}")
 
 
 def is_count(value) -> bool:

@@ -24,7 +24,7 @@ from hetmpi.bounded_file import open_regular, shown
 from hetmpi.data.batch import Bag
 from hetmpi.data.graph.graph import Raw, check_adjacency, check_nodes, classes_below, made_undirected, whole_labels
 from hetmpi.data.tabular.files import DataError
-from hetmpi.errors import UserError, printable
+from hetmpi.errors import UserError, one_line
 from hetmpi.memory import check_fits
 
 INTEGERS, NUMBERS, TEXTS = "iub", "iubf", "iuU"  # kinds of dtypes
@@ -43,7 +43,7 @@ def read_npz(path: str, undirected: bool) -> Raw:
     except UserError:
         raise
     except Exception as error:  # zipfile, zlib and numpy raise many kinds for a crafted file
-        raise DataError(f"{what} is no complete .npz file: {printable(str(error))}") from error
+        raise DataError(f"{what} is no complete .npz file: {one_line(str(error))}") from error
     return raw_of(arrays, what, undirected)
 
 
@@ -73,7 +73,7 @@ def read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, what: str) -> np
     expected = begin + math.prod(shape) * dtype.itemsize
     if dtype.hasobject or min(shape, default=0) < 0 or expected != info.file_size:
         raise DataError(
-            f"{what} of {printable(str(dtype), 80)} and shape {printable(str(shape), 80)} must have {expected:,} "
+            f"{what} of {one_line(str(dtype), 80)} and shape {one_line(str(shape), 80)} must have {expected:,} "
             f"bytes, its entry has {info.file_size:,}"
         )
     with archive.open(info) as file:

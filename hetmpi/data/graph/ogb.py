@@ -27,7 +27,7 @@ from hetmpi.data.batch import Bag
 from hetmpi.data.graph.graph import NO_PART, Raw, check_nodes, classes_below, from_edges, lists_by, whole_labels
 from hetmpi.data.graph.reading import read_csv_file
 from hetmpi.data.tabular.files import DataError, first_line
-from hetmpi.errors import printable
+from hetmpi.errors import one_line
 
 IDS_PER_KIND = 10
 MOST_NODES = 1 << 31
@@ -60,7 +60,7 @@ def read_kinds(folder: str, raw: str, undirected: bool) -> Raw:
     has_label = header_and_line(raw, "nodetype-has-label.csv.gz")
     kinds = [name for name in sizes if str(has_label.get(name)).lower() == "true"]
     if len(kinds) != 1:
-        found = printable(", ".join(kinds)) or "none"
+        found = one_line(", ".join(kinds)) or "none"
         raise DataError(f"{place}: one kind of nodes must have labels, {found} have")
     [kind], lists, edges = kinds, [], []
     labels = labels_in(os.path.join(raw, "node-label", kind), sizes[kind])
@@ -74,7 +74,7 @@ def read_kinds(folder: str, raw: str, undirected: bool) -> Raw:
             (owners, others), other = (found, tail) if head == kind else (found[::-1], head)
             lists.append((lists_by(owners, others, sizes[kind], IDS_PER_KIND), sizes[other]))
     if len(edges) != 1:
-        name = printable(kind)
+        name = one_line(kind)
         raise DataError(f"{place}: {len(edges)} relations of {name} to {name}, there must be one")
     return raw_of(folder, edges[0], lists, labels, undirected, numbers=os.path.join(raw, "node-feat", kind), kind=kind)
 
@@ -89,18 +89,16 @@ def relations_in(raw: str, sizes: dict[str, int]) -> list[tuple[str, str, str]]:
     for head, relation, tail in relations:
         for name in (head, tail):
             if name not in sizes:
-                raise DataError(f"{shown(path)} names {printable(name)}, which is not in num-node-dict.csv.gz")
+                raise DataError(f"{shown(path)} names {one_line(name)}, which is not in num-node-dict.csv.gz")
         if "/" in relation:
-            raise DataError(f"{shown(path)}: the name of a relation has no /, got {printable(relation)}")
+            raise DataError(f"{shown(path)}: the name of a relation has no /, got {one_line(relation)}")
     return relations
 
 
 def size_of(value, path: str) -> int:
     """The number of nodes of a kind. Raises DataError for what is none."""
     if not str(value).isdecimal() or not 0 < int(value) < MOST_NODES:
-        raise DataError(
-            f"{shown(path)} must hold numbers of nodes from 1 to 2^31 - 1, it holds {printable(str(value))}"
-        )
+        raise DataError(f"{shown(path)} must hold numbers of nodes from 1 to 2^31 - 1, it holds {one_line(str(value))}")
     return int(value)
 
 
@@ -130,7 +128,7 @@ def split_in(folder: str, kind: str, num_nodes: int) -> np.ndarray:
     place = os.path.join(folder, "split")
     names = sorted(os.listdir(place)) if os.path.isdir(place) else []
     if len(names) != 1:
-        found = printable(", ".join(names)) or "none"
+        found = one_line(", ".join(names)) or "none"
         raise DataError(f"data.path={shown(folder)}: split/ must hold one folder, as split/time; there are: {found}")
     split = np.full(num_nodes, NO_PART, np.int8)
     for number, part in enumerate(PARTS):
@@ -172,7 +170,7 @@ def cast(path: str, kind: pa.DataType, noun: str) -> np.ndarray:
     try:
         return np.stack([column.cast(kind).to_numpy() for column in found.columns], axis=1)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
-        raise DataError(f"{shown(path)} must hold {noun}: {printable(first_line(error))}") from error
+        raise DataError(f"{shown(path)} must hold {noun}: {one_line(first_line(error))}") from error
 
 
 def header_and_line(folder: str, name: str) -> dict[str, str]:

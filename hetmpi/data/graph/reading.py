@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from hetmpi.bounded_file import open_regular, shown
 from hetmpi.data.tabular.files import PARQUET, DataError, compression_of, first_line, form_of, open_parquet
-from hetmpi.errors import printable
+from hetmpi.errors import one_line
 from hetmpi.memory import check_fits
 
 COPIES = 3  # bytes that reading a graph takes, per byte of its tables
@@ -59,7 +59,7 @@ def reading(path: str):
     try:
         yield
     except (OSError, pa.ArrowException, UnicodeDecodeError, MemoryError) as error:
-        why = printable(first_line(error))
+        why = one_line(first_line(error))
         raise DataError(f"data.path: {shown(path)} cannot be read: {why}") from error
 
 

@@ -36,7 +36,7 @@ from hetmpi.data.graph.graph import (
 from hetmpi.data.graph.reading import read_file
 from hetmpi.data.tabular.files import DataError, first_line
 from hetmpi.data.tabular.rules import near
-from hetmpi.errors import printable
+from hetmpi.errors import one_line
 from hetmpi.memory import check_fits
 
 FILE = re.compile(r"(edges|nodes)\b.*\.(parquet|parq|pq|csv|csv\.gz|csv\.zst)")
@@ -75,15 +75,13 @@ def read_tables(folder: str, undirected: bool) -> Raw:
     check_distinct(ids, node_file)
     src, dst = (places_of(column(edges, name), ids, f"{edge_file}: {name}") for name in ("src", "dst"))
     if "label" not in nodes.column_names:
-        raise DataError(
-            f"{node_file}: there is no column label, it has {printable(', '.join(nodes.column_names), 400)}"
-        )
+        raise DataError(f"{node_file}: there is no column label, it has {one_line(', '.join(nodes.column_names), 400)}")
     labels, class_names = labels_of(column(nodes, "label"), node_file)
     others = [name for name in nodes.column_names if name not in OWN_COLUMNS]
     is_number = {name: is_dense(nodes.schema.field(name).type) for name in others}
     return Raw(
         from_edges(src, dst, len(nodes), undirected),
-        [list_of(column(nodes, name), f"{node_file}: {printable(name)}") for name in others if not is_number[name]],
+        [list_of(column(nodes, name), f"{node_file}: {one_line(name)}") for name in others if not is_number[name]],
         labels,
         labels.shape[1] if labels.ndim == 2 else len(class_names),
         split_of(column(nodes, "split"), node_file) if "split" in nodes.column_names else None,
@@ -101,15 +99,15 @@ def read(paths: list[str], wanted: list[str] | None = None) -> pa.Table:
         what, names = f"data.path: {shown(path)}", found.column_names
         twice = next((name for name, count in Counter(names).items() if count > 1), None)
         if twice is not None:
-            raise DataError(f"{what} has several columns with the name {printable(twice)!r}")
+            raise DataError(f"{what} has several columns with the name {one_line(twice)!r}")
         for name in wanted or ():
             if name not in names:
-                raise DataError(f"{what} has no column {name}: {printable(near(name, names))}")
+                raise DataError(f"{what} has no column {name}: {one_line(near(name, names))}")
         tables.append(found.select(wanted) if wanted else found)
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
-        why = printable(first_line(error))
+        why = one_line(first_line(error))
         raise DataError(f"data.path: the columns of {shown(paths[0])} and further files differ: {why}") from error
 
 
@@ -184,7 +182,7 @@ def split_of(found: pa.Array, path: str) -> np.ndarray:
     wrong = sorted(set(texts) - set(SPLITS))
     if wrong:
         raise DataError(
-            f"{path}: split must be train, valid or test, or 0, 1 or 2, or missing, got {printable(wrong[0])}"
+            f"{path}: split must be train, valid or test, or 0, 1 or 2, or missing, got {one_line(wrong[0])}"
         )
     return np.array([SPLITS[text] for text in texts], np.int8)
 
@@ -222,11 +220,11 @@ def is_given(values: pa.Array) -> pa.Array:
 
 
 def type_text(values: pa.Array) -> str:
-    return printable(" ".join(str(values.type).split()), 100)
+    return one_line(" ".join(str(values.type).split()), 100)
 
 
 def value_text(value: pa.Scalar) -> str:
-    return printable(str(value), 100)
+    return one_line(str(value), 100)
 
 
 def dense_of(nodes: pa.Table, names: list[str]) -> np.ndarray | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pyarrow.parquet as pq
 
-from hetmpi.errors import UserError
+from hetmpi.errors import UserError, one_line
 
 MAX_LINE_BYTES = 16 << 20
 READ_BYTES = 1 << 20
@@ -135,9 +135,9 @@ def open_parquet(path: str) -> pq.ParquetFile:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's text, without its last point."""
+    """The first line of an error's text, without its last point, in characters that can be printed."""
     lines = str(error).splitlines() or [type(error).__name__]
-    return lines[0].rstrip(".")[:300]
+    return one_line(lines[0].rstrip("."), 300)
 
 
 def line_start(path: str, position: int) -> int:
