@@ -455,7 +455,7 @@ def test_late_reads_are_counted_over_all_lines(write):
         ("evaluation.jsonl", '{"auc": 1}\n', "evaluation.jsonl, line 1 has no step"),
         ("metrics.jsonl", "[1]\n", "metrics.jsonl, line 1 has no step"),
         ("summary.json", '{"steps"', "summary.json is not JSON"),
-        ("summary.json", "[]", "summary.json has an unexpected format, without steps: remove the file"),
+        ("summary.json", "[]", "summary.json has an unexpected format: remove the file"),
         ("status.json", "[]", "status.json has an unexpected format: remove the file"),
         ("environment.json", "{", "environment.json is not JSON"),
         ("config.yaml", "a: [", "config.yaml is not YAML"),
