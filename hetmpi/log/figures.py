@@ -150,6 +150,6 @@ def moved_bytes(values: dict) -> float | None:
 
 def moved_per_step(summary: dict) -> float | None:
     """Bytes between ranks per step of a finished run; None if it made no step or did not count bytes."""
-    num_steps = summary["steps"] - summary.get("first_step", 0)
+    num_steps = summary["steps"] - (summary.get("first_step") or 0)
     moved = moved_bytes(summary)
     return None if moved is None or num_steps <= 0 else moved / num_steps

@@ -21,7 +21,8 @@ from hetmpi.comm.memory import refuse_if_short, size_text
 from hetmpi.comm.world import World
 from hetmpi.data.source import Source
 from hetmpi.dense import DenseOptimizer
-from hetmpi.errors import UserError, doing
+from hetmpi.errors import UserError, doing, one_line
+from hetmpi.memory import check_fits
 from hetmpi.run.config import cache_of, own_settings, staleness_of
 from hetmpi.run.pretrained import fill_from
 from hetmpi.spans import Spans
@@ -33,6 +34,7 @@ from hetmpi.table.table import EmbeddingTable
 from hetmpi.tasks.task import Task
 
 MB = 1 << 20
+CLASS_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 STALENESS_PER_STEP = 10  # of table.staleness, for each step of table.round_steps by default
 TWO_SIDED = ("auto", "alltoall")  # values of table.exchange with which messages may be two-sided
 OWN_OPTIM = ("rows", "rows_lr", "rows_weight_decay")  # settings that a table may have of its own
@@ -43,8 +45,8 @@ def make(config: DictConfig, **arguments):
     class is missing, rejects these arguments, or does not fit in memory, and for a ValueError of hetmpi's models, which
     names a wrong size; passes on other errors of the class."""
     target = config.get("_target_")
-    if not isinstance(target, str) or not target:
-        raise UserError(f"_target_ must name a class, as package.module.Class, got {target!r}")
+    if not isinstance(target, str) or not CLASS_NAME.fullmatch(target):
+        raise UserError(f"_target_ must name a class, as package.module.Class, got {one_line(repr(target), 100)}")
     with doing(f"making {target}"):
         try:
             return factory_of(config, target)(**arguments)
@@ -148,14 +150,25 @@ def make_task(config: DictConfig, source: Source, device: torch.device) -> Task:
 
 
 def make_model(config: DictConfig, task: Task) -> torch.nn.Module:
-    """The model, whose initial parameters depend only on the seed."""
+    """The model, whose initial parameters depend only on the seed. Raises UserError if it does not fit into memory."""
+    arguments = task.model_arguments(config.table.dim)
+    if str(config.model.get("_target_")).startswith("hetmpi.models."):
+        check_model_fits(config, arguments)
     torch.manual_seed(config.seed)
-    model = make(config.model, **task.model_arguments(config.table.dim))
+    model = make(config.model, **arguments)
     task.tables(model)  # raises an error for a model that does not specify its tables
     model = getattr(task, "complete", lambda model: model)(model)
     if next(model.parameters(), None) is None:
         raise UserError(f"{config.model._target_}: it has no parameters, give it at least one dense layer")
     return model
+
+
+def check_model_fits(config: DictConfig, arguments: Mapping):
+    """Raises UserError if the parameters and their gradients do not fit into memory, before it is taken."""
+    with torch.device("meta"):
+        model = make(config.model, **arguments)
+    nbytes = sum(parameter.nbytes for parameter in model.parameters())
+    check_fits(2 * nbytes, f"settings: model={config.model_name}", "lower table.dim or the widths of its layers")
 
 
 def generator_of_dropout(model: torch.nn.Module, device: torch.device) -> torch.Generator | None:

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from hetmpi.comm.world import World
 from hetmpi.errors import UserError
 from hetmpi.log.files import flat
-from hetmpi.log.record import read_settings
+from hetmpi.log.run_files import read_settings
 from hetmpi.run.config import advised, resolved
 from hetmpi.run.settings import declared
 

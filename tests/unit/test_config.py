@@ -9,7 +9,7 @@ from launch import CLICK_MODELS
 from omegaconf import OmegaConf
 
 from hetmpi.errors import LARGEST, UserError
-from hetmpi.run.build import auto_round_steps
+from hetmpi.run.build import auto_round_steps, check_model_fits, make
 from hetmpi.run.command_line import help_text
 from hetmpi.run.config import CONF, cache_of, check_value, resolved, staleness_of
 from hetmpi.run.settings import declared
@@ -152,6 +152,12 @@ def test_the_run_folder_names_model_and_data():
         "model=gcn model.input_norm=1",
         "model=gcn model.input_dropout=1",
         "model=dcn model.num_cross_layers=-1",
+        "model=dcn model.num_cross_layers=1001",
+        f"model.hidden=[{','.join(['1'] * 1001)}]",
+        f"data={'{a:' * 300}1{'}' * 300}",
+        f"seed={'[' * 1000}{']' * 1000}",
+        f"checkpoint.at_end={'x' * 3000}",
+        "/@model=5",
         "model=finalmlp model.first_context=[-1]",
         "model=finalmlp model.gate=[0]",
         "table=null",
@@ -162,14 +168,29 @@ def test_the_run_folder_names_model_and_data():
     ],
 )
 def test_settings_no_run_can_have_are_refused(override):
-    with pytest.raises(UserError, match="^settings: "):
+    with pytest.raises(UserError, match="^settings: ") as error:
         resolved(override.split())
+    assert len(str(error.value)) < 1000
 
 
 @pytest.mark.parametrize("value", ["1", "1.5", "-0.1", "nan", "true", "null", "half", "[0.5]"])
 def test_a_dropout_no_model_can_have_is_refused(value):
     with pytest.raises(UserError, match="^settings: model.dropout must be a number from 0 to below 1, got "):
         resolved(["model=dnn", f"model.dropout={value}"])
+
+
+@pytest.mark.parametrize("name", ["..", "a..b", ".a", "1.b", "a b", "a\n", "", 5])
+def test_what_cannot_name_a_class_is_refused(name):
+    with pytest.raises(UserError, match="^_target_ must name a class, as package.module.Class, got "):
+        make(OmegaConf.create({"_target_": name}))
+
+
+def test_a_model_that_no_memory_holds_is_refused_before_it_is_taken():
+    config = resolved(["model=dnn", "model.hidden=[1000000,1000000]"])
+    with pytest.raises(
+        UserError, match=r"^settings: model=dnn needs 8,0\d\d.\d GB of memory, .* are free: lower table.dim"
+    ):
+        check_model_fits(config, {"num_fields": 2, "num_dense": 1, "dim": 4})
 
 
 @pytest.mark.parametrize("override", ["model.dropout=0", "model.dropout=0.99", "model.batch_norm=true"])

@@ -379,9 +379,15 @@ def test_runs_are_compared_in_plain_text(write):
     assert rows[1].split() == ["a", "0.7654", "0.05", "12,345", "table.staleness=0"]
     assert rows[2].split() == ["b", "0.7000", "0", "12,345", "table.staleness=null"]
     assert all(len(row) <= 100 for row in rows) and "(not ended)" in " ".join(rows[3:])
-    many = {f"setting{number}": 1 for number in range(30)}
-    rows = comparison([other, write("d", **many)]).splitlines()
-    assert len(rows) == 3 and rows[2].split()[:4] == ["d", "0.7654", "0.05", "12,345"]
+
+
+def test_no_setting_that_differs_is_cut_off(write):
+    many = {f"setting{number}": number for number in range(30)} | {"data": {"path": "p" * 200}}
+    rows = comparison([write("a"), write("b", **many)]).splitlines()
+    assert all(len(row) <= 100 for row in rows) and rows[-1].split()[0].startswith("p")
+    begin = next(place for place, row in enumerate(rows) if row.startswith("b "))
+    shown = "".join(row[rows[0].index("settings") :].strip() for row in rows[begin:])
+    assert all(f"setting{number}={number}" in shown for number in range(30)) and f"data.path={'p' * 200}" in shown
 
 
 def test_the_best_value_is_compared_where_a_run_followed_it(write):
@@ -449,7 +455,7 @@ def test_late_reads_are_counted_over_all_lines(write):
         ("evaluation.jsonl", '{"auc": 1}\n', "evaluation.jsonl, line 1 has no step"),
         ("metrics.jsonl", "[1]\n", "metrics.jsonl, line 1 has no step"),
         ("summary.json", '{"steps"', "summary.json is not JSON"),
-        ("summary.json", "[]", "summary.json has an unexpected format, without steps: remove the file"),
+        ("summary.json", "[]", "summary.json has an unexpected format: remove the file"),
         ("status.json", "[]", "status.json has an unexpected format: remove the file"),
         ("environment.json", "{", "environment.json is not JSON"),
         ("config.yaml", "a: [", "config.yaml is not YAML"),
