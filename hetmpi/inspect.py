@@ -100,7 +100,8 @@ def column_line(name: str, layout: Layout, seen: Seen) -> str:
     remark = f"{seen.distinct:,} distinct values in {seen.rows:,} rows, as {examples}"
     rule = f"name: {quoted(name)}, kind: id"
     if kind == FLOAT:
-        rule = f"name: {quoted(name)}, kind: number, transform: none"
+        rule = f"name: {quoted(name)}, kind: number, transform: auto"
+        remark += f"; here {seen.scaling}" if seen.scaling else ""
     elif kind == NESTED:
         rule, remark = f"name: {quoted(name)}, kind: drop", "nested values cannot be used"
     elif kind == LIST:

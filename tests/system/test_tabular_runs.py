@@ -229,6 +229,24 @@ def test_labels_that_are_numbers_are_predicted_as_such(tmp_path):
     assert np.sqrt(np.mean((found - price) ** 2)) < 0.2
 
 
+def test_a_skewed_number_needs_no_rule_to_train_and_predict_well(tmp_path):
+    rng = np.random.default_rng(0)
+    income, city = rng.lognormal(10, 1, 6000), rng.integers(0, 20, 6000)
+    chance = 1 / (1 + np.exp(-1.2 * (np.log(income) - 10) - rng.normal(0, 0.5, 20)[city]))
+    click = (rng.random(6000) < chance).astype(int)
+    pq.write_table(pa.table({"city": city, "income": income, "click": click}), tmp_path / "a.parquet")
+    data = ["data=tabular", f"data.path={tmp_path}/a.parquet", "data.label=click", f"data.cache={tmp_path}/prepared"]
+    outcome = train(0, *data, "model=widedeep", "batch_size=64", "model.hidden=[16]", f"run.dir={tmp_path}/run")
+    assert outcome.code == 0 and "as it is skewed" in outcome.text, outcome.text
+    found = summary(tmp_path / "run")
+    assert found["auc"] > 0.8 and found["log_loss"] < 0.6, found  # without the logarithm .79 and 6.2
+    [checkpoint] = (tmp_path / "run/checkpoints").glob("step-*")
+    outcome = predict(0, checkpoint, f"data.path={tmp_path}/a.parquet", f"out={tmp_path}/p.npy")
+    assert outcome.code == 0, outcome.text
+    right = np.where(click, np.load(tmp_path / "p.npy"), 1 - np.load(tmp_path / "p.npy"))
+    assert -np.log(right).mean() < 0.6
+
+
 @pytest.mark.long
 @pytest.mark.skipif(not ADULT.is_dir(), reason="there is no ../shared/data/adult")
 def test_widedeep_reaches_the_auc_of_others_on_adult(tmp_path):

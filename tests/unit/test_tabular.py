@@ -1,5 +1,6 @@
 """Tabular data: CSV and Parquet, rules per column, and what is refused."""
 
+import functools
 import gzip
 import itertools
 import os
@@ -27,6 +28,7 @@ from hetmpi.data.tabular import DataError, Encoder, Reader, Tabular
 from hetmpi.data.tabular import prepare as preparing
 from hetmpi.data.tabular.convert import hashes
 from hetmpi.data.tabular.encoder import FIRST_KEY, MISSING_KEY, UNSEEN_KEY
+from hetmpi.data.tabular.scaling import Moments, join
 from hetmpi.errors import UserError
 from hetmpi.inspect import inspected
 
@@ -456,6 +458,64 @@ def test_numbers_are_transformed_and_missing_ones_are_zero(tmp_path, transform):
     assert dense == pytest.approx(np.nan_to_num(expected[transform]), rel=1e-6) and dense.dtype == np.float32
 
 
+def skewed(num):
+    """Incomes of about 36,000 with the skewness of a logarithmic normal distribution."""
+    return np.random.default_rng(0).lognormal(10, 1, num)
+
+
+def test_a_number_is_standardized_by_the_training_rows_and_after_a_logarithm_where_it_is_skewed(tmp_path):
+    rng, told = np.random.default_rng(0), []
+    table = pa.table({
+        "income": skewed(3000), "height": rng.normal(170, 9, 3000), "debt": -skewed(3000),
+        "flag": rng.random(3000) < 0.03, "day": np.arange(3000) >= 2000, "city": ["a"] * 3000, "click": [0, 1] * 1500,
+    })  # fmt: skip
+    path = write(tmp_path / "a.csv", text_of(table).replace("True", "1").replace("False", "0"))
+    data = source_of(
+        path, tmp_path / "cache", told.append, valid={"column": "day", "last": 1},
+        columns=[{"name": "flag", "kind": "number"}, {"name": "city"}],
+    )  # fmt: skip
+    train = data.train(0, data.num_train).dense
+    assert train.mean(0) == pytest.approx(0, abs=1e-6) and train.std(0) == pytest.approx(1, rel=1e-5)
+    found = in_file_order(data, path).dense
+    logs = [np.log1p(skewed(3000)), table["height"].to_numpy(), -np.log1p(skewed(3000))]
+    for j, expected in enumerate(logs):
+        expected = (expected - expected[:2000].mean()) / expected[:2000].std()
+        assert found[:, j] == pytest.approx(expected, abs=1e-5)
+    lines = {line.split()[0]: line for line in told[-7:]}
+    assert "(log(1 + x) - 9.972) / 1" in lines["income"] and "as it is skewed" in lines["income"]
+    assert "(x - 169.7) / 9.002" in lines["height"] and "skewed" not in lines["height"] + lines["flag"]
+
+
+def test_the_scaling_of_numbers_is_the_same_bits_on_any_number_of_ranks_and_in_a_saved_encoder(tmp_path, small):
+    path = write(tmp_path / "a.csv", text_of(table_of()))
+    one = source_of(path, tmp_path / "one", columns=[TAGS])
+    three = source_of(path, tmp_path / "three", columns=[TAGS], size=3)
+    np.savez(tmp_path / "encoder.npz", **one.encoder.to_arrays())
+    saved = Encoder.from_arrays(np.load(tmp_path / "encoder.npz"))
+    assert one.encoder.scalings == three.encoder.scalings == saved.scalings and one.encoder.scalings["price"].deviation
+    assert one.encoder.difference(saved) is None
+    none = source_of(path, tmp_path / "one", columns=[TAGS, {"name": "price", "transform": "none"}]).encoder
+    assert none.difference(one.encoder) == "column price had transform: none, now auto"
+
+
+@pytest.mark.parametrize("value", ["0.1", "1e-38", "33554432.5", ""])
+def test_a_number_of_one_value_or_none_is_always_zero(tmp_path, value):
+    told = []
+    column = {"name": "x", "kind": "number"}
+    values = [value] * 1001 + ["7", "-1e30"]
+    data = one_column(tmp_path, values, columns=[column, {"name": "last", "kind": "id"}], report=told.append)
+    assert not in_file_order(data, tmp_path / "one.csv").dense.any()
+    assert any("one value or none in the training rows: always 0" in line for line in told)
+
+
+def test_moments_of_parts_are_those_of_the_whole():
+    values = skewed(1000)
+    parts = [Moments.of(part) for part in np.split(values, [1, 3, 500])]
+    assert functools.reduce(join, parts, Moments()) == pytest.approx(Moments.of(values), rel=1e-12)
+    mean, std = values.mean(), values.std()
+    assert Moments.of(values).skewness == pytest.approx((((values - mean) / std) ** 3).mean(), rel=1e-12)
+
+
 def test_edges_divide_a_number_into_buckets(tmp_path):
     data = one_column(tmp_path, ["0.5", "1", "9.5", "", "10", "-3"], columns=[{"name": "x", "transform": [1, 10]}])
     assert in_file_order(data, tmp_path / "one.csv").ids[:, 0].tolist() == [0, 1, 1, 3, 2, 0]
@@ -492,7 +552,7 @@ def test_parquet_types(tmp_path):
         "click": pa.array([i % 2 == 0 for i in range(num)]),
     })  # fmt: skip
     pq.write_table(table, tmp_path / "a.parquet")
-    data = source_of(tmp_path / "a.parquet", tmp_path / "cache")
+    data = source_of(tmp_path / "a.parquet", tmp_path / "cache", columns=[{"name": "cost", "transform": "none"}])
     assert [feature.name for feature in data.features] == ["flag", "when", "kind", "big"]
     assert data.dense_names == ["cost"] and data.features[0].rows == 4 and data.features[2].rows == 5
     assert max(part.dense.max() for part in samples_of(data)) == 118
@@ -756,7 +816,7 @@ REFUSED = {
                              rules({"name": "a", "share": "b", "rows": 4}), ["has no rows"]),
     "a transform of an id": (CSV, rules({"name": "user", "kind": "id", "transform": "log1p"}),
                              ["column user: a column of kind id has no transform"]),
-    "a transform": (CSV, rules({"name": "price", "transform": "log"}), ["transform must be none, log1p"]),
+    "a transform": (CSV, rules({"name": "price", "transform": "log"}), ["transform must be auto, none, log1p"]),
     "edges": (CSV, rules({"name": "price", "transform": [3, 1]}), ["edges of transform must be rising"]),
     "rows of a number": (CSV, rules({"name": "price", "kind": "number", "rows": 3}), ["kind number has no rows"]),
     "no id": (CSV, rules({"name": "user", "kind": "drop"}), ["no column is an id, at least one is needed"]),
@@ -863,7 +923,8 @@ def test_lists_and_texts_to_divide_are_read_alike(tmp_path):
 
 
 def test_another_delimiter_can_be_given_to_predict(tmp_path):
-    data = source_of(write(tmp_path / "a.csv", GOOD), tmp_path / "cache")
+    rules = [{"name": "price", "transform": "none"}]
+    data = source_of(write(tmp_path / "a.csv", GOOD), tmp_path / "cache", columns=rules)
     path = write(tmp_path / "new.csv", "user;price\nu1;1.5\n")
     with pytest.raises(DataError, match="new.csv has no column user, .* divided by ',': user;price"):
         reader = Reader(str(path), data.encoder.reading)

@@ -9,9 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
 
-from hetmpi.data.tabular.convert import NUMBER_TEXT, as_text, trimmed
+from hetmpi.data.tabular.convert import NUMBER_TEXT, as_text, numbers, trimmed
 from hetmpi.data.tabular.files import PARQUET, TEXT, DataError, form_of, open_parquet
 from hetmpi.data.tabular.rules import FLOAT, INTEGER, LIST, NESTED, STRING
+from hetmpi.data.tabular.scaling import Scaling
 from hetmpi.data.tabular.text import count_values, head_of, header_of
 
 SAMPLE_BYTES = 1 << 20
@@ -60,7 +61,7 @@ def look(path: str, names, delimiter: str | None, quote: str | None, missing: tu
 @dataclass(frozen=True)
 class Seen:
     """Values of a column in a sample of so many rows. is_binary: only 0 and 1. separator: one that may divide several
-    values, None if none seems to."""
+    values, None if none seems to. scaling: of numbers."""
 
     rows: int
     distinct: int
@@ -68,6 +69,7 @@ class Seen:
     is_binary: bool
     is_number: bool
     separator: str | None
+    scaling: Scaling | None
 
 
 def seen_of(path: str, layout: Layout, names, missing: tuple[str, ...]) -> dict[str, Seen]:
@@ -90,7 +92,13 @@ def seen(texts: pa.Array | pa.ChunkedArray, missing: tuple[str, ...]) -> Seen:
     examples = [value.decode(errors="replace") for value in values[:3].to_pylist()]
     is_binary = sorted(values[:3].to_pylist()) == [b"0", b"1"]
     is_number = guess(texts, missing) in (INTEGER, FLOAT)
-    return Seen(len(texts), len(values), examples, is_binary, is_number, None if is_number else separator_of(values))
+    separator = None if is_number else separator_of(values)
+    scaling = Scaling.of(np.concatenate([numbers(one, missing)[0] for one in chunks_of(texts)])) if is_number else None
+    return Seen(len(texts), len(values), examples, is_binary, is_number, separator, scaling)
+
+
+def chunks_of(texts: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
+    return texts.chunks if isinstance(texts, pa.ChunkedArray) else [texts]
 
 
 def separator_of(values: pa.Array) -> str | None:

@@ -37,6 +37,7 @@ from hetmpi.data.tabular.prepare import (
 )
 from hetmpi.data.tabular.reading import CLICK, LABEL_KINDS, BadRows, Reading, stored_columns
 from hetmpi.data.tabular.rules import AUTO, ID, INTEGER, NUMBER, Column, near, plain, read_rules, resolve
+from hetmpi.data.tabular.scaling import Moments, Scaling
 from hetmpi.data.tabular.text import count_values, head_of
 from hetmpi.errors import LARGEST, UserError, check_integer, check_number
 
@@ -217,7 +218,8 @@ class Tabular:
         for group in modes.vocabularies()[rank::size]:
             vocabulary.count(self.folder, manifest, group, no_value(reading.columns[group[0]].seed))
         barrier()
-        self.encoder = Encoder(reading, columns, modes.coders(), manifest["moments"])
+        moments = [one[:3] for one in manifest["moments"]]
+        self.encoder = Encoder(reading, columns, modes.coders(), moments, scalings(columns, manifest))
         self._describe()
         self._train, self._valid = (
             Split(self.folder, manifest[split], manifest["group_rows"], self.encoder, self.cached_groups)
@@ -253,7 +255,7 @@ class Tabular:
                 f"{manifest['distinct'][i] - (missing > 0 and not column.pool):,}" if column.kind == ID else "",
                 f"{missing:,}",
                 f"{4 * rows:,}" if own else "",
-                modes.notes.get(column.name, ""),
+                modes.notes.get(column.name, "") or str(self.encoder.scalings.get(column.name, "")),
             ))  # fmt: skip
         widths = [max(len(line[j]) for line in lines) for j in range(6)]
         for line in lines:
@@ -272,6 +274,15 @@ class Tabular:
 def kind_text(column: Column) -> str:
     kind = f"id, {column.pool} of several" if column.pool else "number in buckets" if column.is_buckets else column.kind
     return f"{kind}, rows of {column.share}" if column.share else kind
+
+
+def scalings(columns: list[Column], manifest: dict) -> dict[str, Scaling]:
+    """Of the numbers with the transform auto."""
+    return {
+        column.name: Scaling.chosen(Moments(*manifest["moments"][i]), Moments(*manifest["log_moments"][i]))
+        for i, column in enumerate(columns)
+        if column.transform == AUTO
+    }
 
 
 class Modes:
