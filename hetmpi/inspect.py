@@ -54,7 +54,7 @@ def inspected(path: str, label: str | None = None, delimiter: str | None = None)
         f"path: {quoted(path)}",
         f"label: {'???  # the column to predict' if label is None else quoted(label)}",
         *label_lines(label, seen),
-        "valid: 0.1  # held-out rows: a share, a path, or {column: day, last: 1}",
+        "valid: 0.1  # held-out rows: a share, a path, {column: day, last: 1} or {column: time, last: 7d}",
     ]
     if layout.form == "text":
         lines.append(f"delimiter: {quoted(layout.delimiter)}")

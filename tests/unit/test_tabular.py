@@ -604,6 +604,37 @@ def test_the_last_values_of_a_column_are_held_out(tmp_path, small):
     assert source_of(tmp_path / "a.parquet", tmp_path / "p", valid={"column": "day", "last": 2}).num_valid == 200
 
 
+NOON = datetime(2024, 5, 30, 12)
+TIMES = [NOON - timedelta(hours=5 * i) for i in range(400)]
+
+
+@pytest.mark.parametrize("form", ["text", "text with zones", "ns", "tz", "date", "dictionary"])
+@pytest.mark.parametrize("last, num", [("7d", 34), ("10h", 2), ("2w", 68)])
+def test_the_last_span_of_time_is_held_out(tmp_path, small, form, last, num):
+    rows = {"a": [f"a{i % 5}" for i in range(400)], "click": [i % 2 for i in range(400)]}
+    if form.startswith("text"):
+        write_time = {"text": "%Y-%m-%d %H:%M:%S.25", "text with zones": "%Y-%m-%dT%H:%M:%S-02:00"}[form]
+        times = pa.array([time.strftime(write_time) for time in TIMES])
+    elif form == "date":
+        times = pa.array([time.date() for time in TIMES])
+        num = sum((NOON.date() - time.date()).days < {"7d": 7, "10h": 1, "2w": 14}[last] for time in TIMES)
+    else:
+        kind = pa.timestamp("us", "Asia/Tokyo") if form == "tz" else pa.timestamp("ns")
+        times = pa.array(TIMES, kind) if form != "dictionary" else pa.array(map(str, TIMES)).dictionary_encode()
+    table = pa.table({"when": times, **rows})
+    path = tmp_path / ("a.csv" if form.startswith("text") else "a.parquet")
+    if path.suffix == ".csv":
+        write(path, text_of(table) + ",a0,1\n")
+    else:
+        pq.write_table(table, path, row_group_size=100)
+    rule = {"column": "when", "last": last}
+    data = source_of(path, tmp_path / "one", valid=rule)
+    assert data.num_valid == num and [feature.name for feature in data.features] == ["a"]
+    assert data.num_train == 400 - num + (path.suffix == ".csv")  # a missing time is trained on
+    source_of(path, tmp_path / "three", valid=rule, size=3)
+    assert contents(tmp_path / "one") == contents(tmp_path / "three")
+
+
 def test_the_rows_of_another_file_are_held_out(tmp_path):
     table = table_of()
     write(tmp_path / "a.csv", text_of(table.slice(0, 250)))
@@ -824,6 +855,22 @@ REFUSED = {
     "a share of 0": (CSV, {"valid": 0}, ["data.valid must be a share between 0 and 1, got 0"]),
     "keys of valid": (CSV, {"valid": {"column": "user"}}, ["data.valid must have the keys column and last"]),
     "no such column of valid": (CSV, {"valid": {"column": "usr", "last": 1}}, ["data.valid: column=usr"]),
+    "few rows to hold out": (csv_file("t,a,click\n" + "".join(f"{i},{i % 9},{i % 2}\n" for i in range(10_000))),
+                             {"valid": {"column": "t", "last": 7}},
+                             ["holds out 7 of 10,000 rows, at least 100 are", "last: N counts distinct values of t",
+                              "{column: t, last: 7d}"]),
+    "a small share": (csv_file("a,click\n" + "".join(f"{i % 9},{i % 2}\n" for i in range(10_000))), {"valid": 1e-3},
+                      ["of 10,000 rows, at least 100 are needed", "data.valid=0.1"]),
+    "one label to hold out": (csv_file("t,a,click\n" + "".join(f"{i // 150},{i},{i // 300}\n" for i in range(600))),
+                              {"valid": {"column": "t", "last": 2}},
+                              ["holds out 300 rows, all with the label 1", "AUC"]),
+    "a span of another unit": (CSV, {"valid": {"column": "user", "last": "7y"}}, ["span of time", "7d, 2w, got 7y"]),
+    "a span of texts": (CSV, {"valid": {"column": "user", "last": "7d"}}, ["column user has no date or timestamp"]),
+    "a span of integers": (parquet_file(t=[1, 2] * 50, a=["x"] * 100, click=[0, 1] * 50),
+                           {"valid": {"column": "t", "last": "7d"}}, ["column t: it holds int64, dates or timestamps"]),
+    "a time of another form": (csv_file("t,a,click\n2024-05-01,x,1\n2024-04-01,y,0\n2024-02-30,x,1\n"),
+                               {"valid": {"column": "t", "last": "7d"}},
+                               ["line 4, column t: '2024-02-30' is no date or timestamp"]),
     "nothing to train": (CSV, {"valid": {"column": "user", "last": 9}}, ["0 good rows to train on and 100"]),
     "nothing to hold out": (csv_file("a,click\nx,1\n"), {}, ["1 good rows to train on and 0 to hold out"]),
     "no file to hold out": (CSV, {"valid": "none.csv"}, ["data.valid: there is no file", "none.csv"]),

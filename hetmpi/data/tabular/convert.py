@@ -17,6 +17,9 @@ from hetmpi.data.tabular.rules import NUMBER
 NUMBER_TEXT = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 NAN_TEXT = r"^[+-]?(?i:nan)$"
 INTEGER_TEXT = r"^-?[0-9]{1,18}$"
+TIME_TEXT = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?(Z|[+-][0-9]{2}(:?[0-9]{2})?)?)?$"
+ZONE_TEXT = r":.*(Z|[+-][0-9:]+)$"
+MICROSECONDS = pa.timestamp("us")
 NO_INTEGER = -1  # a missing value among integers
 SPACES = " \t"
 KEPT = "kept "  # before the names of columns that are passed on
@@ -132,6 +135,48 @@ def integers(array: pa.Array, missing: tuple[str, ...]) -> tuple[np.ndarray, np.
     return values, bad if bad.any() else None
 
 
+def times(array: pa.Array, missing: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Microseconds since 1970 (n,) int64 of dates and timestamps, in UTC unless they have a zone; which are missing,
+    and which are texts of another form, (n,) bool."""
+    if pa.types.is_dictionary(array.type):
+        array = array.cast(array.type.value_type)
+    if pa.types.is_date(array.type):
+        array = array.cast(pa.timestamp("ms"))
+    none, good = ~np.asarray(array.is_valid()), np.asarray(array.is_valid())
+    if not pa.types.is_timestamp(array.type):
+        if not (is_text(array) or pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
+            raise DataError(f"it holds {array.type}, dates or timestamps were expected for a span of time")
+        texts, none = trimmed(as_text(array), missing)
+        array = moments_of(texts)
+        good = np.asarray(array.is_valid())
+    array = array.cast(pa.timestamp("us", array.type.tz), safe=False)
+    return array.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False), none, ~good & ~none
+
+
+def moments_of(texts: pa.Array) -> pa.Array:
+    """Timestamps in UTC, null for texts of another form. texts: binary."""
+    is_time = pc.match_substring_regex(texts, TIME_TEXT).fill_null(False)
+    texts = pc.if_else(is_time, texts, pa.scalar(None, pa.binary())).cast(pa.string())
+    texts = pc.replace_substring_regex(texts, pattern=r"(\.[0-9]{6})[0-9]+", replacement=r"\1")
+    has_zone = pc.match_substring_regex(texts, ZONE_TEXT).fill_null(False)
+    zoned, others = (
+        cast_some(pc.if_else(which, texts, pa.scalar(None, pa.string())), kind)
+        for which, kind in ((has_zone, pa.timestamp("us", "UTC")), (pc.invert(has_zone), MICROSECONDS))
+    )
+    return pc.coalesce(zoned.cast(MICROSECONDS), others)
+
+
+def cast_some(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """texts as timestamps, null where that cannot be, as of a 30th of February."""
+    try:
+        return texts.cast(kind)
+    except pa.ArrowInvalid:
+        if len(texts) == 1:
+            return pa.nulls(1, kind)
+        half = len(texts) // 2
+        return pa.concat_arrays([cast_some(texts[:half], kind), cast_some(texts[half:], kind)])
+
+
 def lists(array: pa.Array, column: Stored, missing: tuple[str, ...]) -> tuple[pa.Array, np.ndarray | None]:
     """list<int64> of the values' hashes or integers, without missing ones, and rows with a bad value."""
     if column.separator is not None and not is_list(array.type):  # else they are divided already
@@ -198,13 +243,26 @@ def convert(raw: pa.Table, reading: Reading, path: str) -> tuple[pa.Table, list[
             faults.append(Fault(column.name, BAD_NUMBER if column.as_ == NUMBER else "bad integer", what, bad))
     table = pa.table(arrays, schema=reading.schema())
     if reading.split:
-        name, held_out = reading.split
-        found = hashes(column_of(raw, name), 0, reading.missing)
-        is_valid = np.isin(found, hashes(pa.array([text.encode(errors="surrogateescape") for text in held_out]), 0, ()))
+        try:
+            is_valid, fault = held_out(column_of(raw, reading.split[0]), reading)
+        except DataError as error:
+            raise DataError(f"data.valid: {path}, column {reading.split[0]}: {error}") from error
         table = table.append_column("is_valid", pa.array(is_valid))
+        faults += [fault] if fault else []
     for name in reading.kept:
         table = table.append_column(KEPT + name, kept(column_of(raw, name)))
     return table, faults
+
+
+def held_out(array: pa.Array, reading: Reading) -> tuple[np.ndarray, Fault | None]:
+    """Which rows are held out by the values of the column of data.valid, (n,) bool; rows with a bad value."""
+    name, texts = reading.split
+    if reading.after is None:
+        wanted = pa.array([text.encode(errors="surrogateescape") for text in texts], pa.binary())
+        return np.isin(hashes(array, 0, reading.missing), hashes(wanted, 0, ())), None
+    values, none, bad = times(array, reading.missing)
+    fault = Fault(name, "bad time", "is no date or timestamp as 2024-05-01 or 2024-05-01T12:30:00Z", bad)
+    return (values > reading.after) & ~none & ~bad, fault if bad.any() else None
 
 
 def kept(array: pa.Array) -> pa.Array:

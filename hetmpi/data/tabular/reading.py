@@ -43,8 +43,9 @@ class Stored:
 @dataclass(frozen=True)
 class Reading:
     """names: of the columns of text without a header. label: None for rows without one. positive: label texts that
-    count as 1. share: of the rows that are held out. split: the column and the texts of its values that are. kept:
-    columns that are passed on as they are."""
+    count as 1. share: of the rows that are held out. split: the column and the texts of its values that are. after:
+    microseconds since 1970, later times of that column are held out instead. kept: columns that are passed on as they
+    are."""
 
     form: str
     names: tuple[str, ...] | None
@@ -57,6 +58,7 @@ class Reading:
     columns: tuple[Stored, ...]
     share: float = 0.0
     split: tuple[str, tuple[str, ...]] | None = None
+    after: int | None = None
     kept: tuple[str, ...] = ()
 
     @property
@@ -72,7 +74,7 @@ class Reading:
 
     def to_predict(self, kept: tuple[str, ...] = ()) -> Reading:
         """For files to predict: without label and held-out rows."""
-        return replace(self, label=None, share=0.0, split=None, kept=kept)
+        return replace(self, label=None, share=0.0, split=None, after=None, kept=kept)
 
     def to_json(self) -> dict:
         return asdict(self)

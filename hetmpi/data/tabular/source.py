@@ -23,7 +23,8 @@ from hetmpi.data.tabular import vocabulary
 from hetmpi.data.tabular.convert import no_value
 from hetmpi.data.tabular.encoder import FIRST_KEY, HASHED, INTEGERS, VOCABULARY, Coder, Encoder
 from hetmpi.data.tabular.files import PARQUET, TEXT, DataError, Unit, absolute, list_files, list_units
-from hetmpi.data.tabular.last import last_values
+from hetmpi.data.tabular.held_out import check_held_out
+from hetmpi.data.tabular.last import last_span, last_values, span_of
 from hetmpi.data.tabular.layout import Layout, look
 from hetmpi.data.tabular.prepare import (
     UNIT_BYTES,
@@ -82,11 +83,11 @@ class Tabular:
         cached_groups: int = 32,
     ):
         """path: a file, a glob, a folder, or a folder that prepare() has written. valid: a share, a path, or the last
-        values of a column, as {column: day, last: 1}. columns: see docs/columns.md. names: of the columns of text
-        without a header. positive: label texts that count as 1; others count as 0. missing: texts that mean a missing
-        value, besides the empty one. delimiter: None to find it. cache: folder for prepared data, default prepared/.
-        rows_per_value: rows of a hashed column per distinct value, at most max_field_rows. Raises UserError for invalid
-        values."""
+        values of a column, as {column: day, last: 1}, or its last span of time, as {column: time, last: 7d}. columns:
+        see docs/columns.md. names: of the columns of text without a header. positive: label texts that count as 1;
+        others count as 0. missing: texts that mean a missing value, besides the empty one. delimiter: None to find it.
+        cache: folder for prepared data, default prepared/. rows_per_value: rows of a hashed column per distinct value,
+        at most max_field_rows. Raises UserError for invalid values."""
         check_integer("data.seed", seed, -LARGEST)
         check_integer("data.max_bad_rows", max_bad_rows, 0)
         check_number("data.rows_per_value", rows_per_value, LEAST_ROWS_PER_VALUE)
@@ -123,7 +124,8 @@ class Tabular:
         if self.folder is None:
             job, last = self._job(report)
             if last is not None:
-                job.reading = last_values(job, *last, rank, size, barrier)
+                find = last_span if isinstance(last[1], str) else last_values
+                job.reading = find(job, *last, rank, size, barrier)
             prepare(job, rank, size)
             barrier()
             if rank == 0:
@@ -154,8 +156,8 @@ class Tabular:
     def _nothing(self) -> Samples:
         return self.encoder.samples(self.encoder.reading.schema().empty_table())
 
-    def _job(self, report) -> tuple[Job, tuple[str, int] | None]:
-        """The preparation; and the column whose last values are held out, and their number."""
+    def _job(self, report) -> tuple[Job, tuple[str, int | str] | None]:
+        """The preparation; and the column whose last values are held out, and their number or span of time."""
         train, valid, share, last = list_files(self.path), [], 0.0, None
         if isinstance(self.valid_rule, str):
             valid = list_files(self.valid_rule, "data.valid")
@@ -179,7 +181,7 @@ class Tabular:
         folder = self._folder(reading, last)
         return Job(self.path, units, reading, folder, layout.types, self.max_bad_rows, report), last
 
-    def _layout(self, path: str, last: tuple[str, int] | None) -> Layout:
+    def _layout(self, path: str, last: tuple[str, int | str] | None) -> Layout:
         """The layout of the first file. Raises DataError if the label or the column of data.valid is missing."""
         layout = look(path, self.names, self.delimiter, self.quote, self.missing)
         for key, name in (("data.label", self.label), ("data.valid: column", last and last[0])):
@@ -214,6 +216,7 @@ class Tabular:
                 f"data.path={self.path}: no column is an id, at least one is needed: give a column kind: id, or edges "
                 "(transform: [1, 10, 100]) that divide a number into buckets"
             )
+        check_held_out(self.folder, manifest, reading)
         modes = Modes(self, manifest, columns)
         for group in modes.vocabularies()[rank::size]:
             vocabulary.count(self.folder, manifest, group, no_value(reading.columns[group[0]].seed))
@@ -499,14 +502,20 @@ def all_missing(missing: Sequence[str] | None = MISSING) -> tuple[str, ...]:
 
 
 def check_valid(valid):
-    """data.valid. Raises UserError unless it is a share, a path, or {column: NAME, last: N}."""
+    """data.valid. Raises UserError unless it is a share, a path, or {column: NAME, last: N or a span of time}."""
     if isinstance(valid, dict):
         if set(valid) != {"column", "last"}:
             raise UserError(
                 f"data.valid must have the keys column and last, as in {{column: day, last: 1}}, got {valid}"
             )
         check_text("valid: column", valid["column"], "the name of a column")
-        check_integer("data.valid: last", valid["last"], 1)
+        if not isinstance(valid["last"], str):
+            check_integer("data.valid: last", valid["last"], 1)
+        elif not span_of(valid["last"]):
+            raise UserError(
+                "data.valid: last must be a number of distinct values, or a span of time of seconds, minutes, hours, "
+                f"days or weeks as 90s, 30m, 12h, 7d, 2w, got {valid['last']}"
+            )
     elif not isinstance(valid, str):
         check_number("data.valid (a share, a path, or {column: NAME, last: N})", valid, 0, 1)
         if not 0 < valid < 1:
