@@ -13,12 +13,12 @@ import sys
 
 from hetmpi.data.tabular.files import DataError, list_files
 from hetmpi.data.tabular.layout import Layout, Seen, look, seen_of
+from hetmpi.data.tabular.reading import likely_positive
 from hetmpi.data.tabular.rules import FLOAT, INTEGER, LIST, NESTED, near
 from hetmpi.data.tabular.source import all_missing
 from hetmpi.errors import UserError
 
 LABEL_NAMES = ("label", "click", "clicked", "target", "y")
-POSITIVE = ("yes", "y", "true", "t")
 
 
 def main(arguments: list[str]):
@@ -90,8 +90,7 @@ def label_lines(label: str | None, seen: dict[str, Seen]) -> list[str]:
     if seen[label].is_number:
         return ["label_kind: number  # for loss=mse"]
     values = seen[label].examples
-    chosen = next((value for value in values if value.lower() in POSITIVE), values[0])
-    return [f"positive: [{quoted(chosen)}]  # those that count as 1, of {', '.join(values)}"]
+    return [f"positive: [{quoted(likely_positive(values))}]  # those that count as 1, of {', '.join(values)}"]
 
 
 def column_line(name: str, layout: Layout, seen: Seen) -> str:

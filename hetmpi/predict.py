@@ -49,6 +49,7 @@ from hetmpi.data.features import TABLE
 from hetmpi.data.source import Source
 from hetmpi.data.tabular import DataError, Reader
 from hetmpi.data.tabular.convert import KEPT
+from hetmpi.data.tabular.coverage import Coverage
 from hetmpi.data.tabular.reading import BadRows
 from hetmpi.data.tabular.rules import NUMBER
 from hetmpi.errors import LARGEST, UserError, check_integer
@@ -170,6 +171,7 @@ class Prediction:
         if repeated:
             raise UserError(f"predict.keep: {repeated.pop()} would be in the result twice")
         path, delimiter = given["data.path"].strip("'\""), delimiter and delimiter.strip("'\"").replace("\\t", "\t")
+        self.coverage = Coverage(self.encoder)
         self.reader = Reader(path, self.encoder.reading, tuple(self.keep), int(bad), delimiter)
 
         def part(unit):
@@ -179,6 +181,7 @@ class Prediction:
                     samples = self.encoder.samples(block)
                 except DataError as error:
                     raise DataError(f"data.path: {unit}, {error}") from error
+                self.coverage.add(block, samples)
                 yield kept, samples
 
         self.make_batch = batches_of(self.encoder)
@@ -217,6 +220,7 @@ class Prediction:
         found = self._write(out) if self.world.rank == 0 else self._send()
         self.world.meet("for rank 0 to write the predictions")
         self._report_bad()
+        self._report_coverage()
         return found
 
     def _report_bad(self):
@@ -227,6 +231,14 @@ class Prediction:
         bad.check(self.reader.path, self.reader.max_bad_rows)
         if bad.rows and self.world.rank == 0:
             print(f"{self.reader.path}: {bad}", flush=True)
+
+    def _report_coverage(self):
+        """Warns of columns of the files without values, or of mostly unseen ones. Collective."""
+        if self.reader is None:
+            return
+        self.coverage.counts = self.world.comm.allreduce(self.coverage.counts)
+        for remark in self.coverage.remarks() if self.world.rank == 0 else ():
+            print(f"hetmpi: warning: {self.reader.path}, {remark}", flush=True)
 
     @property
     def _name(self) -> str:

@@ -201,6 +201,16 @@ def test_what_cannot_be_predicted_is_refused(wrong_rows, trained, monkeypatch, a
     assert str(problem.value).count(message) == 1
 
 
+def test_columns_that_the_model_does_not_know_are_said_by_predict(log, trained, tmp_path, capsys):
+    table = csv.read_csv(log / "new.csv").slice(0, 100)
+    table = table.set_column(table.column_names.index("user"), "user", [[f"new {i}" for i in range(100)]])
+    csv.write_csv(table.set_column(table.column_names.index("price"), "price", pa.nulls(100)), tmp_path / "a.csv")
+    main(World(), [str(trained), f"data.path={tmp_path}/a.csv", f"out={tmp_path}/p.npy"])
+    out = capsys.readouterr().out
+    assert f"hetmpi: warning: {tmp_path}/a.csv, column user: 100 % of the values were not seen in training" in out
+    assert "column price has no value in any row" in out and out.count("warning") == 2
+
+
 @pytest.mark.long
 def test_a_run_of_other_columns_is_not_resumed(log, trained):
     other = TAGS.replace("mean", "sum")

@@ -27,6 +27,7 @@ from hetmpi.data.batch import concatenate
 from hetmpi.data.tabular import DataError, Encoder, Reader, Tabular
 from hetmpi.data.tabular import prepare as preparing
 from hetmpi.data.tabular.convert import hashes
+from hetmpi.data.tabular.coverage import Coverage
 from hetmpi.data.tabular.encoder import FIRST_KEY, MISSING_KEY, UNSEEN_KEY
 from hetmpi.data.tabular.scaling import Moments, join
 from hetmpi.errors import UserError
@@ -165,6 +166,10 @@ TEXTS = [
         (0.1, pa.float32(), ["0.1"]),
         (1e-05, pa.float64(), ["1e-05", "0.00001"]),
         (1e15, pa.float64(), ["1e+15", "1000000000000000.0"]),
+        (0.0002, pa.float64(), ["0.0002", "2e-04", "2.0E-4"]),
+        (-0.0, pa.float64(), ["0", "-0", "-0.0"]),
+        (1.5e8, pa.float64(), ["150000000", "1.5E8", "150000000.0"]),
+        (-126542144.0, pa.float32(), ["-126542140", "-1.2654214e+08", "-1.2654214E8"]),
         (1e20, pa.float64(), ["1e+20", "100000000000000000000.0"]),
         (float("nan"), pa.float64(), [""]),
         (Decimal("3.10"), pa.decimal128(9, 2), ["3.10"]),
@@ -181,6 +186,19 @@ def test_a_value_has_one_id_in_any_type_and_however_it_is_written(value, kind, t
     array = pa.array([value], kind)
     typed = [hashes(array, 7, ("",)), hashes(array.dictionary_encode(), 7, ("",))]
     assert {int(found[0]) for found in typed} == {int(hashes(pa.array([text]), 7, ("",))[0]) for text in texts}
+
+
+@pytest.mark.parametrize("kind", [pa.float64(), pa.float32(), pa.decimal128(18, 6)])
+def test_numbers_have_the_ids_of_their_texts_in_csv(kind):
+    rng = np.random.default_rng(0)
+    num, digits = (1000, 6) if pa.types.is_decimal(kind) else (10_000, 25)
+    values = rng.normal(size=num) * 10.0 ** rng.integers(-digits, digits, num)
+    values = np.concatenate([values, np.round(values, 2), [0.0, -0.0, *10.0 ** -np.arange(6), 3.0, 16777217.0]])
+    array = pa.array(values.astype(np.float32) if kind == pa.float32() else values)
+    array = array if pa.types.is_floating(kind) else array.cast(kind, safe=False)
+    csv.write_csv(pa.table({"x": array}), sink := pa.BufferOutputStream(), csv.WriteOptions(include_header=False))
+    texts = sink.getvalue().to_pybytes().split()
+    assert np.array_equal(hashes(array, 0, ("",)), hashes(pa.array(texts), 0, ("",)))
 
 
 def test_texts_that_are_no_other_way_to_write_a_value_keep_their_ids():
@@ -645,6 +663,17 @@ def test_the_rows_of_another_file_are_held_out(tmp_path):
     assert (data.num_train, data.num_valid) == (250, 50)
 
 
+def test_columns_of_unseen_held_out_values_and_without_values_are_said(tmp_path):
+    lines = [f"s{i},t{i // 2},,{i % 3},{i // 500},{i % 2}" for i in range(1000)]
+    path = write(tmp_path / "a.csv", "session,task,note,kind,day,click\n" + "\n".join(lines) + "\n")
+    told, rules = [], [{"name": "task", "min_count": 2}, {"name": "session", "rows": 100}]
+    source_of(path, tmp_path / "cache", told.append, valid={"column": "day", "last": 1}, columns=rules)
+    lines = {line.split()[0]: line for line in told[-4:]}
+    assert "100 % of the held-out values were not seen 2 times in training" in lines["task"]
+    assert "no row has a value: kind: drop" in lines["note"]
+    assert "seen" not in lines["session"] + lines["kind"]
+
+
 # Encoder and reader
 
 
@@ -660,6 +689,24 @@ def test_a_saved_encoder_encodes_files_in_order_without_labels(tmp_path):
     write(tmp_path / "b.csv", text_of(table.drop_columns(["click"])))
     found = [encoder.samples(block) for block in blocks_of(tmp_path / "b.csv", encoder)]
     assert equal(found[0], type(whole)(whole.ids, whole.dense, np.zeros(300, np.float32), bags=whole.bags))
+
+
+def test_files_with_mostly_unseen_values_or_without_values_have_remarks(tmp_path):
+    rules = [TAGS, {"name": "day", "rows": 5, "hash": False}, {"name": "user", "rows": 11}]
+    encoder = source_of(write(tmp_path / "a.csv", text_of(table_of())), tmp_path / "cache", columns=rules).encoder
+
+    def remarks(table):
+        path, coverage = write(tmp_path / "b.csv", text_of(table)), Coverage(encoder)
+        for block in blocks_of(path, encoder):
+            coverage.add(block, encoder.samples(block))
+        return coverage.remarks()
+
+    table, nothing = table_of(), pa.nulls(300)
+    cities = pa.array([f"town {i}" if i % 5 < 3 else "city 1" for i in range(300)])
+    assert remarks(table) == []
+    assert remarks(table.set_column(1, "city", cities)) == ["column city: 60 % of the values were not seen in training"]
+    for i, name in enumerate(table.column_names[:5]):
+        assert remarks(table.set_column(i, name, nothing)) == [f"column {name} has no value in any row"]
 
 
 def test_inspect_prints_a_source_that_can_be_used(tmp_path):
@@ -783,7 +830,14 @@ REFUSED = {
     "names of wrong length": (CSV, {"names": ["a", "click"]}, ["data.names has 2 names", "3 values"]),
     "names for Parquet": (LISTS, {"names": ["a", "click"]}, ["data.names is for text", "a.parquet"]),
     "a label of 2": (csv_file(GOOD + "u1,0.5,2\n"), {}, ["a.csv, line 102, column click: '2' is neither 0 nor 1"]),
-    "a label of text": (csv_file(GOOD + "u1,0.5,yes\n"), {}, ["line 102, column click: 'yes'", "data.positive"]),
+    "a label of text": (csv_file(GOOD + "u1,0.5,yes\n"), {}, ["line 102, column click: 'yes'",
+                        "give data.positive=[yes], the labels that count as 1; or correct"]),
+    "labels of texts": (parquet_file(a=["x"] * 40_000, click=["no", "yes"] * 20_000), {},
+                        ["give data.positive=[yes], the", "16,384 bad rows so far, where reading stopped (bad label"]),
+    "labels of texts to quote": (csv_file("a,click\n" + "x, >50K\nx, <=50K\n" * 50), {},
+                                 ["""give 'data.positive=[">50K"]', the labels"""]),
+    "labels from 1 to 5": (csv_file("a,click\n" + "x,1\nx,5\n" * 50), {},
+                           ["give data.positive=[TEXT, ...], the labels that count as 1, or data.label_kind=number"]),
     "a missing label": (csv_file(GOOD + "u1,0.5,\n"), {}, ["line 102, column click: a missing value"]),
     "a missing label by text": (csv_file(GOOD + "u1,0.5,NA\n"), {"positive": ["1"]}, ["line 102, column click: 'NA'"]),
     "a label that is no number": (csv_file(GOOD + "u1,0.5,x\n"), {"label_kind": "number"}, ["line 102, column click"]),
@@ -861,9 +915,9 @@ REFUSED = {
                               "{column: t, last: 7d}"]),
     "a small share": (csv_file("a,click\n" + "".join(f"{i % 9},{i % 2}\n" for i in range(10_000))), {"valid": 1e-3},
                       ["of 10,000 rows, at least 100 are needed", "data.valid=0.1"]),
-    "one label to hold out": (csv_file("t,a,click\n" + "".join(f"{i // 150},{i},{i // 300}\n" for i in range(600))),
+    "one label to hold out": (csv_file("t,a,click\n" + "0,a,0\n" * 9000 + "1,a,1\n2,a,1\n" * 5000),
                               {"valid": {"column": "t", "last": 2}},
-                              ["holds out 300 rows, all with the label 1", "AUC"]),
+                              ["holds out 10,000 of 19,000 rows, all with the label 1", "AUC"]),
     "a span of another unit": (CSV, {"valid": {"column": "user", "last": "7y"}}, ["span of time", "7d, 2w, got 7y"]),
     "a span of texts": (CSV, {"valid": {"column": "user", "last": "7d"}}, ["column user has no date or timestamp"]),
     "a span of integers": (parquet_file(t=[1, 2] * 50, a=["x"] * 100, click=[0, 1] * 50),

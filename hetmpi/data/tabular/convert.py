@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from hetmpi import _C
 from hetmpi.data.tabular.files import DataError
-from hetmpi.data.tabular.reading import BAD_LABEL, BAD_NUMBER, HASH, BadRows, Reading, Stored, shown
+from hetmpi.data.tabular.reading import BAD_LABEL, BAD_NUMBER, HASH, MAX_EXAMPLES, BadRows, Reading, Stored, shown
 from hetmpi.data.tabular.rules import NUMBER
 
 NUMBER_TEXT = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
@@ -26,12 +26,13 @@ KEPT = "kept "  # before the names of columns that are passed on
 
 
 class Fault(NamedTuple):
-    """Rows with a bad value in one column."""
+    """Rows with a bad value in one column. labels: texts of bad labels."""
 
     column: str
     kind: str  # for counts
     what: str  # as in: 'x' is not a number
     rows: np.ndarray  # (n,) bool
+    labels: tuple[str, ...] = ()
 
 
 def is_text(array: pa.Array) -> bool:
@@ -218,7 +219,12 @@ def labels(array: pa.Array, reading: Reading) -> tuple[np.ndarray, Fault | None]
         kind, what = BAD_LABEL, "is neither 0 nor 1"
         if reading.label_kind == NUMBER:
             kind, what = "label that is no number", "is no finite number"
-    return values.astype(np.float32), Fault(reading.label, kind, what, bad) if bad.any() else None
+    if not bad.any():
+        return values.astype(np.float32), None
+    texts, none = trimmed(pc.unique(as_text(array.filter(pa.array(bad)))), reading.missing)
+    texts = texts.filter(pa.array(~none)).slice(0, MAX_EXAMPLES).to_pylist()
+    labels = tuple(text.decode(errors="replace") for text in texts)
+    return values.astype(np.float32), Fault(reading.label, kind, what, bad, labels)
 
 
 def convert(raw: pa.Table, reading: Reading, path: str) -> tuple[pa.Table, list[Fault]]:
@@ -298,6 +304,7 @@ def without(table: pa.Table, raw: pa.Table, faults: list[Fault], place, bad: Bad
         bad.add(fault.kind, int(fault.rows.sum()))
         for row in np.flatnonzero(fault.rows)[:5].tolist():
             bad.show(place(row), f"column {fault.column}: {value_text(raw, fault.column, row)} {fault.what}")
+        bad.show_labels(fault.labels)
         is_bad |= fault.rows
     bad.rows += int(is_bad.sum())
     return table.filter(pa.array(~is_bad)), np.flatnonzero(~is_bad)

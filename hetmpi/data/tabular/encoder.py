@@ -137,6 +137,10 @@ class Encoder:
                 return f"column {column.name} had other values"
         return None
 
+    def mode(self, name: str) -> str | None:
+        """How values of a feature become keys: HASHED, VOCABULARY or INTEGERS, None for buckets."""
+        return None if self.columns[self._number[name]].is_buckets else self._coder(name).mode
+
     def by_value(self) -> dict[str, ByValue]:
         """Id column -> how table.init_from finds the rows of its values: none for values that were not seen in
         training."""

@@ -9,26 +9,25 @@ import pyarrow.parquet as pq
 from hetmpi.data.tabular.files import DataError
 from hetmpi.data.tabular.reading import CLICK, Reading
 
-LEAST_ROWS = 100  # held out, of MANY_ROWS and more; small trials may hold out fewer
-MANY_ROWS = 10_000
+LEAST_ROWS = 100
+MANY_ROWS = 10_000  # fewer are a trial, whose held-out rows may be few
 
 
 def check_held_out(folder: str, manifest: dict, reading: Reading) -> None:
-    """Raises DataError for held-out rows of prepared data that are few of many, or are LEAST_ROWS or more with one
-    label."""
+    """Raises DataError for held-out rows of prepared data that are few of many, or all have one label."""
     train, valid = (sum(manifest[split].values()) for split in ("train", "valid"))
-    if valid < LEAST_ROWS:
-        if train + valid >= MANY_ROWS:
-            raise DataError(
-                f"data.valid holds out {valid:,} of {train + valid:,} rows, at least {LEAST_ROWS} are needed to tell "
-                f"how good a model is: {cure(reading)}"
-            )
+    if train + valid < MANY_ROWS:
         return
+    if valid < LEAST_ROWS:
+        raise DataError(
+            f"data.valid holds out {valid:,} of {train + valid:,} rows, at least {LEAST_ROWS} are needed to tell "
+            f"how good a model is: {cure(reading)}"
+        )
     least, most = label_range(folder, list(manifest["valid"]))
     if reading.label_kind == CLICK and least == most:
         raise DataError(
-            f"data.valid holds out {valid:,} rows, all with the label {most:g}, of which there is no AUC: "
-            f"{cure(reading)}"
+            f"data.valid holds out {valid:,} of {train + valid:,} rows, all with the label {most:g}, of which there is "
+            f"no AUC: {cure(reading)}"
         )
 
 

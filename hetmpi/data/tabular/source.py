@@ -21,6 +21,7 @@ from hetmpi.data.features import TABLE
 from hetmpi.data.source import check_slice
 from hetmpi.data.tabular import vocabulary
 from hetmpi.data.tabular.convert import no_value
+from hetmpi.data.tabular.coverage import MOST, unseen_of, unseen_text
 from hetmpi.data.tabular.encoder import FIRST_KEY, HASHED, INTEGERS, VOCABULARY, Coder, Encoder
 from hetmpi.data.tabular.files import PARQUET, TEXT, DataError, Unit, absolute, list_files, list_units
 from hetmpi.data.tabular.held_out import check_held_out
@@ -46,6 +47,7 @@ NUM_LOCKS = 16
 READER_BYTES = 32 << 20
 LEAST_ROWS_PER_VALUE = 1e-9
 MOST_VALUES = 10_000_000  # distinct values of a vocabulary
+SAMPLE_GROUPS = 4  # of held-out rows, in which unseen values are counted
 MOST_OWN = 0.5  # distinct values per row, beyond which an id has a remark
 MISSING = ("NA", "NaN", "nan", "null", "NULL", "None", "\\N")
 
@@ -232,7 +234,8 @@ class Tabular:
         self._valid_order = self._valid.order(np.arange(self._valid.num_groups))
         self._order = functools.lru_cache(2)(self._draw_order)
         self._permutation = functools.lru_cache(self.cached_groups)(self._draw_permutation)
-        self._report(manifest, modes, report)
+        if rank == 0:
+            self._report(manifest, modes, report)
 
     def _describe(self):
         """Sets the attributes of a source."""
@@ -247,6 +250,7 @@ class Tabular:
     def _report(self, manifest: dict, modes: Modes, report) -> None:
         """Prints a line per column."""
         rows_of = {feature.name: feature.rows for feature in self.features}
+        notes = {**self._notes(), **modes.notes, **no_value_notes(self.encoder.columns, manifest)}
         lines = [("column", "kind", "rows", "distinct", "missing", "bytes x dim", "")]
         for i, column in enumerate(self.encoder.columns):
             rows = rows_of.get(column.name)
@@ -258,7 +262,7 @@ class Tabular:
                 f"{manifest['distinct'][i] - (missing > 0 and not column.pool):,}" if column.kind == ID else "",
                 f"{missing:,}",
                 f"{4 * rows:,}" if own else "",
-                modes.notes.get(column.name, "") or str(self.encoder.scalings.get(column.name, "")),
+                notes.get(column.name, ""),
             ))  # fmt: skip
         widths = [max(len(line[j]) for line in lines) for j in range(6)]
         for line in lines:
@@ -266,6 +270,17 @@ class Tabular:
                 cell.ljust(width) if j < 2 else cell.rjust(width) for j, (cell, width) in enumerate(zip(line, widths))
             ]
             report("  ".join([*cells, line[6]]).rstrip())
+
+    def _notes(self) -> dict[str, str]:
+        """Column -> how its numbers are scaled, or that most held-out values were not seen in training, by a sample."""
+        notes = {name: str(scaling) for name, scaling in self.encoder.scalings.items()}
+        min_count = {column.name: column.min_count for column in self.encoder.columns}
+        groups = np.linspace(0, self._valid.num_groups - 1, min(SAMPLE_GROUPS, self._valid.num_groups)).astype(int)
+        samples = concatenate([self._valid.group(int(group)) for group in groups])
+        for name, (unseen, num) in unseen_of(self.encoder, samples).items():
+            if unseen > MOST * num:
+                notes[name] = unseen_text(unseen, num, min_count[name], "held-out values")
+        return notes
 
     def _draw_order(self, epoch: int) -> Order:
         return self._train.order(np.random.default_rng((self.seed, epoch)).permutation(self._train.num_groups))
@@ -277,6 +292,13 @@ class Tabular:
 def kind_text(column: Column) -> str:
     kind = f"id, {column.pool} of several" if column.pool else "number in buckets" if column.is_buckets else column.kind
     return f"{kind}, rows of {column.share}" if column.share else kind
+
+
+def no_value_notes(columns: list[Column], manifest: dict) -> dict[str, str]:
+    """Of columns that are missing in all rows."""
+    num_rows = sum(rows for split in ("train", "valid") for rows in manifest[split].values())
+    missing = zip(columns, manifest["missing"])
+    return {column.name: "no row has a value: kind: drop" for column, num in missing if num == num_rows}
 
 
 def scalings(columns: list[Column], manifest: dict) -> dict[str, Scaling]:
