@@ -94,7 +94,8 @@ class CanonicalText {
   std::string_view of_float(std::string_view text) {
     const size_t point = text.find('.');
     if (point != text.npos && point < 19 && text.find_first_not_of('0', point + 1) == text.npos)
-      return text.substr(0, point) == "-0" ? "0" : text.substr(0, point);  // exact, also of integers that no double holds
+      return text.substr(0, point) == "-0" ? "0"
+                                           : text.substr(0, point);  // exact, also of integers that no double holds
     double value = 0;
     const auto parsed = std::from_chars(text.data(), text.data() + text.size(), value);
     return parsed.ec == std::errc() ? of_number(value) : text;
