@@ -81,7 +81,7 @@ def check_scalings(encoder: Encoder):
     hints = get_type_hints(Scaling)
     for name, scaling in encoder.scalings.items():
         if not all(map(fits, scaling, hints.values())) or scaling.deviation < 0:
-            raise UserError(f"scaling of column {name[:100]!r} must be whether it is a logarithm, a mean and a deviation")
+            raise UserError(f"scaling of column {name[:100]!r} must be is_log, mean and deviation")
 
 
 def column_edges(column) -> tuple[float, ...]:
