@@ -28,7 +28,7 @@ from yaml import YAMLError
 from hetmpi.comm.world import World
 from hetmpi.dense import DENSE_RULES
 from hetmpi.errors import UserError, check_integer, check_number
-from hetmpi.run.settings import GROUPS, PARTS, Declared, Settings, declared
+from hetmpi.run.settings import GROUPS, PARTS, REMOVED, Declared, Settings, declared
 from hetmpi.table.cache import CacheSettings, Staleness
 from hetmpi.table.optim import ROW_RULES, check_choice
 
@@ -109,6 +109,8 @@ def advice(error: Exception, overrides: list[str], config_dir: str | None) -> st
     if getattr(cause, "full_key", None) in GROUPS:
         return not_a_group(cause.full_key, wrong_value and wrong_value[1])
     text = " ".join(str(error).split("Config search path")[0].split())
+    if removal(text):
+        return f"{removal(text)}. {WHERE}"
     unknown = re.search(r"Could not override '([^']+)'", text)
     if unknown:
         near, group = difflib.get_close_matches(unknown[1], known_keys(config_dir), n=1), unknown[1].split(".")[0]
@@ -119,6 +121,14 @@ def advice(error: Exception, overrides: list[str], config_dir: str | None) -> st
     elif "LexerNoViableAlt" in text or "mismatched input" in text:
         text += " Quote values that contain other characters than letters, digits and ./_-: \"run.dir='/tmp/ü'\"."
     return f"{text if text.endswith('?') else text.rstrip('.') + '.'} {WHERE}"
+
+
+def removal(text: str) -> str | None:
+    """Why the setting that the text names was removed; None if it names none of them."""
+    for key, removed in REMOVED.items():
+        if re.search(rf"\b{re.escape(key)}\b", text):
+            return f"{key} was removed, as {removed.why}: leave it out"
+    return None
 
 
 def not_a_group(name: str, value) -> str:
@@ -152,11 +162,12 @@ def check(config: DictConfig):
     for group in PARTS:
         if not isinstance(config[group], DictConfig):
             raise UserError(f"settings: {not_a_group(group, config[group])}")
-    names = [setting.key for setting in declared()]
+    known = {setting.key for setting in declared()} | set(GROUPS)
     for group in GROUPS:
-        unknown = {f"{group}.{key}" for key in OmegaConf.select(config, group)} - {*names, *GROUPS}
+        unknown = sorted({f"{group}.{key}" for key in OmegaConf.select(config, group)} - known)
         if unknown:
-            raise UserError(f"settings: there is no {', '.join(sorted(unknown))}. {WHERE}")
+            names = ", ".join(unknown)
+            raise UserError(f"settings: {removal(names) or f'there is no {names}'}. {WHERE}")
     try:
         for setting in declared():
             value = OmegaConf.select(config, setting.key)

@@ -104,11 +104,6 @@ class Table:
         "move it, add up to more than this, relative to the size of a row; 0: no limit, as in HET",
         most=1_000_000,
     )
-    replicate_below_rows: int = setting(
-        0,
-        "fields with fewer rows than this are replicated on every rank, exact by allreduce; 0: none; CPUs only",
-        most=MANY,
-    )
     prefetch_batches: int | None = setting(
         None,
         "batches for which to request rows of other nodes early; null: 0 at staleness 0, else table.round_steps",
@@ -270,6 +265,18 @@ class Settings:
 
 PARTS = ("model", "data", "task", "loss")  # groups with a file per choice, in conf/
 GROUPS = tuple(f.name for f in fields(Settings) if is_dataclass(f.default_factory)) + ("table.cache",)
+
+
+class Removed(NamedTuple):
+    """A setting of earlier versions. default: the value that run folders have if it was not set; why: the reason."""
+
+    default: Any
+    why: str
+
+
+REMOVED = {
+    "table.replicate_below_rows": Removed(0, "training with small fields whole on every rank was slower"),
+}
 
 
 class Declared(NamedTuple):

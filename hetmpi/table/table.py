@@ -1,14 +1,12 @@
 """EmbeddingTable: a table of rows partitioned over all ranks, read and written by key.
 
 It checks arguments and delegates to its client: bsp.py for s = 0, where every read sees all writes of the step before;
-ssp.py for s >= 1, HET's client, where reads may be s iterations behind. Every rank holds all rows of replicated fields
-(replicas.py).
+ssp.py for s >= 1, HET's client, where reads may be s iterations behind.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -27,7 +25,6 @@ from hetmpi.table.bsp import BspClient
 from hetmpi.table.cache import CacheSettings, RowCache, Staleness
 from hetmpi.table.client import Client, Parts, check_finite
 from hetmpi.table.optim import RowOptimizer, check_choice
-from hetmpi.table.replicas import ReplicatingClient
 from hetmpi.table.request import MOST_AHEAD, Keys
 from hetmpi.table.ssp import SspClient
 from hetmpi.table.store import ShardStore
@@ -36,7 +33,7 @@ EXCHANGES = ("auto", "rma", "alltoall")
 MOST_KNOWN = MOST_AHEAD + 12  # batches whose keys a table remembers: announced, read, and waiting in the loader
 ARGUMENTS = (  # those that all ranks must give alike
     "num_rows", "dim", "optimizer", "partition", "seed", "name", "init_std", "inbox_bytes", "staleness", "exchange",
-    "replicated", "round_steps",
+    "round_steps",
 )  # fmt: skip
 REMOTE_WINDOW = {"rma": "needed", "auto": "wanted", "alltoall": "unused"}
 
@@ -69,7 +66,6 @@ class EmbeddingTable:
         spans: Spans | None = None,
         exchange: str = "rma",
         device: torch.device | str = "cpu",
-        replicated: Sequence[range] = (),
         round_steps: int = 1,
     ):
         """Allocates the shards and initialises every row from a normal distribution with standard deviation `init_std`,
@@ -79,16 +75,14 @@ class EmbeddingTable:
         table's own. exchange: transport between nodes: rma, one-sided; alltoall, by collective calls; auto, the one
         that fetches rows faster here; or the path of a class, "package.module.Class", that implements
         hetmpi.comm.transport.Transport. device: cpu, or this rank's GPU: it holds the cache, and rows and gradients are
-        tensors on it, while keys stay on the CPU. replicated: keys whose rows every rank holds, as ascending ranges
-        (small_fields); every rank must then make every write, and two tables written in turns need two names.
-        round_steps: with alltoall at s >= 1, number of announced batches whose rows are requested by one message; the
-        message leaves when so many are announced, or with the next write. Collective.
+        tensors on it, while keys stay on the CPU. round_steps: with alltoall at s >= 1, number of announced batches
+        whose rows are requested by one message; the message leaves when so many are announced, or with the next write.
+        Collective.
 
-        Raises UserError if ranks give different arguments (cache, device and spans may differ), if memory is short, for
-        ranges that overlap or leave [0, num_rows), and if Horovod, which replicated rows need, runs on other ranks;
+        Raises UserError if ranks give different arguments (cache, device and spans may differ) and if memory is short;
         ValueError for an unknown partition or exchange or an invalid shape."""
         arguments = num_rows, dim, optimizer, partition, seed, name, init_std, inbox_bytes, staleness, exchange
-        world.check_same("EmbeddingTable", dict(zip(ARGUMENTS, (*arguments, tuple(replicated), round_steps))))
+        world.check_same("EmbeddingTable", dict(zip(ARGUMENTS, (*arguments, round_steps))))
         if dim < 1:
             raise UserError(f"table.dim must be at least 1, got {dim}")
         check_integer("table.round_steps", round_steps, 1, MOST_AHEAD)
@@ -112,8 +106,6 @@ class EmbeddingTable:
         self.window: RmaWindow | None = RmaWindow(world, layouts, REMOTE_WINDOW.get(exchange, "wanted"))
         try:
             self._open(rule, record, table_seed(seed, name), init_std, cache, torch.device(device), round_steps)
-            if replicated:
-                self.client = ReplicatingClient(self._parts, self.client, replicated, name)
         except Exception as error:
             if isinstance(error, (UserError, ValueError)) or world.size == 1:  # other errors may be of this rank alone
                 self.close()

@@ -1036,14 +1036,20 @@ def test_the_state_is_that_of_s_0_on_average_for_gradients_with_a_common_part(ru
         grads = draw.normal(size=(num_ranks, num_steps, num_rows, dim)) + common * draw.normal(size=(num_rows, dim))
         core = RowOptimizer(rule).core(dim)
         weight, state = np.zeros((num_rows, dim), np.float32), np.zeros((num_rows, core.state_dim), np.float32)
+        rows, ones, begin = np.arange(num_rows), np.ones(num_rows, np.int32), [0] * num_ranks
         exact = weight.copy(), state.copy()
-        for step in range(num_steps):
-            core.set_step(0.01, step + 1)
-            core.apply_touched(
-                *exact, np.zeros(num_rows, np.int32), grads[:, step].sum(0).astype(np.float32), np.ones(num_rows, "f4")
+        owner = owner_of(core, *exact)
+        for step in range(1, num_steps + 1):
+            owner.set_step([0.01], step)
+            owner.apply(
+                rows,
+                sums_of(rule, grads[:, step - 1].sum(0)[None]),
+                rows,
+                step * ones,
+                ones,
+                np.full((num_rows, 2), step, "i4"),
             )
         owner = owner_of(core, weight, state)
-        rows, begin = np.arange(num_rows), [0] * num_ranks
         for end in range(1, num_steps + 1):
             for rank in range(num_ranks):
                 if (end + 3 * rank) % 10 and end < num_steps:

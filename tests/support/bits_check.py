@@ -23,7 +23,7 @@ Not recorded, because the result depends on timing:
     one-sided reads while pushes of the same rank are in flight
     alltoall at s >= 1 over nodes of several ranks
     exchange=auto
-Nor the GPU's cache (tests/cpp/test_cuda.py), nor replicated rows with prefetch at s >= 1, whose peek needs a flush.
+Nor the GPU's cache (tests/cpp/test_cuda.py).
 """
 
 import itertools
@@ -36,7 +36,6 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass, field
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +43,6 @@ import torch
 import xxhash
 from launch import ROOT, losses, mpiexec, run, summary
 
-import hetmpi
 from hetmpi import CacheSettings, EmbeddingTable, RowOptimizer, Schedule, Staleness, World, launch
 
 RANKS = (1, 2, 3)
@@ -101,7 +99,6 @@ def cases_of(ranks: int) -> list[Case]:
     if ranks < 3:
         cases += [Case("table", place, *choice) for place, choice in itertools.product(places[-2:], list(variants()))]
     else:
-        cases += [Case("table", "near", s, "adagrad", 0, {"replicated": True}) for s in (0, 10)]
         cases += [Case("table", "mixed", s, "adagrad", prefetch) for s, prefetch in ((0, 0), (10, 0), (10, 1))]
     return cases + list(trainings(ranks, places))
 
@@ -120,7 +117,6 @@ def variants():
     """(staleness, rule, prefetch, options): settings that the other cases leave at their defaults."""
     yield from ((s, "sgd", 1, {"dtype": "float16"}) for s in (10, None))
     yield 10, "adam", 1, {"dtype": "bfloat16"}
-    yield from ((s, "adagrad", prefetch, {"replicated": True}) for s, prefetch in [(0, 0), (10, 0)])
     yield from ((10, "adagrad", 1, {"policy": policy}) for policy in ("lru", "lfuopt"))
     yield from (
         (s, "adagrad", int(s > 0), {"partition": partition})
@@ -136,7 +132,6 @@ def variants():
 def trainings(ranks: int, places: list[str]):
     for place, rule in itertools.product(places, ("sgd", "adagrad", "adam")):
         yield Case("train", place, 0, rule, 0)
-    yield Case("train", places[-1], 0, "adagrad", 0, {"table.replicate_below_rows": 50})
     yield Case("train", places[-1], 10, "adagrad", 1)
     yield Case("train", places[-1], 100, "sgd", 1, {"table.cache.dtype": "float16"})
     yield Case("train", places[-1], None, "adagrad", 0)
@@ -270,7 +265,7 @@ class Driver:
         """One step. Some steps write fewer keys than they read: otherwise a cache has no hits at s = 0. At s >= 1 some
         also read without a write, write a second time, write keys that were not read, or do not write."""
         table, case, (keys, noise) = self.table, self.case, self.batches[step]
-        is_bounded, is_replicated = case.staleness != 0, "replicated" in case.options
+        is_bounded = case.staleness != 0
         if is_bounded and step % 7 == 5:
             self.see(table.read(batch_of(self.world, step + 1000)[0]))
             self.num_announced = 0  # a read of another batch drops the announced ones
@@ -283,13 +278,12 @@ class Driver:
             table.write(keys[learns], grads[learns])
         elif not is_bounded or step % 9 != 7:
             table.write(keys, grads)
-        if is_bounded and step % 5 == 4 and not is_replicated:  # its write waits for the others' last one
+        if is_bounded and step % 5 == 4:
             self.await_quiet()
             table.write(keys.clone(), noise.flip(0) / self.world.size)
         if is_bounded and (case.takes_turns or step % 11 == 10):
             table.await_owners()
-            if not is_replicated:  # its peek needs a flush
-                self.see(table.peek(torch.arange(2 * self.world.size)))  # completes this rank's gets
+            self.see(table.peek(torch.arange(2 * self.world.size)))  # completes this rank's gets
             if not case.takes_turns:
                 self.num_announced = 0  # with alltoall await_owners drops them
         self.trail += self.rows.hexdigest()[:8]
@@ -325,21 +319,7 @@ def make_table(world: World, case: Case) -> EmbeddingTable:
         "staleness": staleness,
         "cache": cache,
     }
-    if options.pop("replicated", False):
-        fields = [range(0, 30), range(200, 260)]
-        try:  # a separate class in older versions
-            return class_of("ReplicatedTable")(world, NUM_ROWS, DIM, optimizer, fields, **settings, **options)
-        except ImportError:
-            return EmbeddingTable(world, NUM_ROWS, DIM, optimizer, replicated=fields, **settings, **options)
     return EmbeddingTable(world, NUM_ROWS, DIM, optimizer, **settings, **options)
-
-
-def class_of(name: str):
-    """A class of hetmpi that it does not export, from the module whose file defines it."""
-    for path in sorted(Path(hetmpi.__file__).parent.rglob("*.py")):
-        if f"\nclass {name}(" in path.read_text():
-            return getattr(import_module(".".join(path.relative_to(ROOT).with_suffix("").parts)), name)
-    raise ImportError(f"no module of hetmpi defines {name}")
 
 
 def batch_of(world: World, step: int) -> tuple[torch.Tensor, torch.Tensor]:

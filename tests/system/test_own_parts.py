@@ -88,11 +88,6 @@ def test_two_tables_are_saved_as_one_and_go_on_where_they_were(tmp_path):
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
 
 
-def test_tables_without_fields_are_not_replicated(tmp_path):
-    assert train(2, *RATING, "table.replicate_below_rows=100", "steps=3", f"run.dir={tmp_path}").code == 0
-    assert summary(tmp_path)["replicated_rows"] == 0
-
-
 def test_a_task_that_cannot_be_made_is_told():
     outcome = train(1, *RATING, "+task.depth=3", "steps=3")
     assert outcome.code != 0 and "hetmpi: ratings.Rating: " in outcome.text and "depth" in outcome.text, outcome.text

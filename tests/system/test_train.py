@@ -84,30 +84,6 @@ def test_ranks_without_shared_memory_give_the_same_bits(two_ranks, tmp_path, exc
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("ranks, below", [(1, 10**9), (2, 700), (2, 10**9), (3, 700)])
-def test_replicated_fields_give_the_same_curve(two_ranks, tmp_path, ranks, below):
-    replicated = [f"table.replicate_below_rows={below}", f"batch_size={96 // ranks}"]
-    outcome = train(ranks, *CURVE, *replicated, f"run.dir={tmp_path}")
-    assert outcome.code == 0, outcome.text
-    check_same_curve(two_ranks, tmp_path, tolerance=0 if ranks == 2 else 1e-6)
-    ours, theirs = summary(tmp_path), summary(two_ranks)
-    rows = ours["replicated_rows"]
-    assert (rows == ours["num_rows"]) == (below == 10**9) and theirs["replicated_rows"] == 0
-    assert f" {rows:,} of them " in outcome.text and "fields) on each" in outcome.text
-    assert ours["auc"] == pytest.approx(theirs["auc"], abs=1e-4)
-    assert ours["reduced_bytes"] == pytest.approx(30 * 2 * (ranks - 1) * rows * (8 + 1) * 4, abs=30 * ranks)
-    assert theirs["reduced_bytes"] is None and ours["pushed_bytes"] <= theirs["pushed_bytes"]
-
-
-@pytest.mark.rare
-def test_replicated_fields_train_under_a_bound(tmp_path):
-    bounded = ["table.replicate_below_rows=700", "table.staleness=10", "table.cache.admit=all", "eval.every_steps=10"]
-    outcome = train(3, *SHORT, *bounded, "steps=80", "batch_size=170", f"run.dir={tmp_path}")
-    assert outcome.code == 0, outcome.text
-    assert summary(tmp_path)["auc"] > 0.6
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("staleness", [0, 10])
 def test_ranks_that_exchange_by_alltoall_may_evaluate_different_numbers_of_batches(tmp_path, staleness):
     uneven = ["eval.every_steps=2", "eval.max_samples=10", "eval.batch_size=2", f"table.staleness={staleness}"]
@@ -126,11 +102,9 @@ def test_the_exchange_is_chosen_by_a_trial_and_told_once(tmp_path):
 
 
 @pytest.mark.rare
-@pytest.mark.parametrize("below", [0, 700])
-def test_three_ranks_twice_give_the_same_bits(tmp_path, below):
+def test_three_ranks_twice_give_the_same_bits(tmp_path):
     for name in ("first", "second"):
-        settings = [f"table.replicate_below_rows={below}", "batch_size=32", f"run.dir={tmp_path / name}"]
-        outcome = train(3, *SHORT, *settings)
+        outcome = train(3, *SHORT, "batch_size=32", f"run.dir={tmp_path / name}")
         assert outcome.code == 0, outcome.text
     check_same_curve(tmp_path / "first", tmp_path / "second", tolerance=0)
     assert summary(tmp_path / "first")["auc"] == summary(tmp_path / "second")["auc"]

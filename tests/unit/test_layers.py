@@ -114,7 +114,16 @@ def test_models_know_torch_and_the_layers_of_hetmpi_alone():
 
 def test_the_core_knows_neither_mpi_nor_torch_and_its_bindings_alone_know_python():
     sources = [path for path in (ROOT / "cpp").rglob("*") if path.suffix in (".h", ".cu", ".cpp", ".c")]
-    assert {path.parent.name for path in sources} == {"cpp", "cache", "owner", "wire", "data", "graph", "cuda", "python"}
+    assert {path.parent.name for path in sources} == {
+        "cpp",
+        "cache",
+        "owner",
+        "wire",
+        "data",
+        "graph",
+        "cuda",
+        "python",
+    }
     for path in sources:
         foreign = ("mpi", "torch", "ATen") + (("pybind11", "Python", "python/") if path.parent.name != "python" else ())
         included = re.findall(r'#include [<"](.*)[>"]', path.read_text())
