@@ -219,7 +219,7 @@ def check_value(setting: Declared, value):
 
 def staleness_of(config: DictConfig) -> Staleness:
     """The bound from table.staleness and related settings. Raises UserError."""
-    return Staleness(config.table.staleness, config.table.staleness_growth, config.table.anticipate, config.table.drift)
+    return Staleness(config.table.staleness, config.table.anticipate, config.table.drift)
 
 
 def cache_of(config: DictConfig, owner: str = "", own: Mapping = MappingProxyType({})) -> CacheSettings:

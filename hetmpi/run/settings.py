@@ -87,11 +87,6 @@ class Table:
         "iterations by which a cached row may lag; 0: exact, no cache by default; null: no bound but table.drift",
         most=LARGEST_BOUND - 1,
     )
-    staleness_growth: float | None = setting(
-        None,
-        "steps between increases of the bound by one, from 0 up to table.staleness; null: full bound from the start",
-        most=1_000_000_000,
-    )
     anticipate: float | None = setting(
         None,
         "factor of a rank's own updates of cached rows, to anticipate those of other ranks; null: the number of ranks; "
@@ -275,6 +270,7 @@ class Removed(NamedTuple):
 
 
 REMOVED = {
+    "table.staleness_growth": Removed(None, "table.drift loses less accuracy for fewer bytes"),
     "table.replicate_below_rows": Removed(0, "training with small fields whole on every rank was slower"),
 }
 

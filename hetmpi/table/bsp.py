@@ -146,7 +146,7 @@ class BspClient:
                 yield from self._applying()
             if meets:
                 yield from self.parts.window.fencing(f"in step {self.step + 1} for all ranks to apply the gradients")
-            self.parts.enter(self.step + 1)
+            self.parts.step += 1
             self._is_written = False
 
     def _applying(self) -> InFlight[None]:
@@ -177,7 +177,7 @@ class BspClient:
         finish(self.settling())
 
     def resume_at(self, step: int):
-        self.parts.enter(step)
+        self.parts.step = step
 
     def close(self):
         self._world.meet("for all ranks to close the table")  # receives their gradients meanwhile

@@ -86,20 +86,20 @@ class Parts:
     admitted: np.ndarray  # (size,) bool: ranks whose rows are cached
     counters: Counters
     spans: Spans
-    round_steps: int = 1  # most announced batches that one pull serves
+    round_steps: int = 1  # announced batches that one pull serves, at most s
+    step: int = 0  # steps written so far; set by the client alone
 
     def __post_init__(self):
-        self.enter(0)
+        self.serve(self.round_steps)
 
-    def enter(self, step: int):
-        """Sets, for the client alone: step, the number of steps written so far; num_joint, the number of announced
-        batches that one pull serves in this step; and bound, the staleness at which clocks are compared in it, in the
-        encoding of the C++ core: s, less the steps between the first and the last batch of a pull, as the last one is
-        read so much later (docs/design.md)."""
-        self.step, self.bound, self.num_joint = step, self.staleness.at(step), self.round_steps
+    def serve(self, round_steps: int):
+        """Sets round_steps, and bound, the staleness at which clocks are compared, in the encoding of the C++ core: s,
+        less the steps between the first and the last batch of a pull, as the last one is read so much later
+        (docs/design.md)."""
+        self.round_steps, self.bound = round_steps, self.staleness.core_bound
         if self.bound != _C.UNBOUNDED:
-            self.num_joint = max(1, min(self.round_steps, self.bound))
-            self.bound -= self.num_joint - 1
+            self.round_steps = max(1, min(round_steps, self.bound))
+            self.bound -= self.round_steps - 1
 
     def keys_of(self, tensor: torch.Tensor, array: np.ndarray) -> Keys:
         """Keys whose values are array (U,) int64. Thread-safe."""

@@ -51,8 +51,7 @@ class SspClient:
         self._owner.start([layout.ring(rank) for rank in others])
         self._reader = self.transport.reader
         if not self.transport.carries_pushes:
-            parts.round_steps = 1  # a pull that carries no pushes does not know which rows they change
-            parts.enter(parts.step)
+            parts.serve(1)  # a pull that carries no pushes does not know which rows they change
         self._pushes = Pushes(parts, self._owner, self.transport)
         self._pulls = Pulls(parts, self._pushes, self.transport)
 
@@ -221,7 +220,7 @@ class SspClient:
         with self._spans("push"):
             self._take_due(request, held)
             self._pushes.send()
-        self.parts.enter(self.step + 1)
+        self.parts.step += 1
 
     def _update(self, keys: Keys, grads: torch.Tensor) -> PullRequest:
         """HET's Update of the lines; releases gradients of keys without a line."""
@@ -286,7 +285,7 @@ class SspClient:
         return self._cache.on_device(rows)
 
     def resume_at(self, step: int):
-        self.parts.enter(step)
+        self.parts.step = step
         self._owner.set_step(self.parts.optimizer, step)
 
     def close(self):

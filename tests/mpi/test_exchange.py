@@ -107,12 +107,11 @@ PLAIN_ALLTOALL = {**PLAIN, "exchange": "alltoall"}
     10,
     **ALLTOALL,
     prefetch=st.just(False),
-    growth=st.sampled_from([None, None, 1.5, 6]),
     anticipate=st.integers(0, 3),
     num_steps=st.integers(5, 40),
 )
 def test_ranks_in_lockstep_do_what_the_reference_does(apart, staleness, case):
-    settings = staleness, case["growth"], case["anticipate"]
+    settings = staleness, case["anticipate"]
     table = open_table(apart, case, *settings)
     follow(apart, table, cluster_of(apart, table, case, *settings), case)
     table.close()
@@ -122,12 +121,11 @@ def test_ranks_in_lockstep_do_what_the_reference_does(apart, staleness, case):
 @cases(
     20,
     **ANNOUNCED,
-    growth=st.sampled_from([None, None, 1.5, 6]),
     anticipate=st.integers(0, 3),
     num_steps=st.integers(5, 40),
 )
 def test_ranks_that_announce_their_batches_do_what_the_reference_does(world, staleness, case):
-    apart, settings = World(world.comm, ranks_per_node=1), (staleness, case["growth"], case["anticipate"])
+    apart, settings = World(world.comm, ranks_per_node=1), (staleness, case["anticipate"])
     table = open_table(apart, case, *settings)
     follow(apart, table, cluster_of(apart, table, case, *settings, kind=Rounds), case, step_in_rounds)
     table.close()
@@ -137,12 +135,11 @@ def test_ranks_that_announce_their_batches_do_what_the_reference_does(world, sta
 @cases(
     5,
     **{**ANNOUNCED, "exchange": st.just("toy_transport.Pickled")},
-    growth=st.none(),
     anticipate=st.just(3),
     num_steps=st.integers(5, 25),
 )
 def test_a_transport_of_ones_own_takes_one_file(world, staleness, case):
-    apart, settings = World(world.comm, ranks_per_node=1), (staleness, case["growth"], case["anticipate"])
+    apart, settings = World(world.comm, ranks_per_node=1), (staleness, case["anticipate"])
     table = open_table(apart, case, *settings)
     assert type(table.client.transport).__name__ == ("OneSided" if apart.is_one_node else "Pickled")
     follow(apart, table, cluster_of(apart, table, case, *settings, kind=Rounds), case, step_in_rounds)
@@ -176,7 +173,7 @@ def step_in_rounds(world, table, keys, grads, later):
     num_steps=st.integers(5, 25),
 )
 def test_no_update_is_lost_or_applied_twice(apart, case):
-    table = open_table(apart, case, case["staleness"], None, case["anticipate"], inbox_bytes=1)
+    table = open_table(apart, case, case["staleness"], case["anticipate"], inbox_bytes=1)
     run_freely(apart, table, case, lambda step: table.flush() if step == 3 else None)
     assert np.array_equal(changes(table, case), total_change(apart, case)[table.keys()])
     table.close()
@@ -217,10 +214,10 @@ def test_a_push_larger_than_the_inbox_is_whole_at_the_next_read(apart, staleness
 
 
 @pytest.mark.parametrize("staleness", [1, 10])
-@cases(10, **ALLTOALL, growth=st.sampled_from([None, None, 1.5]), num_steps=st.integers(10, 40))
+@cases(10, **ALLTOALL, num_steps=st.integers(10, 40))
 def test_clocks_of_a_row_on_two_ranks_that_read_it_differ_by_at_most_2s(apart, staleness, case):
     case = {**case, "staleness": staleness}
-    table = open_table(apart, case, staleness, case["growth"])
+    table = open_table(apart, case, staleness)
     for step in range(case["num_steps"]):
         keys, grads = tensors(case, *batch_of(case, step, apart.rank))
         table.read(keys)

@@ -71,13 +71,13 @@ def cases(max_examples, **more):
     return decorate
 
 
-def open_table(world, case, staleness, growth=None, anticipate=1.0, inbox_bytes=1 << 16):
+def open_table(world, case, staleness, anticipate=1.0, inbox_bytes=1 << 16):
     """A table under SGD with learning rate 1 whose rows are integers: row k begins as first_row(k)."""
     dtype = "float32" if staleness == 0 else case.get("dtype", "float32")
     cache = CacheSettings(case["capacity_rows"], policy=case["policy"], admit=case["admit"], dtype=dtype)
     table = EmbeddingTable(
         world, case["num_rows"], case["dim"], RowOptimizer("sgd", 1.0), case["partition"], inbox_bytes=inbox_bytes,
-        staleness=Staleness(staleness, growth, anticipate, 0.0), cache=cache, exchange=case.get("exchange", "rma"),
+        staleness=Staleness(staleness, anticipate, 0.0), cache=cache, exchange=case.get("exchange", "rma"),
         round_steps=case.get("round_steps", 1),
     )  # fmt: skip
     for key, row in zip(table.keys().tolist(), table.shard.weight):
@@ -119,7 +119,7 @@ def line_clocks(table, keys):
 # Comparison with the reference
 
 
-def cluster_of(world, table, case, staleness, growth, anticipate, kind=Cluster):
+def cluster_of(world, table, case, staleness, anticipate, kind=Cluster):
     """The reference of a table."""
     keys = range(case["num_rows"])
     owner = make_partition(case["partition"], len(keys), world.size).locate(np.arange(len(keys)))[0]
@@ -129,7 +129,7 @@ def cluster_of(world, table, case, staleness, growth, anticipate, kind=Cluster):
     far = [{key for key in keys if owner[key] not in node[rank]} for rank in node]
     capacities = [min(case["capacity_rows"], len(keys) + 32) if mine else 0 for mine in admitted]
     rows = [first_row(key, case["dim"]) for key in keys]
-    return kind(rows, capacities, case["policy"], admitted, far, staleness, growth, anticipate)
+    return kind(rows, capacities, case["policy"], admitted, far, staleness, anticipate)
 
 
 def step_apart(world, table, keys, grads, later):
@@ -172,12 +172,11 @@ def check_step(table, rank, rows, expected):
 @pytest.mark.parametrize("staleness", STALENESS)
 @cases(
     20,
-    growth=st.sampled_from([None, None, 1.5, 6]),
     anticipate=st.integers(0, 3),
     num_steps=st.integers(5, 40),
 )
 def test_ranks_in_lockstep_do_what_the_reference_does(placed, staleness, case):
-    settings = staleness, case["growth"], case["anticipate"]
+    settings = staleness, case["anticipate"]
     table = open_table(placed, case, *settings)
     cluster = cluster_of(placed, table, case, *settings)
     follow(placed, table, cluster, case)
@@ -302,7 +301,7 @@ DTYPES = ["float32", "float16", "bfloat16"]
 )
 def test_no_update_is_lost_or_applied_twice(placed, case):
     inbox_bytes = 1 if placed.is_one_node else 2048 * placed.size  # the minimum, which would be slow over MPI
-    table = open_table(placed, case, case["staleness"], None, case["anticipate"], inbox_bytes)
+    table = open_table(placed, case, case["staleness"], case["anticipate"], inbox_bytes)
     run_freely(placed, table, case, lambda step: table.flush() if step == 3 else None)
     assert np.array_equal(changes(table, case), total_change(placed, case)[table.keys()])
     table.close()
@@ -409,7 +408,7 @@ def far_rows(world, **settings):
     "announced", ["another batch", "this batch, by another tensor", "this batch, and the one after"]
 )
 def test_a_read_of_what_was_not_announced_has_all_own_updates(placed, announced):
-    table, keys = far_rows(placed, staleness=Staleness(1, None, 1.0))
+    table, keys = far_rows(placed, staleness=Staleness(1, 1.0))
     grads, others = torch.ones(100, 4), keys.flip(0)[:50].clone()
     for step in range(12):
         assert (table.read(keys) == -step).all(), step
@@ -524,10 +523,10 @@ def test_keys_filled_anew_through_numpy_are_read_as_they_are_now(world):
 
 
 @pytest.mark.parametrize("staleness", [1, 2, 10])
-@cases(10, growth=st.sampled_from([None, None, 1.5]), num_steps=st.integers(10, 40))
+@cases(10, num_steps=st.integers(10, 40))
 def test_clocks_of_a_row_on_two_ranks_that_read_it_differ_by_at_most_2s(placed, staleness, case):
     case = {**case, "staleness": staleness}
-    table = open_table(placed, case, staleness, case["growth"])
+    table = open_table(placed, case, staleness)
     for step in range(case["num_steps"]):
         keys, grads = tensors(case, *batch_of(case, step, placed.rank))
         table.read(keys)

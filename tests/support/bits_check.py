@@ -124,7 +124,6 @@ def variants():
     )
     yield from ((s, "adagrad", int(s > 0), {"capacity_rows": 0}) for s in (0, 10))
     yield 10, "rowwise_adagrad", 2, {}
-    yield 10, "sgd", 1, {"growth": 4.0}
     yield 10, "adagrad", 1, {"anticipate": 1.0}
     yield 1, "sgd", 1, {}
 
@@ -304,7 +303,7 @@ class Driver:
 def make_table(world: World, case: Case) -> EmbeddingTable:
     options = dict(case.options)
     optimizer = RowOptimizer(case.rule, LR[case.rule], 0.01, schedule=Schedule("cosine", 5, 2 * case.num_steps))
-    staleness = Staleness(case.staleness, options.pop("growth", None), options.pop("anticipate", None), 0.0)
+    staleness = Staleness(case.staleness, options.pop("anticipate", None), 0.0)
     cache = CacheSettings(
         options.pop("capacity_rows", CAPACITY_ROWS),
         policy=options.pop("policy", "lfu"),

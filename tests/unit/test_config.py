@@ -107,7 +107,6 @@ def test_the_run_folder_names_model_and_data():
         "table.staleness=2147483648",
         "+table.cache.size=5",
         "train.profile=maybe",
-        "table.staleness_growth=0",
         "table.anticipate=-1",
         "table.drift=-1",
         "table.drift=inf",
