@@ -11,8 +11,7 @@ rows (hot.py); WDL on the raw Criteo text in the file `data`, split anew for eve
 graph of HET's (conf/experiment/het_mag.yaml), whose score is accuracy in place of AUC. A variant is a staleness s; +aX
 anticipates X ranks (1: HET's own rule; default: all ranks); +dX limits the drift of a line to X sizes of a row. The
 target is the score that s = 0 has after 90 % of the samples. Runs that miss it continue until they reach it, at most
-`patience` times as long. Scores are those of the owners' rows after a flush. First checks, on a small table, that s = 0
-gives the same bits with and without a cache.
+`patience` times as long. Scores are those of the owners' rows after a flush.
 
 Prints, over the seeds, the mean score, its difference to s = 0 with the standard error of that difference, the same for
 the samples to the target, bytes per sample and seconds. Last, one JSON line: {"score": {"0": x, ...},
@@ -144,7 +143,6 @@ def measure(world, settings: dict, variants: list[Variant]):
 
     torch.set_num_threads(1)
     hvd = world.start_horovod()
-    check_exact(world)
     curves = {variant.name: [] for variant in variants}
     for seed in range(settings["first_seed"], settings["first_seed"] + settings["seeds"]):
         batches, target = Batches(world, settings, seed), None
@@ -291,29 +289,6 @@ def evaluate(world, table, model, batches: Batches) -> float:
     if world.rank == 0:
         score = next(iter(batches.task.figures([np.concatenate(column) for column in zip(*gathered)]).values()))
     return world.comm.bcast(score)
-
-
-def check_exact(world):
-    """Raises RuntimeError unless s = 0 gives the same bits with and without a cache."""
-    import torch
-
-    from hetmpi.table.cache import CacheSettings
-    from hetmpi.table.optim import RowOptimizer
-    from hetmpi.table.table import EmbeddingTable
-
-    shards = []
-    for capacity in (0, 100):
-        cache = CacheSettings(capacity_rows=capacity, admit="all")
-        table = EmbeddingTable(world, 1000, 8, RowOptimizer("sgd", 0.1), cache=cache)
-        generator = torch.Generator().manual_seed(world.rank)
-        for _ in range(20):
-            keys = torch.randperm(1000, generator=generator)[:200]
-            table.write(keys, table.read(keys) + torch.randn(200, 8, generator=generator))
-        table.flush()
-        shards.append(table.shard.weight.copy())
-        table.close()
-    if not (shards[0] == shards[1]).all():
-        raise RuntimeError("s = 0 with a cache does not give the bits of s = 0 without")
 
 
 def line(seed: int, variant: Variant, curve: Curve, target: float, samples: int) -> str:

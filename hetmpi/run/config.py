@@ -224,12 +224,15 @@ def staleness_of(config: DictConfig) -> Staleness:
 
 def cache_of(config: DictConfig, owner: str = "", own: Mapping = MappingProxyType({})) -> CacheSettings:
     """The cache of a table from table.cache, with settings of its `own` in their place; owner: for messages. The
-    default capacity is a tenth of the rows at s >= 1, and none at s = 0, where every row is written in the step that
-    reads it, so its line is stale at the next read. Raises UserError."""
+    default capacity is a tenth of the rows at s >= 1. Raises UserError, also for a capacity at s = 0."""
     values = own_settings(config, "table.cache", own, tuple(config.table.cache), owner)
     if {"capacity_rows", "capacity_fraction"} & set(own):
         values |= {"capacity_rows": None, "capacity_fraction": None, **own}
     settings = CacheSettings(**values)
+    try:
+        settings.check_at(staleness_of(config))
+    except UserError as error:
+        raise UserError(f"{owner}: {error}" if owner else str(error)) from error
     if settings.capacity_rows is None and settings.capacity_fraction is None:
         fraction = 0.0 if config.table.staleness == 0 else DEFAULT_CAPACITY_FRACTION
         return replace(settings, capacity_fraction=fraction)

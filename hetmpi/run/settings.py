@@ -45,11 +45,13 @@ def group(kind: type):
 @dataclass
 class Cache:
     capacity_rows: int | None = setting(
-        CacheSettings.capacity_rows, "rows that each rank caches; give this or capacity_fraction", most=MANY
+        CacheSettings.capacity_rows,
+        "rows that each rank caches, at a staleness of at least 1; give this or capacity_fraction",
+        most=MANY,
     )
     capacity_fraction: float | None = setting(
         CacheSettings.capacity_fraction,
-        "share of the table's rows that each rank caches; both null: 0 at staleness 0, else 0.1",
+        "share of the table's rows that each rank caches; both null: 0.1, at staleness 0 none",
         most=1,
     )
     policy: str = setting(
@@ -59,8 +61,7 @@ class Cache:
     )
     dtype: str = setting(
         CacheSettings.dtype,
-        "type of cached rows; 16-bit types need a staleness of 1 or more and cost at most .0003 of AUC in "
-        "docs/results.md; rows travel in 32 bits",
+        "type of cached rows; 16-bit types cost at most .0003 of AUC in docs/results.md; rows travel in 32 bits",
         choices=tuple(ROW_BYTES),
     )
     admit: str = setting(
@@ -84,7 +85,7 @@ class Table:
     inbox_mb: float = setting(8, "MB per rank for gradients from other ranks", least=0.05, most=1 << 20)
     staleness: int | None = setting(
         0,
-        "iterations by which a cached row may lag; 0: exact, no cache by default; null: no bound but table.drift",
+        "iterations by which a cached row may lag; 0: exact, without a cache; null: no bound but table.drift",
         most=LARGEST_BOUND - 1,
     )
     anticipate: float | None = setting(

@@ -75,7 +75,7 @@ class Staleness:
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """Size, eviction policy and precision of a rank's cache.
+    """Size, eviction policy and precision of a rank's cache; without effect at staleness 0, which has none.
 
     capacity_rows, or capacity_fraction of the table's rows: lines of each rank; 0, or neither, is no cache. policy:
     lru, lfu or lfuopt (cpp/cache/cache_decisions.h). admit: `offnode` caches rows of other nodes, `remote` those of
@@ -102,6 +102,16 @@ class CacheSettings:
             raise UserError(f"table.cache.capacity_rows must lie in [0, 2**31), got {self.capacity_rows}")
         if self.capacity_fraction is not None and not 0 <= self.capacity_fraction <= 1:
             raise UserError(f"table.cache.capacity_fraction must lie in [0, 1], got {self.capacity_fraction}")
+
+    def check_at(self, staleness: Staleness):
+        """Raises UserError for lines at staleness 0."""
+        if staleness.is_synchronous and (self.capacity_rows or self.capacity_fraction):
+            size = "capacity_fraction" if self.capacity_rows is None else "capacity_rows"
+            raise UserError(
+                f"table.cache.{size} must be 0 at table.staleness=0, where every step changes the rows that it reads, "
+                f"so no copy could be used again, got {getattr(self, size)}: leave it out, or give a staleness of at "
+                "least 1"
+            )
 
     def admitted(self, world: World, device: torch.device) -> np.ndarray:
         """Mask of the ranks whose rows are cached on `device`: (size,) bool."""

@@ -113,7 +113,7 @@ class Parts:
     def request(self, keys: Keys) -> PullRequest:
         return PullRequest(keys, self.cache.empty)
 
-    # Operations on the lines of a batch, in both models.
+    # Operations on a batch and its lines.
 
     def find(self, request: PullRequest, is_looked_up: bool = False):
         """Looks the keys up and marks the lines of the batch as used."""
@@ -136,13 +136,8 @@ class Parts:
             yield from reader.reading(array, route, out)
             self.counters.row_bytes += 4 * out.shape[1] * route.num_elsewhere(self.world.rank)
 
-    def count_found(self, request: PullRequest, is_stale: np.ndarray, are_judged: bool):
-        """Counts hits and stale lines of a batch. are_judged: whether lines were compared with their owners' clocks."""
-        num = request.num
-        num_found, num_stale = int(np.count_nonzero(request.slots[:num] >= 0)), int(np.count_nonzero(is_stale[:num]))
-        self.count_lines(num_found, num_stale, are_judged)
-
     def count_lines(self, num_found: int, num_stale: int, are_judged: bool):
+        """Counts hits and stale lines of a batch. are_judged: whether lines were compared with their owners' clocks."""
         self.counters.validated += num_found if are_judged else 0
         self.counters.hits += num_found - num_stale
         self.counters.stale += num_stale

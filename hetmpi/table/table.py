@@ -79,8 +79,8 @@ class EmbeddingTable:
         whose rows are requested by one message; the message leaves when so many are announced, or with the next write.
         Collective.
 
-        Raises UserError if ranks give different arguments (cache, device and spans may differ) and if memory is short;
-        ValueError for an unknown partition or exchange or an invalid shape."""
+        Raises UserError if ranks give different arguments (cache, device and spans may differ), if memory is short, and
+        for a cache at staleness 0; ValueError for an unknown partition or exchange or an invalid shape."""
         arguments = num_rows, dim, optimizer, partition, seed, name, init_std, inbox_bytes, staleness, exchange
         world.check_same("EmbeddingTable", dict(zip(ARGUMENTS, (*arguments, round_steps))))
         if dim < 1:
@@ -90,10 +90,7 @@ class EmbeddingTable:
             imported(exchange)  # refused before memory is allocated
         else:
             check_choice("table.exchange", exchange, EXCHANGES)
-        if staleness.is_synchronous and cache.dtype != "float32":
-            raise UserError(
-                f"table.cache.dtype must be float32 at staleness 0, where reads are exact, got {cache.dtype}"
-            )
+        cache.check_at(staleness)
         self.world, self.name, self.num_rows, self.dim = world, name, num_rows, dim
         self.staleness, self.optimizer = staleness, optimizer
         self.partition, self.partition_kind = make_partition(partition, num_rows, world.size), partition

@@ -217,7 +217,7 @@ def test_rows_of_late_updates_are_in_an_incremental_checkpoint(
             RowOptimizer("adagrad"),
             name=name,
             staleness=Staleness(staleness),
-            cache=CacheSettings(200, admit="all"),
+            cache=CacheSettings(200 if staleness > 0 else 0, admit="all"),
         )
         for name in ("one", "other")
     )

@@ -27,7 +27,6 @@ from test_staleness import (
     step_freely,
     tensors,
     total_change,
-    trained,
     write_apart,
     writes_of,
 )  # fmt: skip
@@ -70,28 +69,13 @@ def test_rows_are_those_of_one_node_where_ranks_of_a_node_are_not_consecutive(wo
 
 def test_tables_read_one_by_one_or_together_match_on_nodes_of_one_rank_and_of_several(apart):
     """A flush of one table alone shifts the calls of the others: equally on all nodes."""
-    cached = CacheSettings(8, admit="all")
-    group = TableGroup(
-        {
-            "a": make_table(apart, exchange="alltoall", name="a", cache=cached),
-            "b": make_table(apart, exchange="alltoall", name="b"),
-        }
-    )
+    group = TableGroup({name: make_table(apart, exchange="alltoall", name=name) for name in ("a", "b")})
     keys = {name: torch.arange(10) for name in group}
     for flushed in ("a", "b", "a"):
         rows = group.read(keys)
         group.write(keys, {name: torch.ones_like(rows[name]) for name in group})
         group[flushed].flush()
     group.close()
-
-
-@pytest.mark.parametrize("rule", sorted(RULES))
-def test_a_cache_changes_no_bit_at_staleness_0(apart, rule):
-    expected, _ = trained(apart, rule, weight_decay=0.01)
-    for capacity_rows, prefetch in [(0, True), (1, False), (64, True), (64, False)]:
-        cache = CacheSettings(capacity_rows, admit="all")
-        found, _ = trained(apart, rule, prefetch, weight_decay=0.01, cache=cache, exchange="alltoall")
-        assert all(np.array_equal(a, b) for a, b in zip(found, expected)), (capacity_rows, prefetch)
 
 
 # Bounded staleness: the tests of rma in tests/mpi/test_staleness.py that apply if all ranks step together.

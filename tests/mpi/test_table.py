@@ -377,7 +377,6 @@ def test_a_closed_table_says_so(world):
     "settings",
     [
         {},
-        {"staleness": Staleness(0), "cache": CacheSettings(64, admit="all")},
         {"staleness": Staleness(10)},
         {"staleness": Staleness(10), "cache": CacheSettings(64, admit="all")},
     ],

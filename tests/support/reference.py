@@ -223,7 +223,7 @@ class Rank:
 
     def read(self, keys):
         """One row per key."""
-        if self.staleness != 0 and self.requested is not None and self.early is None:
+        if self.requested is not None and self.early is None:
             self.order()
         admitted = [key for key in keys if key in self.admitted]
         found = self.cache.find(admitted)
@@ -254,14 +254,14 @@ class Rank:
         return [rows[key] for key in keys]
 
     def clock_of(self, key):
-        """The owner's clock that a read uses: the prefetched one if the key is far and the bound allows stale rows."""
-        if self.staleness != 0 and self.requested is not None and key in self.requested:
+        """The owner's clock that a read uses: the prefetched one if the key is far."""
+        if self.requested is not None and key in self.requested:
             return self.requested[key]
         return self.owners.clocks[key]
 
     def is_valid(self, line, counts_lags=False):
         bound, lag = self.staleness, self.clock_of(line.key) - line.clock
-        if self.staleness != 0 and line.key in (self.early or {}):
+        if line.key in (self.early or {}):
             return False  # it is refreshed
         if bound is None:
             return True
@@ -272,11 +272,10 @@ class Rank:
         return True
 
     def fetch(self, key):
-        """Row and clock: as fetched ahead, at s = 0 if the clock has not changed since; otherwise the owner's."""
-        row, clock = list(self.owners.rows[key]), self.owners.clocks[key]
-        if self.early is not None and key in self.early and (self.staleness != 0 or clock == self.early[key][1]):
+        """Row and clock: as fetched ahead, otherwise the owner's."""
+        if self.early is not None and key in self.early:
             return self.early[key]
-        return row, clock
+        return list(self.owners.rows[key]), self.owners.clocks[key]
 
     def refresh(self, line, row, clock):
         line.row = [value - self.anticipate * change for value, change in zip(row, line.pending)]
@@ -295,19 +294,19 @@ class Rank:
             line.pending, line.count = [0] * len(line.row), 0
 
     def prefetch(self, keys):
-        """Requests clocks of far keys, and of lines whose sums may become due; at s = 0 the rows as well."""
+        """Requests clocks of far keys, and of lines whose sums may become due; nothing at s = 0."""
+        if self.staleness == 0:
+            return
         along, lines = [], self.cache.lines
-        if self.staleness != 0 and self.staleness is not None:
+        if self.staleness is not None:
             along = [
                 key for key in self.last if key in lines and lines[key].count >= self.staleness and key not in keys
             ]
         wanted = [key for key in keys + along if key in self.far]
         self.requested = {key: self.owners.clocks[key] for key in wanted}
-        if self.staleness is None or self.staleness == 0:
+        if self.staleness is None:
             self.requested = {key: clock for key, clock in self.requested.items() if key not in lines}
         self.next_keys, self.left_out = set(keys), {key for key, *_ in self.leaving}
-        if self.staleness == 0:
-            self.early = {key: (list(self.owners.rows[key]), clock) for key, clock in self.requested.items()}
 
     def order(self):
         """Fetches the requested rows that the next read needs; other lines if they are due and too old."""
@@ -349,7 +348,7 @@ class Rank:
 
     def hand_out_if_due(self, key):
         line = self.cache.lines.get(key)
-        if line is not None and self.staleness != 0 and self.staleness is not None and line.count > self.staleness:
+        if line is not None and self.staleness is not None and line.count > self.staleness:
             self.hand_out(line)
 
     def send(self):

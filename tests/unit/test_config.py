@@ -61,6 +61,18 @@ def test_a_cache_is_there_by_default_where_it_can_pay():
     assert cache_of(resolved([])).capacity_fraction == 0
     assert cache_of(resolved(["table.staleness=null"])).capacity_fraction == 0.1
     assert cache_of(resolved(["table.staleness=5", "table.cache.capacity_rows=9"])).capacity_rows == 9
+    assert cache_of(resolved(["table.cache.capacity_fraction=0"])).capacity_fraction == 0
+
+
+@pytest.mark.parametrize("size", ["capacity_rows=9", "capacity_fraction=0.1"])
+def test_a_cache_at_staleness_0_is_refused(size):
+    with pytest.raises(
+        UserError, match="^settings: table.cache.capacity_.* must be 0 at table.staleness=0, .*leave it"
+    ):
+        resolved([f"table.cache.{size}"])
+    name, value = size.split("=")
+    with pytest.raises(UserError, match=f"^table t: table.cache.{name} must be 0 at table.staleness=0"):
+        cache_of(resolved([]), "table t", {name: float(value)})
 
 
 def test_learning_rates_left_open_follow_the_rule():
