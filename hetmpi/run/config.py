@@ -25,6 +25,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from hetmpi.comm.transport import current_name
 from hetmpi.comm.world import World
 from hetmpi.dense import DENSE_RULES
 from hetmpi.errors import UserError, check_integer, check_number
@@ -155,13 +156,15 @@ def known_keys(config_dir: str | None) -> list[str]:
 
 
 def check(config: DictConfig):
-    """Raises UserError for invalid values; fills in learning rates where they are null."""
+    """Raises UserError for invalid values; fills in learning rates where they are null, and the new name of a
+    transport, with a warning."""
     missing = OmegaConf.missing_keys(config)
     if missing:
         raise UserError(f"settings: give {', '.join(f'{key}=...' for key in sorted(missing))}")
     for group in PARTS:
         if not isinstance(config[group], DictConfig):
             raise UserError(f"settings: {not_a_group(group, config[group])}")
+    config.table.exchange = current_name(config.table.exchange, warns=True)
     known = {setting.key for setting in declared()} | set(GROUPS)
     for group in GROUPS:
         unknown = sorted({f"{group}.{key}" for key in OmegaConf.select(config, group)} - known)

@@ -36,7 +36,7 @@ CHECK_STEPS = 10
 TRIAL_S = 60.0  # after which the trial ends
 NARROW = (1, 2)  # widths of rows
 NOT_TRIED = "bytes and hit rate: not tried, as here rows of 1 and of 2 numbers do not fit either"
-TWO_SIDED = ("auto", "alltoall")  # values of table.exchange with which messages may be two-sided
+TWO_SIDED = ("auto", "messages")  # values of table.exchange with which requests are two-sided, or may be
 ROUND_COPIES = 5  # of a round's rows: those read; in replies sent and received; gradients sent and received
 DENSE_COPIES = {"sgd": 2, "adagrad": 3, "adam": 4}  # parameters, gradients and the optimizer's state
 
@@ -44,7 +44,7 @@ DENSE_COPIES = {"sgd": 2, "adagrad": 3, "adam": 4}  # parameters, gradients and 
 @dataclass
 class Memory:
     """Bytes of one rank. rows: with optimizer state, clocks and marks; mailboxes: gradients in transit; rounds: of
-    exchange alltoall at s >= 1, messages and the rows that they bring; dense: parameters, gradients and optimizer
+    exchange messages at s >= 1, messages and the rows that they bring; dense: parameters, gradients and optimizer
     state; batches: samples, keys and rows; final: for the metrics at the end, this rank's share of what its node
     needs."""
 
@@ -109,10 +109,10 @@ class Plan:
         mine = layouts[world.rank]
         found.rows += mine.rings + partition.num_local_rows(world.rank)  # a mark per row: changed since the checkpoint
         found.mailboxes += mine.nbytes - mine.rings
-        may_be_alltoall = table.exchange in TWO_SIDED and not world.is_one_node
-        if may_be_alltoall and staleness.is_synchronous and world.node.size > 1:
+        may_be_two_sided = table.exchange in TWO_SIDED and not world.is_one_node
+        if may_be_two_sided and staleness.is_synchronous and world.node.size > 1:
             found.mailboxes += board_bytes(most_keys * (world.size - world.node.size) // world.size, spec.dim)
-        elif may_be_alltoall and not staleness.is_synchronous:
+        elif may_be_two_sided and not staleness.is_synchronous:
             num_keys = min(round_steps * most_keys, spec.num_rows)
             found.rounds += 4 * ROUND_COPIES * num_keys * (spec.dim + rule.preview_dim)
         cache = cache_of(self.config, f"table {name}", spec.cache)

@@ -107,7 +107,7 @@ class Table:
     )
     round_steps: int | None = setting(
         None,
-        "with exchange alltoall and staleness above 0: steps whose rows one message requests, and whose gradients it "
+        "with exchange messages and staleness above 0: steps whose rows one message requests, and whose gradients it "
         "takes along; lowered to table.staleness; null: a tenth of table.staleness, 1 to 4, as far as the cache has "
         "lines for the keys of so many",
         least=1,
@@ -115,7 +115,8 @@ class Table:
     )
     exchange: str = setting(
         "auto",
-        "transport between nodes; rma: one-sided MPI; alltoall: collective; auto: the faster in a trial at the start",
+        "transport between nodes; messages: of all ranks; windows: one-sided MPI; auto: the faster in a trial at the "
+        "start",
         choices=EXCHANGES,
         takes_class=True,
     )

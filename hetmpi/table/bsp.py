@@ -32,11 +32,11 @@ class BspClient:
     """See hetmpi/table/client.py, Client."""
 
     def __init__(self, parts: Parts, exchange: str):
-        """exchange: rma, alltoall or auto. Collective."""
+        """exchange: messages, windows or auto. Collective."""
         self.parts, self._world, self._cache, self._spans = parts, parts.world, parts.cache, parts.spans
         route = trial_route(parts.window, parts.partition, parts.num_rows)
         rows = np.empty((TRIAL_KEYS, parts.dim), np.float32)
-        endpoint, ways = Endpoint(parts.window, parts.record), {"rma": OneSided, "alltoall": Collective}
+        endpoint, ways = Endpoint(parts.window, parts.record), {"windows": OneSided, "messages": Collective}
         self.transport, self.why = choose(endpoint, ways, exchange, lambda way: way.peek("weight", route, rows))
         self._reader, self._mailbox = self.transport.reader, self.transport.mailbox
         origins, layout = self.transport.origins, parts.window.layouts[parts.world.rank]

@@ -14,7 +14,7 @@ import torch
 from hetmpi import _C
 from hetmpi.comm.rails import origins_by_node
 from hetmpi.comm.route import make_partition
-from hetmpi.comm.transport import imported
+from hetmpi.comm.transport import current_name, imported
 from hetmpi.comm.window import Layout, RmaWindow, ring_bytes
 from hetmpi.comm.world import World
 from hetmpi.counters import Counters
@@ -29,13 +29,13 @@ from hetmpi.table.request import MOST_AHEAD, Keys
 from hetmpi.table.ssp import SspClient
 from hetmpi.table.store import ShardStore
 
-EXCHANGES = ("auto", "rma", "alltoall")
+EXCHANGES = ("messages", "windows", "auto")
 MOST_KNOWN = MOST_AHEAD + 12  # batches whose keys a table remembers: announced, read, and waiting in the loader
 ARGUMENTS = (  # those that all ranks must give alike
     "num_rows", "dim", "optimizer", "partition", "seed", "name", "init_std", "inbox_bytes", "staleness", "exchange",
     "round_steps",
 )  # fmt: skip
-REMOTE_WINDOW = {"rma": "needed", "auto": "wanted", "alltoall": "unused"}
+REMOTE_WINDOW = {"windows": "needed", "auto": "wanted", "messages": "unused"}
 
 
 class EmbeddingTable:
@@ -64,7 +64,7 @@ class EmbeddingTable:
         staleness: Staleness = Staleness(0),
         cache: CacheSettings = CacheSettings(capacity_rows=0),
         spans: Spans | None = None,
-        exchange: str = "rma",
+        exchange: str = "windows",
         device: torch.device | str = "cpu",
         round_steps: int = 1,
     ):
@@ -72,15 +72,16 @@ class EmbeddingTable:
         depending only on (seed, name, key).
 
         inbox_bytes: memory of each rank for gradients in transit. spans: collects the times, None for an object of the
-        table's own. exchange: transport between nodes: rma, one-sided; alltoall, by collective calls; auto, the one
+        table's own. exchange: transport between nodes: messages, of all ranks; windows, one-sided MPI; auto, the one
         that fetches rows faster here; or the path of a class, "package.module.Class", that implements
         hetmpi.comm.transport.Transport. device: cpu, or this rank's GPU: it holds the cache, and rows and gradients are
-        tensors on it, while keys stay on the CPU. round_steps: with alltoall at s >= 1, number of announced batches
+        tensors on it, while keys stay on the CPU. round_steps: with messages at s >= 1, number of announced batches
         whose rows are requested by one message; the message leaves when so many are announced, or with the next write.
         Collective.
 
         Raises UserError if ranks give different arguments (cache, device and spans may differ), if memory is short, and
         for a cache at staleness 0; ValueError for an unknown partition or exchange or an invalid shape."""
+        exchange = current_name(exchange, warns=world.rank == 0)
         arguments = num_rows, dim, optimizer, partition, seed, name, init_std, inbox_bytes, staleness, exchange
         world.check_same("EmbeddingTable", dict(zip(ARGUMENTS, (*arguments, round_steps))))
         if dim < 1:
@@ -140,7 +141,7 @@ class EmbeddingTable:
 
     def peek(self, keys: torch.Tensor) -> torch.Tensor:
         """The owners' rows, for evaluation: uses neither cache nor counters, and keys may repeat. Not collective,
-        except with exchange alltoall. REQUIRES: flush() since a write, on every rank."""
+        except with exchange messages. REQUIRES: flush() since a write, on every rank."""
         checked = self._checked(keys, "peek", are_unique=False)
         return self.client.peek(checked)
 
@@ -181,13 +182,13 @@ class EmbeddingTable:
         """Pushes this rank's pending gradients and waits until the owners have applied them. For a rank that leaves;
         not collective. At s = 0 nothing is pending. Raises TimeoutError if owners do not reply in time; gradients
         without room in their inboxes are then lost. Raises RuntimeError if gradients are pending with exchange
-        alltoall, where no rank can push alone."""
+        messages, where no rank can push alone."""
         self._check_open()
         self.client.push_pending(timeout_s)
 
     def await_owners(self):
         """Waits until the owners have applied the gradients that this rank has pushed. At s >= 1 not collective, except
-        with exchange alltoall; at s = 0 as flush()."""
+        with exchange messages; at s = 0 as flush()."""
         self._check_open()
         self.client.await_owners()
 
@@ -312,7 +313,7 @@ def layouts_of(
     inbox_bytes, layouts = inbox_bytes if world.size > 1 else 0, []
     all_ranks = range(world.size)
     origins_of = [all_ranks] * len(world.nodes)  # each rank may write to each other
-    if exchange == "alltoall":
+    if exchange == "messages":
         merged = [[first for first, _ in origins] for origins in origins_by_node(world.nodes)]
         origins_of = merged if staleness.is_synchronous else world.nodes
     for node, origins in zip(world.nodes, origins_of):

@@ -27,8 +27,8 @@ def composed(world, tmp_path, *overrides):
     [
         [],
         [*STALE, "steps=300", "log.every_steps=300"],  # in few steps drift, which is not predicted, adds more
-        [*STALE, "table.ranks_per_node=1", "table.exchange=alltoall", "optim.rows=adam", "table.drift=0"],
-        [*STALE, "table.ranks_per_node=1", "table.exchange=rma", "table.drift=0"],
+        [*STALE, "table.ranks_per_node=1", "table.exchange=messages", "optim.rows=adam", "table.drift=0"],
+        [*STALE, "table.ranks_per_node=1", "table.exchange=windows", "table.drift=0"],
         [
             "data._target_=click_features.Clicks",
             "~data.scale",
@@ -48,7 +48,7 @@ def test_bytes_and_hit_rate_are_those_of_the_run(overrides, tmp_path):
     if training.log:
         training.log.close()
         told = summary(config.run.dir)
-        assert told["round_steps"] == (2 if told["exchange"] == "alltoall" else 1)  # a tenth of 20
+        assert told["round_steps"] == (2 if told["exchange"] == "messages" else 1)  # a tenth of 20
     counted = np.zeros(9, np.int64)
     world.comm.Allreduce(training.tables.counters.as_array(), counted)
     sums = type(training.tables.counters).of_array(counted)
@@ -95,8 +95,8 @@ def test_memory_of_rounds_grows_with_the_steps_that_they_serve(tmp_path):
         (["table.round_steps=3", "table.cache.capacity_fraction=0"], 1),
     ):  # fmt: skip
         expected = 5 * 4 * (dim + state) * k * most_keys if world.size > 1 else 0
-        assert rounds(far, "table.exchange=alltoall", *given) == rounds(far, *given) == expected
-    assert rounds(far, "table.exchange=rma") == rounds(world, "table.exchange=alltoall") == 0
+        assert rounds(far, "table.exchange=messages", *given) == rounds(far, *given) == expected
+    assert rounds(far, "table.exchange=windows") == rounds(world, "table.exchange=messages") == 0
 
 
 def test_steps_that_are_not_tried_count_as_the_last_half_of_those_tried(tmp_path):

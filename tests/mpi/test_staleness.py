@@ -77,7 +77,7 @@ def open_table(world, case, staleness, anticipate=1.0, inbox_bytes=1 << 16):
     cache = CacheSettings(**({} if staleness == 0 else lines), policy=case["policy"], admit=case["admit"])
     table = EmbeddingTable(
         world, case["num_rows"], case["dim"], RowOptimizer("sgd", 1.0), case["partition"], inbox_bytes=inbox_bytes,
-        staleness=Staleness(staleness, anticipate, 0.0), cache=cache, exchange=case.get("exchange", "rma"),
+        staleness=Staleness(staleness, anticipate, 0.0), cache=cache, exchange=case.get("exchange", "windows"),
         round_steps=case.get("round_steps", 1),
     )  # fmt: skip
     for key, row in zip(table.keys().tolist(), table.shard.weight):
@@ -102,7 +102,7 @@ def batch_of(case, step, rank):
 
 def is_collective(case):
     """Whether ranks must make the same number of reads and writes, at any staleness."""
-    return case.get("exchange", "rma") != "rma"
+    return case.get("exchange", "windows") != "windows"
 
 
 def tensors(case, keys, grads):
@@ -243,7 +243,7 @@ def use_both(cache, reference, keys):
 
 def writes_of(case, step, rank):
     """Number of writes of a rank for its batch of a step; it must be one at s = 0, and the same on all ranks with
-    alltoall."""
+    messages."""
     rank = 0 if is_collective(case) else rank
     return (
         1 if case["staleness"] == 0 else random.Random(f"writes {case['seed']} {step} {rank}").choice([0, 1, 1, 1, 2])

@@ -4,7 +4,7 @@
     python tests/support/bits_check.py compare FILE [ONLY]    runs them again, prints "same" or the first difference
 
 Exit code 1 if a case differs, or fails. ONLY: the cases whose names contain all words of this text, for example
-"ranks=2 rma s=10". Record and compare on one machine: the dense layers' bits depend on the processor and on torch.
+"ranks=2 windows s=10". Record and compare on one machine: the dense layers' bits depend on the processor and on torch.
 
 Two kinds of cases, at 1, 2 and 3 ranks:
     table    an EmbeddingTable driven through its public calls, with seeded keys and gradients. Recorded: all rows read
@@ -16,12 +16,12 @@ pushes. Two ways to step fix that order:
     in turns    one-sided, or on one node. One rank steps while the others wait. Its step ends when the owners have
                 applied its pushes (await_owners) and its gets are complete (a peek at rows of all ranks flushes the
                 window). Before the last flush, in which all ranks would push at once, each pushes in its turn
-    together    alltoall, with each rank on a node of its own: a rank handles messages in rank order, on its main thread
+    together    messages, with each rank on a node of its own: a rank handles messages in rank order, on its main thread
 
 Not recorded, because the result depends on timing:
-    trainings at s >= 1 on several ranks, but for alltoall with each rank on a node of its own
+    trainings at s >= 1 on several ranks, but for messages with each rank on a node of its own
     one-sided reads while pushes of the same rank are in flight
-    alltoall at s >= 1 over nodes of several ranks
+    messages at s >= 1 over nodes of several ranks
     exchange=auto
 Nor the GPU's cache (tests/cpp/test_cuda.py).
 """
@@ -56,10 +56,10 @@ FAILED = "failed, or did not end"
 MAX_FAILED = 10  # at one rank count
 
 PLACES = {  # name -> ranks_per_node, exchange. On one node the exchange has no effect
-    "near": (None, "rma"),
-    "rma": (1, "rma"),
-    "alltoall": (1, "alltoall"),
-    "mixed": (2, "rma"),
+    "near": (None, "windows"),
+    "windows": (1, "windows"),
+    "messages": (1, "messages"),
+    "mixed": (2, "windows"),
 }
 
 
@@ -81,7 +81,7 @@ class Case:
 
     @property
     def takes_turns(self) -> bool:
-        return self.staleness != 0 and self.place != "alltoall"
+        return self.staleness != 0 and self.place != "messages"
 
     @property
     def num_steps(self) -> int:
@@ -93,7 +93,7 @@ class Case:
 
 
 def cases_of(ranks: int) -> list[Case]:
-    places = ["near"] if ranks == 1 else ["near", "rma", "alltoall"]
+    places = ["near"] if ranks == 1 else ["near", "windows", "messages"]
     product = itertools.product(places, STALENESS, ("sgd", "adagrad", "adam"), (0, 1))
     cases = [Case("table", *choice) for choice in product if is_chosen(*choice)]
     if ranks < 3:
@@ -284,7 +284,7 @@ class Driver:
             table.await_owners()
             self.see(table.peek(torch.arange(2 * self.world.size)))  # completes this rank's gets
             if not case.takes_turns:
-                self.num_announced = 0  # with alltoall await_owners drops them
+                self.num_announced = 0  # with messages await_owners drops them
         self.trail += self.rows.hexdigest()[:8]
 
     def announce(self, step: int):

@@ -448,7 +448,7 @@ class Cluster:
 
 
 class Rounds(Cluster):
-    """Ranks on one node each that announce every batch, with exchange alltoall, s >= 1."""
+    """Ranks on one node each that announce every batch, with exchange messages, s >= 1."""
 
     kind = RoundRank
 

@@ -70,7 +70,7 @@ def expected(size, steps):
     return found
 
 
-@pytest.mark.parametrize("ranks, how", [(1, []), (2, ["table.ranks_per_node=1", "table.exchange=alltoall"]), (3, [])])
+@pytest.mark.parametrize("ranks, how", [(1, []), (2, ["table.ranks_per_node=1", "table.exchange=messages"]), (3, [])])
 def test_two_tables_at_s_0_are_as_two_embeddings_of_torch(tmp_path, ranks, how):
     assert train(ranks, *RATING, *how, "steps=30", f"run.dir={tmp_path}").code == 0
     found = losses(tmp_path)

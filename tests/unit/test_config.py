@@ -1,5 +1,6 @@
 """Every configuration in conf/ is composed and built."""
 
+import json
 import runpy
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from hydra.utils import get_class
 from launch import CLICK_MODELS
 from omegaconf import OmegaConf
 
+from hetmpi.comm.transport import FORMER_NAMES, current_name
 from hetmpi.errors import LARGEST, UserError
 from hetmpi.run.build import auto_round_steps
 from hetmpi.run.command_line import help_text
@@ -72,7 +74,7 @@ def test_a_cache_at_staleness_0_is_refused(size):
         resolved([f"table.cache.{size}"])
     name, value = size.split("=")
     with pytest.raises(UserError, match=f"^table t: table.cache.{name} must be 0 at table.staleness=0"):
-        cache_of(resolved([]), "table t", {name: float(value)})
+        cache_of(resolved([]), "table t", {name: json.loads(value)})
 
 
 def test_learning_rates_left_open_follow_the_rule():
@@ -210,6 +212,19 @@ def test_a_removed_setting_is_named_with_the_reason(key, removed, tmp_path):
     for overrides in ([f"{key}=5"], [f"+{key}=5"], ["experiment=old"]):
         with pytest.raises(UserError, match=f"^settings: {key} was removed, as {removed.why}: leave it out"):
             resolved(overrides, str(tmp_path))
+
+
+@pytest.mark.parametrize("former, now", FORMER_NAMES.items())
+def test_a_former_name_of_a_transport_is_accepted_with_one_warning(former, now, tmp_path, capsys):
+    current_name.cache_clear()
+    for _ in range(2):
+        assert resolved([f"table.exchange={former}"]).table.exchange == now
+    assert capsys.readouterr().err == f"hetmpi: table.exchange={former} is now called {now}\n"
+    (tmp_path / "0").mkdir()
+    settings = OmegaConf.to_container(resolved([f"run.dir='{tmp_path}/0'"]))
+    settings["table"]["exchange"] = former
+    (tmp_path / "0/config.yaml").write_text(OmegaConf.to_yaml(settings))
+    assert len(planned([f"run.dir='{tmp_path}'", f"table.exchange={now}"], None)) == 1
 
 
 def test_an_integer_written_as_a_float_is_told_how_to_write_it():

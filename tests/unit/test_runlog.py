@@ -92,7 +92,7 @@ def test_tensorboard_reads_every_number_under_its_group(log, run_dir):
 
 def test_tensorboard_has_the_settings_as_hyperparameters_and_the_final_figures(tmp_path):
     log = RunLog(
-        tmp_path, "seed: 1\ntable: {staleness: null, exchange: rma}\nrun: {dir: x}\nresume: null\n", total_steps=10
+        tmp_path, "seed: 1\ntable: {staleness: null, exchange: windows}\nrun: {dir: x}\nresume: null\n", total_steps=10
     )
     log.finish(SUMMARY)
     log.close()
@@ -102,7 +102,7 @@ def test_tensorboard_has_the_settings_as_hyperparameters_and_the_final_figures(t
         key: value.string_value or value.number_value
         for key, value in metadata.parse_session_start_info_plugin_data(start).hparams.items()
     }
-    assert known == {"seed": 1, "table.staleness": "null", "table.exchange": "rma"}
+    assert known == {"seed": 1, "table.staleness": "null", "table.exchange": "windows"}
     assert events.SummaryMetadata(metadata.SESSION_END_INFO_TAG).plugin_data.plugin_name == "hparams"
     assert scalars(events, "final/auc") == [(2000, pytest.approx(0.79))]
     assert scalars(events, "final/mb_per_step") == [(2000, pytest.approx(1.5))]
