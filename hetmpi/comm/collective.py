@@ -41,7 +41,7 @@ class Collective(Immediate):
     carries_pushes, is_collective = False, True
 
     def __init__(self, endpoint: Endpoint):
-        self.name: str | None = "alltoall"
+        self.name: str | None = "messages"
         self.reader = RailReader(endpoint.window)
         self.mailbox = RailMailbox(endpoint.window, endpoint.record)
 

@@ -21,7 +21,7 @@ class OneSided(Immediate):
     carries_pushes = is_collective = False
 
     def __init__(self, endpoint: Endpoint):
-        self.name: str | None = "rma"
+        self.name: str | None = "windows"
         self.window, self.arrays = endpoint.window, endpoint.arrays
         self.mailbox = Mailbox(endpoint.window, endpoint.record)
         self.reader = ShardReader(endpoint.window, endpoint.applier)

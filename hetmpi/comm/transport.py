@@ -9,6 +9,8 @@ node use shared memory either way.
 
 from __future__ import annotations
 
+import functools
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ from hetmpi.in_flight import finish
 
 TRIAL_KEYS = 2048  # about as many as a batch reads; the slowest library measured fetches them within 0.1 s
 TRIALS = 5
+FORMER_NAMES = {"alltoall": "messages", "rma": "windows"}  # name in earlier versions -> name
 
 
 @dataclass
@@ -90,7 +93,7 @@ class Ticket(Protocol):
 class Transport(Protocol):
     """Communication of a rank with the owners.
 
-    name            rma or alltoall; None if all ranks share a node
+    name            messages or windows; None if all ranks share a node
     reader          reads the owners' current rows
     mailbox         sends gradients to their owners
     carries_pushes  whether a pull request includes the gradients sent before it; the owner applies these first and
@@ -147,6 +150,15 @@ class Immediate:
         self.mailbox.close()
 
 
+@functools.cache  # so that it warns once
+def current_name(exchange: str, warns: bool) -> str:
+    """The name of a transport, also for one of FORMER_NAMES. warns: whether to print the new name of such a one."""
+    name = FORMER_NAMES.get(exchange, exchange)
+    if warns and name != exchange:
+        print(f"hetmpi: table.exchange={exchange} is now called {name}", file=sys.stderr, flush=True)
+    return name
+
+
 def choose(
     endpoint: Endpoint, ways: dict, kind: str, trial: Callable[[Transport], None]
 ) -> tuple[Transport, str | None]:
@@ -158,13 +170,13 @@ def choose(
     for a path that names no class."""
     window = endpoint.window
     if window.world.is_one_node:
-        transport = ways["rma"](endpoint)
+        transport = ways["windows"](endpoint)
         transport.name = None
         return transport, None
     if kind != "auto":
         return (ways.get(kind) or imported(kind))(endpoint), None
     if not window.reaches_remote:
-        return ways["alltoall"](endpoint), "this MPI supports no one-sided window over several nodes"
+        return ways["messages"](endpoint), "this MPI supports no one-sided window over several nodes"
     opened = {name: make(endpoint) for name, make in ways.items()}
     times = dict(zip(opened, trial_ms(window, opened.values(), trial).tolist()))
     chosen = opened.pop(min(times, key=times.get))
@@ -181,7 +193,8 @@ def imported(path: str) -> type:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise UserError(
-            f"table.exchange={path}: there is no such class ({error}): use rma, alltoall, auto, or package.module.Class"
+            f"table.exchange={path}: there is no such class ({error}): use messages, windows, auto, or "
+            "package.module.Class"
         ) from error
 
 

@@ -68,7 +68,7 @@ class TwoSided:
 
     def __init__(self, endpoint: Endpoint):
         """Collective."""
-        self.name: str | None = "alltoall"
+        self.name: str | None = "messages"
         self.window, self.world, self._record = endpoint.window, endpoint.window.world, endpoint.record
         self.reader = NodeShardReader(endpoint.window, endpoint.applier)
         self._peeks = RailReader(endpoint.window, endpoint.applier)

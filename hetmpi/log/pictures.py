@@ -274,7 +274,6 @@ def bytes_by_kind(run) -> dict[str, float]:
         "rows pulled": "row_bytes",
         "clocks pulled": "clock_bytes",
         "gradients pushed": "pushed_bytes",
-        "gradients reduced": "reduced_bytes",
     }
     num_steps = run.summary.get("steps", 0) - (run.summary.get("first_step") or 0)
     if num_steps <= 0:

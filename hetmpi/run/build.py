@@ -28,7 +28,6 @@ from hetmpi.run.pretrained import fill_from
 from hetmpi.spans import Spans
 from hetmpi.table.group import TableGroup, TableSpec
 from hetmpi.table.optim import ROW_RULES, RowOptimizer, Schedule
-from hetmpi.table.replicas import small_fields
 from hetmpi.table.request import MOST_AHEAD
 from hetmpi.table.table import EmbeddingTable
 from hetmpi.tasks.task import Task
@@ -36,7 +35,7 @@ from hetmpi.tasks.task import Task
 MB = 1 << 20
 CLASS_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 STALENESS_PER_STEP = 10  # of table.staleness, for each step of table.round_steps by default
-TWO_SIDED = ("auto", "alltoall")  # values of table.exchange with which messages may be two-sided
+TWO_SIDED = ("auto", "messages")  # values of table.exchange with which requests may be two-sided
 OWN_OPTIM = ("rows", "rows_lr", "rows_weight_decay")  # settings that a table may have of its own
 
 
@@ -98,13 +97,12 @@ def is_of_the_call(error: BaseException) -> bool:
 
 
 class Parts(NamedTuple):
-    """A run before its memory is taken. replicated: as replicated_of."""
+    """A run before its memory is taken."""
 
     source: Source
     task: Task
     model: torch.nn.Module
     specs: dict[str, TableSpec]
-    replicated: dict[str, list[range]]
 
 
 def make_parts(
@@ -120,8 +118,7 @@ def make_parts(
         prepare(source, world, config)
     task = make_task(config, source, device)
     model = model or make_model(config, task)
-    specs = task.tables(model)
-    return Parts(source, task, model, specs, replicated_of(config, specs))
+    return Parts(source, task, model, task.tables(model))
 
 
 def prepare(source: Source, world: World, config: DictConfig):
@@ -185,25 +182,11 @@ def seed_of(seed: int, step: int, rank: int) -> int:
     return int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0])
 
 
-def replicated_of(config: DictConfig, specs: dict[str, TableSpec]) -> dict[str, list[range]]:
-    """table -> keys of the fields that are replicated on every rank. Raises UserError if the rows of the fields do not
-    sum to those of the table."""
-    below = config.table.replicate_below_rows
-    for spec in specs.values():
-        if below > 0 and len(spec.field_rows) and sum(spec.field_rows) != spec.num_rows:
-            raise UserError(
-                f"data={config.data_name}: field_rows must sum to num_rows, {spec.num_rows:,}, for "
-                f"table.replicate_below_rows={below}, got {sum(spec.field_rows):,}"
-            )
-    return {name: small_fields(spec.field_rows, below) for name, spec in specs.items()}
-
-
 def make_tables(
-    config: DictConfig, world: World, specs: dict[str, TableSpec], replicated: dict[str, list[range]],
-    most_keys: dict[str, int], schedule: Schedule, device: torch.device, spans: Spans,
+    config: DictConfig, world: World, specs: dict[str, TableSpec], most_keys: dict[str, int], schedule: Schedule,
+    device: torch.device, spans: Spans,
 ) -> TableGroup:  # fmt: skip
-    """The tables of a model, with one transport. replicated: as replicated_of; most_keys: as most_keys_of.
-    Collective."""
+    """The tables of a model, with one transport. most_keys: as most_keys_of. Collective."""
     table, tables, exchange = config.table, {}, config.table.exchange
     steps = round_steps_of(config, world, specs, most_keys, device)
     for name, spec in specs.items():
@@ -212,7 +195,7 @@ def make_tables(
             partition=table.partition, seed=config.seed, init_std=table.init_std,
             inbox_bytes=int(table.inbox_mb * MB), staleness=staleness_of(config),
             cache=cache_of(config, f"table {name}", spec.cache), spans=spans, exchange=exchange, device=device,
-            replicated=replicated[name], round_steps=steps,
+            round_steps=steps,
         )  # fmt: skip
         if exchange == "auto" and made.client.transport.name is not None:
             exchange = made.client.transport.name  # what the first table's trial has chosen

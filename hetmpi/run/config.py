@@ -26,10 +26,11 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from hetmpi.comm.commands import command
+from hetmpi.comm.transport import current_name
 from hetmpi.comm.world import World
 from hetmpi.dense import DENSE_RULES
 from hetmpi.errors import UserError, check_integer, check_number, one_line
-from hetmpi.run.settings import GROUPS, PARTS, Declared, Settings, declared
+from hetmpi.run.settings import GROUPS, PARTS, REMOVED, Declared, Settings, declared
 from hetmpi.table.cache import CacheSettings, Staleness
 from hetmpi.table.optim import ROW_RULES, check_choice
 
@@ -126,6 +127,8 @@ def advice(error: Exception, overrides: list[str], config_dir: str | None) -> st
     if getattr(cause, "full_key", None) in GROUPS:
         return not_a_group(cause.full_key, wrong_value and wrong_value[1])
     text = " ".join((str(error) or type(error).__name__).split("Config search path")[0].split())
+    if removal(text):
+        return f"{removal(text)}. {WHERE}"
     unknown = re.search(r"Could not override '([^']+)'", text)
     if unknown:
         near, group = difflib.get_close_matches(unknown[1], known_keys(config_dir), n=1), unknown[1].split(".")[0]
@@ -138,6 +141,14 @@ def advice(error: Exception, overrides: list[str], config_dir: str | None) -> st
         text += " Quote values that contain other characters than letters, digits and ./_-: \"run.dir='/tmp/ü'\"."
     text = one_line(text, LONGEST_ADVICE)
     return f"{text if text.endswith('?') else text.rstrip('.') + '.'} {WHERE}"
+
+
+def removal(text: str) -> str | None:
+    """Why the setting that the text names was removed; None if it names none of them."""
+    for key, removed in REMOVED.items():
+        if re.search(rf"\b{re.escape(key)}\b", text):
+            return f"{key} was removed, as {removed.why}: leave it out"
+    return None
 
 
 def not_a_group(name: str, value) -> str:
@@ -164,18 +175,21 @@ def known_keys(config_dir: str | None) -> list[str]:
 
 
 def check(config: DictConfig):
-    """Raises UserError for invalid values; fills in learning rates where they are null."""
+    """Raises UserError for invalid values; fills in learning rates where they are null, and the new name of a
+    transport, with a warning."""
     missing = OmegaConf.missing_keys(config)
     if missing:
         raise UserError(f"settings: give {', '.join(f'{key}=...' for key in sorted(missing))}")
     for group in PARTS:
         if not isinstance(config[group], DictConfig):
             raise UserError(f"settings: {not_a_group(group, config[group])}")
-    names = [setting.key for setting in declared()]
+    config.table.exchange = current_name(config.table.exchange, warns=True)
+    known = {setting.key for setting in declared()} | set(GROUPS)
     for group in GROUPS:
-        unknown = {f"{group}.{one_line(str(key), 100)}" for key in OmegaConf.select(config, group)} - {*names, *GROUPS}
+        unknown = sorted({f"{group}.{one_line(str(key), 100)}" for key in OmegaConf.select(config, group)} - known)
         if unknown:
-            raise UserError(f"settings: there is no {', '.join(sorted(unknown))}. {WHERE}")
+            names = ", ".join(unknown)
+            raise UserError(f"settings: {removal(names) or f'there is no {names}'}. {WHERE}")
     try:
         for setting in declared():
             value = OmegaConf.select(config, setting.key)
@@ -227,17 +241,20 @@ def check_value(setting: Declared, value):
 
 def staleness_of(config: DictConfig) -> Staleness:
     """The bound from table.staleness and related settings. Raises UserError."""
-    return Staleness(config.table.staleness, config.table.staleness_growth, config.table.anticipate, config.table.drift)
+    return Staleness(config.table.staleness, config.table.anticipate, config.table.drift)
 
 
 def cache_of(config: DictConfig, owner: str = "", own: Mapping = MappingProxyType({})) -> CacheSettings:
     """The cache of a table from table.cache, with settings of its `own` in their place; owner: for messages. The
-    default capacity is a tenth of the rows at s >= 1, and none at s = 0, where every row is written in the step that
-    reads it, so its line is stale at the next read. Raises UserError."""
+    default capacity is a tenth of the rows at s >= 1. Raises UserError, also for a capacity at s = 0."""
     values = own_settings(config, "table.cache", own, tuple(config.table.cache), owner)
     if {"capacity_rows", "capacity_fraction"} & set(own):
         values |= {"capacity_rows": None, "capacity_fraction": None, **own}
     settings = CacheSettings(**values)
+    try:
+        settings.check_at(staleness_of(config))
+    except UserError as error:
+        raise UserError(f"{owner}: {error}" if owner else str(error)) from error
     if settings.capacity_rows is None and settings.capacity_fraction is None:
         fraction = 0.0 if config.table.staleness == 0 else DEFAULT_CAPACITY_FRACTION
         return replace(settings, capacity_fraction=fraction)

@@ -36,7 +36,7 @@ class SspClient:
     """See hetmpi/table/client.py, Client."""
 
     def __init__(self, parts: Parts, exchange: str):
-        """exchange: rma, alltoall or auto. Collective."""
+        """exchange: messages, windows or auto. Collective."""
         self.parts, self._cache, self._spans = parts, parts.cache, parts.spans
         self._anticipate = parts.staleness.factor(parts.world.size)
         has_states = parts.rule.preview_dim > 0 and parts.cache.capacity_rows > 0
@@ -45,14 +45,13 @@ class SspClient:
         self._owner.set_step(parts.optimizer, 0)  # others may push before the first write of this rank
         weakref.finalize(self, self._owner.stop)  # also at exit, before MPI frees the memory
         endpoint = Endpoint(parts.window, parts.record, self._arrays, self._owner.applier)
-        self.transport, self.why = choose(endpoint, {"rma": OneSided, "alltoall": TwoSided}, exchange, self._trial)
+        self.transport, self.why = choose(endpoint, {"windows": OneSided, "messages": TwoSided}, exchange, self._trial)
         layout = parts.window.layouts[parts.world.rank]
         others = self.transport.mailbox.rings  # symmetric: these ranks have a ring here too
         self._owner.start([layout.ring(rank) for rank in others])
         self._reader = self.transport.reader
         if not self.transport.carries_pushes:
-            parts.round_steps = 1  # a pull that carries no pushes does not know which rows they change
-            parts.enter(parts.step)
+            parts.serve(1)  # a pull that carries no pushes does not know which rows they change
         self._pushes = Pushes(parts, self._owner, self.transport)
         self._pulls = Pulls(parts, self._pushes, self.transport)
 
@@ -221,7 +220,7 @@ class SspClient:
         with self._spans("push"):
             self._take_due(request, held)
             self._pushes.send()
-        self.parts.enter(self.step + 1)
+        self.parts.step += 1
 
     def _update(self, keys: Keys, grads: torch.Tensor) -> PullRequest:
         """HET's Update of the lines; releases gradients of keys without a line."""
@@ -276,7 +275,7 @@ class SspClient:
             self._pushes.send_all(time.monotonic() + timeout_s)
         elif self._pushes.num_held:
             num = self._pushes.num_held
-            raise RuntimeError(f"{num:,} gradients are pending: with table.exchange=alltoall no rank can push alone")
+            raise RuntimeError(f"{num:,} gradients are pending: with table.exchange=messages no rank can push alone")
 
     def await_owners(self):
         if self.transport.carries_pushes:
@@ -290,7 +289,7 @@ class SspClient:
         return self._cache.on_device(rows)
 
     def resume_at(self, step: int):
-        self.parts.enter(step)
+        self.parts.step = step
         self._owner.set_step(self.parts.optimizer, step)
 
     def close(self):

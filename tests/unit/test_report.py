@@ -86,7 +86,7 @@ def line(step, **values):
     return {
         "step": step, "samples": 128 * step, "elapsed_s": 0.01 * step, "loss": 0.7 - 0.0001 * step, "step_ms": 10.0,
         "samples_per_s": 12_800.0, "hit_rate": 0.9, "stale_rate": 0.02, "pulled_bytes": 1200.0, "pushed_bytes": 800.0,
-        "clock_bytes": 200.0, "row_bytes": 1000.0, "reduced_bytes": None, "lag_p50": 1, "lag_p99": 3, "lags": [5, 3, 2],
+        "clock_bytes": 200.0, "row_bytes": 1000.0, "lag_p50": 1, "lag_p99": 3, "lags": [5, 3, 2],
         "own_ms_min": 2.0, "own_ms": 2.5, "own_ms_max": 3.0, "slowest_rank": 1, **parts, **values,
     }  # fmt: skip
 
@@ -432,7 +432,7 @@ def test_what_is_thinned_keeps_its_mean():
 
 
 def test_bytes_by_kind_are_those_of_the_steps_since_the_run_was_resumed(write):
-    moved = {"row_bytes": 5000, "clock_bytes": 0, "pushed_bytes": 20, "reduced_bytes": None}
+    moved = {"row_bytes": 5000, "clock_bytes": 0, "pushed_bytes": 20}
     whole = {**SUMMARY, "steps": 40, "first_step": 30, **moved}
     ended, going = (Run(write(name, summary=summary), name, 0) for name, summary in (("a", whole), ("b", None)))
     assert list(pictures.bytes_by_kind(ended).values()) == [500, 0, 2]
