@@ -6,11 +6,11 @@
 
 The hosts are network namespaces of this machine (tools/hosts.sh), with one rank on each and links shaped to `rate`, in
 the syntax of tc; needs root and MPICH. Contenders: the floor (the dense network with all rows in memory), hetmpi
-without a cache, with a cache at s = 0 and at each of `bounds`, and peers as in `bench step`. Losses after equal samples
+without a cache at s = 0, with one at each of `bounds`, and peers as in `bench step`. Losses after equal samples
 are compared first, except at s >= 1.
 
 Last, one JSON line: {"s100_vs_floor": x (step time, 1 is best), "s100_wait_vs_uncached": x, "s100_vs_torchrec": x
-(samples/s, above 1 is faster here), ..., "bytes_per_step": {"uncached": n, "0": n, "10": n, ...}, "step_ms": {...},
+(samples/s, above 1 is faster here), ..., "bytes_per_step": {"uncached": n, "10": n, ...}, "step_ms": {...},
 "wait_ms": {...}, "processor_ms": {...}, "split": {contender: {part: ms}}, "exchange": {contender: [name, ...]}}, where
 s100 is the last of `bounds`, and exchange is the transport in use, which each run with auto selects again. Bytes are
 those of all ranks, processor times those of one rank. A peer that fails, of memory for example, is skipped with its
@@ -63,8 +63,8 @@ def contenders_of(settings: dict, peers: list[str]) -> dict[str, list[str]]:
     cached = [*ours, f"table.cache.capacity_fraction={settings['cache'] / 100}"]
     return {
         "floor": [],
-        "hetmpi uncached": [*ours, "table.cache.capacity_rows=0"],
-        **{f"hetmpi s = {key_of(s)}": [f"table.staleness={key_of(s)}", *cached] for s in (0, *settings["bounds"])},
+        "hetmpi uncached": ours,
+        **{f"hetmpi s = {key_of(s)}": [f"table.staleness={key_of(s)}", *cached] for s in settings["bounds"]},
         **{peer: [] for peer in peers},
     }
 

@@ -25,7 +25,7 @@ for P ranks on N nodes. The ranks of a node share its link of `rates` Gb/s; rate
     m           steps that one round serves (table.round_steps): 1 at s = 0
     k           ranks per core where ranks outnumber cores, as on the hosts of this machine; 1 on a cluster
 
-Both exchanges are by alltoall. K keys of a batch, rows fetched and gradient sums pushed per step are expected values
+Both exchanges are by messages. K keys of a batch, rows fetched and gradient sums pushed per step are expected values
 under the distribution of ids; the cache is assumed to hold the most used lines, in sets of 32. The check runs the
 contenders of `bench cluster`. Needs root and MPICH. Last, one JSON line: {"worst": largest |predicted / measured - 1|
 of a step, "worst_bytes": the same of bytes, "constants": {...}, "checked": [...], "predicted": [...]}.
@@ -153,8 +153,8 @@ def contenders_of(settings: dict) -> dict[str, list[str]]:
         f"table.staleness={key_of(settings['s'])}",
         "table.drift=0",
     ]
-    overrides = [], ["table.cache.capacity_rows=0"], cached
-    return {kind: ["table.exchange=alltoall", *more] if more else [] for kind, more in zip(KINDS, overrides)}
+    floor, exact, stale = KINDS
+    return {floor: [], exact: ["table.exchange=messages"], stale: ["table.exchange=messages", *cached]}
 
 
 def figures(results: list[dict], settings: dict) -> dict:

@@ -2,7 +2,7 @@
 ranks exchange messages as ranks of different machines do.
 
     ./run.sh bench scale [ranks=2,4,8,16,32] [ranks_per_node=4] [s=0,100] [tables=1] [batch=128] [dim=32] [scale=0.1]
-                         [steps=40] [warmup=20] [exchange=alltoall] [round_steps=4]
+                         [steps=40] [warmup=20] [exchange=messages] [round_steps=4]
 
 ranks_per_node: 0 for the nodes as they are: slurm/scale.sbatch measures so on a cluster.
 
@@ -27,7 +27,7 @@ from workload import mpiexec, naps, parse
 
 SETTINGS = {
     "ranks": [2, 4, 8, 16, 32], "ranks_per_node": 4, "s": [0, 100], "tables": 1, "batch": 128, "dim": 32, "scale": 0.1,
-    "steps": 40, "warmup": 20, "exchange": "alltoall", "round_steps": 4,
+    "steps": 40, "warmup": 20, "exchange": "messages", "round_steps": 4,
 }  # fmt: skip
 BASE = 4  # ranks that growth is relative to
 FIGURES = ("main_ms", "poll_ms", "all_ms", "messages", "node_bytes", "mailbox_bytes", "start_s")

@@ -3,21 +3,20 @@
     ./run.sh bench staleness [workload=synthetic|hot|criteo|reddit|amazon|mag] [ranks=8] [batch=128]
                              [optimizer=sgd|adagrad|rowwise_adagrad|adam] [metis=0|1] [dim=128] [scale=0.1] [cache=10]
                              [seeds=3] [steps=700] [eval_every=70]
-                             [variants=0,10,100,1000,null,100+g25,10+a1,100+a1,1000+a1,null+a1] [picture=staleness.png]
+                             [variants=0,10,100,1000,null,10+a1,100+a1,1000+a1,null+a1] [picture=staleness.png]
                              [data=]
 
 Trains once per variant and seed, on the same samples from the same start: WDL on synthetic data; an MLP on few, hot
 rows (hot.py); WDL on the raw Criteo text in the file `data`, split anew for every seed (criteo.py); or the GCN of a
 graph of HET's (conf/experiment/het_mag.yaml), whose score is accuracy in place of AUC. A variant is a staleness s; +aX
-anticipates X ranks (1: HET's own rule; default: all ranks); +gN increases s by one every N steps; +dX limits the drift
-of a line to X sizes of a row. The target is the score that s = 0 has after 90 % of the samples. Runs that miss it
-continue until they reach it, at most `patience` times as long. Scores are those of the owners' rows after a flush.
-First checks, on a small table, that s = 0 gives the same bits with and without a cache.
+anticipates X ranks (1: HET's own rule; default: all ranks); +dX limits the drift of a line to X sizes of a row. The
+target is the score that s = 0 has after 90 % of the samples. Runs that miss it continue until they reach it, at most
+`patience` times as long. Scores are those of the owners' rows after a flush.
 
 Prints, over the seeds, the mean score, its difference to s = 0 with the standard error of that difference, the same for
 the samples to the target, bytes per sample and seconds. Last, one JSON line: {"score": {"0": x, ...},
-"samples_to_target": {...}, "to_zero": {...}, "error": {...}, "bytes_per_sample": {...}, "seconds": {...}, "growth": the
-same for +g variants, "plain": for +a1, "drift": for +d, "curves": {variant: {"samples": [...], "score": [...],
+"samples_to_target": {...}, "to_zero": {...}, "error": {...}, "bytes_per_sample": {...}, "seconds": {...}, "plain": the
+same for +a1 variants, "drift": for +d, "curves": {variant: {"samples": [...], "score": [...],
 "to_zero": [...], "error": [...]}}}. Samples are null if the target is not reached.
 """
 
@@ -34,7 +33,7 @@ SETTINGS = {
     "cache": 10.0, "seeds": 3, "first_seed": 0, "steps": 700, "eval_every": 70, "eval_samples": 32768, "rows_lr": 5.0,
     "dense": "sgd", "dense_lr": 0.1, "init_std": 0.01, "patience": 1.5, "data": "",
     "metis": 0,
-    "variants": ["0", "10", "100", "1000", "null", "100+g25", "10+a1", "100+a1", "1000+a1", "null+a1"],
+    "variants": ["0", "10", "100", "1000", "null", "10+a1", "100+a1", "1000+a1", "null+a1"],
     "picture": "staleness.png",
 }  # fmt: skip
 HOT = {
@@ -61,12 +60,11 @@ TARGET_AT = 0.9  # of the samples
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """A way to train: staleness, anticipated ranks, growth of s, limit of drift."""
+    """A way to train: staleness, anticipated ranks, limit of drift."""
 
     name: str
     staleness: int | None
     anticipate: float | None = None
-    growth: float | None = None
     drift: float = 0.0
 
     @classmethod
@@ -74,10 +72,10 @@ class Variant:
         """Raises ValueError for an invalid variant."""
         staleness, *rest = text.split("+")
         factors = {part[:1]: float(part[1:]) for part in rest}
-        if not set(factors) <= {"a", "g", "d"}:
-            raise ValueError(f"{text}: after + comes aX, gN or dX")
+        if not set(factors) <= {"a", "d"}:
+            raise ValueError(f"{text}: after + comes aX or dX")
         bound = None if staleness == "null" else int(staleness)
-        return cls(text, bound, factors.get("a"), factors.get("g"), factors.get("d", 0.0))
+        return cls(text, bound, factors.get("a"), factors.get("d", 0.0))
 
 
 @dataclasses.dataclass
@@ -145,7 +143,6 @@ def measure(world, settings: dict, variants: list[Variant]):
 
     torch.set_num_threads(1)
     hvd = world.start_horovod()
-    check_exact(world)
     curves = {variant.name: [] for variant in variants}
     for seed in range(settings["first_seed"], settings["first_seed"] + settings["seeds"]):
         batches, target = Batches(world, settings, seed), None
@@ -252,7 +249,7 @@ def train(world, hvd, settings: dict, variant: Variant, batches: Batches, target
     table = EmbeddingTable(
         world, data.num_rows, settings["dim"], optimizer, seed=batches.seed, init_std=settings["init_std"],
         partition="range" if settings["metis"] else "round_robin",
-        staleness=Staleness(variant.staleness, variant.growth, variant.anticipate, variant.drift),
+        staleness=Staleness(variant.staleness, variant.anticipate, variant.drift),
         cache=CacheSettings(capacity_fraction=settings["cache"] / 100 if variant.staleness != 0 else 0.0, admit="all"),
     )  # fmt: skip
     dense = DenseOptimizer(hvd, model, settings["dense"], settings["dense_lr"], 0.0, Schedule())
@@ -292,29 +289,6 @@ def evaluate(world, table, model, batches: Batches) -> float:
     if world.rank == 0:
         score = next(iter(batches.task.figures([np.concatenate(column) for column in zip(*gathered)]).values()))
     return world.comm.bcast(score)
-
-
-def check_exact(world):
-    """Raises RuntimeError unless s = 0 gives the same bits with and without a cache."""
-    import torch
-
-    from hetmpi.table.cache import CacheSettings
-    from hetmpi.table.optim import RowOptimizer
-    from hetmpi.table.table import EmbeddingTable
-
-    shards = []
-    for capacity in (0, 100):
-        cache = CacheSettings(capacity_rows=capacity, admit="all")
-        table = EmbeddingTable(world, 1000, 8, RowOptimizer("sgd", 0.1), cache=cache)
-        generator = torch.Generator().manual_seed(world.rank)
-        for _ in range(20):
-            keys = torch.randperm(1000, generator=generator)[:200]
-            table.write(keys, table.read(keys) + torch.randn(200, 8, generator=generator))
-        table.flush()
-        shards.append(table.shard.weight.copy())
-        table.close()
-    if not (shards[0] == shards[1]).all():
-        raise RuntimeError("s = 0 with a cache does not give the bits of s = 0 without")
 
 
 def line(seed: int, variant: Variant, curve: Curve, target: float, samples: int) -> str:
@@ -380,22 +354,20 @@ def course(runs: list[Curve], zeros: list[Curve]) -> dict:
 
 
 def grouped(variants: list[Variant], figures: dict) -> dict:
-    """The figures by s: with anticipation at the top level, HET's rule under `plain`, growing s under `growth`."""
+    """The figures by s: with anticipation at the top level, HET's rule under `plain`, limits of drift under `drift`."""
     fields = ("score", "samples_to_target", "to_zero", "error", "bytes_per_sample", "seconds")
-    groups = {"": {f: {} for f in fields}, "growth": {f: {} for f in fields}, "plain": {f: {} for f in fields}}
+    groups = {"": {f: {} for f in fields}, "plain": {f: {} for f in fields}}
     for variant in variants:
         is_plain = variant.anticipate == 1 or variant.staleness == 0
         places = ["plain"] if is_plain and variant.staleness != 0 else ["", "plain"] if is_plain else [""]
         if variant.drift:
             places = ["drift"]
-        elif variant.growth is not None:
-            places = ["growth"]
         elif variant.anticipate not in (None, 1):
             places = [variant.name]
         for place in places:
             group = groups.setdefault(place, {f: {} for f in fields})
             for field in fields:
-                name = variant.name if place in ("drift", "growth") else variant.name.split("+")[0]
+                name = variant.name if place == "drift" else variant.name.split("+")[0]
                 group[field][name] = figures[variant.name][field]
     return {**groups.pop(""), **groups}
 
@@ -404,8 +376,6 @@ def family(variant: Variant) -> str:
     """The kind of limit on the age of a line."""
     if variant.drift:
         return "drift"
-    if variant.growth is not None:
-        return "growing count"
     return "count" if variant.anticipate is None else f"count, anticipating {variant.anticipate:g}"
 
 

@@ -18,8 +18,6 @@ class Counters:
     evicted      evicted lines
     pushed       gradient sums sent to owners, including this rank
     clock_bytes, row_bytes, push_bytes  clocks and rows (with their mean squares) fetched, gradients sent
-    reduced_bytes  minimum traffic of an allreduce of the replicated rows' gradients, 2 (P - 1) / P of their size on P
-                   ranks
     """
 
     hits: int = 0
@@ -31,7 +29,6 @@ class Counters:
     clock_bytes: int = 0
     row_bytes: int = 0
     push_bytes: int = 0
-    reduced_bytes: int = 0
 
     @property
     def pulled_bytes(self) -> int:

@@ -25,7 +25,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hetmpi import _C
 from hetmpi.comm.commands import command
 from hetmpi.comm.cores import usable_cores
 from hetmpi.comm.launch import launch
@@ -181,7 +180,7 @@ def examine_windows(world: World, report: Report):
         again = command("doctor", ranks=2)
         report.line("fetching rows", f"not examined: one rank has no other to fetch from; on two: {again}")
         return
-    ways = {"shared memory": None, "MPI_Get": 1}
+    ways = {"shared memory": None, "windows": 1, "messages": 1}  # for the last two each rank is a node of its own
     for name, ranks_per_node in ways.items():
         place = World(world.comm, ranks_per_node)
         error = None
@@ -190,7 +189,6 @@ def examine_windows(world: World, report: Report):
         except (UserError, MPI.Exception) as raised:  # on all ranks alike: report it and continue
             error = raised
         report_failure(name, error, report)
-    report.line("MPI_Alltoallv", fetch_text(*time_alltoall(world)))
 
 
 def report_failure(name: str, error: Exception | None, report: Report):
@@ -218,7 +216,8 @@ def examine_way(world: World, name: str, report: Report, is_used: bool):
         if world.comm.allreduce(world.node.size, MPI.MIN) == 1:
             report.line(name, "not examined: some rank is alone on its node")
             return
-    table = EmbeddingTable(world, NUM_ROWS * world.size, DIM, RowOptimizer(), init_std=0.0)
+    exchange = "messages" if name == "messages" else "windows"
+    table = EmbeddingTable(world, NUM_ROWS * world.size, DIM, RowOptimizer(), init_std=0.0, exchange=exchange)
     table.shard.assign(slice(None), np.arange(len(table.shard))[:, None] % 1000 + 1000.0 * world.rank)
     table.resume_at(0)
     rows = np.random.default_rng(world.rank).integers(0, NUM_ROWS, ROWS_A_CALL)
@@ -226,9 +225,9 @@ def examine_way(world: World, name: str, report: Report, is_used: bool):
     seconds = min(time_read(table, keys, peer, report, name) for _ in range(CALLS))
     table.window.fence()
     report.line(name, fetch_text(len(keys), seconds))
-    if len(keys) / seconds / 1e6 < SLOW_MROW_S and is_used:
-        report.cure(f"{name} is slow here: see docs/sharp_bits.md, 'Slow one-sided MPI'")
-    if name == "MPI_Get":
+    if name == "windows":
+        if len(keys) / seconds / 1e6 < SLOW_MROW_S and is_used:
+            report.cure("one-sided MPI is slow here: see docs/sharp_bits.md, 'Slow one-sided MPI'")
         examine_busy(table, keys[:1], report, is_used)
     table.close()
 
@@ -264,29 +263,6 @@ def examine_busy(table: EmbeddingTable, key: np.ndarray, report: Report, is_used
         while time.perf_counter() < deadline:
             np.dot(np.ones(1000), np.ones(1000))
     table.window.fence()
-
-
-def time_alltoall(world: World) -> tuple[int, float]:
-    """Fetches rows of the next rank by MPI_Alltoallv of ids, then of rows: (rows, best seconds). Collective."""
-    count = np.zeros(world.size, np.int64)
-    count[(world.rank + 1) % world.size] = ROWS_A_CALL
-    back = np.zeros(world.size, np.int64)
-    back[(world.rank - 1) % world.size] = ROWS_A_CALL
-    ids = np.random.default_rng(world.rank).integers(0, NUM_ROWS, ROWS_A_CALL)
-    asked = np.empty(ROWS_A_CALL, np.int64)
-    weight = np.ones((NUM_ROWS, DIM), np.float32)
-    sent, received = np.empty((ROWS_A_CALL, DIM), np.float32), np.empty((ROWS_A_CALL, DIM), np.float32)
-    order, times = np.arange(ROWS_A_CALL), []
-    for _ in range(CALLS):
-        world.comm.Barrier()
-        began = time.perf_counter()
-        world.comm.Alltoallv([ids, count], [asked, back])
-        _C.gather(weight, asked, sent, order)
-        world.comm.Alltoallv([sent, back * DIM], [received, count * DIM])
-        times.append(time.perf_counter() - began)
-    if not (received == 1).all():
-        raise UserError("MPI_Alltoallv returned wrong rows: do not train with this MPI library")
-    return ROWS_A_CALL, min(times)
 
 
 def fetch_text(num_rows: int, seconds: float) -> str:

@@ -16,6 +16,7 @@ import sys
 from hetmpi.data.tabular.files import PARQUET, TEXT, DataError, form_of, list_files, open_parquet
 from hetmpi.data.tabular.layout import Layout, Seen, guess_delimiter, look, seen_of
 from hetmpi.data.tabular.prepare import enough_memory
+from hetmpi.data.tabular.reading import likely_positive
 from hetmpi.data.tabular.rules import FLOAT, INTEGER, LIST, NESTED, near
 from hetmpi.data.tabular.source import MOST_OWN, all_missing
 from hetmpi.data.tabular.text import EqualNames, head_of, header_of
@@ -23,7 +24,6 @@ from hetmpi.errors import UserError, printable
 
 LABEL_NAMES = ("label", "click", "clicked", "target", "y")
 EXAMPLE_CHARS = 60
-POSITIVE = ("yes", "y", "true", "t")
 
 
 def main(arguments: list[str]):
@@ -62,7 +62,7 @@ def inspected(path: str, label: str | None = None, delimiter: str | None = None)
         f"path: {quoted(path)}",
         f"label: {'???  # the column to predict' if label is None else quoted(label)}",
         *label_lines(label, seen),
-        "valid: 0.1  # held-out rows: a share, a path, or {column: day, last: 1}",
+        "valid: 0.1  # held-out rows: a share, a path, {column: day, last: 1} or {column: time, last: 7d}",
     ]
     if layout.form == TEXT:
         lines.append(f"delimiter: {quoted(layout.delimiter)}")
@@ -110,8 +110,7 @@ def label_lines(label: str | None, seen: dict[str, Seen]) -> list[str]:
     values = seen[label].examples
     if not values:
         return ["positive: ???  # labels that count as 1; none was seen"]
-    chosen = next((value for value in values if value.lower() in POSITIVE), values[0])
-    return [f"positive: [{quoted(chosen)}]  # those that count as 1, of {shown(values)}"]
+    return [f"positive: [{quoted(likely_positive(values))}]  # those that count as 1, of {shown(values)}"]
 
 
 def column_line(name: str, layout: Layout, seen: Seen) -> str:
@@ -122,7 +121,8 @@ def column_line(name: str, layout: Layout, seen: Seen) -> str:
     rule = f"{where}, kind: id"
     has_own = seen.distinct > MOST_OWN * seen.rows
     if kind == FLOAT:
-        rule = f"{where}, kind: number, transform: none"
+        rule = f"{where}, kind: number, transform: auto"
+        remark += f"; here {seen.scaling}" if seen.scaling else ""
     elif kind == NESTED:
         rule, remark = f"{where}, kind: drop", "nested values cannot be used"
     elif kind == LIST:

@@ -52,6 +52,7 @@ from hetmpi.data.features import TABLE
 from hetmpi.data.source import Source
 from hetmpi.data.tabular import DataError, Encoder, Reader
 from hetmpi.data.tabular.convert import KEPT
+from hetmpi.data.tabular.coverage import Coverage
 from hetmpi.data.tabular.reading import BadRows
 from hetmpi.data.tabular.rules import NUMBER
 from hetmpi.errors import LARGEST, UserError, check_integer
@@ -177,6 +178,7 @@ class Prediction:
         if repeated:
             raise UserError(f"predict.keep: {repeated.pop()} would be in the result twice")
         path, delimiter = given["data.path"].strip("'\""), delimiter and delimiter.strip("'\"").replace("\\t", "\t")
+        self.coverage = Coverage(self.encoder)
         self.reader = Reader(path, self.encoder.reading, tuple(self.keep), int(bad), delimiter)
 
         def part(unit):
@@ -186,6 +188,7 @@ class Prediction:
                     samples = self.encoder.samples(block)
                 except DataError as error:
                     raise DataError(f"data.path: {unit}, {error}") from error
+                self.coverage.add(block, samples)
                 yield kept, samples
 
         self._check_features(f"{DENSE}: data", self.encoder, len(self.encoder.dense_names))
@@ -227,6 +230,7 @@ class Prediction:
             found = self._send() if part is None else self._write(out, part)
             self.world.meet("for rank 0 to write the predictions")
             self._report_bad()
+        self._report_coverage()
         return found
 
     def _report_bad(self):
@@ -237,6 +241,14 @@ class Prediction:
         bad.check(self.reader.path, self.reader.max_bad_rows)
         if bad.rows and self.world.rank == 0:
             print(f"{self.reader.path}: {bad}", flush=True)
+
+    def _report_coverage(self):
+        """Warns of columns of the files without values, or of mostly unseen ones. Collective."""
+        if self.reader is None:
+            return
+        self.coverage.counts = self.world.comm.allreduce(self.coverage.counts)
+        for remark in self.coverage.remarks() if self.world.rank == 0 else ():
+            print(f"hetmpi: warning: {self.reader.path}, {remark}", flush=True)
 
     @property
     def _name(self) -> str:

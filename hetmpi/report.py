@@ -8,6 +8,7 @@ RUN if there is only one.
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 import time
@@ -15,9 +16,11 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from hetmpi.errors import UserError
+from hetmpi.bounded_file import shown
+from hetmpi.errors import UserError, one_line
 from hetmpi.log import pictures
 from hetmpi.log.figures import figure_of, value_text
+from hetmpi.log.files import replace
 from hetmpi.log.headline import Cell, compared_rows
 from hetmpi.log.record import Run, differing_settings, runs_of, setting_text
 from hetmpi.spans import PARTS
@@ -33,19 +36,22 @@ def main(arguments: list[str]):
         sys.exit(__doc__)
     default = Path(folders[0]) / "report.html" if len(folders) == 1 else Path("report.html")
     try:
-        print(f"wrote {write_report([Path(folder) for folder in folders], Path(outs[0]) if outs else default)}")
+        out = write_report([Path(folder) for folder in folders], Path(outs[0]) if outs else default)
+        print(f"wrote {one_line(str(out), 4096)}")
     except UserError as refusal:
         sys.exit(f"hetmpi: {refusal}")
 
 
 def write_report(folders: list[Path], out: Path) -> Path:
-    """Writes the page of the runs in these folders to `out`, and returns `out`. Raises UserError if a folder is not a
-    run folder, or a file cannot be read or written."""
+    """Writes the page of the runs in these folders to `out`, in place of a file or a link of that name, and returns
+    `out`. Raises UserError if a folder is not a run folder, or a file cannot be read or written."""
     text = page(runs_of(folders))
     try:
-        out.write_text(text, encoding="utf-8", errors="replace")
+        if out.exists() and not out.is_file():
+            raise FileExistsError(errno.EEXIST, "it is not a regular file")
+        replace(out, text)
     except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror}: choose another path with out=FILE") from error
+        raise UserError(f"cannot write {shown(out)}: {error.strerror}: choose another path with out=FILE") from error
     return out
 
 

@@ -105,8 +105,7 @@ def train(world: World, config: DictConfig, preemption: Preemption) -> bool:
     spans = Spans(keeps_trace=config.train.profile)
     watchdog = Watchdog(world, spans, config.watchdog.seconds)
     torch.set_num_threads(world.compute_threads())
-    no_gpu = config.device == "auto" and config.table.replicate_below_rows > 0  # supported on CPUs only
-    device = choose_device(world, "cpu" if no_gpu else config.device)
+    device = choose_device(world, config.device)
     whole = world
     if config.table.ranks_per_node is not None:
         world = whole.split(config.table.ranks_per_node)
@@ -156,9 +155,7 @@ class Training:
         self.hvd = world.start_horovod()
         self.saving = Saving(world, config)
         self.checkpoints, self.start = self.saving.checkpoints, self.saving.start
-        self.source, self.task, self.model, self.specs, replicated = build.make_parts(
-            world, config, device, source, model
-        )
+        self.source, self.task, self.model, self.specs = build.make_parts(world, config, device, source, model)
         self.total_steps, self.steps = build.total_steps(config, self.source, world.size, self.start), self.start.step
         self.generator = build.generator_of_dropout(self.model, device)
         self.bests = Bests(world, config, self.task, self.source.num_valid, self.saving.resumed)
@@ -169,8 +166,7 @@ class Training:
         build.check_final(config, world, self.task, self.model)
         schedule = Schedule(config.optim.schedule, config.optim.warmup_steps, self.total_steps)
         most_keys = build.most_keys_of(config, self.task, self.specs)
-        self.replicated = [keys for fields in replicated.values() for keys in fields]
-        self.tables = build.make_tables(config, world, self.specs, replicated, most_keys, schedule, device, spans)
+        self.tables = build.make_tables(config, world, self.specs, most_keys, schedule, device, spans)
         exchange = next(iter(self.tables.values())).client.transport.name
         build.check_boards(config, world, self.task, self.specs, exchange)
         self.dense = build.make_dense(config, self.hvd, self.model, schedule, device)
@@ -334,11 +330,10 @@ class Training:
         config, specs = self.config, self.specs.values()
         place = "CPUs" if self.device.type == "cpu" else f"GPUs ({torch.cuda.get_device_name(self.device)})"
         rows = " and ".join(f"{spec.num_rows:,} rows of {spec.dim} numbers" for spec in specs)
-        replicated = f"{sum(map(len, self.replicated)):,} of them ({len(self.replicated)} fields) on each, "
         return (
             f"{config.model_name} on {config.data_name}: {rows} over {self.world.size} rank(s) on {place}, "
-            f"{replicated if self.replicated else ''}{self.total_steps:,} steps of "
-            f"{config.batch_size * self.world.size:,} samples, results in {config.run.dir}"
+            f"{self.total_steps:,} steps of {config.batch_size * self.world.size:,} samples, results in "
+            f"{config.run.dir}"
         )
 
     def _choice(self) -> list[str]:
@@ -404,7 +399,7 @@ class Training:
 
     def _table_figures(self, sums, lags: np.ndarray, num_steps: int) -> dict:
         staleness = next(iter(self.tables.values())).staleness  # the same for all tables
-        return table_figures(sums, lags, num_steps, staleness, bool(self.replicated))
+        return table_figures(sums, lags, num_steps, staleness)
 
     def _finish(self, evaluated: dict, final: dict):
         """Writes and displays the summary of the run. Collective."""
@@ -436,7 +431,6 @@ class Training:
             **times(by_rank),
             "seconds": seconds,
             "num_rows": sum(spec.num_rows for spec in self.specs.values()),
-            "replicated_rows": sum(map(len, self.replicated)),
             "row_dim": max(spec.dim for spec in self.specs.values()),
             "dense_parameters": sum(p.numel() for p in self.model.parameters()),
             "run_dir": self.config.run.dir,

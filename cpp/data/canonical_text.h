@@ -1,7 +1,7 @@
 // One text for each value, however a program has written it, so that the same rows in CSV and in Parquet, or in CSV of
 // two programs, get the same ids:
 //   booleans    true, false                      of True, TRUE
-//   numbers     3, 0.1, 1e-05, 1e+20             of 3.0, 0.1, 0.00001, 1e+20
+//   numbers     3, 0.1, 1e-05, 1e+20, 0          of 3.0, 0.1, 0.00001, 1.0E20, -0
 //   timestamps  2024-05-01 12:30:00.25 in UTC    of 2024-05-01T12:30:00.250000Z, 2024-05-01 14:30:00.25+02:00
 //               2024-05-01 at midnight
 //   times       12:30:00                         of 12:30:00.000000
@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <string_view>
+#include <type_traits>
 
 namespace hetmpi {
 
@@ -20,6 +21,7 @@ class CanonicalText {
  public:
   // The canonical form of a text, valid until the next call.
   std::string_view of(std::string_view text) {
+    if (text == "-0") return "0";
     if (text.size() < 3 || text.size() > kLongest) return text;
     const char first = text[0];
     if (first == 't' || first == 'T' || first == 'f' || first == 'F') return of_boolean(text);
@@ -32,6 +34,8 @@ class CanonicalText {
   // The shortest text that gives the same number; integers without a point.
   template <typename Float>
   std::string_view of_number(Float value) {
+    if constexpr (std::is_same_v<Float, float>)
+      if (std::fabs(value) >= kLargestExactFloat) return of_number(shortest(value));
     char* end;
     if (std::trunc(value) == value && std::fabs(value) < 9e18)
       end = std::to_chars(buffer_, buffer_ + sizeof buffer_, static_cast<int64_t>(value)).ptr;
@@ -42,6 +46,16 @@ class CanonicalText {
 
  private:
   static constexpr size_t kLongest = 48;
+  static constexpr float kLargestExactFloat = 1 << 24;  // beyond it programs write fewer digits than the integer has
+
+  // The number of which a program writes the digits for `value`, finite or not.
+  static double shortest(float value) {
+    char text[32];
+    const char* const end = std::to_chars(text, text + sizeof text, value, std::chars_format::scientific).ptr;
+    double number = value;
+    std::from_chars(text, end, number);
+    return number;
+  }
 
   static bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
@@ -55,29 +69,33 @@ class CanonicalText {
   }
 
   // Whether a number has another canonical form than its text, by its form: digits, a point and zeros; a power with a
-  // sign (without one it may be a hexadecimal id); less than 0.0001.
+  // sign or after a point (without both it may be a hexadecimal id); less than 0.001.
   static bool is_written_anew(std::string_view text) {
     size_t i = text[0] == '-';
     const size_t begin = i;
     while (i < text.size() && is_digit(text[i])) ++i;
     if (i == begin) return false;
-    const bool is_small = text.substr(begin).substr(0, 6) == "0.0000";
-    if (i < text.size() && text[i] == '.') {
+    const bool is_small = text.substr(begin, 5) == "0.000";
+    const bool has_point = i < text.size() && text[i] == '.';
+    if (has_point) {
       const size_t point = i++;
       bool has_only_zeros = true;
       for (; i < text.size() && is_digit(text[i]); ++i) has_only_zeros &= text[i] == '0';
       if (i == text.size()) return i > point + 1 && (has_only_zeros || is_small);
     }
-    if (i + 2 >= text.size() || (text[i] | 0x20) != 'e' || (text[i + 1] != '-' && text[i + 1] != '+')) return false;
-    for (i += 2; i < text.size(); ++i)
+    if (i + 1 >= text.size() || (text[i] | 0x20) != 'e') return false;
+    const bool has_sign = text[i + 1] == '-' || text[i + 1] == '+';
+    const size_t power = i + 1 + has_sign;
+    for (i = power; i < text.size(); ++i)
       if (!is_digit(text[i])) return false;
-    return true;
+    return i > power && (has_sign || has_point);
   }
 
   std::string_view of_float(std::string_view text) {
     const size_t point = text.find('.');
     if (point != text.npos && point < 19 && text.find_first_not_of('0', point + 1) == text.npos)
-      return text.substr(0, point);  // exact, also of integers that no double holds
+      return text.substr(0, point) == "-0" ? "0"
+                                           : text.substr(0, point);  // exact, also of integers that no double holds
     double value = 0;
     const auto parsed = std::from_chars(text.data(), text.data() + text.size(), value);
     return parsed.ec == std::errc() ? of_number(value) : text;

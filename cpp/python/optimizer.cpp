@@ -23,25 +23,6 @@ void mean_squares(const RowOptimizer& rule, const Array<float>& state, Array<flo
   for (ssize_t row = 0; row < n; ++row) means[row] = rule.mean_square(states + row * rule.state_dim());
 }
 
-// One step of the rows that any rank touched, as at an owner: grads (n, dim) summed over ranks, touched (n) > 0.
-void apply_touched(const RowOptimizer& rule, Array<float> weight, Array<float> state, Array<int32_t> clock,
-                   const Array<float>& grads, const Array<float>& touched) {
-  const ssize_t n = clock.shape(0);
-  check_shape(weight, "weight", {n, rule.dim()});
-  check_shape(state, "state", {n, rule.state_dim()});
-  check_shape(grads, "grads", {n, rule.dim()});
-  check_shape(touched, "touched", {n});
-  float *weights = weight.mutable_data(), *states = state.mutable_data();
-  int32_t* clocks = clock.mutable_data();
-  const float *grad = grads.data(), *count = touched.data();
-  py::gil_scoped_release release;
-  for (ssize_t row = 0; row < n; ++row) {
-    if (count[row] <= 0) continue;
-    rule.apply(weights + row * rule.dim(), states + row * rule.state_dim(), grad + row * rule.dim());
-    ++clocks[row];
-  }
-}
-
 }  // namespace
 
 void bind_optimizer(py::module_& m) {
@@ -56,8 +37,6 @@ void bind_optimizer(py::module_& m) {
           "window_bytes", [](const RowOptimizer& rule) { return rule.is_plain() ? 0 : Windows::row_bytes(rule); },
           "Memory of an owner for each row of which it keeps pushes, at most (cpp/owner/windows.h).")
       .def("mean_squares", &mean_squares, py::arg("state").noconvert(), py::arg("out").noconvert())
-      .def("apply_touched", &apply_touched, py::arg("weight").noconvert(), py::arg("state").noconvert(),
-           py::arg("clock").noconvert(), py::arg("grads").noconvert(), py::arg("touched").noconvert())
       .def("set_step", &RowOptimizer::set_step, py::arg("lr"), py::arg("step"));
 }
 

@@ -1,4 +1,4 @@
-"""Transport of BSP between nodes, on either wire: rows in rounds and gradients in posts (rounds.py), by rails (rails.py).
+"""Transport of BSP between nodes: rows in rounds and gradients in posts (rounds.py), by rails (rails.py), on a wire.
 
 The ranks of a node show each other what they read and write of other nodes (board.py). Each merges that of the ranks it
 collects for, so that rows that several of them read cross the network once, and so do the sums of their gradients

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import resource
-from pathlib import Path
 
 from hetmpi.comm.world import World
 from hetmpi.errors import UserError
+from hetmpi.memory import address_space, available_memory, cgroup_memory
 
 MIB = 1 << 20
-UNLIMITED = 1 << 60  # control groups version 1 express "no limit" as a number near 2^63
 
 
 def refuse_if_short(world: World, nbytes: int, shared: bool, message):
@@ -38,47 +36,3 @@ def free_memory(shared: bool) -> tuple[str, float]:
         status = os.statvfs("/dev/shm")
         places["/dev/shm"] = status.f_bavail * status.f_frsize
     return min(places.items(), key=lambda item: item[1])
-
-
-def address_space() -> float:
-    """Bytes that this process may still map; infinity without a limit."""
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    with open("/proc/self/statm") as text:
-        used = int(text.read().split()[0]) * resource.getpagesize()
-    return float("inf") if limit == resource.RLIM_INFINITY else limit - used
-
-
-def available_memory() -> int:
-    """The kernel's estimate of the bytes that can be allocated without swapping."""
-    with open("/proc/meminfo") as lines:
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-
-
-def cgroup_memory() -> float:
-    """Bytes left under the memory limits of this process's control groups; infinity without a limit."""
-    left = float("inf")
-    with open("/proc/self/cgroup") as lines:
-        for line in lines:
-            _, controllers, group = line.strip().split(":", 2)
-            if controllers == "":
-                left = min(left, groups_left("/sys/fs/cgroup", group, "memory.max", "memory.current"))
-            elif "memory" in controllers.split(","):
-                names = "memory.limit_in_bytes", "memory.usage_in_bytes"
-                left = min(left, groups_left("/sys/fs/cgroup/memory", group, *names))
-    return left
-
-
-def groups_left(root: str, group: str, limit_name: str, used_name: str) -> float:
-    """Bytes left in a control group and its ancestors. Page cache that can be dropped counts as free."""
-    left, folder = float("inf"), os.path.join(root, group.lstrip("/"))
-    while folder.startswith(root):
-        try:
-            limit, used = (Path(folder, name).read_text().strip() for name in (limit_name, used_name))
-            stat = dict(line.split() for line in Path(folder, "memory.stat").read_text().splitlines())
-        except OSError:  # the root group has no limit; a group may be invisible in a container
-            limit = "max"
-        if limit != "max" and int(limit) < UNLIMITED:
-            cache = stat.get("total_inactive_file", stat.get("inactive_file", 0))
-            left = min(left, int(limit) - int(used) + int(cache))
-        folder = os.path.dirname(folder)
-    return left

@@ -21,10 +21,10 @@ class OneSided(Immediate):
 
     carries_pushes = is_collective = False
 
-    def __init__(self, endpoint: Endpoint, name: str | None = "rma"):
+    def __init__(self, endpoint: Endpoint, name: str | None = "windows"):
         """name: None on one node. Raises UserError if its window does not reach other nodes."""
         if name is not None and not endpoint.window.reaches_remote:
-            raise UserError("this MPI supports no one-sided window over several nodes: set table.exchange=alltoall")
+            raise UserError("this MPI supports no one-sided window over several nodes: set table.exchange=messages")
         self.name = name
         self.window, self.arrays = endpoint.window, endpoint.arrays
         self.mailbox = Mailbox(endpoint.window, endpoint.record)

@@ -24,7 +24,7 @@ from hetmpi.comm.wire import Lines, Wire
 from hetmpi.comm.world import World
 
 REQUEST, REPLY, POST = 1, 2, 3  # tags
-ALL_ALIKE = "with table.exchange=alltoall all ranks must read, announce, write and flush alike"
+ALL_ALIKE = "with table.exchange=messages all ranks must read, announce, write and flush alike"
 
 MakeWire = Callable[[Lines], Wire]
 Section = tuple[np.ndarray, int, int]  # words [begin, end) of a message (n,) int64

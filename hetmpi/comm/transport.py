@@ -9,6 +9,8 @@ node use shared memory either way.
 
 from __future__ import annotations
 
+import functools
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +32,7 @@ from hetmpi.in_flight import finish
 
 TRIAL_KEYS = 2048  # about as many as a batch reads; the slowest library measured fetches them within 0.1 s
 TRIALS = 5
+FORMER_NAMES = {"alltoall": "messages", "rma": "windows"}  # name in earlier versions -> name
 
 
 @dataclass
@@ -91,7 +94,7 @@ class Ticket(Protocol):
 class Transport(Protocol):
     """Communication of a rank with the owners.
 
-    name            rma or alltoall; None if all ranks share a node
+    name            messages or windows; None if all ranks share a node
     reader          reads the owners' current rows
     mailbox         sends gradients to their owners
     carries_pushes  whether a pull request includes the gradients sent before it; the owner applies these first and
@@ -148,6 +151,15 @@ class Immediate:
         self.mailbox.close()
 
 
+@functools.cache  # so that it warns once
+def current_name(exchange: str, warns: bool) -> str:
+    """The name of a transport, also for one of FORMER_NAMES. warns: whether to print the new name of such a one."""
+    name = FORMER_NAMES.get(exchange, exchange)
+    if warns and name != exchange:
+        print(f"hetmpi: table.exchange={exchange} is now called {name}", file=sys.stderr, flush=True)
+    return name
+
+
 class Ways(NamedTuple):
     """The transports of a consistency model.
 
@@ -199,7 +211,8 @@ def imported(path: str) -> MakeWire:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise UserError(
-            f"table.exchange={path}: there is no such class ({error}): use rma, alltoall, auto, or package.module.Class"
+            f"table.exchange={path}: there is no such class ({error}): use messages, windows, auto, or "
+            "package.module.Class"
         ) from error
 
 

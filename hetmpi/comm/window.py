@@ -140,8 +140,8 @@ class RmaWindow:
             if is_needed:
                 raise UserError(
                     "this MPI does not allocate the shared memory of a node's ranks one after the other "
-                    "(MPI_Win_allocate_shared), as table.exchange=rma needs: use another MPI library, or "
-                    "table.exchange=alltoall"
+                    "(MPI_Win_allocate_shared), as table.exchange=windows needs: use another MPI library, or "
+                    "table.exchange=messages"
                 )
             return None
         # Each page is first touched by its owner, which places it near the owner's cores: a network adapter that pins

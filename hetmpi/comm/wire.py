@@ -1,7 +1,7 @@
 """Wire: the protocol for messages between this rank and its partners on other nodes (rails.py).
 
 A message is an array of words of 8 bytes, whose content only its sender and its receiver know. Two kinds: Messages
-(messages.py), by MPI_Isend, and Windows (windows.py), one-sided.
+(messages.py), by MPI_Isend, and Puts (puts.py), by one-sided calls.
 """
 
 from __future__ import annotations

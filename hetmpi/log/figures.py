@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from hetmpi.spans import PARTS
 
-MOVED = ("pulled_bytes", "pushed_bytes", "reduced_bytes")  # traffic between ranks, without that of the dense layers
+EARLIER = ("reduced_bytes", "replicated_rows")  # in run folders of earlier versions, and no metrics of a task
+MOVED = ("pulled_bytes", "pushed_bytes")  # traffic between ranks, without that of the dense layers
 
 
 def number_text(value: float) -> str:
@@ -58,7 +59,6 @@ FIGURES = {  # log lines display those with a word, in this order
     "lag_p99": Figure("staleness of a read, 99th percentile (iterations)", "cache", "{:.0f}".format, "lag p99"),
     "pulled_bytes": Figure("pulled: rows and clocks fetched from other ranks", "traffic", bytes_text, "pulled"),
     "pushed_bytes": Figure("pushed: gradients sent to other ranks", "traffic", bytes_text, "pushed"),
-    "reduced_bytes": Figure("reduced: gradients of replicated rows", "traffic", bytes_text, "reduced"),
     "row_bytes": Figure("pulled bytes: rows only", "traffic", bytes_text),
     "clock_bytes": Figure("pulled bytes: clocks only", "traffic", bytes_text),
     "auc": Figure("AUC on held-out data", "quality", "{:.4f}".format, "auc", max),
@@ -99,7 +99,6 @@ FIGURES = {  # log lines display those with a word, in this order
     "first_step": Figure("steps made before the run was resumed", ""),
     "is_one_node": Figure("all ranks on one node", ""),
     "num_rows": Figure("rows of the tables", ""),
-    "replicated_rows": Figure("rows replicated on every rank", ""),
     "row_dim": Figure("numbers per row", ""),
     "dense_parameters": Figure("parameters of the dense layers", ""),
     "checkpoint": Figure("last checkpoint", ""),
@@ -122,7 +121,7 @@ def figure_of(key: str) -> Figure:
 def is_of_task(key: str, value) -> bool:
     """Whether this entry of a summary or an evaluation measures the model's quality on held-out data."""
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
-    return is_number and figure_of(key).group == "quality" and key != "loss"
+    return is_number and figure_of(key).group == "quality" and key != "loss" and key not in EARLIER
 
 
 def value_text(key: str, value) -> str:
@@ -150,6 +149,6 @@ def moved_bytes(values: dict) -> float | None:
 
 def moved_per_step(summary: dict) -> float | None:
     """Bytes between ranks per step of a finished run; None if it made no step or did not count bytes."""
-    num_steps = summary["steps"] - summary.get("first_step", 0)
+    num_steps = summary["steps"] - (summary.get("first_step") or 0)
     moved = moved_bytes(summary)
     return None if moved is None or num_steps <= 0 else moved / num_steps

@@ -23,10 +23,13 @@ def append(path: Path, data: bytes) -> None:
 
 
 def replace(path: Path, text: str) -> None:
-    """Writes a file whole or not at all. Raises OSError."""
+    """Writes a file whole or not at all, in place of a file or a link of that name: no link is followed. Raises
+    OSError."""
     part = path.with_name(f"{path.name}.part")
     try:
-        part.write_text(text)
+        part.unlink(missing_ok=True)  # of a process that was killed, or a link to elsewhere
+        with open(part, "x", encoding="utf-8", errors="replace") as file:
+            file.write(text)
         part.replace(path)
     except OSError:
         with suppress(OSError):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hetmpi.log.figures import bytes_text, figure_of, megabytes_text, value_text
 from hetmpi.log.record import Run, differing_settings, runs_of
+from hetmpi.log.run_files import is_number
 
 Row = tuple[str, list["Cell"]]
 
@@ -121,11 +122,12 @@ def ranks_text(run: Run) -> str:
     split = run.settings.get("table.ranks_per_node")
     nodes = f"split into nodes of {counted(split, 'rank')}" if split else ""
     device = run.environment.get("device") or run.summary.get("device")
-    return ", ".join(filter(None, [counted(size, "rank") + where, device, nodes]))
+    return ", ".join(filter(None, [counted(size, "rank") + where, device and str(device), nodes]))
 
 
-def counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def counted(count, noun: str) -> str:
+    """count: as in a file: a number if the trainer wrote it."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}" if is_number(count) else f"{count} {noun}s"
 
 
 def staleness_text(run: Run) -> str:
@@ -139,13 +141,14 @@ def cache_text(run: Run) -> str:
     is_default = rows is None and fraction is None
     if run.settings.get("table.staleness", 0) == 0 if is_default else not (rows or fraction):
         return "none"
-    size = "default size" if is_default else f"{rows:,} rows" if rows is not None else f"{fraction:.3g} of all rows"
+    share = f"{fraction:.3g}" if is_number(fraction) else fraction
+    size = "default size" if is_default else counted(rows, "row") if rows is not None else f"{share} of all rows"
     unused = "not used: " if run.has_ended and run.summary.get("hit_rate") is None else ""
     return f"{unused}{size} on each rank, {cache.get('policy')}, admits {cache.get('admit')}"
 
 
 def commit_text(run: Run) -> str:
-    commit = run.environment.get("commit") or "-"
+    commit = str(run.environment.get("commit") or "-")
     return commit[:10] + (", with uncommitted changes" if run.environment.get("is_modified") else "")
 
 
@@ -156,10 +159,10 @@ WHAT_RAN = {
     "cache": cache_text,
 }
 WHERE_FROM = {
-    "started": lambda run: run.environment.get("started", "-"),
+    "started": lambda run: str(run.environment.get("started", "-")),
     "commit": commit_text,
-    "last checkpoint": lambda run: run.summary.get("checkpoint") or "-",
-    "best checkpoint": lambda run: run.summary.get("best_checkpoint") or "-",
+    "last checkpoint": lambda run: str(run.summary.get("checkpoint") or "-"),
+    "best checkpoint": lambda run: str(run.summary.get("best_checkpoint") or "-"),
 }
 
 
@@ -169,7 +172,7 @@ WHERE_FROM = {
 def comparison(folders: list[Path]) -> str:
     """A plain-text table of the runs in these folders, at most 100 columns wide: AUC (or the task's first metric), its
     best value where runs followed it, MB between ranks per step, samples/s, and the settings that differ, shortest
-    names first and cut off at the right edge. '-' is a missing value. Raises UserError as runs_of."""
+    names first, on as many lines as they need. '-' is a missing value. Raises UserError as runs_of."""
     from rich.console import Console
     from rich.table import Table
 
@@ -185,7 +188,7 @@ def comparison(folders: list[Path]) -> str:
         shown[f"best_{quality}"] = f"best {heading}"
     for heading in (*shown.values(), "MB per step", "samples/s"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("settings that differ", overflow="ellipsis", no_wrap=True, ratio=1)
+    table.add_column("settings that differ", overflow="fold", ratio=1)
     for place, (run, found) in enumerate(zip(runs, figures)):
         moved, speed = found["step_bytes"], found["samples_per_s"]
         table.add_row(

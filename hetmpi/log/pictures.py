@@ -274,9 +274,8 @@ def bytes_by_kind(run) -> dict[str, float]:
         "rows pulled": "row_bytes",
         "clocks pulled": "clock_bytes",
         "gradients pushed": "pushed_bytes",
-        "gradients reduced": "reduced_bytes",
     }
-    num_steps = run.summary.get("steps", 0) - run.summary.get("first_step", 0)
+    num_steps = run.summary.get("steps", 0) - (run.summary.get("first_step") or 0)
     if num_steps <= 0:
         return means(run, keys)
     return {name: run.summary[key] / num_steps for name, key in keys.items() if run.summary.get(key) is not None}
@@ -290,7 +289,8 @@ def lag_shares(run) -> dict[str, float]:
     """Range of lags -> percentage of the reads. The ranges are EmbeddingTable's bins: 0, 1, 2 to 3, 4 to 7, ..."""
     counts = run.lags
     names = ["0", "1", *(f"{1 << i - 1}\N{EN DASH}{(1 << i) - 1}" for i in range(2, len(counts)))]
-    return {name: 100 * count / sum(counts) for name, count in zip(names, counts)}
+    total = sum(counts) or 1
+    return {name: 100 * count / total for name, count in zip(names, counts)}
 
 
 def evaluated(runs: list) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import numbers
+import os
 import re
 import statistics
 from collections import Counter
@@ -11,12 +11,20 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import yaml
 
+from hetmpi.bounded_file import shown
 from hetmpi.errors import UserError
 from hetmpi.log import status
 from hetmpi.log.figures import is_of_task, moved_bytes, moved_per_step
-from hetmpi.log.files import flat
+from hetmpi.log.run_files import (
+    is_number,
+    is_rank,
+    read_environment,
+    read_lines,
+    read_settings,
+    read_status,
+    read_summary,
+)
 
 SILENT_S, SILENT_TIMES = 60.0, 10  # a run without a log line for this time and this many usual intervals is late
 
@@ -32,17 +40,20 @@ class Run:
 
     def __init__(self, folder: Path, name: str, number: int):
         """Raises UserError if `folder` is not a run folder or one of its files cannot be read."""
-        if not (folder / "config.yaml").is_file():
+        if not os.path.isfile(folder / "config.yaml"):
             raise UserError(
-                f"{folder} is not a run folder, as it has no config.yaml: name one that hetmpi.train wrote "
+                f"{shown(folder)} is not a run folder, as it has no config.yaml: name one that hetmpi.train wrote "
                 "(run.dir), or a folder of such folders"
             )
         self.folder, self.name, self.number = folder, name, number
         self.settings = read_settings(folder / "config.yaml")
-        self.environment, self.status = read_object(folder / "environment.json"), read_object(folder / status.STATUS)
+        self.environment, self.status = (
+            read_environment(folder / "environment.json"),
+            read_status(folder / status.STATUS),
+        )
         self.lines, self.evaluations = read_lines(folder / "metrics.jsonl"), read_lines(folder / "evaluation.jsonl")
         self._add_moved_bytes()
-        self.summary = read_object(folder / "summary.json", needs="steps")
+        self.summary = read_summary(folder / "summary.json")
         by_rank = self.summary.get("by_rank")
         self.by_rank = by_rank if isinstance(by_rank, list) and all(map(is_rank, by_rank)) else []
 
@@ -51,7 +62,7 @@ class Run:
         """Values of keys in the log lines, or in the evaluations with of="evaluations": (n, number of keys) float64.
         Lines that lack a number for one of the keys are left out."""
         rows = [[line.get(key) for key in keys] for line in getattr(self, of)]
-        kept = [row for row in rows if all(isinstance(value, numbers.Real) for value in row)]
+        kept = [row for row in rows if all(map(is_number, row))]
         return np.array(kept, float).reshape(len(kept), len(keys))
 
     def _add_moved_bytes(self):
@@ -68,11 +79,11 @@ class Run:
             line["moved_so_far"] = float(np.interp(line["step"], *zip(*at))) or None
 
     @property
-    def lags(self) -> list[int]:
+    def lags(self) -> list[float]:
         """Histogram of the lags of all reads, in EmbeddingTable's bins; [] without a cache."""
         counted = [line["lags"] for line in self.lines if line.get("lags")]
         width = max(map(len, counted), default=0)
-        return np.sum([lags + [0] * (width - len(lags)) for lags in counted], 0).tolist() if width else []
+        return np.sum([lags + [0] * (width - len(lags)) for lags in counted], 0, float).tolist() if width else []
 
     @property
     def has_ended(self) -> bool:
@@ -91,7 +102,7 @@ class Run:
         samples, seconds = last.get("samples"), last.get("elapsed_s", self.summary.get("seconds"))
         task = self.summary or (self.evaluations[-1] if self.evaluations else {})
         step_bytes = moved_per_step(self.summary) if self.summary else self.mean("moved_bytes")
-        step_samples = samples / last["step"] if samples else None
+        step_samples = samples / last["step"] if samples and last["step"] else None
         so_far = samples / seconds if samples and seconds else None
         return {
             **{key: task[key] for key in task if is_of_task(key, task[key])},
@@ -107,7 +118,7 @@ class Run:
     def slowest_rank(self) -> str:
         """The rank that was most often the slowest, its host, and the share of log lines in which it was; '-' without
         lines."""
-        counts = Counter(self.table(("slowest_rank",))[:, 0].astype(int).tolist())
+        counts = Counter(line["slowest_rank"] for line in self.lines if line.get("slowest_rank") is not None)
         if not counts:
             return "-"
         [(rank, times)] = counts.most_common(1)
@@ -158,8 +169,7 @@ class Run:
         return now - max(self._written(), self.status.get("time", 0.0))
 
     def _written(self) -> float:
-        path = self.folder / "metrics.jsonl"
-        return path.stat().st_mtime if self.lines else 0.0
+        return os.path.getmtime(self.folder / "metrics.jsonl") if self.lines else 0.0
 
     def _usual_interval_s(self) -> float:
         """Median time between two log lines; 0 if there are fewer than two."""
@@ -191,20 +201,21 @@ def span(seconds: float) -> str:
 def runs_of(folders: list[Path]) -> list[Run]:
     """The runs in these folders, each a run folder or a folder of run folders. Raises UserError as Run."""
     found = [run for folder in folders for run in run_folders(folder)]
-    repeated = Counter(folder.resolve().name for folder in found)
-    names = [str(folder) if repeated[folder.resolve().name] > 1 else folder.resolve().name for folder in found]
+    last_names = [os.path.basename(os.path.realpath(folder)) for folder in found]
+    repeated = Counter(last_names)
+    names = [str(folder) if repeated[name] > 1 else name for folder, name in zip(found, last_names)]
     return [Run(folder, name, number) for number, (folder, name) in enumerate(zip(found, names))]
 
 
 def run_folders(folder: Path) -> list[Path]:
     """The run folders in `folder`, sorted with 2 before 10; [folder] if it is a run folder or contains none."""
-    if (folder / "config.yaml").is_file():
+    if os.path.isfile(folder / "config.yaml"):
         return [folder]
     return sorted((path.parent for path in folder.glob("*/config.yaml")), key=natural) or [folder]
 
 
 def natural(path: Path) -> list:
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", path.name) if part]
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", path.name) if part]
 
 
 def differing_settings(runs: list[Run]) -> dict[str, list[str]]:
@@ -220,63 +231,3 @@ def differing_settings(runs: list[Run]) -> dict[str, list[str]]:
 def setting_text(value) -> str:
     """A value as written in config.yaml."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-# Files.
-
-
-def read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-
-
-def read_settings(path: Path) -> dict:
-    """The settings in config.yaml, with keys joined by dots. Raises UserError."""
-    try:
-        settings = yaml.load(read_text(path), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(settings, dict):
-        raise UserError(f"{path} holds no settings: name one that hetmpi.train wrote")
-    return flat(settings)
-
-
-def read_lines(path: Path) -> list[dict]:
-    """The lines of a .jsonl file, [] if there is none. A last line without a newline is still being written and is left
-    out. Raises UserError."""
-    if not path.exists():
-        return []
-    lines = [line for line in read_text(path).splitlines(keepends=True) if line.endswith("\n")]
-    return [checked(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
-
-
-def checked(line: str, place: str) -> dict:
-    """The values of one line. Raises UserError if the run log cannot have written it."""
-    try:
-        values = json.loads(line)
-    except ValueError as error:
-        raise UserError(f"{place} is not JSON ({error}): remove the line") from error
-    if not isinstance(values, dict) or not isinstance(values.get("step"), int):
-        raise UserError(f"{place} has no step: remove the line")
-    return values
-
-
-def read_object(path: Path, needs: str | None = None) -> dict:
-    """The object in a .json file, {} if there is none. needs: a key that must have an integer value. Raises
-    UserError."""
-    if not path.exists():
-        return {}
-    try:
-        found = json.loads(read_text(path))
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON ({error}): remove the file") from error
-    if not isinstance(found, dict) or (needs and not isinstance(found.get(needs), int)):
-        raise UserError(f"{path} has an unexpected format{f', without {needs}' if needs else ''}: remove the file")
-    return found
-
-
-def is_rank(said) -> bool:
-    """Whether an entry of by_rank has the format that the trainer writes."""
-    return isinstance(said, dict) and isinstance(said.get("own_ms"), numbers.Real) and "host" in said

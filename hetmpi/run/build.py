@@ -21,20 +21,21 @@ from hetmpi.comm.memory import refuse_if_short, size_text
 from hetmpi.comm.world import World
 from hetmpi.data.source import Source
 from hetmpi.dense import DenseOptimizer
-from hetmpi.errors import UserError, doing
+from hetmpi.errors import UserError, doing, one_line
+from hetmpi.memory import check_fits
 from hetmpi.run.config import cache_of, own_settings, staleness_of
 from hetmpi.run.pretrained import fill_from
 from hetmpi.spans import Spans
 from hetmpi.table.group import TableGroup, TableSpec
 from hetmpi.table.optim import ROW_RULES, RowOptimizer, Schedule
-from hetmpi.table.replicas import small_fields
 from hetmpi.table.request import MOST_AHEAD
 from hetmpi.table.table import EmbeddingTable
 from hetmpi.tasks.task import Task
 
 MB = 1 << 20
+CLASS_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 STALENESS_PER_STEP = 10  # of table.staleness, for each step of table.round_steps by default
-TWO_SIDED = ("auto", "alltoall")  # values of table.exchange with which messages may be two-sided
+TWO_SIDED = ("auto", "messages")  # values of table.exchange with which requests may be two-sided
 OWN_OPTIM = ("rows", "rows_lr", "rows_weight_decay")  # settings that a table may have of its own
 
 
@@ -43,8 +44,8 @@ def make(config: DictConfig, **arguments):
     class is missing, rejects these arguments, or does not fit in memory, and for a ValueError of hetmpi's models, which
     names a wrong size; passes on other errors of the class."""
     target = config.get("_target_")
-    if not isinstance(target, str) or not target:
-        raise UserError(f"_target_ must name a class, as package.module.Class, got {target!r}")
+    if not isinstance(target, str) or not CLASS_NAME.fullmatch(target):
+        raise UserError(f"_target_ must name a class, as package.module.Class, got {one_line(repr(target), 100)}")
     with doing(f"making {target}"):
         try:
             return factory_of(config, target)(**arguments)
@@ -96,13 +97,12 @@ def is_of_the_call(error: BaseException) -> bool:
 
 
 class Parts(NamedTuple):
-    """A run before its memory is taken. replicated: as replicated_of."""
+    """A run before its memory is taken."""
 
     source: Source
     task: Task
     model: torch.nn.Module
     specs: dict[str, TableSpec]
-    replicated: dict[str, list[range]]
 
 
 def make_parts(
@@ -118,8 +118,7 @@ def make_parts(
         prepare(source, world, config)
     task = make_task(config, source, device)
     model = model or make_model(config, task)
-    specs = task.tables(model)
-    return Parts(source, task, model, specs, replicated_of(config, specs))
+    return Parts(source, task, model, task.tables(model))
 
 
 def prepare(source: Source, world: World, config: DictConfig):
@@ -148,14 +147,25 @@ def make_task(config: DictConfig, source: Source, device: torch.device) -> Task:
 
 
 def make_model(config: DictConfig, task: Task) -> torch.nn.Module:
-    """The model, whose initial parameters depend only on the seed."""
+    """The model, whose initial parameters depend only on the seed. Raises UserError if it does not fit into memory."""
+    arguments = task.model_arguments(config.table.dim)
+    if str(config.model.get("_target_")).startswith("hetmpi.models."):
+        check_model_fits(config, arguments)
     torch.manual_seed(config.seed)
-    model = make(config.model, **task.model_arguments(config.table.dim))
+    model = make(config.model, **arguments)
     task.tables(model)  # raises an error for a model that does not specify its tables
     model = getattr(task, "complete", lambda model: model)(model)
     if next(model.parameters(), None) is None:
         raise UserError(f"{config.model._target_}: it has no parameters, give it at least one dense layer")
     return model
+
+
+def check_model_fits(config: DictConfig, arguments: Mapping):
+    """Raises UserError if the parameters and their gradients do not fit into memory, before it is taken."""
+    with torch.device("meta"):
+        model = make(config.model, **arguments)
+    nbytes = sum(parameter.nbytes for parameter in model.parameters())
+    check_fits(2 * nbytes, f"settings: model={config.model_name}", "lower table.dim or the widths of its layers")
 
 
 def generator_of_dropout(model: torch.nn.Module, device: torch.device) -> torch.Generator | None:
@@ -172,25 +182,11 @@ def seed_of(seed: int, step: int, rank: int) -> int:
     return int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0])
 
 
-def replicated_of(config: DictConfig, specs: dict[str, TableSpec]) -> dict[str, list[range]]:
-    """table -> keys of the fields that are replicated on every rank. Raises UserError if the rows of the fields do not
-    sum to those of the table."""
-    below = config.table.replicate_below_rows
-    for spec in specs.values():
-        if below > 0 and len(spec.field_rows) and sum(spec.field_rows) != spec.num_rows:
-            raise UserError(
-                f"data={config.data_name}: field_rows must sum to num_rows, {spec.num_rows:,}, for "
-                f"table.replicate_below_rows={below}, got {sum(spec.field_rows):,}"
-            )
-    return {name: small_fields(spec.field_rows, below) for name, spec in specs.items()}
-
-
 def make_tables(
-    config: DictConfig, world: World, specs: dict[str, TableSpec], replicated: dict[str, list[range]],
-    most_keys: dict[str, int], schedule: Schedule, device: torch.device, spans: Spans,
+    config: DictConfig, world: World, specs: dict[str, TableSpec], most_keys: dict[str, int], schedule: Schedule,
+    device: torch.device, spans: Spans,
 ) -> TableGroup:  # fmt: skip
-    """The tables of a model, with one transport. replicated: as replicated_of; most_keys: as most_keys_of.
-    Collective."""
+    """The tables of a model, with one transport. most_keys: as most_keys_of. Collective."""
     table, tables, exchange = config.table, {}, config.table.exchange
     steps = round_steps_of(config, world, specs, most_keys, device)
     for name, spec in specs.items():
@@ -199,7 +195,7 @@ def make_tables(
             partition=table.partition, seed=config.seed, init_std=table.init_std,
             inbox_bytes=int(table.inbox_mb * MB), staleness=staleness_of(config),
             cache=cache_of(config, f"table {name}", spec.cache), spans=spans, exchange=exchange, device=device,
-            replicated=replicated[name], round_steps=steps,
+            round_steps=steps,
         )  # fmt: skip
         if exchange == "auto" and made.client.transport.name is not None:
             exchange = made.client.transport.name  # what the first table's trial has chosen

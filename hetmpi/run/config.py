@@ -26,10 +26,11 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from hetmpi.comm.commands import command
+from hetmpi.comm.transport import current_name
 from hetmpi.comm.world import World
 from hetmpi.dense import DENSE_RULES
-from hetmpi.errors import UserError, check_integer, check_number
-from hetmpi.run.settings import GROUPS, PARTS, Declared, Settings, declared
+from hetmpi.errors import UserError, check_integer, check_number, one_line
+from hetmpi.run.settings import GROUPS, PARTS, REMOVED, Declared, Settings, declared
 from hetmpi.table.cache import CacheSettings, Staleness
 from hetmpi.table.optim import ROW_RULES, check_choice
 
@@ -37,6 +38,10 @@ DEFAULT_CAPACITY_FRACTION = 0.1  # as in HET
 CONF = Path(__file__).resolve().parents[1] / "conf"
 NAMED = ("model", "data", "loss")  # groups whose choice is stored beside the settings, as model_name
 MOST_UNITS = 1 << 20  # per layer
+MOST_LAYERS = 1000
+MOST_LEVELS = 16  # of brackets in an override
+LONGEST_ADVICE = 500
+OF_ODD_OVERRIDES = (AssertionError, AttributeError, IndexError, KeyError, RecursionError, TypeError)  # Hydra's
 MODEL_FLAGS = ("batch_norm", "input_norm", "stacked")  # keys of hetmpi's models that are true or false
 WHERE = f"`{command('train --help')}` lists all settings, and the choices for model, data, task and loss"
 
@@ -67,12 +72,24 @@ def resolved(overrides: list[str], config_dir: str | None = None) -> DictConfig:
 @contextlib.contextmanager
 def advised(overrides: list[str], config_dir: str | None):
     """A context that turns errors of Hydra and OmegaConf into a UserError."""
+    for override in overrides:
+        check_depth(override)
     try:
         yield
     except UserError:
         raise
-    except (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError, *OF_ODD_OVERRIDES) as error:
         raise UserError(f"settings: {advice(error, overrides, config_dir)}") from error
+
+
+def check_depth(override: str):
+    """Raises UserError for an override that nests lists and groups deeper than Hydra's parser can follow."""
+    depth = most = 0
+    for character in override:
+        depth += (character in "[{(") - (character in "]})")
+        most = max(most, depth)
+    if most > MOST_LEVELS:
+        raise UserError(f"settings: {one_line(override, 80)} is nested in more than {MOST_LEVELS} levels")
 
 
 def composed(overrides: list[str], config_dir: str | None = None) -> DictConfig:
@@ -109,7 +126,9 @@ def advice(error: Exception, overrides: list[str], config_dir: str | None) -> st
         return refusal_of(setting, wrong_value[1], wrong_value[3])
     if getattr(cause, "full_key", None) in GROUPS:
         return not_a_group(cause.full_key, wrong_value and wrong_value[1])
-    text = " ".join(str(error).split("Config search path")[0].split())
+    text = " ".join((str(error) or type(error).__name__).split("Config search path")[0].split())
+    if removal(text):
+        return f"{removal(text)}. {WHERE}"
     unknown = re.search(r"Could not override '([^']+)'", text)
     if unknown:
         near, group = difflib.get_close_matches(unknown[1], known_keys(config_dir), n=1), unknown[1].split(".")[0]
@@ -118,12 +137,22 @@ def advice(error: Exception, overrides: list[str], config_dir: str | None) -> st
         else:
             text = unknown[0] + (f", did you mean {near[0]}?" if near else "")
     elif "LexerNoViableAlt" in text or "mismatched input" in text:
+        text = one_line(text, LONGEST_ADVICE - 100)
         text += " Quote values that contain other characters than letters, digits and ./_-: \"run.dir='/tmp/ü'\"."
+    text = one_line(text, LONGEST_ADVICE)
     return f"{text if text.endswith('?') else text.rstrip('.') + '.'} {WHERE}"
 
 
+def removal(text: str) -> str | None:
+    """Why the setting that the text names was removed; None if it names none of them."""
+    for key, removed in REMOVED.items():
+        if re.search(rf"\b{re.escape(key)}\b", text):
+            return f"{key} was removed, as {removed.why}: leave it out"
+    return None
+
+
 def not_a_group(name: str, value) -> str:
-    return f"{name} must be a group of settings, got {value}: set {name}.NAME"
+    return f"{name} must be a group of settings, got {one_line(str(value), 100)}: set {name}.NAME"
 
 
 def refusal_of(setting: Declared, text: str, kind: str | None) -> str:
@@ -132,7 +161,7 @@ def refusal_of(setting: Declared, text: str, kind: str | None) -> str:
         check_value(setting, float(text) if kind == "float" else text == "True" if kind == "bool" else text)
     except UserError as refusal:
         return str(refusal)
-    return f"{setting.key} must be {setting.values}, got {text}"
+    return f"{setting.key} must be {setting.values}, got {one_line(text, 100)}"
 
 
 def known_keys(config_dir: str | None) -> list[str]:
@@ -146,18 +175,21 @@ def known_keys(config_dir: str | None) -> list[str]:
 
 
 def check(config: DictConfig):
-    """Raises UserError for invalid values; fills in learning rates where they are null."""
+    """Raises UserError for invalid values; fills in learning rates where they are null, and the new name of a
+    transport, with a warning."""
     missing = OmegaConf.missing_keys(config)
     if missing:
         raise UserError(f"settings: give {', '.join(f'{key}=...' for key in sorted(missing))}")
     for group in PARTS:
         if not isinstance(config[group], DictConfig):
             raise UserError(f"settings: {not_a_group(group, config[group])}")
-    names = [setting.key for setting in declared()]
+    config.table.exchange = current_name(config.table.exchange, warns=True)
+    known = {setting.key for setting in declared()} | set(GROUPS)
     for group in GROUPS:
-        unknown = {f"{group}.{key}" for key in OmegaConf.select(config, group)} - {*names, *GROUPS}
+        unknown = sorted({f"{group}.{one_line(str(key), 100)}" for key in OmegaConf.select(config, group)} - known)
         if unknown:
-            raise UserError(f"settings: there is no {', '.join(sorted(unknown))}. {WHERE}")
+            names = ", ".join(unknown)
+            raise UserError(f"settings: {removal(names) or f'there is no {names}'}. {WHERE}")
     try:
         for setting in declared():
             value = OmegaConf.select(config, setting.key)
@@ -198,28 +230,31 @@ def check_value(setting: Declared, value):
         check_number(setting.key, value, setting.least, setting.most)
     elif setting.kind is bool:
         if not isinstance(value, bool):
-            raise UserError(f"{setting.key} must be true or false, got {value}")
+            raise UserError(f"{setting.key} must be true or false, got {one_line(str(value), 100)}")
     elif setting.choices is None:
         if not isinstance(value, str) or not value:
             cure = ": write a number as ./NUMBER" if setting.noun == "path" else ""
-            raise UserError(f"{setting.key} must be a {setting.noun}, got {str(value)[:100]!r}{cure}")
+            raise UserError(f"{setting.key} must be a {setting.noun}, got '{one_line(str(value), 100)}'{cure}")
     elif not (setting.takes_class and "." in str(value)):
         check_choice(setting.key, value, setting.choices)
 
 
 def staleness_of(config: DictConfig) -> Staleness:
     """The bound from table.staleness and related settings. Raises UserError."""
-    return Staleness(config.table.staleness, config.table.staleness_growth, config.table.anticipate, config.table.drift)
+    return Staleness(config.table.staleness, config.table.anticipate, config.table.drift)
 
 
 def cache_of(config: DictConfig, owner: str = "", own: Mapping = MappingProxyType({})) -> CacheSettings:
     """The cache of a table from table.cache, with settings of its `own` in their place; owner: for messages. The
-    default capacity is a tenth of the rows at s >= 1, and none at s = 0, where every row is written in the step that
-    reads it, so its line is stale at the next read. Raises UserError."""
+    default capacity is a tenth of the rows at s >= 1. Raises UserError, also for a capacity at s = 0."""
     values = own_settings(config, "table.cache", own, tuple(config.table.cache), owner)
     if {"capacity_rows", "capacity_fraction"} & set(own):
         values |= {"capacity_rows": None, "capacity_fraction": None, **own}
     settings = CacheSettings(**values)
+    try:
+        settings.check_at(staleness_of(config))
+    except UserError as error:
+        raise UserError(f"{owner}: {error}" if owner else str(error)) from error
     if settings.capacity_rows is None and settings.capacity_fraction is None:
         fraction = 0.0 if config.table.staleness == 0 else DEFAULT_CAPACITY_FRACTION
         return replace(settings, capacity_fraction=fraction)
@@ -246,15 +281,16 @@ def own_settings(config: DictConfig, group: str, own: Mapping, names: Sequence[s
 def check_model(model: DictConfig):
     """Raises UserError for impossible values of the keys of hetmpi's models. Other models check their own."""
     for key, value in model.items() if str(model._target_).startswith("hetmpi.models.") else ():
-        name = f"settings: model.{key}"
+        name = f"settings: model.{one_line(str(key), 100)}"
         if key in MODEL_FLAGS:
             if not isinstance(value, bool):
-                raise UserError(f"{name} must be true or false, got {value}")
+                raise UserError(f"{name} must be true or false, got {one_line(str(value), 100)}")
         elif key.endswith("dropout"):
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
-                raise UserError(f"{name} must be a number from 0 to below 1, got {value}")
+                raise UserError(f"{name} must be a number from 0 to below 1, got {one_line(str(value), 100)}")
         elif isinstance(value, ListConfig):
+            check_integer(f"{name}: the number of its entries", len(value), 0, MOST_LAYERS)
             for size in value:  # of a layer; or the number of a field
                 check_integer(f"settings: each of model.{key}", size, 0 if key.endswith("_context") else 1, MOST_UNITS)
         elif key != "_target_":
-            check_integer(name, value, 0, MOST_UNITS)
+            check_integer(name, value, 0, MOST_LAYERS if key.endswith("layers") else MOST_UNITS)

@@ -42,16 +42,15 @@ DENSE_COPIES = {"sgd": 2, "adagrad": 3, "adam": 4}  # parameters, gradients and 
 
 @dataclass
 class Memory:
-    """Bytes of one rank. rows: with optimizer state, clocks and marks; replicas: rows that every rank has whole;
-    mailboxes: gradients in transit, and messages that the ranks of a node share; rounds: of exchange alltoall at s >=
-    1, messages and the rows that they bring; dense: parameters, gradients and optimizer state; batches: samples, keys
-    and rows; final: for the metrics at the end, this rank's share of what its node needs."""
+    """Bytes of one rank. rows: with optimizer state, clocks and marks; mailboxes: gradients in transit, and messages
+    that the ranks of a node share; rounds: of exchange messages at s >= 1, messages and the rows that they bring;
+    dense: parameters, gradients and optimizer state; batches: samples, keys and rows; final: for the metrics at the
+    end, this rank's share of what its node needs."""
 
     rows: int = 0
     mailboxes: int = 0
     rounds: int = 0
     cache: int = 0
-    replicas: int = 0
     dense: int = 0
     batches: int = 0
     final: int = 0
@@ -62,7 +61,7 @@ class Memory:
 
     @property
     def tables(self) -> int:
-        return self.rows + self.mailboxes + self.cache + self.replicas
+        return self.rows + self.mailboxes + self.cache
 
 
 @dataclass
@@ -75,7 +74,6 @@ class Traffic:
     tried: int
     pulled_bytes: float
     pushed_bytes: float
-    reduced_bytes: float
     hit_rate: float | None
     kept_bytes: int = 0
     most_kept_bytes: int = 0
@@ -87,7 +85,7 @@ class Plan:
     def __init__(self, world: World, config: DictConfig, device: torch.device):
         """Collective. Raises UserError as the run would."""
         self.world, self.config, self.device = world, config, device
-        self.source, self.task, self.model, self.specs, self.replicated = build.make_parts(world, config, device)
+        self.source, self.task, self.model, self.specs = build.make_parts(world, config, device)
         self.total_steps = build.total_steps(config, self.source, world.size, Position())
 
     def memory(self, width: int | None = None) -> Memory:
@@ -116,16 +114,14 @@ class Plan:
         mine = layouts[world.rank]
         found.rows += mine.rings + partition.num_local_rows(world.rank)  # a mark per row: changed since the checkpoint
         found.mailboxes += mine.nbytes - mine.rings
-        may_be_alltoall = table.exchange in build.TWO_SIDED and not world.is_one_node
-        if may_be_alltoall and not staleness.is_synchronous:
+        may_be_two_sided = table.exchange in build.TWO_SIDED and not world.is_one_node
+        if may_be_two_sided and not staleness.is_synchronous:
             num_keys = min(round_steps * most_keys, spec.num_rows)
             found.rounds += 4 * ROUND_COPIES * num_keys * (spec.dim + rule.preview_dim)
         cache = cache_of(self.config, f"table {name}", spec.cache)
         lines = cache.rows(spec.num_rows, world, self.device)
         if self.device.type == "cpu":  # a GPU's cache is in its own memory
             found.cache += cache.host_bytes(lines, rule, spec.dim)
-        num_replicated = sum(map(len, self.replicated[name]))
-        found.replicas += 4 * num_replicated * (spec.dim + rule.state_dim + 1 + spec.dim + 1)  # with clocks and sums
 
     def traffic(self, most_steps: int = LARGEST, limit_s: float = TRIAL_S) -> Traffic:
         """By a trial of the run's steps, at most so many and in about so much time. Steps after those tried count as
@@ -134,7 +130,7 @@ class Plan:
         tried, middle, counted, since_middle, num_kept = self._trial(min(most_steps, num_steps), limit_s)
         later = (num_steps - tried) / max(1, tried - middle)  # times the steps since the middle
         counted = {name: counted[name] + later * since_middle[name] for name in counted}
-        moved, total = np.zeros(3), 0
+        moved, total = np.zeros(2), 0
         for name, spec in self.specs.items():
             thin, thick = (counted[narrow(name, width)] for width in NARROW)
             one, two = (np.array(bytes_of(Counters.of_array(counts))) for counts in (thin, thick))
@@ -167,10 +163,9 @@ class Plan:
         config, world, spans = self.config, self.world, Spans()
         of_narrow = {narrow(name, width): (name, width) for width in NARROW for name in self.specs}
         specs = {name: replace(self.specs[own], dim=width) for name, (own, width) in of_narrow.items()}
-        replicated = {name: self.replicated[own] for name, (own, _) in of_narrow.items()}
         most = build.most_keys_of(config, self.task, self.specs)
         most_keys = {name: most[own] for name, (own, _) in of_narrow.items()}
-        tables = build.make_tables(config, world, specs, replicated, most_keys, Schedule(), self.device, spans)
+        tables = build.make_tables(config, world, specs, most_keys, Schedule(), self.device, spans)
         loader = Loader(
             self.source.train, world.rank, world.size, config.batch_size, 0, most_steps, config.loader.threads,
             config.loader.prefetch, self.task.batches(self.device),
@@ -223,8 +218,8 @@ def counters_of(tables: TableGroup) -> np.ndarray:
     return np.stack([table.counters.as_array() for table in tables.values()])
 
 
-def bytes_of(counted: Counters) -> tuple[int, int, int]:
-    return counted.pulled_bytes, counted.push_bytes, counted.reduced_bytes
+def bytes_of(counted: Counters) -> tuple[int, int]:
+    return counted.pulled_bytes, counted.push_bytes
 
 
 def dry_run(world: World, config: DictConfig, device: torch.device):
@@ -260,10 +255,10 @@ def memory_lines(plan: Plan, needs: list[tuple]) -> list[str]:
 
 
 def traffic_lines(config: DictConfig, traffic: Traffic) -> list[str]:
-    moved = traffic.pulled_bytes + traffic.pushed_bytes + traffic.reduced_bytes
+    moved = traffic.pulled_bytes + traffic.pushed_bytes
     lines = [
         f"between ranks per step: {moved / 1e6:,.3f} MB (rows and clocks {traffic.pulled_bytes / 1e6:,.3f}, gradients "
-        f"{(moved - traffic.pulled_bytes) / 1e6:,.3f}), mean of {traffic.steps:,} steps, of which the first "
+        f"{traffic.pushed_bytes / 1e6:,.3f}), mean of {traffic.steps:,} steps, of which the first "
         f"{traffic.tried:,} were tried"
     ]
     if traffic.hit_rate is not None:

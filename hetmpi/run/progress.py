@@ -88,7 +88,7 @@ def in_ms(milliseconds: np.ndarray) -> dict[str, float]:
     return {f"{part}_ms": ms for part, ms in by_part(milliseconds).items()}
 
 
-def table_figures(sums: Counters, lags: np.ndarray, num_steps: int, staleness: Staleness, has_replicas: bool) -> dict:
+def table_figures(sums: Counters, lags: np.ndarray, num_steps: int, staleness: Staleness) -> dict:
     """The figures of the tables per step, over all ranks. Figures of the cache are None without one."""
     has_cache = sums.hit_rate is not None
     per_step = {name: count / max(1, num_steps) for name, count in vars(sums).items()}
@@ -102,7 +102,6 @@ def table_figures(sums: Counters, lags: np.ndarray, num_steps: int, staleness: S
         "pushed_bytes": per_step["push_bytes"],
         "clock_bytes": per_step["clock_bytes"],
         "row_bytes": per_step["row_bytes"],
-        "reduced_bytes": per_step["reduced_bytes"] if has_replicas else None,
         **cache,
         "pushed": per_step["pushed"],
         "lag_p50": lag_at(lags, 0.5, staleness.bound),

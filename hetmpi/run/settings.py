@@ -45,11 +45,13 @@ def group(kind: type):
 @dataclass
 class Cache:
     capacity_rows: int | None = setting(
-        CacheSettings.capacity_rows, "rows that each rank caches; give this or capacity_fraction", most=MANY
+        CacheSettings.capacity_rows,
+        "rows that each rank caches, at a staleness of at least 1; give this or capacity_fraction",
+        most=MANY,
     )
     capacity_fraction: float | None = setting(
         CacheSettings.capacity_fraction,
-        "share of the table's rows that each rank caches; both null: 0 at staleness 0, else 0.1",
+        "share of the table's rows that each rank caches; both null: 0.1, at staleness 0 none",
         most=1,
     )
     policy: str = setting(
@@ -59,8 +61,7 @@ class Cache:
     )
     dtype: str = setting(
         CacheSettings.dtype,
-        "type of cached rows; 16-bit types need a staleness of 1 or more and cost at most .0003 of AUC in "
-        "docs/results.md; rows travel in 32 bits",
+        "type of cached rows; 16-bit types cost at most .0003 of AUC in docs/results.md; rows travel in 32 bits",
         choices=tuple(ROW_BYTES),
     )
     admit: str = setting(
@@ -84,13 +85,8 @@ class Table:
     inbox_mb: float = setting(8, "MB per rank for gradients from other ranks", least=0.05, most=1 << 20)
     staleness: int | None = setting(
         0,
-        "iterations by which a cached row may lag; 0: exact, no cache by default; null: no bound but table.drift",
+        "iterations by which a cached row may lag; 0: exact, without a cache; null: no bound but table.drift",
         most=LARGEST_BOUND - 1,
-    )
-    staleness_growth: float | None = setting(
-        None,
-        "steps between increases of the bound by one, from 0 up to table.staleness; null: full bound from the start",
-        most=1_000_000_000,
     )
     anticipate: float | None = setting(
         None,
@@ -104,11 +100,6 @@ class Table:
         "move it, add up to more than this, relative to the size of a row; 0: no limit, as in HET",
         most=1_000_000,
     )
-    replicate_below_rows: int = setting(
-        0,
-        "fields with fewer rows than this are replicated on every rank, exact by allreduce; 0: none; CPUs only",
-        most=MANY,
-    )
     prefetch_batches: int | None = setting(
         None,
         "batches for which to request rows of other nodes early; null: 0 at staleness 0, else table.round_steps",
@@ -116,7 +107,7 @@ class Table:
     )
     round_steps: int | None = setting(
         None,
-        "with exchange alltoall and staleness above 0: steps whose rows one message requests, and whose gradients it "
+        "with exchange messages and staleness above 0: steps whose rows one message requests, and whose gradients it "
         "takes along; lowered to table.staleness; null: a tenth of table.staleness, 1 to 4, as far as the cache has "
         "lines for the keys of so many",
         least=1,
@@ -124,7 +115,8 @@ class Table:
     )
     exchange: str = setting(
         "auto",
-        "transport between nodes; rma: one-sided MPI; alltoall: collective; auto: the faster in a trial at the start",
+        "transport between nodes; messages: of all ranks; windows: one-sided MPI; auto: the faster in a trial at the "
+        "start",
         choices=EXCHANGES,
         takes_class=True,
     )
@@ -270,6 +262,19 @@ class Settings:
 
 PARTS = ("model", "data", "task", "loss")  # groups with a file per choice, in conf/
 GROUPS = tuple(f.name for f in fields(Settings) if is_dataclass(f.default_factory)) + ("table.cache",)
+
+
+class Removed(NamedTuple):
+    """A setting of earlier versions. default: the value that run folders have if it was not set; why: the reason."""
+
+    default: Any
+    why: str
+
+
+REMOVED = {
+    "table.staleness_growth": Removed(None, "table.drift loses less accuracy for fewer bytes"),
+    "table.replicate_below_rows": Removed(0, "training with small fields whole on every rank was slower"),
+}
 
 
 class Declared(NamedTuple):

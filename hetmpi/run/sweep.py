@@ -12,12 +12,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, QuotedString
 from omegaconf import OmegaConf
 
+from hetmpi.comm.transport import current_name
 from hetmpi.comm.world import World
 from hetmpi.errors import UserError
 from hetmpi.log.files import flat
-from hetmpi.log.record import read_settings
+from hetmpi.log.run_files import read_settings
 from hetmpi.run.config import advised, resolved
-from hetmpi.run.settings import declared
+from hetmpi.run.settings import REMOVED, declared
 
 FOLDER_KEYS = ("run.dir", "hydra.sweep.dir")  # either one names the folder of a sweep
 
@@ -74,11 +75,19 @@ def planned_point(overrides: list[str], folder: str, config_dir: str | None) -> 
     place, checkpoint_dir = Path(settings["run"]["dir"]), settings["checkpoint"]["dir"]
     if (place / "config.yaml").exists():
         defaults = {setting.key: setting.default for setting in declared()}  # for settings newer than the run
-        before, now = defaults | read_settings(place / "config.yaml"), flat(settings)
+        before, now = defaults | as_now(read_settings(place / "config.yaml")), flat(settings)
         if before | {"resume": None} != now | {"resume": None}:
             raise UserError(f"{place} holds a run with other settings: choose another run.dir, or remove it")
     resume = ["resume=auto"] if Path(checkpoint_dir).is_dir() else []
     return Point([*overrides, *resume], str(place), (place / "summary.json").exists()), checkpoint_dir
+
+
+def as_now(settings: dict) -> dict:
+    """Settings of a run folder as this version writes them: without removed ones that had no effect."""
+    now = {key: value for key, value in settings.items() if key not in REMOVED or value != REMOVED[key].default}
+    if "table.exchange" in now:
+        now["table.exchange"] = current_name(now["table.exchange"], warns=False)
+    return now
 
 
 def quoted(text: str) -> str:

@@ -1,6 +1,6 @@
 """BSP, s = 0: every read sees all writes of the step before, from all ranks, applied once.
 
-read     uses cache lines whose owner's clock has not changed; fetches all other rows
+read     fetches the rows from their owners; nothing is cached, as each step changes the rows that it reads
 write    each rank sends its gradients to their owners
 settle   (in write on one node, otherwise in the next read) each owner waits for the gradients of all ranks, sums them
          per key in an order of ranks (cpp/owner/rank_sums.h) and applies the row optimizer once; all ranks meet before
@@ -29,7 +29,7 @@ POLL_S = 0.001
 NAP_S = 50e-6  # polling interval: short compared with a step, long compared with a poll
 WAYS = Ways(
     local=lambda endpoint: OneSided(endpoint, None),
-    by_name={"rma": OneSided, "alltoall": lambda endpoint: Collective(endpoint, "alltoall", Messages)},
+    by_name={"windows": OneSided, "messages": lambda endpoint: Collective(endpoint, "messages", Messages)},
     on_wire=Collective,
 )
 
@@ -40,7 +40,7 @@ class BspClient:
     num_windows = 0  # pushes of a step are applied together
 
     def __init__(self, parts: Parts, exchange: str):
-        """exchange: rma, alltoall or auto. Collective."""
+        """exchange: messages, windows or auto. Collective."""
         self.parts, self._world, self._cache, self._spans = parts, parts.world, parts.cache, parts.spans
         route = trial_route(parts.window, parts.partition, parts.num_rows)
         rows = np.empty((TRIAL_KEYS, parts.dim), np.float32)
@@ -63,14 +63,10 @@ class BspClient:
         return self.parts.step
 
     def reading(self, keys: Keys) -> InFlight[torch.Tensor]:
-        parts = self.parts
         with self._spans("find"):
             request = self._last = self._request(keys)
         yield from timed(self._spans("drain"), self._settling(meets=not self._reader.is_collective))
-        with self._spans("find"):
-            parts.find(request)
-        is_stale = yield from timed(self._spans("validate"), self._checking_valid(request))
-        return (yield from timed(self._spans("fetch"), self._fetching(request, is_stale)))
+        return (yield from timed(self._spans("fetch"), self._fetching(request)))
 
     def _request(self, keys: Keys) -> PullRequest:
         """A request of these keys; reuses the last one if its keys are the same."""
@@ -79,27 +75,12 @@ class BspClient:
         self._last.reset()
         return self._last
 
-    def _checking_valid(self, request: PullRequest) -> InFlight[np.ndarray]:
-        """Mask of lines that differ from their owners' rows: (n,) bool."""
-        is_stale = np.zeros(request.num, bool)
-        if self._cache.capacity_rows > 0:
-            yield from self.parts.reading_clocks(self._reader, request, request.route.where(request.is_admitted))
-            self._cache.validate(request.slots, request.clocks, 0, is_stale, counts_lags=True)
-            self.parts.count_found(request, is_stale, are_judged=True)
-        return is_stale
-
-    def _fetching(self, request: PullRequest, is_stale: np.ndarray) -> InFlight[torch.Tensor]:
-        """The rows (U, dim) of the batch. Refreshes stale lines and inserts new ones."""
+    def _fetching(self, request: PullRequest) -> InFlight[torch.Tensor]:
+        """The rows (U, dim) of the batch."""
         rows = self._cache.empty((request.num, self.parts.dim), np.float32)
-        no_states = self._cache.empty((request.num, self.parts.rule.preview_dim), np.float32)  # BSP makes no previews
-        is_missing = request.slots < 0
-        route = request.route.where(is_missing | is_stale)
-        yield from self.parts.reading_rows(self._reader, route, "weight", rows)
-        if self._cache.capacity_rows > 0:
-            self._cache.refresh(request.slots, is_stale, rows, no_states, request.clocks, 1.0)
-        delivered = self.parts.deliver(request, rows, no_states)
+        yield from self.parts.reading_rows(self._reader, request.route, "weight", rows)
         request.enter(Phase.READ, Phase.NEW)
-        return delivered
+        return self._cache.deliver(request.slots, rows)  # no key has a line
 
     def peek(self, keys: Keys) -> torch.Tensor:
         if self._is_written:
@@ -157,7 +138,7 @@ class BspClient:
                 yield from self._applying()
             if meets:
                 yield from self.parts.window.fencing(f"in step {self.step + 1} for all ranks to apply the gradients")
-            self.parts.enter(self.step + 1)
+            self.parts.step += 1
             self._is_written = False
 
     def _applying(self) -> InFlight[None]:
@@ -188,7 +169,7 @@ class BspClient:
         finish(self.settling())
 
     def resume_at(self, step: int):
-        self.parts.enter(step)
+        self.parts.step = step
 
     def close(self):
         self._world.meet("for all ranks to close the table")  # receives their gradients meanwhile

@@ -25,15 +25,13 @@ ROW_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}  # of one number
 
 @dataclass(frozen=True)
 class Staleness:
-    """HET's bound s: 0 for synchronous training, n for at most n iterations, None for no bound. With `growth` the bound
-    at a step is min(s, step / growth), because rows change fastest at the beginning. anticipate: factor by which a rank
-    scales its own update of a cached row, to account for the updates of the other ranks that it has not seen yet; None
-    is the number of ranks, 1 is HET's behaviour. drift: a cached row is fetched again, and its gradients are pushed,
-    when the errors of its uses since the fetch, estimated from its own updates, add up to more than `drift` times the
-    size of a row; 0 is no limit (docs/design.md, "Drift")."""
+    """HET's bound s: 0 for synchronous training, n for at most n iterations, None for no bound. anticipate: factor by
+    which a rank scales its own update of a cached row, to account for the updates of the other ranks that it has not
+    seen yet; None is the number of ranks, 1 is HET's behaviour. drift: a cached row is fetched again, and its gradients
+    are pushed, when the errors of its uses since the fetch, estimated from its own updates, add up to more than `drift`
+    times the size of a row; 0 is no limit (docs/design.md, "Drift")."""
 
     bound: int | None = 0
-    growth: float | None = None
     anticipate: float | None = None
     drift: float = 0.5
 
@@ -41,8 +39,6 @@ class Staleness:
         is_integer = isinstance(self.bound, int) and not isinstance(self.bound, bool)
         if self.bound is not None and not (is_integer and 0 <= self.bound < LARGEST_BOUND):
             raise UserError(f"table.staleness must be an integer in [0, 2**31), or null for no bound, got {self.bound}")
-        if self.growth is not None and not self.growth > 0:
-            raise UserError(f"table.staleness_growth must be above 0 (steps per unit of staleness), got {self.growth}")
         if self.anticipate is not None and not 0 <= self.anticipate < float("inf"):
             raise UserError(f"table.anticipate must be at least 0, got {self.anticipate}")
         if not 0 <= self.drift < float("inf"):
@@ -53,7 +49,7 @@ class Staleness:
         """Advice for a bound that cost .002 of AUC and more in docs/results.md; None for others."""
         if self.bound is not None and self.bound <= HARMLESS_BOUND:
             return None
-        if 0 < self.drift <= LARGEST_DRIFT or self.growth is not None:
+        if 0 < self.drift <= LARGEST_DRIFT:
             return None
         name = "null" if self.bound is None else self.bound
         return (
@@ -65,12 +61,12 @@ class Staleness:
     def is_synchronous(self) -> bool:
         return self.bound == 0
 
-    def at(self, step: int) -> int:
-        """The bound at `step`, counted from 0, in the encoding of the C++ core."""
-        if self.growth is None and self.drift == 0:
-            return _C.UNBOUNDED if self.bound is None else self.bound
-        bound = LARGEST_BOUND - 1 if self.bound is None else self.bound
-        return int(bound if self.growth is None else min(bound, step / self.growth))
+    @property
+    def core_bound(self) -> int:
+        """The bound in the encoding of the C++ core."""
+        if self.bound is not None:
+            return self.bound
+        return _C.UNBOUNDED if self.drift == 0 else LARGEST_BOUND - 1  # drift needs the owners' clocks
 
     def factor(self, world_size: int) -> float:
         """Factor by which a rank scales its own update of a cached row."""
@@ -79,7 +75,7 @@ class Staleness:
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """Size, eviction policy and precision of a rank's cache.
+    """Size, eviction policy and precision of a rank's cache; without effect at staleness 0, which has none.
 
     capacity_rows, or capacity_fraction of the table's rows: lines of each rank; 0, or neither, is no cache. policy:
     lru, lfu or lfuopt (cpp/cache/cache_decisions.h). admit: `offnode` caches rows of other nodes, `remote` those of
@@ -106,6 +102,16 @@ class CacheSettings:
             raise UserError(f"table.cache.capacity_rows must lie in [0, 2**31), got {self.capacity_rows}")
         if self.capacity_fraction is not None and not 0 <= self.capacity_fraction <= 1:
             raise UserError(f"table.cache.capacity_fraction must lie in [0, 1], got {self.capacity_fraction}")
+
+    def check_at(self, staleness: Staleness):
+        """Raises UserError for lines at staleness 0."""
+        if staleness.is_synchronous and (self.capacity_rows or self.capacity_fraction):
+            size = "capacity_fraction" if self.capacity_rows is None else "capacity_rows"
+            raise UserError(
+                f"table.cache.{size} must be 0 at table.staleness=0, where every step changes the rows that it reads, "
+                f"so no copy could be used again, got {getattr(self, size)}: leave it out, or give a staleness of at "
+                "least 1"
+            )
 
     def admitted(self, world: World, device: torch.device) -> np.ndarray:
         """Mask of the ranks whose rows are cached on `device`: (size,) bool."""

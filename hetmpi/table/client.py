@@ -88,20 +88,20 @@ class Parts:
     admitted: np.ndarray  # (size,) bool: ranks whose rows are cached
     counters: Counters
     spans: Spans
-    round_steps: int = 1  # most announced batches that one pull serves
+    round_steps: int = 1  # announced batches that one pull serves, at most s
+    step: int = 0  # steps written so far; set by the client alone
 
     def __post_init__(self):
-        self.enter(0)
+        self.serve(self.round_steps)
 
-    def enter(self, step: int):
-        """Sets, for the client alone: step, the number of steps written so far; num_joint, the number of announced
-        batches that one pull serves in this step; and bound, the staleness at which clocks are compared in it, in the
-        encoding of the C++ core: s, less the steps between the first and the last batch of a pull, as the last one is
-        read so much later (docs/design.md)."""
-        self.step, self.bound, self.num_joint = step, self.staleness.at(step), self.round_steps
+    def serve(self, round_steps: int):
+        """Sets round_steps, and bound, the staleness at which clocks are compared, in the encoding of the C++ core: s,
+        less the steps between the first and the last batch of a pull, as the last one is read so much later
+        (docs/design.md)."""
+        self.round_steps, self.bound = round_steps, self.staleness.core_bound
         if self.bound != _C.UNBOUNDED:
-            self.num_joint = max(1, min(self.round_steps, self.bound))
-            self.bound -= self.num_joint - 1
+            self.round_steps = max(1, min(round_steps, self.bound))
+            self.bound -= self.round_steps - 1
 
     def keys_of(self, tensor: torch.Tensor, array: np.ndarray) -> Keys:
         """Keys whose values are array (U,) int64. Thread-safe."""
@@ -115,7 +115,7 @@ class Parts:
     def request(self, keys: Keys) -> PullRequest:
         return PullRequest(keys, self.cache.empty)
 
-    # Operations on the lines of a batch, in both models.
+    # Operations on a batch and its lines.
 
     def find(self, request: PullRequest, is_looked_up: bool = False):
         """Looks the keys up and marks the lines of the batch as used."""
@@ -138,13 +138,8 @@ class Parts:
             yield from reader.reading(array, route, out)
             self.counters.row_bytes += 4 * out.shape[1] * route.num_elsewhere(self.world.rank)
 
-    def count_found(self, request: PullRequest, is_stale: np.ndarray, are_judged: bool):
-        """Counts hits and stale lines of a batch. are_judged: whether lines were compared with their owners' clocks."""
-        num = request.num
-        num_found, num_stale = int(np.count_nonzero(request.slots[:num] >= 0)), int(np.count_nonzero(is_stale[:num]))
-        self.count_lines(num_found, num_stale, are_judged)
-
     def count_lines(self, num_found: int, num_stale: int, are_judged: bool):
+        """Counts hits and stale lines of a batch. are_judged: whether lines were compared with their owners' clocks."""
         self.counters.validated += num_found if are_judged else 0
         self.counters.hits += num_found - num_stale
         self.counters.stale += num_stale

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,13 +23,10 @@ class TableSpec:
     """Shape of a table that a model needs.
 
     num_rows, dim  of the table
-    field_rows     number of rows of each field, (F,), with consecutive key ranges; every rank may keep small fields
-                   whole. Empty for a table without fields
     optim, cache   settings of this table that replace those of `optim` and `table.cache`"""
 
     num_rows: int
     dim: int
-    field_rows: Sequence[int] = ()
     optim: Mapping[str, Any] = field(default_factory=dict)
     cache: Mapping[str, Any] = field(default_factory=dict)
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from hetmpi import _C
+from hetmpi.errors import one_line
 
 ROW_RULES = {"sgd": 0.1, "adagrad": 0.02, "rowwise_adagrad": 0.02, "adam": 0.001}  # rule -> default learning rate
 SCHEDULES = ("constant", "linear", "cosine")
@@ -67,4 +68,4 @@ class RowOptimizer:
 def check_choice(name: str, value: str, choices):
     """Raises ValueError if `value` is none of `choices`."""
     if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value}")
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {one_line(str(value), 100)}")

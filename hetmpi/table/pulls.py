@@ -79,7 +79,7 @@ class Pulls:
     def request_next(self, waits: bool = True) -> bool:
         """Requests the batch that is read next, if it is announced; with those after it that one pull serves. waits:
         for the announcement of all of these. Returns whether it did."""
-        num = self._parts.num_joint
+        num = self._parts.round_steps
         if not self._ahead or self._ahead[0].pull.phase is not Phase.NEW or (waits and len(self._ahead) < num):
             return False
         request, *others = list(self._ahead)[:num]

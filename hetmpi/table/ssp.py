@@ -34,7 +34,7 @@ from hetmpi.table.request import JointRequest, Keys, Part, Phase, PullRequest
 
 WAYS = Ways(
     local=lambda endpoint: OneSided(endpoint, None),
-    by_name={"rma": OneSided, "alltoall": lambda endpoint: TwoSided(endpoint, "alltoall", Messages)},
+    by_name={"windows": OneSided, "messages": lambda endpoint: TwoSided(endpoint, "messages", Messages)},
     on_wire=TwoSided,
 )
 
@@ -43,7 +43,7 @@ class SspClient:
     """See hetmpi/table/client.py, Client."""
 
     def __init__(self, parts: Parts, exchange: str):
-        """exchange: rma, alltoall or auto. Collective."""
+        """exchange: messages, windows or auto. Collective."""
         self.parts, self._cache, self._spans = parts, parts.cache, parts.spans
         self._anticipate = parts.staleness.factor(parts.world.size)
         has_states = parts.rule.preview_dim > 0 and parts.cache.capacity_rows > 0
@@ -58,8 +58,7 @@ class SspClient:
         self._owner.start([layout.ring(rank) for rank in others])
         self._reader = self.transport.reader
         if not self.transport.carries_pushes:
-            parts.round_steps = 1  # a pull that carries no pushes does not know which rows they change
-            parts.enter(parts.step)
+            parts.serve(1)  # a pull that carries no pushes does not know which rows they change
         self._pushes = Pushes(parts, self._owner, self.transport)
         self._pulls = Pulls(parts, self._pushes, self.transport)
 
@@ -228,7 +227,7 @@ class SspClient:
         with self._spans("push"):
             self._take_due(request, held)
             self._pushes.send()
-        self.parts.enter(self.step + 1)
+        self.parts.step += 1
 
     def _update(self, keys: Keys, grads: torch.Tensor) -> PullRequest:
         """HET's Update of the lines; releases gradients of keys without a line."""
@@ -283,7 +282,7 @@ class SspClient:
             self._pushes.send_all(time.monotonic() + timeout_s)
         elif self._pushes.num_held:
             num = self._pushes.num_held
-            raise RuntimeError(f"{num:,} gradients are pending: with table.exchange=alltoall no rank can push alone")
+            raise RuntimeError(f"{num:,} gradients are pending: with table.exchange=messages no rank can push alone")
 
     def await_owners(self):
         if self.transport.carries_pushes:
@@ -297,7 +296,7 @@ class SspClient:
         return self._cache.on_device(rows)
 
     def resume_at(self, step: int):
-        self.parts.enter(step)
+        self.parts.step = step
         self._owner.set_step(self.parts.optimizer, step)
 
     def close(self):

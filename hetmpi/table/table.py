@@ -1,14 +1,12 @@
 """EmbeddingTable: a table of rows partitioned over all ranks, read and written by key.
 
 It checks arguments and delegates to its client: bsp.py for s = 0, where every read sees all writes of the step before;
-ssp.py for s >= 1, HET's client, where reads may be s iterations behind. Every rank holds all rows of replicated fields
-(replicas.py).
+ssp.py for s >= 1, HET's client, where reads may be s iterations behind.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -17,7 +15,7 @@ from hetmpi import _C
 from hetmpi.comm.board import ShortOnNode
 from hetmpi.comm.rails import origins_by_node
 from hetmpi.comm.route import make_partition
-from hetmpi.comm.transport import imported
+from hetmpi.comm.transport import current_name, imported
 from hetmpi.comm.window import Layout, RmaWindow, ring_bytes
 from hetmpi.comm.world import World
 from hetmpi.counters import Counters
@@ -28,18 +26,17 @@ from hetmpi.table.bsp import BspClient
 from hetmpi.table.cache import CacheSettings, RowCache, Staleness
 from hetmpi.table.client import Client, Parts, check_finite
 from hetmpi.table.optim import RowOptimizer, check_choice
-from hetmpi.table.replicas import ReplicatingClient
 from hetmpi.table.request import MOST_AHEAD, Keys
 from hetmpi.table.ssp import SspClient
 from hetmpi.table.store import ShardStore
 
-EXCHANGES = ("auto", "rma", "alltoall")
+EXCHANGES = ("messages", "windows", "auto")
 MOST_KNOWN = MOST_AHEAD + 12  # batches whose keys a table remembers: announced, read, and waiting in the loader
 ARGUMENTS = (  # those that all ranks must give alike
     "num_rows", "dim", "optimizer", "partition", "seed", "name", "init_std", "inbox_bytes", "staleness", "exchange",
-    "replicated", "round_steps",
+    "round_steps",
 )  # fmt: skip
-REMOTE_WINDOW = {"rma": "needed", "auto": "wanted"}  # by table.exchange; unused by others
+REMOTE_WINDOW = {"windows": "needed", "auto": "wanted"}  # by table.exchange; unused by others
 
 
 class EmbeddingTable:
@@ -68,28 +65,26 @@ class EmbeddingTable:
         staleness: Staleness = Staleness(0),
         cache: CacheSettings = CacheSettings(capacity_rows=0),
         spans: Spans | None = None,
-        exchange: str = "rma",
+        exchange: str = "windows",
         device: torch.device | str = "cpu",
-        replicated: Sequence[range] = (),
         round_steps: int = 1,
     ):
         """Allocates the shards and initialises every row from a normal distribution with standard deviation `init_std`,
         depending only on (seed, name, key).
 
         inbox_bytes: memory of each rank for gradients in transit. spans: collects the times, None for an object of the
-        table's own. exchange: transport between nodes: rma, one-sided; alltoall, by collective calls; auto, the one
+        table's own. exchange: transport between nodes: messages, of all ranks; windows, one-sided MPI; auto, the one
         that fetches rows faster here; or the path of a class, "package.module.Class", that implements
         hetmpi.comm.transport.Transport. device: cpu, or this rank's GPU: it holds the cache, and rows and gradients are
-        tensors on it, while keys stay on the CPU. replicated: keys whose rows every rank holds, as ascending ranges
-        (small_fields); every rank must then make every write, and two tables written in turns need two names.
-        round_steps: with alltoall at s >= 1, number of announced batches whose rows are requested by one message; the
-        message leaves when so many are announced, or with the next write. Collective.
+        tensors on it, while keys stay on the CPU. round_steps: with messages at s >= 1, number of announced batches
+        whose rows are requested by one message; the message leaves when so many are announced, or with the next write.
+        Collective.
 
-        Raises UserError if ranks give different arguments (cache, device and spans may differ), if memory is short, for
-        ranges that overlap or leave [0, num_rows), and if Horovod, which replicated rows need, runs on other ranks;
-        ValueError for an unknown partition or exchange or an invalid shape."""
+        Raises UserError if ranks give different arguments (cache, device and spans may differ), if memory is short, and
+        for a cache at staleness 0; ValueError for an unknown partition or exchange or an invalid shape."""
+        exchange = current_name(exchange, warns=world.rank == 0)
         arguments = num_rows, dim, optimizer, partition, seed, name, init_std, inbox_bytes, staleness, exchange
-        world.check_same("EmbeddingTable", dict(zip(ARGUMENTS, (*arguments, tuple(replicated), round_steps))))
+        world.check_same("EmbeddingTable", dict(zip(ARGUMENTS, (*arguments, round_steps))))
         if dim < 1:
             raise UserError(f"table.dim must be at least 1, got {dim}")
         check_integer("table.round_steps", round_steps, 1, MOST_AHEAD)
@@ -97,10 +92,7 @@ class EmbeddingTable:
             imported(exchange)  # refused before memory is allocated
         else:
             check_choice("table.exchange", exchange, EXCHANGES)
-        if staleness.is_synchronous and cache.dtype != "float32":
-            raise UserError(
-                f"table.cache.dtype must be float32 at staleness 0, where reads are exact, got {cache.dtype}"
-            )
+        cache.check_at(staleness)
         self.world, self.name, self.num_rows, self.dim = world, name, num_rows, dim
         self.staleness, self.optimizer = staleness, optimizer
         self.partition, self.partition_kind = make_partition(partition, num_rows, world.size), partition
@@ -114,8 +106,6 @@ class EmbeddingTable:
         self.window: RmaWindow | None = RmaWindow(world, layouts, self.partition, remote)
         try:
             self._open(rule, record, table_seed(seed, name), init_std, cache, torch.device(device), round_steps)
-            if replicated:
-                self.client = ReplicatingClient(self._parts, self.client, replicated, name)
         except Exception as error:
             is_of_all = isinstance(error, (UserError, ValueError)) and not isinstance(error, ShortOnNode)
             if is_of_all or world.size == 1:  # other errors may be of this rank alone
@@ -154,7 +144,7 @@ class EmbeddingTable:
 
     def peek(self, keys: torch.Tensor) -> torch.Tensor:
         """The owners' rows, for evaluation: uses neither cache nor counters, and keys may repeat. Not collective,
-        except with exchange alltoall. REQUIRES: flush() since a write, on every rank; at s >= 1 no rank writes again
+        except with exchange messages. REQUIRES: flush() since a write, on every rank; at s >= 1 no rank writes again
         before all have made their last peek: let them meet then, as by world.meet("to evaluate")."""
         checked = self._checked(keys, "peek", are_unique=False)
         return self.client.peek(checked)
@@ -197,13 +187,13 @@ class EmbeddingTable:
         """Pushes this rank's pending gradients and waits until the owners have applied them. For a rank that leaves;
         not collective. At s = 0 nothing is pending. Raises TimeoutError if owners do not reply in time; gradients
         without room in their inboxes are then lost. Raises RuntimeError if gradients are pending with exchange
-        alltoall, where no rank can push alone."""
+        messages, where no rank can push alone."""
         self._check_open()
         self.client.push_pending(timeout_s)
 
     def await_owners(self):
         """Waits until the owners have applied the gradients that this rank has pushed. At s >= 1 not collective, except
-        with exchange alltoall; at s = 0 as flush()."""
+        with exchange messages; at s = 0 as flush()."""
         self._check_open()
         self.client.await_owners()
 
@@ -328,7 +318,7 @@ def layouts_of(
     inbox_bytes, layouts = inbox_bytes if world.size > 1 else 0, []
     all_ranks = range(world.size)
     origins_of = [all_ranks] * len(world.nodes)  # each rank may write to each other
-    if exchange not in ("rma", "auto"):
+    if exchange not in ("windows", "auto"):
         merged = [[first for first, _ in origins] for origins in origins_by_node(world.nodes)]
         origins_of = merged if staleness.is_synchronous else world.nodes
     for node, origins in zip(world.nodes, origins_of):

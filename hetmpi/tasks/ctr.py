@@ -31,7 +31,6 @@ class ClickSource(Source, Protocol):
 
     num_fields  their number
     num_rows    rows of the embedding table
-    field_rows  (num_fields,) rows of each feature, which sum to num_rows
 
     or
 
@@ -41,7 +40,6 @@ class ClickSource(Source, Protocol):
     num_dense: int
     num_fields: int
     num_rows: int
-    field_rows: list[int]
     features: list[Feature]
     tables: dict[str, FeatureTable]
 
@@ -90,9 +88,9 @@ class ClickThroughRate:
     def tables(self, model: torch.nn.Module) -> dict[str, TableSpec]:
         row_dim = row_dim_of(model)
         if self.features is None:
-            return {TABLE: TableSpec(self.source.num_rows, row_dim, self.source.field_rows)}
+            return {TABLE: TableSpec(self.source.num_rows, row_dim)}
         return {
-            name: TableSpec(table.num_rows, table.dim or row_dim, table.field_rows, table.optim, table.cache)
+            name: TableSpec(table.num_rows, table.dim or row_dim, table.optim, table.cache)
             for name, table in self.source.tables.items()
         }
 

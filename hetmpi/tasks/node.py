@@ -36,7 +36,6 @@ class GraphSource(Source, Protocol):
     num_dense      numbers of a node, 0 for none
     is_multilabel  whether a node has several labels: `num_classes` of 0 and 1
     num_rows       rows of the embedding table
-    field_rows     rows of each kind of ids, the nodes' own first; they sum to num_rows
     max_ids        most ids of a node
     fanout         neighbours sampled per node in each hop from the heads outwards: one layer of the model for each
     labels         (num_nodes,) int64, -1 for none; of several labels (num_nodes, num_classes) float32, NaN for none
@@ -51,7 +50,6 @@ class GraphSource(Source, Protocol):
     num_dense: int
     is_multilabel: bool
     num_rows: int
-    field_rows: list[int]
     max_ids: int
     fanout: list[int]
     labels: np.ndarray
@@ -116,7 +114,7 @@ class NodeClassification:
         }
 
     def tables(self, model: torch.nn.Module) -> dict[str, TableSpec]:
-        return {TABLE: TableSpec(self.source.num_rows, row_dim_of(model), self.source.field_rows)}
+        return {TABLE: TableSpec(self.source.num_rows, row_dim_of(model))}
 
     def batches(self, device: torch.device) -> Callable[[NodeSamples], NodeBatch]:
         source = self.source

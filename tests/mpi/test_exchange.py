@@ -1,4 +1,4 @@
-"""Rows and gradients sent by MPI_Alltoallv instead of one-sided calls: the same numbers. Run at 1, 2 and 3 ranks."""
+"""Rows and gradients sent by messages instead of one-sided calls: the same numbers. Run at 1, 2 and 3 ranks."""
 
 import re
 
@@ -27,15 +27,14 @@ from test_staleness import (
     step_freely,
     tensors,
     total_change,
-    trained,
     write_apart,
     writes_of,
 )  # fmt: skip
 from test_table import RULES, all_rows, check_same_bits, make_table, train
 
 from hetmpi import _C
-from hetmpi.comm.route import PARTITIONS, Route
 from hetmpi.comm.one_sided import OneSided
+from hetmpi.comm.route import PARTITIONS, Route
 from hetmpi.comm.transport import Endpoint, Pull, Ways, choose
 from hetmpi.comm.two_sided import MAX_IDLE_WRITES, UNANNOUNCED
 from hetmpi.comm.world import World
@@ -50,9 +49,9 @@ pytestmark = pytest.mark.mpi
 
 @pytest.mark.parametrize("partition", sorted(PARTITIONS))
 @pytest.mark.parametrize("rule", sorted(RULES))
-def test_rows_are_those_of_rma_bit_for_bit(apart, rule, partition):
+def test_rows_are_those_of_windows_bit_for_bit(apart, rule, partition):
     results = []
-    for exchange, prefetch in [("rma", False), ("alltoall", False), ("alltoall", True), (WINDOWS, True)]:
+    for exchange, prefetch in [("windows", False), ("messages", False), ("messages", True), (PUTS, True)]:
         table = make_table(apart, rule, 0.02, partition=partition, exchange=exchange)
         assert table.client.transport.name == (None if apart.is_one_node else exchange)
         results.append((train(table, apart, steps=10, prefetch=prefetch), all_rows(table, apart)))
@@ -63,7 +62,7 @@ def test_rows_are_those_of_rma_bit_for_bit(apart, rule, partition):
 def test_rows_are_those_of_one_node_where_ranks_of_a_node_are_not_consecutive(world, interleaved):
     results = []
     for placed in (world, interleaved):
-        table = make_table(placed, "adagrad", 0.02, exchange="alltoall")
+        table = make_table(placed, "adagrad", 0.02, exchange="messages")
         results.append((train(table, placed, steps=10), all_rows(table, placed)))
         table.close()
     check_same_bits(results)
@@ -71,13 +70,7 @@ def test_rows_are_those_of_one_node_where_ranks_of_a_node_are_not_consecutive(wo
 
 def test_tables_read_one_by_one_or_together_match_on_nodes_of_one_rank_and_of_several(apart):
     """A flush of one table alone shifts the calls of the others: equally on all nodes."""
-    cached = CacheSettings(8, admit="all")
-    group = TableGroup(
-        {
-            "a": make_table(apart, exchange="alltoall", name="a", cache=cached),
-            "b": make_table(apart, exchange="alltoall", name="b"),
-        }
-    )
+    group = TableGroup({name: make_table(apart, exchange="messages", name=name) for name in ("a", "b")})
     keys = {name: torch.arange(10) for name in group}
     for flushed in ("a", "b", "a"):
         rows = group.read(keys)
@@ -86,35 +79,25 @@ def test_tables_read_one_by_one_or_together_match_on_nodes_of_one_rank_and_of_se
     group.close()
 
 
-@pytest.mark.parametrize("rule", sorted(RULES))
-def test_a_cache_changes_no_bit_at_staleness_0(apart, rule):
-    expected, _ = trained(apart, rule, weight_decay=0.01)
-    for capacity_rows, prefetch in [(0, True), (1, False), (64, True), (64, False)]:
-        cache = CacheSettings(capacity_rows, admit="all")
-        found, _ = trained(apart, rule, prefetch, weight_decay=0.01, cache=cache, exchange="alltoall")
-        assert all(np.array_equal(a, b) for a, b in zip(found, expected)), (capacity_rows, prefetch)
+# Bounded staleness: the tests of windows in tests/mpi/test_staleness.py that apply if all ranks step together.
 
 
-# Bounded staleness: the tests of rma in tests/mpi/test_staleness.py that apply if all ranks step together.
-
-
-WINDOWS = "hetmpi.comm.windows.Windows"
-ALLTOALL = {"exchange": st.sampled_from(["alltoall", WINDOWS])}
-ANNOUNCED = {**ALLTOALL, "prefetch": st.just(True), "capacity_rows": st.sampled_from([5, 1, 32, 40, 64, ALL])}
-PLAIN_ALLTOALL = {**PLAIN, "exchange": "alltoall"}
+PUTS = "hetmpi.comm.puts.Puts"
+MESSAGES = {"exchange": st.sampled_from(["messages", PUTS])}
+ANNOUNCED = {**MESSAGES, "prefetch": st.just(True), "capacity_rows": st.sampled_from([5, 1, 32, 40, 64, ALL])}
+PLAIN_MESSAGES = {**PLAIN, "exchange": "messages"}
 
 
 @pytest.mark.parametrize("staleness", STALENESS)
 @cases(
     10,
-    **ALLTOALL,
+    **MESSAGES,
     prefetch=st.just(False),
-    growth=st.sampled_from([None, None, 1.5, 6]),
     anticipate=st.integers(0, 3),
     num_steps=st.integers(5, 40),
 )
 def test_ranks_in_lockstep_do_what_the_reference_does(apart, staleness, case):
-    settings = staleness, case["growth"], case["anticipate"]
+    settings = staleness, case["anticipate"]
     table = open_table(apart, case, *settings)
     follow(apart, table, cluster_of(apart, table, case, *settings), case)
     table.close()
@@ -124,12 +107,11 @@ def test_ranks_in_lockstep_do_what_the_reference_does(apart, staleness, case):
 @cases(
     20,
     **ANNOUNCED,
-    growth=st.sampled_from([None, None, 1.5, 6]),
     anticipate=st.integers(0, 3),
     num_steps=st.integers(5, 40),
 )
 def test_ranks_that_announce_their_batches_do_what_the_reference_does(world, staleness, case):
-    apart, settings = World(world.comm, ranks_per_node=1), (staleness, case["growth"], case["anticipate"])
+    apart, settings = World(world.comm, ranks_per_node=1), (staleness, case["anticipate"])
     table = open_table(apart, case, *settings)
     follow(apart, table, cluster_of(apart, table, case, *settings, kind=Rounds), case, step_in_rounds)
     table.close()
@@ -139,12 +121,11 @@ def test_ranks_that_announce_their_batches_do_what_the_reference_does(world, sta
 @cases(
     5,
     **{**ANNOUNCED, "exchange": st.just("toy_wire.Pickled")},
-    growth=st.none(),
     anticipate=st.just(3),
     num_steps=st.integers(5, 25),
 )
 def test_a_wire_of_ones_own_takes_one_file(world, staleness, case):
-    apart, settings = World(world.comm, ranks_per_node=1), (staleness, case["growth"], case["anticipate"])
+    apart, settings = World(world.comm, ranks_per_node=1), (staleness, case["anticipate"])
     table = open_table(apart, case, *settings)
     assert table.client.transport.name == (None if apart.is_one_node else "toy_wire.Pickled")
     follow(apart, table, cluster_of(apart, table, case, *settings, kind=Rounds), case, step_in_rounds)
@@ -172,13 +153,13 @@ def step_in_rounds(world, table, keys, grads, later):
 
 @cases(
     25,
-    **ALLTOALL,
+    **MESSAGES,
     staleness=st.sampled_from(STALENESS),
     anticipate=st.sampled_from([1, 3]),
     num_steps=st.integers(5, 25),
 )
 def test_no_update_is_lost_or_applied_twice(apart, case):
-    table = open_table(apart, case, case["staleness"], None, case["anticipate"], inbox_bytes=1)
+    table = open_table(apart, case, case["staleness"], case["anticipate"], inbox_bytes=1)
     run_freely(apart, table, case, lambda step: table.flush() if step == 3 else None)
     assert np.array_equal(changes(table, case), total_change(apart, case)[table.keys()])
     table.close()
@@ -186,10 +167,10 @@ def test_no_update_is_lost_or_applied_twice(apart, case):
 
 @pytest.mark.parametrize("staleness", [0, 1, 10])
 def test_no_update_is_lost_while_an_owner_stands_still(apart, staleness):
-    check_that_nothing_is_lost_while_an_owner_stands_still(apart, {**PLAIN_ALLTOALL, "staleness": staleness})
+    check_that_nothing_is_lost_while_an_owner_stands_still(apart, {**PLAIN_MESSAGES, "staleness": staleness})
 
 
-@cases(25, **ALLTOALL, staleness=st.sampled_from(STALENESS), num_steps=st.integers(5, 25))
+@cases(25, **MESSAGES, staleness=st.sampled_from(STALENESS), num_steps=st.integers(5, 25))
 def test_a_rank_sees_its_own_updates_at_once(apart, case):
     table = open_table(apart, case, case["staleness"])
     rows = np.array([first_row(key, case["dim"]) for key in range(case["num_rows"])])  # with this rank's own updates
@@ -208,7 +189,7 @@ def test_a_rank_sees_its_own_updates_at_once(apart, case):
 def test_a_push_larger_than_the_inbox_is_whole_at_the_next_read(apart, staleness):
     table = EmbeddingTable(
         apart, 20_000, 64, RowOptimizer("sgd", 1.0), init_std=0.0, staleness=Staleness(staleness), inbox_bytes=1 << 20,
-        exchange="alltoall",
+        exchange="messages",
     )  # fmt: skip
     keys = torch.arange(20_000)[is_mine(apart, np.arange(20_000))]
     for step in range(5):
@@ -219,10 +200,10 @@ def test_a_push_larger_than_the_inbox_is_whole_at_the_next_read(apart, staleness
 
 
 @pytest.mark.parametrize("staleness", [1, 10])
-@cases(10, **ALLTOALL, growth=st.sampled_from([None, None, 1.5]), num_steps=st.integers(10, 40))
+@cases(10, **MESSAGES, num_steps=st.integers(10, 40))
 def test_clocks_of_a_row_on_two_ranks_that_read_it_differ_by_at_most_2s(apart, staleness, case):
     case = {**case, "staleness": staleness}
-    table = open_table(apart, case, staleness, case["growth"])
+    table = open_table(apart, case, staleness)
     for step in range(case["num_steps"]):
         keys, grads = tensors(case, *batch_of(case, step, apart.rank))
         table.read(keys)
@@ -237,7 +218,7 @@ def test_clocks_of_a_row_on_two_ranks_that_read_it_differ_by_at_most_2s(apart, s
 
 @pytest.mark.parametrize("capacity_rows", [0, 32])
 def test_one_rank_may_write_keys_that_it_has_not_read(apart, capacity_rows):
-    table = open_table(apart, {**PLAIN_ALLTOALL, "capacity_rows": capacity_rows}, staleness=1)
+    table = open_table(apart, {**PLAIN_MESSAGES, "capacity_rows": capacity_rows}, staleness=1)
     keys, nothing = torch.arange(200), torch.arange(0)
     for _ in range(3):
         table.read(keys)
@@ -252,7 +233,7 @@ def test_one_rank_may_write_keys_that_it_has_not_read(apart, capacity_rows):
 
 
 def test_lines_that_go_in_reads_without_writes_lose_nothing(apart):
-    table = open_table(apart, {**PLAIN_ALLTOALL, "capacity_rows": 32}, staleness=10)
+    table = open_table(apart, {**PLAIN_MESSAGES, "capacity_rows": 32}, staleness=10)
     for keys in torch.arange(200).split(20):
         table.read(keys)
         table.read(keys)
@@ -265,7 +246,7 @@ def test_lines_that_go_in_reads_without_writes_lose_nothing(apart):
 
 
 def test_what_was_sent_can_be_awaited_although_a_batch_is_announced(apart):
-    table = open_table(apart, PLAIN_ALLTOALL, staleness=1)
+    table = open_table(apart, PLAIN_MESSAGES, staleness=1)
     keys, grads = torch.arange(200), torch.ones(200, 2)
     for _ in range(3):
         table.read(keys)
@@ -284,7 +265,7 @@ def test_what_was_sent_can_be_awaited_although_a_batch_is_announced(apart):
 def test_ranks_that_do_not_make_the_same_calls_are_told(apart, announces):
     if apart.is_one_node:
         pytest.skip("takes two nodes")
-    table = open_table(World(apart.comm, ranks_per_node=1), PLAIN_ALLTOALL, staleness=1)
+    table = open_table(World(apart.comm, ranks_per_node=1), PLAIN_MESSAGES, staleness=1)
     keys, grads = torch.arange(200), torch.ones(200, 2)
     table.read(keys)
     with pytest.raises(RuntimeError, match="all ranks must read, announce, write and flush alike"):
@@ -299,7 +280,7 @@ def test_ranks_that_do_not_make_the_same_calls_are_told(apart, announces):
 
 
 def test_what_is_written_without_a_read_is_not_held_for_ever(apart):
-    table = open_table(apart, {**PLAIN_ALLTOALL, "capacity_rows": 0}, staleness=1)
+    table = open_table(apart, {**PLAIN_MESSAGES, "capacity_rows": 0}, staleness=1)
     keys, grads = torch.arange(200), torch.ones(200, 2)
     for _ in range(40):
         table.write(keys, grads)
@@ -320,7 +301,7 @@ def test_sums_on_their_way_are_applied_to_the_rows_they_belong_to():
     assert clocks.tolist() == [0, 1 + 7, 2, 3, 4 + 3] and sum_clocks.tolist() == [4 + 3, 0, 1 + 7]
 
 
-@pytest.mark.parametrize("exchange", ["rma", "alltoall"])
+@pytest.mark.parametrize("exchange", ["windows", "messages"])
 @pytest.mark.parametrize("rule", ["adagrad", "rowwise_adagrad", "adam"])
 def test_a_fetch_brings_the_mean_squares_of_the_rows(apart, rule, exchange):
     table = EmbeddingTable(
@@ -348,7 +329,7 @@ def test_a_fetch_brings_the_mean_squares_of_the_rows(apart, rule, exchange):
 
 
 def test_ranks_may_look_at_different_numbers_of_rows(apart):
-    table = make_table(apart, exchange="alltoall")
+    table = make_table(apart, exchange="messages")
     expected = torch.from_numpy(all_rows(table, apart))
     for num in (0, 1, 50, 200):
         keys = torch.randperm(len(expected))[: num if apart.rank == 0 else 7 * apart.rank]
@@ -357,10 +338,10 @@ def test_ranks_may_look_at_different_numbers_of_rows(apart):
 
 
 def test_the_trial_leaves_the_rows_and_all_ranks_choose_alike(apart):
-    chosen, untried = (make_table(apart, exchange=exchange) for exchange in ("auto", "rma"))
+    chosen, untried = (make_table(apart, exchange=exchange) for exchange in ("auto", "windows"))
     assert len(set(apart.comm.allgather(chosen.client.transport.name))) == 1
     if not apart.is_one_node:
-        assert re.fullmatch(r"fetching 2,048 random rows took \S+ ms by rma, \S+ ms by alltoall", chosen.client.why)
+        assert re.fullmatch(r"fetching 2,048 random rows took \S+ ms by windows, \S+ ms by messages", chosen.client.why)
     assert np.array_equal(all_rows(chosen, apart), all_rows(untried, apart))
     assert train(chosen, apart, steps=10) == train(untried, apart, steps=10)
     for table in (chosen, untried):
@@ -376,13 +357,13 @@ class NoWindow:
         self.world = world
 
 
-def test_alltoall_is_taken_where_mpi_makes_no_window_over_nodes(apart):
+def test_messages_is_taken_where_mpi_makes_no_window_over_nodes(apart):
     if apart.is_one_node:
         pytest.skip("takes two nodes")
-    ways = Ways(None, {"rma": OneSided, "alltoall": lambda endpoint: endpoint.window.world}, None)
+    ways = Ways(None, {"windows": OneSided, "messages": lambda endpoint: endpoint.window.world}, None)
     chosen, why = choose(Endpoint(NoWindow(apart), None), ways, "auto", trial=None)
     assert chosen is apart and why == "this MPI supports no one-sided window over several nodes"
-    table = make_table(apart, exchange="alltoall")
+    table = make_table(apart, exchange="messages")
     assert not table.window.reaches_remote
     train(table, apart, steps=3)
     table.close()
@@ -391,7 +372,7 @@ def test_alltoall_is_taken_where_mpi_makes_no_window_over_nodes(apart):
 def test_a_rank_that_leaves_is_told_what_is_lost(apart):
     if apart.is_one_node:
         pytest.skip("takes two nodes")
-    table = open_table(apart, {**PLAIN_ALLTOALL, "capacity_rows": ALL}, staleness=10)
+    table = open_table(apart, {**PLAIN_MESSAGES, "capacity_rows": ALL}, staleness=10)
     table.push_pending()
     keys = torch.arange(20)
     table.read(keys)
@@ -406,13 +387,13 @@ def test_a_rank_that_leaves_is_told_what_is_lost(apart):
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_a_table_may_be_closed_while_gradients_are_on_their_way(apart, staleness):
     for _ in range(20):
-        table = make_table(apart, staleness=Staleness(staleness), exchange="alltoall")
+        table = make_table(apart, staleness=Staleness(staleness), exchange="messages")
         table.write(torch.arange(100), torch.ones(100, 5))
         table.close()
 
 
 def test_tables_of_both_exchanges_train_side_by_side(apart):
-    ways = ["alltoall", "rma", "alltoall"]
+    ways = ["messages", "windows", "messages"]
     tables = [make_table(apart, "adagrad", name=str(i), exchange=way) for i, way in enumerate(ways)]
     keys = torch.arange(apart.rank, 200, 2)
     for _ in range(5):
@@ -428,5 +409,5 @@ def test_tables_of_both_exchanges_train_side_by_side(apart):
 
 
 def test_an_unknown_exchange_is_refused(world):
-    with pytest.raises(ValueError, match="table.exchange must be one of auto, rma, alltoall, got mail"):
+    with pytest.raises(ValueError, match="table.exchange must be one of messages, windows, auto, got mail"):
         make_table(world, exchange="mail")

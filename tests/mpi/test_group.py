@@ -33,10 +33,9 @@ def batches(rank, steps):
         )
 
 
-@pytest.mark.parametrize("exchange", ["rma", "alltoall"])
-@pytest.mark.parametrize("settings", [{}, CACHED], ids=["uncached", "cached"])
-def test_tables_in_a_group_are_as_tables_alone_at_s_0(placed, exchange, settings):
-    group, alone = ({name: make(placed, name, exchange=exchange, **settings) for name in SHAPES} for _ in range(2))
+@pytest.mark.parametrize("exchange", ["windows", "messages"])
+def test_tables_in_a_group_are_as_tables_alone_at_s_0(placed, exchange):
+    group, alone = ({name: make(placed, name, exchange=exchange) for name in SHAPES} for _ in range(2))
     together = TableGroup(group)
     for keys, grads in batches(placed.rank, 12):
         rows = together.read(keys)
@@ -56,7 +55,7 @@ def test_tables_in_a_group_are_as_tables_alone_at_s_0(placed, exchange, settings
 
 
 @pytest.mark.parametrize("staleness", [1, 10])
-@pytest.mark.parametrize("exchange", ["rma", "alltoall"])
+@pytest.mark.parametrize("exchange", ["windows", "messages"])
 @pytest.mark.parametrize("announces", [False, True])
 def test_a_group_under_staleness_loses_no_gradient(placed, exchange, staleness, announces):
     """All gradients are one and the rule is SGD: a row is its initial value minus the number of its writes."""
@@ -84,7 +83,7 @@ def test_a_group_under_staleness_loses_no_gradient(placed, exchange, staleness, 
     group.close()
 
 
-@pytest.mark.parametrize("exchange", ["rma", "alltoall"])
+@pytest.mark.parametrize("exchange", ["windows", "messages"])
 def test_ranks_whose_rings_are_full_take_in_gradients_of_all_tables(placed, exchange):
     """One rank's first table waits for room at a rank that is busy with its second."""
     check_full_rings(placed, exchange)
@@ -92,7 +91,7 @@ def test_ranks_whose_rings_are_full_take_in_gradients_of_all_tables(placed, exch
 
 def test_full_rings_of_ranks_that_are_not_consecutive_on_their_nodes_empty(interleaved):
     """An owner awaits gradients that another rank posts for the nodes' ranks: it must post before it waits for room."""
-    check_full_rings(interleaved, "alltoall")
+    check_full_rings(interleaved, "messages")
 
 
 def check_full_rings(world, exchange):
@@ -138,7 +137,7 @@ def test_a_gradient_that_is_not_finite_is_refused_before_any_table_sends(placed)
 def test_tables_share_the_messages_of_a_step(placed, announces):
     if placed.is_one_node:
         pytest.skip("takes two nodes")
-    settings = {"exchange": "alltoall", "staleness": Staleness(3), **CACHED}
+    settings = {"exchange": "messages", "staleness": Staleness(3), **CACHED}
     group = TableGroup({name: make(placed, name, **settings) for name in SHAPES})
     (rounds,) = {table.client.transport.rounds for table in group.values()}
     steps = list(batches(placed.rank, 10))
@@ -154,7 +153,7 @@ def test_tables_share_the_messages_of_a_step(placed, announces):
     group.close()
 
 
-@pytest.mark.parametrize("exchange", ["rma", "alltoall"])
+@pytest.mark.parametrize("exchange", ["windows", "messages"])
 def test_exact_and_stale_tables_take_in_each_others_gradients(placed, exchange):
     """One rank waits for room at another, which waits for its reply about the other table."""
     settings = {"init_std": 0.0, "inbox_bytes": 1}
@@ -174,7 +173,7 @@ def test_exact_and_stale_tables_take_in_each_others_gradients(placed, exchange):
     group.close()
 
 
-@pytest.mark.parametrize("exchange", ["rma", "alltoall"])
+@pytest.mark.parametrize("exchange", ["windows", "messages"])
 def test_tables_may_be_closed_with_a_write_that_is_not_settled(placed, exchange):
     tables = [make(placed, name, exchange=exchange, inbox_bytes=1) for name in ("users", "items")]
     for table in tables:

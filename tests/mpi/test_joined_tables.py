@@ -86,7 +86,7 @@ def joined_samples(world, step):
 
 
 @pytest.mark.parametrize(
-    "training", [[], ["table.ranks_per_node=1"], ["table.ranks_per_node=1", "table.exchange=alltoall"]], indirect=True
+    "training", [[], ["table.ranks_per_node=1"], ["table.ranks_per_node=1", "table.exchange=messages"]], indirect=True
 )
 def test_rows_and_dense_layers_are_those_of_torchs_embedding_bags_after_50_steps(training):
     assert {name: (len(rows), rows.shape[1]) for name, rows in all_rows(training).items()} == {

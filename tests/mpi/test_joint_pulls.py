@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
-from test_exchange import ANNOUNCED, PLAIN_ALLTOALL
+from test_exchange import ANNOUNCED, PLAIN_MESSAGES
 from test_staleness import (
     DTYPES,
     batch_of,
@@ -74,7 +74,7 @@ def batches_of(case, rank):
 
 @cases(40, **CASE, anticipate=st.sampled_from([1, 3]), dtype=st.sampled_from(DTYPES))
 def test_no_update_is_lost_or_applied_twice(apart, case):
-    table = open_table(apart, case, case["staleness"], None, case["anticipate"], inbox_bytes=1)
+    table = open_table(apart, case, case["staleness"], case["anticipate"], inbox_bytes=1)
     writes = run_ahead(table, case, batches_of(case, apart.rank))
     change = np.zeros((case["num_rows"], case["dim"]))
     for rank in range(apart.size):
@@ -103,14 +103,14 @@ def test_a_rank_sees_its_own_updates_at_once(apart, case):
 
 
 @pytest.mark.parametrize("staleness", [1, 2, 3, 10])
-@cases(10, **{**CASE, "staleness": st.none()}, growth=st.sampled_from([None, None, 1.5]))
+@cases(10, **{**CASE, "staleness": st.none()})
 def test_clocks_of_a_row_on_two_ranks_that_read_it_differ_by_at_most_2s(world, staleness, case):
     """On nodes of one rank: one that shares a node with an owner reads its clocks later than the others."""
     apart = World(world.comm, ranks_per_node=1)
-    table = open_table(apart, case, staleness, case["growth"])
+    table = open_table(apart, case, staleness)
     batches, depth = batches_of(case, apart.rank), case["round_steps"]
     k = min(staleness, case["round_steps"])
-    most = 2 * (staleness - k + 1) + k if case["growth"] is None else 2 * staleness + 1
+    most = 2 * (staleness - k + 1) + k
     for step, (keys, grads) in enumerate(batches):
         table.read(keys)
         for key, clocks in clocks_of_all(apart, table, keys).items():
@@ -126,14 +126,14 @@ def test_clocks_of_a_row_on_two_ranks_that_read_it_differ_by_at_most_2s(world, s
 def test_a_pull_of_k_batches_takes_a_message_where_k_pulls_take_k(apart):
     if apart.is_one_node:
         pytest.skip("takes two nodes")
-    num = {k: messages_of(open_table(apart, {**PLAIN_ALLTOALL, "round_steps": k}, staleness=100), k) for k in (1, 4)}
+    num = {k: messages_of(open_table(apart, {**PLAIN_MESSAGES, "round_steps": k}, staleness=100), k) for k in (1, 4)}
     assert num[1] == 4 * num[4] > 0
 
 
 def messages_of(table, k):
     """Messages of steps 4 to 39."""
     rounds, counts = table.client.transport.rounds, []
-    batches = batches_of({**PLAIN_ALLTOALL, "num_steps": 44}, table.world.rank)
+    batches = batches_of({**PLAIN_MESSAGES, "num_steps": 44}, table.world.rank)
     for step, (keys, grads) in enumerate(batches):
         counts.append(rounds.num_messages)
         table.read(keys)
@@ -147,9 +147,9 @@ def messages_of(table, k):
 def test_rows_are_requested_anew_after_a_write_that_was_not_foreseen(apart):
     if apart.is_one_node:
         pytest.skip("takes two nodes")
-    table = open_table(apart, {**PLAIN_ALLTOALL, "round_steps": 4}, staleness=100)
+    table = open_table(apart, {**PLAIN_MESSAGES, "round_steps": 4}, staleness=100)
     rounds, counts = table.client.transport.rounds, []
-    batches = batches_of({**PLAIN_ALLTOALL, "num_steps": 5}, apart.rank)
+    batches = batches_of({**PLAIN_MESSAGES, "num_steps": 5}, apart.rank)
     for step, (keys, grads) in enumerate(batches):
         counts.append(rounds.num_messages)
         table.read(keys)
@@ -169,7 +169,7 @@ def test_several_tables_share_the_rounds_of_several_batches(apart, depth):
     group = TableGroup(
         {
             name: EmbeddingTable(
-                apart, 200, dim, RowOptimizer("sgd", 1.0), name=name, staleness=Staleness(20), exchange="alltoall",
+                apart, 200, dim, RowOptimizer("sgd", 1.0), name=name, staleness=Staleness(20), exchange="messages",
                 cache=CacheSettings(0 if name == "uncached" else 32, admit="all"), init_std=0.0, round_steps=3,
             )
             for name, dim in names.items()
@@ -199,7 +199,7 @@ def test_a_rank_alone_trains_as_with_a_round_per_step(apart, rule):
     found = {}
     for k in (1, 4):
         table = EmbeddingTable(
-            apart, 300, 4, RowOptimizer(rule, 0.1), staleness=Staleness(1000, None, 1.0, 0.0), exchange="alltoall",
+            apart, 300, 4, RowOptimizer(rule, 0.1), staleness=Staleness(1000, 1.0, 0.0), exchange="messages",
             cache=CacheSettings(400, admit="all"), round_steps=k,
         )  # fmt: skip
         draw, seen = np.random.default_rng(0), []

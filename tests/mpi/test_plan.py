@@ -31,9 +31,8 @@ def composed(world, tmp_path, *overrides):
     [
         [],
         [*STALE, "steps=300", "log.every_steps=300"],  # in few steps drift, which is not predicted, adds more
-        [*STALE, "table.ranks_per_node=1", "table.exchange=alltoall", "optim.rows=adam", "table.drift=0"],
-        [*STALE, "table.ranks_per_node=1", "table.exchange=rma", "table.drift=0"],
-        ["table.replicate_below_rows=100"],
+        [*STALE, "table.ranks_per_node=1", "table.exchange=messages", "optim.rows=adam", "table.drift=0"],
+        [*STALE, "table.ranks_per_node=1", "table.exchange=windows", "table.drift=0"],
         [
             "data._target_=click_features.Clicks",
             "~data.scale",
@@ -53,14 +52,14 @@ def test_bytes_and_hit_rate_are_those_of_the_run(overrides, tmp_path):
     if training.log:
         training.log.close()
         told = summary(config.run.dir)
-        assert told["round_steps"] == (2 if told["exchange"] == "alltoall" else 1)  # a tenth of 20
-    counted = np.zeros(10, np.int64)
+        assert told["round_steps"] == (2 if told["exchange"] == "messages" else 1)  # a tenth of 20
+    counted = np.zeros(9, np.int64)
     world.comm.Allreduce(training.tables.counters.as_array(), counted)
     sums = type(training.tables.counters).of_array(counted)
     training.close()
     assert found.steps == found.tried == config.steps
-    moved = found.pulled_bytes + found.pushed_bytes + found.reduced_bytes
-    assert moved == pytest.approx((sums.pulled_bytes + sums.push_bytes + sums.reduced_bytes) / config.steps, rel=0.2)
+    moved = found.pulled_bytes + found.pushed_bytes
+    assert moved == pytest.approx((sums.pulled_bytes + sums.push_bytes) / config.steps, rel=0.2)
     if sums.hit_rate is None:
         assert found.hit_rate is None
     else:
@@ -100,8 +99,8 @@ def test_memory_of_rounds_grows_with_the_steps_that_they_serve(tmp_path):
         (["table.round_steps=3", "table.cache.capacity_fraction=0"], 1),
     ):  # fmt: skip
         expected = 5 * 4 * (dim + state) * k * most_keys if world.size > 1 else 0
-        assert rounds(far, "table.exchange=alltoall", *given) == rounds(far, *given) == expected
-    assert rounds(far, "table.exchange=rma") == rounds(world, "table.exchange=alltoall") == 0
+        assert rounds(far, "table.exchange=messages", *given) == rounds(far, *given) == expected
+    assert rounds(far, "table.exchange=windows") == rounds(world, "table.exchange=messages") == 0
 
 
 def test_steps_that_are_not_tried_count_as_the_last_half_of_those_tried(tmp_path):
@@ -164,11 +163,11 @@ def test_batches_that_are_announced_or_loaded_count(overrides, num, tmp_path):
 @pytest.mark.parametrize("how", [[], ["table.staleness=10", "table.cache.admit=all"]])
 def test_messages_on_a_node_take_at_most_the_memory_planned(shared, how, tmp_path):
     """Reads, writes and an evaluation with batches larger than those of training."""
-    large = ["table.exchange=alltoall", "eval.batch_size=512", "eval.max_samples=2000", "data.scale=0.02", "steps=3"]
+    large = ["table.exchange=messages", "eval.batch_size=512", "eval.max_samples=2000", "data.scale=0.02", "steps=3"]
     config = composed(shared, tmp_path, *how, *large)
     training = Training(shared, config, CPU, Spans())
-    planned = build.boards_bytes_of(config, shared, training.task, training.specs, "alltoall")
-    assert build.boards_bytes_of(config, shared, training.task, training.specs, "rma") == 0
+    planned = build.boards_bytes_of(config, shared, training.task, training.specs, "messages")
+    assert build.boards_bytes_of(config, shared, training.task, training.specs, "windows") == 0
     training.run()
     (table,) = training.tables.values()
     taken = sum(board.num_bytes for board in table.client.transport.boards)
@@ -180,7 +179,7 @@ def test_messages_on_a_node_take_at_most_the_memory_planned(shared, how, tmp_pat
 
 
 def test_messages_for_which_a_node_lacks_memory_are_refused_on_all_ranks_before_training(shared, tmp_path):
-    huge = ["data.scale=1", "table.dim=4096", "eval.batch_size=10000000", "table.exchange=alltoall"]
+    huge = ["data.scale=1", "table.dim=4096", "eval.batch_size=10000000", "table.exchange=messages"]
     plan = Plan(shared, composed(shared, tmp_path, *huge), CPU)
     with pytest.raises(UserError, match="messages of 2 ranks on .* lower batch_size=32, eval.batch_size=10,000,000"):
-        build.check_boards(plan.config, shared, plan.task, plan.specs, "alltoall")
+        build.check_boards(plan.config, shared, plan.task, plan.specs, "messages")

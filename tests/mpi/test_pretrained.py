@@ -55,10 +55,8 @@ def bits(rows):
 @pytest.mark.mpi
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("settings", [
-    {}, {"partition": "hash", "replicated": [range(40), range(100, 130)]},
-    {"staleness": Staleness(3), "cache": CacheSettings(50, admit="all")},
-    {"staleness": Staleness(3), "cache": CacheSettings(50, admit="all"), "replicated": [range(40), range(100, 130)]},
-], ids=["s 0", "s 0 replicated", "s 3", "s 3 replicated"])  # fmt: skip
+    {}, {"partition": "hash"}, {"staleness": Staleness(3), "cache": CacheSettings(50, admit="all")},
+], ids=["s 0", "s 0 hash", "s 3"])  # fmt: skip
 def test_rows_of_the_files_come_bit_by_bit_and_all_others_stay(placed, folder, monkeypatch, kind, settings):
     monkeypatch.setattr(pretrained, "BATCH_BYTES", 4 * DIM * 16)  # several parts per row group
     keys = np.random.default_rng(0).permutation(NUM_ROWS)[:150]
@@ -277,9 +275,8 @@ def exported(tmp_path_factory):
 @pytest.mark.long
 @pytest.mark.parametrize("ranks, how", [
     pytest.param(1, [], marks=pytest.mark.rare),
-    pytest.param(2, ["table.replicate_below_rows=100"], marks=pytest.mark.rare),
     pytest.param(2, ["table.staleness=10", "table.ranks_per_node=1"], marks=pytest.mark.rare),
-    (3, ["table.staleness=10", "table.cache.admit=all", "table.replicate_below_rows=100", "table.partition=hash"]),
+    (3, ["table.staleness=10", "table.cache.admit=all", "table.partition=hash"]),
 ])  # fmt: skip
 def test_a_run_starts_from_the_rows_of_another(tmp_path, exported, ranks, how):
     """At a learning rate of 0 they stay as they are."""

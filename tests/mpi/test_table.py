@@ -378,7 +378,6 @@ def test_a_closed_table_says_so(world):
     "settings",
     [
         {},
-        {"staleness": Staleness(0), "cache": CacheSettings(64, admit="all")},
         {"staleness": Staleness(10)},
         {"staleness": Staleness(10), "cache": CacheSettings(64, admit="all")},
     ],
@@ -489,7 +488,11 @@ def test_an_mpi_that_works_only_at_a_flush_is_enough(world, ranks_per_node, stal
         ("dim", lambda rank: 4 + rank, "dim is 4 on rank 0 and 5 on rank 1"),
         ("partition", lambda rank: ("range", "hash")[rank % 2], "partition is range on rank 0 and hash on rank 1"),
         ("inbox_bytes", lambda rank: (1 + rank) << 20, "inbox_bytes is 1048576 on rank 0 and 2097152 on rank 1"),
-        ("exchange", lambda rank: ("rma", "alltoall")[rank % 2], "exchange is rma on rank 0 and alltoall on rank 1"),
+        (
+            "exchange",
+            lambda rank: ("windows", "messages")[rank % 2],
+            "exchange is windows on rank 0 and messages on rank 1",
+        ),
         ("staleness", lambda rank: Staleness(rank), "staleness is Staleness(bound=0"),
         ("optimizer", lambda rank: RowOptimizer(("sgd", "adam")[rank % 2]), "optimizer is RowOptimizer(rule='sgd'"),
     ],

@@ -64,10 +64,10 @@ def test_a_fence(impatient_apart, capfd):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("exchange", ["rma", "alltoall"])
+@pytest.mark.parametrize("exchange", ["windows", "messages"])
 def test_a_ring_that_stays_full(impatient, impatient_apart, capfd, exchange):
     """Rank 0 makes no write for a while, so the others' rings fill up."""
-    world = impatient if exchange == "rma" else impatient_apart
+    world = impatient if exchange == "windows" else impatient_apart
     table = make_table(world, inbox_bytes=1, exchange=exchange)
     keys = torch.arange(200)
     table.read(keys)
@@ -77,7 +77,7 @@ def test_a_ring_that_stays_full(impatient, impatient_apart, capfd, exchange):
     table.read(keys)
     told = capfd.readouterr().err
     check_warning(
-        world, told, "to make room for its gradients" if exchange == "rma" else "for the gradients of all ranks"
+        world, told, "to make room for its gradients" if exchange == "windows" else "for the gradients of all ranks"
     )
     table.close()
 
@@ -97,7 +97,7 @@ def test_gradients_that_do_not_come(impatient_apart, capfd):
 
 @pytest.mark.mpi
 def test_reads_of_an_exchange_in_which_all_ranks_take_part(impatient_apart, capfd):
-    table = make_table(impatient_apart, exchange="alltoall")
+    table = make_table(impatient_apart, exchange="messages")
     if impatient_apart.rank == 0:
         time.sleep(LATE_S)
     table.read(torch.arange(3))

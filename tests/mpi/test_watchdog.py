@@ -16,9 +16,9 @@ from hetmpi.comm.world import World
 from hetmpi.run.watchdog import Watchdog
 from hetmpi.spans import Spans
 
-THREE_AND_ONE = ["table.ranks_per_node=3", "table.exchange=alltoall"]  # ranks of nodes of unequal size
+THREE_AND_ONE = ["table.ranks_per_node=3", "table.exchange=messages"]  # ranks of nodes of unequal size
 LATE = ["table.staleness=10", "table.cache.capacity_fraction=0.1"]
-ONE_SIDED = ["table.ranks_per_node=3", "table.exchange=rma"]  # rank 0 serves rank 3, which serves all others
+ONE_SIDED = ["table.ranks_per_node=3", "table.exchange=windows"]  # rank 0 serves rank 3, which serves all others
 UNEVEN = (
     (0, 4, THREE_AND_ONE), (3, 4, [*THREE_AND_ONE, *LATE]), (0, 4, ONE_SIDED), (3, 4, ONE_SIDED),
     (3, 4, [*ONE_SIDED, *LATE]),

@@ -4,7 +4,7 @@
     python tests/support/bits_check.py compare FILE [ONLY]    runs them again, prints "same" or the first difference
 
 Exit code 1 if a case differs, or fails. ONLY: the cases whose names contain all words of this text, for example
-"ranks=2 rma s=10". Record and compare on one machine: the dense layers' bits depend on the processor and on torch.
+"ranks=2 windows s=10". Record and compare on one machine: the dense layers' bits depend on the processor and on torch.
 
 Two kinds of cases, at 1, 2 and 3 ranks:
     table    an EmbeddingTable driven through its public calls, with seeded keys and gradients. Recorded: all rows read
@@ -16,14 +16,14 @@ pushes. Two ways to step fix that order:
     in turns    one-sided, or on one node. One rank steps while the others wait. Its step ends when the owners have
                 applied its pushes (await_owners) and its gets are complete (a peek at rows of all ranks flushes the
                 window). Before the last flush, in which all ranks would push at once, each pushes in its turn
-    together    alltoall, with each rank on a node of its own: a rank handles messages in rank order, on its main thread
+    together    messages, with each rank on a node of its own: a rank handles messages in rank order, on its main thread
 
 Not recorded, because the result depends on timing:
-    trainings at s >= 1 on several ranks, but for alltoall with each rank on a node of its own
+    trainings at s >= 1 on several ranks, but for messages with each rank on a node of its own
     one-sided reads while pushes of the same rank are in flight
-    alltoall at s >= 1 over nodes of several ranks
+    messages at s >= 1 over nodes of several ranks
     exchange=auto
-Nor the GPU's cache (tests/cpp/test_cuda.py), nor replicated rows with prefetch at s >= 1, whose peek needs a flush.
+Nor the GPU's cache (tests/cpp/test_cuda.py).
 """
 
 import itertools
@@ -36,7 +36,6 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass, field
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +43,6 @@ import torch
 import xxhash
 from launch import ROOT, losses, mpiexec, run, summary
 
-import hetmpi
 from hetmpi import CacheSettings, EmbeddingTable, RowOptimizer, Schedule, Staleness, World, launch
 
 RANKS = (1, 2, 3)
@@ -58,10 +56,10 @@ FAILED = "failed, or did not end"
 MAX_FAILED = 10  # at one rank count
 
 PLACES = {  # name -> ranks_per_node, exchange. On one node the exchange has no effect
-    "near": (None, "rma"),
-    "rma": (1, "rma"),
-    "alltoall": (1, "alltoall"),
-    "mixed": (2, "rma"),
+    "near": (None, "windows"),
+    "windows": (1, "windows"),
+    "messages": (1, "messages"),
+    "mixed": (2, "windows"),
 }
 
 
@@ -83,7 +81,7 @@ class Case:
 
     @property
     def takes_turns(self) -> bool:
-        return self.staleness != 0 and self.place != "alltoall"
+        return self.staleness != 0 and self.place != "messages"
 
     @property
     def num_steps(self) -> int:
@@ -95,13 +93,12 @@ class Case:
 
 
 def cases_of(ranks: int) -> list[Case]:
-    places = ["near"] if ranks == 1 else ["near", "rma", "alltoall"]
+    places = ["near"] if ranks == 1 else ["near", "windows", "messages"]
     product = itertools.product(places, STALENESS, ("sgd", "adagrad", "adam"), (0, 1))
     cases = [Case("table", *choice) for choice in product if is_chosen(*choice)]
     if ranks < 3:
         cases += [Case("table", place, *choice) for place, choice in itertools.product(places[-2:], list(variants()))]
     else:
-        cases += [Case("table", "near", s, "adagrad", 0, {"replicated": True}) for s in (0, 10)]
         cases += [Case("table", "mixed", s, "adagrad", prefetch) for s, prefetch in ((0, 0), (10, 0), (10, 1))]
     return cases + list(trainings(ranks, places))
 
@@ -120,15 +117,13 @@ def variants():
     """(staleness, rule, prefetch, options): settings that the other cases leave at their defaults."""
     yield from ((s, "sgd", 1, {"dtype": "float16"}) for s in (10, None))
     yield 10, "adam", 1, {"dtype": "bfloat16"}
-    yield from ((s, "adagrad", prefetch, {"replicated": True}) for s, prefetch in [(0, 0), (10, 0)])
     yield from ((10, "adagrad", 1, {"policy": policy}) for policy in ("lru", "lfuopt"))
     yield from (
         (s, "adagrad", int(s > 0), {"partition": partition})
         for s, partition in [(0, "hash"), (10, "hash"), (10, "range")]
     )
-    yield from ((s, "adagrad", int(s > 0), {"capacity_rows": 0}) for s in (0, 10))
+    yield 10, "adagrad", 1, {"capacity_rows": 0}
     yield 10, "rowwise_adagrad", 2, {}
-    yield 10, "sgd", 1, {"growth": 4.0}
     yield 10, "adagrad", 1, {"anticipate": 1.0}
     yield 1, "sgd", 1, {}
 
@@ -136,7 +131,6 @@ def variants():
 def trainings(ranks: int, places: list[str]):
     for place, rule in itertools.product(places, ("sgd", "adagrad", "adam")):
         yield Case("train", place, 0, rule, 0)
-    yield Case("train", places[-1], 0, "adagrad", 0, {"table.replicate_below_rows": 50})
     yield Case("train", places[-1], 10, "adagrad", 1)
     yield Case("train", places[-1], 100, "sgd", 1, {"table.cache.dtype": "float16"})
     yield Case("train", places[-1], None, "adagrad", 0)
@@ -194,7 +188,7 @@ def train(world: World, case: Case, folder: Path) -> dict:
         "optim.rows": case.rule,
         "table.prefetch_batches": case.prefetch,
         "table.exchange": exchange,
-        "table.cache.capacity_rows": 200,
+        "table.cache.capacity_rows": 0 if case.staleness == 0 else 200,
         "table.cache.admit": "all",
         "watchdog.seconds": 0,
         "run.dir": folder / case.name.replace(" ", "-").replace("=", "-"),
@@ -267,10 +261,10 @@ class Driver:
         self.world.comm.recv(source=before)
 
     def step(self, step: int):
-        """One step. Some steps write fewer keys than they read: otherwise a cache has no hits at s = 0. At s >= 1 some
-        also read without a write, write a second time, write keys that were not read, or do not write."""
+        """One step. Some steps write fewer keys than they read. At s >= 1 some also read without a write, write a
+        second time, write keys that were not read, or do not write."""
         table, case, (keys, noise) = self.table, self.case, self.batches[step]
-        is_bounded, is_replicated = case.staleness != 0, "replicated" in case.options
+        is_bounded = case.staleness != 0
         if is_bounded and step % 7 == 5:
             self.see(table.read(batch_of(self.world, step + 1000)[0]))
             self.num_announced = 0  # a read of another batch drops the announced ones
@@ -283,15 +277,14 @@ class Driver:
             table.write(keys[learns], grads[learns])
         elif not is_bounded or step % 9 != 7:
             table.write(keys, grads)
-        if is_bounded and step % 5 == 4 and not is_replicated:  # its write waits for the others' last one
+        if is_bounded and step % 5 == 4:
             self.await_quiet()
             table.write(keys.clone(), noise.flip(0) / self.world.size)
         if is_bounded and (case.takes_turns or step % 11 == 10):
             table.await_owners()
-            if not is_replicated:  # its peek needs a flush
-                self.see(table.peek(torch.arange(2 * self.world.size)))  # completes this rank's gets
+            self.see(table.peek(torch.arange(2 * self.world.size)))  # completes this rank's gets
             if not case.takes_turns:
-                self.num_announced = 0  # with alltoall await_owners drops them
+                self.num_announced = 0  # with messages await_owners drops them
         self.trail += self.rows.hexdigest()[:8]
 
     def announce(self, step: int):
@@ -310,9 +303,9 @@ class Driver:
 def make_table(world: World, case: Case) -> EmbeddingTable:
     options = dict(case.options)
     optimizer = RowOptimizer(case.rule, LR[case.rule], 0.01, schedule=Schedule("cosine", 5, 2 * case.num_steps))
-    staleness = Staleness(case.staleness, options.pop("growth", None), options.pop("anticipate", None), 0.0)
+    staleness = Staleness(case.staleness, options.pop("anticipate", None), 0.0)
     cache = CacheSettings(
-        options.pop("capacity_rows", CAPACITY_ROWS),
+        0 if case.staleness == 0 else options.pop("capacity_rows", CAPACITY_ROWS),
         policy=options.pop("policy", "lfu"),
         dtype=options.pop("dtype", "float32"),
         admit="all" if world.is_one_node else "remote",
@@ -325,21 +318,7 @@ def make_table(world: World, case: Case) -> EmbeddingTable:
         "staleness": staleness,
         "cache": cache,
     }
-    if options.pop("replicated", False):
-        fields = [range(0, 30), range(200, 260)]
-        try:  # a separate class in older versions
-            return class_of("ReplicatedTable")(world, NUM_ROWS, DIM, optimizer, fields, **settings, **options)
-        except ImportError:
-            return EmbeddingTable(world, NUM_ROWS, DIM, optimizer, replicated=fields, **settings, **options)
     return EmbeddingTable(world, NUM_ROWS, DIM, optimizer, **settings, **options)
-
-
-def class_of(name: str):
-    """A class of hetmpi that it does not export, from the module whose file defines it."""
-    for path in sorted(Path(hetmpi.__file__).parent.rglob("*.py")):
-        if f"\nclass {name}(" in path.read_text():
-            return getattr(import_module(".".join(path.relative_to(ROOT).with_suffix("").parts)), name)
-    raise ImportError(f"no module of hetmpi defines {name}")
 
 
 def batch_of(world: World, step: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,7 +14,6 @@ from hetmpi.data.batch import Samples
 
 class Broken:
     name, num_rows, num_fields, num_dense, num_train, num_valid = "broken", 100, 2, 3, 10_000, 100
-    field_rows = [50, 50]
 
     def __init__(self, seed, **_):
         self.rank = 0
@@ -36,10 +35,6 @@ class KeysOutOfRange(Broken):
         samples = super().train(start, stop)
         samples.ids[-1, -1] = 100
         return samples
-
-
-class FieldsThatDoNotFit(Broken):
-    field_rows = [50, 40]
 
 
 class FailsOnRankOne(Broken):

@@ -10,7 +10,7 @@ class IdsOnly:
 
     def __init__(self, **settings):
         self.whole = Synthetic(**settings)
-        for name in ("num_rows", "field_rows", "num_train", "num_valid", "prepare"):
+        for name in ("num_rows", "num_train", "num_valid", "prepare"):
             setattr(self, name, getattr(self.whole, name))
 
     def train(self, start, stop):

@@ -206,11 +206,11 @@ class MergedRow:
 class Rank:
     """One rank: HET's client."""
 
-    def __init__(self, owners, cache, admitted, far, staleness, growth, anticipate):
+    def __init__(self, owners, cache, admitted, far, staleness, anticipate):
         """admitted: keys that may be cached; far: keys that a prefetch fetches, of other nodes."""
         self.owners, self.cache, self.far = owners, cache, far
         self.admitted = admitted if cache.capacity else set()
-        self.staleness, self.growth, self.anticipate = staleness, growth, anticipate
+        self.staleness, self.anticipate = staleness, anticipate
         self.step = 0
         self.requested = None  # key -> the owner's clock, of far keys that a prefetch has requested
         self.early = None  # key -> (row, clock): rows of far keys fetched ahead
@@ -221,19 +221,13 @@ class Rank:
         self.counters = dict.fromkeys(["hits", "stale", "misses", "validated", "evicted", "pushed"], 0)
         self.lags = [0] * 32
 
-    def bound(self):
-        if self.growth is None:
-            return self.staleness
-        grown = int(self.step / self.growth)
-        return grown if self.staleness is None else min(self.staleness, grown)
-
     def read(self, keys):
         """One row per key."""
-        if self.staleness != 0 and self.requested is not None and self.early is None:
+        if self.requested is not None and self.early is None:
             self.order()
         admitted = [key for key in keys if key in self.admitted]
         found = self.cache.find(admitted)
-        self.counters["validated"] += 0 if self.bound() is None else len(found)
+        self.counters["validated"] += 0 if self.staleness is None else len(found)
         self.counters["misses"] += len(admitted) - len(found)
         rows = {}
         for key, line in found.items():
@@ -260,14 +254,14 @@ class Rank:
         return [rows[key] for key in keys]
 
     def clock_of(self, key):
-        """The owner's clock that a read uses: the prefetched one if the key is far and the bound allows stale rows."""
-        if self.staleness != 0 and self.requested is not None and key in self.requested:
+        """The owner's clock that a read uses: the prefetched one if the key is far."""
+        if self.requested is not None and key in self.requested:
             return self.requested[key]
         return self.owners.clocks[key]
 
     def is_valid(self, line, counts_lags=False):
-        bound, lag = self.bound(), self.clock_of(line.key) - line.clock
-        if self.staleness != 0 and line.key in (self.early or {}):
+        bound, lag = self.staleness, self.clock_of(line.key) - line.clock
+        if line.key in (self.early or {}):
             return False  # it is refreshed
         if bound is None:
             return True
@@ -278,11 +272,10 @@ class Rank:
         return True
 
     def fetch(self, key):
-        """Row and clock: as fetched ahead, at s = 0 if the clock has not changed since; otherwise the owner's."""
-        row, clock = list(self.owners.rows[key]), self.owners.clocks[key]
-        if self.early is not None and key in self.early and (self.staleness != 0 or clock == self.early[key][1]):
+        """Row and clock: as fetched ahead, otherwise the owner's."""
+        if self.early is not None and key in self.early:
             return self.early[key]
-        return row, clock
+        return list(self.owners.rows[key]), self.owners.clocks[key]
 
     def refresh(self, line, row, clock):
         line.row = [value - self.anticipate * change for value, change in zip(row, line.pending)]
@@ -301,17 +294,19 @@ class Rank:
             line.pending, line.count = [0] * len(line.row), 0
 
     def prefetch(self, keys):
-        """Requests clocks of far keys, and of lines whose sums may become due; at s = 0 the rows as well."""
+        """Requests clocks of far keys, and of lines whose sums may become due; nothing at s = 0."""
+        if self.staleness == 0:
+            return
         along, lines = [], self.cache.lines
-        if self.staleness != 0 and self.bound() is not None:
-            along = [key for key in self.last if key in lines and lines[key].count >= self.bound() and key not in keys]
+        if self.staleness is not None:
+            along = [
+                key for key in self.last if key in lines and lines[key].count >= self.staleness and key not in keys
+            ]
         wanted = [key for key in keys + along if key in self.far]
         self.requested = {key: self.owners.clocks[key] for key in wanted}
-        if self.bound() is None or self.staleness == 0:
+        if self.staleness is None:
             self.requested = {key: clock for key, clock in self.requested.items() if key not in lines}
         self.next_keys, self.left_out = set(keys), {key for key, *_ in self.leaving}
-        if self.staleness == 0:
-            self.early = {key: (list(self.owners.rows[key]), clock) for key, clock in self.requested.items()}
 
     def order(self):
         """Fetches the requested rows that the next read needs; other lines if they are due and too old."""
@@ -321,7 +316,7 @@ class Rank:
             line = self.cache.lines.get(key)
             needed = line is None or not self.is_valid(line)
             if key not in self.next_keys:
-                needed = needed and line.count > self.bound()
+                needed = needed and line.count > self.staleness
             if needed and key not in leaving:
                 self.early[key] = (list(self.owners.rows[key]), clock)
 
@@ -353,7 +348,7 @@ class Rank:
 
     def hand_out_if_due(self, key):
         line = self.cache.lines.get(key)
-        if line is not None and self.staleness != 0 and self.bound() is not None and line.count > self.bound():
+        if line is not None and self.staleness is not None and line.count > self.staleness:
             self.hand_out(line)
 
     def send(self):
@@ -391,11 +386,11 @@ class RoundRank(Rank):
     def prefetch(self, keys):
         self.send_near()
         self.sent, self.held = self.held, []
-        self.known, self.bound_then = {}, self.bound()
+        self.known, self.bound_then = {}, self.staleness
         for key in keys:
             line = self.cache.lines.get(key)
-            if key in self.far and (line is None or self.bound() is not None):
-                is_within = line is not None and line.age + (key in self.last) <= self.bound()
+            if key in self.far and (line is None or self.staleness is not None):
+                is_within = line is not None and line.age + (key in self.last) <= self.staleness
                 self.known[key] = line.clock if is_within else None
 
     def take_answers(self):
@@ -423,11 +418,11 @@ class Cluster:
 
     kind = Rank
 
-    def __init__(self, rows, capacities, policy, admitted, far, staleness, growth, anticipate):
+    def __init__(self, rows, capacities, policy, admitted, far, staleness, anticipate):
         """rows: initial values, a list per key. capacities, admitted and far: per rank, see Rank."""
         self.owners = Owners(rows)
         self.ranks = [
-            self.kind(self.owners, Cache(capacity, policy), *keys, staleness, growth, anticipate)
+            self.kind(self.owners, Cache(capacity, policy), *keys, staleness, anticipate)
             for capacity, *keys in zip(capacities, admitted, far)
         ]
 
@@ -453,7 +448,7 @@ class Cluster:
 
 
 class Rounds(Cluster):
-    """Ranks on one node each that announce every batch, with exchange alltoall, s >= 1."""
+    """Ranks on one node each that announce every batch, with exchange messages, s >= 1."""
 
     kind = RoundRank
 

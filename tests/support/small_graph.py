@@ -45,8 +45,7 @@ class SmallGraph:
             for v in range(1, num_nodes)
         ]
         self.class_names = [f"class-{number}" for number in range(num_classes)]
-        self.max_ids, self.field_rows = max(map(len, self.ids)), [num_nodes, num_words]
-        self.num_rows = sum(self.field_rows)
+        self.max_ids, self.num_rows = max(map(len, self.ids)), num_nodes + num_words
         self.dense = draw.normal(size=(num_nodes, num_dense)).astype(np.float32)
         self.labels = kind.copy()
         self.labels[1] = -1

@@ -30,7 +30,7 @@ def main(world):
     plan = Plan(world, compose(world, sys.argv[1:]), CPU)
     predicted, before = world.comm.allreduce(plan.memory().tables), resident_bytes(world)
     most_keys = build.most_keys_of(plan.config, plan.task, plan.specs)
-    tables = build.make_tables(plan.config, world, plan.specs, plan.replicated, most_keys, Schedule(), CPU, Spans())
+    tables = build.make_tables(plan.config, world, plan.specs, most_keys, Schedule(), CPU, Spans())
     (table,) = tables.values()
     for begin in range(0, table.num_rows, 2_000):  # touches all memory
         keys = torch.arange(begin, min(begin + 2_000, table.num_rows))

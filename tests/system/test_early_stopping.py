@@ -173,7 +173,7 @@ def test_a_signal_at_an_evaluation_leaves_it_to_the_resumed_run(tmp_path):
 @pytest.mark.rare
 @pytest.mark.parametrize("ranks, how", [
     (1, []), (3, ["table.staleness=10", "table.cache.admit=all"]),
-    (3, ["table.staleness=10", "table.exchange=alltoall", "table.ranks_per_node=1", "table.cache.admit=all"]),
+    (3, ["table.staleness=10", "table.exchange=messages", "table.ranks_per_node=1", "table.cache.admit=all"]),
 ])  # fmt: skip
 def test_all_ranks_end_at_one_step_at_any_staleness_and_exchange(tmp_path, ranks, how):
     settings = [*FOLLOWING, *how, f"batch_size={128 // ranks}", "eval.patience=1", f"run.dir={tmp_path}"]

@@ -44,7 +44,7 @@ def test_metis_moves_fewer_bytes_and_any_number_of_ranks_goes_on(tmp_path):
     pytest.importorskip("pymetis")
     data = ["data=graph_synthetic", "data.nodes=4000", "data.edges=16000", "data.mixing=0.1", "data.id_mixing=0.2",
             "data.lists=[[2000,5]]", f"data.cache={tmp_path}/prepared"]  # fmt: skip
-    how = [*data, *SETTINGS, "table.ranks_per_node=1", "table.exchange=rma"]
+    how = [*data, *SETTINGS, "table.ranks_per_node=1", "table.exchange=windows"]
     metis = ["data.partition=metis", "table.partition=range"]
     for name, order in {"plain": [], "metis": metis}.items():
         outcome = train(2, *how, *order, "steps=30", f"run.dir={tmp_path}/{name}")

@@ -19,7 +19,7 @@ def test_an_experiment_trains_with_hets_settings(name, rows, tmp_path):
 
 
 def test_bench_traffic_counts_the_bytes_of_sampled_graphs(tmp_path):
-    small = ["ranks=2", "scale=0.002", "batch=32", "dim=4", "steps=8", "warmup=2", "staleness=0,100", "caches=10"]
+    small = ["ranks=2", "scale=0.002", "batch=32", "dim=4", "steps=8", "warmup=2", "staleness=10,100", "caches=10"]
     command = [sys.executable, str(ROOT / "bench/traffic.py"), "workload=mag", *small, "policies=lfu,lru"]
     outcome = run(command, cwd=tmp_path)
     assert outcome.code == 0, outcome.text

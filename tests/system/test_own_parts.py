@@ -70,7 +70,7 @@ def expected(size, steps):
     return found
 
 
-@pytest.mark.parametrize("ranks, how", [(1, []), (2, ["table.ranks_per_node=1", "table.exchange=alltoall"]), (3, [])])
+@pytest.mark.parametrize("ranks, how", [(1, []), (2, ["table.ranks_per_node=1", "table.exchange=messages"]), (3, [])])
 def test_two_tables_at_s_0_are_as_two_embeddings_of_torch(tmp_path, ranks, how):
     assert train(ranks, *RATING, *how, "steps=30", f"run.dir={tmp_path}").code == 0
     found = losses(tmp_path)
@@ -86,11 +86,6 @@ def test_two_tables_are_saved_as_one_and_go_on_where_they_were(tmp_path):
     outcome = train(2, *settings, "steps=20", f"run.dir={tmp_path}/cut", "resume=auto")
     assert outcome.code == 0 and "resumed from" in outcome.text
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
-
-
-def test_tables_without_fields_are_not_replicated(tmp_path):
-    assert train(2, *RATING, "table.replicate_below_rows=100", "steps=3", f"run.dir={tmp_path}").code == 0
-    assert summary(tmp_path)["replicated_rows"] == 0
 
 
 def test_a_task_that_cannot_be_made_is_told():

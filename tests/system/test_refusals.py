@@ -17,8 +17,7 @@ from hetmpi.run.config import compose
 from hetmpi.spans import Spans
 from hetmpi.train import Training
 
-ALLTOALL = ["table.exchange=alltoall", "table.ranks_per_node=1"]
-REPLICATED = ["table.replicate_below_rows=60"]
+MESSAGES = ["table.exchange=messages", "table.ranks_per_node=1"]
 
 
 def check_refused(outcome, *words):
@@ -54,7 +53,7 @@ def test_a_wrong_setting_is_told_once(override):
         ("model=no_such_model", ["Could not find 'model/no_such_model'", "deepfm"]),
         ("optim.rows=lion", ["optim.rows must be one of sgd, adagrad, rowwise_adagrad, adam, got lion"]),
         ("table.partition=ring", ["table.partition must be one of round_robin, range, hash, got ring"]),
-        ("table.exchange=mail", ["table.exchange must be one of auto, rma, alltoall, got mail"]),
+        ("table.exchange=mail", ["table.exchange must be one of messages, windows, auto, got mail"]),
         ("batchsize=4", ["did you mean batch_size?"]),
         ("model._target_=nowhere.Model", ["cannot import nowhere.Model"]),
         ("model._target_=torch.nn.Identity", ["Identity: set self.row_dim"]),
@@ -152,13 +151,7 @@ def test_keys_out_of_range():
     check_refused(outcome, "keys must lie in [0, 100), got 100")
 
 
-@pytest.mark.long
-def test_fields_that_are_not_those_of_the_table():
-    replicated = ["data._target_=broken_data.FieldsThatDoNotFit", "table.replicate_below_rows=50", "~data.scale"]
-    check_refused(train(2, *SMALL[1:], *replicated), "field_rows must sum to num_rows, 100", "got 90")
-
-
-@pytest.mark.parametrize("how", [[], REPLICATED, ALLTOALL, [*ALLTOALL, "table.staleness=10"]])
+@pytest.mark.parametrize("how", [[], MESSAGES, [*MESSAGES, "table.staleness=10"]])
 def test_an_exception_on_one_rank(how, tmp_path):
     outcome = train(2, *SMALL, *how, "data._target_=broken_data.FailsOnRankOne", f"run.dir={tmp_path}")
     check_refused(outcome, "hetmpi: RuntimeError: the disk of rank one is gone (rank 1 of 2")
@@ -177,7 +170,7 @@ def test_the_last_ranks_fail_together_and_one_speaks():
     check_refused(outcome, "hetmpi: RuntimeError: no disk here (rank 2 of 4")
 
 
-@pytest.mark.parametrize("how", [[], REPLICATED, ALLTOALL])
+@pytest.mark.parametrize("how", [[], MESSAGES])
 def test_a_rank_killed(how):
     outcome = train(2, *SMALL, *how, "data._target_=broken_data.DiesOnRankOne")
     assert outcome.code != 0 and outcome.survivors == []

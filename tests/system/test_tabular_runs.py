@@ -215,6 +215,16 @@ def test_what_cannot_be_predicted_is_refused(wrong_rows, trained, monkeypatch, a
     assert str(problem.value).count(message) == 1
 
 
+def test_columns_that_the_model_does_not_know_are_said_by_predict(log, trained, tmp_path, capsys):
+    table = csv.read_csv(log / "new.csv").slice(0, 100)
+    table = table.set_column(table.column_names.index("user"), "user", [[f"new {i}" for i in range(100)]])
+    csv.write_csv(table.set_column(table.column_names.index("price"), "price", pa.nulls(100)), tmp_path / "a.csv")
+    main(World(), [str(trained), f"data.path={tmp_path}/a.csv", f"out={tmp_path}/p.npy"])
+    out = capsys.readouterr().out
+    assert f"hetmpi: warning: {tmp_path}/a.csv, column user: 100 % of the values were not seen in training" in out
+    assert "column price has no value in any row" in out and out.count("warning") == 2
+
+
 @pytest.mark.long
 def test_a_run_of_other_columns_is_not_resumed(log, trained):
     other = TAGS.replace("mean", "sum")
@@ -241,6 +251,24 @@ def test_labels_that_are_numbers_are_predicted_as_such(tmp_path):
     assert outcome.code == 0, outcome.text
     found = pq.read_table(tmp_path / "p.parquet")["prediction"].to_numpy()
     assert np.sqrt(np.mean((found - price) ** 2)) < 0.2
+
+
+def test_a_skewed_number_needs_no_rule_to_train_and_predict_well(tmp_path):
+    rng = np.random.default_rng(0)
+    income, city = rng.lognormal(10, 1, 6000), rng.integers(0, 20, 6000)
+    chance = 1 / (1 + np.exp(-1.2 * (np.log(income) - 10) - rng.normal(0, 0.5, 20)[city]))
+    click = (rng.random(6000) < chance).astype(int)
+    pq.write_table(pa.table({"city": city, "income": income, "click": click}), tmp_path / "a.parquet")
+    data = ["data=tabular", f"data.path={tmp_path}/a.parquet", "data.label=click", f"data.cache={tmp_path}/prepared"]
+    outcome = train(0, *data, "model=widedeep", "batch_size=64", "model.hidden=[16]", f"run.dir={tmp_path}/run")
+    assert outcome.code == 0 and "as it is skewed" in outcome.text, outcome.text
+    found = summary(tmp_path / "run")
+    assert found["auc"] > 0.8 and found["log_loss"] < 0.6, found  # without the logarithm .79 and 6.2
+    [checkpoint] = (tmp_path / "run/checkpoints").glob("step-*")
+    outcome = predict(0, checkpoint, f"data.path={tmp_path}/a.parquet", f"out={tmp_path}/p.npy")
+    assert outcome.code == 0, outcome.text
+    right = np.where(click, np.load(tmp_path / "p.npy"), 1 - np.load(tmp_path / "p.npy"))
+    assert -np.log(right).mean() < 0.6
 
 
 @pytest.mark.long

@@ -74,9 +74,9 @@ def test_horovodrun_gives_the_same_curve(two_ranks, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("exchange", ["rma", "alltoall"])
+@pytest.mark.parametrize("exchange", ["windows", "messages"])
 def test_ranks_without_shared_memory_give_the_same_bits(two_ranks, tmp_path, exchange):
-    far = ["table.ranks_per_node=1", "table.cache.capacity_fraction=0.5", f"table.exchange={exchange}"]
+    far = ["table.ranks_per_node=1", f"table.exchange={exchange}"]
     outcome = train(2, *CURVE, "batch_size=48", f"run.dir={tmp_path}", *far)
     assert outcome.code == 0, outcome.text
     assert summary(tmp_path)["exchange"] == exchange
@@ -84,34 +84,10 @@ def test_ranks_without_shared_memory_give_the_same_bits(two_ranks, tmp_path, exc
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("ranks, below", [(1, 10**9), (2, 700), (2, 10**9), (3, 700)])
-def test_replicated_fields_give_the_same_curve(two_ranks, tmp_path, ranks, below):
-    replicated = [f"table.replicate_below_rows={below}", f"batch_size={96 // ranks}"]
-    outcome = train(ranks, *CURVE, *replicated, f"run.dir={tmp_path}")
-    assert outcome.code == 0, outcome.text
-    check_same_curve(two_ranks, tmp_path, tolerance=0 if ranks == 2 else 1e-6)
-    ours, theirs = summary(tmp_path), summary(two_ranks)
-    rows = ours["replicated_rows"]
-    assert (rows == ours["num_rows"]) == (below == 10**9) and theirs["replicated_rows"] == 0
-    assert f" {rows:,} of them " in outcome.text and "fields) on each" in outcome.text
-    assert ours["auc"] == pytest.approx(theirs["auc"], abs=1e-4)
-    assert ours["reduced_bytes"] == pytest.approx(30 * 2 * (ranks - 1) * rows * (8 + 1) * 4, abs=30 * ranks)
-    assert theirs["reduced_bytes"] is None and ours["pushed_bytes"] <= theirs["pushed_bytes"]
-
-
-@pytest.mark.rare
-def test_replicated_fields_train_under_a_bound(tmp_path):
-    bounded = ["table.replicate_below_rows=700", "table.staleness=10", "table.cache.admit=all", "eval.every_steps=10"]
-    outcome = train(3, *SHORT, *bounded, "steps=80", "batch_size=170", f"run.dir={tmp_path}")
-    assert outcome.code == 0, outcome.text
-    assert summary(tmp_path)["auc"] > 0.6
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("staleness", [0, 10])
-def test_ranks_that_exchange_by_alltoall_may_evaluate_different_numbers_of_batches(tmp_path, staleness):
+def test_ranks_that_exchange_by_messages_may_evaluate_different_numbers_of_batches(tmp_path, staleness):
     uneven = ["eval.every_steps=2", "eval.max_samples=10", "eval.batch_size=2", f"table.staleness={staleness}"]
-    far = ["table.ranks_per_node=2", "table.exchange=alltoall"]
+    far = ["table.ranks_per_node=2", "table.exchange=messages"]
     outcome = train(3, *SMALL, *uneven, *far, f"run.dir={tmp_path}")
     assert outcome.code == 0, outcome.text
 
@@ -121,16 +97,14 @@ def test_the_exchange_is_chosen_by_a_trial_and_told_once(tmp_path):
     outcome = train(2, *SMALL, "table.ranks_per_node=1", f"run.dir={tmp_path}")
     assert outcome.code == 0, outcome.text
     found = summary(tmp_path)
-    told = r"table.exchange=(\w+) table.round_steps=(\d): fetching 2,048 random rows took .* by rma, .* by alltoall"
+    told = r"table.exchange=(\w+) table.round_steps=(\d): fetching 2,048 random rows took .* by windows, .* by messages"
     assert re.findall(told, outcome.text) == [(found["exchange"], str(found["round_steps"]))]
 
 
 @pytest.mark.rare
-@pytest.mark.parametrize("below", [0, 700])
-def test_three_ranks_twice_give_the_same_bits(tmp_path, below):
+def test_three_ranks_twice_give_the_same_bits(tmp_path):
     for name in ("first", "second"):
-        settings = [f"table.replicate_below_rows={below}", "batch_size=32", f"run.dir={tmp_path / name}"]
-        outcome = train(3, *SHORT, *settings)
+        outcome = train(3, *SHORT, "batch_size=32", f"run.dir={tmp_path / name}")
         assert outcome.code == 0, outcome.text
     check_same_curve(tmp_path / "first", tmp_path / "second", tolerance=0)
     assert summary(tmp_path / "first")["auc"] == summary(tmp_path / "second")["auc"]
@@ -148,7 +122,7 @@ def test_every_model_learns(model, tmp_path):
 def test_the_doctor_examines_every_way_to_fetch_rows():
     outcome = run([mpiexec(), "-n", "2", sys.executable, "-m", "hetmpi.doctor"])
     assert "returned wrong rows" not in outcome.text
-    for name in ("shared memory", "MPI_Get", "MPI_Alltoallv"):
+    for name in ("shared memory", "windows", "messages"):
         assert re.search(rf"^{name} .* Mrow/s", outcome.text, re.MULTILINE), outcome.text
     assert re.search(r"^get from a busy rank .* ms$", outcome.text, re.MULTILINE), outcome.text
     assert (outcome.code == 0) == outcome.text.rstrip().endswith("OK")
@@ -220,13 +194,13 @@ def test_the_example_learns(ranks):
 
 
 @pytest.mark.rare
-@pytest.mark.parametrize("exchange, start", [("rma", 1), ("rma", 2), ("alltoall", 1)])
+@pytest.mark.parametrize("exchange, start", [("windows", 1), ("windows", 2), ("messages", 1)])
 def test_memory_does_not_grow_with_steps_of_far_ranks(exchange, start):
     outcome = run([mpiexec(), "-n", "2", sys.executable, str(ROOT / "tests/support/far_memory.py"), exchange])
     assert outcome.code == 0, outcome.text
 
 
-FAR_BY_RMA = ["table.ranks_per_node=1", "table.exchange=rma"]
+FAR_BY_WINDOWS = ["table.ranks_per_node=1", "table.exchange=windows"]
 
 
 @pytest.mark.long
@@ -234,9 +208,9 @@ FAR_BY_RMA = ["table.ranks_per_node=1", "table.exchange=rma"]
     "ranks, model, where",
     [
         (2, "UsesALayerOnRankZero", []),
-        pytest.param(2, "UsesALayerOnRankZero", FAR_BY_RMA, marks=pytest.mark.rare),
-        (2, "UsesNoDenseLayerOnRankOne", ["table.ranks_per_node=1", "table.exchange=alltoall"]),
-        (3, "UsesNoDenseLayerOnRankOne", [*FAR_BY_RMA, "table.staleness=10"]),
+        pytest.param(2, "UsesALayerOnRankZero", FAR_BY_WINDOWS, marks=pytest.mark.rare),
+        (2, "UsesNoDenseLayerOnRankOne", ["table.ranks_per_node=1", "table.exchange=messages"]),
+        (3, "UsesNoDenseLayerOnRankOne", [*FAR_BY_WINDOWS, "table.staleness=10"]),
     ],
 )
 def test_dense_parameters_without_a_gradient_on_some_ranks(ranks, model, where):

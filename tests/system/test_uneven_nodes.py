@@ -11,8 +11,8 @@ CASES = "mixed and (bit or lost or reference or 2s or own_updates or larger)"
 @pytest.mark.rare
 @pytest.mark.parametrize("ranks", [4, 5])
 def test_nodes_of_unequal_size_lose_nothing_and_keep_the_bound(ranks):
-    of_rma = ("test_one_sided.py", "mixed and (lost or place or operations or pages)", 8)
-    for file, cases, num in (("test_exchange.py", CASES, 15), ("test_joint_pulls.py", "mixed", 8), of_rma):
+    of_windows = ("test_one_sided.py", "mixed and (lost or place or operations or pages)", 8)
+    for file, cases, num in (("test_exchange.py", CASES, 27), ("test_joint_pulls.py", "mixed", 9), of_windows):
         outcome = run_tests(ranks, file, cases)
         assert outcome.code == 0 and f"{num} passed" in outcome.text, outcome.text
 
@@ -20,7 +20,7 @@ def test_nodes_of_unequal_size_lose_nothing_and_keep_the_bound(ranks):
 @pytest.mark.rare
 @pytest.mark.parametrize(
     "staleness, ranks, on_node, exchange",
-    [(0, 4, 3, "alltoall"), (10, 5, 2, "alltoall"), (0, 4, 3, "rma"), (10, 5, 2, "rma")],
+    [(0, 4, 3, "messages"), (10, 5, 2, "messages"), (0, 4, 3, "windows"), (10, 5, 2, "windows")],
 )
 def test_a_run_killed_on_nodes_of_unequal_size_resumes(staleness, ranks, on_node, exchange):
     """At s = 0 with the bits of a run that was not killed, at s >= 1 with each sample counted once."""

@@ -1,5 +1,6 @@
 """Every configuration in conf/ is composed and built."""
 
+import json
 import runpy
 from pathlib import Path
 
@@ -8,11 +9,12 @@ from hydra.utils import get_class
 from launch import CLICK_MODELS
 from omegaconf import OmegaConf
 
+from hetmpi.comm.transport import FORMER_NAMES, current_name
 from hetmpi.errors import LARGEST, UserError
-from hetmpi.run.build import auto_round_steps
+from hetmpi.run.build import auto_round_steps, check_model_fits, make
 from hetmpi.run.command_line import help_text
 from hetmpi.run.config import CONF, cache_of, check_value, resolved, staleness_of
-from hetmpi.run.settings import declared
+from hetmpi.run.settings import REMOVED, declared
 from hetmpi.run.sweep import planned
 
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
@@ -61,6 +63,18 @@ def test_a_cache_is_there_by_default_where_it_can_pay():
     assert cache_of(resolved([])).capacity_fraction == 0
     assert cache_of(resolved(["table.staleness=null"])).capacity_fraction == 0.1
     assert cache_of(resolved(["table.staleness=5", "table.cache.capacity_rows=9"])).capacity_rows == 9
+    assert cache_of(resolved(["table.cache.capacity_fraction=0"])).capacity_fraction == 0
+
+
+@pytest.mark.parametrize("size", ["capacity_rows=9", "capacity_fraction=0.1"])
+def test_a_cache_at_staleness_0_is_refused(size):
+    with pytest.raises(
+        UserError, match="^settings: table.cache.capacity_.* must be 0 at table.staleness=0, .*leave it"
+    ):
+        resolved([f"table.cache.{size}"])
+    name, value = size.split("=")
+    with pytest.raises(UserError, match=f"^table t: table.cache.{name} must be 0 at table.staleness=0"):
+        cache_of(resolved([]), "table t", {name: json.loads(value)})
 
 
 def test_learning_rates_left_open_follow_the_rule():
@@ -102,15 +116,11 @@ def test_the_run_folder_names_model_and_data():
         "table.round_steps=0",
         "table.round_steps=5",
         "table.staleness=100 table.round_steps=3 table.prefetch_batches=2",
-        "table.replicate_below_rows=-1",
-        "table.replicate_below_rows=1.5",
-        "table.replicate_below_rows=null",
         "table.staleness=-1",
         "table.staleness=1.5",
         "table.staleness=2147483648",
         "+table.cache.size=5",
         "train.profile=maybe",
-        "table.staleness_growth=0",
         "table.anticipate=-1",
         "table.drift=-1",
         "table.drift=inf",
@@ -152,6 +162,12 @@ def test_the_run_folder_names_model_and_data():
         "model=gcn model.input_norm=1",
         "model=gcn model.input_dropout=1",
         "model=dcn model.num_cross_layers=-1",
+        "model=dcn model.num_cross_layers=1001",
+        f"model.hidden=[{','.join(['1'] * 1001)}]",
+        f"data={'{a:' * 300}1{'}' * 300}",
+        f"seed={'[' * 1000}{']' * 1000}",
+        f"checkpoint.at_end={'x' * 3000}",
+        "/@model=5",
         "model=finalmlp model.first_context=[-1]",
         "model=finalmlp model.gate=[0]",
         "table=null",
@@ -162,14 +178,29 @@ def test_the_run_folder_names_model_and_data():
     ],
 )
 def test_settings_no_run_can_have_are_refused(override):
-    with pytest.raises(UserError, match="^settings: "):
+    with pytest.raises(UserError, match="^settings: ") as error:
         resolved(override.split())
+    assert len(str(error.value)) < 1000
 
 
 @pytest.mark.parametrize("value", ["1", "1.5", "-0.1", "nan", "true", "null", "half", "[0.5]"])
 def test_a_dropout_no_model_can_have_is_refused(value):
     with pytest.raises(UserError, match="^settings: model.dropout must be a number from 0 to below 1, got "):
         resolved(["model=dnn", f"model.dropout={value}"])
+
+
+@pytest.mark.parametrize("name", ["..", "a..b", ".a", "1.b", "a b", "a\n", "", 5])
+def test_what_cannot_name_a_class_is_refused(name):
+    with pytest.raises(UserError, match="^_target_ must name a class, as package.module.Class, got "):
+        make(OmegaConf.create({"_target_": name}))
+
+
+def test_a_model_that_no_memory_holds_is_refused_before_it_is_taken():
+    config = resolved(["model=dnn", "model.hidden=[1000000,1000000]"])
+    with pytest.raises(
+        UserError, match=r"^settings: model=dnn needs 8,0\d\d.\d GB of memory, .* are free: lower table.dim"
+    ):
+        check_model_fits(config, {"num_fields": 2, "num_dense": 1, "dim": 4})
 
 
 @pytest.mark.parametrize("override", ["model.dropout=0", "model.dropout=0.99", "model.batch_norm=true"])
@@ -192,6 +223,29 @@ def test_a_number_has_a_range_that_a_run_can_have(setting):
             check_value(setting, setting.kind(value))
     for value in (setting.least, setting.most):
         check_value(setting, setting.kind(value))
+
+
+@pytest.mark.parametrize("key, removed", REMOVED.items())
+def test_a_removed_setting_is_named_with_the_reason(key, removed, tmp_path):
+    (tmp_path / "experiment").mkdir()
+    group, name = key.rsplit(".", 1)
+    (tmp_path / "experiment/old.yaml").write_text(f"# @package _global_\n{group}: {{{name}: 5}}\n")
+    for overrides in ([f"{key}=5"], [f"+{key}=5"], ["experiment=old"]):
+        with pytest.raises(UserError, match=f"^settings: {key} was removed, as {removed.why}: leave it out"):
+            resolved(overrides, str(tmp_path))
+
+
+@pytest.mark.parametrize("former, now", FORMER_NAMES.items())
+def test_a_former_name_of_a_transport_is_accepted_with_one_warning(former, now, tmp_path, capsys):
+    current_name.cache_clear()
+    for _ in range(2):
+        assert resolved([f"table.exchange={former}"]).table.exchange == now
+    assert capsys.readouterr().err == f"hetmpi: table.exchange={former} is now called {now}\n"
+    (tmp_path / "0").mkdir()
+    settings = OmegaConf.to_container(resolved([f"run.dir='{tmp_path}/0'"]))
+    settings["table"]["exchange"] = former
+    (tmp_path / "0/config.yaml").write_text(OmegaConf.to_yaml(settings))
+    assert len(planned([f"run.dir='{tmp_path}'", f"table.exchange={now}"], None)) == 1
 
 
 def test_an_integer_written_as_a_float_is_told_how_to_write_it():
@@ -245,6 +299,21 @@ def test_a_setting_that_is_newer_than_a_run_counts_as_its_default(tmp_path):
         assert len(planned([base, *same], None)) == 1
     with pytest.raises(UserError, match="holds a run with other settings"):
         planned([base, "table.round_steps=2"], None)
+
+
+def test_a_removed_setting_of_a_run_counts_unless_it_had_no_effect(tmp_path):
+    (tmp_path / "0").mkdir()
+    settings = OmegaConf.to_container(resolved([f"run.dir='{tmp_path}/0'"]))
+    for key, removed in REMOVED.items():
+        group, name = key.rsplit(".", 1)
+        for value in (removed.default, 5):
+            before = {**settings, group: {**settings[group], name: value}}
+            (tmp_path / "0/config.yaml").write_text(OmegaConf.to_yaml(before))
+            if value == removed.default:
+                assert len(planned([f"run.dir='{tmp_path}'"], None)) == 1
+            else:
+                with pytest.raises(UserError, match="holds a run with other settings"):
+                    planned([f"run.dir='{tmp_path}'"], None)
 
 
 @pytest.mark.parametrize("wrong", ["experiment=null", "model=broken", "model=glob(*)", "data.path=/x"])

@@ -86,7 +86,7 @@ def line(step, **values):
     return {
         "step": step, "samples": 128 * step, "elapsed_s": 0.01 * step, "loss": 0.7 - 0.0001 * step, "step_ms": 10.0,
         "samples_per_s": 12_800.0, "hit_rate": 0.9, "stale_rate": 0.02, "pulled_bytes": 1200.0, "pushed_bytes": 800.0,
-        "clock_bytes": 200.0, "row_bytes": 1000.0, "reduced_bytes": None, "lag_p50": 1, "lag_p99": 3, "lags": [5, 3, 2],
+        "clock_bytes": 200.0, "row_bytes": 1000.0, "lag_p50": 1, "lag_p99": 3, "lags": [5, 3, 2],
         "own_ms_min": 2.0, "own_ms": 2.5, "own_ms_max": 3.0, "slowest_rank": 1, **parts, **values,
     }  # fmt: skip
 
@@ -379,9 +379,15 @@ def test_runs_are_compared_in_plain_text(write):
     assert rows[1].split() == ["a", "0.7654", "0.05", "12,345", "table.staleness=0"]
     assert rows[2].split() == ["b", "0.7000", "0", "12,345", "table.staleness=null"]
     assert all(len(row) <= 100 for row in rows) and "(not ended)" in " ".join(rows[3:])
-    many = {f"setting{number}": 1 for number in range(30)}
-    rows = comparison([other, write("d", **many)]).splitlines()
-    assert len(rows) == 3 and rows[2].split()[:4] == ["d", "0.7654", "0.05", "12,345"]
+
+
+def test_no_setting_that_differs_is_cut_off(write):
+    many = {f"setting{number}": number for number in range(30)} | {"data": {"path": "p" * 200}}
+    rows = comparison([write("a"), write("b", **many)]).splitlines()
+    assert all(len(row) <= 100 for row in rows) and rows[-1].split()[0].startswith("p")
+    begin = next(place for place, row in enumerate(rows) if row.startswith("b "))
+    shown = "".join(row[rows[0].index("settings") :].strip() for row in rows[begin:])
+    assert all(f"setting{number}={number}" in shown for number in range(30)) and f"data.path={'p' * 200}" in shown
 
 
 def test_the_best_value_is_compared_where_a_run_followed_it(write):
@@ -426,7 +432,7 @@ def test_what_is_thinned_keeps_its_mean():
 
 
 def test_bytes_by_kind_are_those_of_the_steps_since_the_run_was_resumed(write):
-    moved = {"row_bytes": 5000, "clock_bytes": 0, "pushed_bytes": 20, "reduced_bytes": None}
+    moved = {"row_bytes": 5000, "clock_bytes": 0, "pushed_bytes": 20}
     whole = {**SUMMARY, "steps": 40, "first_step": 30, **moved}
     ended, going = (Run(write(name, summary=summary), name, 0) for name, summary in (("a", whole), ("b", None)))
     assert list(pictures.bytes_by_kind(ended).values()) == [500, 0, 2]
@@ -449,7 +455,7 @@ def test_late_reads_are_counted_over_all_lines(write):
         ("evaluation.jsonl", '{"auc": 1}\n', "evaluation.jsonl, line 1 has no step"),
         ("metrics.jsonl", "[1]\n", "metrics.jsonl, line 1 has no step"),
         ("summary.json", '{"steps"', "summary.json is not JSON"),
-        ("summary.json", "[]", "summary.json has an unexpected format, without steps: remove the file"),
+        ("summary.json", "[]", "summary.json has an unexpected format: remove the file"),
         ("status.json", "[]", "status.json has an unexpected format: remove the file"),
         ("environment.json", "{", "environment.json is not JSON"),
         ("config.yaml", "a: [", "config.yaml is not YAML"),

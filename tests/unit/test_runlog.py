@@ -27,7 +27,7 @@ STEP = {
 }  # fmt: skip
 SUMMARY = {
     "model": "wdl", "world_size": 2, "is_one_node": False, "steps": 2000, "first_step": 0, "samples_per_s": 112_000.4,
-    "auc": 0.79, "log_loss": 0.45, "hit_rate": 0.912, "pulled_bytes": 2e9, "pushed_bytes": 1e9, "reduced_bytes": None,
+    "auc": 0.79, "log_loss": 0.45, "hit_rate": 0.912, "pulled_bytes": 2e9, "pushed_bytes": 1e9,
     "seconds": 12.34, "run_dir": "runs/a b", "checkpoint": "runs/a b/checkpoints/step-00002000",
     "by_rank": [{"host": "a", "own_ms": 1.0}],
 }  # fmt: skip
@@ -92,7 +92,7 @@ def test_tensorboard_reads_every_number_under_its_group(log, run_dir):
 
 def test_tensorboard_has_the_settings_as_hyperparameters_and_the_final_figures(tmp_path):
     log = RunLog(
-        tmp_path, "seed: 1\ntable: {staleness: null, exchange: rma}\nrun: {dir: x}\nresume: null\n", total_steps=10
+        tmp_path, "seed: 1\ntable: {staleness: null, exchange: windows}\nrun: {dir: x}\nresume: null\n", total_steps=10
     )
     log.finish(SUMMARY)
     log.close()
@@ -102,7 +102,7 @@ def test_tensorboard_has_the_settings_as_hyperparameters_and_the_final_figures(t
         key: value.string_value or value.number_value
         for key, value in metadata.parse_session_start_info_plugin_data(start).hparams.items()
     }
-    assert known == {"seed": 1, "table.staleness": "null", "table.exchange": "rma"}
+    assert known == {"seed": 1, "table.staleness": "null", "table.exchange": "windows"}
     assert events.SummaryMetadata(metadata.SESSION_END_INFO_TAG).plugin_data.plugin_name == "hparams"
     assert scalars(events, "final/auc") == [(2000, pytest.approx(0.79))]
     assert scalars(events, "final/mb_per_step") == [(2000, pytest.approx(1.5))]
@@ -259,7 +259,7 @@ def terminal(monkeypatch, capsys):
     return draw
 
 
-FULL = {**STEP, "hit_rate": 0.934, "stale_rate": 0.011, "lag_p99": 100, "reduced_bytes": 12_345.0}
+FULL = {**STEP, "hit_rate": 0.934, "stale_rate": 0.011, "lag_p99": 100}
 
 
 @pytest.mark.parametrize("columns", [80, 100])
@@ -271,7 +271,7 @@ def test_a_terminal_s_width_is_filled_and_no_figure_is_cut(terminal, tmp_path, c
     figures = drawn[at + 1 : at + 3]
     assert all(len(line) < columns for line in figures) and " | ".join(map(str.strip, figures)) == (
         "loss 0.4512 | 18.3 ms | 112,000 samples/s | hit 93.4% | stale 1.1% | lag p99 100 | pulled 1.2 MB | "
-        "pushed 812.3 kB | reduced 12.3 kB"
+        "pushed 812.3 kB"
     )
 
 

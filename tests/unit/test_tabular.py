@@ -1,5 +1,6 @@
 """Tabular data: CSV and Parquet, rules per column, and what is refused."""
 
+import functools
 import gzip
 import itertools
 import os
@@ -26,7 +27,9 @@ from hetmpi.data.batch import concatenate
 from hetmpi.data.tabular import DataError, Encoder, Reader, Tabular
 from hetmpi.data.tabular import prepare as preparing
 from hetmpi.data.tabular.convert import hashes
+from hetmpi.data.tabular.coverage import Coverage
 from hetmpi.data.tabular.encoder import FIRST_KEY, MISSING_KEY, UNSEEN_KEY
+from hetmpi.data.tabular.scaling import Moments, join
 from hetmpi.errors import UserError
 from hetmpi.inspect import inspected
 
@@ -163,6 +166,10 @@ TEXTS = [
         (0.1, pa.float32(), ["0.1"]),
         (1e-05, pa.float64(), ["1e-05", "0.00001"]),
         (1e15, pa.float64(), ["1e+15", "1000000000000000.0"]),
+        (0.0002, pa.float64(), ["0.0002", "2e-04", "2.0E-4"]),
+        (-0.0, pa.float64(), ["0", "-0", "-0.0"]),
+        (1.5e8, pa.float64(), ["150000000", "1.5E8", "150000000.0"]),
+        (-126542144.0, pa.float32(), ["-126542140", "-1.2654214e+08", "-1.2654214E8"]),
         (1e20, pa.float64(), ["1e+20", "100000000000000000000.0"]),
         (float("nan"), pa.float64(), [""]),
         (Decimal("3.10"), pa.decimal128(9, 2), ["3.10"]),
@@ -179,6 +186,19 @@ def test_a_value_has_one_id_in_any_type_and_however_it_is_written(value, kind, t
     array = pa.array([value], kind)
     typed = [hashes(array, 7, ("",)), hashes(array.dictionary_encode(), 7, ("",))]
     assert {int(found[0]) for found in typed} == {int(hashes(pa.array([text]), 7, ("",))[0]) for text in texts}
+
+
+@pytest.mark.parametrize("kind", [pa.float64(), pa.float32(), pa.decimal128(18, 6)])
+def test_numbers_have_the_ids_of_their_texts_in_csv(kind):
+    rng = np.random.default_rng(0)
+    num, digits = (1000, 6) if pa.types.is_decimal(kind) else (10_000, 25)
+    values = rng.normal(size=num) * 10.0 ** rng.integers(-digits, digits, num)
+    values = np.concatenate([values, np.round(values, 2), [0.0, -0.0, *10.0 ** -np.arange(6), 3.0, 16777217.0]])
+    array = pa.array(values.astype(np.float32) if kind == pa.float32() else values)
+    array = array if pa.types.is_floating(kind) else array.cast(kind, safe=False)
+    csv.write_csv(pa.table({"x": array}), sink := pa.BufferOutputStream(), csv.WriteOptions(include_header=False))
+    texts = sink.getvalue().to_pybytes().split()
+    assert np.array_equal(hashes(array, 0, ("",)), hashes(pa.array(texts), 0, ("",)))
 
 
 def test_texts_that_are_no_other_way_to_write_a_value_keep_their_ids():
@@ -465,6 +485,64 @@ def test_numbers_are_transformed_and_missing_ones_are_zero(tmp_path, transform):
     assert dense == pytest.approx(np.nan_to_num(expected[transform]), rel=1e-6) and dense.dtype == np.float32
 
 
+def skewed(num):
+    """Incomes of about 36,000 with the skewness of a logarithmic normal distribution."""
+    return np.random.default_rng(0).lognormal(10, 1, num)
+
+
+def test_a_number_is_standardized_by_the_training_rows_and_after_a_logarithm_where_it_is_skewed(tmp_path):
+    rng, told = np.random.default_rng(0), []
+    table = pa.table({
+        "income": skewed(3000), "height": rng.normal(170, 9, 3000), "debt": -skewed(3000),
+        "flag": rng.random(3000) < 0.03, "day": np.arange(3000) >= 2000, "city": ["a"] * 3000, "click": [0, 1] * 1500,
+    })  # fmt: skip
+    path = write(tmp_path / "a.csv", text_of(table).replace("True", "1").replace("False", "0"))
+    data = source_of(
+        path, tmp_path / "cache", told.append, valid={"column": "day", "last": 1},
+        columns=[{"name": "flag", "kind": "number"}, {"name": "city"}],
+    )  # fmt: skip
+    train = data.train(0, data.num_train).dense
+    assert train.mean(0) == pytest.approx(0, abs=1e-6) and train.std(0) == pytest.approx(1, rel=1e-5)
+    found = in_file_order(data, path).dense
+    logs = [np.log1p(skewed(3000)), table["height"].to_numpy(), -np.log1p(skewed(3000))]
+    for j, expected in enumerate(logs):
+        expected = (expected - expected[:2000].mean()) / expected[:2000].std()
+        assert found[:, j] == pytest.approx(expected, abs=1e-5)
+    lines = {line.split()[0]: line for line in told[-7:]}
+    assert "(log(1 + x) - 9.972) / 1" in lines["income"] and "as it is skewed" in lines["income"]
+    assert "(x - 169.7) / 9.002" in lines["height"] and "skewed" not in lines["height"] + lines["flag"]
+
+
+def test_the_scaling_of_numbers_is_the_same_bits_on_any_number_of_ranks_and_in_a_saved_encoder(tmp_path, small):
+    path = write(tmp_path / "a.csv", text_of(table_of()))
+    one = source_of(path, tmp_path / "one", columns=[TAGS])
+    three = source_of(path, tmp_path / "three", columns=[TAGS], size=3)
+    np.savez(tmp_path / "encoder.npz", **one.encoder.to_arrays())
+    saved = Encoder.from_arrays(np.load(tmp_path / "encoder.npz"))
+    assert one.encoder.scalings == three.encoder.scalings == saved.scalings and one.encoder.scalings["price"].deviation
+    assert one.encoder.difference(saved) is None
+    none = source_of(path, tmp_path / "one", columns=[TAGS, {"name": "price", "transform": "none"}]).encoder
+    assert none.difference(one.encoder) == "column price had transform: none, now auto"
+
+
+@pytest.mark.parametrize("value", ["0.1", "1e-38", "33554432.5", ""])
+def test_a_number_of_one_value_or_none_is_always_zero(tmp_path, value):
+    told = []
+    column = {"name": "x", "kind": "number"}
+    values = [value] * 1001 + ["7", "-1e30"]
+    data = one_column(tmp_path, values, columns=[column, {"name": "last", "kind": "id"}], report=told.append)
+    assert not in_file_order(data, tmp_path / "one.csv").dense.any()
+    assert any("one value or none in the training rows: always 0" in line for line in told)
+
+
+def test_moments_of_parts_are_those_of_the_whole():
+    values = skewed(1000)
+    parts = [Moments.of(part) for part in np.split(values, [1, 3, 500])]
+    assert functools.reduce(join, parts, Moments()) == pytest.approx(Moments.of(values), rel=1e-12)
+    mean, std = values.mean(), values.std()
+    assert Moments.of(values).skewness == pytest.approx((((values - mean) / std) ** 3).mean(), rel=1e-12)
+
+
 def test_edges_divide_a_number_into_buckets(tmp_path):
     data = one_column(tmp_path, ["0.5", "1", "9.5", "", "10", "-3"], columns=[{"name": "x", "transform": [1, 10]}])
     assert in_file_order(data, tmp_path / "one.csv").ids[:, 0].tolist() == [0, 1, 1, 3, 2, 0]
@@ -501,7 +579,7 @@ def test_parquet_types(tmp_path):
         "click": pa.array([i % 2 == 0 for i in range(num)]),
     })  # fmt: skip
     pq.write_table(table, tmp_path / "a.parquet")
-    data = source_of(tmp_path / "a.parquet", tmp_path / "cache")
+    data = source_of(tmp_path / "a.parquet", tmp_path / "cache", columns=[{"name": "cost", "transform": "none"}])
     assert [feature.name for feature in data.features] == ["flag", "when", "kind", "big"]
     assert data.dense_names == ["cost"] and data.features[0].rows == 4 and data.features[2].rows == 5
     assert max(part.dense.max() for part in samples_of(data)) == 118
@@ -553,6 +631,37 @@ def test_the_last_values_of_a_column_are_held_out(tmp_path, small):
     assert source_of(tmp_path / "a.parquet", tmp_path / "p", valid={"column": "day", "last": 2}).num_valid == 200
 
 
+NOON = datetime(2024, 5, 30, 12)
+TIMES = [NOON - timedelta(hours=5 * i) for i in range(400)]
+
+
+@pytest.mark.parametrize("form", ["text", "text with zones", "ns", "tz", "date", "dictionary"])
+@pytest.mark.parametrize("last, num", [("7d", 34), ("10h", 2), ("2w", 68)])
+def test_the_last_span_of_time_is_held_out(tmp_path, small, form, last, num):
+    rows = {"a": [f"a{i % 5}" for i in range(400)], "click": [i % 2 for i in range(400)]}
+    if form.startswith("text"):
+        write_time = {"text": "%Y-%m-%d %H:%M:%S.25", "text with zones": "%Y-%m-%dT%H:%M:%S-02:00"}[form]
+        times = pa.array([time.strftime(write_time) for time in TIMES])
+    elif form == "date":
+        times = pa.array([time.date() for time in TIMES])
+        num = sum((NOON.date() - time.date()).days < {"7d": 7, "10h": 1, "2w": 14}[last] for time in TIMES)
+    else:
+        kind = pa.timestamp("us", "Asia/Tokyo") if form == "tz" else pa.timestamp("ns")
+        times = pa.array(TIMES, kind) if form != "dictionary" else pa.array(map(str, TIMES)).dictionary_encode()
+    table = pa.table({"when": times, **rows})
+    path = tmp_path / ("a.csv" if form.startswith("text") else "a.parquet")
+    if path.suffix == ".csv":
+        write(path, text_of(table) + ",a0,1\n")
+    else:
+        pq.write_table(table, path, row_group_size=100)
+    rule = {"column": "when", "last": last}
+    data = source_of(path, tmp_path / "one", valid=rule)
+    assert data.num_valid == num and [feature.name for feature in data.features] == ["a"]
+    assert data.num_train == 400 - num + (path.suffix == ".csv")  # a missing time is trained on
+    source_of(path, tmp_path / "three", valid=rule, size=3)
+    assert contents(tmp_path / "one") == contents(tmp_path / "three")
+
+
 def test_the_rows_of_another_file_are_held_out(tmp_path):
     table = table_of()
     write(tmp_path / "a.csv", text_of(table.slice(0, 250)))
@@ -561,6 +670,17 @@ def test_the_rows_of_another_file_are_held_out(tmp_path):
     assert (data.num_train, data.num_valid) == (250, 50)
     data = source_of(tmp_path / "*.csv", tmp_path / "cache", valid=str(tmp_path / "b.csv"))
     assert (data.num_train, data.num_valid) == (250, 50)
+
+
+def test_columns_of_unseen_held_out_values_and_without_values_are_said(tmp_path):
+    lines = [f"s{i},t{i // 2},,{i % 3},{i // 500},{i % 2}" for i in range(1000)]
+    path = write(tmp_path / "a.csv", "session,task,note,kind,day,click\n" + "\n".join(lines) + "\n")
+    told, rules = [], [{"name": "task", "min_count": 2}, {"name": "session", "rows": 100}]
+    source_of(path, tmp_path / "cache", told.append, valid={"column": "day", "last": 1}, columns=rules)
+    lines = {line.split()[0]: line for line in told[-4:]}
+    assert "100 % of the held-out values were not seen 2 times in training" in lines["task"]
+    assert "no row has a value: kind: drop" in lines["note"]
+    assert "seen" not in lines["session"] + lines["kind"]
 
 
 # Encoder and reader
@@ -578,6 +698,24 @@ def test_a_saved_encoder_encodes_files_in_order_without_labels(tmp_path):
     write(tmp_path / "b.csv", text_of(table.drop_columns(["click"])))
     found = [encoder.samples(block) for block in blocks_of(tmp_path / "b.csv", encoder)]
     assert equal(found[0], type(whole)(whole.ids, whole.dense, np.zeros(300, np.float32), bags=whole.bags))
+
+
+def test_files_with_mostly_unseen_values_or_without_values_have_remarks(tmp_path):
+    rules = [TAGS, {"name": "day", "rows": 5, "hash": False}, {"name": "user", "rows": 11}]
+    encoder = source_of(write(tmp_path / "a.csv", text_of(table_of())), tmp_path / "cache", columns=rules).encoder
+
+    def remarks(table):
+        path, coverage = write(tmp_path / "b.csv", text_of(table)), Coverage(encoder)
+        for block in blocks_of(path, encoder):
+            coverage.add(block, encoder.samples(block))
+        return coverage.remarks()
+
+    table, nothing = table_of(), pa.nulls(300)
+    cities = pa.array([f"town {i}" if i % 5 < 3 else "city 1" for i in range(300)])
+    assert remarks(table) == []
+    assert remarks(table.set_column(1, "city", cities)) == ["column city: 60 % of the values were not seen in training"]
+    for i, name in enumerate(table.column_names[:5]):
+        assert remarks(table.set_column(i, name, nothing)) == [f"column {name} has no value in any row"]
 
 
 def test_inspect_prints_a_source_that_can_be_used(tmp_path):
@@ -714,7 +852,14 @@ REFUSED = {
     "names of wrong length": (CSV, {"names": ["a", "click"]}, ["data.names has 2 names", "3 values"]),
     "names for Parquet": (LISTS, {"names": ["a", "click"]}, ["data.names is for text", "a.parquet"]),
     "a label of 2": (csv_file(GOOD + "u1,0.5,2\n"), {}, ["a.csv, line 102, column click: '2' is neither 0 nor 1"]),
-    "a label of text": (csv_file(GOOD + "u1,0.5,yes\n"), {}, ["line 102, column click: 'yes'", "data.positive"]),
+    "a label of text": (csv_file(GOOD + "u1,0.5,yes\n"), {}, ["line 102, column click: 'yes'",
+                        "give data.positive=[yes], the labels that count as 1; or correct"]),
+    "labels of texts": (parquet_file(a=["x"] * 40_000, click=["no", "yes"] * 20_000), {},
+                        ["give data.positive=[yes], the", "16,384 bad rows so far, where reading stopped (bad label"]),
+    "labels of texts to quote": (csv_file("a,click\n" + "x, >50K\nx, <=50K\n" * 50), {},
+                                 ["""give 'data.positive=[">50K"]', the labels"""]),
+    "labels from 1 to 5": (csv_file("a,click\n" + "x,1\nx,5\n" * 50), {},
+                           ["give data.positive=[TEXT, ...], the labels that count as 1, or data.label_kind=number"]),
     "a missing label": (csv_file(GOOD + "u1,0.5,\n"), {}, ["line 102, column click: a missing value"]),
     "a missing label by text": (csv_file(GOOD + "u1,0.5,NA\n"), {"positive": ["1"]}, ["line 102, column click: 'NA'"]),
     "a label that is no number": (csv_file(GOOD + "u1,0.5,x\n"), {"label_kind": "number"}, ["line 102, column click"]),
@@ -782,7 +927,7 @@ REFUSED = {
                              rules({"name": "a", "share": "b", "rows": 4}), ["has no rows"]),
     "a transform of an id": (CSV, rules({"name": "user", "kind": "id", "transform": "log1p"}),
                              ["column user: a column of kind id has no transform"]),
-    "a transform": (CSV, rules({"name": "price", "transform": "log"}), ["transform must be none, log1p"]),
+    "a transform": (CSV, rules({"name": "price", "transform": "log"}), ["transform must be auto, none, log1p"]),
     "edges": (CSV, rules({"name": "price", "transform": [3, 1]}), ["edges of transform must be rising"]),
     "rows of a number": (CSV, rules({"name": "price", "kind": "number", "rows": 3}), ["kind number has no rows"]),
     "no id": (CSV, rules({"name": "user", "kind": "drop"}), ["no column is an id, at least one is needed"]),
@@ -790,6 +935,22 @@ REFUSED = {
     "a share of 0": (CSV, {"valid": 0}, ["data.valid must be a share between 0 and 1, got 0"]),
     "keys of valid": (CSV, {"valid": {"column": "user"}}, ["data.valid must have the keys column and last"]),
     "no such column of valid": (CSV, {"valid": {"column": "usr", "last": 1}}, ["data.valid: column=usr"]),
+    "few rows to hold out": (csv_file("t,a,click\n" + "".join(f"{i},{i % 9},{i % 2}\n" for i in range(10_000))),
+                             {"valid": {"column": "t", "last": 7}},
+                             ["holds out 7 of 10,000 rows, at least 100 are", "last: N counts distinct values of t",
+                              "{column: t, last: 7d}"]),
+    "a small share": (csv_file("a,click\n" + "".join(f"{i % 9},{i % 2}\n" for i in range(10_000))), {"valid": 1e-3},
+                      ["of 10,000 rows, at least 100 are needed", "data.valid=0.1"]),
+    "one label to hold out": (csv_file("t,a,click\n" + "0,a,0\n" * 9000 + "1,a,1\n2,a,1\n" * 5000),
+                              {"valid": {"column": "t", "last": 2}},
+                              ["holds out 10,000 of 19,000 rows, all with the label 1", "AUC"]),
+    "a span of another unit": (CSV, {"valid": {"column": "user", "last": "7y"}}, ["span of time", "7d, 2w, got 7y"]),
+    "a span of texts": (CSV, {"valid": {"column": "user", "last": "7d"}}, ["column user has no date or timestamp"]),
+    "a span of integers": (parquet_file(t=[1, 2] * 50, a=["x"] * 100, click=[0, 1] * 50),
+                           {"valid": {"column": "t", "last": "7d"}}, ["column t: it holds int64, dates or timestamps"]),
+    "a time of another form": (csv_file("t,a,click\n2024-05-01,x,1\n2024-04-01,y,0\n2024-02-30,x,1\n"),
+                               {"valid": {"column": "t", "last": "7d"}},
+                               ["line 4, column t: '2024-02-30' is no date or timestamp"]),
     "nothing to train": (CSV, {"valid": {"column": "user", "last": 9}}, ["0 good rows to train on and 100"]),
     "nothing to hold out": (csv_file("a,click\nx,1\n"), {}, ["1 good rows to train on and 0 to hold out"]),
     "no file to hold out": (CSV, {"valid": "none.csv"}, ["data.valid: there is no file", "none.csv"]),
@@ -961,7 +1122,8 @@ def test_lists_and_texts_to_divide_are_read_alike(tmp_path):
 
 
 def test_another_delimiter_can_be_given_to_predict(tmp_path):
-    data = source_of(write(tmp_path / "a.csv", GOOD), tmp_path / "cache")
+    rules = [{"name": "price", "transform": "none"}]
+    data = source_of(write(tmp_path / "a.csv", GOOD), tmp_path / "cache", columns=rules)
     path = write(tmp_path / "new.csv", "user;price\nu1;1.5\n")
     with pytest.raises(DataError, match="new.csv has no column user, .* divided by ',': user;price"):
         reader = Reader(str(path), data.encoder.reading)

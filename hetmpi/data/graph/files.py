@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hetmpi.bounded_file import shown
 from hetmpi.data.graph.graph import Graph, Raw, joined_ids, smallest_integers, split_per_class
 from hetmpi.data.graph.npz import read_npz
 from hetmpi.data.graph.ogb import is_ogb, read_ogb
@@ -55,35 +56,40 @@ class GraphFiles(GraphData):
         self.per_class = None if train_per_class is None else (train_per_class, valid_per_class)
 
     def identity(self) -> tuple:
-        files = [(path, status.st_size, status.st_mtime_ns) for path, status in self._files()]
+        try:
+            files = [(path, status.st_size, status.st_mtime_ns) for path, status in self._files()]
+        except OSError as error:  # a link to nowhere
+            raise DataError(f"data.path: {shown(error.filename)} cannot be read: {error.strerror}") from error
         split = self.per_class and (*self.per_class, self.seed)
         return absolute(self.path), files, self.undirected, self.node_ids, self.dense, split
 
     def read(self) -> Graph:
         path = absolute(self.path)
-        read = read_npz if path.endswith(".npz") else read_ogb if is_ogb(path) else read_tables
+        read = read_npz if os.path.isfile(path) else read_ogb if is_ogb(path) else read_tables
         raw = read(path, self.undirected)
         num_nodes = len(raw.adjacency[0]) - 1
         indptr, indices = raw.adjacency
         id_offsets, ids, field_rows = joined_ids(num_nodes, self.node_ids, raw.lists)
         dense = raw.dense if self.dense and raw.dense is not None else np.empty((num_nodes, 0))
+        with np.errstate(over="ignore"):  # infinite numbers are refused in check_graph
+            dense = np.ascontiguousarray(dense, np.float32)
         return Graph(
             indptr, indices.astype(smallest_integers(num_nodes)), id_offsets, ids, field_rows, raw.labels,
-            raw.num_classes, self._split(raw), np.ascontiguousarray(dense, np.float32), raw.names, raw.class_names,
+            raw.num_classes, self._split(raw), dense, raw.names, raw.class_names,
         )  # fmt: skip
 
     def _split(self, raw: Raw) -> np.ndarray:
         if self.per_class is None:
             if raw.split is None:
                 raise DataError(
-                    f"data.path={self.path} has no split: give data.train_per_class and data.valid_per_class, as in "
-                    "data.train_per_class=20 data.valid_per_class=30"
+                    f"data.path={shown(self.path)} has no split: give data.train_per_class and "
+                    "data.valid_per_class, as in data.train_per_class=20 data.valid_per_class=30"
                 )
             return raw.split
         if raw.labels.ndim == 2:
             raise DataError(
-                f"data.path={self.path}: data.train_per_class is for one class per node, these have several labels: "
-                "give the files a split"
+                f"data.path={shown(self.path)}: data.train_per_class is for one class per node, these have several "
+                "labels: give the files a split"
             )
         return split_per_class(raw.labels, *self.per_class, self.seed)
 
@@ -91,12 +97,12 @@ class GraphFiles(GraphData):
         """Path and status of the files that are read, sorted. Raises DataError if there is none."""
         path = absolute(self.path)
         if not os.path.exists(path):
-            raise DataError(f"data.path={self.path}: there is no such file or folder")
-        if os.path.isfile(path):
-            if not path.endswith(".npz"):
+            raise DataError(f"data.path={shown(self.path)}: there is no such file or folder")
+        if not os.path.isdir(path):
+            if not path.endswith(".npz") or not os.path.isfile(path):
                 raise DataError(
-                    f"data.path={self.path} must be an .npz file, a folder of the Open Graph Benchmark or a folder of "
-                    "tables edges.* and nodes.*, Parquet or CSV"
+                    f"data.path={shown(self.path)} must be an .npz file, a folder of the Open Graph Benchmark or a "
+                    "folder of tables edges.* and nodes.*, Parquet or CSV"
                 )
             return [(path, os.stat(path))]
         if not is_ogb(path):

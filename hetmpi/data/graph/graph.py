@@ -13,9 +13,11 @@ import numpy as np
 from hetmpi.data.batch import Bag
 from hetmpi.data.tabular.files import DataError
 from hetmpi.errors import UserError, check_number
+from hetmpi.memory import check_fits
 
 TRAIN, VALID, TEST, NO_PART = 0, 1, 2, -1
 NO_LABEL = -1
+MOST_CLASSES = 1 << 20  # the last layer has weights of each
 
 
 @dataclass
@@ -124,6 +126,40 @@ def classes_of(values: Sequence) -> tuple[np.ndarray, list[str]]:
     return np.array([number.get(value, NO_LABEL) for value in values], np.int64), [str(value) for value in known]
 
 
+def whole_labels(found: np.ndarray, what: str) -> np.ndarray:
+    """Labels (N,) int64 of integers, or of whole numbers with NaN for none. Raises DataError for other numbers. what:
+    for the message."""
+    is_wrong = (found >= 1 << 62) | (found <= -(1 << 62))
+    if found.dtype.kind == "f":
+        known = ~np.isnan(found)
+        is_wrong |= known & (np.floor(found) != found)
+        found = np.where(known, found, NO_LABEL)
+    wrong = np.flatnonzero(is_wrong)
+    if len(wrong):
+        raise DataError(
+            f"{what} must be integers that number the classes from 0; {len(wrong):,} of {len(found):,} are not, the "
+            f"first is {found[wrong[0]]}"
+        )
+    return found.astype(np.int64)
+
+
+def classes_below(num_classes: int, what: str) -> int:
+    """The number of classes. Raises DataError if a model cannot have so many. what: for the message."""
+    if num_classes > MOST_CLASSES:
+        raise DataError(
+            f"{what}: at most {MOST_CLASSES:,} classes are possible, there are {num_classes:,}: number them from 0, or "
+            "predict another column"
+        )
+    return num_classes
+
+
+def check_labels_fit(num_nodes: int, num_classes: int, what: str):
+    """Raises UserError if several labels of each node do not fit into memory."""
+    check_fits(
+        4 * num_nodes * classes_below(num_classes, what), f"{what}: {num_classes:,} labels of each node", "use fewer"
+    )
+
+
 def has_label(labels: np.ndarray) -> np.ndarray:
     """(N,) bool."""
     return ~np.isnan(labels).any(1) if labels.ndim == 2 else labels >= 0
@@ -200,6 +236,9 @@ def check_graph(graph: Graph, what: str):
     known = has_label(graph.labels)
     if graph.labels.ndim == 2 and not np.isin(graph.labels[known], (0, 1)).all():
         raise DataError(f"{what}: several labels per node must be 0 or 1, or NaN in all columns for none")
+    if graph.labels.ndim == 2 and not np.isnan(graph.labels[~known]).all():
+        node = np.flatnonzero(~known & ~np.isnan(graph.labels).all(1))[0]
+        raise DataError(f"{what}: node {node:,} has NaN in some columns of its labels: only in all of them it is none")
     if graph.labels.ndim == 1 and graph.labels.max() >= graph.num_classes:
         raise DataError(f"{what}: labels must be below {graph.num_classes}, the highest is {graph.labels.max()}")
     wrong = np.flatnonzero(~np.isfinite(graph.dense).all(1)) if graph.dense.size else ()

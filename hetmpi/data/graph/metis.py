@@ -17,8 +17,10 @@ import numpy as np
 from hetmpi.data.batch import Bag
 from hetmpi.data.graph.graph import TRAIN, Graph, made_undirected
 from hetmpi.errors import UserError
+from hetmpi.memory import check_fits
 
 MOST_PARTS, LEAST_NODES = 256, 64  # of a part
+COPIES = 4  # arrays of all keys at a time
 
 
 def renumbered(graph: Graph) -> Graph:
@@ -77,6 +79,7 @@ def keys_of(ids: Bag, part: np.ndarray, num_parts: int, num_rows: int) -> np.nda
     keys, parts = np.divmod(uses, num_parts)
     room = np.diff(np.arange(num_parts + 1) * num_rows // num_parts)
     by_use = np.argsort(-counts, kind="stable")
+    check_fits(COPIES * 8 * num_rows, f"data.partition=metis: an order of {num_rows:,} keys", "leave it out")
     key = np.empty(num_rows, np.int64)
     key[np.argsort(placed(keys[by_use], parts[by_use], room, num_rows), kind="stable")] = np.arange(num_rows)
     return key

@@ -11,24 +11,28 @@ import pyarrow.compute as pc
 
 from hetmpi import _C
 from hetmpi.data.tabular.files import DataError
-from hetmpi.data.tabular.reading import BAD_LABEL, BAD_NUMBER, HASH, BadRows, Reading, Stored, shown
+from hetmpi.data.tabular.reading import BAD_LABEL, BAD_NUMBER, HASH, MAX_EXAMPLES, BadRows, Reading, Stored, shown
 from hetmpi.data.tabular.rules import NUMBER
 
 NUMBER_TEXT = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 NAN_TEXT = r"^[+-]?(?i:nan)$"
 INTEGER_TEXT = r"^-?[0-9]{1,18}$"
+TIME_TEXT = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?(Z|[+-][0-9]{2}(:?[0-9]{2})?)?)?$"
+ZONE_TEXT = r":.*(Z|[+-][0-9:]+)$"
+MICROSECONDS = pa.timestamp("us")
 NO_INTEGER = -1  # a missing value among integers
 SPACES = " \t"
 KEPT = "kept "  # before the names of columns that are passed on
 
 
 class Fault(NamedTuple):
-    """Rows with a bad value in one column."""
+    """Rows with a bad value in one column. labels: texts of bad labels."""
 
     column: str
     kind: str  # for counts
     what: str  # as in: 'x' is not a number
     rows: np.ndarray  # (n,) bool
+    labels: tuple[str, ...] = ()
 
 
 def is_text(array: pa.Array) -> bool:
@@ -132,6 +136,48 @@ def integers(array: pa.Array, missing: tuple[str, ...]) -> tuple[np.ndarray, np.
     return values, bad if bad.any() else None
 
 
+def times(array: pa.Array, missing: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Microseconds since 1970 (n,) int64 of dates and timestamps, in UTC unless they have a zone; which are missing,
+    and which are texts of another form, (n,) bool."""
+    if pa.types.is_dictionary(array.type):
+        array = array.cast(array.type.value_type)
+    if pa.types.is_date(array.type):
+        array = array.cast(pa.timestamp("ms"))
+    none, good = ~np.asarray(array.is_valid()), np.asarray(array.is_valid())
+    if not pa.types.is_timestamp(array.type):
+        if not (is_text(array) or pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
+            raise DataError(f"it holds {array.type}, dates or timestamps were expected for a span of time")
+        texts, none = trimmed(as_text(array), missing)
+        array = moments_of(texts)
+        good = np.asarray(array.is_valid())
+    array = array.cast(pa.timestamp("us", array.type.tz), safe=False)
+    return array.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False), none, ~good & ~none
+
+
+def moments_of(texts: pa.Array) -> pa.Array:
+    """Timestamps in UTC, null for texts of another form. texts: binary."""
+    is_time = pc.match_substring_regex(texts, TIME_TEXT).fill_null(False)
+    texts = pc.if_else(is_time, texts, pa.scalar(None, pa.binary())).cast(pa.string())
+    texts = pc.replace_substring_regex(texts, pattern=r"(\.[0-9]{6})[0-9]+", replacement=r"\1")
+    has_zone = pc.match_substring_regex(texts, ZONE_TEXT).fill_null(False)
+    zoned, others = (
+        cast_some(pc.if_else(which, texts, pa.scalar(None, pa.string())), kind)
+        for which, kind in ((has_zone, pa.timestamp("us", "UTC")), (pc.invert(has_zone), MICROSECONDS))
+    )
+    return pc.coalesce(zoned.cast(MICROSECONDS), others)
+
+
+def cast_some(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """texts as timestamps, null where that cannot be, as of a 30th of February."""
+    try:
+        return texts.cast(kind)
+    except pa.ArrowInvalid:
+        if len(texts) == 1:
+            return pa.nulls(1, kind)
+        half = len(texts) // 2
+        return pa.concat_arrays([cast_some(texts[:half], kind), cast_some(texts[half:], kind)])
+
+
 def lists(array: pa.Array, column: Stored, missing: tuple[str, ...]) -> tuple[pa.Array, np.ndarray | None]:
     """list<int64> of the values' hashes or integers, without missing ones, and rows with a bad value."""
     if column.separator is not None and not is_list(array.type):  # else they are divided already
@@ -173,7 +219,12 @@ def labels(array: pa.Array, reading: Reading) -> tuple[np.ndarray, Fault | None]
         kind, what = BAD_LABEL, "is neither 0 nor 1"
         if reading.label_kind == NUMBER:
             kind, what = "label that is no number", "is no finite number"
-    return values.astype(np.float32), Fault(reading.label, kind, what, bad) if bad.any() else None
+    if not bad.any():
+        return values.astype(np.float32), None
+    texts, none = trimmed(pc.unique(as_text(array.filter(pa.array(bad)))), reading.missing)
+    texts = texts.filter(pa.array(~none)).slice(0, MAX_EXAMPLES).to_pylist()
+    labels = tuple(text.decode(errors="replace") for text in texts)
+    return values.astype(np.float32), Fault(reading.label, kind, what, bad, labels)
 
 
 def convert(raw: pa.Table, reading: Reading, path: str) -> tuple[pa.Table, list[Fault]]:
@@ -198,13 +249,26 @@ def convert(raw: pa.Table, reading: Reading, path: str) -> tuple[pa.Table, list[
             faults.append(Fault(column.name, BAD_NUMBER if column.as_ == NUMBER else "bad integer", what, bad))
     table = pa.table(arrays, schema=reading.schema())
     if reading.split:
-        name, held_out = reading.split
-        found = hashes(column_of(raw, name), 0, reading.missing)
-        is_valid = np.isin(found, hashes(pa.array([text.encode(errors="surrogateescape") for text in held_out]), 0, ()))
+        try:
+            is_valid, fault = held_out(column_of(raw, reading.split[0]), reading)
+        except DataError as error:
+            raise DataError(f"data.valid: {path}, column {reading.split[0]}: {error}") from error
         table = table.append_column("is_valid", pa.array(is_valid))
+        faults += [fault] if fault else []
     for name in reading.kept:
         table = table.append_column(KEPT + name, kept(column_of(raw, name)))
     return table, faults
+
+
+def held_out(array: pa.Array, reading: Reading) -> tuple[np.ndarray, Fault | None]:
+    """Which rows are held out by the values of the column of data.valid, (n,) bool; rows with a bad value."""
+    name, texts = reading.split
+    if reading.after is None:
+        wanted = pa.array([text.encode(errors="surrogateescape") for text in texts], pa.binary())
+        return np.isin(hashes(array, 0, reading.missing), hashes(wanted, 0, ())), None
+    values, none, bad = times(array, reading.missing)
+    fault = Fault(name, "bad time", "is no date or timestamp as 2024-05-01 or 2024-05-01T12:30:00Z", bad)
+    return (values > reading.after) & ~none & ~bad, fault if bad.any() else None
 
 
 def kept(array: pa.Array) -> pa.Array:
@@ -240,6 +304,7 @@ def without(table: pa.Table, raw: pa.Table, faults: list[Fault], place, bad: Bad
         bad.add(fault.kind, int(fault.rows.sum()))
         for row in np.flatnonzero(fault.rows)[:5].tolist():
             bad.show(place(row), f"column {fault.column}: {value_text(raw, fault.column, row)} {fault.what}")
+        bad.show_labels(fault.labels)
         is_bad |= fault.rows
     bad.rows += int(is_bad.sum())
     return table.filter(pa.array(~is_bad)), np.flatnonzero(~is_bad)

@@ -16,7 +16,8 @@ from hetmpi.data.features import NO_KEY, ByValue, Feature, Wanted, arrange
 from hetmpi.data.tabular.convert import NO_INTEGER, hashes, integers, no_value
 from hetmpi.data.tabular.files import DataError
 from hetmpi.data.tabular.reading import LABEL, Reading
-from hetmpi.data.tabular.rules import ID, Column
+from hetmpi.data.tabular.rules import AUTO, ID, Column
+from hetmpi.data.tabular.scaling import Scaling
 
 HASHED, VOCABULARY, INTEGERS = "hashed", "vocabulary", "integers"
 MISSING_KEY, UNSEEN_KEY, FIRST_KEY = 0, 1, 2  # of a vocabulary
@@ -58,12 +59,19 @@ class Encoder:
     dense_names        of the numbers"""
 
     def __init__(
-        self, reading: Reading, columns: list[Column], coders: Mapping[str, Coder], moments: list[tuple[float, ...]]
+        self,
+        reading: Reading,
+        columns: list[Column],
+        coders: Mapping[str, Coder],
+        moments: list[tuple[float, ...]],
+        scalings: Mapping[str, Scaling],
     ):
         """coders: of the id columns that share no other's rows. moments: number, mean and sum of squared differences of
-        each column's training values."""
+        each column's training values, for the transform standardize. scalings: of the numbers with the transform
+        auto."""
         self.reading, self.columns, self.moments = reading, columns, moments
         self.coders = dict(coders)
+        self.scalings = {column.name: scalings[column.name] for column in columns if column.transform == AUTO}
         wanted = [self._wanted(column) for column in columns if column.kind == ID or column.is_buckets]
         self.features, self.tables = arrange(wanted)
         self.dense_names = [column.name for column in columns if column.kind != ID and not column.is_buckets]
@@ -89,6 +97,7 @@ class Encoder:
             "reading": self.reading.to_json(),
             "columns": [asdict(column) for column in self.columns],
             "moments": self.moments,
+            "scalings": self.scalings,
             "coders": {name: [coder.mode, coder.rows, coder.seed] for name, coder in self.coders.items()},
         }
         names = list(self.coders)
@@ -103,7 +112,8 @@ class Encoder:
             name: Coder(mode, rows, seed, np.asarray(arrays[f"values{i}"]))
             for i, (name, (mode, rows, seed)) in enumerate(state["coders"].items())
         }
-        return Encoder(Reading.from_json(state["reading"]), columns, coders, state["moments"])
+        scalings = {name: Scaling(*one) for name, one in state.get("scalings", {}).items()}
+        return Encoder(Reading.from_json(state["reading"]), columns, coders, state["moments"], scalings)
 
     def difference(self, other: Encoder) -> str | None:
         """The first difference that gives a value another key or number, in one sentence; None if there is none."""
@@ -114,13 +124,22 @@ class Encoder:
             coder, found = self.coders.get(column.name), other.coders.get(column.name)
             if column.transform == "standardize" and not np.allclose(moments, now):
                 return f"the mean and deviation of column {column.name} were others"
+            if column.kind == theirs.kind != ID and column.transform != theirs.transform:
+                return f"column {column.name} had transform: {column.transform}, now {theirs.transform}"
             if column != theirs or (coder is None) != (found is None):
                 return f"column {column.name} had another rule"
+            scaling, other_scaling = self.scalings.get(column.name), other.scalings.get(column.name)
+            if scaling and not np.allclose(scaling, other_scaling):
+                return f"column {column.name} was {scaling}, now {other_scaling}"
             if coder is not None and (coder.mode, coder.rows, coder.seed) != (found.mode, found.rows, found.seed):
                 return f"column {column.name} had {coder.rows:,} rows, now {found.rows:,}"
             if coder is not None and not np.array_equal(coder.values, found.values):
                 return f"column {column.name} had other values"
         return None
+
+    def mode(self, name: str) -> str | None:
+        """How values of a feature become keys: HASHED, VOCABULARY or INTEGERS, None for buckets."""
+        return None if self.columns[self._number[name]].is_buckets else self._coder(name).mode
 
     def by_value(self) -> dict[str, ByValue]:
         """Id column -> how table.init_from finds the rows of its values: none for values that were not seen in
@@ -177,7 +196,9 @@ class Encoder:
 
     def _transformed(self, values: np.ndarray, number: int) -> np.ndarray:
         transform = self.columns[number].transform
-        if transform == "log1p":
+        if transform == AUTO:
+            values = self.scalings[self.columns[number].name](values)
+        elif transform == "log1p":
             values = np.log1p(np.maximum(values, 0, dtype=np.float64)).astype(np.float32)
         elif transform == "standardize":
             num, mean, squares = self.moments[number]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hetmpi.errors import UserError, printable
+from hetmpi.errors import UserError, one_line, printable
 
 MAX_LINE_BYTES = 16 << 20
 READ_BYTES = 1 << 20
@@ -148,9 +148,9 @@ def parquet_names(path: str, schema: pa.Schema) -> list[str]:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's text, without its last point."""
+    """The first line of an error's text, without its last point, in characters that can be printed."""
     lines = str(error).splitlines() or [type(error).__name__]
-    return lines[0].rstrip(".")[:300]
+    return one_line(lines[0].rstrip("."), 300)
 
 
 def line_start(path: str, position: int) -> int:

@@ -9,9 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
 
-from hetmpi.data.tabular.convert import NUMBER_TEXT, as_text, trimmed
+from hetmpi.data.tabular.convert import NUMBER_TEXT, as_text, numbers, trimmed
 from hetmpi.data.tabular.files import PARQUET, TEXT, DataError, first_line, form_of, open_parquet, parquet_names
 from hetmpi.data.tabular.rules import FLOAT, INTEGER, LIST, NESTED, STRING
+from hetmpi.data.tabular.scaling import Scaling
 from hetmpi.data.tabular.text import count_values, head_of, header_of
 
 SAMPLE_BYTES = 1 << 20
@@ -59,7 +60,7 @@ def look(path: str, names, delimiter: str | None, quote: str | None, missing: tu
 @dataclass(frozen=True)
 class Seen:
     """Values of a column in a sample of so many rows. is_binary: only 0 and 1. is_time: dates or times. separator: one
-    that may divide several values, None if none seems to."""
+    that may divide several values, None if none seems to. scaling: of numbers."""
 
     rows: int
     distinct: int
@@ -68,6 +69,7 @@ class Seen:
     is_number: bool
     is_time: bool
     separator: str | None
+    scaling: Scaling | None
 
 
 def seen_of(path: str, layout: Layout, names, missing: tuple[str, ...]) -> dict[str, Seen]:
@@ -100,7 +102,12 @@ def seen(texts: pa.Array | pa.ChunkedArray, missing: tuple[str, ...], kind: str)
     is_number = kind in (INTEGER, FLOAT) or guess_of(values) in (INTEGER, FLOAT)
     is_time = len(values) > 0 and bool(np.asarray(pc.match_substring_regex(values, TIME_TEXT)).all())
     separator = None if is_number or is_time else separator_of(values)
-    return Seen(len(texts), len(values), examples, is_binary, is_number, is_time, separator)
+    scaling = Scaling.of(np.concatenate([numbers(one, missing)[0] for one in chunks_of(texts)])) if is_number else None
+    return Seen(len(texts), len(values), examples, is_binary, is_number, is_time, separator, scaling)
+
+
+def chunks_of(texts: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
+    return texts.chunks if isinstance(texts, pa.ChunkedArray) else [texts]
 
 
 def separator_of(values: pa.Array) -> str | None:

@@ -47,6 +47,7 @@ from hetmpi.data.tabular.files import PARQUET, DataError, Unit, absolute, first_
 from hetmpi.data.tabular.parquet import ParquetRows
 from hetmpi.data.tabular.reading import INTEGER, BadRows, Reading, Rows
 from hetmpi.data.tabular.rules import DROP, NUMBER, Rule
+from hetmpi.data.tabular.scaling import Moments, join, log_of
 from hetmpi.data.tabular.text import TextRows
 from hetmpi.errors import UserError, printable
 
@@ -195,7 +196,10 @@ def join_counts(job: Job) -> dict:
         "missing": np.sum([count["missing"] for count in counts], axis=0, dtype=int).tolist(),
         "values": np.sum([count["values"] for count in counts], axis=0, dtype=int).tolist(),
         "distinct": [estimate(one) for one in merged],
-        "moments": [list(functools.reduce(join_moments, one)) for one in zip(*(count["moments"] for count in counts))],
+        **{
+            name: [functools.reduce(join, one) for one in zip(*(count[name] for count in counts))]
+            for name in ("moments", "log_moments")
+        },
         "largest": [largest_of(one) for one in zip(*(count["largest"] for count in counts))],
     }
 
@@ -217,16 +221,6 @@ def place_of(folder: str, manifest: dict, unit: int, number: int) -> str:
 def join_files(names: list[str], files: list[dict[str, int]]) -> dict[str, int]:
     """Path in the folder -> rows, for the files of all units. files: name -> rows, for each unit."""
     return {f"{unit}/{name}": rows for unit, part in zip(names, files) for name, rows in part.items()}
-
-
-def join_moments(a: Iterable[float], b: Iterable[float]) -> tuple[float, float, float]:
-    """Number, mean and sum of squared differences from it, of two sets of numbers together (Chan, Golub and LeVeque,
-    "Updating formulae and a pairwise algorithm for computing sample variances", 1979)."""
-    (num, mean, squares), (other_num, other_mean, other_squares) = a, b
-    total, gap = num + other_num, other_mean - mean
-    if not total:
-        return 0.0, 0.0, 0.0
-    return total, mean + gap * other_num / total, squares + other_squares + gap * gap * num * other_num / total
 
 
 def write_unit(job: Job, unit: Unit, name: str, bad: BadRows) -> dict:
@@ -306,7 +300,7 @@ class Tally:
     missing    (C,) missing values, rows without values of lists
     values     (C,) values of lists, rows of others
     registers  (C, NUM_REGISTERS) uint8, for the number of distinct values of ids
-    moments    (C,) number, mean and squared differences of the training rows' numbers
+    moments    (C,) of the training rows' numbers; log_moments: of their log_of()
     largest    (C,) the largest of the integers that are keys as they are, and its number in the unit"""
 
     def __init__(self, reading: Reading):
@@ -314,7 +308,7 @@ class Tally:
         self.reading, self.bad = reading, BadRows()
         self.missing, self.values = np.zeros(num, np.int64), np.zeros(num, np.int64)
         self.registers = np.zeros((num, NUM_REGISTERS), np.uint8)
-        self.moments = [(0.0, 0.0, 0.0)] * num
+        self.moments, self.log_moments = [Moments()] * num, [Moments()] * num
         self.largest = [(NO_INTEGER, 0)] * num
         self._none = [NO_INTEGER if c.as_ == INTEGER else no_value(c.seed) for c in reading.columns]
 
@@ -331,9 +325,8 @@ class Tally:
                 present = values[~np.isnan(values)]
                 self.missing[i] += len(values) - len(present)
                 if is_train and len(present):
-                    mean = present.mean(dtype=np.float64)
-                    squares = float(np.square(present - mean, dtype=np.float64).sum())
-                    self.moments[i] = join_moments(self.moments[i], (len(present), float(mean), squares))
+                    self.moments[i] = join(self.moments[i], Moments.of(present))
+                    self.log_moments[i] = join(self.log_moments[i], Moments.of(log_of(present)))
             else:
                 if not column.is_list:
                     self.missing[i] += np.count_nonzero(values == self._none[i])
@@ -353,7 +346,8 @@ class Tally:
 
     def to_json(self) -> dict:
         counts = {name: getattr(self, name).tolist() for name in ("missing", "values")}
-        return {**counts, "bad": vars(self.bad), "moments": self.moments, "largest": self.largest}
+        moments = {"moments": self.moments, "log_moments": self.log_moments}
+        return {**counts, **moments, "bad": vars(self.bad), "largest": self.largest}
 
 
 class RowWriter:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 import pyarrow as pa
@@ -18,8 +21,8 @@ MAX_EXAMPLES = 5
 EXAMPLE_CHARS = 120
 LABEL = "label"
 BAD_LABEL, BAD_NUMBER = "bad label", "bad number"
+POSITIVE = ("yes", "y", "true", "t")
 CURES = {
-    BAD_LABEL: "give data.positive=[TEXT, ...], the labels that count as 1, or data.label_kind=number",
     BAD_NUMBER: "name texts of missing values in data.missing=[TEXT, ...], or take the column as text by kind: id",
 }
 
@@ -44,8 +47,9 @@ class Stored:
 @dataclass(frozen=True)
 class Reading:
     """names: of the columns of text without a header. label: None for rows without one. positive: label texts that
-    count as 1. share: of the rows that are held out. split: the column and the texts of its values that are. kept:
-    columns that are passed on as they are."""
+    count as 1. share: of the rows that are held out. split: the column and the texts of its values that are. after:
+    microseconds since 1970, later times of that column are held out instead. kept: columns that are passed on as they
+    are."""
 
     form: str
     names: tuple[str, ...] | None
@@ -58,6 +62,7 @@ class Reading:
     columns: tuple[Stored, ...]
     share: float = 0.0
     split: tuple[str, tuple[str, ...]] | None = None
+    after: int | None = None
     kept: tuple[str, ...] = ()
 
     @property
@@ -73,7 +78,7 @@ class Reading:
 
     def to_predict(self, kept: tuple[str, ...] = ()) -> Reading:
         """For files to predict: without label and held-out rows."""
-        return replace(self, label=None, share=0.0, split=None, kept=kept)
+        return replace(self, label=None, share=0.0, split=None, after=None, kept=kept)
 
     def to_json(self) -> dict:
         return asdict(self)
@@ -114,11 +119,13 @@ def stored_columns(columns: list[Column]) -> tuple[Stored, ...]:
 
 @dataclass
 class BadRows:
-    """Dropped rows: their number, the number of faults of each kind, and the first few as examples."""
+    """Dropped rows: their number, the number of faults of each kind, the first few as examples, and the first few
+    different texts of bad labels."""
 
     rows: int = 0
     kinds: dict[str, int] = field(default_factory=dict)
     examples: list[str] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
 
     def add(self, kind: str, count: int = 1) -> None:
         """Counts faults of a kind."""
@@ -129,21 +136,35 @@ class BadRows:
         if len(self.examples) < MAX_EXAMPLES:
             self.examples.append(f"{place}, {fault}")
 
+    def show_labels(self, labels: Iterable[str]) -> None:
+        """Keeps texts of bad labels, if there is room."""
+        self.labels = list(dict.fromkeys([*self.labels, *labels]))[:MAX_EXAMPLES]
+
     def __add__(self, other: BadRows) -> BadRows:
         kinds = {kind: self.kinds.get(kind, 0) + other.kinds.get(kind, 0) for kind in {**self.kinds, **other.kinds}}
-        return BadRows(self.rows + other.rows, kinds, (self.examples + other.examples)[:MAX_EXAMPLES])
+        labels = list(dict.fromkeys(self.labels + other.labels))[:MAX_EXAMPLES]
+        return BadRows(self.rows + other.rows, kinds, (self.examples + other.examples)[:MAX_EXAMPLES], labels)
 
     def __str__(self) -> str:
+        return self._counted("dropped")
+
+    def _counted(self, how: str) -> str:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in self.kinds.items())
-        return "\n  ".join([f"{self.rows:,} bad rows dropped ({kinds}), such as", *self.examples])
+        return "\n  ".join([f"{self.rows:,} bad rows {how} ({kinds}), such as", *self.examples])
+
+    def _cures(self) -> list[str]:
+        cures = [CURES[kind] for kind in self.kinds if kind in CURES]
+        if BAD_LABEL in self.kinds:
+            cures.insert(0, f"give {positive_setting(self.labels)}, the labels that count as 1")
+            cures[0] += ", or data.label_kind=number" if not self.labels or any(map(is_number, self.labels)) else ""
+        return [*cures, "correct the rows, raise data.max_bad_rows, or select the right files of a folder by a glob"]
 
     def check(self, source: str, limit: int) -> None:
         """Raises DataError if there are more bad rows than `limit`."""
         if self.rows > limit:
-            cures = [CURES[kind] for kind in self.kinds if kind in CURES]
-            cures += ["correct the rows, raise data.max_bad_rows, or select the right files of a folder by a glob"]
             raise DataError(
-                f"data.path={source}: more bad rows than data.max_bad_rows={limit}: {'; or '.join(cures)}.\n  {self}"
+                f"data.path={source}: more bad rows than data.max_bad_rows={limit}: {'; or '.join(self._cures())}.\n  "
+                + self._counted("so far, where reading stopped")
             )
 
 
@@ -154,6 +175,30 @@ class Rows:
     table: pa.Table  # of Reading.schema(), and "is_valid" bool where the reading has a split
     bad: BadRows
     number: Callable[[int], int]
+
+
+def likely_positive(labels: Sequence[str]) -> str:
+    """The label text that seems to count as 1."""
+    return next((label for label in labels if label.lower() in POSITIVE), labels[0])
+
+
+def positive_setting(labels: Sequence[str]) -> str:
+    """data.positive=[...] for labels of these texts, for a shell."""
+    texts = [label for label in labels if not is_number(label) and len(label) <= EXAMPLE_CHARS]
+    if not texts:
+        return "data.positive=[TEXT, ...]"
+    chosen = likely_positive(texts)
+    if re.fullmatch(r"\w+", chosen):
+        return f"data.positive=[{chosen}]"
+    return shlex.quote(f"data.positive=[{json.dumps(chosen, ensure_ascii=False)}]")
+
+
+def is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def shown(text: bytes | str) -> str:

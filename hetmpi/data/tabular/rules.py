@@ -15,7 +15,7 @@ from hetmpi.errors import UserError, check_integer
 
 ID, NUMBER, DROP = "id", "number", "drop"
 AUTO = "auto"
-TRANSFORMS = ("none", "log1p", "standardize")
+TRANSFORMS = (AUTO, "none", "log1p", "standardize")
 OF_IDS = ("rows", "hash", "min_count", "share", "pool", "max_len", "separator")
 OF_NUMBERS = ("transform",)
 OF_ROWS = ("dim", "optim", "cache")
@@ -43,7 +43,7 @@ class Column:
     pool: str | None = None
     max_len: int | None = None
     separator: str | None = None
-    transform: str | tuple[float, ...] = "none"
+    transform: str | tuple[float, ...] = "none"  # AUTO unless a rule of a number says otherwise
     dim: int | None = None
     optim: Mapping[str, Any] = field(default_factory=dict)
     cache: Mapping[str, Any] = field(default_factory=dict)
@@ -132,7 +132,7 @@ def check_values(rule: Rule):
     for key in ("optim", "cache"):
         if not isinstance(known.get(key, {}), dict):
             raise UserError(f"{rule}: {key} must be settings, as in {key}: {{rows_lr: 0.1}}, got {known[key]}")
-    check_transform(rule, known.get("transform", "none"))
+    check_transform(rule, known.get("transform", AUTO))
 
 
 def check_transform(rule: Rule, transform):
@@ -192,6 +192,7 @@ def column_of(name: str, kind: str, rule: Rule | None) -> Column | None:
             known["transform"] = tuple(map(float, known["transform"]))
         else:
             refuse_keys(where, "of kind number without edges", known, OF_ROWS)
+            known.setdefault("transform", AUTO)
         return Column(name, NUMBER, kind, **known)
     refuse_keys(where, "of kind id", known, OF_NUMBERS)
     return id_column(where, name, kind, known)

@@ -15,6 +15,7 @@ from hetmpi.data.tabular.encoder import FIRST_KEY, HASHED, INTEGERS, VOCABULARY,
 from hetmpi.data.tabular.files import PARQUET, TEXT
 from hetmpi.data.tabular.reading import LABEL_KINDS, stored_columns
 from hetmpi.data.tabular.rules import ID, NUMBER, TRANSFORMS
+from hetmpi.data.tabular.scaling import Scaling
 from hetmpi.errors import UserError
 
 LARGEST_BYTES = 1 << 26  # of an encoder's description
@@ -37,6 +38,7 @@ def encoder_from(arrays: Mapping[str, np.ndarray]) -> Encoder:
     encoder = Encoder.from_arrays(arrays)
     check_reading(encoder)
     check_columns(encoder)
+    check_scalings(encoder)
     check_coders(encoder)
     return encoder
 
@@ -72,6 +74,14 @@ def check_columns(encoder: Encoder):
             raise UserError("moments and edges must be finite numbers")
         if list(column_edges(column)) != sorted(column_edges(column)):
             raise UserError("edges must be ascending")
+
+
+def check_scalings(encoder: Encoder):
+    """Raises UserError unless the scalings of numbers have the declared types, and no negative deviation."""
+    hints = get_type_hints(Scaling)
+    for name, scaling in encoder.scalings.items():
+        if not all(map(fits, scaling, hints.values())) or scaling.deviation < 0:
+            raise UserError(f"scaling of column {name[:100]!r} must be is_log, mean and deviation")
 
 
 def column_edges(column) -> tuple[float, ...]:

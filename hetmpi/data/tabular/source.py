@@ -21,9 +21,11 @@ from hetmpi.data.features import TABLE
 from hetmpi.data.source import check_slice
 from hetmpi.data.tabular import vocabulary
 from hetmpi.data.tabular.convert import no_value
+from hetmpi.data.tabular.coverage import MOST, unseen_of, unseen_text
 from hetmpi.data.tabular.encoder import FIRST_KEY, HASHED, INTEGERS, VOCABULARY, Coder, Encoder
 from hetmpi.data.tabular.files import PARQUET, TEXT, DataError, Unit, absolute, list_files, list_units
-from hetmpi.data.tabular.last import last_values
+from hetmpi.data.tabular.held_out import check_held_out
+from hetmpi.data.tabular.last import last_span, last_values, span_of
 from hetmpi.data.tabular.layout import Layout, look
 from hetmpi.data.tabular.prepare import (
     UNIT_BYTES,
@@ -38,6 +40,7 @@ from hetmpi.data.tabular.prepare import (
 )
 from hetmpi.data.tabular.reading import CLICK, LABEL_KINDS, BadRows, Reading, stored_columns
 from hetmpi.data.tabular.rules import AUTO, ID, INTEGER, NUMBER, Column, near, plain, read_rules, resolve
+from hetmpi.data.tabular.scaling import Moments, Scaling
 from hetmpi.data.tabular.text import count_values, head_of
 from hetmpi.errors import LARGEST, UserError, check_integer, check_number, printable
 
@@ -45,6 +48,7 @@ NUM_LOCKS = 16
 READER_BYTES = 32 << 20
 LEAST_ROWS_PER_VALUE = 1e-9
 MOST_VALUES = 10_000_000  # distinct values of a vocabulary
+SAMPLE_GROUPS = 4  # of held-out rows, in which unseen values are counted
 MOST_OWN = 0.5  # distinct values per row, beyond which an id has a remark
 MISSING = ("NA", "NaN", "nan", "null", "NULL", "None", "\\N")
 
@@ -82,11 +86,11 @@ class Tabular:
         cached_groups: int = 32,
     ):
         """path: a file, a glob, a folder, or a folder that prepare() has written. valid: a share, a path, or the last
-        values of a column, as {column: day, last: 1}. columns: see docs/columns.md. names: of the columns of text
-        without a header. positive: label texts that count as 1; others count as 0. missing: texts that mean a missing
-        value, besides the empty one. delimiter: None to find it. cache: folder for prepared data, default prepared/.
-        rows_per_value: rows of a hashed column per distinct value, at most max_field_rows. Raises UserError for invalid
-        values."""
+        values of a column, as {column: day, last: 1}, or its last span of time, as {column: time, last: 7d}. columns:
+        see docs/columns.md. names: of the columns of text without a header. positive: label texts that count as 1;
+        others count as 0. missing: texts that mean a missing value, besides the empty one. delimiter: None to find it.
+        cache: folder for prepared data, default prepared/. rows_per_value: rows of a hashed column per distinct value,
+        at most max_field_rows. Raises UserError for invalid values."""
         check_integer("data.seed", seed, -LARGEST)
         check_integer("data.max_bad_rows", max_bad_rows, 0)
         check_number("data.rows_per_value", rows_per_value, LEAST_ROWS_PER_VALUE)
@@ -126,7 +130,8 @@ class Tabular:
         if self.folder is None:
             job, last = self._job(report)
             if last is not None:
-                job.reading = last_values(job, *last, rank, size, barrier)
+                find = last_span if isinstance(last[1], str) else last_values
+                job.reading = find(job, *last, rank, size, barrier)
             prepare(job, rank, size)
             barrier()
             if rank == 0:
@@ -157,8 +162,8 @@ class Tabular:
     def _nothing(self) -> Samples:
         return self.encoder.samples(self.encoder.reading.schema().empty_table())
 
-    def _job(self, report) -> tuple[Job, tuple[str, int] | None]:
-        """The preparation; and the column whose last values are held out, and their number."""
+    def _job(self, report) -> tuple[Job, tuple[str, int | str] | None]:
+        """The preparation; and the column whose last values are held out, and their number or span of time."""
         train, valid, share, last = list_files(self.path), [], 0.0, None
         if isinstance(self.valid_rule, str):
             valid = list_files(self.valid_rule, "data.valid")
@@ -182,7 +187,7 @@ class Tabular:
         folder = self._folder(reading, last)
         return Job(self.path, units, reading, folder, layout.types, self.rules, self.max_bad_rows, report), last
 
-    def _layout(self, path: str, last: tuple[str, int] | None) -> Layout:
+    def _layout(self, path: str, last: tuple[str, int | str] | None) -> Layout:
         """The layout of the first file. Raises DataError if the label or the column of data.valid is missing."""
         layout = look(path, self.names, self.delimiter, self.quote, self.missing)
         for key, name in (("data.label", self.label), ("data.valid: column", last and last[0])):
@@ -217,12 +222,14 @@ class Tabular:
                 f"data.path={self.path}: no column is an id, at least one is needed: give a column kind: id, or edges "
                 "(transform: [1, 10, 100]) that divide a number into buckets"
             )
+        check_held_out(self.folder, manifest, reading)
         modes = Modes(self, manifest, columns)
         groups = modes.vocabularies()[rank::size]
         wanted = [(group, no_value(reading.columns[group[0]].seed)) for group in groups]
         vocabulary.count(self.folder, manifest, wanted, report)
         barrier()
-        self.encoder = Encoder(reading, columns, modes.coders(), manifest["moments"])
+        moments = [one[:3] for one in manifest["moments"]]
+        self.encoder = Encoder(reading, columns, modes.coders(), moments, scalings(columns, manifest))
         self._describe()
         self._train, self._valid = (
             Split(self.folder, manifest[split], manifest["group_rows"], self.encoder, self.cached_groups)
@@ -232,7 +239,8 @@ class Tabular:
         self._valid_order = self._valid.order(np.arange(self._valid.num_groups))
         self._order = functools.lru_cache(2)(self._draw_order)
         self._permutation = functools.lru_cache(self.cached_groups)(self._draw_permutation)
-        self._report(manifest, modes, report)
+        if rank == 0:
+            self._report(manifest, modes, report)
 
     def _describe(self):
         """Sets the attributes of a source."""
@@ -247,6 +255,7 @@ class Tabular:
     def _report(self, manifest: dict, modes: Modes, report) -> None:
         """Prints a line per column."""
         rows_of = {feature.name: feature.rows for feature in self.features}
+        notes = {**self._notes(), **modes.notes, **no_value_notes(self.encoder.columns, manifest)}
         lines = [("column", "kind", "rows", "distinct", "missing", "bytes x dim", "")]
         for i, column in enumerate(self.encoder.columns):
             rows = rows_of.get(column.name)
@@ -258,7 +267,7 @@ class Tabular:
                 f"{manifest['distinct'][i] - (missing > 0 and not column.pool):,}" if column.kind == ID else "",
                 f"{missing:,}",
                 f"{4 * rows:,}" if own else "",
-                modes.notes.get(column.name, ""),
+                notes.get(column.name, ""),
             ))  # fmt: skip
         widths = [max(len(line[j]) for line in lines) for j in range(6)]
         for line in lines:
@@ -266,6 +275,17 @@ class Tabular:
                 cell.ljust(width) if j < 2 else cell.rjust(width) for j, (cell, width) in enumerate(zip(line, widths))
             ]
             report("  ".join([*cells, line[6]]).rstrip())
+
+    def _notes(self) -> dict[str, str]:
+        """Column -> how its numbers are scaled, or that most held-out values were not seen in training, by a sample."""
+        notes = {name: str(scaling) for name, scaling in self.encoder.scalings.items()}
+        min_count = {column.name: column.min_count for column in self.encoder.columns}
+        groups = np.linspace(0, self._valid.num_groups - 1, min(SAMPLE_GROUPS, self._valid.num_groups)).astype(int)
+        samples = concatenate([self._valid.group(int(group)) for group in groups])
+        for name, (unseen, num) in unseen_of(self.encoder, samples).items():
+            if unseen > MOST * num:
+                notes[name] = unseen_text(unseen, num, min_count[name], "held-out values")
+        return notes
 
     def _draw_order(self, epoch: int) -> Order:
         return self._train.order(np.random.default_rng((self.seed, epoch)).permutation(self._train.num_groups))
@@ -277,6 +297,22 @@ class Tabular:
 def kind_text(column: Column) -> str:
     kind = f"id, {column.pool} of several" if column.pool else "number in buckets" if column.is_buckets else column.kind
     return f"{kind}, rows of {printable(column.share)}" if column.share else kind
+
+
+def no_value_notes(columns: list[Column], manifest: dict) -> dict[str, str]:
+    """Of columns that are missing in all rows."""
+    num_rows = sum(rows for split in ("train", "valid") for rows in manifest[split].values())
+    missing = zip(columns, manifest["missing"])
+    return {column.name: "no row has a value: kind: drop" for column, num in missing if num == num_rows}
+
+
+def scalings(columns: list[Column], manifest: dict) -> dict[str, Scaling]:
+    """Of the numbers with the transform auto."""
+    return {
+        column.name: Scaling.chosen(Moments(*manifest["moments"][i]), Moments(*manifest["log_moments"][i]))
+        for i, column in enumerate(columns)
+        if column.transform == AUTO
+    }
 
 
 class Modes:
@@ -500,14 +536,20 @@ def all_missing(missing: Sequence[str] | None = MISSING) -> tuple[str, ...]:
 
 
 def check_valid(valid):
-    """data.valid. Raises UserError unless it is a share, a path, or {column: NAME, last: N}."""
+    """data.valid. Raises UserError unless it is a share, a path, or {column: NAME, last: N or a span of time}."""
     if isinstance(valid, dict):
         if set(valid) != {"column", "last"}:
             raise UserError(
                 f"data.valid must have the keys column and last, as in {{column: day, last: 1}}, got {valid}"
             )
         check_text("valid: column", valid["column"], "the name of a column")
-        check_integer("data.valid: last", valid["last"], 1)
+        if not isinstance(valid["last"], str):
+            check_integer("data.valid: last", valid["last"], 1)
+        elif not span_of(valid["last"]):
+            raise UserError(
+                "data.valid: last must be a number of distinct values, or a span of time of seconds, minutes, hours, "
+                f"days or weeks as 90s, 30m, 12h, 7d, 2w, got {valid['last']}"
+            )
     elif not isinstance(valid, str):
         check_number("data.valid (a share, a path, or {column: NAME, last: N})", valid, 0, 1)
         if not 0 < valid < 1:

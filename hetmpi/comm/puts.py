@@ -1,4 +1,4 @@
-"""Windows: a Wire by one-sided calls. A line is a ring of words in its receiver's memory.
+"""Puts: a Wire by one-sided calls. A line is a ring of words in its receiver's memory.
 
 The sender puts the words of a message, and before them their number, at the head of the ring; it stores the new head
 when a flush has completed the puts, so that a receiver that sees the head sees the words. The flush is delayed until
@@ -27,7 +27,7 @@ HEAD, TAIL = 0, HEADER_WORDS // 2  # places of the two counters in the header, o
 LEAST_WORDS = 64  # of a ring
 
 
-class Windows:
+class Puts:
     """See hetmpi/comm/wire.py, Wire."""
 
     def __init__(self, lines: Lines, inbox_bytes: int = 1 << 22):
@@ -83,11 +83,11 @@ def opened(memory: np.ndarray, comm) -> MPI.Win:
         window = MPI.Win.Create(memory, 1, comm=comm)
     except MPI.Exception as problem:  # Open MPI 4.1 over TCP; on all ranks alike
         raise UserError(
-            f"this MPI supports no one-sided window over several nodes: set table.exchange=alltoall ({problem})"
+            f"this MPI supports no one-sided window over several nodes: set table.exchange=messages ({problem})"
         ) from problem
     if window.Get_attr(MPI.WIN_MODEL) != MPI.WIN_UNIFIED:
         raise UserError(
-            "this MPI keeps separate copies of window memory (not MPI_WIN_UNIFIED): set table.exchange=alltoall"
+            "this MPI keeps separate copies of window memory (not MPI_WIN_UNIFIED): set table.exchange=messages"
         )
     window.Lock_all(MPI.MODE_NOCHECK)
     return window

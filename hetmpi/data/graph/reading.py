@@ -1,0 +1,101 @@
+"""Tables of a graph's files, read only if they are regular files that fit into memory: a short compressed file may
+unpack to more than any machine has."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
+
+from hetmpi.bounded_file import open_regular, shown
+from hetmpi.data.tabular.files import PARQUET, DataError, compression_of, first_line, form_of, open_parquet
+from hetmpi.errors import one_line
+from hetmpi.memory import check_fits
+
+COPIES = 3  # bytes that reading a graph takes, per byte of its tables
+MOST_GZIP_RATIO = 1032
+CHUNK_BYTES = 1 << 20
+BATCH_ROWS = 1 << 12, 1 << 16  # least and most rows of a Parquet file that are decoded at a time
+BATCH_BYTES = 1 << 30
+
+
+def read_file(path: str) -> pa.Table:
+    """The table of a CSV or Parquet file. Raises UserError."""
+    open_regular(path).close()
+    return read_parquet_file(path) if form_of(path) == PARQUET else read_csv_file(path)
+
+
+def read_csv_file(path: str, *options) -> pa.Table:
+    """The table of a CSV file, which may be compressed. options: pyarrow's. Raises UserError."""
+    open_regular(path).close()
+    with reading(path):
+        check_unpacked(path)
+        table = csv.read_csv(path, *options)
+        return table.rename_columns(list(table.column_names))  # raises for a name that is no text
+
+
+def read_parquet_file(path: str) -> pa.Table:
+    """The table of a Parquet file. Raises UserError."""
+    file = open_parquet(path)
+    schema, metadata = file.schema_arrow, file.metadata
+    check_need(path, metadata.num_rows * sum(map(width_of, schema.types)))
+    batches, nbytes = [], 0
+    with reading(path):
+        for batch in file.iter_batches(batch_rows(metadata)):
+            batches.append(batch)
+            nbytes += batch.nbytes
+            check_need(path, nbytes, taken=nbytes)
+        table = pa.Table.from_batches(batches, schema)
+        table.validate(full=True)  # texts may be no UTF-8
+        return table
+
+
+@contextmanager
+def reading(path: str):
+    """A context that turns errors of a file's contents into a DataError."""
+    try:
+        yield
+    except (OSError, pa.ArrowException, UnicodeDecodeError, MemoryError) as error:
+        why = one_line(first_line(error))
+        raise DataError(f"data.path: {shown(path)} cannot be read: {why}") from error
+
+
+def check_unpacked(path: str):
+    """Raises UserError if a compressed file unpacks to more than fits into memory."""
+    kind, size = compression_of(path), os.path.getsize(path)
+    if kind is None:
+        return check_need(path, size)
+    if kind == "gzip" and size * MOST_GZIP_RATIO < 1 << 28:
+        return None
+    nbytes = 0
+    with pa.input_stream(path, compression=kind) as stream:
+        while chunk := stream.read(CHUNK_BYTES):
+            nbytes += len(chunk)
+            if nbytes % (64 * CHUNK_BYTES) < CHUNK_BYTES:
+                check_need(path, nbytes)
+    return check_need(path, nbytes)
+
+
+def check_need(path: str, nbytes: int, taken: int = 0):
+    """Raises UserError if a table of `nbytes`, of which `taken` are in memory, cannot be read into memory."""
+    what = f"data.path: {shown(path)}"
+    check_fits(COPIES * nbytes - taken, what, "use a machine with more, or smaller files")
+
+
+def width_of(kind: pa.DataType) -> int:
+    """Least bytes that a value takes in memory."""
+    try:
+        return max(1, kind.bit_width // 8)
+    except ValueError:  # texts and lists have offsets
+        return 4
+
+
+def batch_rows(metadata: pq.FileMetaData) -> int:
+    """Rows to decode at a time: of a column that is a dictionary, each may take as much as a whole chunk."""
+    least, most = BATCH_ROWS
+    groups = (metadata.row_group(group) for group in range(metadata.num_row_groups))
+    sizes = (group.column(c).total_uncompressed_size for group in groups for c in range(group.num_columns))
+    return min(most, max(least, BATCH_BYTES // max(1, max(sizes, default=1))))
