@@ -146,7 +146,7 @@ def write_parquet(path: Path, saved: Saved):
 
 def write_torchscript(path: Path, model: OfTensors, inputs: tuple):
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"`torch\.jit\.trace", DeprecationWarning)  # TorchScript is requested
+        warnings.filterwarnings("ignore", r"`torch\.jit\.(trace|save)", DeprecationWarning)  # TorchScript is requested
         # The models' checks of shapes are traced as constants; they hold for any B and U.
         warnings.filterwarnings("ignore", category=torch.jit.TracerWarning, module=r"hetmpi\.models\.(ctr|graph)")
         traced = io.BytesIO()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hetmpi import _C
 from hetmpi.checkpoint.files import CHUNK_BYTES, DTYPES, open_array, wrong_values
 from hetmpi.checkpoint.manifest import ARRAYS, file_name, read_base, tables_of
 from hetmpi.comm.route import Route, make_partition
@@ -73,10 +74,12 @@ class OpenArray:
         return out
 
 
-def collect(shards: list[ShardFiles], route: Route, name: str, out: np.ndarray):
-    """Reads array `name` of the keys of `route` (n) to their positions in out (n, ...). Opens one shard at a time."""
+def collect(shards: list[ShardFiles], partition: _C.Partition, route: Route, name: str, out: np.ndarray):
+    """Reads array `name` of the keys of `route` (n) to their positions in out (n, ...). Opens one shard at a time.
+    partition: by which the shards were saved."""
     for owner in route.owners:
-        rows, order = route.of(owner)
+        keys, order = route.of(owner)
+        rows = _C.Arithmetic(partition, owner).rows_of(keys)
         array = shards[owner].open(name)
         step = max(1, CHUNK_BYTES * len(out) // max(1, out.nbytes))
         for i in range(0, len(rows), step):
@@ -108,7 +111,7 @@ def fill(table: EmbeddingTable, place: str, saved: dict, shards: list[ShardFiles
         route = Route.of_keys(partition, keys)
         for name in ARRAYS:
             values = np.empty_like(getattr(table.shard, name)[begin : begin + len(keys)])
-            collect(shards, route, name, values)
+            collect(shards, partition, route, name, values)
             wrong = wrong_values(name, values)
             if wrong is not None:
                 raise UserError(f"{place}: {name} has {wrong}")

@@ -52,7 +52,7 @@ class Saved:
 
     def read(self, keys: np.ndarray, rows: np.ndarray):
         """Reads the rows of keys (n,) int64 into rows (n, dim) float32."""
-        collect(self.shards, Route.of_keys(self.partition, keys), "weight", rows)
+        collect(self.shards, self.partition, Route.of_keys(self.partition, keys), "weight", rows)
 
 
 class OfTensors(torch.nn.Module):

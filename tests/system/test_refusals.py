@@ -74,7 +74,7 @@ def test_a_wrong_setting_is_told_once(override):
         ),
         (
             "model.hidden=[1000000,1000000]",
-            ["hetmpi.models.wdl.WDL: not enough memory for a tensor of 3,725.3 GiB: lower table.dim"],
+            ["model=wdl needs 8,000.1 GB of memory", "lower table.dim or the widths of its layers"],
         ),
         (
             "model=finalmlp model.num_heads=7",

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from hetmpi import _C
 from hetmpi.table.optim import RowOptimizer, Schedule
 
 
@@ -46,10 +47,15 @@ def rows_after(grads, touched, lr):
     num_rows, dim = grads.shape[1:]
     rule = RowOptimizer("adam", lr).core(dim)
     weight, state = np.zeros((num_rows, dim), np.float32), np.zeros((num_rows, rule.state_dim), np.float32)
-    clock, rows = np.zeros(num_rows, np.int32), []
+    clock, marks, rows = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.uint8), []
+    directory = _C.Arithmetic(_C.Partition("range", num_rows, 1), 0)
+    owner = _C.Inbox(np.zeros((1, 4096), np.uint8), [0], [(0, 0)], 0, weight, state, clock, marks, directory)
     for step, (grad, touch) in enumerate(zip(grads, touched), start=1):
+        keys = np.flatnonzero(touch)
         rule.set_step(lr, step)
-        rule.apply_touched(weight, state, clock, grad, touch)
+        owner.begin(step, keys, keys, grad)
+        assert owner.poll(0.0)
+        owner.apply(rule)
         rows.append(weight.copy())
     return np.array(rows)
 
