@@ -1,7 +1,7 @@
 """Wire: the protocol for messages between this rank and its partners on other nodes (rails.py).
 
-A message is an array of words of 8 bytes, whose content only its sender and its receiver know. Two kinds: Messages
-(messages.py), by MPI_Isend, and Puts (puts.py), by one-sided calls.
+A message is an array of words of 8 bytes, whose content only its sender and its receiver know. Messages (messages.py) is
+the wire of table.exchange=messages; tests/support/toy_wire.py is another.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Wire(Protocol):
     is_idle: bool
 
     def send(self, partner: int, tag: int, message: np.ndarray) -> None:
-        """Sends a message (n,) int64, which must not be changed any more. Does not wait. It may leave with a later call
-        of `publish` or `arrived` only."""
+        """Sends a message (n,) int64, which must not be changed any more. Does not wait for the receiver: a part for
+        which it has no room leaves with later calls of `publish` or `arrived`."""
 
     def expect(self, partner: int, tag: int) -> None:
         """Prepares for the next message of a partner, so that it can arrive while this rank computes."""

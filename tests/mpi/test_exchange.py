@@ -51,7 +51,7 @@ pytestmark = pytest.mark.mpi
 @pytest.mark.parametrize("rule", sorted(RULES))
 def test_rows_are_those_of_windows_bit_for_bit(apart, rule, partition):
     results = []
-    for exchange, prefetch in [("windows", False), ("messages", False), ("messages", True), (PUTS, True)]:
+    for exchange, prefetch in [("windows", False), ("messages", False), ("messages", True)]:
         table = make_table(apart, rule, 0.02, partition=partition, exchange=exchange)
         assert table.client.transport.name == (None if apart.is_one_node else exchange)
         results.append((train(table, apart, steps=10, prefetch=prefetch), all_rows(table, apart)))
@@ -82,8 +82,7 @@ def test_tables_read_one_by_one_or_together_match_on_nodes_of_one_rank_and_of_se
 # Bounded staleness: the tests of windows in tests/mpi/test_staleness.py that apply if all ranks step together.
 
 
-PUTS = "hetmpi.comm.puts.Puts"
-MESSAGES = {"exchange": st.sampled_from(["messages", PUTS])}
+MESSAGES = {"exchange": st.just("messages")}
 ANNOUNCED = {**MESSAGES, "prefetch": st.just(True), "capacity_rows": st.sampled_from([5, 1, 32, 40, 64, ALL])}
 PLAIN_MESSAGES = {**PLAIN, "exchange": "messages"}
 
