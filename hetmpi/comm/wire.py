@@ -1,7 +1,7 @@
 """Wire: the protocol for messages between this rank and its partners on other nodes (rails.py).
 
-A message is an array of words of 8 bytes, whose content only its sender and its receiver know. Messages (messages.py) is
-the wire of table.exchange=messages; tests/support/toy_wire.py is another.
+A message is an array of words of 8 bytes, whose content only its sender and its receiver know. messages.py is the wire
+of table.exchange=messages, tests/support/toy_wire.py another one.
 """
 
 from __future__ import annotations
