@@ -55,7 +55,7 @@ from hetmpi.data.tabular.convert import KEPT
 from hetmpi.data.tabular.coverage import Coverage
 from hetmpi.data.tabular.reading import BadRows
 from hetmpi.data.tabular.rules import NUMBER
-from hetmpi.errors import LARGEST, UserError, check_integer
+from hetmpi.errors import LARGEST, UserError, check_integer, one_line
 from hetmpi.layers import FeatureRows
 from hetmpi.run.command_line import parse
 from hetmpi.run.node_outputs import NodeOutputs, is_of_nodes
@@ -83,7 +83,7 @@ def main(world: World, arguments: list[str] | None = None):
     asked = parse(arguments[1:])
     if asked.multirun or asked.cfg is not None:
         raise UserError("hetmpi predict does not support -m and --cfg")
-    own = dict(text.split("=", 1) for text in asked.overrides if text.split("=")[0] in OWN)
+    own = dict(value_of(text) for text in asked.overrides if text.split("=")[0] in OWN)
     overrides = [text for text in asked.overrides if text.split("=")[0] not in OWN]
     out = Path(own.pop("out", ""))
     if out.suffix not in (".parquet", ".npy"):
@@ -97,6 +97,14 @@ def main(world: World, arguments: list[str] | None = None):
     num, mean = Prediction(world, checkpoint, overrides, asked.config_dir, **checked(own)).write(out)
     if world.rank == 0:
         print(f"hetmpi: {out}: {num:,} predictions, mean {mean:.4f}", flush=True)
+
+
+def value_of(text: str) -> tuple[str, str]:
+    """KEY and VALUE. Raises UserError for a text without a value."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise UserError(f"hetmpi predict takes KEY=VALUE, got {one_line(text)}")
+    return key, value
 
 
 def predict_nodes(world: World, checkpoint: Path, overrides: list[str], config_dir: str | None, own: dict, out: Path):
@@ -165,7 +173,7 @@ class Prediction:
 
     def _of_files(self, overrides: list[str]) -> list[Part]:
         """A part for each unit of the files."""
-        given = dict(text.lstrip("+").split("=", 1) for text in overrides)
+        given = dict(value_of(text.lstrip("+")) for text in overrides)
         wrong = sorted(set(given) - set(OF_FILES))
         if wrong:
             raise UserError(

@@ -74,9 +74,13 @@ def read_lines(path: Path) -> list[dict]:
     with open_regular(path) as file:
         while line := file.readline(LARGEST_LINE + 1):
             place, left = f"{shown(path)}, line {len(lines) + 1}", left - len(line)
-            if len(line) > LARGEST_LINE or left < 0:
-                limit = LARGEST_LINE if len(line) > LARGEST_LINE else LARGEST_LINES
-                raise UserError(f"{place}: more than {limit:,} bytes: log fewer steps with log.every_steps")
+            if len(line) > LARGEST_LINE:
+                raise UserError(f"{place}: more than {LARGEST_LINE:,} bytes: remove the line")
+            if left < 0:
+                raise UserError(
+                    f"{shown(path)} has more than {LARGEST_LINES:,} bytes: keep every tenth line, as by "
+                    "awk 'NR % 10 == 1', and log fewer steps with log.every_steps"
+                )
             if not line.endswith(b"\n"):
                 break
             lines.append(checked(line, place))

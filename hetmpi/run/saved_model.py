@@ -158,7 +158,9 @@ def check_data(checkpoint: Path, source):
     saved = encoder_of(checkpoint, dense_state(checkpoint, manifest))
     difference = saved and saved.difference(now)
     if difference:
-        raise UserError(f"{checkpoint} was saved with other data: {difference}: give the same data.path, or start anew")
+        raise UserError(
+            f"{checkpoint} was saved with other data: {difference}: give the same data and rules, or start anew"
+        )
 
 
 def check_graph(checkpoint: Path, manifest: dict, source):

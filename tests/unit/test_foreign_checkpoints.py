@@ -238,3 +238,9 @@ def test_export_says_in_one_line_what_it_wrote_and_leaves_nothing_of_a_failure(o
     refused(lambda: export.main([str(path), "half"]))
     assert not (own / "half").exists() and not (own / "none").exists()
     assert not [entry for entry in own.rglob(".*") if entry.suffix == ".part"]
+
+
+@pytest.mark.parametrize("text", ["allow", "~data.label"])
+def test_a_word_of_predict_without_a_value_is_refused(text):
+    with pytest.raises(UserError, match=f"hetmpi predict takes KEY=VALUE, got {text}"):
+        predict.value_of(text)
