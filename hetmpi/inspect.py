@@ -115,9 +115,10 @@ def label_lines(label: str | None, seen: dict[str, Seen]) -> list[str]:
 
 def column_line(name: str, layout: Layout, seen: Seen) -> str:
     """The rule of one column, with a remark."""
-    kind = layout.types[name]
+    kind, where = layout.types[name], f"name: {quoted(as_rule(name, layout))}"
+    if seen.rows and not seen.distinct:
+        return f"  - {{{where}, kind: drop}}  # no value in {seen.rows:,} rows"
     remark = f"{seen.distinct:,} distinct values in {seen.rows:,} rows, as {shown(seen.examples)}"
-    where = f"name: {quoted(as_rule(name, layout))}"
     rule = f"{where}, kind: id"
     has_own = seen.distinct > MOST_OWN * seen.rows
     if kind == FLOAT:

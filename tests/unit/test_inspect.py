@@ -73,6 +73,26 @@ def test_times_of_their_own_are_dropped_and_other_ids_have_a_remark(tmp_path):
     assert 'name: "day", kind: id' in day and "own" not in day
 
 
+def test_only_times_that_data_valid_reads_are_said_to_be_times(tmp_path):
+    days = [f"{month:02}-{day:02}" for month in range(1, 10) for day in range(1, 29)]
+    times = {
+        "long": [f"2024-{day}" for day in days],
+        "short": [f"2024-{day[1:]}" for day in days],
+        "impossible": ["2024-02-30", *(f"2024-{day}" for day in days[1:])],
+    }
+    pq.write_table(pa.table({**times, "click": [0, 1] * (len(days) // 2)}), tmp_path / "a.parquet")
+    advised = [rule for rule in inspected(str(tmp_path / "a.parquet")).splitlines() if "valid: {column, last}" in rule]
+    assert len(advised) == 1 and '"long"' in advised[0]
+
+
+def test_columns_without_values_are_dropped(tmp_path):
+    columns = {"none": pa.nulls(9), "nan": [float("nan")] * 9, "lists": [["a"]] * 9, "click": [0, 1, 1] * 3}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    none, nan, lists = inspected(str(tmp_path / "a.parquet")).splitlines()[-3:]
+    assert none.endswith('{name: "none", kind: drop}  # no value in 9 rows') and "kind: drop" in nan
+    assert "kind: id" in lists
+
+
 def table(*names, rows=2):
     return pa.table([pa.array([0, 1][:rows], pa.int64())] * len(names), names=list(names))
 

@@ -26,10 +26,10 @@ from hetmpi import _C
 from hetmpi.data.batch import concatenate
 from hetmpi.data.tabular import DataError, Encoder, Reader, Tabular
 from hetmpi.data.tabular import prepare as preparing
-from hetmpi.data.tabular.convert import hashes
+from hetmpi.data.tabular.convert import hashes, numbers
 from hetmpi.data.tabular.coverage import Coverage
 from hetmpi.data.tabular.encoder import FIRST_KEY, MISSING_KEY, UNSEEN_KEY
-from hetmpi.data.tabular.scaling import Moments, join
+from hetmpi.data.tabular.scaling import FARTHEST, Moments, Scaling, join
 from hetmpi.errors import UserError
 from hetmpi.inspect import inspected
 
@@ -525,6 +525,26 @@ def test_the_scaling_of_numbers_is_the_same_bits_on_any_number_of_ranks_and_in_a
     assert none.difference(one.encoder) == "column price had transform: none, now auto"
 
 
+def test_values_far_outside_the_training_range_are_finite_numbers_without_a_warning(recwarn):
+    values = np.array([-3e38, 1.0, np.nan, 3e38], np.float32)
+    found = Scaling(False, 1.0, 0.001)(values)
+    assert np.array_equal(found, np.array([-FARTHEST, 0, np.nan, FARTHEST], np.float32), equal_nan=True)
+    assert not recwarn.list
+
+
+def test_the_text_of_a_scaling_has_one_sign():
+    assert str(Scaling(False, -0.0039, 0.98)) == "(x + 0.0039) / 0.98"
+    assert str(Scaling(True, 2.5, 1.0)) == "(log(1 + x) - 2.5) / 1, as it is skewed"
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.uint64()])
+def test_large_integers_are_the_same_numbers_in_parquet_and_text(kind):
+    values = [(1 << 53) + 1, 1_714_566_600_123_456_789, (1 << 63) - 1, None]
+    found, bad = numbers(pa.array(values, kind), ("",))
+    expected, _ = numbers(pa.array(["" if value is None else str(value) for value in values]), ("",))
+    assert bad is None and np.array_equal(found, expected, equal_nan=True) and found[2] == 2.0**63
+
+
 @pytest.mark.parametrize("value", ["0.1", "1e-38", "33554432.5", ""])
 def test_a_number_of_one_value_or_none_is_always_zero(tmp_path, value):
     told = []
@@ -660,6 +680,26 @@ def test_the_last_span_of_time_is_held_out(tmp_path, small, form, last, num):
     assert data.num_train == 400 - num + (path.suffix == ".csv")  # a missing time is trained on
     source_of(path, tmp_path / "three", valid=rule, size=3)
     assert contents(tmp_path / "one") == contents(tmp_path / "three")
+
+
+def test_a_file_without_values_in_a_column_of_times_or_lists_is_read(tmp_path):
+    rows = {"a": ["x", "y"] * 50, "click": [0, 1] * 50}
+    pq.write_table(pa.table({"when": TIMES[:100], "tags": [["s", "t"]] * 100, **rows}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"when": pa.nulls(100), "tags": pa.nulls(100), **rows}), tmp_path / "b.parquet")
+    data = source_of(tmp_path / "*.parquet", tmp_path / "cache", valid={"column": "when", "last": "10h"})
+    assert (data.num_train, data.num_valid) == (198, 2)
+    assert len(data.train(0, 198).bags[0].values) == 2 * 98
+
+
+def test_a_time_beyond_the_range_of_microseconds_is_a_bad_row(tmp_path):
+    when = pa.array([86_400_000 * i for i in range(100)] + [1 << 62], pa.timestamp("ms"))
+    rows = {"a": ["x"] * 101, "click": [i % 2 for i in range(101)]}
+    pq.write_table(pa.table({"when": when, **rows}), tmp_path / "a.parquet")
+    rule = {"column": "when", "last": "7d"}
+    with pytest.raises(DataError, match="row 101, column when: .* is no date or timestamp"):
+        source_of(tmp_path / "a.parquet", tmp_path / "cache", valid=rule)
+    data = source_of(tmp_path / "a.parquet", tmp_path / "cache2", valid=rule, max_bad_rows=1)
+    assert (data.num_train, data.num_valid) == (93, 7)
 
 
 def test_the_rows_of_another_file_are_held_out(tmp_path):

@@ -129,18 +129,19 @@ def classes_of(values: Sequence) -> tuple[np.ndarray, list[str]]:
 def whole_labels(found: np.ndarray, what: str) -> np.ndarray:
     """Labels (N,) int64 of integers, or of whole numbers with NaN for none. Raises DataError for other numbers. what:
     for the message."""
-    is_wrong = (found >= 1 << 62) | (found <= -(1 << 62))
-    if found.dtype.kind == "f":
-        known = ~np.isnan(found)
-        is_wrong |= known & (np.floor(found) != found)
-        found = np.where(known, found, NO_LABEL)
+    values = found.astype(np.float64) if found.dtype.kind == "f" else found  # 1 << 62 is beyond float16
+    is_wrong = (values >= 1 << 62) | (values <= -(1 << 62))
+    if values.dtype.kind == "f":
+        known = ~np.isnan(values)
+        is_wrong |= known & (np.floor(values) != values)
+        values = np.where(known, values, NO_LABEL)
     wrong = np.flatnonzero(is_wrong)
     if len(wrong):
         raise DataError(
             f"{what} must be integers that number the classes from 0; {len(wrong):,} of {len(found):,} are not, the "
             f"first is {found[wrong[0]]}"
         )
-    return found.astype(np.int64)
+    return values.astype(np.int64)
 
 
 def classes_below(num_classes: int, what: str) -> int:

@@ -56,6 +56,11 @@ def as_text(array: pa.Array) -> pa.Array:
     return array.cast(pa.binary())
 
 
+def typed(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A column without any value, to which Parquet gives no type, as `kind`; others as they are."""
+    return array.cast(kind) if pa.types.is_null(array.type) else array
+
+
 def buffers_of(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """offsets (n + 1,) int32 and data (m,) uint8 of binary texts."""
     if len(texts) == 0:
@@ -110,7 +115,7 @@ def numbers(array: pa.Array, missing: tuple[str, ...]) -> tuple[np.ndarray, np.n
         texts = pc.replace_substring_regex(texts, pattern=r"^\+", replacement="")
         array = pc.if_else(pa.array(good), texts, pa.scalar(None, pa.binary())).cast(pa.string())
     try:
-        array = array.cast(pa.float64())
+        array = array.cast(pa.float64(), safe=not pa.types.is_integer(array.type))  # integers beyond 2^53 are rounded
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise DataError(f"it holds {array.type}, numbers were expected") from error
     values = array.to_numpy(zero_copy_only=False)
@@ -138,7 +143,8 @@ def integers(array: pa.Array, missing: tuple[str, ...]) -> tuple[np.ndarray, np.
 
 def times(array: pa.Array, missing: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Microseconds since 1970 (n,) int64 of dates and timestamps, in UTC unless they have a zone; which are missing,
-    and which are texts of another form, (n,) bool."""
+    and which are texts of another form or beyond the range of microseconds, (n,) bool."""
+    array = typed(array, MICROSECONDS)
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
     if pa.types.is_date(array.type):
@@ -150,8 +156,10 @@ def times(array: pa.Array, missing: tuple[str, ...]) -> tuple[np.ndarray, np.nda
         texts, none = trimmed(as_text(array), missing)
         array = moments_of(texts)
         good = np.asarray(array.is_valid())
-    array = array.cast(pa.timestamp("us", array.type.tz), safe=False)
-    return array.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False), none, ~good & ~none
+    found = array.cast(pa.timestamp("us", array.type.tz), safe=False)
+    if array.type.unit in ("s", "ms"):
+        good &= np.asarray(pc.equal(found.cast(array.type, safe=False), array).fill_null(True))
+    return found.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False), none, ~good & ~none
 
 
 def moments_of(texts: pa.Array) -> pa.Array:
@@ -180,6 +188,7 @@ def cast_some(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def lists(array: pa.Array, column: Stored, missing: tuple[str, ...]) -> tuple[pa.Array, np.ndarray | None]:
     """list<int64> of the values' hashes or integers, without missing ones, and rows with a bad value."""
+    array = typed(array, pa.list_(pa.string()))
     if column.separator is not None and not is_list(array.type):  # else they are divided already
         array = pc.split_pattern(as_text(array).fill_null(b""), column.separator.encode())
     if not is_list(array.type):
@@ -311,7 +320,11 @@ def without(table: pa.Table, raw: pa.Table, faults: list[Fault], place, bad: Bad
 
 
 def value_text(raw: pa.Table, column: str, row: int) -> str:
-    value = raw.column(column)[row].as_py()
+    value = raw.column(column)[row]
+    try:
+        value = value.as_py()
+    except (OverflowError, ValueError):  # a time that Python cannot hold
+        value = f"{value.cast(pa.int64()).as_py()} ({value.type})"
     return (
         "a missing value"
         if value in (None, b"", "")

@@ -17,7 +17,7 @@ from hetmpi.data.tabular.convert import NO_INTEGER, hashes, integers, no_value
 from hetmpi.data.tabular.files import DataError
 from hetmpi.data.tabular.reading import LABEL, Reading
 from hetmpi.data.tabular.rules import AUTO, ID, Column
-from hetmpi.data.tabular.scaling import Scaling
+from hetmpi.data.tabular.scaling import Scaling, standardized
 
 HASHED, VOCABULARY, INTEGERS = "hashed", "vocabulary", "integers"
 MISSING_KEY, UNSEEN_KEY, FIRST_KEY = 0, 1, 2  # of a vocabulary
@@ -203,7 +203,7 @@ class Encoder:
         elif transform == "standardize":
             num, mean, squares = self.moments[number]
             deviation = np.sqrt(squares / num) if num else 0.0
-            values = ((values.astype(np.float64) - mean) / (deviation or 1.0)).astype(np.float32)
+            values = standardized(values.astype(np.float64), mean, deviation or 1.0)
         return np.nan_to_num(values, nan=0.0)
 
 

@@ -13,7 +13,8 @@ MANY_ROWS = 10_000  # fewer are a trial, whose held-out rows may be few
 
 
 def check_held_out(folder: str, manifest: dict, reading: Reading) -> None:
-    """Raises DataError for held-out rows of prepared data that are few of many, or all have one label."""
+    """Raises DataError for held-out rows of prepared data that are few of many, or all have one label. Opens all
+    held-out files: for one rank."""
     train, valid = (sum(manifest[split].values()) for split in ("train", "valid"))
     if train + valid < MANY_ROWS:
         return
@@ -22,8 +23,10 @@ def check_held_out(folder: str, manifest: dict, reading: Reading) -> None:
             f"data.valid holds out {valid:,} of {train + valid:,} rows, at least {LEAST_ROWS} are needed to tell "
             f"how good a model is: {cure(reading)}"
         )
+    if reading.label_kind != CLICK:
+        return
     least, most = label_range(folder, list(manifest["valid"]))
-    if reading.label_kind == CLICK and least == most:
+    if least == most:
         raise DataError(
             f"data.valid holds out {valid:,} of {train + valid:,} rows, all with the label {most:g}, of which there is "
             f"no AUC: {cure(reading)}"

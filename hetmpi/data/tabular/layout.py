@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
 
-from hetmpi.data.tabular.convert import NUMBER_TEXT, as_text, numbers, trimmed
+from hetmpi.data.tabular.convert import NUMBER_TEXT, as_text, moments_of, numbers, trimmed
 from hetmpi.data.tabular.files import PARQUET, TEXT, DataError, first_line, form_of, open_parquet, parquet_names
 from hetmpi.data.tabular.rules import FLOAT, INTEGER, LIST, NESTED, STRING
 from hetmpi.data.tabular.scaling import Scaling
@@ -19,7 +19,6 @@ SAMPLE_BYTES = 1 << 20
 SAMPLE_ROWS = 10_000
 INFINITE_TEXT = r"^[+-]?(?i:inf|infinity|nan)$"  # refused, or missing, when numbers are read
 INTEGERS_TEXT = r"^-?[0-9]+$"
-TIME_TEXT = r"^[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([ T][0-9]{1,2}:[0-9]{2}.*)?$"
 DELIMITERS = (",", "\t", ";", "|")
 SEPARATORS = ("|", ";", ",", " ")
 ONE_IN = 100  # distinct values of a column of numbers that may be texts: to be refused by line, not to become ids
@@ -59,8 +58,8 @@ def look(path: str, names, delimiter: str | None, quote: str | None, missing: tu
 
 @dataclass(frozen=True)
 class Seen:
-    """Values of a column in a sample of so many rows. is_binary: only 0 and 1. is_time: dates or times. separator: one
-    that may divide several values, None if none seems to. scaling: of numbers."""
+    """Values of a column in a sample of so many rows. is_binary: only 0 and 1. is_time: dates or times that
+    data.valid reads. separator: one that may divide several values, None if none seems to. scaling: of numbers."""
 
     rows: int
     distinct: int
@@ -100,7 +99,7 @@ def seen(texts: pa.Array | pa.ChunkedArray, missing: tuple[str, ...], kind: str)
     examples = [value.decode(errors="replace") for value in values[:3].to_pylist()]
     is_binary = sorted(values[:3].to_pylist()) == [b"0", b"1"]
     is_number = kind in (INTEGER, FLOAT) or guess_of(values) in (INTEGER, FLOAT)
-    is_time = len(values) > 0 and bool(np.asarray(pc.match_substring_regex(values, TIME_TEXT)).all())
+    is_time = len(values) > 0 and not moments_of(values).null_count
     separator = None if is_number or is_time else separator_of(values)
     scaling = Scaling.of(np.concatenate([numbers(one, missing)[0] for one in chunks_of(texts)])) if is_number else None
     return Seen(len(texts), len(values), examples, is_binary, is_number, is_time, separator, scaling)

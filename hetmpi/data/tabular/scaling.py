@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 SKEWED = 1.0  # absolute skewness above which a logarithm is tried; 2 for an exponential distribution
+FARTHEST = 1e6  # deviations from the mean, so that no number is infinite in float32
 LESS_SKEWED = 0.8  # the logarithm is used if it multiplies the skewness by less than this
 
 
@@ -64,6 +65,11 @@ def log_of(values: np.ndarray) -> np.ndarray:
     return np.copysign(np.log1p(np.abs(values)), values)
 
 
+def standardized(values: np.ndarray, mean: float, deviation: float) -> np.ndarray:
+    """(values - mean) / deviation, at most FARTHEST from 0. values (n,) float64 -> (n,) float32."""
+    return np.clip((values - mean) / deviation, -FARTHEST, FARTHEST).astype(np.float32)
+
+
 class Scaling(NamedTuple):
     """(x - mean) / deviation, of log_of(x) where is_log. A deviation of 0: all training rows have one value or none."""
 
@@ -94,11 +100,11 @@ class Scaling(NamedTuple):
         if not self.deviation:
             return np.zeros(len(values), np.float32)
         values = log_of(values) if self.is_log else values.astype(np.float64)
-        return ((values - self.mean) / self.deviation).astype(np.float32)
+        return standardized(values, self.mean, self.deviation)
 
     def __str__(self) -> str:
         if not self.deviation:
             return "one value or none in the training rows: always 0"
-        return f"({'log(1 + x)' if self.is_log else 'x'} - {self.mean:.4g}) / {self.deviation:.4g}" + (
-            ", as it is skewed" if self.is_log else ""
-        )
+        x, end = ("log(1 + x)", ", as it is skewed") if self.is_log else ("x", "")
+        sign = "+" if self.mean < 0 else "-"
+        return f"({x} {sign} {abs(self.mean):.4g}) / {self.deviation:.4g}{end}"

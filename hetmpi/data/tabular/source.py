@@ -222,7 +222,8 @@ class Tabular:
                 f"data.path={self.path}: no column is an id, at least one is needed: give a column kind: id, or edges "
                 "(transform: [1, 10, 100]) that divide a number into buckets"
             )
-        check_held_out(self.folder, manifest, reading)
+        if rank == 0:
+            check_held_out(self.folder, manifest, reading)
         modes = Modes(self, manifest, columns)
         groups = modes.vocabularies()[rank::size]
         wanted = [(group, no_value(reading.columns[group[0]].seed)) for group in groups]
