@@ -17,13 +17,13 @@ import errno
 import json
 import os
 import socket
+import stat
 import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hetmpi.checkpoint.files import open_file
-from hetmpi.comm.process import machine, process_start
+from hetmpi.comm.process import is_running, machine, process_start
 from hetmpi.errors import UserError
 
 LOCK = ".lock"
@@ -78,7 +78,7 @@ class Holder:
     def is_running(self, here: Holder) -> bool | None:
         """Whether the process exists; None if that cannot be known from `here`."""
         if self.machine == here.machine:
-            return process_start(self.pid) == self.process_start
+            return is_running(self.pid, self.process_start)
         return False if self.job and self.job == here.job and self.restarts < here.restarts else None
 
     def __str__(self) -> str:
@@ -93,18 +93,27 @@ class FolderLock:
         """setting: the one that names the folder, for messages. beat_s, silent_s: as above."""
         self.setting, self.folder, self.path = setting, folder, folder / LOCK
         self.beat_s, self.silent_s = beat_s, silent_s
+        self._watched: tuple[tuple[int, str], float] | None = None  # a beat, and the time when it was seen
         self._was_taken = False
         self._made_folder = False
 
+    def watch(self):
+        """Begins to watch a lock that is there: the next take() counts its silence from here. Raises UserError if .lock
+        is no regular file."""
+        with contextlib.suppress(OSError):  # take() reports it
+            beat, _ = self._read()
+            self._watched = None if beat is None else (beat, time.monotonic())
+
     def take(self):
         """Takes the lock, or makes sure that this process still holds it. Creates the folder. Raises UserError if
-        another process holds it, OSError if the folder cannot be written."""
+        another process holds it or .lock is no regular file, OSError if the folder cannot be written."""
         here = Holder.here()
         is_new = self._create(here)
         while not is_new and not self._is_of(here):
-            beat = self._await_silence(here)
-            is_new = self._replace(here, beat)
-        self._was_taken = True
+            is_new = self._replace(here, self._await_silence(here))
+            if not is_new:  # another job was faster
+                time.sleep(POLL_S)
+        self._was_taken, self._watched = True, None
         if is_new:
             atexit.register(self.release)
             threading.Thread(target=self._beat, args=[here], name="hetmpi-lock", daemon=True).start()
@@ -112,7 +121,7 @@ class FolderLock:
     def release(self):
         """Removes the lock if this process holds it, and the folder if take() made it and it is empty."""
         atexit.unregister(self.release)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, UserError):
             if self._was_taken and self._is_of(Holder.here()):
                 self.path.unlink()
                 if self._made_folder:
@@ -123,29 +132,21 @@ class FolderLock:
         self._made_folder |= not self.folder.is_dir()
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            file = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+            write_new(self.path, here.text)
         except FileExistsError:
             return False
-        try:
-            os.write(file, here.text)
-        except OSError:  # the disk is full
-            self.path.unlink()
-            raise
-        finally:
-            os.close(file)
         return True
 
     def _read(self) -> tuple[tuple[int, str] | None, Holder | None]:
         """The time of the last beat with the content, None if there is no file; and the holder, None if the content
-        names none."""
+        names none. Raises UserError if it is no regular file."""
         try:
-            with open_file(self.path) as file:
-                text = file.read(LARGEST_BYTES).decode(errors="replace")
-                return (os.fstat(file.fileno()).st_mtime_ns, text), Holder.of_text(text)
+            beat = read_beat(self.path)
         except OSError as problem:
             if problem.errno not in (errno.ENOENT, errno.ESTALE):  # ESTALE: of NFS, for a file that was removed
                 raise
             return None, None
+        return beat, Holder.of_text(beat[1])
 
     def _is_of(self, here: Holder) -> bool:
         _, holder = self._read()
@@ -154,13 +155,14 @@ class FolderLock:
     def _await_silence(self, here: Holder) -> tuple[int, str] | None:
         """Waits until the lock is stale. Returns its last beat, None if it is gone. Raises UserError if its process
         runs, or if this process held it before."""
-        first, until, is_told = self._read()[0], time.monotonic() + self.silent_s, False
+        first, since = self._watched or (self._read()[0], time.monotonic())
+        self._watched, is_told = None, False
         while True:
             beat, holder = self._read()
             running = None if holder is None else holder.is_running(here)
             if holder is not None and (running or self._was_taken or beat != first):
                 raise self._in_use(holder)
-            if beat is None or running is False or time.monotonic() > until:
+            if beat is None or running is False or time.monotonic() > since + self.silent_s:
                 return beat
             if not is_told:
                 is_told = True
@@ -176,7 +178,8 @@ class FolderLock:
         if beat is None:
             return self._create(here)
         part = self.path.with_name(f"{LOCK}.{here.host}.{here.pid}")
-        part.write_bytes(here.text)
+        part.unlink(missing_ok=True)
+        write_new(part, here.text)
         if self._read()[0] != beat:
             part.unlink()
             return False
@@ -187,7 +190,7 @@ class FolderLock:
     def _beat(self, here: Holder):
         """Touches the file until it is removed or that of another process."""
         while True:
-            with contextlib.suppress(OSError):  # the next beat tries again
+            with contextlib.suppress(OSError, UserError):  # the next beat tries again
                 if not self._is_of(here):
                     return
                 os.utime(self.path)
@@ -198,3 +201,37 @@ class FolderLock:
             f"{self.setting}={self.folder} is in use by {holder}: wait for its end, or choose another {self.setting}; "
             f"if that process does not write there, remove {self.path}"
         )
+
+
+def write_new(path: Path, content: bytes):
+    """Writes a file that is not there yet. Raises FileExistsError, and OSError without leaving a file."""
+    file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    try:
+        os.write(file, content)
+    except OSError:  # the disk is full
+        path.unlink()
+        raise
+    finally:
+        os.close(file)
+
+
+def read_beat(path: Path) -> tuple[int, str]:
+    """The time of the last change of a lock, and its content. Follows no link, waits for no pipe. Raises UserError if
+    it is no regular file, OSError if it cannot be read."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as problem:
+        if problem.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+            raise not_regular(path) from problem
+        raise
+    try:
+        about = os.fstat(file)
+        if not stat.S_ISREG(about.st_mode):
+            raise not_regular(path)
+        return about.st_mtime_ns, os.read(file, LARGEST_BYTES).decode(errors="replace")
+    finally:
+        os.close(file)
+
+
+def not_regular(path: Path) -> UserError:
+    return UserError(f"{path} must be a regular file, it is a link, a folder or a device: remove it")

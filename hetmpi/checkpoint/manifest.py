@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import reprlib
 from pathlib import Path
@@ -30,8 +31,8 @@ STEP_NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,15})")
 TABLE_NAME = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,100}")
 HASH = re.compile(r"[0-9a-f]{32}")
 LARGEST, LARGEST_DIM = (1 << 53) - 1, (1 << 31) - 1
-LARGEST_BYTES = 1 << 25  # of manifest.json; 1,024 ranks with ten tables need 4 MB
-MOST_VALUES = 1 << 20  # in it, as its commas and brackets; these have 90,000
+LARGEST_BYTES = 1 << 29  # of manifest.json; 100 tables on 4,096 ranks need 200 MB, with the longest names 360 MB
+MOST_VALUES = 1 << 23  # in it, as its commas and brackets; these have 4.9 million and are read in 10 s
 
 
 def read_manifest(path: Path) -> dict:
@@ -39,9 +40,10 @@ def read_manifest(path: Path) -> dict:
     invalid."""
     try:
         with open_file(path / "manifest.json") as file:
-            text = file.read(LARGEST_BYTES + 1)
-        if len(text) > LARGEST_BYTES:
-            raise ValueError(f"it must have at most {LARGEST_BYTES:,} bytes, it has more")
+            size = os.fstat(file.fileno()).st_size
+            if size > LARGEST_BYTES:
+                raise ValueError(f"it must have at most {LARGEST_BYTES:,} bytes, it has {size:,}")
+            text = file.read(size)
         if sum(map(text.count, (b",", b"[", b"{"))) > MOST_VALUES:
             raise ValueError(f"it must have at most {MOST_VALUES:,} values, it has more")
         manifest = json.loads(text)
@@ -231,9 +233,18 @@ def check_files(entries: Entries):
     missing = next((name for name in names if name not in files.values), None)
     if missing is not None:  # the number of names is right, so another one is superfluous
         raise UserError(f"{files.place} lacks {missing}")
-    for name in files.values:
-        files.part(name).integer("bytes", 0)
-        files.part(name).text("xxh3_128", HASH.fullmatch, "32 hexadecimal digits")
+    for name, values in files.values.items():
+        if not is_file_entry(values):
+            files.part(name).integer("bytes", 0)
+            files.part(name).text("xxh3_128", HASH.fullmatch, "32 hexadecimal digits")
+
+
+def is_file_entry(values) -> bool:
+    """Whether this is a valid entry of a file: a quick check, as there may be a million."""
+    if not isinstance(values, dict):
+        return False
+    nbytes, digest = values.get("bytes"), values.get("xxh3_128")
+    return type(nbytes) is int and 0 <= nbytes <= LARGEST and isinstance(digest, str) and bool(HASH.fullmatch(digest))
 
 
 def brief(value) -> str:

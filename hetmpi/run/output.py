@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +15,11 @@ from hetmpi.errors import UserError
 def part_of(out: Path) -> Iterator[Path]:
     """A context with the path of a part file beside `out`, whose folder is created. Without an error the part file
     becomes `out`, otherwise it is removed. Raises UserError if the folder or `out` cannot be written."""
-    part = out.with_name(f".{out.name}.part")
+    part = out.with_name(f".{out.name}.{socket.gethostname()}.{os.getpid()}.part")
     with cannot_write(out):
         out.parent.mkdir(parents=True, exist_ok=True)
+        part.unlink(missing_ok=True)  # a link, or the file of a killed process
+        part.touch(exist_ok=False)  # by O_EXCL, which follows no link
     try:
         yield part
         with cannot_write(out):

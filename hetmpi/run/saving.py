@@ -124,9 +124,7 @@ def is_regular(config: DictConfig) -> bool:
 def locked(world: World, config: DictConfig):
     """A context in which this job alone writes to run.dir and checkpoint.dir. Collective. Raises UserError on every
     rank if another job writes there, or if the folders cannot be written."""
-    locks = [FolderLock("run.dir", Path(config.run.dir))]
-    if is_regular(config) or config.checkpoint.at_end:
-        locks.append(FolderLock("checkpoint.dir", Path(config.checkpoint.dir)))
+    locks = locks_of(config)
     with contextlib.ExitStack() as stack:
         for lock in locks if world.rank == 0 else ():
             stack.callback(lock.release)
@@ -134,8 +132,19 @@ def locked(world: World, config: DictConfig):
         yield
 
 
+def locks_of(config: DictConfig) -> list[FolderLock]:
+    """The locks of the folders that a run writes to."""
+    run, saved = Path(config.run.dir), Path(config.checkpoint.dir)
+    locks = [FolderLock("run.dir", run)]
+    if (is_regular(config) or config.checkpoint.at_end) and saved.resolve() != run.resolve():
+        locks.append(FolderLock("checkpoint.dir", saved))
+    return locks
+
+
 def take_all(locks: list[FolderLock]):
-    """Raises UserError if one of them cannot be taken."""
+    """Raises UserError if one of them cannot be taken. Locks of a killed job are watched at the same time."""
+    for lock in locks:
+        lock.watch()
     for lock in locks:
         try:
             lock.take()

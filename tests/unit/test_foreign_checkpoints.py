@@ -1,5 +1,6 @@
 """Checkpoints of somebody else: predict and export run no code that their files name, and open no path."""
 
+import itertools
 import json
 import sys
 import zipfile
@@ -13,6 +14,8 @@ from foreign import MODEL, write_synthetic, write_tabular
 from own_model import MODEL as OWN_MODEL
 
 from hetmpi import export, predict
+from hetmpi.checkpoint.files import write_json
+from hetmpi.checkpoint.manifest import ARRAYS, digest_of, file_name, read_manifest
 from hetmpi.comm.world import World
 from hetmpi.errors import UserError
 
@@ -215,13 +218,29 @@ def test_parts_that_name_each_other_many_times_are_read_once(own):
     export.main([str(path), "out"])
 
 
-def test_a_manifest_of_200_mb_is_refused_unread(own):
+def test_a_manifest_of_600_mb_is_refused_unread(own):
     manifest = own / "step-00000002/manifest.json"
     with open(manifest, "r+b") as file:
-        file.truncate(200_000_000)
-    assert "must have at most 33,554,432 bytes" in refused(lambda: export.main([str(manifest.parent), "out"]))
-    manifest.write_text('{"format": 1, "a": [' + "[]," * 3_000_000 + "1]}")
-    assert "must have at most 1,048,576 values" in refused(lambda: export.main([str(manifest.parent), "out"]))
+        file.truncate(600_000_000)
+    told = refused(lambda: export.main([str(manifest.parent), "out"]))
+    assert "must have at most 536,870,912 bytes, it has 600,000,000" in told
+    manifest.write_text('{"format": 1, "a": [' + "[]," * 5_000_000 + "1]}")
+    assert "must have at most 8,388,608 values" in refused(lambda: export.main([str(manifest.parent), "out"]))
+
+
+def test_the_manifest_of_100_tables_on_1024_ranks_is_read(tmp_path):
+    path, names, size = tmp_path / "step-00000005", [f"table{i}" for i in range(100)], 1024
+    table = {"num_rows": 9, "dim": 4, "partition": "hash", "rule": "sgd", "state_dim": 0, "step": 5}
+    of_shards = itertools.starmap(file_name, itertools.product(names, range(size), ARRAYS))
+    files = dict.fromkeys(["dense.pt", *of_shards], {"bytes": 1, "xxh3_128": "0" * 32})
+    manifest = {"format": 3, "step": 5, "samples": 5, "size": size, "tables": dict.fromkeys(names, table)}
+    manifest["files"] = files
+    path.mkdir()
+    write_json(path / "manifest.json", {**manifest, "xxh3_128": digest_of(manifest)})
+    assert read_manifest(path) == manifest
+    files["table7.shard-00003.clock.npy"] = {"bytes": True, "xxh3_128": "0" * 32}
+    write_json(path / "manifest.json", {**manifest, "xxh3_128": digest_of(manifest)})
+    assert "table7.shard-00003.clock.npy: bytes must be an integer" in refused(lambda: read_manifest(path))
 
 
 def test_export_says_in_one_line_what_it_wrote_and_leaves_nothing_of_a_failure(own, capsys):

@@ -7,12 +7,16 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from launch import environment
+from omegaconf import OmegaConf
 
 from hetmpi.checkpoint.lock import FolderLock, Holder
+from hetmpi.comm import process as processes
 from hetmpi.errors import UserError
+from hetmpi.run.saving import locked, take_all
 
 HOLDS = """
 import sys, time
@@ -136,3 +140,74 @@ def test_of_many_that_find_a_stale_lock_one_gets_it(tmp_path):
         process.kill()
         process.communicate()
     assert sorted(said) == ["", "", "held\n"]
+
+
+def test_a_process_that_proc_hides_is_watched_and_an_ended_or_dead_one_is_not(lock, other, monkeypatch, capsys):
+    pid, start = other.pid, processes.process_start(other.pid)
+    assert processes.is_running(pid, start) is True and processes.is_running(pid, start + 1) is False
+    with monkeypatch.context() as hidden:
+        hidden.setattr(processes, "_stat", lambda pid: None)
+        assert processes.is_running(pid, start) is None
+        hidden.setattr(os, "kill", lambda pid, signal: raise_(PermissionError))
+        assert processes.is_running(pid, start) is None
+    other.kill()
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert processes.is_running(pid, start) is False  # a zombie
+    other.wait()
+    assert processes.is_running(pid, start) is False
+    lock.take()
+    assert capsys.readouterr().out == ""
+
+
+def raise_(kind):
+    raise kind
+
+
+@pytest.fixture
+def two(tmp_path):
+    """The locks of run.dir and checkpoint.dir, of a job on another machine."""
+    locks = [FolderLock(name, tmp_path / name, silent_s=SILENT_S) for name in ("run.dir", "checkpoint.dir")]
+    for lock in locks:
+        write(lock)
+    yield locks
+    for lock in locks:
+        lock.release()
+
+
+def test_both_locks_of_a_killed_job_are_watched_at_once(two, capsys):
+    take_all(two)
+    assert capsys.readouterr().out.count("whether it still runs") == 1
+    take_all(two)
+
+
+def test_a_second_lock_that_is_touched_while_the_first_is_watched_is_in_use(two):
+    beat = threading.Timer(SILENT_S / 2, os.utime, [two[1].path])
+    beat.start()
+    with pytest.raises(UserError, match="checkpoint.dir is in use by process"):
+        take_all(two)
+    beat.join()
+
+
+@pytest.mark.parametrize("kind", ["link", "link to a lock", "folder", "pipe"])
+def test_a_lock_that_is_no_regular_file_is_refused(lock, kind):
+    lock.folder.mkdir()
+    if kind == "folder":
+        lock.path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(lock.path)
+    else:
+        write(FolderLock("run.dir", lock.folder.with_name("other")))
+        lock.path.symlink_to("nowhere" if kind == "link" else "../other/.lock")
+    for call in (lock.take, lock.watch):
+        with pytest.raises(UserError, match=rf"{lock.path} must be a regular file, .*: remove it"):
+            call()
+    lock.release()
+
+
+@pytest.mark.parametrize("saved", ["run", "other/../run", "saved"])
+def test_a_run_that_ends_at_once_leaves_no_new_folder(tmp_path, saved):
+    checkpoint = {"dir": str(tmp_path / saved), "every_steps": 1, "best": None, "at_end": True}
+    config = OmegaConf.create({"run": {"dir": str(tmp_path / "run")}, "checkpoint": checkpoint})
+    with locked(SimpleNamespace(rank=0, from_first=lambda call: call()), config):
+        assert (tmp_path / "run/.lock").is_file()
+    assert not [*tmp_path.iterdir()]
