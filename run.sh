@@ -196,7 +196,9 @@ sys.exit(0 if code == 5 else code)" --junitxml="$1/rank$rank.xml" "${@:2}"'
 
 show_failure() {  # RANKS STATUS
   local log
-  (($2 != 124 && $2 != 137)) || echo "--- stopped: not done after ${HETMPI_TEST_S:-} s (HETMPI_TEST_S)"
+  if (($2 == 124 || $2 == 137)); then
+    echo "--- stopped: ${HETMPI_TEST_S:+not done after $HETMPI_TEST_S s (HETMPI_TEST_S), or }killed, perhaps for memory"
+  fi
   for log in "$TEST_LOGS/$1"/*.log; do
     [[ ! -e $log ]] || { echo "--- $(basename "$log" .log), last lines:"; tail -n 40 "$log"; }
   done

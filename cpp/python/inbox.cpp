@@ -84,9 +84,9 @@ void bind_inbox(py::module_& m) {
                     int64_t, Array<float>, Array<float>, Array<int32_t>, Array<uint8_t>, const Directory*>(),
            py::arg("rings").noconvert(), py::arg("used"), py::arg("origins"), py::arg("own_rank"),
            py::arg("weight").noconvert(), py::arg("state").noconvert(), py::arg("clock").noconvert(),
-           py::arg("touched").noconvert(), py::arg("directory"), py::keep_alive<1, 2>(), py::keep_alive<1, 6>(),
-           py::keep_alive<1, 7>(), py::keep_alive<1, 8>(), py::keep_alive<1, 9>(), py::keep_alive<1, 10>(),
-           "used: the ring of each of the origins, which are blocks (first, last) of ranks.")
+           py::arg("touched").noconvert(), py::arg("directory").none(false), py::keep_alive<1, 2>(),
+           py::keep_alive<1, 6>(), py::keep_alive<1, 7>(), py::keep_alive<1, 8>(), py::keep_alive<1, 9>(),
+           py::keep_alive<1, 10>(), "used: the ring of each of the origins, which are blocks (first, last) of ranks.")
       .def("begin", &PyInbox::begin, py::arg("step"), py::arg("keys").noconvert(), py::arg("order").noconvert(),
            py::arg("grads").noconvert())
       .def("poll", &PyInbox::poll, py::arg("timeout_s"))

@@ -72,7 +72,7 @@ void bind_node_rows(py::module_& m, const char* name) {
   py::class_<NodeRows<T>>(m, name, "One array of the shards of all owners on this node, by rank.")
       .def(py::init<PyPushApplier*, int64_t, std::map<int64_t, Array<T>>, std::map<int64_t, const Directory*>>(),
            py::arg("applier").none(true), py::arg("own"), py::arg("shards"), py::arg("directories"),
-           py::keep_alive<1, 2>(), "The directories must live as long.")
+           py::keep_alive<1, 2>(), py::keep_alive<1, 5>())
       .def("gather", &NodeRows<T>::gather, py::arg("order").noconvert(), py::arg("keys").noconvert(),
            py::arg("first").noconvert(), py::arg("out").noconvert(),
            "out[order[i]] = the row of each key of a Route that an owner on this node has.");
@@ -88,7 +88,7 @@ void bind_push_applier(py::module_& m) {
                     const Directory*, RowOptimizer>(),
            py::arg("rings").noconvert(), py::arg("weight").noconvert(), py::arg("state").noconvert(),
            py::arg("clock").noconvert(), py::arg("touched").noconvert(), py::arg("mean_square").noconvert(),
-           py::arg("directory"), py::arg("optimizer"), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(),
+           py::arg("directory").none(false), py::arg("optimizer"), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(),
            py::keep_alive<1, 4>(), py::keep_alive<1, 5>(), py::keep_alive<1, 6>(), py::keep_alive<1, 7>(),
            py::keep_alive<1, 8>())
       .def("set_step", &PyPushApplier::set_step, py::arg("lrs"), py::arg("step"))

@@ -255,7 +255,7 @@ void bind_round(py::module_& m) {
       .def(py::init([](Array<int32_t> clock, std::vector<Array<float>> arrays, const Directory* directory) {
              return ShardArrays{clock, arrays, directory};
            }),
-           py::arg("clock").noconvert(), py::arg("arrays"), py::arg("directory"), py::keep_alive<1, 4>());
+           py::arg("clock").noconvert(), py::arg("arrays"), py::arg("directory").none(false), py::keep_alive<1, 4>());
   py::class_<RingArrays>(m, "RingArrays",
                          "A ring in this node's memory, or None, and the producer of it or its mirror.")
       .def(py::init(
@@ -276,7 +276,7 @@ void bind_round(py::module_& m) {
       .def(py::init<PyPushApplier*, int64_t, const std::vector<ShardArrays>&, const Owners&,
                     const std::vector<std::vector<PyRoundServer::Rings>>&, RecordFormat, bool>(),
            py::arg("applier").none(true), py::arg("own"), py::arg("shards"), py::arg("owners"), py::arg("rings"),
-           py::arg("format"), py::arg("judges"), py::keep_alive<1, 2>())
+           py::arg("format"), py::arg("judges"), py::keep_alive<1, 2>(), py::keep_alive<1, 4>(), py::keep_alive<1, 6>())
       .def("take", &PyRoundServer::take, py::arg("clients"), py::arg("requests"),
            "Takes requests; returns the reason of each.")
       .def("apply", &PyRoundServer::apply, "Applies or passes on all pushes; False: a ring is full, call again.")

@@ -229,7 +229,8 @@ class RoundServer {
         judges_(judges) {}
 
   // Takes the request of a client, whose memory must stay until apply() returns true and the reply is written. Throws
-  // std::out_of_range, and takes nothing, if its contents exceed it or name rows or owners that are not there.
+  // std::out_of_range, and takes nothing, if its contents exceed it or it asks for keys of others. Keys of pushes are
+  // checked when they are applied.
   void take(size_t client, const uint8_t* request, int64_t size) { requests_.push_back(parsed(client, request, size)); }
 
   // Applies the pushes of all requests taken to this rank's shard, and passes on those to other owners. Returns false
@@ -299,8 +300,11 @@ class RoundServer {
     }
   }
 
-  // Forgets the requests taken.
-  void clear() { requests_.clear(); }
+  // Forgets the requests taken, and records of them that are not applied yet.
+  void clear() {
+    requests_.clear();
+    pushed_.clear();
+  }
 
   static RequestHeader header_of(const uint8_t* request, int64_t size) {
     RoundRequest::check_end(sizeof(RequestHeader), size);

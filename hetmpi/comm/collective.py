@@ -268,7 +268,8 @@ class RailMailbox:
 
     def close(self):
         """Waits for transfers under way; their data is not used. Collective."""
-        self.publish()
+        if not self.posts.is_broken:
+            self.publish()
         self.posts.leave(self)
         self._grads.free()
 

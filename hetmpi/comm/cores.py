@@ -48,7 +48,7 @@ def least_of(root: str, group: str, read) -> float:
     """The least quota of a group and its ancestors. A group may be invisible in a container."""
     most, folder = NO_QUOTA, os.path.join(root, group.lstrip("/"))
     while folder.startswith(root):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):  # ValueError: of an emulation with another form
             most = min(most, read(Path(folder)))
         folder = os.path.dirname(folder)
     return most

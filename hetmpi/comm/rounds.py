@@ -11,6 +11,7 @@ waits for a reply.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -81,12 +82,27 @@ class Shared:
         """Takes a table out; the last one waits until the others have received this rank's last messages.
         Collective."""
         self.members.remove(member)
-        if not self.members and not self.is_broken:
+        if self.members:
+            return
+        if not self.is_broken:
             wait_for(
-                self.world, lambda: self.wire.is_idle, "for other ranks to receive its last message about the table"
+                self.world,
+                lambda: self.wire.publish() and self.wire.is_idle,
+                "for other ranks to receive its last message about the table",
             )
-            self.world.meet("for all ranks to close the table")  # a wire may reach a rank that makes no call
+        # A wire may reach a rank that makes no call. Also where the messages are broken, as others may not know it.
+        self.world.meet("for all ranks to close the table")
+        if not self.is_broken:
             self.wire.free()
+
+    @contextlib.contextmanager
+    def breaking(self):
+        """A context in which an error leaves the messages broken: what was read is gone, so none can be awaited."""
+        try:
+            yield
+        except Exception:
+            self.is_broken = True
+            raise
 
     def send_letters(self, letters: dict, tag: int):
         """Sends every server the letters of all tables that have one."""
@@ -175,7 +191,8 @@ class Rounds(Shared):
             self.send()
         for earlier in list(self._rounds):
             if not earlier.is_served:
-                self._serve(earlier)
+                with self.breaking():
+                    self._serve(earlier)
             if earlier is one:
                 return
 
@@ -275,9 +292,10 @@ class Posts(Shared):
                 if message is None:
                     break
                 self._num_received[i] += 1
-                for member, section in zip(self.members, self.sections(message)):
-                    if section[2] > section[1]:
-                        member.take(i, section)
+                with self.breaking():
+                    for member, section in zip(self.members, self.sections(message)):
+                        if section[2] > section[1]:
+                            member.take(i, section)
         return all(num == self._num_sent for num in self._num_received)
 
 

@@ -208,12 +208,15 @@ def imported(path: str) -> MakeWire:
     """The class that "package.module.Class" names."""
     module, _, name = path.rpartition(".")
     try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
+        found = getattr(import_module(module), name)
+        if not callable(found):
+            raise AttributeError(f"it is a {type(found).__name__}")
+    except (ImportError, AttributeError, ValueError) as error:  # ValueError: an empty name of a module
         raise UserError(
             f"table.exchange={path}: there is no such class ({error}): use messages, windows, auto, or "
             "package.module.Class"
         ) from error
+    return found
 
 
 def trial_ms(world: World, transports, trial: Callable[[Transport], None]) -> np.ndarray:

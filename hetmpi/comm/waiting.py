@@ -53,7 +53,9 @@ class Notices:
     def warning(self, what: str, waited_s: float) -> str | None:
         """The warning about this rank's wait and those of other ranks; None if another rank prints it."""
         me = self.comm.rank
-        if me not in self._listeners or any(rank < me for rank in self.waiting if rank in self._listeners):
+        listening = [rank for rank in self.waiting if rank in self._listeners]
+        is_said_by_another = min(listening, default=me) < me if me in self._listeners else bool(listening)
+        if is_said_by_another:
             return None
         others = [f"rank {rank} waits {text}" for rank, text in sorted(self.waiting.items())]
         busy = [

@@ -35,7 +35,6 @@ from hetmpi.tasks.task import Task
 MB = 1 << 20
 CLASS_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 STALENESS_PER_STEP = 10  # of table.staleness, for each step of table.round_steps by default
-TWO_SIDED = ("auto", "messages")  # values of table.exchange with which requests may be two-sided
 OWN_OPTIM = ("rows", "rows_lr", "rows_weight_decay")  # settings that a table may have of its own
 
 
@@ -328,10 +327,17 @@ def check_batches(config: DictConfig, world: World, task: Task, specs: dict[str,
     refuse_if_short(world, batch_bytes(config, task, specs, num), False, message)
 
 
-def boards_bytes_of(config: DictConfig, world: World, task: Task, specs: dict[str, TableSpec], exchange: str) -> int:
-    """Most memory of a rank for the messages by which the ranks of a node share those to other nodes, where table.
-    exchange is two-sided (hetmpi/comm/board.py). exchange: the setting, or the transport that it has chosen."""
-    if exchange not in TWO_SIDED or world.is_one_node or world.node.size == 1:
+def may_be_two_sided(exchange: str | None) -> bool:
+    """Whether requests may be answered by messages. exchange: the setting, or the transport that it has chosen."""
+    return exchange not in (None, "windows")
+
+
+def boards_bytes_of(
+    config: DictConfig, world: World, task: Task, specs: dict[str, TableSpec], exchange: str | None
+) -> int:
+    """Most memory of a rank, if keys are spread evenly, for the messages by which the ranks of a node share those to
+    other nodes (hetmpi/comm/board.py). exchange: as for may_be_two_sided."""
+    if not may_be_two_sided(exchange) or world.is_one_node or world.node.size == 1:
         return 0
     peeked = most_keys_of(config, task, specs, config.eval.batch_size)
     written = most_keys_of(config, task, specs) if staleness_of(config).is_synchronous else dict.fromkeys(specs, 0)

@@ -75,7 +75,8 @@ class Staleness:
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """Size, eviction policy and precision of a rank's cache; without effect at staleness 0, which has none.
+    """Size, eviction policy and precision of a rank's cache. At staleness 0 there is none: a capacity is refused
+    there, and the rest has no effect.
 
     capacity_rows, or capacity_fraction of the table's rows: lines of each rank; 0, or neither, is no cache. policy:
     lru, lfu or lfuopt (cpp/cache/cache_decisions.h). admit: `offnode` caches rows of other nodes, `remote` those of

@@ -177,3 +177,9 @@ def test_when_the_first_ranks_are_stopped_one_other_rank_warns():
         warned.append(notices.warning("for a test", 60))
     (text,) = filter(None, warned)
     assert "not waiting: rank 0 on a, rank 1 on a" in text
+
+
+def test_a_rank_that_waits_alone_warns_itself_whoever_else_would():
+    for rank in range(8):
+        said = Notices(CountingComm(rank, 8), ["a"] * 8).warning("for room", 60)
+        assert f"rank {rank} on a has waited 60 s for room; not waiting:" in said
