@@ -39,7 +39,7 @@ def save_array(path: str, array: np.ndarray) -> None:
             sums = [sum_of_block(file, block, end) for block in range(num_blocks(end))]
             trailer = np.array([*sums, end], np.uint64).tobytes()
             file.seek(end)
-            file.write(trailer + xxhash.xxh3_64_digest(trailer))
+            file.write(trailer + sum_of_trailer(trailer, path))
         os.replace(part, path)
     finally:
         if os.path.exists(part):
@@ -70,9 +70,14 @@ def trailer_of(file, path: str) -> tuple[list[int], int]:
     if end + 8 * num_blocks(end) + 16 != total:
         raise Damaged(path)
     trailer = bytes_of(file, end, total - 8)
-    if xxhash.xxh3_64_digest(trailer) != last[8:]:
+    if sum_of_trailer(trailer, path) != last[8:]:
         raise Damaged(path)
     return np.frombuffer(trailer, np.uint64)[:-1].tolist(), end
+
+
+def sum_of_trailer(trailer: bytes, path: str) -> bytes:
+    """Of the trailer and the file's name: a file in the place of another is no array of that name."""
+    return xxhash.xxh3_64_digest(trailer + os.path.basename(path).encode())
 
 
 def num_blocks(end: int) -> int:
@@ -89,7 +94,7 @@ def write_json(content: dict, *path: str) -> None:
     final = os.path.join(*path)
     part = f"{final}.part-{socket.gethostname()}-{os.getpid()}"
     with open(part, "w") as file:
-        json.dump({**content, KEY: sum_of_json(content)}, file, indent=1)
+        json.dump({**content, KEY: sum_of_json(content, final)}, file, indent=1)
     os.replace(part, final)
 
 
@@ -102,13 +107,14 @@ def read_json(*path: str) -> dict:
         known = content.pop(KEY)
     except (ValueError, RecursionError, KeyError, AttributeError, TypeError):
         raise Damaged(path) from None
-    if known != sum_of_json(content):
+    if known != sum_of_json(content, path):
         raise Damaged(path)
     return content
 
 
-def sum_of_json(content: dict) -> str:
-    return xxhash.xxh3_64_hexdigest(json.dumps(content).encode())
+def sum_of_json(content: dict, path: str) -> str:
+    """Of the content and the file's name, as sum_of_trailer."""
+    return xxhash.xxh3_64_hexdigest(json.dumps([os.path.basename(path), content]).encode())
 
 
 def write_sums(path: str) -> None:

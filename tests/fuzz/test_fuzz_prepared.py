@@ -21,7 +21,7 @@ def test_a_damaged_prepared_folder_is_as_it_was_or_refused_in_one_line(tmp_path)
 
 def case(rng, folder):
     arrays_of = rng.choice([table_arrays, table_arrays, table_arrays, graph_arrays])
-    arrays = arrays_of(folder, folder)
+    arrays = [np.array(one) for one in arrays_of(folder, folder)]  # copies of mapped files, which are harmed
     files = sorted(path for path in (folder / "cache").rglob("*") if path.is_file())
     for _ in range(rng.choice([1, 1, 1, 3])):
         harm(rng, rng.choice(files), files)

@@ -372,3 +372,10 @@ def test_unsorted_adjacency_needs_no_order(tmp_path):
     mixed = indices.copy()
     mixed[4:6] = mixed[4:6][::-1]
     assert neighbours_of(opened(npz(tmp_path, indices=mixed), tmp_path, undirected=False)) == DIRECTED
+
+
+def test_an_array_in_the_place_of_another_is_refused(tmp_path):
+    checked.save_array(str(tmp_path / "a.npy"), np.arange(5))
+    (tmp_path / "a.npy").rename(tmp_path / "b.npy")
+    with pytest.raises(checked.Damaged, match=r"b\.npy is not as it was written"):
+        checked.load_array(str(tmp_path / "b.npy"))

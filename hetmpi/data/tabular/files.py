@@ -132,7 +132,7 @@ def open_parquet(path: str) -> pq.ParquetFile:
     """Raises DataError for a file that is not Parquet, or is cut short."""
     try:
         return pq.ParquetFile(path, buffer_size=READ_BYTES, pre_buffer=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, pa.ArrowNotImplementedError) as error:
         raise DataError(f"data.path: {path} is no complete Parquet file: {first_line(error)}") from error
 
 

@@ -11,10 +11,11 @@ from typing import Any
 
 from hetmpi.data.features import POOLS
 from hetmpi.data.tabular.files import DataError
-from hetmpi.errors import UserError, check_integer
+from hetmpi.errors import UserError, check_integer, one_line
 
 ID, NUMBER, DROP = "id", "number", "drop"
 AUTO = "auto"
+LONGEST_NAMES = 400  # characters of names of columns in a message
 TRANSFORMS = (AUTO, "none", "log1p", "standardize")
 OF_IDS = ("rows", "hash", "min_count", "share", "pool", "max_len", "separator")
 OF_NUMBERS = ("transform",)
@@ -87,8 +88,8 @@ def near(name: str, known: Sequence[str]) -> str:
     """Names similar to an unknown one, else the first few, as the end of a message."""
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     if close:
-        return f"did you mean {' or '.join(close)}?"
-    return f"there are {', '.join(known[:20])}{', ...' if len(known) > 20 else ''}"
+        return f"did you mean {one_line(' or '.join(close), LONGEST_NAMES)}?"
+    return f"there are {one_line(', '.join(known[:20]) + (', ...' if len(known) > 20 else ''), LONGEST_NAMES)}"
 
 
 def read_rules(columns) -> list[Rule]:

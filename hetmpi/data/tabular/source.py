@@ -42,7 +42,7 @@ from hetmpi.data.tabular.reading import CLICK, LABEL_KINDS, BadRows, Reading, st
 from hetmpi.data.tabular.rules import AUTO, ID, INTEGER, NUMBER, Column, near, plain, read_rules, resolve
 from hetmpi.data.tabular.scaling import Moments, Scaling
 from hetmpi.data.tabular.text import count_values, head_of
-from hetmpi.errors import LARGEST, UserError, check_integer, check_number, printable
+from hetmpi.errors import LARGEST, UserError, check_integer, check_number, one_line, printable
 
 NUM_LOCKS = 16
 READER_BYTES = 32 << 20
@@ -197,7 +197,7 @@ class Tabular:
                 known = near(name, list(layout.types))
                 raise DataError(f"{key}={name}: {path} has no such column{divided}: {known}{header}")
         if self.label is None:
-            raise DataError(f"give data.label=COLUMN: {path} has the columns {', '.join(layout.types)[:1000]}")
+            raise DataError(f"give data.label=COLUMN: {path} has the columns {one_line(', '.join(layout.types), 500)}")
         return layout
 
     def _folder(self, reading: Reading, last) -> str:
