@@ -4,6 +4,7 @@ limit of nesting. A pipe or a device is refused before it is read, and a file th
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -16,16 +17,30 @@ MOST_DEPTH = 32  # of nested lists and objects
 LARGEST_NUMBER = 1e100  # sums and products of such numbers stay finite
 
 
-def open_regular(path: str | Path) -> BinaryIO:
-    """Opens a regular file for reading. Raises UserError for any other kind, and if it cannot be opened."""
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would wait for its writer
-        if stat.S_ISREG(os.fstat(file).st_mode):
-            return open(file, "rb")
+class NotRegular(OSError):
+    """A folder, a pipe or a device in the place of a file."""
+
+    def __init__(self):
+        super().__init__(errno.EINVAL, "is not a regular file")
+
+
+def open_file(path: str | Path) -> BinaryIO:
+    """Opens a regular file for reading. Raises NotRegular for any other kind, OSError if it cannot be opened."""
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would wait for its writer
+    if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
+        raise NotRegular
+    return open(file, "rb")
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """As open_file, but raises UserError."""
+    try:
+        return open_file(path)
+    except NotRegular as error:
+        raise UserError(f"{shown(path)} cannot be read: it is not a regular file") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise UserError(f"{shown(path)} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    raise UserError(f"{shown(path)} cannot be read: it is not a regular file")
 
 
 def read_bytes(path: str | Path, most_bytes: int) -> bytes:

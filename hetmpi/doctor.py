@@ -28,10 +28,10 @@ import torch
 from hetmpi.comm.commands import command
 from hetmpi.comm.cores import usable_cores
 from hetmpi.comm.launch import launch
-from hetmpi.comm.memory import available_memory, cgroup_memory
 from hetmpi.comm.mpi import BUILD_HOROVOD, MPI, local_rank, mpi_libraries, srun_mpi
 from hetmpi.comm.world import World
 from hetmpi.errors import ReportedElsewhere, UserError
+from hetmpi.memory import available_memory, cgroup_memory
 from hetmpi.run.device import gpu_problem
 from hetmpi.table.table import EmbeddingTable
 

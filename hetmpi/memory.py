@@ -13,9 +13,18 @@ UNLIMITED = 1 << 60  # control groups version 1 express "no limit" as a number n
 
 def check_fits(nbytes: int, what: str, cure: str):
     """Raises UserError if this process cannot allocate so many bytes. what, cure: for the message."""
-    free = min(available_memory(), cgroup_memory(), address_space())
+    free = min(limits().values())
     if nbytes > free:
         raise UserError(f"{what} needs {nbytes / 1e9:,.1f} GB of memory, {max(0, free) / 1e9:,.1f} GB are free: {cure}")
+
+
+def limits() -> dict[str, float]:
+    """Free bytes by what limits this process."""
+    return {
+        "memory": available_memory(),
+        "the job's memory limit": cgroup_memory(),
+        "this process's address space (ulimit -v)": address_space(),
+    }
 
 
 def address_space() -> float:

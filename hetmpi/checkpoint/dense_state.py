@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from hetmpi.checkpoint.files import open_file
+from hetmpi.bounded_file import open_file
 from hetmpi.errors import UserError
 
 

@@ -4,18 +4,17 @@ and size have been compared with the expected ones; nothing is unpickled.
 
 from __future__ import annotations
 
-import errno
 import io
 import itertools
 import json
 import os
-import stat
 from pathlib import Path
 
 import numpy as np
 import xxhash
 
 from hetmpi import _C
+from hetmpi.bounded_file import open_file
 from hetmpi.errors import UserError
 
 CHUNK_BYTES = 16 << 20
@@ -99,13 +98,6 @@ def wrong_values(array: str, values: np.ndarray) -> str | None:
 
 
 # Reading.
-
-
-def open_file(path: Path):
-    """Opens a regular file for reading. Raises OSError for any other kind: reading a pipe would never end."""
-    if not stat.S_ISREG(os.stat(path).st_mode):
-        raise OSError(errno.EINVAL, "is not a regular file")
-    return open(path, "rb")
 
 
 def damage_of(path: Path, known: dict, checkpoint: Path) -> str | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import xxhash
 
-from hetmpi.checkpoint.files import open_file
+from hetmpi.bounded_file import open_file
 from hetmpi.comm.route import PARTITIONS
 from hetmpi.errors import UserError
 from hetmpi.table.optim import ROW_RULES, RowOptimizer

@@ -6,7 +6,7 @@ import os
 
 from hetmpi.comm.world import World
 from hetmpi.errors import UserError
-from hetmpi.memory import address_space, available_memory, cgroup_memory
+from hetmpi.memory import limits
 
 MIB = 1 << 20
 
@@ -27,11 +27,7 @@ def size_text(nbytes: float) -> str:
 
 def free_memory(shared: bool) -> tuple[str, float]:
     """The scarcest resource that limits this node's shards, including /dev/shm if `shared`: (name, free bytes)."""
-    places = {
-        "memory": available_memory(),
-        "the job's memory limit": cgroup_memory(),
-        "this process's address space (ulimit -v)": address_space(),
-    }
+    places = limits()
     if shared and os.path.isdir("/dev/shm"):
         status = os.statvfs("/dev/shm")
         places["/dev/shm"] = status.f_bavail * status.f_frsize

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from typing import Protocol
 
 import numpy as np
@@ -34,16 +35,12 @@ class Lines:
     @property
     def outgoing(self) -> list[tuple[int, int]]:
         """(partner, tag) of each line from this rank."""
-        return [(rank, tag) for tag in self.to_servers for rank in self.rails.servers] + [
-            (rank, tag) for tag in self.to_clients for rank in self.rails.clients
-        ]
+        return [*product(self.rails.servers, self.to_servers), *product(self.rails.clients, self.to_clients)]
 
     @property
     def incoming(self) -> list[tuple[int, int]]:
         """(partner, tag) of each line to this rank."""
-        return [(rank, tag) for tag in self.to_servers for rank in self.rails.clients] + [
-            (rank, tag) for tag in self.to_clients for rank in self.rails.servers
-        ]
+        return [*product(self.rails.clients, self.to_servers), *product(self.rails.servers, self.to_clients)]
 
 
 class Wire(Protocol):
@@ -64,8 +61,8 @@ class Wire(Protocol):
         """The next message of a partner, if it is here."""
 
     def publish(self) -> bool:
-        """Lets messages leave. Returns whether all that were sent have, so that they reach their receivers without
-        another call on this rank."""
+        """Lets messages leave. Returns whether all have left: they then reach their receivers without another call on
+        this rank."""
 
     def free(self) -> None:
         """Frees what the wire has taken. REQUIRES: is_idle on all ranks. Collective."""

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from fuzz import fuzz
+from mutations import replace_by_no_file
 
 from hetmpi.data.graph.files import GraphFiles
 from hetmpi.data.graph.samples import check_samples
@@ -192,11 +193,7 @@ def damage(rng, place):
     elif kind == 4:
         data = rng.choice([b"", b"\n", b"PAR1", b"PK\5\6" + bytes(18), b"\x1f\x8b", os.urandom(100), data + data])
     else:
-        path.unlink()
-        make = rng.choice(
-            [os.mkfifo, os.mkdir, lambda path: path.symlink_to(rng.choice(["/dev/zero", "no", path.name]))]
-        )
-        return make(path)
+        return replace_by_no_file(rng, path)
     path.write_bytes(data)
 
 

@@ -2,9 +2,9 @@
 
 import copy
 import json
-import os
 
 from fuzz import fuzz
+from mutations import replace_by_no_file
 
 from hetmpi.report import write_report
 from hetmpi.spans import PARTS
@@ -206,11 +206,7 @@ def damage(rng, path):
     elif kind == 3:
         data = rng.choice(TEXTS)
     else:
-        path.unlink()
-        make = rng.choice(
-            [os.mkfifo, os.mkdir, lambda path: path.symlink_to(rng.choice(["/dev/zero", "no", path.name]))]
-        )
-        return make(path)
+        return replace_by_no_file(rng, path)
     path.write_bytes(data)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 ODD = [
@@ -110,6 +113,24 @@ def odd_table(rng: random.Random, odd_names: bool) -> pa.Table:
     columns = [odd_column(rng, num_rows) for _ in names]
     label = odd_column(rng, num_rows) if rng.random() < 0.1 else pa.array([i % 2 for i in range(num_rows)], pa.int64())
     return pa.table([*columns, label], names=[*names, "click"])
+
+
+def replace_by_no_file(rng: random.Random, path: Path):
+    """Puts a pipe, a folder or a link in the place of a file."""
+    path.unlink()
+    make = rng.choice([os.mkfifo, os.mkdir, lambda path: path.symlink_to(rng.choice(["/dev/zero", "no", path.name]))])
+    make(path)
+
+
+def each_flipped_bit(file: Path, seed: int, num: int) -> Iterator[None]:
+    """Flips `num` random bits of a file, one at a time: the file has one while the loop's body runs."""
+    whole = file.read_bytes()
+    for place in np.random.default_rng(seed).integers(0, 8 * len(whole), num).tolist():
+        flipped = bytearray(whole)
+        flipped[place // 8] ^= 1 << place % 8
+        file.write_bytes(flipped)
+        yield
+    file.write_bytes(whole)
 
 
 def damage(rng: random.Random, path: Path, times: int = 1):

@@ -7,6 +7,7 @@ import graph_files
 import numpy as np
 import pytest
 from graph_files import EDGES, LABELS, SPLIT, WORDS, csr, npz
+from mutations import each_flipped_bit
 
 from hetmpi.data import checked
 from hetmpi.data.graph.files import GraphFiles
@@ -214,17 +215,12 @@ def test_a_flipped_bit_in_a_prepared_graph_is_refused_or_changes_nothing(tmp_pat
     [folder] = (tmp_path / "prepared").iterdir()
     refused = 0
     for seed, file in enumerate(sorted(folder.iterdir())):
-        whole = file.read_bytes()
-        for place in np.random.default_rng(seed).integers(0, 8 * len(whole), 10).tolist():
-            flipped = bytearray(whole)
-            flipped[place // 8] ^= 1 << place % 8
-            file.write_bytes(flipped)
+        for _ in each_flipped_bit(file, seed, 10):
             try:
                 assert arrays_of(opened(path, tmp_path)) == arrays
             except UserError as refusal:
                 assert f"the prepared graph {folder} is damaged" in str(refusal) and "remove the folder" in str(refusal)
                 refused += 1
-        file.write_bytes(whole)
     assert refused > 80
 
 

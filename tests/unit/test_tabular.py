@@ -21,6 +21,7 @@ import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
 import xxhash
+from mutations import each_flipped_bit
 
 from hetmpi import _C
 from hetmpi.data.batch import concatenate
@@ -1119,17 +1120,12 @@ def test_a_flipped_bit_in_prepared_data_is_refused_or_changes_nothing(tmp_path):
     data = source_of(path, tmp_path / "cache", columns=lists)
     samples, refused = samples_of(data), 0
     for seed, file in enumerate(2 * sorted(file for file in Path(data.folder).rglob("*") if file.is_file())):
-        whole = file.read_bytes()
-        for place in np.random.default_rng(seed).integers(0, 8 * len(whole), 6).tolist():
-            flipped = bytearray(whole)
-            flipped[place // 8] ^= 1 << place % 8
-            file.write_bytes(flipped)
+        for _ in each_flipped_bit(file, seed, 6):
             try:
                 assert all(map(equal, samples_of(source_of(path, tmp_path / "cache", columns=lists)), samples))
             except DataError as refusal:
                 assert "damaged" in str(refusal) and len(str(refusal).splitlines()) == 1, refusal
                 refused += 1
-        file.write_bytes(whole)
     assert refused > 50
 
 
