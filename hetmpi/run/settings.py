@@ -221,7 +221,7 @@ class Train:
 @dataclass
 class Run:
     dir: PathText = setting(
-        "runs/${now:%Y%m%d-%H%M%S}-${hydra:runtime.choices.model}-${hydra:runtime.choices.data}",
+        "runs/${now:%Y%m%d-%H%M%S-%f}-${hydra:runtime.choices.model}-${hydra:runtime.choices.data}",
         "folder of settings, metrics, summary and checkpoints",
     )
 

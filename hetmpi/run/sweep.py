@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import time
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,7 +59,7 @@ def planned(overrides: list[str], config_dir: str | None) -> list[Point]:
 
 def folder_of(parsed: list[Override]) -> str:
     """The sweep's folder. Raises UserError if it is not a single path."""
-    folder = time.strftime("runs/%Y%m%d-%H%M%S-sweep")
+    folder = datetime.now().strftime("runs/%Y%m%d-%H%M%S-%f-sweep")
     for override in parsed:
         if override.key_or_group in FOLDER_KEYS:
             if override.is_sweep_override() or not isinstance(override.value(), (str, QuotedString)):

@@ -93,6 +93,15 @@ def test_the_run_folder_names_model_and_data():
     assert folder.parent.name == "runs" and folder.name.endswith("-dcn-synthetic")
 
 
+def test_jobs_that_start_in_one_second_have_folders_of_their_own():
+    names = set()
+    for _ in range(3):
+        config = resolved([])
+        assert config.checkpoint.dir == f"{config.run.dir}/checkpoints"
+        names |= {config.run.dir, str(Path(planned(["seed=1"], None)[0].folder).parent)}
+    assert len(names) == 6
+
+
 @pytest.mark.parametrize(
     "override",
     [
