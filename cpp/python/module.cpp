@@ -43,6 +43,7 @@ PYBIND11_MODULE(_C, m) {
   bind_push_applier(m);
   bind_node_merge(m);
   bind_round(m);
+  bind_line(m);
   bind_delivery(m);
   bind_row_cache(m);
   bind_sampler(m);

@@ -26,7 +26,7 @@ from hetmpi.comm.rails import Rails, blocks_of, origins_by_node
 from hetmpi.comm.rounds import MakeWire, Posts, Round, Rounds, Section, Shared, share
 from hetmpi.comm.route import Route
 from hetmpi.comm.shards import ShardReader
-from hetmpi.comm.transport import Endpoint, Immediate, Pull, Ticket
+from hetmpi.comm.transport import Endpoint, Immediate
 from hetmpi.comm.waiting import Patience, wait_for
 from hetmpi.comm.window import RmaWindow
 from hetmpi.comm.world import World
@@ -36,9 +36,9 @@ ARRAYS = ("weight", "mean_square", "clock")
 
 
 class Collective(Immediate):
-    """See hetmpi/comm/transport.py, Transport. BSP pulls no rows in advance."""
+    """See hetmpi/comm/transport.py, Transport."""
 
-    carries_pushes, is_collective = False, True
+    is_collective = True
 
     def __init__(self, endpoint: Endpoint, name: str, make_wire: MakeWire):
         """name: of the wire. Collective."""
@@ -59,9 +59,6 @@ class Collective(Immediate):
         world = self.mailbox.world
         return origins_by_node(world.nodes)[world.nodes.index(world.node_ranks)]
 
-    def begin(self, pull: Pull) -> Ticket:
-        raise NotImplementedError("BSP reads when it needs rows")
-
     def close(self):
         self.mailbox.close()
         self.reader.close()
@@ -76,14 +73,13 @@ class Collective(Immediate):
 class RailReader(ShardReader):
     """A ShardReader that gets the rows of other nodes by rounds."""
 
-    is_collective = True
+    is_collective, server = True, None
 
-    def __init__(self, window: RmaWindow, make_wire: MakeWire, applier: _C.PushApplier | None = None):
-        """applier: as ShardReader. Collective."""
-        super().__init__(window, applier)
+    def __init__(self, window: RmaWindow, make_wire: MakeWire):
+        """Collective."""
+        super().__init__(window)
         self.rounds = Rounds(window.world, make_wire)
-        self.rounds.members.append(self)
-        self._applier = applier
+        self.rounds.join(self)
         self._servers: dict[str, _C.RoundServer] = {}  # by array
         self.boards = self._keys, self._rows = Board(window.world), Board(window.world)
         self._merge = merge_of(window.world, self.rounds.rails)
@@ -139,7 +135,7 @@ class RailReader(ShardReader):
         if array not in self._servers:
             no_rings = [[[None] * self.window.world.node.size]]
             record, served = _C.RecordFormat(1, False), self.rounds.rails.served  # the record of no pushes
-            self._servers[array] = opened_server(self.window, record, [array], served, no_rings, self._applier, False)
+            self._servers[array] = opened_server(self.window, record, [array], served, no_rings, None, False)
         return self._servers[array]
 
     def close(self):
@@ -187,12 +183,14 @@ class RailMailbox:
     A message is first in transfer, then its server passes it on to the rings of the owners as they have room, from
     which the owners' inboxes read. At most one message is under way: sending() waits for the previous one."""
 
+    server = None
+
     def __init__(self, window: RmaWindow, record: _C.RecordFormat, make_wire: MakeWire):
         """Collective."""
         self.window, self.world, self.record = window, window.world, record
         self._on_node = Mailbox(window, record, reaches_remote=False)
         self.posts = Posts(self.world, make_wire)
-        self.posts.members.append(self)
+        self.posts.join(self)
         self._grads, rails = Board(self.world), self.posts.rails
         self.boards = (self._grads,)
         self._merge = merge_of(self.world, rails)

@@ -20,10 +20,16 @@ SECOND = 16  # added to the tag of a first piece
 class Messages:
     """See hetmpi/comm/wire.py, Wire."""
 
+    has_thread = False
+
     def __init__(self, lines: Lines):
-        comm = self._comm = lines.world.comm.Dup()  # separates these messages from others
+        # A communicator of their own separates these messages from others.
+        comm = self._comm = None if lines.world.is_one_node else lines.world.comm.Dup()
         self._sending = {line: Sending(comm, *line) for line in lines.outgoing}
         self._receiving = {line: Receiving(comm, *line, lines.length_of) for line in lines.incoming}
+
+    def serve(self, tables: list):
+        """No effect."""
 
     def send(self, partner: int, tag: int, message: np.ndarray):
         self._sending[partner, tag].send(message)
@@ -42,7 +48,8 @@ class Messages:
         return all(line.is_done for line in self._sending.values())
 
     def free(self):
-        self._comm.Free()
+        if self._comm is not None:
+            self._comm.Free()
 
 
 class Sending:

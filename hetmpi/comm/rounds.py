@@ -12,6 +12,7 @@ waits for a reply.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -45,7 +46,11 @@ class Letter(Protocol):
 
 
 class Member(Protocol):
-    """A table that takes part in rounds; the owners' side."""
+    """A table that takes part in rounds; the owners' side.
+
+    server   answers its requests where the wire has a thread"""
+
+    server: _C.RoundServer | None
 
     def serve(self, one: Round, requests: list[Section]) -> list[int]:
         """Applies the pushes of all clients, and returns the length of the reply to each in words."""
@@ -66,6 +71,7 @@ class Shared:
 
     members        the tables, in the order of their sections
     rails          the partners of this rank
+    clients        those that this rank answers itself
     wire           carries the messages
     is_broken      ranks have made different calls, so that no message is awaited any more
     num_messages, num_bytes  sent so far"""
@@ -74,9 +80,15 @@ class Shared:
         """to_servers, to_clients: tags of the messages. Collective."""
         self.world, self.rails = world, Rails(world)
         self.wire = make_wire(Lines(world, self.rails, (to_servers,), to_clients, self._length))
+        self.clients = [] if self.wire.has_thread else self.rails.clients
         self.members: list = []
         self.is_broken = False
         self.num_messages = self.num_bytes = 0
+
+    def join(self, member):
+        """Adds a table. REQUIRES: no message is under way, on any rank."""
+        self.members.append(member)
+        self.wire.serve([member.server for member in self.members])
 
     def leave(self, member):
         """Takes a table out; the last one waits until the others have received this rank's last messages.
@@ -156,7 +168,12 @@ class Round:
 
 
 class Rounds(Shared):
-    """The rounds of several tables, on one rank."""
+    """The rounds of several tables, on one rank.
+
+    deadline   a time.monotonic() after which a wait for messages raises TimeoutError; what it waits for may still be
+               received later"""
+
+    deadline = float("inf")
 
     def __init__(self, world: World, make_wire: MakeWire):
         """Collective."""
@@ -179,8 +196,7 @@ class Rounds(Shared):
         if self._rounds and not self._rounds[-1].is_sent:
             one = self._rounds[-1]
             self.send_letters(one.letters, REQUEST)
-            self.expect_from(self.rails.clients, REQUEST)
-            self.expect_from(self.rails.servers, REPLY)
+            self.expect_from(self.clients, REQUEST)
             one.is_sent = True
 
     def serve(self, one: Round):
@@ -197,7 +213,11 @@ class Rounds(Shared):
                 return
 
     def _serve(self, one: Round):
-        clients = self.rails.clients
+        clients = self.clients
+        if not clients:
+            self.expect_from(self.rails.servers, REPLY)
+            one.is_served = True
+            return
         requests = [self.sections(message) for message in self.receive_from(clients, REQUEST)]
         lengths = []
         for i, member in enumerate(self.members):
@@ -208,12 +228,13 @@ class Rounds(Shared):
             if member in one.letters:
                 member.write_replies(one, messages, places, words)
         self.send_to(clients, messages, REPLY)
+        self.expect_from(self.rails.servers, REPLY)
         one.is_served = True
 
     def _agrees(self, one: Round, member: Member, requests: Sequence[Section]) -> bool:
         """Whether the table takes part in this round. Raises RuntimeError if only some ranks have it so."""
         is_part = member in one.letters
-        for client, (_, begin, end) in zip(self.rails.clients, requests):
+        for client, (_, begin, end) in zip(self.clients, requests):
             if (end > begin) != is_part:
                 self.refuse(client, "uses" if end > begin else "does not use", "does not" if end > begin else "does")
         return is_part
@@ -245,6 +266,8 @@ class Rounds(Shared):
             return [partner for partner in partners if partner not in found]
 
         def look() -> bool:
+            if time.monotonic() > self.deadline:
+                raise TimeoutError(f"{ranks_text(missing())} did not apply the gradients sent to them in time")
             for partner in missing():
                 message = self.wire.arrived(partner, tag)
                 if message is not None:
@@ -265,7 +288,7 @@ class Posts(Shared):
         super().__init__(world, make_wire, POST)
         self._open: dict[Sink, Letter] = {}
         self._num_sent = 0
-        self._num_received = [0] * len(self.rails.clients)
+        self._num_received = [0] * len(self.clients)
 
     def begin(self, member: Sink, letter: Letter):
         """Joins the open post, and sends it if it is complete."""
@@ -279,14 +302,14 @@ class Posts(Shared):
         """Sends the open post, if there is one."""
         if self._open:
             self.send_letters(self._open, POST)
-            self.expect_from(self.rails.clients, POST)
+            self.expect_from(self.clients, POST)
             self._open = {}
             self._num_sent += 1
 
     def poll(self) -> bool:
         """Takes what has arrived. Returns whether every client's messages are here, as many as this rank has sent."""
         self.wire.publish()
-        for i, client in enumerate(self.rails.clients):
+        for i, client in enumerate(self.clients):
             while self._num_received[i] < self._num_sent:
                 message = self.wire.arrived(client, POST)
                 if message is None:
@@ -306,4 +329,5 @@ def share(tables: Sequence, name: str):
     for other in others:
         getattr(other, name).leave(other)
         setattr(other, name, getattr(first, name))
-        getattr(first, name).members.append(other)
+        getattr(first, name).join(other)
+    first.window.world.meet("for all tables to share their messages")

@@ -80,14 +80,6 @@ class ShardReader:
         return {"weight": (layout.dim, np.float32), "mean_square": (1, np.float32), "clock": (1, np.int32)}[array]
 
 
-class NodeShardReader(ShardReader):
-    """A ShardReader that skips the rows of other nodes."""
-
-    def reading(self, array: str, route: Route, out: np.ndarray) -> InFlight[None]:
-        self.read_local(array, route, out)
-        yield from ()
-
-
 @dataclass
 class RemoteRows:
     """Rows of other nodes being received into buffers: (positions (m,), values (m, width)) for each node."""

@@ -1,10 +1,8 @@
 """Transport: the protocol for rows and gradients between a rank and owners on other nodes; and the trial that selects a
 transport.
 
-One-sided (one_sided.py): MPI_Get and MPI_Put, without action by the owners; the client (`Pull.wanted`) decides which
-rows are sent. Two-sided (two_sided.py): messages between ranks of different nodes, for MPI libraries whose one-sided
-calls between hosts are slow or missing; the owner decides by the same rule (cpp/wire/round.h, is_wanted). Ranks of one
-node use shared memory either way.
+At s >= 1 (requests.py) a rank asks the owners, who decide which rows they send (cpp/wire/round.h, is_wanted), by a
+wire. At s = 0 rows come by MPI_Get (one_sided.py) or by a wire (collective.py). Ranks of one node use shared memory.
 """
 
 from __future__ import annotations
@@ -50,55 +48,12 @@ class Endpoint:
     applier: _C.PushApplier | None = None
 
 
-@dataclass
-class Pull:
-    """Rows of other nodes that a batch needs or may need.
-
-    route    the requested keys, at their positions in a batch of n
-    versions (n,) int32, output: the owners' clocks, by position
-    known()  (n,) int32: the clock of this rank's copy of each row, NO_LINE if it has no usable copy
-    wanted() (n,) bool: the rows to fetch; valid once the versions have arrived
-    bound    how far an owner's clock may be ahead of `known` without a need for the row; opaque to the transport
-    reason   why the rows are requested, an index of two_sided.REASONS"""
-
-    route: Route
-    versions: np.ndarray
-    known: Callable[[], np.ndarray]
-    wanted: Callable[[], np.ndarray]
-    bound: int
-    reason: int
-
-
-class Ticket(Protocol):
-    """A pull in progress. begin() creates it; advance(), receive() and place() follow in this order, or drop() at any
-    time.
-
-    fetched  (n,) bool: rows that are received, known after advance() (one-sided) or after receive() (two-sided)"""
-
-    fetched: np.ndarray | None
-
-    def advance(self) -> None:
-        """Makes the next step that depends on other ranks. One-sided: completes the versions and posts the gets of
-        rows. Two-sided: replies to the requests of the other ranks."""
-
-    def receive(self) -> None:
-        """Waits for the versions and for `fetched`."""
-
-    def place(self, *outs: np.ndarray) -> None:
-        """Waits for the rows and copies them to their positions: one out (n, width) per array of the transport."""
-
-    def drop(self) -> None:
-        """Ends the pull in any state; fetched remains as it is."""
-
-
 class Transport(Protocol):
     """Communication of a rank with the owners.
 
     name            messages or windows; None if all ranks share a node
-    reader          reads the owners' current rows
-    mailbox         sends gradients to their owners
-    carries_pushes  whether a pull request includes the gradients sent before it; the owner applies these first and
-                    decides which rows it returns. Then mailbox.held has all gradients sent to other nodes since
+    reader          reads the owners' current rows; at s >= 1 those of this node
+    mailbox         sends gradients to their owners; at s >= 1 it holds those to other nodes for the next request
     is_collective   whether all ranks must make the same calls in the same order
     shared          its Rounds and Posts, which count messages to other nodes; empty where it has none
     origins         blocks (first, last) of ranks whose gradients reach this rank as one, ascending; at s = 0"""
@@ -106,29 +61,19 @@ class Transport(Protocol):
     name: str | None
     reader: ShardReader
     mailbox: Mailbox
-    carries_pushes: bool
     is_collective: bool
     shared: Sequence[Shared]
     origins: list[tuple[int, int]]
 
-    def begin(self, pull: Pull) -> Ticket:
-        """Requests rows from the owners on other nodes."""
-
-    def peek(self, array: str, route: Route, out: np.ndarray) -> None:
-        """As reader.reading, for rows of all nodes, independent of the order of pulls and pushes."""
-
-    def idle(self) -> bool:
-        """Counts a write that no pull preceded. Returns whether flush() must follow."""
-
-    def flush(self, bound: int) -> None:
-        """Sends the gradients that are held for the next pull."""
+    def peek(self, route: Route, out: np.ndarray) -> None:
+        """Reads the owners' rows (weight) of a route's keys, of all nodes, to their positions in out (n, dim)."""
 
     def close(self) -> None:
         """Ends the transfers in progress. Collective."""
 
 
 class Immediate:
-    """Common part of transports that hold nothing back: data is sent when a call returns."""
+    """Common part of the transports at s = 0."""
 
     reader: ShardReader
     mailbox: Mailbox
@@ -138,14 +83,8 @@ class Immediate:
     def origins(self) -> list[tuple[int, int]]:
         return [(rank, rank) for rank in range(self.mailbox.window.world.size)]
 
-    def peek(self, array: str, route: Route, out: np.ndarray):
-        finish(self.reader.reading(array, route, out))
-
-    def idle(self) -> bool:
-        return False  # nothing is held back
-
-    def flush(self, bound: int):
-        """No effect: nothing is held back."""
+    def peek(self, route: Route, out: np.ndarray):
+        finish(self.reader.reading("weight", route, out))
 
     def close(self):
         self.mailbox.close()

@@ -1,7 +1,7 @@
 """Wire: the protocol for messages between this rank and its partners on other nodes (rails.py).
 
-A message is an array of words of 8 bytes, whose content only its sender and its receiver know. messages.py is the wire
-of table.exchange=messages, tests/support/toy_wire.py another one.
+A message is an array of words of 8 bytes, whose content only its sender and its receiver know. messages.py and
+windows.py are the wires of table.exchange, tests/support/toy_wire.py is another one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
+from hetmpi import _C
 from hetmpi.comm.rails import Rails
 from hetmpi.comm.world import World
 
@@ -46,9 +47,15 @@ class Lines:
 class Wire(Protocol):
     """See above. The constructor takes Lines, and is collective.
 
-    is_idle   whether everything sent has reached its receivers' memory"""
+    has_thread  whether a thread of the wire receives and answers what clients send, so that this rank does not
+    is_idle     whether everything sent has reached its receivers' memory"""
 
+    has_thread: bool
     is_idle: bool
+
+    def serve(self, tables: list[_C.RoundServer]) -> None:
+        """The tables that a thread answers for, in the order of their sections; called again when they change.
+        REQUIRES: no message is under way."""
 
     def send(self, partner: int, tag: int, message: np.ndarray) -> None:
         """Sends a message (n,) int64, which must not be changed any more. Does not wait for the receiver: a part for

@@ -327,20 +327,14 @@ def check_batches(config: DictConfig, world: World, task: Task, specs: dict[str,
     refuse_if_short(world, batch_bytes(config, task, specs, num), False, message)
 
 
-def may_be_two_sided(exchange: str | None) -> bool:
-    """Whether requests may be answered by messages. exchange: the setting, or the transport that it has chosen."""
-    return exchange not in (None, "windows")
-
-
 def boards_bytes_of(
     config: DictConfig, world: World, task: Task, specs: dict[str, TableSpec], exchange: str | None
 ) -> int:
     """Most memory of a rank, if keys are spread evenly, for the messages by which the ranks of a node share those to
-    other nodes (hetmpi/comm/board.py). exchange: as for may_be_two_sided."""
-    if not may_be_two_sided(exchange) or world.is_one_node or world.node.size == 1:
+    other nodes (hetmpi/comm/board.py), at s = 0. exchange: the setting, or the transport that it has chosen."""
+    if exchange in (None, "windows") or world.node.size in (1, world.size) or not staleness_of(config).is_synchronous:
         return 0
-    peeked = most_keys_of(config, task, specs, config.eval.batch_size)
-    written = most_keys_of(config, task, specs) if staleness_of(config).is_synchronous else dict.fromkeys(specs, 0)
+    peeked, written = most_keys_of(config, task, specs, config.eval.batch_size), most_keys_of(config, task, specs)
     share = 1 - world.node.size / world.size  # of the keys on other nodes
     return sum(
         boards_bytes(round(share * max(peeked[name], written[name])), round(share * written[name]), spec.dim)

@@ -114,8 +114,7 @@ class Plan:
         mine = layouts[world.rank]
         found.rows += mine.rings + partition.num_local_rows(world.rank)  # a mark per row: changed since the checkpoint
         found.mailboxes += mine.nbytes - mine.rings
-        may_be_two_sided = build.may_be_two_sided(table.exchange) and not world.is_one_node
-        if may_be_two_sided and not staleness.is_synchronous:
+        if not world.is_one_node and not staleness.is_synchronous:
             num_keys = min(round_steps * most_keys, spec.num_rows)
             found.rounds += 4 * ROUND_COPIES * num_keys * (spec.dim + rule.preview_dim)
         cache = cache_of(self.config, f"table {name}", spec.cache)

@@ -45,7 +45,7 @@ class BspClient:
         route = trial_route(parts.window, parts.partition, parts.num_rows)
         rows = np.empty((TRIAL_KEYS, parts.dim), np.float32)
         self.transport, self.why = choose(
-            Endpoint(parts.window, parts.record), WAYS, exchange, lambda way: way.peek("weight", route, rows)
+            Endpoint(parts.window, parts.record), WAYS, exchange, lambda way: way.peek(route, rows)
         )
         self._reader, self._mailbox = self.transport.reader, self.transport.mailbox
         origins, layout = self.transport.origins, parts.window.layouts[parts.world.rank]
@@ -78,7 +78,9 @@ class BspClient:
     def _fetching(self, request: PullRequest) -> InFlight[torch.Tensor]:
         """The rows (U, dim) of the batch."""
         rows = self._cache.empty((request.num, self.parts.dim), np.float32)
-        yield from self.parts.reading_rows(self._reader, request.route, "weight", rows)
+        if self._reader.is_needed(request.route):
+            yield from self._reader.reading("weight", request.route, rows)
+            self.parts.counters.row_bytes += 4 * rows.shape[1] * request.route.num_elsewhere(self._world.rank)
         request.enter(Phase.READ, Phase.NEW)
         return self._cache.deliver(request.slots, rows)  # no key has a line
 
@@ -86,7 +88,7 @@ class BspClient:
         if self._is_written:
             raise RuntimeError("EmbeddingTable.peek: a write is not settled yet: call flush() on every rank first")
         rows = np.empty((len(keys.array), self.parts.dim), np.float32)
-        self.transport.peek("weight", keys.route, rows)
+        self.transport.peek(keys.route, rows)
         return self._cache.on_device(rows)
 
     def announce(self, keys: Keys):
@@ -113,13 +115,13 @@ class BspClient:
         """Sends each owner its rows of the step's gradients."""
         if self._cache.device.type != "cpu":
             check_finite(request.keys, values)
-        own_keys, own_order = request.batch_route.of(self._world.rank)
+        own_keys, own_order = request.route.of(self._world.rank)
         own_values = values
         if not self._world.is_one_node:  # applied after the call, when the caller may have changed the gradients
             own_values, own_order = values[own_order], np.arange(len(own_order))
         self._inbox.begin(self.step, own_keys, own_order, own_values)
         self._is_written = self._is_open = True
-        message = Message(self.step, request.batch_route, values)
+        message = Message(self.step, request.route, values)
         self.parts.counters.push_bytes += yield from self._mailbox.sending(message, True, self._world.drain)
         self.parts.counters.pushed += len(values)
 

@@ -10,6 +10,7 @@ import torch
 
 from hetmpi import _C
 from hetmpi.comm.route import Route
+from hetmpi.comm.shards import ShardReader
 from hetmpi.comm.transport import Transport
 from hetmpi.comm.window import RmaWindow
 from hetmpi.comm.world import World
@@ -124,18 +125,18 @@ class Parts:
             return
         if not is_looked_up:
             self.cache.look_up(request.array, request.slots)
-        self.cache.use(request.slots[: request.num], np.count_nonzero(request.is_admitted[: request.num]))
+        self.cache.use(request.slots, np.count_nonzero(request.is_admitted))
 
-    def reading_clocks(self, reader, request: PullRequest, route: Route) -> InFlight[None]:
-        """Fetches the owners' current clocks of a part of the request's route."""
-        if reader.is_needed(route):
-            yield from reader.reading("clock", route, request.clocks)
+    def read_clocks(self, reader: ShardReader, request: PullRequest, route: Route):
+        """Reads the owners' current clocks of a part of the request's route, of keys on this node."""
+        if len(route.order):
+            reader.read_local("clock", route, request.clocks)
             self.counters.clock_bytes += 4 * route.num_elsewhere(self.world.rank)
 
-    def reading_rows(self, reader, route: Route, array: str, out: np.ndarray) -> InFlight[None]:
-        """Fetches `array`, weight or mean_square, of a route's keys to their positions in out (n, width)."""
-        if reader.is_needed(route):
-            yield from reader.reading(array, route, out)
+    def read_rows(self, reader: ShardReader, route: Route, array: str, out: np.ndarray):
+        """Reads `array`, weight or mean_square, of a route's keys on this node to their positions in out (n, width)."""
+        if len(route.order):
+            reader.read_local(array, route, out)
             self.counters.row_bytes += 4 * out.shape[1] * route.num_elsewhere(self.world.rank)
 
     def count_lines(self, num_found: int, num_stale: int, are_judged: bool):
@@ -147,17 +148,16 @@ class Parts:
     def deliver(self, request: PullRequest, rows: np.ndarray, states: np.ndarray) -> torch.Tensor:
         """The rows (U, dim) of the batch: from cache lines, or from rows (n, dim) for keys without a line. The latter
         get a line if they may be cached."""
-        delivered = self.cache.deliver(request.slots[: request.num], rows[: request.num])
+        delivered = self.cache.deliver(request.slots, rows)
         self.insert(request, self.cache.delivered(delivered), states)
         return delivered
 
     def insert(self, request: PullRequest, weights, states: np.ndarray):
         """Gives the keys that have no line and may be cached a line with their rows (num, dim). weights: from the
         cache's local() or delivered()."""
-        num = request.num
-        keys, admitted, clocks = request.array[:num], request.is_admitted[:num], request.clocks[:num]
-        slots = request.slots[:num]
-        missing, evicted = self.cache.insert_and_evict(keys, admitted, weights, states[:num], clocks, slots)
+        missing, evicted = self.cache.insert_and_evict(
+            request.array, request.is_admitted, weights, states, request.clocks, request.slots
+        )
         self.counters.misses += missing
         self.counters.evicted += evicted
 

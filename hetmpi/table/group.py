@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from hetmpi.comm.collective import Collective
-from hetmpi.comm.two_sided import TwoSided
+from hetmpi.comm.requests import Requests
 from hetmpi.counters import Counters
 from hetmpi.errors import UserError
 from hetmpi.in_flight import together
@@ -44,7 +44,7 @@ class TableGroup(Mapping[str, EmbeddingTable]):
         for table in list(tables.values())[:1]:
             table.world.check_same("TableGroup", {"tables": list(tables)})
         self._tables = tables
-        for kind in (TwoSided, Collective):
+        for kind in (Requests, Collective):
             transports = [table.client.transport for table in tables.values()]
             for name in sorted({transport.name for transport in transports if isinstance(transport, kind)}):
                 chosen = [one for one in transports if isinstance(one, kind) and one.name == name]

@@ -7,9 +7,9 @@ import time
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.comm.mailbox import Message, joined
+from hetmpi.comm.mailbox import Message
+from hetmpi.comm.requests import Requests
 from hetmpi.comm.route import Route
-from hetmpi.comm.transport import Transport
 from hetmpi.comm.waiting import Patience, ranks_text
 from hetmpi.table.client import Parts, check_finite
 from hetmpi.table.owner import SspOwner
@@ -21,7 +21,7 @@ FOREVER = float("inf")
 class Pushes:
     """Sends the gradient sums that the cache releases, and tracks those that the owners have not applied yet."""
 
-    def __init__(self, parts: Parts, owner: SspOwner, transport: Transport):
+    def __init__(self, parts: Parts, owner: SspOwner, transport: Requests):
         self._parts, self._cache, self._owner = parts, parts.cache, owner
         self._transport, self._mailbox = transport, transport.mailbox
 
@@ -43,10 +43,9 @@ class Pushes:
         self._parts.counters.pushed += len(keys)
 
     def progress(self):
-        """Sends released gradients, applies received ones, and publishes records to owners on other nodes."""
+        """Sends released gradients and applies received ones."""
         self.send()  # gradients of lines evicted in a read that no write followed
         self._owner.drain()
-        self._mailbox.publish()
 
     def send_all(self, deadline: float = FOREVER):
         """Sends all pending gradients of this rank to their owners and waits until they are applied."""
@@ -54,19 +53,16 @@ class Pushes:
         self.deliver(deadline)
 
     def deliver(self, deadline: float = FOREVER):
-        """Sends the gradients that the cache has released and waits until they are applied. Two-sided: collective."""
+        """Sends the gradients that the cache has released and waits until they are applied. Collective where the
+        transport is."""
         self.send(deadline)
-        self._transport.flush(self._parts.bound)
+        self._transport.flush(self._parts.bound, deadline)
         self.await_all(deadline)
 
     @property
     def num_held(self) -> int:
-        """Upper bound of the number of gradient sums that only a collective call can send."""
+        """Upper bound of the number of gradient sums that have not left this rank."""
         return self._cache.num_pending + self._cache.num_pushes + self._mailbox.num_held
-
-    def in_transit(self) -> np.ndarray:
-        """Keys of gradients that owners may not have applied yet: (m,) int64."""
-        return joined([self._mailbox.in_transit(), self._cache.handed_out()])
 
     def await_keys(self, keys: np.ndarray, chosen: np.ndarray):
         """Waits until the owners have applied the gradients that this rank sent of the chosen (n,) bool keys (n,)."""
@@ -76,7 +72,6 @@ class Pushes:
 
     def await_all(self, deadline: float = FOREVER):
         """Waits until the owners have applied all gradients that this rank sent."""
-        self._mailbox.publish()
         with Patience(self._parts.world, self._awaited) as patience:
             while not self._mailbox.is_drained():
                 self._drain(deadline)

@@ -1,5 +1,5 @@
 """PullRequest: the state of one batch of keys through announce, read and write. JointRequest: of several batches whose
-rows are pulled together."""
+rows are requested together."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 
 from hetmpi import _C
 from hetmpi.comm.mailbox import NO_KEYS
+from hetmpi.comm.requests import Reply
 from hetmpi.comm.route import Route
-from hetmpi.comm.transport import Ticket
 
 MOST_AHEAD = 4  # batches announced and not read yet
 NO_ROWS = np.empty((0, 0), np.float32)
@@ -46,43 +46,44 @@ class Phase(Enum):
     """Progress of a request; the value is its description in messages."""
 
     NEW = "not requested"
-    CLOCKS_REQUESTED = "clocks are requested"
-    ROWS_REQUESTED = "rows are requested"
+    REQUESTED = "requested"
+    SERVED = "requested, and other ranks' requests of the same round are answered"
     READ = "read"
     WRITTEN = "written"
 
 
 class PullRequest:
-    """A batch of keys, followed by keys of lines that are refreshed with it (`extend`).
+    """A batch of keys.
 
     keys            the tensor that identifies the batch
-    num             number of keys in the batch; the arrays below have n >= num entries, the first num for the batch
-    array, route    all keys (n,) int64, and their owners; batch_route: the owners of the batch without the extension
-    local_route, remote_route, is_remote, is_admitted  of all keys, as in Keys
-    slots           cache line of each key, (n,) int64, -1 for none
-    clocks          owner's clock at the time of the read, (n,) int32
+    num             number of keys
+    array, route    the keys (num,) int64, and their owners
+    local_route, remote_route, is_remote, is_admitted  as in Keys
+    slots           cache line of each key, (num,) int64, -1 for none
+    clocks          owner's clock at the time of the read, (num,) int32
     phase           in phase READ, slots and clocks are those of the read, and no other read or write has followed
-    ticket          the pull in progress, in phases CLOCKS_REQUESTED and ROWS_REQUESTED
-    is_counted      whether the bytes received by the ticket are counted
-    in_transit      keys whose gradients were in transit to owners when clocks were requested, (m,) int64
-    num_previewed   number of held messages whose gradients are previewed on the rows that were pulled
-    part            its part in a joint pull; None if the batch has a pull of its own
+    reply           of other nodes, in phases REQUESTED and SERVED
+    is_counted      whether the bytes of the reply are counted
+    in_transit      keys whose gradients were on their way to owners of this node when clocks were read, (m,) int64
+    num_previewed   number of held messages whose gradients are previewed on the rows of the reply
+    part            its part in a joint request; None if the batch has one of its own
     """
 
     def __init__(self, keys: Keys, empty=np.empty):
         """empty(n, dtype): allocates memory that the cache reads and writes."""
-        self._batch, self._empty = keys, empty
-        self.keys, self.num, self.batch_route = keys.tensor, len(keys.array), keys.route
-        self._over(keys)
-
-    def _over(self, keys: Keys):
+        self._batch = keys
+        self.keys, self.num = keys.tensor, len(keys.array)
         self.array, self.route = keys.array, keys.route
         self.local_route, self.remote_route = keys.local_route, keys.remote_route
         self.is_remote, self.is_admitted = keys.is_remote, keys.is_admitted
-        self.slots, self.clocks = self._empty(len(self.array), np.int64), self._empty(len(self.array), np.int32)
+        self.slots, self.clocks = empty(self.num, np.int64), empty(self.num, np.int32)
+        self.reset()
+
+    def reset(self):
+        """Resets everything but the batch. REQUIRES: no transfer is in progress."""
         self.slots[:], self.clocks[:] = -1, 0
         self.phase = Phase.NEW
-        self.ticket: Ticket | None = None
+        self.reply: Reply | None = None
         self.is_counted = False
         self.in_transit = NO_KEYS
         self.num_previewed = 0
@@ -90,21 +91,12 @@ class PullRequest:
 
     @property
     def pull(self) -> PullRequest:
-        """The request that has the ticket of this batch's rows."""
+        """The request that has the reply with this batch's rows."""
         return self if self.part is None else self.part.joint
 
     def is_of(self, keys: Keys) -> bool:
         """Whether this is the request of these keys: the same tensor with the same values."""
         return self._batch is keys or (self.keys is keys.tensor and self._batch.are(keys.array))
-
-    def extend(self, keys: Keys):
-        """Replaces the keys by those of the batch followed by others."""
-        self.require("extend", Phase.NEW)
-        self._over(keys)
-
-    def reset(self):
-        """Resets everything but the batch. REQUIRES: no transfer is in progress."""
-        self._over(self._batch)
 
     def enter(self, phase: Phase, *before: Phase):
         """Changes to `phase` from one of the phases `before`. Raises RuntimeError in any other phase."""
@@ -123,8 +115,8 @@ class PullRequest:
 
     @property
     def fetched(self) -> np.ndarray:
-        """Mask of the rows fetched by the ticket: (n,) bool."""
-        return self.ticket.fetched
+        """Mask of the rows that the reply brings: (num,) bool."""
+        return self.reply.fetched
 
 
 class JointRequest(PullRequest):
@@ -160,7 +152,7 @@ class JointRequest(PullRequest):
 
 @dataclass
 class Part:
-    """A batch's part in a joint pull.
+    """A batch's part in a joint request.
 
     joint       the request that pulls it
     places      of its keys among those of `joint`, (n,) int64

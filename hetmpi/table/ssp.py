@@ -2,12 +2,13 @@
 
     read      Find, CheckValid, Fetch: uses lines within the bound; stale lines and keys without a line are fetched,
               ahead of the read if announced; new lines evict old ones
-    announce  requests clocks, and rows of stale lines, from other nodes while the batch before is computed (pulls.py)
+    announce  requests clocks and rows from other nodes while the batch before is computed (pulls.py)
     write     Update: each line accumulates the gradient and applies it to its copy, a preview of the owner's update.
               Pushed are gradients summed over more than s iterations, those of evicted lines, and those of keys without
               a line (pushes.py)
 
-One-sided, only `flush` and `close` are collective. Two-sided, all ranks make the same calls in the same order.
+By windows, and on one node, only `flush` and `close` are collective. By messages all ranks make the same calls in the
+same order.
 """
 
 from __future__ import annotations
@@ -19,24 +20,29 @@ import numpy as np
 import torch
 
 from hetmpi import _C
-from hetmpi.comm.mailbox import joined
 from hetmpi.comm.messages import Messages
-from hetmpi.comm.one_sided import OneSided
+from hetmpi.comm.requests import UNANNOUNCED, Requests
 from hetmpi.comm.route import Route
-from hetmpi.comm.transport import TRIAL_KEYS, Endpoint, Pull, Transport, Ways, choose, trial_route
-from hetmpi.comm.two_sided import UNANNOUNCED, TwoSided
-from hetmpi.in_flight import InFlight, finish, timed
+from hetmpi.comm.transport import TRIAL_KEYS, Endpoint, Ways, choose, trial_route
+from hetmpi.comm.windows import Windows
+from hetmpi.in_flight import InFlight, timed
 from hetmpi.table.client import Parts
 from hetmpi.table.owner import SspOwner
-from hetmpi.table.pulls import NO_SLOTS, Pulls
+from hetmpi.table.pulls import Pulls
 from hetmpi.table.pushes import Pushes
 from hetmpi.table.request import JointRequest, Keys, Part, Phase, PullRequest
 
 WAYS = Ways(
-    local=lambda endpoint: OneSided(endpoint, None),
-    by_name={"windows": OneSided, "messages": lambda endpoint: TwoSided(endpoint, "messages", Messages)},
-    on_wire=TwoSided,
+    local=lambda endpoint: Requests(endpoint, None, Messages),
+    by_name={
+        "windows": lambda endpoint: Requests(endpoint, "windows", Windows),
+        "messages": lambda endpoint: Requests(endpoint, "messages", Messages),
+    },
+    on_wire=Requests,
 )
+
+
+NO_SLOTS = np.empty(0, np.int64)
 
 
 class SspClient:
@@ -53,26 +59,21 @@ class SspClient:
         weakref.finalize(self, self._owner.stop)  # also at exit, before MPI frees the memory
         endpoint = Endpoint(parts.window, parts.record, self._arrays, self._owner.applier)
         self.transport, self.why = choose(endpoint, WAYS, exchange, self._trial)
-        layout = parts.window.layouts[parts.world.rank]
-        others = self.transport.mailbox.rings  # symmetric: these ranks have a ring here too
-        self._owner.start([layout.ring(rank) for rank in others])
+        world, origins = parts.world, parts.window.layouts[parts.world.rank].origins
+        self._owner.start([ring for ring, origin in enumerate(origins) if origin % world.size != world.rank])
         self._reader = self.transport.reader
-        if not self.transport.carries_pushes:
-            parts.serve(1)  # a pull that carries no pushes does not know which rows they change
+        if world.is_one_node:
+            parts.serve(1)  # there is nothing to fetch ahead
         self._pushes = Pushes(parts, self._owner, self.transport)
         self._pulls = Pulls(parts, self._pushes, self.transport)
 
-    def _trial(self, transport: Transport):
-        """One pull of random rows by a transport."""
+    def _trial(self, transport: Requests):
+        """One request of random rows."""
         route = trial_route(self.parts.window, self.parts.partition, self.parts.num_rows)
-        is_requested, no_lines = np.zeros(TRIAL_KEYS, bool), np.full(TRIAL_KEYS, _C.NO_LINE, np.int32)
-        is_requested[route.order] = True
-        ticket = transport.begin(
-            Pull(route, np.zeros(TRIAL_KEYS, np.int32), lambda: no_lines, lambda: is_requested, 0, UNANNOUNCED)
-        )
-        ticket.advance()
-        ticket.receive()
-        ticket.place(*self._buffers(TRIAL_KEYS))
+        no_lines, clocks = np.full(TRIAL_KEYS, _C.NO_LINE, np.int32), np.empty(TRIAL_KEYS, np.int32)
+        reply = transport.ask(route, no_lines, 0, UNANNOUNCED, clocks)
+        reply.receive()
+        reply.place(*self._buffers(TRIAL_KEYS))
 
     # Read.
 
@@ -93,70 +94,69 @@ class SspClient:
                 with self._spans("fetch"):
                     parts.insert(joint, self._cache.local(self._cache.on_device(rows)), states)
                 joint.keep(rows, states)
-            delivered = yield from timed(self._spans("fetch"), self._reading_part(request, request.part))
+            with self._spans("fetch"):
+                delivered = self._read_part(request, request.part)
             self._pulls.free_rows()
         with self._spans("prefetch"):
             self._pulls.request_next()
         return delivered
 
     def _pulling(self, request: PullRequest) -> InFlight[tuple[np.ndarray, np.ndarray]]:
-        """Rows (n, dim) and states (n, preview_dim) of the keys of a pull, valid for those without a line. Refreshes
+        """Rows (n, dim) and states (n, preview_dim) of the keys of a request, valid for those without a line. Refreshes
         stale lines."""
         with self._spans("find"):
             self.parts.find(request, is_looked_up=request.phase is not Phase.NEW)
         is_stale, left = yield from timed(self._spans("validate"), self._checking_valid(request))
         if isinstance(request, JointRequest):
             left &= request.is_admitted
-        return (yield from timed(self._spans("fetch"), self._fetching(request, is_stale, left)))
+        with self._spans("fetch"):
+            return self._fetch(request, is_stale, left)
 
     def _checking_valid(self, request: PullRequest) -> InFlight[tuple[np.ndarray, np.ndarray]]:
-        """Masks (n,) bool of the lines that are stale or refreshed anyway, and of the rows needed that the ticket has
-        not fetched: those of this node, or with gradients in transit. Fetches the clocks for that."""
+        """Masks (n,) bool of the lines that are stale or refreshed anyway, and of the rows needed that the reply does
+        not bring: those of this node. Fetches the clocks for that."""
         bound = self.parts.bound
         if request.phase is Phase.NEW:
-            self._pushes.await_keys(request.array, np.ones(len(request.array), bool))
-            self._pulls.request_clocks(request, None)
+            self._pushes.await_keys(request.array, np.ones(request.num, bool))
+            self._pulls.request(request, None)
             yield
-        if request.phase is Phase.CLOCKS_REQUESTED:
-            self._pulls.request_rows(request)
+        if request.phase is Phase.REQUESTED:
+            self._pulls.serve(request)
             yield
         self._pulls.receive(request)
-        request.in_transit = joined([request.in_transit, self.transport.mailbox.in_transit()])
+        request.in_transit = self.transport.mailbox.in_transit()
         is_bounded = bound != _C.UNBOUNDED
-        requested = request.local_route
+        near = request.local_route
         if isinstance(request, JointRequest):
-            requested = requested.where(request.is_admitted)  # the others of this node are read with their batch
+            near = near.where(request.is_admitted)  # the others of this node are read with their batch
         if not is_bounded:
-            requested = requested.where(request.slots < 0)
-        yield from self.parts.reading_clocks(self._reader, request, requested)
-        # If pulls carry pushes, the owners have decided about lines of other nodes.
-        is_decided = request.is_remote if self.transport.carries_pushes else None
+            near = near.where(request.slots < 0)
+        self.parts.read_clocks(self._reader, request, near)
         is_stale, left, *numbers = self._cache.judge(
-            request.slots, request.fetched, is_decided, request.clocks, request.num, bound
+            request.slots, request.fetched, request.is_remote, request.clocks, request.num, bound
         )
         self.parts.count_lines(*numbers, are_judged=is_bounded)
         return is_stale, left
 
-    def _fetching(
-        self, request: PullRequest, is_stale: np.ndarray, left: np.ndarray
-    ) -> InFlight[tuple[np.ndarray, np.ndarray]]:
+    def _fetch(self, request: PullRequest, is_stale: np.ndarray, left: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """As _pulling, once lines have been judged."""
-        slots, (rows, states) = request.slots, self._buffers(len(request.array))
-        self._place(request, rows, states)
+        slots, (rows, states) = request.slots, self._buffers(request.num)
+        request.reply.place(rows, states)
+        self._preview_held(request, rows, states, request.fetched)
         route = request.route.where(left)
-        yield from self._fetching_left(request, route, left, rows)
+        self._read_near(request, route, left, rows)
         if "mean_square" in self._arrays:
-            yield from self.parts.reading_rows(self._reader, route.where(request.is_admitted), "mean_square", states)
+            self.parts.read_rows(self._reader, route.where(request.is_admitted), "mean_square", states)
         if self._cache.capacity_rows > 0:
             self._cache.refresh(slots, is_stale, rows, states, request.clocks, self._anticipate)
             # Release the gradients that waited for their lines to be refreshed.
             self._cache.take_due(slots, self.parts.bound, held=NO_SLOTS)
-        request.enter(Phase.READ, Phase.ROWS_REQUESTED)
-        request.ticket = None  # breaks the reference cycle, so that both are freed at once
+        request.enter(Phase.READ, Phase.SERVED)
+        request.reply = None  # breaks the reference cycle, so that both are freed at once
         return rows, states
 
-    def _reading_part(self, request: PullRequest, part: Part) -> InFlight[torch.Tensor]:
-        """The rows (U, dim) of a batch whose joint pull is complete. A line has this rank's own updates since. Rows
+    def _read_part(self, request: PullRequest, part: Part) -> torch.Tensor:
+        """The rows (U, dim) of a batch whose joint request is complete. A line has this rank's own updates since. Rows
         without a line have not: those of other nodes get them from held messages, those of this node are read now."""
         joint, counters = part.joint, self.parts.counters
         self._preview_held(joint, joint.rows, joint.states, joint.is_kept)
@@ -169,8 +169,8 @@ class SspClient:
         counters.misses += num_again - num_hits
         if num_left > 0:
             request.in_transit, route = self.transport.mailbox.in_transit(), request.local_route.where(left)
-            yield from self.parts.reading_clocks(self._reader, request, route)
-            yield from self._fetching_left(request, route, left, rows)
+            self.parts.read_clocks(self._reader, request, route)
+            self._read_near(request, route, left, rows)
         request.enter(Phase.READ, Phase.NEW)
         return self._cache.deliver(request.slots, rows)
 
@@ -178,11 +178,6 @@ class SspClient:
         """Memory for fetched rows (num, dim) and states of lines (num, preview_dim)."""
         empty, parts = self._cache.empty, self.parts
         return empty((num, parts.dim), np.float32), empty((num, parts.rule.preview_dim), np.float32)
-
-    def _place(self, request: PullRequest, rows: np.ndarray, states: np.ndarray):
-        """Copies the rows fetched by the ticket to their positions, and previews held gradients on them."""
-        request.ticket.place(rows, states)
-        self._preview_held(request, rows, states, request.fetched)
 
     def _preview_held(self, request: PullRequest, rows: np.ndarray, states: np.ndarray, chosen: np.ndarray):
         """Previews on the chosen (n,) bool rows the messages that are held since the last call."""
@@ -194,15 +189,14 @@ class SspClient:
             )
         request.num_previewed = len(held)
 
-    def _fetching_left(self, request: PullRequest, route: Route, left: np.ndarray, rows: np.ndarray) -> InFlight[None]:
-        """Fetches the rows left (n,) bool, whose route is given."""
+    def _read_near(self, request: PullRequest, route: Route, left: np.ndarray, rows: np.ndarray):
+        """Reads the rows left (n,) bool, of this node, whose route is given."""
         if len(request.in_transit):
-            # Keys with gradients of this rank in transit when their clocks were requested.
             late = _C.contained(request.array, request.in_transit, left)
             if np.count_nonzero(late):
                 self._pushes.await_keys(request.array, late)
-                yield from self.parts.reading_clocks(self._reader, request, route.where(late))
-        yield from self.parts.reading_rows(self._reader, route, "weight", rows)
+                self.parts.read_clocks(self._reader, request, route.where(late))
+        self.parts.read_rows(self._reader, route, "weight", rows)
 
     # Ahead of the read.
 
@@ -222,10 +216,10 @@ class SspClient:
         if is_requested:
             yield
         with self._spans("validate"):
-            held = self._pulls.request_next_rows()  # requests rows of the next batch, if it is announced
+            self._pulls.serve_next()
         yield
         with self._spans("push"):
-            self._take_due(request, held)
+            self._take_due(request)
             self._pushes.send()
         self.parts.step += 1
 
@@ -236,9 +230,9 @@ class SspClient:
         self._owner.set_step(self.parts.optimizer, self.step)
         if request.phase is not Phase.READ:
             self._find_unread(request)
-        num, values = request.num, self._cache.local(grads)
-        self._cache.update(request.slots[:num], values, self._anticipate)
-        self._cache.pass_on(request.array[:num], request.slots[:num], request.clocks[:num], values)
+        values = self._cache.local(grads)
+        self._cache.update(request.slots, values, self._anticipate)
+        self._cache.pass_on(request.array, request.slots, request.clocks, values)
         return request
 
     def _find_unread(self, request: PullRequest):
@@ -246,12 +240,11 @@ class SspClient:
         request.reset()
         self._cache.look_up(request.array, request.slots)
         request.clocks[:] = _C.UNKNOWN_CLOCK
-        requested = request.local_route if self.transport.carries_pushes else request.route
-        finish(self.parts.reading_clocks(self._reader, request, requested))
+        self.parts.read_clocks(self._reader, request, request.local_route)
 
-    def _take_due(self, request: PullRequest, held: np.ndarray):
-        """Releases gradients that are due for push, except those of lines held (m,) int64, which will be refreshed."""
-        self._cache.take_due(request.slots[: request.num], self.parts.bound, held)
+    def _take_due(self, request: PullRequest):
+        """Releases gradients that are due for push."""
+        self._cache.take_due(request.slots, self.parts.bound, held=NO_SLOTS)
         for known in (request, self._pulls.last):
             if known is not None and known.phase in (Phase.READ, Phase.NEW):
                 known.phase = Phase.WRITTEN  # its clocks are older than this write
@@ -277,7 +270,7 @@ class SspClient:
             self.parts.window.fence(f"in step {self.step + 1} for all ranks to flush")
 
     def push_pending(self, timeout_s: float):
-        if not self.transport.carries_pushes:
+        if not self.transport.is_collective:
             self._pulls.drop_all()
             self._pushes.send_all(time.monotonic() + timeout_s)
         elif self._pushes.num_held:
@@ -285,14 +278,13 @@ class SspClient:
             raise RuntimeError(f"{num:,} gradients are pending: with table.exchange=messages no rank can push alone")
 
     def await_owners(self):
-        if self.transport.carries_pushes:
-            self._pulls.drop_all()
+        self._pulls.drop_all()
         self._pushes.progress()
         self._pushes.deliver()
 
     def peek(self, keys: Keys) -> torch.Tensor:
         rows = np.empty((len(keys.array), self.parts.dim), np.float32)
-        self.transport.peek("weight", keys.route, rows)
+        self.transport.peek(keys.route, rows)
         return self._cache.on_device(rows)
 
     def resume_at(self, step: int):
@@ -301,7 +293,6 @@ class SspClient:
 
     def close(self):
         self._pulls.drop_all()
-        self.parts.window.flush()  # until then MPI uses the buffers of posted operations
         self.parts.world.meet("for all ranks to close the table")  # the owner serves ranks that still read and write
         self._owner.stop()
         self.transport.close()

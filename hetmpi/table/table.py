@@ -36,7 +36,7 @@ ARGUMENTS = (  # those that all ranks must give alike
     "num_rows", "dim", "optimizer", "partition", "seed", "name", "init_std", "inbox_bytes", "staleness", "exchange",
     "round_steps",
 )  # fmt: skip
-REMOTE_WINDOW = {"windows": "needed", "auto": "wanted"}  # by table.exchange; unused by others
+REMOTE_WINDOW = {"windows": "needed", "auto": "wanted"}  # by table.exchange, at s = 0; unused by others
 
 
 class EmbeddingTable:
@@ -102,7 +102,7 @@ class EmbeddingTable:
         record, layouts = layouts_of(world, self.partition, rule, dim, staleness, inbox_bytes, exchange)
         self._exchange, self.shard = exchange, None
         self.client: Client | None = None
-        remote = REMOTE_WINDOW.get(exchange, "unused")
+        remote = REMOTE_WINDOW.get(exchange, "unused") if staleness.is_synchronous else "unused"
         self.window: RmaWindow | None = RmaWindow(world, layouts, self.partition, remote)
         try:
             self._open(rule, record, table_seed(seed, name), init_std, cache, torch.device(device), round_steps)
@@ -318,9 +318,11 @@ def layouts_of(
     inbox_bytes, layouts = inbox_bytes if world.size > 1 else 0, []
     all_ranks = range(world.size)
     origins_of = [all_ranks] * len(world.nodes)  # each rank may write to each other
-    if exchange not in ("windows", "auto"):
-        merged = [[first for first, _ in origins] for origins in origins_by_node(world.nodes)]
-        origins_of = merged if staleness.is_synchronous else world.nodes
+    if not staleness.is_synchronous:  # the ranks of the node, and the threads that pass on what other nodes push
+        threads = exchange in ("windows", "auto") and len(world.nodes) > 1
+        origins_of = [[*node, *(world.size + rank for rank in node if threads)] for node in world.nodes]
+    elif exchange not in ("windows", "auto"):
+        origins_of = [[first for first, _ in origins] for origins in origins_by_node(world.nodes)]
     for node, origins in zip(world.nodes, origins_of):
         form = dim, rule.state_dim, preview_dim, tuple(origins), ring_bytes(inbox_bytes, len(origins), record)
         layouts += [(rank, Layout(partition.num_local_rows(rank), *form)) for rank in node]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
-from reference import Rounds
+from reference import Rounds, Turns
 from test_staleness import (
     ALL,
     PLAIN,
@@ -34,9 +34,9 @@ from test_table import RULES, all_rows, check_same_bits, make_table, train
 
 from hetmpi import _C
 from hetmpi.comm.one_sided import OneSided
+from hetmpi.comm.requests import MAX_IDLE_WRITES, UNANNOUNCED
 from hetmpi.comm.route import PARTITIONS, Route
-from hetmpi.comm.transport import Endpoint, Pull, Ways, choose
-from hetmpi.comm.two_sided import MAX_IDLE_WRITES, UNANNOUNCED
+from hetmpi.comm.transport import Endpoint, Ways, choose
 from hetmpi.comm.world import World
 from hetmpi.errors import UserError
 from hetmpi.table.cache import CacheSettings, Staleness
@@ -116,6 +116,20 @@ def test_ranks_that_announce_their_batches_do_what_the_reference_does(world, sta
     table.close()
 
 
+@pytest.mark.parametrize("staleness", STALENESS[1:])
+@cases(
+    20,
+    **{**ANNOUNCED, "exchange": st.just("windows")},
+    anticipate=st.integers(0, 3),
+    num_steps=st.integers(5, 40),
+)
+def test_ranks_that_are_answered_at_once_do_what_the_reference_does(world, staleness, case):
+    apart, settings = World(world.comm, ranks_per_node=1), (staleness, case["anticipate"])
+    table = open_table(apart, case, *settings)
+    follow(apart, table, cluster_of(apart, table, case, *settings, kind=Turns), case, step_in_turns, may_rest=False)
+    table.close()
+
+
 @pytest.mark.parametrize("staleness", [1, 10])
 @cases(
     5,
@@ -137,6 +151,21 @@ def test_a_wire_that_is_not_there_is_refused(world, path):
         pytest.skip("one rank needs no transport")
     with pytest.raises(UserError, match=f"table.exchange={path}: there is no such class"):
         make_table(World(world.comm, ranks_per_node=1), exchange=path)
+
+
+def step_in_turns(world, table, keys, grads, later):
+    """As step_in_rounds; the ranks announce one after the other, and receive the rows at once."""
+    rows = table.read(keys)
+    for rank in range(world.size):
+        world.comm.Barrier()
+        if rank == world.rank:
+            table.prefetch(later)
+            for request in table.client._pulls._ahead:
+                request.reply.receive()
+    world.comm.Barrier()
+    write_apart(world, table, keys, grads)
+    world.comm.Barrier()
+    return rows
 
 
 def step_in_rounds(world, table, keys, grads, later):
@@ -317,11 +346,9 @@ def test_a_fetch_brings_the_mean_squares_of_the_rows(apart, rule, exchange):
     remote = route.held_by(apart.is_remote)
     rows, states, clocks = np.zeros((40, 3), np.float32), np.zeros((40, 1), np.float32), np.zeros(40, np.int32)
     no_lines = np.full(40, _C.NO_LINE, np.int32)
-    pull = Pull(route.where(remote), clocks, lambda: no_lines, lambda: remote, 0, UNANNOUNCED)
-    ticket = table.client.transport.begin(pull)
-    ticket.advance()
-    ticket.receive()
-    ticket.place(rows, states)
+    reply = table.client.transport.ask(route.where(remote), no_lines, 0, UNANNOUNCED, clocks)
+    reply.receive()
+    reply.place(rows, states)
     assert np.array_equal(rows[remote], weights[remote])
     assert np.allclose(states[remote, 0], squares.mean(1)[remote], rtol=1e-5)
     table.close()

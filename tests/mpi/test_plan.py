@@ -160,11 +160,10 @@ def test_batches_that_are_announced_or_loaded_count(overrides, num, tmp_path):
     assert plan.memory().batches == num * of_one + 8 * spec.dim * min(32 * 26, spec.num_rows)
 
 
-@pytest.mark.parametrize("how", [[], ["table.staleness=10", "table.cache.admit=all"]])
-def test_messages_on_a_node_take_at_most_the_memory_planned(shared, how, tmp_path):
+def test_messages_on_a_node_take_at_most_the_memory_planned(shared, tmp_path):
     """Reads, writes and an evaluation with batches larger than those of training."""
     large = ["table.exchange=messages", "eval.batch_size=512", "eval.max_samples=2000", "data.scale=0.02", "steps=3"]
-    config = composed(shared, tmp_path, *how, *large)
+    config = composed(shared, tmp_path, *large)
     training = Training(shared, config, CPU, Spans())
     planned = build.boards_bytes_of(config, shared, training.task, training.specs, "messages")
     assert build.boards_bytes_of(config, shared, training.task, training.specs, "windows") == 0

@@ -469,3 +469,22 @@ class Rounds(Cluster):
                 rank.hand_out(line)
             rank.leaving += rank.held
             rank.send()
+
+
+class Turns(Rounds):
+    """As Rounds, with exchange windows: the ranks announce in their order, and each is answered at once."""
+
+    def prefetch(self, keys):
+        for rank, mine in zip(self.ranks, keys):
+            rank.prefetch(mine)
+            for key, total, clock, _ in rank.sent:
+                self.owners.take(key, total, clock)
+            rank.take_answers()
+            rank.answers, rank.requested, rank.early = (rank.requested, rank.early), None, None  # used by the next read
+
+    def write(self, keys, grads):
+        for rank, mine, values in zip(self.ranks, keys, grads):
+            rank.write(mine, values)
+        for rank in self.ranks:
+            rank.requested, rank.early = rank.answers
+            rank.send_near()

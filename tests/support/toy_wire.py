@@ -7,8 +7,13 @@ table.exchange=toy_wire.Pickled
 class Pickled:
     """See hetmpi/comm/wire.py, Wire."""
 
+    has_thread = False
+
     def __init__(self, lines):
         self._comm, self._sent = lines.world.comm.Dup(), []
+
+    def serve(self, tables):
+        """No effect."""
 
     def send(self, partner, tag, message):
         self._sent.append(self._comm.isend(message, partner, tag))

@@ -1,0 +1,187 @@
+// Server: answers the requests of the clients of this rank from a thread, which touches memory only: a request reaches
+// its line (line.h) by one-sided calls, and its client fetches the reply in the same way.
+//
+// A message is the number of words of each table's section, then the sections (hetmpi/comm/rounds.py). One request is
+// served at a time: its pushes are applied, by this rank or by the owners to whose rings they go on, before its rows
+// are read.
+//
+// Invariants:
+//   only the thread uses lines_ and tables_, while it holds lock_;
+//   an error is kept and thrown by check(); nothing is served after it.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "wire/line.h"
+#include "wire/round.h"
+
+namespace hetmpi {
+
+class Server {
+ public:
+  // Both ways of one client, in this rank's memory.
+  struct Lines {
+    LineHeader *requests, *replies;  // each before its ring
+  };
+
+  // capacity: words of each ring.
+  Server(const std::vector<Lines>& clients, int64_t capacity) {
+    for (const Lines& client : clients) {
+      clients_.push_back({client.requests, client.replies, LineReader(ring_of(client.requests), capacity),
+                          LineWriter(ring_of(client.replies), capacity)});
+    }
+  }
+
+  ~Server() { stop(); }
+
+  // The tables, in the order of their sections. REQUIRES: no request is under way.
+  void serve(std::vector<RoundServer*> tables) {
+    std::lock_guard<std::mutex> hold(lock_);
+    tables_ = std::move(tables);
+    if (!thread_.joinable() && !clients_.empty()) thread_ = std::thread([this] { run(); });
+  }
+
+  // Ends the thread. May be called twice.
+  void stop() {
+    {
+      std::lock_guard<std::mutex> hold(sleep_lock_);
+      stops_ = true;
+    }
+    wake_.notify_all();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  // Throws the error that has ended the service, if there is one.
+  void check() {
+    if (!has_failed_) return;
+    std::lock_guard<std::mutex> hold(lock_);
+    std::rethrow_exception(error_);
+  }
+
+ private:
+  using Microseconds = std::chrono::microseconds;
+  static constexpr Microseconds kShortest{20}, kLongest{500};  // polling interval of empty lines
+
+  struct Client {
+    LineHeader *requests_header, *replies_header;
+    LineReader requests;
+    LineWriter replies;
+    std::vector<int64_t> reply;  // not written yet from `num_written` on
+    size_t num_written = 0;
+  };
+
+  static int64_t* ring_of(LineHeader* header) { return reinterpret_cast<int64_t*>(header + 1); }
+
+  void run() {
+    Microseconds pause = kShortest;
+    while (!stops_ && !has_failed_) {
+      bool was_busy = false;
+      {
+        std::lock_guard<std::mutex> hold(lock_);
+        try {
+          was_busy = proceed();
+        } catch (...) {
+          error_ = std::current_exception();
+          has_failed_ = true;
+        }
+      }
+      pause = was_busy ? kShortest : std::min(2 * pause, kLongest);
+      std::unique_lock<std::mutex> hold(sleep_lock_);
+      wake_.wait_for(hold, pause, [this] { return stops_.load(); });
+    }
+  }
+
+  // Returns whether anything was done.
+  bool proceed() {
+    bool was_busy = false;
+    for (size_t i = 0; i < clients_.size(); ++i) {
+      Client& client = clients_[i];
+      if (!client.reply.empty()) {
+        was_busy |= write_reply(client);
+      } else if (served_ == nullptr && client.requests.read()) {
+        served_ = &client;
+        take(i, client.requests.message());
+      }
+      client.requests_header->tail.store(client.requests.tail(), std::memory_order_release);
+    }
+    if (served_ == nullptr) return was_busy;
+    if (is_applied()) {
+      answer(*served_);
+      write_reply(*served_);
+      served_ = nullptr;
+    }
+    return true;
+  }
+
+  void take(size_t client, const std::vector<int64_t>& message) {
+    const auto num_words = static_cast<int64_t>(message.size());
+    auto begin = static_cast<int64_t>(tables_.size());
+    RoundRequest::check_end(begin, num_words);
+    taking_.clear();
+    for (size_t table = 0; table < tables_.size(); ++table) {
+      const int64_t length = message[table];
+      if (length < 0 || length > num_words - begin) throw std::out_of_range("server: a section exceeds its message");
+      if (length > 0) {
+        tables_[table]->take(client, reinterpret_cast<const uint8_t*>(message.data() + begin), length * kWord);
+        taking_.push_back(table);
+      }
+      begin += length;
+    }
+  }
+
+  bool is_applied() {
+    bool is_applied = true;
+    for (const size_t table : taking_) is_applied &= tables_[table]->apply() && tables_[table]->is_applied();
+    return is_applied;
+  }
+
+  void answer(Client& client) {
+    std::vector<int64_t>& reply = client.reply;
+    reply.assign(tables_.size(), 0);
+    for (const size_t table : taking_) reply[table] = tables_[table]->reply_bytes().at(0) / kWord;
+    auto begin = static_cast<int64_t>(tables_.size());
+    reply.resize(std::accumulate(reply.begin(), reply.end(), begin));
+    for (const size_t table : taking_) {
+      tables_[table]->write_reply(0, reinterpret_cast<uint8_t*>(reply.data() + begin));
+      tables_[table]->clear();
+      begin += reply[table];
+    }
+  }
+
+  // Returns whether there was room for a part of it.
+  static bool write_reply(Client& client) {
+    client.replies.set_tail(client.replies_header->tail.load(std::memory_order_acquire));
+    const auto num_left = static_cast<int64_t>(client.reply.size() - client.num_written);
+    const int64_t num = client.replies.write(client.reply.data() + client.num_written, num_left);
+    client.num_written += num;
+    if (num == num_left) {
+      client.reply.clear();
+      client.num_written = 0;
+    }
+    return num > 0;
+  }
+
+  std::vector<Client> clients_;
+  std::vector<RoundServer*> tables_;
+  std::vector<size_t> taking_;  // tables with a part in the request that is served
+  Client* served_ = nullptr;
+  std::exception_ptr error_;
+  std::mutex lock_;  // of all above
+  std::atomic<bool> has_failed_{false}, stops_{false};
+  std::mutex sleep_lock_;
+  std::condition_variable wake_;
+  std::thread thread_;
+};
+
+}  // namespace hetmpi

@@ -1,0 +1,194 @@
+"""Windows: a Wire by one-sided calls, MPI_Put and MPI_Get, and a thread that answers requests.
+
+Both ways between a rank and a server are lines (cpp/wire/line.h) in the server's memory, of which the rank has mirrors:
+it puts its requests, and gets the replies. So a server calls MPI for nobody: its thread (cpp/wire/server.h) reads
+requests from memory and writes replies into memory. A frame carries its checksum, so no head follows its bytes, and
+what is fetched too early is fetched again.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+
+import numpy as np
+
+from hetmpi import _C
+from hetmpi.comm.mpi import MPI
+from hetmpi.comm.wire import Lines
+from hetmpi.errors import UserError
+
+MEMORY_BYTES = 8 << 20  # of a rank's lines to all its clients
+LEAST_LINE_BYTES = 1 << 14
+WORD = 8  # bytes
+
+
+class Windows:
+    """See hetmpi/comm/wire.py, Wire: one line to each server, and one back."""
+
+    has_thread = True
+
+    def __init__(self, lines: Lines):
+        """Collective. Raises UserError on all ranks if this MPI makes no window over several nodes."""
+        world, rails = lines.world, lines.rails
+        clients_of = world.comm.allgather(rails.clients)
+        line_bytes = max(LEAST_LINE_BYTES, MEMORY_BYTES // (2 * max(1, *map(len, clients_of))))
+        capacity = line_bytes // (WORD * _C.LINE_ALIGN_WORDS) * _C.LINE_ALIGN_WORDS
+        line_bytes = _C.LINE_HEADER_BYTES + WORD * capacity
+        self._window = opened(world, 2 * line_bytes * max(1, len(rails.clients)))
+        memory = np.frombuffer(self._window.tomemory(), np.uint8) if rails.clients else np.empty(0, np.uint8)
+        memory[:] = 0
+        world.meet("for all ranks to open their windows")
+        self._servers = {
+            server: ClientLines(self._window, server, 2 * line_bytes * clients_of[server].index(world.rank), capacity)
+            for server in rails.servers
+        }
+        self._core = _C.Server(memory, capacity)
+        weakref.finalize(self, self._core.stop)  # also at exit, before MPI frees the memory
+        self._is_posted = False  # operations since the last flush
+
+    def serve(self, tables: list):
+        self._tables = tables  # must live as long
+        self._core.serve(tables)
+
+    def send(self, partner: int, tag: int, message: np.ndarray):
+        self._core.check()
+        self._is_posted = True
+        self._servers[partner].send(message)
+
+    def expect(self, partner: int, tag: int):
+        self._is_posted = True
+        self._servers[partner].fetch()
+
+    def arrived(self, partner: int, tag: int) -> np.ndarray | None:
+        self._core.check()
+        line = self._servers[partner]
+        if not line.is_fetched:
+            for other in self._servers.values():
+                if other.is_awaited:
+                    other.fetch()
+            self._is_posted = True
+            self.publish()
+            for other in self._servers.values():
+                other.is_fetched = other.is_fetching
+        return line.take()
+
+    def publish(self) -> bool:
+        if self._is_posted:
+            self._window.Flush_all()
+            self._is_posted = False
+        num_left = 0
+        for line in self._servers.values():
+            if line.unsent:
+                num_left += not line.proceed()
+                self._is_posted = True
+        return num_left == 0 and not self._is_posted
+
+    @property
+    def is_idle(self) -> bool:
+        return self.publish()
+
+    def free(self):
+        self._core.stop()
+        self._window.Unlock_all()
+        self._window.Free()
+
+
+class ClientLines:
+    """The lines between this rank and one of its servers.
+
+    unsent      messages that have not left, each with the words that have
+    is_awaited  a request is sent whose reply is not taken yet
+    is_fetching, is_fetched  a get is posted; and complete"""
+
+    def __init__(self, window: MPI.Win, server: int, begin: int, capacity: int):
+        """begin: of the lines in the server's memory, in bytes. capacity: words of each ring."""
+        self._window, self._server, self._capacity = window, server, capacity
+        self._requests_begin = begin
+        self._replies_begin = begin + _C.LINE_HEADER_BYTES + WORD * capacity
+        self._requests, self._replies = np.zeros((2, capacity), np.int64)  # mirrors of the rings
+        self._writer, self._reader = _C.LineWriter(self._requests), _C.LineReader(self._replies)
+        self._tail, self._taken = np.zeros(1, np.int64), np.zeros(1, np.int64)
+        self.unsent: deque[list] = deque()
+        self._num_awaited = 0
+        self._guess = _C.LINE_ALIGN_WORDS  # words of the next reply
+        self.is_fetching = self.is_fetched = False
+
+    @property
+    def is_awaited(self) -> bool:
+        return self._num_awaited > 0
+
+    def send(self, message: np.ndarray):
+        self._num_awaited += 1
+        self.unsent.append([message, 0])
+        self._put()
+
+    def proceed(self) -> bool:
+        """Sends more, after a look at the room. Returns whether all has left. REQUIRES: all operations are complete."""
+        self._window.Get_accumulate(
+            [self._tail, 0, MPI.INT64_T], [self._tail, 1, MPI.INT64_T], self._server,
+            (self._requests_begin, 1, MPI.INT64_T), op=MPI.NO_OP,
+        )  # fmt: skip
+        self._window.Flush_all()
+        self._writer.set_tail(int(self._tail[0]))
+        self._put()
+        return not self.unsent
+
+    def _put(self):
+        """Writes messages as far as there is room, and posts the copy of the written words."""
+        begin = self._writer.head
+        while self.unsent:
+            message, num_written = self.unsent[0]
+            num_written += self._writer.write(message, num_written)
+            if num_written < len(message):
+                self.unsent[0][1] = num_written
+                break
+            self.unsent.popleft()
+        left, at = self._writer.head - begin, begin % self._capacity
+        for offset, num in ((at, min(left, self._capacity - at)), (0, left - min(left, self._capacity - at))):
+            if num > 0:
+                place = self._requests_begin + _C.LINE_HEADER_BYTES + WORD * offset
+                words = self._requests[offset : offset + num]
+                self._window.Put([words, num, MPI.INT64_T], self._server, (place, num, MPI.INT64_T))
+
+    def fetch(self):
+        """Posts the get of the words of the next reply, unless one is posted."""
+        if self.is_fetching:
+            return
+        offset = self._reader.tail % self._capacity
+        num = min(max(self._guess, self._reader.next_words), self._capacity - offset)
+        place = self._replies_begin + _C.LINE_HEADER_BYTES + WORD * offset
+        self._window.Get([self._replies[offset:], num, MPI.INT64_T], self._server, (place, num, MPI.INT64_T))
+        self.is_fetching = True
+
+    def take(self) -> np.ndarray | None:
+        """The next reply (n,) int64, if it was fetched."""
+        self.is_fetching = self.is_fetched = False
+        before = self._reader.tail
+        message = self._reader.read()
+        if self._reader.tail > before:
+            self._taken = np.array([self._reader.tail])  # not the memory that MPI may still read
+            self._window.Accumulate(
+                [self._taken, 1, MPI.INT64_T], self._server, (self._replies_begin, 1, MPI.INT64_T), op=MPI.REPLACE
+            )
+        if message is not None:
+            self._num_awaited -= 1
+            self._guess = _C.LINE_ALIGN_WORDS + len(message) + len(message) // 4
+        return message
+
+
+def opened(world, nbytes: int) -> MPI.Win:
+    """A window over all ranks, locked. Collective. Raises UserError if this MPI makes none over several nodes, or none
+    of unified memory."""
+    try:
+        window = MPI.Win.Allocate(nbytes, 1, comm=world.comm)
+    except MPI.Exception as error:  # Open MPI 4.1 over TCP; on all ranks alike
+        raise UserError(
+            "this MPI supports no one-sided window over several nodes: set table.exchange=messages"
+        ) from error
+    window.Lock_all(MPI.MODE_NOCHECK)
+    if window.Get_attr(MPI.WIN_MODEL) != MPI.WIN_UNIFIED:
+        raise UserError(
+            "this MPI keeps separate copies of window memory (not MPI_WIN_UNIFIED): use another MPI library"
+        )
+    return window
