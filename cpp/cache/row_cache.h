@@ -316,12 +316,10 @@ class RowCache {
                        Serially());
   }
 
-  // Takes the pending sums of `slots` that are due at `staleness`, except the slots in `held`, which is sorted.
-  void take_pending(const int64_t* slots, int64_t n, int64_t staleness, const std::vector<int64_t>& held, Pushes* out) {
+  // Takes the pending sums of `slots` that are due at `staleness`.
+  void take_pending(const int64_t* slots, int64_t n, int64_t staleness, Pushes* out) {
     for (int64_t i = 0; i < n; ++i)
-      if (slots[i] >= 0 && is_due(line_[slots[i]].count, line_[slots[i]].age, staleness) &&
-          !std::binary_search(held.begin(), held.end(), slots[i]))
-        hand_out(slots[i], out);
+      if (slots[i] >= 0 && is_due(line_[slots[i]].count, line_[slots[i]].age, staleness)) hand_out(slots[i], out);
   }
 
   // Takes all pending sums, in the order of their slots.

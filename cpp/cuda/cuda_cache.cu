@@ -449,30 +449,16 @@ __global__ void without_line_kernel(const int64_t* slots, int64_t n, int32_t* fl
   if (i < n) flags[i] = slots[i] < 0;
 }
 
-__device__ bool is_among(int64_t value, const int64_t* sorted, int64_t n) {
-  int64_t low = 0;
-  while (low < n) {
-    const int64_t middle = low + (n - low) / 2;
-    if (sorted[middle] == value) return true;
-    if (sorted[middle] < value)
-      low = middle + 1;
-    else
-      n = middle;
-  }
-  return false;
-}
-
 // Finds the pending sums that are due, among slots (n), or among all from first_slot on if slots is null.
 __global__ void due_kernel(Lines lines, const int64_t* slots, int64_t first_slot, int64_t n, int64_t staleness,
-                           const int64_t* held, int64_t num_held, Gone* gone, int32_t* flags) {
+                           Gone* gone, int32_t* flags) {
   const int64_t i = thread_number();
   if (i >= n) return;
   flags[i] = 0;
   const int64_t slot = slots == nullptr ? first_slot + i : slots[i];
   if (slot < 0) return;
   const Line line = lines.line[slot];
-  const bool goes =
-      slots == nullptr ? line.count > 0 : is_due(line.count, line.age, staleness) && !is_among(slot, held, num_held);
+  const bool goes = slots == nullptr ? line.count > 0 : is_due(line.count, line.age, staleness);
   if (!goes) return;
   gone[i] = lines.gone(slot);
   flags[i] = 1;
@@ -615,11 +601,10 @@ struct CudaRowCache::Memory {
   }
 
   // Writes those of `slots` that due_kernel selects, or of the n slots from first_slot on, to the pushes.
-  void hand_out_due(const int64_t* slots, int64_t first_slot, int64_t n, int64_t staleness, const int64_t* held,
-                    int64_t num_held, cudaStream_t stream) {
+  void hand_out_due(const int64_t* slots, int64_t first_slot, int64_t n, int64_t staleness, cudaStream_t stream) {
     flags.make_room(n, 0, stream);
     gone.make_room(n, 0, stream);
-    launch(due_kernel, n, stream, lines(), slots, first_slot, n, staleness, held, num_held, gone.data(), flags.data());
+    launch(due_kernel, n, stream, lines(), slots, first_slot, n, staleness, gone.data(), flags.data());
     const int64_t num = number(n, stream);
     make_room_out(num, stream);
     launch(close_kernel, n, stream, lines(), gone.data(), flags.data(), n);
@@ -816,19 +801,18 @@ void CudaRowCache::pass_on(const int64_t* keys, const int64_t* slots, const int3
   HETMPI_CHECK(cudaStreamSynchronize(s));
 }
 
-void CudaRowCache::take_pending(const int64_t* slots, int64_t n, int64_t staleness, const int64_t* held,
-                                int64_t num_held, Stream stream) {
+void CudaRowCache::take_pending(const int64_t* slots, int64_t n, int64_t staleness, Stream stream) {
   check_length(n);
   if (n == 0) return;
   const OnDevice here(device());
-  memory_->hand_out_due(slots, 0, n, staleness, held, num_held, on(stream));
+  memory_->hand_out_due(slots, 0, n, staleness, on(stream));
 }
 
 void CudaRowCache::take_all(Stream stream) {
   constexpr int64_t kSlots = 1 << 16;  // at a time: GPU memory may not hold all pending sums twice
   const OnDevice here(device());
   for (int64_t begin = 0; begin < num_slots(); begin += kSlots) {
-    memory_->hand_out_due(nullptr, begin, std::min(kSlots, num_slots() - begin), 0, nullptr, 0, on(stream));
+    memory_->hand_out_due(nullptr, begin, std::min(kSlots, num_slots() - begin), 0, on(stream));
     memory_->fetch_out(on(stream));
   }
 }
@@ -837,12 +821,6 @@ Pushes CudaRowCache::take_pushes(Stream stream) {
   const OnDevice here(device());
   memory_->fetch_out(on(stream));
   return std::exchange(memory_->handed_out, Pushes());
-}
-
-const std::vector<int64_t>& CudaRowCache::keys_handed_out(Stream stream) {
-  const OnDevice here(device());
-  memory_->fetch_out(on(stream));
-  return memory_->handed_out.keys;
 }
 
 CudaRowCache::Counts CudaRowCache::counts(Stream stream) const {

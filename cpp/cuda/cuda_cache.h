@@ -60,17 +60,14 @@ class CudaRowCache {
   // Synchronous.
   void pass_on(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads, int64_t n,
                Stream stream);
-  // held (num_held): sorted. Synchronous.
-  void take_pending(const int64_t* slots, int64_t n, int64_t staleness, const int64_t* held, int64_t num_held,
-                    Stream stream);
+  // Synchronous.
+  void take_pending(const int64_t* slots, int64_t n, int64_t staleness, Stream stream);
   // Synchronous.
   void take_all(Stream stream);
 
   // The pushes since the last call, in host memory. Synchronous.
   Pushes take_pushes(Stream stream);
   int64_t num_pushes() const;
-  // Keys of the pushes, valid until pushes are added or taken. Synchronous.
-  const std::vector<int64_t>& keys_handed_out(Stream stream);
   // In host memory; synchronous.
   Counts counts(Stream stream) const;
   LagHistogram lags(Stream stream) const;

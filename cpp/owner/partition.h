@@ -152,19 +152,4 @@ inline int64_t route_where(const int64_t* order, const int64_t* keys, const int6
   return kept;
 }
 
-// The keys of a route that some ranks own, in the order of these ranks: out_bytes, where each row begins in memory in
-// which the rows of ranks[j], of row_bytes each, begin at begins[j]; and out_order, its position in the batch. Returns
-// the number of keys.
-inline int64_t route_in_memory(const Partition& partition, const int64_t* order, const int64_t* keys,
-                               const int64_t* first, const int64_t* ranks, const int64_t* begins, int64_t num_ranks,
-                               int64_t row_bytes, int64_t* out_bytes, int64_t* out_order) {
-  int64_t num = 0;
-  for (int64_t j = 0; j < num_ranks; ++j)
-    for (int64_t i = first[ranks[j]]; i < first[ranks[j] + 1]; ++i, ++num) {
-      out_bytes[num] = begins[j] + partition.locate(keys[i]).row * row_bytes;
-      out_order[num] = order[i];
-    }
-  return num;
-}
-
 }  // namespace hetmpi

@@ -103,12 +103,11 @@ class PyCudaCache {
     cache_.pass_on(key, slot, clock, grad, n, stream_of(stream));
   }
 
-  void take_due(const py::object& slots, int64_t staleness, const py::object& held, uintptr_t stream) {
-    const ssize_t n = length_of(slots), num_held = length_of(held);
-    const auto *slot = memory_of<const int64_t>(slots, "slots", {n}, device()),
-               *kept = memory_of<const int64_t>(held, "held", {num_held}, device());
+  void take_due(const py::object& slots, int64_t staleness, uintptr_t stream) {
+    const ssize_t n = length_of(slots);
+    const auto* slot = memory_of<const int64_t>(slots, "slots", {n}, device());
     py::gil_scoped_release release;
-    cache_.take_pending(slot, n, staleness, kept, num_held, stream_of(stream));
+    cache_.take_pending(slot, n, staleness, stream_of(stream));
   }
 
   void clocks_within(const py::object& slots, bool will_write, int64_t staleness, const py::object& clocks,
@@ -140,11 +139,6 @@ class PyCudaCache {
   }
 
   // Keys of the pushes, without taking them.
-  py::array_t<int64_t> handed_out(uintptr_t stream) {
-    const std::vector<int64_t>& keys = cache_.keys_handed_out(stream_of(stream));
-    return py::array_t<int64_t>(keys.size(), keys.data());
-  }
-
   py::array_t<int64_t> lags(uintptr_t stream) const {
     const LagHistogram lags = cache_.lags(stream_of(stream));
     return py::array_t<int64_t>(LagHistogram::kBins, lags.bins);
@@ -211,13 +205,11 @@ void bind_cuda_row_cache(py::module_& m) {
       .def("update", &PyCudaCache::update, py::arg("slots"), py::arg("grads"), py::arg("anticipate"), py::arg("stream"))
       .def("pass_on", &PyCudaCache::pass_on, py::arg("keys"), py::arg("slots"), py::arg("clocks"), py::arg("grads"),
            py::arg("stream"))
-      .def("take_due", &PyCudaCache::take_due, py::arg("slots"), py::arg("staleness"), py::arg("held"),
-           py::arg("stream"))
+      .def("take_due", &PyCudaCache::take_due, py::arg("slots"), py::arg("staleness"), py::arg("stream"))
       .def("clocks_within", &PyCudaCache::clocks_within, py::arg("slots"), py::arg("will_write"), py::arg("staleness"),
            py::arg("clocks"), py::arg("stream"))
       .def("take_all", &PyCudaCache::take_all, py::arg("stream"))
       .def("take_pushes", &PyCudaCache::take_pushes, py::arg("stream"))
-      .def("handed_out", &PyCudaCache::handed_out, py::arg("stream"))
       .def("lags", &PyCudaCache::lags, py::arg("stream"))
       .def("counts", &PyCudaCache::counts, py::arg("stream"), "rows, pending, stale and evicted, as ints.");
 }

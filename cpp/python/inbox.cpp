@@ -36,10 +36,14 @@ class PyInbox {
  public:
   PyInbox(Array<uint8_t> rings, const std::vector<int64_t>& used,
           const std::vector<std::pair<int64_t, int64_t>>& origins, int64_t own_rank, Array<float> weight,
-          Array<float> state, Array<int32_t> clock, Array<uint8_t> touched, const Directory* directory)
+          Array<float> state, Array<int32_t> clock, Array<uint8_t> touched, const Directory* directory,
+          Array<int64_t> applied)
       : inbox_(ends(rings, used, weight.shape(1)), blocks_of(origins), own_rank,
                shard_of(weight, state, clock, touched, directory)),
-        dim_(weight.shape(1)) {}
+        dim_(weight.shape(1)),
+        applied_(std::move(applied)) {
+    check_shape(applied_, "applied", {-1});
+  }
 
   void begin(int64_t step, Array<int64_t> keys, Array<int64_t> order, Array<float> grads) {
     const ssize_t n = keys.shape(0);
@@ -56,8 +60,11 @@ class PyInbox {
   }
 
   int64_t apply(const RowOptimizer& optimizer) {
+    int64_t* applied = applied_.mutable_data();
     py::gil_scoped_release release;
-    return inbox_.apply(optimizer);
+    const int64_t num_rows = inbox_.apply(optimizer);
+    __atomic_store_n(applied, *applied + 1, __ATOMIC_RELEASE);  // the rows before it
+    return num_rows;
   }
 
   int64_t awaited() const { return inbox_.awaited(); }
@@ -72,6 +79,7 @@ class PyInbox {
 
   Inbox inbox_;
   int64_t dim_;
+  Array<int64_t> applied_;
   Array<int64_t> keys_{0}, order_{0};  // of the open step, kept alive
   Array<float> grads_{0};
 };
@@ -80,13 +88,17 @@ class PyInbox {
 
 void bind_inbox(py::module_& m) {
   py::class_<PyInbox>(m, "Inbox", "The owner's side of one synchronous step (cpp/owner/inbox.h).")
-      .def(py::init<Array<uint8_t>, const std::vector<int64_t>&, const std::vector<std::pair<int64_t, int64_t>>&,
-                    int64_t, Array<float>, Array<float>, Array<int32_t>, Array<uint8_t>, const Directory*>(),
-           py::arg("rings").noconvert(), py::arg("used"), py::arg("origins"), py::arg("own_rank"),
-           py::arg("weight").noconvert(), py::arg("state").noconvert(), py::arg("clock").noconvert(),
-           py::arg("touched").noconvert(), py::arg("directory").none(false), py::keep_alive<1, 2>(),
-           py::keep_alive<1, 6>(), py::keep_alive<1, 7>(), py::keep_alive<1, 8>(), py::keep_alive<1, 9>(),
-           py::keep_alive<1, 10>(), "used: the ring of each of the origins, which are blocks (first, last) of ranks.")
+      .def(
+          py::init<Array<uint8_t>, const std::vector<int64_t>&, const std::vector<std::pair<int64_t, int64_t>>&,
+                   int64_t, Array<float>, Array<float>, Array<int32_t>, Array<uint8_t>, const Directory*,
+                   Array<int64_t>>(),
+          py::arg("rings").noconvert(), py::arg("used"), py::arg("origins"), py::arg("own_rank"),
+          py::arg("weight").noconvert(), py::arg("state").noconvert(), py::arg("clock").noconvert(),
+          py::arg("touched").noconvert(), py::arg("directory").none(false), py::arg("applied").noconvert(),
+          py::keep_alive<1, 2>(), py::keep_alive<1, 6>(), py::keep_alive<1, 7>(), py::keep_alive<1, 8>(),
+          py::keep_alive<1, 9>(), py::keep_alive<1, 10>(),
+          "used: the ring of each of the origins, which are blocks (first, last) of ranks. applied (1,) or longer: its "
+          "first number counts the steps applied.")
       .def("begin", &PyInbox::begin, py::arg("step"), py::arg("keys").noconvert(), py::arg("order").noconvert(),
            py::arg("grads").noconvert())
       .def("poll", &PyInbox::poll, py::arg("timeout_s"))

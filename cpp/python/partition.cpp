@@ -69,23 +69,6 @@ std::optional<py::tuple> part_of_route(const Array<int64_t>& order, const Array<
   return py::make_tuple(out_order[front], out_keys[front], out_first);
 }
 
-// The keys of a route that ranks (k,) own: where each row begins in memory in which their rows begin at begins (k,),
-// and its position in the batch.
-py::tuple route_in_memory_of(const Partition& partition, const Array<int64_t>& order, const Array<int64_t>& keys,
-                             const Array<int64_t>& first, const Array<int64_t>& ranks, const Array<int64_t>& begins,
-                             int64_t row_bytes) {
-  const ssize_t k = ranks.shape(0);
-  check_shape(keys, "keys", {order.shape(0)});
-  check_shape(begins, "begins", {k});
-  check_in(ranks.data(), k, first.shape(0) - 1, "ranks");
-  int64_t num = 0;
-  for (ssize_t j = 0; j < k; ++j) num += first.data()[ranks.data()[j] + 1] - first.data()[ranks.data()[j]];
-  Array<int64_t> bytes(num), positions(num);
-  route_in_memory(partition, order.data(), keys.data(), first.data(), ranks.data(), begins.data(), k, row_bytes,
-                  bytes.mutable_data(), positions.mutable_data());
-  return py::make_tuple(bytes, positions);
-}
-
 }  // namespace
 
 void bind_partition(py::module_& m) {
@@ -104,12 +87,6 @@ void bind_partition(py::module_& m) {
   m.def("part_of_route", &part_of_route, py::arg("order").noconvert(), py::arg("keys").noconvert(),
         py::arg("first").noconvert(), py::arg("chosen").noconvert(),
         "order, keys, first of the part of a Route whose keys are chosen (n,) bool; None if all are.");
-  m.def(
-      "route_in_memory", &route_in_memory_of, py::arg("partition"), py::arg("order").noconvert(),
-      py::arg("keys").noconvert(), py::arg("first").noconvert(), py::arg("ranks").noconvert(),
-      py::arg("begins").noconvert(), py::arg("row_bytes"),
-      "Of the keys of a Route that ranks (k,) int64 own: the byte (m,) int64 at which each row begins, where the rows "
-      "of ranks[j] begin at begins[j], and the position (m,) int64 in the batch.");
 }
 
 }  // namespace hetmpi

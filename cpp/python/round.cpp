@@ -46,14 +46,16 @@ class PyRoundRequest {
  public:
   // num: number of positions. known: None if the request does not judge.
   PyRoundRequest(Owners owners, RouteArrays pull, int64_t num, std::optional<Array<int32_t>> known, int64_t reason,
-                 int64_t bound, std::vector<PushArrays> pushes, RecordFormat format, std::vector<int64_t> dims)
+                 int64_t bound, int64_t step, std::vector<PushArrays> pushes, RecordFormat format,
+                 std::vector<int64_t> dims)
       : owners_(std::move(owners)),
         pull_(std::move(pull)),
         num_(num),
         known_(std::move(known)),
         pushes_(std::move(pushes)),
         dims_(dims),
-        core_(checked(), known_ ? known_->data() : nullptr, {reason, bound}, views(pushes_, format), format, dims) {
+        core_(checked(), known_ ? known_->data() : nullptr, {reason, bound, step}, views(pushes_, format), format,
+              dims) {
     for (const auto& owners : owners_) words_.push_back(core_.bytes(owners) / kWord);
   }
 
@@ -117,6 +119,7 @@ class PyRoundRequest {
 }  // namespace
 
 void bind_round(py::module_& m) {
+  m.attr("PUSHES") = kPushes;
   m.def("new_messages", &new_messages, py::arg("lengths"), py::arg("num"),
         "Messages to `num` partners, to be filled; the begin of each table's section in each; the words of all.");
   py::class_<RouteArrays>(m, "RouteArrays", "The arrays of a Route (hetmpi/comm/route.py).")
@@ -142,10 +145,10 @@ void bind_round(py::module_& m) {
            py::arg("memory").noconvert(), py::arg("producer"));
 
   py::class_<PyRoundRequest>(m, "RoundRequest", "The requester's side of a table's round (cpp/wire/round.h).")
-      .def(py::init<Owners, RouteArrays, int64_t, std::optional<Array<int32_t>>, int64_t, int64_t,
+      .def(py::init<Owners, RouteArrays, int64_t, std::optional<Array<int32_t>>, int64_t, int64_t, int64_t,
                     std::vector<PushArrays>, RecordFormat, std::vector<int64_t>>(),
            py::arg("owners"), py::arg("pull"), py::arg("num"), py::arg("known").noconvert(), py::arg("reason"),
-           py::arg("bound"), py::arg("pushes"), py::arg("format"), py::arg("dims"))
+           py::arg("bound"), py::arg("step"), py::arg("pushes"), py::arg("format"), py::arg("dims"))
       .def("words", &PyRoundRequest::words, "Words of 8 bytes of the request to each node.")
       .def("write", &PyRoundRequest::write, py::arg("messages"), py::arg("begins"))
       .def("read_clocks", &PyRoundRequest::read_clocks, py::arg("replies"), py::arg("versions").noconvert(),
@@ -153,13 +156,17 @@ void bind_round(py::module_& m) {
       .def("place", &PyRoundRequest::place, py::arg("replies"), py::arg("outs"));
   py::class_<PyRoundServer>(m, "RoundServer", "The owners' side of a table's round (cpp/wire/round.h).")
       .def(py::init<PyPushApplier*, int64_t, const std::vector<ShardArrays>&, const Owners&,
-                    const std::vector<std::vector<PyRoundServer::Rings>>&, RecordFormat, bool>(),
+                    const std::vector<std::vector<PyRoundServer::Rings>>&, RecordFormat, bool,
+                    const std::vector<Array<int64_t>>&>(),
            py::arg("applier").none(true), py::arg("own"), py::arg("shards"), py::arg("owners"), py::arg("rings"),
-           py::arg("format"), py::arg("judges"), py::keep_alive<1, 2>(), py::keep_alive<1, 4>(), py::keep_alive<1, 6>())
+           py::arg("format"), py::arg("judges"), py::arg("applied"), py::keep_alive<1, 2>(), py::keep_alive<1, 4>(),
+           py::keep_alive<1, 6>(), py::keep_alive<1, 9>())
       .def("take", &PyRoundServer::take, py::arg("clients"), py::arg("requests"),
            "Takes requests; returns the reason of each.")
       .def("apply", &PyRoundServer::apply, "Applies or passes on all pushes; False: a ring is full, call again.")
       .def("is_applied", &PyRoundServer::is_applied, "Whether the owners have applied all pushes passed on.")
+      .def("has_applied", &PyRoundServer::has_applied, py::arg("step"),
+           "Whether the owners of the node have applied so many steps.")
       .def("reply_words", &PyRoundServer::reply_words, "Words of 8 bytes of the reply to each request.")
       .def("write_replies", &PyRoundServer::write_replies, py::arg("messages"), py::arg("begins"), py::arg("words"))
       .def("clear", &PyRoundServer::clear, "Forgets the requests taken, where none gets a reply.");

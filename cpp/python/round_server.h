@@ -57,9 +57,10 @@ class PyRoundServer {
   using Rings = std::vector<std::optional<RingArrays>>;  // None where there is none
 
   PyRoundServer(PyPushApplier* applier, int64_t own, const std::vector<ShardArrays>& shards, const Owners& owners,
-                const std::vector<std::vector<Rings>>& rings, RecordFormat format, bool judges)
+                const std::vector<std::vector<Rings>>& rings, RecordFormat format, bool judges,
+                const std::vector<Array<int64_t>>& applied)
       : core_(applier ? &applier->core() : nullptr, own, views(shards), checked(owners, shards.size()), views(rings),
-              format, dims_of(shards.at(own)), judges) {}
+              format, dims_of(shards.at(own)), judges, numbers(applied)) {}
 
   // The reason of each request. clients: which of the clients sent it.
   std::vector<int64_t> take(const std::vector<int64_t>& clients, const std::vector<Section>& requests) {
@@ -78,6 +79,7 @@ class PyRoundServer {
   }
 
   bool is_applied() const { return core_.is_applied(); }
+  bool has_applied(int64_t step) const { return core_.has_applied(step); }
 
   std::vector<int64_t> reply_words() {
     py::gil_scoped_release release;
@@ -105,6 +107,12 @@ class PyRoundServer {
     std::vector<int64_t> dims;
     for (const auto& array : shard.arrays) dims.push_back(array.shape(1));
     return dims;
+  }
+
+  static std::vector<const int64_t*> numbers(const std::vector<Array<int64_t>>& arrays) {
+    std::vector<const int64_t*> found;
+    for (const auto& array : arrays) found.push_back(array.data());
+    return found;
   }
 
   static std::vector<NodeShard> views(const std::vector<ShardArrays>& shards) {

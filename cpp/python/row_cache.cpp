@@ -164,13 +164,11 @@ class PyCache {
     cache_.pass_on(key, slot, clock, grad, n, &pushes_);
   }
 
-  void take_due(const Array<int64_t>& slots, int64_t staleness, const Array<int64_t>& held) {
+  void take_due(const Array<int64_t>& slots, int64_t staleness) {
     const ssize_t n = checked(slots);
     const int64_t* slot = slots.data();
-    std::vector<int64_t> kept(held.data(), held.data() + checked(held));
     py::gil_scoped_release release;
-    std::sort(kept.begin(), kept.end());
-    cache_.take_pending(slot, n, staleness, kept, &pushes_);
+    cache_.take_pending(slot, n, staleness, &pushes_);
   }
 
   void use(const Array<int64_t>& slots, int64_t num_keys) { cache_.use(slots.data(), checked(slots), num_keys); }
@@ -194,18 +192,6 @@ class PyCache {
     cache_.preview(positions.data(), m, sums.mutable_data(), counts.data(), sum_clocks.mutable_data(), anticipate,
                    weights.mutable_data(), states.mutable_data(), clocks.mutable_data());
   }
-
-  // Mask of lines whose pending sum is over at least `least` iterations: (n,) bool.
-  Array<bool> counts_from(const Array<int64_t>& slots, int64_t least) const {
-    const ssize_t n = checked(slots);
-    Array<bool> out(n);
-    for (ssize_t i = 0; i < n; ++i)
-      out.mutable_data()[i] = slots.data()[i] >= 0 && cache_.count(slots.data()[i]) >= least;
-    return out;
-  }
-
-  // Keys of the pushes since the last take_pushes: (n,) int64.
-  Array<int64_t> handed_out() const { return Array<int64_t>(pushes_.keys.size(), pushes_.keys.data()); }
 
   void take_all() {
     py::gil_scoped_release release;
@@ -310,16 +296,13 @@ void bind_row_cache(py::module_& m) {
            py::arg("anticipate"))
       .def("pass_on", &PyCache::pass_on, py::arg("keys").noconvert(), py::arg("slots").noconvert(),
            py::arg("clocks").noconvert(), py::arg("grads").noconvert())
-      .def("take_due", &PyCache::take_due, py::arg("slots").noconvert(), py::arg("staleness"),
-           py::arg("held").noconvert())
-      .def("counts_from", &PyCache::counts_from, py::arg("slots").noconvert(), py::arg("least"))
+      .def("take_due", &PyCache::take_due, py::arg("slots").noconvert(), py::arg("staleness"))
       .def("use", &PyCache::use, py::arg("slots").noconvert(), py::arg("num_keys"))
       .def("clocks_within", &PyCache::clocks_within, py::arg("slots").noconvert(), py::arg("will_write"),
            py::arg("staleness"))
       .def("preview", &PyCache::preview, py::arg("positions").noconvert(), py::arg("weights").noconvert(),
            py::arg("states").noconvert(), py::arg("clocks").noconvert(), py::arg("sums").noconvert(),
            py::arg("counts").noconvert(), py::arg("sum_clocks").noconvert(), py::arg("anticipate"))
-      .def("handed_out", &PyCache::handed_out)
       .def("take_all", &PyCache::take_all)
       .def("take_pushes", &PyCache::take_pushes)
       .def("clocks", &PyCache::clocks, py::arg("slots").noconvert(), "c_c of each line, -1 where there is none.");

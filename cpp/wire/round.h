@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "cache/cache_decisions.h"
@@ -25,9 +26,11 @@
 namespace hetmpi {
 
 struct RequestHeader {
-  int64_t reason;  // why rows are requested, the same on all ranks in a round
+  int64_t reason;  // why rows are requested, the same on all ranks in a round; kPushes for a request without reply
   int64_t bound;   // staleness, for requests that judge
+  int64_t step;    // for others: steps that the rows must have
 };
+constexpr int64_t kPushes = -1;
 
 struct OwnerCounts {
   int64_t num_records;
@@ -215,10 +218,11 @@ class RoundServer {
   // shards: of each owner of the node in rank order. owners: to which of them each client's requests go. rings: for
   // each client, those of the first, second, ... record to an owner; with one entry only, those of all clients, or of
   // all records. judges: whether requests do. applier: applies pushes to the shard of `own`, this rank, without a ring;
-  // null: no shard is excepted.
+  // null: no shard is excepted. applied: the steps that each owner has applied; empty where pushes are applied one by
+  // one.
   RoundServer(PushApplier* applier, int64_t own, std::vector<NodeShard> shards,
               std::vector<std::vector<int64_t>> owners, std::vector<std::vector<Rings>> rings, RecordFormat format,
-              std::vector<int64_t> dims, bool judges)
+              std::vector<int64_t> dims, bool judges, std::vector<const int64_t*> applied = {})
       : applier_(applier),
         own_(own),
         shards_(std::move(shards)),
@@ -226,7 +230,8 @@ class RoundServer {
         rings_(std::move(rings)),
         format_(format),
         dims_(std::move(dims)),
-        judges_(judges) {}
+        judges_(judges),
+        applied_(std::move(applied)) {}
 
   // Takes the request of a client, whose memory must stay until apply() returns true and the reply is written. Throws
   // std::out_of_range, and takes nothing, if its contents exceed it or it asks for keys of others. Keys of pushes are
@@ -254,8 +259,10 @@ class RoundServer {
     return num_left == 0;
   }
 
-  // Whether the owners have applied everything passed on to them.
+  // Whether the owners have applied what the requests taken must see: so many steps, or everything passed on to them.
   bool is_applied() const {
+    if (!applied_.empty())
+      return std::all_of(requests_.begin(), requests_.end(), [&](const Request& of) { return has_applied(of.step); });
     for (const auto& of_client : rings_)
       for (const Rings& of_record : of_client)
         for (const NodeRing& ring : of_record)
@@ -263,48 +270,45 @@ class RoundServer {
     return true;
   }
 
+  // Whether the owners of the node have applied so many steps.
+  bool has_applied(int64_t step) const {
+    return std::all_of(applied_.begin(), applied_.end(),
+                       [step](const int64_t* of) { return __atomic_load_n(of, __ATOMIC_ACQUIRE) >= step; });
+  }
+
+  // The request of one client, of which there is at most one: whether its reply can be made; true without a request.
+  bool is_ready(int64_t client) const {
+    const Request* request = request_of(client);
+    if (request == nullptr) return true;
+    return applied_.empty() ? pushed_.empty() && is_applied() : has_applied(request->step);
+  }
+
+  // Its reply is made in three steps.
+  int64_t reply_bytes(int64_t client) {
+    Request* request = request_of(client);
+    return request == nullptr ? 0 : bytes_of(*request);
+  }
+  void write_reply_to(int64_t client, uint8_t* at) const {
+    const Request* request = request_of(client);
+    if (request != nullptr) write(*request, at);
+  }
+  void forget(int64_t client) {
+    const auto is_its = [client](const Request& request) { return request.client == client; };
+    requests_.erase(std::remove_if(requests_.begin(), requests_.end(), is_its), requests_.end());
+  }
+
   // Reads the clocks of the rows that all requests taken ask for, and returns the bytes of each reply.
   std::vector<int64_t> reply_bytes() {
     std::vector<int64_t> sizes;
-    for (Request& request : requests_) {
-      int64_t total = 0;
-      for (Pull& pull : request.pulls) {
-        pull.clocks.resize(pull.rows.size());
-        pull.wanted.clear();
-        for (size_t j = 0; j < pull.rows.size(); ++j) {
-          const int64_t row = pull.rows[j];
-          if (judges_)
-            pull.clocks[j] = load_clock(shards_[pull.owner].clock + row);  // before the rows, which must not be older
-          if (!judges_ || is_wanted(pull.known[j], pull.clocks[j], request.bound)) pull.wanted.push_back(row);
-        }
-        if (judges_) total += whole_words(sizeof(int32_t) * pull.rows.size());
-        for (const int64_t dim : dims_) total += whole_words(sizeof(float) * pull.wanted.size() * dim);
-      }
-      sizes.push_back(total);
-    }
+    for (Request& request : requests_) sizes.push_back(bytes_of(request));
     return sizes;
   }
 
   // Writes the reply to the i-th request taken.
-  void write_reply(size_t i, uint8_t* at) const {
-    for (const Pull& pull : requests_.at(i).pulls) {
-      if (judges_) {
-        std::copy(pull.clocks.begin(), pull.clocks.end(), reinterpret_cast<int32_t*>(at));
-        at += whole_words(sizeof(int32_t) * pull.rows.size());
-      }
-      const auto copy = [&] { at = copy_rows(shards_[pull.owner], pull.wanted, at); };
-      if (applier_ && pull.owner == own_)
-        applier_->exclusively(copy);
-      else
-        copy();  // may see a row while its owner writes it (docs/sharp_bits.md)
-    }
-  }
+  void write_reply(size_t i, uint8_t* at) const { write(requests_.at(i), at); }
 
-  // Forgets the requests taken, and records of them that are not applied yet.
-  void clear() {
-    requests_.clear();
-    pushed_.clear();
-  }
+  // Forgets the requests taken, but not their pushes.
+  void clear() { requests_.clear(); }
 
   static RequestHeader header_of(const uint8_t* request, int64_t size) {
     RoundRequest::check_end(sizeof(RequestHeader), size);
@@ -327,9 +331,48 @@ class RoundServer {
     int64_t num_passed;  // rows
   };
   struct Request {
-    int64_t bound;
+    int64_t client, bound, step;
     std::vector<Pull> pulls;  // of each owner
   };
+
+  const Request* request_of(int64_t client) const {
+    for (const Request& request : requests_)
+      if (request.client == client) return &request;
+    return nullptr;
+  }
+  Request* request_of(int64_t client) { return const_cast<Request*>(std::as_const(*this).request_of(client)); }
+
+  // Reads the clocks that the reply has.
+  int64_t bytes_of(Request& request) const {
+    int64_t total = 0;
+    for (Pull& pull : request.pulls) {
+      pull.clocks.resize(pull.rows.size());
+      pull.wanted.clear();
+      for (size_t j = 0; j < pull.rows.size(); ++j) {
+        const int64_t row = pull.rows[j];
+        if (judges_)
+          pull.clocks[j] = load_clock(shards_[pull.owner].clock + row);  // before the rows, which must not be older
+        if (!judges_ || is_wanted(pull.known[j], pull.clocks[j], request.bound)) pull.wanted.push_back(row);
+      }
+      if (judges_) total += whole_words(sizeof(int32_t) * pull.rows.size());
+      for (const int64_t dim : dims_) total += whole_words(sizeof(float) * pull.wanted.size() * dim);
+    }
+    return total;
+  }
+
+  void write(const Request& request, uint8_t* at) const {
+    for (const Pull& pull : request.pulls) {
+      if (judges_) {
+        std::copy(pull.clocks.begin(), pull.clocks.end(), reinterpret_cast<int32_t*>(at));
+        at += whole_words(sizeof(int32_t) * pull.rows.size());
+      }
+      const auto copy = [&] { at = copy_rows(shards_[pull.owner], pull.wanted, at); };
+      if (applier_ && pull.owner == own_)
+        applier_->exclusively(copy);
+      else
+        copy();  // may see a row while its owner writes it (docs/sharp_bits.md)
+    }
+  }
 
   bool is_own(const PushedRecord& record) const { return applier_ && record.owner == own_; }
 
@@ -345,7 +388,8 @@ class RoundServer {
 
   // Reads a request, and adds its records to those to be applied.
   Request parsed(size_t client, const uint8_t* request, int64_t size) {
-    Request found{header_of(request, size).bound, {}};
+    const RequestHeader header = header_of(request, size);
+    Request found{static_cast<int64_t>(client), header.bound, header.step, {}};
     const auto* counts = reinterpret_cast<const OwnerCounts*>(request + sizeof(RequestHeader));
     int64_t at = sizeof(RequestHeader) + owners_.at(client).size() * sizeof(OwnerCounts);
     RoundRequest::check_end(at, size);
@@ -411,6 +455,7 @@ class RoundServer {
   RecordFormat format_;
   std::vector<int64_t> dims_;
   bool judges_;
+  std::vector<const int64_t*> applied_;
   std::vector<Request> requests_;
   std::vector<PushedRecord> pushed_;  // not applied or passed on yet
 };

@@ -1,15 +1,16 @@
 // Server: answers the requests of the clients of this rank from a thread, which touches memory only: a request reaches
 // its line (line.h) by one-sided calls, and its client fetches the reply in the same way.
 //
-// A message is the number of words of each table's section, then the sections (hetmpi/comm/rounds.py). One request is
-// served at a time: its pushes are applied, by this rank or by the owners to whose rings they go on, before its rows
-// are read.
+// A message is the number of words of each table's section, then the sections (hetmpi/comm/rounds.py). Its pushes are
+// applied, by this rank or by the owners to whose rings they go on, before its rows are read; at s = 0 those of all
+// ranks. Requests of several clients wait side by side. A message of pushes alone gets no reply.
 //
 // Invariants:
 //   only the thread uses lines_ and tables_, while it holds lock_;
 //   an error is kept and thrown by check(); nothing is served after it.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -71,13 +72,14 @@ class Server {
 
  private:
   using Microseconds = std::chrono::microseconds;
-  static constexpr Microseconds kShortest{20}, kLongest{500};  // polling interval of empty lines
+  static constexpr Microseconds kShortest{20}, kWaiting{100}, kLongest{500};  // polling intervals
 
   struct Client {
     LineHeader *requests_header, *replies_header;
     LineReader requests;
     LineWriter replies;
-    std::vector<int64_t> reply;  // not written yet from `num_written` on
+    std::vector<int64_t> request;  // that is answered once it is ready; empty if there is none
+    std::vector<int64_t> reply;    // not written yet from `num_written` on
     size_t num_written = 0;
   };
 
@@ -86,17 +88,15 @@ class Server {
   void run() {
     Microseconds pause = kShortest;
     while (!stops_ && !has_failed_) {
-      bool was_busy = false;
       {
         std::lock_guard<std::mutex> hold(lock_);
         try {
-          was_busy = proceed();
+          pause = proceed() ? kShortest : std::min(2 * pause, waits_ ? kWaiting : kLongest);
         } catch (...) {
           error_ = std::current_exception();
           has_failed_ = true;
         }
       }
-      pause = was_busy ? kShortest : std::min(2 * pause, kLongest);
       std::unique_lock<std::mutex> hold(sleep_lock_);
       wake_.wait_for(hold, pause, [this] { return stops_.load(); });
     }
@@ -109,54 +109,66 @@ class Server {
       Client& client = clients_[i];
       if (!client.reply.empty()) {
         was_busy |= write_reply(client);
-      } else if (served_ == nullptr && client.requests.read()) {
-        served_ = &client;
-        take(i, client.requests.message());
+      } else if (client.request.empty() && client.requests.read()) {
+        take(i);
+        was_busy = true;
       }
       client.requests_header->tail.store(client.requests.tail(), std::memory_order_release);
     }
-    if (served_ == nullptr) return was_busy;
-    if (is_applied()) {
-      answer(*served_);
-      write_reply(*served_);
-      served_ = nullptr;
+    bool have_passed = true;
+    for (RoundServer* table : tables_) have_passed &= table->apply();
+    if (have_passed) pushes_.clear();
+    waits_ = !have_passed;
+    for (size_t i = 0; i < clients_.size(); ++i) {
+      if (clients_[i].request.empty()) continue;
+      const bool is_ready =
+          std::all_of(tables_.begin(), tables_.end(), [i](auto* table) { return table->is_ready(i); });
+      waits_ |= !is_ready;
+      was_busy |= is_ready;
+      if (is_ready) answer(i);
     }
-    return true;
+    return was_busy;
   }
 
-  void take(size_t client, const std::vector<int64_t>& message) {
+  // Takes the message that a client has sent.
+  void take(size_t i) {
+    std::vector<int64_t> message;
+    message.swap(clients_[i].requests.message());
     const auto num_words = static_cast<int64_t>(message.size());
     auto begin = static_cast<int64_t>(tables_.size());
     RoundRequest::check_end(begin, num_words);
-    taking_.clear();
+    bool is_answered = false;
     for (size_t table = 0; table < tables_.size(); ++table) {
       const int64_t length = message[table];
       if (length < 0 || length > num_words - begin) throw std::out_of_range("server: a section exceeds its message");
       if (length > 0) {
-        tables_[table]->take(client, reinterpret_cast<const uint8_t*>(message.data() + begin), length * kWord);
-        taking_.push_back(table);
+        const auto* section = reinterpret_cast<const uint8_t*>(message.data() + begin);
+        is_answered |= RoundServer::header_of(section, length * kWord).reason != kPushes;
+        tables_[table]->take(i, section, length * kWord);
       }
       begin += length;
     }
+    if (is_answered) {
+      clients_[i].request = std::move(message);
+    } else {
+      for (RoundServer* table : tables_) table->forget(i);
+      pushes_.push_back(std::move(message));
+    }
   }
 
-  bool is_applied() {
-    bool is_applied = true;
-    for (const size_t table : taking_) is_applied &= tables_[table]->apply() && tables_[table]->is_applied();
-    return is_applied;
-  }
-
-  void answer(Client& client) {
+  void answer(size_t i) {
+    Client& client = clients_[i];
     std::vector<int64_t>& reply = client.reply;
-    reply.assign(tables_.size(), 0);
-    for (const size_t table : taking_) reply[table] = tables_[table]->reply_bytes().at(0) / kWord;
+    for (RoundServer* table : tables_) reply.push_back(table->reply_bytes(i) / kWord);
     auto begin = static_cast<int64_t>(tables_.size());
     reply.resize(std::accumulate(reply.begin(), reply.end(), begin));
-    for (const size_t table : taking_) {
-      tables_[table]->write_reply(0, reinterpret_cast<uint8_t*>(reply.data() + begin));
-      tables_[table]->clear();
+    for (size_t table = 0; table < tables_.size(); ++table) {
+      tables_[table]->write_reply_to(i, reinterpret_cast<uint8_t*>(reply.data() + begin));
+      tables_[table]->forget(i);
       begin += reply[table];
     }
+    client.request.clear();
+    write_reply(client);
   }
 
   // Returns whether there was room for a part of it.
@@ -174,8 +186,8 @@ class Server {
 
   std::vector<Client> clients_;
   std::vector<RoundServer*> tables_;
-  std::vector<size_t> taking_;  // tables with a part in the request that is served
-  Client* served_ = nullptr;
+  std::vector<std::vector<int64_t>> pushes_;  // messages without reply, until all of them have been passed on
+  bool waits_ = false;                        // for an owner
   std::exception_ptr error_;
   std::mutex lock_;  // of all above
   std::atomic<bool> has_failed_{false}, stops_{false};

@@ -9,9 +9,9 @@ import numpy as np
 from hetmpi import _C
 from hetmpi.comm.memory import free_memory, size_text
 from hetmpi.comm.mpi import MPI
+from hetmpi.comm.node_memory import aligned
 from hetmpi.comm.rounds import ALL_ALIKE
 from hetmpi.comm.waiting import wait_for
-from hetmpi.comm.window import aligned
 from hetmpi.comm.world import World
 from hetmpi.errors import UserError
 from hetmpi.in_flight import InFlight

@@ -22,121 +22,109 @@ import numpy as np
 from hetmpi import _C
 from hetmpi.comm.board import WORD, Board
 from hetmpi.comm.mailbox import NO_KEYS, LocalRing, Mailbox, Message
+from hetmpi.comm.node_memory import NodeMemory
 from hetmpi.comm.rails import Rails, blocks_of, origins_by_node
 from hetmpi.comm.rounds import MakeWire, Posts, Round, Rounds, Section, Shared, share
 from hetmpi.comm.route import Route
 from hetmpi.comm.shards import ShardReader
-from hetmpi.comm.transport import Endpoint, Immediate
+from hetmpi.comm.transport import Endpoint
 from hetmpi.comm.waiting import Patience, wait_for
-from hetmpi.comm.window import RmaWindow
 from hetmpi.comm.world import World
-from hetmpi.in_flight import InFlight
-
-ARRAYS = ("weight", "mean_square", "clock")
+from hetmpi.in_flight import InFlight, finish
 
 
-class Collective(Immediate):
-    """See hetmpi/comm/transport.py, Transport."""
+class Collective:
+    """See hetmpi/comm/transport.py, ExactTransport."""
 
     is_collective = True
 
     def __init__(self, endpoint: Endpoint, name: str, make_wire: MakeWire):
         """name: of the wire. Collective."""
         self.name: str | None = name
-        self.reader = RailReader(endpoint.window, make_wire)
-        self.mailbox = RailMailbox(endpoint.window, endpoint.record, make_wire)
+        self._reader = RailReader(endpoint.window, make_wire)
+        self._mailbox = RailMailbox(endpoint.window, endpoint.record, make_wire)
+        self.reading, self.sending = self._reader.reading, self._mailbox.sending
+        self.publish, self.progress = self._mailbox.publish, self._mailbox.progress
 
     @property
     def shared(self) -> tuple[Shared, ...]:
-        return self.reader.rounds, self.mailbox.posts
+        return self._reader.rounds, self._mailbox.posts
 
     @property
     def boards(self) -> tuple[Board, ...]:
-        return self.reader.boards + self.mailbox.boards
+        return self._reader.boards + self._mailbox.boards
 
     @property
     def origins(self) -> list[tuple[int, int]]:
-        world = self.mailbox.world
+        world = self._mailbox.world
         return origins_by_node(world.nodes)[world.nodes.index(world.node_ranks)]
 
+    def peek(self, route: Route, out: np.ndarray):
+        finish(self.reading(route, out))
+
     def close(self):
-        self.mailbox.close()
-        self.reader.close()
+        self._mailbox.close()
+        self._reader.close()
 
     @staticmethod
     def share(transports: list[Collective]):
-        """Lets tables that are used together share their messages. Collective."""
-        share([transport.reader for transport in transports], "rounds")
-        share([transport.mailbox for transport in transports], "posts")
+        share([transport._reader for transport in transports], "rounds")
+        share([transport._mailbox for transport in transports], "posts")
 
 
 class RailReader(ShardReader):
     """A ShardReader that gets the rows of other nodes by rounds."""
 
-    is_collective, server = True, None
+    server = None
 
-    def __init__(self, window: RmaWindow, make_wire: MakeWire):
+    def __init__(self, window: NodeMemory, make_wire: MakeWire):
         """Collective."""
         super().__init__(window)
         self.rounds = Rounds(window.world, make_wire)
         self.rounds.join(self)
-        self._servers: dict[str, _C.RoundServer] = {}  # by array
+        record, no_rings = _C.RecordFormat(1, False), [[[None] * window.world.node.size]]  # there are no pushes
+        self._server = opened_server(window, record, ["weight"], self.rounds.rails.served, no_rings, None, False)
         self.boards = self._keys, self._rows = Board(window.world), Board(window.world)
         self._merge = merge_of(window.world, self.rounds.rails)
 
-    def reading(self, array: str, route: Route, out: np.ndarray) -> InFlight[None]:
-        """As ShardReader.reading. Collective."""
+    def reading(self, route: Route, out: np.ndarray) -> InFlight[None]:
+        """See ExactTransport. Collective."""
         remote = route.remote(self.window.world.is_remote)
         self.window.sync()
-        pull = yield from self._pulling(array, remote)
+        pull = yield from self._pulling(remote)
         self.window.sync()  # at s = 0 all ranks of this node have applied the last step
         merged = Route(*pull.route()) if pull is not None else remote
-        letter = ReadLetter(self, array, merged, len(merged.keys) if pull is not None else len(out))
+        letter = ReadLetter(self, merged, len(merged.keys) if pull is not None else len(out))
         one = self.rounds.begin(self, letter)
         yield
         self.rounds.serve(one)
-        self.read_local(array, route, out)
+        self.read_local("weight", route, out)
         yield
         self.rounds.receive(one)
         if pull is None:
-            letter.place(as_numbers(out))
+            letter.place(out)
             yield  # as often as on larger nodes
             return
         num_words = pull.head_words() + letter.num_words
-        replies = yield from self._rows.posting(
-            num_words, lambda message: letter.write_reply(pull, message), ARRAYS.index(array)
-        )
-        self._merge.place(replies, remote.order, remote.first, as_numbers(out))
+        replies = yield from self._rows.posting(num_words, lambda message: letter.write_reply(pull, message))
+        self._merge.place(replies, remote.order, remote.first, out)
 
-    def _pulling(self, array: str, remote: Route) -> InFlight[_C.NodePull | None]:
+    def _pulling(self, remote: Route) -> InFlight[_C.NodePull | None]:
         """What the ranks of this node pull from those that this rank collects for; None if it is alone on its
         node."""
         if self.window.world.node.size == 1:
             yield  # as often as on larger nodes
             return None
         num_words = _C.board_route_words(self.window.world.size, len(remote.keys), 0)
-        pulls = yield from self._keys.posting(
-            num_words, lambda message: write(message, remote, None), ARRAYS.index(array)
-        )
+        pulls = yield from self._keys.posting(num_words, lambda message: write(message, remote, None))
         return self._merge.pull(pulls)
 
     def serve(self, one: Round, requests: list[Section]) -> list[int]:
-        mine, clients = one.letters[self].array, self.rounds.rails.clients
-        server = self._server(mine)
-        for client, reason in zip(clients, server.take(range(len(clients)), requests)):
-            if ARRAYS[reason] != mine:
-                self.rounds.refuse(client, f"reads each {ARRAYS[reason]}", f"reads each {mine}")
-        return server.reply_words()
+        self._server.take(range(len(requests)), requests)
+        return self._server.reply_words()
 
     def write_replies(self, one: Round, messages: list[np.ndarray], begins: list[int], words: list[int]):
-        self._server(one.letters[self].array).write_replies(messages, begins, words)
-
-    def _server(self, array: str) -> _C.RoundServer:
-        if array not in self._servers:
-            no_rings = [[[None] * self.window.world.node.size]]
-            record, served = _C.RecordFormat(1, False), self.rounds.rails.served  # the record of no pushes
-            self._servers[array] = opened_server(self.window, record, [array], served, no_rings, None, False)
-        return self._servers[array]
+        self._server.write_replies(messages, begins, words)
 
     def close(self):
         """Collective."""
@@ -146,12 +134,12 @@ class RailReader(ShardReader):
 
 
 class ReadLetter:
-    """See rounds.py, Letter: the rows of other nodes that a collector reads of one array."""
+    """See rounds.py, Letter: the rows of other nodes that a collector reads."""
 
-    def __init__(self, reader: RailReader, array: str, route: Route, num_positions: int):
-        self.array, self._num, self._width = array, len(route.keys), reader.shape(array)[0]
+    def __init__(self, reader: RailReader, route: Route, num_positions: int):
+        self._num, self._width = len(route.keys), reader.shape("weight")[0]
         self._request = _C.RoundRequest(
-            reader.rounds.rails.collected, arrays_of(route), num_positions, None, ARRAYS.index(array), 0, [],
+            reader.rounds.rails.collected, arrays_of(route), num_positions, None, 0, 0, 0, [],
             _C.RecordFormat(1, False), [self._width],
         )  # fmt: skip
         self.words, self.write = self._request.words, self._request.write
@@ -185,10 +173,10 @@ class RailMailbox:
 
     server = None
 
-    def __init__(self, window: RmaWindow, record: _C.RecordFormat, make_wire: MakeWire):
+    def __init__(self, window: NodeMemory, record: _C.RecordFormat, make_wire: MakeWire):
         """Collective."""
         self.window, self.world, self.record = window, window.world, record
-        self._on_node = Mailbox(window, record, reaches_remote=False)
+        self._on_node = Mailbox(window, record)
         self.posts = Posts(self.world, make_wire)
         self.posts.join(self)
         self._grads, rails = Board(self.world), self.posts.rails
@@ -281,16 +269,17 @@ class PostLetter:
             _C.PushArrays(step, _C.RouteArrays(*route), values, None, None, None, True) for *route, values in merged
         ]
         no_route = _C.RouteArrays(NO_KEYS, NO_KEYS, np.zeros_like(merged[0][2]))
-        self._request = _C.RoundRequest(rails.collected, no_route, 0, None, 0, 0, pushes, record, [])
+        self._request = _C.RoundRequest(rails.collected, no_route, 0, None, 0, 0, 0, pushes, record, [])
         self.words, self.write = self._request.words, self._request.write
 
 
 def opened_server(
-    window: RmaWindow, record: _C.RecordFormat, arrays: Sequence[str], owners: list[list[int]],
-    rings: list[list[list[LocalRing | None]]], applier: _C.PushApplier | None, judges: bool,
+    window: NodeMemory, record: _C.RecordFormat, arrays: Sequence[str], owners: list[list[int]],
+    rings: list[list[list[LocalRing | None]]], applier: _C.PushApplier | None, judges: bool, is_exact: bool = False,
 ) -> _C.RoundServer:  # fmt: skip
-    """The server of this node's shards. arrays: those of a row in its replies. rings: must live as long. Further
-    arguments as in cpp/wire/round.h, RoundServer."""
+    """The server of this node's shards. arrays: those of a row in its replies. rings: must live as long. is_exact:
+    whether a request waits until the owners have applied its step. Further arguments as in cpp/wire/round.h,
+    RoundServer."""
     world = window.world
     shards = [window.on_node[rank] for rank in world.node_ranks]
     return _C.RoundServer(
@@ -304,6 +293,7 @@ def opened_server(
         [[[ring and ring.arrays for ring in of_record] for of_record in of_client] for of_client in rings],
         record,
         judges,
+        [shard.applied for shard in shards] if is_exact else [],
     )
 
 

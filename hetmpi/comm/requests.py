@@ -26,12 +26,12 @@ import numpy as np
 from hetmpi import _C
 from hetmpi.comm.collective import arrays_of, opened_server
 from hetmpi.comm.mailbox import NO_KEYS, LocalRing, Mailbox, Message
+from hetmpi.comm.node_memory import NodeMemory
 from hetmpi.comm.rounds import MakeWire, Round, Rounds, Section, Shared, share
 from hetmpi.comm.route import Route
 from hetmpi.comm.shards import ShardReader
 from hetmpi.comm.transport import Endpoint
 from hetmpi.comm.waiting import ranks_text, wait_for
-from hetmpi.comm.window import RmaWindow
 
 UNANNOUNCED, ANNOUNCED, FLUSH, PEEK = range(4)
 REASONS = ("reads a batch that was not announced", "announces a batch", "flushes", "peeks")  # of a request
@@ -58,8 +58,8 @@ class Request:
 class HoldingMailbox(Mailbox):
     """A Mailbox to the owners on this node, which holds messages for other nodes until the next round."""
 
-    def __init__(self, window: RmaWindow, record: _C.RecordFormat):
-        super().__init__(window, record, reaches_remote=False)
+    def __init__(self, window: NodeMemory, record: _C.RecordFormat):
+        super().__init__(window, record)
         self._near = frozenset(window.world.node_ranks)
         self.held: list[Message] = []
 
@@ -169,7 +169,7 @@ class Requests:
         """The request, for all servers."""
         return _C.RoundRequest(
             self.rounds.rails.owners, arrays_of(request.route), len(request.known), request.known, request.reason,
-            request.bound,
+            request.bound, 0,
             [
                 _C.PushArrays(m.step, arrays_of(m.route), m.values, m.clocks, m.counts, m.steps, False)
                 for m in request.pushes

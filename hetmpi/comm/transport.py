@@ -1,8 +1,7 @@
-"""Transport: the protocol for rows and gradients between a rank and owners on other nodes; and the trial that selects a
-transport.
+"""Transport: the protocol for rows and gradients between a rank and their owners; and the trial that selects one.
 
-At s >= 1 (requests.py) a rank asks the owners, who decide which rows they send (cpp/wire/round.h, is_wanted), by a
-wire. At s = 0 rows come by MPI_Get (one_sided.py) or by a wire (collective.py). Ranks of one node use shared memory.
+Ranks of one node use shared memory. Between nodes a rank asks the owners by a wire (wire.py): at s >= 1 by requests.py,
+at s = 0 by exact.py where a thread of the wire answers, otherwise by collective.py.
 """
 
 from __future__ import annotations
@@ -18,15 +17,14 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.comm.mailbox import Mailbox
+from hetmpi.comm.mailbox import Message
 from hetmpi.comm.mpi import MPI
+from hetmpi.comm.node_memory import NodeMemory
 from hetmpi.comm.rounds import MakeWire, Shared
 from hetmpi.comm.route import Route
-from hetmpi.comm.shards import ShardReader
-from hetmpi.comm.window import RmaWindow
 from hetmpi.comm.world import World
 from hetmpi.errors import UserError
-from hetmpi.in_flight import finish
+from hetmpi.in_flight import InFlight
 
 TRIAL_KEYS = 2048  # about as many as a batch reads; the slowest library measured fetches them within 0.1 s
 TRIALS = 5
@@ -39,55 +37,57 @@ class Endpoint:
 
     window      the shards, and the rings of the mailboxes
     record      format of a pushed record
-    arrays      the arrays that a pull fetches of each row: weight, or weight and mean_square
-    applier     applies gradients to this rank's shard; None in BSP, where the inbox does"""
+    arrays      the arrays that a reply has of each row: weight, or weight and mean_square
+    applier     applies gradients to this rank's shard; None in BSP, where the inbox does
+    steps()     steps that this rank has written; in BSP"""
 
-    window: RmaWindow
+    window: NodeMemory
     record: _C.RecordFormat
     arrays: tuple[str, ...] = ("weight",)
     applier: _C.PushApplier | None = None
+    steps: Callable[[], int] | None = None
 
 
 class Transport(Protocol):
     """Communication of a rank with the owners.
 
-    name            messages or windows; None if all ranks share a node
-    reader          reads the owners' current rows; at s >= 1 those of this node
-    mailbox         sends gradients to their owners; at s >= 1 it holds those to other nodes for the next request
+    name            messages or windows, or the path of a class; None if all ranks share a node
     is_collective   whether all ranks must make the same calls in the same order
-    shared          its Rounds and Posts, which count messages to other nodes; empty where it has none
-    origins         blocks (first, last) of ranks whose gradients reach this rank as one, ascending; at s = 0"""
+    shared          its messages to other nodes, which it may share with other tables"""
 
     name: str | None
-    reader: ShardReader
-    mailbox: Mailbox
     is_collective: bool
     shared: Sequence[Shared]
-    origins: list[tuple[int, int]]
 
     def peek(self, route: Route, out: np.ndarray) -> None:
         """Reads the owners' rows (weight) of a route's keys, of all nodes, to their positions in out (n, dim)."""
+
+    @staticmethod
+    def share(transports: list[Transport]) -> None:
+        """Lets tables that are used together share their messages. Collective."""
 
     def close(self) -> None:
         """Ends the transfers in progress. Collective."""
 
 
-class Immediate:
-    """Common part of the transports at s = 0."""
+class ExactTransport(Transport, Protocol):
+    """A transport of BSP.
 
-    reader: ShardReader
-    mailbox: Mailbox
-    shared: Sequence[Shared] = ()
+    origins   blocks (first, last) of ranks whose gradients reach this rank as one, ascending"""
 
-    @property
-    def origins(self) -> list[tuple[int, int]]:
-        return [(rank, rank) for rank in range(self.mailbox.window.world.size)]
+    origins: list[tuple[int, int]]
 
-    def peek(self, route: Route, out: np.ndarray):
-        finish(self.reader.reading("weight", route, out))
+    def reading(self, route: Route, out: np.ndarray) -> InFlight[None]:
+        """Reads as peek(), once all ranks that own such rows have applied this rank's last step."""
 
-    def close(self):
-        self.mailbox.close()
+    def sending(self, message: Message, to_all: bool, while_waiting: Callable[[], object]) -> InFlight[int]:
+        """As Mailbox.send, to owners on all nodes."""
+
+    def publish(self) -> None:
+        """Lets gradients leave, before this rank waits for those of others."""
+
+    def progress(self) -> None:
+        """As publish(), without waiting."""
 
 
 @functools.cache  # so that it warns once
@@ -174,7 +174,7 @@ def trial_ms(world: World, transports, trial: Callable[[Transport], None]) -> np
     return slowest
 
 
-def trial_route(window: RmaWindow, partition: _C.Partition, num_rows: int) -> Route:
+def trial_route(window: NodeMemory, partition: _C.Partition, num_rows: int) -> Route:
     """The route of random keys, limited to keys on other nodes."""
     keys = np.random.default_rng(window.world.rank).integers(0, num_rows, TRIAL_KEYS)
     return Route.of_keys(partition, keys).of_ranks(window.world.is_remote)

@@ -57,12 +57,13 @@ class Windows:
         self._servers[partner].send(message)
 
     def expect(self, partner: int, tag: int):
-        self._is_posted = True
+        self._is_posted = self._servers[partner].is_awaited = True
         self._servers[partner].fetch()
 
     def arrived(self, partner: int, tag: int) -> np.ndarray | None:
         self._core.check()
         line = self._servers[partner]
+        line.is_awaited = True
         if not line.is_fetched:
             for other in self._servers.values():
                 if other.is_awaited:
@@ -98,7 +99,7 @@ class ClientLines:
     """The lines between this rank and one of its servers.
 
     unsent      messages that have not left, each with the words that have
-    is_awaited  a request is sent whose reply is not taken yet
+    is_awaited  a reply is expected that is not taken yet
     is_fetching, is_fetched  a get is posted; and complete"""
 
     def __init__(self, window: MPI.Win, server: int, begin: int, capacity: int):
@@ -110,16 +111,10 @@ class ClientLines:
         self._writer, self._reader = _C.LineWriter(self._requests), _C.LineReader(self._replies)
         self._tail, self._taken = np.zeros(1, np.int64), np.zeros(1, np.int64)
         self.unsent: deque[list] = deque()
-        self._num_awaited = 0
         self._guess = _C.LINE_ALIGN_WORDS  # words of the next reply
-        self.is_fetching = self.is_fetched = False
-
-    @property
-    def is_awaited(self) -> bool:
-        return self._num_awaited > 0
+        self.is_awaited = self.is_fetching = self.is_fetched = False
 
     def send(self, message: np.ndarray):
-        self._num_awaited += 1
         self.unsent.append([message, 0])
         self._put()
 
@@ -172,7 +167,7 @@ class ClientLines:
                 [self._taken, 1, MPI.INT64_T], self._server, (self._replies_begin, 1, MPI.INT64_T), op=MPI.REPLACE
             )
         if message is not None:
-            self._num_awaited -= 1
+            self.is_awaited = False
             self._guess = _C.LINE_ALIGN_WORDS + len(message) + len(message) // 4
         return message
 

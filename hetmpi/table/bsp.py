@@ -16,11 +16,12 @@ import torch
 
 from hetmpi import _C
 from hetmpi.comm.collective import Collective
+from hetmpi.comm.exact import Exact
 from hetmpi.comm.mailbox import Message
 from hetmpi.comm.messages import Messages
-from hetmpi.comm.one_sided import OneSided
 from hetmpi.comm.transport import TRIAL_KEYS, Endpoint, Ways, choose, trial_route
 from hetmpi.comm.waiting import Patience
+from hetmpi.comm.windows import Windows
 from hetmpi.in_flight import InFlight, finish, timed
 from hetmpi.table.client import Parts, check_finite
 from hetmpi.table.request import Keys, Phase, PullRequest
@@ -28,8 +29,11 @@ from hetmpi.table.request import Keys, Phase, PullRequest
 POLL_S = 0.001
 NAP_S = 50e-6  # polling interval: short compared with a step, long compared with a poll
 WAYS = Ways(
-    local=lambda endpoint: OneSided(endpoint, None),
-    by_name={"windows": OneSided, "messages": lambda endpoint: Collective(endpoint, "messages", Messages)},
+    local=lambda endpoint: Exact(endpoint, None, Messages),
+    by_name={
+        "windows": lambda endpoint: Exact(endpoint, "windows", Windows),
+        "messages": lambda endpoint: Collective(endpoint, "messages", Messages),
+    },
     on_wire=Collective,
 )
 
@@ -45,13 +49,21 @@ class BspClient:
         route = trial_route(parts.window, parts.partition, parts.num_rows)
         rows = np.empty((TRIAL_KEYS, parts.dim), np.float32)
         self.transport, self.why = choose(
-            Endpoint(parts.window, parts.record), WAYS, exchange, lambda way: way.peek(route, rows)
+            Endpoint(parts.window, parts.record, steps=lambda: parts.step),
+            WAYS,
+            exchange,
+            lambda way: way.peek(route, rows),
         )
-        self._reader, self._mailbox = self.transport.reader, self.transport.mailbox
         origins, layout = self.transport.origins, parts.window.layouts[parts.world.rank]
         rings = [layout.ring(first) for first, _ in origins]
         self._inbox = _C.Inbox(
-            parts.store.rings, rings, origins, parts.world.rank, *parts.store.arrays, parts.store.directory
+            parts.store.rings,
+            rings,
+            origins,
+            parts.world.rank,
+            *parts.store.arrays,
+            parts.store.directory,
+            parts.window.local.applied,
         )
         self._is_written = False  # a write is not yet settled
         self._is_open = False  # the inbox waits for gradients of all ranks
@@ -65,7 +77,7 @@ class BspClient:
     def reading(self, keys: Keys) -> InFlight[torch.Tensor]:
         with self._spans("find"):
             request = self._last = self._request(keys)
-        yield from timed(self._spans("drain"), self._settling(meets=not self._reader.is_collective))
+        yield from timed(self._spans("drain"), self._settling(meets=False))
         return (yield from timed(self._spans("fetch"), self._fetching(request)))
 
     def _request(self, keys: Keys) -> PullRequest:
@@ -78,9 +90,8 @@ class BspClient:
     def _fetching(self, request: PullRequest) -> InFlight[torch.Tensor]:
         """The rows (U, dim) of the batch."""
         rows = self._cache.empty((request.num, self.parts.dim), np.float32)
-        if self._reader.is_needed(request.route):
-            yield from self._reader.reading("weight", request.route, rows)
-            self.parts.counters.row_bytes += 4 * rows.shape[1] * request.route.num_elsewhere(self._world.rank)
+        yield from self.transport.reading(request.route, rows)
+        self.parts.counters.row_bytes += 4 * rows.shape[1] * request.route.num_elsewhere(self._world.rank)
         request.enter(Phase.READ, Phase.NEW)
         return self._cache.deliver(request.slots, rows)  # no key has a line
 
@@ -122,7 +133,7 @@ class BspClient:
         self._inbox.begin(self.step, own_keys, own_order, own_values)
         self._is_written = self._is_open = True
         message = Message(self.step, request.route, values)
-        self.parts.counters.push_bytes += yield from self._mailbox.sending(message, True, self._world.drain)
+        self.parts.counters.push_bytes += yield from self.transport.sending(message, True, self._world.drain)
         self.parts.counters.pushed += len(values)
 
     def settling(self) -> InFlight[None]:
@@ -133,8 +144,8 @@ class BspClient:
             finish(self.settling())
 
     def _settling(self, meets: bool) -> InFlight[None]:
-        """Applies the gradients of all ranks' last write. meets: whether to end with a barrier; not needed if the next
-        operation synchronises all ranks."""
+        """Applies the gradients of all ranks' last write. meets: whether to end with a barrier; not needed before a
+        read, which waits for the owners of its rows."""
         if self._is_written:
             if self._is_open:
                 yield from self._applying()
@@ -145,7 +156,7 @@ class BspClient:
 
     def _applying(self) -> InFlight[None]:
         """Waits for the gradients of all ranks in this step and applies them to this rank's rows."""
-        self._mailbox.publish()
+        self.transport.publish()
         yield
         with Patience(self._world, self._awaited) as patience:
             while not self._inbox.poll(POLL_S):
@@ -162,7 +173,7 @@ class BspClient:
         """Receives gradients while this rank waits for others (World.drain)."""
         if self._is_open:
             self._inbox.poll(NAP_S)
-        self._mailbox.progress()
+        self.transport.progress()
 
     def push_pending(self, timeout_s: float):
         """No effect: nothing is held back."""
@@ -171,10 +182,9 @@ class BspClient:
         finish(self.settling())
 
     def resume_at(self, step: int):
-        self.parts.step = step
+        self.parts.step = self.parts.window.local.applied[0] = step
 
     def close(self):
         self._world.meet("for all ranks to close the table")  # receives their gradients meanwhile
         self._world.drains.discard(self)
-        self.parts.window.flush()  # until then MPI uses the buffers of posted operations
         self.transport.close()

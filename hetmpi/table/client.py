@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from hetmpi import _C
+from hetmpi.comm.node_memory import NodeMemory
 from hetmpi.comm.route import Route
 from hetmpi.comm.shards import ShardReader
 from hetmpi.comm.transport import Transport
-from hetmpi.comm.window import RmaWindow
 from hetmpi.comm.world import World
 from hetmpi.counters import Counters
 from hetmpi.errors import NotFinite
@@ -76,7 +76,7 @@ class Parts:
     """The parts that EmbeddingTable passes to a client."""
 
     world: World
-    window: RmaWindow
+    window: NodeMemory
     store: ShardStore
     partition: _C.Partition
     num_rows: int

@@ -183,17 +183,13 @@ class GpuCache:
     def pass_on(self, keys: np.ndarray, slots: np.ndarray, clocks: np.ndarray, grads):
         self._lines.pass_on(self._use(keys), self._use(slots), self._use(clocks), grads, self._gpu.stream)
 
-    def take_due(self, slots: np.ndarray, staleness: int, held: np.ndarray):
-        self._lines.take_due(self._use(slots), staleness, self._use(np.sort(held)), self._gpu.stream)
+    def take_due(self, slots: np.ndarray, staleness: int):
+        self._lines.take_due(self._use(slots), staleness, self._gpu.stream)
 
     def clocks_within(self, slots: np.ndarray, will_write: bool, staleness: int) -> np.ndarray:
         used, clocks = self._use(slots), self.empty(len(slots), np.int32)
         self._filling(clocks, lambda out: self._lines.clocks_within(used, will_write, staleness, out, self._gpu.stream))
         return clocks
-
-    def counts_from(self, slots: np.ndarray, least: int) -> np.ndarray:
-        clocks, counts = self._look_at(slots)
-        return (clocks >= 0) & (counts >= least)
 
     def clocks(self, slots: np.ndarray) -> np.ndarray:
         return self._look_at(slots)[0]
@@ -201,9 +197,6 @@ class GpuCache:
     def preview(self, positions, weights, states, clocks, sums, counts, sum_clocks, anticipate: float):
         """Previews rows in host memory, before their transfer to the GPU."""
         self._host.preview(positions, weights, states, clocks, sums, counts, sum_clocks, anticipate)
-
-    def handed_out(self) -> np.ndarray:
-        return self._lines.handed_out(self._gpu.stream)
 
     def take_all(self):
         self._lines.take_all(self._gpu.stream)

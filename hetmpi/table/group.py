@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from hetmpi.comm.collective import Collective
-from hetmpi.comm.requests import Requests
 from hetmpi.counters import Counters
 from hetmpi.errors import UserError
 from hetmpi.in_flight import together
@@ -44,12 +42,11 @@ class TableGroup(Mapping[str, EmbeddingTable]):
         for table in list(tables.values())[:1]:
             table.world.check_same("TableGroup", {"tables": list(tables)})
         self._tables = tables
-        for kind in (Requests, Collective):
-            transports = [table.client.transport for table in tables.values()]
-            for name in sorted({transport.name for transport in transports if isinstance(transport, kind)}):
-                chosen = [one for one in transports if isinstance(one, kind) and one.name == name]
-                if len(chosen) > 1:
-                    kind.share(chosen)
+        transports = [table.client.transport for table in tables.values()]
+        for kind in dict.fromkeys((type(one), one.name) for one in transports if one.name is not None):
+            chosen = [one for one in transports if (type(one), one.name) == kind]
+            if len(chosen) > 1:
+                kind[0].share(chosen)
 
     def __getitem__(self, name: str) -> EmbeddingTable:
         return self._tables[name]

@@ -90,7 +90,9 @@ class Pulls:
             route = request.route.where(request.is_remote & (request.slots < 0))
         self._parts.counters.clock_bytes += 4 * len(route.order)
         request.enter(Phase.REQUESTED, Phase.NEW)
-        known = self._cache.clocks_within(request.slots, last is not None, bound)
+        known = np.full(request.num, _C.NO_LINE, np.int32)
+        if len(route.order):
+            known = self._cache.clocks_within(request.slots, last is not None, bound)
         reason = UNANNOUNCED if last is None else ANNOUNCED
         request.reply = self._transport.ask(route, known, bound, reason, request.clocks)
 

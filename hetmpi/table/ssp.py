@@ -42,9 +42,6 @@ WAYS = Ways(
 )
 
 
-NO_SLOTS = np.empty(0, np.int64)
-
-
 class SspClient:
     """See hetmpi/table/client.py, Client."""
 
@@ -150,7 +147,7 @@ class SspClient:
         if self._cache.capacity_rows > 0:
             self._cache.refresh(slots, is_stale, rows, states, request.clocks, self._anticipate)
             # Release the gradients that waited for their lines to be refreshed.
-            self._cache.take_due(slots, self.parts.bound, held=NO_SLOTS)
+            self._cache.take_due(slots, self.parts.bound)
         request.enter(Phase.READ, Phase.SERVED)
         request.reply = None  # breaks the reference cycle, so that both are freed at once
         return rows, states
@@ -244,7 +241,7 @@ class SspClient:
 
     def _take_due(self, request: PullRequest):
         """Releases gradients that are due for push."""
-        self._cache.take_due(request.slots, self.parts.bound, held=NO_SLOTS)
+        self._cache.take_due(request.slots, self.parts.bound)
         for known in (request, self._pulls.last):
             if known is not None and known.phase in (Phase.READ, Phase.NEW):
                 known.phase = Phase.WRITTEN  # its clocks are older than this write

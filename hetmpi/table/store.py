@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.comm.window import ShardMemory
+from hetmpi.comm.node_memory import ShardMemory
 
 INIT_CHUNK_ROWS = 1 << 20
 
@@ -36,7 +36,7 @@ class ShardStore:
         self.weight, self.state, self.clock, self.rings = memory.weight, memory.state, memory.clock, memory.rings
         self.mean_square, self._rule = memory.mean_square, rule
         self.touched, self._keys_of = np.zeros(len(self.weight), np.uint8), keys_of
-        self.directory = memory.directory
+        self.directory, self._applied = memory.directory, memory.applied
 
     def __len__(self) -> int:
         return len(self.weight)
@@ -46,6 +46,7 @@ class ShardStore:
         key)."""
         self.state[:] = self.mean_square[:] = 0
         self.clock[:] = 0
+        self._applied[:] = 0
         self.rings[:, : _C.RING_HEADER_BYTES] = 0
         for begin in range(0, len(self), INIT_CHUNK_ROWS):
             weight = self.weight[begin : begin + INIT_CHUNK_ROWS]

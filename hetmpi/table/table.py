@@ -13,10 +13,10 @@ import torch
 
 from hetmpi import _C
 from hetmpi.comm.board import ShortOnNode
+from hetmpi.comm.node_memory import Layout, NodeMemory, ring_bytes
 from hetmpi.comm.rails import origins_by_node
 from hetmpi.comm.route import make_partition
 from hetmpi.comm.transport import current_name, imported
-from hetmpi.comm.window import Layout, RmaWindow, ring_bytes
 from hetmpi.comm.world import World
 from hetmpi.counters import Counters
 from hetmpi.errors import UserError, check_integer
@@ -36,7 +36,6 @@ ARGUMENTS = (  # those that all ranks must give alike
     "num_rows", "dim", "optimizer", "partition", "seed", "name", "init_std", "inbox_bytes", "staleness", "exchange",
     "round_steps",
 )  # fmt: skip
-REMOTE_WINDOW = {"windows": "needed", "auto": "wanted"}  # by table.exchange, at s = 0; unused by others
 
 
 class EmbeddingTable:
@@ -102,8 +101,7 @@ class EmbeddingTable:
         record, layouts = layouts_of(world, self.partition, rule, dim, staleness, inbox_bytes, exchange)
         self._exchange, self.shard = exchange, None
         self.client: Client | None = None
-        remote = REMOTE_WINDOW.get(exchange, "unused") if staleness.is_synchronous else "unused"
-        self.window: RmaWindow | None = RmaWindow(world, layouts, self.partition, remote)
+        self.window: NodeMemory | None = NodeMemory(world, layouts, self.partition)
         try:
             self._open(rule, record, table_seed(seed, name), init_std, cache, torch.device(device), round_steps)
         except Exception as error:

@@ -248,26 +248,21 @@ class Both {
 
   void hand_out() {
     const Floats values = normals(random_, n() * dim_);
-    Ints held;
-    for (const int64_t slot : slots_)
-      if (slot >= 0 && pick(random_, 4) == 0) held.push_back(slot);
-    std::sort(held.begin(), held.end());
     for (int32_t& clock : clocks_)
       if (pick(random_, 4) == 0) clock = kUnknownClock;
-    const OnGpu keys(keys_), slots(slots_), kept(held);
+    const OnGpu keys(keys_), slots(slots_);
     const OnGpu clocks(clocks_);
     const OnGpu grads(values);
     on_cpu_.pass_on(keys_.data(), slots_.data(), clocks_.data(), values.data(), n(), &pushes_);
     on_gpu_.pass_on(keys.get(), slots.get(), clocks.get(), grads.get(), n(), nullptr);
-    on_cpu_.take_pending(slots_.data(), n(), staleness_, held, &pushes_);
-    on_gpu_.take_pending(slots.get(), n(), staleness_, kept.get(), held.size(), nullptr);
+    on_cpu_.take_pending(slots_.data(), n(), staleness_, &pushes_);
+    on_gpu_.take_pending(slots.get(), n(), staleness_, nullptr);
     const CudaRowCache::Counts counts = on_gpu_.counts(nullptr);
     CHECK(counts.rows == on_cpu_.num_rows() && counts.pending == on_cpu_.num_pending());
   }
 
   void take_pushes() {
     CHECK(on_gpu_.num_pushes() == static_cast<int64_t>(pushes_.keys.size()));
-    if (pick(random_, 2) == 0) CHECK(same_bits(on_gpu_.keys_handed_out(nullptr), pushes_.keys));
     Pushes found = on_gpu_.take_pushes(nullptr);
     CHECK(same_bits(found.keys, pushes_.keys) && same_bits(found.clocks, pushes_.clocks));
     CHECK(same_bits(found.counts, pushes_.counts) && same_bits(found.steps, pushes_.steps));

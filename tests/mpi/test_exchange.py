@@ -1,6 +1,7 @@
 """Rows and gradients sent by messages instead of one-sided calls: the same numbers. Run at 1, 2 and 3 ranks."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -33,10 +34,9 @@ from test_staleness import (
 from test_table import RULES, all_rows, check_same_bits, make_table, train
 
 from hetmpi import _C
-from hetmpi.comm.one_sided import OneSided
+from hetmpi.comm.mpi import MPI
 from hetmpi.comm.requests import MAX_IDLE_WRITES, UNANNOUNCED
 from hetmpi.comm.route import PARTITIONS, Route
-from hetmpi.comm.transport import Endpoint, Ways, choose
 from hetmpi.comm.world import World
 from hetmpi.errors import UserError
 from hetmpi.table.cache import CacheSettings, Staleness
@@ -374,25 +374,25 @@ def test_the_trial_leaves_the_rows_and_all_ranks_choose_alike(apart):
         table.close()
 
 
-class NoWindow:
-    """An RmaWindow for an MPI that supports no window over several nodes, as Open MPI 4.1 over TCP."""
-
-    reaches_remote = False
-
-    def __init__(self, world):
-        self.world = world
-
-
-def test_messages_is_taken_where_mpi_makes_no_window_over_nodes(apart):
+@pytest.mark.parametrize("staleness", [0, 10])
+def test_messages_is_taken_where_mpi_makes_no_window_over_nodes(apart, staleness, monkeypatch):
+    """As Open MPI 4.1 over TCP."""
     if apart.is_one_node:
         pytest.skip("takes two nodes")
-    ways = Ways(None, {"windows": OneSided, "messages": lambda endpoint: endpoint.window.world}, None)
-    chosen, why = choose(Endpoint(NoWindow(apart), None), ways, "auto", trial=None)
-    assert chosen is apart and why == "this MPI supports no one-sided window over several nodes"
-    table = make_table(apart, exchange="messages")
-    assert not table.window.reaches_remote
+    monkeypatch.setattr("hetmpi.comm.windows.MPI", SimpleNamespace(Exception=MPI.Exception, Win=NoWindow))
+    table = make_table(apart, exchange="auto", staleness=Staleness(staleness))
+    assert table.client.transport.name == "messages"
+    assert table.client.why == "this MPI supports no one-sided window over several nodes"
     train(table, apart, steps=3)
     table.close()
+    with pytest.raises(UserError, match="set table.exchange=messages"):
+        make_table(apart, exchange="windows", staleness=Staleness(staleness))
+
+
+class NoWindow:
+    @staticmethod
+    def Allocate(*_, **__):
+        raise MPI.Exception(MPI.ERR_WIN)
 
 
 def test_a_rank_that_leaves_is_told_what_is_lost(apart):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from gpu_on_cpu import GpuOnCpu
 
+from hetmpi import _C
 from hetmpi.comm.world import World
 from hetmpi.table.cache import CacheSettings, Staleness
 from hetmpi.table.gpu_cache import GpuCache
@@ -64,11 +65,11 @@ class NoLines:
     def pass_on(self, keys, slots, clocks, grads, stream):
         pass
 
-    def take_due(self, slots, staleness, held, stream):
+    def take_due(self, slots, staleness, stream):
         pass
 
-    def handed_out(self, stream):
-        return np.empty(0, np.int64)
+    def clocks_within(self, slots, will_write, staleness, out, stream):
+        out[:] = _C.NO_LINE
 
 
 class OnCountingGpu(CacheSettings):

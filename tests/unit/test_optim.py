@@ -49,7 +49,8 @@ def rows_after(grads, touched, lr):
     weight, state = np.zeros((num_rows, dim), np.float32), np.zeros((num_rows, rule.state_dim), np.float32)
     clock, marks, rows = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.uint8), []
     directory = _C.Arithmetic(_C.Partition("range", num_rows, 1), 0)
-    owner = _C.Inbox(np.zeros((1, 4096), np.uint8), [0], [(0, 0)], 0, weight, state, clock, marks, directory)
+    rings, applied = np.zeros((1, 4096), np.uint8), np.zeros(1, np.int64)
+    owner = _C.Inbox(rings, [0], [(0, 0)], 0, weight, state, clock, marks, directory, applied)
     for step, (grad, touch) in enumerate(zip(grads, touched), start=1):
         keys = np.flatnonzero(touch)
         rule.set_step(lr, step)
@@ -57,6 +58,7 @@ def rows_after(grads, touched, lr):
         assert owner.poll(0.0)
         owner.apply(rule)
         rows.append(weight.copy())
+        assert applied == step
     return np.array(rows)
 
 

@@ -89,19 +89,6 @@ def test_part_of_a_route_keeps_positions_in_the_whole_batch(name, keys, size, ra
         assert (held == (owner == rank)).all()
 
 
-@given(names, st.lists(st.integers(0, 499), unique=True), st.integers(1, 7), st.data())
-def test_rows_of_several_owners_are_found_in_the_memory_of_their_node(name, keys, size, data):
-    partition = make_partition(name, 500, size)
-    keys = np.array(keys, np.int64)
-    ranks = np.array(data.draw(st.lists(st.integers(0, size - 1), unique=True)), np.int64)
-    begins = 1_000_000 * np.arange(1, len(ranks) + 1)
-    found, order = _C.route_in_memory(partition, *Route.of_keys(partition, keys).arrays, ranks, begins, 12)
-    owner, row = partition.locate(keys)
-    assert sorted(order) == np.flatnonzero(np.isin(owner, ranks)).tolist()
-    place = {int(rank): begin for rank, begin in zip(ranks, begins)}
-    assert found.tolist() == [place[int(owner[i])] + 12 * row[i] for i in order]
-
-
 def test_the_part_of_a_route_on_other_nodes_is_that_of_the_nodes_asked_for():
     route, first = Route.of_keys(make_partition("round_robin", 30, 3), np.arange(30)), np.arange(3) < 1
     for ranks in (first, ~first, first):
