@@ -55,10 +55,11 @@ class Exact:
         return [(rank, rank) for rank in range(self.world.size)]
 
     def reading(self, route: Route, out: np.ndarray) -> InFlight[None]:
-        step, remote, reply = self._steps(), route.remote(self.world.is_remote), None
-        if len(remote.order):
-            reply = RowReply(self, remote, len(out), step)
-            yield
+        step, remote = self._steps(), route.remote(self.world.is_remote)
+        reply = RowReply(self, remote, len(out), step) if len(remote.order) else None
+        return self._receiving(route, out, step, reply)
+
+    def _receiving(self, route: Route, out: np.ndarray, step: int, reply: RowReply | None) -> InFlight[None]:
         if not self.server.has_applied(step):
             wait_for(
                 self.world, lambda: self.server.has_applied(step),

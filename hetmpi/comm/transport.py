@@ -78,7 +78,8 @@ class ExactTransport(Transport, Protocol):
     origins: list[tuple[int, int]]
 
     def reading(self, route: Route, out: np.ndarray) -> InFlight[None]:
-        """Reads as peek(), once all ranks that own such rows have applied this rank's last step."""
+        """Reads as peek(), once all ranks that own such rows have applied this rank's last step. This rank applies its
+        share between the call, which may send a request, and the first step of the result."""
 
     def sending(self, message: Message, to_all: bool, while_waiting: Callable[[], object]) -> InFlight[int]:
         """As Mailbox.send, to owners on all nodes."""

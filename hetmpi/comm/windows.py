@@ -8,6 +8,7 @@ what is fetched too early is fetched again.
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections import deque
 
@@ -20,6 +21,8 @@ from hetmpi.errors import UserError
 
 MEMORY_BYTES = 8 << 20  # of a rank's lines to all its clients
 LEAST_LINE_BYTES = 1 << 14
+SOON_S = 3e-4  # after a request: its reply is hardly there
+PAUSE_S = 1e-4  # between two looks for a reply: each takes time of its server too
 WORD = 8  # bytes
 
 
@@ -65,6 +68,8 @@ class Windows:
         line = self._servers[partner]
         line.is_awaited = True
         if not line.is_fetched:
+            if not line.is_fetching and time.monotonic() < line.next_look_at:
+                return None
             for other in self._servers.values():
                 if other.is_awaited:
                     other.fetch()
@@ -100,7 +105,8 @@ class ClientLines:
 
     unsent      messages that have not left, each with the words that have
     is_awaited  a reply is expected that is not taken yet
-    is_fetching, is_fetched  a get is posted; and complete"""
+    is_fetching, is_fetched  a get is posted; and complete
+    next_look_at  a time.monotonic(), before which a look for a reply would be in vain"""
 
     def __init__(self, window: MPI.Win, server: int, begin: int, capacity: int):
         """begin: of the lines in the server's memory, in bytes. capacity: words of each ring."""
@@ -112,10 +118,13 @@ class ClientLines:
         self._tail, self._taken = np.zeros(1, np.int64), np.zeros(1, np.int64)
         self.unsent: deque[list] = deque()
         self._guess = _C.LINE_ALIGN_WORDS  # words of the next reply
+        self.next_look_at = 0.0
+        self._was_early = False  # the last look came before the reply
         self.is_awaited = self.is_fetching = self.is_fetched = False
 
     def send(self, message: np.ndarray):
         self.unsent.append([message, 0])
+        self.next_look_at = time.monotonic() + SOON_S
         self._put()
 
     def proceed(self) -> bool:
@@ -147,11 +156,12 @@ class ClientLines:
                 self._window.Put([words, num, MPI.INT64_T], self._server, (place, num, MPI.INT64_T))
 
     def fetch(self):
-        """Posts the get of the words of the next reply, unless one is posted."""
-        if self.is_fetching:
+        """Posts a get, unless one is posted: of the next reply, or, while that is not there, of its first words."""
+        if self.is_fetching or time.monotonic() < self.next_look_at:
             return
+        wanted = self._reader.next_words or (_C.LINE_ALIGN_WORDS if self._was_early else self._guess)
         offset = self._reader.tail % self._capacity
-        num = min(max(self._guess, self._reader.next_words), self._capacity - offset)
+        num = min(wanted, self._capacity - offset)
         place = self._replies_begin + _C.LINE_HEADER_BYTES + WORD * offset
         self._window.Get([self._replies[offset:], num, MPI.INT64_T], self._server, (place, num, MPI.INT64_T))
         self.is_fetching = True
@@ -166,6 +176,9 @@ class ClientLines:
             self._window.Accumulate(
                 [self._taken, 1, MPI.INT64_T], self._server, (self._replies_begin, 1, MPI.INT64_T), op=MPI.REPLACE
             )
+        self._was_early = message is None
+        if self._was_early:
+            self.next_look_at = time.monotonic() + PAUSE_S
         if message is not None:
             self.is_awaited = False
             self._guess = _C.LINE_ALIGN_WORDS + len(message) + len(message) // 4

@@ -107,7 +107,7 @@ class Table:
     )
     round_steps: int | None = setting(
         None,
-        "with exchange messages and staleness above 0: steps whose rows one message requests, and whose gradients it "
+        "across nodes at a staleness above 0: steps whose rows one message requests, and whose gradients it "
         "takes along; lowered to table.staleness; null: a tenth of table.staleness, 1 to 4, as far as the cache has "
         "lines for the keys of so many",
         least=1,

@@ -46,10 +46,11 @@ class BspClient:
     def __init__(self, parts: Parts, exchange: str):
         """exchange: messages, windows or auto. Collective."""
         self.parts, self._world, self._cache, self._spans = parts, parts.world, parts.cache, parts.spans
+        self._is_written = False  # a write is not yet settled
         route = trial_route(parts.window, parts.partition, parts.num_rows)
         rows = np.empty((TRIAL_KEYS, parts.dim), np.float32)
         self.transport, self.why = choose(
-            Endpoint(parts.window, parts.record, steps=lambda: parts.step),
+            Endpoint(parts.window, parts.record, steps=lambda: parts.step + self._is_written),
             WAYS,
             exchange,
             lambda way: way.peek(route, rows),
@@ -65,7 +66,6 @@ class BspClient:
             parts.store.directory,
             parts.window.local.applied,
         )
-        self._is_written = False  # a write is not yet settled
         self._is_open = False  # the inbox waits for gradients of all ranks
         self._last: PullRequest | None = None
         self._world.drains.add(self)
@@ -77,8 +77,13 @@ class BspClient:
     def reading(self, keys: Keys) -> InFlight[torch.Tensor]:
         with self._spans("find"):
             request = self._last = self._request(keys)
+        with self._spans("fetch"):
+            rows = self._cache.empty((request.num, self.parts.dim), np.float32)
+            reading = self.transport.reading(request.route, rows)
         yield from timed(self._spans("drain"), self._settling(meets=False))
-        return (yield from timed(self._spans("fetch"), self._fetching(request)))
+        yield from timed(self._spans("fetch"), reading)
+        with self._spans("fetch"):
+            return self._delivered(request, rows)
 
     def _request(self, keys: Keys) -> PullRequest:
         """A request of these keys; reuses the last one if its keys are the same."""
@@ -87,10 +92,8 @@ class BspClient:
         self._last.reset()
         return self._last
 
-    def _fetching(self, request: PullRequest) -> InFlight[torch.Tensor]:
+    def _delivered(self, request: PullRequest, rows: np.ndarray) -> torch.Tensor:
         """The rows (U, dim) of the batch."""
-        rows = self._cache.empty((request.num, self.parts.dim), np.float32)
-        yield from self.transport.reading(request.route, rows)
         self.parts.counters.row_bytes += 4 * rows.shape[1] * request.route.num_elsewhere(self._world.rank)
         request.enter(Phase.READ, Phase.NEW)
         return self._cache.deliver(request.slots, rows)  # no key has a line
