@@ -258,6 +258,7 @@ class Rounds(Shared):
                 if member in earlier.letters:
                     earlier.letters[member].read([of_server[i] for of_server in replies])
             earlier.is_received = True
+            earlier.letters = {}  # breaks the reference cycle, so that their memory is freed at once
             self._rounds.popleft()
         if not self.wire.publish():  # another rank may need the reply before it can come to this rank's next call
             wait_for(self.world, self.wire.publish, "for other ranks to make room for its messages")
