@@ -1,8 +1,7 @@
 // Ring: a byte ring through which one origin sends records of gradients to one owner.
 //
-// The ring is in the owner's RMA memory: a RingHeader, then `capacity` bytes. An origin on the owner's node writes it
-// by plain stores. An origin on another node writes a mirror in its own memory, copies the written bytes by MPI_Put,
-// then the head. Layout and protocol are the same.
+// The ring is in the owner's memory, which its node shares: a RingHeader, then `capacity` bytes. Its origin writes it
+// by plain stores, or, for one on another node, the origin's server here.
 //
 // A record is a RecordHeader, then keys (n) int64, then, if the format has clocks, clocks (n) and counts (n) int32,
 // then, if it has steps, the first and last step of these counts (n, 2) int32, then gradients (n, dim) float32, then
@@ -202,7 +201,7 @@ inline void check_ring_capacity(uint64_t capacity, RecordFormat format) {
                                 std::to_string(capacity));
 }
 
-// The producer's end. `data` is the ring itself or its mirror.
+// The producer's end. `data` is the ring behind its header.
 class RingProducer {
  public:
   RingProducer(uint8_t* data, uint64_t capacity, RecordFormat format)

@@ -68,7 +68,7 @@ class PyServer {
 
   void serve(const std::vector<PyRoundServer*>& tables) {
     std::vector<RoundServer*> cores;
-    for (PyRoundServer* table : tables) cores.push_back(&table->core());
+    for (PyRoundServer* table : tables) cores.push_back(table ? &table->core() : nullptr);
     py::gil_scoped_release release;
     core_.serve(std::move(cores));
   }
@@ -114,7 +114,8 @@ void bind_line(py::module_& m) {
   py::class_<PyServer>(m, "Server", "Answers requests from a thread (cpp/wire/server.h).")
       .def(py::init<Array<uint8_t>, int64_t>(), py::arg("memory").noconvert(), py::arg("capacity"),
            py::keep_alive<1, 2>())
-      .def("serve", &PyServer::serve, py::arg("tables"), "tables: RoundServers, in the order of their sections.")
+      .def("serve", &PyServer::serve, py::arg("tables"),
+           "tables: RoundServers, in the order of their sections; None for one that has left.")
       .def("stop", &PyServer::stop, "Ends the thread.")
       .def("check", &PyServer::check, "Raises the error that has ended the service.");
 }

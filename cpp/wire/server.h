@@ -46,7 +46,8 @@ class Server {
 
   ~Server() { stop(); }
 
-  // The tables, in the order of their sections. REQUIRES: no request is under way.
+  // The tables, in the order of their sections; null for one that has left, whose memory is not used after this call.
+  // REQUIRES: no request is under way where tables are added.
   void serve(std::vector<RoundServer*> tables) {
     std::lock_guard<std::mutex> hold(lock_);
     tables_ = std::move(tables);
@@ -116,13 +117,13 @@ class Server {
       client.requests_header->tail.store(client.requests.tail(), std::memory_order_release);
     }
     bool have_passed = true;
-    for (RoundServer* table : tables_) have_passed &= table->apply();
+    for (RoundServer* table : tables_) have_passed &= table == nullptr || table->apply();
     if (have_passed) pushes_.clear();
     waits_ = !have_passed;
     for (size_t i = 0; i < clients_.size(); ++i) {
       if (clients_[i].request.empty()) continue;
-      const bool is_ready =
-          std::all_of(tables_.begin(), tables_.end(), [i](auto* table) { return table->is_ready(i); });
+      const bool is_ready = std::all_of(tables_.begin(), tables_.end(),
+                                        [i](auto* table) { return table == nullptr || table->is_ready(i); });
       waits_ |= !is_ready;
       was_busy |= is_ready;
       if (is_ready) answer(i);
@@ -141,7 +142,7 @@ class Server {
     for (size_t table = 0; table < tables_.size(); ++table) {
       const int64_t length = message[table];
       if (length < 0 || length > num_words - begin) throw std::out_of_range("server: a section exceeds its message");
-      if (length > 0) {
+      if (length > 0 && tables_[table] != nullptr) {
         const auto* section = reinterpret_cast<const uint8_t*>(message.data() + begin);
         is_answered |= RoundServer::header_of(section, length * kWord).reason != kPushes;
         tables_[table]->take(i, section, length * kWord);
@@ -151,7 +152,8 @@ class Server {
     if (is_answered) {
       clients_[i].request = std::move(message);
     } else {
-      for (RoundServer* table : tables_) table->forget(i);
+      for (RoundServer* table : tables_)
+        if (table != nullptr) table->forget(i);
       pushes_.push_back(std::move(message));
     }
   }
@@ -159,10 +161,11 @@ class Server {
   void answer(size_t i) {
     Client& client = clients_[i];
     std::vector<int64_t>& reply = client.reply;
-    for (RoundServer* table : tables_) reply.push_back(table->reply_bytes(i) / kWord);
+    for (RoundServer* table : tables_) reply.push_back(table == nullptr ? 0 : table->reply_bytes(i) / kWord);
     auto begin = static_cast<int64_t>(tables_.size());
     reply.resize(std::accumulate(reply.begin(), reply.end(), begin));
     for (size_t table = 0; table < tables_.size(); ++table) {
+      if (tables_[table] == nullptr) continue;
       tables_[table]->write_reply_to(i, reinterpret_cast<uint8_t*>(reply.data() + begin));
       tables_[table]->forget(i);
       begin += reply[table];

@@ -201,7 +201,7 @@ class RailMailbox:
         ]
 
     def sending(self, message: Message, to_all: bool, while_waiting) -> InFlight[int]:
-        """As Mailbox.sending. Collective."""
+        """See ExactTransport. Collective."""
         world, remote = self.world, message.route.remote(self.world.is_remote)
         merged = [(*remote.arrays, message.values)]
         if world.node.size == 1:

@@ -12,7 +12,6 @@ from hetmpi import _C
 from hetmpi.comm.node_memory import NodeMemory
 from hetmpi.comm.route import Route
 from hetmpi.comm.waiting import Patience, ranks_text
-from hetmpi.in_flight import InFlight
 
 NO_KEYS = np.empty(0, np.int64)
 
@@ -96,11 +95,6 @@ class Mailbox:
                     while_waiting()
                     patience.check()
 
-    def sending(self, message: Message, to_all: bool, while_waiting) -> InFlight[int]:
-        """As send()."""
-        yield from ()
-        return self.send(message, to_all, while_waiting)
-
     def _bytes_sent(self, message: Message) -> int:
         """Bytes of the message's rows for other ranks, as in records."""
         route, rank = message.route, self.window.world.rank
@@ -111,9 +105,6 @@ class Mailbox:
         self._sent = [
             (keys, heads) for keys, heads in self._sent if any(self.rings[r].tail < head for r, head in heads.items())
         ]
-
-    def publish(self):
-        """No effect: owners see records as soon as they are written."""
 
     def progress(self):
         """Lets MPI progress messages of other ranks while this rank waits."""
@@ -141,6 +132,3 @@ class Mailbox:
     def behind(self) -> list[int]:
         """Owners that have not applied everything sent, as far as this rank knows."""
         return [owner for owner, ring in self.rings.items() if not ring.is_drained()]
-
-    def close(self):
-        """No effect."""

@@ -1,9 +1,8 @@
-"""Rails: which ranks of different nodes exchange messages, or call one another one-sidedly.
+"""Rails: which ranks of different nodes exchange messages.
 
-Every rank can read and write all memory of its node that the ranks of the node share, and exposes it to one-sided calls
-(window.py). So a rank needs one partner on each other node, its server there: that with its own place in the node,
-modulo the size of the other node. For N nodes a rank sends N - 1 messages, however many ranks a node has, and all ranks
-of a node share the work.
+Every rank can read and write all memory that the ranks of its node share (node_memory.py). So a rank needs one partner
+on each other node, its server there: that with its own place in the node, modulo the size of the other node. For N
+nodes a rank sends N - 1 messages, however many ranks a node has, and all ranks of a node share the work.
 
 At s = 0 the ranks of a node share the messages of collective.py too: a rank is the collector for its node of some ranks
 on each other node, those whose place there is its own, modulo the size of its node. What several ranks of the node read

@@ -19,6 +19,7 @@ into its rings there, reads their shards, and waits in between until these owner
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -142,18 +143,23 @@ class Requests:
         self._num_idle += 1
         return self._num_idle == MAX_IDLE_WRITES and not self.world.is_one_node
 
-    def flush(self, bound: int, deadline: float):
+    @contextlib.contextmanager
+    def until(self, deadline: float):
+        """A context in which a wait for replies raises TimeoutError after the deadline, a time.monotonic()."""
+        self.rounds.deadline = deadline
+        try:
+            yield
+        finally:
+            self.rounds.deadline = float("inf")
+
+    def flush(self, bound: int):
         """Sends the held messages to their owners, and waits until these have applied them. REQUIRES: no request of
-        this table is under way. Raises TimeoutError after the deadline, a time.monotonic()."""
+        this table is under way."""
         if self.world.is_one_node:
             return
         no_route = Route(NO_KEYS, NO_KEYS, np.zeros(self.world.size + 1, np.int64))
         no_clocks = np.empty(0, np.int32)
-        self.rounds.deadline = deadline
-        try:
-            self.ask(no_route, no_clocks, bound, FLUSH, no_clocks).drop()
-        finally:
-            self.rounds.deadline = float("inf")
+        self.ask(no_route, no_clocks, bound, FLUSH, no_clocks).drop()
 
     def close(self):
         self.rounds.leave(self)

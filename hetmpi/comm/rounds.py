@@ -69,7 +69,7 @@ class Sink(Protocol):
 class Shared:
     """What Rounds and Posts have in common: tables, and messages of a section per table.
 
-    members        the tables, in the order of their sections
+    members        the tables, in the order of their sections; None for one that has left, whose section stays empty
     rails          the partners of this rank
     clients        those that this rank answers itself
     wire           carries the messages
@@ -88,13 +88,23 @@ class Shared:
     def join(self, member):
         """Adds a table. REQUIRES: no message is under way, on any rank."""
         self.members.append(member)
-        self.wire.serve([member.server for member in self.members])
+        self._serve_members()
+
+    def _serve_members(self):
+        """Tells the wire which tables it may answer for."""
+        self.wire.serve([None if member is None else member.server for member in self.members])
+
+    @property
+    def num_members(self) -> int:
+        """Tables that have not left."""
+        return sum(member is not None for member in self.members)
 
     def leave(self, member):
         """Takes a table out; the last one waits until the others have received this rank's last messages.
         Collective."""
-        self.members.remove(member)
-        if self.members:
+        self.members[self.members.index(member)] = None
+        if self.num_members:
+            self._serve_members()  # a thread must not touch the table's memory any more
             return
         if not self.is_broken:
             wait_for(
@@ -187,7 +197,7 @@ class Rounds(Shared):
             self._rounds.append(Round())
         one = self._rounds[-1]
         one.letters[member] = letter
-        if len(one.letters) == len(self.members):
+        if len(one.letters) == self.num_members:
             self.send()
         return one
 
@@ -300,7 +310,7 @@ class Posts(Shared):
         if member in self._open:
             self.send()
         self._open[member] = letter
-        if len(self._open) == len(self.members):
+        if len(self._open) == self.num_members:
             self.send()
 
     def send(self):

@@ -151,6 +151,8 @@ def imported(path: str) -> MakeWire:
         found = getattr(import_module(module), name)
         if not callable(found):
             raise AttributeError(f"it is a {type(found).__name__}")
+        if found.has_thread:
+            raise AttributeError("a wire of your own must have has_thread = False")
     except (ImportError, AttributeError, ValueError) as error:  # ValueError: an empty name of a module
         raise UserError(
             f"table.exchange={path}: there is no such class ({error}): use messages, windows, auto, or "

@@ -15,6 +15,7 @@ from collections import deque
 import numpy as np
 
 from hetmpi import _C
+from hetmpi.comm.memory import refuse_if_short, size_text
 from hetmpi.comm.mpi import MPI
 from hetmpi.comm.wire import Lines
 from hetmpi.errors import UserError
@@ -23,7 +24,7 @@ MEMORY_BYTES = 8 << 20  # of a rank's lines to all its clients
 LEAST_LINE_BYTES = 1 << 14
 SOON_S = 3e-4  # after a request: its reply is hardly there
 PAUSE_S = 1e-4  # between two looks for a reply: each takes time of its server too
-WORD = 8  # bytes
+WORD, ALIGN = 8, 64  # bytes; of a line's header
 
 
 class Windows:
@@ -36,7 +37,7 @@ class Windows:
         world, rails = lines.world, lines.rails
         clients_of = world.comm.allgather(rails.clients)
         line_bytes = max(LEAST_LINE_BYTES, MEMORY_BYTES // (2 * max(1, *map(len, clients_of))))
-        capacity = line_bytes // (WORD * _C.LINE_ALIGN_WORDS) * _C.LINE_ALIGN_WORDS
+        capacity = line_bytes // ALIGN * (ALIGN // WORD)
         line_bytes = _C.LINE_HEADER_BYTES + WORD * capacity
         self._window = opened(world, 2 * line_bytes * max(1, len(rails.clients)))
         memory = np.frombuffer(self._window.tomemory(), np.uint8) if rails.clients else np.empty(0, np.uint8)
@@ -48,14 +49,16 @@ class Windows:
         }
         self._core = _C.Server(memory, capacity)
         weakref.finalize(self, self._core.stop)  # also at exit, before MPI frees the memory
+        self._has_failed = False  # the thread has, and this rank has raised its error
+        world.drains.add(self)
         self._is_posted = False  # operations since the last flush
 
     def serve(self, tables: list):
-        self._tables = tables  # must live as long
         self._core.serve(tables)
+        self._tables = tables  # must live as long
 
     def send(self, partner: int, tag: int, message: np.ndarray):
-        self._core.check()
+        self.drain()
         self._is_posted = True
         self._servers[partner].send(message)
 
@@ -64,7 +67,7 @@ class Windows:
         self._servers[partner].fetch()
 
     def arrived(self, partner: int, tag: int) -> np.ndarray | None:
-        self._core.check()
+        self.drain()
         line = self._servers[partner]
         line.is_awaited = True
         if not line.is_fetched:
@@ -79,6 +82,15 @@ class Windows:
                 other.is_fetched = other.is_fetching
         return line.take()
 
+    def drain(self):
+        """Raises the error that has ended the thread, once. Called by every wait of this rank (World.drain)."""
+        if not self._has_failed:
+            try:
+                self._core.check()
+            except Exception:
+                self._has_failed = True
+                raise
+
     def publish(self) -> bool:
         if self._is_posted:
             self._window.Flush_all()
@@ -92,6 +104,7 @@ class Windows:
 
     @property
     def is_idle(self) -> bool:
+        self._is_posted = True  # what take() has posted is not flushed by publish()
         return self.publish()
 
     def free(self):
@@ -187,16 +200,25 @@ class ClientLines:
 
 def opened(world, nbytes: int) -> MPI.Win:
     """A window over all ranks, locked. Collective. Raises UserError if this MPI makes none over several nodes, or none
-    of unified memory."""
+    of unified memory, and if memory is short."""
+
+    def message(need, place, free):
+        return (
+            f"windows to other nodes need {size_text(need)} for the {world.node.size} rank(s) on {world.host}, "
+            f"{size_text(free)} are free in {place}: set table.exchange=messages"
+        )
+
+    refuse_if_short(world, 2 * nbytes, world.node.size > 1, message)  # and the mirrors of lines of other ranks
     try:
         window = MPI.Win.Allocate(nbytes, 1, comm=world.comm)
     except MPI.Exception as error:  # Open MPI 4.1 over TCP; on all ranks alike
         raise UserError(
             "this MPI supports no one-sided window over several nodes: set table.exchange=messages"
         ) from error
-    window.Lock_all(MPI.MODE_NOCHECK)
     if window.Get_attr(MPI.WIN_MODEL) != MPI.WIN_UNIFIED:
+        window.Free()
         raise UserError(
             "this MPI keeps separate copies of window memory (not MPI_WIN_UNIFIED): use another MPI library"
         )
+    window.Lock_all(MPI.MODE_NOCHECK)
     return window

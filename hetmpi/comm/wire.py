@@ -47,15 +47,16 @@ class Lines:
 class Wire(Protocol):
     """See above. The constructor takes Lines, and is collective.
 
-    has_thread  whether a thread of the wire receives and answers what clients send, so that this rank does not
+    has_thread  whether a thread of the wire receives and answers what clients send, so that this rank does not; False
+                for a wire of your own
     is_idle     whether everything sent has reached its receivers' memory"""
 
     has_thread: bool
     is_idle: bool
 
-    def serve(self, tables: list[_C.RoundServer]) -> None:
-        """The tables that a thread answers for, in the order of their sections; called again when they change.
-        REQUIRES: no message is under way."""
+    def serve(self, tables: list[_C.RoundServer | None]) -> None:
+        """The tables that a thread answers for, in the order of their sections, None for one that has left; called
+        again when they change. REQUIRES: no message is under way where tables are added."""
 
     def send(self, partner: int, tag: int, message: np.ndarray) -> None:
         """Sends a message (n,) int64, which must not be changed any more. Does not wait for the receiver: a part for

@@ -20,6 +20,7 @@ from hetmpi.checkpoint.checkpoints import Position
 from hetmpi.comm.memory import free_memory, size_text
 from hetmpi.comm.mpi import MPI
 from hetmpi.comm.route import make_partition
+from hetmpi.comm.windows import MEMORY_BYTES as WINDOW_BYTES
 from hetmpi.comm.world import World
 from hetmpi.counters import Counters
 from hetmpi.data.loader import Ahead, Loader
@@ -43,7 +44,7 @@ DENSE_COPIES = {"sgd": 2, "adagrad": 3, "adam": 4}  # parameters, gradients and 
 @dataclass
 class Memory:
     """Bytes of one rank. rows: with optimizer state, clocks and marks; mailboxes: gradients in transit, and messages
-    that the ranks of a node share; rounds: of exchange messages at s >= 1, messages and the rows that they bring;
+    that the ranks of a node share; rounds: of requests at s >= 1, messages and the rows that they bring;
     dense: parameters, gradients and optimizer state; batches: samples, keys and rows; final: for the metrics at the
     end, this rank's share of what its node needs."""
 
@@ -95,6 +96,8 @@ class Plan:
         num_batches = build.num_batches(config, world, task, specs, self.total_steps, device)
         found = Memory(batches=build.batch_bytes(config, task, specs, num_batches))
         found.mailboxes = build.boards_bytes_of(config, world, task, specs, config.table.exchange)
+        if config.table.exchange in ("windows", "auto") and not world.is_one_node:
+            found.mailboxes += 2 * WINDOW_BYTES  # its lines, and mirrors of lines
         num = sum(parameter.numel() for parameter in self.model.parameters())
         found.dense = 4 * DENSE_COPIES[config.optim.dense] * num
         found.final = build.final_bytes(task, self.model) // world.node.size

@@ -3,8 +3,8 @@
 read     fetches the rows from their owners; nothing is cached, as each step changes the rows that it reads
 write    each rank sends its gradients to their owners
 settle   (in write on one node, otherwise in the next read) each owner waits for the gradients of all ranks, sums them
-         per key in an order of ranks (cpp/owner/rank_sums.h) and applies the row optimizer once; all ranks meet before
-         the next read
+         per key in an order of ranks (cpp/owner/rank_sums.h) and applies the row optimizer once; a read waits for the
+         owners of its rows
 So `write` and the following read (or flush) are collective: every rank makes these calls; a rank without keys passes
 none.
 """

@@ -13,7 +13,7 @@ import numpy as np
 from hetmpi import _C
 from hetmpi.comm.requests import ANNOUNCED, UNANNOUNCED, Requests
 from hetmpi.table.client import Parts
-from hetmpi.table.pushes import FOREVER, Pushes
+from hetmpi.table.pushes import Pushes
 from hetmpi.table.request import MOST_AHEAD, JointRequest, Keys, Phase, PullRequest
 
 
@@ -108,7 +108,7 @@ class Pulls:
             self.serve(self._ahead[0].pull)
         elif self._transport.idle():
             self.drop_all()  # the rows of a joint request would lack the gradients that leave now
-            self._transport.flush(self._parts.bound, FOREVER)
+            self._transport.flush(self._parts.bound)
 
     def serve(self, request: PullRequest):
         """Answers other ranks' requests in the round of this one."""

@@ -56,7 +56,7 @@ class Pushes:
         """Sends the gradients that the cache has released and waits until they are applied. Collective where the
         transport is."""
         self.send(deadline)
-        self._transport.flush(self._parts.bound, deadline)
+        self._transport.flush(self._parts.bound)
         self.await_all(deadline)
 
     @property

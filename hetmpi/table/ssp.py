@@ -146,8 +146,6 @@ class SspClient:
             self.parts.read_rows(self._reader, route.where(request.is_admitted), "mean_square", states)
         if self._cache.capacity_rows > 0:
             self._cache.refresh(slots, is_stale, rows, states, request.clocks, self._anticipate)
-            # Release the gradients that waited for their lines to be refreshed.
-            self._cache.take_due(slots, self.parts.bound)
         request.enter(Phase.READ, Phase.SERVED)
         request.reply = None  # breaks the reference cycle, so that both are freed at once
         return rows, states
@@ -268,8 +266,10 @@ class SspClient:
 
     def push_pending(self, timeout_s: float):
         if not self.transport.is_collective:
-            self._pulls.drop_all()
-            self._pushes.send_all(time.monotonic() + timeout_s)
+            deadline = time.monotonic() + timeout_s
+            with self.transport.until(deadline):
+                self._pulls.drop_all()
+                self._pushes.send_all(deadline)
         elif self._pushes.num_held:
             num = self._pushes.num_held
             raise RuntimeError(f"{num:,} gradients are pending: with table.exchange=messages no rank can push alone")

@@ -75,7 +75,7 @@ class EmbeddingTable:
         table's own. exchange: transport between nodes: messages, of all ranks; windows, one-sided MPI; auto, the one
         that fetches rows faster here; or the path of a class, "package.module.Class", that implements
         hetmpi.comm.wire.Wire. device: cpu, or this rank's GPU: it holds the cache, and rows and gradients are
-        tensors on it, while keys stay on the CPU. round_steps: with messages at s >= 1, number of announced batches
+        tensors on it, while keys stay on the CPU. round_steps: at s >= 1, number of announced batches
         whose rows are requested by one message; the message leaves when so many are announced, or with the next write.
         Collective.
 

@@ -1400,7 +1400,7 @@ struct Client {
                         {order.data(), keys.data(), first.data()},
                         {nullptr, clocks.data(), counts.data(), nullptr, values.data()},
                         false};
-    return {{places.data(), pulled.data(), pulled_first.data()}, known.data(), {1, bound}, {push}, kSums, {kDim}};
+    return {{places.data(), pulled.data(), pulled_first.data()}, known.data(), {1, bound, 0}, {push}, kSums, {kDim}};
   }
 
   void check(const RoundRequest& request, const std::vector<int64_t>& reply, int64_t bound,
@@ -1544,7 +1544,7 @@ void a_server_refuses_records_that_are_not_whole(uint64_t seed) {
                       {nullptr, batch.clocks.data(), batch.counts.data(), nullptr, batch.values.data()},
                       false};
   const int32_t known = kNoLine;
-  const RoundRequest request({nullptr, nullptr, none.data()}, &known, {1, 0}, {push}, kSums, {kDim});
+  const RoundRequest request({nullptr, nullptr, none.data()}, &known, {1, 0, 0}, {push}, kSums, {kDim});
   std::vector<int64_t> whole(request.bytes({0}) / kWord);
   request.write({0}, reinterpret_cast<uint8_t*>(whole.data()));
   const auto take = [&](const std::vector<int64_t>& message) {

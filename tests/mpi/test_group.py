@@ -184,6 +184,23 @@ def test_tables_may_be_closed_with_a_write_that_is_not_settled(placed, exchange)
         table.close()
 
 
+@pytest.mark.parametrize("exchange", ["windows", "messages"])
+def test_a_table_of_a_group_may_be_closed_before_the_others(placed, exchange):
+    """Also with a write that is not settled: what carries the messages of both lets the first one's memory go."""
+    tables = {name: make(placed, name, exchange=exchange, inbox_bytes=1) for name in ("users", "items")}
+    group = TableGroup(tables)
+    keys = {name: torch.arange(table.num_rows if placed.rank % 2 else 2) for name, table in tables.items()}
+    rows = group.read(keys)
+    group.write(keys, {name: torch.ones_like(found) for name, found in rows.items()})
+    tables.pop("users").close()
+    (rest,) = tables.values()
+    before = rest.read(keys["items"])
+    rest.write(keys["items"], torch.ones_like(before))
+    rest.flush()
+    assert not torch.equal(rest.peek(keys["items"]), before)
+    rest.close()
+
+
 def test_tables_of_two_worlds_make_no_group(world):
     tables = [make(one, "items") for one in (world, World(world.comm))]
     with pytest.raises(UserError, match="made with one World"):
