@@ -50,6 +50,7 @@ class Windows:
         self._core = _C.Server(memory, capacity)
         weakref.finalize(self, self._core.stop)  # also at exit, before MPI frees the memory
         self._has_failed = False  # the thread has, and this rank has raised its error
+        self._world = world
         world.drains.add(self)
         self._is_posted = False  # operations since the last flush
 
@@ -108,6 +109,7 @@ class Windows:
         return self.publish()
 
     def free(self):
+        self._world.drains.discard(self)
         self._core.stop()
         self._window.Unlock_all()
         self._window.Free()
