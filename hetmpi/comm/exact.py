@@ -12,7 +12,7 @@ import numpy as np
 
 from hetmpi import _C
 from hetmpi.comm.collective import arrays_of, opened_server
-from hetmpi.comm.mailbox import NO_KEYS, LocalRing, Mailbox, Message
+from hetmpi.comm.mailbox import LocalRing, Mailbox, Message
 from hetmpi.comm.rounds import MakeWire, Round, Rounds, Section, Shared, share
 from hetmpi.comm.route import Route
 from hetmpi.comm.shards import ShardReader
@@ -137,8 +137,7 @@ class Pushes:
 
     def __init__(self, transport: Exact, message: Message):
         push = _C.PushArrays(message.step, arrays_of(message.route), message.values, None, None, None, True)
-        no_route = Route(NO_KEYS, NO_KEYS, np.zeros(transport.world.size + 1, np.int64))
-        self._packed = transport.packed(no_route, 0, _C.PUSHES, 0, [push])
+        self._packed = transport.packed(Route.empty(transport.world.size), 0, _C.PUSHES, 0, [push])
         self.words, self.write = self._packed.words, self._packed.write
 
     def read(self, replies: list[Section]):

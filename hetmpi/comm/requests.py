@@ -26,7 +26,7 @@ import numpy as np
 
 from hetmpi import _C
 from hetmpi.comm.collective import arrays_of, opened_server
-from hetmpi.comm.mailbox import NO_KEYS, LocalRing, Mailbox, Message
+from hetmpi.comm.mailbox import LocalRing, Mailbox, Message
 from hetmpi.comm.node_memory import NodeMemory
 from hetmpi.comm.rounds import MakeWire, Round, Rounds, Section, Shared, share
 from hetmpi.comm.route import Route
@@ -157,9 +157,8 @@ class Requests:
         this table is under way."""
         if self.world.is_one_node:
             return
-        no_route = Route(NO_KEYS, NO_KEYS, np.zeros(self.world.size + 1, np.int64))
         no_clocks = np.empty(0, np.int32)
-        self.ask(no_route, no_clocks, bound, FLUSH, no_clocks).drop()
+        self.ask(Route.empty(self.world.size), no_clocks, bound, FLUSH, no_clocks).drop()
 
     def close(self):
         self.rounds.leave(self)

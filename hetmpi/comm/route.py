@@ -32,6 +32,11 @@ class Route:
         """The route of keys (n,) int64."""
         return cls(*partition.route(keys))
 
+    @classmethod
+    def empty(cls, size: int) -> Route:
+        """The route of no keys to `size` ranks."""
+        return cls(np.empty(0, np.int64), np.empty(0, np.int64), np.zeros(size + 1, np.int64))
+
     @property
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """order, keys and first."""

@@ -110,10 +110,7 @@ def test_ranks_in_lockstep_do_what_the_reference_does(apart, staleness, case):
     num_steps=st.integers(5, 40),
 )
 def test_ranks_that_announce_their_batches_do_what_the_reference_does(world, staleness, case):
-    apart, settings = World(world.comm, ranks_per_node=1), (staleness, case["anticipate"])
-    table = open_table(apart, case, *settings)
-    follow(apart, table, cluster_of(apart, table, case, *settings, kind=Rounds), case, step_in_rounds)
-    table.close()
+    follow_announced(world, staleness, case, Rounds, step_in_rounds)
 
 
 @pytest.mark.parametrize("staleness", STALENESS[1:])
@@ -124,10 +121,7 @@ def test_ranks_that_announce_their_batches_do_what_the_reference_does(world, sta
     num_steps=st.integers(5, 40),
 )
 def test_ranks_that_are_answered_at_once_do_what_the_reference_does(world, staleness, case):
-    apart, settings = World(world.comm, ranks_per_node=1), (staleness, case["anticipate"])
-    table = open_table(apart, case, *settings)
-    follow(apart, table, cluster_of(apart, table, case, *settings, kind=Turns), case, step_in_turns, may_rest=False)
-    table.close()
+    follow_announced(world, staleness, case, Turns, step_in_turns)
 
 
 @pytest.mark.parametrize("staleness", [1, 10])
@@ -138,11 +132,20 @@ def test_ranks_that_are_answered_at_once_do_what_the_reference_does(world, stale
     num_steps=st.integers(5, 25),
 )
 def test_a_wire_of_ones_own_takes_one_file(world, staleness, case):
+    assert follow_announced(world, staleness, case, Rounds, step_in_rounds) == (
+        None if world.size == 1 else "toy_wire.Pickled"
+    )
+
+
+def follow_announced(world, staleness, case, kind, step):
+    """Makes the steps of a case, on nodes of one rank, and compares them with a reference of this kind. Returns the
+    name of the transport."""
     apart, settings = World(world.comm, ranks_per_node=1), (staleness, case["anticipate"])
     table = open_table(apart, case, *settings)
-    assert table.client.transport.name == (None if apart.is_one_node else "toy_wire.Pickled")
-    follow(apart, table, cluster_of(apart, table, case, *settings, kind=Rounds), case, step_in_rounds)
+    name = table.client.transport.name
+    follow(apart, table, cluster_of(apart, table, case, *settings, kind=kind), case, step, may_rest=False)
     table.close()
+    return name
 
 
 @pytest.mark.parametrize("path", ["nowhere.Wire", "toy_wire.Missing"])
