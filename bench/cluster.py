@@ -1,11 +1,11 @@
 """Time of a training step on several hosts with a slow network, compared with the floor and with peers.
 
-    ./run.sh bench cluster [hosts=4] [rate=1gbit] [net=het] [dim=128] [batch=128] [scale=0.1] [zipf=1.05] [steps=300]
-                           [warmup=150] [repeats=5] [peers=none] [cache=10] [bounds=10,100] [exchange=auto]
-                           [settings=table.cache.admit=all]
+    ./run.sh bench cluster [hosts=4] [ranks_per_host=1] [rate=1gbit] [net=het] [dim=128] [batch=128] [scale=0.1]
+                           [zipf=1.05] [steps=300] [warmup=150] [repeats=5] [peers=none] [cache=10] [bounds=10,100]
+                           [exchange=auto] [settings=table.cache.admit=all]
 
-The hosts are network namespaces of this machine (tools/hosts.sh), with one rank on each and links shaped to `rate`, in
-the syntax of tc; needs root and MPICH. Contenders: the floor (the dense network with all rows in memory), hetmpi
+The hosts are network namespaces of this machine (tools/hosts.sh), with links shaped to `rate`, in the syntax of tc;
+needs root and MPICH. Contenders: the floor (the dense network with all rows in memory), hetmpi
 without a cache at s = 0, with one at each of `bounds`, and peers as in `bench step`. Losses after equal samples
 are compared first, except at s >= 1.
 
@@ -27,6 +27,7 @@ from hetmpi.spans import PARTS
 
 SETTINGS = {
     "hosts": 4,
+    "ranks_per_host": 1,
     "rate": "1gbit",
     "net": "het",
     "dim": 128,
@@ -48,8 +49,8 @@ def main():
     """Generates the problem, runs the contenders in turns, compares them."""
     settings = parse("cluster", SETTINGS, sys.argv[1:])
     peers = chosen(settings["peers"])
-    launcher = on_hosts(settings["hosts"], settings["rate"])
-    with made_problem(settings, settings["hosts"]) as folder:
+    launcher = on_hosts(settings["hosts"], settings["rate"], settings["ranks_per_host"])
+    with made_problem(settings, settings["hosts"] * settings["ranks_per_host"]) as folder:
         runs = race(launcher, folder, contenders_of(settings, peers), settings)
     check_losses(runs, settings)
     show(runs, settings)
@@ -71,7 +72,7 @@ def contenders_of(settings: dict, peers: list[str]) -> dict[str, list[str]]:
 
 def show(runs: dict, settings: dict):
     """Prints times and bytes of all contenders, and the parts of hetmpi's steps."""
-    samples = settings["hosts"] * settings["batch"]
+    samples = settings["hosts"] * settings["ranks_per_host"] * settings["batch"]
     print(
         f"\n{'':<18}{'ms a step':>10}{'samples/s':>11}{'to the floor':>14}"
         f"{'processor, ms':>15}{'waiting, ms':>13}{'MB a step':>11}"

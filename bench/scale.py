@@ -134,7 +134,7 @@ def marks(world) -> np.ndarray:
 
 def sent(group) -> tuple[int, int]:
     """Messages, or one-sided operations, to other nodes, and their bytes."""
-    ways = {way for table in group.values() for way in table.client.transport.shared}
+    ways = {table.client.transport.rounds for table in group.values()}
     return sum(way.num_messages for way in ways), sum(way.num_bytes for way in ways)
 
 

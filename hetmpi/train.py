@@ -167,8 +167,6 @@ class Training:
         schedule = Schedule(config.optim.schedule, config.optim.warmup_steps, self.total_steps)
         most_keys = build.most_keys_of(config, self.task, self.specs)
         self.tables = build.make_tables(config, world, self.specs, most_keys, schedule, device, spans)
-        exchange = next(iter(self.tables.values())).client.transport.name
-        build.check_boards(config, world, self.task, self.specs, exchange)
         self.dense = build.make_dense(config, self.hvd, self.model, schedule, device)
         if self.saving.resumed is not None:
             check_data(self.saving.resumed, self.source)

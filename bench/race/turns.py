@@ -28,11 +28,11 @@ class Failed(Exception):
     """A contender ended without figures."""
 
 
-def on_hosts(hosts: int, rate: str) -> list[str]:
-    """The start of a command that runs one rank on each of `hosts` hosts of this machine. rate: in the syntax of tc, or
-    none."""
+def on_hosts(hosts: int, rate: str, ranks: int = 1) -> list[str]:
+    """The start of a command that runs `ranks` ranks on each of `hosts` hosts of this machine. rate: in the syntax of
+    tc, or none."""
     shaped = [] if rate == "none" else ["-r", rate]
-    return [str(ROOT / "tools/hosts.sh"), "-n", "1", "-H", str(hosts), *shaped]
+    return [str(ROOT / "tools/hosts.sh"), "-n", str(ranks), "-H", str(hosts), *shaped]
 
 
 def chosen(peers: list[str]) -> list[str]:

@@ -16,7 +16,6 @@ void bind_optimizer(py::module_& m);
 void bind_ring(py::module_& m);
 void bind_inbox(py::module_& m);
 void bind_push_applier(py::module_& m);
-void bind_node_merge(py::module_& m);
 void bind_round(py::module_& m);
 void bind_line(py::module_& m);
 void bind_delivery(py::module_& m);  // after bind_round, whose arrays it takes

@@ -41,7 +41,6 @@ PYBIND11_MODULE(_C, m) {
   bind_ring(m);
   bind_inbox(m);
   bind_push_applier(m);
-  bind_node_merge(m);
   bind_round(m);
   bind_line(m);
   bind_delivery(m);

@@ -168,8 +168,7 @@ void bind_round(py::module_& m) {
       .def("has_applied", &PyRoundServer::has_applied, py::arg("step"),
            "Whether the owners of the node have applied so many steps.")
       .def("reply_words", &PyRoundServer::reply_words, "Words of 8 bytes of the reply to each request.")
-      .def("write_replies", &PyRoundServer::write_replies, py::arg("messages"), py::arg("begins"), py::arg("words"))
-      .def("clear", &PyRoundServer::clear, "Forgets the requests taken, where none gets a reply.");
+      .def("write_replies", &PyRoundServer::write_replies, py::arg("messages"), py::arg("begins"), py::arg("words"));
 }
 
 }  // namespace hetmpi

@@ -98,8 +98,6 @@ class PyRoundServer {
     core_.clear();
   }
 
-  void clear() { core_.clear(); }
-
   RoundServer& core() { return core_; }
 
  private:

@@ -236,7 +236,10 @@ class RoundServer {
   // Takes the request of a client, whose memory must stay until apply() returns true and the reply is written. Throws
   // std::out_of_range, and takes nothing, if its contents exceed it or it asks for keys of others. Keys of pushes are
   // checked when they are applied.
-  void take(size_t client, const uint8_t* request, int64_t size) { requests_.push_back(parsed(client, request, size)); }
+  void take(size_t client, const uint8_t* request, int64_t size) {
+    Request taken = parsed(client, request, size);
+    if (header_of(request, size).reason != kPushes) requests_.push_back(std::move(taken));
+  }
 
   // Applies the pushes of all requests taken to this rank's shard, and passes on those to other owners. Returns false
   // if a ring is full: to be called again. Meanwhile records for other rings have gone on: an owner may wait for them

@@ -152,8 +152,6 @@ class Server {
     if (is_answered) {
       clients_[i].request = std::move(message);
     } else {
-      for (RoundServer* table : tables_)
-        if (table != nullptr) table->forget(i);
       pushes_.push_back(std::move(message));
     }
   }

@@ -1,147 +1,148 @@
-"""Requests and replies at s >= 1, by a wire between a rank and its server on each other node (rails.py).
+"""Requests and replies between a rank and the owners on other nodes, for one table, on any wire.
 
-    ask      sends every server the pushes held since the last request, and asks for the rows that a batch reads on its
-             node, each with the clock of the local copy
-    serve    where the wire has no thread: applies the pushes received from all clients, then replies with clocks and
-             the wanted rows
+    ask      sends every server the pushes in front, and asks for the rows of its node; at s >= 1 each with the clock of
+             the local copy
+    serve    where the wire has no thread: applies the pushes received from all clients, then replies
     receive  receives the replies
+    post     sends gradients without a question; at s = 0
 
-The owner decides which rows a reply has (cpp/wire/round.h, is_wanted). A reply reflects all pushes that the requester
-sent before its request; later pushes are held (`HoldingMailbox.held`) for the next one.
+The owner decides when it replies, and which rows a reply has (cpp/wire/round.h). At s >= 1 it replies once it has
+applied the pushes in front of the request, with the clocks of all keys and the rows that is_wanted() names. At s = 0 it
+replies once all owners of its node have applied the step that the request names, as they note in shared memory, with
+all rows.
 
-Without a thread requests are sent and served in collective rounds (rounds.py). In a round all ranks send before any of
-them waits: no rank waits for room in rings of another node, or for more than its message. With one (windows.py) a
-server answers each request as it comes, and no rank waits for a call of another.
-
-The messages are packed and unpacked in C++ (cpp/wire/round.h). A server writes the pushes to other owners of its node
-into its rings there, reads their shards, and waits in between until these owners have applied the pushes.
+Messages are packed and unpacked in C++. A server reads the shards of its node. It writes pushes to other owners there
+into rings of its own: at s = 0 those of each client into other ones, so the inbox treats all origins alike.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.comm.collective import arrays_of, opened_server
-from hetmpi.comm.mailbox import LocalRing, Mailbox, Message
+from hetmpi.comm.mail import MakeWire, Section
+from hetmpi.comm.mailbox import LocalRing, Message
 from hetmpi.comm.node_memory import NodeMemory
-from hetmpi.comm.rounds import MakeWire, Round, Rounds, Section, Shared, share
+from hetmpi.comm.rounds import Round, Rounds
 from hetmpi.comm.route import Route
-from hetmpi.comm.shards import ShardReader
-from hetmpi.comm.transport import Endpoint
 from hetmpi.comm.waiting import ranks_text, wait_for
 
 UNANNOUNCED, ANNOUNCED, FLUSH, PEEK = range(4)
 REASONS = ("reads a batch that was not announced", "announces a batch", "flushes", "peeks")  # of a request
-MAX_IDLE_WRITES = 8  # successive writes without a round
 
 
 @dataclass(frozen=True)
 class Request:
     """What a rank asks of the owners on other nodes.
 
-    route    the requested keys, at their positions in a batch of n
-    known    (n,) int32: the clock of this rank's copy of each row, NO_LINE if it has no usable copy
-    bound    how far an owner's clock may be ahead of `known` without a need for the row, as of Parts
     reason   an index of REASONS
+    route    the requested keys, at their positions in a batch of num
+    step     at s = 0: steps that the rows must have
+    known    at s >= 1: (num,) int32, the clock of this rank's copy of each row, NO_LINE if it has no usable copy
+    bound    how far an owner's clock may be ahead of `known` without a need for the row, as of Parts
     pushes   the gradients that the owners apply first"""
 
-    route: Route
-    known: np.ndarray
-    bound: int
     reason: int
-    pushes: list[Message]
+    route: Route
+    num: int
+    step: int = 0
+    known: np.ndarray | None = None
+    bound: int = 0
+    pushes: Sequence[Message] = ()
 
 
-class HoldingMailbox(Mailbox):
-    """A Mailbox to the owners on this node, which holds messages for other nodes until the next round."""
+@dataclass(frozen=True)
+class Endpoint:
+    """What a table's requests are about, on one rank.
 
-    def __init__(self, window: NodeMemory, record: _C.RecordFormat):
-        super().__init__(window, record)
-        self._near = frozenset(window.world.node_ranks)
-        self.held: list[Message] = []
+    window      the shards, and the rings of the inboxes
+    record      format of a pushed record
+    arrays      the arrays that a reply has of each row: weight, or weight and mean_square
+    applier     applies gradients to this rank's shard; None at s = 0, where the inbox does"""
 
-    def send(self, message: Message, to_all: bool, while_waiting) -> int:
-        """As Mailbox.send; the returned bytes include held messages."""
-        if not self._near.issuperset(message.route.owners):
-            self.held.append(message)
-        return super().send(message, to_all, while_waiting)
-
-    @property
-    def num_held(self) -> int:
-        """Upper bound of the number of pending gradients that have not left this node."""
-        return sum(len(message.keys) for message in self.held)
-
-    def take_held(self) -> list[Message]:
-        """Removes and returns the held messages."""
-        held, self.held = self.held, []
-        return held
+    window: NodeMemory
+    record: _C.RecordFormat
+    arrays: tuple[str, ...] = ("weight",)
+    applier: _C.PushApplier | None = None
 
 
 class Requests:
-    """See hetmpi/comm/transport.py, Transport.
+    """The requests of a table on this rank, and those to it. See rounds.py, Member.
 
-    rounds   its messages, which it may share with other tables
-    server   answers the requests of this rank's clients"""
+    name            messages or windows, or the path of a class; None if all ranks share a node
+    width           numbers of a row; num_bytes: of all its arrays in a reply
+    is_exact        whether the table is read at s = 0
+    is_collective   whether all ranks must make the same calls in the same order
+    rounds          its messages, which it may share with other tables
+    server          answers the requests of this rank's clients"""
 
     def __init__(self, endpoint: Endpoint, name: str | None, make_wire: MakeWire):
-        """name: of the wire. Collective. Raises UserError where the wire does."""
-        self.name = name
-        self.window, self.world, self._record = endpoint.window, endpoint.window.world, endpoint.record
-        self.reader = ShardReader(endpoint.window, endpoint.applier)
-        self.mailbox = HoldingMailbox(endpoint.window, endpoint.record)
-        self.arrays = endpoint.arrays
-        self._widths = [self.reader.shape(array)[0] for array in self.arrays]
-        self._num_idle = 0  # writes since the last request
+        """Collective. Raises UserError where the wire does."""
+        self.name, self.world, self.is_exact = name, endpoint.window.world, endpoint.applier is None
+        self._window, self._record = endpoint.window, endpoint.record
+        self._widths = [_width(getattr(endpoint.window.local, array)) for array in endpoint.arrays]
+        self.width, self.num_bytes = self._widths[0], 4 * sum(self._widths)
         self.rounds = Rounds(self.world, make_wire)
         self.is_collective = not self.rounds.wire.has_thread and not self.world.is_one_node
-        owners = [list(range(self.world.node.size))] * len(self.rounds.rails.clients)
-        self._rings = self._rings_of_server(self.rounds.wire.has_thread)  # must live as long as the server
-        self.server = opened_server(
-            endpoint.window, endpoint.record, self.arrays, owners, [[self._rings]], endpoint.applier, True
-        )
+        self._rings = self._rings_of_server()  # must live as long as the server
+        self._posts: list[Section] = []  # received, and not passed on as a whole
+        self.server = self._opened_server(endpoint)
         self.rounds.join(self)
 
-    def _rings_of_server(self, has_thread: bool) -> list[LocalRing | None]:
-        """The rings by which the server passes pushes on to each owner of this node; those of this rank's mailbox, or,
-        for a thread, others, as a ring has one writer."""
+    def _rings_of_server(self) -> list[list[list[LocalRing | None]]]:
+        """As RoundServer takes them."""
         world = self.world
-        if not has_thread:
-            return [self.mailbox.rings.get(rank) for rank in world.node_ranks]
-        return [
-            None
-            if rank == world.rank
-            else LocalRing(self.window.local_ring(rank, world.size + world.rank), self._record)
-            for rank in world.node_ranks
-        ]
+        if self.is_exact:
+            return [[[self._ring(owner, client) for owner in world.node_ranks]] for client in self.rounds.rails.clients]
+        others = [] if world.is_one_node else [rank for rank in world.node_ranks if rank != world.rank]
+        origin = world.size + world.rank  # as a server
+        return [[[self._ring(owner, origin) if owner in others else None for owner in world.node_ranks]]]
 
-    @property
-    def shared(self) -> tuple[Shared, ...]:
-        return (self.rounds,)
+    def _ring(self, owner: int, origin: int) -> LocalRing:
+        return LocalRing(self._window.local_ring(owner, origin), self._record)
 
-    def ask(self, route: Route, known: np.ndarray, bound: int, reason: int, clocks: np.ndarray) -> Reply:
-        """Sends a request with the pushes held. Arguments as in Request; clocks (n,) int32: for the owners' clocks of
-        the requested keys, by position, once the reply is received."""
-        self._num_idle = 0
-        return Reply(self, Request(route, known, bound, reason, self.mailbox.take_held()), clocks)
+    def _opened_server(self, endpoint: Endpoint) -> _C.RoundServer:
+        world = self.world
+        shards = [self._window.on_node[rank] for rank in world.node_ranks]
+        return _C.RoundServer(
+            endpoint.applier,
+            world.node.rank,
+            [
+                _C.ShardArrays(shard.clock, [as_numbers(getattr(shard, a)) for a in endpoint.arrays], shard.directory)
+                for shard in shards
+            ],
+            [list(range(world.node.size))] * len(self.rounds.rails.clients),
+            [[[ring and ring.arrays for ring in of_record] for of_record in of_client] for of_client in self._rings],
+            self._record,
+            not self.is_exact,
+            [shard.applied for shard in shards] if self.is_exact else [],
+        )
 
-    def peek(self, route: Route, out: np.ndarray):
-        num, remote = len(out), route.remote(self.world.is_remote)
-        no_lines = np.full(num, _C.NO_LINE, np.int32)
-        reply = Reply(self, Request(remote, no_lines, 0, PEEK, []), np.empty(num, np.int32))
-        self.reader.read_local("weight", route, out)
+    # The requester's side.
+
+    def ask(self, request: Request, clocks: np.ndarray | None = None) -> Reply:
+        """Sends a request, which must not be changed any more. clocks (num,) int32: for the owners' clocks of the
+        requested keys, by position, once the reply is received; at s >= 1."""
+        return Reply(self, request, clocks)
+
+    def post(self, pushes: Message):
+        """Sends the gradients of a step, which leave when all tables that share the messages have posted theirs, or
+        with publish()."""
+        self.rounds.post(self, self.packed(Request(_C.PUSHES, Route.empty(self.world.size), 0, pushes=[pushes])))
+
+    def fetch(self, route: Route, out: np.ndarray, step: int = 0):
+        """Copies the rows (weight) of the keys of other nodes to their positions in out (n, dim). step: as in
+        Request."""
+        known, clocks = None, None
+        if not self.is_exact:
+            known, clocks = np.full(len(out), _C.NO_LINE, np.int32), np.empty(len(out), np.int32)
+        reply = self.ask(Request(PEEK, route.remote(self.world.is_remote), len(out), step, known), clocks)
         reply.receive()
-        others = [np.empty((num, width), np.float32) for width in self._widths[1:]]
-        reply.place(out, *others)
-
-    def idle(self) -> bool:
-        """Counts a write that no request preceded. Returns whether MAX_IDLE_WRITES were made so, which bounds the held
-        messages: flush() must follow."""
-        self._num_idle += 1
-        return self._num_idle == MAX_IDLE_WRITES and not self.world.is_one_node
+        reply.place(out, *(np.empty((len(out), width), np.float32) for width in self._widths[1:]))
 
     @contextlib.contextmanager
     def until(self, deadline: float):
@@ -152,35 +153,39 @@ class Requests:
         finally:
             self.rounds.deadline = float("inf")
 
-    def flush(self, bound: int):
-        """Sends the held messages to their owners, and waits until these have applied them. REQUIRES: no request of
-        this table is under way."""
-        if self.world.is_one_node:
-            return
-        no_clocks = np.empty(0, np.int32)
-        self.ask(Route.empty(self.world.size), no_clocks, bound, FLUSH, no_clocks).drop()
-
-    def close(self):
-        self.rounds.leave(self)
-
-    @staticmethod
-    def share(transports: list[Requests]):
-        """Lets tables that are used together share their messages. Collective."""
-        share(transports, "rounds")
-
-    # A round: the requester's and the owners' side.
-
     def packed(self, request: Request) -> _C.RoundRequest:
         """The request, for all servers."""
+        pushes = [
+            _C.PushArrays(m.step, _C.RouteArrays(*m.route.arrays), m.values, m.clocks, m.counts, m.steps, self.is_exact)
+            for m in request.pushes
+        ]
         return _C.RoundRequest(
-            self.rounds.rails.owners, arrays_of(request.route), len(request.known), request.known, request.reason,
-            request.bound, 0,
-            [
-                _C.PushArrays(m.step, arrays_of(m.route), m.values, m.clocks, m.counts, m.steps, False)
-                for m in request.pushes
-            ],
-            self._record, self._widths,
+            self.rounds.rails.owners, _C.RouteArrays(*request.route.arrays), request.num, request.known, request.reason,
+            request.bound, request.step, pushes, self._record, self._widths,
         )  # fmt: skip
+
+    # The owners' side, where the wire has no thread.
+
+    def publish(self):
+        """Lets posts leave, before this rank waits for those of others."""
+        self.rounds.send_post()
+        if not self.rounds.wire.publish():
+            wait_for(self.world, self.rounds.wire.publish, "for other ranks to make room for its gradients")
+
+    def progress(self):
+        """Lets messages leave, and passes on posts of other ranks, without waiting."""
+        self.world.progress()
+        self.rounds.poll()
+        if self._posts and self.server.apply():
+            self._posts = []
+
+    def has_applied(self, step: int) -> bool:
+        """Whether all owners of this node have applied so many steps; at s = 0."""
+        return self.server.has_applied(step)
+
+    def take(self, client: int, section: Section):
+        self.server.take([client], [section])
+        self._posts.append(section)
 
     def serve(self, one: Round, requests: list[Section]) -> list[int]:
         mine, server, clients = one.letters[self].reason, self.server, self.rounds.clients
@@ -199,25 +204,30 @@ class Requests:
     def _neighbours(self) -> str:
         return ranks_text([rank for rank in self.world.node_ranks if rank != self.world.rank])
 
+    def close(self):
+        self.rounds.leave(self)
+
 
 class Reply:
-    """The replies of all servers to a request. A Letter of rounds.py.
+    """The replies of all servers to a request. See rounds.py, RoundLetter.
 
-    fetched   (n,) bool: the rows that they bring; None until they are received"""
+    fetched   (num,) bool: the rows that they bring; None until they are received, and at s = 0, where they bring all"""
 
-    def __init__(self, transport: Requests, request: Request, clocks: np.ndarray):
+    def __init__(self, table: Requests, request: Request, clocks: np.ndarray | None):
         """Sends the request. clocks: as in Requests.ask."""
-        self.reason, self._clocks, self._rounds = request.reason, clocks, transport.rounds
+        self.reason, self._clocks, self._rounds = request.reason, clocks, table.rounds
         self.fetched: np.ndarray | None = None
-        self._packed = transport.packed(request)
+        self._packed = table.packed(request)
         self.words, self.write = self._packed.words, self._packed.write
         self._sections: list[Section] = []
-        self._round = self._rounds.begin(transport, self)
+        self._round = self._rounds.begin(table, self)
 
     def read(self, replies: list[Section]):
-        self._sections, fetched = replies, np.zeros(len(self._clocks), bool)
-        self._packed.read_clocks(replies, self._clocks, fetched)
-        self.fetched = fetched
+        self._sections = replies
+        if self._clocks is not None:
+            fetched = np.zeros(len(self._clocks), bool)
+            self._packed.read_clocks(replies, self._clocks, fetched)
+            self.fetched = fetched
 
     def serve(self):
         """Answers the requests of other ranks in this round, if no thread does."""
@@ -228,7 +238,7 @@ class Reply:
         self._rounds.receive(self._round)
 
     def place(self, *outs: np.ndarray):
-        """Copies the rows to their positions: one out (n, width) per array of the transport."""
+        """Copies the rows to their positions: one out (num, width) per array of the endpoint."""
         self._packed.place(self._sections, list(outs))
         self._sections = []
 
@@ -237,3 +247,12 @@ class Reply:
         received."""
         if not self._rounds.is_broken:
             self.receive()
+
+
+def as_numbers(array: np.ndarray) -> np.ndarray:
+    """An array (n,) or (n, width) of numbers of 4 bytes as (n, width) float32."""
+    return array.view(np.float32).reshape(len(array), _width(array))
+
+
+def _width(array: np.ndarray) -> int:
+    return array.shape[1] if array.ndim == 2 else 1

@@ -16,7 +16,6 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from hetmpi.checkpoint.checkpoints import Position
-from hetmpi.comm.board import boards_bytes
 from hetmpi.comm.memory import refuse_if_short, size_text
 from hetmpi.comm.world import World
 from hetmpi.data.source import Source
@@ -325,32 +324,3 @@ def check_batches(config: DictConfig, world: World, task: Task, specs: dict[str,
         )
 
     refuse_if_short(world, batch_bytes(config, task, specs, num), False, message)
-
-
-def boards_bytes_of(
-    config: DictConfig, world: World, task: Task, specs: dict[str, TableSpec], exchange: str | None
-) -> int:
-    """Most memory of a rank, if keys are spread evenly, for the messages by which the ranks of a node share those to
-    other nodes (hetmpi/comm/board.py), at s = 0. exchange: the setting, or the transport that it has chosen."""
-    if exchange in (None, "windows") or world.node.size in (1, world.size) or not staleness_of(config).is_synchronous:
-        return 0
-    peeked, written = most_keys_of(config, task, specs, config.eval.batch_size), most_keys_of(config, task, specs)
-    share = 1 - world.node.size / world.size  # of the keys on other nodes
-    return sum(
-        boards_bytes(round(share * max(peeked[name], written[name])), round(share * written[name]), spec.dim)
-        for name, spec in specs.items()
-    )
-
-
-def check_boards(config: DictConfig, world: World, task: Task, specs: dict[str, TableSpec], exchange: str | None):
-    """Raises UserError on every rank if a node lacks shared memory for its ranks' messages. exchange: as table.client.
-    transport.name. Collective."""
-
-    def message(need, place, free):
-        return (
-            f"the messages of {world.node.size} ranks on {world.host} need {size_text(need)}, {size_text(free)} are "
-            f"free in {place}: lower batch_size={config.batch_size:,}, eval.batch_size={config.eval.batch_size:,} or "
-            "table.dim, or use fewer ranks per node"
-        )
-
-    refuse_if_short(world, boards_bytes_of(config, world, task, specs, exchange), True, message)

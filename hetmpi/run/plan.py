@@ -95,9 +95,8 @@ class Plan:
         specs = self.specs if width is None else {name: replace(spec, dim=width) for name, spec in self.specs.items()}
         num_batches = build.num_batches(config, world, task, specs, self.total_steps, device)
         found = Memory(batches=build.batch_bytes(config, task, specs, num_batches))
-        found.mailboxes = build.boards_bytes_of(config, world, task, specs, config.table.exchange)
         if config.table.exchange in ("windows", "auto") and not world.is_one_node:
-            found.mailboxes += 2 * WINDOW_BYTES  # its lines, and mirrors of lines
+            found.mailboxes = 2 * WINDOW_BYTES  # its lines, and mirrors of lines
         num = sum(parameter.numel() for parameter in self.model.parameters())
         found.dense = 4 * DENSE_COPIES[config.optim.dense] * num
         found.final = build.final_bytes(task, self.model) // world.node.size
@@ -113,7 +112,7 @@ class Plan:
         rule = build.optimizer_of(self.config, f"table {name}", spec.optim, Schedule()).core(spec.dim)
         partition = make_partition(table.partition, spec.num_rows, world.size)
         inbox_bytes = int(table.inbox_mb * build.MB)
-        _, layouts = layouts_of(world, partition, rule, spec.dim, staleness, inbox_bytes, table.exchange)
+        _, layouts = layouts_of(world, partition, rule, spec.dim, staleness, inbox_bytes)
         mine = layouts[world.rank]
         found.rows += mine.rings + partition.num_local_rows(world.rank)  # a mark per row: changed since the checkpoint
         found.mailboxes += mine.nbytes - mine.rings

@@ -1,6 +1,7 @@
 """BSP, s = 0: every read sees all writes of the step before, from all ranks, applied once.
 
-read     fetches the rows from their owners; nothing is cached, as each step changes the rows that it reads
+read     fetches the rows from their owners; nothing is cached, as each step changes the rows that it reads. The request
+         leaves before the last step is applied here; an owner replies when all of its node have applied it
 write    each rank sends its gradients to their owners
 settle   (in write on one node, otherwise in the next read) each owner waits for the gradients of all ranks, sums them
          per key in an order of ranks (cpp/owner/rank_sums.h) and applies the row optimizer once; a read waits for the
@@ -15,27 +16,18 @@ import numpy as np
 import torch
 
 from hetmpi import _C
-from hetmpi.comm.collective import Collective
-from hetmpi.comm.exact import Exact
-from hetmpi.comm.mailbox import Message
-from hetmpi.comm.messages import Messages
-from hetmpi.comm.transport import TRIAL_KEYS, Endpoint, Ways, choose, trial_route
-from hetmpi.comm.waiting import Patience
-from hetmpi.comm.windows import Windows
+from hetmpi.comm.mailbox import Mailbox, Message
+from hetmpi.comm.requests import UNANNOUNCED, Endpoint, Reply, Request
+from hetmpi.comm.route import Route
+from hetmpi.comm.shards import ShardReader
+from hetmpi.comm.transport import choose
+from hetmpi.comm.waiting import Patience, wait_for
 from hetmpi.in_flight import InFlight, finish, timed
 from hetmpi.table.client import Parts, check_finite
 from hetmpi.table.request import Keys, Phase, PullRequest
 
 POLL_S = 0.001
 NAP_S = 50e-6  # polling interval: short compared with a step, long compared with a poll
-WAYS = Ways(
-    local=lambda endpoint: Exact(endpoint, None, Messages),
-    by_name={
-        "windows": lambda endpoint: Exact(endpoint, "windows", Windows),
-        "messages": lambda endpoint: Collective(endpoint, "messages", Messages),
-    },
-    on_wire=Collective,
-)
 
 
 class BspClient:
@@ -47,20 +39,14 @@ class BspClient:
         """exchange: messages, windows or auto. Collective."""
         self.parts, self._world, self._cache, self._spans = parts, parts.world, parts.cache, parts.spans
         self._is_written = False  # a write is not yet settled
-        route = trial_route(parts.window, parts.partition, parts.num_rows)
-        rows = np.empty((TRIAL_KEYS, parts.dim), np.float32)
-        self.transport, self.why = choose(
-            Endpoint(parts.window, parts.record, steps=lambda: parts.step + self._is_written),
-            WAYS,
-            exchange,
-            lambda way: way.peek(route, rows),
-        )
-        origins, layout = self.transport.origins, parts.window.layouts[parts.world.rank]
-        rings = [layout.ring(first) for first, _ in origins]
+        self._near, self._shards = Mailbox(parts.window, parts.record), ShardReader(parts.window)
+        endpoint = Endpoint(parts.window, parts.record)
+        self.transport, self.why = choose(endpoint, exchange, parts.partition, parts.num_rows)
+        size, layout = parts.world.size, parts.window.layouts[parts.world.rank]
         self._inbox = _C.Inbox(
             parts.store.rings,
-            rings,
-            origins,
+            [layout.ring(origin) for origin in range(size)],
+            [(rank, rank) for rank in range(size)],
             parts.world.rank,
             *parts.store.arrays,
             parts.store.directory,
@@ -77,13 +63,38 @@ class BspClient:
     def reading(self, keys: Keys) -> InFlight[torch.Tensor]:
         with self._spans("find"):
             request = self._last = self._request(keys)
+        step = self._num_written
         with self._spans("fetch"):
             rows = self._cache.empty((request.num, self.parts.dim), np.float32)
-            reading = self.transport.reading(request.route, rows)
+            reply = self._ask(request.remote_route, request.num, step)
         yield from timed(self._spans("drain"), self._settling(meets=False))
-        yield from timed(self._spans("fetch"), reading)
+        yield from timed(self._spans("fetch"), self._fetching(request.route, rows, reply, step))
         with self._spans("fetch"):
             return self._delivered(request, rows)
+
+    @property
+    def _num_written(self) -> int:
+        """Steps that this rank has written."""
+        return self.parts.step + self._is_written
+
+    def _ask(self, route: Route, num: int, step: int) -> Reply | None:
+        """Requests the rows of other nodes; None if nobody needs a request."""
+        if len(route.keys) == 0 and not self.transport.is_collective:
+            return None
+        return self.transport.ask(Request(UNANNOUNCED, route, num, step))
+
+    def _fetching(self, route: Route, rows: np.ndarray, reply: Reply | None, step: int) -> InFlight[None]:
+        """Copies the rows of a route to their positions in rows (n, dim), once their owners have applied the steps."""
+        if not self.transport.has_applied(step):
+            what = f"in step {step} for the ranks of its node to apply the gradients"
+            wait_for(self._world, lambda: self.transport.has_applied(step), what)
+        self._shards.read_local("weight", route, rows)
+        yield  # the other tables of a group settle, whose requests are in the same round
+        if reply is not None:
+            reply.serve()
+            yield
+            reply.receive()
+            reply.place(rows)
 
     def _request(self, keys: Keys) -> PullRequest:
         """A request of these keys; reuses the last one if its keys are the same."""
@@ -102,7 +113,8 @@ class BspClient:
         if self._is_written:
             raise RuntimeError("EmbeddingTable.peek: a write is not settled yet: call flush() on every rank first")
         rows = np.empty((len(keys.array), self.parts.dim), np.float32)
-        self.transport.peek(keys.route, rows)
+        reply = self._ask(keys.remote_route, len(rows), self.step)
+        finish(self._fetching(keys.route, rows, reply, self.step))
         return self._cache.on_device(rows)
 
     def announce(self, keys: Keys):
@@ -136,7 +148,10 @@ class BspClient:
         self._inbox.begin(self.step, own_keys, own_order, own_values)
         self._is_written = self._is_open = True
         message = Message(self.step, request.route, values)
-        self.parts.counters.push_bytes += yield from self.transport.sending(message, True, self._world.drain)
+        if not self._world.is_one_node:
+            self.transport.post(message)
+        yield
+        self.parts.counters.push_bytes += self._near.send(message, True, self._world.drain)
         self.parts.counters.pushed += len(values)
 
     def settling(self) -> InFlight[None]:
@@ -149,9 +164,11 @@ class BspClient:
     def _settling(self, meets: bool) -> InFlight[None]:
         """Applies the gradients of all ranks' last write. meets: whether to end with a barrier; not needed before a
         read, which waits for the owners of its rows."""
+        if self._is_open:
+            yield from self._applying()
+        else:
+            yield  # as often as a table that was written: then all tables of a group have settled
         if self._is_written:
-            if self._is_open:
-                yield from self._applying()
             if meets:
                 yield from self.parts.window.fencing(f"in step {self.step + 1} for all ranks to apply the gradients")
             self.parts.step += 1

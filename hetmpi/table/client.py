@@ -10,9 +10,9 @@ import torch
 
 from hetmpi import _C
 from hetmpi.comm.node_memory import NodeMemory
+from hetmpi.comm.requests import Requests
 from hetmpi.comm.route import Route
 from hetmpi.comm.shards import ShardReader
-from hetmpi.comm.transport import Transport
 from hetmpi.comm.world import World
 from hetmpi.counters import Counters
 from hetmpi.errors import NotFinite
@@ -33,7 +33,7 @@ class Client(Protocol):
     num_windows  rows of this rank's shard of which it keeps pushes (cpp/owner/windows.h)"""
 
     step: int
-    transport: Transport
+    transport: Requests
     why: str | None
     num_windows: int
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from hetmpi.comm.rounds import share
 from hetmpi.counters import Counters
 from hetmpi.errors import UserError
 from hetmpi.in_flight import together
@@ -43,10 +44,8 @@ class TableGroup(Mapping[str, EmbeddingTable]):
             table.world.check_same("TableGroup", {"tables": list(tables)})
         self._tables = tables
         transports = [table.client.transport for table in tables.values()]
-        for kind in dict.fromkeys((type(one), one.name) for one in transports if one.name is not None):
-            chosen = [one for one in transports if (type(one), one.name) == kind]
-            if len(chosen) > 1:
-                kind[0].share(chosen)
+        for kind in dict.fromkeys((one.is_exact, one.name) for one in transports if one.name is not None):
+            share([one for one in transports if (one.is_exact, one.name) == kind])
 
     def __getitem__(self, name: str) -> EmbeddingTable:
         return self._tables[name]

@@ -11,7 +11,7 @@ from collections import deque
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.comm.requests import ANNOUNCED, UNANNOUNCED, Requests
+from hetmpi.comm.requests import ANNOUNCED, UNANNOUNCED, Request, Requests
 from hetmpi.table.client import Parts
 from hetmpi.table.pushes import Pushes
 from hetmpi.table.request import MOST_AHEAD, JointRequest, Keys, Phase, PullRequest
@@ -24,7 +24,6 @@ class Pulls:
 
     def __init__(self, parts: Parts, pushes: Pushes, transport: Requests):
         self._parts, self._cache, self._pushes, self._transport = parts, parts.cache, pushes, transport
-        self._row_bytes = 4 * sum(transport.reader.shape(array)[0] for array in transport.arrays)
         self._ahead: deque[PullRequest] = deque()  # those of a joint request first
         self.last: PullRequest | None = None
 
@@ -94,7 +93,9 @@ class Pulls:
         if len(route.order):
             known = self._cache.clocks_within(request.slots, last is not None, bound)
         reason = UNANNOUNCED if last is None else ANNOUNCED
-        request.reply = self._transport.ask(route, known, bound, reason, request.clocks)
+        pushes = self._pushes.take_held()
+        asked = Request(reason, route, request.num, known=known, bound=bound, pushes=pushes)
+        request.reply = self._transport.ask(asked, request.clocks)
 
     def request_rest(self) -> bool:
         """At a write: requests the batch that is read next although fewer are announced than one request serves.
@@ -106,9 +107,9 @@ class Pulls:
         """At a write: answers other ranks' requests in the round of the batch that is read next, if it is requested."""
         if self._ahead and self._ahead[0].pull.phase is Phase.REQUESTED:
             self.serve(self._ahead[0].pull)
-        elif self._transport.idle():
+        elif self._pushes.are_due():
             self.drop_all()  # the rows of a joint request would lack the gradients that leave now
-            self._transport.flush(self._parts.bound)
+            self._pushes.flush()
 
     def serve(self, request: PullRequest):
         """Answers other ranks' requests in the round of this one."""
@@ -125,7 +126,7 @@ class Pulls:
         """Counts the bytes of the rows that the reply brings, once they are known."""
         if request.fetched is not None and not request.is_counted:
             request.is_counted = True
-            self._parts.counters.row_bytes += self._row_bytes * int(np.count_nonzero(request.fetched))
+            self._parts.counters.row_bytes += self._transport.num_bytes * int(np.count_nonzero(request.fetched))
 
     def drop_all(self):
         """Drops the requests of all announced batches, which may still be read."""

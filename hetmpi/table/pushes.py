@@ -1,4 +1,5 @@
-"""Pushes: gradients sent from one rank to their owners, at s >= 1."""
+"""Pushes: gradients sent from one rank to their owners, at s >= 1: on its node by rings, to other nodes in front of the
+next request (comm/requests.py)."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ import time
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.comm.mailbox import Message
-from hetmpi.comm.requests import Requests
+from hetmpi.comm.mailbox import Mailbox, Message
+from hetmpi.comm.requests import FLUSH, Request, Requests
 from hetmpi.comm.route import Route
 from hetmpi.comm.waiting import Patience, ranks_text
 from hetmpi.table.client import Parts, check_finite
@@ -16,14 +17,20 @@ from hetmpi.table.owner import SspOwner
 
 NAP_S = 50e-6  # polling interval: short compared with a step, long compared with a poll
 FOREVER = float("inf")
+MAX_IDLE_WRITES = 8  # successive writes without a request
 
 
 class Pushes:
-    """Sends the gradient sums that the cache releases, and tracks those that the owners have not applied yet."""
+    """Sends the gradient sums that the cache releases, and tracks those that the owners have not applied yet.
+
+    held   the messages that have gradients for other nodes, since the last request"""
 
     def __init__(self, parts: Parts, owner: SspOwner, transport: Requests):
         self._parts, self._cache, self._owner = parts, parts.cache, owner
-        self._transport, self._mailbox = transport, transport.mailbox
+        self._transport, self._mailbox = transport, Mailbox(parts.window, parts.record)
+        self._on_node = frozenset(parts.world.node_ranks)
+        self.held: list[Message] = []
+        self._num_idle = 0  # writes since the last request
 
     def send(self, deadline: float = FOREVER):
         """Sends the owners all gradient sums that the cache has released. deadline, here and below: a
@@ -39,6 +46,8 @@ class Pushes:
         if len(own_keys):
             self._owner.push(own_keys, sums, order, *times)
         message = Message(self._parts.step, route, sums, *times, keys)
+        if not self._on_node.issuperset(route.owners):
+            self.held.append(message)
         self._parts.counters.push_bytes += self._mailbox.send(message, False, lambda: self._drain(deadline))
         self._parts.counters.pushed += len(keys)
 
@@ -56,17 +65,40 @@ class Pushes:
         """Sends the gradients that the cache has released and waits until they are applied. Collective where the
         transport is."""
         self.send(deadline)
-        self._transport.flush(self._parts.bound)
+        self.flush()
         self.await_all(deadline)
+
+    def take_held(self) -> list[Message]:
+        """Removes and returns the held messages, for a request."""
+        held, self.held, self._num_idle = self.held, [], 0
+        return held
+
+    def are_due(self) -> bool:
+        """Counts a write that no request preceded. Returns whether MAX_IDLE_WRITES were made so, which bounds the held
+        messages: flush() must follow."""
+        self._num_idle += 1
+        return self._num_idle == MAX_IDLE_WRITES and not self._parts.world.is_one_node
+
+    def flush(self):
+        """Sends the held messages to their owners, and waits until these have applied them. REQUIRES: no request of
+        this table is under way."""
+        if not self._parts.world.is_one_node:
+            none, route = np.empty(0, np.int32), Route.empty(self._parts.world.size)
+            request = Request(FLUSH, route, 0, known=none, bound=self._parts.bound, pushes=self.take_held())
+            self._transport.ask(request, none).drop()
+
+    def in_transit(self) -> np.ndarray:
+        """Keys whose gradients owners of this node may not have applied yet: (m,) int64."""
+        return self._mailbox.in_transit()
 
     @property
     def num_held(self) -> int:
         """Upper bound of the number of gradient sums that have not left this rank."""
-        return self._cache.num_pending + self._cache.num_pushes + self._mailbox.num_held
+        return self._cache.num_pending + self._cache.num_pushes + sum(len(message.keys) for message in self.held)
 
     def await_keys(self, keys: np.ndarray, chosen: np.ndarray):
         """Waits until the owners have applied the gradients that this rank sent of the chosen (n,) bool keys (n,)."""
-        sent = self._mailbox.in_transit()
+        sent = self.in_transit()
         if len(sent) and np.count_nonzero(_C.contained(keys, sent, chosen)):
             self.await_all()
 

@@ -20,26 +20,16 @@ import numpy as np
 import torch
 
 from hetmpi import _C
-from hetmpi.comm.messages import Messages
-from hetmpi.comm.requests import UNANNOUNCED, Requests
+from hetmpi.comm.requests import Endpoint
 from hetmpi.comm.route import Route
-from hetmpi.comm.transport import TRIAL_KEYS, Endpoint, Ways, choose, trial_route
-from hetmpi.comm.windows import Windows
+from hetmpi.comm.shards import ShardReader
+from hetmpi.comm.transport import choose
 from hetmpi.in_flight import InFlight, timed
 from hetmpi.table.client import Parts
 from hetmpi.table.owner import SspOwner
 from hetmpi.table.pulls import Pulls
 from hetmpi.table.pushes import Pushes
 from hetmpi.table.request import JointRequest, Keys, Part, Phase, PullRequest
-
-WAYS = Ways(
-    local=lambda endpoint: Requests(endpoint, None, Messages),
-    by_name={
-        "windows": lambda endpoint: Requests(endpoint, "windows", Windows),
-        "messages": lambda endpoint: Requests(endpoint, "messages", Messages),
-    },
-    on_wire=Requests,
-)
 
 
 class SspClient:
@@ -55,22 +45,14 @@ class SspClient:
         self._owner.set_step(parts.optimizer, 0)  # others may push before the first write of this rank
         weakref.finalize(self, self._owner.stop)  # also at exit, before MPI frees the memory
         endpoint = Endpoint(parts.window, parts.record, self._arrays, self._owner.applier)
-        self.transport, self.why = choose(endpoint, WAYS, exchange, self._trial)
+        self.transport, self.why = choose(endpoint, exchange, parts.partition, parts.num_rows)
         world, origins = parts.world, parts.window.layouts[parts.world.rank].origins
         self._owner.start([ring for ring, origin in enumerate(origins) if origin % world.size != world.rank])
-        self._reader = self.transport.reader
+        self._reader = ShardReader(parts.window, self._owner.applier)
         if world.is_one_node:
             parts.serve(1)  # there is nothing to fetch ahead
         self._pushes = Pushes(parts, self._owner, self.transport)
         self._pulls = Pulls(parts, self._pushes, self.transport)
-
-    def _trial(self, transport: Requests):
-        """One request of random rows."""
-        route = trial_route(self.parts.window, self.parts.partition, self.parts.num_rows)
-        no_lines, clocks = np.full(TRIAL_KEYS, _C.NO_LINE, np.int32), np.empty(TRIAL_KEYS, np.int32)
-        reply = transport.ask(route, no_lines, 0, UNANNOUNCED, clocks)
-        reply.receive()
-        reply.place(*self._buffers(TRIAL_KEYS))
 
     # Read.
 
@@ -121,7 +103,7 @@ class SspClient:
             self._pulls.serve(request)
             yield
         self._pulls.receive(request)
-        request.in_transit = self.transport.mailbox.in_transit()
+        request.in_transit = self._pushes.in_transit()
         is_bounded = bound != _C.UNBOUNDED
         near = request.local_route
         if isinstance(request, JointRequest):
@@ -163,7 +145,7 @@ class SspClient:
         counters.hits += num_hits
         counters.misses += num_again - num_hits
         if num_left > 0:
-            request.in_transit, route = self.transport.mailbox.in_transit(), request.local_route.where(left)
+            request.in_transit, route = self._pushes.in_transit(), request.local_route.where(left)
             self.parts.read_clocks(self._reader, request, route)
             self._read_near(request, route, left, rows)
         request.enter(Phase.READ, Phase.NEW)
@@ -176,7 +158,7 @@ class SspClient:
 
     def _preview_held(self, request: PullRequest, rows: np.ndarray, states: np.ndarray, chosen: np.ndarray):
         """Previews on the chosen (n,) bool rows the messages that are held since the last call."""
-        held = self.transport.mailbox.held  # empty without a cache, where no state is fetched
+        held = self._pushes.held  # empty without a cache, where no state is fetched
         for message in held[request.num_previewed :]:
             places = _C.places_of(message.keys, request.array, chosen)
             self._cache.preview(
@@ -281,7 +263,8 @@ class SspClient:
 
     def peek(self, keys: Keys) -> torch.Tensor:
         rows = np.empty((len(keys.array), self.parts.dim), np.float32)
-        self.transport.peek(keys.route, rows)
+        self._reader.read_local("weight", keys.route, rows)
+        self.transport.fetch(keys.route, rows)
         return self._cache.on_device(rows)
 
     def resume_at(self, step: int):

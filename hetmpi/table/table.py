@@ -12,9 +12,7 @@ import numpy as np
 import torch
 
 from hetmpi import _C
-from hetmpi.comm.board import ShortOnNode
 from hetmpi.comm.node_memory import Layout, NodeMemory, ring_bytes
-from hetmpi.comm.rails import origins_by_node
 from hetmpi.comm.route import make_partition
 from hetmpi.comm.transport import current_name, imported
 from hetmpi.comm.world import World
@@ -98,15 +96,14 @@ class EmbeddingTable:
         self.counters, self.spans, self.touched_since = Counters(), spans or Spans(), None
         self._known: deque[Keys] = deque(maxlen=MOST_KNOWN)  # keys checked recently
         rule = optimizer.core(dim)
-        record, layouts = layouts_of(world, self.partition, rule, dim, staleness, inbox_bytes, exchange)
+        record, layouts = layouts_of(world, self.partition, rule, dim, staleness, inbox_bytes)
         self._exchange, self.shard = exchange, None
         self.client: Client | None = None
         self.window: NodeMemory | None = NodeMemory(world, layouts, self.partition)
         try:
             self._open(rule, record, table_seed(seed, name), init_std, cache, torch.device(device), round_steps)
         except Exception as error:
-            is_of_all = isinstance(error, (UserError, ValueError)) and not isinstance(error, ShortOnNode)
-            if is_of_all or world.size == 1:  # other errors may be of this rank alone
+            if isinstance(error, (UserError, ValueError)) or world.size == 1:  # other errors may be of this rank alone
                 self.close()
             raise
 
@@ -307,21 +304,17 @@ class EmbeddingTable:
 
 
 def layouts_of(
-    world: World, partition, rule: _C.RowOptimizer, dim: int, staleness: Staleness, inbox_bytes: int, exchange: str
+    world: World, partition, rule: _C.RowOptimizer, dim: int, staleness: Staleness, inbox_bytes: int
 ) -> tuple[_C.RecordFormat, list[Layout]]:
     """The form of a push, and the memory of each rank for a table's rows and for gradients in transit."""
     record, preview_dim = _C.RecordFormat(dim, False), 0
     if not staleness.is_synchronous:
         record, preview_dim = _C.push_format(rule), rule.preview_dim
     inbox_bytes, layouts = inbox_bytes if world.size > 1 else 0, []
-    all_ranks = range(world.size)
-    origins_of = [all_ranks] * len(world.nodes)  # each rank may write to each other
-    if not staleness.is_synchronous:  # the ranks of the node, and the threads that pass on what other nodes push
-        threads = exchange in ("windows", "auto") and len(world.nodes) > 1
-        origins_of = [[*node, *(world.size + rank for rank in node if threads)] for node in world.nodes]
-    elif exchange not in ("windows", "auto"):
-        origins_of = [[first for first, _ in origins] for origins in origins_by_node(world.nodes)]
-    for node, origins in zip(world.nodes, origins_of):
+    for node in world.nodes:
+        origins = range(world.size)
+        if not staleness.is_synchronous:  # the ranks of the node; as servers they also write what other nodes push
+            origins = [*node, *(world.size + rank for rank in node if not world.is_one_node)]
         form = dim, rule.state_dim, preview_dim, tuple(origins), ring_bytes(inbox_bytes, len(origins), record)
         layouts += [(rank, Layout(partition.num_local_rows(rank), *form)) for rank in node]
     return record, [layout for _, layout in sorted(layouts, key=lambda pair: pair[0])]

@@ -7,7 +7,6 @@ from launch import summary
 
 from hetmpi.comm.mpi import MPI
 from hetmpi.comm.world import World
-from hetmpi.errors import UserError
 from hetmpi.run import build
 from hetmpi.run.config import compose
 from hetmpi.run.plan import Plan, memory_lines, traffic_lines
@@ -158,27 +157,3 @@ def test_batches_that_are_announced_or_loaded_count(overrides, num, tmp_path):
     of_one = plan.task.sample_bytes * plan.config.batch_size
     (spec,) = plan.specs.values()
     assert plan.memory().batches == num * of_one + 8 * spec.dim * min(32 * 26, spec.num_rows)
-
-
-def test_messages_on_a_node_take_at_most_the_memory_planned(shared, tmp_path):
-    """Reads, writes and an evaluation with batches larger than those of training."""
-    large = ["table.exchange=messages", "eval.batch_size=512", "eval.max_samples=2000", "data.scale=0.02", "steps=3"]
-    config = composed(shared, tmp_path, *large)
-    training = Training(shared, config, CPU, Spans())
-    planned = build.boards_bytes_of(config, shared, training.task, training.specs, "messages")
-    assert build.boards_bytes_of(config, shared, training.task, training.specs, "windows") == 0
-    training.run()
-    (table,) = training.tables.values()
-    taken = sum(board.num_bytes for board in table.client.transport.boards)
-    if training.log:
-        training.log.close()
-    training.close()
-    alone = shared.node.size == 1
-    assert (planned == 0 and taken == 0) if alone else planned / 4 <= taken <= planned
-
-
-def test_messages_for_which_a_node_lacks_memory_are_refused_on_all_ranks_before_training(shared, tmp_path):
-    huge = ["data.scale=1", "table.dim=4096", "eval.batch_size=10000000", "table.exchange=messages"]
-    plan = Plan(shared, composed(shared, tmp_path, *huge), CPU)
-    with pytest.raises(UserError, match="messages of 2 ranks on .* lower batch_size=32, eval.batch_size=10,000,000"):
-        build.check_boards(plan.config, shared, plan.task, plan.specs, "messages")

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from hetmpi.comm.board import ShortOnNode
 from hetmpi.comm.node_memory import NodeMemory
 from hetmpi.comm.route import PARTITIONS
 from hetmpi.comm.world import World
@@ -521,9 +520,9 @@ def test_groups_with_tables_in_another_order_are_refused_together(world):
         table.close()
 
 
-@pytest.mark.parametrize("kind", [UserError, ShortOnNode])
+@pytest.mark.parametrize("kind", [UserError, OSError])
 def test_a_constructor_that_fails_on_all_ranks_frees_its_memory(placed, monkeypatch, kind):
-    """Where other nodes may not know of the failure, freeing would wait for them."""
+    """Where other ranks may not know of the failure, freeing would wait for them."""
     freed = []
     free = NodeMemory.free
     monkeypatch.setattr(NodeMemory, "free", lambda window: (freed.append(window), free(window)))
