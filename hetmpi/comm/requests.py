@@ -211,12 +211,14 @@ class Requests:
 class Reply:
     """The replies of all servers to a request. See rounds.py, RoundLetter.
 
-    fetched   (num,) bool: the rows that they bring; None until they are received, and at s = 0, where they bring all"""
+    fetched     (num,) bool: the rows that they bring; None until they are received, and at s = 0, where they bring all
+    num_bytes   of these rows; 0 until they are received"""
 
     def __init__(self, table: Requests, request: Request, clocks: np.ndarray | None):
         """Sends the request. clocks: as in Requests.ask."""
         self.reason, self._clocks, self._rounds = request.reason, clocks, table.rounds
         self.fetched: np.ndarray | None = None
+        self.num_bytes, self._row_bytes = 0, table.num_bytes
         self._packed = table.packed(request)
         self.words, self.write = self._packed.words, self._packed.write
         self._sections: list[Section] = []
@@ -227,7 +229,7 @@ class Reply:
         if self._clocks is not None:
             fetched = np.zeros(len(self._clocks), bool)
             self._packed.read_clocks(replies, self._clocks, fetched)
-            self.fetched = fetched
+            self.fetched, self.num_bytes = fetched, self._row_bytes * int(np.count_nonzero(fetched))
 
     def serve(self):
         """Answers the requests of other ranks in this round, if no thread does."""

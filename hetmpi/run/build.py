@@ -25,9 +25,9 @@ from hetmpi.memory import check_fits
 from hetmpi.run.config import cache_of, own_settings, staleness_of
 from hetmpi.run.pretrained import fill_from
 from hetmpi.spans import Spans
+from hetmpi.table.batch import MOST_AHEAD
 from hetmpi.table.group import TableGroup, TableSpec
 from hetmpi.table.optim import ROW_RULES, RowOptimizer, Schedule
-from hetmpi.table.request import MOST_AHEAD
 from hetmpi.table.table import EmbeddingTable
 from hetmpi.tasks.task import Task
 

@@ -16,9 +16,9 @@ from hetmpi.comm.route import PARTITIONS
 from hetmpi.dense import DENSE_RULES
 from hetmpi.errors import LARGEST
 from hetmpi.run.device import DEVICES
+from hetmpi.table.batch import MOST_AHEAD
 from hetmpi.table.cache import ADMIT, LARGEST_BOUND, POLICIES, ROW_BYTES, CacheSettings, Staleness
 from hetmpi.table.optim import ROW_RULES, SCHEDULES
-from hetmpi.table.request import MOST_AHEAD
 from hetmpi.table.table import EXCHANGES
 
 MANY = 1 << 40  # most steps, samples and rows: about a million million

@@ -23,8 +23,8 @@ from hetmpi.comm.shards import ShardReader
 from hetmpi.comm.transport import choose
 from hetmpi.comm.waiting import Patience, wait_for
 from hetmpi.in_flight import InFlight, finish, timed
+from hetmpi.table.batch import Keys
 from hetmpi.table.client import Parts, check_finite
-from hetmpi.table.request import Keys, Phase, PullRequest
 
 POLL_S = 0.001
 NAP_S = 50e-6  # polling interval: short compared with a step, long compared with a poll
@@ -53,7 +53,6 @@ class BspClient:
             parts.window.local.applied,
         )
         self._is_open = False  # the inbox waits for gradients of all ranks
-        self._last: PullRequest | None = None
         self._world.drains.add(self)
 
     @property
@@ -61,16 +60,15 @@ class BspClient:
         return self.parts.step
 
     def reading(self, keys: Keys) -> InFlight[torch.Tensor]:
-        with self._spans("find"):
-            request = self._last = self._request(keys)
         step = self._num_written
         with self._spans("fetch"):
-            rows = self._cache.empty((request.num, self.parts.dim), np.float32)
-            reply = self._ask(request.remote_route, request.num, step)
+            rows = self._cache.empty((len(keys.array), self.parts.dim), np.float32)
+            reply = self._ask(keys.remote_route, len(rows), step)
         yield from timed(self._spans("drain"), self._settling(meets=False))
-        yield from timed(self._spans("fetch"), self._fetching(request.route, rows, reply, step))
+        yield from timed(self._spans("fetch"), self._fetching(keys.route, rows, reply, step))
         with self._spans("fetch"):
-            return self._delivered(request, rows)
+            self.parts.counters.row_bytes += 4 * rows.shape[1] * keys.route.num_elsewhere(self._world.rank)
+            return self._cache.deliver(np.full(len(rows), -1), rows)  # no key has a line
 
     @property
     def _num_written(self) -> int:
@@ -96,19 +94,6 @@ class BspClient:
             reply.receive()
             reply.place(rows)
 
-    def _request(self, keys: Keys) -> PullRequest:
-        """A request of these keys; reuses the last one if its keys are the same."""
-        if self._last is None or not self._last.is_of(keys):
-            return self.parts.request(keys)
-        self._last.reset()
-        return self._last
-
-    def _delivered(self, request: PullRequest, rows: np.ndarray) -> torch.Tensor:
-        """The rows (U, dim) of the batch."""
-        self.parts.counters.row_bytes += 4 * rows.shape[1] * request.route.num_elsewhere(self._world.rank)
-        request.enter(Phase.READ, Phase.NEW)
-        return self._cache.deliver(request.slots, rows)  # no key has a line
-
     def peek(self, keys: Keys) -> torch.Tensor:
         if self._is_written:
             raise RuntimeError("EmbeddingTable.peek: a write is not settled yet: call flush() on every rank first")
@@ -131,23 +116,21 @@ class BspClient:
             )
 
     def writing(self, keys: Keys, grads: torch.Tensor) -> InFlight[None]:
-        with self._spans("push"):
-            request = self._last if self._last is not None and self._last.is_of(keys) else self.parts.request(keys)
-        yield from timed(self._spans("push"), self._sending(request, self._cache.on_host(grads)))
+        yield from timed(self._spans("push"), self._sending(keys, self._cache.on_host(grads)))
         if self._world.is_one_node:  # across nodes the transfer overlaps with the allreduce of the dense gradients
             yield from timed(self._spans("drain"), self._applying())
 
-    def _sending(self, request: PullRequest, values: np.ndarray) -> InFlight[None]:
+    def _sending(self, keys: Keys, values: np.ndarray) -> InFlight[None]:
         """Sends each owner its rows of the step's gradients."""
         if self._cache.device.type != "cpu":
-            check_finite(request.keys, values)
-        own_keys, own_order = request.route.of(self._world.rank)
+            check_finite(keys.array, values)
+        own_keys, own_order = keys.route.of(self._world.rank)
         own_values = values
         if not self._world.is_one_node:  # applied after the call, when the caller may have changed the gradients
             own_values, own_order = values[own_order], np.arange(len(own_order))
         self._inbox.begin(self.step, own_keys, own_order, own_values)
         self._is_written = self._is_open = True
-        message = Message(self.step, request.route, values)
+        message = Message(self.step, keys.route, values)
         if not self._world.is_one_node:
             self.transport.post(message)
         yield

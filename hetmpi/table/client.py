@@ -18,9 +18,9 @@ from hetmpi.counters import Counters
 from hetmpi.errors import NotFinite
 from hetmpi.in_flight import InFlight
 from hetmpi.spans import Spans
+from hetmpi.table.batch import Keys, Lines
 from hetmpi.table.cache import RowCache, Staleness
 from hetmpi.table.optim import RowOptimizer
-from hetmpi.table.request import Keys, PullRequest
 from hetmpi.table.store import ShardStore
 
 
@@ -113,24 +113,20 @@ class Parts:
         remote = route.remote(self.world.is_remote)
         return Keys(tensor, kept, route, route.where(~is_remote), remote, is_remote, is_admitted)
 
-    def request(self, keys: Keys) -> PullRequest:
-        return PullRequest(keys, self.cache.empty)
+    # Operations on keys and their lines.
 
-    # Operations on a batch and its lines.
-
-    def find(self, request: PullRequest, is_looked_up: bool = False):
-        """Looks the keys up and marks the lines of the batch as used."""
+    def find(self, lines: Lines, is_looked_up: bool = False):
+        """Looks the keys up and marks their lines as used."""
         if self.cache.capacity_rows == 0:
-            request.slots[:] = -1
             return
         if not is_looked_up:
-            self.cache.look_up(request.array, request.slots)
-        self.cache.use(request.slots, np.count_nonzero(request.is_admitted))
+            self.cache.look_up(lines.keys.array, lines.slots)
+        self.cache.use(lines.slots, np.count_nonzero(lines.keys.is_admitted))
 
-    def read_clocks(self, reader: ShardReader, request: PullRequest, route: Route):
-        """Reads the owners' current clocks of a part of the request's route, of keys on this node."""
+    def read_clocks(self, reader: ShardReader, route: Route, out: np.ndarray):
+        """Reads the owners' clocks of a route's keys on this node to their positions in out (n,)."""
         if len(route.order):
-            reader.read_local("clock", route, request.clocks)
+            reader.read_local("clock", route, out)
             self.counters.clock_bytes += 4 * route.num_elsewhere(self.world.rank)
 
     def read_rows(self, reader: ShardReader, route: Route, array: str, out: np.ndarray):
@@ -145,18 +141,11 @@ class Parts:
         self.counters.hits += num_found - num_stale
         self.counters.stale += num_stale
 
-    def deliver(self, request: PullRequest, rows: np.ndarray, states: np.ndarray) -> torch.Tensor:
-        """The rows (U, dim) of the batch: from cache lines, or from rows (n, dim) for keys without a line. The latter
-        get a line if they may be cached."""
-        delivered = self.cache.deliver(request.slots, rows)
-        self.insert(request, self.cache.delivered(delivered), states)
-        return delivered
-
-    def insert(self, request: PullRequest, weights, states: np.ndarray):
+    def insert(self, lines: Lines, weights, states: np.ndarray):
         """Gives the keys that have no line and may be cached a line with their rows (num, dim). weights: from the
         cache's local() or delivered()."""
         missing, evicted = self.cache.insert_and_evict(
-            request.array, request.is_admitted, weights, states, request.clocks, request.slots
+            lines.keys.array, lines.keys.is_admitted, weights, states, lines.clocks, lines.slots
         )
         self.counters.misses += missing
         self.counters.evicted += evicted

@@ -87,18 +87,15 @@ class Pushes:
             request = Request(FLUSH, route, 0, known=none, bound=self._parts.bound, pushes=self.take_held())
             self._transport.ask(request, none).drop()
 
-    def in_transit(self) -> np.ndarray:
-        """Keys whose gradients owners of this node may not have applied yet: (m,) int64."""
-        return self._mailbox.in_transit()
-
     @property
     def num_held(self) -> int:
         """Upper bound of the number of gradient sums that have not left this rank."""
         return self._cache.num_pending + self._cache.num_pushes + sum(len(message.keys) for message in self.held)
 
     def await_keys(self, keys: np.ndarray, chosen: np.ndarray):
-        """Waits until the owners have applied the gradients that this rank sent of the chosen (n,) bool keys (n,)."""
-        sent = self.in_transit()
+        """Waits until the owners of this node have applied the gradients that this rank sent of the chosen (n,) bool
+        keys (n,)."""
+        sent = self._mailbox.in_transit()
         if len(sent) and np.count_nonzero(_C.contained(keys, sent, chosen)):
             self.await_all()
 

@@ -21,15 +21,14 @@ import torch
 
 from hetmpi import _C
 from hetmpi.comm.requests import Endpoint
-from hetmpi.comm.route import Route
 from hetmpi.comm.shards import ShardReader
 from hetmpi.comm.transport import choose
 from hetmpi.in_flight import InFlight, timed
+from hetmpi.table.batch import Batch, Keys, Phase, Pull
 from hetmpi.table.client import Parts
 from hetmpi.table.owner import SspOwner
 from hetmpi.table.pulls import Pulls
 from hetmpi.table.pushes import Pushes
-from hetmpi.table.request import JointRequest, Keys, Part, Phase, PullRequest
 
 
 class SspClient:
@@ -57,123 +56,110 @@ class SspClient:
     # Read.
 
     def reading(self, keys: Keys) -> InFlight[torch.Tensor]:
-        parts = self.parts
         with self._spans("find"):
-            request = self._pulls.take(keys)  # first: a dropped request may release gradients
+            batch = self._pulls.take(keys)  # first: a dropped pull may release gradients
+            pull = batch.pull
         with self._spans("drain"):
             self._pushes.progress()
-        if request.part is None:
-            rows, states = yield from self._pulling(request)
-            with self._spans("fetch"):
-                delivered = parts.deliver(request, rows, states)
-        else:
-            joint = request.part.joint
-            if joint.phase is not Phase.READ:
-                rows, states = yield from self._pulling(joint)
-                with self._spans("fetch"):
-                    parts.insert(joint, self._cache.local(self._cache.on_device(rows)), states)
-                joint.keep(rows, states)
-            with self._spans("fetch"):
-                delivered = self._read_part(request, request.part)
+        if pull.phase is not Phase.READ:
+            yield from self._completing(pull)
+        with self._spans("fetch"):
+            delivered = self._deliver(batch) if batch.places is None else self._deliver_part(batch)
             self._pulls.free_rows()
         with self._spans("prefetch"):
             self._pulls.request_next()
         return delivered
 
-    def _pulling(self, request: PullRequest) -> InFlight[tuple[np.ndarray, np.ndarray]]:
-        """Rows (n, dim) and states (n, preview_dim) of the keys of a request, valid for those without a line. Refreshes
-        stale lines."""
+    def _completing(self, pull: Pull) -> InFlight[None]:
+        """Receives the rows of a pull, refreshes stale lines, and gives lines to the keys of several batches."""
         with self._spans("find"):
-            self.parts.find(request, is_looked_up=request.phase is not Phase.NEW)
-        is_stale, left = yield from timed(self._spans("validate"), self._checking_valid(request))
-        if isinstance(request, JointRequest):
-            left &= request.is_admitted
+            self.parts.find(pull, is_looked_up=pull.phase is not Phase.NEW)
+        is_stale, is_left = yield from timed(self._spans("validate"), self._checking_valid(pull))
         with self._spans("fetch"):
-            return self._fetch(request, is_stale, left)
+            self._fetch(pull, is_stale, is_left)
 
-    def _checking_valid(self, request: PullRequest) -> InFlight[tuple[np.ndarray, np.ndarray]]:
-        """Masks (n,) bool of the lines that are stale or refreshed anyway, and of the rows needed that the reply does
-        not bring: those of this node. Fetches the clocks for that."""
-        bound = self.parts.bound
-        if request.phase is Phase.NEW:
-            self._pushes.await_keys(request.array, np.ones(request.num, bool))
-            self._pulls.request(request, None)
+    def _checking_valid(self, pull: Pull) -> InFlight[tuple[np.ndarray, np.ndarray]]:
+        """Masks (n,) bool of the lines that are stale or refreshed anyway, and of the rows needed of this node. Fetches
+        the clocks for that."""
+        bound, near = self.parts.bound, pull.near
+        if pull.phase is Phase.NEW:
+            self._pulls.request(pull)
             yield
-        if request.phase is Phase.REQUESTED:
-            self._pulls.serve(request)
+        if pull.phase is Phase.REQUESTED:
+            self._pulls.serve(pull)
             yield
-        self._pulls.receive(request)
-        request.in_transit = self._pushes.in_transit()
+        pull.reply.receive()
+        self.parts.counters.row_bytes += pull.reply.num_bytes
+        self._pushes.await_keys(pull.keys.array, ~pull.is_decided)
         is_bounded = bound != _C.UNBOUNDED
-        near = request.local_route
-        if isinstance(request, JointRequest):
-            near = near.where(request.is_admitted)  # the others of this node are read with their batch
         if not is_bounded:
-            near = near.where(request.slots < 0)
-        self.parts.read_clocks(self._reader, request, near)
-        is_stale, left, *numbers = self._cache.judge(
-            request.slots, request.fetched, request.is_remote, request.clocks, request.num, bound
-        )
+            near = near.where(pull.slots < 0)
+        self.parts.read_clocks(self._reader, near, pull.clocks)
+        fetched = pull.reply.fetched
+        is_stale, left, *numbers = self._cache.judge(pull.slots, fetched, pull.is_decided, pull.clocks, pull.num, bound)
         self.parts.count_lines(*numbers, are_judged=is_bounded)
-        return is_stale, left
+        return is_stale, left & ~pull.is_decided
 
-    def _fetch(self, request: PullRequest, is_stale: np.ndarray, left: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """As _pulling, once lines have been judged."""
-        slots, (rows, states) = request.slots, self._buffers(request.num)
-        request.reply.place(rows, states)
-        self._preview_held(request, rows, states, request.fetched)
-        route = request.route.where(left)
-        self._read_near(request, route, left, rows)
+    def _fetch(self, pull: Pull, is_stale: np.ndarray, is_left: np.ndarray):
+        """Sets the rows and states of a pull, once lines have been judged."""
+        pull.rows, pull.states = rows, states = self._buffers(pull.num)
+        pull.reply.place(rows, states)
+        self._preview_held(pull, pull.reply.fetched)
+        route = pull.keys.route.where(is_left)
+        self.parts.read_rows(self._reader, route, "weight", rows)
         if "mean_square" in self._arrays:
-            self.parts.read_rows(self._reader, route.where(request.is_admitted), "mean_square", states)
+            self.parts.read_rows(self._reader, route.where(pull.keys.is_admitted), "mean_square", states)
         if self._cache.capacity_rows > 0:
-            self._cache.refresh(slots, is_stale, rows, states, request.clocks, self._anticipate)
-        request.enter(Phase.READ, Phase.SERVED)
-        request.reply = None  # breaks the reference cycle, so that both are freed at once
-        return rows, states
+            self._cache.refresh(pull.slots, is_stale, rows, states, pull.clocks, self._anticipate)
+        pull.enter(Phase.READ, Phase.SERVED)
+        pull.reply = None  # breaks the reference cycle, so that both are freed at once
 
-    def _read_part(self, request: PullRequest, part: Part) -> torch.Tensor:
-        """The rows (U, dim) of a batch whose joint request is complete. A line has this rank's own updates since. Rows
-        without a line have not: those of other nodes get them from held messages, those of this node are read now."""
-        joint, counters = part.joint, self.parts.counters
-        self._preview_held(joint, joint.rows, joint.states, joint.is_kept)
-        rows, left = self._cache.empty((request.num, self.parts.dim), np.float32), np.empty(request.num, bool)
+    def _deliver(self, batch: Batch) -> torch.Tensor:
+        """The rows (U, dim) of a batch with a pull of its own: from lines, or fetched; the latter get a line if they
+        may be cached."""
+        delivered = self._cache.deliver(batch.slots, batch.pull.rows)
+        self.parts.insert(batch, self._cache.delivered(delivered), batch.pull.states)
+        batch.enter(Phase.READ, Phase.NEW)
+        return delivered
+
+    def _deliver_part(self, batch: Batch) -> torch.Tensor:
+        """The rows (U, dim) of one of the batches of a pull. A line has this rank's own updates since. Rows without a
+        line have not: those of other nodes get them from held messages, those of this node are read now."""
+        pull, keys, counters = batch.pull, batch.keys, self.parts.counters
+        if pull.is_kept is None:
+            self.parts.insert(pull, self._cache.local(self._cache.on_device(pull.rows)), pull.states)
+            pull.is_kept = (pull.slots < 0) & pull.keys.is_remote
+        self._preview_held(pull, pull.is_kept)
+        rows, left = self._cache.empty((batch.num, self.parts.dim), np.float32), np.empty(batch.num, bool)
         num_left, num_again, num_hits = _C.part_of_pull(
-            part.places, joint.slots, joint.clocks, joint.is_kept, joint.rows, request.is_admitted, part.num_before,
-            request.slots, request.clocks, rows, left,
+            batch.places, pull.slots, pull.clocks, pull.is_kept, pull.rows, keys.is_admitted, batch.num_before,
+            batch.slots, batch.clocks, rows, left,
         )  # fmt: skip
         counters.hits += num_hits
         counters.misses += num_again - num_hits
         if num_left > 0:
-            request.in_transit, route = self._pushes.in_transit(), request.local_route.where(left)
-            self.parts.read_clocks(self._reader, request, route)
-            self._read_near(request, route, left, rows)
-        request.enter(Phase.READ, Phase.NEW)
-        return self._cache.deliver(request.slots, rows)
+            self._pushes.await_keys(keys.array, left)
+            route = keys.local_route.where(left)
+            self.parts.read_clocks(self._reader, route, batch.clocks)
+            self.parts.read_rows(self._reader, route, "weight", rows)
+        batch.enter(Phase.READ, Phase.NEW)
+        return self._cache.deliver(batch.slots, rows)
 
     def _buffers(self, num: int) -> tuple[np.ndarray, np.ndarray]:
         """Memory for fetched rows (num, dim) and states of lines (num, preview_dim)."""
         empty, parts = self._cache.empty, self.parts
         return empty((num, parts.dim), np.float32), empty((num, parts.rule.preview_dim), np.float32)
 
-    def _preview_held(self, request: PullRequest, rows: np.ndarray, states: np.ndarray, chosen: np.ndarray):
+    def _preview_held(self, pull: Pull, chosen: np.ndarray):
         """Previews on the chosen (n,) bool rows the messages that are held since the last call."""
         held = self._pushes.held  # empty without a cache, where no state is fetched
-        for message in held[request.num_previewed :]:
-            places = _C.places_of(message.keys, request.array, chosen)
+        for message in held[pull.num_previewed :]:
+            places = _C.places_of(message.keys, pull.keys.array, chosen)
             self._cache.preview(
-                places, rows, states, request.clocks, message.values, message.counts, message.clocks, self._anticipate
-            )
-        request.num_previewed = len(held)
-
-    def _read_near(self, request: PullRequest, route: Route, left: np.ndarray, rows: np.ndarray):
-        """Reads the rows left (n,) bool, of this node, whose route is given."""
-        if len(request.in_transit):
-            late = _C.contained(request.array, request.in_transit, left)
-            if np.count_nonzero(late):
-                self._pushes.await_keys(request.array, late)
-                self.parts.read_clocks(self._reader, request, route.where(late))
-        self.parts.read_rows(self._reader, route, "weight", rows)
+                places, pull.rows, pull.states, pull.clocks, message.values, message.counts, message.clocks,
+                self._anticipate,
+            )  # fmt: skip
+        pull.num_previewed = len(held)
 
     # Ahead of the read.
 
@@ -187,7 +173,7 @@ class SspClient:
 
     def writing(self, keys: Keys, grads: torch.Tensor) -> InFlight[None]:
         with self._spans("push"):
-            request = self._update(keys, grads)
+            batch = self._update(keys, grads)
         with self._spans("validate"):
             is_requested = self._pulls.request_rest()
         if is_requested:
@@ -196,33 +182,33 @@ class SspClient:
             self._pulls.serve_next()
         yield
         with self._spans("push"):
-            self._take_due(request)
+            self._take_due(batch)
             self._pushes.send()
         self.parts.step += 1
 
-    def _update(self, keys: Keys, grads: torch.Tensor) -> PullRequest:
+    def _update(self, keys: Keys, grads: torch.Tensor) -> Batch:
         """HET's Update of the lines; releases gradients of keys without a line."""
-        request = self._pulls.of_write(keys)
+        batch = self._pulls.of_write(keys)
         self._cache.set_step(self.parts.optimizer.lr_at(self.step), self.step + 1)
         self._owner.set_step(self.parts.optimizer, self.step)
-        if request.phase is not Phase.READ:
-            self._find_unread(request)
+        if batch.phase is not Phase.READ:
+            self._find_unread(batch)
         values = self._cache.local(grads)
-        self._cache.update(request.slots, values, self._anticipate)
-        self._cache.pass_on(request.array, request.slots, request.clocks, values)
-        return request
+        self._cache.update(batch.slots, values, self._anticipate)
+        self._cache.pass_on(keys.array, batch.slots, batch.clocks, values)
+        return batch
 
-    def _find_unread(self, request: PullRequest):
+    def _find_unread(self, batch: Batch):
         """Looks up keys that were not read, and fetches the clocks that need no reply of another rank."""
-        request.reset()
-        self._cache.look_up(request.array, request.slots)
-        request.clocks[:] = _C.UNKNOWN_CLOCK
-        self.parts.read_clocks(self._reader, request, request.local_route)
+        batch.reset()
+        self._cache.look_up(batch.keys.array, batch.slots)
+        batch.clocks[:] = _C.UNKNOWN_CLOCK
+        self.parts.read_clocks(self._reader, batch.keys.local_route, batch.clocks)
 
-    def _take_due(self, request: PullRequest):
+    def _take_due(self, batch: Batch):
         """Releases gradients that are due for push."""
-        self._cache.take_due(request.slots, self.parts.bound)
-        for known in (request, self._pulls.last):
+        self._cache.take_due(batch.slots, self.parts.bound)
+        for known in (batch, self._pulls.last):
             if known is not None and known.phase in (Phase.READ, Phase.NEW):
                 known.phase = Phase.WRITTEN  # its clocks are older than this write
 

@@ -20,11 +20,11 @@ from hetmpi.counters import Counters
 from hetmpi.errors import UserError, check_integer
 from hetmpi.in_flight import finish
 from hetmpi.spans import Spans
+from hetmpi.table.batch import MOST_AHEAD, Keys
 from hetmpi.table.bsp import BspClient
 from hetmpi.table.cache import CacheSettings, RowCache, Staleness
 from hetmpi.table.client import Client, Parts, check_finite
 from hetmpi.table.optim import RowOptimizer, check_choice
-from hetmpi.table.request import MOST_AHEAD, Keys
 from hetmpi.table.ssp import SspClient
 from hetmpi.table.store import ShardStore
 

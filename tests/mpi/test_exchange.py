@@ -35,7 +35,7 @@ from test_table import RULES, all_rows, check_same_bits, make_table, train
 
 from hetmpi import _C
 from hetmpi.comm.mpi import MPI
-from hetmpi.comm.requests import UNANNOUNCED
+from hetmpi.comm.requests import UNANNOUNCED, Request
 from hetmpi.comm.route import PARTITIONS, Route
 from hetmpi.comm.world import World
 from hetmpi.errors import UserError
@@ -164,8 +164,8 @@ def step_in_turns(world, table, keys, grads, later):
         world.comm.Barrier()
         if rank == world.rank:
             table.prefetch(later)
-            for request in table.client._pulls._ahead:
-                request.reply.receive()
+            for batch in table.client._pulls._ahead:
+                batch.pull.reply.receive()
     world.comm.Barrier()
     write_apart(world, table, keys, grads)
     world.comm.Barrier()
@@ -350,7 +350,7 @@ def test_a_fetch_brings_the_mean_squares_of_the_rows(apart, rule, exchange):
     remote = route.held_by(apart.is_remote)
     rows, states, clocks = np.zeros((40, 3), np.float32), np.zeros((40, 1), np.float32), np.zeros(40, np.int32)
     no_lines = np.full(40, _C.NO_LINE, np.int32)
-    reply = table.client.transport.ask(route.where(remote), no_lines, 0, UNANNOUNCED, clocks)
+    reply = table.client.transport.ask(Request(UNANNOUNCED, route.where(remote), 40, known=no_lines), clocks)
     reply.receive()
     reply.place(rows, states)
     assert np.array_equal(rows[remote], weights[remote])

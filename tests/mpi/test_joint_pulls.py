@@ -23,10 +23,10 @@ from test_staleness import (
 
 from hetmpi.comm.world import World
 from hetmpi.errors import UserError
+from hetmpi.table.batch import MOST_AHEAD
 from hetmpi.table.cache import CacheSettings, Staleness
 from hetmpi.table.group import TableGroup
 from hetmpi.table.optim import RowOptimizer
-from hetmpi.table.request import MOST_AHEAD
 from hetmpi.table.table import EmbeddingTable
 
 pytestmark = pytest.mark.mpi

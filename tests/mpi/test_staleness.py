@@ -23,10 +23,10 @@ from hetmpi.comm.mpi import MPI
 from hetmpi.comm.route import PARTITIONS, make_partition
 from hetmpi.errors import UserError
 from hetmpi.in_flight import finish
+from hetmpi.table.batch import MOST_AHEAD
 from hetmpi.table.cache import POLICIES, Staleness
 from hetmpi.table.gpu_cache import GpuCache
 from hetmpi.table.optim import RowOptimizer, Schedule
-from hetmpi.table.request import MOST_AHEAD
 from hetmpi.table.table import EmbeddingTable, table_seed
 
 pytestmark = pytest.mark.mpi

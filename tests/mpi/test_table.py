@@ -10,10 +10,10 @@ from hetmpi.comm.node_memory import NodeMemory
 from hetmpi.comm.route import PARTITIONS
 from hetmpi.comm.world import World
 from hetmpi.errors import NotFinite, UserError
+from hetmpi.table.batch import MOST_AHEAD
 from hetmpi.table.cache import CacheSettings, Staleness
 from hetmpi.table.group import TableGroup
 from hetmpi.table.optim import RowOptimizer, Schedule
-from hetmpi.table.request import MOST_AHEAD
 from hetmpi.table.table import EmbeddingTable
 
 pytestmark = pytest.mark.mpi

@@ -1,0 +1,150 @@
+"""Keys: those of a call. Batch: one batch of keys through announce, read and write at s >= 1. Pull: the rows of one
+batch, or of several whose rows are requested together, on their way from the owners."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import torch
+
+from hetmpi import _C
+from hetmpi.comm.requests import Reply
+from hetmpi.comm.route import Route
+
+MOST_AHEAD = 4  # batches announced and not read yet
+NO_ROWS = np.empty((0, 0), np.float32)
+
+Empty = Callable[[int, type], np.ndarray]  # of (n, dtype): memory that the cache reads and writes
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Keys of a call, checked, with all that depends on them alone (Parts.keys_of).
+
+    tensor       (U,) int64 on the CPU, which identifies the batch in later calls; may be overwritten afterwards
+    array        its values (U,) int64, not overwritten
+    route        their owners; local_route, remote_route: its parts on this node and on other nodes
+    is_remote    mask of the keys owned on other nodes, (U,) bool
+    is_admitted  mask of the keys that may be cached, (U,) bool"""
+
+    tensor: torch.Tensor
+    array: np.ndarray
+    route: Route
+    local_route: Route
+    remote_route: Route
+    is_remote: np.ndarray
+    is_admitted: np.ndarray
+
+    def are(self, array: np.ndarray) -> bool:
+        """Whether their values are array (n,) int64."""
+        return _C.are_same(self.array, array)
+
+    def are_those_of(self, other: Keys) -> bool:
+        """Whether they identify the same batch: the same tensor with the same values."""
+        return self is other or (self.tensor is other.tensor and self.are(other.array))
+
+
+class Phase(Enum):
+    """Progress of a pull or, from READ on, of a batch; the value is its description in messages."""
+
+    NEW = "not requested"
+    REQUESTED = "requested"
+    SERVED = "requested, and other ranks' requests of the same round are answered"
+    READ = "read"
+    WRITTEN = "written"
+
+
+class Lines:
+    """Keys with their cache lines.
+
+    keys     a batch, or the distinct keys of several
+    slots    cache line of each key, (num,) int64, -1 for none
+    clocks   owner's clock at the time of the read, (num,) int32
+    phase    how far they are"""
+
+    def __init__(self, keys: Keys, slots: np.ndarray, clocks: np.ndarray):
+        self.keys, self.num, self.slots, self.clocks = keys, len(keys.array), slots, clocks
+        self.reset()
+
+    @classmethod
+    def of(cls, keys: Keys, empty: Empty):
+        """Lines of keys that were not looked up."""
+        return cls(keys, empty(len(keys.array), np.int64), empty(len(keys.array), np.int32))
+
+    def reset(self):
+        """REQUIRES: no transfer is in progress."""
+        self.slots[:], self.clocks[:] = -1, 0
+        self.phase = Phase.NEW
+
+    def enter(self, phase: Phase, *before: Phase):
+        """Changes to `phase` from one of the phases `before`. Raises RuntimeError in any other phase."""
+        if self.phase not in before:
+            expected = " or ".join(f"{other.name} ({other.value})" for other in before)
+            raise RuntimeError(
+                f"{type(self).__name__}: {phase.name.lower()} takes keys that are {expected}, these are "
+                f"{self.phase.name} ({self.phase.value})"
+            )
+        self.phase = phase
+
+
+class Batch(Lines):
+    """A batch of keys. In phase READ, slots and clocks are those of the read, and no other read or write has followed.
+
+    pull         brings its rows; None until they are requested, and in a write without a read
+    places       of its keys among those of the pull, (num,) int64; None if they are its only ones
+    num_before   keys of the pull from this place on are in none of the batches read before"""
+
+    def reset(self):
+        super().reset()
+        self.pull: Pull | None = None
+        self.places: np.ndarray | None = None
+        self.num_before = 0
+
+
+class Pull(Lines):
+    """The rows of one or several batches. From phase READ on, all lines of the batches are there.
+
+    near           the route of the keys that are read on this node when the reply is: of a single batch all, of several
+                   those that may be cached. The others are read with their batch. is_decided: mask of all but these
+    reply          of other nodes, in phases REQUESTED and SERVED
+    rows, states   in phase READ: (num, dim) and (num, preview_dim) float32, those of keys without a line
+    is_kept        of several batches: mask (num,) bool of the keys of other nodes that have got no line; None before
+    num_previewed  messages that were held, and are previewed on these rows"""
+
+    def reset(self):
+        super().reset()
+        self.near, self.is_decided = self.keys.local_route, self.keys.is_remote
+        self.reply: Reply | None = None
+        self.rows = self.states = NO_ROWS
+        self.is_kept: np.ndarray | None = None
+        self.num_previewed = 0
+
+    @classmethod
+    def of_one(cls, batch: Batch) -> Pull:
+        """The pull of a new batch, which shares its lines."""
+        batch.enter(Phase.NEW, Phase.NEW)
+        batch.pull = cls(batch.keys, batch.slots, batch.clocks)
+        return batch.pull
+
+    @classmethod
+    def of_several(
+        cls, batches: list[Batch], keys_of: Callable[[torch.Tensor, np.ndarray], Keys], empty: Empty
+    ) -> Pull:
+        """The pull of new batches, in the order of their reads. keys_of: as Parts.keys_of."""
+        array, places = _C.unique(np.concatenate([batch.keys.array for batch in batches]))
+        keys = keys_of(torch.from_numpy(array), array)
+        pull, begin, num_before = cls.of(keys, empty), 0, 0
+        pull.near, pull.is_decided = keys.local_route.where(keys.is_admitted), keys.is_remote | ~keys.is_admitted
+        for batch in batches:
+            batch.enter(Phase.NEW, Phase.NEW)
+            end = begin + batch.num
+            batch.pull, batch.places, batch.num_before = pull, places[begin:end], num_before
+            begin, num_before = end, max(num_before, int(batch.places.max(initial=-1)) + 1)
+        return pull
+
+    def free(self):
+        """Frees the rows."""
+        self.rows = self.states = NO_ROWS
