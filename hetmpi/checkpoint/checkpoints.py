@@ -94,7 +94,7 @@ class Checkpoints:
         self._reserved: dict | None = None  # descriptions of the tables that the copies are for
         self._base: str | None = None  # name of the last full checkpoint of this process
         self._num_built = 0  # incremental checkpoints with this base
-        self._mark: object | None = None  # touched_since of tables whose touched mask dates from this base
+        self._mark: object | None = None  # of the shards that note changes since this base
 
     def __repr__(self) -> str:
         return f"Checkpoints({str(self.folder)!r}, keep={self.keep}, full_every={self.full_every})"
@@ -108,7 +108,11 @@ class Checkpoints:
     def _reserve(self, tables: dict[str, EmbeddingTable]):
         """As reserve()."""
         self._reserved, self._copies = described(tables), None
-        arrays = {(name, array): getattr(table.shard, array) for name, table in tables.items() for array in ARRAYS}
+        arrays = {
+            (name, array): table.shard.snapshot(array, slice(None))
+            for name, table in tables.items()
+            for array in ARRAYS
+        }
         need = self.world.node.allreduce(sum(array.nbytes for array in arrays.values()))
         free = self.world.node.allreduce(min(available_memory(), cgroup_memory()), MPI.MIN)
         if self.world.comm.allreduce(need < 0.8 * free, MPI.LAND):
@@ -155,8 +159,7 @@ class Checkpoints:
         if not base:
             self._mark = object()
             for table in tables.values():
-                table.shard.touched[:] = 0
-                table.touched_since = self._mark
+                table.shard.forget_changes(self._mark)
         # No rank may change rows of another before these are copied.
         self.world.meet("for all ranks to copy the rows they save")
 
@@ -223,9 +226,9 @@ class Checkpoints:
         Collective. Raises UserError on every rank if it cannot be created, and for a position or about that cannot be
         saved."""
         base, error, step = {}, None, position.step
-        num_touched = self.world.comm.allreduce(sum(np.count_nonzero(table.shard.touched) for table in tables.values()))
-        is_marked = all(table.touched_since is self._mark for table in tables.values())
-        is_small = num_touched <= sum(table.num_rows for table in tables.values()) / 2
+        num_changed = self.world.comm.allreduce(sum(len(table.shard.changed()) for table in tables.values()))
+        is_marked = all(table.shard.mark is self._mark for table in tables.values())
+        is_small = num_changed <= sum(table.num_rows for table in tables.values()) / 2
         may_build = self._num_built + 1 < self.full_every and is_marked and is_small
         try:
             if self.world.rank == 0:
@@ -262,15 +265,13 @@ class Checkpoints:
 
     def _pieces(self, name: str, table: EmbeddingTable, is_full: bool) -> list[Piece]:
         """The arrays that this rank writes of a table, copied if memory was reserved."""
-        rows = None if is_full else np.flatnonzero(table.shard.touched)
+        rows = None if is_full else table.shard.changed()
         pieces = []
         for array in ARRAYS:
-            values, chosen = getattr(table.shard, array), rows
+            values, chosen = table.shard.snapshot(array, slice(None)), rows
             if self._copies is not None:
                 copy = self._copies[name, array][: len(values) if is_full else len(rows)]
-                # mode="clip" saves the extra copy that np.take makes with mode="raise"
-                np.copyto(copy, values) if is_full else np.take(values, rows, axis=0, out=copy, mode="clip")
-                values, chosen = copy, None
+                values, chosen = table.shard.snapshot(array, slice(None) if is_full else rows, copy), None
             pieces.append(Piece(name, table, array, values, chosen, rows))
         return pieces if is_full else [*pieces, Piece(name, table, "rows", rows, None, None)]
 
@@ -432,7 +433,7 @@ def described(tables: dict[str, EmbeddingTable]) -> dict[str, dict]:
     """Descriptions that loaded tables must match, in the form of kinds_of(manifest)."""
     found = {}
     for name, table in tables.items():
-        values = table.num_rows, table.dim, table.partition_kind, table.optimizer.rule, table.shard.state.shape[1]
+        values = table.num_rows, table.dim, table.partition_kind, table.optimizer.rule, table.shard.state_dim
         found[name] = dict(zip(DESCRIPTION, values))
     return found
 

@@ -106,11 +106,11 @@ def fill(table: EmbeddingTable, place: str, saved: dict, shards: list[ShardFiles
     """Fills this rank's shard from the saved ones. place: name of the table, for messages. Raises UserError for values
     that are invalid for training."""
     partition, rank = make_partition(saved["partition"], saved["num_rows"], len(shards)), table.world.rank
-    for begin in range(0, len(table.shard.weight), BLOCK_ROWS):
-        keys = table.partition.keys_of(rank, begin, min(begin + BLOCK_ROWS, len(table.shard.weight)))
+    for begin in range(0, len(table.shard), BLOCK_ROWS):
+        keys = table.partition.keys_of(rank, begin, min(begin + BLOCK_ROWS, len(table.shard)))
         route = Route.of_keys(partition, keys)
         for name in ARRAYS:
-            values = np.empty_like(getattr(table.shard, name)[begin : begin + len(keys)])
+            values = np.empty_like(table.shard.snapshot(name, slice(begin, begin + len(keys))))
             collect(shards, partition, route, name, values)
             wrong = wrong_values(name, values)
             if wrong is not None:

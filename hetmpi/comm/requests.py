@@ -24,10 +24,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.comm.mail import MakeWire, Section
 from hetmpi.comm.mailbox import LocalRing, Message
 from hetmpi.comm.node_memory import NodeMemory
-from hetmpi.comm.rounds import Round, Rounds
+from hetmpi.comm.rounds import MakeWire, Rounds, Section
 from hetmpi.comm.route import Route
 from hetmpi.comm.waiting import ranks_text, wait_for
 
@@ -71,7 +70,7 @@ class Endpoint:
 
 
 class Requests:
-    """The requests of a table on this rank, and those to it. See rounds.py, Member.
+    """The requests of a table on this rank, and those to it.
 
     name            messages or windows, or the path of a class; None if all ranks share a node
     width           numbers of a row; num_bytes: of all its arrays in a reply
@@ -184,11 +183,14 @@ class Requests:
         return self.server.has_applied(step)
 
     def take(self, client: int, section: Section):
+        """Takes the post of a client."""
         self.server.take([client], [section])
         self._posts.append(section)
 
-    def serve(self, one: Round, requests: list[Section]) -> list[int]:
-        mine, server, clients = one.letters[self].reason, self.server, self.rounds.clients
+    def serve(self, mine: int, requests: list[Section]) -> list[int]:
+        """Applies the pushes of all clients, and waits until the replies may be made. Returns the words of each. mine:
+        the reason of this rank's own request in the round."""
+        server, clients = self.server, self.rounds.clients
         for client, reason in zip(clients, server.take(range(len(clients)), requests)):
             if reason != mine:
                 self.rounds.refuse(client, REASONS[reason], REASONS[mine])
@@ -198,9 +200,6 @@ class Requests:
             wait_for(self.world, server.is_applied, f"for {self._neighbours()} to apply gradients")
         return server.reply_words()
 
-    def write_replies(self, one: Round, messages: list[np.ndarray], begins: list[int], words: list[int]):
-        self.server.write_replies(messages, begins, words)
-
     def _neighbours(self) -> str:
         return ranks_text([rank for rank in self.world.node_ranks if rank != self.world.rank])
 
@@ -209,26 +208,27 @@ class Requests:
 
 
 class Reply:
-    """The replies of all servers to a request. See rounds.py, RoundLetter.
+    """The replies of all servers to a request.
 
     fetched     (num,) bool: the rows that they bring; None until they are received, and at s = 0, where they bring all
-    num_bytes   of these rows; 0 until they are received"""
+    num_bytes   of these rows; 0 until they are received
+    packed      the request"""
 
     def __init__(self, table: Requests, request: Request, clocks: np.ndarray | None):
         """Sends the request. clocks: as in Requests.ask."""
         self.reason, self._clocks, self._rounds = request.reason, clocks, table.rounds
         self.fetched: np.ndarray | None = None
         self.num_bytes, self._row_bytes = 0, table.num_bytes
-        self._packed = table.packed(request)
-        self.words, self.write = self._packed.words, self._packed.write
+        self.packed = table.packed(request)
         self._sections: list[Section] = []
         self._round = self._rounds.begin(table, self)
 
     def read(self, replies: list[Section]):
+        """Reads the reply of each server."""
         self._sections = replies
         if self._clocks is not None:
             fetched = np.zeros(len(self._clocks), bool)
-            self._packed.read_clocks(replies, self._clocks, fetched)
+            self.packed.read_clocks(replies, self._clocks, fetched)
             self.fetched, self.num_bytes = fetched, self._row_bytes * int(np.count_nonzero(fetched))
 
     def serve(self):
@@ -241,7 +241,7 @@ class Reply:
 
     def place(self, *outs: np.ndarray):
         """Copies the rows to their positions: one out (num, width) per array of the endpoint."""
-        self._packed.place(self._sections, list(outs))
+        self.packed.place(self._sections, list(outs))
         self._sections = []
 
     def drop(self):

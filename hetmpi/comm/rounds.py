@@ -1,10 +1,11 @@
-"""Rounds: requests, replies and posts of several tables (mail.py).
+"""Rounds: the messages of several tables between nodes, on a wire (wire.py), by rails (rails.py).
 
     round   a request to every server, and a reply to every client
     post    a message to every server, without a reply
 
-A table joins the next round, or post, with `begin`, or `post`. It is sent when all tables have joined it, or when one
-of them cannot wait any longer: so tables that make their calls in turns, as in a TableGroup, share the messages.
+A message is the number of words of each table's section, then the sections; a word has 8 bytes. A table joins the next
+round, or post, with `begin`, or `post`. It is sent when all tables have joined it, or when one of them cannot wait any
+longer: so tables that make their calls in turns, as in a TableGroup, share the messages.
 
 Where the wire has no thread that answers, all ranks make the same calls in the same order. In a round all ranks send
 their requests before any of them waits for a reply. Posts are received in every wait.
@@ -12,105 +13,153 @@ their requests before any of them waits for a reply. Posts are received in every
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.comm.mail import POST, REPLY, REQUEST, Letter, Mail, MakeWire, Section
+from hetmpi.comm.rails import Rails
 from hetmpi.comm.waiting import ranks_text, wait_for
+from hetmpi.comm.wire import Lines, Wire
 from hetmpi.comm.world import World
 
+REQUEST, REPLY, POST = 1, 2, 3  # tags
 ALL_ALIKE = "with table.exchange=messages all ranks must read, announce, write and flush alike"
 
-
-class RoundLetter(Letter, Protocol):
-    """A table's part of a round, on the requester's side."""
-
-    def read(self, replies: list[Section]) -> None:
-        """Reads the reply of each server."""
-
-
-class Member(Protocol):
-    """A table that takes part; the owners' side.
-
-    server   answers its requests where the wire has a thread"""
-
-    server: _C.RoundServer
-
-    def serve(self, one: Round, requests: list[Section]) -> list[int]:
-        """Applies the pushes of all clients, and returns the length of the reply to each in words."""
-
-    def write_replies(self, one: Round, messages: list[np.ndarray], begins: list[int], words: list[int]) -> None:
-        """Writes the reply to each client at its place in the message."""
-
-    def take(self, client: int, section: Section) -> None:
-        """Takes the section of a post of the `client`-th client."""
+MakeWire = Callable[[Lines], Wire]
+Section = tuple[np.ndarray, int, int]  # words [begin, end) of a message (n,) int64
 
 
 class Round:
-    """A round and its letters; its steps follow one another by Rounds."""
+    """A round and the replies that its tables await; its steps follow one another by Rounds."""
 
     def __init__(self):
-        self.letters: dict[Member, RoundLetter] = {}
+        self.replies = {}  # table -> Reply
         self.is_sent = self.is_served = self.is_received = False
 
 
-class Rounds(Mail):
-    """The rounds of several tables, on one rank.
+class Rounds:
+    """The messages of several tables (requests.py, Requests), on one rank.
 
-    deadline   a time.monotonic() after which a wait for messages raises TimeoutError; what it waits for may still be
-               received later"""
+    tables         in the order of their sections; None for one that has left, whose section stays empty
+    rails          the partners of this rank
+    clients        those that this rank answers itself
+    wire           carries the messages
+    deadline       a time.monotonic() after which a wait for messages raises TimeoutError; what it waits for may still
+                   be received later
+    is_broken      ranks have made different calls, so that no message is awaited any more
+    num_messages, num_bytes  sent so far"""
 
     deadline = float("inf")
 
     def __init__(self, world: World, make_wire: MakeWire):
         """Collective."""
-        super().__init__(world, make_wire)
+        self.world, self.rails = world, Rails(world)
+        self.wire = make_wire(Lines(world, self.rails, (REQUEST, POST), (REPLY,), self._length))
+        self.clients = [] if self.wire.has_thread else self.rails.clients
+        self.tables: list = []
+        self.is_broken = False
+        self.num_messages = self.num_bytes = 0
         self._rounds: deque[Round] = deque()  # not received yet; the last one may be open
-        self._post: dict[Member, Letter] = {}  # the open post
+        self._post = {}  # table -> request, of the open post
         self._num_posted = 0
         self._num_received = [0] * len(self.clients)  # of the posts of each client
 
-    def begin(self, member: Member, letter: RoundLetter) -> Round:
-        """Joins the open round, and sends it if it is complete."""
-        if not self._rounds or self._rounds[-1].is_sent or member in self._rounds[-1].letters:
-            self.send()
-            self._rounds.append(Round())
-        one = self._rounds[-1]
-        one.letters[member] = letter
-        if len(one.letters) == self.num_members:
-            self.send()
-        return one
+    def join(self, table):
+        """Adds a table. REQUIRES: no message is under way, on any rank."""
+        self.tables.append(table)
+        self._show_tables()
 
-    def send(self):
-        """Sends the requests of the open round, if there is one."""
-        if self._rounds and not self._rounds[-1].is_sent:
-            one = self._rounds[-1]
-            self.send_letters(one.letters, REQUEST)
-            self.expect_from(self.clients, REQUEST)
-            one.is_sent = True
+    def _show_tables(self):
+        """Tells the wire which tables it may answer for."""
+        self.wire.serve([None if table is None else table.server for table in self.tables])
+
+    @property
+    def num_tables(self) -> int:
+        """Tables that have not left."""
+        return sum(table is not None for table in self.tables)
+
+    def leave(self, table):
+        """Takes a table out; the last one waits until the others have received this rank's last messages.
+        Collective."""
+        self.tables[self.tables.index(table)] = None
+        if self.num_tables:
+            self._show_tables()  # a thread must not touch the table's memory any more
+            return
+        if not self.is_broken:
+            wait_for(
+                self.world,
+                lambda: self.poll() and self.wire.publish() and self.wire.is_idle,
+                "for other ranks to receive its last message about the table",
+            )
+        # A wire may reach a rank that makes no call. Also where the messages are broken, as others may not know it.
+        self.world.meet("for all ranks to close the table")
+        if not self.is_broken:
+            self.wire.free()
+
+    @contextlib.contextmanager
+    def _breaking(self):
+        """A context in which an error leaves the messages broken: what was read is gone, so none can be awaited."""
+        try:
+            yield
+        except Exception:
+            self.is_broken = True
+            raise
+
+    # Messages.
+
+    def _send_requests(self, requests: dict, tag: int):
+        """Sends every server the requests (_C.RoundRequest) of all tables that have one."""
+        lengths = [requests[table].words() if table in requests else [] for table in self.tables]
+        messages, begins = self._messages(lengths, len(self.rails.servers))
+        for table, places in zip(self.tables, begins):
+            if table in requests:
+                requests[table].write(messages, places)
+        for server, message in zip(self.rails.servers, messages):
+            self.wire.send(server, tag, message)
+
+    def _messages(self, lengths: list[list[int]], num: int) -> tuple[list[np.ndarray], list[list[int]]]:
+        """Messages to `num` partners, to be filled, and for each table the begin of its section in each message.
+        lengths[table][partner], [] for a table that takes no part."""
+        messages, begins, num_words = _C.new_messages(lengths, num)
+        self.num_messages += num
+        self.num_bytes += 8 * num_words
+        return messages, begins
+
+    def _sections(self, message: np.ndarray) -> list[Section]:
+        """The section of each table."""
+        begin, found = len(self.tables), []
+        for length in message[:begin].tolist():
+            found.append((message, begin, begin + length))
+            begin += length
+        return found
+
+    def _length(self, piece: np.ndarray) -> int | None:
+        """Words of the message that begins with this piece; None if the piece does not say it."""
+        num = len(self.tables)
+        return num + sum(piece[:num].tolist()) if len(piece) >= num else None
 
     # Posts.
 
-    def post(self, member: Member, letter: Letter):
+    def post(self, table, request: _C.RoundRequest):
         """Joins the open post, and sends it if it is complete. Every rank posts as often as every other."""
-        if member in self._post:
+        if table in self._post:
             self.send_post()
-        self._post[member] = letter
-        if len(self._post) == self.num_members:
+        self._post[table] = request
+        if len(self._post) == self.num_tables:
             self.send_post()
 
     def send_post(self):
         """Sends the open post, if there is one."""
         if self._post:
-            letters, self._post = self._post, {}
-            self.send_letters(letters, POST)
-            self.expect_from(self.clients, POST)
+            requests, self._post = self._post, {}
+            self._send_requests(requests, POST)
             self._num_posted += 1
+            for client in self.clients:
+                self.wire.expect(client, POST)
 
     def poll(self) -> bool:
         """Lets messages leave, and takes the posts that have arrived. Returns whether those of all clients have, as
@@ -122,16 +171,33 @@ class Rounds(Mail):
                 if message is None:
                     break
                 self._num_received[i] += 1
-                with self.breaking():
-                    for member, section in zip(self.members, self.sections(message)):
-                        if section[2] > section[1] and member is not None:
-                            member.take(i, section)
+                with self._breaking():
+                    for table, section in zip(self.tables, self._sections(message)):
+                        if section[2] > section[1] and table is not None:
+                            table.take(i, section)
         return all(num == self._num_posted for num in self._num_received)
 
-    def is_done(self) -> bool:
-        return self.poll() and super().is_done()
-
     # Rounds.
+
+    def begin(self, table, reply) -> Round:
+        """Joins the open round with a request, that of a Reply, and sends it if it is complete."""
+        if not self._rounds or self._rounds[-1].is_sent or table in self._rounds[-1].replies:
+            self.send()
+            self._rounds.append(Round())
+        one = self._rounds[-1]
+        one.replies[table] = reply
+        if len(one.replies) == self.num_tables:
+            self.send()
+        return one
+
+    def send(self):
+        """Sends the requests of the open round, if there is one."""
+        if self._rounds and not self._rounds[-1].is_sent:
+            one = self._rounds[-1]
+            self._send_requests({table: reply.packed for table, reply in one.replies.items()}, REQUEST)
+            one.is_sent = True
+            for client in self.clients:
+                self.wire.expect(client, REQUEST)
 
     def serve(self, one: Round):
         """Serves the requests of all clients in this round and those before it."""
@@ -141,37 +207,35 @@ class Rounds(Mail):
             self.send()
         for earlier in list(self._rounds):
             if not earlier.is_served:
-                with self.breaking():
+                with self._breaking():
                     self._serve(earlier)
+                for server in self.rails.servers:
+                    self.wire.expect(server, REPLY)
+                earlier.is_served = True
             if earlier is one:
                 return
 
     def _serve(self, one: Round):
-        clients = self.clients
-        if not clients:
-            self.expect_from(self.rails.servers, REPLY)
-            one.is_served = True
+        if not self.clients:
             return
-        requests = [self.sections(message) for message in self.receive_from(clients, REQUEST)]
-        lengths = []
-        for i, member in enumerate(self.members):
-            of_member = [of_client[i] for of_client in requests]
-            lengths.append(member.serve(one, of_member) if self._agrees(one, member, of_member) else [])
-        messages, begins = self.messages(lengths, len(clients))
-        for member, places, words in zip(self.members, begins, lengths):
-            if member in one.letters:
-                member.write_replies(one, messages, places, words)
-        self.send_to(clients, messages, REPLY)
-        self.expect_from(self.rails.servers, REPLY)
-        one.is_served = True
+        requests = [self._sections(message) for message in self._receive_from(self.clients, REQUEST)]
+        lengths: list[list[int]] = []
+        for i, table in enumerate(self.tables):
+            of_table, reply = [of_client[i] for of_client in requests], one.replies.get(table)
+            self._check_alike(reply is not None, of_table)
+            lengths.append(table.serve(reply.reason, of_table) if reply is not None else [])
+        messages, begins = self._messages(lengths, len(self.clients))
+        for table, places, words in zip(self.tables, begins, lengths):
+            if table in one.replies:
+                table.server.write_replies(messages, places, words)
+        for client, message in zip(self.clients, messages):
+            self.wire.send(client, REPLY, message)
 
-    def _agrees(self, one: Round, member: Member, requests: Sequence[Section]) -> bool:
-        """Whether the table takes part in this round. Raises RuntimeError if only some ranks have it so."""
-        is_part = member in one.letters
+    def _check_alike(self, is_part: bool, requests: Sequence[Section]):
+        """Raises RuntimeError if a table takes part in a round on some ranks only."""
         for client, (_, begin, end) in zip(self.clients, requests):
             if (end > begin) != is_part:
                 self.refuse(client, "uses" if end > begin else "does not use", "does not" if end > begin else "does")
-        return is_part
 
     def refuse(self, client: int, theirs: str, mine: str):
         """Raises RuntimeError: this rank and a client make different calls."""
@@ -183,17 +247,17 @@ class Rounds(Mail):
         self.serve(one)
         while not one.is_received:
             earlier = self._rounds[0]
-            replies = [self.sections(message) for message in self.receive_from(self.rails.servers, REPLY)]
-            for i, member in enumerate(self.members):
-                if member in earlier.letters:
-                    earlier.letters[member].read([of_server[i] for of_server in replies])
+            replies = [self._sections(message) for message in self._receive_from(self.rails.servers, REPLY)]
+            for i, table in enumerate(self.tables):
+                if table in earlier.replies:
+                    earlier.replies[table].read([of_server[i] for of_server in replies])
             earlier.is_received = True
-            earlier.letters = {}  # breaks the reference cycle, so that their memory is freed at once
+            earlier.replies = {}  # breaks the reference cycle, so that their memory is freed at once
             self._rounds.popleft()
         if not self.wire.publish():  # another rank may need the reply before it can come to this rank's next call
             wait_for(self.world, self.wire.publish, "for other ranks to make room for its messages")
 
-    def receive_from(self, partners: list[int], tag: int) -> list[np.ndarray]:
+    def _receive_from(self, partners: list[int], tag: int) -> list[np.ndarray]:
         """The next message of each partner."""
         found: dict[int, np.ndarray] = {}
 
@@ -209,19 +273,17 @@ class Rounds(Mail):
                     found[partner] = message
             return len(found) == len(partners)
 
-        wait_for(
-            self.world, look, lambda: f"for {ranks_text(missing())} to read or write the table as often as it does"
-        )
+        what = "to read or write the table as often as it does"
+        wait_for(self.world, look, lambda: f"for {ranks_text(missing())} {what}")
         return [found[partner] for partner in partners]
 
 
 def share(tables: Sequence):
     """Lets tables that are used together share the rounds of the first one. Collective."""
     first, *others = tables
-    if not others:
-        return
     for other in others:
         other.rounds.leave(other)
         other.rounds = first.rounds
         first.rounds.join(other)
-    first.world.meet("for all tables to share their messages")
+    if others:
+        first.world.meet("for all tables to share their messages")

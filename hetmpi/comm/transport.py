@@ -11,10 +11,10 @@ from importlib import import_module
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.comm.mail import MakeWire
 from hetmpi.comm.messages import Messages
 from hetmpi.comm.mpi import MPI
 from hetmpi.comm.requests import Endpoint, Requests
+from hetmpi.comm.rounds import MakeWire
 from hetmpi.comm.route import Route
 from hetmpi.comm.windows import Windows
 from hetmpi.comm.world import World

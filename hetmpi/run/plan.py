@@ -30,7 +30,7 @@ from hetmpi.run.config import cache_of, staleness_of
 from hetmpi.spans import Spans
 from hetmpi.table.group import TableGroup, TableSpec
 from hetmpi.table.optim import Schedule
-from hetmpi.table.table import layouts_of
+from hetmpi.table.store import layouts_of
 
 CHECK_STEPS = 10
 TRIAL_S = 60.0  # after which the trial ends
@@ -112,7 +112,7 @@ class Plan:
         rule = build.optimizer_of(self.config, f"table {name}", spec.optim, Schedule()).core(spec.dim)
         partition = make_partition(table.partition, spec.num_rows, world.size)
         inbox_bytes = int(table.inbox_mb * build.MB)
-        _, layouts = layouts_of(world, partition, rule, spec.dim, staleness, inbox_bytes)
+        _, layouts = layouts_of(world, partition, rule, spec.dim, staleness.is_synchronous, inbox_bytes)
         mine = layouts[world.rank]
         found.rows += mine.rings + partition.num_local_rows(world.rank)  # a mark per row: changed since the checkpoint
         found.mailboxes += mine.nbytes - mine.rings

@@ -24,13 +24,13 @@ from hetmpi.comm.transport import choose
 from hetmpi.comm.waiting import Patience, wait_for
 from hetmpi.in_flight import InFlight, finish, timed
 from hetmpi.table.batch import Keys
-from hetmpi.table.client import Parts, check_finite
+from hetmpi.table.client import Client, Parts, check_finite
 
 POLL_S = 0.001
 NAP_S = 50e-6  # polling interval: short compared with a step, long compared with a poll
 
 
-class BspClient:
+class BspClient(Client):
     """See hetmpi/table/client.py, Client."""
 
     num_windows = 0  # pushes of a step are applied together
@@ -177,9 +177,6 @@ class BspClient:
         if self._is_open:
             self._inbox.poll(NAP_S)
         self.transport.progress()
-
-    def push_pending(self, timeout_s: float):
-        """No effect: nothing is held back."""
 
     def await_owners(self):
         finish(self.settling())

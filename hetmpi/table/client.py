@@ -12,13 +12,12 @@ from hetmpi import _C
 from hetmpi.comm.node_memory import NodeMemory
 from hetmpi.comm.requests import Requests
 from hetmpi.comm.route import Route
-from hetmpi.comm.shards import ShardReader
 from hetmpi.comm.world import World
 from hetmpi.counters import Counters
 from hetmpi.errors import NotFinite
 from hetmpi.in_flight import InFlight
 from hetmpi.spans import Spans
-from hetmpi.table.batch import Keys, Lines
+from hetmpi.table.batch import Keys
 from hetmpi.table.cache import RowCache, Staleness
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.store import ShardStore
@@ -47,19 +46,21 @@ class Client(Protocol):
         """Announces the keys of a later read."""
 
     def check_write(self) -> None:
-        """Raises RuntimeError unless write() may be called now."""
+        """Raises RuntimeError unless write() may be called now; by default it may."""
 
     def writing(self, keys: Keys, grads: torch.Tensor) -> InFlight[None]:
         """Pushes gradients (U, dim), or keeps them pending for a later push."""
 
     def settling(self) -> InFlight[None]:
-        """Completes the last write where other ranks depend on it, before this rank waits for them. Collective."""
+        """Completes the last write where other ranks depend on it, before this rank waits for them; by default they do
+        not. Collective."""
+        yield from ()
 
     def flush(self) -> None:
         """Applies all updates at their owners. Collective."""
 
     def push_pending(self, timeout_s: float) -> None:
-        """Pushes this rank's pending gradients. Not collective."""
+        """Pushes this rank's pending gradients; by default there are none. Not collective."""
 
     def await_owners(self) -> None:
         """Waits until the owners have applied the gradients that this rank has pushed."""
@@ -112,43 +113,6 @@ class Parts:
         is_remote, is_admitted = route.held_by(self.world.is_remote), route.held_by(self.admitted)
         remote = route.remote(self.world.is_remote)
         return Keys(tensor, kept, route, route.where(~is_remote), remote, is_remote, is_admitted)
-
-    # Operations on keys and their lines.
-
-    def find(self, lines: Lines, is_looked_up: bool = False):
-        """Looks the keys up and marks their lines as used."""
-        if self.cache.capacity_rows == 0:
-            return
-        if not is_looked_up:
-            self.cache.look_up(lines.keys.array, lines.slots)
-        self.cache.use(lines.slots, np.count_nonzero(lines.keys.is_admitted))
-
-    def read_clocks(self, reader: ShardReader, route: Route, out: np.ndarray):
-        """Reads the owners' clocks of a route's keys on this node to their positions in out (n,)."""
-        if len(route.order):
-            reader.read_local("clock", route, out)
-            self.counters.clock_bytes += 4 * route.num_elsewhere(self.world.rank)
-
-    def read_rows(self, reader: ShardReader, route: Route, array: str, out: np.ndarray):
-        """Reads `array`, weight or mean_square, of a route's keys on this node to their positions in out (n, width)."""
-        if len(route.order):
-            reader.read_local(array, route, out)
-            self.counters.row_bytes += 4 * out.shape[1] * route.num_elsewhere(self.world.rank)
-
-    def count_lines(self, num_found: int, num_stale: int, are_judged: bool):
-        """Counts hits and stale lines of a batch. are_judged: whether lines were compared with their owners' clocks."""
-        self.counters.validated += num_found if are_judged else 0
-        self.counters.hits += num_found - num_stale
-        self.counters.stale += num_stale
-
-    def insert(self, lines: Lines, weights, states: np.ndarray):
-        """Gives the keys that have no line and may be cached a line with their rows (num, dim). weights: from the
-        cache's local() or delivered()."""
-        missing, evicted = self.cache.insert_and_evict(
-            lines.keys.array, lines.keys.is_admitted, weights, states, lines.clocks, lines.slots
-        )
-        self.counters.misses += missing
-        self.counters.evicted += evicted
 
 
 def check_finite(keys, values: np.ndarray):

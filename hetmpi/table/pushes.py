@@ -13,7 +13,6 @@ from hetmpi.comm.requests import FLUSH, Request, Requests
 from hetmpi.comm.route import Route
 from hetmpi.comm.waiting import Patience, ranks_text
 from hetmpi.table.client import Parts, check_finite
-from hetmpi.table.owner import SspOwner
 
 NAP_S = 50e-6  # polling interval: short compared with a step, long compared with a poll
 FOREVER = float("inf")
@@ -25,7 +24,7 @@ class Pushes:
 
     held   the messages that have gradients for other nodes, since the last request"""
 
-    def __init__(self, parts: Parts, owner: SspOwner, transport: Requests):
+    def __init__(self, parts: Parts, owner: _C.PushApplier, transport: Requests):
         self._parts, self._cache, self._owner = parts, parts.cache, owner
         self._transport, self._mailbox = transport, Mailbox(parts.window, parts.record)
         self._on_node = frozenset(parts.world.node_ranks)
@@ -44,7 +43,7 @@ class Pushes:
         own_keys, order = route.of(self._parts.world.rank)
         times = clocks, counts, steps if self._parts.record.has_steps else None
         if len(own_keys):
-            self._owner.push(own_keys, sums, order, *times)
+            self._owner.apply(own_keys, sums, order, *times)
         message = Message(self._parts.step, route, sums, *times, keys)
         if not self._on_node.issuperset(route.owners):
             self.held.append(message)

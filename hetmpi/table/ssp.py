@@ -21,17 +21,19 @@ import torch
 
 from hetmpi import _C
 from hetmpi.comm.requests import Endpoint
+from hetmpi.comm.route import Route
 from hetmpi.comm.shards import ShardReader
 from hetmpi.comm.transport import choose
 from hetmpi.in_flight import InFlight, timed
-from hetmpi.table.batch import Batch, Keys, Phase, Pull
-from hetmpi.table.client import Parts
-from hetmpi.table.owner import SspOwner
+from hetmpi.table.batch import Batch, Keys, Lines, Phase, Pull
+from hetmpi.table.client import Client, Parts
 from hetmpi.table.pulls import Pulls
 from hetmpi.table.pushes import Pushes
 
+LEAD = 3  # steps by which another rank may be ahead
 
-class SspClient:
+
+class SspClient(Client):
     """See hetmpi/table/client.py, Client."""
 
     def __init__(self, parts: Parts, exchange: str):
@@ -40,14 +42,16 @@ class SspClient:
         self._anticipate = parts.staleness.factor(parts.world.size)
         has_states = parts.rule.preview_dim > 0 and parts.cache.capacity_rows > 0
         self._arrays = ("weight", "mean_square") if has_states else ("weight",)  # of a line
-        self._owner = SspOwner(parts.store, parts.rule)
-        self._owner.set_step(parts.optimizer, 0)  # others may push before the first write of this rank
+        store = parts.store
+        # The owner's side: its thread applies pushes from the rings while this rank computes.
+        self._owner = _C.PushApplier(store.rings, *store.arrays, store.mean_square, store.directory, parts.rule)
+        self._set_rates(0)  # others may push before the first write of this rank
         weakref.finalize(self, self._owner.stop)  # also at exit, before MPI frees the memory
-        endpoint = Endpoint(parts.window, parts.record, self._arrays, self._owner.applier)
+        endpoint = Endpoint(parts.window, parts.record, self._arrays, self._owner)
         self.transport, self.why = choose(endpoint, exchange, parts.partition, parts.num_rows)
         world, origins = parts.world, parts.window.layouts[parts.world.rank].origins
         self._owner.start([ring for ring, origin in enumerate(origins) if origin % world.size != world.rank])
-        self._reader = ShardReader(parts.window, self._owner.applier)
+        self._reader = ShardReader(parts.window, self._owner)
         if world.is_one_node:
             parts.serve(1)  # there is nothing to fetch ahead
         self._pushes = Pushes(parts, self._owner, self.transport)
@@ -73,7 +77,10 @@ class SspClient:
     def _completing(self, pull: Pull) -> InFlight[None]:
         """Receives the rows of a pull, refreshes stale lines, and gives lines to the keys of several batches."""
         with self._spans("find"):
-            self.parts.find(pull, is_looked_up=pull.phase is not Phase.NEW)
+            if pull.phase is Phase.NEW:
+                self._cache.look_up(pull.keys.array, pull.slots)
+            if self._cache.capacity_rows > 0:
+                self._cache.use(pull.slots, np.count_nonzero(pull.keys.is_admitted))
         is_stale, is_left = yield from timed(self._spans("validate"), self._checking_valid(pull))
         with self._spans("fetch"):
             self._fetch(pull, is_stale, is_left)
@@ -94,21 +101,27 @@ class SspClient:
         is_bounded = bound != _C.UNBOUNDED
         if not is_bounded:
             near = near.where(pull.slots < 0)
-        self.parts.read_clocks(self._reader, near, pull.clocks)
-        fetched = pull.reply.fetched
-        is_stale, left, *numbers = self._cache.judge(pull.slots, fetched, pull.is_decided, pull.clocks, pull.num, bound)
-        self.parts.count_lines(*numbers, are_judged=is_bounded)
+        self._read_near("clock", near, pull.clocks)
+        is_stale, left, num_found, num_stale = self._cache.judge(
+            pull.slots, pull.reply.fetched, pull.is_decided, pull.clocks, pull.num, bound
+        )
+        counters = self.parts.counters
+        counters.validated += num_found if is_bounded else 0
+        counters.hits += num_found - num_stale
+        counters.stale += num_stale
         return is_stale, left & ~pull.is_decided
 
     def _fetch(self, pull: Pull, is_stale: np.ndarray, is_left: np.ndarray):
         """Sets the rows and states of a pull, once lines have been judged."""
-        pull.rows, pull.states = rows, states = self._buffers(pull.num)
+        empty, parts = self._cache.empty, self.parts
+        pull.rows = rows = empty((pull.num, parts.dim), np.float32)
+        pull.states = states = empty((pull.num, parts.rule.preview_dim), np.float32)
         pull.reply.place(rows, states)
         self._preview_held(pull, pull.reply.fetched)
         route = pull.keys.route.where(is_left)
-        self.parts.read_rows(self._reader, route, "weight", rows)
+        self._read_near("weight", route, rows)
         if "mean_square" in self._arrays:
-            self.parts.read_rows(self._reader, route.where(pull.keys.is_admitted), "mean_square", states)
+            self._read_near("mean_square", route.where(pull.keys.is_admitted), states)
         if self._cache.capacity_rows > 0:
             self._cache.refresh(pull.slots, is_stale, rows, states, pull.clocks, self._anticipate)
         pull.enter(Phase.READ, Phase.SERVED)
@@ -118,7 +131,7 @@ class SspClient:
         """The rows (U, dim) of a batch with a pull of its own: from lines, or fetched; the latter get a line if they
         may be cached."""
         delivered = self._cache.deliver(batch.slots, batch.pull.rows)
-        self.parts.insert(batch, self._cache.delivered(delivered), batch.pull.states)
+        self._insert(batch, self._cache.delivered(delivered), batch.pull.states)
         batch.enter(Phase.READ, Phase.NEW)
         return delivered
 
@@ -127,7 +140,7 @@ class SspClient:
         line have not: those of other nodes get them from held messages, those of this node are read now."""
         pull, keys, counters = batch.pull, batch.keys, self.parts.counters
         if pull.is_kept is None:
-            self.parts.insert(pull, self._cache.local(self._cache.on_device(pull.rows)), pull.states)
+            self._insert(pull, self._cache.local(self._cache.on_device(pull.rows)), pull.states)
             pull.is_kept = (pull.slots < 0) & pull.keys.is_remote
         self._preview_held(pull, pull.is_kept)
         rows, left = self._cache.empty((batch.num, self.parts.dim), np.float32), np.empty(batch.num, bool)
@@ -140,15 +153,29 @@ class SspClient:
         if num_left > 0:
             self._pushes.await_keys(keys.array, left)
             route = keys.local_route.where(left)
-            self.parts.read_clocks(self._reader, route, batch.clocks)
-            self.parts.read_rows(self._reader, route, "weight", rows)
+            self._read_near("clock", route, batch.clocks)
+            self._read_near("weight", route, rows)
         batch.enter(Phase.READ, Phase.NEW)
         return self._cache.deliver(batch.slots, rows)
 
-    def _buffers(self, num: int) -> tuple[np.ndarray, np.ndarray]:
-        """Memory for fetched rows (num, dim) and states of lines (num, preview_dim)."""
-        empty, parts = self._cache.empty, self.parts
-        return empty((num, parts.dim), np.float32), empty((num, parts.rule.preview_dim), np.float32)
+    def _insert(self, lines: Lines, weights, states: np.ndarray):
+        """Gives the keys that have no line and may be cached a line with their rows (num, dim). weights: from the
+        cache's local() or delivered()."""
+        missing, evicted = self._cache.insert_and_evict(
+            lines.keys.array, lines.keys.is_admitted, weights, states, lines.clocks, lines.slots
+        )
+        self.parts.counters.misses += missing
+        self.parts.counters.evicted += evicted
+
+    def _read_near(self, array: str, route: Route, out: np.ndarray):
+        """Reads clock, weight or mean_square of a route's keys on this node to their positions in out."""
+        if len(route.order):
+            self._reader.read_local(array, route, out)
+            num_bytes = out[:1].nbytes * route.num_elsewhere(self.parts.world.rank)
+            if array == "clock":
+                self.parts.counters.clock_bytes += num_bytes
+            else:
+                self.parts.counters.row_bytes += num_bytes
 
     def _preview_held(self, pull: Pull, chosen: np.ndarray):
         """Previews on the chosen (n,) bool rows the messages that are held since the last call."""
@@ -161,15 +188,10 @@ class SspClient:
             )  # fmt: skip
         pull.num_previewed = len(held)
 
-    # Ahead of the read.
-
     def announce(self, keys: Keys):
         self._pulls.announce(keys)
 
     # Write.
-
-    def check_write(self):
-        """No effect: a write is always allowed."""
 
     def writing(self, keys: Keys, grads: torch.Tensor) -> InFlight[None]:
         with self._spans("push"):
@@ -182,35 +204,32 @@ class SspClient:
             self._pulls.serve_next()
         yield
         with self._spans("push"):
-            self._take_due(batch)
+            self._cache.take_due(batch.slots, self.parts.bound)
             self._pushes.send()
+        for known in (batch, self._pulls.last):
+            if known is not None and known.phase in (Phase.READ, Phase.NEW):
+                known.phase = Phase.WRITTEN  # its clocks are older than this write
         self.parts.step += 1
 
     def _update(self, keys: Keys, grads: torch.Tensor) -> Batch:
         """HET's Update of the lines; releases gradients of keys without a line."""
         batch = self._pulls.of_write(keys)
         self._cache.set_step(self.parts.optimizer.lr_at(self.step), self.step + 1)
-        self._owner.set_step(self.parts.optimizer, self.step)
-        if batch.phase is not Phase.READ:
-            self._find_unread(batch)
+        self._set_rates(self.step)
+        if batch.phase is not Phase.READ:  # takes the clocks that need no reply of another rank
+            batch.reset()
+            self._cache.look_up(keys.array, batch.slots)
+            batch.clocks[:] = _C.UNKNOWN_CLOCK
+            self._read_near("clock", keys.local_route, batch.clocks)
         values = self._cache.local(grads)
         self._cache.update(batch.slots, values, self._anticipate)
         self._cache.pass_on(keys.array, batch.slots, batch.clocks, values)
         return batch
 
-    def _find_unread(self, batch: Batch):
-        """Looks up keys that were not read, and fetches the clocks that need no reply of another rank."""
-        batch.reset()
-        self._cache.look_up(batch.keys.array, batch.slots)
-        batch.clocks[:] = _C.UNKNOWN_CLOCK
-        self.parts.read_clocks(self._reader, batch.keys.local_route, batch.clocks)
-
-    def _take_due(self, batch: Batch):
-        """Releases gradients that are due for push."""
-        self._cache.take_due(batch.slots, self.parts.bound)
-        for known in (batch, self._pulls.last):
-            if known is not None and known.phase in (Phase.READ, Phase.NEW):
-                known.phase = Phase.WRITTEN  # its clocks are older than this write
+    def _set_rates(self, step: int):
+        """Tells the owner's side this rank's step, counted from 0. Other ranks may be ahead by LEAD steps."""
+        rates = [self.parts.optimizer.lr_at(step + ahead) for ahead in range(LEAD + 1)]
+        self._owner.set_step(rates, step + 1)
 
     # Flush.
 
@@ -220,11 +239,7 @@ class SspClient:
 
     @property
     def num_windows(self) -> int:
-        return self._owner.applier.num_windows
-
-    def settling(self) -> InFlight[None]:
-        """No effect: a write is complete when it returns."""
-        yield from ()
+        return self._owner.num_windows
 
     def flush(self):
         with self._spans("drain"):
@@ -255,7 +270,7 @@ class SspClient:
 
     def resume_at(self, step: int):
         self.parts.step = step
-        self._owner.set_step(self.parts.optimizer, step)
+        self._set_rates(step)
 
     def close(self):
         self._pulls.drop_all()

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from hetmpi import _C
-from hetmpi.comm.node_memory import Layout, NodeMemory, ring_bytes
+from hetmpi.comm.node_memory import NodeMemory
 from hetmpi.comm.route import make_partition
 from hetmpi.comm.transport import current_name, imported
 from hetmpi.comm.world import World
@@ -26,7 +26,7 @@ from hetmpi.table.cache import CacheSettings, RowCache, Staleness
 from hetmpi.table.client import Client, Parts, check_finite
 from hetmpi.table.optim import RowOptimizer, check_choice
 from hetmpi.table.ssp import SspClient
-from hetmpi.table.store import ShardStore
+from hetmpi.table.store import ShardStore, layouts_of
 
 EXCHANGES = ("messages", "windows", "auto")
 MOST_KNOWN = MOST_AHEAD + 12  # batches whose keys a table remembers: announced, read, and waiting in the loader
@@ -45,7 +45,6 @@ class EmbeddingTable:
     shard      this rank's rows (hetmpi.table.store.RowStore)
     cache      this rank's cache, for inspection
     client     the consistency model (hetmpi.table.client.Client)
-    touched_since  token of the user that last set shard.touched to 0
     """
 
     def __init__(
@@ -93,10 +92,10 @@ class EmbeddingTable:
         self.world, self.name, self.num_rows, self.dim = world, name, num_rows, dim
         self.staleness, self.optimizer = staleness, optimizer
         self.partition, self.partition_kind = make_partition(partition, num_rows, world.size), partition
-        self.counters, self.spans, self.touched_since = Counters(), spans or Spans(), None
+        self.counters, self.spans = Counters(), spans or Spans()
         self._known: deque[Keys] = deque(maxlen=MOST_KNOWN)  # keys checked recently
         rule = optimizer.core(dim)
-        record, layouts = layouts_of(world, self.partition, rule, dim, staleness, inbox_bytes)
+        record, layouts = layouts_of(world, self.partition, rule, dim, staleness.is_synchronous, inbox_bytes)
         self._exchange, self.shard = exchange, None
         self.client: Client | None = None
         self.window: NodeMemory | None = NodeMemory(world, layouts, self.partition)
@@ -213,7 +212,7 @@ class EmbeddingTable:
     def resume_at(self, step: int):
         """Continues as after `step` steps, whose rows were assigned to each rank's `shard`. REQUIRES: no read or write
         yet. Collective."""
-        self.touched_since = None
+        self.shard.mark = None
         self.client.resume_at(step)
         self.window.fence()
 
@@ -301,23 +300,6 @@ class EmbeddingTable:
     def _check_open(self):
         if self.client is None:
             raise RuntimeError("EmbeddingTable: the table is closed")
-
-
-def layouts_of(
-    world: World, partition, rule: _C.RowOptimizer, dim: int, staleness: Staleness, inbox_bytes: int
-) -> tuple[_C.RecordFormat, list[Layout]]:
-    """The form of a push, and the memory of each rank for a table's rows and for gradients in transit."""
-    record, preview_dim = _C.RecordFormat(dim, False), 0
-    if not staleness.is_synchronous:
-        record, preview_dim = _C.push_format(rule), rule.preview_dim
-    inbox_bytes, layouts = inbox_bytes if world.size > 1 else 0, []
-    for node in world.nodes:
-        origins = range(world.size)
-        if not staleness.is_synchronous:  # the ranks of the node; as servers they also write what other nodes push
-            origins = [*node, *(world.size + rank for rank in node if not world.is_one_node)]
-        form = dim, rule.state_dim, preview_dim, tuple(origins), ring_bytes(inbox_bytes, len(origins), record)
-        layouts += [(rank, Layout(partition.num_local_rows(rank), *form)) for rank in node]
-    return record, [layout for _, layout in sorted(layouts, key=lambda pair: pair[0])]
 
 
 def kind_of(value) -> str:
