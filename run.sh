@@ -5,7 +5,7 @@ set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 VENV=${HETMPI_VENV:-.venv}
 [[ $VENV == /* ]] || VENV=$ROOT/$VENV
-CORES=$("${HETMPI_PYTHON:-python3}" "$ROOT/hetmpi/comm/cores.py" 2>/dev/null) ||
+CORES=$("${HETMPI_PYTHON:-python3}" "$ROOT/hetmpi/world/cores.py" 2>/dev/null) ||
   CORES=$(env -u OMP_NUM_THREADS nproc)  # which knows of no quota, and obeys the variable
 NP=${NP:-$((CORES < 2 ? CORES : 2))}
 [[ $NP =~ ^[1-9][0-9]*$ ]] || { echo "run.sh: NP must be a number of ranks, got $NP" >&2; exit 2; }

@@ -136,7 +136,7 @@ class BuildExtensions(build_ext):
             if not self.has_objects:
                 sources = sum((extension.sources for extension in self.extensions), KERNELS if nvcc else [])
                 print(len(sources), "files to compile")  # tools/progress.sh counts them
-            cores = runpy.run_path("hetmpi/comm/cores.py")["usable_cores"]()  # a login node has more than those
+            cores = runpy.run_path("hetmpi/world/cores.py")["usable_cores"]()  # a login node has more than those
             with ParallelCompile(default=cores, needs_recompile=lambda made, source: not self.has_objects):
                 super().run()
             complete.touch()

@@ -38,7 +38,7 @@ def main():
     settings = parse("checkpoint", SETTINGS, arguments)
     if "--rank" not in sys.argv:
         sys.exit(start_ranks(__file__, settings["ranks"], arguments))
-    from hetmpi.comm.launch import launch
+    from hetmpi.world.launch import launch
 
     launch(lambda world: measure(world, settings))
 

@@ -12,7 +12,7 @@ for P ranks on N nodes. The ranks of a node share its link of `rates` Gb/s; rate
     local       the rank's own work, on 2 hosts with links as fast as memory: the floor's, a + b B for B samples, and
                 hetmpi's addition, c + d K for K keys (s = 0: of other ranks). The floor is the dense network with all
                 rows in memory
-    far         processor time per further node to exchange messages with (hetmpi/comm/rails.py), without the polling
+    far         processor time per further node to exchange messages with (hetmpi/wire/rails.py), without the polling
                 of ranks that wait for each other: 3 hosts against 2, with almost no samples
     allreduce   the larger of its time per doubling of ranks, without a slow link, times k log2 P, and 2 (N - 1) / N of
                 the dense gradients' bytes over the link; if ranks outnumber cores, and so sleep while they wait, it is
@@ -44,10 +44,10 @@ from race.turns import made_problem, median_ms, median_of, on_hosts, race
 from workload import key_of, parse
 
 from hetmpi import _C
-from hetmpi.comm.cores import usable_cores
 from hetmpi.data.synthetic import Synthetic, Zipf
 from hetmpi.run.build import auto_round_steps
 from hetmpi.spans import PARTS
+from hetmpi.world.cores import usable_cores
 
 SETTINGS = {
     "net": "het",

@@ -73,10 +73,10 @@ def growth_of(main_ms: dict[int, float]) -> float | None:
 
 def measure(settings):
     """One rank."""
-    from hetmpi.comm.launch import launch
+    from hetmpi.world.launch import launch
 
     def run(world):
-        from hetmpi.comm.world import World
+        from hetmpi.world.world import World
 
         world.start_horovod()  # its thread makes MPI progress between nodes, as in training
         placed = World(world.comm, settings["ranks_per_node"]) if settings["ranks_per_node"] else world
@@ -186,7 +186,7 @@ def batches(world, settings) -> dict:
 
 def check(world, group, steps):
     """Raises RuntimeError unless every gradient is in the rows: each key lost 1/64 per rank and step that wrote it."""
-    from hetmpi.comm.mpi import MPI
+    from hetmpi.world.mpi import MPI
 
     group.flush()
     for name, table in group.items():

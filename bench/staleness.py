@@ -123,7 +123,7 @@ def main():
         sys.exit("bench staleness: workload=criteo needs data=FILE, raw Criteo text")
     if "--rank" not in sys.argv:
         sys.exit(start_ranks(__file__, settings["ranks"], arguments))
-    from hetmpi.comm.launch import launch
+    from hetmpi.world.launch import launch
 
     launch(lambda world: measure(world, settings, variants))
 

@@ -26,8 +26,8 @@ from race.problem import GRAPH
 from race.turns import check_losses, chosen, made_problem, median_ms, median_of, on_hosts, race
 from workload import mpiexec, naps, parse
 
-from hetmpi.comm.cores import usable_cores
 from hetmpi.spans import PARTS
+from hetmpi.world.cores import usable_cores
 
 SETTINGS = {
     "net": "mlp", "dim": 32, "batch": 2048, "ranks": 2, "scale": 0.1, "zipf": 1.05, "steps": 60, "warmup": 20,

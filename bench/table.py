@@ -43,10 +43,10 @@ def parse(arguments):
 
 def measure(settings):
     """One rank: checks both placements, then times them."""
-    from hetmpi.comm.launch import launch
+    from hetmpi.world.launch import launch
 
     def run(world):
-        from hetmpi.comm.world import World
+        from hetmpi.world.world import World
 
         world.start_horovod()  # its thread makes MPI progress between nodes, as in training
         result = {name: time_steps(World(world.comm, n), settings) for name, n in (("near", None), ("far", 1))}
@@ -88,9 +88,9 @@ def window_vs_gather(world, settings):
     """Rows per second that one rank reads from the shard of the next, relative to a plain gather of its own: the
     median."""
     from hetmpi import _C
-    from hetmpi.comm.route import Route
-    from hetmpi.comm.shards import ShardReader
     from hetmpi.in_flight import finish
+    from hetmpi.owner.route import Route
+    from hetmpi.owner.shards import ShardReader
     from hetmpi.table.optim import RowOptimizer
     from hetmpi.table.table import EmbeddingTable
 

@@ -55,7 +55,7 @@ def main():
         sys.exit(f"bench traffic: warmup must lie in [0, steps={settings['steps']}), got {settings['warmup']}")
     if "--rank" not in sys.argv:
         sys.exit(start_ranks(__file__, settings["ranks"], arguments))
-    from hetmpi.comm.launch import launch
+    from hetmpi.world.launch import launch
 
     launch(lambda world: measure(world, settings))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hetmpi.comm.cores import usable_cores
+from hetmpi.world.cores import usable_cores
 
 QUIET_S = 9
 GRAPHS = ("reddit", "amazon", "mag")  # as conf/experiment/het_NAME.yaml

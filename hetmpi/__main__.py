@@ -14,7 +14,7 @@ COMMANDS = {
     "report": "one HTML page that compares runs",
     "doctor": "examine MPI, memory and Horovod on this machine, and suggest changes",
 }
-# What pip calls the packages that the commands import; hetmpi/comm/mpi.py looks after mpi4py and Horovod.
+# What pip calls the packages that the commands import; hetmpi/world/mpi.py looks after mpi4py and Horovod.
 PACKAGES = {name: name for name in ("numpy", "omegaconf", "plotly", "pyarrow", "rich", "torch", "xxhash")}
 PACKAGES["hydra"] = "hydra-core"
 

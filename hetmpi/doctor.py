@@ -11,7 +11,7 @@ for correct values before it is timed.
 from __future__ import annotations
 
 if __name__ == "__main__":  # above the imports that take seconds
-    from hetmpi.comm.oversubscription import restart_with_naps
+    from hetmpi.world.oversubscription import restart_with_naps
 
     restart_with_naps()
 
@@ -25,15 +25,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hetmpi.comm.commands import command
-from hetmpi.comm.cores import usable_cores
-from hetmpi.comm.launch import launch
-from hetmpi.comm.mpi import BUILD_HOROVOD, MPI, local_rank, mpi_libraries, srun_mpi
-from hetmpi.comm.world import World
 from hetmpi.errors import ReportedElsewhere, UserError
 from hetmpi.memory import available_memory, cgroup_memory
 from hetmpi.run.device import gpu_problem
 from hetmpi.table.table import EmbeddingTable
+from hetmpi.world.commands import command
+from hetmpi.world.cores import usable_cores
+from hetmpi.world.launch import launch
+from hetmpi.world.mpi import BUILD_HOROVOD, MPI, local_rank, mpi_libraries, srun_mpi
+from hetmpi.world.world import World
 
 NUM_ROWS, DIM, ROWS_A_CALL, CALLS = 400_000, 32, 20_000, 5
 BUSY_S = 0.5

@@ -27,7 +27,7 @@ labels are numbers), or a .npy file with (rows,) float32. The result does not de
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from hetmpi.comm.oversubscription import restart_with_naps
+    from hetmpi.world.oversubscription import restart_with_naps
 
     restart_with_naps()
 
@@ -45,8 +45,6 @@ import torch
 
 from hetmpi.checkpoint.manifest import DENSE, read_manifest, tables_of
 from hetmpi.checkpoint.shard_files import shards_of
-from hetmpi.comm.launch import launch
-from hetmpi.comm.world import World
 from hetmpi.data.batch import FeatureBatches, Samples, to_batch
 from hetmpi.data.features import TABLE
 from hetmpi.data.source import Source
@@ -62,6 +60,8 @@ from hetmpi.run.node_outputs import NodeOutputs, is_of_nodes
 from hetmpi.run.output import cannot_write, part_of
 from hetmpi.run.saved_data import source_of
 from hetmpi.run.saved_model import Saved, allowed_of, dense_layers, dense_state, encoder_of
+from hetmpi.world.launch import launch
+from hetmpi.world.world import World
 
 BATCH_SIZE = 4096
 PART_SAMPLES = 1 << 16  # positions of a split that one rank predicts at a time

@@ -6,7 +6,7 @@ Only this program reads the settings (hetmpi/run/settings.py); hetmpi/run/build.
 from __future__ import annotations
 
 if __name__ == "__main__":  # before the slow imports
-    from hetmpi.comm.oversubscription import restart_with_naps
+    from hetmpi.world.oversubscription import restart_with_naps
 
     restart_with_naps()
 
@@ -23,8 +23,6 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from hetmpi.comm.launch import LEFT_EARLY, launch, on_failure
-from hetmpi.comm.world import World
 from hetmpi.data.loader import Ahead, Loader
 from hetmpi.data.source import Source
 from hetmpi.errors import NotFinite, UserError, doing
@@ -47,6 +45,8 @@ from hetmpi.run.sweep import points_of
 from hetmpi.run.watchdog import Watchdog
 from hetmpi.spans import Spans, chrome_trace, own_ms
 from hetmpi.table.optim import Schedule
+from hetmpi.world.launch import LEFT_EARLY, launch, on_failure
+from hetmpi.world.world import World
 
 LEAVE_S = 5  # time limit for a failing rank to push its pending gradients
 

@@ -25,11 +25,11 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from hetmpi import train
-from hetmpi.comm.launch import LEFT_EARLY, launch
-from hetmpi.comm.mpi import srun_mpi
 from hetmpi.log.headline import comparison
 from hetmpi.run.config import CONF, PRIMARY
 from hetmpi.run.sweep import quoted
+from hetmpi.world.launch import LEFT_EARLY, launch
+from hetmpi.world.mpi import srun_mpi
 
 
 def main():

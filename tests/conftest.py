@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hetmpi.comm.world import World
+from hetmpi.world.world import World
 
 QUIET_S = 8  # tests that take longer are named
 
@@ -65,7 +65,7 @@ def ranks_apart(world):
 
 
 def interleaved_nodes(world, patch):
-    patch.setattr("hetmpi.comm.world.split_nodes", lambda comm, _: comm.Split(comm.rank % 2, comm.rank))
+    patch.setattr("hetmpi.world.world.split_nodes", lambda comm, _: comm.Split(comm.rank % 2, comm.rank))
     return World(world.comm)
 
 

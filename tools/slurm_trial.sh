@@ -21,7 +21,7 @@ PATH=$PATH:$ROOT/.venv/bin
 HETMPI_VENV=$(python -c 'import sys; print(sys.prefix)')  # for train.sbatch
 export HETMPI_VENV PYTHONPATH=$ROOT:${PYTHONPATH:-}
 export MPIR_CVAR_POLLS_BEFORE_YIELD=1 OMPI_MCA_mpi_yield_when_idle=1  # each rank takes its node's cores for its own
-mpi=$(python -c 'from hetmpi.comm.mpi import srun_mpi; print(srun_mpi())')
+mpi=$(python -c 'from hetmpi.world.mpi import srun_mpi; print(srun_mpi())')
 PARTS="signal preempt kill node limit sweep recipe scale"
 parts=${*:-$PARTS}
 folder=${TMPDIR:-/tmp}/hetmpi-slurm-$$

@@ -13,8 +13,8 @@ import torch
 from race.problem import DENSE_LR, ROWS_LR, Laps, Problem
 from torch import nn
 
-from hetmpi.comm.launch import launch
-from hetmpi.comm.mpi import MPI
+from hetmpi.world.launch import launch
+from hetmpi.world.mpi import MPI
 
 
 class OverRows(nn.Module):

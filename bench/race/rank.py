@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hetmpi.comm.launch import launch
 from hetmpi.data.batch import Samples
 from hetmpi.data.features import TABLE, Feature, FeatureTable
 from hetmpi.dense import DenseOptimizer
@@ -27,6 +26,7 @@ from hetmpi.run.device import choose_device
 from hetmpi.spans import PARTS, Spans
 from hetmpi.table.optim import Schedule
 from hetmpi.train import Training
+from hetmpi.world.launch import launch
 from race import nodes
 from race.problem import DENSE_LR, GRAPH, ROWS_LR, Laps, Problem, chunk_steps, report
 

@@ -122,12 +122,12 @@ void bind_round(py::module_& m) {
   m.attr("PUSHES") = kPushes;
   m.def("new_messages", &new_messages, py::arg("lengths"), py::arg("num"),
         "Messages to `num` partners, to be filled; the begin of each table's section in each; the words of all.");
-  py::class_<RouteArrays>(m, "RouteArrays", "The arrays of a Route (hetmpi/comm/route.py).")
+  py::class_<RouteArrays>(m, "RouteArrays", "The arrays of a Route (hetmpi/owner/route.py).")
       .def(py::init([](Array<int64_t> order, Array<int64_t> keys, Array<int64_t> first) {
              return RouteArrays{order, keys, first};
            }),
            py::arg("order").noconvert(), py::arg("keys").noconvert(), py::arg("first").noconvert());
-  py::class_<PushArrays>(m, "PushArrays", "The arrays of a Message (hetmpi/comm/mailbox.py).")
+  py::class_<PushArrays>(m, "PushArrays", "The arrays of a Message (hetmpi/owner/mailbox.py).")
       .def(py::init([](int64_t step, RouteArrays route, Array<float> values, std::optional<Array<int32_t>> clocks,
                        std::optional<Array<int32_t>> counts, std::optional<Array<int32_t>> steps,
                        bool ends_step) { return PushArrays{step, route, values, clocks, counts, steps, ends_step}; }),

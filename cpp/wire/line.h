@@ -1,6 +1,6 @@
 // Line: messages of 8-byte words one way between two ranks, through a ring in the memory of one of them, the server.
 // The other, its client, reaches the ring by one-sided calls: it copies what it has written to a mirror into the ring,
-// or the ring into a mirror from which it reads (hetmpi/comm/windows.py).
+// or the ring into a mirror from which it reads (hetmpi/wire/windows.py).
 //
 // A message is sent in frames: a FrameHeader, then words, padded to kFrameWords. A frame does not wrap; one without
 // words fills the end of the ring. Copies of a frame's bytes may arrive in any order: its reader takes it once its

@@ -1,4 +1,4 @@
-// Round: what a rank asks of the owners on one other node, and their reply, for one table (hetmpi/comm/rounds.py). The
+// Round: what a rank asks of the owners on one other node, and their reply, for one table (hetmpi/wire/rounds.py). The
 // request goes to one rank of that node, its server, which shares memory with all owners there: it writes their rings
 // and reads their shards.
 //
@@ -46,7 +46,7 @@ inline bool is_wanted(int32_t known, int32_t clock, int64_t bound) {
   return known == kNoLine || (bound != kUnbounded && clock > int64_t{known} + bound);
 }
 
-// Keys by owner (hetmpi/comm/route.py, Route): those of owner o are keys[first[o]] .. keys[first[o + 1] - 1].
+// Keys by owner (hetmpi/owner/route.py, Route): those of owner o are keys[first[o]] .. keys[first[o + 1] - 1].
 struct RouteView {
   const int64_t* order;
   const int64_t* keys;

@@ -1,7 +1,7 @@
 // Server: answers the requests of the clients of this rank from a thread, which touches memory only: a request reaches
 // its line (line.h) by one-sided calls, and its client fetches the reply in the same way.
 //
-// A message is the number of words of each table's section, then the sections (hetmpi/comm/rounds.py). Its pushes are
+// A message is the number of words of each table's section, then the sections (hetmpi/wire/rounds.py). Its pushes are
 // applied, by this rank or by the owners to whose rings they go on, before its rows are read; at s = 0 those of all
 // ranks. Requests of several clients wait side by side. A message of pushes alone gets no reply.
 //

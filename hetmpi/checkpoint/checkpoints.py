@@ -61,11 +61,11 @@ from hetmpi.checkpoint.manifest import (
 )
 from hetmpi.checkpoint.shard_files import ShardFiles, fill, shards_of
 from hetmpi.checkpoint.writer import Piece, Writer, refused
-from hetmpi.comm.mpi import MPI
-from hetmpi.comm.world import World
 from hetmpi.errors import UserError
 from hetmpi.memory import available_memory, cgroup_memory
 from hetmpi.table.table import EmbeddingTable
+from hetmpi.world.mpi import MPI
+from hetmpi.world.world import World
 
 
 @dataclass

@@ -23,8 +23,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hetmpi.comm.process import is_running, machine, process_start
 from hetmpi.errors import UserError
+from hetmpi.world.process import is_running, machine, process_start
 
 LOCK = ".lock"
 BEAT_S, SILENT_S = 5.0, 45.0

@@ -17,8 +17,8 @@ from pathlib import Path
 import xxhash
 
 from hetmpi.bounded_file import open_file
-from hetmpi.comm.route import PARTITIONS
 from hetmpi.errors import UserError
+from hetmpi.owner.route import PARTITIONS
 from hetmpi.table.optim import ROW_RULES, RowOptimizer
 
 FULL, INCREMENTAL, SEVERAL = 1, 2, 3  # formats: one table without a name, the same with a base, tables with names

@@ -15,8 +15,8 @@ import numpy as np
 from hetmpi import _C
 from hetmpi.checkpoint.files import CHUNK_BYTES, DTYPES, open_array, wrong_values
 from hetmpi.checkpoint.manifest import ARRAYS, file_name, read_base, tables_of
-from hetmpi.comm.route import Route, make_partition
 from hetmpi.errors import UserError
+from hetmpi.owner.route import Route, make_partition
 from hetmpi.table.table import EmbeddingTable
 
 BLOCK_ROWS = 1 << 20  # rows routed together; each block opens the files of the shards that it reads

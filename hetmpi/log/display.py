@@ -7,9 +7,9 @@ import shlex
 import textwrap
 import time
 
-from hetmpi.comm.commands import command
 from hetmpi.log.figures import MOVED, is_of_task, megabytes_text, moved_per_step, shown, value_text
 from hetmpi.spans import PARTS, Spans
+from hetmpi.world.commands import command
 
 SILENT_S = 10.0  # maximum time between two plain lines
 WORD_WIDTH = 8  # of the label of a closing line

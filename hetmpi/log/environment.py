@@ -17,8 +17,8 @@ import numpy
 import torch
 
 import hetmpi
-from hetmpi.comm.cores import usable_cores
-from hetmpi.comm.mpi import MPI
+from hetmpi.world.cores import usable_cores
+from hetmpi.world.mpi import MPI
 
 ROOT = Path(hetmpi.__file__).resolve().parents[1]
 GIT_LIMIT_S = 1.0

@@ -18,8 +18,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from hetmpi.comm.process import process_start
 from hetmpi.log.files import replace
+from hetmpi.world.process import process_start
 
 STATUS = "status.json"
 RUNNING, FINISHED, STOPPED, FAILED = "running", "finished", "stopped", "failed"

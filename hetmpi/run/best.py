@@ -11,10 +11,10 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from hetmpi.checkpoint.manifest import Entries, read_manifest
-from hetmpi.comm.world import World
 from hetmpi.errors import UserError
 from hetmpi.log.figures import value_text
 from hetmpi.tasks.task import Task
+from hetmpi.world.world import World
 
 ENTRY = "evaluations"  # in a checkpoint's manifest
 LOSSES = {"loss", "error", "mae", "mse", "rmse"}  # words in names of metrics of which a smaller value is better

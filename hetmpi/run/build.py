@@ -16,8 +16,6 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from hetmpi.checkpoint.checkpoints import Position
-from hetmpi.comm.memory import refuse_if_short, size_text
-from hetmpi.comm.world import World
 from hetmpi.data.source import Source
 from hetmpi.dense import DenseOptimizer
 from hetmpi.errors import UserError, doing, one_line
@@ -30,6 +28,8 @@ from hetmpi.table.group import TableGroup, TableSpec
 from hetmpi.table.optim import ROW_RULES, RowOptimizer, Schedule
 from hetmpi.table.table import EmbeddingTable
 from hetmpi.tasks.task import Task
+from hetmpi.world.memory import refuse_if_short, size_text
+from hetmpi.world.world import World
 
 MB = 1 << 20
 CLASS_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")

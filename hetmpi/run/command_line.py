@@ -7,10 +7,10 @@ import textwrap
 
 from omegaconf import OmegaConf
 
-from hetmpi.comm.commands import command
 from hetmpi.errors import UserError
 from hetmpi.run.config import advised, composed, conf_folders
 from hetmpi.run.settings import PARTS, Declared, by_group
+from hetmpi.world.commands import command
 
 USAGE = """\
 usage: hetmpi train [OPTIONS] [KEY=VALUE ...]            one rank

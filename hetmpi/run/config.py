@@ -25,14 +25,14 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from hetmpi.comm.commands import command
-from hetmpi.comm.transport import current_name
-from hetmpi.comm.world import World
 from hetmpi.dense import DENSE_RULES
 from hetmpi.errors import UserError, check_integer, check_number, one_line
 from hetmpi.run.settings import GROUPS, PARTS, REMOVED, Declared, Settings, declared
 from hetmpi.table.cache import CacheSettings, Staleness
 from hetmpi.table.optim import ROW_RULES, check_choice
+from hetmpi.wire.transport import current_name
+from hetmpi.world.commands import command
+from hetmpi.world.world import World
 
 DEFAULT_CAPACITY_FRACTION = 0.1  # as in HET
 CONF = Path(__file__).resolve().parents[1] / "conf"

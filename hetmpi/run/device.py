@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from hetmpi import _C
-from hetmpi.comm.world import World
 from hetmpi.errors import UserError
+from hetmpi.world.world import World
 
 DEVICES = ("auto", "cpu", "cuda")
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from hetmpi.comm.world import World
 from hetmpi.spans import Spans
 from hetmpi.table.group import TableGroup
 from hetmpi.tasks.task import Task
+from hetmpi.world.world import World
 
 
 @dataclass

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from hetmpi.checkpoint.manifest import read_manifest, tables_of
 from hetmpi.checkpoint.shard_files import shards_of
-from hetmpi.comm.memory import refuse_if_short, size_text
-from hetmpi.comm.world import World
 from hetmpi.errors import UserError
 from hetmpi.run.output import cannot_write, part_of
 from hetmpi.run.saved_data import source_of
 from hetmpi.run.saved_model import Saved, check_graph, dense_layers, dense_state
 from hetmpi.tasks.inference import Inference, activation_bytes
+from hetmpi.world.memory import refuse_if_short, size_text
+from hetmpi.world.world import World
 
 CHUNK = 4096  # nodes that a rank computes at a time
 

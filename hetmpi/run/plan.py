@@ -17,20 +17,20 @@ import torch
 from omegaconf import DictConfig
 
 from hetmpi.checkpoint.checkpoints import Position
-from hetmpi.comm.memory import free_memory, size_text
-from hetmpi.comm.mpi import MPI
-from hetmpi.comm.route import make_partition
-from hetmpi.comm.windows import MEMORY_BYTES as WINDOW_BYTES
-from hetmpi.comm.world import World
 from hetmpi.counters import Counters
 from hetmpi.data.loader import Ahead, Loader
 from hetmpi.errors import LARGEST
+from hetmpi.owner.route import make_partition
+from hetmpi.owner.store import layouts_of
 from hetmpi.run import build
 from hetmpi.run.config import cache_of, staleness_of
 from hetmpi.spans import Spans
 from hetmpi.table.group import TableGroup, TableSpec
 from hetmpi.table.optim import Schedule
-from hetmpi.table.store import layouts_of
+from hetmpi.wire.windows import MEMORY_BYTES as WINDOW_BYTES
+from hetmpi.world.memory import free_memory, size_text
+from hetmpi.world.mpi import MPI
+from hetmpi.world.world import World
 
 CHECK_STEPS = 10
 TRIAL_S = 60.0  # after which the trial ends

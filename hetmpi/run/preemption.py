@@ -11,9 +11,9 @@ import time
 
 import numpy as np
 
-from hetmpi.comm.mpi import MPI
-from hetmpi.comm.waiting import wait_for
-from hetmpi.comm.world import World
+from hetmpi.world.mpi import MPI
+from hetmpi.world.waiting import wait_for
+from hetmpi.world.world import World
 
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 ONE_KEY_S = 1.0  # Ctrl-C may arrive twice: from the terminal, and forwarded by mpiexec

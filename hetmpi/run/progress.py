@@ -6,12 +6,12 @@ import time
 
 import numpy as np
 
-from hetmpi.comm.mpi import MPI
-from hetmpi.comm.world import World
 from hetmpi.counters import Counters, lag_at, trimmed
 from hetmpi.spans import Spans, by_part, own_ms, wait_ms
 from hetmpi.table.cache import Staleness
 from hetmpi.table.group import TableGroup
+from hetmpi.world.mpi import MPI
+from hetmpi.world.world import World
 
 
 class Stopwatch:

@@ -7,11 +7,11 @@ import re
 from omegaconf import DictConfig, OmegaConf
 
 from hetmpi.checkpoint.manifest import brief
-from hetmpi.comm.world import World
 from hetmpi.data.source import Source
 from hetmpi.errors import UserError
 from hetmpi.run import build
 from hetmpi.run.config import advised, composed
+from hetmpi.world.world import World
 
 PLACES = ("path", "cache")  # keys whose values come from the caller, never from a manifest
 OURS = "hetmpi.data"

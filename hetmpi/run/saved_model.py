@@ -14,7 +14,6 @@ import torch
 from hetmpi.checkpoint.dense_state import attempt, in_line, read_state
 from hetmpi.checkpoint.manifest import DENSE, Entries, brief, read_manifest, tables_of
 from hetmpi.checkpoint.shard_files import ShardFiles, collect
-from hetmpi.comm.route import Route, make_partition
 from hetmpi.data.batch import Batch
 from hetmpi.data.features import POOLS, TABLE
 from hetmpi.data.graph.samples import Block
@@ -22,6 +21,7 @@ from hetmpi.data.tabular import Encoder
 from hetmpi.data.tabular.saved import encoder_from
 from hetmpi.errors import UserError
 from hetmpi.layers import FeatureRows
+from hetmpi.owner.route import Route, make_partition
 
 CLICK_SIZES = ("num_fields", "num_dense", "dim")  # arguments of models, by task
 NODE_SIZES = ("dim", "num_dense", "num_classes", "num_layers")

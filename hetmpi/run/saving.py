@@ -11,10 +11,10 @@ from omegaconf import DictConfig, OmegaConf
 from hetmpi.checkpoint.checkpoints import Checkpoints, Position, position_of
 from hetmpi.checkpoint.lock import FolderLock
 from hetmpi.checkpoint.manifest import check_same, read_manifest
-from hetmpi.comm.world import World
 from hetmpi.data.source import Source
 from hetmpi.errors import UserError
 from hetmpi.layers import FeatureRows
+from hetmpi.world.world import World
 
 
 class Saving:

@@ -12,9 +12,9 @@ from dataclasses import Field, dataclass, field, fields, is_dataclass
 from itertools import groupby
 from typing import Any, NamedTuple, get_args, get_type_hints
 
-from hetmpi.comm.route import PARTITIONS
 from hetmpi.dense import DENSE_RULES
 from hetmpi.errors import LARGEST
+from hetmpi.owner.route import PARTITIONS
 from hetmpi.run.device import DEVICES
 from hetmpi.table.batch import MOST_AHEAD
 from hetmpi.table.cache import ADMIT, LARGEST_BOUND, POLICIES, ROW_BYTES, CacheSettings, Staleness

@@ -12,13 +12,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, QuotedString
 from omegaconf import OmegaConf
 
-from hetmpi.comm.transport import current_name
-from hetmpi.comm.world import World
 from hetmpi.errors import UserError
 from hetmpi.log.files import flat
 from hetmpi.log.run_files import read_settings
 from hetmpi.run.config import advised, resolved
 from hetmpi.run.settings import REMOVED, declared
+from hetmpi.wire.transport import current_name
+from hetmpi.world.world import World
 
 FOLDER_KEYS = ("run.dir", "hydra.sweep.dir")  # either one names the folder of a sweep
 

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetmpi.comm.launch import abort
-from hetmpi.comm.mpi import MPI
-from hetmpi.comm.world import World
 from hetmpi.errors import UserError
 from hetmpi.spans import OWN, Spans
+from hetmpi.world.launch import abort
+from hetmpi.world.mpi import MPI
+from hetmpi.world.world import World
 
 BEATS = 4  # beats within the time in which a rank must respond
 LONGEST_S = 5.0  # maximum time between two beats

@@ -18,11 +18,11 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from hetmpi import _C
-from hetmpi.comm.launch import default_world
-from hetmpi.comm.world import World
 from hetmpi.errors import NotFinite, UserError
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.table import EmbeddingTable, kind_of
+from hetmpi.world.launch import default_world
+from hetmpi.world.world import World
 
 MODES = ("sum", "mean", "max")
 # Arguments of torch.nn.EmbeddingBag that this one does not support.

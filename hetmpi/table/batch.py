@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from hetmpi import _C
-from hetmpi.comm.requests import Reply
-from hetmpi.comm.route import Route
+from hetmpi.owner.route import Route
+from hetmpi.wire.requests import Reply
 
 MOST_AHEAD = 4  # batches announced and not read yet
 NO_ROWS = np.empty((0, 0), np.float32)

@@ -16,15 +16,15 @@ import numpy as np
 import torch
 
 from hetmpi import _C
-from hetmpi.comm.mailbox import Mailbox, Message
-from hetmpi.comm.requests import UNANNOUNCED, Endpoint, Reply, Request
-from hetmpi.comm.route import Route
-from hetmpi.comm.shards import ShardReader
-from hetmpi.comm.transport import choose
-from hetmpi.comm.waiting import Patience, wait_for
 from hetmpi.in_flight import InFlight, finish, timed
+from hetmpi.owner.mailbox import Mailbox, Message
+from hetmpi.owner.route import Route
+from hetmpi.owner.shards import ShardReader
 from hetmpi.table.batch import Keys
 from hetmpi.table.client import Client, Parts, check_finite
+from hetmpi.wire.requests import UNANNOUNCED, Endpoint, Reply, Request
+from hetmpi.wire.transport import choose
+from hetmpi.world.waiting import Patience, wait_for
 
 POLL_S = 0.001
 NAP_S = 50e-6  # polling interval: short compared with a step, long compared with a poll

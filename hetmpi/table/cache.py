@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from hetmpi import _C
-from hetmpi.comm.memory import refuse_if_short, size_text
-from hetmpi.comm.world import World
 from hetmpi.errors import UserError
 from hetmpi.table.gpu_cache import open_gpu_cache
 from hetmpi.table.host_cache import HostCache
 from hetmpi.table.optim import RowOptimizer, check_choice
+from hetmpi.world.memory import refuse_if_short, size_text
+from hetmpi.world.world import World
 
 POLICIES = ("lru", "lfu", "lfuopt")
 LARGEST_BOUND = 1 << 31  # clocks have 32 bits

@@ -9,18 +9,18 @@ import numpy as np
 import torch
 
 from hetmpi import _C
-from hetmpi.comm.node_memory import NodeMemory
-from hetmpi.comm.requests import Requests
-from hetmpi.comm.route import Route
-from hetmpi.comm.world import World
 from hetmpi.counters import Counters
 from hetmpi.errors import NotFinite
 from hetmpi.in_flight import InFlight
+from hetmpi.owner.node_memory import NodeMemory
+from hetmpi.owner.route import Route
+from hetmpi.owner.store import ShardStore
 from hetmpi.spans import Spans
 from hetmpi.table.batch import Keys
 from hetmpi.table.cache import RowCache, Staleness
 from hetmpi.table.optim import RowOptimizer
-from hetmpi.table.store import ShardStore
+from hetmpi.wire.requests import Requests
+from hetmpi.world.world import World
 
 
 class Client(Protocol):

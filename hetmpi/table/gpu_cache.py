@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from hetmpi import _C
-from hetmpi.comm.world import World
 from hetmpi.errors import UserError
+from hetmpi.world.world import World
 
 
 class Gpu:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from hetmpi.comm.rounds import share
 from hetmpi.counters import Counters
 from hetmpi.errors import UserError
 from hetmpi.in_flight import together
 from hetmpi.table.table import EmbeddingTable
+from hetmpi.wire.rounds import share
 
 
 @dataclass(frozen=True)

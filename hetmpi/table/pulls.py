@@ -11,10 +11,10 @@ from collections import deque
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.comm.requests import ANNOUNCED, UNANNOUNCED, Request, Requests
 from hetmpi.table.batch import MOST_AHEAD, Batch, Keys, Phase, Pull
 from hetmpi.table.client import Parts
 from hetmpi.table.pushes import Pushes
+from hetmpi.wire.requests import ANNOUNCED, UNANNOUNCED, Request, Requests
 
 
 class Pulls:

@@ -1,5 +1,5 @@
 """Pushes: gradients sent from one rank to their owners, at s >= 1: on its node by rings, to other nodes in front of the
-next request (comm/requests.py)."""
+next request (wire/requests.py)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import time
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.comm.mailbox import Mailbox, Message
-from hetmpi.comm.requests import FLUSH, Request, Requests
-from hetmpi.comm.route import Route
-from hetmpi.comm.waiting import Patience, ranks_text
+from hetmpi.owner.mailbox import Mailbox, Message
+from hetmpi.owner.route import Route
 from hetmpi.table.client import Parts, check_finite
+from hetmpi.wire.requests import FLUSH, Request, Requests
+from hetmpi.world.waiting import Patience, ranks_text
 
 NAP_S = 50e-6  # polling interval: short compared with a step, long compared with a poll
 FOREVER = float("inf")

@@ -20,15 +20,15 @@ import numpy as np
 import torch
 
 from hetmpi import _C
-from hetmpi.comm.requests import Endpoint
-from hetmpi.comm.route import Route
-from hetmpi.comm.shards import ShardReader
-from hetmpi.comm.transport import choose
 from hetmpi.in_flight import InFlight, timed
+from hetmpi.owner.route import Route
+from hetmpi.owner.shards import ShardReader
 from hetmpi.table.batch import Batch, Keys, Lines, Phase, Pull
 from hetmpi.table.client import Client, Parts
 from hetmpi.table.pulls import Pulls
 from hetmpi.table.pushes import Pushes
+from hetmpi.wire.requests import Endpoint
+from hetmpi.wire.transport import choose
 
 LEAD = 3  # steps by which another rank may be ahead
 

@@ -12,13 +12,12 @@ import numpy as np
 import torch
 
 from hetmpi import _C
-from hetmpi.comm.node_memory import NodeMemory
-from hetmpi.comm.route import make_partition
-from hetmpi.comm.transport import current_name, imported
-from hetmpi.comm.world import World
 from hetmpi.counters import Counters
 from hetmpi.errors import UserError, check_integer
 from hetmpi.in_flight import finish
+from hetmpi.owner.node_memory import NodeMemory
+from hetmpi.owner.route import make_partition
+from hetmpi.owner.store import ShardStore, layouts_of
 from hetmpi.spans import Spans
 from hetmpi.table.batch import MOST_AHEAD, Keys
 from hetmpi.table.bsp import BspClient
@@ -26,7 +25,8 @@ from hetmpi.table.cache import CacheSettings, RowCache, Staleness
 from hetmpi.table.client import Client, Parts, check_finite
 from hetmpi.table.optim import RowOptimizer, check_choice
 from hetmpi.table.ssp import SspClient
-from hetmpi.table.store import ShardStore, layouts_of
+from hetmpi.wire.transport import current_name, imported
+from hetmpi.world.world import World
 
 EXCHANGES = ("messages", "windows", "auto")
 MOST_KNOWN = MOST_AHEAD + 12  # batches whose keys a table remembers: announced, read, and waiting in the loader
@@ -42,7 +42,7 @@ class EmbeddingTable:
     device     of the rows read, of the gradients, and of the cache
     counters   of this rank's reads and writes (hetmpi.counters.Counters)
     spans      times of their phases (hetmpi.spans.Spans)
-    shard      this rank's rows (hetmpi.table.store.RowStore)
+    shard      this rank's rows (hetmpi.owner.store.RowStore)
     cache      this rank's cache, for inspection
     client     the consistency model (hetmpi.table.client.Client)
     """
@@ -71,7 +71,7 @@ class EmbeddingTable:
         inbox_bytes: memory of each rank for gradients in transit. spans: collects the times, None for an object of the
         table's own. exchange: transport between nodes: messages, of all ranks; windows, one-sided MPI; auto, the one
         that fetches rows faster here; or the path of a class, "package.module.Class", that implements
-        hetmpi.comm.wire.Wire. device: cpu, or this rank's GPU: it holds the cache, and rows and gradients are
+        hetmpi.wire.wire.Wire. device: cpu, or this rank's GPU: it holds the cache, and rows and gradients are
         tensors on it, while keys stay on the CPU. round_steps: at s >= 1, number of announced batches
         whose rows are requested by one message; the message leaves when so many are announced, or with the next write.
         Collective.

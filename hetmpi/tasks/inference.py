@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from hetmpi import _C
-from hetmpi.comm.node_array import NodeArray, ranks_by_node
-from hetmpi.comm.world import World
 from hetmpi.data.graph.samples import Block
 from hetmpi.errors import doing
 from hetmpi.layers import segment_mean
 from hetmpi.spans import Spans
+from hetmpi.world.node_array import NodeArray, ranks_by_node
+from hetmpi.world.world import World
 
 
 class Inference:

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hetmpi.comm.world import World
 from hetmpi.data.batch import Bag
 from hetmpi.data.features import TABLE
 from hetmpi.data.graph.samples import NodeBatch, NodeSamples, check_samples, to_batch
@@ -24,6 +23,7 @@ from hetmpi.spans import Spans
 from hetmpi.table.group import TableSpec
 from hetmpi.tasks.ctr import row_dim_of
 from hetmpi.tasks.inference import Inference, activation_bytes, output_sizes
+from hetmpi.world.world import World
 
 TRAIN, VALID, TEST = 0, 1, 2  # parts of a split
 

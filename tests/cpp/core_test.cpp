@@ -676,7 +676,7 @@ struct Batch {
   }
 };
 
-// The producer's end of a ring, used as in hetmpi/comm/mailbox.py: on the owner's node it writes in place, on another
+// The producer's end of a ring, used as in hetmpi/owner/mailbox.py: on the owner's node it writes in place, on another
 // node into a mirror, whose new bytes are copied before the head is stored.
 class Origin {
  public:

@@ -18,13 +18,13 @@ import torch
 from test_core import CXX, FLAGS, ROOT, run
 
 from hetmpi import _C
-from hetmpi.comm.world import World
 from hetmpi.data.batch import to_batch
 from hetmpi.data.gpu_batch import GpuBatches
 from hetmpi.data.synthetic import Synthetic
 from hetmpi.table.cache import CacheSettings, Staleness
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.table import EmbeddingTable
+from hetmpi.world.world import World
 
 KERNELS = sorted(map(str, (ROOT / "cpp/cuda").glob("*.cu")))
 SOURCES = [*KERNELS, str(ROOT / "tests/cpp/cuda_cache_test.cpp")]

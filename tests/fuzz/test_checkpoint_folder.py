@@ -13,9 +13,9 @@ from foreign import write_synthetic, write_tabular
 from fuzz import fuzz
 
 from hetmpi import export
-from hetmpi.comm.world import World
 from hetmpi.errors import UserError
 from hetmpi.predict import Prediction
+from hetmpi.world.world import World
 
 if "pytest" not in sys.modules:  # torch.jit.trace imports it, which takes seconds
     import torch.distributed.tensor  # noqa: F401

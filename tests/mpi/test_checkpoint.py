@@ -27,7 +27,6 @@ from hetmpi.checkpoint import checkpoints as saving
 from hetmpi.checkpoint import files, writer
 from hetmpi.checkpoint.checkpoints import Checkpoints, Position
 from hetmpi.checkpoint.manifest import ARRAYS
-from hetmpi.comm.world import World
 from hetmpi.data.batch import to_batch
 from hetmpi.data.synthetic import Synthetic
 from hetmpi.errors import UserError
@@ -35,6 +34,7 @@ from hetmpi.models.wdl import WDL
 from hetmpi.table.cache import CacheSettings, Staleness
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.table import EmbeddingTable
+from hetmpi.world.world import World
 
 SAVING = ["checkpoint.every_steps=2", "checkpoint.keep=9", "optim.rows=adagrad"]
 

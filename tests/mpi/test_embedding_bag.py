@@ -9,11 +9,11 @@ import weakref
 import pytest
 import torch
 
-from hetmpi.comm.launch import default_world
 from hetmpi.errors import UserError
 from hetmpi.table.bag import MODES, EmbeddingBag
 from hetmpi.table.cache import CacheSettings, Staleness
 from hetmpi.table.optim import RowOptimizer
+from hetmpi.world.launch import default_world
 
 pytestmark = pytest.mark.mpi
 NUM_ROWS, DIM = 50, 6

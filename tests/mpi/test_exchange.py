@@ -34,16 +34,16 @@ from test_staleness import (
 from test_table import RULES, all_rows, check_same_bits, make_table, train
 
 from hetmpi import _C
-from hetmpi.comm.mpi import MPI
-from hetmpi.comm.requests import UNANNOUNCED, Request
-from hetmpi.comm.route import PARTITIONS, Route
-from hetmpi.comm.world import World
 from hetmpi.errors import UserError
+from hetmpi.owner.route import PARTITIONS, Route
 from hetmpi.table.cache import CacheSettings, Staleness
 from hetmpi.table.group import TableGroup
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.pushes import MAX_IDLE_WRITES
 from hetmpi.table.table import EmbeddingTable
+from hetmpi.wire.requests import UNANNOUNCED, Request
+from hetmpi.world.mpi import MPI
+from hetmpi.world.world import World
 
 pytestmark = pytest.mark.mpi
 
@@ -383,7 +383,7 @@ def test_messages_is_taken_where_mpi_makes_no_window_over_nodes(apart, staleness
     """As Open MPI 4.1 over TCP."""
     if apart.is_one_node:
         pytest.skip("takes two nodes")
-    monkeypatch.setattr("hetmpi.comm.windows.MPI", SimpleNamespace(Exception=MPI.Exception, Win=NoWindow))
+    monkeypatch.setattr("hetmpi.wire.windows.MPI", SimpleNamespace(Exception=MPI.Exception, Win=NoWindow))
     table = make_table(apart, exchange="auto", staleness=Staleness(staleness))
     assert table.client.transport.name == "messages"
     assert table.client.why == "this MPI supports no one-sided window over several nodes"

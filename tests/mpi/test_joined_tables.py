@@ -5,11 +5,11 @@ import torch
 from click_features import Clicks
 from torch.nn.functional import binary_cross_entropy_with_logits, embedding, embedding_bag
 
-from hetmpi.comm.world import World
 from hetmpi.data.batch import Samples, concatenate
 from hetmpi.run.config import compose
 from hetmpi.spans import Spans
 from hetmpi.train import Training
+from hetmpi.world.world import World
 
 pytestmark = pytest.mark.mpi
 BATCH, STEPS, LR = 16, 50, 0.05

@@ -21,13 +21,13 @@ from test_staleness import (
     tensors,
 )  # fmt: skip
 
-from hetmpi.comm.world import World
 from hetmpi.errors import UserError
 from hetmpi.table.batch import MOST_AHEAD
 from hetmpi.table.cache import CacheSettings, Staleness
 from hetmpi.table.group import TableGroup
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.table import EmbeddingTable
+from hetmpi.world.world import World
 
 pytestmark = pytest.mark.mpi
 

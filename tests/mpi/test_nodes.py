@@ -8,9 +8,9 @@ import torch
 from node_runs import BATCH, STEPS, Twin, all_logits, closed, losses, made
 from small_graph import SmallGraph
 
-from hetmpi.comm.node_array import NodeArray
 from hetmpi.models.graphsage import GraphSAGE
 from hetmpi.tasks.inference import Inference, activation_bytes
+from hetmpi.world.node_array import NodeArray
 
 pytestmark = pytest.mark.mpi
 KINDS = {

@@ -5,14 +5,14 @@ import pytest
 import torch
 from launch import summary
 
-from hetmpi.comm.mpi import MPI
-from hetmpi.comm.world import World
 from hetmpi.run import build
 from hetmpi.run.config import compose
 from hetmpi.run.plan import Plan, memory_lines, traffic_lines
 from hetmpi.spans import Spans
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.train import Training
+from hetmpi.world.mpi import MPI
+from hetmpi.world.world import World
 
 pytestmark = pytest.mark.mpi
 CPU = torch.device("cpu")

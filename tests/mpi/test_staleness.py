@@ -19,15 +19,15 @@ from reference import Cache, Cluster, MergedRow
 from test_table import NUM_ROWS, RULES, all_rows, alone_world, loss_of, make_table, my_batch
 
 from hetmpi import _C
-from hetmpi.comm.mpi import MPI
-from hetmpi.comm.route import PARTITIONS, make_partition
 from hetmpi.errors import UserError
 from hetmpi.in_flight import finish
+from hetmpi.owner.route import PARTITIONS, make_partition
 from hetmpi.table.batch import MOST_AHEAD
 from hetmpi.table.cache import POLICIES, Staleness
 from hetmpi.table.gpu_cache import GpuCache
 from hetmpi.table.optim import RowOptimizer, Schedule
 from hetmpi.table.table import EmbeddingTable, table_seed
+from hetmpi.world.mpi import MPI
 
 pytestmark = pytest.mark.mpi
 STALENESS = [0, 1, 2, 10, None]

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from hetmpi.comm.node_memory import NodeMemory
-from hetmpi.comm.route import PARTITIONS
-from hetmpi.comm.world import World
 from hetmpi.errors import NotFinite, UserError
+from hetmpi.owner.node_memory import NodeMemory
+from hetmpi.owner.route import PARTITIONS
 from hetmpi.table.batch import MOST_AHEAD
 from hetmpi.table.cache import CacheSettings, Staleness
 from hetmpi.table.group import TableGroup
 from hetmpi.table.optim import RowOptimizer, Schedule
 from hetmpi.table.table import EmbeddingTable
+from hetmpi.world.world import World
 
 pytestmark = pytest.mark.mpi
 NUM_ROWS, DIM, BATCH, FIELDS, STEPS = 211, 5, 24, 3, 50
@@ -180,7 +180,7 @@ def test_first_rows_depend_on_seed_name_and_key_alone(world, partition):
 def alone_world(world):
     from mpi4py import MPI
 
-    from hetmpi.comm.world import World
+    from hetmpi.world.world import World
 
     return World(MPI.COMM_SELF)
 
@@ -273,7 +273,7 @@ def test_a_second_write_in_one_step_is_refused(world):
 
 
 def test_two_worlds_of_one_job_train_side_by_side(world):
-    from hetmpi.comm.world import World
+    from hetmpi.world.world import World
 
     half = world.comm.Split(world.rank % 2, key=world.rank)
     part = World(half)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from test_table import make_table
 
-from hetmpi.comm.waiting import Notices, ranks_text, wait_for
-from hetmpi.comm.world import World
 from hetmpi.table.cache import Staleness
+from hetmpi.world.waiting import Notices, ranks_text, wait_for
+from hetmpi.world.world import World
 
 LATE_S = 1.5
 

@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from launch import ROOT, SMALL, environment, mpiexec, ranks_of, run, survivors, train
 
-from hetmpi.comm.world import World
 from hetmpi.run.watchdog import Watchdog
 from hetmpi.spans import Spans
+from hetmpi.world.world import World
 
 THREE_AND_ONE = ["table.ranks_per_node=3", "table.exchange=messages"]  # ranks of nodes of unequal size
 LATE = ["table.staleness=10", "table.cache.capacity_fraction=0.1"]

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from toy_wire import Pickled
 
-from hetmpi.comm.messages import Messages
-from hetmpi.comm.rails import Rails
-from hetmpi.comm.waiting import wait_for
-from hetmpi.comm.wire import Lines
-from hetmpi.comm.world import World
+from hetmpi.wire.messages import Messages
+from hetmpi.wire.rails import Rails
+from hetmpi.wire.wire import Lines
+from hetmpi.world.waiting import wait_for
+from hetmpi.world.world import World
 
 pytestmark = pytest.mark.mpi
 LENGTHS = [1, 5, 4, 20_000, 20_000, 25_000, 25_001, 31_300, 3, 1, 1, 200_000, 2]

@@ -11,14 +11,14 @@ import torch
 from launch import mpiexec, run
 
 from hetmpi.checkpoint.checkpoints import Checkpoints
-from hetmpi.comm import mpi as module
-from hetmpi.comm.launch import describe
-from hetmpi.comm.mpi import MPI, check_launcher, check_library, check_one_mpi, libraries_in, start_mpi
-from hetmpi.comm.same_build import check_same_build, own_build
-from hetmpi.comm.world import World
 from hetmpi.dense import DenseOptimizer
 from hetmpi.errors import UserError
 from hetmpi.table.optim import Schedule
+from hetmpi.world import mpi as module
+from hetmpi.world.launch import describe
+from hetmpi.world.mpi import MPI, check_launcher, check_library, check_one_mpi, libraries_in, start_mpi
+from hetmpi.world.same_build import check_same_build, own_build
+from hetmpi.world.world import World
 
 MPICH = "7f00 r-xp 00000000 08:01 1 /opt/mpich/lib/libmpi.so.12\n"
 OPENMPI = (
@@ -177,7 +177,7 @@ def test_more_ranks_than_cores_are_not_bound():
 def shown_cores(ranks):
     """The cores that each of `ranks` ranks prints."""
     show = "import os; print(f\"cores {','.join(map(str, sorted(os.sched_getaffinity(0))))};\", flush=True)"
-    program = f"from hetmpi.comm.launch import launch; launch(lambda world: exec({show!r}))"
+    program = f"from hetmpi.world.launch import launch; launch(lambda world: exec({show!r}))"
     outcome = run([mpiexec(), "-n", str(ranks), sys.executable, "-c", program])
     assert outcome.code == 0, outcome.text
     return outcome.text

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hetmpi.comm.mpi import MPI
 from hetmpi.data.batch import Samples
+from hetmpi.world.mpi import MPI
 
 
 class Broken:

@@ -9,13 +9,13 @@ import sys
 import numpy as np
 import torch
 
-from hetmpi.comm.launch import launch
-from hetmpi.comm.mpi import MPI
-from hetmpi.comm.world import World
 from hetmpi.run.device import choose_device
 from hetmpi.table.cache import CacheSettings, Staleness
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.table import EmbeddingTable
+from hetmpi.world.launch import launch
+from hetmpi.world.mpi import MPI
+from hetmpi.world.world import World
 
 NUM_ROWS, DIM, KEYS, WARMUP_STEPS = 200_000, 8, 300, 500
 

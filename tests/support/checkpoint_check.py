@@ -13,9 +13,9 @@ from saved_files import by_key
 
 from hetmpi.checkpoint.checkpoints import Checkpoints
 from hetmpi.checkpoint.manifest import ARRAYS
-from hetmpi.comm.launch import launch
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.table import EmbeddingTable
+from hetmpi.world.launch import launch
 
 
 def main(world):

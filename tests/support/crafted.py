@@ -7,7 +7,7 @@ import numpy as np
 import torch
 import xxhash
 
-from hetmpi.comm.route import make_partition
+from hetmpi.owner.route import make_partition
 
 ARRAYS = ("weight", "state", "clock")
 

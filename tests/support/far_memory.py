@@ -5,10 +5,10 @@ from pathlib import Path
 
 import torch
 
-from hetmpi.comm.launch import launch
-from hetmpi.comm.world import World
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.table import EmbeddingTable
+from hetmpi.world.launch import launch
+from hetmpi.world.world import World
 
 WARM_STEPS, STEPS, LIMIT_KB_A_STEP = 300, 1000, 2
 

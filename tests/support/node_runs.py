@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from small_graph import SmallGraph
 
-from hetmpi.comm.world import World
 from hetmpi.run.config import compose
 from hetmpi.spans import Spans
 from hetmpi.train import Training
+from hetmpi.world.world import World
 
 BATCH, STEPS, LR = 8, 30, 0.05
 SETTINGS = [

@@ -2,8 +2,8 @@
 
 import torch
 
-from hetmpi.comm.mpi import MPI
 from hetmpi.layers import look_up
+from hetmpi.world.mpi import MPI
 
 
 class UsesALayerOnRankZero(torch.nn.Module):

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from hetmpi.checkpoint.manifest import ARRAYS
-from hetmpi.comm.route import make_partition
+from hetmpi.owner.route import make_partition
 
 
 def contents(path):

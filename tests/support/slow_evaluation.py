@@ -5,11 +5,11 @@ import time
 
 import torch
 
-from hetmpi.comm.launch import launch
 from hetmpi.models.wdl import WDL
 from hetmpi.run.config import compose
 from hetmpi.spans import Spans
 from hetmpi.train import Training
+from hetmpi.world.launch import launch
 
 
 class SlowToEvaluate(WDL):

@@ -4,7 +4,7 @@ import os
 import signal
 
 from hetmpi import train
-from hetmpi.comm.launch import launch
+from hetmpi.world.launch import launch
 
 
 def main(world):

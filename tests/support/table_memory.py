@@ -7,12 +7,12 @@ import sys
 
 import torch
 
-from hetmpi.comm.launch import launch
 from hetmpi.run import build
 from hetmpi.run.config import compose
 from hetmpi.run.plan import Plan
 from hetmpi.spans import Spans
 from hetmpi.table.optim import Schedule
+from hetmpi.world.launch import launch
 
 CPU = torch.device("cpu")
 

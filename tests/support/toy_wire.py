@@ -5,7 +5,7 @@ table.exchange=toy_wire.Pickled
 
 
 class Pickled:
-    """See hetmpi/comm/wire.py, Wire."""
+    """See hetmpi/wire/wire.py, Wire."""
 
     has_thread = False
 

@@ -15,8 +15,8 @@ from launch import ROOT, environment, losses, mpiexec, ranks_of, run, summary
 from own_model import MODEL
 
 from hetmpi.checkpoint.manifest import digest_of
-from hetmpi.comm.cores import usable_cores
 from hetmpi.metrics import auc
+from hetmpi.world.cores import usable_cores
 
 TINY = ["data.scale=0.0005", "table.dim=4", "batch_size=32", "steps=6", "log.every_steps=2", "eval.max_samples=500"]
 

@@ -9,10 +9,10 @@ import pytest
 from launch import CLICK_MODELS, ROOT, SMALL, losses, summary, train
 from saved_files import assert_same_bits, contents
 
-from hetmpi.comm.world import World
 from hetmpi.data.synthetic import Synthetic
 from hetmpi.metrics import auc
 from hetmpi.predict import Prediction
+from hetmpi.world.world import World
 
 sys.path.insert(0, str(ROOT / "tests/support"))
 from ids_only import IdsOnly  # noqa: E402

@@ -104,7 +104,7 @@ print(f"rows {rows:.4f} of {bag.table.world.size}")
 def test_one_rank_may_look_at_rows_when_the_others_are_at_their_end():
     """Ranks of other nodes get rows by MPI, which Horovod started and would end."""
     program = SCRIPT.format(
-        first="hvd.init(); from hetmpi.comm.launch import default_world; from hetmpi.comm.world import World", then=""
+        first="hvd.init(); from hetmpi.world.launch import default_world; from hetmpi.world.world import World", then=""
     ).replace('mode="sum"', 'mode="sum", world=World(default_world().comm, ranks_per_node=1)')
     end = """
 import time

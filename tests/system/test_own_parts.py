@@ -10,8 +10,8 @@ from launch import ROOT, SMALL, losses, summary, train
 from ratings import ROWS, Factors, Rating, Ratings
 
 from hetmpi import RowOptimizer, Staleness
-from hetmpi.comm.world import World
 from hetmpi.table.table import EmbeddingTable
+from hetmpi.world.world import World
 
 pytestmark = pytest.mark.long
 

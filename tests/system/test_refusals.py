@@ -10,12 +10,12 @@ import pytest
 import torch
 from launch import ROOT, SMALL, mpiexec, run, train
 
-from hetmpi.comm.world import World
 from hetmpi.errors import UserError
 from hetmpi.log.record import Run
 from hetmpi.run.config import compose
 from hetmpi.spans import Spans
 from hetmpi.train import Training
+from hetmpi.world.world import World
 
 MESSAGES = ["table.exchange=messages", "table.ranks_per_node=1"]
 

@@ -9,11 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 from launch import ROOT, launcher_of, losses, run, summary, train
 
-from hetmpi.comm.world import World
 from hetmpi.data.tabular import Tabular
 from hetmpi.errors import UserError
 from hetmpi.metrics import auc
 from hetmpi.predict import main
+from hetmpi.world.world import World
 
 COLUMNS = [{"name": "tags", "separator": " ", "pool": "mean", "dim": 4}]
 TAGS = "data.columns=[{name: tags, separator: ' ', pool: mean, dim: 4}]"

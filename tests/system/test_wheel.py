@@ -8,7 +8,7 @@ import pytest
 from launch import ROOT, mpiexec, run, summary
 from own_model import MODEL
 
-from hetmpi.comm.mpi import mpi_libraries
+from hetmpi.world.mpi import mpi_libraries
 
 SMALL = ["data.scale=0.001", "steps=10", "eval.max_samples=500"]
 

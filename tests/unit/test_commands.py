@@ -2,10 +2,10 @@
 
 import pytest
 
-from hetmpi.comm.commands import command
-from hetmpi.comm.mpi import matching
 from hetmpi.errors import UserError
 from hetmpi.run.command_line import parse
+from hetmpi.world.commands import command
+from hetmpi.world.mpi import matching
 
 
 @pytest.fixture(params=["hetmpi", "run.sh", "slurm"])

@@ -9,13 +9,13 @@ from hydra.utils import get_class
 from launch import CLICK_MODELS
 from omegaconf import OmegaConf
 
-from hetmpi.comm.transport import FORMER_NAMES, current_name
 from hetmpi.errors import LARGEST, UserError
 from hetmpi.run.build import auto_round_steps, check_model_fits, make
 from hetmpi.run.command_line import help_text
 from hetmpi.run.config import CONF, cache_of, check_value, resolved, staleness_of
 from hetmpi.run.settings import REMOVED, declared
 from hetmpi.run.sweep import planned
+from hetmpi.wire.transport import FORMER_NAMES, current_name
 
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))

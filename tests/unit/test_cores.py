@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from hetmpi.comm import cores
-from hetmpi.comm.cores import cores_of_ranks, usable_cores
+from hetmpi.world import cores
+from hetmpi.world.cores import cores_of_ranks, usable_cores
 
 HOST_HAS = set(range(64))
 

@@ -56,7 +56,7 @@ def test_links_lead_to_files_of_the_checkout():
 
 def test_names_of_the_package_bring_nothing_along_until_they_are_used():
     program = (
-        "import sys, hetmpi; print({'torch', 'mpi4py', 'hetmpi.comm.world'} & set(sys.modules), "
+        "import sys, hetmpi; print({'torch', 'mpi4py', 'hetmpi.world.world'} & set(sys.modules), "
         "hetmpi.RowOptimizer('adam').rule)"
     )
     assert run([sys.executable, "-c", program]).text == "set() adam\n"

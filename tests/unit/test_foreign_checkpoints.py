@@ -16,8 +16,8 @@ from own_model import MODEL as OWN_MODEL
 from hetmpi import export, predict
 from hetmpi.checkpoint.files import write_json
 from hetmpi.checkpoint.manifest import ARRAYS, digest_of, file_name, read_manifest
-from hetmpi.comm.world import World
 from hetmpi.errors import UserError
+from hetmpi.world.world import World
 
 HARMS = "from pathlib import Path\nPath('harmed').touch()\n"
 

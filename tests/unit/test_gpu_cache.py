@@ -8,11 +8,11 @@ import torch
 from gpu_on_cpu import GpuOnCpu
 
 from hetmpi import _C
-from hetmpi.comm.world import World
 from hetmpi.table.cache import CacheSettings, Staleness
 from hetmpi.table.gpu_cache import GpuCache
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.table import MOST_KNOWN, EmbeddingTable
+from hetmpi.world.world import World
 
 DIM = 8
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetmpi.comm.route import make_partition
 from hetmpi.data.graph.files import GraphFiles
 from hetmpi.data.graph.metis import num_parts_of, placed
 from hetmpi.data.graph.synthetic import SyntheticGraph
 from hetmpi.errors import UserError
+from hetmpi.owner.route import make_partition
 
 BATCH = 32
 SETTINGS = {"nodes": 4_000, "edges": 20_000, "classes": 16, "mixing": 0.1, "lists": [[3_000, 5]], "id_mixing": 0.2}

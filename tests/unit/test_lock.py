@@ -14,9 +14,9 @@ from launch import environment
 from omegaconf import OmegaConf
 
 from hetmpi.checkpoint.lock import FolderLock, Holder
-from hetmpi.comm import process as processes
 from hetmpi.errors import UserError
 from hetmpi.run.saving import locked, take_all
+from hetmpi.world import process as processes
 
 HOLDS = """
 import sys, time

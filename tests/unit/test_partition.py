@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetmpi import _C
-from hetmpi.comm.route import PARTITIONS, Route, make_partition
+from hetmpi.owner.route import PARTITIONS, Route, make_partition
 
 names = st.sampled_from(sorted(PARTITIONS))
 

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hetmpi.comm.rails import Rails
-from hetmpi.comm.world import grouped
+from hetmpi.wire.rails import Rails
+from hetmpi.world.world import grouped
 
 NODES = [[[0]], [[0, 1], [2, 3]], [[0, 1, 2], [3]], [[0, 1], [2, 3], [4]], [[0, 2, 4], [1, 3]], [[0], [1], [2]]]
 

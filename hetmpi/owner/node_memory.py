@@ -8,10 +8,10 @@ from mmap import PAGESIZE
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.comm.memory import refuse_if_short, size_text
-from hetmpi.comm.mpi import MPI
-from hetmpi.comm.world import World
 from hetmpi.in_flight import InFlight, finish
+from hetmpi.world.memory import refuse_if_short, size_text
+from hetmpi.world.mpi import MPI
+from hetmpi.world.world import World
 
 ALIGN = 64
 

@@ -7,7 +7,7 @@ nodes a rank sends N - 1 messages, however many ranks a node has, and all ranks 
 
 from __future__ import annotations
 
-from hetmpi.comm.world import World
+from hetmpi.world.world import World
 
 
 class Rails:

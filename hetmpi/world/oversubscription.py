@@ -11,8 +11,8 @@ import os
 import sys
 from importlib.util import find_spec
 
-from hetmpi.comm.cores import cores_of_ranks
-from hetmpi.comm.mpi import MPI, local_size
+from hetmpi.world.cores import cores_of_ranks
+from hetmpi.world.mpi import MPI, local_size
 
 
 def restart_with_naps():

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.comm.node_memory import NodeMemory
-from hetmpi.comm.route import Route
-from hetmpi.comm.waiting import Patience, ranks_text
+from hetmpi.owner.node_memory import NodeMemory
+from hetmpi.owner.route import Route
+from hetmpi.world.waiting import Patience, ranks_text
 
 NO_KEYS = np.empty(0, np.int64)
 

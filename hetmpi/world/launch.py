@@ -15,11 +15,11 @@ import time
 import traceback
 from collections.abc import Callable
 
-from hetmpi.comm.mpi import MPI, SPEAK_DELAY_S, local_rank
-from hetmpi.comm.oversubscription import missing_naps
-from hetmpi.comm.waiting import wait_for
-from hetmpi.comm.world import World
 from hetmpi.errors import ReportedElsewhere, UserError
+from hetmpi.world.mpi import MPI, SPEAK_DELAY_S, local_rank
+from hetmpi.world.oversubscription import missing_naps
+from hetmpi.world.waiting import wait_for
+from hetmpi.world.world import World
 
 LONGEST_DELAY_S = 6.0
 ABORT_LIMIT_S = 2

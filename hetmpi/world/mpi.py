@@ -14,9 +14,9 @@ import re
 import sys
 import time
 
-from hetmpi.comm.commands import command
-from hetmpi.comm.cores import cores_of_ranks
 from hetmpi.errors import MissingLibrary, ReportedElsewhere, UserError, show_in_one_line
+from hetmpi.world.commands import command
+from hetmpi.world.cores import cores_of_ranks
 
 SPEAK_DELAY_S = 1.0  # longer than a launcher takes to kill the other ranks
 MPI_LIBRARY = re.compile(r"/libmpi(ch|_abi|_gnu\w*|_cray\w*)?\.so")

@@ -11,14 +11,14 @@ from importlib import import_module
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.comm.messages import Messages
-from hetmpi.comm.mpi import MPI
-from hetmpi.comm.requests import Endpoint, Requests
-from hetmpi.comm.rounds import MakeWire
-from hetmpi.comm.route import Route
-from hetmpi.comm.windows import Windows
-from hetmpi.comm.world import World
 from hetmpi.errors import UserError
+from hetmpi.owner.route import Route
+from hetmpi.wire.messages import Messages
+from hetmpi.wire.requests import Endpoint, Requests
+from hetmpi.wire.rounds import MakeWire
+from hetmpi.wire.windows import Windows
+from hetmpi.world.mpi import MPI
+from hetmpi.world.world import World
 
 WIRES = {"windows": Windows, "messages": Messages}
 TRIAL_KEYS = 2048  # about as many as a batch reads; the slowest library measured fetches them within 0.1 s

@@ -14,8 +14,8 @@ from typing import Protocol
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.comm.rails import Rails
-from hetmpi.comm.world import World
+from hetmpi.wire.rails import Rails
+from hetmpi.world.world import World
 
 
 @dataclass

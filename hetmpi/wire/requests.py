@@ -24,11 +24,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.comm.mailbox import LocalRing, Message
-from hetmpi.comm.node_memory import NodeMemory
-from hetmpi.comm.rounds import MakeWire, Rounds, Section
-from hetmpi.comm.route import Route
-from hetmpi.comm.waiting import ranks_text, wait_for
+from hetmpi.owner.mailbox import LocalRing, Message
+from hetmpi.owner.node_memory import NodeMemory
+from hetmpi.owner.route import Route
+from hetmpi.wire.rounds import MakeWire, Rounds, Section
+from hetmpi.world.waiting import ranks_text, wait_for
 
 UNANNOUNCED, ANNOUNCED, FLUSH, PEEK = range(4)
 REASONS = ("reads a batch that was not announced", "announces a batch", "flushes", "peeks")  # of a request

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from hetmpi.comm.cores import usable_cores
-from hetmpi.comm.mpi import MPI, check_launcher, check_one_mpi, import_horovod, mpi_libraries, start_mpi
-from hetmpi.comm.same_build import check_same_build, own_build
-from hetmpi.comm.waiting import Notices, wait_for
 from hetmpi.errors import ReportedElsewhere, UserError
 from hetmpi.in_flight import InFlight, finish
+from hetmpi.world.cores import usable_cores
+from hetmpi.world.mpi import MPI, check_launcher, check_one_mpi, import_horovod, mpi_libraries, start_mpi
+from hetmpi.world.same_build import check_same_build, own_build
+from hetmpi.world.waiting import Notices, wait_for
 
 
 class World:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.comm.node_memory import NodeMemory
-from hetmpi.comm.route import Route
+from hetmpi.owner.node_memory import NodeMemory
+from hetmpi.owner.route import Route
 
 
 class ShardReader:

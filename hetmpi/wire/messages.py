@@ -11,14 +11,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hetmpi.comm.mpi import MPI
-from hetmpi.comm.wire import Lines
+from hetmpi.wire.wire import Lines
+from hetmpi.world.mpi import MPI
 
 SECOND = 16  # added to the tag of a first piece
 
 
 class Messages:
-    """See hetmpi/comm/wire.py, Wire."""
+    """See hetmpi/wire/wire.py, Wire."""
 
     has_thread = False
 

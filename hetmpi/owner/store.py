@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.comm.node_memory import Layout, ShardMemory, ring_bytes
-from hetmpi.comm.world import World
+from hetmpi.owner.node_memory import Layout, ShardMemory, ring_bytes
+from hetmpi.world.world import World
 
 INIT_CHUNK_ROWS = 1 << 20
 

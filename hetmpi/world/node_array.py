@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetmpi.comm.mpi import MPI
-from hetmpi.comm.world import World
+from hetmpi.world.mpi import MPI
+from hetmpi.world.world import World
 
 
 def ranks_by_node(world: World) -> dict[int, int]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from hetmpi.comm.world import World
 from hetmpi.errors import UserError
 from hetmpi.memory import limits
+from hetmpi.world.world import World
 
 MIB = 1 << 20
 

@@ -21,10 +21,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.comm.rails import Rails
-from hetmpi.comm.waiting import ranks_text, wait_for
-from hetmpi.comm.wire import Lines, Wire
-from hetmpi.comm.world import World
+from hetmpi.wire.rails import Rails
+from hetmpi.wire.wire import Lines, Wire
+from hetmpi.world.waiting import ranks_text, wait_for
+from hetmpi.world.world import World
 
 REQUEST, REPLY, POST = 1, 2, 3  # tags
 ALL_ALIKE = "with table.exchange=messages all ranks must read, announce, write and flush alike"

@@ -15,10 +15,10 @@ from collections import deque
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.comm.memory import refuse_if_short, size_text
-from hetmpi.comm.mpi import MPI
-from hetmpi.comm.wire import Lines
 from hetmpi.errors import UserError
+from hetmpi.wire.wire import Lines
+from hetmpi.world.memory import refuse_if_short, size_text
+from hetmpi.world.mpi import MPI
 
 MEMORY_BYTES = 8 << 20  # of a rank's lines to all its clients
 LEAST_LINE_BYTES = 1 << 14
@@ -28,7 +28,7 @@ WORD, ALIGN = 8, 64  # bytes; of a line's header
 
 
 class Windows:
-    """See hetmpi/comm/wire.py, Wire: one line to each server, and one back."""
+    """See hetmpi/wire/wire.py, Wire: one line to each server, and one back."""
 
     has_thread = True
 

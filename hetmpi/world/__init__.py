@@ -1,0 +1,1 @@
+"""The ranks that train together: MPI and its launchers, nodes, waits, memory. Knows no tables."""
