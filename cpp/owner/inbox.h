@@ -1,15 +1,14 @@
 // Inbox: the owner's side of one synchronous step (s = 0).
 //
-// Every origin, a rank or several ranks whose gradients are summed already, sends the gradients of its step through its
-// ring; this rank's own are passed as arrays. The inbox sums them per row in an order that depends on ranks alone
-// (rank_sums.h), whatever order they arrive in, and applies the row optimizer once to each sum: two runs are bitwise
-// equal.
+// Every rank sends the gradients of its step through its ring; this rank's own are passed as arrays. The inbox sums
+// them per row in an order that depends on ranks alone (rank_sums.h), whatever order they arrive in, and applies the
+// row optimizer once to each sum: two runs are bitwise equal.
 //
 // Rank order cannot deadlock: ring 0 is always drained, so rank 0 always finishes sending, then ring 1, and so on.
 //
 // Invariants:
-//   next_ is the lowest origin whose "last" record of this step has not arrived;
-//   sums_ has the gradients of origins < next_ (and the drained part of next_) of key index_.keys()[i] as its i-th row.
+//   next_ is the lowest rank whose "last" record of this step has not arrived;
+//   sums_ has the gradients of ranks < next_ (and the drained part of next_) of key index_.keys()[i] as its i-th row.
 #pragma once
 
 #include <cstdint>
@@ -27,12 +26,9 @@ namespace hetmpi {
 
 class Inbox {
  public:
-  // rings: one per origin, of records without clocks; this rank's own ring is not used. origins: their ranks,
-  // ascending; this rank is one of them.
-  Inbox(std::vector<RingConsumer> rings, std::vector<RankBlock> origins, int64_t own_rank, Shard shard)
-      : rings_(std::move(rings)), origins_(std::move(origins)), own_rank_(own_rank), shard_(shard) {
-    if (rings_.size() != origins_.size()) throw std::invalid_argument("inbox: there must be one ring per origin");
-  }
+  // rings: one per rank, of records without clocks; this rank's own is not used.
+  Inbox(std::vector<RingConsumer> rings, int64_t own_rank, Shard shard)
+      : rings_(std::move(rings)), own_rank_(own_rank), shard_(shard) {}
 
   // Begins a step with this rank's own message: keys[i] (n, distinct) has gradient grads[order[i]] (dim). The
   // arrays must outlive apply().
@@ -40,14 +36,14 @@ class Inbox {
     step_ = step;
     next_ = 0;
     own_ = {keys, order, grads, num_rows};
-    sums_.begin(shard_.dim, origins_.back().last + 1);
+    sums_.begin(shard_.dim, num_ranks());
     if (!is_alone()) index_.clear(num_rows * 2);
   }
 
-  // Sums the records that have arrived; true once all origins have sent "last". Never blocks.
+  // Sums the records that have arrived; true once all ranks have sent "last". Never blocks.
   bool poll() {
-    while (next_ < static_cast<int64_t>(rings_.size())) {
-      if (origins_[next_].first == own_rank_) {
+    while (next_ < num_ranks()) {
+      if (next_ == own_rank_) {
         if (!is_alone()) add(own_.keys, own_.num_rows, true, [this](int64_t i) { return own_gradient(i); });
         ++next_;
         continue;
@@ -65,9 +61,7 @@ class Inbox {
   }
 
   // The lowest rank that has not sent all of its step; the number of ranks if all have.
-  int64_t awaited() const {
-    return next_ < static_cast<int64_t>(origins_.size()) ? origins_[next_].first : origins_.back().last + 1;
-  }
+  int64_t awaited() const { return next_; }
 
   // Applies the optimizer once per summed row. REQUIRES: poll() returned true. Returns the number of updated rows.
   int64_t apply(const RowOptimizer& optimizer) {
@@ -90,28 +84,29 @@ class Inbox {
     int64_t num_rows;
   };
 
+  int64_t num_ranks() const { return static_cast<int64_t>(rings_.size()); }
+
   // Without other ranks there is nothing to sum: own_ is applied as it is.
-  bool is_alone() const { return rings_.size() == 1; }
+  bool is_alone() const { return num_ranks() == 1; }
 
   const float* own_gradient(int64_t i) const { return own_.grads + own_.order[i] * shard_.dim; }
 
-  // Adds the next origin's gradients, grad_of(i) (dim) of keys[i] (n). is_kept: as RankSums::add.
+  // Adds the next rank's gradients, grad_of(i) (dim) of keys[i] (n). is_kept: as RankSums::add.
   template <typename GradOf>
   void add(const int64_t* keys, int64_t n, bool is_kept, GradOf grad_of) {
     index_.number_each(keys, n, [&](int64_t i, int32_t number) {
-      sums_.add(number, origins_[next_], grad_of(i), is_kept);
+      sums_.add(number, next_, grad_of(i), is_kept);
       return true;
     });
   }
 
   void check(const Record& record) const {
     if (record.header->step != step_)
-      throw std::logic_error("inbox: rank " + std::to_string(awaited()) + " sent step " +
+      throw std::logic_error("inbox: rank " + std::to_string(next_) + " sent step " +
                              std::to_string(record.header->step) + " while step " + std::to_string(step_) + " is open");
   }
 
   std::vector<RingConsumer> rings_;
-  std::vector<RankBlock> origins_;
   int64_t own_rank_;
   Shard shard_;
   int64_t step_ = -1;

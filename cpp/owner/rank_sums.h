@@ -1,8 +1,7 @@
 // RankSums: the sums of the gradients that several ranks have for the same rows.
 //
 // Float addition is not associative. The order here depends on the ranks alone: the sum over 2^l ranks from a multiple
-// of 2^l on is that of the first half plus that of the second, and ranks without a gradient are left out. So the ranks
-// of a node may be summed there, and the sums of the nodes at the owner, with the bits of ranks that share one node.
+// of 2^l on is that of the first half plus that of the second, and ranks without a gradient are left out.
 //
 // A row has a stack of parts, sums over disjoint blocks of ranks. Two parts are added when no later rank can belong
 // between them.
@@ -18,11 +17,6 @@
 
 namespace hetmpi {
 
-// Ranks [first, last] whose gradients are summed already: 2^l ranks from a multiple of 2^l on.
-struct RankBlock {
-  int64_t first, last;
-};
-
 class RankSums {
  public:
   // Forgets all rows. num_ranks: of the run.
@@ -34,21 +28,21 @@ class RankSums {
     sums_.clear();
   }
 
-  // Adds the gradient (dim) of these ranks to a row. Rows are numbered as they come: `row` is at most size(). The ranks
-  // of a row come in ascending order. is_kept: grad stays valid and unchanged until the next begin().
-  void add(int64_t row, RankBlock ranks, const float* grad, bool is_kept) {
+  // Adds the gradient (dim) of a rank to a row. Rows are numbered as they come: `row` is at most size(). The ranks of a
+  // row come in ascending order. is_kept: grad stays valid and unchanged until the next begin().
+  void add(int64_t row, int64_t rank, const float* grad, bool is_kept) {
     if (row == size()) {
-      tops_.push_back(push(ranks, grad, is_kept, kNone));
+      tops_.push_back(push(rank, grad, is_kept, kNone));
       return;
     }
     int32_t& top = tops_[row];
     while (parts_[top].below != kNone &&
-           level(parts_[parts_[top].below].rank, parts_[top].rank) < level(parts_[top].rank, ranks.first))
+           level(parts_[parts_[top].below].rank, parts_[top].rank) < level(parts_[top].rank, rank))
       top = merged(top);
-    if (ends_block(ranks.last, level(parts_[top].rank, ranks.first)))
+    if (ends_block(rank, level(parts_[top].rank, rank)))
       hetmpi::add(writable(top), grad, dim_);
     else
-      top = push(ranks, grad, is_kept, top);
+      top = push(rank, grad, is_kept, top);
   }
 
   int64_t size() const { return static_cast<int64_t>(tops_.size()); }
@@ -73,13 +67,13 @@ class RankSums {
   // l, if the two ranks are in different halves of an aligned block of 2^(l + 1).
   static int level(int64_t a, int64_t b) { return 63 - __builtin_clzll(static_cast<uint64_t>(a ^ b)); }
 
-  // Whether no rank after `last` is in its aligned block of 2^level.
-  bool ends_block(int64_t last, int level) const {
-    return last + 1 == num_ranks_ || (last + 1) % (int64_t{1} << level) == 0;
+  // Whether no later rank is in the rank's aligned block of 2^level.
+  bool ends_block(int64_t rank, int level) const {
+    return rank + 1 == num_ranks_ || (rank + 1) % (int64_t{1} << level) == 0;
   }
 
-  int32_t push(RankBlock ranks, const float* grad, bool is_kept, int32_t below) {
-    parts_.push_back({grad, 0, ranks.first, below});
+  int32_t push(int64_t rank, const float* grad, bool is_kept, int32_t below) {
+    parts_.push_back({grad, 0, rank, below});
     const auto part = static_cast<int32_t>(parts_.size() - 1);
     if (!is_kept) writable(part);
     return part;

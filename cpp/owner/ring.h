@@ -201,22 +201,24 @@ inline void check_ring_capacity(uint64_t capacity, RecordFormat format) {
                                 std::to_string(capacity));
 }
 
-// The producer's end. `data` is the ring behind its header.
+// The producer's end.
 class RingProducer {
  public:
-  RingProducer(uint8_t* data, uint64_t capacity, RecordFormat format)
-      : data_(data), capacity_(capacity), format_(format) {
+  RingProducer(uint8_t* memory, uint64_t capacity, RecordFormat format)
+      : header_(reinterpret_cast<RingHeader*>(memory)),
+        data_(memory + sizeof(RingHeader)),
+        capacity_(capacity),
+        format_(format) {
     check_ring_capacity(capacity, format);
   }
 
-  uint64_t head() const { return head_; }
-  uint64_t tail() const { return tail_; }
-  void set_tail(uint64_t tail) { tail_ = tail; }
+  uint64_t head() const { return header_->head.load(std::memory_order_relaxed); }
+  uint64_t tail() const { return header_->tail.load(std::memory_order_acquire); }
+  bool is_drained() const { return tail() == head(); }
 
   // Writes one record with as many rows of the message as fit before the end of the ring; is_last is set only with the
   // last row. The key of row i is from.keys[i], with clocks, counts and values at order[i]. Returns the number of
-  // rows written, or -1 if none could be written (no room: call set_tail() with the consumer's tail). A caller with
-  // rows left calls again.
+  // rows written, or -1 if there was no room. A caller with rows left calls again.
   int64_t write(int64_t step, const Message& from, const int64_t* order, int64_t num_rows, bool is_last) {
     const auto bytes_of = [&](int64_t i) { return from.row_bytes(order[i], format_); };
     return add(step, num_rows, is_last, bytes_of, [&](uint8_t* header, int64_t n) {
@@ -237,8 +239,8 @@ class RingProducer {
   // Writes one record with as many of num_rows rows as fit. bytes_of(i): of row i; fill(header, n): writes n columns.
   template <typename BytesOf, typename Fill>
   int64_t add(int64_t step, int64_t num_rows, bool is_last, BytesOf bytes_of, Fill fill) {
-    const uint64_t offset = head_ % capacity_;
-    const uint64_t room = std::min(capacity_ - (head_ - tail_), capacity_ - offset);
+    const uint64_t head = this->head(), offset = head % capacity_;
+    const uint64_t room = std::min(capacity_ - (head - tail()), capacity_ - offset);
     if (room < kRecordAlign) return -1;
     uint64_t bytes = sizeof(RecordHeader);
     int64_t n = 0;
@@ -249,18 +251,17 @@ class RingProducer {
     }
     const bool fills_end = n == 0 && num_rows > 0;
     if (fills_end && room < capacity_ - offset) return -1;  // no room; only the end of the ring is filled
-    RecordHeader* header = reinterpret_cast<RecordHeader*>(data_ + offset);
-    *header = {fills_end ? room : padded(bytes), step, n, is_last && n == num_rows};
+    bytes = fills_end ? room : padded(bytes);
+    *reinterpret_cast<RecordHeader*>(data_ + offset) = {bytes, step, n, is_last && n == num_rows};
     fill(data_ + offset, n);
-    head_ += header->bytes;
+    header_->head.store(head + bytes, std::memory_order_release);
     return n;
   }
 
+  RingHeader* header_;
   uint8_t* data_;
   uint64_t capacity_;
   RecordFormat format_;
-  uint64_t head_ = 0;
-  uint64_t tail_ = 0;
 };
 
 // The consumer's end.

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "owner/ring.h"
 #include "owner/row_optimizer.h"
@@ -34,11 +33,9 @@ bool yield_until(Ready ready, double timeout_s) {
 
 class PyInbox {
  public:
-  PyInbox(Array<uint8_t> rings, const std::vector<int64_t>& used,
-          const std::vector<std::pair<int64_t, int64_t>>& origins, int64_t own_rank, Array<float> weight,
-          Array<float> state, Array<int32_t> clock, Array<uint8_t> touched, const Directory* directory,
-          Array<int64_t> applied)
-      : inbox_(ends(rings, used, weight.shape(1)), blocks_of(origins), own_rank,
+  PyInbox(Array<uint8_t> rings, int64_t own_rank, Array<float> weight, Array<float> state, Array<int32_t> clock,
+          Array<uint8_t> touched, const Directory* directory, Array<int64_t> applied)
+      : inbox_(consumers(rings.mutable_data(), rings.shape(1), rings.shape(0), {weight.shape(1), false}), own_rank,
                shard_of(weight, state, clock, touched, directory)),
         dim_(weight.shape(1)),
         applied_(std::move(applied)) {
@@ -70,13 +67,6 @@ class PyInbox {
   int64_t awaited() const { return inbox_.awaited(); }
 
  private:
-  static std::vector<RingConsumer> ends(Array<uint8_t>& rings, const std::vector<int64_t>& used, int64_t dim) {
-    const auto all = consumers(rings.mutable_data(), rings.shape(1), rings.shape(0), {dim, false});
-    std::vector<RingConsumer> found;
-    for (const int64_t number : used) found.push_back(all.at(number));
-    return found;
-  }
-
   Inbox inbox_;
   int64_t dim_;
   Array<int64_t> applied_;
@@ -88,17 +78,14 @@ class PyInbox {
 
 void bind_inbox(py::module_& m) {
   py::class_<PyInbox>(m, "Inbox", "The owner's side of one synchronous step (cpp/owner/inbox.h).")
-      .def(
-          py::init<Array<uint8_t>, const std::vector<int64_t>&, const std::vector<std::pair<int64_t, int64_t>>&,
-                   int64_t, Array<float>, Array<float>, Array<int32_t>, Array<uint8_t>, const Directory*,
-                   Array<int64_t>>(),
-          py::arg("rings").noconvert(), py::arg("used"), py::arg("origins"), py::arg("own_rank"),
-          py::arg("weight").noconvert(), py::arg("state").noconvert(), py::arg("clock").noconvert(),
-          py::arg("touched").noconvert(), py::arg("directory").none(false), py::arg("applied").noconvert(),
-          py::keep_alive<1, 2>(), py::keep_alive<1, 6>(), py::keep_alive<1, 7>(), py::keep_alive<1, 8>(),
-          py::keep_alive<1, 9>(), py::keep_alive<1, 10>(),
-          "used: the ring of each of the origins, which are blocks (first, last) of ranks. applied (1,) or longer: its "
-          "first number counts the steps applied.")
+      .def(py::init<Array<uint8_t>, int64_t, Array<float>, Array<float>, Array<int32_t>, Array<uint8_t>,
+                    const Directory*, Array<int64_t>>(),
+           py::arg("rings").noconvert(), py::arg("own_rank"), py::arg("weight").noconvert(),
+           py::arg("state").noconvert(), py::arg("clock").noconvert(), py::arg("touched").noconvert(),
+           py::arg("directory").none(false), py::arg("applied").noconvert(), py::keep_alive<1, 2>(),
+           py::keep_alive<1, 4>(), py::keep_alive<1, 5>(), py::keep_alive<1, 6>(), py::keep_alive<1, 7>(),
+           py::keep_alive<1, 8>(),
+           "rings: one per rank, in rank order. applied (1,) or longer: its first number counts the steps applied.")
       .def("begin", &PyInbox::begin, py::arg("step"), py::arg("keys").noconvert(), py::arg("order").noconvert(),
            py::arg("grads").noconvert())
       .def("poll", &PyInbox::poll, py::arg("timeout_s"))

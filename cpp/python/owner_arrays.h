@@ -7,10 +7,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <utility>
-#include <vector>
 
-#include "owner/rank_sums.h"
 #include "owner/ring.h"
 #include "owner/shard.h"
 #include "python/arrays.h"
@@ -33,13 +30,6 @@ inline Shard shard_of(Array<float>& weight, Array<float>& state, Array<int32_t>&
           state_dim,
           nullptr,
           directory};
-}
-
-// Blocks of ranks, given as (first, last).
-inline std::vector<RankBlock> blocks_of(const std::vector<std::pair<int64_t, int64_t>>& pairs) {
-  std::vector<RankBlock> blocks;
-  for (const auto& [first, last] : pairs) blocks.push_back({first, last});
-  return blocks;
 }
 
 // An array of shape (n, ...), or null for None.

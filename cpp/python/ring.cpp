@@ -1,24 +1,24 @@
-// RecordFormat, Producer, and functions on the header of a ring.
+// RecordFormat and RingProducer.
 #include "owner/ring.h"
 
 #include <pybind11/stl.h>
 
-#include <atomic>
+#include <algorithm>
 #include <cstdint>
 #include <optional>
-#include <stdexcept>
-#include <string>
 
 #include "owner/push_applier.h"
 #include "python/arrays.h"
 #include "python/bindings.h"
 #include "python/owner_arrays.h"
-#include "python/producer.h"
 
 namespace hetmpi {
 namespace {
 
-uint64_t ring_tail(Array<uint8_t> memory) { return ring_header(memory)->tail.load(std::memory_order_acquire); }
+RingProducer producer_of(Array<uint8_t> memory, RecordFormat format) {
+  constexpr ssize_t kHeaderBytes = sizeof(RingHeader);
+  return {memory.mutable_data(), static_cast<uint64_t>(std::max(memory.size(), kHeaderBytes) - kHeaderBytes), format};
+}
 
 int64_t num_bytes(const RecordFormat& format, const Array<int64_t>& order,
                   const std::optional<Array<int32_t>>& counts) {
@@ -56,13 +56,11 @@ void bind_ring(py::module_& m) {
   m.def("push_format", &push_format, py::arg("rule"), "What is sent of a push's rows.");
   m.def("min_ring_capacity", &min_ring_capacity, py::arg("format"));
 
-  py::class_<Producer>(m, "Producer", "The origin's end of one ring, or of a mirror of it (cpp/owner/ring.h).")
-      .def(py::init<Array<uint8_t>, RecordFormat>(), py::arg("data").noconvert(), py::arg("format"),
-           py::keep_alive<1, 2>())
-      .def_property_readonly("tail", &Producer::tail)
-      .def("set_tail", &Producer::set_tail, py::arg("tail"))
-      .def_property_readonly("head", &Producer::head);
-  m.def("ring_tail", &ring_tail, py::arg("memory").noconvert());
+  py::class_<RingProducer>(m, "RingProducer", "The producer's end of a ring (cpp/owner/ring.h).")
+      .def(py::init(&producer_of), py::arg("memory").noconvert(), py::arg("format"), py::keep_alive<1, 2>())
+      .def_property_readonly("head", &RingProducer::head, "Bytes ever written.")
+      .def_property_readonly("tail", &RingProducer::tail, "Bytes that the owner has applied.")
+      .def_property_readonly("is_drained", &RingProducer::is_drained, "Whether it has applied all.");
 }
 
 }  // namespace hetmpi

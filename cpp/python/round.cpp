@@ -6,8 +6,6 @@
 #include <cstdint>
 #include <optional>
 #include <stdexcept>
-#include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -18,6 +16,8 @@
 
 namespace hetmpi {
 namespace {
+
+using Owners = std::vector<std::vector<int64_t>>;  // of each node
 
 // Messages to `num` partners, to be filled: the number of words of each table's section, then the sections.
 // lengths[table][partner], empty for a table that takes no part. Returns the messages, for each table the begin of its
@@ -138,11 +138,6 @@ void bind_round(py::module_& m) {
              return ShardArrays{clock, arrays, directory};
            }),
            py::arg("clock").noconvert(), py::arg("arrays"), py::arg("directory").none(false), py::keep_alive<1, 4>());
-  py::class_<RingArrays>(m, "RingArrays",
-                         "A ring in this node's memory, or None, and the producer of it or its mirror.")
-      .def(py::init(
-               [](std::optional<Array<uint8_t>> memory, Producer* producer) { return RingArrays{memory, producer}; }),
-           py::arg("memory").noconvert(), py::arg("producer"));
 
   py::class_<PyRoundRequest>(m, "RoundRequest", "The requester's side of a table's round (cpp/wire/round.h).")
       .def(py::init<Owners, RouteArrays, int64_t, std::optional<Array<int32_t>>, int64_t, int64_t, int64_t,
@@ -155,20 +150,19 @@ void bind_round(py::module_& m) {
            py::arg("fetched").noconvert())
       .def("place", &PyRoundRequest::place, py::arg("replies"), py::arg("outs"));
   py::class_<PyRoundServer>(m, "RoundServer", "The owners' side of a table's round (cpp/wire/round.h).")
-      .def(py::init<PyPushApplier*, int64_t, const std::vector<ShardArrays>&, const Owners&,
-                    const std::vector<std::vector<PyRoundServer::Rings>>&, RecordFormat, bool,
-                    const std::vector<Array<int64_t>>&>(),
-           py::arg("applier").none(true), py::arg("own"), py::arg("shards"), py::arg("owners"), py::arg("rings"),
-           py::arg("format"), py::arg("judges"), py::arg("applied"), py::keep_alive<1, 2>(), py::keep_alive<1, 4>(),
-           py::keep_alive<1, 6>(), py::keep_alive<1, 9>())
-      .def("take", &PyRoundServer::take, py::arg("clients"), py::arg("requests"),
-           "Takes requests; returns the reason of each.")
+      .def(py::init<PyPushApplier*, size_t, const std::vector<ShardArrays>&, const std::vector<RoundServer::Rings>&,
+                    RecordFormat, bool, const std::vector<Array<int64_t>>&>(),
+           py::arg("applier").none(true), py::arg("own"), py::arg("shards"), py::arg("rings"), py::arg("format"),
+           py::arg("judges"), py::arg("applied"), py::keep_alive<1, 2>(), py::keep_alive<1, 4>(),
+           py::keep_alive<1, 5>(), py::keep_alive<1, 8>())
+      .def("take", &PyRoundServer::take, py::arg("client"), py::arg("request"), "Takes a request; returns its reason.")
       .def("apply", &PyRoundServer::apply, "Applies or passes on all pushes; False: a ring is full, call again.")
-      .def("is_applied", &PyRoundServer::is_applied, "Whether the owners have applied all pushes passed on.")
       .def("has_applied", &PyRoundServer::has_applied, py::arg("step"),
            "Whether the owners of the node have applied so many steps.")
-      .def("reply_words", &PyRoundServer::reply_words, "Words of 8 bytes of the reply to each request.")
-      .def("write_replies", &PyRoundServer::write_replies, py::arg("messages"), py::arg("begins"), py::arg("words"));
+      .def("is_ready", &PyRoundServer::is_ready, py::arg("client"), "Whether the reply to a client can be made.")
+      .def("reply_words", &PyRoundServer::reply_words, py::arg("client"), "Words of 8 bytes of the reply.")
+      .def("write_reply", &PyRoundServer::write_reply, py::arg("client"), py::arg("message"), py::arg("begin"),
+           py::arg("num_words"), "Writes the reply, and forgets the request.");
 }
 
 }  // namespace hetmpi

@@ -4,7 +4,6 @@
 #include <pybind11/stl.h>
 
 #include <cstdint>
-#include <optional>
 #include <stdexcept>
 #include <tuple>
 #include <vector>
@@ -12,12 +11,9 @@
 #include "python/arrays.h"
 #include "python/bindings.h"
 #include "python/push_applier.h"
-#include "python/wire_arrays.h"
 #include "wire/round.h"
 
 namespace hetmpi {
-
-using Owners = std::vector<std::vector<int64_t>>;  // of each node
 
 // The part of a message for one table: words [begin, end) of an int64 array.
 using Section = std::tuple<Array<int64_t>, int64_t, int64_t>;
@@ -54,23 +50,15 @@ struct ShardArrays {
 
 class PyRoundServer {
  public:
-  using Rings = std::vector<std::optional<RingArrays>>;  // None where there is none
-
-  PyRoundServer(PyPushApplier* applier, int64_t own, const std::vector<ShardArrays>& shards, const Owners& owners,
-                const std::vector<std::vector<Rings>>& rings, RecordFormat format, bool judges,
+  PyRoundServer(PyPushApplier* applier, size_t own, const std::vector<ShardArrays>& shards,
+                const std::vector<RoundServer::Rings>& rings, RecordFormat format, bool judges,
                 const std::vector<Array<int64_t>>& applied)
-      : core_(applier ? &applier->core() : nullptr, own, views(shards), checked(owners, shards.size()), views(rings),
-              format, dims_of(shards.at(own)), judges, numbers(applied)) {}
+      : core_(applier ? &applier->core() : nullptr, own, views(shards), rings, format, dims_of(shards.at(own)), judges,
+              numbers(applied)) {}
 
-  // The reason of each request. clients: which of the clients sent it.
-  std::vector<int64_t> take(const std::vector<int64_t>& clients, const std::vector<Section>& requests) {
-    std::vector<int64_t> reasons;
-    for (size_t i = 0; i < requests.size(); ++i) {
-      const Bytes request = bytes_of(requests[i]);
-      reasons.push_back(RoundServer::header_of(request.at, request.size).reason);
-      core_.take(clients.at(i), request.at, request.size);
-    }
-    return reasons;
+  int64_t take(size_t client, const Section& request) {
+    const Bytes bytes = bytes_of(request);
+    return core_.take(client, bytes.at, bytes.size);
   }
 
   bool apply() {
@@ -78,24 +66,18 @@ class PyRoundServer {
     return core_.apply();
   }
 
-  bool is_applied() const { return core_.is_applied(); }
   bool has_applied(int64_t step) const { return core_.has_applied(step); }
+  bool is_ready(size_t client) const { return core_.is_ready(client); }
 
-  std::vector<int64_t> reply_words() {
+  int64_t reply_words(size_t client) {
     py::gil_scoped_release release;
-    std::vector<int64_t> sizes = core_.reply_bytes();
-    for (int64_t& size : sizes) size /= kWord;
-    return sizes;
+    return core_.reply_bytes(client) / kWord;
   }
 
-  void write_replies(std::vector<Array<int64_t>> messages, const std::vector<int64_t>& begins,
-                     const std::vector<int64_t>& words) {
-    std::vector<uint8_t*> places;
-    for (size_t i = 0; i < words.size(); ++i)
-      places.push_back(place_in(messages.at(i), begins.at(i), words[i] * kWord));
+  void write_reply(size_t client, Array<int64_t> message, int64_t begin, int64_t num_words) {
+    uint8_t* place = place_in(message, begin, num_words * kWord);
     py::gil_scoped_release release;
-    for (size_t i = 0; i < places.size(); ++i) core_.write_reply(i, places[i]);
-    core_.clear();
+    core_.write_reply(client, place);
   }
 
   RoundServer& core() { return core_; }
@@ -122,23 +104,6 @@ class PyRoundServer {
         arrays.push_back(array.data());
       }
       found.push_back({shard.clock.data(), arrays, shard.directory});
-    }
-    return found;
-  }
-
-  static const Owners& checked(const Owners& owners, size_t num_shards) {
-    for (const auto& of_client : owners) check_in(of_client.data(), of_client.size(), num_shards, "owners");
-    return owners;
-  }
-
-  static std::vector<std::vector<RoundServer::Rings>> views(const std::vector<std::vector<Rings>>& rings) {
-    std::vector<std::vector<RoundServer::Rings>> found;
-    for (const auto& of_client : rings) {
-      found.emplace_back();
-      for (const Rings& of_record : of_client) {
-        RoundServer::Rings& views = found.back().emplace_back();
-        for (const auto& ring : of_record) views.push_back(ring ? ring->view() : NodeRing{});
-      }
     }
     return found;
   }

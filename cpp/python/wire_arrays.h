@@ -1,4 +1,4 @@
-// The arrays of routes, pushes and rings, for the parts of the core that write messages and rings.
+// The arrays of routes and pushes, for the parts of the core that write messages and rings.
 #pragma once
 
 #include <pybind11/stl.h>
@@ -9,7 +9,6 @@
 
 #include "python/arrays.h"
 #include "python/owner_arrays.h"
-#include "python/producer.h"
 #include "wire/round.h"
 
 namespace hetmpi {
@@ -40,20 +39,6 @@ struct PushArrays {
   PushView view(RecordFormat format) const {
     route.check(values.shape(0));
     return {step, route.view(), message_of(route.keys, values, route.order, clocks, counts, steps, format), ends_step};
-  }
-};
-
-struct RingArrays {
-  std::optional<Array<uint8_t>> memory;  // none: the producer writes a mirror
-  Producer* producer;
-
-  NodeRing view() const {
-    NodeRing ring{nullptr, &producer->core()};
-    if (memory) {
-      Array<uint8_t> bytes = *memory;
-      ring.header = ring_header(bytes);
-    }
-    return ring;
   }
 };
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -15,12 +14,11 @@ namespace hetmpi {
 
 class Delivery {
  public:
-  // rings: of each rank; one without a producer is not written, one without a header is a mirror, whose bytes and head
-  // the caller copies. push: the gradients for all ranks; if it ends the step, a ring without rows gets an empty
-  // record.
-  Delivery(std::vector<NodeRing> rings, PushView push) : rings_(std::move(rings)), push_(push) {
+  // rings: to each rank, null where nothing is to be written. push: the gradients for all ranks; if it ends the step, a
+  // ring without rows gets an empty record.
+  Delivery(std::vector<RingProducer*> rings, PushView push) : rings_(std::move(rings)), push_(push) {
     for (size_t rank = 0; rank < rings_.size(); ++rank)
-      if (rings_[rank].producer && (push_.ends_step || push_.route.num(rank) > 0)) left_.push_back({rank, 0});
+      if (rings_[rank] && (push_.ends_step || push_.route.num(rank) > 0)) left_.push_back({rank, 0});
   }
 
   // Writes what fits. Returns true once all is written.
@@ -47,22 +45,19 @@ class Delivery {
 
   // Writes records of a part until all of it is written, and returns true, or until its ring is full.
   bool write(Part& part) {
-    const NodeRing& ring = rings_[part.rank];
     const int64_t begin = push_.route.first[part.rank], num_rows = push_.route.num(part.rank);
-    if (ring.header) ring.producer->set_tail(ring.header->tail.load(std::memory_order_acquire));
     int64_t written = 0;
     do {
       Message from = push_.columns;
       from.keys = push_.route.keys + begin + part.num_written;
       const int64_t* order = push_.route.order + begin + part.num_written;
-      written = ring.producer->write(push_.step, from, order, num_rows - part.num_written, true);
+      written = rings_[part.rank]->write(push_.step, from, order, num_rows - part.num_written, true);
       part.num_written += std::max<int64_t>(written, 0);
     } while (written >= 0 && part.num_written < num_rows);
-    if (ring.header) ring.header->head.store(ring.producer->head(), std::memory_order_release);
     return written >= 0;
   }
 
-  std::vector<NodeRing> rings_;
+  std::vector<RingProducer*> rings_;
   PushView push_;
   std::vector<Part> left_;
 };

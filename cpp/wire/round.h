@@ -199,209 +199,43 @@ struct NodeShard {
   const Directory* directory;
 };
 
-// The producer's end of a ring in the memory of an owner of this node; or of a mirror, without a header (delivery.h).
-struct NodeRing {
-  RingHeader* header = nullptr;
-  RingProducer* producer = nullptr;  // null: there is no such ring
-
-  bool is_drained() const {
-    return producer == nullptr || header->tail.load(std::memory_order_acquire) == producer->head();
-  }
-};
-
 // The side of the owners of a node, which one of them, the server, takes for the requests of some other ranks, its
 // clients.
 class RoundServer {
  public:
-  using Rings = std::vector<NodeRing>;  // of each owner of the node
+  using Rings = std::vector<RingProducer*>;  // to each owner of the node
 
-  // shards: of each owner of the node in rank order. owners: to which of them each client's requests go. rings: for
-  // each client, those of the first, second, ... record to an owner; with one entry only, those of all clients, or of
-  // all records. judges: whether requests do. applier: applies pushes to the shard of `own`, this rank, without a ring;
-  // null: no shard is excepted. applied: the steps that each owner has applied; empty where pushes are applied one by
-  // one.
-  RoundServer(PushApplier* applier, int64_t own, std::vector<NodeShard> shards,
-              std::vector<std::vector<int64_t>> owners, std::vector<std::vector<Rings>> rings, RecordFormat format,
-              std::vector<int64_t> dims, bool judges, std::vector<const int64_t*> applied = {})
+  // shards: of each owner of the node in rank order. rings: for the pushes of each client; null to `own`, this rank, if
+  // `applier` applies them to its shard. judges: whether requests do. applied: the steps that each owner has applied;
+  // empty where pushes are applied one by one.
+  RoundServer(PushApplier* applier, size_t own, std::vector<NodeShard> shards, std::vector<Rings> rings,
+              RecordFormat format, std::vector<int64_t> dims, bool judges, std::vector<const int64_t*> applied = {})
       : applier_(applier),
         own_(own),
         shards_(std::move(shards)),
-        owners_(std::move(owners)),
         rings_(std::move(rings)),
         format_(format),
         dims_(std::move(dims)),
         judges_(judges),
-        applied_(std::move(applied)) {}
+        applied_(std::move(applied)),
+        requests_(rings_.size()) {}
 
-  // Takes the request of a client, whose memory must stay until apply() returns true and the reply is written. Throws
-  // std::out_of_range, and takes nothing, if its contents exceed it or it asks for keys of others. Keys of pushes are
-  // checked when they are applied.
-  void take(size_t client, const uint8_t* request, int64_t size) {
-    Request taken = parsed(client, request, size);
-    if (header_of(request, size).reason != kPushes) requests_.push_back(std::move(taken));
-  }
-
-  // Applies the pushes of all requests taken to this rank's shard, and passes on those to other owners. Returns false
-  // if a ring is full: to be called again. Meanwhile records for other rings have gone on: an owner may wait for them
-  // before it makes room.
-  bool apply() {
-    std::vector<const RingProducer*> full;
-    size_t num_left = 0;
-    for (PushedRecord& record : pushed_) {
-      if (is_own(record)) {
-        applier_->apply(record.columns, record.header->num_rows);
-        continue;
-      }
-      const NodeRing& ring = ring_of(record);
-      const bool is_behind = std::find(full.begin(), full.end(), ring.producer) != full.end();
-      if (!is_behind && pass_on(ring, record)) continue;
-      full.push_back(ring.producer);
-      pushed_[num_left++] = record;
-    }
-    pushed_.resize(num_left);
-    return num_left == 0;
-  }
-
-  // Whether the owners have applied what the requests taken must see: so many steps, or everything passed on to them.
-  bool is_applied() const {
-    if (!applied_.empty())
-      return std::all_of(requests_.begin(), requests_.end(), [&](const Request& of) { return has_applied(of.step); });
-    for (const auto& of_client : rings_)
-      for (const Rings& of_record : of_client)
-        for (const NodeRing& ring : of_record)
-          if (!ring.is_drained()) return false;
-    return true;
-  }
-
-  // Whether the owners of the node have applied so many steps.
-  bool has_applied(int64_t step) const {
-    return std::all_of(applied_.begin(), applied_.end(),
-                       [step](const int64_t* of) { return __atomic_load_n(of, __ATOMIC_ACQUIRE) >= step; });
-  }
-
-  // The request of one client, of which there is at most one: whether its reply can be made; true without a request.
-  bool is_ready(int64_t client) const {
-    const Request* request = request_of(client);
-    if (request == nullptr) return true;
-    return applied_.empty() ? pushed_.empty() && is_applied() : has_applied(request->step);
-  }
-
-  // Its reply is made in three steps.
-  int64_t reply_bytes(int64_t client) {
-    Request* request = request_of(client);
-    return request == nullptr ? 0 : bytes_of(*request);
-  }
-  void write_reply_to(int64_t client, uint8_t* at) const {
-    const Request* request = request_of(client);
-    if (request != nullptr) write(*request, at);
-  }
-  void forget(int64_t client) {
-    const auto is_its = [client](const Request& request) { return request.client == client; };
-    requests_.erase(std::remove_if(requests_.begin(), requests_.end(), is_its), requests_.end());
-  }
-
-  // Reads the clocks of the rows that all requests taken ask for, and returns the bytes of each reply.
-  std::vector<int64_t> reply_bytes() {
-    std::vector<int64_t> sizes;
-    for (Request& request : requests_) sizes.push_back(bytes_of(request));
-    return sizes;
-  }
-
-  // Writes the reply to the i-th request taken.
-  void write_reply(size_t i, uint8_t* at) const { write(requests_.at(i), at); }
-
-  // Forgets the requests taken, but not their pushes.
-  void clear() { requests_.clear(); }
-
-  static RequestHeader header_of(const uint8_t* request, int64_t size) {
+  // Takes the request of a client, of which there is at most one; its memory must stay until apply() returns true and
+  // the reply is written. Returns its reason. Throws std::out_of_range, and takes nothing, if its contents exceed it or
+  // it asks for keys of others. Keys of pushes are checked when they are applied.
+  int64_t take(size_t client, const uint8_t* request, int64_t size) {
+    const Rings& rings = rings_.at(client);
     RoundRequest::check_end(sizeof(RequestHeader), size);
-    return *reinterpret_cast<const RequestHeader*>(request);
-  }
-
- private:
-  struct Pull {
-    int64_t owner;
-    std::vector<int64_t> rows;  // requested
-    const int32_t* known;
-    std::vector<int32_t> clocks;
-    std::vector<int64_t> wanted;  // those of the rows that the reply has
-  };
-  struct PushedRecord {
-    size_t client;
-    int64_t owner, number;  // the record is the number-th one to its owner
-    const RecordHeader* header;
-    RecordColumns columns;
-    int64_t num_passed;  // rows
-  };
-  struct Request {
-    int64_t client, bound, step;
-    std::vector<Pull> pulls;  // of each owner
-  };
-
-  const Request* request_of(int64_t client) const {
-    for (const Request& request : requests_)
-      if (request.client == client) return &request;
-    return nullptr;
-  }
-  Request* request_of(int64_t client) { return const_cast<Request*>(std::as_const(*this).request_of(client)); }
-
-  // Reads the clocks that the reply has.
-  int64_t bytes_of(Request& request) const {
-    int64_t total = 0;
-    for (Pull& pull : request.pulls) {
-      pull.clocks.resize(pull.rows.size());
-      pull.wanted.clear();
-      for (size_t j = 0; j < pull.rows.size(); ++j) {
-        const int64_t row = pull.rows[j];
-        if (judges_)
-          pull.clocks[j] = load_clock(shards_[pull.owner].clock + row);  // before the rows, which must not be older
-        if (!judges_ || is_wanted(pull.known[j], pull.clocks[j], request.bound)) pull.wanted.push_back(row);
-      }
-      if (judges_) total += whole_words(sizeof(int32_t) * pull.rows.size());
-      for (const int64_t dim : dims_) total += whole_words(sizeof(float) * pull.wanted.size() * dim);
-    }
-    return total;
-  }
-
-  void write(const Request& request, uint8_t* at) const {
-    for (const Pull& pull : request.pulls) {
-      if (judges_) {
-        std::copy(pull.clocks.begin(), pull.clocks.end(), reinterpret_cast<int32_t*>(at));
-        at += whole_words(sizeof(int32_t) * pull.rows.size());
-      }
-      const auto copy = [&] { at = copy_rows(shards_[pull.owner], pull.wanted, at); };
-      if (applier_ && pull.owner == own_)
-        applier_->exclusively(copy);
-      else
-        copy();  // may see a row while its owner writes it (docs/sharp_bits.md)
-    }
-  }
-
-  bool is_own(const PushedRecord& record) const { return applier_ && record.owner == own_; }
-
-  const NodeRing& ring_of(const PushedRecord& record) const {
-    const auto& of_client = rings_.size() == 1 ? rings_[0] : rings_.at(record.client);
-    return (of_client.size() == 1 ? of_client[0] : of_client.at(record.number)).at(record.owner);
-  }
-
-  void check_ring(const PushedRecord& record) const {
-    if (!is_own(record) && ring_of(record).producer == nullptr)
-      throw std::out_of_range("round: a message pushes to an owner that its sender cannot reach");
-  }
-
-  // Reads a request, and adds its records to those to be applied.
-  Request parsed(size_t client, const uint8_t* request, int64_t size) {
-    const RequestHeader header = header_of(request, size);
-    Request found{static_cast<int64_t>(client), header.bound, header.step, {}};
+    const auto& header = *reinterpret_cast<const RequestHeader*>(request);
     const auto* counts = reinterpret_cast<const OwnerCounts*>(request + sizeof(RequestHeader));
-    int64_t at = sizeof(RequestHeader) + owners_.at(client).size() * sizeof(OwnerCounts);
+    int64_t at = sizeof(RequestHeader) + shards_.size() * sizeof(OwnerCounts);
     RoundRequest::check_end(at, size);
+    Request found{header.bound, header.step, {}};
     std::vector<PushedRecord> records;
-    for (const int64_t owner : owners_[client]) {
+    for (size_t owner = 0; owner < shards_.size(); ++owner, ++counts) {
       for (int64_t i = 0; i < counts->num_records; ++i) {
         const Record record = record_at(request + at, size - at, format_);
-        records.push_back({client, owner, i, record.header, record.columns, 0});
-        check_ring(records.back());
+        records.push_back({rings.at(owner), record.header, record.columns, 0});
         at += record.header->bytes;
       }
       const int64_t n = counts->num_keys;
@@ -411,30 +245,116 @@ class RoundServer {
       at += kWord * n;
       if (judges_) at += whole_words(sizeof(int32_t) * n);
       RoundRequest::check_end(at, size);
-      Pull& pull = found.pulls.emplace_back(Pull{owner, std::vector<int64_t>(n), known, {}, {}});
+      Pull& pull = found.pulls.emplace_back(Pull{std::vector<int64_t>(n), known, {}, {}});
       shards_[owner].directory->rows_of(keys, n, pull.rows.data());
-      ++counts;
     }
     pushed_.insert(pushed_.end(), records.begin(), records.end());
-    return found;
+    if (header.reason != kPushes) requests_[client] = std::move(found);
+    return header.reason;
   }
 
-  // Writes the rest of a record into an owner's ring. Returns false if the ring is full.
-  bool pass_on(const NodeRing& ring, PushedRecord& record) {
-    const int64_t num_rows = record.header->num_rows;
-    ring.producer->set_tail(ring.header->tail.load(std::memory_order_acquire));
-    bool is_whole = false;
-    while (!is_whole) {
-      const int64_t num_left = num_rows - record.num_passed;
-      const int64_t written =
-          ring.producer->write(record.header->step, columns_from(record.columns, record.num_passed, format_), num_left,
-                               record.header->is_last);
-      if (written < 0) break;
-      record.num_passed += written;
-      is_whole = record.num_passed == num_rows && (written > 0 || num_rows == 0);
+  // Applies the pushes of all requests taken to this rank's shard, and passes on those to other owners. Returns false
+  // if a ring is full: to be called again. Meanwhile records for other rings have gone on: an owner may wait for them
+  // before it makes room.
+  bool apply() {
+    std::vector<const RingProducer*> full;
+    size_t num_left = 0;
+    for (PushedRecord& record : pushed_) {
+      if (record.ring == nullptr) {
+        applier_->apply(record.columns, record.header->num_rows);
+        continue;
+      }
+      const bool is_behind = std::find(full.begin(), full.end(), record.ring) != full.end();
+      if (!is_behind && pass_on(record)) continue;
+      full.push_back(record.ring);
+      pushed_[num_left++] = record;
     }
-    ring.header->head.store(ring.producer->head(), std::memory_order_release);
-    return is_whole;
+    pushed_.resize(num_left);
+    return num_left == 0;
+  }
+
+  // Whether the owners of the node have applied so many steps.
+  bool has_applied(int64_t step) const {
+    return std::all_of(applied_.begin(), applied_.end(),
+                       [step](const int64_t* of) { return __atomic_load_n(of, __ATOMIC_ACQUIRE) >= step; });
+  }
+
+  // Whether the reply to a client can be made: the owners have applied the step that its request names, or, where
+  // pushes are applied one by one, all of them. True without a request.
+  bool is_ready(size_t client) const {
+    const Request& request = requests_.at(client);
+    if (request.pulls.empty()) return true;
+    if (!applied_.empty()) return has_applied(request.step);
+    const Rings& rings = rings_[client];
+    return pushed_.empty() &&
+           std::all_of(rings.begin(), rings.end(), [](const auto* ring) { return !ring || ring->is_drained(); });
+  }
+
+  // Reads the clocks of the rows that a client requests, and returns the bytes of the reply, 0 without a request.
+  int64_t reply_bytes(size_t client) {
+    Request& request = requests_.at(client);
+    int64_t total = 0;
+    for (size_t owner = 0; owner < request.pulls.size(); ++owner) {
+      Pull& pull = request.pulls[owner];
+      pull.clocks.resize(pull.rows.size());
+      pull.wanted.clear();
+      for (size_t j = 0; j < pull.rows.size(); ++j) {
+        const int64_t row = pull.rows[j];
+        if (judges_)
+          pull.clocks[j] = load_clock(shards_[owner].clock + row);  // before the rows, which must not be older
+        if (!judges_ || is_wanted(pull.known[j], pull.clocks[j], request.bound)) pull.wanted.push_back(row);
+      }
+      if (judges_) total += whole_words(sizeof(int32_t) * pull.rows.size());
+      for (const int64_t dim : dims_) total += whole_words(sizeof(float) * pull.wanted.size() * dim);
+    }
+    return total;
+  }
+
+  // Writes this reply, and forgets the request.
+  void write_reply(size_t client, uint8_t* at) {
+    const Request request = std::exchange(requests_.at(client), {});
+    for (size_t owner = 0; owner < request.pulls.size(); ++owner) {
+      const Pull& pull = request.pulls[owner];
+      if (judges_) {
+        std::copy(pull.clocks.begin(), pull.clocks.end(), reinterpret_cast<int32_t*>(at));
+        at += whole_words(sizeof(int32_t) * pull.rows.size());
+      }
+      const auto copy = [&] { at = copy_rows(shards_[owner], pull.wanted, at); };
+      if (applier_ && owner == own_)
+        applier_->exclusively(copy);
+      else
+        copy();  // may see a row while its owner writes it (docs/sharp_bits.md)
+    }
+  }
+
+ private:
+  struct Pull {
+    std::vector<int64_t> rows;  // requested
+    const int32_t* known;
+    std::vector<int32_t> clocks;
+    std::vector<int64_t> wanted;  // those of the rows that the reply has
+  };
+  struct PushedRecord {
+    RingProducer* ring;
+    const RecordHeader* header;
+    RecordColumns columns;
+    int64_t num_passed;  // rows
+  };
+  struct Request {
+    int64_t bound, step;
+    std::vector<Pull> pulls;  // of each owner; empty if there is no request
+  };
+
+  // Writes the rest of a record into an owner's ring. Returns false if the ring is full.
+  bool pass_on(PushedRecord& record) {
+    const RecordHeader& header = *record.header;
+    int64_t written = 0;
+    do {
+      const RecordColumns rest = columns_from(record.columns, record.num_passed, format_);
+      written = record.ring->write(header.step, rest, header.num_rows - record.num_passed, header.is_last);
+      record.num_passed += std::max<int64_t>(written, 0);
+    } while (written >= 0 && record.num_passed < header.num_rows);
+    return written >= 0;
   }
 
   uint8_t* copy_rows(const NodeShard& shard, const std::vector<int64_t>& rows, uint8_t* at) const {
@@ -451,15 +371,14 @@ class RoundServer {
   }
 
   PushApplier* applier_;
-  int64_t own_;
+  size_t own_;
   std::vector<NodeShard> shards_;
-  std::vector<std::vector<int64_t>> owners_;  // of each client
-  std::vector<std::vector<Rings>> rings_;
+  std::vector<Rings> rings_;  // of each client
   RecordFormat format_;
   std::vector<int64_t> dims_;
   bool judges_;
   std::vector<const int64_t*> applied_;
-  std::vector<Request> requests_;
+  std::vector<Request> requests_;     // of each client
   std::vector<PushedRecord> pushed_;  // not applied or passed on yet
 };
 

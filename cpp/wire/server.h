@@ -144,8 +144,7 @@ class Server {
       if (length < 0 || length > num_words - begin) throw std::out_of_range("server: a section exceeds its message");
       if (length > 0 && tables_[table] != nullptr) {
         const auto* section = reinterpret_cast<const uint8_t*>(message.data() + begin);
-        is_answered |= RoundServer::header_of(section, length * kWord).reason != kPushes;
-        tables_[table]->take(i, section, length * kWord);
+        is_answered |= tables_[table]->take(i, section, length * kWord) != kPushes;
       }
       begin += length;
     }
@@ -164,8 +163,7 @@ class Server {
     reply.resize(std::accumulate(reply.begin(), reply.end(), begin));
     for (size_t table = 0; table < tables_.size(); ++table) {
       if (tables_[table] == nullptr) continue;
-      tables_[table]->write_reply_to(i, reinterpret_cast<uint8_t*>(reply.data() + begin));
-      tables_[table]->forget(i);
+      tables_[table]->write_reply(i, reinterpret_cast<uint8_t*>(reply.data() + begin));
       begin += reply[table];
     }
     client.request.clear();

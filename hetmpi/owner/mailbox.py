@@ -31,24 +31,6 @@ class Message:
     keys: np.ndarray | None = None  # (n,) int64
 
 
-class LocalRing:
-    """The producer's end of a ring in memory that this rank can address."""
-
-    def __init__(self, memory: np.ndarray, record: _C.RecordFormat):
-        self.memory = memory
-        self.producer = _C.Producer(memory[_C.RING_HEADER_BYTES :], record)
-        self.arrays = _C.RingArrays(memory, self.producer)
-
-    @property
-    def tail(self) -> int:
-        """Position up to which the owner has applied records, in bytes since the start."""
-        return _C.ring_tail(self.memory)
-
-    def is_drained(self) -> bool:
-        """Whether the owner has applied all records sent."""
-        return self.tail == self.producer.head
-
-
 def joined(parts: list[np.ndarray]) -> np.ndarray:
     """One array (n,) int64 of all parts (m,) int64; a copy only if several are not empty."""
     filled = [part for part in parts if len(part)]
@@ -62,11 +44,11 @@ class Mailbox:
         world = window.world
         self.window, self.record = window, record
         self.rings = {
-            owner: LocalRing(window.local_ring(owner, world.rank), record)
+            owner: _C.RingProducer(window.local_ring(owner, world.rank), record)
             for owner in world.node_ranks
             if owner != world.rank
         }
-        self._ends = [self.rings[rank].arrays if rank in self.rings else None for rank in range(world.size)]
+        self._ends = [self.rings.get(rank) for rank in range(world.size)]
         self._sent: list[tuple[np.ndarray, dict[int, int]]] = []  # keys, and the head of each ring after they were sent
 
     def send(self, message: Message, to_all: bool, while_waiting) -> int:
@@ -112,7 +94,7 @@ class Mailbox:
 
     def is_drained(self) -> bool:
         """Whether the owners of the node have applied everything sent."""
-        return all(ring.is_drained() for ring in self.rings.values())
+        return all(ring.is_drained for ring in self.rings.values())
 
     def _note(self, message: Message):
         """Records the keys just sent, if the message has them, and the heads of their rings, for in_transit()."""
@@ -122,7 +104,7 @@ class Mailbox:
         if owners:
             self._drop_applied()
             order = joined([message.route.of(owner)[1] for owner in owners])
-            self._sent.append((message.keys[order], {owner: self.rings[owner].producer.head for owner in owners}))
+            self._sent.append((message.keys[order], {owner: self.rings[owner].head for owner in owners}))
 
     def in_transit(self) -> np.ndarray:
         """Keys of sent messages, if they carry keys, that owners may not have applied yet: (m,) int64."""
@@ -131,4 +113,4 @@ class Mailbox:
 
     def behind(self) -> list[int]:
         """Owners that have not applied everything sent, as far as this rank knows."""
-        return [owner for owner, ring in self.rings.items() if not ring.is_drained()]
+        return [owner for owner, ring in self.rings.items() if not ring.is_drained]

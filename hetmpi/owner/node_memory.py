@@ -23,7 +23,7 @@ class Layout:
 
     preview_dim   numbers of state in a cache line, 0 or 1: the mean square of each row's state (cpp/owner/
                   row_optimizer.h)
-    origins       the ranks with a ring here, or, for ranks whose gradients arrive as one, the first of them; ascending
+    origins       those with a ring here, ascending: ranks, and for ranks as servers the number of ranks plus theirs
     ring_bytes    of each ring"""
 
     num_rows: int

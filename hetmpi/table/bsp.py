@@ -42,16 +42,8 @@ class BspClient(Client):
         self._near, self._shards = Mailbox(parts.window, parts.record), ShardReader(parts.window)
         endpoint = Endpoint(parts.window, parts.record)
         self.transport, self.why = choose(endpoint, exchange, parts.partition, parts.num_rows)
-        size, layout = parts.world.size, parts.window.layouts[parts.world.rank]
-        self._inbox = _C.Inbox(
-            parts.store.rings,
-            [layout.ring(origin) for origin in range(size)],
-            [(rank, rank) for rank in range(size)],
-            parts.world.rank,
-            *parts.store.arrays,
-            parts.store.directory,
-            parts.window.local.applied,
-        )
+        store, applied = parts.store, parts.window.local.applied
+        self._inbox = _C.Inbox(store.rings, parts.world.rank, *store.arrays, store.directory, applied)
         self._is_open = False  # the inbox waits for gradients of all ranks
         self._world.drains.add(self)
 

@@ -11,8 +11,9 @@ applied the pushes in front of the request, with the clocks of all keys and the 
 replies once all owners of its node have applied the step that the request names, as they note in shared memory, with
 all rows.
 
-Messages are packed and unpacked in C++. A server reads the shards of its node. It writes pushes to other owners there
-into rings of its own: at s = 0 those of each client into other ones, so the inbox treats all origins alike.
+Messages are packed and unpacked in C++. A server reads the shards of its node, and writes pushes into rings of the
+owners there: at s = 0 into the client's, so the inbox treats all ranks alike; at s >= 1 into rings of its own, but for
+those to its own shard, which it applies.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.owner.mailbox import LocalRing, Message
+from hetmpi.owner.mailbox import Message
 from hetmpi.owner.node_memory import NodeMemory
 from hetmpi.owner.route import Route
 from hetmpi.wire.rounds import MakeWire, Rounds, Section
@@ -87,22 +88,23 @@ class Requests:
         self.width, self.num_bytes = self._widths[0], 4 * sum(self._widths)
         self.rounds = Rounds(self.world, make_wire)
         self.is_collective = not self.rounds.wire.has_thread and not self.world.is_one_node
-        self._rings = self._rings_of_server()  # must live as long as the server
         self._posts: list[Section] = []  # received, and not passed on as a whole
         self.server = self._opened_server(endpoint)
         self.rounds.join(self)
 
-    def _rings_of_server(self) -> list[list[list[LocalRing | None]]]:
-        """As RoundServer takes them."""
-        world = self.world
+    def _rings_of_server(self) -> list[list[_C.RingProducer | None]]:
+        """For the pushes of each client, a ring to each owner of the node; None where the applier takes them."""
+        world, clients = self.world, self.rounds.rails.clients
         if self.is_exact:
-            return [[[self._ring(owner, client) for owner in world.node_ranks]] for client in self.rounds.rails.clients]
-        others = [] if world.is_one_node else [rank for rank in world.node_ranks if rank != world.rank]
+            return [[self._ring(owner, client) for owner in world.node_ranks] for client in clients]
+        if not clients:
+            return []
         origin = world.size + world.rank  # as a server
-        return [[[self._ring(owner, origin) if owner in others else None for owner in world.node_ranks]]]
+        rings = [None if owner == world.rank else self._ring(owner, origin) for owner in world.node_ranks]
+        return [rings] * len(clients)
 
-    def _ring(self, owner: int, origin: int) -> LocalRing:
-        return LocalRing(self._window.local_ring(owner, origin), self._record)
+    def _ring(self, owner: int, origin: int) -> _C.RingProducer:
+        return _C.RingProducer(self._window.local_ring(owner, origin), self._record)
 
     def _opened_server(self, endpoint: Endpoint) -> _C.RoundServer:
         world = self.world
@@ -114,8 +116,7 @@ class Requests:
                 _C.ShardArrays(shard.clock, [as_numbers(getattr(shard, a)) for a in endpoint.arrays], shard.directory)
                 for shard in shards
             ],
-            [list(range(world.node.size))] * len(self.rounds.rails.clients),
-            [[[ring and ring.arrays for ring in of_record] for of_record in of_client] for of_client in self._rings],
+            self._rings_of_server(),
             self._record,
             not self.is_exact,
             [shard.applied for shard in shards] if self.is_exact else [],
@@ -184,21 +185,27 @@ class Requests:
 
     def take(self, client: int, section: Section):
         """Takes the post of a client."""
-        self.server.take([client], [section])
+        self.server.take(client, section)
         self._posts.append(section)
 
     def serve(self, mine: int, requests: list[Section]) -> list[int]:
         """Applies the pushes of all clients, and waits until the replies may be made. Returns the words of each. mine:
         the reason of this rank's own request in the round."""
         server, clients = self.server, self.rounds.clients
-        for client, reason in zip(clients, server.take(range(len(clients)), requests)):
+        for i, (client, request) in enumerate(zip(clients, requests)):
+            reason = server.take(i, request)
             if reason != mine:
                 self.rounds.refuse(client, REASONS[reason], REASONS[mine])
         if not server.apply():
             wait_for(self.world, server.apply, f"for {self._neighbours()} to make room for gradients")
-        if not server.is_applied():
-            wait_for(self.world, server.is_applied, f"for {self._neighbours()} to apply gradients")
-        return server.reply_words()
+        numbers = range(len(clients))
+
+        def are_ready() -> bool:
+            return all(map(server.is_ready, numbers))
+
+        if not are_ready():
+            wait_for(self.world, are_ready, f"for {self._neighbours()} to apply gradients")
+        return [server.reply_words(i) for i in numbers]
 
     def _neighbours(self) -> str:
         return ranks_text([rank for rank in self.world.node_ranks if rank != self.world.rank])

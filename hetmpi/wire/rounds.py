@@ -227,7 +227,8 @@ class Rounds:
         messages, begins = self._messages(lengths, len(self.clients))
         for table, places, words in zip(self.tables, begins, lengths):
             if table in one.replies:
-                table.server.write_replies(messages, places, words)
+                for i, place in enumerate(zip(messages, places, words)):
+                    table.server.write_reply(i, *place)
         for client, message in zip(self.clients, messages):
             self.wire.send(client, REPLY, message)
 

@@ -647,6 +647,7 @@ class Rings {
   uint64_t tail(int64_t origin) { return reinterpret_cast<RingHeader*>(ring(origin))->tail.load(); }
   uint64_t capacity() const { return stride_ - sizeof(RingHeader); }
   RecordFormat format() const { return format_; }
+  RingProducer producer(int64_t origin) { return {ring(origin), capacity(), format_}; }
   std::vector<RingConsumer> ends() { return consumers(memory_.get(), stride_, num_origins_, format_); }
 
  private:
@@ -676,27 +677,16 @@ struct Batch {
   }
 };
 
-// The producer's end of a ring, used as in hetmpi/owner/mailbox.py: on the owner's node it writes in place, on another
-// node into a mirror, whose new bytes are copied before the head is stored.
+// Sends batches through a ring.
 class Origin {
  public:
-  Origin(Rings& rings, int64_t origin, bool is_far = false)
-      : header_(reinterpret_cast<RingHeader*>(rings.ring(origin))),
-        data_(rings.ring(origin) + sizeof(RingHeader)),
-        capacity_(rings.capacity()),
-        mirror_(is_far ? capacity_ / sizeof(uint64_t) : 0),
-        producer_(is_far ? reinterpret_cast<uint8_t*>(mirror_.data()) : data_, capacity_, rings.format()) {}
+  Origin(Rings& rings, int64_t origin) : capacity_(rings.capacity()), producer_(rings.producer(origin)) {}
 
   // Writes one record of the rows from `begin` on; returns the rows sent, or -1 for no room.
   int64_t send_some(int64_t step, const Batch& batch, int64_t begin) {
-    producer_.set_tail(header_->tail.load(std::memory_order_acquire));
-    const uint64_t head = producer_.head(), offset = head % capacity_;
     const int64_t sent =
         producer_.write(step, batch.from(begin), batch.order.data() + begin, batch.size() - begin, true);
     CHECK(producer_.head() - producer_.tail() <= capacity_);
-    if (!mirror_.empty())
-      std::memcpy(data_ + offset, reinterpret_cast<uint8_t*>(mirror_.data()) + offset, producer_.head() - head);
-    header_->head.store(producer_.head(), std::memory_order_release);
     return sent;
   }
 
@@ -725,14 +715,11 @@ class Origin {
     send(step, batch, [] {});
   }
 
-  bool is_drained() const { return header_->tail.load(std::memory_order_acquire) == producer_.head(); }
+  bool is_drained() const { return producer_.is_drained(); }
   uint64_t head() const { return producer_.head(); }
 
  private:
-  RingHeader* header_;
-  uint8_t* data_;
   uint64_t capacity_;
-  std::vector<uint64_t> mirror_;
   RingProducer producer_;
 };
 
@@ -810,19 +797,18 @@ void consume(RingConsumer ring, const Rings& rings, const NumberedStream& stream
 void rows_pass_a_ring_in_order_and_once(uint64_t seed) {
   for (const RecordFormat format :
        {RecordFormat{3, false}, RecordFormat{5, true}, RecordFormat{6, true, true, 3}, RecordFormat{40, true, true, 1}})
-    for (const uint64_t more : {0, 64, 1024})
-      for (const bool is_far : {false, true}) {
-        Rings rings(1, min_ring_capacity(format) + more, format);
-        current_case = "a ring of " + std::to_string(rings.capacity()) + " bytes, rows of " +
-                       std::to_string(format.row_bytes()) + ", seed " + std::to_string(++seed);
-        Random random(seed);
-        const NumberedStream stream(random, 150, format);
-        std::thread consumer(consume, rings.ends()[0], std::cref(rings), std::cref(stream), Random(seed));
-        Origin origin(rings, 0, is_far);
-        for (size_t m = 0; m < stream.ends.size(); ++m) origin.send(m, stream.message(random, m));
-        consumer.join();
-        CHECK(origin.is_drained());
-      }
+    for (const uint64_t more : {0, 64, 1024}) {
+      Rings rings(1, min_ring_capacity(format) + more, format);
+      current_case = "a ring of " + std::to_string(rings.capacity()) + " bytes, rows of " +
+                     std::to_string(format.row_bytes()) + ", seed " + std::to_string(++seed);
+      Random random(seed);
+      const NumberedStream stream(random, 150, format);
+      std::thread consumer(consume, rings.ends()[0], std::cref(rings), std::cref(stream), Random(seed));
+      Origin origin(rings, 0);
+      for (size_t m = 0; m < stream.ends.size(); ++m) origin.send(m, stream.message(random, m));
+      consumer.join();
+      CHECK(origin.is_drained());
+    }
 }
 
 void ring_refuses_capacities_too_small_or_not_aligned(uint64_t) {
@@ -870,37 +856,28 @@ void a_delivery_reaches_every_owner_once(uint64_t seed) {
   Random random(seed);
   const RecordFormat format{5, true};
   Rings rings(2, min_ring_capacity(format) + 64, format);
-  const uint64_t capacity = rings.capacity();
   const std::vector<NumberedStream> streams{{random, kMessages, format}, {random, kMessages, format}};
   std::vector<std::thread> owners;
   for (int o : {0, 1})
     owners.emplace_back(consume, rings.ends()[o], std::cref(rings), std::cref(streams[o]), Random(seed + o));
-  std::vector<uint64_t> mirror(capacity / sizeof(uint64_t));
-  auto* mirrored = reinterpret_cast<uint8_t*>(mirror.data());
-  RingProducer near(rings.ring(0) + sizeof(RingHeader), capacity, format), far(mirrored, capacity, format);
-  auto *near_header = reinterpret_cast<RingHeader*>(rings.ring(0)),
-       *far_header = reinterpret_cast<RingHeader*>(rings.ring(1));
-  const std::vector<NodeRing> ends{{}, {near_header, &near}, {nullptr, &far}};  // of ranks 0, the origin, 1 and 2
+  RingProducer first_ring = rings.producer(0), second_ring = rings.producer(1);
+  const std::vector<RingProducer*> ends{nullptr, &first_ring, &second_ring};  // to ranks 0, the origin, 1 and 2
   for (int64_t m = 0; m < kMessages; ++m) {
     const Batch a = streams[0].message(random, m), b = streams[1].message(random, m);
     const Batch both = joined(random, a, b, format.width);
     const Ints first{0, 0, a.size(), both.size()};
     Delivery delivery(ends, {m, {both.order.data(), both.keys.data(), first.data()}, both.from(0), true});
     await([&] {
-      far.set_tail(far_header->tail.load(std::memory_order_acquire));
-      const uint64_t head = far.head();
       const bool is_done = delivery.proceed();
       CHECK(is_done == delivery.full().empty());
-      for (uint64_t at = head; at < far.head(); at += kRecordAlign)
-        std::memcpy(rings.ring(1) + sizeof(RingHeader) + at % capacity, mirrored + at % capacity, kRecordAlign);
-      far_header->head.store(far.head(), std::memory_order_release);
       return is_done;
     });
   }
   for (auto& owner : owners) owner.join();
   const Ints none{0, 0, 0, 0};
-  const uint64_t head = near.head();
-  CHECK(Delivery(ends, {kMessages, {nullptr, nullptr, none.data()}, {}, false}).proceed() && near.head() == head);
+  const uint64_t head = first_ring.head();
+  CHECK(Delivery(ends, {kMessages, {nullptr, nullptr, none.data()}, {}, false}).proceed());
+  CHECK(first_ring.head() == head);
 }
 
 // The push applier.
@@ -1007,7 +984,7 @@ class Sender {
       : owner(owner),
         number(number),
         random(seed),
-        origin(owner.rings, number, number % 2 == 1),
+        origin(owner.rings, number),
         tally(owner.rows.num_rows),
         thread_([this, work] {
           work(*this);
@@ -1232,13 +1209,6 @@ void appliers_start_and_end_promptly(uint64_t seed) {
 
 constexpr int64_t kRanks = 4;
 
-// Ranks one by one.
-std::vector<RankBlock> alone(int64_t num) {
-  std::vector<RankBlock> blocks;
-  for (int64_t rank = 0; rank < num; ++rank) blocks.push_back({rank, rank});
-  return blocks;
-}
-
 // One rank's gradients of a step: some distinct rows, with values whose sum depends on the order of addition.
 Batch gradients(Random& random, int64_t num_rows) {
   Ints rows = permutation(random, num_rows);
@@ -1250,7 +1220,6 @@ Batch gradients(Random& random, int64_t num_rows) {
   return batch;
 }
 
-// One synchronous step of all ranks, seen from the owner.
 // Gradients of some ranks for one row.
 using OfRanks = std::map<int64_t, Floats>;
 
@@ -1271,30 +1240,21 @@ Floats uneven(Random& random, int64_t n) {
   return values;
 }
 
-void rank_sums_have_the_bits_of_their_definition_however_ranks_are_grouped(uint64_t seed) {
+void rank_sums_have_the_bits_of_their_definition(uint64_t seed) {
   Random random(seed);
-  RankSums sums, of_block;
+  RankSums sums;
   for (int trial = 0; trial < 2000; ++trial) {
     const int64_t num_ranks = pick_in(random, 1, 20), num_rows = pick_in(random, 1, 3);
     std::vector<OfRanks> rows(num_rows);
     sums.begin(kDim, num_ranks);
     std::map<int64_t, int64_t> numbers;  // row -> its number in sums
-    for (int64_t first = 0; first < num_ranks;) {
-      int64_t num = 1;
-      while (first % (2 * num) == 0 && first + 2 * num <= num_ranks && once_in(random, 2)) num *= 2;
+    for (int64_t rank = 0; rank < num_ranks; ++rank)
       for (int64_t row = 0; row < num_rows; ++row) {
-        of_block.begin(kDim, first + num);
-        for (int64_t rank = first; rank < first + num; ++rank) {
-          if (once_in(random, 2)) continue;
-          const Floats& grad = rows[row][rank] = uneven(random, kDim);
-          of_block.add(0, {rank, rank}, grad.data(), once_in(random, 2));
-        }
-        if (of_block.size() == 0) continue;
+        if (once_in(random, 2)) continue;
+        const Floats& grad = rows[row][rank] = uneven(random, kDim);
         const int64_t number = numbers.try_emplace(row, sums.size()).first->second;
-        sums.add(number, {first, first + num - 1}, of_block.sum(0), false);
+        sums.add(number, rank, grad.data(), once_in(random, 2));
       }
-      first += num;
-    }
     for (const auto& [row, number] : numbers) {
       const float* found = sums.sum(number);
       CHECK(Floats(found, found + kDim) == block_sum(rows[row], 0, 32));
@@ -1302,6 +1262,7 @@ void rank_sums_have_the_bits_of_their_definition_however_ranks_are_grouped(uint6
   }
 }
 
+// Synchronous steps of all ranks, seen from the owner.
 class InboxTrial {
  public:
   InboxTrial(int64_t own_rank, uint64_t seed)
@@ -1309,8 +1270,8 @@ class InboxTrial {
         own_rank_(own_rank),
         rings_(kRanks, min_ring_capacity(kGrads) + 256, kGrads),
         rows_(20),
-        inbox_(rings_.ends(), alone(kRanks), own_rank, rows_.shard()) {
-    for (int64_t rank = 0; rank < kRanks; ++rank) origins_.emplace_back(rings_, rank, rank % 2 == 1);
+        inbox_(rings_.ends(), own_rank, rows_.shard()) {
+    for (int64_t rank = 0; rank < kRanks; ++rank) origins_.emplace_back(rings_, rank);
   }
 
   void step(int64_t step) {
@@ -1426,8 +1387,6 @@ struct Client {
   }
 };
 
-using Owners = std::vector<std::vector<int64_t>>;  // of each client
-
 std::vector<int64_t> written(const RoundRequest& request) {
   std::vector<int64_t> message(request.bytes({0, 1}) / kWord);
   request.write({0, 1}, reinterpret_cast<uint8_t*>(message.data()));
@@ -1438,13 +1397,12 @@ void a_server_applies_passes_on_and_replies(uint64_t seed) {
   Random random(seed);
   Owner own(1, 0, {}), other(1, 256, {0});  // the ring of the other holds a few rows at a time
   const int64_t num_rows = own.rows.num_rows;
-  RingProducer producer(other.rings.ring(0) + sizeof(RingHeader), other.rings.capacity(), kSums);
+  RingProducer ring = other.rings.producer(0);
   const auto shard = [](const OwnedRows& rows) {
     return NodeShard{rows.clock.data(), {rows.weight.data()}, rows.directory.get()};
   };
-  const NodeRing ring{reinterpret_cast<RingHeader*>(other.rings.ring(0)), &producer};
-  RoundServer server(own.applier.get(), 0, {shard(own.rows), shard(other.rows)}, Owners(3, {0, 1}),
-                     {{{NodeRing{}, ring}}}, kSums, {kDim}, true);
+  RoundServer server(own.applier.get(), 0, {shard(own.rows), shard(other.rows)},
+                     std::vector<RoundServer::Rings>(3, {nullptr, &ring}), kSums, {kDim}, true);
   Tally of_own(num_rows), of_other(num_rows);
   for (int round = 0; round < 200; ++round) {
     const int64_t bound = pick_in(random, 0, 5000);
@@ -1454,18 +1412,16 @@ void a_server_applies_passes_on_and_replies(uint64_t seed) {
       clients.emplace_back(random, std::array<Tally*, 2>{&of_own, &of_other}, num_rows);
       messages.push_back(written(clients.back().request(bound)));
       const auto* bytes = reinterpret_cast<const uint8_t*>(messages.back().data());
-      CHECK(RoundServer::header_of(bytes, messages.back().size() * kWord).reason == 1);
-      server.take(i, bytes, messages.back().size() * kWord);
+      CHECK(server.take(i, bytes, messages.back().size() * kWord) == 1);
     }
     while (!server.apply()) std::this_thread::yield();
-    while (!server.is_applied()) std::this_thread::yield();
-    const std::vector<int64_t> sizes = server.reply_bytes();
     for (int i = 0; i < 3; ++i) {
-      std::vector<int64_t> reply(sizes.at(i) / kWord);
+      while (!server.is_ready(i)) std::this_thread::yield();
+      std::vector<int64_t> reply(server.reply_bytes(i) / kWord);
       server.write_reply(i, reinterpret_cast<uint8_t*>(reply.data()));
       clients[i].check(clients[i].request(bound), reply, bound, {&own.rows, &other.rows});
+      CHECK(server.reply_bytes(i) == 0);
     }
-    server.clear();
   }
   own.check(of_own);
   other.check(of_other);
@@ -1474,14 +1430,15 @@ void a_server_applies_passes_on_and_replies(uint64_t seed) {
 void a_server_refuses_requests_that_are_too_short_or_name_keys_of_others(uint64_t seed) {
   Random random(seed);
   Owner own(1, 0, {}), other(1, 0, {});
+  RingProducer ring = other.rings.producer(0);
   Tally of_own(own.rows.num_rows), of_other(own.rows.num_rows);
   const Arithmetic of_others(Partition("range", 2 * own.rows.num_rows, 2), 1);
   const auto server_of = [&](const Directory& directory) {
     const auto shard = [&](const OwnedRows& rows) {
       return NodeShard{rows.clock.data(), {rows.weight.data()}, &directory};
     };
-    return RoundServer(own.applier.get(), 0, {shard(own.rows), shard(other.rows)}, Owners(1, {0, 1}),
-                       {{{NodeRing{}, NodeRing{}}}}, kSums, {kDim}, true);
+    return RoundServer(own.applier.get(), 0, {shard(own.rows), shard(other.rows)}, {{nullptr, &ring}}, kSums, {kDim},
+                       true);
   };
   for (int i = 0; i < 50; ++i) {
     Client client(random, {&of_own, &of_other}, own.rows.num_rows);
@@ -1536,7 +1493,7 @@ void a_server_refuses_records_that_are_not_whole(uint64_t seed) {
   const int64_t num_rows = own.rows.num_rows;
   RoundServer server(own.applier.get(), 0,
                      {NodeShard{own.rows.clock.data(), {own.rows.weight.data()}, own.rows.directory.get()}},
-                     Owners(1, {0}), {{{NodeRing{}}}}, kSums, {kDim}, true);
+                     {{nullptr}}, kSums, {kDim}, true);
   const Batch batch = Tally(num_rows).draw(random, 5, 0, num_rows);
   const std::vector<int64_t> first{0, batch.size()}, none{0, 0};
   const PushView push{0,
@@ -1582,7 +1539,7 @@ void inbox_refuses_other_steps_and_rows_that_are_not_there(uint64_t seed) {
   for (const auto& [step, row] : std::map<int64_t, int64_t>{{4, 0}, {6, 0}, {5, -1}}) {
     Rings rings(2, min_ring_capacity(format), format);
     OwnedRows rows(3);
-    Inbox inbox(rings.ends(), alone(2), 1, rows.shard());
+    Inbox inbox(rings.ends(), 1, rows.shard());
     inbox.begin(5, nullptr, nullptr, nullptr, 0);
     CHECK(!inbox.poll());
     Origin(rings, 0).send(step, one_row(random, row));
@@ -1627,7 +1584,7 @@ void run_all(uint64_t seed) {
   RUN(a_server_refuses_requests_that_are_too_short_or_name_keys_of_others);
   RUN(a_record_that_is_not_whole_is_refused);
   RUN(a_server_refuses_records_that_are_not_whole);
-  RUN(rank_sums_have_the_bits_of_their_definition_however_ranks_are_grouped);
+  RUN(rank_sums_have_the_bits_of_their_definition);
   RUN(inbox_sums_in_an_order_of_ranks);
   RUN(inbox_refuses_other_steps_and_rows_that_are_not_there);
 #undef RUN

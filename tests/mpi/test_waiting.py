@@ -77,7 +77,7 @@ def test_a_ring_that_stays_full(impatient, impatient_apart, capfd, exchange):
     table.read(keys)
     told = capfd.readouterr().err
     check_warning(
-        world, told, "to make room for its gradients" if exchange == "windows" else "for the gradients of all ranks"
+        world, told, "to make room for its gradients" if exchange == "windows" else "for the gradients of rank"
     )
     table.close()
 
