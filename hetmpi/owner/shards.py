@@ -24,10 +24,13 @@ class ShardReader:
             for array, kind in kinds.items()
         }
 
-    def read_local(self, array: str, route: Route, out: np.ndarray):
+    def read(self, array: str, route: Route, out: np.ndarray) -> int:
         """Reads `array` (weight, mean_square or clock) of the route's keys that ranks of this node own, to their
-        positions in out (n, width)."""
+        positions in out (n, width) or (n,). Returns the bytes of the route's keys that other ranks own."""
+        if len(route.order) == 0:
+            return 0
         self._arrays[array].gather(*route.arrays, out)
+        return out[:1].nbytes * route.num_elsewhere(self.window.world.rank)
 
     def shape(self, array: str) -> tuple[int, type]:
         """(numbers, dtype) of one row."""

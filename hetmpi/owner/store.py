@@ -1,17 +1,18 @@
-"""ShardStore: the rows that one rank owns, in memory that the ranks of its node share. Only the store writes them, and
-in C++ the push applier and the inbox of the same rank."""
+"""The rows that each rank owns: the protocol of their store, and its kind in memory that the ranks of a node share."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from mmap import PAGESIZE
 from typing import Protocol
 
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.owner.node_memory import Layout, ShardMemory, ring_bytes
 from hetmpi.world.world import World
 
 INIT_CHUNK_ROWS = 1 << 20
+ALIGN = 64
 
 
 class RowStore(Protocol):
@@ -45,29 +46,94 @@ class RowStore(Protocol):
         """Notes changes anew, since `mark`."""
 
 
-class ShardStore:
-    """A RowStore in memory that the ranks of a node share."""
+@dataclass(frozen=True)
+class Layout:
+    """Offsets of the parts of one rank's memory in bytes: rows, optimizer state, its mean squares, clocks, the number
+    of steps applied, inbox.
 
-    def __init__(self, memory: ShardMemory, rule: _C.RowOptimizer, keys_of):
-        """memory: of this rank, uninitialised. keys_of(begin, end): keys of rows [begin, end), int64."""
-        self.weight, self.state, self.clock, self.rings = memory.weight, memory.state, memory.clock, memory.rings
-        self.mean_square, self._rule, self.state_dim = memory.mean_square, rule, memory.state.shape[1]
-        self.touched, self._keys_of, self.mark = np.zeros(len(self.weight), np.uint8), keys_of, None
-        self.directory, self._applied = memory.directory, memory.applied
+    preview_dim   numbers of state in a cache line, 0 or 1: the mean square of each row's state (cpp/owner/
+                  row_optimizer.h)
+    origins       those with a ring here, ascending: ranks, and for ranks as servers the number of ranks plus theirs
+    ring_bytes    of each ring"""
+
+    num_rows: int
+    dim: int
+    state_dim: int
+    preview_dim: int
+    origins: tuple[int, ...]
+    ring_bytes: int
+
+    @property
+    def weight(self) -> int:
+        return 0
+
+    @property
+    def state(self) -> int:
+        return aligned(self.num_rows * self.dim * 4)
+
+    @property
+    def mean_square(self) -> int:
+        return self.state + aligned(self.num_rows * self.state_dim * 4)
+
+    @property
+    def clock(self) -> int:
+        return self.mean_square + aligned(self.num_rows * self.preview_dim * 4)
+
+    @property
+    def applied(self) -> int:
+        return self.clock + aligned(self.num_rows * 4)
+
+    @property
+    def rings(self) -> int:
+        return self.applied + ALIGN
+
+    @property
+    def nbytes(self) -> int:
+        """Whole pages: the ranks of a node have theirs one after the other."""
+        return aligned(self.rings + len(self.origins) * self.ring_bytes, PAGESIZE)
+
+    def ring(self, origin: int) -> int:
+        """The number of an origin's ring."""
+        return self.origins.index(origin)
+
+
+class Shard:
+    """A rank's rows and inbox in memory that the ranks of its node share: arrays for all of them, and for their owner a
+    RowStore. Only the owner writes the rows: the store and, in C++, the push applier and the inbox.
+
+    directory     which row of them a key has
+    mean_square   (n, preview_dim) float32: the state of cache lines, at s >= 1
+    applied       (8,) int64, of which the first counts the steps that the owner has applied, at s = 0
+    rings         (origins, ring_bytes) uint8: the inbox"""
+
+    def __init__(self, memory: np.ndarray, layout: Layout, directory: _C.Directory):
+        """memory: (n,) uint8, uninitialised."""
+
+        def part(begin: int, shape: tuple, dtype) -> np.ndarray:
+            nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            return memory[begin : begin + nbytes].view(dtype).reshape(shape)
+
+        self.directory, self.state_dim, self.mark = directory, layout.state_dim, None
+        self.weight = part(layout.weight, (layout.num_rows, layout.dim), np.float32)
+        self.state = part(layout.state, (layout.num_rows, layout.state_dim), np.float32)
+        self.mean_square = part(layout.mean_square, (layout.num_rows, layout.preview_dim), np.float32)
+        self.clock = part(layout.clock, (layout.num_rows,), np.int32)
+        self.applied = part(layout.applied, (ALIGN // 8,), np.int64)
+        self.rings = part(layout.rings, (len(layout.origins), layout.ring_bytes), np.uint8)
 
     def __len__(self) -> int:
         return len(self.weight)
 
-    def initialise(self, seed: int, std: float):
+    def initialise(self, rule: _C.RowOptimizer, keys_of, seed: int, std: float):
         """Initialises every row from a normal distribution with standard deviation `std`, depending only on (seed,
-        key)."""
-        self.state[:] = self.mean_square[:] = 0
-        self.clock[:] = 0
-        self._applied[:] = 0
-        self.rings[:, : _C.RING_HEADER_BYTES] = 0
+        key). keys_of(begin, end): keys of rows [begin, end), int64. To be called by the owner, before its other
+        methods."""
+        self._rule, self.touched = rule, np.zeros(len(self), np.uint8)
+        for zeroed in (self.state, self.mean_square, self.clock, self.applied, self.rings[:, : _C.RING_HEADER_BYTES]):
+            zeroed[:] = 0
         for begin in range(0, len(self), INIT_CHUNK_ROWS):
             weight = self.weight[begin : begin + INIT_CHUNK_ROWS]
-            _C.init_rows(weight, self._keys_of(begin, begin + len(weight)), seed, std)
+            _C.init_rows(weight, keys_of(begin, begin + len(weight)), seed, std)
 
     def assign(self, rows: np.ndarray | slice, weight=None, state=None, clock=None):
         for array, values in ((self.weight, weight), (self.state, state), (self.clock, clock)):
@@ -100,6 +166,17 @@ class ShardStore:
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
         return self.weight, self.state, self.clock, self.touched
+
+
+def aligned(nbytes: int, unit: int = ALIGN) -> int:
+    """`nbytes` rounded up to a multiple of `unit`, by default a cache line."""
+    return (nbytes + unit - 1) // unit * unit
+
+
+def ring_bytes(inbox_bytes: int, num_rings: int, record: _C.RecordFormat) -> int:
+    """Bytes of each ring of an inbox of about `inbox_bytes`, header included."""
+    capacity = max(inbox_bytes // num_rings - _C.RING_HEADER_BYTES, _C.min_ring_capacity(record))
+    return _C.RING_HEADER_BYTES + aligned(capacity)
 
 
 def layouts_of(

@@ -12,6 +12,8 @@ none.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 
@@ -22,7 +24,7 @@ from hetmpi.owner.route import Route
 from hetmpi.owner.shards import ShardReader
 from hetmpi.table.batch import Keys
 from hetmpi.table.client import Client, Parts, check_finite
-from hetmpi.wire.requests import UNANNOUNCED, Endpoint, Reply, Request
+from hetmpi.wire.requests import UNANNOUNCED, Reply, Request, Requests
 from hetmpi.wire.transport import choose
 from hetmpi.world.waiting import Patience, wait_for
 
@@ -33,23 +35,17 @@ NAP_S = 50e-6  # polling interval: short compared with a step, long compared wit
 class BspClient(Client):
     """See hetmpi/table/client.py, Client."""
 
-    num_windows = 0  # pushes of a step are applied together
-
     def __init__(self, parts: Parts, exchange: str):
         """exchange: messages, windows or auto. Collective."""
         self.parts, self._world, self._cache, self._spans = parts, parts.world, parts.cache, parts.spans
         self._is_written = False  # a write is not yet settled
         self._near, self._shards = Mailbox(parts.window, parts.record), ShardReader(parts.window)
-        endpoint = Endpoint(parts.window, parts.record)
-        self.transport, self.why = choose(endpoint, exchange, parts.partition, parts.num_rows)
+        make = partial(Requests, parts.window, parts.record, ["weight"], None)
+        self.transport, self.why = choose(parts.world, exchange, make, parts.partition, parts.num_rows)
         store, applied = parts.store, parts.window.local.applied
         self._inbox = _C.Inbox(store.rings, parts.world.rank, *store.arrays, store.directory, applied)
         self._is_open = False  # the inbox waits for gradients of all ranks
         self._world.drains.add(self)
-
-    @property
-    def step(self) -> int:
-        return self.parts.step
 
     def reading(self, keys: Keys) -> InFlight[torch.Tensor]:
         step = self._num_written
@@ -78,7 +74,7 @@ class BspClient(Client):
         if not self.transport.has_applied(step):
             what = f"in step {step} for the ranks of its node to apply the gradients"
             wait_for(self._world, lambda: self.transport.has_applied(step), what)
-        self._shards.read_local("weight", route, rows)
+        self._shards.read("weight", route, rows)
         yield  # the other tables of a group settle, whose requests are in the same round
         if reply is not None:
             reply.serve()

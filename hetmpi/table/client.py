@@ -14,7 +14,7 @@ from hetmpi.errors import NotFinite
 from hetmpi.in_flight import InFlight
 from hetmpi.owner.node_memory import NodeMemory
 from hetmpi.owner.route import Route
-from hetmpi.owner.store import ShardStore
+from hetmpi.owner.store import Shard
 from hetmpi.spans import Spans
 from hetmpi.table.batch import Keys
 from hetmpi.table.cache import RowCache, Staleness
@@ -26,15 +26,20 @@ from hetmpi.world.world import World
 class Client(Protocol):
     """One rank's side of a table. Keys are checked: int64, unique, in range.
 
-    step       steps written so far (BSP: and settled)
-    transport  communication of rows and gradients between nodes
-    why        reason in one sentence if a trial chose the transport
+    parts        what it is made of
+    transport    communication of rows and gradients between nodes
+    why          reason in one sentence if a trial chose the transport
     num_windows  rows of this rank's shard of which it keeps pushes (cpp/owner/windows.h)"""
 
-    step: int
+    parts: Parts
     transport: Requests
     why: str | None
-    num_windows: int
+    num_windows: int = 0
+
+    @property
+    def step(self) -> int:
+        """Steps written so far (BSP: and settled)."""
+        return self.parts.step
 
     def reading(self, keys: Keys) -> InFlight[torch.Tensor]:
         """keys (U,) -> rows (U, dim) float32 on the table's device, as recent as the consistency model requires."""
@@ -78,7 +83,7 @@ class Parts:
 
     world: World
     window: NodeMemory
-    store: ShardStore
+    store: Shard
     partition: _C.Partition
     num_rows: int
     dim: int

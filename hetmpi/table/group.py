@@ -64,7 +64,7 @@ class TableGroup(Mapping[str, EmbeddingTable]):
 
     def read(self, keys: dict[str, Tensor]) -> dict[str, Tensor]:
         """table -> keys (U,) to table -> rows (U, dim)."""
-        given = {name: table.to_read(keys[name]) for name, table in self.items()}  # check all before the first request
+        given = {name: table.check(keys[name]) for name, table in self.items()}  # all, before the first request
         return together({name: self[name].client.reading(checked) for name, checked in given.items()})
 
     def check(self, keys: dict[str, Tensor]):
@@ -115,8 +115,9 @@ class TableGroup(Mapping[str, EmbeddingTable]):
 
     @property
     def lags(self) -> np.ndarray:
-        """As EmbeddingTable.lags, summed over all tables: (32,) int64."""
-        return sum(table.lags for table in self.values())
+        """Histogram of lags, summed over all tables: owner's clock, as this rank knew it, minus the clock of each line
+        when the two were compared, once per pull: (32,) int64, bin 0 for no lag, bin i for lags in [2^(i-1), 2^i)."""
+        return sum(table.cache.lags for table in self.values())
 
     @property
     def to_save(self) -> EmbeddingTable | dict[str, EmbeddingTable]:

@@ -15,19 +15,19 @@ from __future__ import annotations
 
 import time
 import weakref
+from functools import partial
 
 import numpy as np
 import torch
 
 from hetmpi import _C
 from hetmpi.in_flight import InFlight, timed
-from hetmpi.owner.route import Route
 from hetmpi.owner.shards import ShardReader
 from hetmpi.table.batch import Batch, Keys, Lines, Phase, Pull
 from hetmpi.table.client import Client, Parts
 from hetmpi.table.pulls import Pulls
 from hetmpi.table.pushes import Pushes
-from hetmpi.wire.requests import Endpoint
+from hetmpi.wire.requests import Requests
 from hetmpi.wire.transport import choose
 
 LEAD = 3  # steps by which another rank may be ahead
@@ -47,9 +47,9 @@ class SspClient(Client):
         self._owner = _C.PushApplier(store.rings, *store.arrays, store.mean_square, store.directory, parts.rule)
         self._set_rates(0)  # others may push before the first write of this rank
         weakref.finalize(self, self._owner.stop)  # also at exit, before MPI frees the memory
-        endpoint = Endpoint(parts.window, parts.record, self._arrays, self._owner)
-        self.transport, self.why = choose(endpoint, exchange, parts.partition, parts.num_rows)
         world, origins = parts.world, parts.window.layouts[parts.world.rank].origins
+        make = partial(Requests, parts.window, parts.record, self._arrays, self._owner)
+        self.transport, self.why = choose(world, exchange, make, parts.partition, parts.num_rows)
         self._owner.start([ring for ring, origin in enumerate(origins) if origin % world.size != world.rank])
         self._reader = ShardReader(parts.window, self._owner)
         if world.is_one_node:
@@ -88,7 +88,7 @@ class SspClient(Client):
     def _checking_valid(self, pull: Pull) -> InFlight[tuple[np.ndarray, np.ndarray]]:
         """Masks (n,) bool of the lines that are stale or refreshed anyway, and of the rows needed of this node. Fetches
         the clocks for that."""
-        bound, near = self.parts.bound, pull.near
+        bound, near, counters = self.parts.bound, pull.near, self.parts.counters
         if pull.phase is Phase.NEW:
             self._pulls.request(pull)
             yield
@@ -96,16 +96,15 @@ class SspClient(Client):
             self._pulls.serve(pull)
             yield
         pull.reply.receive()
-        self.parts.counters.row_bytes += pull.reply.num_bytes
+        counters.row_bytes += pull.reply.num_bytes
         self._pushes.await_keys(pull.keys.array, ~pull.is_decided)
         is_bounded = bound != _C.UNBOUNDED
         if not is_bounded:
             near = near.where(pull.slots < 0)
-        self._read_near("clock", near, pull.clocks)
+        counters.clock_bytes += self._reader.read("clock", near, pull.clocks)
         is_stale, left, num_found, num_stale = self._cache.judge(
             pull.slots, pull.reply.fetched, pull.is_decided, pull.clocks, pull.num, bound
         )
-        counters = self.parts.counters
         counters.validated += num_found if is_bounded else 0
         counters.hits += num_found - num_stale
         counters.stale += num_stale
@@ -119,9 +118,10 @@ class SspClient(Client):
         pull.reply.place(rows, states)
         self._preview_held(pull, pull.reply.fetched)
         route = pull.keys.route.where(is_left)
-        self._read_near("weight", route, rows)
+        self.parts.counters.row_bytes += self._reader.read("weight", route, rows)
         if "mean_square" in self._arrays:
-            self._read_near("mean_square", route.where(pull.keys.is_admitted), states)
+            near = route.where(pull.keys.is_admitted)
+            self.parts.counters.row_bytes += self._reader.read("mean_square", near, states)
         if self._cache.capacity_rows > 0:
             self._cache.refresh(pull.slots, is_stale, rows, states, pull.clocks, self._anticipate)
         pull.enter(Phase.READ, Phase.SERVED)
@@ -153,8 +153,8 @@ class SspClient(Client):
         if num_left > 0:
             self._pushes.await_keys(keys.array, left)
             route = keys.local_route.where(left)
-            self._read_near("clock", route, batch.clocks)
-            self._read_near("weight", route, rows)
+            counters.clock_bytes += self._reader.read("clock", route, batch.clocks)
+            counters.row_bytes += self._reader.read("weight", route, rows)
         batch.enter(Phase.READ, Phase.NEW)
         return self._cache.deliver(batch.slots, rows)
 
@@ -166,16 +166,6 @@ class SspClient(Client):
         )
         self.parts.counters.misses += missing
         self.parts.counters.evicted += evicted
-
-    def _read_near(self, array: str, route: Route, out: np.ndarray):
-        """Reads clock, weight or mean_square of a route's keys on this node to their positions in out."""
-        if len(route.order):
-            self._reader.read_local(array, route, out)
-            num_bytes = out[:1].nbytes * route.num_elsewhere(self.parts.world.rank)
-            if array == "clock":
-                self.parts.counters.clock_bytes += num_bytes
-            else:
-                self.parts.counters.row_bytes += num_bytes
 
     def _preview_held(self, pull: Pull, chosen: np.ndarray):
         """Previews on the chosen (n,) bool rows the messages that are held since the last call."""
@@ -220,7 +210,7 @@ class SspClient(Client):
             batch.reset()
             self._cache.look_up(keys.array, batch.slots)
             batch.clocks[:] = _C.UNKNOWN_CLOCK
-            self._read_near("clock", keys.local_route, batch.clocks)
+            self.parts.counters.clock_bytes += self._reader.read("clock", keys.local_route, batch.clocks)
         values = self._cache.local(grads)
         self._cache.update(batch.slots, values, self._anticipate)
         self._cache.pass_on(keys.array, batch.slots, batch.clocks, values)
@@ -232,10 +222,6 @@ class SspClient(Client):
         self._owner.set_step(rates, step + 1)
 
     # Flush.
-
-    @property
-    def step(self) -> int:
-        return self.parts.step
 
     @property
     def num_windows(self) -> int:
@@ -264,7 +250,7 @@ class SspClient(Client):
 
     def peek(self, keys: Keys) -> torch.Tensor:
         rows = np.empty((len(keys.array), self.parts.dim), np.float32)
-        self._reader.read_local("weight", keys.route, rows)
+        self._reader.read("weight", keys.route, rows)
         self.transport.fetch(keys.route, rows)
         return self._cache.on_device(rows)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 
-import numpy as np
 import torch
 
 from hetmpi import _C
@@ -17,7 +16,7 @@ from hetmpi.errors import UserError, check_integer
 from hetmpi.in_flight import finish
 from hetmpi.owner.node_memory import NodeMemory
 from hetmpi.owner.route import make_partition
-from hetmpi.owner.store import ShardStore, layouts_of
+from hetmpi.owner.store import Shard, layouts_of
 from hetmpi.spans import Spans
 from hetmpi.table.batch import MOST_AHEAD, Keys
 from hetmpi.table.bsp import BspClient
@@ -81,13 +80,7 @@ class EmbeddingTable:
         exchange = current_name(exchange, warns=world.rank == 0)
         arguments = num_rows, dim, optimizer, partition, seed, name, init_std, inbox_bytes, staleness, exchange
         world.check_same("EmbeddingTable", dict(zip(ARGUMENTS, (*arguments, round_steps))))
-        if dim < 1:
-            raise UserError(f"table.dim must be at least 1, got {dim}")
-        check_integer("table.round_steps", round_steps, 1, MOST_AHEAD)
-        if "." in exchange:
-            imported(exchange)  # refused before memory is allocated
-        else:
-            check_choice("table.exchange", exchange, EXCHANGES)
+        check_arguments(dim, exchange, round_steps)
         cache.check_at(staleness)
         self.world, self.name, self.num_rows, self.dim = world, name, num_rows, dim
         self.staleness, self.optimizer = staleness, optimizer
@@ -96,7 +89,8 @@ class EmbeddingTable:
         self._known: deque[Keys] = deque(maxlen=MOST_KNOWN)  # keys checked recently
         rule = optimizer.core(dim)
         record, layouts = layouts_of(world, self.partition, rule, dim, staleness.is_synchronous, inbox_bytes)
-        self._exchange, self.shard = exchange, None
+        self._exchange = exchange
+        self.shard: Shard | None = None
         self.client: Client | None = None
         self.window: NodeMemory | None = NodeMemory(world, layouts, self.partition)
         try:
@@ -109,8 +103,8 @@ class EmbeddingTable:
     def _open(self, rule, record, seed: int, init_std: float, cache: CacheSettings, device, round_steps: int):
         """Initialises the shard, and makes cache and client. Collective."""
         world, window = self.world, self.window
-        self.shard = ShardStore(window.local, rule, lambda begin, end: self.partition.keys_of(world.rank, begin, end))
-        self.shard.initialise(seed, init_std)
+        self.shard = window.local
+        self.shard.initialise(rule, lambda begin, end: self.partition.keys_of(world.rank, begin, end), seed, init_std)
         self.cache: RowCache = cache.open(world, self.num_rows, self.dim, self.optimizer, device)
         if not self.staleness.is_synchronous:
             self.cache.set_drift(self.staleness.drift, world.size - 1)
@@ -133,7 +127,8 @@ class EmbeddingTable:
 
         At s = 0 collective after a write. Raises UserError for keys of another dtype or shape, out of range, or given
         twice."""
-        checked = self.to_read(keys)
+        with self.spans("find"):
+            checked = self.check(keys)
         return finish(self.client.reading(checked))
 
     def peek(self, keys: torch.Tensor) -> torch.Tensor:
@@ -230,23 +225,12 @@ class EmbeddingTable:
         """Number of batches to announce ahead of their reads: those that one pull serves, 0 at s = 0."""
         return 0 if self.staleness.is_synchronous else self._parts.round_steps
 
-    @property
-    def lags(self) -> np.ndarray:
-        """Histogram of lags: owner's clock, as this rank knew it, minus the clock of each line when the two were
-        compared, once per pull: (32,) int64, bin 0 for no lag, bin i for lags in [2^(i-1), 2^i)."""
-        return self.cache.lags
-
     # Checks of keys and gradients.
 
-    def check(self, keys: torch.Tensor):
+    def check(self, keys: torch.Tensor) -> Keys:
         """Checks keys that read, prefetch and write will get as the same tensor, which then need not. Thread-safe: for
-        the thread that makes a batch. Raises as read()."""
-        self._checked(keys, "read")
-
-    def to_read(self, keys: torch.Tensor) -> Keys:
-        """Checked keys for the client. Raises as read()."""
-        with self.spans("find"):
-            return self._checked(keys, "read")
+        the thread that makes a batch. Returns them for the client. Raises as read()."""
+        return self._checked(keys, "read")
 
     def to_write(self, keys: torch.Tensor, grads: torch.Tensor) -> tuple[Keys, torch.Tensor]:
         """Checked keys and gradients for the client. Raises as write()."""
@@ -254,7 +238,7 @@ class EmbeddingTable:
         self.client.check_write()
         with self.spans("push"):
             checked = self._checked(keys, "write")
-            values = self._checked_grads(len(checked.array), grads)
+            values = checked_grads(grads, (len(checked.array), self.dim), self.device)
             if values.is_cpu:  # gradients of a GPU are checked when they are sent
                 check_finite(checked.array, values.numpy())
             return checked, values
@@ -284,22 +268,30 @@ class EmbeddingTable:
             self._known.append(checked)
         return checked
 
-    def _checked_grads(self, num: int, grads: torch.Tensor) -> torch.Tensor:
-        shape = num, self.dim
-        if (
-            not torch.is_tensor(grads)
-            or grads.dtype != torch.float32
-            or tuple(grads.shape) != shape
-            or grads.device != self.device
-        ):
-            raise UserError(
-                f"EmbeddingTable.write: grads must be float32 of shape {shape} on {self.device}, got {kind_of(grads)}"
-            )
-        return grads.detach().contiguous()
-
     def _check_open(self):
         if self.client is None:
             raise RuntimeError("EmbeddingTable: the table is closed")
+
+
+def check_arguments(dim: int, exchange: str, round_steps: int):
+    """Raises UserError or ValueError for values that no table takes."""
+    if dim < 1:
+        raise UserError(f"table.dim must be at least 1, got {dim}")
+    check_integer("table.round_steps", round_steps, 1, MOST_AHEAD)
+    if "." in exchange:
+        imported(exchange)
+    else:
+        check_choice("table.exchange", exchange, EXCHANGES)
+
+
+def checked_grads(grads: torch.Tensor, shape: tuple[int, int], device: torch.device) -> torch.Tensor:
+    """The gradients, contiguous. Raises UserError unless they are float32 of this shape on the device."""
+    is_right = torch.is_tensor(grads) and grads.dtype == torch.float32
+    if not (is_right and tuple(grads.shape) == shape and grads.device == device):
+        raise UserError(
+            f"EmbeddingTable.write: grads must be float32 of shape {shape} on {device}, got {kind_of(grads)}"
+        )
+    return grads.detach().contiguous()
 
 
 def kind_of(value) -> str:

@@ -55,21 +55,6 @@ class Request:
     pushes: Sequence[Message] = ()
 
 
-@dataclass(frozen=True)
-class Endpoint:
-    """What a table's requests are about, on one rank.
-
-    window      the shards, and the rings of the inboxes
-    record      format of a pushed record
-    arrays      the arrays that a reply has of each row: weight, or weight and mean_square
-    applier     applies gradients to this rank's shard; None at s = 0, where the inbox does"""
-
-    window: NodeMemory
-    record: _C.RecordFormat
-    arrays: tuple[str, ...] = ("weight",)
-    applier: _C.PushApplier | None = None
-
-
 class Requests:
     """The requests of a table on this rank, and those to it.
 
@@ -80,16 +65,21 @@ class Requests:
     rounds          its messages, which it may share with other tables
     server          answers the requests of this rank's clients"""
 
-    def __init__(self, endpoint: Endpoint, name: str | None, make_wire: MakeWire):
-        """Collective. Raises UserError where the wire does."""
-        self.name, self.world, self.is_exact = name, endpoint.window.world, endpoint.applier is None
-        self._window, self._record = endpoint.window, endpoint.record
-        self._widths = [_width(getattr(endpoint.window.local, array)) for array in endpoint.arrays]
+    def __init__(
+        self, window: NodeMemory, record: _C.RecordFormat, arrays: Sequence[str], applier: _C.PushApplier | None,
+        name: str | None, make_wire: MakeWire,
+    ):  # fmt: skip
+        """window: the shards, and the rings of the inboxes. record: format of a pushed record. arrays: those that a
+        reply has of each row: weight, or weight and mean_square. applier: applies gradients to this rank's shard; None
+        at s = 0, where the inbox does. Collective. Raises UserError where the wire does."""
+        self.name, self.world, self.is_exact = name, window.world, applier is None
+        self._window, self._record = window, record
+        self._widths = [_width(getattr(window.local, array)) for array in arrays]
         self.width, self.num_bytes = self._widths[0], 4 * sum(self._widths)
         self.rounds = Rounds(self.world, make_wire)
         self.is_collective = not self.rounds.wire.has_thread and not self.world.is_one_node
         self._posts: list[Section] = []  # received, and not passed on as a whole
-        self.server = self._opened_server(endpoint)
+        self.server = self._opened_server(arrays, applier)
         self.rounds.join(self)
 
     def _rings_of_server(self) -> list[list[_C.RingProducer | None]]:
@@ -106,14 +96,14 @@ class Requests:
     def _ring(self, owner: int, origin: int) -> _C.RingProducer:
         return _C.RingProducer(self._window.local_ring(owner, origin), self._record)
 
-    def _opened_server(self, endpoint: Endpoint) -> _C.RoundServer:
+    def _opened_server(self, arrays: Sequence[str], applier: _C.PushApplier | None) -> _C.RoundServer:
         world = self.world
         shards = [self._window.on_node[rank] for rank in world.node_ranks]
         return _C.RoundServer(
-            endpoint.applier,
+            applier,
             world.node.rank,
             [
-                _C.ShardArrays(shard.clock, [as_numbers(getattr(shard, a)) for a in endpoint.arrays], shard.directory)
+                _C.ShardArrays(shard.clock, [as_numbers(getattr(shard, a)) for a in arrays], shard.directory)
                 for shard in shards
             ],
             self._rings_of_server(),
@@ -247,7 +237,7 @@ class Reply:
         self._rounds.receive(self._round)
 
     def place(self, *outs: np.ndarray):
-        """Copies the rows to their positions: one out (num, width) per array of the endpoint."""
+        """Copies the rows to their positions: one out (num, width) per array of the table."""
         self.packed.place(self._sections, list(outs))
         self._sections = []
 

@@ -71,11 +71,7 @@ class Rounds:
     def join(self, table):
         """Adds a table. REQUIRES: no message is under way, on any rank."""
         self.tables.append(table)
-        self._show_tables()
-
-    def _show_tables(self):
-        """Tells the wire which tables it may answer for."""
-        self.wire.serve([None if table is None else table.server for table in self.tables])
+        self.wire.serve([known and known.server for known in self.tables])
 
     @property
     def num_tables(self) -> int:
@@ -87,7 +83,8 @@ class Rounds:
         Collective."""
         self.tables[self.tables.index(table)] = None
         if self.num_tables:
-            self._show_tables()  # a thread must not touch the table's memory any more
+            # A thread must not touch the table's memory any more.
+            self.wire.serve([known and known.server for known in self.tables])
             return
         if not self.is_broken:
             wait_for(

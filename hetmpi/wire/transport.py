@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 
 import numpy as np
@@ -14,7 +14,7 @@ from hetmpi import _C
 from hetmpi.errors import UserError
 from hetmpi.owner.route import Route
 from hetmpi.wire.messages import Messages
-from hetmpi.wire.requests import Endpoint, Requests
+from hetmpi.wire.requests import Requests
 from hetmpi.wire.rounds import MakeWire
 from hetmpi.wire.windows import Windows
 from hetmpi.world.mpi import MPI
@@ -35,21 +35,23 @@ def current_name(exchange: str, warns: bool) -> str:
     return name
 
 
-def choose(endpoint: Endpoint, kind: str, partition: _C.Partition, num_rows: int) -> tuple[Requests, str | None]:
+def choose(
+    world: World, kind: str, make: Callable[[str | None, MakeWire], Requests], partition: _C.Partition, num_rows: int
+) -> tuple[Requests, str | None]:
     """Creates the transport called `kind`, for `auto` the one with the fastest trial. Returns it with the reason of the
     choice in one sentence, or None if `kind` named the transport.
 
-    kind: a name, auto, or the path of a class "package.module.Class", a Wire. Collective. Raises UserError for a path
-    that names no class, and on all ranks where this MPI lacks what the wire takes."""
-    world = endpoint.window.world
+    make(name, make_wire): a table's requests on a wire. kind: a name, auto, or the path of a class
+    "package.module.Class", a Wire. Collective. Raises UserError for a path that names no class, and on all ranks where
+    this MPI lacks what the wire takes."""
     if world.is_one_node:
-        return Requests(endpoint, None, Messages), None
+        return make(None, Messages), None
     if kind != "auto":
-        return Requests(endpoint, kind, WIRES.get(kind) or imported(kind)), None
+        return make(kind, WIRES.get(kind) or imported(kind)), None
     opened, refusals = {}, []
     for name, make_wire in WIRES.items():
         try:
-            opened[name] = Requests(endpoint, name, make_wire)
+            opened[name] = make(name, make_wire)
         except UserError as refusal:
             refusals.append(refusal)
     if len(opened) == 1:

@@ -165,7 +165,7 @@ def check_step(table, rank, rows, expected):
     assert {name: getattr(table.counters, name) for name in rank.counters} == rank.counters
     clocks = {key: clock for key, clock in enumerate(line_clocks(table, range(table.num_rows))) if clock >= 0}
     assert clocks == {key: line.clock for key, line in rank.cache.lines.items()}
-    assert table.lags.tolist() == rank.lags
+    assert table.cache.lags.tolist() == rank.lags
 
 
 @pytest.mark.parametrize("staleness", STALENESS)

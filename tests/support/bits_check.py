@@ -221,7 +221,7 @@ def drive(world: World, case: Case) -> dict:
         "rows": driver.rows.hexdigest(),
         "trail": driver.trail,
         "counters": asdict(table.counters),
-        "lags": table.lags.tolist(),
+        "lags": table.cache.lags.tolist(),
     }
     by_rank, shards = world.comm.gather(mine), world.comm.gather(shard_of(table))
     world.comm.Barrier()
