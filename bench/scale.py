@@ -12,8 +12,9 @@ the main thread without its polling, that in polls while it waits, and that of a
 cores. At the end it checks that no gradient was lost.
 
 Last, one JSON line: {"main_ms": {s: {ranks: x}}, "messages": ..., "node_bytes": ... (sent to other nodes per step and
-rank), "mailbox_bytes": ... (memory of a rank), "poll_ms", "all_ms", "start_s" (from launch to the first step),
-"growth": {s: main_ms at the most ranks over that at 4}, "settings": {...}}.
+rank), "mailbox_bytes": ... (memory of a rank), "poll_ms", "all_ms", "start_s" (from launch to the first step), "calls"
+(of Python functions per step and rank, without those of waits), "growth": {s: main_ms at the most ranks over that at
+4}, "settings": {...}}.
 """
 
 import json
@@ -30,7 +31,8 @@ SETTINGS = {
     "steps": 40, "warmup": 20, "exchange": "messages", "round_steps": 4,
 }  # fmt: skip
 BASE = 4  # ranks that growth is relative to
-FIGURES = ("main_ms", "poll_ms", "all_ms", "messages", "node_bytes", "mailbox_bytes", "start_s")
+FIGURES = ("main_ms", "poll_ms", "all_ms", "messages", "node_bytes", "mailbox_bytes", "start_s", "calls")
+COUNTED = 8  # steps whose Python calls are counted, after those that are timed
 TOLD = "bench scale: "
 HEADER = f"{'s':>4} {'ranks':>6} " + " ".join(f"{name:>13}" for name in FIGURES)
 
@@ -117,14 +119,40 @@ def time_steps(world, settings, s) -> dict:
         step(i)
     main, polled, everything = (marks(world) - before) * 1000 / settings["steps"]
     messages, num_bytes = (np.array(sent(group)) - counted) / settings["steps"]
-    check(world, group, step_keys[: settings["warmup"] + settings["steps"]])
+    calls = calls_of(lambda: [step(i) for i in range(len(step_keys) - COUNTED, len(step_keys))]) / COUNTED
+    check(world, group, step_keys)
     layouts = [table.window.layouts[world.rank] for table in group.values()]
     mailbox_bytes = sum(len(layout.origins) * layout.ring_bytes for layout in layouts)
     group.close()
     return {
         "main_ms": main - polled, "poll_ms": polled, "all_ms": everything, "messages": messages,
         "node_bytes": num_bytes, "mailbox_bytes": mailbox_bytes, "start_s": start_s,
+        "calls": calls,
     }  # fmt: skip
+
+
+def calls_of(run) -> int:
+    """Python calls of run(), without those made in waits, whose number depends on other ranks."""
+    from hetmpi.table.pushes import Pushes
+    from hetmpi.world.waiting import Patience, wait_for
+    from hetmpi.world.world import World
+
+    waits = {call.__code__ for call in (wait_for, World.drain, Patience.check, Patience.nap, Pushes.await_all)}
+    num = depth = 0
+
+    def see(frame, event, _):
+        nonlocal num, depth
+        if event == "call" and (depth or frame.f_code in waits):
+            depth += 1
+        elif event == "call":
+            num += 1
+        elif event == "return" and depth:
+            depth -= 1
+
+    sys.setprofile(see)
+    run()
+    sys.setprofile(None)
+    return num
 
 
 def marks(world) -> np.ndarray:
@@ -176,7 +204,7 @@ def batches(world, settings) -> dict:
         rows = np.array(data.field_rows[t::num])
         own[t::num] = np.cumsum(rows) - rows
     made = {f"table{t}": [] for t in range(num)}
-    for step in range(settings["warmup"] + settings["steps"] + 1):
+    for step in range(settings["warmup"] + settings["steps"] + COUNTED):
         begin = (step * world.size + world.rank) * settings["batch"]
         ids = data.train(begin, begin + settings["batch"]).ids - first + own
         for t in range(num):

@@ -31,12 +31,6 @@ class Message:
     keys: np.ndarray | None = None  # (n,) int64
 
 
-def joined(parts: list[np.ndarray]) -> np.ndarray:
-    """One array (n,) int64 of all parts (m,) int64; a copy only if several are not empty."""
-    filled = [part for part in parts if len(part)]
-    return np.concatenate(filled) if len(filled) > 1 else filled[0] if filled else NO_KEYS
-
-
 class Mailbox:
     """This rank's rings to the other owners of its node, by owner, ascending: `rings`."""
 
@@ -49,7 +43,8 @@ class Mailbox:
             if owner != world.rank
         }
         self._ends = [self.rings.get(rank) for rank in range(world.size)]
-        self._sent: list[tuple[np.ndarray, dict[int, int]]] = []  # keys, and the head of each ring after they were sent
+        self._near = np.isin(np.arange(world.size), list(self.rings))
+        self._sent: list[tuple[np.ndarray, np.ndarray]] = []  # keys, and the heads of the rings after they were sent
 
     def send(self, message: Message, to_all: bool, while_waiting) -> int:
         """Sends every owner of the node its rows; with `to_all` also an empty record to owners without rows, which
@@ -83,33 +78,30 @@ class Mailbox:
         parts = route.order[: route.first[rank]], route.order[route.first[rank + 1] :]
         return sum(self.record.num_bytes(part, message.counts) for part in parts)
 
-    def _drop_applied(self):
-        self._sent = [
-            (keys, heads) for keys, heads in self._sent if any(self.rings[r].tail < head for r, head in heads.items())
-        ]
-
     def progress(self):
         """Lets MPI progress messages of other ranks while this rank waits."""
         self.window.world.progress()
 
     def is_drained(self) -> bool:
         """Whether the owners of the node have applied everything sent."""
-        return all(ring.is_drained for ring in self.rings.values())
+        return not self.behind()
 
     def _note(self, message: Message):
-        """Records the keys just sent, if the message has them, and the heads of their rings, for in_transit()."""
-        if message.keys is None:
-            return
-        owners = [owner for owner in message.route.owners if owner in self.rings]
-        if owners:
+        """Records the keys just sent, if the message has them, and the heads of the rings, for in_transit()."""
+        if message.keys is not None:
             self._drop_applied()
-            order = joined([message.route.of(owner)[1] for owner in owners])
-            self._sent.append((message.keys[order], {owner: self.rings[owner].head for owner in owners}))
+            heads = np.array([ring.head for ring in self.rings.values()])
+            self._sent.append((message.route.of_ranks(self._near).keys, heads))
+
+    def _drop_applied(self):
+        if self._sent:
+            tails = np.array([ring.tail for ring in self.rings.values()])
+            self._sent = [(keys, heads) for keys, heads in self._sent if np.count_nonzero(heads > tails)]
 
     def in_transit(self) -> np.ndarray:
         """Keys of sent messages, if they carry keys, that owners may not have applied yet: (m,) int64."""
         self._drop_applied()
-        return joined([keys for keys, _ in self._sent])
+        return np.concatenate([NO_KEYS, *(keys for keys, _ in self._sent)])
 
     def behind(self) -> list[int]:
         """Owners that have not applied everything sent, as far as this rank knows."""

@@ -187,14 +187,14 @@ class Requests:
             if reason != mine:
                 self.rounds.refuse(client, REASONS[reason], REASONS[mine])
         if not server.apply():
-            wait_for(self.world, server.apply, f"for {self._neighbours()} to make room for gradients")
+            wait_for(self.world, server.apply, lambda: f"for {self._neighbours()} to make room for gradients")
         numbers = range(len(clients))
 
         def are_ready() -> bool:
             return all(map(server.is_ready, numbers))
 
         if not are_ready():
-            wait_for(self.world, are_ready, f"for {self._neighbours()} to apply gradients")
+            wait_for(self.world, are_ready, lambda: f"for {self._neighbours()} to apply gradients")
         return [server.reply_words(i) for i in numbers]
 
     def _neighbours(self) -> str:
