@@ -24,7 +24,7 @@ from hetmpi.owner.route import Route
 from hetmpi.owner.shards import ShardReader
 from hetmpi.table.batch import Keys
 from hetmpi.table.client import Client, Parts, check_finite
-from hetmpi.wire.requests import UNANNOUNCED, Reply, Request, Requests
+from hetmpi.wire.requests import PEEK, UNANNOUNCED, Reply, Request, Requests
 from hetmpi.wire.transport import choose
 from hetmpi.world.waiting import Patience, wait_for
 
@@ -48,26 +48,15 @@ class BspClient(Client):
         self._world.drains.add(self)
 
     def reading(self, keys: Keys) -> InFlight[torch.Tensor]:
-        step = self._num_written
+        step = self.parts.step + self._is_written  # that this rank has written
         with self._spans("fetch"):
             rows = self._cache.empty((len(keys.array), self.parts.dim), np.float32)
-            reply = self._ask(keys.remote_route, len(rows), step)
+            reply = self.transport.ask(Request(UNANNOUNCED, keys.remote_route, len(rows), step))
         yield from timed(self._spans("drain"), self._settling(meets=False))
         yield from timed(self._spans("fetch"), self._fetching(keys.route, rows, reply, step))
         with self._spans("fetch"):
             self.parts.counters.row_bytes += 4 * rows.shape[1] * keys.route.num_elsewhere(self._world.rank)
             return self._cache.deliver(np.full(len(rows), -1), rows)  # no key has a line
-
-    @property
-    def _num_written(self) -> int:
-        """Steps that this rank has written."""
-        return self.parts.step + self._is_written
-
-    def _ask(self, route: Route, num: int, step: int) -> Reply | None:
-        """Requests the rows of other nodes; None if nobody needs a request."""
-        if len(route.keys) == 0 and not self.transport.is_collective:
-            return None
-        return self.transport.ask(Request(UNANNOUNCED, route, num, step))
 
     def _fetching(self, route: Route, rows: np.ndarray, reply: Reply | None, step: int) -> InFlight[None]:
         """Copies the rows of a route to their positions in rows (n, dim), once their owners have applied the steps."""
@@ -86,7 +75,7 @@ class BspClient(Client):
         if self._is_written:
             raise RuntimeError("EmbeddingTable.peek: a write is not settled yet: call flush() on every rank first")
         rows = np.empty((len(keys.array), self.parts.dim), np.float32)
-        reply = self._ask(keys.remote_route, len(rows), self.step)
+        reply = self.transport.ask(Request(PEEK, keys.remote_route, len(rows), self.step))
         finish(self._fetching(keys.route, rows, reply, self.step))
         return self._cache.on_device(rows)
 

@@ -28,7 +28,7 @@ from hetmpi import _C
 from hetmpi.owner.mailbox import Message
 from hetmpi.owner.node_memory import NodeMemory
 from hetmpi.owner.route import Route
-from hetmpi.wire.rounds import MakeWire, Rounds, Section
+from hetmpi.wire.rounds import MakeWire, Round, Rounds, Section
 from hetmpi.world.waiting import ranks_text, wait_for
 
 UNANNOUNCED, ANNOUNCED, FLUSH, PEEK = range(4)
@@ -114,10 +114,15 @@ class Requests:
 
     # The requester's side.
 
-    def ask(self, request: Request, clocks: np.ndarray | None = None) -> Reply:
+    def ask(self, request: Request, clocks: np.ndarray | None = None) -> Reply | None:
         """Sends a request, which must not be changed any more. clocks (num,) int32: for the owners' clocks of the
-        requested keys, by position, once the reply is received; at s >= 1."""
-        return Reply(self, request, clocks)
+        requested keys, by position, once the reply is received; at s >= 1. Returns None if nobody needs the request: at
+        s = 0 one without keys, unless others wait for it."""
+        if self.is_exact and len(request.route.keys) == 0 and not self.is_collective:
+            return None
+        reply = Reply(self, request, clocks)
+        reply.round = self.rounds.begin(self, reply)
+        return reply
 
     def post(self, pushes: Message):
         """Sends the gradients of a step, which leave when all tables that share the messages have posted theirs, or
@@ -131,6 +136,8 @@ class Requests:
         if not self.is_exact:
             known, clocks = np.full(len(out), _C.NO_LINE, np.int32), np.empty(len(out), np.int32)
         reply = self.ask(Request(PEEK, route.remote(self.world.is_remote), len(out), step, known), clocks)
+        if reply is None:
+            return
         reply.receive()
         reply.place(out, *(np.empty((len(out), width), np.float32) for width in self._widths[1:]))
 
@@ -209,16 +216,17 @@ class Reply:
 
     fetched     (num,) bool: the rows that they bring; None until they are received, and at s = 0, where they bring all
     num_bytes   of these rows; 0 until they are received
-    packed      the request"""
+    packed      the request
+    round       that carries it"""
 
     def __init__(self, table: Requests, request: Request, clocks: np.ndarray | None):
-        """Sends the request. clocks: as in Requests.ask."""
+        """clocks: as in Requests.ask, which sets the round."""
         self.reason, self._clocks, self._rounds = request.reason, clocks, table.rounds
         self.fetched: np.ndarray | None = None
         self.num_bytes, self._row_bytes = 0, table.num_bytes
         self.packed = table.packed(request)
         self._sections: list[Section] = []
-        self._round = self._rounds.begin(table, self)
+        self.round: Round | None = None
 
     def read(self, replies: list[Section]):
         """Reads the reply of each server."""
@@ -230,11 +238,11 @@ class Reply:
 
     def serve(self):
         """Answers the requests of other ranks in this round, if no thread does."""
-        self._rounds.serve(self._round)
+        self._rounds.serve(self.round)
 
     def receive(self):
         """Waits for the clocks and for `fetched`."""
-        self._rounds.receive(self._round)
+        self._rounds.receive(self.round)
 
     def place(self, *outs: np.ndarray):
         """Copies the rows to their positions: one out (num, width) per array of the table."""
