@@ -194,3 +194,9 @@ def layouts_of(
         form = dim, rule.state_dim, preview_dim, tuple(origins), ring_bytes(inbox_bytes, len(origins), record)
         layouts += [(rank, Layout(partition.num_local_rows(rank), *form)) for rank in node]
     return record, [layout for _, layout in sorted(layouts, key=lambda pair: pair[0])]
+
+
+def table_seed(seed: int, name: str) -> int:
+    """Seed of the table called `name`: tables of one run start from different rows."""
+    text = f"{seed}/{name}".encode()
+    return int.from_bytes(text, "little") % 0xFFFFFFFFFFFFFFC5  # the largest prime below 2^64

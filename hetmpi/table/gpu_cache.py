@@ -191,9 +191,6 @@ class GpuCache:
         self._filling(clocks, lambda out: self._lines.clocks_within(used, will_write, staleness, out, self._gpu.stream))
         return clocks
 
-    def clocks(self, slots: np.ndarray) -> np.ndarray:
-        return self._look_at(slots)[0]
-
     def preview(self, positions, weights, states, clocks, sums, counts, sum_clocks, anticipate: float):
         """Previews rows in host memory, before their transfer to the GPU."""
         self._host.preview(positions, weights, states, clocks, sums, counts, sum_clocks, anticipate)
@@ -215,12 +212,6 @@ class GpuCache:
     @property
     def lags(self) -> np.ndarray:
         return self._lines.lags(self._gpu.stream)
-
-    def _look_at(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        clocks, counts = (self.empty(len(slots), np.int32) for _ in range(2))
-        self._lines.look_at(self._use(slots), clocks, counts, self._gpu.stream)
-        self._arrays.wait()
-        return clocks, counts
 
 
 def torch_type(dtype) -> torch.dtype:

@@ -16,7 +16,7 @@ from hetmpi.errors import UserError, check_integer
 from hetmpi.in_flight import finish
 from hetmpi.owner.node_memory import NodeMemory
 from hetmpi.owner.route import make_partition
-from hetmpi.owner.store import Shard, layouts_of
+from hetmpi.owner.store import Shard, layouts_of, table_seed
 from hetmpi.spans import Spans
 from hetmpi.table.batch import MOST_AHEAD, Keys
 from hetmpi.table.bsp import BspClient
@@ -297,9 +297,3 @@ def checked_grads(grads: torch.Tensor, shape: tuple[int, int], device: torch.dev
 def kind_of(value) -> str:
     """dtype, shape and device of a tensor, or the type of another object, for messages."""
     return f"{value.dtype} {tuple(value.shape)} on {value.device}" if torch.is_tensor(value) else type(value).__name__
-
-
-def table_seed(seed: int, name: str) -> int:
-    """Seed of the table called `name`: tables of one run start from different rows."""
-    text = f"{seed}/{name}".encode()
-    return int.from_bytes(text, "little") % 0xFFFFFFFFFFFFFFC5  # the largest prime below 2^64
