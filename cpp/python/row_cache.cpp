@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -20,30 +19,24 @@
 namespace hetmpi {
 namespace {
 
-// The masks of a batch of n keys, the first num of which are read.
-void check_masks(ssize_t n, ssize_t num, const Array<bool>& fetched, const std::optional<Array<bool>>& is_decided) {
-  check_shape(fetched, "fetched", {n});
-  if (is_decided) check_shape(*is_decided, "is_decided", {n});
-  if (num < 0 || num > n) throw std::out_of_range("num must lie in [0, " + std::to_string(n) + "]");
-}
-
 // As judge(), after validate() has set is_stale (n).
-py::tuple judged(const Array<int64_t>& slots, const Array<bool>& fetched, const std::optional<Array<bool>>& is_decided,
-                 Array<bool> is_stale, ssize_t num) {
+py::tuple judged(const Array<int64_t>& slots, const Array<bool>& fetched, const Array<bool>& is_decided,
+                 Array<bool> is_stale) {
   const ssize_t n = slots.shape(0);
-  check_masks(n, num, fetched, is_decided);
+  check_shape(fetched, "fetched", {n});
+  check_shape(is_decided, "is_decided", {n});
   check_shape(is_stale, "is_stale", {n});
   Array<bool> left(n);
   const int64_t* slot = slots.data();
-  const bool *is_here = fetched.data(), *decided = is_decided ? is_decided->data() : nullptr;
+  const bool *is_here = fetched.data(), *decided = is_decided.data();
   bool *stale = is_stale.mutable_data(), *is_left = left.mutable_data();
   int64_t num_found = 0, num_stale = 0;
   for (ssize_t i = 0; i < n; ++i) {
     const bool is_line = slot[i] >= 0;
-    stale[i] = is_here[i] ? is_line : stale[i] && !(decided && decided[i]);
-    is_left[i] = !is_here[i] && (!is_line || stale[i]);
-    num_found += i < num && is_line;
-    num_stale += i < num && stale[i];
+    stale[i] = is_here[i] ? is_line : stale[i] && !decided[i];
+    is_left[i] = !is_here[i] && !decided[i] && (!is_line || stale[i]);
+    num_found += is_line;
+    num_stale += stale[i];
   }
   return py::make_tuple(is_stale, left, num_found, num_stale);
 }
@@ -76,15 +69,14 @@ class PyCache {
     return cache_.validate(slot, clock, n, staleness, stale, counts_lags ? &lags_ : nullptr);
   }
 
-  // validate() of the lines of the first `num` keys that are not `fetched` (n), and what follows from it: masks (n) of
-  // the lines to refresh, which are those that are stale, unless their owners have decided about them, and the fetched
-  // ones; and of the rows that are needed but not fetched yet. And the numbers of lines found and to refresh among the
-  // first `num`.
-  py::tuple judge(const Array<int64_t>& slots, const Array<bool>& fetched, const std::optional<Array<bool>>& is_decided,
-                  const Array<int32_t>& owner_clocks, ssize_t num, int64_t staleness) {
+  // validate() of the lines of keys that are not `fetched` (n), and what follows from it: masks (n) of the lines to
+  // refresh, which are the fetched ones, and the stale ones unless it is decided that they are not read now; and of the
+  // rows that are needed, not fetched yet and not decided about. And the numbers of lines found and to refresh.
+  py::tuple judge(const Array<int64_t>& slots, const Array<bool>& fetched, const Array<bool>& is_decided,
+                  const Array<int32_t>& owner_clocks, int64_t staleness) {
     const ssize_t n = checked(slots);
     check_shape(owner_clocks, "owner_clocks", {n});
-    check_masks(n, num, fetched, is_decided);
+    check_shape(fetched, "fetched", {n});
     Array<bool> is_stale(n);
     const int64_t* slot = slots.data();
     const bool* is_here = fetched.data();
@@ -92,13 +84,12 @@ class PyCache {
     {
       const int32_t* clock = owner_clocks.data();
       py::gil_scoped_release release;
-      kept_.assign(slot, slot + num);
-      for (ssize_t i = 0; i < num; ++i)
+      kept_.assign(slot, slot + n);
+      for (ssize_t i = 0; i < n; ++i)
         if (is_here[i]) kept_[i] = -1;
-      cache_.validate(kept_.data(), clock, num, staleness, stale, &lags_);
-      std::fill(stale + num, stale + n, 0);
+      cache_.validate(kept_.data(), clock, n, staleness, stale, &lags_);
     }
-    return judged(slots, fetched, is_decided, is_stale, num);
+    return judged(slots, fetched, is_decided, is_stale);
   }
 
   void refresh(const Array<int64_t>& slots, const Array<bool>& chosen, const Array<float>& weights,
@@ -263,7 +254,7 @@ void bind_row_cache(py::module_& m) {
   m.attr("LINE_OVERHEAD_BYTES") = RowCache::kLineOverhead;
 
   m.def("judged", &judged, py::arg("slots").noconvert(), py::arg("fetched").noconvert(),
-        py::arg("is_decided").noconvert(), py::arg("is_stale").noconvert(), py::arg("num"),
+        py::arg("is_decided").noconvert(), py::arg("is_stale").noconvert(),
         "As RowCache.judge, after validate has set is_stale.");
 
   py::class_<PyCache>(m, "RowCache", "Rows a rank keeps, with gradients not pushed yet (cpp/cache/row_cache.h).")
@@ -284,7 +275,7 @@ void bind_row_cache(py::module_& m) {
       .def("validate", &PyCache::validate, py::arg("slots").noconvert(), py::arg("owner_clocks").noconvert(),
            py::arg("staleness"), py::arg("is_stale").noconvert(), py::arg("counts_lags"))
       .def("judge", &PyCache::judge, py::arg("slots").noconvert(), py::arg("fetched").noconvert(),
-           py::arg("is_decided").noconvert(), py::arg("owner_clocks").noconvert(), py::arg("num"), py::arg("staleness"))
+           py::arg("is_decided").noconvert(), py::arg("owner_clocks").noconvert(), py::arg("staleness"))
       .def("refresh", &PyCache::refresh, py::arg("slots").noconvert(), py::arg("chosen").noconvert(),
            py::arg("weights").noconvert(), py::arg("states").noconvert(), py::arg("clocks").noconvert(),
            py::arg("anticipate"))

@@ -6,7 +6,7 @@
 // ranks. Requests of several clients wait side by side. A message of pushes alone gets no reply.
 //
 // Invariants:
-//   only the thread uses lines_ and tables_, while it holds lock_;
+//   what is behind lock_ is used while it is held, by the thread and by serve();
 //   an error is kept and thrown by check(); nothing is served after it.
 #pragma once
 

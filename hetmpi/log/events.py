@@ -72,7 +72,7 @@ class EventFile:
         self._write(self._event(wall_time=time.time(), step=step, summary=self._summary(value=shown)))
 
     def _histogram(self, lags: list[int]):
-        """lags: as counted by EmbeddingTable; bin 0 is lag 0, bin i is lags from 2^(i-1) to 2^i - 1."""
+        """lags: as of TableGroup.lags; bin 0 is lag 0, bin i is lags from 2^(i-1) to 2^i - 1."""
         limits = [2**i - 0.5 for i in range(len(lags))]
         middles = [0.0] + [1.5 * 2 ** (i - 1) - 0.5 for i in range(1, len(lags))]
         return self._histogram_proto(

@@ -80,7 +80,7 @@ class Run:
 
     @property
     def lags(self) -> list[float]:
-        """Histogram of the lags of all reads, in EmbeddingTable's bins; [] without a cache."""
+        """Histogram of the lags of all reads, in the bins of TableGroup.lags; [] without a cache."""
         counted = [line["lags"] for line in self.lines if line.get("lags")]
         width = max(map(len, counted), default=0)
         return np.sum([lags + [0] * (width - len(lags)) for lags in counted], 0, float).tolist() if width else []

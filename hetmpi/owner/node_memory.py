@@ -37,11 +37,6 @@ class NodeMemory:
         """The memory of an origin's ring at an owner on this node."""
         return self.on_node[owner].rings[self.layouts[owner].ring(origin)]
 
-    def sync(self):
-        """Memory barrier, to be called before and after a message between ranks of a node: the receiver then sees the
-        stores that the sender made before."""
-        self._shared.Sync()
-
     def fence(self, what: str = "for all ranks to come as far"):
         """Barrier over all ranks. Stores made before it are visible to all ranks after it. what: reason for messages,
         as for Patience. Collective."""

@@ -31,8 +31,3 @@ class ShardReader:
             return 0
         self._arrays[array].gather(*route.arrays, out)
         return out[:1].nbytes * route.num_elsewhere(self.window.world.rank)
-
-    def shape(self, array: str) -> tuple[int, type]:
-        """(numbers, dtype) of one row."""
-        layout = self.window.layouts[self.window.world.rank]
-        return {"weight": (layout.dim, np.float32), "mean_square": (1, np.float32), "clock": (1, np.int32)}[array]

@@ -110,7 +110,8 @@ class BspClient(Client):
         message = Message(self.step, keys.route, values)
         if not self._world.is_one_node:
             self.transport.post(message)
-        yield
+        yield  # the other tables of a group join the post
+        self.transport.send_posts()
         self.parts.counters.push_bytes += self._near.send(message, True, self._world.drain)
         self.parts.counters.pushed += len(values)
 

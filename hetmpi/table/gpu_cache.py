@@ -152,10 +152,10 @@ class GpuCache:
         used = self._use(slots), self._use(clocks)
         self._filling(is_stale, lambda out: self._lines.validate(*used, staleness, out, counts_lags, self._gpu.stream))
 
-    def judge(self, slots, fetched, is_decided, clocks, num: int, staleness: int) -> tuple:
-        kept, is_stale = np.where(fetched[:num], -1, slots[:num]), np.zeros(len(slots), bool)
-        self.validate(kept, clocks[:num], staleness, is_stale[:num], counts_lags=True)
-        return _C.judged(slots, fetched, is_decided, is_stale, num)
+    def judge(self, slots, fetched, is_decided, clocks, staleness: int) -> tuple:
+        kept, is_stale = np.where(fetched, -1, slots), np.zeros(len(slots), bool)
+        self.validate(kept, clocks, staleness, is_stale, counts_lags=True)
+        return _C.judged(slots, fetched, is_decided, is_stale)
 
     def refresh(self, slots, chosen, weights, states, clocks, anticipate: float):
         used = map(self._use, (slots, chosen, weights, states, clocks))

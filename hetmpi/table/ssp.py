@@ -102,13 +102,13 @@ class SspClient(Client):
         if not is_bounded:
             near = near.where(pull.slots < 0)
         counters.clock_bytes += self._reader.read("clock", near, pull.clocks)
-        is_stale, left, num_found, num_stale = self._cache.judge(
-            pull.slots, pull.reply.fetched, pull.is_decided, pull.clocks, pull.num, bound
+        is_stale, is_left, num_found, num_stale = self._cache.judge(
+            pull.slots, pull.reply.fetched, pull.is_decided, pull.clocks, bound
         )
         counters.validated += num_found if is_bounded else 0
         counters.hits += num_found - num_stale
         counters.stale += num_stale
-        return is_stale, left & ~pull.is_decided
+        return is_stale, is_left
 
     def _fetch(self, pull: Pull, is_stale: np.ndarray, is_left: np.ndarray):
         """Sets the rows and states of a pull, once lines have been judged."""

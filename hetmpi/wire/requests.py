@@ -126,20 +126,21 @@ class Requests:
 
     def post(self, pushes: Message):
         """Sends the gradients of a step, which leave when all tables that share the messages have posted theirs, or
-        with publish()."""
+        with send_posts(), which must follow."""
         self.rounds.post(self, self.packed(Request(_C.PUSHES, Route.empty(self.world.size), 0, pushes=[pushes])))
 
     def fetch(self, route: Route, out: np.ndarray, step: int = 0):
         """Copies the rows (weight) of the keys of other nodes to their positions in out (n, dim). step: as in
         Request."""
+        if self.world.is_one_node:
+            return
         known, clocks = None, None
         if not self.is_exact:
             known, clocks = np.full(len(out), _C.NO_LINE, np.int32), np.empty(len(out), np.int32)
         reply = self.ask(Request(PEEK, route.remote(self.world.is_remote), len(out), step, known), clocks)
-        if reply is None:
-            return
-        reply.receive()
-        reply.place(out, *(np.empty((len(out), width), np.float32) for width in self._widths[1:]))
+        if reply is not None:
+            reply.receive()
+            reply.place(out, *(np.empty((len(out), width), np.float32) for width in self._widths[1:]))
 
     @contextlib.contextmanager
     def until(self, deadline: float):
@@ -163,9 +164,13 @@ class Requests:
 
     # The owners' side, where the wire has no thread.
 
-    def publish(self):
-        """Lets posts leave, before this rank waits for those of others."""
+    def send_posts(self):
+        """Lets posts leave, before this rank waits for others, who may wait for them, and before their gradients may be
+        changed."""
         self.rounds.send_post()
+
+    def publish(self):
+        """Waits until the posts have left, before this rank waits for those of others."""
         if not self.rounds.wire.publish():
             wait_for(self.world, self.rounds.wire.publish, "for other ranks to make room for its gradients")
 

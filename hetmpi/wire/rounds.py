@@ -38,6 +38,7 @@ class Round:
 
     def __init__(self):
         self.replies = {}  # table -> Reply
+        self.arrived: dict[int, np.ndarray] = {}  # server -> its reply
         self.is_sent = self.is_served = self.is_received = False
 
 
@@ -142,9 +143,8 @@ class Rounds:
     # Posts.
 
     def post(self, table, request: _C.RoundRequest):
-        """Joins the open post, and sends it if it is complete. Every rank posts as often as every other."""
-        if table in self._post:
-            self.send_post()
+        """Joins the open post, and sends it if it is complete; send_post() must follow. Every rank posts as often as
+        every other."""
         self._post[table] = request
         if len(self._post) == self.num_tables:
             self.send_post()
@@ -177,7 +177,10 @@ class Rounds:
     # Rounds.
 
     def begin(self, table, reply) -> Round:
-        """Joins the open round with a request, that of a Reply, and sends it if it is complete."""
+        """Joins the open round with a request, that of a Reply, and sends it if it is complete. Raises RuntimeError if
+        ranks have made different calls before."""
+        if self.is_broken:
+            raise RuntimeError("EmbeddingTable: an error has ended the messages between nodes: close the table")
         if not self._rounds or self._rounds[-1].is_sent or table in self._rounds[-1].replies:
             self.send()
             self._rounds.append(Round())
@@ -215,7 +218,7 @@ class Rounds:
     def _serve(self, one: Round):
         if not self.clients:
             return
-        requests = [self._sections(message) for message in self._receive_from(self.clients, REQUEST)]
+        requests = [self._sections(message) for message in self._receive_from(self.clients, REQUEST, {})]
         lengths: list[list[int]] = []
         for i, table in enumerate(self.tables):
             of_table, reply = [of_client[i] for of_client in requests], one.replies.get(table)
@@ -245,7 +248,9 @@ class Rounds:
         self.serve(one)
         while not one.is_received:
             earlier = self._rounds[0]
-            replies = [self._sections(message) for message in self._receive_from(self.rails.servers, REPLY)]
+            replies = [
+                self._sections(message) for message in self._receive_from(self.rails.servers, REPLY, earlier.arrived)
+            ]
             for i, table in enumerate(self.tables):
                 if table in earlier.replies:
                     earlier.replies[table].read([of_server[i] for of_server in replies])
@@ -255,9 +260,8 @@ class Rounds:
         if not self.wire.publish():  # another rank may need the reply before it can come to this rank's next call
             wait_for(self.world, self.wire.publish, "for other ranks to make room for its messages")
 
-    def _receive_from(self, partners: list[int], tag: int) -> list[np.ndarray]:
-        """The next message of each partner."""
-        found: dict[int, np.ndarray] = {}
+    def _receive_from(self, partners: list[int], tag: int, found: dict[int, np.ndarray]) -> list[np.ndarray]:
+        """The next message of each partner. found: those that are here already; has all that came after an error."""
 
         def missing() -> list[int]:
             return [partner for partner in partners if partner not in found]

@@ -117,10 +117,6 @@ class World:
         yield
         wait_for(self, request.Test, what)
 
-    def meet_on_node(self, what: str):
-        """Barrier over the ranks of this node, as meet(). Collective over the node."""
-        wait_for(self, self.node.Ibarrier().Test, what)
-
     def drain(self):
         """Receives messages of other ranks for this rank's tables. To be called by every wait: the awaited rank may
         itself wait for room in the rings of another table here."""

@@ -54,6 +54,29 @@ def test_tables_in_a_group_are_as_tables_alone_at_s_0(placed, exchange):
     together.close()
 
 
+@pytest.mark.parametrize("exchange", ["windows", "messages"])
+def test_tables_of_a_group_may_be_written_one_by_one(world, monkeypatch, exchange):
+    """Rank 2 waits for rank 0, whose gradients come by rank 1, which waits for room at rank 2 and has not sent those of
+    the tables that follow."""
+    monkeypatch.setattr("hetmpi.world.world.split_nodes", lambda comm, _: comm.Split(min(comm.rank, 1), comm.rank))
+    nodes = World(world.comm)
+    group = TableGroup({name: make(nodes, name, exchange=exchange, inbox_bytes=1) for name in SHAPES})
+    keys = {name: torch.arange(table.num_rows) for name, table in group.items()}
+    first = group["items"].read(keys["items"])[group["items"].keys()].numpy()
+    for step in range(4):
+        for name, table in group.items():
+            grads = torch.ones_like(table.read(keys[name]))
+            table.write(keys[name], grads)
+            grads.zero_()  # they are the caller's again
+        group.read(keys) if step == 2 else None
+    group["items"].write(keys["items"], torch.ones_like(group["items"].read(keys["items"])))
+    group.read(keys)  # of which one table was written
+    group.flush()
+    assert all((table.shard.clock == 4 + (name == "items")).all() for name, table in group.items())
+    assert np.allclose(group["items"].shard.weight, first - 0.1 * 5 * world.size, atol=1e-5)
+    group.close()
+
+
 @pytest.mark.parametrize("staleness", [1, 10])
 @pytest.mark.parametrize("exchange", ["windows", "messages"])
 @pytest.mark.parametrize("announces", [False, True])
