@@ -286,7 +286,7 @@ def ms_by_part(run) -> dict[str, float]:
 
 
 def lag_shares(run) -> dict[str, float]:
-    """Range of lags -> percentage of the reads. The ranges are the bins of TableGroup.lags: 0, 1, 2 to 3, 4 to 7, ..."""
+    """Range of lags -> percentage of the reads. The ranges are those of TableGroup.lags: 0, 1, 2 to 3, 4 to 7, ..."""
     counts = run.lags
     names = ["0", "1", *(f"{1 << i - 1}\N{EN DASH}{(1 << i) - 1}" for i in range(2, len(counts)))]
     total = sum(counts) or 1
