@@ -50,8 +50,8 @@ class Mailbox:
         """Sends every owner of the node its rows; with `to_all` also an empty record to owners without rows, which
         marks the step as written.
 
-        while_waiting() is called repeatedly while a ring is full: it must drain this rank's own inbox and call
-        progress(), or ranks that send to each other would deadlock. Returns the bytes of the message for all other
+        while_waiting() is called repeatedly while a ring is full: it must drain this rank's own inbox and let
+        MPI progress, or ranks that send to each other would deadlock. Returns the bytes of the message for all other
         ranks."""
         if self.rings:
             self._deliver(message, to_all, while_waiting)
@@ -77,10 +77,6 @@ class Mailbox:
         route, rank = message.route, self.window.world.rank
         parts = route.order[: route.first[rank]], route.order[route.first[rank + 1] :]
         return sum(self.record.num_bytes(part, message.counts) for part in parts)
-
-    def progress(self):
-        """Lets MPI progress messages of other ranks while this rank waits."""
-        self.window.world.progress()
 
     def is_drained(self) -> bool:
         """Whether the owners of the node have applied everything sent."""

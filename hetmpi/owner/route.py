@@ -25,7 +25,6 @@ class Route:
 
     def __init__(self, order: np.ndarray, keys: np.ndarray, first: np.ndarray):
         self.order, self.keys, self.first = order, keys, first
-        self._remote: tuple[np.ndarray, Route] | None = None  # the last argument of remote(), and its result
 
     @classmethod
     def of_keys(cls, partition: _C.Partition, keys: np.ndarray) -> Route:
@@ -57,12 +56,6 @@ class Route:
         counts = self.counts
         held = np.repeat(ranks, counts)
         return Route(self.order[held], self.keys[held], np.concatenate([[0], np.cumsum(counts * ranks)]))
-
-    def remote(self, is_remote: np.ndarray) -> Route:
-        """As of_ranks(); the last result is kept, for a mask that is the same array at every call."""
-        if self._remote is None or self._remote[0] is not is_remote:
-            self._remote = is_remote, self.of_ranks(is_remote)
-        return self._remote[1]
 
     def held_by(self, ranks: np.ndarray) -> np.ndarray:
         """Mask of the keys that the selected ranks (size,) bool own: (n,) bool, for the route of a whole batch."""

@@ -57,7 +57,7 @@ class Phase(Enum):
     WRITTEN = "written"
 
 
-class Lines:
+class CacheLines:
     """Keys with their cache lines.
 
     keys     a batch, or the distinct keys of several
@@ -71,7 +71,7 @@ class Lines:
 
     @classmethod
     def of(cls, keys: Keys, empty: Empty):
-        """Lines of keys that were not looked up."""
+        """CacheLines of keys that were not looked up."""
         return cls(keys, empty(len(keys.array), np.int64), empty(len(keys.array), np.int32))
 
     def reset(self):
@@ -90,7 +90,7 @@ class Lines:
         self.phase = phase
 
 
-class Batch(Lines):
+class Batch(CacheLines):
     """A batch of keys. In phase READ, slots and clocks are those of the read, and no other read or write has followed.
 
     pull         brings its rows; None until they are requested, and in a write without a read
@@ -104,7 +104,7 @@ class Batch(Lines):
         self.num_before = 0
 
 
-class Pull(Lines):
+class Pull(CacheLines):
     """The rows of one or several batches. From phase READ on, all lines of the batches are there.
 
     near           the route of the keys that are read on this node when the reply is: of a single batch all, of several

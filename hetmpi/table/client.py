@@ -116,7 +116,7 @@ class Parts:
         kept[:] = array
         route = Route.of_keys(self.partition, kept)
         is_remote, is_admitted = route.held_by(self.world.is_remote), route.held_by(self.admitted)
-        remote = route.remote(self.world.is_remote)
+        remote = route.of_ranks(self.world.is_remote)
         return Keys(tensor, kept, route, route.where(~is_remote), remote, is_remote, is_admitted)
 
 

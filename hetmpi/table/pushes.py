@@ -116,5 +116,5 @@ class Pushes:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{self._behind()} did not apply the gradients sent to them in time")
         if not self._owner.drain():
-            self._mailbox.progress()
+            self._parts.world.progress()
             time.sleep(NAP_S)

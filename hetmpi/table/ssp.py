@@ -23,7 +23,7 @@ import torch
 from hetmpi import _C
 from hetmpi.in_flight import InFlight, timed
 from hetmpi.owner.shards import ShardReader
-from hetmpi.table.batch import Batch, Keys, Lines, Phase, Pull
+from hetmpi.table.batch import Batch, CacheLines, Keys, Phase, Pull
 from hetmpi.table.client import Client, Parts
 from hetmpi.table.pulls import Pulls
 from hetmpi.table.pushes import Pushes
@@ -158,7 +158,7 @@ class SspClient(Client):
         batch.enter(Phase.READ, Phase.NEW)
         return self._cache.deliver(batch.slots, rows)
 
-    def _insert(self, lines: Lines, weights, states: np.ndarray):
+    def _insert(self, lines: CacheLines, weights, states: np.ndarray):
         """Gives the keys that have no line and may be cached a line with their rows (num, dim). weights: from the
         cache's local() or delivered()."""
         missing, evicted = self._cache.insert_and_evict(
@@ -251,7 +251,7 @@ class SspClient(Client):
     def peek(self, keys: Keys) -> torch.Tensor:
         rows = np.empty((len(keys.array), self.parts.dim), np.float32)
         self._reader.read("weight", keys.route, rows)
-        self.transport.fetch(keys.route, rows)
+        self.transport.fetch(keys.remote_route, rows)
         return self._cache.on_device(rows)
 
     def resume_at(self, step: int):

@@ -130,14 +130,14 @@ class Requests:
         self.rounds.post(self, self.packed(Request(_C.PUSHES, Route.empty(self.world.size), 0, pushes=[pushes])))
 
     def fetch(self, route: Route, out: np.ndarray, step: int = 0):
-        """Copies the rows (weight) of the keys of other nodes to their positions in out (n, dim). step: as in
-        Request."""
+        """Copies the rows (weight) of a route's keys, all of other nodes, to their positions in out (n, dim). step: as
+        in Request."""
         if self.world.is_one_node:
             return
         known, clocks = None, None
         if not self.is_exact:
             known, clocks = np.full(len(out), _C.NO_LINE, np.int32), np.empty(len(out), np.int32)
-        reply = self.ask(Request(PEEK, route.remote(self.world.is_remote), len(out), step, known), clocks)
+        reply = self.ask(Request(PEEK, route, len(out), step, known), clocks)
         if reply is not None:
             reply.receive()
             reply.place(out, *(np.empty((len(out), width), np.float32) for width in self._widths[1:]))

@@ -57,6 +57,7 @@ def choose(
     if len(opened) == 1:
         return next(iter(opened.values())), str(refusals[0]).partition(":")[0]
     route = Route.of_keys(partition, np.random.default_rng(world.rank).integers(0, num_rows, TRIAL_KEYS))
+    route = route.of_ranks(world.is_remote)
     times = dict(zip(opened, trial_ms(world, opened.values(), route).tolist()))
     chosen = opened.pop(min(times, key=times.get))
     for other in opened.values():
@@ -89,7 +90,7 @@ def trial_ms(world: World, transports: Iterable[Requests], route: Route) -> np.n
     times = np.empty((TRIALS, len(transports)))
     for i in range(TRIALS):
         for j, transport in enumerate(transports):
-            rows = np.empty((len(route.keys), transport.width), np.float32)
+            rows = np.empty((TRIAL_KEYS, transport.width), np.float32)
             comm.Barrier()
             began = time.perf_counter()
             transport.fetch(route, rows)

@@ -87,11 +87,3 @@ def test_part_of_a_route_keeps_positions_in_the_whole_batch(name, keys, size, ra
         assert (owner[order] == rank).all() and (keys[order] == found).all()
         held = Route.of_keys(partition, keys).held_by(np.arange(size) == rank)
         assert (held == (owner == rank)).all()
-
-
-def test_the_part_of_a_route_on_other_nodes_is_that_of_the_nodes_asked_for():
-    route, first = Route.of_keys(make_partition("round_robin", 30, 3), np.arange(30)), np.arange(3) < 1
-    for ranks in (first, ~first, first):
-        found, expected = route.remote(ranks), route.of_ranks(ranks)
-        assert all(np.array_equal(*pair) for pair in zip(found.arrays, expected.arrays))
-    assert route.remote(first) is route.remote(first)
