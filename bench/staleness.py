@@ -238,8 +238,10 @@ def train(world, hvd, settings: dict, variant: Variant, batches: Batches, target
 
     from hetmpi.data.features import TABLE
     from hetmpi.dense import DenseOptimizer
-    from hetmpi.table.cache import CacheSettings, Staleness
-    from hetmpi.table.optim import RowOptimizer, Schedule
+    from hetmpi.schedule import Schedule
+    from hetmpi.table.cache import CacheSettings
+    from hetmpi.table.optim import RowOptimizer
+    from hetmpi.table.staleness import Staleness
     from hetmpi.table.table import EmbeddingTable
 
     data = batches.data

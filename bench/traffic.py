@@ -107,8 +107,9 @@ def count(world, data, keys: Keys, settings: dict, staleness: int | None, percen
     """Counts of the table over the steps after the warm-up, per step and summed over ranks."""
     import torch
 
-    from hetmpi.table.cache import CacheSettings, Staleness
+    from hetmpi.table.cache import CacheSettings
     from hetmpi.table.optim import RowOptimizer
+    from hetmpi.table.staleness import Staleness
     from hetmpi.table.table import EmbeddingTable
 
     cache = CacheSettings(capacity_fraction=percent / 100, policy=policy, admit="all")

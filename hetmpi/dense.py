@@ -7,9 +7,9 @@ import itertools
 import torch
 
 from hetmpi import _C
-from hetmpi.errors import NotFinite
+from hetmpi.errors import NotFinite, check_choice
 from hetmpi.no_dynamo import update_of
-from hetmpi.table.optim import Schedule, check_choice
+from hetmpi.schedule import Schedule
 
 DENSE_RULES = {"sgd": 0.1, "adagrad": 0.003, "adam": 0.005}  # rule -> default learning rate
 

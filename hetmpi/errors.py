@@ -74,6 +74,12 @@ def check_number(name: str, value, least: float, most: float = LARGEST, kinds=nu
         raise UserError(f"{name} must be at most {most:,}, got {one_line(f'{value:,}', 100)}")
 
 
+def check_choice(name: str, value: str, choices):
+    """Raises ValueError if `value` is none of `choices`."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {one_line(str(value), 100)}")
+
+
 def one_line(text: str, most: int = 200) -> str:
     """A text from a file or the command line as part of one line: characters that cannot be printed are escaped, and
     what is longer than `most` is cut."""

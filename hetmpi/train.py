@@ -43,8 +43,8 @@ from hetmpi.run.saved_model import check_data, tensors_of
 from hetmpi.run.saving import Saving, locked
 from hetmpi.run.sweep import points_of
 from hetmpi.run.watchdog import Watchdog
+from hetmpi.schedule import Schedule
 from hetmpi.spans import Spans, chrome_trace, own_ms
-from hetmpi.table.optim import Schedule
 from hetmpi.world.launch import LEFT_EARLY, launch, on_failure
 from hetmpi.world.world import World
 

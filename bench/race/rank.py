@@ -23,8 +23,8 @@ from hetmpi.layers import FeatureRows, look_up
 from hetmpi.run import build
 from hetmpi.run.config import compose
 from hetmpi.run.device import choose_device
+from hetmpi.schedule import Schedule
 from hetmpi.spans import PARTS, Spans
-from hetmpi.table.optim import Schedule
 from hetmpi.train import Training
 from hetmpi.world.launch import launch
 from race import nodes

@@ -22,10 +22,12 @@ from hetmpi.errors import UserError, doing, one_line
 from hetmpi.memory import check_fits
 from hetmpi.run.config import cache_of, own_settings, staleness_of
 from hetmpi.run.pretrained import fill_from
+from hetmpi.schedule import Schedule
 from hetmpi.spans import Spans
 from hetmpi.table.batch import MOST_AHEAD
-from hetmpi.table.group import TableGroup, TableSpec
-from hetmpi.table.optim import ROW_RULES, RowOptimizer, Schedule
+from hetmpi.table.group import TableGroup
+from hetmpi.table.optim import ROW_RULES, RowOptimizer
+from hetmpi.table.spec import TableSpec
 from hetmpi.table.table import EmbeddingTable
 from hetmpi.tasks.task import Task
 from hetmpi.world.memory import refuse_if_short, size_text

@@ -26,10 +26,11 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from hetmpi.dense import DENSE_RULES
-from hetmpi.errors import UserError, check_integer, check_number, one_line
+from hetmpi.errors import UserError, check_choice, check_integer, check_number, one_line
 from hetmpi.run.settings import GROUPS, PARTS, REMOVED, Declared, Settings, declared
-from hetmpi.table.cache import CacheSettings, Staleness
-from hetmpi.table.optim import ROW_RULES, check_choice
+from hetmpi.table.cache import CacheSettings
+from hetmpi.table.optim import ROW_RULES
+from hetmpi.table.staleness import Staleness
 from hetmpi.wire.transport import current_name
 from hetmpi.world.commands import command
 from hetmpi.world.world import World

@@ -24,9 +24,10 @@ from hetmpi.owner.route import make_partition
 from hetmpi.owner.store import layouts_of
 from hetmpi.run import build
 from hetmpi.run.config import cache_of, staleness_of
+from hetmpi.schedule import Schedule
 from hetmpi.spans import Spans
-from hetmpi.table.group import TableGroup, TableSpec
-from hetmpi.table.optim import Schedule
+from hetmpi.table.group import TableGroup
+from hetmpi.table.spec import TableSpec
 from hetmpi.wire.windows import MEMORY_BYTES as WINDOW_BYTES
 from hetmpi.world.memory import free_memory, size_text
 from hetmpi.world.mpi import MPI

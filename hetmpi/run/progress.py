@@ -8,8 +8,8 @@ import numpy as np
 
 from hetmpi.counters import Counters, lag_at, trimmed
 from hetmpi.spans import Spans, by_part, own_ms, wait_ms
-from hetmpi.table.cache import Staleness
 from hetmpi.table.group import TableGroup
+from hetmpi.table.staleness import Staleness
 from hetmpi.world.mpi import MPI
 from hetmpi.world.world import World
 

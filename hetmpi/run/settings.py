@@ -16,9 +16,11 @@ from hetmpi.dense import DENSE_RULES
 from hetmpi.errors import LARGEST
 from hetmpi.owner.route import PARTITIONS
 from hetmpi.run.device import DEVICES
+from hetmpi.schedule import SCHEDULES
 from hetmpi.table.batch import MOST_AHEAD
-from hetmpi.table.cache import ADMIT, LARGEST_BOUND, POLICIES, ROW_BYTES, CacheSettings, Staleness
-from hetmpi.table.optim import ROW_RULES, SCHEDULES
+from hetmpi.table.cache import ADMIT, POLICIES, ROW_BYTES, CacheSettings
+from hetmpi.table.optim import ROW_RULES
+from hetmpi.table.staleness import LARGEST_BOUND, Staleness
 from hetmpi.table.table import EXCHANGES
 
 MANY = 1 << 40  # most steps, samples and rows: about a million million

@@ -17,8 +17,9 @@ from hetmpi.owner.route import Route
 from hetmpi.owner.store import Shard
 from hetmpi.spans import Spans
 from hetmpi.table.batch import Keys
-from hetmpi.table.cache import RowCache, Staleness
+from hetmpi.table.cache import RowCache
 from hetmpi.table.optim import RowOptimizer
+from hetmpi.table.staleness import Staleness
 from hetmpi.wire.requests import Requests
 from hetmpi.world.world import World
 

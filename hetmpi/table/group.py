@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -15,19 +13,6 @@ from hetmpi.errors import UserError
 from hetmpi.in_flight import together
 from hetmpi.table.table import EmbeddingTable
 from hetmpi.wire.rounds import share
-
-
-@dataclass(frozen=True)
-class TableSpec:
-    """Shape of a table that a model needs.
-
-    num_rows, dim  of the table
-    optim, cache   settings of this table that replace those of `optim` and `table.cache`"""
-
-    num_rows: int
-    dim: int
-    optim: Mapping[str, Any] = field(default_factory=dict)
-    cache: Mapping[str, Any] = field(default_factory=dict)
 
 
 class TableGroup(Mapping[str, EmbeddingTable]):

@@ -12,7 +12,7 @@ import torch
 
 from hetmpi import _C
 from hetmpi.counters import Counters
-from hetmpi.errors import UserError, check_integer
+from hetmpi.errors import UserError, check_choice, check_integer
 from hetmpi.in_flight import finish
 from hetmpi.owner.node_memory import NodeMemory
 from hetmpi.owner.route import make_partition
@@ -20,10 +20,11 @@ from hetmpi.owner.store import Shard, layouts_of, table_seed
 from hetmpi.spans import Spans
 from hetmpi.table.batch import MOST_AHEAD, Keys
 from hetmpi.table.bsp import BspClient
-from hetmpi.table.cache import CacheSettings, RowCache, Staleness
+from hetmpi.table.cache import CacheSettings, RowCache
 from hetmpi.table.client import Client, Parts, check_finite
-from hetmpi.table.optim import RowOptimizer, check_choice
+from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.ssp import SspClient
+from hetmpi.table.staleness import Staleness
 from hetmpi.wire.transport import current_name, imported
 from hetmpi.world.world import World
 

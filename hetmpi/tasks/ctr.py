@@ -19,7 +19,7 @@ from hetmpi.data.source import Source
 from hetmpi.errors import UserError, doing
 from hetmpi.layers import FeatureRows
 from hetmpi.metrics import auc, log_loss, rmse, without_auc
-from hetmpi.table.group import TableSpec
+from hetmpi.table.spec import TableSpec
 
 
 class ClickSource(Source, Protocol):

@@ -17,7 +17,7 @@ from hetmpi.data.graph.samples import Block
 from hetmpi.errors import doing
 from hetmpi.layers import segment_mean
 from hetmpi.spans import Spans
-from hetmpi.world.node_array import NodeArray, ranks_by_node
+from hetmpi.tasks.node_array import NodeArray, ranks_by_node
 from hetmpi.world.world import World
 
 

@@ -20,7 +20,7 @@ from hetmpi.errors import UserError, doing
 from hetmpi.layers import segment_mean
 from hetmpi.metrics import accuracy, macro_f1, micro_f1
 from hetmpi.spans import Spans
-from hetmpi.table.group import TableSpec
+from hetmpi.table.spec import TableSpec
 from hetmpi.tasks.ctr import row_dim_of
 from hetmpi.tasks.inference import Inference, activation_bytes, output_sizes
 from hetmpi.world.world import World

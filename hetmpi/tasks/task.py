@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hetmpi.table.group import TableSpec
+from hetmpi.table.spec import TableSpec
 
 
 class Task(Protocol):

@@ -21,8 +21,9 @@ from hetmpi import _C
 from hetmpi.data.batch import to_batch
 from hetmpi.data.gpu_batch import GpuBatches
 from hetmpi.data.synthetic import Synthetic
-from hetmpi.table.cache import CacheSettings, Staleness
+from hetmpi.table.cache import CacheSettings
 from hetmpi.table.optim import RowOptimizer
+from hetmpi.table.staleness import Staleness
 from hetmpi.table.table import EmbeddingTable
 from hetmpi.world.world import World
 

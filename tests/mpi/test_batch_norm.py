@@ -5,7 +5,7 @@ import torch
 
 from hetmpi.batch_norm import BatchNorm, moments
 from hetmpi.dense import DenseOptimizer
-from hetmpi.table.optim import Schedule
+from hetmpi.schedule import Schedule
 
 WIDTH = 4
 

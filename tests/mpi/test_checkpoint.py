@@ -31,8 +31,9 @@ from hetmpi.data.batch import to_batch
 from hetmpi.data.synthetic import Synthetic
 from hetmpi.errors import UserError
 from hetmpi.models.wdl import WDL
-from hetmpi.table.cache import CacheSettings, Staleness
+from hetmpi.table.cache import CacheSettings
 from hetmpi.table.optim import RowOptimizer
+from hetmpi.table.staleness import Staleness
 from hetmpi.table.table import EmbeddingTable
 from hetmpi.world.world import World
 

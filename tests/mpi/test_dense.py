@@ -7,7 +7,7 @@ import torch
 
 from hetmpi.dense import DENSE_RULES, DenseOptimizer
 from hetmpi.errors import NotFinite
-from hetmpi.table.optim import Schedule
+from hetmpi.schedule import Schedule
 
 
 class TwoHeads(torch.nn.Module):

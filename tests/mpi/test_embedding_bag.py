@@ -11,8 +11,9 @@ import torch
 
 from hetmpi.errors import UserError
 from hetmpi.table.bag import MODES, EmbeddingBag
-from hetmpi.table.cache import CacheSettings, Staleness
+from hetmpi.table.cache import CacheSettings
 from hetmpi.table.optim import RowOptimizer
+from hetmpi.table.staleness import Staleness
 from hetmpi.world.launch import default_world
 
 pytestmark = pytest.mark.mpi

@@ -36,10 +36,11 @@ from test_table import RULES, all_rows, check_same_bits, make_table, train
 from hetmpi import _C
 from hetmpi.errors import UserError
 from hetmpi.owner.route import PARTITIONS, Route
-from hetmpi.table.cache import CacheSettings, Staleness
+from hetmpi.table.cache import CacheSettings
 from hetmpi.table.group import TableGroup
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.pushes import MAX_IDLE_WRITES
+from hetmpi.table.staleness import Staleness
 from hetmpi.table.table import EmbeddingTable
 from hetmpi.wire.requests import UNANNOUNCED, Request
 from hetmpi.world.mpi import MPI

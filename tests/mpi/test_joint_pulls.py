@@ -23,9 +23,10 @@ from test_staleness import (
 
 from hetmpi.errors import UserError
 from hetmpi.table.batch import MOST_AHEAD
-from hetmpi.table.cache import CacheSettings, Staleness
+from hetmpi.table.cache import CacheSettings
 from hetmpi.table.group import TableGroup
 from hetmpi.table.optim import RowOptimizer
+from hetmpi.table.staleness import Staleness
 from hetmpi.table.table import EmbeddingTable
 from hetmpi.world.world import World
 

@@ -10,7 +10,7 @@ from small_graph import SmallGraph
 
 from hetmpi.models.graphsage import GraphSAGE
 from hetmpi.tasks.inference import Inference, activation_bytes
-from hetmpi.world.node_array import NodeArray
+from hetmpi.tasks.node_array import NodeArray
 
 pytestmark = pytest.mark.mpi
 KINDS = {

@@ -15,8 +15,9 @@ from hetmpi.data.tabular import Tabular
 from hetmpi.errors import UserError
 from hetmpi.run import pretrained
 from hetmpi.run.pretrained import fill_from
-from hetmpi.table.cache import CacheSettings, Staleness
+from hetmpi.table.cache import CacheSettings
 from hetmpi.table.optim import RowOptimizer
+from hetmpi.table.staleness import Staleness
 from hetmpi.table.table import EmbeddingTable
 
 NUM_ROWS, DIM = 211, 3

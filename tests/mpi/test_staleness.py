@@ -23,10 +23,12 @@ from hetmpi.errors import UserError
 from hetmpi.in_flight import finish
 from hetmpi.owner.route import PARTITIONS, make_partition
 from hetmpi.owner.store import table_seed
+from hetmpi.schedule import Schedule
 from hetmpi.table.batch import MOST_AHEAD
-from hetmpi.table.cache import POLICIES, Staleness
+from hetmpi.table.cache import POLICIES
 from hetmpi.table.gpu_cache import GpuCache
-from hetmpi.table.optim import RowOptimizer, Schedule
+from hetmpi.table.optim import RowOptimizer
+from hetmpi.table.staleness import Staleness
 from hetmpi.table.table import EmbeddingTable
 from hetmpi.world.mpi import MPI
 

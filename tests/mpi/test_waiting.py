@@ -7,7 +7,7 @@ import pytest
 import torch
 from test_table import make_table
 
-from hetmpi.table.cache import Staleness
+from hetmpi.table.staleness import Staleness
 from hetmpi.world.waiting import Notices, ranks_text, wait_for
 from hetmpi.world.world import World
 

@@ -19,7 +19,8 @@ from test_staleness import (
 )
 from test_table import RULES, all_rows, check_same_bits, make_table, train
 
-from hetmpi.table.cache import CacheSettings, Staleness
+from hetmpi.table.cache import CacheSettings
+from hetmpi.table.staleness import Staleness
 from hetmpi.wire.rails import Rails
 
 pytestmark = pytest.mark.mpi

@@ -13,7 +13,7 @@ from launch import mpiexec, run
 from hetmpi.checkpoint.checkpoints import Checkpoints
 from hetmpi.dense import DenseOptimizer
 from hetmpi.errors import UserError
-from hetmpi.table.optim import Schedule
+from hetmpi.schedule import Schedule
 from hetmpi.world import mpi as module
 from hetmpi.world.launch import describe
 from hetmpi.world.mpi import MPI, check_launcher, check_library, check_one_mpi, libraries_in, start_mpi

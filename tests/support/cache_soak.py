@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from hetmpi.run.device import choose_device
-from hetmpi.table.cache import CacheSettings, Staleness
+from hetmpi.table.cache import CacheSettings
 from hetmpi.table.optim import RowOptimizer
+from hetmpi.table.staleness import Staleness
 from hetmpi.table.table import EmbeddingTable
 from hetmpi.world.launch import launch
 from hetmpi.world.mpi import MPI

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from hetmpi import _C
-from hetmpi.table.group import TableSpec
+from hetmpi.table.spec import TableSpec
 
 ROWS = {"users": 300, "items": 50}
 

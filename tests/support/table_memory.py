@@ -10,8 +10,8 @@ import torch
 from hetmpi.run import build
 from hetmpi.run.config import compose
 from hetmpi.run.plan import Plan
+from hetmpi.schedule import Schedule
 from hetmpi.spans import Spans
-from hetmpi.table.optim import Schedule
 from hetmpi.world.launch import launch
 
 CPU = torch.device("cpu")

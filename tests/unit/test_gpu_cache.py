@@ -8,9 +8,10 @@ import torch
 from gpu_on_cpu import GpuOnCpu
 
 from hetmpi import _C
-from hetmpi.table.cache import CacheSettings, Staleness
+from hetmpi.table.cache import CacheSettings
 from hetmpi.table.gpu_cache import GpuCache
 from hetmpi.table.optim import RowOptimizer
+from hetmpi.table.staleness import Staleness
 from hetmpi.table.table import MOST_KNOWN, EmbeddingTable
 from hetmpi.world.world import World
 

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from hetmpi import _C
-from hetmpi.table.optim import RowOptimizer, Schedule
+from hetmpi.schedule import Schedule
+from hetmpi.table.optim import RowOptimizer
 
 
 def test_warm_up_rises_to_the_full_rate_and_no_further():

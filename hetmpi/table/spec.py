@@ -1,0 +1,20 @@
+"""TableSpec: the table that a model needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """Shape of a table that a model needs.
+
+    num_rows, dim  of the table
+    optim, cache   settings of this table that replace those of `optim` and `table.cache`"""
+
+    num_rows: int
+    dim: int
+    optim: Mapping[str, Any] = field(default_factory=dict)
+    cache: Mapping[str, Any] = field(default_factory=dict)
