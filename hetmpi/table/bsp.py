@@ -29,7 +29,7 @@ from hetmpi.wire.transport import choose
 from hetmpi.world.waiting import Patience, wait_for
 
 POLL_S = 0.001
-NAP_S = 50e-6  # polling interval: short compared with a step, long compared with a poll
+NAP_S = 50e-6  # between two looks for messages: short compared with a step, long compared with a look
 
 
 class BspClient(Client):
@@ -139,8 +139,10 @@ class BspClient(Client):
         """Waits for the gradients of all ranks in this step and applies them to this rank's rows."""
         self.transport.publish()
         yield
+        self.transport.progress()
+        poll_s = POLL_S if self._world.is_one_node else NAP_S  # those of other nodes come by progress
         with Patience(self._world, self._awaited) as patience:
-            while not self._inbox.poll(POLL_S):
+            while not self._inbox.poll(poll_s):
                 self._world.drain()
                 patience.check()
         self.parts.rule.set_step(self.parts.optimizer.lr_at(self.step), self.step + 1)
@@ -152,9 +154,9 @@ class BspClient(Client):
 
     def drain(self):
         """Receives gradients while this rank waits for others (World.drain)."""
+        self.transport.progress()
         if self._is_open:
             self._inbox.poll(NAP_S)
-        self.transport.progress()
 
     def await_owners(self):
         finish(self.settling())

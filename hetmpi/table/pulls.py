@@ -91,17 +91,17 @@ class Pulls:
         batches = list(self._ahead)[:num]
         several = len(batches) > 1
         pull = Pull.of_several(batches, self._parts.keys_of, self._cache.empty) if several else Pull.of_one(batches[0])
-        self._cache.look_up(pull.keys.array, pull.slots)
         self.request(pull, is_written=self.last is not None)
         return True
 
     def request(self, pull: Pull, is_written: bool = False):
-        """Sends the request of a pull. is_written: whether a batch is written before the read. REQUIRES: pull.slots."""
+        """Finds the lines of a pull and sends its request. is_written: whether a batch is written before the read."""
+        pull.enter(Phase.REQUESTED, Phase.NEW)
+        self._cache.look_up(pull.keys.array, pull.slots)
         bound, route = self._parts.bound, pull.keys.remote_route
         if bound == _C.UNBOUNDED:
             route = pull.keys.route.where(pull.keys.is_remote & (pull.slots < 0))
         self._parts.counters.clock_bytes += 4 * len(route.order)
-        pull.enter(Phase.REQUESTED, Phase.NEW)
         known = np.full(pull.num, _C.NO_LINE, np.int32)
         if len(route.order):
             known = self._cache.clocks_within(pull.slots, is_written, bound)

@@ -15,7 +15,6 @@ from hetmpi.wire.requests import FLUSH, Request, Requests
 from hetmpi.world.waiting import Patience, ranks_text
 
 NAP_S = 50e-6  # polling interval: short compared with a step, long compared with a poll
-FOREVER = float("inf")
 MAX_IDLE_WRITES = 8  # successive writes without a request
 
 
@@ -31,9 +30,8 @@ class Pushes:
         self.held: list[Message] = []
         self._num_idle = 0  # writes since the last request
 
-    def send(self, deadline: float = FOREVER):
-        """Sends the owners all gradient sums that the cache has released. deadline, here and below: a
-        time.monotonic()."""
+    def send(self):
+        """Sends the owners all gradient sums that the cache has released."""
         if self._cache.num_pushes == 0:
             return
         keys, clocks, counts, steps, sums = self._cache.take_pushes()
@@ -47,7 +45,7 @@ class Pushes:
         message = Message(self._parts.step, route, sums, *times, keys)
         if not self._on_node.issuperset(route.owners):
             self.held.append(message)
-        self._parts.counters.push_bytes += self._mailbox.send(message, False, lambda: self._drain(deadline))
+        self._parts.counters.push_bytes += self._mailbox.send(message, False, self._drain)
         self._parts.counters.pushed += len(keys)
 
     def progress(self):
@@ -55,17 +53,17 @@ class Pushes:
         self.send()  # gradients of lines evicted in a read that no write followed
         self._owner.drain()
 
-    def send_all(self, deadline: float = FOREVER):
+    def send_all(self):
         """Sends all pending gradients of this rank to their owners and waits until they are applied."""
         self._cache.take_all()
-        self.deliver(deadline)
+        self.deliver()
 
-    def deliver(self, deadline: float = FOREVER):
+    def deliver(self):
         """Sends the gradients that the cache has released and waits until they are applied. Collective where the
         transport is."""
-        self.send(deadline)
+        self.send()
         self.flush()
-        self.await_all(deadline)
+        self.await_all()
 
     def take_held(self) -> list[Message]:
         """Removes and returns the held messages, for a request."""
@@ -98,11 +96,11 @@ class Pushes:
         if len(sent) and np.count_nonzero(_C.contained(keys, sent, chosen)):
             self.await_all()
 
-    def await_all(self, deadline: float = FOREVER):
+    def await_all(self):
         """Waits until the owners have applied all gradients that this rank sent."""
         with Patience(self._parts.world, self._awaited) as patience:
             while not self._mailbox.is_drained():
-                self._drain(deadline)
+                self._drain()
                 patience.check()
 
     def _awaited(self) -> str:
@@ -111,9 +109,9 @@ class Pushes:
     def _behind(self) -> str:
         return ranks_text(self._mailbox.behind())
 
-    def _drain(self, deadline: float):
-        """Applies received gradients while this rank waits. Raises TimeoutError after the deadline."""
-        if time.monotonic() > deadline:
+    def _drain(self):
+        """Applies received gradients while this rank waits. Raises TimeoutError after the transport's deadline."""
+        if time.monotonic() > self._transport.rounds.deadline:
             raise TimeoutError(f"{self._behind()} did not apply the gradients sent to them in time")
         if not self._owner.drain():
             self._parts.world.progress()

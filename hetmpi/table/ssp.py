@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from hetmpi import _C
-from hetmpi.in_flight import InFlight, timed
+from hetmpi.in_flight import InFlight
 from hetmpi.owner.shards import ShardReader
 from hetmpi.table.batch import Batch, CacheLines, Keys, Phase, Pull
 from hetmpi.table.client import Client, Parts
@@ -65,8 +65,19 @@ class SspClient(Client):
             pull = batch.pull
         with self._spans("drain"):
             self._pushes.progress()
-        if pull.phase is not Phase.READ:
-            yield from self._completing(pull)
+        if pull.phase is Phase.NEW:
+            with self._spans("find"):
+                self._pulls.request(pull)
+            yield
+        if pull.phase is Phase.REQUESTED:
+            with self._spans("validate"):
+                self._pulls.serve(pull)
+            yield
+        if pull.phase is Phase.SERVED:
+            with self._spans("validate"):
+                is_stale, is_left = self._check_valid(pull)
+            with self._spans("fetch"):
+                self._fetch(pull, is_stale, is_left)
         with self._spans("fetch"):
             delivered = self._deliver(batch) if batch.places is None else self._deliver_part(batch)
             self._pulls.free_rows()
@@ -74,27 +85,12 @@ class SspClient(Client):
             self._pulls.request_next()
         return delivered
 
-    def _completing(self, pull: Pull) -> InFlight[None]:
-        """Receives the rows of a pull, refreshes stale lines, and gives lines to the keys of several batches."""
-        with self._spans("find"):
-            if pull.phase is Phase.NEW:
-                self._cache.look_up(pull.keys.array, pull.slots)
-            if self._cache.capacity_rows > 0:
-                self._cache.use(pull.slots, np.count_nonzero(pull.keys.is_admitted))
-        is_stale, is_left = yield from timed(self._spans("validate"), self._checking_valid(pull))
-        with self._spans("fetch"):
-            self._fetch(pull, is_stale, is_left)
-
-    def _checking_valid(self, pull: Pull) -> InFlight[tuple[np.ndarray, np.ndarray]]:
-        """Masks (n,) bool of the lines that are stale or refreshed anyway, and of the rows needed of this node. Fetches
-        the clocks for that."""
+    def _check_valid(self, pull: Pull) -> tuple[np.ndarray, np.ndarray]:
+        """Receives the reply, and reads the clocks of this node. Returns masks (n,) bool of the lines that are stale or
+        refreshed anyway, and of the rows needed of this node."""
         bound, near, counters = self.parts.bound, pull.near, self.parts.counters
-        if pull.phase is Phase.NEW:
-            self._pulls.request(pull)
-            yield
-        if pull.phase is Phase.REQUESTED:
-            self._pulls.serve(pull)
-            yield
+        if self._cache.capacity_rows > 0:
+            self._cache.use(pull.slots, np.count_nonzero(pull.keys.is_admitted))
         pull.reply.receive()
         counters.row_bytes += pull.reply.num_bytes
         self._pushes.await_keys(pull.keys.array, ~pull.is_decided)
@@ -111,7 +107,7 @@ class SspClient(Client):
         return is_stale, is_left
 
     def _fetch(self, pull: Pull, is_stale: np.ndarray, is_left: np.ndarray):
-        """Sets the rows and states of a pull, once lines have been judged."""
+        """Sets the rows and states of a pull, and refreshes the lines."""
         empty, parts = self._cache.empty, self.parts
         pull.rows = rows = empty((pull.num, parts.dim), np.float32)
         pull.states = states = empty((pull.num, parts.rule.preview_dim), np.float32)
@@ -235,10 +231,9 @@ class SspClient(Client):
 
     def push_pending(self, timeout_s: float):
         if not self.transport.is_collective:
-            deadline = time.monotonic() + timeout_s
-            with self.transport.until(deadline):
+            with self.transport.until(time.monotonic() + timeout_s):
                 self._pulls.drop_all()
-                self._pushes.send_all(deadline)
+                self._pushes.send_all()
         elif self._pushes.num_held:
             num = self._pushes.num_held
             raise RuntimeError(f"{num:,} gradients are pending: with table.exchange=messages no rank can push alone")

@@ -144,7 +144,7 @@ class Requests:
 
     @contextlib.contextmanager
     def until(self, deadline: float):
-        """A context in which a wait for replies raises TimeoutError after the deadline, a time.monotonic()."""
+        """A context in which a wait for owners raises TimeoutError after the deadline, a time.monotonic()."""
         self.rounds.deadline = deadline
         try:
             yield

@@ -34,10 +34,14 @@ Section = tuple[np.ndarray, int, int]  # words [begin, end) of a message (n,) in
 
 
 class Round:
-    """A round and the replies that its tables await; its steps follow one another by Rounds."""
+    """A message to every server: the requests of several tables, whose replies they await, or their posts. Its steps
+    follow one another by Rounds."""
 
-    def __init__(self):
-        self.replies = {}  # table -> Reply
+    def __init__(self, tag: int):
+        """tag: REQUEST or POST."""
+        self.tag = tag
+        self.requests = {}  # table -> _C.RoundRequest
+        self.replies = {}  # table -> Reply; of requests
         self.arrived: dict[int, np.ndarray] = {}  # server -> its reply
         self.is_sent = self.is_served = self.is_received = False
 
@@ -65,7 +69,7 @@ class Rounds:
         self.is_broken = False
         self.num_messages = self.num_bytes = 0
         self._rounds: deque[Round] = deque()  # not received yet; the last one may be open
-        self._post = {}  # table -> request, of the open post
+        self._post = Round(POST)  # the open one
         self._num_posted = 0
         self._num_received = [0] * len(self.clients)  # of the posts of each client
 
@@ -109,15 +113,18 @@ class Rounds:
 
     # Messages.
 
-    def _send_requests(self, requests: dict, tag: int):
-        """Sends every server the requests (_C.RoundRequest) of all tables that have one."""
+    def _send(self, one: Round):
+        """Sends every server the requests of all tables that have joined, and expects those of the clients."""
+        requests, one.is_sent = one.requests, True
         lengths = [requests[table].words() if table in requests else [] for table in self.tables]
         messages, begins = self._messages(lengths, len(self.rails.servers))
         for table, places in zip(self.tables, begins):
             if table in requests:
                 requests[table].write(messages, places)
         for server, message in zip(self.rails.servers, messages):
-            self.wire.send(server, tag, message)
+            self.wire.send(server, one.tag, message)
+        for client in self.clients:
+            self.wire.expect(client, one.tag)
 
     def _messages(self, lengths: list[list[int]], num: int) -> tuple[list[np.ndarray], list[list[int]]]:
         """Messages to `num` partners, to be filled, and for each table the begin of its section in each message.
@@ -145,18 +152,16 @@ class Rounds:
     def post(self, table, request: _C.RoundRequest):
         """Joins the open post, and sends it if it is complete; send_post() must follow. Every rank posts as often as
         every other."""
-        self._post[table] = request
-        if len(self._post) == self.num_tables:
+        self._post.requests[table] = request
+        if len(self._post.requests) == self.num_tables:
             self.send_post()
 
     def send_post(self):
         """Sends the open post, if there is one."""
-        if self._post:
-            requests, self._post = self._post, {}
-            self._send_requests(requests, POST)
+        if self._post.requests:
+            self._send(self._post)
+            self._post = Round(POST)
             self._num_posted += 1
-            for client in self.clients:
-                self.wire.expect(client, POST)
 
     def poll(self) -> bool:
         """Lets messages leave, and takes the posts that have arrived. Returns whether those of all clients have, as
@@ -181,30 +186,23 @@ class Rounds:
         ranks have made different calls before."""
         if self.is_broken:
             raise RuntimeError("EmbeddingTable: an error has ended the messages between nodes: close the table")
-        if not self._rounds or self._rounds[-1].is_sent or table in self._rounds[-1].replies:
-            self.send()
-            self._rounds.append(Round())
-        one = self._rounds[-1]
-        one.replies[table] = reply
-        if len(one.replies) == self.num_tables:
-            self.send()
+        one = self._rounds[-1] if self._rounds else None
+        if one is not None and not one.is_sent and table in one.requests:
+            self._send(one)
+        if one is None or one.is_sent:
+            one = Round(REQUEST)
+            self._rounds.append(one)
+        one.requests[table], one.replies[table] = reply.packed, reply
+        if len(one.requests) == self.num_tables:
+            self._send(one)
         return one
-
-    def send(self):
-        """Sends the requests of the open round, if there is one."""
-        if self._rounds and not self._rounds[-1].is_sent:
-            one = self._rounds[-1]
-            self._send_requests({table: reply.packed for table, reply in one.replies.items()}, REQUEST)
-            one.is_sent = True
-            for client in self.clients:
-                self.wire.expect(client, REQUEST)
 
     def serve(self, one: Round):
         """Serves the requests of all clients in this round and those before it."""
         if one.is_served:
             return
         if not one.is_sent:
-            self.send()
+            self._send(one)
         for earlier in list(self._rounds):
             if not earlier.is_served:
                 with self._breaking():
@@ -255,7 +253,7 @@ class Rounds:
                 if table in earlier.replies:
                     earlier.replies[table].read([of_server[i] for of_server in replies])
             earlier.is_received = True
-            earlier.replies = {}  # breaks the reference cycle, so that their memory is freed at once
+            earlier.requests, earlier.replies = {}, {}  # breaks the reference cycle, which frees their memory at once
             self._rounds.popleft()
         if not self.wire.publish():  # another rank may need the reply before it can come to this rank's next call
             wait_for(self.world, self.wire.publish, "for other ranks to make room for its messages")
