@@ -32,7 +32,7 @@ from hetmpi.table.table import EmbeddingTable
 from hetmpi.world.commands import command
 from hetmpi.world.cores import usable_cores
 from hetmpi.world.launch import launch
-from hetmpi.world.mpi import BUILD_HOROVOD, MPI, local_rank, mpi_libraries, srun_mpi
+from hetmpi.world.mpi import BUILD_HOROVOD, MPI, local_rank, mpi_libraries, network, srun_mpi
 from hetmpi.world.world import World
 
 NUM_ROWS, DIM, ROWS_A_CALL, CALLS = 400_000, 32, 20_000, 5
@@ -89,6 +89,7 @@ def describe_mpi(world: World, report: Report):
     report.line("MPI standard", ".".join(map(str, MPI.Get_version())))
     report.line("thread level", levels.get(MPI.Query_thread(), "multiple"))
     report.line("under Slurm", f"srun --mpi={srun_mpi()}")
+    report.line("between nodes", network(version))
     report.line("one-sided component", osc_component(version))
     hosts = sorted(set(world.comm.allgather(world.host)))
     report.line("ranks, nodes", f"{world.size} rank(s), {world.node.size} on this node; hosts: {', '.join(hosts)}")
@@ -97,8 +98,7 @@ def describe_mpi(world: World, report: Report):
 def osc_component(version: str) -> str:
     """The component that serves one-sided calls, as far as it can be determined outside the library."""
     if "Open MPI" not in version:
-        between = {"ofi": "libfabric", "ucx": "UCX"}.get(os.environ.get("MPIR_CVAR_CH4_NETMOD"), "libfabric or UCX")
-        return f"MPICH ch4: shared memory on a node, {between} between nodes"
+        return "MPICH ch4: shared memory on a node"
     chosen = os.environ.get("OMPI_MCA_osc", "chosen by Open MPI")  # noqa: SIM112
     return f"{chosen} (OMPI_MCA_osc=ucx|rdma|sm forces one; ompi_info lists them)"
 

@@ -1,4 +1,4 @@
-// Shard: the rows one rank owns, in its RMA memory. Only the owner writes it.
+// Shard: the rows one rank owns, in memory that its node shares. Only the owner writes it.
 #pragma once
 
 #include <algorithm>

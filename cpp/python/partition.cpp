@@ -74,7 +74,6 @@ std::optional<py::tuple> part_of_route(const Array<int64_t>& order, const Array<
 void bind_partition(py::module_& m) {
   py::class_<Partition>(m, "Partition", "Which rank owns a key, and at which row of its shard (cpp/owner/partition.h).")
       .def(py::init<const std::string&, int64_t, int64_t>(), py::arg("kind"), py::arg("num_rows"), py::arg("size"))
-      .def_property_readonly("size", &Partition::size)
       .def("num_local_rows", &Partition::num_local_rows, py::arg("rank"), "Rows of a rank's shard.")
       .def("locate", &locate, py::arg("keys").noconvert(), "keys (n,) int64 -> owner (n,) int64, row (n,) int64.")
       .def("keys_of", &keys_of, py::arg("rank"), py::arg("begin"), py::arg("end"),

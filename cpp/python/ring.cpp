@@ -37,11 +37,7 @@ void bind_ring(py::module_& m) {
 
   py::class_<RecordFormat>(m, "RecordFormat", "What is sent of each row (cpp/owner/ring.h).")
       .def(py::init<int64_t, bool>(), py::arg("width"), py::arg("has_clocks"))
-      .def_readonly("width", &RecordFormat::width)
-      .def_readonly("has_clocks", &RecordFormat::has_clocks)
       .def_readonly("has_steps", &RecordFormat::has_steps)
-      .def_property_readonly("dim", &RecordFormat::dim)
-      .def_readonly("square_dim", &RecordFormat::square_dim)
       .def(
           "has_squares",
           [](const RecordFormat& format, const Array<int32_t>& counts) {
@@ -51,8 +47,7 @@ void bind_ring(py::module_& m) {
           },
           py::arg("counts").noconvert(), "Mask (n,) bool of the rows, of counts (n,), that are sent with squares.")
       .def("num_bytes", &num_bytes, py::arg("order").noconvert(), py::arg("counts").noconvert(),
-           "Bytes in records of rows whose counts, if they have any, are entries order (n,) of counts.")
-      .def_property_readonly("row_bytes", py::overload_cast<>(&RecordFormat::row_bytes, py::const_));
+           "Bytes in records of rows whose counts, if they have any, are entries order (n,) of counts.");
   m.def("push_format", &push_format, py::arg("rule"), "What is sent of a push's rows.");
   m.def("min_ring_capacity", &min_ring_capacity, py::arg("format"));
 

@@ -151,10 +151,10 @@ void bind_round(py::module_& m) {
       .def("place", &PyRoundRequest::place, py::arg("replies"), py::arg("outs"));
   py::class_<PyRoundServer>(m, "RoundServer", "The owners' side of a table's round (cpp/wire/round.h).")
       .def(py::init<PyPushApplier*, size_t, const std::vector<ShardArrays>&, const std::vector<RoundServer::Rings>&,
-                    RecordFormat, bool, const std::vector<Array<int64_t>>&>(),
+                    RecordFormat, const std::vector<Array<int64_t>>&>(),
            py::arg("applier").none(true), py::arg("own"), py::arg("shards"), py::arg("rings"), py::arg("format"),
-           py::arg("judges"), py::arg("applied"), py::keep_alive<1, 2>(), py::keep_alive<1, 4>(),
-           py::keep_alive<1, 5>(), py::keep_alive<1, 8>())
+           py::arg("applied"), py::keep_alive<1, 2>(), py::keep_alive<1, 4>(), py::keep_alive<1, 5>(),
+           py::keep_alive<1, 7>())
       .def("take", &PyRoundServer::take, py::arg("client"), py::arg("request"), "Takes a request; returns its reason.")
       .def("apply", &PyRoundServer::apply, "Applies or passes on all pushes; False: a ring is full, call again.")
       .def("has_applied", &PyRoundServer::has_applied, py::arg("step"),

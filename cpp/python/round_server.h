@@ -51,9 +51,9 @@ struct ShardArrays {
 class PyRoundServer {
  public:
   PyRoundServer(PyPushApplier* applier, size_t own, const std::vector<ShardArrays>& shards,
-                const std::vector<RoundServer::Rings>& rings, RecordFormat format, bool judges,
+                const std::vector<RoundServer::Rings>& rings, RecordFormat format,
                 const std::vector<Array<int64_t>>& applied)
-      : core_(applier ? &applier->core() : nullptr, own, views(shards), rings, format, dims_of(shards.at(own)), judges,
+      : core_(applier ? &applier->core() : nullptr, own, views(shards), rings, format, dims_of(shards.at(own)),
               numbers(applied)) {}
 
   int64_t take(size_t client, const Section& request) {

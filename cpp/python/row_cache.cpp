@@ -57,18 +57,6 @@ class PyCache {
     cache_.look_up(key, n, out);
   }
 
-  int64_t validate(const Array<int64_t>& slots, const Array<int32_t>& owner_clocks, int64_t staleness,
-                   Array<bool> is_stale, bool counts_lags) {
-    const ssize_t n = checked(slots);
-    check_shape(owner_clocks, "owner_clocks", {n});
-    check_shape(is_stale, "is_stale", {n});
-    const int64_t* slot = slots.data();
-    const int32_t* clock = owner_clocks.data();
-    uint8_t* stale = reinterpret_cast<uint8_t*>(is_stale.mutable_data());
-    py::gil_scoped_release release;
-    return cache_.validate(slot, clock, n, staleness, stale, counts_lags ? &lags_ : nullptr);
-  }
-
   // validate() of the lines of keys that are not `fetched` (n), and what follows from it: masks (n) of the lines to
   // refresh, which are the fetched ones, and the stale ones unless it is decided that they are not read now; and of the
   // rows that are needed, not fetched yet and not decided about. And the numbers of lines found and to refresh.
@@ -261,7 +249,6 @@ void bind_row_cache(py::module_& m) {
       .def(py::init<int64_t, RowOptimizer, const std::string&, const std::string&>(), py::arg("capacity_rows"),
            py::arg("optimizer"), py::arg("policy"), py::arg("rows") = "float32")
       .def_property_readonly("capacity_rows", [](const PyCache& c) { return c.cache_.capacity_rows(); })
-      .def_property_readonly("num_rows", [](const PyCache& c) { return c.cache_.num_rows(); })
       .def_property_readonly("num_pending", [](const PyCache& c) { return c.cache_.num_pending(); })
       .def_property_readonly("num_pushes", &PyCache::num_pushes, "Pushes that take_pushes has not returned yet.")
       .def_property_readonly("lags", &PyCache::lags)
@@ -272,8 +259,6 @@ void bind_row_cache(py::module_& m) {
           "set_drift", [](PyCache& c, float most, float others) { c.cache_.set_drift(most, others); }, py::arg("most"),
           py::arg("others"))
       .def("look_up", &PyCache::look_up, py::arg("keys").noconvert(), py::arg("slots").noconvert())
-      .def("validate", &PyCache::validate, py::arg("slots").noconvert(), py::arg("owner_clocks").noconvert(),
-           py::arg("staleness"), py::arg("is_stale").noconvert(), py::arg("counts_lags"))
       .def("judge", &PyCache::judge, py::arg("slots").noconvert(), py::arg("fetched").noconvert(),
            py::arg("is_decided").noconvert(), py::arg("owner_clocks").noconvert(), py::arg("staleness"))
       .def("refresh", &PyCache::refresh, py::arg("slots").noconvert(), py::arg("chosen").noconvert(),

@@ -1,4 +1,4 @@
-// Round: what a rank asks of the owners on one other node, and their reply, for one table (hetmpi/wire/rounds.py). The
+// Round: what a rank asks of the owners on one other node, and their reply, for one table (hetmpi/wire/requests.py). The
 // request goes to one rank of that node, its server, which shares memory with all owners there: it writes their rings
 // and reads their shards.
 //
@@ -206,17 +206,16 @@ class RoundServer {
   using Rings = std::vector<RingProducer*>;  // to each owner of the node
 
   // shards: of each owner of the node in rank order. rings: for the pushes of each client; null to `own`, this rank, if
-  // `applier` applies them to its shard. judges: whether requests do. applied: the steps that each owner has applied;
-  // empty where pushes are applied one by one.
+  // `applier` applies them to its shard. applied: the steps that each owner has applied; empty where pushes are applied
+  // one by one, and requests name the clocks of copies.
   RoundServer(PushApplier* applier, size_t own, std::vector<NodeShard> shards, std::vector<Rings> rings,
-              RecordFormat format, std::vector<int64_t> dims, bool judges, std::vector<const int64_t*> applied = {})
+              RecordFormat format, std::vector<int64_t> dims, std::vector<const int64_t*> applied = {})
       : applier_(applier),
         own_(own),
         shards_(std::move(shards)),
         rings_(std::move(rings)),
         format_(format),
         dims_(std::move(dims)),
-        judges_(judges),
         applied_(std::move(applied)),
         requests_(rings_.size()) {}
 
@@ -243,7 +242,7 @@ class RoundServer {
       const auto* keys = reinterpret_cast<const int64_t*>(request + at);
       const auto* known = reinterpret_cast<const int32_t*>(request + at + kWord * n);
       at += kWord * n;
-      if (judges_) at += whole_words(sizeof(int32_t) * n);
+      if (judges()) at += whole_words(sizeof(int32_t) * n);
       RoundRequest::check_end(at, size);
       Pull& pull = found.pulls.emplace_back(Pull{std::vector<int64_t>(n), known, {}, {}});
       shards_[owner].directory->rows_of(keys, n, pull.rows.data());
@@ -300,11 +299,11 @@ class RoundServer {
       pull.wanted.clear();
       for (size_t j = 0; j < pull.rows.size(); ++j) {
         const int64_t row = pull.rows[j];
-        if (judges_)
+        if (judges())
           pull.clocks[j] = load_clock(shards_[owner].clock + row);  // before the rows, which must not be older
-        if (!judges_ || is_wanted(pull.known[j], pull.clocks[j], request.bound)) pull.wanted.push_back(row);
+        if (!judges() || is_wanted(pull.known[j], pull.clocks[j], request.bound)) pull.wanted.push_back(row);
       }
-      if (judges_) total += whole_words(sizeof(int32_t) * pull.rows.size());
+      if (judges()) total += whole_words(sizeof(int32_t) * pull.rows.size());
       for (const int64_t dim : dims_) total += whole_words(sizeof(float) * pull.wanted.size() * dim);
     }
     return total;
@@ -315,7 +314,7 @@ class RoundServer {
     const Request request = std::exchange(requests_.at(client), {});
     for (size_t owner = 0; owner < request.pulls.size(); ++owner) {
       const Pull& pull = request.pulls[owner];
-      if (judges_) {
+      if (judges()) {
         std::copy(pull.clocks.begin(), pull.clocks.end(), reinterpret_cast<int32_t*>(at));
         at += whole_words(sizeof(int32_t) * pull.rows.size());
       }
@@ -344,6 +343,8 @@ class RoundServer {
     int64_t bound, step;
     std::vector<Pull> pulls;  // of each owner; empty if there is no request
   };
+
+  bool judges() const { return applied_.empty(); }
 
   // Writes the rest of a record into an owner's ring. Returns false if the ring is full.
   bool pass_on(PushedRecord& record) {
@@ -376,7 +377,6 @@ class RoundServer {
   std::vector<Rings> rings_;  // of each client
   RecordFormat format_;
   std::vector<int64_t> dims_;
-  bool judges_;
   std::vector<const int64_t*> applied_;
   std::vector<Request> requests_;     // of each client
   std::vector<PushedRecord> pushed_;  // not applied or passed on yet

@@ -18,7 +18,7 @@ import torch
 
 import hetmpi
 from hetmpi.world.cores import usable_cores
-from hetmpi.world.mpi import MPI
+from hetmpi.world.mpi import MPI, network
 
 ROOT = Path(hetmpi.__file__).resolve().parents[1]
 GIT_LIMIT_S = 1.0
@@ -35,6 +35,7 @@ def environment(hosts: list[str], device: torch.device) -> dict:
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "mpi": re.sub(r"\s+", " ", library).strip(),
+        "network": network(library),
         "horovod": version_of("horovod"),
         "ranks_by_host": dict(Counter(hosts)),
         "cores": usable_cores(),  # of rank 0

@@ -30,6 +30,12 @@ class Message:
     steps: np.ndarray | None = None  # (n, 2) int32
     keys: np.ndarray | None = None  # (n,) int64
 
+    def packed(self, ends_step: bool) -> _C.PushArrays:
+        """For the core. ends_step: the last message of its step, which owners without rows get too, as an empty
+        record."""
+        route = _C.RouteArrays(*self.route.arrays)
+        return _C.PushArrays(self.step, route, self.values, self.clocks, self.counts, self.steps, ends_step)
+
 
 class Mailbox:
     """This rank's rings to the other owners of its node, by owner, ascending: `rings`."""
@@ -42,52 +48,30 @@ class Mailbox:
             for owner in world.node_ranks
             if owner != world.rank
         }
-        self._ends = [self.rings.get(rank) for rank in range(world.size)]
         self._near = np.isin(np.arange(world.size), list(self.rings))
         self._sent: list[tuple[np.ndarray, np.ndarray]] = []  # keys, and the heads of the rings after they were sent
 
-    def send(self, message: Message, to_all: bool, while_waiting) -> int:
-        """Sends every owner of the node its rows; with `to_all` also an empty record to owners without rows, which
-        marks the step as written.
+    def send(self, message: Message, ends_step: bool, while_waiting) -> int:
+        """Sends every owner of the node its rows. ends_step: as in Message.packed.
 
         while_waiting() is called repeatedly while a ring is full: it must drain this rank's own inbox and let
         MPI progress, or ranks that send to each other would deadlock. Returns the bytes of the message for all other
         ranks."""
+        route, world = message.route, self.window.world
         if self.rings:
-            self._deliver(message, to_all, while_waiting)
-            self._note(message)
-        return self._bytes_sent(message)
-
-    def _deliver(self, message: Message, to_all: bool, while_waiting):
-        columns = message.values, message.clocks, message.counts, message.steps
-        push = _C.PushArrays(message.step, _C.RouteArrays(*message.route.arrays), *columns, to_all)
-        sending = _C.Delivery(self._ends, push, self.record)
-        if not sending.proceed():
-
-            def reason():
-                return f"in step {message.step + 1} for {ranks_text(sending.full)} to make room for its gradients"
-
-            with Patience(self.window.world, reason) as patience:
+            rings = [self.rings.get(rank) for rank in range(world.size)]
+            sending = _C.Delivery(rings, message.packed(ends_step), self.record)
+            reason = f"in step {message.step + 1} for {{}} to make room for its gradients"
+            with Patience(world, lambda: reason.format(ranks_text(sending.full))) as patience:
                 while not sending.proceed():
                     while_waiting()
                     patience.check()
-
-    def _bytes_sent(self, message: Message) -> int:
-        """Bytes of the message's rows for other ranks, as in records."""
-        route, rank = message.route, self.window.world.rank
-        parts = route.order[: route.first[rank]], route.order[route.first[rank + 1] :]
+            if message.keys is not None:
+                self._drop_applied()
+                heads = np.array([ring.head for ring in self.rings.values()])
+                self._sent.append((route.where(route.held_by(self._near)).keys, heads))
+        parts = route.order[: route.first[world.rank]], route.order[route.first[world.rank + 1] :]
         return sum(self.record.num_bytes(part, message.counts) for part in parts)
-
-    def is_drained(self) -> bool:
-        """Whether the owners of the node have applied everything sent."""
-        return not self.behind()
-
-    def _note(self, message: Message):
-        """Records the keys just sent, if the message has them, and the heads of the rings, for in_transit()."""
-        if message.keys is not None:
-            self._drop_applied()
-            heads = np.array([ring.head for ring in self.rings.values()])
-            self._sent.append((message.route.of_ranks(self._near).keys, heads))
 
     def _drop_applied(self):
         if self._sent:

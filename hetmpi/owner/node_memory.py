@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from hetmpi import _C
 from hetmpi.in_flight import InFlight, finish
 from hetmpi.owner.store import Layout, Shard
+from hetmpi.world.at_exit import at_exit, free_window
 from hetmpi.world.memory import refuse_if_short, size_text
 from hetmpi.world.mpi import MPI
 from hetmpi.world.world import World
@@ -27,6 +30,7 @@ class NodeMemory:
         }
         self.local = self.on_node[world.rank]
         self._shared.Lock_all(MPI.MODE_NOCHECK)
+        self._free = at_exit(partial(free_window, self._shared))
 
     def _part(self, node_rank: int) -> np.ndarray:
         """The memory of a rank of this node: (n,) uint8."""
@@ -51,8 +55,7 @@ class NodeMemory:
     def free(self):
         """Frees the memory. Collective."""
         self.on_node, self.local = {}, None
-        self._shared.Unlock_all()
-        self._shared.Free()
+        self._free()
 
 
 def check_memory(world: World, layouts: list[Layout]):

@@ -51,12 +51,6 @@ class Route:
         part = _C.part_of_route(self.order, self.keys, self.first, chosen)
         return self if part is None else Route(*part)
 
-    def of_ranks(self, ranks: np.ndarray) -> Route:
-        """The route of the keys that the selected ranks (size,) bool own; positions remain those in the whole batch."""
-        counts = self.counts
-        held = np.repeat(ranks, counts)
-        return Route(self.order[held], self.keys[held], np.concatenate([[0], np.cumsum(counts * ranks)]))
-
     def held_by(self, ranks: np.ndarray) -> np.ndarray:
         """Mask of the keys that the selected ranks (size,) bool own: (n,) bool, for the route of a whole batch."""
         if ranks.all() or not ranks.any():

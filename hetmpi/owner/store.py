@@ -48,8 +48,8 @@ class RowStore(Protocol):
 
 @dataclass(frozen=True)
 class Layout:
-    """Offsets of the parts of one rank's memory in bytes: rows, optimizer state, its mean squares, clocks, the number
-    of steps applied, inbox.
+    """The arrays of one rank's memory: rows, optimizer state, its mean squares, clocks, the number of steps applied,
+    inbox.
 
     preview_dim   numbers of state in a cache line, 0 or 1: the mean square of each row's state (cpp/owner/
                   row_optimizer.h)
@@ -64,33 +64,31 @@ class Layout:
     ring_bytes: int
 
     @property
-    def weight(self) -> int:
-        return 0
+    def parts(self) -> dict[str, tuple[tuple[int, ...], type]]:
+        """Shape and dtype of each array, in their order."""
+        num = self.num_rows
+        return {
+            "weight": ((num, self.dim), np.float32),
+            "state": ((num, self.state_dim), np.float32),
+            "mean_square": ((num, self.preview_dim), np.float32),
+            "clock": ((num,), np.int32),
+            "applied": ((ALIGN // 8,), np.int64),
+            "rings": ((len(self.origins), self.ring_bytes), np.uint8),
+        }
 
-    @property
-    def state(self) -> int:
-        return aligned(self.num_rows * self.dim * 4)
+    def bytes_of(self, name: str) -> int:
+        shape, dtype = self.parts[name]
+        return int(np.prod(shape)) * np.dtype(dtype).itemsize
 
-    @property
-    def mean_square(self) -> int:
-        return self.state + aligned(self.num_rows * self.state_dim * 4)
-
-    @property
-    def clock(self) -> int:
-        return self.mean_square + aligned(self.num_rows * self.preview_dim * 4)
-
-    @property
-    def applied(self) -> int:
-        return self.clock + aligned(self.num_rows * 4)
-
-    @property
-    def rings(self) -> int:
-        return self.applied + ALIGN
+    def begin(self, name: str) -> int:
+        """Offset of an array in bytes."""
+        names = list(self.parts)
+        return sum(aligned(self.bytes_of(before)) for before in names[: names.index(name)])
 
     @property
     def nbytes(self) -> int:
         """Whole pages: the ranks of a node have theirs one after the other."""
-        return aligned(self.rings + len(self.origins) * self.ring_bytes, PAGESIZE)
+        return aligned(self.begin("rings") + self.bytes_of("rings"), PAGESIZE)
 
     def ring(self, origin: int) -> int:
         """The number of an origin's ring."""
@@ -109,17 +107,13 @@ class Shard:
     def __init__(self, memory: np.ndarray, layout: Layout, directory: _C.Directory):
         """memory: (n,) uint8, uninitialised."""
 
-        def part(begin: int, shape: tuple, dtype) -> np.ndarray:
-            nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-            return memory[begin : begin + nbytes].view(dtype).reshape(shape)
+        def part(name: str) -> np.ndarray:
+            (shape, dtype), begin = layout.parts[name], layout.begin(name)
+            return memory[begin : begin + layout.bytes_of(name)].view(dtype).reshape(shape)
 
         self.directory, self.state_dim, self.mark = directory, layout.state_dim, None
-        self.weight = part(layout.weight, (layout.num_rows, layout.dim), np.float32)
-        self.state = part(layout.state, (layout.num_rows, layout.state_dim), np.float32)
-        self.mean_square = part(layout.mean_square, (layout.num_rows, layout.preview_dim), np.float32)
-        self.clock = part(layout.clock, (layout.num_rows,), np.int32)
-        self.applied = part(layout.applied, (ALIGN // 8,), np.int64)
-        self.rings = part(layout.rings, (len(layout.origins), layout.ring_bytes), np.uint8)
+        self.weight, self.state, self.mean_square = part("weight"), part("state"), part("mean_square")
+        self.clock, self.applied, self.rings = part("clock"), part("applied"), part("rings")
 
     def __len__(self) -> int:
         return len(self.weight)

@@ -115,8 +115,9 @@ class Plan:
         inbox_bytes = int(table.inbox_mb * build.MB)
         _, layouts = layouts_of(world, partition, rule, spec.dim, staleness.is_synchronous, inbox_bytes)
         mine = layouts[world.rank]
-        found.rows += mine.rings + partition.num_local_rows(world.rank)  # a mark per row: changed since the checkpoint
-        found.mailboxes += mine.nbytes - mine.rings
+        before_rings = mine.begin("rings")
+        found.rows += before_rings + partition.num_local_rows(world.rank)  # with marks of changed rows
+        found.mailboxes += mine.nbytes - before_rings
         if not world.is_one_node and not staleness.is_synchronous:
             num_keys = min(round_steps * most_keys, spec.num_rows)
             found.rounds += 4 * ROUND_COPIES * num_keys * (spec.dim + rule.preview_dim)

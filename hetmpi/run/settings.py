@@ -21,7 +21,7 @@ from hetmpi.table.batch import MOST_AHEAD
 from hetmpi.table.cache import ADMIT, POLICIES, ROW_BYTES, CacheSettings
 from hetmpi.table.optim import ROW_RULES
 from hetmpi.table.staleness import LARGEST_BOUND, Staleness
-from hetmpi.table.table import EXCHANGES
+from hetmpi.wire.transport import EXCHANGES
 
 MANY = 1 << 40  # most steps, samples and rows: about a million million
 LARGEST_BATCH = 1 << 30

@@ -20,11 +20,10 @@ import torch
 from hetmpi import _C
 from hetmpi.in_flight import InFlight, finish, timed
 from hetmpi.owner.mailbox import Mailbox, Message
-from hetmpi.owner.route import Route
 from hetmpi.owner.shards import ShardReader
 from hetmpi.table.batch import Keys
 from hetmpi.table.client import Client, Parts, check_finite
-from hetmpi.wire.requests import PEEK, UNANNOUNCED, Reply, Request, Requests
+from hetmpi.wire.requests import UNANNOUNCED, Request, Requests
 from hetmpi.wire.transport import choose
 from hetmpi.world.waiting import Patience, wait_for
 
@@ -39,11 +38,11 @@ class BspClient(Client):
         """exchange: messages, windows or auto. Collective."""
         self.parts, self._world, self._cache, self._spans = parts, parts.world, parts.cache, parts.spans
         self._is_written = False  # a write is not yet settled
-        self._near, self._shards = Mailbox(parts.window, parts.record), ShardReader(parts.window)
+        self._near, self._reader = Mailbox(parts.window, parts.record), ShardReader(parts.window)
         make = partial(Requests, parts.window, parts.record, ["weight"], None)
         self.transport, self.why = choose(parts.world, exchange, make, parts.partition, parts.num_rows)
-        store, applied = parts.store, parts.window.local.applied
-        self._inbox = _C.Inbox(store.rings, parts.world.rank, *store.arrays, store.directory, applied)
+        store = parts.window.local
+        self._inbox = _C.Inbox(store.rings, parts.world.rank, *store.arrays, store.directory, store.applied)
         self._is_open = False  # the inbox waits for gradients of all ranks
         self._world.drains.add(self)
 
@@ -53,31 +52,25 @@ class BspClient(Client):
             rows = self._cache.empty((len(keys.array), self.parts.dim), np.float32)
             reply = self.transport.ask(Request(UNANNOUNCED, keys.remote_route, len(rows), step))
         yield from timed(self._spans("drain"), self._settling(meets=False))
-        yield from timed(self._spans("fetch"), self._fetching(keys.route, rows, reply, step))
         with self._spans("fetch"):
-            self.parts.counters.row_bytes += 4 * rows.shape[1] * keys.route.num_elsewhere(self._world.rank)
-            return self._cache.deliver(np.full(len(rows), -1), rows)  # no key has a line
-
-    def _fetching(self, route: Route, rows: np.ndarray, reply: Reply | None, step: int) -> InFlight[None]:
-        """Copies the rows of a route to their positions in rows (n, dim), once their owners have applied the steps."""
-        if not self.transport.has_applied(step):
             what = f"in step {step} for the ranks of its node to apply the gradients"
             wait_for(self._world, lambda: self.transport.has_applied(step), what)
-        self._shards.read("weight", route, rows)
+            self.parts.counters.row_bytes += self._reader.read("weight", keys.route, rows)
         yield  # the other tables of a group settle, whose requests are in the same round
         if reply is not None:
-            reply.serve()
+            with self._spans("fetch"):
+                reply.serve()
             yield
-            reply.receive()
-            reply.place(rows)
+        with self._spans("fetch"):
+            if reply is not None:
+                reply.receive()
+                reply.place(rows)
+            return self._cache.deliver(np.full(len(rows), -1), rows)  # no key has a line
 
     def peek(self, keys: Keys) -> torch.Tensor:
         if self._is_written:
             raise RuntimeError("EmbeddingTable.peek: a write is not settled yet: call flush() on every rank first")
-        rows = np.empty((len(keys.array), self.parts.dim), np.float32)
-        reply = self.transport.ask(Request(PEEK, keys.remote_route, len(rows), self.step))
-        finish(self._fetching(keys.route, rows, reply, self.step))
-        return self._cache.on_device(rows)
+        return super().peek(keys)
 
     def announce(self, keys: Keys):
         """Requests nothing: the write in between changes most of the rows (docs/results.md)."""

@@ -14,7 +14,7 @@ from hetmpi.errors import NotFinite
 from hetmpi.in_flight import InFlight
 from hetmpi.owner.node_memory import NodeMemory
 from hetmpi.owner.route import Route
-from hetmpi.owner.store import Shard
+from hetmpi.owner.shards import ShardReader
 from hetmpi.spans import Spans
 from hetmpi.table.batch import Keys
 from hetmpi.table.cache import RowCache
@@ -35,6 +35,7 @@ class Client(Protocol):
     parts: Parts
     transport: Requests
     why: str | None
+    _reader: ShardReader  # of this node's rows
     num_windows: int = 0
 
     @property
@@ -47,6 +48,10 @@ class Client(Protocol):
 
     def peek(self, keys: Keys) -> torch.Tensor:
         """The owners' rows, for evaluation; neither the cache nor the counters are used."""
+        rows = np.empty((len(keys.array), self.parts.dim), np.float32)
+        self._reader.read("weight", keys.route, rows)
+        self.transport.fetch(keys.remote_route, rows, self.step)
+        return self.parts.cache.on_device(rows)
 
     def announce(self, keys: Keys) -> None:
         """Announces the keys of a later read."""
@@ -84,7 +89,6 @@ class Parts:
 
     world: World
     window: NodeMemory
-    store: Shard
     partition: _C.Partition
     num_rows: int
     dim: int
@@ -117,8 +121,7 @@ class Parts:
         kept[:] = array
         route = Route.of_keys(self.partition, kept)
         is_remote, is_admitted = route.held_by(self.world.is_remote), route.held_by(self.admitted)
-        remote = route.of_ranks(self.world.is_remote)
-        return Keys(tensor, kept, route, route.where(~is_remote), remote, is_remote, is_admitted)
+        return Keys(tensor, kept, route, route.where(~is_remote), route.where(is_remote), is_remote, is_admitted)
 
 
 def check_finite(keys, values: np.ndarray):

@@ -148,13 +148,9 @@ class GpuCache:
     def use(self, slots: np.ndarray, num_keys: int):
         self._lines.use(self._use(slots), num_keys, self._gpu.stream)
 
-    def validate(self, slots: np.ndarray, clocks: np.ndarray, staleness: int, is_stale: np.ndarray, counts_lags: bool):
-        used = self._use(slots), self._use(clocks)
-        self._filling(is_stale, lambda out: self._lines.validate(*used, staleness, out, counts_lags, self._gpu.stream))
-
     def judge(self, slots, fetched, is_decided, clocks, staleness: int) -> tuple:
-        kept, is_stale = np.where(fetched, -1, slots), np.zeros(len(slots), bool)
-        self.validate(kept, clocks, staleness, is_stale, counts_lags=True)
+        used, is_stale = (self._use(np.where(fetched, -1, slots)), self._use(clocks)), np.zeros(len(slots), bool)
+        self._filling(is_stale, lambda out: self._lines.validate(*used, staleness, out, True, self._gpu.stream))
         return _C.judged(slots, fetched, is_decided, is_stale)
 
     def refresh(self, slots, chosen, weights, states, clocks, anticipate: float):

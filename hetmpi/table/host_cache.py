@@ -24,16 +24,11 @@ class HostCache(_C.RowCache):
         self.gather(slots, rows)
         return torch.from_numpy(rows)
 
-    def delivered(self, rows: torch.Tensor) -> np.ndarray:
-        """Rows (n, dim) from `deliver` as arguments of the other methods."""
-        return rows.numpy()
-
     def local(self, rows: torch.Tensor) -> np.ndarray:
-        """Other rows, or gradients (n, dim), likewise."""
+        """Rows, or gradients (n, dim), as arguments of the other methods."""
         return rows.numpy()
 
-    def on_host(self, rows: torch.Tensor) -> np.ndarray:
-        return rows.numpy()
+    delivered = on_host = local
 
     def on_device(self, rows: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(rows)

@@ -99,7 +99,7 @@ class Pushes:
     def await_all(self):
         """Waits until the owners have applied all gradients that this rank sent."""
         with Patience(self._parts.world, self._awaited) as patience:
-            while not self._mailbox.is_drained():
+            while self._mailbox.behind():
                 self._drain()
                 patience.check()
 

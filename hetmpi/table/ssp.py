@@ -29,6 +29,7 @@ from hetmpi.table.pulls import Pulls
 from hetmpi.table.pushes import Pushes
 from hetmpi.wire.requests import Requests
 from hetmpi.wire.transport import choose
+from hetmpi.world.at_exit import at_exit
 
 LEAD = 3  # steps by which another rank may be ahead
 
@@ -42,11 +43,12 @@ class SspClient(Client):
         self._anticipate = parts.staleness.factor(parts.world.size)
         has_states = parts.rule.preview_dim > 0 and parts.cache.capacity_rows > 0
         self._arrays = ("weight", "mean_square") if has_states else ("weight",)  # of a line
-        store = parts.store
+        store = parts.window.local
         # The owner's side: its thread applies pushes from the rings while this rank computes.
         self._owner = _C.PushApplier(store.rings, *store.arrays, store.mean_square, store.directory, parts.rule)
         self._set_rates(0)  # others may push before the first write of this rank
-        weakref.finalize(self, self._owner.stop)  # also at exit, before MPI frees the memory
+        weakref.finalize(self, self._owner.stop)
+        self._stop = at_exit(self._owner.stop)  # before MPI frees the memory
         world, origins = parts.world, parts.window.layouts[parts.world.rank].origins
         make = partial(Requests, parts.window, parts.record, self._arrays, self._owner)
         self.transport, self.why = choose(world, exchange, make, parts.partition, parts.num_rows)
@@ -243,12 +245,6 @@ class SspClient(Client):
         self._pushes.progress()
         self._pushes.deliver()
 
-    def peek(self, keys: Keys) -> torch.Tensor:
-        rows = np.empty((len(keys.array), self.parts.dim), np.float32)
-        self._reader.read("weight", keys.route, rows)
-        self.transport.fetch(keys.remote_route, rows)
-        return self._cache.on_device(rows)
-
     def resume_at(self, step: int):
         self.parts.step = step
         self._set_rates(step)
@@ -256,5 +252,5 @@ class SspClient(Client):
     def close(self):
         self._pulls.drop_all()
         self.parts.world.meet("for all ranks to close the table")  # the owner serves ranks that still read and write
-        self._owner.stop()
+        self._stop()
         self.transport.close()

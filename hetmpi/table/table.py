@@ -25,15 +25,11 @@ from hetmpi.table.client import Client, Parts, check_finite
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.ssp import SspClient
 from hetmpi.table.staleness import Staleness
-from hetmpi.wire.transport import current_name, imported
+from hetmpi.wire.transport import EXCHANGES, current_name, imported
 from hetmpi.world.world import World
 
-EXCHANGES = ("messages", "windows", "auto")
+OF_A_RANK = ("self", "world", "cache", "spans", "device")  # arguments that may differ between ranks
 MOST_KNOWN = MOST_AHEAD + 12  # batches whose keys a table remembers: announced, read, and waiting in the loader
-ARGUMENTS = (  # those that all ranks must give alike
-    "num_rows", "dim", "optimizer", "partition", "seed", "name", "init_std", "inbox_bytes", "staleness", "exchange",
-    "round_steps",
-)  # fmt: skip
 
 
 class EmbeddingTable:
@@ -79,8 +75,7 @@ class EmbeddingTable:
         Raises UserError if ranks give different arguments (cache, device and spans may differ), if memory is short, and
         for a cache at staleness 0; ValueError for an unknown partition or exchange or an invalid shape."""
         exchange = current_name(exchange, warns=world.rank == 0)
-        arguments = num_rows, dim, optimizer, partition, seed, name, init_std, inbox_bytes, staleness, exchange
-        world.check_same("EmbeddingTable", dict(zip(ARGUMENTS, (*arguments, round_steps))))
+        world.check_same("EmbeddingTable", {name: given for name, given in locals().items() if name not in OF_A_RANK})
         check_arguments(dim, exchange, round_steps)
         cache.check_at(staleness)
         self.world, self.name, self.num_rows, self.dim = world, name, num_rows, dim
@@ -90,20 +85,19 @@ class EmbeddingTable:
         self._known: deque[Keys] = deque(maxlen=MOST_KNOWN)  # keys checked recently
         rule = optimizer.core(dim)
         record, layouts = layouts_of(world, self.partition, rule, dim, staleness.is_synchronous, inbox_bytes)
-        self._exchange = exchange
         self.shard: Shard | None = None
         self.client: Client | None = None
         self.window: NodeMemory | None = NodeMemory(world, layouts, self.partition)
         try:
-            self._open(rule, record, table_seed(seed, name), init_std, cache, torch.device(device), round_steps)
+            self._open(rule, record, seed, init_std, cache, torch.device(device), exchange, round_steps)
         except Exception as error:
             if isinstance(error, (UserError, ValueError)) or world.size == 1:  # other errors may be of this rank alone
                 self.close()
             raise
 
-    def _open(self, rule, record, seed: int, init_std: float, cache: CacheSettings, device, round_steps: int):
+    def _open(self, rule, record, seed: int, init_std: float, cache: CacheSettings, device, exchange: str, round_steps):
         """Initialises the shard, and makes cache and client. Collective."""
-        world, window = self.world, self.window
+        world, window, seed = self.world, self.window, table_seed(seed, self.name)
         self.shard = window.local
         self.shard.initialise(rule, lambda begin, end: self.partition.keys_of(world.rank, begin, end), seed, init_std)
         self.cache: RowCache = cache.open(world, self.num_rows, self.dim, self.optimizer, device)
@@ -113,12 +107,10 @@ class EmbeddingTable:
         admitted = cache.admitted(world, self.device) & (self.cache.capacity_rows > 0)
         window.fence()
         self._parts = Parts(
-            world, window, self.shard, self.partition, self.num_rows, self.dim, self.optimizer, rule, record,
-            self.staleness, self.cache, admitted, self.counters, self.spans, round_steps=round_steps,
+            world, window, self.partition, self.num_rows, self.dim, self.optimizer, rule, record, self.staleness,
+            self.cache, admitted, self.counters, self.spans, round_steps=round_steps,
         )  # fmt: skip
-        self._keys_of = self._parts.keys_of
-        make_client = BspClient if self.staleness.is_synchronous else SspClient
-        self.client = make_client(self._parts, self._exchange)
+        self.client = (BspClient if self.staleness.is_synchronous else SspClient)(self._parts, exchange)
 
     # What a trainer calls.
 
@@ -264,7 +256,7 @@ class EmbeddingTable:
                 f"EmbeddingTable.{verb}: keys must lie in [0, {self.num_rows:,}), got {wrong[0]} "
                 f"({wrong.size:,} of {array.size:,} are out of range)"
             )
-        checked = self._keys_of(keys, array)
+        checked = self._parts.keys_of(keys, array)
         if are_unique:
             self._known.append(checked)
         return checked

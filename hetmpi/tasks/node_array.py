@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
+from hetmpi.world.at_exit import at_exit, free_window
 from hetmpi.world.mpi import MPI
 from hetmpi.world.world import World
 
@@ -35,6 +38,7 @@ class NodeArray:
         nbytes = 4 * num * width if world.node.rank == 0 else 0
         self._window = MPI.Win.Allocate_shared(nbytes, 4, comm=world.node)
         self._window.Lock_all(MPI.MODE_NOCHECK)
+        self._free = at_exit(partial(free_window, self._window))
         memory, _ = self._window.Shared_query(0)
         self.array = np.frombuffer(memory, np.float32).reshape(num, width)
         self._firsts = world.comm.Split(0 if world.node.rank == 0 else MPI.UNDEFINED, key=place)
@@ -53,8 +57,7 @@ class NodeArray:
         """Frees the memory; `array` becomes invalid. Collective."""
         self.array = None
         self._meet()  # others may still read
-        self._window.Unlock_all()
-        self._window.Free()
+        self._free()
         if self._firsts != MPI.COMM_NULL:
             self._firsts.Free()
 

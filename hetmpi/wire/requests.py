@@ -108,7 +108,6 @@ class Requests:
             ],
             self._rings_of_server(),
             self._record,
-            not self.is_exact,
             [shard.applied for shard in shards] if self.is_exact else [],
         )
 
@@ -153,10 +152,7 @@ class Requests:
 
     def packed(self, request: Request) -> _C.RoundRequest:
         """The request, for all servers."""
-        pushes = [
-            _C.PushArrays(m.step, _C.RouteArrays(*m.route.arrays), m.values, m.clocks, m.counts, m.steps, self.is_exact)
-            for m in request.pushes
-        ]
+        pushes = [message.packed(self.is_exact) for message in request.pushes]
         return _C.RoundRequest(
             self.rounds.rails.owners, _C.RouteArrays(*request.route.arrays), request.num, request.known, request.reason,
             request.bound, request.step, pushes, self._record, self._widths,
@@ -171,8 +167,7 @@ class Requests:
 
     def publish(self):
         """Waits until the posts have left, before this rank waits for those of others."""
-        if not self.rounds.wire.publish():
-            wait_for(self.world, self.rounds.wire.publish, "for other ranks to make room for its gradients")
+        wait_for(self.world, self.rounds.wire.publish, "for other ranks to make room for its gradients")
 
     def progress(self):
         """Lets messages leave, and passes on posts of other ranks, without waiting."""
@@ -198,16 +193,12 @@ class Requests:
             reason = server.take(i, request)
             if reason != mine:
                 self.rounds.refuse(client, REASONS[reason], REASONS[mine])
-        if not server.apply():
-            wait_for(self.world, server.apply, lambda: f"for {self._neighbours()} to make room for gradients")
-        numbers = range(len(clients))
+        wait_for(self.world, server.apply, lambda: f"for {self._neighbours()} to make room for gradients")
+        wait_for(self.world, self._are_ready, lambda: f"for {self._neighbours()} to apply gradients")
+        return [server.reply_words(i) for i in range(len(clients))]
 
-        def are_ready() -> bool:
-            return all(map(server.is_ready, numbers))
-
-        if not are_ready():
-            wait_for(self.world, are_ready, lambda: f"for {self._neighbours()} to apply gradients")
-        return [server.reply_words(i) for i in numbers]
+    def _are_ready(self) -> bool:
+        return all(map(self.server.is_ready, range(len(self.rounds.clients))))
 
     def _neighbours(self) -> str:
         return ranks_text([rank for rank in self.world.node_ranks if rank != self.world.rank])

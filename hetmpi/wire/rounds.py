@@ -255,8 +255,8 @@ class Rounds:
             earlier.is_received = True
             earlier.requests, earlier.replies = {}, {}  # breaks the reference cycle, which frees their memory at once
             self._rounds.popleft()
-        if not self.wire.publish():  # another rank may need the reply before it can come to this rank's next call
-            wait_for(self.world, self.wire.publish, "for other ranks to make room for its messages")
+        # Another rank may need the reply before it can come to this rank's next call.
+        wait_for(self.world, self.wire.publish, "for other ranks to make room for its messages")
 
     def _receive_from(self, partners: list[int], tag: int, found: dict[int, np.ndarray]) -> list[np.ndarray]:
         """The next message of each partner. found: those that are here already; has all that came after an error."""

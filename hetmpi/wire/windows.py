@@ -11,12 +11,14 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
+from functools import partial
 
 import numpy as np
 
 from hetmpi import _C
 from hetmpi.errors import UserError
 from hetmpi.wire.wire import Lines
+from hetmpi.world.at_exit import at_exit, free_window
 from hetmpi.world.memory import refuse_if_short, size_text
 from hetmpi.world.mpi import MPI
 
@@ -48,7 +50,8 @@ class Windows:
             for server in rails.servers
         }
         self._core = _C.Server(memory, capacity)
-        weakref.finalize(self, self._core.stop)  # also at exit, before MPI frees the memory
+        weakref.finalize(self, self._core.stop)
+        self._free = at_exit(partial(free_window, self._window, self._core.stop))
         self._has_failed = False  # the thread has, and this rank has raised its error
         self._world = world
         world.drains.add(self)
@@ -110,9 +113,7 @@ class Windows:
 
     def free(self):
         self._world.drains.discard(self)
-        self._core.stop()
-        self._window.Unlock_all()
-        self._window.Free()
+        self._free()
 
 
 class ClientLines:

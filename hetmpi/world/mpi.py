@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import MutableMapping
 
 from hetmpi.errors import MissingLibrary, ReportedElsewhere, UserError, show_in_one_line
 from hetmpi.world.commands import command
@@ -122,11 +123,26 @@ def yield_when_idle():
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
 
 
-def choose_network(version: str):
-    """Selects libfabric for an MPICH that also supports UCX, unless there is InfiniBand: over TCP both are equally
-    fast, but MPICH 5.0 over UCX leaks memory at every one-sided call (docs/results.md). Must run before MPI starts."""
-    if "ch4:ucx,ofi" in version and not os.path.isdir("/sys/class/infiniband"):
-        os.environ.setdefault("MPIR_CVAR_CH4_NETMOD", "ofi")
+def choose_network(version: str, environment: MutableMapping[str, str] = os.environ, devices: str = "/sys/class"):
+    """Selects libfabric, and its TCP, for an MPICH that also supports UCX, unless there is a faster network: over TCP
+    both are equally fast, but MPICH 5.0 over UCX leaks memory at every one-sided call, and over libfabric it prefers
+    the deprecated provider `sockets` to `tcp`, which takes more threads and time (docs/results.md). What the user has
+    chosen stays. Must run before MPI starts."""
+    is_fast = any(os.path.isdir(f"{devices}/{kind}") for kind in ("infiniband", "cxi"))
+    if "ch4:ucx,ofi" not in version or is_fast or "MPIR_CVAR_CH4_NETMOD" in environment:
+        return
+    environment["MPIR_CVAR_CH4_NETMOD"] = "ofi"
+    if not {"FI_PROVIDER", "MPIR_CVAR_OFI_USE_PROVIDER"} & environment.keys():
+        environment["FI_PROVIDER"] = "tcp"
+
+
+def network(version: str) -> str:
+    """What carries messages between nodes, as far as the environment says it. version: MPI.Get_library_version()."""
+    if "Open MPI" in version:
+        return os.environ.get("OMPI_MCA_pml", "chosen by Open MPI")  # noqa: SIM112
+    provider = os.environ.get("MPIR_CVAR_OFI_USE_PROVIDER") or os.environ.get("FI_PROVIDER", "provider chosen by MPICH")
+    kinds = {"ofi": f"libfabric, {provider}", "ucx": f"UCX, {os.environ.get('UCX_TLS', 'transports chosen by UCX')}"}
+    return kinds.get(os.environ.get("MPIR_CVAR_CH4_NETMOD", ""), "libfabric or UCX")
 
 
 yield_when_idle()

@@ -1402,7 +1402,7 @@ void a_server_applies_passes_on_and_replies(uint64_t seed) {
     return NodeShard{rows.clock.data(), {rows.weight.data()}, rows.directory.get()};
   };
   RoundServer server(own.applier.get(), 0, {shard(own.rows), shard(other.rows)},
-                     std::vector<RoundServer::Rings>(3, {nullptr, &ring}), kSums, {kDim}, true);
+                     std::vector<RoundServer::Rings>(3, {nullptr, &ring}), kSums, {kDim});
   Tally of_own(num_rows), of_other(num_rows);
   for (int round = 0; round < 200; ++round) {
     const int64_t bound = pick_in(random, 0, 5000);
@@ -1437,8 +1437,7 @@ void a_server_refuses_requests_that_are_too_short_or_name_keys_of_others(uint64_
     const auto shard = [&](const OwnedRows& rows) {
       return NodeShard{rows.clock.data(), {rows.weight.data()}, &directory};
     };
-    return RoundServer(own.applier.get(), 0, {shard(own.rows), shard(other.rows)}, {{nullptr, &ring}}, kSums, {kDim},
-                       true);
+    return RoundServer(own.applier.get(), 0, {shard(own.rows), shard(other.rows)}, {{nullptr, &ring}}, kSums, {kDim});
   };
   for (int i = 0; i < 50; ++i) {
     Client client(random, {&of_own, &of_other}, own.rows.num_rows);
@@ -1493,7 +1492,7 @@ void a_server_refuses_records_that_are_not_whole(uint64_t seed) {
   const int64_t num_rows = own.rows.num_rows;
   RoundServer server(own.applier.get(), 0,
                      {NodeShard{own.rows.clock.data(), {own.rows.weight.data()}, own.rows.directory.get()}},
-                     {{nullptr}}, kSums, {kDim}, true);
+                     {{nullptr}}, kSums, {kDim});
   const Batch batch = Tally(num_rows).draw(random, 5, 0, num_rows);
   const std::vector<int64_t> first{0, batch.size()}, none{0, 0};
   const PushView push{0,

@@ -131,3 +131,23 @@ bag.step()
     assert outcome.text.count("Traceback") == 1 and f"{said}" in outcome.text and "(rank 1 of 2 on " in outcome.text, (
         outcome.text
     )
+
+
+UNCLOSED = """
+import sys, torch
+from hetmpi import EmbeddingTable, RowOptimizer, Staleness, World
+
+table = EmbeddingTable(
+    World().split(1), 100, 4, RowOptimizer(), exchange=sys.argv[1], staleness=Staleness(int(sys.argv[2]))
+)
+keys = torch.arange(50)
+table.write(keys, table.read(keys))
+"""
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize("exchange", ["messages", "windows"])
+def test_a_program_that_leaves_its_table_open_ends_well(exchange, staleness):
+    command = [mpiexec(), "-n", "2", sys.executable, "-c", UNCLOSED, exchange, str(staleness)]
+    outcome = run(command, **YIELDING)
+    assert outcome.code == 0, outcome.text

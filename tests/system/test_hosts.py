@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from launch import ROOT, SMALL, environment, losses, run, train
 
+from hetmpi.world.mpi import MPI
+
 SCRIPT = str(ROOT / "tools/hosts.sh")
 PATH = os.pathsep.join([str(Path(sys.executable).parent), environment()["PATH"]])
 
@@ -42,13 +44,23 @@ def test_one_sided_puts_and_gets_of_a_megabyte_reach_the_other_host(told):
     assert all(rank["put_arrived"] and rank["get_arrived"] for rank in told)
 
 
+@pytest.fixture(scope="module")
+def on_one_host(tmp_path_factory):
+    """Losses of two ranks that share memory."""
+    folder = tmp_path_factory.mktemp("one")
+    assert train(2, *SMALL, f"run.dir={folder}").code == 0
+    return losses(folder)
+
+
 @pytest.mark.long
-def test_two_hosts_learn_what_one_host_learns(tmp_path):
-    command = [sys.executable, "-m", "hetmpi.train", *SMALL]
-    outcome = two_hosts(1, *command, f"run.dir={tmp_path}/two")
+@pytest.mark.parametrize("exchange", ["messages", "windows"])
+def test_two_hosts_learn_what_one_host_learns(on_one_host, tmp_path, exchange):
+    command = [sys.executable, "-m", "hetmpi.train", *SMALL, f"table.exchange={exchange}", f"run.dir={tmp_path}"]
+    outcome = two_hosts(1, *command)
     assert outcome.code == 0, outcome.text
-    assert train(2, *SMALL, f"run.dir={tmp_path}/one").code == 0
-    assert losses(tmp_path / "two") == losses(tmp_path / "one")
+    assert losses(tmp_path) == on_one_host
+    if "ch4:ucx,ofi" in MPI.Get_library_version():
+        assert json.loads((tmp_path / "environment.json").read_text())["network"] == "libfabric, tcp"
 
 
 def test_the_exit_code_is_that_of_the_command():
