@@ -42,6 +42,7 @@ environment
   HETMPI_VENV         where everything is installed (default: .venv)
   HETMPI_MARCH        processor to compile for, as in native (default: any)
   HETMPI_CUDA         1: compile the GPU's half of the core; 0: leave it out (default: where there are a GPU and nvcc)
+  HETMPI_HOROVOD      0: leave Horovod out; MPI sums the dense gradients (default: it is compiled)
   HETMPI_TORCH_INDEX  the package index that torch comes from, as one of torch for CPUs: a URL, as for pip's --index-url
   HETMPI_CACHE        where compiled Horovod wheels are kept for other venvs (default: ~/.cache/hetmpi)
   HETMPI_TEST_RANKS   rank counts of test (default: "1 3", as three find what two hide)

@@ -11,6 +11,7 @@ PLACES = {  # public name -> the module that defines it
     "EmbeddingTable": "table.table",
     "RowOptimizer": "table.optim",
     "DenseOptimizer": "dense",
+    "MpiReductions": "reductions",
     "Schedule": "schedule",
     "Staleness": "table.staleness",
     "CacheSettings": "table.cache",

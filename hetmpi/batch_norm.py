@@ -15,10 +15,11 @@ class BatchNorm(torch.nn.BatchNorm1d):
     """torch.nn.BatchNorm1d on the joined batch of all ranks: (B, C) to (B, C). B may differ between ranks.
 
     In training on several ranks, forward and backward are collective: every rank calls them equally often, in the same
-    order. The running statistics have the same bits on all ranks. In evaluation, on one rank, and where Horovod has not
-    started, it is torch's own, without communication."""
+    order. The running statistics have the same bits on all ranks. In evaluation, on one rank, and where neither Horovod
+    nor MpiReductions has started, it is torch's own, without communication."""
 
     NAMES = itertools.count()  # of the layers of this process: all ranks create them in the same order
+    reductions = None  # in place of a Horovod that has started (hetmpi/reductions.py)
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1):
         """momentum: weight of a new batch in the running statistics."""
@@ -28,7 +29,7 @@ class BatchNorm(torch.nn.BatchNorm1d):
     def forward(self, features: Tensor) -> Tensor:
         """Without samples on any rank, returns `features`, and the statistics stay. Raises ValueError if all ranks
         together have one sample in training."""
-        hvd = sys.modules.get("horovod.torch")  # not imported here: evaluation needs no Horovod
+        hvd = self._hvd()
         if not self.training or hvd is None or not hvd.is_initialized() or hvd.size() == 1:
             return super().forward(features) if len(features) else features
         self._check_input_dim(features)
@@ -44,9 +45,13 @@ class BatchNorm(torch.nn.BatchNorm1d):
         mean, scale = mean.to(features), (variance + self.eps).rsqrt().to(features)
         return Normalized.apply(features, self.weight, self.bias, mean, scale, num, self._summed)
 
+    def _hvd(self):
+        """What sums over the ranks; None where nothing has started: evaluation needs no Horovod."""
+        return self.reductions or sys.modules.get("horovod.torch")
+
     def _summed(self, numbers: Tensor, direction: str) -> Tensor:
         """The sums (n,) of `numbers` (n,) float64 over all ranks. Collective."""
-        hvd = sys.modules["horovod.torch"]
+        hvd = self._hvd()
         name = f"{self.name} {direction}"
         return hvd.allreduce(numbers.cpu(), op=hvd.Sum, name=name).to(numbers.device)
 

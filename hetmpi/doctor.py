@@ -27,6 +27,7 @@ import torch
 
 from hetmpi.errors import ReportedElsewhere, UserError
 from hetmpi.memory import available_memory, cgroup_memory
+from hetmpi.reductions import MpiReductions, open_reductions
 from hetmpi.run.device import gpu_problem
 from hetmpi.table.table import EmbeddingTable
 from hetmpi.world.commands import command
@@ -105,7 +106,10 @@ def osc_component(version: str) -> str:
 
 def describe_horovod(world: World, report: Report):
     """Horovod's build, its MPI, and one allreduce."""
-    hvd = world.start_horovod()
+    hvd = open_reductions(world)
+    if isinstance(hvd, MpiReductions):
+        report.line("Horovod", "none: MPI sums the dense gradients")
+        return
     import horovod
 
     gpu = "NCCL" if hvd.nccl_built() else "no NCCL"

@@ -31,6 +31,7 @@ from hetmpi.log.environment import environment
 from hetmpi.log.headline import comparison
 from hetmpi.log.runlog import RunLog
 from hetmpi.log.status import write_failed
+from hetmpi.reductions import open_reductions
 from hetmpi.run import build, command_line
 from hetmpi.run.best import Bests
 from hetmpi.run.config import compose, staleness_of
@@ -152,7 +153,7 @@ class Training:
         """source (prepared), model: replace those that the settings name. after_report(): called on every rank after
         each log line. Collective."""
         self.world, self.config, self.device, self.spans, self.after_report = world, config, device, spans, after_report
-        self.hvd = world.start_horovod()
+        self.hvd = open_reductions(world, config.optim.dense_exchange)
         self.saving = Saving(world, config)
         self.checkpoints, self.start = self.saving.checkpoints, self.saving.start
         self.source, self.task, self.model, self.specs = build.make_parts(world, config, device, source, model)

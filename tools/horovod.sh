@@ -12,6 +12,8 @@ horovod_key() {
   echo "$(pin horovod) $HOROVOD_GPU $HOROVOD_GPU_OPERATIONS $torch $(declare -f compile_horovod)"
 }
 
+remove_horovod() { python -m pip uninstall -y horovod; }
+
 install_horovod() {
   local version id
   version=$(pin horovod)

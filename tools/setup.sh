@@ -9,7 +9,7 @@ source "$ROOT/tools/progress.sh"
 source "$ROOT/tools/horovod.sh"
 
 STATE=$VENV/hetmpi-setup  # choices, stamps, logs
-CHOICES=(HETMPI_PYTHON HETMPI_MPI HETMPI_MARCH HETMPI_CUDA HETMPI_TORCH_INDEX NVCC)
+CHOICES=(HETMPI_PYTHON HETMPI_MPI HETMPI_MARCH HETMPI_CUDA HETMPI_HOROVOD HETMPI_TORCH_INDEX NVCC)
 CHOICES+=(HOROVOD_GPU HOROVOD_GPU_OPERATIONS)
 # Measured: torch for CPUs, PyPI's with CUDA 13, all else. In TMPDIR pip has up to half of it at a time, compressed.
 TORCH_MB=800
@@ -33,7 +33,11 @@ set_up() {  # GROUPS...
   export PATH=$VENV/bin:$PATH
   step torch "$base $(pin torch)" "installing torch, the largest package" install_torch
   step packages "$base $(pins_of)" "installing the packages that training needs" install_packages
-  step horovod "$base $(horovod_key)" "installing Horovod for $MPI_NAME, compiled unless $CACHE has it" install_horovod
+  if [[ $HETMPI_HOROVOD == 0 ]]; then
+    step horovod "$base none" "leaving Horovod out: MPI sums the dense gradients" remove_horovod
+  else
+    step horovod "$base $(horovod_key)" "installing Horovod for $MPI_NAME, compiled unless $CACHE has it" install_horovod
+  fi
   step mpi "$base $(<"$STATE/packages.done") $(<"$STATE/horovod.done")" "checking that all use one MPI" check_mpi
   choose_cuda
   step core "$base $HETMPI_MARCH $NVCC cuda=$cuda" "$core_saying" build_core core_is_new
@@ -103,6 +107,7 @@ CUDA's compiler does not work here: load a whole CUDA 12 or later, or leave the 
 could not find MPI
 MPI's compiler wrapper does not work: try mpicxx by hand, or set HETMPI_MPI=mpich
 END
+  [[ $1 != */horovod.log ]] || say "or go on without Horovod: HETMPI_HOROVOD=0, and MPI sums the dense gradients"
   die "failed; the whole log is $1"
 }
 
@@ -173,6 +178,7 @@ check_machine() {
   [[ "$ROOT$VENV" != *[[:space:]]* ]] ||
     die "there is a space in $ROOT or $VENV, which Horovod's build cannot take: choose another folder"
   [[ $HETMPI_CUDA =~ ^[01]?$ ]] || die "HETMPI_CUDA must be 1, 0 or empty, got $HETMPI_CUDA"
+  [[ $HETMPI_HOROVOD =~ ^[01]?$ ]] || die "HETMPI_HOROVOD must be 1, 0 or empty, got $HETMPI_HOROVOD"
   has "$HETMPI_PYTHON" || die "no $HETMPI_PYTHON on PATH: apt-get install python3, or set HETMPI_PYTHON"
   has_python "import sys; sys.exit(sys.version_info < (3, 10))" ||
     die "$HETMPI_PYTHON is $("$HETMPI_PYTHON" --version 2>&1), 3.10 or later is needed: set HETMPI_PYTHON"
@@ -312,11 +318,12 @@ check_mpi() {
 }
 
 loads_one_mpi() {
-  python - <<'END'
+  HETMPI_HOROVOD=$HETMPI_HOROVOD python - <<'END'
 import os, re
 import mpi4py
 mpi4py.rc.initialize = False  # a login node may forbid it
-import horovod.torch
+if os.environ.get("HETMPI_HOROVOD") != "0":
+    import horovod.torch
 from mpi4py import MPI
 
 is_mpi = re.compile(r"/libmpi(ch|_abi|_gnu\w*|_cray\w*)?\.so").search

@@ -1,6 +1,6 @@
-// Round: what a rank asks of the owners on one other node, and their reply, for one table (hetmpi/wire/requests.py). The
-// request goes to one rank of that node, its server, which shares memory with all owners there: it writes their rings
-// and reads their shards.
+// Round: what a rank asks of the owners on one other node, and their reply, for one table (hetmpi/wire/requests.py).
+// The request goes to one rank of that node, its server, which shares memory with all owners there: it writes their
+// rings and reads their shards.
 //
 // request   RequestHeader; OwnerCounts of each owner of the node; then for each owner the records pushed to it
 //           (cpp/owner/ring.h), keys (n) int64, and if the request judges, the clocks of the requester's copies (n)

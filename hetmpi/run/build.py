@@ -213,21 +213,18 @@ def round_steps_of(
     if table.round_steps is not None:
         bound = MOST_AHEAD if table.staleness is None else table.staleness
         return max(1, min(table.round_steps, bound)) if lines > 0 else 1  # without lines nothing is announced
-    ahead = MOST_AHEAD if table.prefetch_batches is None else table.prefetch_batches
-    return auto_round_steps(table.staleness, lines, sum(most_keys.values()), ahead)
+    return auto_round_steps(table.staleness, lines, sum(most_keys.values()))
 
 
-def auto_round_steps(staleness: int | None, lines: int, most_keys: int, ahead: int = MOST_AHEAD) -> int:
-    """The default of table.round_steps. lines: of all caches of a rank; most_keys: of a batch, repeated ids counted;
-    ahead: batches announced."""
+def auto_round_steps(staleness: int | None, lines: int, most_keys: int) -> int:
+    """The default of table.round_steps. lines: of all caches of a rank; most_keys: of a batch, repeated ids counted."""
     steps = MOST_AHEAD if staleness is None else staleness // STALENESS_PER_STEP
-    return max(1, min(MOST_AHEAD, steps, ahead, lines // max(1, most_keys)))
+    return max(1, min(MOST_AHEAD, steps, lines // max(1, most_keys)))
 
 
 def batches_ahead(config: DictConfig, tables: TableGroup) -> int:
     """Number of batches that are announced before they are read."""
-    depth = config.table.prefetch_batches
-    return max(table.round_steps for table in tables.values()) if depth is None else depth
+    return 0 if config.table.round_steps == 0 else max(table.round_steps for table in tables.values())
 
 
 def optimizer_of(config: DictConfig, owner: str, own: Mapping, schedule: Schedule) -> RowOptimizer:
@@ -298,11 +295,9 @@ def num_batches(
 ) -> int:
     """Largest number of batches that a rank holds at the same time: the current one, those announced, and those of the
     loader."""
-    ahead = config.table.prefetch_batches
-    if ahead is None:  # as batches_ahead
-        most_keys = most_keys_of(config, task, specs)
-        is_synchronous = staleness_of(config).is_synchronous
-        ahead = 0 if is_synchronous else round_steps_of(config, world, specs, most_keys, device)
+    ahead = 0  # as batches_ahead
+    if config.table.round_steps != 0 and not staleness_of(config).is_synchronous:
+        ahead = round_steps_of(config, world, specs, most_keys_of(config, task, specs), device)
     return min(1 + ahead + config.loader.prefetch, max(1, num_steps))
 
 
@@ -320,9 +315,9 @@ def check_batches(config: DictConfig, world: World, task: Task, specs: dict[str,
     def message(need, place, free):
         return (
             f"batch_size={config.batch_size:,}: the {num:,} batches that loader.prefetch={config.loader.prefetch} and "
-            f"table.prefetch_batches keep need at least {size_text(need)} for the {world.node.size} rank(s) on "
+            f"table.round_steps keep need at least {size_text(need)} for the {world.node.size} rank(s) on "
             f"{world.host}, {size_text(free)} are free in {place}: lower batch_size, loader.prefetch or "
-            "table.prefetch_batches"
+            "table.round_steps"
         )
 
     refuse_if_short(world, batch_bytes(config, task, specs, num), False, message)

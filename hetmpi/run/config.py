@@ -200,17 +200,7 @@ def check(config: DictConfig):
     except ValueError as error:
         raise UserError(f"settings: {error}") from error
     check_model(config.model)
-    table, optim = config.table, config.optim
-    if table.staleness == 0 and table.prefetch_batches:
-        raise UserError(
-            f"settings: table.prefetch_batches={table.prefetch_batches} needs a staleness of at least 1: at 0 most "
-            "rows fetched ahead would change before they are read"
-        )
-    steps, depth = table.round_steps, table.prefetch_batches
-    if table.staleness != 0 and None not in (steps, depth) and steps > max(1, depth):
-        raise UserError(
-            f"settings: table.round_steps={steps} needs table.prefetch_batches=null or at least {steps}, got {depth}"
-        )
+    optim = config.optim
     for key in ("eval.patience", "checkpoint.best"):
         value = OmegaConf.select(config, key)
         if value is not None and config.eval.every_steps == 0:

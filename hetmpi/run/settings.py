@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 from hetmpi.dense import DENSE_RULES
 from hetmpi.errors import LARGEST
 from hetmpi.owner.route import PARTITIONS
+from hetmpi.reductions import DENSE_EXCHANGES
 from hetmpi.run.device import DEVICES
 from hetmpi.schedule import SCHEDULES
 from hetmpi.table.batch import MOST_AHEAD
@@ -102,17 +103,11 @@ class Table:
         "move it, add up to more than this, relative to the size of a row; 0: no limit, as in HET",
         most=1_000_000,
     )
-    prefetch_batches: int | None = setting(
-        None,
-        "batches for which to request rows of other nodes early; null: 0 at staleness 0, else table.round_steps",
-        most=MOST_AHEAD,
-    )
     round_steps: int | None = setting(
         None,
-        "across nodes at a staleness above 0: steps whose rows one message requests, and whose gradients it "
-        "takes along; lowered to table.staleness; null: a tenth of table.staleness, 1 to 4, as far as the cache has "
-        "lines for the keys of so many",
-        least=1,
+        "across nodes at a staleness above 0: coming steps whose rows one message requests ahead, and whose gradients "
+        "it takes along; lowered to table.staleness; 0: rows are requested at their read; null: a tenth of "
+        "table.staleness, 1 to 4, as far as the cache has lines for the keys of so many",
         most=MOST_AHEAD,
     )
     exchange: str = setting(
@@ -154,6 +149,12 @@ class Optim:
         "down to it; null: no limit",
         least=1e-9,
         most=1_000_000_000,
+    )
+    dense_exchange: str = setting(
+        "auto",
+        "what averages the dense layers' gradients; horovod: its thread; mpi: a thread of hetmpi's own; auto: Horovod "
+        "where all ranks have it",
+        choices=DENSE_EXCHANGES,
     )
     schedule: str = setting("constant", "decay of both learning rates over the run", choices=SCHEDULES)
     warmup_steps: int = setting(0, "steps over which both learning rates rise from 0", most=MANY)
@@ -276,6 +277,7 @@ class Removed(NamedTuple):
 REMOVED = {
     "table.staleness_growth": Removed(None, "table.drift loses less accuracy for fewer bytes"),
     "table.replicate_below_rows": Removed(0, "training with small fields whole on every rank was slower"),
+    "table.prefetch_batches": Removed(None, "table.round_steps says how many batches are requested ahead, 0 for none"),
 }
 
 

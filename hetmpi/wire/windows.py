@@ -55,6 +55,7 @@ class Windows:
         self._has_failed = False  # the thread has, and this rank has raised its error
         self._world = world
         world.drains.add(self)
+        world.one_sided.add(self)
         self._is_posted = False  # operations since the last flush
 
     def serve(self, tables: list):
@@ -113,6 +114,7 @@ class Windows:
 
     def free(self):
         self._world.drains.discard(self)
+        self._world.one_sided.discard(self)
         self._free()
 
 

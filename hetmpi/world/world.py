@@ -32,6 +32,7 @@ class World:
     num_cores       processors that the ranks of this host may use together
     notices         notices about long waits
     drains          objects whose drain() receives messages for this rank's tables
+    one_sided       wires that take one-sided calls, whose data move only while their target calls MPI
     """
 
     def __init__(self, comm=None, ranks_per_node: int | None = None):
@@ -53,7 +54,7 @@ class World:
         self.num_cores = usable_cores(set().union(*here))
         is_crowded = len(here) > self.num_cores or "_naps" in os.environ.get("LD_PRELOAD", "")
         self.notices = Notices(self.comm.Dup(), list(hosts), is_crowded)
-        self.drains = weakref.WeakSet()
+        self.drains, self.one_sided = weakref.WeakSet(), weakref.WeakSet()
         self._place(ranks_per_node)
 
     def _place(self, ranks_per_node: int | None):

@@ -5,9 +5,23 @@ import torch
 
 from hetmpi.batch_norm import BatchNorm, moments
 from hetmpi.dense import DenseOptimizer
+from hetmpi.reductions import MpiReductions
 from hetmpi.schedule import Schedule
 
 WIDTH = 4
+
+
+@pytest.fixture(scope="module")
+def by_mpi(world):
+    yield MpiReductions(world)
+    BatchNorm.reductions = None
+
+
+@pytest.fixture(autouse=True, params=["horovod", "mpi"])
+def hvd(world, by_mpi, request):
+    """What sums."""
+    BatchNorm.reductions = by_mpi if request.param == "mpi" else None
+    return by_mpi if request.param == "mpi" else world.start_horovod()
 
 
 class Counting(BatchNorm):
@@ -47,7 +61,6 @@ def with_weights(norm, dtype):
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-12)])
 def test_outputs_gradients_and_statistics_are_those_of_the_joined_batch(world, dtype, tolerance):
     """Compared with torch in float64, as in float32 it rounds more."""
-    world.start_horovod()
     mine, whole = with_weights(BatchNorm(WIDTH), dtype), with_weights(torch.nn.BatchNorm1d(WIDTH), torch.float64)
     pairs = []  # compared at the end: a rank that fails makes no collective calls
     for step in range(3):
@@ -72,7 +85,6 @@ def test_outputs_gradients_and_statistics_are_those_of_the_joined_batch(world, d
 
 @pytest.mark.mpi
 def test_statistics_have_the_same_bits_on_all_ranks(world):
-    world.start_horovod()
     norm = BatchNorm(WIDTH)
     for step in range(4):
         norm(features_of(world.rank, step))
@@ -82,7 +94,6 @@ def test_statistics_have_the_same_bits_on_all_ranks(world):
 
 @pytest.mark.mpi
 def test_training_makes_one_allreduce_each_way_and_evaluation_none(world):
-    world.start_horovod()
     norm = Counting(WIDTH)
     norm(features_of(world.rank, 0)).sum().backward()
     assert norm.made == (["forward", "backward"] if world.size > 1 else [])
@@ -96,7 +107,6 @@ def test_training_makes_one_allreduce_each_way_and_evaluation_none(world):
 def test_a_rank_without_samples_takes_part(world):
     if world.size == 1:
         pytest.skip("one rank has all samples")
-    world.start_horovod()
     mine, alone = BatchNorm(WIDTH), torch.nn.BatchNorm1d(WIDTH)
     features = features_of(0, 0, num=6 if world.rank == 0 else 0).requires_grad_()
     found, expected = mine(features), alone(features_of(0, 0, num=6))
@@ -109,7 +119,6 @@ def test_a_rank_without_samples_takes_part(world):
 
 @pytest.mark.mpi
 def test_without_samples_on_any_rank_nothing_changes(world):
-    world.start_horovod()
     norm = BatchNorm(WIDTH)
     features = torch.empty(0, WIDTH, requires_grad=True)
     norm(features).sum().backward()
@@ -119,7 +128,6 @@ def test_without_samples_on_any_rank_nothing_changes(world):
 
 @pytest.mark.mpi
 def test_one_sample_over_all_ranks_is_refused_on_all_ranks(world):
-    world.start_horovod()
     with pytest.raises(ValueError, match="at least 2 samples over all ranks, got 1|more than 1 value per channel"):
         BatchNorm(WIDTH)(features_of(0, 0, num=1 if world.rank == 0 else 0))
 
@@ -147,10 +155,10 @@ class Network(torch.nn.Module):
 
 
 @pytest.mark.mpi
-def test_a_network_trains_as_one_process_on_the_joined_batch(world):
+def test_a_network_trains_as_one_process_on_the_joined_batch(world, hvd):
     """Beside the allreduce of the gradients, which backward() starts."""
     mine, whole = Network(BatchNorm), Network(torch.nn.BatchNorm1d)
-    dense = DenseOptimizer(world.start_horovod(), mine, "sgd", 0.05, 0.0, Schedule())
+    dense = DenseOptimizer(hvd, mine, "sgd", 0.05, 0.0, Schedule())
     optimizer = torch.optim.SGD(whole.parameters(), lr=0.05)
     for step in range(5):
         parts = [features_of(rank, step, num=8) for rank in range(world.size)]

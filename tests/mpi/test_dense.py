@@ -5,9 +5,22 @@ import math
 import pytest
 import torch
 
+from hetmpi.batch_norm import BatchNorm
 from hetmpi.dense import DENSE_RULES, DenseOptimizer
 from hetmpi.errors import NotFinite
+from hetmpi.reductions import MpiReductions
 from hetmpi.schedule import Schedule
+
+
+@pytest.fixture(scope="module")
+def by_mpi(world):
+    yield MpiReductions(world)
+    BatchNorm.reductions = None
+
+
+@pytest.fixture(params=["horovod", "mpi"])
+def hvd(world, by_mpi, request):
+    return world.start_horovod() if request.param == "horovod" else by_mpi
 
 
 class TwoHeads(torch.nn.Module):
@@ -49,9 +62,9 @@ HEADS = {  # heads that a rank uses in a step
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("rule", sorted(DENSE_RULES))
 @pytest.mark.parametrize("who", HEADS)
-def test_a_missing_gradient_counts_as_zeros_and_one_that_all_lack_is_left_alone(world, who, rule, dtype, begins):
+def test_a_missing_gradient_counts_as_zeros_and_one_that_all_lack_is_left_alone(world, hvd, who, rule, dtype, begins):
     """As in one process that averages the ranks' losses."""
-    hvd, heads_of = world.start_horovod(), HEADS[who]
+    heads_of = HEADS[who]
     model, alone = TwoHeads(dtype), TwoHeads(dtype)
     dense = DenseOptimizer(hvd, model, rule, 0.1, 0.01, Schedule())
     kind = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}[rule]
@@ -75,8 +88,8 @@ def test_a_missing_gradient_counts_as_zeros_and_one_that_all_lack_is_left_alone(
 @pytest.mark.mpi
 @pytest.mark.parametrize("clip_norm, clips", [(0.5, True), (1e6, False)])
 @pytest.mark.parametrize("who", ["rank 0 alone takes both heads", "rank 0 has no loss every other step"])
-def test_the_norm_of_the_averaged_gradients_is_limited_as_by_torch_in_one_process(world, who, clip_norm, clips):
-    hvd, heads_of = world.start_horovod(), HEADS[who]
+def test_the_norm_of_the_averaged_gradients_is_limited_as_by_torch_in_one_process(world, hvd, who, clip_norm, clips):
+    heads_of = HEADS[who]
     model, alone, free = TwoHeads(), TwoHeads(), TwoHeads()
     dense = DenseOptimizer(hvd, model, "sgd", 0.1, 0.01, Schedule(), clip_norm=clip_norm)
     unlimited = DenseOptimizer(hvd, free, "sgd", 0.1, 0.01, Schedule())
@@ -104,8 +117,8 @@ def test_the_norm_of_the_averaged_gradients_is_limited_as_by_torch_in_one_proces
 
 
 @pytest.mark.mpi
-def test_all_ranks_have_the_same_bits(world):
-    hvd, model = world.start_horovod(), TwoHeads()
+def test_all_ranks_have_the_same_bits(world, hvd):
+    model = TwoHeads()
     dense = DenseOptimizer(hvd, model, "adam", 0.1, 0.0, Schedule())
     for step in range(5):
         model(features_of(world.rank, step), (world.rank + step) % 2).backward()
@@ -115,8 +128,8 @@ def test_all_ranks_have_the_same_bits(world):
 
 
 @pytest.mark.mpi
-def test_two_models_train_side_by_side(world):
-    hvd, models = world.start_horovod(), [TwoHeads(), TwoHeads()]
+def test_two_models_train_side_by_side(world, hvd):
+    models = [TwoHeads(), TwoHeads()]
     both = [DenseOptimizer(hvd, model, "sgd", 0.1, 0.0, Schedule()) for model in models]
     for step in range(3):
         for model in models:
@@ -129,10 +142,10 @@ def test_two_models_train_side_by_side(world):
 
 
 @pytest.mark.mpi
-def test_a_second_backward_after_the_allreduce_began_is_refused(world):
+def test_a_second_backward_after_the_allreduce_began_is_refused(world, hvd):
     if world.size == 1:
         pytest.skip("one rank has no allreduce")
-    hvd, model = world.start_horovod(), torch.nn.Linear(3, 1)
+    model = torch.nn.Linear(3, 1)
     dense = DenseOptimizer(hvd, model, "sgd", 0.1, 0.0, Schedule())
     model(features_of(world.rank, 0)).sum().backward()
     with pytest.raises(RuntimeError, match="backward\\(\\) ran again after the allreduce"):
@@ -141,11 +154,27 @@ def test_a_second_backward_after_the_allreduce_began_is_refused(world):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_gradient_that_is_not_finite_is_refused_by_name(world, value):
-    hvd, model = world.start_horovod(), torch.nn.Linear(3, 1)
+def test_a_gradient_that_is_not_finite_is_refused_by_name(world, hvd, value):
+    model = torch.nn.Linear(3, 1)
     dense = DenseOptimizer(hvd, model, "sgd", 0.1, 0.0, Schedule())
     before = model.weight.detach().clone()
     model.weight.grad, model.bias.grad = torch.tensor([[0.0, value, 0.0]]), torch.zeros(1)
     with pytest.raises(NotFinite, match="gradient of the dense parameter weight is not finite"):
         dense.step(0)
     assert torch.equal(model.weight, before)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize("num", [1, 1000, 137_984])
+def test_mpi_sums_and_averages_to_the_bits_of_horovod(world, by_mpi, num, dtype):
+    numbers = torch.randn(num, generator=torch.Generator().manual_seed(world.rank)).to(dtype)
+    hvd = world.start_horovod()
+    for op in ("Sum", "Average"):
+        name = f"bits {num} {dtype} {op}"
+        expected = hvd.allreduce(numbers, op=getattr(hvd, op), name=name)
+        found = by_mpi.allreduce(numbers, op=getattr(by_mpi, op), name="bits")
+        if dtype == torch.float16:  # summed in float32, so with fewer roundings
+            assert torch.allclose(found, expected, rtol=0.02, atol=0.02)
+        else:
+            assert torch.equal(found, expected)

@@ -145,7 +145,7 @@ def test_an_owner_keeps_nothing_of_pushes_of_plain_sgd_or_of_staleness_0(tmp_pat
 @pytest.mark.parametrize(
     "overrides, num",
     [
-        ([], 1 + 2), ([*STALE, "table.prefetch_batches=3"], 1 + 3 + 2), (["loader.prefetch=5"], 1 + 5),
+        ([], 1 + 2), ([*STALE, "table.round_steps=0"], 1 + 2), (["loader.prefetch=5"], 1 + 5),
         (["steps=2"], 2),
         ([*STALE, "table.staleness=100", "table.round_steps=3"], 1 + 3 + 2),
     ],

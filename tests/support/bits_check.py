@@ -186,7 +186,7 @@ def train(world: World, case: Case, folder: Path) -> dict:
         "seed": 3,
         "table.staleness": "null" if case.staleness is None else case.staleness,
         "optim.rows": case.rule,
-        "table.prefetch_batches": case.prefetch,
+        "table.round_steps": case.prefetch,
         "table.exchange": exchange,
         "table.cache.capacity_rows": 0 if case.staleness == 0 else 200,
         "table.cache.admit": "all",

@@ -151,3 +151,33 @@ def test_a_program_that_leaves_its_table_open_ends_well(exchange, staleness):
     command = [mpiexec(), "-n", "2", sys.executable, "-c", UNCLOSED, exchange, str(staleness)]
     outcome = run(command, **YIELDING)
     assert outcome.code == 0, outcome.text
+
+
+SLEEPING = """
+import time, torch
+from hetmpi import CacheSettings, EmbeddingTable, MpiReductions, RowOptimizer, Staleness, World
+
+world = World()
+sums, nodes = MpiReductions(world), world.split(1)
+table = EmbeddingTable(
+    nodes, 1000, 4, RowOptimizer(), exchange="windows", staleness=Staleness(2), cache=CacheSettings(capacity_rows=100)
+)
+keys = torch.arange(1000)
+table.read(keys)
+time.sleep(0.3)  # until the thread has seen the window
+world.meet("to begin")
+began = time.monotonic()
+if world.rank == 0:
+    time.sleep(4)
+else:
+    table.read(keys + 0)
+    print(f"read within {time.monotonic() - began:.1f} s")
+world.meet("to end")
+table.close()
+"""
+
+
+def test_the_thread_of_mpi_sums_lets_others_read_while_this_rank_computes():
+    outcome = run([mpiexec(), "-n", "2", sys.executable, "-c", SLEEPING], **YIELDING)
+    assert outcome.code == 0, outcome.text
+    assert float(re.search(r"read within (\S+) s", outcome.text)[1]) < 2, outcome.text

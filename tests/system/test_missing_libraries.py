@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from launch import ROOT, SMALL, environment, launcher_of, run
+from launch import ROOT, SMALL, environment, launcher_of, losses, run, train
 
 WITHOUT = """
 import runpy, sys
@@ -100,10 +100,21 @@ def test_a_horovod_that_cannot_be_used_is_named_with_the_line_that_builds_it(tex
     (tmp_path / "horovod/__init__.py").write_text("__version__ = '0'")
     (tmp_path / "horovod/torch.py").write_text(text)
     path = f"{tmp_path}:{environment()['PYTHONPATH']}"
-    outcome = run([sys.executable, "-m", "hetmpi.train", "device=cpu", *SMALL], cwd=tmp_path, PYTHONPATH=path)
+    settings = ["device=cpu", "optim.dense_exchange=horovod", *SMALL]
+    outcome = run([sys.executable, "-m", "hetmpi.train", *settings], cwd=tmp_path, PYTHONPATH=path)
     assert is_one_line(outcome, "Horovod", "mpicxx", *HOROVODS[text]), outcome.text
 
 
-def test_a_training_without_horovod_says_how_it_is_built(tmp_path):
-    outcome = run(without("horovod", "train", ["device=cpu", *SMALL]), cwd=tmp_path)
+def test_a_training_by_a_missing_horovod_says_how_it_is_built(tmp_path):
+    outcome = run(without("horovod", "train", ["device=cpu", "optim.dense_exchange=horovod", *SMALL]), cwd=tmp_path)
     assert is_one_line(outcome, "no Horovod", "HOROVOD_WITH_MPI=1"), outcome.text
+
+
+def test_without_horovod_mpi_trains_to_the_same_bits_and_says_so_in_one_line(tmp_path):
+    program = without("horovod", "train", ["device=cpu", *SMALL, f"run.dir={tmp_path}/mpi"])
+    outcome = run([*launcher_of(2), *program])
+    assert outcome.code == 0, outcome.text
+    told = [line for line in outcome.text.splitlines() if "without Horovod" in line]
+    assert len(told) == 1 and "HOROVOD_WITH_MPI=1" in told[0], outcome.text
+    assert train(2, *SMALL, f"run.dir={tmp_path}/horovod").code == 0
+    assert losses(tmp_path / "mpi") == losses(tmp_path / "horovod")

@@ -121,10 +121,8 @@ def test_jobs_that_start_in_one_second_have_folders_of_their_own():
         "optim.warmup_steps=-1",
         "epochs=-1",
         "epochs=nan",
-        "table.prefetch_batches=5",
-        "table.round_steps=0",
+        "table.round_steps=-1",
         "table.round_steps=5",
-        "table.staleness=100 table.round_steps=3 table.prefetch_batches=2",
         "table.staleness=-1",
         "table.staleness=1.5",
         "table.staleness=2147483648",
@@ -339,14 +337,11 @@ def test_what_hydra_cannot_compose_is_one_line(tmp_path, monkeypatch, wrong):
 
 
 @pytest.mark.parametrize(
-    "staleness, lines, most_keys, ahead, expected",
+    "staleness, lines, most_keys, expected",
     [
-        (19, 1000, 10, 4, 1), (20, 1000, 10, 4, 2), (1000, 1000, 10, 4, 4), (None, 1000, 10, 4, 4),
-        (100, 35, 10, 4, 3), (100, 5, 10, 4, 1), (100, 0, 0, 4, 1), (100, 1000, 10, 2, 2), (100, 1000, 10, 0, 1),
-        (0, 0, 10, 0, 1),
+        (19, 1000, 10, 1), (20, 1000, 10, 2), (1000, 1000, 10, 4), (None, 1000, 10, 4), (100, 35, 10, 3),
+        (100, 5, 10, 1), (100, 0, 0, 1), (0, 0, 10, 1),
     ],
 )  # fmt: skip
-def test_a_round_serves_a_tenth_of_the_bound_as_far_as_the_cache_has_lines(
-    staleness, lines, most_keys, ahead, expected
-):
-    assert auto_round_steps(staleness, lines, most_keys, ahead) == expected
+def test_a_round_serves_a_tenth_of_the_bound_as_far_as_the_cache_has_lines(staleness, lines, most_keys, expected):
+    assert auto_round_steps(staleness, lines, most_keys) == expected

@@ -22,7 +22,7 @@ ROOMS = {  # room -> rooms it may import from, besides itself and the ground
 }
 # These may import all; nobody imports them.
 COMMANDS = {"__main__", "train", "predict", "doctor", "export", "inspect", "report"}
-ABOVE_TABLE = {"dense": {"table"}}  # other modules outside the rooms
+ABOVE_TABLE = {"dense": {"table"}, "reductions": {"world"}}  # other modules outside the rooms
 
 
 def imported(path):

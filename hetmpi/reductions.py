@@ -1,0 +1,141 @@
+"""Sums over all ranks for the dense layers: horovod.torch, or MpiReductions, which has the calls of that module that
+hetmpi makes.
+
+Horovod's thread makes an MPI_Allreduce in every cycle, also when there is nothing to sum. The thread of MpiReductions
+sleeps until a sum is asked for; where a table is read by one-sided calls, it wakes to let MPI move their data. Both
+have the same bits, as Horovod adds by MPI_Allreduce too."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from dataclasses import dataclass, field
+
+import torch
+
+from hetmpi.batch_norm import BatchNorm
+from hetmpi.errors import MissingLibrary
+from hetmpi.world.at_exit import at_exit
+from hetmpi.world.mpi import MPI, import_horovod
+from hetmpi.world.world import World
+
+DENSE_EXCHANGES = ("auto", "horovod", "mpi")
+PROGRESS_EVERY_S = 1e-3  # Horovod's cycle
+LOOK_EVERY_S = 0.1  # for tables that came to use one-sided calls
+
+
+def open_reductions(world: World, kind: str = "auto"):
+    """The module horovod.torch, started, or MpiReductions, for DenseOptimizer and BatchNorm. kind: horovod, mpi, or
+    auto, which is Horovod where all ranks have it. Collective. Raises MissingLibrary for kind horovod where it is
+    missing or cannot be loaded, UserError as World.start_horovod."""
+    if kind == "auto":
+        found = world.comm.allgather(why_no_horovod())
+        kind = "mpi" if any(found) else "horovod"
+        if any(found) and world.rank == 0:
+            why = next(filter(None, found))
+            print(f"hetmpi: MPI sums the dense gradients without Horovod: {why}", file=sys.stderr, flush=True)
+    return world.start_horovod() if kind == "horovod" else MpiReductions(world)
+
+
+def why_no_horovod() -> str | None:
+    """Why this rank cannot use Horovod; None if it can."""
+    try:
+        import_horovod()
+    except MissingLibrary as refusal:
+        return str(refusal)
+    return None
+
+
+@dataclass
+class Sum:
+    """A sum under way: of `tensor`, multiplied by `factor`, in place."""
+
+    tensor: torch.Tensor
+    factor: float
+    is_done: threading.Event = field(default_factory=threading.Event)
+    error: Exception | None = None
+
+
+class MpiReductions:
+    """In place of the module horovod.torch, for DenseOptimizer and, from then on, BatchNorm: MPI sums the gradients of
+    the dense layers, on a thread. All ranks make the same calls in the same order."""
+
+    Sum, Average = "sum", "average"
+
+    def __init__(self, world: World):
+        """Collective."""
+        self._world, self._comm = world, world.comm.Dup()
+        self._asked: queue.SimpleQueue[Sum | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="hetmpi sums", daemon=True)
+        self._thread.start()
+        at_exit(self._stop)
+        BatchNorm.reductions = self
+
+    def rank(self) -> int:
+        return self._comm.rank
+
+    def size(self) -> int:
+        return self._comm.size
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def nccl_built(self) -> bool:
+        return False
+
+    def broadcast_parameters(self, state: dict[str, torch.Tensor], root_rank: int):
+        """Replaces all tensors by those of a rank. Collective."""
+        for tensor in state.values():
+            sent = tensor.detach().cpu().contiguous()
+            self._comm.Bcast(sent.view(-1).view(torch.uint8).numpy(), root_rank)
+            with torch.no_grad():
+                tensor.copy_(sent)
+
+    def allreduce_async_(self, tensor: torch.Tensor, op: str, name: str) -> Sum:
+        """Starts to sum a contiguous tensor on the CPU in place, or to average it. It is not to be used until
+        synchronize(). Collective."""
+        asked = Sum(tensor, 1.0 / self.size() if op == self.Average else 1.0)
+        self._asked.put(asked)
+        return asked
+
+    def synchronize(self, asked: Sum) -> torch.Tensor:
+        """Waits for the result. Raises the error of MPI."""
+        asked.is_done.wait()
+        if asked.error is not None:
+            raise asked.error
+        return asked.tensor
+
+    def allreduce(self, tensor: torch.Tensor, op: str, name: str) -> torch.Tensor:
+        """The sum, or average, of a tensor on the CPU. Collective."""
+        return self.synchronize(self.allreduce_async_(tensor.clone(), op, name))
+
+    def _run(self):
+        while (asked := self._next()) is not None:
+            try:
+                self._sum(asked)
+            except Exception as error:
+                asked.error = error
+            asked.is_done.set()
+
+    def _next(self) -> Sum | None:
+        """Waits for the next sum, None for the end."""
+        while True:
+            try:
+                return self._asked.get(timeout=PROGRESS_EVERY_S if self._world.one_sided else LOOK_EVERY_S)
+            except queue.Empty:
+                if self._world.one_sided:
+                    self._comm.Iprobe()
+
+    def _sum(self, asked: Sum):
+        tensor = asked.tensor
+        numbers = tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+        self._comm.Allreduce(MPI.IN_PLACE, numbers.numpy())
+        if asked.factor != 1.0:
+            numbers *= asked.factor
+        if numbers is not tensor:
+            tensor.copy_(numbers)
+
+    def _stop(self):
+        self._asked.put(None)
+        self._thread.join()
