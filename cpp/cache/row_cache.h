@@ -36,6 +36,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -112,6 +113,12 @@ class RowCache {
     weight_ = HugeArray((slots * dim_ * bytes_of(type_) + 3) / 4);
     pending_ = HugeArray(slots * sum_dim_);
     free_pending_.reserve(slots);  // else it would double, beyond kLineOverhead
+  }
+
+  // Allocates the memory of all lines, as HugeArray::populate.
+  void populate(const std::atomic<bool>& stop) const {
+    weight_.populate(stop);
+    pending_.populate(stop);
   }
 
   int64_t capacity_rows() const { return shape_.capacity_rows(); }

@@ -4,9 +4,11 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -46,7 +48,13 @@ py::tuple judged(const Array<int64_t>& slots, const Array<bool>& fetched, const 
 class PyCache {
  public:
   PyCache(int64_t capacity_rows, RowOptimizer optimizer, const std::string& policy, const std::string& rows)
-      : cache_(capacity_rows, optimizer, policy_of(policy), row_type_of(rows)) {}
+      : cache_(capacity_rows, optimizer, policy_of(policy), row_type_of(rows)),
+        populating_([this] { cache_.populate(stops_); }) {}
+
+  ~PyCache() {
+    stops_ = true;
+    populating_.join();
+  }
 
   void look_up(const Array<int64_t>& keys, Array<int64_t> slots) const {
     const ssize_t n = keys.shape(0);
@@ -201,6 +209,8 @@ class PyCache {
   int64_t num_pushes() const { return static_cast<int64_t>(pushes_.keys.size()); }
 
   RowCache cache_;
+  std::atomic<bool> stops_{false};
+  std::thread populating_;
 
  private:
   // An array that takes over the vector's memory.

@@ -86,7 +86,7 @@ class BspClient(Client):
             )
 
     def writing(self, keys: Keys, grads: torch.Tensor) -> InFlight[None]:
-        yield from timed(self._spans("push"), self._sending(keys, self._cache.on_host(grads)))
+        yield from timed(self._spans("push"), self._sending(keys, grads.cpu().numpy()))
         if self._world.is_one_node:  # across nodes the transfer overlaps with the allreduce of the dense gradients
             yield from timed(self._spans("drain"), self._applying())
 

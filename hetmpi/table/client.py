@@ -51,7 +51,7 @@ class Client(Protocol):
         rows = np.empty((len(keys.array), self.parts.dim), np.float32)
         self._reader.read("weight", keys.route, rows)
         self.transport.fetch(keys.remote_route, rows, self.step)
-        return self.parts.cache.on_device(rows)
+        return torch.from_numpy(rows).to(self.parts.cache.device)
 
     def announce(self, keys: Keys) -> None:
         """Announces the keys of a later read."""

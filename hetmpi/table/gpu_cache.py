@@ -127,12 +127,6 @@ class GpuCache:
         self._gpu.take(rows)
         return self._gpu.array(rows)
 
-    def on_host(self, rows: torch.Tensor) -> np.ndarray:
-        return rows.cpu().numpy()
-
-    def on_device(self, rows: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(rows).to(self.device)
-
     # As RowCache.
 
     def set_step(self, lr: float, step: int):

@@ -138,7 +138,8 @@ class SspClient(Client):
         line have not: those of other nodes get them from held messages, those of this node are read now."""
         pull, keys, counters = batch.pull, batch.keys, self.parts.counters
         if pull.is_kept is None:
-            self._insert(pull, self._cache.local(self._cache.on_device(pull.rows)), pull.states)
+            fetched = torch.from_numpy(pull.rows).to(self._cache.device)
+            self._insert(pull, self._cache.local(fetched), pull.states)
             pull.is_kept = (pull.slots < 0) & pull.keys.is_remote
         self._preview_held(pull, pull.is_kept)
         rows, left = self._cache.empty((batch.num, self.parts.dim), np.float32), np.empty(batch.num, bool)

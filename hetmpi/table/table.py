@@ -44,23 +44,11 @@ class EmbeddingTable:
     """
 
     def __init__(
-        self,
-        world: World,
-        num_rows: int,
-        dim: int,
-        optimizer: RowOptimizer,
-        partition: str = "round_robin",
-        seed: int = 0,
-        name: str = "table",
-        init_std: float = 0.01,
-        inbox_bytes: int = 8 << 20,
-        staleness: Staleness = Staleness(0),
-        cache: CacheSettings = CacheSettings(capacity_rows=0),
-        spans: Spans | None = None,
-        exchange: str = "windows",
-        device: torch.device | str = "cpu",
-        round_steps: int = 1,
-    ):
+        self, world: World, num_rows: int, dim: int, optimizer: RowOptimizer, partition: str = "round_robin",
+        seed: int = 0, name: str = "table", init_std: float = 0.01, inbox_bytes: int = 8 << 20,
+        staleness: Staleness = Staleness(0), cache: CacheSettings = CacheSettings(capacity_rows=0),
+        spans: Spans | None = None, exchange: str = "windows", device: torch.device | str = "cpu", round_steps: int = 1,
+    ):  # fmt: skip
         """Allocates the shards and initialises every row from a normal distribution with standard deviation `init_std`,
         depending only on (seed, name, key).
 
