@@ -69,7 +69,7 @@ class MpiReductions:
         self._asked: queue.SimpleQueue[Sum | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hetmpi sums", daemon=True)
         self._thread.start()
-        at_exit(self._stop)
+        at_exit(world, self._stop)
         BatchNorm.reductions = self
 
     def rank(self) -> int:

@@ -30,7 +30,7 @@ class NodeMemory:
         }
         self.local = self.on_node[world.rank]
         self._shared.Lock_all(MPI.MODE_NOCHECK)
-        self._free = at_exit(partial(free_window, self._shared))
+        self._free = at_exit(world, partial(free_window, self._shared))
 
     def _part(self, node_rank: int) -> np.ndarray:
         """The memory of a rank of this node: (n,) uint8."""

@@ -48,7 +48,7 @@ class SspClient(Client):
         self._owner = _C.PushApplier(store.rings, *store.arrays, store.mean_square, store.directory, parts.rule)
         self._set_rates(0)  # others may push before the first write of this rank
         weakref.finalize(self, self._owner.stop)
-        self._stop = at_exit(self._owner.stop)  # before MPI frees the memory
+        self._stop = at_exit(parts.world, self._owner.stop)  # before MPI frees the memory
         world, origins = parts.world, parts.window.layouts[parts.world.rank].origins
         make = partial(Requests, parts.window, parts.record, self._arrays, self._owner)
         self.transport, self.why = choose(world, exchange, make, parts.partition, parts.num_rows)

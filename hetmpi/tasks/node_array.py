@@ -38,7 +38,7 @@ class NodeArray:
         nbytes = 4 * num * width if world.node.rank == 0 else 0
         self._window = MPI.Win.Allocate_shared(nbytes, 4, comm=world.node)
         self._window.Lock_all(MPI.MODE_NOCHECK)
-        self._free = at_exit(partial(free_window, self._window))
+        self._free = at_exit(world, partial(free_window, self._window))
         memory, _ = self._window.Shared_query(0)
         self.array = np.frombuffer(memory, np.float32).reshape(num, width)
         self._firsts = world.comm.Split(0 if world.node.rank == 0 else MPI.UNDEFINED, key=place)

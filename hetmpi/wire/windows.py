@@ -51,7 +51,7 @@ class Windows:
         }
         self._core = _C.Server(memory, capacity)
         weakref.finalize(self, self._core.stop)
-        self._free = at_exit(partial(free_window, self._window, self._core.stop))
+        self._free = at_exit(world, partial(free_window, self._window, self._core.stop))
         self._has_failed = False  # the thread has, and this rank has raised its error
         self._world = world
         world.drains.add(self)
