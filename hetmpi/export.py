@@ -39,9 +39,9 @@ from hetmpi.checkpoint.manifest import brief, read_manifest, tables_of
 from hetmpi.checkpoint.shard_files import shards_of
 from hetmpi.errors import UserError
 from hetmpi.log.figures import bytes_text
-from hetmpi.run.node_outputs import NodeOutputs, is_of_nodes
 from hetmpi.run.output import cannot_write, part_of
-from hetmpi.run.saved_model import OfBlocks, OfTensors, Saved, allowed_of, dense_layers, dense_state, of_tensors
+from hetmpi.trained.node_outputs import NodeOutputs, is_of_nodes
+from hetmpi.trained.saved_model import OfBlocks, OfTensors, Saved, allowed_of, dense_layers, dense_state, of_tensors
 from hetmpi.world.world import World
 
 CHOICES = {"rows": ("npy", "parquet", "none"), "dense": ("torchscript", "onnx", "none"), "nodes": ("none", "parquet")}

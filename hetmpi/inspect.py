@@ -13,7 +13,8 @@ import glob
 import re
 import sys
 
-from hetmpi.data.tabular.files import PARQUET, TEXT, DataError, form_of, list_files, open_parquet
+from hetmpi.data.files import DataError
+from hetmpi.data.tabular.files import PARQUET, TEXT, form_of, list_files, open_parquet
 from hetmpi.data.tabular.layout import Layout, Seen, guess_delimiter, look, seen_of
 from hetmpi.data.tabular.prepare import enough_memory
 from hetmpi.data.tabular.reading import likely_positive

@@ -56,10 +56,10 @@ from hetmpi.data.tabular.rules import NUMBER
 from hetmpi.errors import LARGEST, UserError, check_integer, one_line
 from hetmpi.layers import FeatureRows
 from hetmpi.run.command_line import parse
-from hetmpi.run.node_outputs import NodeOutputs, is_of_nodes
 from hetmpi.run.output import cannot_write, part_of
-from hetmpi.run.saved_data import source_of
-from hetmpi.run.saved_model import Saved, allowed_of, dense_layers, dense_state, encoder_of
+from hetmpi.trained.node_outputs import NodeOutputs, is_of_nodes
+from hetmpi.trained.saved_data import source_of
+from hetmpi.trained.saved_model import Saved, allowed_of, dense_layers, dense_state, encoder_of
 from hetmpi.world.launch import launch
 from hetmpi.world.world import World
 

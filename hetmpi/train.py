@@ -40,12 +40,12 @@ from hetmpi.run.evaluation import Evaluation
 from hetmpi.run.plan import dry_run
 from hetmpi.run.preemption import Preemption
 from hetmpi.run.progress import Interval, Stopwatch, gathered_by_rank, in_ms, summed, table_figures, times
-from hetmpi.run.saved_model import check_data, tensors_of
 from hetmpi.run.saving import Saving, locked
 from hetmpi.run.sweep import points_of
 from hetmpi.run.watchdog import Watchdog
 from hetmpi.schedule import Schedule
 from hetmpi.spans import Spans, chrome_trace, own_ms
+from hetmpi.trained.saved_model import check_data, tensors_of
 from hetmpi.world.launch import LEFT_EARLY, launch, on_failure
 from hetmpi.world.world import World
 

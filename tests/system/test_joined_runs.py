@@ -13,7 +13,7 @@ from hetmpi import export
 from hetmpi.checkpoint.manifest import read_manifest
 from hetmpi.data.batch import FeatureBatches
 from hetmpi.errors import UserError
-from hetmpi.run.saved_model import dense_layers, dense_state
+from hetmpi.trained.saved_model import dense_layers, dense_state
 
 pytestmark = pytest.mark.long
 

@@ -19,6 +19,7 @@ ROOMS = {  # room -> rooms it may import from, besides itself and the ground
     "tasks": {"world", "data", "table"},
     "log": {"world"},
     "run": {"world", "owner", "wire", "table", "checkpoint", "data", "tasks", "log"},
+    "trained": {"world", "owner", "checkpoint", "data", "tasks", "run"},
 }
 # These may import all; nobody imports them.
 COMMANDS = {"__main__", "train", "predict", "doctor", "export", "inspect", "report"}

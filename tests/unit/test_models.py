@@ -16,7 +16,7 @@ from hetmpi.models.ctr import MLP, CTRModel
 from hetmpi.models.dcn import CrossLayer
 from hetmpi.models.deepfm import second_order
 from hetmpi.run.build import generator_of_dropout, seed_of
-from hetmpi.run.saved_model import OfTensors
+from hetmpi.trained.saved_model import OfTensors
 
 NAMES = CLICK_MODELS
 WITH_MLP = tuple(name for name in NAMES if name not in ("lr", "fm"))

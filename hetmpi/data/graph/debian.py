@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
+from hetmpi.data.files import DataError, first_line
 from hetmpi.data.graph.graph import (
     Graph,
     check_shares,
@@ -30,7 +31,6 @@ from hetmpi.data.graph.graph import (
     split_by_shares,
 )
 from hetmpi.data.graph.source import GraphData, check_path
-from hetmpi.data.tabular.files import DataError, first_line
 
 LISTS = "/var/lib/apt/lists"
 FIELD = re.compile(r"^([A-Z][\w-]*): *(.*(?:\n[ \t].*)*)", re.MULTILINE)

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from hetmpi.bounded_file import shown
+from hetmpi.data.files import DataError, absolute
 from hetmpi.data.graph.graph import Graph, Raw, joined_ids, smallest_integers, split_per_class
 from hetmpi.data.graph.npz import read_npz
 from hetmpi.data.graph.ogb import is_ogb, read_ogb
 from hetmpi.data.graph.source import GraphData, check_flag, check_path
 from hetmpi.data.graph.tables import list_tables, read_tables
-from hetmpi.data.tabular.files import DataError, absolute
 from hetmpi.errors import UserError, check_integer
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hetmpi.data.batch import Bag
-from hetmpi.data.tabular.files import DataError
+from hetmpi.data.files import DataError
 from hetmpi.errors import UserError, check_number
 from hetmpi.memory import check_fits
 

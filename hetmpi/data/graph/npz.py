@@ -22,8 +22,8 @@ import numpy as np
 
 from hetmpi.bounded_file import open_regular, shown
 from hetmpi.data.batch import Bag
+from hetmpi.data.files import DataError
 from hetmpi.data.graph.graph import Raw, check_adjacency, check_nodes, classes_below, made_undirected, whole_labels
-from hetmpi.data.tabular.files import DataError
 from hetmpi.errors import UserError, one_line
 from hetmpi.memory import check_fits
 

@@ -24,9 +24,9 @@ import pyarrow.csv as csv
 
 from hetmpi.bounded_file import shown
 from hetmpi.data.batch import Bag
+from hetmpi.data.files import DataError, first_line
 from hetmpi.data.graph.graph import NO_PART, Raw, check_nodes, classes_below, from_edges, lists_by, whole_labels
 from hetmpi.data.graph.reading import read_csv_file
-from hetmpi.data.tabular.files import DataError, first_line
 from hetmpi.errors import one_line
 
 IDS_PER_KIND = 10

@@ -20,8 +20,8 @@ import numpy as np
 import xxhash
 
 from hetmpi.data.checked import Damaged, check_array, read_json, save_array, write_json
+from hetmpi.data.files import DataError, first_line
 from hetmpi.data.graph.graph import Graph, offsets_of
-from hetmpi.data.tabular.files import DataError, first_line
 
 VERSION = 3  # of the format
 ABANDONED_S = 3600  # an unfinished folder unchanged for this time belongs to a process that died

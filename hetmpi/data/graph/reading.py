@@ -11,7 +11,8 @@ import pyarrow.csv as csv
 import pyarrow.parquet as pq
 
 from hetmpi.bounded_file import open_regular, shown
-from hetmpi.data.tabular.files import PARQUET, DataError, compression_of, first_line, form_of, open_parquet
+from hetmpi.data.files import DataError, first_line
+from hetmpi.data.tabular.files import PARQUET, compression_of, form_of, open_parquet
 from hetmpi.errors import one_line
 from hetmpi.memory import check_fits
 

@@ -13,12 +13,12 @@ import xxhash
 
 from hetmpi import _C
 from hetmpi.data.batch import Bag
+from hetmpi.data.files import absolute
 from hetmpi.data.graph.graph import TEST, TRAIN, VALID, Graph, check_graph
 from hetmpi.data.graph.metis import renumbered
 from hetmpi.data.graph.prepared import VERSION, is_complete, open_graph, write_graph
 from hetmpi.data.graph.samples import Block, NodeSamples
 from hetmpi.data.source import check_slice
-from hetmpi.data.tabular.files import absolute
 from hetmpi.errors import LARGEST, UserError, check_integer
 
 MOST_HOPS, MOST_FANOUT = 16, 1 << 16

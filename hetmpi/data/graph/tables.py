@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from hetmpi.bounded_file import shown
 from hetmpi.data.batch import Bag
+from hetmpi.data.files import DataError, first_line
 from hetmpi.data.graph.graph import (
     NO_PART,
     TEST,
@@ -34,7 +35,6 @@ from hetmpi.data.graph.graph import (
     offsets_of,
 )
 from hetmpi.data.graph.reading import read_file
-from hetmpi.data.tabular.files import DataError, first_line
 from hetmpi.data.tabular.rules import near
 from hetmpi.errors import one_line
 from hetmpi.memory import check_fits

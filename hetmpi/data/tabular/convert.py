@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hetmpi import _C
-from hetmpi.data.tabular.files import DataError
+from hetmpi.data.files import DataError
 from hetmpi.data.tabular.reading import BAD_LABEL, BAD_NUMBER, HASH, MAX_EXAMPLES, BadRows, Reading, Stored, shown
 from hetmpi.data.tabular.rules import NUMBER
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from hetmpi.data.batch import Bag, Samples
 from hetmpi.data.features import NO_KEY, ByValue, Feature, Wanted, arrange
+from hetmpi.data.files import DataError
 from hetmpi.data.tabular.convert import NO_INTEGER, hashes, integers, no_value
-from hetmpi.data.tabular.files import DataError
 from hetmpi.data.tabular.reading import LABEL, Reading
 from hetmpi.data.tabular.rules import AUTO, ID, Column
 from hetmpi.data.tabular.scaling import Scaling, standardized

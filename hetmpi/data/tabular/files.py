@@ -11,17 +11,14 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hetmpi.errors import UserError, one_line, printable
+from hetmpi.data.files import DataError, absolute, first_line
+from hetmpi.errors import printable
 
 MAX_LINE_BYTES = 16 << 20
 READ_BYTES = 1 << 20
 PARQUET_ENDS = (".parquet", ".parq", ".pq")
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 PARQUET, TEXT = "parquet", "text"
-
-
-class DataError(UserError):
-    """Data that cannot be read or prepared; the message is complete without a traceback."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +45,6 @@ class Unit:
             )
         whole = self.begin == 0 and self.end == self.size
         return self.path if whole else f"{self.path} (bytes {self.begin:,} to {self.end:,})"
-
-
-def absolute(path: str) -> str:
-    """The absolute path, with ~ expanded."""
-    return os.path.abspath(os.path.expanduser(path))
 
 
 def compression_of(path: str) -> str | None:
@@ -145,12 +137,6 @@ def parquet_names(path: str, schema: pa.Schema) -> list[str]:
     if twice:
         raise DataError(f"data.path: {path}: two columns are named {printable(', '.join(twice))[:500]}: rename one")
     return names
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's text, without its last point, in characters that can be printed."""
-    lines = str(error).splitlines() or [type(error).__name__]
-    return one_line(lines[0].rstrip("."), 300)
 
 
 def line_start(path: str, position: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from hetmpi.data.checked import CheckedParquet
-from hetmpi.data.tabular.files import DataError
+from hetmpi.data.files import DataError
 from hetmpi.data.tabular.reading import CLICK, Reading
 
 LEAST_ROWS = 100

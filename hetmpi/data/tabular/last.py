@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hetmpi.data.checked import read_json, write_json
+from hetmpi.data.files import DataError, first_line
 from hetmpi.data.tabular.convert import NUMBER_TEXT, as_text, column_of, times, trimmed
-from hetmpi.data.tabular.files import DataError, Unit, first_line
+from hetmpi.data.tabular.files import Unit
 from hetmpi.data.tabular.prepare import Job, list_folder, reading_prepared, rows_of
 from hetmpi.data.tabular.reading import Reading
 

@@ -9,8 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
 
+from hetmpi.data.files import DataError, first_line
 from hetmpi.data.tabular.convert import NUMBER_TEXT, as_text, moments_of, numbers, trimmed
-from hetmpi.data.tabular.files import PARQUET, TEXT, DataError, first_line, form_of, open_parquet, parquet_names
+from hetmpi.data.tabular.files import PARQUET, TEXT, form_of, open_parquet, parquet_names
 from hetmpi.data.tabular.rules import FLOAT, INTEGER, LIST, NESTED, STRING
 from hetmpi.data.tabular.scaling import Scaling
 from hetmpi.data.tabular.text import count_values, head_of, header_of

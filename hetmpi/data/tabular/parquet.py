@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
+from hetmpi.data.files import DataError, first_line
 from hetmpi.data.tabular.convert import convert, without
-from hetmpi.data.tabular.files import DataError, Unit, first_line, open_parquet, parquet_names
+from hetmpi.data.tabular.files import Unit, open_parquet, parquet_names
 from hetmpi.data.tabular.reading import BadRows, Reading, Rows, check_wanted
 
 BATCH_ROWS = 1 << 14

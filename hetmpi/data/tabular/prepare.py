@@ -42,8 +42,9 @@ import xxhash
 from hetmpi import _C
 from hetmpi.data.checked import CheckedParquet, Damaged, load_array, read_json, save_array, write_json, write_sums
 from hetmpi.data.distinct import NUM_REGISTERS, estimate, observe
+from hetmpi.data.files import DataError, absolute, first_line
 from hetmpi.data.tabular.convert import NO_INTEGER, no_value
-from hetmpi.data.tabular.files import PARQUET, DataError, Unit, absolute, first_line
+from hetmpi.data.tabular.files import PARQUET, Unit
 from hetmpi.data.tabular.parquet import ParquetRows
 from hetmpi.data.tabular.reading import INTEGER, BadRows, Reading, Rows
 from hetmpi.data.tabular.rules import DROP, NUMBER, Rule

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 import pyarrow as pa
 
-from hetmpi.data.tabular.files import DataError
+from hetmpi.data.files import DataError
 from hetmpi.data.tabular.rules import NUMBER, Column
 from hetmpi.errors import printable
 

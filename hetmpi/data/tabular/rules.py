@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hetmpi.data.features import POOLS
-from hetmpi.data.tabular.files import DataError
+from hetmpi.data.files import DataError
 from hetmpi.errors import UserError, check_integer, one_line
 
 ID, NUMBER, DROP = "id", "number", "drop"

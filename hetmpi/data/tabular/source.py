@@ -18,12 +18,13 @@ from hetmpi.data.batch import Samples, concatenate
 from hetmpi.data.checked import CheckedParquet, Damaged, load_array, read_json
 from hetmpi.data.distinct import estimate
 from hetmpi.data.features import TABLE
+from hetmpi.data.files import DataError, absolute
 from hetmpi.data.source import check_slice
 from hetmpi.data.tabular import vocabulary
 from hetmpi.data.tabular.convert import no_value
 from hetmpi.data.tabular.coverage import MOST, unseen_of, unseen_text
 from hetmpi.data.tabular.encoder import FIRST_KEY, HASHED, INTEGERS, VOCABULARY, Coder, Encoder
-from hetmpi.data.tabular.files import PARQUET, TEXT, DataError, Unit, absolute, list_files, list_units
+from hetmpi.data.tabular.files import PARQUET, TEXT, Unit, list_files, list_units
 from hetmpi.data.tabular.held_out import check_held_out
 from hetmpi.data.tabular.last import last_span, last_values, span_of
 from hetmpi.data.tabular.layout import Layout, look

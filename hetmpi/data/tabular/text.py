@@ -14,14 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as csv
 
+from hetmpi.data.files import DataError, first_line
 from hetmpi.data.tabular.convert import convert, without
 from hetmpi.data.tabular.files import (
     MAX_LINE_BYTES,
     READ_BYTES,
-    DataError,
     Unit,
     compression_of,
-    first_line,
     line_start,
     number_of_line,
     too_long,

@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 
 from hetmpi.data.checked import CheckedParquet, load_array, save_array
-from hetmpi.data.tabular.files import DataError
+from hetmpi.data.files import DataError
 from hetmpi.data.tabular.prepare import NO_SPACE, REPORT_S
 
 RUN_VALUES = 1 << 22  # sorted at once

@@ -16,9 +16,9 @@ from hetmpi.checkpoint.manifest import read_manifest, tables_of
 from hetmpi.checkpoint.shard_files import shards_of
 from hetmpi.errors import UserError
 from hetmpi.run.output import cannot_write, part_of
-from hetmpi.run.saved_data import source_of
-from hetmpi.run.saved_model import Saved, check_graph, dense_layers, dense_state
 from hetmpi.tasks.inference import Inference, activation_bytes
+from hetmpi.trained.saved_data import source_of
+from hetmpi.trained.saved_model import Saved, check_graph, dense_layers, dense_state
 from hetmpi.world.memory import refuse_if_short, size_text
 from hetmpi.world.world import World
 

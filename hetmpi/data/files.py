@@ -1,0 +1,22 @@
+"""What all sources share that read files: the error for data that cannot be read, and absolute paths."""
+
+from __future__ import annotations
+
+import os
+
+from hetmpi.errors import UserError, one_line
+
+
+class DataError(UserError):
+    """Data that cannot be read or prepared; the message is complete without a traceback."""
+
+
+def absolute(path: str) -> str:
+    """The absolute path, with ~ expanded."""
+    return os.path.abspath(os.path.expanduser(path))
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's text, without its last point, in characters that can be printed."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return one_line(lines[0].rstrip("."), 300)
