@@ -23,6 +23,7 @@ from hetmpi.world.world import World
 DENSE_EXCHANGES = ("auto", "horovod", "mpi")
 PROGRESS_EVERY_S = 1e-3  # Horovod's cycle
 LOOK_EVERY_S = 0.1  # for tables that came to use one-sided calls
+_made: list[MpiReductions] = []  # in this program
 
 
 def open_reductions(world: World, kind: str = "auto"):
@@ -35,7 +36,12 @@ def open_reductions(world: World, kind: str = "auto"):
         if any(found) and world.rank == 0:
             why = next(filter(None, found))
             print(f"hetmpi: MPI sums the dense gradients without Horovod: {why}", file=sys.stderr, flush=True)
-    return world.start_horovod() if kind == "horovod" else MpiReductions(world)
+    if kind == "horovod":
+        BatchNorm.reductions = None
+        return world.start_horovod()
+    of_world = [made for made in _made if made.comm_of_world == world.comm]  # the points of a sweep share one
+    BatchNorm.reductions = of_world[0] if of_world else MpiReductions(world)
+    return BatchNorm.reductions
 
 
 def why_no_horovod() -> str | None:
@@ -65,11 +71,12 @@ class MpiReductions:
 
     def __init__(self, world: World):
         """Collective."""
-        self._world, self._comm = world, world.comm.Dup()
+        self._world, self.comm_of_world, self._comm = world, world.comm, world.comm.Dup()
         self._asked: queue.SimpleQueue[Sum | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hetmpi sums", daemon=True)
         self._thread.start()
         at_exit(world, self._stop)
+        _made.append(self)
         BatchNorm.reductions = self
 
     def rank(self) -> int:
