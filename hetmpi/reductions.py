@@ -18,11 +18,12 @@ from hetmpi.batch_norm import BatchNorm
 from hetmpi.errors import MissingLibrary
 from hetmpi.world.at_exit import at_exit
 from hetmpi.world.mpi import MPI, import_horovod
+from hetmpi.world.waiting import Patience
 from hetmpi.world.world import World
 
 DENSE_EXCHANGES = ("auto", "horovod", "mpi")
 PROGRESS_EVERY_S = 1e-3  # Horovod's cycle
-LOOK_EVERY_S = 0.1  # for tables that came to use one-sided calls
+LOOK_EVERY_S = 0.1  # for tables that came to use one-sided calls, and for long waits
 _made: list[MpiReductions] = []  # in this program
 
 
@@ -75,7 +76,7 @@ class MpiReductions:
         self._asked: queue.SimpleQueue[Sum | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hetmpi sums", daemon=True)
         self._thread.start()
-        at_exit(world, self._stop)
+        self._end = at_exit(world, self._stop)
         _made.append(self)
         BatchNorm.reductions = self
 
@@ -108,7 +109,9 @@ class MpiReductions:
 
     def synchronize(self, asked: Sum) -> torch.Tensor:
         """Waits for the result. Raises the error of MPI."""
-        asked.is_done.wait()
+        with Patience(self._world, lambda: "for all ranks to sum the gradients of the dense layers") as patience:
+            while not asked.is_done.wait(LOOK_EVERY_S):
+                patience.check()
         if asked.error is not None:
             raise asked.error
         return asked.tensor
@@ -143,6 +146,14 @@ class MpiReductions:
         if numbers is not tensor:
             tensor.copy_(numbers)
 
+    def close(self):
+        """Ends the thread; the end of the program does it otherwise. Collective."""
+        self._end()
+
     def _stop(self):
         self._asked.put(None)
         self._thread.join()
+        self._comm.Free()
+        _made.remove(self)
+        if BatchNorm.reductions is self:
+            BatchNorm.reductions = None

@@ -13,8 +13,9 @@ WIDTH = 4
 
 @pytest.fixture(scope="module")
 def by_mpi(world):
-    yield MpiReductions(world)
-    BatchNorm.reductions = None
+    made = MpiReductions(world)
+    yield made
+    made.close()
 
 
 @pytest.fixture(autouse=True, params=["horovod", "mpi"])

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from hetmpi.batch_norm import BatchNorm
 from hetmpi.dense import DENSE_RULES, DenseOptimizer
 from hetmpi.errors import NotFinite
 from hetmpi.reductions import MpiReductions
@@ -14,8 +13,9 @@ from hetmpi.schedule import Schedule
 
 @pytest.fixture(scope="module")
 def by_mpi(world):
-    yield MpiReductions(world)
-    BatchNorm.reductions = None
+    made = MpiReductions(world)
+    yield made
+    made.close()
 
 
 @pytest.fixture(params=["horovod", "mpi"])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from test_table import make_table
 
+from hetmpi.reductions import MpiReductions
 from hetmpi.table.staleness import Staleness
 from hetmpi.world.waiting import Notices, ranks_text, wait_for
 from hetmpi.world.world import World
@@ -51,6 +52,17 @@ def test_a_wait_for_all_ranks(impatient, capfd):
         time.sleep(LATE_S)
     impatient.meet("in step 3 for all ranks to come")
     check_warning(impatient, capfd.readouterr().err, "has waited", "in step 3 for all ranks to come")
+
+
+@pytest.mark.mpi
+def test_a_sum_of_dense_gradients_by_mpi(impatient, capfd):
+    sums = MpiReductions(impatient)
+    if impatient.rank == 0:
+        time.sleep(LATE_S)
+    assert sums.allreduce(torch.ones(2), sums.Sum, "ones").tolist() == [impatient.size] * 2
+    told = capfd.readouterr().err
+    sums.close()
+    check_warning(impatient, told, "has waited", "to sum the gradients of the dense layers")
 
 
 @pytest.mark.mpi
