@@ -106,8 +106,10 @@ class AveragedGradients:
         self._parameters = {key: parameter for buffer in self._buffers for key, parameter in buffer.parameters.items()}
         self._ready: set[torch.nn.Parameter] = set()  # with a gradient since the last step
         self._handles: list[int] | None = None  # of the allreduces in progress
-        starts_in_backward = all(not buffer.is_copied for buffer in self._buffers)  # a copy would wait for the GPU
-        if hvd.size() > 1 and starts_in_backward:
+        # A copy would wait for the GPU. MpiReductions takes sums in order: begin() comes alike on all ranks, while
+        # backward() may have all gradients on some ranks only.
+        self._starts = all(not buffer.is_copied for buffer in self._buffers) and getattr(hvd, "finds_order", True)
+        if hvd.size() > 1:
             for parameter in self._parameters.values():
                 parameter.register_post_accumulate_grad_hook(self._note)
 
@@ -118,7 +120,7 @@ class AveragedGradients:
                 "up and call backward() once, then step()"
             )
         self._ready.add(parameter)
-        if len(self._ready) == len(self._parameters):
+        if self._starts and len(self._ready) == len(self._parameters):
             self.begin()
 
     def begin(self):

@@ -248,8 +248,8 @@ def time_read(table: EmbeddingTable, keys: np.ndarray, peer: int, report: Report
 
 
 def examine_busy(table: EmbeddingTable, key: np.ndarray, report: Report, is_used: bool):
-    """Times a get from a rank that computes without MPI calls, so that only Horovod's thread makes progress.
-    Collective."""
+    """Times a get from a rank that computes without MPI calls, so that only the thread of Horovod, or of MpiReductions,
+    makes progress. Collective."""
     world = table.world
     table.window.fence()
     if world.rank == 0:
@@ -259,7 +259,7 @@ def examine_busy(table: EmbeddingTable, key: np.ndarray, report: Report, is_used
         report.line("get from a busy rank", f"{get_ms:.1f} ms")
         if get_ms > SLOW_GET_MS and is_used:
             report.cure(
-                f"a get from a busy rank took {get_ms:.0f} ms: Horovod's thread does not drive this MPI; "
+                f"a get from a busy rank took {get_ms:.0f} ms: no thread drives this MPI meanwhile; "
                 "see docs/sharp_bits.md, 'Passive progress'"
             )
     else:

@@ -2,8 +2,8 @@
 hetmpi makes.
 
 Horovod's thread makes an MPI_Allreduce in every cycle, also when there is nothing to sum. The thread of MpiReductions
-sleeps until a sum is asked for; where a table is read by one-sided calls, it wakes to let MPI move their data. Both
-have the same bits, as Horovod adds by MPI_Allreduce too."""
+sleeps until a sum is asked for; where tables exchange messages between nodes, it wakes to let MPI move them. Both have
+the same bits in float32 and float64, as Horovod adds by MPI_Allreduce too."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from hetmpi.world.world import World
 
 DENSE_EXCHANGES = ("auto", "horovod", "mpi")
 PROGRESS_EVERY_S = 1e-3  # Horovod's cycle
-LOOK_EVERY_S = 0.1  # for tables that came to use one-sided calls, and for long waits
+LOOK_EVERY_S = 0.1  # for tables that came to use wires, and for long waits
+HALVES = (torch.float16, torch.bfloat16)  # summed in float32
 _made: list[MpiReductions] = []  # in this program
 
 
@@ -66,7 +67,11 @@ class Sum:
 
 class MpiReductions:
     """In place of the module horovod.torch, for DenseOptimizer and, from then on, BatchNorm: MPI sums the gradients of
-    the dense layers, on a thread. All ranks make the same calls in the same order."""
+    the dense layers, on a thread. All ranks make the same calls in the same order, which Horovod finds by names.
+
+    finds_order   False: a caller that starts sums whenever its tensors are ready may mix those of several models"""
+
+    finds_order = False
 
     Sum, Average = "sum", "average"
 
@@ -76,7 +81,7 @@ class MpiReductions:
         self._asked: queue.SimpleQueue[Sum | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hetmpi sums", daemon=True)
         self._thread.start()
-        self._end = at_exit(world, self._stop)
+        self._end = at_exit(world, self._free, self._stop)
         _made.append(self)
         BatchNorm.reductions = self
 
@@ -102,7 +107,12 @@ class MpiReductions:
 
     def allreduce_async_(self, tensor: torch.Tensor, op: str, name: str) -> Sum:
         """Starts to sum a contiguous tensor on the CPU in place, or to average it. It is not to be used until
-        synchronize(). Collective."""
+        synchronize(). Collective. Raises TypeError for another dtype than float of 16, 32 or 64 bits, RuntimeError
+        after close()."""
+        if tensor.dtype not in (torch.float32, torch.float64, *HALVES):
+            raise TypeError(f"MpiReductions sums float16, bfloat16, float32 and float64, got {tensor.dtype}")
+        if not self._thread.is_alive():
+            raise RuntimeError("MpiReductions: its thread has ended, by close() or an error of MPI")
         asked = Sum(tensor, 1.0 / self.size() if op == self.Average else 1.0)
         self._asked.put(asked)
         return asked
@@ -111,6 +121,8 @@ class MpiReductions:
         """Waits for the result. Raises the error of MPI."""
         with Patience(self._world, lambda: "for all ranks to sum the gradients of the dense layers") as patience:
             while not asked.is_done.wait(LOOK_EVERY_S):
+                if not self._thread.is_alive():
+                    raise RuntimeError("MpiReductions: its thread has ended with an error of MPI")
                 patience.check()
         if asked.error is not None:
             raise asked.error
@@ -132,14 +144,14 @@ class MpiReductions:
         """Waits for the next sum, None for the end."""
         while True:
             try:
-                return self._asked.get(timeout=PROGRESS_EVERY_S if self._world.one_sided else LOOK_EVERY_S)
+                return self._asked.get(timeout=PROGRESS_EVERY_S if World.wires else LOOK_EVERY_S)
             except queue.Empty:
-                if self._world.one_sided:
+                if World.wires:
                     self._comm.Iprobe()
 
     def _sum(self, asked: Sum):
         tensor = asked.tensor
-        numbers = tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+        numbers = tensor.float() if tensor.dtype in HALVES else tensor
         self._comm.Allreduce(MPI.IN_PLACE, numbers.numpy())
         if asked.factor != 1.0:
             numbers *= asked.factor
@@ -153,6 +165,8 @@ class MpiReductions:
     def _stop(self):
         self._asked.put(None)
         self._thread.join()
+
+    def _free(self):
         self._comm.Free()
         _made.remove(self)
         if BatchNorm.reductions is self:

@@ -319,10 +319,10 @@ check_mpi() {
 
 loads_one_mpi() {
   HETMPI_HOROVOD=$HETMPI_HOROVOD python - <<'END'
-import os, re
+import importlib.util, os, re
 import mpi4py
 mpi4py.rc.initialize = False  # a login node may forbid it
-if os.environ.get("HETMPI_HOROVOD") != "0":
+if os.environ.get("HETMPI_HOROVOD") != "0" or importlib.util.find_spec("horovod"):  # the base Python may have one
     import horovod.torch
 from mpi4py import MPI
 

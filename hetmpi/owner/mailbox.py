@@ -62,10 +62,11 @@ class Mailbox:
             rings = [self.rings.get(rank) for rank in range(world.size)]
             sending = _C.Delivery(rings, message.packed(ends_step), self.record)
             reason = f"in step {message.step + 1} for {{}} to make room for its gradients"
-            with Patience(world, lambda: reason.format(ranks_text(sending.full))) as patience:
-                while not sending.proceed():
-                    while_waiting()
-                    patience.check()
+            if not sending.proceed():
+                with Patience(world, lambda: reason.format(ranks_text(sending.full))) as patience:
+                    while not sending.proceed():
+                        while_waiting()
+                        patience.check()
             if message.keys is not None:
                 self._drop_applied()
                 heads = np.array([ring.head for ring in self.rings.values()])

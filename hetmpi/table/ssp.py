@@ -29,7 +29,7 @@ from hetmpi.table.pulls import Pulls
 from hetmpi.table.pushes import Pushes
 from hetmpi.wire.requests import Requests
 from hetmpi.wire.transport import choose
-from hetmpi.world.at_exit import at_exit
+from hetmpi.world.at_exit import at_exit, nothing
 
 LEAD = 3  # steps by which another rank may be ahead
 
@@ -48,7 +48,7 @@ class SspClient(Client):
         self._owner = _C.PushApplier(store.rings, *store.arrays, store.mean_square, store.directory, parts.rule)
         self._set_rates(0)  # others may push before the first write of this rank
         weakref.finalize(self, self._owner.stop)
-        self._stop = at_exit(parts.world, self._owner.stop)  # before MPI frees the memory
+        self._stop = at_exit(parts.world, nothing, self._owner.stop)
         world, origins = parts.world, parts.window.layouts[parts.world.rank].origins
         make = partial(Requests, parts.window, parts.record, self._arrays, self._owner)
         self.transport, self.why = choose(world, exchange, make, parts.partition, parts.num_rows)

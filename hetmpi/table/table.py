@@ -63,7 +63,8 @@ class EmbeddingTable:
         Raises UserError if ranks give different arguments (cache, device and spans may differ), if memory is short, and
         for a cache at staleness 0; ValueError for an unknown partition or exchange or an invalid shape."""
         exchange = current_name(exchange, warns=world.rank == 0)
-        world.check_same("EmbeddingTable", {name: given for name, given in locals().items() if name not in OF_A_RANK})
+        given = dict(locals())
+        world.check_same("EmbeddingTable", {key: value for key, value in given.items() if key not in OF_A_RANK})
         check_arguments(dim, exchange, round_steps)
         cache.check_at(staleness)
         self.world, self.name, self.num_rows, self.dim = world, name, num_rows, dim

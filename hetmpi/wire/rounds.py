@@ -64,6 +64,8 @@ class Rounds:
         """Collective."""
         self.world, self.rails = world, Rails(world)
         self.wire = make_wire(Lines(world, self.rails, (REQUEST, POST), (REPLY,), self._length))
+        if not world.is_one_node:
+            world.wires.add(self.wire)
         self.clients = [] if self.wire.has_thread else self.rails.clients
         self.tables: list = []
         self.is_broken = False
@@ -99,6 +101,7 @@ class Rounds:
             )
         # A wire may reach a rank that makes no call. Also where the messages are broken, as others may not know it.
         self.world.meet("for all ranks to close the table")
+        self.world.wires.discard(self.wire)
         if not self.is_broken:
             self.wire.free()
 

@@ -51,11 +51,10 @@ class Windows:
         }
         self._core = _C.Server(memory, capacity)
         weakref.finalize(self, self._core.stop)
-        self._free = at_exit(world, partial(free_window, self._window, self._core.stop))
+        self._free = at_exit(world, partial(free_window, self._window), self._core.stop)
         self._has_failed = False  # the thread has, and this rank has raised its error
         self._world = world
         world.drains.add(self)
-        world.one_sided.add(self)
         self._is_posted = False  # operations since the last flush
 
     def serve(self, tables: list):
@@ -114,7 +113,6 @@ class Windows:
 
     def free(self):
         self._world.drains.discard(self)
-        self._world.one_sided.discard(self)
         self._free()
 
 

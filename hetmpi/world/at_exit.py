@@ -10,41 +10,53 @@ from collections.abc import Callable
 from hetmpi.world.mpi import MPI
 from hetmpi.world.world import World
 
-_open: dict[Callable[[], None], World] = {}  # those of at_exit, in their order
+Call = Callable[[], None]
+_open: dict[Call, tuple[World, Call]] = {}  # those of at_exit, in their order, with their worlds and stop()
 
 
-def at_exit(world: World, free: Callable[[], None]) -> Callable[[], None]:
-    """Returns a function that calls free() at its first call. The end of the program calls it too, once all ranks of
-    the world have come so far, after those of later at_exit() calls. All ranks make the same calls in the same
-    order."""
+def nothing():
+    """The stop() of what has no thread."""
+
+
+def at_exit(world: World, free: Call, stop: Call = nothing) -> Call:
+    """Returns a function that calls stop() and free() at its first call. The end of the program does it too, once all
+    ranks of the world have come so far: stop() of all first, which ends a thread, as one may use the memory of several
+    tables, then free(), each time those of later at_exit() calls first. stop() may be called twice. All ranks make the
+    same calls in the same order."""
 
     def once():
         if _open.pop(once, None) is not None:
+            stop()
             free()
 
     if not _open:
         atexit.unregister(_free_all)
         atexit.register(_free_all)  # anew: it runs before what was registered earlier, such as Horovod's end of MPI
-    _open[once] = world
+    _open[once] = world, stop
     return once
 
 
 def _free_all():
-    if MPI.Is_finalized() or has_failed():
+    if MPI.Is_finalized():
         return
-    for world in {id(world.comm): world for world in _open.values()}.values():
-        world.meet("at the end of the program for the other ranks")  # until then threads serve them
+    worlds = {id(world.comm): world for world, _ in _open.values() if world.comm != MPI.COMM_NULL}.values()
+    if has_failed() and any(world.size > 1 for world in worlds):
+        MPI.COMM_WORLD.Abort(1)  # the others would wait for this rank
+    for world in worlds:
+        world.meet("at the end of the program for the other ranks")  # who may still read and write
+        world.drains.clear()  # later waits must not touch what is freed
+    for _, stop in reversed(_open.values()):
+        stop()
     while _open:
         next(reversed(_open))()
 
 
 def has_failed() -> bool:
-    """Whether an error ends the program: MPI's own error then ends the other ranks, which would wait for this one."""
+    """Whether an uncaught error ends the program."""
     return hasattr(sys, "last_value") and not hasattr(sys, "ps1")  # at a prompt errors do not end it
 
 
-def free_window(window: MPI.Win, stop: Callable[[], None] = lambda: None):
-    """Frees a window that is locked. stop(): ends the thread that uses its memory. Collective."""
-    stop()
+def free_window(window: MPI.Win):
+    """Frees a window that is locked. Collective."""
     window.Unlock_all()
     window.Free()

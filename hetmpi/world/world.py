@@ -32,8 +32,10 @@ class World:
     num_cores       processors that the ranks of this host may use together
     notices         notices about long waits
     drains          objects whose drain() receives messages for this rank's tables
-    one_sided       wires that take one-sided calls, whose data move only while their target calls MPI
+    wires           wires between nodes, of all worlds of this program: their data move only while ranks call MPI
     """
+
+    wires = weakref.WeakSet()
 
     def __init__(self, comm=None, ranks_per_node: int | None = None):
         """comm: mpi4py communicator, default COMM_WORLD. ranks_per_node splits each real node into smaller ones, whose
@@ -54,7 +56,7 @@ class World:
         self.num_cores = usable_cores(set().union(*here))
         is_crowded = len(here) > self.num_cores or "_naps" in os.environ.get("LD_PRELOAD", "")
         self.notices = Notices(self.comm.Dup(), list(hosts), is_crowded)
-        self.drains, self.one_sided = weakref.WeakSet(), weakref.WeakSet()
+        self.drains = weakref.WeakSet()
         self._place(ranks_per_node)
 
     def _place(self, ranks_per_node: int | None):

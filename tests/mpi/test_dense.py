@@ -148,6 +148,7 @@ def test_a_second_backward_after_the_allreduce_began_is_refused(world, hvd):
     model = torch.nn.Linear(3, 1)
     dense = DenseOptimizer(hvd, model, "sgd", 0.1, 0.0, Schedule())
     model(features_of(world.rank, 0)).sum().backward()
+    dense.begin()
     with pytest.raises(RuntimeError, match="backward\\(\\) ran again after the allreduce"):
         model(features_of(world.rank, 0)).sum().backward()
     dense.step(0)
@@ -178,3 +179,25 @@ def test_mpi_sums_and_averages_to_the_bits_of_horovod(world, by_mpi, num, dtype)
             assert torch.allclose(found, expected, rtol=0.02, atol=0.02)
         else:
             assert torch.equal(found, expected)
+
+
+@pytest.mark.mpi
+def test_sums_of_two_models_do_not_mix_where_a_rank_lacks_a_gradient(world, hvd):
+    """backward() of all models, then begin() of all: rank 0 uses one head of the first model, others both."""
+    models = [TwoHeads(), TwoHeads()]
+    both = [DenseOptimizer(hvd, model, "sgd", 0.1, 0.0, Schedule()) for model in models]
+    alone, optimizers = [TwoHeads(), TwoHeads()], []
+    for number, model in enumerate(models):
+        heads_of = (lambda rank: [0] if rank == 0 else [0, 1]) if number == 0 else (lambda rank: [0, 1])
+        model(features_of(world.rank, number), *heads_of(world.rank)).backward()
+        losses = [alone[number](features_of(rank, number), *heads_of(rank)) for rank in range(world.size)]
+        (sum(losses) / world.size).backward()
+        optimizers.append(torch.optim.SGD(alone[number].parameters(), lr=0.1))
+    for dense in both:
+        dense.begin()
+    for dense, optimizer in zip(both, optimizers):
+        dense.step(0)
+        optimizer.step()
+    for mine, theirs in zip(models, alone):
+        for a, b in zip(mine.parameters(), theirs.parameters()):
+            assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)

@@ -136,12 +136,15 @@ bag.step()
 UNCLOSED = """
 import sys, torch
 from hetmpi import EmbeddingTable, RowOptimizer, Staleness, World
+from hetmpi.table.group import TableGroup
 
-table = EmbeddingTable(
-    World().split(1), 100, 4, RowOptimizer(), exchange=sys.argv[1], staleness=Staleness(int(sys.argv[2]))
-)
-keys = torch.arange(50)
-table.write(keys, table.read(keys))
+world, exchange, staleness = World().split(1), sys.argv[1], Staleness(int(sys.argv[2]))
+group = TableGroup({
+    name: EmbeddingTable(world, 100, 4, RowOptimizer(), name=name, exchange=exchange, staleness=staleness)
+    for name in ("a", "b")
+})
+keys = {name: torch.arange(50) for name in group}
+group.write(keys, group.read(keys))
 """
 
 
