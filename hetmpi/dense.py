@@ -106,9 +106,10 @@ class AveragedGradients:
         self._parameters = {key: parameter for buffer in self._buffers for key, parameter in buffer.parameters.items()}
         self._ready: set[torch.nn.Parameter] = set()  # with a gradient since the last step
         self._handles: list[int] | None = None  # of the allreduces in progress
-        # A copy would wait for the GPU. MpiReductions takes sums in order: begin() comes alike on all ranks, while
-        # backward() may have all gradients on some ranks only.
-        self._starts = all(not buffer.is_copied for buffer in self._buffers) and getattr(hvd, "finds_order", True)
+        # backward() does not start the sums where a copy would wait for the GPU, nor where sums are not matched by
+        # name: a rank that lacks a gradient starts them later, in begin(), perhaps after those of another model.
+        is_copied = any(buffer.is_copied for buffer in self._buffers)
+        self._starts_in_backward = not is_copied and getattr(hvd, "matches_names", True)  # horovod.torch lacks it
         if hvd.size() > 1:
             for parameter in self._parameters.values():
                 parameter.register_post_accumulate_grad_hook(self._note)
@@ -120,7 +121,7 @@ class AveragedGradients:
                 "up and call backward() once, then step()"
             )
         self._ready.add(parameter)
-        if self._starts and len(self._ready) == len(self._parameters):
+        if self._starts_in_backward and len(self._ready) == len(self._parameters):
             self.begin()
 
     def begin(self):

@@ -105,18 +105,20 @@ def osc_component(version: str) -> str:
 
 
 def describe_horovod(world: World, report: Report):
-    """Horovod's build, its MPI, and one allreduce."""
+    """Horovod's build and its MPI, or that there is none, and one allreduce."""
     hvd = open_reductions(world)
     if isinstance(hvd, MpiReductions):
         report.line("Horovod", "none: MPI sums the dense gradients")
-        return
-    import horovod
+        cure = "use another MPI library"
+    else:
+        import horovod
 
-    gpu = "NCCL" if hvd.nccl_built() else "no NCCL"
-    report.line("Horovod", f"{horovod.__version__}, MPI {'yes' if hvd.mpi_built() else 'no'}, {gpu}, same MPI library")
-    total = hvd.allreduce(torch.ones(4), op=hvd.Sum)
+        mpi, gpu = "yes" if hvd.mpi_built() else "no", "NCCL" if hvd.nccl_built() else "no NCCL"
+        report.line("Horovod", f"{horovod.__version__}, MPI {mpi}, {gpu}, same MPI library")
+        cure = f"build Horovod anew: {BUILD_HOROVOD}"
+    total = hvd.allreduce(torch.ones(4), op=hvd.Sum, name="doctor")
     if not torch.equal(total, torch.full((4,), float(world.size))):
-        report.cure(f"Horovod summed ones over {world.size} ranks to {total.tolist()}: build it anew: {BUILD_HOROVOD}")
+        report.cure(f"ones summed over {world.size} ranks are {total.tolist()}: {cure}")
 
 
 def describe_machine(world: World, report: Report):

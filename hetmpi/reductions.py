@@ -1,9 +1,9 @@
-"""Sums over all ranks for the dense layers: horovod.torch, or MpiReductions, which has the calls of that module that
-hetmpi makes.
+"""Sums over all ranks for the dense layers: by Horovod, or by MPI alone.
 
-Horovod's thread makes an MPI_Allreduce in every cycle, also when there is nothing to sum. The thread of MpiReductions
-sleeps until a sum is asked for; where tables exchange messages between nodes, it wakes to let MPI move them. Both have
-the same bits in float32 and float64, as Horovod adds by MPI_Allreduce too."""
+MpiReductions has the calls of horovod.torch that hetmpi makes. Horovod's thread calls MPI_Allreduce every millisecond,
+also when there is nothing to sum. The thread of MpiReductions sleeps until a sum is asked for; where tables exchange
+messages between nodes it also calls MPI every millisecond, so that the messages move while this rank computes. In
+float32 and float64 both give the same bits, as Horovod too adds by MPI_Allreduce."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from hetmpi.world.waiting import Patience
 from hetmpi.world.world import World
 
 DENSE_EXCHANGES = ("auto", "horovod", "mpi")
-PROGRESS_EVERY_S = 1e-3  # Horovod's cycle
-LOOK_EVERY_S = 0.1  # for tables that came to use wires, and for long waits
+PROGRESS_EVERY_S = 1e-3  # between two calls of MPI where tables exchange messages: as often as Horovod's thread
+LOOK_EVERY_S = 0.1  # between two looks whether tables do by now, or whether a wait has lasted long
 HALVES = (torch.float16, torch.bfloat16)  # summed in float32
 _made: list[MpiReductions] = []  # in this program
 
@@ -41,7 +41,7 @@ def open_reductions(world: World, kind: str = "auto"):
     if kind == "horovod":
         BatchNorm.reductions = None
         return world.start_horovod()
-    of_world = [made for made in _made if made.comm_of_world == world.comm]  # the points of a sweep share one
+    of_world = [made for made in _made if made.world.comm == world.comm]  # the points of a sweep share one
     BatchNorm.reductions = of_world[0] if of_world else MpiReductions(world)
     return BatchNorm.reductions
 
@@ -67,17 +67,18 @@ class Sum:
 
 class MpiReductions:
     """In place of the module horovod.torch, for DenseOptimizer and, from then on, BatchNorm: MPI sums the gradients of
-    the dense layers, on a thread. All ranks make the same calls in the same order, which Horovod finds by names.
+    the dense layers, on a thread. All ranks make the same calls in the same order. Horovod matches calls by their
+    names; here the n-th call of each rank is one sum, whatever its name.
 
-    finds_order   False: a caller that starts sums whenever its tensors are ready may mix those of several models"""
+    world          the ranks that sum
+    matches_names  False, see above"""
 
-    finds_order = False
-
+    matches_names = False
     Sum, Average = "sum", "average"
 
     def __init__(self, world: World):
         """Collective."""
-        self._world, self.comm_of_world, self._comm = world, world.comm, world.comm.Dup()
+        self.world, self._comm = world, world.comm.Dup()
         self._asked: queue.SimpleQueue[Sum | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hetmpi sums", daemon=True)
         self._thread.start()
@@ -119,7 +120,7 @@ class MpiReductions:
 
     def synchronize(self, asked: Sum) -> torch.Tensor:
         """Waits for the result. Raises the error of MPI."""
-        with Patience(self._world, lambda: "for all ranks to sum the gradients of the dense layers") as patience:
+        with Patience(self.world, lambda: "for all ranks to sum the gradients of the dense layers") as patience:
             while not asked.is_done.wait(LOOK_EVERY_S):
                 if not self._thread.is_alive():
                     raise RuntimeError("MpiReductions: its thread has ended with an error of MPI")

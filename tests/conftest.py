@@ -19,6 +19,16 @@ def world():
     return World()
 
 
+@pytest.fixture(scope="module")
+def by_mpi(world):
+    """MpiReductions of all ranks."""
+    from hetmpi.reductions import MpiReductions  # imports torch, which few tests need
+
+    made = MpiReductions(world)
+    yield made
+    made.close()
+
+
 @pytest.fixture(scope="session", params=["near", "far"])
 def placed(world, request):
     """All ranks on one node, then each rank as a node of its own, so that rows are sent by MPI_Get and MPI_Put."""

@@ -36,7 +36,8 @@ set_up() {  # GROUPS...
   if [[ $HETMPI_HOROVOD == 0 ]]; then
     step horovod "$base none" "leaving Horovod out: MPI sums the dense gradients" remove_horovod
   else
-    step horovod "$base $(horovod_key)" "installing Horovod for $MPI_NAME, compiled unless $CACHE has it" install_horovod
+    step horovod "$base $(horovod_key)" "installing Horovod for $MPI_NAME, compiled unless $CACHE has it" \
+      install_horovod
   fi
   step mpi "$base $(<"$STATE/packages.done") $(<"$STATE/horovod.done")" "checking that all use one MPI" check_mpi
   choose_cuda

@@ -48,6 +48,7 @@ class Mailbox:
             for owner in world.node_ranks
             if owner != world.rank
         }
+        self._ends = [self.rings.get(rank) for rank in range(world.size)]
         self._near = np.isin(np.arange(world.size), list(self.rings))
         self._sent: list[tuple[np.ndarray, np.ndarray]] = []  # keys, and the heads of the rings after they were sent
 
@@ -59,8 +60,7 @@ class Mailbox:
         ranks."""
         route, world = message.route, self.window.world
         if self.rings:
-            rings = [self.rings.get(rank) for rank in range(world.size)]
-            sending = _C.Delivery(rings, message.packed(ends_step), self.record)
+            sending = _C.Delivery(self._ends, message.packed(ends_step), self.record)
             reason = f"in step {message.step + 1} for {{}} to make room for its gradients"
             if not sending.proceed():
                 with Patience(world, lambda: reason.format(ranks_text(sending.full))) as patience:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from mmap import PAGESIZE
 from typing import Protocol
@@ -64,31 +65,30 @@ class Layout:
     ring_bytes: int
 
     @property
-    def parts(self) -> dict[str, tuple[tuple[int, ...], type]]:
-        """Shape and dtype of each array, in their order."""
-        num = self.num_rows
-        return {
-            "weight": ((num, self.dim), np.float32),
-            "state": ((num, self.state_dim), np.float32),
-            "mean_square": ((num, self.preview_dim), np.float32),
-            "clock": ((num,), np.int32),
-            "applied": ((ALIGN // 8,), np.int64),
-            "rings": ((len(self.origins), self.ring_bytes), np.uint8),
-        }
+    def places(self) -> dict[str, tuple[int, tuple[int, ...], type]]:
+        """Offset in bytes, shape and dtype of each array, in their order."""
+        num, begin, found = self.num_rows, 0, {}
+        for name, shape, dtype in (
+            ("weight", (num, self.dim), np.float32),
+            ("state", (num, self.state_dim), np.float32),
+            ("mean_square", (num, self.preview_dim), np.float32),
+            ("clock", (num,), np.int32),
+            ("applied", (ALIGN // 8,), np.int64),
+            ("rings", (len(self.origins), self.ring_bytes), np.uint8),
+        ):
+            found[name] = begin, shape, dtype
+            begin += aligned(math.prod(shape) * np.dtype(dtype).itemsize)
+        return found
 
-    def bytes_of(self, name: str) -> int:
-        shape, dtype = self.parts[name]
-        return int(np.prod(shape)) * np.dtype(dtype).itemsize
-
-    def begin(self, name: str) -> int:
-        """Offset of an array in bytes."""
-        names = list(self.parts)
-        return sum(aligned(self.bytes_of(before)) for before in names[: names.index(name)])
+    @property
+    def inbox_begin(self) -> int:
+        """Offset of the rings, behind the rows and what belongs to them."""
+        return self.places["rings"][0]
 
     @property
     def nbytes(self) -> int:
         """Whole pages: the ranks of a node have theirs one after the other."""
-        return aligned(self.begin("rings") + self.bytes_of("rings"), PAGESIZE)
+        return aligned(self.inbox_begin + len(self.origins) * self.ring_bytes, PAGESIZE)
 
     def ring(self, origin: int) -> int:
         """The number of an origin's ring."""
@@ -108,8 +108,8 @@ class Shard:
         """memory: (n,) uint8, uninitialised."""
 
         def part(name: str) -> np.ndarray:
-            (shape, dtype), begin = layout.parts[name], layout.begin(name)
-            return memory[begin : begin + layout.bytes_of(name)].view(dtype).reshape(shape)
+            begin, shape, dtype = layout.places[name]
+            return np.ndarray(shape, dtype, memory, begin)
 
         self.directory, self.state_dim, self.mark = directory, layout.state_dim, None
         self.weight, self.state, self.mean_square = part("weight"), part("state"), part("mean_square")

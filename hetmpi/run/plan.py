@@ -115,7 +115,7 @@ class Plan:
         inbox_bytes = int(table.inbox_mb * build.MB)
         _, layouts = layouts_of(world, partition, rule, spec.dim, staleness.is_synchronous, inbox_bytes)
         mine = layouts[world.rank]
-        before_rings = mine.begin("rings")
+        before_rings = mine.inbox_begin
         found.rows += before_rings + partition.num_local_rows(world.rank)  # with marks of changed rows
         found.mailboxes += mine.nbytes - before_rings
         if not world.is_one_node and not staleness.is_synchronous:

@@ -47,7 +47,7 @@ class SspClient(Client):
         # The owner's side: its thread applies pushes from the rings while this rank computes.
         self._owner = _C.PushApplier(store.rings, *store.arrays, store.mean_square, store.directory, parts.rule)
         self._set_rates(0)  # others may push before the first write of this rank
-        weakref.finalize(self, self._owner.stop)
+        weakref.finalize(self, self._owner.stop)  # of a table that is dropped without close()
         self._stop = at_exit(parts.world, nothing, self._owner.stop)
         world, origins = parts.world, parts.window.layouts[parts.world.rank].origins
         make = partial(Requests, parts.window, parts.record, self._arrays, self._owner)

@@ -50,7 +50,7 @@ class Windows:
             for server in rails.servers
         }
         self._core = _C.Server(memory, capacity)
-        weakref.finalize(self, self._core.stop)
+        weakref.finalize(self, self._core.stop)  # of a table that is dropped without close()
         self._free = at_exit(world, partial(free_window, self._window), self._core.stop)
         self._has_failed = False  # the thread has, and this rank has raised its error
         self._world = world

@@ -1,5 +1,4 @@
-"""What a program that ends without close() must free, as MPI over libfabric's TCP ends with an error while a window is
-open."""
+"""Frees what a program has left open when it ends. Over libfabric's TCP MPI fails to end while a window is open."""
 
 from __future__ import annotations
 
@@ -19,10 +18,11 @@ def nothing():
 
 
 def at_exit(world: World, free: Call, stop: Call = nothing) -> Call:
-    """Returns a function that calls stop() and free() at its first call. The end of the program does it too, once all
-    ranks of the world have come so far: stop() of all first, which ends a thread, as one may use the memory of several
-    tables, then free(), each time those of later at_exit() calls first. stop() may be called twice. All ranks make the
-    same calls in the same order."""
+    """Returns a function that calls stop() and free(), once. If the program does not call it, its end does, when all
+    ranks of the world have reached theirs. It then calls every stop() before the first free(), as a thread may use the
+    memory of several tables; both in reverse order of the at_exit() calls.
+
+    stop(): ends a thread; may be called twice. All ranks make the same calls in the same order."""
 
     def once():
         if _open.pop(once, None) is not None:

@@ -5,17 +5,9 @@ import torch
 
 from hetmpi.batch_norm import BatchNorm, moments
 from hetmpi.dense import DenseOptimizer
-from hetmpi.reductions import MpiReductions
 from hetmpi.schedule import Schedule
 
 WIDTH = 4
-
-
-@pytest.fixture(scope="module")
-def by_mpi(world):
-    made = MpiReductions(world)
-    yield made
-    made.close()
 
 
 @pytest.fixture(autouse=True, params=["horovod", "mpi"])

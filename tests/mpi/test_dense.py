@@ -7,15 +7,7 @@ import torch
 
 from hetmpi.dense import DENSE_RULES, DenseOptimizer
 from hetmpi.errors import NotFinite
-from hetmpi.reductions import MpiReductions
 from hetmpi.schedule import Schedule
-
-
-@pytest.fixture(scope="module")
-def by_mpi(world):
-    made = MpiReductions(world)
-    yield made
-    made.close()
 
 
 @pytest.fixture(params=["horovod", "mpi"])
