@@ -121,7 +121,7 @@ def time_steps(world, settings, s) -> dict:
     messages, num_bytes = (np.array(sent(group)) - counted) / settings["steps"]
     calls = calls_of(lambda: [step(i) for i in range(len(step_keys) - COUNTED, len(step_keys))]) / COUNTED
     check(world, group, step_keys)
-    layouts = [table.window.layouts[world.rank] for table in group.values()]
+    layouts = [table.memory.layouts[world.rank] for table in group.values()]
     mailbox_bytes = sum(len(layout.origins) * layout.ring_bytes for layout in layouts)
     group.close()
     return {
@@ -134,10 +134,13 @@ def time_steps(world, settings, s) -> dict:
 def calls_of(run) -> int:
     """Python calls of run(), without those made in waits, whose number depends on other ranks."""
     from hetmpi.table.pushes import Pushes
-    from hetmpi.world.waiting import Patience, wait_for
+    from hetmpi.world.waiting import StallWarning, wait_for
     from hetmpi.world.world import World
 
-    waits = {call.__code__ for call in (wait_for, World.drain, Patience.check, Patience.nap, Pushes.await_all)}
+    waits = {
+        call.__code__
+        for call in (wait_for, World.receive_pending, StallWarning.check, StallWarning.nap, Pushes.await_all)
+    }
     num = depth = 0
 
     def see(frame, event, _):

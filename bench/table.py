@@ -96,7 +96,7 @@ def window_vs_gather(world, settings):
 
     num, rows = settings["keys"], settings["rows"]
     table = EmbeddingTable(world, rows * world.size, settings["dim"], RowOptimizer("sgd", 1.0), partition="range")
-    reader, next_rank = ShardReader(table.window), (world.rank + 1) % world.size
+    reader, next_rank = ShardReader(table.memory), (world.rank + 1) % world.size
     generator, out, times = np.random.default_rng(world.rank), np.empty((num, settings["dim"]), np.float32), []
     own, order = table.shard.weight.copy(), np.arange(num)
     for _ in range(3 * settings["steps"]):

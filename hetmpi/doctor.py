@@ -202,7 +202,7 @@ def report_failure(name: str, error: Exception | None, report: Report):
     if isinstance(error, MPI.Exception):
         report.line(name, f"FAILS: {error}")
         report.cure(
-            f"{name}: this MPI cannot make the window ({error}): use another MPI, in a checkout by HETMPI_MPI=mpich "
+            f"{name}: this MPI cannot make the memory ({error}): use another MPI, in a checkout by HETMPI_MPI=mpich "
             "./run.sh setup"
         )
     elif error is not None:
@@ -229,7 +229,7 @@ def examine_way(world: World, name: str, report: Report, is_used: bool):
     rows = np.random.default_rng(world.rank).integers(0, NUM_ROWS, ROWS_A_CALL)
     keys = np.unique(rows) * world.size + peer
     seconds = min(time_read(table, keys, peer, report, name) for _ in range(CALLS))
-    table.window.fence()
+    table.memory.fence()
     report.line(name, fetch_text(len(keys), seconds))
     if name == "windows":
         if len(keys) / seconds / 1e6 < SLOW_MROW_S and is_used:
@@ -253,7 +253,7 @@ def examine_busy(table: EmbeddingTable, key: np.ndarray, report: Report, is_used
     """Times a get from a rank that computes without MPI calls, so that only the thread of Horovod, or of MpiReductions,
     makes progress. Collective."""
     world = table.world
-    table.window.fence()
+    table.memory.fence()
     if world.rank == 0:
         began = time.perf_counter()
         table.peek(torch.from_numpy(key))
@@ -268,7 +268,7 @@ def examine_busy(table: EmbeddingTable, key: np.ndarray, report: Report, is_used
         deadline = time.perf_counter() + BUSY_S
         while time.perf_counter() < deadline:
             np.dot(np.ones(1000), np.ones(1000))
-    table.window.fence()
+    table.memory.fence()
 
 
 def fetch_text(num_rows: int, seconds: float) -> str:

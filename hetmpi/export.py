@@ -41,7 +41,7 @@ from hetmpi.errors import UserError
 from hetmpi.log.figures import bytes_text
 from hetmpi.run.output import cannot_write, part_of
 from hetmpi.trained.node_outputs import NodeOutputs, is_of_nodes
-from hetmpi.trained.saved_model import OfBlocks, OfTensors, Saved, allowed_of, dense_layers, dense_state, of_tensors
+from hetmpi.trained.saved_model import BlockModel, Saved, TensorModel, allowed_of, dense_layers, dense_state, of_tensors
 from hetmpi.world.world import World
 
 CHOICES = {"rows": ("npy", "parquet", "none"), "dense": ("torchscript", "onnx", "none"), "nodes": ("none", "parquet")}
@@ -144,7 +144,7 @@ def write_parquet(path: Path, saved: Saved):
             writer.write_table(pa.table([pa.array(np.arange(begin, begin + len(rows))), weights], schema=schema))
 
 
-def write_torchscript(path: Path, model: OfTensors, inputs: tuple):
+def write_torchscript(path: Path, model: TensorModel, inputs: tuple):
     with torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`torch\.jit\.(trace|save)", DeprecationWarning)  # TorchScript is requested
         # The models' checks of shapes are traced as constants; they hold for any B and U.
@@ -154,10 +154,10 @@ def write_torchscript(path: Path, model: OfTensors, inputs: tuple):
     path.write_bytes(traced.getbuffer())
 
 
-def write_onnx(path: Path, model: OfTensors, inputs: tuple):
+def write_onnx(path: Path, model: TensorModel, inputs: tuple):
     num_samples = torch.export.Dim("B")
     shapes = {"rows": {0: torch.export.Dim("U")}, "index": {0: num_samples}, "dense": {0: num_samples}}
-    if model.table_dims is not None or isinstance(model, OfBlocks):
+    if model.table_dims is not None or isinstance(model, BlockModel):
         raise UserError("dense=onnx supports models of one table and features of one value: use dense=torchscript")
     # it warns that torchvision, which is not needed, is missing
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)

@@ -40,7 +40,7 @@ def together(several: dict[str, InFlight[Result]]) -> dict[str, Result]:
     return {name: results[name] for name in several}
 
 
-def timed(span: AbstractContextManager, one: InFlight[Result]) -> InFlight[Result]:
+def in_span(span: AbstractContextManager, one: InFlight[Result]) -> InFlight[Result]:
     """The same operation, with `span` entered while it runs, but not while it is suspended."""
     while True:
         with span:

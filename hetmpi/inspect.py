@@ -15,7 +15,7 @@ import sys
 
 from hetmpi.data.files import DataError
 from hetmpi.data.tabular.files import PARQUET, TEXT, form_of, list_files, open_parquet
-from hetmpi.data.tabular.layout import Layout, Seen, guess_delimiter, look, seen_of
+from hetmpi.data.tabular.layout import ColumnSample, Layout, guess_delimiter, look, seen_of
 from hetmpi.data.tabular.prepare import enough_memory
 from hetmpi.data.tabular.reading import likely_positive
 from hetmpi.data.tabular.rules import FLOAT, INTEGER, LIST, NESTED, near
@@ -95,7 +95,7 @@ def names_without_header(path: str, delimiter: str | None) -> list[str] | None:
     return [f"column_{i}" for i in range(len(names))]
 
 
-def guess_label(seen: dict[str, Seen]) -> str | None:
+def guess_label(seen: dict[str, ColumnSample]) -> str | None:
     """A column with a label's name, else the only one of 0 and 1, else the only one of two values."""
     named = [name for name in seen if name.lower() in LABEL_NAMES]
     of_two = [name for name, one in seen.items() if one.distinct == 2]
@@ -103,7 +103,7 @@ def guess_label(seen: dict[str, Seen]) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-def label_lines(label: str | None, seen: dict[str, Seen]) -> list[str]:
+def label_lines(label: str | None, seen: dict[str, ColumnSample]) -> list[str]:
     if label is None or seen[label].is_binary:
         return []
     if seen[label].is_number:
@@ -114,7 +114,7 @@ def label_lines(label: str | None, seen: dict[str, Seen]) -> list[str]:
     return [f"positive: [{quoted(likely_positive(values))}]  # those that count as 1, of {shown(values)}"]
 
 
-def column_line(name: str, layout: Layout, seen: Seen) -> str:
+def column_line(name: str, layout: Layout, seen: ColumnSample) -> str:
     """The rule of one column, with a remark."""
     kind, where = layout.types[name], f"name: {quoted(as_rule(name, layout))}"
     if seen.rows and not seen.distinct:

@@ -18,7 +18,7 @@ from hetmpi.batch_norm import BatchNorm
 from hetmpi.errors import MissingLibrary
 from hetmpi.world.at_exit import at_exit
 from hetmpi.world.mpi import MPI, import_horovod
-from hetmpi.world.waiting import Patience
+from hetmpi.world.waiting import StallWarning
 from hetmpi.world.world import World
 
 DENSE_EXCHANGES = ("auto", "horovod", "mpi")
@@ -120,7 +120,7 @@ class MpiReductions:
 
     def synchronize(self, asked: Sum) -> torch.Tensor:
         """Waits for the result. Raises the error of MPI."""
-        with Patience(self.world, lambda: "for all ranks to sum the gradients of the dense layers") as patience:
+        with StallWarning(self.world, lambda: "for all ranks to sum the gradients of the dense layers") as patience:
             while not asked.is_done.wait(LOOK_EVERY_S):
                 if not self._thread.is_alive():
                     raise RuntimeError("MpiReductions: its thread has ended with an error of MPI")

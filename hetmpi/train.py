@@ -23,7 +23,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from hetmpi.data.loader import Ahead, Loader
+from hetmpi.data.loader import Loader, Lookahead
 from hetmpi.data.source import Source
 from hetmpi.errors import NotFinite, UserError, doing
 from hetmpi.log.display import tell
@@ -33,7 +33,7 @@ from hetmpi.log.runlog import RunLog
 from hetmpi.log.status import write_failed
 from hetmpi.reductions import open_reductions
 from hetmpi.run import build, command_line
-from hetmpi.run.best import Bests
+from hetmpi.run.best import MetricHistory
 from hetmpi.run.config import compose, staleness_of
 from hetmpi.run.device import choose_device
 from hetmpi.run.evaluation import Evaluation
@@ -48,8 +48,6 @@ from hetmpi.spans import Spans, chrome_trace, own_ms
 from hetmpi.trained.saved_model import check_data, tensors_of
 from hetmpi.world.launch import LEFT_EARLY, launch, on_failure
 from hetmpi.world.world import World
-
-LEAVE_S = 5  # time limit for a failing rank to push its pending gradients
 
 
 def main(world: World, arguments: list[str] | None = None):
@@ -127,9 +125,6 @@ def run_training(world: World, config: DictConfig, device: torch.device, spans: 
         training = Training(world, config, device, spans)
         try:
             is_done = training.run(preemption.is_agreed)
-        except Exception:
-            training.leave()
-            raise
         finally:
             if training.log is not None:
                 training.log.close()  # gives the terminal its cursor back
@@ -159,7 +154,7 @@ class Training:
         self.source, self.task, self.model, self.specs = build.make_parts(world, config, device, source, model)
         self.total_steps, self.steps = build.total_steps(config, self.source, world.size, self.start), self.start.step
         self.generator = build.generator_of_dropout(self.model, device)
-        self.bests = Bests(world, config, self.task, self.source.num_valid, self.saving.resumed)
+        self.bests = MetricHistory(world, config, self.task, self.source.num_valid, self.saving.resumed)
         num_batches = build.num_batches(
             config, world, self.task, self.specs, self.total_steps - self.start.step, device
         )
@@ -191,7 +186,7 @@ class Training:
         evaluated = self._overdue_evaluation()
         interval = Interval(self.tables, self.spans, self.start.step, self.watch)
         self.watch.start()
-        batches = Ahead(self.loader, build.batches_ahead(self.config, self.tables), self.spans)
+        batches = Lookahead(self.loader, build.batches_ahead(self.config, self.tables), self.spans)
         for step, batch in enumerate(batches if self.bests.reason is None else (), self.start.step):
             self.spans.step, self.steps, evaluated = step, step + 1, None
             loss = self._step(step, batch.on(self.device), batches)
@@ -223,7 +218,7 @@ class Training:
         self._finish(evaluated, final)
         return True
 
-    def _step(self, step: int, batch, batches: Ahead) -> Tensor:
+    def _step(self, step: int, batch, batches: Lookahead) -> Tensor:
         """Makes one step with a batch and returns the loss ()."""
         on_gpu, keys = self.device.type != "cpu", self.task.keys(batch)
         rows = {name: found.requires_grad_() for name, found in self.tables.read(keys).items()}  # (U, row_dim)
@@ -264,7 +259,7 @@ class Training:
             )
         return rows.grad.div_(self.world.size)
 
-    def _prefetch(self, batches: Ahead):
+    def _prefetch(self, batches: Lookahead):
         """Prefetches the rows of the next batches."""
         for later in batches.announced():
             self.tables.prefetch(self.task.keys(later))
@@ -516,13 +511,6 @@ class Training:
                 "more steps (optim.warmup_steps)"
             )
         )
-
-    def leave(self):
-        """After an error, pushes this rank's pending gradients to the owners that still respond."""
-        try:
-            self.tables.push_pending(LEAVE_S)
-        except Exception as error:
-            print(f"hetmpi: rank {self.world.rank}: pending updates are lost: {error}", file=sys.stderr, flush=True)
 
     def close(self):
         """Closes the loader and frees the tables. Collective."""

@@ -14,7 +14,7 @@
 //   gather            copies rows by slot
 //   update            adds one iteration's gradients by slot to the pending sums, and applies them to the rows as a
 //                     preview of the owner's update, scaled by `anticipate`
-//   pass_on           adds the gradients of keys without a line to the pushes
+//   push_directly           adds the gradients of keys without a line to the pushes
 //   clocks_within     clocks of usable lines, from which an owner determines the lines that are too old
 //   preview           applies sums to fetched rows whose owners have not received these sums
 //   take_pending      moves pending sums to the pushes: those by slot that are due at a staleness, or all
@@ -52,8 +52,8 @@
 #include "cache/cache_decisions.h"
 #include "cache/huge_array.h"
 #include "cache/row_type.h"
+#include "owner/push_history.h"
 #include "owner/row_optimizer.h"
-#include "owner/windows.h"
 
 namespace hetmpi {
 
@@ -315,8 +315,8 @@ class RowCache {
 
   // For entries without a line: appends their gradients to the pushes. clocks (n): of the owners when the rows were
   // read, or kUnknownClock.
-  void pass_on(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads, int64_t n,
-               Pushes* out) const {
+  void push_directly(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads, int64_t n,
+                     Pushes* out) const {
     for (int64_t i = 0; i < n; ++i)
       if (slots[i] < 0)
         optimizer_.add(out->append(keys[i], next_clock(clocks[i]), {1, {step_, step_}}, sum_dim_), 0, grads + i * dim_,

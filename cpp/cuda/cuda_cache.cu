@@ -784,8 +784,8 @@ void CudaRowCache::look_at(const int64_t* slots, int64_t n, int32_t* clocks, int
   launch(look_at_kernel, n, on(stream), memory_->lines(), slots, n, clocks, counts);
 }
 
-void CudaRowCache::pass_on(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads,
-                           int64_t n, Stream stream) {
+void CudaRowCache::push_directly(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads,
+                                 int64_t n, Stream stream) {
   check_length(n);
   Memory& m = *memory_;
   const OnDevice here(device());

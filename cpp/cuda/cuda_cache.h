@@ -58,8 +58,8 @@ class CudaRowCache {
   // c_c and u (n) of lines, -1 for none.
   void look_at(const int64_t* slots, int64_t n, int32_t* clocks, int32_t* counts, Stream stream) const;
   // Synchronous.
-  void pass_on(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads, int64_t n,
-               Stream stream);
+  void push_directly(const int64_t* keys, const int64_t* slots, const int32_t* clocks, const float* grads, int64_t n,
+                     Stream stream);
   // Synchronous.
   void take_pending(const int64_t* slots, int64_t n, int64_t staleness, Stream stream);
   // Synchronous.

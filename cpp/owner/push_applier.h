@@ -41,7 +41,7 @@ class PushApplier {
         shard_(shard),
         optimizer_(optimizer),
         format_(push_format(optimizer)),
-        windows_(optimizer),
+        history_(optimizer),
         squares_(format_.square_dim) {}
 
   ~PushApplier() { stop(); }
@@ -109,10 +109,10 @@ class PushApplier {
     apply_record(from, num_rows);
   }
 
-  // Rows of which pushes are kept (windows.h).
-  int64_t num_windows() {
+  // Rows of which pushes are kept (push_history.h).
+  int64_t num_histories() {
     std::lock_guard<std::mutex> hold(lock_);
-    return windows_.size();
+    return history_.size();
   }
 
   // Runs `reads` while the shard is not written.
@@ -194,7 +194,7 @@ class PushApplier {
       optimizer_.square(squares_.data(), sum, Serially());
       squares = squares_.data();
     }
-    shard_.apply_sum(row, optimizer_.summed(sum, squares, of.count), of.steps, clock, optimizer_, windows_);
+    shard_.apply_sum(row, optimizer_.summed(sum, squares, of.count), of.steps, clock, optimizer_, history_);
   }
 
   void throw_kept() const {
@@ -206,7 +206,7 @@ class PushApplier {
   Shard shard_;
   RowOptimizer optimizer_;
   RecordFormat format_;
-  Windows windows_;
+  PushHistory history_;
   std::vector<int64_t> rows_;                  // of the record being applied
   std::vector<float> squares_;                 // of the single gradient being applied
   RowOptimizer::Rate rates_[kSteps];           // of step i at i modulo kSteps

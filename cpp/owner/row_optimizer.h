@@ -15,7 +15,7 @@
 //             rowwise_adagrad: one number, the mean over the row), undefined for a single gradient: square() computes
 //             them when they are needed, as most sums are of one;
 //   count     iterations summed.
-// Sums of several ranks over the same steps are merged by an owner: owner/windows.h.
+// Sums of several ranks over the same steps are merged by an owner: owner/push_history.h.
 #pragma once
 
 #include <algorithm>
@@ -73,7 +73,7 @@ struct Gradient {
   int64_t own = 0;  // own updates that the state lacks, this one included (cache_decisions.h); 0: as many as count
 };
 
-// The part of a push that other ranks' earlier pushes over the same steps concern (owner/windows.h).
+// The part of a push that other ranks' earlier pushes over the same steps concern (owner/push_history.h).
 struct Overlap {
   float fresh;             // iterations of the push that no earlier one covers
   float product;           // factor of the products of the push's gradients and those of `sums` that overlap

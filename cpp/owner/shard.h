@@ -6,9 +6,9 @@
 
 #include "cache/cache_decisions.h"
 #include "owner/directory.h"
+#include "owner/push_history.h"
 #include "owner/row_init.h"
 #include "owner/row_optimizer.h"
-#include "owner/windows.h"
 #include "vectors.h"
 
 namespace hetmpi {
@@ -46,14 +46,14 @@ struct Shard {
   // kUnknownClock all of them are new. The row is written before its clock: a reader that sees the clock and then reads
   // the row sees this update.
   void apply_sum(int64_t row, const Gradient& push, const Steps& steps, int32_t origin_clock,
-                 const RowOptimizer& optimizer, Windows& windows) {
+                 const RowOptimizer& optimizer, PushHistory& history) {
     const auto count = static_cast<int32_t>(push.count);
     const int32_t advance = origin_clock == kUnknownClock ? count : std::max(0, origin_clock - clock[row]);
     float *row_weight = weight + row * dim, *row_state = state + row * state_dim;
     if (optimizer.is_plain())
       optimizer.apply(row_weight, row_state, push.sum);
     else
-      windows.apply(row, row_weight, row_state, push, steps, optimizer);
+      history.apply(row, row_weight, row_state, push, steps, optimizer);
     if (mean_square != nullptr) mean_square[row] = optimizer.mean_square(row_state);
     touched[row] = 1;
     __atomic_store_n(clock + row, clock[row] + advance, __ATOMIC_RELEASE);

@@ -92,15 +92,15 @@ class PyCudaCache {
     cache_.update(slot, grad, n, anticipate, stream_of(stream));
   }
 
-  void pass_on(const py::object& keys, const py::object& slots, const py::object& clocks, const py::object& grads,
-               uintptr_t stream) {
+  void push_directly(const py::object& keys, const py::object& slots, const py::object& clocks, const py::object& grads,
+                     uintptr_t stream) {
     const ssize_t n = length_of(keys);
     const auto *key = memory_of<const int64_t>(keys, "keys", {n}, device()),
                *slot = memory_of<const int64_t>(slots, "slots", {n}, device());
     const auto* clock = memory_of<const int32_t>(clocks, "clocks", {n}, device());
     const auto* grad = memory_of<const float>(grads, "grads", {n, dim()}, device());
     py::gil_scoped_release release;
-    cache_.pass_on(key, slot, clock, grad, n, stream_of(stream));
+    cache_.push_directly(key, slot, clock, grad, n, stream_of(stream));
   }
 
   void take_due(const py::object& slots, int64_t staleness, uintptr_t stream) {
@@ -203,8 +203,8 @@ void bind_cuda_row_cache(py::module_& m) {
            py::arg("others") = py::none())
       .def("look_at", &PyCudaCache::look_at, py::arg("slots"), py::arg("clocks"), py::arg("counts"), py::arg("stream"))
       .def("update", &PyCudaCache::update, py::arg("slots"), py::arg("grads"), py::arg("anticipate"), py::arg("stream"))
-      .def("pass_on", &PyCudaCache::pass_on, py::arg("keys"), py::arg("slots"), py::arg("clocks"), py::arg("grads"),
-           py::arg("stream"))
+      .def("push_directly", &PyCudaCache::push_directly, py::arg("keys"), py::arg("slots"), py::arg("clocks"),
+           py::arg("grads"), py::arg("stream"))
       .def("take_due", &PyCudaCache::take_due, py::arg("slots"), py::arg("staleness"), py::arg("stream"))
       .def("clocks_within", &PyCudaCache::clocks_within, py::arg("slots"), py::arg("will_write"), py::arg("staleness"),
            py::arg("clocks"), py::arg("stream"))

@@ -107,10 +107,10 @@ Array<int64_t> places_of(const Array<int64_t>& keys, const Array<int64_t>& batch
 
 // A batch of a joint pull, at `places` (n) of its keys (m). is_kept (m): keys whose rows (m, dim) are here. Sets slots
 // (n), clocks (n), the kept rows in out (n, dim), and left (n): keys with neither a line nor a kept row. Returns the
-// number of keys left, of the admitted keys at places below num_before, and of those with a line.
+// number of keys left, of the admitted keys at places below first_new, and of those with a line.
 py::tuple part_of_pull(const Array<int64_t>& places, const Array<int64_t>& pull_slots,
                        const Array<int32_t>& pull_clocks, const Array<bool>& is_kept, const Array<float>& rows,
-                       const Array<bool>& is_admitted, int64_t num_before, Array<int64_t> slots, Array<int32_t> clocks,
+                       const Array<bool>& is_admitted, int64_t first_new, Array<int64_t> slots, Array<int32_t> clocks,
                        Array<float> out, Array<bool> left) {
   const ssize_t n = places.shape(0), m = pull_slots.shape(0), dim = rows.shape(1);
   check_shape(pull_clocks, "pull_clocks", {m});
@@ -128,8 +128,8 @@ py::tuple part_of_pull(const Array<int64_t>& places, const Array<int64_t>& pull_
   int64_t* slot_out = slots.mutable_data();
   int32_t* clock_out = clocks.mutable_data();
   float* row_out = out.mutable_data();
-  bool* is_left = left.mutable_data();
-  int64_t num_left = 0, num_again = 0, num_hits = 0;
+  bool* is_missing = left.mutable_data();
+  int64_t num_left = 0, num_repeated = 0, num_hits = 0;
   {
     py::gil_scoped_release release;
     check_in(place, n, m, "places");
@@ -137,15 +137,15 @@ py::tuple part_of_pull(const Array<int64_t>& places, const Array<int64_t>& pull_
       const int64_t at = place[i];
       slot_out[i] = slot[at];
       clock_out[i] = clock[at];
-      const bool has_line = slot[at] >= 0, is_again = may_have_line[i] && at < num_before;
-      is_left[i] = !has_line && !is_here[at];
-      num_left += is_left[i];
-      num_again += is_again;
+      const bool has_line = slot[at] >= 0, is_again = may_have_line[i] && at < first_new;
+      is_missing[i] = !has_line && !is_here[at];
+      num_left += is_missing[i];
+      num_repeated += is_again;
       num_hits += is_again && has_line;
       if (is_here[at]) std::memcpy(row_out + i * dim, row + at * dim, dim * sizeof(float));
     }
   }
-  return py::make_tuple(num_left, num_again, num_hits);
+  return py::make_tuple(num_left, num_repeated, num_hits);
 }
 
 void init_rows(Array<float> weight, const Array<int64_t>& keys, uint64_t seed, float std) {
@@ -213,12 +213,12 @@ void bind_functions(py::module_& m) {
       "Position of each of keys (m,) int64 among the chosen (n,) bool keys of a batch (n,) int64, or -1: (m,) int64.");
   m.def("part_of_pull", &part_of_pull, py::arg("places").noconvert(), py::arg("pull_slots").noconvert(),
         py::arg("pull_clocks").noconvert(), py::arg("is_kept").noconvert(), py::arg("rows").noconvert(),
-        py::arg("is_admitted").noconvert(), py::arg("num_before"), py::arg("slots").noconvert(),
+        py::arg("is_admitted").noconvert(), py::arg("first_new"), py::arg("slots").noconvert(),
         py::arg("clocks").noconvert(), py::arg("out").noconvert(), py::arg("left").noconvert(),
         "A batch (n,) of a pull (m,) that serves several: places (n,) int64 of its keys there, pull_slots and "
         "pull_clocks (m,), rows (m, dim) where is_kept (m,) bool. Sets slots, clocks (n,), out (n, dim) where the row "
         "is kept, and left (n,) bool: neither line nor kept row. Returns the numbers of keys left, of admitted (n,) "
-        "bool keys at places below num_before, and of those with a line.");
+        "bool keys at places below first_new, and of those with a line.");
   m.def("init_rows", &init_rows, py::arg("weight").noconvert(), py::arg("keys").noconvert(), py::arg("seed"),
         py::arg("std"), "weight (n, dim) float32 = std * normal(seed, key, column), for keys (n,) int64.");
   m.def("gather", &gather, py::arg("weight").noconvert(), py::arg("rows").noconvert(), py::arg("out").noconvert(),

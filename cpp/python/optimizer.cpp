@@ -2,8 +2,8 @@
 #include <cstdint>
 #include <string>
 
+#include "owner/push_history.h"
 #include "owner/row_optimizer.h"
-#include "owner/windows.h"
 #include "python/arrays.h"
 #include "python/bindings.h"
 
@@ -34,8 +34,8 @@ void bind_optimizer(py::module_& m) {
       .def_property_readonly("sum_dim", &RowOptimizer::sum_dim)
       .def_property_readonly("is_plain", &RowOptimizer::is_plain)
       .def_property_readonly(
-          "window_bytes", [](const RowOptimizer& rule) { return rule.is_plain() ? 0 : Windows::row_bytes(rule); },
-          "Memory of an owner for each row of which it keeps pushes, at most (cpp/owner/windows.h).")
+          "history_bytes", [](const RowOptimizer& rule) { return rule.is_plain() ? 0 : PushHistory::row_bytes(rule); },
+          "Memory of an owner for each row of which it keeps pushes, at most (cpp/owner/push_history.h).")
       .def("mean_squares", &mean_squares, py::arg("state").noconvert(), py::arg("out").noconvert())
       .def("set_step", &RowOptimizer::set_step, py::arg("lr"), py::arg("step"));
 }

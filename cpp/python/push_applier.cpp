@@ -101,7 +101,7 @@ void bind_push_applier(py::module_& m) {
            py::arg("squares").noconvert())
       .def("start", &PyPushApplier::start, py::arg("rings"), "Begins to apply the pushes in these rings.")
       .def("stop", &PyPushApplier::stop)
-      .def_property_readonly("num_windows", &PyPushApplier::num_windows, "Rows of which pushes are kept.");
+      .def_property_readonly("num_histories", &PyPushApplier::num_histories, "Rows of which pushes are kept.");
   bind_node_rows<float>(m, "NodeRows");
   bind_node_rows<int32_t>(m, "NodeClocks");
 }

@@ -71,9 +71,9 @@ class PyPushApplier {
     applier_.apply(columns, n);
   }
 
-  int64_t num_windows() {
+  int64_t num_histories() {
     py::gil_scoped_release release;
-    return applier_.num_windows();
+    return applier_.num_histories();
   }
 
   PushApplier& core() { return applier_; }

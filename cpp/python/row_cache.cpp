@@ -21,7 +21,7 @@
 namespace hetmpi {
 namespace {
 
-// As judge(), after validate() has set is_stale (n).
+// As classify(), after validate() has set is_stale (n).
 py::tuple judged(const Array<int64_t>& slots, const Array<bool>& fetched, const Array<bool>& is_decided,
                  Array<bool> is_stale) {
   const ssize_t n = slots.shape(0);
@@ -68,8 +68,8 @@ class PyCache {
   // validate() of the lines of keys that are not `fetched` (n), and what follows from it: masks (n) of the lines to
   // refresh, which are the fetched ones, and the stale ones unless it is decided that they are not read now; and of the
   // rows that are needed, not fetched yet and not decided about. And the numbers of lines found and to refresh.
-  py::tuple judge(const Array<int64_t>& slots, const Array<bool>& fetched, const Array<bool>& is_decided,
-                  const Array<int32_t>& owner_clocks, int64_t staleness) {
+  py::tuple classify(const Array<int64_t>& slots, const Array<bool>& fetched, const Array<bool>& is_decided,
+                     const Array<int32_t>& owner_clocks, int64_t staleness) {
     const ssize_t n = checked(slots);
     check_shape(owner_clocks, "owner_clocks", {n});
     check_shape(fetched, "fetched", {n});
@@ -138,8 +138,8 @@ class PyCache {
     cache_.update(slot, grad, n, anticipate);
   }
 
-  void pass_on(const Array<int64_t>& keys, const Array<int64_t>& slots, const Array<int32_t>& clocks,
-               const Array<float>& grads) {
+  void push_directly(const Array<int64_t>& keys, const Array<int64_t>& slots, const Array<int32_t>& clocks,
+                     const Array<float>& grads) {
     const ssize_t n = checked(slots);
     check_shape(keys, "keys", {n});
     check_shape(clocks, "clocks", {n});
@@ -148,7 +148,7 @@ class PyCache {
     const int32_t* clock = clocks.data();
     const float* grad = grads.data();
     py::gil_scoped_release release;
-    cache_.pass_on(key, slot, clock, grad, n, &pushes_);
+    cache_.push_directly(key, slot, clock, grad, n, &pushes_);
   }
 
   void take_due(const Array<int64_t>& slots, int64_t staleness) {
@@ -239,7 +239,7 @@ class PyCache {
 
   Pushes pushes_;
   LagHistogram lags_;
-  std::vector<int64_t> kept_;  // slots that judge() validates
+  std::vector<int64_t> kept_;  // slots that classify() validates
 };
 
 }  // namespace
@@ -253,7 +253,7 @@ void bind_row_cache(py::module_& m) {
 
   m.def("judged", &judged, py::arg("slots").noconvert(), py::arg("fetched").noconvert(),
         py::arg("is_decided").noconvert(), py::arg("is_stale").noconvert(),
-        "As RowCache.judge, after validate has set is_stale.");
+        "As RowCache.classify, after validate has set is_stale.");
 
   py::class_<PyCache>(m, "RowCache", "Rows a rank keeps, with gradients not pushed yet (cpp/cache/row_cache.h).")
       .def(py::init<int64_t, RowOptimizer, const std::string&, const std::string&>(), py::arg("capacity_rows"),
@@ -269,7 +269,7 @@ void bind_row_cache(py::module_& m) {
           "set_drift", [](PyCache& c, float most, float others) { c.cache_.set_drift(most, others); }, py::arg("most"),
           py::arg("others"))
       .def("look_up", &PyCache::look_up, py::arg("keys").noconvert(), py::arg("slots").noconvert())
-      .def("judge", &PyCache::judge, py::arg("slots").noconvert(), py::arg("fetched").noconvert(),
+      .def("classify", &PyCache::classify, py::arg("slots").noconvert(), py::arg("fetched").noconvert(),
            py::arg("is_decided").noconvert(), py::arg("owner_clocks").noconvert(), py::arg("staleness"))
       .def("refresh", &PyCache::refresh, py::arg("slots").noconvert(), py::arg("chosen").noconvert(),
            py::arg("weights").noconvert(), py::arg("states").noconvert(), py::arg("clocks").noconvert(),
@@ -280,7 +280,7 @@ void bind_row_cache(py::module_& m) {
       .def("gather", &PyCache::gather, py::arg("slots").noconvert(), py::arg("out").noconvert())
       .def("update", &PyCache::update, py::arg("slots").noconvert(), py::arg("grads").noconvert(),
            py::arg("anticipate"))
-      .def("pass_on", &PyCache::pass_on, py::arg("keys").noconvert(), py::arg("slots").noconvert(),
+      .def("push_directly", &PyCache::push_directly, py::arg("keys").noconvert(), py::arg("slots").noconvert(),
            py::arg("clocks").noconvert(), py::arg("grads").noconvert())
       .def("take_due", &PyCache::take_due, py::arg("slots").noconvert(), py::arg("staleness"))
       .def("use", &PyCache::use, py::arg("slots").noconvert(), py::arg("num_keys"))

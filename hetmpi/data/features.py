@@ -47,7 +47,7 @@ class FeatureTable:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class FeatureRequest:
     """A categorical feature before its rows have a place.
 
     share  name of the feature whose rows it uses; rows, dim, optim and cache are then those of that feature"""
@@ -61,7 +61,7 @@ class Wanted:
     cache: Mapping[str, Any] = field(default_factory=dict)
 
 
-class ByValue(NamedTuple):
+class ValueMap(NamedTuple):
     """How the values of a column become keys of a table.
 
     keys     Arrow array (n,) of values -> (n,) int64, NO_KEY for values without a row; raises UserError for values that
@@ -73,7 +73,7 @@ class ByValue(NamedTuple):
     shares: bool = False
 
 
-def arrange(wanted: Sequence[Wanted]) -> tuple[list[Feature], dict[str, FeatureTable]]:
+def arrange(wanted: Sequence[FeatureRequest]) -> tuple[list[Feature], dict[str, FeatureTable]]:
     """Features with a place in a table, those of one value first, otherwise in the order given; and the tables by name.
     Features of equal dim, optim and cache share a table.
 

@@ -1,5 +1,5 @@
-"""Loader: makes a rank's batches in advance in threads; Ahead: keeps some of them to announce. Threads, not processes:
-a fork after MPI has started is unsafe, and numpy and hetmpi._C release the interpreter lock."""
+"""Loader: makes a rank's batches in advance in threads; Lookahead: keeps some of them to announce. Threads, not
+processes: a fork after MPI has started is unsafe, and numpy and hetmpi._C release the interpreter lock."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Loader:
         return self.make(self.train(start, start + self.batch_size))
 
 
-class Ahead:
+class Lookahead:
     """Iterates over batches, with the next `depth` ones ready to be announced."""
 
     def __init__(self, batches: Iterable, depth: int, spans: Spans):

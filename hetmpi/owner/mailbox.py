@@ -11,7 +11,7 @@ import numpy as np
 from hetmpi import _C
 from hetmpi.owner.node_memory import NodeMemory
 from hetmpi.owner.route import Route
-from hetmpi.world.waiting import Patience, ranks_text
+from hetmpi.world.waiting import StallWarning, ranks_text
 
 NO_KEYS = np.empty(0, np.int64)
 
@@ -40,11 +40,11 @@ class Message:
 class Mailbox:
     """This rank's rings to the other owners of its node, by owner, ascending: `rings`."""
 
-    def __init__(self, window: NodeMemory, record: _C.RecordFormat):
-        world = window.world
-        self.window, self.record = window, record
+    def __init__(self, memory: NodeMemory, record: _C.RecordFormat):
+        world = memory.world
+        self.memory, self.record = memory, record
         self.rings = {
-            owner: _C.RingProducer(window.local_ring(owner, world.rank), record)
+            owner: _C.RingProducer(memory.local_ring(owner, world.rank), record)
             for owner in world.node_ranks
             if owner != world.rank
         }
@@ -58,12 +58,12 @@ class Mailbox:
         while_waiting() is called repeatedly while a ring is full: it must drain this rank's own inbox and let
         MPI progress, or ranks that send to each other would deadlock. Returns the bytes of the message for all other
         ranks."""
-        route, world = message.route, self.window.world
+        route, world = message.route, self.memory.world
         if self.rings:
-            sending = _C.Delivery(self._ends, message.packed(ends_step), self.record)
+            sending = _C.RingWriter(self._ends, message.packed(ends_step), self.record)
             reason = f"in step {message.step + 1} for {{}} to make room for its gradients"
             if not sending.proceed():
-                with Patience(world, lambda: reason.format(ranks_text(sending.full))) as patience:
+                with StallWarning(world, lambda: reason.format(ranks_text(sending.full))) as patience:
                     while not sending.proceed():
                         while_waiting()
                         patience.check()

@@ -43,7 +43,7 @@ class NodeMemory:
 
     def fence(self, what: str = "for all ranks to come as far"):
         """Barrier over all ranks. Stores made before it are visible to all ranks after it. what: reason for messages,
-        as for Patience. Collective."""
+        as for StallWarning. Collective."""
         finish(self.fencing(what))
 
     def fencing(self, what: str) -> InFlight[None]:
@@ -68,7 +68,7 @@ def memory_message(layouts: list[Layout], need: int, place: str, free: int, worl
     """The error message: memory needed, memory free, and remedies."""
     num_rows, mine = sum(layout.num_rows for layout in layouts), layouts[world.rank]
     inboxes = world.node.size * len(mine.origins) * mine.ring_bytes
-    cure = "use more nodes, a smaller table.dim, fewer rows or a smaller table.inbox_mb"
+    cure = "use more nodes, a smaller table.dim or fewer rows"
     if place == "/dev/shm":
         cure += ", or enlarge /dev/shm (mount -o remount,size=90% /dev/shm, docker --shm-size)"
     return (

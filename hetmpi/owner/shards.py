@@ -13,14 +13,14 @@ class ShardReader:
     """Reads the shards of this node in shared memory. A row of another rank may be read while it is being written,
     which SSP accepts (docs/sharp_bits.md)."""
 
-    def __init__(self, window: NodeMemory, applier: _C.PushApplier | None = None):
+    def __init__(self, memory: NodeMemory, applier: _C.PushApplier | None = None):
         """applier: writes this rank's shard concurrently; None if nothing does."""
-        self.window = window
+        self.memory = memory
         kinds = {"weight": _C.NodeRows, "mean_square": _C.NodeRows, "clock": _C.NodeClocks}
-        shards = window.on_node
+        shards = memory.on_node
         directories = {rank: shard.directory for rank, shard in shards.items()}
         self._arrays = {
-            array: kind(applier, window.world.rank, {r: getattr(shards[r], array) for r in shards}, directories)
+            array: kind(applier, memory.world.rank, {r: getattr(shards[r], array) for r in shards}, directories)
             for array, kind in kinds.items()
         }
 
@@ -30,4 +30,4 @@ class ShardReader:
         if len(route.order) == 0:
             return 0
         self._arrays[array].gather(*route.arrays, out)
-        return out[:1].nbytes * route.num_elsewhere(self.window.world.rank)
+        return out[:1].nbytes * route.num_elsewhere(self.memory.world.rank)

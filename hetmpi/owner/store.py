@@ -13,6 +13,7 @@ from hetmpi import _C
 from hetmpi.world.world import World
 
 INIT_CHUNK_ROWS = 1 << 20
+INBOX_BYTES = 8 << 20  # of a rank and table, for gradients in transit
 ALIGN = 64
 
 
@@ -174,7 +175,7 @@ def ring_bytes(inbox_bytes: int, num_rings: int, record: _C.RecordFormat) -> int
 
 
 def layouts_of(
-    world: World, partition, rule: _C.RowOptimizer, dim: int, is_synchronous: bool, inbox_bytes: int
+    world: World, partition, rule: _C.RowOptimizer, dim: int, is_synchronous: bool, inbox_bytes: int = INBOX_BYTES
 ) -> tuple[_C.RecordFormat, list[Layout]]:
     """The form of a push, and the memory of each rank for a table's rows and for gradients in transit."""
     record, preview_dim = _C.RecordFormat(dim, False), 0

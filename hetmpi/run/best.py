@@ -51,7 +51,7 @@ class Best:
         return f"{self.metric} has not {moved} {shown}, of step {self.step}, {since}"
 
 
-class Bests:
+class MetricHistory:
     """The metrics that eval.patience and checkpoint.best name, with their best values, the same on every rank.
 
     step     of the last evaluation, 0 if there is none
@@ -151,7 +151,7 @@ class Bests:
 
 def followed(config: DictConfig, task: Task, num_valid: int) -> dict[str, str]:
     """Setting -> metric for eval.patience, as eval.metric, and checkpoint.best, if they are set. Raises UserError as
-    Bests."""
+    MetricHistory."""
     asked = {} if config.eval.patience is None else {"eval.metric": config.eval.metric}
     asked |= {} if config.checkpoint.best is None else {"checkpoint.best": config.checkpoint.best}
     if not asked:

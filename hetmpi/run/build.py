@@ -33,7 +33,6 @@ from hetmpi.tasks.task import Task
 from hetmpi.world.memory import refuse_if_short, size_text
 from hetmpi.world.world import World
 
-MB = 1 << 20
 CLASS_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 STALENESS_PER_STEP = 10  # of table.staleness, for each step of table.round_steps by default
 OWN_OPTIM = ("rows", "rows_lr", "rows_weight_decay")  # settings that a table may have of its own
@@ -192,8 +191,7 @@ def make_tables(
     for name, spec in specs.items():
         tables[name] = made = EmbeddingTable(
             world, spec.num_rows, spec.dim, optimizer_of(config, f"table {name}", spec.optim, schedule), name=name,
-            partition=table.partition, seed=config.seed, init_std=table.init_std,
-            inbox_bytes=int(table.inbox_mb * MB), staleness=staleness_of(config),
+            partition=table.partition, seed=config.seed, init_std=table.init_std, staleness=staleness_of(config),
             cache=cache_of(config, f"table {name}", spec.cache), spans=spans, exchange=exchange, device=device,
             round_steps=steps,
         )  # fmt: skip

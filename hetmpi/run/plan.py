@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 
 from hetmpi.checkpoint.checkpoints import Position
 from hetmpi.counters import Counters
-from hetmpi.data.loader import Ahead, Loader
+from hetmpi.data.loader import Loader, Lookahead
 from hetmpi.errors import LARGEST
 from hetmpi.owner.route import make_partition
 from hetmpi.owner.store import layouts_of
@@ -37,7 +37,7 @@ CHECK_STEPS = 10
 TRIAL_S = 60.0  # after which the trial ends
 NARROW = (1, 2)  # widths of rows
 NOT_TRIED = "bytes and hit rate: not tried, as here rows of 1 and of 2 numbers do not fit either"
-LEAST_WINDOWS, WINDOW_STEPS = 1024, 5  # as kLeast, and 1 + kGrace, in cpp/owner/windows.h
+LEAST_HISTORIES, HISTORY_STEPS = 1024, 5  # as kLeast, and 1 + kGrace, in cpp/owner/push_history.h
 ROUND_COPIES = 5  # of a round's rows: those read; in replies sent and received; gradients sent and received
 DENSE_COPIES = {"sgd": 2, "adagrad": 3, "adam": 4}  # parameters, gradients and the optimizer's state
 
@@ -69,7 +69,7 @@ class Memory:
 @dataclass
 class Traffic:
     """Means over the `steps` steps of a run, over all ranks, from a trial of the first `tried`. hit_rate: None without
-    a cache. kept_bytes: memory of a rank for what owners keep of pushes (cpp/owner/windows.h), the most in the trial;
+    a cache. kept_bytes: memory of a rank for recent pushes (cpp/owner/push_history.h), the most in the trial;
     most_kept_bytes: the most in any run."""
 
     steps: int
@@ -112,8 +112,7 @@ class Plan:
         world, table, staleness = self.world, self.config.table, staleness_of(self.config)
         rule = build.optimizer_of(self.config, f"table {name}", spec.optim, Schedule()).core(spec.dim)
         partition = make_partition(table.partition, spec.num_rows, world.size)
-        inbox_bytes = int(table.inbox_mb * build.MB)
-        _, layouts = layouts_of(world, partition, rule, spec.dim, staleness.is_synchronous, inbox_bytes)
+        _, layouts = layouts_of(world, partition, rule, spec.dim, staleness.is_synchronous)
         mine = layouts[world.rank]
         before_rings = mine.inbox_begin
         found.rows += before_rings + partition.num_local_rows(world.rank)  # with marks of changed rows
@@ -143,18 +142,18 @@ class Plan:
         return Traffic(num_steps, tried, *map(float, moved), Counters.of_array(total).hit_rate, kept, most)
 
     def _kept_bytes(self, num_kept: dict[str, int]) -> tuple[int, int]:
-        """Memory of a rank for what owners keep of pushes: in a trial in which `num_kept` rows had a window, and the
+        """Memory of a rank for what owners keep of pushes: in a trial in which `num_kept` rows had a history, and the
         most."""
         config, world, kept, most = self.config, self.world, 0, 0
         if staleness_of(config).is_synchronous:
             return 0, 0
         most_keys = build.most_keys_of(config, self.task, self.specs)
         for name, spec in self.specs.items():
-            row = build.optimizer_of(config, f"table {name}", spec.optim, Schedule()).core(spec.dim).window_bytes
+            row = build.optimizer_of(config, f"table {name}", spec.optim, Schedule()).core(spec.dim).history_bytes
             lines = cache_of(config, f"table {name}", spec.cache).rows(spec.num_rows, world, self.device)
             num_rows = make_partition(config.table.partition, spec.num_rows, world.size).num_local_rows(0)
             kept += row * num_kept[narrow(name, NARROW[0])]
-            most += row * most_windows(num_rows, lines, most_keys[name])
+            most += row * most_histories(num_rows, lines, most_keys[name])
         return kept, most
 
     def _trial(
@@ -178,7 +177,7 @@ class Plan:
             keys = self.task.keys(batch)
             return {name: keys[own] for name, (own, _) in of_narrow.items()}
 
-        batches = Ahead(loader, build.batches_ahead(config, tables), spans)
+        batches = Lookahead(loader, build.batches_ahead(config, tables), spans)
         began, counts, kept = time.perf_counter(), [(0, 0)], [np.zeros(len(tables), np.int64)]
         for made, batch in enumerate(batches, 1):
             keys = keys_of(batch)
@@ -189,10 +188,10 @@ class Plan:
             world.meet(f"after step {made} of the trial for all ranks")  # as the allreduce of a run
             if made % CHECK_STEPS == 0:
                 counts.append((made, counters_of(tables)))
-                kept.append(np.array([table.client.num_windows for table in tables.values()]))
+                kept.append(np.array([table.client.num_histories for table in tables.values()]))
                 if world.comm.allreduce(time.perf_counter() - began, MPI.MAX) > limit_s:
                     break
-        kept.append(np.array([table.client.num_windows for table in tables.values()]))
+        kept.append(np.array([table.client.num_histories for table in tables.values()]))
         middle, at_middle = min(counts, key=lambda one: abs(one[0] - made / 2))
         since_middle = counters_of(tables) - at_middle
         tables.flush()  # as the run will at its end
@@ -203,12 +202,12 @@ class Plan:
         return made, middle, *sums, most_kept
 
 
-def most_windows(num_rows: int, lines: int, most_keys: int) -> int:
+def most_histories(num_rows: int, lines: int, most_keys: int) -> int:
     """Most rows of a shard of `num_rows` of which an owner keeps pushes, about, if each of P ranks has `lines` lines of
-    the table and writes `most_keys` keys in a step, a P-th of them here. A window is kept for as many steps as its push
-    covers, in which its line collects the next push, and a few more. Those that have ended are dropped when the number
-    has doubled."""
-    return min(num_rows, max(LEAST_WINDOWS, 2 * (lines + WINDOW_STEPS * most_keys)))
+    the table and writes `most_keys` keys in a step, a P-th of them here. A history is kept for as many steps as its
+    push covers, in which its line collects the next push, and a few more. Those that have ended are dropped when the
+    number has doubled."""
+    return min(num_rows, max(LEAST_HISTORIES, 2 * (lines + HISTORY_STEPS * most_keys)))
 
 
 def narrow(name: str, width: int) -> str:

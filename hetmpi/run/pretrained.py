@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.data.features import NO_KEY, ByValue
+from hetmpi.data.features import NO_KEY, ValueMap
 from hetmpi.errors import UserError
 from hetmpi.table.table import EmbeddingTable
 
@@ -18,7 +18,7 @@ BATCH_BYTES = 16 << 20  # of the rows that a rank reads at a time
 BUFFER_BYTES = 1 << 20  # per column and file; without buffers Parquet reads a whole row group
 
 
-def fill_from(tables: Mapping[str, EmbeddingTable], place: Path, columns: Mapping[str, ByValue]) -> int:
+def fill_from(tables: Mapping[str, EmbeddingTable], place: Path, columns: Mapping[str, ValueMap]) -> int:
     """Replaces the rows that are in `place`, a Parquet file or a folder of *.parquet files, and returns their number.
     All other rows, and the optimizer's state, stay. With several tables, files by key lie in a folder of `place` with
     the table's name. columns: id columns whose values files may name. Each rank reads all files in parts of BATCH_BYTES
@@ -38,7 +38,7 @@ def fill_from(tables: Mapping[str, EmbeddingTable], place: Path, columns: Mappin
     return world.comm.allreduce(num)
 
 
-def fill_shards(tables: Mapping[str, EmbeddingTable], place: Path, columns: Mapping[str, ByValue]) -> int:
+def fill_shards(tables: Mapping[str, EmbeddingTable], place: Path, columns: Mapping[str, ValueMap]) -> int:
     """As fill_from, on one rank."""
     files = [(path, *column_of(path, of_table, tables, columns)) for path, of_table in files_of(place, tables)]
     is_filled = {name: np.zeros(len(table.shard), bool) for name, table in tables.items()}
@@ -63,8 +63,8 @@ def files_of(place: Path, tables: Mapping[str, EmbeddingTable]) -> list[tuple[Pa
 
 
 def column_of(
-    path: Path, of_table: str | None, tables: Mapping[str, EmbeddingTable], columns: Mapping[str, ByValue]
-) -> tuple[str, ByValue]:
+    path: Path, of_table: str | None, tables: Mapping[str, EmbeddingTable], columns: Mapping[str, ValueMap]
+) -> tuple[str, ValueMap]:
     """The column that says which rows are in a file. of_table: the table in whose folder it lies. Raises UserError
     unless the file has columns of the right types, and names one table."""
     import pyarrow.types as types
@@ -84,7 +84,7 @@ def column_of(
         if not types.is_int64(schema.field("key").type):
             raise UserError(f"{path}: column key must be int64, got {schema.field('key').type}: cast it")
         name = next(iter(tables)) if of_table is None else of_table
-        found = "key", ByValue(name, partial(checked_keys, tables[name].num_rows))
+        found = "key", ValueMap(name, partial(checked_keys, tables[name].num_rows))
     elif len(named) == 1:
         found = named[0], columns[named[0]]
     else:
@@ -150,7 +150,7 @@ def parts_of(path: Path, column: str, dim: int) -> Iterator[tuple]:
         yield values, numbers.to_numpy(zero_copy_only=False).reshape(len(values), dim)
 
 
-def take(table: EmbeddingTable, place: str, how: ByValue, values, rows: np.ndarray, is_filled: np.ndarray):
+def take(table: EmbeddingTable, place: str, how: ValueMap, values, rows: np.ndarray, is_filled: np.ndarray):
     """Assigns the rows (n, dim) of Arrow's values (n,) that this rank owns. place: for messages. is_filled: rows of the
     shard that are assigned already, updated. Raises UserError as fill_from."""
     try:

@@ -85,7 +85,6 @@ class Table:
         "`hetmpi export rows=parquet` writes, or an id column of the data with its values (docs/columns.md); other "
         "rows start at random; not read by a resumed run",
     )
-    inbox_mb: float = setting(8, "MB per rank for gradients from other ranks", least=0.05, most=1 << 20)
     staleness: int | None = setting(
         0,
         "iterations by which a cached row may lag; 0: exact, without a cache; null: no bound but table.drift",
@@ -277,6 +276,7 @@ class Removed(NamedTuple):
 REMOVED = {
     "table.staleness_growth": Removed(None, "table.drift loses less accuracy for fewer bytes"),
     "table.replicate_below_rows": Removed(0, "training with small fields whole on every rank was slower"),
+    "table.inbox_mb": Removed(8, "smaller inboxes than 8 MB made writes slower"),
     "table.prefetch_batches": Removed(None, "table.round_steps says how many batches are requested ahead, 0 for none"),
 }
 

@@ -36,7 +36,7 @@ SETUP_CURE = "; if its set-up keeps Python busy for so long, raise watchdog.seco
 
 
 @dataclass
-class Seen:
+class PeerState:
     """State of one rank: its last beat, the time of that beat, and the time since which its activity is unchanged."""
 
     beat: np.ndarray
@@ -129,7 +129,7 @@ class Watchdog:
     def _watch(self):
         pause = min(self.seconds / BEATS, LONGEST_S)
         begun = time.monotonic()
-        seen = {rank: Seen(self._beat(), begun, begun) for rank in (*self._peers, self.world.rank)}
+        seen = {rank: PeerState(self._beat(), begun, begun) for rank in (*self._peers, self.world.rank)}
         while not self._closing.wait(pause):
             late, begun = time.monotonic() - begun - pause, time.monotonic()
             # Time in which this rank was stopped itself, and perhaps all others too, does not count.
@@ -165,7 +165,7 @@ class Watchdog:
             self._gone.add(peer)
         return beat
 
-    def _note(self, rank: int, seen: dict[int, Seen], beat: np.ndarray, now: float):
+    def _note(self, rank: int, seen: dict[int, PeerState], beat: np.ndarray, now: float):
         known = seen[rank]
         known.heard = now
         if beat["ticks"] != known.beat["ticks"]:
@@ -175,7 +175,7 @@ class Watchdog:
             known.since = now
         known.beat = beat
 
-    def _check_answers(self, seen: dict[int, Seen], now: float):
+    def _check_answers(self, seen: dict[int, PeerState], now: float):
         silent = {rank: now - seen[rank].heard for rank in self._peers if rank not in self._gone}
         lost = [rank for rank, time_s in silent.items() if time_s > self._limit(seen[rank].has_begun)]
         if lost:
@@ -186,7 +186,7 @@ class Watchdog:
                 + ("" if seen[lost[0]].has_begun else SETUP_CURE)
             )
 
-    def _report_laggards(self, seen: dict[int, Seen], now: float):
+    def _report_laggards(self, seen: dict[int, PeerState], now: float):
         """Names the ranks that all others wait for. As a step needs all ranks, no rank gets far ahead of a lagging
         one."""
         if self._named or not all(other.has_begun and now - other.since > self.seconds for other in seen.values()):
@@ -200,7 +200,7 @@ class Watchdog:
         else:
             say(f"all ranks are in {place_of(seen[0])} for {now - seen[0].since:.0f} s")
 
-    def _names(self, ranks: list[int], seen: dict[int, Seen], now: float) -> str:
+    def _names(self, ranks: list[int], seen: dict[int, PeerState], now: float) -> str:
         """Rank, host, activity and its duration, for messages."""
         names = [
             f"rank {rank} on {self._hosts[rank]} (in {place_of(seen[rank])} for {now - seen[rank].since:.0f} s)"
@@ -210,7 +210,7 @@ class Watchdog:
         return " and ".join(names + more)
 
 
-def place_of(seen: Seen) -> str:
+def place_of(seen: PeerState) -> str:
     return doing_of(seen) + (f" of step {seen.beat['step'][0] + 1}" if seen.has_begun else "")
 
 
@@ -219,5 +219,5 @@ def say(text: str):
         print(f"hetmpi: {text}", file=sys.stderr, flush=True)
 
 
-def doing_of(seen: Seen) -> str:
+def doing_of(seen: PeerState) -> str:
     return bytes(seen.beat["doing"][0]).decode()

@@ -22,7 +22,7 @@ Empty = Callable[[int, type], np.ndarray]  # of (n, dtype): memory that the cach
 
 @dataclass(frozen=True)
 class Keys:
-    """Keys of a call, checked, with all that depends on them alone (Parts.keys_of).
+    """Keys of a call, checked, with all that depends on them alone (TableContext.keys_of).
 
     tensor       (U,) int64 on the CPU, which identifies the batch in later calls; may be overwritten afterwards
     array        its values (U,) int64, not overwritten
@@ -95,13 +95,13 @@ class Batch(CacheLines):
 
     pull         brings its rows; None until they are requested, and in a write without a read
     places       of its keys among those of the pull, (num,) int64; None if they are its only ones
-    num_before   keys of the pull from this place on are in none of the batches read before"""
+    first_new   keys of the pull from this place on are in none of the batches read before"""
 
     def reset(self):
         super().reset()
         self.pull: Pull | None = None
         self.places: np.ndarray | None = None
-        self.num_before = 0
+        self.first_new = 0
 
 
 class Pull(CacheLines):
@@ -111,7 +111,7 @@ class Pull(CacheLines):
                    those that may be cached. The others are read with their batch. is_decided: mask of all but these
     reply          of other nodes, in phases REQUESTED and SERVED
     rows, states   in phase READ: (num, dim) and (num, preview_dim) float32, those of keys without a line
-    is_kept        of several batches: mask (num,) bool of the keys of other nodes that have got no line; None before
+    is_uncached    of several batches: mask (num,) bool of the keys of other nodes that have got no line; None before
     num_previewed  messages that were held, and are previewed on these rows"""
 
     def reset(self):
@@ -119,7 +119,7 @@ class Pull(CacheLines):
         self.near, self.is_decided = self.keys.local_route, self.keys.is_remote
         self.reply: Reply | None = None
         self.rows = self.states = NO_ROWS
-        self.is_kept: np.ndarray | None = None
+        self.is_uncached: np.ndarray | None = None
         self.num_previewed = 0
 
     @classmethod
@@ -133,16 +133,16 @@ class Pull(CacheLines):
     def of_several(
         cls, batches: list[Batch], keys_of: Callable[[torch.Tensor, np.ndarray], Keys], empty: Empty
     ) -> Pull:
-        """The pull of new batches, in the order of their reads. keys_of: as Parts.keys_of."""
+        """The pull of new batches, in the order of their reads. keys_of: as TableContext.keys_of."""
         array, places = _C.unique(np.concatenate([batch.keys.array for batch in batches]))
         keys = keys_of(torch.from_numpy(array), array)
-        pull, begin, num_before = cls.of(keys, empty), 0, 0
+        pull, begin, first_new = cls.of(keys, empty), 0, 0
         pull.near, pull.is_decided = keys.local_route.where(keys.is_admitted), keys.is_remote | ~keys.is_admitted
         for batch in batches:
             batch.enter(Phase.NEW, Phase.NEW)
             end = begin + batch.num
-            batch.pull, batch.places, batch.num_before = pull, places[begin:end], num_before
-            begin, num_before = end, max(num_before, int(batch.places.max(initial=-1)) + 1)
+            batch.pull, batch.places, batch.first_new = pull, places[begin:end], first_new
+            begin, first_new = end, max(first_new, int(batch.places.max(initial=-1)) + 1)
         return pull
 
     def free(self):

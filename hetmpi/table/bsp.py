@@ -18,14 +18,14 @@ import numpy as np
 import torch
 
 from hetmpi import _C
-from hetmpi.in_flight import InFlight, finish, timed
+from hetmpi.in_flight import InFlight, finish, in_span
 from hetmpi.owner.mailbox import Mailbox, Message
 from hetmpi.owner.shards import ShardReader
 from hetmpi.table.batch import Keys
-from hetmpi.table.client import Client, Parts, check_finite
+from hetmpi.table.client import Client, TableContext, check_finite
 from hetmpi.wire.requests import UNANNOUNCED, Request, Requests
 from hetmpi.wire.transport import choose
-from hetmpi.world.waiting import Patience, wait_for
+from hetmpi.world.waiting import StallWarning, wait_for
 
 POLL_S = 0.001
 NAP_S = 50e-6  # between two looks for messages: short compared with a step, long compared with a look
@@ -34,28 +34,28 @@ NAP_S = 50e-6  # between two looks for messages: short compared with a step, lon
 class BspClient(Client):
     """See hetmpi/table/client.py, Client."""
 
-    def __init__(self, parts: Parts, exchange: str):
+    def __init__(self, context: TableContext, exchange: str):
         """exchange: messages, windows or auto. Collective."""
-        self.parts, self._world, self._cache, self._spans = parts, parts.world, parts.cache, parts.spans
+        self.context, self._world, self._cache, self._spans = context, context.world, context.cache, context.spans
         self._is_written = False  # a write is not yet settled
-        self._near, self._reader = Mailbox(parts.window, parts.record), ShardReader(parts.window)
-        make = partial(Requests, parts.window, parts.record, ["weight"], None)
-        self.transport, self.why = choose(parts.world, exchange, make, parts.partition, parts.num_rows)
-        store = parts.window.local
-        self._inbox = _C.Inbox(store.rings, parts.world.rank, *store.arrays, store.directory, store.applied)
+        self._near, self._reader = Mailbox(context.memory, context.record), ShardReader(context.memory)
+        make = partial(Requests, context.memory, context.record, ["weight"], None)
+        self.transport, self.why = choose(context.world, exchange, make, context.partition, context.num_rows)
+        store = context.memory.local
+        self._reducer = _C.StepReducer(store.rings, context.world.rank, *store.arrays, store.directory, store.applied)
         self._is_open = False  # the inbox waits for gradients of all ranks
-        self._world.drains.add(self)
+        self._world.receivers.add(self)
 
     def reading(self, keys: Keys) -> InFlight[torch.Tensor]:
-        step = self.parts.step + self._is_written  # that this rank has written
+        step = self.context.step + self._is_written  # that this rank has written
         with self._spans("fetch"):
-            rows = self._cache.empty((len(keys.array), self.parts.dim), np.float32)
+            rows = self._cache.empty((len(keys.array), self.context.dim), np.float32)
             reply = self.transport.ask(Request(UNANNOUNCED, keys.remote_route, len(rows), step))
-        yield from timed(self._spans("drain"), self._settling(meets=False))
+        yield from in_span(self._spans("drain"), self._settling(meets=False))
         with self._spans("fetch"):
             what = f"in step {step} for the ranks of its node to apply the gradients"
             wait_for(self._world, lambda: self.transport.has_applied(step), what)
-            self.parts.counters.row_bytes += self._reader.read("weight", keys.route, rows)
+            self.context.counters.row_bytes += self._reader.read("weight", keys.route, rows)
         yield  # the other tables of a group settle, whose requests are in the same round
         if reply is not None:
             with self._spans("fetch"):
@@ -86,9 +86,9 @@ class BspClient(Client):
             )
 
     def writing(self, keys: Keys, grads: torch.Tensor) -> InFlight[None]:
-        yield from timed(self._spans("push"), self._sending(keys, grads.cpu().numpy()))
+        yield from in_span(self._spans("push"), self._sending(keys, grads.cpu().numpy()))
         if self._world.is_one_node:  # across nodes the transfer overlaps with the allreduce of the dense gradients
-            yield from timed(self._spans("drain"), self._applying())
+            yield from in_span(self._spans("drain"), self._applying())
 
     def _sending(self, keys: Keys, values: np.ndarray) -> InFlight[None]:
         """Sends each owner its rows of the step's gradients."""
@@ -98,15 +98,15 @@ class BspClient(Client):
         own_values = values
         if not self._world.is_one_node:  # applied after the call, when the caller may have changed the gradients
             own_values, own_order = values[own_order], np.arange(len(own_order))
-        self._inbox.begin(self.step, own_keys, own_order, own_values)
+        self._reducer.begin(self.step, own_keys, own_order, own_values)
         self._is_written = self._is_open = True
         message = Message(self.step, keys.route, values)
         if not self._world.is_one_node:
             self.transport.post(message)
         yield  # the other tables of a group join the post
         self.transport.send_posts()
-        self.parts.counters.push_bytes += self._near.send(message, True, self._world.drain)
-        self.parts.counters.pushed += len(values)
+        self.context.counters.push_bytes += self._near.send(message, True, self._world.receive_pending)
+        self.context.counters.pushed += len(values)
 
     def settling(self) -> InFlight[None]:
         return self._settling(meets=True)
@@ -124,8 +124,8 @@ class BspClient(Client):
             yield  # as often as a table that was written: then all tables of a group have settled
         if self._is_written:
             if meets:
-                yield from self.parts.window.fencing(f"in step {self.step + 1} for all ranks to apply the gradients")
-            self.parts.step += 1
+                yield from self.context.memory.fencing(f"in step {self.step + 1} for all ranks to apply the gradients")
+            self.context.step += 1
             self._is_written = False
 
     def _applying(self) -> InFlight[None]:
@@ -134,30 +134,30 @@ class BspClient(Client):
         yield
         self.transport.progress()
         poll_s = POLL_S if self._world.is_one_node else NAP_S  # those of other nodes come by progress
-        with Patience(self._world, self._awaited) as patience:
-            while not self._inbox.poll(poll_s):
-                self._world.drain()
+        with StallWarning(self._world, self._awaited) as patience:
+            while not self._reducer.poll(poll_s):
+                self._world.receive_pending()
                 patience.check()
-        self.parts.rule.set_step(self.parts.optimizer.lr_at(self.step), self.step + 1)
-        self._inbox.apply(self.parts.rule)
+        self.context.rule.set_step(self.context.optimizer.lr_at(self.step), self.step + 1)
+        self._reducer.apply(self.context.rule)
         self._is_open = False
 
     def _awaited(self) -> str:
-        return f"in step {self.step + 1} for the gradients of rank {self._inbox.awaited}"
+        return f"in step {self.step + 1} for the gradients of rank {self._reducer.awaited}"
 
-    def drain(self):
-        """Receives gradients while this rank waits for others (World.drain)."""
+    def receive_pending(self):
+        """Receives gradients while this rank waits for others (World.receive_pending)."""
         self.transport.progress()
         if self._is_open:
-            self._inbox.poll(NAP_S)
+            self._reducer.poll(NAP_S)
 
     def await_owners(self):
         finish(self.settling())
 
     def resume_at(self, step: int):
-        self.parts.step = self.parts.window.local.applied[0] = step
+        self.context.step = self.context.memory.local.applied[0] = step
 
     def close(self):
         self._world.meet("for all ranks to close the table")  # receives their gradients meanwhile
-        self._world.drains.discard(self)
+        self._world.receivers.discard(self)
         self.transport.close()

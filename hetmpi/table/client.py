@@ -30,28 +30,28 @@ class Client(Protocol):
     parts        what it is made of
     transport    communication of rows and gradients between nodes
     why          reason in one sentence if a trial chose the transport
-    num_windows  rows of this rank's shard of which it keeps pushes (cpp/owner/windows.h)"""
+    num_histories  rows of this rank's shard of which it keeps pushes (cpp/owner/push_history.h)"""
 
-    parts: Parts
+    context: TableContext
     transport: Requests
     why: str | None
     _reader: ShardReader  # of this node's rows
-    num_windows: int = 0
+    num_histories: int = 0
 
     @property
     def step(self) -> int:
         """Steps written so far (BSP: and settled)."""
-        return self.parts.step
+        return self.context.step
 
     def reading(self, keys: Keys) -> InFlight[torch.Tensor]:
         """keys (U,) -> rows (U, dim) float32 on the table's device, as recent as the consistency model requires."""
 
     def peek(self, keys: Keys) -> torch.Tensor:
         """The owners' rows, for evaluation; neither the cache nor the counters are used."""
-        rows = np.empty((len(keys.array), self.parts.dim), np.float32)
+        rows = np.empty((len(keys.array), self.context.dim), np.float32)
         self._reader.read("weight", keys.route, rows)
         self.transport.fetch(keys.remote_route, rows, self.step)
-        return torch.from_numpy(rows).to(self.parts.cache.device)
+        return torch.from_numpy(rows).to(self.context.cache.device)
 
     def announce(self, keys: Keys) -> None:
         """Announces the keys of a later read."""
@@ -70,9 +70,6 @@ class Client(Protocol):
     def flush(self) -> None:
         """Applies all updates at their owners. Collective."""
 
-    def push_pending(self, timeout_s: float) -> None:
-        """Pushes this rank's pending gradients; by default there are none. Not collective."""
-
     def await_owners(self) -> None:
         """Waits until the owners have applied the gradients that this rank has pushed."""
 
@@ -84,11 +81,11 @@ class Client(Protocol):
 
 
 @dataclass
-class Parts:
+class TableContext:
     """The parts that EmbeddingTable passes to a client."""
 
     world: World
-    window: NodeMemory
+    memory: NodeMemory
     partition: _C.Partition
     num_rows: int
     dim: int

@@ -122,7 +122,7 @@ class GpuCache:
         """Rows (n, dim) from `deliver`, which nothing has written since, as arguments of the methods below."""
         return self._gpu.array(rows)
 
-    def local(self, rows: torch.Tensor):
+    def as_input(self, rows: torch.Tensor):
         """Other rows, or gradients (n, dim), likewise: this stream waits for the one that writes them."""
         self._gpu.take(rows)
         return self._gpu.array(rows)
@@ -142,7 +142,7 @@ class GpuCache:
     def use(self, slots: np.ndarray, num_keys: int):
         self._lines.use(self._use(slots), num_keys, self._gpu.stream)
 
-    def judge(self, slots, fetched, is_decided, clocks, staleness: int) -> tuple:
+    def classify(self, slots, fetched, is_decided, clocks, staleness: int) -> tuple:
         used, is_stale = (self._use(np.where(fetched, -1, slots)), self._use(clocks)), np.zeros(len(slots), bool)
         self._filling(is_stale, lambda out: self._lines.validate(*used, staleness, out, True, self._gpu.stream))
         return _C.judged(slots, fetched, is_decided, is_stale)
@@ -170,8 +170,8 @@ class GpuCache:
     def update(self, slots: np.ndarray, grads, anticipate: float):
         self._lines.update(self._use(slots), grads, anticipate, self._gpu.stream)
 
-    def pass_on(self, keys: np.ndarray, slots: np.ndarray, clocks: np.ndarray, grads):
-        self._lines.pass_on(self._use(keys), self._use(slots), self._use(clocks), grads, self._gpu.stream)
+    def push_directly(self, keys: np.ndarray, slots: np.ndarray, clocks: np.ndarray, grads):
+        self._lines.push_directly(self._use(keys), self._use(slots), self._use(clocks), grads, self._gpu.stream)
 
     def take_due(self, slots: np.ndarray, staleness: int):
         self._lines.take_due(self._use(slots), staleness, self._gpu.stream)

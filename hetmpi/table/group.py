@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 
 import numpy as np
@@ -77,17 +76,6 @@ class TableGroup(Mapping[str, EmbeddingTable]):
     def flush(self):
         for table in self.values():
             table.flush()
-
-    def push_pending(self, timeout_s: float):
-        """As EmbeddingTable.push_pending, for all tables within timeout_s. Raises the first error of a table."""
-        deadline, errors = time.monotonic() + timeout_s, []
-        for table in self.values():
-            try:
-                table.push_pending(max(0.0, deadline - time.monotonic()))
-            except (RuntimeError, TimeoutError) as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
 
     def close(self):
         for table in self.values():

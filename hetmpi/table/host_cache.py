@@ -24,8 +24,8 @@ class HostCache(_C.RowCache):
         self.gather(slots, rows)
         return torch.from_numpy(rows)
 
-    def local(self, rows: torch.Tensor) -> np.ndarray:
+    def as_input(self, rows: torch.Tensor) -> np.ndarray:
         """Rows, or gradients (n, dim), as arguments of the other methods."""
         return rows.numpy()
 
-    delivered = local
+    delivered = as_input

@@ -1,7 +1,7 @@
 """Pulls: the batches to be read at s >= 1, and the requests for their rows of other nodes, ahead of the read.
 
-A pull may serve several announced batches (Parts.round_steps): one message to each server then asks for the clocks and
-rows of all their keys, and carries the gradients of as many writes.
+A pull may serve several announced batches (TableContext.round_steps): one message to each server then asks for the
+clocks and rows of all their keys, and carries the gradients of as many writes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from hetmpi import _C
 from hetmpi.table.batch import MOST_AHEAD, Batch, Keys, Phase, Pull
-from hetmpi.table.client import Parts
+from hetmpi.table.client import TableContext
 from hetmpi.table.pushes import Pushes
 from hetmpi.wire.requests import ANNOUNCED, UNANNOUNCED, Request, Requests
 
@@ -22,8 +22,8 @@ class Pulls:
 
     last   the batch of the last read"""
 
-    def __init__(self, parts: Parts, pushes: Pushes, transport: Requests):
-        self._parts, self._cache, self._pushes, self._transport = parts, parts.cache, pushes, transport
+    def __init__(self, context: TableContext, pushes: Pushes, transport: Requests):
+        self._context, self._cache, self._pushes, self._transport = context, context.cache, pushes, transport
         self._ahead: deque[Batch] = deque()  # those of one pull first
         self.last: Batch | None = None
 
@@ -42,7 +42,7 @@ class Pulls:
     def _can_prepare(self) -> bool:
         """Whether announcing a batch has any use: rows can be fetched ahead, or lines looked up while a GPU
         computes. Without a line a row lacks the mean square that held gradients need."""
-        return self._cache.capacity_rows > 0 and (self._cache.computes_beside or not self._parts.world.is_one_node)
+        return self._cache.capacity_rows > 0 and (self._cache.computes_beside or not self._context.world.is_one_node)
 
     def batch_of(self, keys: Keys) -> Batch:
         return Batch.of(keys, self._cache.empty)
@@ -77,20 +77,22 @@ class Pulls:
         """The batch to be written now: that of the last read, if the keys are the same."""
         is_second = self.last is not None and self.last.phase is Phase.WRITTEN  # without a read in between
         passed = (Phase.SERVED, Phase.READ) if is_second else (Phase.SERVED,)
-        if self._phase in passed:  # this write was not foreseen when lines were judged
+        if self._phase in passed:  # this write was not foreseen when lines were classified
             self.drop(self._ahead[0])
         return self.last if self.last is not None and self.last.keys.are_those_of(keys) else self.batch_of(keys)
 
     def request_next(self, waits: bool = True) -> bool:
         """Requests the batch that is read next, if it is announced; with those after it that one pull serves. waits:
         for the announcement of all of these. Returns whether it did."""
-        num = self._parts.round_steps
+        num = self._context.round_steps
         if self._phase is not Phase.NEW or (waits and len(self._ahead) < num):
             return False
         self._pushes.send()
         batches = list(self._ahead)[:num]
         several = len(batches) > 1
-        pull = Pull.of_several(batches, self._parts.keys_of, self._cache.empty) if several else Pull.of_one(batches[0])
+        pull = (
+            Pull.of_several(batches, self._context.keys_of, self._cache.empty) if several else Pull.of_one(batches[0])
+        )
         self.request(pull, is_written=self.last is not None)
         return True
 
@@ -98,10 +100,10 @@ class Pulls:
         """Finds the lines of a pull and sends its request. is_written: whether a batch is written before the read."""
         pull.enter(Phase.REQUESTED, Phase.NEW)
         self._cache.look_up(pull.keys.array, pull.slots)
-        bound, route = self._parts.bound, pull.keys.remote_route
+        bound, route = self._context.bound, pull.keys.remote_route
         if bound == _C.UNBOUNDED:
             route = pull.keys.route.where(pull.keys.is_remote & (pull.slots < 0))
-        self._parts.counters.clock_bytes += 4 * len(route.order)
+        self._context.counters.clock_bytes += 4 * len(route.order)
         known = np.full(pull.num, _C.NO_LINE, np.int32)
         if len(route.order):
             known = self._cache.clocks_within(pull.slots, is_written, bound)
@@ -145,7 +147,7 @@ class Pulls:
         pull = batch.pull
         if pull is not None and pull.reply is not None:
             pull.reply.drop()
-            self._parts.counters.row_bytes += pull.reply.num_bytes
+            self._context.counters.row_bytes += pull.reply.num_bytes
         for other in self._ahead:
             if pull is not None and other.pull is pull:
                 other.reset()

@@ -10,9 +10,9 @@ import numpy as np
 from hetmpi import _C
 from hetmpi.owner.mailbox import Mailbox, Message
 from hetmpi.owner.route import Route
-from hetmpi.table.client import Parts, check_finite
+from hetmpi.table.client import TableContext, check_finite
 from hetmpi.wire.requests import FLUSH, Request, Requests
-from hetmpi.world.waiting import Patience, ranks_text
+from hetmpi.world.waiting import StallWarning, ranks_text
 
 NAP_S = 50e-6  # polling interval: short compared with a step, long compared with a poll
 MAX_IDLE_WRITES = 8  # successive writes without a request
@@ -23,10 +23,10 @@ class Pushes:
 
     held   the messages that have gradients for other nodes, since the last request"""
 
-    def __init__(self, parts: Parts, owner: _C.PushApplier, transport: Requests):
-        self._parts, self._cache, self._owner = parts, parts.cache, owner
-        self._transport, self._mailbox = transport, Mailbox(parts.window, parts.record)
-        self._on_node = frozenset(parts.world.node_ranks)
+    def __init__(self, context: TableContext, owner: _C.PushApplier, transport: Requests):
+        self._context, self._cache, self._owner = context, context.cache, owner
+        self._transport, self._mailbox = transport, Mailbox(context.memory, context.record)
+        self._on_node = frozenset(context.world.node_ranks)
         self.held: list[Message] = []
         self._num_idle = 0  # writes since the last request
 
@@ -37,16 +37,16 @@ class Pushes:
         keys, clocks, counts, steps, sums = self._cache.take_pushes()
         if self._cache.device.type != "cpu":
             check_finite(keys, sums)
-        route = Route.of_keys(self._parts.partition, keys)
-        own_keys, order = route.of(self._parts.world.rank)
-        times = clocks, counts, steps if self._parts.record.has_steps else None
+        route = Route.of_keys(self._context.partition, keys)
+        own_keys, order = route.of(self._context.world.rank)
+        times = clocks, counts, steps if self._context.record.has_steps else None
         if len(own_keys):
             self._owner.apply(own_keys, sums, order, *times)
-        message = Message(self._parts.step, route, sums, *times, keys)
+        message = Message(self._context.step, route, sums, *times, keys)
         if not self._on_node.issuperset(route.owners):
             self.held.append(message)
-        self._parts.counters.push_bytes += self._mailbox.send(message, False, self._drain)
-        self._parts.counters.pushed += len(keys)
+        self._context.counters.push_bytes += self._mailbox.send(message, False, self._drain)
+        self._context.counters.pushed += len(keys)
 
     def progress(self):
         """Sends released gradients and applies received ones."""
@@ -74,20 +74,15 @@ class Pushes:
         """Counts a write that no request preceded. Returns whether MAX_IDLE_WRITES were made so, which bounds the held
         messages: flush() must follow."""
         self._num_idle += 1
-        return self._num_idle == MAX_IDLE_WRITES and not self._parts.world.is_one_node
+        return self._num_idle == MAX_IDLE_WRITES and not self._context.world.is_one_node
 
     def flush(self):
         """Sends the held messages to their owners, and waits until these have applied them. REQUIRES: no request of
         this table is under way."""
-        if not self._parts.world.is_one_node:
-            none, route = np.empty(0, np.int32), Route.empty(self._parts.world.size)
-            request = Request(FLUSH, route, 0, known=none, bound=self._parts.bound, pushes=self.take_held())
+        if not self._context.world.is_one_node:
+            none, route = np.empty(0, np.int32), Route.empty(self._context.world.size)
+            request = Request(FLUSH, route, 0, known=none, bound=self._context.bound, pushes=self.take_held())
             self._transport.ask(request, none).drop()
-
-    @property
-    def num_held(self) -> int:
-        """Upper bound of the number of gradient sums that have not left this rank."""
-        return self._cache.num_pending + self._cache.num_pushes + sum(len(message.keys) for message in self.held)
 
     def await_keys(self, keys: np.ndarray, chosen: np.ndarray):
         """Waits until the owners of this node have applied the gradients that this rank sent of the chosen (n,) bool
@@ -98,21 +93,19 @@ class Pushes:
 
     def await_all(self):
         """Waits until the owners have applied all gradients that this rank sent."""
-        with Patience(self._parts.world, self._awaited) as patience:
+        with StallWarning(self._context.world, self._awaited) as patience:
             while self._mailbox.behind():
                 self._drain()
                 patience.check()
 
     def _awaited(self) -> str:
-        return f"in step {self._parts.step + 1} for {self._behind()} to apply its gradients"
+        return f"in step {self._context.step + 1} for {self._behind()} to apply its gradients"
 
     def _behind(self) -> str:
         return ranks_text(self._mailbox.behind())
 
     def _drain(self):
-        """Applies received gradients while this rank waits. Raises TimeoutError after the transport's deadline."""
-        if time.monotonic() > self._transport.rounds.deadline:
-            raise TimeoutError(f"{self._behind()} did not apply the gradients sent to them in time")
+        """Applies received gradients while this rank waits."""
         if not self._owner.drain():
-            self._parts.world.progress()
+            self._context.world.progress()
             time.sleep(NAP_S)

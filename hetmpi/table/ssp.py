@@ -13,7 +13,6 @@ same order.
 
 from __future__ import annotations
 
-import time
 import weakref
 from functools import partial
 
@@ -24,7 +23,7 @@ from hetmpi import _C
 from hetmpi.in_flight import InFlight
 from hetmpi.owner.shards import ShardReader
 from hetmpi.table.batch import Batch, CacheLines, Keys, Phase, Pull
-from hetmpi.table.client import Client, Parts
+from hetmpi.table.client import Client, TableContext
 from hetmpi.table.pulls import Pulls
 from hetmpi.table.pushes import Pushes
 from hetmpi.wire.requests import Requests
@@ -37,27 +36,27 @@ LEAD = 3  # steps by which another rank may be ahead
 class SspClient(Client):
     """See hetmpi/table/client.py, Client."""
 
-    def __init__(self, parts: Parts, exchange: str):
+    def __init__(self, context: TableContext, exchange: str):
         """exchange: messages, windows or auto. Collective."""
-        self.parts, self._cache, self._spans = parts, parts.cache, parts.spans
-        self._anticipate = parts.staleness.factor(parts.world.size)
-        has_states = parts.rule.preview_dim > 0 and parts.cache.capacity_rows > 0
+        self.context, self._cache, self._spans = context, context.cache, context.spans
+        self._anticipate = context.staleness.factor(context.world.size)
+        has_states = context.rule.preview_dim > 0 and context.cache.capacity_rows > 0
         self._arrays = ("weight", "mean_square") if has_states else ("weight",)  # of a line
-        store = parts.window.local
+        store = context.memory.local
         # The owner's side: its thread applies pushes from the rings while this rank computes.
-        self._owner = _C.PushApplier(store.rings, *store.arrays, store.mean_square, store.directory, parts.rule)
+        self._owner = _C.PushApplier(store.rings, *store.arrays, store.mean_square, store.directory, context.rule)
         self._set_rates(0)  # others may push before the first write of this rank
         weakref.finalize(self, self._owner.stop)  # of a table that is dropped without close()
-        self._stop = at_exit(parts.world, nothing, self._owner.stop)
-        world, origins = parts.world, parts.window.layouts[parts.world.rank].origins
-        make = partial(Requests, parts.window, parts.record, self._arrays, self._owner)
-        self.transport, self.why = choose(world, exchange, make, parts.partition, parts.num_rows)
+        self._stop = at_exit(context.world, nothing, self._owner.stop)
+        world, origins = context.world, context.memory.layouts[context.world.rank].origins
+        make = partial(Requests, context.memory, context.record, self._arrays, self._owner)
+        self.transport, self.why = choose(world, exchange, make, context.partition, context.num_rows)
         self._owner.start([ring for ring, origin in enumerate(origins) if origin % world.size != world.rank])
-        self._reader = ShardReader(parts.window, self._owner)
+        self._reader = ShardReader(context.memory, self._owner)
         if world.is_one_node:
-            parts.serve(1)  # there is nothing to fetch ahead
-        self._pushes = Pushes(parts, self._owner, self.transport)
-        self._pulls = Pulls(parts, self._pushes, self.transport)
+            context.serve(1)  # there is nothing to fetch ahead
+        self._pushes = Pushes(context, self._owner, self.transport)
+        self._pulls = Pulls(context, self._pushes, self.transport)
 
     # Read.
 
@@ -77,9 +76,9 @@ class SspClient(Client):
             yield
         if pull.phase is Phase.SERVED:
             with self._spans("validate"):
-                is_stale, is_left = self._check_valid(pull)
+                is_stale, is_missing = self._check_valid(pull)
             with self._spans("fetch"):
-                self._fetch(pull, is_stale, is_left)
+                self._fetch(pull, is_stale, is_missing)
         with self._spans("fetch"):
             delivered = self._deliver(batch) if batch.places is None else self._deliver_part(batch)
             self._pulls.free_rows()
@@ -90,7 +89,7 @@ class SspClient(Client):
     def _check_valid(self, pull: Pull) -> tuple[np.ndarray, np.ndarray]:
         """Receives the reply, and reads the clocks of this node. Returns masks (n,) bool of the lines that are stale or
         refreshed anyway, and of the rows needed of this node."""
-        bound, near, counters = self.parts.bound, pull.near, self.parts.counters
+        bound, near, counters = self.context.bound, pull.near, self.context.counters
         if self._cache.capacity_rows > 0:
             self._cache.use(pull.slots, np.count_nonzero(pull.keys.is_admitted))
         pull.reply.receive()
@@ -100,26 +99,26 @@ class SspClient(Client):
         if not is_bounded:
             near = near.where(pull.slots < 0)
         counters.clock_bytes += self._reader.read("clock", near, pull.clocks)
-        is_stale, is_left, num_found, num_stale = self._cache.judge(
+        is_stale, is_missing, num_found, num_stale = self._cache.classify(
             pull.slots, pull.reply.fetched, pull.is_decided, pull.clocks, bound
         )
         counters.validated += num_found if is_bounded else 0
         counters.hits += num_found - num_stale
         counters.stale += num_stale
-        return is_stale, is_left
+        return is_stale, is_missing
 
-    def _fetch(self, pull: Pull, is_stale: np.ndarray, is_left: np.ndarray):
+    def _fetch(self, pull: Pull, is_stale: np.ndarray, is_missing: np.ndarray):
         """Sets the rows and states of a pull, and refreshes the lines."""
-        empty, parts = self._cache.empty, self.parts
-        pull.rows = rows = empty((pull.num, parts.dim), np.float32)
-        pull.states = states = empty((pull.num, parts.rule.preview_dim), np.float32)
+        empty, context = self._cache.empty, self.context
+        pull.rows = rows = empty((pull.num, context.dim), np.float32)
+        pull.states = states = empty((pull.num, context.rule.preview_dim), np.float32)
         pull.reply.place(rows, states)
         self._preview_held(pull, pull.reply.fetched)
-        route = pull.keys.route.where(is_left)
-        self.parts.counters.row_bytes += self._reader.read("weight", route, rows)
+        route = pull.keys.route.where(is_missing)
+        self.context.counters.row_bytes += self._reader.read("weight", route, rows)
         if "mean_square" in self._arrays:
             near = route.where(pull.keys.is_admitted)
-            self.parts.counters.row_bytes += self._reader.read("mean_square", near, states)
+            self.context.counters.row_bytes += self._reader.read("mean_square", near, states)
         if self._cache.capacity_rows > 0:
             self._cache.refresh(pull.slots, is_stale, rows, states, pull.clocks, self._anticipate)
         pull.enter(Phase.READ, Phase.SERVED)
@@ -136,19 +135,19 @@ class SspClient(Client):
     def _deliver_part(self, batch: Batch) -> torch.Tensor:
         """The rows (U, dim) of one of the batches of a pull. A line has this rank's own updates since. Rows without a
         line have not: those of other nodes get them from held messages, those of this node are read now."""
-        pull, keys, counters = batch.pull, batch.keys, self.parts.counters
-        if pull.is_kept is None:
+        pull, keys, counters = batch.pull, batch.keys, self.context.counters
+        if pull.is_uncached is None:
             fetched = torch.from_numpy(pull.rows).to(self._cache.device)
-            self._insert(pull, self._cache.local(fetched), pull.states)
-            pull.is_kept = (pull.slots < 0) & pull.keys.is_remote
-        self._preview_held(pull, pull.is_kept)
-        rows, left = self._cache.empty((batch.num, self.parts.dim), np.float32), np.empty(batch.num, bool)
-        num_left, num_again, num_hits = _C.part_of_pull(
-            batch.places, pull.slots, pull.clocks, pull.is_kept, pull.rows, keys.is_admitted, batch.num_before,
+            self._insert(pull, self._cache.as_input(fetched), pull.states)
+            pull.is_uncached = (pull.slots < 0) & pull.keys.is_remote
+        self._preview_held(pull, pull.is_uncached)
+        rows, left = self._cache.empty((batch.num, self.context.dim), np.float32), np.empty(batch.num, bool)
+        num_left, num_repeated, num_hits = _C.part_of_pull(
+            batch.places, pull.slots, pull.clocks, pull.is_uncached, pull.rows, keys.is_admitted, batch.first_new,
             batch.slots, batch.clocks, rows, left,
         )  # fmt: skip
         counters.hits += num_hits
-        counters.misses += num_again - num_hits
+        counters.misses += num_repeated - num_hits
         if num_left > 0:
             self._pushes.await_keys(keys.array, left)
             route = keys.local_route.where(left)
@@ -159,12 +158,12 @@ class SspClient(Client):
 
     def _insert(self, lines: CacheLines, weights, states: np.ndarray):
         """Gives the keys that have no line and may be cached a line with their rows (num, dim). weights: from the
-        cache's local() or delivered()."""
+        cache's as_input() or delivered()."""
         missing, evicted = self._cache.insert_and_evict(
             lines.keys.array, lines.keys.is_admitted, weights, states, lines.clocks, lines.slots
         )
-        self.parts.counters.misses += missing
-        self.parts.counters.evicted += evicted
+        self.context.counters.misses += missing
+        self.context.counters.evicted += evicted
 
     def _preview_held(self, pull: Pull, chosen: np.ndarray):
         """Previews on the chosen (n,) bool rows the messages that are held since the last call."""
@@ -193,53 +192,44 @@ class SspClient(Client):
             self._pulls.serve_next()
         yield
         with self._spans("push"):
-            self._cache.take_due(batch.slots, self.parts.bound)
+            self._cache.take_due(batch.slots, self.context.bound)
             self._pushes.send()
         for known in (batch, self._pulls.last):
             if known is not None and known.phase in (Phase.READ, Phase.NEW):
                 known.phase = Phase.WRITTEN  # its clocks are older than this write
-        self.parts.step += 1
+        self.context.step += 1
 
     def _update(self, keys: Keys, grads: torch.Tensor) -> Batch:
         """HET's Update of the lines; releases gradients of keys without a line."""
         batch = self._pulls.of_write(keys)
-        self._cache.set_step(self.parts.optimizer.lr_at(self.step), self.step + 1)
+        self._cache.set_step(self.context.optimizer.lr_at(self.step), self.step + 1)
         self._set_rates(self.step)
         if batch.phase is not Phase.READ:  # takes the clocks that need no reply of another rank
             batch.reset()
             self._cache.look_up(keys.array, batch.slots)
             batch.clocks[:] = _C.UNKNOWN_CLOCK
-            self.parts.counters.clock_bytes += self._reader.read("clock", keys.local_route, batch.clocks)
-        values = self._cache.local(grads)
+            self.context.counters.clock_bytes += self._reader.read("clock", keys.local_route, batch.clocks)
+        values = self._cache.as_input(grads)
         self._cache.update(batch.slots, values, self._anticipate)
-        self._cache.pass_on(keys.array, batch.slots, batch.clocks, values)
+        self._cache.push_directly(keys.array, batch.slots, batch.clocks, values)
         return batch
 
     def _set_rates(self, step: int):
         """Tells the owner's side this rank's step, counted from 0. Other ranks may be ahead by LEAD steps."""
-        rates = [self.parts.optimizer.lr_at(step + ahead) for ahead in range(LEAD + 1)]
+        rates = [self.context.optimizer.lr_at(step + ahead) for ahead in range(LEAD + 1)]
         self._owner.set_step(rates, step + 1)
 
     # Flush.
 
     @property
-    def num_windows(self) -> int:
-        return self._owner.num_windows
+    def num_histories(self) -> int:
+        return self._owner.num_histories
 
     def flush(self):
         with self._spans("drain"):
             self._pulls.drop_all()
             self._pushes.send_all()
-            self.parts.window.fence(f"in step {self.step + 1} for all ranks to flush")
-
-    def push_pending(self, timeout_s: float):
-        if not self.transport.is_collective:
-            with self.transport.until(time.monotonic() + timeout_s):
-                self._pulls.drop_all()
-                self._pushes.send_all()
-        elif self._pushes.num_held:
-            num = self._pushes.num_held
-            raise RuntimeError(f"{num:,} gradients are pending: with table.exchange=messages no rank can push alone")
+            self.context.memory.fence(f"in step {self.step + 1} for all ranks to flush")
 
     def await_owners(self):
         self._pulls.drop_all()
@@ -247,11 +237,11 @@ class SspClient(Client):
         self._pushes.deliver()
 
     def resume_at(self, step: int):
-        self.parts.step = step
+        self.context.step = step
         self._set_rates(step)
 
     def close(self):
         self._pulls.drop_all()
-        self.parts.world.meet("for all ranks to close the table")  # the owner serves ranks that still read and write
+        self.context.world.meet("for all ranks to close the table")  # the owner serves ranks that still read and write
         self._stop()
         self.transport.close()

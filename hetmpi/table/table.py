@@ -16,12 +16,12 @@ from hetmpi.errors import UserError, check_choice, check_integer
 from hetmpi.in_flight import finish
 from hetmpi.owner.node_memory import NodeMemory
 from hetmpi.owner.route import make_partition
-from hetmpi.owner.store import Shard, layouts_of, table_seed
+from hetmpi.owner.store import INBOX_BYTES, Shard, layouts_of, table_seed
 from hetmpi.spans import Spans
 from hetmpi.table.batch import MOST_AHEAD, Keys
 from hetmpi.table.bsp import BspClient
 from hetmpi.table.cache import CacheSettings, RowCache
-from hetmpi.table.client import Client, Parts, check_finite
+from hetmpi.table.client import Client, TableContext, check_finite
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.ssp import SspClient
 from hetmpi.table.staleness import Staleness
@@ -45,7 +45,7 @@ class EmbeddingTable:
 
     def __init__(
         self, world: World, num_rows: int, dim: int, optimizer: RowOptimizer, partition: str = "round_robin",
-        seed: int = 0, name: str = "table", init_std: float = 0.01, inbox_bytes: int = 8 << 20,
+        seed: int = 0, name: str = "table", init_std: float = 0.01, inbox_bytes: int = INBOX_BYTES,
         staleness: Staleness = Staleness(0), cache: CacheSettings = CacheSettings(capacity_rows=0),
         spans: Spans | None = None, exchange: str = "windows", device: torch.device | str = "cpu", round_steps: int = 1,
     ):  # fmt: skip
@@ -76,7 +76,7 @@ class EmbeddingTable:
         record, layouts = layouts_of(world, self.partition, rule, dim, staleness.is_synchronous, inbox_bytes)
         self.shard: Shard | None = None
         self.client: Client | None = None
-        self.window: NodeMemory | None = NodeMemory(world, layouts, self.partition)
+        self.memory: NodeMemory | None = NodeMemory(world, layouts, self.partition)
         try:
             self._open(rule, record, seed, init_std, cache, torch.device(device), exchange, round_steps)
         except Exception as error:
@@ -86,20 +86,20 @@ class EmbeddingTable:
 
     def _open(self, rule, record, seed: int, init_std: float, cache: CacheSettings, device, exchange: str, round_steps):
         """Initialises the shard, and makes cache and client. Collective."""
-        world, window, seed = self.world, self.window, table_seed(seed, self.name)
-        self.shard = window.local
+        world, memory, seed = self.world, self.memory, table_seed(seed, self.name)
+        self.shard = memory.local
         self.shard.initialise(rule, lambda begin, end: self.partition.keys_of(world.rank, begin, end), seed, init_std)
         self.cache: RowCache = cache.open(world, self.num_rows, self.dim, self.optimizer, device)
         if not self.staleness.is_synchronous:
             self.cache.set_drift(self.staleness.drift, world.size - 1)
         self.device = self.cache.device
         admitted = cache.admitted(world, self.device) & (self.cache.capacity_rows > 0)
-        window.fence()
-        self._parts = Parts(
-            world, window, self.partition, self.num_rows, self.dim, self.optimizer, rule, record, self.staleness,
+        memory.fence()
+        self._context = TableContext(
+            world, memory, self.partition, self.num_rows, self.dim, self.optimizer, rule, record, self.staleness,
             self.cache, admitted, self.counters, self.spans, round_steps=round_steps,
         )  # fmt: skip
-        self.client = (BspClient if self.staleness.is_synchronous else SspClient)(self._parts, exchange)
+        self.client = (BspClient if self.staleness.is_synchronous else SspClient)(self._context, exchange)
 
     # What a trainer calls.
 
@@ -154,14 +154,6 @@ class EmbeddingTable:
         self._check_open()
         self.client.flush()
 
-    def push_pending(self, timeout_s: float = float("inf")):
-        """Pushes this rank's pending gradients and waits until the owners have applied them. For a rank that leaves;
-        not collective. At s = 0 nothing is pending. Raises TimeoutError if owners do not reply in time; gradients
-        without room in their inboxes are then lost. Raises RuntimeError if gradients are pending with exchange
-        messages, where no rank can push alone."""
-        self._check_open()
-        self.client.push_pending(timeout_s)
-
     def await_owners(self):
         """Waits until the owners have applied the gradients that this rank has pushed. At s >= 1 not collective, except
         with exchange messages; at s = 0 as flush()."""
@@ -175,9 +167,9 @@ class EmbeddingTable:
         if client is not None:
             client.close()
         self.shard = None
-        window, self.window = self.window, None
-        if window is not None:
-            window.free()
+        memory, self.memory = self.memory, None
+        if memory is not None:
+            memory.free()
 
     def __repr__(self) -> str:
         """The arguments that a reader of a log looks for."""
@@ -191,7 +183,7 @@ class EmbeddingTable:
         yet. Collective."""
         self.shard.mark = None
         self.client.resume_at(step)
-        self.window.fence()
+        self.memory.fence()
 
     def keys(self) -> torch.Tensor:
         """Keys of this rank's shard in the order of its rows: (n,) int64."""
@@ -205,7 +197,7 @@ class EmbeddingTable:
     @property
     def round_steps(self) -> int:
         """Number of batches to announce ahead of their reads: those that one pull serves, 0 at s = 0."""
-        return 0 if self.staleness.is_synchronous else self._parts.round_steps
+        return 0 if self.staleness.is_synchronous else self._context.round_steps
 
     # Checks of keys and gradients.
 
@@ -245,7 +237,7 @@ class EmbeddingTable:
                 f"EmbeddingTable.{verb}: keys must lie in [0, {self.num_rows:,}), got {wrong[0]} "
                 f"({wrong.size:,} of {array.size:,} are out of range)"
             )
-        checked = self._parts.keys_of(keys, array)
+        checked = self._context.keys_of(keys, array)
         if are_unique:
             self._known.append(checked)
         return checked

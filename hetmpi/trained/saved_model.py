@@ -55,7 +55,7 @@ class Saved:
         collect(self.shards, self.partition, Route.of_keys(self.partition, keys), "weight", rows)
 
 
-class OfTensors(torch.nn.Module):
+class TensorModel(torch.nn.Module):
     """A model whose inputs are only tensors, without a Batch. With joined tables (hetmpi/layers.py, FeatureRows) these
     are the rows of each table, index, dense, and index and offsets of each feature with several values."""
 
@@ -68,24 +68,24 @@ class OfTensors(torch.nn.Module):
         return self.model(rows, Batch({}, index, dense, None))
 
 
-class OfJoinedTensors(OfTensors):
+class JoinedTensorModel(TensorModel):
     def forward(self, *inputs):
         num_tables = len(self.table_dims)
         rows, (index, dense, *bags) = dict(zip(self.table_dims, inputs)), inputs[num_tables:]
         return self.model(rows, Batch({}, index, dense, None, bags=tuple(zip(bags[::2], bags[1::2]))))
 
 
-class OfBlocks(OfTensors):
+class BlockModel(TensorModel):
     """A model of nodes, whose inputs are x, and offsets and index of each block, from the heads outwards."""
 
     def forward(self, x, *edges):
         return self.model(x, tuple(map(Block, edges[::2], edges[1::2])))
 
 
-def of_tensors(model: torch.nn.Module) -> OfTensors:
+def of_tensors(model: torch.nn.Module) -> TensorModel:
     if hasattr(model, "layer"):
-        return OfBlocks(model)
-    return OfJoinedTensors(model) if isinstance(model, FeatureRows) else OfTensors(model)
+        return BlockModel(model)
+    return JoinedTensorModel(model) if isinstance(model, FeatureRows) else TensorModel(model)
 
 
 def dense_state(checkpoint: Path, manifest: dict) -> dict:

@@ -18,7 +18,6 @@ those to its own shard, which it applies.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -43,7 +42,7 @@ class Request:
     route    the requested keys, at their positions in a batch of num
     step     at s = 0: steps that the rows must have
     known    at s >= 1: (num,) int32, the clock of this rank's copy of each row, NO_LINE if it has no usable copy
-    bound    how far an owner's clock may be ahead of `known` without a need for the row, as of Parts
+    bound    how far an owner's clock may be ahead of `known` without a need for the row, as of TableContext
     pushes   the gradients that the owners apply first"""
 
     reason: int
@@ -66,15 +65,15 @@ class Requests:
     server          answers the requests of this rank's clients"""
 
     def __init__(
-        self, window: NodeMemory, record: _C.RecordFormat, arrays: Sequence[str], applier: _C.PushApplier | None,
+        self, memory: NodeMemory, record: _C.RecordFormat, arrays: Sequence[str], applier: _C.PushApplier | None,
         name: str | None, make_wire: MakeWire,
     ):  # fmt: skip
-        """window: the shards, and the rings of the inboxes. record: format of a pushed record. arrays: those that a
+        """memory: the shards, and the rings of the inboxes. record: format of a pushed record. arrays: those that a
         reply has of each row: weight, or weight and mean_square. applier: applies gradients to this rank's shard; None
         at s = 0, where the inbox does. Collective. Raises UserError where the wire does."""
-        self.name, self.world, self.is_exact = name, window.world, applier is None
-        self._window, self._record = window, record
-        self._widths = [_width(getattr(window.local, array)) for array in arrays]
+        self.name, self.world, self.is_exact = name, memory.world, applier is None
+        self._memory, self._record = memory, record
+        self._widths = [_width(getattr(memory.local, array)) for array in arrays]
         self.width, self.num_bytes = self._widths[0], 4 * sum(self._widths)
         self.rounds = Rounds(self.world, make_wire)
         self.is_collective = not self.rounds.wire.has_thread and not self.world.is_one_node
@@ -94,11 +93,11 @@ class Requests:
         return [rings] * len(clients)
 
     def _ring(self, owner: int, origin: int) -> _C.RingProducer:
-        return _C.RingProducer(self._window.local_ring(owner, origin), self._record)
+        return _C.RingProducer(self._memory.local_ring(owner, origin), self._record)
 
     def _opened_server(self, arrays: Sequence[str], applier: _C.PushApplier | None) -> _C.RoundServer:
         world = self.world
-        shards = [self._window.on_node[rank] for rank in world.node_ranks]
+        shards = [self._memory.on_node[rank] for rank in world.node_ranks]
         return _C.RoundServer(
             applier,
             world.node.rank,
@@ -140,15 +139,6 @@ class Requests:
         if reply is not None:
             reply.receive()
             reply.place(out, *(np.empty((len(out), width), np.float32) for width in self._widths[1:]))
-
-    @contextlib.contextmanager
-    def until(self, deadline: float):
-        """A context in which a wait for owners raises TimeoutError after the deadline, a time.monotonic()."""
-        self.rounds.deadline = deadline
-        try:
-            yield
-        finally:
-            self.rounds.deadline = float("inf")
 
     def packed(self, request: Request) -> _C.RoundRequest:
         """The request, for all servers."""

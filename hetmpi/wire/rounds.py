@@ -14,7 +14,6 @@ their requests before any of them waits for a reply. Posts are received in every
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -53,12 +52,8 @@ class Rounds:
     rails          the partners of this rank
     clients        those that this rank answers itself
     wire           carries the messages
-    deadline       a time.monotonic() after which a wait for messages raises TimeoutError; what it waits for may still
-                   be received later
     is_broken      ranks have made different calls, so that no message is awaited any more
     num_messages, num_bytes  sent so far"""
-
-    deadline = float("inf")
 
     def __init__(self, world: World, make_wire: MakeWire):
         """Collective."""
@@ -116,18 +111,18 @@ class Rounds:
 
     # Messages.
 
-    def _send(self, one: Round):
+    def _send(self, round_: Round):
         """Sends every server the requests of all tables that have joined, and expects those of the clients."""
-        requests, one.is_sent = one.requests, True
+        requests, round_.is_sent = round_.requests, True
         lengths = [requests[table].words() if table in requests else [] for table in self.tables]
         messages, begins = self._messages(lengths, len(self.rails.servers))
         for table, places in zip(self.tables, begins):
             if table in requests:
                 requests[table].write(messages, places)
         for server, message in zip(self.rails.servers, messages):
-            self.wire.send(server, one.tag, message)
+            self.wire.send(server, round_.tag, message)
         for client in self.clients:
-            self.wire.expect(client, one.tag)
+            self.wire.expect(client, round_.tag)
 
     def _messages(self, lengths: list[list[int]], num: int) -> tuple[list[np.ndarray], list[list[int]]]:
         """Messages to `num` partners, to be filled, and for each table the begin of its section in each message.
@@ -189,23 +184,23 @@ class Rounds:
         ranks have made different calls before."""
         if self.is_broken:
             raise RuntimeError("EmbeddingTable: an error has ended the messages between nodes: close the table")
-        one = self._rounds[-1] if self._rounds else None
-        if one is not None and not one.is_sent and table in one.requests:
-            self._send(one)
-        if one is None or one.is_sent:
-            one = Round(REQUEST)
-            self._rounds.append(one)
-        one.requests[table], one.replies[table] = reply.packed, reply
-        if len(one.requests) == self.num_tables:
-            self._send(one)
-        return one
+        round_ = self._rounds[-1] if self._rounds else None
+        if round_ is not None and not round_.is_sent and table in round_.requests:
+            self._send(round_)
+        if round_ is None or round_.is_sent:
+            round_ = Round(REQUEST)
+            self._rounds.append(round_)
+        round_.requests[table], round_.replies[table] = reply.packed, reply
+        if len(round_.requests) == self.num_tables:
+            self._send(round_)
+        return round_
 
-    def serve(self, one: Round):
+    def serve(self, round_: Round):
         """Serves the requests of all clients in this round and those before it."""
-        if one.is_served:
+        if round_.is_served:
             return
-        if not one.is_sent:
-            self._send(one)
+        if not round_.is_sent:
+            self._send(round_)
         for earlier in list(self._rounds):
             if not earlier.is_served:
                 with self._breaking():
@@ -213,21 +208,21 @@ class Rounds:
                 for server in self.rails.servers:
                     self.wire.expect(server, REPLY)
                 earlier.is_served = True
-            if earlier is one:
+            if earlier is round_:
                 return
 
-    def _serve(self, one: Round):
+    def _serve(self, round_: Round):
         if not self.clients:
             return
         requests = [self._sections(message) for message in self._receive_from(self.clients, REQUEST, {})]
         lengths: list[list[int]] = []
         for i, table in enumerate(self.tables):
-            of_table, reply = [of_client[i] for of_client in requests], one.replies.get(table)
+            of_table, reply = [of_client[i] for of_client in requests], round_.replies.get(table)
             self._check_alike(reply is not None, of_table)
             lengths.append(table.serve(reply.reason, of_table) if reply is not None else [])
         messages, begins = self._messages(lengths, len(self.clients))
         for table, places, words in zip(self.tables, begins, lengths):
-            if table in one.replies:
+            if table in round_.replies:
                 for i, place in enumerate(zip(messages, places, words)):
                     table.server.write_reply(i, *place)
         for client, message in zip(self.clients, messages):
@@ -244,10 +239,10 @@ class Rounds:
         self.is_broken = True
         raise RuntimeError(f"EmbeddingTable: rank {client} {theirs} while rank {self.world.rank} {mine}: {ALL_ALIKE}")
 
-    def receive(self, one: Round):
+    def receive(self, round_: Round):
         """Receives the replies of this round and those before it."""
-        self.serve(one)
-        while not one.is_received:
+        self.serve(round_)
+        while not round_.is_received:
             earlier = self._rounds[0]
             replies = [
                 self._sections(message) for message in self._receive_from(self.rails.servers, REPLY, earlier.arrived)
@@ -268,8 +263,6 @@ class Rounds:
             return [partner for partner in partners if partner not in found]
 
         def look() -> bool:
-            if time.monotonic() > self.deadline:
-                raise TimeoutError(f"{ranks_text(missing())} did not apply the gradients sent to them in time")
             for partner in missing():
                 message = self.wire.arrived(partner, tag)
                 if message is not None:

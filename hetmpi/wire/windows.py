@@ -54,7 +54,7 @@ class Windows:
         self._free = at_exit(world, partial(free_window, self._window), self._core.stop)
         self._has_failed = False  # the thread has, and this rank has raised its error
         self._world = world
-        world.drains.add(self)
+        world.receivers.add(self)
         self._is_posted = False  # operations since the last flush
 
     def serve(self, tables: list):
@@ -62,7 +62,7 @@ class Windows:
         self._tables = tables  # must live as long
 
     def send(self, partner: int, tag: int, message: np.ndarray):
-        self.drain()
+        self.receive_pending()
         self._is_posted = True
         self._servers[partner].send(message)
 
@@ -71,7 +71,7 @@ class Windows:
         self._servers[partner].fetch()
 
     def arrived(self, partner: int, tag: int) -> np.ndarray | None:
-        self.drain()
+        self.receive_pending()
         line = self._servers[partner]
         line.is_awaited = True
         if not line.is_fetched:
@@ -86,8 +86,8 @@ class Windows:
                 other.is_fetched = other.is_fetching
         return line.take()
 
-    def drain(self):
-        """Raises the error that has ended the thread, once. Called by every wait of this rank (World.drain)."""
+    def receive_pending(self):
+        """Raises the error that has ended the thread, once. Every wait calls it (World.receive_pending)."""
         if not self._has_failed:
             try:
                 self._core.check()
@@ -112,7 +112,7 @@ class Windows:
         return self.publish()
 
     def free(self):
-        self._world.drains.discard(self)
+        self._world.receivers.discard(self)
         self._free()
 
 

@@ -44,7 +44,7 @@ def _free_all():
         MPI.COMM_WORLD.Abort(1)  # the others would wait for this rank
     for world in worlds:
         world.meet("at the end of the program for the other ranks")  # who may still read and write
-        world.drains.clear()  # later waits must not touch what is freed
+        world.receivers.clear()  # later waits must not touch what is freed
     for _, stop in reversed(_open.values()):
         stop()
     while _open:

@@ -22,7 +22,7 @@ CROWDED_NAPS_S = 0.0001, 0.005  # shortest and longest
 MOST_NAMED = 4
 
 
-class Notices:
+class StallNotices:
     """The notices about long waits that the ranks of a world exchange."""
 
     def __init__(self, comm, hosts: list[str], is_crowded: bool = False, warn_after_s: float = WARN_AFTER_S):
@@ -85,10 +85,10 @@ def ranks_text(ranks: list[int]) -> str:
     return f"ranks {', '.join(first)} and {last}" if first else f"rank {last}"
 
 
-class Patience:
+class StallWarning:
     """A wait that prints a warning if it lasts long:
 
-    with Patience(world, lambda: "in step 3 for rank 1") as patience:
+    with StallWarning(world, lambda: "in step 3 for rank 1") as patience:
         while not is_done():
             patience.check()
     """
@@ -137,7 +137,7 @@ class Patience:
         shortest, longest = CROWDED_NAPS_S
         time.sleep(min(max(shortest, CROWDED_SHARE * (time.monotonic() - self._began)), longest))
 
-    def __enter__(self) -> Patience:
+    def __enter__(self) -> StallWarning:
         return self
 
     def __exit__(self, *_):
@@ -147,14 +147,14 @@ class Patience:
 
 
 def wait_for(world, look, what: str | Callable[[], str]):
-    """Polls look() until it returns a true value, and returns that. Warns if the wait lasts long. Meanwhile it drains
-    what others send (world.drain), as they may wait for room here. what: as for Patience, or its text."""
+    """Polls look() until it returns a true value, and returns that. Warns if the wait lasts long. Meanwhile it receives
+    what others send (world.receive_pending), as they may wait for room here. what: as for StallWarning, or its text."""
     found = look()
     if found:
         return found
-    with Patience(world, what if callable(what) else lambda: what) as patience:
+    with StallWarning(world, what if callable(what) else lambda: what) as patience:
         while not (found := look()):
-            world.drain()
+            world.receive_pending()
             patience.check()
             patience.nap()
     return found

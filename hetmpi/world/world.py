@@ -17,7 +17,7 @@ from hetmpi.in_flight import InFlight, finish
 from hetmpi.world.cores import usable_cores
 from hetmpi.world.mpi import MPI, check_launcher, check_one_mpi, import_horovod, mpi_libraries, start_mpi
 from hetmpi.world.same_build import check_same_build, own_build
-from hetmpi.world.waiting import Notices, wait_for
+from hetmpi.world.waiting import StallNotices, wait_for
 
 
 class World:
@@ -31,7 +31,7 @@ class World:
     rank, size      this rank and the number of ranks
     num_cores       processors that the ranks of this host may use together
     notices         notices about long waits
-    drains          objects whose drain() receives messages for this rank's tables
+    receivers       objects whose receive_pending() receives messages for this rank's tables
     wires           wires between nodes, of all worlds of this program: their data move only while ranks call MPI
     """
 
@@ -55,8 +55,8 @@ class World:
         here = [cores for host, cores in zip(hosts, affinities) if host == self.host]
         self.num_cores = usable_cores(set().union(*here))
         is_crowded = len(here) > self.num_cores or "_naps" in os.environ.get("LD_PRELOAD", "")
-        self.notices = Notices(self.comm.Dup(), list(hosts), is_crowded)
-        self.drains = weakref.WeakSet()
+        self.notices = StallNotices(self.comm.Dup(), list(hosts), is_crowded)
+        self.receivers = weakref.WeakSet()
         self._place(ranks_per_node)
 
     def _place(self, ranks_per_node: int | None):
@@ -111,7 +111,7 @@ class World:
         self.comm.Iprobe()
 
     def meet(self, what: str):
-        """Barrier over all ranks, with a warning if it lasts long. what: as for Patience. Collective."""
+        """Barrier over all ranks, with a warning if it lasts long. what: as for StallWarning. Collective."""
         finish(self.meeting(what))
 
     def meeting(self, what: str) -> InFlight[None]:
@@ -120,11 +120,11 @@ class World:
         yield
         wait_for(self, request.Test, what)
 
-    def drain(self):
+    def receive_pending(self):
         """Receives messages of other ranks for this rank's tables. To be called by every wait: the awaited rank may
         itself wait for room in the rings of another table here."""
-        for table in list(self.drains):
-            table.drain()
+        for table in list(self.receivers):
+            table.receive_pending()
 
     def compute_threads(self) -> int:
         """Compute threads per rank: OMP_NUM_THREADS if set, otherwise an equal share of the cores that this node's

@@ -33,10 +33,10 @@
 #include <vector>
 
 #include "cache/row_cache.h"
-#include "owner/inbox.h"
 #include "owner/push_applier.h"
 #include "owner/rank_sums.h"
-#include "wire/delivery.h"
+#include "owner/step_reducer.h"
+#include "wire/ring_writer.h"
 #include "wire/round.h"
 
 namespace hetmpi {
@@ -450,7 +450,7 @@ class CacheTrial {
     const Floats grads = integers(random_, n_ * kDim, -3, 3);
     cache_.update(slots_.data(), grads.data(), n_, anticipate_);
     Pushes out;
-    cache_.pass_on(keys_.data(), slots_.data(), clocks_.data(), grads.data(), n_, &out);
+    cache_.push_directly(keys_.data(), slots_.data(), clocks_.data(), grads.data(), n_, &out);
     std::vector<Push> expected;
     for (int64_t i = 0; i < n_; ++i) {
       const Floats grad = row(grads, i);
@@ -866,7 +866,7 @@ void a_delivery_reaches_every_owner_once(uint64_t seed) {
     const Batch a = streams[0].message(random, m), b = streams[1].message(random, m);
     const Batch both = joined(random, a, b, format.width);
     const Ints first{0, 0, a.size(), both.size()};
-    Delivery delivery(ends, {m, {both.order.data(), both.keys.data(), first.data()}, both.from(0), true});
+    RingWriter delivery(ends, {m, {both.order.data(), both.keys.data(), first.data()}, both.from(0), true});
     await([&] {
       const bool is_done = delivery.proceed();
       CHECK(is_done == delivery.full().empty());
@@ -876,7 +876,7 @@ void a_delivery_reaches_every_owner_once(uint64_t seed) {
   for (auto& owner : owners) owner.join();
   const Ints none{0, 0, 0, 0};
   const uint64_t head = first_ring.head();
-  CHECK(Delivery(ends, {kMessages, {nullptr, nullptr, none.data()}, {}, false}).proceed());
+  CHECK(RingWriter(ends, {kMessages, {nullptr, nullptr, none.data()}, {}, false}).proceed());
   CHECK(first_ring.head() == head);
 }
 
@@ -1327,7 +1327,7 @@ class InboxTrial {
   int64_t own_rank_;
   Rings rings_;
   OwnedRows rows_, expected_{20};
-  Inbox inbox_;
+  StepReducer inbox_;
   std::vector<Origin> origins_;
 };
 
@@ -1538,7 +1538,7 @@ void inbox_refuses_other_steps_and_rows_that_are_not_there(uint64_t seed) {
   for (const auto& [step, row] : std::map<int64_t, int64_t>{{4, 0}, {6, 0}, {5, -1}}) {
     Rings rings(2, min_ring_capacity(format), format);
     OwnedRows rows(3);
-    Inbox inbox(rings.ends(), 1, rows.shard());
+    StepReducer inbox(rings.ends(), 1, rows.shard());
     inbox.begin(5, nullptr, nullptr, nullptr, 0);
     CHECK(!inbox.poll());
     Origin(rings, 0).send(step, one_row(random, row));

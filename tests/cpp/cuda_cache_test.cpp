@@ -127,7 +127,7 @@ class Both {
     on_cpu_.set_step(0.1, number + 1);
     on_gpu_.set_step(0.1, number + 1);
     look_up();
-    judge();
+    classify();
     renew();
     insert();
     gather();
@@ -166,7 +166,7 @@ class Both {
     on_gpu_.use(slots.get(), n(), n(), nullptr);
   }
 
-  void judge() {
+  void classify() {
     clocks_.resize(n());
     for (int32_t& clock : clocks_) clock = static_cast<int32_t>(pick(random_, 40));
     is_stale_.assign(n(), 9);
@@ -253,8 +253,8 @@ class Both {
     const OnGpu keys(keys_), slots(slots_);
     const OnGpu clocks(clocks_);
     const OnGpu grads(values);
-    on_cpu_.pass_on(keys_.data(), slots_.data(), clocks_.data(), values.data(), n(), &pushes_);
-    on_gpu_.pass_on(keys.get(), slots.get(), clocks.get(), grads.get(), n(), nullptr);
+    on_cpu_.push_directly(keys_.data(), slots_.data(), clocks_.data(), values.data(), n(), &pushes_);
+    on_gpu_.push_directly(keys.get(), slots.get(), clocks.get(), grads.get(), n(), nullptr);
     on_cpu_.take_pending(slots_.data(), n(), staleness_, &pushes_);
     on_gpu_.take_pending(slots.get(), n(), staleness_, nullptr);
     const CudaRowCache::Counts counts = on_gpu_.counts(nullptr);

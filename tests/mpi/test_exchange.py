@@ -400,21 +400,6 @@ class NoWindow:
         raise MPI.Exception(MPI.ERR_WIN)
 
 
-def test_a_rank_that_leaves_is_told_what_is_lost(apart):
-    if apart.is_one_node:
-        pytest.skip("takes two nodes")
-    table = open_table(apart, {**PLAIN_MESSAGES, "capacity_rows": ALL}, staleness=10)
-    table.push_pending()
-    keys = torch.arange(20)
-    table.read(keys)
-    table.write(keys, torch.ones(20, 2))
-    with pytest.raises(RuntimeError, match="no rank can push alone"):
-        table.push_pending()
-    table.flush()
-    assert np.array_equal(changes(table, PLAIN)[:, 0], np.where(table.keys() < 20, -apart.size, 0))
-    table.close()
-
-
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_a_table_may_be_closed_while_gradients_are_on_their_way(apart, staleness):
     for _ in range(20):

@@ -120,7 +120,7 @@ def test_memory_of_what_owners_keep_of_pushes_is_that_of_the_run(rule, tmp_path)
 
     def look():
         (table,) = training.tables.values()
-        seen.append(world.comm.allreduce(table.client.num_windows, MPI.MAX))
+        seen.append(world.comm.allreduce(table.client.num_histories, MPI.MAX))
 
     training = Training(world, config, CPU, Spans(), after_report=look)
     training.run()
@@ -128,7 +128,7 @@ def test_memory_of_what_owners_keep_of_pushes_is_that_of_the_run(rule, tmp_path)
         training.log.close()
     training.close()
     (spec,) = plan.specs.values()
-    row_bytes = RowOptimizer(rule).core(spec.dim).window_bytes
+    row_bytes = RowOptimizer(rule).core(spec.dim).history_bytes
     assert row_bytes >= 132 + 4 * spec.dim * (2 if rule == "adam" else 1)
     most = row_bytes * max(seen)  # in a sawtooth: those that have ended are dropped when the number has doubled
     assert most / 2 <= told.kept_bytes <= 2 * most <= told.most_kept_bytes

@@ -84,7 +84,7 @@ def open_table(world, case, staleness, anticipate=1.0, inbox_bytes=1 << 16):
     )  # fmt: skip
     for key, row in zip(table.keys().tolist(), table.shard.weight):
         row[:] = first_row(key, case["dim"])
-    table.window.fence()
+    table.memory.fence()
     return table
 
 
@@ -625,44 +625,12 @@ def test_a_cache_where_reads_are_exact_is_refused(world, size):
         make_table(world, cache=CacheSettings(**size))
 
 
-def test_push_pending_needs_no_other_rank(placed):
-    table = open_table(placed, {**PLAIN, "capacity_rows": ALL}, staleness=10)
-    leaves = placed.rank == placed.size - 1
-    if leaves:
-        keys = torch.arange(20)  # fewer per set than it has lines: all gradients stay pending
-        for _ in range(3):
-            table.read(keys)
-            table.write(keys, torch.ones(20, 2))
-    placed.comm.Barrier()
-    assert (changes(table, PLAIN) == 0).all()
-    placed.comm.Barrier()
-    if leaves:
-        table.push_pending(60)
-    placed.comm.Barrier()
-    assert np.array_equal(changes(table, PLAIN)[:, 0], np.where(table.keys() < 20, -3, 0))
-    table.close()
-
-
-@pytest.mark.parametrize("inbox_bytes", [1, 1 << 16])
-def test_push_pending_ends_in_time_when_an_owner_stands_still(world, inbox_bytes):
-    pids = pids_here(world)
-    table = open_table(world, PLAIN, staleness=10, inbox_bytes=inbox_bytes)
-    if world.rank == 0:
-        table.read(torch.arange(200))
-        table.write(torch.arange(20), torch.ones(20, 2))
-        with stopped(pids[-1], wake_after_s=30):
-            with pytest.raises(TimeoutError, match="did not apply the gradients"):
-                table.push_pending(0.2)
-            assert state_of(pids[-1]) == "T"
-    table.close()
-
-
 def test_close_serves_ranks_that_still_write(placed):
     table = open_table(placed, PLAIN, staleness=1)
     if placed.rank == placed.size - 1:
         time.sleep(0.1)
         table.write(torch.arange(200), torch.ones(200, 2))
-        table.push_pending(30)
+        table.await_owners()
     table.close()
 
 
@@ -823,7 +791,7 @@ def test_lines_are_judged_alike_in_one_call_and_in_parts():
     clocks, fetched = rng.integers(0, 6, num).astype(np.int32), rng.random(num) < 0.5
     is_decided = rng.random(num) < 0.5
     arguments = slots, fetched, is_decided, clocks, 2
-    is_stale, left, num_found, num_stale = cache.judge(*arguments)
+    is_stale, left, num_found, num_stale = cache.classify(*arguments)
     is_line, too_old = slots >= 0, clocks > 2
     expected = is_line & np.where(fetched, True, too_old & ~is_decided)
     assert (is_stale == expected).all() and (left == (~fetched & ~is_decided & (~is_line | expected))).all()

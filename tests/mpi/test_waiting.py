@@ -9,7 +9,7 @@ from test_table import make_table
 
 from hetmpi.reductions import MpiReductions
 from hetmpi.table.staleness import Staleness
-from hetmpi.world.waiting import Notices, ranks_text, wait_for
+from hetmpi.world.waiting import StallNotices, ranks_text, wait_for
 from hetmpi.world.world import World
 
 LATE_S = 1.5
@@ -177,14 +177,14 @@ class CountingComm:
 def test_a_stall_of_all_ranks_sends_few_notices_per_rank(size, most):
     comms = [CountingComm(rank, size) for rank in range(size)]
     for comm in comms:
-        Notices(comm, ["a"] * size).send("for a test")
+        StallNotices(comm, ["a"] * size).send("for a test")
     assert sum(comm.num_sent for comm in comms) <= most
 
 
 def test_when_the_first_ranks_are_stopped_one_other_rank_warns():
     stopped, size, warned = range(5), 16, []
     for rank in range(len(stopped), size):
-        notices = Notices(CountingComm(rank, size), ["a"] * size)
+        notices = StallNotices(CountingComm(rank, size), ["a"] * size)
         notices.waiting = {other: "for a test" for other in range(len(stopped), size) if other != rank}
         warned.append(notices.warning("for a test", 60))
     (text,) = filter(None, warned)
@@ -193,5 +193,5 @@ def test_when_the_first_ranks_are_stopped_one_other_rank_warns():
 
 def test_a_rank_that_waits_alone_warns_itself_whoever_else_would():
     for rank in range(8):
-        said = Notices(CountingComm(rank, 8), ["a"] * 8).warning("for room", 60)
+        said = StallNotices(CountingComm(rank, 8), ["a"] * 8).warning("for room", 60)
         assert f"rank {rank} on a has waited 60 s for room; not waiting:" in said

@@ -114,13 +114,13 @@ def test_waits_of_a_world_receive_for_the_tables_of_its_smaller_nodes(world):
     class Table:
         num_drained = 0
 
-        def drain(self):
+        def receive_pending(self):
             self.num_drained += 1
 
     whole, table = World(world.comm), Table()
     parts = whole.split(1)
-    parts.drains.add(table)
-    whole.drain()
+    parts.receivers.add(table)
+    whole.receive_pending()
     assert parts.node_ranks == [world.rank] and whole.node.size == world.node.size
     assert (parts.comm, parts.notices, table.num_drained) == (whole.comm, whole.notices, 1)
     parts.node.Free()
@@ -139,10 +139,10 @@ def test_a_run_on_smaller_nodes_waits_in_one_world_and_leaves_no_communicator(wo
             self.worlds = set()
 
         def is_agreed(self):
-            self.worlds |= {one.parts.world for one in world.drains if isinstance(one, BspClient)}
+            self.worlds |= {one.context.world for one in world.receivers if isinstance(one, BspClient)}
             return False
 
-    world.drains.clear()
+    world.receivers.clear()
     small = ["data.scale=0.001", "table.dim=4", "batch_size=16", "steps=2", "device=cpu", "eval.max_samples=16"]
     kept = ["checkpoint.at_end=false", "watchdog.seconds=0", f"run.dir={tmp_path}", "table.ranks_per_node=1"]
     preempting = Preempting()

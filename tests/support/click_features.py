@@ -4,15 +4,15 @@ optimizers. data._target_=click_features.Clicks"""
 import numpy as np
 
 from hetmpi.data.batch import Bag, Samples
-from hetmpi.data.features import Wanted, arrange
+from hetmpi.data.features import FeatureRequest, arrange
 
 WANTED = [
-    Wanted("tags", 40, pool="mean", dim=4, optim={"rows": "sgd", "rows_lr": 0.5}),
-    Wanted("user", 100),
-    Wanted("clicked", 0, pool="sum", share="item"),
-    Wanted("item", 60, dim=12),
-    Wanted("city", 20, dim=4, optim={"rows": "sgd", "rows_lr": 0.5}),
-    Wanted("hour", 24),
+    FeatureRequest("tags", 40, pool="mean", dim=4, optim={"rows": "sgd", "rows_lr": 0.5}),
+    FeatureRequest("user", 100),
+    FeatureRequest("clicked", 0, pool="sum", share="item"),
+    FeatureRequest("item", 60, dim=12),
+    FeatureRequest("city", 20, dim=4, optim={"rows": "sgd", "rows_lr": 0.5}),
+    FeatureRequest("hour", 24),
 ]
 MOST_VALUES = 4
 

@@ -10,7 +10,7 @@ from launch import SMALL, launcher_of, run, train
 @pytest.mark.rare
 @pytest.mark.parametrize("ranks, rule", [(2, "sgd"), (1, "adagrad"), (2, "adam")])
 def test_memory_is_what_rows_states_caches_and_mailboxes_take(ranks, rule):
-    bound = ["table.staleness=5", "table.cache.capacity_fraction=0.3", "table.cache.admit=all", "table.inbox_mb=1"]
+    bound = ["table.staleness=5", "table.cache.capacity_fraction=0.3", "table.cache.admit=all"]
     large = ["device=cpu", "data.scale=0.06", "table.dim=32", f"optim.rows={rule}"]
     outcome = run([*launcher_of(ranks), sys.executable, "tests/support/table_memory.py", *bound, *large])
     assert outcome.code == 0, outcome.text

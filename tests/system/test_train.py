@@ -149,7 +149,7 @@ def test_every_model_learns_a_real_sample_in_one_epoch(model, tmp_path):
 
 @pytest.mark.long
 def test_messages_larger_than_the_inbox_do_not_stop_the_ranks(tmp_path):
-    large = ["batch_size=1024", "table.dim=32", "table.inbox_mb=0.05", "log.every_steps=1", "steps=8"]
+    large = ["batch_size=4096", "table.dim=512", "log.every_steps=1", "steps=3"]
     for ranks in (2, 3):
         outcome = train(ranks, *SMALL, *large, f"run.dir={tmp_path}/{ranks}")
         assert outcome.code == 0, outcome.text

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from hetmpi.errors import UserError
 from hetmpi.log.display import ending
-from hetmpi.run.best import Best, Bests, is_lower_better
+from hetmpi.run.best import Best, MetricHistory, is_lower_better
 
 
 class Task:
@@ -21,7 +21,7 @@ class Task:
 def make(world, patience=None, metric=None, best=None, every=2, num_valid=9, task=None, resumed=None):
     settings = {"eval": {"patience": patience, "metric": metric, "every_steps": every}, "checkpoint": {"best": best}}
     config = OmegaConf.create({**settings, "data_name": "clicks"})
-    return Bests(world, config, task or Task(), num_valid, resumed)
+    return MetricHistory(world, config, task or Task(), num_valid, resumed)
 
 
 @pytest.mark.parametrize("lower, values, best, num_since", [

@@ -141,7 +141,6 @@ def test_jobs_that_start_in_one_second_have_folders_of_their_own():
         "run.dir=/tmp/ü",
         "steps=99999999999999999999",
         "table.dim=100000000000",
-        "table.inbox_mb=inf",
         "table.init_std=inf",
         "optim.rows_lr=inf",
         "watchdog.seconds=inf",

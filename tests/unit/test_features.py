@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetmpi.data.batch import Bag, FeatureBatches, SamplesError, concatenate
-from hetmpi.data.features import TABLE, FeatureTable, Wanted, arrange
+from hetmpi.data.features import TABLE, FeatureRequest, FeatureTable, arrange
 
 
 def test_features_of_equal_settings_share_a_table_and_shared_features_their_rows():
@@ -27,8 +27,9 @@ def test_features_of_equal_settings_share_a_table_and_shared_features_their_rows
 
 def test_tables_have_names_of_their_own():
     own = [
-        Wanted("a", 1), Wanted("b", 1, dim=8), Wanted("c", 1, dim=8, optim={"rows": "sgd"}),
-        Wanted("d", 1, optim={"rows": "sgd"}), Wanted("e", 1, cache={"capacity_rows": 5}), Wanted("f", 1, dim=8),
+        FeatureRequest("a", 1), FeatureRequest("b", 1, dim=8), FeatureRequest("c", 1, dim=8, optim={"rows": "sgd"}),
+        FeatureRequest("d", 1, optim={"rows": "sgd"}), FeatureRequest("e", 1, cache={"capacity_rows": 5}),
+        FeatureRequest("f", 1, dim=8),
     ]  # fmt: skip
     features, tables = arrange(own)
     assert list(tables) == [TABLE, "dim8", "dim8-2", "table-2", "table-3"]

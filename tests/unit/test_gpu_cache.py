@@ -63,7 +63,7 @@ class NoLines:
     def update(self, slots, grads, anticipate, stream):
         pass
 
-    def pass_on(self, keys, slots, clocks, grads, stream):
+    def push_directly(self, keys, slots, clocks, grads, stream):
         pass
 
     def take_due(self, slots, staleness, stream):
@@ -102,5 +102,5 @@ def test_the_stream_waits_for_gradients_written_into_the_rows_that_were_read():
     rows = cache.deliver(np.full(5, -1), np.ones((5, DIM), np.float32))
     cache.delivered(rows)
     assert not gpu.taken
-    cache.local(rows.mul_(2))
+    cache.as_input(rows.mul_(2))
     assert gpu.taken == [rows.data_ptr()]

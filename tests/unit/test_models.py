@@ -16,7 +16,7 @@ from hetmpi.models.ctr import MLP, CTRModel
 from hetmpi.models.dcn import CrossLayer
 from hetmpi.models.deepfm import second_order
 from hetmpi.run.build import generator_of_dropout, seed_of
-from hetmpi.trained.saved_model import OfTensors
+from hetmpi.trained.saved_model import TensorModel
 
 NAMES = CLICK_MODELS
 WITH_MLP = tuple(name for name in NAMES if name not in ("lr", "fm"))
@@ -402,12 +402,12 @@ def test_the_generator_of_a_model_without_dropout_is_left_alone():
 
 
 def exported(name, **sizes):
-    """A trained model of OfTensors for export, example inputs as in saved_model.dense_layers, and other inputs."""
+    """A trained model of TensorModel for export, example inputs as in saved_model.dense_layers, and other inputs."""
     model = build(name, **sizes)
     randomize_norms(model)
     rows, batch = random_input(model, batch_size=9)
     example = torch.zeros(FIELDS + 1, model.row_dim), torch.arange(FIELDS).repeat(2, 1), torch.zeros(2, model.num_dense)
-    return OfTensors(model).eval(), example, (rows.detach(), batch.index, batch.dense)
+    return TensorModel(model).eval(), example, (rows.detach(), batch.index, batch.dense)
 
 
 def randomize_norms(model):

@@ -51,7 +51,7 @@ def rows_after(grads, touched, lr):
     clock, marks, rows = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.uint8), []
     directory = _C.Arithmetic(_C.Partition("range", num_rows, 1), 0)
     rings, applied = np.zeros((1, 4096), np.uint8), np.zeros(1, np.int64)
-    owner = _C.Inbox(rings, 0, weight, state, clock, marks, directory, applied)
+    owner = _C.StepReducer(rings, 0, weight, state, clock, marks, directory, applied)
     for step, (grad, touch) in enumerate(zip(grads, touched), start=1):
         keys = np.flatnonzero(touch)
         rule.set_step(lr, step)

@@ -9,7 +9,7 @@ import numpy as np
 
 from hetmpi.bounded_file import shown
 from hetmpi.data.files import DataError, absolute
-from hetmpi.data.graph.graph import Graph, Raw, joined_ids, smallest_integers, split_per_class
+from hetmpi.data.graph.graph import Graph, RawGraph, joined_ids, smallest_integers, split_per_class
 from hetmpi.data.graph.npz import read_npz
 from hetmpi.data.graph.ogb import is_ogb, read_ogb
 from hetmpi.data.graph.source import GraphData, check_flag, check_path
@@ -78,7 +78,7 @@ class GraphFiles(GraphData):
             raw.num_classes, self._split(raw), dense, raw.names, raw.class_names,
         )  # fmt: skip
 
-    def _split(self, raw: Raw) -> np.ndarray:
+    def _split(self, raw: RawGraph) -> np.ndarray:
         if self.per_class is None:
             if raw.split is None:
                 raise DataError(

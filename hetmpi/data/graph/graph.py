@@ -48,7 +48,7 @@ class Graph:
 
 
 @dataclass
-class Raw:
+class RawGraph:
     """A graph as it is in files: `lists` in place of ids, no split where the files have none."""
 
     adjacency: tuple[np.ndarray, np.ndarray]  # indptr and indices of a Graph

@@ -23,7 +23,7 @@ import numpy as np
 from hetmpi.bounded_file import open_regular, shown
 from hetmpi.data.batch import Bag
 from hetmpi.data.files import DataError
-from hetmpi.data.graph.graph import Raw, check_adjacency, check_nodes, classes_below, made_undirected, whole_labels
+from hetmpi.data.graph.graph import RawGraph, check_adjacency, check_nodes, classes_below, made_undirected, whole_labels
 from hetmpi.errors import UserError, one_line
 from hetmpi.memory import check_fits
 
@@ -34,7 +34,7 @@ MOST_WORDS = 1 << 40
 COPIES = 3  # bytes that reading a graph takes, per byte of its arrays
 
 
-def read_npz(path: str, undirected: bool) -> Raw:
+def read_npz(path: str, undirected: bool) -> RawGraph:
     """Raises DataError for a file that is damaged or lacks an array."""
     what = f"data.path={shown(path)}"
     try:
@@ -90,7 +90,7 @@ def header_of(file) -> tuple[tuple[int, ...], np.dtype]:
     return shape, dtype
 
 
-def raw_of(arrays: Mapping[str, np.ndarray], what: str, undirected: bool) -> Raw:
+def raw_of(arrays: Mapping[str, np.ndarray], what: str, undirected: bool) -> RawGraph:
     indptr, indices = (integers_of(arrays, name, what) for name in ("indptr", "indices"))
     check_adjacency(indptr, indices, what)
     num_nodes = len(indptr) - 1
@@ -103,7 +103,7 @@ def raw_of(arrays: Mapping[str, np.ndarray], what: str, undirected: bool) -> Raw
     if names is not None:
         names = checked_texts(names, what) if names.dtype.kind == "U" else integers_of(arrays, "name", what)
     adjacency = made_undirected(indptr, indices) if undirected else (indptr, indices)
-    return Raw(adjacency, words_of(arrays, num_nodes, what), labels, num_classes, split, dense, names)
+    return RawGraph(adjacency, words_of(arrays, num_nodes, what), labels, num_classes, split, dense, names)
 
 
 def labels_of(found: np.ndarray, what: str) -> tuple[np.ndarray, int]:

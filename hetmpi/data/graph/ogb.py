@@ -25,7 +25,7 @@ import pyarrow.csv as csv
 from hetmpi.bounded_file import shown
 from hetmpi.data.batch import Bag
 from hetmpi.data.files import DataError, first_line
-from hetmpi.data.graph.graph import NO_PART, Raw, check_nodes, classes_below, from_edges, lists_by, whole_labels
+from hetmpi.data.graph.graph import NO_PART, RawGraph, check_nodes, classes_below, from_edges, lists_by, whole_labels
 from hetmpi.data.graph.reading import read_csv_file
 from hetmpi.errors import one_line
 
@@ -38,7 +38,7 @@ def is_ogb(folder: str) -> bool:
     return os.path.isdir(os.path.join(folder, "raw"))
 
 
-def read_ogb(folder: str, undirected: bool) -> Raw:
+def read_ogb(folder: str, undirected: bool) -> RawGraph:
     """Raises DataError for files that are missing, cannot be read or contradict each other."""
     raw = os.path.join(folder, "raw")
     if os.path.exists(os.path.join(raw, "triplet-type-list.csv.gz")):
@@ -50,7 +50,7 @@ def read_ogb(folder: str, undirected: bool) -> Raw:
     return raw_of(folder, edges, [], labels, undirected, numbers=raw, kind="")
 
 
-def read_kinds(folder: str, raw: str, undirected: bool) -> Raw:
+def read_kinds(folder: str, raw: str, undirected: bool) -> RawGraph:
     """Of a data set with several kinds of nodes."""
     place = f"data.path={shown(folder)}"
     sizes = {
@@ -105,7 +105,7 @@ def size_of(value, path: str) -> int:
 def raw_of(
     folder: str, edges: tuple[np.ndarray, np.ndarray], lists: list[tuple[Bag, int]], labels: np.ndarray,
     undirected: bool, numbers: str, kind: str,
-) -> Raw:  # fmt: skip
+) -> RawGraph:  # fmt: skip
     """numbers: folder of node-feat.csv.gz. kind: folder of the split's files."""
     num_nodes = len(labels)
     feat = os.path.join(numbers, "node-feat.csv.gz")
@@ -114,7 +114,7 @@ def raw_of(
     num_classes = labels.shape[1] if labels.ndim == 2 else int(labels.max()) + 1
     place = f"data.path={shown(folder)}"
     classes_below(num_classes, place)
-    return Raw(adjacency, lists, labels, num_classes, split_in(folder, kind, num_nodes), dense)
+    return RawGraph(adjacency, lists, labels, num_classes, split_in(folder, kind, num_nodes), dense)
 
 
 def labels_in(folder: str, num_nodes: int) -> np.ndarray:

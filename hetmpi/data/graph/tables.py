@@ -27,7 +27,7 @@ from hetmpi.data.graph.graph import (
     TEST,
     TRAIN,
     VALID,
-    Raw,
+    RawGraph,
     check_labels_fit,
     classes_below,
     classes_of,
@@ -64,7 +64,7 @@ def list_tables(folder: str) -> tuple[list[str], list[str]]:
     return found["edges"], found["nodes"]
 
 
-def read_tables(folder: str, undirected: bool) -> Raw:
+def read_tables(folder: str, undirected: bool) -> RawGraph:
     """Raises DataError for files that cannot be read, lack a column or name unknown nodes."""
     edge_files, node_files = list_tables(folder)
     nodes, edges = read(node_files), read(edge_files, ["src", "dst"])
@@ -79,7 +79,7 @@ def read_tables(folder: str, undirected: bool) -> Raw:
     labels, class_names = labels_of(column(nodes, "label"), node_file)
     others = [name for name in nodes.column_names if name not in OWN_COLUMNS]
     is_number = {name: is_dense(nodes.schema.field(name).type) for name in others}
-    return Raw(
+    return RawGraph(
         from_edges(src, dst, len(nodes), undirected),
         [list_of(column(nodes, name), f"{node_file}: {one_line(name)}") for name in others if not is_number[name]],
         labels,

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from hetmpi import _C
 from hetmpi.data.files import DataError
-from hetmpi.data.tabular.reading import BAD_LABEL, BAD_NUMBER, HASH, MAX_EXAMPLES, BadRows, Reading, Stored, shown
+from hetmpi.data.tabular.reading import BAD_LABEL, BAD_NUMBER, HASH, MAX_EXAMPLES, BadRows, Reading, StoredColumn, shown
 from hetmpi.data.tabular.rules import NUMBER
 
 NUMBER_TEXT = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
@@ -186,7 +186,7 @@ def cast_some(texts: pa.Array, kind: pa.DataType) -> pa.Array:
         return pa.concat_arrays([cast_some(texts[:half], kind), cast_some(texts[half:], kind)])
 
 
-def lists(array: pa.Array, column: Stored, missing: tuple[str, ...]) -> tuple[pa.Array, np.ndarray | None]:
+def lists(array: pa.Array, column: StoredColumn, missing: tuple[str, ...]) -> tuple[pa.Array, np.ndarray | None]:
     """list<int64> of the values' hashes or integers, without missing ones, and rows with a bad value."""
     array = typed(array, pa.list_(pa.string()))
     if column.separator is not None and not is_list(array.type):  # else they are divided already
@@ -293,7 +293,7 @@ def column_of(raw: pa.Table, name: str) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.array([], column.type)])
 
 
-def one_column(array: pa.Array, column: Stored, reading: Reading) -> tuple[pa.Array, np.ndarray | None]:
+def one_column(array: pa.Array, column: StoredColumn, reading: Reading) -> tuple[pa.Array, np.ndarray | None]:
     bad = None
     if column.is_list:
         return lists(array, column, reading.missing)

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from hetmpi.data.batch import Bag, Samples
-from hetmpi.data.features import NO_KEY, ByValue, Feature, Wanted, arrange
+from hetmpi.data.features import NO_KEY, Feature, FeatureRequest, ValueMap, arrange
 from hetmpi.data.files import DataError
 from hetmpi.data.tabular.convert import NO_INTEGER, hashes, integers, no_value
 from hetmpi.data.tabular.reading import LABEL, Reading
@@ -24,7 +24,7 @@ MISSING_KEY, UNSEEN_KEY, FIRST_KEY = 0, 1, 2  # of a vocabulary
 
 
 @dataclass(frozen=True)
-class Coder:
+class IdEncoder:
     """Values of an id column -> keys 0 <= key < rows.
 
     HASHED: value % rows. VOCABULARY: FIRST_KEY + position among `values`, sorted; MISSING_KEY, and UNSEEN_KEY for all
@@ -62,7 +62,7 @@ class Encoder:
         self,
         reading: Reading,
         columns: list[Column],
-        coders: Mapping[str, Coder],
+        coders: Mapping[str, IdEncoder],
         moments: list[tuple[float, ...]],
         scalings: Mapping[str, Scaling],
     ):
@@ -109,7 +109,7 @@ class Encoder:
         state = json.loads(np.asarray(arrays["encoder"]).tobytes())
         columns = [Column(**{**one, "transform": tuple_of(one["transform"])}) for one in state["columns"]]
         coders = {
-            name: Coder(mode, rows, seed, np.asarray(arrays[f"values{i}"]))
+            name: IdEncoder(mode, rows, seed, np.asarray(arrays[f"values{i}"]))
             for i, (name, (mode, rows, seed)) in enumerate(state["coders"].items())
         }
         scalings = {name: Scaling(*one) for name, one in state.get("scalings", {}).items()}
@@ -141,11 +141,11 @@ class Encoder:
         """How values of a feature become keys: HASHED, VOCABULARY or INTEGERS, None for buckets."""
         return None if self.columns[self._number[name]].is_buckets else self._coder(name).mode
 
-    def by_value(self) -> dict[str, ByValue]:
+    def by_value(self) -> dict[str, ValueMap]:
         """Id column -> how table.init_from finds the rows of its values: none for values that were not seen in
         training."""
         return {
-            feature.name: ByValue(
+            feature.name: ValueMap(
                 feature.table, partial(self._places, feature), self._coder(feature.name).mode == HASHED
             )
             for feature in self.features
@@ -166,17 +166,17 @@ class Encoder:
             raise DataError(f"integers of at least 0 were expected, got {values[int(np.flatnonzero(bad)[0])]}")
         return coder.keys(found, feature.name) + feature.first
 
-    def _coder(self, name: str) -> Coder:
+    def _coder(self, name: str) -> IdEncoder:
         """That of an id column."""
         return self.coders[self.columns[self._number[name]].share or name]
 
-    def _wanted(self, column: Column) -> Wanted:
+    def _wanted(self, column: Column) -> FeatureRequest:
         own = {"dim": column.dim, "optim": dict(column.optim), "cache": dict(column.cache)}
         if column.is_buckets:
-            return Wanted(column.name, len(column.transform) + 2, **own)
+            return FeatureRequest(column.name, len(column.transform) + 2, **own)
         if column.share is not None:
-            return Wanted(column.name, self.coders[column.share].rows, column.pool, column.share)
-        return Wanted(column.name, self.coders[column.name].rows, column.pool, **own)
+            return FeatureRequest(column.name, self.coders[column.share].rows, column.pool, column.share)
+        return FeatureRequest(column.name, self.coders[column.name].rows, column.pool, **own)
 
     def _values(self, table: pa.Table, name: str) -> np.ndarray:
         return table[f"c{self._number[name]}"].to_numpy()

@@ -14,7 +14,7 @@ from hetmpi.data.checked import read_json, write_json
 from hetmpi.data.files import DataError, first_line
 from hetmpi.data.tabular.convert import NUMBER_TEXT, as_text, column_of, times, trimmed
 from hetmpi.data.tabular.files import Unit
-from hetmpi.data.tabular.prepare import Job, list_folder, reading_prepared, rows_of
+from hetmpi.data.tabular.prepare import PrepareJob, list_folder, reading_prepared, rows_of
 from hetmpi.data.tabular.reading import Reading
 
 EARLIEST = np.iinfo(np.int64).min
@@ -28,7 +28,7 @@ def span_of(text: str) -> int | None:
     return match and int(match[1]) * SECONDS[match[2]] * 1_000_000
 
 
-def last_span(job: Job, column: str, span: str, rank: int, size: int, barrier: Callable[[], None]) -> Reading:
+def last_span(job: PrepareJob, column: str, span: str, rank: int, size: int, barrier: Callable[[], None]) -> Reading:
     """The reading rules of `job` with the span up to the column's latest time held out, found by all ranks.
     Collective."""
     bare = replace(job, reading=replace(job.reading, label=None, columns=(), split=(column, ()), after=None))
@@ -57,7 +57,7 @@ def latest_of(unit: Unit, reading: Reading) -> dict:
 
 
 def by_unit(
-    job: Job, find: Callable[[Unit, Reading], dict], rank: int, size: int, barrier: Callable[[], None]
+    job: PrepareJob, find: Callable[[Unit, Reading], dict], rank: int, size: int, barrier: Callable[[], None]
 ) -> list[dict]:
     """What `find` returns for each unit, from files that the ranks write. Collective."""
     files = [f"last-{name}.json" for name in job.names]
@@ -70,7 +70,7 @@ def by_unit(
         return [read_json(job.folder, name) for name in files]
 
 
-def last_values(job: Job, column: str, num: int, rank: int, size: int, barrier: Callable[[], None]) -> Reading:
+def last_values(job: PrepareJob, column: str, num: int, rank: int, size: int, barrier: Callable[[], None]) -> Reading:
     """The reading rules of `job` with the last `num` values of the column held out, found by all ranks. Numbers are
     ordered by value, other texts as texts. Collective."""
     bare = replace(job, reading=replace(job.reading, label=None, columns=(), split=(column, ())))

@@ -58,7 +58,7 @@ def look(path: str, names, delimiter: str | None, quote: str | None, missing: tu
 
 
 @dataclass(frozen=True)
-class Seen:
+class ColumnSample:
     """Values of a column in a sample of so many rows. is_binary: only 0 and 1. is_time: dates or times that
     data.valid reads. separator: one that may divide several values, None if none seems to. scaling: of numbers."""
 
@@ -72,7 +72,7 @@ class Seen:
     scaling: Scaling | None
 
 
-def seen_of(path: str, layout: Layout, names, missing: tuple[str, ...]) -> dict[str, Seen]:
+def seen_of(path: str, layout: Layout, names, missing: tuple[str, ...]) -> dict[str, ColumnSample]:
     """Values of each column, in the first SAMPLE_BYTES of text or the first SAMPLE_ROWS of Parquet."""
     if layout.form == PARQUET:
         flat = [name for name, kind in layout.types.items() if kind not in (LIST, NESTED)]
@@ -95,7 +95,7 @@ def first_texts(path: str, names: list[str]) -> dict[str, pa.Array]:
         raise DataError(f"data.path: {path} cannot be read: {first_line(error)}") from error
 
 
-def seen(texts: pa.Array | pa.ChunkedArray, missing: tuple[str, ...], kind: str) -> Seen:
+def seen(texts: pa.Array | pa.ChunkedArray, missing: tuple[str, ...], kind: str) -> ColumnSample:
     values = distinct_of(texts, missing)
     examples = [value.decode(errors="replace") for value in values[:3].to_pylist()]
     is_binary = sorted(values[:3].to_pylist()) == [b"0", b"1"]
@@ -103,7 +103,7 @@ def seen(texts: pa.Array | pa.ChunkedArray, missing: tuple[str, ...], kind: str)
     is_time = len(values) > 0 and not moments_of(values).null_count
     separator = None if is_number or is_time else separator_of(values)
     scaling = Scaling.of(np.concatenate([numbers(one, missing)[0] for one in chunks_of(texts)])) if is_number else None
-    return Seen(len(texts), len(values), examples, is_binary, is_number, is_time, separator, scaling)
+    return ColumnSample(len(texts), len(values), examples, is_binary, is_number, is_time, separator, scaling)
 
 
 def chunks_of(texts: pa.Array | pa.ChunkedArray) -> list[pa.Array]:

@@ -67,7 +67,7 @@ DAMAGES = (errno.ENOENT, errno.EIO, errno.EISDIR, errno.ENOTDIR)  # a file that 
 
 
 @dataclass
-class Job:
+class PrepareJob:
     """One preparation: the units of a source, read by the same rules, into a folder.
 
     source: for messages. types: of the first file's columns. rules: those that may drop further columns of other files.
@@ -95,7 +95,7 @@ def rows_of(unit: Unit, reading: Reading) -> TextRows | ParquetRows:
     return (ParquetRows if unit.form == PARQUET else TextRows)(unit, reading)
 
 
-def check_names(job: Job, unit: Unit, names: Sequence[str]) -> None:
+def check_names(job: PrepareJob, unit: Unit, names: Sequence[str]) -> None:
     """Raises DataError for columns that the first file has not, unless a rule drops them."""
     rules = {
         name: next((rule for rule in job.rules if rule.matches(name)), None) for name in set(names) - set(job.types)
@@ -110,7 +110,7 @@ def check_names(job: Job, unit: Unit, names: Sequence[str]) -> None:
         )
 
 
-def prepare(job: Job, rank: int = 0, size: int = 1) -> None:
+def prepare(job: PrepareJob, rank: int = 0, size: int = 1) -> None:
     """Prepares the units of rank `rank` that are missing in the folder.
 
     Raises DataError for a source that cannot be read, more than max_bad_rows bad rows, and a full disk."""
@@ -131,7 +131,7 @@ def prepare(job: Job, rank: int = 0, size: int = 1) -> None:
             )
 
 
-def finish(job: Job) -> dict:
+def finish(job: PrepareJob) -> dict:
     """Merges the counts of all units into the manifest and returns it. To be called by one rank, after all have
     prepared.
 
@@ -177,7 +177,7 @@ def has_positives(folder: str, manifest: dict) -> bool:
     return False
 
 
-def join_counts(job: Job) -> dict:
+def join_counts(job: PrepareJob) -> dict:
     """The manifest of the prepared units."""
     counts = [read_json(job.folder, name, "unit.json") for name in job.names]
     registers = (load_array(os.path.join(job.folder, name, "registers.npy")) for name in job.names)
@@ -224,13 +224,13 @@ def join_files(names: list[str], files: list[dict[str, int]]) -> dict[str, int]:
     return {f"{unit}/{name}": rows for unit, part in zip(names, files) for name, rows in part.items()}
 
 
-def write_unit(job: Job, unit: Unit, name: str, bad: BadRows) -> dict:
+def write_unit(job: PrepareJob, unit: Unit, name: str, bad: BadRows) -> dict:
     """Prepares one unit and returns its counts; removes its files if it fails. bad: bad rows of earlier units."""
     part = os.path.join(job.folder, f"{name}.part-{socket.gethostname()}-{os.getpid()}")
     shutil.rmtree(part, ignore_errors=True)  # a restarted container may have the same host name and process id
     try:
         os.makedirs(part)
-        tally = Tally(job.reading)
+        tally = UnitStats(job.reading)
         rows = write_rows(job, unit, part, tally, bad)
         count = {"unit": asdict(unit), **rows, **tally.to_json()}
         save_array(os.path.join(part, "registers.npy"), tally.registers)
@@ -243,7 +243,7 @@ def write_unit(job: Job, unit: Unit, name: str, bad: BadRows) -> dict:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def write_rows(job: Job, unit: Unit, part: str, tally: Tally, bad: BadRows) -> dict:
+def write_rows(job: PrepareJob, unit: Unit, part: str, tally: UnitStats, bad: BadRows) -> dict:
     """Writes the unit's good rows. Returns rows by file name for each split."""
     rng = np.random.default_rng((SPLIT_SEED, unit.number))
     schema = job.reading.schema()
@@ -281,7 +281,7 @@ def divide(table: pa.Table, unit: Unit, reading: Reading, rng: np.random.Generat
 class Progress:
     """Reports a long unit every REPORT_S seconds."""
 
-    def __init__(self, job: Job, unit: Unit):
+    def __init__(self, job: PrepareJob, unit: Unit):
         self._job, self._unit, self._rows = job, unit, 0
         self._begin = self._last = time.monotonic()
 
@@ -295,7 +295,7 @@ class Progress:
             self._last = now
 
 
-class Tally:
+class UnitStats:
     """Counts over the rows of a unit.
 
     missing    (C,) missing values, rows without values of lists

@@ -28,7 +28,7 @@ CURES = {
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredColumn:
     """A column of the prepared files. as_: NUMBER, HASH of the text, or INTEGER as it is. seed: of the hash."""
 
     name: str
@@ -59,7 +59,7 @@ class Reading:
     label: str | None
     label_kind: str
     positive: tuple[str, ...] | None
-    columns: tuple[Stored, ...]
+    columns: tuple[StoredColumn, ...]
     share: float = 0.0
     split: tuple[str, tuple[str, ...]] | None = None
     after: int | None = None
@@ -93,19 +93,19 @@ class Reading:
                 **lists,
                 "split": split,
                 "kept": tuple(saved["kept"]),
-                "columns": tuple(Stored(**one) for one in saved["columns"]),
+                "columns": tuple(StoredColumn(**one) for one in saved["columns"]),
             }
         )
 
 
-def stored_columns(columns: list[Column]) -> tuple[Stored, ...]:
+def stored_columns(columns: list[Column]) -> tuple[StoredColumn, ...]:
     """The columns of the prepared files."""
     numbers = {column.name: column.number for column in columns}
     integers = {column.name for column in columns if column.is_integer}
     return tuple(
-        Stored(column.name, NUMBER)
+        StoredColumn(column.name, NUMBER)
         if column.kind == NUMBER
-        else Stored(
+        else StoredColumn(
             column.name,
             INTEGER if (column.share or column.name) in integers else HASH,
             numbers[column.share or column.name],

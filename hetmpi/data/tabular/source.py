@@ -23,14 +23,14 @@ from hetmpi.data.source import check_slice
 from hetmpi.data.tabular import vocabulary
 from hetmpi.data.tabular.convert import no_value
 from hetmpi.data.tabular.coverage import MOST, unseen_of, unseen_text
-from hetmpi.data.tabular.encoder import FIRST_KEY, HASHED, INTEGERS, VOCABULARY, Coder, Encoder
+from hetmpi.data.tabular.encoder import FIRST_KEY, HASHED, INTEGERS, VOCABULARY, Encoder, IdEncoder
 from hetmpi.data.tabular.files import PARQUET, TEXT, Unit, list_files, list_units
 from hetmpi.data.tabular.held_out import check_held_out
 from hetmpi.data.tabular.last import last_span, last_values, span_of
 from hetmpi.data.tabular.layout import Layout, look
 from hetmpi.data.tabular.prepare import (
     UNIT_BYTES,
-    Job,
+    PrepareJob,
     enough_memory,
     finish,
     place_of,
@@ -163,7 +163,7 @@ class Tabular:
     def _nothing(self) -> Samples:
         return self.encoder.samples(self.encoder.reading.schema().empty_table())
 
-    def _job(self, report) -> tuple[Job, tuple[str, int | str] | None]:
+    def _job(self, report) -> tuple[PrepareJob, tuple[str, int | str] | None]:
         """The preparation; and the column whose last values are held out, and their number or span of time."""
         train, valid, share, last = list_files(self.path), [], 0.0, None
         if isinstance(self.valid_rule, str):
@@ -186,7 +186,7 @@ class Tabular:
             self.positive, stored, share,
         )  # fmt: skip
         folder = self._folder(reading, last)
-        return Job(self.path, units, reading, folder, layout.types, self.rules, self.max_bad_rows, report), last
+        return PrepareJob(self.path, units, reading, folder, layout.types, self.rules, self.max_bad_rows, report), last
 
     def _layout(self, path: str, last: tuple[str, int | str] | None) -> Layout:
         """The layout of the first file. Raises DataError if the label or the column of data.valid is missing."""
@@ -225,7 +225,7 @@ class Tabular:
             )
         if rank == 0:
             check_held_out(self.folder, manifest, reading)
-        modes = Modes(self, manifest, columns)
+        modes = IdEncodings(self, manifest, columns)
         groups = modes.vocabularies()[rank::size]
         wanted = [(group, no_value(reading.columns[group[0]].seed)) for group in groups]
         vocabulary.count(self.folder, manifest, wanted, report)
@@ -254,7 +254,7 @@ class Tabular:
             self.num_fields = self.num_features
             self.num_rows, self.field_rows = self.tables[TABLE].num_rows, list(self.tables[TABLE].field_rows)
 
-    def _report(self, manifest: dict, modes: Modes, report) -> None:
+    def _report(self, manifest: dict, modes: IdEncodings, report) -> None:
         """Prints a line per column."""
         rows_of = {feature.name: feature.rows for feature in self.features}
         notes = {**self._notes(), **modes.notes, **no_value_notes(self.encoder.columns, manifest)}
@@ -317,7 +317,7 @@ def scalings(columns: list[Column], manifest: dict) -> dict[str, Scaling]:
     }
 
 
-class Modes:
+class IdEncodings:
     """How the id columns of prepared data become keys. notes: column -> remark for its line at the start."""
 
     def __init__(self, source: Tabular, manifest: dict, columns: list[Column]):
@@ -333,7 +333,7 @@ class Modes:
         """The prepared columns of each vocabulary."""
         return [self._sharing(name) for name, mode in self._modes.items() if mode == VOCABULARY]
 
-    def coders(self) -> dict[str, Coder]:
+    def coders(self) -> dict[str, IdEncoder]:
         return {column.name: self._coder(column) for column in self._columns if column.name in self._modes}
 
     def _sharing(self, name: str) -> list[int]:
@@ -363,16 +363,16 @@ class Modes:
         self.notes[column.name] = f"hashed, as it has more than {MOST_VALUES:,} distinct values"
         return HASHED
 
-    def _coder(self, column: Column) -> Coder:
+    def _coder(self, column: Column) -> IdEncoder:
         mode = self._modes[column.name]
         if mode == INTEGERS:
             self._check_integers(column)
-            return Coder(INTEGERS, column.rows + 1)
+            return IdEncoder(INTEGERS, column.rows + 1)
         if mode == VOCABULARY:
             group = self._sharing(column.name)
             values = vocabulary.load(self._source.folder, self._manifest, group, column.min_count)
-            return Coder(VOCABULARY, len(values) + FIRST_KEY, column.number, values)
-        return Coder(HASHED, column.rows if column.rows != AUTO else self._hashed_rows(column))
+            return IdEncoder(VOCABULARY, len(values) + FIRST_KEY, column.number, values)
+        return IdEncoder(HASHED, column.rows if column.rows != AUTO else self._hashed_rows(column))
 
     def _hashed_rows(self, column: Column) -> int:
         rows, most = max(1, round(self._distinct(column) * self._source.rows_per_value)), self._source.max_field_rows

@@ -1,4 +1,4 @@
-// Delivery: a rank's gradients of one step on their way into the rings of their owners (ring.h), as far as these have
+// RingWriter: a rank's gradients of one step on their way into the rings of their owners (ring.h), as far as these have
 // room.
 #pragma once
 
@@ -12,11 +12,11 @@
 
 namespace hetmpi {
 
-class Delivery {
+class RingWriter {
  public:
   // rings: to each rank, null where nothing is to be written. push: the gradients for all ranks; if it ends the step, a
   // ring without rows gets an empty record.
-  Delivery(std::vector<RingProducer*> rings, PushView push) : rings_(std::move(rings)), push_(push) {
+  RingWriter(std::vector<RingProducer*> rings, PushView push) : rings_(std::move(rings)), push_(push) {
     for (size_t rank = 0; rank < rings_.size(); ++rank)
       if (rings_[rank] && (push_.ends_step || push_.route.num(rank) > 0)) left_.push_back({rank, 0});
   }

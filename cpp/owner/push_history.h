@@ -1,19 +1,20 @@
-// Windows: merges the pushes of several ranks over the same steps into one update of a row.
+// PushHistory: merges the pushes of several ranks over the same steps into one update of a row.
 //
 // At s = 0 an owner adds the ranks' gradients of a step and applies the rule once. At s >= 1 each rank pushes sums over
-// several steps, at times of its own. A window is what the owner keeps of a row's last pushes, so that the next one has
+// several steps, at times of its own. The owner keeps the last pushes of a row (RecentPushes), so that the next one has
 // the meaning it has at s = 0:
 //   squares      (a + b)^2 is a^2 + b^2 + 2ab: the products of pushes over the same steps are added. They are estimated
 //                as if the gradients of a push were equal, and spread evenly over its steps;
 //   iterations   a step in which several ranks touched the row counts once, for weight decay and Adam's averages;
 //   movement     what the earlier pushes moved the row in these steps is made anew at the new state.
 // For pushes of one step all three are exact, up to rounding. Pushes that share no step are separate updates, so a rank
-// alone, or ranks that touch a row at different times, need no window. A window may be dropped at any time: later
-// pushes then count as separate.
+// alone, or ranks that touch a row at different times, need none. They may be dropped at any time: later pushes
+// then count as separate.
 //
 // Invariants:
-//   sums and moved of a window are those of its parts; each part overlaps with the newest one, or was pushed after it;
-//   a window is kept for as many steps as it covers, and kGrace more.
+//   sums and moved are those of the parts of RecentPushes; each part overlaps with the newest one, or was pushed
+//   after it;
+//   RecentPushes are kept for as many steps as they cover, and kGrace more.
 #pragma once
 
 #include <algorithm>
@@ -37,16 +38,16 @@ struct Iterations {
   Steps steps;
 };
 
-class Windows {
+class PushHistory {
  public:
-  explicit Windows(const RowOptimizer& rule) : dim_(rule.dim()), width_(rule.overlap_dim()) { index_.clear(0); }
+  explicit PushHistory(const RowOptimizer& rule) : dim_(rule.dim()), width_(rule.overlap_dim()) { index_.clear(0); }
 
-  // Memory of a row that has a window, at most: the index has up to four slots per key.
+  // Memory of a row that has a recent, at most: the index has up to four slots per key.
   static int64_t row_bytes(const RowOptimizer& rule) {
-    return sizeof(Window) + sizeof(float) * rule.overlap_dim() + sizeof(int64_t) + 4 * sizeof(int32_t);
+    return sizeof(RecentPushes) + sizeof(float) * rule.overlap_dim() + sizeof(int64_t) + 4 * sizeof(int32_t);
   }
 
-  // Rows that have a window.
+  // Rows that have a recent.
   int64_t size() const { return index_.size(); }
 
   // Applies a push over these steps to a row; weight (dim), state (state_dim).
@@ -56,15 +57,15 @@ class Windows {
     newest_ = std::max(newest_, last);
     if (index_.size() >= limit_ && !index_.contains(row)) sweep();
     const int32_t at = index_.number(row);
-    if (at == static_cast<int32_t>(windows_.size())) {
-      windows_.push_back({});
+    if (at == static_cast<int32_t>(recent_.size())) {
+      recent_.push_back({});
       values_.resize(values_.size() + width_, 0.0f);
     }
-    Window& window = windows_[at];
+    RecentPushes& recent = recent_[at];
     float* values = values_.data() + at * width_;
-    if (last > window.last()) keep(window, first, values);
-    const Shared shared = shared_by(window, steps);
-    const bool is_older = window.num > 0 && last < window.parts[0].first && shared.steps == 0;
+    if (last > recent.last()) keep(recent, first, values);
+    const Shared shared = shared_by(recent, steps);
+    const bool is_older = recent.num > 0 && last < recent.parts[0].first && shared.steps == 0;
     if (is_older) {
       spare_.assign(width_, 0.0f);
       values = spare_.data();
@@ -73,12 +74,12 @@ class Windows {
     rule.merge(weight, state, push,
                {count * (1 - shared.covered / length), 2 / length, shared.share, std::max(1.0f, shared.steps), values,
                 values + dim_});
-    if (!is_older) window.add({first, last, count, count});
+    if (!is_older) recent.add({first, last, count, count});
   }
 
  private:
   static constexpr int32_t kGrace = 4;
-  static constexpr int64_t kLeast = 1024;  // windows before the first sweep
+  static constexpr int64_t kLeast = 1024;  // rows before the first sweep
 
   // A push, or several over the same steps.
   struct Part {
@@ -90,7 +91,7 @@ class Windows {
   };
 
   // Parts in the order of their last steps.
-  struct Window {
+  struct RecentPushes {
     static constexpr int kParts = 8;
     int num = 0;
     Part parts[kParts];
@@ -124,37 +125,37 @@ class Windows {
     }
   };
 
-  // What a push shares with a window.
+  // What a push shares with the recent ones.
   struct Shared {
-    float share = 0;    // of the window's gradients, those in steps of the push
+    float share = 0;    // of the gradients of recent pushes, those in steps of the push
     float steps = 0;    // of the push, at most, that one part covers
     float covered = 0;  // steps of the push in which other ranks touched the row, as expected
   };
 
   // Drops the parts that end before step `first`, with their share of the values.
-  void keep(Window& window, int32_t first, float* values) const {
+  void keep(RecentPushes& recent, int32_t first, float* values) const {
     int num_old = 0;
     float kept = 0, all = 0;
-    for (int i = 0; i < window.num; ++i) {
-      all += window.parts[i].mass;
-      if (window.parts[i].last < first)
+    for (int i = 0; i < recent.num; ++i) {
+      all += recent.parts[i].mass;
+      if (recent.parts[i].last < first)
         ++num_old;
       else
-        kept += window.parts[i].mass;
+        kept += recent.parts[i].mass;
     }
     if (num_old == 0) return;
-    std::copy(window.parts + num_old, window.parts + window.num, window.parts);
-    window.num -= num_old;
-    for (int64_t d = 0; d < width_; ++d) values[d] = window.num == 0 ? 0 : values[d] * (kept / all);
+    std::copy(recent.parts + num_old, recent.parts + recent.num, recent.parts);
+    recent.num -= num_old;
+    for (int64_t d = 0; d < width_; ++d) values[d] = recent.num == 0 ? 0 : values[d] * (kept / all);
   }
 
-  static Shared shared_by(const Window& window, const Steps& of) {
+  static Shared shared_by(const RecentPushes& recent, const Steps& of) {
     Shared shared;
     float all = 0, overlapping = 0;
-    int32_t ends[2 * Window::kParts + 2];  // of the intervals that a part covers or does not
+    int32_t ends[2 * RecentPushes::kParts + 2];  // of the intervals that a part covers or does not
     int num_ends = 0;
-    for (int i = 0; i < window.num; ++i) {
-      const Part& part = window.parts[i];
+    for (int i = 0; i < recent.num; ++i) {
+      const Part& part = recent.parts[i];
       all += part.mass;
       const int32_t begin = std::max(of.first, part.first), end = std::min(of.last, part.last) + 1;
       if (begin >= end) continue;
@@ -170,28 +171,28 @@ class Windows {
     for (int k = 0; k + 1 < num_ends; ++k) {
       if (ends[k] == ends[k + 1]) continue;
       float untouched = 1;
-      for (int i = 0; i < window.num; ++i)
-        if (window.parts[i].first <= ends[k] && ends[k] <= window.parts[i].last)
-          untouched *= 1 - window.parts[i].density();
+      for (int i = 0; i < recent.num; ++i)
+        if (recent.parts[i].first <= ends[k] && ends[k] <= recent.parts[i].last)
+          untouched *= 1 - recent.parts[i].density();
       shared.covered += (ends[k + 1] - ends[k]) * (1 - untouched);
     }
     return shared;
   }
 
-  // Drops windows with which no push is likely to share a step.
+  // Drops the pushes of rows with which no push is likely to share a step.
   void sweep() {
     KeyIndex kept;
     kept.clear(index_.size() / 2);
     int64_t n = 0;
     for (int64_t at = 0; at < index_.size(); ++at) {
-      const Window window = windows_[at];
-      if (newest_ > 2 * window.last() - window.first() + kGrace) continue;
+      const RecentPushes recent = recent_[at];
+      if (newest_ > 2 * recent.last() - recent.first() + kGrace) continue;
       kept.number(index_.keys()[at]);
-      windows_[n] = window;
+      recent_[n] = recent;
       std::copy_n(values_.begin() + at * width_, width_, values_.begin() + n * width_);
       ++n;
     }
-    windows_.resize(n);
+    recent_.resize(n);
     values_.resize(n * width_);
     index_ = std::move(kept);
     limit_ = std::max(kLeast, 2 * n);
@@ -201,8 +202,8 @@ class Windows {
   int32_t newest_ = 0;
   int64_t limit_ = kLeast;
   KeyIndex index_;
-  std::vector<Window> windows_;
-  std::vector<float> values_;  // (windows, width): sums, then, for Adam, moved
+  std::vector<RecentPushes> recent_;
+  std::vector<float> values_;  // (rows, width): sums, then, for Adam, moved
   std::vector<float> spare_;
 };
 

@@ -1,4 +1,4 @@
-// Inbox: the owner's side of one synchronous step (s = 0).
+// StepReducer: the owner's side of one synchronous step (s = 0).
 //
 // Every rank sends the gradients of its step through its ring; this rank's own are passed as arrays. The inbox sums
 // them per row in an order that depends on ranks alone (rank_sums.h), whatever order they arrive in, and applies the
@@ -24,10 +24,10 @@
 
 namespace hetmpi {
 
-class Inbox {
+class StepReducer {
  public:
   // rings: one per rank, of records without clocks; this rank's own is not used.
-  Inbox(std::vector<RingConsumer> rings, int64_t own_rank, Shard shard)
+  StepReducer(std::vector<RingConsumer> rings, int64_t own_rank, Shard shard)
       : rings_(std::move(rings)), own_rank_(own_rank), shard_(shard) {}
 
   // Begins a step with this rank's own message: keys[i] (n, distinct) has gradient grads[order[i]] (dim). The
@@ -102,7 +102,7 @@ class Inbox {
 
   void check(const Record& record) const {
     if (record.header->step != step_)
-      throw std::logic_error("inbox: rank " + std::to_string(next_) + " sent step " +
+      throw std::logic_error("step reducer: rank " + std::to_string(next_) + " sent step " +
                              std::to_string(record.header->step) + " while step " + std::to_string(step_) + " is open");
   }
 

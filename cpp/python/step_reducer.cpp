@@ -1,5 +1,5 @@
-// Inbox: an owner's side of a synchronous step.
-#include "owner/inbox.h"
+// StepReducer: an owner's side of a synchronous step.
+#include "owner/step_reducer.h"
 
 #include <sched.h>
 
@@ -31,12 +31,12 @@ bool yield_until(Ready ready, double timeout_s) {
   return true;
 }
 
-class PyInbox {
+class PyStepReducer {
  public:
-  PyInbox(Array<uint8_t> rings, int64_t own_rank, Array<float> weight, Array<float> state, Array<int32_t> clock,
-          Array<uint8_t> touched, const Directory* directory, Array<int64_t> applied)
-      : inbox_(consumers(rings.mutable_data(), rings.shape(1), rings.shape(0), {weight.shape(1), false}), own_rank,
-               shard_of(weight, state, clock, touched, directory)),
+  PyStepReducer(Array<uint8_t> rings, int64_t own_rank, Array<float> weight, Array<float> state, Array<int32_t> clock,
+                Array<uint8_t> touched, const Directory* directory, Array<int64_t> applied)
+      : reducer_(consumers(rings.mutable_data(), rings.shape(1), rings.shape(0), {weight.shape(1), false}), own_rank,
+                 shard_of(weight, state, clock, touched, directory)),
         dim_(weight.shape(1)),
         applied_(std::move(applied)) {
     check_shape(applied_, "applied", {-1});
@@ -48,26 +48,26 @@ class PyInbox {
     check_shape(grads, "grads", {-1, dim_});
     check_in(order.data(), n, grads.shape(0), "order");
     keys_ = keys, order_ = order, grads_ = grads;
-    inbox_.begin(step, keys_.data(), order_.data(), grads_.data(), n);
+    reducer_.begin(step, keys_.data(), order_.data(), grads_.data(), n);
   }
 
   bool poll(double timeout_s) {
     py::gil_scoped_release release;
-    return yield_until([this] { return inbox_.poll(); }, timeout_s);
+    return yield_until([this] { return reducer_.poll(); }, timeout_s);
   }
 
   int64_t apply(const RowOptimizer& optimizer) {
     int64_t* applied = applied_.mutable_data();
     py::gil_scoped_release release;
-    const int64_t num_rows = inbox_.apply(optimizer);
+    const int64_t num_rows = reducer_.apply(optimizer);
     __atomic_store_n(applied, *applied + 1, __ATOMIC_RELEASE);  // the rows before it
     return num_rows;
   }
 
-  int64_t awaited() const { return inbox_.awaited(); }
+  int64_t awaited() const { return reducer_.awaited(); }
 
  private:
-  Inbox inbox_;
+  StepReducer reducer_;
   int64_t dim_;
   Array<int64_t> applied_;
   Array<int64_t> keys_{0}, order_{0};  // of the open step, kept alive
@@ -77,7 +77,7 @@ class PyInbox {
 }  // namespace
 
 void bind_inbox(py::module_& m) {
-  py::class_<PyInbox>(m, "Inbox", "The owner's side of one synchronous step (cpp/owner/inbox.h).")
+  py::class_<PyStepReducer>(m, "StepReducer", "The owner's side of one synchronous step (cpp/owner/step_reducer.h).")
       .def(py::init<Array<uint8_t>, int64_t, Array<float>, Array<float>, Array<int32_t>, Array<uint8_t>,
                     const Directory*, Array<int64_t>>(),
            py::arg("rings").noconvert(), py::arg("own_rank"), py::arg("weight").noconvert(),
@@ -86,11 +86,11 @@ void bind_inbox(py::module_& m) {
            py::keep_alive<1, 4>(), py::keep_alive<1, 5>(), py::keep_alive<1, 6>(), py::keep_alive<1, 7>(),
            py::keep_alive<1, 8>(),
            "rings: one per rank, in rank order. applied (1,) or longer: its first number counts the steps applied.")
-      .def("begin", &PyInbox::begin, py::arg("step"), py::arg("keys").noconvert(), py::arg("order").noconvert(),
+      .def("begin", &PyStepReducer::begin, py::arg("step"), py::arg("keys").noconvert(), py::arg("order").noconvert(),
            py::arg("grads").noconvert())
-      .def("poll", &PyInbox::poll, py::arg("timeout_s"))
-      .def("apply", &PyInbox::apply, py::arg("optimizer"))
-      .def_property_readonly("awaited", &PyInbox::awaited);
+      .def("poll", &PyStepReducer::poll, py::arg("timeout_s"))
+      .def("apply", &PyStepReducer::apply, py::arg("optimizer"))
+      .def_property_readonly("awaited", &PyStepReducer::awaited);
 }
 
 }  // namespace hetmpi

@@ -1,5 +1,5 @@
-// Delivery: gradients on their way into the rings of their owners.
-#include "wire/delivery.h"
+// RingWriter: gradients on their way into the rings of their owners.
+#include "wire/ring_writer.h"
 
 #include <pybind11/stl.h>
 
@@ -13,11 +13,11 @@
 namespace hetmpi {
 namespace {
 
-class PyDelivery {
+class PyRingWriter {
  public:
   using Rings = std::vector<RingProducer*>;
 
-  PyDelivery(const Rings& rings, PushArrays push, RecordFormat format)
+  PyRingWriter(const Rings& rings, PushArrays push, RecordFormat format)
       : push_(std::move(push)), core_(rings, checked(rings.size(), format)) {}
 
   bool proceed() {
@@ -34,17 +34,18 @@ class PyDelivery {
   }
 
   PushArrays push_;
-  Delivery core_;
+  RingWriter core_;
 };
 
 }  // namespace
 
 void bind_delivery(py::module_& m) {
-  py::class_<PyDelivery>(m, "Delivery", "Gradients on their way into the rings of their owners (cpp/wire/delivery.h).")
-      .def(py::init<const PyDelivery::Rings&, PushArrays, RecordFormat>(), py::arg("rings"), py::arg("push"),
+  py::class_<PyRingWriter>(m, "RingWriter",
+                           "Gradients on their way into the rings of their owners (cpp/wire/ring_writer.h).")
+      .def(py::init<const PyRingWriter::Rings&, PushArrays, RecordFormat>(), py::arg("rings"), py::arg("push"),
            py::arg("format"), py::keep_alive<1, 2>(), "rings: to each rank, None where nothing is to be written.")
-      .def("proceed", &PyDelivery::proceed, "Writes what fits; True once all is written.")
-      .def_property_readonly("full", &PyDelivery::full, "Ranks whose rings lack room, ascending.");
+      .def("proceed", &PyRingWriter::proceed, "Writes what fits; True once all is written.")
+      .def_property_readonly("full", &PyRingWriter::full, "Ranks whose rings lack room, ascending.");
 }
 
 }  // namespace hetmpi
