@@ -2,9 +2,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "key_index.h"
+#include "owner/huge_pages.h"
 #include "owner/row_init.h"
 #include "owner/shard.h"
 #include "python/arrays.h"
@@ -148,6 +150,18 @@ py::tuple part_of_pull(const Array<int64_t>& places, const Array<int64_t>& pull_
   return py::make_tuple(num_left, num_repeated, num_hits);
 }
 
+// The same memory (n,) at addresses that huge pages need; populates it if this process is the first to use it.
+Array<uint8_t> aligned_view(Array<uint8_t> memory, bool populates) {
+  auto view = std::make_unique<AlignedView>(memory.mutable_data(), memory.nbytes());
+  if (populates) {
+    py::gil_scoped_release release;
+    view->populate();
+  }
+  auto* const data = static_cast<uint8_t*>(view->data());
+  const py::capsule owner(view.release(), [](void* held) { delete static_cast<AlignedView*>(held); });
+  return Array<uint8_t>(memory.nbytes(), data, owner);
+}
+
 void init_rows(Array<float> weight, const Array<int64_t>& keys, uint64_t seed, float std) {
   check_shape(weight, "weight", {keys.shape(0), -1});
   const ssize_t n = keys.shape(0), dim = weight.shape(1);
@@ -219,6 +233,9 @@ void bind_functions(py::module_& m) {
         "pull_clocks (m,), rows (m, dim) where is_kept (m,) bool. Sets slots, clocks (n,), out (n, dim) where the row "
         "is kept, and left (n,) bool: neither line nor kept row. Returns the numbers of keys left, of admitted (n,) "
         "bool keys at places below first_new, and of those with a line.");
+  m.def("aligned_view", &aligned_view, py::arg("memory").noconvert(), py::arg("populates"),
+        "Shared memory (n,) uint8 at addresses that huge pages need; populates: allocates it as such, where the kernel "
+        "can, if it holds nothing yet (cpp/owner/huge_pages.h).");
   m.def("init_rows", &init_rows, py::arg("weight").noconvert(), py::arg("keys").noconvert(), py::arg("seed"),
         py::arg("std"), "weight (n, dim) float32 = std * normal(seed, key, column), for keys (n,) int64.");
   m.def("gather", &gather, py::arg("weight").noconvert(), py::arg("rows").noconvert(), py::arg("out").noconvert(),

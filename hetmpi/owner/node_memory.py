@@ -8,7 +8,7 @@ import numpy as np
 
 from hetmpi import _C
 from hetmpi.in_flight import InFlight, finish
-from hetmpi.owner.store import Layout, Shard
+from hetmpi.owner.store import LEAST_HUGE, Layout, Shard
 from hetmpi.world.at_exit import at_exit, free_window
 from hetmpi.world.memory import refuse_if_short, size_text
 from hetmpi.world.mpi import MPI
@@ -34,8 +34,10 @@ class NodeMemory:
 
     def _part(self, node_rank: int) -> np.ndarray:
         """The memory of a rank of this node: (n,) uint8."""
-        memory, _ = self._shared.Shared_query(node_rank)
-        return np.frombuffer(memory, np.uint8)
+        shared, _ = self._shared.Shared_query(node_rank)
+        memory = np.frombuffer(shared, np.uint8)
+        is_large = memory.nbytes >= LEAST_HUGE
+        return _C.aligned_view(memory, node_rank == self.world.node.rank) if is_large else memory
 
     def local_ring(self, owner: int, origin: int) -> np.ndarray:
         """The memory of an origin's ring at an owner on this node."""

@@ -1,6 +1,8 @@
 """EmbeddingTable at s = 0: exact, deterministic, the same on any number of ranks. Run at 1, 2 and 3 ranks."""
 
+import os
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -286,6 +288,32 @@ def test_two_worlds_of_one_job_train_side_by_side(world):
     table.flush()
     assert (table.shard.weight == -4 * part.size).all()
     table.close()
+
+
+HAS_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage").exists() and tuple(
+    map(int, re.findall(r"\d+", os.uname().release)[:2])
+) >= (6, 1)  # that a program can ask for
+
+
+def huge_bytes() -> int:
+    """Bytes of this process on huge pages."""
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(("ShmemPmdMapped", "AnonHugePages")))
+
+
+@pytest.mark.skipif(not HAS_HUGE_PAGES, reason="takes Linux 6.1 or later with huge pages")
+def test_large_shards_lie_on_huge_pages(world):
+    num_rows, dim, before = 150_000 * world.size, 64, huge_bytes()
+    table = EmbeddingTable(world, num_rows, dim, RowOptimizer(lr=1.0), init_std=0.1, seed=7)
+    world.comm.Barrier()
+    assert huge_bytes() - before >= 0.8 * table.shard.weight.nbytes
+    small = EmbeddingTable(world, 1000, dim, RowOptimizer(lr=1.0), init_std=0.1, seed=7)
+    keys = torch.arange(1000)
+    assert torch.equal(table.read(keys), small.read(keys))
+    table.write(keys, torch.ones(1000, dim))
+    assert torch.equal(table.read(keys), small.read(keys) - world.size)
+    table.close()
+    small.close()
 
 
 def test_a_table_larger_than_memory_is_refused_before_it_is_made(world):
