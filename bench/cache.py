@@ -7,10 +7,12 @@ On the CPU it first compares the cache's results with a dictionary. Then it prin
 rates 0.5, 0.9 and 1.0, dims 32 and 128, 3 K and 53 K keys per call, and three figures at 11 K keys per call, all hits,
 with a full cache: find + gather against torch.index_select of the same rows by slot, update (row and pending sum)
 against torch.index_add_, and a trainer's step of 53 K ids (11 K unique): unique, read, expansion to occurrences, sum of
-their gradients per key, write. Medians; the two sides of each comparison take turns.
+their gradients per key, write. Medians; the two sides of each comparison take turns. Then the whole way of a line in a
+step, by part, in time and counted bytes (bench/cache_line.py).
 
 Last, one JSON line: {"find_gather_vs_index_select": {"32": x, "128": x}, "update_vs_index_add": {"32": x, "128": x},
-"step_ms": {"32": x, "128": x}, "ns_per_key": {...}, "bytes_per_row": {...}}. Ratios are of times: below 1 is faster
+"step_ms": {"32": x, "128": x}, "line": {"32": {"lines": x, "us": {part: x}, "bytes": {part: x}}, "128": ...},
+"ns_per_key": {...}, "bytes_per_row": {...}}. Ratios are of times: below 1 is faster
 than torch. On the GPU (bench/cache_gpu.py): {"copy_bytes_per_s": x, "find_keys_per_s": x, ..., "gather_vs_copy": share
 of the copy bandwidth, "update_vs_copy": x, "torch_vs_cache": time of torch's index_select and index_add_ relative to
 the cache's calls, both with unique}.
@@ -22,6 +24,7 @@ import time
 
 import numpy as np
 import torch
+from cache_line import show_line, time_line
 from workload import parse
 
 from hetmpi import _C
@@ -43,7 +46,7 @@ def main():
         return bench_gpu(parse("cache", ON_GPU, sys.argv[1:]))
     settings = parse("cache", {"device": "cpu", **SETTINGS}, sys.argv[1:], LEAST)
     torch.set_num_threads(1)
-    result = {"find_gather_vs_index_select": {}, "update_vs_index_add": {}, "step_ms": {}, "ns_per_key": {}}
+    result = {"find_gather_vs_index_select": {}, "update_vs_index_add": {}, "step_ms": {}, "line": {}, "ns_per_key": {}}
     result["bytes_per_row"] = {str(dim): 8 * dim + _C.LINE_OVERHEAD_BYTES for dim in DIMS}
     for dim in DIMS:
         check(dim)
@@ -58,6 +61,8 @@ def main():
             result[name][str(dim)] = versus.pop(name)
         print(f"dim {dim:>3}  {STEP_KEYS:>6} keys  100% hits   ns per key: ", end="")
         print("  ".join(f"{name} {ns:.1f}" for name, ns in versus.items()))
+        result["line"][str(dim)] = time_line(settings, dim)
+        show_line(dim, result["line"][str(dim)])
     for name in ("find_gather_vs_index_select", "update_vs_index_add", "step_ms"):
         print(f"{name}: " + ", ".join(f"dim {dim} {value:.2f}" for dim, value in result[name].items()))
     print(json.dumps(result))

@@ -1,6 +1,6 @@
 // Loops over the numbers of a row, compiled for more than one processor: the build runs on every x86-64 machine, and
 // where there are wider vectors they are used. The bits are the same: one multiplication and one addition per number,
-// each rounded (no contraction, setup.py).
+// each rounded (no contraction, setup.py). What such a function calls is compiled along with it (flatten).
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 // Not under sanitizers, which are not there yet when the version is chosen, nor where nvcc compiles.
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__) && \
     !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) && !defined(__CUDACC__)
-#define HETMPI_CLONES __attribute__((target_clones("avx2", "default")))
+#define HETMPI_CLONES __attribute__((target_clones("avx2", "default"), flatten))
 #else
 #define HETMPI_CLONES
 #endif

@@ -54,6 +54,7 @@
 #include "cache/row_type.h"
 #include "owner/push_history.h"
 #include "owner/row_optimizer.h"
+#include "vectors.h"
 
 namespace hetmpi {
 
@@ -92,6 +93,18 @@ struct Pushes {
     return sums.data() + sums.size() - sum_dim;
   }
 };
+
+// RowOptimizer::update of a row in 32 or in 16 bits.
+HETMPI_CLONES static inline Moved updated(const RowOptimizer& optimizer, float* sums, int32_t count, float* weight,
+                                          float* mean_square, const float* grad, float scale, int32_t own,
+                                          bool has_drift) {
+  return optimizer.update(sums, count, weight, mean_square, grad, scale, own, has_drift);
+}
+HETMPI_CLONES static inline Moved updated(const RowOptimizer& optimizer, float* sums, int32_t count, HalfRow weight,
+                                          float* mean_square, const float* grad, float scale, int32_t own,
+                                          bool has_drift) {
+  return optimizer.update(sums, count, weight, mean_square, grad, scale, own, has_drift);
+}
 
 class RowCache {
  public:
@@ -276,12 +289,12 @@ class RowCache {
       line.age = next_age(line.age);
       ++line.clock;
       const int32_t own = updates_unseen(line.age, line.count);
-      if (type_ == RowType::kFloat32)
-        optimizer_.add_and_preview(pending(slot), count, weight(slot), state(slot), grads + i * dim_, anticipate, own);
-      else
-        optimizer_.add_and_preview(pending(slot), count, half_row(slot), state(slot), grads + i * dim_, anticipate, own,
-                                   Serially());
-      if (drift_.most > 0) move(slot, grads + i * dim_, own);
+      const auto update_row = [&](auto row) {
+        return updated(optimizer_, pending(slot), count, row, state(slot), grads + i * dim_, anticipate, own,
+                       drift_.most > 0);
+      };
+      const Moved moved = type_ == RowType::kFloat32 ? update_row(weight(slot)) : update_row(half_row(slot));
+      if (drift_.most > 0) move(&line, moved);
     }
   }
 
@@ -372,15 +385,11 @@ class RowCache {
       for (int64_t d = 0; d < dim_; ++d) out[d] = widened(halves(slot)[d], type_);
   }
 
-  // Counts one iteration's gradient to the drift of a line that it has updated.
-  void move(int64_t slot, const float* grad, int32_t own) {
-    const Serially loop;
-    Line& line = line_[slot];
-    line.moved += optimizer_.step_square(&line.state, grad, own, loop);
-    if (drift_.is_exceeded(line.moved, line.age)) line.age = kDrifted;
-    const auto sum_of_squares = [&](auto row) { return loop.sum(dim_, [=](int64_t d) { return row[d] * row[d]; }); };
-    const float square = type_ == RowType::kFloat32 ? sum_of_squares(weight(slot)) : sum_of_squares(half_row(slot));
-    drift_.total += Drift::units_of(square / static_cast<float>(dim_));
+  // Counts an update to the drift of its line.
+  void move(Line* line, const Moved& moved) {
+    line->moved += moved.step_square;
+    if (drift_.is_exceeded(line->moved, line->age)) line->age = kDrifted;
+    drift_.total += Drift::units_of(moved.row_square);
     ++drift_.count;
   }
 

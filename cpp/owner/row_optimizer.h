@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 #include "portable.h"
 #include "vectors.h"
@@ -39,6 +40,10 @@ inline RowRule row_rule(const std::string& name) {
   throw std::invalid_argument("row optimizer must be sgd, adagrad, rowwise_adagrad or adam, got " + name);
 }
 
+struct Pair {
+  float first, second;
+};
+
 // Iteration over the numbers of a row, one after the other. Sums use kLanes interleaved parts, of which the upper half
 // is added to the lower until one is left, as in a warp.
 struct Serially {
@@ -54,10 +59,32 @@ struct Serially {
   template <typename Value>
   HETMPI_SHARED float sum(int64_t n, Value value) const {
     float parts[kLanes] = {};
+    each_in_lanes(n, [&](int64_t d, int lane) { parts[lane] += value(d); });
+    return folded(parts);
+  }
+
+  // Two sums in one pass, of the pairs value(d).
+  template <typename Value>
+  Pair sums(int64_t n, Value value) const {
+    float first[kLanes] = {}, second[kLanes] = {};
+    each_in_lanes(n, [&](int64_t d, int lane) {
+      const Pair pair = value(d);
+      first[lane] += pair.first;
+      second[lane] += pair.second;
+    });
+    return {folded(first), folded(second)};
+  }
+
+ private:
+  template <typename Work>
+  HETMPI_SHARED static void each_in_lanes(int64_t n, Work work) {
     int64_t d = 0;
     for (; d + kLanes <= n; d += kLanes)
-      for (int lane = 0; lane < kLanes; ++lane) parts[lane] += value(d + lane);
-    for (int lane = 0; d + lane < n; ++lane) parts[lane] += value(d + lane);
+      for (int lane = 0; lane < kLanes; ++lane) work(d + lane, lane);
+    for (int lane = 0; d + lane < n; ++lane) work(d + lane, lane);
+  }
+
+  HETMPI_SHARED static float folded(float* parts) {
     for (int half = kLanes / 2; half > 0; half /= 2)
       for (int lane = 0; lane < half; ++lane) parts[lane] += parts[lane + half];
     return parts[0];
@@ -81,6 +108,12 @@ struct Overlap {
   float steps;             // that both cover, at least 1
   float* sums = nullptr;   // (dim) gradients of the earlier pushes, weight decay included
   float* moved = nullptr;  // (dim) as far as they moved the row, before the division by the root; Adam only
+};
+
+// What a limit of drift needs of an update of a line (cache/cache_decisions.h): the mean squares of the rank's own move
+// of the row, as step_square(), and of the row after it.
+struct Moved {
+  float step_square = 0, row_square = 0;
 };
 
 class RowOptimizer {
@@ -182,11 +215,35 @@ class RowOptimizer {
     preview(weight, mean_square, {grad, nullptr, scale, 1, squares_of(scale), own}, loop);
   }
 
-  // The same on the CPU, in one pass if the rule allows.
-  void add_and_preview(float* sums, int64_t count, float* weight, float* mean_square, const float* grad, float scale,
-                       int64_t own) const {
-    if (is_plain() && count > 0) return add_and_subtract(sums, weight, plain_step(scale), grad, dim_);
-    add_and_preview(sums, count, weight, mean_square, grad, scale, own, Serially());
+  // The same on the CPU, to the same bits in two passes over the row. Returns what a limit of drift needs, if there is
+  // one.
+  template <typename Row>
+  Moved update(float* __restrict sums, int64_t count, Row weight, float* mean_square, const float* __restrict grad,
+               float scale, int64_t own, bool has_drift) const {
+    if (rule_ == RowRule::kSgd) return update_by_sgd(sums, count, weight, grad, scale, has_drift);
+    const Terms g = terms({grad, nullptr, scale, 1, squares_of(scale), own});
+    const float dim = static_cast<float>(dim_);
+    float* __restrict squares = sums + dim_;
+    const auto set = [&](int64_t d) { sums[d] = 0.0f + grad[d]; };
+    const auto add = [&](int64_t d) { sums[d] += grad[d]; };
+    const auto add_both = [&](int64_t d) { sums[d] += grad[d], squares[d] += grad[d] * grad[d]; };
+    const auto pass = [&](auto work) {  // one for each case: a loop with a branch would not be vectorised
+      return Serially().sums(dim_, [&](int64_t d) {
+        work(d);
+        return Pair{g.square(weight, d), grad[d] * grad[d]};
+      });
+    };
+    const bool is_rowwise = rule_ == RowRule::kRowwiseAdagrad;
+    if (count == 1) square(squares, sums, Serially());
+    const Pair seen = count == 0 ? pass(set) : is_rowwise ? pass(add) : pass(add_both);
+    if (is_rowwise && count > 0) *squares += seen.second / dim;
+    *mean_square = mean_square_after(*mean_square, seen.first / dim, 1);
+    const float step = factor(*mean_square) * part_moved(1, own);
+    const float squares_of_row = Serially().sum(dim_, [&](int64_t d) {
+      weight[d] -= step * g.value(weight, d);
+      return weight[d] * weight[d];
+    });
+    return {step * step * seen.second / dim, squares_of_row / dim};
   }
 
   void preview(float* weight, float* mean_square, const Gradient& grad) const {
@@ -246,11 +303,7 @@ class RowOptimizer {
     if (rule_ == RowRule::kSgd) return sgd(weight, grad, loop);
     const Terms g = terms(grad);
     const float before = *mean_square, squares = mean_squares(g, weight, loop);
-    float after = before + squares;
-    if (rule_ == RowRule::kAdam) {
-      const float keep = power(beta2_, grad.count);
-      after = keep * before + (1 - keep) / static_cast<float>(grad.count) * squares;
-    }
+    const float after = mean_square_after(before, squares, grad.count);
     loop.set(mean_square, after);
     const float step = factor(after) * part_moved(grad.count, grad.own);
     loop.each(dim_, [=](int64_t d) { weight[d] -= step * g.value(weight, d); });
@@ -280,9 +333,19 @@ class RowOptimizer {
   }
 
  private:
-  template <typename Loop>
-  HETMPI_SHARED float mean_of_squares(const float* grad, Loop loop) const {
-    return loop.sum(dim_, [=](int64_t d) { return grad[d] * grad[d]; }) / static_cast<float>(dim_);
+  template <typename Row, typename Loop>
+  HETMPI_SHARED float mean_of_squares(Row row, Loop loop) const {
+    return loop.sum(dim_, [=](int64_t d) { return row[d] * row[d]; }) / static_cast<float>(dim_);
+  }
+
+  template <typename Row>
+  Moved update_by_sgd(float* sums, int64_t count, Row weight, const float* grad, float scale, bool has_drift) const {
+    const bool is_one_pass = std::is_same_v<Row, float*> && is_plain() && count > 0;
+    if constexpr (std::is_same_v<Row, float*>)
+      if (is_one_pass) add_and_subtract(sums, weight, plain_step(scale), grad, dim_);
+    if (!is_one_pass) add_and_preview(sums, count, weight, nullptr, grad, scale, 0, Serially());
+    if (!has_drift) return {};
+    return {step_square(nullptr, grad, 0, Serially()), mean_of_squares(weight, Serially())};
   }
 
   // Sum of the scaled gradient and the row's decay at component d, and its square. If the two nearly cancel, rounding
@@ -367,6 +430,13 @@ class RowOptimizer {
     if (rule_ != RowRule::kAdam) return 1;
     if (own > 0) return 1 - power(beta1_, own);
     return 1 - beta1_ * (1 - power(beta1_, count)) / (1 - beta1_) / static_cast<float>(count);
+  }
+
+  // The state of a line after `count` more gradients with this sum of mean squares.
+  HETMPI_SHARED float mean_square_after(float before, float squares, int64_t count) const {
+    if (rule_ != RowRule::kAdam) return before + squares;
+    const float keep = power(beta2_, count);
+    return keep * before + (1 - keep) / static_cast<float>(count) * squares;
   }
 
   // The step of a row per unit of its gradient, at this mean square.

@@ -521,6 +521,63 @@ void cache_equals_its_model(uint64_t seed) {
       }
 }
 
+// A line's row in 32 or 16 bits, its state and its pending sum.
+struct LineOf {
+  Floats sums, row;
+  std::vector<uint16_t> half_row;
+  float state;
+
+  bool operator==(const LineOf& other) const {
+    return same(sums, other.sums) && same(row, other.row) && half_row == other.half_row && state == other.state;
+  }
+  static bool same(const Floats& a, const Floats& b) {  // bit for bit, -0.0 and NaN as well
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+  }
+};
+
+// Updates with gradients of all signs, some 0 and -0: in passes over the row, then in two.
+template <typename RowOf>
+void check_updates(Random& random, const RowOptimizer& optimizer, LineOf plain, RowOf row_of) {
+  std::normal_distribution<float> normal;
+  LineOf fused = plain;
+  const int64_t dim = optimizer.dim();
+  for (int32_t count = 0; count < 4; ++count) {
+    Floats grad(dim);
+    for (float& value : grad) value = once_in(random, 8) ? -0.0f : normal(random);
+    optimizer.add_and_preview(plain.sums.data(), count, row_of(plain), &plain.state, grad.data(), 3, count + 1,
+                              Serially());
+    const auto row = row_of(plain);
+    const float square = Serially().sum(dim, [=](int64_t d) { return row[d] * row[d]; }) / static_cast<float>(dim);
+    const float step_square = optimizer.step_square(&plain.state, grad.data(), count + 1, Serially());
+    LineOf without_drift = fused;
+    const auto update = [&](LineOf& line, bool has_drift) {
+      return optimizer.update(line.sums.data(), count, row_of(line), &line.state, grad.data(), 3, count + 1, has_drift);
+    };
+    update(without_drift, false);
+    const Moved moved = update(fused, true);
+    CHECK(fused == plain && without_drift == plain);
+    CHECK(moved.row_square == square && moved.step_square == step_square);
+  }
+}
+
+void an_update_in_two_passes_has_the_bits_of_its_parts(uint64_t seed) {
+  Random random(seed);
+  std::normal_distribution<float> normal;
+  for (const char* rule : {"sgd", "adagrad", "rowwise_adagrad", "adam"})
+    for (const int64_t dim : {1, 31, 32, 33, 128})
+      for (const float decay : {0.0f, 0.1f}) {
+        current_case = std::string(rule) + ", dim " + std::to_string(dim) + ", decay " + std::to_string(decay);
+        RowOptimizer optimizer(rule, dim, decay, 0.9f, 0.99f, 1e-8f);
+        optimizer.set_step(0.05, 3);
+        LineOf line{Floats(optimizer.sum_dim(), 5.0f), Floats(dim), std::vector<uint16_t>(dim), 0.5f};
+        for (float& value : line.row) value = once_in(random, 8) ? -0.0f : normal(random);
+        for (int64_t d = 0; d < dim; ++d) line.half_row[d] = narrowed(line.row[d], RowType::kBfloat16, kNearest);
+        check_updates(random, optimizer, line, [](LineOf& of) { return of.row.data(); });
+        check_updates(random, optimizer, line,
+                      [](LineOf& of) { return HalfRow(of.half_row.data(), RowType::kBfloat16, 7); });
+      }
+}
+
 void cache_rounds_its_capacity_down_to_whole_sets(uint64_t) {
   for (const auto& [asked, given] : std::map<int64_t, int64_t>{{0, 0}, {1, 1}, {31, 31}, {32, 32}, {63, 32}, {100, 96}})
     CHECK(RowCache(asked, optimizer_of("sgd"), Policy::kLru).capacity_rows() == given);
@@ -1560,6 +1617,7 @@ void run_all(uint64_t seed) {
     std::fflush(stdout);
   };
   RUN(cache_equals_its_model);
+  RUN(an_update_in_two_passes_has_the_bits_of_its_parts);
   RUN(cache_rounds_its_capacity_down_to_whole_sets);
   RUN(cache_uses_the_room_of_sums_handed_out_again);
   RUN(clocks_are_told_of_lines_that_will_do);
