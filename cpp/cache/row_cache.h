@@ -96,14 +96,12 @@ struct Pushes {
 
 // RowOptimizer::update of a row in 32 or in 16 bits.
 HETMPI_CLONES static inline Moved updated(const RowOptimizer& optimizer, float* sums, int32_t count, float* weight,
-                                          float* mean_square, const float* grad, float scale, int32_t own,
-                                          bool has_drift) {
-  return optimizer.update(sums, count, weight, mean_square, grad, scale, own, has_drift);
+                                          float* mean_square, const float* grad, float scale, int32_t own) {
+  return optimizer.update(sums, count, weight, mean_square, grad, scale, own);
 }
 HETMPI_CLONES static inline Moved updated(const RowOptimizer& optimizer, float* sums, int32_t count, HalfRow weight,
-                                          float* mean_square, const float* grad, float scale, int32_t own,
-                                          bool has_drift) {
-  return optimizer.update(sums, count, weight, mean_square, grad, scale, own, has_drift);
+                                          float* mean_square, const float* grad, float scale, int32_t own) {
+  return optimizer.update(sums, count, weight, mean_square, grad, scale, own);
 }
 
 class RowCache {
@@ -277,6 +275,7 @@ class RowCache {
   // grads (n, dim)
   void update(const int64_t* slots, const float* grads, int64_t n, float anticipate) {
     drift_.begin();
+    const bool is_plain = optimizer_.is_plain() && drift_.most == 0 && type_ == RowType::kFloat32;
     for (int64_t i = 0; i < n; ++i) {
       if (i + kAhead < n && slots[i + kAhead] >= 0) prefetch_line(slots[i + kAhead]);
       if (i + kSumsAhead < n && slots[i + kSumsAhead] >= 0) prefetch_sums(slots[i + kSumsAhead]);
@@ -289,9 +288,12 @@ class RowCache {
       line.age = next_age(line.age);
       ++line.clock;
       const int32_t own = updates_unseen(line.age, line.count);
+      if (is_plain && count > 0) {
+        add_and_subtract(pending(slot), weight(slot), optimizer_.plain_step(anticipate), grads + i * dim_, dim_);
+        continue;
+      }
       const auto update_row = [&](auto row) {
-        return updated(optimizer_, pending(slot), count, row, state(slot), grads + i * dim_, anticipate, own,
-                       drift_.most > 0);
+        return updated(optimizer_, pending(slot), count, row, state(slot), grads + i * dim_, anticipate, own);
       };
       const Moved moved = type_ == RowType::kFloat32 ? update_row(weight(slot)) : update_row(half_row(slot));
       if (drift_.most > 0) move(&line, moved);

@@ -113,7 +113,7 @@ struct Overlap {
 // What a limit of drift needs of an update of a line (cache/cache_decisions.h): the mean squares of the rank's own move
 // of the row, as step_square(), and of the row after it.
 struct Moved {
-  float step_square = 0, row_square = 0;
+  float step_square, row_square;
 };
 
 class RowOptimizer {
@@ -215,12 +215,11 @@ class RowOptimizer {
     preview(weight, mean_square, {grad, nullptr, scale, 1, squares_of(scale), own}, loop);
   }
 
-  // The same on the CPU, to the same bits in two passes over the row. Returns what a limit of drift needs, if there is
-  // one.
+  // The same on the CPU, to the same bits in two passes over the row. Returns what a limit of drift needs.
   template <typename Row>
   Moved update(float* __restrict sums, int64_t count, Row weight, float* mean_square, const float* __restrict grad,
-               float scale, int64_t own, bool has_drift) const {
-    if (rule_ == RowRule::kSgd) return update_by_sgd(sums, count, weight, grad, scale, has_drift);
+               float scale, int64_t own) const {
+    if (rule_ == RowRule::kSgd) return update_by_sgd(sums, count, weight, grad, scale);
     const Terms g = terms({grad, nullptr, scale, 1, squares_of(scale), own});
     const float dim = static_cast<float>(dim_);
     float* __restrict squares = sums + dim_;
@@ -339,12 +338,11 @@ class RowOptimizer {
   }
 
   template <typename Row>
-  Moved update_by_sgd(float* sums, int64_t count, Row weight, const float* grad, float scale, bool has_drift) const {
+  Moved update_by_sgd(float* sums, int64_t count, Row weight, const float* grad, float scale) const {
     const bool is_one_pass = std::is_same_v<Row, float*> && is_plain() && count > 0;
     if constexpr (std::is_same_v<Row, float*>)
       if (is_one_pass) add_and_subtract(sums, weight, plain_step(scale), grad, dim_);
     if (!is_one_pass) add_and_preview(sums, count, weight, nullptr, grad, scale, 0, Serially());
-    if (!has_drift) return {};
     return {step_square(nullptr, grad, 0, Serially()), mean_of_squares(weight, Serially())};
   }
 
