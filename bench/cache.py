@@ -164,12 +164,12 @@ def time_against_torch(settings: dict, dim: int) -> dict:
         filled.cache.gather(slots, out)
         find_gather = time.perf_counter() - began
         places = torch.from_numpy(slots)
-        select = in_span(lambda: table.index_select(0, places))
-        update = in_span(lambda: filled.cache.update(slots, grads, 8.0))
-        add = in_span(lambda: table.index_add_(0, places, torch.from_numpy(grads)))
+        select = seconds_of(lambda: table.index_select(0, places))
+        update = seconds_of(lambda: filled.cache.update(slots, grads, 8.0))
+        add = seconds_of(lambda: table.index_add_(0, places, torch.from_numpy(grads)))
         times.append([find_gather, select, update, add])
         ids = rng.permutation(np.concatenate([keys, rng.choice(keys, STEP_IDS - STEP_KEYS)]))
-        steps.append(in_span(lambda: one_step(filled.cache, ids, dim)))
+        steps.append(seconds_of(lambda: one_step(filled.cache, ids, dim)))
     find_gather, select, update, add = 1e9 * np.median(times, axis=0) / STEP_KEYS
     return {
         "find+gather": find_gather, "index_select": select, "update": update, "index_add_": add,
@@ -198,7 +198,7 @@ def one_step(cache, ids: np.ndarray, dim: int):
     cache.update(slots, grads.numpy(), 8.0)
 
 
-def in_span(call) -> float:
+def seconds_of(call) -> float:
     """Duration of call() in seconds."""
     began = time.perf_counter()
     call()

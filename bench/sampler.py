@@ -49,7 +49,7 @@ def main():
             indptr, indices, heads[number], fanouts, lambda nodes, k: rng.random(len(nodes))
         ),
     }
-    times = np.array([[in_span(call, number) for call in calls.values()] for number in range(settings["repeats"])])
+    times = np.array([[seconds_of(call, number) for call in calls.values()] for number in range(settings["repeats"])])
     result = dict(zip(calls, (1000 * np.median(times, axis=0)).tolist()))
     result["numpy_vs_sampler"] = float(np.median(times[:, 2] / times[:, 0]))
     result["speedup"] = speedup(sample, settings)
@@ -100,12 +100,12 @@ def speedup(sample, settings: dict) -> float:
 
     def seconds(threads: int) -> float:
         with ThreadPoolExecutor(threads) as pool:
-            return in_span(lambda _: list(pool.map(sample, range(settings["repeats"]))), None)
+            return seconds_of(lambda _: list(pool.map(sample, range(settings["repeats"]))), None)
 
     return float(np.median([seconds(1) / seconds(settings["threads"]) for _ in range(3)]))
 
 
-def in_span(call, argument) -> float:
+def seconds_of(call, argument) -> float:
     """Duration of call(argument) in seconds."""
     began = time.perf_counter()
     call(argument)

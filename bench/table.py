@@ -5,7 +5,7 @@
 
 Starts its own mpiexec. First checks that reads return the written rows, then prints the median milliseconds of the
 slowest rank and, last, one JSON line: {"near": {"read_ms": x, "write_ms": x, "settle_ms": x, "read_mrow_s": x}, "far":
-..., "window_vs_gather": x}: rows per second from another rank's shard on this node, relative to those of a plain C++
+..., "shard_vs_gather": x}: rows per second from another rank's shard on this node, relative to those of a plain C++
 gather from the rank's own memory.
 """
 
@@ -50,11 +50,11 @@ def measure(settings):
 
         world.start_horovod()  # its thread makes MPI progress between nodes, as in training
         result = {name: time_steps(World(world.comm, n), settings) for name, n in (("near", None), ("far", 1))}
-        ratio = window_vs_gather(world, settings) if world.size > 1 and world.is_one_node else None
+        ratio = shard_vs_gather(world, settings) if world.size > 1 and world.is_one_node else None
         if world.rank == 0:
             for name, row in result.items():
                 print(f"{name:<5}", "  ".join(f"{key} {value:.2f}" for key, value in row.items()))
-            print(json.dumps({**result, "window_vs_gather": ratio}))
+            print(json.dumps({**result, "shard_vs_gather": ratio}))
 
     launch(run)
 
@@ -84,7 +84,7 @@ def time_steps(world, settings):
     return {"read_ms": read, "write_ms": write, "settle_ms": settle, "read_mrow_s": settings["keys"] / read / 1000}
 
 
-def window_vs_gather(world, settings):
+def shard_vs_gather(world, settings):
     """Rows per second that one rank reads from the shard of the next, relative to a plain gather of its own: the
     median."""
     from hetmpi import _C

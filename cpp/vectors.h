@@ -1,6 +1,6 @@
 // Loops over the numbers of a row, compiled for more than one processor: the build runs on every x86-64 machine, and
 // where there are wider vectors they are used. The bits are the same: one multiplication and one addition per number,
-// each rounded (no contraction, setup.py). What such a function calls is compiled along with it (flatten).
+// each rounded (no contraction, setup.py). Functions called by it are compiled with it (flatten).
 #pragma once
 
 #include <cstdint>

@@ -202,7 +202,7 @@ def report_failure(name: str, error: Exception | None, report: Report):
     if isinstance(error, MPI.Exception):
         report.line(name, f"FAILS: {error}")
         report.cure(
-            f"{name}: this MPI cannot make the memory ({error}): use another MPI, in a checkout by HETMPI_MPI=mpich "
+            f"{name}: this MPI cannot make the window ({error}): use another MPI, in a checkout by HETMPI_MPI=mpich "
             "./run.sh setup"
         )
     elif error is not None:

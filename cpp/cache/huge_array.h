@@ -1,5 +1,5 @@
 // HugeArray: a large array of floats on huge pages if the kernel provides them. Rows are read at random; with small
-// pages address translation takes most of the time. Memory is allocated as it is touched, or by populate().
+// pages address translation takes a good part of the time. Memory is allocated as it is touched, or by populate().
 #pragma once
 
 #include <sys/mman.h>

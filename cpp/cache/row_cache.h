@@ -14,7 +14,7 @@
 //   gather            copies rows by slot
 //   update            adds one iteration's gradients by slot to the pending sums, and applies them to the rows as a
 //                     preview of the owner's update, scaled by `anticipate`
-//   push_directly           adds the gradients of keys without a line to the pushes
+//   push_directly     adds the gradients of keys without a line to the pushes
 //   clocks_within     clocks of usable lines, from which an owner determines the lines that are too old
 //   preview           applies sums to fetched rows whose owners have not received these sums
 //   take_pending      moves pending sums to the pushes: those by slot that are due at a staleness, or all
@@ -96,12 +96,14 @@ struct Pushes {
 
 // RowOptimizer::update of a row in 32 or in 16 bits.
 HETMPI_CLONES static inline Moved updated(const RowOptimizer& optimizer, float* sums, int32_t count, float* weight,
-                                          float* mean_square, const float* grad, float scale, int32_t own) {
-  return optimizer.update(sums, count, weight, mean_square, grad, scale, own);
+                                          float* mean_square, const float* grad, float scale, int32_t own,
+                                          bool limits_drift) {
+  return optimizer.update(sums, count, weight, mean_square, grad, scale, own, limits_drift);
 }
 HETMPI_CLONES static inline Moved updated(const RowOptimizer& optimizer, float* sums, int32_t count, HalfRow weight,
-                                          float* mean_square, const float* grad, float scale, int32_t own) {
-  return optimizer.update(sums, count, weight, mean_square, grad, scale, own);
+                                          float* mean_square, const float* grad, float scale, int32_t own,
+                                          bool limits_drift) {
+  return optimizer.update(sums, count, weight, mean_square, grad, scale, own, limits_drift);
 }
 
 class RowCache {
@@ -275,7 +277,8 @@ class RowCache {
   // grads (n, dim)
   void update(const int64_t* slots, const float* grads, int64_t n, float anticipate) {
     drift_.begin();
-    const bool is_plain = optimizer_.is_plain() && drift_.most == 0 && type_ == RowType::kFloat32;
+    const bool limits_drift = drift_.most > 0;
+    const bool is_plain = optimizer_.is_plain() && !limits_drift && type_ == RowType::kFloat32;
     for (int64_t i = 0; i < n; ++i) {
       if (i + kAhead < n && slots[i + kAhead] >= 0) prefetch_line(slots[i + kAhead]);
       if (i + kSumsAhead < n && slots[i + kSumsAhead] >= 0) prefetch_sums(slots[i + kSumsAhead]);
@@ -293,10 +296,11 @@ class RowCache {
         continue;
       }
       const auto update_row = [&](auto row) {
-        return updated(optimizer_, pending(slot), count, row, state(slot), grads + i * dim_, anticipate, own);
+        return updated(optimizer_, pending(slot), count, row, state(slot), grads + i * dim_, anticipate, own,
+                       limits_drift);
       };
       const Moved moved = type_ == RowType::kFloat32 ? update_row(weight(slot)) : update_row(half_row(slot));
-      if (drift_.most > 0) move(&line, moved);
+      if (limits_drift) move(&line, moved);
     }
   }
 

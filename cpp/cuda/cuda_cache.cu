@@ -492,8 +492,8 @@ __global__ void hand_out_kernel(Lines lines, const Gone* gone, const int32_t* fl
 }
 
 // One warp per entry: gradients of flagged entries, as sums over one iteration.
-__global__ void pass_on_kernel(RowOptimizer optimizer, int32_t step, const int64_t* keys, const int32_t* clocks,
-                               const float* grads, const int32_t* flags, const int32_t* at, int64_t n, Out out) {
+__global__ void push_directly_kernel(RowOptimizer optimizer, int32_t step, const int64_t* keys, const int32_t* clocks,
+                                     const float* grads, const int32_t* flags, const int32_t* at, int64_t n, Out out) {
   const int64_t i = warp_number();
   if (i >= n || !flags[i]) return;
   const Together loop{lane_number()};
@@ -795,7 +795,7 @@ void CudaRowCache::push_directly(const int64_t* keys, const int64_t* slots, cons
   const int64_t num = m.number(n, s);
   m.make_room_out(num, s);
   if (num > 0)
-    launch(pass_on_kernel, n * kWarp, s, m.optimizer, m.step, keys, clocks, grads, m.flags.data(), m.at.data(), n,
+    launch(push_directly_kernel, n * kWarp, s, m.optimizer, m.step, keys, clocks, grads, m.flags.data(), m.at.data(), n,
            m.out());
   m.num_out += num;
   HETMPI_CHECK(cudaStreamSynchronize(s));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -16,48 +17,48 @@ constexpr size_t kHugePage = size_t{2} << 20;
 // The next multiple of a huge page.
 inline uintptr_t to_huge_page(uintptr_t address) { return (address + kHugePage - 1) / kHugePage * kHugePage; }
 
-// A second mapping of memory that processes share, in which addresses lie as in the file modulo huge pages: without
-// that the kernel cannot map these. Where there is none, as for memory of one process, data() is the memory itself.
+// Maps shared memory a second time, at an address equal to its offset in the file modulo 2 MB: only there can the
+// kernel map huge pages. data() is the memory itself where that is not possible: for private memory, and under a limit
+// of addresses (ulimit -v), which would count it twice.
 class AlignedView {
  public:
   // memory: begins with a page.
   AlignedView(void* memory, size_t bytes) : data_(memory), bytes_(bytes), reserved_bytes_(bytes + 2 * kHugePage) {
-    const uintptr_t offset = offset_in_file(reinterpret_cast<uintptr_t>(memory));
-    reserved_ = mmap(nullptr, reserved_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (reserved_ == MAP_FAILED) return;
-    const uintptr_t place = to_huge_page(reinterpret_cast<uintptr_t>(reserved_)) + offset % kHugePage;
+    rlimit limit;
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur != RLIM_INFINITY) return;
     // With an old size of 0 it maps shared memory once more, and refuses private memory.
-    void* const mapped = mremap(memory, 0, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, reinterpret_cast<void*>(place));
-    if (mapped != MAP_FAILED)
-      data_ = mapped;
-    else
-      free();
+    void* const mapped = mremap(memory, 0, bytes, MREMAP_MAYMOVE);
+    if (mapped == MAP_FAILED) return;
+    reserved_ = mmap(nullptr, reserved_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (reserved_ != MAP_FAILED) {
+      const uintptr_t offset = offset_in_file(reinterpret_cast<uintptr_t>(memory)) % kHugePage;
+      void* const place = reinterpret_cast<void*>(to_huge_page(reinterpret_cast<uintptr_t>(reserved_)) + offset);
+      if (mremap(mapped, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, place) == place) data_ = place;
+    }
+    if (data_ == memory) munmap(mapped, bytes);
   }
-  ~AlignedView() { free(); }
+  ~AlignedView() {
+    if (reserved_ != MAP_FAILED) munmap(reserved_, reserved_bytes_);
+  }
   AlignedView(const AlignedView&) = delete;
 
   void* data() const { return data_; }
 
-  // Allocates the memory as huge pages, as far as whole ones fit and the kernel can (Linux 6.1 or later). One page of
-  // each is touched first, and so becomes zero: the kernel collapses no huge page without any, and would copy those
-  // that are there. REQUIRES: the memory holds nothing. Returns whether all are huge now.
-  bool populate() const {
+  // Allocates the memory as huge pages, as far as whole ones fit and the kernel can (Linux 6.1 or later). Writes a zero
+  // to each first: the kernel collapses none without a page, and would copy pages that hold data. REQUIRES: the memory
+  // holds nothing.
+  void populate() const {
     constexpr int kCollapse = 25;  // MADV_COLLAPSE, which older C libraries do not name
-    const uintptr_t at = reinterpret_cast<uintptr_t>(data_), begin = to_huge_page(at);
-    const uintptr_t end = (at + bytes_) / kHugePage * kHugePage;
-    if (begin >= end) return false;
+    const uintptr_t begin = to_huge_page(reinterpret_cast<uintptr_t>(data_));
+    const uintptr_t end = (reinterpret_cast<uintptr_t>(data_) + bytes_) / kHugePage * kHugePage;
+    if (begin >= end) return;
     void* const pages = reinterpret_cast<void*>(begin);
     madvise(pages, end - begin, MADV_HUGEPAGE);  // enough for memory of one process
     for (uintptr_t page = begin; page < end; page += kHugePage) *reinterpret_cast<volatile char*>(page) = 0;
-    return madvise(pages, end - begin, kCollapse) == 0;
+    madvise(pages, end - begin, kCollapse);
   }
 
  private:
-  void free() {
-    if (reserved_ != MAP_FAILED) munmap(reserved_, reserved_bytes_);
-    reserved_ = MAP_FAILED;
-  }
-
   // The place of an address in the file that is mapped there; 0 if there is none.
   static uintptr_t offset_in_file(uintptr_t address) {
     const std::unique_ptr<FILE, int (*)(FILE*)> maps(std::fopen("/proc/self/maps", "r"), &std::fclose);
@@ -69,7 +70,7 @@ class AlignedView {
 
   void* data_;
   size_t bytes_;
-  void* reserved_;
+  void* reserved_ = MAP_FAILED;
   size_t reserved_bytes_;
 };
 

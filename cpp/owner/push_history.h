@@ -42,12 +42,12 @@ class PushHistory {
  public:
   explicit PushHistory(const RowOptimizer& rule) : dim_(rule.dim()), width_(rule.overlap_dim()) { index_.clear(0); }
 
-  // Memory of a row that has a recent, at most: the index has up to four slots per key.
+  // Memory of a row with recent pushes, at most: the index has up to four slots per key.
   static int64_t row_bytes(const RowOptimizer& rule) {
     return sizeof(RecentPushes) + sizeof(float) * rule.overlap_dim() + sizeof(int64_t) + 4 * sizeof(int32_t);
   }
 
-  // Rows that have a recent.
+  // Rows with recent pushes.
   int64_t size() const { return index_.size(); }
 
   // Applies a push over these steps to a row; weight (dim), state (state_dim).

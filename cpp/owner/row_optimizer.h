@@ -110,8 +110,8 @@ struct Overlap {
   float* moved = nullptr;  // (dim) as far as they moved the row, before the division by the root; Adam only
 };
 
-// What a limit of drift needs of an update of a line (cache/cache_decisions.h): the mean squares of the rank's own move
-// of the row, as step_square(), and of the row after it.
+// Drift of an update of a line (cache/cache_decisions.h). step_square: mean square of the step by this rank's gradient;
+// row_square: of the row after it.
 struct Moved {
   float step_square, row_square;
 };
@@ -178,7 +178,7 @@ class RowOptimizer {
   void set_rate(const Rate& rate) { rate_ = rate; }
   void set_step(double lr, int64_t step) { set_rate(rate(lr, step)); }
 
-  // Whether add_and_preview is one addition and one subtraction per number, of `step` times the gradient.
+  // Whether an update is one addition and one subtraction per number, of `step` times the gradient.
   HETMPI_SHARED bool is_plain() const { return rule_ == RowRule::kSgd && weight_decay_ == 0; }
   HETMPI_SHARED float plain_step(float scale) const { return rate_.lr * scale; }
 
@@ -215,11 +215,12 @@ class RowOptimizer {
     preview(weight, mean_square, {grad, nullptr, scale, 1, squares_of(scale), own}, loop);
   }
 
-  // The same on the CPU, to the same bits in two passes over the row. Returns what a limit of drift needs.
+  // The same on the CPU, to the same bits in two passes over the row, but for SGD, and one more for the second
+  // gradient. Returns the figures of drift; for SGD only if it is limited.
   template <typename Row>
   Moved update(float* __restrict sums, int64_t count, Row weight, float* mean_square, const float* __restrict grad,
-               float scale, int64_t own) const {
-    if (rule_ == RowRule::kSgd) return update_by_sgd(sums, count, weight, grad, scale);
+               float scale, int64_t own, bool limits_drift) const {
+    if (rule_ == RowRule::kSgd) return update_by_sgd(sums, count, weight, grad, scale, limits_drift);
     const Terms g = terms({grad, nullptr, scale, 1, squares_of(scale), own});
     const float dim = static_cast<float>(dim_);
     float* __restrict squares = sums + dim_;
@@ -338,11 +339,12 @@ class RowOptimizer {
   }
 
   template <typename Row>
-  Moved update_by_sgd(float* sums, int64_t count, Row weight, const float* grad, float scale) const {
+  Moved update_by_sgd(float* sums, int64_t count, Row weight, const float* grad, float scale, bool limits_drift) const {
     const bool is_one_pass = std::is_same_v<Row, float*> && is_plain() && count > 0;
     if constexpr (std::is_same_v<Row, float*>)
       if (is_one_pass) add_and_subtract(sums, weight, plain_step(scale), grad, dim_);
     if (!is_one_pass) add_and_preview(sums, count, weight, nullptr, grad, scale, 0, Serially());
+    if (!limits_drift) return {};
     return {step_square(nullptr, grad, 0, Serially()), mean_of_squares(weight, Serially())};
   }
 

@@ -1,6 +1,6 @@
 // StepReducer: the owner's side of one synchronous step (s = 0).
 //
-// Every rank sends the gradients of its step through its ring; this rank's own are passed as arrays. The inbox sums
+// Every rank sends the gradients of its step through its ring; this rank's own are passed as arrays. The reducer sums
 // them per row in an order that depends on ranks alone (rank_sums.h), whatever order they arrive in, and applies the
 // row optimizer once to each sum: two runs are bitwise equal.
 //

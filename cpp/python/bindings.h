@@ -14,11 +14,11 @@ void bind_hashing(py::module_& m);  // compiled with HETMPI_HASHING (setup.py)
 void bind_partition(py::module_& m);
 void bind_optimizer(py::module_& m);
 void bind_ring(py::module_& m);
-void bind_inbox(py::module_& m);
+void bind_step_reducer(py::module_& m);
 void bind_push_applier(py::module_& m);
 void bind_round(py::module_& m);
 void bind_line(py::module_& m);
-void bind_delivery(py::module_& m);  // after bind_round, whose arrays it takes
+void bind_ring_writer(py::module_& m);  // after bind_round, whose arrays it takes
 void bind_row_cache(py::module_& m);
 void bind_sampler(py::module_& m);
 void bind_cuda_row_cache(py::module_& m);  // this and the next are compiled with HETMPI_CUDA (setup.py)

@@ -107,16 +107,16 @@ Array<int64_t> places_of(const Array<int64_t>& keys, const Array<int64_t>& batch
   return places;
 }
 
-// A batch of a joint pull, at `places` (n) of its keys (m). is_kept (m): keys whose rows (m, dim) are here. Sets slots
-// (n), clocks (n), the kept rows in out (n, dim), and left (n): keys with neither a line nor a kept row. Returns the
-// number of keys left, of the admitted keys at places below first_new, and of those with a line.
+// A batch of a joint pull, at `places` (n) of its keys (m). is_uncached (m): keys whose rows (m, dim) are here. Sets
+// slots (n), clocks (n), the kept rows in out (n, dim), and left (n): keys with neither a line nor a kept row. Returns
+// the number of keys left, of the admitted keys at places below first_new, and of those with a line.
 py::tuple part_of_pull(const Array<int64_t>& places, const Array<int64_t>& pull_slots,
-                       const Array<int32_t>& pull_clocks, const Array<bool>& is_kept, const Array<float>& rows,
+                       const Array<int32_t>& pull_clocks, const Array<bool>& is_uncached, const Array<float>& rows,
                        const Array<bool>& is_admitted, int64_t first_new, Array<int64_t> slots, Array<int32_t> clocks,
                        Array<float> out, Array<bool> left) {
   const ssize_t n = places.shape(0), m = pull_slots.shape(0), dim = rows.shape(1);
   check_shape(pull_clocks, "pull_clocks", {m});
-  check_shape(is_kept, "is_kept", {m});
+  check_shape(is_uncached, "is_uncached", {m});
   check_shape(rows, "rows", {m, dim});
   check_shape(is_admitted, "is_admitted", {n});
   check_shape(slots, "slots", {n});
@@ -125,7 +125,7 @@ py::tuple part_of_pull(const Array<int64_t>& places, const Array<int64_t>& pull_
   check_shape(left, "left", {n});
   const int64_t *place = places.data(), *slot = pull_slots.data();
   const int32_t* clock = pull_clocks.data();
-  const bool *is_here = is_kept.data(), *may_have_line = is_admitted.data();
+  const bool *is_here = is_uncached.data(), *may_have_line = is_admitted.data();
   const float* row = rows.data();
   int64_t* slot_out = slots.mutable_data();
   int32_t* clock_out = clocks.mutable_data();
@@ -226,11 +226,12 @@ void bind_functions(py::module_& m) {
       "places_of", &places_of, py::arg("keys").noconvert(), py::arg("batch").noconvert(), py::arg("chosen").noconvert(),
       "Position of each of keys (m,) int64 among the chosen (n,) bool keys of a batch (n,) int64, or -1: (m,) int64.");
   m.def("part_of_pull", &part_of_pull, py::arg("places").noconvert(), py::arg("pull_slots").noconvert(),
-        py::arg("pull_clocks").noconvert(), py::arg("is_kept").noconvert(), py::arg("rows").noconvert(),
+        py::arg("pull_clocks").noconvert(), py::arg("is_uncached").noconvert(), py::arg("rows").noconvert(),
         py::arg("is_admitted").noconvert(), py::arg("first_new"), py::arg("slots").noconvert(),
         py::arg("clocks").noconvert(), py::arg("out").noconvert(), py::arg("left").noconvert(),
         "A batch (n,) of a pull (m,) that serves several: places (n,) int64 of its keys there, pull_slots and "
-        "pull_clocks (m,), rows (m, dim) where is_kept (m,) bool. Sets slots, clocks (n,), out (n, dim) where the row "
+        "pull_clocks (m,), rows (m, dim) where is_uncached (m,) bool. Sets slots, clocks (n,), out (n, dim) where the "
+        "row "
         "is kept, and left (n,) bool: neither line nor kept row. Returns the numbers of keys left, of admitted (n,) "
         "bool keys at places below first_new, and of those with a line.");
   m.def("aligned_view", &aligned_view, py::arg("memory").noconvert(), py::arg("populates"),

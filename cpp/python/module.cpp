@@ -39,11 +39,11 @@ PYBIND11_MODULE(_C, m) {
   bind_partition(m);
   bind_optimizer(m);
   bind_ring(m);
-  bind_inbox(m);
+  bind_step_reducer(m);
   bind_push_applier(m);
   bind_round(m);
   bind_line(m);
-  bind_delivery(m);
+  bind_ring_writer(m);
   bind_row_cache(m);
   bind_sampler(m);
   bind_gpu(m);

@@ -39,7 +39,7 @@ class PyRingWriter {
 
 }  // namespace
 
-void bind_delivery(py::module_& m) {
+void bind_ring_writer(py::module_& m) {
   py::class_<PyRingWriter>(m, "RingWriter",
                            "Gradients on their way into the rings of their owners (cpp/wire/ring_writer.h).")
       .def(py::init<const PyRingWriter::Rings&, PushArrays, RecordFormat>(), py::arg("rings"), py::arg("push"),

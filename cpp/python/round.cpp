@@ -44,7 +44,7 @@ py::tuple new_messages(const std::vector<std::vector<int64_t>>& lengths, size_t 
 
 class PyRoundRequest {
  public:
-  // num: number of positions. known: None if the request does not judge.
+  // num: number of positions. known: None if the request has no clocks.
   PyRoundRequest(Owners owners, RouteArrays pull, int64_t num, std::optional<Array<int32_t>> known, int64_t reason,
                  int64_t bound, int64_t step, std::vector<PushArrays> pushes, RecordFormat format,
                  std::vector<int64_t> dims)
@@ -71,7 +71,7 @@ class PyRoundRequest {
   }
 
   void read_clocks(const std::vector<Section>& replies, Array<int32_t> versions, Array<bool> fetched) const {
-    if (!known_) throw std::invalid_argument("round: a request that does not judge gets no clocks");
+    if (!known_) throw std::invalid_argument("round: a request without clocks gets no clocks");
     check_shape(versions, "versions", {num_});
     check_shape(fetched, "fetched", {num_});
     const std::vector<Bytes> found = all_bytes(replies);

@@ -22,8 +22,8 @@ namespace hetmpi {
 namespace {
 
 // As classify(), after validate() has set is_stale (n).
-py::tuple judged(const Array<int64_t>& slots, const Array<bool>& fetched, const Array<bool>& is_decided,
-                 Array<bool> is_stale) {
+py::tuple classified(const Array<int64_t>& slots, const Array<bool>& fetched, const Array<bool>& is_decided,
+                     Array<bool> is_stale) {
   const ssize_t n = slots.shape(0);
   check_shape(fetched, "fetched", {n});
   check_shape(is_decided, "is_decided", {n});
@@ -31,12 +31,12 @@ py::tuple judged(const Array<int64_t>& slots, const Array<bool>& fetched, const 
   Array<bool> left(n);
   const int64_t* slot = slots.data();
   const bool *is_here = fetched.data(), *decided = is_decided.data();
-  bool *stale = is_stale.mutable_data(), *is_left = left.mutable_data();
+  bool *stale = is_stale.mutable_data(), *is_missing = left.mutable_data();
   int64_t num_found = 0, num_stale = 0;
   for (ssize_t i = 0; i < n; ++i) {
     const bool is_line = slot[i] >= 0;
     stale[i] = is_here[i] ? is_line : stale[i] && !decided[i];
-    is_left[i] = !is_here[i] && !decided[i] && (!is_line || stale[i]);
+    is_missing[i] = !is_here[i] && !decided[i] && (!is_line || stale[i]);
     num_found += is_line;
     num_stale += stale[i];
   }
@@ -85,7 +85,7 @@ class PyCache {
         if (is_here[i]) kept_[i] = -1;
       cache_.validate(kept_.data(), clock, n, staleness, stale, &lags_);
     }
-    return judged(slots, fetched, is_decided, is_stale);
+    return classified(slots, fetched, is_decided, is_stale);
   }
 
   void refresh(const Array<int64_t>& slots, const Array<bool>& chosen, const Array<float>& weights,
@@ -251,7 +251,7 @@ void bind_row_cache(py::module_& m) {
   m.attr("WAYS") = kWays;
   m.attr("LINE_OVERHEAD_BYTES") = RowCache::kLineOverhead;
 
-  m.def("judged", &judged, py::arg("slots").noconvert(), py::arg("fetched").noconvert(),
+  m.def("classified", &classified, py::arg("slots").noconvert(), py::arg("fetched").noconvert(),
         py::arg("is_decided").noconvert(), py::arg("is_stale").noconvert(),
         "As RowCache.classify, after validate has set is_stale.");
 
@@ -259,7 +259,6 @@ void bind_row_cache(py::module_& m) {
       .def(py::init<int64_t, RowOptimizer, const std::string&, const std::string&>(), py::arg("capacity_rows"),
            py::arg("optimizer"), py::arg("policy"), py::arg("rows") = "float32")
       .def_property_readonly("capacity_rows", [](const PyCache& c) { return c.cache_.capacity_rows(); })
-      .def_property_readonly("num_pending", [](const PyCache& c) { return c.cache_.num_pending(); })
       .def_property_readonly("num_pushes", &PyCache::num_pushes, "Pushes that take_pushes has not returned yet.")
       .def_property_readonly("lags", &PyCache::lags)
       .def(

@@ -76,7 +76,7 @@ class PyStepReducer {
 
 }  // namespace
 
-void bind_inbox(py::module_& m) {
+void bind_step_reducer(py::module_& m) {
   py::class_<PyStepReducer>(m, "StepReducer", "The owner's side of one synchronous step (cpp/owner/step_reducer.h).")
       .def(py::init<Array<uint8_t>, int64_t, Array<float>, Array<float>, Array<int32_t>, Array<uint8_t>,
                     const Directory*, Array<int64_t>>(),

@@ -3,9 +3,10 @@
 // rings and reads their shards.
 //
 // request   RequestHeader; OwnerCounts of each owner of the node; then for each owner the records pushed to it
-//           (cpp/owner/ring.h), keys (n) int64, and if the request judges, the clocks of the requester's copies (n)
+//           (cpp/owner/ring.h), keys (n) int64, and if the request has clocks, the clocks of the requester's copies (n)
 //           int32
-// reply     for each owner, if the request judges, the clocks (n) int32 of the requested keys; then of the m rows that
+// reply     for each owner, if the request has clocks, the clocks (n) int32 of the requested keys; then of the m rows
+// that
 //           the requester wants, by is_wanted(), or of all, each array of a row: weight (m, dim) float32, ...
 //
 // Every array is padded to whole words of 8 bytes. Owners are in the order of their ranks.
@@ -27,7 +28,7 @@ namespace hetmpi {
 
 struct RequestHeader {
   int64_t reason;  // why rows are requested, the same on all ranks in a round; kPushes for a request without reply
-  int64_t bound;   // staleness, for requests that judge
+  int64_t bound;   // staleness, for requests with clocks
   int64_t step;    // for others: steps that the rows must have
 };
 constexpr int64_t kPushes = -1;
@@ -66,7 +67,7 @@ struct PushView {
 // The requester's side of one round: writes requests and reads replies.
 class RoundRequest {
  public:
-  // pull: the keys requested; known (n): clocks of this rank's copies, by position, null if the request does not judge.
+  // pull: the keys requested; known (n): clocks of this rank's copies, by position, null if the request has no clocks.
   // dims: numbers of each array of a row, in the order of a reply.
   RoundRequest(RouteView pull, const int32_t* known, RequestHeader header, std::vector<PushView> pushes,
                RecordFormat format, std::vector<int64_t> dims)
@@ -134,8 +135,8 @@ class RoundRequest {
     return at;
   }
 
-  // Copies the rows in a reply, after read_clocks if the request judges, to their positions: outs[a] (n, dims[a]) for
-  // each array of a row. Throws std::out_of_range if the reply to a request that does not judge is shorter.
+  // Copies the rows in a reply, after read_clocks if the request has clocks, to their positions: outs[a] (n, dims[a])
+  // for each array of a row. Throws std::out_of_range if the reply to a request without clocks is shorter.
   void place(const std::vector<int64_t>& owners, const uint8_t* reply, int64_t size,
              const std::vector<float*>& outs) const {
     const uint8_t* const end = reply + size;
@@ -242,7 +243,7 @@ class RoundServer {
       const auto* keys = reinterpret_cast<const int64_t*>(request + at);
       const auto* known = reinterpret_cast<const int32_t*>(request + at + kWord * n);
       at += kWord * n;
-      if (judges()) at += whole_words(sizeof(int32_t) * n);
+      if (has_clocks()) at += whole_words(sizeof(int32_t) * n);
       RoundRequest::check_end(at, size);
       Pull& pull = found.pulls.emplace_back(Pull{std::vector<int64_t>(n), known, {}, {}});
       shards_[owner].directory->rows_of(keys, n, pull.rows.data());
@@ -299,11 +300,11 @@ class RoundServer {
       pull.wanted.clear();
       for (size_t j = 0; j < pull.rows.size(); ++j) {
         const int64_t row = pull.rows[j];
-        if (judges())
+        if (has_clocks())
           pull.clocks[j] = load_clock(shards_[owner].clock + row);  // before the rows, which must not be older
-        if (!judges() || is_wanted(pull.known[j], pull.clocks[j], request.bound)) pull.wanted.push_back(row);
+        if (!has_clocks() || is_wanted(pull.known[j], pull.clocks[j], request.bound)) pull.wanted.push_back(row);
       }
-      if (judges()) total += whole_words(sizeof(int32_t) * pull.rows.size());
+      if (has_clocks()) total += whole_words(sizeof(int32_t) * pull.rows.size());
       for (const int64_t dim : dims_) total += whole_words(sizeof(float) * pull.wanted.size() * dim);
     }
     return total;
@@ -314,7 +315,7 @@ class RoundServer {
     const Request request = std::exchange(requests_.at(client), {});
     for (size_t owner = 0; owner < request.pulls.size(); ++owner) {
       const Pull& pull = request.pulls[owner];
-      if (judges()) {
+      if (has_clocks()) {
         std::copy(pull.clocks.begin(), pull.clocks.end(), reinterpret_cast<int32_t*>(at));
         at += whole_words(sizeof(int32_t) * pull.rows.size());
       }
@@ -344,7 +345,7 @@ class RoundServer {
     std::vector<Pull> pulls;  // of each owner; empty if there is no request
   };
 
-  bool judges() const { return applied_.empty(); }
+  bool has_clocks() const { return applied_.empty(); }
 
   // Writes the rest of a record into an owner's ring. Returns false if the ring is full.
   bool pass_on(PushedRecord& record) {

@@ -101,7 +101,7 @@ class Layout:
 
 class Shard:
     """A rank's rows and inbox in memory that the ranks of its node share: arrays for all of them, and for their owner a
-    RowStore. Only the owner writes the rows: the store and, in C++, the push applier and the inbox.
+    RowStore. Only the owner writes the rows: the store and, in C++, the push applier and the step reducer.
 
     directory     which row of them a key has
     mean_square   (n, preview_dim) float32: the state of cache lines, at s >= 1

@@ -276,7 +276,7 @@ class Removed(NamedTuple):
 REMOVED = {
     "table.staleness_growth": Removed(None, "table.drift loses less accuracy for fewer bytes"),
     "table.replicate_below_rows": Removed(0, "training with small fields whole on every rank was slower"),
-    "table.inbox_mb": Removed(8, "smaller inboxes than 8 MB made writes slower"),
+    "table.inbox_mb": Removed(8, "inboxes have 8 MB: smaller ones made writes slower"),
     "table.prefetch_batches": Removed(None, "table.round_steps says how many batches are requested ahead, 0 for none"),
 }
 

@@ -95,7 +95,7 @@ class Batch(CacheLines):
 
     pull         brings its rows; None until they are requested, and in a write without a read
     places       of its keys among those of the pull, (num,) int64; None if they are its only ones
-    first_new   keys of the pull from this place on are in none of the batches read before"""
+    first_new    keys of the pull from this place on are in none of the batches read before"""
 
     def reset(self):
         super().reset()

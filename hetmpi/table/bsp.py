@@ -43,7 +43,7 @@ class BspClient(Client):
         self.transport, self.why = choose(context.world, exchange, make, context.partition, context.num_rows)
         store = context.memory.local
         self._reducer = _C.StepReducer(store.rings, context.world.rank, *store.arrays, store.directory, store.applied)
-        self._is_open = False  # the inbox waits for gradients of all ranks
+        self._is_open = False  # the reducer waits for gradients of all ranks
         self._world.receivers.add(self)
 
     def reading(self, keys: Keys) -> InFlight[torch.Tensor]:

@@ -110,13 +110,11 @@ class RowCache(Protocol):
     capacity_rows    lines; with 0 no key is found
     computes_beside  whether another processor computes the network, so that the host can prepare the next batch
                      meanwhile
-    num_pending      lines with pending gradients; num_pushes: gradient sums ready to be sent; lags: (32,) int64, as
-                     TableGroup.lags"""
+    num_pushes       gradient sums ready to be sent; lags: (32,) int64, as TableGroup.lags"""
 
     device: torch.device
     capacity_rows: int
     computes_beside: bool
-    num_pending: int
     num_pushes: int
     lags: np.ndarray
 

@@ -27,7 +27,7 @@ from hetmpi.world.world import World
 class Client(Protocol):
     """One rank's side of a table. Keys are checked: int64, unique, in range.
 
-    parts        what it is made of
+    context      the objects that EmbeddingTable passes
     transport    communication of rows and gradients between nodes
     why          reason in one sentence if a trial chose the transport
     num_histories  rows of this rank's shard of which it keeps pushes (cpp/owner/push_history.h)"""

@@ -145,7 +145,7 @@ class GpuCache:
     def classify(self, slots, fetched, is_decided, clocks, staleness: int) -> tuple:
         used, is_stale = (self._use(np.where(fetched, -1, slots)), self._use(clocks)), np.zeros(len(slots), bool)
         self._filling(is_stale, lambda out: self._lines.validate(*used, staleness, out, True, self._gpu.stream))
-        return _C.judged(slots, fetched, is_decided, is_stale)
+        return _C.classified(slots, fetched, is_decided, is_stale)
 
     def refresh(self, slots, chosen, weights, states, clocks, anticipate: float):
         used = map(self._use, (slots, chosen, weights, states, clocks))
@@ -194,10 +194,6 @@ class GpuCache:
     @property
     def num_pushes(self) -> int:
         return self._lines.num_pushes
-
-    @property
-    def num_pending(self) -> int:
-        return self._lines.counts(self._gpu.stream)["pending"]
 
     @property
     def lags(self) -> np.ndarray:

@@ -161,8 +161,8 @@ class EmbeddingTable:
         self.client.await_owners()
 
     def close(self):
-        """Frees the memory. Arrays taken from `shard` become invalid, and updates not flushed are lost. A second call
-        has no effect. Collective."""
+        """Frees the memory. Arrays taken from `shard` must not be used any more, and updates not flushed are lost. A
+        second call has no effect. Collective."""
         client, self.client = self.client, None
         if client is not None:
             client.close()

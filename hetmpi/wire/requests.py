@@ -12,8 +12,8 @@ replies once all owners of its node have applied the step that the request names
 all rows.
 
 Messages are packed and unpacked in C++. A server reads the shards of its node, and writes pushes into rings of the
-owners there: at s = 0 into the client's, so the inbox treats all ranks alike; at s >= 1 into rings of its own, but for
-those to its own shard, which it applies.
+owners there: at s = 0 into the client's, so the step reducer treats all ranks alike; at s >= 1 into rings of its own,
+but for those to its own shard, which it applies.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Requests:
     ):  # fmt: skip
         """memory: the shards, and the rings of the inboxes. record: format of a pushed record. arrays: those that a
         reply has of each row: weight, or weight and mean_square. applier: applies gradients to this rank's shard; None
-        at s = 0, where the inbox does. Collective. Raises UserError where the wire does."""
+        at s = 0, where the step reducer does. Collective. Raises UserError where the wire does."""
         self.name, self.world, self.is_exact = name, memory.world, applier is None
         self._memory, self._record = memory, record
         self._widths = [_width(getattr(memory.local, array)) for array in arrays]

@@ -10,7 +10,7 @@ from hetmpi.world.mpi import MPI
 from hetmpi.world.world import World
 
 Call = Callable[[], None]
-_open: dict[Call, tuple[World, Call]] = {}  # those of at_exit, in their order, with their worlds and stop()
+_open: dict[Call, tuple[World, Call, Call]] = {}  # those of at_exit, in their order, with world, stop() and free()
 
 
 def nothing():
@@ -25,27 +25,29 @@ def at_exit(world: World, free: Call, stop: Call = nothing) -> Call:
     stop(): ends a thread; may be called twice. All ranks make the same calls in the same order."""
 
     def once():
-        if _open.pop(once, None) is not None:
+        calls = _open.pop(once, None)  # the only reference to them: what they hold is freed at once
+        if calls is not None:
+            _, stop, free = calls
             stop()
             free()
 
     if not _open:
         atexit.unregister(_free_all)
         atexit.register(_free_all)  # anew: it runs before what was registered earlier, such as Horovod's end of MPI
-    _open[once] = world, stop
+    _open[once] = world, stop, free
     return once
 
 
 def _free_all():
     if MPI.Is_finalized():
         return
-    worlds = {id(world.comm): world for world, _ in _open.values() if world.comm != MPI.COMM_NULL}.values()
+    worlds = {id(world.comm): world for world, *_ in _open.values() if world.comm != MPI.COMM_NULL}.values()
     if has_failed() and any(world.size > 1 for world in worlds):
         MPI.COMM_WORLD.Abort(1)  # the others would wait for this rank
     for world in worlds:
         world.meet("at the end of the program for the other ranks")  # who may still read and write
         world.receivers.clear()  # later waits must not touch what is freed
-    for _, stop in reversed(_open.values()):
+    for _, stop, _ in reversed(_open.values()):
         stop()
     while _open:
         next(reversed(_open))()

@@ -1,6 +1,6 @@
 // Tests of the C++ core in a separate program, to be built with sanitizers (tests/cpp/test_core.py): the cache compared
-// with a slow, obvious model, rings and the push applier between threads, a server of rounds, the inbox's order. Exit
-// code 0 if all hold, otherwise 1 with the failure on stderr.
+// with a slow, obvious model, rings and the push applier between threads, a server of rounds, the step reducer's order.
+// Exit code 0 if all hold, otherwise 1 with the failure on stderr.
 //
 //   core_test [SEED]   default 1; it determines all random choices except the threads' timing
 //
@@ -550,7 +550,7 @@ void check_updates(Random& random, const RowOptimizer& optimizer, LineOf plain, 
     const float square = Serially().sum(dim, [=](int64_t d) { return row[d] * row[d]; }) / static_cast<float>(dim);
     const float step_square = optimizer.step_square(&plain.state, grad.data(), count + 1, Serially());
     const Moved moved =
-        optimizer.update(fused.sums.data(), count, row_of(fused), &fused.state, grad.data(), 3, count + 1);
+        optimizer.update(fused.sums.data(), count, row_of(fused), &fused.state, grad.data(), 3, count + 1, true);
     CHECK(fused == plain);
     CHECK(moved.row_square == square && moved.step_square == step_square);
   }
@@ -904,7 +904,7 @@ Batch joined(Random& random, const Batch& a, const Batch& b, int64_t width) {
   return both;
 }
 
-void a_delivery_reaches_every_owner_once(uint64_t seed) {
+void a_push_reaches_every_owner_once(uint64_t seed) {
   constexpr int64_t kMessages = 80;
   Random random(seed);
   const RecordFormat format{5, true};
@@ -919,10 +919,10 @@ void a_delivery_reaches_every_owner_once(uint64_t seed) {
     const Batch a = streams[0].message(random, m), b = streams[1].message(random, m);
     const Batch both = joined(random, a, b, format.width);
     const Ints first{0, 0, a.size(), both.size()};
-    RingWriter delivery(ends, {m, {both.order.data(), both.keys.data(), first.data()}, both.from(0), true});
+    RingWriter writer(ends, {m, {both.order.data(), both.keys.data(), first.data()}, both.from(0), true});
     await([&] {
-      const bool is_done = delivery.proceed();
-      CHECK(is_done == delivery.full().empty());
+      const bool is_done = writer.proceed();
+      CHECK(is_done == writer.full().empty());
       return is_done;
     });
   }
@@ -1258,7 +1258,7 @@ void appliers_start_and_end_promptly(uint64_t seed) {
   CHECK(std::chrono::steady_clock::now() - began < Seconds(10));
 }
 
-// The inbox.
+// The step reducer.
 
 constexpr int64_t kRanks = 4;
 
@@ -1316,14 +1316,14 @@ void rank_sums_have_the_bits_of_their_definition(uint64_t seed) {
 }
 
 // Synchronous steps of all ranks, seen from the owner.
-class InboxTrial {
+class ReducerTrial {
  public:
-  InboxTrial(int64_t own_rank, uint64_t seed)
+  ReducerTrial(int64_t own_rank, uint64_t seed)
       : random_(seed),
         own_rank_(own_rank),
         rings_(kRanks, min_ring_capacity(kGrads) + 256, kGrads),
         rows_(20),
-        inbox_(rings_.ends(), own_rank, rows_.shard()) {
+        reducer_(rings_.ends(), own_rank, rows_.shard()) {
     for (int64_t rank = 0; rank < kRanks; ++rank) origins_.emplace_back(rings_, rank);
   }
 
@@ -1332,13 +1332,13 @@ class InboxTrial {
     for (int64_t rank = 0; rank < kRanks; ++rank) batches.push_back(gradients(random_, rows_.num_rows));
     begin(step, batches[own_rank_]);
     deliver(step, batches);
-    CHECK(inbox_.poll() && inbox_.awaited() == kRanks);
+    CHECK(reducer_.poll() && reducer_.awaited() == kRanks);
     const std::map<int64_t, Floats> sums = summed(batches);
     for (const auto& [row, sum] : sums) {
       for (int64_t d = 0; d < kDim; ++d) expected_.weight[row * kDim + d] -= sum[d];
       ++expected_.clock[row];
     }
-    CHECK(inbox_.apply(optimizer_of("sgd")) == static_cast<int64_t>(sums.size()));
+    CHECK(reducer_.apply(optimizer_of("sgd")) == static_cast<int64_t>(sums.size()));
     CHECK(rows_.weight == expected_.weight && rows_.clock == expected_.clock);
   }
 
@@ -1347,7 +1347,7 @@ class InboxTrial {
 
   // Begins the step with the rank's own gradients, which must outlive apply().
   void begin(int64_t step, const Batch& own) {
-    inbox_.begin(step, own.keys.data(), own.order.data(), own.values.data(), own.size());
+    reducer_.begin(step, own.keys.data(), own.order.data(), own.values.data(), own.size());
   }
 
   // The other ranks send in a random order, each as much as its ring has room for.
@@ -1360,7 +1360,7 @@ class InboxTrial {
       if (!is_sent[rank]) is_sent[rank] = origins_[rank].send_fitting(step, batches[rank], &begins[rank]);
       if (once_in(random_, 3)) continue;
       const int64_t awaited = std::find(is_sent.begin(), is_sent.end(), false) - is_sent.begin();
-      CHECK(inbox_.poll() == (awaited == kRanks) && inbox_.awaited() == awaited);
+      CHECK(reducer_.poll() == (awaited == kRanks) && reducer_.awaited() == awaited);
     }
   }
 
@@ -1380,7 +1380,7 @@ class InboxTrial {
   int64_t own_rank_;
   Rings rings_;
   OwnedRows rows_, expected_{20};
-  StepReducer inbox_;
+  StepReducer reducer_;
   std::vector<Origin> origins_;
 };
 
@@ -1578,27 +1578,27 @@ void a_server_refuses_records_that_are_not_whole(uint64_t seed) {
   CHECK(server.apply());
 }
 
-void inbox_sums_in_an_order_of_ranks(uint64_t seed) {
+void reducer_sums_in_an_order_of_ranks(uint64_t seed) {
   for (int64_t own_rank = 0; own_rank < kRanks; ++own_rank) {
-    InboxTrial trial(own_rank, seed + own_rank);
+    ReducerTrial trial(own_rank, seed + own_rank);
     for (int64_t step = 0; step < 100; ++step) trial.step(step);
   }
 }
 
-void inbox_refuses_other_steps_and_rows_that_are_not_there(uint64_t seed) {
+void reducer_refuses_other_steps_and_rows_that_are_not_there(uint64_t seed) {
   Random random(seed);
   const RecordFormat format{kDim, false};
   for (const auto& [step, row] : std::map<int64_t, int64_t>{{4, 0}, {6, 0}, {5, -1}}) {
     Rings rings(2, min_ring_capacity(format), format);
     OwnedRows rows(3);
-    StepReducer inbox(rings.ends(), 1, rows.shard());
-    inbox.begin(5, nullptr, nullptr, nullptr, 0);
-    CHECK(!inbox.poll());
+    StepReducer reducer(rings.ends(), 1, rows.shard());
+    reducer.begin(5, nullptr, nullptr, nullptr, 0);
+    CHECK(!reducer.poll());
     Origin(rings, 0).send(step, one_row(random, row));
     if (row < 0)
-      CHECK(inbox.poll() && throws<std::out_of_range>([&] { inbox.apply(optimizer_of("sgd")); }));
+      CHECK(reducer.poll() && throws<std::out_of_range>([&] { reducer.apply(optimizer_of("sgd")); }));
     else
-      CHECK(throws<std::logic_error>([&] { inbox.poll(); }));
+      CHECK(throws<std::logic_error>([&] { reducer.poll(); }));
   }
 }
 
@@ -1623,7 +1623,7 @@ void run_all(uint64_t seed) {
   RUN(rows_pass_a_ring_in_order_and_once);
   RUN(ring_refuses_capacities_too_small_or_not_aligned);
   RUN(full_ring_takes_nothing_until_the_tail_moves);
-  RUN(a_delivery_reaches_every_owner_once);
+  RUN(a_push_reaches_every_owner_once);
   RUN(every_sum_is_applied_once);
   RUN(a_drained_ring_means_applied_sums);
   RUN(who_sees_a_clock_sees_its_row);
@@ -1638,8 +1638,8 @@ void run_all(uint64_t seed) {
   RUN(a_record_that_is_not_whole_is_refused);
   RUN(a_server_refuses_records_that_are_not_whole);
   RUN(rank_sums_have_the_bits_of_their_definition);
-  RUN(inbox_sums_in_an_order_of_ranks);
-  RUN(inbox_refuses_other_steps_and_rows_that_are_not_there);
+  RUN(reducer_sums_in_an_order_of_ranks);
+  RUN(reducer_refuses_other_steps_and_rows_that_are_not_there);
 #undef RUN
 }
 

@@ -784,7 +784,7 @@ def lines_of(core, num, dim):
     return cache, slots
 
 
-def test_lines_are_judged_alike_in_one_call_and_in_parts():
+def test_lines_are_classified_alike_in_one_call_and_in_parts():
     num, core, rng = 24, RowOptimizer("sgd").core(1), np.random.default_rng(0)
     cache, slots = lines_of(core, num, 1)
     slots[::3] = -1
