@@ -1,4 +1,5 @@
-"""DistMult (Yang et al., "Embedding Entities and Relations for Learning and Inference in Knowledge Bases", ICLR 2015)."""
+"""DistMult (Yang et al., "Embedding Entities and Relations for Learning and Inference in Knowledge Bases", ICLR
+2015)."""
 
 from hetmpi.models.link import ProductModel
 

@@ -1,7 +1,5 @@
 """RotatE (Sun et al., "RotatE: Knowledge Graph Embedding by Relational Rotation in Complex Space", ICLR 2019)."""
 
-import math
-
 import torch
 
 from hetmpi.models.link import HEAD, LinkModel, even, halves
@@ -18,7 +16,7 @@ class RotatE(LinkModel):
         dropout, relation_dropout: as in LinkModel.
     """
 
-    relation_std = math.pi / math.sqrt(3)  # as angles that are uniform over a turn
+    relation_std = torch.pi / 3**0.5  # as angles that are uniform over a turn
 
     def __init__(self, dim: int, gamma: float = 6.0, dropout: float = 0.0, relation_dropout: float = 0.0):
         super().__init__(dim, even(dim, type(self).__name__), dropout, relation_dropout)

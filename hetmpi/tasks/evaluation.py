@@ -33,8 +33,8 @@ class Evaluation:
     spans: Spans
 
     def columns(self, task, step: int) -> list[np.ndarray] | None:
-        """The task's (hetmpi/tasks/task.py, Task) columns of all held-out samples after `step` steps, with rows read from the owners; [] without
-        samples. On rank 0, None on other ranks. Collective."""
+        """The columns of a task (hetmpi/tasks/task.py, Task) of all held-out samples after `step` steps, with rows read
+        from the owners; [] without samples. On rank 0, None on other ranks. Collective."""
         self.tables.flush()
         with torch.no_grad():
             parts = [self._predict(task, batch) for batch in self._batches(task)]

@@ -110,7 +110,7 @@ class LinkPrediction(Task):
     A model is constructed with dim; models/link.py, LinkModel, describes it. loss(positive (n,), negative (n, N)) ->
     ()."""
 
-    has_dense_layers = False
+    has_dense_layers, lower_is_better = False, ("mr",)
     sample_bytes = 48
 
     def __init__(self, source: TripleSource, loss: torch.nn.Module, negatives: int = 256, chunk: int = 64):

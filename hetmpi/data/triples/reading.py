@@ -186,6 +186,8 @@ def counted_lines(path: str) -> Iterator[tuple[str, bytes]]:
             continue
         num += 1
         yield place, line
+    if expected is None:
+        raise DataError(f"data.path: {shown(path)} is empty")
     if expected != num:
         raise DataError(f"data.path: {shown(path)} says {expected} lines in its first line, it has {num:,}")
 
