@@ -37,7 +37,7 @@ class DenseOptimizer:
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         model.to(device)
         self._update = update_of(kind)
-        self.optimizer = kind(model.parameters(), lr=lr, weight_decay=weight_decay)
+        self.optimizer = kind([{"params": list(model.parameters())}], lr=lr, weight_decay=weight_decay)  # may be none
         on_gpu = device.type != "cpu" and hvd.nccl_built() and has_own_gpu(hvd, device)
         self._gradients = AveragedGradients(hvd, model, device if on_gpu else torch.device("cpu"))
         self.lr, self.schedule, self.clip_norm = lr, schedule, clip_norm

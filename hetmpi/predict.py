@@ -154,7 +154,8 @@ class Prediction:
             shard.check()
         if len(tables) > 1 and "joined" not in self.manifest:
             raise UserError(
-                f"{checkpoint} has {len(tables)} tables of a task of your own: hetmpi predict cannot use it"
+                f"{checkpoint} has {len(tables)} tables, of task=link or a task of your own: hetmpi predict cannot use "
+                "it"
             )
         self.saved = {name or TABLE: Saved(table, shards[name]) for name, table in tables.items()}
         state = dense_state(checkpoint, self.manifest)

@@ -36,7 +36,6 @@ from hetmpi.run import build, command_line
 from hetmpi.run.best import MetricHistory
 from hetmpi.run.config import compose, staleness_of
 from hetmpi.run.device import choose_device
-from hetmpi.run.evaluation import Evaluation
 from hetmpi.run.plan import dry_run
 from hetmpi.run.preemption import Preemption
 from hetmpi.run.progress import Interval, Stopwatch, gathered_by_rank, in_ms, summed, table_figures, times
@@ -45,6 +44,7 @@ from hetmpi.run.sweep import points_of
 from hetmpi.run.watchdog import Watchdog
 from hetmpi.schedule import Schedule
 from hetmpi.spans import Spans, chrome_trace, own_ms
+from hetmpi.tasks.evaluation import Evaluation
 from hetmpi.trained.saved_model import check_data, tensors_of
 from hetmpi.world.launch import LEFT_EARLY, launch, on_failure
 from hetmpi.world.world import World
@@ -213,7 +213,9 @@ class Training:
         self.watch.pause()
         if evaluated is None:
             evaluated = self.evaluate(self.steps)
-        final = self._final_figures()
+        self.model.eval()
+        final = self.task.final_figures(self.evaluation)
+        self.model.train()
         self.checkpoints.wait()
         self._finish(evaluated, final)
         return True
@@ -270,22 +272,13 @@ class Training:
         """Evaluates the model on held-out data. Returns on rank 0 the task's metrics under `figures` and the reason for
         missing ones under `without`, on other ranks {}. Collective."""
         self.model.eval()
-        columns = self.evaluation.columns(step)
+        columns = self.task.evaluate(self.evaluation, step)
         self.model.train()
         figures = {} if columns is None else self.task.figures(columns)
         if columns:
             self.log.evaluation({**self._progress(step), **figures})
         self.bests.add(step, figures)
         return {} if columns is None else {"figures": figures, "without": self.task.without_figures(columns)}
-
-    def _final_figures(self) -> dict:
-        """The task's metrics for the end of a run, on rank 0; {} on other ranks. Collective."""
-        if not hasattr(self.task, "final_figures"):
-            return {}
-        [table, *_] = self.tables.values()
-        return self.task.final_figures(
-            self.world, self.model, table.peek, self.config.eval.batch_size, self.device, self.spans
-        )
 
     def _is_evaluated(self, step: int) -> bool:
         """Whether to evaluate before a checkpoint is saved after `step` steps. The last evaluation comes after the
@@ -440,8 +433,8 @@ class Training:
         settings, num = self.config.eval, self.source.num_valid
         num = num if settings.max_samples is None else min(num, settings.max_samples)
         return Evaluation(
-            self.world, self.task, self.tables, self._forward, partial(self._drawn, "valid"), num, settings.batch_size,
-            self.device, self.spans,
+            self.world, self.tables, self.model, self._forward, partial(self._drawn, "valid"), num,
+            settings.batch_size, self.device, self.spans,
         )  # fmt: skip
 
     def _making(self) -> Callable:

@@ -142,7 +142,10 @@ def make_task(config: DictConfig, source: Source, device: torch.device) -> Task:
         loss = loss.to(device)
         if next(loss.parameters(), None) is not None:
             raise UserError(f"loss={config.loss_name}: it has parameters, which are not trained: put them in the model")
-    return make(config.task, source=source, loss=loss)
+    task = make(config.task, source=source, loss=loss)
+    if Task not in type(task).__mro__:
+        raise UserError(f"{config.task._target_}: it must inherit hetmpi.tasks.task.Task")
+    return task
 
 
 def make_model(config: DictConfig, task: Task) -> torch.nn.Module:
@@ -153,8 +156,8 @@ def make_model(config: DictConfig, task: Task) -> torch.nn.Module:
     torch.manual_seed(config.seed)
     model = make(config.model, **arguments)
     task.tables(model)  # raises an error for a model that does not specify its tables
-    model = getattr(task, "complete", lambda model: model)(model)
-    if next(model.parameters(), None) is None:
+    model = task.complete(model)
+    if task.has_dense_layers and next(model.parameters(), None) is None:
         raise UserError(f"{config.model._target_}: it has no parameters, give it at least one dense layer")
     return model
 
@@ -191,7 +194,8 @@ def make_tables(
     for name, spec in specs.items():
         tables[name] = made = EmbeddingTable(
             world, spec.num_rows, spec.dim, optimizer_of(config, f"table {name}", spec.optim, schedule), name=name,
-            partition=table.partition, seed=config.seed, init_std=table.init_std, staleness=staleness_of(config),
+            partition=table.partition, seed=config.seed, staleness=staleness_of(config),
+            init_std=table.init_std if spec.init_std is None else spec.init_std,
             cache=cache_of(config, f"table {name}", spec.cache), spans=spans, exchange=exchange, device=device,
             round_steps=steps,
         )  # fmt: skip
@@ -263,11 +267,6 @@ def total_steps(config: DictConfig, source: Source, world_size: int, start: Posi
     return start.step + math.ceil(left / (config.batch_size * world_size))
 
 
-def final_bytes(task: Task, model: torch.nn.Module) -> int:
-    """Memory of a cluster node for the metrics at the end of a run."""
-    return task.final_bytes(model) if hasattr(task, "final_bytes") else 0
-
-
 def check_final(config: DictConfig, world: World, task: Task, model: torch.nn.Module):
     """Raises UserError on every rank if a node lacks memory for the metrics at the end of the run. Collective."""
 
@@ -277,15 +276,15 @@ def check_final(config: DictConfig, world: World, task: Task, model: torch.nn.Mo
             f"{size_text(free)} are free in {place}: set task.exact=false"
         )
 
-    refuse_if_short(world, final_bytes(task, model) if world.node.rank == 0 else 0, world.node.size > 1, message)
+    refuse_if_short(world, task.final_bytes(model) if world.node.rank == 0 else 0, world.node.size > 1, message)
 
 
 def most_keys_of(
     config: DictConfig, task: Task, specs: dict[str, TableSpec], batch_size: int | None = None
 ) -> dict[str, int]:
     """Table -> largest number of keys of a batch, of training unless batch_size is given."""
-    per_sample, size = task.keys_per_sample, config.batch_size if batch_size is None else batch_size
-    return {name: min(size * per_sample[name], spec.num_rows) for name, spec in specs.items()}
+    most = task.most_keys(config.batch_size if batch_size is None else batch_size)
+    return {name: min(most[name], spec.num_rows) for name, spec in specs.items()}
 
 
 def num_batches(

@@ -100,7 +100,7 @@ class Plan:
             found.mailboxes = 2 * WINDOW_BYTES  # its lines, and mirrors of lines
         num = sum(parameter.numel() for parameter in self.model.parameters())
         found.dense = 4 * DENSE_COPIES[config.optim.dense] * num
-        found.final = build.final_bytes(task, self.model) // world.node.size
+        found.final = task.final_bytes(self.model) // world.node.size
         most_keys = build.most_keys_of(config, task, specs)
         round_steps = build.round_steps_of(config, world, specs, most_keys, device)
         for name, spec in specs.items():

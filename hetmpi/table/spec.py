@@ -12,9 +12,11 @@ class TableSpec:
     """Shape of a table that a model needs.
 
     num_rows, dim  of the table
-    optim, cache   settings of this table that replace those of `optim` and `table.cache`"""
+    optim, cache   settings of this table that replace those of `optim` and `table.cache`
+    init_std       standard deviation of its initial rows, None for table.init_std"""
 
     num_rows: int
     dim: int
     optim: Mapping[str, Any] = field(default_factory=dict)
     cache: Mapping[str, Any] = field(default_factory=dict)
+    init_std: float | None = None

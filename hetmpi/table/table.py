@@ -7,6 +7,7 @@ ssp.py for s >= 1, HET's client, where reads may be s iterations behind.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 
 import torch
 
@@ -188,6 +189,14 @@ class EmbeddingTable:
     def keys(self) -> torch.Tensor:
         """Keys of this rank's shard in the order of its rows: (n,) int64."""
         return torch.from_numpy(self.partition.keys_of(self.world.rank, 0, len(self.shard)))
+
+    def scan(self, most_rows: int) -> Iterator[tuple[int, torch.Tensor]]:
+        """This rank's rows in the order of keys(), at most `most_rows` at a time: place of the first, and rows (n, dim)
+        float32 on the CPU, not to be changed. REQUIRES: as peek()."""
+        self._check_open()
+        for begin in range(0, len(self.shard), most_rows):
+            rows = self.shard.snapshot("weight", slice(begin, begin + most_rows))
+            yield begin, torch.from_numpy(rows)
 
     @property
     def step(self) -> int:

@@ -20,6 +20,7 @@ from hetmpi.errors import UserError, doing
 from hetmpi.layers import FeatureRows
 from hetmpi.metrics import auc, log_loss, rmse, without_auc
 from hetmpi.table.spec import TableSpec
+from hetmpi.tasks.task import Task
 
 
 class ClickSource(Source, Protocol):
@@ -44,7 +45,7 @@ class ClickSource(Source, Protocol):
     tables: dict[str, FeatureTable]
 
 
-class ClickThroughRate:
+class ClickThroughRate(Task):
     """See hetmpi/tasks/task.py, Task. Every categorical feature has its own rows, in one table or several.
 
     A model is constructed with num_fields, num_dense and dim. Its `row_dim` (int) is the width of its rows, and

@@ -19,11 +19,11 @@ from hetmpi.data.source import Source
 from hetmpi.errors import UserError, doing
 from hetmpi.layers import segment_mean
 from hetmpi.metrics import accuracy, macro_f1, micro_f1
-from hetmpi.spans import Spans
 from hetmpi.table.spec import TableSpec
 from hetmpi.tasks.ctr import row_dim_of
+from hetmpi.tasks.evaluation import Evaluation
 from hetmpi.tasks.inference import Inference, activation_bytes, output_sizes
-from hetmpi.world.world import World
+from hetmpi.tasks.task import Task
 
 TRAIN, VALID, TEST = 0, 1, 2  # parts of a split
 
@@ -76,7 +76,7 @@ class ClassLoss(torch.nn.Module):
         return torch.nn.functional.cross_entropy(logits, label)
 
 
-class NodeClassification:
+class NodeClassification(Task):
     """See hetmpi/tasks/task.py, Task. A node's input is the mean of the rows of its ids beside its numbers.
 
     A model is constructed with dim, num_dense, num_classes and num_layers. Its `row_dim` (int) is the width of its
@@ -174,20 +174,15 @@ class NodeClassification:
     def final_bytes(self, model: torch.nn.Module) -> int:
         return activation_bytes(self.source, output_sizes(model, self.source)) if self._has_final() else 0
 
-    def final_figures(
-        self,
-        world: World,
-        model: torch.nn.Module,
-        peek: Callable,
-        batch_size: int,
-        device: torch.device,
-        spans: Spans,
-    ) -> dict[str, float | None]:
+    def final_figures(self, evaluation: Evaluation) -> dict[str, float | None]:
         """The metrics of the test nodes, as test_accuracy, with all neighbours."""
         if not self._has_final():
             return {}
-        mine = []
-        for nodes, logits in Inference(world, self.source, model, batch_size, device, spans).logits(peek):
+        world, mine = evaluation.world, []
+        inference = Inference(
+            world, self.source, evaluation.model, evaluation.batch_size, evaluation.device, evaluation.spans
+        )
+        for nodes, logits in inference.logits(evaluation.tables[TABLE].peek):
             is_test = self.source.split[nodes] == TEST
             label = torch.from_numpy(np.ascontiguousarray(self.source.labels[nodes][is_test]))
             mine.append(self._compared(label, logits[torch.from_numpy(is_test)]))

@@ -14,33 +14,38 @@ import torch
 from torch import Tensor
 
 from hetmpi.table.spec import TableSpec
+from hetmpi.tasks.evaluation import Evaluation
 
 
 class Task(Protocol):
     """U unique keys of a table in a batch; the types of samples and batches are the task's own.
 
-    A batch has `on(device)`, which returns it with the tensors that a model reads on that device.
+    A task inherits this class, whose methods with a body are defaults. A batch has `on(device)`, which returns it with
+    the tensors that a model reads on that device.
 
-    sample_bytes     memory of a sample in a batch, without the rows it looks up
-    keys_per_sample  table -> maximum number of keys that one sample looks up
+    sample_bytes      memory of a sample in a batch, without the rows it looks up
+    keys_per_sample   table -> maximum number of keys that one sample looks up, for the default of most_keys()
+    has_dense_layers  whether a model must have parameters besides its rows
 
     Optional:
     lower_is_better  names of the metrics of which a smaller value is better, for eval.patience and checkpoint.best.
                      Default: those with the word loss, error, mae, mse or rmse, as in log_loss. Of all others a larger
-                     value is better
-    final_figures(world, model, peek, batch_size, device, spans) -> metrics of the trained model for the end of a run,
-                     on rank 0, under other names than those of figures(). peek(keys): the rows of keys of the first
-                     table, to be called equally often on all ranks. Collective
-    final_bytes(model) -> memory of a cluster node for it"""
+                     value is better"""
 
     sample_bytes: int
     keys_per_sample: dict[str, int]
+    has_dense_layers: bool = True
+
+    def most_keys(self, num_samples: int) -> dict[str, int]:
+        """table -> largest number of keys of a batch of so many samples, before equal ones are merged."""
+        return {name: num_samples * num for name, num in self.keys_per_sample.items()}
 
     def model_arguments(self, dim: int) -> dict[str, int]:
         """Arguments of the model's constructor in addition to its own settings. dim: table.dim of the settings."""
 
     def complete(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The model with layers that the task adds to it. Optional: without this method the model stays as it is."""
+        """The model with layers that the task adds to it."""
+        return model
 
     def tables(self, model: torch.nn.Module) -> dict[str, TableSpec]:
         """The tables that a model reads, by name. Raises UserError for a model that does not specify them."""
@@ -59,6 +64,11 @@ class Task(Protocol):
     def predict(self, forward: Callable, rows: dict[str, Tensor], batch) -> tuple[np.ndarray, ...]:
         """Inputs of the metrics for a held-out batch: columns (n, ...), in the order of its samples."""
 
+    def evaluate(self, evaluation: Evaluation, step: int) -> list[np.ndarray] | None:
+        """The columns of all held-out samples after `step` steps, for figures(): on rank 0, None on other ranks; [] if
+        there are no samples. By default those of predict(), each rank with a share of the samples. Collective."""
+        return evaluation.columns(self, step)
+
     def figures(self, columns: list[np.ndarray]) -> dict[str, float | None]:
         """Metrics of the columns of all held-out batches, [] if there are none; None for an undefined metric."""
 
@@ -67,3 +77,12 @@ class Task(Protocol):
 
     def not_finite(self, batch) -> str | None:
         """Description in one sentence of NaN or infinite values in a batch; None if there are none."""
+
+    def final_figures(self, evaluation: Evaluation) -> dict[str, float | None]:
+        """Metrics of the trained model for the end of a run, on rank 0, under other names than those of figures().
+        REQUIRES: a flush since the last write. Collective."""
+        return {}
+
+    def final_bytes(self, model: torch.nn.Module) -> int:
+        """Memory of a cluster node for final_figures()."""
+        return 0

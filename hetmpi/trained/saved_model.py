@@ -104,6 +104,10 @@ def dense_layers(
         raise UserError(f"{checkpoint} does not describe its model: export only its rows with dense=none")
     said = Entries(f"{checkpoint}: manifest.json", manifest)
     config, sizes = said.part("model_config"), said.part("model_sizes")
+    if set(sizes.values) == {"dim"}:
+        raise UserError(
+            f"{checkpoint} is of task=link, without dense layers: export its rows with dense=none table=entity"
+        )
     names = NODE_SIZES if "num_classes" in sizes.values else CLICK_SIZES
     most = {"num_layers": MOST_LAYERS}
     arguments = {name: sizes.integer(name, 0, most.get(name, MOST_FIELDS)) for name in names}

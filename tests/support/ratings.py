@@ -10,6 +10,7 @@ import torch
 
 from hetmpi import _C
 from hetmpi.table.spec import TableSpec
+from hetmpi.tasks.task import Task
 
 ROWS = {"users": 300, "items": 50}
 
@@ -56,7 +57,7 @@ class Factors(torch.nn.Module):
         return (rows["users"][batch.index["users"]] * rows["items"][batch.index["items"]]).sum(1) + self.bias
 
 
-class Rating:
+class Rating(Task):
     """See hetmpi/tasks/task.py, Task."""
 
     sample_bytes, keys_per_sample = 40, {"users": 1, "items": 1}

@@ -26,7 +26,7 @@ DATA = sorted(path.stem for path in (CONF / "data").glob("*.yaml"))
 @pytest.mark.parametrize("data", DATA)
 @pytest.mark.parametrize("model", MODELS)
 def test_every_pair_of_model_and_data_is_composed(model, data):
-    path = ["data.path=/some/file"] if data in ("criteo", "tabular", "graph") else []
+    path = ["data.path=/some/file"] if data in ("criteo", "tabular", "graph", "triples") else []
     config = resolved([f"model={model}", f"data={data}", *path])
     assert (config.model_name, config.data_name) == (model, data)
     assert get_class(config.model._target_) and get_class(config.data._target_)
@@ -34,10 +34,12 @@ def test_every_pair_of_model_and_data_is_composed(model, data):
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_is_composed_and_can_be_overridden(experiment):
-    path = ["data.path=/some/file"] if experiment in GRAPHS else []
+    path = ["data.path=/some/file"] if experiment in (*GRAPHS, "wn18rr_complex") else []
     config = resolved([f"experiment={experiment}", "table.staleness=7", *path])
     assert (config.model_name, config.table.dim, config.table.staleness) == (
-        "gcn" if experiment in GRAPHS or experiment.startswith("het_") else "wdl",
+        {"wn18rr_complex": "complex"}.get(
+            experiment, "gcn" if experiment in GRAPHS or experiment.startswith("het_") else "wdl"
+        ),
         {"demo": 32, **dict.fromkeys(GRAPHS, 64)}.get(experiment, 128),
         7,
     )
@@ -50,6 +52,11 @@ def test_a_task_chooses_model_and_loss_unless_they_are_given():
     config = resolved(["task=node", "model=gcn", "loss=bce"])
     assert (config.model_name, config.loss_name) == ("gcn", "bce")
     assert (resolved([]).model_name, resolved([]).loss_name) == ("wdl", "bce")
+    config = resolved(["data=kg_synthetic", "model=rotate", "model.gamma=2.5"])
+    assert (config.task._target_.split(".")[2], config.loss_name, config.model.gamma) == ("link", "softmax", 2.5)
+    for wrong in ("model.gamma=much", "model.gamma=true", "model.gamma=1e30", "model.dropout=1"):
+        with pytest.raises(UserError, match=wrong.split("=")[0]):
+            resolved(["data=kg_synthetic", "model=rotate", wrong])
 
 
 @pytest.mark.parametrize("setting", ["eval.patience=3", "checkpoint.best=auc"])
@@ -271,7 +278,8 @@ def test_help_names_every_setting_with_its_default():
         assert f"  {setting.key} " in text and setting.help.split()[0] in text
     assert (
         "integer from 1 to 1,073,741,824; default 64]" in text
-        and "dcn | dcnv2 | deepfm | dlrm | dnn | finalmlp | fm | gat | gcn | graphsage | lr | wdl | widedeep" in text
+        and "complex | dcn | dcnv2 | deepfm | distmult | dlrm | dnn | finalmlp | fm | gat | gcn | graphsage | lr"
+        in text
     )
 
 

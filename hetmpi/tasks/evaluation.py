@@ -1,4 +1,4 @@
-"""Evaluation: evaluates a model on held-out data; each rank takes a share."""
+"""Evaluation: what a task evaluates its model with; by columns of held-out samples, each rank takes a share."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ import torch
 
 from hetmpi.spans import Spans
 from hetmpi.table.group import TableGroup
-from hetmpi.tasks.task import Task
 from hetmpi.world.world import World
 
 
 @dataclass
 class Evaluation:
-    """Evaluates a model on held-out data.
+    """A model, its tables and held-out data.
 
-    forward(rows, batch)  the model
+    forward(rows, batch)  the model, with its name in errors
     draw(start, stop)     held-out samples [start, stop) of `num_samples`
     batch_size            samples per rank and look-up"""
 
     world: World
-    task: Task
     tables: TableGroup
+    model: torch.nn.Module
     forward: Callable
     draw: Callable
     num_samples: int
@@ -33,12 +32,12 @@ class Evaluation:
     device: torch.device
     spans: Spans
 
-    def columns(self, step: int) -> list[np.ndarray] | None:
-        """The task's columns of all held-out samples after `step` steps, with rows read from the owners; [] without
-        samples. On rank 0, None on other ranks. Collective."""
+    def columns(self, task, step: int) -> list[np.ndarray] | None:
+        """The columns of a task (hetmpi/tasks/task.py, Task) of all held-out samples after `step` steps, with rows read
+        from the owners; [] without samples. On rank 0, None on other ranks. Collective."""
         self.tables.flush()
         with torch.no_grad():
-            parts = [self._predict(batch) for batch in self._batches()]
+            parts = [self._predict(task, batch) for batch in self._batches(task)]
             for _ in range(len(parts), self._num_peeks()):  # others may need this rank's replies
                 self.tables.peek(dict.fromkeys(self.tables, torch.empty(0, dtype=torch.int64)))
         mine = [np.concatenate(column) for column in zip(*parts)]
@@ -57,14 +56,14 @@ class Evaluation:
         """Number of batches of the rank with the largest share."""
         return math.ceil(max(np.diff(self._shares())) / self.batch_size)
 
-    def _batches(self):
+    def _batches(self, task):
         """The batches of this rank's share."""
-        make = self.task.batches(torch.device("cpu"))
+        make = task.batches(torch.device("cpu"))
         begin, end = self._shares()[self.world.rank : self.world.rank + 2]
         for start in range(begin, end, self.batch_size):
             yield make(self.draw(start, min(start + self.batch_size, end)))
 
-    def _predict(self, batch) -> tuple[np.ndarray, ...]:
+    def _predict(self, task, batch) -> tuple[np.ndarray, ...]:
         self.spans.now("evaluation")
-        rows = self.tables.peek(self.task.keys(batch))
-        return self.task.predict(self.forward, rows, batch.on(self.device))
+        rows = self.tables.peek(task.keys(batch))
+        return task.predict(self.forward, rows, batch.on(self.device))

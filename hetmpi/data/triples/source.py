@@ -1,0 +1,143 @@
+"""TripleData: what all sources of triples share: the training stream, and the answers that are known to a question."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+from hetmpi.data.files import absolute
+from hetmpi.data.source import check_slice
+from hetmpi.data.triples.reading import PARTS, Triples, read_triples
+from hetmpi.errors import LARGEST, UserError, check_integer
+
+CACHED_EPOCHS = 2  # orders of the training triples
+HEAD, TAIL = 0, 1  # side of a triple that a question asks for
+
+
+@dataclass
+class TripleSamples:
+    """Triples of the training stream, at positions start, start + 1, ..."""
+
+    triples: np.ndarray  # (B, 3) int64: head, relation, tail
+    start: int
+
+    def __len__(self) -> int:
+        return len(self.triples)
+
+
+class KnownAnswers:
+    """The entities that complete (?, relation, tail) or (head, relation, ?) in triples (n, 3)."""
+
+    def __init__(self, triples: np.ndarray, num_entities: int):
+        self._num_entities, self._codes, self._answers = num_entities, {}, {}
+        for side in (HEAD, TAIL):
+            known, answers = triples[:, 2 - 2 * side], triples[:, 2 * side]
+            codes = triples[:, 1] * num_entities + known
+            order = np.lexsort((answers, codes))
+            self._codes[side], self._answers[side] = codes[order], answers[order]
+
+    def of(self, side: int, known: np.ndarray, relations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """known, relations (Q,) int64 -> numbers of questions (n,) int64 and their answers (n,) int64."""
+        codes = relations * self._num_entities + known
+        begins, ends = (np.searchsorted(self._codes[side], codes, how) for how in ("left", "right"))
+        sizes = ends - begins
+        offsets = np.cumsum(sizes) - sizes
+        places = np.arange(sizes.sum()) + np.repeat(begins - offsets, sizes)
+        return np.repeat(np.arange(len(codes)), sizes), self._answers[side][places]
+
+
+class TripleData:
+    """Triples of a knowledge graph. Epoch e visits the training triples in an order drawn from (seed, e); duplicated
+    triples count as often as they occur. Held-out triples are those of the valid part.
+
+    Call `prepare` first: it sets what hetmpi/tasks/link.py, TripleSource, needs."""
+
+    name = "triples"
+
+    def __init__(self, seed: int):
+        check_integer("data.seed", seed, -LARGEST - 1)
+        self.seed = seed & 0xFFFFFFFFFFFFFFFF
+
+    def read(self) -> Triples:
+        """The triples, the same on every rank. Raises UserError."""
+        raise NotImplementedError
+
+    def prepare(self, rank: int, size: int, barrier: Callable[[], None], report: Callable[[str], None] = print) -> None:
+        """Rank 0 reads the data first, so that one rank reports an error; then all others do. Collective."""
+        if rank == 0:
+            self._take(self.read())
+            report(self.described())
+        barrier()
+        if rank != 0:
+            self._take(self.read())
+
+    def _take(self, triples: Triples):
+        self.parts, self.entities, self.relations = triples.parts, triples.entities, triples.relations
+        self.num_entities, self.num_relations = len(self.entities), len(self.relations)
+        self.num_train, self.num_valid = len(self.parts["train"]), len(self.parts["valid"])
+        train = self.parts["train"]
+        self.is_seen = np.zeros(self.num_entities, bool)
+        self.is_seen[train[:, [0, 2]]] = True
+        self.is_seen_relation = np.zeros(self.num_relations, bool)
+        self.is_seen_relation[train[:, 1]] = True
+        self.digests = {"entities": digest_of(self.entities), "relations": digest_of(self.relations)}
+        self._order = functools.lru_cache(CACHED_EPOCHS)(self._draw_order)
+        self.known = functools.lru_cache(2)(self._known)
+
+    def train(self, start: int, stop: int) -> TripleSamples:
+        """Positions [start, stop) of the endless training stream, epoch after epoch."""
+        check_slice(start, stop, None)
+        epochs, places = np.divmod(np.arange(start, stop), self.num_train)
+        triples = np.empty((stop - start, 3), np.int64)
+        for epoch in np.unique(epochs).tolist():
+            triples[epochs == epoch] = self.parts["train"][self._order(epoch)[places[epochs == epoch]]]
+        return TripleSamples(triples, start)
+
+    def valid(self, start: int, stop: int) -> TripleSamples:
+        """Held-out triples [start, stop)."""
+        check_slice(start, stop, self.num_valid)
+        return TripleSamples(self.parts["valid"][start:stop], start)
+
+    def _known(self, parts: tuple[str, ...]) -> KnownAnswers:
+        return KnownAnswers(np.concatenate([self.parts[part] for part in parts]), self.num_entities)
+
+    def _draw_order(self, epoch: int) -> np.ndarray:
+        return np.random.default_rng((self.seed, epoch)).permutation(self.num_train)
+
+    def described(self) -> str:
+        """The sizes in a line."""
+        train, valid, test = (len(self.parts[part]) for part in PARTS)
+        lacking = [
+            f"{int((~seen).sum()):,} {kind}"
+            for kind, seen in (("entities", self.is_seen), ("relations", self.is_seen_relation))
+            if not seen.all()
+        ]
+        return (
+            f"{self.name}: {self.num_entities:,} entities, {self.num_relations:,} relations; {train:,} triples to "
+            f"train on, {valid:,} held out, {test:,} to test"
+            + (f"; without a training triple: {' and '.join(lacking)}" if lacking else "")
+        )
+
+
+class TripleFiles(TripleData):
+    """Triples from files; see TripleData and hetmpi/data/triples/reading.py."""
+
+    def __init__(self, path: str, seed: int, columns=None):
+        """path: a folder. columns: order of h, r and t in a line, as [h,t,r]; None for that of the layout."""
+        super().__init__(seed)
+        if not isinstance(path, str) or not path:
+            raise UserError(f"data.path must be a path, got {path!r}")
+        if columns is not None and (isinstance(columns, str) or sorted(map(str, columns)) != ["h", "r", "t"]):
+            raise UserError(f"data.columns must be h, r and t in the order of the files, as [h,r,t], got {columns}")
+        self.path, self.columns = path, None if columns is None else tuple(columns)
+
+    def read(self) -> Triples:
+        return read_triples(absolute(self.path), self.columns)
+
+
+def digest_of(names: list[str]) -> str:
+    return xxhash.xxh3_128_hexdigest("\n".join(names).encode())

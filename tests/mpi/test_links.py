@@ -1,0 +1,133 @@
+"""Links of a knowledge graph: equal to one process of torch at s = 0; ranks equal to those of all scores; resuming."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from link_runs import STEPS, Twin, closed, evaluations, made, numpy_ranks, rows_of
+
+from hetmpi.tasks import ranking
+from hetmpi.tasks.link import ALL
+from hetmpi.tasks.ranking import ranks_of
+
+pytestmark = pytest.mark.mpi
+MODELS = {
+    "complex": [], "distmult": ["model=distmult"], "rotate": ["model=rotate"], "transe1": ["model=transe"],
+    "transe2": ["model=transe", "model.norm=2"],
+}  # fmt: skip
+# test_mrr, the same at any number of ranks; recorded at one.
+MRR_OF_30_STEPS = 0.16911
+
+
+@pytest.fixture
+def folder(world, tmp_path):
+    """A folder for all ranks."""
+    return world.comm.bcast(tmp_path)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_s_0_is_as_embeddings_of_torch_on_the_same_negatives(folder, model):
+    training = made(folder, *MODELS[model], "checkpoint.at_end=false")
+    twin = Twin(training, model)
+    training.run()
+    for step in range(STEPS):
+        twin.step(step)
+    rows = closed(training)
+    for name, found in rows.items():
+        assert torch.allclose(found, twin.tables[name].weight, rtol=0, atol=1e-5), name
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("are_apart", [False, True])
+def test_ranks_are_those_of_all_scores_with_ties(world, folder, model, are_apart, monkeypatch):
+    monkeypatch.setattr(ranking, "BLOCK_ROWS", 7)
+    monkeypatch.setattr(ranking, "QUESTIONS", 11)
+    apart = ["table.ranks_per_node=1"] if are_apart else []
+    training = made(folder, *MODELS[model], *apart, "checkpoint.at_end=false", "table.partition=hash")
+    table = training.tables["entity"]
+    keys = table.keys().numpy()
+    table.shard.assign(slice(None), weight=np.random.default_rng(0).integers(-1, 2, (30, 8))[keys % 30] / 2.0)
+    for each in training.tables.values():
+        each.resume_at(0)
+    rows, triples = rows_of(training), training.source.parts["test"]
+    training.model.eval()
+    found = ranks_of(training.evaluation, triples, training.source.known(ALL), "for a test")
+    known = np.concatenate(list(training.source.parts.values()))
+    assert np.array_equal(found, numpy_ranks(model, rows, triples, known))
+    assert (found % 1 > 0).any()  # ties
+    closed(training)
+
+
+def test_a_score_that_is_nan_has_the_worst_rank(world, folder):
+    training = made(folder, "checkpoint.at_end=false")
+    table = training.tables["entity"]
+    table.shard.assign(slice(None), weight=np.full((len(table.shard), 8), np.nan, np.float32))
+    for each in training.tables.values():
+        each.resume_at(0)
+    training.model.eval()
+    triples = training.source.parts["test"][:1]
+    found = ranks_of(training.evaluation, triples, training.source.known(("test",)), "for a test")
+    assert (found > 40).all()  # the mean rank of about 90 that are equal
+    closed(training)
+
+
+def test_the_run_ends_with_the_ranks_of_the_test_and_mrr_is_the_same_at_any_number_of_ranks(world, folder):
+    training = made(folder, "checkpoint.at_end=false", "eval.every_steps=15")
+    training.run()
+    source, rows = training.source, closed(training)
+    if world.rank == 0:
+        summary = json.loads((folder / "summary.json").read_text())
+        known = np.concatenate(list(source.parts.values()))
+        ranks = numpy_ranks("complex", rows, source.parts["test"], known)
+        assert summary["test_mrr"] == pytest.approx((1 / ranks).mean(), abs=1e-9)
+        assert summary["test_hits_at_10"] == pytest.approx((ranks <= 10).mean(), abs=1e-9)
+        known = np.concatenate([source.parts["train"], source.parts["valid"]])
+        ranks = numpy_ranks("complex", rows, source.parts["valid"], known)
+        assert evaluations(folder)[STEPS] == pytest.approx((1 / ranks).mean(), abs=1e-9)
+        assert summary["test_mrr"] == pytest.approx(MRR_OF_30_STEPS, abs=5e-5)
+
+
+def test_a_resumed_run_has_the_bits_of_one_without_a_stop(world, folder):
+    settings = ["model.dropout=0.3", "model.relation_dropout=0.2"]
+    whole = made(folder / "whole", *settings)
+    whole.run()
+    first = made(folder / "cut", *settings, f"steps={STEPS // 2}")
+    first.run()
+    closed(first)
+    second = made(folder / "cut", *settings, "resume=auto")
+    second.run()
+    rows, expected = closed(second), closed(whole)
+    assert all(torch.equal(rows[name], expected[name]) for name in expected)
+
+
+def test_at_s_10_with_logistic_loss_a_run_learns_and_ends(world, folder):
+    how = ["table.staleness=10", "table.cache.admit=all", "table.cache.capacity_fraction=0.5", "table.ranks_per_node=1"]
+    training = made(folder, *how, "loss=logistic", "checkpoint.at_end=false", "steps=90", "eval.every_steps=30")
+    training.run()
+    closed(training)
+    if world.rank == 0:
+        found = evaluations(folder)
+        assert found[90] > found[30]
+
+
+def test_the_best_checkpoint_is_that_of_the_best_mrr(world, folder):
+    training = made(folder, "checkpoint.best=mrr", "eval.every_steps=10", "eval.patience=5")
+    training.run()
+    closed(training)
+    if world.rank == 0:
+        summary, found = json.loads((folder / "summary.json").read_text()), evaluations(folder)
+        assert summary["best_mrr"] == max(found.values()) and (folder / "checkpoints/best").is_dir()
+
+
+def test_the_negatives_of_a_position_do_not_depend_on_the_batch(world, folder):
+    training = made(folder, "checkpoint.at_end=false")
+    task, source = training.task, training.source
+    [whole, part] = (task.batches(None)(source.train(*places)) for places in ((0, 24), (4, 15)))
+    keys = {"whole": whole.keys["entity"], "part": part.keys["entity"]}
+    assert [(chunk.begin, chunk.end) for chunk in part.chunks] == [(0, 2), (2, 8), (8, 11)]
+    for a, b in zip(whole.chunks, part.chunks):
+        assert torch.equal(keys["whole"][a.negatives], keys["part"][b.negatives])
+    assert SimpleNamespace(**task.most_keys(11)).entity >= len(keys["part"])
+    closed(training)
