@@ -102,6 +102,8 @@ class AveragedGradients:
         for key, parameter in model.named_parameters():
             if parameter.requires_grad:
                 by_dtype.setdefault(parameter.dtype, {})[key] = parameter
+        # Of a model of rows alone one zero is summed: at s >= 1 nothing else keeps the ranks in the same step.
+        by_dtype = by_dtype or {torch.float32: {}}
         self._buffers = [Buffer(parameters, device, f"{name} {dtype}") for dtype, parameters in by_dtype.items()]
         self._parameters = {key: parameter for buffer in self._buffers for key, parameter in buffer.parameters.items()}
         self._ready: set[torch.nn.Parameter] = set()  # with a gradient since the last step
@@ -162,18 +164,21 @@ class Buffer:
     """The gradients of parameters of one dtype in contiguous memory."""
 
     def __init__(self, parameters: dict[str, torch.nn.Parameter], device: torch.device, name: str):
-        first = next(iter(parameters.values()))
+        first = next(iter(parameters.values()), torch.zeros(1))
         self.parameters, self.name = parameters, name
         self._sizes = [parameter.numel() for parameter in parameters.values()]
         self._place, self.is_copied = first.device, first.is_cuda and device.type == "cpu"
-        self._sums = torch.empty(
-            sum(self._sizes) + len(parameters), dtype=first.dtype, device=device, pin_memory=self.is_copied
+        self._num_flags = max(1, len(parameters))
+        self._sums = torch.zeros(
+            sum(self._sizes) + self._num_flags, dtype=first.dtype, device=device, pin_memory=self.is_copied
         )
         self._is_missing: list[bool] = []  # parameters without a gradient on this rank
 
     def filled(self) -> torch.Tensor:
         """The buffer filled with the parameters' gradients, zero for missing ones. Raises NotFinite for a gradient that
         is not finite, which the average would spread to all ranks."""
+        if not self.parameters:
+            return self._sums
         check_finite(self.parameters)
         grads = [parameter.grad for parameter in self.parameters.values()]
         self._is_missing = [grad is None for grad in grads]
@@ -194,7 +199,7 @@ class Buffer:
 
     def give_back(self):
         """Stores the buffer's content as the parameters' gradients."""
-        *parts, has_grad = self._sums.to(self._place).split([*self._sizes, len(self._sizes)])
+        *parts, has_grad = self._sums.to(self._place).split([*self._sizes, self._num_flags])
         is_unused = (has_grad == 0).tolist() if any(self._is_missing) else [False] * len(parts)
         for parameter, part, unused in zip(self.parameters.values(), parts, is_unused):
             parameter.grad = None if unused else part.view_as(parameter)

@@ -1,6 +1,7 @@
 """Gradients of the dense layers: averaged over the ranks that have some, and never NaN. Run at 1, 2 and 3 ranks."""
 
 import math
+import time
 
 import pytest
 import torch
@@ -193,3 +194,16 @@ def test_sums_of_two_models_do_not_mix_where_a_rank_lacks_a_gradient(world, hvd)
     for mine, theirs in zip(models, alone):
         for a, b in zip(mine.parameters(), theirs.parameters()):
             assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.mpi
+def test_ranks_of_a_model_of_rows_alone_stay_in_the_same_step(world, hvd):
+    dense = DenseOptimizer(hvd, torch.nn.Identity(), "sgd", 0.1, 0.0, Schedule())
+    for step in range(2):
+        world.comm.Barrier()
+        began = time.perf_counter()
+        if world.rank == world.size - 1:
+            time.sleep(0.3)
+        dense.begin()
+        dense.step(step)
+        assert time.perf_counter() - began > 0.25
