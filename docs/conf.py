@@ -39,7 +39,10 @@ autodoc_preserve_defaults = True
 autodoc_default_options = {"members": True}
 nitpick_ignore_regex = [
     ("py:.*", r"(?!hetmpi\.).*"),  # types of Python, numpy and torch
-    ("py:class", r"hetmpi\.(spans\.Spans|table\.batch\.Keys|table\.cache\.RowCache)"),  # arguments few need
+    (
+        "py:class",
+        r"hetmpi\.(spans\.Spans|table\.batch\.Keys|table\.cache\.RowCache|table\.group\.TableGroup)",
+    ),  # arguments few need
 ]
 
 INDEX_LINK = re.compile(r"^(?:- )?\[[^]]+\]\(([^)#]+)\.(?:md|rst)\)", re.MULTILINE)
