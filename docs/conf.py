@@ -37,9 +37,9 @@ autoclass_content = "both"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_default_options = {"members": True}
-nitpick_ignore_regex = [
+nitpick_ignore_regex = [  # the second: arguments that few need
     ("py:.*", r"(?!hetmpi\.).*"),  # types of Python, numpy and torch
-    ("py:class", r"hetmpi\.(spans\.Spans|table\.batch\.Keys|table\.cache\.RowCache)"),  # arguments few need
+    ("py:class", r"hetmpi\.(spans\.Spans|table\.batch\.Keys|table\.cache\.RowCache|table\.group\.TableGroup)"),
 ]
 
 INDEX_LINK = re.compile(r"^(?:- )?\[[^]]+\]\(([^)#]+)\.(?:md|rst)\)", re.MULTILINE)
