@@ -11,7 +11,6 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 
@@ -22,12 +21,13 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from hetmpi.dense import DENSE_RULES
 from hetmpi.errors import UserError, check_choice, check_integer, check_number, one_line
+from hetmpi.run.model_keys import check_model
 from hetmpi.run.settings import GROUPS, PARTS, REMOVED, Declared, Settings, declared
 from hetmpi.table.cache import CacheSettings
 from hetmpi.table.optim import ROW_RULES
@@ -39,9 +39,6 @@ from hetmpi.world.world import World
 DEFAULT_CAPACITY_FRACTION = 0.1  # as in HET
 CONF = Path(__file__).resolve().parents[1] / "conf"
 NAMED = ("model", "data", "loss")  # groups whose choice is stored beside the settings, as model_name
-MOST_UNITS = 1 << 20  # per layer
-LARGEST_NUMBER = 1_000_000  # of a model's keys that may be fractions
-MOST_LAYERS = 1000
 MOST_LEVELS = 16  # of brackets in an override
 LONGEST_ADVICE = 500
 OF_ODD_OVERRIDES = (AssertionError, AttributeError, IndexError, KeyError, RecursionError, TypeError)  # Hydra's
@@ -268,41 +265,3 @@ def own_settings(config: DictConfig, group: str, own: Mapping, names: Sequence[s
             except ValueError as error:
                 raise UserError(f"{owner}: {error}") from error
     return {**OmegaConf.select(config, group), **{key: value for key, value in own.items() if value is not None}}
-
-
-def check_model(model: DictConfig):
-    """Raises UserError for impossible values of the keys of hetmpi's models. Other models check their own."""
-    if not str(model._target_).startswith("hetmpi.models."):
-        return
-    kinds = argument_kinds(model._target_)
-    for key, value in model.items():
-        name = f"settings: model.{one_line(str(key), 100)}"
-        if kinds.get(key) is bool:
-            if not isinstance(value, bool):
-                raise UserError(f"{name} must be true or false, got {one_line(str(value), 100)}")
-        elif key.endswith("dropout"):
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
-                raise UserError(f"{name} must be a number from 0 to below 1, got {one_line(str(value), 100)}")
-        elif kinds.get(key) is float:
-            check_number(name, value, -LARGEST_NUMBER, LARGEST_NUMBER)
-        elif isinstance(value, ListConfig):
-            check_integer(f"{name}: the number of its entries", len(value), 0, MOST_LAYERS)
-            for size in value:  # of a layer; or the number of a field
-                check_integer(f"settings: each of model.{key}", size, 0 if key.endswith("_context") else 1, MOST_UNITS)
-        elif key != "_target_":
-            check_integer(name, value, 0, MOST_LAYERS if key.endswith("layers") else MOST_UNITS)
-
-
-def argument_kinds(target: str) -> dict[str, type]:
-    """Argument of the constructor of one of hetmpi's models, or of a class it inherits from -> its annotated type; {}
-    for a class that cannot be imported, which `make` refuses."""
-    module, _, name = target.rpartition(".")
-    try:
-        found = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError):
-        return {}
-    kinds: dict[str, type] = {}
-    for base in reversed(getattr(found, "__mro__", ())):
-        if base.__module__.startswith("hetmpi.models."):
-            kinds |= getattr(vars(base).get("__init__"), "__annotations__", {})
-    return kinds
