@@ -12,7 +12,7 @@
 
 namespace hetmpi {
 
-constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kHugePage = size_t{2} << 20, kPage = 4096;
 
 // The next multiple of a huge page.
 inline uintptr_t to_huge_page(uintptr_t address) { return (address + kHugePage - 1) / kHugePage * kHugePage; }
@@ -22,20 +22,22 @@ inline uintptr_t to_huge_page(uintptr_t address) { return (address + kHugePage -
 // of addresses (ulimit -v), which would count it twice.
 class AlignedView {
  public:
-  // memory: begins with a page.
-  AlignedView(void* memory, size_t bytes) : data_(memory), bytes_(bytes), reserved_bytes_(bytes + 2 * kHugePage) {
+  AlignedView(void* memory, size_t bytes) : data_(memory), bytes_(bytes), reserved_bytes_(bytes + 3 * kHugePage) {
     rlimit limit;
     if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur != RLIM_INFINITY) return;
+    const uintptr_t at = reinterpret_cast<uintptr_t>(memory), first = at / kPage * kPage;
+    const size_t length = (at + bytes - first + kPage - 1) / kPage * kPage;  // whole pages
     // With an old size of 0 it maps shared memory once more, and refuses private memory.
-    void* const mapped = mremap(memory, 0, bytes, MREMAP_MAYMOVE);
+    void* const mapped = mremap(reinterpret_cast<void*>(first), 0, length, MREMAP_MAYMOVE);
     if (mapped == MAP_FAILED) return;
     reserved_ = mmap(nullptr, reserved_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (reserved_ != MAP_FAILED) {
-      const uintptr_t offset = offset_in_file(reinterpret_cast<uintptr_t>(memory)) % kHugePage;
-      void* const place = reinterpret_cast<void*>(to_huge_page(reinterpret_cast<uintptr_t>(reserved_)) + offset);
-      if (mremap(mapped, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, place) == place) data_ = place;
+      const uintptr_t place = to_huge_page(reinterpret_cast<uintptr_t>(reserved_)) + offset_in_file(first) % kHugePage;
+      void* const target = reinterpret_cast<void*>(place);
+      if (mremap(mapped, length, length, MREMAP_MAYMOVE | MREMAP_FIXED, target) == target)
+        data_ = static_cast<char*>(target) + (at - first);
     }
-    if (data_ == memory) munmap(mapped, bytes);
+    if (data_ == memory) munmap(mapped, length);
   }
   ~AlignedView() {
     if (reserved_ != MAP_FAILED) munmap(reserved_, reserved_bytes_);
