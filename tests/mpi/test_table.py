@@ -19,7 +19,6 @@ from hetmpi.table.group import TableGroup
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.staleness import Staleness
 from hetmpi.table.table import EmbeddingTable
-from hetmpi.world.mpi import MPI
 from hetmpi.world.world import World
 
 pytestmark = pytest.mark.mpi
@@ -306,8 +305,6 @@ def huge_bytes() -> int:
 @pytest.mark.skipif(not HAS_HUGE_PAGES, reason="takes Linux 6.1 or later with huge pages")
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_large_shards_lie_on_huge_pages_until_the_table_is_closed(world, staleness):
-    if "Open MPI" in MPI.Get_library_version():
-        pytest.skip("its memory may lie in a file that can have no huge pages")
     settings = {"init_std": 0.1, "seed": 7, "staleness": Staleness(staleness)}
     small = EmbeddingTable(world, 1000, 64, RowOptimizer(lr=1.0), **settings)
     before, keys = huge_bytes(), torch.arange(1000)
