@@ -120,11 +120,11 @@ class MpiReductions:
 
     def synchronize(self, asked: Sum) -> torch.Tensor:
         """Waits for the result. Raises the error of MPI."""
-        with StallWarning(self.world, lambda: "for all ranks to sum the gradients of the dense layers") as patience:
+        with StallWarning(self.world, lambda: "for all ranks to sum the gradients of the dense layers") as stall:
             while not asked.is_done.wait(LOOK_EVERY_S):
                 if not self._thread.is_alive():
                     raise RuntimeError("MpiReductions: its thread has ended with an error of MPI")
-                patience.check()
+                stall.check()
         if asked.error is not None:
             raise asked.error
         return asked.tensor

@@ -161,9 +161,8 @@ def try_step(optimizer, state: dict):
     trial.load_state_dict(copy.deepcopy(state))
     settings = set(inspect.signature(kind).parameters) - {"params"}
     for group in trial.param_groups:
-        kind(
-            [{"params": group["params"]}], **{name: group[name] for name in settings & set(group)}
-        )  # raises for beta = 1
+        values = {name: group[name] for name in settings & set(group)}
+        kind([{"params": group["params"]}], **values)  # raises for beta = 1
     trial.step()
     if not all(map(is_finite, tensors_in([[group["params"] for group in trial.param_groups], state]))):
         raise ValueError("it is not finite")

@@ -77,13 +77,18 @@ class Batch:
     def on(self, device: torch.device) -> Batch:
         """The batch with the tensors that a model reads on `device`, for use in its current stream."""
         index, dense, label, *bags = (
-            part.to(device, non_blocking=True) for part in (self.index, self.dense, self.label, *sum(self.bags, ()))
+            to_device(part, device) for part in (self.index, self.dense, self.label, *sum(self.bags, ()))
         )
-        if device.type == "cuda":
-            # Another stream may have created the tensors: their memory must not be reused before this one is done.
-            for part in (index, dense, label, *bags):
-                part.record_stream(torch.cuda.current_stream(device))
         return replace(self, index=index, dense=dense, label=label, bags=tuple(zip(bags[::2], bags[1::2])))
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on `device`, for use in its current stream."""
+    sent = tensor.to(device, non_blocking=True)
+    if device.type == "cuda":
+        # Another stream may have created it: its memory must not be reused before this one is done.
+        sent.record_stream(torch.cuda.current_stream(device))
+    return sent
 
 
 class SamplesError(UserError, TypeError):

@@ -63,10 +63,10 @@ class Mailbox:
             sending = _C.RingWriter(self._ends, message.packed(ends_step), self.record)
             reason = f"in step {message.step + 1} for {{}} to make room for its gradients"
             if not sending.proceed():
-                with StallWarning(world, lambda: reason.format(ranks_text(sending.full))) as patience:
+                with StallWarning(world, lambda: reason.format(ranks_text(sending.full))) as stall:
                     while not sending.proceed():
                         while_waiting()
-                        patience.check()
+                        stall.check()
             if message.keys is not None:
                 self._drop_applied()
                 heads = np.array([ring.head for ring in self.rings.values()])

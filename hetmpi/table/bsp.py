@@ -134,10 +134,10 @@ class BspClient(Client):
         yield
         self.transport.progress()
         poll_s = POLL_S if self._world.is_one_node else NAP_S  # those of other nodes come by progress
-        with StallWarning(self._world, self._awaited) as patience:
+        with StallWarning(self._world, self._awaited) as stall:
             while not self._reducer.poll(poll_s):
                 self._world.receive_pending()
-                patience.check()
+                stall.check()
         self.context.rule.set_step(self.context.optimizer.lr_at(self.step), self.step + 1)
         self._reducer.apply(self.context.rule)
         self._is_open = False

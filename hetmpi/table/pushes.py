@@ -93,10 +93,10 @@ class Pushes:
 
     def await_all(self):
         """Waits until the owners have applied all gradients that this rank sent."""
-        with StallWarning(self._context.world, self._awaited) as patience:
+        with StallWarning(self._context.world, self._awaited) as stall:
             while self._mailbox.behind():
                 self._drain()
-                patience.check()
+                stall.check()
 
     def _awaited(self) -> str:
         return f"in step {self._context.step + 1} for {self._behind()} to apply its gradients"

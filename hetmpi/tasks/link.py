@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hetmpi import _C
+from hetmpi.data.batch import to_device
 from hetmpi.data.source import Source
 from hetmpi.data.triples.source import KnownAnswers, TripleSamples
 from hetmpi.errors import UserError, check_integer, check_number, doing
@@ -67,12 +69,7 @@ class LinkBatch:
         if device.type == "cpu":
             return self
 
-        def sent(part: Tensor) -> Tensor:
-            part = part.to(device, non_blocking=True)
-            # Another stream may have created it: its memory must not be reused before this one is done.
-            part.record_stream(torch.cuda.current_stream(device))
-            return part
-
+        sent = partial(to_device, device=device)
         heads, relations, tails = map(sent, (self.heads, self.relations, self.tails))
         chunks = [replace(chunk, negatives=sent(chunk.negatives)) for chunk in self.chunks]
         return replace(self, heads=heads, relations=relations, tails=tails, chunks=chunks)

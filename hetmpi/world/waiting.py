@@ -88,9 +88,9 @@ def ranks_text(ranks: list[int]) -> str:
 class StallWarning:
     """A wait that prints a warning if it lasts long:
 
-    with StallWarning(world, lambda: "in step 3 for rank 1") as patience:
+    with StallWarning(world, lambda: "in step 3 for rank 1") as stall:
         while not is_done():
-            patience.check()
+            stall.check()
     """
 
     def __init__(self, world, what: Callable[[], str]):
@@ -152,9 +152,9 @@ def wait_for(world, look, what: str | Callable[[], str]):
     found = look()
     if found:
         return found
-    with StallWarning(world, what if callable(what) else lambda: what) as patience:
+    with StallWarning(world, what if callable(what) else lambda: what) as stall:
         while not (found := look()):
             world.receive_pending()
-            patience.check()
-            patience.nap()
+            stall.check()
+            stall.nap()
     return found

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from link_runs import STEPS, Twin, closed, evaluations, made, numpy_ranks, rows_of
+from resumed import whole_and_resumed
 
 from hetmpi.tasks import ranking
 from hetmpi.tasks.link import ALL
@@ -91,13 +92,7 @@ def test_the_run_ends_with_the_ranks_of_the_test_and_mrr_is_the_same_at_any_numb
 
 def test_a_resumed_run_has_the_bits_of_one_without_a_stop(world, folder):
     settings = ["model.dropout=0.3", "model.relation_dropout=0.2"]
-    whole = made(folder / "whole", *settings)
-    whole.run()
-    first = made(folder / "cut", *settings, f"steps={STEPS // 2}")
-    first.run()
-    closed(first)
-    second = made(folder / "cut", *settings, "resume=auto")
-    second.run()
+    whole, second = whole_and_resumed(made, closed, folder, settings, STEPS)
     rows, expected = closed(second), closed(whole)
     assert all(torch.equal(rows[name], expected[name]) for name in expected)
 

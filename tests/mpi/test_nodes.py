@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from node_runs import BATCH, STEPS, Twin, all_logits, closed, losses, made
+from resumed import whole_and_resumed
 from small_graph import SmallGraph
 
 from hetmpi.models.graphsage import GraphSAGE
@@ -93,13 +94,7 @@ def test_an_array_is_filled_by_all_ranks_and_read_by_all(placed, num):
 
 def test_a_resumed_run_has_the_bits_of_one_without_a_stop(world, folder):
     settings = ["model.dropout=0.5", "model.input_dropout=0.3", "+data.num_dense=1"]
-    whole = made(folder / "whole", *settings)
-    whole.run()
-    first = made(folder / "cut", *settings, f"steps={STEPS // 2}")
-    first.run()
-    closed(first)
-    second = made(folder / "cut", *settings, "resume=auto")
-    second.run()
+    whole, second = whole_and_resumed(made, closed, folder, settings, STEPS)
     (rows, dense), (expected_rows, expected) = closed(second), closed(whole)
     assert torch.equal(rows, expected_rows)
     assert all(torch.equal(value, expected[name]) for name, value in dense.items())

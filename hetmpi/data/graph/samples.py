@@ -6,13 +6,14 @@ B heads, N nodes, L layers, C classes, U unique keys of the table.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hetmpi import _C
-from hetmpi.data.batch import Bag, SamplesError
+from hetmpi.data.batch import Bag, SamplesError, to_device
 from hetmpi.data.features import TABLE
 
 
@@ -59,12 +60,7 @@ class NodeBatch:
         if device.type == "cpu":
             return self
 
-        def sent(part: Tensor) -> Tensor:
-            part = part.to(device, non_blocking=True)
-            # Another stream may have created it: its memory must not be reused before this one is done.
-            part.record_stream(torch.cuda.current_stream(device))
-            return part
-
+        sent = partial(to_device, device=device)
         index, offsets, dense, label = map(sent, (self.index, self.offsets, self.dense, self.label))
         blocks = tuple(Block(sent(block.offsets), sent(block.index)) for block in self.blocks)
         return replace(self, index=index, offsets=offsets, blocks=blocks, dense=dense, label=label)

@@ -39,12 +39,8 @@ class SyntheticTriples(TripleData):
         check_number("data.held_out", held_out, 0, 0.4)
         if kind not in KINDS:
             raise UserError(f"data.kind must be {' or '.join(KINDS)}, got {kind}")
-        self.sizes, self.kind, self.noise, self.held_out = (
-            (entities, relations, triples, factors),
-            kind,
-            noise,
-            held_out,
-        )
+        self.sizes = entities, relations, triples, factors
+        self.kind, self.noise, self.held_out = kind, noise, held_out
         self.best_mrr = 1 - noise
 
     def read(self) -> Triples:
