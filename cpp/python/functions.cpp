@@ -64,24 +64,6 @@ bool all_finite(const Array<float>& values) {
   return is_finite(value, n);
 }
 
-// Mask of the chosen keys (n,) that are among others (m,): (n,) bool.
-Array<bool> contained(const Array<int64_t>& keys, const Array<int64_t>& others, const Array<bool>& chosen) {
-  check_shape(keys, "keys", {-1});
-  check_shape(others, "others", {-1});
-  const ssize_t n = keys.shape(0), m = others.shape(0);
-  check_shape(chosen, "chosen", {n});
-  Array<bool> found(n);
-  static thread_local KeyIndex index;
-  const int64_t *key = keys.data(), *other = others.data();
-  const bool* is_chosen = chosen.data();
-  bool* out = found.mutable_data();
-  py::gil_scoped_release release;
-  index.clear(m);
-  for (ssize_t i = 0; i < m; ++i) index.number(other[i]);
-  for (ssize_t i = 0; i < n; ++i) out[i] = is_chosen[i] && index.find(key[i]) >= 0;
-  return found;
-}
-
 // Position of each of keys (m,) among the chosen ones of a batch (n,), which are unique; -1 where there is none: (m,).
 Array<int64_t> places_of(const Array<int64_t>& keys, const Array<int64_t>& batch, const Array<bool>& chosen) {
   check_shape(keys, "keys", {-1});
@@ -220,8 +202,6 @@ void bind_functions(py::module_& m) {
         "Whether keys some (n,) int64 and others (m,) int64 are the same in the same order.");
   m.def("all_finite", &all_finite, py::arg("values").noconvert(),
         "Whether no number of values, a float32 array, is NaN or infinite.");
-  m.def("contained", &contained, py::arg("keys").noconvert(), py::arg("others").noconvert(),
-        py::arg("chosen").noconvert(), "Which of the chosen (n,) bool keys (n,) int64 are among others (m,) int64.");
   m.def(
       "places_of", &places_of, py::arg("keys").noconvert(), py::arg("batch").noconvert(), py::arg("chosen").noconvert(),
       "Position of each of keys (m,) int64 among the chosen (n,) bool keys of a batch (n,) int64, or -1: (m,) int64.");
@@ -234,6 +214,7 @@ void bind_functions(py::module_& m) {
         "row "
         "is kept, and left (n,) bool: neither line nor kept row. Returns the numbers of keys left, of admitted (n,) "
         "bool keys at places below first_new, and of those with a line.");
+  m.attr("HUGE_PAGE_BYTES") = kHugePage;
   m.def("aligned_view", &aligned_view, py::arg("memory").noconvert(), py::arg("populates"),
         "Shared memory (n,) uint8 at addresses that huge pages need; populates: allocates it as such, where the kernel "
         "can, if it holds nothing yet (cpp/owner/huge_pages.h).");

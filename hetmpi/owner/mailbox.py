@@ -13,8 +13,6 @@ from hetmpi.owner.node_memory import NodeMemory
 from hetmpi.owner.route import Route
 from hetmpi.world.waiting import StallWarning, ranks_text
 
-NO_KEYS = np.empty(0, np.int64)
-
 
 @dataclass
 class Message:
@@ -49,8 +47,6 @@ class Mailbox:
             if owner != world.rank
         }
         self._ends = [self.rings.get(rank) for rank in range(world.size)]
-        self._near = np.isin(np.arange(world.size), list(self.rings))
-        self._sent: list[tuple[np.ndarray, np.ndarray]] = []  # keys, and the heads of the rings after they were sent
 
     def send(self, message: Message, ends_step: bool, while_waiting) -> int:
         """Sends every owner of the node its rows. ends_step: as in Message.packed.
@@ -67,22 +63,8 @@ class Mailbox:
                     while not sending.proceed():
                         while_waiting()
                         stall.check()
-            if message.keys is not None:
-                self._drop_applied()
-                heads = np.array([ring.head for ring in self.rings.values()])
-                self._sent.append((route.where(route.held_by(self._near)).keys, heads))
         parts = route.order[: route.first[world.rank]], route.order[route.first[world.rank + 1] :]
         return sum(self.record.num_bytes(part, message.counts) for part in parts)
-
-    def _drop_applied(self):
-        if self._sent:
-            tails = np.array([ring.tail for ring in self.rings.values()])
-            self._sent = [(keys, heads) for keys, heads in self._sent if np.count_nonzero(heads > tails)]
-
-    def in_transit(self) -> np.ndarray:
-        """Keys of sent messages, if they carry keys, that owners may not have applied yet: (m,) int64."""
-        self._drop_applied()
-        return np.concatenate([NO_KEYS, *(keys for keys, _ in self._sent)])
 
     def behind(self) -> list[int]:
         """Owners that have not applied everything sent, as far as this rank knows."""

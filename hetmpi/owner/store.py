@@ -15,8 +15,7 @@ from hetmpi.world.world import World
 INIT_CHUNK_ROWS = 1 << 20
 INBOX_BYTES = 8 << 20  # of a rank and table, for gradients in transit
 ALIGN = 64
-HUGE_PAGE = 2 << 20
-LEAST_HUGE = 16 * HUGE_PAGE  # a memory of fewer bytes has small pages
+LEAST_HUGE = 16 * _C.HUGE_PAGE_BYTES  # a memory of fewer bytes has small pages
 
 
 class RowStore(Protocol):
@@ -92,7 +91,7 @@ class Layout:
     def nbytes(self) -> int:
         """Whole pages: the ranks of a node have theirs one after the other, large ones in huge pages."""
         size = self.inbox_begin + len(self.origins) * self.ring_bytes
-        return aligned(size, HUGE_PAGE if size >= LEAST_HUGE else PAGESIZE)
+        return aligned(size, _C.HUGE_PAGE_BYTES if size >= LEAST_HUGE else PAGESIZE)
 
     def ring(self, origin: int) -> int:
         """The number of an origin's ring."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import get_origin
 
 from omegaconf import DictConfig, ListConfig
 
@@ -19,7 +20,7 @@ def check_model(model: DictConfig):
         return
     kinds = argument_kinds(model._target_)
     for key, value in model.items():
-        name = f"settings: model.{one_line(str(key), 100)}"
+        name, is_list = f"settings: model.{one_line(str(key), 100)}", isinstance(value, ListConfig)
         if kinds.get(key) is bool:
             if not isinstance(value, bool):
                 raise UserError(f"{name} must be true or false, got {one_line(str(value), 100)}")
@@ -28,7 +29,10 @@ def check_model(model: DictConfig):
                 raise UserError(f"{name} must be a number from 0 to below 1, got {one_line(str(value), 100)}")
         elif kinds.get(key) is float:
             check_number(name, value, -LARGEST_NUMBER, LARGEST_NUMBER)
-        elif isinstance(value, ListConfig):
+        elif key in kinds and is_list != (get_origin(kinds[key]) is list):
+            kind = "a number" if is_list else "a list"
+            raise UserError(f"{name} must be {kind}, got {one_line(str(value), 100)}")
+        elif is_list:
             check_integer(f"{name}: the number of its entries", len(value), 0, MOST_LAYERS)
             for size in value:  # of a layer; or the number of a field
                 check_integer(f"settings: each of model.{key}", size, 0 if key.endswith("_context") else 1, MOST_UNITS)

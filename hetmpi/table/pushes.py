@@ -84,13 +84,6 @@ class Pushes:
             request = Request(FLUSH, route, 0, known=none, bound=self._context.bound, pushes=self.take_held())
             self._transport.ask(request, none).drop()
 
-    def await_keys(self, keys: np.ndarray, chosen: np.ndarray):
-        """Waits until the owners of this node have applied the gradients that this rank sent of the chosen (n,) bool
-        keys (n,)."""
-        sent = self._mailbox.in_transit()
-        if len(sent) and np.count_nonzero(_C.contained(keys, sent, chosen)):
-            self.await_all()
-
     def await_all(self):
         """Waits until the owners have applied all gradients that this rank sent."""
         with StallWarning(self._context.world, self._awaited) as stall:

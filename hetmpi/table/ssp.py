@@ -94,7 +94,7 @@ class SspClient(Client):
             self._cache.use(pull.slots, np.count_nonzero(pull.keys.is_admitted))
         pull.reply.receive()
         counters.row_bytes += pull.reply.num_bytes
-        self._pushes.await_keys(pull.keys.array, ~pull.is_decided)
+        self._pushes.await_all()  # rows of this node must have this rank's gradients
         is_bounded = bound != _C.UNBOUNDED
         if not is_bounded:
             near = near.where(pull.slots < 0)
@@ -149,7 +149,7 @@ class SspClient(Client):
         counters.hits += num_hits
         counters.misses += num_repeated - num_hits
         if num_left > 0:
-            self._pushes.await_keys(keys.array, left)
+            self._pushes.await_all()
             route = keys.local_route.where(left)
             counters.clock_bytes += self._reader.read("clock", route, batch.clocks)
             counters.row_bytes += self._reader.read("weight", route, rows)

@@ -107,7 +107,7 @@ def npz(rng, place, layout):
 def changed(rng, array):
     kind = rng.randint(0, 4)
     if kind == 0 and array.size:
-        array = array.astype(rng.choice([array.dtype, "f8", "i8"])) if array.dtype.kind != "U" else array.copy()
+        array = array.astype(rng.choice([array.dtype, "f8", "i8"])) if array.dtype.kind not in "SU" else array.copy()
         value = rng.choice(NUMBERS + (SPECIAL if array.dtype.kind == "f" else []))
         with np.errstate(all="ignore"):
             array.flat[rng.randrange(array.size)] = np.array([value]).astype(array.dtype)[0]

@@ -13,6 +13,7 @@ from hetmpi.run.command_line import answer, parse
 from hetmpi.run.config import CONF, resolved
 from hetmpi.run.settings import declared
 from hetmpi.run.sweep import planned
+from hetmpi.tasks.task import Task
 
 CLICKS, GRAPHS = (
     ("dcn", "dcnv2", "deepfm", "dlrm", "dnn", "finalmlp", "fm", "lr", "wdl", "widedeep"),
@@ -132,12 +133,12 @@ def case(rng, folder):
     config = resolved(overrides)
     OmegaConf.to_yaml(config)
     make(config.data)
-    make_model(config, Task(is_graph, config))
+    make_model(config, PreparedTask(is_graph, config))
     return None
 
 
-class Task:
-    """Stands for a task whose data are prepared."""
+class PreparedTask(Task):
+    """A task without data: what the settings of a model are checked against."""
 
     def __init__(self, is_graph, config):
         self.is_graph, self.fanout = is_graph, config.data.get("fanout", [])

@@ -228,6 +228,15 @@ def test_a_flag_of_a_model_is_true_or_false(override):
         resolved(override.split())
 
 
+@pytest.mark.parametrize(
+    ("override", "kind"),
+    [("model.gate=10", "a list"), ("model.first=null", "a list"), ("model.num_heads=[2]", "a number")],
+)
+def test_a_list_in_place_of_a_number_and_the_reverse_are_refused(override, kind):
+    with pytest.raises(UserError, match=rf"^settings: model\.\w+ must be {kind}, got"):
+        resolved(["model=finalmlp", override])
+
+
 @pytest.mark.parametrize("setting", [one for one in declared() if one.kind in (int, float)], ids=lambda one: one.key)
 def test_a_number_has_a_range_that_a_run_can_have(setting):
     assert setting.most < LARGEST or setting.key == "seed"

@@ -72,7 +72,7 @@ class Rule:
         return any(column == name or fnmatch.fnmatchcase(column, name) for name in self.names)
 
     def __str__(self) -> str:
-        return f"data.columns, name: {', '.join(self.names)}"
+        return f"data.columns, name: {one_line(', '.join(self.names), LONGEST_NAMES)}"
 
 
 def plain(value):
@@ -104,11 +104,13 @@ def read_rule(settings: dict) -> Rule:
     names = settings.get("name")
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
-        raise UserError(f"data.columns: each rule needs a name, a list of names, or a glob, got {settings}")
+        raise UserError(
+            f"data.columns: each rule needs a name, a list of names, or a glob, got {one_line(str(settings))}"
+        )
     rule = Rule(tuple(names), {key: value for key, value in settings.items() if key != "name" and value is not None})
     for key in rule.settings:
         if key not in KEYS:
-            raise UserError(f"{rule}: there is no key {key}: {near(str(key), KEYS)}")
+            raise UserError(f"{rule}: there is no key {one_line(str(key), 100)}: {near(str(key), KEYS)}")
     check_values(rule)
     return rule
 
@@ -117,22 +119,24 @@ def check_values(rule: Rule):
     """Raises UserError for an impossible value of a key."""
     known = rule.settings
     if known.get("kind", ID) not in (ID, NUMBER, DROP):
-        raise UserError(f"{rule}: kind must be id, number or drop, got {known['kind']}")
+        raise UserError(f"{rule}: kind must be id, number or drop, got {one_line(str(known['kind']))}")
     if known.get("rows", AUTO) != AUTO:
         check_integer(f"{rule}: rows (a number or auto)", known["rows"], 1)
     for key in ("min_count", "max_len", "dim"):
         if key in known:
             check_integer(f"{rule}: {key}", known[key], 1)
     if not isinstance(known.get("hash", True), bool):
-        raise UserError(f"{rule}: hash must be true or false, got {known['hash']}")
+        raise UserError(f"{rule}: hash must be true or false, got {one_line(str(known['hash']))}")
     for key in ("share", "separator"):
         if not isinstance(known.get(key, "x"), str) or not known.get(key, "x"):
-            raise UserError(f"{rule}: {key} must be text, got {known[key]!r}")
+            raise UserError(f"{rule}: {key} must be text, got {one_line(repr(known[key]))}")
     if known.get("pool", POOLS[0]) not in POOLS:
-        raise UserError(f"{rule}: pool must be one of {', '.join(POOLS)}, got {known['pool']}")
+        raise UserError(f"{rule}: pool must be one of {', '.join(POOLS)}, got {one_line(str(known['pool']))}")
     for key in ("optim", "cache"):
         if not isinstance(known.get(key, {}), dict):
-            raise UserError(f"{rule}: {key} must be settings, as in {key}: {{rows_lr: 0.1}}, got {known[key]}")
+            raise UserError(
+                f"{rule}: {key} must be settings, as in {key}: {{rows_lr: 0.1}}, got {one_line(str(known[key]))}"
+            )
     check_transform(rule, known.get("transform", AUTO))
 
 
