@@ -13,6 +13,9 @@ OUT/dense.torchscript  forward(rows (U, dim), index (B, F) int64 into them, dens
                      heads outwards) -> logits (B, num_classes), where x holds the means of rows beside the numbers
 OUT/dense.onnx       the same for any B and U, inputs rows, index, dense, output logits; needs pip install onnx
                      onnxscript
+OUT/TABLE.parquet    of a model of links, for the tables entity, relation and, with reciprocal relations, inverse:
+                     columns named like the table, with names, and weight; or with rows=npy TABLE.npy, and
+                     TABLE.names.txt with a name per line
 OUT/nodes.parquet    of a model of nodes: node, its id in the data; hidden, the activations of the last hidden layer,
                      over all neighbours (fixed-size list of float32). `hetmpi predict ... hidden=true` writes the same
                      on several ranks. data.KEY changes settings of the training's data, such as data.path
@@ -37,11 +40,22 @@ import torch
 
 from hetmpi.checkpoint.manifest import brief, read_manifest, tables_of
 from hetmpi.checkpoint.shard_files import shards_of
+from hetmpi.data.triples.names import TripleNames
 from hetmpi.errors import UserError
 from hetmpi.log.figures import bytes_text
 from hetmpi.run.output import cannot_write, part_of
 from hetmpi.trained.node_outputs import NodeOutputs, is_of_nodes
-from hetmpi.trained.saved_model import BlockModel, Saved, TensorModel, allowed_of, dense_layers, dense_state, of_tensors
+from hetmpi.trained.saved_model import (
+    BlockModel,
+    Saved,
+    TensorModel,
+    allowed_of,
+    dense_layers,
+    dense_state,
+    encoder_of,
+    is_of_links,
+    of_tensors,
+)
 from hetmpi.world.world import World
 
 CHOICES = {"rows": ("npy", "parquet", "none"), "dense": ("torchscript", "onnx", "none"), "nodes": ("none", "parquet")}
@@ -54,7 +68,7 @@ def main(arguments: list[str]):
     if len(arguments) < 2:
         sys.exit(__doc__)
     checkpoint, out = map(Path, arguments[:2])
-    chosen, of_data = {"rows": "npy", "dense": "torchscript"}, re.compile(r"[+~]*data\b")
+    chosen, of_data = {}, re.compile(r"[+~]*data\b")
     for argument in filter(lambda text: not of_data.match(text), arguments[2:]):
         name, _, value = argument.partition("=")
         if value not in CHOICES.get(name, ()) and (name not in ("table", "allow") or not value):
@@ -71,19 +85,21 @@ def main(arguments: list[str]):
 
 
 def export(
-    checkpoint: Path, out: Path, rows: str = "npy", dense: str = "torchscript", table: str | None = None,
+    checkpoint: Path, out: Path, rows: str = "npy", dense: str | None = None, table: str | None = None,
     nodes: str = "none", data: Sequence[str] = (), allow: Sequence[str] = (),
 ) -> dict[Path, str]:  # fmt: skip
     """Writes the selected parts of a checkpoint to `out`. Returns their paths, each with a description. table: None for
-    the only one. data: Hydra overrides of data settings, for nodes. allow: as for dense_layers. Raises UserError for an
-    incomplete or invalid checkpoint, an unknown table, a model that cannot be built, a missing package, and a folder
-    that cannot be written."""
+    the only one, of a model of links for all. dense: None for torchscript, of a model of links, which has no dense
+    layers, for none. data: Hydra overrides of data settings, for nodes. allow: as for dense_layers. Raises UserError
+    for an incomplete or invalid checkpoint, an unknown table, a model that cannot be built, a missing package, and a
+    folder that cannot be written."""
+    manifest = read_manifest(checkpoint)
+    dense = dense or ("none" if is_of_links(manifest) else "torchscript")
     if (rows, dense, nodes) == ("none",) * 3:
         raise UserError("rows, dense and nodes are none: choose one of them to export")
     missing = [name for name in ("onnx", "onnxscript") if dense == "onnx" and find_spec(name) is None]
     if missing:
         raise UserError(f"dense=onnx needs packages that are not installed: pip install {' '.join(missing)}")
-    manifest = read_manifest(checkpoint)
     shards = shards_of(checkpoint, manifest)
     for shard in [shard for of_table in shards.values() for shard in of_table]:
         shard.check()
@@ -91,6 +107,8 @@ def export(
         raise UserError(f"nodes={nodes}: {checkpoint} is not of a model of nodes")
     if data and nodes == "none":
         raise UserError(f"{data[0]} is read with nodes=parquet only")
+    if is_of_links(manifest):
+        return export_links(checkpoint, manifest, shards, out, rows, dense, table)
     name = chosen_table(checkpoint, manifest, table) if rows != "none" else ""
     layers = dense_layers(checkpoint, manifest, dense_state(checkpoint, manifest), allow) if dense != "none" else None
     outputs = NodeOutputs(World(), checkpoint, list(data), allow=allow) if nodes != "none" else None
@@ -109,6 +127,33 @@ def export(
     if outputs is not None:
         path = out / "nodes.parquet"
         written[path] = f"{outputs.write(path, with_hidden=True, with_classes=False):,} nodes"
+    return written
+
+
+def export_links(
+    checkpoint: Path, manifest: dict, shards: dict, out: Path, rows: str, dense: str, table: str | None
+) -> dict[Path, str]:
+    """As export, of a model of links."""
+    if dense != "none" or rows == "none":
+        raise UserError(f"{checkpoint} is of task=link, without dense layers: leave out dense, and export its rows")
+    tables = tables_of(manifest)
+    if table is not None:
+        tables = {table: tables[chosen_table(checkpoint, manifest, table)]}
+    names, written = encoder_of(checkpoint, dense_state(checkpoint, manifest)), {}
+    if not isinstance(names, TripleNames):
+        raise UserError(f"{checkpoint} has no names of its entities and relations")
+    for name, kept in tables.items():
+        saved, path, of_rows = Saved(kept, shards[name]), out / f"{name}.{rows}", names.of(name)
+        if len(of_rows) != saved.num_rows:
+            raise UserError(f"{checkpoint} has {len(of_rows):,} names of the {saved.num_rows:,} rows of table {name}")
+        with part_of(path) as part, cannot_write(path):
+            write_npy(part, saved) if rows == "npy" else write_parquet(part, saved, name, of_rows)
+        written[path] = f"{saved.num_rows:,} rows of {saved.dim} numbers"
+        if rows == "npy":
+            path = out / f"{name}.names.txt"
+            with part_of(path) as part, cannot_write(path):
+                part.write_text("".join(f"{of_row}\n" for of_row in of_rows))
+            written[path] = "their names"
     return written
 
 
@@ -133,15 +178,19 @@ def write_npy(path: Path, saved: Saved):
             file.write(rows)
 
 
-def write_parquet(path: Path, saved: Saved):
+def write_parquet(path: Path, saved: Saved, column: str = "key", names: Sequence[str] | None = None):
+    """column: for the keys, or the names of the rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema = pa.schema([("key", pa.int64()), ("weight", pa.list_(pa.float32(), saved.dim))])
+    kind = pa.int64() if names is None else pa.string()
+    schema = pa.schema([(column, kind), ("weight", pa.list_(pa.float32(), saved.dim))])
     with pq.ParquetWriter(path, schema) as writer:
         for begin, rows in saved.blocks():
             weights = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), saved.dim)
-            writer.write_table(pa.table([pa.array(np.arange(begin, begin + len(rows))), weights], schema=schema))
+            end = begin + len(rows)
+            keys = np.arange(begin, end) if names is None else names[begin:end]
+            writer.write_table(pa.table([pa.array(keys), weights], schema=schema))
 
 
 def write_torchscript(path: Path, model: TensorModel, inputs: tuple):

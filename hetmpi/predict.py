@@ -1,4 +1,4 @@
-"""Predicts with a checkpoint of a model of clicks or of the nodes of a graph, on one rank or several.
+"""Predicts with a checkpoint of a model of clicks, of the nodes of a graph, or of links, on one rank or several.
 
 hetmpi predict CHECKPOINT data.path=FILES out=OUT [predict.keep=[NAME,...]] [data.delimiter=C] [data.max_bad_rows=N]
 hetmpi predict CHECKPOINT out=OUT [split=valid|train] [start=N] [stop=N] [--config-dir DIR] [data=NAME] [data.KEY=VALUE]
@@ -16,6 +16,13 @@ The third form, for a model of nodes, predicts all nodes of its graph over all t
 that dry_run=true calls final. Columns: node, its id in the data; prediction, its class; probability of that class; of
 several labels lists of both, of all labels with a probability above one half; hidden, the activations of the last
 hidden layer, with hidden=true.
+
+hetmpi predict CHECKPOINT data.path=QUESTIONS out=OUT.parquet [top=10] [without=FOLDER]
+
+The fourth form, for a model of links, answers questions: a line each of head, relation and tail, with tabs between,
+where ? stands for what is asked. Columns: head, relation and tail; asked, head or tail; rank of the answer among all
+entities, from 1; score. without=FOLDER leaves out the answers that the triples in FOLDER have (docs/
+knowledge_graphs.md).
 
 allow=NAME[,NAME] names modules or classes of your own, such as mymodel: hetmpi builds the model that the checkpoint
 names, and runs no code but its own and that of these.
@@ -57,16 +64,18 @@ from hetmpi.errors import LARGEST, UserError, check_integer, one_line
 from hetmpi.layers import FeatureRows
 from hetmpi.run.command_line import parse
 from hetmpi.run.output import cannot_write, part_of
+from hetmpi.trained.link_answers import LARGEST_TOP, LinkAnswers
 from hetmpi.trained.node_outputs import NodeOutputs, is_of_nodes
 from hetmpi.trained.saved_data import source_of
-from hetmpi.trained.saved_model import Saved, allowed_of, dense_layers, dense_state, encoder_of
+from hetmpi.trained.saved_model import Saved, allowed_of, dense_layers, dense_state, encoder_of, is_of_links
 from hetmpi.world.launch import launch
 from hetmpi.world.world import World
 
 BATCH_SIZE = 4096
 PART_SAMPLES = 1 << 16  # positions of a split that one rank predicts at a time
 MOST_SENT = 8  # blocks on their way to rank 0
-OWN = ("out", "split", "start", "stop", "predict.keep", "hidden", "allow")  # arguments that are not settings of the run
+OF_LINKS = ("data.path", "top", "without")
+OWN = ("out", "split", "start", "stop", "predict.keep", "hidden", "allow", *OF_LINKS[1:])  # no settings of the run
 OF_FILES = ("data.path", "data.delimiter", "data.max_bad_rows")
 Part = Callable[[], Iterator[tuple[pa.Table, Samples]]]  # kept columns and samples, in blocks
 
@@ -90,7 +99,13 @@ def main(world: World, arguments: list[str] | None = None):
         raise UserError(f"give out=FILE.parquet or out=FILE.npy, got out={out if out.name else ''}")
     checkpoint = Path(arguments[0])
     own["allow"] = allowed_of(own["allow"]) if "allow" in own else []
-    if is_of_nodes(read_manifest(checkpoint)):
+    manifest = read_manifest(checkpoint)
+    if is_of_links(manifest):
+        return predict_links(world, checkpoint, overrides, own, out)
+    for name in OF_LINKS[1:]:
+        if name in own:
+            raise UserError(f"{name} is for models of links")
+    if is_of_nodes(manifest):
         return predict_nodes(world, checkpoint, overrides, asked.config_dir, own, out)
     if "hidden" in own:
         raise UserError("hidden=true is for models of nodes")
@@ -119,6 +134,24 @@ def predict_nodes(world: World, checkpoint: Path, overrides: list[str], config_d
     num = outputs.write(out, own.get("hidden") == "true")
     if world.rank == 0:
         print(f"hetmpi: {out}: {num:,} nodes", flush=True)
+
+
+def predict_links(world: World, checkpoint: Path, overrides: list[str], own: dict, out: Path):
+    """Answers questions about links. Collective."""
+    given = dict(value_of(text) for text in overrides)
+    wrong = sorted((set(own) | set(given)) - {*OF_LINKS, "allow"})
+    if wrong or "data.path" not in given or out.suffix != ".parquet":
+        raise UserError(
+            f"{checkpoint} is of task=link: hetmpi predict takes data.path=QUESTIONS, out=FILE.parquet, top=K and "
+            "without=FOLDER" + (f", not {wrong[0]}" if wrong else "")
+        )
+    top = own.get("top", "10")
+    if not top.isdecimal() or not 1 <= int(top) <= LARGEST_TOP:
+        raise UserError(f"top must be an integer from 1 to {LARGEST_TOP:,}, got {one_line(top)}")
+    answers = LinkAnswers(world, checkpoint, own.get("without"), own["allow"])
+    num = answers.write(given["data.path"].strip("'\""), out, int(top))
+    if world.rank == 0:
+        print(f"hetmpi: {out}: the {top} best answers to {num:,} questions", flush=True)
 
 
 def checked(own: dict[str, str]) -> dict:
@@ -154,8 +187,7 @@ class Prediction:
             shard.check()
         if len(tables) > 1 and "joined" not in self.manifest:
             raise UserError(
-                f"{checkpoint} has {len(tables)} tables, of task=link or a task of your own: hetmpi predict cannot use "
-                "it"
+                f"{checkpoint} has {len(tables)} tables, of a task of your own: hetmpi predict cannot use it"
             )
         self.saved = {name or TABLE: Saved(table, shards[name]) for name, table in tables.items()}
         state = dense_state(checkpoint, self.manifest)

@@ -12,9 +12,9 @@ NEVER = -1e30  # score of a negative that is the true entity
 class LinkModel(nn.Module):
     """Scores a triple by comparing an entity with a query made of the other entity and the relation.
 
-    A subclass defines `query`, `pairs` and `scores`. `forward(rows, batch)` takes the rows of the tables entity and
-    relation and a hetmpi.tasks.link.LinkBatch, and returns the scores of its triples (2B,), heads before tails, and of
-    the negatives in their place (2B, N).
+    A subclass defines `query`, `pairs` and `scores`. `forward(rows, batch)` takes the rows of the tables entity,
+    relation and, if there is one, inverse, and a hetmpi.tasks.link.LinkBatch, and returns the scores of its triples
+    (2B,), heads before tails, and of the negatives in their place (2B, N).
 
     Attributes: `row_dim`, `relation_dim` (int), widths of the rows of entities and relations; `relation_std`, standard
     deviation of the relations' initial rows, None for that of all tables.
@@ -28,6 +28,12 @@ class LinkModel(nn.Module):
         super().__init__()
         self.row_dim, self.relation_dim = dim, relation_dim
         self.drop, self.drop_relation = nn.Dropout(dropout), nn.Dropout(relation_dropout)
+
+    def forms(self, relations: dict[str, Tensor]) -> tuple[tuple[int, Tensor], tuple[int, Tensor]]:
+        """How heads and tails are asked for: the side of query(), and rows of relations. relations: table -> rows
+        (B, relation_dim). With a table `inverse` a head is asked for as the tail of the inverse relation."""
+        head = (TAIL, relations["inverse"]) if "inverse" in relations else (HEAD, relations["relation"])
+        return head, (TAIL, relations["relation"])
 
     def query(self, side: int, known: Tensor, relations: Tensor) -> Tensor:
         """The query (B, row_dim) for the head (side 0) or tail (side 1), given the other entity's rows (B, row_dim) and
@@ -43,12 +49,18 @@ class LinkModel(nn.Module):
         raise NotImplementedError
 
     def forward(self, rows: dict[str, Tensor], batch) -> tuple[Tensor, Tensor]:
-        entities, relations = rows["entity"], self.drop_relation(look_up(rows["relation"], batch.relations))
+        entities = rows["entity"]
+        relations = {
+            name: self.drop_relation(look_up(of_table, batch.relations))
+            for name, of_table in rows.items()
+            if name != "entity"
+        }
         ends = [self.drop(look_up(entities, index)) for index in (batch.heads, batch.tails)]
         candidates = [self.drop(look_up(entities, chunk.negatives)) for chunk in batch.chunks]
         positive, negative = [], []
-        for side, true_index in ((HEAD, batch.heads), (TAIL, batch.tails)):
-            queries = self.query(side, ends[1 - side], relations)
+        forms, true_indices = self.forms(relations), (batch.heads, batch.tails)
+        for side, (form, of_form), true_index in zip((HEAD, TAIL), forms, true_indices):
+            queries = self.query(form, ends[1 - side], of_form)
             positive.append(self.pairs(queries, ends[side]))
             for chunk, of_chunk in zip(batch.chunks, candidates):
                 part = slice(chunk.begin, chunk.end)

@@ -241,7 +241,9 @@ def fill_tables(config: DictConfig, tables: TableGroup, source: Source) -> int:
     """Fills the rows in the files that table.init_from names, and returns their number. Collective. Raises UserError on
     every rank as fill_from does."""
     encoder = getattr(source, "encoder", None)
-    return fill_from(tables, Path(config.table.init_from), {} if encoder is None else encoder.by_value())
+    columns = {} if encoder is None else encoder.by_value()
+    known = {name: column for name, column in columns.items() if column.table in tables}
+    return fill_from(tables, Path(config.table.init_from), known)
 
 
 def make_dense(config: DictConfig, hvd, model: torch.nn.Module, schedule: Schedule, device) -> DenseOptimizer:

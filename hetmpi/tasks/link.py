@@ -14,12 +14,13 @@ from torch import Tensor
 from hetmpi import _C
 from hetmpi.data.batch import to_device
 from hetmpi.data.source import Source
+from hetmpi.data.triples.names import ENTITY, INVERSE, RELATION
 from hetmpi.data.triples.source import KnownAnswers, TripleSamples
-from hetmpi.errors import UserError, check_integer, check_number, doing
+from hetmpi.errors import UserError, check_integer, check_number, doing, one_line
 from hetmpi.table.spec import TableSpec
 from hetmpi.tasks.ctr import row_dim_of
 from hetmpi.tasks.evaluation import Evaluation
-from hetmpi.tasks.ranking import ENTITY, RELATION, ranks_of
+from hetmpi.tasks.ranking import ranks_of
 from hetmpi.tasks.task import Task
 
 TUNING, ALL = ("train", "valid"), ("train", "valid", "test")  # parts whose triples are known
@@ -98,8 +99,21 @@ class LogisticLoss(torch.nn.Module):
         return (softplus(-positive).mean() + (weights * softplus(negative)).sum(1).mean()) / 2
 
 
+class MarginLoss(torch.nn.Module):
+    """The mean over negatives of what their scores, plus a margin, exceed the true entity's by."""
+
+    def __init__(self, margin: float = 1.0):
+        super().__init__()
+        check_number("loss.margin", margin, 0)
+        self.margin = margin
+
+    def forward(self, positive: Tensor, negative: Tensor) -> Tensor:
+        """positive (n,), negative (n, N) -> ()."""
+        return (self.margin + negative - positive[:, None]).clamp_min(0).mean()
+
+
 class LinkPrediction(Task):
-    """See hetmpi/tasks/task.py, Task. Entities and relations have a table each.
+    """See hetmpi/tasks/task.py, Task. Entities and relations have a table each, inverse relations a third.
 
     The samples of a chunk of the stream share their negatives, which are drawn from (seed, number of the chunk),
     uniformly over all entities, and stand in for heads and for tails. So they do not depend on the number of ranks.
@@ -110,15 +124,26 @@ class LinkPrediction(Task):
     has_dense_layers, lower_is_better = False, ("mr",)
     sample_bytes = 48
 
-    def __init__(self, source: TripleSource, loss: torch.nn.Module, negatives: int = 256, chunk: int = 64):
-        """negatives: number per chunk. chunk: samples that share them."""
+    def __init__(
+        self,
+        source: TripleSource,
+        loss: torch.nn.Module,
+        negatives: int = 256,
+        chunk: int = 64,
+        reciprocal: bool = False,
+    ):
+        """negatives: number per chunk. chunk: samples that share them. reciprocal: a head is asked for as the tail of
+        an inverse relation, which has a row of its own (Lacroix et al., ICML 2018)."""
         if not hasattr(source, "num_entities"):
             raise UserError(
                 f"task=link needs triples, {source.name} has none: choose data=triples or data=kg_synthetic"
             )
         check_integer("task.negatives", negatives, 1, MOST_NEGATIVES)
         check_integer("task.chunk", chunk, 1)
+        if not isinstance(reciprocal, bool):
+            raise UserError(f"task.reciprocal must be true or false, got {one_line(str(reciprocal))}")
         self.source, self.criterion, self.negatives, self.chunk = source, loss, negatives, chunk
+        self.of_relations = (RELATION, INVERSE) if reciprocal else (RELATION,)  # tables
 
     def model_arguments(self, dim: int) -> dict[str, int]:
         return {"dim": dim}
@@ -127,12 +152,12 @@ class LinkPrediction(Task):
         source, std = self.source, getattr(model, "relation_std", None)
         return {
             ENTITY: TableSpec(source.num_entities, row_dim_of(model)),
-            RELATION: TableSpec(source.num_relations, model.relation_dim, init_std=std),
+            **{name: TableSpec(source.num_relations, model.relation_dim, init_std=std) for name in self.of_relations},
         }
 
     def most_keys(self, num_samples: int) -> dict[str, int]:
         num_chunks = -(-num_samples // self.chunk) + 1
-        return {ENTITY: 2 * num_samples + num_chunks * self.negatives, RELATION: num_samples}
+        return {ENTITY: 2 * num_samples + num_chunks * self.negatives, **dict.fromkeys(self.of_relations, num_samples)}
 
     def batches(self, device: torch.device) -> Callable[[TripleSamples], LinkBatch]:
         return self._batch
@@ -148,7 +173,7 @@ class LinkPrediction(Task):
             Chunk(max(0, number * self.chunk - start), min(len(triples), (number + 1) * self.chunk - start), found)
             for number, found in zip(firsts, negatives)
         ]
-        keys = {ENTITY: torch.from_numpy(entities), RELATION: torch.from_numpy(relations)}
+        keys = {ENTITY: torch.from_numpy(entities), **dict.fromkeys(self.of_relations, torch.from_numpy(relations))}
         return LinkBatch(keys, heads, torch.from_numpy(of_relations), tails, chunks)
 
     def _drawn(self, number: int) -> np.ndarray:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hetmpi.data.triples.names import ENTITY
 from hetmpi.data.triples.source import KnownAnswers
 from hetmpi.tasks.evaluation import Evaluation
 from hetmpi.world.mpi import MPI
@@ -17,7 +18,6 @@ ATOL, RTOL = 1e-5, 1e-4  # scores that differ by less are equal, as in LibKGE
 QUESTIONS = 512  # at a time
 BLOCK_ROWS = 1 << 14  # of a shard, scored at a time: 32 MB of scores
 KEPT_BYTES = 256 << 20  # of scores between finding the true ones and counting
-ENTITY, RELATION = "entity", "relation"
 
 
 def ranks_of(evaluation: Evaluation, triples: np.ndarray, known: KnownAnswers, why: str) -> np.ndarray:
@@ -74,8 +74,10 @@ class Ranking:
         evaluation, model = self.evaluation, self.evaluation.model
         tables, device = evaluation.tables, evaluation.device
         known = tables[ENTITY].peek(torch.from_numpy(np.ascontiguousarray(triples[:, 2 - 2 * side])))
-        relations = tables[RELATION].peek(torch.from_numpy(np.ascontiguousarray(triples[:, 1])))
-        return model.query(side, known.to(device), relations.to(device))
+        keys = torch.from_numpy(np.ascontiguousarray(triples[:, 1]))
+        relations = {name: tables[name].peek(keys).to(device) for name in tables if name != ENTITY}
+        form, of_form = model.forms(relations)[side]
+        return model.query(form, known.to(device), of_form)
 
     def _own(self, questions: np.ndarray, entities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The pairs whose entity is this rank's: questions, and rows of the shard."""

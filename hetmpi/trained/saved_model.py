@@ -19,8 +19,10 @@ from hetmpi.data.features import POOLS, TABLE
 from hetmpi.data.graph.samples import Block
 from hetmpi.data.tabular import Encoder
 from hetmpi.data.tabular.saved import encoder_from
+from hetmpi.data.triples.names import TripleNames
 from hetmpi.errors import UserError
 from hetmpi.layers import FeatureRows
+from hetmpi.models.link import LinkModel
 from hetmpi.owner.route import Route, make_partition
 
 CLICK_SIZES = ("num_fields", "num_dense", "dim")  # arguments of models, by task
@@ -29,7 +31,7 @@ MOST_FIELDS = 1 << 20  # also the maximum for numbers in a row
 MOST_LAYERS = 1024
 MOST_INPUTS = 1 << 27  # numbers in the rows of an example
 LARGEST_CONFIG = 1 << 20  # characters of a model's settings
-OURS = "hetmpi.models"
+OURS, LINKS = "hetmpi.models", "hetmpi.tasks.link.LinkPrediction"
 CLASS_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*){1,20}")
 BLOCK_BYTES = 256 << 20  # rows in memory at a time; for each block the files of all shards are opened once
 
@@ -104,10 +106,6 @@ def dense_layers(
         raise UserError(f"{checkpoint} does not describe its model: export only its rows with dense=none")
     said = Entries(f"{checkpoint}: manifest.json", manifest)
     config, sizes = said.part("model_config"), said.part("model_sizes")
-    if set(sizes.values) == {"dim"}:
-        raise UserError(
-            f"{checkpoint} is of task=link, without dense layers: export its rows with dense=none table=entity"
-        )
     names = NODE_SIZES if "num_classes" in sizes.values else CLICK_SIZES
     most = {"num_layers": MOST_LAYERS}
     arguments = {name: sizes.integer(name, 0, most.get(name, MOST_FIELDS)) for name in names}
@@ -133,21 +131,39 @@ def dense_layers(
     return made[0]
 
 
+def is_of_links(manifest: dict) -> bool:
+    """Whether a checkpoint is of task=link."""
+    return manifest.get("task") == LINKS
+
+
+def link_model(checkpoint: Path, manifest: dict, allow: Sequence[str] = ()) -> LinkModel:
+    """The model of a checkpoint of task=link, in eval mode; it has no parameters. allow, errors: as dense_layers."""
+    said = Entries(f"{checkpoint}: manifest.json", manifest)
+    config, dim = said.part("model_config"), said.part("model_sizes").integer("dim", 1, MOST_FIELDS)
+    check_config(checkpoint, config, allow)
+    made = []
+    attempt(
+        f"{checkpoint}: the model in its manifest",
+        lambda: made.append(instantiated(config.values, {"dim": dim}, None).eval()),
+    )
+    return made[0]
+
+
 def tensors_of(arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
     """Arrays for dense.pt, without copies."""
     return {name: torch.from_numpy(array if array.flags.writeable else array.copy()) for name, array in arrays.items()}
 
 
-def encoder_of(checkpoint: Path, state: dict) -> Encoder | None:
-    """What encodes further files like the data that the model was trained on; None for data that are no files. state:
-    as dense_state. Raises UserError for an invalid one."""
+def encoder_of(checkpoint: Path, state: dict) -> Encoder | TripleNames | None:
+    """What encodes further files like the data that the model was trained on; of triples their names; None for data
+    that are no files. state: as dense_state. Raises UserError for an invalid one."""
     data = state.get("data")
     if data is None:
         return None
-    made = []
+    made, kind = [], TripleNames.from_arrays if "entities" in data else encoder_from
     attempt(
         f"{checkpoint / DENSE}: data",
-        lambda: made.append(encoder_from({name: tensor.numpy() for name, tensor in data.items()})),
+        lambda: made.append(kind({name: tensor.numpy() for name, tensor in data.items()})),
     )
     return made[0]
 

@@ -4,19 +4,23 @@ import json
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
-from link_runs import STEPS, Twin, closed, evaluations, made, numpy_ranks, rows_of
+from link_runs import STEPS, Twin, all_scores, closed, evaluations, made, numpy_ranks, rows_of
 from resumed import whole_and_resumed
 
 from hetmpi.tasks import ranking
 from hetmpi.tasks.link import ALL
 from hetmpi.tasks.ranking import ranks_of
+from hetmpi.trained import link_answers
+from hetmpi.trained.link_answers import LinkAnswers
 
 pytestmark = pytest.mark.mpi
 MODELS = {
     "complex": [], "distmult": ["model=distmult"], "rotate": ["model=rotate"], "transe1": ["model=transe"],
-    "transe2": ["model=transe", "model.norm=2"],
+    "transe2": ["model=transe", "model.norm=2"], "rescal": ["model=rescal"], "simple": ["model=simple"],
+    "complex reciprocal": ["task.reciprocal=true"], "transe1 reciprocal": ["model=transe", "task.reciprocal=true"],
 }  # fmt: skip
 # test_mrr, the same at any number of ranks; recorded at one.
 MRR_OF_30_STEPS = 0.16911
@@ -59,6 +63,45 @@ def test_ranks_are_those_of_all_scores_with_ties(world, folder, model, are_apart
     assert np.array_equal(found, numpy_ranks(model, rows, triples, known))
     assert (found % 1 > 0).any()  # ties
     closed(training)
+
+
+@pytest.mark.parametrize("model", ["rotate", "complex reciprocal"])
+@pytest.mark.parametrize("leaves_out", [False, True])
+def test_answers_are_the_best_of_all_scores_by_name(world, folder, model, leaves_out, monkeypatch):
+    monkeypatch.setattr(link_answers, "BLOCK_ROWS", 7)
+    monkeypatch.setattr(link_answers, "QUESTIONS", 4)
+    monkeypatch.setattr(link_answers, "TOGETHER", 6)
+    training = made(folder, *MODELS[model], "table.partition=hash")
+    training.run()
+    parts, rows = training.source.parts, closed(training)
+    questions = [(side, *triple) for triple in parts["test"][:5].tolist() for side in (0, 1)]
+    if world.rank == 0:
+        lines = [
+            f"{'?' if side == 0 else f'e{h}'}\tr{r}\t{f'e{t}' if side == 0 else '?'}\n" for side, h, r, t in questions
+        ]
+        (folder / "questions").write_text("".join(lines))
+        (folder / "known").mkdir()
+        known = [f"e{h}\tr{r}\te{t}\n" for h, r, t in parts["train"].tolist()]
+        (folder / "known/train.txt").write_text("".join([*known, "unknown\tr0\te1\n"]))
+    world.comm.Barrier()
+    [checkpoint] = (folder / "checkpoints").glob("step-*")
+    answers = LinkAnswers(world, checkpoint, f"{folder}/known" if leaves_out else None)
+    num = answers.write(f"{folder}/questions", folder / "out.parquet", 100)
+    if world.rank > 0:
+        return
+    found, known = pq.read_table(folder / "out.parquet").to_pylist(), set(map(tuple, parts["train"].tolist()))
+    assert num == 10
+    for side, h, r, t in questions:
+        scores = all_scores(model, rows, side, h, r, t)
+        asked = "head" if side == 0 else "tail"
+        question = {"asked": asked, "relation": f"r{r}", **({"tail": f"e{t}"} if side == 0 else {"head": f"e{h}"})}
+        mine = [one for one in found if question.items() <= one.items()]
+        left_out = {e for e in range(90) if ((e, r, t) if side == 0 else (h, r, e)) in known and leaves_out}
+        entities = [int(one[asked][1:]) for one in mine]
+        assert set(entities) == set(range(90)) - left_out and len(set(entities)) == len(entities)
+        assert [one["rank"] for one in mine] == list(range(1, len(mine) + 1))
+        assert np.allclose([one["score"] for one in mine], scores[entities], atol=1e-4)
+        assert (np.diff([one["score"] for one in mine]) <= 0).all()
 
 
 def test_a_score_that_is_nan_has_the_worst_rank(world, folder):

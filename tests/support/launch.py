@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHERS = ("SLURM_", "OMPI_", "PMI_", "PMIX_", "HYDRA_", "MPI_LOCAL", "PRTE_")
 NODE_MODELS = ("gat", "gcn", "graphsage")  # of task=node
-LINK_MODELS = ("complex", "distmult", "rotate", "transe")  # of task=link
+LINK_MODELS = ("complex", "distmult", "rescal", "rotate", "simple", "transe")  # of task=link
 CLICK_MODELS = tuple(
     sorted({path.stem for path in (ROOT / "conf/model").glob("*.yaml")} - {*NODE_MODELS, *LINK_MODELS})
 )

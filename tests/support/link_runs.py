@@ -46,6 +46,11 @@ def evaluations(folder):
 
 def score(model, h, r, t):
     """The scores of triples of rows, written out from the papers."""
+    if model == "rescal":
+        return torch.einsum("...i,...ij,...j->...", h, r.view(-1, 8, 8), t)
+    if model == "simple":
+        (a, b), (forth, back), (c, d) = (x.chunk(2, -1) for x in (h, r, t))
+        return (a * forth * d + c * back * b).sum(-1) / 2
     if model == "distmult":
         return (h * r * t).sum(-1)
     if model.startswith("transe"):
@@ -56,8 +61,17 @@ def score(model, h, r, t):
     return 6 - (h * torch.polar(torch.ones_like(r), r) - t).abs().sum(-1)
 
 
+def score_of_heads(model, rows, r, heads, tail):
+    """The scores of heads (n, dim) for a tail (1, dim) and a relation. rows: table -> rows."""
+    kind = model.removesuffix(" reciprocal")
+    if kind != model:
+        return score(kind, tail, rows["inverse"][r][None], heads)
+    return score(kind, heads, rows["relation"][r][None], tail)
+
+
 class Twin:
-    """Two torch.nn.Embedding, trained on the global batch by negative sampling, written out triple by triple."""
+    """A torch.nn.Embedding for each table, trained on the global batch by negative sampling, written out triple by
+    triple."""
 
     def __init__(self, training, model):
         rows = rows_of(training)
@@ -73,23 +87,30 @@ class Twin:
         self.optimizer.step()
 
     def _loss(self, position, head, relation, tail):
-        entity, relations = self.tables["entity"].weight, self.tables["relation"].weight
+        rows = {name: table.weight for name, table in self.tables.items()}
+        entity, kind = rows["entity"], self.model.removesuffix(" reciprocal")
         drawn = self.task._drawn(position // self.task.chunk)
         heads, tails = ([true, *drawn[drawn != true]] for true in (head, tail))
-        r = relations[relation].unsqueeze(0)
-        of_heads = score(self.model, entity[heads], r, entity[tail].unsqueeze(0))
-        of_tails = score(self.model, entity[head].unsqueeze(0), r, entity[tails])
+        of_heads = score_of_heads(self.model, rows, relation, entity[heads], entity[tail][None])
+        of_tails = score(kind, entity[head][None], rows["relation"][relation][None], entity[tails])
         return -(of_heads.log_softmax(0)[0] + of_tails.log_softmax(0)[0]) / 2
+
+
+def all_scores(model, rows, side, h, r, t):
+    """The scores (entities,) of all heads (side 0) or tails of a triple of numbers."""
+    entity, kind = rows["entity"], model.removesuffix(" reciprocal")
+    if side == 0:
+        return score_of_heads(model, rows, r, entity, entity[t][None]).numpy()
+    return score(kind, entity[h][None], rows["relation"][r][None], entity).numpy()
 
 
 def numpy_ranks(model, rows, triples, known):
     """Filtered mean ranks of heads and tails, by all scores at once. known: triples (n, 3)."""
-    entity, relation = (rows[name] for name in ("entity", "relation"))
+    entity = rows["entity"]
     known, ranks = set(map(tuple, known.tolist())), np.empty((len(triples), 2))
     for i, (h, r, t) in enumerate(triples.tolist()):
         for side, true in ((0, h), (1, t)):
-            ends = (entity, entity[t][None]) if side == 0 else (entity[h][None], entity)
-            scores = score(model, ends[0], relation[r][None], ends[1]).numpy()
+            scores = all_scores(model, rows, side, h, r, t)
             of = (lambda e: (e, r, t)) if side == 0 else (lambda e: (h, r, e))
             counts = np.array([e == true or of(e) not in known for e in range(len(entity))])
             close = np.isclose(scores, scores[true], rtol=1e-4, atol=1e-5)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import xxhash
 
 from hetmpi.data.files import absolute
 from hetmpi.data.source import check_slice
+from hetmpi.data.triples.names import TripleNames
 from hetmpi.data.triples.reading import PARTS, Triples, read_triples
 from hetmpi.errors import LARGEST, UserError, check_integer
 
@@ -84,7 +84,7 @@ class TripleData:
         self.is_seen[train[:, [0, 2]]] = True
         self.is_seen_relation = np.zeros(self.num_relations, bool)
         self.is_seen_relation[train[:, 1]] = True
-        self.digests = {"entities": digest_of(self.entities), "relations": digest_of(self.relations)}
+        self.encoder = TripleNames(self.entities, self.relations)
         self._order = functools.lru_cache(CACHED_EPOCHS)(self._draw_order)
         self.known = functools.lru_cache(2)(self._known)
 
@@ -137,7 +137,3 @@ class TripleFiles(TripleData):
 
     def read(self) -> Triples:
         return read_triples(absolute(self.path), self.columns)
-
-
-def digest_of(names: list[str]) -> str:
-    return xxhash.xxh3_128_hexdigest("\n".join(names).encode())

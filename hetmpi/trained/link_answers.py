@@ -1,0 +1,188 @@
+"""The best answers of a checkpoint's model to questions about links, by the names of entities and relations.
+
+Each rank scores its share of the entities against all questions; rank 0 merges their best. A block of entities has the
+same rows on any number of ranks, so its scores have the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from hetmpi.checkpoint.manifest import read_manifest, tables_of
+from hetmpi.checkpoint.shard_files import shards_of
+from hetmpi.data.files import DataError
+from hetmpi.data.triples.names import ENTITY, RELATION, TripleNames
+from hetmpi.data.triples.reading import NAMES_ORDER, check_columns, lines_of, read_triples, text_of
+from hetmpi.data.triples.source import HEAD, TAIL, KnownAnswers
+from hetmpi.errors import UserError
+from hetmpi.run.output import cannot_write, part_of
+from hetmpi.trained.saved_model import Saved, dense_state, encoder_of, link_model
+from hetmpi.world.world import World
+
+ASKED = b"?"
+QUESTIONS, TOGETHER = 512, 1 << 16  # scored at a time; and for one pass over the entities
+BLOCK_ROWS = 1 << 14
+LARGEST_TOP = BLOCK_ROWS
+NOBODY = -1  # in place of an entity
+
+
+class LinkAnswers:
+    """The answers of one checkpoint. Collective: all ranks make the same calls."""
+
+    def __init__(self, world: World, checkpoint: Path, without: str | None = None, allow: Sequence[str] = ()):
+        """without: a folder of triples (data/triples/reading.py), whose answers are left out. allow: as for
+        dense_layers. Raises UserError for an incomplete checkpoint or triples that cannot be read."""
+        self.world, manifest = world, read_manifest(checkpoint)
+        tables, shards = tables_of(manifest), shards_of(checkpoint, manifest)
+        for shard in (shard for of_table in shards.values() for shard in of_table):
+            shard.check()
+        self.saved = {name: Saved(table, shards[name]) for name, table in tables.items()}
+        self.model = link_model(checkpoint, manifest, allow)
+        names = encoder_of(checkpoint, dense_state(checkpoint, manifest))
+        if not isinstance(names, TripleNames) or len(names.entities) != self.saved[ENTITY].num_rows:
+            raise UserError(f"{checkpoint} has no names of its entities: predict needs them")
+        self.names, self.numbers = names, names.numbers
+        self.known = None if without is None else world.from_first(lambda: self._known(without))
+
+    def _known(self, folder: str) -> KnownAnswers:
+        """The answers in a folder of triples, as far as the model knows their names."""
+        found = read_triples(folder, None)
+        triples = np.concatenate(list(found.parts.values()))
+        entities, relations = (
+            np.array([self.numbers[table].get(name, NOBODY) for name in names])
+            for table, names in ((ENTITY, found.entities), (RELATION, found.relations))
+        )
+        numbers = np.stack([entities[triples[:, 0]], relations[triples[:, 1]], entities[triples[:, 2]]], axis=1)
+        return KnownAnswers(numbers[(numbers != NOBODY).all(1)], len(self.names.entities))
+
+    def write(self, questions: str, out: Path, top: int) -> int:
+        """Writes the `top` best answers to each question in a file as Parquet: head, relation, tail, asked (head or
+        tail), rank from 1, score. Returns the number of questions on rank 0. Raises UserError for a question that
+        cannot be read, with its line, and if the file cannot be written."""
+        asked = self.world.from_first(lambda: list(self._read(questions)))
+        tables = (self._answered(asked[i : i + TOGETHER], top) for i in range(0, len(asked), TOGETHER))
+        if self.world.rank > 0:
+            list(tables)
+            return 0
+        with part_of(out) as part, cannot_write(out):
+            writer = None
+            for table in tables:
+                writer = writer or pq.ParquetWriter(part, table.schema, compression="zstd")
+                writer.write_table(table)
+            writer.close()
+        return len(asked)
+
+    def _read(self, path: str) -> Iterator[tuple[int, int, int]]:
+        """(side, entity, relation) of each line: head, relation and tail with tabs between, ? for what is asked."""
+        num = 0
+        for place, line in lines_of(path):
+            values = line.split(b"\t")
+            check_columns(values, len(NAMES_ORDER), place, "head, relation and tail with tabs between")
+            if (values[0] == ASKED) == (values[2] == ASKED) or values[1] == ASKED:
+                raise DataError(f"{place}: put ? in the place of the head or of the tail, and of nothing else")
+            side = HEAD if values[0] == ASKED else TAIL
+            num += 1
+            yield side, self._number(ENTITY, values[2 - 2 * side], place), self._number(RELATION, values[1], place)
+        if num == 0:
+            raise DataError(f"data.path={path} has no questions")
+
+    def _number(self, table: str, name: bytes, place: str) -> int:
+        number = self.numbers[table].get(name.decode(errors="replace"))
+        if number is None:
+            raise DataError(f"{place}: the model has no {table} {text_of(name)}")
+        return number
+
+    def _answered(self, asked: list[tuple[int, int, int]], top: int) -> pa.Table | None:
+        """The answers to questions, on rank 0. Collective."""
+        sides, known, relations = np.array(asked, np.int64).T
+        best = [Best(len(part), top) for part in self._parts(asked)]
+        queries = [self._queries(*part.T) for part in self._parts(np.array(asked, np.int64))]
+        hidden = [self._hidden(*part.T) for part in self._parts(np.array(asked, np.int64))]
+        num, step = self.saved[ENTITY].num_rows, self.world.size * BLOCK_ROWS
+        for begin in range(self.world.rank * BLOCK_ROWS, num, step):
+            rows = self._rows(ENTITY, np.arange(begin, min(begin + BLOCK_ROWS, num)))
+            for of_part, query, (rest, answers) in zip(best, queries, hidden):
+                scores = self.model.scores(query, rows).nan_to_num(nan=-torch.inf)
+                within = (begin <= answers) & (answers < begin + len(rows))
+                scores[rest[within], answers[within] - begin] = -torch.inf
+                of_part.add(begin, scores)
+        gathered = self.world.comm.gather([(of_part.entities, of_part.scores) for of_part in best])
+        if gathered is None:
+            return None
+        merged = [merged_best(found, top) for found in zip(*gathered)]
+        return self._table(sides, known, relations, *map(np.concatenate, zip(*merged)))
+
+    @staticmethod
+    def _parts(asked: Sequence) -> list:
+        return [asked[i : i + QUESTIONS] for i in range(0, len(asked), QUESTIONS)]
+
+    def _queries(self, sides: np.ndarray, known: np.ndarray, relations: np.ndarray) -> Tensor:
+        """(q, row_dim)"""
+        entities = self._rows(ENTITY, known)
+        rows = {name: self._rows(name, relations) for name in self.saved if name != ENTITY}
+        of_side = [self.model.query(form, entities, found) for form, found in self.model.forms(rows)]
+        return torch.where(torch.from_numpy(sides == HEAD)[:, None], *of_side)
+
+    def _hidden(self, sides: np.ndarray, known: np.ndarray, relations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of questions, and for each an entity that is left out."""
+        if self.known is None:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        found = []
+        for side in (HEAD, TAIL):
+            places = np.flatnonzero(sides == side)
+            rest, answers = self.known.of(side, known[places], relations[places])
+            found.append((places[rest], answers))
+        return tuple(map(np.concatenate, zip(*found)))
+
+    def _rows(self, table: str, keys: np.ndarray) -> Tensor:
+        """The rows of keys that may repeat."""
+        unique, places = np.unique(keys, return_inverse=True)
+        rows = np.empty((len(unique), self.saved[table].dim), np.float32)
+        self.saved[table].read(unique, rows)
+        return torch.from_numpy(rows if len(unique) == len(keys) and (unique == keys).all() else rows[places])
+
+    def _table(self, sides, known, relations, entities: np.ndarray, scores: np.ndarray) -> pa.Table:
+        """entities, scores (q, top): NOBODY for a missing answer."""
+        questions, places = np.nonzero(entities != NOBODY)
+        answers, side = entities[questions, places], sides[questions]
+        names = np.array(self.names.entities, object)
+        given, found = names[known[questions]], names[answers]
+        return pa.table({
+            "head": pa.array(np.where(side == HEAD, found, given), pa.string()),
+            "relation": pa.array(np.array(self.names.relations, object)[relations[questions]], pa.string()),
+            "tail": pa.array(np.where(side == HEAD, given, found), pa.string()),
+            "asked": pa.array(np.where(side == HEAD, "head", "tail")),
+            "rank": pa.array(places + 1, pa.int32()),
+            "score": pa.array(scores[questions, places], pa.float32()),
+        })  # fmt: skip
+
+
+class Best:
+    """The best entities so far for each of num questions: entities (num, top) int64, NOBODY where there are fewer, and
+    scores (num, top) float32, descending."""
+
+    def __init__(self, num: int, top: int):
+        self.entities = np.full((num, top), NOBODY)
+        self.scores = np.full((num, top), -np.inf, np.float32)
+
+    def add(self, begin: int, scores: Tensor):
+        """scores (num, n) of entities begin, begin + 1, ...; -inf for those that do not count."""
+        top = self.scores.shape[1]
+        best, places = scores.topk(min(top, scores.shape[1]), 1)
+        entities = np.where(best.isinf().numpy() & (best < 0).numpy(), NOBODY, places.numpy() + begin)
+        both = [(self.entities, self.scores), (entities, best.numpy())]
+        self.entities, self.scores = merged_best(both, top)
+
+
+def merged_best(parts: Sequence[tuple[np.ndarray, np.ndarray]], top: int) -> tuple[np.ndarray, np.ndarray]:
+    """The best of several (entities, scores), by score, then by number."""
+    entities, scores = (np.concatenate(arrays, axis=1) for arrays in zip(*parts))
+    order = np.lexsort((entities, -scores), axis=1)[:, :top]
+    return np.take_along_axis(entities, order, 1), np.take_along_axis(scores, order, 1)
