@@ -13,6 +13,7 @@ from torch import Tensor
 from hetmpi.data.batch import Samples
 from hetmpi.data.synthetic import TRAIN, VALID, Zipf, scattering_stride, uniform, words
 from hetmpi.layers import look_up
+from hetmpi.models.ctr import MLP
 
 FIELD_ROWS = (2000, 1500, 700, 500, 300, 200, 100, 50, 20, 12)  # 5,382 rows, ten fields
 ZIPF = 0.7
@@ -69,15 +70,11 @@ class Hot:
 
 
 class Deep(torch.nn.Module):
-    """An MLP of three layers on the concatenated embeddings."""
+    """An MLP of three layers on the concatenated embeddings. has_norm: with batch normalisation over all ranks."""
 
-    def __init__(self, num_fields: int, dim: int):
+    def __init__(self, num_fields: int, dim: int, has_norm: bool):
         super().__init__()
-        self.layers = torch.nn.Sequential(
-            *(torch.nn.Linear(num_fields * dim, 128), torch.nn.ReLU()),
-            *(torch.nn.Linear(128, 64), torch.nn.ReLU()),
-            torch.nn.Linear(64, 1),
-        )
+        self.layers = MLP([num_fields * dim, 128, 64, 1], bias=True, relu_at_end=False, batch_norm=has_norm)
 
     def forward(self, rows: Tensor, batch) -> Tensor:
         return self.layers(look_up(rows, batch.index).flatten(1)).squeeze(1)

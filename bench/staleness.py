@@ -4,14 +4,14 @@
                              [optimizer=sgd|adagrad|rowwise_adagrad|adam] [metis=0|1] [dim=128] [scale=0.1] [cache=10]
                              [seeds=3] [steps=700] [eval_every=70]
                              [variants=0,10,100,1000,null,10+a1,100+a1,1000+a1,null+a1] [picture=staleness.png]
-                             [data=]
+                             [data=] [norm=0|1]
 
 Trains once per variant and seed, on the same samples from the same start: WDL on synthetic data; an MLP on few, hot
-rows (hot.py); WDL on the raw Criteo text in the file `data`, split anew for every seed (criteo.py); or the GCN of a
-graph of HET's (conf/experiment/het_mag.yaml), whose score is accuracy in place of AUC. A variant is a staleness s; +aX
-anticipates X ranks (1: HET's own rule; default: all ranks); +dX limits the drift of a line to X sizes of a row. The
-target is the score that s = 0 has after 90 % of the samples. Runs that miss it continue until they reach it, at most
-`patience` times as long. Scores are those of the owners' rows after a flush.
+rows (hot.py), with norm=1 with batch normalisation; WDL on the raw Criteo text in the file `data`, split anew for every
+seed (criteo.py); or the GCN of a graph of HET's (conf/experiment/het_mag.yaml), whose score is accuracy in place of
+AUC. A variant is a staleness s; +aX anticipates X ranks (1: HET's own rule; default: all ranks); +dX limits the drift
+of a line to X sizes of a row. The target is the score that s = 0 has after 90 % of the samples. Runs that miss it
+continue until they reach it, at most `patience` times as long. Scores are those of the owners' rows after a flush.
 
 Prints, over the seeds, the mean score, its difference to s = 0 with the standard error of that difference, the same for
 the samples to the target, bytes per sample and seconds. Last, one JSON line: {"score": {"0": x, ...},
@@ -32,7 +32,7 @@ SETTINGS = {
     "workload": "synthetic", "optimizer": "sgd", "ranks": 8, "batch": 128, "dim": 128, "scale": 0.1, "zipf": 1.05,
     "cache": 10.0, "seeds": 3, "first_seed": 0, "steps": 700, "eval_every": 70, "eval_samples": 32768, "rows_lr": 5.0,
     "dense": "sgd", "dense_lr": 0.1, "init_std": 0.01, "patience": 1.5, "data": "",
-    "metis": 0,
+    "metis": 0, "norm": 0,
     "variants": ["0", "10", "100", "1000", "null", "10+a1", "100+a1", "1000+a1", "null+a1"],
     "picture": "staleness.png",
 }  # fmt: skip
@@ -228,7 +228,7 @@ def model_of(settings: dict, data):
     from hetmpi.models.wdl import WDL
 
     if settings["workload"] == "hot":
-        return Deep(data.num_fields, settings["dim"])
+        return Deep(data.num_fields, settings["dim"], bool(settings["norm"]))
     return WDL(data.num_fields, data.num_dense, settings["dim"], [256, 256, 256])
 
 
@@ -283,10 +283,12 @@ def evaluate(world, table, model, batches: Batches) -> float:
     from hetmpi.data.features import TABLE
 
     table.flush()
+    model.eval()
     with torch.no_grad():
         parts = [
             batches.task.predict(model, {TABLE: table.peek(batch.keys[TABLE])}, batch) for batch in batches.held_out
         ]
+    model.train()
     gathered, score = world.comm.gather([np.concatenate(column) for column in zip(*parts)]), None
     if world.rank == 0:
         score = next(iter(batches.task.figures([np.concatenate(column) for column in zip(*gathered)]).values()))

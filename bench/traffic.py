@@ -1,12 +1,13 @@
 """Bytes sent between ranks per training step, compared with no cache (HET, Fig. 7 and 8).
 
-    ./run.sh bench traffic [workload=synthetic|reddit|amazon|mag] [ranks=8] [batch=128] [dim=128] [scale=0.1] [cache=10]
-                           [steps=600] [warmup=200] [staleness=10,100,null] [caches=3,5,10,15]
+    ./run.sh bench traffic [workload=synthetic|reddit|amazon|mag|kg] [ranks=8] [batch=128] [dim=128] [scale=0.1]
+                           [cache=10] [steps=600] [warmup=200] [staleness=10,100,null] [caches=3,5,10,15]
                            [policies=lru,lfu,lfuopt] [policy=lfu] [optimizer=sgd|adagrad|rowwise_adagrad|adam]
-                           [metis=0|1]
+                           [metis=0|1] [negatives=256] [local=0|1]
 
 The keys are those of Criteo's shape, or of the subgraphs sampled around 128 nodes of a graph of HET's
-(conf/experiment/het_mag.yaml); metis=1: each rank gets nodes of its own part of the graph, as in HET. Every rank reads
+(conf/experiment/het_mag.yaml); metis=1: each rank gets nodes of its own part of the graph, as in HET; or kg, the
+entities of triples and `negatives` shared by a batch, with local=1 of the rank's own shard (links.py). Every rank reads
 and writes the keys of its batches through the real table, in lockstep, so the figures are the same in every run.
 Gradients are ones: the counts do not depend on values. With SGD it checks that after a flush the owners hold exactly
 the sum of all gradients. `cache` and `caches` are per cent of the table's rows, on each rank; rows of the same rank are
@@ -40,6 +41,8 @@ SETTINGS = {
     "policy": "lfu",
     "optimizer": "sgd",
     "metis": 0,
+    "negatives": 256,
+    "local": 0,
 }
 MISS_STALENESS = 100
 KINDS = ("clock_bytes", "row_bytes", "push_bytes")
@@ -49,8 +52,8 @@ def main():
     """Reads the settings and starts the ranks, or is one of them."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--rank"]
     settings = parse("traffic", SETTINGS, arguments)
-    if settings["workload"] not in ("synthetic", *GRAPHS):
-        sys.exit(f"bench traffic: workload is one of synthetic, {', '.join(GRAPHS)}, got {settings['workload']}")
+    if settings["workload"] not in ("synthetic", "kg", *GRAPHS):
+        sys.exit(f"bench traffic: workload is one of synthetic, kg, {', '.join(GRAPHS)}, got {settings['workload']}")
     if not 0 <= settings["warmup"] < settings["steps"]:
         sys.exit(f"bench traffic: warmup must lie in [0, steps={settings['steps']}), got {settings['warmup']}")
     if "--rank" not in sys.argv:
@@ -96,10 +99,15 @@ def measure(world, settings: dict):
 
 def source_of(world, settings: dict):
     """The samples of the workload. Collective."""
+    from links import Links
+
     from hetmpi.data.synthetic import Synthetic
 
     if settings["workload"] in GRAPHS:
         return graph_of(world, settings, settings["seed"])[1]
+    if settings["workload"] == "kg":
+        of_batch = settings["negatives"], bool(settings["local"])
+        return Links(settings["seed"], settings["scale"], settings["zipf"], *of_batch, world.rank, world.size)
     return Synthetic(settings["seed"], scale=settings["scale"], zipf=settings["zipf"])
 
 

@@ -7,18 +7,21 @@ from dataclasses import dataclass
 
 from hetmpi.errors import check_choice
 
-SCHEDULES = ("constant", "linear", "cosine")
+SCHEDULES = ("constant", "linear", "cosine", "plateau")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Schedule:
     """Learning-rate factor over steps: a linear warm-up over `warmup_steps`, then constant, or a decay to `floor` at
-    `total_steps`, linear or as half a cosine. kind: constant, linear or cosine."""
+    `total_steps`, linear or as half a cosine, or `decay` to the power of `drops`, which the caller raises when a metric
+    stays on a plateau. kind: constant, linear, cosine or plateau."""
 
     kind: str = "constant"
     warmup_steps: int = 0
     total_steps: int = 0
     floor: float = 0.0
+    decay: float = 0.5
+    drops: int = 0
 
     def __post_init__(self):
         check_choice("optim.schedule", self.kind, SCHEDULES)
@@ -27,8 +30,8 @@ class Schedule:
         """Factor of the base learning rate at `step`, counted from 0."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
-        if self.kind == "constant":
-            return 1.0
+        if self.kind in ("constant", "plateau"):
+            return self.decay**self.drops
         done = min(1.0, (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps))
         fall = 1.0 - done if self.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
         return self.floor + (1.0 - self.floor) * fall

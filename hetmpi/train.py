@@ -160,9 +160,13 @@ class Training:
         )
         build.check_batches(config, world, self.task, self.specs, num_batches)
         build.check_final(config, world, self.task, self.model)
-        schedule = Schedule(config.optim.schedule, config.optim.warmup_steps, self.total_steps)
+        self.schedule = schedule = Schedule(
+            config.optim.schedule, config.optim.warmup_steps, self.total_steps, decay=config.optim.plateau_decay,
+            drops=self.bests.num_drops,
+        )  # fmt: skip
         most_keys = build.most_keys_of(config, self.task, self.specs)
         self.tables = build.make_tables(config, world, self.specs, most_keys, schedule, device, spans)
+        self.task.opened(self.tables)
         self.dense = build.make_dense(config, self.hvd, self.model, schedule, device)
         if self.saving.resumed is not None:
             check_data(self.saving.resumed, self.source)
@@ -278,6 +282,7 @@ class Training:
         if columns:
             self.log.evaluation({**self._progress(step), **figures})
         self.bests.add(step, figures)
+        self.schedule.drops = self.bests.num_drops
         return {} if columns is None else {"figures": figures, "without": self.task.without_figures(columns)}
 
     def _is_evaluated(self, step: int) -> bool:

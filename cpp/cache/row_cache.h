@@ -278,6 +278,7 @@ class RowCache {
   void update(const int64_t* slots, const float* grads, int64_t n, float anticipate) {
     drift_.begin();
     const bool limits_drift = drift_.most > 0;
+    const bool is_plain = optimizer_.is_plain() && !limits_drift && type_ == RowType::kFloat32;
     for (int64_t i = 0; i < n; ++i) {
       if (i + kAhead < n && slots[i + kAhead] >= 0) prefetch_line(slots[i + kAhead]);
       if (i + kSumsAhead < n && slots[i + kSumsAhead] >= 0) prefetch_sums(slots[i + kSumsAhead]);
@@ -290,6 +291,10 @@ class RowCache {
       line.age = next_age(line.age);
       ++line.clock;
       const int32_t own = updates_unseen(line.age, line.count);
+      if (is_plain && count > 0) {
+        add_and_subtract(pending(slot), weight(slot), optimizer_.plain_step(anticipate), grads + i * dim_, dim_);
+        continue;
+      }
       const auto update_row = [&](auto row) {
         return updated(optimizer_, pending(slot), count, row, state(slot), grads + i * dim_, anticipate, own,
                        limits_drift);

@@ -82,6 +82,10 @@ FIGURES = {  # log lines display those with a word, in this order
     "test_mr": Figure("mean rank on test triples", "quality", number_text, "", min),
     "test_unseen": Figure("test triples with an entity that was not trained", "quality", "{:,.0f}".format, ""),
     "test_mrr_seen": Figure("mean reciprocal rank on the other test triples", "quality", "{:.4f}".format, "", max),
+    **{
+        f"test_mrr_{kind}": Figure(f"mean reciprocal rank on test triples of {kind.replace('_', ' ')} relations", "")
+        for kind in ("1_to_1", "1_to_n", "n_to_1", "n_to_n")
+    },
     "hits": Figure("reads served from the cache (rows)", "cache"),
     "stale": Figure("reads that found a row too old (rows)", "cache"),
     "misses": Figure("reads of rows not in the cache (rows)", "cache"),

@@ -17,6 +17,7 @@ from hetmpi.tasks.task import Task
 from hetmpi.world.world import World
 
 ENTRY = "evaluations"  # in a checkpoint's manifest
+PLATEAU = "optim.schedule=plateau"
 LOSSES = {"loss", "error", "mae", "mse", "rmse"}  # words in names of metrics of which a smaller value is better
 
 
@@ -52,10 +53,12 @@ class Best:
 
 
 class MetricHistory:
-    """The metrics that eval.patience and checkpoint.best name, with their best values, the same on every rank.
+    """The metrics that eval.metric, for eval.patience and optim.schedule=plateau, and checkpoint.best name, with their
+    best values, the same on every rank.
 
     step     of the last evaluation, 0 if there is none
-    watched  that of eval.patience, None if it is not set
+    num_drops  times that the learning rates decayed, with optim.schedule=plateau
+    watched  that of eval.patience and optim.schedule=plateau, None if neither is set
     kept     that of checkpoint.best, None if it is not set"""
 
     def __init__(self, world: World, config: DictConfig, task: Task, num_valid: int, resumed: Path | None):
@@ -66,6 +69,8 @@ class MetricHistory:
         self._bests = {name: Best(name, is_lower_better(task, name)) for name in names.values()}
         self.watched, self.kept = (self._bests.get(names.get(key)) for key in ("eval.metric", "checkpoint.best"))
         self.step, self._has_earlier = 0, False
+        self.num_drops = self._num_idle = 0
+        self._most_idle = config.optim.plateau_evals if has_plateau(config) else None
         if resumed is not None:
             self._restore(resumed)
 
@@ -77,6 +82,10 @@ class MetricHistory:
             self.step = step
             for name, best in self._bests.items():
                 best.add(step, values[name])
+            if self._most_idle is not None:
+                self._num_idle = 0 if self.watched.step == step else self._num_idle + 1
+                if self._num_idle == self._most_idle:
+                    self.num_drops, self._num_idle = self.num_drops + 1, 0
 
     @property
     def is_following(self) -> bool:
@@ -95,14 +104,14 @@ class MetricHistory:
     @property
     def reason(self) -> str | None:
         """Reason to end training now; None to continue."""
-        if self.watched is None or self.watched.num_since < self.patience:
+        if self.patience is None or self.watched.num_since < self.patience:
             return None
         return f"{self.watched.stagnation()} (eval.patience={self.patience})"
 
     def notes(self) -> list[str]:
         """Descriptions of the two settings in effect, for the start of a run."""
         notes = []
-        if self.watched is not None:
+        if self.patience is not None:
             goal = f"{'smaller' if self.watched.lower_is_better else 'larger'} {self.watched.metric}"
             notes.append(f"training ends after {self.patience} evaluation(s) in a row without a {goal}")
         if self.kept is not None:
@@ -118,7 +127,8 @@ class MetricHistory:
             name: {"value": best.value, "step": best.step, "num_since": best.num_since}
             for name, best in self._bests.items()
         }
-        return {ENTRY: {"step": self.step, "best": values}} if values else {}
+        plateau = {} if self._most_idle is None else {"num_drops": self.num_drops, "num_idle": self._num_idle}
+        return {ENTRY: {"step": self.step, "best": values, **plateau}} if values else {}
 
     def _restore(self, path: Path):
         """Takes over the values in the manifest of a checkpoint. Raises UserError for invalid ones. Metrics that were
@@ -128,6 +138,8 @@ class MetricHistory:
             return
         said = Entries(f"{path}: manifest.json", manifest).part(ENTRY)
         self.step, self._has_earlier, saved = said.integer("step", 0, manifest["step"]), True, said.part("best")
+        if self._most_idle is not None and "num_drops" in said.values:
+            self.num_drops, self._num_idle = said.integer("num_drops", 0), said.integer("num_idle", 0)
         for name in set(self._bests) & set(saved.values):
             entry, best = saved.part(name), self._bests[name]
             value = entry.get("value")
@@ -150,14 +162,16 @@ class MetricHistory:
 
 
 def followed(config: DictConfig, task: Task, num_valid: int) -> dict[str, str]:
-    """Setting -> metric for eval.patience, as eval.metric, and checkpoint.best, if they are set. Raises UserError as
-    MetricHistory."""
-    asked = {} if config.eval.patience is None else {"eval.metric": config.eval.metric}
+    """Setting -> metric: eval.metric, for eval.patience and optim.schedule=plateau, and checkpoint.best, if they are
+    used. Raises UserError as MetricHistory."""
+    follows_metric = {"eval.patience": config.eval.patience is not None, PLATEAU: has_plateau(config)}
+    users = [name for name, follows in follows_metric.items() if follows]
+    asked = {"eval.metric": config.eval.metric} if users else {}
     asked |= {} if config.checkpoint.best is None else {"checkpoint.best": config.checkpoint.best}
     if not asked:
         return {}
     if num_valid < 1:
-        names = " and ".join({"eval.metric": "eval.patience"}.get(key, key) for key in asked)
+        names = " and ".join([*users, *(key for key in asked if key != "eval.metric")])
         raise UserError(f"data={config.data_name} has no held-out samples: {names} cannot be used with it")
     known = list(task.figures([]))
     for key, name in asked.items():
@@ -167,6 +181,10 @@ def followed(config: DictConfig, task: Task, num_valid: int) -> dict[str, str]:
         if known and asked[key] not in known:
             raise UserError(f"{key}={name} must be a metric of the task: {', '.join(known)}")
     return asked
+
+
+def has_plateau(config: DictConfig) -> bool:
+    return config.optim.schedule == "plateau"
 
 
 def is_lower_better(task: Task, metric: str) -> bool:

@@ -199,9 +199,10 @@ def check(config: DictConfig):
         raise UserError(f"settings: {error}") from error
     check_model(config.model)
     optim = config.optim
-    for key in ("eval.patience", "checkpoint.best"):
+    for key in ("eval.patience", "checkpoint.best", "optim.schedule"):
         value = OmegaConf.select(config, key)
-        if value is not None and config.eval.every_steps == 0:
+        follows = value == "plateau" if key == "optim.schedule" else value is not None
+        if follows and config.eval.every_steps == 0:
             raise UserError(f"settings: {key}={value} needs evaluations during training: set eval.every_steps, now 0")
     if config.steps is None and config.epochs is None:
         raise UserError("settings: give steps or epochs, both are null")

@@ -155,7 +155,15 @@ class Optim:
         "where all ranks have it",
         choices=DENSE_EXCHANGES,
     )
-    schedule: str = setting("constant", "decay of both learning rates over the run", choices=SCHEDULES)
+    schedule: str = setting(
+        "constant",
+        "decay of both learning rates over the run; plateau: after evaluations without an improvement of eval.metric",
+        choices=SCHEDULES,
+    )
+    plateau_evals: int = setting(
+        3, "with schedule=plateau: evaluations in a row without an improvement before a decay", least=1, most=MANY
+    )
+    plateau_decay: float = setting(0.5, "with schedule=plateau: factor of a decay", most=1)
     warmup_steps: int = setting(0, "steps over which both learning rates rise from 0", most=MANY)
 
 
@@ -164,7 +172,7 @@ class Eval:
     every_steps: int = setting(0, "steps between evaluations on held-out samples; 0: at the end only", most=MANY)
     metric: str | None = setting(
         None,
-        "metric of the task that eval.patience watches; null: the task's first, as auc or accuracy",
+        "metric of the task that eval.patience and schedule=plateau watch; null: the task's first, as auc or accuracy",
         noun="name of a metric",
     )
     patience: int | None = setting(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -18,6 +18,7 @@ from hetmpi.data.triples.names import ENTITY, INVERSE, RELATION
 from hetmpi.data.triples.source import KnownAnswers, TripleSamples
 from hetmpi.errors import UserError, check_integer, check_number, doing, one_line
 from hetmpi.table.spec import TableSpec
+from hetmpi.table.table import EmbeddingTable
 from hetmpi.tasks.ctr import row_dim_of
 from hetmpi.tasks.evaluation import Evaluation
 from hetmpi.tasks.ranking import ranks_of
@@ -27,6 +28,10 @@ TUNING, ALL = ("train", "valid"), ("train", "valid", "test")  # parts whose trip
 HITS = (1, 3, 10)
 MOST_NEGATIVES = 1 << 20
 NEGATIVES = 3  # stream of random numbers
+KINDS, MANY = (
+    ("1_to_1", "1_to_n", "n_to_1", "n_to_n"),
+    1.5,
+)  # heads to tails; several: at least 1.5 (Bordes et al., 2013)
 
 
 class TripleSource(Source, Protocol):
@@ -58,13 +63,15 @@ class Chunk:
 
 @dataclass
 class LinkBatch:
-    """Triples with their keys made unique. heads, relations, tails: (B,) int64, places in the rows of their table."""
+    """Triples with their keys made unique. heads, relations, tails: (B,) int64, places in the rows of their table.
+    weights: (B,) float32; None: all 1."""
 
     keys: dict[str, Tensor]
     heads: Tensor
     relations: Tensor
     tails: Tensor
     chunks: list[Chunk]
+    weights: Tensor | None = None
 
     def on(self, device: torch.device) -> LinkBatch:
         if device.type == "cpu":
@@ -73,15 +80,21 @@ class LinkBatch:
         sent = partial(to_device, device=device)
         heads, relations, tails = map(sent, (self.heads, self.relations, self.tails))
         chunks = [replace(chunk, negatives=sent(chunk.negatives)) for chunk in self.chunks]
-        return replace(self, heads=heads, relations=relations, tails=tails, chunks=chunks)
+        weights = None if self.weights is None else sent(self.weights)
+        return replace(self, heads=heads, relations=relations, tails=tails, chunks=chunks, weights=weights)
+
+
+def mean_of(losses: Tensor, weights: Tensor | None) -> Tensor:
+    """losses (n,), weights (n,) of mean 1 or None -> ()."""
+    return losses.mean() if weights is None else (losses * weights).mean()
 
 
 class SoftmaxLoss(torch.nn.Module):
     """Cross entropy of the true entity among it and the negatives."""
 
-    def forward(self, positive: Tensor, negative: Tensor) -> Tensor:
-        """positive (n,), negative (n, N) -> ()."""
-        return (torch.logaddexp(positive, negative.logsumexp(1)) - positive).mean()
+    def forward(self, positive: Tensor, negative: Tensor, weights: Tensor | None = None) -> Tensor:
+        """positive (n,), negative (n, N), weights of the triples (n,) -> ()."""
+        return mean_of(torch.logaddexp(positive, negative.logsumexp(1)) - positive, weights)
 
 
 class LogisticLoss(torch.nn.Module):
@@ -93,10 +106,11 @@ class LogisticLoss(torch.nn.Module):
         check_number("loss.temperature", temperature, 0)
         self.temperature = temperature
 
-    def forward(self, positive: Tensor, negative: Tensor) -> Tensor:
+    def forward(self, positive: Tensor, negative: Tensor, weights: Tensor | None = None) -> Tensor:
+        """positive (n,), negative (n, N), weights of the triples (n,) -> ()."""
         softplus = torch.nn.functional.softplus
-        weights = torch.softmax(self.temperature * negative.detach(), 1)
-        return (softplus(-positive).mean() + (weights * softplus(negative)).sum(1).mean()) / 2
+        shares = torch.softmax(self.temperature * negative.detach(), 1)
+        return (mean_of(softplus(-positive), weights) + mean_of((shares * softplus(negative)).sum(1), weights)) / 2
 
 
 class MarginLoss(torch.nn.Module):
@@ -107,9 +121,9 @@ class MarginLoss(torch.nn.Module):
         check_number("loss.margin", margin, 0)
         self.margin = margin
 
-    def forward(self, positive: Tensor, negative: Tensor) -> Tensor:
-        """positive (n,), negative (n, N) -> ()."""
-        return (self.margin + negative - positive[:, None]).clamp_min(0).mean()
+    def forward(self, positive: Tensor, negative: Tensor, weights: Tensor | None = None) -> Tensor:
+        """positive (n,), negative (n, N), weights of the triples (n,) -> ()."""
+        return mean_of((self.margin + negative - positive[:, None]).clamp_min(0).mean(1), weights)
 
 
 class LinkPrediction(Task):
@@ -131,18 +145,32 @@ class LinkPrediction(Task):
         negatives: int = 256,
         chunk: int = 64,
         reciprocal: bool = False,
+        degree_share: float = 0.0,
+        penalty: float = 0.0,
+        penalty_norm: int = 3,
+        local_negatives: bool = False,
     ):
         """negatives: number per chunk. chunk: samples that share them. reciprocal: a head is asked for as the tail of
-        an inverse relation, which has a row of its own (Lacroix et al., ICML 2018)."""
+        an inverse relation, which has a row of its own (Lacroix et al., ICML 2018). degree_share: share of the
+        negatives that are drawn by their number of training triples. penalty: factor of the sums of the numbers'
+        powers penalty_norm (1, 2 or 3) of the rows of a triple, which are added to its loss: so frequent rows are
+        limited more often. local_negatives: the other negatives are drawn from the entities of the rank's own shard,
+        whose rows need no network; the training then depends on the number of ranks."""
         if not hasattr(source, "num_entities"):
             raise UserError(
                 f"task=link needs triples, {source.name} has none: choose data=triples or data=kg_synthetic"
             )
         check_integer("task.negatives", negatives, 1, MOST_NEGATIVES)
         check_integer("task.chunk", chunk, 1)
-        if not isinstance(reciprocal, bool):
-            raise UserError(f"task.reciprocal must be true or false, got {one_line(str(reciprocal))}")
+        for name, value in (("reciprocal", reciprocal), ("local_negatives", local_negatives)):
+            if not isinstance(value, bool):
+                raise UserError(f"task.{name} must be true or false, got {one_line(str(value))}")
+        check_number("task.degree_share", degree_share, 0, 1)
+        check_number("task.penalty", penalty, 0)
+        check_integer("task.penalty_norm", penalty_norm, 1, 3)
         self.source, self.criterion, self.negatives, self.chunk = source, loss, negatives, chunk
+        self.local_negatives, self._own = local_negatives, None  # (n,) int64: the entities of this rank's shard
+        self.degree_share, self.penalty, self.penalty_norm = degree_share, penalty, penalty_norm
         self.of_relations = (RELATION, INVERSE) if reciprocal else (RELATION,)  # tables
 
     def model_arguments(self, dim: int) -> dict[str, int]:
@@ -159,6 +187,12 @@ class LinkPrediction(Task):
         num_chunks = -(-num_samples // self.chunk) + 1
         return {ENTITY: 2 * num_samples + num_chunks * self.negatives, **dict.fromkeys(self.of_relations, num_samples)}
 
+    def opened(self, tables: Mapping[str, EmbeddingTable]):
+        if self.local_negatives:
+            self._own = tables[ENTITY].keys().numpy()
+            if not len(self._own):
+                raise UserError("task.local_negatives: a rank has no entities: use fewer ranks")
+
     def batches(self, device: torch.device) -> Callable[[TripleSamples], LinkBatch]:
         return self._batch
 
@@ -174,20 +208,38 @@ class LinkPrediction(Task):
             for number, found in zip(firsts, negatives)
         ]
         keys = {ENTITY: torch.from_numpy(entities), **dict.fromkeys(self.of_relations, torch.from_numpy(relations))}
-        return LinkBatch(keys, heads, torch.from_numpy(of_relations), tails, chunks)
+        weights = None if samples.weights is None else torch.from_numpy(samples.weights)
+        return LinkBatch(keys, heads, torch.from_numpy(of_relations), tails, chunks, weights)
 
     def _drawn(self, number: int) -> np.ndarray:
         """The negatives of a chunk of the stream, (N,) int64."""
         random = np.random.default_rng((self.source.seed, NEGATIVES, number))
-        return random.integers(self.source.num_entities, size=self.negatives)
+        num_by_degree, train = round(self.degree_share * self.negatives), self.source.parts["train"]
+        num_entities = self.source.num_entities if self._own is None else len(self._own)
+        uniform = random.integers(num_entities, size=self.negatives - num_by_degree)
+        uniform = uniform if self._own is None else self._own[uniform]
+        if num_by_degree == 0:
+            return uniform
+        triples, sides = np.divmod(random.integers(2 * len(train), size=num_by_degree), 2)
+        return np.concatenate([uniform, train[triples, 2 * sides]])
 
     def keys(self, batch: LinkBatch) -> dict[str, Tensor]:
         return batch.keys
 
     def loss(self, forward: Callable, rows: dict[str, Tensor], batch: LinkBatch) -> Tensor:
         positive, negative = forward(rows, batch)
+        weights = () if batch.weights is None else (batch.weights.repeat(2),)
         with doing(f"the loss {type(self.criterion).__name__}"):
-            return self.criterion(positive, negative)
+            loss = self.criterion(positive, negative, *weights)
+        return loss + self.penalty * self._size(rows, batch) if self.penalty > 0 else loss
+
+    def _size(self, rows: dict[str, Tensor], batch: LinkBatch) -> Tensor:
+        """The mean over the triples of the sums of |x|^penalty_norm of the numbers of their rows, ()."""
+        entities = rows[ENTITY].abs().pow(self.penalty_norm).sum(1)
+        total = entities[batch.heads].mean() + entities[batch.tails].mean()
+        for table in self.of_relations:
+            total = total + rows[table].abs().pow(self.penalty_norm).sum(1)[batch.relations].mean()
+        return total
 
     def evaluate(self, evaluation: Evaluation, step: int) -> list[np.ndarray] | None:
         """The ranks of heads and tails of the held-out triples, (n, 2). Collective."""
@@ -223,7 +275,21 @@ class LinkPrediction(Task):
         found["test_unseen"] = int((~is_seen).sum())
         if not is_seen.all():
             found["test_mrr_seen"] = self.figures([ranks[is_seen]])["mrr"]
+        kinds = relation_kinds(self.source.parts["train"], self.source.num_relations)[triples[:, 1]]
+        for number in np.unique(kinds).tolist():
+            found[f"test_mrr_{KINDS[number]}"] = self.figures([ranks[kinds == number]])["mrr"]
         return found if evaluation.world.rank == 0 else {}
 
     def not_finite(self, batch: LinkBatch) -> str | None:
         return None
+
+
+def relation_kinds(triples: np.ndarray, num_relations: int) -> np.ndarray:
+    """Index of KINDS for each relation, by its mean numbers of heads per tail and of tails per head in triples (n, 3):
+    (num_relations,) int64."""
+    counts = [
+        np.bincount(np.unique(triples[:, columns], axis=0)[:, 0], minlength=num_relations)
+        for columns in ([1, 0, 2], [1, 0], [1, 2])
+    ]
+    num, heads, tails = counts[0], np.maximum(1, counts[1]), np.maximum(1, counts[2])
+    return 2 * (num >= MANY * tails) + (num >= MANY * heads)

@@ -6,7 +6,7 @@ loss=..., further keys of the file), with the prepared source and the module of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hetmpi.table.spec import TableSpec
+from hetmpi.table.table import EmbeddingTable
 from hetmpi.tasks.evaluation import Evaluation
 
 
@@ -49,6 +50,9 @@ class Task(Protocol):
 
     def tables(self, model: torch.nn.Module) -> dict[str, TableSpec]:
         """The tables that a model reads, by name. Raises UserError for a model that does not specify them."""
+
+    def opened(self, tables: Mapping[str, EmbeddingTable]) -> None:
+        """Called once, when the tables are open and no batch is made yet. Collective."""
 
     def batches(self, device: torch.device) -> Callable[[Any], Any]:
         """A thread-safe function that makes a batch of samples for this device. It raises UserError for invalid

@@ -11,7 +11,7 @@ from link_runs import STEPS, Twin, all_scores, closed, evaluations, made, numpy_
 from resumed import whole_and_resumed
 
 from hetmpi.tasks import ranking
-from hetmpi.tasks.link import ALL
+from hetmpi.tasks.link import ALL, relation_kinds
 from hetmpi.tasks.ranking import ranks_of
 from hetmpi.trained import link_answers
 from hetmpi.trained.link_answers import LinkAnswers
@@ -42,6 +42,44 @@ def test_s_0_is_as_embeddings_of_torch_on_the_same_negatives(folder, model):
     rows = closed(training)
     for name, found in rows.items():
         assert torch.allclose(found, twin.tables[name].weight, rtol=0, atol=1e-5), name
+
+
+def test_s_0_is_so_with_weights_a_penalty_and_negatives_by_degree(folder):
+    how = ["task.penalty=0.02", "task.degree_share=0.5", "checkpoint.at_end=false"]
+    training = made(folder, *how)
+    training.source._weights = np.random.default_rng(0).random(training.source.num_train, np.float32)
+    twin = Twin(training, "complex")
+    training.run()
+    for step in range(STEPS):
+        twin.step(step)
+    for name, found in closed(training).items():
+        assert torch.allclose(found, twin.tables[name].weight, rtol=0, atol=1e-5), name
+
+
+def test_negatives_by_degree_come_as_often_as_in_training_triples(world, folder):
+    training = made(folder, "task.degree_share=1", "task.negatives=4000", "checkpoint.at_end=false")
+    drawn = np.bincount(training.task._drawn(0), minlength=90) / 4000
+    expected = np.bincount(training.source.parts["train"][:, [0, 2]].reshape(-1), minlength=90)
+    assert np.abs(drawn - expected / expected.sum()).max() < 0.01
+    closed(training)
+
+
+def test_local_negatives_are_of_the_own_shard(world, folder):
+    training = made(folder, "task.local_negatives=true", "table.partition=hash", "checkpoint.at_end=false")
+    own = set(training.tables["entity"].keys().tolist())
+    drawn = np.concatenate([training.task._drawn(number) for number in range(60)])
+    assert set(drawn.tolist()) == own
+    training.run()
+    closed(training)
+    if world.rank == 0:
+        assert len(evaluations(folder)) == 1
+
+
+def test_relations_have_kinds_by_their_mean_numbers_of_heads_and_tails():
+    of_one = [[0, 0, 1], [1, 0, 2], [0, 0, 1]]
+    to_many, from_many = [[0, 1, tail] for tail in range(3)], [[head, 2, 0] for head in range(3)]
+    both = [[head, 3, tail] for head in range(3) for tail in range(3)]
+    assert relation_kinds(np.array(of_one + to_many + from_many + both), 5).tolist() == [0, 1, 2, 3, 0]
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -83,8 +83,15 @@ class Twin:
         samples = self.source.train(step * GLOBAL, (step + 1) * GLOBAL)
         self.optimizer.zero_grad()
         losses = [self._loss(position, *triple) for position, triple in enumerate(samples.triples, step * GLOBAL)]
-        torch.stack(losses).mean().backward()
+        weights = 1 if samples.weights is None else torch.from_numpy(samples.weights)
+        sizes = [self._size(*triple) for triple in samples.triples]
+        ((torch.stack(losses) * weights).mean() + self.task.penalty * torch.stack(sizes).mean()).backward()
         self.optimizer.step()
+
+    def _size(self, head, relation, tail):
+        entity, relations = self.tables["entity"].weight, self.tables["relation"].weight
+        rows = entity[head], relations[relation], entity[tail]
+        return sum(row.abs().pow(self.task.penalty_norm).sum() for row in rows)
 
     def _loss(self, position, head, relation, tail):
         rows = {name: table.weight for name, table in self.tables.items()}

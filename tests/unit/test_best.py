@@ -18,8 +18,9 @@ class Task:
         return dict.fromkeys(["auc", "log_loss", "teacher_auc"])
 
 
-def make(world, patience=None, metric=None, best=None, every=2, num_valid=9, task=None, resumed=None):
+def make(world, patience=None, metric=None, best=None, every=2, num_valid=9, task=None, resumed=None, plateau=None):
     settings = {"eval": {"patience": patience, "metric": metric, "every_steps": every}, "checkpoint": {"best": best}}
+    settings["optim"] = {"schedule": "plateau" if plateau else "constant", "plateau_evals": plateau}
     config = OmegaConf.create({**settings, "data_name": "clicks"})
     return MetricHistory(world, config, task or Task(), num_valid, resumed)
 
@@ -103,6 +104,17 @@ def test_a_resumed_run_continues_with_the_values_of_its_checkpoint(world, tmp_pa
     assert another.reason is None and another.watched.value is None  # it was not followed before
 
 
+def test_the_rates_drop_after_as_many_evaluations_without_an_improvement_also_when_resumed(world, tmp_path):
+    whole, drops = make(world, plateau=2), []
+    for step, auc in enumerate([0.5, 0.6, 0.6, 0.5, 0.4, 0.3, 0.7, 0.1, None], 1):
+        resumed = make(world, plateau=2, resumed=checkpoint(tmp_path / str(step), whole.about(), step))
+        for bests in (whole, resumed):
+            bests.add(step, {"auc": auc, "log_loss": 0, "teacher_auc": 0})
+        assert resumed.about() == whole.about() and whole.reason is None
+        drops.append(whole.num_drops)
+    assert drops == [0, 0, 0, 1, 1, 2, 2, 2, 3]
+
+
 def test_a_checkpoint_of_a_run_that_followed_nothing_has_no_evaluation_overdue(world, tmp_path):
     assert not make(world, patience=3, resumed=checkpoint(tmp_path, {})).is_overdue(4)
 
@@ -129,6 +141,7 @@ class Unlisted(Task):
     ({"best": "acc"}, "checkpoint.best=acc must be a metric of the task: auc, log_loss, teacher_auc"),
     ({"best": "auc", "num_valid": 0}, "data=clicks has no held-out samples: checkpoint.best cannot be used with it"),
     ({"patience": 1, "num_valid": 0}, "data=clicks has no held-out samples: eval.patience cannot be used with it"),
+    ({"plateau": 1, "num_valid": 0}, "data=clicks has no held-out samples: optim.schedule=plateau cannot be used with"),
     ({"patience": 1, "task": Unlisted()}, "eval.metric must name a metric: this task does not list its metrics"),
 ])  # fmt: skip
 def test_what_cannot_be_followed_is_refused_at_the_start(world, settings, said):

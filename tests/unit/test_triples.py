@@ -3,12 +3,16 @@
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
 import pytest
 
 from hetmpi.data.files import DataError
-from hetmpi.data.triples.reading import read_triples
+from hetmpi.data.triples.reading import PARTS, read_triples
 from hetmpi.data.triples.source import HEAD, TAIL, KnownAnswers, TripleFiles
 from hetmpi.data.triples.synthetic import SyntheticTriples
+from hetmpi.data.triples.wordnet import WordNet
 from hetmpi.errors import UserError
 
 WN18RR = Path(__file__).resolve().parents[3] / "shared/data/wn18rr"
@@ -92,8 +96,79 @@ def test_a_folder_without_triples_and_wrong_columns_are_refused(tmp_path):
         read_triples(str(tmp_path), None)
     with pytest.raises(DataError, match="there is no such folder"):
         read_triples(str(tmp_path / "nowhere"), None)
-    with pytest.raises(UserError, match="data.columns must be h, r and t"):
+    with pytest.raises(UserError, match="data.columns must be three names"):
         TripleFiles(str(tmp_path), 0, columns=["h", "t"])
+    with pytest.raises(DataError, match="data.columns must be h, r and t"):
+        TripleFiles(written(tmp_path, NAMES), 0, columns=["h", "t", "x"]).read()
+
+
+def test_tables_with_named_columns_are_read_as_lines(tmp_path):
+    expected = read_triples(written(tmp_path, NAMES), None)
+    lines = {
+        part: [line.split("\t") for line in (tmp_path / f"{part}.txt").read_text().split("\n") if line]
+        for part in PARTS
+    }
+    for form, columns in (("parquet", None), ("csv", None), ("csv", ("s", "p", "o"))):
+        folder = tmp_path / f"{form} {columns}"
+        folder.mkdir()
+        for part, rows in lines.items():
+            table = pa.table(dict(zip(columns or ("head", "relation", "tail"), map(pa.array, zip(*rows)))))
+            write = pq.write_table if form == "parquet" else pacsv.write_csv
+            write(table.append_column("other", pa.array(range(len(rows)))), str(folder / f"{part}.{form}"))
+        found = read_triples(str(folder), columns)
+        for part in PARTS:
+            assert names_of(found, part) == names_of(expected, part)
+    integers = written_table(tmp_path / "numbers", {"head": [7, 5], "relation": [1, 1], "tail": [5, 7]})
+    assert read_triples(integers, None).entities == ["7", "5"]
+
+
+def test_a_fourth_column_has_the_weights_of_the_training_triples(tmp_path):
+    lines = written(tmp_path, {"train.txt": "a\tr\tb\t2\nb\tr\ta\t.5\n", "valid.txt": "a\tr\tb\n"})
+    table = written_table(tmp_path / "kg", {"head": ["a"], "relation": ["r"], "tail": ["b"], "weight": [3]})
+    assert read_triples(lines, None).weights.tolist() == [2, 0.5] and read_triples(table, None).weights.tolist() == [3]
+    source = TripleFiles(lines, 0)
+    source.prepare(0, 1, lambda: None, lambda line: None)
+    samples = source.train(0, 2)
+    by_head = dict(zip(samples.triples[:, 0].tolist(), samples.weights.tolist()))
+    assert by_head == pytest.approx({0: 1.6, 1: 0.4})
+
+
+@pytest.mark.parametrize("weight", ["0", "-1", "nan", "inf", "x", ""])
+def test_a_weight_must_be_a_number_above_0(tmp_path, weight):
+    with pytest.raises(DataError, match="train.txt, line 2: the weight must be a number above 0, got "):
+        read_triples(written(tmp_path, {"train.txt": f"a\tr\tb\t2\nb\tr\ta\t{weight}\n"}), None)
+
+
+def names_of(triples, part):
+    kinds = triples.entities, triples.relations, triples.entities
+    return [[names[number] for names, number in zip(kinds, triple)] for triple in triples.parts[part].tolist()]
+
+
+def written_table(folder, columns):
+    folder.mkdir()
+    pq.write_table(pa.table(columns), folder / "train.parquet")
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    "columns, said",
+    [
+        ({"head": ["a"], "tail": ["b"]}, "there must be one column relation, there are head, tail: name those"),
+        ({"head": ["a", None], "relation": ["r", "r"], "tail": ["b", "a"]}, "row 2: column head is empty"),
+        ({"head": ["a", "a"], "relation": ["r", "r"], "tail": ["b", ""]}, "row 2: a name is empty"),
+        ({"head": ["a", "b\nc"], "relation": ["r", "r"], "tail": ["b", "a"]}, "row 2: a name has a line's end"),
+        ({"head": [["a"]], "relation": ["r"], "tail": ["b"]}, "column head: names were expected"),
+        ({"head": [], "relation": [], "tail": []}, "has no triples"),
+    ],
+)
+def test_damaged_tables_are_refused_with_file_and_row(tmp_path, columns, said):
+    with pytest.raises(DataError, match=said):
+        read_triples(written_table(tmp_path / "kg", columns), None)
+
+
+def test_a_file_that_is_no_table_is_refused(tmp_path):
+    with pytest.raises(DataError, match="train.parquet: "):
+        read_triples(written(tmp_path, {"train.parquet": b"PAR1 nonsense"}), None)
 
 
 def test_entities_without_a_training_triple_are_counted(tmp_path):
@@ -139,3 +214,43 @@ def test_wn18rr_has_its_published_sizes():
     assert (source.num_entities, source.num_relations) == (40_943, 11)
     assert [len(part) for part in source.parts.values()] == [86_835, 3_034, 3_134]
     assert int((~source.is_seen[source.parts["test"][:, [0, 2]]].all(1)).sum()) == 210
+
+
+WORDS = {
+    "data.noun": "  1 a licence\n00000010 03 n 02 dog 0 hound 0 002 @ 00000020 n 0000 ! 00000030 v 0101 | a dog\n"
+    "00000020 03 n 01 animal 0 001 ~ 00000010 n 0000 | gloss\n",
+    "data.verb": "00000030 29 v 01 bark 0 000 01 + 02 00 | to bark\n",
+    "data.adj": "00000040 00 s 01 doggy 0 001 & 00000050 s 0000 | like a dog\n"
+    "00000050 00 a 01 tame 0 001 & 00000040 a 0000 | not wild\n",
+    "data.adv": "00000060 02 r 01 tamely 0 001 \\\\ 00000050 a 0101 | so\n".replace("\\\\", "\\"),
+}
+
+
+def test_wordnet_has_each_pointer_once_and_synsets_by_word_part_and_place(tmp_path):
+    found = WordNet(written(tmp_path, WORDS), 0, held_out=0.2).read()
+    triples = {tuple(triple) for part in PARTS for triple in names_of(found, part)}
+    assert triples == {
+        ("dog.n.00000010", "hypernym", "animal.n.00000020"), ("dog.n.00000010", "antonym", "bark.v.00000030"),
+        ("doggy.a.00000040", "similar_to", "tame.a.00000050"), ("tame.a.00000050", "similar_to", "doggy.a.00000040"),
+        ("tamely.r.00000060", "pertainym", "tame.a.00000050"),
+    }  # fmt: skip
+    assert len(found.entities) == 6 and [len(found.parts[part]) for part in PARTS] == [3, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("00000010 03 n 01 dog 0 001 @ 00000099 n 0000 | x", "data.noun, line 1: there is no synset '00000099'"),
+        ("00000010 03 n 01 dog 0 002 @ 00000010 n 0000 | x", "line 1: this is no synset"),
+        ("00000010 03 n 01 dog 0 001 ? 00000010 n 0000 | x", "line 1: this is no synset"),
+        ("nonsense", "line 1: this is no synset of WordNet's data files: 'nonsense'"),
+    ],
+)
+def test_a_damaged_wordnet_is_refused_with_file_and_line(tmp_path, line, said):
+    with pytest.raises(DataError, match=said):
+        WordNet(written(tmp_path, {name: "" for name in WORDS} | {"data.noun": f"{line}\n"}), 0).read()
+
+
+def test_a_missing_wordnet_says_what_to_install(tmp_path):
+    with pytest.raises(DataError, match="there is no data.noun: install Debian's package wordnet-base"):
+        WordNet(f"{tmp_path}/none", 0).read()

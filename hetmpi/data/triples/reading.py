@@ -1,6 +1,7 @@
 """Triples from a folder, in one of two layouts, recognised by its files.
 
-train.txt     head TAB relation TAB tail, names; or train.tsv; valid and test likewise, if there are any. entities.dict
+train.txt     head TAB relation TAB tail, names, and in all lines or none a TAB and a weight; or train.tsv; or
+              train.parquet or train.csv with named columns; valid and test likewise, if there are any. entities.dict
               and relations.dict, number TAB name, give the numbers, and other names are refused then. Without them
               names are numbered in the order in which they appear.
 train2id.txt  OpenKE's: a line with the number of triples, then head tail relation as numbers; entity2id.txt and
@@ -15,25 +16,33 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
 
 from hetmpi.bounded_file import open_regular, shown
-from hetmpi.data.files import DataError
+from hetmpi.data.files import DataError, first_line
 from hetmpi.errors import one_line
 
 PARTS = ("train", "valid", "test")
 LONGEST_LINE = 1 << 20
 BOM = b"\xef\xbb\xbf"
 NAMES_ORDER, NUMBERS_ORDER = ("h", "r", "t"), ("h", "t", "r")
+TABLES = (".parquet", ".csv")
+SUFFIXES = (".txt", ".tsv", *TABLES)
+TABLE_COLUMNS, WEIGHT = ("head", "relation", "tail"), "weight"
+LARGEST_WEIGHT = 1e30
 
 
 @dataclass
 class Triples:
     """parts: train, valid and test, each (n, 3) int64 of head, relation and tail; entities, relations: their names, by
-    number."""
+    number; weights: of the training triples, (n,) float32, None if they have none."""
 
     parts: dict[str, np.ndarray]
     entities: list[str]
     relations: list[str]
+    weights: np.ndarray | None = None
 
 
 @dataclass
@@ -54,8 +63,8 @@ class Names:
         return self.add(name, len(self.numbers), place)
 
     def add(self, name: bytes, number: int, place: str) -> int:
-        if not name:
-            raise DataError(f"{place}: a name is empty")
+        if not name or b"\n" in name:
+            raise DataError(f"{place}: a name is empty" if not name else f"{place}: a name has a line's end in it")
         try:
             name.decode()
         except UnicodeDecodeError as error:
@@ -74,32 +83,107 @@ def text_of(name: bytes) -> str:
 
 
 def read_triples(folder: str, columns: tuple[str, ...] | None) -> Triples:
-    """columns: order of h, r and t in a line; None for that of the layout. Raises DataError with file and line."""
+    """columns: order of h, r and t in a line, or names of the columns of head, relation and tail; None for those of the
+    layout. Raises DataError with file and line."""
     if not os.path.isdir(folder):
         raise DataError(f"data.path={shown(folder)}: there is no such folder")
     if os.path.exists(os.path.join(folder, "train2id.txt")):
-        return read_numbers(folder, columns or NUMBERS_ORDER)
-    return read_names(folder, columns or NAMES_ORDER)
+        return read_numbers(folder, checked_order(columns or NUMBERS_ORDER))
+    return read_names(folder, columns)
 
 
-def read_names(folder: str, columns: tuple[str, ...]) -> Triples:
+def checked_order(columns: tuple[str, ...]) -> tuple[str, ...]:
+    if sorted(columns) != sorted(NAMES_ORDER):
+        raise DataError(
+            f"data.columns must be h, r and t in the order of the files, as [h,r,t], got {one_line(str(columns))}"
+        )
+    return columns
+
+
+def read_names(folder: str, columns: tuple[str, ...] | None) -> Triples:
     entities, relations = (
         names_in(os.path.join(folder, f"{kind}.dict"), kind[:-1].replace("entitie", "entity"))
         for kind in ("entities", "relations")
     )
-    of_column = [relations if column == "r" else entities for column in columns]
-    parts = {}
+    parts, weights = {}, {}
     for part in PARTS:
         path = found_in(folder, part)
-        if path is None:
-            continue
-        numbers = array("q")
-        for place, line in lines_of(path):
-            values = line.split(b"\t")
-            check_columns(values, 3, place, "separated by tabs")
-            numbers.extend([names.number(value, place) for names, value in zip(of_column, values)])
-        parts[part] = ordered(numbers, columns, path)
-    return checked(folder, parts, entities, relations)
+        if path is not None:
+            read = triples_of_table if path.endswith(TABLES) else triples_of_lines
+            parts[part], weights[part] = read(path, columns, entities, relations)
+    return checked(folder, parts, entities, relations, weights["train"])
+
+
+def triples_of_lines(
+    path: str, columns: tuple[str, ...] | None, entities: Names, relations: Names
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """The triples (n, 3) int64 of a text file, and their weights (n,) float32, None if it has none. Raises
+    DataError."""
+    order, numbers, weights, num_columns = checked_order(columns or NAMES_ORDER), array("q"), array("f"), 0
+    of_column = [relations if column == "r" else entities for column in order]
+    for place, line in lines_of(path):
+        values = line.split(b"\t")
+        num_columns = num_columns or (4 if len(values) == 4 else 3)
+        check_columns(values, num_columns, place, "separated by tabs")
+        numbers.extend([names.number(value, place) for names, value in zip(of_column, values)])
+        if num_columns == 4:
+            weights.append(weight_of(values[3], place))
+    triples = ordered(numbers, order, path)
+    return triples, np.frombuffer(weights, np.float32) if weights else None
+
+
+def weight_of(text: bytes, place: str) -> float:
+    """Raises DataError unless the text is a number above 0."""
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = 0
+    if not 0 < weight <= LARGEST_WEIGHT:
+        raise DataError(f"{place}: the weight must be a number above 0, got {text_of(text)}")
+    return weight
+
+
+def triples_of_table(
+    path: str, columns: tuple[str, ...] | None, entities: Names, relations: Names
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """As triples_of_lines, of a Parquet or CSV file. columns: names of those of head, relation and tail; None for head,
+    relation and tail. A column `weight` has the weights."""
+    place, numbers = f"data.path: {shown(path)}", []
+    with open_regular(path) as file:
+        try:
+            if path.endswith(".csv"):
+                as_texts = pa.csv.ConvertOptions(column_types=dict.fromkeys(columns or TABLE_COLUMNS, pa.string()))
+                table = pa.csv.read_csv(file, convert_options=as_texts)
+            else:
+                table = pq.read_table(file)
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{place}: {first_line(error)}") from error
+    if not len(table):
+        raise DataError(f"{place} has no triples")
+    for names, column in zip((entities, relations, entities), columns or TABLE_COLUMNS):
+        if table.column_names.count(column) != 1:
+            raise DataError(
+                f"{place}: there must be one column {one_line(column)}, there are "
+                f"{one_line(', '.join(table.column_names))}: name those of head, relation and tail by data.columns"
+            )
+        try:
+            values = table[column].combine_chunks().cast(pa.string()).dictionary_encode()
+        except (pa.ArrowException, TypeError) as error:
+            raise DataError(f"{place}, column {one_line(column)}: names were expected: {first_line(error)}") from error
+        if values.null_count:
+            row = values.is_null().index(True).as_py()
+            raise DataError(f"{place}, row {row + 1:,}: column {one_line(column)} is empty")
+        codes = values.indices.to_numpy()
+        firsts = np.unique(codes, return_index=True)[1] + 1
+        of_code = [
+            names.number(name.encode(), f"{place}, row {first:,}")
+            for name, first in zip(values.dictionary.to_pylist(), firsts.tolist())
+        ]
+        numbers.append(np.array(of_code, np.int64)[codes])
+    if WEIGHT not in table.column_names:
+        return np.stack(numbers, axis=1), None
+    weights = [weight_of(str(value).encode(), f"{place}, row {row:,}") for row, value in enumerate(table[WEIGHT], 1)]
+    return np.stack(numbers, axis=1), np.array(weights, np.float32)
 
 
 def read_numbers(folder: str, columns: tuple[str, ...]) -> Triples:
@@ -124,11 +208,13 @@ def read_numbers(folder: str, columns: tuple[str, ...]) -> Triples:
 
 def found_in(folder: str, part: str) -> str | None:
     """The file of a part; None if there is none and the part is not needed."""
-    found = [path for suffix in ("txt", "tsv") if os.path.exists(path := os.path.join(folder, f"{part}.{suffix}"))]
+    found = [path for suffix in SUFFIXES if os.path.exists(path := os.path.join(folder, f"{part}{suffix}"))]
     if len(found) > 1:
-        raise DataError(f"data.path={shown(folder)} has both {part}.txt and {part}.tsv: remove one of them")
+        both = " and ".join(map(os.path.basename, found))
+        raise DataError(f"data.path={shown(folder)} has both {both}: remove one of them")
     if not found and part == "train":
-        raise DataError(f"data.path={shown(folder)}: there is no train.txt, train.tsv or train2id.txt")
+        named = ", ".join(f"train{suffix}" for suffix in SUFFIXES)
+        raise DataError(f"data.path={shown(folder)}: there is no {named} or train2id.txt")
     return found[0] if found else None
 
 
@@ -215,8 +301,11 @@ def ordered(numbers: array, columns: tuple[str, ...], path: str) -> np.ndarray:
     return np.ascontiguousarray(triples[:, [columns.index(column) for column in NAMES_ORDER]])
 
 
-def checked(folder: str, parts: dict[str, np.ndarray], entities: Names, relations: Names) -> Triples:
+def checked(
+    folder: str, parts: dict[str, np.ndarray], entities: Names, relations: Names, weights: np.ndarray | None = None
+) -> Triples:
     if len(entities.numbers) < 2:
         raise DataError(f"data.path={shown(folder)} must have at least two entities, it has {len(entities.numbers)}")
     none = np.empty((0, 3), np.int64)
-    return Triples({part: parts.get(part, none) for part in PARTS}, entities.in_order(), relations.in_order())
+    parts = {part: parts.get(part, none) for part in PARTS}
+    return Triples(parts, entities.in_order(), relations.in_order(), weights)

@@ -12,7 +12,7 @@ from hetmpi.data.files import absolute
 from hetmpi.data.source import check_slice
 from hetmpi.data.triples.names import TripleNames
 from hetmpi.data.triples.reading import PARTS, Triples, read_triples
-from hetmpi.errors import LARGEST, UserError, check_integer
+from hetmpi.errors import LARGEST, UserError, check_integer, one_line
 
 CACHED_EPOCHS = 2  # orders of the training triples
 HEAD, TAIL = 0, 1  # side of a triple that a question asks for
@@ -24,6 +24,7 @@ class TripleSamples:
 
     triples: np.ndarray  # (B, 3) int64: head, relation, tail
     start: int
+    weights: np.ndarray | None = None  # (B,) float32, of mean 1 over the training triples; None: all 1
 
     def __len__(self) -> int:
         return len(self.triples)
@@ -79,7 +80,8 @@ class TripleData:
         self.parts, self.entities, self.relations = triples.parts, triples.entities, triples.relations
         self.num_entities, self.num_relations = len(self.entities), len(self.relations)
         self.num_train, self.num_valid = len(self.parts["train"]), len(self.parts["valid"])
-        train = self.parts["train"]
+        train, weights = self.parts["train"], triples.weights
+        self._weights = None if weights is None else (weights / weights.mean(dtype=np.float64)).astype(np.float32)
         self.is_seen = np.zeros(self.num_entities, bool)
         self.is_seen[train[:, [0, 2]]] = True
         self.is_seen_relation = np.zeros(self.num_relations, bool)
@@ -92,10 +94,11 @@ class TripleData:
         """Positions [start, stop) of the endless training stream, epoch after epoch."""
         check_slice(start, stop, None)
         epochs, places = np.divmod(np.arange(start, stop), self.num_train)
-        triples = np.empty((stop - start, 3), np.int64)
+        numbers = np.empty(stop - start, np.int64)
         for epoch in np.unique(epochs).tolist():
-            triples[epochs == epoch] = self.parts["train"][self._order(epoch)[places[epochs == epoch]]]
-        return TripleSamples(triples, start)
+            numbers[epochs == epoch] = self._order(epoch)[places[epochs == epoch]]
+        weights = None if self._weights is None else self._weights[numbers]
+        return TripleSamples(self.parts["train"][numbers], start, weights)
 
     def valid(self, start: int, stop: int) -> TripleSamples:
         """Held-out triples [start, stop)."""
@@ -127,13 +130,15 @@ class TripleFiles(TripleData):
     """Triples from files; see TripleData and hetmpi/data/triples/reading.py."""
 
     def __init__(self, path: str, seed: int, columns=None):
-        """path: a folder. columns: order of h, r and t in a line, as [h,t,r]; None for that of the layout."""
+        """path: a folder. columns: order of h, r and t in a line, as [h,t,r], or names of the columns of head, relation
+        and tail; None for those of the layout."""
         super().__init__(seed)
         if not isinstance(path, str) or not path:
             raise UserError(f"data.path must be a path, got {path!r}")
-        if columns is not None and (isinstance(columns, str) or sorted(map(str, columns)) != ["h", "r", "t"]):
-            raise UserError(f"data.columns must be h, r and t in the order of the files, as [h,r,t], got {columns}")
-        self.path, self.columns = path, None if columns is None else tuple(columns)
+        names = () if columns is None or isinstance(columns, (str, int)) else tuple(map(str, columns))
+        if columns is not None and len(set(names)) != 3:
+            raise UserError(f"data.columns must be three names, as [h,r,t], got {one_line(str(columns))}")
+        self.path, self.columns = path, names or None
 
     def read(self) -> Triples:
         return read_triples(absolute(self.path), self.columns)
