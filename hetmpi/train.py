@@ -282,7 +282,9 @@ class Training:
         if columns:
             self.log.evaluation({**self._progress(step), **figures})
         self.bests.add(step, figures)
-        self.schedule.drops = self.bests.num_drops
+        if self.schedule.drops != self.bests.num_drops:
+            self.schedule.drops = self.bests.num_drops
+            self.tables.flush()  # from here on all ranks apply gradients with the lower rates
         return {} if columns is None else {"figures": figures, "without": self.task.without_figures(columns)}
 
     def _is_evaluated(self, step: int) -> bool:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from hetmpi.layers import look_up
 
 HEAD, TAIL = 0, 1
-NEVER = -1e30  # score of a negative that is the true entity
+NEVER = -1e30  # score of a negative that is left out
 
 
 class LinkModel(nn.Module):
@@ -64,8 +64,10 @@ class LinkModel(nn.Module):
             positive.append(self.pairs(queries, ends[side]))
             for chunk, of_chunk in zip(batch.chunks, candidates):
                 part = slice(chunk.begin, chunk.end)
-                is_true = true_index[part, None] == chunk.negatives
-                negative.append(self.scores(queries[part], of_chunk).masked_fill(is_true, NEVER))
+                left_out = true_index[part, None] == chunk.negatives
+                if chunk.known is not None:
+                    left_out[tuple(chunk.known[side])] = True
+                negative.append(self.scores(queries[part], of_chunk).masked_fill(left_out, NEVER))
         return torch.cat(positive), torch.cat(negative)
 
 

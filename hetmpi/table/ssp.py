@@ -230,6 +230,7 @@ class SspClient(Client):
             self._pulls.drop_all()
             self._pushes.send_all()
             self.context.memory.fence(f"in step {self.step + 1} for all ranks to flush")
+            self._set_rates(self.step)  # the schedule may have changed since the last write
 
     def await_owners(self):
         self._pulls.drop_all()

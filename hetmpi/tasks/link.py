@@ -24,7 +24,7 @@ from hetmpi.tasks.evaluation import Evaluation
 from hetmpi.tasks.ranking import ranks_of
 from hetmpi.tasks.task import Task
 
-TUNING, ALL = ("train", "valid"), ("train", "valid", "test")  # parts whose triples are known
+TRAIN, TUNING, ALL = ("train",), ("train", "valid"), ("train", "valid", "test")  # parts whose triples are known
 HITS = (1, 3, 10)
 MOST_NEGATIVES = 1 << 20
 NEGATIVES = 3  # stream of random numbers
@@ -54,11 +54,14 @@ class TripleSource(Source, Protocol):
 
 @dataclass
 class Chunk:
-    """Samples [begin, end) of a batch, with negatives (N,) int64, places in the rows of entities."""
+    """Samples [begin, end) of a batch, with negatives (N,) int64, places in the rows of entities. known: for heads and
+    for tails (2, n) int64, the samples, counted from begin, and the negatives that answer them in training triples;
+    None if these count."""
 
     begin: int
     end: int
     negatives: Tensor
+    known: tuple[Tensor, Tensor] | None = None
 
 
 @dataclass
@@ -79,7 +82,10 @@ class LinkBatch:
 
         sent = partial(to_device, device=device)
         heads, relations, tails = map(sent, (self.heads, self.relations, self.tails))
-        chunks = [replace(chunk, negatives=sent(chunk.negatives)) for chunk in self.chunks]
+        chunks = [
+            replace(chunk, negatives=sent(chunk.negatives), known=chunk.known and tuple(map(sent, chunk.known)))
+            for chunk in self.chunks
+        ]
         weights = None if self.weights is None else sent(self.weights)
         return replace(self, heads=heads, relations=relations, tails=tails, chunks=chunks, weights=weights)
 
@@ -149,26 +155,34 @@ class LinkPrediction(Task):
         penalty: float = 0.0,
         penalty_norm: int = 3,
         local_negatives: bool = False,
+        filtered: bool = False,
+        relation_std: float | None = None,
     ):
         """negatives: number per chunk. chunk: samples that share them. reciprocal: a head is asked for as the tail of
         an inverse relation, which has a row of its own (Lacroix et al., ICML 2018). degree_share: share of the
         negatives that are drawn by their number of training triples. penalty: factor of the sums of the numbers'
         powers penalty_norm (1, 2 or 3) of the rows of a triple, which are added to its loss: so frequent rows are
         limited more often. local_negatives: the other negatives are drawn from the entities of the rank's own shard,
-        whose rows need no network; the training then depends on the number of ranks."""
+        whose rows need no network; the training then depends on the number of ranks. filtered: whether negatives that
+        make a training triple are left out. relation_std: standard deviation of the initial rows of relations; None:
+        that of the model, or of all tables."""
         if not hasattr(source, "num_entities"):
             raise UserError(
                 f"task=link needs triples, {source.name} has none: choose data=triples or data=kg_synthetic"
             )
         check_integer("task.negatives", negatives, 1, MOST_NEGATIVES)
         check_integer("task.chunk", chunk, 1)
-        for name, value in (("reciprocal", reciprocal), ("local_negatives", local_negatives)):
+        if relation_std is not None:
+            check_number("task.relation_std", relation_std, 0)
+        flags = {"reciprocal": reciprocal, "local_negatives": local_negatives, "filtered": filtered}
+        for name, value in flags.items():
             if not isinstance(value, bool):
                 raise UserError(f"task.{name} must be true or false, got {one_line(str(value))}")
         check_number("task.degree_share", degree_share, 0, 1)
         check_number("task.penalty", penalty, 0)
         check_integer("task.penalty_norm", penalty_norm, 1, 3)
         self.source, self.criterion, self.negatives, self.chunk = source, loss, negatives, chunk
+        self.filtered, self.relation_std = filtered, relation_std
         self.local_negatives, self._own = local_negatives, None  # (n,) int64: the entities of this rank's shard
         self.degree_share, self.penalty, self.penalty_norm = degree_share, penalty, penalty_norm
         self.of_relations = (RELATION, INVERSE) if reciprocal else (RELATION,)  # tables
@@ -177,7 +191,8 @@ class LinkPrediction(Task):
         return {"dim": dim}
 
     def tables(self, model: torch.nn.Module) -> dict[str, TableSpec]:
-        source, std = self.source, getattr(model, "relation_std", None)
+        source, std = self.source, self.relation_std
+        std = getattr(model, "relation_std", None) if std is None else std
         return {
             ENTITY: TableSpec(source.num_entities, row_dim_of(model)),
             **{name: TableSpec(source.num_relations, model.relation_dim, init_std=std) for name in self.of_relations},
@@ -207,9 +222,23 @@ class LinkPrediction(Task):
             Chunk(max(0, number * self.chunk - start), min(len(triples), (number + 1) * self.chunk - start), found)
             for number, found in zip(firsts, negatives)
         ]
+        if self.filtered:
+            for chunk, entities_of in zip(chunks, drawn):
+                chunk.known = self._known_among(triples[chunk.begin : chunk.end], entities_of)
         keys = {ENTITY: torch.from_numpy(entities), **dict.fromkeys(self.of_relations, torch.from_numpy(relations))}
         weights = None if samples.weights is None else torch.from_numpy(samples.weights)
         return LinkBatch(keys, heads, torch.from_numpy(of_relations), tails, chunks, weights)
+
+    def _known_among(self, triples: np.ndarray, drawn: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Chunk.known for triples (n, 3) and negatives (N,) that may repeat."""
+        order, found = np.argsort(drawn, kind="stable"), []
+        for side in (0, 1):
+            questions, answers = self.source.known(TRAIN).of(side, triples[:, 2 - 2 * side], triples[:, 1])
+            begins, ends = (np.searchsorted(drawn, answers, how, sorter=order) for how in ("left", "right"))
+            sizes = ends - begins
+            places = np.arange(sizes.sum()) + np.repeat(begins - (np.cumsum(sizes) - sizes), sizes)
+            found.append(torch.from_numpy(np.stack([np.repeat(questions, sizes), order[places]])))
+        return tuple(found)
 
     def _drawn(self, number: int) -> np.ndarray:
         """The negatives of a chunk of the stream, (N,) int64."""

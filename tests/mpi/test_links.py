@@ -44,8 +44,8 @@ def test_s_0_is_as_embeddings_of_torch_on_the_same_negatives(folder, model):
         assert torch.allclose(found, twin.tables[name].weight, rtol=0, atol=1e-5), name
 
 
-def test_s_0_is_so_with_weights_a_penalty_and_negatives_by_degree(folder):
-    how = ["task.penalty=0.02", "task.degree_share=0.5", "checkpoint.at_end=false"]
+def test_s_0_is_so_with_weights_a_penalty_and_filtered_negatives_by_degree(folder):
+    how = ["task.penalty=0.02", "task.degree_share=0.5", "task.filtered=true", "checkpoint.at_end=false"]
     training = made(folder, *how)
     training.source._weights = np.random.default_rng(0).random(training.source.num_train, np.float32)
     twin = Twin(training, "complex")
@@ -186,6 +186,25 @@ def test_at_s_10_with_logistic_loss_a_run_learns_and_ends(world, folder):
     if world.rank == 0:
         found = evaluations(folder)
         assert found[90] > found[30]
+
+
+@pytest.mark.parametrize("staleness", [0, 10])
+def test_the_learning_rate_falls_while_the_metric_stays_on_a_plateau(world, folder, staleness):
+    how = ["optim.schedule=plateau", "optim.plateau_evals=1", "optim.plateau_decay=0.25", "eval.every_steps=3"]
+    how += [f"table.staleness={staleness}", "optim.rows_lr=3", "log.every_steps=3", "checkpoint.at_end=false"]
+    training = made(folder, *how)
+    training.run()
+    closed(training)
+    if world.rank > 0:
+        return
+    best, expected = 0, {}
+    rate = training.dense.lr
+    for step, mrr in evaluations(folder).items():
+        expected[step] = rate
+        rate, best = (rate, mrr) if mrr > best else (0.25 * rate, best)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert {line["step"]: line["lr"] for line in lines if "lr" in line} == pytest.approx(expected)
+    assert min(expected.values()) < training.dense.lr
 
 
 def test_the_best_checkpoint_is_that_of_the_best_mrr(world, folder):

@@ -98,6 +98,10 @@ class Twin:
         entity, kind = rows["entity"], self.model.removesuffix(" reciprocal")
         drawn = self.task._drawn(position // self.task.chunk)
         heads, tails = ([true, *drawn[drawn != true]] for true in (head, tail))
+        if self.task.filtered:
+            known = set(map(tuple, self.source.parts["train"].tolist()))
+            heads = [head, *(e for e in heads[1:] if (e, relation, tail) not in known)]
+            tails = [tail, *(e for e in tails[1:] if (head, relation, e) not in known)]
         of_heads = score_of_heads(self.model, rows, relation, entity[heads], entity[tail][None])
         of_tails = score(kind, entity[head][None], rows["relation"][relation][None], entity[tails])
         return -(of_heads.log_softmax(0)[0] + of_tails.log_softmax(0)[0]) / 2

@@ -88,7 +88,7 @@ class TripleData:
         self.is_seen_relation[train[:, 1]] = True
         self.encoder = TripleNames(self.entities, self.relations)
         self._order = functools.lru_cache(CACHED_EPOCHS)(self._draw_order)
-        self.known = functools.lru_cache(2)(self._known)
+        self.known = functools.lru_cache(3)(self._known)
 
     def train(self, start: int, stop: int) -> TripleSamples:
         """Positions [start, stop) of the endless training stream, epoch after epoch."""
