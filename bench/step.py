@@ -6,13 +6,13 @@ peers.
                         [tables=1] [fanout=2,2]
 
 net: mlp (embeddings and dense features through three layers of 256, plus a linear term) or het (HET's WDL), on
-Criteo's field sizes times `scale`; or sage (GraphSAGE with `fanout` on a synthetic graph of ogbn-mag's shape times
-`scale`). Plain SGD, one thread per rank. rate: none for one node, or a rate in the syntax of tc
-(1gbit): each rank on a host of its own with such a link, as in `bench cluster`; needs root and MPICH. device: cuda for
-floor and hetmpi on GPUs, without peers. settings: of conf/config.yaml, separated by commas. peers: all, none, or some
-of torchrec, allgather, horovod (bench/peers/); torchrec gets its own environment on first use. tables: above 1, a
-further contender has the same fields dealt to so many tables. Contenders take turns; losses after equal samples are
-compared first.
+Criteo's field sizes times `scale`; sage (GraphSAGE with `fanout` on a synthetic graph of ogbn-mag's shape times
+`scale`); or complex (ComplEx, 256 negatives, on a synthetic knowledge graph of 400,000 entities times `scale`). Plain
+SGD, one thread per rank. rate: none for one node, or a rate in the syntax of tc (1gbit): each rank on a host of its own
+with such a link, as in `bench cluster`; needs root and MPICH. device: cuda for floor and hetmpi on GPUs, without peers.
+settings: of conf/config.yaml, separated by commas. peers: all, none, or some of torchrec, allgather, horovod
+(bench/peers/); torchrec gets its own environment on first use. tables: above 1, a further contender has the same fields
+dealt to so many tables. Contenders take turns; losses after equal samples are compared first.
 
 Last, one JSON line: {"step_vs_floor": x (step time, 1 is best), "vs_torchrec": x, "vs_allgather": x, "vs_horovod": x
 (samples/s, above 1 is faster here), "step_ms": {contender: x, ...}, "split": {part: ms, ...}, "settings": {...}}.
@@ -22,7 +22,7 @@ import json
 import os
 import sys
 
-from race.problem import GRAPH
+from race.problem import SAMPLED
 from race.turns import check_losses, chosen, made_problem, median_ms, median_of, on_hosts, race
 from workload import mpiexec, naps, parse
 
@@ -40,8 +40,8 @@ def main():
     """Generates the problem, runs the contenders in turns, compares them."""
     settings = parse("step", SETTINGS, sys.argv[1:])
     peers, device = chosen(settings["peers"]), f"device={settings['device']}"
-    if settings["net"] == GRAPH and (peers or settings["tables"] > 1):
-        sys.exit("bench step: net=sage has one table and no peers")
+    if settings["net"] in SAMPLED and (peers or settings["tables"] > 1):
+        sys.exit(f"bench step: net={settings['net']} has no peers, and its own tables")
     if peers and settings["device"] != "cpu":
         sys.exit("bench step: peers run on the CPU only: give peers=none or device=cpu")
     launcher = (

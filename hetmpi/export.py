@@ -93,13 +93,13 @@ def export(
     layers, for none. data: Hydra overrides of data settings, for nodes. allow: as for dense_layers. Raises UserError
     for an incomplete or invalid checkpoint, an unknown table, a model that cannot be built, a missing package, and a
     folder that cannot be written."""
+    missing = [name for name in ("onnx", "onnxscript") if dense == "onnx" and find_spec(name) is None]
+    if missing:
+        raise UserError(f"dense=onnx needs packages that are not installed: pip install {' '.join(missing)}")
     manifest = read_manifest(checkpoint)
     dense = dense or ("none" if is_of_links(manifest) else "torchscript")
     if (rows, dense, nodes) == ("none",) * 3:
         raise UserError("rows, dense and nodes are none: choose one of them to export")
-    missing = [name for name in ("onnx", "onnxscript") if dense == "onnx" and find_spec(name) is None]
-    if missing:
-        raise UserError(f"dense=onnx needs packages that are not installed: pip install {' '.join(missing)}")
     shards = shards_of(checkpoint, manifest)
     for shard in [shard for of_table in shards.values() for shard in of_table]:
         shard.check()

@@ -51,7 +51,7 @@ class Het(nn.Module):
 NETWORKS = {"mlp": Mlp, "het": Het}
 
 
-GRAPH = "sage"  # net of the nodes of a graph, whose samples the contenders draw themselves (nodes.py)
+SAMPLED = ("sage", "complex")  # nets whose samples the contenders draw themselves (sampled.py)
 
 
 class Problem:
@@ -66,7 +66,7 @@ class Problem:
         self.folder = Path(folder)
         for name, value in json.loads((self.folder / "problem.json").read_text()).items():
             setattr(self, name, value)
-        if self.net == GRAPH:
+        if self.net in SAMPLED:
             return
         self.num_fields, self.num_rows = len(self.field_rows), sum(self.field_rows)
         self.ids, self.dense, self.label = (

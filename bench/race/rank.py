@@ -27,8 +27,8 @@ from hetmpi.schedule import Schedule
 from hetmpi.spans import PARTS, Spans
 from hetmpi.train import Training
 from hetmpi.world.launch import launch
-from race import nodes
-from race.problem import DENSE_LR, GRAPH, ROWS_LR, Laps, Problem, chunk_steps, report
+from race import sampled
+from race.problem import DENSE_LR, ROWS_LR, SAMPLED, Laps, Problem, chunk_steps, report
 
 RUN = "run"  # run folder of the trainer, in the problem's folder
 
@@ -123,7 +123,7 @@ def config_of(world, problem: Problem, overrides: list[str]):
         f"table.dim={problem.dim}", f"batch_size={problem.batch}", f"steps={problem.steps}",
         f"run.dir={problem.folder / RUN}", "optim.rows=sgd", f"optim.rows_lr={ROWS_LR}", "optim.dense=sgd",
         f"optim.dense_lr={DENSE_LR}", f"log.every_steps={chunk_steps()}", f"eval.max_samples={world.size}",
-        "device=cpu", "checkpoint.at_end=false", *(nodes.settings_of(problem) if problem.net == GRAPH else []),
+        "device=cpu", "checkpoint.at_end=false", *(sampled.settings_of(problem) if problem.net in SAMPLED else []),
         *overrides,
     ])  # fmt: skip
 
@@ -133,13 +133,13 @@ def hetmpi(world, problem: Problem, overrides: list[str], num_tables: int = 1):
     config = config_of(world, problem, overrides)
     torch.set_num_threads(1)
     processor, source, model = Processor(world), None, None
-    if problem.net != GRAPH:
+    if problem.net not in SAMPLED:
         source, model = Recorded(problem, num_tables), OverRows(problem)
     if num_tables > 1:
         model = FeatureRows(model, dict.fromkeys(source.tables, problem.dim), [])
     training = Training(world, config, choose_device(world, config.device), Spans(), source, model, processor.lap)
     processor.restart()
-    for name, table in training.tables.items() if problem.net != GRAPH else ():
+    for name, table in training.tables.items() if problem.net not in SAMPLED else ():
         table.shard.assign(slice(None), problem.first_rows(source.keys_in_problem(name, table.keys().numpy())))
         table.resume_at(0)
     training.run()
@@ -177,8 +177,8 @@ class RowsInMemory:
         return self.criterion(self.model(self.embeddings.detach().requires_grad_(), dense), label)
 
 
-class NodesInMemory:
-    """The network on a rank's nodes, sampled beforehand, with the rows of each batch in memory."""
+class BatchesInMemory:
+    """The network on a rank's batches, sampled beforehand, with the rows of each batch in memory."""
 
     def __init__(self, world, problem: Problem, device: torch.device):
         config = config_of(world, problem, [])
@@ -188,20 +188,22 @@ class NodesInMemory:
         self.model, make = build.make_model(config, self.task), self.task.batches(device)
         starts = ((step * world.size + world.rank) * problem.batch for step in range(problem.steps))
         self.batches = [make(source.train(start, start + problem.batch)).on(device) for start in starts]
-        most = max(len(batch.keys[TABLE]) for batch in self.batches)
-        self.rows = 0.01 * torch.randn(most, problem.dim, device=device)
+        self.rows = {}
+        for name, spec in self.task.tables(self.model).items():
+            most = max(len(batch.keys[name]) for batch in self.batches)
+            self.rows[name] = 0.01 * torch.randn(most, spec.dim, device=device)
 
     def loss(self, step: int) -> torch.Tensor:
         batch = self.batches[step]
-        rows = self.rows[: len(batch.keys[TABLE])].detach().requires_grad_()
-        return self.task.loss(self.model, {TABLE: rows}, batch)
+        rows = {name: self.rows[name][: len(keys)].detach().requires_grad_() for name, keys in batch.keys.items()}
+        return self.task.loss(self.model, rows, batch)
 
 
 def floor(world, problem: Problem, device: torch.device):
     """Trains the dense network only."""
     hvd, spans = world.start_horovod(), Spans()
     torch.set_num_threads(1)
-    kind = NodesInMemory if problem.net == GRAPH else RowsInMemory
+    kind = BatchesInMemory if problem.net in SAMPLED else RowsInMemory
     work = kind(world, problem, device)
     dense = DenseOptimizer(hvd, work.model, "sgd", DENSE_LR, 0.0, Schedule(), device)
     parts, spent, laps = {f"{part}_ms": [] for part in PARTS}, spans.as_array(), Laps()

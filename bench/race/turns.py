@@ -150,7 +150,7 @@ def made_problem(settings: dict, ranks: int) -> tempfile.TemporaryDirectory:
     from hetmpi.data.synthetic import Synthetic
 
     folder = tempfile.TemporaryDirectory(prefix="hetmpi-bench-")
-    if settings["net"] == problem.GRAPH:
+    if settings["net"] in problem.SAMPLED:
         kept = {name: settings[name] for name in ("batch", "dim", "net", "steps", "scale", "fanout")}
         problem.describe(folder.name, ranks=ranks, **kept)
         return folder
