@@ -35,6 +35,7 @@ from hetmpi.world.world import World
 
 CLASS_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 STALENESS_PER_STEP = 10  # of table.staleness, for each step of table.round_steps by default
+LONGEST_REFUSAL = 900  # characters
 OWN_OPTIM = ("rows", "rows_lr", "rows_weight_decay")  # settings that a table may have of its own
 
 
@@ -55,8 +56,12 @@ def make(config: DictConfig, **arguments):
             if any(f"'{name}'" in str(error) for name in arguments):
                 cure = f"it must take {', '.join(arguments)} to be used here"
             raise UserError(f"{target}: {error}: {cure}") from error
+        except UserError as refusal:
+            if len(str(refusal)) <= LONGEST_REFUSAL:
+                raise
+            raise UserError(one_line(str(refusal), LONGEST_REFUSAL)) from refusal  # it shows a long value
         except ValueError as error:
-            if isinstance(error, UserError) or not target.startswith("hetmpi.models."):
+            if not target.startswith("hetmpi.models."):
                 raise
             raise UserError(f"settings: {error}") from error
         except RuntimeError as error:

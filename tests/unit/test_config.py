@@ -222,6 +222,13 @@ def test_every_model_with_an_mlp_takes_dropout_and_batch_normalisation(model, ov
     assert resolved([f"model={model}", override]).model_name == model
 
 
+def test_a_refusal_shows_the_begin_of_a_long_value():
+    config = OmegaConf.create({"_target_": "hetmpi.data.triples.synthetic.SyntheticTriples", "seed": 0})
+    with pytest.raises(UserError, match=r"^data.kind must be bilinear or translation, got x+\.\.\.$") as refused:
+        make(config, kind="x" * 5000)
+    assert len(str(refused.value)) < 1000
+
+
 @pytest.mark.parametrize("override", ["model.batch_norm=1", "model.batch_norm=null", "model=dcnv2 model.stacked=0.5"])
 def test_a_flag_of_a_model_is_true_or_false(override):
     with pytest.raises(UserError, match=r"^settings: model\.\w+ must be true or false, got"):

@@ -26,6 +26,14 @@ COMMANDS = {"__main__", "train", "predict", "doctor", "export", "inspect", "repo
 ABOVE_TABLE = {"dense": {"table"}, "reductions": {"world"}}  # other modules outside the rooms
 
 
+def test_the_package_has_all_folders():
+    text = (ROOT / "pyproject.toml").read_text()
+    listed = re.findall('"(.*?)"', re.search(r"^packages = \[(.*?)\]", text, re.DOTALL | re.MULTILINE)[1])
+    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "hetmpi").rglob("__init__.py")}
+    found = {".".join(folder.parts) for folder in folders} | {"hetmpi.conf", "hetmpi.models"}
+    assert sorted(listed) == sorted(found)
+
+
 def imported(path):
     """Every module that a file imports, by dotted name."""
     names = set()
