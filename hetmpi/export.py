@@ -152,7 +152,7 @@ def export_links(
         if rows == "npy":
             path = out / f"{name}.names.txt"
             with part_of(path) as part, cannot_write(path):
-                part.write_text("".join(f"{of_row}\n" for of_row in of_rows))
+                part.write_text("".join(f"{of_row}\n" for of_row in of_rows), encoding="utf-8")
             written[path] = "their names"
     return written
 

@@ -148,7 +148,8 @@ def predict_links(world: World, checkpoint: Path, overrides: list[str], own: dic
     top = own.get("top", "10")
     if not top.isdecimal() or not 1 <= int(top) <= LARGEST_TOP:
         raise UserError(f"top must be an integer from 1 to {LARGEST_TOP:,}, got {one_line(top)}")
-    answers = LinkAnswers(world, checkpoint, own.get("without"), own["allow"])
+    without = own["without"].strip("'\"") if "without" in own else None
+    answers = LinkAnswers(world, checkpoint, without, own["allow"])
     num = answers.write(given["data.path"].strip("'\""), out, int(top))
     if world.rank == 0:
         print(f"hetmpi: {out}: the {top} best answers to {num:,} questions", flush=True)

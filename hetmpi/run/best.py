@@ -84,7 +84,7 @@ class MetricHistory:
                 best.add(step, values[name])
             if self._most_idle is not None:
                 self._num_idle = 0 if self.watched.step == step else self._num_idle + 1
-                if self._num_idle == self._most_idle:
+                if self._num_idle >= self._most_idle:
                     self.num_drops, self._num_idle = self.num_drops + 1, 0
 
     @property

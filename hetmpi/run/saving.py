@@ -49,7 +49,9 @@ class Saving:
         """The manifest's entries about the run."""
         name, config = self.config.model_name, OmegaConf.to_container(self.config.model)
         about = {**self._kept(), "model": name, "model_config": config, "model_sizes": model_arguments}
-        about["task"] = self.config.task._target_
+        encoder = getattr(source, "encoder", None)
+        if encoder is not None:
+            about["encoder"] = type(encoder).__name__
         if isinstance(model, FeatureRows):
             about["joined"] = {"tables": list(model.table_dims), "pools": model.pools}
         if hasattr(source, "digests"):

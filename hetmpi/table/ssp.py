@@ -231,6 +231,7 @@ class SspClient(Client):
             self._pushes.send_all()
             self.context.memory.fence(f"in step {self.step + 1} for all ranks to flush")
             self._set_rates(self.step)  # the schedule may have changed since the last write
+            self.context.memory.fence(f"in step {self.step + 1} for all ranks to flush")
 
     def await_owners(self):
         self._pulls.drop_all()

@@ -139,7 +139,7 @@ class LinkPrediction(Task):
     uniformly over all entities, and stand in for heads and for tails. So they do not depend on the number of ranks.
 
     A model is constructed with dim; models/link.py, LinkModel, describes it. loss(positive (n,), negative (n, N)) ->
-    ()."""
+    (), of weighted triples loss(positive, negative, weights (n,))."""
 
     has_dense_layers, lower_is_better = False, ("mr",)
     sample_bytes = 48
@@ -306,7 +306,8 @@ class LinkPrediction(Task):
             found["test_mrr_seen"] = self.figures([ranks[is_seen]])["mrr"]
         kinds = relation_kinds(self.source.parts["train"], self.source.num_relations)[triples[:, 1]]
         for number in np.unique(kinds).tolist():
-            found[f"test_mrr_{KINDS[number]}"] = self.figures([ranks[kinds == number]])["mrr"]
+            if number < len(KINDS):
+                found[f"test_mrr_{KINDS[number]}"] = self.figures([ranks[kinds == number]])["mrr"]
         return found if evaluation.world.rank == 0 else {}
 
     def not_finite(self, batch: LinkBatch) -> str | None:
@@ -314,11 +315,11 @@ class LinkPrediction(Task):
 
 
 def relation_kinds(triples: np.ndarray, num_relations: int) -> np.ndarray:
-    """Index of KINDS for each relation, by its mean numbers of heads per tail and of tails per head in triples (n, 3):
-    (num_relations,) int64."""
+    """Index of KINDS for each relation, by its mean numbers of heads per tail and of tails per head in triples (n, 3);
+    len(KINDS) for one without a triple: (num_relations,) int64."""
     counts = [
         np.bincount(np.unique(triples[:, columns], axis=0)[:, 0], minlength=num_relations)
         for columns in ([1, 0, 2], [1, 0], [1, 2])
     ]
     num, heads, tails = counts[0], np.maximum(1, counts[1]), np.maximum(1, counts[2])
-    return 2 * (num >= MANY * tails) + (num >= MANY * heads)
+    return np.where(num == 0, len(KINDS), 2 * (num >= MANY * tails) + (num >= MANY * heads))

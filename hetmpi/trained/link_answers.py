@@ -17,10 +17,10 @@ from torch import Tensor
 
 from hetmpi.checkpoint.manifest import read_manifest, tables_of
 from hetmpi.checkpoint.shard_files import shards_of
-from hetmpi.data.files import DataError
+from hetmpi.data.files import DataError, absolute
 from hetmpi.data.triples.names import ENTITY, RELATION, TripleNames
-from hetmpi.data.triples.reading import NAMES_ORDER, check_columns, lines_of, read_triples, text_of
-from hetmpi.data.triples.source import HEAD, TAIL, KnownAnswers
+from hetmpi.data.triples.reading import NAMES_ORDER, check_columns, lines_of, text_of
+from hetmpi.data.triples.source import HEAD, TAIL, KnownAnswers, TripleFiles
 from hetmpi.errors import UserError
 from hetmpi.run.output import cannot_write, part_of
 from hetmpi.trained.saved_model import Saved, dense_state, encoder_of, link_model
@@ -30,6 +30,7 @@ ASKED = b"?"
 QUESTIONS, TOGETHER = 512, 1 << 16  # scored at a time; and for one pass over the entities
 BLOCK_ROWS = 1 << 14
 LARGEST_TOP = BLOCK_ROWS
+MOST_ANSWERS = 1 << 24  # together
 NOBODY = -1  # in place of an entity
 
 
@@ -49,25 +50,36 @@ class LinkAnswers:
         if not isinstance(names, TripleNames) or len(names.entities) != self.saved[ENTITY].num_rows:
             raise UserError(f"{checkpoint} has no names of its entities: predict needs them")
         self.names, self.numbers = names, names.numbers
-        self.known = None if without is None else world.from_first(lambda: self._known(without))
+        columns = manifest["data_config"].get("columns") if isinstance(manifest.get("data_config"), dict) else None
+        self.known = None if without is None else world.from_first(lambda: self._known(without, columns))
 
-    def _known(self, folder: str) -> KnownAnswers:
-        """The answers in a folder of triples, as far as the model knows their names."""
-        found = read_triples(folder, None)
+    def _known(self, folder: str, columns) -> KnownAnswers:
+        """The answers in a folder of triples. columns: as of the training's data. Says how many triples have names that
+        the model lacks. Raises UserError if all have."""
+        found = TripleFiles(folder, 0, columns).read()
         triples = np.concatenate(list(found.parts.values()))
         entities, relations = (
             np.array([self.numbers[table].get(name, NOBODY) for name in names])
             for table, names in ((ENTITY, found.entities), (RELATION, found.relations))
         )
         numbers = np.stack([entities[triples[:, 0]], relations[triples[:, 1]], entities[triples[:, 2]]], axis=1)
-        return KnownAnswers(numbers[(numbers != NOBODY).all(1)], len(self.names.entities))
+        is_known = (numbers != NOBODY).all(1)
+        if not is_known.any():
+            raise UserError(f"without={folder}: the model has the names of none of its {len(numbers):,} triples")
+        if not is_known.all():
+            lacking = f"{int((~is_known).sum()):,} of {len(numbers):,} triples have names that the model lacks"
+            print(f"hetmpi: warning: without={folder}: {lacking}", flush=True)
+        return KnownAnswers(numbers[is_known], len(self.names.entities))
 
     def write(self, questions: str, out: Path, top: int) -> int:
         """Writes the `top` best answers to each question in a file as Parquet: head, relation, tail, asked (head or
         tail), rank from 1, score. Returns the number of questions on rank 0. Raises UserError for a question that
         cannot be read, with its line, and if the file cannot be written."""
+        torch.set_num_threads(1)  # sums of more threads have other roundings
         asked = self.world.from_first(lambda: list(self._read(questions)))
-        tables = (self._answered(asked[i : i + TOGETHER], top) for i in range(0, len(asked), TOGETHER))
+        top = min(top, len(self.names.entities))
+        num = max(QUESTIONS, min(TOGETHER, MOST_ANSWERS // top))
+        tables = (self._answered(asked[i : i + num], top) for i in range(0, len(asked), num))
         if self.world.rank > 0:
             list(tables)
             return 0
@@ -82,7 +94,7 @@ class LinkAnswers:
     def _read(self, path: str) -> Iterator[tuple[int, int, int]]:
         """(side, entity, relation) of each line: head, relation and tail with tabs between, ? for what is asked."""
         num = 0
-        for place, line in lines_of(path):
+        for place, line in lines_of(absolute(path)):
             values = line.split(b"\t")
             check_columns(values, len(NAMES_ORDER), place, "head, relation and tail with tabs between")
             if (values[0] == ASKED) == (values[2] == ASKED) or values[1] == ASKED:
@@ -109,7 +121,8 @@ class LinkAnswers:
         for begin in range(self.world.rank * BLOCK_ROWS, num, step):
             rows = self._rows(ENTITY, np.arange(begin, min(begin + BLOCK_ROWS, num)))
             for of_part, query, (rest, answers) in zip(best, queries, hidden):
-                scores = self.model.scores(query, rows).nan_to_num(nan=-torch.inf)
+                scores = self.model.scores(query, rows)
+                scores.nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
                 within = (begin <= answers) & (answers < begin + len(rows))
                 scores[rest[within], answers[within] - begin] = -torch.inf
                 of_part.add(begin, scores)
@@ -176,7 +189,12 @@ class Best:
         """scores (num, n) of entities begin, begin + 1, ...; -inf for those that do not count."""
         top = self.scores.shape[1]
         best, places = scores.topk(min(top, scores.shape[1]), 1)
-        entities = np.where(best.isinf().numpy() & (best < 0).numpy(), NOBODY, places.numpy() + begin)
+        last = best[:, -1:]
+        is_cut = (scores == last).sum(1) > (best == last).sum(1)  # topk takes any of equal scores
+        if is_cut.any():
+            order = scores[is_cut].sort(dim=1, descending=True, stable=True).indices
+            places[is_cut] = order[:, : best.shape[1]]
+        entities = np.where((best == -torch.inf).numpy(), NOBODY, places.numpy() + begin)
         both = [(self.entities, self.scores), (entities, best.numpy())]
         self.entities, self.scores = merged_best(both, top)
 

@@ -31,7 +31,7 @@ MOST_FIELDS = 1 << 20  # also the maximum for numbers in a row
 MOST_LAYERS = 1024
 MOST_INPUTS = 1 << 27  # numbers in the rows of an example
 LARGEST_CONFIG = 1 << 20  # characters of a model's settings
-OURS, LINKS = "hetmpi.models", "hetmpi.tasks.link.LinkPrediction"
+OURS = "hetmpi.models"
 CLASS_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*){1,20}")
 BLOCK_BYTES = 256 << 20  # rows in memory at a time; for each block the files of all shards are opened once
 
@@ -132,8 +132,8 @@ def dense_layers(
 
 
 def is_of_links(manifest: dict) -> bool:
-    """Whether a checkpoint is of task=link."""
-    return manifest.get("task") == LINKS
+    """Whether a checkpoint is of triples, and so of task=link."""
+    return manifest.get("encoder") == TripleNames.__name__
 
 
 def link_model(checkpoint: Path, manifest: dict, allow: Sequence[str] = ()) -> LinkModel:

@@ -79,7 +79,7 @@ def test_relations_have_kinds_by_their_mean_numbers_of_heads_and_tails():
     of_one = [[0, 0, 1], [1, 0, 2], [0, 0, 1]]
     to_many, from_many = [[0, 1, tail] for tail in range(3)], [[head, 2, 0] for head in range(3)]
     both = [[head, 3, tail] for head in range(3) for tail in range(3)]
-    assert relation_kinds(np.array(of_one + to_many + from_many + both), 5).tolist() == [0, 1, 2, 3, 0]
+    assert relation_kinds(np.array(of_one + to_many + from_many + both), 5).tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -140,6 +140,14 @@ def test_answers_are_the_best_of_all_scores_by_name(world, folder, model, leaves
         assert [one["rank"] for one in mine] == list(range(1, len(mine) + 1))
         assert np.allclose([one["score"] for one in mine], scores[entities], atol=1e-4)
         assert (np.diff([one["score"] for one in mine]) <= 0).all()
+
+
+def test_of_equal_scores_the_first_entities_are_the_best():
+    best, scores = link_answers.Best(2, 4), torch.zeros(2, 1000)
+    scores[0, 500], scores[1, 2] = 1, -torch.inf
+    best.add(7, scores)
+    best.add(0, torch.zeros(2, 3))
+    assert best.entities.tolist() == [[507, 0, 1, 2], [0, 1, 2, 7]]
 
 
 def test_a_score_that_is_nan_has_the_worst_rank(world, folder):

@@ -64,6 +64,7 @@ def test_few_triples_are_trained_answered_exported_and_start_another_run(tmp_pat
         (["data.path={}/q1", "split=train"], "not split"),
         (["data.path={}/q1", "top=0"], "top must be an integer from 1 to 16,384, got 0"),
         (["data.path={}/q1", "without={}/q1"], "q1: there is no such folder"),
+        (["data.path={}/q1", "without={}/others"], "the model has the names of none of its 2 triples"),
     ],
 )
 def test_questions_that_cannot_be_answered_end_in_one_line(saved_links, arguments, said):
@@ -82,6 +83,7 @@ def saved_links(tmp_path_factory):
     path = written(folder / "kg", "a\tr\tb\nb\tr\tc\n")
     outcome = train(1, "data=triples", path, *SETTINGS, "steps=1", f"run.dir={folder}/run")
     assert outcome.code == 0, outcome.text
+    written(folder / "others", "x\ty\tz\n", "x\ty\tz\n")
     for name, text in {"q1": "x\tr\t?\n", "q2": "a\tr\t?\na\tr\tb\n", "q3": "a\t?\n", "q4": "\n"}.items():
         (folder / name).write_text(text)
     return folder

@@ -115,6 +115,15 @@ def test_the_rates_drop_after_as_many_evaluations_without_an_improvement_also_wh
     assert drops == [0, 0, 0, 1, 1, 2, 2, 2, 3]
 
 
+def test_a_resumed_run_with_fewer_evaluations_before_a_drop_drops_at_once(world, tmp_path):
+    bests = make(world, plateau=10)
+    for step, auc in enumerate([0.5, 0.4, 0.4, 0.4, 0.4], 1):
+        bests.add(step, {"auc": auc, "log_loss": 0, "teacher_auc": 0})
+    resumed = make(world, plateau=2, resumed=checkpoint(tmp_path, bests.about(), 5))
+    resumed.add(6, {"auc": 0.4, "log_loss": 0, "teacher_auc": 0})
+    assert resumed.num_drops == 1
+
+
 def test_a_checkpoint_of_a_run_that_followed_nothing_has_no_evaluation_overdue(world, tmp_path):
     assert not make(world, patience=3, resumed=checkpoint(tmp_path, {})).is_overdue(4)
 

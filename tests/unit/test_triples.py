@@ -133,7 +133,7 @@ def test_a_fourth_column_has_the_weights_of_the_training_triples(tmp_path):
     assert by_head == pytest.approx({0: 1.6, 1: 0.4})
 
 
-@pytest.mark.parametrize("weight", ["0", "-1", "nan", "inf", "x", ""])
+@pytest.mark.parametrize("weight", ["0", "-1", "nan", "inf", "x", "", "1e-50", "\xff"])
 def test_a_weight_must_be_a_number_above_0(tmp_path, weight):
     with pytest.raises(DataError, match="train.txt, line 2: the weight must be a number above 0, got "):
         read_triples(written(tmp_path, {"train.txt": f"a\tr\tb\t2\nb\tr\ta\t{weight}\n"}), None)
@@ -159,11 +159,34 @@ def written_table(folder, columns):
         ({"head": ["a", "b\nc"], "relation": ["r", "r"], "tail": ["b", "a"]}, "row 2: a name has a line's end"),
         ({"head": [["a"]], "relation": ["r"], "tail": ["b"]}, "column head: names were expected"),
         ({"head": [], "relation": [], "tail": []}, "has no triples"),
+        (
+            {"head": ["a"], "relation": ["r"], "tail": ["b"], "weight": [0.0]},
+            "row 1: the weight must be a number above 0",
+        ),
     ],
 )
 def test_damaged_tables_are_refused_with_file_and_row(tmp_path, columns, said):
     with pytest.raises(DataError, match=said):
         read_triples(written_table(tmp_path / "kg", columns), None)
+
+
+@pytest.mark.parametrize("columns", [1.5, {"h": 1, "r": 2, "t": 3}, "hrt", ["h", "r"], ["h", "h", "t"]])
+def test_columns_must_be_three_names(tmp_path, columns):
+    with pytest.raises(UserError, match="data.columns must be three names"):
+        TripleFiles(str(tmp_path), 0, columns=columns)
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("head,relation,tail,weight,weight\na,r,b,1,1\n", "there are several columns weight"),
+        ("head,relation,tail,\xff\na,r,b,1\n", "train.csv: "),
+        ("head,relation,tail\na,r,\xff\n", "train.csv"),
+    ],
+)
+def test_a_damaged_csv_is_refused(tmp_path, text, said):
+    with pytest.raises(DataError, match=said):
+        read_triples(written(tmp_path, {"train.csv": text.encode("latin-1")}), None)
 
 
 def test_a_file_that_is_no_table_is_refused(tmp_path):

@@ -3,7 +3,7 @@
 train.txt     head TAB relation TAB tail, names, and in all lines or none a TAB and a weight; or train.tsv; or
               train.parquet or train.csv with named columns; valid and test likewise, if there are any. entities.dict
               and relations.dict, number TAB name, give the numbers, and other names are refused then. Without them
-              names are numbered in the order in which they appear.
+              names are numbered in the order in which they appear, those of tables column by column.
 train2id.txt  OpenKE's: a line with the number of triples, then head tail relation as numbers; entity2id.txt and
               relation2id.txt: a line with their number, then name and number
 """
@@ -135,8 +135,8 @@ def triples_of_lines(
 def weight_of(text: bytes, place: str) -> float:
     """Raises DataError unless the text is a number above 0."""
     try:
-        weight = float(text)
-    except ValueError:
+        weight = float(np.float32(text.decode()))
+    except (ValueError, OverflowError):
         weight = 0
     if not 0 < weight <= LARGEST_WEIGHT:
         raise DataError(f"{place}: the weight must be a number above 0, got {text_of(text)}")
@@ -156,19 +156,21 @@ def triples_of_table(
                 table = pa.csv.read_csv(file, convert_options=as_texts)
             else:
                 table = pq.read_table(file)
-        except (pa.ArrowException, OSError) as error:
+            names_of_columns = table.column_names
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise DataError(f"{place}: {first_line(error)}") from error
     if not len(table):
         raise DataError(f"{place} has no triples")
     for names, column in zip((entities, relations, entities), columns or TABLE_COLUMNS):
-        if table.column_names.count(column) != 1:
+        if names_of_columns.count(column) != 1:
             raise DataError(
                 f"{place}: there must be one column {one_line(column)}, there are "
-                f"{one_line(', '.join(table.column_names))}: name those of head, relation and tail by data.columns"
+                f"{one_line(', '.join(names_of_columns))}: name those of head, relation and tail by data.columns"
             )
         try:
             values = table[column].combine_chunks().cast(pa.string()).dictionary_encode()
-        except (pa.ArrowException, TypeError) as error:
+            texts = values.dictionary.to_pylist()
+        except (pa.ArrowException, TypeError, UnicodeDecodeError) as error:
             raise DataError(f"{place}, column {one_line(column)}: names were expected: {first_line(error)}") from error
         if values.null_count:
             row = values.is_null().index(True).as_py()
@@ -176,11 +178,12 @@ def triples_of_table(
         codes = values.indices.to_numpy()
         firsts = np.unique(codes, return_index=True)[1] + 1
         of_code = [
-            names.number(name.encode(), f"{place}, row {first:,}")
-            for name, first in zip(values.dictionary.to_pylist(), firsts.tolist())
+            names.number(name.encode(), f"{place}, row {first:,}") for name, first in zip(texts, firsts.tolist())
         ]
         numbers.append(np.array(of_code, np.int64)[codes])
-    if WEIGHT not in table.column_names:
+    if names_of_columns.count(WEIGHT) > 1:
+        raise DataError(f"{place}: there are several columns {WEIGHT}")
+    if WEIGHT not in names_of_columns:
         return np.stack(numbers, axis=1), None
     weights = [weight_of(str(value).encode(), f"{place}, row {row:,}") for row, value in enumerate(table[WEIGHT], 1)]
     return np.stack(numbers, axis=1), np.array(weights, np.float32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -135,7 +135,8 @@ class TripleFiles(TripleData):
         super().__init__(seed)
         if not isinstance(path, str) or not path:
             raise UserError(f"data.path must be a path, got {path!r}")
-        names = () if columns is None or isinstance(columns, (str, int)) else tuple(map(str, columns))
+        is_list = isinstance(columns, Sequence) and not isinstance(columns, str)
+        names = tuple(map(str, columns)) if is_list else ()
         if columns is not None and len(set(names)) != 3:
             raise UserError(f"data.columns must be three names, as [h,r,t], got {one_line(str(columns))}")
         self.path, self.columns = path, names or None
