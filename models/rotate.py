@@ -2,9 +2,7 @@
 
 import torch
 
-from hetmpi.models.link import HEAD, LinkModel, even, halves
-
-BLOCK_NUMBERS = 1 << 18  # of a block of differences: it stays in a core's cache
+from hetmpi.models.link import HEAD, LinkModel, distances, even, halves, sum_of_moduli
 
 
 class RotatE(LinkModel):
@@ -29,45 +27,7 @@ class RotatE(LinkModel):
         return torch.cat([a * c - b * d, a * d + b * c], 1)
 
     def pairs(self, queries, entities):
-        return self.gamma - torch.hypot(*halves(queries - entities)).sum(1)
+        return self.gamma - sum_of_moduli(queries - entities)
 
     def scores(self, queries, entities):
-        return self.gamma - SumOfModuli.apply(queries, entities)
-
-
-def blocks_of(queries, entities) -> range:
-    """First queries of blocks whose differences with all entities fit."""
-    return range(0, len(queries), max(1, BLOCK_NUMBERS // max(1, entities.numel() // 2)))
-
-
-class SumOfModuli(torch.autograd.Function):
-    """queries (B, 2k), entities (N, 2k) -> the sums of |q - e| over k complex numbers, (B, N), in blocks: all
-    differences at once would take B N 2k numbers of memory."""
-
-    @staticmethod
-    def forward(ctx, queries, entities):
-        ctx.save_for_backward(queries, entities)
-        sums = queries.new_empty(len(queries), len(entities))
-        (a, b), (c, d), blocks = halves(queries), halves(entities), blocks_of(queries, entities)
-        for begin in blocks:
-            part = slice(begin, begin + blocks.step)
-            real, imaginary = a[part, None] - c, b[part, None] - d  # (block, N, k)
-            torch.sum(real.square_().addcmul_(imaginary, imaginary).sqrt_(), 2, out=sums[part])
-        return sums
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grads):
-        queries, entities = ctx.saved_tensors
-        of_queries, of_entities = torch.empty_like(queries), torch.zeros_like(entities)
-        blocks = blocks_of(queries, entities)
-        for begin in blocks:
-            part = slice(begin, begin + blocks.step)
-            pairs = zip(halves(queries[part]), halves(entities))
-            real, imaginary = (q[:, None] - e for q, e in pairs)
-            moduli = torch.hypot(real, imaginary)
-            shares = torch.where(moduli > 0, grads[part, :, None] / moduli, 0)
-            moved = torch.cat([real.mul_(shares), imaginary.mul_(shares)], 2)
-            of_queries[part] = moved.sum(1)
-            of_entities -= moved.sum(0)
-        return of_queries, of_entities
+        return self.gamma - distances("moduli", queries, entities)

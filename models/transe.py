@@ -2,7 +2,7 @@
 
 import torch
 
-from hetmpi.models.link import HEAD, LinkModel
+from hetmpi.models.link import HEAD, LinkModel, distances
 
 
 class TransE(LinkModel):
@@ -29,5 +29,4 @@ class TransE(LinkModel):
         return self.gamma - torch.linalg.vector_norm(queries - entities, ord=self.norm, dim=1)
 
     def scores(self, queries, entities):
-        mode = "donot_use_mm_for_euclid_dist"  # differences of large numbers would decide between near entities
-        return self.gamma - torch.cdist(queries, entities, p=float(self.norm), compute_mode=mode)
+        return self.gamma - distances("absolute" if self.norm == 1 else "euclidean", queries, entities)

@@ -46,5 +46,6 @@ PYBIND11_MODULE(_C, m) {
   bind_ring_writer(m);
   bind_row_cache(m);
   bind_sampler(m);
+  bind_distances(m);
   bind_gpu(m);
 }
