@@ -10,6 +10,7 @@ import numpy as np
 
 PARTS = {  # in the order of a step
     "load": "waiting for the loader's batch",
+    "vocabulary": "columns with rows: open: asking for the rows of ids",
     "drain": "s = 0: waiting for all ranks' gradients, and applying them; otherwise applying and publishing gradients",
     "find": "routing keys to owners, looking them up in the cache",
     "validate": "reading the owners' clocks, finding stale lines; requesting the rows of the next read, or replying",
@@ -21,7 +22,7 @@ PARTS = {  # in the order of a step
     "allreduce": "waiting for the dense gradients of all ranks, and the dense optimizer",
 }
 OWN = ("load", "find", "forward", "backward")  # a rank's own work, independent of other ranks
-WAITS = ("drain", "validate", "fetch", "prefetch", "push")  # time that a rank with all rows in memory would not spend
+WAITS = ("vocabulary", "drain", "validate", "fetch", "prefetch", "push")  # time that a rank with all rows in memory would not spend
 TRACED = 200_000  # maximum number of spans in a trace: the last ones
 
 

@@ -23,6 +23,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
+from hetmpi.checkpoint.manifest import read_manifest
 from hetmpi.data.loader import Loader, Lookahead
 from hetmpi.data.source import Source
 from hetmpi.errors import NotFinite, UserError, doing
@@ -44,10 +45,13 @@ from hetmpi.run.sweep import points_of
 from hetmpi.run.watchdog import Watchdog
 from hetmpi.schedule import Schedule
 from hetmpi.spans import Spans, chrome_trace, own_ms
+from hetmpi.table.vocabulary import with_keys
 from hetmpi.tasks.evaluation import Evaluation
-from hetmpi.trained.saved_model import check_data, tensors_of
+from hetmpi.trained.saved_model import check_data, dense_state, tensors_of
 from hetmpi.world.launch import LEFT_EARLY, launch, on_failure
 from hetmpi.world.world import World
+
+IDS_OF = "ids of "  # before the names of tables among the data of a checkpoint
 
 
 def main(world: World, arguments: list[str] | None = None):
@@ -166,11 +170,13 @@ class Training:
         )  # fmt: skip
         most_keys = build.most_keys_of(config, self.task, self.specs)
         self.tables = build.make_tables(config, world, self.specs, most_keys, schedule, device, spans)
+        self.vocabularies = build.make_vocabularies(config, world, self.specs, self.tables)
         self.task.opened(self.tables)
         self.dense = build.make_dense(config, self.hvd, self.model, schedule, device)
         if self.saving.resumed is not None:
             check_data(self.saving.resumed, self.source)
             self.checkpoints.load(self.saving.resumed, self.tables.to_save, self.model, self.dense)
+            self._load_vocabularies()
         self.num_filled = self._filled()
         if self.saving.is_regular:
             self.checkpoints.reserve(self.tables.to_save)
@@ -190,13 +196,19 @@ class Training:
         evaluated = self._overdue_evaluation()
         interval = Interval(self.tables, self.spans, self.start.step, self.watch)
         self.watch.start()
-        batches = Lookahead(self.loader, build.batches_ahead(self.config, self.tables), self.spans)
+        batches = Lookahead(
+            self.loader, build.batches_ahead(self.config, self.tables), self.spans, self.start.step,
+            self.vocabularies.is_due, self._translated,
+        )  # fmt: skip
         for step, batch in enumerate(batches if self.bests.reason is None else (), self.start.step):
             self.spans.step, self.steps, evaluated = step, step + 1, None
             loss = self._step(step, batch.on(self.device), batches)
             if (step + 1) % every == 0 or step + 1 == self.total_steps:
                 self.tables.settle()  # a rank does not drain its inbox while it waits in the collectives below
                 self._report(step + 1, loss.item(), interval)
+            if self.vocabularies.is_due(step + 1):
+                self.tables.flush()
+                self.vocabularies.maintain(step + 1)
             leaves = must_leave() and step + 1 < self.total_steps
             if not leaves and self._is_evaluated(step + 1):
                 interval.pause()
@@ -249,6 +261,14 @@ class Training:
         if on_gpu:  # the host waits for the loss here
             self._check_loss(step, loss, batch, keys, rows)
         return loss
+
+    def _translated(self, batch, step: int):
+        """A batch of the loader, with keys in place of the ids of tables without a fixed vocabulary. Collective."""
+        if not self.vocabularies:
+            return batch
+        ids = {name: batch.keys[name].numpy() for name in self.vocabularies.of_tables}
+        with self.spans("vocabulary"):
+            return batch.translated(self.vocabularies.translate(ids, batch.counts, step))
 
     def _forward(self, rows, batch):
         with doing(f"forward() of model={self.config.model_name}"):
@@ -441,7 +461,7 @@ class Training:
         num = num if settings.max_samples is None else min(num, settings.max_samples)
         return Evaluation(
             self.world, self.tables, self.model, self._forward, partial(self._drawn, "valid"), num,
-            settings.batch_size, self.device, self.spans,
+            settings.batch_size, self.device, self.spans, self.vocabularies,
         )  # fmt: skip
 
     def _making(self) -> Callable:
@@ -450,7 +470,8 @@ class Training:
 
         def made(samples):
             batch = make(samples)
-            self.tables.check(self.task.keys(batch))
+            if not self.vocabularies:  # ids have no key yet
+                self.tables.check(self.task.keys(batch))
             return batch
 
         return made
@@ -473,17 +494,36 @@ class Training:
         is_best = self.bests.is_best(step)
         if must or is_best or self.saving.is_due(step, is_last):
             self.spans.now("checkpoint")
+            data = self._data_to_save()
             about = self.saving.about(self.task.model_arguments(self.config.table.dim), self.model, self.source)
             self.checkpoints.save(
                 self.saving.position(step), self.tables.to_save, self.model, self.dense, about | self.bests.about(),
-                self._encoder, is_best,
+                data, is_best,
             )  # fmt: skip
+
+    def _data_to_save(self) -> dict[str, Tensor] | None:
+        """On rank 0: what predict needs for files that were not prepared, and the ids of tables without a fixed
+        vocabulary; None for data that are no files. Collective."""
+        if not self.vocabularies:
+            return self._encoder
+        entries = self.vocabularies.state()
+        if entries is None:
+            return None
+        encoder = self.source.encoder.with_keys({name: with_keys(found) for name, found in entries.items()})
+        return tensors_of(encoder.to_arrays() | {f"{IDS_OF}{name}": found for name, found in entries.items()})
 
     @cached_property
     def _encoder(self) -> dict[str, Tensor] | None:
-        """On rank 0: what predict needs for files that were not prepared; None for data that are no files."""
         encoder = getattr(self.source, "encoder", None) if self.world.rank == 0 else None
         return None if encoder is None else tensors_of(encoder.to_arrays())
+
+    def _load_vocabularies(self):
+        """Continues with the ids of the checkpoint that the run resumes."""
+        if self.vocabularies:
+            path = self.saving.resumed
+            saved = dense_state(path, read_manifest(path)).get("data") or {}
+            entries = {name: saved[f"{IDS_OF}{name}"].numpy() for name in self.vocabularies.of_tables}
+            self.vocabularies.load(entries)
 
     # Errors and cleanup.
 
@@ -515,6 +555,7 @@ class Training:
     def close(self):
         """Closes the loader and frees the tables. Collective."""
         self.loader.close()
+        self.vocabularies.close()
         self.tables.close()
 
 

@@ -266,6 +266,18 @@ class RowCache {
     return num_evicted;
   }
 
+  // Frees the lines of keys (n) that have one. REQUIRES: no sums are pending.
+  void forget(const int64_t* keys, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) {
+      int64_t slot;
+      look_up(keys + i, 1, &slot);
+      if (slot < 0) continue;
+      tag_[slot] = 0;
+      worth_[slot] = 0;
+      --num_rows_;
+    }
+  }
+
   // out[i] = row of slots[i]; out (n, dim)
   void gather(const int64_t* slots, int64_t n, float* out) const {
     for (int64_t i = 0; i < n; ++i) {

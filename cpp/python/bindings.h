@@ -20,6 +20,7 @@ void bind_round(py::module_& m);
 void bind_line(py::module_& m);
 void bind_ring_writer(py::module_& m);  // after bind_round, whose arrays it takes
 void bind_row_cache(py::module_& m);
+void bind_id_map(py::module_& m);
 void bind_sampler(py::module_& m);
 void bind_distances(py::module_& m);
 void bind_cuda_row_cache(py::module_& m);  // this and the next are compiled with HETMPI_CUDA (setup.py)

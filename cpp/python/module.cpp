@@ -45,6 +45,7 @@ PYBIND11_MODULE(_C, m) {
   bind_line(m);
   bind_ring_writer(m);
   bind_row_cache(m);
+  bind_id_map(m);
   bind_sampler(m);
   bind_distances(m);
   bind_gpu(m);

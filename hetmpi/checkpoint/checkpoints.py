@@ -109,7 +109,7 @@ class Checkpoints:
         """As reserve()."""
         self._reserved, self._copies = described(tables), None
         arrays = {
-            (name, array): table.shard.snapshot(array, slice(None))
+            (name, array): table.shard.snapshot(array, slice(table.num_used_here))
             for name, table in tables.items()
             for array in ARRAYS
         }
@@ -228,7 +228,7 @@ class Checkpoints:
         base, error, step = {}, None, position.step
         num_changed = self.world.comm.allreduce(sum(len(table.shard.changed()) for table in tables.values()))
         is_marked = all(table.shard.mark is self._mark for table in tables.values())
-        is_small = num_changed <= sum(table.num_rows for table in tables.values()) / 2
+        is_small = num_changed <= sum(table.num_used for table in tables.values()) / 2
         may_build = self._num_built + 1 < self.full_every and is_marked and is_small
         try:
             if self.world.rank == 0:
@@ -268,10 +268,11 @@ class Checkpoints:
         rows = None if is_full else table.shard.changed()
         pieces = []
         for array in ARRAYS:
-            values, chosen = table.shard.snapshot(array, slice(None)), rows
+            used = slice(table.num_used_here)
+            values, chosen = table.shard.snapshot(array, used), rows
             if self._copies is not None:
                 copy = self._copies[name, array][: len(values) if is_full else len(rows)]
-                values, chosen = table.shard.snapshot(array, slice(None) if is_full else rows, copy), None
+                values, chosen = table.shard.snapshot(array, used if is_full else rows, copy), None
             pieces.append(Piece(name, table, array, values, chosen, rows))
         return pieces if is_full else [*pieces, Piece(name, table, "rows", rows, None, None)]
 
@@ -433,7 +434,7 @@ def described(tables: dict[str, EmbeddingTable]) -> dict[str, dict]:
     """Descriptions that loaded tables must match, in the form of kinds_of(manifest)."""
     found = {}
     for name, table in tables.items():
-        values = table.num_rows, table.dim, table.partition_kind, table.optimizer.rule, table.shard.state_dim
+        values = table.num_used, table.dim, table.partition_kind, table.optimizer.rule, table.shard.state_dim
         found[name] = dict(zip(DESCRIPTION, values))
     return found
 
@@ -448,7 +449,8 @@ def check_fits(path: Path, manifest: dict, tables: dict[str, EmbeddingTable]):
         )
     for name, mine in described(tables).items():
         for key in ("num_rows", "dim", "rule", "state_dim"):
-            if saved[name][key] != mine[key]:
+            is_open = key == "num_rows" and mine[key] < tables[name].num_rows  # rows are assigned as they are needed
+            if saved[name][key] != mine[key] and not (is_open and saved[name][key] <= tables[name].num_rows):
                 table = f"table {name}" if name else "a table"
                 raise UserError(f"{path} has {table} with {key}={saved[name][key]}, the program's has {mine[key]}")
 

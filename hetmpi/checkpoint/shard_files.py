@@ -106,8 +106,9 @@ def fill(table: EmbeddingTable, place: str, saved: dict, shards: list[ShardFiles
     """Fills this rank's shard from the saved ones. place: name of the table, for messages. Raises UserError for values
     that are invalid for training."""
     partition, rank = make_partition(saved["partition"], saved["num_rows"], len(shards)), table.world.rank
-    for begin in range(0, len(table.shard), BLOCK_ROWS):
-        keys = table.partition.keys_of(rank, begin, min(begin + BLOCK_ROWS, len(table.shard)))
+    table.num_used = saved["num_rows"]
+    for begin in range(0, table.num_used_here, BLOCK_ROWS):
+        keys = table.partition.keys_of(rank, begin, min(begin + BLOCK_ROWS, table.num_used_here))
         route = Route.of_keys(partition, keys)
         for name in ARRAYS:
             values = np.empty_like(table.shard.snapshot(name, slice(begin, begin + len(keys))))

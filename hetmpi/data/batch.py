@@ -6,7 +6,7 @@ B samples, F features of one value and G of several values per sample, U unique 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -73,6 +73,22 @@ class Batch:
     label: Tensor  # (B,) float32
     teacher: Tensor | None = None  # (B,) float32
     bags: tuple[tuple[Tensor, Tensor], ...] = ()  # (G,) of index (n,) int64 and offsets (B + 1,) int64
+    # Of tables without a fixed vocabulary, whose keys are ids at first: how often each occurs, (U,) int64.
+    counts: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def translated(self, keys: dict[str, np.ndarray]) -> Batch:
+        """With keys (U,) int64, which may repeat, in place of the ids of tables without a fixed vocabulary."""
+        found, places, num_rows = {}, [], 0
+        for name, before in self.keys.items():
+            found[name], place = before, np.arange(len(before))
+            if name in keys:
+                unique, place = _C.unique(keys[name])
+                found[name] = torch.from_numpy(unique)
+            places.append(place + num_rows)
+            num_rows += len(found[name])
+        places = torch.from_numpy(np.concatenate(places))
+        bags = tuple((places[index], offsets) for index, offsets in self.bags)
+        return replace(self, keys=found, index=places[self.index], bags=bags, counts={})
 
     def on(self, device: torch.device) -> Batch:
         """The batch with the tensors that a model reads on `device`, for use in its current stream."""
@@ -124,16 +140,19 @@ def to_batch(samples: Samples) -> Batch:
     return batch_of(samples, {TABLE: torch.from_numpy(keys)}, torch.from_numpy(index).view(ids.shape))
 
 
-def batch_of(samples: Samples, keys: dict[str, Tensor], index: Tensor, bags=()) -> Batch:
+def batch_of(samples: Samples, keys: dict[str, Tensor], index: Tensor, bags=(), counts=None) -> Batch:
     teacher = None if samples.teacher is None else torch.from_numpy(samples.teacher)
-    return Batch(keys, index, torch.from_numpy(samples.dense), torch.from_numpy(samples.label), teacher, bags)
+    dense, label = torch.from_numpy(samples.dense), torch.from_numpy(samples.label)
+    return Batch(keys, index, dense, label, teacher, bags, counts or {})
 
 
 class FeatureBatches:
     """Makes batches of samples with these features. Thread-safe."""
 
-    def __init__(self, features: Sequence[Feature], tables: Sequence[str]):
-        """tables: names, in the order in which their rows are joined."""
+    def __init__(self, features: Sequence[Feature], tables: Sequence[str], open_tables: Sequence[str] = ()):
+        """tables: names, in the order in which their rows are joined. open_tables: those without a fixed
+        vocabulary."""
+        self._open_tables = set(open_tables)
         singles = [feature for feature in features if feature.pool is None]
         bags = [feature for feature in features if feature.pool is not None]
         self._num_bags = len(bags)
@@ -144,11 +163,13 @@ class FeatureBatches:
         """The batch of `samples`. Raises SamplesError as check_samples."""
         check_samples(samples, self._num_bags)
         index, bags = np.empty(samples.ids.shape, np.int64), [np.empty(0, np.int64)] * self._num_bags
-        keys, num_rows = {}, 0
+        keys, counts, num_rows = {}, {}, 0
         for name, columns in self._columns.items():
             ids = samples.ids[:, columns]  # (B, features of this table)
             parts = [ids.reshape(-1), *(samples.bags[i].values for i in self._bags[name])]
             found, places = _C.unique(np.concatenate(parts))
+            if name in self._open_tables:
+                counts[name] = np.bincount(places, minlength=len(found))
             places += num_rows
             index[:, columns] = places[: ids.size].reshape(ids.shape)
             ends = np.cumsum([part.size for part in parts])
@@ -157,4 +178,5 @@ class FeatureBatches:
             keys[name] = torch.from_numpy(found)
             num_rows += len(found)
         offsets = (torch.from_numpy(bag.offsets) for bag in samples.bags)
-        return batch_of(samples, keys, torch.from_numpy(index), tuple(zip(map(torch.from_numpy, bags), offsets)))
+        bags = tuple(zip(map(torch.from_numpy, bags), offsets))
+        return batch_of(samples, keys, torch.from_numpy(index), bags, counts)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from hetmpi.table.spec import OpenRows
+
 TABLE = "table"  # name of the table with the model's width and the run's settings
 POOLS = ("sum", "mean")
 NO_KEY = -1  # of a value without a row
@@ -17,7 +19,8 @@ NO_KEY = -1  # of a value without a row
 
 @dataclass(frozen=True)
 class Feature:
-    """A categorical feature. Its keys are first <= key < first + rows of `table`.
+    """A categorical feature. Its keys are first <= key < first + rows of `table`; of a table without a fixed
+    vocabulary samples have ids, any int64.
 
     pool  None: one value per sample; "sum" or "mean" of the rows of its values, zeros for a sample without values"""
 
@@ -34,12 +37,14 @@ class FeatureTable:
 
     field_rows    rows of each range of keys that one feature, or several that share rows, use
     dim           numbers per row; None: the width that the model reads
-    optim, cache  settings that replace those of `optim` and `table.cache` for this table"""
+    optim, cache  settings that replace those of `optim` and `table.cache` for this table
+    open          of a table without a fixed vocabulary"""
 
     field_rows: tuple[int, ...]
     dim: int | None = None
     optim: Mapping[str, Any] = field(default_factory=dict)
     cache: Mapping[str, Any] = field(default_factory=dict)
+    open: OpenRows | None = None
 
     @property
     def num_rows(self) -> int:
@@ -59,6 +64,7 @@ class FeatureRequest:
     dim: int | None = None
     optim: Mapping[str, Any] = field(default_factory=dict)
     cache: Mapping[str, Any] = field(default_factory=dict)
+    open: OpenRows | None = None
 
 
 class ValueMap(NamedTuple):
@@ -75,13 +81,13 @@ class ValueMap(NamedTuple):
 
 def arrange(wanted: Sequence[FeatureRequest]) -> tuple[list[Feature], dict[str, FeatureTable]]:
     """Features with a place in a table, those of one value first, otherwise in the order given; and the tables by name.
-    Features of equal dim, optim and cache share a table.
+    Features of equal dim, optim and cache share a table; one without a fixed vocabulary has its own.
 
     REQUIRES: names are unique, and `share` names a feature that shares no other's rows."""
     kinds: list[tuple] = []
     rows: dict[str, list[int]] = {}
     place: dict[str, tuple[str, int, int]] = {}
-    own = [(one, (one.dim, dict(one.optim), dict(one.cache))) for one in wanted if one.share is None]
+    own = [(one, (one.dim, dict(one.optim), dict(one.cache))) for one in wanted if one.share is None and not one.open]
     for _, kind in own:
         if kind not in kinds:
             kinds.append(kind)
@@ -90,9 +96,13 @@ def arrange(wanted: Sequence[FeatureRequest]) -> tuple[list[Feature], dict[str, 
         of_table = rows.setdefault(table, [])
         place[one.name] = table, sum(of_table), one.rows
         of_table.append(one.rows)
+    tables = {table_name(kinds, kind): FeatureTable(tuple(rows[table_name(kinds, kind)]), *kind) for kind in kinds}
+    for number, one in enumerate((one for one in wanted if one.open), 1):
+        table = f"open{number}"
+        place[one.name] = table, 0, one.rows
+        tables[table] = FeatureTable((one.rows,), one.dim, one.optim, one.cache, one.open)
     ordered = sorted(wanted, key=lambda one: one.pool is not None)
     features = [Feature(one.name, *place[one.share or one.name], one.pool) for one in ordered]
-    tables = {table_name(kinds, kind): FeatureTable(tuple(rows[table_name(kinds, kind)]), *kind) for kind in kinds}
     return features, tables
 
 

@@ -80,11 +80,16 @@ class Loader:
 
 
 class Lookahead:
-    """Iterates over batches, with the next `depth` ones ready to be announced."""
+    """Iterates over batches, with the next `depth` ones ready to be announced. The batch of a step for which
+    is_barrier(step) is announced to nobody, and none after it before that step."""
 
-    def __init__(self, batches: Iterable, depth: int, spans: Spans):
-        self.batches, self.depth, self.spans = iter(batches), depth, spans
-        self._later = deque()
+    def __init__(
+        self, batches: Iterable, depth: int, spans: Spans, first_step: int = 0, is_barrier=lambda step: False,
+        complete=lambda batch, step: batch,
+    ):  # fmt: skip
+        """complete(batch, step): called for each batch when it is taken from `batches`; returns the batch."""
+        self.batches, self.depth, self.spans, self.is_barrier = iter(batches), depth, spans, is_barrier
+        self._later, self._next_step, self._complete = deque(), first_step, complete
 
     def __iter__(self):
         while True:
@@ -95,7 +100,7 @@ class Lookahead:
 
     def announced(self):
         """Batches that have come within `depth` of the current one since the last call."""
-        while len(self._later) < self.depth:
+        while len(self._later) < self.depth and not self.is_barrier(self._next_step):
             batch = self._load()
             if batch is None:
                 return
@@ -103,5 +108,7 @@ class Lookahead:
             yield batch
 
     def _load(self):
+        step, self._next_step = self._next_step, self._next_step + 1
         with self.spans("load"):
-            return next(self.batches, None)
+            batch = next(self.batches, None)
+        return None if batch is None else self._complete(batch, step)

@@ -18,10 +18,10 @@ from hetmpi.world.world import World
 class NodeMemory:
     """The shards of the ranks of this node, `on_node[rank]`; `local` is this rank's."""
 
-    def __init__(self, world: World, layouts: list[Layout], partition: _C.Partition):
-        """layouts: one per rank, the same list on every rank. partition: of the table's keys. Collective. Raises
-        UserError if memory is short."""
-        self.world, self.layouts = world, layouts
+    def __init__(self, world: World, layouts: list[Layout], partition: _C.Partition, is_sparse: bool = False):
+        """layouts: one per rank, the same list on every rank. partition: of the table's keys. is_sparse: memory is
+        taken as rows are assigned. Collective. Raises UserError if memory is short."""
+        self.world, self.layouts, self._is_sparse = world, layouts, is_sparse
         check_memory(world, layouts)
         self._shared = MPI.Win.Allocate_shared(layouts[world.rank].nbytes, 1, comm=world.node)
         self.on_node = {
@@ -37,7 +37,8 @@ class NodeMemory:
         shared, _ = self._shared.Shared_query(node_rank)
         memory = np.frombuffer(shared, np.uint8)
         is_large = memory.nbytes >= LEAST_HUGE
-        return _C.aligned_view(memory, node_rank == self.world.node.rank) if is_large else memory
+        populates = node_rank == self.world.node.rank and not self._is_sparse
+        return _C.aligned_view(memory, populates) if is_large else memory
 
     def local_ring(self, owner: int, origin: int) -> np.ndarray:
         """The memory of an origin's ring at an owner on this node."""

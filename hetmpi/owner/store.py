@@ -121,15 +121,17 @@ class Shard:
     def __len__(self) -> int:
         return len(self.weight)
 
-    def initialise(self, rule: _C.RowOptimizer, keys_of, seed: int, std: float):
-        """Initialises every row from a normal distribution with standard deviation `std`, depending only on (seed,
-        key). keys_of(begin, end): keys of rows [begin, end), int64. To be called by the owner, before its other
-        methods."""
+    def initialise(self, rule: _C.RowOptimizer, keys_of, num: int, seed: int, std: float):
+        """Initialises the first `num` rows from a normal distribution with standard deviation `std`, depending only on
+        (seed, key); the others are assigned before they are used. keys_of(begin, end): keys of rows [begin, end),
+        int64. To be called by the owner, before its other methods."""
         self._rule, self.touched = rule, np.zeros(len(self), np.uint8)
-        for zeroed in (self.state, self.mean_square, self.clock, self.applied, self.rings[:, : _C.RING_HEADER_BYTES]):
+        for zeroed in (self.state[:num], self.mean_square[:num], self.clock[:num]):
             zeroed[:] = 0
-        for begin in range(0, len(self), INIT_CHUNK_ROWS):
-            weight = self.weight[begin : begin + INIT_CHUNK_ROWS]
+        for zeroed in (self.applied, self.rings[:, : _C.RING_HEADER_BYTES]):
+            zeroed[:] = 0
+        for begin in range(0, num, INIT_CHUNK_ROWS):
+            weight = self.weight[begin : min(begin + INIT_CHUNK_ROWS, num)]
             _C.init_rows(weight, keys_of(begin, begin + len(weight)), seed, std)
 
     def assign(self, rows: np.ndarray | slice, weight=None, state=None, clock=None):

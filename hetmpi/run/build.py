@@ -29,6 +29,7 @@ from hetmpi.table.group import TableGroup
 from hetmpi.table.optim import ROW_RULES, RowOptimizer
 from hetmpi.table.spec import TableSpec
 from hetmpi.table.table import EmbeddingTable
+from hetmpi.table.vocabulary import FIRST_KEY, Vocabularies, Vocabulary
 from hetmpi.tasks.task import Task
 from hetmpi.world.memory import refuse_if_short, size_text
 from hetmpi.world.world import World
@@ -199,14 +200,31 @@ def make_tables(
     for name, spec in specs.items():
         tables[name] = made = EmbeddingTable(
             world, spec.num_rows, spec.dim, optimizer_of(config, f"table {name}", spec.optim, schedule), name=name,
-            partition=table.partition, seed=config.seed, staleness=staleness_of(config),
-            init_std=table.init_std if spec.init_std is None else spec.init_std,
+            partition=table.partition if spec.open is None else "round_robin", seed=config.seed,
+            staleness=staleness_of(config), init_std=init_std_of(config, spec),
+            first_rows=None if spec.open is None else FIRST_KEY,
             cache=cache_of(config, f"table {name}", spec.cache), spans=spans, exchange=exchange, device=device,
             round_steps=steps,
         )  # fmt: skip
         if exchange == "auto" and made.client.transport.name is not None:
             exchange = made.client.transport.name  # what the first table's trial has chosen
     return TableGroup(tables)
+
+
+def init_std_of(config: DictConfig, spec: TableSpec) -> float:
+    return config.table.init_std if spec.init_std is None else spec.init_std
+
+
+def make_vocabularies(
+    config: DictConfig, world: World, specs: dict[str, TableSpec], tables: TableGroup
+) -> Vocabularies:
+    """Those of tables without a fixed one. Collective."""
+    found = {
+        name: Vocabulary(tables[name], spec.open, config.seed, init_std_of(config, spec))
+        for name, spec in specs.items()
+        if spec.open is not None
+    }
+    return Vocabularies(world, found, config.table.maintain_steps)
 
 
 def round_steps_of(

@@ -116,6 +116,13 @@ class Table:
         choices=EXCHANGES,
         takes_class=True,
     )
+    maintain_steps: int = setting(
+        1000,
+        "of columns with rows: open: steps between the flushes at which ids lose their rows to others and counts are "
+        "halved",
+        least=1,
+        most=1 << 40,
+    )
     ranks_per_node: int | None = setting(
         None,
         "for tests: splits each node into nodes of this many ranks that communicate by MPI only",

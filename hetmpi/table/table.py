@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -41,6 +42,7 @@ class EmbeddingTable:
     spans      times of their phases (hetmpi.spans.Spans)
     shard      this rank's rows (hetmpi.owner.store.RowStore)
     cache      this rank's cache, for inspection
+    num_used   keys below it have rows: num_rows, but where rows are assigned later (first_rows)
     client     the consistency model (hetmpi.table.client.Client)
     """
 
@@ -49,6 +51,7 @@ class EmbeddingTable:
         seed: int = 0, name: str = "table", init_std: float = 0.01, inbox_bytes: int = INBOX_BYTES,
         staleness: Staleness = Staleness(0), cache: CacheSettings = CacheSettings(capacity_rows=0),
         spans: Spans | None = None, exchange: str = "windows", device: torch.device | str = "cpu", round_steps: int = 1,
+        first_rows: int | None = None,
     ):  # fmt: skip
         """Allocates the shards and initialises every row from a normal distribution with standard deviation `init_std`,
         depending only on (seed, name, key).
@@ -59,7 +62,8 @@ class EmbeddingTable:
         hetmpi.wire.wire.Wire. device: cpu, or this rank's GPU: it holds the cache, and rows and gradients are
         tensors on it, while keys stay on the CPU. round_steps: at s >= 1, number of announced batches
         whose rows are requested by one message; the message leaves when so many are announced, or with the next write.
-        Collective.
+        first_rows: initialise these keys alone; the other rows take memory when they are assigned, which comes first
+        (hetmpi/table/vocabulary.py); None for all. Collective.
 
         Raises UserError if ranks give different arguments (cache, device and spans may differ), if memory is short, and
         for a cache at staleness 0; ValueError for an unknown partition or exchange or an invalid shape."""
@@ -71,13 +75,14 @@ class EmbeddingTable:
         self.world, self.name, self.num_rows, self.dim = world, name, num_rows, dim
         self.staleness, self.optimizer = staleness, optimizer
         self.partition, self.partition_kind = make_partition(partition, num_rows, world.size), partition
+        self.num_used = num_rows if first_rows is None else first_rows
         self.counters, self.spans = Counters(), spans or Spans()
         self._known: deque[Keys] = deque(maxlen=MOST_KNOWN)  # keys checked recently
         rule = optimizer.core(dim)
         record, layouts = layouts_of(world, self.partition, rule, dim, staleness.is_synchronous, inbox_bytes)
         self.shard: Shard | None = None
         self.client: Client | None = None
-        self.memory: NodeMemory | None = NodeMemory(world, layouts, self.partition)
+        self.memory: NodeMemory | None = NodeMemory(world, layouts, self.partition, self.num_used < num_rows)
         try:
             self._open(rule, record, seed, init_std, cache, torch.device(device), exchange, round_steps)
         except Exception as error:
@@ -89,7 +94,8 @@ class EmbeddingTable:
         """Initialises the shard, and makes cache and client. Collective."""
         world, memory, seed = self.world, self.memory, table_seed(seed, self.name)
         self.shard = memory.local
-        self.shard.initialise(rule, lambda begin, end: self.partition.keys_of(world.rank, begin, end), seed, init_std)
+        keys_of = partial(self.partition.keys_of, world.rank)
+        self.shard.initialise(rule, keys_of, self.num_used_here, seed, init_std)
         self.cache: RowCache = cache.open(world, self.num_rows, self.dim, self.optimizer, device)
         if not self.staleness.is_synchronous:
             self.cache.set_drift(self.staleness.drift, world.size - 1)
@@ -197,6 +203,13 @@ class EmbeddingTable:
         for begin in range(0, len(self.shard), most_rows):
             rows = self.shard.snapshot("weight", slice(begin, begin + most_rows))
             yield begin, torch.from_numpy(rows)
+
+    @property
+    def num_used_here(self) -> int:
+        """Rows of this rank's shard, its first ones, that num_used counts."""
+        if self.num_used == self.num_rows:
+            return len(self.shard)
+        return make_partition(self.partition_kind, self.num_used, self.world.size).num_local_rows(self.world.rank)
 
     @property
     def step(self) -> int:

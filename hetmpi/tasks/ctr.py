@@ -71,6 +71,7 @@ class ClickThroughRate(Task):
         self.keys_per_sample = {TABLE: self.num_fields} if self.features is None else dict(counted)
         self.joins = self.features is not None and (
             len(source.tables) > 1
+            or any(table.open for table in source.tables.values())
             or any(feature.pool is not None for feature in self.features)
             or any(table.dim is not None for table in source.tables.values())
         )
@@ -91,13 +92,14 @@ class ClickThroughRate(Task):
         if self.features is None:
             return {TABLE: TableSpec(self.source.num_rows, row_dim)}
         return {
-            name: TableSpec(table.num_rows, table.dim or row_dim, table.optim, table.cache)
+            name: TableSpec(table.num_rows, table.dim or row_dim, table.optim, table.cache, open=table.open)
             for name, table in self.source.tables.items()
         }
 
     def batches(self, device: torch.device) -> Callable[[Samples], Batch]:
         if self.joins:
-            return FeatureBatches(self.features, list(self.source.tables))
+            tables = self.source.tables
+            return FeatureBatches(self.features, list(tables), [name for name, table in tables.items() if table.open])
         return to_batch if device.type == "cpu" else GpuBatches(device, self.source.num_rows)
 
     def keys(self, batch: Batch) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ import torch
 
 from hetmpi.spans import Spans
 from hetmpi.table.group import TableGroup
+from hetmpi.table.vocabulary import Vocabularies
 from hetmpi.world.world import World
 
 
@@ -31,6 +32,7 @@ class Evaluation:
     batch_size: int
     device: torch.device
     spans: Spans
+    vocabularies: Vocabularies | None = None  # of tables without a fixed one
 
     def columns(self, task, step: int) -> list[np.ndarray] | None:
         """The columns of a task (hetmpi/tasks/task.py, Task) of all held-out samples after `step` steps, with rows read
@@ -39,6 +41,8 @@ class Evaluation:
         with torch.no_grad():
             parts = [self._predict(task, batch) for batch in self._batches(task)]
             for _ in range(len(parts), self._num_peeks()):  # others may need this rank's replies
+                if self.vocabularies:
+                    self.vocabularies.look_up(dict.fromkeys(self.vocabularies.of_tables, np.empty(0, np.int64)))
                 self.tables.peek(dict.fromkeys(self.tables, torch.empty(0, dtype=torch.int64)))
         mine = [np.concatenate(column) for column in zip(*parts)]
         self.world.meet(f"after step {step} for all ranks to evaluate")
@@ -65,5 +69,8 @@ class Evaluation:
 
     def _predict(self, task, batch) -> tuple[np.ndarray, ...]:
         self.spans.now("evaluation")
+        if self.vocabularies:
+            ids = {name: task.keys(batch)[name].numpy() for name in self.vocabularies.of_tables}
+            batch = batch.translated(self.vocabularies.look_up(ids))
         rows = self.tables.peek(task.keys(batch))
         return task.predict(self.forward, rows, batch.on(self.device))

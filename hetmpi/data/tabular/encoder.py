@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -19,8 +19,9 @@ from hetmpi.data.tabular.reading import LABEL, Reading
 from hetmpi.data.tabular.rules import AUTO, ID, Column
 from hetmpi.data.tabular.scaling import Scaling, standardized
 
-HASHED, VOCABULARY, INTEGERS = "hashed", "vocabulary", "integers"
+HASHED, VOCABULARY, INTEGERS, IDS = "hashed", "vocabulary", "integers", "ids"
 MISSING_KEY, UNSEEN_KEY, FIRST_KEY = 0, 1, 2  # of a vocabulary
+SHARED_KEY = 0  # of ids without a row of their own
 
 
 @dataclass(frozen=True)
@@ -28,17 +29,21 @@ class IdEncoder:
     """Values of an id column -> keys 0 <= key < rows.
 
     HASHED: value % rows. VOCABULARY: FIRST_KEY + position among `values`, sorted; MISSING_KEY, and UNSEEN_KEY for all
-    others. INTEGERS: the value, and the last row for a missing one."""
+    others. INTEGERS: the value, and the last row for a missing one. IDS: the value, of a table without a fixed
+    vocabulary; after training (Encoder.with_keys) the key of its row, the shared key 0 for ids without one."""
 
     mode: str
     rows: int
     seed: int = 0
     values: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    of_values: np.ndarray | None = None  # IDS, after training: the keys of `values`
 
     def keys(self, values: np.ndarray, column: str) -> np.ndarray:
         """values (n,) int64 -> keys (n,) int64. Raises DataError for an integer without a row."""
         if self.mode == HASHED:
             return values % self.rows
+        if self.mode == IDS:
+            return values if self.of_values is None else self._of_ids(values)
         if self.mode == INTEGERS:
             if len(values) and values.max() >= self.rows - 1:
                 raise DataError(f"column {column}: {values.max()} has no row, data.columns has rows: {self.rows - 1}")
@@ -49,6 +54,12 @@ class IdEncoder:
         known = self.values[np.minimum(place, len(self.values) - 1)] == values
         unknown = np.where(values == no_value(self.seed), MISSING_KEY, UNSEEN_KEY)
         return np.where(known, place + FIRST_KEY, unknown)
+
+    def _of_ids(self, ids: np.ndarray) -> np.ndarray:
+        if not len(self.values):
+            return np.full(len(ids), SHARED_KEY)
+        place = np.minimum(np.searchsorted(self.values, ids), len(self.values) - 1)
+        return np.where(self.values[place] == ids, self.of_values[place], SHARED_KEY)
 
 
 class Encoder:
@@ -102,14 +113,30 @@ class Encoder:
         }
         names = list(self.coders)
         arrays = {f"values{i}": np.asarray(self.coders[name].values) for i, name in enumerate(names)}
+        arrays |= {f"keys{i}": self.coders[n].of_values for i, n in enumerate(names) if n in self.coders_with_keys()}
         return {"encoder": np.frombuffer(json.dumps(state).encode(), np.uint8), **arrays}
+
+    def coders_with_keys(self) -> list[str]:
+        return [name for name, coder in self.coders.items() if coder.of_values is not None]
+
+    def with_keys(self, found: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Encoder:
+        """After training of tables without a fixed vocabulary. found: table -> ids (n,) int64, ascending, and their
+        keys (n,) int64."""
+        table_of = {feature.name: feature.table for feature in self.features}
+        coders = {
+            name: replace(coder, values=found[table_of[name]][0], of_values=found[table_of[name]][1])
+            if coder.mode == IDS
+            else coder
+            for name, coder in self.coders.items()
+        }
+        return Encoder(self.reading, self.columns, coders, self.moments, self.scalings)
 
     @staticmethod
     def from_arrays(arrays: Mapping[str, np.ndarray]) -> Encoder:
         state = json.loads(np.asarray(arrays["encoder"]).tobytes())
         columns = [Column(**{**one, "transform": tuple_of(one["transform"])}) for one in state["columns"]]
         coders = {
-            name: IdEncoder(mode, rows, seed, np.asarray(arrays[f"values{i}"]))
+            name: IdEncoder(mode, rows, seed, np.asarray(arrays[f"values{i}"]), arrays.get(f"keys{i}"))
             for i, (name, (mode, rows, seed)) in enumerate(state["coders"].items())
         }
         scalings = {name: Scaling(*one) for name, one in state.get("scalings", {}).items()}
@@ -133,7 +160,7 @@ class Encoder:
                 return f"column {column.name} was {scaling}, now {other_scaling}"
             if coder is not None and (coder.mode, coder.rows, coder.seed) != (found.mode, found.rows, found.seed):
                 return f"column {column.name} had {coder.rows:,} rows, now {found.rows:,}"
-            if coder is not None and not np.array_equal(coder.values, found.values):
+            if coder is not None and coder.mode != IDS and not np.array_equal(coder.values, found.values):
                 return f"column {column.name} had other values"
         return None
 
@@ -158,7 +185,8 @@ class Encoder:
         try:
             if coder.mode != INTEGERS:
                 found = coder.keys(hashes(values, stored.seed, self.reading.missing), feature.name)
-                return np.where((found == UNSEEN_KEY) & (coder.mode == VOCABULARY), NO_KEY, found + feature.first)
+                none = {VOCABULARY: UNSEEN_KEY, IDS: SHARED_KEY}.get(coder.mode)
+                return found + feature.first if none is None else np.where(found == none, NO_KEY, found + feature.first)
             found, bad = integers(values, self.reading.missing)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise DataError(f"it holds {values.type}, texts or integers were expected") from error
@@ -171,7 +199,7 @@ class Encoder:
         return self.coders[self.columns[self._number[name]].share or name]
 
     def _wanted(self, column: Column) -> FeatureRequest:
-        own = {"dim": column.dim, "optim": dict(column.optim), "cache": dict(column.cache)}
+        own = {"dim": column.dim, "optim": dict(column.optim), "cache": dict(column.cache), "open": column.open}
         if column.is_buckets:
             return FeatureRequest(column.name, len(column.transform) + 2, **own)
         if column.share is not None:

@@ -12,15 +12,19 @@ from typing import Any
 from hetmpi.data.features import POOLS
 from hetmpi.data.files import DataError
 from hetmpi.errors import UserError, check_integer, one_line
+from hetmpi.table.spec import LFU, LRU, NEVER, OpenRows
 
 ID, NUMBER, DROP = "id", "number", "drop"
-AUTO = "auto"
+AUTO, OPEN = "auto", "open"
+EVICT = (LFU, LRU, NEVER)
+MOST_OPEN_ROWS = (1 << 40) - 1
 LONGEST_NAMES = 400  # characters of names of columns in a message
 TRANSFORMS = (AUTO, "none", "log1p", "standardize")
-OF_IDS = ("rows", "hash", "min_count", "share", "pool", "max_len", "separator")
+OF_OPEN = ("max_rows", "expire_steps", "evict")
+OF_IDS = ("rows", "hash", "min_count", *OF_OPEN, "share", "pool", "max_len", "separator")
 OF_NUMBERS = ("transform",)
 OF_ROWS = ("dim", "optim", "cache")
-NOT_SHARED = ("rows", "hash", "min_count", *OF_ROWS)  # those of the feature whose rows are shared
+NOT_SHARED = ("rows", "hash", "min_count", *OF_OPEN, *OF_ROWS)  # those of the feature whose rows are shared
 INTEGER, FLOAT, STRING, LIST, NESTED = "integer", "float", "text", "list", "nested"  # types of a file's columns
 
 
@@ -40,6 +44,9 @@ class Column:
     rows: int | str = AUTO
     hash: bool | None = None
     min_count: int = 1
+    max_rows: int | None = None
+    expire_steps: int | None = None
+    evict: str = LFU
     share: str | None = None
     pool: str | None = None
     max_len: int | None = None
@@ -52,7 +59,14 @@ class Column:
     @property
     def is_integer(self) -> bool:
         """Whether the integers are keys as they are."""
-        return self.kind == ID and self.rows != AUTO and self.hash is False
+        return self.kind == ID and self.rows not in (AUTO, OPEN) and self.hash is False
+
+    @property
+    def open(self) -> OpenRows | None:
+        """Of a column without a fixed vocabulary."""
+        if self.rows != OPEN:
+            return None
+        return OpenRows(self.max_rows, self.min_count, self.expire_steps, self.evict)
 
     @property
     def is_buckets(self) -> bool:
@@ -120,9 +134,13 @@ def check_values(rule: Rule):
     known = rule.settings
     if known.get("kind", ID) not in (ID, NUMBER, DROP):
         raise UserError(f"{rule}: kind must be id, number or drop, got {one_line(str(known['kind']))}")
-    if known.get("rows", AUTO) != AUTO:
-        check_integer(f"{rule}: rows (a number or auto)", known["rows"], 1)
-    for key in ("min_count", "max_len", "dim"):
+    if known.get("rows", AUTO) not in (AUTO, OPEN):
+        check_integer(f"{rule}: rows (a number, auto or open)", known["rows"], 1)
+    if known.get("evict", LFU) not in EVICT:
+        raise UserError(f"{rule}: evict must be one of {', '.join(EVICT)}, got {one_line(str(known['evict']))}")
+    if "max_rows" in known:
+        check_integer(f"{rule}: max_rows", known["max_rows"], 1, MOST_OPEN_ROWS)
+    for key in ("min_count", "expire_steps", "max_len", "dim"):
         if key in known:
             check_integer(f"{rule}: {key}", known[key], 1)
     if not isinstance(known.get("hash", True), bool):
@@ -222,7 +240,13 @@ def id_column(where: str, name: str, kind: str, known: dict) -> Column:
     elif "max_len" in known:
         raise DataError(f"{where}: max_len needs several values per row: give the separator between them")
     rows, hashed = known.get("rows", AUTO), known.get("hash")
-    if "min_count" in known and (rows != AUTO or hashed):
+    if rows != OPEN:
+        refuse_keys(where, "without rows: open", known, OF_OPEN)
+    elif "max_rows" not in known:
+        raise DataError(f"{where}: rows: open needs max_rows, the ids that have a row at the same time")
+    elif hashed is not None:
+        raise DataError(f"{where}: rows: open hashes all values, remove hash")
+    if "min_count" in known and rows != OPEN and (rows != AUTO or hashed):
         raise DataError(f"{where}: min_count needs rows: auto without hash, where each value has a row of its own")
     return Column(name, ID, kind, **known)
 

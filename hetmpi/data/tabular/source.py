@@ -23,7 +23,7 @@ from hetmpi.data.source import check_slice
 from hetmpi.data.tabular import vocabulary
 from hetmpi.data.tabular.convert import no_value
 from hetmpi.data.tabular.coverage import MOST, unseen_of, unseen_text
-from hetmpi.data.tabular.encoder import FIRST_KEY, HASHED, INTEGERS, VOCABULARY, Encoder, IdEncoder
+from hetmpi.data.tabular.encoder import FIRST_KEY, HASHED, IDS, INTEGERS, VOCABULARY, Encoder, IdEncoder
 from hetmpi.data.tabular.files import PARQUET, TEXT, Unit, list_files, list_units
 from hetmpi.data.tabular.held_out import check_held_out
 from hetmpi.data.tabular.last import last_span, last_values, span_of
@@ -40,7 +40,7 @@ from hetmpi.data.tabular.prepare import (
     rows_of,
 )
 from hetmpi.data.tabular.reading import CLICK, LABEL_KINDS, BadRows, Reading, stored_columns
-from hetmpi.data.tabular.rules import AUTO, ID, INTEGER, NUMBER, Column, near, plain, read_rules, resolve
+from hetmpi.data.tabular.rules import AUTO, ID, OPEN, INTEGER, NUMBER, Column, near, plain, read_rules, resolve
 from hetmpi.data.tabular.scaling import Moments, Scaling
 from hetmpi.data.tabular.text import count_values, head_of
 from hetmpi.errors import LARGEST, UserError, check_integer, check_number, one_line, printable
@@ -350,6 +350,8 @@ class IdEncodings:
             self.notes[column.name] = "most rows have a value of their own, which teaches nothing: kind: drop"
         if column.is_integer:
             return INTEGERS
+        if column.rows == OPEN:
+            return IDS
         if column.rows != AUTO or column.hash:
             return HASHED
         distinct = self._distinct(column)
@@ -372,6 +374,8 @@ class IdEncodings:
             group = self._sharing(column.name)
             values = vocabulary.load(self._source.folder, self._manifest, group, column.min_count)
             return IdEncoder(VOCABULARY, len(values) + FIRST_KEY, column.number, values)
+        if mode == IDS:
+            return IdEncoder(IDS, column.open.num_rows, column.number)
         return IdEncoder(HASHED, column.rows if column.rows != AUTO else self._hashed_rows(column))
 
     def _hashed_rows(self, column: Column) -> int:

@@ -1,0 +1,375 @@
+"""Tables without a fixed vocabulary: which ids have a row, and at which key.
+
+An id is any int64, such as the hash of a text. Key 0 is a row of all ids without one of their own; it is trained like
+any other. The directory of an id, one of the ranks by a hash, counts it and knows its key. A client keeps the keys of
+the ids that it has read.
+
+In each step, all ranks together (translate):
+
+    ask     ids that a rank has no key for go to their directories, with how often they occur in its batch
+    admit   ids that have now been seen min_count times get a row if there are rows for all of this step's: the next
+            keys, in the order of ids. The owner of a row writes its first value, which depends on seed and id alone
+    answer  directories send the keys of ids admitted earlier
+
+At times (maintain), after a flush: ids not seen for long lose their rows, waiting ids get the rows of ids seen less often
+or longer ago, and all counts are halved, so that what was frequent once does not stay for ever.
+
+Admissions, keys and evictions depend on the batches alone, not on the number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetmpi import _C
+from hetmpi.errors import UserError
+from hetmpi.owner.route import Route
+from hetmpi.owner.store import table_seed
+from hetmpi.table.spec import LFU, NEVER, OpenRows
+from hetmpi.table.table import EmbeddingTable
+from hetmpi.world.mpi import MPI
+from hetmpi.world.waiting import wait_for
+from hetmpi.world.world import World
+
+SHARED_KEY = 0  # of ids without a row of their own
+FIRST_KEY = 1
+WAITING = -1  # in place of a key
+ID, KEY, COUNT, LAST = range(4)  # columns of entries, (n, 4) int64
+NO_ENTRIES = np.empty((0, 4), np.int64)
+
+
+@dataclass
+class Numbers:
+    """Of a table, the same on all ranks but `waiting`, of this rank's directory."""
+
+    admitted: int = 0
+    evicted: int = 0
+    expired: int = 0
+    waiting: int = 0
+
+
+class Vocabulary:
+    """One rank's part of the ids of a table.
+
+    directory   ids whose directory is this rank
+    known       ids of other directories, as far as this rank has read them
+    free        keys without an id below next_key, ascending"""
+
+    def __init__(self, table: EmbeddingTable, rows: OpenRows, seed: int, init_std: float):
+        self.table, self.rows, self.seed, self.init_std = table, rows, table_seed(seed, table.name), init_std
+        self.directory, self.known, self.numbers = _C.IdMap(), _C.IdMap(), Numbers()
+        self.free, self.next_key = np.empty(0, np.int64), FIRST_KEY
+
+    @property
+    def num_free(self) -> int:
+        return len(self.free) + self.rows.num_rows - self.next_key
+
+    def take(self, num: int) -> np.ndarray:
+        """The next free keys, ascending: (num,) int64."""
+        reused = self.free[:num]
+        fresh = np.arange(self.next_key, self.next_key + num - len(reused))
+        self.free, self.next_key = self.free[num:], self.next_key + len(fresh)
+        self.table.num_used = max(self.table.num_used, self.next_key)
+        self.numbers.admitted += num
+        return np.concatenate([reused, fresh])
+
+    def release(self, keys: np.ndarray):
+        """Makes the keys of ids that lose their rows free, on all ranks: keys (n,) int64, ascending."""
+        self.free = np.sort(np.concatenate([self.free, keys]))
+        self.numbers.admitted -= len(keys)
+        known = self.known.entries()
+        self.known.assign(np.ascontiguousarray(known[~np.isin(known[:, KEY], keys)]))
+        self.table.cache.forget(keys)
+
+    def write_first_values(self, ids: np.ndarray, keys: np.ndarray):
+        """Writes those rows that this rank owns."""
+        table, shard = self.table, self.table.shard
+        own, order = Route.of_keys(table.partition, keys).of(table.world.rank)
+        weight = np.empty((len(own), table.dim), np.float32)
+        _C.init_rows(weight, np.ascontiguousarray(ids[order]), self.seed, self.init_std)
+        rows = shard.directory.rows_of(own)
+        shard.assign(rows, weight=weight, state=np.zeros((len(own), shard.state_dim), np.float32), clock=0)
+
+
+class Vocabularies:
+    """Those of the tables of a model. All methods are collective, in the same order on all ranks."""
+
+    def __init__(self, world: World, of_tables: Mapping[str, Vocabulary], every_steps: int):
+        """every_steps: of maintenance."""
+        self.world, self.of_tables, self.every_steps = world, dict(of_tables), every_steps
+        self._comm = world.comm.Dup() if of_tables and world.size > 1 else None
+
+    def __bool__(self) -> bool:
+        return bool(self.of_tables)
+
+    def close(self):
+        comm, self._comm = self._comm, None
+        if comm is not None:
+            comm.Free()
+
+    def is_due(self, step: int) -> bool:
+        """Whether maintenance comes after `step` steps."""
+        return bool(self) and step > 0 and step % self.every_steps == 0
+
+    # A step.
+
+    def translate(
+        self, ids: Mapping[str, np.ndarray], counts: Mapping[str, np.ndarray], step: int
+    ) -> dict[str, np.ndarray]:
+        """The keys of a batch's ids: table -> (U,) int64. ids: table -> (U,) int64, unique; counts: how often they
+        occur; step: from 0. Raises UserError on all ranks if a table is full and evicts nothing."""
+        keys = self._translated({name: (ids[name], counts[name]) for name in self.of_tables}, step)
+        return {name: np.where(found < 0, SHARED_KEY, found) for name, found in keys.items()}
+
+    def look_up(self, ids: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """As translate(), without counting. ids may repeat."""
+        keys = self._translated({name: (ids[name], None) for name in self.of_tables}, 0)
+        return {name: np.where(found < 0, SHARED_KEY, found) for name, found in keys.items()}
+
+    def _translated(self, batch: dict[str, tuple[np.ndarray, np.ndarray | None]], step: int) -> dict[str, np.ndarray]:
+        me, keys, asked, ready = self.world.rank, {}, {}, {}
+        places = {}  # of the ids that are asked for, in the batch
+        for name, (ids, counts) in batch.items():
+            mine = self.of_tables[name]
+            if self.world.size == 1:
+                keys[name] = mine.directory.look_up(ids, counts, step)
+                places[name], asked[name] = np.empty(0, np.int64), np.empty((0, 2), np.int64)
+                is_own = np.ones(len(ids), bool)
+            else:
+                is_own = _C.directories(ids, self.world.size) == me
+                keys[name] = found = np.empty(len(ids), np.int64)
+                for chosen, held in ((is_own, mine.directory), (~is_own, mine.known)):
+                    found[chosen] = held.look_up(ids[chosen], None if counts is None else counts[chosen], step)
+                places[name] = np.flatnonzero(~is_own & (found < 0))
+                of_ids = ids[places[name]]
+                asked[name] = np.stack([of_ids, of_ids * 0 if counts is None else counts[places[name]]], 1)
+            if counts is not None:
+                waits = is_own & (keys[name] < 0)
+                ready[name] = mine.directory.see(ids[waits], counts[waits], step, mine.rows.min_count)
+        exchange = Exchange(self, asked)
+        answers = {}
+        for name, received in exchange.received().items():
+            mine, (ids, counts) = self.of_tables[name], np.ascontiguousarray(received.T)
+            if name not in ready:
+                answers[name] = mine.directory.look_up(ids)
+                continue
+            answers[name] = found = mine.directory.look_up(ids, counts, step)
+            waits = found < 0
+            more = mine.directory.see(ids[waits], counts[waits], step, mine.rows.min_count)
+            ready[name] = np.concatenate([ready[name], more])
+        new = self._admit(ready, step) if ready else {}
+        for name, of_asked in exchange.answered(answers).items():
+            mine, (ids, _) = self.of_tables[name], batch[name]
+            keys[name][places[name]] = of_asked
+            got = places[name][of_asked >= 0]
+            mine.known.admit(ids[got], keys[name][got])
+            self._add_new(mine, ids, keys[name], *new.get(name, (NO_IDS, NO_IDS)))
+        return keys
+
+    def _add_new(self, mine: Vocabulary, ids: np.ndarray, keys: np.ndarray, new_ids: np.ndarray, new_keys: np.ndarray):
+        """Sets the keys of the batch's ids that were admitted in this step."""
+        if not len(new_ids):
+            return
+        waits = np.flatnonzero(keys < 0)
+        place = np.minimum(np.searchsorted(new_ids, ids[waits]), len(new_ids) - 1)
+        is_new = new_ids[place] == ids[waits]
+        waits, place = waits[is_new], place[is_new]
+        keys[waits] = new_keys[place]
+        others = waits[_C.directories(ids[waits], self.world.size) != self.world.rank]
+        mine.known.admit(ids[others], keys[others])
+
+    def _admit(self, ready: dict[str, np.ndarray], step: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Admits the ids that are ready in any directory, of a table all or none: table -> ids (n,), ascending, and
+        their keys. ready: those of this rank."""
+        admitted = {}
+        for name, ids in self._of_all(ready).items():
+            if not len(ids):
+                continue
+            mine, ids = self.of_tables[name], np.sort(ids)
+            if len(ids) > mine.num_free:
+                if mine.rows.evict == NEVER:
+                    raise UserError(self._full_text(mine, len(ids), step))
+                continue
+            admitted[name] = ids, mine.take(len(ids))
+            self._write(mine, *admitted[name])
+        if admitted and self.world.size > 1:  # no rank reads a row before its owner has written it
+            request = self._comm.Ibarrier()
+            wait_for(self.world, request.Test, f"in step {step + 1} for new rows")
+        return admitted
+
+    def _write(self, mine: Vocabulary, ids: np.ndarray, keys: np.ndarray):
+        """Enters admitted ids in this rank's directory and writes the rows of this rank."""
+        is_own = _C.directories(ids, self.world.size) == self.world.rank
+        mine.directory.admit(ids[is_own], keys[is_own])
+        mine.write_first_values(ids, keys)
+
+    def _full_text(self, mine: Vocabulary, num: int, step: int) -> str:
+        return (
+            f"the table {mine.table.name} is full: in step {step + 1} {num:,} ids need a row, {mine.num_free:,} of "
+            f"max_rows: {mine.rows.max_rows:,} are free: give more, or evict: {LFU}"
+        )
+
+    # Maintenance.
+
+    def maintain(self, step: int):
+        """After `step` steps. REQUIRES: a flush of the tables since the last write, and no batch is announced."""
+        self._count_known()
+        for name, mine in self.of_tables.items():
+            entries = mine.directory.entries()
+            is_expired = self._expired(mine, entries, step)
+            expired = entries[is_expired & (entries[:, KEY] >= 0)]
+            entries = entries[~is_expired]
+            expired = self._of_all({name: expired.reshape(-1)})[name].reshape(-1, 4)
+            mine.numbers.expired += len(expired)
+            wins, loses = self._chosen(mine, entries, mine.num_free + len(expired))
+            mine.numbers.evicted += len(loses)
+            entries = entries[~np.isin(entries[:, ID], loses[:, ID])]
+            entries[:, COUNT] //= 2
+            entries = entries[(entries[:, KEY] >= 0) | (entries[:, COUNT] > 0) | np.isin(entries[:, ID], wins)]
+            mine.directory.assign(np.ascontiguousarray(entries))
+            mine.release(np.sort(np.concatenate([expired[:, KEY], loses[:, KEY]])))
+            if len(wins):
+                self._write(mine, wins, mine.take(len(wins)))
+        self.world.meet(f"after step {step} for rows of new ids")
+
+    def _expired(self, mine: Vocabulary, entries: np.ndarray, step: int) -> np.ndarray:
+        """(n,) bool."""
+        if mine.rows.expire_steps is None:
+            return np.zeros(len(entries), bool)
+        return entries[:, LAST] < step - mine.rows.expire_steps
+
+    def _chosen(self, mine: Vocabulary, entries: np.ndarray, num_free: int) -> tuple[np.ndarray, np.ndarray]:
+        """Which waiting ids get a row, and whose rows they get beyond num_free: ids (n,) int64, ascending; entries
+        (m, 4). entries: of this directory."""
+        by = COUNT if mine.rows.evict == LFU else LAST
+        is_ready = (entries[:, KEY] < 0) & (entries[:, COUNT] >= mine.rows.min_count)
+        [ready] = self._of_all({"": entries[is_ready].reshape(-1)}).values()
+        ready = ready.reshape(-1, 4)
+        ready = ready[np.lexsort([ready[:, ID], -ready[:, by]])]
+        num = max(0, len(ready) - num_free)
+        if num == 0 or mine.rows.evict == NEVER:
+            return np.sort(ready[:num_free, ID]), NO_ENTRIES
+        admitted = entries[entries[:, KEY] >= 0]
+        worst = admitted[np.lexsort([admitted[:, ID], admitted[:, by]])][:num]
+        [worst] = self._of_all({"": worst.reshape(-1)}).values()
+        worst = worst.reshape(-1, 4)
+        worst = worst[np.lexsort([worst[:, ID], worst[:, by]])][:num]
+        best = ready[num_free : num_free + len(worst)]
+        num_better = int(np.count_nonzero(best[:, by] > worst[:, by]))  # the first ones: best falls, worst rises
+        return np.sort(ready[: num_free + num_better, ID]), worst[:num_better]
+
+    def _count_known(self):
+        """Sends the directories what this rank has counted of the ids it knows."""
+        if self.world.size == 1:
+            return
+        exchange = Exchange(self, {name: mine.known.take_counts() for name, mine in self.of_tables.items()})
+        for name, received in exchange.received().items():
+            self.of_tables[name].directory.add_counts(received)
+
+    # Checkpoints.
+
+    def state(self) -> dict[str, np.ndarray] | None:
+        """All ids: table -> entries (n, 4) int64, in the order of ids. On rank 0, None on other ranks."""
+        self._count_known()
+        gathered = {
+            name: self.world.comm.gather(mine.directory.entries()) for name, mine in self.of_tables.items()
+        }
+        if self.world.rank != 0:
+            return None
+        whole = {name: np.concatenate(parts) for name, parts in gathered.items()}
+        return {name: entries[np.argsort(entries[:, ID])] for name, entries in whole.items()}
+
+    def load(self, state: Mapping[str, np.ndarray]):
+        """Continues with a state(), the same on all ranks."""
+        for name, mine in self.of_tables.items():
+            entries = state[name]
+            is_own = _C.directories(np.ascontiguousarray(entries[:, ID]), self.world.size) == self.world.rank
+            mine.directory.assign(np.ascontiguousarray(entries[is_own]))
+            mine.known.assign(NO_ENTRIES)
+            keys = np.sort(entries[entries[:, KEY] >= 0, KEY])
+            mine.next_key = int(keys[-1]) + 1 if len(keys) else FIRST_KEY
+            mine.free = np.setdiff1d(np.arange(FIRST_KEY, mine.next_key), keys, assume_unique=True)
+            mine.numbers.admitted = len(keys)
+
+    # Parts.
+
+    def _of_all(self, parts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The parts (n,) int64 of all ranks, one after the other."""
+        if self.world.size == 1:
+            return parts
+        sizes = np.array([len(part) for part in parts.values()], np.int64)
+        all_sizes = np.empty((self.world.size, len(sizes)), np.int64)
+        self._finish(self._comm.Iallgather(sizes, all_sizes))
+        of_ranks = all_sizes.sum(1)
+        if not of_ranks.any():
+            return parts
+        mine, whole = np.concatenate(list(parts.values())), np.empty(of_ranks.sum(), np.int64)
+        self._finish(self._comm.Iallgatherv(mine, [whole, of_ranks, np.cumsum(of_ranks) - of_ranks, MPI.INT64_T]))
+        labels = np.repeat(np.tile(np.arange(len(sizes)), self.world.size), all_sizes.reshape(-1))
+        return {name: whole[labels == number] for number, name in enumerate(parts)}
+
+    def _finish(self, request):
+        wait_for(self.world, request.Test, "for all ranks to look up ids")
+
+
+NO_IDS = np.empty(0, np.int64)
+
+
+def with_keys(entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ids (n,) int64, ascending, and keys (n,) int64 of those of a state() that have a row."""
+    admitted = entries[entries[:, KEY] >= 0]
+    return np.ascontiguousarray(admitted[:, ID]), np.ascontiguousarray(admitted[:, KEY])
+
+
+class Exchange:
+    """Records of ids that travel to their directories, and numbers that travel back."""
+
+    def __init__(self, vocabularies: Vocabularies, records: dict[str, np.ndarray]):
+        """records: table -> (n, width) int64, whose first column is the id; of equal width."""
+        self._of, self._names, size = vocabularies, list(records), vocabularies.world.size
+        self._lengths = [len(one) for one in records.values()]
+        whole, num = np.concatenate(list(records.values())), len(records)
+        self._width = whole.shape[1]
+        codes = _C.directories(np.ascontiguousarray(whole[:, ID]), size) * num
+        codes += np.repeat(np.arange(num), self._lengths)
+        self._order = np.argsort(codes, kind="stable")
+        self._sizes = np.bincount(codes, minlength=size * num).reshape(size, num)
+        self._sent = np.ascontiguousarray(whole[self._order])
+
+    def received(self) -> dict[str, np.ndarray]:
+        """The records that other ranks have sent to this directory: table -> (m, width) int64."""
+        num = len(self._names)
+        self._got_sizes = np.zeros_like(self._sizes)
+        if self._of.world.size > 1:
+            self._of._finish(self._of._comm.Ialltoall(self._sizes, self._got_sizes))
+        got = self._exchanged(self._sent, self._sizes, self._got_sizes, self._width)
+        labels = np.repeat(np.tile(np.arange(num), self._of.world.size), self._got_sizes.reshape(-1))
+        self._got_order = np.argsort(labels, kind="stable")
+        ends = np.cumsum(self._got_sizes.sum(0))
+        return dict(zip(self._names, np.split(got[self._got_order], ends[:-1])))
+
+    def answered(self, answers: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The answers to this rank's records: table -> (n,) int64. answers: to those received, in their order."""
+        back = np.empty(len(self._got_order), np.int64)
+        back[self._got_order] = np.concatenate([answers[name] for name in self._names])
+        got = self._exchanged(back, self._got_sizes, self._sizes, 1)
+        whole = np.empty(len(got), np.int64)
+        whole[self._order] = got.reshape(-1)
+        return dict(zip(self._names, np.split(whole, np.cumsum(self._lengths)[:-1])))
+
+    def _exchanged(self, values: np.ndarray, sizes: np.ndarray, got_sizes: np.ndarray, width: int) -> np.ndarray:
+        """values (n, width) for ranks in turn -> those of all ranks (m, width). sizes: of the parts, by rank and
+        table."""
+        if self._of.world.size == 1:
+            return values
+        of_ranks, from_ranks = sizes.sum(1) * width, got_sizes.sum(1) * width
+        got = np.empty((got_sizes.sum(), width), np.int64)
+        request = self._of._comm.Ialltoallv(
+            [values, of_ranks, np.cumsum(of_ranks) - of_ranks, MPI.INT64_T],
+            [got, from_ranks, np.cumsum(from_ranks) - from_ranks, MPI.INT64_T],
+        )
+        self._of._finish(request)
+        return got
