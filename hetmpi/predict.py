@@ -53,7 +53,7 @@ import torch
 from hetmpi.checkpoint.manifest import DENSE, read_manifest, tables_of
 from hetmpi.checkpoint.shard_files import shards_of
 from hetmpi.data.batch import FeatureBatches, Samples, to_batch
-from hetmpi.data.features import TABLE
+from hetmpi.data.features import TABLE, FeatureTable
 from hetmpi.data.source import Source
 from hetmpi.data.tabular import DataError, Encoder, Reader
 from hetmpi.data.tabular.convert import KEPT
@@ -256,7 +256,8 @@ class Prediction:
         draw = getattr(source, split)
 
         def part(begin: int):
-            yield None, draw(begin, min(begin + PART_SAMPLES, stop))
+            samples = draw(begin, min(begin + PART_SAMPLES, stop))
+            yield None, samples if self.encoder is None else self.encoder.keyed(samples)
 
         self.make_batch = batches_of(source)
         return [lambda begin=begin: part(begin) for begin in range(start, stop, PART_SAMPLES)]
@@ -344,6 +345,11 @@ class Prediction:
         rows = {name: torch.from_numpy(found) for name, found in rows.items()}
         return self.model(rows if isinstance(self.model, FeatureRows) else rows[TABLE], batch)
 
+    def _rows_of(self, name: str, table: FeatureTable) -> int:
+        """Rows that a table of the samples must have. One without a fixed vocabulary was saved with those it had."""
+        has_room = table.open is not None and name in self.saved and self.saved[name].num_rows <= table.num_rows
+        return self.saved[name].num_rows if has_room else table.num_rows
+
     @property
     def _are_numbers(self) -> bool:
         return self.encoder is not None and self.encoder.reading.label_kind == NUMBER
@@ -352,7 +358,7 @@ class Prediction:
         """Raises UserError if the samples have other features than those the model was trained on. name: of the source
         or of what encodes files, for messages. num_dense: its numbers per sample."""
         features = getattr(source, "features", None)
-        num_rows = {name: table.num_rows for name, table in getattr(source, "tables", {}).items()}
+        num_rows = {name: self._rows_of(name, table) for name, table in getattr(source, "tables", {}).items()}
         found = {
             "num_fields": len(features) if features is not None else getattr(source, "num_fields", None),
             "num_dense": num_dense,

@@ -264,11 +264,8 @@ class Training:
 
     def _translated(self, batch, step: int):
         """A batch of the loader, with keys in place of the ids of tables without a fixed vocabulary. Collective."""
-        if not self.vocabularies:
-            return batch
-        ids = {name: batch.keys[name].numpy() for name in self.vocabularies.of_tables}
         with self.spans("vocabulary"):
-            return batch.translated(self.vocabularies.translate(ids, batch.counts, step))
+            return self.vocabularies.of_batch(batch, step)
 
     def _forward(self, rows, batch):
         with doing(f"forward() of model={self.config.model_name}"):
@@ -393,6 +390,7 @@ class Training:
         counted, lags, milliseconds = interval.counted()
         sums, lags = summed(self.world, counted, lags)
         by_rank = gathered_by_rank(self.world, milliseconds)
+        ids = self.vocabularies.figures if self.vocabularies else {}
         num_steps, seconds = interval.restart(steps)
         if self.log is not None:
             self.log.step({
@@ -402,6 +400,7 @@ class Training:
                 "samples_per_s": num_steps * self.config.batch_size * self.world.size / seconds,
                 **self._table_figures(sums, lags, num_steps),
                 **times(by_rank / num_steps),
+                **ids,
                 "lr": self.dense.lr * self.dense.schedule.factor(steps - 1),
             })  # fmt: skip
         self.after_report()
@@ -419,7 +418,7 @@ class Training:
         """Writes and displays the summary of the run. Collective."""
         sums, lags = summed(self.world, self.tables.counters, self.tables.lags)
         by_rank = gathered_by_rank(self.world, self.spans.as_array() / max(1, self.steps - self.start.step))
-        hosts = self.world.comm.gather(self.world.host)
+        hosts, ids = self.world.comm.gather(self.world.host), self.vocabularies.figures if self.vocabularies else {}
         traces = self.world.comm.gather(list(self.spans.trace)) if self.config.train.profile else None
         if self.log is None:
             return
@@ -443,6 +442,7 @@ class Training:
             **self.bests.summary(self.saving.path_of),
             **self._table_figures(sums, lags, 1),
             **times(by_rank),
+            **ids,
             "seconds": seconds,
             "num_rows": sum(spec.num_rows for spec in self.specs.values()),
             "row_dim": max(spec.dim for spec in self.specs.values()),

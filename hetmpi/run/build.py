@@ -200,8 +200,8 @@ def make_tables(
     for name, spec in specs.items():
         tables[name] = made = EmbeddingTable(
             world, spec.num_rows, spec.dim, optimizer_of(config, f"table {name}", spec.optim, schedule), name=name,
-            partition=table.partition if spec.open is None else "round_robin", seed=config.seed,
-            staleness=staleness_of(config), init_std=init_std_of(config, spec),
+            partition=partition_of(config, spec), seed=config.seed, staleness=staleness_of(config),
+            init_std=init_std_of(config, spec),
             first_rows=None if spec.open is None else FIRST_KEY,
             cache=cache_of(config, f"table {name}", spec.cache), spans=spans, exchange=exchange, device=device,
             round_steps=steps,
@@ -211,12 +211,17 @@ def make_tables(
     return TableGroup(tables)
 
 
+def partition_of(config: DictConfig, spec: TableSpec) -> str:
+    """That of a table. The rows in use of a table without a fixed vocabulary are the first ones of each shard."""
+    return config.table.partition if spec.open is None else "round_robin"
+
+
 def init_std_of(config: DictConfig, spec: TableSpec) -> float:
     return config.table.init_std if spec.init_std is None else spec.init_std
 
 
 def make_vocabularies(
-    config: DictConfig, world: World, specs: dict[str, TableSpec], tables: TableGroup
+    config: DictConfig, world: World, specs: dict[str, TableSpec], tables: Mapping[str, EmbeddingTable]
 ) -> Vocabularies:
     """Those of tables without a fixed one. Collective."""
     found = {

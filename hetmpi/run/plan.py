@@ -111,7 +111,7 @@ class Plan:
         """most_keys: of a batch."""
         world, table, staleness = self.world, self.config.table, staleness_of(self.config)
         rule = build.optimizer_of(self.config, f"table {name}", spec.optim, Schedule()).core(spec.dim)
-        partition = make_partition(table.partition, spec.num_rows, world.size)
+        partition = make_partition(build.partition_of(self.config, spec), spec.num_rows, world.size)
         _, layouts = layouts_of(world, partition, rule, spec.dim, staleness.is_synchronous)
         mine = layouts[world.rank]
         before_rings = mine.inbox_begin
@@ -177,7 +177,12 @@ class Plan:
             keys = self.task.keys(batch)
             return {name: keys[own] for name, (own, _) in of_narrow.items()}
 
-        batches = Lookahead(loader, build.batches_ahead(config, tables), spans)
+        vocabularies = build.make_vocabularies(
+            config, world, self.specs, {own: tables[narrow(own, NARROW[0])] for own in self.specs}
+        )
+        batches = Lookahead(
+            loader, build.batches_ahead(config, tables), spans, complete=lambda *batch: vocabularies.of_batch(*batch)
+        )
         began, counts, kept = time.perf_counter(), [(0, 0)], [np.zeros(len(tables), np.int64)]
         for made, batch in enumerate(batches, 1):
             keys = keys_of(batch)
@@ -198,6 +203,7 @@ class Plan:
         sums = (dict(zip(tables, world.comm.allreduce(counted))) for counted in (counters_of(tables), since_middle))
         most_kept = dict(zip(tables, np.max(world.comm.allgather(np.max(kept, axis=0)), axis=0).tolist()))
         loader.close()
+        vocabularies.close()
         tables.close()
         return made, middle, *sums, most_kept
 

@@ -43,12 +43,11 @@ NO_ENTRIES = np.empty((0, 4), np.int64)
 
 @dataclass
 class Numbers:
-    """Of a table, the same on all ranks but `waiting`, of this rank's directory."""
+    """Of a table's ids, the same on all ranks: those with a row, and those that have lost theirs."""
 
     admitted: int = 0
     evicted: int = 0
     expired: int = 0
-    waiting: int = 0
 
 
 class Vocabulary:
@@ -94,6 +93,9 @@ class Vocabulary:
         shard.assign(rows, weight=weight, state=np.zeros((len(own), shard.state_dim), np.float32), clock=0)
 
 
+NO_IDS = np.empty(0, np.int64)
+
+
 class Vocabularies:
     """Those of the tables of a model. All methods are collective, in the same order on all ranks."""
 
@@ -115,6 +117,21 @@ class Vocabularies:
         return bool(self) and step > 0 and step % self.every_steps == 0
 
     # A step.
+
+    def of_batch(self, batch, step: int):
+        """A batch (hetmpi.data.batch.Batch) with keys in place of ids, which are counted. step: from 0."""
+        if not self:
+            return batch
+        ids = {name: batch.keys[name].numpy() for name in self.of_tables}
+        return batch.translated(self.translate(ids, batch.counts, step))
+
+    def of_held_out(self, batch):
+        """As of_batch, without counting. batch: None on a rank that has none while others do."""
+        if not self:
+            return batch
+        none = batch is None
+        found = self.look_up({name: NO_IDS if none else batch.keys[name].numpy() for name in self.of_tables})
+        return None if none else batch.translated(found)
 
     def translate(
         self, ids: Mapping[str, np.ndarray], counts: Mapping[str, np.ndarray], step: int
@@ -213,6 +230,16 @@ class Vocabularies:
         )
 
     # Maintenance.
+
+    @property
+    def figures(self) -> dict[str, int]:
+        """Numbers of ids over all tables: with a row of their own and waiting for one; and since the start those that
+        lost their row to another, or were not seen for long."""
+        ours = list(self.of_tables.values())
+        waiting = self.world.comm.allreduce(sum(len(one.directory) - one.directory.num_admitted for one in ours))
+        sums = {name: sum(getattr(one.numbers, name) for one in ours) for name in ("admitted", "evicted", "expired")}
+        return {"ids_admitted": sums["admitted"], "ids_waiting": waiting, "ids_evicted": sums["evicted"],
+                "ids_expired": sums["expired"]}  # fmt: skip
 
     def maintain(self, step: int):
         """After `step` steps. REQUIRES: a flush of the tables since the last write, and no batch is announced."""
@@ -313,9 +340,6 @@ class Vocabularies:
 
     def _finish(self, request):
         wait_for(self.world, request.Test, "for all ranks to look up ids")
-
-
-NO_IDS = np.empty(0, np.int64)
 
 
 def with_keys(entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

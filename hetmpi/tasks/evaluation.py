@@ -41,8 +41,7 @@ class Evaluation:
         with torch.no_grad():
             parts = [self._predict(task, batch) for batch in self._batches(task)]
             for _ in range(len(parts), self._num_peeks()):  # others may need this rank's replies
-                if self.vocabularies:
-                    self.vocabularies.look_up(dict.fromkeys(self.vocabularies.of_tables, np.empty(0, np.int64)))
+                self._keyed(None)
                 self.tables.peek(dict.fromkeys(self.tables, torch.empty(0, dtype=torch.int64)))
         mine = [np.concatenate(column) for column in zip(*parts)]
         self.world.meet(f"after step {step} for all ranks to evaluate")
@@ -67,10 +66,11 @@ class Evaluation:
         for start in range(begin, end, self.batch_size):
             yield make(self.draw(start, min(start + self.batch_size, end)))
 
+    def _keyed(self, batch):
+        return batch if self.vocabularies is None else self.vocabularies.of_held_out(batch)
+
     def _predict(self, task, batch) -> tuple[np.ndarray, ...]:
         self.spans.now("evaluation")
-        if self.vocabularies:
-            ids = {name: task.keys(batch)[name].numpy() for name in self.vocabularies.of_tables}
-            batch = batch.translated(self.vocabularies.look_up(ids))
+        batch = self._keyed(batch)
         rows = self.tables.peek(task.keys(batch))
         return task.predict(self.forward, rows, batch.on(self.device))

@@ -102,6 +102,21 @@ class Encoder:
         label = table[LABEL].to_numpy() if LABEL in table.column_names else np.zeros(num, np.float32)
         return Samples(ids, dense, np.ascontiguousarray(label), bags=bags)
 
+    def keyed(self, samples: Samples) -> Samples:
+        """Samples with ids, made by this encoder before training, with the keys of these ids."""
+        if not self.coders_with_keys():
+            return samples
+        one = [feature for feature in self.features if feature.pool is None]
+        several = [feature for feature in self.features if feature.pool is not None]
+        ids = samples.ids.copy()
+        for j, feature in enumerate(one):
+            ids[:, j] = self._keyed(ids[:, j], feature.name)
+        bags = tuple(Bag(self._keyed(bag.values, f.name), bag.offsets) for f, bag in zip(several, samples.bags))
+        return replace(samples, ids=ids, bags=bags)
+
+    def _keyed(self, ids: np.ndarray, name: str) -> np.ndarray:
+        return self._keys(ids, name) if self.mode(name) == IDS else ids
+
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Everything, as arrays for np.savez."""
         state = {
