@@ -290,7 +290,7 @@ class Vocabularies:
 
     def _count_known(self):
         """Sends the directories what this rank has counted of the ids it knows."""
-        if self.world.size == 1:
+        if not self or self.world.size == 1:
             return
         exchange = Exchange(self, {name: mine.known.take_counts() for name, mine in self.of_tables.items()})
         for name, received in exchange.received().items():
