@@ -139,7 +139,7 @@ def export_links(
     tables = tables_of(manifest)
     if table is not None:
         tables = {table: tables[chosen_table(checkpoint, manifest, table)]}
-    names, written = encoder_of(checkpoint, dense_state(checkpoint, manifest)), {}
+    names, written = encoder_of(checkpoint, manifest, dense_state(checkpoint, manifest)), {}
     if not isinstance(names, TripleNames):
         raise UserError(f"{checkpoint} has no names of its entities and relations")
     for name, kept in tables.items():

@@ -193,7 +193,7 @@ class Prediction:
         self.saved = {name or TABLE: Saved(table, shards[name]) for name, table in tables.items()}
         state = dense_state(checkpoint, self.manifest)
         self.model, _ = dense_layers(checkpoint, self.manifest, state, allow)
-        self.encoder = encoder_of(checkpoint, state)
+        self.encoder = encoder_of(checkpoint, self.manifest, state)
         given = {text.lstrip("+").split("=")[0] for text in overrides}
         of_positions = (split, start, stop) != (None, None, None) or "data" in given
         of_files = self.encoder is not None and "data.path" in given and not of_positions

@@ -22,7 +22,14 @@ PARTS = {  # in the order of a step
     "allreduce": "waiting for the dense gradients of all ranks, and the dense optimizer",
 }
 OWN = ("load", "find", "forward", "backward")  # a rank's own work, independent of other ranks
-WAITS = ("vocabulary", "drain", "validate", "fetch", "prefetch", "push")  # time that a rank with all rows in memory would not spend
+WAITS = (
+    "vocabulary",
+    "drain",
+    "validate",
+    "fetch",
+    "prefetch",
+    "push",
+)  # time that a rank with all rows in memory would not spend
 TRACED = 200_000  # maximum number of spans in a trace: the last ones
 
 

@@ -23,7 +23,6 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from hetmpi.checkpoint.manifest import read_manifest
 from hetmpi.data.loader import Loader, Lookahead
 from hetmpi.data.source import Source
 from hetmpi.errors import NotFinite, UserError, doing
@@ -45,13 +44,10 @@ from hetmpi.run.sweep import points_of
 from hetmpi.run.watchdog import Watchdog
 from hetmpi.schedule import Schedule
 from hetmpi.spans import Spans, chrome_trace, own_ms
-from hetmpi.table.vocabulary import with_keys
 from hetmpi.tasks.evaluation import Evaluation
-from hetmpi.trained.saved_model import check_data, dense_state, tensors_of
+from hetmpi.trained.saved_model import check_data, tensors_of
 from hetmpi.world.launch import LEFT_EARLY, launch, on_failure
 from hetmpi.world.world import World
-
-IDS_OF = "ids of "  # before the names of tables among the data of a checkpoint
 
 
 def main(world: World, arguments: list[str] | None = None):
@@ -176,7 +172,6 @@ class Training:
         if self.saving.resumed is not None:
             check_data(self.saving.resumed, self.source)
             self.checkpoints.load(self.saving.resumed, self.tables.to_save, self.model, self.dense)
-            self._load_vocabularies()
         self.num_filled = self._filled()
         if self.saving.is_regular:
             self.checkpoints.reserve(self.tables.to_save)
@@ -494,36 +489,17 @@ class Training:
         is_best = self.bests.is_best(step)
         if must or is_best or self.saving.is_due(step, is_last):
             self.spans.now("checkpoint")
-            data = self._data_to_save()
             about = self.saving.about(self.task.model_arguments(self.config.table.dim), self.model, self.source)
             self.checkpoints.save(
                 self.saving.position(step), self.tables.to_save, self.model, self.dense, about | self.bests.about(),
-                data, is_best,
+                self._encoder, is_best,
             )  # fmt: skip
-
-    def _data_to_save(self) -> dict[str, Tensor] | None:
-        """On rank 0: what predict needs for files that were not prepared, and the ids of tables without a fixed
-        vocabulary; None for data that are no files. Collective."""
-        if not self.vocabularies:
-            return self._encoder
-        entries = self.vocabularies.state()
-        if entries is None:
-            return None
-        encoder = self.source.encoder.with_keys({name: with_keys(found) for name, found in entries.items()})
-        return tensors_of(encoder.to_arrays() | {f"{IDS_OF}{name}": found for name, found in entries.items()})
 
     @cached_property
     def _encoder(self) -> dict[str, Tensor] | None:
+        """On rank 0: what predict needs for files that were not prepared; None for data that are no files."""
         encoder = getattr(self.source, "encoder", None) if self.world.rank == 0 else None
         return None if encoder is None else tensors_of(encoder.to_arrays())
-
-    def _load_vocabularies(self):
-        """Continues with the ids of the checkpoint that the run resumes."""
-        if self.vocabularies:
-            path = self.saving.resumed
-            saved = dense_state(path, read_manifest(path)).get("data") or {}
-            entries = {name: saved[f"{IDS_OF}{name}"].numpy() for name in self.vocabularies.of_tables}
-            self.vocabularies.load(entries)
 
     # Errors and cleanup.
 
@@ -555,7 +531,6 @@ class Training:
     def close(self):
         """Closes the loader and frees the tables. Collective."""
         self.loader.close()
-        self.vocabularies.close()
         self.tables.close()
 
 

@@ -6,7 +6,8 @@
         shard-00003.state.npy      their optimizer state, (n, state_dim) float32
         shard-00003.clock.npy      their clocks, (n,) int32
         dense.pt                   by torch.save: "model" and "optimizer", state dicts; "rng": torch's generators;
-                                   "data": what encodes further files of the same columns
+                                   "data": what encodes further files of the same columns; ids of tables without a
+                                   fixed vocabulary, with keys and counts
     DIR/best                       link to the checkpoint saved last as the best one, if any
     DIR/.lock                      names the process that saves here (lock.py)
 
@@ -64,8 +65,11 @@ from hetmpi.checkpoint.writer import Piece, Writer, refused
 from hetmpi.errors import UserError
 from hetmpi.memory import available_memory, cgroup_memory
 from hetmpi.table.table import EmbeddingTable
+from hetmpi.table.vocabulary import check_entries
 from hetmpi.world.mpi import MPI
 from hetmpi.world.world import World
+
+IDS_OF = "ids of "  # before the names of tables, in the data of dense.pt
 
 
 @dataclass
@@ -144,6 +148,9 @@ class Checkpoints:
         for table in tables.values():
             table.flush()  # first: a rank that waits below could not receive what others still send
         self.wait()
+        entries = {name: table.vocabulary.state() for name, table in tables.items() if table.vocabulary is not None}
+        if entries and self.world.rank == 0:
+            data = (data or {}) | {f"{IDS_OF}{name}": torch.from_numpy(found) for name, found in entries.items()}
         rng = self.world.comm.gather(torch.get_rng_state())
         dense = state_of(model, optimizer, rng, data) if self.world.rank == 0 else None
         if self._reserved != described(tables):
@@ -393,6 +400,9 @@ class Checkpoints:
             for name, table in tables.items():
                 place = f"{path}: table {name}" if name else f"{path}: its table"
                 fill(table, place, tables_of(manifest)[name], shards[name])
+                if table.vocabulary is not None:
+                    entries = entries_of(path, dense, name, table.num_used)
+                    table.vocabulary.load(entries)
             load_state(
                 path / DENSE, dense, model, optimizer, self.world.rank if manifest["size"] == self.world.size else None
             )
@@ -402,6 +412,17 @@ class Checkpoints:
         for name, table in tables.items():
             table.resume_at(tables_of(manifest)[name]["step"])
         return Position(manifest["step"], manifest["samples"])
+
+
+def entries_of(path: Path, dense: dict, name: str, num_rows: int) -> np.ndarray:
+    """The ids of a table without a fixed vocabulary in a checkpoint, as Vocabulary.state(). dense: what dense.pt holds.
+    num_rows: of the table there. Raises UserError if they are missing or invalid."""
+    place, saved = f"{path / DENSE}: ids of {name or 'the table'}", (dense.get("data") or {}).get(f"{IDS_OF}{name}")
+    if saved is None:
+        raise UserError(f"{place} are missing: the table had a fixed vocabulary")
+    entries = saved.numpy()
+    check_entries(place, entries, num_rows)
+    return entries
 
 
 def position_of(path: Path) -> Position:

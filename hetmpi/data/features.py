@@ -98,7 +98,7 @@ def arrange(wanted: Sequence[FeatureRequest]) -> tuple[list[Feature], dict[str, 
         of_table.append(one.rows)
     tables = {table_name(kinds, kind): FeatureTable(tuple(rows[table_name(kinds, kind)]), *kind) for kind in kinds}
     for number, one in enumerate((one for one in wanted if one.open), 1):
-        table = f"open{number}"
+        table = TABLE if sum(other.share is None for other in wanted) == 1 else f"open{number}"
         place[one.name] = table, 0, one.rows
         tables[table] = FeatureTable((one.rows,), one.dim, one.optim, one.cache, one.open)
     ordered = sorted(wanted, key=lambda one: one.pool is not None)

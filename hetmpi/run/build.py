@@ -195,7 +195,7 @@ def make_tables(
     device: torch.device, spans: Spans,
 ) -> TableGroup:  # fmt: skip
     """The tables of a model, with one transport. most_keys: as most_keys_of. Collective."""
-    table, tables, exchange = config.table, {}, config.table.exchange
+    tables, exchange = {}, config.table.exchange
     steps = round_steps_of(config, world, specs, most_keys, device)
     for name, spec in specs.items():
         tables[name] = made = EmbeddingTable(

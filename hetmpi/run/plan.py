@@ -109,7 +109,7 @@ class Plan:
 
     def _add_table(self, found: Memory, name: str, spec: TableSpec, most_keys: int, round_steps: int):
         """most_keys: of a batch."""
-        world, table, staleness = self.world, self.config.table, staleness_of(self.config)
+        world, staleness = self.world, staleness_of(self.config)
         rule = build.optimizer_of(self.config, f"table {name}", spec.optim, Schedule()).core(spec.dim)
         partition = make_partition(build.partition_of(self.config, spec), spec.num_rows, world.size)
         _, layouts = layouts_of(world, partition, rule, spec.dim, staleness.is_synchronous)
@@ -203,7 +203,6 @@ class Plan:
         sums = (dict(zip(tables, world.comm.allreduce(counted))) for counted in (counters_of(tables), since_middle))
         most_kept = dict(zip(tables, np.max(world.comm.allgather(np.max(kept, axis=0)), axis=0).tolist()))
         loader.close()
-        vocabularies.close()
         tables.close()
         return made, middle, *sums, most_kept
 

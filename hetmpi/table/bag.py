@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import warnings
 
+import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
@@ -20,7 +21,9 @@ from torch.nn import functional
 from hetmpi import _C
 from hetmpi.errors import NotFinite, UserError
 from hetmpi.table.optim import RowOptimizer
+from hetmpi.table.spec import LFU, OpenRows
 from hetmpi.table.table import EmbeddingTable, kind_of
+from hetmpi.table.vocabulary import FIRST_KEY, Vocabularies, Vocabulary, check_open_rows
 from hetmpi.world.launch import default_world
 from hetmpi.world.world import World
 
@@ -70,29 +73,50 @@ class EmbeddingBag(torch.nn.Module):
         padding_idx: int | None = None,
         include_last_offset: bool = False,
         world: World | None = None,
+        vocabulary: str | None = None,
+        min_count: int = 1,
+        expire_steps: int | None = None,
+        evict: str = LFU,
+        maintain_steps: int = 1000,
         **settings,
     ):
         """optimizer: of the rows. mode, padding_idx, include_last_offset: as in torch.nn.EmbeddingBag. world: ranks to
         use, default all of the job. settings: arguments of EmbeddingTable. Unless init_std and name are given, rows
         start with standard deviation 1, as in torch, and successive bags with different values. Collective.
 
+        vocabulary: "open" for ids that are any int64, of which num_rows have a row of their own at the same time
+        (hetmpi.table.spec.OpenRows describes min_count, expire_steps and evict; docs/growing.md); the calls of the bag
+        are then collective, as often on each rank. maintain_steps: steps between the flushes at which ids lose their
+        rows.
+
         Raises ValueError for an unknown mode, a padding_idx out of range or an unsupported argument of
         torch.nn.EmbeddingBag, UserError as World and EmbeddingTable do."""
         super().__init__()
         if mode not in MODES:
             raise ValueError(f"EmbeddingBag: mode must be one of {', '.join(MODES)}, got {mode}")
-        if padding_idx is not None and not -num_rows <= padding_idx < num_rows:
+        if vocabulary is None and padding_idx is not None and not -num_rows <= padding_idx < num_rows:
             raise ValueError(f"EmbeddingBag: padding_idx must lie in [-{num_rows:,}, {num_rows:,}), got {padding_idx}")
         for name in set(UNSUPPORTED) & set(settings):
             raise ValueError(
                 f"EmbeddingBag: leave out {name}: rows are float32, and optimizer=RowOptimizer(...) says how their "
                 "gradients are applied"
             )
+        if vocabulary not in (None, "open"):
+            raise ValueError(f'EmbeddingBag: vocabulary must be None or "open", got {vocabulary}')
         settings = {"init_std": 1.0, "name": f"bag {next(NUMBERS)}", **settings}
-        self.name = settings["name"]
-        self.table = EmbeddingTable(world or default_world(), num_rows, dim, optimizer, **settings)
+        self.name, world = settings["name"], world or default_world()
+        self.vocabularies: Vocabularies | None = None
+        if vocabulary is None:
+            self.table = EmbeddingTable(world, num_rows, dim, optimizer, **settings)
+        else:
+            rows = OpenRows(num_rows, min_count, expire_steps, evict)
+            check_open_rows("EmbeddingBag", rows, maintain_steps)
+            self.table = EmbeddingTable(world, rows.num_rows, dim, optimizer, first_rows=FIRST_KEY, **settings)
+            own = Vocabulary(self.table, rows, settings.get("seed", 0), settings["init_std"])
+            self.vocabularies = Vocabularies(world, {self.name: own}, maintain_steps)
         self.mode, self.include_last_offset = mode, include_last_offset
-        self.padding_idx = padding_idx if padding_idx is None else padding_idx % num_rows
+        is_place = padding_idx is not None and vocabulary is None
+        self.padding_idx = padding_idx % num_rows if is_place else padding_idx
         self.anchor = torch.nn.Parameter(torch.zeros(1))
         self._mark = self.anchor.detach()  # the memory of anchor.grad, also after Horovod has replaced it
         self._has_stepped = self._has_warned = False
@@ -112,15 +136,37 @@ class EmbeddingBag(torch.nn.Module):
         if input.dtype not in (torch.int64, torch.int32):
             raise UserError(f"EmbeddingBag: input must be int64 or int32, got {kind_of(input)}")
         keys, index = _C.unique(input.detach().to("cpu", torch.int64).reshape(-1).contiguous().numpy())
+        padding = None if self.padding_idx is None else (keys == self.padding_idx).nonzero()[0].tolist()
+        if self.vocabularies is not None:
+            keys, index, padding = self._translated(keys, index, padding)
         keys, index, device = torch.from_numpy(keys), torch.from_numpy(index).view(input.shape), self.table.device
         rows = self._trained(keys) if torch.is_grad_enabled() else self.table.peek(keys)
-        padding = None if self.padding_idx is None else torch.nonzero(keys == self.padding_idx).flatten().tolist()
+        if self.vocabularies is not None and padding:
+            rows = torch.cat([rows, rows.new_zeros(1, self.table.dim)])
         bags = functional.embedding_bag(
             index.to(device), rows, None if offsets is None else offsets.to(device, torch.int64), mode=self.mode,
             per_sample_weights=None if per_sample_weights is None else per_sample_weights.to(device),
             include_last_offset=self.include_last_offset, padding_idx=padding[0] if padding else None,
         )  # fmt: skip
         return bags if input.is_cpu else bags.to(input.device)
+
+    def _translated(
+        self, ids: np.ndarray, index: np.ndarray, padding: list[int] | None
+    ) -> tuple[np.ndarray, np.ndarray, list[int] | None]:
+        """Keys (U,), places among them in place of index (n,) into ids, and the place behind them of the padding.
+        Collective."""
+        is_id = np.ones(len(ids), bool)
+        is_id[padding or []] = False
+        found = {self.name: np.ascontiguousarray(ids[is_id])}
+        if torch.is_grad_enabled():
+            counts = np.bincount(index, minlength=len(ids))[is_id]
+            keys = self.vocabularies.translate(found, {self.name: counts}, self.table.step)[self.name]
+        else:
+            keys = self.vocabularies.look_up(found)[self.name]
+        keys, places = _C.unique(keys)
+        of_ids = np.full(len(ids), len(keys))
+        of_ids[is_id] = places
+        return keys, of_ids[index], [len(keys)] if padding else padding
 
     def step(self):
         """Pushes the gradients since the last step to the owners, as means over the ranks, like Horovod's gradients of
@@ -139,6 +185,9 @@ class EmbeddingBag(torch.nn.Module):
         self._has_stepped = self._has_stepped or bool(self._kept)
         self._discard()
         self.table.settle()  # now, because the caller may wait for other ranks before its next read
+        if self.vocabularies is not None and self.vocabularies.is_due(self.table.step):
+            self.table.flush()
+            self.vocabularies.maintain(self.table.step)
 
     def zero_grad(self, set_to_none: bool = True):
         """Discards the gradients since the last step."""
@@ -237,6 +286,8 @@ class EmbeddingBag(torch.nn.Module):
     def fill(self, rows: torch.Tensor):
         """Replaces the initial rows by rows (num_rows, dim), for example the weight of a torch.nn.EmbeddingBag.
         REQUIRES: no other call yet. Collective. Raises UserError for another shape."""
+        if self.vocabularies is not None:
+            raise UserError("EmbeddingBag.fill: ids of an open vocabulary have no rows yet")
         if tuple(rows.shape) != (self.table.num_rows, self.table.dim):
             raise UserError(
                 f"EmbeddingBag.fill: rows must be of shape ({self.table.num_rows}, {self.table.dim}), got "

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-
+MOST_ROWS = (1 << 40) - 1  # of a table without a fixed vocabulary
 NEVER, LFU, LRU = "never", "lfu", "lru"  # evict: which ids make room for new ones
+EVICT = (LFU, LRU, NEVER)
 
 
 @dataclass(frozen=True)

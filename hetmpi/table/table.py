@@ -43,6 +43,7 @@ class EmbeddingTable:
     shard      this rank's rows (hetmpi.owner.store.RowStore)
     cache      this rank's cache, for inspection
     num_used   keys below it have rows: num_rows, but where rows are assigned later (first_rows)
+    vocabulary  of a table without a fixed one (hetmpi.table.vocabulary.Vocabulary), else None
     client     the consistency model (hetmpi.table.client.Client)
     """
 
@@ -76,6 +77,7 @@ class EmbeddingTable:
         self.staleness, self.optimizer = staleness, optimizer
         self.partition, self.partition_kind = make_partition(partition, num_rows, world.size), partition
         self.num_used = num_rows if first_rows is None else first_rows
+        self.vocabulary = None
         self.counters, self.spans = Counters(), spans or Spans()
         self._known: deque[Keys] = deque(maxlen=MOST_KNOWN)  # keys checked recently
         rule = optimizer.core(dim)

@@ -11,8 +11,8 @@ In each step, all ranks together (translate):
             keys, in the order of ids. The owner of a row writes its first value, which depends on seed and id alone
     answer  directories send the keys of ids admitted earlier
 
-At times (maintain), after a flush: ids not seen for long lose their rows, waiting ids get the rows of ids seen less often
-or longer ago, and all counts are halved, so that what was frequent once does not stay for ever.
+At times (maintain), after a flush: ids not seen for long lose their rows, waiting ids get the rows of ids seen less
+often or longer ago, and all counts are halved, so that what was frequent once does not stay for ever.
 
 Admissions, keys and evictions depend on the batches alone, not on the number of ranks.
 """
@@ -25,10 +25,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.errors import UserError
+from hetmpi.errors import UserError, check_choice, check_integer
 from hetmpi.owner.route import Route
 from hetmpi.owner.store import table_seed
-from hetmpi.table.spec import LFU, NEVER, OpenRows
+from hetmpi.table.spec import EVICT, LFU, MOST_ROWS, NEVER, OpenRows
 from hetmpi.table.table import EmbeddingTable
 from hetmpi.world.mpi import MPI
 from hetmpi.world.waiting import wait_for
@@ -59,12 +59,34 @@ class Vocabulary:
 
     def __init__(self, table: EmbeddingTable, rows: OpenRows, seed: int, init_std: float):
         self.table, self.rows, self.seed, self.init_std = table, rows, table_seed(seed, table.name), init_std
+        self.of_model: Vocabularies | None = None
+        table.vocabulary = self
         self.directory, self.known, self.numbers = _C.IdMap(), _C.IdMap(), Numbers()
         self.free, self.next_key = np.empty(0, np.int64), FIRST_KEY
 
     @property
     def num_free(self) -> int:
         return len(self.free) + self.rows.num_rows - self.next_key
+
+    def state(self) -> np.ndarray | None:
+        """All ids: entries (n, 4) int64 in the order of ids, on rank 0, None on other ranks. Collective."""
+        self.of_model.count_known()
+        parts = self.table.world.comm.gather(self.directory.entries())
+        if parts is None:
+            return None
+        entries = np.concatenate(parts)
+        return entries[np.argsort(entries[:, ID])]
+
+    def load(self, entries: np.ndarray):
+        """Continues with a state(), the same on all ranks."""
+        world = self.table.world
+        is_own = _C.directories(np.ascontiguousarray(entries[:, ID]), world.size) == world.rank
+        self.directory.assign(np.ascontiguousarray(entries[is_own]))
+        self.known.assign(NO_ENTRIES)
+        keys = np.sort(entries[entries[:, KEY] >= 0, KEY])
+        self.next_key = int(keys[-1]) + 1 if len(keys) else FIRST_KEY
+        self.free = np.setdiff1d(np.arange(FIRST_KEY, self.next_key), keys, assume_unique=True)
+        self.numbers.admitted = len(keys)
 
     def take(self, num: int) -> np.ndarray:
         """The next free keys, ascending: (num,) int64."""
@@ -102,15 +124,12 @@ class Vocabularies:
     def __init__(self, world: World, of_tables: Mapping[str, Vocabulary], every_steps: int):
         """every_steps: of maintenance."""
         self.world, self.of_tables, self.every_steps = world, dict(of_tables), every_steps
-        self._comm = world.comm.Dup() if of_tables and world.size > 1 else None
+        self._comm = world.comm
+        for mine in self.of_tables.values():
+            mine.of_model = self
 
     def __bool__(self) -> bool:
         return bool(self.of_tables)
-
-    def close(self):
-        comm, self._comm = self._comm, None
-        if comm is not None:
-            comm.Free()
 
     def is_due(self, step: int) -> bool:
         """Whether maintenance comes after `step` steps."""
@@ -243,7 +262,7 @@ class Vocabularies:
 
     def maintain(self, step: int):
         """After `step` steps. REQUIRES: a flush of the tables since the last write, and no batch is announced."""
-        self._count_known()
+        self.count_known()
         for name, mine in self.of_tables.items():
             entries = mine.directory.entries()
             is_expired = self._expired(mine, entries, step)
@@ -288,38 +307,13 @@ class Vocabularies:
         num_better = int(np.count_nonzero(best[:, by] > worst[:, by]))  # the first ones: best falls, worst rises
         return np.sort(ready[: num_free + num_better, ID]), worst[:num_better]
 
-    def _count_known(self):
+    def count_known(self):
         """Sends the directories what this rank has counted of the ids it knows."""
         if not self or self.world.size == 1:
             return
         exchange = Exchange(self, {name: mine.known.take_counts() for name, mine in self.of_tables.items()})
         for name, received in exchange.received().items():
             self.of_tables[name].directory.add_counts(received)
-
-    # Checkpoints.
-
-    def state(self) -> dict[str, np.ndarray] | None:
-        """All ids: table -> entries (n, 4) int64, in the order of ids. On rank 0, None on other ranks."""
-        self._count_known()
-        gathered = {
-            name: self.world.comm.gather(mine.directory.entries()) for name, mine in self.of_tables.items()
-        }
-        if self.world.rank != 0:
-            return None
-        whole = {name: np.concatenate(parts) for name, parts in gathered.items()}
-        return {name: entries[np.argsort(entries[:, ID])] for name, entries in whole.items()}
-
-    def load(self, state: Mapping[str, np.ndarray]):
-        """Continues with a state(), the same on all ranks."""
-        for name, mine in self.of_tables.items():
-            entries = state[name]
-            is_own = _C.directories(np.ascontiguousarray(entries[:, ID]), self.world.size) == self.world.rank
-            mine.directory.assign(np.ascontiguousarray(entries[is_own]))
-            mine.known.assign(NO_ENTRIES)
-            keys = np.sort(entries[entries[:, KEY] >= 0, KEY])
-            mine.next_key = int(keys[-1]) + 1 if len(keys) else FIRST_KEY
-            mine.free = np.setdiff1d(np.arange(FIRST_KEY, mine.next_key), keys, assume_unique=True)
-            mine.numbers.admitted = len(keys)
 
     # Parts.
 
@@ -342,8 +336,31 @@ class Vocabularies:
         wait_for(self.world, request.Test, "for all ranks to look up ids")
 
 
-def with_keys(entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ids (n,) int64, ascending, and keys (n,) int64 of those of a state() that have a row."""
+def check_open_rows(place: str, rows: OpenRows, maintain_steps: int):
+    """Raises UserError for impossible values. place: for messages."""
+    check_integer(f"{place}: num_rows", rows.max_rows, 1, MOST_ROWS)
+    check_integer(f"{place}: min_count", rows.min_count, 1)
+    if rows.expire_steps is not None:
+        check_integer(f"{place}: expire_steps", rows.expire_steps, 1)
+    check_choice(f"{place}: evict", rows.evict, EVICT)
+    check_integer(f"{place}: maintain_steps", maintain_steps, 1)
+
+
+def check_entries(place: str, entries, num_rows: int):
+    """Raises UserError unless these are entries, as of Vocabulary.state(), of a table with rows of keys below num_rows.
+    place: for messages."""
+    is_array = isinstance(entries, np.ndarray) and entries.dtype == np.int64 and entries.ndim == 2
+    if not is_array or entries.shape[1] != 4:
+        raise UserError(f"{place} must be int64 of shape (n, 4)")
+    if (entries[1:, ID] <= entries[:-1, ID]).any() or (entries[:, [COUNT, LAST]] < 0).any():
+        raise UserError(f"{place} must have ascending ids, and counts and steps of at least 0")
+    keys = entries[entries[:, KEY] != WAITING, KEY]
+    if len(keys) and not (keys.min() >= FIRST_KEY and keys.max() < num_rows and len(np.unique(keys)) == len(keys)):
+        raise UserError(f"{place}: keys must differ and lie in [{FIRST_KEY}, {num_rows:,})")
+
+
+def keys_of_ids(entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ids (n,) int64, ascending, and keys (n,) int64 of those that have a row."""
     admitted = entries[entries[:, KEY] >= 0]
     return np.ascontiguousarray(admitted[:, ID]), np.ascontiguousarray(admitted[:, KEY])
 

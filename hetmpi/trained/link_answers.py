@@ -46,7 +46,7 @@ class LinkAnswers:
             shard.check()
         self.saved = {name: Saved(table, shards[name]) for name, table in tables.items()}
         self.model = link_model(checkpoint, manifest, allow)
-        names = encoder_of(checkpoint, dense_state(checkpoint, manifest))
+        names = encoder_of(checkpoint, manifest, dense_state(checkpoint, manifest))
         if not isinstance(names, TripleNames) or len(names.entities) != self.saved[ENTITY].num_rows:
             raise UserError(f"{checkpoint} has no names of its entities: predict needs them")
         self.names, self.numbers = names, names.numbers

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from hetmpi.checkpoint.checkpoints import entries_of
 from hetmpi.checkpoint.dense_state import attempt, in_line, read_state
 from hetmpi.checkpoint.manifest import DENSE, Entries, brief, read_manifest, tables_of
 from hetmpi.checkpoint.shard_files import ShardFiles, collect
@@ -24,6 +25,7 @@ from hetmpi.errors import UserError
 from hetmpi.layers import FeatureRows
 from hetmpi.models.link import LinkModel
 from hetmpi.owner.route import Route, make_partition
+from hetmpi.table.vocabulary import keys_of_ids
 
 CLICK_SIZES = ("num_fields", "num_dense", "dim")  # arguments of models, by task
 NODE_SIZES = ("dim", "num_dense", "num_classes", "num_layers")
@@ -154,7 +156,7 @@ def tensors_of(arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(array if array.flags.writeable else array.copy()) for name, array in arrays.items()}
 
 
-def encoder_of(checkpoint: Path, state: dict) -> Encoder | TripleNames | None:
+def encoder_of(checkpoint: Path, manifest: dict, state: dict) -> Encoder | TripleNames | None:
     """What encodes further files like the data that the model was trained on; of triples their names; None for data
     that are no files. state: as dense_state. Raises UserError for an invalid one."""
     data = state.get("data")
@@ -165,7 +167,18 @@ def encoder_of(checkpoint: Path, state: dict) -> Encoder | TripleNames | None:
         f"{checkpoint / DENSE}: data",
         lambda: made.append(kind({name: tensor.numpy() for name, tensor in data.items()})),
     )
-    return made[0]
+    return made[0] if kind is TripleNames.from_arrays else with_keys(made[0], checkpoint, manifest, state)
+
+
+def with_keys(encoder: Encoder, checkpoint: Path, manifest: dict, state: dict) -> Encoder:
+    """The encoder with the keys of the ids that the tables without a fixed vocabulary have in a checkpoint."""
+    found, tables = {}, tables_of(manifest)
+    for name in (name for name, table in encoder.tables.items() if table.open is not None):
+        saved = "" if len(tables) == 1 else name
+        if saved not in tables:
+            raise UserError(f"{checkpoint} has no table {name}, which its columns need")
+        found[name] = keys_of_ids(entries_of(checkpoint, state, saved, tables[saved]["num_rows"]))
+    return encoder.with_keys(found) if found else encoder
 
 
 def check_data(checkpoint: Path, source):
@@ -175,7 +188,7 @@ def check_data(checkpoint: Path, source):
     check_graph(checkpoint, manifest, source)
     if now is None:
         return
-    saved = encoder_of(checkpoint, dense_state(checkpoint, manifest))
+    saved = encoder_of(checkpoint, manifest, dense_state(checkpoint, manifest))
     difference = saved and saved.difference(now)
     if difference:
         raise UserError(

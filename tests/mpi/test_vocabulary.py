@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from hetmpi import _C
+from hetmpi.checkpoint.checkpoints import Checkpoints, Position
 from hetmpi.errors import UserError
 from hetmpi.owner.store import table_seed
+from hetmpi.table.bag import EmbeddingBag
 from hetmpi.table.cache import CacheSettings
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.spec import OpenRows
@@ -94,8 +96,15 @@ def opened(world, rules, bound, cache=0):
     settings = CacheSettings(capacity_rows=cache if bound != 0 else 0, admit="all")
     tables = {
         name: EmbeddingTable(
-            world, rows.num_rows, DIM, RowOptimizer("adagrad", 0.1), name=name, staleness=staleness, cache=settings,
-            init_std=0.5, first_rows=FIRST_KEY,
+            world,
+            rows.num_rows,
+            DIM,
+            RowOptimizer("adagrad", 0.1),
+            name=name,
+            staleness=staleness,
+            cache=settings,
+            init_std=0.5,
+            first_rows=FIRST_KEY,
         )  # fmt: skip
         for name, rows in rules.items()
     }
@@ -103,8 +112,7 @@ def opened(world, rules, bound, cache=0):
     return tables, Vocabularies(world, found, EVERY)
 
 
-def closed(tables, vocabularies):
-    vocabularies.close()
+def closed(tables):
     for table in tables.values():
         table.close()
 
@@ -147,26 +155,26 @@ def test_ids_have_the_rows_of_a_plain_program(placed, bound):
             for name, one in plain.items():
                 one.maintain(step + 1)
                 pushed[name] &= {e[0] for i, e in one.ids.items() if had[name].get(i) == e[0]}
-            state = vocabularies.state()
-            for name, entries in (state or {}).items():
-                assert np.array_equal(entries, plain[name].entries()), (name, step)
+            for name, mine_of in vocabularies.of_tables.items():
+                entries = mine_of.state()
+                assert entries is None or np.array_equal(entries, plain[name].entries()), (name, step)
     assert vocabularies.of_tables["lfu"].numbers.evicted > 0
     assert vocabularies.of_tables["expiring"].numbers.expired > 0
     world.meet("for a test")
-    closed(tables, vocabularies)
+    closed(tables)
 
 
 def test_look_up_counts_nothing_and_knows_what_others_have_admitted(world):
     tables, vocabularies = opened(world, {"t": OpenRows(100)}, 0)
     mine = np.array([world.rank, 50], np.int64)
     first = vocabularies.translate({"t": mine}, {"t": np.array([1, 1])}, 0)["t"]
-    before = vocabularies.state()
+    before = vocabularies.of_tables["t"].state()
     everyone = np.array([*range(world.size), 50, 7777], np.int64)
     found = vocabularies.look_up({"t": everyone})["t"].tolist()
     assert found == [*range(1, world.size + 1), world.size + 1, SHARED_KEY] and first[0] == world.rank + 1
-    after = vocabularies.state()
-    assert before is None or np.array_equal(before["t"], after["t"])
-    closed(tables, vocabularies)
+    after = vocabularies.of_tables["t"].state()
+    assert before is None or np.array_equal(before, after)
+    closed(tables)
 
 
 def test_a_full_table_that_evicts_nothing_ends_with_one_message_on_all_ranks(world):
@@ -174,7 +182,7 @@ def test_a_full_table_that_evicts_nothing_ends_with_one_message_on_all_ranks(wor
     ids = np.arange(5, dtype=np.int64)
     with pytest.raises(UserError, match="table t is full: in step 3 5 ids need a row, 3 of max_rows: 3 are free"):
         vocabularies.translate({"t": ids}, {"t": np.ones(5, np.int64)}, 2)
-    closed(tables, vocabularies)
+    closed(tables)
 
 
 def test_a_state_goes_on_with_any_number_of_ranks(world):
@@ -184,15 +192,74 @@ def test_a_state_goes_on_with_any_number_of_ranks(world):
         tables, vocabularies = opened(world, rules, 0)
         for step in range(12):
             if step == 6 and resumes:
-                state = world.comm.bcast(vocabularies.state())
-                closed(tables, vocabularies)
+                state = world.comm.bcast(vocabularies.of_tables["t"].state())
+                closed(tables)
                 tables, vocabularies = opened(world, rules, 0)
-                vocabularies.load(state)
+                vocabularies.of_tables["t"].load(state)
             ids, counts = share_of(world, batch_of("t", step))
             keys = vocabularies.translate({"t": ids}, {"t": counts}, step)["t"]
             if vocabularies.is_due(step + 1):
                 vocabularies.maintain(step + 1)
-        ends.append((keys.tolist(), vocabularies.state()))
-        closed(tables, vocabularies)
+        ends.append((keys.tolist(), vocabularies.of_tables["t"].state()))
+        closed(tables)
     (keys, whole), (again, resumed) = ends
-    assert keys == again and (whole is None or np.array_equal(whole["t"], resumed["t"]))
+    assert keys == again and (whole is None or np.array_equal(whole, resumed))
+
+
+class TorchOfIds(torch.nn.Module):
+    """torch's EmbeddingBag of the ids seen so far, with the first rows of an open one."""
+
+    def __init__(self, ids, name, seed=0):
+        super().__init__()
+        rows = np.empty((len(ids), DIM), np.float32)
+        _C.init_rows(rows, np.array(ids, np.int64), table_seed(seed, name), 1.0)
+        self.place = {one: i for i, one in enumerate(ids)}
+        self.bag = torch.nn.EmbeddingBag(len(ids), DIM, mode="sum")
+        self.bag.weight.data = torch.from_numpy(rows)
+
+    def forward(self, ids, padding):
+        index = torch.tensor([[self.place[one] for one in row if one != padding] for row in ids.tolist()])
+        return self.bag(index)
+
+
+@pytest.mark.parametrize("bound", [0, 5])
+def test_a_bag_of_open_ids_is_as_torchs(world, bound, tmp_path):
+    padding, every = -1, 10**15
+    ids = [i * every - 7 for i in range(1, 31)]
+    bag = EmbeddingBag(
+        40, DIM, mode="sum", vocabulary="open", padding_idx=padding, world=world, name="open ids",
+        optimizer=RowOptimizer("sgd", 0.1), staleness=Staleness(bound),
+    )  # fmt: skip
+    theirs = TorchOfIds(ids, "open ids")
+    optimizer = torch.optim.SGD(theirs.parameters(), 0.1)
+    for step in range(8):
+        optimizer.zero_grad()
+        whole = torch.tensor(np.random.default_rng(step).choice(ids, (6, 4)))
+        batch = torch.cat([whole, torch.full((6, 1), padding)], 1)
+        mine = batch[6 * world.rank // world.size : 6 * (world.rank + 1) // world.size]
+        (theirs(whole, padding).sin().sum() / world.size).backward()
+        bag(mine).sin().sum().backward()
+        world.comm.Barrier()  # all have read before one writes
+        bag.step()
+        optimizer.step()
+        bag.flush()
+    with torch.no_grad():
+        unknown = torch.tensor([[12345, padding]])
+        shared = bag(unknown)
+        assert torch.equal(shared, bag(torch.tensor([[999]])))
+        found = bag(torch.tensor(ids)[:, None])
+    known = [i for i, one in enumerate(ids) if bag.vocabularies.look_up({"open ids": np.array([one])})["open ids"][0]]
+    assert len(known) == 30
+    assert torch.allclose(found, theirs.bag.weight, rtol=0, atol=1e-5)
+    folder = world.comm.bcast(tmp_path)
+    checkpoints = Checkpoints(world, folder)
+    checkpoints.save(Position(8, 0), bag)
+    checkpoints.wait()
+    again = EmbeddingBag(40, DIM, mode="sum", vocabulary="open", padding_idx=padding, world=world, name="open ids",
+                         optimizer=RowOptimizer("sgd", 0.1), staleness=Staleness(bound))  # fmt: skip
+    checkpoints.load(folder / "step-00000008", again)
+    with torch.no_grad():
+        assert torch.equal(again(torch.tensor(ids)[:, None]), found)
+    world.meet("for a test")
+    again.table.close()
+    bag.table.close()

@@ -55,7 +55,8 @@ def rows_of(training):
 
 def closed(training):
     """Ends a training; returns its rows and, on rank 0, the entries of its vocabularies."""
-    rows, entries = rows_of(training), training.vocabularies.state()
+    rows = rows_of(training)
+    entries = {name: one.state() for name, one in training.vocabularies.of_tables.items()}
     if training.log is not None:
         training.log.close()
     training.close()

@@ -104,7 +104,7 @@ class Encoder:
 
     def keyed(self, samples: Samples) -> Samples:
         """Samples with ids, made by this encoder before training, with the keys of these ids."""
-        if not self.coders_with_keys():
+        if all(coder.of_values is None for coder in self.coders.values()):
             return samples
         one = [feature for feature in self.features if feature.pool is None]
         several = [feature for feature in self.features if feature.pool is not None]
@@ -127,12 +127,10 @@ class Encoder:
             "coders": {name: [coder.mode, coder.rows, coder.seed] for name, coder in self.coders.items()},
         }
         names = list(self.coders)
-        arrays = {f"values{i}": np.asarray(self.coders[name].values) for i, name in enumerate(names)}
-        arrays |= {f"keys{i}": self.coders[n].of_values for i, n in enumerate(names) if n in self.coders_with_keys()}
+        none = np.empty(0, np.int64)  # ids are saved with their table
+        arrays = {f"values{i}": none if self.coders[n].mode == IDS else np.asarray(self.coders[n].values)
+                  for i, n in enumerate(names)}  # fmt: skip
         return {"encoder": np.frombuffer(json.dumps(state).encode(), np.uint8), **arrays}
-
-    def coders_with_keys(self) -> list[str]:
-        return [name for name, coder in self.coders.items() if coder.of_values is not None]
 
     def with_keys(self, found: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Encoder:
         """After training of tables without a fixed vocabulary. found: table -> ids (n,) int64, ascending, and their
@@ -151,7 +149,7 @@ class Encoder:
         state = json.loads(np.asarray(arrays["encoder"]).tobytes())
         columns = [Column(**{**one, "transform": tuple_of(one["transform"])}) for one in state["columns"]]
         coders = {
-            name: IdEncoder(mode, rows, seed, np.asarray(arrays[f"values{i}"]), arrays.get(f"keys{i}"))
+            name: IdEncoder(mode, rows, seed, np.asarray(arrays[f"values{i}"]))
             for i, (name, (mode, rows, seed)) in enumerate(state["coders"].items())
         }
         scalings = {name: Scaling(*one) for name, one in state.get("scalings", {}).items()}

@@ -12,12 +12,10 @@ from typing import Any
 from hetmpi.data.features import POOLS
 from hetmpi.data.files import DataError
 from hetmpi.errors import UserError, check_integer, one_line
-from hetmpi.table.spec import LFU, LRU, NEVER, OpenRows
+from hetmpi.table.spec import EVICT, LFU, MOST_ROWS, OpenRows
 
 ID, NUMBER, DROP = "id", "number", "drop"
 AUTO, OPEN = "auto", "open"
-EVICT = (LFU, LRU, NEVER)
-MOST_OPEN_ROWS = (1 << 40) - 1
 LONGEST_NAMES = 400  # characters of names of columns in a message
 TRANSFORMS = (AUTO, "none", "log1p", "standardize")
 OF_OPEN = ("max_rows", "expire_steps", "evict")
@@ -139,7 +137,7 @@ def check_values(rule: Rule):
     if known.get("evict", LFU) not in EVICT:
         raise UserError(f"{rule}: evict must be one of {', '.join(EVICT)}, got {one_line(str(known['evict']))}")
     if "max_rows" in known:
-        check_integer(f"{rule}: max_rows", known["max_rows"], 1, MOST_OPEN_ROWS)
+        check_integer(f"{rule}: max_rows", known["max_rows"], 1, MOST_ROWS)
     for key in ("min_count", "expire_steps", "max_len", "dim"):
         if key in known:
             check_integer(f"{rule}: {key}", known[key], 1)

@@ -11,16 +11,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from hetmpi.data.tabular.encoder import (
-    FIRST_KEY,
-    HASHED,
-    IDS,
-    INTEGERS,
-    SHARED_KEY,
-    VOCABULARY,
-    Encoder,
-    IdEncoder,
-)
+from hetmpi.data.tabular.encoder import FIRST_KEY, HASHED, IDS, INTEGERS, VOCABULARY, Encoder
 from hetmpi.data.tabular.files import PARQUET, TEXT
 from hetmpi.data.tabular.reading import LABEL_KINDS, stored_columns
 from hetmpi.data.tabular.rules import ID, NUMBER, TRANSFORMS
@@ -110,19 +101,8 @@ def check_coders(encoder: Encoder):
             raise UserError(f"{place}: values must be ascending int64")
         if coder.mode not in (HASHED, INTEGERS, VOCABULARY, IDS):
             raise UserError(f"{place}: mode must be {HASHED}, {INTEGERS}, {VOCABULARY} or {IDS}")
-        if coder.mode == IDS:
-            check_ids(place, coder)
         if coder.mode == VOCABULARY and coder.rows != len(values) + FIRST_KEY:
             raise UserError(f"{place}: {len(values):,} values must have {len(values) + FIRST_KEY:,} rows")
-
-
-def check_ids(place: str, coder: IdEncoder):
-    """Raises UserError unless the ids of a coder have keys in [1, rows), each once."""
-    keys = coder.of_values
-    if keys is None or keys.dtype != np.int64 or keys.shape != coder.values.shape:
-        raise UserError(f"{place}: ids must have a key each, int64")
-    if len(keys) and not (keys.min() > SHARED_KEY and keys.max() < coder.rows and len(np.unique(keys)) == len(keys)):
-        raise UserError(f"{place}: keys of ids must differ and lie in [1, {coder.rows:,})")
 
 
 def check_fields(place: str, one):

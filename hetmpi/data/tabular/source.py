@@ -40,7 +40,7 @@ from hetmpi.data.tabular.prepare import (
     rows_of,
 )
 from hetmpi.data.tabular.reading import CLICK, LABEL_KINDS, BadRows, Reading, stored_columns
-from hetmpi.data.tabular.rules import AUTO, ID, OPEN, INTEGER, NUMBER, Column, near, plain, read_rules, resolve
+from hetmpi.data.tabular.rules import AUTO, ID, INTEGER, NUMBER, OPEN, Column, near, plain, read_rules, resolve
 from hetmpi.data.tabular.scaling import Moments, Scaling
 from hetmpi.data.tabular.text import count_values, head_of
 from hetmpi.errors import LARGEST, UserError, check_integer, check_number, one_line, printable
