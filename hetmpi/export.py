@@ -2,6 +2,8 @@
 
 hetmpi export CHECKPOINT OUT [rows=npy|parquet|none] [dense=torchscript|onnx|none] [table=NAME]
                              [nodes=none|parquet] [data.KEY=VALUE] [allow=NAME[,NAME]]
+hetmpi export CHECKPOINT OUT ids=parquet [since=CHECKPOINT]
+hetmpi export FOLDER OUT deltas=FOLDER[,FOLDER]
 
 OUT/rows.npy         (num_rows, dim) float32, row k for key k; numpy.load(..., mmap_mode="r") opens files larger than
                      memory
@@ -19,6 +21,12 @@ OUT/TABLE.parquet    of a model of links, for the tables entity, relation and, w
 OUT/nodes.parquet    of a model of nodes: node, its id in the data; hidden, the activations of the last hidden layer,
                      over all neighbours (fixed-size list of float32). `hetmpi predict ... hidden=true` writes the same
                      on several ranks. data.KEY changes settings of the training's data, such as data.path
+
+OUT/ids.parquet      of columns with rows: open, with ids=parquet: column, id, weight (list of float32), count, step, in
+                     the order of columns and ids; docs/growing.md. With since=CHECKPOINT, an earlier one, only the rows
+                     that have changed, and OUT/removed.parquet, ids that have lost their rows
+                     deltas: FOLDER has an export by ids; with the changes of these folders in turn it becomes a later
+                     one, byte for byte
 
 allow names modules or classes of your own, such as mymodel: hetmpi builds the model that the checkpoint names, and runs
 no code but its own and that of these. Each file is written whole or not at all.
@@ -44,6 +52,7 @@ from hetmpi.data.triples.names import TripleNames
 from hetmpi.errors import UserError
 from hetmpi.log.figures import bytes_text
 from hetmpi.run.output import cannot_write, part_of
+from hetmpi.trained import id_rows
 from hetmpi.trained.node_outputs import NodeOutputs, is_of_nodes
 from hetmpi.trained.saved_model import (
     BlockModel,
@@ -59,6 +68,7 @@ from hetmpi.trained.saved_model import (
 from hetmpi.world.world import World
 
 CHOICES = {"rows": ("npy", "parquet", "none"), "dense": ("torchscript", "onnx", "none"), "nodes": ("none", "parquet")}
+OF_IDS = ("ids", "since", "deltas")
 
 
 def main(arguments: list[str]):
@@ -68,6 +78,8 @@ def main(arguments: list[str]):
     if len(arguments) < 2:
         sys.exit(__doc__)
     checkpoint, out = map(Path, arguments[:2])
+    if any(argument.partition("=")[0] in OF_IDS for argument in arguments[2:]):
+        return export_ids(checkpoint, out, arguments[2:])
     chosen, of_data = {}, re.compile(r"[+~]*data\b")
     for argument in filter(lambda text: not of_data.match(text), arguments[2:]):
         name, _, value = argument.partition("=")
@@ -82,6 +94,32 @@ def main(arguments: list[str]):
         sys.exit(f"hetmpi: {refusal}")
     parts = [f"{path.name} ({about}, {bytes_text(path.stat().st_size)})" for path, about in written.items()]
     print(f"hetmpi: {out}: {', '.join(parts)}")
+
+
+def export_ids(source: Path, out: Path, arguments: list[str]):
+    """Exports rows by id: the first argument and what follows the second one on the command line."""
+    chosen = dict(argument.partition("=")[::2] for argument in arguments)
+    try:
+        if set(chosen) - set(OF_IDS) or not all(chosen.values()) or chosen.get("ids", "parquet") != "parquet":
+            raise UserError("an export by ids takes ids=parquet, since=CHECKPOINT or deltas=FOLDER[,FOLDER] alone")
+        if "deltas" in chosen and len(chosen) > 1:
+            raise UserError("deltas are applied to an export, without ids and since")
+        removed = []
+        if "deltas" in chosen:
+            rows = id_rows.read_rows(source)
+            for folder in map(Path, chosen["deltas"].split(",")):
+                rows = id_rows.applied(rows, id_rows.read_rows(folder), id_rows.read_removed(folder))
+        else:
+            rows = id_rows.rows_of(source)
+        if "since" in chosen:
+            rows, removed = id_rows.changes(id_rows.rows_of(Path(chosen["since"])), rows)
+            id_rows.write_removed(out, removed)  # first: without it the changes are not read
+        path = id_rows.write_rows(out, rows)
+    except UserError as refusal:
+        sys.exit(f"hetmpi: {refusal}")
+    num, gone = sum(len(one.ids) for one in rows), sum(len(ids) for _, ids in removed)
+    lost = f", {gone:,} ids that have lost theirs" if "since" in chosen else ""
+    print(f"hetmpi: {out}: {path.name} ({num:,} rows of ids{lost}, {bytes_text(path.stat().st_size)})")
 
 
 def export(

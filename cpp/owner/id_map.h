@@ -1,6 +1,9 @@
 // IdMap: ids of a table without a fixed vocabulary, with their keys, how often and when they were seen. An owner has the
 // ids whose hash falls to it, admitted or waiting; a client those that it has got a key for.
 //
+// Counts age: after every `every` steps they are halved, rounded down. A count is kept as of the step in which its id was
+// last seen, so that ids that are not seen do not change.
+//
 // Open addressing over a power-of-two number of slots, linear probes, at most three quarters full. Ids are removed only
 // by replacing all (assign).
 //
@@ -23,11 +26,11 @@ class IdMap {
 
   struct Entry {
     int64_t id = 0, key = kNone;
-    int64_t count = 0;  // times seen
-    int64_t last = 0;   // step
+    int64_t count = 0;  // times seen, aged until `last`
+    int64_t last = 0;   // step in which it was seen last
   };
 
-  IdMap() : slots_(kFewest) {}
+  explicit IdMap(int64_t every) : slots_(kFewest), every_(every) {}
 
   int64_t size() const { return size_; }
   int64_t num_admitted() const { return num_admitted_; }
@@ -39,8 +42,8 @@ class IdMap {
       Entry& entry = slots_[place(ids[i])];
       keys[i] = entry.key < 0 ? kWaiting : entry.key;
       if (counts == nullptr || entry.key < 0) continue;
+      age(&entry, step);
       entry.count += counts[i];
-      entry.last = step;
     }
   }
 
@@ -51,9 +54,9 @@ class IdMap {
     for (int64_t i = 0; i < n; ++i) {
       if (i + kAhead < n) prefetch(ids[i + kAhead]);
       Entry& entry = added(ids[i]);
+      age(&entry, step);
       const bool was_ready = entry.count >= least;
       entry.count += counts[i];
-      entry.last = step;
       if (entry.key == kWaiting && !was_ready && entry.count >= least) ready(i);
     }
   }
@@ -64,8 +67,10 @@ class IdMap {
       if (i + kAhead < n) prefetch(entries[i + kAhead].id);
       Entry& entry = slots_[place(entries[i].id)];
       if (entry.key < 0) continue;
-      entry.count += entries[i].count;
-      entry.last = std::max(entry.last, entries[i].last);
+      Entry more = entries[i];
+      age(&more, entry.last);
+      age(&entry, more.last);
+      entry.count += more.count;
     }
   }
 
@@ -99,6 +104,13 @@ class IdMap {
   int64_t nbytes() const { return static_cast<int64_t>(slots_.size() * sizeof(Entry)); }
 
  private:
+  // Halves the count of an entry as often as it ages from `last` to a later step.
+  void age(Entry* entry, int64_t step) const {
+    if (step <= entry->last) return;
+    entry->count >>= std::min<int64_t>(63, step / every_ - entry->last / every_);
+    entry->last = step;
+  }
+
   static constexpr size_t kFewest = 64;
   static constexpr int64_t kAhead = 8;  // slots prefetched
 
@@ -141,7 +153,7 @@ class IdMap {
   static constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ULL;
 
   std::vector<Entry> slots_;
-  int64_t size_ = 0, num_admitted_ = 0;
+  int64_t size_ = 0, num_admitted_ = 0, every_;
 };
 
 // The rank of `size` whose directory has an id: by the upper half of a hash of which IdMap uses the lower.

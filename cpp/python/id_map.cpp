@@ -93,7 +93,11 @@ Array<int64_t> directories(const Array<int64_t>& ids, int64_t size) {
 
 void bind_id_map(py::module_& m) {
   py::class_<IdMap>(m, "IdMap", "Ids with their keys, how often and when they were seen (cpp/owner/id_map.h).")
-      .def(py::init<>())
+      .def(py::init([](int64_t every) {
+             if (every < 1) throw std::invalid_argument("every must be at least 1, got " + std::to_string(every));
+             return IdMap(every);
+           }),
+           py::arg("every"), "every: steps after which counts are halved.")
       .def("__len__", &IdMap::size)
       .def_property_readonly("num_admitted", &IdMap::num_admitted, "Number of ids with a key.")
       .def_property_readonly("nbytes", &IdMap::nbytes, "Bytes of memory.")

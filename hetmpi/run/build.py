@@ -225,7 +225,7 @@ def make_vocabularies(
 ) -> Vocabularies:
     """Those of tables without a fixed one. Collective."""
     found = {
-        name: Vocabulary(tables[name], spec.open, config.seed, init_std_of(config, spec))
+        name: Vocabulary(tables[name], spec.open, config.seed, init_std_of(config, spec), config.table.maintain_steps)
         for name, spec in specs.items()
         if spec.open is not None
     }

@@ -112,7 +112,7 @@ class EmbeddingBag(torch.nn.Module):
             rows = OpenRows(num_rows, min_count, expire_steps, evict)
             check_open_rows("EmbeddingBag", rows, maintain_steps)
             self.table = EmbeddingTable(world, rows.num_rows, dim, optimizer, first_rows=FIRST_KEY, **settings)
-            own = Vocabulary(self.table, rows, settings.get("seed", 0), settings["init_std"])
+            own = Vocabulary(self.table, rows, settings.get("seed", 0), settings["init_std"], maintain_steps)
             self.vocabularies = Vocabularies(world, {self.name: own}, maintain_steps)
         self.mode, self.include_last_offset = mode, include_last_offset
         is_place = padding_idx is not None and vocabulary is None

@@ -57,11 +57,12 @@ class Vocabulary:
     known       ids of other directories, as far as this rank has read them
     free        keys without an id below next_key, ascending"""
 
-    def __init__(self, table: EmbeddingTable, rows: OpenRows, seed: int, init_std: float):
+    def __init__(self, table: EmbeddingTable, rows: OpenRows, seed: int, init_std: float, every_steps: int):
+        """seed, init_std: of the table. every_steps: of maintenance."""
         self.table, self.rows, self.seed, self.init_std = table, rows, table_seed(seed, table.name), init_std
         self.of_model: Vocabularies | None = None
         table.vocabulary = self
-        self.directory, self.known, self.numbers = _C.IdMap(), _C.IdMap(), Numbers()
+        self.directory, self.known, self.numbers = _C.IdMap(every_steps), _C.IdMap(every_steps), Numbers()
         self.free, self.next_key = np.empty(0, np.int64), FIRST_KEY
 
     @property
@@ -270,11 +271,11 @@ class Vocabularies:
             entries = entries[~is_expired]
             expired = self._of_all({name: expired.reshape(-1)})[name].reshape(-1, 4)
             mine.numbers.expired += len(expired)
-            wins, loses = self._chosen(mine, entries, mine.num_free + len(expired))
+            wins, loses = self._chosen(mine, entries, mine.num_free + len(expired), step)
             mine.numbers.evicted += len(loses)
             entries = entries[~np.isin(entries[:, ID], loses[:, ID])]
-            entries[:, COUNT] //= 2
-            entries = entries[(entries[:, KEY] >= 0) | (entries[:, COUNT] > 0) | np.isin(entries[:, ID], wins)]
+            stays = (entries[:, KEY] >= 0) | (self.aged(entries, step) > 0) | np.isin(entries[:, ID], wins)
+            entries = entries[stays]
             mine.directory.assign(np.ascontiguousarray(entries))
             mine.release(np.sort(np.concatenate([expired[:, KEY], loses[:, KEY]])))
             if len(wins):
@@ -287,9 +288,15 @@ class Vocabularies:
             return np.zeros(len(entries), bool)
         return entries[:, LAST] < step - mine.rows.expire_steps
 
-    def _chosen(self, mine: Vocabulary, entries: np.ndarray, num_free: int) -> tuple[np.ndarray, np.ndarray]:
+    def aged(self, entries: np.ndarray, step: int) -> np.ndarray:
+        """Counts as of a step (n,) int64, after halving."""
+        return entries[:, COUNT] >> np.clip(step // self.every_steps - entries[:, LAST] // self.every_steps, 0, 63)
+
+    def _chosen(self, mine: Vocabulary, entries: np.ndarray, num_free: int, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Which waiting ids get a row, and whose rows they get beyond num_free: ids (n,) int64, ascending; entries
         (m, 4). entries: of this directory."""
+        entries = entries.copy()
+        entries[:, COUNT] = self.aged(entries, step - 1)
         by = COUNT if mine.rows.evict == LFU else LAST
         is_ready = (entries[:, KEY] < 0) & (entries[:, COUNT] >= mine.rows.min_count)
         [ready] = self._of_all({"": entries[is_ready].reshape(-1)}).values()

@@ -114,6 +114,15 @@ class Encoder:
         bags = tuple(Bag(self._keyed(bag.values, f.name), bag.offsets) for f, bag in zip(several, samples.bags))
         return replace(samples, ids=ids, bags=bags)
 
+    def open_columns(self) -> dict[str, str]:
+        """Column without a fixed vocabulary -> its table, of those that share no other's rows."""
+        tables = {feature.name: feature.table for feature in self.features}
+        return {name: tables[name] for name, coder in self.coders.items() if coder.mode == IDS}
+
+    def ids_of(self, column: str, values: pa.Array) -> np.ndarray:
+        """The ids (n,) int64 of values of a column without a fixed vocabulary."""
+        return hashes(values, self.reading.columns[self._number[column]].seed, self.reading.missing)
+
     def _keyed(self, ids: np.ndarray, name: str) -> np.ndarray:
         return self._keys(ids, name) if self.mode(name) == IDS else ids
 

@@ -1,0 +1,139 @@
+"""Columns without a vocabulary in whole runs: predictions are those of the training, changes add up to the export, what
+cannot be is refused in one line."""
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from launch import SMALL, run, summary, train
+from open_runs import SETTINGS, columns, written
+
+from hetmpi.data.tabular.rules import INTEGER, STRING, read_rules, resolve
+from hetmpi.errors import UserError
+from hetmpi.metrics import auc
+from hetmpi.trained.id_rows import ids_of, read_rows
+
+COLUMNS = columns("rows: open, max_rows: 40, min_count: 2, expire_steps: 8")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with a run of 60 steps on two ranks, and checkpoints after every 20."""
+    folder = tmp_path_factory.mktemp("open")
+    written(folder / "samples.parquet")
+    own = [f"data.path={folder}/samples.parquet", f"data.cache={folder}/prepared", f"run.dir={folder}/run"]
+    saving = ["checkpoint.every_steps=20", "checkpoint.keep=9"]
+    outcome = train(2, *SETTINGS, *own, COLUMNS, *saving, "batch_size=24", "steps=60")
+    assert outcome.code == 0, outcome.text
+    return folder
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory):
+    """A checkpoint of a run whose columns have fixed vocabularies."""
+    folder = tmp_path_factory.mktemp("closed")
+    assert train(1, "data=synthetic", *SMALL, f"run.dir={folder}").code == 0
+    return folder / "checkpoints/step-00000006"
+
+
+def checkpoint(folder, step):
+    return folder / f"run/checkpoints/step-{step:08d}"
+
+
+def hetmpi(*arguments):
+    outcome = run([sys.executable, "-m", "hetmpi", *map(str, arguments)])
+    assert "Traceback" not in outcome.text, outcome.text
+    return outcome
+
+
+def test_predictions_have_the_auc_of_the_training(trained, tmp_path):
+    outcome = hetmpi("predict", checkpoint(trained, 60), f"data.path={trained}/samples.parquet", "split=valid",
+                     f"data.cache={trained}/prepared", f"out={tmp_path}/valid.parquet")  # fmt: skip
+    assert outcome.code == 0, outcome.text
+    of_files = hetmpi("predict", checkpoint(trained, 60), f"data.path={trained}/samples.parquet",
+                      "predict.keep=[click]", f"out={tmp_path}/all.parquet")  # fmt: skip
+    assert of_files.code == 0, of_files.text
+    valid, whole = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("valid", "all"))
+    scores, of_valid = (np.sort(one["probability"].to_numpy()) for one in (whole, valid))
+    assert (
+        0 < len(of_valid) < len(scores)
+        and np.abs(scores[np.searchsorted(scores[:-1], of_valid)] - of_valid).max() < 1e-5
+    )
+    found = summary(trained / "run")
+    assert found["ids_admitted"] > 10 and found["ids_evicted"] > 0 and found["ids_expired"] > 0
+    assert auc(whole["click"].to_numpy(), whole["probability"].to_numpy()) > found["auc"] - 0.05
+
+
+def test_changes_add_up_to_the_export(trained, tmp_path):
+    for step in (20, 40, 60):
+        assert hetmpi("export", checkpoint(trained, step), tmp_path / f"full{step}", "ids=parquet").code == 0
+    for step in (40, 60):
+        out, since = tmp_path / f"delta{step}", f"since={checkpoint(trained, step - 20)}"
+        outcome = hetmpi("export", checkpoint(trained, step), out, since)
+        assert outcome.code == 0 and "ids that have lost theirs" in outcome.text, outcome.text
+    deltas = f"deltas={tmp_path}/delta40,{tmp_path}/delta60"
+    assert hetmpi("export", tmp_path / "full20", tmp_path / "sum", deltas).code == 0
+    assert (tmp_path / "sum/ids.parquet").read_bytes() == (tmp_path / "full60/ids.parquet").read_bytes()
+    removed = pq.read_table(tmp_path / "delta60/removed.parquet").to_pylist()
+    [user, tags] = read_rows(tmp_path / "full60")
+    assert (user.column, tags.column) == ("user", "tags") and any(one["column"] == "user" for one in removed)
+    assert set(ids_of(checkpoint(trained, 60), "tags", pa.array([f"t{i}" for i in range(12)]))) <= set(tags.ids)
+    assert len(tags.shared) == 1 and tags.weight.shape == (len(tags.ids), 4) and (tags.count > 0).all()
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["{}", "out", "since={other}"], "has no columns with rows: open"),
+        (["{}", "out", "ids=parquet", "deltas=x"], "deltas are applied to an export, without ids and since"),
+        (["{}", "out", "ids=npy"], "takes ids=parquet, since=CHECKPOINT or deltas="),
+        (["{}", "out", "ids=parquet", "rows=npy"], "takes ids=parquet, since=CHECKPOINT or deltas="),
+        (["{}", "out", "deltas=x"], "ids.parquet cannot be read"),
+        (["{}", "out", "since={}/none"], "is not a complete checkpoint"),
+    ],
+)
+def test_exports_that_cannot_be_are_refused(trained, closed, tmp_path, arguments, said):
+    first = checkpoint(trained, 60)
+    texts = [text.replace("{other}", str(closed)).replace("{}", str(first)) for text in arguments]
+    texts[1] = str(tmp_path / "out")
+    outcome = hetmpi("export", *texts)
+    assert outcome.code == 1 and said in outcome.text, outcome.text
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "user, said",
+    [
+        ("rows: open", "column user: rows: open needs max_rows"),
+        ("rows: open, max_rows: 0", "max_rows must be an integer of at least 1, got 0"),
+        ("rows: open, max_rows: 9, hash: true", "column user: rows: open hashes all values, remove hash"),
+        ("rows: open, max_rows: 9, evict: fifo", "evict must be one of lfu, lru, never, got fifo"),
+        ("rows: 50, max_rows: 9", "a column without rows: open has no max_rows"),
+        ("rows: open, max_rows: 9, expire_steps: 0", "expire_steps must be an integer of at least 1"),
+        ("rows: opened", "rows (a number, auto or open) must be an integer"),
+    ],
+)
+def test_rules_that_cannot_be_are_refused(user, said):
+    rule = yaml.safe_load(f"{{name: user, {user}}}")
+    with pytest.raises(UserError, match=re.escape(said)):
+        resolve(read_rules([rule]), {"user": STRING, "click": INTEGER}, "click", None)
+
+
+def test_a_full_table_that_evicts_nothing_ends_all_ranks(trained, tmp_path):
+    own = [f"data.path={trained}/samples.parquet", f"data.cache={trained}/prepared", f"run.dir={tmp_path}/run"]
+    outcome = train(2, *SETTINGS, *own, columns("rows: open, max_rows: 9, evict: never"), "batch_size=24", "steps=3")
+    assert outcome.code == 1 and "the table open1 is full: in step 1 " in outcome.text, outcome.text
+    assert "Traceback" not in outcome.text and not outcome.survivors
+
+
+def test_a_run_with_another_rule_does_not_go_on(trained):
+    own = [f"data.path={trained}/samples.parquet", f"data.cache={trained}/prepared", "run.dir=" + str(trained / "run")]
+    other = columns("rows: open, max_rows: 50, min_count: 2, expire_steps: 8")
+    outcome = train(2, *SETTINGS, *own, other, "batch_size=24", "steps=70", "resume=auto")
+    assert outcome.code == 1 and "data.columns" in outcome.text and "Traceback" not in outcome.text, outcome.text
+    assert Path(checkpoint(trained, 60)).exists()
