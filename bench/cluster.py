@@ -2,10 +2,10 @@
 
     ./run.sh bench cluster [hosts=4] [ranks_per_host=1] [rate=1gbit] [net=het] [dim=128] [batch=128] [scale=0.1]
                            [zipf=1.05] [steps=300] [warmup=150] [repeats=5] [peers=none] [cache=10] [bounds=10,100]
-                           [exchange=auto] [settings=table.cache.admit=all]
+                           [exchange=auto] [settings=table.cache.admit=all] [fanout=2,2]
 
 The hosts are network namespaces of this machine (tools/hosts.sh), with links shaped to `rate`, in the syntax of tc;
-needs root and MPICH. Contenders: the floor (the dense network with all rows in memory), hetmpi
+needs root and MPICH. net: as of `bench step`. Contenders: the floor (the dense network with all rows in memory), hetmpi
 without a cache at s = 0, with one at each of `bounds`, and peers as in `bench step`. Losses after equal samples
 are compared first, except at s >= 1.
 
@@ -42,6 +42,7 @@ SETTINGS = {
     "bounds": [10, 100],
     "exchange": "auto",
     "settings": ["table.cache.admit=all"],
+    "fanout": [2, 2],
 }
 
 

@@ -6,8 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from hetmpi import _C
+
+LEAST_SQUARE = 1e-38  # a smaller squared modulus is 0
+BLOCK_NUMBERS = 1 << 24  # of differences made at a time on a GPU: 64 MB
 
 
 def look_up(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -113,3 +117,48 @@ class FeatureRows(torch.nn.Module):
         places = torch.arange(len(pooled) * num, device=joined.device).view(len(pooled), num).T + joined.shape[0]
         index = torch.cat([batch.index, places], dim=1)
         return self.model(torch.cat([joined, *pooled]), replace(batch, index=index, bags=()))
+
+
+def distances(kind: str, queries: torch.Tensor, entities: torch.Tensor) -> torch.Tensor:
+    """Distances (B, N) of queries (B, dim) and entities (N, dim) float32. kind: absolute, the sum of absolute
+    differences; euclidean; moduli, the sum of moduli of complex differences, of rows whose first half are the
+    real parts.
+
+    All differences at once would take B N dim numbers of memory: on a CPU the C++ core makes them one by one."""
+    if queries.is_cpu:
+        return Distances.apply(kind, queries, entities)
+    if kind != "moduli":
+        mode = "donot_use_mm_for_euclid_dist"  # differences of large numbers would decide between near entities
+        return torch.cdist(queries, entities, p=1.0 if kind == "absolute" else 2.0, compute_mode=mode)
+    num = max(1, BLOCK_NUMBERS // max(1, entities.numel()))
+    blocks = [checkpoint(differing_moduli, part, entities, use_reentrant=False) for part in queries.split(num)]
+    return torch.cat(blocks)
+
+
+def differing_moduli(queries: torch.Tensor, entities: torch.Tensor) -> torch.Tensor:
+    return sum_of_moduli(queries[:, None] - entities)
+
+
+def sum_of_moduli(numbers: torch.Tensor) -> torch.Tensor:
+    """(..., 2k), first the real parts -> (...). The gradient of 0 is 0."""
+    real, imaginary = numbers.chunk(2, dim=-1)
+    return (real.square() + imaginary.square()).clamp_min(LEAST_SQUARE).sqrt().sum(-1)
+
+
+class Distances(torch.autograd.Function):
+    """distances() on a CPU."""
+
+    @staticmethod
+    def forward(ctx, kind, queries, entities):
+        rows = [tensor.detach().contiguous() for tensor in (queries, entities)]
+        found = _C.distances(kind, *(tensor.numpy() for tensor in rows), torch.get_num_threads())
+        ctx.kind, found = kind, torch.from_numpy(found)
+        ctx.save_for_backward(*rows, found)
+        return found
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grads):
+        arrays = [tensor.contiguous().numpy() for tensor in (*ctx.saved_tensors, grads)]
+        found = _C.distance_gradients(ctx.kind, *arrays, torch.get_num_threads())
+        return None, *map(torch.from_numpy, found)

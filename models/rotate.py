@@ -2,7 +2,8 @@
 
 import torch
 
-from hetmpi.models.link import HEAD, LinkModel, distances, even, halves, sum_of_moduli
+from hetmpi.layers import distances, sum_of_moduli
+from hetmpi.models.link import HEAD, LinkModel, even, halves
 
 
 class RotatE(LinkModel):

@@ -2,7 +2,8 @@
 
 import torch
 
-from hetmpi.models.link import HEAD, LinkModel, distances
+from hetmpi.layers import distances
+from hetmpi.models.link import HEAD, LinkModel
 
 
 class TransE(LinkModel):

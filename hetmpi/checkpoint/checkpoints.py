@@ -64,8 +64,8 @@ from hetmpi.checkpoint.shard_files import ShardFiles, fill, shards_of
 from hetmpi.checkpoint.writer import Piece, Writer, refused
 from hetmpi.errors import UserError
 from hetmpi.memory import available_memory, cgroup_memory
+from hetmpi.open_rows import check_entries
 from hetmpi.table.table import EmbeddingTable
-from hetmpi.table.vocabulary import check_entries
 from hetmpi.world.mpi import MPI
 from hetmpi.world.world import World
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hetmpi.table.spec import OpenRows
+from hetmpi.open_rows import OpenRows
 
 TABLE = "table"  # name of the table with the model's width and the run's settings
 POOLS = ("sum", "mean")

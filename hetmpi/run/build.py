@@ -20,6 +20,7 @@ from hetmpi.data.source import Source
 from hetmpi.dense import DenseOptimizer
 from hetmpi.errors import UserError, doing, one_line
 from hetmpi.memory import check_fits
+from hetmpi.open_rows import FIRST_KEY
 from hetmpi.run.config import cache_of, own_settings, staleness_of
 from hetmpi.run.pretrained import fill_from
 from hetmpi.schedule import Schedule
@@ -29,7 +30,7 @@ from hetmpi.table.group import TableGroup
 from hetmpi.table.optim import ROW_RULES, RowOptimizer
 from hetmpi.table.spec import TableSpec
 from hetmpi.table.table import EmbeddingTable
-from hetmpi.table.vocabulary import FIRST_KEY, Vocabularies, Vocabulary
+from hetmpi.table.vocabulary import Vocabularies, Vocabulary
 from hetmpi.tasks.task import Task
 from hetmpi.world.memory import refuse_if_short, size_text
 from hetmpi.world.world import World

@@ -20,10 +20,10 @@ from torch.nn import functional
 
 from hetmpi import _C
 from hetmpi.errors import NotFinite, UserError
+from hetmpi.open_rows import FIRST_KEY, LFU, OpenRows, check_open_rows
 from hetmpi.table.optim import RowOptimizer
-from hetmpi.table.spec import LFU, OpenRows
 from hetmpi.table.table import EmbeddingTable, kind_of
-from hetmpi.table.vocabulary import FIRST_KEY, Vocabularies, Vocabulary, check_open_rows
+from hetmpi.table.vocabulary import Vocabularies, Vocabulary
 from hetmpi.world.launch import default_world
 from hetmpi.world.world import World
 

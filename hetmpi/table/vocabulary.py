@@ -25,20 +25,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.errors import UserError, check_choice, check_integer
+from hetmpi.errors import UserError
+from hetmpi.open_rows import (
+    COUNT,
+    FIRST_KEY,
+    ID,
+    KEY,
+    LAST,
+    LFU,
+    NEVER,
+    NO_ENTRIES,
+    SHARED_KEY,
+    OpenRows,
+)
 from hetmpi.owner.route import Route
 from hetmpi.owner.store import table_seed
-from hetmpi.table.spec import EVICT, LFU, MOST_ROWS, NEVER, OpenRows
 from hetmpi.table.table import EmbeddingTable
 from hetmpi.world.mpi import MPI
 from hetmpi.world.waiting import wait_for
 from hetmpi.world.world import World
-
-SHARED_KEY = 0  # of ids without a row of their own
-FIRST_KEY = 1
-WAITING = -1  # in place of a key
-ID, KEY, COUNT, LAST = range(4)  # columns of entries, (n, 4) int64
-NO_ENTRIES = np.empty((0, 4), np.int64)
 
 
 @dataclass
@@ -341,35 +346,6 @@ class Vocabularies:
 
     def _finish(self, request):
         wait_for(self.world, request.Test, "for all ranks to look up ids")
-
-
-def check_open_rows(place: str, rows: OpenRows, maintain_steps: int):
-    """Raises UserError for impossible values. place: for messages."""
-    check_integer(f"{place}: num_rows", rows.max_rows, 1, MOST_ROWS)
-    check_integer(f"{place}: min_count", rows.min_count, 1)
-    if rows.expire_steps is not None:
-        check_integer(f"{place}: expire_steps", rows.expire_steps, 1)
-    check_choice(f"{place}: evict", rows.evict, EVICT)
-    check_integer(f"{place}: maintain_steps", maintain_steps, 1)
-
-
-def check_entries(place: str, entries, num_rows: int):
-    """Raises UserError unless these are entries, as of Vocabulary.state(), of a table with rows of keys below num_rows.
-    place: for messages."""
-    is_array = isinstance(entries, np.ndarray) and entries.dtype == np.int64 and entries.ndim == 2
-    if not is_array or entries.shape[1] != 4:
-        raise UserError(f"{place} must be int64 of shape (n, 4)")
-    if (entries[1:, ID] <= entries[:-1, ID]).any() or (entries[:, [COUNT, LAST]] < 0).any():
-        raise UserError(f"{place} must have ascending ids, and counts and steps of at least 0")
-    keys = entries[entries[:, KEY] != WAITING, KEY]
-    if len(keys) and not (keys.min() >= FIRST_KEY and keys.max() < num_rows and len(np.unique(keys)) == len(keys)):
-        raise UserError(f"{place}: keys must differ and lie in [{FIRST_KEY}, {num_rows:,})")
-
-
-def keys_of_ids(entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ids (n,) int64, ascending, and keys (n,) int64 of those that have a row."""
-    admitted = entries[entries[:, KEY] >= 0]
-    return np.ascontiguousarray(admitted[:, ID]), np.ascontiguousarray(admitted[:, KEY])
 
 
 class Exchange:

@@ -22,8 +22,8 @@ from hetmpi.checkpoint.manifest import read_manifest, tables_of
 from hetmpi.checkpoint.shard_files import shards_of
 from hetmpi.data.tabular import Encoder
 from hetmpi.errors import UserError, one_line
+from hetmpi.open_rows import COUNT, ID, KEY, LAST, SHARED_KEY
 from hetmpi.run.output import cannot_write, part_of
-from hetmpi.table.vocabulary import COUNT, ID, KEY, LAST, SHARED_KEY
 from hetmpi.trained.saved_model import Saved, dense_state, encoder_of
 
 IDS, REMOVED = "ids.parquet", "removed.parquet"

@@ -24,8 +24,8 @@ from hetmpi.data.triples.names import TripleNames
 from hetmpi.errors import UserError
 from hetmpi.layers import FeatureRows
 from hetmpi.models.link import LinkModel
+from hetmpi.open_rows import keys_of_ids
 from hetmpi.owner.route import Route, make_partition
-from hetmpi.table.vocabulary import keys_of_ids
 
 CLICK_SIZES = ("num_fields", "num_dense", "dim")  # arguments of models, by task
 NODE_SIZES = ("dim", "num_dense", "num_classes", "num_layers")
@@ -167,7 +167,8 @@ def encoder_of(checkpoint: Path, manifest: dict, state: dict) -> Encoder | Tripl
         f"{checkpoint / DENSE}: data",
         lambda: made.append(kind({name: tensor.numpy() for name, tensor in data.items()})),
     )
-    return made[0] if kind is TripleNames.from_arrays else with_keys(made[0], checkpoint, manifest, state)
+    [found] = made
+    return with_keys(found, checkpoint, manifest, state) if isinstance(found, Encoder) else found
 
 
 def with_keys(encoder: Encoder, checkpoint: Path, manifest: dict, state: dict) -> Encoder:

@@ -8,14 +8,14 @@ import torch
 from hetmpi import _C
 from hetmpi.checkpoint.checkpoints import Checkpoints, Position
 from hetmpi.errors import UserError
+from hetmpi.open_rows import FIRST_KEY, SHARED_KEY, OpenRows
 from hetmpi.owner.store import table_seed
 from hetmpi.table.bag import EmbeddingBag
 from hetmpi.table.cache import CacheSettings
 from hetmpi.table.optim import RowOptimizer
-from hetmpi.table.spec import OpenRows
 from hetmpi.table.staleness import Staleness
 from hetmpi.table.table import EmbeddingTable
-from hetmpi.table.vocabulary import FIRST_KEY, SHARED_KEY, Vocabularies, Vocabulary
+from hetmpi.table.vocabulary import Vocabularies, Vocabulary
 
 pytestmark = pytest.mark.mpi
 DIM, EVERY = 5, 4

@@ -34,13 +34,14 @@ def test_every_pair_of_model_and_data_is_composed(model, data):
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_is_composed_and_can_be_overridden(experiment):
-    path = ["data.path=/some/file"] if experiment in (*GRAPHS, "wn18rr_complex") else []
+    of_links = experiment.partition("wn18rr_")[2]  # its model
+    path = ["data.path=/some/file"] if experiment in GRAPHS or of_links else []
     config = resolved([f"experiment={experiment}", "table.staleness=7", *path])
     assert (config.model_name, config.table.dim, config.table.staleness) == (
-        {"wn18rr_complex": "complex"}.get(
-            experiment, "gcn" if experiment in GRAPHS or experiment.startswith("het_") else "wdl"
+        of_links or ("gcn" if experiment in GRAPHS or experiment.startswith("het_") else "wdl"),
+        {"demo": 32, "rotate": 256, "transe": 256, "distmult": 256, **dict.fromkeys(GRAPHS, 64)}.get(
+            of_links or experiment, 128
         ),
-        {"demo": 32, **dict.fromkeys(GRAPHS, 64)}.get(experiment, 128),
         7,
     )
     assert cache_of(config).capacity_fraction == 0.1

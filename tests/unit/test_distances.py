@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hetmpi import _C
-from hetmpi.models.link import differing_moduli, distances
+from hetmpi.layers import differing_moduli, distances
 
 
 def reference(kind, queries, entities):

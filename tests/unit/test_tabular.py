@@ -953,7 +953,7 @@ REFUSED = {
     "a rule for the label": (CSV, rules({"name": "click"}), ["click is the label"]),
     "min_count of 0": (CSV, rules({"name": "user", "min_count": 0}), ["min_count must be an integer of at"]),
     "min_count of hashed rows": (CSV, rules({"name": "user", "min_count": 2, "rows": 9}), ["min_count needs"]),
-    "rows of 0": (CSV, rules({"name": "user", "rows": 0}), ["rows (a number or auto) must be an integer"]),
+    "rows of 0": (CSV, rules({"name": "user", "rows": 0}), ["rows (a number, auto or open) must be an integer"]),
     "a kind": (CSV, rules({"name": "user", "kind": "text"}), ["kind must be id, number or drop, got text"]),
     "a pool": (CSV, rules({"name": "user", "pool": "max", "separator": "|"}), ["pool must be one of sum, mean"]),
     "a pool of text": (CSV, rules({"name": "user", "pool": "sum"}), ["column user: pool needs"]),

@@ -18,10 +18,10 @@ from hetmpi.data.tabular.convert import NO_INTEGER, hashes, integers, no_value
 from hetmpi.data.tabular.reading import LABEL, Reading
 from hetmpi.data.tabular.rules import AUTO, ID, Column
 from hetmpi.data.tabular.scaling import Scaling, standardized
+from hetmpi.open_rows import SHARED_KEY
 
 HASHED, VOCABULARY, INTEGERS, IDS = "hashed", "vocabulary", "integers", "ids"
 MISSING_KEY, UNSEEN_KEY, FIRST_KEY = 0, 1, 2  # of a vocabulary
-SHARED_KEY = 0  # of ids without a row of their own
 
 
 @dataclass(frozen=True)
@@ -192,13 +192,13 @@ class Encoder:
 
     def by_value(self) -> dict[str, ValueMap]:
         """Id column -> how table.init_from finds the rows of its values: none for values that were not seen in
-        training."""
+        training. Ids of a column without a fixed vocabulary have no rows yet."""
         return {
             feature.name: ValueMap(
                 feature.table, partial(self._places, feature), self._coder(feature.name).mode == HASHED
             )
             for feature in self.features
-            if not self.columns[self._number[feature.name]].is_buckets
+            if self.mode(feature.name) not in (None, IDS)
         }
 
     def _places(self, feature: Feature, values: pa.Array) -> np.ndarray:
@@ -207,8 +207,7 @@ class Encoder:
         try:
             if coder.mode != INTEGERS:
                 found = coder.keys(hashes(values, stored.seed, self.reading.missing), feature.name)
-                none = {VOCABULARY: UNSEEN_KEY, IDS: SHARED_KEY}.get(coder.mode)
-                return found + feature.first if none is None else np.where(found == none, NO_KEY, found + feature.first)
+                return np.where((found == UNSEEN_KEY) & (coder.mode == VOCABULARY), NO_KEY, found + feature.first)
             found, bad = integers(values, self.reading.missing)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise DataError(f"it holds {values.type}, texts or integers were expected") from error

@@ -12,7 +12,7 @@ from typing import Any
 from hetmpi.data.features import POOLS
 from hetmpi.data.files import DataError
 from hetmpi.errors import UserError, check_integer, one_line
-from hetmpi.table.spec import EVICT, LFU, MOST_ROWS, OpenRows
+from hetmpi.open_rows import EVICT, LFU, MOST_ROWS, OpenRows
 
 ID, NUMBER, DROP = "id", "number", "drop"
 AUTO, OPEN = "auto", "open"
