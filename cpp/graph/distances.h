@@ -146,8 +146,7 @@ HETMPI_CLONES static inline void all_distances(Distance kind, const RowPairs& pa
 HETMPI_CLONES static inline void add_all_gradients(Distance kind, const RowPairs& pairs, const float* distances,
                                                    const float* grads, int64_t first, int64_t last, float* of_rows,
                                                    float* of_others) {
-  if (kind == Distance::kAbsolute)
-    add_gradients_of<Absolute>(pairs, distances, grads, first, last, of_rows, of_others);
+  if (kind == Distance::kAbsolute) add_gradients_of<Absolute>(pairs, distances, grads, first, last, of_rows, of_others);
   if (kind == Distance::kEuclidean)
     add_gradients_of<Euclidean>(pairs, distances, grads, first, last, of_rows, of_others);
   if (kind == Distance::kModuli) add_gradients_of<Moduli>(pairs, distances, grads, first, last, of_rows, of_others);
@@ -157,8 +156,7 @@ HETMPI_CLONES static inline void add_all_gradients(Distance kind, const RowPairs
 inline void in_threads(int64_t n, int64_t num_threads, const std::function<void(int64_t, int64_t)>& work) {
   std::vector<std::thread> threads;
   num_threads = num_threads > 1 ? num_threads : 1;
-  for (int64_t t = 1; t < num_threads; ++t)
-    threads.emplace_back(work, n * t / num_threads, n * (t + 1) / num_threads);
+  for (int64_t t = 1; t < num_threads; ++t) threads.emplace_back(work, n * t / num_threads, n * (t + 1) / num_threads);
   work(0, n / num_threads);
   for (std::thread& thread : threads) thread.join();
 }

@@ -1,8 +1,8 @@
-// IdMap: ids of a table without a fixed vocabulary, with their keys, how often and when they were seen. An owner has the
-// ids whose hash falls to it, admitted or waiting; a client those that it has got a key for.
+// IdMap: ids of a table without a fixed vocabulary, with their keys, how often and when they were seen. An owner has
+// the ids whose hash falls to it, admitted or waiting; a client those that it has got a key for.
 //
-// Counts age: after every `every` steps they are halved, rounded down. A count is kept as of the step in which its id was
-// last seen, so that ids that are not seen do not change.
+// Counts age: after every `every` steps they are halved, rounded down. A count is kept as of the step in which its id
+// was last seen, so that ids that are not seen do not change.
 //
 // Open addressing over a power-of-two number of slots, linear probes, at most three quarters full. Ids are removed only
 // by replacing all (assign).

@@ -71,9 +71,8 @@ void bind_distances(py::module_& m) {
         "Distances (n, m) float32 of rows (n, dim) and others (m, dim) float32. kind: absolute, the sum of absolute "
         "differences; euclidean; moduli, the sum of moduli of complex differences, of rows whose first half are the "
         "real parts.");
-  m.def("distance_gradients", &gradients, py::arg("kind"), py::arg("rows").noconvert(),
-        py::arg("others").noconvert(), py::arg("distances").noconvert(), py::arg("grads").noconvert(),
-        py::arg("num_threads"),
+  m.def("distance_gradients", &gradients, py::arg("kind"), py::arg("rows").noconvert(), py::arg("others").noconvert(),
+        py::arg("distances").noconvert(), py::arg("grads").noconvert(), py::arg("num_threads"),
         "Gradients of rows and others, given distances (n, m) and their gradients. That of a difference of 0 is 0.");
 }
 

@@ -277,8 +277,7 @@ void bind_row_cache(py::module_& m) {
            py::arg("weights").noconvert(), py::arg("states").noconvert(), py::arg("clocks").noconvert(),
            py::arg("slots").noconvert())
       .def(
-          "forget",
-          [](PyCache& c, const Array<int64_t>& keys) { c.cache_.forget(keys.data(), keys.size()); },
+          "forget", [](PyCache& c, const Array<int64_t>& keys) { c.cache_.forget(keys.data(), keys.size()); },
           py::arg("keys").noconvert())
       .def("gather", &PyCache::gather, py::arg("slots").noconvert(), py::arg("out").noconvert())
       .def("update", &PyCache::update, py::arg("slots").noconvert(), py::arg("grads").noconvert(),

@@ -40,10 +40,12 @@ from hetmpi.open_rows import (
 )
 from hetmpi.owner.route import Route
 from hetmpi.owner.store import table_seed
+from hetmpi.table.id_exchange import Exchange, of_all
 from hetmpi.table.table import EmbeddingTable
-from hetmpi.world.mpi import MPI
 from hetmpi.world.waiting import wait_for
 from hetmpi.world.world import World
+
+NO_IDS = np.empty(0, np.int64)
 
 
 @dataclass
@@ -94,6 +96,26 @@ class Vocabulary:
         self.free = np.setdiff1d(np.arange(FIRST_KEY, self.next_key), keys, assume_unique=True)
         self.numbers.admitted = len(keys)
 
+    def find(self, ids: np.ndarray, counts: np.ndarray | None, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """What this rank knows of a batch's ids (U,): keys (U,), WAITING for others, and of those whose directory it is
+        the ids that become ready. counts (U,): of the batch, None for not counting."""
+        world = self.table.world
+        if world.size == 1:
+            return self.answer(ids, counts, step)
+        is_own, keys = _C.directories(ids, world.size) == world.rank, np.empty(len(ids), np.int64)
+        of_own, of_others = (None if counts is None else counts[part] for part in (is_own, ~is_own))
+        keys[is_own], ready = self.answer(ids[is_own], of_own, step)
+        keys[~is_own] = self.known.look_up(ids[~is_own], of_others, step)
+        return keys, ready
+
+    def answer(self, ids: np.ndarray, counts: np.ndarray | None, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """As find(), of ids whose directory this rank is."""
+        keys = self.directory.look_up(ids, counts, step)
+        if counts is None:
+            return keys, NO_IDS
+        waits = keys < 0
+        return keys, self.directory.see(ids[waits], counts[waits], step, self.rows.min_count)
+
     def take(self, num: int) -> np.ndarray:
         """The next free keys, ascending: (num,) int64."""
         reused = self.free[:num]
@@ -121,16 +143,12 @@ class Vocabulary:
         shard.assign(rows, weight=weight, state=np.zeros((len(own), shard.state_dim), np.float32), clock=0)
 
 
-NO_IDS = np.empty(0, np.int64)
-
-
 class Vocabularies:
     """Those of the tables of a model. All methods are collective, in the same order on all ranks."""
 
     def __init__(self, world: World, of_tables: Mapping[str, Vocabulary], every_steps: int):
         """every_steps: of maintenance."""
         self.world, self.of_tables, self.every_steps = world, dict(of_tables), every_steps
-        self._comm = world.comm
         for mine in self.of_tables.values():
             mine.of_model = self
 
@@ -172,37 +190,20 @@ class Vocabularies:
         return {name: np.where(found < 0, SHARED_KEY, found) for name, found in keys.items()}
 
     def _translated(self, batch: dict[str, tuple[np.ndarray, np.ndarray | None]], step: int) -> dict[str, np.ndarray]:
-        me, keys, asked, ready = self.world.rank, {}, {}, {}
-        places = {}  # of the ids that are asked for, in the batch
+        """table -> ids (U,) and their counts, None for not counting -> keys, WAITING for ids without one."""
+        keys, places, asked, ready, answers = {}, {}, {}, {}, {}
         for name, (ids, counts) in batch.items():
-            mine = self.of_tables[name]
-            if self.world.size == 1:
-                keys[name] = mine.directory.look_up(ids, counts, step)
-                places[name], asked[name] = np.empty(0, np.int64), np.empty((0, 2), np.int64)
-                is_own = np.ones(len(ids), bool)
-            else:
-                is_own = _C.directories(ids, self.world.size) == me
-                keys[name] = found = np.empty(len(ids), np.int64)
-                for chosen, held in ((is_own, mine.directory), (~is_own, mine.known)):
-                    found[chosen] = held.look_up(ids[chosen], None if counts is None else counts[chosen], step)
-                places[name] = np.flatnonzero(~is_own & (found < 0))
-                of_ids = ids[places[name]]
-                asked[name] = np.stack([of_ids, of_ids * 0 if counts is None else counts[places[name]]], 1)
-            if counts is not None:
-                waits = is_own & (keys[name] < 0)
-                ready[name] = mine.directory.see(ids[waits], counts[waits], step, mine.rows.min_count)
-        exchange = Exchange(self, asked)
-        answers = {}
+            keys[name], ready[name] = self.of_tables[name].find(ids, counts, step)
+            places[name] = self._to_ask(ids, keys[name])
+            of_ids = ids[places[name]]
+            asked[name] = np.stack([of_ids, of_ids * 0 if counts is None else counts[places[name]]], 1)
+        exchange = Exchange(self.world, asked)
         for name, received in exchange.received().items():
-            mine, (ids, counts) = self.of_tables[name], np.ascontiguousarray(received.T)
-            if name not in ready:
-                answers[name] = mine.directory.look_up(ids)
-                continue
-            answers[name] = found = mine.directory.look_up(ids, counts, step)
-            waits = found < 0
-            more = mine.directory.see(ids[waits], counts[waits], step, mine.rows.min_count)
+            ids, counts = np.ascontiguousarray(received.T)
+            is_counting = batch[name][1] is not None
+            answers[name], more = self.of_tables[name].answer(ids, counts if is_counting else None, step)
             ready[name] = np.concatenate([ready[name], more])
-        new = self._admit(ready, step) if ready else {}
+        new = self._admit(ready, step) if any(counts is not None for _, counts in batch.values()) else {}
         for name, of_asked in exchange.answered(answers).items():
             mine, (ids, _) = self.of_tables[name], batch[name]
             keys[name][places[name]] = of_asked
@@ -210,6 +211,11 @@ class Vocabularies:
             mine.known.admit(ids[got], keys[name][got])
             self._add_new(mine, ids, keys[name], *new.get(name, (NO_IDS, NO_IDS)))
         return keys
+
+    def _to_ask(self, ids: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """Places of the ids that only another rank's directory may know."""
+        unknown = np.flatnonzero(keys < 0)
+        return unknown[_C.directories(ids[unknown], self.world.size) != self.world.rank]
 
     def _add_new(self, mine: Vocabulary, ids: np.ndarray, keys: np.ndarray, new_ids: np.ndarray, new_keys: np.ndarray):
         """Sets the keys of the batch's ids that were admitted in this step."""
@@ -227,7 +233,7 @@ class Vocabularies:
         """Admits the ids that are ready in any directory, of a table all or none: table -> ids (n,), ascending, and
         their keys. ready: those of this rank."""
         admitted = {}
-        for name, ids in self._of_all(ready).items():
+        for name, ids in of_all(self.world, ready).items():
             if not len(ids):
                 continue
             mine, ids = self.of_tables[name], np.sort(ids)
@@ -238,7 +244,7 @@ class Vocabularies:
             admitted[name] = ids, mine.take(len(ids))
             self._write(mine, *admitted[name])
         if admitted and self.world.size > 1:  # no rank reads a row before its owner has written it
-            request = self._comm.Ibarrier()
+            request = self.world.comm.Ibarrier()
             wait_for(self.world, request.Test, f"in step {step + 1} for new rows")
         return admitted
 
@@ -274,7 +280,7 @@ class Vocabularies:
             is_expired = self._expired(mine, entries, step)
             expired = entries[is_expired & (entries[:, KEY] >= 0)]
             entries = entries[~is_expired]
-            expired = self._of_all({name: expired.reshape(-1)})[name].reshape(-1, 4)
+            expired = of_all(self.world, {name: expired.reshape(-1)})[name].reshape(-1, 4)
             mine.numbers.expired += len(expired)
             wins, loses = self._chosen(mine, entries, mine.num_free + len(expired), step)
             mine.numbers.evicted += len(loses)
@@ -304,7 +310,7 @@ class Vocabularies:
         entries[:, COUNT] = self.aged(entries, step - 1)
         by = COUNT if mine.rows.evict == LFU else LAST
         is_ready = (entries[:, KEY] < 0) & (entries[:, COUNT] >= mine.rows.min_count)
-        [ready] = self._of_all({"": entries[is_ready].reshape(-1)}).values()
+        [ready] = of_all(self.world, {"": entries[is_ready].reshape(-1)}).values()
         ready = ready.reshape(-1, 4)
         ready = ready[np.lexsort([ready[:, ID], -ready[:, by]])]
         num = max(0, len(ready) - num_free)
@@ -312,7 +318,7 @@ class Vocabularies:
             return np.sort(ready[:num_free, ID]), NO_ENTRIES
         admitted = entries[entries[:, KEY] >= 0]
         worst = admitted[np.lexsort([admitted[:, ID], admitted[:, by]])][:num]
-        [worst] = self._of_all({"": worst.reshape(-1)}).values()
+        [worst] = of_all(self.world, {"": worst.reshape(-1)}).values()
         worst = worst.reshape(-1, 4)
         worst = worst[np.lexsort([worst[:, ID], worst[:, by]])][:num]
         best = ready[num_free : num_free + len(worst)]
@@ -323,77 +329,6 @@ class Vocabularies:
         """Sends the directories what this rank has counted of the ids it knows."""
         if not self or self.world.size == 1:
             return
-        exchange = Exchange(self, {name: mine.known.take_counts() for name, mine in self.of_tables.items()})
+        exchange = Exchange(self.world, {name: mine.known.take_counts() for name, mine in self.of_tables.items()})
         for name, received in exchange.received().items():
             self.of_tables[name].directory.add_counts(received)
-
-    # Parts.
-
-    def _of_all(self, parts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The parts (n,) int64 of all ranks, one after the other."""
-        if self.world.size == 1:
-            return parts
-        sizes = np.array([len(part) for part in parts.values()], np.int64)
-        all_sizes = np.empty((self.world.size, len(sizes)), np.int64)
-        self._finish(self._comm.Iallgather(sizes, all_sizes))
-        of_ranks = all_sizes.sum(1)
-        if not of_ranks.any():
-            return parts
-        mine, whole = np.concatenate(list(parts.values())), np.empty(of_ranks.sum(), np.int64)
-        self._finish(self._comm.Iallgatherv(mine, [whole, of_ranks, np.cumsum(of_ranks) - of_ranks, MPI.INT64_T]))
-        labels = np.repeat(np.tile(np.arange(len(sizes)), self.world.size), all_sizes.reshape(-1))
-        return {name: whole[labels == number] for number, name in enumerate(parts)}
-
-    def _finish(self, request):
-        wait_for(self.world, request.Test, "for all ranks to look up ids")
-
-
-class Exchange:
-    """Records of ids that travel to their directories, and numbers that travel back."""
-
-    def __init__(self, vocabularies: Vocabularies, records: dict[str, np.ndarray]):
-        """records: table -> (n, width) int64, whose first column is the id; of equal width."""
-        self._of, self._names, size = vocabularies, list(records), vocabularies.world.size
-        self._lengths = [len(one) for one in records.values()]
-        whole, num = np.concatenate(list(records.values())), len(records)
-        self._width = whole.shape[1]
-        codes = _C.directories(np.ascontiguousarray(whole[:, ID]), size) * num
-        codes += np.repeat(np.arange(num), self._lengths)
-        self._order = np.argsort(codes, kind="stable")
-        self._sizes = np.bincount(codes, minlength=size * num).reshape(size, num)
-        self._sent = np.ascontiguousarray(whole[self._order])
-
-    def received(self) -> dict[str, np.ndarray]:
-        """The records that other ranks have sent to this directory: table -> (m, width) int64."""
-        num = len(self._names)
-        self._got_sizes = np.zeros_like(self._sizes)
-        if self._of.world.size > 1:
-            self._of._finish(self._of._comm.Ialltoall(self._sizes, self._got_sizes))
-        got = self._exchanged(self._sent, self._sizes, self._got_sizes, self._width)
-        labels = np.repeat(np.tile(np.arange(num), self._of.world.size), self._got_sizes.reshape(-1))
-        self._got_order = np.argsort(labels, kind="stable")
-        ends = np.cumsum(self._got_sizes.sum(0))
-        return dict(zip(self._names, np.split(got[self._got_order], ends[:-1])))
-
-    def answered(self, answers: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The answers to this rank's records: table -> (n,) int64. answers: to those received, in their order."""
-        back = np.empty(len(self._got_order), np.int64)
-        back[self._got_order] = np.concatenate([answers[name] for name in self._names])
-        got = self._exchanged(back, self._got_sizes, self._sizes, 1)
-        whole = np.empty(len(got), np.int64)
-        whole[self._order] = got.reshape(-1)
-        return dict(zip(self._names, np.split(whole, np.cumsum(self._lengths)[:-1])))
-
-    def _exchanged(self, values: np.ndarray, sizes: np.ndarray, got_sizes: np.ndarray, width: int) -> np.ndarray:
-        """values (n, width) for ranks in turn -> those of all ranks (m, width). sizes: of the parts, by rank and
-        table."""
-        if self._of.world.size == 1:
-            return values
-        of_ranks, from_ranks = sizes.sum(1) * width, got_sizes.sum(1) * width
-        got = np.empty((got_sizes.sum(), width), np.int64)
-        request = self._of._comm.Ialltoallv(
-            [values, of_ranks, np.cumsum(of_ranks) - of_ranks, MPI.INT64_T],
-            [got, from_ranks, np.cumsum(from_ranks) - from_ranks, MPI.INT64_T],
-        )
-        self._of._finish(request)
-        return got
