@@ -1,15 +1,16 @@
 """Ids that arrive over a run: columns without a vocabulary against ids that are hashed into twice as many rows.
 
     ./run.sh bench growing [ranks=1] [steps=1500] [batch=4096] [fields=4] [pool=600000] [fresh=0.3] [rows=500000]
-                           [dim=16] [min_count=2] [maintain=500] [zipf=1.05] [evaluations=5] [repeats=1] [settings=...]
+                           [dim=16] [min_count=2] [maintain=500] [zipf=1.05] [repeats=1] [settings=...]
 
 Each field draws an id from a pool by Zipf's law, of which the occupants change over time, or with probability `fresh`
 an id that comes once. Labels follow from a weight of each id. Contenders, one after the other: hashed, with 2 `rows`
 rows per field, and open, with `rows` and `min_count`. Held-out samples are of the end of the stream.
 
-Last, one JSON line: {"hashed": {"auc": [...], "step_ms": x}, "open": {"auc": [...], "step_ms": x, "admitted": n,
-"waiting": n, "evicted": n}, "ids": distinct ids of the stream, "new_per_batch": share of a batch's distinct ids that
-are new, "ratio": step time of open to hashed}. Times are medians over the second half of the steps.
+Last, one JSON line: {"hashed": {"auc": x, "loss": [...], "step_ms": x}, "open": {..., "ids_admitted": n, "ids_waiting":
+n, "ids_evicted": n}, "ids": distinct ids of the stream, "new_per_batch": share of a batch's distinct ids that
+are new, "ratio": step time of open to hashed}. loss: of the batches of each tenth of the run, before they are trained
+on. Times are medians over the second half of the steps.
 """
 
 import json
@@ -28,8 +29,8 @@ from hetmpi.open_rows import OpenRows
 
 SETTINGS = {
     "ranks": 1, "steps": 1500, "batch": 4096, "fields": 4, "pool": 600_000, "fresh": 0.3, "rows": 500_000, "dim": 16,
-    "min_count": 2, "maintain": 500, "zipf": 1.05, "evaluations": 5, "repeats": 1,
-    "settings": ["log.every_steps=25", "optim.rows_lr=0.1"],
+    "min_count": 2, "maintain": 500, "zipf": 1.05, "repeats": 1,
+    "settings": ["log.every_steps=5", "optim.rows_lr=0.1"],
 }  # fmt: skip
 OF_FIELDS, OF_IDS, FRESH, OF_WEIGHTS, OF_LABELS = range(11, 16)  # streams of random numbers
 VALID = 100_000
@@ -77,7 +78,7 @@ class Arrivals:
 
     def _samples(self, positions: np.ndarray, times: np.ndarray) -> Samples:
         ids = self.ids(positions, times)
-        weights = 2 * uniform(mixed(ids, OF_WEIGHTS).astype(np.uint64)) - 1
+        weights = 4 * uniform(mixed(ids, OF_WEIGHTS).astype(np.uint64)) - 1  # 63 bits: in [-1, 1)
         chance = 1 / (1 + np.exp(-2 * weights.sum(1)))
         label = (uniform(words(self.seed, OF_LABELS, positions, 1))[:, 0] < chance).astype(np.float32)
         if not self.is_open:
@@ -102,7 +103,8 @@ def main():
     num_ids, new = counted(settings)
     ratio = merged["open"]["step_ms"] / merged["hashed"]["step_ms"]
     for name, one in merged.items():
-        print(f"{name:8} AUC {' '.join(f'{auc:.4f}' for auc in one['auc'])}, {one['step_ms']:.1f} ms per step")
+        losses = " ".join(f"{loss:.4f}" for loss in one["loss"])
+        print(f"{name:8} AUC {one['auc']:.4f}, {one['step_ms']:.1f} ms per step, loss {losses}")
     print(json.dumps({**merged, "ids": num_ids, "new_per_batch": new, "ratio": round(ratio, 3)}))
 
 
@@ -126,10 +128,9 @@ def train(name: str, folder: str, settings: dict):
 
     world = World()
     torch.set_num_threads(world.compute_threads())
-    every = settings["steps"] // settings["evaluations"]
     config = compose(world, [
         "data=synthetic", "model=wdl", f"batch_size={settings['batch']}", f"steps={settings['steps']}",
-        f"run.dir={folder}", f"table.dim={settings['dim']}", f"eval.every_steps={every}", "checkpoint.at_end=false",
+        f"run.dir={folder}", f"table.dim={settings['dim']}", "checkpoint.at_end=false",
         f"table.maintain_steps={settings['maintain']}", "optim.rows=adagrad", *settings["settings"],
     ])  # fmt: skip
     training = Training(world, config, torch.device("cpu"), Spans(), source=Arrivals(settings, name == "open"))
@@ -139,7 +140,8 @@ def train(name: str, folder: str, settings: dict):
         steps, evaluations = (read_lines(Path(folder, f"{kind}.jsonl")) for kind in ("metrics", "evaluation"))
         last = steps[-1]
         found = {
-            "auc": [round(line["auc"], 5) for line in evaluations if "auc" in line],
+            "auc": round(next(line["auc"] for line in evaluations if "auc" in line), 5),
+            "loss": [round(float(part.mean()), 5) for part in np.array_split([line["loss"] for line in steps], 10)],
             "step_ms": float(np.median([line["step_ms"] for line in steps[len(steps) // 2 :]])),
             **{key: last[key] for key in last if key.startswith("ids_") or key == "vocabulary_ms"},
         }

@@ -417,10 +417,11 @@ class Checkpoints:
 def entries_of(path: Path, dense: dict, name: str, num_rows: int) -> np.ndarray:
     """The ids of a table without a fixed vocabulary in a checkpoint, as Vocabulary.state(). dense: what dense.pt holds.
     num_rows: of the table there. Raises UserError if they are missing or invalid."""
-    place, saved = f"{path / DENSE}: ids of {name or 'the table'}", (dense.get("data") or {}).get(f"{IDS_OF}{name}")
+    place, data = f"{path / DENSE}: ids of {name or 'the table'}", dense.get("data")
+    saved = data.get(f"{IDS_OF}{name}") if isinstance(data, dict) else None
     if saved is None:
         raise UserError(f"{place} are missing: the table had a fixed vocabulary")
-    entries = saved.numpy()
+    entries = saved.numpy() if torch.is_tensor(saved) else None
     check_entries(place, entries, num_rows)
     return entries
 

@@ -9,12 +9,13 @@ import sys
 
 import torch
 from crafted import change_file, change_manifest, write_checkpoint
-from foreign import write_synthetic, write_tabular
+from foreign import write_open, write_synthetic, write_tabular
 from fuzz import fuzz
 
 from hetmpi import export
 from hetmpi.errors import UserError
 from hetmpi.predict import Prediction
+from hetmpi.trained import id_rows
 from hetmpi.world.world import World
 
 if "pytest" not in sys.modules:  # torch.jit.trace imports it, which takes seconds
@@ -37,7 +38,7 @@ def test_changed_checkpoints_are_refused_in_one_line_or_used(tmp_path):
 
 
 def case(rng, folder):
-    kind = rng.choice(["synthetic", "tabular", "tabular", "incremental"])
+    kind = rng.choice(["synthetic", "tabular", "tabular", "incremental", "open", "open"])
     base = whole(folder.parent / "base") / kind
     shutil.copytree(base, folder / "saved")
     os.chdir(folder)
@@ -49,15 +50,18 @@ def case(rng, folder):
         change_kind_of_file(rng, path)
     out = folder / rng.choice(["out.parquet", "out.npy"])
     try:
+        if kind == "open" and rng.random() < 0.5:
+            assert id_rows.write_rows(folder / "ids", id_rows.rows_of(path)).exists()
+            return
         if kind == "incremental" or rng.random() < 0.4:
             how = {"rows": rng.choice(["npy", "parquet"]), "dense": "none" if kind == "incremental" else "torchscript"}
             assert all(file.exists() for file in export.export(path, folder / "out", **how))
             return
         files = [f"data.path={base}/clicks.csv"]
-        if kind == "tabular" and rng.random() < 0.5:
+        if kind in ("tabular", "open") and rng.random() < 0.5:
             files, how = [*files, f"data.cache={folder}/prepared"], {"split": rng.choice(["valid", "train"])}
         else:
-            files, how = (files, {}) if kind == "tabular" else ([], {"stop": 50})
+            files, how = (files, {}) if kind in ("tabular", "open") else ([], {"stop": 50})
         num, _ = Prediction(World(), path, files, **how).write(out)
         assert num > 0 and out.exists()
     except UserError:
@@ -73,6 +77,8 @@ def whole(folder):
         (part / "tabular").mkdir(parents=True)
         write_synthetic(part / "synthetic" / NAME)
         write_tabular(part / "tabular" / NAME, part / "tabular")
+        (part / "open").mkdir()
+        write_open(part / "open" / NAME, part / "open")
         write_checkpoint(part / "incremental/step-00000001", 1, 2, num_rows=30)
         write_checkpoint(part / "incremental" / NAME, 2, 2, num_rows=30, base=part / "incremental/step-00000001")
         part.rename(folder)
@@ -129,7 +135,10 @@ def change_values(rng, path):
 def change_encoder(rng, path):
     """Of the encoder in dense.pt, or of the rest of the file."""
     dense = torch.load(path / "dense.pt", weights_only=True)
-    if "data" in dense and rng.random() < 0.8:
+    if "ids of " in dense.get("data", {}) and rng.random() < 0.5:
+        entries = dense["data"]["ids of "]
+        entries[rng.randrange(3), rng.randrange(4)] = rng.choice([-2, -1, 0, 1, 3, 4, 1 << 40, (1 << 63) - 1])
+    elif "data" in dense and rng.random() < 0.8:
         said = json.loads(dense["data"]["encoder"].numpy().tobytes())
         change(rng, said)
         dense["data"]["encoder"] = torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8)

@@ -58,6 +58,7 @@ def written(rng, table, folder, number):
 def settings(rng, names):
     rules = [
         {"kind": "id"}, {"kind": "number"}, {"kind": "drop"}, {"rows": 9}, {"rows": 9, "hash": False}, {"min_count": 2},
+        {"rows": "open", "max_rows": 5}, {"rows": "open", "max_rows": 5, "evict": "lru", "expire_steps": 1},
         {"separator": "|"}, {"transform": "standardize"}, {"transform": [0, 1]}, {"share": rng.choice(names)},
     ]  # fmt: skip
     found = {"max_bad_rows": rng.choice([0, 5, 1_000])}

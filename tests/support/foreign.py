@@ -1,5 +1,7 @@
 """Checkpoints of whole models, written by hand in one process: as the trainer writes them, to be changed."""
 
+import numpy as np
+import pyarrow as pa
 import torch
 from crafted import write_checkpoint
 
@@ -28,12 +30,25 @@ def write_synthetic(path, config=MODEL):
     write_model(path, source.num_fields, source.num_dense, source.num_rows, config=config, about=about)
 
 
-def write_tabular(path, folder):
-    """Writes clicks.csv into `folder`, and the checkpoint of a model of it."""
+def write_open(path, folder):
+    """As write_tabular, of a model of the users alone, without a vocabulary: three of them have a row."""
+    rules = {"columns": [{"name": "user", "rows": "open", "max_rows": 9}, {"name": "item", "kind": "drop"}]}
+    write_tabular(path, folder, rules, lambda source: {"ids of ": entries_of(source, ["a", "b", "c"])}, num_rows=4)
+
+
+def entries_of(source, values):
+    ids = np.sort(source.encoder.ids_of("user", pa.array(values)))
+    return torch.tensor([[one, place + 1, 5, 1] for place, one in enumerate(ids.tolist())])
+
+
+def write_tabular(path, folder, rules=None, more=lambda source: {}, num_rows=None):
+    """Writes clicks.csv into `folder`, and the checkpoint of a model of it. more: of its data, by the source."""
     lines = [f"{i % 2},{'abc'[i % 3]},{i * i % 7},{i / 3:.2f}" for i in range(80)]
     (folder / "clicks.csv").write_text("\n".join(["click,user,item,price", *lines]) + "\n")
-    source = Tabular(str(folder / "clicks.csv"), 0, cache=str(folder / "prepared"), **TABULAR)
+    said = {**TABULAR, **(rules or {})}
+    source = Tabular(str(folder / "clicks.csv"), 0, cache=str(folder / "prepared"), **said)
     source.prepare(0, 1, lambda: None, lambda line: None)
     data = {name: torch.from_numpy(array.copy()) for name, array in source.encoder.to_arrays().items()}
-    about = {"data": "tabular", "data_config": {**TABULAR, "seed": 0}}
-    write_model(path, source.num_fields, source.num_dense, source.num_rows, data=data, about=about)
+    data |= more(source)
+    about = {"data": "tabular", "data_config": {**said, "seed": 0}}
+    write_model(path, source.num_features, source.num_dense, num_rows or source.num_rows, data=data, about=about)

@@ -18,6 +18,7 @@ from hetmpi.data.tabular.convert import NO_INTEGER, hashes, integers, no_value
 from hetmpi.data.tabular.reading import LABEL, Reading
 from hetmpi.data.tabular.rules import AUTO, ID, Column
 from hetmpi.data.tabular.scaling import Scaling, standardized
+from hetmpi.errors import one_line
 from hetmpi.open_rows import SHARED_KEY
 
 HASHED, VOCABULARY, INTEGERS, IDS = "hashed", "vocabulary", "integers", "ids"
@@ -46,7 +47,8 @@ class IdEncoder:
             return values if self.of_values is None else self._of_ids(values)
         if self.mode == INTEGERS:
             if len(values) and values.max() >= self.rows - 1:
-                raise DataError(f"column {column}: {values.max()} has no row, data.columns has rows: {self.rows - 1}")
+                place, rows = f"column {one_line(column)}", self.rows - 1
+                raise DataError(f"{place}: {values.max()} has no row, data.columns has rows: {rows}")
             return np.where(values == NO_INTEGER, self.rows - 1, values)
         if not len(self.values):
             return np.where(values == no_value(self.seed), MISSING_KEY, UNSEEN_KEY)
@@ -172,18 +174,18 @@ class Encoder:
         for column, theirs, moments, now in zip(self.columns, other.columns, self.moments, other.moments):
             coder, found = self.coders.get(column.name), other.coders.get(column.name)
             if column.transform == "standardize" and not np.allclose(moments, now):
-                return f"the mean and deviation of column {column.name} were others"
+                return f"the mean and deviation of column {one_line(column.name)} were others"
             if column.kind == theirs.kind != ID and column.transform != theirs.transform:
-                return f"column {column.name} had transform: {column.transform}, now {theirs.transform}"
+                return f"column {one_line(column.name)} had transform: {column.transform}, now {theirs.transform}"
             if column != theirs or (coder is None) != (found is None):
-                return f"column {column.name} had another rule"
+                return f"column {one_line(column.name)} had another rule"
             scaling, other_scaling = self.scalings.get(column.name), other.scalings.get(column.name)
             if scaling and not np.allclose(scaling, other_scaling):
-                return f"column {column.name} was {scaling}, now {other_scaling}"
+                return f"column {one_line(column.name)} was {scaling}, now {other_scaling}"
             if coder is not None and (coder.mode, coder.rows, coder.seed) != (found.mode, found.rows, found.seed):
-                return f"column {column.name} had {coder.rows:,} rows, now {found.rows:,}"
+                return f"column {one_line(column.name)} had {coder.rows:,} rows, now {found.rows:,}"
             if coder is not None and coder.mode != IDS and not np.array_equal(coder.values, found.values):
-                return f"column {column.name} had other values"
+                return f"column {one_line(column.name)} had other values"
         return None
 
     def mode(self, name: str) -> str | None:

@@ -197,14 +197,14 @@ def check_matches(rules: list[Rule], types: Mapping[str, str], label: str | None
 def column_of(name: str, kind: str, rule: Rule | None) -> Column | None:
     """The column after its rule, None if it is dropped. Raises DataError for keys that do not suit it."""
     known = dict(rule.settings) if rule else {}
-    where = f"data.columns, column {name}"
+    where = f"data.columns, column {one_line(name)}"
     wanted = known.pop("kind", None) or kind_by(known, kind)
     if wanted == DROP:
         refuse_keys(where, "that is dropped", known, known)
         return None
     if kind == NESTED or (kind == LIST and wanted == NUMBER):
         raise DataError(
-            f"column {name} holds {'lists' if kind == LIST else 'nested values'}, which cannot be used as "
+            f"column {one_line(name)} holds {'lists' if kind == LIST else 'nested values'}, which cannot be used as "
             f"{wanted}: drop it by data.columns='[{{name: {name}, kind: drop}}]'"
         )
     if wanted == NUMBER:
@@ -228,7 +228,7 @@ def kind_by(known: dict, kind: str) -> str:
 
 def id_column(where: str, name: str, kind: str, known: dict) -> Column:
     if "share" in known:
-        refuse_keys(where, f"that shares the rows of {known['share']}", known, NOT_SHARED)
+        refuse_keys(where, f"that shares the rows of {one_line(known['share'])}", known, NOT_SHARED)
     if kind == LIST and "separator" in known:
         raise DataError(f"{where}: it holds lists already, remove separator")
     if kind != LIST and "pool" in known and "separator" not in known:
@@ -261,10 +261,13 @@ def check_shares(columns: list[Column]):
     for column in ids.values():
         if column.share is None:
             continue
-        where, other = f"data.columns, column {column.name}", ids.get(column.share)
+        where, other = f"data.columns, column {one_line(column.name)}", ids.get(column.share)
         if column.share == column.name:
             raise DataError(f"{where}: share names the column itself")
         if other is None:
             raise DataError(f"{where}: share: no id column is named {column.share}: {near(column.share, list(ids))}")
         if other.share is not None:
-            raise DataError(f"{where}: share: {other.name} shares the rows of {other.share} itself: name that column")
+            raise DataError(
+                f"{where}: share: {one_line(other.name)} shares the rows of {one_line(other.share)} itself: name that "
+                "column"
+            )

@@ -91,6 +91,7 @@ def column_edges(column) -> tuple[float, ...]:
 
 def check_coders(encoder: Encoder):
     """Raises UserError unless each coder gives keys in [0, rows)."""
+    columns = {column.name: column for column in encoder.columns}
     for name, coder in encoder.coders.items():
         place, values = f"coder of column {name[:100]!r}", coder.values
         if type(coder.rows) is not int or not 0 < coder.rows <= MOST_ROWS or type(coder.seed) is not int:
@@ -101,6 +102,9 @@ def check_coders(encoder: Encoder):
             raise UserError(f"{place}: values must be ascending int64")
         if coder.mode not in (HASHED, INTEGERS, VOCABULARY, IDS):
             raise UserError(f"{place}: mode must be {HASHED}, {INTEGERS}, {VOCABULARY} or {IDS}")
+        wanted = columns[name].open if name in columns else None
+        if (coder.mode == IDS) != (wanted is not None) or (wanted is not None and coder.rows != wanted.num_rows):
+            raise UserError(f"{place}: its rows are not those of its column")
         if coder.mode == VOCABULARY and coder.rows != len(values) + FIRST_KEY:
             raise UserError(f"{place}: {len(values):,} values must have {len(values) + FIRST_KEY:,} rows")
 

@@ -359,7 +359,7 @@ class IdEncodings:
             return VOCABULARY
         if column.hash is False or column.min_count > 1:
             raise DataError(
-                f"column {column.name} has about {distinct:,} distinct values, a vocabulary has at most "
+                f"column {one_line(column.name)} has about {distinct:,} distinct values, a vocabulary has at most "
                 f"{MOST_VALUES:,}: give data.columns rows: N or hash: true, without min_count"
             )
         self.notes[column.name] = f"hashed, as it has more than {MOST_VALUES:,} distinct values"
@@ -389,8 +389,8 @@ class IdEncodings:
             if largest >= column.rows:
                 place = place_of(self._source.folder, self._manifest, unit, number)
                 raise DataError(
-                    f"data.path: {place}, column {self._columns[i].name}: {largest} has no row, data.columns has "
-                    f"rows: {column.rows}, for integers from 0 to {column.rows - 1}"
+                    f"data.path: {place}, column {one_line(self._columns[i].name)}: {largest} has no row, data.columns "
+                    f"has rows: {column.rows}, for integers from 0 to {column.rows - 1}"
                 )
 
 
