@@ -80,7 +80,7 @@ def finish(folder: Path, staleness: int, ranks: int, steps: int, settings: list[
 def command_of(folder: Path, staleness: int, ranks: int, steps: int, further: list[str]) -> list[str]:
     settings = [
         "device=cpu",
-        f"data.scale={SCALE}",
+        *([] if any(text.startswith("data=") for text in further) else [f"data.scale={SCALE}"]),
         "table.dim=16",
         f"batch_size={BATCH}",
         f"steps={steps}",
