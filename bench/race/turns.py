@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from race import problem
+from race.sampled import write_links
 
 BENCH = Path(__file__).resolve().parents[1]
 ROOT = BENCH.parent
@@ -153,6 +154,8 @@ def made_problem(settings: dict, ranks: int) -> tempfile.TemporaryDirectory:
     if settings["net"] in problem.SAMPLED:
         kept = {name: settings[name] for name in ("batch", "dim", "net", "steps", "scale", "fanout")}
         problem.describe(folder.name, ranks=ranks, **kept)
+        if settings["net"] == "complex":
+            write_links(folder.name, settings["scale"])
         return folder
     data = Synthetic(0, scale=settings["scale"], zipf=settings["zipf"], num_valid=1)
     problem.make(folder.name, data, ranks, settings["batch"], settings["dim"], settings["net"], settings["steps"])

@@ -103,6 +103,7 @@ FIGURES = {  # log lines display those with a word, in this order
     "ids_waiting": Figure("ids waiting for a row", "vocabulary", "{:,.0f}".format, "waiting"),
     "ids_evicted": Figure("ids that lost their row to another, so far", "vocabulary", "{:,.0f}".format, "evicted"),
     "ids_expired": Figure("ids that lost their row, not seen for long, so far", "vocabulary", "{:,.0f}".format),
+    "ids_bytes": Figure("memory of ids, all ranks", "vocabulary", bytes_text),
     "step": Figure("step", "progress"),
     "samples": Figure("samples of the stream so far", "progress"),
     "elapsed_s": Figure("seconds of training so far", "progress"),

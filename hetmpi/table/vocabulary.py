@@ -264,13 +264,17 @@ class Vocabularies:
 
     @property
     def figures(self) -> dict[str, int]:
-        """Numbers of ids over all tables: with a row of their own and waiting for one; and since the start those that
-        lost their row to another, or were not seen for long."""
+        """Numbers of ids over all tables: with a row of their own and waiting for one; since the start those that lost
+        their row to another, or were not seen for long; and the memory of ids, of all ranks."""
         ours = list(self.of_tables.values())
-        waiting = self.world.comm.allreduce(sum(len(one.directory) - one.directory.num_admitted for one in ours))
+        waiting = sum(len(one.directory) - one.directory.num_admitted for one in ours)
+        nbytes = sum(one.directory.nbytes + one.known.nbytes for one in ours)
+        waiting, nbytes = (self.world.comm.allreduce(number) for number in (waiting, nbytes))
         sums = {name: sum(getattr(one.numbers, name) for one in ours) for name in ("admitted", "evicted", "expired")}
-        return {"ids_admitted": sums["admitted"], "ids_waiting": waiting, "ids_evicted": sums["evicted"],
-                "ids_expired": sums["expired"]}  # fmt: skip
+        return {
+            "ids_admitted": sums["admitted"], "ids_waiting": waiting, "ids_evicted": sums["evicted"],
+            "ids_expired": sums["expired"], "ids_bytes": nbytes,
+        }  # fmt: skip
 
     def maintain(self, step: int):
         """After `step` steps. REQUIRES: a flush of the tables since the last write, and no batch is announced."""

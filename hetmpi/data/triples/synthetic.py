@@ -14,7 +14,7 @@ from hetmpi.data.triples.source import TripleData
 from hetmpi.errors import UserError, check_integer, check_number
 
 KINDS = ("bilinear", "translation")
-CHUNK = 1024
+CHUNK, MOST_SCORES = 1024, 1 << 26  # triples whose tails are found at a time, as far as 256 MB of scores allow
 
 
 class SyntheticTriples(TripleData):
@@ -50,8 +50,9 @@ class SyntheticTriples(TripleData):
         relations = random.standard_normal((num_relations, factors)).astype(np.float32)
         heads, kinds = random.integers(num_entities, size=num), random.integers(num_relations, size=num)
         tails = np.empty(num, np.int64)
-        for begin in range(0, num, CHUNK):
-            chosen = slice(begin, begin + CHUNK)
+        chunk = max(1, min(CHUNK, MOST_SCORES // num_entities))
+        for begin in range(0, num, chunk):
+            chosen = slice(begin, begin + chunk)
             tails[chosen] = self._tails(entities, entities[heads[chosen]], relations[kinds[chosen]])
         is_noise = random.random(num) < self.noise
         tails[is_noise] = random.integers(num_entities, size=int(is_noise.sum()))
