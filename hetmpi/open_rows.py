@@ -12,7 +12,7 @@ SHARED_KEY = 0  # of ids without a row of their own
 FIRST_KEY = 1
 WAITING = -1  # in place of a key
 ID, KEY, COUNT, LAST = range(4)  # columns of entries, (n, 4) int64
-NO_ENTRIES = np.empty((0, 4), np.int64)
+NO_ENTRIES, NO_IDS = np.empty((0, 4), np.int64), np.empty(0, np.int64)
 MOST_ROWS = (1 << 40) - 1  # of a table without a fixed vocabulary
 NEVER, LFU, LRU = "never", "lfu", "lru"  # evict: which ids make room for new ones
 EVICT = (LFU, LRU, NEVER)
@@ -20,7 +20,7 @@ EVICT = (LFU, LRU, NEVER)
 
 @dataclass(frozen=True)
 class OpenRows:
-    """Rows of a table without a fixed vocabulary (hetmpi/table/vocabulary.py).
+    """Rows of a table without a fixed vocabulary (hetmpi/table/vocabularies.py).
 
     max_rows      ids that have a row at the same time
     min_count     times an id must be seen before it gets one

@@ -30,7 +30,8 @@ from hetmpi.table.group import TableGroup
 from hetmpi.table.optim import ROW_RULES, RowOptimizer
 from hetmpi.table.spec import TableSpec
 from hetmpi.table.table import EmbeddingTable
-from hetmpi.table.vocabulary import Vocabularies, Vocabulary
+from hetmpi.table.vocabularies import Vocabularies
+from hetmpi.table.vocabulary import Vocabulary
 from hetmpi.tasks.task import Task
 from hetmpi.world.memory import refuse_if_short, size_text
 from hetmpi.world.world import World

@@ -23,7 +23,8 @@ from hetmpi.errors import NotFinite, UserError
 from hetmpi.open_rows import FIRST_KEY, LFU, OpenRows, check_open_rows
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.table import EmbeddingTable, kind_of
-from hetmpi.table.vocabulary import Vocabularies, Vocabulary
+from hetmpi.table.vocabularies import Vocabularies
+from hetmpi.table.vocabulary import Vocabulary
 from hetmpi.world.launch import default_world
 from hetmpi.world.world import World
 

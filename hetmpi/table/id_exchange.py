@@ -1,4 +1,4 @@
-"""Ids that travel between ranks: to their directories and back, and to all ranks (vocabulary.py)."""
+"""Ids that travel between ranks: to their directories and back, and to all ranks (vocabularies.py)."""
 
 from __future__ import annotations
 

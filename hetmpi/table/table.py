@@ -64,7 +64,7 @@ class EmbeddingTable:
         tensors on it, while keys stay on the CPU. round_steps: at s >= 1, number of announced batches
         whose rows are requested by one message; the message leaves when so many are announced, or with the next write.
         first_rows: initialise these keys alone; the other rows take memory when they are assigned, which comes first
-        (hetmpi/table/vocabulary.py); None for all. Collective.
+        (hetmpi/table/vocabularies.py); None for all. Collective.
 
         Raises UserError if ranks give different arguments (cache, device and spans may differ), if memory is short, and
         for a cache at staleness 0; ValueError for an unknown partition or exchange or an invalid shape."""

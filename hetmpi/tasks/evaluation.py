@@ -11,7 +11,7 @@ import torch
 
 from hetmpi.spans import Spans
 from hetmpi.table.group import TableGroup
-from hetmpi.table.vocabulary import Vocabularies
+from hetmpi.table.vocabularies import Vocabularies
 from hetmpi.world.world import World
 
 

@@ -15,7 +15,8 @@ from hetmpi.table.cache import CacheSettings
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.staleness import Staleness
 from hetmpi.table.table import EmbeddingTable
-from hetmpi.table.vocabulary import Vocabularies, Vocabulary
+from hetmpi.table.vocabularies import Vocabularies
+from hetmpi.table.vocabulary import Vocabulary
 
 pytestmark = pytest.mark.mpi
 DIM, EVERY = 5, 4
