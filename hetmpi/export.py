@@ -51,8 +51,9 @@ from hetmpi.checkpoint.shard_files import shards_of
 from hetmpi.data.triples.names import TripleNames
 from hetmpi.errors import UserError
 from hetmpi.log.figures import bytes_text
+from hetmpi.run import id_rows
 from hetmpi.run.output import cannot_write, part_of
-from hetmpi.trained import id_rows
+from hetmpi.trained.id_rows import rows_of
 from hetmpi.trained.node_outputs import NodeOutputs, is_of_nodes
 from hetmpi.trained.saved_model import (
     BlockModel,
@@ -110,9 +111,9 @@ def export_ids(source: Path, out: Path, arguments: list[str]):
             for folder in map(Path, chosen["deltas"].split(",")):
                 rows = id_rows.applied(rows, id_rows.read_rows(folder), id_rows.read_removed(folder))
         else:
-            rows = id_rows.rows_of(source)
+            rows = rows_of(source)
         if "since" in chosen:
-            rows, removed = id_rows.changes(id_rows.rows_of(Path(chosen["since"])), rows)
+            rows, removed = id_rows.changes(rows_of(Path(chosen["since"])), rows)
             id_rows.write_removed(out, removed)  # first: without it the changes are not read
         path = id_rows.write_rows(out, rows)
     except UserError as refusal:

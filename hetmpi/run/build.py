@@ -22,7 +22,8 @@ from hetmpi.errors import UserError, doing, one_line
 from hetmpi.memory import check_fits
 from hetmpi.open_rows import FIRST_KEY
 from hetmpi.run.config import cache_of, own_settings, staleness_of
-from hetmpi.run.pretrained import fill_from
+from hetmpi.run.id_rows import IDS
+from hetmpi.run.pretrained import fill_from, fill_ids
 from hetmpi.schedule import Schedule
 from hetmpi.spans import Spans
 from hetmpi.table.batch import MOST_AHEAD
@@ -270,10 +271,12 @@ def optimizer_of(config: DictConfig, owner: str, own: Mapping, schedule: Schedul
 def fill_tables(config: DictConfig, tables: TableGroup, source: Source) -> int:
     """Fills the rows in the files that table.init_from names, and returns their number. Collective. Raises UserError on
     every rank as fill_from does."""
-    encoder = getattr(source, "encoder", None)
+    encoder, place = getattr(source, "encoder", None), Path(config.table.init_from)
+    if (place / IDS).exists() and hasattr(encoder, "open_columns"):
+        return fill_ids(tables, place, encoder.open_columns())
     columns = {} if encoder is None else encoder.by_value()
     known = {name: column for name, column in columns.items() if column.table in tables}
-    return fill_from(tables, Path(config.table.init_from), known)
+    return fill_from(tables, place, known)
 
 
 def make_dense(config: DictConfig, hvd, model: torch.nn.Module, schedule: Schedule, device) -> DenseOptimizer:

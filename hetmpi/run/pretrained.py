@@ -11,7 +11,8 @@ import numpy as np
 
 from hetmpi import _C
 from hetmpi.data.features import NO_KEY, ValueMap
-from hetmpi.errors import UserError
+from hetmpi.errors import UserError, one_line
+from hetmpi.run.id_rows import IDS, IdRows, read_rows
 from hetmpi.table.table import EmbeddingTable
 
 BATCH_BYTES = 16 << 20  # of the rows that a rank reads at a time
@@ -36,6 +37,40 @@ def fill_from(tables: Mapping[str, EmbeddingTable], place: Path, columns: Mappin
     for table in tables.values():
         table.resume_at(table.step)
     return world.comm.allreduce(num)
+
+
+def fill_ids(tables: Mapping[str, EmbeddingTable], place: Path, columns: Mapping[str, str]) -> int:
+    """As fill_from, of columns without a fixed vocabulary, by the ids in `place`, a folder that `hetmpi export
+    ids=parquet` has written. columns: their tables. Every rank reads the whole file."""
+    num, error = 0, None
+    try:
+        rows = [one for one in read_rows(place) if one.column in columns]
+        if not rows:
+            raise UserError(f"table.init_from={place}: its ids are of none of the columns {', '.join(columns)}")
+        for one in rows:
+            fill_column(tables[columns[one.column]], f"{place / IDS}, column {one_line(one.column)}", one)
+            num += len(one.ids)
+    except UserError as refusal:
+        error = refusal
+    world = next(iter(tables.values())).world
+    world.agree(error)
+    for table in tables.values():
+        table.resume_at(table.step)
+    return num
+
+
+def fill_column(table: EmbeddingTable, place: str, one: IdRows):
+    """Gives the ids of a column their rows. place: for messages."""
+    if one.weight.shape[1] != table.dim:
+        raise wrong_width(place, one.weight.shape[1], table.dim)
+    if not all(_C.all_finite(np.ascontiguousarray(rows)) for rows in (one.weight, one.shared)):
+        raise UserError(f"{place}: rows must be finite: replace those that are not or leave them out")
+    if (one.count < 0).any():
+        raise UserError(f"{place}: counts must be at least 0")
+    try:
+        table.vocabulary.start_with(one.ids, one.count, one.weight, one.shared)
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from error
 
 
 def fill_shards(tables: Mapping[str, EmbeddingTable], place: Path, columns: Mapping[str, ValueMap]) -> int:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.open_rows import FIRST_KEY, ID, KEY, NO_ENTRIES, NO_IDS, OpenRows
+from hetmpi.errors import UserError
+from hetmpi.open_rows import FIRST_KEY, ID, KEY, NO_ENTRIES, NO_IDS, SHARED_KEY, OpenRows
 from hetmpi.owner.route import Route
 from hetmpi.owner.store import table_seed
 from hetmpi.table.table import EmbeddingTable
@@ -60,6 +61,19 @@ class Vocabulary:
         self.next_key = int(keys[-1]) + 1 if len(keys) else FIRST_KEY
         self.free = np.setdiff1d(np.arange(FIRST_KEY, self.next_key), keys, assume_unique=True)
         self.numbers.admitted = len(keys)
+
+    def start_with(self, ids: np.ndarray, count: np.ndarray, weight: np.ndarray, shared: np.ndarray):
+        """Gives ids (n,) int64, ascending, rows weight (n, dim) float32 and counts (n,) int64, and their shared row
+        (1, dim), or (0, dim) for none: the same on all ranks. REQUIRES: no ids yet. Raises UserError if they are too
+        many."""
+        if len(ids) > self.num_free:
+            raise UserError(f"{len(ids):,} ids have rows, the table takes max_rows: {self.rows.max_rows:,}")
+        table, keys = self.table, self.take(len(ids))
+        self.load(np.stack([ids, keys, count, np.zeros_like(ids)], 1))
+        keys = np.concatenate([np.full(len(shared), SHARED_KEY), keys])
+        own, order = Route.of_keys(table.partition, keys).of(table.world.rank)
+        rows, zeros = table.shard.directory.rows_of(own), np.zeros((len(own), table.shard.state_dim), np.float32)
+        table.shard.assign(rows, weight=np.concatenate([shared, weight])[order], state=zeros, clock=0)
 
     def find(self, ids: np.ndarray, counts: np.ndarray | None, step: int) -> tuple[np.ndarray, np.ndarray]:
         """What this rank knows of a batch's ids (U,): keys (U,), WAITING for others, and of those whose directory it is

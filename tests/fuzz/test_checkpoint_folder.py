@@ -15,7 +15,8 @@ from fuzz import fuzz
 from hetmpi import export
 from hetmpi.errors import UserError
 from hetmpi.predict import Prediction
-from hetmpi.trained import id_rows
+from hetmpi.run.id_rows import write_rows
+from hetmpi.trained.id_rows import rows_of
 from hetmpi.world.world import World
 
 if "pytest" not in sys.modules:  # torch.jit.trace imports it, which takes seconds
@@ -51,7 +52,7 @@ def case(rng, folder):
     out = folder / rng.choice(["out.parquet", "out.npy"])
     try:
         if kind == "open" and rng.random() < 0.5:
-            assert id_rows.write_rows(folder / "ids", id_rows.rows_of(path)).exists()
+            assert write_rows(folder / "ids", rows_of(path)).exists()
             return
         if kind == "incremental" or rng.random() < 0.4:
             how = {"rows": rng.choice(["npy", "parquet"]), "dense": "none" if kind == "incremental" else "torchscript"}

@@ -16,7 +16,8 @@ from open_runs import SETTINGS, columns, written
 from hetmpi.data.tabular.rules import INTEGER, STRING, read_rules, resolve
 from hetmpi.errors import UserError
 from hetmpi.metrics import auc
-from hetmpi.trained.id_rows import ids_of, read_rows
+from hetmpi.run.id_rows import read_rows
+from hetmpi.trained.id_rows import ids_of
 
 COLUMNS = columns("rows: open, max_rows: 40, min_count: 2, expire_steps: 8")
 
@@ -84,6 +85,25 @@ def test_changes_add_up_to_the_export(trained, tmp_path):
     assert (user.column, tags.column) == ("user", "tags") and any(one["column"] == "user" for one in removed)
     assert set(ids_of(checkpoint(trained, 60), "tags", pa.array([f"t{i}" for i in range(12)]))) <= set(tags.ids)
     assert len(tags.shared) == 1 and tags.weight.shape == (len(tags.ids), 4) and (tags.count > 0).all()
+
+
+def test_an_export_starts_another_training(trained, tmp_path):
+    assert hetmpi("export", checkpoint(trained, 60), tmp_path / "full", "ids=parquet").code == 0
+    own = [f"data.path={trained}/samples.parquet", f"data.cache={trained}/prepared", f"run.dir={tmp_path}/run"]
+    still = ["optim.rows=sgd", "optim.rows_lr=1e-12", f"table.init_from={tmp_path}/full"]
+    outcome = train(3, *SETTINGS, *own, columns("rows: open, max_rows: 60"), *still, "batch_size=16", "steps=1")
+    assert outcome.code == 0, outcome.text
+    end = tmp_path / "run/checkpoints/step-00000001"
+    assert hetmpi("export", end, tmp_path / "again", "ids=parquet").code == 0
+    for before, after in zip(read_rows(tmp_path / "full"), read_rows(tmp_path / "again")):
+        places = np.searchsorted(after.ids, before.ids)
+        assert np.array_equal(after.ids[places], before.ids) and before.column == after.column
+        assert np.allclose(after.weight[places], before.weight, atol=1e-6)
+        assert np.allclose(after.shared, before.shared, atol=1e-6)
+    few = [columns("rows: open, max_rows: 9"), f"run.dir={tmp_path}/few"]
+    outcome = train(2, *SETTINGS, *own[:2], *few, *still, "steps=1", "batch_size=24")
+    assert outcome.code == 1 and "ids have rows, the table takes max_rows: 9" in outcome.text, outcome.text
+    assert "Traceback" not in outcome.text
 
 
 @pytest.mark.parametrize(
