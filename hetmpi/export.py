@@ -107,15 +107,17 @@ def export_ids(source: Path, out: Path, arguments: list[str]):
             raise UserError("deltas are applied to an export, without ids and since")
         removed = []
         if "deltas" in chosen:
-            rows = id_rows.read_rows(source)
+            rows, about = id_rows.read_rows(source)
             for folder in map(Path, chosen["deltas"].split(",")):
-                rows = id_rows.applied(rows, id_rows.read_rows(folder), id_rows.read_removed(folder))
+                rows, about = id_rows.applied(rows, about, *id_rows.read_rows(folder), id_rows.read_removed(folder))
         else:
-            rows = rows_of(source)
+            rows, about = rows_of(source)
         if "since" in chosen:
-            rows, removed = id_rows.changes(rows_of(Path(chosen["since"])), rows)
+            before, earlier = rows_of(Path(chosen["since"]))
+            rows, removed = id_rows.changes(before, rows)
+            about = id_rows.About(about.step, earlier.step)
             id_rows.write_removed(out, removed)  # first: without it the changes are not read
-        path = id_rows.write_rows(out, rows)
+        path = id_rows.write_rows(out, rows, about)
     except UserError as refusal:
         sys.exit(f"hetmpi: {refusal}")
     num, gone = sum(len(one.ids) for one in rows), sum(len(ids) for _, ids in removed)

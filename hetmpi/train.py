@@ -465,8 +465,9 @@ class Training:
 
         def made(samples):
             batch = make(samples)
-            if not self.vocabularies:  # ids have no key yet
-                self.tables.check(self.task.keys(batch))
+            for name, keys in self.task.keys(batch).items():
+                if name not in self.vocabularies.of_tables:  # ids have no key yet
+                    self.tables[name].check(keys)
             return batch
 
         return made

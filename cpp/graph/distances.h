@@ -42,7 +42,7 @@ struct Euclidean {
   static int64_t num_places(int64_t dim) { return dim; }
   static float part(const float* a, const float* b, int64_t, int64_t i) { return (a[i] - b[i]) * (a[i] - b[i]); }
   static float whole(float sum) { return std::sqrt(sum); }
-  static float factor(float grad, float distance) { return grad / (distance > kLeast ? distance : kLeast); }
+  static float factor(float grad, float distance) { return distance <= kLeast ? 0 : grad / distance; }
   static void add_gradients(const float* __restrict a, const float* __restrict b, int64_t, float factor, int64_t first,
                             int64_t last, float* __restrict of_a, float* __restrict of_b) {
     for (int64_t i = first; i < last; ++i) {

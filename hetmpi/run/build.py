@@ -273,7 +273,8 @@ def fill_tables(config: DictConfig, tables: TableGroup, source: Source) -> int:
     every rank as fill_from does."""
     encoder, place = getattr(source, "encoder", None), Path(config.table.init_from)
     if (place / IDS).exists() and hasattr(encoder, "open_columns"):
-        return fill_ids(tables, place, encoder.open_columns())
+        seeds = {name: encoder.coders[name].seed for name in encoder.open_columns()}
+        return fill_ids(tables, place, encoder.open_columns(), seeds)
     columns = {} if encoder is None else encoder.by_value()
     known = {name: column for name, column in columns.items() if column.table in tables}
     return fill_from(tables, place, known)

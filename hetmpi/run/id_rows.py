@@ -1,16 +1,20 @@
-"""Files of rows by id, of columns without a fixed vocabulary: all of a checkpoint, or what changed since another one.
+"""Files of rows by id, of columns without a fixed vocabulary: all of a checkpoint, or what changed since another.
 
-    FOLDER/ids.parquet      column, the name in data.columns; id, the hash of a value, null for the row that
-                            all other ids share; weight, a list of float32; count, how often the id was seen, aged until
-                            step; step, in which it was seen last. In the order of columns and ids
+    FOLDER/ids.parquet      column, the name in data.columns; id, the hash of a value, null for the row that all other
+                            ids share; weight, a list of float32; count, how often the id was seen, aged until step;
+                            step, in which it was seen last. In the order of columns and ids
     FOLDER/removed.parquet  column and id: of ids that have lost their rows. In what changed only
 
-A full export with what changed later is the later full export, byte for byte.
+The files' metadata say by which seeds values are hashed, and the steps of the checkpoints. A full export with what
+changed later is the later full export, byte for byte.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,42 +30,65 @@ SCHEMA = pa.schema([
     ("step", pa.int64()),
 ])  # fmt: skip
 OF_REMOVED = pa.schema([("column", pa.string()), ("id", pa.int64())])
+ABOUT = b"hetmpi"  # of the metadata
 GROUP_ROWS = 1 << 18
+MOST_NUMBERS = 1 << 28  # of a row group
+
+
+@dataclass(frozen=True)
+class About:
+    """Steps of the checkpoint, and of the earlier one if the rows are what changed since."""
+
+    step: int
+    since: int | None = None
 
 
 @dataclass
 class IdRows:
-    """Rows of a column. ids (n,) int64, ascending; weight (n, dim) float32; count, step (n,) int64; shared (1, dim)
-    float32, the row of all other ids, (0, dim) if it has not changed."""
+    """Rows of a column. seed: of the hashes of its values; ids (n,) int64, ascending; weight (n, dim) float32; count,
+    step (n,) int64; shared (1, dim) float32, the row of all other ids, (0, dim) if it has not changed."""
 
     column: str
+    seed: int
     ids: np.ndarray
     weight: np.ndarray
     count: np.ndarray
     step: np.ndarray
     shared: np.ndarray
 
-    def where(self, chosen: np.ndarray, shared: np.ndarray) -> IdRows:
-        """The chosen (n,) bool of the rows."""
-        return IdRows(self.column, *(one[chosen] for one in (self.ids, self.weight, self.count, self.step)), shared)
+    @property
+    def dim(self) -> int:
+        return self.weight.shape[1]
+
+    def has_rows(self) -> bool:
+        return len(self.ids) + len(self.shared) > 0
+
+    def where(self, chosen: np.ndarray | slice, shared: np.ndarray) -> IdRows:
+        """The chosen rows."""
+        parts = {name: getattr(self, name)[chosen] for name in ("ids", "weight", "count", "step")}
+        return replace(self, **parts, shared=shared)
+
+    def groups(self):
+        """In parts of one row group, of which the first has the shared row."""
+        num = max(1, min(GROUP_ROWS, MOST_NUMBERS // max(1, self.dim)))
+        for begin in range(0, max(1, len(self.ids)), num):
+            yield self.where(slice(begin, begin + num), self.shared if begin == 0 else self.shared[:0])
 
     def table(self) -> pa.Table:
         whole, num_shared = np.concatenate([self.shared, self.weight]), len(self.shared)
-        num, dim = whole.shape
-        weights = pa.ListArray.from_arrays(np.arange(num + 1, dtype=np.int32) * dim, pa.array(whole.reshape(-1)))
-        is_shared = np.arange(num) < num_shared
-        before = np.zeros(num_shared, np.int64)
+        num = len(whole)
+        weights = pa.ListArray.from_arrays(np.arange(num + 1, dtype=np.int32) * self.dim, pa.array(whole.reshape(-1)))
+        is_shared, before = np.arange(num) < num_shared, np.zeros(num_shared, np.int64)
         return pa.table([
             pa.array([self.column] * num, pa.string()), pa.array(np.concatenate([before, self.ids]), mask=is_shared),
             weights, pa.array(np.concatenate([before, self.count])), pa.array(np.concatenate([before, self.step])),
         ], schema=SCHEMA)  # fmt: skip
 
 
-def changes(before: list[IdRows], now: list[IdRows]) -> tuple[list[IdRows], list[tuple[str, np.ndarray]]]:
+def changes(before: Sequence[IdRows], now: Sequence[IdRows]) -> tuple[list[IdRows], list[tuple[str, np.ndarray]]]:
     """Of each column the rows that are new or have changed, and the ids that are gone. Raises UserError for other
     columns."""
-    if [one.column for one in before] != [one.column for one in now]:
-        raise UserError("since: the checkpoint has other columns with rows: open")
+    check_columns("since", before, now)
     changed, removed = [], []
     for old, new in zip(before, now):
         place, is_known = places_of(new.ids, old.ids)
@@ -78,21 +105,36 @@ def changes(before: list[IdRows], now: list[IdRows]) -> tuple[list[IdRows], list
     return changed, removed
 
 
-def applied(rows: list[IdRows], changed: list[IdRows], removed: dict[str, np.ndarray]) -> list[IdRows]:
-    """Rows with later changes."""
+def applied(
+    rows: list[IdRows], about: About, changed: list[IdRows], later: About, removed: dict[str, np.ndarray]
+) -> tuple[list[IdRows], About]:
+    """Rows with later changes. Raises UserError for changes since another checkpoint, or of other columns."""
+    if later.since != about.step:
+        raise UserError(
+            f"deltas: the rows are of step {about.step:,}, the next changes are since {later.since}: give all changes, "
+            "in their order"
+        )
     by_column, found = {one.column: one for one in changed}, []
+    check_columns("deltas", [one for one in rows if one.column in by_column], changed)
     for old in rows:
-        new = by_column.get(old.column)
-        gone = [removed.get(old.column, np.empty(0, np.int64)), *([] if new is None else [new.ids])]
-        kept = old.where(~np.isin(old.ids, np.concatenate(gone)), old.shared)
-        if new is not None:
-            parts = [(getattr(kept, name), getattr(new, name)) for name in ("ids", "weight", "count", "step")]
-            ids, weight, count, step = map(np.concatenate, parts)
-            order = np.argsort(ids)
-            shared = new.shared if len(new.shared) else old.shared
-            kept = IdRows(old.column, ids[order], weight[order], count[order], step[order], shared)
-        found.append(kept)
-    return found
+        new = by_column.get(old.column, old.where(slice(0), old.shared[:0]))
+        gone = np.concatenate([removed.get(old.column, new.ids[:0]), new.ids])
+        kept = old.where(~np.isin(old.ids, gone), new.shared if len(new.shared) else old.shared)
+        order = np.argsort(np.concatenate([kept.ids, new.ids]))
+        parts = {
+            name: np.concatenate([getattr(kept, name), getattr(new, name)])[order]
+            for name in ("ids", "weight", "count", "step")
+        }
+        found.append(replace(kept, **parts))
+    return found, About(later.step)
+
+
+def check_columns(what: str, before: Sequence[IdRows], now: Sequence[IdRows]):
+    """Raises UserError unless both have the same columns, hashes and widths."""
+    kinds = [[(one.column, one.seed, one.dim) for one in rows] for rows in (before, now)]
+    if kinds[0] != kinds[1]:
+        texts = [", ".join(f"{one_line(column, 100)} (dim {dim})" for column, _, dim in kind) for kind in kinds]
+        raise UserError(f"{what}: the columns with ids are {texts[0] or 'none'} there, and {texts[1] or 'none'} here")
 
 
 def places_of(ids: np.ndarray, among: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -106,11 +148,17 @@ def places_of(ids: np.ndarray, among: np.ndarray) -> tuple[np.ndarray, np.ndarra
 # Files.
 
 
-def write_rows(folder: Path, rows: list[IdRows]) -> Path:
-    path = folder / IDS
-    with part_of(path) as part, cannot_write(path), pq.ParquetWriter(part, SCHEMA) as writer:
+def write_rows(folder: Path, rows: list[IdRows], about: About) -> Path:
+    """Writes ids.parquet, and removes removed.parquet of an earlier export where these are all rows."""
+    path, said = folder / IDS, {"seeds": {one.column: one.seed for one in rows}, **vars(about)}
+    schema = SCHEMA.with_metadata({ABOUT: json.dumps(said).encode()})
+    with part_of(path) as part, cannot_write(path), pq.ParquetWriter(part, schema) as writer:
         for one in rows:
-            writer.write_table(one.table(), row_group_size=GROUP_ROWS)
+            for group in filter(IdRows.has_rows, one.groups()):
+                writer.write_table(group.table().replace_schema_metadata(schema.metadata))
+    if about.since is None:
+        with cannot_write(path), contextlib.suppress(FileNotFoundError):
+            (folder / REMOVED).unlink()
     return path
 
 
@@ -122,23 +170,44 @@ def write_removed(folder: Path, removed: list[tuple[str, np.ndarray]]) -> Path:
     return path
 
 
-def read_rows(folder: Path) -> list[IdRows]:
-    """Those of a folder that write_rows has written. Raises UserError for other files."""
-    table, found = read_table(folder / IDS, SCHEMA), []
-    columns = table["column"].to_pylist()
-    begins = [i for i in range(len(columns)) if i == 0 or columns[i] != columns[i - 1]]
-    for begin, end in zip(begins, [*begins[1:], len(columns)]):
-        part = table.slice(begin, end - begin).combine_chunks()
-        is_shared = np.asarray(part["id"].is_null())
-        weights = part["weight"].combine_chunks()
-        sizes = np.unique(weights.value_lengths().to_numpy(zero_copy_only=False))
-        ids = part["id"].fill_null(0).to_numpy()[~is_shared]
-        if len(sizes) != 1 or is_shared[1:].any() or (ids[1:] <= ids[:-1]).any() or columns[begin] in columns[:begin]:
-            raise UserError(f"{folder / IDS} is no export of rows by id: column {one_line(columns[begin], 100)}")
-        values = weights.flatten().to_numpy().reshape(-1, int(sizes[0]))
-        count, step = (part[name].to_numpy()[~is_shared] for name in ("count", "step"))
-        found.append(IdRows(columns[begin], ids, values[~is_shared], count, step, values[is_shared]))
-    return found
+def read_rows(folder: Path) -> tuple[list[IdRows], About]:
+    """Those that write_rows has written. Raises UserError for other files."""
+    path = folder / IDS
+    file = opened(path, SCHEMA)
+    try:
+        said = json.loads(file.schema_arrow.metadata[ABOUT])
+        about, seeds = About(said["step"], said["since"]), said["seeds"]
+        parts: dict[str, list[IdRows]] = {}
+        for number in range(file.num_row_groups):
+            part = rows_of_group(file.read_row_group(number), seeds)
+            parts.setdefault(part.column, []).append(part)
+        found = [joined(of_column) for of_column in parts.values()]
+    except (OSError, pa.ArrowException, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is no export of rows by id: {one_line(str(error))}") from error
+    return found, about
+
+
+def rows_of_group(table: pa.Table, seeds: dict[str, int]) -> IdRows:
+    """Raises ValueError or LookupError for a group of another form."""
+    [column] = table["column"].unique().to_pylist()
+    table = table.combine_chunks()
+    is_shared, weights = np.asarray(table["id"].is_null()), table["weight"].combine_chunks()
+    [dim] = np.unique(weights.value_lengths().to_numpy(zero_copy_only=False)).tolist()
+    ids, values = table["id"].fill_null(0).to_numpy(), weights.flatten().to_numpy().reshape(len(table), int(dim))
+    count, step = (table[name].to_numpy() for name in ("count", "step"))
+    rows = [one[~is_shared] for one in (ids, values, count, step)]
+    return IdRows(column, int(seeds[column]), *rows, values[is_shared])
+
+
+def joined(parts: list[IdRows]) -> IdRows:
+    """The groups of a column. Raises ValueError unless they follow each other."""
+    whole = {
+        name: np.concatenate([getattr(part, name) for part in parts]) for name in ("ids", "weight", "count", "step")
+    }
+    shared = np.concatenate([part.shared for part in parts])
+    if (whole["ids"][1:] <= whole["ids"][:-1]).any() or len(shared) > 1:
+        raise ValueError(f"column {parts[0].column}: ids must rise, and one row be shared")
+    return replace(parts[0], **whole, shared=shared)
 
 
 def read_removed(folder: Path) -> dict[str, np.ndarray]:
@@ -146,16 +215,19 @@ def read_removed(folder: Path) -> dict[str, np.ndarray]:
         raise UserError(
             f"{folder} has no {REMOVED}: give a folder that hetmpi export has written with since=CHECKPOINT"
         )
-    table = read_table(folder / REMOVED, OF_REMOVED)
-    columns, ids = np.array(table["column"].to_pylist(), object), table["id"].to_numpy()
-    return {column: ids[columns == column] for column in dict.fromkeys(columns)}
+    table = opened(folder / REMOVED, OF_REMOVED).read()
+    names, ids = table["column"].combine_chunks().dictionary_encode(), table["id"].to_numpy()
+    if isinstance(names, pa.ChunkedArray):
+        names = names.combine_chunks()
+    places = np.asarray(names.indices)
+    return {name: ids[places == number] for number, name in enumerate(names.dictionary.to_pylist())}
 
 
-def read_table(path: Path, schema: pa.Schema) -> pa.Table:
+def opened(path: Path, schema: pa.Schema) -> pq.ParquetFile:
     try:
-        table = pq.read_table(path)
+        file = pq.ParquetFile(path)
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"{path} cannot be read: {one_line(str(error))}") from error
-    if not table.schema.equals(schema):
+    if not file.schema_arrow.equals(schema):
         raise UserError(f"{path} must have the columns {', '.join(schema.names)} of an export of rows by id")
-    return table
+    return file

@@ -81,6 +81,9 @@ class Traffic:
     most_kept_bytes: int = 0
 
 
+ID_BYTES = 85  # at most (cpp/owner/id_map.h)
+
+
 class Plan:
     """What a run with these settings needs. Prepares the data."""
 
@@ -116,6 +119,8 @@ class Plan:
         mine = layouts[world.rank]
         before_rings = mine.inbox_begin
         found.rows += before_rings + partition.num_local_rows(world.rank)  # with marks of changed rows
+        if spec.open is not None:  # in a directory, and among the ids that this rank knows
+            found.rows += round(ID_BYTES * spec.num_rows * (1 + 1 / world.size))
         found.mailboxes += mine.nbytes - before_rings
         if not world.is_one_node and not staleness.is_synchronous:
             num_keys = min(round_steps * most_keys, spec.num_rows)
@@ -151,7 +156,8 @@ class Plan:
         for name, spec in self.specs.items():
             row = build.optimizer_of(config, f"table {name}", spec.optim, Schedule()).core(spec.dim).history_bytes
             lines = cache_of(config, f"table {name}", spec.cache).rows(spec.num_rows, world, self.device)
-            num_rows = make_partition(config.table.partition, spec.num_rows, world.size).num_local_rows(0)
+            partition = make_partition(build.partition_of(config, spec), spec.num_rows, world.size)
+            num_rows = partition.num_local_rows(0)
             kept += row * num_kept[narrow(name, NARROW[0])]
             most += row * most_histories(num_rows, lines, most_keys[name])
         return kept, most

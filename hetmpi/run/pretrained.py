@@ -39,15 +39,22 @@ def fill_from(tables: Mapping[str, EmbeddingTable], place: Path, columns: Mappin
     return world.comm.allreduce(num)
 
 
-def fill_ids(tables: Mapping[str, EmbeddingTable], place: Path, columns: Mapping[str, str]) -> int:
+def fill_ids(
+    tables: Mapping[str, EmbeddingTable], place: Path, columns: Mapping[str, str], seeds: Mapping[str, int]
+) -> int:
     """As fill_from, of columns without a fixed vocabulary, by the ids in `place`, a folder that `hetmpi export
-    ids=parquet` has written. columns: their tables. Every rank reads the whole file."""
+    ids=parquet` has written. columns: their tables; seeds: of their hashes. Every rank reads the whole file."""
     num, error = 0, None
     try:
-        rows = [one for one in read_rows(place) if one.column in columns]
+        rows = [one for one in read_rows(place)[0] if one.column in columns]
         if not rows:
             raise UserError(f"table.init_from={place}: its ids are of none of the columns {', '.join(columns)}")
         for one in rows:
+            if one.seed != seeds[one.column]:
+                raise UserError(
+                    f"{place / IDS}, column {one_line(one.column)}: its ids are hashes of column {one.seed + 1} of the "
+                    f"ids in the data, here it is column {seeds[one.column] + 1}: give the columns in the same order"
+                )
             fill_column(tables[columns[one.column]], f"{place / IDS}, column {one_line(one.column)}", one)
             num += len(one.ids)
     except UserError as refusal:
@@ -119,6 +126,8 @@ def column_of(
         if not types.is_int64(schema.field("key").type):
             raise UserError(f"{path}: column key must be int64, got {schema.field('key').type}: cast it")
         name = next(iter(tables)) if of_table is None else of_table
+        if tables[name].vocabulary is not None:
+            raise UserError(f"{path}: rows of columns with rows: open come by id: export them with ids=parquet")
         found = "key", ValueMap(name, partial(checked_keys, tables[name].num_rows))
     elif len(named) == 1:
         found = named[0], columns[named[0]]

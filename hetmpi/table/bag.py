@@ -86,7 +86,7 @@ class EmbeddingBag(torch.nn.Module):
         start with standard deviation 1, as in torch, and successive bags with different values. Collective.
 
         vocabulary: "open" for ids that are any int64, of which num_rows have a row of their own at the same time
-        (hetmpi.table.spec.OpenRows describes min_count, expire_steps and evict; docs/growing.md); the calls of the bag
+        (hetmpi.open_rows.OpenRows describes min_count, expire_steps and evict; docs/growing.md); the calls of the bag
         are then collective, as often on each rank. maintain_steps: steps between the flushes at which ids lose their
         rows.
 
@@ -112,6 +112,7 @@ class EmbeddingBag(torch.nn.Module):
         else:
             rows = OpenRows(num_rows, min_count, expire_steps, evict)
             check_open_rows("EmbeddingBag", rows, maintain_steps)
+            world.check_same("EmbeddingBag", {**vars(rows), "maintain_steps": maintain_steps})
             self.table = EmbeddingTable(world, rows.num_rows, dim, optimizer, first_rows=FIRST_KEY, **settings)
             own = Vocabulary(self.table, rows, settings.get("seed", 0), settings["init_std"], maintain_steps)
             self.vocabularies = Vocabularies(world, {self.name: own}, maintain_steps)

@@ -137,11 +137,7 @@ class GpuCache:
         self._lines.set_drift(most, others)
 
     def forget(self, keys: np.ndarray):
-        if len(keys) and self.capacity_rows:
-            raise UserError(
-                "ids cannot lose their rows where a GPU caches them: give evict: never without expire_steps, or "
-                "table.cache.capacity_fraction=0"
-            )
+        assert not len(keys) or not self.capacity_rows  # refused by Vocabulary
 
     def look_up(self, keys: np.ndarray, slots: np.ndarray):
         self._filling(slots, lambda out: self._lines.look_up(self._use(keys), out, self._gpu.stream))

@@ -15,19 +15,32 @@ def finish(world: World, request):
     wait_for(world, request.Test, "for all ranks to look up ids")
 
 
-def of_all(world: World, parts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """table -> the parts (n,) int64 of all ranks, one after the other. Collective."""
+def of_all(world: World, parts: dict[str, np.ndarray], most: dict[str, int] | None = None) -> dict[str, np.ndarray]:
+    """table -> the parts (n,) int64 of all ranks, one after the other; None for a table with more than `most` in all.
+    Collective."""
+    most = most or {}
     if world.size == 1:
-        return parts
+        return {name: None if len(part) > most.get(name, len(part)) else part for name, part in parts.items()}
     sizes = np.array([len(part) for part in parts.values()], np.int64)
     all_sizes = np.empty((world.size, len(sizes)), np.int64)
     finish(world, world.comm.Iallgather(sizes, all_sizes))
+    whole = all_sizes.sum(0).tolist()
+    left_out = {name for name, num in zip(parts, whole) if num > most.get(name, num)}
+    if left_out:
+        all_sizes[:, [name in left_out for name in parts]] = 0
+        parts = {name: part[:0] if name in left_out else part for name, part in parts.items()}
+    found = gathered(world, parts, all_sizes)
+    return {name: None if name in left_out else part for name, part in found.items()}
+
+
+def gathered(world: World, parts: dict[str, np.ndarray], all_sizes: np.ndarray) -> dict[str, np.ndarray]:
+    """As of_all. all_sizes (ranks, tables): of the parts of all ranks."""
     of_ranks = all_sizes.sum(1)
     if not of_ranks.any():
         return parts
     mine, whole = np.concatenate(list(parts.values())), np.empty(of_ranks.sum(), np.int64)
     finish(world, world.comm.Iallgatherv(mine, [whole, of_ranks, np.cumsum(of_ranks) - of_ranks, MPI.INT64_T]))
-    labels = np.repeat(np.tile(np.arange(len(sizes)), world.size), all_sizes.reshape(-1))
+    labels = np.repeat(np.tile(np.arange(len(parts)), world.size), all_sizes.reshape(-1))
     return {name: whole[labels == number] for number, name in enumerate(parts)}
 
 

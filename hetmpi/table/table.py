@@ -73,6 +73,8 @@ class EmbeddingTable:
         world.check_same("EmbeddingTable", {key: value for key, value in given.items() if key not in OF_A_RANK})
         check_arguments(dim, exchange, round_steps)
         cache.check_at(staleness)
+        if first_rows is not None and partition != "round_robin":
+            raise UserError(f"{name}: ids without a vocabulary need partition=round_robin, got {partition}")
         self.world, self.name, self.num_rows, self.dim = world, name, num_rows, dim
         self.staleness, self.optimizer = staleness, optimizer
         self.partition, self.partition_kind = make_partition(partition, num_rows, world.size), partition

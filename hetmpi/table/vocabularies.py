@@ -28,7 +28,6 @@ from hetmpi.errors import UserError
 from hetmpi.open_rows import COUNT, ID, KEY, LAST, LFU, NEVER, NO_ENTRIES, NO_IDS, SHARED_KEY
 from hetmpi.table.id_exchange import Exchange, of_all
 from hetmpi.table.vocabulary import Vocabulary
-from hetmpi.world.waiting import wait_for
 from hetmpi.world.world import World
 
 
@@ -121,20 +120,17 @@ class Vocabularies:
     def _admit(self, ready: dict[str, np.ndarray], step: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Admits the ids that are ready in any directory, of a table all or none: table -> ids (n,), ascending, and
         their keys. ready: those of this rank."""
-        admitted = {}
-        for name, ids in of_all(self.world, ready).items():
-            if not len(ids):
+        admitted, free = {}, {name: self.of_tables[name].num_free for name in ready}
+        for name, ids in of_all(self.world, ready, free).items():
+            mine = self.of_tables[name]
+            if ids is None and mine.rows.evict == NEVER:
+                raise UserError(self._full_text(mine, step))
+            if ids is None or not len(ids):
                 continue
-            mine, ids = self.of_tables[name], np.sort(ids)
-            if len(ids) > mine.num_free:
-                if mine.rows.evict == NEVER:
-                    raise UserError(self._full_text(mine, len(ids), step))
-                continue
-            admitted[name] = ids, mine.take(len(ids))
+            admitted[name] = np.sort(ids), mine.take(len(ids))
             self._write(mine, *admitted[name])
-        if admitted and self.world.size > 1:  # no rank reads a row before its owner has written it
-            request = self.world.comm.Ibarrier()
-            wait_for(self.world, request.Test, f"in step {step + 1} for new rows")
+        for name in admitted:  # no rank reads a row before its owner has written it
+            self.of_tables[name].table.memory.fence(f"in step {step + 1} for new rows")
         return admitted
 
     def _write(self, mine: Vocabulary, ids: np.ndarray, keys: np.ndarray):
@@ -143,10 +139,10 @@ class Vocabularies:
         mine.directory.admit(ids[is_own], keys[is_own])
         mine.write_first_values(ids, keys)
 
-    def _full_text(self, mine: Vocabulary, num: int, step: int) -> str:
+    def _full_text(self, mine: Vocabulary, step: int) -> str:
         return (
-            f"the table {mine.table.name} is full: in step {step + 1} {num:,} ids need a row, {mine.num_free:,} of "
-            f"max_rows: {mine.rows.max_rows:,} are free: give more, or evict: {LFU}"
+            f"the table {mine.table.name} is full: in step {step + 1} more ids need a row than {mine.num_free:,}, "
+            f"which are free of max_rows: {mine.rows.max_rows:,}: give more, or evict: {LFU}"
         )
 
     # Maintenance.
@@ -184,7 +180,7 @@ class Vocabularies:
             mine.release(np.sort(np.concatenate([expired[:, KEY], loses[:, KEY]])))
             if len(wins):
                 self._write(mine, wins, mine.take(len(wins)))
-        self.world.meet(f"after step {step} for rows of new ids")
+            mine.table.memory.fence(f"after step {step} for rows of new ids")
 
     def _expired(self, mine: Vocabulary, entries: np.ndarray, step: int) -> np.ndarray:
         """(n,) bool."""
@@ -203,17 +199,15 @@ class Vocabularies:
         entries[:, COUNT] = self.aged(entries, step - 1)
         by = COUNT if mine.rows.evict == LFU else LAST
         is_ready = (entries[:, KEY] < 0) & (entries[:, COUNT] >= mine.rows.min_count)
-        [ready] = of_all(self.world, {"": entries[is_ready].reshape(-1)}).values()
-        ready = ready.reshape(-1, 4)
-        ready = ready[np.lexsort([ready[:, ID], -ready[:, by]])]
+        ready = first_of(entries[is_ready], by, -1, mine.rows.max_rows)  # no more can get a row
+        [ready] = of_all(self.world, {"": ready.reshape(-1)}).values()
+        ready = first_of(ready.reshape(-1, 4), by, -1, mine.rows.max_rows)
         num = max(0, len(ready) - num_free)
         if num == 0 or mine.rows.evict == NEVER:
             return np.sort(ready[:num_free, ID]), NO_ENTRIES
-        admitted = entries[entries[:, KEY] >= 0]
-        worst = admitted[np.lexsort([admitted[:, ID], admitted[:, by]])][:num]
+        worst = first_of(entries[entries[:, KEY] >= 0], by, 1, num)
         [worst] = of_all(self.world, {"": worst.reshape(-1)}).values()
-        worst = worst.reshape(-1, 4)
-        worst = worst[np.lexsort([worst[:, ID], worst[:, by]])][:num]
+        worst = first_of(worst.reshape(-1, 4), by, 1, num)
         best = ready[num_free : num_free + len(worst)]
         num_better = int(np.count_nonzero(best[:, by] > worst[:, by]))  # the first ones: best falls, worst rises
         return np.sort(ready[: num_free + num_better, ID]), worst[:num_better]
@@ -225,3 +219,8 @@ class Vocabularies:
         exchange = Exchange(self.world, {name: mine.known.take_counts() for name, mine in self.of_tables.items()})
         for name, received in exchange.received().items():
             self.of_tables[name].directory.add_counts(received)
+
+
+def first_of(entries: np.ndarray, by: int, sign: int, most: int) -> np.ndarray:
+    """The first entries by sign times a column, then by id: at most `most`."""
+    return entries[np.lexsort([entries[:, ID], sign * entries[:, by]])][:most]

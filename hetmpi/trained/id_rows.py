@@ -13,12 +13,12 @@ from hetmpi.checkpoint.shard_files import shards_of
 from hetmpi.data.tabular import Encoder
 from hetmpi.errors import UserError, one_line
 from hetmpi.open_rows import COUNT, ID, KEY, LAST, SHARED_KEY
-from hetmpi.run.id_rows import IdRows
+from hetmpi.run.id_rows import About, IdRows
 from hetmpi.trained.saved_model import Saved, dense_state, encoder_of
 
 
-def rows_of(checkpoint: Path) -> list[IdRows]:
-    """All rows by id of a checkpoint. Raises UserError for one without columns that have rows: open."""
+def rows_of(checkpoint: Path) -> tuple[list[IdRows], About]:
+    """All rows by id of a checkpoint, and its step. Raises UserError for one without columns that have rows: open."""
     manifest = read_manifest(checkpoint)
     state = dense_state(checkpoint, manifest)
     encoder = encoder_of(checkpoint, manifest, state)
@@ -34,8 +34,8 @@ def rows_of(checkpoint: Path) -> list[IdRows]:
         weight = np.empty((len(entries) + 1, saved.dim), np.float32)
         saved.read(np.concatenate([[SHARED_KEY], entries[:, KEY]]), weight)
         ids, count, last = (np.ascontiguousarray(entries[:, i]) for i in (ID, COUNT, LAST))
-        found.append(IdRows(column, ids, weight[1:], count, last, weight[:1]))
-    return found
+        found.append(IdRows(column, encoder.coders[column].seed, ids, weight[1:], count, last, weight[:1]))
+    return found, About(manifest["step"])
 
 
 def ids_of(checkpoint: Path, column: str, values: pa.Array) -> np.ndarray:
@@ -44,5 +44,7 @@ def ids_of(checkpoint: Path, column: str, values: pa.Array) -> np.ndarray:
     encoder = encoder_of(checkpoint, manifest, dense_state(checkpoint, manifest))
     names = encoder.open_columns() if isinstance(encoder, Encoder) else {}
     if column not in names:
-        raise UserError(f"{checkpoint} has no column {one_line(column, 100)} with rows: open, but {', '.join(names)}")
+        raise UserError(
+            f"{checkpoint} has no column {one_line(column, 100)} with rows: open, it has {', '.join(names) or 'none'}"
+        )
     return encoder.ids_of(column, values)

@@ -156,11 +156,11 @@ def tensors_of(arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(array if array.flags.writeable else array.copy()) for name, array in arrays.items()}
 
 
-def encoder_of(checkpoint: Path, manifest: dict, state: dict) -> Encoder | TripleNames | None:
+def encoder_of(checkpoint: Path, manifest: dict, state: dict, has_ids: bool = True) -> Encoder | TripleNames | None:
     """What encodes further files like the data that the model was trained on; of triples their names; None for data
     that are no files. state: as dense_state. Raises UserError for an invalid one."""
     data = state.get("data")
-    if data is None:
+    if data is None or not {"encoder", "entities"} & set(data):
         return None
     made, kind = [], TripleNames.from_arrays if "entities" in data else encoder_from
     attempt(
@@ -168,7 +168,7 @@ def encoder_of(checkpoint: Path, manifest: dict, state: dict) -> Encoder | Tripl
         lambda: made.append(kind({name: tensor.numpy() for name, tensor in data.items()})),
     )
     [found] = made
-    return with_keys(found, checkpoint, manifest, state) if isinstance(found, Encoder) else found
+    return with_keys(found, checkpoint, manifest, state) if has_ids and isinstance(found, Encoder) else found
 
 
 def with_keys(encoder: Encoder, checkpoint: Path, manifest: dict, state: dict) -> Encoder:
@@ -189,7 +189,7 @@ def check_data(checkpoint: Path, source):
     check_graph(checkpoint, manifest, source)
     if now is None:
         return
-    saved = encoder_of(checkpoint, manifest, dense_state(checkpoint, manifest))
+    saved = encoder_of(checkpoint, manifest, dense_state(checkpoint, manifest), has_ids=False)
     difference = saved and saved.difference(now)
     if difference:
         raise UserError(

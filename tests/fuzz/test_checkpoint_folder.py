@@ -52,7 +52,7 @@ def case(rng, folder):
     out = folder / rng.choice(["out.parquet", "out.npy"])
     try:
         if kind == "open" and rng.random() < 0.5:
-            assert write_rows(folder / "ids", rows_of(path)).exists()
+            assert write_rows(folder / "ids", *rows_of(path)).exists()
             return
         if kind == "incremental" or rng.random() < 0.4:
             how = {"rows": rng.choice(["npy", "parquet"]), "dense": "none" if kind == "incremental" else "torchscript"}

@@ -80,8 +80,10 @@ def test_changes_add_up_to_the_export(trained, tmp_path):
     deltas = f"deltas={tmp_path}/delta40,{tmp_path}/delta60"
     assert hetmpi("export", tmp_path / "full20", tmp_path / "sum", deltas).code == 0
     assert (tmp_path / "sum/ids.parquet").read_bytes() == (tmp_path / "full60/ids.parquet").read_bytes()
+    skipped = hetmpi("export", tmp_path / "full20", tmp_path / "no", f"deltas={tmp_path}/delta60")
+    assert skipped.code == 1 and "of step 20, the next changes are since 40" in skipped.text, skipped.text
     removed = pq.read_table(tmp_path / "delta60/removed.parquet").to_pylist()
-    [user, tags] = read_rows(tmp_path / "full60")
+    [user, tags], _ = read_rows(tmp_path / "full60")
     assert (user.column, tags.column) == ("user", "tags") and any(one["column"] == "user" for one in removed)
     assert set(ids_of(checkpoint(trained, 60), "tags", pa.array([f"t{i}" for i in range(12)]))) <= set(tags.ids)
     assert len(tags.shared) == 1 and tags.weight.shape == (len(tags.ids), 4) and (tags.count > 0).all()
@@ -95,7 +97,7 @@ def test_an_export_starts_another_training(trained, tmp_path):
     assert outcome.code == 0, outcome.text
     end = tmp_path / "run/checkpoints/step-00000001"
     assert hetmpi("export", end, tmp_path / "again", "ids=parquet").code == 0
-    for before, after in zip(read_rows(tmp_path / "full"), read_rows(tmp_path / "again")):
+    for before, after in zip(read_rows(tmp_path / "full")[0], read_rows(tmp_path / "again")[0]):
         places = np.searchsorted(after.ids, before.ids)
         assert np.array_equal(after.ids[places], before.ids) and before.column == after.column
         assert np.allclose(after.weight[places], before.weight, atol=1e-6)
