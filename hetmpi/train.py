@@ -45,6 +45,7 @@ from hetmpi.run.watchdog import Watchdog
 from hetmpi.schedule import Schedule
 from hetmpi.spans import Spans, chrome_trace, own_ms
 from hetmpi.tasks.evaluation import Evaluation
+from hetmpi.trained.id_rows import export_changes
 from hetmpi.trained.saved_model import check_data, tensors_of
 from hetmpi.world.launch import LEFT_EARLY, launch, on_failure
 from hetmpi.world.world import World
@@ -167,6 +168,10 @@ class Training:
         most_keys = build.most_keys_of(config, self.task, self.specs)
         self.tables = build.make_tables(config, world, self.specs, most_keys, schedule, device, spans)
         self.vocabularies = build.make_vocabularies(config, world, self.specs, self.tables)
+        if config.checkpoint.export_deltas:
+            if not self.vocabularies:
+                raise UserError("checkpoint.export_deltas=true needs columns with rows: open in data.columns")
+            self.checkpoints.after = partial(export_changes, Path(config.run.dir, "deltas"))
         self.task.opened(self.tables)
         self.dense = build.make_dense(config, self.hvd, self.model, schedule, device)
         if self.saving.resumed is not None:

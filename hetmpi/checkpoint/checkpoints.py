@@ -31,7 +31,7 @@ import json
 import operator
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,6 +83,9 @@ class Position:
 class Checkpoints:
     """Writes and finds the checkpoints of one run in `folder`.
 
+    after  called on rank 0 with the path of each checkpoint that is complete, before older ones are removed, beside the
+           training; its errors are those of the checkpoint
+
     The argument `tables` of all methods is one EmbeddingTable, or a dict of several by name: {"users": table, "items":
     table}; an EmbeddingBag may be given instead of its table. Names consist of letters, digits, _, - and ., and do not
     begin with a dot."""
@@ -92,6 +95,7 @@ class Checkpoints:
         the best one and their bases; two or more kept checkpoints never share a single base. full_every: every N-th
         checkpoint is full, the others hold changed rows, unless most rows changed."""
         self.world, self.folder, self.keep, self.full_every = world, Path(folder), keep, full_every
+        self.after: Callable[[Path], None] | None = None
         self._lock = FolderLock("checkpoint.dir", self.folder)
         self._writer: Writer | None = None
         self._copies: dict[tuple[str, str], np.ndarray] | None = None  # by table and array

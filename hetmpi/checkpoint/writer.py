@@ -139,6 +139,8 @@ class Writer(threading.Thread):
         sync_folder(self.part.parent)
         if self.is_best:  # before the earlier best one is removed
             write_link(self.part.parent / BEST, self.checkpoints.path(step).name)
+        if self.checkpoints.after is not None:
+            self.checkpoints.after(self.checkpoints.path(step))
         self._remove_old([self.checkpoints.path(other) for other in self.checkpoints.steps() if other <= step])
 
     def _remove_old(self, paths: list[Path]):

@@ -213,6 +213,11 @@ class Checkpoint:
     )
     full_every: int = setting(1, "every N-th checkpoint is full, the others hold only changed rows", least=1, most=MANY)
     dir: PathText = setting("${run.dir}/checkpoints", "folder of the checkpoints, accessible to all ranks")
+    export_deltas: bool = setting(
+        False,
+        "with columns that have rows: open: write after each checkpoint to run.dir/deltas what has changed since the "
+        "one before, by id; the first time all rows",
+    )
 
 
 @dataclass

@@ -13,7 +13,7 @@ from hetmpi.checkpoint.shard_files import shards_of
 from hetmpi.data.tabular import Encoder
 from hetmpi.errors import UserError, one_line
 from hetmpi.open_rows import COUNT, ID, KEY, LAST, SHARED_KEY
-from hetmpi.run.id_rows import About, IdRows
+from hetmpi.run.id_rows import IDS, About, IdRows, changes, write_removed, write_rows
 from hetmpi.trained.saved_model import Saved, dense_state, encoder_of
 
 
@@ -36,6 +36,23 @@ def rows_of(checkpoint: Path) -> tuple[list[IdRows], About]:
         ids, count, last = (np.ascontiguousarray(entries[:, i]) for i in (ID, COUNT, LAST))
         found.append(IdRows(column, encoder.coders[column].seed, ids, weight[1:], count, last, weight[:1]))
     return found, About(manifest["step"])
+
+
+def export_changes(folder: Path, checkpoint: Path):
+    """Writes to a folder of `folder`, called as the checkpoint, what has changed since the newest export there whose
+    checkpoint still exists beside it; all rows if there is none. Raises UserError if it cannot be written."""
+    rows, about = rows_of(checkpoint)
+    earlier = [
+        checkpoint.parent / path.parent.name
+        for path in sorted(folder.glob(f"step-*/{IDS}"), reverse=True)
+        if path.parent.name < checkpoint.name and (checkpoint.parent / path.parent.name).is_dir()
+    ]
+    if earlier:
+        before, since = rows_of(earlier[0])
+        rows, removed = changes(before, rows)
+        about = About(about.step, since.step)
+        write_removed(folder / checkpoint.name, removed)  # first: without it the changes are not read
+    write_rows(folder / checkpoint.name, rows, about)
 
 
 def ids_of(checkpoint: Path, column: str, values: pa.Array) -> np.ndarray:

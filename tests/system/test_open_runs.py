@@ -28,7 +28,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("open")
     written(folder / "samples.parquet")
     own = [f"data.path={folder}/samples.parquet", f"data.cache={folder}/prepared", f"run.dir={folder}/run"]
-    saving = ["checkpoint.every_steps=20", "checkpoint.keep=9"]
+    saving = ["checkpoint.every_steps=20", "checkpoint.keep=9", "checkpoint.export_deltas=true"]
     outcome = train(2, *SETTINGS, *own, COLUMNS, *saving, "batch_size=24", "steps=60")
     assert outcome.code == 0, outcome.text
     return folder
@@ -80,6 +80,9 @@ def test_changes_add_up_to_the_export(trained, tmp_path):
     deltas = f"deltas={tmp_path}/delta40,{tmp_path}/delta60"
     assert hetmpi("export", tmp_path / "full20", tmp_path / "sum", deltas).code == 0
     assert (tmp_path / "sum/ids.parquet").read_bytes() == (tmp_path / "full60/ids.parquet").read_bytes()
+    written_beside = [trained / f"run/deltas/step-000000{step}/ids.parquet" for step in (20, 40, 60)]
+    exported = [tmp_path / name / "ids.parquet" for name in ("full20", "delta40", "delta60")]
+    assert [path.read_bytes() for path in written_beside] == [path.read_bytes() for path in exported]
     skipped = hetmpi("export", tmp_path / "full20", tmp_path / "no", f"deltas={tmp_path}/delta60")
     assert skipped.code == 1 and "of step 20, the next changes are since 40" in skipped.text, skipped.text
     removed = pq.read_table(tmp_path / "delta60/removed.parquet").to_pylist()
@@ -144,6 +147,11 @@ def test_rules_that_cannot_be_are_refused(user, said):
     rule = yaml.safe_load(f"{{name: user, {user}}}")
     with pytest.raises(UserError, match=re.escape(said)):
         resolve(read_rules([rule]), {"user": STRING, "click": INTEGER}, "click", None)
+
+
+def test_changes_need_columns_with_ids(tmp_path):
+    outcome = train(2, "data=synthetic", *SMALL, "checkpoint.export_deltas=true", f"run.dir={tmp_path}/run")
+    assert outcome.code == 1 and "needs columns with rows: open" in outcome.text, outcome.text
 
 
 def test_a_full_table_that_evicts_nothing_ends_all_ranks(trained, tmp_path):
