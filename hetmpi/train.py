@@ -461,7 +461,7 @@ class Training:
         num = num if settings.max_samples is None else min(num, settings.max_samples)
         return Evaluation(
             self.world, self.tables, self.model, self._forward, partial(self._drawn, "valid"), num,
-            settings.batch_size, self.device, self.spans, self.vocabularies,
+            settings.batch_size, self.device, self.spans, self.vocabularies.of_held_out,
         )  # fmt: skip
 
     def _making(self) -> Callable:

@@ -11,7 +11,6 @@ import torch
 
 from hetmpi.spans import Spans
 from hetmpi.table.group import TableGroup
-from hetmpi.table.vocabularies import Vocabularies
 from hetmpi.world.world import World
 
 
@@ -21,7 +20,9 @@ class Evaluation:
 
     forward(rows, batch)  the model, with its name in errors
     draw(start, stop)     held-out samples [start, stop) of `num_samples`
-    batch_size            samples per rank and look-up"""
+    batch_size            samples per rank and look-up
+    keyed(batch)          the batch with keys in place of the ids of tables without a fixed vocabulary; collective, with
+                          None on a rank that has fewer batches"""
 
     world: World
     tables: TableGroup
@@ -32,7 +33,7 @@ class Evaluation:
     batch_size: int
     device: torch.device
     spans: Spans
-    vocabularies: Vocabularies | None = None  # of tables without a fixed one
+    keyed: Callable = lambda batch: batch
 
     def columns(self, task, step: int) -> list[np.ndarray] | None:
         """The columns of a task (hetmpi/tasks/task.py, Task) of all held-out samples after `step` steps, with rows read
@@ -41,7 +42,7 @@ class Evaluation:
         with torch.no_grad():
             parts = [self._predict(task, batch) for batch in self._batches(task)]
             for _ in range(len(parts), self._num_peeks()):  # others may need this rank's replies
-                self._keyed(None)
+                self.keyed(None)
                 self.tables.peek(dict.fromkeys(self.tables, torch.empty(0, dtype=torch.int64)))
         mine = [np.concatenate(column) for column in zip(*parts)]
         self.world.meet(f"after step {step} for all ranks to evaluate")
@@ -66,11 +67,8 @@ class Evaluation:
         for start in range(begin, end, self.batch_size):
             yield make(self.draw(start, min(start + self.batch_size, end)))
 
-    def _keyed(self, batch):
-        return batch if self.vocabularies is None else self.vocabularies.of_held_out(batch)
-
     def _predict(self, task, batch) -> tuple[np.ndarray, ...]:
         self.spans.now("evaluation")
-        batch = self._keyed(batch)
+        batch = self.keyed(batch)
         rows = self.tables.peek(task.keys(batch))
         return task.predict(self.forward, rows, batch.on(self.device))
