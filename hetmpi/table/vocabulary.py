@@ -106,13 +106,17 @@ class Vocabulary:
         reused = self.free[:num]
         fresh = np.arange(self.next_key, self.next_key + num - len(reused))
         self.free, self.next_key = self.free[num:], self.next_key + len(fresh)
-        self.table.num_used = max(self.table.num_used, self.next_key)
+        self.table.num_used = self.next_key
         self.numbers.admitted += num
         return np.concatenate([reused, fresh])
 
     def release(self, keys: np.ndarray):
         """Makes the keys of ids that lose their rows free, on all ranks: keys (n,) int64, ascending."""
-        self.free = np.sort(np.concatenate([self.free, keys]))
+        free = np.sort(np.concatenate([self.free, keys]))
+        below = np.flatnonzero(free != np.arange(self.next_key - len(free), self.next_key))
+        self.free = free[: below[-1] + 1 if len(below) else 0]  # those at the end are as if they had never been given
+        self.next_key -= len(free) - len(self.free)
+        self.table.num_used = self.next_key
         self.numbers.admitted -= len(keys)
         known = self.known.entries()
         self.known.assign(np.ascontiguousarray(known[~np.isin(known[:, KEY], keys)]))
