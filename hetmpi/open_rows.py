@@ -39,6 +39,14 @@ class OpenRows:
         return self.max_rows + 1
 
 
+def places_of(ids: np.ndarray, among: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Places of ids (n,) among ascending others, and which are there: (n,) int64, (n,) bool."""
+    if not len(among):
+        return np.zeros(len(ids), np.int64), np.zeros(len(ids), bool)
+    place = np.minimum(np.searchsorted(among, ids), len(among) - 1)
+    return place, among[place] == ids
+
+
 def check_open_rows(place: str, rows: OpenRows, maintain_steps: int):
     """Raises UserError for impossible values. place: for messages."""
     check_integer(f"{place}: num_rows", rows.max_rows, 1, MOST_ROWS)

@@ -390,7 +390,7 @@ class Training:
         counted, lags, milliseconds = interval.counted()
         sums, lags = summed(self.world, counted, lags)
         by_rank = gathered_by_rank(self.world, milliseconds)
-        ids = self.vocabularies.figures if self.vocabularies else {}
+        ids = self.vocabularies.figures
         num_steps, seconds = interval.restart(steps)
         if self.log is not None:
             self.log.step({
@@ -418,7 +418,7 @@ class Training:
         """Writes and displays the summary of the run. Collective."""
         sums, lags = summed(self.world, self.tables.counters, self.tables.lags)
         by_rank = gathered_by_rank(self.world, self.spans.as_array() / max(1, self.steps - self.start.step))
-        hosts, ids = self.world.comm.gather(self.world.host), self.vocabularies.figures if self.vocabularies else {}
+        hosts, ids = self.world.comm.gather(self.world.host), self.vocabularies.figures
         traces = self.world.comm.gather(list(self.spans.trace)) if self.config.train.profile else None
         if self.log is None:
             return

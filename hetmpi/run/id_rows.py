@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hetmpi.errors import UserError, one_line
+from hetmpi.open_rows import places_of
 from hetmpi.run.output import cannot_write, part_of
 
 IDS, REMOVED = "ids.parquet", "removed.parquet"
@@ -135,14 +136,6 @@ def check_columns(what: str, before: Sequence[IdRows], now: Sequence[IdRows]):
     if kinds[0] != kinds[1]:
         texts = [", ".join(f"{one_line(column, 100)} (dim {dim})" for column, _, dim in kind) for kind in kinds]
         raise UserError(f"{what}: the columns with ids are {texts[0] or 'none'} there, and {texts[1] or 'none'} here")
-
-
-def places_of(ids: np.ndarray, among: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Places of ids (n,) among ascending others, and which are there: (n,) int64, (n,) bool."""
-    if not len(among):
-        return np.zeros(len(ids), np.int64), np.zeros(len(ids), bool)
-    place = np.minimum(np.searchsorted(among, ids), len(among) - 1)
-    return place, among[place] == ids
 
 
 # Files.

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -27,16 +27,21 @@ def fill_from(tables: Mapping[str, EmbeddingTable], place: Path, columns: Mappin
 
     Raises UserError on every rank if a file is missing or has other columns, for a row of another width or with values
     that are not finite, and for a key that is out of range, or a key or value that occurs twice."""
+    num = together(tables, partial(fill_shards, tables, place, columns))
+    return next(iter(tables.values())).world.comm.allreduce(num)
+
+
+def together(tables: Mapping[str, EmbeddingTable], fill: Callable[[], int]) -> int:
+    """fill(), which fills rows on this rank; its UserError is raised on every rank. Collective."""
     num, error = 0, None
-    world = next(iter(tables.values())).world
     try:
-        num = fill_shards(tables, place, columns)
+        num = fill()
     except UserError as refusal:
         error = refusal
-    world.agree(error)
+    next(iter(tables.values())).world.agree(error)
     for table in tables.values():
         table.resume_at(table.step)
-    return world.comm.allreduce(num)
+    return num
 
 
 def fill_ids(
@@ -44,26 +49,24 @@ def fill_ids(
 ) -> int:
     """As fill_from, of columns without a fixed vocabulary, by the ids in `place`, a folder that `hetmpi export
     ids=parquet` has written. columns: their tables; seeds: of their hashes. Every rank reads the whole file."""
-    num, error = 0, None
-    try:
-        rows = [one for one in read_rows(place)[0] if one.column in columns]
-        if not rows:
-            raise UserError(f"table.init_from={place}: its ids are of none of the columns {', '.join(columns)}")
-        for one in rows:
-            if one.seed != seeds[one.column]:
-                raise UserError(
-                    f"{place / IDS}, column {one_line(one.column)}: its ids are hashes of column {one.seed + 1} of the "
-                    f"ids in the data, here it is column {seeds[one.column] + 1}: give the columns in the same order"
-                )
-            fill_column(tables[columns[one.column]], f"{place / IDS}, column {one_line(one.column)}", one)
-            num += len(one.ids)
-    except UserError as refusal:
-        error = refusal
-    world = next(iter(tables.values())).world
-    world.agree(error)
-    for table in tables.values():
-        table.resume_at(table.step)
-    return num
+    return together(tables, partial(fill_columns, tables, place, columns, seeds))
+
+
+def fill_columns(
+    tables: Mapping[str, EmbeddingTable], place: Path, columns: Mapping[str, str], seeds: Mapping[str, int]
+) -> int:
+    """As fill_ids, on one rank."""
+    rows = [one for one in read_rows(place)[0] if one.column in columns]
+    if not rows:
+        raise UserError(f"table.init_from={place}: its ids are of none of the columns {', '.join(columns)}")
+    for one in rows:
+        if one.seed != seeds[one.column]:
+            raise UserError(
+                f"{place / IDS}, column {one_line(one.column)}: its ids are hashes of column {one.seed + 1} of the "
+                f"ids in the data, here it is column {seeds[one.column] + 1}: give the columns in the same order"
+            )
+        fill_column(tables[columns[one.column]], f"{place / IDS}, column {one_line(one.column)}", one)
+    return sum(len(one.ids) for one in rows)
 
 
 def fill_column(table: EmbeddingTable, place: str, one: IdRows):

@@ -118,8 +118,8 @@ class Table:
     )
     maintain_steps: int = setting(
         1000,
-        "of columns with rows: open: steps between the flushes at which ids lose their rows to others and counts are "
-        "halved",
+        "with columns that have rows: open: steps between maintenances, at which ids may lose their rows and counts "
+        "are halved",
         least=1,
         most=1 << 40,
     )

@@ -25,20 +25,18 @@ import numpy as np
 
 from hetmpi import _C
 from hetmpi.errors import UserError
-from hetmpi.open_rows import COUNT, ID, KEY, LAST, LFU, NEVER, NO_ENTRIES, NO_IDS, SHARED_KEY
+from hetmpi.open_rows import COUNT, ID, KEY, LAST, LFU, NEVER, NO_ENTRIES, NO_IDS, SHARED_KEY, places_of
 from hetmpi.table.id_exchange import Exchange, of_all
 from hetmpi.table.vocabulary import Vocabulary
 from hetmpi.world.world import World
 
 
 class Vocabularies:
-    """Those of the tables of a model. All methods are collective, in the same order on all ranks."""
+    """The vocabularies of a model's tables. All methods are collective, in the same order on all ranks."""
 
     def __init__(self, world: World, of_tables: Mapping[str, Vocabulary], every_steps: int):
         """every_steps: of maintenance."""
         self.world, self.of_tables, self.every_steps = world, dict(of_tables), every_steps
-        for mine in self.of_tables.values():
-            mine.of_model = self
 
     def __bool__(self) -> bool:
         return bool(self.of_tables)
@@ -107,11 +105,8 @@ class Vocabularies:
 
     def _add_new(self, mine: Vocabulary, ids: np.ndarray, keys: np.ndarray, new_ids: np.ndarray, new_keys: np.ndarray):
         """Sets the keys of the batch's ids that were admitted in this step."""
-        if not len(new_ids):
-            return
         waits = np.flatnonzero(keys < 0)
-        place = np.minimum(np.searchsorted(new_ids, ids[waits]), len(new_ids) - 1)
-        is_new = new_ids[place] == ids[waits]
+        place, is_new = places_of(ids[waits], new_ids)
         waits, place = waits[is_new], place[is_new]
         keys[waits] = new_keys[place]
         others = waits[_C.directories(ids[waits], self.world.size) != self.world.rank]
@@ -150,7 +145,9 @@ class Vocabularies:
     @property
     def figures(self) -> dict[str, int]:
         """Numbers of ids over all tables: with a row of their own and waiting for one; since the start those that lost
-        their row to another, or were not seen for long; and the memory of ids, of all ranks."""
+        their row to another, or were not seen for long; and the memory of ids, of all ranks. Without tables {}."""
+        if not self:
+            return {}
         ours = list(self.of_tables.values())
         waiting = sum(len(one.directory) - one.directory.num_admitted for one in ours)
         nbytes = sum(one.directory.nbytes + one.known.nbytes for one in ours)
@@ -162,9 +159,10 @@ class Vocabularies:
         }  # fmt: skip
 
     def maintain(self, step: int):
-        """After `step` steps. REQUIRES: a flush of the tables since the last write, and no batch is announced."""
-        self.count_known()
+        """Takes rows from some ids and gives them to others, after `step` steps. REQUIRES: a flush of the tables since
+        the last write, and no batch is announced."""
         for name, mine in self.of_tables.items():
+            mine.send_counts()
             entries = mine.directory.entries()
             is_expired = self._expired(mine, entries, step)
             expired = entries[is_expired & (entries[:, KEY] >= 0)]
@@ -211,14 +209,6 @@ class Vocabularies:
         best = ready[num_free : num_free + len(worst)]
         num_better = int(np.count_nonzero(best[:, by] > worst[:, by]))  # the first ones: best falls, worst rises
         return np.sort(ready[: num_free + num_better, ID]), worst[:num_better]
-
-    def count_known(self):
-        """Sends the directories what this rank has counted of the ids it knows."""
-        if not self or self.world.size == 1:
-            return
-        exchange = Exchange(self.world, {name: mine.known.take_counts() for name, mine in self.of_tables.items()})
-        for name, received in exchange.received().items():
-            self.of_tables[name].directory.add_counts(received)
 
 
 def first_of(entries: np.ndarray, by: int, sign: int, most: int) -> np.ndarray:

@@ -11,6 +11,7 @@ from hetmpi.errors import UserError
 from hetmpi.open_rows import FIRST_KEY, ID, KEY, NEVER, NO_ENTRIES, NO_IDS, SHARED_KEY, OpenRows
 from hetmpi.owner.route import Route
 from hetmpi.owner.store import table_seed
+from hetmpi.table.id_exchange import Exchange
 from hetmpi.table.table import EmbeddingTable
 
 
@@ -39,7 +40,6 @@ class Vocabulary:
                 "expire_steps, or table.cache.capacity_fraction=0"
             )
         self.table, self.rows, self.seed, self.init_std = table, rows, table_seed(seed, table.name), init_std
-        self.of_model = None  # the Vocabularies that it belongs to
         table.vocabulary = self
         self.directory, self.known, self.numbers = _C.IdMap(every_steps), _C.IdMap(every_steps), Numbers()
         self.free, self.next_key = np.empty(0, np.int64), FIRST_KEY
@@ -50,12 +50,19 @@ class Vocabulary:
 
     def state(self) -> np.ndarray | None:
         """All ids: entries (n, 4) int64 in the order of ids, on rank 0, None on other ranks. Collective."""
-        self.of_model.count_known()
+        self.send_counts()
         parts = self.table.world.comm.gather(self.directory.entries())
         if parts is None:
             return None
         entries = np.concatenate(parts)
         return entries[np.argsort(entries[:, ID])]
+
+    def send_counts(self):
+        """Sends the directories what this rank has counted of the ids it knows. Collective."""
+        if self.table.world.size == 1:
+            return
+        [received] = Exchange(self.table.world, {"": self.known.take_counts()}).received().values()
+        self.directory.add_counts(received)
 
     def load(self, entries: np.ndarray):
         """Continues with a state(), the same on all ranks."""
@@ -74,12 +81,11 @@ class Vocabulary:
         many."""
         if len(ids) > self.num_free:
             raise UserError(f"{len(ids):,} ids have rows, the table takes max_rows: {self.rows.max_rows:,}")
-        table, keys = self.table, self.take(len(ids))
+        keys = self.take(len(ids))
         self.load(np.stack([ids, keys, count, np.zeros_like(ids)], 1))
         keys = np.concatenate([np.full(len(shared), SHARED_KEY), keys])
-        own, order = Route.of_keys(table.partition, keys).of(table.world.rank)
-        rows, zeros = table.shard.directory.rows_of(own), np.zeros((len(own), table.shard.state_dim), np.float32)
-        table.shard.assign(rows, weight=np.concatenate([shared, weight])[order], state=zeros, clock=0)
+        own, order = self._own(keys)
+        self._assign(own, np.concatenate([shared, weight])[order])
 
     def find(self, ids: np.ndarray, counts: np.ndarray | None, step: int) -> tuple[np.ndarray, np.ndarray]:
         """What this rank knows of a batch's ids (U,): keys (U,), WAITING for others, and of those whose directory it is
@@ -123,10 +129,18 @@ class Vocabulary:
         self.table.cache.forget(keys)
 
     def write_first_values(self, ids: np.ndarray, keys: np.ndarray):
-        """Writes those rows that this rank owns."""
-        table, shard = self.table, self.table.shard
-        own, order = Route.of_keys(table.partition, keys).of(table.world.rank)
-        weight = np.empty((len(own), table.dim), np.float32)
+        """Writes those rows of ids (n,) and their keys (n,) that this rank owns."""
+        own, order = self._own(keys)
+        weight = np.empty((len(own), self.table.dim), np.float32)
         _C.init_rows(weight, np.ascontiguousarray(ids[order]), self.seed, self.init_std)
-        rows = shard.directory.rows_of(own)
-        shard.assign(rows, weight=weight, state=np.zeros((len(own), shard.state_dim), np.float32), clock=0)
+        self._assign(own, weight)
+
+    def _own(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The keys whose rows this rank owns, and their places among keys (n,)."""
+        return Route.of_keys(self.table.partition, keys).of(self.table.world.rank)
+
+    def _assign(self, own: np.ndarray, weight: np.ndarray):
+        """Begins the rows of own keys (n,) with weight (n, dim)."""
+        shard = self.table.shard
+        rows, zeros = shard.directory.rows_of(own), np.zeros((len(own), shard.state_dim), np.float32)
+        shard.assign(rows, weight=weight, state=zeros, clock=0)

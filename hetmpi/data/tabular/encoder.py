@@ -19,7 +19,7 @@ from hetmpi.data.tabular.reading import LABEL, Reading
 from hetmpi.data.tabular.rules import AUTO, ID, Column
 from hetmpi.data.tabular.scaling import Scaling, standardized
 from hetmpi.errors import one_line
-from hetmpi.open_rows import SHARED_KEY
+from hetmpi.open_rows import SHARED_KEY, places_of
 
 HASHED, VOCABULARY, INTEGERS, IDS = "hashed", "vocabulary", "integers", "ids"
 MISSING_KEY, UNSEEN_KEY, FIRST_KEY = 0, 1, 2  # of a vocabulary
@@ -50,18 +50,15 @@ class IdEncoder:
                 place, rows = f"column {one_line(column)}", self.rows - 1
                 raise DataError(f"{place}: {values.max()} has no row, data.columns has rows: {rows}")
             return np.where(values == NO_INTEGER, self.rows - 1, values)
-        if not len(self.values):
-            return np.where(values == no_value(self.seed), MISSING_KEY, UNSEEN_KEY)
-        place = np.searchsorted(self.values, values)
-        known = self.values[np.minimum(place, len(self.values) - 1)] == values
+        place, known = places_of(values, self.values)
         unknown = np.where(values == no_value(self.seed), MISSING_KEY, UNSEEN_KEY)
         return np.where(known, place + FIRST_KEY, unknown)
 
     def _of_ids(self, ids: np.ndarray) -> np.ndarray:
-        if not len(self.values):
-            return np.full(len(ids), SHARED_KEY)
-        place = np.minimum(np.searchsorted(self.values, ids), len(self.values) - 1)
-        return np.where(self.values[place] == ids, self.of_values[place], SHARED_KEY)
+        place, known = places_of(ids, self.values)
+        keys = np.full(len(ids), SHARED_KEY)
+        keys[known] = self.of_values[place[known]]
+        return keys
 
 
 class Encoder:
