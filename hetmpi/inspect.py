@@ -14,12 +14,13 @@ import re
 import sys
 
 from hetmpi.data.files import DataError
+from hetmpi.data.tabular.encodings import MOST_OWN
 from hetmpi.data.tabular.files import PARQUET, TEXT, form_of, list_files, open_parquet
 from hetmpi.data.tabular.layout import ColumnSample, Layout, guess_delimiter, look, seen_of
 from hetmpi.data.tabular.prepare import enough_memory
 from hetmpi.data.tabular.reading import likely_positive
 from hetmpi.data.tabular.rules import FLOAT, INTEGER, LIST, NESTED, near
-from hetmpi.data.tabular.source import MOST_OWN, all_missing
+from hetmpi.data.tabular.source import all_missing
 from hetmpi.data.tabular.text import EqualNames, head_of, header_of
 from hetmpi.errors import UserError, printable
 

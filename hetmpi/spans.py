@@ -30,6 +30,7 @@ WAITS = (
     "prefetch",
     "push",
 )  # time that a rank with all rows in memory would not spend
+IDLE = "waiting for files"  # an activity that may last, as it waits for the user
 TRACED = 200_000  # maximum number of spans in a trace: the last ones
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from hetmpi.data.loader import Loader, Lookahead
 from hetmpi.data.source import Source
-from hetmpi.errors import NotFinite, UserError, doing
+from hetmpi.errors import LARGEST, NotFinite, UserError, doing
 from hetmpi.log.display import tell
 from hetmpi.log.environment import environment
 from hetmpi.log.headline import comparison
@@ -36,6 +36,7 @@ from hetmpi.run import build, command_line
 from hetmpi.run.best import MetricHistory
 from hetmpi.run.config import compose, staleness_of
 from hetmpi.run.device import choose_device
+from hetmpi.run.following import Following
 from hetmpi.run.plan import dry_run
 from hetmpi.run.preemption import Preemption
 from hetmpi.run.progress import Interval, Stopwatch, gathered_by_rank, in_ms, summed, table_figures, times
@@ -46,7 +47,7 @@ from hetmpi.schedule import Schedule
 from hetmpi.spans import Spans, chrome_trace, own_ms
 from hetmpi.tasks.evaluation import Evaluation
 from hetmpi.trained.id_rows import export_changes
-from hetmpi.trained.saved_model import check_data, tensors_of
+from hetmpi.trained.saved_model import check_data, resumed_stream, tensors_of
 from hetmpi.world.launch import LEFT_EARLY, launch, on_failure
 from hetmpi.world.world import World
 
@@ -152,17 +153,19 @@ class Training:
         self.hvd = open_reductions(world, config.optim.dense_exchange)
         self.saving = Saving(world, config)
         self.checkpoints, self.start = self.saving.checkpoints, self.saving.start
-        self.source, self.task, self.model, self.specs = build.make_parts(world, config, device, source, model)
+        self.source, self.task, self.model, self.specs = build.make_parts(
+            world, config, device, source, model, resumed_stream(self.saving.resumed, self.start.samples)
+        )
+        self.following = Following.of(self)
         self.total_steps, self.steps = build.total_steps(config, self.source, world.size, self.start), self.start.step
         self.generator = build.generator_of_dropout(self.model, device)
         self.bests = MetricHistory(world, config, self.task, self.source.num_valid, self.saving.resumed)
-        num_batches = build.num_batches(
-            config, world, self.task, self.specs, self.total_steps - self.start.step, device
-        )
+        num_steps = LARGEST if self.total_steps is None else self.total_steps - self.start.step
+        num_batches = build.num_batches(config, world, self.task, self.specs, num_steps, device)
         build.check_batches(config, world, self.task, self.specs, num_batches)
         build.check_final(config, world, self.task, self.model)
         self.schedule = schedule = Schedule(
-            config.optim.schedule, config.optim.warmup_steps, self.total_steps, decay=config.optim.plateau_decay,
+            config.optim.schedule, config.optim.warmup_steps, self.total_steps or 0, decay=config.optim.plateau_decay,
             drops=self.bests.num_drops,
         )  # fmt: skip
         most_keys = build.most_keys_of(config, self.task, self.specs)
@@ -180,61 +183,79 @@ class Training:
         self.num_filled = self._filled()
         if self.saving.is_regular:
             self.checkpoints.reserve(self.tables.to_save)
-        self.loader = Loader(
-            partial(self._drawn, "train"), world.rank, world.size, config.batch_size, self.start.step, self.total_steps,
-            config.loader.threads, config.loader.prefetch, self._making(), self.start.samples,
-        )  # fmt: skip
-        self.evaluation = self._evaluation()
+        self.loader = self._loader(self.total_steps) if self.following is None else None
+        self.evaluation = self.open_evaluation()
         self.log = self._opened_log()
         self.watch = Stopwatch()
+        self.saved_step = self.start.step if self.saving.resumed is not None else None
 
     def run(self, must_leave=lambda: False) -> bool:
-        """The training loop: read rows, compute the loss and gradients, write the gradients of the rows, step the dense
-        layers; log, evaluate and save at intervals. must_leave(): called on all ranks after each step; returns, the
-        same on each, whether to save and leave. Returns whether the run is done. Collective."""
-        every = self.config.log.every_steps
-        evaluated = self._overdue_evaluation()
-        interval = Interval(self.tables, self.spans, self.start.step, self.watch)
+        """Trains to the end, or until a signal. must_leave(): called on all ranks after each step; returns, the same on
+        each, whether to save and leave. Returns whether the run is done. Collective."""
+        self.evaluated = self._overdue_evaluation()
+        self.interval = Interval(self.tables, self.spans, self.start.step, self.watch)
         self.watch.start()
-        batches = Lookahead(
-            self.loader, build.batches_ahead(self.config, self.tables), self.spans, self.start.step,
-            self.vocabularies.is_due, self._translated,
-        )  # fmt: skip
-        for step, batch in enumerate(batches if self.bests.reason is None else (), self.start.step):
-            self.spans.step, self.steps, evaluated = step, step + 1, None
-            loss = self._step(step, batch.on(self.device), batches)
-            if (step + 1) % every == 0 or step + 1 == self.total_steps:
-                self.tables.settle()  # a rank does not drain its inbox while it waits in the collectives below
-                self._report(step + 1, loss.item(), interval)
-            if self.vocabularies.is_due(step + 1):
-                self.tables.flush()
-                self.vocabularies.maintain(step + 1)
-            leaves = must_leave() and step + 1 < self.total_steps
-            if not leaves and self._is_evaluated(step + 1):
-                interval.pause()
-                evaluated = self.evaluate(step + 1)
-                interval.go_on()
-            ends_early = self.bests.reason is not None
-            self._checkpoint(step + 1, leaves, step + 1 == self.total_steps or ends_early)
-            if leaves:
-                self.saving.say_left(step + 1)
-                if self.log is not None:
-                    self.log.stop(step + 1, self.checkpoints.path(step + 1))
-                return False
-            if ends_early:
-                if (step + 1) % every != 0 and step + 1 < self.total_steps:
-                    self._report(step + 1, loss.item(), interval)
-                break
+        if self.following is not None:
+            is_done = self.following.train(must_leave)
+        else:
+            is_done = self.bests.reason is not None or self.train_to(self.total_steps, must_leave)
+        if not is_done:
+            return False
         self.tables.flush()
         self.watch.pause()
-        if evaluated is None:
-            evaluated = self.evaluate(self.steps)
+        if self.following is not None:
+            self.evaluated = self.following.summary()
+        elif self.evaluated is None:
+            self.evaluated = self.evaluate(self.steps)
         self.model.eval()
         final = self.task.final_figures(self.evaluation)
         self.model.train()
         self.checkpoints.wait()
-        self._finish(evaluated, final)
+        self._finish(self.evaluated, final)
         return True
+
+    def train_to(self, last_step: int, must_leave: Callable[[], bool]) -> bool:
+        """The training loop up to `last_step`: read rows, compute the loss and gradients, write the gradients of the
+        rows, step the dense layers; log, evaluate and save at intervals. Returns False if a signal ended it.
+        Collective."""
+        every = self.config.log.every_steps
+        if self.following is not None:
+            self.loader = self._loader(last_step)
+        batches = Lookahead(
+            self.loader, build.batches_ahead(self.config, self.tables), self.spans, self.steps,
+            self.vocabularies.is_due, self._translated,
+        )  # fmt: skip
+        for step, batch in enumerate(batches, self.steps):
+            self.spans.step, self.steps, self.evaluated = step, step + 1, None
+            loss = self._step(step, batch.on(self.device), batches)
+            is_last = step + 1 == last_step
+            if (step + 1) % every == 0 or is_last:
+                self.tables.settle()  # a rank does not drain its inbox while it waits in the collectives below
+                self._report(step + 1, loss.item())
+            if self.vocabularies.is_due(step + 1):
+                self.tables.flush()
+                self.vocabularies.maintain(step + 1)
+            leaves = must_leave() and step + 1 != self.total_steps
+            if not leaves and self._is_evaluated(step + 1):
+                self.interval.pause()
+                self.evaluated = self.evaluate(step + 1)
+                self.interval.go_on()
+            ends_early = self.bests.reason is not None
+            self.checkpoint(leaves, is_last or ends_early)
+            if leaves:
+                self.say_left()
+                return False
+            if ends_early:
+                if (step + 1) % every != 0 and not is_last:
+                    self._report(step + 1, loss.item())
+                break
+        return True
+
+    def say_left(self):
+        """Says, and records, that the run was left after its last step, which is saved. Collective."""
+        self.saving.say_left(self.steps)
+        if self.log is not None:
+            self.log.stop(self.steps, self.checkpoints.path(self.steps))
 
     def _step(self, step: int, batch, batches: Lookahead) -> Tensor:
         """Makes one step with a batch and returns the loss ()."""
@@ -297,7 +318,8 @@ class Training:
         self.model.train()
         figures = {} if columns is None else self.task.figures(columns)
         if columns:
-            self.log.evaluation({**self._progress(step), **figures})
+            entries = figures if self.following is None else self.following.figures(figures)
+            self.log.evaluation({**self.progress(step), **entries})
         self.bests.add(step, figures)
         if self.schedule.drops != self.bests.num_drops:
             self.schedule.drops = self.bests.num_drops
@@ -341,10 +363,10 @@ class Training:
         config, specs = self.config, self.specs.values()
         place = "CPUs" if self.device.type == "cpu" else f"GPUs ({torch.cuda.get_device_name(self.device)})"
         rows = " and ".join(f"{spec.num_rows:,} rows of {spec.dim} numbers" for spec in specs)
+        steps = "steps" if self.total_steps is None else f"{self.total_steps:,} steps"
         return (
             f"{config.model_name} on {config.data_name}: {rows} over {self.world.size} rank(s) on {place}, "
-            f"{self.total_steps:,} steps of {config.batch_size * self.world.size:,} samples, results in "
-            f"{config.run.dir}"
+            f"{steps} of {config.batch_size * self.world.size:,} samples, results in {config.run.dir}"
         )
 
     def _choice(self) -> list[str]:
@@ -377,24 +399,24 @@ class Training:
                 f"data={name} has {num_train:,} training samples, fewer than the {taken:,} of a step: samples repeat "
                 "within a step"
             )
-        if self.source.num_valid < 1:
+        if self.source.num_valid < 1 and self.following is None:
             notes.append(f"data={name} has no held-out samples: their metrics are not computed")
         if self.world.size > 1 and any(self.tables[name].cache.capacity_rows > 0 for name in self.specs):
             notes += filter(None, [staleness_of(self.config).advice])
         return [f"hetmpi: {note}" for note in notes]
 
-    def _report(self, steps: int, loss: float, interval: Interval):
+    def _report(self, steps: int, loss: float):
         """Sums the metrics since the last report over all ranks and logs them. Collective."""
         self.world.meet(f"after step {steps} for all ranks")
         loss = self.world.comm.allreduce(loss) / self.world.size
-        counted, lags, milliseconds = interval.counted()
+        counted, lags, milliseconds = self.interval.counted()
         sums, lags = summed(self.world, counted, lags)
         by_rank = gathered_by_rank(self.world, milliseconds)
         ids = self.vocabularies.figures
-        num_steps, seconds = interval.restart(steps)
+        num_steps, seconds = self.interval.restart(steps)
         if self.log is not None:
             self.log.step({
-                **self._progress(steps),
+                **self.progress(steps),
                 "loss": loss,
                 "step_ms": 1000 * seconds / num_steps,
                 "samples_per_s": num_steps * self.config.batch_size * self.world.size / seconds,
@@ -405,7 +427,7 @@ class Training:
             })  # fmt: skip
         self.after_report()
 
-    def _progress(self, steps: int) -> dict:
+    def progress(self, steps: int) -> dict:
         """The metrics of progress after `steps` steps, for rank 0's log."""
         elapsed_s = self.log.earlier_s + self.watch.seconds
         return {"step": steps, "samples": self.saving.samples(steps), "elapsed_s": elapsed_s}
@@ -456,7 +478,16 @@ class Training:
 
     # Samples, steps, checkpoints.
 
-    def _evaluation(self) -> Evaluation:
+    def _loader(self, last_step: int) -> Loader:
+        """The batches from the next step to `last_step`."""
+        config, world = self.config, self.world
+        return Loader(
+            partial(self._drawn, "train"), world.rank, world.size, config.batch_size, self.steps, last_step,
+            config.loader.threads, config.loader.prefetch, self._making(), self.saving.samples(self.steps),
+        )  # fmt: skip
+
+    def open_evaluation(self) -> Evaluation:
+        """Of the held-out samples that are there now."""
         settings, num = self.config.eval, self.source.num_valid
         num = num if settings.max_samples is None else min(num, settings.max_samples)
         return Evaluation(
@@ -488,14 +519,18 @@ class Training:
             return 0
         return build.fill_tables(self.config, self.tables, self.source)
 
-    def _checkpoint(self, step: int, must: bool, is_last: bool):
-        """Starts to save a checkpoint after `step` steps if one is due, `must` is true, or the evaluation there is the
-        best. Collective."""
+    def checkpoint(self, must: bool, is_last: bool):
+        """Starts to save a checkpoint after the last step if one is due, `must` is true, or the evaluation there is the
+        best. is_last: no further sample is there. Collective."""
+        step = self.steps
         self.checkpoints.check()
         is_best = self.bests.is_best(step)
         if must or is_best or self.saving.is_due(step, is_last):
             self.spans.now("checkpoint")
             about = self.saving.about(self.task.model_arguments(self.config.table.dim), self.model, self.source)
+            if self.following is not None:
+                about |= self.following.about()
+            self.saved_step = step
             self.checkpoints.save(
                 self.saving.position(step), self.tables.to_save, self.model, self.dense, about | self.bests.about(),
                 self._encoder, is_best,
@@ -536,7 +571,8 @@ class Training:
 
     def close(self):
         """Closes the loader and frees the tables. Collective."""
-        self.loader.close()
+        if self.loader is not None:
+            self.loader.close()
         self.tables.close()
 
 

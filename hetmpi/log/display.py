@@ -8,7 +8,7 @@ import textwrap
 import time
 
 from hetmpi.log.figures import MOVED, is_of_task, megabytes_text, moved_per_step, shown, value_text
-from hetmpi.spans import PARTS, Spans
+from hetmpi.spans import IDLE, PARTS, Spans
 from hetmpi.world.commands import command
 
 SILENT_S = 10.0  # maximum time between two plain lines
@@ -42,7 +42,7 @@ class Lines:
 
     def tick(self) -> None:
         now = time.monotonic()
-        if now - self._said_at < SILENT_S:
+        if now - self._said_at < SILENT_S or self._spans.doing == IDLE:
             return
         steps = max(self._spans.step, self._steps)
         if steps > self._steps:
@@ -199,7 +199,8 @@ def speed(summary: dict) -> str:
 
 
 def label(key: str) -> str:
-    return {"auc": "AUC", "teacher_auc": "AUC of the true probabilities"}.get(key, key.replace("_", " "))
+    known = {"auc": "AUC", "teacher_auc": "AUC of the true probabilities", "progressive_auc": "progressive AUC"}
+    return known.get(key, key.replace("_", " "))
 
 
 def traffic(summary: dict) -> str:

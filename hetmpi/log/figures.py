@@ -104,6 +104,7 @@ FIGURES = {  # log lines display those with a word, in this order
     "ids_evicted": Figure("ids that lost their row to another, this run", "vocabulary", "{:,.0f}".format, "evicted"),
     "ids_expired": Figure("ids that lost their row, not seen for long, this run", "vocabulary", "{:,.0f}".format),
     "ids_bytes": Figure("memory of ids, all ranks", "vocabulary", bytes_text),
+    "file": Figure("file of the stream", ""),
     "step": Figure("step", "progress"),
     "samples": Figure("samples of the stream so far", "progress"),
     "elapsed_s": Figure("seconds of training so far", "progress"),
@@ -136,6 +137,10 @@ def figure_of(key: str) -> Figure:
     if key not in FIGURES and key.removeprefix("best_") in FIGURES:
         figure = FIGURES[key.removeprefix("best_")]
         return replace(figure, name=f"best {figure.name}", word=None)
+    if key.removeprefix("progressive_") in FIGURES:
+        figure = FIGURES[key.removeprefix("progressive_")]
+        word = figure.word and f"progressive {figure.word}"
+        return replace(figure, name=f"{figure.name}, of files before they were trained on", word=word)
     return FIGURES.get(key) or Figure(key.replace("_", " "), "quality", "{:.4g}".format, key.replace("_", " "))
 
 

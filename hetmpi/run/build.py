@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from hetmpi.checkpoint.checkpoints import Position
 from hetmpi.data.source import Source
+from hetmpi.data.tabular.stream import Ranks, Stream
 from hetmpi.dense import DenseOptimizer
 from hetmpi.errors import UserError, doing, one_line
 from hetmpi.memory import check_fits
@@ -119,29 +120,44 @@ def make_parts(
     device: torch.device,
     source: Source | None = None,
     model: torch.nn.Module | None = None,
+    resumed: tuple | None = None,
 ) -> Parts:
-    """source (prepared), model: replace those that the settings name. Collective. Raises UserError."""
+    """source (prepared), model: replace those that the settings name. resumed: of a stream, as its open(). Collective.
+    Raises UserError."""
     if source is None:
         source = make(config.data)
-        prepare(source, world, config)
+        prepare(source, world, config, resumed)
     task = make_task(config, source, device)
     model = model or make_model(config, task)
     return Parts(source, task, model, task.tables(model))
 
 
-def prepare(source: Source, world: World, config: DictConfig):
-    """Prepares the data. Collective. Raises UserError for files that the sources of this package cannot read, and for
-    impossible settings of columns, before any file is read."""
+def prepare(source: Source, world: World, config: DictConfig, resumed: tuple | None = None):
+    """Prepares the data; of a stream the first file, or that of the checkpoint (`resumed`). Collective. Raises
+    UserError for files that the sources of this package cannot read, and for impossible settings of columns, before any
+    file is read."""
     for rule in getattr(source, "rules", ()):  # of data.columns
         optimizer_of(config, str(rule), rule.settings.get("optim", {}), Schedule())
         cache_of(config, str(rule), rule.settings.get("cache", {}))
     try:
         with doing(f"prepare() of data={config.data_name}"):
-            source.prepare(world.rank, world.size, lambda: world.meet("for all ranks to prepare the data"))
+            if stream_of(source) is not None:
+                stream_of(source).open(ranks_of(world), resumed)
+            else:
+                source.prepare(world.rank, world.size, lambda: world.meet("for all ranks to prepare the data"))
     except OSError as error:
         if type(source).__module__.startswith("hetmpi."):
             raise UserError(f"data={config.data_name}: {error}") from error
         raise
+
+
+def stream_of(source: Source) -> Stream | None:
+    """The stream of a source with data.follow=true."""
+    return getattr(source, "stream", None)
+
+
+def ranks_of(world: World) -> Ranks:
+    return Ranks(world.rank, world.size, lambda: world.meet("for all ranks to prepare the data"), world.from_first)
 
 
 def make_task(config: DictConfig, source: Source, device: torch.device) -> Task:
@@ -287,10 +303,13 @@ def make_dense(config: DictConfig, hvd, model: torch.nn.Module, schedule: Schedu
     )
 
 
-def total_steps(config: DictConfig, source: Source, world_size: int, start: Position) -> int:
-    """Steps of a run that begins at `start`, those before it included. Raises UserError for data without samples, and
-    for endless data without `steps`."""
+def total_steps(config: DictConfig, source: Source, world_size: int, start: Position) -> int | None:
+    """Steps of a run that begins at `start`, those before it included; None for a stream, if `steps` does not limit
+    it. Raises UserError for data without samples, and for endless data without `steps`."""
     num_train = source.num_train
+    if stream_of(source) is not None:
+        check_stream(config)
+        return None if config.steps is None else max(config.steps, start.step)
     if num_train is not None and num_train < 1 and config.steps != 0:
         raise UserError(
             f"data={config.data_name} has {num_train} training samples: give it at least one, or steps=0 to evaluate"
@@ -301,6 +320,21 @@ def total_steps(config: DictConfig, source: Source, world_size: int, start: Posi
         raise UserError(f"data={config.data_name} is infinite: give steps=N")
     left = max(0, config.epochs * num_train - start.samples)
     return start.step + math.ceil(left / (config.batch_size * world_size))
+
+
+def check_stream(config: DictConfig):
+    """Raises UserError for settings that data.follow=true excludes."""
+    schedules = ("constant",) if config.steps is None else ("constant", "linear", "cosine")
+    wrong = {
+        "eval.every_steps": (config.eval.every_steps > 0, "set it to 0, without eval.patience and checkpoint.best"),
+        "optim.schedule": (config.optim.schedule not in schedules, "set constant, or give steps=N for linear, cosine"),
+        "epochs": (config.epochs not in (None, 1), "remove it"),
+    }
+    for name, (_, cure) in ((name, one) for name, one in wrong.items() if one[0]):
+        raise UserError(
+            f"{name}={OmegaConf.select(config, name)} cannot be used with data.follow=true, whose files are read once, "
+            f"in their order, each evaluated before it is trained on: {cure}"
+        )
 
 
 def check_final(config: DictConfig, world: World, task: Task, model: torch.nn.Module):

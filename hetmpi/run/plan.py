@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 from hetmpi.checkpoint.checkpoints import Position
 from hetmpi.counters import Counters
 from hetmpi.data.loader import Loader, Lookahead
-from hetmpi.errors import LARGEST
+from hetmpi.errors import LARGEST, UserError
 from hetmpi.owner.route import make_partition
 from hetmpi.owner.store import layouts_of
 from hetmpi.run import build
@@ -92,6 +92,18 @@ class Plan:
         self.world, self.config, self.device = world, config, device
         self.source, self.task, self.model, self.specs = build.make_parts(world, config, device)
         self.total_steps = build.total_steps(config, self.source, world.size, Position())
+        if build.stream_of(self.source) is not None:
+            self.total_steps = self._steps_of_first_file()
+
+    def _steps_of_first_file(self) -> int:
+        """Steps of a stream that are tried. Raises UserError if there is none."""
+        num, taken = build.stream_of(self.source).num_samples, self.config.batch_size * self.world.size
+        if num < taken:
+            raise UserError(
+                f"dry_run=true tries the first file of a stream, which has {num:,} samples: give a batch_size of which "
+                f"{self.world.size} are fewer"
+            )
+        return min(num // taken, self.total_steps or LARGEST)
 
     def memory(self, width: int | None = None) -> Memory:
         """The memory of this rank. width: numbers per row in place of the tables' own."""

@@ -200,7 +200,7 @@ class LoaderSettings:
 
 @dataclass
 class Checkpoint:
-    at_end: bool = setting(True, "save the model after the last step")
+    at_end: bool = setting(True, "save the model after the last step; with data.follow after each file")
     every_steps: int = setting(
         0, "steps between checkpoints; 0: only at the end or when a signal ends the run", most=MANY
     )

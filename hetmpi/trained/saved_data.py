@@ -36,6 +36,11 @@ def source_of(world: World, manifest: dict, overrides: list[str], config_dir: st
         given = {text.lstrip("+~").split("=")[0] for text in overrides}
         if not named:
             take_saved(config.data, saved, given)
+        if config.data.get("follow"):
+            raise UserError(
+                "the checkpoint is of a stream (data.follow=true), which holds out no samples: give data.path=FILES, "
+                "without split"
+            )
         del config["hydra"]
         missing = [key for key in OmegaConf.missing_keys(config) if key.startswith("data.")]
         if missing:

@@ -20,6 +20,7 @@ from hetmpi.data.features import POOLS, TABLE
 from hetmpi.data.graph.samples import Block
 from hetmpi.data.tabular import Encoder
 from hetmpi.data.tabular.saved import encoder_from
+from hetmpi.data.tabular.stream import ENTRY
 from hetmpi.data.triples.names import TripleNames
 from hetmpi.errors import UserError
 from hetmpi.layers import FeatureRows
@@ -180,6 +181,28 @@ def with_keys(encoder: Encoder, checkpoint: Path, manifest: dict, state: dict) -
             raise UserError(f"{checkpoint} has no table {name}, which its columns need")
         found[name] = keys_of_ids(entries_of(checkpoint, state, saved, tables[saved]["num_rows"]))
     return encoder.with_keys(found) if found else encoder
+
+
+def resumed_stream(checkpoint: Path | None, samples: int) -> tuple[Encoder, dict, int] | None:
+    """How a stream goes on after a checkpoint of `samples` samples (hetmpi/data/tabular/stream.py, open): its encoder,
+    state and samples; None where there is none. Raises UserError for an invalid one."""
+    manifest = {} if checkpoint is None else read_manifest(checkpoint)
+    if ENTRY not in manifest:
+        return None
+    said = Entries(f"{checkpoint}: manifest.json", manifest).part(ENTRY)
+    first = said.integer("first", 0, samples)
+    end, columns = said.integer("end", max(first, samples)), said.get("columns")
+    if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
+        raise said.refusal("columns", "a list of names")
+    names = {key: said.text(key, is_file_name, "the name of a file") for key in ("file", "evaluated")}
+    encoder = encoder_of(checkpoint, manifest, dense_state(checkpoint, manifest), has_ids=False)
+    if not isinstance(encoder, Encoder):
+        raise UserError(f"{checkpoint} is of a stream, and lacks what its columns need")
+    return encoder, {**names, "first": first, "end": end, "columns": columns}, samples
+
+
+def is_file_name(text: str) -> bool:
+    return "/" not in text and "\0" not in text and text not in (".", "..")
 
 
 def check_data(checkpoint: Path, source):

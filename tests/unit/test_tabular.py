@@ -425,7 +425,7 @@ def test_integers_as_they_are_and_a_row_for_missing_ones(tmp_path):
 
 
 def test_a_vocabulary_too_large_is_hashed_and_said_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("hetmpi.data.tabular.source.MOST_VALUES", 10)
+    monkeypatch.setattr("hetmpi.data.tabular.encodings.MOST_VALUES", 10)
     told = []
     data = one_column(tmp_path, [f"v{i}" for i in range(40)], report=told.append)
     assert data.field_rows[0] == pytest.approx(80, abs=4) and "hashed, as it has more than 10" in told[-1]

@@ -71,7 +71,8 @@ class PrepareJob:
     """One preparation: the units of a source, read by the same rules, into a folder.
 
     source: for messages. types: of the first file's columns. rules: those that may drop further columns of other files.
-    report: prints lines of text."""
+    report: prints lines of text. first: the first file, for messages, if it is not that of the first unit; the units
+    are then a part of a stream, which may have no rows to hold out, no positive labels, or no rows at all."""
 
     source: str
     units: list[Unit]
@@ -81,6 +82,7 @@ class PrepareJob:
     rules: Sequence[Rule] = ()
     max_bad_rows: int = 0
     report: Callable[[str], None] = print
+    first: str | None = None
 
     @functools.cached_property
     def names(self) -> list[str]:
@@ -104,8 +106,9 @@ def check_names(job: PrepareJob, unit: Unit, names: Sequence[str]) -> None:
         name for name in names if name in rules and not (rules[name] and rules[name].settings.get("kind") == DROP)
     ]
     if further:
+        first = job.first or job.units[0].path
         raise DataError(
-            f"data.path: {unit.path} has {printable(', '.join(further))[:500]}, which {job.units[0].path} has not: all "
+            f"data.path: {unit.path} has {printable(', '.join(further))[:500]}, which {first} has not: all "
             "files need the same columns, in any order: select the files by a glob, or remove the column"
         )
 
@@ -147,12 +150,13 @@ def finish(job: PrepareJob) -> dict:
     bad = BadRows(**manifest["bad"])
     bad.check(job.source, job.max_bad_rows)
     train, valid = (sum(manifest[split].values()) for split in ("train", "valid"))
-    if not train or not valid:
+    is_part = job.first is not None
+    if not is_part and (not train or not valid):
         raise DataError(
             f"data.path={job.source}: {train:,} good rows to train on and {valid:,} to hold out by data.valid, at "
             "least one of each is needed"
         )
-    if job.reading.positive is not None and not has_positives(job.folder, manifest):
+    if not is_part and job.reading.positive is not None and not has_positives(job.folder, manifest):
         raise DataError(
             f"data.path={job.source}: no training label is one of data.positive={list(job.reading.positive)}"
         )
@@ -161,7 +165,8 @@ def finish(job: PrepareJob) -> dict:
     if manifest is not known:
         missing, values = sum(manifest["missing"]), (train + valid) * len(manifest["missing"])
         job.report(
-            f"{job.source}: {train:,} rows to train on, {valid:,} held out, {missing:,} of {values:,} values missing"
+            f"{job.source}: {train:,} rows{'' if is_part else f' to train on, {valid:,} held out'}, {missing:,} of "
+            f"{values:,} values missing"
         )
         write_json(manifest, job.folder, "manifest.json")
         remove_leftovers(job.folder, manifest)

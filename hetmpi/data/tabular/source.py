@@ -5,25 +5,23 @@ from __future__ import annotations
 import functools
 import os
 import re
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import xxhash
 
 from hetmpi.data.batch import Samples, concatenate
-from hetmpi.data.checked import CheckedParquet, Damaged, load_array, read_json
-from hetmpi.data.distinct import estimate
+from hetmpi.data.checked import Damaged, read_json
 from hetmpi.data.features import TABLE
 from hetmpi.data.files import DataError, absolute
 from hetmpi.data.source import check_slice
 from hetmpi.data.tabular import vocabulary
 from hetmpi.data.tabular.convert import no_value
 from hetmpi.data.tabular.coverage import MOST, unseen_of, unseen_text
-from hetmpi.data.tabular.encoder import FIRST_KEY, HASHED, IDS, INTEGERS, VOCABULARY, Encoder, IdEncoder
+from hetmpi.data.tabular.encoder import Encoder
+from hetmpi.data.tabular.encodings import IdEncodings, encoder_of
 from hetmpi.data.tabular.files import PARQUET, TEXT, Unit, list_files, list_units
 from hetmpi.data.tabular.held_out import check_held_out
 from hetmpi.data.tabular.last import last_span, last_values, span_of
@@ -33,24 +31,21 @@ from hetmpi.data.tabular.prepare import (
     PrepareJob,
     enough_memory,
     finish,
-    place_of,
     prepare,
     read_manifest,
     reading_prepared,
     rows_of,
 )
 from hetmpi.data.tabular.reading import CLICK, LABEL_KINDS, BadRows, Reading, stored_columns
-from hetmpi.data.tabular.rules import AUTO, ID, INTEGER, NUMBER, OPEN, Column, near, plain, read_rules, resolve
-from hetmpi.data.tabular.scaling import Moments, Scaling
+from hetmpi.data.tabular.rules import ID, NUMBER, Column, near, plain, read_rules, resolve
+from hetmpi.data.tabular.split import Order, Split
+from hetmpi.data.tabular.stream import Stream, check_follow
 from hetmpi.data.tabular.text import count_values, head_of
 from hetmpi.errors import LARGEST, UserError, check_integer, check_number, one_line, printable
 
-NUM_LOCKS = 16
 READER_BYTES = 32 << 20
 LEAST_ROWS_PER_VALUE = 1e-9
-MOST_VALUES = 10_000_000  # distinct values of a vocabulary
 SAMPLE_GROUPS = 4  # of held-out rows, in which unseen values are counted
-MOST_OWN = 0.5  # distinct values per row, beyond which an id has a remark
 MISSING = ("NA", "NaN", "nan", "null", "NULL", "None", "\\N")
 
 
@@ -85,13 +80,15 @@ class Tabular:
         rows_per_value: float = 2.0,
         max_field_rows: int | None = None,
         cached_groups: int = 32,
+        follow: bool | None = None,
     ):
         """path: a file, a glob, a folder, or a folder that prepare() has written. valid: a share, a path, or the last
         values of a column, as {column: day, last: 1}, or its last span of time, as {column: time, last: 7d}. columns:
         see docs/columns.md. names: of the columns of text without a header. positive: label texts that count as 1;
         others count as 0. missing: texts that mean a missing value, besides the empty one. delimiter: None to find it.
         cache: folder for prepared data, default prepared/. rows_per_value: rows of a hashed column per distinct value,
-        at most max_field_rows. Raises UserError for invalid values."""
+        at most max_field_rows. follow: the files of the folder `path` are a stream (stream.py): `stream` has its state.
+        Raises UserError for invalid values."""
         check_integer("data.seed", seed, -LARGEST)
         check_integer("data.max_bad_rows", max_bad_rows, 0)
         check_number("data.rows_per_value", rows_per_value, LEAST_ROWS_PER_VALUE)
@@ -118,12 +115,15 @@ class Tabular:
         self.cache = cache
         self.rows_per_value, self.max_field_rows = rows_per_value, max_field_rows
         self.folder = absolute(path) if is_prepared(path) else None
+        self.stream = Stream(self) if check_follow(follow, path, self.valid_rule) else None
 
     def prepare(self, rank: int, size: int, barrier: Callable[[], None], report: Callable[[str], None] = print) -> None:
         """Prepares missing units, rank `rank` of `size` its share, and opens the data. Collective.
 
         barrier: waits for all ranks. report: prints lines of text, called on rank 0. Raises DataError, on the rank that
         detects it, for a source that is missing, empty or has too many bad rows, and for a full disk."""
+        if self.stream is not None:
+            raise UserError("data.follow=true is for training: a stream is opened by Stream.open")
         with enough_memory(self.path):
             self._prepare(rank, size, barrier, report if rank == 0 else lambda line: None)
 
@@ -145,6 +145,8 @@ class Tabular:
 
     def train(self, start: int, stop: int) -> Samples:
         """Positions [start, stop) of the endless training stream, epoch after epoch."""
+        if self.stream is not None:
+            return self.stream.train(start, stop)
         check_slice(start, stop, None)
         parts = []
         while start < stop:
@@ -152,15 +154,18 @@ class Tabular:
             last = min(first + stop - start, self.num_train)
             parts += self._train.read(self._order(epoch), first, last, functools.partial(self._permutation, epoch))
             start += last - first
-        return concatenate(parts or [self._nothing()])
+        return concatenate(parts or [self.nothing()])
 
     def valid(self, start: int, stop: int) -> Samples:
-        """Held-out positions [start, stop), in the order of the prepared files."""
+        """Held-out positions [start, stop), in the order of the prepared files; of a stream those of the last file."""
+        if self.stream is not None:
+            return self.stream.valid(start, stop)
         check_slice(start, stop, self.num_valid)
         whole = self._valid.read(self._valid_order, start, stop, lambda group: np.arange(self._valid.rows[group]))
-        return concatenate(whole or [self._nothing()])
+        return concatenate(whole or [self.nothing()])
 
-    def _nothing(self) -> Samples:
+    def nothing(self) -> Samples:
+        """No samples."""
         return self.encoder.samples(self.encoder.reading.schema().empty_table())
 
     def _job(self, report) -> tuple[PrepareJob, tuple[str, int | str] | None]:
@@ -178,17 +183,20 @@ class Tabular:
         units = list_units(train, valid, UNIT_BYTES)
         if not units:
             raise DataError(f"data.path={self.path} is empty")
-        layout = self._layout(units[0].path, last)
+        layout = self.layout_of(units[0].path, last)
         columns = resolve(self.rules, layout.types, self.label, last and last[0])
-        stored = stored_columns(columns)
-        reading = Reading(
-            layout.form, self.names, layout.delimiter, self.quote, self.missing, self.label, self.label_kind,
-            self.positive, stored, share,
-        )  # fmt: skip
-        folder = self._folder(reading, last)
+        reading = self.reading_of(layout, columns, share)
+        folder = self.folder_of(reading, last)
         return PrepareJob(self.path, units, reading, folder, layout.types, self.rules, self.max_bad_rows, report), last
 
-    def _layout(self, path: str, last: tuple[str, int | str] | None) -> Layout:
+    def reading_of(self, layout: Layout, columns: list[Column], share: float = 0.0) -> Reading:
+        """How files of this layout are read. share: of the rows that are held out."""
+        return Reading(
+            layout.form, self.names, layout.delimiter, self.quote, self.missing, self.label, self.label_kind,
+            self.positive, stored_columns(columns), share,
+        )  # fmt: skip
+
+    def layout_of(self, path: str, last: tuple[str, int | str] | None = None) -> Layout:
         """The layout of the first file. Raises DataError if the label or the column of data.valid is missing."""
         layout = look(path, self.names, self.delimiter, self.quote, self.missing)
         for key, name in (("data.label", self.label), ("data.valid: column", last and last[0])):
@@ -201,7 +209,7 @@ class Tabular:
             raise DataError(f"give data.label=COLUMN: {path} has the columns {one_line(', '.join(layout.types), 500)}")
         return layout
 
-    def _folder(self, reading: Reading, last) -> str:
+    def folder_of(self, reading: Reading, last=None) -> str:
         """The folder of the prepared data: other files and rules have others."""
         paths = [absolute(self.path), absolute(self.valid_rule) if isinstance(self.valid_rule, str) else last]
         digest = xxhash.xxh3_64_hexdigest(repr((paths, reading)).encode())[:8]
@@ -218,21 +226,15 @@ class Tabular:
                 f"data.path={self.path} was prepared with other columns or another label: give the raw files, which "
                 "are prepared again"
             )
-        if not any(column.kind == ID or column.is_buckets for column in columns):
-            raise DataError(
-                f"data.path={self.path}: no column is an id, at least one is needed: give a column kind: id, or edges "
-                "(transform: [1, 10, 100]) that divide a number into buckets"
-            )
+        self.check_has_ids(columns)
         if rank == 0:
             check_held_out(self.folder, manifest, reading)
-        modes = IdEncodings(self, manifest, columns)
+        modes = IdEncodings(self.folder, manifest, columns, self.rules, self.rows_per_value, self.max_field_rows)
         groups = modes.vocabularies()[rank::size]
         wanted = [(group, no_value(reading.columns[group[0]].seed)) for group in groups]
         vocabulary.count(self.folder, manifest, wanted, report)
         barrier()
-        moments = [one[:3] for one in manifest["moments"]]
-        self.encoder = Encoder(reading, columns, modes.coders(), moments, scalings(columns, manifest))
-        self._describe()
+        self.take(encoder_of(reading, columns, modes, manifest))
         self._train, self._valid = (
             Split(self.folder, manifest[split], manifest["group_rows"], self.encoder, self.cached_groups)
             for split in ("train", "valid")
@@ -242,11 +244,19 @@ class Tabular:
         self._order = functools.lru_cache(2)(self._draw_order)
         self._permutation = functools.lru_cache(self.cached_groups)(self._draw_permutation)
         if rank == 0:
-            self._report(manifest, modes, report)
+            self.report(manifest, {**self._unseen(), **modes.notes}, report)
 
-    def _describe(self):
+    def check_has_ids(self, columns: list[Column]) -> None:
+        """Raises DataError unless a column has rows."""
+        if not any(column.kind == ID or column.is_buckets for column in columns):
+            raise DataError(
+                f"data.path={self.path}: no column is an id, at least one is needed: give a column kind: id, or edges "
+                "(transform: [1, 10, 100]) that divide a number into buckets"
+            )
+
+    def take(self, encoder: Encoder) -> None:
         """Sets the attributes of a source."""
-        encoder = self.encoder
+        self.encoder = encoder
         self.features, self.tables = encoder.features, encoder.tables
         self.num_features, self.dense_names = len(self.features), encoder.dense_names
         self.num_dense = len(self.dense_names)
@@ -254,10 +264,11 @@ class Tabular:
             self.num_fields = self.num_features
             self.num_rows, self.field_rows = self.tables[TABLE].num_rows, list(self.tables[TABLE].field_rows)
 
-    def _report(self, manifest: dict, modes: IdEncodings, report) -> None:
-        """Prints a line per column."""
+    def report(self, manifest: dict, notes: Mapping[str, str], report) -> None:
+        """Prints a line per column. notes: column -> remark."""
         rows_of = {feature.name: feature.rows for feature in self.features}
-        notes = {**self._notes(), **modes.notes, **no_value_notes(self.encoder.columns, manifest)}
+        scaled = {name: str(scaling) for name, scaling in self.encoder.scalings.items()}
+        notes = {**scaled, **notes, **no_value_notes(self.encoder.columns, manifest)}
         lines = [("column", "kind", "rows", "distinct", "missing", "bytes x dim", "")]
         for i, column in enumerate(self.encoder.columns):
             rows = rows_of.get(column.name)
@@ -278,9 +289,9 @@ class Tabular:
             ]
             report("  ".join([*cells, line[6]]).rstrip())
 
-    def _notes(self) -> dict[str, str]:
-        """Column -> how its numbers are scaled, or that most held-out values were not seen in training, by a sample."""
-        notes = {name: str(scaling) for name, scaling in self.encoder.scalings.items()}
+    def _unseen(self) -> dict[str, str]:
+        """Column -> remark that most held-out values were not seen in training, by a sample."""
+        notes = {}
         min_count = {column.name: column.min_count for column in self.encoder.columns}
         groups = np.linspace(0, self._valid.num_groups - 1, min(SAMPLE_GROUPS, self._valid.num_groups)).astype(int)
         samples = concatenate([self._valid.group(int(group)) for group in groups])
@@ -306,148 +317,6 @@ def no_value_notes(columns: list[Column], manifest: dict) -> dict[str, str]:
     num_rows = sum(rows for split in ("train", "valid") for rows in manifest[split].values())
     missing = zip(columns, manifest["missing"])
     return {column.name: "no row has a value: kind: drop" for column, num in missing if num == num_rows}
-
-
-def scalings(columns: list[Column], manifest: dict) -> dict[str, Scaling]:
-    """Of the numbers with the transform auto."""
-    return {
-        column.name: Scaling.chosen(Moments(*manifest["moments"][i]), Moments(*manifest["log_moments"][i]))
-        for i, column in enumerate(columns)
-        if column.transform == AUTO
-    }
-
-
-class IdEncodings:
-    """How the id columns of prepared data become keys. notes: column -> remark for its line at the start."""
-
-    def __init__(self, source: Tabular, manifest: dict, columns: list[Column]):
-        self._source, self._manifest, self._columns = source, manifest, columns
-        self._registers = load_array(os.path.join(source.folder, "registers.npy"))
-        self._num_rows = sum(rows for split in ("train", "valid") for rows in manifest[split].values())
-        self.notes: dict[str, str] = {}
-        self._modes = {
-            column.name: self._mode(column) for column in columns if column.kind == ID and column.share is None
-        }
-
-    def vocabularies(self) -> list[list[int]]:
-        """The prepared columns of each vocabulary."""
-        return [self._sharing(name) for name, mode in self._modes.items() if mode == VOCABULARY]
-
-    def coders(self) -> dict[str, IdEncoder]:
-        return {column.name: self._coder(column) for column in self._columns if column.name in self._modes}
-
-    def _sharing(self, name: str) -> list[int]:
-        """Numbers of the columns that use the rows of column `name`."""
-        return [i for i, column in enumerate(self._columns) if name in (column.share, column.name)]
-
-    def _distinct(self, column: Column) -> int:
-        return estimate(functools.reduce(np.maximum, self._registers[self._sharing(column.name)]))
-
-    def _mode(self, column: Column) -> str:
-        if column.type == INTEGER and not any(rule.matches(column.name) for rule in self._source.rules):
-            self.notes[column.name] = "looks like a number, taken as id"
-        if not column.pool and self._distinct(column) > MOST_OWN * self._num_rows:
-            self.notes[column.name] = "most rows have a value of their own, which teaches nothing: kind: drop"
-        if column.is_integer:
-            return INTEGERS
-        if column.rows == OPEN:
-            return IDS
-        if column.rows != AUTO or column.hash:
-            return HASHED
-        distinct = self._distinct(column)
-        if distinct <= MOST_VALUES:
-            return VOCABULARY
-        if column.hash is False or column.min_count > 1:
-            raise DataError(
-                f"column {one_line(column.name)} has about {distinct:,} distinct values, a vocabulary has at most "
-                f"{MOST_VALUES:,}: give data.columns rows: N or hash: true, without min_count"
-            )
-        self.notes[column.name] = f"hashed, as it has more than {MOST_VALUES:,} distinct values"
-        return HASHED
-
-    def _coder(self, column: Column) -> IdEncoder:
-        mode = self._modes[column.name]
-        if mode == INTEGERS:
-            self._check_integers(column)
-            return IdEncoder(INTEGERS, column.rows + 1)
-        if mode == VOCABULARY:
-            group = self._sharing(column.name)
-            values = vocabulary.load(self._source.folder, self._manifest, group, column.min_count)
-            return IdEncoder(VOCABULARY, len(values) + FIRST_KEY, column.number, values)
-        if mode == IDS:
-            return IdEncoder(IDS, column.open.num_rows, column.number)
-        return IdEncoder(HASHED, column.rows if column.rows != AUTO else self._hashed_rows(column))
-
-    def _hashed_rows(self, column: Column) -> int:
-        rows, most = max(1, round(self._distinct(column) * self._source.rows_per_value)), self._source.max_field_rows
-        return rows if most is None else min(rows, most)
-
-    def _check_integers(self, column: Column):
-        """Raises DataError for an integer without a row."""
-        for i in self._sharing(column.name):
-            largest, unit, number = self._manifest["largest"][i]
-            if largest >= column.rows:
-                place = place_of(self._source.folder, self._manifest, unit, number)
-                raise DataError(
-                    f"data.path: {place}, column {one_line(self._columns[i].name)}: {largest} has no row, data.columns "
-                    f"has rows: {column.rows}, for integers from 0 to {column.rows - 1}"
-                )
-
-
-class Split:
-    """The row groups of a list of prepared files, numbered consecutively. Caches the decoded groups read last.
-    Thread-safe.
-
-    rows  (num_groups,) int64, number of rows of each group
-    """
-
-    def __init__(self, folder: str, files: dict[str, int], group_rows: int, encoder: Encoder, cached_groups: int):
-        """files: path in `folder` -> rows, in groups of group_rows; the last group of a file may be smaller."""
-        self._folder, self._paths = folder, [os.path.join(folder, name) for name in files]
-        sizes = [np.diff([*range(0, rows, group_rows), rows]) for rows in files.values()]
-        self.rows = np.concatenate(sizes)
-        self.num_groups, self.num_samples = len(self.rows), int(self.rows.sum())
-        # (num_files,) number of groups up to a file's end
-        self._file_ends = np.cumsum([len(groups) for groups in sizes])
-        self._encoder = encoder
-        self._locks = [threading.Lock() for _ in range(NUM_LOCKS)]
-        self._file = functools.lru_cache(cached_groups)(CheckedParquet)
-        self._cached = functools.lru_cache(cached_groups)(self._decode)
-
-    def read(self, order: Order, start: int, stop: int, rows_of: Callable[[int], np.ndarray]) -> list[Samples]:
-        """The samples at positions [start, stop) of a stream of groups in `order`; rows_of(g) permutes the rows of
-        g."""
-        parts = []
-        place = int(np.searchsorted(order.ends, start, side="right"))
-        while start < stop:
-            group, end = int(order.groups[place]), int(order.ends[place])
-            begin, last = end - self.rows[group], min(stop, end)
-            parts.append(self.group(group)[rows_of(group)[start - begin : last - begin]])
-            start, place = last, place + 1
-        return parts
-
-    def order(self, groups: np.ndarray) -> Order:
-        """The stream of groups (num_groups,) int64, a permutation of all groups."""
-        return Order(groups, np.cumsum(self.rows[groups]))
-
-    def group(self, group: int) -> Samples:
-        """All samples of a group. Threads that need the same group share one decoding."""
-        with self._locks[group % NUM_LOCKS]:
-            return self._cached(group)
-
-    def _decode(self, group: int) -> Samples:
-        file = int(np.searchsorted(self._file_ends, group, side="right"))
-        with reading_prepared(self._folder):
-            parquet = self._file(self._paths[file])
-            number = group - int(self._file_ends[file]) + parquet.metadata.num_row_groups
-            return self._encoder.samples(parquet.read(number))
-
-
-class Order(NamedTuple):
-    """An order of row groups, and the position in the stream at which each one ends."""
-
-    groups: np.ndarray  # (num_groups,) int64
-    ends: np.ndarray  # (num_groups,) int64
 
 
 class Reader:

@@ -1,0 +1,160 @@
+"""A stream of files: their order, when they are complete, samples by position, and what cannot be."""
+
+import os
+import re
+import time
+
+import numpy as np
+import pytest
+from streams import clicks, put
+
+from hetmpi.data.files import DataError
+from hetmpi.data.tabular import Tabular, stream
+from hetmpi.data.tabular.stream import END, Ranks
+from hetmpi.errors import UserError
+
+ALONE = Ranks(0, 1, lambda: None, lambda call: call())
+COLUMNS = [{"name": "user", "rows": "open", "max_rows": 100}, {"name": "hour", "rows": 24, "hash": False}]
+HEADER = "user,hour,price,click\n"
+
+
+def tabular(folder, **settings):
+    settings = {"label": "click", "columns": COLUMNS, "cache": str(folder / "prepared"), "follow": True} | settings
+    return Tabular(str(folder / "in"), 3, **settings)
+
+
+def opened(folder, sizes=(300,), resumed=None, **settings):
+    for day, size in enumerate(sizes):
+        put(folder / "in", f"day{day}.csv", clicks(day, size))
+    source = tabular(folder, **settings)
+    source.stream.open(ALONE, resumed)
+    return source
+
+
+def ids(samples):
+    return sorted(zip(samples.ids[:, 0].tolist(), samples.dense[:, 0].tolist(), samples.label.tolist()))
+
+
+def test_the_next_file_is_the_first_by_name_that_is_complete(tmp_path, capsys, monkeypatch):
+    source = opened(tmp_path)
+    found = source.stream
+    assert (found.file, found.num_samples, source.num_train, source.num_valid) == ("day0.csv", 300, None, 300)
+    assert found.look() is None
+    put(tmp_path / "in", "day2.csv", clicks(2, 50))
+    put(tmp_path / "in", "day1.csv", clicks(1, 50), age_s=0)
+    assert found.look() is None  # day1 may still be written, and comes first
+    monkeypatch.setattr(stream, "SETTLE_S", 0.2)
+    time.sleep(0.3)
+    assert found.look() == "day1.csv" and found.add("day1.csv", ALONE) and found.look() == "day2.csv"
+    (tmp_path / "in" / END).touch()
+    assert found.look() == "day2.csv" and found.add("day2.csv", ALONE) and found.look() == END
+    assert "not read" not in capsys.readouterr().out
+    put(tmp_path / "in", "day0b.csv", clicks(1, 50))
+    put(tmp_path / "in", "day2.csv", clicks(2, 60), age_s=30)
+    found.look()
+    found.look()
+    said = capsys.readouterr().out
+    assert said.count("day0b.csv is not read: its name comes before day2.csv, which was read already") == 1, said
+    assert said.count("day2.csv was changed after it was read") == 1, said
+
+
+def test_a_file_with_a_time_in_the_future_is_complete_when_it_rests(tmp_path, monkeypatch):
+    found = opened(tmp_path).stream
+    put(tmp_path / "in", "day1.csv", clicks(1, 50), age_s=-1e6)
+    monkeypatch.setattr(stream, "SETTLE_S", 0.2)
+    assert found.look() is None
+    time.sleep(0.3)
+    assert found.look() == "day1.csv"
+
+
+def test_samples_by_position(tmp_path):
+    source = opened(tmp_path, (300, 40, 20_000))
+    found = source.stream
+    assert found.add("day1.csv", ALONE) and found.add("day2.csv", ALONE) and found.num_samples == 20_340
+    whole = source.train(0, 20_340)
+    parts = [source.train(start, min(start + 77, 20_340)) for start in range(0, 20_340, 77)]
+    assert np.array_equal(np.concatenate([part.ids for part in parts]), whole.ids)
+    again = opened(tmp_path).stream
+    assert again.add("day1.csv", ALONE) and np.array_equal(again.train(0, 340).ids, whole.ids[:340])
+    assert ids(source.train(340, 20_340)) == ids(source.valid(0, 20_000))
+    assert not np.array_equal(source.train(340, 20_340).ids, source.valid(0, 20_000).ids)
+    with pytest.raises(IndexError):
+        source.train(20_000, 20_341)
+    found.forget(340, ALONE)
+    assert np.array_equal(source.train(340, 400).ids, whole.ids[340:400])
+
+
+def test_files_without_rows_are_passed(tmp_path, capsys):
+    put(tmp_path / "in", "day.csv", "")
+    source = opened(tmp_path, (300,))
+    put(tmp_path / "in", "day1.csv", HEADER)
+    assert source.stream.look() == "day1.csv" and not source.stream.add("day1.csv", ALONE)
+    assert source.stream.num_samples == 300 and len(source.valid(0, 300)) == 300
+    assert capsys.readouterr().out.count("has no rows") == 2
+
+
+def test_a_checkpoint_inside_a_file_needs_it_and_no_earlier_one(tmp_path):
+    source = opened(tmp_path, (300, 200))
+    source.stream.add("day1.csv", ALONE)
+    wanted = source.train(340, 500)
+    state = source.stream.state(340, "day1.csv")
+    assert (state["file"], state["first"], state["end"]) == ("day1.csv", 300, 500)
+    os.remove(tmp_path / "in/day0.csv")
+    again = tabular(tmp_path)
+    again.stream.open(ALONE, (source.encoder, state, 340))
+    assert np.array_equal(again.train(340, 500).ids, wanted.ids) and again.stream.evaluated == "day1.csv"
+    assert not os.path.exists(again.stream._folder("day0.csv")) or again.stream.forget(340, ALONE) is None
+    assert not os.path.exists(again.stream._folder("day0.csv"))
+    with pytest.raises(DataError, match="had 199 rows when the checkpoint was saved, now it has 200"):
+        tabular(tmp_path).stream.open(ALONE, (source.encoder, {**state, "first": 301}, 340))
+    os.remove(tmp_path / "in/day1.csv")
+    with pytest.raises(DataError, match="day1.csv is missing: the checkpoint was saved before all of it"):
+        tabular(tmp_path).stream.open(ALONE, (source.encoder, state, 340))
+    behind = tabular(tmp_path)
+    behind.stream.open(ALONE, (source.encoder, state, 500))
+    assert (behind.stream.num_samples, behind.num_valid, behind.stream.file) == (500, 0, "day1.csv")
+    put(tmp_path / "in", "day2.csv", clicks(2, 90))
+    assert behind.stream.add("day2.csv", ALONE) and len(behind.train(500, 590)) == 90
+    assert behind.stream.state(500, "day2.csv")["file"] == "day2.csv"
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("hour,price,click\n1,.5,1\n", "day1.csv"),
+        ("user,hour,price,click,more\na,1,.5,1,2\n", "day1.csv has more, which {first} has not"),
+        ("PAR1", "is parquet, the files before it were text|no complete Parquet file"),
+        (HEADER + "a,1,.5,perhaps\n", "perhaps"),
+    ],
+)
+def test_later_files_that_do_not_fit_are_refused(tmp_path, text, said):
+    source = opened(tmp_path)
+    put(tmp_path / "in", "day1.csv", text)
+    said = said.replace("{first}", re.escape(f"{tmp_path}/in/day0.csv"))
+    with pytest.raises(DataError, match=said):
+        source.stream.add(source.stream.look(), ALONE)
+
+
+@pytest.mark.parametrize(
+    "settings, said",
+    [
+        ({"columns": None}, "the values of user, hour are not known in advance: give rows: open with max_rows"),
+        ({"valid": 0.2}, "data.valid=0.2 cannot be used with data.follow=true"),
+        ({"follow": "yes"}, "data.follow must be true or false, got yes"),
+        ({"label": None}, "give data.label=COLUMN"),
+        ({"label": "clack"}, "no such column"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(tmp_path, settings, said):
+    with pytest.raises(UserError, match=said):
+        opened(tmp_path, **settings)
+
+
+def test_a_folder_with_files_is_needed(tmp_path):
+    (tmp_path / "in").mkdir()
+    for name in (".hidden", "_x", END):
+        (tmp_path / "in" / name).touch()
+    with pytest.raises(DataError, match="no file in the folder has rows: with data.follow the first one"):
+        tabular(tmp_path).stream.open(ALONE, None)
+    with pytest.raises(UserError, match="needs data.path to be a folder, to which files are added"):
+        Tabular(str(tmp_path / "none"), 3, follow=True)
