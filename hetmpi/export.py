@@ -107,9 +107,7 @@ def export_ids(source: Path, out: Path, arguments: list[str]):
             raise UserError("deltas are applied to an export, without ids and since")
         removed = []
         if "deltas" in chosen:
-            rows, about = id_rows.read_rows(source)
-            for folder in map(Path, chosen["deltas"].split(",")):
-                rows, about = id_rows.applied(rows, about, *id_rows.read_rows(folder), id_rows.read_removed(folder))
+            rows, about = id_rows.read_changed([source, *map(Path, chosen["deltas"].split(","))])
         else:
             rows, about = rows_of(source)
         if "since" in chosen:

@@ -1,11 +1,13 @@
 """Predicts with a checkpoint of a model of clicks, of the nodes of a graph, or of links, on one rank or several.
 
 hetmpi predict CHECKPOINT data.path=FILES out=OUT [predict.keep=[NAME,...]] [data.delimiter=C] [data.max_bad_rows=N]
+    [ids=EXPORT[,CHANGES]]
 hetmpi predict CHECKPOINT out=OUT [split=valid|train] [start=N] [stop=N] [--config-dir DIR] [data=NAME] [data.KEY=VALUE]
 
 The first form predicts every row of CSV or Parquet files, in their order, with the columns that the model was trained
 on; it needs no label and prepares nothing. FILES: a file, a glob or a folder. predict.keep: columns of the files to
-write beside the predictions. data.delimiter: where it is not that of the files of the run.
+write beside the predictions. data.delimiter: where it is not that of the files of the run. ids: an export by ids, and
+what changed later (hetmpi export), whose rows take the place of the checkpoint's, of columns with rows: open.
 
 The second form predicts positions [start, stop) of the held-out part of the data that the model was trained on, or of
 the training stream with split=train. data=NAME and data.KEY=VALUE select other data with the same features.
@@ -63,7 +65,9 @@ from hetmpi.data.tabular.rules import NUMBER
 from hetmpi.errors import LARGEST, UserError, check_integer, one_line
 from hetmpi.layers import FeatureRows
 from hetmpi.run.command_line import parse
+from hetmpi.run.id_rows import folders_of
 from hetmpi.run.output import cannot_write, part_of
+from hetmpi.trained.id_rows import IdTable, replaced
 from hetmpi.trained.link_answers import LARGEST_TOP, LinkAnswers
 from hetmpi.trained.node_outputs import NodeOutputs, is_of_nodes
 from hetmpi.trained.saved_data import source_of
@@ -75,7 +79,17 @@ BATCH_SIZE = 4096
 PART_SAMPLES = 1 << 16  # positions of a split that one rank predicts at a time
 MOST_SENT = 8  # blocks on their way to rank 0
 OF_LINKS = ("data.path", "top", "without")
-OWN = ("out", "split", "start", "stop", "predict.keep", "hidden", "allow", *OF_LINKS[1:])  # no settings of the run
+OWN = (
+    "out",
+    "split",
+    "start",
+    "stop",
+    "predict.keep",
+    "hidden",
+    "allow",
+    "ids",
+    *OF_LINKS[1:],
+)  # no settings of the run
 OF_FILES = ("data.path", "data.delimiter", "data.max_bad_rows")
 Part = Callable[[], Iterator[tuple[pa.Table, Samples]]]  # kept columns and samples, in blocks
 
@@ -176,11 +190,11 @@ class Prediction:
     def __init__(
         self, world: World, checkpoint: Path, overrides: list[str], config_dir: str | None = None,
         split: str | None = None, start: int | None = None, stop: int | None = None, keep: list[str] | None = None,
-        allow: Sequence[str] = (),
+        allow: Sequence[str] = (), ids: str | None = None,
     ):  # fmt: skip
         """overrides: Hydra overrides of data settings. keep: columns of files to write. allow: as for dense_layers.
-        Collective. Raises UserError
-        for an incomplete checkpoint, an unsupported kind of model, and data with other features."""
+        ids: as on the command line. Collective. Raises UserError for an incomplete checkpoint, an unsupported kind of
+        model, and data with other features."""
         self.world, self.checkpoint, self.keep = world, checkpoint, keep or []
         self.manifest = read_manifest(checkpoint)
         tables, shards = tables_of(self.manifest), shards_of(checkpoint, self.manifest)
@@ -194,6 +208,10 @@ class Prediction:
         state = dense_state(checkpoint, self.manifest)
         self.model, _ = dense_layers(checkpoint, self.manifest, state, allow)
         self.encoder = encoder_of(checkpoint, self.manifest, state)
+        if ids is not None:
+            self.encoder, tables_of_ids = replaced(self.encoder, folders_of(ids.strip("'\"")))
+            check_widths(ids, self.saved, tables_of_ids)
+            self.saved |= tables_of_ids
         given = {text.lstrip("+").split("=")[0] for text in overrides}
         of_positions = (split, start, stop) != (None, None, None) or "data" in given
         of_files = self.encoder is not None and "data.path" in given and not of_positions
@@ -347,7 +365,9 @@ class Prediction:
 
     def _rows_of(self, name: str, table: FeatureTable) -> int:
         """Rows that a table of the samples must have. One without a fixed vocabulary was saved with those it had."""
-        has_room = table.open is not None and name in self.saved and self.saved[name].num_rows <= table.num_rows
+        if table.open is None or name not in self.saved:
+            return table.num_rows
+        has_room = isinstance(self.saved[name], IdTable) or self.saved[name].num_rows <= table.num_rows
         return self.saved[name].num_rows if has_room else table.num_rows
 
     @property
@@ -370,6 +390,15 @@ class Prediction:
         if found != trained:
             raise UserError(
                 f"{self.checkpoint} was trained on data with {sizes_text(trained)}, {name} has {sizes_text(found)}"
+            )
+
+
+def check_widths(ids: str, saved: dict[str, Saved], tables: dict[str, IdTable]):
+    """Raises UserError unless the tables of an export have the width of the checkpoint's."""
+    for name in tables:
+        if saved[name].dim != tables[name].dim:
+            raise UserError(
+                f"ids={one_line(ids)}: its rows have {tables[name].dim} numbers, the checkpoint's {saved[name].dim}"
             )
 
 

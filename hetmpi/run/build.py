@@ -23,7 +23,7 @@ from hetmpi.errors import UserError, doing, one_line
 from hetmpi.memory import check_fits
 from hetmpi.open_rows import FIRST_KEY
 from hetmpi.run.config import cache_of, own_settings, staleness_of
-from hetmpi.run.id_rows import IDS
+from hetmpi.run.id_rows import IDS, folders_of
 from hetmpi.run.pretrained import fill_from, fill_ids
 from hetmpi.schedule import Schedule
 from hetmpi.spans import Spans
@@ -287,10 +287,11 @@ def optimizer_of(config: DictConfig, owner: str, own: Mapping, schedule: Schedul
 def fill_tables(config: DictConfig, tables: TableGroup, source: Source) -> int:
     """Fills the rows in the files that table.init_from names, and returns their number. Collective. Raises UserError on
     every rank as fill_from does."""
-    encoder, place = getattr(source, "encoder", None), Path(config.table.init_from)
-    if (place / IDS).exists() and hasattr(encoder, "open_columns"):
+    encoder, folders = getattr(source, "encoder", None), folders_of(config.table.init_from)
+    if (folders[0] / IDS).exists() and hasattr(encoder, "open_columns"):
         seeds = {name: encoder.coders[name].seed for name in encoder.open_columns()}
-        return fill_ids(tables, place, encoder.open_columns(), seeds)
+        return fill_ids(tables, folders, encoder.open_columns(), seeds)
+    place = Path(config.table.init_from)
     columns = {} if encoder is None else encoder.by_value()
     known = {name: column for name, column in columns.items() if column.table in tables}
     return fill_from(tables, place, known)

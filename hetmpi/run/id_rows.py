@@ -130,6 +130,23 @@ def applied(
     return found, About(later.step)
 
 
+def folders_of(text: str) -> list[Path]:
+    """The folders of an export and of changes, with commas between."""
+    return [Path(text)] if Path(text).exists() else [Path(part.strip()) for part in text.split(",")]
+
+
+def read_changed(folders: Sequence[Path]) -> tuple[list[IdRows], About]:
+    """The rows of an export, with the changes in further folders. Raises UserError."""
+    rows, about = read_rows(folders[0])
+    if about.since is not None:
+        raise UserError(
+            f"{folders[0]} has only the changes since step {about.since:,}: name an export of all rows first"
+        )
+    for folder in folders[1:]:
+        rows, about = applied(rows, about, *read_rows(folder), read_removed(folder))
+    return rows, about
+
+
 def check_columns(what: str, before: Sequence[IdRows], now: Sequence[IdRows]):
     """Raises UserError unless both have the same columns, hashes and widths."""
     kinds = [[(one.column, one.seed, one.dim) for one in rows] for rows in (before, now)]

@@ -12,7 +12,7 @@ import numpy as np
 from hetmpi import _C
 from hetmpi.data.features import NO_KEY, ValueMap
 from hetmpi.errors import UserError, one_line
-from hetmpi.run.id_rows import IDS, IdRows, read_rows
+from hetmpi.run.id_rows import IDS, IdRows, read_changed
 from hetmpi.table.table import EmbeddingTable
 
 BATCH_BYTES = 16 << 20  # of the rows that a rank reads at a time
@@ -45,18 +45,19 @@ def together(tables: Mapping[str, EmbeddingTable], fill: Callable[[], int]) -> i
 
 
 def fill_ids(
-    tables: Mapping[str, EmbeddingTable], place: Path, columns: Mapping[str, str], seeds: Mapping[str, int]
+    tables: Mapping[str, EmbeddingTable], folders: list[Path], columns: Mapping[str, str], seeds: Mapping[str, int]
 ) -> int:
-    """As fill_from, of columns without a fixed vocabulary, by the ids in `place`, a folder that `hetmpi export
-    ids=parquet` has written. columns: their tables; seeds: of their hashes. Every rank reads the whole file."""
-    return together(tables, partial(fill_columns, tables, place, columns, seeds))
+    """As fill_from, of columns without a fixed vocabulary, by the ids in a folder that `hetmpi export ids=parquet` has
+    written, and in others with later changes. columns: their tables; seeds: of their hashes. Every rank reads all."""
+    return together(tables, partial(fill_columns, tables, folders, columns, seeds))
 
 
 def fill_columns(
-    tables: Mapping[str, EmbeddingTable], place: Path, columns: Mapping[str, str], seeds: Mapping[str, int]
+    tables: Mapping[str, EmbeddingTable], folders: list[Path], columns: Mapping[str, str], seeds: Mapping[str, int]
 ) -> int:
     """As fill_ids, on one rank."""
-    rows = [one for one in read_rows(place)[0] if one.column in columns]
+    place = folders[0]
+    rows = [one for one in read_changed(folders)[0] if one.column in columns]
     if not rows:
         raise UserError(f"table.init_from={place}: its ids are of none of the columns {', '.join(columns)}")
     for one in rows:

@@ -13,7 +13,7 @@ from hetmpi.checkpoint.shard_files import shards_of
 from hetmpi.data.tabular import Encoder
 from hetmpi.errors import UserError, one_line
 from hetmpi.open_rows import COUNT, ID, KEY, LAST, SHARED_KEY
-from hetmpi.run.id_rows import IDS, About, IdRows, changes, write_removed, write_rows
+from hetmpi.run.id_rows import IDS, About, IdRows, changes, read_changed, write_removed, write_rows
 from hetmpi.trained.saved_model import Saved, dense_state, encoder_of
 
 
@@ -53,6 +53,35 @@ def export_changes(folder: Path, checkpoint: Path):
         about = About(about.step, since.step)
         write_removed(folder / checkpoint.name, removed)  # first: without it the changes are not read
     write_rows(folder / checkpoint.name, rows, about)
+
+
+class IdTable:
+    """Rows by id in the place of a checkpoint's table (hetmpi.trained.saved_model.Saved): that of key SHARED_KEY is
+    shared, the others follow in the order of their ids."""
+
+    def __init__(self, rows: IdRows):
+        self._rows = np.concatenate([rows.shared, rows.weight])
+        self.num_rows, self.dim = self._rows.shape
+
+    def read(self, keys: np.ndarray, rows: np.ndarray) -> None:
+        """Reads the rows of keys (n,) int64 into rows (n, dim) float32."""
+        np.take(self._rows, keys, axis=0, out=rows)
+
+
+def replaced(encoder: Encoder | None, folders: list[Path]) -> tuple[Encoder, dict[str, IdTable]]:
+    """A checkpoint's encoder with the ids of an export, and their tables. folders: of the export, and of changes.
+    Raises UserError unless the export has the columns of the encoder."""
+    names = encoder.open_columns() if isinstance(encoder, Encoder) else {}
+    rows = {one.column: one for one in read_changed(folders)[0]}
+    seeds = {column: one.seed for column, one in rows.items()}
+    if not names or seeds != {name: encoder.coders[name].seed for name in names}:
+        raise UserError(
+            f"ids={folders[0]}: it has rows of the columns {one_line(', '.join(rows), 300)}, the checkpoint has "
+            f"{one_line(', '.join(names), 300) or 'no columns'} with rows: open, in this order"
+        )
+    tables = {names[column]: IdTable(one) for column, one in rows.items()}
+    found = {names[column]: (one.ids, np.arange(1, len(one.ids) + 1)) for column, one in rows.items()}
+    return encoder.with_keys(found), tables
 
 
 def ids_of(checkpoint: Path, column: str, values: pa.Array) -> np.ndarray:

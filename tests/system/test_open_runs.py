@@ -92,6 +92,38 @@ def test_changes_add_up_to_the_export(trained, tmp_path):
     assert len(tags.shared) == 1 and tags.weight.shape == (len(tags.ids), 4) and (tags.count > 0).all()
 
 
+def test_predictions_and_trainings_read_an_export_with_its_changes(trained, tmp_path):
+    deltas = [trained / f"run/deltas/step-{step:08d}" for step in (20, 40, 60)]
+    files = [f"data.path={trained}/samples.parquet", "predict.keep=[click]"]
+    found = {}
+    for name, place, more in (
+        ("whole", 60, []),
+        ("same", 60, [f"ids={','.join(map(str, deltas))}"]),
+        ("old", 20, []),
+        ("older ids", 60, [f"ids={deltas[0]}"]),
+    ):
+        outcome = hetmpi("predict", checkpoint(trained, place), *files, f"out={tmp_path}/out.parquet", *more)
+        assert outcome.code == 0, outcome.text
+        found[name] = pq.read_table(tmp_path / "out.parquet")["probability"].to_numpy()
+    assert np.array_equal(found["same"], found["whole"])
+    assert not np.array_equal(found["older ids"], found["whole"])
+    assert not np.array_equal(found["older ids"], found["old"])
+    own = [f"data.path={trained}/samples.parquet", f"data.cache={trained}/prepared", f"run.dir={tmp_path}/run"]
+    start = f"table.init_from='{','.join(map(str, deltas))}'"
+    outcome = train(2, *SETTINGS, *own, COLUMNS, start, "steps=0", "batch_size=24")
+    assert outcome.code == 0, outcome.text
+    assert hetmpi("export", checkpoint(trained, 60), tmp_path / "full", "ids=parquet").code == 0
+    num = sum(len(one.ids) for one in read_rows(tmp_path / "full")[0])
+    assert f"{num} of " in outcome.text.split("table.init_from=")[1].splitlines()[0], outcome.text
+    for texts, said in (
+        ([f"ids={deltas[1]}"], "has only the changes since step 20"),
+        ([f"ids={deltas[0]},{deltas[2]}"], "the next changes are since 40"),
+        ([f"ids={tmp_path}/none"], "ids.parquet cannot be read"),
+    ):
+        outcome = hetmpi("predict", checkpoint(trained, 60), *files, f"out={tmp_path}/x.parquet", *texts)
+        assert outcome.code == 1 and said in outcome.text, outcome.text
+
+
 def test_an_export_starts_another_training(trained, tmp_path):
     assert hetmpi("export", checkpoint(trained, 60), tmp_path / "full", "ids=parquet").code == 0
     own = [f"data.path={trained}/samples.parquet", f"data.cache={trained}/prepared", f"run.dir={tmp_path}/run"]
