@@ -154,6 +154,14 @@ __global__ void use_kernel(Lines lines, const int64_t* slots, int64_t n) {
   worth = next_worth(lines.policy, worth, lines.now);
 }
 
+__global__ void forget_kernel(Lines lines, const int64_t* slots, int64_t n, Counted* counted) {
+  const int64_t i = thread_number();
+  if (i >= n || slots[i] < 0) return;
+  lines.tag[slots[i]] = 0;
+  lines.worth[slots[i]] = 0;
+  atomicAdd(&counted->inserted, static_cast<Counter>(-1));  // modulo 2^64
+}
+
 __global__ void age_kernel(Lines lines, int64_t num_slots) {
   const int64_t slot = thread_number();
   if (slot < num_slots) lines.worth[slot] = aged_worth(lines.worth[slot]);
@@ -734,6 +742,11 @@ void CudaRowCache::insert_and_evict(const int64_t* keys, const uint8_t* chosen, 
          m.is_chosen.data(), m.gone.data(), m.flags.data(), m.counted.data());
   launch(fill_kernel, n * kWarp, s, m.lines(), m.is_chosen.data(), slots, weights, states, n);
   m.hand_out_gone(n, m.number(n, s), s);
+}
+
+void CudaRowCache::forget(const int64_t* slots, int64_t n, Stream stream) {
+  const OnDevice here(device());
+  launch(forget_kernel, n, on(stream), memory_->lines(), slots, n, memory_->counted.data());
 }
 
 void CudaRowCache::gather(const int64_t* slots, int64_t n, const float* others, float* out, Stream stream) const {

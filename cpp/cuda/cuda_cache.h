@@ -50,6 +50,8 @@ class CudaRowCache {
   // Synchronous.
   void insert_and_evict(const int64_t* keys, const uint8_t* chosen, const float* weights, const float* states,
                         const int32_t* clocks, int64_t n, int64_t* slots, Stream stream);
+  // As RowCache, by slots, which become invalid.
+  void forget(const int64_t* slots, int64_t n, Stream stream);
   // Entries without a line are read from `others` (n, dim), unless that is null.
   void gather(const int64_t* slots, int64_t n, const float* others, float* out, Stream stream) const;
   void update(const int64_t* slots, const float* grads, int64_t n, float anticipate, Stream stream);

@@ -66,6 +66,13 @@ class PyCudaCache {
     cache_.insert_and_evict(key, rows.chosen, rows.weights, rows.states, rows.clocks, n, slot, stream_of(stream));
   }
 
+  void forget(const py::object& slots, uintptr_t stream) {
+    const ssize_t n = length_of(slots);
+    const auto* slot = memory_of<const int64_t>(slots, "slots", {n}, device());
+    py::gil_scoped_release release;
+    cache_.forget(slot, n, stream_of(stream));
+  }
+
   void gather(const py::object& slots, const py::object& out, uintptr_t stream, const py::object& others) const {
     const ssize_t n = length_of(slots);
     const auto* slot = memory_of<const int64_t>(slots, "slots", {n}, device());
@@ -201,6 +208,7 @@ void bind_cuda_row_cache(py::module_& m) {
            py::arg("states"), py::arg("clocks"), py::arg("slots"), py::arg("stream"))
       .def("gather", &PyCudaCache::gather, py::arg("slots"), py::arg("out"), py::arg("stream"),
            py::arg("others") = py::none())
+      .def("forget", &PyCudaCache::forget, py::arg("slots"), py::arg("stream"))
       .def("look_at", &PyCudaCache::look_at, py::arg("slots"), py::arg("clocks"), py::arg("counts"), py::arg("stream"))
       .def("update", &PyCudaCache::update, py::arg("slots"), py::arg("grads"), py::arg("anticipate"), py::arg("stream"))
       .def("push_directly", &PyCudaCache::push_directly, py::arg("keys"), py::arg("slots"), py::arg("clocks"),

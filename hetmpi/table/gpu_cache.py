@@ -136,9 +136,6 @@ class GpuCache:
     def set_drift(self, most: float, others: int):
         self._lines.set_drift(most, others)
 
-    def forget(self, keys: np.ndarray):
-        assert not len(keys) or not self.capacity_rows  # refused by Vocabulary
-
     def look_up(self, keys: np.ndarray, slots: np.ndarray):
         self._filling(slots, lambda out: self._lines.look_up(self._use(keys), out, self._gpu.stream))
 
@@ -169,6 +166,11 @@ class GpuCache:
         self._filling(slots, lambda out: self._lines.insert_and_evict(*used, out, self._gpu.stream))
         before, self._num_evicted = self._num_evicted, self._lines.counts(self._gpu.stream)["evicted"]
         return num_missing, self._num_evicted - before
+
+    def forget(self, keys: np.ndarray):
+        slots = self.empty(len(keys), np.int64)
+        self.look_up(keys, slots)
+        self._lines.forget(self._use(slots), self._gpu.stream)
 
     def update(self, slots: np.ndarray, grads, anticipate: float):
         self._lines.update(self._use(slots), grads, anticipate, self._gpu.stream)

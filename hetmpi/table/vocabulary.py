@@ -8,7 +8,7 @@ import numpy as np
 
 from hetmpi import _C
 from hetmpi.errors import UserError
-from hetmpi.open_rows import FIRST_KEY, ID, KEY, NEVER, NO_ENTRIES, NO_IDS, SHARED_KEY, OpenRows
+from hetmpi.open_rows import FIRST_KEY, ID, KEY, NO_ENTRIES, NO_IDS, SHARED_KEY, OpenRows
 from hetmpi.owner.route import Route
 from hetmpi.owner.store import table_seed
 from hetmpi.table.id_exchange import Exchange
@@ -32,13 +32,7 @@ class Vocabulary:
     free        keys without an id below next_key, ascending"""
 
     def __init__(self, table: EmbeddingTable, rows: OpenRows, seed: int, init_std: float, every_steps: int):
-        """seed, init_std: of the table. every_steps: of maintenance. Raises UserError where rows that a GPU caches
-        could lose their ids."""
-        if table.device.type != "cpu" and table.cache.capacity_rows and (rows.evict != NEVER or rows.expire_steps):
-            raise UserError(
-                f"table {table.name}: ids cannot lose their rows where a GPU caches them: give evict: never without "
-                "expire_steps, or table.cache.capacity_fraction=0"
-            )
+        """seed, init_std: of the table. every_steps: of maintenance."""
         self.table, self.rows, self.seed, self.init_std = table, rows, table_seed(seed, table.name), init_std
         table.vocabulary = self
         self.directory, self.known, self.numbers = _C.IdMap(every_steps), _C.IdMap(every_steps), Numbers()

@@ -134,6 +134,7 @@ class Both {
     update();
     hand_out();
     if (pick(random_, 5) == 0) take_pushes();
+    if (pick(random_, 8) == 0) forget();
   }
 
   void finish() {
@@ -259,6 +260,18 @@ class Both {
     on_gpu_.take_pending(slots.get(), n(), staleness_, nullptr);
     const CudaRowCache::Counts counts = on_gpu_.counts(nullptr);
     CHECK(counts.rows == on_cpu_.num_rows() && counts.pending == on_cpu_.num_pending());
+  }
+
+  void forget() {
+    on_cpu_.take_pending(&pushes_);
+    on_gpu_.take_all(nullptr);
+    look_up();
+    const OnGpu slots(slots_);
+    on_cpu_.forget(keys_.data(), n());
+    on_gpu_.forget(slots.get(), n(), nullptr);
+    CHECK(on_gpu_.counts(nullptr).rows == on_cpu_.num_rows());
+    on_gpu_.look_up(OnGpu(keys_).get(), n(), slots.get(), nullptr);
+    CHECK(same_bits(slots.back(), Ints(n(), -1)));
   }
 
   void take_pushes() {

@@ -71,7 +71,9 @@ def test_tables_keep_their_promises_with_their_lines_on_a_gpu(tmp_path):
         assert not any(compilers.map(subprocess.call, commands))
     code, text = run(*CXX, "-shared", *objects, "-o", module)
     assert code == 0, text
-    tests = [str(ROOT / "tests/mpi" / file) for file in ("test_staleness.py", "test_joint_pulls.py")]
+    tests = [
+        str(ROOT / "tests/mpi" / file) for file in ("test_staleness.py", "test_joint_pulls.py", "test_vocabulary.py")
+    ]
     ranks = [launch.mpiexec(), "-n", "2", sys.executable, "-m", "mpi4py"]
     outcome = launch.run(
         [*ranks, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "mpi", "-k", NO_GPU_IN, *tests],

@@ -4,6 +4,7 @@ sees all batches, at any number of ranks."""
 import numpy as np
 import pytest
 import torch
+from caches import CacheSettings
 
 from hetmpi import _C
 from hetmpi.checkpoint.checkpoints import Checkpoints, Position
@@ -11,7 +12,6 @@ from hetmpi.errors import UserError
 from hetmpi.open_rows import FIRST_KEY, SHARED_KEY, OpenRows
 from hetmpi.owner.store import table_seed
 from hetmpi.table.bag import EmbeddingBag
-from hetmpi.table.cache import CacheSettings
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.staleness import Staleness
 from hetmpi.table.table import EmbeddingTable
