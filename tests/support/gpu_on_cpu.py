@@ -1,6 +1,7 @@
 """Tables with cache lines on an emulated GPU (tests/cpp/cuda_on_cpu), for a hetmpi._C built for it
 (tests/cpp/test_cuda.py)."""
 
+import numpy as np
 import torch
 
 from hetmpi import _C
@@ -39,10 +40,20 @@ class GpuOnCpu(Gpu):
         pass
 
 
+class EmulatedCache(GpuCache):
+    """With what tests ask of lines."""
+
+    def clocks(self, slots):
+        """c_c of slots (n,), -1 for none."""
+        clocks, counts = (self.empty(len(slots), np.int32) for _ in range(2))
+        self._lines.look_at(self._use(slots), clocks, counts, self._gpu.stream)
+        return clocks
+
+
 class OnGpu(CacheSettings):
     """Settings of a cache with lines on the emulated GPU."""
 
     def open(self, world, num_rows, dim, optimizer, device):
         capacity_rows = self.rows(num_rows, world, device)
         rule, gpu = optimizer.core(dim), GpuOnCpu()
-        return GpuCache(_C.CudaRowCache(capacity_rows, rule, self.policy, self.dtype, 0), rule, self.policy, gpu)
+        return EmulatedCache(_C.CudaRowCache(capacity_rows, rule, self.policy, self.dtype, 0), rule, self.policy, gpu)
