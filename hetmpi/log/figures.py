@@ -137,7 +137,7 @@ def figure_of(key: str) -> Figure:
     if key not in FIGURES and key.removeprefix("best_") in FIGURES:
         figure = FIGURES[key.removeprefix("best_")]
         return replace(figure, name=f"best {figure.name}", word=None)
-    if key.removeprefix("progressive_") in FIGURES:
+    if key not in FIGURES and key.removeprefix("progressive_") in FIGURES:
         figure = FIGURES[key.removeprefix("progressive_")]
         word = figure.word and f"progressive {figure.word}"
         return replace(figure, name=f"{figure.name}, of files before they were trained on", word=word)

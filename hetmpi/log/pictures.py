@@ -301,7 +301,7 @@ def evaluated(runs: list) -> list[str]:
 
 
 def title_of(key: str) -> str:
-    return {"auc": "AUC", "log_loss": "Log loss"}.get(key, key.replace("_", " ").capitalize())
+    return {"auc": "AUC", "progressive_auc": "Progressive AUC"}.get(key, key.replace("_", " ").capitalize())
 
 
 def sections(runs: list) -> dict[str, list]:

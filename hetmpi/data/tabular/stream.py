@@ -10,6 +10,7 @@ with the position of its first sample, in which it was saved: a run that resumes
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -23,7 +24,7 @@ import numpy as np
 import xxhash
 
 from hetmpi.data.batch import Samples, concatenate
-from hetmpi.data.files import DataError, absolute
+from hetmpi.data.files import DataError, absolute, first_line
 from hetmpi.data.source import check_slice
 from hetmpi.data.tabular.encoder import Encoder
 from hetmpi.data.tabular.encodings import IdEncodings, encoder_of
@@ -133,7 +134,7 @@ class Stream:
     def add(self, name: str, ranks: Ranks) -> bool:
         """Opens the next file, and returns whether it has samples. Collective. Raises DataError."""
         path, source = os.path.join(self._root, name), self._source
-        with enough_memory(path):
+        with enough_memory(path), reading(path):
             units, self.file = list_units([path], [], UNIT_BYTES), name
             if self._known is not None:
                 self._known.add(name)
@@ -243,7 +244,8 @@ class Stream:
             )
         self._known = passed | {name for name in self._known or () if name <= self.file}
         if self._status is not None and self.file in passed:
-            status = os.stat(os.path.join(self._root, self.file))
+            with reading(os.path.join(self._root, self.file)):
+                status = os.stat(os.path.join(self._root, self.file))
             if (status.st_size, status.st_mtime_ns) != self._status:
                 self._status = None
                 print(
@@ -293,6 +295,15 @@ class Stream:
     def _say(self, ranks: Ranks, text: str):
         if ranks.rank == 0:
             print(f"hetmpi: {text}", flush=True)
+
+
+@contextlib.contextmanager
+def reading(path: str):
+    """A context in which a file that cannot be read, as it was removed, is a DataError."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"data.path: {path} cannot be read: {error.strerror or first_line(error)}") from error
 
 
 def check_follow(follow, path: str, valid) -> bool:
