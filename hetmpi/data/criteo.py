@@ -45,7 +45,7 @@ class Criteo(Tabular):
             cached_groups=cached_groups,
         )  # fmt: skip
 
-    def _report(self, manifest, modes, report) -> None:
+    def report(self, manifest, notes, report) -> None:
         """Nothing: the columns are known."""
 
 
