@@ -79,17 +79,8 @@ BATCH_SIZE = 4096
 PART_SAMPLES = 1 << 16  # positions of a split that one rank predicts at a time
 MOST_SENT = 8  # blocks on their way to rank 0
 OF_LINKS = ("data.path", "top", "without")
-OWN = (
-    "out",
-    "split",
-    "start",
-    "stop",
-    "predict.keep",
-    "hidden",
-    "allow",
-    "ids",
-    *OF_LINKS[1:],
-)  # no settings of the run
+# No settings of the run.
+OWN = ("out", "split", "start", "stop", "predict.keep", "hidden", "allow", "ids", *OF_LINKS[1:])
 OF_FILES = ("data.path", "data.delimiter", "data.max_bad_rows")
 Part = Callable[[], Iterator[tuple[pa.Table, Samples]]]  # kept columns and samples, in blocks
 

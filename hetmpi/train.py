@@ -183,7 +183,7 @@ class Training:
         self.num_filled = self._filled()
         if self.saving.is_regular:
             self.checkpoints.reserve(self.tables.to_save)
-        self.loader = self._loader(self.total_steps) if self.following is None else None
+        self.loader: Loader | None = None
         self.evaluation = self.open_evaluation()
         self.log = self._opened_log()
         self.watch = Stopwatch()
@@ -219,8 +219,7 @@ class Training:
         rows, step the dense layers; log, evaluate and save at intervals. Returns False if a signal ended it.
         Collective."""
         every = self.config.log.every_steps
-        if self.following is not None:
-            self.loader = self._loader(last_step)
+        self.loader = self._loader(last_step)
         batches = Lookahead(
             self.loader, build.batches_ahead(self.config, self.tables), self.spans, self.steps,
             self.vocabularies.is_due, self._translated,
@@ -319,7 +318,7 @@ class Training:
         figures = {} if columns is None else self.task.figures(columns)
         if columns:
             entries = figures if self.following is None else self.following.figures(figures)
-            self.log.evaluation({**self.progress(step), **entries})
+            self.log.evaluation({**self._progress(step), **entries})
         self.bests.add(step, figures)
         if self.schedule.drops != self.bests.num_drops:
             self.schedule.drops = self.bests.num_drops
@@ -416,7 +415,7 @@ class Training:
         num_steps, seconds = self.interval.restart(steps)
         if self.log is not None:
             self.log.step({
-                **self.progress(steps),
+                **self._progress(steps),
                 "loss": loss,
                 "step_ms": 1000 * seconds / num_steps,
                 "samples_per_s": num_steps * self.config.batch_size * self.world.size / seconds,
@@ -427,7 +426,7 @@ class Training:
             })  # fmt: skip
         self.after_report()
 
-    def progress(self, steps: int) -> dict:
+    def _progress(self, steps: int) -> dict:
         """The metrics of progress after `steps` steps, for rank 0's log."""
         elapsed_s = self.log.earlier_s + self.watch.seconds
         return {"step": steps, "samples": self.saving.samples(steps), "elapsed_s": elapsed_s}

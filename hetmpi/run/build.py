@@ -134,17 +134,20 @@ def make_parts(
 
 def prepare(source: Source, world: World, config: DictConfig, resumed: tuple | None = None):
     """Prepares the data; of a stream the first file, or that of the checkpoint (`resumed`). Collective. Raises
-    UserError for files that the sources of this package cannot read, and for impossible settings of columns, before any
-    file is read."""
+    UserError for files that the sources of this package cannot read, and for impossible settings, before any file is
+    read."""
+    if stream_of(source) is not None:
+        check_stream(config)
     for rule in getattr(source, "rules", ()):  # of data.columns
         optimizer_of(config, str(rule), rule.settings.get("optim", {}), Schedule())
         cache_of(config, str(rule), rule.settings.get("cache", {}))
     try:
         with doing(f"prepare() of data={config.data_name}"):
+            ranks = ranks_of(world)
             if stream_of(source) is not None:
-                stream_of(source).open(ranks_of(world), resumed)
+                stream_of(source).open(ranks, resumed)
             else:
-                source.prepare(world.rank, world.size, lambda: world.meet("for all ranks to prepare the data"))
+                source.prepare(ranks.rank, ranks.size, ranks.barrier)
     except OSError as error:
         if type(source).__module__.startswith("hetmpi."):
             raise UserError(f"data={config.data_name}: {error}") from error
@@ -291,10 +294,9 @@ def fill_tables(config: DictConfig, tables: TableGroup, source: Source) -> int:
     if (folders[0] / IDS).exists() and hasattr(encoder, "open_columns"):
         seeds = {name: encoder.coders[name].seed for name in encoder.open_columns()}
         return fill_ids(tables, folders, encoder.open_columns(), seeds)
-    place = Path(config.table.init_from)
     columns = {} if encoder is None else encoder.by_value()
     known = {name: column for name, column in columns.items() if column.table in tables}
-    return fill_from(tables, place, known)
+    return fill_from(tables, Path(config.table.init_from), known)
 
 
 def make_dense(config: DictConfig, hvd, model: torch.nn.Module, schedule: Schedule, device) -> DenseOptimizer:
@@ -309,7 +311,6 @@ def total_steps(config: DictConfig, source: Source, world_size: int, start: Posi
     it. Raises UserError for data without samples, and for endless data without `steps`."""
     num_train = source.num_train
     if stream_of(source) is not None:
-        check_stream(config)
         return None if config.steps is None else max(config.steps, start.step)
     if num_train is not None and num_train < 1 and config.steps != 0:
         raise UserError(
@@ -326,16 +327,16 @@ def total_steps(config: DictConfig, source: Source, world_size: int, start: Posi
 def check_stream(config: DictConfig):
     """Raises UserError for settings that data.follow=true excludes."""
     schedules = ("constant",) if config.steps is None else ("constant", "linear", "cosine")
-    wrong = {
-        "eval.every_steps": (config.eval.every_steps > 0, "set it to 0, without eval.patience and checkpoint.best"),
-        "optim.schedule": (config.optim.schedule not in schedules, "set constant, or give steps=N for linear, cosine"),
-        "epochs": (config.epochs not in (None, 1), "remove it"),
-    }
-    for name, (_, cure) in ((name, one) for name, one in wrong.items() if one[0]):
-        raise UserError(
-            f"{name}={OmegaConf.select(config, name)} cannot be used with data.follow=true, whose files are read once, "
-            f"in their order, each evaluated before it is trained on: {cure}"
-        )
+    for name, is_wrong, cure in (
+        ("eval.every_steps", config.eval.every_steps > 0, "set it to 0, without eval.patience and checkpoint.best"),
+        ("optim.schedule", config.optim.schedule not in schedules, "set constant, or give steps=N for linear, cosine"),
+        ("epochs", config.epochs not in (None, 1), "remove it"),
+    ):
+        if is_wrong:
+            raise UserError(
+                f"{name}={OmegaConf.select(config, name)} cannot be used with data.follow=true, whose files are read "
+                f"once, in their order, each evaluated before it is trained on: {cure}"
+            )
 
 
 def check_final(config: DictConfig, world: World, task: Task, model: torch.nn.Module):

@@ -35,7 +35,7 @@ class Following:
         """training: a hetmpi.train.Training."""
         self._training, self._stream, self._ranks = training, stream, build.ranks_of(training.world)
         self.evaluated = stream.evaluated
-        self._sums: dict[str, tuple[float, int]] = {}  # metric -> sum over samples of their file's, and their number
+        self._sums: dict[str, tuple[float, int]] = {}  # metric -> sum over files of samples * value, and of samples
         self._last: dict = {}  # the last evaluation
         self._without: str | None = None
         if training.saving.resumed is not None:
@@ -46,7 +46,8 @@ class Following:
         training = self._training
         self._evaluate()
         while True:
-            if training.steps < self._last_step() and not training.train_to(self._last_step(), must_leave):
+            last_step = self._last_step()
+            if training.steps < last_step and not training.train_to(last_step, must_leave):
                 return False
             if training.steps == training.total_steps:
                 return True

@@ -100,8 +100,8 @@ class Plan:
         num, taken = build.stream_of(self.source).num_samples, self.config.batch_size * self.world.size
         if num < taken:
             raise UserError(
-                f"dry_run=true tries the first file of a stream, which has {num:,} samples: give a batch_size of which "
-                f"{self.world.size} are fewer"
+                f"dry_run=true tries the first file of a stream, which has {num:,} samples, fewer than the {taken:,} "
+                "of a step: lower batch_size"
             )
         return min(num // taken, self.total_steps or LARGEST)
 

@@ -47,7 +47,8 @@ def source_of(world: World, manifest: dict, overrides: list[str], config_dir: st
             raise UserError(f"give {', '.join(f'{key}=...' for key in sorted(missing))}")
         data: DictConfig = OmegaConf.create(OmegaConf.to_container(config.data, resolve=True))
     source = build.make(data)
-    source.prepare(world.rank, world.size, lambda: world.meet("for all ranks to prepare the data"))
+    ranks = build.ranks_of(world)
+    source.prepare(ranks.rank, ranks.size, ranks.barrier)
     return source
 
 

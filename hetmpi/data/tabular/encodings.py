@@ -23,12 +23,6 @@ MOST_VALUES = 10_000_000  # distinct values of a vocabulary
 MOST_OWN = 0.5  # distinct values per row, beyond which an id has a remark
 
 
-def encoder_of(reading: Reading, columns: list[Column], modes: IdEncodings, manifest: dict) -> Encoder:
-    """That of prepared data. columns: in the file's order."""
-    moments = [one[:3] for one in manifest["moments"]]
-    return Encoder(reading, columns, modes.coders(), moments, scalings(columns, manifest))
-
-
 def scalings(columns: list[Column], manifest: dict) -> dict[str, Scaling]:
     """Of the numbers with the transform auto."""
     return {
@@ -50,7 +44,7 @@ class IdEncodings:
         rows_per_value: float = 2.0,
         max_field_rows: int | None = None,
     ):
-        """folder, manifest: of the prepared data. The others: as Tabular's."""
+        """folder, manifest: of the prepared data. columns: in the file's order. The others: as Tabular's."""
         self._folder, self._manifest, self._columns, self._rules = folder, manifest, columns, rules
         self._rows_per_value, self._max_field_rows = rows_per_value, max_field_rows
         self._registers = load_array(os.path.join(folder, "registers.npy"))
@@ -64,8 +58,11 @@ class IdEncodings:
         """The prepared columns of each vocabulary."""
         return [self._sharing(name) for name, mode in self._modes.items() if mode == VOCABULARY]
 
-    def coders(self) -> dict[str, IdEncoder]:
-        return {column.name: self._coder(column) for column in self._columns if column.name in self._modes}
+    def encoder(self, reading: Reading) -> Encoder:
+        """That of the prepared data. REQUIRES: the vocabularies are counted."""
+        coders = {column.name: self._coder(column) for column in self._columns if column.name in self._modes}
+        moments = [one[:3] for one in self._manifest["moments"]]
+        return Encoder(reading, self._columns, coders, moments, scalings(self._columns, self._manifest))
 
     def _sharing(self, name: str) -> list[int]:
         """Numbers of the columns that use the rows of column `name`."""

@@ -57,19 +57,31 @@ def list_files(source: str, key: str = "data.path") -> list[str]:
     Raises DataError if there is none, or one cannot be read."""
     path = absolute(source)
     if os.path.isdir(path):
-        try:
-            candidates = [os.path.join(path, name) for name in os.listdir(path) if name[0] not in "._"]
-        except OSError as error:
-            raise DataError(f"{key}={source}: the folder cannot be read: {error.strerror}") from error
+        found = [os.path.join(path, name) for name in names_in(path, source, key)]
     else:
         candidates = [path] if os.path.exists(path) else glob.glob(path, recursive=True)
-    found = sorted(name for name in candidates if os.path.isfile(name))
+        found = sorted(name for name in candidates if os.path.isfile(name))
     if not found:
         if os.path.lexists(path) and not os.path.isdir(path):
             raise DataError(f"{key}: {path} is no file that can be read, but a device, a pipe or a broken link")
         what = "no file in the folder" if os.path.isdir(path) else "no file"
         raise DataError(f"{key}: there is {what} {path}")
     return found
+
+
+def names_in(folder: str, source: str, key: str = "data.path") -> list[str]:
+    """Names of the files in a folder, sorted, without those that begin with . or _. source, key: for messages. Raises
+    DataError if the folder cannot be read."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries if entry.name[0] not in "._" and is_file(entry))
+    except OSError as error:
+        raise DataError(f"{key}={source}: the folder cannot be read: {error.strerror}") from error
+
+
+def is_file(entry: os.DirEntry) -> bool:
+    """Whether an entry of a folder is a file or a link to one; a link to nothing is none."""
+    return os.path.isfile(entry.path) if entry.is_symlink() else entry.is_file()
 
 
 @functools.lru_cache(4096)

@@ -173,6 +173,17 @@ def finish(job: PrepareJob) -> dict:
     return manifest
 
 
+def prepare_together(job: PrepareJob, rank: int, size: int, barrier: Callable[[], None]) -> None:
+    """Prepares all units, rank `rank` of `size` its share, and writes the manifest. Collective: `barrier` waits for all
+    ranks. Raises DataError, on the rank that detects it, as prepare and finish."""
+    prepare(job, rank, size)
+    barrier()
+    if rank == 0:
+        with reading_prepared(job.folder):
+            finish(job)
+    barrier()
+
+
 def has_positives(folder: str, manifest: dict) -> bool:
     """Whether a training label is 1, by the statistics of the prepared files."""
     for name in manifest["train"]:

@@ -21,7 +21,7 @@ from hetmpi.data.tabular import vocabulary
 from hetmpi.data.tabular.convert import no_value
 from hetmpi.data.tabular.coverage import MOST, unseen_of, unseen_text
 from hetmpi.data.tabular.encoder import Encoder
-from hetmpi.data.tabular.encodings import IdEncodings, encoder_of
+from hetmpi.data.tabular.encodings import IdEncodings
 from hetmpi.data.tabular.files import PARQUET, TEXT, Unit, list_files, list_units
 from hetmpi.data.tabular.held_out import check_held_out
 from hetmpi.data.tabular.last import last_span, last_values, span_of
@@ -30,8 +30,7 @@ from hetmpi.data.tabular.prepare import (
     UNIT_BYTES,
     PrepareJob,
     enough_memory,
-    finish,
-    prepare,
+    prepare_together,
     read_manifest,
     reading_prepared,
     rows_of,
@@ -39,7 +38,7 @@ from hetmpi.data.tabular.prepare import (
 from hetmpi.data.tabular.reading import CLICK, LABEL_KINDS, BadRows, Reading, stored_columns
 from hetmpi.data.tabular.rules import ID, NUMBER, Column, near, plain, read_rules, resolve
 from hetmpi.data.tabular.split import Order, Split
-from hetmpi.data.tabular.stream import Stream, check_follow
+from hetmpi.data.tabular.stream import DEFAULT_VALID, Stream, check_follow
 from hetmpi.data.tabular.text import count_values, head_of
 from hetmpi.errors import LARGEST, UserError, check_integer, check_number, one_line, printable
 
@@ -67,7 +66,7 @@ class Tabular:
         path: str,
         seed: int,
         label: str | None = None,
-        valid: float | str | Mapping = 0.1,
+        valid: float | str | Mapping = DEFAULT_VALID,
         columns: Sequence[Mapping] | None = None,
         names: Sequence[str] | None = None,
         label_kind: str = CLICK,
@@ -133,12 +132,7 @@ class Tabular:
             if last is not None:
                 find = last_span if isinstance(last[1], str) else last_values
                 job.reading = find(job, *last, rank, size, barrier)
-            prepare(job, rank, size)
-            barrier()
-            if rank == 0:
-                with reading_prepared(job.folder):
-                    finish(job)
-            barrier()
+            prepare_together(job, rank, size, barrier)
             self.folder = job.folder
         with reading_prepared(self.folder):
             self._open(rank, size, barrier, report)
@@ -234,7 +228,7 @@ class Tabular:
         wanted = [(group, no_value(reading.columns[group[0]].seed)) for group in groups]
         vocabulary.count(self.folder, manifest, wanted, report)
         barrier()
-        self.take(encoder_of(reading, columns, modes, manifest))
+        self.take(modes.encoder(reading))
         self._train, self._valid = (
             Split(self.folder, manifest[split], manifest["group_rows"], self.encoder, self.cached_groups)
             for split in ("train", "valid")

@@ -1,11 +1,11 @@
 """Stream: the files of a folder, which come one after the other, as one sequence of samples (data.follow=true).
 
 Files are read in the order of their names. A file is complete when it has not changed for SETTLE_S seconds; a file
-named END says that no more will come. Each is prepared as any other data (prepare.py), in a folder of its own in
-data.cache, which is removed when the file is.
+named END says that no more will come. Each file is prepared as any other data (prepare.py), in a folder of its own in
+data.cache; this folder is removed when the file has been removed.
 
-The first file decides about the columns: kinds, transforms, moments. A checkpoint keeps these decisions, and the file,
-with the position of its first sample, in which it was saved: a run that resumes it needs no earlier file.
+The first file decides about the columns: kinds, transforms, moments. A checkpoint keeps these decisions, the name of
+the file whose samples come next, and the position of its first sample. A run that resumes it needs no earlier file.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ from hetmpi.data.batch import Samples, concatenate
 from hetmpi.data.files import DataError, absolute, first_line
 from hetmpi.data.source import check_slice
 from hetmpi.data.tabular.encoder import Encoder
-from hetmpi.data.tabular.encodings import IdEncodings, encoder_of
-from hetmpi.data.tabular.files import form_of, list_units
+from hetmpi.data.tabular.encodings import IdEncodings
+from hetmpi.data.tabular.files import form_of, list_units, names_in
 from hetmpi.data.tabular.prepare import (
     UNIT_BYTES,
     PrepareJob,
     enough_memory,
-    finish,
-    prepare,
+    prepare_together,
     read_manifest,
     reading_prepared,
 )
@@ -46,7 +45,7 @@ END = "_END"  # name of the file that ends a stream
 ENTRY = "stream"  # in a checkpoint's manifest
 SETTLE_S = 5.0
 POLL_S = 1.0
-DEFAULT_VALID = 0.1
+DEFAULT_VALID = 0.1  # of Tabular
 
 
 @dataclass(frozen=True)
@@ -135,14 +134,15 @@ class Stream:
         """Opens the next file, and returns whether it has samples. Collective. Raises DataError."""
         path, source = os.path.join(self._root, name), self._source
         with enough_memory(path), reading(path):
+            status = os.stat(path)
             units, self.file = list_units([path], [], UNIT_BYTES), name
+            self._status = status.st_size, status.st_mtime_ns
             if self._known is not None:
                 self._known.add(name)
-            status = os.stat(path)
-            self._status = status.st_size, status.st_mtime_ns
             manifest = self._prepared(path, units, ranks) if units else None
         if manifest is None or not manifest["train"]:
-            self._say(ranks, f"{path} has no rows")
+            if ranks.rank == 0:
+                say(f"{path} has no rows")
             return False
         split = Split(
             self._folder(name), manifest["train"], manifest["group_rows"], source.encoder, source.cached_groups
@@ -158,9 +158,8 @@ class Stream:
         self._files = [file for file in self._files[:-1] if file.end > samples] + self._files[-1:]
         if ranks.rank == 0:
             kept = {os.path.basename(self._folder(name)) for name in [*self._names(), *(f.name for f in self._files)]}
-            parent = os.path.dirname(self._folder(self.file))
-            for name in set(os.listdir(parent)) - kept:
-                shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
+            for name in set(os.listdir(self._parent)) - kept:
+                shutil.rmtree(os.path.join(self._parent, name), ignore_errors=True)
 
     def train(self, start: int, stop: int) -> Samples:
         """Samples [start, stop) of the stream."""
@@ -203,7 +202,7 @@ class Stream:
             if not any(name > self.file for name in self._names()):
                 break
             if not told:
-                print(f"hetmpi: waiting until a file in {self._root} is complete", flush=True)
+                say(f"waiting until a file in {self._root} is complete")
             told = True
             time.sleep(POLL_S)
         if name in (None, END):
@@ -215,11 +214,7 @@ class Stream:
 
     def _names(self) -> list[str]:
         """Names of the files, in order. Raises DataError."""
-        try:
-            with os.scandir(self._root) as entries:
-                return sorted(entry.name for entry in entries if entry.name[0] not in "._" and entry.is_file())
-        except OSError as error:
-            raise DataError(f"data.path={self._source.path}: the folder cannot be read: {error.strerror}") from error
+        return names_in(self._root, self._source.path)
 
     def _is_complete(self, name: str) -> bool:
         """Whether a file has not changed for SETTLE_S."""
@@ -233,26 +228,20 @@ class Stream:
         return now - seen[2] >= SETTLE_S or time.time() - status.st_mtime >= SETTLE_S
 
     def _notice(self, names: list[str]):
-        """Says which files will not be read as their names come before the last one's, and whether that was changed
-        since it was read."""
+        """Says which files are left out because their names come before that of the last file read, and whether that
+        file was changed after it was read."""
         passed = {name for name in names if name <= self.file}
         for name in sorted(passed - self._known) if self._known is not None else ():
-            print(
-                f"hetmpi: {os.path.join(self._root, name)} is not read: its name comes before {self.file}, which was "
-                "read already",
-                flush=True,
-            )
-        self._known = passed | {name for name in self._known or () if name <= self.file}
+            path = os.path.join(self._root, name)
+            say(f"{path} is not read: its name comes before {self.file}, which was read already")
+        self._known = passed | (self._known or set())
         if self._status is not None and self.file in passed:
-            with reading(os.path.join(self._root, self.file)):
-                status = os.stat(os.path.join(self._root, self.file))
+            path = os.path.join(self._root, self.file)
+            with reading(path):
+                status = os.stat(path)
             if (status.st_size, status.st_mtime_ns) != self._status:
                 self._status = None
-                print(
-                    f"hetmpi: {os.path.join(self._root, self.file)} was changed after it was read: write further "
-                    "samples to further files",
-                    flush=True,
-                )
+                say(f"{path} was changed after it was read: write further samples to further files")
 
     def _prepared(self, path: str, units: list, ranks: Ranks) -> dict:
         """The manifest of a file's prepared data. The first file's columns become those of the stream."""
@@ -262,27 +251,23 @@ class Stream:
             columns = resolve(source.rules, layout.types, source.label, None)
             source.check_has_ids(columns)
             check_rows(columns)
-            reading, self._types, self._first = source.reading_of(layout, columns), layout.types, path
+            rules, self._types, self._first = source.reading_of(layout, columns), layout.types, path
+            self._parent = source.folder_of(rules)
         else:
-            reading = source.encoder.reading
-            if form_of(path) != reading.form:
-                raise DataError(f"data.path: {path} is {form_of(path)}, the files before it were {reading.form}")
-        self._parent = source.folder_of(reading)
+            rules = source.encoder.reading
+            if form_of(path) != rules.form:
+                raise DataError(f"data.path: {path} is {form_of(path)}, the files before it were {rules.form}")
         folder = self._folder(os.path.basename(path))
         report = print if ranks.rank == 0 else lambda line: None
         job = PrepareJob(
-            path, units, reading, folder, dict(self._types), source.rules, source.max_bad_rows, report, self._first
+            path, units, rules, folder, dict(self._types), source.rules, source.max_bad_rows, report, self._first
         )
-        prepare(job, ranks.rank, ranks.size)
-        ranks.barrier()
+        prepare_together(job, ranks.rank, ranks.size, ranks.barrier)
         with reading_prepared(folder):
-            if ranks.rank == 0:
-                finish(job)
-            ranks.barrier()
             manifest = read_manifest(folder)
             if columns is not None and manifest["train"]:
                 modes = IdEncodings(folder, manifest, columns, source.rules)
-                source.take(encoder_of(reading, columns, modes, manifest))
+                source.take(modes.encoder(rules))
                 if ranks.rank == 0:
                     source.report(manifest, modes.notes, report)
         return manifest
@@ -292,14 +277,15 @@ class Stream:
         digest = xxhash.xxh3_64_hexdigest(name.encode(errors="surrogateescape"))[:8]
         return os.path.join(self._parent, f"{re.sub(r'[^A-Za-z0-9_.-]', '_', name)[:60]}-{digest}")
 
-    def _say(self, ranks: Ranks, text: str):
-        if ranks.rank == 0:
-            print(f"hetmpi: {text}", flush=True)
+
+def say(text: str):
+    print(f"hetmpi: {text}", flush=True)
 
 
 @contextlib.contextmanager
 def reading(path: str):
-    """A context in which a file that cannot be read, as it was removed, is a DataError."""
+    """A context that turns the error for a file that cannot be read, such as one that was removed, into a
+    DataError."""
     try:
         yield
     except OSError as error:
