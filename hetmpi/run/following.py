@@ -10,20 +10,20 @@ import math
 import time
 from collections.abc import Callable
 
-from hetmpi.checkpoint.manifest import Entries, read_manifest
+from hetmpi.checkpoint.manifest import LARGEST, Entries, read_manifest
 from hetmpi.data.tabular.stream import END, ENTRY, POLL_S, Stream
-from hetmpi.errors import UserError
+from hetmpi.errors import UserError, one_line
 from hetmpi.run import build
 from hetmpi.spans import IDLE
 
-MEANS = "progressive"
+MEANS, LAST = "progressive", "last"  # in a checkpoint's manifest: sums over all files, figures of the last one
 MOST_NAMES = 100
 
 
 class Following:
     """The files of a training's stream.
 
-    evaluated  name of the last file on which the model was evaluated"""
+    resumed_after  name, for the log, of the last file that the checkpoint's run had opened; empty for a new run"""
 
     @staticmethod
     def of(training) -> Following | None:
@@ -34,17 +34,24 @@ class Following:
     def __init__(self, training, stream: Stream):
         """training: a hetmpi.train.Training."""
         self._training, self._stream, self._ranks = training, stream, build.ranks_of(training.world)
-        self.evaluated = stream.evaluated
         self._sums: dict[str, tuple[float, int]] = {}  # metric -> sum over files of samples * value, and of samples
-        self._last: dict = {}  # the last evaluation
+        self._last: dict[str, float | None] = {}  # figures of the last evaluation
         self._without: str | None = None
+        self.resumed_after = ""
         if training.saving.resumed is not None:
+            self.resumed_after = self.file
             self._restore(training.saving.resumed)
+
+    @property
+    def file(self) -> str:
+        """Name of the last file that was opened, for the log."""
+        return one_line(self._stream.file)
 
     def train(self, must_leave: Callable[[], bool]) -> bool:
         """Trains until the stream ends, or `steps` steps. Returns False if a signal ended it. Collective."""
         training = self._training
-        self._evaluate()
+        if training.saving.resumed is None:
+            self._evaluate()
         while True:
             last_step = self._last_step()
             if training.steps < last_step and not training.train_to(last_step, must_leave):
@@ -61,6 +68,7 @@ class Following:
                 self._say_rest()
                 return True
             training.interval.pause()
+            training.spans.now("preparing a file")
             if self._stream.add(name, self._ranks):
                 self._stream.forget(training.saving.samples(training.steps), self._ranks)
                 self._evaluate()
@@ -68,9 +76,8 @@ class Following:
 
     def about(self) -> dict:
         """Entries for a checkpoint's manifest."""
-        training = self._training
-        state = self._stream.state(training.saving.samples(training.steps), self.evaluated)
-        return {ENTRY: {**state, MEANS: {name: list(one) for name, one in self._sums.items()}}}
+        sums = {name: list(one) for name, one in self._sums.items()}
+        return {ENTRY: {**self._stream.state(), MEANS: sums, LAST: self._last}}
 
     def summary(self) -> dict:
         """As Training.evaluate: the last evaluation, and the means over all files."""
@@ -85,14 +92,14 @@ class Following:
 
     def _next(self, must_leave: Callable[[], bool]) -> str | None:
         """Waits for the next file and returns its name, END after the last one, None if a signal came. Collective."""
-        training, told = self._training, False
+        training, told = self._training, ""
         training.interval.pause()
         while (name := self._ranks.from_first(self._stream.look)) is None:
             if must_leave():
                 break
-            if not told and training.log is not None:
-                training.log.note(f"step {training.steps:,}: waiting for the next file; a file {END} ends the run")
-            told = True
+            if training.log is not None and told != self._stream.waiting():
+                told = self._stream.waiting()
+                training.log.note(f"step {training.steps:,}: {told}")
             training.spans.now(IDLE)
             training.checkpoints.check()
             time.sleep(POLL_S)
@@ -100,27 +107,25 @@ class Following:
         return name
 
     def _evaluate(self):
-        """Evaluates the model on the last file, unless it was before, or the model is new. Collective."""
-        training, name = self._training, self._stream.file
-        if name <= self.evaluated or training.source.num_valid == 0:
-            return
-        self.evaluated = name
+        """Evaluates the model on the last file, unless the model is new. Collective."""
+        training = self._training
         if training.steps == 0 and training.config.table.init_from is None:
             return
         training.evaluation = training.open_evaluation()
         if training.log is not None:
-            training.log.note(f"{name}: evaluation on {training.evaluation.num_samples:,} samples, not trained on yet")
+            num = training.evaluation.num_samples
+            training.log.note(f"{self.file}: evaluation on {num:,} samples, not trained on yet")
         self._without = training.evaluate(training.steps).get("without")
 
     def figures(self, found: dict) -> dict:
         """The entries of an evaluation, for the log, of which the task found these figures. On the first rank."""
         num = self._training.evaluation.num_samples
-        self._last = found
-        for key, value in found.items():
-            if isinstance(value, float) and math.isfinite(value):
+        self._last = {key: value if is_finite(value) else None for key, value in found.items()}
+        for key, value in self._last.items():
+            if value is not None:
                 total, count = self._sums.get(key, (0.0, 0))
                 self._sums[key] = total + num * value, count + num
-        return {"file": self.evaluated, **found, **self._means()}
+        return {"file": self.file, **found, **self._means()}
 
     def _means(self) -> dict[str, float]:
         """progressive_METRIC: mean over the samples of all files that were evaluated."""
@@ -136,13 +141,25 @@ class Following:
             )
 
     def _restore(self, resumed):
-        """Takes over the means in the manifest of a checkpoint. Raises UserError for invalid ones."""
+        """Takes over the figures in the manifest of a checkpoint. Raises UserError for invalid ones."""
         manifest = read_manifest(resumed)
         if ENTRY not in manifest:
             raise UserError(f"{resumed} was saved without data.follow=true: start anew")
-        means = Entries(f"{resumed}: manifest.json", manifest).part(ENTRY).part(MEANS)
+        said = Entries(f"{resumed}: manifest.json", manifest).part(ENTRY)
+        means, last = said.part(MEANS), said.part(LAST)
+        for part in (means, last):
+            if len(part.values) > MOST_NAMES:
+                raise UserError(f"{part.place} must have at most {MOST_NAMES} figures, got {len(part.values):,}")
         for key, one in means.values.items():
-            is_right = isinstance(one, list) and len(one) == 2 and isinstance(one[0], (int, float))
-            if len(self._sums) >= MOST_NAMES or not (is_right and type(one[1]) is int and one[1] > 0):
+            is_pair = isinstance(one, list) and len(one) == 2 and is_finite(one[0])
+            if not (is_pair and type(one[1]) is int and 0 < one[1] <= LARGEST):
                 raise means.refusal(key, "a sum and a number of samples")
-            self._sums[key] = float(one[0]), one[1]
+            self._sums[key] = one[0], one[1]
+        for key, value in last.values.items():
+            if not (value is None or is_finite(value)):
+                raise last.refusal(key, "a number or null")
+        self._last = last.values
+
+
+def is_finite(value) -> bool:
+    return isinstance(value, float) and math.isfinite(value)

@@ -131,7 +131,9 @@ def applied(
 
 
 def folders_of(text: str) -> list[Path]:
-    """The folders of an export and of changes, with commas between."""
+    """The folders of an export and of changes, with commas between. Raises UserError if there is none."""
+    if not text.strip():
+        raise UserError("the folder of an export was expected, as in EXPORT or EXPORT,CHANGES; got nothing")
     return [Path(text)] if Path(text).exists() else [Path(part.strip()) for part in text.split(",")]
 
 

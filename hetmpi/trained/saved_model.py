@@ -13,7 +13,7 @@ import torch
 
 from hetmpi.checkpoint.checkpoints import entries_of
 from hetmpi.checkpoint.dense_state import attempt, in_line, read_state
-from hetmpi.checkpoint.manifest import DENSE, Entries, brief, read_manifest, tables_of
+from hetmpi.checkpoint.manifest import DENSE, LARGEST, Entries, brief, read_manifest, tables_of
 from hetmpi.checkpoint.shard_files import ShardFiles, collect
 from hetmpi.data.batch import Batch
 from hetmpi.data.features import POOLS, TABLE
@@ -190,19 +190,26 @@ def resumed_stream(checkpoint: Path | None, samples: int) -> tuple[Encoder, dict
     if ENTRY not in manifest:
         return None
     said = Entries(f"{checkpoint}: manifest.json", manifest).part(ENTRY)
-    first = said.integer("first", 0, samples)
-    end, columns = said.integer("end", max(first, samples)), said.get("columns")
+    total, columns, files = said.integer("samples", samples), said.get("columns"), said.get("files")
     if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
         raise said.refusal("columns", "a list of names")
-    names = {key: said.text(key, is_file_name, "the name of a file") for key in ("file", "evaluated")}
+    if not isinstance(files, list) or not files or not all(map(is_opened_file, files)):
+        raise said.refusal("files", "a list of names of files, each with its bytes and samples")
+    names, num = [file[0] for file in files], sum(file[2] for file in files)
+    if names != sorted(set(names)) or not total - samples <= num <= total:
+        raise said.refusal("files", f"ascending, with the samples from {samples:,} to {total:,}")
     encoder = encoder_of(checkpoint, manifest, dense_state(checkpoint, manifest), has_ids=False)
     if not isinstance(encoder, Encoder):
         raise UserError(f"{checkpoint} is of a stream, and lacks what its columns need")
-    return encoder, {**names, "first": first, "end": end, "columns": columns}, samples
+    return encoder, {"columns": columns, "samples": total, "files": files}, samples
 
 
-def is_file_name(text: str) -> bool:
-    return "/" not in text and "\0" not in text and text not in (".", "..")
+def is_opened_file(entry) -> bool:
+    """Whether this is a file of Stream.state()."""
+    if not isinstance(entry, list) or len(entry) != 3 or not isinstance(entry[0], str):
+        return False
+    is_name = "/" not in entry[0] and "\0" not in entry[0] and entry[0] not in ("", ".", "..")
+    return is_name and all(type(number) is int and 0 <= number <= LARGEST for number in entry[1:])
 
 
 def check_data(checkpoint: Path, source):

@@ -24,7 +24,7 @@ def clicks(day, num):
     })  # fmt: skip
 
 
-def put(folder, name, table, age_s=60.0):
+def put(folder, name, table, age_s=90.0):
     """Writes a file under a name that is not read, then gives it its own. age_s: since it was last changed; a file that
     has not changed for a while is complete."""
     folder.mkdir(exist_ok=True)

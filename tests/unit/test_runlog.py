@@ -170,6 +170,17 @@ def test_a_resumed_run_knows_how_long_what_it_keeps_took(log, run_dir):
     assert [values["step"] for values in lines(run_dir / "metrics.jsonl")] == [10, 20]
 
 
+def test_a_resumed_stream_keeps_the_evaluations_of_files_that_were_opened(log, run_dir):
+    for step, file in ((0, "a"), (5, "b"), (5, "c")):
+        log.evaluation({"step": step, "auc": 0.5, "file": file})
+    log.close()
+    for last, kept in (("b", ["a", "b"]), ("", [])):
+        RunLog(run_dir, "seed: 1\n", 8, 5, last_file=last).close()
+        path = run_dir / "evaluation.jsonl"
+        assert [json.loads(line)["file"] for line in (path.read_text() if kept else "").splitlines()] == kept
+        assert path.exists() == bool(kept)
+
+
 def test_other_files_in_the_folder_stay(run_dir):
     run_dir.mkdir()
     (run_dir / "notes.txt").write_text("mine")

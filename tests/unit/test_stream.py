@@ -54,8 +54,14 @@ def test_the_next_file_is_the_first_by_name_that_is_complete(tmp_path, capsys, m
     found.look()
     found.look()
     said = capsys.readouterr().out
-    assert said.count("day0b.csv is not read: its name comes before day2.csv, which was read already") == 1, said
-    assert said.count("day2.csv was changed after it was read") == 1, said
+    assert said.count(f"day0b.csv in {tmp_path}/in: not read, as names before that of the last") == 1, said
+    assert said.count(f"day2.csv in {tmp_path}/in: changed after it was read") == 1, said
+    put(tmp_path / "in", "day1.csv", clicks(1, 60))
+    again = tabular(tmp_path)
+    again.stream.open(ALONE, (source.encoder, found.state(), 400))
+    again.stream.look()
+    said = capsys.readouterr().out
+    assert "day0b.csv in" in said and "day1.csv, day2.csv in" in said, said
 
 
 def test_a_file_with_a_time_in_the_future_is_complete_when_it_rests(tmp_path, monkeypatch):
@@ -85,37 +91,52 @@ def test_samples_by_position(tmp_path):
 
 
 def test_files_without_rows_are_passed(tmp_path, capsys):
-    put(tmp_path / "in", "day.csv", "")
+    put(tmp_path / "in", "a.csv", "")
+    put(tmp_path / "in", "b.csv", HEADER)
     source = opened(tmp_path, (300,))
+    found = source.stream
     put(tmp_path / "in", "day1.csv", HEADER)
-    assert source.stream.look() == "day1.csv" and not source.stream.add("day1.csv", ALONE)
-    assert source.stream.num_samples == 300 and len(source.valid(0, 300)) == 300
-    assert capsys.readouterr().out.count("has no rows") == 2
+    assert found.look() == "day1.csv" and not found.add("day1.csv", ALONE)
+    assert found.num_samples == 300 and len(source.valid(0, 300)) == 300
+    assert capsys.readouterr().out.count("has no rows") == 3
+    put(tmp_path / "in", "day2.csv", "")
+    assert found.look() is None and "day2.csv is complete: not empty" in found.waiting()  # it may still be filled
+    put(tmp_path / "in", "day3.csv", clicks(3, 50))
+    assert found.look() == "day2.csv"
+    os.remove(tmp_path / "in/day3.csv")
+    (tmp_path / "in" / END).touch()
+    assert found.look() == "day2.csv" and not found.add("day2.csv", ALONE) and found.look() == END
 
 
 def test_a_checkpoint_inside_a_file_needs_it_and_no_earlier_one(tmp_path):
-    source = opened(tmp_path, (300, 200))
-    source.stream.add("day1.csv", ALONE)
-    wanted = source.train(340, 500)
-    state = source.stream.state(340, "day1.csv")
-    assert (state["file"], state["first"], state["end"]) == ("day1.csv", 300, 500)
+    source = opened(tmp_path, (300, 200, 0, 7))
+    for day in (1, 2, 3):
+        source.stream.add(f"day{day}.csv", ALONE)
+    wanted = source.train(340, 507)
     os.remove(tmp_path / "in/day0.csv")
+    assert [file[0] for file in source.stream.state()["files"]] == [f"day{day}.csv" for day in range(4)]
+    source.stream.forget(340, ALONE)
+    state = source.stream.state()
+    assert [[file[0], file[2]] for file in state["files"]] == [["day1.csv", 200], ["day2.csv", 0], ["day3.csv", 7]]
     again = tabular(tmp_path)
     again.stream.open(ALONE, (source.encoder, state, 340))
-    assert np.array_equal(again.train(340, 500).ids, wanted.ids) and again.stream.evaluated == "day1.csv"
-    assert not os.path.exists(again.stream._folder("day0.csv")) or again.stream.forget(340, ALONE) is None
+    assert np.array_equal(again.train(340, 507).ids, wanted.ids) and again.stream.file == "day3.csv"
+    assert again.stream.state() == state
     assert not os.path.exists(again.stream._folder("day0.csv"))
-    with pytest.raises(DataError, match="had 199 rows when the checkpoint was saved, now it has 200"):
-        tabular(tmp_path).stream.open(ALONE, (source.encoder, {**state, "first": 301}, 340))
+    name, size, num = state["files"][0]
+    for entry, said in (((name, size, num - 1), "199 rows"), ((name, size - 1, num), f"{size - 1:,} bytes")):
+        wrong = {**state, "files": [entry, *state["files"][1:]]}
+        with pytest.raises(DataError, match=f"day1.csv had {said} when the checkpoint was saved, before all of it"):
+            tabular(tmp_path).stream.open(ALONE, (source.encoder, wrong, 340))
     os.remove(tmp_path / "in/day1.csv")
     with pytest.raises(DataError, match="day1.csv is missing: the checkpoint was saved before all of it"):
         tabular(tmp_path).stream.open(ALONE, (source.encoder, state, 340))
     behind = tabular(tmp_path)
-    behind.stream.open(ALONE, (source.encoder, state, 500))
-    assert (behind.stream.num_samples, behind.num_valid, behind.stream.file) == (500, 0, "day1.csv")
-    put(tmp_path / "in", "day2.csv", clicks(2, 90))
-    assert behind.stream.add("day2.csv", ALONE) and len(behind.train(500, 590)) == 90
-    assert behind.stream.state(500, "day2.csv")["file"] == "day2.csv"
+    behind.stream.open(ALONE, (source.encoder, state, 507))
+    assert (behind.stream.num_samples, behind.num_valid, behind.stream.file) == (507, 0, "day3.csv")
+    put(tmp_path / "in", "day4.csv", clicks(2, 90))
+    assert behind.stream.add("day4.csv", ALONE) and len(behind.train(507, 597)) == 90
+    assert behind.stream.state()["files"][-1][0] == "day4.csv"
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,10 @@ SEPARATORS = ("|", ";", ",", " ")
 ONE_IN = 100  # distinct values of a column of numbers that may be texts: to be refused by line, not to become ids
 
 
+class NoRows(DataError):
+    """A file with a header and nothing else."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """types: column -> type, in the file's order."""
@@ -50,7 +54,7 @@ def look(path: str, names, delimiter: str | None, quote: str | None, missing: tu
         if b"\r" in first.rstrip(b"\r"):
             raise DataError(f"data.path: {path}: its lines end in CR, LF or CR LF was expected: convert it")
         if not head.strip():
-            raise DataError(f"data.path: {path} has only a header, no rows")
+            raise NoRows(f"data.path: {path} has only a header, no rows")
     else:
         check_names(path, head, names, delimiter, quote)
     texts = sample(head, list(names), delimiter, quote)

@@ -4,8 +4,9 @@ Files are read in the order of their names. A file is complete when it has not c
 named END says that no more will come. Each file is prepared as any other data (prepare.py), in a folder of its own in
 data.cache; this folder is removed when the file has been removed.
 
-The first file decides about the columns: kinds, transforms, moments. A checkpoint keeps these decisions, the name of
-the file whose samples come next, and the position of its first sample. A run that resumes it needs no earlier file.
+The first file decides about the columns: kinds, transforms, moments. A checkpoint keeps these decisions, and the name,
+size and number of samples of each file that was opened. A run that resumes it needs only the files whose samples were
+not all trained on.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -29,6 +30,7 @@ from hetmpi.data.source import check_slice
 from hetmpi.data.tabular.encoder import Encoder
 from hetmpi.data.tabular.encodings import IdEncodings
 from hetmpi.data.tabular.files import form_of, list_units, names_in
+from hetmpi.data.tabular.layout import NoRows
 from hetmpi.data.tabular.prepare import (
     UNIT_BYTES,
     PrepareJob,
@@ -39,11 +41,12 @@ from hetmpi.data.tabular.prepare import (
 )
 from hetmpi.data.tabular.rules import AUTO, ID, Column, resolve
 from hetmpi.data.tabular.split import Split
-from hetmpi.errors import UserError, one_line
+from hetmpi.errors import UserError, one_line, printable
 
 END = "_END"  # name of the file that ends a stream
 ENTRY = "stream"  # in a checkpoint's manifest
-SETTLE_S = 5.0
+SETTLE_S = 5.0  # as observed here
+OLD_S = 60.0  # since a file's time of change, which the clock of another machine may have set
 POLL_S = 1.0
 DEFAULT_VALID = 0.1  # of Tabular
 
@@ -84,82 +87,90 @@ class StreamFile:
         return np.random.default_rng((*self._seed, group)).permutation(self._split.rows[group])
 
 
+class Opened(NamedTuple):
+    """What a stream remembers of a file that it opened: its bytes and its samples."""
+
+    size: int
+    num: int
+
+
 class Stream:
     """The stream of a Tabular (source.py), which has the settings.
 
-    num_samples  of all files that were opened, those before a checkpoint included
-    file         name of the last one that was opened
-    evaluated    name of the last one that a checkpoint says was evaluated; empty for none"""
+    num_samples  of all files that were opened, those before a checkpoint included"""
 
     def __init__(self, source):
         self._source, self._root = source, absolute(source.path)
-        self.num_samples, self.file, self.evaluated = 0, "", ""
+        self.num_samples = 0
         self._files: list[StreamFile] = []  # of which not all samples are trained on, and the last one
+        self._opened: dict[str, Opened] = {}  # ascending; without those that were removed and are not needed
         self._types: Mapping[str, Any] = {}
-        self._first = self._parent = ""
+        self._first = self._parent = self._awaited = self._compared = ""
         self._seen: dict[str, tuple[int, int, float]] = {}  # name -> size, time of change, and since when, of ours
-        self._known: set[str] | None = None  # names up to `file` that need no more notice
-        self._status: tuple[int, int] | None = None  # size and time of change of `file`
+        self._told: set[str] = set()  # names of files of which _notice() spoke
+
+    @property
+    def file(self) -> str:
+        """Name of the last file that was opened; empty for none."""
+        return next(reversed(self._opened), "")
 
     def open(self, ranks: Ranks, resumed: tuple[Encoder, Mapping[str, Any], int] | None) -> None:
-        """Opens the first file, or that in which a checkpoint was saved. resumed: its encoder, state() and the number
+        """Opens the first file, or those in which a checkpoint was saved. resumed: its encoder, state() and the number
         of samples trained on. Collective. Raises DataError."""
         if resumed is not None:
-            encoder, state, samples = resumed
-            self._source.take(encoder)
-            self._source.label_kind, self._parent = encoder.reading.label_kind, self._source.folder_of(encoder.reading)
-            self._source.num_train, self._source.num_valid = None, 0
-            self._types, self._first = dict.fromkeys(state["columns"]), "the first file"
-            self.file, self.evaluated, self.num_samples = state["file"], state["evaluated"], state["first"]
-            if samples == state["end"]:
-                self.num_samples = samples
-            else:
-                self._reopen(state, ranks)
-            return
-        while not self._files:
+            self._reopen(*resumed, ranks)
+        while not self._files and resumed is None:
             self.add(ranks.from_first(self._next_at_once), ranks)
 
     def look(self) -> str | None:
         """The name of the next file, END after the last one, None if neither is there yet. For the first rank. Raises
         DataError."""
-        is_ended = os.path.exists(os.path.join(self._root, END))  # before the list: files come before it
+        is_ended = os.path.exists(self._path(END))  # before the list: files come before it
         names = self._names()
         self._notice(names)
-        later = [name for name in names if name > self.file]
-        if later:
-            return later[0] if self._is_complete(later[0]) else None
+        self._awaited = next((name for name in names if name > self.file), "")
+        if self._awaited:
+            may_be_empty = is_ended or self._awaited != names[-1]
+            return self._awaited if self._is_complete(self._awaited, may_be_empty) else None
         return END if is_ended else None
+
+    def waiting(self) -> str:
+        """What is awaited after look() has found nothing, as text."""
+        if self._awaited:
+            return f"waiting until {self._path(self._awaited)} is complete: not empty, and unchanged for {SETTLE_S:g} s"
+        return f"waiting for the next file; a file {END} ends the run"
 
     def add(self, name: str, ranks: Ranks) -> bool:
         """Opens the next file, and returns whether it has samples. Collective. Raises DataError."""
-        path, source = os.path.join(self._root, name), self._source
-        with enough_memory(path), reading(path):
-            status = os.stat(path)
-            units, self.file = list_units([path], [], UNIT_BYTES), name
-            self._status = status.st_size, status.st_mtime_ns
-            if self._known is not None:
-                self._known.add(name)
-            manifest = self._prepared(path, units, ranks) if units else None
-        if manifest is None or not manifest["train"]:
-            if ranks.rank == 0:
-                say(f"{path} has no rows")
-            return False
-        split = Split(
-            self._folder(name), manifest["train"], manifest["group_rows"], source.encoder, source.cached_groups
-        )
-        self._files.append(StreamFile(name, self.num_samples, split, source.seed, source.cached_groups))
-        self.num_samples += split.num_samples
-        source.num_train, source.num_valid = None, split.num_samples
-        return True
+        path, source, num, manifest = self._path(name), self._source, 0, {}
+        with enough_memory(path), reading(path), contextlib.suppress(NoRows):
+            size, units = os.path.getsize(path), list_units([path], [], UNIT_BYTES)
+            manifest = self._prepared(path, units, ranks) if units else {}
+        if manifest.get("train"):
+            split = Split(
+                self._folder(name), manifest["train"], manifest["group_rows"], source.encoder, source.cached_groups
+            )
+            self._files.append(StreamFile(name, self.num_samples, split, source.seed, source.cached_groups))
+            source.num_train, source.num_valid = None, split.num_samples
+            num = split.num_samples
+            self.num_samples += num
+        elif ranks.rank == 0:
+            say(f"{path} has no rows")
+        self._opened[name] = Opened(size, num)
+        return num > 0
 
     def forget(self, samples: int, ranks: Ranks) -> None:
         """Closes the files before the last one of which all samples are among the first `samples`, and removes
         prepared data whose file has been removed. Collective."""
         self._files = [file for file in self._files[:-1] if file.end > samples] + self._files[-1:]
-        if ranks.rank == 0:
-            kept = {os.path.basename(self._folder(name)) for name in [*self._names(), *(f.name for f in self._files)]}
-            for name in set(os.listdir(self._parent)) - kept:
-                shutil.rmtree(os.path.join(self._parent, name), ignore_errors=True)
+        if ranks.rank != 0:
+            return
+        prepared = os.listdir(self._parent)  # before the names: another run may prepare what comes meanwhile
+        needed = {*self._names(), *(file.name for file in self._files)}
+        for folder in set(prepared) - {os.path.basename(self._folder(name)) for name in needed}:
+            shutil.rmtree(os.path.join(self._parent, folder), ignore_errors=True)
+        needed.add(self.file)
+        self._opened = {name: opened for name, opened in self._opened.items() if name in needed}
 
     def train(self, start: int, stop: int) -> Samples:
         """Samples [start, stop) of the stream."""
@@ -176,33 +187,42 @@ class Stream:
         check_slice(start, stop, len(self._files[-1]))
         return concatenate(self._files[-1].stored(start, stop) or [self._source.nothing()])
 
-    def state(self, samples: int, evaluated: str) -> dict[str, Any]:
-        """For a checkpoint after the first `samples` samples. evaluated: name of the last file that was."""
-        columns = list(self._types)
-        for file in self._files:
-            if samples < file.end or file is self._files[-1]:
-                place = {"file": file.name, "first": file.first, "end": file.end}
-                return {**place, "evaluated": evaluated, "columns": columns}
-        return {"file": self.file, "first": samples, "end": samples, "evaluated": evaluated, "columns": columns}
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        files = [[name, *opened] for name, opened in self._opened.items()]
+        return {"columns": list(self._types), "samples": self.num_samples, "files": files}
 
-    def _reopen(self, state: Mapping[str, Any], ranks: Ranks):
-        """Opens the file in which a checkpoint was saved."""
-        path, num = os.path.join(self._root, state["file"]), state["end"] - state["first"]
-        if not os.path.isfile(path):
-            raise DataError(f"data.path: {path} is missing: the checkpoint was saved before all of it was trained on")
-        self.add(state["file"], ranks)
-        found = len(self._files[-1]) if self._files else 0
-        if found != num:
-            raise DataError(f"data.path: {path} had {num:,} rows when the checkpoint was saved, now it has {found:,}")
+    def _reopen(self, encoder: Encoder, state: Mapping[str, Any], samples: int, ranks: Ranks):
+        """Opens the files of a checkpoint of which not all samples are among the first `samples`."""
+        source = self._source
+        source.take(encoder)
+        source.label_kind, self._parent = encoder.reading.label_kind, source.folder_of(encoder.reading)
+        source.num_train, source.num_valid = None, 0
+        self._types, self._first = dict.fromkeys(state["columns"]), "the first file"
+        opened = {name: Opened(size, num) for name, size, num in state["files"]}
+        first, begun = state["samples"], []
+        for name in reversed(opened):
+            if first > samples and opened[name].num > 0:
+                first -= opened[name].num
+                begun.append(name)
+        self.num_samples = first
+        for name in reversed(begun):
+            path, before = self._path(name), self.num_samples
+            if not os.path.isfile(path):
+                raise DataError(
+                    f"data.path: {path} is missing: the checkpoint was saved before all of it was trained on"
+                )
+            check_same(path, "bytes", opened[name].size, os.path.getsize(path))
+            self.add(name, ranks)
+            check_same(path, "rows", opened[name].num, self.num_samples - before)
+        self._opened = opened
 
     def _next_at_once(self) -> str:
         """The next file, waiting only for one that is being written. Raises DataError if there is none."""
         told = False
-        while (name := self.look()) is None:
-            if not any(name > self.file for name in self._names()):
-                break
+        while (name := self.look()) is None and self._awaited:
             if not told:
-                say(f"waiting until a file in {self._root} is complete")
+                say(self.waiting())
             told = True
             time.sleep(POLL_S)
         if name in (None, END):
@@ -216,32 +236,47 @@ class Stream:
         """Names of the files, in order. Raises DataError."""
         return names_in(self._root, self._source.path)
 
-    def _is_complete(self, name: str) -> bool:
-        """Whether a file has not changed for SETTLE_S."""
+    def _path(self, name: str) -> str:
+        return os.path.join(self._root, name)
+
+    def _is_complete(self, name: str, may_be_empty: bool) -> bool:
+        """Whether a file has not changed for SETTLE_S, or by its own time for OLD_S."""
         try:
-            status = os.stat(os.path.join(self._root, name))
+            status = os.stat(self._path(name))
         except OSError:  # it was removed again, or renamed
             return False
         now, seen = time.monotonic(), self._seen.get(name)
         if seen is None or seen[:2] != (status.st_size, status.st_mtime_ns):
-            seen = self._seen[name] = status.st_size, status.st_mtime_ns, now
-        return now - seen[2] >= SETTLE_S or time.time() - status.st_mtime >= SETTLE_S
+            self._seen = {name: (status.st_size, status.st_mtime_ns, now)}
+        is_settled = now - self._seen[name][2] >= SETTLE_S or time.time() - status.st_mtime >= OLD_S
+        return is_settled and (status.st_size > 0 or may_be_empty)
 
     def _notice(self, names: list[str]):
-        """Says which files are left out because their names come before that of the last file read, and whether that
-        file was changed after it was read."""
-        passed = {name for name in names if name <= self.file}
-        for name in sorted(passed - self._known) if self._known is not None else ():
-            path = os.path.join(self._root, name)
-            say(f"{path} is not read: its name comes before {self.file}, which was read already")
-        self._known = passed | (self._known or set())
-        if self._status is not None and self.file in passed:
-            path = os.path.join(self._root, self.file)
-            with reading(path):
-                status = os.stat(path)
-            if (status.st_size, status.st_mtime_ns) != self._status:
-                self._status = None
-                say(f"{path} was changed after it was read: write further samples to further files")
+        """Says which files are left out because their names come before that of the last file opened, and which have
+        changed since they were opened. Compares the last one each time, all when another was opened."""
+        fresh = [name for name in names if name <= self.file and name not in self._told]
+        late = [name for name in fresh if name not in self._opened]
+        if late:
+            say(
+                f"{one_line(', '.join(late), 300)} in {self._root}: not read, as names before that of the last file "
+                f"read, {self.file}"
+            )
+        compared = fresh if self._compared != self.file else [name for name in fresh if name == self.file]
+        self._compared = self.file
+        changed = [name for name in compared if name in self._opened and self._size(name) != self._opened[name].size]
+        if changed:
+            say(
+                f"{one_line(', '.join(changed), 300)} in {self._root}: changed after it was read: write further "
+                "samples to further files"
+            )
+        self._told.update(late, changed)
+
+    def _size(self, name: str) -> int | None:
+        """Bytes of a file that was opened; those that it had then if it cannot be read any more."""
+        try:
+            return os.path.getsize(self._path(name))
+        except OSError:
+            return self._opened[name].size
 
     def _prepared(self, path: str, units: list, ranks: Ranks) -> dict:
         """The manifest of a file's prepared data. The first file's columns become those of the stream."""
@@ -278,8 +313,17 @@ class Stream:
         return os.path.join(self._parent, f"{re.sub(r'[^A-Za-z0-9_.-]', '_', name)[:60]}-{digest}")
 
 
+def check_same(path: str, what: str, saved: int, now: int):
+    """Raises DataError unless a file has as many bytes or rows as when a checkpoint was saved."""
+    if now != saved:
+        raise DataError(
+            f"data.path: {path} had {saved:,} {what} when the checkpoint was saved, before all of it was trained on, "
+            f"and now has {now:,}: give the file as it was; further samples belong in further files"
+        )
+
+
 def say(text: str):
-    print(f"hetmpi: {text}", flush=True)
+    print(f"hetmpi: {printable(text)}", flush=True)
 
 
 @contextlib.contextmanager
