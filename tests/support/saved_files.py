@@ -6,33 +6,37 @@ import json
 import numpy as np
 import torch
 
-from hetmpi.checkpoint.manifest import ARRAYS
+from hetmpi.checkpoint.manifest import ARRAYS, tables_of
 from hetmpi.owner.route import make_partition
 
 
 def contents(path):
-    """The complete content of a checkpoint, incremental or not."""
-    arrays = by_key(path)
+    """The complete content of a checkpoint, incremental or not: rows, dense layers, and ids of rows."""
+    tables = tables_of(json.loads((path / "manifest.json").read_text()))
+    arrays = {f"{table} {name}".strip(): rows for table in tables for name, rows in by_key(path, table).items()}
     dense = torch.load(path / "dense.pt", weights_only=True)
     state = {
         f"optimizer {i} {name}": value
         for i, kept in dense["optimizer"]["state"].items()
         for name, value in kept.items()
     }
-    return arrays | {name: np.asarray(value) for name, value in (dense["model"] | state).items()}
+    ids = {name: value for name, value in dense.get("data", {}).items() if name.startswith("ids of ")}
+    return arrays | {name: np.asarray(value) for name, value in (dense["model"] | state | ids).items()}
 
 
-def by_key(path):
-    """Each array of all rows in key order, read only by the documentation of hetmpi/checkpoint/checkpoints.py."""
+def by_key(path, table=""):
+    """Each array of all rows of a table in key order, read only by the documentation of
+    hetmpi/checkpoint/checkpoints.py."""
     manifest = json.loads((path / "manifest.json").read_text())
-    wholes, partition = {}, make_partition(manifest["partition"], manifest["num_rows"], manifest["size"])
+    about, prefix = tables_of(manifest)[table], f"{table}{'.' if table else ''}"
+    wholes, partition = {}, make_partition(about["partition"], about["num_rows"], manifest["size"])
     for rank, name in itertools.product(range(manifest["size"]), ARRAYS):
-        file = f"shard-{rank:05d}.{name}.npy"
+        file = f"{prefix}shard-{rank:05d}.{name}.npy"
         shard = np.load(path / file)
         if "base" in manifest:
             newer, shard = shard, np.load(path.parent / manifest["base"] / file)
-            shard[np.load(path / f"shard-{rank:05d}.rows.npy")] = newer
-        whole = wholes.setdefault(name, np.full((manifest["num_rows"], *shard.shape[1:]), -7, shard.dtype))
+            shard[np.load(path / f"{prefix}shard-{rank:05d}.rows.npy")] = newer
+        whole = wholes.setdefault(name, np.full((about["num_rows"], *shard.shape[1:]), -7, shard.dtype))
         whole[partition.keys_of(rank, 0, partition.num_local_rows(rank))] = shard
     return wholes
 
