@@ -36,6 +36,7 @@ def launch(main):
     """Runs main(world) as this rank's whole program. An error on any rank ends all ranks with exit code 1, sys.exit(n)
     with n. Exit code LEFT_EARLY is used when all ranks leave together."""
     keep_freed_memory()
+    sys.stdout.reconfigure(errors="backslashreplace")  # as standard error: names of files may be any bytes
     try:
         share_gpus()
         world = World()
