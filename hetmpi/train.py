@@ -355,7 +355,7 @@ class Training:
             self.config.run.dir, OmegaConf.to_yaml(settings), self.total_steps, self.start.step, spans=self.spans,
             step_samples=self.config.batch_size * self.world.size,
             environment=environment(self.world.notices.hosts, self.device),
-            last_file=None if self.following is None else self.following.resumed_after,
+            files=None if self.following is None else self.following.resumed,
         )  # fmt: skip
 
     def _plan(self) -> str:

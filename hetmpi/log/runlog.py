@@ -34,7 +34,7 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -57,8 +57,8 @@ class RunLog:
     """Rank 0's log of one run. Call `close` in a `finally` block, as it restores the terminal's cursor.
 
     A new run replaces the files of an earlier run in its folder. A resumed run keeps the lines up to the step that it
-    resumes from, and of a stream up to the last file that was opened. earlier_s: the last `elapsed_s` of these lines,
-    0.0 if there are none."""
+    resumes from, of a stream without those of files that were opened later. earlier_s: the last `elapsed_s` of these
+    lines, 0.0 if there are none."""
 
     def __init__(
         self,
@@ -70,12 +70,12 @@ class RunLog:
         spans: Spans | None = None,
         step_samples: int = 0,
         environment: dict | None = None,
-        last_file: str | None = None,
+        files: Collection[str] | None = None,
     ):
         """run_dir: created if missing. config_yaml: text of config.yaml. total_steps: end of the progress bar, None if
         unknown. resumed_at: steps made before, 0 for a new run. spans: of this rank, for the progress between logged
-        steps. step_samples: samples per step over all ranks. environment: contents of environment.json. last_file: of a
-        stream, the last one that was opened before; empty for a new run.
+        steps. step_samples: samples per step over all ranks. environment: contents of environment.json. files: of a
+        stream, those that were opened before; none for a new run.
 
         Raises UserError if the folder cannot be written. The methods do not (see above)."""
         self._dir = Path(run_dir)
@@ -85,8 +85,7 @@ class RunLog:
                 for old in self._dir.glob(name):
                     old.unlink()
             self.earlier_s = max(
-                self._keep_until(self._dir / name, resumed_at, last_file)
-                for name in ("metrics.jsonl", "evaluation.jsonl")
+                self._keep_until(self._dir / name, resumed_at, files) for name in ("metrics.jsonl", "evaluation.jsonl")
             )
             replace(self._dir / "config.yaml", config_yaml)
             replace(self._dir / "environment.json", json.dumps(environment or {}, indent=2) + "\n")
@@ -157,13 +156,13 @@ class RunLog:
         self._ticking.join()
         self._shown.close()
 
-    def _keep_until(self, path: Path, step: int, last_file: str | None) -> float:
+    def _keep_until(self, path: Path, step: int, files: Collection[str] | None) -> float:
         """Removes the lines of later steps and files and a truncated last line. Returns the last elapsed_s kept, 0.0 if
         there is none."""
         if not path.exists():
             return 0.0
         lines = path.read_text(errors="replace").splitlines(keepends=True)
-        kept = [line for line in lines if line.endswith("\n") and is_until(line, step, last_file)]
+        kept = [line for line in lines if line.endswith("\n") and is_until(line, step, files)]
         path.write_text("".join(kept)) if kept else path.unlink()
         return json.loads(kept[-1]).get("elapsed_s", 0.0) if kept else 0.0
 
@@ -230,10 +229,12 @@ def _jsonable(value):
     return value
 
 
-def is_until(line: str, step: int, last_file: str | None) -> bool:
-    """Whether a logged line is of a step up to `step`, and of no file after last_file; a damaged one is not."""
+def is_until(line: str, step: int, files: Collection[str] | None) -> bool:
+    """Whether a logged line is of a step up to `step`, at this step of no other file than `files`; a damaged one is
+    not."""
     try:
         values = json.loads(line)
-        return float(values["step"]) <= step and (last_file is None or values.get("file", last_file) <= last_file)
+        is_other = files is not None and "file" in values and values["file"] not in files
+        return float(values["step"]) < step or (float(values["step"]) == step and not is_other)
     except (ValueError, TypeError, KeyError, AttributeError):
         return False

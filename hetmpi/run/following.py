@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from hetmpi.checkpoint.manifest import LARGEST, Entries, read_manifest
 from hetmpi.data.tabular.stream import END, ENTRY, POLL_S, Stream
-from hetmpi.errors import UserError, one_line
+from hetmpi.errors import UserError, one_line, printable
 from hetmpi.run import build
 from hetmpi.spans import IDLE
 
@@ -23,7 +23,7 @@ MOST_NAMES = 100
 class Following:
     """The files of a training's stream.
 
-    resumed_after  name, for the log, of the last file that the checkpoint's run had opened; empty for a new run"""
+    resumed  names, for the log, of the files that the checkpoint's run had opened; none for a new run"""
 
     @staticmethod
     def of(training) -> Following | None:
@@ -37,15 +37,10 @@ class Following:
         self._sums: dict[str, tuple[float, int]] = {}  # metric -> sum over files of samples * value, and of samples
         self._last: dict[str, float | None] = {}  # figures of the last evaluation
         self._without: str | None = None
-        self.resumed_after = ""
+        self.resumed: list[str] = []
         if training.saving.resumed is not None:
-            self.resumed_after = self.file
+            self.resumed = [printable(name) for name in stream.opened]
             self._restore(training.saving.resumed)
-
-    @property
-    def file(self) -> str:
-        """Name of the last file that was opened, for the log."""
-        return one_line(self._stream.file)
 
     def train(self, must_leave: Callable[[], bool]) -> bool:
         """Trains until the stream ends, or `steps` steps. Returns False if a signal ended it. Collective."""
@@ -114,7 +109,7 @@ class Following:
         training.evaluation = training.open_evaluation()
         if training.log is not None:
             num = training.evaluation.num_samples
-            training.log.note(f"{self.file}: evaluation on {num:,} samples, not trained on yet")
+            training.log.note(f"{one_line(self._stream.file)}: evaluation on {num:,} samples, not trained on yet")
         self._without = training.evaluate(training.steps).get("without")
 
     def figures(self, found: dict) -> dict:
@@ -125,7 +120,7 @@ class Following:
             if value is not None:
                 total, count = self._sums.get(key, (0.0, 0))
                 self._sums[key] = total + num * value, count + num
-        return {"file": self.file, **found, **self._means()}
+        return {"file": printable(self._stream.file), **found, **self._means()}
 
     def _means(self) -> dict[str, float]:
         """progressive_METRIC: mean over the samples of all files that were evaluated."""
@@ -133,11 +128,13 @@ class Following:
 
     def _say_rest(self):
         training = self._training
-        rest = self._stream.num_samples - training.saving.samples(training.steps)
+        samples = training.saving.samples(training.steps)
+        rest = self._stream.num_samples - samples
         if rest and training.log is not None:
+            files = one_line(", ".join(self._stream.begun(samples)), 500)
             training.log.note(
-                f"the stream ends: its last {rest:,} samples, fewer than a step's, were not trained on; a run that "
-                "resumes this one, with further files, begins with them"
+                f"the stream ends: its last {rest:,} samples, fewer than a step's, were not trained on: keep {files}: "
+                "a run that resumes this one, with further files, begins with them"
             )
 
     def _restore(self, resumed):

@@ -68,7 +68,7 @@ def whole(tmp_path_factory):
     (folder / "in" / END).touch()
     outcome = train(2, *own(folder, 2, "checkpoint.export_deltas=true"))
     assert outcome.code == 0, outcome.text
-    assert "its last 46 samples, fewer than a step's, were not trained on" in outcome.text
+    assert "its last 46 samples, fewer than a step's, were not trained on: keep day3.csv" in outcome.text
     return folder
 
 

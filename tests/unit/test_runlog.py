@@ -174,8 +174,8 @@ def test_a_resumed_stream_keeps_the_evaluations_of_files_that_were_opened(log, r
     for step, file in ((0, "a"), (5, "b"), (5, "c")):
         log.evaluation({"step": step, "auc": 0.5, "file": file})
     log.close()
-    for last, kept in (("b", ["a", "b"]), ("", [])):
-        RunLog(run_dir, "seed: 1\n", 8, 5, last_file=last).close()
+    for at, opened, kept in ((5, ["b"], ["a", "b"]), (0, [], [])):
+        RunLog(run_dir, "seed: 1\n", 8, at, files=opened).close()
         path = run_dir / "evaluation.jsonl"
         assert [json.loads(line)["file"] for line in (path.read_text() if kept else "").splitlines()] == kept
         assert path.exists() == bool(kept)

@@ -171,6 +171,23 @@ def test_settings_that_cannot_be_are_refused(tmp_path, settings, said):
         opened(tmp_path, **settings)
 
 
+def test_the_first_file_is_not_awaited_for_ever(tmp_path, monkeypatch):
+    put(tmp_path / "in", "day0.csv", "")
+    monkeypatch.setattr(stream, "FIRST_S", 0.1)
+    with pytest.raises(DataError, match="day0.csv is empty or still being written after 0.1 s"):
+        tabular(tmp_path).stream.open(ALONE, None)
+
+
+def test_at_the_end_all_files_are_compared(tmp_path, capsys):
+    found = opened(tmp_path, (300, 40)).stream
+    assert found.add("day1.csv", ALONE) and found.look() is None
+    put(tmp_path / "in", "day0.csv", clicks(0, 310))
+    assert found.look() is None and "changed" not in capsys.readouterr().out
+    (tmp_path / "in" / END).touch()
+    assert found.look() == END and f"day0.csv in {tmp_path}/in: changed" in capsys.readouterr().out
+    assert found.begun(300) == ["day1.csv"] and found.begun(340) == []
+
+
 def test_a_folder_with_files_is_needed(tmp_path):
     (tmp_path / "in").mkdir()
     for name in (".hidden", "_x", END):

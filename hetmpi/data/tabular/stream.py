@@ -48,6 +48,7 @@ ENTRY = "stream"  # in a checkpoint's manifest
 SETTLE_S = 5.0  # as observed here
 OLD_S = 60.0  # since a file's time of change, which the clock of another machine may have set
 POLL_S = 1.0
+FIRST_S = 60.0  # for the first file, while a signal does not end the run
 DEFAULT_VALID = 0.1  # of Tabular
 
 
@@ -127,8 +128,8 @@ class Stream:
         DataError."""
         is_ended = os.path.exists(self._path(END))  # before the list: files come before it
         names = self._names()
-        self._notice(names)
         self._awaited = next((name for name in names if name > self.file), "")
+        self._notice(names, is_end=is_ended and not self._awaited)
         if self._awaited:
             may_be_empty = is_ended or self._awaited != names[-1]
             return self._awaited if self._is_complete(self._awaited, may_be_empty) else None
@@ -187,6 +188,15 @@ class Stream:
         check_slice(start, stop, len(self._files[-1]))
         return concatenate(self._files[-1].stored(start, stop) or [self._source.nothing()])
 
+    def begun(self, samples: int) -> list[str]:
+        """Names of the open files of which not all samples are among the first `samples`."""
+        return [file.name for file in self._files if file.end > samples]
+
+    @property
+    def opened(self) -> list[str]:
+        """Names of the files that were opened, without those that were removed and are not needed."""
+        return list(self._opened)
+
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
         files = [[name, *opened] for name, opened in self._opened.items()]
@@ -218,9 +228,15 @@ class Stream:
         self._opened = opened
 
     def _next_at_once(self) -> str:
-        """The next file, waiting only for one that is being written. Raises DataError if there is none."""
-        told = False
+        """The next file, waiting only for one that is being written, at most FIRST_S. Raises DataError if there is
+        none."""
+        begin, told = time.monotonic(), False
         while (name := self.look()) is None and self._awaited:
+            if time.monotonic() - begin > FIRST_S:
+                raise DataError(
+                    f"data.path: {self._path(self._awaited)} is empty or still being written after {FIRST_S:g} s, and "
+                    "the first file decides about the columns: start when it is complete"
+                )
             if not told:
                 say(self.waiting())
             told = True
@@ -251,9 +267,9 @@ class Stream:
         is_settled = now - self._seen[name][2] >= SETTLE_S or time.time() - status.st_mtime >= OLD_S
         return is_settled and (status.st_size > 0 or may_be_empty)
 
-    def _notice(self, names: list[str]):
+    def _notice(self, names: list[str], is_end: bool):
         """Says which files are left out because their names come before that of the last file opened, and which have
-        changed since they were opened. Compares the last one each time, all when another was opened."""
+        changed since they were opened. Compares the last one each time, all when another was opened and at the end."""
         fresh = [name for name in names if name <= self.file and name not in self._told]
         late = [name for name in fresh if name not in self._opened]
         if late:
@@ -261,7 +277,8 @@ class Stream:
                 f"{one_line(', '.join(late), 300)} in {self._root}: not read, as names before that of the last file "
                 f"read, {self.file}"
             )
-        compared = fresh if self._compared != self.file else [name for name in fresh if name == self.file]
+        compares_all = is_end or self._compared != self.file
+        compared = [name for name in fresh if compares_all or name == self.file]
         self._compared = self.file
         changed = [name for name in compared if name in self._opened and self._size(name) != self._opened[name].size]
         if changed:
