@@ -170,7 +170,7 @@ class Training:
         )  # fmt: skip
         most_keys = build.most_keys_of(config, self.task, self.specs)
         self.tables = build.make_tables(config, world, self.specs, most_keys, schedule, device, spans)
-        self.vocabularies = build.make_vocabularies(config, world, self.specs, self.tables)
+        self.vocabularies = build.make_vocabularies(config, world, self.source, self.specs, self.tables)
         if config.checkpoint.export_deltas:
             if not self.vocabularies:
                 raise UserError("checkpoint.export_deltas=true needs columns with rows: open in data.columns")

@@ -243,15 +243,16 @@ def init_std_of(config: DictConfig, spec: TableSpec) -> float:
 
 
 def make_vocabularies(
-    config: DictConfig, world: World, specs: dict[str, TableSpec], tables: Mapping[str, EmbeddingTable]
+    config: DictConfig, world: World, source: Source, specs: dict[str, TableSpec], tables: Mapping[str, EmbeddingTable]
 ) -> Vocabularies:
     """Those of tables without a fixed one. Collective."""
-    found = {
-        name: Vocabulary(tables[name], spec.open, config.seed, init_std_of(config, spec), config.table.maintain_steps)
-        for name, spec in specs.items()
-        if spec.open is not None
-    }
-    return Vocabularies(world, found, config.table.maintain_steps)
+    found, every = {}, config.table.maintain_steps
+    for name, spec in specs.items():
+        if spec.open is not None:
+            columns = ", ".join(feature.name for feature in source.features if feature.table == name)
+            label = f"the table of {one_line(columns, 300)}"
+            found[name] = Vocabulary(tables[name], spec.open, config.seed, init_std_of(config, spec), every, label)
+    return Vocabularies(world, found, every)
 
 
 def round_steps_of(

@@ -196,7 +196,7 @@ class Plan:
             return {name: keys[own] for name, (own, _) in of_narrow.items()}
 
         vocabularies = build.make_vocabularies(
-            config, world, self.specs, {own: tables[narrow(own, NARROW[0])] for own in self.specs}
+            config, world, self.source, self.specs, {own: tables[narrow(own, NARROW[0])] for own in self.specs}
         )
         batches = Lookahead(
             loader, build.batches_ahead(config, tables), spans, complete=lambda *batch: vocabularies.of_batch(*batch)

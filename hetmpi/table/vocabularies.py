@@ -136,7 +136,7 @@ class Vocabularies:
 
     def _full_text(self, mine: Vocabulary, step: int) -> str:
         return (
-            f"the table {mine.table.name} is full: in step {step + 1} more ids need a row than {mine.num_free:,}, "
+            f"{mine.label} is full: in step {step + 1} more ids need a row than {mine.num_free:,}, "
             f"which are free of max_rows: {mine.rows.max_rows:,}: give more, or evict: {LFU}"
         )
 

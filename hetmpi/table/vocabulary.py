@@ -27,12 +27,17 @@ class Numbers:
 class Vocabulary:
     """One rank's part of the ids of a table.
 
+    label       of the table, for messages
     directory   ids whose directory is this rank
     known       ids of other directories, as far as this rank has read them
     free        keys without an id below next_key, ascending"""
 
-    def __init__(self, table: EmbeddingTable, rows: OpenRows, seed: int, init_std: float, every_steps: int):
-        """seed, init_std: of the table. every_steps: of maintenance."""
+    def __init__(
+        self, table: EmbeddingTable, rows: OpenRows, seed: int, init_std: float, every_steps: int, label: str = ""
+    ):
+        """seed, init_std: of the table. every_steps: of maintenance. label: for messages, by default the table's
+        name."""
+        self.label = label or f"the table {table.name}"
         self.table, self.rows, self.seed, self.init_std = table, rows, table_seed(seed, table.name), init_std
         table.vocabulary = self
         self.directory, self.known, self.numbers = _C.IdMap(every_steps), _C.IdMap(every_steps), Numbers()

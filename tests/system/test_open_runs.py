@@ -189,7 +189,7 @@ def test_changes_need_columns_with_ids(tmp_path):
 def test_a_full_table_that_evicts_nothing_ends_all_ranks(trained, tmp_path):
     own = [f"data.path={trained}/samples.parquet", f"data.cache={trained}/prepared", f"run.dir={tmp_path}/run"]
     outcome = train(2, *SETTINGS, *own, columns("rows: open, max_rows: 9, evict: never"), "batch_size=24", "steps=3")
-    assert outcome.code == 1 and "the table open1 is full: in step 1 " in outcome.text, outcome.text
+    assert outcome.code == 1 and "the table of user is full: in step 1 " in outcome.text, outcome.text
     assert "Traceback" not in outcome.text and not outcome.survivors
 
 
