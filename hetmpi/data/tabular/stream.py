@@ -120,7 +120,8 @@ class Stream:
         of samples trained on. Collective. Raises DataError."""
         if resumed is not None:
             self._reopen(*resumed, ranks)
-        while not self._files and resumed is None:
+            return
+        while not self._files:
             self.add(ranks.from_first(self._next_at_once), ranks)
 
     def look(self) -> str | None:
