@@ -133,8 +133,8 @@ class Following:
         if rest and training.log is not None:
             files = one_line(", ".join(self._stream.begun(samples)), 500)
             training.log.note(
-                f"the stream ends: its last {rest:,} samples, fewer than a step's, were not trained on: keep {files}: "
-                "a run that resumes this one, with further files, begins with them"
+                f"the stream ends: its last {rest:,} samples, fewer than a step's, were not trained on: keep {files}, "
+                "as a run that resumes this one, with further files, begins with them"
             )
 
     def _restore(self, resumed):

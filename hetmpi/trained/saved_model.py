@@ -205,7 +205,7 @@ def resumed_stream(checkpoint: Path | None, samples: int) -> tuple[Encoder, dict
 
 
 def is_opened_file(entry) -> bool:
-    """Whether this is a file of Stream.state()."""
+    """Whether this is an entry of `files` in Stream.state()."""
     if not isinstance(entry, list) or len(entry) != 3 or not isinstance(entry[0], str):
         return False
     is_name = "/" not in entry[0] and "\0" not in entry[0] and entry[0] not in ("", ".", "..")

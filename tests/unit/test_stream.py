@@ -54,7 +54,8 @@ def test_the_next_file_is_the_first_by_name_that_is_complete(tmp_path, capsys, m
     found.look()
     found.look()
     said = capsys.readouterr().out
-    assert said.count(f"day0b.csv in {tmp_path}/in: not read, as names before that of the last") == 1, said
+    late = f"day0b.csv in {tmp_path}/in: not read, as day2.csv, which comes later by name, was read already"
+    assert said.count(late) == 1, said
     assert said.count(f"day2.csv in {tmp_path}/in: changed after it was read") == 1, said
     put(tmp_path / "in", "day1.csv", clicks(1, 60))
     again = tabular(tmp_path)

@@ -275,8 +275,8 @@ class Stream:
         late = [name for name in fresh if name not in self._opened]
         if late:
             say(
-                f"{one_line(', '.join(late), 300)} in {self._root}: not read, as names before that of the last file "
-                f"read, {self.file}"
+                f"{one_line(', '.join(late), 300)} in {self._root}: not read, as {self.file}, which comes later by "
+                "name, was read already"
             )
         compares_all = is_end or self._compared != self.file
         compared = [name for name in fresh if compares_all or name == self.file]
