@@ -18,6 +18,8 @@ class Counters:
     evicted      evicted lines
     pushed       gradient sums sent to owners, including this rank
     clock_bytes, row_bytes, push_bytes  clocks and rows (with their mean squares) fetched, gradients sent
+    asked_ahead  rows of other nodes that were asked for a step early at s = 0; came_ahead: of these, those that came a
+                 step early, as nobody read them in the step between
     """
 
     hits: int = 0
@@ -29,6 +31,8 @@ class Counters:
     clock_bytes: int = 0
     row_bytes: int = 0
     push_bytes: int = 0
+    asked_ahead: int = 0
+    came_ahead: int = 0
 
     @property
     def pulled_bytes(self) -> int:

@@ -373,7 +373,7 @@ class Training:
         """The transport between nodes, its reason and the steps of a round, one line per table, if table.exchange=auto
         had a choice."""
         return [
-            f"table.exchange={table.client.transport.name} table.round_steps={table.round_steps or 1}: "
+            f"table.exchange={table.client.transport.name} table.round_steps={table.client.context.round_steps}: "
             f"{table.client.why}"
             for table in self.tables.values()
             if table.client.why is not None
@@ -455,7 +455,7 @@ class Training:
             "is_one_node": self.world.is_one_node,
             "device": self.device.type,
             "exchange": next(iter(self.tables.values())).client.transport.name,
-            "round_steps": next(iter(self.tables.values())).round_steps or 1,
+            "round_steps": next(iter(self.tables.values())).client.context.round_steps,
             "steps": self.steps,
             "first_step": self.start.step,  # the figures below are of the steps after it
             "samples_per_s": samples / seconds if seconds else None,

@@ -39,7 +39,7 @@ struct Shard {
   void apply(int64_t row, const float* grad, const RowOptimizer& optimizer) {
     optimizer.apply(weight + row * dim, state + row * state_dim, grad);
     touched[row] = 1;
-    __atomic_store_n(clock + row, clock[row] + 1, __ATOMIC_RELAXED);
+    __atomic_store_n(clock + row, clock[row] + 1, __ATOMIC_RELEASE);  // after the row, as in apply_sum
   }
 
   // One rank's sum over iterations of these steps, the last of which is its `origin_clock`-th of this row; with

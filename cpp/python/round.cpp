@@ -46,7 +46,7 @@ class PyRoundRequest {
  public:
   // num: number of positions. known: None if the request has no clocks.
   PyRoundRequest(Owners owners, RouteArrays pull, int64_t num, std::optional<Array<int32_t>> known, int64_t reason,
-                 int64_t bound, int64_t step, std::vector<PushArrays> pushes, RecordFormat format,
+                 int64_t bound, int64_t step, int64_t parts, std::vector<PushArrays> pushes, RecordFormat format,
                  std::vector<int64_t> dims)
       : owners_(std::move(owners)),
         pull_(std::move(pull)),
@@ -54,7 +54,7 @@ class PyRoundRequest {
         known_(std::move(known)),
         pushes_(std::move(pushes)),
         dims_(dims),
-        core_(checked(), known_ ? known_->data() : nullptr, {reason, bound, step}, views(pushes_, format), format,
+        core_(checked(), known_ ? known_->data() : nullptr, {reason, bound, step, parts}, views(pushes_, format), format,
               dims) {
     for (const auto& owners : owners_) words_.push_back(core_.bytes(owners) / kWord);
   }
@@ -82,7 +82,7 @@ class PyRoundRequest {
       core_.read_clocks(owners_[i], found.at(i).at, found[i].size, clocks, mask);
   }
 
-  void place(const std::vector<Section>& replies, std::vector<Array<float>> outs) const {
+  int64_t place(const std::vector<Section>& replies, std::vector<Array<float>> outs) const {
     std::vector<float*> places;
     for (size_t a = 0; a < dims_.size(); ++a) {
       check_shape(outs.at(a), "out", {num_, dims_[a]});
@@ -90,7 +90,10 @@ class PyRoundRequest {
     }
     const std::vector<Bytes> found = all_bytes(replies);
     py::gil_scoped_release release;
-    for (size_t i = 0; i < owners_.size(); ++i) core_.place(owners_[i], found.at(i).at, found[i].size, places);
+    int64_t num_rows = 0;
+    for (size_t i = 0; i < owners_.size(); ++i)
+      num_rows += core_.place(owners_[i], found.at(i).at, found[i].size, places);
+    return num_rows;
   }
 
  private:
@@ -120,6 +123,7 @@ class PyRoundRequest {
 
 void bind_round(py::module_& m) {
   m.attr("PUSHES") = kPushes;
+  m.attr("NUM_MARKS") = kNumMarks;
   m.def("new_messages", &new_messages, py::arg("lengths"), py::arg("num"),
         "Messages to `num` partners, to be filled; the begin of each table's section in each; the words of all.");
   py::class_<RouteArrays>(m, "RouteArrays", "The arrays of a Route (hetmpi/owner/route.py).")
@@ -133,22 +137,27 @@ void bind_round(py::module_& m) {
                        bool ends_step) { return PushArrays{step, route, values, clocks, counts, steps, ends_step}; }),
            py::arg("step"), py::arg("route"), py::arg("values").noconvert(), py::arg("clocks").noconvert(),
            py::arg("counts").noconvert(), py::arg("steps").noconvert(), py::arg("ends_step"));
-  py::class_<ShardArrays>(m, "ShardArrays", "A shard of this node: clock (n,), and the arrays (n, width) of a row.")
-      .def(py::init([](Array<int32_t> clock, std::vector<Array<float>> arrays, const Directory* directory) {
-             return ShardArrays{clock, arrays, directory};
+  py::class_<ShardArrays>(m, "ShardArrays",
+                          "A shard of this node: clock (n,), the arrays (n, width) of a row, marks (NUM_MARKS or 0, n) uint8.")
+      .def(py::init([](Array<int32_t> clock, std::vector<Array<float>> arrays, const Directory* directory,
+                       Array<uint8_t> marks) {
+             check_shape(marks, "marks", {-1, clock.shape(0)});
+             return ShardArrays{clock, arrays, directory, marks};
            }),
-           py::arg("clock").noconvert(), py::arg("arrays"), py::arg("directory").none(false), py::keep_alive<1, 4>());
+           py::arg("clock").noconvert(), py::arg("arrays"), py::arg("directory").none(false),
+           py::arg("marks").noconvert(), py::keep_alive<1, 4>());
 
   py::class_<PyRoundRequest>(m, "RoundRequest", "The requester's side of a table's round (cpp/wire/round.h).")
       .def(py::init<Owners, RouteArrays, int64_t, std::optional<Array<int32_t>>, int64_t, int64_t, int64_t,
-                    std::vector<PushArrays>, RecordFormat, std::vector<int64_t>>(),
+                    int64_t, std::vector<PushArrays>, RecordFormat, std::vector<int64_t>>(),
            py::arg("owners"), py::arg("pull"), py::arg("num"), py::arg("known").noconvert(), py::arg("reason"),
-           py::arg("bound"), py::arg("step"), py::arg("pushes"), py::arg("format"), py::arg("dims"))
+           py::arg("bound"), py::arg("step"), py::arg("parts"), py::arg("pushes"), py::arg("format"), py::arg("dims"))
       .def("words", &PyRoundRequest::words, "Words of 8 bytes of the request to each node.")
       .def("write", &PyRoundRequest::write, py::arg("messages"), py::arg("begins"))
       .def("read_clocks", &PyRoundRequest::read_clocks, py::arg("replies"), py::arg("versions").noconvert(),
            py::arg("fetched").noconvert())
-      .def("place", &PyRoundRequest::place, py::arg("replies"), py::arg("outs"));
+      .def("place", &PyRoundRequest::place, py::arg("replies"), py::arg("outs"),
+           "Copies the rows in replies, or a part of each, to their positions; returns their number.");
   py::class_<PyRoundServer>(m, "RoundServer", "The owners' side of a table's round (cpp/wire/round.h).")
       .def(py::init<PyPushApplier*, size_t, const std::vector<ShardArrays>&, const std::vector<RoundServer::Rings>&,
                     RecordFormat, const std::vector<Array<int64_t>>&>(),
@@ -159,7 +168,10 @@ void bind_round(py::module_& m) {
       .def("apply", &PyRoundServer::apply, "Applies or passes on all pushes; False: a ring is full, call again.")
       .def("has_applied", &PyRoundServer::has_applied, py::arg("step"),
            "Whether the owners of the node have applied so many steps.")
-      .def("is_ready", &PyRoundServer::is_ready, py::arg("client"), "Whether the reply to a client can be made.")
+      .def("mark", &PyRoundServer::mark, py::arg("route"), py::arg("owners"), py::arg("step"),
+           "Marks the rows of this node's keys in a route, which this rank reads after `step` steps.")
+      .def("num_replies", &PyRoundServer::num_replies, py::arg("client"), "Replies that a client is still to get.")
+      .def("is_ready", &PyRoundServer::is_ready, py::arg("client"), "Whether the next reply to a client can be made.")
       .def("reply_words", &PyRoundServer::reply_words, py::arg("client"), "Words of 8 bytes of the reply.")
       .def("write_reply", &PyRoundServer::write_reply, py::arg("client"), py::arg("message"), py::arg("begin"),
            py::arg("num_words"), "Writes the reply, and forgets the request.");

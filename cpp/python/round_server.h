@@ -11,6 +11,7 @@
 #include "python/arrays.h"
 #include "python/bindings.h"
 #include "python/push_applier.h"
+#include "python/wire_arrays.h"
 #include "wire/round.h"
 
 namespace hetmpi {
@@ -46,6 +47,7 @@ struct ShardArrays {
   Array<int32_t> clock;
   std::vector<Array<float>> arrays;  // of a row
   const Directory* directory;
+  Array<uint8_t> marks;  // (kNumMarks, num_rows), or (0, num_rows)
 };
 
 class PyRoundServer {
@@ -58,8 +60,15 @@ class PyRoundServer {
 
   int64_t take(size_t client, const Section& request) {
     const Bytes bytes = bytes_of(request);
-    return core_.take(client, bytes.at, bytes.size);
+    return core_.take(client, bytes.at, bytes.size).reason;
   }
+
+  void mark(const RouteArrays& route, const std::vector<int64_t>& owners, int64_t step) {
+    const RouteView view = route.view();
+    core_.mark(view, owners, step);
+  }
+
+  size_t num_replies(size_t client) const { return core_.num_replies(client); }
 
   bool apply() {
     py::gil_scoped_release release;
@@ -103,7 +112,8 @@ class PyRoundServer {
         check_shape(array, "array", {shard.clock.shape(0), -1});
         arrays.push_back(array.data());
       }
-      found.push_back({shard.clock.data(), arrays, shard.directory});
+      uint8_t* marks = shard.marks.shape(0) == 0 ? nullptr : const_cast<uint8_t*>(shard.marks.data());
+      found.push_back({shard.clock.data(), arrays, shard.directory, marks, shard.marks.shape(1)});
     }
     return found;
   }

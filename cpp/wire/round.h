@@ -5,16 +5,23 @@
 // request   RequestHeader; OwnerCounts of each owner of the node; then for each owner the records pushed to it
 //           (cpp/owner/ring.h), keys (n) int64, and if the request has clocks, the clocks of the requester's copies (n)
 //           int32
-// reply     for each owner, if the request has clocks, the clocks (n) int32 of the requested keys; then of the m rows
-// that
-//           the requester wants, by is_wanted(), or of all, each array of a row: weight (m, dim) float32, ...
+// reply     for each owner, if the request has clocks, the clocks (n) int32 of the requested keys, otherwise a bit for
+//           each of them: whether the reply has its row; then of the m rows that it has (with clocks: by is_wanted())
+//           each array of a row: weight (m, dim) float32, ...
 //
 // Every array is padded to whole words of 8 bytes. Owners are in the order of their ranks.
+//
+// A request without clocks asks for rows as they are after a step. It may ask a step early, in front of the gradients
+// of the step before, for a reply in two parts. The first has the rows that nobody reads in the step between, by the
+// marks that all ranks' requests leave; the second, once that step is applied, has the others, and any row that has
+// changed since the first by its clock. So the marks decide when a row is sent, and clocks that it is the right one.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <deque>
+#include <memory>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -30,8 +37,15 @@ struct RequestHeader {
   int64_t reason;  // why rows are requested, the same on all ranks in a round; kPushes for a request without reply
   int64_t bound;   // staleness, for requests with clocks
   int64_t step;    // for others: steps that the rows must have
+  int64_t parts;   // of the reply: 0, 1, or 2 for a request that is a step early
 };
 constexpr int64_t kPushes = -1;
+
+// What a server has taken.
+struct Taken {
+  int64_t reason;
+  bool ends_early;  // it is followed by the second part of the reply to an earlier request
+};
 
 struct OwnerCounts {
   int64_t num_records;
@@ -40,6 +54,9 @@ struct OwnerCounts {
 
 constexpr int64_t kWord = sizeof(int64_t);
 inline int64_t whole_words(int64_t bytes) { return (bytes + kWord - 1) / kWord * kWord; }
+
+inline int64_t bit_bytes(int64_t num_bits) { return (num_bits + 63) / 64 * kWord; }
+inline bool has_bit(const uint64_t* bits, int64_t i) { return bits[i / 64] >> (i % 64) & 1; }
 
 // HET's second condition, c_g <= c_c + s, evaluated at owner and requester alike: whether the reply has the row.
 // known: c_c of the requester's line, kNoLine without one; clock: c_g.
@@ -135,28 +152,40 @@ class RoundRequest {
     return at;
   }
 
-  // Copies the rows in a reply, after read_clocks if the request has clocks, to their positions: outs[a] (n, dims[a])
-  // for each array of a row. Throws std::out_of_range if the reply to a request without clocks is shorter.
-  void place(const std::vector<int64_t>& owners, const uint8_t* reply, int64_t size,
-             const std::vector<float*>& outs) const {
+  // Copies the rows in a reply, or a part of one, to their positions: outs[a] (n, dims[a]) for each array of a row;
+  // after read_clocks if the request has clocks. Returns the number of rows. Throws std::out_of_range if the reply to a
+  // request without clocks is shorter than its contents.
+  int64_t place(const std::vector<int64_t>& owners, const uint8_t* reply, int64_t size,
+                const std::vector<float*>& outs) const {
     const uint8_t* const end = reply + size;
+    int64_t num_placed = 0;
     for (const int64_t owner : owners) {
       const int64_t n = pull_.num(owner), *order = pull_.order + pull_.first[owner];
       const auto* clocks = reinterpret_cast<const int32_t*>(reply);
-      if (known_) reply += whole_words(sizeof(int32_t) * n);
+      const auto* bits = reinterpret_cast<const uint64_t*>(reply);
+      int64_t num_rows = 0;
+      if (known_) {
+        reply += whole_words(sizeof(int32_t) * n);
+      } else {
+        check_end(bit_bytes(n), end - reply);
+        reply += bit_bytes(n);
+        for (int64_t i = 0; i < n; ++i) num_rows += has_bit(bits, i);
+        for (const int64_t dim : dims_) check_end(whole_words(sizeof(float) * num_rows * dim), end - reply);
+      }
       for (size_t a = 0; a < dims_.size(); ++a) {
         const auto* value = reinterpret_cast<const float*>(reply);
-        int64_t num_wanted = 0;
-        if (known_ == nullptr) check_end(whole_words(sizeof(float) * n * dims_[a]), end - reply);
+        num_rows = 0;
         for (int64_t i = 0; i < n; ++i) {
-          if (known_ && !is_wanted(known_[order[i]], clocks[i], header_.bound)) continue;
+          if (known_ ? !is_wanted(known_[order[i]], clocks[i], header_.bound) : !has_bit(bits, i)) continue;
           std::memcpy(outs[a] + order[i] * dims_[a], value, sizeof(float) * dims_[a]);
           value += dims_[a];
-          ++num_wanted;
+          ++num_rows;
         }
-        reply += whole_words(sizeof(float) * num_wanted * dims_[a]);
+        reply += whole_words(sizeof(float) * num_rows * dims_[a]);
       }
+      num_placed += num_rows;
     }
+    return num_placed;
   }
 
   static void check_end(int64_t at, int64_t size) {
@@ -193,11 +222,27 @@ class RoundRequest {
   std::vector<int64_t> dims_;
 };
 
+// While one rank asks for rows that nobody reads in a step, others may already mark those that they read two steps on.
+constexpr int64_t kNumMarks = 3;
+
 // A shard in this node's memory, as a server reads it.
 struct NodeShard {
   const int32_t* clock;              // (num_rows)
   std::vector<const float*> arrays;  // (num_rows, dims[a]) of each array of a row, numbers of 4 bytes
   const Directory* directory;
+  uint8_t* marks;    // (kNumMarks, num_rows), by the number of steps; null where none are kept
+  int64_t num_rows;  // of marks
+
+  // Marks a row as read after so many steps, by any rank. Marks repeat, so an old one may look like a new one.
+  void mark(int64_t row, int64_t step) const {
+    __atomic_store_n(marks + step % kNumMarks * num_rows + row, mark_of(step), __ATOMIC_RELAXED);
+  }
+  bool is_marked(int64_t row, int64_t step) const {
+    return __atomic_load_n(marks + step % kNumMarks * num_rows + row, __ATOMIC_RELAXED) == mark_of(step);
+  }
+
+ private:
+  static uint8_t mark_of(int64_t step) { return 1 + step / kNumMarks % 255; }
 };
 
 // The side of the owners of a node, which one of them, the server, takes for the requests of some other ranks, its
@@ -218,19 +263,20 @@ class RoundServer {
         format_(format),
         dims_(std::move(dims)),
         applied_(std::move(applied)),
-        requests_(rings_.size()) {}
+        replies_(rings_.size()),
+        early_(rings_.size()) {}
 
-  // Takes the request of a client, of which there is at most one; its memory must stay until apply() returns true and
-  // the reply is written. Returns its reason. Throws std::out_of_range, and takes nothing, if its contents exceed it or
-  // it asks for keys of others. Keys of pushes are checked when they are applied.
-  int64_t take(size_t client, const uint8_t* request, int64_t size) {
+  // Takes the request of a client; its memory must stay until apply() returns true and, if it has clocks, the reply is
+  // written. Throws std::out_of_range, and takes nothing, if its contents exceed it or it asks for keys of others. Keys
+  // of pushes are checked when they are applied.
+  Taken take(size_t client, const uint8_t* request, int64_t size) {
     const Rings& rings = rings_.at(client);
     RoundRequest::check_end(sizeof(RequestHeader), size);
     const auto& header = *reinterpret_cast<const RequestHeader*>(request);
     const auto* counts = reinterpret_cast<const OwnerCounts*>(request + sizeof(RequestHeader));
     int64_t at = sizeof(RequestHeader) + shards_.size() * sizeof(OwnerCounts);
     RoundRequest::check_end(at, size);
-    Request found{header.bound, header.step, {}};
+    auto found = std::make_shared<Request>(Request{header.bound, header.step, {}});
     std::vector<PushedRecord> records;
     for (size_t owner = 0; owner < shards_.size(); ++owner, ++counts) {
       for (int64_t i = 0; i < counts->num_records; ++i) {
@@ -245,12 +291,30 @@ class RoundServer {
       at += kWord * n;
       if (has_clocks()) at += whole_words(sizeof(int32_t) * n);
       RoundRequest::check_end(at, size);
-      Pull& pull = found.pulls.emplace_back(Pull{std::vector<int64_t>(n), known, {}, {}});
+      Pull& pull = found->pulls.emplace_back(Pull{std::vector<int64_t>(n), known, {}, {}, {}});
       shards_[owner].directory->rows_of(keys, n, pull.rows.data());
     }
+    if (!has_clocks()) {
+      for (size_t owner = 0; owner < shards_.size(); ++owner)
+        for (const int64_t row : found->pulls[owner].rows) shards_[owner].mark(row, header.step);
+    }
+    const bool ends_early = !records.empty() && early_[client];
+    if (ends_early) replies_[client].push_back({std::exchange(early_[client], nullptr), Part::kSecond});
     pushed_.insert(pushed_.end(), records.begin(), records.end());
-    if (header.reason != kPushes) requests_[client] = std::move(found);
-    return header.reason;
+    if (header.parts > 0) replies_[client].push_back({found, header.parts == 2 ? Part::kFirst : Part::kWhole});
+    if (header.parts == 2) early_[client] = std::move(found);
+    return {header.reason, ends_early};
+  }
+
+  // Marks rows of this node that this rank reads itself after so many steps. owners: those of the node.
+  void mark(const RouteView& route, const std::vector<int64_t>& owners, int64_t step) {
+    std::vector<int64_t> rows;
+    for (size_t owner = 0; owner < shards_.size(); ++owner) {
+      rows.resize(route.num(owners[owner]));
+      const auto num = static_cast<int64_t>(rows.size());
+      shards_[owner].directory->rows_of(route.keys + route.first[owners[owner]], num, rows.data());
+      for (const int64_t row : rows) shards_[owner].mark(row, step);
+    }
   }
 
   // Applies the pushes of all requests taken to this rank's shard, and passes on those to other owners. Returns false
@@ -279,45 +343,52 @@ class RoundServer {
                        [step](const int64_t* of) { return __atomic_load_n(of, __ATOMIC_ACQUIRE) >= step; });
   }
 
-  // Whether the reply to a client can be made: the owners have applied the step that its request names, or, where
-  // pushes are applied one by one, all of them. True without a request.
+  // Replies, and parts of them, that a client is still to get.
+  size_t num_replies(size_t client) const { return replies_.at(client).size(); }
+
+  // Whether the next reply to a client can be made: the owners have applied the step that it takes, or, where pushes
+  // are applied one by one, all of them. True if there is none to make.
   bool is_ready(size_t client) const {
-    const Request& request = requests_.at(client);
-    if (request.pulls.empty()) return true;
-    if (!applied_.empty()) return has_applied(request.step);
+    if (replies_.at(client).empty()) return true;
+    const Reply& reply = replies_[client].front();
+    if (!has_clocks()) return has_applied(reply.request->step - (reply.part == Part::kFirst));
     const Rings& rings = rings_[client];
     return pushed_.empty() &&
            std::all_of(rings.begin(), rings.end(), [](const auto* ring) { return !ring || ring->is_drained(); });
   }
 
-  // Reads the clocks of the rows that a client requests, and returns the bytes of the reply, 0 without a request.
+  // Chooses the rows of the next reply to a client, and returns its bytes, 0 if there is none to make.
   int64_t reply_bytes(size_t client) {
-    Request& request = requests_.at(client);
+    if (replies_.at(client).empty()) return 0;
+    const Reply& reply = replies_[client].front();
     int64_t total = 0;
-    for (size_t owner = 0; owner < request.pulls.size(); ++owner) {
-      Pull& pull = request.pulls[owner];
-      pull.clocks.resize(pull.rows.size());
-      pull.wanted.clear();
-      for (size_t j = 0; j < pull.rows.size(); ++j) {
-        const int64_t row = pull.rows[j];
-        if (has_clocks())
-          pull.clocks[j] = load_clock(shards_[owner].clock + row);  // before the rows, which must not be older
-        if (!has_clocks() || is_wanted(pull.known[j], pull.clocks[j], request.bound)) pull.wanted.push_back(row);
+    for (size_t owner = 0; owner < shards_.size(); ++owner) {
+      Pull& pull = reply.request->pulls[owner];
+      if (has_clocks()) {
+        choose_by_clocks(pull, shards_[owner], reply.request->bound);
+        total += whole_words(sizeof(int32_t) * pull.rows.size());
+      } else {
+        choose_by_marks(pull, shards_[owner], reply.part, reply.request->step);
+        total += bit_bytes(pull.rows.size());
       }
-      if (has_clocks()) total += whole_words(sizeof(int32_t) * pull.rows.size());
       for (const int64_t dim : dims_) total += whole_words(sizeof(float) * pull.wanted.size() * dim);
     }
     return total;
   }
 
-  // Writes this reply, and forgets the request.
+  // Writes this reply, and forgets it.
   void write_reply(size_t client, uint8_t* at) {
-    const Request request = std::exchange(requests_.at(client), {});
-    for (size_t owner = 0; owner < request.pulls.size(); ++owner) {
-      const Pull& pull = request.pulls[owner];
+    if (replies_.at(client).empty()) return;
+    const Reply reply = std::move(replies_[client].front());
+    replies_[client].pop_front();
+    for (size_t owner = 0; owner < shards_.size(); ++owner) {
+      const Pull& pull = reply.request->pulls[owner];
       if (has_clocks()) {
         std::copy(pull.clocks.begin(), pull.clocks.end(), reinterpret_cast<int32_t*>(at));
         at += whole_words(sizeof(int32_t) * pull.rows.size());
+      } else {
+        std::copy(pull.bits.begin(), pull.bits.end(), reinterpret_cast<uint64_t*>(at));
+        at += bit_bytes(pull.rows.size());
       }
       const auto copy = [&] { at = copy_rows(shards_[owner], pull.wanted, at); };
       if (applier_ && owner == own_)
@@ -331,9 +402,11 @@ class RoundServer {
   struct Pull {
     std::vector<int64_t> rows;  // requested
     const int32_t* known;
-    std::vector<int32_t> clocks;
+    std::vector<int32_t> clocks;  // of a first part: of the rows that it has, kNotSent of the others
     std::vector<int64_t> wanted;  // those of the rows that the reply has
+    std::vector<uint64_t> bits;   // without clocks: whether the reply has each of the rows
   };
+  static constexpr int32_t kNotSent = -1;
   struct PushedRecord {
     RingProducer* ring;
     const RecordHeader* header;
@@ -342,10 +415,41 @@ class RoundServer {
   };
   struct Request {
     int64_t bound, step;
-    std::vector<Pull> pulls;  // of each owner; empty if there is no request
+    std::vector<Pull> pulls;  // of each owner
+  };
+  enum class Part { kWhole, kFirst, kSecond };
+  struct Reply {
+    std::shared_ptr<Request> request;
+    Part part;
   };
 
   bool has_clocks() const { return applied_.empty(); }
+
+  static void choose_by_clocks(Pull& pull, const NodeShard& shard, int64_t bound) {
+    pull.clocks.resize(pull.rows.size());
+    pull.wanted.clear();
+    for (size_t j = 0; j < pull.rows.size(); ++j) {
+      pull.clocks[j] = load_clock(shard.clock + pull.rows[j]);  // before the rows, which must not be older
+      if (is_wanted(pull.known[j], pull.clocks[j], bound)) pull.wanted.push_back(pull.rows[j]);
+    }
+  }
+
+  static void choose_by_marks(Pull& pull, const NodeShard& shard, Part part, int64_t step) {
+    pull.wanted.clear();
+    pull.bits.assign(bit_bytes(pull.rows.size()) / kWord, 0);
+    if (part == Part::kFirst) pull.clocks.assign(pull.rows.size(), kNotSent);
+    for (size_t j = 0; j < pull.rows.size(); ++j) {
+      const int64_t row = pull.rows[j];
+      if (part == Part::kFirst) {
+        if (shard.is_marked(row, step - 1)) continue;
+        pull.clocks[j] = load_clock(shard.clock + row);  // before the row, which may change if marks are missing
+      } else if (part == Part::kSecond && pull.clocks[j] != kNotSent && pull.clocks[j] == load_clock(shard.clock + row)) {
+        continue;
+      }
+      pull.wanted.push_back(row);
+      pull.bits[j / 64] |= uint64_t{1} << (j % 64);
+    }
+  }
 
   // Writes the rest of a record into an owner's ring. Returns false if the ring is full.
   bool pass_on(PushedRecord& record) {
@@ -379,7 +483,8 @@ class RoundServer {
   RecordFormat format_;
   std::vector<int64_t> dims_;
   std::vector<const int64_t*> applied_;
-  std::vector<Request> requests_;     // of each client
+  std::vector<std::deque<Reply>> replies_;       // to each client, in the order in which it gets them
+  std::vector<std::shared_ptr<Request>> early_;  // of each client, whose reply's second part its next pushes are due
   std::vector<PushedRecord> pushed_;  // not applied or passed on yet
 };
 

@@ -3,7 +3,8 @@
 //
 // A message is the number of words of each table's section, then the sections (hetmpi/wire/rounds.py). Its pushes are
 // applied, by this rank or by the owners to whose rings they go on, before its rows are read; at s = 0 those of all
-// ranks. Requests of several clients wait side by side. A message of pushes alone gets no reply.
+// ranks. Requests of several clients wait side by side. A message of pushes alone gets no reply. The first, or only, part
+// of the reply of all tables in a message goes in one message, and the second in another.
 //
 // Invariants:
 //   what is behind lock_ is used while it is held, by the thread and by serve();
@@ -15,6 +16,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -75,11 +77,16 @@ class Server {
   using Microseconds = std::chrono::microseconds;
   static constexpr Microseconds kShortest{20}, kWaiting{100}, kLongest{500};  // polling intervals
 
+  struct Due {
+    std::vector<size_t> tables;
+    bool ends_request;  // whether it is the first part of the reply to `request`
+  };
   struct Client {
     LineHeader *requests_header, *replies_header;
     LineReader requests;
     LineWriter replies;
-    std::vector<int64_t> request;  // that is answered once it is ready; empty if there is none
+    std::vector<int64_t> request;  // the last one, until the first part of its reply is made; then empty
+    std::deque<Due> due;           // replies to be made
     std::vector<int64_t> reply;    // not written yet from `num_written` on
     size_t num_written = 0;
   };
@@ -108,9 +115,8 @@ class Server {
     bool was_busy = false;
     for (size_t i = 0; i < clients_.size(); ++i) {
       Client& client = clients_[i];
-      if (!client.reply.empty()) {
-        was_busy |= write_reply(client);
-      } else if (client.request.empty() && client.requests.read()) {
+      if (!client.reply.empty()) was_busy |= write_reply(client);
+      if (client.request.empty() && client.requests.read()) {  // its pushes may let others read what it waits for
         take(i);
         was_busy = true;
       }
@@ -121,9 +127,12 @@ class Server {
     if (have_passed) pushes_.clear();
     waits_ = !have_passed;
     for (size_t i = 0; i < clients_.size(); ++i) {
-      if (clients_[i].request.empty()) continue;
-      const bool is_ready = std::all_of(tables_.begin(), tables_.end(),
-                                        [i](auto* table) { return table == nullptr || table->is_ready(i); });
+      const Client& client = clients_[i];
+      if (client.due.empty() || !client.reply.empty()) continue;
+      const std::vector<size_t>& tables = client.due.front().tables;
+      const bool is_ready = std::all_of(tables.begin(), tables.end(), [this, i](size_t table) {
+        return tables_[table] == nullptr || tables_[table]->is_ready(i);
+      });
       waits_ |= !is_ready;
       was_busy |= is_ready;
       if (is_ready) answer(i);
@@ -138,17 +147,21 @@ class Server {
     const auto num_words = static_cast<int64_t>(message.size());
     auto begin = static_cast<int64_t>(tables_.size());
     RoundRequest::check_end(begin, num_words);
-    bool is_answered = false;
+    std::vector<size_t> asking, early;
     for (size_t table = 0; table < tables_.size(); ++table) {
       const int64_t length = message[table];
       if (length < 0 || length > num_words - begin) throw std::out_of_range("server: a section exceeds its message");
       if (length > 0 && tables_[table] != nullptr) {
         const auto* section = reinterpret_cast<const uint8_t*>(message.data() + begin);
-        is_answered |= tables_[table]->take(i, section, length * kWord) != kPushes;
+        const Taken taken = tables_[table]->take(i, section, length * kWord);
+        if (taken.ends_early) early.push_back(table);
+        if (taken.reason != kPushes) asking.push_back(table);
       }
       begin += length;
     }
-    if (is_answered) {
+    if (!early.empty()) clients_[i].due.push_back({std::move(early), false});
+    if (!asking.empty()) {
+      clients_[i].due.push_back({std::move(asking), true});
       clients_[i].request = std::move(message);
     } else {
       pushes_.push_back(std::move(message));
@@ -157,16 +170,20 @@ class Server {
 
   void answer(size_t i) {
     Client& client = clients_[i];
+    const Due due = std::move(client.due.front());
+    client.due.pop_front();
     std::vector<int64_t>& reply = client.reply;
-    for (RoundServer* table : tables_) reply.push_back(table == nullptr ? 0 : table->reply_bytes(i) / kWord);
+    reply.assign(tables_.size(), 0);
+    for (const size_t table : due.tables)
+      if (tables_[table] != nullptr) reply[table] = tables_[table]->reply_bytes(i) / kWord;
     auto begin = static_cast<int64_t>(tables_.size());
     reply.resize(std::accumulate(reply.begin(), reply.end(), begin));
-    for (size_t table = 0; table < tables_.size(); ++table) {
+    for (const size_t table : due.tables) {  // ascending
       if (tables_[table] == nullptr) continue;
       tables_[table]->write_reply(i, reinterpret_cast<uint8_t*>(reply.data() + begin));
       begin += reply[table];
     }
-    client.request.clear();
+    if (due.ends_request) client.request.clear();
     write_reply(client);
   }
 

@@ -65,7 +65,7 @@ from hetmpi.checkpoint.writer import Piece, Writer, refused
 from hetmpi.errors import UserError
 from hetmpi.memory import available_memory, cgroup_memory
 from hetmpi.open_rows import check_entries
-from hetmpi.table.table import EmbeddingTable
+from hetmpi.table.table import EmbeddingTable, num_used_here
 from hetmpi.world.mpi import MPI
 from hetmpi.world.world import World
 
@@ -117,7 +117,7 @@ class Checkpoints:
         """As reserve()."""
         self._reserved, self._copies = described(tables), None
         arrays = {
-            (name, array): table.shard.snapshot(array, slice(table.num_used_here))
+            (name, array): table.shard.snapshot(array, slice(num_used_here(table)))
             for name, table in tables.items()
             for array in ARRAYS
         }
@@ -279,7 +279,7 @@ class Checkpoints:
         rows = None if is_full else table.shard.changed()
         pieces = []
         for array in ARRAYS:
-            used = slice(table.num_used_here)
+            used = slice(num_used_here(table))
             values, chosen = table.shard.snapshot(array, used), rows
             if self._copies is not None:
                 copy = self._copies[name, array][: len(values) if is_full else len(rows)]

@@ -17,7 +17,7 @@ from hetmpi.checkpoint.files import CHUNK_BYTES, DTYPES, open_array, wrong_value
 from hetmpi.checkpoint.manifest import ARRAYS, file_name, read_base, tables_of
 from hetmpi.errors import UserError
 from hetmpi.owner.route import Route, make_partition
-from hetmpi.table.table import EmbeddingTable
+from hetmpi.table.table import EmbeddingTable, num_used_here
 
 BLOCK_ROWS = 1 << 20  # rows routed together; each block opens the files of the shards that it reads
 
@@ -107,8 +107,8 @@ def fill(table: EmbeddingTable, place: str, saved: dict, shards: list[ShardFiles
     that are invalid for training."""
     partition, rank = make_partition(saved["partition"], saved["num_rows"], len(shards)), table.world.rank
     table.num_used = saved["num_rows"]
-    for begin in range(0, table.num_used_here, BLOCK_ROWS):
-        keys = table.partition.keys_of(rank, begin, min(begin + BLOCK_ROWS, table.num_used_here))
+    for begin in range(0, num_used_here(table), BLOCK_ROWS):
+        keys = table.partition.keys_of(rank, begin, min(begin + BLOCK_ROWS, num_used_here(table)))
         route = Route.of_keys(partition, keys)
         for name in ARRAYS:
             values = np.empty_like(table.shard.snapshot(name, slice(begin, begin + len(keys))))

@@ -51,11 +51,12 @@ class RowStore(Protocol):
 
 @dataclass(frozen=True)
 class Layout:
-    """The arrays of one rank's memory: rows, optimizer state, its mean squares, clocks, the number of steps applied,
-    inbox.
+    """The arrays of one rank's memory: rows, optimizer state, its mean squares, clocks, marks, the number of steps
+    applied, inbox.
 
     preview_dim   numbers of state in a cache line, 0 or 1: the mean square of each row's state (cpp/owner/
                   row_optimizer.h)
+    num_marks     of a row, 0 or _C.NUM_MARKS: the steps in which it is read (cpp/wire/round.h)
     origins       those with a ring here, ascending: ranks, and for ranks as servers the number of ranks plus theirs
     ring_bytes    of each ring"""
 
@@ -63,6 +64,7 @@ class Layout:
     dim: int
     state_dim: int
     preview_dim: int
+    num_marks: int
     origins: tuple[int, ...]
     ring_bytes: int
 
@@ -75,6 +77,7 @@ class Layout:
             ("state", (num, self.state_dim), np.float32),
             ("mean_square", (num, self.preview_dim), np.float32),
             ("clock", (num,), np.int32),
+            ("marks", (self.num_marks, num), np.uint8),
             ("applied", (ALIGN // 8,), np.int64),
             ("rings", (len(self.origins), self.ring_bytes), np.uint8),
         ):
@@ -104,6 +107,7 @@ class Shard:
 
     directory     which row of them a key has
     mean_square   (n, preview_dim) float32: the state of cache lines, at s >= 1
+    marks         (num_marks, n) uint8, at s = 0 where there are other nodes
     applied       (8,) int64, of which the first counts the steps that the owner has applied, at s = 0
     rings         (origins, ring_bytes) uint8: the inbox"""
 
@@ -117,6 +121,7 @@ class Shard:
         self.directory, self.state_dim, self.mark = directory, layout.state_dim, None
         self.weight, self.state, self.mean_square = part("weight"), part("state"), part("mean_square")
         self.clock, self.applied, self.rings = part("clock"), part("applied"), part("rings")
+        self.marks = part("marks")
 
     def __len__(self) -> int:
         return len(self.weight)
@@ -128,7 +133,7 @@ class Shard:
         self._rule, self.touched = rule, np.zeros(len(self), np.uint8)
         for zeroed in (self.state[:num], self.mean_square[:num], self.clock[:num]):
             zeroed[:] = 0
-        for zeroed in (self.applied, self.rings[:, : _C.RING_HEADER_BYTES]):
+        for zeroed in (self.applied, self.marks[:, :num], self.rings[:, : _C.RING_HEADER_BYTES]):
             zeroed[:] = 0
         for begin in range(0, num, INIT_CHUNK_ROWS):
             weight = self.weight[begin : min(begin + INIT_CHUNK_ROWS, num)]
@@ -190,7 +195,9 @@ def layouts_of(
         origins = range(world.size)
         if not is_synchronous:  # the ranks of the node; as servers they also write what other nodes push
             origins = [*node, *(world.size + rank for rank in node if not world.is_one_node)]
-        form = dim, rule.state_dim, preview_dim, tuple(origins), ring_bytes(inbox_bytes, len(origins), record)
+        num_marks = _C.NUM_MARKS if is_synchronous and not world.is_one_node else 0
+        inbox = tuple(origins), ring_bytes(inbox_bytes, len(origins), record)
+        form = dim, rule.state_dim, preview_dim, num_marks, *inbox
         layouts += [(rank, Layout(partition.num_local_rows(rank), *form)) for rank in node]
     return record, [layout for _, layout in sorted(layouts, key=lambda pair: pair[0])]
 

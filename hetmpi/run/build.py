@@ -31,7 +31,7 @@ from hetmpi.table.batch import MOST_AHEAD
 from hetmpi.table.group import TableGroup
 from hetmpi.table.optim import ROW_RULES, RowOptimizer
 from hetmpi.table.spec import TableSpec
-from hetmpi.table.table import EmbeddingTable
+from hetmpi.table.table import AHEAD_AT_0, EmbeddingTable
 from hetmpi.table.vocabularies import Vocabularies
 from hetmpi.table.vocabulary import Vocabulary
 from hetmpi.tasks.task import Task
@@ -277,7 +277,7 @@ def auto_round_steps(staleness: int | None, lines: int, most_keys: int) -> int:
 
 def batches_ahead(config: DictConfig, tables: TableGroup) -> int:
     """Number of batches that are announced before they are read."""
-    return 0 if config.table.round_steps == 0 else max(table.round_steps for table in tables.values())
+    return 0 if config.table.round_steps == 0 else max(table.num_ahead for table in tables.values())
 
 
 def optimizer_of(config: DictConfig, owner: str, own: Mapping, schedule: Schedule) -> RowOptimizer:
@@ -365,8 +365,11 @@ def num_batches(
 ) -> int:
     """Largest number of batches that a rank holds at the same time: the current one, those announced, and those of the
     loader."""
-    ahead = 0  # as batches_ahead
-    if config.table.round_steps != 0 and not staleness_of(config).is_synchronous:
+    if config.table.round_steps == 0:  # as batches_ahead
+        ahead = 0
+    elif staleness_of(config).is_synchronous:
+        ahead = 0 if world.is_one_node else AHEAD_AT_0
+    else:
         ahead = round_steps_of(config, world, specs, most_keys_of(config, task, specs), device)
     return min(1 + ahead + config.loader.prefetch, max(1, num_steps))
 

@@ -65,22 +65,11 @@ class EmbeddingBag(torch.nn.Module):
     A state_dict contains nothing of the bag: hetmpi.Checkpoints saves its rows."""
 
     def __init__(
-        self,
-        num_rows: int,
-        dim: int,
-        *,
-        optimizer: RowOptimizer = RowOptimizer(),
-        mode: str = "mean",
-        padding_idx: int | None = None,
-        include_last_offset: bool = False,
-        world: World | None = None,
-        vocabulary: str | None = None,
-        min_count: int = 1,
-        expire_steps: int | None = None,
-        evict: str = LFU,
-        maintain_steps: int = 1000,
-        **settings,
-    ):
+        self, num_rows: int, dim: int, *, optimizer: RowOptimizer = RowOptimizer(), mode: str = "mean",
+        padding_idx: int | None = None, include_last_offset: bool = False, world: World | None = None,
+        vocabulary: str | None = None, min_count: int = 1, expire_steps: int | None = None, evict: str = LFU,
+        maintain_steps: int = 1000, **settings,
+    ):  # fmt: skip
         """optimizer: of the rows. mode, padding_idx, include_last_offset: as in torch.nn.EmbeddingBag. world: ranks to
         use, default all of the job. settings: arguments of EmbeddingTable. Unless init_std and name are given, rows
         start with standard deviation 1, as in torch, and successive bags with different values. Collective.
@@ -93,17 +82,7 @@ class EmbeddingBag(torch.nn.Module):
         Raises ValueError for an unknown mode, a padding_idx out of range or an unsupported argument of
         torch.nn.EmbeddingBag, UserError as World and EmbeddingTable do."""
         super().__init__()
-        if mode not in MODES:
-            raise ValueError(f"EmbeddingBag: mode must be one of {', '.join(MODES)}, got {mode}")
-        if vocabulary is None and padding_idx is not None and not -num_rows <= padding_idx < num_rows:
-            raise ValueError(f"EmbeddingBag: padding_idx must lie in [-{num_rows:,}, {num_rows:,}), got {padding_idx}")
-        for name in set(UNSUPPORTED) & set(settings):
-            raise ValueError(
-                f"EmbeddingBag: leave out {name}: rows are float32, and optimizer=RowOptimizer(...) says how their "
-                "gradients are applied"
-            )
-        if vocabulary not in (None, "open"):
-            raise ValueError(f'EmbeddingBag: vocabulary must be None or "open", got {vocabulary}')
+        check_arguments(num_rows, mode, padding_idx, vocabulary, settings)
         settings = {"init_std": 1.0, "name": f"bag {next(NUMBERS)}", **settings}
         self.name, world = settings["name"], world or default_world()
         self.vocabularies: Vocabularies | None = None
@@ -247,12 +226,9 @@ class EmbeddingBag(torch.nn.Module):
                 "step() if other ranks do, or lower the learning rates"
             )
 
-    def _is_zeroed(self) -> bool:
-        """Whether zero_grad() has been called since gradients were kept."""
-        return bool(self._kept) and (self.anchor.grad is None or not self._mark.any())
-
     def _discard_if_zeroed(self) -> bool:
-        is_zeroed = self._is_zeroed()
+        """Whether zero_grad() has been called since gradients were kept."""
+        is_zeroed = bool(self._kept) and (self.anchor.grad is None or not self._mark.any())
         if is_zeroed:
             self._discard()
         return is_zeroed
@@ -309,4 +285,19 @@ class EmbeddingBag(torch.nn.Module):
         raise TypeError(
             "EmbeddingBag: its rows are spread over the ranks, it cannot be copied or pickled: save them by "
             "hetmpi.Checkpoints"
+        )
+
+
+def check_arguments(num_rows: int, mode: str, padding_idx: int | None, vocabulary: str | None, settings: dict):
+    """Raises ValueError as the constructor does."""
+    if mode not in MODES:
+        raise ValueError(f"EmbeddingBag: mode must be one of {', '.join(MODES)}, got {mode}")
+    if vocabulary not in (None, "open"):
+        raise ValueError(f'EmbeddingBag: vocabulary must be None or "open", got {vocabulary}')
+    if vocabulary is None and padding_idx is not None and not -num_rows <= padding_idx < num_rows:
+        raise ValueError(f"EmbeddingBag: padding_idx must lie in [-{num_rows:,}, {num_rows:,}), got {padding_idx}")
+    for name in set(UNSUPPORTED) & set(settings):
+        raise ValueError(
+            f"EmbeddingBag: leave out {name}: rows are float32, and optimizer=RowOptimizer(...) says how their "
+            "gradients are applied"
         )

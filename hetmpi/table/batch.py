@@ -47,6 +47,15 @@ class Keys:
         return self is other or (self.tensor is other.tensor and self.are(other.array))
 
 
+def check_room(num_ahead: int):
+    """Raises RuntimeError if so many announced batches are the maximum."""
+    if num_ahead == MOST_AHEAD:
+        raise RuntimeError(
+            f"EmbeddingTable.prefetch: {MOST_AHEAD} batches, the maximum, are announced and not read yet: read one "
+            "before the next call"
+        )
+
+
 class Phase(Enum):
     """Progress of a pull or, from READ on, of a batch; the value is its description in messages."""
 

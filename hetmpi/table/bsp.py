@@ -2,6 +2,8 @@
 
 read     fetches the rows from their owners; nothing is cached, as each step changes the rows that it reads. The request
          leaves before the last step is applied here; an owner replies when all of its node have applied it
+announce lets the request of a later batch leave with a write: with that before the read, or one earlier, for rows that
+         nobody reads in the step between to be sent during that step (cpp/wire/round.h)
 write    each rank sends its gradients to their owners
 settle   (in write on one node, otherwise in the next read) each owner waits for the gradients of all ranks, sums them
          per key in an order of ranks (cpp/owner/rank_sums.h) and applies the row optimizer once; a read waits for the
@@ -12,6 +14,8 @@ none.
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -21,14 +25,23 @@ from hetmpi import _C
 from hetmpi.in_flight import InFlight, finish, in_span
 from hetmpi.owner.mailbox import Mailbox, Message
 from hetmpi.owner.shards import ShardReader
-from hetmpi.table.batch import Keys
+from hetmpi.owner.route import Route
+from hetmpi.table.batch import Keys, check_room
 from hetmpi.table.client import Client, TableContext, check_finite
-from hetmpi.wire.requests import UNANNOUNCED, Request, Requests
+from hetmpi.wire.requests import ANNOUNCED, UNANNOUNCED, Reply, Request, Requests
 from hetmpi.wire.transport import choose
 from hetmpi.world.waiting import StallWarning, wait_for
 
 POLL_S = 0.001
 NAP_S = 50e-6  # between two looks for messages: short compared with a step, long compared with a look
+
+
+@dataclass
+class Announced:
+    """A batch that a later read will ask for, and the reply to its request once that has left."""
+
+    keys: Keys
+    reply: Reply | None = None
 
 
 class BspClient(Client):
@@ -44,13 +57,17 @@ class BspClient(Client):
         store = context.memory.local
         self._reducer = _C.StepReducer(store.rings, context.world.rank, *store.arrays, store.directory, store.applied)
         self._is_open = False  # the reducer waits for gradients of all ranks
+        self._ahead: deque[Announced] = deque()
+        self._last: Keys | None = None  # of the last read
         self._world.receivers.add(self)
 
     def reading(self, keys: Keys) -> InFlight[torch.Tensor]:
         step = self.context.step + self._is_written  # that this rank has written
         with self._spans("fetch"):
             rows = self._cache.empty((len(keys.array), self.context.dim), np.float32)
-            reply = self.transport.ask(Request(UNANNOUNCED, keys.remote_route, len(rows), step))
+            reply = self._requested(keys, step)
+            if reply is None:
+                reply = self.transport.ask(Request(UNANNOUNCED, keys.remote_route, len(rows), step))
         yield from in_span(self._spans("drain"), self._settling(meets=False))
         with self._spans("fetch"):
             what = f"in step {step} for the ranks of its node to apply the gradients"
@@ -65,7 +82,23 @@ class BspClient(Client):
             if reply is not None:
                 reply.receive()
                 reply.place(rows)
+                if reply.parts == 2:
+                    self.context.counters.asked_ahead += len(keys.remote_route.order)
+                    self.context.counters.came_ahead += reply.num_early
+            self.transport.rounds.serve_all()  # first parts of other ranks' next batches
             return self._cache.deliver(np.full(len(rows), -1), rows)  # no key has a line
+
+    def _requested(self, keys: Keys, step: int) -> Reply | None:
+        """The reply to the request of a batch that is read now, after `step` steps, if it has left. Forgets batches
+        that were announced earlier, unless the last one is read again."""
+        last, self._last = self._last, keys
+        while self._ahead:
+            if not self._ahead[0].keys.are_those_of(keys) and last is not None and last.are_those_of(keys):
+                return None
+            batch = self._ahead.popleft()
+            if batch.keys.are_those_of(keys):
+                return batch.reply if batch.reply is not None and batch.reply.step == step else None
+        return None
 
     def peek(self, keys: Keys) -> torch.Tensor:
         if self._is_written:
@@ -73,11 +106,13 @@ class BspClient(Client):
         return super().peek(keys)
 
     def announce(self, keys: Keys):
-        """Requests nothing: the write in between changes most of the rows (docs/results.md)."""
         if self._is_written:
             raise RuntimeError(
                 "EmbeddingTable.prefetch: call it between a read and the write after it, not after write"
             )
+        check_room(len(self._ahead))
+        if not self._world.is_one_node:
+            self._ahead.append(Announced(keys))
 
     def check_write(self):
         if self._is_written:
@@ -102,11 +137,26 @@ class BspClient(Client):
         self._is_written = self._is_open = True
         message = Message(self.step, keys.route, values)
         if not self._world.is_one_node:
-            self.transport.post(message)
+            self._post(message)
         yield  # the other tables of a group join the post
         self.transport.send_posts()
         self.context.counters.push_bytes += self._near.send(message, True, self._world.receive_pending)
         self.context.counters.pushed += len(values)
+
+    def _post(self, message: Message):
+        """Sends gradients to other nodes, and the request of an announced batch: of that after the next one, a step
+        early, or else of the next one."""
+        num = len(message.values)
+        request = Request(_C.PUSHES, Route.empty(self._world.size), num, pushes=[message], parts=0)
+        asking = [(parts, one) for parts, one in enumerate(list(self._ahead)[:2], 1) if one.reply is None]
+        if not asking:
+            self.transport.post(request)
+            return
+        parts, batch = asking[-1]
+        step, keys = self.step + parts, batch.keys
+        self.transport.mark(keys.local_route, step)
+        ask = replace(request, reason=ANNOUNCED, route=keys.remote_route, num=len(keys.array), step=step, parts=parts)
+        batch.reply = self.transport.post(ask)
 
     def settling(self) -> InFlight[None]:
         return self._settling(meets=True)
@@ -114,6 +164,8 @@ class BspClient(Client):
     def flush(self):
         with self._spans("drain"):
             finish(self.settling())
+        for batch in self._ahead:
+            batch.reply = None  # rows may be assigned before it is read
 
     def _settling(self, meets: bool) -> InFlight[None]:
         """Applies the gradients of all ranks' last write. meets: whether to end with a barrier; not needed before a
@@ -158,6 +210,8 @@ class BspClient(Client):
         self.context.step = self.context.memory.local.applied[0] = step
 
     def close(self):
+        if self.transport.rounds.awaits_replies:
+            finish(self.settling())  # others wait for this rank's replies
         self._world.meet("for all ranks to close the table")  # receives their gradients meanwhile
         self._world.receivers.discard(self)
         self.transport.close()

@@ -101,7 +101,8 @@ class GpuCache:
     def __init__(self, lines: _C.CudaRowCache, rule: _C.RowOptimizer, policy: str, gpu: Gpu):
         """lines: in the memory of `gpu`."""
         self._gpu, self.device, self._lines = gpu, gpu.device, lines
-        self._host = _C.RowCache(0, rule, policy)  # computes previews of rows in host memory
+        self._host = _C.RowCache(0, rule, policy)
+        self.preview = self._host.preview  # of rows in host memory, before their transfer to the GPU
         self._arrays = HostArrays(gpu)
         self.empty, self._use, self._filling = self._arrays.empty, self._arrays.use, self._arrays.filling
         self._num_evicted = 0
@@ -156,13 +157,7 @@ class GpuCache:
         num_missing = int(np.count_nonzero((slots < 0) & chosen))
         if num_missing == 0:
             return 0, 0
-        used = (
-            self._use(keys),
-            self._use(chosen),
-            weights,
-            self._use(states),
-            self._use(clocks),
-        )
+        used = self._use(keys), self._use(chosen), weights, self._use(states), self._use(clocks)
         self._filling(slots, lambda out: self._lines.insert_and_evict(*used, out, self._gpu.stream))
         before, self._num_evicted = self._num_evicted, self._lines.counts(self._gpu.stream)["evicted"]
         return num_missing, self._num_evicted - before
@@ -185,10 +180,6 @@ class GpuCache:
         used, clocks = self._use(slots), self.empty(len(slots), np.int32)
         self._filling(clocks, lambda out: self._lines.clocks_within(used, will_write, staleness, out, self._gpu.stream))
         return clocks
-
-    def preview(self, positions, weights, states, clocks, sums, counts, sum_clocks, anticipate: float):
-        """Previews rows in host memory, before their transfer to the GPU."""
-        self._host.preview(positions, weights, states, clocks, sums, counts, sum_clocks, anticipate)
 
     def take_all(self):
         self._lines.take_all(self._gpu.stream)

@@ -11,7 +11,7 @@ from collections import deque
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.table.batch import MOST_AHEAD, Batch, Keys, Phase, Pull
+from hetmpi.table.batch import Batch, Keys, Phase, Pull, check_room
 from hetmpi.table.client import TableContext
 from hetmpi.table.pushes import Pushes
 from hetmpi.wire.requests import ANNOUNCED, UNANNOUNCED, Request, Requests
@@ -29,11 +29,7 @@ class Pulls:
 
     def announce(self, keys: Keys):
         """Requests these keys from other nodes as soon as they are the next ones to be read."""
-        if len(self._ahead) == MOST_AHEAD:
-            raise RuntimeError(
-                f"EmbeddingTable.prefetch: {MOST_AHEAD} batches, the maximum, are announced and not read yet: read one "
-                "before the next call"
-            )
+        check_room(len(self._ahead))
         if self._can_prepare:
             self._ahead.append(self.batch_of(keys))
             self.request_next()

@@ -31,6 +31,7 @@ from hetmpi.wire.transport import EXCHANGES, current_name, imported
 from hetmpi.world.world import World
 
 OF_A_RANK = ("self", "world", "cache", "spans", "device")  # arguments that may differ between ranks
+AHEAD_AT_0 = 2
 MOST_KNOWN = MOST_AHEAD + 12  # batches whose keys a table remembers: announced, read, and waiting in the loader
 
 
@@ -62,7 +63,8 @@ class EmbeddingTable:
         that fetches rows faster here; or the path of a class, "package.module.Class", that implements
         hetmpi.wire.wire.Wire. device: cpu, or this rank's GPU: it holds the cache, and rows and gradients are
         tensors on it, while keys stay on the CPU. round_steps: at s >= 1, number of announced batches
-        whose rows are requested by one message; the message leaves when so many are announced, or with the next write.
+        whose rows are requested by one message; the message leaves when so many are announced, or with the next write;
+        no effect at s = 0.
         first_rows: initialise these keys alone; the other rows take memory when they are assigned, which comes first
         (hetmpi/table/vocabularies.py); None for all. Collective.
 
@@ -99,7 +101,7 @@ class EmbeddingTable:
         world, memory, seed = self.world, self.memory, table_seed(seed, self.name)
         self.shard = memory.local
         keys_of = partial(self.partition.keys_of, world.rank)
-        self.shard.initialise(rule, keys_of, self.num_used_here, seed, init_std)
+        self.shard.initialise(rule, keys_of, num_used_here(self), seed, init_std)
         self.cache: RowCache = cache.open(world, self.num_rows, self.dim, self.optimizer, device)
         if not self.staleness.is_synchronous:
             self.cache.set_drift(self.staleness.drift, world.size - 1)
@@ -134,10 +136,11 @@ class EmbeddingTable:
     def prefetch(self, keys: torch.Tensor):
         """Announces a batch that a later read will request by the same tensor `keys`, so that its rows on other nodes
         are fetched meanwhile. To be called between a read and the write after it. Batches are read in the order
-        announced.
+        announced; keep `num_ahead` of them announced, the next ones to be read.
 
-        At s >= 1 the bound holds for the owners' clocks at the read before those of the pull; at s = 0 nothing is
-        fetched ahead. Raises UserError as read does, and at s = 0 RuntimeError between write and read."""
+        At s >= 1 the bound holds for the owners' clocks at the read before those of the pull. At s = 0 every read is
+        exact: the rows of the batch after the next one come during the next step, but for those that a rank reads in
+        it. Raises UserError as read does, and at s = 0 RuntimeError between write and read."""
         with self.spans("prefetch"):
             checked = self._checked(keys, "prefetch")
             self.client.announce(checked)
@@ -209,21 +212,17 @@ class EmbeddingTable:
             yield begin, torch.from_numpy(rows)
 
     @property
-    def num_used_here(self) -> int:
-        """Rows of this rank's shard, its first ones, that num_used counts."""
-        if self.num_used == self.num_rows:
-            return len(self.shard)
-        return make_partition(self.partition_kind, self.num_used, self.world.size).num_local_rows(self.world.rank)
-
-    @property
     def step(self) -> int:
         """Steps written so far (s = 0: and settled)."""
         return self.client.step
 
     @property
-    def round_steps(self) -> int:
-        """Number of batches to announce ahead of their reads: those that one pull serves, 0 at s = 0."""
-        return 0 if self.staleness.is_synchronous else self._context.round_steps
+    def num_ahead(self) -> int:
+        """Number of batches to announce ahead of their reads: those that one pull serves; at s = 0 two, of which the
+        later one is requested a step early, and none on one node."""
+        if self.staleness.is_synchronous:
+            return 0 if self.world.is_one_node else AHEAD_AT_0
+        return self._context.round_steps
 
     # Checks of keys and gradients.
 
@@ -271,6 +270,13 @@ class EmbeddingTable:
     def _check_open(self):
         if self.client is None:
             raise RuntimeError("EmbeddingTable: the table is closed")
+
+
+def num_used_here(table: EmbeddingTable) -> int:
+    """Rows of this rank's shard, its first ones, that num_used counts."""
+    if table.num_used == table.num_rows:
+        return len(table.shard)
+    return make_partition(table.partition_kind, table.num_used, table.world.size).num_local_rows(table.world.rank)
 
 
 def check_arguments(dim: int, exchange: str, round_steps: int):

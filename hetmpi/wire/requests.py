@@ -4,12 +4,13 @@
              the local copy
     serve    where the wire has no thread: applies the pushes received from all clients, then replies
     receive  receives the replies
-    post     sends gradients without a question; at s = 0
+    post     sends the gradients of a step; at s = 0, where a request for a later batch may go with them
 
 The owner decides when it replies, and which rows a reply has (cpp/wire/round.h). At s >= 1 it replies once it has
 applied the pushes in front of the request, with the clocks of all keys and the rows that is_wanted() names. At s = 0 it
 replies once all owners of its node have applied the step that the request names, as they note in shared memory, with
-all rows.
+all rows; to a request that comes a step early in two parts, of which the first has the rows that are read by nobody in
+the step between.
 
 Messages are packed and unpacked in C++. A server reads the shards of its node, and writes pushes into rings of the
 owners there: at s = 0 into the client's, so the step reducer treats all ranks alike; at s >= 1 into rings of its own,
@@ -43,7 +44,8 @@ class Request:
     step     at s = 0: steps that the rows must have
     known    at s >= 1: (num,) int32, the clock of this rank's copy of each row, NO_LINE if it has no usable copy
     bound    how far an owner's clock may be ahead of `known` without a need for the row, as of TableContext
-    pushes   the gradients that the owners apply first"""
+    pushes   the gradients that the owners apply first
+    parts    of the reply: 0 to none, 2 for a request that is made a step early, at s = 0"""
 
     reason: int
     route: Route
@@ -52,6 +54,7 @@ class Request:
     known: np.ndarray | None = None
     bound: int = 0
     pushes: Sequence[Message] = ()
+    parts: int = 1
 
 
 class Requests:
@@ -102,7 +105,7 @@ class Requests:
             applier,
             world.node.rank,
             [
-                _C.ShardArrays(shard.clock, [as_numbers(getattr(shard, a)) for a in arrays], shard.directory)
+                _C.ShardArrays(shard.clock, [as_numbers(getattr(shard, a)) for a in arrays], shard.directory, shard.marks)
                 for shard in shards
             ],
             self._rings_of_server(),
@@ -122,10 +125,16 @@ class Requests:
         reply.round = self.rounds.begin(self, reply)
         return reply
 
-    def post(self, pushes: Message):
-        """Sends the gradients of a step, which leave when all tables that share the messages have posted theirs, or
-        with send_posts(), which must follow."""
-        self.rounds.post(self, self.packed(Request(_C.PUSHES, Route.empty(self.world.size), 0, pushes=[pushes])))
+    def post(self, request: Request) -> Reply | None:
+        """Sends the gradients of a step, and a request for a later batch if its reason is ANNOUNCED. They leave when all
+        tables that share the messages have posted theirs, or with send_posts(), which must follow."""
+        reply = Reply(self, request, None)
+        self.rounds.post(self, reply)
+        return reply if request.parts > 0 else None
+
+    def mark(self, route: Route, step: int):
+        """Marks the rows of this node's keys that this rank reads after `step` steps; at s = 0."""
+        self.server.mark(_C.RouteArrays(*route.arrays), self.world.node_ranks, step)
 
     def fetch(self, route: Route, out: np.ndarray, step: int = 0):
         """Copies the rows (weight) of a route's keys, all of other nodes, to their positions in out (n, dim). step: as
@@ -145,7 +154,7 @@ class Requests:
         pushes = [message.packed(self.is_exact) for message in request.pushes]
         return _C.RoundRequest(
             self.rounds.rails.owners, _C.RouteArrays(*request.route.arrays), request.num, request.known, request.reason,
-            request.bound, request.step, pushes, self._record, self._widths,
+            request.bound, request.step, request.parts, pushes, self._record, self._widths,
         )  # fmt: skip
 
     # The owners' side, where the wire has no thread.
@@ -170,10 +179,18 @@ class Requests:
         """Whether all owners of this node have applied so many steps; at s = 0."""
         return self.server.has_applied(step)
 
-    def take(self, client: int, section: Section):
-        """Takes the post of a client."""
-        self.server.take(client, section)
+    def take(self, client: int, section: Section, mine: int):
+        """Takes the post of a client. mine: the reason of this rank's own post."""
+        reason = self.server.take(client, section)
         self._posts.append(section)
+        if reason != mine:
+            theirs, mine = (REASONS[one] if one != _C.PUSHES else "announces none" for one in (reason, mine))
+            self.rounds.refuse(self.rounds.clients[client], theirs, mine)
+
+    def make_part(self) -> list[int]:
+        """Waits until the next replies to all clients may be made, to their posts. Returns the words of each."""
+        wait_for(self.world, self._are_ready, lambda: f"for {self._neighbours()} to apply gradients")
+        return [self.server.reply_words(i) for i in range(len(self.rounds.clients))]
 
     def serve(self, mine: int, requests: list[Section]) -> list[int]:
         """Applies the pushes of all clients, and waits until the replies may be made. Returns the words of each. mine:
@@ -184,8 +201,7 @@ class Requests:
             if reason != mine:
                 self.rounds.refuse(client, REASONS[reason], REASONS[mine])
         wait_for(self.world, server.apply, lambda: f"for {self._neighbours()} to make room for gradients")
-        wait_for(self.world, self._are_ready, lambda: f"for {self._neighbours()} to apply gradients")
-        return [server.reply_words(i) for i in range(len(clients))]
+        return self.make_part()
 
     def _are_ready(self) -> bool:
         return all(map(self.server.is_ready, range(len(self.rounds.clients))))
@@ -202,21 +218,24 @@ class Reply:
 
     fetched     (num,) bool: the rows that they bring; None until they are received, and at s = 0, where they bring all
     num_bytes   of these rows; 0 until they are received
+    num_early   rows of the first of two parts; 0 until place()
+    step, parts  of the request
     packed      the request
-    round       that carries it"""
+    round       that carries it, or its last part"""
 
     def __init__(self, table: Requests, request: Request, clocks: np.ndarray | None):
         """clocks: as in Requests.ask, which sets the round."""
-        self.reason, self._clocks, self._rounds = request.reason, clocks, table.rounds
+        self.reason, self.step, self.parts = request.reason, request.step, request.parts
+        self._clocks, self._rounds = clocks, table.rounds
         self.fetched: np.ndarray | None = None
-        self.num_bytes, self._row_bytes = 0, table.num_bytes
+        self.num_bytes, self._row_bytes, self.num_early = 0, table.num_bytes, 0
         self.packed = table.packed(request)
-        self._sections: list[Section] = []
+        self._received: list[list[Section]] = []  # parts
         self.round: Round | None = None
 
     def read(self, replies: list[Section]):
-        """Reads the reply of each server."""
-        self._sections = replies
+        """Reads the reply of each server, or a part of it."""
+        self._received.append(replies)
         if self._clocks is not None:
             fetched = np.zeros(len(self._clocks), bool)
             self.packed.read_clocks(replies, self._clocks, fetched)
@@ -232,8 +251,9 @@ class Reply:
 
     def place(self, *outs: np.ndarray):
         """Copies the rows to their positions: one out (num, width) per array of the table."""
-        self.packed.place(self._sections, list(outs))
-        self._sections = []
+        nums = [self.packed.place(sections, list(outs)) for sections in self._received]
+        self.num_early = sum(nums[:-1])
+        self._received = []
 
     def drop(self):
         """Ends it in any state. Completes the round: other ranks wait for this rank's replies, and theirs must be

@@ -1,7 +1,8 @@
 """Rounds: the messages of several tables between nodes, on a wire (wire.py), by rails (rails.py).
 
     round   a request to every server, and a reply to every client
-    post    a message to every server, without a reply
+    post    a message to every server, without a reply; or with one, and later a second one, for the tables that announce
+            a batch by it
 
 A message is the number of words of each table's section, then the sections; a word has 8 bytes. A table joins the next
 round, or post, with `begin`, or `post`. It is sent when all tables have joined it, or when one of them cannot wait any
@@ -26,6 +27,7 @@ from hetmpi.world.waiting import ranks_text, wait_for
 from hetmpi.world.world import World
 
 REQUEST, REPLY, POST = 1, 2, 3  # tags
+MOST_POSTS = 64  # of this rank, that a client has not sent yet; in a step it makes one
 ALL_ALIKE = "with table.exchange=messages all ranks must read, announce, write and flush alike"
 
 MakeWire = Callable[[Lines], Wire]
@@ -33,16 +35,21 @@ Section = tuple[np.ndarray, int, int]  # words [begin, end) of a message (n,) in
 
 
 class Round:
-    """A message to every server: the requests of several tables, whose replies they await, or their posts. Its steps
-    follow one another by Rounds."""
+    """A message of several tables to every server, and the one that they await from it. Its steps follow one another by
+    Rounds.
 
-    def __init__(self, tag: int):
-        """tag: REQUEST or POST."""
-        self.tag = tag
-        self.requests = {}  # table -> _C.RoundRequest
-        self.replies = {}  # table -> Reply; of requests
-        self.arrived: dict[int, np.ndarray] = {}  # server -> its reply
-        self.is_sent = self.is_served = self.is_received = False
+    tag       REQUEST or POST, of the message that is answered
+    requests  table -> _C.RoundRequest
+    replies   table -> Reply, of those that await one
+    arrived   server -> its reply"""
+
+    def __init__(self, tag: int, replies: dict | None = None):
+        """replies: to a message that is sent already."""
+        self.tag, self.requests, self.replies, self.is_sent = tag, {}, replies or {}, replies is not None
+        self.arrived: dict[int, np.ndarray] = {}
+        self.is_served = self.is_received = False
+        for reply in self.replies.values():
+            reply.round = self
 
 
 class Rounds:
@@ -67,7 +74,9 @@ class Rounds:
         self.num_messages = self.num_bytes = 0
         self._rounds: deque[Round] = deque()  # not received yet; the last one may be open
         self._post = Round(POST)  # the open one
+        self._early = {}  # table -> Reply of which the first part was requested, by a former post
         self._num_posted = 0
+        self._reasons: deque[dict] = deque(maxlen=MOST_POSTS)  # of the last posts: table -> reason
         self._num_received = [0] * len(self.clients)  # of the posts of each client
 
     def join(self, table):
@@ -76,19 +85,25 @@ class Rounds:
         self.wire.serve([known and known.server for known in self.tables])
 
     @property
+    def awaits_replies(self) -> bool:
+        """Whether replies are not received yet."""
+        return bool(self._rounds) and not self.is_broken
+
+    @property
     def num_tables(self) -> int:
         """Tables that have not left."""
         return sum(table is not None for table in self.tables)
 
     def leave(self, table):
-        """Takes a table out; the last one waits until the others have received this rank's last messages.
-        Collective."""
-        self.tables[self.tables.index(table)] = None
-        if self.num_tables:
+        """Takes a table out, whose replies nobody makes any more; the last one receives its own, and waits until the others
+        have received this rank's last messages. REQUIRES: at s = 0 it is settled. Collective."""
+        if self.num_tables > 1:
+            self.tables[self.tables.index(table)] = None
             # A thread must not touch the table's memory any more.
             self.wire.serve([known and known.server for known in self.tables])
             return
         if not self.is_broken:
+            self.receive_all()
             wait_for(
                 self.world,
                 lambda: self.poll() and self.wire.publish() and self.wire.is_idle,
@@ -147,19 +162,27 @@ class Rounds:
 
     # Posts.
 
-    def post(self, table, request: _C.RoundRequest):
-        """Joins the open post, and sends it if it is complete; send_post() must follow. Every rank posts as often as
-        every other."""
-        self._post.requests[table] = request
+    def post(self, table, reply):
+        """Joins the open post with the request of a Reply, which may have no part, and sends it if it is complete;
+        send_post() must follow. Every rank posts as often as every other."""
+        self._post.requests[table], self._post.replies[table] = reply.packed, reply
         if len(self._post.requests) == self.num_tables:
             self.send_post()
 
     def send_post(self):
-        """Sends the open post, if there is one."""
-        if self._post.requests:
-            self._send(self._post)
-            self._post = Round(POST)
-            self._num_posted += 1
+        """Sends the open post, if there is one. Its replies come in this order: the second parts of those whose first
+        parts tables have asked for by an earlier post, then what they ask for by this one."""
+        replies, post = self._post.replies, self._post
+        if not post.requests:
+            return
+        self._post = Round(POST)
+        self._send(post)
+        self._num_posted += 1
+        self._reasons.append({table: reply.reason for table, reply in replies.items()})
+        seconds = {table: self._early.pop(table) for table in replies if table in self._early}
+        firsts = {table: reply for table, reply in replies.items() if reply.parts > 0}
+        self._rounds.extend(Round(POST, awaited) for awaited in (seconds, firsts) if awaited)
+        self._early.update({table: reply for table, reply in firsts.items() if reply.parts == 2})
 
     def poll(self) -> bool:
         """Lets messages leave, and takes the posts that have arrived. Returns whether those of all clients have, as
@@ -170,11 +193,12 @@ class Rounds:
                 message = self.wire.arrived(client, POST)
                 if message is None:
                     break
+                reasons = self._reasons[self._num_received[i] - self._num_posted]
                 self._num_received[i] += 1
                 with self._breaking():
                     for table, section in zip(self.tables, self._sections(message)):
                         if section[2] > section[1] and table is not None:
-                            table.take(i, section)
+                            table.take(i, section, reasons.get(table, _C.PUSHES))
         return all(num == self._num_posted for num in self._num_received)
 
     # Rounds.
@@ -195,6 +219,16 @@ class Rounds:
             self._send(round_)
         return round_
 
+    def serve_all(self):
+        """Serves all rounds."""
+        if self._rounds:
+            self.serve(self._rounds[-1])
+
+    def receive_all(self):
+        """Receives all replies."""
+        while self._rounds:
+            self.receive(self._rounds[-1])
+
     def serve(self, round_: Round):
         """Serves the requests of all clients in this round and those before it."""
         if round_.is_served:
@@ -214,12 +248,7 @@ class Rounds:
     def _serve(self, round_: Round):
         if not self.clients:
             return
-        requests = [self._sections(message) for message in self._receive_from(self.clients, REQUEST, {})]
-        lengths: list[list[int]] = []
-        for i, table in enumerate(self.tables):
-            of_table, reply = [of_client[i] for of_client in requests], round_.replies.get(table)
-            self._check_alike(reply is not None, of_table)
-            lengths.append(table.serve(reply.reason, of_table) if reply is not None else [])
+        lengths = self._requested(round_) if round_.tag == REQUEST else self._posted(round_)
         messages, begins = self._messages(lengths, len(self.clients))
         for table, places, words in zip(self.tables, begins, lengths):
             if table in round_.replies:
@@ -227,6 +256,21 @@ class Rounds:
                     table.server.write_reply(i, *place)
         for client, message in zip(self.clients, messages):
             self.wire.send(client, REPLY, message)
+
+    def _requested(self, round_: Round) -> list[list[int]]:
+        """Takes the requests of a round. Returns the words of the replies of each table."""
+        requests = [self._sections(message) for message in self._receive_from(self.clients, REQUEST, {})]
+        lengths: list[list[int]] = []
+        for i, table in enumerate(self.tables):
+            of_table, reply = [of_client[i] for of_client in requests], round_.replies.get(table)
+            self._check_alike(reply is not None, of_table)
+            lengths.append(table.serve(reply.reason, of_table) if reply is not None else [])
+        return lengths
+
+    def _posted(self, round_: Round) -> list[list[int]]:
+        """As _requested(), of posts, which poll() takes."""
+        wait_for(self.world, self.poll, lambda: f"for {ranks_text(self.clients)} to write the table as often as it does")
+        return [table.make_part() if table in round_.replies else [] for table in self.tables]
 
     def _check_alike(self, is_part: bool, requests: Sequence[Section]):
         """Raises RuntimeError if a table takes part in a round on some ranks only."""

@@ -1,0 +1,199 @@
+"""Batches announced at s = 0: rows are those of a run that announces nothing, bit for bit, and come a step early where
+nobody reads them in the step between. Run at 1, 2, 3 and 4 ranks."""
+
+import numpy as np
+import pytest
+import torch
+
+from hetmpi.table.batch import MOST_AHEAD
+from hetmpi.table.group import TableGroup
+from hetmpi.table.optim import RowOptimizer
+from hetmpi.table.table import EmbeddingTable
+
+pytestmark = pytest.mark.mpi
+
+NUM_ROWS, DIM, STEPS = 200, 5, 24
+WIRES = ("messages", "windows")
+
+
+def opened(world, exchange="auto", name="table"):
+    return EmbeddingTable(world, NUM_ROWS, DIM, RowOptimizer("adagrad", 0.1), name=name, exchange=exchange)
+
+
+def batches(rank, num, seed=0):
+    """Unique keys of each step: none at times, and often the same ones as in the step before."""
+    random, made = np.random.default_rng((seed, rank)), []
+    for _ in range(num):
+        kept = made[-1][random.random(len(made[-1])) < 0.4] if made else np.empty(0, np.int64)
+        fresh = random.choice(NUM_ROWS, random.integers(0, 40) * (random.random() > 0.15), replace=False)
+        made.append(random.permutation(np.union1d(kept, fresh)))
+    return [torch.from_numpy(keys) for keys in made]
+
+
+def gradients(keys, step):
+    return torch.sin(torch.arange(len(keys) * DIM).view(-1, DIM) + step) * 0.1
+
+
+def follow(table, steps, announcing=lambda step: 2):
+    """Reads and writes all batches, with announcing(step) of the later ones announced. Returns all rows read."""
+    rows, known = [], set()
+    for step, keys in enumerate(steps):
+        rows.append(table.read(keys).clone())
+        for later in range(step + 1, min(len(steps), step + 1 + announcing(step))):
+            if later not in known:
+                table.prefetch(steps[later])
+                known.add(later)
+        table.write(keys, gradients(keys, step))
+    table.flush()
+    return [*rows, table.peek(torch.arange(NUM_ROWS))]
+
+
+def check_equal(found, expected):
+    for step, (one, other) in enumerate(zip(found, expected, strict=True)):
+        assert torch.equal(one, other), f"step {step}"
+
+
+def of_plain(world, steps, seed=0):
+    """The rows without announcements, of one node."""
+    with_one_node = opened(world)
+    rows = follow(with_one_node, steps, lambda step: 0)
+    with_one_node.close()
+    return rows
+
+
+@pytest.mark.parametrize("exchange", WIRES)
+def test_rows_come_a_step_early_unless_they_are_read_in_the_step_between(world, apart, exchange):
+    steps = batches(world.rank, STEPS)
+    table = opened(apart, exchange)
+    check_equal(follow(table, steps), of_plain(world, steps))
+    owners = table.partition.locate(np.arange(NUM_ROWS))[0]
+    is_far = ~np.isin(owners, apart.node_ranks)
+    of_all = [set().union(*parts) for parts in zip(*world.comm.allgather([keys.tolist() for keys in steps]))]
+    asked = [[key for key in keys.tolist() if is_far[key]] for keys in steps[2:]]  # the first ones are not asked early
+    if not apart.is_one_node:
+        assert table.counters.asked_ahead == sum(map(len, asked))
+        came = sum(len(set(keys) - read) for keys, read in zip(asked, of_all[1:]))
+        unknown = len(set(asked[0]) & of_all[1])  # the second batch is not announced before the third one
+        assert 0 < came <= table.counters.came_ahead <= came + unknown
+    table.close()
+
+
+@pytest.mark.parametrize("exchange", WIRES)
+@pytest.mark.parametrize("num", [1, 2, 3, 4])
+def test_any_number_of_batches_may_be_announced(world, apart, exchange, num):
+    steps = batches(world.rank, STEPS, seed=num)
+    table = opened(apart, exchange)
+    check_equal(follow(table, steps, lambda step: num), of_plain(world, steps))
+    table.close()
+
+
+@pytest.mark.parametrize("exchange", WIRES)
+def test_the_number_announced_may_change(world, apart, exchange):
+    steps = batches(world.rank, STEPS, seed=5)
+    table = opened(apart, exchange)
+    check_equal(follow(table, steps, lambda step: (2, 0, 1, 2, 2, 3, 0, 0)[step % 8]), of_plain(world, steps))
+    table.close()
+
+
+def test_by_windows_each_rank_may_announce_as_it_likes(world, apart):
+    steps = batches(world.rank, STEPS, seed=6)
+    table, random = opened(apart, "windows"), np.random.default_rng(world.rank)
+    check_equal(follow(table, steps, lambda step: random.integers(0, 4)), of_plain(world, steps))
+    table.close()
+
+
+@pytest.mark.parametrize("exchange", WIRES)
+def test_batches_announced_and_not_read_read_again_or_flushed(world, apart, exchange):
+    """Also with gradients of keys that are not read in their step, of which no announcement knows."""
+    steps, others = batches(world.rank, STEPS, seed=7), batches(world.rank, STEPS, seed=8)
+    runs = []
+    for table, announces in ((opened(world), False), (opened(apart, exchange), True)):
+        rows = []
+        for step in range(STEPS - 3):
+            is_other, is_again, is_unread, is_flushed, *is_late = np.random.default_rng((9, step)).random(6) < 0.25  # all ranks alike
+            keys = (others if is_other else steps)[step]  # not what was announced
+            rows.append(table.read(keys).clone())
+            if announces and len(table.client._ahead) < MOST_AHEAD - 1:
+                for later in [step + 1] * int(is_late[0]) + [step + 2] * int(not is_late[1]):
+                    table.prefetch(steps[later])
+            if is_again:
+                rows.append(table.read(keys).clone())
+            written = others[step + 1] if is_unread else keys
+            table.write(written, gradients(written, step))
+            if is_flushed:
+                table.flush()
+                rows.append(table.peek(torch.arange(NUM_ROWS)))
+        table.flush()
+        runs.append([*rows, table.peek(torch.arange(NUM_ROWS))])
+        table.close()
+    check_equal(*runs)
+
+
+@pytest.mark.parametrize("exchange", WIRES)
+def test_rows_assigned_after_a_flush_are_read(world, apart, exchange):
+    steps = batches(world.rank, 6, seed=11)
+    runs = []
+    for table in (opened(world), opened(apart, exchange)):
+        rows = []
+        for step, keys in enumerate(steps):
+            rows.append(table.read(keys).clone())
+            for later in steps[1:3] if step == 0 else steps[step + 2 : step + 3]:
+                table.prefetch(later)
+            table.write(keys, gradients(keys, step))
+            if step == 2:
+                table.flush()
+                table.shard.assign(slice(None), weight=table.keys()[:, None].numpy() * np.ones((1, DIM), np.float32))
+                table.memory.fence()
+        table.flush()
+        runs.append([*rows, table.peek(torch.arange(NUM_ROWS))])
+        table.close()
+    check_equal(*runs)
+
+
+@pytest.mark.parametrize("exchange", WIRES)
+def test_tables_of_a_group_share_the_messages(world, apart, exchange):
+    steps = {name: batches(world.rank, STEPS, seed) for name, seed in (("a", 12), ("b", 13))}
+    group = TableGroup({name: opened(apart, exchange, name) for name in steps})
+    rows = {name: [] for name in steps}
+    for step in range(STEPS):
+        keys = {name: of_table[step] for name, of_table in steps.items()}
+        for name, found in group.read(keys).items():
+            rows[name].append(found.clone())
+        for later in (1, 2) if step == 0 else (step + 2,):
+            if later < STEPS:
+                group.prefetch({name: of_table[later] for name, of_table in steps.items()})
+        group.write(keys, {name: gradients(of_table, step) for name, of_table in keys.items()})
+    group.flush()
+    for name in steps:
+        alone = opened(world, name=name)
+        expected = follow(alone, steps[name], lambda step: 0)
+        check_equal([*rows[name], group[name].peek(torch.arange(NUM_ROWS))], expected)
+        alone.close()
+    assert apart.is_one_node or all(table.counters.came_ahead > 0 for table in group.values())
+    group.close()
+
+
+@pytest.mark.parametrize("exchange", WIRES)
+@pytest.mark.parametrize("num_tables", [1, 2])
+def test_tables_may_be_closed_while_rows_are_on_their_way(world, apart, exchange, num_tables):
+    group = TableGroup({str(name): opened(apart, exchange, str(name)) for name in range(num_tables)})
+    steps = batches(world.rank, 5, seed=14)
+    for step in range(3):
+        group.read({name: steps[step] for name in group})
+        for later in (1, 2) if step == 0 else (step + 2,):
+            group.prefetch({name: steps[later] for name in group})
+        group.write({name: steps[step] for name in group}, {name: gradients(steps[step], step) for name in group})
+    group.close()
+
+
+@pytest.mark.parametrize("apart", ["far"], indirect=True)
+def test_by_messages_a_batch_that_some_ranks_announce_is_refused_on_all(world, apart):
+    table = opened(apart, "messages")
+    steps = batches(world.rank, 3, seed=15)
+    with pytest.raises(RuntimeError, match="announces (a batch|none) while rank . announces"):
+        for step, keys in enumerate(steps):
+            table.read(keys)
+            if world.rank == 0:
+                table.prefetch(steps[step + 1])
+            table.write(keys, gradients(keys, step))
+    table.close()
