@@ -44,6 +44,11 @@ class Counters:
         return self._share(self.hits)
 
     @property
+    def ahead_rate(self) -> float | None:
+        """came_ahead as a share of asked_ahead; None if there were none."""
+        return self.came_ahead / self.asked_ahead if self.asked_ahead else None
+
+    @property
     def stale_rate(self) -> float | None:
         """Stale lines as a share of the keys that may be cached; None if there were none."""
         return self._share(self.stale)

@@ -54,8 +54,8 @@ class PyRoundRequest {
         known_(std::move(known)),
         pushes_(std::move(pushes)),
         dims_(dims),
-        core_(checked(), known_ ? known_->data() : nullptr, {reason, bound, step, parts}, views(pushes_, format), format,
-              dims) {
+        core_(checked(), known_ ? known_->data() : nullptr, {reason, bound, step, parts}, views(pushes_, format),
+              format, dims) {
     for (const auto& owners : owners_) words_.push_back(core_.bytes(owners) / kWord);
   }
 
@@ -137,8 +137,9 @@ void bind_round(py::module_& m) {
                        bool ends_step) { return PushArrays{step, route, values, clocks, counts, steps, ends_step}; }),
            py::arg("step"), py::arg("route"), py::arg("values").noconvert(), py::arg("clocks").noconvert(),
            py::arg("counts").noconvert(), py::arg("steps").noconvert(), py::arg("ends_step"));
-  py::class_<ShardArrays>(m, "ShardArrays",
-                          "A shard of this node: clock (n,), the arrays (n, width) of a row, marks (NUM_MARKS or 0, n) uint8.")
+  py::class_<ShardArrays>(
+      m, "ShardArrays",
+      "A shard of this node: clock (n,), the arrays (n, width) of a row, marks (NUM_MARKS or 0, n) uint8.")
       .def(py::init([](Array<int32_t> clock, std::vector<Array<float>> arrays, const Directory* directory,
                        Array<uint8_t> marks) {
              check_shape(marks, "marks", {-1, clock.shape(0)});
@@ -148,8 +149,8 @@ void bind_round(py::module_& m) {
            py::arg("marks").noconvert(), py::keep_alive<1, 4>());
 
   py::class_<PyRoundRequest>(m, "RoundRequest", "The requester's side of a table's round (cpp/wire/round.h).")
-      .def(py::init<Owners, RouteArrays, int64_t, std::optional<Array<int32_t>>, int64_t, int64_t, int64_t,
-                    int64_t, std::vector<PushArrays>, RecordFormat, std::vector<int64_t>>(),
+      .def(py::init<Owners, RouteArrays, int64_t, std::optional<Array<int32_t>>, int64_t, int64_t, int64_t, int64_t,
+                    std::vector<PushArrays>, RecordFormat, std::vector<int64_t>>(),
            py::arg("owners"), py::arg("pull"), py::arg("num"), py::arg("known").noconvert(), py::arg("reason"),
            py::arg("bound"), py::arg("step"), py::arg("parts"), py::arg("pushes"), py::arg("format"), py::arg("dims"))
       .def("words", &PyRoundRequest::words, "Words of 8 bytes of the request to each node.")

@@ -443,7 +443,8 @@ class RoundServer {
       if (part == Part::kFirst) {
         if (shard.is_marked(row, step - 1)) continue;
         pull.clocks[j] = load_clock(shard.clock + row);  // before the row, which may change if marks are missing
-      } else if (part == Part::kSecond && pull.clocks[j] != kNotSent && pull.clocks[j] == load_clock(shard.clock + row)) {
+      } else if (part == Part::kSecond && pull.clocks[j] != kNotSent &&
+                 pull.clocks[j] == load_clock(shard.clock + row)) {
         continue;
       }
       pull.wanted.push_back(row);
@@ -485,7 +486,7 @@ class RoundServer {
   std::vector<const int64_t*> applied_;
   std::vector<std::deque<Reply>> replies_;       // to each client, in the order in which it gets them
   std::vector<std::shared_ptr<Request>> early_;  // of each client, whose reply's second part its next pushes are due
-  std::vector<PushedRecord> pushed_;  // not applied or passed on yet
+  std::vector<PushedRecord> pushed_;             // not applied or passed on yet
 };
 
 }  // namespace hetmpi

@@ -3,8 +3,8 @@
 //
 // A message is the number of words of each table's section, then the sections (hetmpi/wire/rounds.py). Its pushes are
 // applied, by this rank or by the owners to whose rings they go on, before its rows are read; at s = 0 those of all
-// ranks. Requests of several clients wait side by side. A message of pushes alone gets no reply. The first, or only, part
-// of the reply of all tables in a message goes in one message, and the second in another.
+// ranks. Requests of several clients wait side by side. A message of pushes alone gets no reply. The first, or only,
+// part of the reply of all tables in a message goes in one message, and the second in another.
 //
 // Invariants:
 //   what is behind lock_ is used while it is held, by the thread and by serve();

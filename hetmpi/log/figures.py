@@ -61,6 +61,7 @@ FIGURES = {  # log lines display those with a word, in this order
     "pushed_bytes": Figure("pushed: gradients sent to other ranks", "traffic", bytes_text, "pushed"),
     "row_bytes": Figure("pulled bytes: rows only", "traffic", bytes_text),
     "clock_bytes": Figure("pulled bytes: clocks only", "traffic", bytes_text),
+    "ahead_rate": Figure("rows of other nodes that came a step early (s = 0)", "traffic", "{:.1%}".format),
     "auc": Figure("AUC on held-out data", "quality", "{:.4f}".format, "auc", max),
     "log_loss": Figure("log loss on held-out data (nats)", "quality", "{:.4f}".format, "log loss", min),
     "teacher_auc": Figure("AUC of the true probabilities", "quality", "{:.4f}".format, "teacher auc"),

@@ -277,6 +277,9 @@ def auto_round_steps(staleness: int | None, lines: int, most_keys: int) -> int:
 
 def batches_ahead(config: DictConfig, tables: TableGroup) -> int:
     """Number of batches that are announced before they are read."""
+    if config.table.round_steps is not None and staleness_of(config).is_synchronous:
+        has_others = not next(iter(tables.values())).world.is_one_node
+        return AHEAD_AT_0 if has_others and config.table.round_steps > 0 else 0
     return 0 if config.table.round_steps == 0 else max(table.num_ahead for table in tables.values())
 
 

@@ -95,9 +95,9 @@ class EmbeddingBag(torch.nn.Module):
             self.table = EmbeddingTable(world, rows.num_rows, dim, optimizer, first_rows=FIRST_KEY, **settings)
             own = Vocabulary(self.table, rows, settings.get("seed", 0), settings["init_std"], maintain_steps)
             self.vocabularies = Vocabularies(world, {self.name: own}, maintain_steps)
-        self.mode, self.include_last_offset = mode, include_last_offset
-        is_place = padding_idx is not None and vocabulary is None
-        self.padding_idx = padding_idx % num_rows if is_place else padding_idx
+        self.mode, self.include_last_offset, self.padding_idx = mode, include_last_offset, padding_idx
+        if padding_idx is not None and vocabulary is None:
+            self.padding_idx = padding_idx % num_rows
         self.anchor = torch.nn.Parameter(torch.zeros(1))
         self._mark = self.anchor.detach()  # the memory of anchor.grad, also after Horovod has replaced it
         self._has_stepped = self._has_warned = False
@@ -111,9 +111,9 @@ class EmbeddingBag(torch.nn.Module):
         on a GPU if input or the table is.
 
         Under no_grad it reads the owners' rows; at staleness >= 1 call flush() before, and let all ranks meet before
-        the next step(). Otherwise gradients are summed
-        over all backward() calls until step() or zero_grad(); a warning is given once after 100 batches without either.
-        Raises UserError for another dtype or ids out of range, and as torch does for shapes that do not match."""
+        the next step(). Otherwise gradients are summed over all backward() calls until step() or zero_grad(); it warns
+        once after 100 batches without either. Raises UserError for another dtype or ids out of range, and as torch does
+        for shapes that do not match."""
         if input.dtype not in (torch.int64, torch.int32):
             raise UserError(f"EmbeddingBag: input must be int64 or int32, got {kind_of(input)}")
         keys, index = _C.unique(input.detach().to("cpu", torch.int64).reshape(-1).contiguous().numpy())
@@ -282,10 +282,8 @@ class EmbeddingBag(torch.nn.Module):
         )
 
     def __reduce_ex__(self, protocol):
-        raise TypeError(
-            "EmbeddingBag: its rows are spread over the ranks, it cannot be copied or pickled: save them by "
-            "hetmpi.Checkpoints"
-        )
+        what = "its rows are spread over the ranks, it cannot be copied or pickled: save them by hetmpi.Checkpoints"
+        raise TypeError(f"EmbeddingBag: {what}")
 
 
 def check_arguments(num_rows: int, mode: str, padding_idx: int | None, vocabulary: str | None, settings: dict):

@@ -24,16 +24,20 @@ import torch
 from hetmpi import _C
 from hetmpi.in_flight import InFlight, finish, in_span
 from hetmpi.owner.mailbox import Mailbox, Message
-from hetmpi.owner.shards import ShardReader
 from hetmpi.owner.route import Route
+from hetmpi.owner.shards import ShardReader
 from hetmpi.table.batch import Keys, check_room
 from hetmpi.table.client import Client, TableContext, check_finite
 from hetmpi.wire.requests import ANNOUNCED, UNANNOUNCED, Reply, Request, Requests
-from hetmpi.wire.transport import choose
+from hetmpi.wire.transport import choose, trial_ms
 from hetmpi.world.waiting import StallWarning, wait_for
 
 POLL_S = 0.001
 NAP_S = 50e-6  # between two looks for messages: short compared with a step, long compared with a look
+# Look-ahead takes about 1 ms of processor time a step, and hides half of what a fetch of its rows takes: it pays
+# where 2,048 random rows take so long by messages. By windows rows travel when their reader gets them, mostly at the
+# read, and nothing is gained (docs/results.md).
+LEAST_AHEAD_MS = 3.0
 
 
 @dataclass
@@ -45,7 +49,7 @@ class Announced:
 
 
 class BspClient(Client):
-    """See hetmpi/table/client.py, Client."""
+    """See hetmpi/table/client.py, Client. pays_ahead: whether a trial says that announcing two batches pays."""
 
     def __init__(self, context: TableContext, exchange: str):
         """exchange: messages, windows or auto. Collective."""
@@ -57,6 +61,10 @@ class BspClient(Client):
         store = context.memory.local
         self._reducer = _C.StepReducer(store.rings, context.world.rank, *store.arrays, store.directory, store.applied)
         self._is_open = False  # the reducer waits for gradients of all ranks
+        self.pays_ahead = False
+        if self.transport.is_collective:
+            [ms] = trial_ms(self._world, [self.transport], context.partition, context.num_rows)
+            self.pays_ahead = bool(ms >= LEAST_AHEAD_MS)
         self._ahead: deque[Announced] = deque()
         self._last: Keys | None = None  # of the last read
         self._world.receivers.add(self)
@@ -122,8 +130,13 @@ class BspClient(Client):
 
     def writing(self, keys: Keys, grads: torch.Tensor) -> InFlight[None]:
         yield from in_span(self._spans("push"), self._sending(keys, grads.cpu().numpy()))
-        if self._world.is_one_node:  # across nodes the transfer overlaps with the allreduce of the dense gradients
+        next_ = self._ahead[0].reply if self._ahead else None
+        if self._world.is_one_node or next_ is not None:  # otherwise the transfer overlaps with the dense allreduce
             yield from in_span(self._spans("drain"), self._applying())
+            yield  # the other tables of a group apply theirs, whose replies are in the same round
+        if next_ is not None:  # the rows of the next batch leave, and arrive during the dense allreduce
+            with self._spans("drain"):
+                next_.serve()
 
     def _sending(self, keys: Keys, values: np.ndarray) -> InFlight[None]:
         """Sends each owner its rows of the step's gradients."""

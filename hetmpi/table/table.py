@@ -60,12 +60,11 @@ class EmbeddingTable:
 
         inbox_bytes: memory of each rank for gradients in transit. spans: collects the times, None for an object of the
         table's own. exchange: transport between nodes: messages, of all ranks; windows, one-sided MPI; auto, the one
-        that fetches rows faster here; or the path of a class, "package.module.Class", that implements
-        hetmpi.wire.wire.Wire. device: cpu, or this rank's GPU: it holds the cache, and rows and gradients are
-        tensors on it, while keys stay on the CPU. round_steps: at s >= 1, number of announced batches
-        whose rows are requested by one message; the message leaves when so many are announced, or with the next write;
-        no effect at s = 0.
-        first_rows: initialise these keys alone; the other rows take memory when they are assigned, which comes first
+        that fetches rows faster here; or the path of a class, "package.module.Class", a hetmpi.wire.wire.Wire. device:
+        cpu, or this rank's GPU: it holds the cache, and rows and gradients are tensors on it, while keys stay on the
+        CPU. round_steps: at s >= 1, number of announced batches whose rows are
+        requested by one message; it leaves when so many are announced, or with the next write. first_rows: initialise
+        these keys alone; the other rows take memory when they are assigned, which comes first
         (hetmpi/table/vocabularies.py); None for all. Collective.
 
         Raises UserError if ranks give different arguments (cache, device and spans may differ), if memory is short, and
@@ -208,8 +207,7 @@ class EmbeddingTable:
         float32 on the CPU, not to be changed. REQUIRES: as peek()."""
         self._check_open()
         for begin in range(0, len(self.shard), most_rows):
-            rows = self.shard.snapshot("weight", slice(begin, begin + most_rows))
-            yield begin, torch.from_numpy(rows)
+            yield begin, torch.from_numpy(self.shard.snapshot("weight", slice(begin, begin + most_rows)))
 
     @property
     def step(self) -> int:
@@ -219,9 +217,9 @@ class EmbeddingTable:
     @property
     def num_ahead(self) -> int:
         """Number of batches to announce ahead of their reads: those that one pull serves; at s = 0 two, of which the
-        later one is requested a step early, and none on one node."""
+        later one is requested a step early, or none where a trial says that this would not pay."""
         if self.staleness.is_synchronous:
-            return 0 if self.world.is_one_node else AHEAD_AT_0
+            return AHEAD_AT_0 if self.client.pays_ahead else 0
         return self._context.round_steps
 
     # Checks of keys and gradients.
@@ -274,8 +272,6 @@ class EmbeddingTable:
 
 def num_used_here(table: EmbeddingTable) -> int:
     """Rows of this rank's shard, its first ones, that num_used counts."""
-    if table.num_used == table.num_rows:
-        return len(table.shard)
     return make_partition(table.partition_kind, table.num_used, table.world.size).num_local_rows(table.world.rank)
 
 

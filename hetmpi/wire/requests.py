@@ -28,7 +28,8 @@ from hetmpi import _C
 from hetmpi.owner.mailbox import Message
 from hetmpi.owner.node_memory import NodeMemory
 from hetmpi.owner.route import Route
-from hetmpi.wire.rounds import MakeWire, Round, Rounds, Section
+from hetmpi.wire.rounds import MakeWire, Round, Rounds
+from hetmpi.wire.sections import Section
 from hetmpi.world.waiting import ranks_text, wait_for
 
 UNANNOUNCED, ANNOUNCED, FLUSH, PEEK = range(4)
@@ -105,7 +106,9 @@ class Requests:
             applier,
             world.node.rank,
             [
-                _C.ShardArrays(shard.clock, [as_numbers(getattr(shard, a)) for a in arrays], shard.directory, shard.marks)
+                _C.ShardArrays(
+                    shard.clock, [as_numbers(getattr(shard, a)) for a in arrays], shard.directory, shard.marks
+                )
                 for shard in shards
             ],
             self._rings_of_server(),
@@ -126,8 +129,8 @@ class Requests:
         return reply
 
     def post(self, request: Request) -> Reply | None:
-        """Sends the gradients of a step, and a request for a later batch if its reason is ANNOUNCED. They leave when all
-        tables that share the messages have posted theirs, or with send_posts(), which must follow."""
+        """Sends the gradients of a step, and a request for a later batch if its reason is ANNOUNCED. They leave when
+        all tables that share the messages have posted theirs, or with send_posts(), which must follow."""
         reply = Reply(self, request, None)
         self.rounds.post(self, reply)
         return reply if request.parts > 0 else None

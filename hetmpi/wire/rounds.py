@@ -1,12 +1,12 @@
 """Rounds: the messages of several tables between nodes, on a wire (wire.py), by rails (rails.py).
 
     round   a request to every server, and a reply to every client
-    post    a message to every server, without a reply; or with one, and later a second one, for the tables that announce
-            a batch by it
+    post    a message to every server, without a reply; or with one, and later a second one, for the tables that
+            announce a batch by it
 
-A message is the number of words of each table's section, then the sections; a word has 8 bytes. A table joins the next
-round, or post, with `begin`, or `post`. It is sent when all tables have joined it, or when one of them cannot wait any
-longer: so tables that make their calls in turns, as in a TableGroup, share the messages.
+A message has a section of each table (sections.py). A table joins the next round, or post, with `begin`, or `post`. It
+is sent when all tables have joined it, or when one of them cannot wait any longer: so tables that make their calls in
+turns, as in a TableGroup, share the messages.
 
 Where the wire has no thread that answers, all ranks make the same calls in the same order. In a round all ranks send
 their requests before any of them waits for a reply. Posts are received in every wait.
@@ -22,6 +22,7 @@ import numpy as np
 
 from hetmpi import _C
 from hetmpi.wire.rails import Rails
+from hetmpi.wire.sections import Section, Sections
 from hetmpi.wire.wire import Lines, Wire
 from hetmpi.world.waiting import ranks_text, wait_for
 from hetmpi.world.world import World
@@ -31,7 +32,6 @@ MOST_POSTS = 64  # of this rank, that a client has not sent yet; in a step it ma
 ALL_ALIKE = "with table.exchange=messages all ranks must read, announce, write and flush alike"
 
 MakeWire = Callable[[Lines], Wire]
-Section = tuple[np.ndarray, int, int]  # words [begin, end) of a message (n,) int64
 
 
 class Round:
@@ -55,23 +55,20 @@ class Round:
 class Rounds:
     """The messages of several tables (requests.py, Requests), on one rank.
 
-    tables         in the order of their sections; None for one that has left, whose section stays empty
+    sections       of the messages: its tables, and what was sent so far
     rails          the partners of this rank
     clients        those that this rank answers itself
     wire           carries the messages
-    is_broken      ranks have made different calls, so that no message is awaited any more
-    num_messages, num_bytes  sent so far"""
+    is_broken      ranks have made different calls, so that no message is awaited any more"""
 
     def __init__(self, world: World, make_wire: MakeWire):
         """Collective."""
-        self.world, self.rails = world, Rails(world)
-        self.wire = make_wire(Lines(world, self.rails, (REQUEST, POST), (REPLY,), self._length))
+        self.world, self.rails, self.sections = world, Rails(world), Sections()
+        self.wire = make_wire(Lines(world, self.rails, (REQUEST, POST), (REPLY,), self.sections.length))
         if not world.is_one_node:
             world.wires.add(self.wire)
         self.clients = [] if self.wire.has_thread else self.rails.clients
-        self.tables: list = []
         self.is_broken = False
-        self.num_messages = self.num_bytes = 0
         self._rounds: deque[Round] = deque()  # not received yet; the last one may be open
         self._post = Round(POST)  # the open one
         self._early = {}  # table -> Reply of which the first part was requested, by a former post
@@ -81,8 +78,8 @@ class Rounds:
 
     def join(self, table):
         """Adds a table. REQUIRES: no message is under way, on any rank."""
-        self.tables.append(table)
-        self.wire.serve([known and known.server for known in self.tables])
+        self.sections.tables.append(table)
+        self.wire.serve([known and known.server for known in self.sections.tables])
 
     @property
     def awaits_replies(self) -> bool:
@@ -92,23 +89,21 @@ class Rounds:
     @property
     def num_tables(self) -> int:
         """Tables that have not left."""
-        return sum(table is not None for table in self.tables)
+        return sum(table is not None for table in self.sections.tables)
 
     def leave(self, table):
-        """Takes a table out, whose replies nobody makes any more; the last one receives its own, and waits until the others
-        have received this rank's last messages. REQUIRES: at s = 0 it is settled. Collective."""
+        """Takes a table out, whose replies nobody makes any more; the last one receives its own, and waits until other
+        ranks have received this rank's last messages. REQUIRES: at s = 0 it is settled. Collective."""
+        tables = self.sections.tables
         if self.num_tables > 1:
-            self.tables[self.tables.index(table)] = None
-            # A thread must not touch the table's memory any more.
-            self.wire.serve([known and known.server for known in self.tables])
+            tables[tables.index(table)] = None
+            self.wire.serve([known and known.server for known in tables])  # the table's memory is not used any more
             return
         if not self.is_broken:
-            self.receive_all()
-            wait_for(
-                self.world,
-                lambda: self.poll() and self.wire.publish() and self.wire.is_idle,
-                "for other ranks to receive its last message about the table",
-            )
+            while self._rounds:
+                self.receive(self._rounds[-1])
+            what = "for other ranks to receive its last message about the table"
+            wait_for(self.world, lambda: self.poll() and self.wire.publish() and self.wire.is_idle, what)
         # A wire may reach a rank that makes no call. Also where the messages are broken, as others may not know it.
         self.world.meet("for all ranks to close the table")
         self.world.wires.discard(self.wire)
@@ -129,36 +124,15 @@ class Rounds:
     def _send(self, round_: Round):
         """Sends every server the requests of all tables that have joined, and expects those of the clients."""
         requests, round_.is_sent = round_.requests, True
-        lengths = [requests[table].words() if table in requests else [] for table in self.tables]
-        messages, begins = self._messages(lengths, len(self.rails.servers))
-        for table, places in zip(self.tables, begins):
+        lengths = [requests[table].words() if table in requests else [] for table in self.sections.tables]
+        messages, begins = self.sections.new(lengths, len(self.rails.servers))
+        for table, places in zip(self.sections.tables, begins):
             if table in requests:
                 requests[table].write(messages, places)
         for server, message in zip(self.rails.servers, messages):
             self.wire.send(server, round_.tag, message)
         for client in self.clients:
             self.wire.expect(client, round_.tag)
-
-    def _messages(self, lengths: list[list[int]], num: int) -> tuple[list[np.ndarray], list[list[int]]]:
-        """Messages to `num` partners, to be filled, and for each table the begin of its section in each message.
-        lengths[table][partner], [] for a table that takes no part."""
-        messages, begins, num_words = _C.new_messages(lengths, num)
-        self.num_messages += num
-        self.num_bytes += 8 * num_words
-        return messages, begins
-
-    def _sections(self, message: np.ndarray) -> list[Section]:
-        """The section of each table."""
-        begin, found = len(self.tables), []
-        for length in message[:begin].tolist():
-            found.append((message, begin, begin + length))
-            begin += length
-        return found
-
-    def _length(self, piece: np.ndarray) -> int | None:
-        """Words of the message that begins with this piece; None if the piece does not say it."""
-        num = len(self.tables)
-        return num + sum(piece[:num].tolist()) if len(piece) >= num else None
 
     # Posts.
 
@@ -196,7 +170,7 @@ class Rounds:
                 reasons = self._reasons[self._num_received[i] - self._num_posted]
                 self._num_received[i] += 1
                 with self._breaking():
-                    for table, section in zip(self.tables, self._sections(message)):
+                    for table, section in zip(self.sections.tables, self.sections.of(message)):
                         if section[2] > section[1] and table is not None:
                             table.take(i, section, reasons.get(table, _C.PUSHES))
         return all(num == self._num_posted for num in self._num_received)
@@ -224,11 +198,6 @@ class Rounds:
         if self._rounds:
             self.serve(self._rounds[-1])
 
-    def receive_all(self):
-        """Receives all replies."""
-        while self._rounds:
-            self.receive(self._rounds[-1])
-
     def serve(self, round_: Round):
         """Serves the requests of all clients in this round and those before it."""
         if round_.is_served:
@@ -249,8 +218,8 @@ class Rounds:
         if not self.clients:
             return
         lengths = self._requested(round_) if round_.tag == REQUEST else self._posted(round_)
-        messages, begins = self._messages(lengths, len(self.clients))
-        for table, places, words in zip(self.tables, begins, lengths):
+        messages, begins = self.sections.new(lengths, len(self.clients))
+        for table, places, words in zip(self.sections.tables, begins, lengths):
             if table in round_.replies:
                 for i, place in enumerate(zip(messages, places, words)):
                     table.server.write_reply(i, *place)
@@ -259,9 +228,9 @@ class Rounds:
 
     def _requested(self, round_: Round) -> list[list[int]]:
         """Takes the requests of a round. Returns the words of the replies of each table."""
-        requests = [self._sections(message) for message in self._receive_from(self.clients, REQUEST, {})]
+        requests = [self.sections.of(message) for message in self._receive_from(self.clients, REQUEST, {})]
         lengths: list[list[int]] = []
-        for i, table in enumerate(self.tables):
+        for i, table in enumerate(self.sections.tables):
             of_table, reply = [of_client[i] for of_client in requests], round_.replies.get(table)
             self._check_alike(reply is not None, of_table)
             lengths.append(table.serve(reply.reason, of_table) if reply is not None else [])
@@ -269,8 +238,9 @@ class Rounds:
 
     def _posted(self, round_: Round) -> list[list[int]]:
         """As _requested(), of posts, which poll() takes."""
-        wait_for(self.world, self.poll, lambda: f"for {ranks_text(self.clients)} to write the table as often as it does")
-        return [table.make_part() if table in round_.replies else [] for table in self.tables]
+        what = "to write the table as often as it does"
+        wait_for(self.world, self.poll, lambda: f"for {ranks_text(self.clients)} {what}")
+        return [table.make_part() if table in round_.replies else [] for table in self.sections.tables]
 
     def _check_alike(self, is_part: bool, requests: Sequence[Section]):
         """Raises RuntimeError if a table takes part in a round on some ranks only."""
@@ -289,9 +259,9 @@ class Rounds:
         while not round_.is_received:
             earlier = self._rounds[0]
             replies = [
-                self._sections(message) for message in self._receive_from(self.rails.servers, REPLY, earlier.arrived)
+                self.sections.of(message) for message in self._receive_from(self.rails.servers, REPLY, earlier.arrived)
             ]
-            for i, table in enumerate(self.tables):
+            for i, table in enumerate(self.sections.tables):
                 if table in earlier.replies:
                     earlier.replies[table].read([of_server[i] for of_server in replies])
             earlier.is_received = True

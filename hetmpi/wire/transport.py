@@ -57,9 +57,7 @@ def choose(
             refusals.append(refusal)
     if len(opened) == 1:
         return next(iter(opened.values())), str(refusals[0]).partition(":")[0]
-    route = Route.of_keys(partition, np.random.default_rng(world.rank).integers(0, num_rows, TRIAL_KEYS))
-    route = route.where(route.held_by(world.is_remote))
-    times = dict(zip(opened, trial_ms(world, opened.values(), route).tolist()))
+    times = dict(zip(opened, trial_ms(world, opened.values(), partition, num_rows).tolist()))
     chosen = opened.pop(min(times, key=times.get))
     for other in opened.values():
         other.close()
@@ -84,10 +82,12 @@ def imported(path: str) -> MakeWire:
     return found
 
 
-def trial_ms(world: World, transports: Iterable[Requests], route: Route) -> np.ndarray:
-    """Time in which each transport fetches the rows of a route in ms: median over trials, maximum over ranks, equal on
-    all ranks. Collective."""
+def trial_ms(world: World, transports: Iterable[Requests], partition: _C.Partition, num_rows: int) -> np.ndarray:
+    """Time in which each transport fetches those of TRIAL_KEYS random rows that are on other nodes, in ms: median over
+    trials, maximum over ranks, equal on all ranks. Collective."""
     comm, transports = world.comm, list(transports)
+    route = Route.of_keys(partition, np.random.default_rng(world.rank).integers(0, num_rows, TRIAL_KEYS))
+    route = route.where(route.held_by(world.is_remote))
     times = np.empty((TRIALS, len(transports)))
     for i in range(TRIALS):
         for j, transport in enumerate(transports):

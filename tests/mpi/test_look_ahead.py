@@ -110,7 +110,8 @@ def test_batches_announced_and_not_read_read_again_or_flushed(world, apart, exch
     for table, announces in ((opened(world), False), (opened(apart, exchange), True)):
         rows = []
         for step in range(STEPS - 3):
-            is_other, is_again, is_unread, is_flushed, *is_late = np.random.default_rng((9, step)).random(6) < 0.25  # all ranks alike
+            chances = np.random.default_rng((9, step)).random(6)  # all ranks alike
+            is_other, is_again, is_unread, is_flushed, *is_late = chances < 0.25
             keys = (others if is_other else steps)[step]  # not what was announced
             rows.append(table.read(keys).clone())
             if announces and len(table.client._ahead) < MOST_AHEAD - 1:
