@@ -130,13 +130,12 @@ class BspClient(Client):
 
     def writing(self, keys: Keys, grads: torch.Tensor) -> InFlight[None]:
         yield from in_span(self._spans("push"), self._sending(keys, grads.cpu().numpy()))
-        next_ = self._ahead[0].reply if self._ahead else None
-        if self._world.is_one_node or next_ is not None:  # otherwise the transfer overlaps with the dense allreduce
+        if self._world.is_one_node or self.transport.rounds.awaits(self.transport):
             yield from in_span(self._spans("drain"), self._applying())
             yield  # the other tables of a group apply theirs, whose replies are in the same round
-        if next_ is not None:  # the rows of the next batch leave, and arrive during the dense allreduce
+        if self._ahead and self._ahead[0].reply is not None:
             with self._spans("drain"):
-                next_.serve()
+                self._ahead[0].reply.serve()  # rows of the next batch leave, and arrive during the dense allreduce
 
     def _sending(self, keys: Keys, values: np.ndarray) -> InFlight[None]:
         """Sends each owner its rows of the step's gradients."""
@@ -223,7 +222,7 @@ class BspClient(Client):
         self.context.step = self.context.memory.local.applied[0] = step
 
     def close(self):
-        if self.transport.rounds.awaits_replies:
+        if self.transport.rounds.awaits(self.transport):
             finish(self.settling())  # others wait for this rank's replies
         self._world.meet("for all ranks to close the table")  # receives their gradients meanwhile
         self._world.receivers.discard(self)

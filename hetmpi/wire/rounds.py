@@ -81,10 +81,9 @@ class Rounds:
         self.sections.tables.append(table)
         self.wire.serve([known and known.server for known in self.sections.tables])
 
-    @property
-    def awaits_replies(self) -> bool:
-        """Whether replies are not received yet."""
-        return bool(self._rounds) and not self.is_broken
+    def awaits(self, table) -> bool:
+        """Whether replies to a table are not received yet."""
+        return not self.is_broken and any(table in round_.replies for round_ in self._rounds)
 
     @property
     def num_tables(self) -> int:
