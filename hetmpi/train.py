@@ -373,8 +373,8 @@ class Training:
         """The transport between nodes, its reason and the steps of a round, one line per table, if table.exchange=auto
         had a choice."""
         return [
-            f"table.exchange={table.client.transport.name} table.round_steps={table.client.context.round_steps}: "
-            f"{table.client.why}"
+            f"table.exchange={table.client.transport.name} "
+            f"table.round_steps={build.round_steps_used(self.config, table)}: {table.client.why}"
             for table in self.tables.values()
             if table.client.why is not None
         ]
@@ -455,7 +455,7 @@ class Training:
             "is_one_node": self.world.is_one_node,
             "device": self.device.type,
             "exchange": next(iter(self.tables.values())).client.transport.name,
-            "round_steps": next(iter(self.tables.values())).client.context.round_steps,
+            "round_steps": build.round_steps_used(self.config, next(iter(self.tables.values()))),
             "steps": self.steps,
             "first_step": self.start.step,  # the figures below are of the steps after it
             "samples_per_s": samples / seconds if seconds else None,

@@ -46,7 +46,7 @@ class PyRoundRequest {
  public:
   // num: number of positions. known: None if the request has no clocks.
   PyRoundRequest(Owners owners, RouteArrays pull, int64_t num, std::optional<Array<int32_t>> known, int64_t reason,
-                 int64_t bound, int64_t step, int64_t parts, std::vector<PushArrays> pushes, RecordFormat format,
+                 int64_t bound, int64_t step, std::vector<PushArrays> pushes, RecordFormat format,
                  std::vector<int64_t> dims)
       : owners_(std::move(owners)),
         pull_(std::move(pull)),
@@ -54,8 +54,8 @@ class PyRoundRequest {
         known_(std::move(known)),
         pushes_(std::move(pushes)),
         dims_(dims),
-        core_(checked(), known_ ? known_->data() : nullptr, {reason, bound, step, parts}, views(pushes_, format),
-              format, dims) {
+        core_(checked(), known_ ? known_->data() : nullptr, {reason, bound, step}, views(pushes_, format), format,
+              dims) {
     for (const auto& owners : owners_) words_.push_back(core_.bytes(owners) / kWord);
   }
 
@@ -68,6 +68,12 @@ class PyRoundRequest {
       places.push_back(place_in(messages.at(i), begins.at(i), words_[i] * kWord));
     py::gil_scoped_release release;
     for (size_t i = 0; i < owners_.size(); ++i) core_.write(owners_[i], places[i]);
+  }
+
+  // After write(): frees their memory before the replies are here.
+  void forget_pushes() {
+    core_.forget_pushes();
+    pushes_.clear();
   }
 
   void read_clocks(const std::vector<Section>& replies, Array<int32_t> versions, Array<bool> fetched) const {
@@ -123,6 +129,7 @@ class PyRoundRequest {
 
 void bind_round(py::module_& m) {
   m.attr("PUSHES") = kPushes;
+  m.attr("EARLY") = kEarly;
   m.attr("NUM_MARKS") = kNumMarks;
   m.def("new_messages", &new_messages, py::arg("lengths"), py::arg("num"),
         "Messages to `num` partners, to be filled; the begin of each table's section in each; the words of all.");
@@ -149,12 +156,13 @@ void bind_round(py::module_& m) {
            py::arg("marks").noconvert(), py::keep_alive<1, 4>());
 
   py::class_<PyRoundRequest>(m, "RoundRequest", "The requester's side of a table's round (cpp/wire/round.h).")
-      .def(py::init<Owners, RouteArrays, int64_t, std::optional<Array<int32_t>>, int64_t, int64_t, int64_t, int64_t,
+      .def(py::init<Owners, RouteArrays, int64_t, std::optional<Array<int32_t>>, int64_t, int64_t, int64_t,
                     std::vector<PushArrays>, RecordFormat, std::vector<int64_t>>(),
            py::arg("owners"), py::arg("pull"), py::arg("num"), py::arg("known").noconvert(), py::arg("reason"),
-           py::arg("bound"), py::arg("step"), py::arg("parts"), py::arg("pushes"), py::arg("format"), py::arg("dims"))
+           py::arg("bound"), py::arg("step"), py::arg("pushes"), py::arg("format"), py::arg("dims"))
       .def("words", &PyRoundRequest::words, "Words of 8 bytes of the request to each node.")
       .def("write", &PyRoundRequest::write, py::arg("messages"), py::arg("begins"))
+      .def("forget_pushes", &PyRoundRequest::forget_pushes, "Frees the pushes, which are written.")
       .def("read_clocks", &PyRoundRequest::read_clocks, py::arg("replies"), py::arg("versions").noconvert(),
            py::arg("fetched").noconvert())
       .def("place", &PyRoundRequest::place, py::arg("replies"), py::arg("outs"),
@@ -171,7 +179,6 @@ void bind_round(py::module_& m) {
            "Whether the owners of the node have applied so many steps.")
       .def("mark", &PyRoundServer::mark, py::arg("route"), py::arg("owners"), py::arg("step"),
            "Marks the rows of this node's keys in a route, which this rank reads after `step` steps.")
-      .def("num_replies", &PyRoundServer::num_replies, py::arg("client"), "Replies that a client is still to get.")
       .def("is_ready", &PyRoundServer::is_ready, py::arg("client"), "Whether the next reply to a client can be made.")
       .def("reply_words", &PyRoundServer::reply_words, py::arg("client"), "Words of 8 bytes of the reply.")
       .def("write_reply", &PyRoundServer::write_reply, py::arg("client"), py::arg("message"), py::arg("begin"),

@@ -60,15 +60,13 @@ class PyRoundServer {
 
   int64_t take(size_t client, const Section& request) {
     const Bytes bytes = bytes_of(request);
-    return core_.take(client, bytes.at, bytes.size).reason;
+    return core_.take(client, bytes.at, bytes.size);
   }
 
   void mark(const RouteArrays& route, const std::vector<int64_t>& owners, int64_t step) {
     const RouteView view = route.view();
     core_.mark(view, owners, step);
   }
-
-  size_t num_replies(size_t client) const { return core_.num_replies(client); }
 
   bool apply() {
     py::gil_scoped_release release;

@@ -37,15 +37,9 @@ struct RequestHeader {
   int64_t reason;  // why rows are requested, the same on all ranks in a round; kPushes for a request without reply
   int64_t bound;   // staleness, for requests with clocks
   int64_t step;    // for others: steps that the rows must have
-  int64_t parts;   // of the reply: 0, 1, or 2 for a request that is a step early
 };
 constexpr int64_t kPushes = -1;
-
-// What a server has taken.
-struct Taken {
-  int64_t reason;
-  bool ends_early;  // it is followed by the second part of the reply to an earlier request
-};
+constexpr int64_t kEarly = 4;  // for a request a step early, whose reply has two parts
 
 struct OwnerCounts {
   int64_t num_records;
@@ -128,6 +122,8 @@ class RoundRequest {
       at += whole_words(sizeof(int32_t) * n);
     }
   }
+
+  void forget_pushes() { pushes_.clear(); }
 
   // Reads the clocks in a reply of these owners, and which rows it has: to versions and fetched (n), by position.
   // Returns the bytes read; throws std::out_of_range if the reply is shorter.
@@ -222,7 +218,8 @@ class RoundRequest {
   std::vector<int64_t> dims_;
 };
 
-// While one rank asks for rows that nobody reads in a step, others may already mark those that they read two steps on.
+// While a server still looks for rows that nobody reads in step t, a rank that has no client may have marked those that
+// it reads in t + 1 and t + 2.
 constexpr int64_t kNumMarks = 3;
 
 // A shard in this node's memory, as a server reads it.
@@ -269,7 +266,7 @@ class RoundServer {
   // Takes the request of a client; its memory must stay until apply() returns true and, if it has clocks, the reply is
   // written. Throws std::out_of_range, and takes nothing, if its contents exceed it or it asks for keys of others. Keys
   // of pushes are checked when they are applied.
-  Taken take(size_t client, const uint8_t* request, int64_t size) {
+  int64_t take(size_t client, const uint8_t* request, int64_t size) {
     const Rings& rings = rings_.at(client);
     RoundRequest::check_end(sizeof(RequestHeader), size);
     const auto& header = *reinterpret_cast<const RequestHeader*>(request);
@@ -294,16 +291,17 @@ class RoundServer {
       Pull& pull = found->pulls.emplace_back(Pull{std::vector<int64_t>(n), known, {}, {}, {}});
       shards_[owner].directory->rows_of(keys, n, pull.rows.data());
     }
-    if (!has_clocks()) {
+    if (header.reason == kEarly) {
       for (size_t owner = 0; owner < shards_.size(); ++owner)
         for (const int64_t row : found->pulls[owner].rows) shards_[owner].mark(row, header.step);
     }
-    const bool ends_early = !records.empty() && early_[client];
-    if (ends_early) replies_[client].push_back({std::exchange(early_[client], nullptr), Part::kSecond});
+    if (!records.empty() && early_[client])
+      replies_[client].push_back({std::exchange(early_[client], nullptr), Part::kSecond});
     pushed_.insert(pushed_.end(), records.begin(), records.end());
-    if (header.parts > 0) replies_[client].push_back({found, header.parts == 2 ? Part::kFirst : Part::kWhole});
-    if (header.parts == 2) early_[client] = std::move(found);
-    return {header.reason, ends_early};
+    if (header.reason == kEarly) early_[client] = found;
+    if (header.reason != kPushes)
+      replies_[client].push_back({std::move(found), header.reason == kEarly ? Part::kFirst : Part::kWhole});
+    return header.reason;
   }
 
   // Marks rows of this node that this rank reads itself after so many steps. owners: those of the node.
@@ -342,9 +340,6 @@ class RoundServer {
     return std::all_of(applied_.begin(), applied_.end(),
                        [step](const int64_t* of) { return __atomic_load_n(of, __ATOMIC_ACQUIRE) >= step; });
   }
-
-  // Replies, and parts of them, that a client is still to get.
-  size_t num_replies(size_t client) const { return replies_.at(client).size(); }
 
   // Whether the next reply to a client can be made: the owners have applied the step that it takes, or, where pushes
   // are applied one by one, all of them. True if there is none to make.
@@ -485,7 +480,7 @@ class RoundServer {
   std::vector<int64_t> dims_;
   std::vector<const int64_t*> applied_;
   std::vector<std::deque<Reply>> replies_;       // to each client, in the order in which it gets them
-  std::vector<std::shared_ptr<Request>> early_;  // of each client, whose reply's second part its next pushes are due
+  std::vector<std::shared_ptr<Request>> early_;  // of each client: the second part of its reply follows its next pushes
   std::vector<PushedRecord> pushed_;             // not applied or passed on yet
 };
 

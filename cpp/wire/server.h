@@ -3,8 +3,7 @@
 //
 // A message is the number of words of each table's section, then the sections (hetmpi/wire/rounds.py). Its pushes are
 // applied, by this rank or by the owners to whose rings they go on, before its rows are read; at s = 0 those of all
-// ranks. Requests of several clients wait side by side. A message of pushes alone gets no reply. The first, or only,
-// part of the reply of all tables in a message goes in one message, and the second in another.
+// ranks. Requests of several clients wait side by side. A message of pushes alone gets no reply.
 //
 // Invariants:
 //   what is behind lock_ is used while it is held, by the thread and by serve();
@@ -16,7 +15,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -77,16 +75,11 @@ class Server {
   using Microseconds = std::chrono::microseconds;
   static constexpr Microseconds kShortest{20}, kWaiting{100}, kLongest{500};  // polling intervals
 
-  struct Due {
-    std::vector<size_t> tables;
-    bool ends_request;  // whether it is the first part of the reply to `request`
-  };
   struct Client {
     LineHeader *requests_header, *replies_header;
     LineReader requests;
     LineWriter replies;
-    std::vector<int64_t> request;  // the last one, until the first part of its reply is made; then empty
-    std::deque<Due> due;           // replies to be made
+    std::vector<int64_t> request;  // that is answered once it is ready; empty if there is none
     std::vector<int64_t> reply;    // not written yet from `num_written` on
     size_t num_written = 0;
   };
@@ -115,8 +108,9 @@ class Server {
     bool was_busy = false;
     for (size_t i = 0; i < clients_.size(); ++i) {
       Client& client = clients_[i];
-      if (!client.reply.empty()) was_busy |= write_reply(client);
-      if (client.request.empty() && client.requests.read()) {  // its pushes may let others read what it waits for
+      if (!client.reply.empty()) {
+        was_busy |= write_reply(client);
+      } else if (client.request.empty() && client.requests.read()) {
         take(i);
         was_busy = true;
       }
@@ -127,12 +121,9 @@ class Server {
     if (have_passed) pushes_.clear();
     waits_ = !have_passed;
     for (size_t i = 0; i < clients_.size(); ++i) {
-      const Client& client = clients_[i];
-      if (client.due.empty() || !client.reply.empty()) continue;
-      const std::vector<size_t>& tables = client.due.front().tables;
-      const bool is_ready = std::all_of(tables.begin(), tables.end(), [this, i](size_t table) {
-        return tables_[table] == nullptr || tables_[table]->is_ready(i);
-      });
+      if (clients_[i].request.empty()) continue;
+      const bool is_ready = std::all_of(tables_.begin(), tables_.end(),
+                                        [i](auto* table) { return table == nullptr || table->is_ready(i); });
       waits_ |= !is_ready;
       was_busy |= is_ready;
       if (is_ready) answer(i);
@@ -147,21 +138,17 @@ class Server {
     const auto num_words = static_cast<int64_t>(message.size());
     auto begin = static_cast<int64_t>(tables_.size());
     RoundRequest::check_end(begin, num_words);
-    std::vector<size_t> asking, early;
+    bool is_answered = false;
     for (size_t table = 0; table < tables_.size(); ++table) {
       const int64_t length = message[table];
       if (length < 0 || length > num_words - begin) throw std::out_of_range("server: a section exceeds its message");
       if (length > 0 && tables_[table] != nullptr) {
         const auto* section = reinterpret_cast<const uint8_t*>(message.data() + begin);
-        const Taken taken = tables_[table]->take(i, section, length * kWord);
-        if (taken.ends_early) early.push_back(table);
-        if (taken.reason != kPushes) asking.push_back(table);
+        is_answered |= tables_[table]->take(i, section, length * kWord) != kPushes;
       }
       begin += length;
     }
-    if (!early.empty()) clients_[i].due.push_back({std::move(early), false});
-    if (!asking.empty()) {
-      clients_[i].due.push_back({std::move(asking), true});
+    if (is_answered) {
       clients_[i].request = std::move(message);
     } else {
       pushes_.push_back(std::move(message));
@@ -170,20 +157,16 @@ class Server {
 
   void answer(size_t i) {
     Client& client = clients_[i];
-    const Due due = std::move(client.due.front());
-    client.due.pop_front();
     std::vector<int64_t>& reply = client.reply;
-    reply.assign(tables_.size(), 0);
-    for (const size_t table : due.tables)
-      if (tables_[table] != nullptr) reply[table] = tables_[table]->reply_bytes(i) / kWord;
+    for (RoundServer* table : tables_) reply.push_back(table == nullptr ? 0 : table->reply_bytes(i) / kWord);
     auto begin = static_cast<int64_t>(tables_.size());
     reply.resize(std::accumulate(reply.begin(), reply.end(), begin));
-    for (const size_t table : due.tables) {  // ascending
+    for (size_t table = 0; table < tables_.size(); ++table) {
       if (tables_[table] == nullptr) continue;
       tables_[table]->write_reply(i, reinterpret_cast<uint8_t*>(reply.data() + begin));
       begin += reply[table];
     }
-    if (due.ends_request) client.request.clear();
+    client.request.clear();
     write_reply(client);
   }
 

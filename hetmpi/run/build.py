@@ -275,7 +275,14 @@ def auto_round_steps(staleness: int | None, lines: int, most_keys: int) -> int:
     return max(1, min(MOST_AHEAD, steps, lines // max(1, most_keys)))
 
 
-def batches_ahead(config: DictConfig, tables: TableGroup) -> int:
+def round_steps_used(config: DictConfig, table: EmbeddingTable) -> int:
+    """The value of table.round_steps by which another run would do the same as this one; 1 where it has no effect."""
+    if staleness_of(config).is_synchronous and not table.world.is_one_node:
+        return min(1, batches_ahead(config, {"": table}))
+    return table.client.context.round_steps
+
+
+def batches_ahead(config: DictConfig, tables: Mapping[str, EmbeddingTable]) -> int:
     """Number of batches that are announced before they are read."""
     if config.table.round_steps is not None and staleness_of(config).is_synchronous:
         has_others = not next(iter(tables.values())).world.is_one_node

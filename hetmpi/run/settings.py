@@ -106,8 +106,8 @@ class Table:
         None,
         "across nodes at a staleness above 0: coming steps whose rows one message requests ahead, and whose gradients "
         "it takes along; lowered to table.staleness; null: a tenth of table.staleness, 1 to 4, as far as the cache has "
-        "lines for the keys of so many; 0: rows are requested at their read. At staleness 0 any other number turns "
-        "look-ahead on, and null leaves it to a trial of the network",
+        "lines for the keys of so many; 0: rows are requested at their read. At staleness 0, with messages, any "
+        "other number turns look-ahead on, and null leaves it to a trial of the network",
         most=MOST_AHEAD,
     )
     exchange: str = setting(

@@ -1,7 +1,6 @@
 """EmbeddingBag: a distributed replacement of torch.nn.EmbeddingBag (docs/embedding_bag.md).
 
 bag = torch.nn.EmbeddingBag(10_000_000, 64, mode="sum")         bag = hetmpi.EmbeddingBag(10_000_000, 64, mode="sum")
-...                                                             ...
 optimizer.zero_grad()                                           optimizer.zero_grad()
 loss.backward()                                                 loss.backward()
 optimizer.step()                                                optimizer.step()  # only of the dense layers

@@ -3,11 +3,12 @@
 read     fetches the rows from their owners; nothing is cached, as each step changes the rows that it reads. The request
          leaves before the last step is applied here; an owner replies when all of its node have applied it
 announce lets the request of a later batch leave with a write: with that before the read, or one earlier, for rows that
-         nobody reads in the step between to be sent during that step (cpp/wire/round.h)
+         nobody reads in the step between to be sent during that step (cpp/wire/round.h). Where all ranks make the same
+         calls: by windows rows travel when their reader gets them, so nothing would be gained (docs/results.md)
 write    each rank sends its gradients to their owners
-settle   (in write on one node, otherwise in the next read) each owner waits for the gradients of all ranks, sums them
-         per key in an order of ranks (cpp/owner/rank_sums.h) and applies the row optimizer once; a read waits for the
-         owners of its rows
+settle   (in write on one node, and where replies are on their way; otherwise in the next read) each owner waits for the
+         gradients of all ranks, sums them per key in an order of ranks (cpp/owner/rank_sums.h) and applies the row
+         optimizer once; a read waits for the owners of its rows
 So `write` and the following read (or flush) are collective: every rank makes these calls; a rank without keys passes
 none.
 """
@@ -28,15 +29,14 @@ from hetmpi.owner.route import Route
 from hetmpi.owner.shards import ShardReader
 from hetmpi.table.batch import Keys, check_room
 from hetmpi.table.client import Client, TableContext, check_finite
-from hetmpi.wire.requests import ANNOUNCED, UNANNOUNCED, Reply, Request, Requests
+from hetmpi.wire.requests import ANNOUNCED, EARLY, UNANNOUNCED, Reply, Request, Requests
 from hetmpi.wire.transport import choose, trial_ms
 from hetmpi.world.waiting import StallWarning, wait_for
 
 POLL_S = 0.001
 NAP_S = 50e-6  # between two looks for messages: short compared with a step, long compared with a look
 # Look-ahead takes about 1 ms of processor time a step, and hides half of what a fetch of its rows takes: it pays
-# where 2,048 random rows take so long by messages. By windows rows travel when their reader gets them, mostly at the
-# read, and nothing is gained (docs/results.md).
+# where 2,048 random rows take so long (docs/results.md).
 LEAST_AHEAD_MS = 3.0
 
 
@@ -61,8 +61,8 @@ class BspClient(Client):
         store = context.memory.local
         self._reducer = _C.StepReducer(store.rings, context.world.rank, *store.arrays, store.directory, store.applied)
         self._is_open = False  # the reducer waits for gradients of all ranks
-        self.pays_ahead = False
-        if self.transport.is_collective:
+        self.pays_ahead, self._can_announce = False, self.transport.is_collective
+        if self._can_announce:
             [ms] = trial_ms(self._world, [self.transport], context.partition, context.num_rows)
             self.pays_ahead = bool(ms >= LEAST_AHEAD_MS)
         self._ahead: deque[Announced] = deque()
@@ -73,6 +73,7 @@ class BspClient(Client):
         step = self.context.step + self._is_written  # that this rank has written
         with self._spans("fetch"):
             rows = self._cache.empty((len(keys.array), self.context.dim), np.float32)
+            self.transport.rounds.check()
             reply = self._requested(keys, step)
             if reply is None:
                 reply = self.transport.ask(Request(UNANNOUNCED, keys.remote_route, len(rows), step))
@@ -90,10 +91,10 @@ class BspClient(Client):
             if reply is not None:
                 reply.receive()
                 reply.place(rows)
-                if reply.parts == 2:
+                if reply.reason == EARLY:
                     self.context.counters.asked_ahead += len(keys.remote_route.order)
                     self.context.counters.came_ahead += reply.num_early
-            self.transport.rounds.serve_all()  # first parts of other ranks' next batches
+            self.transport.rounds.finish(receives=False)  # first parts for other ranks, of all tables
             return self._cache.deliver(np.full(len(rows), -1), rows)  # no key has a line
 
     def _requested(self, keys: Keys, step: int) -> Reply | None:
@@ -119,7 +120,7 @@ class BspClient(Client):
                 "EmbeddingTable.prefetch: call it between a read and the write after it, not after write"
             )
         check_room(len(self._ahead))
-        if not self._world.is_one_node:
+        if self._can_announce:
             self._ahead.append(Announced(keys))
 
     def check_write(self):
@@ -158,16 +159,16 @@ class BspClient(Client):
     def _post(self, message: Message):
         """Sends gradients to other nodes, and the request of an announced batch: of that after the next one, a step
         early, or else of the next one."""
-        num = len(message.values)
-        request = Request(_C.PUSHES, Route.empty(self._world.size), num, pushes=[message], parts=0)
-        asking = [(parts, one) for parts, one in enumerate(list(self._ahead)[:2], 1) if one.reply is None]
+        request = Request(_C.PUSHES, Route.empty(self._world.size), len(message.values), pushes=[message])
+        asking = [(n, one) for n, one in enumerate(list(self._ahead)[:2]) if one.reply is None]
         if not asking:
             self.transport.post(request)
             return
-        parts, batch = asking[-1]
-        step, keys = self.step + parts, batch.keys
-        self.transport.mark(keys.local_route, step)
-        ask = replace(request, reason=ANNOUNCED, route=keys.remote_route, num=len(keys.array), step=step, parts=parts)
+        place, batch = asking[-1]
+        keys, step, reason = batch.keys, self.step + 1 + place, (ANNOUNCED, EARLY)[place]
+        if reason == EARLY:
+            self.transport.mark(keys.local_route, step)
+        ask = replace(request, reason=reason, route=keys.remote_route, num=len(keys.array), step=step)
         batch.reply = self.transport.post(ask)
 
     def settling(self) -> InFlight[None]:
@@ -176,6 +177,7 @@ class BspClient(Client):
     def flush(self):
         with self._spans("drain"):
             finish(self.settling())
+            self.transport.rounds.finish(receives=True)
         for batch in self._ahead:
             batch.reply = None  # rows may be assigned before it is read
 

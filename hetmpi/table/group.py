@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -11,7 +11,7 @@ from hetmpi.counters import Counters
 from hetmpi.errors import UserError
 from hetmpi.in_flight import together
 from hetmpi.table.table import EmbeddingTable
-from hetmpi.wire.rounds import share
+from hetmpi.wire.requests import Requests
 
 
 class TableGroup(Mapping[str, EmbeddingTable]):
@@ -96,3 +96,17 @@ class TableGroup(Mapping[str, EmbeddingTable]):
     def to_save(self) -> EmbeddingTable | dict[str, EmbeddingTable]:
         """The argument of Checkpoints: a single table is saved without its name."""
         return next(iter(self.values())) if len(self) == 1 else dict(self)
+
+
+def share(tables: Sequence[Requests]):
+    """Lets tables that are used together share the rounds of the first one. Collective. Raises UserError if batches of
+    one are announced."""
+    first, *others = tables
+    if others and any(one.rounds.awaits(one) or one in one.rounds.early for one in tables):
+        raise UserError("TableGroup: group the tables before a batch is announced")
+    for other in others:
+        other.rounds.leave(other)
+        other.rounds = first.rounds
+        first.rounds.join(other)
+    if others:
+        first.world.meet("for all tables to share their messages")

@@ -113,8 +113,6 @@ class EmbeddingTable:
         )  # fmt: skip
         self.client = (BspClient if self.staleness.is_synchronous else SspClient)(self._context, exchange)
 
-    # What a trainer calls.
-
     def read(self, keys: torch.Tensor) -> torch.Tensor:
         """keys (U,) int64 on the CPU, unique -> rows (U, dim) float32 on `device`: at s = 0 the owners' values after
         the last write, otherwise values at most `staleness` iterations older, with all of this rank's own updates.
@@ -138,8 +136,8 @@ class EmbeddingTable:
         announced; keep `num_ahead` of them announced, the next ones to be read.
 
         At s >= 1 the bound holds for the owners' clocks at the read before those of the pull. At s = 0 every read is
-        exact: the rows of the batch after the next one come during the next step, but for those that a rank reads in
-        it. Raises UserError as read does, and at s = 0 RuntimeError between write and read."""
+        exact; by messages, where all ranks announce alike, rows of the batch after the next one come during the next
+        step. Raises UserError as read does, and at s = 0 RuntimeError between write and read."""
         with self.spans("prefetch"):
             checked = self._checked(keys, "prefetch")
             self.client.announce(checked)

@@ -32,21 +32,26 @@ from hetmpi.wire.rounds import MakeWire, Round, Rounds
 from hetmpi.wire.sections import Section
 from hetmpi.world.waiting import ranks_text, wait_for
 
-UNANNOUNCED, ANNOUNCED, FLUSH, PEEK = range(4)
-REASONS = ("reads a batch that was not announced", "announces a batch", "flushes", "peeks")  # of a request
+UNANNOUNCED, ANNOUNCED, FLUSH, PEEK, EARLY = range(5)  # EARLY: _C.EARLY
+REASONS = (
+    "reads a batch that was not announced",
+    "announces a batch",
+    "flushes",
+    "peeks",
+    "announces the batch after the next",
+)
 
 
 @dataclass(frozen=True)
 class Request:
     """What a rank asks of the owners on other nodes.
 
-    reason   an index of REASONS
+    reason   an index of REASONS; EARLY at s = 0 alone, for a reply in two parts; or _C.PUSHES for gradients alone
     route    the requested keys, at their positions in a batch of num
     step     at s = 0: steps that the rows must have
     known    at s >= 1: (num,) int32, the clock of this rank's copy of each row, NO_LINE if it has no usable copy
     bound    how far an owner's clock may be ahead of `known` without a need for the row, as of TableContext
-    pushes   the gradients that the owners apply first
-    parts    of the reply: 0 to none, 2 for a request that is made a step early, at s = 0"""
+    pushes   the gradients that the owners apply first"""
 
     reason: int
     route: Route
@@ -55,7 +60,6 @@ class Request:
     known: np.ndarray | None = None
     bound: int = 0
     pushes: Sequence[Message] = ()
-    parts: int = 1
 
 
 class Requests:
@@ -129,11 +133,11 @@ class Requests:
         return reply
 
     def post(self, request: Request) -> Reply | None:
-        """Sends the gradients of a step, and a request for a later batch if its reason is ANNOUNCED. They leave when
-        all tables that share the messages have posted theirs, or with send_posts(), which must follow."""
+        """Sends the gradients of a step, and the request for a later batch unless its reason is _C.PUSHES. They leave
+        when all tables that share the messages have posted theirs, or with send_posts(), which must follow."""
         reply = Reply(self, request, None)
         self.rounds.post(self, reply)
-        return reply if request.parts > 0 else None
+        return reply if request.reason != _C.PUSHES else None
 
     def mark(self, route: Route, step: int):
         """Marks the rows of this node's keys that this rank reads after `step` steps; at s = 0."""
@@ -157,7 +161,7 @@ class Requests:
         pushes = [message.packed(self.is_exact) for message in request.pushes]
         return _C.RoundRequest(
             self.rounds.rails.owners, _C.RouteArrays(*request.route.arrays), request.num, request.known, request.reason,
-            request.bound, request.step, request.parts, pushes, self._record, self._widths,
+            request.bound, request.step, pushes, self._record, self._widths,
         )  # fmt: skip
 
     # The owners' side, where the wire has no thread.
@@ -222,13 +226,13 @@ class Reply:
     fetched     (num,) bool: the rows that they bring; None until they are received, and at s = 0, where they bring all
     num_bytes   of these rows; 0 until they are received
     num_early   rows of the first of two parts; 0 until place()
-    step, parts  of the request
+    reason, step  of the request
     packed      the request
     round       that carries it, or its last part"""
 
     def __init__(self, table: Requests, request: Request, clocks: np.ndarray | None):
         """clocks: as in Requests.ask, which sets the round."""
-        self.reason, self.step, self.parts = request.reason, request.step, request.parts
+        self.reason, self.step = request.reason, request.step
         self._clocks, self._rounds = clocks, table.rounds
         self.fetched: np.ndarray | None = None
         self.num_bytes, self._row_bytes, self.num_early = 0, table.num_bytes, 0

@@ -1,8 +1,7 @@
 """Rounds: the messages of several tables between nodes, on a wire (wire.py), by rails (rails.py).
 
     round   a request to every server, and a reply to every client
-    post    a message to every server, without a reply; or with one, and later a second one, for the tables that
-            announce a batch by it
+    post    a message to every server, with gradients; if tables announce batches by it, with replies as well
 
 A message has a section of each table (sections.py). A table joins the next round, or post, with `begin`, or `post`. It
 is sent when all tables have joined it, or when one of them cannot wait any longer: so tables that make their calls in
@@ -16,19 +15,18 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
 from hetmpi import _C
 from hetmpi.wire.rails import Rails
-from hetmpi.wire.sections import Section, Sections
+from hetmpi.wire.sections import Sections
 from hetmpi.wire.wire import Lines, Wire
 from hetmpi.world.waiting import ranks_text, wait_for
 from hetmpi.world.world import World
 
 REQUEST, REPLY, POST = 1, 2, 3  # tags
-MOST_POSTS = 64  # of this rank, that a client has not sent yet; in a step it makes one
 ALL_ALIKE = "with table.exchange=messages all ranks must read, announce, write and flush alike"
 
 MakeWire = Callable[[Lines], Wire]
@@ -59,6 +57,7 @@ class Rounds:
     rails          the partners of this rank
     clients        those that this rank answers itself
     wire           carries the messages
+    early          table -> Reply of which it has requested the first part, by a former post
     is_broken      ranks have made different calls, so that no message is awaited any more"""
 
     def __init__(self, world: World, make_wire: MakeWire):
@@ -71,9 +70,9 @@ class Rounds:
         self.is_broken = False
         self._rounds: deque[Round] = deque()  # not received yet; the last one may be open
         self._post = Round(POST)  # the open one
-        self._early = {}  # table -> Reply of which the first part was requested, by a former post
+        self.early = {}
         self._num_posted = 0
-        self._reasons: deque[dict] = deque(maxlen=MOST_POSTS)  # of the last posts: table -> reason
+        self._reasons: dict[int, dict] = {}  # number of a post that not all clients have made -> table -> reason
         self._num_received = [0] * len(self.clients)  # of the posts of each client
 
     def join(self, table):
@@ -99,8 +98,7 @@ class Rounds:
             self.wire.serve([known and known.server for known in tables])  # the table's memory is not used any more
             return
         if not self.is_broken:
-            while self._rounds:
-                self.receive(self._rounds[-1])
+            self.finish(receives=True)
             what = "for other ranks to receive its last message about the table"
             wait_for(self.world, lambda: self.poll() and self.wire.publish() and self.wire.is_idle, what)
         # A wire may reach a rank that makes no call. Also where the messages are broken, as others may not know it.
@@ -136,8 +134,8 @@ class Rounds:
     # Posts.
 
     def post(self, table, reply):
-        """Joins the open post with the request of a Reply, which may have no part, and sends it if it is complete;
-        send_post() must follow. Every rank posts as often as every other."""
+        """Joins the open post with the request of a Reply, and sends it if it is complete; send_post() must follow. All
+        ranks post equally often."""
         self._post.requests[table], self._post.replies[table] = reply.packed, reply
         if len(self._post.requests) == self.num_tables:
             self.send_post()
@@ -150,12 +148,15 @@ class Rounds:
             return
         self._post = Round(POST)
         self._send(post)
+        if self.clients:
+            self._reasons[self._num_posted] = {table: reply.reason for table, reply in replies.items()}
         self._num_posted += 1
-        self._reasons.append({table: reply.reason for table, reply in replies.items()})
-        seconds = {table: self._early.pop(table) for table in replies if table in self._early}
-        firsts = {table: reply for table, reply in replies.items() if reply.parts > 0}
+        seconds = {table: self.early.pop(table) for table in replies if table in self.early}
+        firsts = {table: reply for table, reply in replies.items() if reply.reason != _C.PUSHES}
         self._rounds.extend(Round(POST, awaited) for awaited in (seconds, firsts) if awaited)
-        self._early.update({table: reply for table, reply in firsts.items() if reply.parts == 2})
+        self.early.update({table: reply for table, reply in firsts.items() if reply.reason == _C.EARLY})
+        for reply in replies.values():
+            reply.packed.forget_pushes()
 
     def poll(self) -> bool:
         """Lets messages leave, and takes the posts that have arrived. Returns whether those of all clients have, as
@@ -166,8 +167,10 @@ class Rounds:
                 message = self.wire.arrived(client, POST)
                 if message is None:
                     break
-                reasons = self._reasons[self._num_received[i] - self._num_posted]
+                reasons = self._reasons[self._num_received[i]]
                 self._num_received[i] += 1
+                if min(self._num_received) == self._num_received[i]:
+                    del self._reasons[self._num_received[i] - 1]
                 with self._breaking():
                     for table, section in zip(self.sections.tables, self.sections.of(message)):
                         if section[2] > section[1] and table is not None:
@@ -177,10 +180,8 @@ class Rounds:
     # Rounds.
 
     def begin(self, table, reply) -> Round:
-        """Joins the open round with a request, that of a Reply, and sends it if it is complete. Raises RuntimeError if
-        ranks have made different calls before."""
-        if self.is_broken:
-            raise RuntimeError("EmbeddingTable: an error has ended the messages between nodes: close the table")
+        """Joins the open round with a request, that of a Reply, and sends it if it is complete. Raises as check()."""
+        self.check()
         round_ = self._rounds[-1] if self._rounds else None
         if round_ is not None and not round_.is_sent and table in round_.requests:
             self._send(round_)
@@ -192,10 +193,15 @@ class Rounds:
             self._send(round_)
         return round_
 
-    def serve_all(self):
-        """Serves all rounds."""
+    def check(self):
+        """Raises RuntimeError if ranks have made different calls before."""
+        if self.is_broken:
+            raise RuntimeError("EmbeddingTable: an error has ended the messages between nodes: close the table")
+
+    def finish(self, receives: bool):
+        """Serves all rounds, and receives them."""
         if self._rounds:
-            self.serve(self._rounds[-1])
+            (self.receive if receives else self.serve)(self._rounds[-1])
 
     def serve(self, round_: Round):
         """Serves the requests of all clients in this round and those before it."""
@@ -231,7 +237,9 @@ class Rounds:
         lengths: list[list[int]] = []
         for i, table in enumerate(self.sections.tables):
             of_table, reply = [of_client[i] for of_client in requests], round_.replies.get(table)
-            self._check_alike(reply is not None, of_table)
+            for client, (_, begin, end) in zip(self.clients, of_table):
+                if (end > begin) != (reply is not None):  # a table takes part on some ranks only
+                    self.refuse(client, *(("uses", "does not") if end > begin else ("does not use", "does")))
             lengths.append(table.serve(reply.reason, of_table) if reply is not None else [])
         return lengths
 
@@ -240,12 +248,6 @@ class Rounds:
         what = "to write the table as often as it does"
         wait_for(self.world, self.poll, lambda: f"for {ranks_text(self.clients)} {what}")
         return [table.make_part() if table in round_.replies else [] for table in self.sections.tables]
-
-    def _check_alike(self, is_part: bool, requests: Sequence[Section]):
-        """Raises RuntimeError if a table takes part in a round on some ranks only."""
-        for client, (_, begin, end) in zip(self.clients, requests):
-            if (end > begin) != is_part:
-                self.refuse(client, "uses" if end > begin else "does not use", "does not" if end > begin else "does")
 
     def refuse(self, client: int, theirs: str, mine: str):
         """Raises RuntimeError: this rank and a client make different calls."""
@@ -285,14 +287,3 @@ class Rounds:
         what = "to read or write the table as often as it does"
         wait_for(self.world, look, lambda: f"for {ranks_text(missing())} {what}")
         return [found[partner] for partner in partners]
-
-
-def share(tables: Sequence):
-    """Lets tables that are used together share the rounds of the first one. Collective."""
-    first, *others = tables
-    for other in others:
-        other.rounds.leave(other)
-        other.rounds = first.rounds
-        first.rounds.join(other)
-    if others:
-        first.world.meet("for all tables to share their messages")

@@ -52,7 +52,7 @@ def test_bytes_and_hit_rate_are_those_of_the_run(overrides, tmp_path):
         training.log.close()
         told = summary(config.run.dir)
         assert told["round_steps"] == (2 if told["exchange"] == "messages" else 1)  # a tenth of 20
-    counted = np.zeros(9, np.int64)
+    counted = np.zeros(len(training.tables.counters.as_array()), np.int64)
     world.comm.Allreduce(training.tables.counters.as_array(), counted)
     sums = type(training.tables.counters).of_array(counted)
     training.close()
