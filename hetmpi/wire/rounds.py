@@ -106,6 +106,7 @@ class Rounds:
         self.world.wires.discard(self.wire)
         if not self.is_broken:
             self.wire.free()
+        tables.clear()  # breaks the reference cycle, which frees the table's memory at once
 
     @contextlib.contextmanager
     def _breaking(self):
