@@ -6,8 +6,8 @@
 
 The hosts are network namespaces of this machine (tools/hosts.sh), with links shaped to `rate`, in the syntax of tc;
 needs root and MPICH. net: as of `bench step`. Contenders: the floor (the dense network with all rows in memory), hetmpi
-without a cache at s = 0, also without its look-ahead (late), with a cache at each of `bounds` (or none), and peers as
-in `bench step`. Losses after equal samples are compared first, except at s >= 1.
+without a cache at s = 0, without look-ahead (late) and with it (uncached), with a cache at each of `bounds`, and peers
+as in `bench step`. Losses after equal samples are compared first, except at s >= 1.
 
 Last, one JSON line: {"s100_vs_floor": x (step time, 1 is best), "s100_wait_vs_uncached": x, "s100_vs_torchrec": x
 (samples/s, above 1 is faster here), ..., "bytes_per_step": {"uncached": n, "10": n, ...}, "step_ms": {...},

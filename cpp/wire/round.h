@@ -11,10 +11,10 @@
 //
 // Every array is padded to whole words of 8 bytes. Owners are in the order of their ranks.
 //
-// A request without clocks asks for rows as they are after a step. It may ask a step early, in front of the gradients
-// of the step before, for a reply in two parts. The first has the rows that nobody reads in the step between, by the
-// marks that all ranks' requests leave; the second, once that step is applied, has the others, and any row that has
-// changed since the first by its clock. So the marks decide when a row is sent, and clocks that it is the right one.
+// A request without clocks asks for rows as they are after a step. It may come a step early, with the gradients of the
+// step before the last one, and then gets a reply in two parts. The first has the rows that nobody reads in the step
+// between, as marks in the shards tell. The second follows once that step is applied: the other rows, and those whose
+// clock has changed since the first part. So marks decide when a row is sent, and the clock that it is the right one.
 #pragma once
 
 #include <algorithm>
@@ -218,8 +218,7 @@ class RoundRequest {
   std::vector<int64_t> dims_;
 };
 
-// While a server still looks for rows that nobody reads in step t, a rank that has no client may have marked those that
-// it reads in t + 1 and t + 2.
+// A server may still need the marks of step t when a rank without clients already marks what it reads in t + 2.
 constexpr int64_t kNumMarks = 3;
 
 // A shard in this node's memory, as a server reads it.
@@ -292,6 +291,7 @@ class RoundServer {
       shards_[owner].directory->rows_of(keys, n, pull.rows.data());
     }
     if (header.reason == kEarly) {
+      if (has_clocks() || header.step < 1) throw std::out_of_range("round: a request that cannot be early");
       for (size_t owner = 0; owner < shards_.size(); ++owner)
         for (const int64_t row : found->pulls[owner].rows) shards_[owner].mark(row, header.step);
     }

@@ -107,8 +107,9 @@ def fill(table: EmbeddingTable, place: str, saved: dict, shards: list[ShardFiles
     that are invalid for training."""
     partition, rank = make_partition(saved["partition"], saved["num_rows"], len(shards)), table.world.rank
     table.num_used = saved["num_rows"]
-    for begin in range(0, num_used_here(table), BLOCK_ROWS):
-        keys = table.partition.keys_of(rank, begin, min(begin + BLOCK_ROWS, num_used_here(table)))
+    num_here = num_used_here(table)
+    for begin in range(0, num_here, BLOCK_ROWS):
+        keys = table.partition.keys_of(rank, begin, min(begin + BLOCK_ROWS, num_here))
         route = Route.of_keys(partition, keys)
         for name in ARRAYS:
             values = np.empty_like(table.shard.snapshot(name, slice(begin, begin + len(keys))))

@@ -2,9 +2,9 @@
 
 read     fetches the rows from their owners; nothing is cached, as each step changes the rows that it reads. The request
          leaves before the last step is applied here; an owner replies when all of its node have applied it
-announce lets the request of a later batch leave with a write: with that before the read, or one earlier, for rows that
-         nobody reads in the step between to be sent during that step (cpp/wire/round.h). Where all ranks make the same
-         calls: by windows rows travel when their reader gets them, so nothing would be gained (docs/results.md)
+announce lets the request of a later batch leave with a write: the last one before its read or, better, the one before
+         that. Rows that nobody reads in the step between then come during that step (cpp/wire/round.h). By windows it
+         does nothing: rows would not travel before their reader gets them (docs/results.md)
 write    each rank sends its gradients to their owners
 settle   (in write on one node, and where replies are on their way; otherwise in the next read) each owner waits for the
          gradients of all ranks, sums them per key in an order of ranks (cpp/owner/rank_sums.h) and applies the row
@@ -35,9 +35,7 @@ from hetmpi.world.waiting import StallWarning, wait_for
 
 POLL_S = 0.001
 NAP_S = 50e-6  # between two looks for messages: short compared with a step, long compared with a look
-# Look-ahead takes about 1 ms of processor time a step, and hides half of what a fetch of its rows takes: it pays
-# where 2,048 random rows take so long (docs/results.md).
-LEAST_AHEAD_MS = 3.0
+LEAST_AHEAD_MS = 3.0  # look-ahead pays where 2,048 random rows take at least so long (docs/results.md)
 
 
 @dataclass
@@ -61,8 +59,8 @@ class BspClient(Client):
         store = context.memory.local
         self._reducer = _C.StepReducer(store.rings, context.world.rank, *store.arrays, store.directory, store.applied)
         self._is_open = False  # the reducer waits for gradients of all ranks
-        self.pays_ahead, self._can_announce = False, self.transport.is_collective
-        if self._can_announce:
+        self.pays_ahead = False
+        if self.transport.is_collective:
             [ms] = trial_ms(self._world, [self.transport], context.partition, context.num_rows)
             self.pays_ahead = bool(ms >= LEAST_AHEAD_MS)
         self._ahead: deque[Announced] = deque()
@@ -120,7 +118,7 @@ class BspClient(Client):
                 "EmbeddingTable.prefetch: call it between a read and the write after it, not after write"
             )
         check_room(len(self._ahead))
-        if self._can_announce:
+        if self.transport.is_collective:
             self._ahead.append(Announced(keys))
 
     def check_write(self):

@@ -62,10 +62,9 @@ class EmbeddingTable:
         table's own. exchange: transport between nodes: messages, of all ranks; windows, one-sided MPI; auto, the one
         that fetches rows faster here; or the path of a class, "package.module.Class", a hetmpi.wire.wire.Wire. device:
         cpu, or this rank's GPU: it holds the cache, and rows and gradients are tensors on it, while keys stay on the
-        CPU. round_steps: at s >= 1, number of announced batches whose rows are
-        requested by one message; it leaves when so many are announced, or with the next write. first_rows: initialise
-        these keys alone; the other rows take memory when they are assigned, which comes first
-        (hetmpi/table/vocabularies.py); None for all. Collective.
+        CPU. round_steps: at s >= 1, number of announced batches whose rows are requested by one message; it leaves when
+        so many are announced, or with the next write. first_rows: initialise these keys alone; the other rows take
+        memory when they are assigned, which comes first (hetmpi/table/vocabularies.py); None for all. Collective.
 
         Raises UserError if ranks give different arguments (cache, device and spans may differ), if memory is short, and
         for a cache at staleness 0; ValueError for an unknown partition or exchange or an invalid shape."""
@@ -133,7 +132,7 @@ class EmbeddingTable:
     def prefetch(self, keys: torch.Tensor):
         """Announces a batch that a later read will request by the same tensor `keys`, so that its rows on other nodes
         are fetched meanwhile. To be called between a read and the write after it. Batches are read in the order
-        announced; keep `num_ahead` of them announced, the next ones to be read.
+        announced; keep the next `num_ahead` ones announced.
 
         At s >= 1 the bound holds for the owners' clocks at the read before those of the pull. At s = 0 every read is
         exact; by messages, where all ranks announce alike, rows of the batch after the next one come during the next

@@ -9,8 +9,8 @@
 The owner decides when it replies, and which rows a reply has (cpp/wire/round.h). At s >= 1 it replies once it has
 applied the pushes in front of the request, with the clocks of all keys and the rows that is_wanted() names. At s = 0 it
 replies once all owners of its node have applied the step that the request names, as they note in shared memory, with
-all rows; to a request that comes a step early in two parts, of which the first has the rows that are read by nobody in
-the step between.
+all rows. A request that comes a step early gets its reply in two parts: first the rows that nobody reads in the step
+between.
 
 Messages are packed and unpacked in C++. A server reads the shards of its node, and writes pushes into rings of the
 owners there: at s = 0 into the client's, so the step reducer treats all ranks alike; at s >= 1 into rings of its own,
@@ -32,7 +32,8 @@ from hetmpi.wire.rounds import MakeWire, Round, Rounds
 from hetmpi.wire.sections import Section
 from hetmpi.world.waiting import ranks_text, wait_for
 
-UNANNOUNCED, ANNOUNCED, FLUSH, PEEK, EARLY = range(5)  # EARLY: _C.EARLY
+UNANNOUNCED, ANNOUNCED, FLUSH, PEEK = range(4)
+EARLY = _C.EARLY  # 4
 REASONS = (
     "reads a batch that was not announced",
     "announces a batch",

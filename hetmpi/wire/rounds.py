@@ -200,7 +200,7 @@ class Rounds:
             raise RuntimeError("EmbeddingTable: an error has ended the messages between nodes: close the table")
 
     def finish(self, receives: bool):
-        """Serves all rounds, and receives them."""
+        """Serves all rounds, and receives their replies if asked to."""
         if self._rounds:
             (self.receive if receives else self.serve)(self._rounds[-1])
 

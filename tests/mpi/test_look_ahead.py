@@ -45,8 +45,13 @@ def follow(table, steps, announcing=lambda step: 2):
                 table.prefetch(steps[later])
                 known.add(later)
         table.write(keys, gradients(keys, step))
+    return [*rows, flushed(table)]
+
+
+def flushed(table):
+    """All rows of a table, after a flush."""
     table.flush()
-    return [*rows, table.peek(torch.arange(NUM_ROWS))]
+    return table.peek(torch.arange(NUM_ROWS))
 
 
 def check_equal(found, expected):
@@ -54,11 +59,11 @@ def check_equal(found, expected):
         assert torch.equal(one, other), f"step {step}"
 
 
-def of_plain(world, steps, seed=0):
+def of_plain(world, steps, name="table"):
     """The rows without announcements, of one node."""
-    with_one_node = opened(world)
-    rows = follow(with_one_node, steps, lambda step: 0)
-    with_one_node.close()
+    table = opened(world, name=name)
+    rows = follow(table, steps, lambda step: 0)
+    table.close()
     return rows
 
 
@@ -125,10 +130,8 @@ def test_batches_announced_and_not_read_read_again_or_flushed(world, apart, exch
             written = others[step + 1] if is_unread else keys
             table.write(written, gradients(written, step))
             if is_flushed:
-                table.flush()
-                rows.append(table.peek(torch.arange(NUM_ROWS)))
-        table.flush()
-        runs.append([*rows, table.peek(torch.arange(NUM_ROWS))])
+                rows.append(flushed(table))
+        runs.append([*rows, flushed(table)])
         table.close()
     check_equal(*runs)
 
@@ -148,8 +151,7 @@ def test_rows_assigned_after_a_flush_are_read(world, apart, exchange):
                 table.flush()
                 table.shard.assign(slice(None), weight=table.keys()[:, None].numpy() * np.ones((1, DIM), np.float32))
                 table.memory.fence()
-        table.flush()
-        runs.append([*rows, table.peek(torch.arange(NUM_ROWS))])
+        runs.append([*rows, flushed(table)])
         table.close()
     check_equal(*runs)
 
@@ -177,10 +179,7 @@ def test_tables_of_a_group_share_the_messages(world, apart, exchange):
             group.write(keys, grads)
     group.flush()
     for name in steps:
-        alone = opened(world, name=name)
-        expected = follow(alone, steps[name], lambda step: 0)
-        check_equal([*rows[name], group[name].peek(torch.arange(NUM_ROWS))], expected)
-        alone.close()
+        check_equal([*rows[name], group[name].peek(torch.arange(NUM_ROWS))], of_plain(world, steps[name], name))
     assert apart.is_one_node or exchange == "windows" or group["a"].counters.came_ahead > 0
     group.close()
 
