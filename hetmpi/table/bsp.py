@@ -64,7 +64,6 @@ class BspClient(Client):
             [ms] = trial_ms(self._world, [self.transport], context.partition, context.num_rows)
             self.pays_ahead = bool(ms >= LEAST_AHEAD_MS)
         self._ahead: deque[Announced] = deque()
-        self._last: Keys | None = None  # of the last read
         self._world.receivers.add(self)
 
     def reading(self, keys: Keys) -> InFlight[torch.Tensor]:
@@ -96,12 +95,9 @@ class BspClient(Client):
             return self._cache.deliver(np.full(len(rows), -1), rows)  # no key has a line
 
     def _requested(self, keys: Keys, step: int) -> Reply | None:
-        """The reply to the request of a batch that is read now, after `step` steps, if it has left. Forgets batches
-        that were announced earlier, unless the last one is read again."""
-        last, self._last = self._last, keys
+        """The reply to the request of a batch that is read now, after `step` steps, if it has left. Drops batches
+        announced earlier that were not read."""
         while self._ahead:
-            if not self._ahead[0].keys.are_those_of(keys) and last is not None and last.are_those_of(keys):
-                return None
             batch = self._ahead.popleft()
             if batch.keys.are_those_of(keys):
                 return batch.reply if batch.reply is not None and batch.reply.step == step else None
