@@ -226,8 +226,8 @@ struct NodeShard {
   const int32_t* clock;              // (num_rows)
   std::vector<const float*> arrays;  // (num_rows, dims[a]) of each array of a row, numbers of 4 bytes
   const Directory* directory;
-  uint8_t* marks;    // (kNumMarks, num_rows), by the number of steps; null where none are kept
-  int64_t num_rows;  // of marks
+  uint8_t* marks = nullptr;  // (kNumMarks, num_rows), by the number of steps; null where none are kept
+  int64_t num_rows = 0;      // of marks
 
   // Marks a row as read after so many steps, by any rank. Marks repeat, so an old one may look like a new one.
   void mark(int64_t row, int64_t step) const {
