@@ -72,14 +72,21 @@ FIGURES = {  # log lines display those with a word, in this order
     "test_micro_f1": Figure("F1 of all classes, test nodes", "quality", "{:.4f}".format, "", max),
     "test_macro_f1": Figure("mean of the F1 of the classes, test nodes", "quality", "{:.4f}".format, "", max),
     **{
-        f"{part}{name}": Figure(f"{text}{of}", "quality", "{:.4f}".format, "" if part else name.replace("_", " "), max)
-        for part, of in (("", " on held-out triples"), ("test_", " on test triples"))
+        f"{part}{name}": Figure(
+            f"{text}{of}", "quality", "{:.4f}".format, "" if part == "test_" else f"{part}{name}".replace("_", " "), max
+        )
+        for part, of in (
+            ("", " on held-out triples"),
+            ("sampled_", ", among some entities"),
+            ("test_", " on test triples"),
+        )
         for name, text in (
             ("mrr", "mean reciprocal rank"),
             *((f"hits_at_{k}", f"share of ranks of at most {k}") for k in (1, 3, 10)),
         )
     },
     "mr": Figure("mean rank on held-out triples", "quality", number_text, "mr", min),
+    "sampled_mr": Figure("mean rank, among some entities", "quality", number_text, "sampled mr", min),
     "test_mr": Figure("mean rank on test triples", "quality", number_text, "", min),
     "test_unseen": Figure("test triples with an entity that was not trained", "quality", "{:,.0f}".format, ""),
     "test_mrr_seen": Figure("mean reciprocal rank on the other test triples", "quality", "{:.4f}".format, "", max),

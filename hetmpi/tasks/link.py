@@ -27,11 +27,9 @@ from hetmpi.tasks.task import Task
 TRAIN, TUNING, ALL = ("train",), ("train", "valid"), ("train", "valid", "test")  # parts whose triples are known
 HITS = (1, 3, 10)
 MOST_NEGATIVES = 1 << 20
-NEGATIVES = 3  # stream of random numbers
-KINDS, MANY = (
-    ("1_to_1", "1_to_n", "n_to_1", "n_to_n"),
-    1.5,
-)  # heads to tails; several: at least 1.5 (Bordes et al., 2013)
+NEGATIVES, RANKED_AMONG = 3, 4  # streams of random numbers
+KINDS = ("1_to_1", "1_to_n", "n_to_1", "n_to_n")  # heads to tails
+MANY = 1.5  # several: at least so many (Bordes et al., 2013)
 
 
 class TripleSource(Source, Protocol):
@@ -141,7 +139,7 @@ class LinkPrediction(Task):
     A model is constructed with dim; models/link.py, LinkModel, describes it. loss(positive (n,), negative (n, N)) ->
     (), of weighted triples loss(positive, negative, weights (n,))."""
 
-    has_dense_layers, lower_is_better = False, ("mr",)
+    has_dense_layers, lower_is_better = False, ("mr", "sampled_mr")
     sample_bytes = 48
 
     def __init__(
@@ -157,6 +155,7 @@ class LinkPrediction(Task):
         local_negatives: bool = False,
         filtered: bool = False,
         relation_std: float | None = None,
+        ranked_among: int | None = None,
     ):
         """negatives: number per chunk. chunk: samples that share them. reciprocal: a head is asked for as the tail of
         an inverse relation, which has a row of its own (Lacroix et al., ICML 2018). degree_share: share of the
@@ -165,7 +164,8 @@ class LinkPrediction(Task):
         limited more often. local_negatives: the other negatives are drawn from the entities of the rank's own shard,
         whose rows need no network; the training then depends on the number of ranks. filtered: whether negatives that
         make a training triple are left out. relation_std: standard deviation of the initial rows of relations; None:
-        that of the model, or of all tables."""
+        that of the model, or of all tables. ranked_among: evaluations during training rank the true entity among so
+        many entities, drawn once, uniformly; None: among all."""
         if not hasattr(source, "num_entities"):
             raise UserError(
                 f"task=link needs triples, {source.name} has none: choose data=triples or data=kg_synthetic"
@@ -174,6 +174,8 @@ class LinkPrediction(Task):
         check_integer("task.chunk", chunk, 1)
         if relation_std is not None:
             check_number("task.relation_std", relation_std, 0)
+        if ranked_among is not None:
+            check_integer("task.ranked_among", ranked_among, 1, source.num_entities)
         flags = {"reciprocal": reciprocal, "local_negatives": local_negatives, "filtered": filtered}
         for name, value in flags.items():
             if not isinstance(value, bool):
@@ -182,7 +184,7 @@ class LinkPrediction(Task):
         check_number("task.penalty", penalty, 0)
         check_integer("task.penalty_norm", penalty_norm, 1, 3)
         self.source, self.criterion, self.negatives, self.chunk = source, loss, negatives, chunk
-        self.filtered, self.relation_std = filtered, relation_std
+        self.filtered, self.relation_std, self.ranked_among = filtered, relation_std, ranked_among
         self.local_negatives, self._own = local_negatives, None  # (n,) int64: the entities of this rank's shard
         self.degree_share, self.penalty, self.penalty_norm = degree_share, penalty, penalty_norm
         self.of_relations = (RELATION, INVERSE) if reciprocal else (RELATION,)  # tables
@@ -277,16 +279,21 @@ class LinkPrediction(Task):
         if not len(triples):
             return [] if evaluation.world.rank == 0 else None
         why = f"after step {step} for all ranks to evaluate"
-        ranks = ranks_of(evaluation, triples, self.source.known(TUNING), why)
+        ranks = ranks_of(evaluation, triples, self.source.known(TUNING), why, self._some_entities())
         return [ranks] if evaluation.world.rank == 0 else None
 
+    def _some_entities(self) -> np.ndarray | None:
+        """(ranked_among,) int64, None for all."""
+        if self.ranked_among is None:
+            return None
+        random = np.random.default_rng((self.source.seed, RANKED_AMONG))
+        return random.choice(self.source.num_entities, self.ranked_among, replace=False)
+
     def figures(self, columns: list[np.ndarray]) -> dict[str, float | None]:
-        """mrr, mr, hits_at_1, hits_at_3, hits_at_10, over heads and tails."""
-        ranks = columns[0] if columns else np.empty((0, 2))
-        if not ranks.size:
-            return dict.fromkeys(("mrr", "mr", *(f"hits_at_{k}" for k in HITS)))
-        hits = {f"hits_at_{k}": float((ranks <= k).mean()) for k in HITS}
-        return {"mrr": float((1 / ranks).mean()), "mr": float(ranks.mean()), **hits}
+        """mrr, mr, hits_at_1, hits_at_3, hits_at_10, over heads and tails; sampled_mrr, ..., where ranks are among
+        some entities."""
+        found = figures_of(columns[0] if columns else np.empty((0, 2)))
+        return found if self.ranked_among is None else {f"sampled_{name}": value for name, value in found.items()}
 
     def without_figures(self, columns: list[np.ndarray]) -> str | None:
         return None if columns else "no MRR: there are no held-out triples"
@@ -300,18 +307,26 @@ class LinkPrediction(Task):
         why = "for all ranks to evaluate the test triples"
         ranks = ranks_of(evaluation, triples, self.source.known(ALL), why)
         is_seen = self.source.is_seen[triples[:, [0, 2]]].all(1)
-        found = {f"test_{name}": value for name, value in self.figures([ranks]).items()}
+        found = {f"test_{name}": value for name, value in figures_of(ranks).items()}
         found["test_unseen"] = int((~is_seen).sum())
         if not is_seen.all():
-            found["test_mrr_seen"] = self.figures([ranks[is_seen]])["mrr"]
+            found["test_mrr_seen"] = figures_of(ranks[is_seen])["mrr"]
         kinds = relation_kinds(self.source.parts["train"], self.source.num_relations)[triples[:, 1]]
         for number in np.unique(kinds).tolist():
             if number < len(KINDS):
-                found[f"test_mrr_{KINDS[number]}"] = self.figures([ranks[kinds == number]])["mrr"]
+                found[f"test_mrr_{KINDS[number]}"] = figures_of(ranks[kinds == number])["mrr"]
         return found if evaluation.world.rank == 0 else {}
 
     def not_finite(self, batch: LinkBatch) -> str | None:
         return None
+
+
+def figures_of(ranks: np.ndarray) -> dict[str, float | None]:
+    """mrr, mr, hits_at_1, hits_at_3, hits_at_10 of ranks (n, 2); None without ranks."""
+    if not ranks.size:
+        return dict.fromkeys(("mrr", "mr", *(f"hits_at_{k}" for k in HITS)))
+    hits = {f"hits_at_{k}": float((ranks <= k).mean()) for k in HITS}
+    return {"mrr": float((1 / ranks).mean()), "mr": float(ranks.mean()), **hits}
 
 
 def relation_kinds(triples: np.ndarray, num_relations: int) -> np.ndarray:

@@ -103,6 +103,30 @@ def test_ranks_are_those_of_all_scores_with_ties(world, folder, model, are_apart
     closed(training)
 
 
+@pytest.mark.parametrize("num", [1, 20, 90])
+def test_ranks_among_some_entities_are_those_of_their_scores(world, folder, num, monkeypatch):
+    monkeypatch.setattr(ranking, "BLOCK_ROWS", 7)
+    monkeypatch.setattr(ranking, "QUESTIONS", 11)
+    training = made(
+        folder, "checkpoint.at_end=false", "table.partition=hash", "eval.every_steps=15", f"task.ranked_among={num}"
+    )
+    training.run()
+    source, task, rows = training.source, training.task, closed(training)
+    if world.rank == 0:
+        among = task._some_entities()
+        assert len(set(among.tolist())) == num and among.max() < 90
+        known = np.concatenate([source.parts["train"], source.parts["valid"]])
+        ranks = numpy_ranks("complex", rows, source.parts["valid"], known, among)
+        last = json.loads((folder / "evaluation.jsonl").read_text().splitlines()[-1])
+        assert last["sampled_mrr"] == pytest.approx((1 / ranks).mean(), abs=1e-9) and last["sampled_mr"] <= num + 1
+        assert "mrr" not in last
+        known = np.concatenate(list(source.parts.values()))
+        ranks = numpy_ranks("complex", rows, source.parts["test"], known)  # the test's are among all
+        assert json.loads((folder / "summary.json").read_text())["test_mrr"] == pytest.approx(
+            (1 / ranks).mean(), abs=1e-9
+        )
+
+
 @pytest.mark.parametrize("model", ["rotate", "complex reciprocal"])
 @pytest.mark.parametrize("leaves_out", [False, True])
 def test_answers_are_the_best_of_all_scores_by_name(world, folder, model, leaves_out, monkeypatch):

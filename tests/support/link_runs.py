@@ -115,15 +115,17 @@ def all_scores(model, rows, side, h, r, t):
     return score(kind, entity[h][None], rows["relation"][r][None], entity).numpy()
 
 
-def numpy_ranks(model, rows, triples, known):
-    """Filtered mean ranks of heads and tails, by all scores at once. known: triples (n, 3)."""
+def numpy_ranks(model, rows, triples, known, among=None):
+    """Filtered mean ranks of heads and tails, by all scores at once. known: triples (n, 3). among: entities, None for
+    all."""
     entity = rows["entity"]
+    takes_part = np.isin(np.arange(len(entity)), np.arange(len(entity)) if among is None else among)
     known, ranks = set(map(tuple, known.tolist())), np.empty((len(triples), 2))
     for i, (h, r, t) in enumerate(triples.tolist()):
         for side, true in ((0, h), (1, t)):
             scores = all_scores(model, rows, side, h, r, t)
             of = (lambda e: (e, r, t)) if side == 0 else (lambda e: (h, r, e))
-            counts = np.array([e == true or of(e) not in known for e in range(len(entity))])
+            counts = np.array([e == true or (takes_part[e] and of(e) not in known) for e in range(len(entity))])
             close = np.isclose(scores, scores[true], rtol=1e-4, atol=1e-5)
             better = (scores > scores[true]) & ~close & counts
             ranks[i, side] = better.sum() + ((close & counts).sum() + 1) / 2
