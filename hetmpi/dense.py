@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import torch
@@ -58,6 +59,13 @@ class DenseOptimizer:
         for group, weight_decay in zip(self.optimizer.param_groups, kept):
             group["weight_decay"] = weight_decay
 
+    @contextlib.contextmanager
+    def held(self):
+        """A context of backward passes that others of the same step follow: they do not start the allreduce."""
+        self._gradients.is_held = True
+        yield
+        self._gradients.is_held = False
+
     def begin(self):
         """Starts the allreduce of the gradients, unless backward() has started it, which it does after computing all of
         them. To be called between backward() and EmbeddingTable.write: a rank that waits for the allreduce only does
@@ -108,6 +116,7 @@ class AveragedGradients:
         self._parameters = {key: parameter for buffer in self._buffers for key, parameter in buffer.parameters.items()}
         self._ready: set[torch.nn.Parameter] = set()  # with a gradient since the last step
         self._handles: list[int] | None = None  # of the allreduces in progress
+        self.is_held = False  # more backward passes follow
         # backward() does not start the sums where a copy would wait for the GPU, nor where sums are not matched by
         # name: a rank that lacks a gradient starts them later, in begin(), perhaps after those of another model.
         is_copied = any(buffer.is_copied for buffer in self._buffers)
@@ -122,6 +131,8 @@ class AveragedGradients:
                 "DenseOptimizer: backward() ran again after the allreduce of the gradients had begun: add the losses "
                 "up and call backward() once, then step()"
             )
+        if self.is_held:
+            return
         self._ready.add(parameter)
         if self._starts_in_backward and len(self._ready) == len(self._parameters):
             self.begin()

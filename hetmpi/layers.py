@@ -57,6 +57,7 @@ def segment_mean(x: torch.Tensor, index: torch.Tensor, offsets: torch.Tensor) ->
 
     The gradient of a row is added in the order of `index`: bitwise reproducible. Equal to torch's embedding_bag, whose
     backward takes longer on the CPU, but supports first derivatives only."""
+    x = x.float() if x.dtype == torch.bfloat16 else x
     if x.is_cpu and x.dtype == torch.float32 and torch.is_grad_enabled() and x.requires_grad:
         return SegmentMean.apply(x, index, offsets)
     return bag_mean(x, index, offsets)
@@ -125,6 +126,7 @@ def distances(kind: str, queries: torch.Tensor, entities: torch.Tensor) -> torch
     real parts.
 
     All differences at once would take B N dim numbers of memory: on a CPU the C++ core makes them one by one."""
+    queries, entities = queries.float(), entities.float()  # in 16 bits near entities would be equal
     if queries.is_cpu:
         return Distances.apply(kind, queries, entities)
     if kind != "moduli":

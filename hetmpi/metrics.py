@@ -1,4 +1,4 @@
-"""AUC, log loss, RMSE, accuracy and F1 of held-out predictions, on numpy arrays of one process."""
+"""AUC, log loss, calibration, RMSE, accuracy and F1 of held-out predictions, on numpy arrays of one process."""
 
 from __future__ import annotations
 
@@ -27,6 +27,31 @@ def auc(label: np.ndarray, score: np.ndarray) -> float:
     return half_pairs / (2 * num_pairs)
 
 
+def grouped_auc(label: np.ndarray, score: np.ndarray, group: np.ndarray) -> float:
+    """The mean of auc() over groups of samples, each weighted by its size (Zhou et al., KDD 2018); groups of one class
+    are left out. group (n,): equal for the samples of a group, such as a user's. nan if no group has both classes or if
+    a score is NaN. Raises as auc()."""
+    positive = _positive("grouped_auc", label, score)
+    if not len(group) or np.isnan(score).any():
+        return float("nan")
+    order = np.lexsort((score, group))
+    positive, score, group = positive[order].astype(np.int64), score[order], group[order]
+    is_first = np.concatenate([[True], group[1:] != group[:-1]])
+    ties = np.flatnonzero(is_first | np.concatenate([[True], score[1:] != score[:-1]]))
+    groups = np.searchsorted(ties, np.flatnonzero(is_first))  # of ties, the first of each group
+    positives = np.add.reduceat(positive, ties)
+    negatives = np.diff(ties, append=len(score)) - positives
+    of_group = [np.add.reduceat(counts, groups) for counts in (positives, negatives)]
+    before = np.cumsum(negatives) - negatives  # in all groups
+    below = before - np.repeat(before[groups], np.diff(groups, append=len(ties)))
+    half_pairs = np.add.reduceat(positives * (2 * below + negatives), groups)
+    num_pairs, sizes = of_group[0] * of_group[1], of_group[0] + of_group[1]
+    counted = num_pairs > 0
+    if not counted.any():
+        return float("nan")
+    return float(np.average(half_pairs[counted] / (2 * num_pairs[counted]), weights=sizes[counted]))
+
+
 def without_auc(label: np.ndarray, score: np.ndarray) -> str | None:
     """Reason why auc(label, score) is nan, in a few words; None if it is a number."""
     if label.size == 0:
@@ -51,6 +76,24 @@ def log_loss(label: np.ndarray, logit: np.ndarray) -> float:
     return float(np.logaddexp(0.0, np.where(positive, -logit, logit)).mean())
 
 
+def normalised_entropy(label: np.ndarray, logit: np.ndarray) -> float:
+    """log_loss over that of a prediction that is always the share of label 1 (He et al., ADKDD 2014): below 1 the model
+    knows more. nan also if all labels are equal. Raises as log_loss()."""
+    share = float(np.mean(label)) if label.size else 0.0
+    if share in (0.0, 1.0):
+        return float("nan")
+    return log_loss(label, logit) / -(share * np.log(share) + (1 - share) * np.log1p(-share))
+
+
+def calibration(label: np.ndarray, logit: np.ndarray) -> float:
+    """The mean predicted probability over the share of label 1: 1 is right, above 1 too much is predicted. label (n,)
+    in {0, 1}; logit (n,). nan without positive labels or if a logit is NaN. Raises as log_loss()."""
+    positive = _positive("calibration", label, logit)
+    if not positive.any() or np.isnan(logit).any():
+        return float("nan")
+    return float(np.exp(-np.logaddexp(0.0, -logit.astype(np.float64))).mean() / positive.mean())
+
+
 def _positive(caller: str, label: np.ndarray, prediction: np.ndarray) -> np.ndarray:
     """Mask of positive samples, (n,) bool. Raises ValueError for invalid labels or shapes."""
     if label.ndim != 1 or label.shape != prediction.shape:
@@ -70,6 +113,13 @@ def rmse(label: np.ndarray, prediction: np.ndarray) -> float:
         raise ValueError(f"rmse: label and prediction must have one shape, got {label.shape} and {prediction.shape}")
     difference = label.astype(np.float64) - prediction
     return float(np.sqrt(np.mean(np.square(difference)))) if len(label) else float("nan")
+
+
+def mae(label: np.ndarray, prediction: np.ndarray) -> float:
+    """Mean absolute difference, summed in float64. label, prediction (n,). nan without samples."""
+    if label.shape != prediction.shape:
+        raise ValueError(f"mae: label and prediction must have one shape, got {label.shape} and {prediction.shape}")
+    return float(np.mean(np.abs(label.astype(np.float64) - prediction))) if len(label) else float("nan")
 
 
 def accuracy(label: np.ndarray, predicted: np.ndarray) -> float | None:

@@ -33,9 +33,9 @@ from hetmpi.log.runlog import RunLog
 from hetmpi.log.status import write_failed
 from hetmpi.reductions import open_reductions
 from hetmpi.run import build, command_line
-from hetmpi.run.best import MetricHistory
+from hetmpi.run.best import MetricHistory, best_of
 from hetmpi.run.config import compose, staleness_of
-from hetmpi.run.device import choose_device
+from hetmpi.run.device import choose_device, has_bf16
 from hetmpi.run.following import Following
 from hetmpi.run.plan import dry_run
 from hetmpi.run.preemption import Preemption
@@ -158,6 +158,9 @@ class Training:
         )
         self.following = Following.of(self)
         self.total_steps, self.steps = build.total_steps(config, self.source, world.size, self.start), self.start.step
+        self.precision = build.precision_of(config, device)
+        build.check_accumulate(config, self.task)
+        self.is_due = build.evaluations_due(config, self.source, world.size, self.start)
         self.generator = build.generator_of_dropout(self.model, device)
         self.bests = MetricHistory(world, config, self.task, self.source.num_valid, self.saving.resumed)
         num_steps = LARGEST if self.total_steps is None else self.total_steps - self.start.step
@@ -262,15 +265,10 @@ class Training:
         rows = {name: found.requires_grad_() for name, found in self.tables.read(keys).items()}  # (U, row_dim)
         if not on_gpu:
             self._prefetch(batches)
-        with self.spans("forward"):
-            if self.generator is not None:
-                self.generator.manual_seed(build.seed_of(self.config.seed, step, self.world.rank))
-            loss = self.task.loss(self._forward, rows, batch)
-        if not on_gpu:
-            self._check_loss(step, loss, batch, keys, rows)
+        if self.generator is not None:
+            self.generator.manual_seed(build.seed_of(self.config.seed, step, self.world.rank))
         with self._explained(step, batch, keys, rows):
-            with self.spans("backward"):
-                loss.backward()  # starts the allreduce of the dense gradients once all of them are computed
+            loss = self._passes(step, batch, keys, rows)
             if on_gpu:  # the GPU computes meanwhile
                 self._prefetch(batches)
             with self.spans("backward"):
@@ -282,14 +280,29 @@ class Training:
             self._check_loss(step, loss, batch, keys, rows)
         return loss
 
+    def _passes(self, step: int, batch, keys: dict[str, Tensor], rows: dict[str, Tensor]) -> Tensor:
+        """Computes the loss () and the gradients of rows and parameters, of a part of the batch after the other."""
+        num, losses = self.config.train.accumulate, []
+        parts = [(batch, 1.0)] if num == 1 else self.task.split(batch, num)
+        for number, (part, share) in enumerate(parts, 1):
+            with self.spans("forward"):
+                loss = self.task.loss(self._forward, rows, part) * share
+            if self.device.type == "cpu":
+                self._check_loss(step, loss, batch, keys, rows)
+            follows = self.dense.held() if number < len(parts) else contextlib.nullcontext()
+            with self.spans("backward"), follows:
+                loss.backward()  # the last starts the allreduce of the dense gradients once all of them are computed
+            losses.append(loss.detach())
+        return sum(losses)
+
     def _translated(self, batch, step: int):
         """A batch of the loader, with keys in place of the ids of tables without a fixed vocabulary. Collective."""
         with self.spans("vocabulary"):
             return self.vocabularies.of_batch(batch, step)
 
     def _forward(self, rows, batch):
-        with doing(f"forward() of model={self.config.model_name}"):
-            return self.model(rows, batch)
+        with doing(f"forward() of model={self.config.model_name}"), self.precision():
+            return in_float32(self.model(rows, batch))
 
     def _gradient(self, name: str, rows: Tensor) -> Tensor:
         """The gradient (U, dim) of the mean loss over all ranks with respect to a table's rows."""
@@ -328,13 +341,12 @@ class Training:
     def _is_evaluated(self, step: int) -> bool:
         """Whether to evaluate before a checkpoint is saved after `step` steps. The last evaluation comes after the
         checkpoint, unless its result is saved with it."""
-        every = self.config.eval.every_steps
-        return self.bests.is_following if step == self.total_steps else every > 0 and step % every == 0
+        return self.bests.is_following if step == self.total_steps else self.is_due(step)
 
     def _overdue_evaluation(self) -> dict | None:
         """Makes the evaluation due at the checkpoint that the run resumes, if a signal prevented it; None otherwise.
         Then restores the link to the best checkpoint, which a kill may have left behind. Collective."""
-        is_overdue = self.bests.is_overdue(self.start.step)
+        is_overdue = self.bests.lacks(self.start.step) and self.is_due(self.start.step)
         evaluated = self.evaluate(self.start.step) if is_overdue else None
         if self.bests.kept is not None:
             self.checkpoints.mark_best(self.bests.kept.step)
@@ -401,6 +413,8 @@ class Training:
             )
         if self.source.num_valid < 1 and self.following is None:
             notes.append(f"data={name} has no held-out samples: their metrics are not computed")
+        if self.config.train.precision == "bf16" and self.device.type == "cpu" and not has_bf16():
+            notes.append("train.precision=bf16: this processor has no instructions for 16 bits, a step may take longer")
         if self.world.size > 1 and any(self.tables[name].cache.capacity_rows > 0 for name in self.specs):
             notes += filter(None, [staleness_of(self.config).advice])
         return [f"hetmpi: {note}" for note in notes]
@@ -461,7 +475,7 @@ class Training:
             "samples_per_s": samples / seconds if seconds else None,
             **evaluated["figures"],
             **final,
-            **self.bests.summary(self.saving.path_of),
+            **(self.bests.summary(self.saving.path_of) or self._best_logged(evaluated["figures"])),
             **self._table_figures(sums, lags, 1),
             **times(by_rank),
             **ids,
@@ -475,6 +489,19 @@ class Training:
         })  # fmt: skip
         if evaluated["without"]:
             self.log.note(evaluated["without"])
+
+    def _best_logged(self, figures: dict) -> dict:
+        """For the summary, of a run that follows no metric: the best evaluation by the task's first metric, if it was
+        not the last."""
+        metric = next(iter(figures), None)
+        if metric is None or self.following is not None:
+            return {}
+        best = best_of(self.task, metric)
+        for step, value in self.log.evaluations(metric):
+            best.add(step, value)
+        if best.value is None or figures[metric] is None or best.loss(best.value) >= best.loss(figures[metric]):
+            return {}
+        return {f"best_{metric}": best.value, "best_metric": metric, "best_step": best.step}
 
     # Samples, steps, checkpoints.
 
@@ -574,6 +601,13 @@ class Training:
         if self.loader is not None:
             self.loader.close()
         self.tables.close()
+
+
+def in_float32(found):
+    """A model's output, a tensor or a tuple of tensors, in 32 bits."""
+    if isinstance(found, tuple):
+        return tuple(map(in_float32, found))
+    return found.float() if torch.is_tensor(found) and found.dtype == torch.bfloat16 else found
 
 
 def what_is_not_finite(keys: dict[str, Tensor], rows: dict[str, Tensor], model: torch.nn.Module) -> str | None:

@@ -73,6 +73,7 @@ class Batch:
     label: Tensor  # (B,) float32
     teacher: Tensor | None = None  # (B,) float32
     bags: tuple[tuple[Tensor, Tensor], ...] = ()  # (G,) of index (n,) int64 and offsets (B + 1,) int64
+    group: np.ndarray | None = None  # (B,) int64, equal for samples of which a metric is computed together
     # Of tables without a fixed vocabulary, whose keys are ids at first: how often each occurs, (U,) int64.
     counts: dict[str, np.ndarray] = field(default_factory=dict)
 
@@ -89,6 +90,18 @@ class Batch:
         places = torch.from_numpy(np.concatenate(places))
         bags = tuple((places[index], offsets) for index, offsets in self.bags)
         return replace(self, keys=found, index=places[self.index], bags=bags, counts={})
+
+    def __getitem__(self, rows: slice) -> Batch:
+        """The samples at `rows`, with all keys."""
+        bags = []
+        for index, offsets in self.bags:
+            offsets = offsets[rows.start : rows.stop + 1]
+            bags.append((index[offsets[0] : offsets[-1]], offsets - offsets[0]))
+        teacher, group = (None if one is None else one[rows] for one in (self.teacher, self.group))
+        return replace(
+            self, index=self.index[rows], dense=self.dense[rows], label=self.label[rows], teacher=teacher, group=group,
+            bags=tuple(bags),
+        )  # fmt: skip
 
     def on(self, device: torch.device) -> Batch:
         """The batch with the tensors that a model reads on `device`, for use in its current stream."""
@@ -143,7 +156,7 @@ def to_batch(samples: Samples) -> Batch:
 def batch_of(samples: Samples, keys: dict[str, Tensor], index: Tensor, bags=(), counts=None) -> Batch:
     teacher = None if samples.teacher is None else torch.from_numpy(samples.teacher)
     dense, label = torch.from_numpy(samples.dense), torch.from_numpy(samples.label)
-    return Batch(keys, index, dense, label, teacher, bags, counts or {})
+    return Batch(keys, index, dense, label, teacher, bags, counts=counts or {})
 
 
 class FeatureBatches:

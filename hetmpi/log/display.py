@@ -161,7 +161,7 @@ def tell_ending(summary: dict) -> None:
 
 def ending(summary: dict) -> list[str]:
     """The closing lines: quality, speed, bytes, path of the model, next command; also the reason if training ended
-    early, and the best evaluation if a metric was followed."""
+    early, and the best evaluation if a metric was followed or the last one was worse."""
     followed = f"best_{summary.get('best_metric')}"
     metrics = [key for key in summary if is_of_task(key, summary[key]) and key != followed]
     quality = [f"{label(key)} {value_text(key, summary[key])}" for key in metrics]
@@ -183,6 +183,8 @@ def best(summary: dict) -> str:
     if step is None:
         return f"{label(metric)} was undefined in every evaluation"
     text = f"{label(metric)} {value_text(metric, summary[f'best_{metric}'])} at step {step:,}"
+    if "best_checkpoint" not in summary and step < summary["steps"]:
+        return f"{text}; checkpoint.best={metric} keeps such a checkpoint"
     return f"{text}, in {path}" if path else text
 
 

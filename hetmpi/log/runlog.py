@@ -14,8 +14,9 @@ The run folder holds
   events.out.tfevents.*  the values of both files for TensorBoard (events.py)
   trace.json        with train.profile=true: every rank's last steps, for chrome://tracing or Perfetto
   summary.json      written when the run finishes; complete if it exists. by_rank: host, and ms per step of each part,
-                    for every rank. With eval.patience or checkpoint.best: best_metric, best_METRIC, best_step,
-                    best_checkpoint; ended_early, the reason if training ended early
+                    for every rank. With eval.patience or checkpoint.best, or if the best evaluation was not the last:
+                    best_metric, best_METRIC, best_step, and best_checkpoint of checkpoint.best; ended_early, the reason
+                    if training ended early
   report.html       if `hetmpi report` was run
 
 JSON has neither NaN nor infinity: such values are written as null.
@@ -104,6 +105,13 @@ class RunLog:
     def evaluation(self, values: dict) -> None:
         """Writes and displays an evaluation: `step` (int), `auc`, `log_loss`, and any other numbers by name."""
         self._record("evaluation.jsonl", values, self._events.evaluation, self._shown.evaluation)
+
+    def evaluations(self, metric: str) -> list[tuple[int, float]]:
+        """Step and value of a metric in the evaluations so far, as far as they could be written."""
+        with suppress(OSError, ValueError):
+            lines = map(json.loads, (self._dir / "evaluation.jsonl").read_text().splitlines())
+            return [(line["step"], line[metric]) for line in lines if line.get(metric) is not None]
+        return []
 
     def note(self, text: str) -> None:
         """Prints a message."""

@@ -18,18 +18,27 @@ from hetmpi.world.world import World
 
 ENTRY = "evaluations"  # in a checkpoint's manifest
 PLATEAU = "optim.schedule=plateau"
-LOSSES = {"loss", "error", "mae", "mse", "rmse"}  # words in names of metrics of which a smaller value is better
+LOSSES = {
+    "loss",
+    "error",
+    "entropy",
+    "mae",
+    "mse",
+    "rmse",
+}  # words in names of metrics of which a smaller value is better
 
 
 @dataclass
 class Best:
     """The best value of a metric so far.
 
+    best_at      the metric's best value, None if a larger value, or a smaller one, is always better
     value, step  the value and the step of its evaluation; None and 0 if there is none
     num_since    evaluations in a row since then that did not improve it"""
 
     metric: str
     lower_is_better: bool
+    best_at: float | None = None
     value: float | None = None
     step: int = 0
     num_since: int = 0
@@ -37,19 +46,31 @@ class Best:
     def add(self, step: int, value: float | None):
         """Adds the evaluation after `step` steps. None and values that are not finite are no improvement."""
         is_finite = value is not None and math.isfinite(value)
-        if is_finite and (self.value is None or (value < self.value if self.lower_is_better else value > self.value)):
+        if is_finite and (self.value is None or self.loss(value) < self.loss(self.value)):
             self.value, self.step, self.num_since = value, step, 0
         else:
             self.num_since += 1
+
+    def loss(self, value: float) -> float:
+        """A number that is smaller for a better value."""
+        if self.best_at is not None:
+            return abs(value - self.best_at)
+        return value if self.lower_is_better else -value
+
+    def words(self, toward: str, smaller: str, larger: str) -> str:
+        """What a better value is: `toward` and the best value, or one of the others."""
+        if self.best_at is not None:
+            return f"{toward} {self.best_at:g}"
+        return smaller if self.lower_is_better else larger
 
     def stagnation(self) -> str:
         """The evaluations without an improvement, in one sentence."""
         since = f"in {self.num_since} evaluation{'' if self.num_since == 1 else 's'}"
         if self.value is None:
             return f"{self.metric} was undefined {since}"
-        moved = "fallen below" if self.lower_is_better else "risen above"
         shown = value_text(self.metric, self.value)
-        return f"{self.metric} has not {moved} {shown}, of step {self.step}, {since}"
+        moved = self.words(f"come nearer than {shown} to", f"fallen below {shown}", f"risen above {shown}")
+        return f"{self.metric} has not {moved}, of step {self.step}, {since}"
 
 
 class MetricHistory:
@@ -64,9 +85,9 @@ class MetricHistory:
     def __init__(self, world: World, config: DictConfig, task: Task, num_valid: int, resumed: Path | None):
         """resumed: the checkpoint to continue from. Collective. Raises UserError on every rank for a metric that the
         task lacks, and if there are no held-out samples."""
-        self.world, self.patience, self.every = world, config.eval.patience, config.eval.every_steps
+        self.world, self.patience = world, config.eval.patience
         names = world.from_first(lambda: followed(config, task, num_valid))
-        self._bests = {name: Best(name, is_lower_better(task, name)) for name in names.values()}
+        self._bests = {name: best_of(task, name) for name in names.values()}
         self.watched, self.kept = (self._bests.get(names.get(key)) for key in ("eval.metric", "checkpoint.best"))
         self.step, self._has_earlier = 0, False
         self.num_drops = self._num_idle = 0
@@ -96,10 +117,10 @@ class MetricHistory:
         """Whether the evaluation after `step` steps is the best so far for checkpoint.best."""
         return self.kept is not None and self.kept.step == step
 
-    def is_overdue(self, step: int) -> bool:
-        """Whether the checkpoint after `step` steps, from which the run continues, was saved on a signal before the
-        evaluation due there."""
-        return self._has_earlier and self.step < step and step % self.every == 0
+    def lacks(self, step: int) -> bool:
+        """Whether the checkpoint after `step` steps, from which the run continues, has evaluations, but none of this
+        step: if one was due there, a signal came before it."""
+        return self._has_earlier and self.step < step
 
     @property
     def reason(self) -> str | None:
@@ -112,11 +133,13 @@ class MetricHistory:
         """Descriptions of the two settings in effect, for the start of a run."""
         notes = []
         if self.patience is not None:
-            goal = f"{'smaller' if self.watched.lower_is_better else 'larger'} {self.watched.metric}"
-            notes.append(f"training ends after {self.patience} evaluation(s) in a row without a {goal}")
+            metric = self.watched.metric
+            goal = self.watched.words(f"a {metric} nearer to", f"a smaller {metric}", f"a larger {metric}")
+            notes.append(f"training ends after {self.patience} evaluation(s) in a row without {goal}")
         if self.kept is not None:
-            goal = "smallest" if self.kept.lower_is_better else "largest"
-            notes.append(f"the checkpoint with the {goal} {self.kept.metric} is kept")
+            metric = self.kept.metric
+            goal = self.kept.words(f"{metric} nearest to", f"smallest {metric}", f"largest {metric}")
+            notes.append(f"the checkpoint with the {goal} is kept")
         return notes
 
     # In files.
@@ -185,6 +208,11 @@ def followed(config: DictConfig, task: Task, num_valid: int) -> dict[str, str]:
 
 def has_plateau(config: DictConfig) -> bool:
     return config.optim.schedule == "plateau"
+
+
+def best_of(task: Task, metric: str) -> Best:
+    """Without a value yet."""
+    return Best(metric, is_lower_better(task, metric), getattr(task, "best_at", {}).get(metric))
 
 
 def is_lower_better(task: Task, metric: str) -> bool:

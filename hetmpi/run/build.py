@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +24,8 @@ from hetmpi.dense import DenseOptimizer
 from hetmpi.errors import UserError, doing, one_line
 from hetmpi.memory import check_fits
 from hetmpi.open_rows import FIRST_KEY
-from hetmpi.run.config import cache_of, own_settings, staleness_of
+from hetmpi.run.config import cache_of, is_evaluated_at_end_only, own_settings, staleness_of
+from hetmpi.run.device import PRECISIONS
 from hetmpi.run.id_rows import IDS, folders_of
 from hetmpi.run.pretrained import fill_from, fill_ids
 from hetmpi.schedule import Schedule
@@ -41,6 +44,7 @@ from hetmpi.world.world import World
 CLASS_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 STALENESS_PER_STEP = 10  # of table.staleness, for each step of table.round_steps by default
 LONGEST_REFUSAL = 900  # characters
+MOST_EPOCHS_EVALUATED = 20  # about, by default
 OWN_OPTIM = ("rows", "rows_lr", "rows_weight_decay")  # settings that a table may have of its own
 
 
@@ -335,11 +339,48 @@ def total_steps(config: DictConfig, source: Source, world_size: int, start: Posi
     return start.step + math.ceil(left / (config.batch_size * world_size))
 
 
+def evaluations_due(config: DictConfig, source: Source, world_size: int, start: Position) -> Callable[[int], bool]:
+    """Whether an evaluation is due after so many steps of a run that begins at `start`, besides the one at its end."""
+    every = config.eval.every_steps
+    if every is not None:
+        return lambda step: every > 0 and step % every == 0
+    if is_evaluated_at_end_only(config) or not source.num_train or source.num_valid < 1 or stream_of(source):
+        return lambda step: False
+    taken = config.batch_size * world_size
+    span = math.ceil(config.epochs / MOST_EPOCHS_EVALUATED) * source.num_train
+
+    def is_due(step: int) -> bool:
+        samples = start.samples + (step - start.step) * taken
+        return step > 0 and samples // span > (samples - taken) // span
+
+    return is_due
+
+
+def precision_of(config: DictConfig, device: torch.device) -> Callable[[], AbstractContextManager]:
+    """Contexts in which the network is computed as train.precision says."""
+    dtype = PRECISIONS[config.train.precision]
+    return nullcontext if dtype is None else partial(torch.autocast, device.type, dtype)
+
+
+def check_accumulate(config: DictConfig, task: Task):
+    """Raises UserError if train.accumulate asks for parts of a batch, and the task has none."""
+    num = config.train.accumulate
+    if num > 1 and getattr(type(task), "split", Task.split) is Task.split:
+        raise UserError(
+            f"train.accumulate={num}: {type(task).__name__} computes a batch as a whole: set train.accumulate=1 and a "
+            "smaller batch_size"
+        )
+
+
 def check_stream(config: DictConfig):
     """Raises UserError for settings that data.follow=true excludes."""
     schedules = ("constant",) if config.steps is None else ("constant", "linear", "cosine")
     for name, is_wrong, cure in (
-        ("eval.every_steps", config.eval.every_steps > 0, "set it to 0, without eval.patience and checkpoint.best"),
+        (
+            "eval.every_steps",
+            (config.eval.every_steps or 0) > 0,
+            "set it to 0, without eval.patience and checkpoint.best",
+        ),
         ("optim.schedule", config.optim.schedule not in schedules, "set constant, or give steps=N for linear, cosine"),
         ("epochs", config.epochs not in (None, 1), "remove it"),
     ):

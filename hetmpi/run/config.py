@@ -202,8 +202,11 @@ def check(config: DictConfig):
     for key in ("eval.patience", "checkpoint.best", "optim.schedule"):
         value = OmegaConf.select(config, key)
         follows = value == "plateau" if key == "optim.schedule" else value is not None
-        if follows and config.eval.every_steps == 0:
-            raise UserError(f"settings: {key}={value} needs evaluations during training: set eval.every_steps, now 0")
+        if follows and is_evaluated_at_end_only(config):
+            every = "null" if config.eval.every_steps is None else 0
+            raise UserError(
+                f"settings: {key}={value} needs evaluations during training: set eval.every_steps, now {every}"
+            )
     if config.steps is None and config.epochs is None:
         raise UserError("settings: give steps or epochs, both are null")
     if optim.rows_lr is None:
@@ -227,6 +230,13 @@ def check_value(setting: Declared, value):
             raise UserError(f"{setting.key} must be a {setting.noun}, got '{one_line(str(value), 100)}'{cure}")
     elif not (setting.takes_class and "." in str(value)):
         check_choice(setting.key, value, setting.choices)
+
+
+def is_evaluated_at_end_only(config: DictConfig) -> bool:
+    """Whether a run makes no evaluation but that at its end (build.evaluations_due)."""
+    if config.eval.every_steps is not None:
+        return config.eval.every_steps == 0
+    return config.steps is not None or (config.epochs or 0) <= 1
 
 
 def staleness_of(config: DictConfig) -> Staleness:

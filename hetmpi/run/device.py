@@ -1,6 +1,8 @@
-"""The device of a rank, from the setting `device`."""
+"""The device of a rank, from the setting `device`, and the precision of the network there."""
 
 from __future__ import annotations
+
+import contextlib
 
 import torch
 
@@ -9,6 +11,15 @@ from hetmpi.errors import UserError
 from hetmpi.world.world import World
 
 DEVICES = ("auto", "cpu", "cuda")
+PRECISIONS = {"float32": None, "bf16": torch.bfloat16}  # of matrix products, None: that of their factors
+
+
+def has_bf16(cpuinfo: str = "/proc/cpuinfo") -> bool:
+    """Whether the processor multiplies matrices of 16-bit numbers. True if it does not say."""
+    with contextlib.suppress(OSError), open(cpuinfo) as lines:
+        flags = next((line.split() for line in lines if line.startswith("flags")), None)
+        return flags is None or not {"amx_bf16", "avx512_bf16"}.isdisjoint(flags)
+    return True
 
 
 def choose_device(world: World, wanted: str) -> torch.device:

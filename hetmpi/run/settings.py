@@ -16,7 +16,7 @@ from hetmpi.dense import DENSE_RULES
 from hetmpi.errors import LARGEST
 from hetmpi.owner.route import PARTITIONS
 from hetmpi.reductions import DENSE_EXCHANGES
-from hetmpi.run.device import DEVICES
+from hetmpi.run.device import DEVICES, PRECISIONS
 from hetmpi.schedule import SCHEDULES
 from hetmpi.table.batch import MOST_AHEAD
 from hetmpi.table.cache import ADMIT, POLICIES, ROW_BYTES, CacheSettings
@@ -177,7 +177,12 @@ class Optim:
 
 @dataclass
 class Eval:
-    every_steps: int = setting(0, "steps between evaluations on held-out samples; 0: at the end only", most=MANY)
+    every_steps: int | None = setting(
+        None,
+        "steps between evaluations on held-out samples; 0: at the end only; null: after each epoch, of "
+        "more than 20 after every few, and at the end",
+        most=MANY,
+    )
     metric: str | None = setting(
         None,
         "metric of the task that eval.patience and schedule=plateau watch; null: the task's first, as auc or accuracy",
@@ -238,6 +243,19 @@ class Log:
 
 @dataclass
 class Train:
+    precision: str = setting(
+        "float32",
+        "numbers of the network's matrix products; bf16: 16 bits (torch.autocast), while rows, parameters and all "
+        "gradients stay in 32",
+        choices=tuple(PRECISIONS),
+    )
+    accumulate: int = setting(
+        1,
+        "forward and backward passes in which the batch of a step is computed, each with a share of its samples, so "
+        "that a larger batch fits in memory; rows are read and written once",
+        least=1,
+        most=LARGEST_BATCH,
+    )
     profile: bool = setting(False, "write trace.json, a timeline of every rank's last steps for ui.perfetto.dev")
 
 

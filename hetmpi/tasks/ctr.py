@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -16,11 +17,13 @@ from hetmpi.data.batch import Batch, FeatureBatches, Samples, to_batch
 from hetmpi.data.features import TABLE, Feature, FeatureTable
 from hetmpi.data.gpu_batch import GpuBatches
 from hetmpi.data.source import Source
-from hetmpi.errors import UserError, doing
+from hetmpi.errors import UserError, doing, one_line
 from hetmpi.layers import FeatureRows
-from hetmpi.metrics import auc, log_loss, rmse, without_auc
+from hetmpi.metrics import auc, calibration, grouped_auc, log_loss, mae, normalised_entropy, rmse, without_auc
 from hetmpi.table.spec import TableSpec
 from hetmpi.tasks.task import Task
+
+METRICS = {"auc": auc, "log_loss": log_loss, "normalised_entropy": normalised_entropy, "calibration": calibration}
 
 
 class ClickSource(Source, Protocol):
@@ -54,8 +57,11 @@ class ClickThroughRate(Task):
     joins  whether a model reads joined rows (hetmpi/layers.py, FeatureRows): features with several values, several
            tables, or another width than the model's"""
 
-    def __init__(self, source: ClickSource, loss: torch.nn.Module):
-        """loss(logits (B,), labels (B,)) -> ()."""
+    best_at = {"calibration": 1.0}
+
+    def __init__(self, source: ClickSource, loss: torch.nn.Module, group: str | None = None):
+        """loss(logits (B,), labels (B,)) -> (). group: name of the feature, of one value, whose values are the groups
+        of `gauc`; None: it is not computed."""
         if not hasattr(source, "num_fields") and not hasattr(source, "features"):
             raise UserError(
                 f"task=ctr needs samples of fields, {source.name} has none: choose other data, for a graph task=node"
@@ -67,6 +73,7 @@ class ClickThroughRate(Task):
         self.features: list[Feature] | None = getattr(source, "features", None)
         self.num_fields = source.num_fields if self.features is None else len(self.features)
         self.sample_bytes = 16 * self.num_fields + 4 * source.num_dense + 4  # ids, their indices among the keys, ...
+        self._group = None if group is None else self._place_of(group)
         counted = Counter(feature.table for feature in self.features or [])
         self.keys_per_sample = {TABLE: self.num_fields} if self.features is None else dict(counted)
         self.joins = self.features is not None and (
@@ -75,6 +82,20 @@ class ClickThroughRate(Task):
             or any(feature.pool is not None for feature in self.features)
             or any(table.dim is not None for table in source.tables.values())
         )
+
+    def _place_of(self, group: str) -> int:
+        """The column of Samples.ids that holds a feature. Raises UserError if there is none, or one of several
+        values."""
+        if self.predicts_numbers:
+            raise UserError(f"task.group={group} is for labels that are 0 or 1, data.label_kind is number")
+        names = [feature.name for feature in self.features or [] if feature.pool is None]
+        if group not in names:
+            known = ", ".join(names[:20]) or "none, as features have no names"
+            raise UserError(
+                f"task.group={one_line(str(group))} must name a categorical column of one value: {self.source.name} "
+                f"has {known}"
+            )
+        return names.index(group)
 
     def model_arguments(self, dim: int) -> dict[str, int]:
         return {"num_fields": self.num_fields, "num_dense": self.source.num_dense, "dim": dim}
@@ -97,6 +118,12 @@ class ClickThroughRate(Task):
         }
 
     def batches(self, device: torch.device) -> Callable[[Samples], Batch]:
+        if self._group is None:
+            return self._maker(device)
+        make, place = self._maker(device), self._group
+        return lambda samples: replace(make(samples), group=samples.ids[:, place])
+
+    def _maker(self, device: torch.device) -> Callable[[Samples], Batch]:
         if self.joins:
             tables = self.source.tables
             return FeatureBatches(self.features, list(tables), [name for name, table in tables.items() if table.open])
@@ -104,6 +131,11 @@ class ClickThroughRate(Task):
 
     def keys(self, batch: Batch) -> dict[str, Tensor]:
         return batch.keys
+
+    def split(self, batch: Batch, num: int) -> list[tuple[Batch, float]]:
+        size = len(batch.label)
+        ends = [size * i // num for i in range(num + 1)]
+        return [(batch[slice(i, j)], (j - i) / size) for i, j in zip(ends, ends[1:]) if j > i] or [(batch, 1.0)]
 
     def loss(self, forward: Callable, rows: dict[str, Tensor], batch: Batch) -> Tensor:
         logits = self._logits(forward, rows, batch)
@@ -115,18 +147,22 @@ class ClickThroughRate(Task):
         return loss
 
     def predict(self, forward: Callable, rows: dict[str, Tensor], batch: Batch) -> tuple[np.ndarray, ...]:
-        """(label, logit) or (label, logit, teacher), each (B,) float32."""
+        """label and logit, then the group if task.group names one, then teacher if it is known: (B,) each."""
         label, logit = batch.label.cpu().numpy(), self._logits(forward, rows, batch).cpu().numpy()
-        return (label, logit) if batch.teacher is None else (label, logit, batch.teacher.numpy())
+        teacher = None if batch.teacher is None else batch.teacher.numpy()
+        return tuple(column for column in (label, logit, batch.group, teacher) if column is not None)
 
     def figures(self, columns: list[np.ndarray]) -> dict[str, float | None]:
-        """auc, log_loss, and teacher_auc if the true probabilities are known; of numbers rmse."""
-        label, logit, *teacher = columns or [np.empty(0, np.float32)] * 2
+        """auc, log_loss, normalised_entropy and calibration, gauc over the groups of task.group, and teacher_auc if the
+        true probabilities are known; of numbers rmse and mae."""
+        label, logit, *others = columns or [np.empty(0, np.float32)] * 2
         if self.predicts_numbers:
-            found = rmse(label, logit)
-            return {"rmse": None if math.isnan(found) else found}
-        figures = {"auc": auc(label, logit), "log_loss": log_loss(label, logit)}
-        figures["teacher_auc"] = auc(label, teacher[0]) if teacher else None
+            figures = {"rmse": rmse(label, logit), "mae": mae(label, logit)}
+        else:
+            figures = {name: metric(label, logit) for name, metric in METRICS.items()}
+            if self._group is not None:
+                figures["gauc"] = grouped_auc(label, logit, others.pop(0)) if others else None
+            figures["teacher_auc"] = auc(label, others[0]) if others else None
         return {name: None if value is None or math.isnan(value) else value for name, value in figures.items()}
 
     def without_figures(self, columns: list[np.ndarray]) -> str | None:

@@ -257,6 +257,19 @@ class LinkPrediction(Task):
     def keys(self, batch: LinkBatch) -> dict[str, Tensor]:
         return batch.keys
 
+    def split(self, batch: LinkBatch, num: int) -> list[tuple[LinkBatch, float]]:
+        """Between chunks, whose samples share negatives."""
+        chunks, size = batch.chunks, len(batch.heads)
+        ends = [len(chunks) * i // num for i in range(num + 1)]
+        return [self._part(batch, chunks[i:j], size) for i, j in zip(ends, ends[1:]) if j > i] or [(batch, 1.0)]
+
+    def _part(self, batch: LinkBatch, chunks: list[Chunk], size: int) -> tuple[LinkBatch, float]:
+        begin, end = chunks[0].begin, chunks[-1].end
+        moved = [replace(chunk, begin=chunk.begin - begin, end=chunk.end - begin) for chunk in chunks]
+        names = ("heads", "relations", "tails", "weights")
+        parts = {name: getattr(batch, name)[begin:end] for name in names if getattr(batch, name) is not None}
+        return replace(batch, chunks=moved, **parts), (end - begin) / size
+
     def loss(self, forward: Callable, rows: dict[str, Tensor], batch: LinkBatch) -> Tensor:
         positive, negative = forward(rows, batch)
         weights = () if batch.weights is None else (batch.weights.repeat(2),)

@@ -31,7 +31,8 @@ class Task(Protocol):
     Optional:
     lower_is_better  names of the metrics of which a smaller value is better, for eval.patience and checkpoint.best.
                      Default: those with the word loss, error, mae, mse or rmse, as in log_loss. Of all others a larger
-                     value is better"""
+                     value is better
+    best_at          metric -> its best value, for metrics that may be too small and too large"""
 
     sample_bytes: int
     keys_per_sample: dict[str, int]
@@ -60,6 +61,11 @@ class Task(Protocol):
 
     def keys(self, batch) -> dict[str, Tensor]:
         """table -> the batch's unique keys, (U,) int64 on the CPU."""
+
+    def split(self, batch, num: int) -> list[tuple[Any, float]]:
+        """At most `num` parts of a batch, with the same keys, and the share that the loss of each has in that of the
+        batch, for train.accumulate. A task that does not define it computes a batch at once."""
+        raise NotImplementedError
 
     def loss(self, forward: Callable, rows: dict[str, Tensor], batch) -> Tensor:
         """The mean loss of a batch, (). forward(rows, batch): the model. rows: table -> (U, dim) float32, which require

@@ -147,6 +147,23 @@ def test_a_second_backward_after_the_allreduce_began_is_refused(world, hvd):
     dense.step(0)
 
 
+@pytest.mark.mpi
+def test_gradients_of_several_passes_are_averaged_once(world, hvd):
+    """The first parameter alone gets one in the last pass."""
+    model = TwoHeads()
+    dense = DenseOptimizer(hvd, model, "sgd", 1.0, 0.0, Schedule())
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    for _ in range(2):
+        with dense.held():
+            (sum(parameter.sum() for parameter in model.parameters()) * (1 + world.rank)).backward()
+    (next(model.parameters()).sum() * (1 + world.rank)).backward()
+    dense.begin()
+    dense.step(0)
+    mean = (1 + world.size) / 2
+    for number, (parameter, first) in enumerate(zip(model.parameters(), before)):
+        assert torch.allclose(parameter, first - (3 if number == 0 else 2) * mean), number
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_is_refused_by_name(world, hvd, value):
     model = torch.nn.Linear(3, 1)

@@ -86,7 +86,9 @@ def joined_samples(world, step):
 
 
 @pytest.mark.parametrize(
-    "training", [[], ["table.ranks_per_node=1"], ["table.ranks_per_node=1", "table.exchange=messages"]], indirect=True
+    "training",
+    [[], ["table.ranks_per_node=1"], ["table.ranks_per_node=1", "table.exchange=messages"], ["train.accumulate=5"]],
+    indirect=True,
 )
 def test_rows_and_dense_layers_are_those_of_torchs_embedding_bags_after_50_steps(training):
     assert {name: (len(rows), rows.shape[1]) for name, rows in all_rows(training).items()} == {
@@ -104,6 +106,20 @@ def test_rows_and_dense_layers_are_those_of_torchs_embedding_bags_after_50_steps
 
 
 STALE = ["table.staleness=5", "table.ranks_per_node=1", "table.cache.capacity_fraction=0.5", "table.cache.admit=all"]
+
+
+@pytest.mark.parametrize("training", [["train.precision=bf16"]], indirect=True)
+def test_in_16_bits_rows_move_alike_and_gradients_have_32(training):
+    twin, before, dtypes = Twin(training), all_rows(training), set()
+    for parameter in training.model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda one: dtypes.add(one.grad.dtype))
+    training.run()
+    for step in range(STEPS):
+        twin.step(joined_samples(training.world, step))
+    assert dtypes == {torch.float32}
+    for name, rows in all_rows(training).items():
+        moved, off = (twin.rows[name] - before[name]).norm(), (rows - twin.rows[name]).norm()
+        assert rows.dtype == torch.float32 and 1e-5 < off < 0.1 * moved, (name, off, moved)
 
 
 @pytest.mark.parametrize("training", [STALE], indirect=True)

@@ -197,6 +197,18 @@ def test_a_run_that_improves_to_its_end_keeps_its_last_checkpoint(tmp_path):
     assert os.readlink(tmp_path / "checkpoints/best") == f"step-{step:08d}"
 
 
+@pytest.mark.parametrize("every, steps", [("null", [4, 8, 12]), ("0", [12])])
+def test_each_epoch_is_evaluated_and_the_best_step_named_if_it_was_not_the_last(tmp_path, every, steps):
+    settings = ["steps=null", "epochs=3", "data.num_train=256", "optim.dense_lr=1", f"eval.every_steps={every}"]
+    outcome = train(2, *SMALL, *settings, f"run.dir={tmp_path}")
+    assert outcome.code == 0, outcome.text
+    seen = evaluations(tmp_path)
+    assert [step for step, _ in seen] == steps
+    best_step, best_auc = max(seen, key=lambda pair: pair[1])
+    named = f"best    AUC {best_auc:.4f} at step {best_step}; checkpoint.best=auc keeps such a checkpoint\n"
+    assert (named in outcome.text) == (best_step < 12) and ("best_auc" in summary(tmp_path)) == (best_step < 12)
+
+
 @pytest.mark.rare
 def test_following_a_metric_does_not_change_the_training(tmp_path):
     for name, more in (("plain", []), ("following", ["eval.patience=9", "checkpoint.best=auc"])):
@@ -220,8 +232,8 @@ def test_a_task_of_one_s_own_follows_its_own_metric(tmp_path):
 
 
 @pytest.mark.parametrize("settings, said", [
-    (["eval.patience=2"], "eval.patience=2 needs evaluations during training: set eval.every_steps, now 0"),
-    (["checkpoint.best=auc"], "checkpoint.best=auc needs evaluations during training: set eval.every_steps, now 0"),
+    (["eval.patience=2"], "eval.patience=2 needs evaluations during training: set eval.every_steps, now null"),
+    (["checkpoint.best=auc"], "checkpoint.best=auc needs evaluations during training: set eval.every_steps, now null"),
     (["checkpoint.best=acc", "eval.every_steps=2"], "checkpoint.best=acc must be a metric of the task: auc, log_loss"),
     (["eval.patience=2", "eval.every_steps=2", *NOTHING_HELD_OUT], "eval.patience cannot be used with it"),
 ])  # fmt: skip

@@ -37,8 +37,24 @@ def test_only_a_better_number_is_an_improvement(lower, values, best, num_since):
     assert ((found.value, found.step), found.num_since) == (best, num_since)
 
 
+def test_a_metric_with_a_best_value_improves_toward_it():
+    found = Best("calibration", False, 1.0)
+    for step, value in enumerate([1.5, 0.8, 1.3, 1.1, 0.9], 1):
+        found.add(step, value)
+    assert (found.value, found.step, found.num_since) == (1.1, 4, 0) or (found.value, found.step) == (0.9, 5)
+    found.add(6, 0.7)
+    assert "calibration has not come nearer than" in found.stagnation() and "to 1, of step" in found.stagnation()
+
+
 def test_the_task_or_the_name_of_a_metric_says_which_direction_is_better():
-    for name, lower in {"auc": False, "log_loss": True, "rmse": True, "test_error": True, "lossless": False}.items():
+    for name, lower in {
+        "auc": False,
+        "log_loss": True,
+        "rmse": True,
+        "test_error": True,
+        "lossless": False,
+        "normalised_entropy": True,
+    }.items():
         assert is_lower_better(Task(), name) == lower, name
     task = Task()
     task.lower_is_better = ("perplexity",)
@@ -77,7 +93,7 @@ def test_a_smaller_loss_is_the_better_one_and_undefined_values_count(world):
 def test_nothing_is_followed_by_default(world):
     bests = make(world)
     bests.add(2, {})
-    assert not bests.is_following and bests.reason is None and not bests.is_best(0) and not bests.is_overdue(2)
+    assert not bests.is_following and bests.reason is None and not bests.is_best(0) and not bests.lacks(2)
     assert bests.about() == {} and bests.summary(None) == {} and bests.notes() == []
 
 
@@ -95,7 +111,7 @@ def test_a_resumed_run_continues_with_the_values_of_its_checkpoint(world, tmp_pa
     evaluations = [(2, 0.1 + 0.2, 0.5), (4, 0.3, 0.4), (6, 0.2, None), (8, 0.30000000000000004, 0.6)]
     for number, (step, auc, loss) in enumerate(evaluations):
         resumed = make(world, **settings, resumed=checkpoint(tmp_path / str(number), whole.about(), step))
-        assert resumed.about() == whole.about() and resumed.is_overdue(step) == (whole.step < step)
+        assert resumed.about() == whole.about() and resumed.lacks(step) == (whole.step < step)
         for bests in (whole, resumed):
             bests.add(step, {"auc": auc, "log_loss": loss})
         assert resumed.about() == whole.about() and resumed.reason == whole.reason
@@ -125,7 +141,7 @@ def test_a_resumed_run_with_fewer_evaluations_before_a_drop_drops_at_once(world,
 
 
 def test_a_checkpoint_of_a_run_that_followed_nothing_has_no_evaluation_overdue(world, tmp_path):
-    assert not make(world, patience=3, resumed=checkpoint(tmp_path, {})).is_overdue(4)
+    assert not make(world, patience=3, resumed=checkpoint(tmp_path, {})).lacks(4)
 
 
 @pytest.mark.parametrize("entry, said", [

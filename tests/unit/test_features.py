@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 
 from hetmpi.data.batch import Bag, FeatureBatches, SamplesError, concatenate
 from hetmpi.data.features import TABLE, FeatureRequest, FeatureTable, arrange
+from hetmpi.errors import UserError
+from hetmpi.metrics import auc, grouped_auc
+from hetmpi.tasks.ctr import ClickThroughRate
 
 
 def test_features_of_equal_settings_share_a_table_and_shared_features_their_rows():
@@ -34,6 +37,24 @@ def test_tables_have_names_of_their_own():
     features, tables = arrange(own)
     assert list(tables) == [TABLE, "dim8", "dim8-2", "table-2", "table-3"]
     assert [f.table for f in features] == [*tables, "dim8"]
+
+
+def test_a_task_has_the_auc_of_the_groups_of_a_column():
+    task = ClickThroughRate(Clicks(), torch.nn.BCEWithLogitsLoss(), group="item")
+    samples = Clicks().train(0, 50)
+    batch = task.batches(torch.device("cpu"))(samples)
+    assert np.array_equal(batch.group, samples.ids[:, 1])  # user, item, city, hour
+    logits = torch.arange(50) % 7 / 1.0
+    columns = task.predict(lambda rows, batch: logits, {}, batch)
+    found, expected = task.figures(list(columns)), grouped_auc(samples.label, logits.numpy(), samples.ids[:, 1])
+    assert found["gauc"] == expected and found["auc"] == auc(samples.label, logits.numpy())
+    assert list(task.figures([])) == list(found) and task.figures([])["gauc"] is None
+
+
+@pytest.mark.parametrize("group", ["tags", "nobody", "", 3])
+def test_groups_of_no_column_of_one_value_are_refused(group):
+    with pytest.raises(UserError, match="must name a categorical column of one value: clicks has user, item, city"):
+        ClickThroughRate(Clicks(), torch.nn.BCEWithLogitsLoss(), group=group)
 
 
 lists = st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=8)

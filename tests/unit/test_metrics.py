@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetmpi.metrics import auc, log_loss, without_auc
+from hetmpi.metrics import auc, calibration, grouped_auc, log_loss, mae, normalised_entropy, without_auc
 
 SAMPLES = st.lists(st.tuples(st.booleans(), st.integers(-4, 4)), max_size=40)  # few scores: many ties
 
@@ -35,6 +35,39 @@ def test_auc_is_the_share_of_pairs_ranked_rightly(samples):
 def test_auc_depends_on_the_order_of_scores_alone(samples):
     label, score = columns(samples, np.float64)
     np.testing.assert_equal(auc(label, np.exp(score)), auc(label, score))
+
+
+@given(SAMPLES, st.randoms(use_true_random=False))
+def test_grouped_auc_is_the_mean_over_groups_of_both_classes_by_their_sizes(samples, random):
+    label, score = columns(samples)
+    group = np.array([random.randint(-2, 2) for _ in samples], np.int64)
+    total = weight = 0.0
+    for one in np.unique(group):
+        found = pairwise_auc(label[group == one], score[group == one])
+        if not math.isnan(found):
+            total, weight = total + found * (group == one).sum(), weight + (group == one).sum()
+    expected = total / weight if weight else math.nan
+    np.testing.assert_allclose(grouped_auc(label, score, group), expected, rtol=1e-12)
+
+
+def test_grouped_auc_with_nan_is_nan():
+    assert math.isnan(grouped_auc(np.array([0.0, 1.0, 1.0]), np.array([0.0, np.nan, 1.0]), np.array([1, 1, 2])))
+
+
+def test_calibration_and_normalised_entropy_of_the_share_of_label_1_are_1():
+    label = np.array([1, 0, 0, 0], np.float32)
+    always = np.full(4, np.log(0.25 / 0.75), np.float32)
+    assert calibration(label, always) == pytest.approx(1, abs=1e-7)
+    assert normalised_entropy(label, always) == pytest.approx(1, abs=1e-7)
+    assert calibration(label, np.zeros(4, np.float32)) == 2 and normalised_entropy(label, 9 * label - 4) < 0.1
+    assert calibration(label, np.full(4, -1e6, np.float32)) == 0
+    assert math.isnan(calibration(0 * label, always)) and math.isnan(normalised_entropy(0 * label, always))
+    assert math.isnan(calibration(label, always * np.nan)) and math.isnan(normalised_entropy(label[:0], always[:0]))
+
+
+def test_mae_is_the_mean_of_absolute_differences():
+    assert mae(np.array([1.0, 2.0], np.float32), np.array([3.0, 1.0], np.float32)) == 1.5
+    assert math.isnan(mae(np.empty(0), np.empty(0)))
 
 
 def test_auc_of_a_large_sample_without_ties_equals_the_rank_formula():

@@ -22,6 +22,7 @@ from hetmpi.log.status import process_start
 from hetmpi.spans import OWN, PARTS
 
 CURVES = {"Loss", "Loss over time", "AUC", "AUC over time", "Log loss", "Log loss over time", "Samples per second"}
+OF_CLICKS = {"Normalised entropy", "Normalised entropy over time", "Calibration", "Calibration over time"}
 OF_A_CACHE = {"Hit rate", "Stale rate", "Staleness (median)", "Staleness (p99)", "Staleness of all reads"}
 OF_RANKS = {"Own work of the ranks", "Own work, rank by rank"}
 OF_BYTES = {"Bytes by kind", "Bytes over samples", "AUC over bytes"}
@@ -158,7 +159,7 @@ def test_the_page_of_a_training_has_every_picture_and_its_figures(trained):
     report.main([str(trained)])
     page = Page((trained / "report.html").read_text())
     found = summary(trained)
-    assert set(page.titles) == ALL | {f"A step of {trained.name}"}
+    assert set(page.titles) == ALL | OF_CLICKS | {f"A step of {trained.name}"}
     assert page.rows["AUC on held-out data"] == [f"{found['auc']:.4f}"]
     assert page.rows["ranks"][0].startswith("2 ranks on 1 host (")
     assert page.rows["table.cache.capacity_fraction"] == ["0.5"]  # all settings of a run alone
