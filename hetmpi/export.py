@@ -236,7 +236,9 @@ def write_torchscript(path: Path, model: TensorModel, inputs: tuple):
     with torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`torch\.jit\.(trace|save)", DeprecationWarning)  # TorchScript is requested
         # The models' checks of shapes are traced as constants; they hold for any B and U.
-        warnings.filterwarnings("ignore", category=torch.jit.TracerWarning, module=r"hetmpi\.models\.(ctr|graph)")
+        warnings.filterwarnings(
+            "ignore", category=torch.jit.TracerWarning, module=r"hetmpi\.(layers|models\.(ctr|din|graph))"
+        )
         traced = io.BytesIO()
         torch.jit.save(torch.jit.trace(model, inputs), traced)
     path.write_bytes(traced.getbuffer())

@@ -91,14 +91,21 @@ class FeatureRows(torch.nn.Module):
     so that the model reads one row per feature and sample.
 
     The model reads rows (U, row_dim) and a batch as from one table; its index is (B, F + G): the features of one value,
-    then those of several."""
+    then the pooled ones. Features whose values are not pooled are in the batch's `sequences`."""
 
-    def __init__(self, model: torch.nn.Module, table_dims: dict[str, int], pools: Sequence[str]):
+    def __init__(
+        self, model: torch.nn.Module, table_dims: dict[str, int], pools: Sequence[str | None], names: Sequence[str] = ()
+    ):
         """table_dims: numbers per row of each table, in the order in which batches join them. pools: of the features
-        with several values, sum or mean."""
+        with several values: sum, mean, or None for one that is not pooled. names: of all features, those of one value
+        first; needed if one is not pooled."""
         super().__init__()
-        self.model, self.row_dim, self.pools = model, model.row_dim, list(pools)
+        self.model, self.row_dim, self.pools, self.names = model, model.row_dim, list(pools), list(names)
         self.table_dims = dict(table_dims)
+        singles, several = self.names[: len(names) - len(self.pools)], self.names[len(names) - len(self.pools) :]
+        pooled = [name for name, pool in zip(several, self.pools) if pool is not None]
+        self.fields = {name: place for place, name in enumerate([*singles, *pooled])}
+        self.sequences = [name for name, pool in zip(several, self.pools) if pool is None]
         others = {name: dim for name, dim in table_dims.items() if dim != model.row_dim}
         self.project = torch.nn.ModuleDict(
             {name: torch.nn.Linear(dim, model.row_dim, bias=False) for name, dim in others.items()}
@@ -113,11 +120,25 @@ class FeatureRows(torch.nn.Module):
         pooled = [
             torch.nn.functional.embedding_bag(index, joined, offsets, mode=pool, include_last_offset=True)
             for (index, offsets), pool in zip(batch.bags, self.pools)
+            if pool is not None
         ]  # each (B, row_dim)
         num = batch.index.shape[0]
         places = torch.arange(len(pooled) * num, device=joined.device).view(len(pooled), num).T + joined.shape[0]
         index = torch.cat([batch.index, places], dim=1)
-        return self.model(torch.cat([joined, *pooled]), replace(batch, index=index, bags=()))
+        found = (bag for bag, pool in zip(batch.bags, self.pools) if pool is None)
+        sequences = {name: padded(*bag) for name, bag in zip(self.sequences, found)}
+        seen = replace(batch, index=index, bags=(), fields=self.fields, sequences=sequences)
+        return self.model(torch.cat([joined, *pooled]), seen)
+
+
+def padded(index: torch.Tensor, offsets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The values of each sample side by side: index (n,) and offsets (B + 1,) int64 -> index (B, L) int64, 0 behind the
+    last value of a sample, and which positions have a value, (B, L) bool. L: most values of a sample."""
+    lengths = offsets.diff()
+    positions = torch.arange(torch.cat([lengths, lengths.new_zeros(1)]).max(), device=index.device)
+    has_value = positions < lengths[:, None]
+    places = torch.where(has_value, offsets[:-1, None] + positions, len(index))
+    return torch.cat([index, index.new_zeros(1)])[places], has_value
 
 
 def distances(kind: str, queries: torch.Tensor, entities: torch.Tensor) -> torch.Tensor:

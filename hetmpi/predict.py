@@ -55,7 +55,7 @@ import torch
 from hetmpi.checkpoint.manifest import DENSE, read_manifest, tables_of
 from hetmpi.checkpoint.shard_files import shards_of
 from hetmpi.data.batch import FeatureBatches, Samples, to_batch
-from hetmpi.data.features import TABLE, FeatureTable
+from hetmpi.data.features import TABLE, FeatureTable, num_fields_of
 from hetmpi.data.source import Source
 from hetmpi.data.tabular import DataError, Encoder, Reader
 from hetmpi.data.tabular.convert import KEPT
@@ -371,7 +371,7 @@ class Prediction:
         features = getattr(source, "features", None)
         num_rows = {name: self._rows_of(name, table) for name, table in getattr(source, "tables", {}).items()}
         found = {
-            "num_fields": len(features) if features is not None else getattr(source, "num_fields", None),
+            "num_fields": num_fields_of(features) if features is not None else getattr(source, "num_fields", None),
             "num_dense": num_dense,
             "num_rows": num_rows or {TABLE: getattr(source, "num_rows", None)},
         }

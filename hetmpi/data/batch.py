@@ -5,7 +5,7 @@ B samples, F features of one value and G of several values per sample, U unique 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -73,6 +73,10 @@ class Batch:
     label: Tensor  # (B,) float32
     teacher: Tensor | None = None  # (B,) float32
     bags: tuple[tuple[Tensor, Tensor], ...] = ()  # (G,) of index (n,) int64 and offsets (B + 1,) int64
+    # As a model reads the features (hetmpi/layers.py, FeatureRows): place in `index` of each of those of one value and
+    # of the pooled ones; of each that is not pooled index (B, L) int64 and which positions have a value, (B, L) bool.
+    fields: Mapping[str, int] = field(default_factory=dict)
+    sequences: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     group: np.ndarray | None = None  # (B,) int64, equal for samples of which a metric is computed together
     # Of tables without a fixed vocabulary, whose keys are ids at first: how often each occurs, (U,) int64.
     counts: dict[str, np.ndarray] = field(default_factory=dict)

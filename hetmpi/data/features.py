@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from hetmpi.open_rows import OpenRows
 
 TABLE = "table"  # name of the table with the model's width and the run's settings
-POOLS = ("sum", "mean")
+SEQUENCE = "none"  # values that are not pooled
+POOLS = ("sum", "mean", SEQUENCE)
 NO_KEY = -1  # of a value without a row
 
 
@@ -22,7 +23,8 @@ class Feature:
     """A categorical feature. Its keys are first <= key < first + rows of `table`; of a table without a fixed
     vocabulary samples have ids, any int64.
 
-    pool  None: one value per sample; "sum" or "mean" of the rows of its values, zeros for a sample without values"""
+    pool  None: one value per sample; "sum" or "mean" of the rows of its values, zeros for a sample without values;
+          SEQUENCE: the model reads the rows of its values in their order"""
 
     name: str
     table: str
@@ -77,6 +79,11 @@ class ValueMap(NamedTuple):
     table: str
     keys: Callable
     shares: bool = False
+
+
+def num_fields_of(features: Sequence[Feature]) -> int:
+    """Number of the features of which a model reads one row per sample: those of one value, and the pooled ones."""
+    return sum(feature.pool != SEQUENCE for feature in features)
 
 
 def arrange(wanted: Sequence[FeatureRequest]) -> tuple[list[Feature], dict[str, FeatureTable]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import get_origin
+from typing import get_args, get_origin
 
 from omegaconf import DictConfig, ListConfig
 
@@ -32,6 +32,10 @@ def check_model(model: DictConfig):
         elif key in kinds and is_list != (get_origin(kinds[key]) is list):
             kind = "a number" if is_list else "a list"
             raise UserError(f"{name} must be {kind}, got {one_line(str(value), 100)}")
+        elif get_args(kinds.get(key)) == (str,):
+            for one in value:
+                if not isinstance(one, str):
+                    raise UserError(f"settings: each of model.{key} must be a name, got {one_line(str(one), 100)}")
         elif is_list:
             check_integer(f"{name}: the number of its entries", len(value), 0, MOST_LAYERS)
             for size in value:  # of a layer; or the number of a field

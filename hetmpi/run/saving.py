@@ -53,7 +53,7 @@ class Saving:
         if encoder is not None:
             about["encoder"] = type(encoder).__name__
         if isinstance(model, FeatureRows):
-            about["joined"] = {"tables": list(model.table_dims), "pools": model.pools}
+            about["joined"] = {"tables": list(model.table_dims), "pools": model.pools, "names": model.names}
         if hasattr(source, "digests"):
             about["graph"] = source.digests
         return about

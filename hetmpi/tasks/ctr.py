@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hetmpi.data.batch import Batch, FeatureBatches, Samples, to_batch
-from hetmpi.data.features import TABLE, Feature, FeatureTable
+from hetmpi.data.features import SEQUENCE, TABLE, Feature, FeatureTable, num_fields_of
 from hetmpi.data.gpu_batch import GpuBatches
 from hetmpi.data.source import Source
 from hetmpi.errors import UserError, doing, one_line
@@ -71,7 +71,7 @@ class ClickThroughRate(Task):
         if self.predicts_numbers and isinstance(loss, torch.nn.BCEWithLogitsLoss):
             raise UserError("data.label_kind=number needs loss=mse, or a loss of your own for numbers")
         self.features: list[Feature] | None = getattr(source, "features", None)
-        self.num_fields = source.num_fields if self.features is None else len(self.features)
+        self.num_fields = source.num_fields if self.features is None else num_fields_of(self.features)
         self.sample_bytes = 16 * self.num_fields + 4 * source.num_dense + 4  # ids, their indices among the keys, ...
         self._group = None if group is None else self._place_of(group)
         counted = Counter(feature.table for feature in self.features or [])
@@ -101,12 +101,38 @@ class ClickThroughRate(Task):
         return {"num_fields": self.num_fields, "num_dense": self.source.num_dense, "dim": dim}
 
     def complete(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The model behind the tables of its features, if they need to be joined."""
+        """The model behind the tables of its features, if they need to be joined. Raises UserError for a model that
+        needs other features, or does not read the sequences that there are."""
+        self._check_features(model)
         if not self.joins:
             return model
         row_dim = row_dim_of(model)
         dims = {name: row_dim if table.dim is None else table.dim for name, table in self.source.tables.items()}
-        return FeatureRows(model, dims, [feature.pool for feature in self.features if feature.pool is not None])
+        several = [feature.pool for feature in self.features if feature.pool is not None]
+        pools = [None if pool == SEQUENCE else pool for pool in several]
+        return FeatureRows(model, dims, pools, [feature.name for feature in self.features])
+
+    def _check_features(self, model: torch.nn.Module):
+        features = self.features or []
+        sequences = [feature.name for feature in features if feature.pool == SEQUENCE]
+        fields = [feature.name for feature in features if feature.pool != SEQUENCE]
+        needed = getattr(model, "needed_sequences", None)
+        if needed is None and sequences:
+            raise UserError(
+                f"{type(model).__name__} does not read {', '.join(sequences)}, of data.columns with pool: none: choose "
+                "pool: mean, or a model of sequences, as model=din"
+            )
+        for wanted, known, kind in (
+            (needed or [], sequences, "a column with pool: none"),
+            (getattr(model, "needed_fields", []), fields, "a column of one value"),
+        ):
+            for name in wanted:
+                if name not in known:
+                    there = one_line(", ".join(known), 300) or "none"
+                    raise UserError(
+                        f"{type(model).__name__}: {one_line(str(name))} must be {kind}, and {self.source.name} has "
+                        f"{there}"
+                    )
 
     def tables(self, model: torch.nn.Module) -> dict[str, TableSpec]:
         row_dim = row_dim_of(model)

@@ -16,7 +16,7 @@ from hetmpi.checkpoint.dense_state import attempt, in_line, read_state
 from hetmpi.checkpoint.manifest import DENSE, LARGEST, Entries, brief, read_manifest, tables_of
 from hetmpi.checkpoint.shard_files import ShardFiles, collect
 from hetmpi.data.batch import Batch
-from hetmpi.data.features import POOLS, TABLE
+from hetmpi.data.features import TABLE
 from hetmpi.data.graph.samples import Block
 from hetmpi.data.tabular import Encoder
 from hetmpi.data.tabular.saved import encoder_from
@@ -238,23 +238,31 @@ def check_graph(checkpoint: Path, manifest: dict, source):
         )
 
 
-def joined_of(said: Entries, manifest: dict) -> tuple[dict[str, int], list[str]]:
-    """Table dims and pools, the arguments of FeatureRows."""
+def joined_of(said: Entries, manifest: dict) -> tuple[dict[str, int], list[str | None], list[str]]:
+    """Table dims, pools and names of features, the arguments of FeatureRows."""
     joined = said.part("joined")
-    names, pools = joined.get("tables"), joined.get("pools")
+    names, pools, features = joined.get("tables"), joined.get("pools"), joined.values.get("names", [])
     tables = tables_of(manifest)
     dims = {name or TABLE: table["dim"] for name, table in tables.items()}
     if not isinstance(names, list) or sorted(map(str, names)) != sorted(dims):
         raise joined.refusal("tables", f"a list of {', '.join(sorted(dims))}")
-    if not isinstance(pools, list) or len(pools) > MOST_FIELDS or not all(pool in POOLS for pool in pools):
-        raise joined.refusal("pools", f"a list of {' and '.join(POOLS)}")
-    return {name: dims[name] for name in names}, pools
+    if (
+        not isinstance(pools, list)
+        or len(pools) > MOST_FIELDS
+        or not all(pool in ("sum", "mean", None) for pool in pools)
+    ):
+        raise joined.refusal("pools", "a list of sum, mean and null")
+    if not isinstance(features, list) or len(features) > MOST_FIELDS or not all(isinstance(n, str) for n in features):
+        raise joined.refusal("names", "a list of names")
+    if None in pools and len(features) < len(pools):
+        raise joined.refusal("names", f"at least {len(pools)} names")
+    return {name: dims[name] for name in names}, pools, features
 
 
 def example(sizes: dict[str, int], joined: tuple | None, dims: list[int]) -> tuple[torch.Tensor, ...]:
     """Inputs of of_tensors(model) for two samples."""
     num_bags = len(joined[1]) if joined else 0
-    num_singles = max(0, sizes["num_fields"] - num_bags)
+    num_singles = max(0, sizes["num_fields"] - num_bags + (joined[1].count(None) if joined else 0))
     if (num_singles + 2) * max(dims) > MOST_INPUTS:
         raise UserError(f"{num_singles:,} fields of rows of {max(dims):,} numbers are more than a model can have")
     # at least 2 rows: ONNX would export a size of 1 as constant

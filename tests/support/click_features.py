@@ -1,15 +1,18 @@
 """Clicks: a generated click-through source with two features of several values, three widths of rows and two row
 optimizers. data._target_=click_features.Clicks"""
 
+from dataclasses import replace
+
 import numpy as np
 
 from hetmpi.data.batch import Bag, Samples
 from hetmpi.data.features import FeatureRequest, arrange
 
+CLICKED = FeatureRequest("clicked", 0, pool="sum", share="item")
 WANTED = [
     FeatureRequest("tags", 40, pool="mean", dim=4, optim={"rows": "sgd", "rows_lr": 0.5}),
     FeatureRequest("user", 100),
-    FeatureRequest("clicked", 0, pool="sum", share="item"),
+    CLICKED,
     FeatureRequest("item", 60, dim=12),
     FeatureRequest("city", 20, dim=4, optim={"rows": "sgd", "rows_lr": 0.5}),
     FeatureRequest("hour", 24),
@@ -47,3 +50,24 @@ class Clicks:
         values = [feature.first + rng.integers(feature.rows // 2, size=size) for rng, size in zip(drawn, sizes)]
         values = np.concatenate([np.empty(0, np.int64), *values])
         return Bag(values, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
+
+
+class Histories(Clicks):
+    """Two histories of equal lengths, of items and of their cities, beside features of one value and a pooled one.
+    data._target_=click_features.Histories"""
+
+    name = "histories"
+
+    def __init__(self, seed=0, **_):
+        super().__init__(seed)
+        own = [one for one in WANTED if one.name != "clicked"]
+        histories = [FeatureRequest("cities", 0, pool="none", share="city"), replace(CLICKED, pool="none")]
+        self.features, self.tables = arrange([*own, *histories])
+
+    def train(self, start, stop):
+        samples = super().train(start, stop)
+        names = [feature.name for feature in self.features if feature.pool is not None]
+        bags = dict(zip(names, samples.bags))
+        values, [city] = bags["clicked"].values, [one for one in self.features if one.name == "city"]
+        bags["cities"] = Bag(city.first + values % city.rows, bags["clicked"].offsets)
+        return replace(samples, bags=tuple(bags[name] for name in names))

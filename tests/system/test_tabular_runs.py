@@ -121,6 +121,22 @@ def test_one_table_with_settings_of_its_own_trains_and_predicts(log, rule, tmp_p
     assert outcome.code == 0 and "1,500 predictions" in outcome.text, outcome.text
 
 
+@pytest.mark.long
+def test_a_model_of_sequences_trains_predicts_and_is_exported(log, tmp_path):
+    columns = "data.columns=[{name: tags, pool: none, separator: ' ', max_len: 5}]"
+    data = ["data=tabular", "data.label=click", columns, f"data.path={log}/clicks.csv", f"data.cache={log}/prepared"]
+    model = ["model=din", "model.target=[item]", "model.history=[tags]", "table.staleness=5", "table.ranks_per_node=1"]
+    outcome = train(2, *data, *model, "steps=10", f"run.dir={tmp_path}")
+    assert outcome.code == 0, outcome.text
+    [checkpoint] = (tmp_path / "checkpoints").glob("step-*")
+    for ranks in (1, 2):
+        outcome = predict(ranks, checkpoint, f"data.path={log}/new.csv", f"out={tmp_path}/{ranks}.npy")
+        assert outcome.code == 0 and "1,500 predictions" in outcome.text, outcome.text
+    assert np.array_equal(np.load(tmp_path / "1.npy"), np.load(tmp_path / "2.npy"))
+    outcome = run([sys.executable, "-m", "hetmpi.export", str(checkpoint), str(tmp_path / "out"), "rows=none"])
+    assert outcome.code == 0 and (tmp_path / "out/dense.torchscript").is_file(), outcome.text
+
+
 @pytest.mark.rare
 def test_text_without_a_header_is_predicted_with_and_without_its_label(log, tmp_path):
     lines = (log / "clicks.csv").read_text().splitlines()[1:2001]

@@ -295,7 +295,7 @@ def test_help_names_every_setting_with_its_default():
         assert f"  {setting.key} " in text and setting.help.split()[0] in text
     assert (
         "integer from 1 to 1,073,741,824; default 64]" in text
-        and "complex | dcn | dcnv2 | deepfm | distmult | dlrm | dnn | finalmlp | fm | gat | gcn | graphsage | lr"
+        and "complex | dcn | dcnv2 | deepfm | din | distmult | dlrm | dnn | finalmlp | fm | gat | gcn | graphsage | lr"
         in text
     )
 

@@ -14,7 +14,7 @@ import xxhash
 
 from hetmpi.data.batch import Samples, concatenate
 from hetmpi.data.checked import Damaged, read_json
-from hetmpi.data.features import TABLE
+from hetmpi.data.features import SEQUENCE, TABLE
 from hetmpi.data.files import DataError, absolute
 from hetmpi.data.source import check_slice
 from hetmpi.data.tabular import vocabulary
@@ -302,7 +302,8 @@ class Tabular:
 
 
 def kind_text(column: Column) -> str:
-    kind = f"id, {column.pool} of several" if column.pool else "number in buckets" if column.is_buckets else column.kind
+    several = "several in their order" if column.pool == SEQUENCE else f"{column.pool} of several"
+    kind = f"id, {several}" if column.pool else "number in buckets" if column.is_buckets else column.kind
     return f"{kind}, rows of {printable(column.share)}" if column.share else kind
 
 
