@@ -5,10 +5,13 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 
+#include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <thread>
 
 namespace hetmpi {
 
@@ -57,7 +60,9 @@ class AlignedView {
     void* const pages = reinterpret_cast<void*>(begin);
     madvise(pages, end - begin, MADV_HUGEPAGE);  // enough for memory of one process
     for (uintptr_t page = begin; page < end; page += kHugePage) *reinterpret_cast<volatile char*>(page) = 0;
-    madvise(pages, end - begin, kCollapse);
+    // While another process holds one of the pages for a moment, its huge page is left out.
+    for (int tries = 0; tries < 10 && madvise(pages, end - begin, kCollapse) != 0 && errno == EAGAIN; ++tries)
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
 
  private:

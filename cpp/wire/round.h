@@ -11,10 +11,10 @@
 //
 // Every array is padded to whole words of 8 bytes. Owners are in the order of their ranks.
 //
-// A request without clocks asks for rows as they are after a step. It may come a step early, with the gradients of the
-// step before the last one, and then gets a reply in two parts. The first has the rows that nobody reads in the step
-// between, as marks in the shards tell. The second follows once that step is applied: the other rows, and those whose
-// clock has changed since the first part. So marks decide when a row is sent, and the clock that it is the right one.
+// A request without clocks asks for rows as they are after a number of steps. It may come a step early: for rows after
+// step t + 1, with the gradients of step t. Then it gets a reply in two parts. The first, once step t is applied, has
+// the rows that nobody reads in step t + 1, as marks in the shards tell. The second, once step t + 1 is applied, has
+// the other rows, and those whose clock has changed since the first. So marks decide when a row is sent, and the clock that it is the right one.
 #pragma once
 
 #include <algorithm>
@@ -352,7 +352,8 @@ class RoundServer {
            std::all_of(rings.begin(), rings.end(), [](const auto* ring) { return !ring || ring->is_drained(); });
   }
 
-  // Chooses the rows of the next reply to a client, and returns its bytes, 0 if there is none to make.
+  // Chooses the rows of the next reply to a client, by clocks or by marks, and returns its bytes, 0 if there is none to
+  // make.
   int64_t reply_bytes(size_t client) {
     if (replies_.at(client).empty()) return 0;
     const Reply& reply = replies_[client].front();

@@ -26,7 +26,8 @@ class ShardReader:
 
     def read(self, array: str, route: Route, out: np.ndarray) -> int:
         """Reads `array` (weight, mean_square or clock) of the route's keys that ranks of this node own, to their
-        positions in out (n, width) or (n,). Returns the bytes of the route's keys that other ranks own."""
+        positions in out (n, width) or (n,); those of other nodes are left as they are. Returns the bytes of all keys
+        of the route that ranks other than this one own, for the counters of traffic."""
         if len(route.order) == 0:
             return 0
         self._arrays[array].gather(*route.arrays, out)

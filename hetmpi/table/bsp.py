@@ -74,7 +74,7 @@ class BspClient(Client):
             reply = self._requested(keys, step)
             if reply is None:
                 reply = self.transport.ask(Request(UNANNOUNCED, keys.remote_route, len(rows), step))
-        yield from in_span(self._spans("drain"), self._settling(meets=False))
+        yield from in_span(self._spans("drain"), self.settling(meets=False))
         with self._spans("fetch"):
             what = f"in step {step} for the ranks of its node to apply the gradients"
             wait_for(self._world, lambda: self.transport.has_applied(step), what)
@@ -118,6 +118,7 @@ class BspClient(Client):
             self._ahead.append(Announced(keys))
 
     def check_write(self):
+        self.transport.rounds.check()
         if self._is_written:
             raise RuntimeError(
                 "EmbeddingTable.write: this step is written already: read or flush before the next write"
@@ -165,19 +166,17 @@ class BspClient(Client):
         ask = replace(request, reason=reason, route=keys.remote_route, num=len(keys.array), step=step)
         batch.reply = self.transport.post(ask)
 
-    def settling(self) -> InFlight[None]:
-        return self._settling(meets=True)
-
     def flush(self):
+        self.transport.rounds.check()
         with self._spans("drain"):
             finish(self.settling())
             self.transport.rounds.finish(receives=True)
         for batch in self._ahead:
             batch.reply = None  # rows may be assigned before it is read
 
-    def _settling(self, meets: bool) -> InFlight[None]:
-        """Applies the gradients of all ranks' last write. meets: whether to end with a barrier; not needed before a
-        read, which waits for the owners of its rows."""
+    def settling(self, meets: bool = True) -> InFlight[None]:
+        """As in Client: applies the gradients of all ranks' last write. meets: whether to end with a barrier; not
+        needed before a read, which waits for the owners of its rows."""
         if self._is_open:
             yield from self._applying()
         else:

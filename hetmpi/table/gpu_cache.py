@@ -69,7 +69,7 @@ class HostArrays:
 
     def empty(self, shape, dtype) -> np.ndarray:
         """An uninitialised array in pinned memory."""
-        return self._gpu.pinned(shape, torch_type(dtype)).numpy()
+        return self._gpu.pinned(shape, torch.from_numpy(np.empty(0, dtype)).dtype).numpy()
 
     def use(self, array: np.ndarray) -> np.ndarray:
         """The array, or a copy that the GPU can read; kept alive until wait()."""
@@ -153,7 +153,7 @@ class GpuCache:
         self._lines.refresh(*used, anticipate, self._gpu.stream)
 
     def insert_and_evict(self, keys, chosen, weights, states, clocks, slots) -> tuple[int, int]:
-        """weights: from local() or delivered(); the other arrays are in host memory."""
+        """weights: from as_input() or delivered(); the other arrays are in host memory."""
         num_missing = int(np.count_nonzero((slots < 0) & chosen))
         if num_missing == 0:
             return 0, 0
@@ -194,10 +194,6 @@ class GpuCache:
     @property
     def lags(self) -> np.ndarray:
         return self._lines.lags(self._gpu.stream)
-
-
-def torch_type(dtype) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def open_gpu_cache(

@@ -51,11 +51,6 @@ class TableGroup(Mapping[str, EmbeddingTable]):
         given = {name: table.check(keys[name]) for name, table in self.items()}  # all, before the first request
         return together({name: self[name].client.reading(checked) for name, checked in given.items()})
 
-    def check(self, keys: dict[str, Tensor]):
-        """table -> keys (U,)."""
-        for name, table in self.items():
-            table.check(keys[name])
-
     def peek(self, keys: dict[str, Tensor]) -> dict[str, Tensor]:
         """As read(), but the owners' rows, for evaluation."""
         return {name: table.peek(keys[name]) for name, table in self.items()}

@@ -9,10 +9,7 @@ from hetmpi import _C
 
 
 class HostCache(_C.RowCache):
-    """hetmpi/table/cache.py, RowCache, by cpp/cache/row_cache.h. Rows and tensors share host memory.
-
-    computes_beside   whether another processor computes the network, so that the host can prepare the next batch
-                      meanwhile"""
+    """hetmpi/table/cache.py, RowCache, by cpp/cache/row_cache.h. Rows and tensors share host memory."""
 
     computes_beside = False
     device = torch.device("cpu")

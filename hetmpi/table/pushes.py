@@ -92,10 +92,8 @@ class Pushes:
                 stall.check()
 
     def _awaited(self) -> str:
-        return f"in step {self._context.step + 1} for {self._behind()} to apply its gradients"
-
-    def _behind(self) -> str:
-        return ranks_text(self._mailbox.behind())
+        behind = ranks_text(self._mailbox.behind())
+        return f"in step {self._context.step + 1} for {behind} to apply its gradients"
 
     def _drain(self):
         """Applies received gradients while this rank waits."""

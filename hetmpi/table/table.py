@@ -45,8 +45,7 @@ class EmbeddingTable:
     cache      this rank's cache, for inspection
     num_used   keys below it have rows: num_rows, but where rows are assigned later (first_rows)
     vocabulary  of a table without a fixed one (hetmpi.table.vocabulary.Vocabulary), else None
-    client     the consistency model (hetmpi.table.client.Client)
-    """
+    client     the consistency model (hetmpi.table.client.Client)"""
 
     def __init__(
         self, world: World, num_rows: int, dim: int, optimizer: RowOptimizer, partition: str = "round_robin",
@@ -191,12 +190,14 @@ class EmbeddingTable:
     def resume_at(self, step: int):
         """Continues as after `step` steps, whose rows were assigned to each rank's `shard`. REQUIRES: no read or write
         yet. Collective."""
+        self._check_open()
         self.shard.mark = None
         self.client.resume_at(step)
         self.memory.fence()
 
     def keys(self) -> torch.Tensor:
         """Keys of this rank's shard in the order of its rows: (n,) int64."""
+        self._check_open()
         return torch.from_numpy(self.partition.keys_of(self.world.rank, 0, len(self.shard)))
 
     def scan(self, most_rows: int) -> Iterator[tuple[int, torch.Tensor]]:
@@ -209,6 +210,7 @@ class EmbeddingTable:
     @property
     def step(self) -> int:
         """Steps written so far (s = 0: and settled)."""
+        self._check_open()
         return self.client.step
 
     @property

@@ -77,12 +77,13 @@ class Requests:
         self, memory: NodeMemory, record: _C.RecordFormat, arrays: Sequence[str], applier: _C.PushApplier | None,
         name: str | None, make_wire: MakeWire,
     ):  # fmt: skip
-        """memory: the shards, and the rings of the inboxes. record: format of a pushed record. arrays: those that a
-        reply has of each row: weight, or weight and mean_square. applier: applies gradients to this rank's shard; None
-        at s = 0, where the step reducer does. Collective. Raises UserError where the wire does."""
+        """memory: the shards, and the rings of the inboxes. record: format of a pushed record. arrays: (n, width)
+        float32 each, those that a reply has of each row: weight, or weight and mean_square. applier: applies gradients
+        to this rank's shard; None at s = 0, where the step reducer does. Collective. Raises UserError where the wire
+        does."""
         self.name, self.world, self.is_exact = name, memory.world, applier is None
         self._memory, self._record = memory, record
-        self._widths = [_width(getattr(memory.local, array)) for array in arrays]
+        self._widths = [getattr(memory.local, array).shape[1] for array in arrays]
         self.width, self.num_bytes = self._widths[0], 4 * sum(self._widths)
         self.rounds = Rounds(self.world, make_wire)
         self.is_collective = not self.rounds.wire.has_thread and not self.world.is_one_node
@@ -111,9 +112,7 @@ class Requests:
             applier,
             world.node.rank,
             [
-                _C.ShardArrays(
-                    shard.clock, [as_numbers(getattr(shard, a)) for a in arrays], shard.directory, shard.marks
-                )
+                _C.ShardArrays(shard.clock, [getattr(shard, array) for array in arrays], shard.directory, shard.marks)
                 for shard in shards
             ],
             self._rings_of_server(),
@@ -268,12 +267,3 @@ class Reply:
         received."""
         if not self._rounds.is_broken:
             self.receive()
-
-
-def as_numbers(array: np.ndarray) -> np.ndarray:
-    """An array (n,) or (n, width) of numbers of 4 bytes as (n, width) float32."""
-    return array.view(np.float32).reshape(len(array), _width(array))
-
-
-def _width(array: np.ndarray) -> int:
-    return array.shape[1] if array.ndim == 2 else 1

@@ -93,6 +93,7 @@ class Rounds:
         """Takes a table out, whose replies nobody makes any more; the last one receives its own, and waits until other
         ranks have received this rank's last messages. REQUIRES: at s = 0 it is settled. Collective."""
         tables = self.sections.tables
+        self.early.pop(table, None)
         if self.num_tables > 1:
             tables[tables.index(table)] = None
             self.wire.serve([known and known.server for known in tables])  # the table's memory is not used any more

@@ -15,8 +15,9 @@ from hetmpi.errors import UserError
 @functools.cache
 def own_build() -> str:
     """Identifies version, core and the modules that exchange messages."""
-    rooms = [Path(__file__).parents[1] / name for name in ("world", "owner", "wire", "table")]
-    texts = [file.read_bytes() for room in rooms for file in sorted(room.glob("*.py"))]
+    top = Path(__file__).parents[1]
+    rooms = [sorted((top / name).glob("*.py")) for name in ("world", "owner", "wire", "table")]
+    texts = [file.read_bytes() for file in (*sum(rooms, []), top / "open_rows.py")]
     modules = hashlib.sha256(b"".join(hashlib.sha256(text).digest() for text in texts)).hexdigest()[:12]
     return f"{hetmpi.__version__}, core {_C.SOURCES or 'unknown'}, modules {modules}"
 
