@@ -14,7 +14,8 @@
 // A request without clocks asks for rows as they are after a number of steps. It may come a step early: for rows after
 // step t + 1, with the gradients of step t. Then it gets a reply in two parts. The first, once step t is applied, has
 // the rows that nobody reads in step t + 1, as marks in the shards tell. The second, once step t + 1 is applied, has
-// the other rows, and those whose clock has changed since the first. So marks decide when a row is sent, and the clock that it is the right one.
+// the other rows, and those whose clock has changed since the first. So marks decide when a row is sent, and the clock
+// that it is the right one.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-"""Partitions map a key to its owner (cpp/owner/partition.h), whose directory has its row (cpp/owner/directory.h). A Route
-maps the keys of a batch to their owners."""
+"""Partitions map a key to its owner (cpp/owner/partition.h), whose directory has its row (cpp/owner/directory.h). A
+Route maps the keys of a batch to their owners."""
 
 from __future__ import annotations
 
