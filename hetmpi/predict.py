@@ -157,7 +157,7 @@ def predict_links(world: World, checkpoint: Path, overrides: list[str], own: dic
     answers = LinkAnswers(world, checkpoint, without, own["allow"])
     num = answers.write(given["data.path"].strip("'\""), out, int(top))
     if world.rank == 0:
-        print(f"hetmpi: {out}: the {top} best answers to {num:,} questions", flush=True)
+        print(f"hetmpi: {out}: the best answers, at most {top} each, to {num:,} question(s)", flush=True)
 
 
 def checked(own: dict[str, str]) -> dict:

@@ -91,6 +91,7 @@ class MetricHistory:
         self.watched, self.kept = (self._bests.get(names.get(key)) for key in ("eval.metric", "checkpoint.best"))
         self.step, self._has_earlier = 0, False
         self.num_drops = self._num_idle = 0
+        self._measured = self._were_measured = getattr(task, "measured", "")  # now, and in the checkpoint
         self._most_idle = config.optim.plateau_evals if has_plateau(config) else None
         if resumed is not None:
             self._restore(resumed)
@@ -132,6 +133,11 @@ class MetricHistory:
     def notes(self) -> list[str]:
         """Descriptions of the two settings in effect, for the start of a run."""
         notes = []
+        if self._were_measured != self._measured:
+            notes.append(
+                f"the best values of the checkpoint were measured {self._were_measured or 'among all'}, now they are "
+                f"{self._measured or 'among all'}: they start anew"
+            )
         if self.patience is not None:
             metric = self.watched.metric
             goal = self.watched.words(f"a {metric} nearer to", f"a smaller {metric}", f"a larger {metric}")
@@ -151,7 +157,8 @@ class MetricHistory:
             for name, best in self._bests.items()
         }
         plateau = {} if self._most_idle is None else {"num_drops": self.num_drops, "num_idle": self._num_idle}
-        return {ENTRY: {"step": self.step, "best": values, **plateau}} if values else {}
+        measured = {"measured": self._measured} if self._measured else {}
+        return {ENTRY: {"step": self.step, "best": values, **plateau, **measured}} if values else {}
 
     def _restore(self, path: Path):
         """Takes over the values in the manifest of a checkpoint. Raises UserError for invalid ones. Metrics that were
@@ -161,6 +168,9 @@ class MetricHistory:
             return
         said = Entries(f"{path}: manifest.json", manifest).part(ENTRY)
         self.step, self._has_earlier, saved = said.integer("step", 0, manifest["step"]), True, said.part("best")
+        self._were_measured = str(said.values.get("measured", ""))
+        if self._were_measured != self._measured:
+            return
         if self._most_idle is not None and "num_drops" in said.values:
             self.num_drops, self._num_idle = said.integer("num_drops", 0), said.integer("num_idle", 0)
         for name in set(self._bests) & set(saved.values):

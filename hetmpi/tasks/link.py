@@ -185,6 +185,8 @@ class LinkPrediction(Task):
         check_integer("task.penalty_norm", penalty_norm, 1, 3)
         self.source, self.criterion, self.negatives, self.chunk = source, loss, negatives, chunk
         self.filtered, self.relation_std, self.ranked_among = filtered, relation_std, ranked_among
+        if ranked_among is not None:
+            self.measured = f"among {ranked_among:,} entities of seed {source.seed}"
         self.local_negatives, self._own = local_negatives, None  # (n,) int64: the entities of this rank's shard
         self.degree_share, self.penalty, self.penalty_norm = degree_share, penalty, penalty_norm
         self.of_relations = (RELATION, INVERSE) if reciprocal else (RELATION,)  # tables

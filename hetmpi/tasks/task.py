@@ -32,6 +32,8 @@ class Task(Protocol):
     lower_is_better  names of the metrics of which a smaller value is better, for eval.patience and checkpoint.best.
                      Default: those with the word loss, error, mae, mse or rmse, as in log_loss. Of all others a larger
                      value is better
+    measured         how metrics are measured, in a few words, for those that settings change: best values of
+                     checkpoints are compared with equal ones alone
     best_at          metric -> its best value, for metrics that may be too small and too large"""
 
     sample_bytes: int

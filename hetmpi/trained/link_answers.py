@@ -56,7 +56,10 @@ class LinkAnswers:
     def _known(self, folder: str, columns) -> KnownAnswers:
         """The answers in a folder of triples. columns: as of the training's data. Says how many triples have names that
         the model lacks. Raises UserError if all have."""
-        found = TripleFiles(folder, 0, columns).read()
+        try:
+            found = TripleFiles(folder, 0, columns).read()
+        except DataError as error:
+            raise UserError(str(error).replace("data.path", "without", 1)) from error
         triples = np.concatenate(list(found.parts.values()))
         entities, relations = (
             np.array([self.numbers[table].get(name, NOBODY) for name in names])

@@ -131,6 +131,24 @@ def test_the_rates_drop_after_as_many_evaluations_without_an_improvement_also_wh
     assert drops == [0, 0, 0, 1, 1, 2, 2, 2, 3]
 
 
+def test_best_values_that_were_measured_otherwise_start_anew(world, tmp_path):
+    task = Task()
+    bests = make(world, patience=3, task=task)
+    bests.add(2, {"auc": 0.9})
+    path = checkpoint(tmp_path, bests.about())
+    assert make(world, patience=3, task=task, resumed=path).watched.value == 0.9
+    task.measured = "among 5 entities of seed 0"
+    other = make(world, patience=3, task=task, resumed=path)
+    assert other.watched.value is None and other.notes()[0] == (
+        "the best values of the checkpoint were measured among all, now they are among 5 entities of seed 0: they "
+        "start anew"
+    )
+    other.add(6, {"auc": 0.1})
+    assert other.is_best(6) is False and other.watched.value == 0.1
+    again = make(world, patience=3, task=task, resumed=checkpoint(tmp_path / "again", other.about(), 6))
+    assert again.watched.value == 0.1 and "anew" not in "".join(again.notes())
+
+
 def test_a_resumed_run_with_fewer_evaluations_before_a_drop_drops_at_once(world, tmp_path):
     bests = make(world, plateau=10)
     for step, auc in enumerate([0.5, 0.4, 0.4, 0.4, 0.4], 1):

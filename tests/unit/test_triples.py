@@ -62,9 +62,19 @@ def test_columns_may_come_in_another_order(tmp_path):
         ({"train.txt": "a\tr\tb\nb\tr\ta\t0.5\n"}, "train.txt, line 2: expected 3 columns, separated by tabs, got 4"),
         ({"test.txt": b"a\tlikes\t\xff\n"}, "test.txt, line 1: the name .* is not UTF-8"),
         ({"train.txt": "a\t\tb\n"}, "train.txt, line 1: a name is empty"),
-        ({"test.txt": ""}, "test.txt has no triples"),
+        ({"test.txt": ""}, "test.txt has no triples: remove the file, if there are none"),
+        ({"train.txt": ""}, "train.txt has no triples$"),
+        ({"train.txt": "a\rx\tr\tb\n"}, "train.txt, line 1: a name has a line's end in it"),
+        ({"train.txt": "Head\trelation\ttail\na\tr\tb\n"}, "train.txt, line 1 is a header: remove it"),
+        ({"train.txt": "a\tr\tb\n".encode("utf-16")}, "train.txt is in UTF-16: convert it"),
+        ({"valid2id.txt": "0\n"}, "has train.txt and valid2id.txt, of two layouts: remove those of one"),
+        (
+            DICTS | {"entities.dict": "a\t0\n"},
+            "entities.dict, line 1: the number must be an integer of at least 0, got 'a'",
+        ),
+        (DICTS | {"entities.dict": f"{1 << 50}\ta\n"}, "line 1: the number .* is too large"),
         ({"train.tsv": "a\tr\tb\n"}, "both train.txt and train.tsv"),
-        (DICTS | {"entities.dict": "0\ta\n1\tb\n"}, "train.txt, line 2: the entity 'c d' is not in the list"),
+        (DICTS | {"entities.dict": "0\ta\n1\tb\n"}, "train.txt, line 2: the entity 'c d' is not in entities.dict"),
         (DICTS | {"entities.dict": "0\ta\n2\tb\n"}, "the numbers must be 0 to 1, once each"),
         (DICTS | {"entities.dict": "0\ta\n1\ta\n"}, "entities.dict, line 2: the entity 'a' occurs twice"),
     ],
@@ -80,15 +90,35 @@ def test_damaged_names_are_refused_with_file_and_line(tmp_path, files, said):
         ({"train2id.txt": "2\n0 1 0\n1 3 1\n"}, "train2id.txt, line 3: the entity 3 is out of range, there are 3"),
         ({"train2id.txt": "1\n0 1 2\n"}, "line 2: the relation 2 is out of range, there are 2"),
         ({"train2id.txt": "3\n0 1 0\n1 2 1\n"}, "train2id.txt says 3 lines in its first line, it has 2"),
-        ({"train2id.txt": "1\n0 x 0\n"}, "line 2: expected an integer of at least 0, got 'x'"),
-        ({"train2id.txt": "1\n0 -1 0\n"}, "line 2: expected an integer of at least 0, got '-1'"),
+        ({"train2id.txt": "1\n0 x 0\n"}, "line 2: the entity must be an integer of at least 0, got 'x'"),
+        ({"train2id.txt": "1\n0 -1 0\n"}, "line 2: the entity must be an integer of at least 0, got '-1'"),
         ({"train2id.txt": "0\n"}, "train2id.txt has no triples"),
         ({"train2id.txt": ""}, "says None lines|is empty"),
+        (
+            {"train2id.txt": "0 1 0\n"},
+            "line 1: the number of lines that follow must be an integer of at least 0, got '0 1 0'",
+        ),
+        ({"train.txt": "a\tr\tb\n"}, "has train.txt and train2id.txt, of two layouts"),
     ],
 )
 def test_damaged_numbers_are_refused_with_file_and_line(tmp_path, files, said):
     with pytest.raises(DataError, match=said):
         read_triples(written(tmp_path, NUMBERS | files), None)
+
+
+def test_openkes_parts_may_be_empty_but_for_training(tmp_path):
+    found = read_triples(written(tmp_path, NUMBERS | {"valid2id.txt": "0\n"}), None)
+    assert len(found.parts["valid"]) == 0
+
+
+def test_files_that_would_be_passed_over_are_refused(tmp_path):
+    folder = written(tmp_path, {"train.txt": "a\tr\tb\n", "dev.txt": "a\tr\tb\n"})
+    with pytest.raises(DataError, match="are in a file named valid: rename dev.txt, or remove it"):
+        read_triples(folder, None)
+    (tmp_path / "dev.txt").unlink()
+    (tmp_path / "valid.txt").symlink_to("nowhere")
+    with pytest.raises(UserError, match="valid.txt"):
+        read_triples(folder, None)
 
 
 def test_a_folder_without_triples_and_wrong_columns_are_refused(tmp_path):
@@ -135,7 +165,7 @@ def test_a_fourth_column_has_the_weights_of_the_training_triples(tmp_path):
 
 @pytest.mark.parametrize("weight", ["0", "-1", "nan", "inf", "x", "", "1e-50", "\xff"])
 def test_a_weight_must_be_a_number_above_0(tmp_path, weight):
-    with pytest.raises(DataError, match="train.txt, line 2: the weight must be a number above 0, got "):
+    with pytest.raises(DataError, match="train.txt, line 2: the weight must be a number above 0, at most 1e.30, got "):
         read_triples(written(tmp_path, {"train.txt": f"a\tr\tb\t2\nb\tr\ta\t{weight}\n"}), None)
 
 

@@ -26,12 +26,15 @@ from hetmpi.errors import one_line
 
 PARTS = ("train", "valid", "test")
 LONGEST_LINE = 1 << 20
+MOST_NAMES = 1 << 40
 BOM = b"\xef\xbb\xbf"
 NAMES_ORDER, NUMBERS_ORDER = ("h", "r", "t"), ("h", "t", "r")
 TABLES = (".parquet", ".csv")
 SUFFIXES = (".txt", ".tsv", *TABLES)
 TABLE_COLUMNS, WEIGHT = ("head", "relation", "tail"), "weight"
+HEADERS = ((b"head", b"relation", b"tail"), (b"h", b"r", b"t"), (b"subject", b"predicate", b"object"))
 LARGEST_WEIGHT = 1e30
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 @dataclass
@@ -47,23 +50,23 @@ class Triples:
 
 @dataclass
 class Names:
-    """Names and their numbers. is_complete: whether further names are refused."""
+    """Names and their numbers. listed: the file that has all of them, None if further names are taken."""
 
     kind: str
     numbers: dict[bytes, int] = field(default_factory=dict)
-    is_complete: bool = False
+    listed: str | None = None
 
     def number(self, name: bytes, place: str) -> int:
         """Raises DataError for an unknown, empty or undecodable name."""
         found = self.numbers.get(name)
         if found is not None:
             return found
-        if self.is_complete:
-            raise DataError(f"{place}: the {self.kind} {text_of(name)} is not in the list of names")
+        if self.listed is not None:
+            raise DataError(f"{place}: the {self.kind} {text_of(name)} is not in {os.path.basename(self.listed)}")
         return self.add(name, len(self.numbers), place)
 
     def add(self, name: bytes, number: int, place: str) -> int:
-        if not name or b"\n" in name:
+        if not name or b"\n" in name or b"\r" in name:
             raise DataError(f"{place}: a name is empty" if not name else f"{place}: a name has a line's end in it")
         try:
             name.decode()
@@ -87,9 +90,26 @@ def read_triples(folder: str, columns: tuple[str, ...] | None) -> Triples:
     layout. Raises DataError with file and line."""
     if not os.path.isdir(folder):
         raise DataError(f"data.path={shown(folder)}: there is no such folder")
-    if os.path.exists(os.path.join(folder, "train2id.txt")):
+    refuse_mixed(folder)
+    if os.path.lexists(os.path.join(folder, "train2id.txt")):
         return read_numbers(folder, checked_order(columns or NUMBERS_ORDER))
     return read_names(folder, columns)
+
+
+def refuse_mixed(folder: str):
+    """Raises DataError for files of parts that would be passed over."""
+    files = set(os.listdir(folder))
+    of_names = [f"{part}{suffix}" for part in PARTS for suffix in SUFFIXES if f"{part}{suffix}" in files]
+    of_numbers = [f"{part}2id.txt" for part in PARTS if f"{part}2id.txt" in files]
+    if of_names and of_numbers:
+        raise DataError(
+            f"data.path={shown(folder)} has {of_names[0]} and {of_numbers[0]}, of two layouts: remove those of one"
+        )
+    other = next((f"dev{suffix}" for suffix in SUFFIXES if f"dev{suffix}" in files), None)
+    if other and not any(name.startswith("valid") for name in of_names):
+        raise DataError(
+            f"data.path={shown(folder)}: held-out triples are in a file named valid: rename {other}, or remove it"
+        )
 
 
 def checked_order(columns: tuple[str, ...]) -> tuple[str, ...]:
@@ -123,6 +143,8 @@ def triples_of_lines(
     of_column = [relations if column == "r" else entities for column in order]
     for place, line in lines_of(path):
         values = line.split(b"\t")
+        if not numbers and tuple(map(bytes.lower, values[:3])) in HEADERS:
+            raise DataError(f"{place} is a header: remove it")
         num_columns = num_columns or (4 if len(values) == 4 else 3)
         check_columns(values, num_columns, place, "separated by tabs")
         numbers.extend([names.number(value, place) for names, value in zip(of_column, values)])
@@ -135,12 +157,15 @@ def triples_of_lines(
 def weight_of(text: bytes, place: str) -> float:
     """Raises DataError unless the text is a number above 0."""
     try:
-        weight = float(np.float32(text.decode()))
-    except (ValueError, OverflowError):
-        weight = 0
-    if not 0 < weight <= LARGEST_WEIGHT:
-        raise DataError(f"{place}: the weight must be a number above 0, got {text_of(text)}")
-    return weight
+        weight = float(text) if text.isascii() and b"_" not in text else 0.0
+    except ValueError:
+        weight = 0.0
+    if not 0 < weight <= LARGEST_WEIGHT or np.float32(weight) == 0:
+        raise DataError(
+            f"{place}: the weight must be a number above 0, at most {LARGEST_WEIGHT:g}, got {text_of(text)}"
+            + (": a tab at the end of a line makes an empty fourth column" if not text else "")
+        )
+    return float(np.float32(weight))
 
 
 def triples_of_table(
@@ -160,7 +185,7 @@ def triples_of_table(
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise DataError(f"{place}: {first_line(error)}") from error
     if not len(table):
-        raise DataError(f"{place} has no triples")
+        raise DataError(no_triples(path))
     for names, column in zip((entities, relations, entities), columns or TABLE_COLUMNS):
         if names_of_columns.count(column) != 1:
             raise DataError(
@@ -183,6 +208,9 @@ def triples_of_table(
         numbers.append(np.array(of_code, np.int64)[codes])
     if names_of_columns.count(WEIGHT) > 1:
         raise DataError(f"{place}: there are several columns {WEIGHT}")
+    other = next((name for name in names_of_columns if name.lower() == WEIGHT != name), None)
+    if other is not None and WEIGHT not in names_of_columns:
+        raise DataError(f"{place}: name the column {one_line(other)} {WEIGHT}, or remove it")
     if WEIGHT not in names_of_columns:
         return np.stack(numbers, axis=1), None
     weights = [weight_of(str(value).encode(), f"{place}, row {row:,}") for row, value in enumerate(table[WEIGHT], 1)]
@@ -197,7 +225,7 @@ def read_numbers(folder: str, columns: tuple[str, ...]) -> Triples:
     parts = {}
     for part in PARTS:
         path = os.path.join(folder, f"{part}2id.txt")
-        if part != "train" and not os.path.exists(path):
+        if part != "train" and not os.path.lexists(path):
             continue
         numbers = array("q")
         for place, line in counted_lines(path):
@@ -205,13 +233,14 @@ def read_numbers(folder: str, columns: tuple[str, ...]) -> Triples:
             check_columns(values, 3, place, "separated by blanks")
             numbers.extend([number_below(value, len(names.numbers), names.kind, place)
                             for names, value in zip(of_column, values)])  # fmt: skip
-        parts[part] = ordered(numbers, columns, path)
+        if numbers or part == "train":
+            parts[part] = ordered(numbers, columns, path)
     return checked(folder, parts, entities, relations)
 
 
 def found_in(folder: str, part: str) -> str | None:
     """The file of a part; None if there is none and the part is not needed."""
-    found = [path for suffix in SUFFIXES if os.path.exists(path := os.path.join(folder, f"{part}{suffix}"))]
+    found = [path for suffix in SUFFIXES if os.path.lexists(path := os.path.join(folder, f"{part}{suffix}"))]
     if len(found) > 1:
         both = " and ".join(map(os.path.basename, found))
         raise DataError(f"data.path={shown(folder)} has both {both}: remove one of them")
@@ -229,7 +258,7 @@ def names_in(path: str, kind: str) -> Names:
     for place, line in lines_of(path):
         values = line.split(b"\t")
         check_columns(values, 2, place, "a number and a name, separated by a tab")
-        names.add(values[1], number_below(values[0], 1 << 40, "line", place), place)
+        names.add(values[1], number_below(values[0], MOST_NAMES, "number", place), place)
     return complete(names, path)
 
 
@@ -239,14 +268,14 @@ def counted_names(path: str, kind: str) -> Names:
     for place, line in counted_lines(path):
         values = line.rsplit(maxsplit=1)
         check_columns(values, 2, place, "a name and a number")
-        names.add(values[0].strip(), number_below(values[1], 1 << 40, "line", place), place)
+        names.add(values[0].strip(), number_below(values[1], MOST_NAMES, "number", place), place)
     return complete(names, path)
 
 
 def complete(names: Names, path: str) -> Names:
     if sorted(names.numbers.values()) != list(range(len(names.numbers))):
         raise DataError(f"data.path: {shown(path)}: the numbers must be 0 to {len(names.numbers) - 1:,}, once each")
-    names.is_complete = True
+    names.listed = path
     return names
 
 
@@ -254,7 +283,10 @@ def lines_of(path: str) -> Iterator[tuple[str, bytes]]:
     """(file and line for messages, line without its end), without empty lines."""
     file_name = f"data.path: {shown(path)}"
     with open_regular(path) as file:
-        if file.read(3) != BOM:
+        begin = file.read(3)
+        if begin[:2] in UTF_16:
+            raise DataError(f"{file_name} is in UTF-16: convert it, as by iconv -f UTF-16 -t UTF-8")
+        if begin != BOM:
             file.seek(0)
         for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), 1):
             if len(line) > LONGEST_LINE:
@@ -266,12 +298,12 @@ def lines_of(path: str) -> Iterator[tuple[str, bytes]]:
 
 def counted_lines(path: str) -> Iterator[tuple[str, bytes]]:
     """As lines_of, after a first line with their number. Raises DataError if there are more or fewer."""
-    if not os.path.exists(path):
+    if not os.path.lexists(path):
         raise DataError(f"data.path: there is no {shown(path)}")
     expected, num, lines = None, 0, lines_of(path)
     for place, line in lines:
         if expected is None:
-            expected = number_below(line.strip(), 1 << 40, "count", place)
+            expected = number_below(line.strip(), MOST_NAMES, "number of lines that follow", place)
             continue
         num += 1
         yield place, line
@@ -289,19 +321,25 @@ def check_columns(values: list, num: int, place: str, how: str):
 def number_below(text: bytes, limit: int, kind: str, place: str) -> int:
     """Raises DataError unless the text is an integer from 0 to below `limit`."""
     if not text.isdigit() or len(text) > 18:
-        raise DataError(f"{place}: expected an integer of at least 0, got {text_of(text)}")
+        raise DataError(f"{place}: the {kind} must be an integer of at least 0, got {text_of(text)}")
     number = int(text)
     if number >= limit:
-        raise DataError(f"{place}: the {kind} {number:,} is out of range, there are {limit:,}")
+        there = "is too large" if limit == MOST_NAMES else f"is out of range, there are {limit:,}"
+        raise DataError(f"{place}: the {kind} {number:,} {there}")
     return number
 
 
 def ordered(numbers: array, columns: tuple[str, ...], path: str) -> np.ndarray:
     """(n, 3) int64 of head, relation and tail. Raises DataError for a file without triples."""
     if not numbers:
-        raise DataError(f"data.path: {shown(path)} has no triples")
+        raise DataError(no_triples(path))
     triples = np.frombuffer(numbers, np.int64).reshape(-1, 3)
     return np.ascontiguousarray(triples[:, [columns.index(column) for column in NAMES_ORDER]])
+
+
+def no_triples(path: str) -> str:
+    cure = "" if os.path.basename(path).startswith("train") else ": remove the file, if there are none"
+    return f"data.path: {shown(path)} has no triples{cure}"
 
 
 def checked(
