@@ -63,8 +63,10 @@ class DenseOptimizer:
     def held(self):
         """A context of backward passes that others of the same step follow: they do not start the allreduce."""
         self._gradients.is_held = True
-        yield
-        self._gradients.is_held = False
+        try:
+            yield
+        finally:
+            self._gradients.is_held = False
 
     def begin(self):
         """Starts the allreduce of the gradients, unless backward() has started it, which it does after computing all of
