@@ -66,7 +66,7 @@ FIGURES = {  # log lines display those with a word, in this order
     "log_loss": Figure("log loss on held-out data (nats)", "quality", "{:.4f}".format, "log loss", min),
     "normalised_entropy": Figure("log loss over that of the share of label 1", "quality", "{:.4f}".format, "NE", min),
     "calibration": Figure("mean prediction over the share of label 1", "quality", "{:.4f}".format, "calibration"),
-    "gauc": Figure("mean AUC over the groups of task.group", "quality", "{:.4f}".format, "gauc", max),
+    "gauc": Figure("mean AUC over the groups of eval.group", "quality", "{:.4f}".format, "gauc", max),
     "teacher_auc": Figure("AUC of the true probabilities", "quality", "{:.4f}".format, "teacher auc"),
     "accuracy": Figure("accuracy on held-out data", "quality", "{:.4f}".format, "accuracy", max),
     "micro_f1": Figure("F1 of all classes together", "quality", "{:.4f}".format, "micro F1", max),

@@ -174,7 +174,8 @@ def make_task(config: DictConfig, source: Source, device: torch.device) -> Task:
         loss = loss.to(device)
         if next(loss.parameters(), None) is not None:
             raise UserError(f"loss={config.loss_name}: it has parameters, which are not trained: put them in the model")
-    task = make(config.task, source=source, loss=loss)
+    group = {} if config.eval.group is None else {"group": config.eval.group}
+    task = make(config.task, source=source, loss=loss, **group)
     if Task not in type(task).__mro__:
         raise UserError(f"{config.task._target_}: it must inherit hetmpi.tasks.task.Task")
     return task

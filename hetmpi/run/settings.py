@@ -188,6 +188,11 @@ class Eval:
         "metric of the task that eval.patience and schedule=plateau watch; null: the task's first, as auc or accuracy",
         noun="name of a metric",
     )
+    group: str | None = setting(
+        None,
+        "column of one id, such as a user's, over whose values the metric gauc is the mean of AUC; null: no gauc",
+        noun="name of a column",
+    )
     patience: int | None = setting(
         None,
         "training ends after this many evaluations in a row without an improvement of eval.metric; null: never",

@@ -87,12 +87,12 @@ class ClickThroughRate(Task):
         """The column of Samples.ids that holds a feature. Raises UserError if there is none, or one of several
         values."""
         if self.predicts_numbers:
-            raise UserError(f"task.group={group} is for labels that are 0 or 1, data.label_kind is number")
+            raise UserError(f"eval.group={group} is for labels that are 0 or 1, data.label_kind is number")
         names = [feature.name for feature in self.features or [] if feature.pool is None]
         if group not in names:
             known = ", ".join(names[:20]) or "none, as features have no names"
             raise UserError(
-                f"task.group={one_line(str(group))} must name a categorical column of one value: {self.source.name} "
+                f"eval.group={one_line(str(group))} must name a categorical column of one value: {self.source.name} "
                 f"has {known}"
             )
         return names.index(group)
@@ -173,13 +173,13 @@ class ClickThroughRate(Task):
         return loss
 
     def predict(self, forward: Callable, rows: dict[str, Tensor], batch: Batch) -> tuple[np.ndarray, ...]:
-        """label and logit, then the group if task.group names one, then teacher if it is known: (B,) each."""
+        """label and logit, then the group if eval.group names one, then teacher if it is known: (B,) each."""
         label, logit = batch.label.cpu().numpy(), self._logits(forward, rows, batch).cpu().numpy()
         teacher = None if batch.teacher is None else batch.teacher.numpy()
         return tuple(column for column in (label, logit, batch.group, teacher) if column is not None)
 
     def figures(self, columns: list[np.ndarray]) -> dict[str, float | None]:
-        """auc, log_loss, normalised_entropy and calibration, gauc over the groups of task.group, and teacher_auc if the
+        """auc, log_loss, normalised_entropy and calibration, gauc over the groups of eval.group, and teacher_auc if the
         true probabilities are known; of numbers rmse and mae."""
         label, logit, *others = columns or [np.empty(0, np.float32)] * 2
         if self.predicts_numbers:

@@ -33,28 +33,21 @@ def folder(world, tmp_path):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_s_0_is_as_embeddings_of_torch_on_the_same_negatives(folder, model):
+def test_s_0_is_as_embeddings_of_torch_on_the_same_negatives(world, folder, model):
     training = made(folder, *MODELS[model], "checkpoint.at_end=false")
     twin = Twin(training, model)
     training.run()
-    for step in range(STEPS):
-        twin.step(step)
-    rows = closed(training)
-    for name, found in rows.items():
-        assert torch.allclose(found, twin.tables[name].weight, rtol=0, atol=1e-5), name
+    twin.check(closed(training), world)
 
 
-def test_s_0_is_so_with_weights_a_penalty_and_filtered_negatives_by_degree(folder):
+def test_s_0_is_so_with_weights_a_penalty_and_filtered_negatives_by_degree(world, folder):
     how = ["task.penalty=0.02", "task.degree_share=0.5", "task.filtered=true", "checkpoint.at_end=false"]
     how += ["train.accumulate=3"]  # parts of a batch, which change rounding alone
     training = made(folder, *how)
     training.source._weights = np.random.default_rng(0).random(training.source.num_train, np.float32)
     twin = Twin(training, "complex")
     training.run()
-    for step in range(STEPS):
-        twin.step(step)
-    for name, found in closed(training).items():
-        assert torch.allclose(found, twin.tables[name].weight, rtol=0, atol=1e-5), name
+    twin.check(closed(training), world)
 
 
 def test_negatives_by_degree_come_as_often_as_in_training_triples(world, folder):

@@ -79,6 +79,15 @@ class Twin:
         self.model, self.task, self.source = model, training.task, training.source
         self.optimizer = torch.optim.Adagrad([table.weight for table in self.tables.values()], LR)
 
+    def check(self, rows, world):
+        """Makes the steps, on rank 0, and asserts that the rows of a training are those of the tables."""
+        if world.rank == 0:
+            for step in range(STEPS):
+                self.step(step)
+            for name, found in rows.items():
+                assert torch.allclose(found, self.tables[name].weight, rtol=0, atol=1e-5), name
+        world.comm.Barrier()
+
     def step(self, step):
         samples = self.source.train(step * GLOBAL, (step + 1) * GLOBAL)
         self.optimizer.zero_grad()
