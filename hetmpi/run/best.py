@@ -18,14 +18,8 @@ from hetmpi.world.world import World
 
 ENTRY = "evaluations"  # in a checkpoint's manifest
 PLATEAU = "optim.schedule=plateau"
-LOSSES = {
-    "loss",
-    "error",
-    "entropy",
-    "mae",
-    "mse",
-    "rmse",
-}  # words in names of metrics of which a smaller value is better
+# Words in names of metrics of which a smaller value is better.
+LOSSES = {"loss", "error", "entropy", "mae", "mse", "rmse"}
 
 
 @dataclass

@@ -44,7 +44,7 @@ from hetmpi.world.world import World
 CLASS_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 STALENESS_PER_STEP = 10  # of table.staleness, for each step of table.round_steps by default
 LONGEST_REFUSAL = 900  # characters
-MOST_EPOCHS_EVALUATED = 20  # about, by default
+MOST_EPOCHS_EVALUATED = 20  # at most, by default
 OWN_OPTIM = ("rows", "rows_lr", "rows_weight_decay")  # settings that a table may have of its own
 
 

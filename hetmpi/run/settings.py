@@ -179,8 +179,8 @@ class Optim:
 class Eval:
     every_steps: int | None = setting(
         None,
-        "steps between evaluations on held-out samples; 0: at the end only; null: after each epoch, of "
-        "more than 20 after every few, and at the end",
+        "steps between evaluations on held-out samples; 0: at the end only; null: after each epoch, or "
+        "every few epochs if there are more than 20, and at the end",
         most=MANY,
     )
     metric: str | None = setting(

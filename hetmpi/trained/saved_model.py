@@ -261,8 +261,9 @@ def joined_of(said: Entries, manifest: dict) -> tuple[dict[str, int], list[str |
 
 def example(sizes: dict[str, int], joined: tuple | None, dims: list[int]) -> tuple[torch.Tensor, ...]:
     """Inputs of of_tensors(model) for two samples."""
-    num_bags = len(joined[1]) if joined else 0
-    num_singles = max(0, sizes["num_fields"] - num_bags + (joined[1].count(None) if joined else 0))
+    pools = joined[1] if joined else []
+    num_bags, num_pooled = len(pools), sum(pool is not None for pool in pools)
+    num_singles = max(0, sizes["num_fields"] - num_pooled)
     if (num_singles + 2) * max(dims) > MOST_INPUTS:
         raise UserError(f"{num_singles:,} fields of rows of {max(dims):,} numbers are more than a model can have")
     # at least 2 rows: ONNX would export a size of 1 as constant
