@@ -30,7 +30,8 @@ allow=NAME[,NAME] names modules or classes of your own, such as mymodel: hetmpi 
 names, and runs no code but its own and that of these.
 
 In the first two forms OUT is a .parquet file with the kept columns and `probability` (float32; `prediction` where
-labels are numbers), or a .npy file with (rows,) float32. The result does not depend on the number of ranks.
+labels are numbers), or a .npy file with (rows,) float32. Of several labels there is a column for each, as
+`probability_click`, in a .npy file (rows, labels). The result does not depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ from hetmpi.trained.id_rows import IdTable, replaced
 from hetmpi.trained.link_answers import LARGEST_TOP, LinkAnswers
 from hetmpi.trained.node_outputs import NodeOutputs, is_of_nodes
 from hetmpi.trained.saved_data import source_of
-from hetmpi.trained.saved_model import Saved, allowed_of, dense_layers, dense_state, encoder_of, is_of_links
+from hetmpi.trained.saved_model import LABELS, Saved, allowed_of, dense_layers, dense_state, encoder_of, is_of_links
 from hetmpi.world.launch import launch
 from hetmpi.world.world import World
 
@@ -225,7 +226,7 @@ class Prediction:
         bad, delimiter = given.get("data.max_bad_rows", "0"), given.get("data.delimiter")
         if not bad.isdecimal():
             raise UserError(f"data.max_bad_rows must be an integer of at least 0, got {bad}")
-        repeated = {name for name in self.keep if self.keep.count(name) > 1 or name == self._name}
+        repeated = {name for name in self.keep if self.keep.count(name) > 1 or name in self._names}
         if repeated:
             raise UserError(f"predict.keep: {repeated.pop()} would be in the result twice")
         path, delimiter = given["data.path"].strip("'\""), delimiter and delimiter.strip("'\"").replace("\\t", "\t")
@@ -303,14 +304,19 @@ class Prediction:
             print(f"hetmpi: warning: {self.reader.path}, {remark}", flush=True)
 
     @property
-    def _name(self) -> str:
-        """Of the column of predictions."""
-        return "prediction" if self._are_numbers else "probability"
+    def _names(self) -> list[str]:
+        """Of the columns of predictions."""
+        name = "prediction" if self._are_numbers else "probability"
+        num = self.manifest.get("model_sizes", {}).get(LABELS, 1)
+        if num == 1:
+            return [name]
+        labels = range(num) if self.encoder is None else self.encoder.reading.labels
+        return [f"{name}_{label}" for label in labels]
 
     def _write(self, out: Path, part: Path) -> tuple[int, float]:
         """On rank 0: computes and receives all parts and writes them to the file `part`. out: for messages."""
         write = write_parquet if out.suffix == ".parquet" else write_npy
-        return write(out, part, self._in_order(), self._name)
+        return write(out, part, self._in_order(), self._names)
 
     def _in_order(self) -> Iterator[pa.Table]:
         """On rank 0: the predictions of all parts, computed here or received."""
@@ -339,13 +345,14 @@ class Prediction:
         """Kept columns and predictions of a part, in blocks."""
         for kept, samples in part():
             found = [self._logits(samples[i : i + BATCH_SIZE]) for i in range(0, len(samples), BATCH_SIZE)]
-            values = torch.cat([torch.empty(0), *found])
+            names = self._names
+            values = torch.cat(found).view(-1, len(names)) if found else torch.empty(0, len(names))
             values = values if self._are_numbers else torch.sigmoid(values)
             columns = {} if kept is None else {key: kept[key] for key in kept.column_names}
-            yield pa.table({**columns, self._name: values.numpy()})
+            yield pa.table({**columns, **dict(zip(names, values.T.contiguous().numpy()))})
 
     def _logits(self, samples: Samples) -> torch.Tensor:
-        """(B,)."""
+        """(B,), or (B, K) of K labels."""
         batch = self.make_batch(samples)
         rows = {}
         for name, keys in batch.keys.items():
@@ -393,12 +400,12 @@ def check_widths(ids: str, saved: dict[str, Saved], tables: dict[str, IdTable]):
             )
 
 
-def write_parquet(out: Path, part: Path, tables: Iterator[pa.Table], name: str) -> tuple[int, float]:
-    """Writes tables with the column `name` of predictions to the file `part`. out: for messages. Returns their number
-    and mean. Raises UserError."""
+def write_parquet(out: Path, part: Path, tables: Iterator[pa.Table], names: list[str]) -> tuple[int, float]:
+    """Writes tables with the columns `names` of predictions to the file `part`. out: for messages. Returns the number
+    of rows, and the mean of all predictions. Raises UserError."""
     writer, num, total = None, 0, 0.0
     for table in tables:
-        num, total = num + len(table), total + float(table[name].to_numpy().sum(dtype=np.float64))
+        num, total = num + len(table), total + float(predictions(table, names).mean(1, dtype=np.float64).sum())
         try:
             with cannot_write(out):
                 writer = writer or pq.ParquetWriter(part, table.schema, compression="zstd")
@@ -412,15 +419,21 @@ def write_parquet(out: Path, part: Path, tables: Iterator[pa.Table], name: str) 
     return num, total / max(1, num)
 
 
-def write_npy(out: Path, part: Path, tables: Iterator[pa.Table], name: str) -> tuple[int, float]:
+def predictions(table: pa.Table, names: list[str]) -> np.ndarray:
+    """(n, K) float32."""
+    return np.stack([table[name].to_numpy() for name in names], 1)
+
+
+def write_npy(out: Path, part: Path, tables: Iterator[pa.Table], names: list[str]) -> tuple[int, float]:
     """As write_parquet, without other columns."""
-    parts = [table[name].to_numpy() for table in tables]
+    parts = [predictions(table, names) for table in tables]
     if not sum(map(len, parts)):
         raise UserError("data.path has no rows to predict")
     whole = np.concatenate(parts)
+    whole = whole[:, 0] if len(names) == 1 else whole
     with cannot_write(out), open(part, "wb") as file:
         np.save(file, whole)
-    return len(whole), float(whole.sum(dtype=np.float64)) / max(1, len(whole))
+    return len(whole), float(whole.mean(dtype=np.float64))
 
 
 def batches_of(source) -> Callable:

@@ -38,7 +38,7 @@ class Samples:
 
     ids: np.ndarray  # (B, F) int64 keys, 0 <= key < num_rows of the feature's table
     dense: np.ndarray  # (B, num_dense) float32
-    label: np.ndarray  # (B,) float32; for click-through 0 or 1
+    label: np.ndarray  # (B,) float32; for click-through 0 or 1; (B, K) of K labels, NaN for one that is missing
     teacher: np.ndarray | None = None  # (B,) float32, true probability of label 1, if known
     bags: tuple[Bag, ...] = ()  # (G,)
 
@@ -70,7 +70,7 @@ class Batch:
     keys: dict[str, Tensor]  # table -> (U,) int64, unique, in order of first appearance
     index: Tensor  # (B, F) int64 of the features of one value
     dense: Tensor  # (B, num_dense) float32
-    label: Tensor  # (B,) float32
+    label: Tensor  # (B,) float32, (B, K) of K labels
     teacher: Tensor | None = None  # (B,) float32
     bags: tuple[tuple[Tensor, Tensor], ...] = ()  # (G,) of index (n,) int64 and offsets (B + 1,) int64
     # As a model reads the features (hetmpi/layers.py, FeatureRows): place in `index` of each of those of one value and
@@ -134,9 +134,11 @@ def check_samples(samples: Samples, num_bags: int = 0):
     ids, num = samples.ids, len(samples.ids)
     if ids.dtype != np.int64 or ids.ndim != 2:
         raise SamplesError(f"Samples: ids must be int64 of shape (B, F), got {ids.dtype} {ids.shape}")
-    for name, array, num_axes in (("dense", samples.dense, 2), ("label", samples.label, 1)):
-        if array.dtype != np.float32 or array.ndim != num_axes or len(array) != num:
-            shape = f"({num}, num_dense)" if num_axes == 2 else f"({num},)"
+    for name, array, axes, shape in (
+        ("dense", samples.dense, (2,), f"({num}, num_dense)"),
+        ("label", samples.label, (1, 2), f"({num},), or ({num}, K) of K labels"),
+    ):
+        if array.dtype != np.float32 or array.ndim not in axes or len(array) != num:
             raise SamplesError(f"Samples: {name} must be float32 of shape {shape}, got {array.dtype} {array.shape}")
     if len(samples.bags) != num_bags:
         raise SamplesError(f"Samples: expected {num_bags} bags, one per feature with pool, got {len(samples.bags)}")

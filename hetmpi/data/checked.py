@@ -11,6 +11,7 @@ import io
 import json
 import os
 import socket
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,6 +21,7 @@ import xxhash
 
 KEY = "xxh3_64"  # of the sum of JSON
 BLOCK_BYTES = 16 << 20  # of an array, with a sum of its own
+_PARSING = threading.Lock()  # np.load parses a header by ast, which fails now and then in two threads of Python 3.11
 
 
 class Damaged(ValueError):
@@ -49,7 +51,8 @@ def save_array(path: str, array: np.ndarray) -> None:
 def load_array(path: str, is_mapped: bool = False) -> np.ndarray:
     """Raises Damaged, and OSError."""
     check_array(path)
-    return np.load(path, mmap_mode="r" if is_mapped else None)
+    with _PARSING:
+        return np.load(path, mmap_mode="r" if is_mapped else None)
 
 
 def check_array(path: str, rank: int = 0, size: int = 1) -> None:

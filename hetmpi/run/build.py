@@ -64,6 +64,8 @@ def make(config: DictConfig, **arguments):
             cure = "the keys must be the arguments of its constructor"
             if any(f"'{name}'" in str(error) for name in arguments):
                 cure = f"it must take {', '.join(arguments)} to be used here"
+            if "'num_labels'" in str(error):
+                cure = "models of several labels, as sharedbottom, mmoe and ple, go with data.label=[A, B]"
             raise UserError(f"{target}: {error}: {cure}") from error
         except UserError as refusal:
             if len(str(refusal)) <= LONGEST_REFUSAL:

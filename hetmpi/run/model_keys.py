@@ -41,7 +41,7 @@ def check_model(model: DictConfig):
             for size in value:  # of a layer; or the number of a field
                 check_integer(f"settings: each of model.{key}", size, 0 if key.endswith("_context") else 1, MOST_UNITS)
         elif key != "_target_":
-            check_integer(name, value, 0, MOST_LAYERS if key.endswith("layers") else MOST_UNITS)
+            check_integer(name, value, 0, MOST_LAYERS if key.startswith("num_") else MOST_UNITS)
 
 
 def argument_kinds(target: str) -> dict[str, type]:

@@ -24,6 +24,7 @@ from hetmpi.table.spec import TableSpec
 from hetmpi.tasks.task import Task
 
 METRICS = {"auc": auc, "log_loss": log_loss, "normalised_entropy": normalised_entropy, "calibration": calibration}
+LOSSES = ("log_loss", "normalised_entropy", "rmse", "mae")  # metrics of which a smaller value is better
 
 
 class ClickSource(Source, Protocol):
@@ -39,7 +40,11 @@ class ClickSource(Source, Protocol):
     or
 
     features    those of one value first, in the order of Samples.ids, then those of several, in that of Samples.bags
-    tables      their tables by name (hetmpi/data/features.py, arrange)"""
+    tables      their tables by name (hetmpi/data/features.py, arrange)
+
+    Optional, of several labels:
+    labels         their names, in the order of the columns of Samples.label
+    label_weights  factors of their losses; None: 1 each"""
 
     num_dense: int
     num_fields: int
@@ -52,12 +57,14 @@ class ClickThroughRate(Task):
     """See hetmpi/tasks/task.py, Task. Every categorical feature has its own rows, in one table or several.
 
     A model is constructed with num_fields, num_dense and dim. Its `row_dim` (int) is the width of its rows, and
-    `forward(rows, batch)` maps rows (U, row_dim) float32 and a hetmpi.data.batch.Batch to logits (B,) float32.
+    `forward(rows, batch)` maps rows (U, row_dim) float32 and a hetmpi.data.batch.Batch to logits (B,) float32. For
+    several labels it is constructed with num_labels also, and the logits are (B, num_labels).
+
+    The loss of several labels is the weighted sum of those of each, which is that of the samples that have it, times
+    their share of the batch: so it is a mean over the samples of all ranks, whichever have a label.
 
     joins  whether a model reads joined rows (hetmpi/layers.py, FeatureRows): features with several values, several
            tables, or another width than the model's"""
-
-    best_at = {"calibration": 1.0}
 
     def __init__(self, source: ClickSource, loss: torch.nn.Module, group: str | None = None):
         """loss(logits (B,), labels (B,)) -> (). group: name of the feature, of one value, whose values are the groups
@@ -72,7 +79,12 @@ class ClickThroughRate(Task):
             raise UserError("data.label_kind=number needs loss=mse, or a loss of your own for numbers")
         self.features: list[Feature] | None = getattr(source, "features", None)
         self.num_fields = source.num_fields if self.features is None else num_fields_of(self.features)
-        self.sample_bytes = 16 * self.num_fields + 4 * source.num_dense + 4  # ids, their indices among the keys, ...
+        self.labels = tuple(getattr(source, "labels", None) or ("label",))
+        self.weights = getattr(source, "label_weights", None) or [1.0] * len(self.labels)
+        self.lower_is_better = [name for one in LOSSES for name in self._of_labels(one)]
+        self.best_at = dict.fromkeys(self._of_labels("calibration"), 1.0)
+        # ids, their indices among the keys, ...
+        self.sample_bytes = 16 * self.num_fields + 4 * source.num_dense + 4 * len(self.labels)
         self._group = None if group is None else self._place_of(group)
         counted = Counter(feature.table for feature in self.features or [])
         self.keys_per_sample = {TABLE: self.num_fields} if self.features is None else dict(counted)
@@ -98,7 +110,8 @@ class ClickThroughRate(Task):
         return names.index(group)
 
     def model_arguments(self, dim: int) -> dict[str, int]:
-        return {"num_fields": self.num_fields, "num_dense": self.source.num_dense, "dim": dim}
+        several = {"num_labels": len(self.labels)} if len(self.labels) > 1 else {}
+        return {"num_fields": self.num_fields, "num_dense": self.source.num_dense, "dim": dim, **several}
 
     def complete(self, model: torch.nn.Module) -> torch.nn.Module:
         """The model behind the tables of its features, if they need to be joined. Raises UserError for a model that
@@ -165,44 +178,95 @@ class ClickThroughRate(Task):
 
     def loss(self, forward: Callable, rows: dict[str, Tensor], batch: Batch) -> Tensor:
         logits = self._logits(forward, rows, batch)
+        if len(self.labels) == 1:
+            return self._loss(logits, batch.label)
+        losses = []
+        for logit, label, weight in zip(logits.unbind(1), batch.label.unbind(1), self.weights):
+            has = ~label.isnan()
+            part = self._loss(logit[has], label[has]) if has.any() else logit.sum() * 0
+            losses.append(part * (weight * has.float().mean()))
+        return torch.stack(losses).sum()
+
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The mean loss of samples (n,), ()."""
         with doing(f"the loss {type(self.criterion).__name__}"):
-            loss = self.criterion(logits, batch.label)
+            loss = self.criterion(logits, labels)
         if not torch.is_tensor(loss) or loss.shape != ():
             kind = f"shape {tuple(loss.shape)}" if torch.is_tensor(loss) else type(loss).__name__
             raise UserError(f"the loss {type(self.criterion).__name__} must return one number, the mean, got {kind}")
         return loss
 
     def predict(self, forward: Callable, rows: dict[str, Tensor], batch: Batch) -> tuple[np.ndarray, ...]:
-        """label and logit, then the group if eval.group names one, then teacher if it is known: (B,) each."""
+        """label and logit, (B,) or (B, K), then the group if eval.group names one, then teacher if it is known: (B,)
+        each."""
         label, logit = batch.label.cpu().numpy(), self._logits(forward, rows, batch).cpu().numpy()
         teacher = None if batch.teacher is None else batch.teacher.numpy()
         return tuple(column for column in (label, logit, batch.group, teacher) if column is not None)
 
     def figures(self, columns: list[np.ndarray]) -> dict[str, float | None]:
         """auc, log_loss, normalised_entropy and calibration, gauc over the groups of eval.group, and teacher_auc if the
-        true probabilities are known; of numbers rmse and mae."""
-        label, logit, *others = columns or [np.empty(0, np.float32)] * 2
+        true probabilities are known; of numbers rmse and mae. Of several labels the means of these over the labels, and
+        then those of each, as auc_click."""
+        of_labels = [self._figures(*one) for one in self._by_label(columns)]
+        if len(of_labels) == 1:
+            return of_labels[0]
+        means, each = {}, {}
+        for name in of_labels[0]:
+            values = [figures[name] for figures in of_labels]
+            mean, *names = self._of_labels(name)
+            means[mean] = None if None in values else float(np.mean(values))
+            each |= dict(zip(names, values))
+        return means | each
+
+    def _of_labels(self, metric: str) -> list[str]:
+        """Names of a metric: that of the mean over the labels, and those of each of several."""
+        return [metric, *(f"{metric}_{label}" for label in self.labels if len(self.labels) > 1)]
+
+    def _by_label(self, columns: list[np.ndarray]) -> list[list[np.ndarray]]:
+        """Of each label the columns of the samples that have it: label (n,), logit (n,), others."""
+        num = len(self.labels)
+        if num == 1:
+            return [columns or [np.empty(0, np.float32)] * 2]
+        label, logit, *others = columns or [np.empty((0, num), np.float32)] * 2
+        found = []
+        for i, has in enumerate(~np.isnan(label.T)):
+            found.append([label[has, i], logit[has, i], *(column[has] for column in others)])
+        return found
+
+    def _figures(self, label: np.ndarray, logit: np.ndarray, *others: np.ndarray) -> dict[str, float | None]:
+        """The metrics of one label."""
         if self.predicts_numbers:
             figures = {"rmse": rmse(label, logit), "mae": mae(label, logit)}
         else:
             figures = {name: metric(label, logit) for name, metric in METRICS.items()}
+            rest = list(others)
             if self._group is not None:
-                figures["gauc"] = grouped_auc(label, logit, others.pop(0)) if others else None
-            figures["teacher_auc"] = auc(label, others[0]) if others else None
+                figures["gauc"] = grouped_auc(label, logit, rest.pop(0)) if rest else None
+            if len(self.labels) == 1:
+                figures["teacher_auc"] = auc(label, rest[0]) if rest else None
         return {name: None if value is None or math.isnan(value) else value for name, value in figures.items()}
 
     def without_figures(self, columns: list[np.ndarray]) -> str | None:
-        if self.predicts_numbers:
-            return None if columns else "no RMSE: there are no held-out samples"
-        cause = without_auc(*(columns or [np.empty(0, np.float32)] * 2)[:2])
-        return f"no AUC: {cause}" if cause else None
+        for name, (label, logit, *_) in zip(self.labels, self._by_label(columns)):
+            of_label = f" of {one_line(name)}" if len(self.labels) > 1 else ""
+            if self.predicts_numbers:
+                cause, metric = None if len(label) else "there are no held-out samples", "RMSE"
+            else:
+                cause, metric = without_auc(label, logit), "AUC"
+            if cause:
+                return f"no {metric}{of_label}: {cause}"
+        return None
 
     def not_finite(self, batch: Batch) -> str | None:
         num = len(batch.label)
         if num == 0:
             return "the batch is empty: the data's train(start, stop) returned no samples"
         dense = {f"dense feature {i}": column for i, column in enumerate(batch.dense.unbind(1))}
-        for name, values in {"label": batch.label, **dense}.items():
+        if batch.label.dim() == 1:
+            label = {"label": batch.label}
+        else:  # where NaN is a label that is missing
+            label = {f"label {name}": one[~one.isnan()] for name, one in zip(self.labels, batch.label.unbind(1))}
+        for name, values in {**label, **dense}.items():
             wrong = torch.nonzero(~torch.isfinite(values)).flatten().tolist()
             if wrong:
                 return (

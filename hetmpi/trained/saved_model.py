@@ -29,6 +29,7 @@ from hetmpi.open_rows import keys_of_ids
 from hetmpi.owner.route import Route, make_partition
 
 CLICK_SIZES = ("num_fields", "num_dense", "dim")  # arguments of models, by task
+LABELS = "num_labels"  # that of models of several labels
 NODE_SIZES = ("dim", "num_dense", "num_classes", "num_layers")
 MOST_FIELDS = 1 << 20  # also the maximum for numbers in a row
 MOST_LAYERS = 1024
@@ -110,7 +111,9 @@ def dense_layers(
     said = Entries(f"{checkpoint}: manifest.json", manifest)
     config, sizes = said.part("model_config"), said.part("model_sizes")
     names = NODE_SIZES if "num_classes" in sizes.values else CLICK_SIZES
-    most = {"num_layers": MOST_LAYERS}
+    most = {"num_layers": MOST_LAYERS, LABELS: MOST_LAYERS}
+    if LABELS in sizes.values:
+        names = (*names, LABELS)
     arguments = {name: sizes.integer(name, 0, most.get(name, MOST_FIELDS)) for name in names}
     joined = joined_of(said, manifest) if "joined" in manifest else None
     if "model" not in state:
@@ -125,7 +128,7 @@ def dense_layers(
         model = instantiated(config.values, arguments, joined)
         model.load_state_dict(state["model"])
         dims = [table["dim"] for table in tables_of(manifest).values()]
-        inputs = example_blocks(arguments) if names == NODE_SIZES else example(arguments, joined, dims)
+        inputs = example_blocks(arguments) if "num_layers" in arguments else example(arguments, joined, dims)
         with torch.no_grad():
             of_tensors(model.eval())(*inputs)
         made.append((model, inputs))

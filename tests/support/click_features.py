@@ -71,3 +71,31 @@ class Histories(Clicks):
         values, [city] = bags["clicked"].values, [one for one in self.features if one.name == "city"]
         bags["cities"] = Bag(city.first + values % city.rows, bags["clicked"].offsets)
         return replace(samples, bags=tuple(bags[name] for name in names))
+
+
+class OneLabel(Clicks):
+    """Features of one value in one table. data._target_=click_features.OneLabel"""
+
+    name = "one label"
+
+    def __init__(self, seed=0, **_):
+        self.seed = seed
+        self.features, self.tables = arrange([FeatureRequest("user", 100), FeatureRequest("item", 60)])
+
+
+class Labels(OneLabel):
+    """Two labels, each missing in some samples. data._target_=click_features.Labels"""
+
+    name, labels = "labels", ("click", "buy")
+
+    def __init__(self, seed=0, label_weights=None, **_):
+        super().__init__(seed)
+        self.label_weights = label_weights
+
+    def train(self, start, stop):
+        samples = super().train(start, stop)
+        bought = samples.label * (samples.ids[:, 1] % 3 == 0)
+        label = np.stack([samples.label, bought], 1).astype(np.float32)
+        label[samples.ids[:, 0] % 7 == 0, 0] = np.nan
+        label[samples.dense[:, 0] < 0.3, 1] = np.nan
+        return replace(samples, label=label)

@@ -17,9 +17,11 @@ LAUNCHERS = ("SLURM_", "OMPI_", "PMI_", "PMIX_", "HYDRA_", "MPI_LOCAL", "PRTE_")
 NODE_MODELS = ("gat", "gcn", "graphsage")  # of task=node
 LINK_MODELS = ("complex", "distmult", "rescal", "rotate", "simple", "transe")  # of task=link
 SEQUENCE_MODELS = ("din",)  # which need features with pool: none
+LABEL_MODELS = ("mmoe", "ple", "sharedbottom")  # of several labels
 CLICK_MODELS = tuple(
     sorted(
-        {path.stem for path in (ROOT / "conf/model").glob("*.yaml")} - {*NODE_MODELS, *LINK_MODELS, *SEQUENCE_MODELS}
+        {path.stem for path in (ROOT / "conf/model").glob("*.yaml")}
+        - {*NODE_MODELS, *LINK_MODELS, *SEQUENCE_MODELS, *LABEL_MODELS}
     )
 )
 SMALL = ["data.scale=0.0005", "table.dim=4", "batch_size=32", "steps=6", "log.every_steps=2", "eval.max_samples=500"]

@@ -137,6 +137,31 @@ def test_a_model_of_sequences_trains_predicts_and_is_exported(log, tmp_path):
     assert outcome.code == 0 and (tmp_path / "out/dense.torchscript").is_file(), outcome.text
 
 
+def test_a_model_of_several_labels_trains_and_predicts_a_column_for_each(tmp_path):
+    assert run([sys.executable, "examples/make_shop.py", str(tmp_path / "visits.parquet"), "4000"]).code == 0
+    data = [
+        "data=tabular",
+        "data.label=[click,buy]",
+        f"data.path={tmp_path}/visits.parquet",
+        f"data.cache={tmp_path}/c",
+    ]
+    outcome = train(2, *data, "model=mmoe", "table.dim=4", "epochs=2", "batch_size=32", f"run.dir={tmp_path}")
+    assert outcome.code == 0, outcome.text
+    figures = summary(tmp_path)
+    assert figures["auc"] == pytest.approx((figures["auc_click"] + figures["auc_buy"]) / 2)
+    assert min(figures["auc_click"], figures["auc_buy"]) > 0.6
+    [checkpoint] = (tmp_path / "checkpoints").glob("step-*")
+    for ranks, out in ((1, "p.parquet"), (2, "p.npy")):
+        outcome = predict(ranks, checkpoint, f"data.path={tmp_path}/visits.parquet", f"out={tmp_path / out}")
+        assert outcome.code == 0 and "4,000 predictions" in outcome.text, outcome.text
+    found = pq.read_table(tmp_path / "p.parquet")
+    assert found.column_names == ["probability_click", "probability_buy"]
+    assert np.array_equal(np.load(tmp_path / "p.npy"), np.stack([column.to_numpy() for column in found.columns], 1))
+    labels = pq.read_table(tmp_path / "visits.parquet")
+    known = labels["buy"].is_valid().to_numpy()
+    assert auc(labels["buy"].to_numpy()[known].astype(np.float32), found["probability_buy"].to_numpy()[known]) > 0.6
+
+
 @pytest.mark.rare
 def test_text_without_a_header_is_predicted_with_and_without_its_label(log, tmp_path):
     lines = (log / "clicks.csv").read_text().splitlines()[1:2001]

@@ -3,6 +3,7 @@
 import functools
 import gzip
 import itertools
+import json
 import os
 import resource
 import shutil
@@ -30,6 +31,7 @@ from hetmpi.data.tabular import prepare as preparing
 from hetmpi.data.tabular.convert import hashes, numbers
 from hetmpi.data.tabular.coverage import Coverage
 from hetmpi.data.tabular.encoder import FIRST_KEY, MISSING_KEY, UNSEEN_KEY
+from hetmpi.data.tabular.reading import Reading
 from hetmpi.data.tabular.scaling import FARTHEST, Moments, Scaling, join
 from hetmpi.errors import UserError
 from hetmpi.inspect import inspected
@@ -579,6 +581,27 @@ def test_labels_by_their_texts_and_labels_that_are_numbers(tmp_path):
     assert sorted(np.concatenate([part.label for part in samples_of(data)])) == [i / 4 for i in range(100)]
 
 
+SEVERAL = "a,click,buy\n" + "".join(f"{i % 3},{i % 2},{'' if i % 5 == 0 else i % 2}\n" for i in range(200))
+
+
+@pytest.mark.parametrize("texts", [None, ["1"]])
+def test_one_of_several_labels_may_be_missing(tmp_path, texts):
+    data = source_of(write(tmp_path / "a.csv", SEVERAL), tmp_path / "c", label=["buy", "click"], positive=texts)
+    label = np.concatenate([part.label for part in samples_of(data)])
+    assert label.shape == (200, 2) and label.dtype == np.float32 and not np.isnan(label[:, 1]).any()
+    has = ~np.isnan(label[:, 0])
+    assert has.sum() == 160 and (label[has, 0] == label[has, 1]).all() and label[:, 1].sum() == 100
+    assert data.nothing().label.shape == (0, 2) and data.encoder.reading.to_predict().schema().names == ["c0"]
+
+
+def test_a_reading_of_a_version_with_one_label(tmp_path):
+    data = source_of(write(tmp_path / "a.csv", "a,click\n" + "1,0\n2,1\n" * 60), tmp_path / "c")
+    saved = data.encoder.reading.to_json()
+    assert saved["labels"] == ("click",)
+    earlier = {**{key: value for key, value in saved.items() if key != "labels"}, "label": "click"}
+    assert Reading.from_json(json.loads(json.dumps(earlier))) == data.encoder.reading
+
+
 def test_ids_are_bytes(tmp_path):
     text = b"a,click\n" + b"".join(b"\xff\xfe%d,%d\n" % (i % 3, i % 2) for i in range(60))
     assert source_of(write(tmp_path / "a.csv", text), tmp_path / "cache").field_rows == [5]
@@ -904,6 +927,21 @@ REFUSED = {
     "a missing label": (csv_file(GOOD + "u1,0.5,\n"), {}, ["line 102, column click: a missing value"]),
     "a missing label by text": (csv_file(GOOD + "u1,0.5,NA\n"), {"positive": ["1"]}, ["line 102, column click: 'NA'"]),
     "a label that is no number": (csv_file(GOOD + "u1,0.5,x\n"), {"label_kind": "number"}, ["line 102, column click"]),
+    "rows without any label": (csv_file(SEVERAL + "1,,\n"), {"label": ["click", "buy"]},
+                               ["line 202, column click: a missing value and none in buy", "no label 1"]),
+    "a bad one of several labels": (csv_file(SEVERAL + "1,0,2\n"), {"label": ["click", "buy"]},
+                                    ["line 202, column buy: '2' is neither 0 nor 1"]),
+    "no such label among several": (CSV, {"label": ["click", "bui"]}, ["data.label=bui", "a.csv"]),
+    "labels twice": (CSV, {"label": ["click", "click"]}, ["data.label: names must differ, got click, click"]),
+    "no labels": (CSV, {"label": []}, ["data.label must be the name of a column, or a list of names, got []"]),
+    "weights of one label": (CSV, {"label_weights": [2]}, ["data.label_weights=[2.0] must have a number for each of"]),
+    "weights of others": (csv_file(SEVERAL), {"label": ["click", "buy"], "label_weights": [1, 2, 3]},
+                          ["for each of several labels, data.label is click, buy"]),
+    "negative weights": (csv_file(SEVERAL), {"label": ["click", "buy"], "label_weights": [1, -1]},
+                         ["data.label_weights must be numbers of at least 0, not all 0, got [1, -1]"]),
+    "a label that no training row has": (csv_file(SEVERAL.replace("buy\n", "buy,gone\n").replace("\n", ",\n")
+                                         .replace("gone,", "gone")), {"label": ["click", "gone"], "positive": ["1"]},
+                                         ["no training label of gone is one of data.positive=['1']"]),
     "a kind of label": (CSV, {"label_kind": "rank"}, ["data.label_kind must be click or number, got rank"]),
     "text for a number": (csv_file(GOOD + LINE + "u1,cheap,1\n"), PRICE, ["line 103, column price: 'cheap'"]),
     "infinity": (csv_file(GOOD + "u1,inf,1\n"), {}, ["line 102, column price: 'inf' is no finite number"]),
@@ -950,7 +988,7 @@ REFUSED = {
     "a rule without a name": (CSV, rules({"kind": "id"}), ["each rule needs a name"]),
     "a rule that matches nothing": (CSV, rules({"name": "usr"}), ["no column is named usr: did you mean"]),
     "a glob that matches nothing": (CSV, rules({"name": "x*"}), ["no column is named x*"]),
-    "a rule for the label": (CSV, rules({"name": "click"}), ["click is the label"]),
+    "a rule for the label": (CSV, rules({"name": "click"}), ["click is a label"]),
     "min_count of 0": (CSV, rules({"name": "user", "min_count": 0}), ["min_count must be an integer of at"]),
     "min_count of hashed rows": (CSV, rules({"name": "user", "min_count": 2, "rows": 9}), ["min_count needs"]),
     "rows of 0": (CSV, rules({"name": "user", "rows": 0}), ["rows (a number, auto or open) must be an integer"]),

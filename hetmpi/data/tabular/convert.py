@@ -214,17 +214,40 @@ def lists(array: pa.Array, column: StoredColumn, missing: tuple[str, ...]) -> tu
     return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values)), bad
 
 
-def labels(array: pa.Array, reading: Reading) -> tuple[np.ndarray, Fault | None]:
-    """(n,) float32, and rows with a bad label."""
+def labels(raw: pa.Table, reading: Reading, path: str) -> tuple[list[np.ndarray], list[Fault]]:
+    """(n,) float32 for each label, NaN where one of several is missing, and the faults. Raises DataError."""
+    found, faults = [], []
+    for name in reading.labels:
+        try:
+            values, fault = one_label(column_of(raw, name), name, reading)
+        except (DataError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise DataError(f"data.path: {path}, column {name}, the label: {error}") from error
+        found.append(values)
+        faults += [fault] if fault else []
+    if len(found) > 1:
+        without = np.logical_and.reduce([np.isnan(values) for values in found])
+        for fault in faults:
+            without &= ~fault.rows
+        if without.any():
+            faults.append(Fault(reading.labels[0], "no label", f"and none in {', '.join(reading.labels[1:])}", without))
+    return found, faults
+
+
+def one_label(array: pa.Array, name: str, reading: Reading) -> tuple[np.ndarray, Fault | None]:
+    """(n,) float32, and rows with a bad label; of several labels NaN where this one is missing."""
+    is_one = len(reading.labels) == 1
     if reading.positive is not None:
         found = hashes(array, 0, reading.missing)
-        bad = found == no_value(0)
+        none = found == no_value(0)
         values = np.isin(found, hashes(pa.array([text.encode() for text in reading.positive]), 0, ()))
+        values, bad = np.where(none, np.nan, values), none if is_one else np.zeros(len(none), bool)
         kind, what = "missing label", "is no label"
     else:
         values, bad = numbers(array, reading.missing)
+        none = np.isnan(values) if bad is None else np.isnan(values) & ~bad
         wrong = np.isnan(values) if reading.label_kind == NUMBER else (values != 0) & (values != 1)
         bad = wrong if bad is None else bad | wrong
+        bad = bad if is_one else bad & ~none
         kind, what = BAD_LABEL, "is neither 0 nor 1"
         if reading.label_kind == NUMBER:
             kind, what = "label that is no number", "is no finite number"
@@ -233,20 +256,14 @@ def labels(array: pa.Array, reading: Reading) -> tuple[np.ndarray, Fault | None]
     texts, none = trimmed(pc.unique(as_text(array.filter(pa.array(bad)))), reading.missing)
     texts = texts.filter(pa.array(~none)).slice(0, MAX_EXAMPLES).to_pylist()
     labels = tuple(text.decode(errors="replace") for text in texts)
-    return values.astype(np.float32), Fault(reading.label, kind, what, bad, labels)
+    return values.astype(np.float32), Fault(name, kind, what, bad, labels)
 
 
 def convert(raw: pa.Table, reading: Reading, path: str) -> tuple[pa.Table, list[Fault]]:
     """The prepared form of raw columns, with bad rows, and the faults. Raises DataError, with file and column, for a
     type that cannot be read as its rule asks."""
-    arrays, faults = [], []
-    if reading.label:
-        try:
-            values, fault = labels(column_of(raw, reading.label), reading)
-        except (DataError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise DataError(f"data.path: {path}, column {reading.label}, the label: {error}") from error
-        arrays.append(pa.array(values))
-        faults += [fault] if fault else []
+    of_labels, faults = labels(raw, reading, path)
+    arrays = [pa.array(values) for values in of_labels]
     for column in reading.columns:
         try:
             values, bad = one_column(column_of(raw, column.name), column, reading)

@@ -15,7 +15,7 @@ from hetmpi.data.batch import Bag, Samples
 from hetmpi.data.features import NO_KEY, Feature, FeatureRequest, ValueMap, arrange
 from hetmpi.data.files import DataError
 from hetmpi.data.tabular.convert import NO_INTEGER, hashes, integers, no_value
-from hetmpi.data.tabular.reading import LABEL, Reading
+from hetmpi.data.tabular.reading import Reading, label_fields
 from hetmpi.data.tabular.rules import AUTO, ID, Column
 from hetmpi.data.tabular.scaling import Scaling, standardized
 from hetmpi.errors import one_line
@@ -88,7 +88,8 @@ class Encoder:
         self._number = {column.name: i for i, column in enumerate(columns)}
 
     def samples(self, table: pa.Table) -> Samples:
-        """The samples of rows of Reading.schema(). Labels are 0 where the rows have none."""
+        """The samples of rows of Reading.schema(). Labels are (n,), zeros where the rows have none; of several
+        labels (n, K), NaN where one is missing."""
         num = len(table)
         one = [feature for feature in self.features if feature.pool is None]
         ids = np.empty((num, len(one)), np.int64)
@@ -98,7 +99,9 @@ class Encoder:
         for j, name in enumerate(self.dense_names):
             dense[:, j] = self._transformed(self._values(table, name), self._number[name])
         bags = tuple(self._bag(table, feature) for feature in self.features if feature.pool is not None)
-        label = table[LABEL].to_numpy() if LABEL in table.column_names else np.zeros(num, np.float32)
+        names = [name for name in label_fields(len(self.reading.labels)) if name in table.column_names]
+        label = np.stack([table[name].to_numpy() for name in names], 1) if names else np.zeros((num, 1), np.float32)
+        label = label if len(names) > 1 else label[:, 0]
         return Samples(ids, dense, np.ascontiguousarray(label), bags=bags)
 
     def keyed(self, samples: Samples) -> Samples:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections.abc import Iterable
 
 from hetmpi.data.checked import CheckedParquet
 from hetmpi.data.files import DataError
 from hetmpi.data.tabular.reading import CLICK, Reading
+from hetmpi.errors import one_line
 
 LEAST_ROWS = 100
 MANY_ROWS = 10_000  # fewer are a trial, whose held-out rows may be few
 
 
 def check_held_out(folder: str, manifest: dict, reading: Reading) -> None:
-    """Raises DataError for held-out rows of prepared data that are few of many, or all have one label. Opens all
-    held-out files: for one rank."""
+    """Raises DataError for held-out rows of prepared data that are few of many, or of which a label is the same in all.
+    Opens all held-out files: for one rank."""
     train, valid = (sum(manifest[split].values()) for split in ("train", "valid"))
     if train + valid < MANY_ROWS:
         return
@@ -25,11 +28,14 @@ def check_held_out(folder: str, manifest: dict, reading: Reading) -> None:
         )
     if reading.label_kind != CLICK:
         return
-    least, most = label_range(folder, list(manifest["valid"]))
-    if least == most:
+    for name, found in zip(reading.labels, label_ranges(folder, list(manifest["valid"]), len(reading.labels))):
+        if found is not None and found[0] < found[1]:
+            continue
+        of_all = "all without the label" if found is None else f"all with the label {found[0]:g}"
+        which = f" of {one_line(name)}" if len(reading.labels) > 1 else ""
         raise DataError(
-            f"data.valid holds out {valid:,} of {train + valid:,} rows, all with the label {most:g}, of which there is "
-            f"no AUC: {cure(reading)}"
+            f"data.valid holds out {valid:,} of {train + valid:,} rows, {of_all}{which}, of which there is no AUC: "
+            f"{cure(reading)}"
         )
 
 
@@ -45,8 +51,14 @@ def cure(reading: Reading) -> str:
     )
 
 
-def label_range(folder: str, files: list[str]) -> tuple[float, float]:
-    """The least and the greatest label, by the statistics of prepared files. Raises Damaged, and OSError."""
-    metadata = [CheckedParquet(os.path.join(folder, name)).metadata for name in files]
-    found = [one.row_group(group).column(0).statistics for one in metadata for group in range(one.num_row_groups)]
-    return min(one.min for one in found), max(one.max for one in found)
+def label_ranges(folder: str, files: Iterable[str], num: int) -> list[tuple[float, float] | None]:
+    """The least and the greatest value of each of `num` labels, by the statistics of prepared files; None for one that
+    no row has. Raises Damaged, and OSError."""
+    ranges: list[tuple[float, float] | None] = [None] * num
+    for metadata in (CheckedParquet(os.path.join(folder, name)).metadata for name in files):
+        for group, label in itertools.product(range(metadata.num_row_groups), range(num)):
+            found = metadata.row_group(group).column(label).statistics
+            if found is not None and found.has_min_max:  # else all are NaN
+                least, most = ranges[label] or (found.min, found.max)
+                ranges[label] = min(least, found.min), max(most, found.max)
+    return ranges

@@ -31,7 +31,7 @@ def span_of(text: str) -> int | None:
 def last_span(job: PrepareJob, column: str, span: str, rank: int, size: int, barrier: Callable[[], None]) -> Reading:
     """The reading rules of `job` with the span up to the column's latest time held out, found by all ranks.
     Collective."""
-    bare = replace(job, reading=replace(job.reading, label=None, columns=(), split=(column, ()), after=None))
+    bare = replace(job, reading=replace(job.reading, labels=(), columns=(), split=(column, ()), after=None))
     latest = max(
         (one["latest"] for one in by_unit(bare, latest_of, rank, size, barrier) if one["latest"] is not None),
         default=None,
@@ -73,7 +73,7 @@ def by_unit(
 def last_values(job: PrepareJob, column: str, num: int, rank: int, size: int, barrier: Callable[[], None]) -> Reading:
     """The reading rules of `job` with the last `num` values of the column held out, found by all ranks. Numbers are
     ordered by value, other texts as texts. Collective."""
-    bare = replace(job, reading=replace(job.reading, label=None, columns=(), split=(column, ())))
+    bare = replace(job, reading=replace(job.reading, labels=(), columns=(), split=(column, ())))
     found = by_unit(bare, lambda unit, reading: lasts([texts_of(unit, reading, column)], num), rank, size, barrier)
     kind = "numbers" if all(one["are_numbers"] for one in found) else "texts"
     merged = lasts([[text.encode(errors="surrogateescape") for one in found for text in one[kind]]], num)[kind]

@@ -40,17 +40,18 @@ import pyarrow.parquet as pq
 import xxhash
 
 from hetmpi import _C
-from hetmpi.data.checked import CheckedParquet, Damaged, load_array, read_json, save_array, write_json, write_sums
+from hetmpi.data.checked import Damaged, load_array, read_json, save_array, write_json, write_sums
 from hetmpi.data.distinct import NUM_REGISTERS, estimate, observe
 from hetmpi.data.files import DataError, absolute, first_line
 from hetmpi.data.tabular.convert import NO_INTEGER, no_value
 from hetmpi.data.tabular.files import PARQUET, Unit
+from hetmpi.data.tabular.held_out import label_ranges
 from hetmpi.data.tabular.parquet import ParquetRows
 from hetmpi.data.tabular.reading import INTEGER, BadRows, Reading, Rows
 from hetmpi.data.tabular.rules import DROP, NUMBER, Rule
 from hetmpi.data.tabular.scaling import Moments, join, log_of
 from hetmpi.data.tabular.text import TextRows
-from hetmpi.errors import UserError, printable
+from hetmpi.errors import UserError, one_line, printable
 
 VERSION = 4  # of the prepared format; data of another version is prepared again
 UNIT_BYTES = 256 << 20
@@ -156,10 +157,8 @@ def finish(job: PrepareJob) -> dict:
             f"data.path={job.source}: {train:,} good rows to train on and {valid:,} to hold out by data.valid, at "
             "least one of each is needed"
         )
-    if not is_part and job.reading.positive is not None and not has_positives(job.folder, manifest):
-        raise DataError(
-            f"data.path={job.source}: no training label is one of data.positive={list(job.reading.positive)}"
-        )
+    if not is_part and job.reading.positive is not None:
+        check_positives(job, manifest)
     if bad.rows:
         job.report(f"{job.source}: {bad}")
     if manifest is not known:
@@ -184,13 +183,15 @@ def prepare_together(job: PrepareJob, rank: int, size: int, barrier: Callable[[]
     barrier()
 
 
-def has_positives(folder: str, manifest: dict) -> bool:
-    """Whether a training label is 1, by the statistics of the prepared files."""
-    for name in manifest["train"]:
-        metadata = CheckedParquet(os.path.join(folder, name)).metadata
-        if any(metadata.row_group(group).column(0).statistics.max > 0 for group in range(metadata.num_row_groups)):
-            return True
-    return False
+def check_positives(job: PrepareJob, manifest: dict) -> None:
+    """Raises DataError for a label that is 1 in no training row."""
+    ranges = label_ranges(job.folder, manifest["train"], len(job.reading.labels))
+    for name, found in zip(job.reading.labels, ranges):
+        if found is None or found[1] <= 0:
+            which = f" of {one_line(name)}" if len(ranges) > 1 else ""
+            raise DataError(
+                f"data.path={job.source}: no training label{which} is one of data.positive={list(job.reading.positive)}"
+            )
 
 
 def join_counts(job: PrepareJob) -> dict:

@@ -46,17 +46,17 @@ class StoredColumn:
 
 @dataclass(frozen=True)
 class Reading:
-    """names: of the columns of text without a header. label: None for rows without one. positive: label texts that
-    count as 1. share: of the rows that are held out. split: the column and the texts of its values that are. after:
-    microseconds since 1970, later times of that column are held out instead. kept: columns that are passed on as they
-    are."""
+    """names: of the columns of text without a header. labels: columns; one of several labels may be missing in a row.
+    positive: label texts that count as 1. share: of the rows that are held out. split: the column and the texts of its
+    values that are. after: microseconds since 1970, later times of that column are held out instead. kept: columns that
+    are passed on as they are."""
 
     form: str
     names: tuple[str, ...] | None
     delimiter: str
     quote: str | None
     missing: tuple[str, ...]
-    label: str | None
+    labels: tuple[str, ...]
     label_kind: str
     positive: tuple[str, ...] | None
     columns: tuple[StoredColumn, ...]
@@ -68,24 +68,31 @@ class Reading:
     @property
     def wanted(self) -> list[str]:
         """Names of the columns that are read."""
-        names = [self.label, *(column.name for column in self.columns), self.split and self.split[0], *self.kept]
+        names = [*self.labels, *(column.name for column in self.columns), self.split and self.split[0], *self.kept]
         return list(dict.fromkeys(name for name in names if name))
 
     def schema(self) -> pa.Schema:
-        """Of the prepared files: label, then c0, c1, … for the columns."""
-        labels = [pa.field(LABEL, pa.float32())] if self.label else []
+        """Of the prepared files: label, label1, … for the labels, NaN where one of several is missing, then c0, c1, …
+        for the columns."""
+        labels = [pa.field(name, pa.float32()) for name in label_fields(len(self.labels))]
         return pa.schema(labels + [pa.field(f"c{i}", column.type) for i, column in enumerate(self.columns)])
 
     def to_predict(self, kept: tuple[str, ...] = ()) -> Reading:
-        """For files to predict: without label and held-out rows."""
-        return replace(self, label=None, share=0.0, split=None, after=None, kept=kept)
+        """For files to predict: without labels and held-out rows."""
+        return replace(self, labels=(), share=0.0, split=None, after=None, kept=kept)
 
     def to_json(self) -> dict:
         return asdict(self)
 
     @staticmethod
     def from_json(saved: dict) -> Reading:
-        lists = {key: tuple(saved[key]) if saved[key] is not None else None for key in ("names", "missing", "positive")}
+        if "label" in saved:  # of versions with one label
+            saved = {**saved, "labels": [saved["label"]] if saved["label"] else []}
+            del saved["label"]
+        lists = {
+            key: tuple(saved[key]) if saved[key] is not None else None
+            for key in ("names", "missing", "positive", "labels")
+        }
         split = saved["split"] and (saved["split"][0], tuple(saved["split"][1]))
         return Reading(
             **{
@@ -96,6 +103,11 @@ class Reading:
                 "columns": tuple(StoredColumn(**one) for one in saved["columns"]),
             }
         )
+
+
+def label_fields(num: int) -> list[str]:
+    """Names of the labels in prepared files."""
+    return [f"{LABEL}{i}" if i else LABEL for i in range(num)]
 
 
 def stored_columns(columns: list[Column]) -> tuple[StoredColumn, ...]:

@@ -165,15 +165,15 @@ def check_transform(rule: Rule, transform):
         raise UserError(f"{rule}: transform must be {', '.join(TRANSFORMS)} or a list of edges, got {transform}")
 
 
-def resolve(rules: list[Rule], types: Mapping[str, str], label: str | None, splitter: str | None) -> list[Column]:
+def resolve(rules: list[Rule], types: Mapping[str, str], labels: Sequence[str], splitter: str | None) -> list[Column]:
     """The columns that are used, in the file's order. types: name -> type of each column of the file. splitter: the
     column of data.valid, which is no feature unless a rule names it. Raises DataError for rules that match nothing or
     do not suit their column."""
-    check_matches(rules, types, label)
+    check_matches(rules, types, labels)
     columns: list[Column] = []
     for name, kind in types.items():
         rule = next((rule for rule in rules if rule.matches(name)), None)
-        if name == label or (name == splitter and (rule is None or name not in rule.names)):
+        if name in labels or (name == splitter and (rule is None or name not in rule.names)):
             continue
         column = column_of(name, kind, rule)
         if column is not None:
@@ -184,12 +184,12 @@ def resolve(rules: list[Rule], types: Mapping[str, str], label: str | None, spli
     return columns
 
 
-def check_matches(rules: list[Rule], types: Mapping[str, str], label: str | None):
-    names = [name for name in types if name != label]
+def check_matches(rules: list[Rule], types: Mapping[str, str], labels: Sequence[str]):
+    names = [name for name in types if name not in labels]
     for rule in rules:
         for name in rule.names:
-            if name == label:
-                raise DataError(f"{rule}: {name} is the label, which needs no rule")
+            if name in labels:
+                raise DataError(f"{rule}: {name} is a label, which needs no rule")
             if not fnmatch.filter(names, name) and name not in names:
                 raise DataError(f"{rule}: no column is named {name}: {near(name, names)}")
 

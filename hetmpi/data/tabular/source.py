@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -65,11 +66,12 @@ class Tabular:
         self,
         path: str,
         seed: int,
-        label: str | None = None,
+        label: str | Sequence[str] | None = None,
         valid: float | str | Mapping = DEFAULT_VALID,
         columns: Sequence[Mapping] | None = None,
         names: Sequence[str] | None = None,
         label_kind: str = CLICK,
+        label_weights: Sequence[float] | None = None,
         positive: Sequence[str] | None = None,
         missing: Sequence[str] = MISSING,
         delimiter: str | None = None,
@@ -81,12 +83,13 @@ class Tabular:
         cached_groups: int = 32,
         follow: bool | None = None,
     ):
-        """path: a file, a glob, a folder, or a folder that prepare() has written. valid: a share, a path, or the last
-        values of a column, as {column: day, last: 1}, or its last span of time, as {column: time, last: 7d}. columns:
-        see docs/columns.md. names: of the columns of text without a header. positive: label texts that count as 1;
-        others count as 0. missing: texts that mean a missing value, besides the empty one. delimiter: None to find it.
-        cache: folder for prepared data, default prepared/. rows_per_value: rows of a hashed column per distinct value,
-        at most max_field_rows. follow: the files of the folder `path` are a stream (stream.py): `stream` has its state.
+        """path: a file, a glob, a folder, or a folder that prepare() has written. label: a column, or several.
+        label_weights: of several, in the loss. valid: a share, a path, or the last values of a column, as {column: day,
+        last: 1}, or its last span of time, as {column: time, last: 7d}. columns: see docs/columns.md. names: of the
+        columns of text without a header. positive: label texts that count as 1; others count as 0. missing: texts that
+        mean a missing value, besides the empty one. delimiter: None to find it. cache: folder for prepared data,
+        default prepared/. rows_per_value: rows of a hashed column per distinct value, at most max_field_rows. follow:
+        the files of the folder `path` are a stream (stream.py): `stream` has its state.
         Raises UserError for invalid values."""
         check_integer("data.seed", seed, -LARGEST)
         check_integer("data.max_bad_rows", max_bad_rows, 0)
@@ -96,7 +99,6 @@ class Tabular:
             check_integer("data.max_field_rows", max_field_rows, 1)
         check_text("path", path, "a path")
         check_text("cache", cache, "a path", is_optional=True)
-        check_text("label", label, "the name of a column", is_optional=True)
         check_character("delimiter", delimiter)
         check_character("quote", quote)
         if label_kind not in LABEL_KINDS:
@@ -105,7 +107,9 @@ class Tabular:
             raise UserError("data.positive is for labels of clicks, data.label_kind is number")
         self.path, self.max_bad_rows, self.cached_groups = path, max_bad_rows, cached_groups
         self.seed = seed & 0xFFFFFFFFFFFFFFFF  # numpy rejects negative seeds
-        self.label, self.label_kind, self.valid_rule = label, label_kind, check_valid(plain(valid))
+        self.labels, self.label_kind, self.valid_rule = labels_of(label), label_kind, check_valid(plain(valid))
+        self.label_weights = weights_of(label_weights)
+        self.check_weights()
         self.positive, self.missing = texts_of("positive", positive), all_missing(missing)
         self.names, self.delimiter, self.quote = texts_of("names", names), delimiter, quote
         if self.names and len(set(self.names)) < len(self.names):
@@ -178,7 +182,7 @@ class Tabular:
         if not units:
             raise DataError(f"data.path={self.path} is empty")
         layout = self.layout_of(units[0].path, last)
-        columns = resolve(self.rules, layout.types, self.label, last and last[0])
+        columns = resolve(self.rules, layout.types, self.labels, last and last[0])
         reading = self.reading_of(layout, columns, share)
         folder = self.folder_of(reading, last)
         return PrepareJob(self.path, units, reading, folder, layout.types, self.rules, self.max_bad_rows, report), last
@@ -186,20 +190,21 @@ class Tabular:
     def reading_of(self, layout: Layout, columns: list[Column], share: float = 0.0) -> Reading:
         """How files of this layout are read. share: of the rows that are held out."""
         return Reading(
-            layout.form, self.names, layout.delimiter, self.quote, self.missing, self.label, self.label_kind,
+            layout.form, self.names, layout.delimiter, self.quote, self.missing, self.labels, self.label_kind,
             self.positive, stored_columns(columns), share,
         )  # fmt: skip
 
     def layout_of(self, path: str, last: tuple[str, int | str] | None = None) -> Layout:
-        """The layout of the first file. Raises DataError if the label or the column of data.valid is missing."""
+        """The layout of the first file. Raises DataError if a label or the column of data.valid is missing."""
         layout = look(path, self.names, self.delimiter, self.quote, self.missing)
-        for key, name in (("data.label", self.label), ("data.valid: column", last and last[0])):
-            if name is not None and name not in layout.types:
+        wanted = [("data.label", name) for name in self.labels] + ([("data.valid: column", last[0])] if last else [])
+        for key, name in wanted:
+            if name not in layout.types:
                 divided = "" if layout.form == PARQUET else f", divided by {layout.delimiter!r}"
                 header = "" if self.names or layout.form == PARQUET else header_doubt(list(layout.types))
                 known = near(name, list(layout.types))
                 raise DataError(f"{key}={name}: {path} has no such column{divided}: {known}{header}")
-        if self.label is None:
+        if not self.labels:
             raise DataError(f"give data.label=COLUMN: {path} has the columns {one_line(', '.join(layout.types), 500)}")
         return layout
 
@@ -213,13 +218,13 @@ class Tabular:
     def _open(self, rank: int, size: int, barrier, report) -> None:
         manifest = read_json(self.folder, "manifest.json")
         reading = Reading.from_json(manifest["reading"])
-        self.label_kind = reading.label_kind
-        columns = resolve(self.rules, manifest["types"], reading.label, reading.split and reading.split[0])
-        if stored_columns(columns) != reading.columns or self.label not in (None, reading.label):
+        columns = resolve(self.rules, manifest["types"], reading.labels, reading.split and reading.split[0])
+        if stored_columns(columns) != reading.columns or self.labels not in ((), reading.labels):
             raise DataError(
                 f"data.path={self.path} was prepared with other columns or another label: give the raw files, which "
                 "are prepared again"
             )
+        self.read_by(reading)
         self.check_has_ids(columns)
         if rank == 0:
             check_held_out(self.folder, manifest, reading)
@@ -239,6 +244,19 @@ class Tabular:
         self._permutation = functools.lru_cache(self.cached_groups)(self._draw_permutation)
         if rank == 0:
             self.report(manifest, {**self._unseen(), **modes.notes}, report)
+
+    def read_by(self, reading: Reading) -> None:
+        """Sets what describes the labels. Raises UserError for weights of others."""
+        self.labels, self.label_kind = reading.labels, reading.label_kind
+        self.check_weights()
+
+    def check_weights(self) -> None:
+        """Raises UserError if the weights are not those of the labels, if these are known."""
+        if self.label_weights is not None and self.labels and not 1 < len(self.labels) == len(self.label_weights):
+            raise UserError(
+                f"data.label_weights={list(self.label_weights)} must have a number for each of several labels, "
+                f"data.label is {one_line(', '.join(self.labels))}"
+            )
 
     def check_has_ids(self, columns: list[Column]) -> None:
         """Raises DataError unless a column has rows."""
@@ -317,7 +335,7 @@ def no_value_notes(columns: list[Column], manifest: dict) -> dict[str, str]:
 class Reader:
     """Reads the rows of files in order, without preparing them: unit by unit, in blocks of Reading.schema() for
     Encoder.samples, with kept columns. path: a file, a glob or a folder; text without a header has the columns of the
-    files that `reading` is from, with or without the label.
+    files that `reading` is from, with or without the labels.
 
     bad  rows that were dropped so far"""
 
@@ -340,8 +358,8 @@ class Reader:
         self.reading = reading.to_predict(kept)
         if reading.names and self.units and self.units[0].form == TEXT:
             head = head_of(self.units[0].path).split(b"\n", 1)[0]
-            if count_values(head, reading.delimiter, reading.quote) == len(reading.names) - 1:
-                names = tuple(name for name in reading.names if name != reading.label)
+            if count_values(head, reading.delimiter, reading.quote) == len(reading.names) - len(reading.labels):
+                names = tuple(name for name in reading.names if name not in reading.labels)
                 self.reading = replace(self.reading, names=names)
 
     def blocks(self, unit: Unit) -> Iterator[pa.Table]:
@@ -380,6 +398,32 @@ def header_doubt(names: list[str]) -> str:
 def check_text(key: str, value, what: str, is_optional: bool = False):
     if not (isinstance(value, str) and value) and not (is_optional and value is None):
         raise UserError(f"data.{key} must be {what}, got {value}")
+
+
+def labels_of(label) -> tuple[str, ...]:
+    """The names in data.label. Raises UserError."""
+    if label is None or isinstance(label, str):
+        check_text("label", label, "the name of a column", is_optional=True)
+        return () if label is None else (label,)
+    names = plain(label)
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
+        raise UserError(f"data.label must be the name of a column, or a list of names, got {one_line(str(label))}")
+    if len(set(names)) < len(names):
+        raise UserError(f"data.label: names must differ, got {one_line(', '.join(names))}")
+    return tuple(names)
+
+
+def weights_of(weights) -> tuple[float, ...] | None:
+    """data.label_weights. Raises UserError."""
+    weights = plain(weights)
+    if weights is None:
+        return None
+    is_good = isinstance(weights, list) and all(
+        type(weight) in (int, float) and math.isfinite(weight) and weight >= 0 for weight in weights
+    )
+    if not is_good or not sum(weights):
+        raise UserError(f"data.label_weights must be numbers of at least 0, not all 0, got {one_line(str(weights))}")
+    return tuple(map(float, weights))
 
 
 def check_character(key: str, value):

@@ -207,7 +207,8 @@ class Stream:
         """Opens the files of a checkpoint of which not all samples are among the first `samples`."""
         source = self._source
         source.take(encoder)
-        source.label_kind, self._parent = encoder.reading.label_kind, source.folder_of(encoder.reading)
+        source.read_by(encoder.reading)
+        self._parent = source.folder_of(encoder.reading)
         source.num_train, source.num_valid = None, 0
         self._types, self._first = dict.fromkeys(state["columns"]), "the first file"
         opened = {name: Opened(size, num) for name, size, num in state["files"]}
@@ -301,7 +302,7 @@ class Stream:
         source, columns = self._source, None
         if getattr(source, "encoder", None) is None:
             layout = source.layout_of(path)
-            columns = resolve(source.rules, layout.types, source.label, None)
+            columns = resolve(source.rules, layout.types, source.labels, None)
             source.check_has_ids(columns)
             check_rows(columns)
             rules, self._types, self._first = source.reading_of(layout, columns), layout.types, path

@@ -239,8 +239,8 @@ class TextRows:
             name: pa.float64() if is_number.get(name) else pa.int64() if is_integer.get(name) else pa.binary()
             for name in self.wanted
         }
-        if reading.label and reading.positive is None:
-            types[reading.label] = pa.float64()
+        if reading.positive is None:
+            types |= dict.fromkeys(reading.labels, pa.float64())
         for name in (*([reading.split[0]] if reading.split else []), *reading.kept):
             types[name] = pa.binary()  # as it is written
         return types
