@@ -1,8 +1,8 @@
 """Costs of staleness: held-out AUC, or accuracy, over samples, bytes and time (HET, Table 2).
 
     ./run.sh bench staleness [workload=synthetic|hot|criteo|reddit|amazon|mag] [ranks=8] [batch=128]
-                             [optimizer=sgd|adagrad|rowwise_adagrad|adam] [metis=0|1] [dim=128] [scale=0.1] [cache=10]
-                             [seeds=3] [steps=700] [eval_every=70]
+                             [optimizer=sgd|adagrad|rowwise_adagrad|adam|momentum|ftrl] [metis=0|1] [dim=128]
+                             [scale=0.1] [cache=10] [seeds=3] [steps=700] [eval_every=70]
                              [variants=0,10,100,1000,null,10+a1,100+a1,1000+a1,null+a1] [picture=staleness.png]
                              [data=] [norm=0|1]
 
@@ -50,11 +50,15 @@ GRAPH = {
 }  # fmt: skip
 WORKLOADS = {"synthetic": {}, "hot": HOT, "criteo": CRITEO, **dict.fromkeys(GRAPHS, GRAPH)}
 ROWS_LR = {
-    "synthetic": {"sgd": 5.0, "adagrad": 0.02, "rowwise_adagrad": 0.02, "adam": 0.001},
-    "hot": {"sgd": 20.0, "adagrad": 0.1, "rowwise_adagrad": 0.1, "adam": 0.005},
-    "criteo": {"sgd": 2.0, "adagrad": 0.02, "rowwise_adagrad": 0.02, "adam": 0.002},
-    **dict.fromkeys(GRAPHS, {"sgd": 2000.0, "adagrad": 0.02, "rowwise_adagrad": 0.02, "adam": 0.002}),
-}
+    workload: {
+        "sgd": sgd, "adagrad": adagrad, "rowwise_adagrad": adagrad, "adam": adam,
+        "momentum": sgd / 10, "ftrl": adagrad,  # at the default momentum of 0.9, and without L1 and L2
+    }
+    for workload, (sgd, adagrad, adam) in {
+        "synthetic": (5.0, 0.02, 0.001), "hot": (20.0, 0.1, 0.005), "criteo": (2.0, 0.02, 0.002),
+        **dict.fromkeys(GRAPHS, (2000.0, 0.02, 0.002)),
+    }.items()
+}  # fmt: skip
 TARGET_AT = 0.9  # of the samples
 
 

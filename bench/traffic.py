@@ -2,8 +2,8 @@
 
     ./run.sh bench traffic [workload=synthetic|reddit|amazon|mag|kg] [ranks=8] [batch=128] [dim=128] [scale=0.1]
                            [cache=10] [steps=600] [warmup=200] [staleness=10,100,null] [caches=3,5,10,15]
-                           [policies=lru,lfu,lfuopt] [policy=lfu] [optimizer=sgd|adagrad|rowwise_adagrad|adam]
-                           [metis=0|1] [negatives=256] [local=0|1]
+                           [policies=lru,lfu,lfuopt] [policy=lfu] [metis=0|1] [negatives=256] [local=0|1]
+                           [optimizer=sgd|adagrad|rowwise_adagrad|adam|momentum|ftrl]
 
 The keys are those of Criteo's shape, or of the subgraphs sampled around 128 nodes of a graph of HET's
 (conf/experiment/het_mag.yaml); metis=1: each rank gets nodes of its own part of the graph, as in HET; or kg, the

@@ -5,7 +5,8 @@
 // the meaning it has at s = 0:
 //   squares      (a + b)^2 is a^2 + b^2 + 2ab: the products of pushes over the same steps are added. They are estimated
 //                as if the gradients of a push were equal, and spread evenly over its steps;
-//   iterations   a step in which several ranks touched the row counts once, for weight decay and Adam's averages;
+//   iterations   a step in which several ranks touched the row counts once, for weight decay, Adam's averages and the
+//                decay of momentum;
 //   movement     what the earlier pushes moved the row in these steps is made anew at the new state.
 // For pushes of one step all three are exact, up to rounding. Pushes that share no step are separate updates, so a rank
 // alone, or ranks that touch a row at different times, need none. They may be dropped at any time: later pushes
@@ -203,7 +204,7 @@ class PushHistory {
   int64_t limit_ = kLeast;
   KeyIndex index_;
   std::vector<RecentPushes> recent_;
-  std::vector<float> values_;  // (rows, width): sums, then, for Adam, moved
+  std::vector<float> values_;  // (rows, width): sums, then, for Adam and FTRL, moved
   std::vector<float> spare_;
 };
 

@@ -2,7 +2,17 @@
 //
 // Each rule is that of torch.optim, restricted to the row; weight decay is torch's (L2, added to the gradient). Adam
 // adds eps after the bias correction, which counts the table's steps, as torch.optim.Adam does. Row-wise Adagrad keeps
-// one sum per row, of the mean squared gradient (Naumov et al. 2019, FBGEMM).
+// one sum per row, of the mean squared gradient (Naumov et al. 2019, FBGEMM). Momentum is SGD's in torch, without
+// dampening.
+//
+// FTRL-Proximal (McMahan et al. 2013, Algorithm 1; eps is its beta) keeps z and n of each number w of a row, whose rate
+// is eta = lr / (eps + root(n)): w is where z w + w^2 / (2 eta) + R(w) is least, with R(w) = l1 |w| + l2 w^2 / 2. Here
+// the state is n and, in place of z, the slope of R at w, -(z + w / eta): any number in [-l1, l1] where w is 0. A
+// gradient g then moves w to the w' with (w' - w) / eta + slope' = slope - g, at the eta of this step. So
+//   a learning rate that changes means what FTRL-Proximal says in general: its sigmas add up to 1 / eta;
+//   a new row, with state 0, is no case of its own: its random numbers are where the first step starts, and all of l1
+//   and l2 acts on them in that step;
+//   with l1 = l2 = 0 the rule is Adagrad.
 //
 // A cache line previews the owner's update of its row (RowOptimizer::preview) with one number of state: the mean over
 // the row of the squares that the rule divides by the root of. It is all of the state that is fetched with a row. The
@@ -11,7 +21,7 @@
 //
 // Gradients may be sums over several iterations of one rank (staleness s >= 1). Such a sum contains what the rule needs
 // to act as if the gradients had been applied one by one to the row as it is now:
-//   sums (sum_dim): the sum of the gradients (dim), then, except for sgd, the sum of their squares (dim;
+//   sums (sum_dim): the sum of the gradients (dim), then, except for sgd and momentum, the sum of their squares (dim;
 //             rowwise_adagrad: one number, the mean over the row), undefined for a single gradient: square() computes
 //             them when they are needed, as most sums are of one;
 //   count     iterations summed.
@@ -30,14 +40,17 @@
 
 namespace hetmpi {
 
-enum class RowRule { kSgd, kAdagrad, kRowwiseAdagrad, kAdam };
+enum class RowRule { kSgd, kAdagrad, kRowwiseAdagrad, kAdam, kMomentum, kFtrl };
 
 inline RowRule row_rule(const std::string& name) {
   if (name == "sgd") return RowRule::kSgd;
   if (name == "adagrad") return RowRule::kAdagrad;
   if (name == "rowwise_adagrad") return RowRule::kRowwiseAdagrad;
   if (name == "adam") return RowRule::kAdam;
-  throw std::invalid_argument("row optimizer must be sgd, adagrad, rowwise_adagrad or adam, got " + name);
+  if (name == "momentum") return RowRule::kMomentum;
+  if (name == "ftrl") return RowRule::kFtrl;
+  throw std::invalid_argument("row optimizer must be sgd, adagrad, rowwise_adagrad, adam, momentum or ftrl, got " +
+                              name);
 }
 
 struct Pair {
@@ -107,7 +120,7 @@ struct Overlap {
   float share;             // of `sums` and `moved`, what overlaps
   float steps;             // that both cover, at least 1
   float* sums = nullptr;   // (dim) gradients of the earlier pushes, weight decay included
-  float* moved = nullptr;  // (dim) as far as they moved the row, before the division by the root; Adam only
+  float* moved = nullptr;  // (dim) as far as they moved the row; Adam: before the division by the root. Adam, FTRL only
 };
 
 // Drift of an update of a line (cache/cache_decisions.h). step_square: mean square of the step by this rank's gradient;
@@ -118,8 +131,17 @@ struct Moved {
 
 class RowOptimizer {
  public:
-  RowOptimizer(const std::string& rule, int64_t dim, float weight_decay, float beta1, float beta2, float eps)
-      : rule_(row_rule(rule)), dim_(dim), weight_decay_(weight_decay), beta1_(beta1), beta2_(beta2), eps_(eps) {
+  // beta1: also the momentum. l1, l2: of FTRL.
+  RowOptimizer(const std::string& rule, int64_t dim, float weight_decay, float beta1, float beta2, float eps,
+               float l1 = 0, float l2 = 0)
+      : rule_(row_rule(rule)),
+        dim_(dim),
+        weight_decay_(weight_decay),
+        beta1_(beta1),
+        beta2_(beta2),
+        eps_(eps),
+        l1_(l1),
+        l2_(l2) {
     if (dim < 1) throw std::invalid_argument("dim must be at least 1, got " + std::to_string(dim));
   }
 
@@ -131,22 +153,28 @@ class RowOptimizer {
       case RowRule::kSgd:
         return 0;
       case RowRule::kAdagrad:
+      case RowRule::kMomentum:
         return dim_;
       case RowRule::kRowwiseAdagrad:
         return 1;
       case RowRule::kAdam:
+      case RowRule::kFtrl:
         return 2 * dim_;
     }
     return 0;
   }
 
+  // Whether the rule divides by the root of a sum or mean of squared gradients.
+  HETMPI_SHARED bool has_squares() const { return rule_ != RowRule::kSgd && rule_ != RowRule::kMomentum; }
+
   // Floats of state in a cache line.
-  HETMPI_SHARED int64_t preview_dim() const { return rule_ == RowRule::kSgd ? 0 : 1; }
+  HETMPI_SHARED int64_t preview_dim() const { return has_squares() ? 1 : 0; }
 
   // The state of a line (preview_dim 1), of a row's state (state_dim).
   float mean_square(const float* state) const {
     if (rule_ == RowRule::kRowwiseAdagrad) return *state;
-    const float* squares = rule_ == RowRule::kAdam ? state + dim_ : state;
+    const bool is_second = rule_ == RowRule::kAdam || rule_ == RowRule::kFtrl;
+    const float* squares = is_second ? state + dim_ : state;
     return Serially().sum(dim_, [=](int64_t d) { return squares[d]; }) / static_cast<float>(dim_);
   }
 
@@ -154,11 +182,13 @@ class RowOptimizer {
   HETMPI_SHARED int64_t sum_dim() const {
     switch (rule_) {
       case RowRule::kSgd:
+      case RowRule::kMomentum:
         return dim_;
       case RowRule::kRowwiseAdagrad:
         return dim_ + 1;
       case RowRule::kAdagrad:
       case RowRule::kAdam:
+      case RowRule::kFtrl:
         return 2 * dim_;
     }
     return 0;
@@ -190,7 +220,7 @@ class RowOptimizer {
     float* squares = sums + dim;
     if (count == 1) square(squares, sums, loop);
     loop.each(dim, [=](int64_t d) { sums[d] += grad[d]; });
-    if (rule_ == RowRule::kSgd) return;
+    if (!has_squares()) return;
     if (rule_ == RowRule::kRowwiseAdagrad)
       loop.set(squares, *squares + mean_of_squares(grad, loop));
     else
@@ -200,7 +230,7 @@ class RowOptimizer {
   // The squares (sum_dim - dim) of a sum over one iteration.
   template <typename Loop>
   HETMPI_SHARED void square(float* squares, const float* grad, Loop loop) const {
-    if (rule_ == RowRule::kSgd) return;
+    if (!has_squares()) return;
     if (rule_ == RowRule::kRowwiseAdagrad)
       loop.set(squares, mean_of_squares(grad, loop));
     else
@@ -215,12 +245,12 @@ class RowOptimizer {
     preview(weight, mean_square, {grad, nullptr, scale, 1, squares_of(scale), own}, loop);
   }
 
-  // The same on the CPU, to the same bits in two passes over the row, but for SGD, and one more for the second
-  // gradient. Returns the figures of drift; for SGD only if it is limited.
+  // The same on the CPU, to the same bits in two passes over the row, but for rules without squares, and one more for
+  // the second gradient. Returns the figures of drift; for rules without squares only if it is limited.
   template <typename Row>
   Moved update(float* __restrict sums, int64_t count, Row weight, float* mean_square, const float* __restrict grad,
                float scale, int64_t own, bool limits_drift) const {
-    if (rule_ == RowRule::kSgd) return update_by_sgd(sums, count, weight, grad, scale, limits_drift);
+    if (!has_squares()) return update_without_squares(sums, count, weight, grad, scale, own, limits_drift);
     const Terms g = terms({grad, nullptr, scale, 1, squares_of(scale), own});
     const float dim = static_cast<float>(dim_);
     float* __restrict squares = sums + dim_;
@@ -252,24 +282,26 @@ class RowOptimizer {
   }
 
   // The factor of the squares of a gradient that is scaled by `scale` as a preview of the updates of all ranks. For
-  // both Adagrad rules, as if all ranks had the same gradient. For Adam, as if the gradients of the ranks were
+  // sums of squares, as if all ranks had the same gradient. For Adam, as if the gradients of the ranks were
   // independent: its average forgets the fetched one, and steps that are too small were worse (docs/results.md).
   HETMPI_SHARED float squares_of(float scale) const { return rule_ == RowRule::kAdam ? scale : scale * scale; }
 
   // A sum over `count` iterations as a gradient; scaled by `scale`. squares: of a single gradient too, by square().
   HETMPI_SHARED Gradient summed(const float* sum, const float* squares, int64_t count, float scale = 1) const {
-    return {sum, rule_ == RowRule::kSgd ? nullptr : squares, scale, count, squares_of(scale)};
+    return {sum, has_squares() ? squares : nullptr, scale, count, squares_of(scale)};
   }
 
   // Floats that Overlap points to.
   int64_t overlap_dim() const {
     switch (rule_) {
       case RowRule::kSgd:
+      case RowRule::kMomentum:
         return 0;
       case RowRule::kAdagrad:
       case RowRule::kRowwiseAdagrad:
         return dim_;
       case RowRule::kAdam:
+      case RowRule::kFtrl:
         return 2 * dim_;
     }
     return 0;
@@ -292,16 +324,25 @@ class RowOptimizer {
         return merge_rowwise_adagrad(weight, state, g, count, overlap);
       case RowRule::kAdam:
         return merge_adam(weight, state, g, count, overlap);
+      case RowRule::kMomentum:
+        return merge_momentum(weight, state, g, count, overlap);
+      case RowRule::kFtrl:
+        return merge_ftrl(weight, state, g, count, overlap);
     }
   }
 
   // Applies a gradient to a line's copy of a row as its owner is expected to: weight (dim), a float* or a HalfRow
-  // (cache/row_type.h); mean_square (preview_dim). Adam's first moment is not kept: of a gradient, a line moves by the
-  // part that the first moment has applied on average by now, if all gradients since the fetch were alike.
+  // (cache/row_type.h); mean_square (preview_dim). Adam's first moment and momentum are not kept: of a gradient, a line
+  // moves by the part that they have applied on average by now, if all gradients since the fetch were alike. FTRL's l1
+  // and l2 act at the owner alone.
   template <typename Row, typename Loop>
   HETMPI_SHARED void preview(Row weight, float* mean_square, const Gradient& grad, Loop loop) const {
     if (rule_ == RowRule::kSgd) return sgd(weight, grad, loop);
     const Terms g = terms(grad);
+    if (rule_ == RowRule::kMomentum) {
+      const float step = rate_.lr * part_moved(grad.count, grad.own);
+      return loop.each(dim_, [=](int64_t d) { weight[d] -= step * g.value(weight, d); });
+    }
     const float before = *mean_square, squares = mean_squares(g, weight, loop);
     const float after = mean_square_after(before, squares, grad.count);
     loop.set(mean_square, after);
@@ -312,7 +353,7 @@ class RowOptimizer {
   // The mean square of one iteration's gradient as a step of the row, at this state of the line, after `own` updates.
   template <typename Loop>
   HETMPI_SHARED float step_square(const float* mean_square, const float* grad, int64_t own, Loop loop) const {
-    const float step = rule_ == RowRule::kSgd ? rate_.lr : factor(*mean_square) * part_moved(1, own);
+    const float step = (has_squares() ? factor(*mean_square) : rate_.lr) * part_moved(1, own);
     return step * step * loop.sum(dim_, [=](int64_t d) { return grad[d] * grad[d]; }) / static_cast<float>(dim_);
   }
 
@@ -329,6 +370,10 @@ class RowOptimizer {
         return preview(weight, state, sum, Serially());
       case RowRule::kAdam:
         return adam(weight, state, terms(sum));
+      case RowRule::kMomentum:
+        return momentum(weight, state, terms(sum));
+      case RowRule::kFtrl:
+        return ftrl(weight, state, terms(sum));
     }
   }
 
@@ -339,13 +384,14 @@ class RowOptimizer {
   }
 
   template <typename Row>
-  Moved update_by_sgd(float* sums, int64_t count, Row weight, const float* grad, float scale, bool limits_drift) const {
+  Moved update_without_squares(float* sums, int64_t count, Row weight, const float* grad, float scale, int64_t own,
+                               bool limits_drift) const {
     const bool is_one_pass = std::is_same_v<Row, float*> && is_plain() && count > 0;
     if constexpr (std::is_same_v<Row, float*>)
       if (is_one_pass) add_and_subtract(sums, weight, plain_step(scale), grad, dim_);
-    if (!is_one_pass) add_and_preview(sums, count, weight, nullptr, grad, scale, 0, Serially());
+    if (!is_one_pass) add_and_preview(sums, count, weight, nullptr, grad, scale, own, Serially());
     if (!limits_drift) return {};
-    return {step_square(nullptr, grad, 0, Serially()), mean_of_squares(weight, Serially())};
+    return {step_square(nullptr, grad, own, Serially()), mean_of_squares(weight, Serially())};
   }
 
   // Sum of the scaled gradient and the row's decay at component d, and its square. If the two nearly cancel, rounding
@@ -424,12 +470,48 @@ class RowOptimizer {
     }
   }
 
+  void momentum(float* weight, float* velocity, Terms g) const {
+    const float keep = beta1_, lr = rate_.lr;
+    for (int64_t d = 0; d < dim_; ++d) {
+      velocity[d] = keep * velocity[d] + g.value(weight, d);
+      weight[d] -= lr * velocity[d];
+    }
+  }
+
+  void ftrl(float* weight, float* state, Terms g) const {
+    float* slope = state;       // (dim)
+    float* sum = state + dim_;  // (dim)
+    const float lr = rate_.lr, eps = eps_, l1 = l1_, l2 = l2_;
+    if (lr == 0) return;
+    for (int64_t d = 0; d < dim_; ++d) {
+      const float value = g.value(weight, d);
+      sum[d] += g.square(weight, d);
+      const Proximal to = proximal_step(weight[d], slope[d] - value, lr, std::sqrt(sum[d]) + eps, l1, l2);
+      weight[d] = to.weight;
+      slope[d] = to.slope;
+    }
+  }
+
+  struct Proximal {
+    float weight, slope;
+  };
+
+  // The w' with (w' - from) / eta + slope' = force, as at the top of this file, and slope'. eta is lr / root. Without
+  // branches, so that loops are vectorised. REQUIRES: lr > 0.
+  static Proximal proximal_step(float from, float force, float lr, float root, float l1, float l2) {
+    const float eta = lr / root, most = l1 * eta, to = from + eta * force;
+    const float pull = larger(-most, to < most ? to : most);
+    const float weight = (to - pull) / (1 + l2 * eta);
+    return {weight, l2 * weight + pull * (root / lr)};
+  }
+
   // Of the sum of `count` gradients, or of the last one of `own`: the part by which Adam's first moment has moved the
-  // row.
+  // row; for momentum, of which a gradient moves the row by 1 / (1 - beta1) in the end, that many times the part.
   HETMPI_SHARED float part_moved(int64_t count, int64_t own) const {
-    if (rule_ != RowRule::kAdam) return 1;
-    if (own > 0) return 1 - power(beta1_, own);
-    return 1 - beta1_ * (1 - power(beta1_, count)) / (1 - beta1_) / static_cast<float>(count);
+    if (rule_ != RowRule::kAdam && rule_ != RowRule::kMomentum) return 1;
+    const float part = own > 0 ? 1 - power(beta1_, own)
+                               : 1 - beta1_ * (1 - power(beta1_, count)) / (1 - beta1_) / static_cast<float>(count);
+    return rule_ == RowRule::kAdam ? part : part / (1 - beta1_);
   }
 
   // The state of a line after `count` more gradients with this sum of mean squares.
@@ -515,6 +597,42 @@ class RowOptimizer {
     }
   }
 
+  // As merge_adam with its first moment. Nothing is divided by a root, so no movement is made anew.
+  void merge_momentum(float* weight, float* velocity, Terms g, int64_t num, const Overlap& o) const {
+    const float fresh = std::max(0.0f, o.fresh);  // rounding below 0 would matter to the power of momentum 0
+    const float keep = std::pow(beta1_, fresh);
+    const float take = (1 - power(beta1_, num)) / (1 - beta1_) / static_cast<float>(num);
+    const float carried = fresh == 1 ? beta1_ : beta1_ * (1 - keep) / (1 - beta1_);
+    const float direct = num == 1 ? 1 : part_moved(num, 0), lr = rate_.lr;
+    for (int64_t d = 0; d < dim_; ++d) {
+      const float value = g.value(weight, d), before = velocity[d];
+      velocity[d] = keep * before + take * value;
+      weight[d] -= lr * (carried * before + direct * value);
+    }
+  }
+
+  // The squares are Adagrad's. In z, sigma belongs to the row before the pushes of these steps, from which the earlier
+  // ones moved it.
+  void merge_ftrl(float* weight, float* state, Terms g, int64_t count, const Overlap& o) const {
+    float* slope = state;       // (dim)
+    float* sum = state + dim_;  // (dim)
+    float *sums = o.sums, *moved = o.moved;
+    const float each = per_step(count, o), product = o.product, share = o.share;
+    const float lr = rate_.lr, eps = eps_, l1 = l1_, l2 = l2_;
+    if (lr == 0) return;
+    for (int64_t d = 0; d < dim_; ++d) {
+      const float value = g.value(weight, d), earlier = share * sums[d], before = sum[d], from = weight[d];
+      const float both = earlier + value;
+      sum[d] = larger(before + g.square_of_sum(weight, d) + product * earlier * value, each * (both * both));
+      const float root = std::sqrt(sum[d]) + eps, anew = 1 - (std::sqrt(before) + eps) / root;
+      const Proximal to = proximal_step(from + anew * (share * moved[d]), slope[d] - value, lr, root, l1, l2);
+      weight[d] = to.weight;
+      slope[d] = to.slope;
+      sums[d] += value;
+      moved[d] += from - to.weight;
+    }
+  }
+
   // std::max takes references, which prevents vectorisation.
   static float larger(float a, float b) { return a < b ? b : a; }
   HETMPI_SHARED static float at_least_zero(float value) { return value < 0 ? 0 : value; }
@@ -529,7 +647,7 @@ class RowOptimizer {
 
   RowRule rule_;
   int64_t dim_;
-  float weight_decay_, beta1_, beta2_, eps_;
+  float weight_decay_, beta1_, beta2_, eps_, l1_, l2_;
   Rate rate_;
 };
 

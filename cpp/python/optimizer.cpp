@@ -27,8 +27,9 @@ void mean_squares(const RowOptimizer& rule, const Array<float>& state, Array<flo
 
 void bind_optimizer(py::module_& m) {
   py::class_<RowOptimizer>(m, "RowOptimizer")
-      .def(py::init<const std::string&, int64_t, float, float, float, float>(), py::arg("rule"), py::arg("dim"),
-           py::arg("weight_decay"), py::arg("beta1"), py::arg("beta2"), py::arg("eps"))
+      .def(py::init<const std::string&, int64_t, float, float, float, float, float, float>(), py::arg("rule"),
+           py::arg("dim"), py::arg("weight_decay"), py::arg("beta1"), py::arg("beta2"), py::arg("eps"), py::arg("l1"),
+           py::arg("l2"))
       .def_property_readonly("state_dim", &RowOptimizer::state_dim)
       .def_property_readonly("preview_dim", &RowOptimizer::preview_dim)
       .def_property_readonly("sum_dim", &RowOptimizer::sum_dim)

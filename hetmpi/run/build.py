@@ -45,7 +45,9 @@ CLASS_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 STALENESS_PER_STEP = 10  # of table.staleness, for each step of table.round_steps by default
 LONGEST_REFUSAL = 900  # characters
 MOST_EPOCHS_EVALUATED = 20  # at most, by default
-OWN_OPTIM = ("rows", "rows_lr", "rows_weight_decay")  # settings that a table may have of its own
+OWN_OPTIM = (  # settings that a table may have of its own
+    "rows", "rows_lr", "rows_weight_decay", "rows_momentum", "rows_l1", "rows_l2",
+)  # fmt: skip
 
 
 def make(config: DictConfig, **arguments):
@@ -302,7 +304,10 @@ def optimizer_of(config: DictConfig, owner: str, own: Mapping, schedule: Schedul
     values = own_settings(config, "optim", own, OWN_OPTIM, owner)
     if "rows" in own and "rows_lr" not in own:
         values["rows_lr"] = ROW_RULES.get(own["rows"])
-    return RowOptimizer(values["rows"], values["rows_lr"], values["rows_weight_decay"], schedule=schedule)
+    return RowOptimizer(
+        values["rows"], values["rows_lr"], values["rows_weight_decay"], schedule=schedule,
+        momentum=values["rows_momentum"], l1=values["rows_l1"], l2=values["rows_l2"],
+    )  # fmt: skip
 
 
 def fill_tables(config: DictConfig, tables: TableGroup, source: Source) -> int:

@@ -20,13 +20,13 @@ from hetmpi.run.device import DEVICES, PRECISIONS
 from hetmpi.schedule import SCHEDULES
 from hetmpi.table.batch import MOST_AHEAD
 from hetmpi.table.cache import ADMIT, POLICIES, ROW_BYTES, CacheSettings
-from hetmpi.table.optim import ROW_RULES
+from hetmpi.table.optim import LARGEST_MOMENTUM, ROW_RULES
 from hetmpi.table.staleness import LARGEST_BOUND, Staleness
 from hetmpi.wire.transport import EXCHANGES
 
 MANY = 1 << 40  # most steps, samples and rows: about a million million
 LARGEST_BATCH = 1 << 30
-LARGEST_LR = 1000  # also of weight decay
+LARGEST_LR = 1000  # also of weight decay, L1 and L2
 LONGEST_S = 10_000_000  # 115 days
 PathText = Any  # checked to be text; with type str Hydra would convert a number, as in resume=5
 
@@ -149,6 +149,13 @@ class Optim:
         most=LARGEST_LR,
     )
     rows_weight_decay: float = setting(0.0, "weight decay of the rows in the batch", most=LARGEST_LR)
+    rows_momentum: float = setting(0.9, "with rows=momentum: the momentum", most=LARGEST_MOMENTUM)
+    rows_l1: float = setting(
+        0.0,
+        "with rows=ftrl: L1 regularization; numbers of a row whose gradients do not outweigh it are exactly 0",
+        most=LARGEST_LR,
+    )
+    rows_l2: float = setting(0.0, "with rows=ftrl: L2 regularization", most=LARGEST_LR)
     dense_weight_decay: float = setting(0.0, "weight decay of the dense layers", most=LARGEST_LR)
     dense_clip_norm: float | None = setting(
         None,

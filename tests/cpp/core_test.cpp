@@ -109,6 +109,7 @@ void await(Claim is_so) {
 
 constexpr int64_t kDim = 4;  // a power of two: the mean of a row's squares is exact
 constexpr float kDecay = 0.25f;
+constexpr const char* kRules[] = {"sgd", "adagrad", "rowwise_adagrad", "adam", "momentum", "ftrl"};
 
 RowOptimizer optimizer_of(const std::string& rule) {
   RowOptimizer optimizer(rule, kDim, rule == "sgd" ? 0 : kDecay, 0.5f, 0.75f, 1e-8f);
@@ -239,7 +240,7 @@ class ModelCache {
     for (const Floats& grad : grads)
       for (int64_t d = 0; d < kDim; ++d) {
         sums[d] += grad[d];
-        if (rule_ == "adagrad" || rule_ == "adam") sums[kDim + d] += grad[d] * grad[d];
+        if (rule_ == "adagrad" || rule_ == "adam" || rule_ == "ftrl") sums[kDim + d] += grad[d] * grad[d];
         if (rule_ == "rowwise_adagrad") sums[kDim] += grad[d] * grad[d] / kDim;
       }
     return sums;
@@ -514,7 +515,7 @@ class CacheTrial {
 void cache_equals_its_model(uint64_t seed) {
   for (const Policy policy : {Policy::kLru, Policy::kLfu, Policy::kLfuOpt})
     for (const int64_t capacity : {0, 1, 5, 32, 64, 320})
-      for (const char* rule : {"sgd", "adagrad", "rowwise_adagrad", "adam"}) {
+      for (const char* rule : kRules) {
         current_case = std::string("RowCache of ") + std::to_string(capacity) + " rows, " + rule + ", policy " +
                        std::to_string(static_cast<int>(policy)) + ", seed " + std::to_string(++seed);
         CacheTrial(capacity, rule, policy, seed).run(120);
@@ -559,7 +560,7 @@ void check_updates(Random& random, const RowOptimizer& optimizer, LineOf plain, 
 void an_update_in_two_passes_has_the_bits_of_its_parts(uint64_t seed) {
   Random random(seed);
   std::normal_distribution<float> normal;
-  for (const char* rule : {"sgd", "adagrad", "rowwise_adagrad", "adam"})
+  for (const char* rule : kRules)
     for (const int64_t dim : {1, 31, 32, 33, 128})
       for (const float decay : {0.0f, 0.1f}) {
         current_case = std::string(rule) + ", dim " + std::to_string(dim) + ", decay " + std::to_string(decay);
@@ -669,7 +670,7 @@ void rows_are_added_in_order(uint64_t seed) {
 
 void sums_of_squares_are_never_negative(uint64_t seed) {
   Random random(seed);
-  for (const char* rule : {"adagrad", "rowwise_adagrad", "adam"}) {
+  for (const char* rule : {"adagrad", "rowwise_adagrad", "adam", "ftrl"}) {
     RowOptimizer optimizer(rule, 1, 0.1f, 0.9f, 0.999f, 1e-8f);
     optimizer.set_step(1, 1);
     for (int i = 0; i < 20000; ++i) {

@@ -102,7 +102,7 @@ class Both {
   // capacity, num_keys: -1 for some.
   explicit Both(Random& random, int64_t capacity = -1, int64_t num_keys = -1)
       : random_(random),
-        rule_(one_of<std::string>(random, {"sgd", "adagrad", "rowwise_adagrad", "adam"})),
+        rule_(one_of<std::string>(random, {"sgd", "adagrad", "rowwise_adagrad", "adam", "momentum", "ftrl"})),
         dim_(one_of<int64_t>(random, {1, 3, 4, 8, 20, 32, 64, 128, 130, 132})),
         capacity_(capacity >= 0 ? capacity : one_of<int64_t>(random, {0, 1, 5, 31, 32, 64, 96, 200})),
         policy_(one_of<Policy>(random, {Policy::kLru, Policy::kLfu, Policy::kLfuOpt})),

@@ -52,8 +52,9 @@ def run_of_6(tmp_path_factory):
     return saved(tmp_path_factory.mktemp("whole"))
 
 
-def test_at_staleness_0_a_run_that_is_resumed_is_bitwise_the_one_never_stopped(tmp_path):
-    optimizers = ["optim.rows=adam", "optim.dense=adagrad", "optim.schedule=cosine"]
+@pytest.mark.parametrize("rows", [["adam"], ["momentum"], ["ftrl", "optim.rows_l1=1e-3"]])
+def test_at_staleness_0_a_run_that_is_resumed_is_bitwise_the_one_never_stopped(tmp_path, rows):
+    optimizers = [f"optim.rows={rows[0]}", *rows[1:], "optim.dense=adagrad", "optim.schedule=cosine"]
     whole = saved(tmp_path / "whole", 2, *optimizers)
     shutil.copytree(whole / "step-00000002", tmp_path / "resumed/checkpoints/step-00000002")
     resumed = saved(tmp_path / "resumed", 2, *optimizers, "resume=auto")

@@ -335,7 +335,7 @@ def test_sums_on_their_way_are_applied_to_the_rows_they_belong_to():
 
 
 @pytest.mark.parametrize("exchange", ["windows", "messages"])
-@pytest.mark.parametrize("rule", ["adagrad", "rowwise_adagrad", "adam"])
+@pytest.mark.parametrize("rule", ["adagrad", "rowwise_adagrad", "adam", "ftrl"])
 def test_a_fetch_brings_the_mean_squares_of_the_rows(apart, rule, exchange):
     table = EmbeddingTable(
         apart, 40, 3, RowOptimizer(rule, 0.1), staleness=Staleness(3), cache=CacheSettings(64, admit="all"),

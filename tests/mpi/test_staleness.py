@@ -16,7 +16,7 @@ from caches import CacheSettings
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from reference import Cache, Cluster, MergedRow
-from test_table import NUM_ROWS, RULES, all_rows, alone_world, loss_of, make_table, my_batch
+from test_table import FTRL, NUM_ROWS, RULES, all_rows, alone_world, loss_of, make_table, my_batch, row_optimizer
 
 from hetmpi import _C
 from hetmpi.errors import UserError
@@ -34,6 +34,8 @@ from hetmpi.world.mpi import MPI
 pytestmark = pytest.mark.mpi
 STALENESS = [0, 1, 2, 10, None]
 ALL = 1 << 20  # more lines than any table here has rows
+WITH_SQUARES = sorted(set(RULES) - {"sgd", "momentum"})
+L1 = 0.5  # for gradients of about 1
 
 CASES = {
     "num_rows": st.integers(40, 300),
@@ -665,9 +667,10 @@ def test_a_line_that_has_drifted_is_pushed_and_fetched_again(placed, drift, stal
 @pytest.mark.parametrize("rule", sorted(RULES))
 def test_a_push_is_applied_by_the_formula_of_its_rule(rule, count, weight_decay):
     generator = np.random.default_rng(count)
-    optimizer = RowOptimizer(rule, weight_decay=weight_decay)
+    optimizer = row_optimizer(rule, weight_decay=weight_decay, l1=L1)
     core = optimizer.core(3)
     row, grads = generator.normal(size=(8, 3)), generator.normal(size=(count, 8, 3))
+    row[::2] = 0
     state = generator.random((8, core.state_dim))
     expected = formula(optimizer, row, state, grads)
     found = row.astype(np.float32), state.astype(np.float32)
@@ -675,6 +678,7 @@ def test_a_push_is_applied_by_the_formula_of_its_rule(rule, count, weight_decay)
     owner.set_step([0.01], 5)
     push(owner, core, sums_of(rule, grads), count, 5)
     assert all(np.abs(a - b).max(initial=0) < 1e-6 for a, b in zip(found, expected))
+    assert rule != "ftrl" or 0 < (found[0] == 0).sum() < found[0][::2].size
 
 
 def owner_of(core, weight, state, mean_square=None):
@@ -697,11 +701,11 @@ def push(owner, core, sums, count, last_step):
 
 def second_moments(rule, state):
     """The part (n, dim or 1) of a state (n, state_dim) that the rule divides by the root of."""
-    return np.split(state, 2, axis=1)[1] if rule == "adam" else state
+    return np.split(state, 2, axis=1)[1] if rule in ("adam", "ftrl") else state
 
 
 @pytest.mark.parametrize("dim", [1, 5])
-@pytest.mark.parametrize("rule", ["adagrad", "rowwise_adagrad", "adam"])
+@pytest.mark.parametrize("rule", WITH_SQUARES)
 def test_an_owner_keeps_the_mean_square_that_lines_fetch(rule, dim):
     generator = np.random.default_rng(0)
     core = RowOptimizer(rule).core(dim)
@@ -715,7 +719,7 @@ def test_an_owner_keeps_the_mean_square_that_lines_fetch(rule, dim):
     assert squares.min() > 0 and np.abs(mean_square[:, 0] - squares.mean(1)).max() < 1e-6
 
 
-@pytest.mark.parametrize("rule", ["adagrad", "rowwise_adagrad", "adam"])
+@pytest.mark.parametrize("rule", WITH_SQUARES)
 def test_assigned_states_have_their_mean_squares(placed, rule):
     table = make_table(placed, rule, staleness=Staleness(1))
     shard, draw = table.shard, np.random.default_rng(placed.rank)
@@ -731,7 +735,7 @@ def test_assigned_states_have_their_mean_squares(placed, rule):
 @pytest.mark.parametrize("rule", sorted(RULES))
 def test_columns_of_a_record_are_applied_as_the_sums_they_were(rule):
     draw, num = np.random.default_rng(0), 12
-    core = RowOptimizer(rule, weight_decay=0.1).core(3)
+    core = row_optimizer(rule, weight_decay=0.1, l1=L1).core(3)
     counts = draw.integers(1, 5, num).astype(np.int32)
     sums = np.concatenate([sums_of(rule, draw.normal(size=(count, 1, 3))) for count in counts])
     steps = None if core.is_plain else np.stack([6 - counts, np.full(num, 5)], 1).astype(np.int32)
@@ -747,20 +751,20 @@ def test_columns_of_a_record_are_applied_as_the_sums_they_were(rule):
             owner.apply(rows, sums, rows, counts, counts, steps)
         found.append((weight, state))
     assert all(np.allclose(a, b, rtol=1e-6, atol=1e-6) for a, b in zip(*found))
-    assert record.has_squares(counts).tolist() == [rule != "sgd" and count > 1 for count in counts]
-    if rule != "sgd":
+    assert record.has_squares(counts).tolist() == [rule in WITH_SQUARES and count > 1 for count in counts]
+    if rule in WITH_SQUARES:
         with pytest.raises(ValueError, match="squares"):
             owner.apply_record(rows, counts, counts, steps, sums[:, :3].copy(), np.zeros((num, 9), np.float32))
 
 
-@pytest.mark.parametrize("rule", ["sgd", "adagrad", "rowwise_adagrad"])
+@pytest.mark.parametrize("rule", ["sgd", "adagrad", "rowwise_adagrad", "momentum", "ftrl"])
 def test_only_sums_of_several_gradients_count_bytes_of_squares(placed, rule):
     table = EmbeddingTable(
         placed, 60, 3, RowOptimizer(rule), staleness=Staleness(1, drift=0.0), cache=CacheSettings(64, admit="all")
     )
     keys = torch.arange(60)
     elsewhere = int((table.partition.locate(keys.numpy())[0] != placed.rank).sum())
-    squares = {"sgd": 0, "adagrad": 3, "rowwise_adagrad": 1}[rule]
+    squares = {"sgd": 0, "adagrad": 3, "rowwise_adagrad": 1, "momentum": 0, "ftrl": 3}[rule]
     steps = 0 if rule == "sgd" else 8
     table.read(keys)
     table.write(keys, torch.ones(60, 3))
@@ -854,19 +858,21 @@ def test_a_line_alone_moves_as_its_owner_under_one_gradient(rule):
 @pytest.mark.parametrize("rule", sorted(RULES))
 def test_a_line_moves_by_the_formula_of_a_preview(rule, count, anticipate, weight_decay):
     generator = np.random.default_rng(count)
-    core = RowOptimizer(rule, weight_decay=weight_decay).core(3)
+    core = row_optimizer(rule, weight_decay=weight_decay, l1=L1).core(3)
     row, grads = generator.normal(size=(8, 3)), generator.normal(size=(count, 8, 3))
     states = generator.random((8, core.preview_dim))
     decay, total = weight_decay * row, grads.sum(0)
     scale = anticipate if rule == "adam" else anticipate**2
     squares = scale * (grads**2).sum(0) + 2 * decay * anticipate * total + count * decay**2
     squares, step, after = squares.mean(1, keepdims=True), 0.01, states
-    if rule in ("adagrad", "rowwise_adagrad"):
+    moved = 1 - 0.9 * (1 - 0.9**count) / (1 - 0.9) / count  # the part that first moment or momentum has applied
+    if rule in ("adagrad", "rowwise_adagrad", "ftrl"):
         after = states + squares
         step = 0.01 / (np.sqrt(after) + 1e-10)
+    elif rule == "momentum":
+        step = 0.01 / (1 - 0.9) * moved
     elif rule == "adam":
         after = 0.999**count * states + (1 - 0.999**count) / count * squares
-        moved = 1 - 0.9 * (1 - 0.9**count) / (1 - 0.9) / count  # the part that the first moment has applied
         step = 0.01 / (1 - 0.9**5) / (np.sqrt(after / (1 - 0.999**5)) + 1e-8) * moved
     expected = row - step * (anticipate * total + count * decay), after
     found = row.astype(np.float32), states.astype(np.float32)
@@ -880,7 +886,8 @@ def test_a_line_moves_by_the_formula_of_a_preview(rule, count, anticipate, weigh
 
 def sums_of(rule, grads):
     """grads (count, n, dim) -> sums (n, sum_dim) float32."""
-    squares = {"sgd": [], "rowwise_adagrad": [(grads**2).mean(2).sum(0)[:, None]]}.get(rule, [(grads**2).sum(0)])
+    of_rule = {"sgd": [], "momentum": [], "rowwise_adagrad": [(grads**2).mean(2).sum(0)[:, None]]}
+    squares = of_rule.get(rule, [(grads**2).sum(0)])
     return np.concatenate([grads.sum(0), *squares], 1).astype(np.float32)
 
 
@@ -890,6 +897,19 @@ def formula(optimizer, row, state, grads, lr=0.01, step=5):
     total, squares = grads.sum(0) + count * decay, ((grads + decay) ** 2).sum(0)
     if optimizer.rule == "sgd":
         return row - lr * total, state
+    if optimizer.rule == "momentum":
+        moves = []
+        for _ in range(count):  # each iteration with the mean gradient
+            state = 0.9 * state + total / count
+            moves.append(state)
+        return row - lr * sum(moves), state
+    if optimizer.rule == "ftrl":
+        slope, before = np.split(state, 2, axis=1)
+        after = before + squares
+        old, new = ((np.sqrt(n) + 1e-10) / lr for n in (before, after))
+        z = -(slope + row * old) + total - (new - old) * row
+        row = np.where(np.abs(z) <= optimizer.l1, 0, (np.sign(z) * optimizer.l1 - z) / (new + optimizer.l2))
+        return row, np.concatenate([-(z + row * new), after], 1)
     if optimizer.rule != "adam":
         state = state + (squares if optimizer.rule == "adagrad" else squares.mean(1, keepdims=True))
         return row - lr * total / (np.sqrt(state) + 1e-10), state
@@ -924,8 +944,9 @@ def test_the_same_gradients_on_all_ranks_make_the_same_rows_at_every_staleness(p
         return torch.randperm(60, generator=generator)[:40], torch.randn(40, 3, generator=generator)
 
     schedule = Schedule("linear", warmup_steps=5, total_steps=20)
-    optimizer = RowOptimizer(rule, 0.05, weight_decay, schedule=schedule)
+    optimizer = row_optimizer(rule, 0.05, weight_decay, schedule=schedule, l1=2 * L1 * placed.size)
     exact = train_in_step(placed, 0, optimizer, draw)
+    assert rule != "ftrl" or 0 < (exact[0] == 0).mean() < 1
     for staleness in (1, 10):
         for one, other in zip(exact, train_in_step(placed, staleness, optimizer, draw)):
             assert np.allclose(one, other, rtol=1e-5, atol=1e-5)
@@ -940,8 +961,9 @@ def test_different_gradients_in_one_step_make_the_same_rows_at_every_staleness(p
         generator = torch.Generator().manual_seed(100 * step + placed.rank)
         return torch.randperm(60, generator=generator)[:25], (-1) ** step * torch.rand(25, 3, generator=generator)
 
-    optimizer = RowOptimizer(rule, 0.05, 0.1)
+    optimizer = row_optimizer(rule, 0.05, 0.1, l1=L1 * placed.size)
     exact, stale = (train_in_step(placed, staleness, optimizer, draw) for staleness in (0, 3))
+    assert rule != "ftrl" or 0 < (exact[0] == 0).mean() < 1
     assert all(np.allclose(one, other, rtol=1e-5, atol=1e-5) for one, other in zip(exact, stale))
 
 
@@ -952,9 +974,10 @@ def test_different_gradients_in_one_step_make_the_same_rows_at_every_staleness(p
 @pytest.mark.parametrize("rule", sorted(RULES))
 def test_an_owner_merges_pushes_as_the_reference_does(rule, weight_decay):
     draw, dim, num_rows = np.random.default_rng(5), 3, 4
-    core = RowOptimizer(rule, weight_decay=weight_decay).core(dim)
+    core = row_optimizer(rule, weight_decay=weight_decay, l1=2.0).core(dim)
     weight, state = draw.normal(size=(num_rows, dim)).astype(np.float32), np.zeros((num_rows, core.state_dim), "f4")
-    rows = [MergedRow(rule, row, weight_decay) for row in weight.tolist()]
+    weight[0] = 0
+    rows = [MergedRow(rule, row, weight_decay, l1=2.0, l2=FTRL["l2"]) for row in weight.tolist()]
     owner = owner_of(core, weight, state)
     owner.set_step([0.01] * 4, 1)
     for number in range(200):
@@ -972,7 +995,7 @@ def test_an_owner_merges_pushes_as_the_reference_does(rule, weight_decay):
     assert core.state_dim == 0 or np.abs(state - [row.state for row in rows]).max() < 1e-4
 
 
-@pytest.mark.parametrize("rule", sorted(set(RULES) - {"sgd"}))
+@pytest.mark.parametrize("rule", WITH_SQUARES)
 def test_gradients_that_nearly_cancel_make_no_large_step(rule):
     num_rows, core = 20000, RowOptimizer(rule).core(1)
     weight, state = np.zeros((num_rows, 1), np.float32), np.zeros((num_rows, core.state_dim), np.float32)
@@ -985,7 +1008,7 @@ def test_gradients_that_nearly_cancel_make_no_large_step(rule):
     assert np.abs(weight).max() <= 0.0101
 
 
-@pytest.mark.parametrize("rule", sorted(set(RULES) - {"sgd"}))
+@pytest.mark.parametrize("rule", WITH_SQUARES)
 def test_the_state_is_that_of_s_0_on_average_for_gradients_with_a_common_part(rule):
     """Four ranks push sums over ten steps each, at times of their own."""
     draw, dim, num_rows, num_ranks, num_steps = np.random.default_rng(1), 1, 4000, 4, 40
@@ -1022,12 +1045,15 @@ def test_the_state_is_that_of_s_0_on_average_for_gradients_with_a_common_part(ru
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-@pytest.mark.parametrize("rule, torch_rule", [("sgd", "SGD"), ("adagrad", "Adagrad"), ("adam", "Adam")])
-def test_pushes_of_one_iteration_make_the_steps_of_torch(rule, torch_rule, weight_decay):
+@pytest.mark.parametrize(
+    "rule, torch_rule, own",
+    [("sgd", "SGD", {}), ("adagrad", "Adagrad", {}), ("adam", "Adam", {}), ("momentum", "SGD", {"momentum": 0.8})],
+)
+def test_pushes_of_one_iteration_make_the_steps_of_torch(rule, torch_rule, own, weight_decay):
     generator = torch.Generator().manual_seed(0)
     expected = torch.nn.Parameter(torch.randn(8, 3, generator=generator))
-    optimizer = getattr(torch.optim, torch_rule)([expected], lr=0.1, weight_decay=weight_decay)
-    core = RowOptimizer(rule, weight_decay=weight_decay).core(3)
+    optimizer = getattr(torch.optim, torch_rule)([expected], lr=0.1, weight_decay=weight_decay, **own)
+    core = RowOptimizer(rule, weight_decay=weight_decay, **own).core(3)
     row, state = expected.detach().numpy().copy(), np.zeros((8, core.state_dim), np.float32)
     owner = owner_of(core, row, state)
     for step in range(1, 6):

@@ -102,11 +102,14 @@ class MergedRow:
 
     MOST_PARTS = 8
 
-    def __init__(self, rule, weight, weight_decay, beta1=0.9, beta2=0.999):
-        self.rule, self.decay, self.betas = rule, weight_decay, (beta1, beta2)
+    def __init__(self, rule, weight, weight_decay, beta1=0.9, beta2=0.999, l1=0.0, l2=0.0):
+        """beta1: also the momentum."""
+        self.rule, self.decay, self.betas, self.l1, self.l2 = rule, weight_decay, (beta1, beta2), l1, l2
         self.weight = list(weight)
         dim = len(self.weight)
-        self.state = [0.0] * {"sgd": 0, "adagrad": dim, "rowwise_adagrad": 1, "adam": 2 * dim}[rule]
+        wide = {"sgd": 0, "adagrad": dim, "rowwise_adagrad": 1, "adam": 2 * dim, "momentum": dim, "ftrl": 2 * dim}
+        self.state = [0.0] * wide[rule]
+        self.z = None  # FTRL's; its state is the slope -(z + weight / eta), and n
         self.parts = []  # (first step, last step, gradients, iterations), by last step
         self.sums, self.moved = [0.0] * dim, [0.0] * dim
 
@@ -172,6 +175,16 @@ class MergedRow:
         if self.rule == "sgd":
             self.weight = [row - lr * value for row, value in zip(self.weight, values)]
             return values
+        if self.rule == "momentum":
+            carried = beta1 * (1 - beta1**fresh) / (1 - beta1)
+            taken = (1 - beta1**count) / (1 - beta1) / count
+            direct = (1 - beta1 * taken) / (1 - beta1)
+            moves = [carried * velocity + direct * value for velocity, value in zip(self.state, values)]
+            self.state = [beta1**fresh * velocity + taken * value for velocity, value in zip(self.state, values)]
+            self.weight = [row - lr * move for row, move in zip(self.weight, moves)]
+            return moves
+        if self.rule == "ftrl":
+            return self.apply_ftrl(values, squares, products, least, moved, lr)
         if self.rule == "adam":
             carried = beta1 * (1 - beta1**fresh) / (1 - beta1)
             direct = 1 - beta1 * (1 - beta1**count) / (1 - beta1) / count
@@ -201,6 +214,25 @@ class MergedRow:
             for row, past, move, old, new in zip(self.weight, moved, moves, *roots)
         ]
         return moves
+
+    def apply_ftrl(self, values, squares, products, least, moved, lr):
+        """As apply(), at a learning rate that never changes: McMahan's z and n, where the row that sigma belongs to is
+        that before the pushes of these steps."""
+        dim, rows = len(values), self.weight
+        before = self.state[dim:]
+        after = [max(c, n + a + b) for n, a, b, c in zip(before, squares, products, least)]
+        old, new = ([(n**0.5 + 1e-10) / lr for n in state] for state in (before, after))  # 1 / eta
+        z = self.z or [-row * inverse for row, inverse in zip(rows, old)]
+        self.z = [
+            dual + value - (to - at) * (row + way)
+            for dual, value, to, at, row, way in zip(z, values, new, old, rows, moved)
+        ]
+        self.weight = [
+            0.0 if abs(dual) <= self.l1 else ((self.l1 if dual > 0 else -self.l1) - dual) / (inverse + self.l2)
+            for dual, inverse in zip(self.z, new)
+        ]
+        self.state = [-(dual + row * inverse) for dual, row, inverse in zip(self.z, self.weight, new)] + after
+        return [row - now for row, now in zip(rows, self.weight)]
 
 
 class Rank:

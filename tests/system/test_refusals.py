@@ -14,6 +14,7 @@ from hetmpi.errors import UserError
 from hetmpi.log.record import Run
 from hetmpi.run.config import compose
 from hetmpi.spans import Spans
+from hetmpi.table.optim import ROW_RULES
 from hetmpi.train import Training
 from hetmpi.world.world import World
 
@@ -51,7 +52,7 @@ def test_a_wrong_setting_is_told_once(override):
     [
         ("no_such_key=1", ["Could not override 'no_such_key'", "`hetmpi train --help` lists all settings"]),
         ("model=no_such_model", ["Could not find 'model/no_such_model'", "deepfm"]),
-        ("optim.rows=lion", ["optim.rows must be one of sgd, adagrad, rowwise_adagrad, adam, got lion"]),
+        ("optim.rows=lion", [f"optim.rows must be one of {', '.join(ROW_RULES)}, got lion"]),
         ("table.partition=ring", ["table.partition must be one of round_robin, range, hash, got ring"]),
         ("table.exchange=mail", ["table.exchange must be one of messages, windows, auto, got mail"]),
         ("batchsize=4", ["did you mean batch_size?"]),
@@ -126,6 +127,7 @@ def test_the_launcher_of_another_mpi():
 
 
 @pytest.mark.parametrize("own, word", [("optim: {rows_lr: -1}", "optim.rows_lr must be"),
+                                       ("optim: {rows_momentum: 1}", "optim.rows_momentum must be at most 0.9999"),
                                        ("cache: {size: 4}", "there is no table.cache.size of its own")])  # fmt: skip
 def test_settings_of_a_column_are_checked_before_its_data_are_read(own, word):
     columns = f"data.columns=[{{name: user, {own}}}]"

@@ -10,11 +10,13 @@ from launch import CLICK_MODELS
 from omegaconf import OmegaConf
 
 from hetmpi.errors import LARGEST, UserError
-from hetmpi.run.build import auto_round_steps, check_model_fits, make
+from hetmpi.run.build import OWN_OPTIM, auto_round_steps, check_model_fits, make, optimizer_of
 from hetmpi.run.command_line import help_text
 from hetmpi.run.config import CONF, cache_of, check_value, resolved, staleness_of
 from hetmpi.run.settings import REMOVED, declared
 from hetmpi.run.sweep import planned
+from hetmpi.schedule import Schedule
+from hetmpi.table.optim import RowOptimizer
 from hetmpi.wire.transport import FORMER_NAMES, current_name
 
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
@@ -92,6 +94,17 @@ def test_learning_rates_left_open_follow_the_rule():
     assert resolved(["optim.rows_lr=1e3"]).optim.rows_lr == 1e3
 
 
+@pytest.mark.parametrize("own", [{}, {"rows": "ftrl"}, {"rows_weight_decay": 0.5}, {"rows_momentum": 0, "rows_l1": 1}])
+def test_a_table_has_the_optimizer_of_the_settings_and_of_its_own(own):
+    values = dict(zip(OWN_OPTIM, ("momentum", 0.3, 0.01, 0.8, 0.2, 0.1)))
+    schedule = Schedule("cosine", total_steps=9)
+    found = optimizer_of(resolved([f"optim.{name}={value}" for name, value in values.items()]), "t", own, schedule)
+    if "rows" in own:
+        values["rows_lr"] = 0.02  # ftrl's default: the learning rate of another rule would not fit
+    rule, lr, weight_decay, momentum, l1, l2 = (values | own).values()
+    assert found == RowOptimizer(rule, lr, weight_decay, schedule=schedule, momentum=momentum, l1=l1, l2=l2)
+
+
 def test_the_seed_reaches_the_data():
     assert resolved(["seed=11"]).data.seed == 11
 
@@ -158,6 +171,10 @@ def test_jobs_that_start_in_one_second_have_folders_of_their_own():
         "eval.every_steps=5 eval.metric=''",
         "eval.every_steps=0 checkpoint.best=auc",
         "eval.every_steps=5 checkpoint.best=''",
+        "optim.rows_momentum=1",
+        "optim.rows_momentum=-0.1",
+        "optim.rows_l1=-1",
+        "optim.rows_l2=x",
         "optim.dense_clip_norm=0",
         "optim.dense_clip_norm=x",
         "table.init_from=5",

@@ -38,15 +38,18 @@ def test_schedules_agree_with_torch(kind):
         theirs.step()
 
 
-@pytest.mark.parametrize("rule, floats", [("sgd", 0), ("adagrad", 6), ("rowwise_adagrad", 1), ("adam", 12)])
+@pytest.mark.parametrize(
+    "rule, floats",
+    [("sgd", 0), ("adagrad", 6), ("rowwise_adagrad", 1), ("adam", 12), ("momentum", 6), ("ftrl", 12)],
+)
 def test_state_beside_a_row_is_what_the_rule_needs(rule, floats):
     assert RowOptimizer(rule).core(dim=6).state_dim == floats
 
 
-def rows_after(grads, touched, lr):
-    """The rows (n, dim) after Adam's steps from zero: grads (steps, n, dim), touched (steps, n)."""
+def rows_after(grads, touched, lr, rule="adam", **settings):
+    """The rows (n, dim) after the steps of a rule from zero: grads (steps, n, dim), touched (steps, n)."""
     num_rows, dim = grads.shape[1:]
-    rule = RowOptimizer("adam", lr).core(dim)
+    rule = RowOptimizer(rule, lr, **settings).core(dim)
     weight, state = np.zeros((num_rows, dim), np.float32), np.zeros((num_rows, rule.state_dim), np.float32)
     clock, marks, rows = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.uint8), []
     directory = _C.Arithmetic(_C.Partition("range", num_rows, 1), 0)
@@ -96,8 +99,57 @@ def test_adam_leaves_a_row_that_is_not_in_the_batch_as_sparse_adam_does():
     assert ours[:, 0] == pytest.approx(dense[:, 0], abs=1e-5) and abs(dense[4, 1] - dense[1, 1]).min() > 0.01
 
 
-def test_unknown_rules_and_schedules_are_refused():
+def ftrl_of_the_paper(grads, alpha, beta, l1, l2):
+    """The rows (n, dim) after each step of Algorithm 1 of McMahan et al. (2013)."""
+    z, n, rows = np.zeros(grads.shape[1:]), np.zeros(grads.shape[1:]), []
+
+    def weight():
+        return np.where(np.abs(z) <= l1, 0, -(z - np.sign(z) * l1) / ((beta + np.sqrt(n)) / alpha + l2))
+
+    for grad in grads.astype(float):
+        sigma = (np.sqrt(n + grad**2) - np.sqrt(n)) / alpha
+        z += grad - sigma * weight()
+        n += grad**2
+        rows.append(weight())
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("beta", [1.0, 1e-10])
+@pytest.mark.parametrize("l1, l2", [(0.0, 0.0), (1.0, 0.0), (1.0, 0.5), (0.0, 0.5)])
+def test_ftrl_is_that_of_the_paper_to_the_zeros(l1, l2, beta):
+    grads = np.random.default_rng(0).standard_normal((40, 20, 5)).astype(np.float32)
+    ours = rows_after(grads, np.ones(grads.shape[:2]), 0.1, "ftrl", l1=l1, l2=l2, eps=beta)
+    expected = ftrl_of_the_paper(grads, 0.1, beta, l1, l2)
+    assert np.abs(ours - expected).max() < 1e-5 and ((ours == 0) == (expected == 0)).mean() > 0.999
+    becomes_0, leaves_0 = (ours[:-1] != 0) & (ours[1:] == 0), (ours[:-1] == 0) & (ours[1:] != 0)
+    assert (becomes_0.any() and leaves_0.any()) == (l1 > 0)
+
+
+def test_l1_acts_on_first_rows_in_their_first_step_and_not_before():
+    rule = RowOptimizer("ftrl", 1.0, l1=0.5, eps=1.0).core(4)
+    weight, state = np.array([[0.25, -0.25, 2, -2], [0.25, -0.25, 2, -2]], np.float32), np.zeros((2, 8), np.float32)
+    clock, marks, directory = (
+        np.zeros(2, np.int32),
+        np.zeros(2, np.uint8),
+        _C.Arithmetic(_C.Partition("range", 2, 1), 0),
+    )
+    rings, applied = np.zeros((1, 4096), np.uint8), np.zeros(1, np.int64)
+    owner = _C.StepReducer(rings, 0, weight, state, clock, marks, directory, applied)
+    rule.set_step(1.0, 1)
+    owner.begin(1, np.array([0]), np.array([0]), np.zeros((1, 4), np.float32))
+    assert owner.poll(0.0)
+    owner.apply(rule)
+    assert weight.tolist() == [[0, 0, 1.5, -1.5], [0.25, -0.25, 2, -2]]
+
+
+def test_unknown_rules_and_schedules_and_impossible_numbers_are_refused():
     with pytest.raises(ValueError, match="optim.rows must be one of sgd, .*, got lion"):
         RowOptimizer("lion")
+    for wrong in (1, -0.1, float("nan")):
+        with pytest.raises(ValueError, match="optim.rows_momentum must be"):
+            RowOptimizer("momentum", momentum=wrong)
+    for name in ("l1", "l2"):
+        with pytest.raises(ValueError, match=f"optim.rows_{name} must be a number of at least 0, got -0.1"):
+            RowOptimizer("ftrl", **{name: -0.1})
     with pytest.raises(ValueError, match="optim.schedule must be one of constant, .*, got step"):
         Schedule("step")
