@@ -29,6 +29,7 @@ from workload import parse
 
 from hetmpi import _C
 from hetmpi.table.optim import RowOptimizer
+from hetmpi.world.launch import keep_freed_memory
 
 SETTINGS = {"rows": 337_000, "repeats": 30}
 ON_GPU = {"device": "cuda", "rows": 16_000_000, "dim": 128, "keys": 1_000_000, "hit_rate": 0.95, "repeats": 30}
@@ -46,6 +47,7 @@ def main():
         return bench_gpu(parse("cache", ON_GPU, sys.argv[1:]))
     settings = parse("cache", {"device": "cpu", **SETTINGS}, sys.argv[1:], LEAST)
     torch.set_num_threads(1)
+    keep_freed_memory()  # as in a run
     result = {"find_gather_vs_index_select": {}, "update_vs_index_add": {}, "step_ms": {}, "line": {}, "ns_per_key": {}}
     result["bytes_per_row"] = {str(dim): 8 * dim + _C.LINE_OVERHEAD_BYTES for dim in DIMS}
     for dim in DIMS:

@@ -24,7 +24,6 @@ from hetmpi.data.synthetic import Synthetic
 from hetmpi.layers import look_up
 from hetmpi.table.client import check_finite
 from hetmpi.table.optim import RowOptimizer
-from hetmpi.world.launch import keep_freed_memory
 
 BATCH, FIELDS, SCALE, STALENESS, RANKS, BATCHES = 2048, 26, 0.02, 10, 2, 24
 PARTS = ("read", "expand", "backward", "divide", "update", "push")
@@ -33,7 +32,6 @@ FAR = 1e3  # limit of drift, in sizes of a row: computed, never exceeded
 
 def time_line(settings: dict, dim: int) -> dict:
     """Lines of a step; median microseconds and counted bytes per line and step, by part."""
-    keep_freed_memory()
     batches = [_C.unique(ids) for ids in ids_of_batches()]
     cache = filled(settings["rows"], dim, np.unique(np.concatenate([keys for keys, _ in batches])))
     grads, times = 1e-3 * torch.randn(BATCH * FIELDS, dim), []

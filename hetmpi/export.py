@@ -2,6 +2,7 @@
 
 hetmpi export CHECKPOINT OUT [rows=npy|parquet|none] [dense=torchscript|onnx|none] [table=NAME]
                              [nodes=none|parquet] [data.KEY=VALUE] [allow=NAME[,NAME]]
+hetmpi export CHECKPOINT OUT items=npy|parquet data.path=FILES [data.delimiter=C] [data.max_bad_rows=N]
 hetmpi export CHECKPOINT OUT ids=parquet [since=CHECKPOINT]
 hetmpi export FOLDER OUT deltas=FOLDER[,FOLDER]
 
@@ -21,6 +22,10 @@ OUT/TABLE.parquet    of a model of links, for the tables entity, relation and, w
 OUT/nodes.parquet    of a model of nodes: node, its id in the data; hidden, the activations of the last hidden layer,
                      over all neighbours (fixed-size list of float32). `hetmpi predict ... hidden=true` writes the same
                      on several ranks. data.KEY changes settings of the training's data, such as data.path
+
+OUT/items.parquet    of a model of task=retrieval: the items in FILES, which need the columns of items alone; their
+                     values, in a column named as that of the data, and vector (fixed-size list of float32). With
+                     items=npy items.npy (n, W) float32, and items.names.txt with a value per line
 
 OUT/ids.parquet      of columns with rows: open, with ids=parquet: column, id, weight (list of float32), count, step, in
                      the order of columns and ids; docs/growing.md. With since=CHECKPOINT, an earlier one, only the rows
@@ -54,6 +59,7 @@ from hetmpi.log.figures import bytes_text
 from hetmpi.run import id_rows
 from hetmpi.run.output import cannot_write, part_of
 from hetmpi.trained.id_rows import rows_of
+from hetmpi.trained.item_files import export_items
 from hetmpi.trained.node_outputs import NodeOutputs, is_of_nodes
 from hetmpi.trained.saved_model import (
     BlockModel,
@@ -66,9 +72,15 @@ from hetmpi.trained.saved_model import (
     is_of_links,
     of_tensors,
 )
+from hetmpi.trained.saved_pairs import is_of_pairs
 from hetmpi.world.world import World
 
-CHOICES = {"rows": ("npy", "parquet", "none"), "dense": ("torchscript", "onnx", "none"), "nodes": ("none", "parquet")}
+CHOICES = {
+    "rows": ("npy", "parquet", "none"),
+    "dense": ("torchscript", "onnx", "none"),
+    "nodes": ("none", "parquet"),
+    "items": ("npy", "parquet"),
+}
 OF_IDS = ("ids", "since", "deltas")
 
 
@@ -90,11 +102,28 @@ def main(arguments: list[str]):
         chosen[name] = value
     try:
         allow = allowed_of(chosen.pop("allow")) if "allow" in chosen else []
+        if "items" in chosen:
+            return export_vectors(checkpoint, out, chosen, list(filter(of_data.match, arguments[2:])), allow)
         written = export(checkpoint, out, **chosen, data=list(filter(of_data.match, arguments[2:])), allow=allow)
     except UserError as refusal:
         sys.exit(f"hetmpi: {refusal}")
+    say_written(out, written)
+
+
+def say_written(out: Path, written: dict[Path, str]):
     parts = [f"{path.name} ({about}, {bytes_text(path.stat().st_size)})" for path, about in written.items()]
     print(f"hetmpi: {out}: {', '.join(parts)}")
+
+
+def export_vectors(checkpoint: Path, out: Path, chosen: dict[str, str], data: list[str], allow: Sequence[str]):
+    """Exports the vectors of items. chosen: of the command line, data: its settings of files. Raises UserError."""
+    others = [name for name in chosen if name != "items"]
+    if others:
+        raise UserError(f"items={chosen['items']} is exported alone, without {others[0]}")
+    if not is_of_pairs(read_manifest(checkpoint)):
+        raise UserError(f"items={chosen['items']}: {checkpoint} is not of task=retrieval")
+    given = {key.lstrip("+"): value for key, _, value in (text.partition("=") for text in data)}
+    say_written(out, export_items(checkpoint, out, chosen["items"], given, allow))
 
 
 def export_ids(source: Path, out: Path, arguments: list[str]):
@@ -129,14 +158,16 @@ def export(
 ) -> dict[Path, str]:  # fmt: skip
     """Writes the selected parts of a checkpoint to `out`. Returns their paths, each with a description. table: None for
     the only one, of a model of links for all. dense: None for torchscript, of a model of links, which has no dense
-    layers, for none. data: Hydra overrides of data settings, for nodes. allow: as for dense_layers. Raises UserError
-    for an incomplete or invalid checkpoint, an unknown table, a model that cannot be built, a missing package, and a
-    folder that cannot be written."""
+    layers, and of task=retrieval for none. data: Hydra overrides of data settings, for nodes. allow: as for
+    dense_layers. Raises UserError for an incomplete or invalid checkpoint, an unknown table, a model that cannot be
+    built, a missing package, and a folder that cannot be written."""
     missing = [name for name in ("onnx", "onnxscript") if dense == "onnx" and find_spec(name) is None]
     if missing:
         raise UserError(f"dense=onnx needs packages that are not installed: pip install {' '.join(missing)}")
     manifest = read_manifest(checkpoint)
-    dense = dense or ("none" if is_of_links(manifest) else "torchscript")
+    if is_of_pairs(manifest) and dense is not None and dense != "none":
+        raise UserError(f"dense={dense}: {checkpoint} is of task=retrieval: export items=parquet data.path=FILES")
+    dense = dense or ("none" if is_of_links(manifest) or is_of_pairs(manifest) else "torchscript")
     if (rows, dense, nodes) == ("none",) * 3:
         raise UserError("rows, dense and nodes are none: choose one of them to export")
     shards = shards_of(checkpoint, manifest)

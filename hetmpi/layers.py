@@ -102,10 +102,6 @@ class FeatureRows(torch.nn.Module):
         super().__init__()
         self.model, self.row_dim, self.pools, self.names = model, model.row_dim, list(pools), list(names)
         self.table_dims = dict(table_dims)
-        singles, several = self.names[: len(names) - len(self.pools)], self.names[len(names) - len(self.pools) :]
-        pooled = [name for name, pool in zip(several, self.pools) if pool is not None]
-        self.fields = {name: place for place, name in enumerate([*singles, *pooled])}
-        self.sequences = [name for name, pool in zip(several, self.pools) if pool is None]
         others = {name: dim for name, dim in table_dims.items() if dim != model.row_dim}
         self.project = torch.nn.ModuleDict(
             {name: torch.nn.Linear(dim, model.row_dim, bias=False) for name, dim in others.items()}
@@ -113,22 +109,58 @@ class FeatureRows(torch.nn.Module):
 
     def forward(self, rows: dict[str, torch.Tensor], batch) -> torch.Tensor:
         """rows: table -> (U, dim) float32. Returns the model's output."""
-        projected = [self.project[name](rows[name]) if name in self.project else rows[name] for name in self.table_dims]
-        joined = torch.cat(projected)  # (sum of U, row_dim)
-        if not self.pools:
-            return self.model(joined, batch)
-        pooled = [
-            torch.nn.functional.embedding_bag(index, joined, offsets, mode=pool, include_last_offset=True)
-            for (index, offsets), pool in zip(batch.bags, self.pools)
-            if pool is not None
-        ]  # each (B, row_dim)
-        num = batch.index.shape[0]
-        places = torch.arange(len(pooled) * num, device=joined.device).view(len(pooled), num).T + joined.shape[0]
-        index = torch.cat([batch.index, places], dim=1)
-        found = (bag for bag, pool in zip(batch.bags, self.pools) if pool is None)
-        sequences = {name: padded(*bag) for name, bag in zip(self.sequences, found)}
-        seen = replace(batch, index=index, bags=(), fields=self.fields, sequences=sequences)
-        return self.model(torch.cat([joined, *pooled]), seen)
+        return self.model(*seen_by_model(self.joined(rows), batch, self.pools, self.names))
+
+    def joined(self, rows: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The rows of all tables, projected: (sum of U, row_dim)."""
+        return torch.cat(
+            [self.project[name](rows[name]) if name in self.project else rows[name] for name in self.table_dims]
+        )
+
+
+class PairRows(FeatureRows):
+    """A model of queries and of items behind the tables of their columns, joined as in FeatureRows. Both may read the
+    same tables, as a history of items does.
+
+    `model.queries(rows, batch)` and `model.items(rows, batch)` read rows and a batch as a model behind FeatureRows."""
+
+    def __init__(self, model: torch.nn.Module, table_dims: dict[str, int], queries: tuple, items: tuple):
+        """queries, items: pools and names of their features, as in FeatureRows."""
+        super().__init__(model, table_dims, [])
+        self.of_sides = {"queries": queries, "items": items}
+
+    def forward(self, rows: dict[str, torch.Tensor], batch) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """batch: hetmpi.data.pairs.PairBatch. Returns the vectors of its queries and of its items, None for those that
+        it has not."""
+        joined, found = self.joined(rows), []
+        for name, (pools, names) in self.of_sides.items():
+            part = getattr(batch, name)
+            vectors_of = getattr(self.model, name)
+            found.append(None if part is None else vectors_of(*seen_by_model(joined, part, pools, names)))
+        return tuple(found)
+
+
+def seen_by_model(joined: torch.Tensor, batch, pools: Sequence[str | None], names: Sequence[str]) -> tuple:
+    """The rows and the batch that a model reads, where a pooled feature is one more row of each sample. joined: rows of
+    all tables; pools, names: as in FeatureRows."""
+    if not pools:
+        return joined, batch
+    singles, several = names[: len(names) - len(pools)], names[len(names) - len(pools) :]
+    pooled = [
+        torch.nn.functional.embedding_bag(index, joined, offsets, mode=pool, include_last_offset=True)
+        for (index, offsets), pool in zip(batch.bags, pools)
+        if pool is not None
+    ]  # each (B, row_dim)
+    num = batch.index.shape[0]
+    places = torch.arange(len(pooled) * num, device=joined.device).view(len(pooled), num).T + joined.shape[0]
+    fields = [*singles, *(name for name, pool in zip(several, pools) if pool is not None)]
+    found = (bag for bag, pool in zip(batch.bags, pools) if pool is None)
+    sequences = dict(zip((name for name, pool in zip(several, pools) if pool is None), (padded(*bag) for bag in found)))
+    seen = replace(
+        batch, index=torch.cat([batch.index, places], dim=1), bags=(), sequences=sequences,
+        fields={name: place for place, name in enumerate(fields)},
+    )  # fmt: skip
+    return torch.cat([joined, *pooled]), seen
 
 
 def padded(index: torch.Tensor, offsets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

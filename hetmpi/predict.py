@@ -1,4 +1,5 @@
-"""Predicts with a checkpoint of a model of clicks, of the nodes of a graph, or of links, on one rank or several.
+"""Predicts with a checkpoint of a model of clicks, of the nodes of a graph, of links, or of queries and items, on one
+rank or several.
 
 hetmpi predict CHECKPOINT data.path=FILES out=OUT [predict.keep=[NAME,...]] [data.delimiter=C] [data.max_bad_rows=N]
     [ids=EXPORT[,CHANGES]]
@@ -25,6 +26,13 @@ The fourth form, for a model of links, answers questions: a line each of head, r
 where ? stands for what is asked. Columns: head, relation and tail; asked, head or tail; rank of the answer among all
 entities, from 1; score. without=FOLDER leaves out the answers that the triples in FOLDER have (docs/
 knowledge_graphs.md).
+
+hetmpi predict CHECKPOINT data.path=FILES items=ITEMS.parquet out=OUT.parquet [top=10] [predict.keep=[NAME,...]]
+    [data.delimiter=C] [data.max_bad_rows=N]
+
+The fifth form, for a model of task=retrieval, has the best items for each row of files, which need the columns of
+queries alone. ITEMS: what hetmpi export items=parquet has written of this checkpoint. Columns: those kept; items, their
+values, best first; scores; both are lists.
 
 allow=NAME[,NAME] names modules or classes of your own, such as mymodel: hetmpi builds the model that the checkpoint
 names, and runs no code but its own and that of these.
@@ -69,10 +77,12 @@ from hetmpi.run.command_line import parse
 from hetmpi.run.id_rows import folders_of
 from hetmpi.run.output import cannot_write, part_of
 from hetmpi.trained.id_rows import IdTable, replaced
+from hetmpi.trained.item_files import BestItems
 from hetmpi.trained.link_answers import LARGEST_TOP, LinkAnswers
 from hetmpi.trained.node_outputs import NodeOutputs, is_of_nodes
 from hetmpi.trained.saved_data import source_of
 from hetmpi.trained.saved_model import LABELS, Saved, allowed_of, dense_layers, dense_state, encoder_of, is_of_links
+from hetmpi.trained.saved_pairs import is_of_pairs
 from hetmpi.world.launch import launch
 from hetmpi.world.world import World
 
@@ -81,7 +91,7 @@ PART_SAMPLES = 1 << 16  # positions of a split that one rank predicts at a time
 MOST_SENT = 8  # blocks on their way to rank 0
 OF_LINKS = ("data.path", "top", "without")
 # No settings of the run.
-OWN = ("out", "split", "start", "stop", "predict.keep", "hidden", "allow", "ids", *OF_LINKS[1:])
+OWN = ("out", "split", "start", "stop", "predict.keep", "hidden", "allow", "ids", "items", *OF_LINKS[1:])
 OF_FILES = ("data.path", "data.delimiter", "data.max_bad_rows")
 Part = Callable[[], Iterator[tuple[pa.Table, Samples]]]  # kept columns and samples, in blocks
 
@@ -108,9 +118,11 @@ def main(world: World, arguments: list[str] | None = None):
     manifest = read_manifest(checkpoint)
     if is_of_links(manifest):
         return predict_links(world, checkpoint, overrides, own, out)
-    for name in OF_LINKS[1:]:
+    if is_of_pairs(manifest):
+        return predict_items(world, checkpoint, overrides, own, out)
+    for name in (*OF_LINKS[1:], "items"):
         if name in own:
-            raise UserError(f"{name} is for models of links")
+            raise UserError(f"{name} is for models of links, or of task=retrieval")
     if is_of_nodes(manifest):
         return predict_nodes(world, checkpoint, overrides, asked.config_dir, own, out)
     if "hidden" in own:
@@ -151,14 +163,36 @@ def predict_links(world: World, checkpoint: Path, overrides: list[str], own: dic
             f"{checkpoint} is of task=link: hetmpi predict takes data.path=QUESTIONS, out=FILE.parquet, top=K and "
             "without=FOLDER" + (f", not {wrong[0]}" if wrong else "")
         )
+    top = top_of(own)
+    without = own["without"].strip("'\"") if "without" in own else None
+    answers = LinkAnswers(world, checkpoint, without, own["allow"])
+    num = answers.write(given["data.path"].strip("'\""), out, top)
+    if world.rank == 0:
+        print(f"hetmpi: {out}: the best answers, at most {top} each, to {num:,} question(s)", flush=True)
+
+
+def top_of(own: dict) -> int:
+    """The number of answers to a question. Raises UserError."""
     top = own.get("top", "10")
     if not top.isdecimal() or not 1 <= int(top) <= LARGEST_TOP:
         raise UserError(f"top must be an integer from 1 to {LARGEST_TOP:,}, got {one_line(top)}")
-    without = own["without"].strip("'\"") if "without" in own else None
-    answers = LinkAnswers(world, checkpoint, without, own["allow"])
-    num = answers.write(given["data.path"].strip("'\""), out, int(top))
+    return int(top)
+
+
+def predict_items(world: World, checkpoint: Path, overrides: list[str], own: dict, out: Path):
+    """Finds the best items for the queries in files. Collective."""
+    wrong = sorted(set(own) - {"items", "top", "predict.keep", "allow"})
+    if wrong or "items" not in own or out.suffix != ".parquet":
+        raise UserError(
+            f"{checkpoint} is of task=retrieval: hetmpi predict takes data.path=QUERIES, items=ITEMS.parquet, "
+            "out=FILE.parquet, top=K and predict.keep" + (f", not {wrong[0]}" if wrong else "")
+        )
+    top, keep = top_of(own), tuple(checked({"predict.keep": own.get("predict.keep", "")})["keep"])
+    given = dict(value_of(text.lstrip("+")) for text in overrides)
+    items = Path(own["items"].strip("'\""))
+    num = BestItems(world, checkpoint, given, items, top, keep, own["allow"]).write(out)
     if world.rank == 0:
-        print(f"hetmpi: {out}: the best answers, at most {top} each, to {num:,} question(s)", flush=True)
+        print(f"hetmpi: {out}: the best items, at most {top} each, for {num:,} rows", flush=True)
 
 
 def checked(own: dict[str, str]) -> dict:

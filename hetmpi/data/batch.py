@@ -41,6 +41,7 @@ class Samples:
     label: np.ndarray  # (B,) float32; for click-through 0 or 1; (B, K) of K labels, NaN for one that is missing
     teacher: np.ndarray | None = None  # (B,) float32, true probability of label 1, if known
     bags: tuple[Bag, ...] = ()  # (G,)
+    start: int | None = None  # position of the first in the training stream, if known
 
     def __len__(self) -> int:
         return len(self.label)

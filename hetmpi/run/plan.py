@@ -195,9 +195,9 @@ class Plan:
             keys = self.task.keys(batch)
             return {name: keys[own] for name, (own, _) in of_narrow.items()}
 
-        vocabularies = build.make_vocabularies(
-            config, world, self.source, self.specs, {own: tables[narrow(own, NARROW[0])] for own in self.specs}
-        )
+        of_task = {own: tables[narrow(own, NARROW[0])] for own in self.specs}
+        self.task.opened(of_task)
+        vocabularies = build.make_vocabularies(config, world, self.source, self.specs, of_task)
         batches = Lookahead(
             loader, build.batches_ahead(config, tables), spans, complete=lambda *batch: vocabularies.of_batch(*batch)
         )

@@ -73,6 +73,8 @@ class ClickThroughRate(Task):
             raise UserError(
                 f"task=ctr needs samples of fields, {source.name} has none: choose other data, for a graph task=node"
             )
+        if getattr(source, "label_kind", "click") == "none":
+            raise UserError("data.label_kind=none: rows without a label are for task=retrieval")
         self.source, self.criterion = source, loss
         self.predicts_numbers = getattr(source, "label_kind", "click") == "number"
         if self.predicts_numbers and isinstance(loss, torch.nn.BCEWithLogitsLoss):

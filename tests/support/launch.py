@@ -18,12 +18,9 @@ NODE_MODELS = ("gat", "gcn", "graphsage")  # of task=node
 LINK_MODELS = ("complex", "distmult", "rescal", "rotate", "simple", "transe")  # of task=link
 SEQUENCE_MODELS = ("din",)  # which need features with pool: none
 LABEL_MODELS = ("mmoe", "ple", "sharedbottom")  # of several labels
-CLICK_MODELS = tuple(
-    sorted(
-        {path.stem for path in (ROOT / "conf/model").glob("*.yaml")}
-        - {*NODE_MODELS, *LINK_MODELS, *SEQUENCE_MODELS, *LABEL_MODELS}
-    )
-)
+PAIR_MODELS = ("sasrec", "two_tower")  # of task=retrieval
+OTHERS = {*NODE_MODELS, *LINK_MODELS, *SEQUENCE_MODELS, *LABEL_MODELS, *PAIR_MODELS}
+CLICK_MODELS = tuple(sorted({path.stem for path in (ROOT / "conf/model").glob("*.yaml")} - OTHERS))
 SMALL = ["data.scale=0.0005", "table.dim=4", "batch_size=32", "steps=6", "log.every_steps=2", "eval.max_samples=500"]
 
 

@@ -1,12 +1,12 @@
-"""examples/bag_before.py and bag_after.py: the same training with torch.nn.EmbeddingBag and with hetmpi's; and typical
-scripts."""
+"""examples/bag_before.py and bag_after.py: the same training with torch.nn.EmbeddingBag and with hetmpi's; typical
+scripts; and models of retrieval that find what is planted in generated logs."""
 
 import difflib
 import re
 import sys
 
 import pytest
-from launch import ROOT, mpiexec, run
+from launch import ROOT, mpiexec, run, summary, train
 
 pytestmark = pytest.mark.long
 
@@ -184,3 +184,25 @@ def test_the_thread_of_mpi_sums_lets_others_read_while_this_rank_computes():
     outcome = run([mpiexec(), "-n", "2", sys.executable, "-c", SLEEPING], **YIELDING)
     assert outcome.code == 0, outcome.text
     assert float(re.search(r"read within (\S+) s", outcome.text)[1]) < 2, outcome.text
+
+
+OF_ITEMS = ["data=tabular", "data.label_kind=none", "task=retrieval", "optim.rows=adam", "optim.rows_lr=0.003"]
+TWO_TOWER = ["model.item=[item,kind]", "epochs=2", "batch_size=256", "table.dim=32"]
+SASREC = [
+    "model=sasrec", "model.item=[item]", "model.history=[viewed]", "model.dropout=0.1", "epochs=8", "batch_size=128",
+    "data.columns=[{name: viewed, share: item, pool: none}]", "table.dim=64", "task.negatives=128",
+    "optim.dense_lr=0.002",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "script, settings",
+    [("make_pairs.py", TWO_TOWER), pytest.param("make_sequences.py", SASREC, marks=pytest.mark.rare)],
+)
+def test_retrieval_reaches_nine_tenths_of_the_best_recall(script, settings, tmp_path):
+    outcome = run([sys.executable, str(EXAMPLES / script), str(tmp_path / "log.parquet")])
+    best = float(re.search(r"@10 is (\S+)", outcome.text)[1])
+    places = [f"data.path={tmp_path}/log.parquet", f"data.cache={tmp_path}/prepared", f"run.dir={tmp_path}/run"]
+    outcome = train(2, *OF_ITEMS, *settings, *places, "log.every_steps=100", timeout_s=400)
+    assert outcome.code == 0, outcome.text
+    assert 0.9 * best < summary(tmp_path / "run")["recall_at_10"] < best + 0.02

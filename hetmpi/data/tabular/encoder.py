@@ -18,7 +18,7 @@ from hetmpi.data.tabular.convert import NO_INTEGER, hashes, integers, no_value
 from hetmpi.data.tabular.reading import Reading, label_fields
 from hetmpi.data.tabular.rules import AUTO, ID, Column
 from hetmpi.data.tabular.scaling import Scaling, standardized
-from hetmpi.errors import one_line
+from hetmpi.errors import UserError, one_line
 from hetmpi.open_rows import SHARED_KEY, places_of
 
 HASHED, VOCABULARY, INTEGERS, IDS = "hashed", "vocabulary", "integers", "ids"
@@ -191,6 +191,16 @@ class Encoder:
     def mode(self, name: str) -> str | None:
         """How values of a feature become keys: HASHED, VOCABULARY or INTEGERS, None for buckets."""
         return None if self.columns[self._number[name]].is_buckets else self._coder(name).mode
+
+    def keys_of_none(self, name: str) -> list[int]:
+        """Keys of a feature that stand for no value of its own: a missing one, and those not seen in training. Raises
+        UserError for a column whose values may share a row, or have none yet."""
+        [feature], coder = [one for one in self.features if one.name == name], self._coder(name)
+        if coder.mode == VOCABULARY:
+            return [feature.first + MISSING_KEY, feature.first + UNSEEN_KEY]
+        if coder.mode == INTEGERS:
+            return [feature.first + coder.rows - 1]
+        raise UserError(f"column {one_line(name)}: each of its values needs a row: rows: auto, or hash: false")
 
     def by_value(self) -> dict[str, ValueMap]:
         """Id column -> how table.init_from finds the rows of its values: none for values that were not seen in

@@ -14,8 +14,8 @@ from hetmpi.data.files import DataError
 from hetmpi.data.tabular.rules import NUMBER, Column
 from hetmpi.errors import printable
 
-CLICK = "click"
-LABEL_KINDS = (CLICK, NUMBER)
+CLICK, NO_LABEL = "click", "none"
+LABEL_KINDS = (CLICK, NUMBER, NO_LABEL)
 HASH, INTEGER = "hash", "integer"
 MAX_EXAMPLES = 5
 EXAMPLE_CHARS = 120

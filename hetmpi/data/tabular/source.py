@@ -36,8 +36,8 @@ from hetmpi.data.tabular.prepare import (
     reading_prepared,
     rows_of,
 )
-from hetmpi.data.tabular.reading import CLICK, LABEL_KINDS, BadRows, Reading, stored_columns
-from hetmpi.data.tabular.rules import ID, NUMBER, Column, near, plain, read_rules, resolve
+from hetmpi.data.tabular.reading import CLICK, LABEL_KINDS, NO_LABEL, BadRows, Reading, stored_columns
+from hetmpi.data.tabular.rules import ID, Column, near, plain, read_rules, resolve
 from hetmpi.data.tabular.split import Order, Split
 from hetmpi.data.tabular.stream import DEFAULT_VALID, Stream, check_follow
 from hetmpi.data.tabular.text import count_values, head_of
@@ -102,9 +102,11 @@ class Tabular:
         check_character("delimiter", delimiter)
         check_character("quote", quote)
         if label_kind not in LABEL_KINDS:
-            raise UserError(f"data.label_kind must be {' or '.join(LABEL_KINDS)}, got {label_kind}")
-        if positive is not None and label_kind == NUMBER:
-            raise UserError("data.positive is for labels of clicks, data.label_kind is number")
+            raise UserError(f"data.label_kind must be one of {', '.join(LABEL_KINDS)}, got {label_kind}")
+        if positive is not None and label_kind != CLICK:
+            raise UserError(f"data.positive is for labels of clicks, data.label_kind is {label_kind}")
+        if label is not None and label_kind == NO_LABEL:
+            raise UserError(f"data.label={one_line(str(label))}: data.label_kind=none is for rows without one")
         self.path, self.max_bad_rows, self.cached_groups = path, max_bad_rows, cached_groups
         self.seed = seed & 0xFFFFFFFFFFFFFFFF  # numpy rejects negative seeds
         self.labels, self.label_kind, self.valid_rule = labels_of(label), label_kind, check_valid(plain(valid))
@@ -146,13 +148,13 @@ class Tabular:
         if self.stream is not None:
             return self.stream.train(start, stop)
         check_slice(start, stop, None)
-        parts = []
+        parts, begin = [], start
         while start < stop:
             epoch, first = divmod(start, self.num_train)
             last = min(first + stop - start, self.num_train)
             parts += self._train.read(self._order(epoch), first, last, functools.partial(self._permutation, epoch))
             start += last - first
-        return concatenate(parts or [self.nothing()])
+        return replace(concatenate(parts or [self.nothing()]), start=begin)
 
     def valid(self, start: int, stop: int) -> Samples:
         """Held-out positions [start, stop), in the order of the prepared files; of a stream those of the last file."""
@@ -204,7 +206,7 @@ class Tabular:
                 header = "" if self.names or layout.form == PARQUET else header_doubt(list(layout.types))
                 known = near(name, list(layout.types))
                 raise DataError(f"{key}={name}: {path} has no such column{divided}: {known}{header}")
-        if not self.labels:
+        if not self.labels and self.label_kind != NO_LABEL:
             raise DataError(f"give data.label=COLUMN: {path} has the columns {one_line(', '.join(layout.types), 500)}")
         return layout
 

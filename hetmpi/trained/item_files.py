@@ -1,0 +1,126 @@
+"""Files of the vectors of items with their values, and the best items for queries."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from hetmpi.errors import UserError, one_line
+from hetmpi.run.output import cannot_write, part_of
+from hetmpi.trained.link_answers import NOBODY, Best
+from hetmpi.trained.saved_pairs import SavedPairs
+from hetmpi.world.world import World
+
+VECTOR, ITEMS, SCORES = "vector", "items", "scores"
+DIGEST = b"hetmpi.checkpoint"  # in the metadata of a Parquet file
+QUESTIONS = 512  # scored at a time
+BLOCK = 1 << 14
+
+
+def export_items(checkpoint: Path, out: Path, kind: str, given: Mapping[str, str], allow=()) -> dict[Path, str]:
+    """Writes the vectors of the items of files to `out`: as Parquet, with a column of their values, or as npy, with
+    their values in another file. Returns the paths, each with a description. Raises UserError."""
+    saved = SavedPairs(checkpoint, allow)
+    values, vectors, num_other = saved.items(given)
+    if num_other:
+        print(f"hetmpi: {num_other:,} rows have no item, or one that training did not have: left out", flush=True)
+    about = f"{len(vectors):,} items of {vectors.shape[1]} numbers"
+    if kind == "parquet":
+        path = out / "items.parquet"
+        column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
+        table = pa.table({saved.columns.item.name: values, VECTOR: column})
+        with part_of(path) as part, cannot_write(path):
+            pq.write_table(table.replace_schema_metadata({DIGEST: saved.digest.encode()}), part)
+        return {path: about}
+    path, names = out / "items.npy", out / "items.names.txt"
+    with part_of(path) as part, cannot_write(path), open(part, "wb") as file:
+        np.save(file, vectors)
+    with part_of(names) as part, cannot_write(names):
+        part.write_text("".join(f"{one_line(str(value), 1 << 20)}\n" for value in values.to_pylist()), encoding="utf-8")
+    return {path: about, names: "their values"}
+
+
+def read_items(path: Path, saved: SavedPairs) -> tuple[pa.Array, torch.Tensor]:
+    """The values and the vectors (n, W) float32 in a file of export_items(). Raises UserError for another file, and for
+    vectors of another checkpoint."""
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"items={one_line(str(path))}: {one_line(str(error))}") from error
+    if (table.schema.metadata or {}).get(DIGEST) != saved.digest.encode() or len(table) == 0:
+        raise UserError(
+            f"items={one_line(str(path))} is not of this checkpoint: write it by `hetmpi export CHECKPOINT OUT "
+            "items=parquet data.path=FILES`"
+        )
+    vectors = table[VECTOR].combine_chunks()
+    found = vectors.flatten().to_numpy().reshape(len(table), -1)
+    return table.column(0).combine_chunks(), torch.from_numpy(found.copy())
+
+
+class BestItems:
+    """The best items for the queries in files. Each rank answers those of every size-th unit of the files."""
+
+    def __init__(
+        self, world: World, checkpoint: Path, given: Mapping[str, str], items: Path, top: int, keep: tuple[str, ...],
+        allow=(),
+    ):  # fmt: skip
+        """given: settings of the files. items: a file of export_items(). keep: columns of the files to write as well.
+        Raises UserError."""
+        self.world, self.saved, self.keep = world, SavedPairs(checkpoint, allow), keep
+        self.reader = self.saved.reader(given, self.saved.columns.queries, keep)
+        self.values, self.vectors = read_items(items, self.saved)
+        self.top = min(top, len(self.values))
+        wrong = [name for name in keep if name in (ITEMS, SCORES) or keep.count(name) > 1]
+        if wrong:
+            raise UserError(f"predict.keep: {wrong[0]} would be in the result twice")
+
+    def write(self, out: Path) -> int:
+        """Writes a row for each of the files, in their order: kept columns, items and scores, lists of the best ones
+        first. Returns their number on rank 0. Collective. Raises UserError."""
+        torch.set_num_threads(1)  # sums of more threads have other roundings
+        reader, size, writer, num = self.reader, self.world.size, None, 0
+        with part_of(out) if self.world.rank == 0 else contextlib.nullcontext() as part:
+            for begin in range(0, len(reader.units), size):
+                units = reader.units[begin : begin + size][self.world.rank : self.world.rank + 1]
+                tables = [table for unit in units for table in self._answered(unit)]
+                for table in sum(self.world.comm.gather(tables) or [], []):
+                    with cannot_write(out):
+                        writer = writer or pq.ParquetWriter(part, table.schema, compression="zstd")
+                        writer.write_table(table.cast(writer.schema))
+                    num += len(table)
+            bad = sum(self.world.comm.allgather(reader.bad), type(reader.bad)())
+            bad.check(reader.path, reader.max_bad_rows)
+            if self.world.rank == 0 and bad.rows:
+                print(f"{reader.path}: {bad}", flush=True)
+            if self.world.rank == 0:
+                if num == 0:
+                    raise UserError(f"data.path={one_line(reader.path)} has no rows")
+                with cannot_write(out):
+                    writer.close()
+        return num
+
+    def _answered(self, unit) -> Iterator[pa.Table]:
+        for samples, kept in self.saved.blocks_of(self.reader, unit, self.saved.columns.queries, self.keep):
+            for begin in range(0, len(samples), QUESTIONS):
+                part = slice(begin, begin + QUESTIONS)
+                places, scores = self._best(self.saved.queries(samples[part]))
+                columns = {name: kept[name][part] for name in self.keep}
+                offsets = pa.array(np.arange(len(places) + 1, dtype=np.int32) * self.top)
+                items = pa.ListArray.from_arrays(offsets, self.values.take(pa.array(places.reshape(-1))))
+                lists = pa.ListArray.from_arrays(offsets, pa.array(scores.reshape(-1)))
+                yield pa.table({**columns, ITEMS: items, SCORES: lists})
+
+    def _best(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Places of items and scores, (B, top)."""
+        best, queries = Best(len(queries), self.top), torch.from_numpy(queries)
+        for begin in range(0, len(self.vectors), BLOCK):
+            scores = queries @ self.vectors[begin : begin + BLOCK].T
+            best.add(begin, scores.nan_to_num_(nan=-1e38, posinf=1e38, neginf=-1e38))
+        assert (best.entities != NOBODY).all()
+        return best.entities, best.scores

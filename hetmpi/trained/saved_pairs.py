@@ -1,0 +1,179 @@
+"""A checkpoint of task=retrieval: vectors of items and of queries that are rows of files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import torch
+import xxhash
+
+from hetmpi.checkpoint.dense_state import attempt
+from hetmpi.checkpoint.manifest import Entries, read_manifest, tables_of
+from hetmpi.checkpoint.shard_files import shards_of
+from hetmpi.data.batch import Samples, concatenate
+from hetmpi.data.pairs import PairBatch, Side
+from hetmpi.data.tabular import DataError, Encoder, Reader
+from hetmpi.data.tabular.convert import KEPT, NO_INTEGER, no_value
+from hetmpi.data.tabular.files import Unit
+from hetmpi.data.tabular.reading import INTEGER, StoredColumn
+from hetmpi.data.tabular.rules import NUMBER
+from hetmpi.errors import UserError, one_line
+from hetmpi.tasks.pair_columns import PairColumns, names_of
+from hetmpi.trained.saved_model import MOST_FIELDS, Saved, check_config, dense_state, encoder_of, instantiated
+
+BLOCK = 1 << 12  # samples whose vectors are computed at a time
+OF_FILES = ("data.path", "data.delimiter", "data.max_bad_rows")
+
+
+def is_of_pairs(manifest: dict) -> bool:
+    """Whether a checkpoint is of task=retrieval."""
+    sizes = manifest.get("model_sizes")
+    return isinstance(sizes, dict) and "sequences" in sizes
+
+
+class SavedPairs:
+    """The model of queries and items in a checkpoint.
+
+    digest   of the checkpoint, by which its vectors are known
+    columns  those that the model reads
+    encoder  of rows of files"""
+
+    def __init__(self, checkpoint: Path, allow=()):
+        """allow: as for dense_layers. Raises UserError for an incomplete or invalid checkpoint, and for one of data
+        that are no files."""
+        manifest = read_manifest(checkpoint)
+        self.digest = xxhash.xxh3_64_hexdigest(repr(sorted(manifest["files"].items())).encode())
+        state = dense_state(checkpoint, manifest)
+        encoder = encoder_of(checkpoint, manifest, state)
+        if not isinstance(encoder, Encoder):
+            raise UserError(f"{checkpoint} is of data that are no files: its items have no values to name them by")
+        self.encoder = encoder
+        attempt(
+            f"{checkpoint}: the model in its manifest", lambda: self._make(checkpoint, manifest, state["model"], allow)
+        )
+        self.none = encoder.keys_of_none(self.columns.item.name)
+        tables, shards, used = tables_of(manifest), shards_of(checkpoint, manifest), list(self.columns.tables)
+        for shard in (shard for of_table in shards.values() for shard in of_table):
+            shard.check()
+        self.tables = {name or used[0]: Saved(table, shards[name]) for name, table in tables.items()}
+        found = {name: (table.num_rows, table.dim) for name, table in self.tables.items()}
+        wanted = {name: (table.num_rows, self.model.table_dims[name]) for name, table in self.columns.tables.items()}
+        if found != wanted:
+            raise UserError(f"{checkpoint} has tables of {found} rows and numbers, its columns need {wanted}")
+
+    def _make(self, checkpoint: Path, manifest: dict, weights: dict, allow):
+        said = Entries(f"{checkpoint}: manifest.json", manifest)
+        config, dim = said.part("model_config"), said.part("model_sizes").integer("dim", 1, MOST_FIELDS)
+        is_ours, encoder = check_config(checkpoint, config, allow), self.encoder
+        arguments = {"dim": dim, **names_of(encoder.features, encoder.dense_names)}
+
+        def complete():
+            model = instantiated(config.values, arguments, None)
+            self.columns = PairColumns(model, encoder.features, encoder.tables, encoder.dense_names)
+            return self.columns.complete(model)
+
+        if is_ours:  # before memory is allocated: the weights must have the sizes that the manifest names
+            with torch.device("meta"):
+                complete().load_state_dict(weights, assign=True)
+        self.model = complete()
+        self.model.load_state_dict(weights)
+        self.model.eval()
+
+    def items(self, given: Mapping[str, str]) -> tuple[pa.Array, np.ndarray, int]:
+        """The distinct items of files that the model knows, in the order of their first rows: their values as in the
+        files, and their vectors (n, W) float32; and the number of rows with other items. given: settings of the files.
+        Raises UserError."""
+        side, seen, parts, values, num_other = self.columns.items, set(self.none), [], [], 0
+        for samples, kept in self.rows_of(given, side, (self.columns.item.name,)):
+            own = side.take(samples)
+            num_other += int(np.isin(own.ids[:, 0], self.none).sum())
+            keys, firsts = np.unique(own.ids[:, 0], return_index=True)
+            new = np.sort(firsts[[key not in seen for key in keys.tolist()]]) if len(keys) else firsts
+            seen.update(own.ids[new, 0].tolist())
+            parts.append(own[new])
+            values.append(kept.column(0).combine_chunks().take(pa.array(new)))
+        if not sum(map(len, parts)):
+            raise UserError(f"data.path={one_line(given['data.path'])}: no row has an item that the model knows")
+        items = concatenate([part for part in parts if len(part)])
+        vectors = [self._embedded(self.columns.item_batch(part))[1] for part in in_blocks(items)]
+        return pa.concat_arrays([part for part in values if len(part)]), np.concatenate(vectors), num_other
+
+    def queries(self, samples: Samples) -> np.ndarray:
+        """Vectors (B, W) float32."""
+        return np.concatenate([self._embedded(self.columns.query_batch(part))[0] for part in in_blocks(samples)])
+
+    @torch.no_grad()
+    def _embedded(self, batch: PairBatch) -> tuple[np.ndarray | None, np.ndarray | None]:
+        rows = {}
+        for name, keys in batch.keys.items():
+            rows[name] = torch.empty(len(keys), self.tables[name].dim)
+            self.tables[name].read(keys.numpy(), rows[name].numpy())
+        found = self.columns.vectors(self.model, rows, batch)
+        return tuple(part if part is None else part.numpy() for part in found)
+
+    def reader(self, given: Mapping[str, str], side: Side, keep: tuple[str, ...]) -> Reader:
+        """Reads those columns of files that a side needs. given: settings of the files. keep: columns to pass on.
+        Raises UserError."""
+        wrong, bad = sorted(set(given) - set(OF_FILES)), given.get("data.max_bad_rows", "0")
+        if wrong or "data.path" not in given:
+            raise UserError(
+                f"{wrong[0]} cannot be given, only {', '.join(OF_FILES)}" if wrong else "give data.path=FILES"
+            )
+        if not bad.isdecimal():
+            raise UserError(f"data.max_bad_rows must be an integer of at least 0, got {one_line(bad)}")
+        delimiter = given.get("data.delimiter")
+        delimiter = delimiter and delimiter.strip("'\"").replace("\\t", "\t")
+        reading = self.encoder.reading
+        reading = replace(reading, columns=tuple(reading.columns[i] for i in self._numbers(side)))
+        return Reader(given["data.path"].strip("'\""), reading, keep, int(bad), delimiter)
+
+    def rows_of(
+        self, given: Mapping[str, str], side: Side, keep: tuple[str, ...]
+    ) -> Iterator[tuple[Samples, pa.Table]]:
+        """The samples of files in their order, and kept columns, in blocks; columns of the other side have no values.
+        Raises UserError."""
+        reader = self.reader(given, side, keep)
+        for unit in reader.units:
+            yield from self.blocks_of(reader, unit, side, keep)
+
+    def blocks_of(
+        self, reader: Reader, unit: Unit, side: Side, keep: tuple[str, ...]
+    ) -> Iterator[tuple[Samples, pa.Table]]:
+        """As rows_of(), of a unit."""
+        for block in reader.blocks(unit):
+            try:
+                samples = self.encoder.samples(self._completed(block, side))
+            except DataError as error:
+                raise DataError(f"data.path: {unit}, {error}") from error
+            yield samples, block.select([KEPT + name for name in keep]).rename_columns(list(keep))
+
+    def _numbers(self, side: Side) -> list[int]:
+        """Places of a side's columns among those of the encoder."""
+        names = {feature.name for feature in side.features}
+        names |= {self.encoder.dense_names[i] for i in side.numbers}
+        return [i for i, column in enumerate(self.encoder.columns) if column.name in names]
+
+    def _completed(self, block: pa.Table, side: Side) -> pa.Table:
+        """A block of a side's columns as one of all columns."""
+        known = {number: block[f"c{i}"] for i, number in enumerate(self._numbers(side))}
+        columns = self.encoder.reading.columns
+        arrays = [known.get(i, nothing(column, len(block))) for i, column in enumerate(columns)]
+        return pa.table(arrays, names=[f"c{i}" for i in range(len(columns))])
+
+
+def nothing(column: StoredColumn, num: int) -> pa.Array:
+    """`num` missing values."""
+    if column.is_list:
+        return pa.ListArray.from_arrays(pa.array(np.zeros(num + 1, np.int32)), pa.array([], column.type.value_type))
+    if column.as_ == NUMBER:
+        return pa.array(np.full(num, np.nan, np.float32))
+    return pa.array(np.full(num, NO_INTEGER if column.as_ == INTEGER else no_value(column.seed), np.int64))
+
+
+def in_blocks(samples: Samples) -> list[Samples]:
+    """At least one, of at most BLOCK samples."""
+    return [samples[i : i + BLOCK] for i in range(0, max(1, len(samples)), BLOCK)]
