@@ -58,7 +58,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
 from hetmpi.checkpoint.manifest import DENSE, read_manifest, tables_of
@@ -75,7 +74,7 @@ from hetmpi.errors import LARGEST, UserError, check_integer, one_line
 from hetmpi.layers import FeatureRows
 from hetmpi.run.command_line import parse
 from hetmpi.run.id_rows import folders_of
-from hetmpi.run.output import cannot_write, part_of
+from hetmpi.run.output import RowsFile, cannot_write, part_of
 from hetmpi.trained.id_rows import IdTable, replaced
 from hetmpi.trained.item_files import BestItems
 from hetmpi.trained.link_answers import LARGEST_TOP, LinkAnswers
@@ -437,19 +436,11 @@ def check_widths(ids: str, saved: dict[str, Saved], tables: dict[str, IdTable]):
 def write_parquet(out: Path, part: Path, tables: Iterator[pa.Table], names: list[str]) -> tuple[int, float]:
     """Writes tables with the columns `names` of predictions to the file `part`. out: for messages. Returns the number
     of rows, and the mean of all predictions. Raises UserError."""
-    writer, num, total = None, 0, 0.0
-    for table in tables:
+    rows, num, total = RowsFile(out, part), 0, 0.0
+    for table in (table for table in tables if len(table)):
         num, total = num + len(table), total + float(predictions(table, names).mean(1, dtype=np.float64).sum())
-        try:
-            with cannot_write(out):
-                writer = writer or pq.ParquetWriter(part, table.schema, compression="zstd")
-                writer.write_table(table.cast(writer.schema))
-        except pa.ArrowException as error:
-            raise UserError(f"predict.keep: the files have columns of different types: {error}") from error
-    if num == 0:
-        raise UserError("data.path has no rows to predict")
-    with cannot_write(out):
-        writer.close()
+        rows.write(table)
+    rows.close()
     return num, total / max(1, num)
 
 

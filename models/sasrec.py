@@ -31,9 +31,11 @@ class SASRec(nn.Module):
             raise ValueError("SASRec: model.item and model.history must name one column each, as [item] and [viewed]")
         if history[0] not in sequences:
             there = ", ".join(sequences) or "none"
-            raise ValueError(f"SASRec: {history[0]} must be a column with pool: none, and the data have {there}")
-        if max_len < 1 or num_heads < 1 or dim % num_heads:
-            raise ValueError(f"SASRec: needs max_len of at least 1, and table.dim={dim} a multiple of num_heads")
+            raise ValueError(f"SASRec: {history[0]} must be a column with pool: none; those of the data: {there}")
+        if max_len < 1:
+            raise ValueError(f"SASRec: model.max_len must be at least 1, got {max_len}")
+        if num_heads < 1 or dim % num_heads:
+            raise ValueError(f"SASRec: table.dim={dim} must be a multiple of model.num_heads={num_heads}")
         self.row_dim, self.item, self.query = dim, list(item), list(history)
         self.history, self.max_len = history[0], max_len
         self.start = nn.Parameter(START_STD * torch.randn(dim))

@@ -34,7 +34,8 @@ class TwoTower(nn.Module):
             raise ValueError(f"TwoTower: model.temperature must be above 0, got {temperature}")
         query = list(query) or [name for name in (*fields, *numbers) if name not in item]
         if not query:
-            raise ValueError("TwoTower: there are no columns of queries beside those in model.item")
+            left_out = f"; {', '.join(sequences)} have pool: none, which it does not read" if sequences else ""
+            raise ValueError(f"TwoTower: there are no columns of queries beside those in model.item{left_out}")
         for name in (*query, *item):
             if name not in (*fields, *numbers, *sequences):
                 raise ValueError(f"TwoTower: no column is named {name}, the data have {', '.join((*fields, *numbers))}")

@@ -193,11 +193,11 @@ def followed(config: DictConfig, task: Task, num_valid: int) -> dict[str, str]:
     used. Raises UserError as MetricHistory."""
     follows_metric = {"eval.patience": config.eval.patience is not None, PLATEAU: has_plateau(config)}
     users = [name for name, follows in follows_metric.items() if follows]
-    asked = {"eval.metric": config.eval.metric} if users else {}
+    asked = {"eval.metric": config.eval.metric} if users or config.eval.metric is not None else {}
     asked |= {} if config.checkpoint.best is None else {"checkpoint.best": config.checkpoint.best}
     if not asked:
         return {}
-    if num_valid < 1:
+    if num_valid < 1 and (users or config.checkpoint.best is not None):
         names = " and ".join([*users, *(key for key in asked if key != "eval.metric")])
         raise UserError(f"data={config.data_name} has no held-out samples: {names} cannot be used with it")
     known = list(task.figures([]))
@@ -207,7 +207,7 @@ def followed(config: DictConfig, task: Task, num_valid: int) -> dict[str, str]:
         asked[key] = known[0] if name is None else name
         if known and asked[key] not in known:
             raise UserError(f"{key}={name} must be a metric of the task: {', '.join(known)}")
-    return asked
+    return {key: name for key, name in asked.items() if users or key != "eval.metric"}
 
 
 def has_plateau(config: DictConfig) -> bool:

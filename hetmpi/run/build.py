@@ -27,12 +27,13 @@ from hetmpi.open_rows import FIRST_KEY
 from hetmpi.run.config import cache_of, is_evaluated_at_end_only, own_settings, staleness_of
 from hetmpi.run.device import PRECISIONS
 from hetmpi.run.id_rows import IDS, folders_of
+from hetmpi.run.model_keys import argument_kinds
 from hetmpi.run.pretrained import fill_from, fill_ids
 from hetmpi.schedule import Schedule
 from hetmpi.spans import Spans
 from hetmpi.table.batch import MOST_AHEAD
 from hetmpi.table.group import TableGroup
-from hetmpi.table.optim import ROW_RULES, RowOptimizer
+from hetmpi.table.optim import OF_RULES, ROW_RULES, RowOptimizer
 from hetmpi.table.spec import TableSpec
 from hetmpi.table.table import AHEAD_AT_0, EmbeddingTable
 from hetmpi.table.vocabularies import Vocabularies
@@ -45,6 +46,10 @@ CLASS_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 STALENESS_PER_STEP = 10  # of table.staleness, for each step of table.round_steps by default
 LONGEST_REFUSAL = 900  # characters
 MOST_EPOCHS_EVALUATED = 20  # at most, by default
+# What a task gives to the constructor of a model.
+SIZES = {
+    "dim", "num_fields", "num_dense", "num_labels", "num_classes", "num_layers", "fields", "numbers", "sequences",
+}  # fmt: skip
 OWN_OPTIM = (  # settings that a table may have of its own
     "rows", "rows_lr", "rows_weight_decay", "rows_momentum", "rows_l1", "rows_l2",
 )  # fmt: skip
@@ -66,8 +71,8 @@ def make(config: DictConfig, **arguments):
             cure = "the keys must be the arguments of its constructor"
             if any(f"'{name}'" in str(error) for name in arguments):
                 cure = f"it must take {', '.join(arguments)} to be used here"
-            if "'num_labels'" in str(error):
-                cure = "models of several labels, as sharedbottom, mmoe and ple, go with data.label=[A, B]"
+            if "'group'" in str(error):
+                cure = "eval.group is for a task that takes it, as task=ctr"
             raise UserError(f"{target}: {error}: {cure}") from error
         except UserError as refusal:
             if len(str(refusal)) <= LONGEST_REFUSAL:
@@ -146,6 +151,7 @@ def prepare(source: Source, world: World, config: DictConfig, resumed: tuple | N
     read."""
     if stream_of(source) is not None:
         check_stream(config)
+    optimizer_of(config, "settings", {}, Schedule())
     for rule in getattr(source, "rules", ()):  # of data.columns
         optimizer_of(config, str(rule), rule.settings.get("optim", {}), Schedule())
         cache_of(config, str(rule), rule.settings.get("cache", {}))
@@ -189,6 +195,7 @@ def make_model(config: DictConfig, task: Task) -> torch.nn.Module:
     """The model, whose initial parameters depend only on the seed. Raises UserError if it does not fit into memory."""
     arguments = task.model_arguments(config.table.dim)
     if str(config.model.get("_target_")).startswith("hetmpi.models."):
+        check_takes(config, arguments)
         check_model_fits(config, arguments)
     torch.manual_seed(config.seed)
     model = make(config.model, **arguments)
@@ -197,6 +204,21 @@ def make_model(config: DictConfig, task: Task) -> torch.nn.Module:
     if task.has_dense_layers and next(model.parameters(), None) is None:
         raise UserError(f"{config.model._target_}: it has no parameters, give it at least one dense layer")
     return model
+
+
+def check_takes(config: DictConfig, arguments: Mapping):
+    """Raises UserError for one of hetmpi's models that is of another task than the one that gives these arguments."""
+    kinds = argument_kinds(config.model._target_)
+    differing = (SIZES & set(kinds)) ^ set(arguments) if kinds else set()
+    if differing == {"num_labels"}:
+        raise UserError(
+            f"model={config.model_name}: sharedbottom, mmoe and ple are for several labels, data.label=[A, B], all "
+            "other models for one"
+        )
+    if differing:
+        raise UserError(
+            f"model={config.model_name} is not for {config.task._target_}: docs/models.md has the models of each task"
+        )
 
 
 def check_model_fits(config: DictConfig, arguments: Mapping):
@@ -304,10 +326,15 @@ def optimizer_of(config: DictConfig, owner: str, own: Mapping, schedule: Schedul
     values = own_settings(config, "optim", own, OWN_OPTIM, owner)
     if "rows" in own and "rows_lr" not in own:
         values["rows_lr"] = ROW_RULES.get(own["rows"])
-    return RowOptimizer(
-        values["rows"], values["rows_lr"], values["rows_weight_decay"], schedule=schedule,
-        momentum=values["rows_momentum"], l1=values["rows_l1"], l2=values["rows_l2"],
-    )  # fmt: skip
+    is_own = "rows" in own  # then settings of the run's rule do not hold
+    of_rule = {name: own.get(f"rows_{name}") if is_own else values[f"rows_{name}"] for name in OF_RULES}
+    of_rule = {name: value for name, value in of_rule.items() if value is not None}
+    try:
+        return RowOptimizer(
+            values["rows"], values["rows_lr"], values["rows_weight_decay"], schedule=schedule, **of_rule
+        )
+    except UserError as error:
+        raise UserError(f"{owner}: {error}") from error
 
 
 def fill_tables(config: DictConfig, tables: TableGroup, source: Source) -> int:

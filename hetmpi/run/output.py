@@ -8,6 +8,9 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from hetmpi.errors import UserError
 
 
@@ -27,6 +30,40 @@ def part_of(out: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             part.unlink()
+
+
+class RowsFile:
+    """A Parquet file of predictions that is written table by table; out: for messages."""
+
+    def __init__(self, out: Path, part: Path):
+        self._out, self._part = out, part
+        self._writer: pq.ParquetWriter | None = None
+
+    def write(self, table: pa.Table):
+        """Adds rows. Raises UserError for a disk that cannot be written, and for kept columns of another type than in
+        the tables before."""
+        try:
+            with cannot_write(self._out):
+                self._writer = self._writer or pq.ParquetWriter(self._part, table.schema, compression="zstd")
+                self._writer.write_table(table.cast(self._writer.schema))
+        except pa.ArrowException as error:
+            raise UserError(f"predict.keep: the files have columns of different types: {error}") from error
+
+    def close(self):
+        """Raises UserError if nothing was written."""
+        if self._writer is None:
+            raise UserError("data.path has no rows to predict")
+        with cannot_write(self._out):
+            self._writer.close()
+
+
+@contextlib.contextmanager
+def rows_to(out: Path) -> Iterator[RowsFile]:
+    """A context with a RowsFile that becomes `out`, as part_of()."""
+    with part_of(out) as part:
+        rows = RowsFile(out, part)
+        yield rows
+        rows.close()
 
 
 @contextlib.contextmanager

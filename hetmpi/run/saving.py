@@ -94,7 +94,9 @@ class Saving:
             if wrong:
                 raise UserError(f"resume={path}: {wrong[0]}: name another checkpoint, or resume=auto")
         if path is not None:
-            check_same(path, read_manifest(path), self._kept())
+            manifest = read_manifest(path)
+            check_same(path, manifest, self._kept())
+            check_columns(path, manifest, OmegaConf.to_container(self.config.model))
         return path
 
     def _kept(self) -> dict:
@@ -121,6 +123,19 @@ class Saving:
 def is_regular(config: DictConfig) -> bool:
     """As Saving.is_regular."""
     return config.checkpoint.every_steps > 0 or config.checkpoint.best is not None
+
+
+def check_columns(path: Path, manifest: dict, model: dict):
+    """Raises UserError for a model that reads other columns, or the same in another order, than that of a checkpoint:
+    its weights may fit nevertheless. model: its keys, of which lists of names are columns."""
+    names = {key: value for key, value in model.items() if isinstance(value, list) and any(map(is_text, value))}
+    saved = manifest.get("model_config")
+    if isinstance(saved, dict):
+        check_same(path, {"model_config": {key: saved.get(key) for key in names}}, {"model_config": names})
+
+
+def is_text(value) -> bool:
+    return isinstance(value, str)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from hetmpi.run.device import DEVICES, PRECISIONS
 from hetmpi.schedule import SCHEDULES
 from hetmpi.table.batch import MOST_AHEAD
 from hetmpi.table.cache import ADMIT, POLICIES, ROW_BYTES, CacheSettings
-from hetmpi.table.optim import LARGEST_MOMENTUM, ROW_RULES
+from hetmpi.table.optim import DEFAULT_MOMENTUM, LARGEST_MOMENTUM, ROW_RULES
 from hetmpi.table.staleness import LARGEST_BOUND, Staleness
 from hetmpi.wire.transport import EXCHANGES
 
@@ -149,7 +149,9 @@ class Optim:
         most=LARGEST_LR,
     )
     rows_weight_decay: float = setting(0.0, "weight decay of the rows in the batch", most=LARGEST_LR)
-    rows_momentum: float = setting(0.9, "with rows=momentum: the momentum", most=LARGEST_MOMENTUM)
+    rows_momentum: float | None = setting(
+        None, f"with rows=momentum: the momentum; null: {DEFAULT_MOMENTUM:g}", most=LARGEST_MOMENTUM
+    )
     rows_l1: float = setting(
         0.0,
         "with rows=ftrl: L1 regularization; numbers of a row whose gradients do not outweigh it are exactly 0",

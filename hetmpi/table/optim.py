@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hetmpi import _C
-from hetmpi.errors import check_choice, check_number
+from hetmpi.errors import LARGEST, UserError, check_choice, check_number
 from hetmpi.schedule import Schedule
 
 ROW_RULES = {  # rule -> default learning rate
     "sgd": 0.1, "adagrad": 0.02, "rowwise_adagrad": 0.02, "adam": 0.001, "momentum": 0.01, "ftrl": 0.02,
 }  # fmt: skip
-LARGEST_MOMENTUM = 0.9999
+DEFAULT_MOMENTUM, LARGEST_MOMENTUM = 0.9, 0.9999
+OF_RULES = ("momentum", "l1", "l2")  # arguments of one rule alone
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,8 @@ class RowOptimizer:
     restricted to the row (cpp/owner/row_optimizer.h).
 
     rule: sgd, adagrad, rowwise_adagrad, adam, momentum or ftrl. eps None is the rule's default: 1e-8 for adam, 1e-10
-    for the others; for ftrl it is beta. momentum: of the rule momentum, SGD's in torch. l1, l2: of ftrl."""
+    for the others; for ftrl it is beta. momentum: of the rule momentum, SGD's in torch; None is 0.9. l1, l2: of
+    ftrl. Raises UserError for values of another rule."""
 
     rule: str = "sgd"
     lr: float = 0.1
@@ -29,20 +31,25 @@ class RowOptimizer:
     beta2: float = 0.999
     eps: float | None = None
     schedule: Schedule = field(default_factory=Schedule)
-    momentum: float = 0.9
+    momentum: float | None = None
     l1: float = 0.0
     l2: float = 0.0
 
     def __post_init__(self):
         check_choice("optim.rows", self.rule, ROW_RULES)
-        check_number("optim.rows_momentum", self.momentum, 0, LARGEST_MOMENTUM)
-        check_number("optim.rows_l1", self.l1, 0)
-        check_number("optim.rows_l2", self.l2, 0)
+        for name, rule, unset in (("momentum", "momentum", None), ("l1", "ftrl", 0), ("l2", "ftrl", 0)):
+            value = getattr(self, name)
+            if value != unset:
+                check_number(f"optim.rows_{name}", value, 0, LARGEST_MOMENTUM if name == "momentum" else LARGEST)
+                if self.rule != rule:
+                    raise UserError(f"optim.rows_{name}={value} needs optim.rows={rule}, which is {self.rule}")
 
     def core(self, dim: int) -> _C.RowOptimizer:
         """The C++ rule for rows of `dim` numbers."""
         eps = self.eps if self.eps is not None else (1e-8 if self.rule == "adam" else 1e-10)
-        beta1 = self.momentum if self.rule == "momentum" else self.beta1
+        beta1 = self.beta1
+        if self.rule == "momentum":
+            beta1 = DEFAULT_MOMENTUM if self.momentum is None else self.momentum
         return _C.RowOptimizer(self.rule, dim, self.weight_decay, beta1, self.beta2, eps, self.l1, self.l2)
 
     def lr_at(self, step: int) -> float:

@@ -251,10 +251,9 @@ class ClickThroughRate(Task):
     def without_figures(self, columns: list[np.ndarray]) -> str | None:
         for name, (label, logit, *_) in zip(self.labels, self._by_label(columns)):
             of_label = f" of {one_line(name)}" if len(self.labels) > 1 else ""
-            if self.predicts_numbers:
-                cause, metric = None if len(label) else "there are no held-out samples", "RMSE"
-            else:
-                cause, metric = without_auc(label, logit), "AUC"
+            metric, cause = ("RMSE", None) if self.predicts_numbers else ("AUC", without_auc(label, logit))
+            if not len(label):
+                cause = "no held-out sample has this label" if of_label else "there are no held-out samples"
             if cause:
                 return f"no {metric}{of_label}: {cause}"
         return None

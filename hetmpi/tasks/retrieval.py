@@ -14,6 +14,7 @@ from hetmpi.data.batch import Samples, check_samples, concatenate
 from hetmpi.data.features import Feature, FeatureTable
 from hetmpi.data.pairs import PairBatch, batches_of, query_places
 from hetmpi.data.source import Source
+from hetmpi.data.tabular.reading import NO_LABEL
 from hetmpi.errors import UserError, check_integer, doing
 from hetmpi.gathered import gathered, of_ranks
 from hetmpi.table.spec import TableSpec
@@ -54,7 +55,7 @@ class Retrieval(Task):
     for each batch, drawn uniformly from the catalogue by their positions in the stream. A logit is the product of the
     vectors of query and item less the logarithm of the expected number of this item among the candidates, however it
     came there. Where all candidates are of batches, this is the log-q correction of Yi et al. (RecSys 2019). Candidates
-    that are the query's own item do not count.
+    that are the query's own item are masked.
 
     A model is constructed with dim and the names of the columns: fields, of one row per sample; numbers; sequences,
     with pool: none. It has, besides `row_dim`,
@@ -74,6 +75,11 @@ class Retrieval(Task):
             raise UserError(f"task=retrieval needs columns of queries and items, {source.name} has none: data=tabular")
         if getattr(source, "stream", None) is not None or source.num_train is None:
             raise UserError("task=retrieval needs data whose items are known at the start, and not a stream")
+        if getattr(source, "label_kind", NO_LABEL) != NO_LABEL:
+            raise UserError(
+                f"task=retrieval takes each row as a pair of a query and its item, without a label: give "
+                f"data.label_kind={NO_LABEL} in place of data.label, with the rows that are such pairs"
+            )
         if isinstance(loss, OF_CLICKS):
             raise UserError("task=retrieval needs loss=softmax, or a loss of your own for a positive and negatives")
         check_integer("task.negatives", negatives, 0, MOST_NEGATIVES)
@@ -109,7 +115,7 @@ class Retrieval(Task):
             raise UserError("task=retrieval needs columns with a vocabulary: rows: open cannot be used with it")
         encoder = getattr(self.source, "encoder", None)
         self.none = [] if encoder is None else encoder.keys_of_none(self.columns.item.name)
-        self.missing = self.none[:1]
+        self.missing = self.none[:1]  # the first one
 
     def most_keys(self, num_samples: int) -> dict[str, int]:
         columns, num_drawn = self.columns, num_samples * self.negatives // self.chunk + 1

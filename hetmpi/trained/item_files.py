@@ -10,15 +10,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+import xxhash
 
 from hetmpi.errors import UserError, one_line
-from hetmpi.run.output import cannot_write, part_of
+from hetmpi.run.output import cannot_write, part_of, rows_to
 from hetmpi.trained.link_answers import NOBODY, Best
 from hetmpi.trained.saved_pairs import SavedPairs
 from hetmpi.world.world import World
 
 VECTOR, ITEMS, SCORES = "vector", "items", "scores"
-DIGEST = b"hetmpi.checkpoint"  # in the metadata of a Parquet file
+DIGEST, SUM = b"hetmpi.checkpoint", b"hetmpi.xxh3_64"  # in the metadata of a Parquet file: of what it is, its sum
 QUESTIONS = 512  # scored at a time
 BLOCK = 1 << 14
 
@@ -32,11 +33,14 @@ def export_items(checkpoint: Path, out: Path, kind: str, given: Mapping[str, str
         print(f"hetmpi: {num_other:,} rows have no item, or one that training did not have: left out", flush=True)
     about = f"{len(vectors):,} items of {vectors.shape[1]} numbers"
     if kind == "parquet":
-        path = out / "items.parquet"
+        path, name = out / "items.parquet", saved.columns.item.name
+        if name == VECTOR:
+            raise UserError(f"items=parquet: the items' column is named {VECTOR}, as that of their vectors: items=npy")
         column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
-        table = pa.table({saved.columns.item.name: values, VECTOR: column})
+        table = pa.table({name: values, VECTOR: column})
+        metadata = {DIGEST: saved.digest.encode(), SUM: sum_of(values, vectors)}
         with part_of(path) as part, cannot_write(path):
-            pq.write_table(table.replace_schema_metadata({DIGEST: saved.digest.encode()}), part)
+            pq.write_table(table.replace_schema_metadata(metadata), part)
         return {path: about}
     path, names = out / "items.npy", out / "items.names.txt"
     with part_of(path) as part, cannot_write(path), open(part, "wb") as file:
@@ -46,21 +50,28 @@ def export_items(checkpoint: Path, out: Path, kind: str, given: Mapping[str, str
     return {path: about, names: "their values"}
 
 
+def sum_of(values: pa.Array, vectors: np.ndarray) -> bytes:
+    """Checksum of items."""
+    return xxhash.xxh3_64_hexdigest(repr(values.to_pylist()).encode(errors="replace") + vectors.tobytes()).encode()
+
+
 def read_items(path: Path, saved: SavedPairs) -> tuple[pa.Array, torch.Tensor]:
-    """The values and the vectors (n, W) float32 in a file of export_items(). Raises UserError for another file, and for
-    vectors of another checkpoint."""
+    """The values and the vectors (n, W) float32 in a file of export_items(). Raises UserError for another file, one
+    that is not as it was written, and vectors of another checkpoint."""
+    cure = "write it by `hetmpi export CHECKPOINT OUT items=parquet data.path=FILES`"
     try:
-        table = pq.read_table(path)
-    except (OSError, pa.ArrowException) as error:
-        raise UserError(f"items={one_line(str(path))}: {one_line(str(error))}") from error
-    if (table.schema.metadata or {}).get(DIGEST) != saved.digest.encode() or len(table) == 0:
-        raise UserError(
-            f"items={one_line(str(path))} is not of this checkpoint: write it by `hetmpi export CHECKPOINT OUT "
-            "items=parquet data.path=FILES`"
-        )
-    vectors = table[VECTOR].combine_chunks()
-    found = vectors.flatten().to_numpy().reshape(len(table), -1)
-    return table.column(0).combine_chunks(), torch.from_numpy(found.copy())
+        table = pq.ParquetFile(path).read()
+        metadata = table.schema.metadata or {}
+        if metadata.get(DIGEST) != saved.digest.encode():
+            raise UserError(f"items={one_line(str(path))} is not of this checkpoint: {cure}")
+        values, column = (table[name].combine_chunks() for name in (saved.columns.item.name, VECTOR))
+        vectors = column.flatten().to_numpy().reshape(len(table), -1).copy()
+        is_whole = metadata.get(SUM) == sum_of(values, vectors)
+    except (OSError, pa.ArrowException, KeyError, ValueError) as error:
+        raise UserError(f"items={one_line(str(path))} cannot be read: {one_line(str(error))}: {cure}") from error
+    if not is_whole:
+        raise UserError(f"items={one_line(str(path))} is not as it was written: {cure}")
+    return values, torch.from_numpy(vectors)
 
 
 class BestItems:
@@ -84,25 +95,18 @@ class BestItems:
         """Writes a row for each of the files, in their order: kept columns, items and scores, lists of the best ones
         first. Returns their number on rank 0. Collective. Raises UserError."""
         torch.set_num_threads(1)  # sums of more threads have other roundings
-        reader, size, writer, num = self.reader, self.world.size, None, 0
-        with part_of(out) if self.world.rank == 0 else contextlib.nullcontext() as part:
+        reader, size, num = self.reader, self.world.size, 0
+        with rows_to(out) if self.world.rank == 0 else contextlib.nullcontext() as rows:
             for begin in range(0, len(reader.units), size):
                 units = reader.units[begin : begin + size][self.world.rank : self.world.rank + 1]
                 tables = [table for unit in units for table in self._answered(unit)]
                 for table in sum(self.world.comm.gather(tables) or [], []):
-                    with cannot_write(out):
-                        writer = writer or pq.ParquetWriter(part, table.schema, compression="zstd")
-                        writer.write_table(table.cast(writer.schema))
+                    rows.write(table)
                     num += len(table)
             bad = sum(self.world.comm.allgather(reader.bad), type(reader.bad)())
             bad.check(reader.path, reader.max_bad_rows)
             if self.world.rank == 0 and bad.rows:
                 print(f"{reader.path}: {bad}", flush=True)
-            if self.world.rank == 0:
-                if num == 0:
-                    raise UserError(f"data.path={one_line(reader.path)} has no rows")
-                with cannot_write(out):
-                    writer.close()
         return num
 
     def _answered(self, unit) -> Iterator[pa.Table]:

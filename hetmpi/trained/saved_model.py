@@ -60,6 +60,12 @@ class Saved:
         """Reads the rows of keys (n,) int64 into rows (n, dim) float32."""
         collect(self.shards, self.partition, Route.of_keys(self.partition, keys), "weight", rows)
 
+    def are_trained(self, keys: np.ndarray) -> np.ndarray:
+        """Whether the rows of keys (n,) int64 were ever updated, (n,) bool."""
+        clocks = np.empty(len(keys), np.int32)
+        collect(self.shards, self.partition, Route.of_keys(self.partition, keys), "clock", clocks)
+        return clocks > 0
+
 
 class TensorModel(torch.nn.Module):
     """A model whose inputs are only tensors, without a Batch. With joined tables (hetmpi/layers.py, FeatureRows) these

@@ -84,13 +84,17 @@ class SavedPairs:
         self.model.eval()
 
     def items(self, given: Mapping[str, str]) -> tuple[pa.Array, np.ndarray, int]:
-        """The distinct items of files that the model knows, in the order of their first rows: their values as in the
-        files, and their vectors (n, W) float32; and the number of rows with other items. given: settings of the files.
-        Raises UserError."""
+        """The distinct items of files whose rows were trained, in the order of their first rows in the files: their
+        values as there, and their vectors (n, W) float32; and the number of rows with other items. given: settings of
+        the files. Raises UserError."""
         side, seen, parts, values, num_other = self.columns.items, set(self.none), [], [], 0
         for samples, kept in self.rows_of(given, side, (self.columns.item.name,)):
             own = side.take(samples)
-            num_other += int(np.isin(own.ids[:, 0], self.none).sum())
+            is_other = np.isin(own.ids[:, 0], self.none) | ~self.tables[self.columns.item.table].are_trained(
+                own.ids[:, 0]
+            )
+            num_other += int(is_other.sum())
+            seen.update(own.ids[is_other, 0].tolist())
             keys, firsts = np.unique(own.ids[:, 0], return_index=True)
             new = np.sort(firsts[[key not in seen for key in keys.tolist()]]) if len(keys) else firsts
             seen.update(own.ids[new, 0].tolist())

@@ -161,10 +161,13 @@ def test_an_export_has_a_logit_for_each_label(world, folder):
 
 
 WRONG = {
-    "WDL: .* models of several labels, as sharedbottom, mmoe and ple, go with data.label": ["model=wdl"],
-    "MMoE: .* models of several labels, as sharedbottom, mmoe and ple, go with data.label": [
+    "model=wdl: sharedbottom, mmoe and ple are for several labels": ["model=wdl"],
+    "model=mmoe: sharedbottom, mmoe and ple are for several labels": [
         "model=mmoe", "data._target_=click_features.OneLabel",
     ],
+    "model=two_tower is not for hetmpi.tasks.ctr.ClickThroughRate": ["model=two_tower", "model.item=[item]"],
+    "model=graphsage is not for hetmpi.tasks.ctr.ClickThroughRate": ["model=graphsage"],
+    "eval.metric=auc_bought must be a metric of the task": ["model=mmoe", "eval.metric=auc_bought"],
     "MMoE: model.num_experts must be at least 1, got 0": ["model=mmoe", "model.num_experts=0"],
     "eval.metric=auc_gone": ["model=mmoe", "eval.metric=auc_gone", "eval.every_steps=10", "eval.patience=1"],
 }  # fmt: skip

@@ -11,6 +11,8 @@ from hetmpi.errors import UserError
 from hetmpi.run.config import compose
 from hetmpi.spans import Spans
 from hetmpi.train import Training
+from hetmpi.trained.item_files import read_items
+from hetmpi.trained.saved_pairs import SavedPairs
 from hetmpi.world.world import World
 
 pytestmark = pytest.mark.mpi
@@ -94,6 +96,43 @@ def test_predict_finds_what_the_evaluation_has_found(world, folder, model):
     assert scores.shape == (90, 10) and (np.diff(scores, axis=1) <= 0).all()
 
 
+def test_a_run_goes_on_with_the_same_columns_alone(world, folder):
+    _, checkpoint = trained(folder, *TWO_TOWER)
+    for changed in ("model.item=[kind,item]", "model.query=[age,user]"):
+        key, value = changed.split("=")
+        with pytest.raises(UserError, match=rf"was saved with {key}=.*, now it is \['{value[1:].split(',')[0]}'"):
+            made(folder, *TWO_TOWER, changed, f"resume={checkpoint}", "steps=20")
+
+
+def test_an_items_file_that_was_changed_is_refused(world, folder):
+    _, checkpoint = trained(folder, *TWO_TOWER)
+    items = folder / "out/items.parquet"
+    if world.rank == 0:
+        export.main([str(checkpoint), str(folder / "out"), "items=parquet", f"data.path={folder}/train.parquet"])
+        written = pq.read_table(items)
+        changed = written["vector"].combine_chunks().flatten().to_numpy().copy()
+        unchanged = changed.reshape(len(written), -1).copy()
+        changed[3] += 1e-3
+        vectors = pa.FixedSizeListArray.from_arrays(pa.array(changed), len(changed) // len(written))
+        for name, table, said in (
+            ("other", written.set_column(1, "vector", vectors), "is not as it was written: write it by"),
+            ("less", written.drop_columns(["vector"]), "cannot be read: .*write it by"),
+            ("fewer", written.slice(1), "is not as it was written"),
+        ):
+            pq.write_table(table.replace_schema_metadata(written.schema.metadata), folder / f"{name}.parquet")
+            with pytest.raises(UserError, match=said):
+                read_items(folder / f"{name}.parquet", SavedPairs(checkpoint))
+        for place in range(40, items.stat().st_size, 97):
+            bits = bytearray(items.read_bytes())
+            bits[place] ^= 4
+            (folder / "flipped.parquet").write_bytes(bits)
+            try:
+                values, vectors = read_items(folder / "flipped.parquet", SavedPairs(checkpoint))
+            except UserError:
+                continue  # the others are of bytes that say nothing of items, such as a version
+            assert values.equals(written["item"].combine_chunks()) and np.array_equal(vectors, unchanged)
+
+
 def test_other_forms_of_predict_and_export_are_refused(world, folder):
     _, checkpoint = trained(folder, *TWO_TOWER)
     out, path = [f"out={folder}/p.parquet"], f"data.path={folder}/valid.parquet"
@@ -124,7 +163,16 @@ def test_other_forms_of_predict_and_export_are_refused(world, folder):
             [*SASREC, "data.columns=[{name: viewed, pool: none}]"],
         ),
         ("data.label=kind: data.label_kind=none is for rows without one", [*TWO_TOWER, "data.label=kind"]),
-        ("give data.label=COLUMN", [*TWO_TOWER, "data.label_kind=click"]),
+        ("give data.label=COLUMN, or for task=retrieval", [*TWO_TOWER, "data.label_kind=click"]),
+        (
+            "without a label: give data.label_kind=none in place of data.label",
+            [*TWO_TOWER, "data.label_kind=number", "data.label=age", "model.query=[user]", "loss=softmax"],
+        ),
+        ("data.label_weights=.*data.label is None", [*TWO_TOWER, "+data.label_weights=[1,2]"]),
+        (
+            "column age: buckets of a number cannot identify",
+            [*TWO_TOWER, "model.item=[age]", "model.query=[user]", "data.columns=[{name: age, transform: [0, 1]}]"],
+        ),
     ],
 )  # fmt: skip
 def test_data_that_do_not_fit_are_refused_on_every_rank(world, folder, said, overrides):

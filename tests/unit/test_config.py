@@ -94,15 +94,25 @@ def test_learning_rates_left_open_follow_the_rule():
     assert resolved(["optim.rows_lr=1e3"]).optim.rows_lr == 1e3
 
 
-@pytest.mark.parametrize("own", [{}, {"rows": "ftrl"}, {"rows_weight_decay": 0.5}, {"rows_momentum": 0, "rows_l1": 1}])
+OWN = [{}, {"rows": "ftrl"}, {"rows": "ftrl", "rows_l1": 1}, {"rows_weight_decay": 0.5}, {"rows_momentum": 0}]
+
+
+@pytest.mark.parametrize("own", OWN)
 def test_a_table_has_the_optimizer_of_the_settings_and_of_its_own(own):
-    values = dict(zip(OWN_OPTIM, ("momentum", 0.3, 0.01, 0.8, 0.2, 0.1)))
+    values = dict(zip(OWN_OPTIM, ("momentum", 0.3, 0.01, 0.8)))
     schedule = Schedule("cosine", total_steps=9)
     found = optimizer_of(resolved([f"optim.{name}={value}" for name, value in values.items()]), "t", own, schedule)
-    if "rows" in own:
-        values["rows_lr"] = 0.02  # ftrl's default: the learning rate of another rule would not fit
-    rule, lr, weight_decay, momentum, l1, l2 = (values | own).values()
-    assert found == RowOptimizer(rule, lr, weight_decay, schedule=schedule, momentum=momentum, l1=l1, l2=l2)
+    if "rows" in own:  # the learning rate and the momentum of another rule would not fit
+        values |= {"rows_lr": 0.02, "rows_momentum": None}
+    rule, lr, weight_decay, momentum, *l1 = (values | own).values()
+    assert found == RowOptimizer(rule, lr, weight_decay, schedule=schedule, momentum=momentum, l1=sum(l1))
+
+
+def test_settings_of_another_rule_are_refused():
+    with pytest.raises(UserError, match="t: optim.rows_l1=0.5 needs optim.rows=ftrl, which is adagrad"):
+        optimizer_of(resolved(["optim.rows_l1=0.5"]), "t", {}, Schedule())
+    with pytest.raises(UserError, match="t: optim.rows_momentum=0.5 needs optim.rows=momentum, which is sgd"):
+        optimizer_of(resolved([]), "t", {"rows": "sgd", "rows_momentum": 0.5}, Schedule())
 
 
 def test_the_seed_reaches_the_data():

@@ -195,6 +195,8 @@ class Encoder:
     def keys_of_none(self, name: str) -> list[int]:
         """Keys of a feature that stand for no value of its own: a missing one, and those not seen in training. Raises
         UserError for a column whose values may share a row, or have none yet."""
+        if self.columns[self._number[name]].is_buckets:
+            raise UserError(f"column {one_line(name)}: buckets of a number cannot identify what stands in a row")
         [feature], coder = [one for one in self.features if one.name == name], self._coder(name)
         if coder.mode == VOCABULARY:
             return [feature.first + MISSING_KEY, feature.first + UNSEEN_KEY]

@@ -31,7 +31,7 @@ def check_held_out(folder: str, manifest: dict, reading: Reading) -> None:
     for name, found in zip(reading.labels, label_ranges(folder, list(manifest["valid"]), len(reading.labels))):
         if found is not None and found[0] < found[1]:
             continue
-        of_all = "all without the label" if found is None else f"all with the label {found[0]:g}"
+        of_all = "all without the label" if found is None else f"all with the label {found[0] + 0.0:g}"
         which = f" of {one_line(name)}" if len(reading.labels) > 1 else ""
         raise DataError(
             f"data.valid holds out {valid:,} of {train + valid:,} rows, {of_all}{which}, of which there is no AUC: "

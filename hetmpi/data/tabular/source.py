@@ -207,7 +207,10 @@ class Tabular:
                 known = near(name, list(layout.types))
                 raise DataError(f"{key}={name}: {path} has no such column{divided}: {known}{header}")
         if not self.labels and self.label_kind != NO_LABEL:
-            raise DataError(f"give data.label=COLUMN: {path} has the columns {one_line(', '.join(layout.types), 500)}")
+            raise DataError(
+                f"give data.label=COLUMN, or for task=retrieval data.label_kind={NO_LABEL}: {path} has the columns "
+                f"{one_line(', '.join(layout.types), 500)}"
+            )
         return layout
 
     def folder_of(self, reading: Reading, last=None) -> str:
@@ -248,16 +251,23 @@ class Tabular:
             self.report(manifest, {**self._unseen(), **modes.notes}, report)
 
     def read_by(self, reading: Reading) -> None:
-        """Sets what describes the labels. Raises UserError for weights of others."""
+        """Sets what describes the labels. Raises UserError for weights of others, and for data with labels where none
+        are wanted."""
+        if self.label_kind == NO_LABEL and reading.labels:
+            raise UserError(
+                f"data.label_kind={NO_LABEL}: data.path={self.path} was prepared with the label "
+                f"{one_line(', '.join(reading.labels))}: give the raw files"
+            )
         self.labels, self.label_kind = reading.labels, reading.label_kind
         self.check_weights()
 
     def check_weights(self) -> None:
         """Raises UserError if the weights are not those of the labels, if these are known."""
-        if self.label_weights is not None and self.labels and not 1 < len(self.labels) == len(self.label_weights):
+        are_known = self.labels or self.label_kind == NO_LABEL
+        if self.label_weights is not None and are_known and not 1 < len(self.labels) == len(self.label_weights):
             raise UserError(
                 f"data.label_weights={list(self.label_weights)} must have a number for each of several labels, "
-                f"data.label is {one_line(', '.join(self.labels))}"
+                f"data.label is {one_line(', '.join(self.labels)) or None}"
             )
 
     def check_has_ids(self, columns: list[Column]) -> None:
