@@ -168,20 +168,42 @@ run_tests() {  # [quick|all] PYTEST ARGS...
 }
 
 # All tests at one rank, several files at a time; those marked mpi under mpiexec at more, where rank 0 alone prints.
-test_at() {  # RANKS PYTEST ARGS...
-  local ranks=$1 logs=$TEST_LOGS/$1 color=no stop="timeout --foreground -k 10 ${HETMPI_TEST_S:-0}"
+test_at() (  # RANKS PYTEST ARGS...
+  ranks=$1 logs=$TEST_LOGS/$1 color=no stop="timeout --foreground -k 10 ${HETMPI_TEST_S:-0}"
   [[ ! -t 1 ]] || color=yes  # under Open MPI every rank believes it has a terminal
-  set -- --no-header --color=$color "${@:2}"
+  given=("${@:2}")
+  ((ranks == 1)) || given+=("${AT_TWO[@]}")
+  set -- --no-header --color=$color
   [[ $color == no ]] || set -- -v "$@"  # a line for each test, else one for each file
-  ((ranks == 1)) || set -- "$@" "${AT_TWO[@]}"
-  (
-    set_mpi_defaults $((ranks < 3 ? 3 : ranks))  # tests at one rank start others themselves
-    if ((ranks == 1)); then
-      set -- -n $((CORES < 4 ? CORES : 4)) --dist loadfile "$@"
-      exec $stop python -m pytest --junitxml="$logs/rank0.xml" -m "$PICKED" "$@"
-    fi
-    exec $stop mpiexec -n "$ranks" bash -c "$TEST_RANK" run_rank "$logs" -x -p no:cacheprovider -m "mpi${PICKED:+ and $PICKED}" "$@"
-  ) && [[ -e $logs/rank0.xml ]]  # an interrupted mpiexec may return 0
+  set_mpi_defaults $((ranks < 3 ? 3 : ranks))  # tests at one rank start others themselves
+  if ((ranks == 1)); then
+    set -- -n $((CORES < 4 ? CORES : 4)) --dist loadfile "$@" "${given[@]}"
+    $stop python -m pytest --junitxml="$logs/rank0.xml" -m "$PICKED" "$@"
+  elif ((${#given[@]} || CORES < 2)); then
+    (test_ranks "$logs" "$@" "${given[@]}")
+  else
+    test_halves "$@"
+  fi && [[ -e $logs/rank0.xml ]]  # an interrupted mpiexec may return 0
+)
+
+# All tests of mpiexec in two halves at a time, as ranks mostly wait for each other. The lines of the second come last.
+test_halves() {  # PYTEST ARGS...
+  local files=(tests/mpi/test_*.py) even=() odd=() status=0 i
+  for i in "${!files[@]}"; do
+    if ((i % 2)); then odd+=("${files[i]}"); else even+=("${files[i]}"); fi
+  done
+  mkdir "$logs-odd"
+  test_ranks "$logs-odd" "$@" "${odd[@]}" >"$logs-odd.txt" 2>&1 &
+  trap 'kill $! 2>/dev/null || true' EXIT
+  (test_ranks "$logs" "$@" "${even[@]}") || status=$?
+  wait $! || status=$?
+  cat "$logs-odd.txt"
+  [[ -e $logs-odd/rank0.xml ]] && return $status
+}
+
+test_ranks() {  # LOGS PYTEST ARGS...
+  exec $stop mpiexec -n "$ranks" bash -c "$TEST_RANK" run_rank "$1" -x -p no:cacheprovider \
+    -m "mpi${PICKED:+ and $PICKED}" "${@:2}"
 }
 
 # One rank of the tests. No tests (pytest's 5) is no failure here: the arguments may name files without any marked mpi.
@@ -200,7 +222,7 @@ show_failure() {  # RANKS STATUS
   if (($2 == 124 || $2 == 137)); then
     echo "--- stopped: ${HETMPI_TEST_S:+not done after $HETMPI_TEST_S s (HETMPI_TEST_S), or }killed, perhaps for memory"
   fi
-  for log in "$TEST_LOGS/$1"/*.log; do
+  for log in "$TEST_LOGS/$1"*/*.log; do
     [[ ! -e $log ]] || { echo "--- $(basename "$log" .log), last lines:"; tail -n 40 "$log"; }
   done
 }

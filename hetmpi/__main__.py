@@ -6,6 +6,8 @@ import os
 import runpy
 import sys
 
+import hetmpi
+
 COMMANDS = {
     "train": "train a model; mpirun -np 4 hetmpi train on four ranks",
     "predict": "predict probabilities of samples from a checkpoint",
@@ -25,7 +27,9 @@ def main():
     if name in ("-h", "--help"):
         print("usage: hetmpi COMMAND [ARGUMENTS]\n")
         print("\n".join(f"  {command:<9}{about}" for command, about in COMMANDS.items()))
-        print("\nhetmpi COMMAND --help shows more.")
+        print("\nhetmpi COMMAND --help shows more, hetmpi --version the version.")
+    elif name == "--version":
+        print(f"hetmpi {hetmpi.__version__}")
     elif name not in COMMANDS:
         sys.exit(f"hetmpi: there is no command {name}: it is one of {', '.join(COMMANDS)}")
     else:

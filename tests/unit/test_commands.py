@@ -1,7 +1,11 @@
 """Messages advise lines that work in the way that the program was started."""
 
+import subprocess
+import sys
+
 import pytest
 
+import hetmpi
 from hetmpi.errors import UserError
 from hetmpi.run.command_line import parse
 from hetmpi.world.commands import command
@@ -39,3 +43,8 @@ def test_advice_on_launchers_and_options_names_a_command_that_is_there(started):
     with pytest.raises(UserError) as refusal:
         parse(["--no-such-option"])
     assert f"`{command('train --help')}`" in str(refusal.value)
+
+
+def test_the_version_is_told():
+    told = subprocess.run([sys.executable, "-m", "hetmpi", "--version"], capture_output=True, text=True, check=True)
+    assert told.stdout == f"hetmpi {hetmpi.__version__}\n"
