@@ -29,9 +29,10 @@ FTRL = {"l1": 0.05, "l2": 0.1}
 SCHEDULE = Schedule("cosine", warmup_steps=10, total_steps=STEPS)
 
 
-def row_optimizer(rule, *arguments, **settings):
+def row_optimizer(rule, *arguments, l1=FTRL["l1"], **settings):
     """With L1 and L2 where the rule has them."""
-    return RowOptimizer(rule, *arguments, **{**(FTRL if rule == "ftrl" else {}), **settings})
+    of_ftrl = {"l1": l1, "l2": FTRL["l2"]} if rule == "ftrl" else {}
+    return RowOptimizer(rule, *arguments, **of_ftrl, **settings)
 
 
 def make_table(world, rule="sgd", weight_decay=0.0, lr=None, schedule=SCHEDULE, **settings):
