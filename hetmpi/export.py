@@ -161,12 +161,12 @@ def export(
     layers, and of task=retrieval for none. data: Hydra overrides of data settings, for nodes. allow: as for
     dense_layers. Raises UserError for an incomplete or invalid checkpoint, an unknown table, a model that cannot be
     built, a missing package, and a folder that cannot be written."""
-    manifest = read_manifest(checkpoint)
-    if is_of_pairs(manifest) and dense is not None and dense != "none":
-        raise UserError(f"dense={dense}: {checkpoint} is of task=retrieval: export items=parquet data.path=FILES")
     missing = [name for name in ("onnx", "onnxscript") if dense == "onnx" and find_spec(name) is None]
     if missing:
         raise UserError(f"dense=onnx needs packages that are not installed: pip install {' '.join(missing)}")
+    manifest = read_manifest(checkpoint)
+    if is_of_pairs(manifest) and dense is not None and dense != "none":
+        raise UserError(f"dense={dense}: {checkpoint} is of task=retrieval: export items=parquet data.path=FILES")
     dense = dense or ("none" if is_of_links(manifest) or is_of_pairs(manifest) else "torchscript")
     if (rows, dense, nodes) == ("none",) * 3:
         raise UserError("rows, dense and nodes are none: choose one of them to export")
