@@ -81,7 +81,7 @@ from hetmpi.trained.link_answers import LARGEST_TOP, LinkAnswers
 from hetmpi.trained.node_outputs import NodeOutputs, is_of_nodes
 from hetmpi.trained.saved_data import source_of
 from hetmpi.trained.saved_model import LABELS, Saved, allowed_of, dense_layers, dense_state, encoder_of, is_of_links
-from hetmpi.trained.saved_pairs import is_of_pairs
+from hetmpi.trained.saved_pairs import OF_FILES, is_of_pairs
 from hetmpi.world.launch import launch
 from hetmpi.world.world import World
 
@@ -91,7 +91,6 @@ MOST_SENT = 8  # blocks on their way to rank 0
 OF_LINKS = ("data.path", "top", "without")
 # No settings of the run.
 OWN = ("out", "split", "start", "stop", "predict.keep", "hidden", "allow", "ids", "items", *OF_LINKS[1:])
-OF_FILES = ("data.path", "data.delimiter", "data.max_bad_rows")
 Part = Callable[[], Iterator[tuple[pa.Table, Samples]]]  # kept columns and samples, in blocks
 
 
