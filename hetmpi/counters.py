@@ -20,6 +20,8 @@ class Counters:
     clock_bytes, row_bytes, push_bytes  clocks and rows (with their mean squares) fetched, gradients sent
     asked_ahead  rows of other nodes that were asked for a step early at s = 0; came_ahead: of these, those that came a
                  step early, as nobody read them in the step between
+    pages_read, pages_written  of this rank's rows on disk (table.store=file); disk_steps: steps in which this rank's
+                 main thread has waited for a disk
     """
 
     hits: int = 0
@@ -33,6 +35,9 @@ class Counters:
     push_bytes: int = 0
     asked_ahead: int = 0
     came_ahead: int = 0
+    pages_read: int = 0
+    pages_written: int = 0
+    disk_steps: int = 0
 
     @property
     def pulled_bytes(self) -> int:

@@ -126,7 +126,8 @@ def run_training(world: World, config: DictConfig, device: torch.device, spans: 
     with locked(world, config):
         training = Training(world, config, device, spans)
         try:
-            is_done = training.run(preemption.is_agreed)
+            is_done = training.run(partial(training.must_leave, preemption))
+            training.check_disk()
         finally:
             if training.log is not None:
                 training.log.close()  # gives the terminal its cursor back
@@ -252,6 +253,26 @@ class Training:
                     self._report(step + 1, loss.item())
                 break
         return True
+
+    def must_leave(self, preemption: Preemption) -> bool:
+        """Whether a signal or a full disk ends the run after this step, the same on every rank. Collective."""
+        if self._is_disk_full:
+            preemption.ask()
+        return preemption.is_agreed()
+
+    @property
+    def _is_disk_full(self) -> bool:
+        return any(table.shard.is_full for table in self.tables.values())
+
+    def check_disk(self):
+        """Raises UserError on every rank if the disk of some rank's rows is full. Collective."""
+        folder, error = self.config.table.store_dir, None
+        if self._is_disk_full:
+            error = UserError(
+                f"table.store_dir={folder}: the disk of rank {self.world.rank} is full: the run is saved after step "
+                f"{self.steps}; free space there, or name another folder, and continue by resume=auto"
+            )
+        self.world.agree(error)
 
     def say_left(self):
         """Says, and records, that the run was left after its last step, which is saved. Collective."""
@@ -435,6 +456,7 @@ class Training:
                 "step_ms": 1000 * seconds / num_steps,
                 "samples_per_s": num_steps * self.config.batch_size * self.world.size / seconds,
                 **self._table_figures(sums, lags, num_steps),
+                **self._disk_figures(sums, num_steps),
                 **times(by_rank / num_steps),
                 **ids,
                 "lr": self.dense.lr * self.dense.schedule.factor(steps - 1),
@@ -449,6 +471,16 @@ class Training:
     def _table_figures(self, sums, lags: np.ndarray, num_steps: int) -> dict:
         staleness = next(iter(self.tables.values())).staleness  # the same for all tables
         return table_figures(sums, lags, num_steps, staleness)
+
+    def _disk_figures(self, sums, num_steps: int) -> dict:
+        """Of rows on disk, per step and rank; {} for rows in memory."""
+        if self.config.table.store != "file" or num_steps == 0:
+            return {}
+        return {
+            "disk_wait_rate": sums.disk_steps / (num_steps * self.world.size),
+            "pages_read": sums.pages_read / num_steps,
+            "pages_written": sums.pages_written / num_steps,
+        }
 
     def _finish(self, evaluated: dict, final: dict):
         """Writes and displays the summary of the run. Collective."""
@@ -477,6 +509,7 @@ class Training:
             **final,
             **(self.bests.summary(self.saving.path_of) or self._best_logged(evaluated["figures"])),
             **self._table_figures(sums, lags, 1),
+            **self._disk_figures(sums, self.steps - self.start.step),
             **times(by_rank),
             **ids,
             "seconds": seconds,

@@ -50,6 +50,22 @@ def worlds_are_freed(monkeypatch):
         one.free()
 
 
+@pytest.fixture(autouse=True)
+def rows_on_disk(monkeypatch):
+    """With HETMPI_TEST_STORE=FOLDER the rows of all tables are in files there, a hundredth of them in memory."""
+    folder = os.environ.get("HETMPI_TEST_STORE")
+    if folder is None:
+        return
+    from hetmpi.table.table import EmbeddingTable
+    from support.stores import HundredthStore
+
+    make = EmbeddingTable.__init__
+
+    def make_on_disk(self, *args, **kwargs):
+        make(self, *args, **{"store": HundredthStore(folder, 0), **kwargs})
+
+    monkeypatch.setattr(EmbeddingTable, "__init__", make_on_disk)
+
 @pytest.fixture
 def interleaved(world, monkeypatch):
     """Two nodes, of the even and of the odd ranks."""

@@ -181,6 +181,7 @@ class PushApplier {
   const int64_t* rows_of(const int64_t* keys, int64_t n) {
     rows_.resize(n);
     shard_.directory->rows_of(keys, n, rows_.data());
+    shard_.want(rows_.data(), n);
     return rows_.data();
   }
 

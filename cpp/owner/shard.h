@@ -7,7 +7,7 @@
 #include "cache/cache_decisions.h"
 #include "owner/directory.h"
 #include "owner/push_history.h"
-#include "owner/row_init.h"
+#include "owner/row_file.h"
 #include "owner/row_optimizer.h"
 #include "vectors.h"
 
@@ -26,18 +26,27 @@ struct Shard {
   int64_t state_dim;
   float* mean_square;  // (num_rows) of each state, for cache lines; null: not kept
   const Directory* directory;
+  RowFile* file = nullptr;  // of the rows, where weight and state are null
+
+  // Asks for rows (n), which will be written.
+  void want(const int64_t* rows, int64_t n) const {
+    if (file != nullptr) file->want(rows, n);
+  }
 
   // Asks for a row, which will be written.
   void prefetch(int64_t row) const {
-    prefetch_row(weight + row * dim, dim);
-    prefetch_row(state + row * state_dim, state_dim);
+    if (file == nullptr) {
+      prefetch_row(weight + row * dim, dim);
+      prefetch_row(state + row * state_dim, state_dim);
+    }
     __builtin_prefetch(clock + row, 1);
     __builtin_prefetch(touched + row, 1);
   }
 
   // One iteration's gradient (dim), summed over all ranks.
   void apply(int64_t row, const float* grad, const RowOptimizer& optimizer) {
-    optimizer.apply(weight + row * dim, state + row * state_dim, grad);
+    const Row to = to_write(row);
+    optimizer.apply(to.weight, to.state, grad);
     touched[row] = 1;
     __atomic_store_n(clock + row, clock[row] + 1, __ATOMIC_RELEASE);  // after the row, as in apply_sum
   }
@@ -49,14 +58,25 @@ struct Shard {
                  const RowOptimizer& optimizer, PushHistory& history) {
     const auto count = static_cast<int32_t>(push.count);
     const int32_t advance = origin_clock == kUnknownClock ? count : std::max(0, origin_clock - clock[row]);
-    float *row_weight = weight + row * dim, *row_state = state + row * state_dim;
+    const Row to = to_write(row);
     if (optimizer.is_plain())
-      optimizer.apply(row_weight, row_state, push.sum);
+      optimizer.apply(to.weight, to.state, push.sum);
     else
-      history.apply(row, row_weight, row_state, push, steps, optimizer);
-    if (mean_square != nullptr) mean_square[row] = optimizer.mean_square(row_state);
+      history.apply(row, to.weight, to.state, push, steps, optimizer);
+    if (mean_square != nullptr) mean_square[row] = optimizer.mean_square(to.state);
     touched[row] = 1;
     __atomic_store_n(clock + row, clock[row] + advance, __ATOMIC_RELEASE);
+  }
+
+ private:
+  struct Row {
+    float *weight, *state;
+  };
+
+  Row to_write(int64_t row) const {
+    if (file == nullptr) return {weight + row * dim, state + row * state_dim};
+    float* const found = file->to_write(row);
+    return {found, found + dim};
   }
 };
 

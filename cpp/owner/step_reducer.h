@@ -68,6 +68,7 @@ class StepReducer {
     const int64_t n = is_alone() ? own_.num_rows : index_.size();
     rows_.resize(n);
     shard_.directory->rows_of(is_alone() ? own_.keys : index_.keys().data(), n, rows_.data());
+    shard_.want(rows_.data(), n);
     for (int64_t i = 0; i < n; ++i) {
       if (i + kAhead < n) shard_.prefetch(rows_[i + kAhead]);
       shard_.apply(rows_[i], is_alone() ? own_gradient(i) : sums_.sum(i), optimizer);

@@ -13,6 +13,7 @@ void bind_functions(py::module_& m);
 void bind_hashing(py::module_& m);  // compiled with HETMPI_HASHING (setup.py)
 void bind_partition(py::module_& m);
 void bind_optimizer(py::module_& m);
+void bind_row_file(py::module_& m);
 void bind_ring(py::module_& m);
 void bind_step_reducer(py::module_& m);
 void bind_push_applier(py::module_& m);

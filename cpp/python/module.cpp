@@ -38,6 +38,7 @@ PYBIND11_MODULE(_C, m) {
 #endif
   bind_partition(m);
   bind_optimizer(m);
+  bind_row_file(m);
   bind_ring(m);
   bind_step_reducer(m);
   bind_push_applier(m);

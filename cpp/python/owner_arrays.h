@@ -14,11 +14,12 @@
 
 namespace hetmpi {
 
+// file: has the rows, weight and state have none then.
 inline Shard shard_of(Array<float>& weight, Array<float>& state, Array<int32_t>& clock, Array<uint8_t>& touched,
-                      const Directory* directory) {
+                      const Directory* directory, RowFile* file) {
   const ssize_t n = clock.shape(0);
-  check_shape(weight, "weight", {n, -1});
-  check_shape(state, "state", {n, -1});
+  check_shape(weight, "weight", {file ? 0 : n, -1});
+  check_shape(state, "state", {file ? 0 : n, -1});
   check_shape(touched, "touched", {n});
   const ssize_t dim = weight.shape(1), state_dim = state.shape(1);
   return {weight.mutable_data(),
@@ -29,7 +30,8 @@ inline Shard shard_of(Array<float>& weight, Array<float>& state, Array<int32_t>&
           dim,
           state_dim,
           nullptr,
-          directory};
+          directory,
+          file};
 }
 
 // An array of shape (n, ...), or null for None.

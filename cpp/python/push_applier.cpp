@@ -22,10 +22,15 @@ namespace {
 template <typename T>
 class NodeRows {
  public:
-  // applier: writes the shard of rank `own`; null if nothing does. directories: of the same ranks.
+  // applier: writes the shard of rank `own`; null if nothing does. directories: of the same ranks. files: of those
+  // whose rows are there, in place of their array.
   NodeRows(PyPushApplier* applier, int64_t own, std::map<int64_t, Array<T>> shards,
-           std::map<int64_t, const Directory*> directories)
-      : applier_(applier), own_(own), shards_(std::move(shards)), directories_(std::move(directories)) {}
+           std::map<int64_t, const Directory*> directories, std::map<int64_t, const RowFile*> files)
+      : applier_(applier),
+        own_(own),
+        shards_(std::move(shards)),
+        directories_(std::move(directories)),
+        files_(std::move(files)) {}
 
   // out[order[i]] = the row of each key of a route that an owner on this node has. A clock is read whole, the rows of
   // this rank while they are not written.
@@ -43,6 +48,7 @@ class NodeRows {
       const Directory* directory = directories_.at(rank);
       const T* from = shard.data();
       const ssize_t num_rows = shard.shape(0);
+      const RowFile* file = files_.count(rank) ? files_.at(rank) : nullptr;
       PushApplier* writer = applier_ && rank == own_ ? &applier_->core() : nullptr;
       static thread_local std::vector<int64_t> rows;
       py::gil_scoped_release release;
@@ -51,6 +57,13 @@ class NodeRows {
       const auto part = [&](auto copy, auto run) {
         gather_part(from, num_rows, rows.data(), to, num_out, position, end - begin, width, copy, run);
       };
+      if constexpr (!kClocks) {
+        if (file != nullptr) {
+          const auto copy = [&] { gather_file(*file, rows, to, num_out, position, width); };
+          writer ? writer->exclusively(copy) : copy();
+          continue;
+        }
+      }
       if constexpr (kClocks)
         part(kClockCopy, kAtOnce);
       else if (writer)
@@ -61,18 +74,31 @@ class NodeRows {
   }
 
  private:
+  static void gather_file(const RowFile& file, const std::vector<int64_t>& rows, T* to, ssize_t num_out,
+                          const int64_t* position, ssize_t width) {
+    const auto n = static_cast<ssize_t>(rows.size());
+    check_in(position, n, num_out, "order");
+    file.want(rows.data(), n);
+    std::vector<float> scratch(width);
+    for (ssize_t i = 0; i < n; ++i)
+      std::memcpy(to + position[i] * width, file.read(rows[i], scratch.data()), width * sizeof(float));
+  }
+
   PyPushApplier* applier_;
   int64_t own_;
   std::map<int64_t, Array<T>> shards_;  // by rank
   std::map<int64_t, const Directory*> directories_;
+  std::map<int64_t, const RowFile*> files_;
 };
 
 template <typename T>
 void bind_node_rows(py::module_& m, const char* name) {
   py::class_<NodeRows<T>>(m, name, "One array of the shards of all owners on this node, by rank.")
-      .def(py::init<PyPushApplier*, int64_t, std::map<int64_t, Array<T>>, std::map<int64_t, const Directory*>>(),
+      .def(py::init<PyPushApplier*, int64_t, std::map<int64_t, Array<T>>, std::map<int64_t, const Directory*>,
+                    std::map<int64_t, const RowFile*>>(),
            py::arg("applier").none(true), py::arg("own"), py::arg("shards"), py::arg("directories"),
-           py::keep_alive<1, 2>(), py::keep_alive<1, 5>())
+           py::arg("files") = std::map<int64_t, const RowFile*>(), py::keep_alive<1, 2>(), py::keep_alive<1, 5>(),
+           py::keep_alive<1, 6>())
       .def("gather", &NodeRows<T>::gather, py::arg("order").noconvert(), py::arg("keys").noconvert(),
            py::arg("first").noconvert(), py::arg("out").noconvert(),
            "out[order[i]] = the row of each key of a Route that an owner on this node has.");
@@ -85,12 +111,12 @@ void bind_push_applier(py::module_& m) {
       m, "PushApplier",
       "The owner's side at staleness s >= 1: a thread that applies what arrives (cpp/owner/push_applier.h).")
       .def(py::init<Array<uint8_t>, Array<float>, Array<float>, Array<int32_t>, Array<uint8_t>, Array<float>,
-                    const Directory*, RowOptimizer>(),
+                    const Directory*, RowOptimizer, RowFile*>(),
            py::arg("rings").noconvert(), py::arg("weight").noconvert(), py::arg("state").noconvert(),
            py::arg("clock").noconvert(), py::arg("touched").noconvert(), py::arg("mean_square").noconvert(),
-           py::arg("directory").none(false), py::arg("optimizer"), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(),
-           py::keep_alive<1, 4>(), py::keep_alive<1, 5>(), py::keep_alive<1, 6>(), py::keep_alive<1, 7>(),
-           py::keep_alive<1, 8>())
+           py::arg("directory").none(false), py::arg("optimizer"), py::arg("file") = nullptr, py::keep_alive<1, 2>(),
+           py::keep_alive<1, 3>(), py::keep_alive<1, 4>(), py::keep_alive<1, 5>(), py::keep_alive<1, 6>(),
+           py::keep_alive<1, 7>(), py::keep_alive<1, 8>(), py::keep_alive<1, 10>())
       .def("set_step", &PyPushApplier::set_step, py::arg("lrs"), py::arg("step"))
       .def("drain", &PyPushApplier::drain, "Applies what has arrived; returns the rows applied.")
       .def("apply", &PyPushApplier::apply, py::arg("keys").noconvert(), py::arg("values").noconvert(),

@@ -20,10 +20,11 @@ namespace hetmpi {
 class PyPushApplier {
  public:
   PyPushApplier(Array<uint8_t> rings, Array<float> weight, Array<float> state, Array<int32_t> clock,
-                Array<uint8_t> touched, Array<float> mean_square, const Directory* directory, RowOptimizer optimizer)
+                Array<uint8_t> touched, Array<float> mean_square, const Directory* directory, RowOptimizer optimizer,
+                RowFile* file)
       : format_(push_format(optimizer)),
         applier_(consumers(rings.mutable_data(), rings.shape(1), rings.shape(0), format_),
-                 with_mean_square(shard_of(weight, state, clock, touched, directory), mean_square), optimizer) {}
+                 with_mean_square(shard_of(weight, state, clock, touched, directory, file), mean_square), optimizer) {}
 
   void set_step(const std::vector<double>& lrs, int64_t step) {
     py::gil_scoped_release release;

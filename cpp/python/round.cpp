@@ -148,12 +148,12 @@ void bind_round(py::module_& m) {
       m, "ShardArrays",
       "A shard of this node: clock (n,), the arrays (n, width) of a row, marks (NUM_MARKS or 0, n) uint8.")
       .def(py::init([](Array<int32_t> clock, std::vector<Array<float>> arrays, const Directory* directory,
-                       Array<uint8_t> marks) {
+                       Array<uint8_t> marks, const RowFile* file) {
              check_shape(marks, "marks", {-1, clock.shape(0)});
-             return ShardArrays{clock, arrays, directory, marks};
+             return ShardArrays{clock, arrays, directory, marks, file};
            }),
            py::arg("clock").noconvert(), py::arg("arrays"), py::arg("directory").none(false),
-           py::arg("marks").noconvert(), py::keep_alive<1, 4>());
+           py::arg("marks").noconvert(), py::arg("file") = nullptr, py::keep_alive<1, 4>(), py::keep_alive<1, 6>());
 
   py::class_<PyRoundRequest>(m, "RoundRequest", "The requester's side of a table's round (cpp/wire/round.h).")
       .def(py::init<Owners, RouteArrays, int64_t, std::optional<Array<int32_t>>, int64_t, int64_t, int64_t,

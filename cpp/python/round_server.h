@@ -48,6 +48,7 @@ struct ShardArrays {
   std::vector<Array<float>> arrays;  // of a row
   const Directory* directory;
   Array<uint8_t> marks;  // (kNumMarks, num_rows), or (0, num_rows)
+  const RowFile* file;   // has the first of the arrays, which has no rows then; or null
 };
 
 class PyRoundServer {
@@ -107,11 +108,12 @@ class PyRoundServer {
     for (const ShardArrays& shard : shards) {
       std::vector<const float*> arrays;
       for (const auto& array : shard.arrays) {
-        check_shape(array, "array", {shard.clock.shape(0), -1});
+        const bool is_in_file = shard.file != nullptr && arrays.empty();
+        check_shape(array, "array", {is_in_file ? 0 : shard.clock.shape(0), -1});
         arrays.push_back(array.data());
       }
       uint8_t* marks = shard.marks.shape(0) == 0 ? nullptr : const_cast<uint8_t*>(shard.marks.data());
-      found.push_back({shard.clock.data(), arrays, shard.directory, marks, shard.marks.shape(1)});
+      found.push_back({shard.clock.data(), arrays, shard.directory, marks, shard.marks.shape(1), shard.file});
     }
     return found;
   }

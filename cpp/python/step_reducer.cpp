@@ -34,9 +34,9 @@ bool yield_until(Ready ready, double timeout_s) {
 class PyStepReducer {
  public:
   PyStepReducer(Array<uint8_t> rings, int64_t own_rank, Array<float> weight, Array<float> state, Array<int32_t> clock,
-                Array<uint8_t> touched, const Directory* directory, Array<int64_t> applied)
+                Array<uint8_t> touched, const Directory* directory, Array<int64_t> applied, RowFile* file)
       : reducer_(consumers(rings.mutable_data(), rings.shape(1), rings.shape(0), {weight.shape(1), false}), own_rank,
-                 shard_of(weight, state, clock, touched, directory)),
+                 shard_of(weight, state, clock, touched, directory, file)),
         dim_(weight.shape(1)),
         applied_(std::move(applied)) {
     check_shape(applied_, "applied", {-1});
@@ -79,12 +79,12 @@ class PyStepReducer {
 void bind_step_reducer(py::module_& m) {
   py::class_<PyStepReducer>(m, "StepReducer", "The owner's side of one synchronous step (cpp/owner/step_reducer.h).")
       .def(py::init<Array<uint8_t>, int64_t, Array<float>, Array<float>, Array<int32_t>, Array<uint8_t>,
-                    const Directory*, Array<int64_t>>(),
+                    const Directory*, Array<int64_t>, RowFile*>(),
            py::arg("rings").noconvert(), py::arg("own_rank"), py::arg("weight").noconvert(),
            py::arg("state").noconvert(), py::arg("clock").noconvert(), py::arg("touched").noconvert(),
-           py::arg("directory").none(false), py::arg("applied").noconvert(), py::keep_alive<1, 2>(),
-           py::keep_alive<1, 4>(), py::keep_alive<1, 5>(), py::keep_alive<1, 6>(), py::keep_alive<1, 7>(),
-           py::keep_alive<1, 8>(),
+           py::arg("directory").none(false), py::arg("applied").noconvert(), py::arg("file") = nullptr,
+           py::keep_alive<1, 2>(), py::keep_alive<1, 4>(), py::keep_alive<1, 5>(), py::keep_alive<1, 6>(),
+           py::keep_alive<1, 7>(), py::keep_alive<1, 8>(), py::keep_alive<1, 10>(),
            "rings: one per rank, in rank order. applied (1,) or longer: its first number counts the steps applied.")
       .def("begin", &PyStepReducer::begin, py::arg("step"), py::arg("keys").noconvert(), py::arg("order").noconvert(),
            py::arg("grads").noconvert())

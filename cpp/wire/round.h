@@ -227,8 +227,9 @@ struct NodeShard {
   const int32_t* clock;              // (num_rows)
   std::vector<const float*> arrays;  // (num_rows, dims[a]) of each array of a row, numbers of 4 bytes
   const Directory* directory;
-  uint8_t* marks = nullptr;  // (kNumMarks, num_rows), by the number of steps; null where none are kept
-  int64_t num_rows = 0;      // of marks
+  uint8_t* marks = nullptr;       // (kNumMarks, num_rows), by the number of steps; null where none are kept
+  int64_t num_rows = 0;           // of marks
+  const RowFile* file = nullptr;  // has the first of the arrays, which is null then
 
   // Marks a row as read after so many steps, by any rank. Marks repeat, so an old one may look like a new one.
   void mark(int64_t row, int64_t step) const {
@@ -290,6 +291,7 @@ class RoundServer {
       RoundRequest::check_end(at, size);
       Pull& pull = found->pulls.emplace_back(Pull{std::vector<int64_t>(n), known, {}, {}, {}});
       shards_[owner].directory->rows_of(keys, n, pull.rows.data());
+      if (shards_[owner].file != nullptr) shards_[owner].file->want(pull.rows.data(), n);
     }
     if (header.reason == kEarly) {
       if (has_clocks() || header.step < 1) throw std::out_of_range("round: a request that cannot be early");
@@ -461,10 +463,22 @@ class RoundServer {
     return written >= 0;
   }
 
+  static void copy_from_file(const RowFile& file, const std::vector<int64_t>& rows, uint8_t* at) {
+    const int64_t dim = file.form().dim, num_bytes = sizeof(float) * dim;
+    std::vector<float> scratch(dim);
+    for (size_t j = 0; j < rows.size(); ++j)
+      std::memcpy(at + j * num_bytes, file.read(rows[j], scratch.data()), num_bytes);
+  }
+
   uint8_t* copy_rows(const NodeShard& shard, const std::vector<int64_t>& rows, uint8_t* at) const {
     constexpr size_t kAhead = 8;  // rows prefetched: a shard is far larger than the caches
     for (size_t a = 0; a < dims_.size(); ++a) {
       const int64_t dim = dims_[a], num_bytes = sizeof(float) * dim;
+      if (a == 0 && shard.file != nullptr) {
+        copy_from_file(*shard.file, rows, at);
+        at += whole_words(num_bytes * rows.size());
+        continue;
+      }
       for (size_t j = 0; j < rows.size(); ++j) {
         if (j + kAhead < rows.size()) __builtin_prefetch(shard.arrays[a] + rows[j + kAhead] * dim);
         std::memcpy(at + j * num_bytes, shard.arrays[a] + rows[j] * dim, num_bytes);

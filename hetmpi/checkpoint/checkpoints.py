@@ -116,15 +116,16 @@ class Checkpoints:
     def _reserve(self, tables: dict[str, EmbeddingTable]):
         """As reserve()."""
         self._reserved, self._copies = described(tables), None
-        arrays = {
-            (name, array): table.shard.snapshot(array, slice(num_used_here(table)))
+        copies = {
+            (name, array): table.shard.copy_of(array, num_used_here(table))
             for name, table in tables.items()
             for array in ARRAYS
         }
-        need = self.world.node.allreduce(sum(array.nbytes for array in arrays.values()))
+        copies = {name: copy for name, copy in copies.items() if copy is not None}
+        need = self.world.node.allreduce(sum(copy.nbytes for copy in copies.values()))
         free = self.world.node.allreduce(min(available_memory(), cgroup_memory()), MPI.MIN)
         if self.world.comm.allreduce(need < 0.8 * free, MPI.LAND):
-            self._copies = {name: np.empty_like(array) for name, array in arrays.items()}
+            self._copies = copies
             for copy in self._copies.values():
                 copy.fill(0)  # makes the system allocate the pages now, which takes seconds per GB
 
@@ -161,6 +162,8 @@ class Checkpoints:
             self._reserve(tables)
         base = self._begin(position, tables, about or {})
         manifest = self._manifest(position, tables) | base | (about or {})
+        for table in tables.values():
+            table.shard.freeze()
         pieces = [piece for name, table in tables.items() for piece in self._pieces(name, table, is_full=not base)]
         parameters = {name for name, _ in model.named_parameters()} if model is not None else set()
         self._writer = Writer(self, self._part(position.step), pieces, dense, parameters, manifest, is_best)
@@ -277,15 +280,13 @@ class Checkpoints:
     def _pieces(self, name: str, table: EmbeddingTable, is_full: bool) -> list[Piece]:
         """The arrays that this rank writes of a table, copied if memory was reserved."""
         rows = None if is_full else table.shard.changed()
-        pieces = []
+        used, pieces = num_used_here(table), []
+        chosen, num = (slice(used), used) if is_full else (rows, len(rows))
         for array in ARRAYS:
-            used = slice(num_used_here(table))
-            values, chosen = table.shard.snapshot(array, used), rows
-            if self._copies is not None:
-                copy = self._copies[name, array][: len(values) if is_full else len(rows)]
-                values, chosen = table.shard.snapshot(array, used if is_full else rows, copy), None
-            pieces.append(Piece(name, table, array, values, chosen, rows))
-        return pieces if is_full else [*pieces, Piece(name, table, "rows", rows, None, None)]
+            copy = None if self._copies is None else self._copies.get((name, array))
+            values = table.shard.copied(array, chosen, None if copy is None else copy[:num])
+            pieces.append(Piece(name, table, array, values, rows))
+        return pieces if is_full else [*pieces, Piece(name, table, "rows", rows, None)]
 
     # Finding and loading.
 

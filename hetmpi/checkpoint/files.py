@@ -25,16 +25,17 @@ NPY_PREFIX = 10  # bytes of a .npy file before its header: magic, version, lengt
 # Writing.
 
 
-def write_array(path: Path, array: np.ndarray, rows: np.ndarray | None = None, look=None) -> dict:
-    """Writes an array, or the given rows of it, in the format of numpy.save. look(first, part): called with each part
-    (m, ...) before it is written; first is the number of rows before it. Returns the manifest's entry of the file."""
-    num, row_bytes = len(array if rows is None else rows), max(1, array.nbytes // max(1, len(array)))
+def write_array(path: Path, array: np.ndarray, look=None) -> dict:
+    """Writes an array, or what can be read as one in parts, in the format of numpy.save. look(first, part): called with
+    each part (m, ...) before it is written; first is the number of rows before it. Returns the manifest's entry of the
+    file."""
+    num, row_bytes = len(array), max(1, array.nbytes // max(1, len(array)))
     header, step = io.BytesIO(), max(1, CHUNK_BYTES // row_bytes)
-    of_all = np.lib.format.header_data_from_array_1_0(np.ascontiguousarray(array))
-    np.lib.format.write_array_header_1_0(header, {**of_all, "shape": (num, *array.shape[1:])})
+    about = {"descr": np.lib.format.dtype_to_descr(array.dtype), "fortran_order": False, "shape": array.shape}
+    np.lib.format.write_array_header_1_0(header, about)
 
     def part_from(first: int) -> np.ndarray:
-        part = array[first : first + step] if rows is None else array[rows[first : first + step]]
+        part = array[first : first + step]
         if look is not None:
             look(first, part)
         return np.ascontiguousarray(part).reshape(-1).view(np.uint8)

@@ -112,7 +112,7 @@ def fill(table: EmbeddingTable, place: str, saved: dict, shards: list[ShardFiles
         keys = table.partition.keys_of(rank, begin, min(begin + BLOCK_ROWS, num_here))
         route = Route.of_keys(partition, keys)
         for name in ARRAYS:
-            values = np.empty_like(table.shard.snapshot(name, slice(begin, begin + len(keys))))
+            values = table.shard.empty(name, len(keys))
             collect(shards, partition, route, name, values)
             wrong = wrong_values(name, values)
             if wrong is not None:

@@ -27,16 +27,14 @@ POLL_S = 0.05
 class Piece:
     """One array of this rank's shard of a table, to be written.
 
-    values   (n, ...): the array, or a copy of the part to write
-    chosen   rows of `values` to write (m,), None for all
-    rows     indices of these rows in the shard (m,), None for all
+    values   (n, ...): the rows to write, or a copy
+    rows     indices of these rows in the shard (n,), None for the first n
     """
 
     name: str
     table: EmbeddingTable
     array: str
     values: np.ndarray
-    chosen: np.ndarray | None
     rows: np.ndarray | None
 
     def write(self, folder: Path) -> tuple[str, dict]:
@@ -51,7 +49,7 @@ class Piece:
             num += len(wrong)
 
         file = file_name(self.name, self.table.world.rank, self.array)
-        entry = write_array(folder / file, self.values, self.chosen, look if self.values.dtype == np.float32 else None)
+        entry = write_array(folder / file, self.values, look if self.values.dtype == np.float32 else None)
         if num:
             raise not_finite(folder, self._not_finite_text(num, first))
         return file, entry
@@ -93,7 +91,11 @@ class Writer(threading.Thread):
 
     def run(self):
         try:
-            self._write()
+            try:
+                self._write()
+            finally:
+                for table in {id(piece.table): piece.table for piece in self.pieces}.values():
+                    table.shard.thaw()
             self.has_written.set()
             if self.checkpoints.world.rank == 0:
                 self._finish()

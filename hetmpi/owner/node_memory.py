@@ -1,4 +1,5 @@
-"""NodeMemory: memory of every rank that the ranks of its node share: its rows and its inbox (store.py)."""
+"""NodeMemory: memory of every rank that the ranks of its node share: its rows and its inbox (store.py). The rows may be
+in files (row_files.py)."""
 
 from __future__ import annotations
 
@@ -7,9 +8,12 @@ from functools import partial
 import numpy as np
 
 from hetmpi import _C
+from hetmpi.counters import Counters
 from hetmpi.in_flight import InFlight, finish
+from hetmpi.owner.route import Route
+from hetmpi.owner.row_files import FileShard, FileStore, open_files
 from hetmpi.owner.store import LEAST_HUGE, Layout, Shard
-from hetmpi.world.at_exit import at_exit, free_window
+from hetmpi.world.at_exit import at_exit, free_window, nothing
 from hetmpi.world.memory import refuse_if_short, size_text
 from hetmpi.world.mpi import MPI
 from hetmpi.world.world import World
@@ -18,19 +22,62 @@ from hetmpi.world.world import World
 class NodeMemory:
     """The shards of the ranks of this node, `on_node[rank]`; `local` is this rank's."""
 
-    def __init__(self, world: World, layouts: list[Layout], partition: _C.Partition, is_sparse: bool = False):
+    def __init__(
+        self, world: World, layouts: list[Layout], partition: _C.Partition, is_sparse: bool = False,
+        store: FileStore | None = None,
+    ):  # fmt: skip
         """layouts: one per rank, the same list on every rank. partition: of the table's keys. is_sparse: memory is
-        taken as rows are assigned. Collective. Raises UserError if memory is short."""
-        self.world, self.layouts, self._is_sparse = world, layouts, is_sparse
-        check_memory(world, layouts)
+        taken as rows are assigned. store: of the rows, None for this memory; open_files() must follow. Collective.
+        Raises UserError if memory is short."""
+        self.world, self.layouts, self._is_sparse, self._store = world, layouts, is_sparse, store
+        self._partition, self._keeper, self._stop = partition, None, nothing
+        check_memory(world, layouts, 0 if store is None else store.memory_bytes)
         self._shared = MPI.Win.Allocate_shared(layouts[world.rank].nbytes, 1, comm=world.node)
         self.on_node = {
-            rank: Shard(self._part(place), layouts[rank], _C.Arithmetic(partition, rank))
+            rank: (Shard if store is None else FileShard)(
+                self._part(place), layouts[rank], _C.Arithmetic(partition, rank)
+            )
             for place, rank in enumerate(world.node_ranks)
         }
         self.local = self.on_node[world.rank]
         self._shared.Lock_all(MPI.MODE_NOCHECK)
         self._free = at_exit(world, partial(free_window, self._shared))
+
+    def open_files(self, seed: int, std: float):
+        """Opens the files of the rows, if they are in files. seed, std: of their first values, as Shard.initialise.
+        Collective. Raises UserError on every rank if they cannot be created."""
+        if self._store is None:
+            return
+        pages = self._store.pages(self.layouts[self.world.rank])
+        for rank, descriptors in open_files(self.world, self._store, self.layouts).items():
+            self.on_node[rank].open_file(descriptors, self._partition, rank, seed, std, pages)
+        self._waits = _C.disk_waits()
+        self._keeper = _C.PageKeeper([shard.file for shard in self.on_node.values()])
+        self._stop = at_exit(self.world, nothing, self._keeper.stop)
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether want() gains."""
+        return self._keeper is not None
+
+    def want(self, route: Route):
+        """Begins to read those rows of a route's keys from disk that this node owns."""
+        if self._keeper is None:
+            return
+        for rank, shard in self.on_node.items():
+            keys, _ = route.of(rank)
+            if len(keys):
+                shard.file.want(shard.directory.rows_of(keys))
+
+    def count_pages(self, counters: Counters):
+        """Adds to the counters of pages and disk_steps those since the last call, once per step by the main thread."""
+        if self._keeper is None:
+            return
+        file = self.local.file
+        waits = _C.disk_waits()
+        counters.pages_read, counters.pages_written = file.pages_read, file.pages_written
+        counters.disk_steps += waits > self._waits
+        self._waits = waits
 
     def _part(self, node_rank: int) -> np.ndarray:
         """The memory of a rank of this node: (n,) uint8."""
@@ -57,13 +104,15 @@ class NodeMemory:
 
     def free(self):
         """Frees the memory. Collective."""
+        self._stop()
         self.on_node, self.local = {}, None
         self._free()
 
 
-def check_memory(world: World, layouts: list[Layout]):
-    """Raises UserError on every rank if some node lacks memory for its ranks. Collective."""
-    nbytes, is_shared = layouts[world.rank].nbytes, world.node.size > 1
+def check_memory(world: World, layouts: list[Layout], more_bytes: int = 0):
+    """Raises UserError on every rank if some node lacks memory for its ranks. more_bytes: that each needs besides.
+    Collective."""
+    nbytes, is_shared = layouts[world.rank].nbytes + more_bytes, world.node.size > 1
     refuse_if_short(world, nbytes, is_shared, lambda *found: memory_message(layouts, *found, world))
 
 

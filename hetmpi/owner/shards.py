@@ -19,8 +19,15 @@ class ShardReader:
         kinds = {"weight": _C.NodeRows, "mean_square": _C.NodeRows, "clock": _C.NodeClocks}
         shards = memory.on_node
         directories = {rank: shard.directory for rank, shard in shards.items()}
+        files = {rank: shard.file for rank, shard in shards.items() if shard.file is not None}
         self._arrays = {
-            array: kind(applier, memory.world.rank, {r: getattr(shards[r], array) for r in shards}, directories)
+            array: kind(
+                applier,
+                memory.world.rank,
+                {rank: shard.in_memory[array] for rank, shard in shards.items()},
+                directories,
+                files if array == "weight" else {},
+            )  # fmt: skip
             for array, kind in kinds.items()
         }
 

@@ -1,8 +1,10 @@
-"""The rows that each rank owns: the protocol of their store, and its kind in memory that the ranks of a node share."""
+"""The rows that each rank owns: the protocol of their store, and its kind in memory that the ranks of a node share. The
+kind on disk is in row_files.py."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from mmap import PAGESIZE
 from typing import Protocol
@@ -21,19 +23,22 @@ LEAST_HUGE = 16 * _C.HUGE_PAGE_BYTES  # a memory of fewer bytes has small pages
 class RowStore(Protocol):
     """An owner's rows. weight (n, dim) float32, state (n, state_dim) float32, clock (n,) int32, for inspection: row i
     belongs to the i-th key of the rank (EmbeddingTable.keys). mark: the last argument of forget_changes(), None after
-    others have assigned rows."""
+    others have assigned rows. is_full: there is no more disk for new rows but that of a few steps."""
 
     weight: np.ndarray
     state: np.ndarray
     clock: np.ndarray
     state_dim: int
     mark: object | None
+    file: _C.RowFile | None
+    is_full: bool
 
     def __len__(self) -> int: ...
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
-        """weight, state, clock and touched (n,) uint8, which the C++ core sets to 1 for each row that it updates."""
+        """For the C++ core: weight, state, clock and touched (n,) uint8, which it sets to 1 for each row that it
+        updates. Weight and state have no rows where `file` has them."""
 
     def assign(self, rows: np.ndarray | slice, weight=None, state=None, clock=None) -> None:
         """Replaces the given arrays of these rows. Other ranks see them after EmbeddingTable.resume_at."""
@@ -41,6 +46,23 @@ class RowStore(Protocol):
     def snapshot(self, array: str, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
         """The values of an array (weight, state or clock) of these rows: copied to `out`, which is returned, otherwise
         for a slice a view."""
+
+    def freeze(self) -> None:
+        """From here on copied() is of the rows as they are now. REQUIRES: no writes now."""
+
+    def thaw(self) -> None:
+        """Ends freeze()."""
+
+    def copy_of(self, array: str, num: int) -> np.ndarray | None:
+        """Memory for a copy of the first `num` rows of an array (n, ...), which copied() needs; None if it needs
+        none."""
+
+    def copied(self, array: str, rows: np.ndarray | slice, out: np.ndarray | None) -> np.ndarray:
+        """The rows of an array as they were at freeze(), whatever is written meanwhile: in `out`, or read in parts.
+        Without `out` and copy_of(), those of the array itself, which must not be written before thaw()."""
+
+    def empty(self, array: str, num: int) -> np.ndarray:
+        """An array for `num` rows of an array (n, ...), uninitialised."""
 
     def changed(self) -> np.ndarray:
         """The rows that have changed since forget_changes(), ascending: (m,) int64."""
@@ -58,7 +80,8 @@ class Layout:
                   row_optimizer.h)
     num_marks     of a row, 0 or _C.NUM_MARKS: the steps in which it is read (cpp/wire/round.h)
     origins       those with a ring here, ascending: ranks, and for ranks as servers the number of ranks plus theirs
-    ring_bytes    of each ring"""
+    ring_bytes    of each ring
+    is_in_file    whether rows and their state are in a file (row_files.py), and here what is known of it"""
 
     num_rows: int
     dim: int
@@ -67,23 +90,33 @@ class Layout:
     num_marks: int
     origins: tuple[int, ...]
     ring_bytes: int
+    is_in_file: bool = False
 
     @property
     def places(self) -> dict[str, tuple[int, tuple[int, ...], type]]:
         """Offset in bytes, shape and dtype of each array, in their order."""
         num, begin, found = self.num_rows, 0, {}
+        num_here, num_in_file = (0, num) if self.is_in_file else (num, 0)
         for name, shape, dtype in (
-            ("weight", (num, self.dim), np.float32),
-            ("state", (num, self.state_dim), np.float32),
+            ("weight", (num_here, self.dim), np.float32),
+            ("state", (num_here, self.state_dim), np.float32),
             ("mean_square", (num, self.preview_dim), np.float32),
             ("clock", (num,), np.int32),
             ("marks", (self.num_marks, num), np.uint8),
             ("applied", (ALIGN // 8,), np.int64),
+            ("row_marks", (num_in_file,), np.uint8),
+            ("page_marks", (self.file_bytes // _C.FILE_PAGE_BYTES,), np.uint8),
+            ("file_counts", (_C.NUM_FILE_COUNTS if self.is_in_file else 0,), np.int64),
             ("rings", (len(self.origins), self.ring_bytes), np.uint8),
         ):
             found[name] = begin, shape, dtype
             begin += aligned(math.prod(shape) * np.dtype(dtype).itemsize)
         return found
+
+    @property
+    def file_bytes(self) -> int:
+        """Of the file, when all rows have been updated; 0 without one."""
+        return _C.row_file_bytes(self.num_rows, self.dim, self.state_dim) if self.is_in_file else 0
 
     @property
     def inbox_begin(self) -> int:
@@ -111,6 +144,8 @@ class Shard:
     applied       (8,) int64, of which the first counts the steps that the owner has applied, at s = 0
     rings         (origins, ring_bytes) uint8: the inbox"""
 
+    is_full = False
+
     def __init__(self, memory: np.ndarray, layout: Layout, directory: _C.Directory):
         """memory: (n,) uint8, uninitialised."""
 
@@ -118,23 +153,37 @@ class Shard:
             begin, shape, dtype = layout.places[name]
             return np.ndarray(shape, dtype, memory, begin)
 
-        self.directory, self.state_dim, self.mark = directory, layout.state_dim, None
-        self.weight, self.state, self.mean_square = part("weight"), part("state"), part("mean_square")
-        self.clock, self.applied, self.rings = part("clock"), part("applied"), part("rings")
-        self.marks = part("marks")
+        self.directory, self.state_dim, self.mark, self.file = directory, layout.state_dim, None, None
+        self.in_memory = {name: part(name) for name in ("weight", "state", "mean_square", "clock")}
+        self.mean_square, self.clock = self.in_memory["mean_square"], self.in_memory["clock"]
+        self.applied, self.rings, self.marks = part("applied"), part("rings"), part("marks")
+        self.row_marks, self.page_marks, self.file_counts = map(part, ("row_marks", "page_marks", "file_counts"))
+        self.dim = layout.dim
 
     def __len__(self) -> int:
-        return len(self.weight)
+        return len(self.clock)
+
+    @property
+    def weight(self) -> np.ndarray:
+        return self.in_memory["weight"]
+
+    @property
+    def state(self) -> np.ndarray:
+        return self.in_memory["state"]
 
     def initialise(self, rule: _C.RowOptimizer, keys_of, num: int, seed: int, std: float):
         """Initialises the first `num` rows from a normal distribution with standard deviation `std`, depending only on
         (seed, key); the others are assigned before they are used. keys_of(begin, end): keys of rows [begin, end),
         int64. To be called by the owner, before its other methods."""
         self._rule, self.touched = rule, np.zeros(len(self), np.uint8)
-        for zeroed in (self.state[:num], self.mean_square[:num], self.clock[:num]):
+        for zeroed in (self.mean_square[:num], self.clock[:num]):
             zeroed[:] = 0
         for zeroed in (self.applied, self.marks[:, :num], self.rings[:, : _C.RING_HEADER_BYTES]):
             zeroed[:] = 0
+        self._initialise_rows(keys_of, num, seed, std)
+
+    def _initialise_rows(self, keys_of, num: int, seed: int, std: float):
+        self.state[:num] = 0
         for begin in range(0, num, INIT_CHUNK_ROWS):
             weight = self.weight[begin : min(begin + INIT_CHUNK_ROWS, num)]
             _C.init_rows(weight, keys_of(begin, begin + len(weight)), seed, std)
@@ -144,11 +193,13 @@ class Shard:
             if values is not None:
                 array[rows] = values
         if state is not None:
-            states = np.ascontiguousarray(self.state[rows])
-            means = np.empty((len(states), self.mean_square.shape[1]), np.float32)
-            self._rule.mean_squares(states, means)
-            self.mean_square[rows] = means
+            self._set_mean_squares(rows, np.ascontiguousarray(self.state[rows]))
         self.touched[rows] = 1
+
+    def _set_mean_squares(self, rows: np.ndarray | slice, states: np.ndarray):
+        means = np.empty((len(states), self.mean_square.shape[1]), np.float32)
+        self._rule.mean_squares(states, means)
+        self.mean_square[rows] = means
 
     def snapshot(self, array: str, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
         values = {"weight": self.weight, "state": self.state, "clock": self.clock}[array]
@@ -160,6 +211,25 @@ class Shard:
             np.take(values, rows, axis=0, out=out, mode="clip")  # "raise" would make one more copy
         return out
 
+    def freeze(self):
+        pass
+
+    def thaw(self):
+        pass
+
+    def empty(self, array: str, num: int) -> np.ndarray:
+        widths = {"weight": (self.dim,), "state": (self.state_dim,), "clock": ()}
+        return np.empty((num, *widths[array]), np.int32 if array == "clock" else np.float32)
+
+    def copy_of(self, array: str, num: int) -> np.ndarray | None:
+        return self.empty(array, num)
+
+    def copied(self, array: str, rows: np.ndarray | slice, out: np.ndarray | None) -> np.ndarray:
+        if out is None and not isinstance(rows, slice):
+            like = self.empty(array, 0)
+            return InParts(lambda part: self.snapshot(array, rows[part]), like.dtype, (len(rows), *like.shape[1:]))
+        return self.snapshot(array, rows, out)
+
     def changed(self) -> np.ndarray:
         return np.flatnonzero(self.touched)
 
@@ -169,7 +239,24 @@ class Shard:
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
-        return self.weight, self.state, self.clock, self.touched
+        return self.in_memory["weight"], self.in_memory["state"], self.clock, self.touched
+
+
+class InParts:
+    """What can be read like an array, but in parts: part_of(slice) -> those rows."""
+
+    def __init__(self, part_of: Callable[[slice], np.ndarray], dtype, shape: tuple[int, ...]):
+        self._part_of, self.dtype, self.shape = part_of, np.dtype(dtype), shape
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        return self._part_of(part)
 
 
 def aligned(nbytes: int, unit: int = ALIGN) -> int:
@@ -184,7 +271,13 @@ def ring_bytes(inbox_bytes: int, num_rings: int, record: _C.RecordFormat) -> int
 
 
 def layouts_of(
-    world: World, partition, rule: _C.RowOptimizer, dim: int, is_synchronous: bool, inbox_bytes: int = INBOX_BYTES
+    world: World,
+    partition,
+    rule: _C.RowOptimizer,
+    dim: int,
+    is_synchronous: bool,
+    inbox_bytes: int = INBOX_BYTES,
+    is_in_file: bool = False,
 ) -> tuple[_C.RecordFormat, list[Layout]]:
     """The form of a push, and the memory of each rank for a table's rows and for gradients in transit."""
     record, preview_dim = _C.RecordFormat(dim, False), 0
@@ -197,7 +290,7 @@ def layouts_of(
             origins = [*node, *(world.size + rank for rank in node if not world.is_one_node)]
         num_marks = _C.NUM_MARKS if is_synchronous and not world.is_one_node else 0
         inbox = tuple(origins), ring_bytes(inbox_bytes, len(origins), record)
-        form = dim, rule.state_dim, preview_dim, num_marks, *inbox
+        form = dim, rule.state_dim, preview_dim, num_marks, *inbox, is_in_file
         layouts += [(rank, Layout(partition.num_local_rows(rank), *form)) for rank in node]
     return record, [layout for _, layout in sorted(layouts, key=lambda pair: pair[0])]
 

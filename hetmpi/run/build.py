@@ -24,6 +24,7 @@ from hetmpi.dense import DenseOptimizer
 from hetmpi.errors import UserError, doing, one_line
 from hetmpi.memory import check_fits
 from hetmpi.open_rows import FIRST_KEY
+from hetmpi.owner.row_files import FileStore
 from hetmpi.run.config import cache_of, is_evaluated_at_end_only, own_settings, staleness_of
 from hetmpi.run.device import PRECISIONS
 from hetmpi.run.id_rows import IDS, folders_of
@@ -39,7 +40,8 @@ from hetmpi.table.table import AHEAD_AT_0, EmbeddingTable
 from hetmpi.table.vocabularies import Vocabularies
 from hetmpi.table.vocabulary import Vocabulary
 from hetmpi.tasks.task import Task
-from hetmpi.world.memory import refuse_if_short, size_text
+from hetmpi.world.memory import free_memory, refuse_if_short, size_text
+from hetmpi.world.mpi import MPI
 from hetmpi.world.world import World
 
 CLASS_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -249,7 +251,7 @@ def make_tables(
 ) -> TableGroup:  # fmt: skip
     """The tables of a model, with one transport. most_keys: as most_keys_of. Collective."""
     tables, exchange = {}, config.table.exchange
-    steps = round_steps_of(config, world, specs, most_keys, device)
+    steps, stores = round_steps_of(config, world, specs, most_keys, device), stores_of(config, world, specs)
     for name, spec in specs.items():
         tables[name] = made = EmbeddingTable(
             world, spec.num_rows, spec.dim, optimizer_of(config, f"table {name}", spec.optim, schedule), name=name,
@@ -257,11 +259,24 @@ def make_tables(
             init_std=init_std_of(config, spec),
             first_rows=None if spec.open is None else FIRST_KEY,
             cache=cache_of(config, f"table {name}", spec.cache), spans=spans, exchange=exchange, device=device,
-            round_steps=steps,
+            round_steps=steps, store=stores.get(name),
         )  # fmt: skip
         if exchange == "auto" and made.client.transport.name is not None:
             exchange = made.client.transport.name  # what the first table's trial has chosen
     return TableGroup(tables)
+
+
+def stores_of(config: DictConfig, world: World, specs: dict[str, TableSpec]) -> dict[str, FileStore]:
+    """Those of tables whose rows are on disk, which share table.store_memory_gb by their sizes. Collective."""
+    table = config.table
+    if table.store != "file":
+        return {}
+    total = None if table.store_memory_gb is None else table.store_memory_gb * 1e9
+    if total is None:
+        free = free_memory(world.node.size > 1)[1] / 2 / world.node.size
+        total = world.comm.allreduce(free, MPI.MIN)
+    sizes = {name: spec.num_rows * spec.dim for name, spec in specs.items()}
+    return {name: FileStore(table.store_dir, int(total * size / sum(sizes.values()))) for name, size in sizes.items()}
 
 
 def partition_of(config: DictConfig, spec: TableSpec) -> str:

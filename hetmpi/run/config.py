@@ -194,7 +194,7 @@ def check(config: DictConfig):
             value = OmegaConf.select(config, setting.key)
             if value is not None or not setting.is_optional:
                 check_value(setting, value)
-        staleness_of(config), cache_of(config)
+        staleness_of(config), cache_of(config), check_store(config.table)
     except ValueError as error:
         raise UserError(f"settings: {error}") from error
     check_model(config.model)
@@ -237,6 +237,15 @@ def is_evaluated_at_end_only(config: DictConfig) -> bool:
     if config.eval.every_steps is not None:
         return config.eval.every_steps == 0
     return config.steps is not None or (config.epochs or 0) <= 1
+
+
+def check_store(table: DictConfig):
+    """Raises UserError for settings of a store that do not go together."""
+    if table.store == "file" and table.store_dir is None:
+        raise UserError("table.store=file needs table.store_dir=FOLDER, a folder on a local disk of each node")
+    for name in ("store_dir", "store_memory_gb"):
+        if table.store != "file" and table[name] is not None:
+            raise UserError(f"table.{name}={table[name]} is for table.store=file: set that, or remove it")
 
 
 def staleness_of(config: DictConfig) -> Staleness:

@@ -51,6 +51,10 @@ class Preemption:
                     "\nhetmpi: saving after this step; Ctrl-C again ends the run at once", file=sys.stderr, flush=True
                 )
 
+    def ask(self):
+        """As a signal would: this rank asks to leave."""
+        self._noted[0] = self._noted[0] or 1
+
     def is_agreed(self) -> bool:
         """Whether some rank had recorded a signal at the time of the last call; the same on every rank. Starts the next
         allreduce. Collective."""

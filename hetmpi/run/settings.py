@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 from hetmpi.dense import DENSE_RULES
 from hetmpi.errors import LARGEST
 from hetmpi.owner.route import PARTITIONS
+from hetmpi.owner.row_files import STORES
 from hetmpi.reductions import DENSE_EXCHANGES
 from hetmpi.run.device import DEVICES, PRECISIONS
 from hetmpi.schedule import SCHEDULES
@@ -123,6 +124,17 @@ class Table:
         "are halved",
         least=1,
         most=1 << 40,
+    )
+    store: str = setting(
+        "memory",
+        "where owners keep rows; file: in files in table.store_dir, for tables larger than the memory of all nodes",
+        choices=STORES,
+    )
+    store_dir: PathText = setting(None, "with store=file: a folder on a local disk of each node; its files are scratch")
+    store_memory_gb: float | None = setting(
+        None,
+        "with store=file: GB of memory of each rank for rows; null: its share of half of the node's free memory",
+        most=1_000_000,
     )
     ranks_per_node: int | None = setting(
         None,

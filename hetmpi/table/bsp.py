@@ -57,7 +57,9 @@ class BspClient(Client):
         make = partial(Requests, context.memory, context.record, ["weight"], None)
         self.transport, self.why = choose(context.world, exchange, make, context.partition, context.num_rows)
         store = context.memory.local
-        self._reducer = _C.StepReducer(store.rings, context.world.rank, *store.arrays, store.directory, store.applied)
+        self._reducer = _C.StepReducer(
+            store.rings, context.world.rank, *store.arrays, store.directory, store.applied, store.file
+        )
         self._is_open = False  # the reducer waits for gradients of all ranks
         self.pays_ahead = False
         if self.transport.is_collective:

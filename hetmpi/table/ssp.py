@@ -44,7 +44,9 @@ class SspClient(Client):
         self._arrays = ("weight", "mean_square") if has_states else ("weight",)  # of a line
         store = context.memory.local
         # The owner's side: its thread applies pushes from the rings while this rank computes.
-        self._owner = _C.PushApplier(store.rings, *store.arrays, store.mean_square, store.directory, context.rule)
+        self._owner = _C.PushApplier(
+            store.rings, *store.arrays, store.mean_square, store.directory, context.rule, store.file
+        )
         self._set_rates(0)  # others may push before the first write of this rank
         weakref.finalize(self, self._owner.stop)  # of a table that is dropped without close()
         self._stop = at_exit(context.world, nothing, self._owner.stop)

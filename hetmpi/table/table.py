@@ -18,6 +18,7 @@ from hetmpi.errors import UserError, check_choice, check_integer
 from hetmpi.in_flight import finish
 from hetmpi.owner.node_memory import NodeMemory
 from hetmpi.owner.route import make_partition
+from hetmpi.owner.row_files import FileStore
 from hetmpi.owner.store import INBOX_BYTES, Shard, layouts_of, table_seed
 from hetmpi.spans import Spans
 from hetmpi.table.batch import MOST_AHEAD, Keys
@@ -52,7 +53,7 @@ class EmbeddingTable:
         seed: int = 0, name: str = "table", init_std: float = 0.01, inbox_bytes: int = INBOX_BYTES,
         staleness: Staleness = Staleness(0), cache: CacheSettings = CacheSettings(capacity_rows=0),
         spans: Spans | None = None, exchange: str = "windows", device: torch.device | str = "cpu", round_steps: int = 1,
-        first_rows: int | None = None,
+        first_rows: int | None = None, store: FileStore | None = None,
     ):  # fmt: skip
         """Allocates the shards and initialises every row from a normal distribution with standard deviation `init_std`,
         depending only on (seed, name, key).
@@ -63,7 +64,8 @@ class EmbeddingTable:
         cpu, or this rank's GPU: it holds the cache, and rows and gradients are tensors on it, while keys stay on the
         CPU. round_steps: at s >= 1, number of announced batches whose rows are requested by one message; it leaves when
         so many are announced, or with the next write. first_rows: initialise these keys alone; the other rows take
-        memory when they are assigned, which comes first (hetmpi/table/vocabularies.py); None for all. Collective.
+        memory when they are assigned, which comes first (hetmpi/table/vocabularies.py); None for all. store: files in a
+        folder for the rows, a part of which stays in memory; None for all of them in memory. Collective.
 
         Raises UserError if ranks give different arguments (cache, device and spans may differ), if memory is short, and
         for a cache at staleness 0; ValueError for an unknown partition or exchange or an invalid shape."""
@@ -82,10 +84,12 @@ class EmbeddingTable:
         self.counters, self.spans = Counters(), spans or Spans()
         self._known: deque[Keys] = deque(maxlen=MOST_KNOWN)  # keys checked recently
         rule = optimizer.core(dim)
-        record, layouts = layouts_of(world, self.partition, rule, dim, staleness.is_synchronous, inbox_bytes)
+        record, layouts = layouts_of(
+            world, self.partition, rule, dim, staleness.is_synchronous, inbox_bytes, store is not None
+        )
         self.shard: Shard | None = None
         self.client: Client | None = None
-        self.memory: NodeMemory | None = NodeMemory(world, layouts, self.partition, self.num_used < num_rows)
+        self.memory: NodeMemory | None = NodeMemory(world, layouts, self.partition, self.num_used < num_rows, store)
         try:
             self._open(rule, record, seed, init_std, cache, torch.device(device), exchange, round_steps)
         except Exception as error:
@@ -97,6 +101,7 @@ class EmbeddingTable:
         """Initialises the shard, and makes cache and client. Collective."""
         world, memory, seed = self.world, self.memory, table_seed(seed, self.name)
         self.shard = memory.local
+        memory.open_files(seed, init_std)
         keys_of = partial(self.partition.keys_of, world.rank)
         self.shard.initialise(rule, keys_of, num_used_here(self), seed, init_std)
         self.cache: RowCache = cache.open(world, self.num_rows, self.dim, self.optimizer, device)
@@ -138,6 +143,7 @@ class EmbeddingTable:
         step. Raises UserError as read does, and at s = 0 RuntimeError between write and read."""
         with self.spans("prefetch"):
             checked = self._checked(keys, "prefetch")
+            self.memory.want(checked.route)
             self.client.announce(checked)
 
     def write(self, keys: torch.Tensor, grads: torch.Tensor):
@@ -218,7 +224,7 @@ class EmbeddingTable:
         """Number of batches to announce ahead of their reads: those that one pull serves; at s = 0 two, of which the
         later one is requested a step early, or none where a trial says that this would not pay."""
         if self.staleness.is_synchronous:
-            return AHEAD_AT_0 if self.client.pays_ahead else 0
+            return AHEAD_AT_0 if self.client.pays_ahead or self.memory.reads_ahead else 0
         return self._context.round_steps
 
     # Checks of keys and gradients.
@@ -232,6 +238,7 @@ class EmbeddingTable:
         """Checked keys and gradients for the client. Raises as write()."""
         self._check_open()
         self.client.check_write()
+        self.memory.count_pages(self.counters)
         with self.spans("push"):
             checked = self._checked(keys, "write")
             values = checked_grads(grads, (len(checked.array), self.dim), self.device)

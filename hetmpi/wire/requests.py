@@ -83,7 +83,7 @@ class Requests:
         does."""
         self.name, self.world, self.is_exact = name, memory.world, applier is None
         self._memory, self._record = memory, record
-        self._widths = [getattr(memory.local, array).shape[1] for array in arrays]
+        self._widths = [memory.local.in_memory[array].shape[1] for array in arrays]
         self.width, self.num_bytes = self._widths[0], 4 * sum(self._widths)
         self.rounds = Rounds(self.world, make_wire)
         self.is_collective = not self.rounds.wire.has_thread and not self.world.is_one_node
@@ -112,7 +112,9 @@ class Requests:
             applier,
             world.node.rank,
             [
-                _C.ShardArrays(shard.clock, [getattr(shard, array) for array in arrays], shard.directory, shard.marks)
+                _C.ShardArrays(
+                    shard.clock, [shard.in_memory[array] for array in arrays], shard.directory, shard.marks, shard.file
+                )
                 for shard in shards
             ],
             self._rings_of_server(),

@@ -1,0 +1,160 @@
+"""Rows on disk: the files of the shards of a node, and the shard whose rows are in one (cpp/owner/row_file.h)."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hetmpi import _C
+from hetmpi.errors import UserError
+from hetmpi.owner.store import InParts, Layout, Shard
+from hetmpi.world.world import World
+
+BALLAST_BYTES = 64 << 20  # of disk, freed when there is no more: new rows of the steps until all ranks have stopped
+STORES = "memory", "file"
+LEAST_PAGES = 16
+NUMBERS = itertools.count()  # of the files that this process has opened
+
+
+@dataclass(frozen=True)
+class FileStore:
+    """Where a table's rows are, if not in memory: in files in `folder`, a folder on a disk of each node. memory_bytes:
+    memory of each rank for their pages, and for what is known of rows and pages."""
+
+    folder: str
+    memory_bytes: int
+
+    def pages(self, layout: Layout) -> int:
+        """Pages of a rank's file that stay in memory, as many as the memory allows beside what is known of rows."""
+        return max(LEAST_PAGES, (self.memory_bytes - layout.inbox_begin - layout.num_rows) // _C.FILE_PAGE_BYTES)
+
+    def check(self, layout: Layout):
+        """Raises UserError if the memory is too little."""
+        least = layout.inbox_begin + layout.num_rows + LEAST_PAGES * _C.FILE_PAGE_BYTES
+        if self.memory_bytes < least:
+            raise UserError(
+                f"table.store_memory_gb: a table of {layout.num_rows:,} rows on each rank needs at least "
+                f"{least / 1e9:.3g}, most of it for clocks and marks, it gets {self.memory_bytes / 1e9:.3g}"
+            )
+
+
+def open_files(world: World, store: FileStore, layouts: list[Layout]) -> dict[int, tuple[int, int, int]]:
+    """A file for the rows of each rank of this node, by rank: descriptors of the file, of one for frozen rows and of
+    the ballast, the last two -1 for other ranks'. They have no name when this returns: nothing is left behind.
+    Collective. Raises UserError on every rank if they cannot be created."""
+    layout, error, names = layouts[world.rank], None, []
+    mine = [-1, -1, -1]
+    try:
+        store.check(layout)
+        for place, nbytes in enumerate((layout.file_bytes, 0, 0)):
+            name = Path(store.folder).absolute() / f".hetmpi-{world.host}-{os.getpid()}-{next(NUMBERS)}.rows"
+            mine[place] = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            names.append(name)
+            os.ftruncate(mine[place], nbytes)
+        try:
+            os.posix_fallocate(mine[2], 0, BALLAST_BYTES)
+        except OSError as problem:
+            raise UserError(store_text(store, problem, "free some space there")) from problem
+    except OSError as problem:
+        error = UserError(store_text(store, problem, "name a folder on a disk of every node that can be written"))
+    except UserError as problem:
+        error = problem
+    opened = {world.rank: tuple(mine)}
+    paths = world.node.allgather(None if error else str(names[0]))
+    try:
+        for rank, path in zip(world.node_ranks, paths):
+            if rank != world.rank and path is not None and error is None:
+                opened[rank] = os.open(path, os.O_RDONLY | os.O_CLOEXEC), -1, -1
+    except OSError as problem:
+        error = UserError(store_text(store, problem, "all ranks of a node must see the same folder"))
+    world.node.Barrier()  # all have opened them
+    for name in names:
+        os.unlink(name)
+    try:
+        world.agree(error)
+    except UserError:
+        for descriptor in itertools.chain(*opened.values()):
+            if descriptor >= 0:
+                os.close(descriptor)
+        raise
+    return opened
+
+
+def store_text(store: FileStore, problem: OSError, cure: str) -> str:
+    return f"table.store_dir={store.folder}: {problem.strerror}: {cure}"
+
+
+class FileShard(Shard):
+    """A shard whose weights and states are in a file. To be opened by open_file(), on every rank of the node."""
+
+    def open_file(
+        self, descriptors: tuple[int, int, int], partition: _C.Partition, rank: int, seed: int, std: float, pages: int
+    ):
+        """rank: the owner. seed, std: of the first rows, as for initialise(). pages: that stay in memory."""
+        self.file = _C.RowFile(
+            *descriptors, len(self), self.dim, self.state_dim, self.row_marks, self.page_marks, self.file_counts,
+            partition, rank, seed, std, pages,
+        )  # fmt: skip
+
+    @property
+    def weight(self) -> np.ndarray:
+        return self.snapshot("weight", slice(None))
+
+    @property
+    def state(self) -> np.ndarray:
+        return self.snapshot("state", slice(None))
+
+    def _initialise_rows(self, keys_of, num: int, seed: int, std: float):
+        for zeroed in (self.row_marks, self.page_marks, self.file_counts):  # all rows are absent
+            zeroed[:] = 0
+
+    def assign(self, rows: np.ndarray | slice, weight=None, state=None, clock=None):
+        places = self._places(rows)
+        for is_state, values in ((False, weight), (True, state)):
+            if values is not None:
+                width = self.state_dim if is_state else self.dim
+                values = np.broadcast_to(np.asarray(values, np.float32), (len(places), width))
+                self.file.assign(places, is_state, np.ascontiguousarray(values))
+        if clock is not None:
+            self.clock[rows] = clock
+        if state is not None:
+            self._set_mean_squares(rows, self.snapshot("state", places))
+        self.touched[rows] = 1
+
+    def snapshot(self, array: str, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
+        if array == "clock":
+            return super().snapshot(array, rows, out)
+        return self._copy(array, self._places(rows), False, out)
+
+    def _copy(self, array: str, places: np.ndarray, is_frozen: bool, out: np.ndarray | None = None) -> np.ndarray:
+        if out is None:
+            out = self.empty(array, len(places))
+        self.file.copy(places, array == "state", is_frozen, out)
+        return out
+
+    def _places(self, rows: np.ndarray | slice) -> np.ndarray:
+        return np.arange(*rows.indices(len(self))) if isinstance(rows, slice) else np.ascontiguousarray(rows, np.int64)
+
+    def freeze(self):
+        self.file.freeze()
+
+    def thaw(self):
+        self.file.thaw()
+
+    def copied(self, array: str, rows: np.ndarray | slice, out: np.ndarray | None) -> np.ndarray | InParts:
+        if array == "clock":
+            return super().copied(array, rows, out)
+        places = self._places(rows)
+        shape = len(places), self.empty(array, 0).shape[1]
+        return InParts(lambda part: self._copy(array, places[part], True), np.float32, shape)
+
+    def copy_of(self, array: str, num: int) -> np.ndarray | None:
+        return super().copy_of(array, num) if array == "clock" else None
+
+    @property
+    def is_full(self) -> bool:
+        return self.file.is_full
