@@ -2,7 +2,7 @@
 
     DIR/step-00002000/
         manifest.json              written last: description of the table, and size and xxh3_128 of each file
-        shard-00003.weight.npy     rows of rank 3, (n, dim) float32; the partition gives their keys (docs/design.md)
+        shard-00003.weight.npy     rows of rank 3, (n, dim) float32; their keys: docs/design_owner.md
         shard-00003.state.npy      their optimizer state, (n, state_dim) float32
         shard-00003.clock.npy      their clocks, (n,) int32
         dense.pt                   by torch.save: "model" and "optimizer", state dicts; "rng": torch's generators;

@@ -4,7 +4,7 @@ a trial with narrow tables, bytes between ranks per step and the hit rate.
 The trial reads and writes the rows of the run's batches through the run's own tables, caches and transports, with zero
 gradients and without a network. It is made with rows of 1 and of 2 numbers: bytes are linear in the width of rows, so
 these two give the bytes at any width. The limit of drift (table.drift) never applies, as rows do not move; in a run it
-adds fetches (docs/design.md, "A dry run").
+adds fetches.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class TableContext:
     def serve(self, round_steps: int):
         """Sets round_steps, and bound, the staleness at which clocks are compared, in the encoding of the C++ core: s,
         less the steps between the first and the last batch of a pull, as the last one is read so much later
-        (docs/design.md)."""
+        (docs/design_consistency.md)."""
         self.round_steps, self.bound = round_steps, self.staleness.core_bound
         if self.bound != _C.UNBOUNDED:
             self.round_steps = max(1, min(round_steps, self.bound))

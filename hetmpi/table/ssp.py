@@ -1,4 +1,4 @@
-"""SSP, s >= 1: HET's client (Miao et al., PVLDB 15(2), 2022, section 3.2; docs/design.md, "The bound").
+"""SSP, s >= 1: HET's client (Miao et al., PVLDB 15(2), 2022, section 3.2; docs/design_consistency.md, "The bound").
 
     read      Find, CheckValid, Fetch: uses lines within the bound; stale lines and keys without a line are fetched,
               ahead of the read if announced; new lines evict old ones

@@ -17,7 +17,7 @@ class Staleness:
     which a rank scales its own update of a cached row, to account for the updates of the other ranks that it has not
     seen yet; None is the number of ranks, 1 is HET's behaviour. drift: a cached row is fetched again, and its gradients
     are pushed, when the errors of its uses since the fetch, estimated from its own updates, add up to more than `drift`
-    times the size of a row; 0 is no limit (docs/design.md, "Drift")."""
+    times the size of a row; 0 is no limit (docs/design_consistency.md, "Drift")."""
 
     bound: int | None = 0
     anticipate: float | None = None

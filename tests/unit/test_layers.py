@@ -1,4 +1,4 @@
-"""Imports point one way, and the core uses neither MPI nor torch (docs/design.md, rooms)."""
+"""Imports point one way, and the core uses neither MPI nor torch (CONTRIBUTING.md, "The map")."""
 
 import ast
 import re
