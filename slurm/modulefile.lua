@@ -1,4 +1,4 @@
--- Lmod: `module load hetmpi` for a checkout that ./run.sh setup has set up. Put it into a folder of MODULEPATH as hetmpi/0.1.0.lua
+-- Lmod: `module load hetmpi` for a checkout that ./run.sh setup has set up. Put it into a folder of MODULEPATH as hetmpi/VERSION.lua
 -- (yours: mkdir -p ~/modules/hetmpi; module use ~/modules) and edit root. Lmod 8.6 loads it; not tried on a cluster.
 help([[hetmpi: trains PyTorch models whose embedding table is partitioned over MPI ranks.
 Start: sbatch -J NAME $HETMPI_ROOT/slurm/train.sbatch SETTINGS, or srun -K python -m hetmpi.train SETTINGS]])

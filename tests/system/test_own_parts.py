@@ -1,4 +1,4 @@
-"""User-defined parts in the trainer: those shown in CONTRIBUTING.md, and a task with two tables."""
+"""User-defined parts in the trainer: those shown in README.md and CONTRIBUTING.md, and a task with two tables."""
 
 import os
 import re
@@ -26,19 +26,19 @@ RATING = [
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
-    """A folder with the files that CONTRIBUTING.md shows, each at the path in its first line."""
+    """A folder with the files that README.md and CONTRIBUTING.md show, each at the path in its first line."""
     folder = tmp_path_factory.mktemp("own")
-    for path, text in SHOWN.findall((ROOT / "CONTRIBUTING.md").read_text()):
+    for path, text in SHOWN.findall("".join((ROOT / page).read_text() for page in ("README.md", "CONTRIBUTING.md"))):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
     return folder
 
 
 @pytest.mark.parametrize("chosen", [
-    ["model=logreg"], ["loss=focal"],
+    ["model=mine"], ["loss=focal"],
     pytest.param(["table.exchange=toy_wire.Pickled"], marks=pytest.mark.rare),
 ])  # fmt: skip
-def test_the_parts_shown_in_contributing_train(own, tmp_path, chosen):
+def test_the_parts_shown_in_readme_and_contributing_train(own, tmp_path, chosen):
     settings = [f"hydra.searchpath=[file://{own}/conf]", f"run.dir={tmp_path}", "table.ranks_per_node=1"]
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests/support"), str(own)])
     outcome = train(2, *SMALL, *settings, *chosen, "table.staleness=10", "steps=30", PYTHONPATH=path)
