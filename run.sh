@@ -30,6 +30,7 @@ usage: ./run.sh COMMAND
   bench NAME [ARGS]         run bench/NAME
   doctor                    look at MPI, memory and Horovod, and say what to change
   docs [OUT_DIR]            build these pages and the API as one site, as HTML (default: docs/_build)
+  docs check                check the commands, links and lengths of these pages
   gpu-check OUT_DIR [WHEELS]  on a machine with a GPU: check the GPU's half, with the python3, torch and nvcc found there
   slurm-trial [PARTS]       try slurm/ under a Slurm of its own on this machine; needs root (tools/slurm_trial.sh)
   setup                     only the set-up, which every other command does first
@@ -130,6 +131,12 @@ run_bench() {  # NAME ARGS...
 
 list_benches() {  # those files of bench/ that say how they are called
   sed -n 's/^ *\.\/run\.sh bench \([a-z]*\).*/\1/p' "$ROOT"/bench/*.py | sort -u | xargs
+}
+
+run_docs() {  # [OUT_DIR|check]
+  cd "$ROOT"
+  [[ ${1:-} != check ]] || exec python tools/docs_check.py
+  exec python -m sphinx -W -n -c docs . "${1:-docs/_build}"
 }
 
 run_lint() {
@@ -267,7 +274,7 @@ main() {
     report | inspect | export) exec python -m "hetmpi.$command" "$@" ;;
     bench) run_bench "$@" ;;
     doctor) launch "$NP" python -m hetmpi.doctor "$@" ;;
-    docs) cd "$ROOT" && exec python -m sphinx -W -n -c docs . "${1:-docs/_build}" ;;
+    docs) run_docs "$@" ;;
     slurm-trial) exec "$ROOT/tools/slurm_trial.sh" "$@" ;;
   esac
 }
