@@ -1,5 +1,5 @@
-"""examples/bag_before.py and bag_after.py: the same training with torch.nn.EmbeddingBag and with hetmpi's; typical
-scripts; and models of retrieval that find what is planted in generated logs."""
+"""examples/: the same training with torch.nn.EmbeddingBag and with hetmpi's, with Horovod and with
+DistributedDataParallel; typical scripts; and models of retrieval that find what is planted in generated logs."""
 
 import difflib
 import re
@@ -184,6 +184,32 @@ def test_the_thread_of_mpi_sums_lets_others_read_while_this_rank_computes():
     outcome = run([mpiexec(), "-n", "2", sys.executable, "-c", SLEEPING], **YIELDING)
     assert outcome.code == 0, outcome.text
     assert float(re.search(r"read within (\S+) s", outcome.text)[1]) < 2, outcome.text
+
+
+ON_NODES = """
+import functools, runpy, sys, hetmpi
+
+launch, settings = hetmpi.launch, {"exchange": sys.argv[2], "staleness": hetmpi.Staleness(int(sys.argv[3]))}
+hetmpi.launch = lambda main: launch(lambda world: main(world.split(1)))
+hetmpi.EmbeddingTable = functools.partial(hetmpi.EmbeddingTable, **settings)
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+def last_loss(*command):
+    """The loss that a loop of one's own prints after its steps on two ranks."""
+    outcome = run([mpiexec(), "-n", "2", sys.executable, *map(str, command)], **YIELDING)
+    assert outcome.code == 0 and outcome.survivors == [], outcome.text
+    return float(re.search(r"loss (\S+) after 200 steps on 2 rank", outcome.text)[1])
+
+
+def test_a_loop_with_distributed_data_parallel_learns_as_with_horovod():
+    assert last_loss(EXAMPLES / "own_loop_ddp.py") == pytest.approx(last_loss(EXAMPLES / "own_loop.py"), abs=1e-3)
+
+
+@pytest.mark.parametrize("exchange, staleness", [("messages", 0), ("messages", 4), ("windows", 0), ("windows", 4)])
+def test_a_loop_with_distributed_data_parallel_runs_on_several_nodes(exchange, staleness):
+    assert last_loss("-c", ON_NODES, EXAMPLES / "own_loop_ddp.py", exchange, staleness) < 0.02
 
 
 OF_ITEMS = ["data=tabular", "data.label_kind=none", "task=retrieval", "optim.rows=adam", "optim.rows_lr=0.003"]
