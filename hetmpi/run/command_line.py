@@ -19,6 +19,7 @@ usage: hetmpi train [OPTIONS] [KEY=VALUE ...]            one rank
 
 Trains a model whose embedding tables are partitioned over all ranks. KEY=VALUE is a Hydra override of a setting below,
 or of a key of the chosen model, data, task or loss, as in model=deepfm model.hidden=[64,64] steps=1000.
+Each setting has a line that says when to change it, with its values and default.
 
 options:
   -m, --multirun      sweep: train each combination of the values in KEY=A,B in turn, on all ranks

@@ -1,4 +1,4 @@
-"""The settings of a training, each declared once: its type, default, range and a line of help.
+"""The settings of a training, each declared once: its type, default, range, and when to change it.
 
 Hydra composes them (hetmpi/run/config.py). The checks of values, `hetmpi train --help` and docs/settings.md are derived
 from these declarations. The keys of a model, a data set, a task or a loss are the arguments of its class; their
@@ -34,11 +34,15 @@ PathText = Any  # checked to be text; with type str Hydra would convert a number
 
 def setting(
     default, help: str, least: float = 0, most: float = LARGEST, choices=None, takes_class: bool = False,
-    noun: str = "path",
+    noun: str = "path", for_experts: bool = False,
 ):  # fmt: skip
-    """Declares a setting. least, most: range of a number. choices: allowed words. takes_class: also allow the dotted
-    name of a class. noun: meaning of a text without choices."""
-    about = {"help": help, "least": least, "most": most, "choices": choices, "takes_class": takes_class, "noun": noun}
+    """Declares a setting. help: when to change it. least, most: range of a number. choices: allowed words.
+    takes_class: also allow the dotted name of a class. noun: meaning of a text without choices. for_experts: whether
+    only a measurement justifies a change."""
+    about = {
+        "help": help, "least": least, "most": most, "choices": choices, "takes_class": takes_class, "noun": noun,
+        "for_experts": for_experts,
+    }  # fmt: skip
     return field(default=default, metadata=about)
 
 
@@ -46,84 +50,86 @@ def group(kind: type):
     return field(default_factory=kind)
 
 
+def rates(rules: dict[str, float]) -> str:
+    """The default learning rate of each rule, as text."""
+    return ", ".join(f"{lr:g} for {rule}" for rule, lr in rules.items())
+
+
 @dataclass
 class Cache:
     capacity_rows: int | None = setting(
         CacheSettings.capacity_rows,
-        "rows that each rank caches, at a staleness of at least 1; give this or capacity_fraction",
+        "with staleness above 0, to set the cache of each rank in rows",
         most=MANY,
     )
     capacity_fraction: float | None = setting(
         CacheSettings.capacity_fraction,
-        "share of the table's rows that each rank caches; both null: 0.1, at staleness 0 none",
+        "the same as a share of the table; both null: 0.1, at staleness 0 no cache",
         most=1,
     )
     policy: str = setting(
-        CacheSettings.policy,
-        "row to evict; lru: least recently used; lfu: least frequently used; lfuopt: lfu with counts of at most 10",
-        choices=POLICIES,
+        CacheSettings.policy, "if another rule of eviction hits more often", choices=POLICIES, for_experts=True
     )
     dtype: str = setting(
         CacheSettings.dtype,
-        "type of cached rows; 16-bit types cost at most .0003 of AUC in docs/results.md; rows travel in 32 bits",
+        "if the cache takes too much memory",
         choices=tuple(ROW_BYTES),
+        for_experts=True,
     )
     admit: str = setting(
         CacheSettings.admit,
-        "rows to cache; offnode: those of other nodes; remote: those of other ranks; all; auto: offnode, on a GPU all",
+        "to cache rows of all ranks, of others (remote) or of other nodes (offnode); auto: all on a GPU, else offnode",
         choices=ADMIT,
+        for_experts=True,
     )
 
 
 @dataclass
 class Table:
-    dim: int = setting(16, "numbers per row", least=1, most=1 << 20)
-    partition: str = setting("round_robin", "rule that assigns each row to an owner", choices=PARTITIONS)
-    init_std: float = setting(0.01, "standard deviation of the initial rows", most=1000)
-    init_from: PathText = setting(
-        None,
-        "Parquet file, or folder of Parquet files, with initial rows: weight (dim float32) and either key (int64), as "
-        "`hetmpi export rows=parquet` writes, or an id column of the data with its values (docs/columns.md); other "
-        "rows start at random; not read by a resumed run",
+    dim: int = setting(
+        16, "numbers per row: raise it if the model underfits, lower it to save memory", least=1, most=1 << 20
     )
+    partition: str = setting("round_robin", "range for data.partition=metis", choices=PARTITIONS)
+    init_std: float = setting(
+        0.01, "standard deviation of initial rows: if training starts slowly or diverges", most=1000
+    )
+    init_from: PathText = setting(None, "to start from pretrained rows in Parquet files (docs/columns.md)")
     staleness: int | None = setting(
         0,
-        "iterations by which a cached row may lag; 0: exact, without a cache; null: no bound but table.drift",
+        "raise it, as to 100 iterations, between nodes on a slow network; null: no bound",
         most=LARGEST_BOUND - 1,
     )
     anticipate: float | None = setting(
         None,
-        "factor of a rank's own updates of cached rows, to anticipate those of other ranks; null: the number of ranks; "
-        "1: as in HET",
+        "to scale own updates of cached rows; null: by the number of ranks; 1: as in HET",
         most=1_000_000,
+        for_experts=True,
     )
     drift: float = setting(
         Staleness.drift,
-        "with staleness above 0: a cached row is fetched again when the estimated errors of its uses, as other ranks "
-        "move it, add up to more than this, relative to the size of a row; 0: no limit, as in HET",
+        "raise it for fewer bytes, lower it for accuracy, with staleness above 0; 0: no limit, as in HET",
         most=1_000_000,
+        for_experts=True,
     )
     round_steps: int | None = setting(
         None,
-        "across nodes at a staleness above 0: coming steps whose rows one message requests ahead, and whose gradients "
-        "it takes along; lowered to table.staleness; null: a tenth of table.staleness, 1 to 4, as far as the cache has "
-        "lines for the keys of so many; 0: rows are requested at their read. At staleness 0, with messages, any "
-        "other number turns look-ahead on, and null leaves it to a trial of the network",
+        "to request rows of other nodes more or fewer steps ahead; null: chosen at the start; 0: none",
         most=MOST_AHEAD,
+        for_experts=True,
     )
     exchange: str = setting(
         "auto",
-        "transport between nodes; messages: of all ranks; windows: one-sided MPI; auto: the faster in a trial at the "
-        "start",
+        "to choose messages or one-sided MPI (windows) without the trial at the start",
         choices=EXCHANGES,
         takes_class=True,
+        for_experts=True,
     )
     maintain_steps: int = setting(
         1000,
-        "with columns that have rows: open: steps between maintenances, at which ids may lose their rows and counts "
-        "are halved",
+        "to reassign rows of columns with rows: open more or less often (docs/growing.md)",
         least=1,
         most=1 << 40,
+        for_experts=True,
     )
     store: str = setting(
         "memory",
@@ -137,159 +143,133 @@ class Table:
         most=1_000_000,
     )
     ranks_per_node: int | None = setting(
-        None,
-        "for tests: splits each node into nodes of this many ranks that communicate by MPI only",
-        least=1,
-        most=1 << 20,
+        None, "to test several nodes on one host", least=1, most=1 << 20, for_experts=True
     )
     cache: Cache = group(Cache)
 
 
 @dataclass
 class Optim:
-    rows: str = setting("adagrad", "optimizer of the rows, applied by their owners", choices=tuple(ROW_RULES))
-    dense: str = setting("adam", "optimizer of the dense layers", choices=tuple(DENSE_RULES))
-    rows_lr: float | None = setting(
-        None,
-        "learning rate of the rows; null: " + ", ".join(f"{lr:g} for {rule}" for rule, lr in ROW_RULES.items()),
-        most=LARGEST_LR,
+    rows: str = setting(
+        "adagrad", "rowwise_adagrad to save memory and bytes, ftrl for rows with zeros", choices=tuple(ROW_RULES)
     )
-    dense_lr: float | None = setting(
-        None,
-        "learning rate of the dense layers; null: "
-        + ", ".join(f"{lr:g} for {rule}" for rule, lr in DENSE_RULES.items()),
-        most=LARGEST_LR,
-    )
-    rows_weight_decay: float = setting(0.0, "weight decay of the rows in the batch", most=LARGEST_LR)
+    dense: str = setting("adam", "to choose the optimizer of the dense layers", choices=tuple(DENSE_RULES))
+    rows_lr: float | None = setting(None, f"tune it first; null: {rates(ROW_RULES)}", most=LARGEST_LR)
+    dense_lr: float | None = setting(None, f"tune it with rows_lr; null: {rates(DENSE_RULES)}", most=LARGEST_LR)
+    rows_weight_decay: float = setting(0.0, "raise it if rows overfit", most=LARGEST_LR)
     rows_momentum: float | None = setting(
-        None, f"with rows=momentum: the momentum; null: {DEFAULT_MOMENTUM:g}", most=LARGEST_MOMENTUM
+        None, f"to change the momentum of optim.rows=momentum; null: {DEFAULT_MOMENTUM:g}", most=LARGEST_MOMENTUM
     )
-    rows_l1: float = setting(
-        0.0,
-        "with rows=ftrl: L1 regularization; numbers of a row whose gradients do not outweigh it are exactly 0",
-        most=LARGEST_LR,
-    )
-    rows_l2: float = setting(0.0, "with rows=ftrl: L2 regularization", most=LARGEST_LR)
-    dense_weight_decay: float = setting(0.0, "weight decay of the dense layers", most=LARGEST_LR)
+    rows_l1: float = setting(0.0, "raise it with optim.rows=ftrl for more numbers that are exactly 0", most=LARGEST_LR)
+    rows_l2: float = setting(0.0, "raise it with optim.rows=ftrl if rows overfit", most=LARGEST_LR)
+    dense_weight_decay: float = setting(0.0, "raise it if dense layers overfit", most=LARGEST_LR)
     dense_clip_norm: float | None = setting(
-        None,
-        "maximum of the global L2 norm of the dense layers' gradients, averaged over all ranks; larger ones are scaled "
-        "down to it; null: no limit",
-        least=1e-9,
-        most=1_000_000_000,
+        None, "to limit the norm of the dense gradients if the loss jumps", least=1e-9, most=1_000_000_000
     )
     dense_exchange: str = setting(
         "auto",
-        "what averages the dense layers' gradients; horovod: its thread; mpi: a thread of hetmpi's own; auto: Horovod "
-        "where all ranks have it",
+        "to choose the allreduce of the dense gradients; auto: horovod if all ranks have it",
         choices=DENSE_EXCHANGES,
+        for_experts=True,
     )
     schedule: str = setting(
         "constant",
-        "decay of both learning rates over the run; plateau: after evaluations without an improvement of eval.metric",
+        "to lower both learning rates over the run; plateau: when eval.metric stops improving",
         choices=SCHEDULES,
     )
     plateau_evals: int = setting(
-        3, "with schedule=plateau: evaluations in a row without an improvement before a decay", least=1, most=MANY
+        3, "with schedule=plateau, to wait for more evaluations without improvement", least=1, most=MANY
     )
-    plateau_decay: float = setting(0.5, "with schedule=plateau: factor of a decay", most=1)
-    warmup_steps: int = setting(0, "steps over which both learning rates rise from 0", most=MANY)
+    plateau_decay: float = setting(0.5, "with schedule=plateau, to lower the rates by another factor", most=1)
+    warmup_steps: int = setting(
+        0, "raise it if the first steps diverge: both learning rates then start at 0", most=MANY
+    )
 
 
 @dataclass
 class Eval:
     every_steps: int | None = setting(
         None,
-        "steps between evaluations on held-out samples; 0: at the end only; null: after each epoch, or "
-        "every few epochs if there are more than 20, and at the end",
+        "to evaluate more or less often; 0: only at the end; null: after epochs",
         most=MANY,
     )
     metric: str | None = setting(
         None,
-        "metric of the task that eval.patience and schedule=plateau watch; null: the task's first, as auc or accuracy",
+        "to choose the metric of eval.patience and schedule=plateau; null: the first of the task",
         noun="name of a metric",
     )
     group: str | None = setting(
-        None,
-        "column of one id, such as a user's, over whose values the metric gauc is the mean of AUC; null: no gauc",
-        noun="name of a column",
+        None, "to report gauc, the mean AUC over the values of this column, such as users", noun="name of a column"
     )
     patience: int | None = setting(
-        None,
-        "training ends after this many evaluations in a row without an improvement of eval.metric; null: never",
-        least=1,
-        most=MANY,
+        None, "to stop after this many evaluations in a row without improvement", least=1, most=MANY
     )
-    max_samples: int | None = setting(None, "held-out samples to use; null: all", least=1, most=MANY)
-    batch_size: int = setting(4096, "samples per rank and forward pass", least=1, most=LARGEST_BATCH)
+    max_samples: int | None = setting(
+        None, "to limit held-out samples if evaluations take long; null: all", least=1, most=MANY
+    )
+    batch_size: int = setting(4096, "lower it if evaluations run out of memory", least=1, most=LARGEST_BATCH)
 
 
 @dataclass
 class LoaderSettings:
-    threads: int = setting(1, "threads per rank that prepare batches", least=1, most=1024)
-    prefetch: int = setting(2, "batches prepared ahead", least=1, most=1024)
+    threads: int = setting(
+        1, "raise it if load takes a large part of a step and cores are free", least=1, most=1024, for_experts=True
+    )
+    prefetch: int = setting(
+        2, "raise it if load varies from step to step, lower it to save memory", least=1, most=1024, for_experts=True
+    )
 
 
 @dataclass
 class Checkpoint:
-    at_end: bool = setting(True, "save the model after the last step; with data.follow after each file")
-    every_steps: int = setting(
-        0, "steps between checkpoints; 0: only at the end or when a signal ends the run", most=MANY
-    )
-    keep: int = setting(2, "number of newest checkpoints to keep", least=1, most=MANY)
+    at_end: bool = setting(True, "to save no checkpoint at the end")
+    every_steps: int = setting(0, "to save during training too, at this interval", most=MANY)
+    keep: int = setting(2, "to keep more or fewer checkpoints", least=1, most=MANY)
     best: str | None = setting(
         None,
-        "metric of the task, such as auc: saves a checkpoint at each evaluation that improved it, and keeps the best "
-        "one besides the newest; the link `best` in checkpoint.dir leads to it",
+        "to keep the best checkpoint by a metric, such as auc",
         noun="name of a metric",
     )
-    full_every: int = setting(1, "every N-th checkpoint is full, the others hold only changed rows", least=1, most=MANY)
-    dir: PathText = setting("${run.dir}/checkpoints", "folder of the checkpoints, accessible to all ranks")
-    export_deltas: bool = setting(
-        False,
-        "with columns that have rows: open: write after each checkpoint to run.dir/deltas what has changed since the "
-        "one before, by id; the first time all rows",
+    full_every: int = setting(
+        1, "raise it to write less: all but every N-th checkpoint have changed rows only", least=1, most=MANY
     )
+    dir: PathText = setting("${run.dir}/checkpoints", "to save on another disk that all ranks see")
+    export_deltas: bool = setting(False, "to write changed rows by id after each checkpoint (docs/growing.md)")
 
 
 @dataclass
 class WatchdogSettings:
     seconds: float = setting(
-        300,
-        "time after which a rank that delays the others is reported, and one that does not respond aborts the job; "
-        "doubled before a rank's first step; 0: never",
-        most=LONGEST_S,
+        300, "raise it if a rank may be silent for longer, as in a slow set-up; 0: no watchdog", most=LONGEST_S
     )
 
 
 @dataclass
 class Log:
-    every_steps: int = setting(100, "steps between log lines", least=1, most=MANY)
+    every_steps: int = setting(100, "to print log lines more or less often", least=1, most=MANY)
 
 
 @dataclass
 class Train:
     precision: str = setting(
         "float32",
-        "numbers of the network's matrix products; bf16: 16 bits (torch.autocast), while rows, parameters and all "
-        "gradients stay in 32",
+        "if the processor or GPU multiplies 16-bit numbers faster",
         choices=tuple(PRECISIONS),
     )
     accumulate: int = setting(
         1,
-        "forward and backward passes in which the batch of a step is computed, each with a share of its samples, so "
-        "that a larger batch fits in memory; rows are read and written once",
+        "raise it if a batch does not fit in memory: each step then has this many passes",
         least=1,
         most=LARGEST_BATCH,
     )
-    profile: bool = setting(False, "write trace.json, a timeline of every rank's last steps for ui.perfetto.dev")
+    profile: bool = setting(False, "to see a timeline of the last steps: trace.json, for ui.perfetto.dev")
 
 
 @dataclass
 class Run:
     dir: PathText = setting(
         "runs/${now:%Y%m%d-%H%M%S-%f}-${hydra:runtime.choices.model}-${hydra:runtime.choices.data}",
-        "folder of settings, metrics, summary and checkpoints",
+        "to name the run folder",
     )
 
 
@@ -300,18 +280,18 @@ class Settings:
             {"loss": "bce"}, {"model": "wdl"}, {"task": "ctr"}, {"data": "synthetic"}, "_self_", {"experiment": None},
         ]
     )  # fmt: skip
-    steps: int | None = setting(None, "training steps; null: as many as `epochs` requires", most=MANY)
-    epochs: float | None = setting(1, "passes over the training data", most=1_000_000)
-    seed: int = setting(0, "seed of the initial rows, the initial dense layers and the order of the samples")
-    batch_size: int = setting(64, "samples per rank and step", least=1, most=LARGEST_BATCH)
-    device: str = setting("auto", "cuda: one GPU per rank; auto: cuda if every rank can use one", choices=DEVICES)
-    resume: PathText = setting(
-        None,
-        "auto: the newest complete checkpoint in checkpoint.dir, if any; or a checkpoint's folder; null: a new run",
+    steps: int | None = setting(None, "to end after this many steps; epochs then has no effect", most=MANY)
+    epochs: float | None = setting(1, "raise it while held-out metrics improve", most=1_000_000)
+    seed: int = setting(0, "to repeat a run with other random numbers")
+    batch_size: int = setting(
+        64,
+        "samples per rank and step: raise it if exchanges take long, lower it to save memory",
+        least=1,
+        most=LARGEST_BATCH,
     )
-    dry_run: bool = setting(
-        False, "print memory, bytes per step and hit rate that the run would have, and end: nothing is trained"
-    )
+    device: str = setting("auto", "cpu to leave GPUs unused, cuda to stop with an error without them", choices=DEVICES)
+    resume: PathText = setting(None, "auto to continue from the newest checkpoint, or the folder of a checkpoint")
+    dry_run: bool = setting(False, "to see memory, bytes per step and hit rate without training")
     table: Table = group(Table)
     optim: Optim = group(Optim)
     eval: Eval = group(Eval)
@@ -347,7 +327,7 @@ REMOVED = {
 
 
 class Declared(NamedTuple):
-    """The declaration of a setting. kind: int, float, bool or str."""
+    """The declaration of a setting; fields as in setting(). kind: int, float, bool or str."""
 
     key: str
     kind: type
@@ -359,6 +339,7 @@ class Declared(NamedTuple):
     choices: tuple[str, ...] | None
     takes_class: bool
     noun: str
+    for_experts: bool
 
     @property
     def default_text(self) -> str:

@@ -1,24 +1,26 @@
 """Every configuration in conf/ is composed and built."""
 
 import json
+import re
 import runpy
 from pathlib import Path
 
 import pytest
 from hydra.utils import get_class
-from launch import CLICK_MODELS
+from launch import CLICK_MODELS, ROOT
 from omegaconf import OmegaConf
 
 from hetmpi.errors import LARGEST, UserError
 from hetmpi.run.build import OWN_OPTIM, auto_round_steps, check_model_fits, make, optimizer_of
 from hetmpi.run.command_line import help_text
 from hetmpi.run.config import CONF, cache_of, check_value, resolved, staleness_of
-from hetmpi.run.settings import REMOVED, declared
+from hetmpi.run.settings import PARTS, REMOVED, declared
 from hetmpi.run.sweep import planned
 from hetmpi.schedule import Schedule
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.wire.transport import FORMER_NAMES, current_name
 
+SETTINGS_PAGE = ROOT / "docs/settings.md"
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 GRAPHS = ("computers", "cora")  # experiments whose data lie in a file
@@ -310,21 +312,54 @@ def test_an_integer_written_as_a_float_is_told_how_to_write_it():
         resolved(["batch_size=1e7"])
 
 
-def test_the_page_of_settings_is_up_to_date():
-    root = Path(__file__).resolve().parents[2]
-    written = runpy.run_path(str(root / "tools/settings_page.py"))
-    assert (root / "docs/settings.md").read_text() == written["page"](), "run python tools/settings_page.py"
+def test_the_page_of_settings_is_up_to_date_and_short():
+    written, text = runpy.run_path(str(ROOT / "tools/settings_page.py")), SETTINGS_PAGE.read_text()
+    assert text == written["page"](), "run python tools/settings_page.py"
+    assert len(text.splitlines()) < 200
+
+
+def test_the_page_has_each_setting_once_and_no_other():
+    rows = re.findall(r"^\| `([^`=]+)` \| `(.+?)`[^|`]* \| ", SETTINGS_PAGE.read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted((setting.key, setting.default_text) for setting in declared())
+
+
+@pytest.mark.parametrize("group", PARTS)
+def test_the_page_has_the_keys_of_each_kind_and_no_other(group):
+    text = SETTINGS_PAGE.read_text()
+    rows = text.partition(f"\n| `{group}=` | ")[2].partition("\n\n")[0].splitlines()[2:]
+    shown = {name: set(re.findall(rf"`({group}\.\w+)=", row)) for row in rows for name in names_in(row)}
+    explained = {key for row in rows for key in re.findall(rf"`({group}\.\w+)`: ", row)}
+    following = set(re.findall(rf"`({group}\.\w+)=", text.partition("\n## For experts\n")[2]))
+    own = {path.stem: {f"{group}.{key}" for key in keys_of(path)} for path in (CONF / group).glob("*.yaml")}
+    assert shown == {name: keys - following for name, keys in own.items()}
+    assert explained | following <= set().union(*own.values())
+
+
+def names_in(row):
+    """The names in the first cell of a row."""
+    return re.findall(r"`(\w+)`", row.split(" | ")[0])
+
+
+def keys_of(path):
+    return set(OmegaConf.load(path)) - {"_target_", "defaults"}
+
+
+@pytest.mark.parametrize("path", sorted(CONF.glob("*/*.yaml")), ids=lambda path: f"{path.parent.stem}={path.stem}")
+def test_comments_in_conf_are_short_and_each_key_of_a_kind_has_one(path):
+    lines = path.read_text().splitlines()
+    assert max(map(len, lines)) <= 120 and sum(line.startswith("#") for line in lines) <= 2
+    if path.parent.stem in PARTS:
+        follows = re.compile(r"\w+: [$]{[\w.]+}")  # a setting
+        own = [line for line in lines if line.split(":")[0] in keys_of(path) and not follows.fullmatch(line)]
+        assert [line for line in own if "  # " not in line] == []
 
 
 def test_help_names_every_setting_with_its_default():
-    text = help_text(None)
+    text = " ".join(help_text(None).split())
     for setting in declared():
-        assert f"  {setting.key} " in text and setting.help.split()[0] in text
-    assert (
-        "integer from 1 to 1,073,741,824; default 64]" in text
-        and "complex | dcn | dcnv2 | deepfm | din | distmult | dlrm | dnn | finalmlp | fm | gat | gcn | graphsage | lr"
-        in text
-    )
+        assert f" {setting.key} {setting.help} [" in text and f"; default {setting.default_text}]" in text
+    assert "integer from 1 to 1,073,741,824; default 64]" in text
+    assert "complex | dcn | dcnv2 | deepfm | din | distmult | dlrm | dnn | finalmlp | fm | gat | gcn" in text
 
 
 def test_the_folders_of_a_sweep(tmp_path, monkeypatch):
