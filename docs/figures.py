@@ -1,7 +1,7 @@
 """Draws the README's pictures from tables of docs/results.md: python docs/figures.py
 
-gains.svg   bytes and AUC by staleness, from the first table
-trade.svg   AUC against bytes, from the table of the trade of bytes and AUC"""
+gains.svg   bytes and AUC by staleness, from "Traffic" and "What staleness costs"
+trade.svg   AUC against bytes, from "Bytes against AUC"; docs/results.md and docs/concepts.md show it"""
 
 import re
 from pathlib import Path
@@ -19,11 +19,15 @@ LIMITS = {"count": "s", "drift": "drift", "HET's rule": "s"}  # and the meaning 
 SHOWN_FROM = -0.0035  # of AUC; no bound is far below
 
 
-def figures_of(row: str) -> list[float]:
-    """The first numbers in the second column of the row that begins so, one for each of BOUNDS."""
-    table = (HERE / "results.md").read_text()
-    cells = next(line for line in table.splitlines() if line.startswith(f"| {row}")).split("|")
-    return [float(text) for text in re.findall(r"\d*\.\d+", cells[2])[: len(BOUNDS)]]
+def table(title: str) -> list[list[str]]:
+    """The cells of each row of the first table under the heading `title`."""
+    section = (HERE / "results.md").read_text().split(f"\n## {title}\n")[1]
+    (first, *_) = (block for block in section.split("\n\n") if block.lstrip().startswith("|"))
+    return [[cell.strip() for cell in row.split("|")[1:-1]] for row in first.strip().splitlines()]
+
+
+def number(cell: str) -> float:
+    return float(re.match(r"\d*\.\d+", cell)[0])
 
 
 def draw(axes, title: str, values: list[float], labels: list[str], least: float, most: float):
@@ -41,11 +45,11 @@ def draw(axes, title: str, values: list[float], labels: list[str], least: float,
 
 def trade():
     """Draws the loss of AUC against the bytes of each limit of staleness."""
-    rows = [line.split("|")[1:-1] for line in (HERE / "results.md").read_text().splitlines() if line.startswith("| ")]
+    rows = table("Bytes against AUC")
     figure, axes = plt.subplots(figsize=(7.0, 3.4), layout="constrained", facecolor="white")
     for (limit, meaning), color, marker in zip(LIMITS.items(), (COLORS[0], COLORS[2], "#b8562a"), "oD^"):
-        found = [[cell.strip() for cell in row] for row in rows if row[0].strip() == limit and len(row) == 5]
-        points = sorted((float(share), float(auc), float(error), name) for _, name, auc, error, share in found)
+        found = [row[1:] for row in rows if row[0] == limit]
+        points = sorted((float(share), float(auc), float(error), name) for name, auc, error, share in found)
         points = [point for point in points if point[1] > SHOWN_FROM]
         share, auc, error, names = zip(*points)
         axes.errorbar(share, auc, error, color=color, marker=marker, capsize=2, label=f"{limit} ({meaning})")
@@ -59,7 +63,9 @@ def trade():
 
 
 def main():
-    megabytes, auc = figures_of("bytes between all ranks"), figures_of("held-out AUC")
+    (bytes_row,) = (row for row in table("Traffic") if row[0] == "SGD")
+    megabytes = [number(cell) for cell in bytes_row[1 : 1 + len(BOUNDS)]]
+    auc = [number(row[1]) for row in table("What staleness costs") if f"s = {row[0]}" in BOUNDS]
     figure, (left, right) = plt.subplots(1, 2, figsize=(7.0, 1.9), layout="constrained", facecolor="white")
     saved = ["", *(f"   {100 * (1 - value / megabytes[0]):.0f} % fewer" for value in megabytes[1:])]
     labels = [f"{value:.1f} MB{text}" for value, text in zip(megabytes, saved)]

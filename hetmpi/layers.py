@@ -19,8 +19,8 @@ def look_up(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
     The gradient of a row is the sum over its occurrences, added in an order that does not depend on timing: bitwise
     reproducible. Equal to rows.index_select(0, index.flatten()), whose backward takes longer on the CPU
-    (docs/results.md), but supports first derivatives only. Raises ValueError for another shape or dtype, on the CPU
-    IndexError for an index beyond the rows."""
+    (docs/results.md, "Parts of a step"), but supports first derivatives only. Raises ValueError for another shape or
+    dtype, on the CPU IndexError for an index beyond the rows."""
     if rows.dim() != 2 or index.dtype != torch.int64:
         raise ValueError(
             f"look_up: rows must be of shape (U, dim) and index int64, got {tuple(rows.shape)} and {index.dtype}"

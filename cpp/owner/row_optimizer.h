@@ -283,7 +283,8 @@ class RowOptimizer {
 
   // The factor of the squares of a gradient that is scaled by `scale` as a preview of the updates of all ranks. For
   // sums of squares, as if all ranks had the same gradient. For Adam, as if the gradients of the ranks were
-  // independent: its average forgets the fetched one, and steps that are too small were worse (docs/results.md).
+  // independent: its average forgets the fetched one, and steps that are too small were worse (docs/negative.md,
+  // "Cache").
   HETMPI_SHARED float squares_of(float scale) const { return rule_ == RowRule::kAdam ? scale : scale * scale; }
 
   // A sum over `count` iterations as a gradient; scaled by `scale`. squares: of a single gradient too, by square().

@@ -4,7 +4,7 @@ read     fetches the rows from their owners; nothing is cached, as each step cha
          leaves before the last step is applied here; an owner replies when all of its node have applied it
 announce lets the request of a later batch leave with a write: the last one before its read or, better, the one before
          that. Rows that nobody reads in the step between then come during that step (cpp/wire/round.h). By windows it
-         does nothing: rows would not travel before their reader gets them (docs/results.md)
+         does nothing: rows would not travel before their reader gets them (docs/negative.md, "Wire")
 write    each rank sends its gradients to their owners
 settle   (in write on one node, and where replies are on their way; otherwise in the next read) each owner waits for the
          gradients of all ranks, sums them per key in an order of ranks (cpp/owner/rank_sums.h) and applies the row
@@ -35,7 +35,7 @@ from hetmpi.world.waiting import StallWarning, wait_for
 
 POLL_S = 0.001
 NAP_S = 50e-6  # between two looks for messages: short compared with a step, long compared with a look
-LEAST_AHEAD_MS = 3.0  # look-ahead pays where 2,048 random rows take at least so long (docs/results.md)
+LEAST_AHEAD_MS = 3.0  # for 2,048 random rows; faster networks do not gain: docs/results.md, "Across hosts"
 
 
 @dataclass
