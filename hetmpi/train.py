@@ -49,6 +49,7 @@ from hetmpi.tasks.evaluation import Evaluation
 from hetmpi.trained.id_rows import export_changes
 from hetmpi.trained.saved_model import check_data, resumed_stream, tensors_of
 from hetmpi.world.launch import LEFT_EARLY, launch, on_failure
+from hetmpi.world.mpi import MPI
 from hetmpi.world.world import World
 
 
@@ -276,7 +277,8 @@ class Training:
 
     def say_left(self):
         """Says, and records, that the run was left after its last step, which is saved. Collective."""
-        self.saving.say_left(self.steps)
+        is_full = self.world.comm.allreduce(self._is_disk_full, MPI.LOR)
+        self.saving.say_left(self.steps, "a full disk" if is_full else "a signal")
         if self.log is not None:
             self.log.stop(self.steps, self.checkpoints.path(self.steps))
 

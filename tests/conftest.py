@@ -56,8 +56,9 @@ def rows_on_disk(monkeypatch):
     folder = os.environ.get("HETMPI_TEST_STORE")
     if folder is None:
         return
-    from hetmpi.table.table import EmbeddingTable
     from support.stores import HundredthStore
+
+    from hetmpi.table.table import EmbeddingTable
 
     make = EmbeddingTable.__init__
 
@@ -65,6 +66,7 @@ def rows_on_disk(monkeypatch):
         make(self, *args, **{"store": HundredthStore(folder, 0), **kwargs})
 
     monkeypatch.setattr(EmbeddingTable, "__init__", make_on_disk)
+
 
 @pytest.fixture
 def interleaved(world, monkeypatch):

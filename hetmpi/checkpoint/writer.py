@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -147,6 +148,7 @@ class Writer(threading.Thread):
 
     def _remove_old(self, paths: list[Path]):
         """Removes all `paths`, sorted newest first, except the first `keep` ones, the best one, and their bases."""
+        paths = [path for path in paths if (path / "manifest.json").exists()]
         try:
             bases = {path.name: read_manifest(path).get("base", path.name) for path in paths}
         except UserError:  # the base of an unreadable checkpoint is unknown
@@ -160,7 +162,10 @@ class Writer(threading.Thread):
             needed |= {best.name, bases.get(best.name, best.name)}
         for path in paths[len(kept) :]:
             if path.name not in needed:
-                shutil.rmtree(path, ignore_errors=True)
+                part = path.with_suffix(".part")  # if a kill ends the removal, the next checkpoint completes it
+                with contextlib.suppress(OSError):
+                    os.rename(path, part)
+                    shutil.rmtree(part, ignore_errors=True)
 
 
 def refused(path: Path, problem: Exception) -> UserError:

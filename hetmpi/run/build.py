@@ -247,11 +247,13 @@ def seed_of(seed: int, step: int, rank: int) -> int:
 
 def make_tables(
     config: DictConfig, world: World, specs: dict[str, TableSpec], most_keys: dict[str, int], schedule: Schedule,
-    device: torch.device, spans: Spans,
+    device: torch.device, spans: Spans, stores: Mapping[str, FileStore] | None = None,
 ) -> TableGroup:  # fmt: skip
-    """The tables of a model, with one transport. most_keys: as most_keys_of. Collective."""
+    """The tables of a model, with one transport. most_keys: as most_keys_of. stores: of rows on disk, None for those of
+    the settings. Collective."""
     tables, exchange = {}, config.table.exchange
-    steps, stores = round_steps_of(config, world, specs, most_keys, device), stores_of(config, world, specs)
+    steps = round_steps_of(config, world, specs, most_keys, device)
+    stores = stores_of(config, world, specs) if stores is None else stores
     for name, spec in specs.items():
         tables[name] = made = EmbeddingTable(
             world, spec.num_rows, spec.dim, optimizer_of(config, f"table {name}", spec.optim, schedule), name=name,

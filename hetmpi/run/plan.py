@@ -16,14 +16,17 @@ import numpy as np
 import torch
 from omegaconf import DictConfig
 
+from hetmpi import _C
 from hetmpi.checkpoint.checkpoints import Position
 from hetmpi.counters import Counters
 from hetmpi.data.loader import Loader, Lookahead
 from hetmpi.errors import LARGEST, UserError
 from hetmpi.owner.route import make_partition
-from hetmpi.owner.store import layouts_of
+from hetmpi.owner.row_files import FileStore
+from hetmpi.owner.store import Layout, layouts_of
 from hetmpi.run import build
 from hetmpi.run.config import cache_of, staleness_of
+from hetmpi.run.disk_plan import DiskPlan
 from hetmpi.schedule import Schedule
 from hetmpi.spans import Spans
 from hetmpi.table.group import TableGroup
@@ -92,6 +95,8 @@ class Plan:
         self.world, self.config, self.device = world, config, device
         self.source, self.task, self.model, self.specs = build.make_parts(world, config, device)
         self.total_steps = build.total_steps(config, self.source, world.size, Position())
+        self.stores = build.stores_of(config, world, self.specs)
+        self.disk = self._disk()
         if build.stream_of(self.source) is not None:
             self.total_steps = self._steps_of_first_file()
 
@@ -119,18 +124,38 @@ class Plan:
         most_keys = build.most_keys_of(config, task, specs)
         round_steps = build.round_steps_of(config, world, specs, most_keys, device)
         for name, spec in specs.items():
-            self._add_table(found, name, spec, most_keys[name], round_steps)
+            store = self.stores.get(name) if width is None else None  # narrow tables are in memory
+            self._add_table(found, name, spec, most_keys[name], round_steps, store)
         return found
 
-    def _add_table(self, found: Memory, name: str, spec: TableSpec, most_keys: int, round_steps: int):
+    def _layout(self, name: str, spec: TableSpec, is_in_file: bool) -> tuple[_C.Partition, Layout]:
+        """A table's partition, and this rank's memory."""
+        config, world = self.config, self.world
+        rule = build.optimizer_of(config, f"table {name}", spec.optim, Schedule()).core(spec.dim)
+        partition = make_partition(build.partition_of(config, spec), spec.num_rows, world.size)
+        is_exact = staleness_of(config).is_synchronous
+        _, layouts = layouts_of(world, partition, rule, spec.dim, is_exact, is_in_file=is_in_file)
+        return partition, layouts[world.rank]
+
+    def _disk(self) -> DiskPlan | None:
+        """For tables whose rows are on disk. Raises UserError if their memory is too little."""
+        if not self.stores:
+            return None
+        found = {name: (*self._layout(name, spec, True), self.stores[name]) for name, spec in self.specs.items()}
+        for _, layout, store in found.values():
+            store.check(layout)
+        return DiskPlan(self.world, self.config.table.store_dir, found)
+
+    def _add_table(
+        self, found: Memory, name: str, spec: TableSpec, most_keys: int, round_steps: int, store: FileStore | None
+    ):
         """most_keys: of a batch."""
         world, staleness = self.world, staleness_of(self.config)
         rule = build.optimizer_of(self.config, f"table {name}", spec.optim, Schedule()).core(spec.dim)
-        partition = make_partition(build.partition_of(self.config, spec), spec.num_rows, world.size)
-        _, layouts = layouts_of(world, partition, rule, spec.dim, staleness.is_synchronous)
-        mine = layouts[world.rank]
+        partition, mine = self._layout(name, spec, store is not None)
         before_rings = mine.inbox_begin
-        found.rows += before_rings + partition.num_local_rows(world.rank)  # with marks of changed rows
+        in_memory = before_rings + partition.num_local_rows(world.rank)  # with marks of changed rows
+        found.rows += in_memory if store is None else store.memory_bytes
         if spec.open is not None:  # in a directory, and among the ids that this rank knows
             found.rows += round(ID_BYTES * spec.num_rows * (1 + 1 / world.size))
         found.mailboxes += mine.nbytes - before_rings
@@ -185,7 +210,7 @@ class Plan:
         specs = {name: replace(self.specs[own], dim=width) for name, (own, width) in of_narrow.items()}
         most = build.most_keys_of(config, self.task, self.specs)
         most_keys = {name: most[own] for name, (own, _) in of_narrow.items()}
-        tables = build.make_tables(config, world, specs, most_keys, Schedule(), self.device, spans)
+        tables = build.make_tables(config, world, specs, most_keys, Schedule(), self.device, spans, stores={})
         loader = Loader(
             self.source.train, world.rank, world.size, config.batch_size, 0, most_steps, config.loader.threads,
             config.loader.prefetch, self.task.batches(self.device),
@@ -204,6 +229,8 @@ class Plan:
         began, counts, kept = time.perf_counter(), [(0, 0)], [np.zeros(len(tables), np.int64)]
         for made, batch in enumerate(batches, 1):
             keys = keys_of(batch)
+            if self.disk is not None:
+                self.disk.step({name: keys[narrow(name, NARROW[0])].numpy() for name in self.specs})
             rows = tables.read(keys)
             for later in batches.announced():
                 tables.prefetch(keys_of(later))
@@ -258,6 +285,7 @@ def dry_run(world: World, config: DictConfig, device: torch.device):
     narrow = node.allreduce(sum(plan.memory(width).total for width in NARROW))
     can_try = world.comm.allreduce(narrow < free, MPI.LAND)
     lines = traffic_lines(config, plan.traffic()) if can_try else [NOT_TRIED]
+    lines += [] if plan.disk is None else plan.disk.lines()
     if world.rank == 0:
         print("\n".join(lines), flush=True)
 

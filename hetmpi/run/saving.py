@@ -73,12 +73,12 @@ class Saving:
         places = [path] if self.resumed is None else [path, self.resumed.parent / path.name]
         return next((place for place in places if place.is_dir()), None)
 
-    def say_left(self, step: int):
+    def say_left(self, step: int, why: str):
         """Waits for the checkpoint, then prints how to continue. Collective."""
         self.checkpoints.wait()
         if self.world.rank == 0:
             path = self.checkpoints.path(step)
-            print(f"hetmpi: stopped by a signal: saved {path}, continue with resume={path}", flush=True)
+            print(f"hetmpi: stopped by {why}: saved {path}, continue with resume={path}", flush=True)
 
     def _resumed(self) -> Path | None:
         """The checkpoint to resume. Collective."""

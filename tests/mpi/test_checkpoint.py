@@ -427,8 +427,8 @@ def test_a_checkpoint_of_many_ranks_is_loaded_and_exported_with_few_open_files(t
 
 
 SPOILT = {
-    "weight": lambda table, model: table.shard.weight.__setitem__((2, 1), np.nan),
-    "state": lambda table, model: table.shard.state.__setitem__(2, np.inf),
+    "weight": lambda table, model: table.shard.assign(np.array([2]), weight=np.nan),
+    "state": lambda table, model: table.shard.assign(np.array([2]), state=np.inf),
     "dense": lambda table, model: model.bias.data.fill_(np.nan),
 }
 
@@ -465,7 +465,7 @@ def test_what_is_not_finite_is_not_saved_and_all_ranks_hear_of_it(
     assert checkpoints.newest() == checkpoints.path(1)
     world.comm.Barrier()
     if world.rank == last:
-        table.shard.weight[2], table.shard.state[2] = 1, 1
+        table.shard.assign(np.array([2]), weight=1, state=1)
     model.bias.data.fill_(0)
     checkpoints.save(Position(2, 0), table, model)
     checkpoints.wait()

@@ -84,8 +84,8 @@ def open_table(world, case, staleness, anticipate=1.0, inbox_bytes=1 << 16):
         staleness=Staleness(staleness, anticipate, 0.0), cache=cache, exchange=case.get("exchange", "windows"),
         round_steps=case.get("round_steps", 1),
     )  # fmt: skip
-    for key, row in zip(table.keys().tolist(), table.shard.weight):
-        row[:] = first_row(key, case["dim"])
+    first = np.array([first_row(key, case["dim"]) for key in table.keys().tolist()], np.float32)
+    table.shard.assign(slice(None), weight=first.reshape(-1, case["dim"]))
     table.memory.fence()
     return table
 
