@@ -56,7 +56,7 @@ def open_files(world: World, store: FileStore, layouts: list[Layout]) -> dict[in
             names.append(name)
             os.ftruncate(mine[place], nbytes)
         try:
-            os.posix_fallocate(mine[2], 0, BALLAST_BYTES)
+            os.posix_fallocate(mine[2], 0, min(BALLAST_BYTES, layout.file_bytes))
         except OSError as problem:
             raise UserError(store_text(store, problem, "free some space there")) from problem
     except OSError as problem:

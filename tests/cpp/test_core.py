@@ -45,7 +45,8 @@ def sanitizer(request, tmp_path):
 
 
 @pytest.mark.long
-def test_the_core_keeps_its_invariants_and_no_sanitizer_objects(sanitizer, tmp_path):
-    code, text = run_built(ROOT / "tests/cpp/core_test.cpp", tmp_path / "core_test", sanitizer)
+@pytest.mark.parametrize("name", ["core_test", "row_file_test"])
+def test_the_core_keeps_its_invariants_and_no_sanitizer_objects(sanitizer, tmp_path, name):
+    code, text = run_built(ROOT / f"tests/cpp/{name}.cpp", tmp_path / name, sanitizer)
     assert code == 0, text
     assert not any(report in text for report in REPORTS), text

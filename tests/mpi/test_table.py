@@ -344,6 +344,7 @@ def huge_bytes() -> int:
 
 @pytest.mark.skipif(not HAS_HUGE_PAGES, reason="takes Linux 6.1 or later with huge pages")
 @pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.skipif("HETMPI_TEST_STORE" in os.environ, reason="rows are on disk")
 def test_large_shards_lie_on_huge_pages_until_the_table_is_closed(world, staleness):
     settings = {"init_std": 0.1, "seed": 7, "staleness": Staleness(staleness)}
     small = EmbeddingTable(world, 1000, 64, RowOptimizer(lr=1.0), **settings)
