@@ -15,6 +15,7 @@ PLACES = {  # public name -> the module that defines it
     "Schedule": "schedule",
     "Staleness": "table.staleness",
     "CacheSettings": "table.cache",
+    "FileStore": "owner.row_files",
     "look_up": "layers",
     "World": "world.world",
     "launch": "world.launch",
