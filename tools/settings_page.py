@@ -21,25 +21,23 @@ HEAD = """\
 
 <!-- written by tools/settings_page.py -->
 
-Give a setting as `KEY=VALUE` on the command line, in the syntax of
-[Hydra](https://hydra.cc/docs/advanced/override_grammar/basic/). `hetmpi train --help` lists the settings with the range
-of each value; `hetmpi train --cfg job KEY=VALUE ...` prints the values of a command line and exits.
+Give settings as `KEY=VALUE`, in [Hydra's syntax](https://hydra.cc/docs/advanced/override_grammar/basic/).
+`hetmpi train --help` lists them with their ranges; `hetmpi train --cfg job KEY=VALUE ...` prints all values of a
+command line. [Words](words.md) defines the terms.
 
 {experiments}
-
-[Concepts](concepts.md) explains the words.
 """
 EXPERIMENTS = """\
-`experiment=NAME` reads settings from `conf/experiment/NAME.yaml`; the command line overrides them. NAME is one of \
-{names}, or your own."""
+`experiment=NAME` reads `conf/experiment/NAME.yaml`; further settings on the command line override it. Names: {names}, \
+or your own."""
 CHOICE = "`{group}=NAME` selects {noun}, by default `{default}`."
-ROWS = ("setting", "default (others)", "when to change it")
-KEYS = "settings and their defaults (...: required)"
+ROWS = ("setting and default (others)", "when to change it")
+KEYS = "settings and defaults (...: required)"
 SEVERAL = "several"
 # Heading -> (its groups of files, with the noun of a choice; its settings: keys, or groups of keys).
 SECTIONS = {
-    "Data": ({"data": "the source of samples, and its task"}, ()),
-    "Task and loss": ({"task": "the task, and its model and loss", "loss": "the loss"}, ()),
+    "Data": ({"data": "the samples and their task"}, ()),
+    "Task and loss": ({"task": "the task with its model and loss", "loss": "the loss"}, ()),
     "Model": ({"model": "a [model](models.md)"}, ()),
     "Train": ({}, ("steps", "epochs", "batch_size", "seed", "device", "train", "loader")),
     "Optim": ({}, ("optim",)),
@@ -82,17 +80,18 @@ def page() -> str:
 
 
 def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in (heads, ("---",) * len(heads), *rows))
+    lines = [f"| {' | '.join(cells)} |\n" for cells in (heads, *rows)]
+    return "".join([lines[0], f"|{'---|' * len(heads)}\n", *lines[1:]])
 
 
 def filled(text: str) -> str:
     return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
-def row(setting: Declared) -> tuple[str, str, str]:
+def row(setting: Declared) -> tuple[str, str]:
     default = setting.default_text
     others = [choice for choice in setting.choices or () if choice != default]
-    return f"`{setting.key}`", f"`{default}`" + (f" ({', '.join(others)})" if others else ""), prose(setting.help)
+    return f"`{setting.key}={default}`" + (f" ({', '.join(others)})" if others else ""), prose(setting.help)
 
 
 def default_of(group: str) -> str:

@@ -52,23 +52,23 @@ def group(kind: type):
 
 def rates(rules: dict[str, float]) -> str:
     """The default learning rate of each rule, as text."""
-    return ", ".join(f"{lr:g} for {rule}" for rule, lr in rules.items())
+    return ", ".join(f"{rule} {lr:g}" for rule, lr in rules.items())
 
 
 @dataclass
 class Cache:
     capacity_rows: int | None = setting(
         CacheSettings.capacity_rows,
-        "with staleness above 0, to set the cache of each rank in rows",
+        "rows in the cache of each rank, with staleness above 0",
         most=MANY,
     )
     capacity_fraction: float | None = setting(
         CacheSettings.capacity_fraction,
-        "the same as a share of the table; both null: 0.1, at staleness 0 no cache",
+        "the same as a share of the table; both null: 0.1",
         most=1,
     )
     policy: str = setting(
-        CacheSettings.policy, "if another rule of eviction hits more often", choices=POLICIES, for_experts=True
+        CacheSettings.policy, "if another eviction rule hits more often", choices=POLICIES, for_experts=True
     )
     dtype: str = setting(
         CacheSettings.dtype,
@@ -78,7 +78,7 @@ class Cache:
     )
     admit: str = setting(
         CacheSettings.admit,
-        "to cache rows of all ranks, of others (remote) or of other nodes (offnode); auto: all on a GPU, else offnode",
+        "to cache rows of all ranks, other ranks (remote) or other nodes (offnode); auto: all on a GPU, else offnode",
         choices=ADMIT,
         for_experts=True,
     )
@@ -96,7 +96,7 @@ class Table:
     init_from: PathText = setting(None, "to start from pretrained rows in Parquet files (docs/columns.md)")
     staleness: int | None = setting(
         0,
-        "raise it, as to 100 iterations, between nodes on a slow network; null: no bound",
+        "raise it, as to 100, between nodes on a slow network; null: no bound",
         most=LARGEST_BOUND - 1,
     )
     anticipate: float | None = setting(
@@ -107,7 +107,7 @@ class Table:
     )
     drift: float = setting(
         Staleness.drift,
-        "raise it for fewer bytes, lower it for accuracy, with staleness above 0; 0: no limit, as in HET",
+        "raise it for fewer bytes, lower it for accuracy; 0: no limit, as in HET",
         most=1_000_000,
         for_experts=True,
     )
@@ -119,27 +119,27 @@ class Table:
     )
     exchange: str = setting(
         "auto",
-        "to choose messages or one-sided MPI (windows) without the trial at the start",
+        "messages or windows (one-sided MPI), to skip the trial at the start",
         choices=EXCHANGES,
         takes_class=True,
         for_experts=True,
     )
     maintain_steps: int = setting(
         1000,
-        "to reassign rows of columns with rows: open more or less often (docs/growing.md)",
+        "to reassign rows of open columns more or less often (docs/growing.md)",
         least=1,
         most=1 << 40,
         for_experts=True,
     )
     store: str = setting(
         "memory",
-        "where owners keep rows; file: in files in table.store_dir, for tables larger than the memory of all nodes",
+        "file for tables larger than the memory of all nodes (docs/growing.md)",
         choices=STORES,
     )
-    store_dir: PathText = setting(None, "with store=file: a folder on a local disk of each node; its files are scratch")
+    store_dir: PathText = setting(None, "with store=file: folder on a local disk of each node")
     store_memory_gb: float | None = setting(
         None,
-        "with store=file: GB of memory of each rank for rows; null: its share of half of the node's free memory",
+        "with store=file: GB of memory per rank for rows; null: half of the node's free memory, divided by its ranks",
         most=1_000_000,
     )
     ranks_per_node: int | None = setting(
@@ -153,22 +153,22 @@ class Optim:
     rows: str = setting(
         "adagrad", "rowwise_adagrad to save memory and bytes, ftrl for rows with zeros", choices=tuple(ROW_RULES)
     )
-    dense: str = setting("adam", "to choose the optimizer of the dense layers", choices=tuple(DENSE_RULES))
+    dense: str = setting("adam", "optimizer of the dense layers", choices=tuple(DENSE_RULES))
     rows_lr: float | None = setting(None, f"tune it first; null: {rates(ROW_RULES)}", most=LARGEST_LR)
     dense_lr: float | None = setting(None, f"tune it with rows_lr; null: {rates(DENSE_RULES)}", most=LARGEST_LR)
     rows_weight_decay: float = setting(0.0, "raise it if rows overfit", most=LARGEST_LR)
     rows_momentum: float | None = setting(
-        None, f"to change the momentum of optim.rows=momentum; null: {DEFAULT_MOMENTUM:g}", most=LARGEST_MOMENTUM
+        None, f"with rows=momentum; null: {DEFAULT_MOMENTUM:g}", most=LARGEST_MOMENTUM
     )
-    rows_l1: float = setting(0.0, "raise it with optim.rows=ftrl for more numbers that are exactly 0", most=LARGEST_LR)
-    rows_l2: float = setting(0.0, "raise it with optim.rows=ftrl if rows overfit", most=LARGEST_LR)
+    rows_l1: float = setting(0.0, "with rows=ftrl, raise it for more exact zeros", most=LARGEST_LR)
+    rows_l2: float = setting(0.0, "with rows=ftrl, raise it if rows overfit", most=LARGEST_LR)
     dense_weight_decay: float = setting(0.0, "raise it if dense layers overfit", most=LARGEST_LR)
     dense_clip_norm: float | None = setting(
-        None, "to limit the norm of the dense gradients if the loss jumps", least=1e-9, most=1_000_000_000
+        None, "limit of the norm of dense gradients, if the loss jumps", least=1e-9, most=1_000_000_000
     )
     dense_exchange: str = setting(
         "auto",
-        "to choose the allreduce of the dense gradients; auto: horovod if all ranks have it",
+        "allreduce of the dense gradients; auto: horovod if all ranks have it",
         choices=DENSE_EXCHANGES,
         for_experts=True,
     )
@@ -178,12 +178,10 @@ class Optim:
         choices=SCHEDULES,
     )
     plateau_evals: int = setting(
-        3, "with schedule=plateau, to wait for more evaluations without improvement", least=1, most=MANY
+        3, "with schedule=plateau: evaluations without improvement until the rates fall", least=1, most=MANY
     )
-    plateau_decay: float = setting(0.5, "with schedule=plateau, to lower the rates by another factor", most=1)
-    warmup_steps: int = setting(
-        0, "raise it if the first steps diverge: both learning rates then start at 0", most=MANY
-    )
+    plateau_decay: float = setting(0.5, "with schedule=plateau: factor by which the rates fall", most=1)
+    warmup_steps: int = setting(0, "raise it if the first steps diverge: both rates then start at 0", most=MANY)
 
 
 @dataclass
@@ -195,17 +193,15 @@ class Eval:
     )
     metric: str | None = setting(
         None,
-        "to choose the metric of eval.patience and schedule=plateau; null: the first of the task",
+        "metric of patience and schedule=plateau; null: the first of the task",
         noun="name of a metric",
     )
-    group: str | None = setting(
-        None, "to report gauc, the mean AUC over the values of this column, such as users", noun="name of a column"
-    )
+    group: str | None = setting(None, "to report gauc, the mean AUC over this column's values", noun="name of a column")
     patience: int | None = setting(
         None, "to stop after this many evaluations in a row without improvement", least=1, most=MANY
     )
     max_samples: int | None = setting(
-        None, "to limit held-out samples if evaluations take long; null: all", least=1, most=MANY
+        None, "limit of held-out samples, if evaluations take long; null: all", least=1, most=MANY
     )
     batch_size: int = setting(4096, "lower it if evaluations run out of memory", least=1, most=LARGEST_BATCH)
 
@@ -239,9 +235,7 @@ class Checkpoint:
 
 @dataclass
 class WatchdogSettings:
-    seconds: float = setting(
-        300, "raise it if a rank may be silent for longer, as in a slow set-up; 0: no watchdog", most=LONGEST_S
-    )
+    seconds: float = setting(300, "raise it if a rank may be silent for longer; 0: no watchdog", most=LONGEST_S)
 
 
 @dataclass
@@ -258,7 +252,7 @@ class Train:
     )
     accumulate: int = setting(
         1,
-        "raise it if a batch does not fit in memory: each step then has this many passes",
+        "passes per step: raise it if a batch does not fit in memory",
         least=1,
         most=LARGEST_BATCH,
     )
@@ -289,8 +283,8 @@ class Settings:
         least=1,
         most=LARGEST_BATCH,
     )
-    device: str = setting("auto", "cpu to leave GPUs unused, cuda to stop with an error without them", choices=DEVICES)
-    resume: PathText = setting(None, "auto to continue from the newest checkpoint, or the folder of a checkpoint")
+    device: str = setting("auto", "cpu to leave GPUs unused, cuda to refuse to run without them", choices=DEVICES)
+    resume: PathText = setting(None, "auto: continue from the newest checkpoint; or a checkpoint's folder")
     dry_run: bool = setting(False, "to see memory, bytes per step and hit rate without training")
     table: Table = group(Table)
     optim: Optim = group(Optim)
