@@ -1,9 +1,9 @@
 """Training with rows on disk (table.store=file) against the same table in memory, when every row has been updated.
 
-    ./run.sh bench store [dim=40] [scale=1.0] [ranks=2] [memory_gb=0.7] [limit_gb=2.0] [steps=600] [batch=128]
-                         [s=0] [partition=round_robin,hash] [repeats=1] [folder=/tmp]
+    ./run.sh bench store [model=wdl] [dim=40] [scale=1.0] [ranks=2] [memory_gb=0.7] [limit_gb=2.0] [steps=600]
+                         [batch=128] [s=0] [partition=round_robin,hash] [repeats=1] [folder=/tmp]
 
-HET's WDL on Criteo's shape, ids by Zipf's law. With round_robin popular rows are neighbours in a shard, with hash they
+A model on Criteo's shape, ids by Zipf's law. With round_robin popular rows are neighbours in a shard, with hash they
 are spread over all pages. memory_gb: table.store_memory_gb. limit_gb: of the control group that the ranks on disk run
 in, where this process may make one (control groups version 1, as root); 0 for none. Stores take turns. First the disk
 itself: random reads of 4 KB by 1 and by 32 threads of preadv, without the system's cache. Last, that losses are the
@@ -28,8 +28,8 @@ from pathlib import Path
 from workload import mpiexec, naps, parse
 
 SETTINGS = {
-    "dim": 40, "scale": 1.0, "ranks": 2, "memory_gb": 0.7, "limit_gb": 2.0, "steps": 600, "batch": 128, "s": 0,
-    "partition": ["round_robin", "hash"], "repeats": 1, "folder": "/tmp",
+    "model": "wdl", "dim": 40, "scale": 1.0, "ranks": 2, "memory_gb": 0.7, "limit_gb": 2.0, "steps": 600, "batch": 128,
+    "s": 0, "partition": ["round_robin", "hash"], "repeats": 1, "folder": "/tmp",
 }  # fmt: skip
 STORES = "memory", "file"
 FIGURES = "disk_wait_rate", "pages_read", "pages_written", "hit_rate"
@@ -78,7 +78,8 @@ def run(settings: dict, folder: Path, partition: str, store: str, turn: int) -> 
     """The summary of a run, its last loss, and the peak of its group's memory in GB, 0 without one."""
     place = folder / f"{partition}-{store}-{turn}"
     arguments = [
-        f"data.scale={settings['scale']}", f"table.dim={settings['dim']}", f"steps={settings['steps']}",
+        f"model={settings['model']}", f"data.scale={settings['scale']}", f"table.dim={settings['dim']}",
+        f"steps={settings['steps']}",
         f"batch_size={settings['batch']}", f"table.staleness={settings['s']}", f"table.partition={partition}",
         "checkpoint.at_end=false", "eval.max_samples=256", f"run.dir={place}",
     ]  # fmt: skip
@@ -107,17 +108,24 @@ def run(settings: dict, folder: Path, partition: str, store: str, turn: int) -> 
 
 def train():
     """Runs hetmpi.train, whose tables begin with all rows updated: each is assigned its first value."""
+    from hetmpi.counters import Counters
     from hetmpi.run import build
     from hetmpi.train import main as train_main
     from hetmpi.world.launch import launch
 
     make_tables = build.make_tables
 
-    def made(*args):
-        tables = make_tables(*args)
+    def made(config, *args):
+        tables = make_tables(config, *args)
         for table in tables.values():
             for begin, rows in table.scan(CHUNK):
                 table.shard.assign(slice(begin, begin + len(rows)), weight=rows.numpy().copy())
+            if table.shard.file is not None:
+                pages = config.table.store_memory_gb * 1e9 / PAGE  # the disk has less to write when training begins
+                while table.shard.file.resident_pages > pages:
+                    time.sleep(0.1)
+                os.sync()
+                table.memory.count_pages(Counters())
             table.memory.fence()
         return tables
 

@@ -51,7 +51,7 @@ class NodeMemory:
         pages = self._store.pages(self.layouts[self.world.rank])
         for rank, descriptors in open_files(self.world, self._store, self.layouts).items():
             self.on_node[rank].open_file(descriptors, self._partition, rank, seed, std, pages)
-        self._waits = _C.disk_waits()
+        self._counted = 0, 0, _C.disk_waits()  # pages read and written, and waits
         self._keeper = _C.PageKeeper([shard.file for shard in self.on_node.values()])
         self._stop = at_exit(self.world, nothing, self._keeper.stop)
 
@@ -73,11 +73,11 @@ class NodeMemory:
         """Adds to the counters of pages and disk_steps those since the last call, once per step by the main thread."""
         if self._keeper is None:
             return
-        file = self.local.file
-        waits = _C.disk_waits()
-        counters.pages_read, counters.pages_written = file.pages_read, file.pages_written
-        counters.disk_steps += waits > self._waits
-        self._waits = waits
+        file, before = self.local.file, self._counted
+        self._counted = now = file.pages_read, file.pages_written, _C.disk_waits()
+        counters.pages_read += now[0] - before[0]
+        counters.pages_written += now[1] - before[1]
+        counters.disk_steps += now[2] > before[2]
 
     def _part(self, node_rank: int) -> np.ndarray:
         """The memory of a rank of this node: (n,) uint8."""
