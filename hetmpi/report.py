@@ -8,7 +8,9 @@ RUN if there is only one.
 
 from __future__ import annotations
 
+import base64
 import errno
+import gzip
 import json
 import sys
 import time
@@ -21,7 +23,7 @@ from hetmpi.errors import UserError, one_line
 from hetmpi.log import pictures
 from hetmpi.log.figures import figure_of, value_text
 from hetmpi.log.files import replace
-from hetmpi.log.headline import Cell, compared_rows
+from hetmpi.log.headline import Cell, compared_rows, conclusion
 from hetmpi.log.record import Run, differing_settings, runs_of, setting_text
 from hetmpi.spans import PARTS
 
@@ -70,7 +72,12 @@ h1 { font-size: 1.5rem; margin: 1rem 0 .5rem; } h2 { font-size: 1.15rem; margin:
 .key { display: inline-block; margin-right: 1.2rem; overflow-wrap: anywhere; }
 .key svg { width: 1.8rem; height: .7rem; margin-right: .4rem; }
 nav { position: sticky; top: 0; z-index: 1; background: var(--page); border-bottom: 1px solid var(--line);
-  padding: .4rem 0; }
+  margin-top: 1rem; padding: .4rem 0; }
+.conclusion { font-size: 1.1rem; max-width: 60rem; margin: .5rem 0 1rem; overflow-wrap: anywhere; }
+#undrawn { border-left: 4px solid #d55e00; padding-left: .8rem; }
+.switch { display: inline-block; margin-right: 2rem; } .switch button { font: inherit; color: inherit;
+  background: none; border: 1px solid var(--line); padding: .1rem .7rem; cursor: pointer; }
+.switch button[aria-pressed=true] { background: var(--best); font-weight: 600; }
 button.key { font: inherit; color: inherit; background: none; border: 0; padding: .1rem 0; cursor: pointer; }
 button.key[aria-pressed=false] { opacity: .35; text-decoration: line-through; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .85rem; }
@@ -86,14 +93,16 @@ figure { margin: 0; min-width: 0; } figure h3 { font-size: .95rem; margin: .3rem
 </style></head><body>
 <h1>$title</h1>
 $body
-<script>$plotly</script>
-<script type="application/json" id="figures">$figures</script>
+<!-- plotly.js, MIT license, and the figures as JSON, both in gzip and base64. -->
+<script type="application/gzip" id="plotly">$plotly</script>
+<script type="application/gzip" id="figures">$figures</script>
 <script>$program</script>
 </body></html>
 """)
 
 PROGRAM = """
-const figures = JSON.parse(document.getElementById("figures").textContent), hidden = new Set();
+const hidden = new Set();  // numbers of runs
+let figures = {};  // id -> figure, as in hetmpi/log/pictures.py, and `samples`, which is like `time`
 const isDark = matchMedia("(prefers-color-scheme: dark)");
 
 // The layout of all pictures: the page's font and colours, margins, hover text with the values of all runs.
@@ -109,12 +118,44 @@ function template() {
     barmode: "group", dragmode: "zoom", xaxis: axis, yaxis: axis}};
 }
 
-for (const [id, {data, layout}] of Object.entries(figures))
-  Plotly.newPlot(id, data, {...layout, template: template()}, {responsive: true, displaylogo: false,
-    modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]]});
+async function unpacked(id) {
+  const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (letter) => letter.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+}
+
+async function draw() {
+  const library = document.createElement("script");
+  library.textContent = await unpacked("plotly");
+  document.head.append(library);
+  figures = JSON.parse(await unpacked("figures"));
+  for (const [id, figure] of Object.entries(figures)) {
+    const {data, layout} = figure;
+    figure.samples = {x: data.map((trace) => trace.x), title: layout.xaxis.title.text};
+    Plotly.newPlot(id, data, {...layout, template: template()}, {responsive: true, displaylogo: false,
+      modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]]});
+  }
+}
+
+draw().catch((error) => {
+  document.getElementById("undrawn").hidden = false;
+  throw error;
+});
+
 isDark.addEventListener("change", () => {
   for (const id of Object.keys(figures)) Plotly.relayout(id, {template: template()});
 });
+
+// The switch draws all curves over samples, or over time.
+const axes = document.querySelectorAll("button[data-axis]");
+for (const button of axes)
+  button.addEventListener("click", () => {
+    for (const each of axes) each.setAttribute("aria-pressed", each === button);
+    for (const [id, figure] of Object.entries(figures)) {
+      if (!figure.time) continue;
+      const {x, title} = figure[button.dataset.axis];
+      Plotly.update(id, {x}, {"xaxis.title.text": title, "xaxis.autorange": true});
+    }
+  });
 
 // The button with a run's name hides the run in all pictures, or shows it again.
 for (const button of document.querySelectorAll("button[data-run]"))
@@ -131,10 +172,17 @@ for (const button of document.querySelectorAll("button[data-run]"))
 """
 
 
+SWITCH = (
+    '<span class="switch" role="group" aria-label="x axis of the curves">Curves over '
+    '<button data-axis="samples" aria-pressed="true">samples</button>'
+    '<button data-axis="time" aria-pressed="false">time</button></span>'
+)
+NEEDED = "The pictures need JavaScript and Chrome 80, Edge 80, Firefox 113, Safari 16.4 or a later version of them."
+UNDRAWN = f'<p id="undrawn" hidden>{NEEDED}</p>\n<noscript><p>{NEEDED}</p></noscript>\n'
+
+
 def page(runs: list[Run]) -> str:
     """The whole page as HTML."""
-    from plotly.offline import get_plotlyjs
-
     now = time.time()
     title = f"hetmpi: {runs[0].name if len(runs) == 1 else f'{len(runs)} runs'}"
     figures: dict[str, dict] = {}
@@ -142,26 +190,41 @@ def page(runs: list[Run]) -> str:
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
     note = f"Written {written}. Lines with more than {pictures.MOST_POINTS} points are averaged over neighbours."
     parts = (
-        headline(runs, now), settings(runs), navigation(runs), f'<p class="note">{note}</p>\n', drawn, summaries(runs),
-        all_settings(runs),
+        f'<p class="conclusion">{escape(conclusion(runs))}</p>\n', headline(runs, now), settings(runs),
+        navigation(runs, figures), UNDRAWN, f'<p class="note">{note}</p>\n', drawn, summaries(runs), all_settings(runs),
     )  # fmt: skip
-    text = json.dumps(figures, separators=(",", ":")).replace("<", "\\u003c")  # a name must not end the script
+    text = json.dumps(figures, separators=(",", ":"))
     return PAGE.substitute(
-        title=escape(title), body="".join(parts), plotly=get_plotlyjs(), figures=text, program=PROGRAM
-    )
+        title=escape(title), body="".join(parts), plotly=base64_text(library()),
+        figures=base64_text(gzip.compress(text.encode())), program=PROGRAM,
+    )  # fmt: skip
 
 
-def navigation(runs: list[Run]) -> str:
-    """Buttons with the names of the runs that hide or show them; empty for one run."""
-    if len(runs) == 1:
-        return ""
+def library() -> bytes:
+    """plotly.js in gzip: 2 MB of a page in place of 4.8."""
+    from plotly.offline import get_plotlyjs
+
+    return gzip.compress(get_plotlyjs().encode(), mtime=0)
+
+
+def base64_text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def navigation(runs: list[Run], figures: dict[str, dict]) -> str:
+    """The switch of the curves' x axis, if there are curves, and for several runs a button per run that hides or shows
+    it."""
+    content = SWITCH * any("time" in figure for figure in figures.values()) + (run_buttons(runs) if runs[1:] else "")
+    return f"<nav>{content}</nav>\n" if content else ""
+
+
+def run_buttons(runs: list[Run]) -> str:
     title = "hide or show this run in all pictures"
-    buttons = (
+    return "".join(
         f'<button class="key" data-run="{run.number}" aria-pressed="true" title="{title}">{line_of(run)}'
         f"{escape(run.name)}</button>"
         for run in runs
     )
-    return f"<nav>{''.join(buttons)}</nav>\n"
 
 
 def line_of(run: Run) -> str:

@@ -1,4 +1,4 @@
-"""Compares runs by their main figures: quality, speed, traffic, cache and settings."""
+"""Compares runs by their main figures: quality, speed, traffic, cache and settings; first in one sentence."""
 
 from __future__ import annotations
 
@@ -58,6 +58,7 @@ COMPARED = {  # key of Run.figures() -> its row; these follow the rows of the ta
     "lag_p99": Compared("staleness of a read, 99th percentile", "{:.0f} iterations".format),
     "samples": Compared("samples trained on", "{:,.0f}".format),
 }
+MOST = {"samples_per_s": "most", "sample_bytes": "fewest"}  # key of a row -> word for its best value in a sentence
 
 
 def compared_rows(runs: list[Run], now: float) -> list[Row]:
@@ -98,6 +99,79 @@ def value_cell(compared: Compared, value: float | None, has_ended: bool, first: 
     if first is None:
         return Cell(text)
     return Cell(text, "best", True) if value == first else Cell(text, compared.distance(value, first))
+
+
+# In one sentence.
+
+
+def conclusion(runs: list[Run]) -> str:
+    """One sentence: the main figures of a run alone; of several, the finished runs with the best value of each."""
+    ended = [run for run in runs if run.has_ended]
+    if len(runs) == 1:
+        return alone(runs[0])
+    if not ended:
+        return f"None of the {len(runs)} runs has finished: the table shows their states and their figures so far."
+    if len(ended) == 1:
+        return f"Of {len(runs)} runs one has finished: {alone(ended[0])}"
+    return best_of(ended, len(runs))
+
+
+def alone(run: Run) -> str:
+    """The sentence on one run."""
+    figures = run.figures()
+    found = {
+        key: (compared.text(figures[key]), plain_name(compared)) for key, compared in main_figures([figures]).items()
+    }
+    rates = [f"{text} {name.removeprefix('bytes ')}" for key, (text, name) in found.items() if key in MOST]
+    reached = [f"reached {text} in {name}" for key, (text, name) in found.items() if key not in MOST]
+    at = f", at {listed(rates)}" if rates else ""
+    if run.has_ended:
+        return f"{run.name} {''.join(reached) or 'finished'} after {counted(run.summary['steps'], 'step')}{at}."
+    so_far = f"; so far it {''.join(reached) or 'trained'}{at}" if found else " and has no figures yet"
+    return f"{run.name} has not finished{so_far}."
+
+
+def best_of(runs: list[Run], num_runs: int) -> str:
+    """The sentence on several finished runs, of `num_runs` in all."""
+    figures = [run.figures() for run in runs]
+    found: dict[str, list[str]] = {}  # subject and verb -> objects
+    for key, compared in main_figures(figures).items():
+        subject, said = winner(compared, MOST.get(key, "best"), runs, [of_run[key] for of_run in figures])
+        found.setdefault(subject, []).append(said)
+    of_runs = f"{len(runs)} runs" if len(runs) == num_runs else f"the {len(runs)} finished of {num_runs} runs"
+    if len({of_run["samples"] for of_run in figures}) > 1:
+        of_runs += ", which trained on different numbers of samples"
+    clauses = [f"{subject} {listed(said)}" for subject, said in found.items()]
+    return f"Of {of_runs}, {'; '.join(clauses) or 'no figure is known of all'}."
+
+
+def main_figures(figures: list[dict]) -> dict[str, Compared]:
+    """The rows of which the sentence tells, by key: the task's first metric with a better and a worse, the speed, the
+    traffic. Those that a run lacks are left out."""
+    common = [key for key in figures[0] if all(is_number(of_run.get(key)) for of_run in figures)]
+    quality = [key for key in common if key not in COMPARED and figure_of(key).best][:1]
+    of_task = {key: Compared(figure_of(key).name, figure_of(key).text, figure_of(key).best) for key in quality}
+    return {**of_task, **{key: COMPARED[key] for key in MOST if key in common}}
+
+
+def winner(compared: Compared, most: str, runs: list[Run], values: list[float]) -> tuple[str, str]:
+    """The runs with the best value, with their verb, and what they have. Values that read the same are the same."""
+    texts, best = [compared.text(value) for value in values], compared.text(compared.best(values))
+    names = [run.name for run, text in zip(runs, texts) if text == best]
+    if len(names) == len(runs):
+        return "both have" if len(runs) == 2 else "all have", f"the same {plain_name(compared)} ({best})"
+    second = compared.text(compared.best(value for value, text in zip(values, texts) if text != best))
+    second = f"the {'other' if len(runs) == 2 else 'next'} {second}"
+    verb = "has" if len(names) == 1 else "have"
+    return f"{listed(names)} {verb}", f"the {most} {plain_name(compared)} ({best}, {second})"
+
+
+def plain_name(compared: Compared) -> str:
+    return compared.name.removesuffix(", all ranks")
+
+
+def listed(names: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 # Descriptions of a run.

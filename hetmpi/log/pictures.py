@@ -3,7 +3,8 @@
 A picture draws record.Run objects: `number` (index of the run), `name`, `table(keys, of)` (values of its log lines) and
 `by_rank` (from its summary). It has a title, a caption, `shown(runs)`: the runs with data to draw, `why`: the reason
 given for the other runs, and `figure(runs)`: {"data": traces, "layout": axes} for Plotly.newPlot. The `meta` of a trace
-is the number of its run. The page sets the colours of text and grid.
+is the number of its run. The page sets the colours of text and grid. A figure over samples has a third entry, "time":
+{"x": the traces' x values over time, "title": of that axis}.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ X_AXES = {  # key -> possible units of the axis: (size, label)
         (1, "bytes between ranks"), (1e3, "kB between ranks"), (1e6, "MB between ranks"), (1e9, "GB between ranks"),
     ],
 }  # fmt: skip
+PROGRESS = ("samples", "elapsed_s")  # the x axes between which the page's switch chooses
 NO_LINES, NO_EVALUATION = "no step is logged yet", "no evaluation has measured it"
 NO_CACHE = "no rows were read from a cache: table.staleness=0, or table.cache has no capacity"
 FLUSHES = "With a staleness bound, an evaluation or a checkpoint first pushes all pending gradients."
@@ -55,6 +57,11 @@ def thinned(table: np.ndarray) -> np.ndarray:
     return np.add.reduceat(table, begins) / np.diff(begins, append=len(table))[:, None]
 
 
+def running_mean(table: np.ndarray, width: int) -> np.ndarray:
+    """The mean of each `width` neighbouring rows: (n, k) -> (n - width + 1, k)."""
+    return np.stack([np.convolve(column, np.full(width, 1 / width), "valid") for column in table.T], 1)
+
+
 def unit_of(x: str, most: float) -> tuple[float, str]:
     """Size of the unit and label for an axis that ends at `most`."""
     return [unit for unit in X_AXES[x] if unit == X_AXES[x][0] or most >= 2 * unit[0]][-1]
@@ -63,6 +70,30 @@ def unit_of(x: str, most: float) -> tuple[float, str]:
 def short(values) -> list[float]:
     """Rounds numbers to DIGITS significant digits."""
     return [float(f"{value:.{DIGITS}g}") for value in values]
+
+
+class Axes:
+    """The x axes of a figure, one at a time, and its traces. The page's switch changes from the first axis to the
+    second, if there is one.
+
+    keys: of the x values in a log line. tables: the points of each run, (n, number of keys or more), x values first."""
+
+    def __init__(self, keys: tuple[str, ...], tables):
+        ends = np.max([table[-1, : len(keys)] for table in tables], 0)
+        units = [unit_of(key, most) for key, most in zip(keys, ends)]
+        self.sizes, self.labels = np.array([size for size, _ in units]), [label for _, label in units]
+        self.traces, self.times = [], []
+
+    def add(self, run, x, y, **more):
+        """Adds a trace, as trace(). x: (n, number of keys or more)"""
+        x = x[:, : len(self.sizes)] / self.sizes
+        self.traces.append(trace(run, x[:, 0], y, **more))
+        self.times.append(short(x[:, -1]))
+
+    def figure(self, label: str, **of_y) -> dict:
+        """The figure. label, of_y: of the y axis."""
+        found = {"data": self.traces, "layout": axes(self.labels[0], label, **of_y)}
+        return found if len(self.labels) == 1 else {**found, "time": {"x": self.times, "title": self.labels[1]}}
 
 
 def trace(run, x, y, **more) -> dict:
@@ -100,15 +131,15 @@ class Picture:
 class Curve(Picture):
     """A line per run.
 
-    key, x: keys of the y and x values in a log line. label: of the y axis. text: plotly's format of a y value. times:
-    factor applied to y values. of: "lines" or "evaluations". is_noisy: draw a running mean over the faint original
-    line. is_from_zero: begin the y axis at 0."""
+    key, x: keys of the y values and of the x axes in a log line. label: of the y axis. text: plotly's format of a y
+    value. times: factor applied to y values. of: "lines" or "evaluations". is_noisy: draw a running mean over the faint
+    original line. is_from_zero: begin the y axis at 0."""
 
     title: str
     key: str
     label: str
     text: str = ".4f"
-    x: str = "samples"
+    x: tuple[str, ...] = PROGRESS
     times: float = 1
     of: str = "lines"
     is_noisy: bool = False
@@ -117,23 +148,18 @@ class Curve(Picture):
     why: str = NO_LINES
 
     def points(self, run) -> np.ndarray:
-        """(n, 2)"""
-        return run.table((self.x, self.key), self.of) * (1, self.times)
+        """(n, number of x axes + 1)"""
+        return run.table((*self.x, self.key), self.of) * (*(1 for _ in self.x), self.times)
 
     def figure(self, runs: list) -> dict:
-        points = {run.number: self.points(run) for run in runs}
-        per_unit, name = unit_of(self.x, max(table[-1, 0] for table in points.values()))
-        traces = []
+        drawn = Axes(self.x, map(self.points, runs))
         for run in runs:
-            x, y = thinned(points[run.number]).T
-            x = x / per_unit
-            if self.is_noisy and len(x) >= 20:
-                traces.append(trace(run, x, y, opacity=0.3, **hidden(width=1, **style_of(run))))
-                width = max(5, len(x) // 20)
-                x, y = (np.convolve(values, np.full(width, 1 / width), "valid") for values in (x, y))
-            traces.append(trace(run, x, y, mode=marked(x)))
-        layout = axes(name, self.label, hoverformat=self.text, rangemode="tozero" if self.is_from_zero else "normal")
-        return {"data": traces, "layout": layout}
+            points = thinned(self.points(run))
+            if self.is_noisy and len(points) >= 20:
+                drawn.add(run, points, points[:, -1], opacity=0.3, **hidden(width=1, **style_of(run)))
+                points = running_mean(points, max(5, len(points) // 20))
+            drawn.add(run, points, points[:, -1], mode=marked(points))
+        return drawn.figure(self.label, hoverformat=self.text, rangemode="tozero" if self.is_from_zero else "normal")
 
 
 class Band(Picture):
@@ -144,25 +170,22 @@ class Band(Picture):
     why = "it needs at least two ranks"
 
     def points(self, run) -> np.ndarray:
-        """(n, 4); empty for a single rank."""
-        table = run.table(("samples", "own_ms_min", "own_ms", "own_ms_max"))
-        return table if (table[:, 1] < table[:, 3]).any() else table[:0]
+        """(n, 5); empty for a single rank."""
+        table = run.table((*PROGRESS, "own_ms_min", "own_ms", "own_ms_max"))
+        return table if (table[:, 2] < table[:, 4]).any() else table[:0]
 
     def figure(self, runs: list) -> dict:
-        points = {run.number: thinned(self.points(run)) for run in runs}
-        per_unit, name = unit_of("samples", max(table[-1, 0] for table in points.values()))
-        traces = []
+        drawn = Axes(PROGRESS, map(self.points, runs))
         for run in runs:
-            x, least, mean, most = points[run.number].T
-            x, around = x / per_unit, [short(pair) for pair in zip(least, most)]
+            points = thinned(self.points(run))
+            least, mean, most = points[:, 2:].T
+            around = [short(pair) for pair in zip(least, most)]
             fill = {"fill": "tonexty", "fillcolor": f"{style_of(run)['color']}38"}
             said = "%{y:.2f} ms, %{customdata[0]:.2f} to %{customdata[1]:.2f} ms"
-            traces += [
-                trace(run, x, least, **hidden(width=0)),
-                trace(run, x, most, **fill, **hidden(width=0)),
-                trace(run, x, mean, mode=marked(x), customdata=around, hovertemplate=said),
-            ]
-        return {"data": traces, "layout": axes(name, "own work, ms per step", rangemode="tozero")}
+            drawn.add(run, points, least, **hidden(width=0))
+            drawn.add(run, points, most, **fill, **hidden(width=0))
+            drawn.add(run, points, mean, mode=marked(points), customdata=around, hovertemplate=said)
+        return drawn.figure("own work, ms per step", rangemode="tozero")
 
 
 class Ranks(Picture):
@@ -244,22 +267,19 @@ class Stack(Picture):
         return stacked(run)
 
     def figure(self, runs: list) -> dict:
-        table = thinned(self.points(self.run))
-        per_unit, name = unit_of("samples", table[-1, 0])
-        parts = zip(PART_COLOURS.items(), table[:, 1:].T)
-        traces = [
-            trace(
-                self.run, table[:, 0] / per_unit, ms, name=part, stackgroup="parts", fillcolor=colour,
-                line={"width": 0, "color": colour}, hovertemplate="%{y:.2f} ms",
+        points = thinned(self.points(self.run))
+        drawn = Axes(PROGRESS, [points])
+        for (part, colour), ms in zip(PART_COLOURS.items(), points[:, 2:].T):
+            said = {"name": part, "hovertemplate": "%{y:.2f} ms"}
+            drawn.add(
+                self.run, points, ms, stackgroup="parts", fillcolor=colour, line={"width": 0, "color": colour}, **said
             )
-            for (part, colour), ms in parts
-        ]  # fmt: skip
-        return {"data": traces, "layout": axes(name, "ms per step", range=[0, round(self.most_ms, 3)])}
+        return drawn.figure("ms per step", range=[0, round(self.most_ms, 3)])
 
 
 def stacked(run) -> np.ndarray:
-    """(n, 1 + number of parts): samples, ms of each part in the order of PART_COLOURS."""
-    return run.table(("samples", *(f"{part}_ms" for part in PART_COLOURS)))
+    """(n, 2 + number of parts): samples, seconds, ms of each part in the order of PART_COLOURS."""
+    return run.table((*PROGRESS, *(f"{part}_ms" for part in PART_COLOURS)))
 
 
 def means(run, keys: dict[str, str]) -> dict[str, float]:
@@ -310,21 +330,19 @@ def sections(runs: list) -> dict[str, list]:
         Curve(title_of(key), key, figure_of(key).name, of="evaluations", why=NO_EVALUATION) for key in evaluated(runs)
     ]
     loss = Curve("Loss", "loss", "training loss", is_noisy=True, caption="From 20 points on, bold is a running mean.")
-    learnt = [*of_task, loss]
-    over_time = [replace(curve, title=f"{curve.title} over time", x="elapsed_s") for curve in learnt]
-    most_ms = max((thinned(table)[:, 1:].sum(1).max() for run in runs if len(table := stacked(run))), default=0)
+    most_ms = max((thinned(table)[:, 2:].sum(1).max() for run in runs if len(table := stacked(run))), default=0)
     per_cent = {"text": ".2f", "times": 100, "why": NO_CACHE}
     behind = {"text": ".0f", "is_from_zero": True, "why": NO_CACHE}
     return {
-        "Quality": [picture for pair in zip(learnt, over_time) for picture in pair],
+        "Quality": [*of_task, loss],
         "Bytes between ranks": [
             Bars("Bytes by kind", bytes_by_kind, "bytes per step, all ranks", bytes_text, "Mean over steps.", NO_BYTES),
             Curve(
-                "Bytes over samples", "moved_bytes", "bytes per step, all ranks", ".3~s", is_noisy=True,
+                "Bytes of a step", "moved_bytes", "bytes per step, all ranks", ".3~s", is_noisy=True,
                 is_from_zero=True, caption=FLUSHES, why=NO_BYTES,
             ),
             replace(
-                of_task[0], title=f"{of_task[0].title} over bytes", x="moved_so_far",
+                of_task[0], title=f"{of_task[0].title} over bytes", x=("moved_so_far",),
                 caption="Bytes since the run began.", why=NO_BYTES,
             ),
         ],
