@@ -120,7 +120,7 @@ def memory_message(layouts: list[Layout], need: int, place: str, free: int, worl
     """The error message: memory needed, memory free, and remedies."""
     num_rows, mine = sum(layout.num_rows for layout in layouts), layouts[world.rank]
     inboxes = world.node.size * len(mine.origins) * mine.ring_bytes
-    cure = "use more nodes, a smaller table.dim or fewer rows"
+    cure = "use more nodes, a smaller table.dim, fewer rows, or table.store=file"
     if place == "/dev/shm":
         cure += ", or enlarge /dev/shm (mount -o remount,size=90% /dev/shm, docker --shm-size)"
     return (
