@@ -8,10 +8,9 @@
 
 The server decides, by the clocks of the owners, when it replies and which rows a reply has (cpp/wire/round.h). At
 s >= 1 it replies once it has applied the pushes in front of the request, with the clocks of all keys and the rows that
-is_wanted() names. At s = 0 it
-replies once all owners of its node have applied the step that the request names, as they note in shared memory, with
-all rows. A request that comes a step early gets its reply in two parts: first the rows that nobody reads in the step
-between.
+is_wanted() names. At s = 0 it replies once all owners of its node have applied the step that the request names, as
+they note in shared memory, with all rows. A request that comes a step early gets its reply in two parts: first the rows
+that nobody reads in the step between.
 
 Messages are packed and unpacked in C++. A server reads the shards of its node, and writes pushes into rings of the
 owners there: at s = 0 into the client's, so the step reducer treats all ranks alike; at s >= 1 into rings of its own,
