@@ -119,6 +119,7 @@ def train():
         tables = make_tables(config, *args)
         for table in tables.values():
             for begin, rows in table.scan(CHUNK):
+                table.shard.assign(slice(begin, begin + len(rows)), weight=0)  # not its first value: it takes disk
                 table.shard.assign(slice(begin, begin + len(rows)), weight=rows.numpy().copy())
             if table.shard.file is not None:
                 pages = config.table.store_memory_gb * 1e9 / PAGE  # the disk has less to write when training begins

@@ -128,7 +128,8 @@ def run_training(world: World, config: DictConfig, device: torch.device, spans: 
         training = Training(world, config, device, spans)
         try:
             is_done = training.run(partial(training.must_leave, preemption))
-            training.check_disk()
+            if not is_done:
+                training.check_disk()
         finally:
             if training.log is not None:
                 training.log.close()  # gives the terminal its cursor back
@@ -192,6 +193,7 @@ class Training:
         self.evaluation = self.open_evaluation()
         self.log = self._opened_log()
         self.watch = Stopwatch()
+        self.is_disk_full = False  # that of this rank's rows, if they are on disk
         self.saved_step = self.start.step if self.saving.resumed is not None else None
 
     def run(self, must_leave=lambda: False) -> bool:
@@ -257,18 +259,16 @@ class Training:
 
     def must_leave(self, preemption: Preemption) -> bool:
         """Whether a signal or a full disk ends the run after this step, the same on every rank. Collective."""
-        if self._is_disk_full:
+        if not self.is_disk_full and any(table.shard.is_full for table in self.tables.values()):
+            self.is_disk_full = True
+        if self.is_disk_full:
             preemption.ask()
         return preemption.is_agreed()
-
-    @property
-    def _is_disk_full(self) -> bool:
-        return any(table.shard.is_full for table in self.tables.values())
 
     def check_disk(self):
         """Raises UserError on every rank if the disk of some rank's rows is full. Collective."""
         folder, error = self.config.table.store_dir, None
-        if self._is_disk_full:
+        if self.is_disk_full:
             error = UserError(
                 f"table.store_dir={folder}: the disk of rank {self.world.rank} is full: the run is saved after step "
                 f"{self.steps}; free space there, or name another folder, and continue by resume=auto"
@@ -277,7 +277,7 @@ class Training:
 
     def say_left(self):
         """Says, and records, that the run was left after its last step, which is saved. Collective."""
-        is_full = self.world.comm.allreduce(self._is_disk_full, MPI.LOR)
+        is_full = self.world.comm.allreduce(self.is_disk_full, MPI.LOR)
         self.saving.say_left(self.steps, "a full disk" if is_full else "a signal")
         if self.log is not None:
             self.log.stop(self.steps, self.checkpoints.path(self.steps))

@@ -12,6 +12,7 @@
 //   the owner writes a row before it marks it as present: who sees the mark sees a whole row;
 //   a page has disk before it is written by memory: a full disk is an error of the owner, never a SIGBUS;
 //   a page may leave memory at any time, as the kernel brings it back: marks of pages decide speed alone;
+//   once a page could not be written to the disk (kDiskError), no row is written any more;
 //   while the rows are frozen, a row is saved as it was before it is written for the first time.
 #pragma once
 
@@ -42,7 +43,7 @@
 namespace hetmpi {
 
 // Of one file, counted by all processes of the node.
-enum FileCount { kResidentPages, kPagesRead, kPagesWritten, kBallastUsed, kNumFileCounts };
+enum FileCount { kResidentPages, kPagesRead, kPagesWritten, kPagesAllocated, kBallastUsed, kDiskError, kNumFileCounts };
 
 // The number of times that this thread has waited for a disk.
 inline int64_t disk_waits() {
@@ -87,12 +88,9 @@ class RowFile {
     if (mapped == MAP_FAILED) fail("mmap");
     data_ = static_cast<char*>(mapped);
     madvise(data_, bytes(form), MADV_RANDOM);
+    if (!is_owner()) ::close(std::exchange(file_, -1));  // the mapping is enough
   }
-  ~RowFile() {
-    munmap(data_, bytes(form_));
-    for (const int descriptor : {file_, before_, ballast_})
-      if (descriptor >= 0) close(descriptor);
-  }
+  ~RowFile() { close(); }
   RowFile(const RowFile&) = delete;
 
   // Of the file: whole pages, at least one.
@@ -101,7 +99,18 @@ class RowFile {
     return std::max<int64_t>(1, (size + kPage - 1) / kPage) * kPage;
   }
 
-  bool is_owner() const { return before_ >= 0; }
+  // Gives back memory and disk; a copy of frozen rows under way fails. Rows must not be used any more.
+  void close() {
+    const std::lock_guard<std::mutex> copying(copy_lock_);
+    const std::lock_guard<std::mutex> hold(frozen_lock_);
+    is_frozen_ = false;
+    if (data_ != nullptr) munmap(std::exchange(data_, nullptr), bytes(form_));
+    for (int* descriptor : {&file_, &before_, &ballast_})
+      if (*descriptor >= 0) ::close(std::exchange(*descriptor, -1));
+  }
+
+  bool is_closed() const { return data_ == nullptr; }
+  bool is_owner() const { return is_owner_; }
   const Form& form() const { return form_; }
   int64_t num_pages() const { return num_pages_; }
   int64_t count(FileCount which) const { return __atomic_load_n(marks_.counts + which, __ATOMIC_RELAXED); }
@@ -118,6 +127,7 @@ class RowFile {
 
   // The weight (dim) of a row that the owner writes, and its state behind it. Throws std::system_error without disk.
   float* to_write(int64_t row) {
+    if (const auto problem = static_cast<int>(count(kDiskError))) disk_error(problem);
     if (is_frozen_.load(std::memory_order_relaxed)) save(row);
     float* const to = at(row);
     if (is_present(row)) {
@@ -130,6 +140,14 @@ class RowFile {
     std::fill_n(to + form_.dim, form_.state_dim, 0.0f);
     __atomic_store_n(marks_.rows + row, 1, __ATOMIC_RELEASE);
     return to;
+  }
+
+  // Whether these numbers are the weight, or the state, of an absent row.
+  bool has_first_value(int64_t row, bool is_state, const float* numbers) const {
+    if (is_present(row)) return false;
+    std::vector<float> first(is_state ? form_.state_dim : form_.dim, 0.0f);
+    if (!is_state) first_value(row, first.data());
+    return std::memcmp(first.data(), numbers, sizeof(float) * first.size()) == 0;
   }
 
   // Copies weight or state of rows (n) to out (n, width), of absent ones too. From any thread of any process.
@@ -152,11 +170,13 @@ class RowFile {
     if (ftruncate(before_, 0) != 0) problem_ = errno;
   }
   void copy_frozen(const int64_t* rows, int64_t n, bool is_state, float* out) const {
+    const std::lock_guard<std::mutex> copying(copy_lock_);
+    if (!is_frozen_) throw std::runtime_error("rows of a checkpoint: the table is closed");
     const int64_t width = is_state ? form_.state_dim : form_.dim;
     std::vector<float> row(row_floats_);
     for (int64_t begin = 0; begin < n; begin += kFrozenRows) {
       const int64_t end = std::min(n, begin + kFrozenRows);
-      if (n > 0) will_need(rows[begin], rows[end - 1]);
+      read_pages(rows + begin, end - begin);
       const std::lock_guard<std::mutex> hold(frozen_lock_);  // a row that is saved meanwhile is not written yet
       if (problem_ != 0) throw std::system_error(problem_, std::generic_category(), "rows of a checkpoint");
       for (int64_t i = begin; i < end; ++i) {
@@ -232,7 +252,7 @@ class RowFile {
   void unmap_pages() const { madvise(data_, bytes(form_), MADV_DONTNEED); }
 
  private:
-  static constexpr int64_t kFrozenRows = 4096, kMostDropped = 512, kSpan = 2048, kSlack = 256;  // pages
+  static constexpr int64_t kFrozenRows = 512, kMostDropped = 512, kSpan = 2048, kSlack = 256;  // pages
   static constexpr uint8_t kWasAbsent = 1, kWasPresent = 2;
 
   struct Range {
@@ -276,18 +296,28 @@ class RowFile {
     if (before & kAllocated) add(kPagesRead, 1);
   }
 
-  // Gives a page disk, that of the ballast if there is no other.
+  // Gives a page disk, that of the ballast if there is no other. The rank's main thread and its applier may both write.
   void allocate(int64_t page) {
+    if (__atomic_load_n(marks_.pages + page, __ATOMIC_ACQUIRE) & kAllocated) return;
+    const std::lock_guard<std::mutex> hold(allocate_lock_);
     if (__atomic_load_n(marks_.pages + page, __ATOMIC_RELAXED) & kAllocated) return;
     int problem = take_disk(page);
-    if (problem == ENOSPC && count(kBallastUsed) == 0) {
-      add(kBallastUsed, 1);
-      if (ftruncate(ballast_, 0) != 0) fail("ftruncate");
-      problem = take_disk(page);
-    }
-    if (problem != 0) throw std::system_error(problem, std::generic_category(), "a page of table.store_dir");
+    if (is_full(problem) && drops_ballast()) problem = take_disk(page);
+    if (problem != 0) disk_error(problem);
+    add(kPagesAllocated, 1);
     mark(page, kResident | kUsed);  // before it is allocated: nothing is read
-    __atomic_fetch_or(marks_.pages + page, kAllocated, __ATOMIC_RELAXED);
+    __atomic_fetch_or(marks_.pages + page, kAllocated, __ATOMIC_RELEASE);
+  }
+
+  static bool is_full(int problem) { return problem == ENOSPC || problem == EDQUOT; }
+  [[noreturn]] static void disk_error(int problem) {
+    throw std::system_error(problem, std::generic_category(), "rows in table.store_dir");
+  }
+
+  // Frees the ballast; false if it was free before.
+  bool drops_ballast() {
+    if (__atomic_fetch_add(marks_.counts + kBallastUsed, 1, __ATOMIC_RELAXED) > 0) return false;
+    return ftruncate(ballast_, 0) == 0;
   }
 
   // By writing it: cheaper than fallocate(), after which the first access would look for it on the disk.
@@ -302,9 +332,16 @@ class RowFile {
     const std::lock_guard<std::mutex> hold(frozen_lock_);
     if (!is_frozen_ || saved_[row] != 0) return;
     const bool is_there = is_present(row);
-    if (is_there && pwrite(before_, at(row), row_bytes(), row * row_bytes()) != row_bytes())
-      problem_ = errno != 0 ? errno : ENOSPC;
+    if (is_there && !writes_before(row) && !(is_full(problem_) && drops_ballast() && writes_before(row)))
+      drops_ballast();  // the run ends soon, with another checkpoint
     saved_[row] = is_there ? kWasPresent : kWasAbsent;
+  }
+
+  // REQUIRES: frozen_lock_ held. False: problem_ says why.
+  bool writes_before(int64_t row) {
+    const ssize_t written = pwrite(before_, at(row), row_bytes(), row * row_bytes());
+    problem_ = written == row_bytes() ? 0 : written < 0 ? errno : ENOSPC;
+    return problem_ == 0;
   }
 
   // REQUIRES: frozen_lock_ held.
@@ -312,10 +349,16 @@ class RowFile {
     if (pread(before_, to, row_bytes(), row * row_bytes()) != row_bytes()) fail("rows of a checkpoint");
   }
 
-  // Begins to read the pages of rows [first, last], which are copied next.
-  void will_need(int64_t first, int64_t last) const {
-    const int64_t begin = first_page(first), end = last_page(last) + 1;
-    madvise(data_ + begin * kPage, std::min<int64_t>((end - begin) * kPage, int64_t{64} << 20), MADV_WILLNEED);
+  // Reads the pages of rows (n), ascending, which are copied next: writers need not wait for the disk.
+  void read_pages(const int64_t* rows, int64_t n) const {
+    std::vector<int64_t> pages;
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t page = first_page(rows[i]); page <= last_page(rows[i]); ++page) {
+        const bool is_there = __atomic_load_n(marks_.pages + page, __ATOMIC_RELAXED) & kAllocated;
+        if (is_there && (pages.empty() || pages.back() != page)) pages.push_back(page);
+      }
+    }
+    fetch(pages);
   }
 
   // Marks pages of a span that are in memory without a mark, as after a copy of all rows, or a read beside drop().
@@ -324,10 +367,10 @@ class RowFile {
     const int64_t num = std::min(kSpan, num_pages_ - begin);
     if (mincore(data_ + begin * kPage, num * kPage, is_there) != 0) return;
     for (int64_t i = 0; i < num; ++i) {
-      const bool is_marked = __atomic_load_n(marks_.pages + begin + i, __ATOMIC_RELAXED) & kResident;
-      if (!(is_there[i] & 1) || is_marked) continue;
-      __atomic_fetch_or(marks_.pages + begin + i, static_cast<uint8_t>(kResident), __ATOMIC_RELAXED);
-      add(kResidentPages, 1);
+      if (!(is_there[i] & 1) || (__atomic_load_n(marks_.pages + begin + i, __ATOMIC_RELAXED) & kResident)) continue;
+      const uint8_t before =
+          __atomic_fetch_or(marks_.pages + begin + i, static_cast<uint8_t>(kResident), __ATOMIC_RELAXED);
+      if (!(before & kResident)) add(kResidentPages, 1);
     }
   }
 
@@ -338,12 +381,14 @@ class RowFile {
       sync_file_range(file_, begin * kPage, (end - begin) * kPage, SYNC_FILE_RANGE_WRITE);
     for (const auto& [begin, end] : ranges) {
       constexpr unsigned kWait = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
-      sync_file_range(file_, begin * kPage, (end - begin) * kPage, kWait);
+      if (sync_file_range(file_, begin * kPage, (end - begin) * kPage, kWait) != 0)
+        __atomic_store_n(marks_.counts + kDiskError, int64_t{errno}, __ATOMIC_RELAXED);
       posix_fadvise(file_, begin * kPage, (end - begin) * kPage, POSIX_FADV_DONTNEED);
     }
   }
 
   int file_, before_, ballast_;
+  bool is_owner_ = before_ >= 0;
   Form form_;
   Marks marks_;
   Init init_;
@@ -352,6 +397,8 @@ class RowFile {
   PageKeeper* keeper_ = nullptr;
   int64_t hand_ = 0;  // the next page that drop_excess() looks at
   std::atomic<bool> is_frozen_{false};
+  std::mutex allocate_lock_;
+  mutable std::mutex copy_lock_;    // held while frozen rows are copied, taken before the next
   mutable std::mutex frozen_lock_;  // of what follows
   std::vector<uint8_t> saved_;      // (num_rows) kWasAbsent or kWasPresent once a frozen row is saved
   int problem_ = 0;                 // errno of a row that could not be saved
@@ -401,7 +448,8 @@ class PageKeeper {
  private:
   static constexpr std::chrono::milliseconds kPause{5};
   static constexpr std::chrono::microseconds kNap{200};
-  static constexpr int kMostNaps = 5000;  // a second
+  static constexpr int kMostNaps = 250;   // 50 ms
+  static constexpr int kMostPasses = 64;  // before a pause: some file systems do not drop pages
   static constexpr int kUnmapEvery = 10;  // pauses
 
   void fetch() {
@@ -425,7 +473,7 @@ class PageKeeper {
           if (turn % kUnmapEvery == 0) file->unmap_pages();
           continue;
         }
-        while (file->drop_excess() && !has_stopped()) {
+        for (int pass = 0; pass < kMostPasses && file->drop_excess() && !has_stopped(); ++pass) {
         }
       }
     }

@@ -4,8 +4,11 @@
 #include <pybind11/stl.h>
 
 #include <cstdint>
+#include <exception>
 #include <memory>
+#include <stdexcept>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "python/arrays.h"
@@ -34,11 +37,12 @@ void copy(const RowFile& file, const Array<int64_t>& rows, bool is_state, bool i
   check_shape(out, "out", {n, is_state ? file.form().state_dim : file.form().dim});
   const int64_t* row = rows.data();
   float* to = out.mutable_data();
+  if (file.is_closed() && !is_frozen) throw std::runtime_error("the table is closed");
   py::gil_scoped_release release;
   is_frozen ? file.copy_frozen(row, n, is_state, to) : file.copy(row, n, is_state, to);
 }
 
-// Writes weight or state (n, width) of rows (n).
+// Writes weight or state (n, width) of rows (n), but not what absent rows have anyhow.
 void assign(RowFile& file, const Array<int64_t>& rows, bool is_state, const Array<float>& values) {
   const ssize_t n = rows.shape(0), width = is_state ? file.form().state_dim : file.form().dim;
   check_in(rows.data(), n, file.form().num_rows, "rows");
@@ -48,7 +52,8 @@ void assign(RowFile& file, const Array<int64_t>& rows, bool is_state, const Arra
   py::gil_scoped_release release;
   file.want(row, n);
   for (ssize_t i = 0; i < n; ++i)
-    std::copy_n(from + i * width, width, file.to_write(row[i]) + (is_state ? file.form().dim : 0));
+    if (!file.has_first_value(row[i], is_state, from + i * width))
+      std::copy_n(from + i * width, width, file.to_write(row[i]) + (is_state ? file.form().dim : 0));
 }
 
 void want(const RowFile& file, const Array<int64_t>& rows) {
@@ -59,6 +64,13 @@ void want(const RowFile& file, const Array<int64_t>& rows) {
 }  // namespace
 
 void bind_row_file(py::module_& m) {
+  py::register_exception_translator([](std::exception_ptr error) {
+    try {
+      if (error) std::rethrow_exception(error);
+    } catch (const std::system_error& problem) {
+      PyErr_SetObject(PyExc_OSError, py::make_tuple(problem.code().value(), problem.what()).ptr());
+    }
+  });
   m.def(
       "row_file_bytes",
       [](int64_t num_rows, int64_t dim, int64_t state_dim) { return RowFile::bytes({num_rows, dim, state_dim}); },
@@ -76,10 +88,12 @@ void bind_row_file(py::module_& m) {
       .def("assign", &assign, py::arg("rows").noconvert(), py::arg("is_state"), py::arg("values").noconvert())
       .def("want", &want, py::arg("rows").noconvert(), "Begins to read the pages of rows (n,) int64.")
       .def("freeze", &RowFile::freeze)
+      .def("close", &RowFile::close, py::call_guard<py::gil_scoped_release>())
       .def("thaw", &RowFile::thaw, py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("resident_pages", [](const RowFile& file) { return file.count(kResidentPages); })
       .def_property_readonly("pages_read", [](const RowFile& file) { return file.count(kPagesRead); })
       .def_property_readonly("pages_written", [](const RowFile& file) { return file.count(kPagesWritten); })
+      .def_property_readonly("pages_allocated", [](const RowFile& file) { return file.count(kPagesAllocated); })
       .def_property_readonly("is_full", [](const RowFile& file) { return file.count(kBallastUsed) > 0; });
   py::class_<PageKeeper>(m, "PageKeeper", "The threads that read and drop pages (cpp/owner/row_file.h).")
       .def(py::init<std::vector<RowFile*>>(), py::arg("files"), py::keep_alive<1, 2>())

@@ -31,7 +31,7 @@ import json
 import operator
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -162,12 +162,11 @@ class Checkpoints:
             self._reserve(tables)
         base = self._begin(position, tables, about or {})
         manifest = self._manifest(position, tables) | base | (about or {})
-        for table in tables.values():
-            table.shard.freeze()
-        pieces = [piece for name, table in tables.items() for piece in self._pieces(name, table, is_full=not base)]
         parameters = {name for name, _ in model.named_parameters()} if model is not None else set()
-        self._writer = Writer(self, self._part(position.step), pieces, dense, parameters, manifest, is_best)
-        self._writer.start()
+        with frozen(tables.values()):
+            pieces = [piece for name, table in tables.items() for piece in self._pieces(name, table, is_full=not base)]
+            self._writer = Writer(self, self._part(position.step), pieces, dense, parameters, manifest, is_best)
+            self._writer.start()  # it ends the freeze
         if self._copies is None:
             self._writer.has_written.wait()
         if not base:
@@ -417,6 +416,19 @@ class Checkpoints:
         for name, table in tables.items():
             table.resume_at(tables_of(manifest)[name]["step"])
         return Position(manifest["step"], manifest["samples"])
+
+
+@contextlib.contextmanager
+def frozen(tables: Collection[EmbeddingTable]):
+    """A context that begins with freeze() of the tables' shards, and ends it if there is an error."""
+    for table in tables:
+        table.shard.freeze()
+    try:
+        yield
+    except BaseException:
+        for table in tables:
+            table.shard.thaw()
+        raise
 
 
 def entries_of(path: Path, dense: dict, name: str, num_rows: int) -> np.ndarray:

@@ -86,6 +86,7 @@ class Writer(threading.Thread):
         super().__init__(name="hetmpi-checkpoint", daemon=True)
         self.checkpoints, self.part, self.pieces, self.manifest = checkpoints, part, pieces, manifest
         self.dense, self.parameters, self.is_best = dense, parameters, is_best
+        self.shards = [table.shard for table in {id(piece.table): piece.table for piece in pieces}.values()]
         self.error: Exception | None = None
         self.has_written, self.finished = threading.Event(), threading.Event()
         self.is_given_up = False  # another rank could not write
@@ -95,8 +96,8 @@ class Writer(threading.Thread):
             try:
                 self._write()
             finally:
-                for table in {id(piece.table): piece.table for piece in self.pieces}.values():
-                    table.shard.thaw()
+                for shard in self.shards:
+                    shard.thaw()
             self.has_written.set()
             if self.checkpoints.world.rank == 0:
                 self._finish()

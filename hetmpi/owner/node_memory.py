@@ -4,6 +4,7 @@ in files (row_files.py)."""
 from __future__ import annotations
 
 from functools import partial
+from mmap import PAGESIZE
 
 import numpy as np
 
@@ -20,7 +21,10 @@ from hetmpi.world.world import World
 
 
 class NodeMemory:
-    """The shards of the ranks of this node, `on_node[rank]`; `local` is this rank's."""
+    """The shards of the ranks of this node, `on_node[rank]`; `local` is this rank's. disk_waits: of this process's main
+    thread, when they were counted last."""
+
+    disk_waits = 0
 
     def __init__(
         self, world: World, layouts: list[Layout], partition: _C.Partition, is_sparse: bool = False,
@@ -31,7 +35,10 @@ class NodeMemory:
         Raises UserError if memory is short."""
         self.world, self.layouts, self._is_sparse, self._store = world, layouts, is_sparse, store
         self._partition, self._keeper, self._stop = partition, None, nothing
-        check_memory(world, layouts, 0 if store is None else store.memory_bytes)
+        self._counted = 0, 0  # pages read and written
+        check_memory(world, layouts)
+        if store is not None:
+            check_pages(world, store.pages(layouts[world.rank]) * PAGESIZE)
         self._shared = MPI.Win.Allocate_shared(layouts[world.rank].nbytes, 1, comm=world.node)
         self.on_node = {
             rank: (Shard if store is None else FileShard)(
@@ -50,10 +57,21 @@ class NodeMemory:
             return
         pages = self._store.pages(self.layouts[self.world.rank])
         for rank, descriptors in open_files(self.world, self._store, self.layouts).items():
-            self.on_node[rank].open_file(descriptors, self._partition, rank, seed, std, pages)
-        self._counted = 0, 0, _C.disk_waits()  # pages read and written, and waits
+            shard = self.on_node[rank]
+            shard.open_file(descriptors, self._partition, rank, seed, std, pages, self.world.node.size)
+        self._stop = at_exit(self.world, nothing, self._close_files)
+
+    def start_reading(self):
+        """Starts to read and drop pages, if rows are in files. REQUIRES: all shards of the node are initialised."""
+        if self._store is None:
+            return
         self._keeper = _C.PageKeeper([shard.file for shard in self.on_node.values()])
-        self._stop = at_exit(self.world, nothing, self._keeper.stop)
+
+    def _close_files(self):
+        if self._keeper is not None:
+            self._keeper.stop()
+        for shard in self.on_node.values():
+            shard.close_file()
 
     @property
     def reads_ahead(self) -> bool:
@@ -73,11 +91,12 @@ class NodeMemory:
         """Adds to the counters of pages and disk_steps those since the last call, once per step by the main thread."""
         if self._keeper is None:
             return
-        file, before = self.local.file, self._counted
-        self._counted = now = file.pages_read, file.pages_written, _C.disk_waits()
-        counters.pages_read += now[0] - before[0]
-        counters.pages_written += now[1] - before[1]
-        counters.disk_steps += now[2] > before[2]
+        file, before, waits = self.local.file, self._counted, _C.disk_waits()
+        self._counted = file.pages_read, file.pages_written
+        counters.pages_read += file.pages_read - before[0]
+        counters.pages_written += file.pages_written - before[1]
+        counters.disk_steps += waits > NodeMemory.disk_waits  # of all tables: the first one counts
+        NodeMemory.disk_waits = waits
 
     def _part(self, node_rank: int) -> np.ndarray:
         """The memory of a rank of this node: (n,) uint8."""
@@ -105,14 +124,25 @@ class NodeMemory:
     def free(self):
         """Frees the memory. Collective."""
         self._stop()
-        self.on_node, self.local = {}, None
+        self.on_node, self.local, self._keeper = {}, None, None
         self._free()
 
 
-def check_memory(world: World, layouts: list[Layout], more_bytes: int = 0):
-    """Raises UserError on every rank if some node lacks memory for its ranks. more_bytes: that each needs besides.
-    Collective."""
-    nbytes, is_shared = layouts[world.rank].nbytes + more_bytes, world.node.size > 1
+def check_pages(world: World, nbytes: int):
+    """Raises UserError on every rank if some node lacks memory for pages of files, nbytes of this rank. Collective."""
+
+    def message(need: int, place: str, free: int) -> str:
+        return (
+            f"table.store_memory_gb: the {world.node.size} rank(s) on {world.host} need {size_text(need)} for rows, "
+            f"{size_text(free)} are free in {place}: lower it"
+        )
+
+    refuse_if_short(world, nbytes, False, message)
+
+
+def check_memory(world: World, layouts: list[Layout]):
+    """Raises UserError on every rank if some node lacks memory for its ranks. Collective."""
+    nbytes, is_shared = layouts[world.rank].nbytes, world.node.size > 1
     refuse_if_short(world, nbytes, is_shared, lambda *found: memory_message(layouts, *found, world))
 
 

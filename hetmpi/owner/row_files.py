@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from dataclasses import dataclass
+from mmap import PAGESIZE
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from hetmpi.world.world import World
 BALLAST_BYTES = 64 << 20  # of disk, freed when there is no more: new rows of the steps until all ranks have stopped
 STORES = "memory", "file"
 LEAST_PAGES = 16
+STEPS_AHEAD = 4  # until all ranks have stopped
 NUMBERS = itertools.count()  # of the files that this process has opened
 
 
@@ -30,16 +32,22 @@ class FileStore:
 
     def pages(self, layout: Layout) -> int:
         """Pages of a rank's file that stay in memory, as many as the memory allows beside what is known of rows."""
-        return max(LEAST_PAGES, (self.memory_bytes - layout.inbox_begin - layout.num_rows) // _C.FILE_PAGE_BYTES)
+        return LEAST_PAGES + max(0, self.memory_bytes - least_bytes(layout)) // _C.FILE_PAGE_BYTES
 
     def check(self, layout: Layout):
         """Raises UserError if the memory is too little."""
-        least = layout.inbox_begin + layout.num_rows + LEAST_PAGES * _C.FILE_PAGE_BYTES
-        if self.memory_bytes < least:
+        if self.memory_bytes < least_bytes(layout):
             raise UserError(
                 f"table.store_memory_gb: a table of {layout.num_rows:,} rows on each rank needs at least "
-                f"{least / 1e9:.3g}, most of it for clocks and marks, it gets {self.memory_bytes / 1e9:.3g}"
+                f"{least_bytes(layout) / 1e9:.3g}, most of it for clocks and marks, it gets "
+                f"{self.memory_bytes / 1e9:.3g}"
             )
+
+
+def least_bytes(layout: Layout) -> int:
+    """Memory of a rank for a table whose rows are on disk: clocks and marks, notes of changed and of frozen rows, and a
+    few pages."""
+    return layout.inbox_begin + 2 * layout.num_rows + LEAST_PAGES * _C.FILE_PAGE_BYTES
 
 
 def open_files(world: World, store: FileStore, layouts: list[Layout]) -> dict[int, tuple[int, int, int]]:
@@ -50,6 +58,7 @@ def open_files(world: World, store: FileStore, layouts: list[Layout]) -> dict[in
     mine = [-1, -1, -1]
     try:
         store.check(layout)
+        check_folder(store.folder)
         for place, nbytes in enumerate((layout.file_bytes, 0, 0)):
             name = Path(store.folder).absolute() / f".hetmpi-{world.host}-{os.getpid()}-{next(NUMBERS)}.rows"
             mine[place] = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -84,6 +93,25 @@ def open_files(world: World, store: FileStore, layouts: list[Layout]) -> dict[in
     return opened
 
 
+def check_folder(folder: str):
+    """Raises UserError where pages of files cannot leave memory."""
+    if PAGESIZE != _C.FILE_PAGE_BYTES:
+        raise UserError(f"table.store=file needs a kernel with pages of 4 KB, this one has {PAGESIZE:,} bytes")
+    kind = file_system(os.stat(folder).st_dev)
+    if kind in ("tmpfs", "ramfs"):
+        raise UserError(f"table.store_dir={folder} is in memory ({kind}): name a folder on a disk")
+
+
+def file_system(device: int) -> str | None:
+    """The kind of the file system of st_dev, such as ext4; None if the system does not say."""
+    number = f"{os.major(device)}:{os.minor(device)}"
+    with open("/proc/self/mountinfo") as mounts:
+        for line in mounts:
+            if line.split()[2] == number:
+                return line.partition(" - ")[2].split()[0]
+    return None
+
+
 def store_text(store: FileStore, problem: OSError, cure: str) -> str:
     return f"table.store_dir={store.folder}: {problem.strerror}: {cure}"
 
@@ -92,9 +120,13 @@ class FileShard(Shard):
     """A shard whose weights and states are in a file. To be opened by open_file(), on every rank of the node."""
 
     def open_file(
-        self, descriptors: tuple[int, int, int], partition: _C.Partition, rank: int, seed: int, std: float, pages: int
-    ):
-        """rank: the owner. seed, std: of the first rows, as for initialise(). pages: that stay in memory."""
+        self, descriptors: tuple[int, int, int], partition: _C.Partition, rank: int, seed: int, std: float, pages: int,
+        num_sharing: int,
+    ):  # fmt: skip
+        """rank: the owner. seed, std: of the first rows, as for initialise(). pages: that stay in memory. num_sharing:
+        ranks whose files are on this disk."""
+        is_own = descriptors[1] >= 0
+        self._disk, self._num_sharing, self._looked_at = os.dup(descriptors[0]) if is_own else None, num_sharing, None
         self.file = _C.RowFile(
             *descriptors, len(self), self.dim, self.state_dim, self.row_marks, self.page_marks, self.file_counts,
             partition, rank, seed, std, pages,
@@ -148,13 +180,31 @@ class FileShard(Shard):
     def copied(self, array: str, rows: np.ndarray | slice, out: np.ndarray | None) -> np.ndarray | InParts:
         if array == "clock":
             return super().copied(array, rows, out)
-        places = self._places(rows)
-        shape = len(places), self.empty(array, 0).shape[1]
-        return InParts(lambda part: self._copy(array, places[part], True), np.float32, shape)
+        every = range(*rows.indices(len(self))) if isinstance(rows, slice) else rows
+
+        def part_of(part: slice) -> np.ndarray:
+            chosen = every[part]
+            places = np.arange(chosen.start, chosen.stop) if isinstance(chosen, range) else np.ascontiguousarray(chosen)
+            return self._copy(array, places, True)
+
+        return InParts(part_of, np.float32, (len(every), self.empty(array, 0).shape[1]))
 
     def copy_of(self, array: str, num: int) -> np.ndarray | None:
         return super().copy_of(array, num) if array == "clock" else None
 
     @property
     def is_full(self) -> bool:
-        return self.file.is_full
+        """The ballast is in use, or a few steps like the one since the last look would take it."""
+        before, self._looked_at = self._looked_at, self.file.pages_allocated
+        if self.file.is_full or before is None or self._looked_at == before:
+            return self.file.is_full
+        new = self._looked_at - before
+        status = os.fstatvfs(self._disk)
+        return status.f_bavail * status.f_frsize < STEPS_AHEAD * self._num_sharing * new * _C.FILE_PAGE_BYTES
+
+    def close_file(self):
+        """Gives back memory and disk."""
+        self.file.close()
+        if self._disk is not None:
+            os.close(self._disk)
+            self._disk = None

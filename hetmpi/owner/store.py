@@ -202,7 +202,7 @@ class Shard:
         self.mean_square[rows] = means
 
     def snapshot(self, array: str, rows: np.ndarray | slice, out: np.ndarray | None = None) -> np.ndarray:
-        values = {"weight": self.weight, "state": self.state, "clock": self.clock}[array]
+        values = self.in_memory[array]
         if out is None:
             return values[rows]
         if isinstance(rows, slice):

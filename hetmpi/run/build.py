@@ -17,6 +17,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from hetmpi import _C
 from hetmpi.checkpoint.checkpoints import Position
 from hetmpi.data.source import Source
 from hetmpi.data.tabular.stream import Ranks, Stream
@@ -24,7 +25,9 @@ from hetmpi.dense import DenseOptimizer
 from hetmpi.errors import UserError, doing, one_line
 from hetmpi.memory import check_fits
 from hetmpi.open_rows import FIRST_KEY
-from hetmpi.owner.row_files import FileStore
+from hetmpi.owner.route import make_partition
+from hetmpi.owner.row_files import FileStore, least_bytes
+from hetmpi.owner.store import Layout, layouts_of
 from hetmpi.run.config import cache_of, is_evaluated_at_end_only, own_settings, staleness_of
 from hetmpi.run.device import PRECISIONS
 from hetmpi.run.id_rows import IDS, folders_of
@@ -275,10 +278,30 @@ def stores_of(config: DictConfig, world: World, specs: dict[str, TableSpec]) -> 
         return {}
     total = None if table.store_memory_gb is None else table.store_memory_gb * 1e9
     if total is None:
-        free = free_memory(world.node.size > 1)[1] / 2 / world.node.size
+        free = free_memory(False)[1] / 2 / world.node.size
         total = world.comm.allreduce(free, MPI.MIN)
+    layouts = {name: layout_of(config, world, name, spec, True)[1] for name, spec in specs.items()}
+    least = {name: world.comm.allreduce(least_bytes(layout), MPI.MAX) for name, layout in layouts.items()}
+    left = total - sum(least.values())
+    if left < 0:
+        raise UserError(
+            f"table.store_memory_gb: {total / 1e9:.3g} on each rank, the tables need at least "
+            f"{sum(least.values()) / 1e9:.3g}, most of it for clocks and marks"
+        )
     sizes = {name: spec.num_rows * spec.dim for name, spec in specs.items()}
-    return {name: FileStore(table.store_dir, int(total * size / sum(sizes.values()))) for name, size in sizes.items()}
+    whole = sum(sizes.values())
+    return {name: FileStore(table.store_dir, least[name] + int(left * size / whole)) for name, size in sizes.items()}
+
+
+def layout_of(
+    config: DictConfig, world: World, name: str, spec: TableSpec, is_in_file: bool
+) -> tuple[_C.Partition, Layout]:
+    """A table's partition, and this rank's memory."""
+    rule = optimizer_of(config, f"table {name}", spec.optim, Schedule()).core(spec.dim)
+    partition = make_partition(partition_of(config, spec), spec.num_rows, world.size)
+    is_exact = staleness_of(config).is_synchronous
+    _, layouts = layouts_of(world, partition, rule, spec.dim, is_exact, is_in_file=is_in_file)
+    return partition, layouts[world.rank]
 
 
 def partition_of(config: DictConfig, spec: TableSpec) -> str:

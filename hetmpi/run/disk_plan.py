@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from hetmpi import _C
-from hetmpi.owner.row_files import FileStore
+from hetmpi.errors import UserError
+from hetmpi.owner.row_files import BALLAST_BYTES, FileStore, check_folder
 from hetmpi.owner.store import Layout
 from hetmpi.world.memory import size_text
 from hetmpi.world.world import World
@@ -47,6 +48,17 @@ class Pages:
         self._hand = span.stop if span.stop < len(self._is_used) else 0
 
 
+def problem_of(folder: str) -> UserError | None:
+    """Why no rows can be there on this node."""
+    try:
+        check_folder(folder)
+    except OSError as problem:
+        return UserError(f"table.store_dir={folder}: {problem.strerror}: name a folder on a disk of every node")
+    except UserError as problem:
+        return problem
+    return None
+
+
 class DiskPlan:
     """The pages of this rank's rows of all tables."""
 
@@ -56,7 +68,9 @@ class DiskPlan:
             name: (_C.Arithmetic(partition, world.rank), partition, Pages(layout, store.pages(layout)))
             for name, (partition, layout, store) in tables.items()
         }
-        self._bytes = sum(layout.file_bytes for _, layout, _ in tables.values())
+        sizes = [layout.file_bytes for _, layout, _ in tables.values()]
+        self._bytes = sum(size + min(size, BALLAST_BYTES) for size in sizes)
+        world.agree(problem_of(folder))
 
     def step(self, keys: Mapping[str, np.ndarray]):
         """A step that reads these keys of each table, (U,) int64. Collective."""

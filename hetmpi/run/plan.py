@@ -16,14 +16,12 @@ import numpy as np
 import torch
 from omegaconf import DictConfig
 
-from hetmpi import _C
 from hetmpi.checkpoint.checkpoints import Position
 from hetmpi.counters import Counters
 from hetmpi.data.loader import Loader, Lookahead
 from hetmpi.errors import LARGEST, UserError
 from hetmpi.owner.route import make_partition
 from hetmpi.owner.row_files import FileStore
-from hetmpi.owner.store import Layout, layouts_of
 from hetmpi.run import build
 from hetmpi.run.config import cache_of, staleness_of
 from hetmpi.run.disk_plan import DiskPlan
@@ -128,20 +126,14 @@ class Plan:
             self._add_table(found, name, spec, most_keys[name], round_steps, store)
         return found
 
-    def _layout(self, name: str, spec: TableSpec, is_in_file: bool) -> tuple[_C.Partition, Layout]:
-        """A table's partition, and this rank's memory."""
-        config, world = self.config, self.world
-        rule = build.optimizer_of(config, f"table {name}", spec.optim, Schedule()).core(spec.dim)
-        partition = make_partition(build.partition_of(config, spec), spec.num_rows, world.size)
-        is_exact = staleness_of(config).is_synchronous
-        _, layouts = layouts_of(world, partition, rule, spec.dim, is_exact, is_in_file=is_in_file)
-        return partition, layouts[world.rank]
-
     def _disk(self) -> DiskPlan | None:
         """For tables whose rows are on disk. Raises UserError if their memory is too little."""
         if not self.stores:
             return None
-        found = {name: (*self._layout(name, spec, True), self.stores[name]) for name, spec in self.specs.items()}
+        found = {
+            name: (*build.layout_of(self.config, self.world, name, spec, True), self.stores[name])
+            for name, spec in self.specs.items()
+        }
         for _, layout, store in found.values():
             store.check(layout)
         return DiskPlan(self.world, self.config.table.store_dir, found)
@@ -152,7 +144,7 @@ class Plan:
         """most_keys: of a batch."""
         world, staleness = self.world, staleness_of(self.config)
         rule = build.optimizer_of(self.config, f"table {name}", spec.optim, Schedule()).core(spec.dim)
-        partition, mine = self._layout(name, spec, store is not None)
+        partition, mine = build.layout_of(self.config, world, name, spec, store is not None)
         before_rings = mine.inbox_begin
         in_memory = before_rings + partition.num_local_rows(world.rank)  # with marks of changed rows
         found.rows += in_memory if store is None else store.memory_bytes

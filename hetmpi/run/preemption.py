@@ -28,6 +28,7 @@ class Preemption:
         self._world = world
         self._noted, self._sent, self._anywhere = (np.zeros(1, np.int32) for _ in range(3))
         self._request: MPI.Request | None = None
+        self._is_asked = False
         self._heard, wakeup = os.pipe()
         os.set_blocking(wakeup, False)
         signal.set_wakeup_fd(wakeup)
@@ -52,8 +53,8 @@ class Preemption:
                 )
 
     def ask(self):
-        """As a signal would: this rank asks to leave."""
-        self._noted[0] = self._noted[0] or 1
+        """This rank asks to leave, as after a signal."""
+        self._is_asked = True
 
     def is_agreed(self) -> bool:
         """Whether some rank had recorded a signal at the time of the last call; the same on every rank. Starts the next
@@ -62,7 +63,7 @@ class Preemption:
         if self._request is not None:
             self._await("for all ranks to end the step")
             agreed = bool(self._anywhere[0])
-        self._sent[:] = self._noted
+        self._sent[0] = max(self._noted[0], self._is_asked)
         self._request = self._world.comm.Iallreduce(self._sent, self._anywhere, MPI.MAX)
         return agreed
 

@@ -110,6 +110,7 @@ class EmbeddingTable:
         self.device = self.cache.device
         admitted = cache.admitted(world, self.device) & (self.cache.capacity_rows > 0)
         memory.fence()
+        memory.start_reading()
         self._context = TableContext(
             world, memory, self.partition, self.num_rows, self.dim, self.optimizer, rule, record, self.staleness,
             self.cache, admitted, self.counters, self.spans, round_steps=round_steps,
