@@ -332,16 +332,19 @@ class RowFile {
     const std::lock_guard<std::mutex> hold(frozen_lock_);
     if (!is_frozen_ || saved_[row] != 0) return;
     const bool is_there = is_present(row);
-    if (is_there && !writes_before(row) && !(is_full(problem_) && drops_ballast() && writes_before(row)))
+    int problem = is_there ? write_before(row) : 0;
+    if (is_full(problem) && drops_ballast()) problem = write_before(row);
+    if (problem != 0) {
+      problem_ = problem;
       drops_ballast();  // the run ends soon, with another checkpoint
+    }
     saved_[row] = is_there ? kWasPresent : kWasAbsent;
   }
 
-  // REQUIRES: frozen_lock_ held. False: problem_ says why.
-  bool writes_before(int64_t row) {
+  // REQUIRES: frozen_lock_ held. Returns 0, or errno.
+  int write_before(int64_t row) const {
     const ssize_t written = pwrite(before_, at(row), row_bytes(), row * row_bytes());
-    problem_ = written == row_bytes() ? 0 : written < 0 ? errno : ENOSPC;
-    return problem_ == 0;
+    return written == row_bytes() ? 0 : written < 0 ? errno : ENOSPC;
   }
 
   // REQUIRES: frozen_lock_ held.

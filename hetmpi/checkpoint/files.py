@@ -26,7 +26,7 @@ NPY_PREFIX = 10  # bytes of a .npy file before its header: magic, version, lengt
 
 
 def write_array(path: Path, array: np.ndarray, look=None) -> dict:
-    """Writes an array, or what can be read as one in parts, in the format of numpy.save. look(first, part): called with
+    """Writes an array, or one that is read in parts, in the format of numpy.save. look(first, part): called with
     each part (m, ...) before it is written; first is the number of rows before it. Returns the manifest's entry of the
     file."""
     num, row_bytes = len(array), max(1, array.nbytes // max(1, len(array)))

@@ -18,6 +18,7 @@ from hetmpi.world.world import World
 BALLAST_BYTES = 64 << 20  # of disk, freed when there is no more: new rows of the steps until all ranks have stopped
 STORES = "memory", "file"
 LEAST_PAGES = 16
+NO_FOLDER = "name a folder on a disk of every node that can be written"  # cure
 STEPS_AHEAD = 4  # until all ranks have stopped
 NUMBERS = itertools.count()  # of the files that this process has opened
 
@@ -67,9 +68,9 @@ def open_files(world: World, store: FileStore, layouts: list[Layout]) -> dict[in
         try:
             os.posix_fallocate(mine[2], 0, min(BALLAST_BYTES, layout.file_bytes))
         except OSError as problem:
-            raise UserError(store_text(store, problem, "free some space there")) from problem
+            raise UserError(store_text(store.folder, problem, "free some space there")) from problem
     except OSError as problem:
-        error = UserError(store_text(store, problem, "name a folder on a disk of every node that can be written"))
+        error = UserError(store_text(store.folder, problem, NO_FOLDER))
     except UserError as problem:
         error = problem
     opened = {world.rank: tuple(mine)}
@@ -79,7 +80,7 @@ def open_files(world: World, store: FileStore, layouts: list[Layout]) -> dict[in
             if rank != world.rank and path is not None and error is None:
                 opened[rank] = os.open(path, os.O_RDONLY | os.O_CLOEXEC), -1, -1
     except OSError as problem:
-        error = UserError(store_text(store, problem, "all ranks of a node must see the same folder"))
+        error = UserError(store_text(store.folder, problem, "all ranks of a node must see the same folder"))
     world.node.Barrier()  # all have opened them
     for name in names:
         os.unlink(name)
@@ -94,10 +95,13 @@ def open_files(world: World, store: FileStore, layouts: list[Layout]) -> dict[in
 
 
 def check_folder(folder: str):
-    """Raises UserError where pages of files cannot leave memory."""
+    """Raises UserError unless it is there, and pages of files in it can leave memory."""
     if PAGESIZE != _C.FILE_PAGE_BYTES:
         raise UserError(f"table.store=file needs a kernel with pages of 4 KB, this one has {PAGESIZE:,} bytes")
-    kind = file_system(os.stat(folder).st_dev)
+    try:
+        kind = file_system(os.stat(folder).st_dev)
+    except OSError as problem:
+        raise UserError(store_text(folder, problem, NO_FOLDER)) from problem
     if kind in ("tmpfs", "ramfs"):
         raise UserError(f"table.store_dir={folder} is in memory ({kind}): name a folder on a disk")
 
@@ -112,8 +116,8 @@ def file_system(device: int) -> str | None:
     return None
 
 
-def store_text(store: FileStore, problem: OSError, cure: str) -> str:
-    return f"table.store_dir={store.folder}: {problem.strerror}: {cure}"
+def store_text(folder: str, problem: OSError, cure: str) -> str:
+    return f"table.store_dir={folder}: {problem.strerror}: {cure}"
 
 
 class FileShard(Shard):
@@ -183,9 +187,7 @@ class FileShard(Shard):
         every = range(*rows.indices(len(self))) if isinstance(rows, slice) else rows
 
         def part_of(part: slice) -> np.ndarray:
-            chosen = every[part]
-            places = np.arange(chosen.start, chosen.stop) if isinstance(chosen, range) else np.ascontiguousarray(chosen)
-            return self._copy(array, places, True)
+            return self._copy(array, np.array(every[part], np.int64), True)
 
         return InParts(part_of, np.float32, (len(every), self.empty(array, 0).shape[1]))
 

@@ -242,7 +242,7 @@ class Shard:
 
 
 class InParts:
-    """What can be read like an array, but in parts: part_of(slice) -> those rows."""
+    """An array that is read in parts alone: part_of(slice) -> those rows."""
 
     def __init__(self, part_of: Callable[[slice], np.ndarray], dtype, shape: tuple[int, ...]):
         self._part_of, self.dtype, self.shape = part_of, np.dtype(dtype), shape

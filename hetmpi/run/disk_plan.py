@@ -48,17 +48,6 @@ class Pages:
         self._hand = span.stop if span.stop < len(self._is_used) else 0
 
 
-def problem_of(folder: str) -> UserError | None:
-    """Why no rows can be there on this node."""
-    try:
-        check_folder(folder)
-    except OSError as problem:
-        return UserError(f"table.store_dir={folder}: {problem.strerror}: name a folder on a disk of every node")
-    except UserError as problem:
-        return problem
-    return None
-
-
 class DiskPlan:
     """The pages of this rank's rows of all tables."""
 
@@ -70,7 +59,12 @@ class DiskPlan:
         }
         sizes = [layout.file_bytes for _, layout, _ in tables.values()]
         self._bytes = sum(size + min(size, BALLAST_BYTES) for size in sizes)
-        world.agree(problem_of(folder))
+        error = None
+        try:
+            check_folder(folder)
+        except UserError as problem:
+            error = problem
+        world.agree(error)
 
     def step(self, keys: Mapping[str, np.ndarray]):
         """A step that reads these keys of each table, (U,) int64. Collective."""

@@ -81,21 +81,29 @@ void check_rows(const Rows& model, bool is_state, const std::vector<float>& foun
     for (int64_t d = 0; d < width; ++d) CHECK(found[row * width + d] == model[row][first + d]);
 }
 
+// copy: RowFile::copy or copy_frozen of one file.
+template <typename Copy>
+void check_all(const Rows& model, Copy copy) {
+  std::vector<int64_t> all(kForm.num_rows);
+  std::iota(all.begin(), all.end(), 0);
+  for (const bool is_state : {false, true}) {
+    std::vector<float> found(kForm.num_rows * (is_state ? kForm.state_dim : kForm.dim));
+    copy(all.data(), kForm.num_rows, is_state, found.data());
+    check_rows(model, is_state, found);
+  }
+}
+
 void rows_are_those_of_the_model(uint64_t seed) {
   Node node;
   Random random(seed);
   Rows model = first_values();
-  std::vector<int64_t> all(kForm.num_rows);
-  std::iota(all.begin(), all.end(), 0);
+  std::vector<int64_t> first(50);
+  std::iota(first.begin(), first.end(), 0);
   for (int turn = 0; turn < 30; ++turn) {
     update(node.owner, random, &model, turn % 3 == 0 ? 5 : 400);
-    for (const bool is_state : {false, true}) {
-      std::vector<float> found(kForm.num_rows * (is_state ? kForm.state_dim : kForm.dim));
-      (turn % 2 ? node.owner : node.reader).copy(all.data(), kForm.num_rows, is_state, found.data());
-      check_rows(model, is_state, found);
-    }
+    check_all(model, [&](auto... of) { (turn % 2 ? node.owner : node.reader).copy(of...); });
     std::vector<float> scratch(kForm.dim);
-    node.reader.want(all.data(), 50);
+    node.reader.want(first.data(), 50);
     for (int64_t row = 0; row < 50; ++row) CHECK(node.reader.read(row, scratch.data())[0] == model[row][0]);
   }
   CHECK(node.owner.count(kPagesWritten) > 0);
@@ -105,19 +113,11 @@ void frozen_rows_stay_as_they_were(uint64_t seed) {
   Node node;
   Random random(seed);
   Rows model = first_values();
-  std::vector<int64_t> all(kForm.num_rows);
-  std::iota(all.begin(), all.end(), 0);
   for (int turn = 0; turn < 10; ++turn) {
     update(node.owner, random, &model, 200);
     const Rows frozen = model;
     node.owner.freeze();
-    std::thread copier([&] {
-      for (const bool is_state : {false, true}) {
-        std::vector<float> found(kForm.num_rows * (is_state ? kForm.state_dim : kForm.dim));
-        node.owner.copy_frozen(all.data(), kForm.num_rows, is_state, found.data());
-        check_rows(frozen, is_state, found);
-      }
-    });
+    std::thread copier([&] { check_all(frozen, [&](auto... of) { node.owner.copy_frozen(of...); }); });
     for (int part = 0; part < 20; ++part) update(node.owner, random, &model, 100);
     copier.join();
     node.owner.thaw();
@@ -143,10 +143,35 @@ void a_full_disk_takes_the_ballast_then_is_an_error(uint64_t) {
   CHECK(has_failed && owner.count(kBallastUsed) == 1 && rows[1] == 0);
 }
 
+void a_row_that_could_not_be_saved_fails_the_copy_of_frozen_rows(uint64_t) {
+  const int full = open("/dev/full", O_RDWR);
+  if (full < 0) return;
+  std::vector<uint8_t> rows(kForm.num_rows), pages(RowFile::bytes(kForm) / kPage);
+  std::vector<int64_t> counts(kNumFileCounts);
+  const int before = open_file(0), saved = dup(before);
+  RowFile owner(open_file(RowFile::bytes(kForm)), before, open_file(1 << 20), kForm,
+                {rows.data(), pages.data(), counts.data()}, Node::init(), kBudget);
+  owner.to_write(1), owner.to_write(2);
+  owner.freeze();
+  CHECK(dup2(full, before) == before);
+  owner.to_write(1);
+  CHECK(dup2(saved, before) == before && owner.count(kBallastUsed) > 0);
+  owner.to_write(2);  // is saved
+  bool has_failed = false;
+  try {
+    check_all(first_values(), [&](auto... of) { owner.copy_frozen(of...); });
+  } catch (const std::system_error& problem) {
+    has_failed = problem.code().value() == ENOSPC;
+  }
+  CHECK(has_failed);
+  close(full), close(saved);
+}
+
 void run_all(uint64_t seed) {
   rows_are_those_of_the_model(seed);
   frozen_rows_stay_as_they_were(seed);
   a_full_disk_takes_the_ballast_then_is_an_error(seed);
+  a_row_that_could_not_be_saved_fails_the_copy_of_frozen_rows(seed);
 }
 
 }  // namespace
