@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "portable.h"
+
 // Not under sanitizers, which are not there yet when the version is chosen, nor where nvcc compiles.
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__) && \
     !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) && !defined(__CUDACC__)
@@ -16,7 +18,7 @@
 namespace hetmpi {
 
 // Asks for a row, which may be written then.
-inline void prefetch_row(const float* row, int64_t n) {
+HETMPI_PREFETCHES void prefetch_row(const float* row, int64_t n) {
   for (int64_t i = 0; i < n; i += 16) __builtin_prefetch(row + i, 1);
 }
 

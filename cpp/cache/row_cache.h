@@ -483,15 +483,15 @@ class RowCache {
     --num_pending_;
   }
 
-  void prefetch_set(uint64_t hash) const {
+  HETMPI_PREFETCHES void prefetch_set(uint64_t hash) const {
     const int64_t first = first_slot(hash);
     __builtin_prefetch(&tag_[first]);
     for (int way = 0; way < kWays; way += 8) __builtin_prefetch(&worth_[first + way], 1);
   }
 
-  void prefetch_line(int64_t slot) const { __builtin_prefetch(&line_[slot], 1); }
+  HETMPI_PREFETCHES void prefetch_line(int64_t slot) const { __builtin_prefetch(&line_[slot], 1); }
 
-  void prefetch_sums(int64_t slot) const {
+  HETMPI_PREFETCHES void prefetch_sums(int64_t slot) const {
     prefetch_row(row_at(slot), dim_);
     if (line_[slot].pending >= 0) prefetch_row(pending_.at(line_[slot].pending * sum_dim_), sum_dim_);
   }

@@ -50,7 +50,7 @@ class PlaceIndex {
     size_ = 0;
   }
 
-  void prefetch(int64_t key) const { __builtin_prefetch(&slots_[first_slot(key)], 1); }
+  HETMPI_PREFETCHES void prefetch(int64_t key) const { __builtin_prefetch(&slots_[first_slot(key)], 1); }
 
   // The place of `key`, which is `next` if the key is new.
   int64_t place(int64_t key, int64_t next) {

@@ -121,7 +121,7 @@ class IdMap {
   }
 
   size_t first(int64_t id) const { return mix64(static_cast<uint64_t>(id) + kGolden) & (slots_.size() - 1); }
-  void prefetch(int64_t id) const { __builtin_prefetch(&slots_[first(id)], 1); }
+  HETMPI_PREFETCHES void prefetch(int64_t id) const { __builtin_prefetch(&slots_[first(id)], 1); }
 
   // The slot of an id, or an empty one.
   size_t place(int64_t id) const {

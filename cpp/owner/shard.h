@@ -34,7 +34,7 @@ struct Shard {
   }
 
   // Asks for a row, which will be written.
-  void prefetch(int64_t row) const {
+  HETMPI_PREFETCHES void prefetch(int64_t row) const {
     if (file == nullptr) {
       prefetch_row(weight + row * dim, dim);
       prefetch_row(state + row * state_dim, state_dim);
