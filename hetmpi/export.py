@@ -3,6 +3,7 @@
 hetmpi export CHECKPOINT OUT [rows=npy|parquet|none] [dense=torchscript|onnx|none] [table=NAME]
                              [nodes=none|parquet] [data.KEY=VALUE] [allow=NAME[,NAME]]
 hetmpi export CHECKPOINT OUT items=npy|parquet data.path=FILES [data.delimiter=C] [data.max_bad_rows=N]
+hetmpi export CHECKPOINT OUT values=parquet data.path=FILES [data.delimiter=C] [data.max_bad_rows=N]
 hetmpi export CHECKPOINT OUT ids=parquet [since=CHECKPOINT]
 hetmpi export FOLDER OUT deltas=FOLDER[,FOLDER]
 
@@ -26,6 +27,10 @@ OUT/nodes.parquet    of a model of nodes: node, its id in the data; hidden, the 
 OUT/items.parquet    of a model of task=retrieval: the items in FILES, which need the columns of items alone; their
                      values, in a column named as that of the data, and vector (fixed-size list of float32). With
                      items=npy items.npy (n, W) float32, and items.names.txt with a value per line
+
+OUT/COLUMN.parquet   of id columns of files, with values=parquet: the distinct values in FILES that training had, in a
+                     column named as that of the data, and weight (fixed-size list of float32), as table.init_from
+                     reads them
 
 OUT/ids.parquet      of columns with rows: open, with ids=parquet: column, id, weight (list of float32), count, step, in
                      the order of columns and ids; docs/growing.md. With since=CHECKPOINT, an earlier one, only the rows
@@ -73,6 +78,7 @@ from hetmpi.trained.saved_model import (
     of_tensors,
 )
 from hetmpi.trained.saved_pairs import is_of_pairs
+from hetmpi.trained.value_files import export_values
 from hetmpi.world.world import World
 
 CHOICES = {
@@ -80,6 +86,7 @@ CHOICES = {
     "dense": ("torchscript", "onnx", "none"),
     "nodes": ("none", "parquet"),
     "items": ("npy", "parquet"),
+    "values": ("parquet",),
 }
 OF_IDS = ("ids", "since", "deltas")
 
@@ -102,9 +109,11 @@ def main(arguments: list[str]):
         chosen[name] = value
     try:
         allow = allowed_of(chosen.pop("allow")) if "allow" in chosen else []
-        if "items" in chosen:
-            return export_vectors(checkpoint, out, chosen, list(filter(of_data.match, arguments[2:])), allow)
-        written = export(checkpoint, out, **chosen, data=list(filter(of_data.match, arguments[2:])), allow=allow)
+        data = list(filter(of_data.match, arguments[2:]))
+        for alone, of_files in (("items", export_vectors), ("values", export_by_value)):
+            if alone in chosen:
+                return of_files(checkpoint, out, chosen, settings_of(data), allow)
+        written = export(checkpoint, out, **chosen, data=data, allow=allow)
     except UserError as refusal:
         sys.exit(f"hetmpi: {refusal}")
     say_written(out, written)
@@ -115,15 +124,31 @@ def say_written(out: Path, written: dict[Path, str]):
     print(f"hetmpi: {out}: {', '.join(parts)}")
 
 
-def export_vectors(checkpoint: Path, out: Path, chosen: dict[str, str], data: list[str], allow: Sequence[str]):
-    """Exports the vectors of items. chosen: of the command line, data: its settings of files. Raises UserError."""
-    others = [name for name in chosen if name != "items"]
+def settings_of(data: list[str]) -> dict[str, str]:
+    """Settings of files on the command line."""
+    return {key.lstrip("+"): value for key, _, value in (text.partition("=") for text in data)}
+
+
+def check_alone(chosen: dict[str, str], name: str):
+    others = [other for other in chosen if other != name]
     if others:
-        raise UserError(f"items={chosen['items']} is exported alone, without {others[0]}")
+        raise UserError(f"{name}={chosen[name]} is exported alone, without {others[0]}")
+
+
+def export_vectors(checkpoint: Path, out: Path, chosen: dict[str, str], given: dict[str, str], allow: Sequence[str]):
+    """Exports the vectors of items. chosen: of the command line, given: its settings of files. Raises UserError."""
+    check_alone(chosen, "items")
     if not is_of_pairs(read_manifest(checkpoint)):
         raise UserError(f"items={chosen['items']}: {checkpoint} is not of task=retrieval")
-    given = {key.lstrip("+"): value for key, _, value in (text.partition("=") for text in data)}
     say_written(out, export_items(checkpoint, out, chosen["items"], given, allow))
+
+
+def export_by_value(checkpoint: Path, out: Path, chosen: dict[str, str], given: dict[str, str], allow: Sequence[str]):
+    """Exports rows by the values of id columns; as export_vectors."""
+    check_alone(chosen, "values")
+    if allow:
+        raise UserError("values=parquet builds no model: leave out allow")
+    say_written(out, export_values(checkpoint, out, given))
 
 
 def export_ids(source: Path, out: Path, arguments: list[str]):

@@ -19,7 +19,7 @@ from hetmpi.data.pairs import PairBatch, Side
 from hetmpi.data.tabular import DataError, Encoder, Reader
 from hetmpi.data.tabular.convert import KEPT, NO_INTEGER, no_value
 from hetmpi.data.tabular.files import Unit
-from hetmpi.data.tabular.reading import INTEGER, StoredColumn
+from hetmpi.data.tabular.reading import INTEGER, Reading, StoredColumn
 from hetmpi.data.tabular.rules import NUMBER
 from hetmpi.errors import UserError, one_line
 from hetmpi.tasks.pair_columns import PairColumns, names_of
@@ -122,18 +122,9 @@ class SavedPairs:
     def reader(self, given: Mapping[str, str], side: Side, keep: tuple[str, ...]) -> Reader:
         """Reads those columns of files that a side needs. given: settings of the files. keep: columns to pass on.
         Raises UserError."""
-        wrong, bad = sorted(set(given) - set(OF_FILES)), given.get("data.max_bad_rows", "0")
-        if wrong or "data.path" not in given:
-            raise UserError(
-                f"{wrong[0]} cannot be given, only {', '.join(OF_FILES)}" if wrong else "give data.path=FILES"
-            )
-        if not bad.isdecimal():
-            raise UserError(f"data.max_bad_rows must be an integer of at least 0, got {one_line(bad)}")
-        delimiter = given.get("data.delimiter")
-        delimiter = delimiter and delimiter.strip("'\"").replace("\\t", "\t")
         reading = self.encoder.reading
         reading = replace(reading, columns=tuple(reading.columns[i] for i in self._numbers(side)))
-        return Reader(given["data.path"].strip("'\""), reading, keep, int(bad), delimiter)
+        return reader_of(given, reading, keep)
 
     def rows_of(
         self, given: Mapping[str, str], side: Side, keep: tuple[str, ...]
@@ -167,6 +158,18 @@ class SavedPairs:
         columns = self.encoder.reading.columns
         arrays = [known.get(i, nothing(column, len(block))) for i, column in enumerate(columns)]
         return pa.table(arrays, names=[f"c{i}" for i in range(len(columns))])
+
+
+def reader_of(given: Mapping[str, str], reading: Reading, keep: tuple[str, ...]) -> Reader:
+    """Reads files. given: their settings. keep: columns to pass on. Raises UserError."""
+    wrong, bad = sorted(set(given) - set(OF_FILES)), given.get("data.max_bad_rows", "0")
+    if wrong or "data.path" not in given:
+        raise UserError(f"{wrong[0]} cannot be given, only {', '.join(OF_FILES)}" if wrong else "give data.path=FILES")
+    if not bad.isdecimal():
+        raise UserError(f"data.max_bad_rows must be an integer of at least 0, got {one_line(bad)}")
+    delimiter = given.get("data.delimiter")
+    delimiter = delimiter and delimiter.strip("'\"").replace("\\t", "\t")
+    return Reader(given["data.path"].strip("'\""), reading, keep, int(bad), delimiter)
 
 
 def nothing(column: StoredColumn, num: int) -> pa.Array:
