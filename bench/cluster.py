@@ -12,9 +12,9 @@ as in `bench step`. Losses after equal samples are compared first, except at s >
 Last, one JSON line: {"s100_vs_floor": x (step time, 1 is best), "s100_wait_vs_uncached": x, "s100_vs_torchrec": x
 (samples/s, above 1 is faster here), ..., "bytes_per_step": {"uncached": n, "10": n, ...}, "step_ms": {...},
 "wait_ms": {...}, "processor_ms": {...}, "split": {contender: {part: ms}}, "ahead_rate": x (of the rows of other hosts,
-those that came a step early), "exchange": {contender: [name, ...]}}, where s100 is the last of `bounds`, and exchange
-is the transport in use, which each run with auto selects again. Bytes are those of all ranks, processor times those of
-one rank. A peer that fails, of memory for example, is skipped with its reason.
+those that came a step early; null by windows), "exchange": {contender: [name, ...]}}, where s100 is the last of
+`bounds`, and exchange is the transport in use, which each run with auto selects again. Bytes are those of all ranks,
+processor times those of one rank. A peer that fails, of memory for example, is skipped with its reason.
 """
 
 import json
@@ -22,7 +22,7 @@ import sys
 
 import numpy as np
 from race.problem import SAMPLED, Problem
-from race.turns import check_losses, chosen, made_problem, median_ms, median_of, on_hosts, race
+from race.turns import after_warmup, check_losses, chosen, made_problem, median_ms, median_of, on_hosts, race
 from workload import key_of, parse
 
 from hetmpi.spans import PARTS
@@ -117,14 +117,15 @@ def show_ahead(runs: dict, settings: dict, unread: float | None):
     )
     came = ahead_rate(runs, settings)
     text = "" if unread is None else f" (of all keys of a batch {unread:.1%} are in no batch of the step before)"
-    print(f"\ncame a step early at s = 0: {came:.1%} of the rows of other hosts{text}")
+    if came is not None:
+        print(f"\ncame a step early at s = 0: {came:.1%} of the rows of other hosts{text}")
     print(f"waits for rows, gradients and the allreduce: {late:.2f} ms without look-ahead, {ahead:.2f} with it")
 
 
-def ahead_rate(runs: dict, settings: dict) -> float:
-    """Share of the rows of other hosts that came a step early, of runs by messages; 0 without such a run."""
-    by_messages = [run for run in runs["hetmpi uncached"] if None not in run["ahead_rate"]]
-    return median_of(by_messages, "ahead_rate", settings) if by_messages else 0.0
+def ahead_rate(runs: dict, settings: dict) -> float | None:
+    """Share of the rows of other hosts that came a step early, of runs by messages; None without such a run."""
+    by_messages = [run for run in runs["hetmpi uncached"] if None not in after_warmup(run["ahead_rate"], settings)]
+    return median_of(by_messages, "ahead_rate", settings) if by_messages else None
 
 
 def processor_ms(results: list[dict], settings: dict) -> float:

@@ -13,100 +13,177 @@ import pyarrow.parquet as pq
 
 from hetmpi.checkpoint.manifest import read_manifest, tables_of
 from hetmpi.checkpoint.shard_files import shards_of
-from hetmpi.data.features import NO_KEY, ValueMap
+from hetmpi.data.features import NO_KEY
 from hetmpi.data.tabular import DataError, Encoder
-from hetmpi.data.tabular.convert import KEPT
-from hetmpi.data.tabular.reading import StoredColumn
+from hetmpi.data.tabular.convert import KEPT, NO_INTEGER, hashes, integers, is_list, no_value, typed
+from hetmpi.data.tabular.encoder import VOCABULARY
+from hetmpi.data.tabular.reading import HASH, StoredColumn
 from hetmpi.errors import UserError, one_line
 from hetmpi.run.output import cannot_write, part_of
 from hetmpi.trained.saved_model import Saved, dense_state, encoder_of
 from hetmpi.trained.saved_pairs import reader_of
 
 WEIGHT = "weight"
+TAKEN = (WEIGHT, "key", "rows", "items", "nodes", "ids", "removed")  # columns and files with another meaning
 BLOCK = 1 << 16  # rows written at a time
+MOST_NAME_BYTES = 200
+
+
+class Distinct:
+    """Distinct values, by their codes, in the order in which they come."""
+
+    def __init__(self):
+        self.parts: list[pa.Array] = []
+        self._runs: list[np.ndarray] = []  # known codes, each ascending, the longest first
+
+    def add(self, values: pa.Array, codes: np.ndarray):
+        """codes (n,) int64: equal for spellings of one value."""
+        codes, firsts = np.unique(codes, return_index=True)
+        is_new = np.ones(len(codes), bool)
+        for run in self._runs:
+            is_new &= run[np.minimum(np.searchsorted(run, codes), len(run) - 1)] != codes
+        if not is_new.any():
+            return
+        self.parts.append(values.take(pa.array(np.sort(firsts[is_new]))))
+        run = codes[is_new]
+        while self._runs and len(self._runs[-1]) <= 2 * len(run):
+            run = np.sort(np.concatenate([self._runs.pop(), run]))
+        self._runs.append(run)
+
+    def values(self) -> pa.ChunkedArray:
+        """As texts if they are of several types."""
+        is_one_type = len({part.type for part in self.parts}) == 1
+        return pa.chunked_array(self.parts if is_one_type else [part.cast(pa.string()) for part in self.parts])
 
 
 def export_values(checkpoint: Path, out: Path, given: Mapping[str, str]) -> dict[Path, str]:
-    """Writes OUT/COLUMN.parquet for each id column with a fixed number of rows: the distinct values of that column in
-    files, in the order of their first rows there, and their rows (fixed-size list of float32) as `weight`. Missing
-    values, and those not seen in training, are left out. given: settings of the files. Returns the paths, each with a
-    description. Raises UserError."""
+    """Writes OUT/COLUMN.parquet for each id column with a fixed number of rows that shares no other's: its distinct
+    values in files, and those of columns that share its rows, in the order in which they come; and their rows
+    (fixed-size list of float32) as `weight`. Left out are missing values, values that a vocabulary has not, of other
+    columns those whose rows were never updated, and texts that are not UTF-8. given: settings of the files. Returns the
+    paths, each with a description. Raises UserError."""
     manifest = read_manifest(checkpoint)
     encoder = encoder_of(checkpoint, manifest, dense_state(checkpoint, manifest), has_ids=False)
-    maps = encoder.by_value() if isinstance(encoder, Encoder) else {}
-    if not maps:
-        raise UserError(f"values=parquet: {checkpoint} has no id columns of files: rows=parquet exports rows by key")
-    unfit = [name for name in maps if name == WEIGHT or "/" in name or name.startswith(".")]
-    if unfit:
-        raise UserError(f"values=parquet: column {one_line(unfit[0])} cannot name a file and a column beside weight")
-    tables, shards = tables_of(manifest), shards_of(checkpoint, manifest)
-    for shard in (shard for of_table in shards.values() for shard in of_table):
-        shard.check()
-    stored = {column.name: column for column in encoder.reading.columns if column.name in maps}
+    columns = owners_of(encoder, checkpoint)
+    tables = saved_tables(checkpoint, manifest, encoder)
+    maps, found = encoder.by_value(), {}
+    for name, distinct in distinct_values(encoder, given, columns).items():
+        values = distinct.values() if distinct.parts else pa.chunked_array([], pa.string())
+        table = tables[maps[name].table]
+        try:
+            keys = np.concatenate([np.empty(0, np.int64), *(maps[name].keys(part) for part in values.chunks)])
+        except DataError as error:
+            raise UserError(f"data.path={one_line(given['data.path'])}, column {one_line(name)}: {error}") from error
+        has_row = keys != NO_KEY
+        if encoder.mode(name) != VOCABULARY:
+            has_row[has_row] = table.are_trained(keys[has_row])
+        found[name] = values.filter(pa.array(has_row)), keys[has_row], table
+    if not any(len(keys) for _, keys, _ in found.values()):
+        raise UserError(f"data.path={one_line(given['data.path'])}: no row has a value that the model knows")
     written = {}
-    for name, values in distinct_values(encoder, given, stored).items():
-        table = maps[name].table if len(tables) > 1 else next(iter(tables))
-        path, saved = out / f"{name}.parquet", Saved(tables[table], shards[table])
-        values, keys = with_keys(values, maps[name], stored[name], given["data.path"])
+    for name, (values, keys, table) in found.items():
+        path = out / f"{name}.parquet"
         with part_of(path) as part, cannot_write(path):
-            write(part, name, values, keys, saved)
-        written[path] = f"{len(keys):,} values with rows of {saved.dim} numbers"
+            write(part, name, values, keys, table)
+        written[path] = f"{len(keys):,} values with rows of {table.dim} numbers"
     return written
 
 
-def distinct_values(
-    encoder: Encoder, given: Mapping[str, str], stored: Mapping[str, StoredColumn]
-) -> dict[str, pa.Array]:
-    """The distinct values of columns in files, without missing ones."""
-    reading = replace(encoder.reading, columns=tuple(stored.values()))
-    reader, found = reader_of(given, reading, tuple(stored)), {}
-    for unit in reader.units:
-        for block in reader.blocks(unit):
-            for name, column in stored.items():
-                new = pc.unique(one_by_one(block[KEPT + name].combine_chunks(), column))
-                new = new.filter(is_present(new, reading.missing))
-                known = found.get(name, new.slice(0, 0))
-                if new.type != known.type:  # in files of several types
-                    known, new = known.cast(pa.string()), new.cast(pa.string())
-                found[name] = pc.unique(pa.concat_arrays([known, new]))
+def owners_of(encoder: Encoder | object, checkpoint: Path) -> dict[str, list[StoredColumn]]:
+    """Id column -> the columns that use its rows, itself first; without those whose names cannot name a file."""
+    maps = encoder.by_value() if isinstance(encoder, Encoder) else {}
+    if not maps:
+        has_ids = isinstance(encoder, Encoder) and encoder.open_columns()
+        cure = "export its ids by ids=parquet" if has_ids else "rows=parquet exports rows by key"
+        raise UserError(f"values=parquet: {checkpoint} has no id columns with a fixed number of rows: {cure}")
+    stored, found = {column.name: column for column in encoder.reading.columns}, {}
+    for column in encoder.columns:
+        if column.name in maps and column.share is None:
+            found[column.name] = [stored[column.name]]
+    for column in encoder.columns:
+        if column.name in maps and column.share is not None:
+            found[column.share].append(stored[column.name])
+    for name in [name for name in found if is_unfit(name)]:
+        print(f"hetmpi: column {one_line(name)} is left out: a file cannot have its name", flush=True)
+        del found[name]
+    if not found:
+        raise UserError("values=parquet: no column has a name that a file can have")
     return found
 
 
-def one_by_one(values: pa.Array, column: StoredColumn) -> pa.Array:
-    """The values of a column, those of lists one after the other."""
-    if not column.is_list:
-        return values
-    if pa.types.is_string(values.type):
-        values = pc.split_pattern(values, column.separator or " ")
-    return values.flatten()
+def is_unfit(name: str) -> bool:
+    return (
+        name.casefold() in TAKEN
+        or name.startswith(".")
+        or "/" in name
+        or not name.isprintable()
+        or len(name.encode(errors="replace")) > MOST_NAME_BYTES
+    )
 
 
-def is_present(values: pa.Array, missing: tuple[str, ...]) -> pa.Array:
-    texts = pc.utf8_trim_whitespace(values.cast(pa.string()))
-    return pc.and_(values.is_valid(), pc.invert(pc.is_in(texts, value_set=pa.array(missing, pa.string()))))
+def saved_tables(checkpoint: Path, manifest: dict, encoder: Encoder) -> dict[str, Saved]:
+    """The tables of a checkpoint by their names in the encoder. Raises UserError unless they are the encoder's."""
+    tables, shards, wanted = tables_of(manifest), shards_of(checkpoint, manifest), encoder.tables
+    for shard in (shard for of_table in shards.values() for shard in of_table):
+        shard.check()
+    only = next(iter(wanted))
+    found = {name or only: Saved(table, shards[name]) for name, table in tables.items()}
+    rows = {name: table.num_rows for name, table in found.items()}
+    if rows != {name: table.num_rows for name, table in wanted.items()}:
+        raise UserError(f"{checkpoint} has tables of {rows} rows, its columns need others")
+    return found
 
 
-def with_keys(values: pa.Array, how: ValueMap, column: StoredColumn, path: str) -> tuple[pa.Array, np.ndarray]:
-    """Those values (n,) that have a row, and their keys (n,) int64; of several spellings of a value the first."""
-    try:
-        keys = how.keys(values)
-    except DataError as error:
-        raise UserError(f"data.path={one_line(path)}, column {one_line(column.name)}: {error}") from error
-    has_row = keys != NO_KEY
-    if not how.shares:
-        is_first = np.zeros(len(keys), bool)
-        is_first[np.unique(keys, return_index=True)[1]] = True
-        has_row &= is_first
-    places = np.flatnonzero(has_row)
-    return values.take(pa.array(places)), keys[places]
+def distinct_values(
+    encoder: Encoder, given: Mapping[str, str], columns: Mapping[str, list[StoredColumn]]
+) -> dict[str, Distinct]:
+    """Of each owner of rows."""
+    stored = [column for group in columns.values() for column in group]
+    reading = replace(encoder.reading, columns=tuple(stored))
+    reader = reader_of(given, reading, tuple(column.name for column in stored))
+    found, num_bad_texts = {name: Distinct() for name in columns}, 0
+    for unit in reader.units:
+        for block in reader.blocks(unit):
+            for name, group in columns.items():
+                for column in group:
+                    try:
+                        values, codes, num_bad = coded(block[KEPT + column.name], column, reading.missing)
+                    except (DataError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                        raise UserError(f"data.path: {unit}, column {one_line(column.name)}: {error}") from error
+                    found[name].add(values, codes)
+                    num_bad_texts += num_bad
+    if reader.bad.rows:
+        print(f"{reader.path}: {reader.bad}", flush=True)
+    if num_bad_texts:
+        print(f"hetmpi: {num_bad_texts:,} values are not UTF-8: left out", flush=True)
+    return found
 
 
-def write(path: Path, name: str, values: pa.Array, keys: np.ndarray, saved: Saved):
-    schema = pa.schema([(name, values.type), (WEIGHT, pa.list_(pa.float32(), saved.dim))])
+def coded(array: pa.ChunkedArray, column: StoredColumn, missing: tuple[str, ...]) -> tuple[pa.Array, np.ndarray, int]:
+    """The values of a column, those of lists one after the other, without missing ones and texts that are not UTF-8;
+    their hashes or integers (n,) int64; the number of such texts."""
+    values = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+    if column.is_list:
+        values = typed(values, pa.list_(pa.string()))
+        if not is_list(values.type):
+            values = pc.split_pattern(values.cast(pa.string()), column.separator or " ")
+        values = values.flatten()
+    values = typed(values, pa.string())
+    is_text = pa.types.is_string(values.type) or pa.types.is_large_string(values.type)
+    is_bad = np.zeros(len(values), bool)
+    if is_text:  # the reader has replaced other bytes
+        is_bad = np.asarray(pc.match_substring(values, "\ufffd").fill_null(False))
+    codes = hashes(values, column.seed, missing) if column.as_ == HASH else integers(values, missing)[0]
+    none = no_value(column.seed) if column.as_ == HASH else NO_INTEGER
+    is_wanted = (codes != none) & ~is_bad
+    return values.filter(pa.array(is_wanted)), codes[is_wanted], int(is_bad.sum())
+
+
+def write(path: Path, name: str, values: pa.ChunkedArray, keys: np.ndarray, table: Saved):
+    schema = pa.schema([(name, values.type), (WEIGHT, pa.list_(pa.float32(), table.dim))])
     with pq.ParquetWriter(path, schema) as writer:
         for begin in range(0, len(keys), BLOCK):
-            part = slice(begin, begin + BLOCK)
-            rows = np.empty((len(keys[part]), saved.dim), np.float32)
-            saved.read(np.ascontiguousarray(keys[part]), rows)
-            weights = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), saved.dim)
-            writer.write_table(pa.table([values[begin : begin + BLOCK], weights], schema=schema))
+            rows = np.empty((len(keys[begin : begin + BLOCK]), table.dim), np.float32)
+            table.read(np.ascontiguousarray(keys[begin : begin + BLOCK]), rows)
+            weights = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), table.dim)
+            writer.write_table(pa.table([values.slice(begin, BLOCK), pa.chunked_array([weights])], schema=schema))
