@@ -28,7 +28,7 @@ OUT/items.parquet    of a model of task=retrieval: the items in FILES, which nee
                      values, in a column named as that of the data, and vector (fixed-size list of float32). With
                      items=npy items.npy (n, W) float32, and items.names.txt with a value per line
 
-OUT/COLUMN.parquet   of id columns of files, with values=parquet: the distinct values in FILES that have trained rows, in
+OUT/COLUMN.parquet   of id columns of files, with values=parquet: each value in FILES that has a trained row, once, in
                      a column named as that of the data, and weight (fixed-size list of float32), as table.init_from
                      reads them; of columns that share rows one file. FILES need all id columns
 
