@@ -119,8 +119,9 @@ def train():
         tables = make_tables(config, *args)
         for table in tables.values():
             for begin, rows in table.scan(CHUNK):
+                first = rows.numpy().copy()  # in memory `rows` are the shard's
                 table.shard.assign(slice(begin, begin + len(rows)), weight=0)  # not its first value: it takes disk
-                table.shard.assign(slice(begin, begin + len(rows)), weight=rows.numpy().copy())
+                table.shard.assign(slice(begin, begin + len(rows)), weight=first)
             if table.shard.file is not None:
                 pages = config.table.store_memory_gb * 1e9 / PAGE  # the disk has less to write when training begins
                 while table.shard.file.resident_pages > pages:

@@ -88,7 +88,6 @@ def shard_vs_gather(world, settings):
     """Rows per second that one rank reads from the shard of the next, relative to a plain gather of its own: the
     median."""
     from hetmpi import _C
-    from hetmpi.in_flight import finish
     from hetmpi.owner.route import Route
     from hetmpi.owner.shards import ShardReader
     from hetmpi.table.optim import RowOptimizer
@@ -105,7 +104,7 @@ def shard_vs_gather(world, settings):
             continue
         places = generator.choice(rows, num, replace=False)
         route, marks = Route.of_keys(table.partition, places + rows * next_rank), [time.perf_counter()]
-        finish(reader.reading("weight", route, out))
+        reader.read("weight", route, out)
         marks.append(time.perf_counter())
         others = generator.choice(rows, num, replace=False)
         marks.append(time.perf_counter())
