@@ -1,4 +1,4 @@
-// Macros to compile one source for CPU and GPU, with bitwise equal results.
+// Macros for functions: to compile one source for CPU and GPU, with bitwise equal results, and to keep prefetches.
 #pragma once
 
 // For functions that only prefetch. Unless such a function is inlined early, GCC takes it for one without effect and

@@ -76,6 +76,7 @@ from hetmpi.trained.saved_model import (
     encoder_of,
     is_of_links,
     of_tensors,
+    write_rows,
 )
 from hetmpi.trained.saved_pairs import is_of_pairs
 from hetmpi.trained.value_files import export_values
@@ -276,16 +277,12 @@ def write_npy(path: Path, saved: Saved):
 def write_parquet(path: Path, saved: Saved, column: str = "key", names: Sequence[str] | None = None):
     """column: for the keys, or the names of the rows."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    kind = pa.int64() if names is None else pa.string()
-    schema = pa.schema([(column, kind), ("weight", pa.list_(pa.float32(), saved.dim))])
-    with pq.ParquetWriter(path, schema) as writer:
-        for begin, rows in saved.blocks():
-            weights = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), saved.dim)
-            end = begin + len(rows)
-            keys = np.arange(begin, end) if names is None else names[begin:end]
-            writer.write_table(pa.table([pa.array(keys), weights], schema=schema))
+    parts = (
+        (pa.array(np.arange(begin, begin + len(rows)) if names is None else names[begin : begin + len(rows)]), rows)
+        for begin, rows in saved.blocks()
+    )
+    write_rows(path, column, pa.int64() if names is None else pa.string(), saved.dim, parts)
 
 
 def write_torchscript(path: Path, model: TensorModel, inputs: tuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import torch
 from hetmpi.checkpoint.checkpoints import entries_of
 from hetmpi.checkpoint.dense_state import attempt, in_line, read_state
 from hetmpi.checkpoint.manifest import DENSE, LARGEST, Entries, brief, read_manifest, tables_of
-from hetmpi.checkpoint.shard_files import ShardFiles, collect
+from hetmpi.checkpoint.shard_files import ShardFiles, collect, shards_of
 from hetmpi.data.batch import Batch
 from hetmpi.data.features import TABLE
 from hetmpi.data.graph.samples import Block
@@ -36,6 +36,7 @@ MOST_LAYERS = 1024
 MOST_INPUTS = 1 << 27  # numbers in the rows of an example
 LARGEST_CONFIG = 1 << 20  # characters of a model's settings
 OURS = "hetmpi.models"
+WEIGHT = "weight"  # column of rows in Parquet
 CLASS_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*){1,20}")
 BLOCK_BYTES = 256 << 20  # rows in memory at a time; for each block the files of all shards are opened once
 
@@ -65,6 +66,27 @@ class Saved:
         clocks = np.empty(len(keys), np.int32)
         collect(self.shards, self.partition, Route.of_keys(self.partition, keys), "clock", clocks)
         return clocks > 0
+
+
+def saved_tables(checkpoint: Path, manifest: dict, only: str) -> dict[str, Saved]:
+    """The tables of a checkpoint by name, a single one without a name as `only`. Raises UserError for a damaged
+    shard."""
+    tables, shards = tables_of(manifest), shards_of(checkpoint, manifest)
+    for shard in (shard for of_table in shards.values() for shard in of_table):
+        shard.check()
+    return {name or only: Saved(table, shards[name]) for name, table in tables.items()}
+
+
+def write_rows(path: Path, column: str, kind, dim: int, parts: Iterable[tuple]):
+    """Writes Parquet: `column` of the Arrow type `kind`, and weight. parts: values (n,), rows (n, dim) float32."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pa.schema([(column, kind), (WEIGHT, pa.list_(pa.float32(), dim))])
+    with pq.ParquetWriter(path, schema) as writer:
+        for values, rows in parts:
+            weights = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), dim)
+            writer.write_table(pa.Table.from_arrays([values, weights], schema=schema))
 
 
 class TensorModel(torch.nn.Module):

@@ -12,8 +12,7 @@ import torch
 import xxhash
 
 from hetmpi.checkpoint.dense_state import attempt
-from hetmpi.checkpoint.manifest import Entries, read_manifest, tables_of
-from hetmpi.checkpoint.shard_files import shards_of
+from hetmpi.checkpoint.manifest import Entries, read_manifest
 from hetmpi.data.batch import Samples, concatenate
 from hetmpi.data.pairs import PairBatch, Side
 from hetmpi.data.tabular import DataError, Encoder, Reader
@@ -23,7 +22,7 @@ from hetmpi.data.tabular.reading import INTEGER, Reading, StoredColumn
 from hetmpi.data.tabular.rules import NUMBER
 from hetmpi.errors import UserError, one_line
 from hetmpi.tasks.pair_columns import PairColumns, names_of
-from hetmpi.trained.saved_model import MOST_FIELDS, Saved, check_config, dense_state, encoder_of, instantiated
+from hetmpi.trained.saved_model import MOST_FIELDS, check_config, dense_state, encoder_of, instantiated, saved_tables
 
 BLOCK = 1 << 12  # samples whose vectors are computed at a time
 OF_FILES = ("data.path", "data.delimiter", "data.max_bad_rows")
@@ -56,10 +55,7 @@ class SavedPairs:
             f"{checkpoint}: the model in its manifest", lambda: self._make(checkpoint, manifest, state["model"], allow)
         )
         self.none = encoder.keys_of_none(self.columns.item.name)
-        tables, shards, used = tables_of(manifest), shards_of(checkpoint, manifest), list(self.columns.tables)
-        for shard in (shard for of_table in shards.values() for shard in of_table):
-            shard.check()
-        self.tables = {name or used[0]: Saved(table, shards[name]) for name, table in tables.items()}
+        self.tables = saved_tables(checkpoint, manifest, next(iter(self.columns.tables)))
         found = {name: (table.num_rows, table.dim) for name, table in self.tables.items()}
         wanted = {name: (table.num_rows, self.model.table_dims[name]) for name, table in self.columns.tables.items()}
         if found != wanted:

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from hetmpi.checkpoint.manifest import read_manifest, tables_of
-from hetmpi.checkpoint.shard_files import shards_of
+from hetmpi.checkpoint.manifest import read_manifest
 from hetmpi.data.features import NO_KEY
 from hetmpi.data.tabular import DataError, Encoder
-from hetmpi.data.tabular.convert import KEPT, NO_INTEGER, hashes, integers, is_list, no_value, typed
+from hetmpi.data.tabular.convert import KEPT, NO_INTEGER, column_of, divided, hashes, integers, no_value, typed
 from hetmpi.data.tabular.encoder import VOCABULARY
 from hetmpi.data.tabular.reading import HASH, StoredColumn
+from hetmpi.data.triples.names import TripleNames
 from hetmpi.errors import UserError, one_line
 from hetmpi.run.output import cannot_write, part_of
-from hetmpi.trained.saved_model import Saved, dense_state, encoder_of
+from hetmpi.trained.saved_model import WEIGHT, Saved, dense_state, encoder_of, saved_tables, write_rows
 from hetmpi.trained.saved_pairs import reader_of
 
-WEIGHT = "weight"
 TAKEN = (WEIGHT, "key", "rows", "items", "nodes", "ids", "removed")  # columns and files with another meaning
-BLOCK = 1 << 16  # rows written at a time
+BLOCK = 1 << 16  # rows read at a time
 MOST_NAME_BYTES = 200
 
 
@@ -51,25 +49,27 @@ class Distinct:
         self._runs.append(run)
 
     def values(self) -> pa.ChunkedArray:
-        """As texts if they are of several types."""
+        """As texts if they are of several types, or none."""
         is_one_type = len({part.type for part in self.parts}) == 1
-        return pa.chunked_array(self.parts if is_one_type else [part.cast(pa.string()) for part in self.parts])
+        texts = self.parts if is_one_type else [part.cast(pa.string()) for part in self.parts]
+        return pa.chunked_array(texts, None if is_one_type else pa.string())
 
 
 def export_values(checkpoint: Path, out: Path, given: Mapping[str, str]) -> dict[Path, str]:
     """Writes OUT/COLUMN.parquet for each id column with a fixed number of rows that shares no other's: its distinct
     values in files, and those of columns that share its rows, in the order in which they come; and their rows
-    (fixed-size list of float32) as `weight`. Left out are missing values, values that a vocabulary has not, of other
-    columns those whose rows were never updated, and texts that are not UTF-8. given: settings of the files. Returns the
-    paths, each with a description. Raises UserError."""
+    (fixed-size list of float32) as `weight`. Left out are missing values, texts that are not UTF-8, values outside a
+    vocabulary, and, of columns without one, values whose rows were never updated. given: settings of the files. Returns
+    the paths, each with a description. Raises UserError."""
     manifest = read_manifest(checkpoint)
     encoder = encoder_of(checkpoint, manifest, dense_state(checkpoint, manifest), has_ids=False)
-    columns = owners_of(encoder, checkpoint)
-    tables = saved_tables(checkpoint, manifest, encoder)
-    maps, found = encoder.by_value(), {}
+    columns, maps, found = owners_of(encoder, checkpoint), encoder.by_value(), {}
+    tables = saved_tables(checkpoint, manifest, next(iter(encoder.tables)))
+    rows = {name: table.num_rows for name, table in tables.items()}
+    if rows != {name: table.num_rows for name, table in encoder.tables.items()}:
+        raise UserError(f"{checkpoint} has tables of {rows} rows, its columns need others")
     for name, distinct in distinct_values(encoder, given, columns).items():
-        values = distinct.values() if distinct.parts else pa.chunked_array([], pa.string())
-        table = tables[maps[name].table]
+        values, table = distinct.values(), tables[maps[name].table]
         try:
             keys = np.concatenate([np.empty(0, np.int64), *(maps[name].keys(part) for part in values.chunks)])
         except DataError as error:
@@ -84,13 +84,21 @@ def export_values(checkpoint: Path, out: Path, given: Mapping[str, str]) -> dict
     for name, (values, keys, table) in found.items():
         path = out / f"{name}.parquet"
         with part_of(path) as part, cannot_write(path):
-            write(part, name, values, keys, table)
+            write_rows(part, name, values.type, table.dim, parts_of(values, keys, table))
         written[path] = f"{len(keys):,} values with rows of {table.dim} numbers"
     return written
 
 
-def owners_of(encoder: Encoder | object, checkpoint: Path) -> dict[str, list[StoredColumn]]:
-    """Id column -> the columns that use its rows, itself first; without those whose names cannot name a file."""
+def parts_of(values: pa.ChunkedArray, keys: np.ndarray, table: Saved) -> Iterator[tuple[pa.ChunkedArray, np.ndarray]]:
+    """Values (n,) and their rows (n, dim), in parts. keys: of all values."""
+    for begin in range(0, len(keys), BLOCK):
+        rows = np.empty((len(keys[begin : begin + BLOCK]), table.dim), np.float32)
+        table.read(np.ascontiguousarray(keys[begin : begin + BLOCK]), rows)
+        yield values.slice(begin, BLOCK), rows
+
+
+def owners_of(encoder: Encoder | TripleNames | None, checkpoint: Path) -> dict[str, list[StoredColumn]]:
+    """Id column -> the columns that use its rows; without those whose names cannot name a file."""
     maps = encoder.by_value() if isinstance(encoder, Encoder) else {}
     if not maps:
         has_ids = isinstance(encoder, Encoder) and encoder.open_columns()
@@ -98,11 +106,8 @@ def owners_of(encoder: Encoder | object, checkpoint: Path) -> dict[str, list[Sto
         raise UserError(f"values=parquet: {checkpoint} has no id columns with a fixed number of rows: {cure}")
     stored, found = {column.name: column for column in encoder.reading.columns}, {}
     for column in encoder.columns:
-        if column.name in maps and column.share is None:
-            found[column.name] = [stored[column.name]]
-    for column in encoder.columns:
-        if column.name in maps and column.share is not None:
-            found[column.share].append(stored[column.name])
+        if column.name in maps:
+            found.setdefault(column.share or column.name, []).append(stored[column.name])
     for name in [name for name in found if is_unfit(name)]:
         print(f"hetmpi: column {one_line(name)} is left out: a file cannot have its name", flush=True)
         del found[name]
@@ -121,23 +126,10 @@ def is_unfit(name: str) -> bool:
     )
 
 
-def saved_tables(checkpoint: Path, manifest: dict, encoder: Encoder) -> dict[str, Saved]:
-    """The tables of a checkpoint by their names in the encoder. Raises UserError unless they are the encoder's."""
-    tables, shards, wanted = tables_of(manifest), shards_of(checkpoint, manifest), encoder.tables
-    for shard in (shard for of_table in shards.values() for shard in of_table):
-        shard.check()
-    only = next(iter(wanted))
-    found = {name or only: Saved(table, shards[name]) for name, table in tables.items()}
-    rows = {name: table.num_rows for name, table in found.items()}
-    if rows != {name: table.num_rows for name, table in wanted.items()}:
-        raise UserError(f"{checkpoint} has tables of {rows} rows, its columns need others")
-    return found
-
-
 def distinct_values(
     encoder: Encoder, given: Mapping[str, str], columns: Mapping[str, list[StoredColumn]]
 ) -> dict[str, Distinct]:
-    """Of each owner of rows."""
+    """Id column -> the values in files of all columns that use its rows. columns: as owners_of."""
     stored = [column for group in columns.values() for column in group]
     reading = replace(encoder.reading, columns=tuple(stored))
     reader = reader_of(given, reading, tuple(column.name for column in stored))
@@ -147,7 +139,7 @@ def distinct_values(
             for name, group in columns.items():
                 for column in group:
                     try:
-                        values, codes, num_bad = coded(block[KEPT + column.name], column, reading.missing)
+                        values, codes, num_bad = coded(column_of(block, KEPT + column.name), column, reading.missing)
                     except (DataError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                         raise UserError(f"data.path: {unit}, column {one_line(column.name)}: {error}") from error
                     found[name].add(values, codes)
@@ -159,15 +151,12 @@ def distinct_values(
     return found
 
 
-def coded(array: pa.ChunkedArray, column: StoredColumn, missing: tuple[str, ...]) -> tuple[pa.Array, np.ndarray, int]:
+def coded(values: pa.Array, column: StoredColumn, missing: tuple[str, ...]) -> tuple[pa.Array, np.ndarray, int]:
     """The values of a column, those of lists one after the other, without missing ones and texts that are not UTF-8;
     their hashes or integers (n,) int64; the number of such texts."""
-    values = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
     if column.is_list:
-        values = typed(values, pa.list_(pa.string()))
-        if not is_list(values.type):
-            values = pc.split_pattern(values.cast(pa.string()), column.separator or " ")
-        values = values.flatten()
+        values = divided(values, column).flatten()
+        values = values.cast(pa.string()) if pa.types.is_binary(values.type) else values
     values = typed(values, pa.string())
     is_text = pa.types.is_string(values.type) or pa.types.is_large_string(values.type)
     is_bad = np.zeros(len(values), bool)
@@ -177,13 +166,3 @@ def coded(array: pa.ChunkedArray, column: StoredColumn, missing: tuple[str, ...]
     none = no_value(column.seed) if column.as_ == HASH else NO_INTEGER
     is_wanted = (codes != none) & ~is_bad
     return values.filter(pa.array(is_wanted)), codes[is_wanted], int(is_bad.sum())
-
-
-def write(path: Path, name: str, values: pa.ChunkedArray, keys: np.ndarray, table: Saved):
-    schema = pa.schema([(name, values.type), (WEIGHT, pa.list_(pa.float32(), table.dim))])
-    with pq.ParquetWriter(path, schema) as writer:
-        for begin in range(0, len(keys), BLOCK):
-            rows = np.empty((len(keys[begin : begin + BLOCK]), table.dim), np.float32)
-            table.read(np.ascontiguousarray(keys[begin : begin + BLOCK]), rows)
-            weights = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), table.dim)
-            writer.write_table(pa.table([values.slice(begin, BLOCK), pa.chunked_array([weights])], schema=schema))

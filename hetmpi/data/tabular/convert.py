@@ -186,13 +186,19 @@ def cast_some(texts: pa.Array, kind: pa.DataType) -> pa.Array:
         return pa.concat_arrays([cast_some(texts[:half], kind), cast_some(texts[half:], kind)])
 
 
-def lists(array: pa.Array, column: StoredColumn, missing: tuple[str, ...]) -> tuple[pa.Array, np.ndarray | None]:
-    """list<int64> of the values' hashes or integers, without missing ones, and rows with a bad value."""
+def divided(array: pa.Array, column: StoredColumn) -> pa.Array:
+    """A column of several values as lists of any Arrow type, texts divided into binary ones. Raises DataError."""
     array = typed(array, pa.list_(pa.string()))
     if column.separator is not None and not is_list(array.type):  # else they are divided already
         array = pc.split_pattern(as_text(array).fill_null(b""), column.separator.encode())
     if not is_list(array.type):
         raise DataError(f"it holds {array.type}, lists were expected")
+    return array
+
+
+def lists(array: pa.Array, column: StoredColumn, missing: tuple[str, ...]) -> tuple[pa.Array, np.ndarray | None]:
+    """list<int64> of the values' hashes or integers, without missing ones, and rows with a bad value."""
+    array = divided(array, column)
     if not pa.types.is_list(array.type):
         array = array.cast(pa.list_(array.type.value_type))
     sizes = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
