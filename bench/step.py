@@ -3,14 +3,15 @@ peers.
 
     ./run.sh bench step [net=mlp] [dim=32] [batch=2048] [ranks=2] [scale=0.1] [zipf=1.05] [steps=60] [warmup=20]
                         [repeats=5] [peers=none] [rate=none] [device=cpu] [settings=table.staleness=0]
-                        [tables=1] [fanout=2,2]
+                        [tables=1] [fanout=2,2] [distinct=0]
 
 net: mlp (embeddings and dense features through three layers of 256, plus a linear term) or het (HET's WDL), on
 Criteo's field sizes times `scale`; sage (GraphSAGE with `fanout` on a synthetic graph of ogbn-mag's shape times
 `scale`); or complex (ComplEx, 256 negatives, on a synthetic knowledge graph of 400,000 entities times `scale`). Plain
 SGD, one thread per rank. rate: none for one node, or a rate in the syntax of tc (1gbit): each rank on a host of its own
-with such a link, as in `bench cluster`; needs root and MPICH. device: cuda for floor and hetmpi on GPUs, without peers.
-settings: of conf/config.yaml, separated by commas. peers: all, none, or some of torchrec, allgather, horovod
+with such a link, as in `bench cluster`; needs root and MPICH. device: cuda for GPUs, with no peer but torchrec, which
+must be in this environment then. distinct: steps with samples of their own, which later ones repeat, so that a cache of
+all rows finds them all; 0: all steps. settings: of a run, separated by commas. peers: all, none, or some of torchrec, allgather, horovod
 (bench/peers/); torchrec gets its own environment on first use. tables: above 1, a further contender has the same fields
 dealt to so many tables. Contenders take turns; losses after equal samples are compared first.
 
@@ -32,7 +33,7 @@ from hetmpi.world.cores import usable_cores
 SETTINGS = {
     "net": "mlp", "dim": 32, "batch": 2048, "ranks": 2, "scale": 0.1, "zipf": 1.05, "steps": 60, "warmup": 20,
     "repeats": 5, "peers": ["none"], "rate": "none", "device": "cpu", "settings": ["table.staleness=0"],
-    "tables": 1, "fanout": [2, 2],
+    "tables": 1, "fanout": [2, 2], "distinct": 0,
 }  # fmt: skip
 
 
@@ -42,13 +43,13 @@ def main():
     peers, device = chosen(settings["peers"]), f"device={settings['device']}"
     if settings["net"] in SAMPLED and (peers or settings["tables"] > 1):
         sys.exit(f"bench step: net={settings['net']} has no peers, and its own tables")
-    if peers and settings["device"] != "cpu":
-        sys.exit("bench step: peers run on the CPU only: give peers=none or device=cpu")
+    if settings["device"] != "cpu" and set(peers) - {"torchrec"}:
+        sys.exit("bench step: on GPUs the only peer is torchrec: give peers=torchrec, peers=none or device=cpu")
     launcher = (
         on_hosts(settings["ranks"], settings["rate"]) if settings["rate"] != "none" else on_node(settings["ranks"])
     )
     with made_problem(settings, settings["ranks"]) as folder:
-        contenders = {"floor": [device], "hetmpi": [device, *settings["settings"]], **{peer: [] for peer in peers}}
+        contenders = {"floor": [device], "hetmpi": [device, *settings["settings"]], **dict.fromkeys(peers, [device])}
         if settings["tables"] > 1:
             contenders[f"tables={settings['tables']}"] = contenders["hetmpi"]
         runs = race(launcher, folder, contenders, settings)

@@ -15,6 +15,7 @@ import math
 import sys
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import InitVar, dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -190,6 +191,7 @@ class Training:
         if self.saving.is_regular:
             self.checkpoints.reserve(self.tables.to_save)
         self.loader: Loader | None = None
+        self._last_loss: LossOnGpu | None = None
         self.evaluation = self.open_evaluation()
         self.log = self._opened_log()
         self.watch = Stopwatch()
@@ -294,13 +296,14 @@ class Training:
             loss = self._passes(step, batch, keys, rows)
             if on_gpu:  # the GPU computes meanwhile
                 self._prefetch(batches)
+                self.check_last_loss()
             with self.spans("backward"):
                 self.dense.begin()  # starts the allreduce if a parameter got no gradient
             self.tables.write(keys, {name: self._gradient(name, found) for name, found in rows.items()})
             with self.spans("allreduce"):
                 self.dense.step(step)
-        if on_gpu:  # the host waits for the loss here
-            self._check_loss(step, loss, batch, keys, rows)
+        if on_gpu:
+            self._last_loss = LossOnGpu(step, loss, batch, keys, {name: found.detach() for name, found in rows.items()})
         return loss
 
     def _passes(self, step: int, batch, keys: dict[str, Tensor], rows: dict[str, Tensor]) -> Tensor:
@@ -311,7 +314,7 @@ class Training:
             with self.spans("forward"):
                 loss = self.task.loss(self._forward, rows, part) * share
             if self.device.type == "cpu":
-                self._check_loss(step, loss, batch, keys, rows)
+                self._check_loss(step, loss.item(), batch, keys, rows)
             follows = self.dense.held() if number < len(parts) else contextlib.nullcontext()
             with self.spans("backward"), follows:
                 loss.backward()  # the last starts the allreduce of the dense gradients once all of them are computed
@@ -336,7 +339,7 @@ class Training:
             raise UserError(
                 f"model={self.config.model_name}: its output does not depend on the rows{which} it is given"
             )
-        return rows.grad.div_(self.world.size)
+        return rows.grad.div_(self.world.size) if self.world.size > 1 else rows.grad
 
     def _prefetch(self, batches: Lookahead):
         """Prefetches the rows of the next batches."""
@@ -348,6 +351,7 @@ class Training:
     def evaluate(self, step: int) -> dict:
         """Evaluates the model on held-out data. Returns on rank 0 the task's metrics under `figures` and the reason for
         missing ones under `without`, on other ranks {}. Collective."""
+        self.check_last_loss()
         self.model.eval()
         columns = self.task.evaluate(self.evaluation, step)
         self.model.train()
@@ -444,6 +448,7 @@ class Training:
 
     def _report(self, steps: int, loss: float):
         """Sums the metrics since the last report over all ranks and logs them. Collective."""
+        self.check_last_loss()
         self.world.meet(f"after step {steps} for all ranks")
         loss = self.world.comm.allreduce(loss) / self.world.size
         counted, lags, milliseconds = self.interval.counted()
@@ -588,6 +593,7 @@ class Training:
         self.checkpoints.check()
         is_best = self.bests.is_best(step)
         if must or is_best or self.saving.is_due(step, is_last):
+            self.check_last_loss()
             self.spans.now("checkpoint")
             about = self.saving.about(self.task.model_arguments(self.config.table.dim), self.model, self.source)
             if self.following is not None:
@@ -606,10 +612,16 @@ class Training:
 
     # Errors and cleanup.
 
-    def _check_loss(self, step: int, loss: Tensor, batch, keys: dict[str, Tensor], rows: dict[str, Tensor]):
+    def _check_loss(self, step: int, loss: float, batch, keys: dict[str, Tensor], rows: dict[str, Tensor]):
         """Raises UserError with the cause if the loss is not finite."""
-        if not math.isfinite(loss.item()):
-            raise UserError(f"loss is {loss.item()} at step {step + 1}: {self._cause(batch, keys, rows)}")
+        if not math.isfinite(loss):
+            raise UserError(f"loss is {loss} at step {step + 1}: {self._cause(batch, keys, rows)}")
+
+    def check_last_loss(self):
+        """Waits for the loss of the last step on a GPU, if it is not checked yet. Raises as _check_loss."""
+        last, self._last_loss = self._last_loss, None
+        if last is not None:
+            self._check_loss(last.step, last.value(), last.batch, last.keys, last.rows)
 
     @contextlib.contextmanager
     def _explained(self, step: int, batch, keys: dict[str, Tensor], rows: dict[str, Tensor]):
@@ -636,6 +648,26 @@ class Training:
         if self.loader is not None:
             self.loader.close()
         self.tables.close()
+
+
+@dataclass
+class LossOnGpu:
+    """The loss () of a step, on its way to the host, and what it is of: so that the host need not wait for it."""
+
+    step: int
+    loss: InitVar[Tensor]
+    batch: object
+    keys: dict[str, Tensor]
+    rows: dict[str, Tensor]
+
+    def __post_init__(self, loss: Tensor):
+        self._copy, self._is_there = loss.to("cpu", non_blocking=True), torch.cuda.Event()
+        self._is_there.record()
+
+    def value(self) -> float:
+        """Waits for it."""
+        self._is_there.synchronize()
+        return self._copy.item()
 
 
 def in_float32(found):

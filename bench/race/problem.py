@@ -57,7 +57,7 @@ SAMPLED = ("sage", "complex")  # nets whose samples the contenders draw themselv
 class Problem:
     """One workload, described by the file `problem.json` in the folder of its samples.
 
-    ranks, batch, dim, net, steps   there are samples for `steps` steps
+    ranks, batch, dim, net, steps   of a run; the samples on file are of fewer steps if those are to repeat
     field_rows                      rows of each field; keys of field f begin at sum(field_rows[:f])
     ids (steps, ranks, batch, F) int32, dense (..., NUM_DENSE) float32, label (...) float32
     """
@@ -80,6 +80,7 @@ class Problem:
 
     def samples(self, step: int, rank: int) -> tuple[Tensor, Tensor, Tensor]:
         """ids (B, F) int64, dense (B, NUM_DENSE), label (B,) of one rank and step."""
+        step %= len(self.ids)
         ids, dense, label = self.ids[step, rank], self.dense[step, rank], self.label[step, rank]
         return torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(dense.copy()), torch.from_numpy(label.copy())
 
@@ -99,16 +100,16 @@ def describe(folder: str, **settings):
     (path / "problem.json").write_text(json.dumps(settings))
 
 
-def make(folder: str, data, ranks: int, batch: int, dim: int, net: str, steps: int):
-    """Writes a problem: samples of `data`, a hetmpi data set."""
-    path, shape = Path(folder), (steps, ranks, batch)
+def make(folder: str, data, ranks: int, batch: int, dim: int, net: str, steps: int, distinct: int):
+    """Writes a problem: samples of `data`, a hetmpi data set, for `distinct` steps, which later steps repeat."""
+    path, shape = Path(folder), (distinct, ranks, batch)
     path.mkdir(parents=True, exist_ok=True)
     arrays = {
         "ids": np.lib.format.open_memmap(path / "ids.npy", "w+", np.int32, (*shape, data.num_fields)),
         "dense": np.lib.format.open_memmap(path / "dense.npy", "w+", np.float32, (*shape, data.num_dense)),
         "label": np.lib.format.open_memmap(path / "label.npy", "w+", np.float32, shape),
     }
-    for step in range(steps):
+    for step in range(distinct):
         begin, size = step * ranks * batch, ranks * batch
         samples = data.train(begin, begin + size)
         for name, array in arrays.items():

@@ -71,6 +71,7 @@ class Recorded:
         return keys + (firsts - in_table)[field]
 
     def train(self, start: int, stop: int) -> Samples:
+        start, stop = start % len(self.label), (stop - 1) % len(self.label) + 1  # a rank's batch never wraps around
         ids = self.ids[start:stop].astype(np.int64) + self.shift
         return Samples(ids, self.dense[start:stop].copy(), self.label[start:stop].copy())
 

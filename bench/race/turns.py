@@ -55,7 +55,8 @@ def command_of(name: str, folder: str, overrides: list[str]) -> list[str]:
         "RANK=${PMI_RANK:-$OMPI_COMM_WORLD_RANK} WORLD_SIZE=${PMI_SIZE:-$OMPI_COMM_WORLD_SIZE} "
         'LOCAL_RANK=${MPI_LOCALRANKID:-${OMPI_COMM_WORLD_LOCAL_RANK:-0}} exec "$0" "$@"'
     )
-    return ["sh", "-c", ranks, str(python_of(name)), "-m", f"peers.{name}", folder]
+    python = sys.executable if "device=cuda" in overrides else python_of(name)
+    return ["sh", "-c", ranks, str(python), "-m", f"peers.{name}", folder, *overrides]
 
 
 def python_of(peer: str) -> Path:
@@ -158,5 +159,6 @@ def made_problem(settings: dict, ranks: int) -> tempfile.TemporaryDirectory:
             write_links(folder.name, settings["scale"])
         return folder
     data = Synthetic(0, scale=settings["scale"], zipf=settings["zipf"], num_valid=1)
-    problem.make(folder.name, data, ranks, settings["batch"], settings["dim"], settings["net"], settings["steps"])
+    shape = {name: settings[name] for name in ("batch", "dim", "net", "steps")}
+    problem.make(folder.name, data, ranks, **shape, distinct=settings.get("distinct") or settings["steps"])
     return folder

@@ -105,7 +105,7 @@ class GpuCache:
         self.preview = self._host.preview  # of rows in host memory, before their transfer to the GPU
         self._arrays = HostArrays(gpu)
         self.empty, self._use, self._filling = self._arrays.empty, self._arrays.use, self._arrays.filling
-        self._num_evicted = 0
+        self._num_evicted, self._has_drift = 0, False
         self.capacity_rows = self._lines.capacity_rows
 
     # Transfer between host and GPU.
@@ -135,6 +135,7 @@ class GpuCache:
         self._host.set_step(lr, step)
 
     def set_drift(self, most: float, others: int):
+        self._has_drift = most > 0
         self._lines.set_drift(most, others)
 
     def look_up(self, keys: np.ndarray, slots: np.ndarray):
@@ -144,8 +145,12 @@ class GpuCache:
         self._lines.use(self._use(slots), num_keys, self._gpu.stream)
 
     def classify(self, slots, fetched, is_decided, clocks, staleness: int) -> tuple:
-        used, is_stale = (self._use(np.where(fetched, -1, slots)), self._use(clocks)), np.zeros(len(slots), bool)
-        self._filling(is_stale, lambda out: self._lines.validate(*used, staleness, out, True, self._gpu.stream))
+        is_stale = self.empty(len(slots), bool)
+        if staleness == _C.UNBOUNDED:  # no clock is compared
+            is_stale[:] = False
+        else:
+            used = self._use(np.where(fetched, -1, slots) if fetched.any() else slots), self._use(clocks)
+            self._filling(is_stale, lambda out: self._lines.validate(*used, staleness, out, True, self._gpu.stream))
         return _C.classified(slots, fetched, is_decided, is_stale)
 
     def refresh(self, slots, chosen, weights, states, clocks, anticipate: float):
@@ -171,9 +176,13 @@ class GpuCache:
         self._lines.update(self._use(slots), grads, anticipate, self._gpu.stream)
 
     def push_directly(self, keys: np.ndarray, slots: np.ndarray, clocks: np.ndarray, grads):
+        if (slots >= 0).all():  # no need to wait for the gradients
+            return
         self._lines.push_directly(self._use(keys), self._use(slots), self._use(clocks), grads, self._gpu.stream)
 
     def take_due(self, slots: np.ndarray, staleness: int):
+        if staleness == _C.UNBOUNDED and not self._has_drift:  # none is due, and the host need not wait
+            return
         self._lines.take_due(self._use(slots), staleness, self._gpu.stream)
 
     def clocks_within(self, slots: np.ndarray, will_write: bool, staleness: int) -> np.ndarray:

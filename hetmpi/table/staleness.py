@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetmpi import _C
 from hetmpi.errors import UserError
@@ -44,6 +44,10 @@ class Staleness:
             f"table.staleness={name} with table.drift={self.drift:g} may cost more than .002 of AUC (docs/results.md): "
             f"table.drift={Staleness.drift:g} limits that"
         )
+
+    def among(self, world_size: int) -> Staleness:
+        """The same for tables of so many ranks: without drift for one, whose rows nobody else moves."""
+        return self if world_size > 1 else replace(self, drift=0.0)
 
     @property
     def is_synchronous(self) -> bool:

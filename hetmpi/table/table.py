@@ -77,7 +77,7 @@ class EmbeddingTable:
         if first_rows is not None and partition != "round_robin":
             raise UserError(f"{name}: ids without a vocabulary need partition=round_robin, got {partition}")
         self.world, self.name, self.num_rows, self.dim = world, name, num_rows, dim
-        self.staleness, self.optimizer = staleness, optimizer
+        self.staleness, self.optimizer = staleness.among(world.size), optimizer
         self.partition, self.partition_kind = make_partition(partition, num_rows, world.size), partition
         self.num_used = num_rows if first_rows is None else first_rows
         self.vocabulary = None
