@@ -195,6 +195,9 @@ class Training:
         self.evaluation = self.open_evaluation()
         self.log = self._opened_log()
         self.watch = Stopwatch()
+        # Of the settings, what each step needs: a look at OmegaConf's takes 20 us.
+        self.accumulate, self.in_forward = config.train.accumulate, f"forward() of model={config.model_name}"
+        self.of_data = f" of data={config.data_name}"
         self.is_disk_full = False  # that of this rank's rows, if they are on disk
         self.saved_step = self.start.step if self.saving.resumed is not None else None
 
@@ -308,7 +311,7 @@ class Training:
 
     def _passes(self, step: int, batch, keys: dict[str, Tensor], rows: dict[str, Tensor]) -> Tensor:
         """Computes the loss () and the gradients of rows and parameters, of a part of the batch after the other."""
-        num, losses = self.config.train.accumulate, []
+        num, losses = self.accumulate, []
         parts = [(batch, 1.0)] if num == 1 else self.task.split(batch, num)
         for number, (part, share) in enumerate(parts, 1):
             with self.spans("forward"):
@@ -327,7 +330,7 @@ class Training:
             return self.vocabularies.of_batch(batch, step)
 
     def _forward(self, rows, batch):
-        with doing(f"forward() of model={self.config.model_name}"), self.precision():
+        with doing(self.in_forward), self.precision():
             return in_float32(self.model(rows, batch))
 
     def _gradient(self, name: str, rows: Tensor) -> Tensor:
@@ -577,7 +580,7 @@ class Training:
 
     def _drawn(self, split: str, start: int, stop: int):
         """The source's samples [start, stop) of `train` or `valid`."""
-        with doing(f"{split}({start}, {stop}) of data={self.config.data_name}"):
+        with doing(f"{split}({start}, {stop}){self.of_data}"):
             return getattr(self.source, split)(start, stop)
 
     def _filled(self) -> int:

@@ -34,6 +34,7 @@ class Saving:
         self.resumed = self._resumed()
         self.start = Position() if self.resumed is None else position_of(self.resumed)
         self._check_folder()
+        self._every_steps, self._at_end = config.checkpoint.every_steps, config.checkpoint.at_end
 
     @property
     def is_regular(self) -> bool:
@@ -42,8 +43,7 @@ class Saving:
 
     def is_due(self, step: int, is_last: bool) -> bool:
         """Whether to save a checkpoint after `step` steps. is_last: whether training ends there."""
-        every = self.config.checkpoint.every_steps
-        return (is_last and self.config.checkpoint.at_end) or (every > 0 and step % every == 0)
+        return (is_last and self._at_end) or (self._every_steps > 0 and step % self._every_steps == 0)
 
     def about(self, model_arguments: dict[str, int], model: torch.nn.Module, source: Source) -> dict:
         """The manifest's entries about the run."""

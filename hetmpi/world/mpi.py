@@ -126,8 +126,8 @@ def yield_when_idle():
 def choose_network(version: str, environment: MutableMapping[str, str] = os.environ, devices: str = "/sys/class"):
     """Selects libfabric, and its TCP, for an MPICH that also supports UCX, unless there is a faster network: over TCP
     both are equally fast, but MPICH 5.0 over UCX leaks memory at every one-sided call, and over libfabric it prefers
-    the deprecated provider `sockets` to `tcp`, which takes more threads and time (docs/results.md, "More ranks than
-    cores"). What the user has chosen stays. Must run before MPI starts."""
+    the deprecated provider `sockets` to `tcp`, which takes more threads and time (docs/results.md, "Scale"). What the
+    user has chosen stays. Must run before MPI starts."""
     is_fast = any(os.path.isdir(f"{devices}/{kind}") for kind in ("infiniband", "cxi"))
     if "ch4:ucx,ofi" not in version or is_fast or "MPIR_CVAR_CH4_NETMOD" in environment:
         return
