@@ -40,7 +40,8 @@ HEADERS = sorted(map(str, CORE.rglob("*.h")))
 KERNELS = sorted(map(str, CORE.rglob("*.cu")))
 # Compute capabilities that machine code is made for; the last one that nvcc knows as PTX too, for later GPUs.
 GPUS = ["80", "90", "100"]
-NVCC_FLAGS = ["-O3", "-std=c++17", "-fmad=false", "--threads=0"]
+# relaxed: lambdas of functions for CPU and GPU, which only the CPU calls, are constexpr.
+NVCC_FLAGS = ["-O3", "-std=c++17", "-fmad=false", "--expt-relaxed-constexpr", "--threads=0"]
 
 
 def has_gpu() -> bool:

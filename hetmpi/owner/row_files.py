@@ -144,7 +144,7 @@ class FileShard(Shard):
     def state(self) -> np.ndarray:
         return self.snapshot("state", slice(None))
 
-    def _initialise_rows(self, keys_of, num: int, seed: int, std: float):
+    def _initialise_rows(self, keys_of, num: int, seed: int, std: float, threads: int):
         for zeroed in (self.row_marks, self.page_marks, self.file_counts):  # all rows are absent
             zeroed[:] = 0
 

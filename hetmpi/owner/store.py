@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from mmap import PAGESIZE
 from typing import Protocol
@@ -14,7 +15,7 @@ import numpy as np
 from hetmpi import _C
 from hetmpi.world.world import World
 
-INIT_CHUNK_ROWS = 1 << 20
+INIT_CHUNK_ROWS = 1 << 16  # that a thread initialises at a time
 INBOX_BYTES = 8 << 20  # of a rank and table, for gradients in transit
 ALIGN = 64
 LEAST_HUGE = 16 * _C.HUGE_PAGE_BYTES  # a memory of fewer bytes has small pages
@@ -171,22 +172,25 @@ class Shard:
     def state(self) -> np.ndarray:
         return self.in_memory["state"]
 
-    def initialise(self, rule: _C.RowOptimizer, keys_of, num: int, seed: int, std: float):
+    def initialise(self, rule: _C.RowOptimizer, keys_of, num: int, seed: int, std: float, threads: int):
         """Initialises the first `num` rows from a normal distribution with standard deviation `std`, depending only on
         (seed, key); the others are assigned before they are used. keys_of(begin, end): keys of rows [begin, end),
-        int64. To be called by the owner, before its other methods."""
+        int64; thread-safe. To be called by the owner, before its other methods."""
         self._rule, self.touched = rule, np.zeros(len(self), np.uint8)
         for zeroed in (self.mean_square[:num], self.clock[:num]):
             zeroed[:] = 0
         for zeroed in (self.applied, self.marks[:, :num], self.rings[:, : _C.RING_HEADER_BYTES]):
             zeroed[:] = 0
-        self._initialise_rows(keys_of, num, seed, std)
+        self._initialise_rows(keys_of, num, seed, std, threads)
 
-    def _initialise_rows(self, keys_of, num: int, seed: int, std: float):
-        self.state[:num] = 0
-        for begin in range(0, num, INIT_CHUNK_ROWS):
-            weight = self.weight[begin : min(begin + INIT_CHUNK_ROWS, num)]
-            _C.init_rows(weight, keys_of(begin, begin + len(weight)), seed, std)
+    def _initialise_rows(self, keys_of, num: int, seed: int, std: float, threads: int):
+        def initialise(begin: int):
+            end = min(begin + INIT_CHUNK_ROWS, num)
+            self.state[begin:end] = 0
+            _C.init_rows(self.weight[begin:end], keys_of(begin, end), seed, std)
+
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(initialise, range(0, num, INIT_CHUNK_ROWS)))  # raises what a thread raised
 
     def assign(self, rows: np.ndarray | slice, weight=None, state=None, clock=None):
         for array, values in ((self.weight, weight), (self.state, state), (self.clock, clock)):

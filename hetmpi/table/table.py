@@ -103,7 +103,7 @@ class EmbeddingTable:
         self.shard = memory.local
         memory.open_files(seed, init_std)
         keys_of = partial(self.partition.keys_of, world.rank)
-        self.shard.initialise(rule, keys_of, num_used_here(self), seed, init_std)
+        self.shard.initialise(rule, keys_of, num_used_here(self), seed, init_std, torch.get_num_threads())
         self.cache: RowCache = cache.open(world, self.num_rows, self.dim, self.optimizer, device)
         if not self.staleness.is_synchronous:
             self.cache.set_drift(self.staleness.drift, world.size - 1)

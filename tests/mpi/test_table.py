@@ -212,8 +212,13 @@ def check_same_bits(results):
 
 
 @pytest.mark.parametrize("partition", sorted(PARTITIONS))
-def test_first_rows_depend_on_seed_name_and_key_alone(world, partition):
-    table = make_table(world, partition=partition)
+def test_first_rows_depend_on_seed_name_and_key_alone(world, partition, monkeypatch):
+    threads = torch.get_num_threads()
+    with monkeypatch.context() as small:
+        small.setattr("hetmpi.owner.store.INIT_CHUNK_ROWS", 7)
+        torch.set_num_threads(3)
+        table = make_table(world, partition=partition)
+    torch.set_num_threads(threads)
     alone = EmbeddingTable(alone_world(world), NUM_ROWS, DIM, RowOptimizer(), seed=7, init_std=0.1)
     assert np.array_equal(all_rows(table, world), alone.shard.weight)
     other = make_table(world, partition=partition, name="other")

@@ -104,3 +104,38 @@ def test_the_stream_waits_for_gradients_written_into_the_rows_that_were_read():
     assert not gpu.taken
     cache.as_input(rows.mul_(2))
     assert gpu.taken == [rows.data_ptr()]
+
+
+class FullLines(NoLines):
+    """Has a line for every key. Calls after which the host waits for the gradients fail."""
+
+    capacity_rows = 64
+
+    def look_up(self, keys, slots, stream):
+        slots[:] = keys
+
+    def gather(self, slots, out, stream, rows):
+        out[:] = 1
+
+    def use(self, slots, num_keys, stream):
+        pass
+
+    def _waits(self, *_):
+        raise AssertionError("the host would wait for the gradients")
+
+    push_directly = take_due = validate = insert_and_evict = refresh = _waits
+
+
+class OnFullGpu(CacheSettings):
+    def open(self, world, num_rows, dim, optimizer, device):
+        return GpuCache(FullLines(), optimizer.core(dim), self.policy, CountingGpu())
+
+
+def test_without_a_bound_a_step_with_all_rows_cached_does_not_wait_for_its_gradients():
+    world, settings = World(), OnFullGpu(capacity_rows=64, admit="all")
+    table = EmbeddingTable(world, 64, DIM, RowOptimizer(), staleness=Staleness(None), cache=settings)
+    for _ in range(3):
+        keys = torch.randperm(64)[:20]
+        table.write(keys, torch.ones_like(table.read(keys)))
+    assert table.counters.hits == 60
+    table.close()
