@@ -43,6 +43,8 @@ def main():
     peers, device = chosen(settings["peers"]), f"device={settings['device']}"
     if settings["net"] in SAMPLED and (peers or settings["tables"] > 1):
         sys.exit(f"bench step: net={settings['net']} has no peers, and its own tables")
+    if settings["net"] in SAMPLED and settings["distinct"]:
+        sys.exit(f"bench step: distinct= is of samples on file, net={settings['net']} draws them")
     if settings["device"] != "cpu" and set(peers) - {"torchrec"}:
         sys.exit("bench step: on GPUs the only peer is torchrec: give peers=torchrec, peers=none or device=cpu")
     launcher = (

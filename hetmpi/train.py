@@ -191,7 +191,7 @@ class Training:
         if self.saving.is_regular:
             self.checkpoints.reserve(self.tables.to_save)
         self.loader: Loader | None = None
-        self._last_loss: LossOnGpu | None = None
+        self._unchecked: list[LossOnGpu] = []
         self.evaluation = self.open_evaluation()
         self.log = self._opened_log()
         self.watch = Stopwatch()
@@ -244,6 +244,7 @@ class Training:
                 self.tables.settle()  # a rank does not drain its inbox while it waits in the collectives below
                 self._report(step + 1, loss.item())
             if self.vocabularies.is_due(step + 1):
+                self.check_losses()
                 self.tables.flush()
                 self.vocabularies.maintain(step + 1)
             leaves = must_leave() and step + 1 != self.total_steps
@@ -289,24 +290,23 @@ class Training:
 
     def _step(self, step: int, batch, batches: Lookahead) -> Tensor:
         """Makes one step with a batch and returns the loss ()."""
-        on_gpu, keys = self.device.type != "cpu", self.task.keys(batch)
-        rows = {name: found.requires_grad_() for name, found in self.tables.read(keys).items()}  # (U, row_dim)
-        if not on_gpu:
-            self._prefetch(batches)
-        if self.generator is not None:
-            self.generator.manual_seed(build.seed_of(self.config.seed, step, self.world.rank))
+        on_gpu, keys, rows = self.device.type != "cpu", self.task.keys(batch), {}
         with self._explained(step, batch, keys, rows):
+            rows.update(
+                (name, found.requires_grad_()) for name, found in self.tables.read(keys).items()
+            )  # (U, row_dim)
+            if not on_gpu:
+                self._prefetch(batches)
+            if self.generator is not None:
+                self.generator.manual_seed(build.seed_of(self.config.seed, step, self.world.rank))
             loss = self._passes(step, batch, keys, rows)
             if on_gpu:  # the GPU computes meanwhile
                 self._prefetch(batches)
-                self.check_last_loss()
             with self.spans("backward"):
                 self.dense.begin()  # starts the allreduce if a parameter got no gradient
             self.tables.write(keys, {name: self._gradient(name, found) for name, found in rows.items()})
             with self.spans("allreduce"):
                 self.dense.step(step)
-        if on_gpu:
-            self._last_loss = LossOnGpu(step, loss, batch, keys, {name: found.detach() for name, found in rows.items()})
         return loss
 
     def _passes(self, step: int, batch, keys: dict[str, Tensor], rows: dict[str, Tensor]) -> Tensor:
@@ -316,8 +316,13 @@ class Training:
         for number, (part, share) in enumerate(parts, 1):
             with self.spans("forward"):
                 loss = self.task.loss(self._forward, rows, part) * share
-            if self.device.type == "cpu":
-                self._check_loss(step, loss.item(), batch, keys, rows)
+                if self.device.type == "cpu":
+                    self._check_loss(step, loss.item(), batch, keys, rows)
+                else:  # the host waits for those of the step before alone, which are there
+                    if number == 1:
+                        self.check_losses()
+                    values = {name: found.detach() for name, found in rows.items()}
+                    self._unchecked.append(LossOnGpu(step, loss.detach(), batch, keys, values))
             follows = self.dense.held() if number < len(parts) else contextlib.nullcontext()
             with self.spans("backward"), follows:
                 loss.backward()  # the last starts the allreduce of the dense gradients once all of them are computed
@@ -354,7 +359,7 @@ class Training:
     def evaluate(self, step: int) -> dict:
         """Evaluates the model on held-out data. Returns on rank 0 the task's metrics under `figures` and the reason for
         missing ones under `without`, on other ranks {}. Collective."""
-        self.check_last_loss()
+        self.check_losses()
         self.model.eval()
         columns = self.task.evaluate(self.evaluation, step)
         self.model.train()
@@ -451,7 +456,7 @@ class Training:
 
     def _report(self, steps: int, loss: float):
         """Sums the metrics since the last report over all ranks and logs them. Collective."""
-        self.check_last_loss()
+        self.check_losses()
         self.world.meet(f"after step {steps} for all ranks")
         loss = self.world.comm.allreduce(loss) / self.world.size
         counted, lags, milliseconds = self.interval.counted()
@@ -596,7 +601,7 @@ class Training:
         self.checkpoints.check()
         is_best = self.bests.is_best(step)
         if must or is_best or self.saving.is_due(step, is_last):
-            self.check_last_loss()
+            self.check_losses()
             self.spans.now("checkpoint")
             about = self.saving.about(self.task.model_arguments(self.config.table.dim), self.model, self.source)
             if self.following is not None:
@@ -620,11 +625,11 @@ class Training:
         if not math.isfinite(loss):
             raise UserError(f"loss is {loss} at step {step + 1}: {self._cause(batch, keys, rows)}")
 
-    def check_last_loss(self):
-        """Waits for the loss of the last step on a GPU, if it is not checked yet. Raises as _check_loss."""
-        last, self._last_loss = self._last_loss, None
-        if last is not None:
-            self._check_loss(last.step, last.value(), last.batch, last.keys, last.rows)
+    def check_losses(self):
+        """Waits for the losses on a GPU that are not checked yet. Raises as _check_loss."""
+        unchecked, self._unchecked = self._unchecked, []
+        for one in unchecked:
+            self._check_loss(one.step, one.value(), one.batch, one.keys, one.rows)
 
     @contextlib.contextmanager
     def _explained(self, step: int, batch, keys: dict[str, Tensor], rows: dict[str, Tensor]):
@@ -632,6 +637,7 @@ class Training:
         try:
             yield
         except NotFinite as problem:
+            self.check_losses()  # a loss is an earlier sign
             raise UserError(f"{problem}, at step {step + 1}: {self._cause(batch, keys, rows)}") from problem
 
     def _cause(self, batch, keys: dict[str, Tensor], rows: dict[str, Tensor]) -> str:
@@ -655,7 +661,8 @@ class Training:
 
 @dataclass
 class LossOnGpu:
-    """The loss () of a step, on its way to the host, and what it is of: so that the host need not wait for it."""
+    """The loss () of a step, or of a part of its batch, on its way to the host, and what it is of: so that the host
+    need not wait for it."""
 
     step: int
     loss: InitVar[Tensor]

@@ -106,7 +106,8 @@ class OnGpu(Task):
         ])  # fmt: skip
 
     def embeddings(self, batch: Batch) -> Tensor:
-        return self.tables(batch.ids).values().view(self.shape)
+        found = self.tables(batch.ids)  # in the order of the ranks that own the tables
+        return torch.cat([found[name] for name in self.names], dim=1).view(self.shape)
 
 
 def pinned_batches(problem: Problem, rank: int, names: list[str]):

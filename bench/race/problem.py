@@ -138,6 +138,8 @@ class Laps:
         self.num_steps += 1
         if self.num_steps % self.chunk:
             return False
+        if loss.is_cuda:
+            torch.cuda.synchronize()
         now = time.perf_counter()
         self.losses.append(loss.detach())
         self.step_ms.append(1000 * (now - self.began) / self.chunk)

@@ -11,6 +11,8 @@ batch do not wait for the network's kernels. Torch's stream waits for delivered 
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
 
@@ -32,13 +34,18 @@ class Gpu:
 
     def give(self, tensor: torch.Tensor):
         """Makes torch's stream wait for the operations of this stream on a tensor from `empty`."""
-        torch.cuda.current_stream(self.device).wait_stream(self._stream)
-        tensor.record_stream(torch.cuda.current_stream(self.device))
+        torchs = torch.cuda.current_stream(self.device)
+        torchs.wait_stream(self._stream)
+        tensor.record_stream(torchs)
 
     def take(self, tensor: torch.Tensor):
         """Makes this stream wait for the operations of torch's stream on a tensor."""
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         tensor.record_stream(self._stream)
+
+    def give_back(self):
+        """Makes torch's stream wait for the operations of this stream: what they read may be changed then."""
+        torch.cuda.current_stream(self.device).wait_stream(self._stream)
 
     def pinned(self, shape, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, pin_memory=True)
@@ -65,19 +72,23 @@ class HostArrays:
 
     def __init__(self, gpu: Gpu):
         self._gpu = gpu
-        self._used: list[torch.Tensor] = []  # by kernels that may still run
+        self._used: list[np.ndarray] = []  # by kernels that may still run
+        self._addresses: set[int] = set()  # of what `empty` has returned: torch keeps memory pinned when it is freed
 
     def empty(self, shape, dtype) -> np.ndarray:
         """An uninitialised array in pinned memory."""
-        return self._gpu.pinned(shape, torch.from_numpy(np.empty(0, dtype)).dtype).numpy()
+        array = self._gpu.pinned(shape, torch_type(dtype)).numpy()
+        self._addresses.add(address_of(array))
+        return array
 
     def use(self, array: np.ndarray) -> np.ndarray:
         """The array, or a copy that the GPU can read; kept alive until wait()."""
-        tensor = torch.from_numpy(array)
-        if not self._gpu.can_use(tensor):
-            tensor = self._gpu.pinned(tensor.shape, tensor.dtype).copy_(tensor)
-        self._used.append(tensor)
-        return tensor.numpy()
+        if address_of(array) not in self._addresses:
+            tensor = torch.from_numpy(array)
+            if not self._gpu.can_use(tensor):
+                array = self._gpu.pinned(tensor.shape, tensor.dtype).copy_(tensor).numpy()
+        self._used.append(array)
+        return array
 
     def filling(self, array: np.ndarray, call):
         """Calls call(array, or a copy that the GPU can write) and waits for its result in the array."""
@@ -91,6 +102,16 @@ class HostArrays:
         """Waits until the GPU has finished with all these arrays."""
         self._gpu.wait()
         self._used.clear()
+
+
+@functools.cache
+def torch_type(dtype) -> torch.dtype:
+    """torch's name of a dtype of numpy."""
+    return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
+def address_of(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
 
 
 class GpuCache:
@@ -174,6 +195,7 @@ class GpuCache:
 
     def update(self, slots: np.ndarray, grads, anticipate: float):
         self._lines.update(self._use(slots), grads, anticipate, self._gpu.stream)
+        self._gpu.give_back()
 
     def push_directly(self, keys: np.ndarray, slots: np.ndarray, clocks: np.ndarray, grads):
         if (slots >= 0).all():  # no need to wait for the gradients

@@ -56,9 +56,6 @@ class Pulls:
             if batch.keys.are_those_of(keys):
                 return batch
             self.drop(batch)
-        if self.last is not None and self.last.keys.are_those_of(keys):
-            self.last.reset()
-            return self.last
         return self.batch_of(keys)
 
     @property
@@ -70,12 +67,14 @@ class Pulls:
         return Phase.NEW if pull is None else pull.phase
 
     def of_write(self, keys: Keys) -> Batch:
-        """The batch to be written now: that of the last read, if the keys are the same."""
+        """The batch to be written now: that of the last read, if the keys are the same and it is not written yet.
+        Otherwise a new one: a GPU may still read the slots of a batch that is written."""
         is_second = self.last is not None and self.last.phase is Phase.WRITTEN  # without a read in between
         passed = (Phase.SERVED, Phase.READ) if is_second else (Phase.SERVED,)
         if self._phase in passed:  # this write was not foreseen when lines were classified
             self.drop(self._ahead[0])
-        return self.last if self.last is not None and self.last.keys.are_those_of(keys) else self.batch_of(keys)
+        is_last = self.last is not None and self.last.phase is Phase.READ and self.last.keys.are_those_of(keys)
+        return self.last if is_last else self.batch_of(keys)
 
     def request_next(self, waits: bool = True) -> bool:
         """Requests the batch that is read next, if it is announced; with those after it that one pull serves. waits:
@@ -97,8 +96,8 @@ class Pulls:
         pull.enter(Phase.REQUESTED, Phase.NEW)
         self._cache.look_up(pull.keys.array, pull.slots)
         bound, route = self._context.bound, pull.keys.remote_route
-        if bound == _C.UNBOUNDED:
-            route = pull.keys.route.where(pull.keys.is_remote & (pull.slots < 0))
+        if bound == _C.UNBOUNDED and len(route.order):
+            route = route.where(pull.slots < 0)
         self._context.counters.clock_bytes += 4 * len(route.order)
         known = np.full(pull.num, _C.NO_LINE, np.int32)
         if len(route.order):

@@ -209,7 +209,6 @@ class SspClient(Client):
         self._cache.set_step(self.context.optimizer.lr_at(self.step), self.step + 1)
         self._set_rates(self.step)
         if batch.phase is not Phase.READ:  # takes the clocks that need no reply of another rank
-            batch.reset()
             self._cache.look_up(keys.array, batch.slots)
             batch.clocks[:] = _C.UNKNOWN_CLOCK
             self.context.counters.clock_bytes += self._reader.read("clock", keys.local_route, batch.clocks)

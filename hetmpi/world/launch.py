@@ -172,7 +172,7 @@ def share_cores(node):
 
 def keep_freed_memory():
     """Makes glibc keep freed memory. Each step allocates the same tensors again; returning them to the system costs
-    page faults, 6 % of a step (docs/results.md, "Parts of a step")."""
+    page faults, 6 % of a step."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return

@@ -181,6 +181,15 @@ def test_a_table_on_a_gpu_learns_what_one_on_the_cpu_learns(staleness):
 
 
 @needs_gpu
+@pytest.mark.parametrize("how", [[], ["table.staleness=null", "table.cache.capacity_fraction=1"]])
+def test_a_loss_that_is_not_finite_is_told_with_its_step_and_cause(how):
+    data = ["data._target_=broken_data.LabelsThatAreNan", "~data.scale"]
+    outcome = launch.train(1, *launch.SMALL, *how, *data, "device=cuda")
+    assert outcome.code != 0 and "loss is nan at step 3" in outcome.text, outcome.text
+    assert "the data give label = nan in 1 of the" in outcome.text or "the data give label = nan in 2 of" in outcome.text
+
+
+@needs_gpu
 def test_rows_and_gradients_are_waited_for_by_the_stream_that_takes_them():
     """Torch's stream is delayed before every gradient: a cache that did not wait for it would read old values."""
     world, generator = World(), torch.Generator().manual_seed(0)
