@@ -186,7 +186,7 @@ def test_a_loss_that_is_not_finite_is_told_with_its_step_and_cause(how):
     data = ["data._target_=broken_data.LabelsThatAreNan", "~data.scale"]
     outcome = launch.train(1, *launch.SMALL, *how, *data, "device=cuda")
     assert outcome.code != 0 and "loss is nan at step 3" in outcome.text, outcome.text
-    assert "the data give label = nan in 1 of the" in outcome.text or "the data give label = nan in 2 of" in outcome.text
+    assert "the data give label = nan in" in outcome.text, outcome.text
 
 
 @needs_gpu
