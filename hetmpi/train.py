@@ -643,9 +643,12 @@ class Training:
     def _cause(self, batch, keys: dict[str, Tensor], rows: dict[str, Tensor]) -> str:
         """The cause of a loss or gradient that is not finite, and how to avoid it."""
         optim = self.config.optim
+        on_cpu = (
+            self.device.type == "cpu"
+        )  # a GPU has made the parameters not finite itself before the host learns of it
         return (
             self.task.not_finite(batch)
-            or what_is_not_finite(keys, rows, self.model)
+            or what_is_not_finite(keys, rows, self.model if on_cpu else torch.nn.Module())
             or (
                 f"lower optim.rows_lr (now {optim.rows_lr}) or optim.dense_lr (now {optim.dense_lr}), or warm up over "
                 "more steps (optim.warmup_steps)"

@@ -106,7 +106,7 @@ class OnGpu(Task):
         ])  # fmt: skip
 
     def embeddings(self, batch: Batch) -> Tensor:
-        found = self.tables(batch.ids)  # in the order of the ranks that own the tables
+        found = self.tables(batch.ids).to_dict()  # in the order of the ranks that own the tables
         return torch.cat([found[name] for name in self.names], dim=1).view(self.shape)
 
 

@@ -78,7 +78,8 @@ class HostArrays:
     def empty(self, shape, dtype) -> np.ndarray:
         """An uninitialised array in pinned memory."""
         array = self._gpu.pinned(shape, torch_type(dtype)).numpy()
-        self._addresses.add(address_of(array))
+        if array.nbytes:  # an empty one lies anywhere
+            self._addresses.add(address_of(array))
         return array
 
     def use(self, array: np.ndarray) -> np.ndarray:

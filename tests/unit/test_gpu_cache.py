@@ -9,7 +9,7 @@ from gpu_on_cpu import GpuOnCpu
 
 from hetmpi import _C
 from hetmpi.table.cache import CacheSettings
-from hetmpi.table.gpu_cache import GpuCache
+from hetmpi.table.gpu_cache import GpuCache, HostArrays
 from hetmpi.table.optim import RowOptimizer
 from hetmpi.table.staleness import Staleness
 from hetmpi.table.table import MOST_KNOWN, EmbeddingTable
@@ -129,6 +129,46 @@ class FullLines(NoLines):
 class OnFullGpu(CacheSettings):
     def open(self, world, num_rows, dim, optimizer, device):
         return GpuCache(FullLines(), optimizer.core(dim), self.policy, CountingGpu())
+
+
+class LateLines(FullLines):
+    """Its updates run at any later time: they find the slots that they were given."""
+
+    def __init__(self):
+        self.given = []
+
+    def update(self, slots, grads, anticipate, stream):
+        self.given.append((slots, slots.copy()))
+
+    def look_up(self, keys, slots, stream):
+        assert all(np.array_equal(now, before) for now, before in self.given)
+        super().look_up(keys, slots, stream)
+
+
+class OnLateGpu(CacheSettings):
+    def open(self, world, num_rows, dim, optimizer, device):
+        return GpuCache(LateLines(), optimizer.core(dim), self.policy, CountingGpu())
+
+
+def test_slots_are_kept_for_updates_that_have_not_run_when_keys_are_read_or_written_again():
+    settings = OnLateGpu(capacity_rows=64, admit="all")
+    table = EmbeddingTable(World(), 64, DIM, RowOptimizer(), staleness=Staleness(None), cache=settings)
+    keys, grads = torch.randperm(64)[:20], torch.ones(20, DIM)
+    for is_read in (True, True, False, False, True):
+        if is_read:
+            table.read(keys)
+        table.write(keys, grads)
+    assert len(table.cache._lines.given) == 5
+    table.close()
+
+
+def test_an_empty_array_makes_no_address_one_of_pinned_memory():
+    gpu = CountingGpu()
+    arrays = HostArrays(gpu)
+    arrays.empty((5, 0), np.float32)
+    assert not arrays._addresses
+    other = np.ones(3)
+    assert arrays.use(other) is not other and arrays.use(arrays.empty(3, np.float64)) is not None
 
 
 def test_without_a_bound_a_step_with_all_rows_cached_does_not_wait_for_its_gradients():
