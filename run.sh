@@ -31,7 +31,7 @@ usage: ./run.sh COMMAND
   doctor                    look at MPI, memory and Horovod, and say what to change
   docs [OUT_DIR]            build these pages and the API as one site, as HTML (default: docs/_build)
   docs check                check the commands, links and lengths of these pages
-  gpu-check OUT_DIR [WHEELS]  on a machine with a GPU: check the GPU's half, with the python3, torch, mpi4py and nvcc there
+  gpu-check OUT_DIR [WHEELS]  on a machine with a GPU: check the GPU's half, by its python3, torch, mpi4py and nvcc
   slurm-trial [PARTS]       try slurm/ under a Slurm of its own on this machine; needs root (tools/slurm_trial.sh)
   setup                     only the set-up, which every other command does first
 

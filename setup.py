@@ -40,7 +40,7 @@ HEADERS = sorted(map(str, CORE.rglob("*.h")))
 KERNELS = sorted(map(str, CORE.rglob("*.cu")))
 # Compute capabilities that machine code is made for; the last one that nvcc knows as PTX too, for later GPUs.
 GPUS = ["80", "90", "100"]
-# relaxed: lambdas of functions for CPU and GPU, which only the CPU calls, are constexpr.
+# Without --expt-relaxed-constexpr nvcc warns of each lambda that functions for CPU and GPU get from the CPU alone.
 NVCC_FLAGS = ["-O3", "-std=c++17", "-fmad=false", "--expt-relaxed-constexpr", "--threads=0"]
 
 

@@ -292,9 +292,8 @@ class Training:
         """Makes one step with a batch and returns the loss ()."""
         on_gpu, keys, rows = self.device.type != "cpu", self.task.keys(batch), {}
         with self._explained(step, batch, keys, rows):
-            rows.update(
-                (name, found.requires_grad_()) for name, found in self.tables.read(keys).items()
-            )  # (U, row_dim)
+            for name, found in self.tables.read(keys).items():
+                rows[name] = found.requires_grad_()  # (U, row_dim)
             if not on_gpu:
                 self._prefetch(batches)
             if self.generator is not None:
@@ -318,9 +317,9 @@ class Training:
                 loss = self.task.loss(self._forward, rows, part) * share
                 if self.device.type == "cpu":
                     self._check_loss(step, loss.item(), batch, keys, rows)
-                else:  # the host waits for those of the step before alone, which are there
+                else:
                     if number == 1:
-                        self.check_losses()
+                        self.check_losses()  # of the step before, which have arrived by now
                     values = {name: found.detach() for name, found in rows.items()}
                     self._unchecked.append(LossOnGpu(step, loss.detach(), batch, keys, values))
             follows = self.dense.held() if number < len(parts) else contextlib.nullcontext()
@@ -637,18 +636,17 @@ class Training:
         try:
             yield
         except NotFinite as problem:
-            self.check_losses()  # a loss is an earlier sign
+            self.check_losses()  # a loss that is not finite came before its gradients
             raise UserError(f"{problem}, at step {step + 1}: {self._cause(batch, keys, rows)}") from problem
 
     def _cause(self, batch, keys: dict[str, Tensor], rows: dict[str, Tensor]) -> str:
         """The cause of a loss or gradient that is not finite, and how to avoid it."""
         optim = self.config.optim
-        on_cpu = (
-            self.device.type == "cpu"
-        )  # a GPU has made the parameters not finite itself before the host learns of it
+        # A GPU has updated the parameters, by the gradients of this loss, before the host learns of it.
+        model = self.model if self.device.type == "cpu" else None
         return (
             self.task.not_finite(batch)
-            or what_is_not_finite(keys, rows, self.model if on_cpu else torch.nn.Module())
+            or what_is_not_finite(keys, rows, model)
             or (
                 f"lower optim.rows_lr (now {optim.rows_lr}) or optim.dense_lr (now {optim.dense_lr}), or warm up over "
                 "more steps (optim.warmup_steps)"
@@ -690,13 +688,16 @@ def in_float32(found):
     return found.float() if torch.is_tensor(found) and found.dtype == torch.bfloat16 else found
 
 
-def what_is_not_finite(keys: dict[str, Tensor], rows: dict[str, Tensor], model: torch.nn.Module) -> str | None:
-    """One sentence that names the rows or the parameter with NaN or infinity; None if all are finite."""
+def what_is_not_finite(keys: dict[str, Tensor], rows: dict[str, Tensor], model: torch.nn.Module | None) -> str | None:
+    """One sentence that names the rows or the parameter with NaN or infinity; None if all are finite. model: None to
+    look at the rows alone."""
     for name, found in rows.items():
         wrong = torch.nonzero(~torch.isfinite(found.detach()).all(1)).flatten().tolist()
         if wrong:
             first = int(keys[name][wrong[0]])
             return f"{len(wrong)} of {len(found)} rows were not finite when they were read, the first of key {first}"
+    if model is None:
+        return None
     parameters = [name for name, parameter in model.named_parameters() if not torch.isfinite(parameter).all()]
     return f"the dense parameter {parameters[0]} is not finite" if parameters else None
 

@@ -57,7 +57,7 @@ SAMPLED = ("sage", "complex")  # nets whose samples the contenders draw themselv
 class Problem:
     """One workload, described by the file `problem.json` in the folder of its samples.
 
-    ranks, batch, dim, net, steps   of a run; the samples on file are of fewer steps if those are to repeat
+    ranks, batch, dim, net, steps   of a run; samples on file may be of fewer steps, which later ones repeat
     field_rows                      rows of each field; keys of field f begin at sum(field_rows[:f])
     ids (steps, ranks, batch, F) int32, dense (..., NUM_DENSE) float32, label (...) float32
     """

@@ -175,7 +175,7 @@ class Shard:
     def initialise(self, rule: _C.RowOptimizer, keys_of, num: int, seed: int, std: float, threads: int):
         """Initialises the first `num` rows from a normal distribution with standard deviation `std`, depending only on
         (seed, key); the others are assigned before they are used. keys_of(begin, end): keys of rows [begin, end),
-        int64; thread-safe. To be called by the owner, before its other methods."""
+        int64; thread-safe. threads: that make them. To be called by the owner, before its other methods."""
         self._rule, self.touched = rule, np.zeros(len(self), np.uint8)
         for zeroed in (self.mean_square[:num], self.clock[:num]):
             zeroed[:] = 0

@@ -78,9 +78,9 @@ class SspClient(Client):
             yield
         if pull.phase is Phase.SERVED:
             with self._spans("validate"):
-                found = self._check_valid(pull)
+                is_stale, is_missing = self._check_valid(pull)
             with self._spans("fetch"):
-                self._fetch(pull, *found)
+                self._fetch(pull, is_stale, is_missing)
         with self._spans("fetch"):
             delivered = self._deliver(batch) if batch.places is None else self._deliver_part(batch)
             self._pulls.free_rows()
@@ -88,9 +88,9 @@ class SspClient(Client):
             self._pulls.request_next()
         return delivered
 
-    def _check_valid(self, pull: Pull) -> tuple[np.ndarray, np.ndarray, bool]:
+    def _check_valid(self, pull: Pull) -> tuple[np.ndarray, np.ndarray]:
         """Receives the reply, and reads the clocks of this node. Returns masks (n,) bool of the lines that are stale or
-        refreshed anyway, and of the rows needed of this node; and whether no line or row is in either, or fetched."""
+        refreshed anyway, and of the rows needed of this node."""
         bound, near, counters = self.context.bound, pull.near, self.context.counters
         if self._cache.capacity_rows > 0:
             self._cache.use(pull.slots, np.count_nonzero(pull.keys.is_admitted))
@@ -107,24 +107,23 @@ class SspClient(Client):
         counters.validated += num_found if is_bounded else 0
         counters.hits += num_found - num_stale
         counters.stale += num_stale
-        return is_stale, is_missing, num_found - num_stale == pull.num
+        return is_stale, is_missing
 
-    def _fetch(self, pull: Pull, is_stale: np.ndarray, is_missing: np.ndarray, has_all: bool):
-        """Sets the rows and states of a pull, and refreshes the lines. has_all: the lines have all rows, and none is
-        fetched."""
+    def _fetch(self, pull: Pull, is_stale: np.ndarray, is_missing: np.ndarray):
+        """Sets the rows and states of a pull, and refreshes the lines."""
         empty, context = self._cache.empty, self.context
         pull.rows = rows = empty((pull.num, context.dim), np.float32)
         pull.states = states = empty((pull.num, context.rule.preview_dim), np.float32)
         pull.reply.place(rows, states)
         self._preview_held(pull, pull.reply.fetched)
-        if not has_all:
+        if is_missing.any():
             route = pull.keys.route.where(is_missing)
             self.context.counters.row_bytes += self._reader.read("weight", route, rows)
             if "mean_square" in self._arrays:
                 near = route.where(pull.keys.is_admitted)
                 self.context.counters.row_bytes += self._reader.read("mean_square", near, states)
-            if self._cache.capacity_rows > 0:
-                self._cache.refresh(pull.slots, is_stale, rows, states, pull.clocks, self._anticipate)
+        if is_stale.any():
+            self._cache.refresh(pull.slots, is_stale, rows, states, pull.clocks, self._anticipate)
         pull.enter(Phase.READ, Phase.SERVED)
         pull.reply = None  # breaks the reference cycle, so that both are freed at once
 
