@@ -5,16 +5,17 @@
                            [exchange=auto] [settings=table.cache.admit=all] [fanout=2,2]
 
 The hosts are network namespaces of this machine (tools/hosts.sh), with links shaped to `rate`, in the syntax of tc;
-needs root and MPICH. net: as of `bench step`. Contenders: the floor (the dense network with all rows in memory), hetmpi
-without a cache at s = 0, without look-ahead (late) and with it (uncached), with a cache at each of `bounds`, and peers
-as in `bench step`. Losses after equal samples are compared first, except at s >= 1.
+needs root and MPICH. net: as of `bench step`. Contenders: the floor (the dense network with all rows in memory), its
+gradients summed as hetmpi sums them or by Horovod; hetmpi without a cache at s = 0, without look-ahead (late) and with
+it (uncached), and with a cache at each of `bounds`; peers as in `bench step`. Losses after equal samples are compared
+first, except at s >= 1.
 
-Last, one JSON line: {"s100_vs_floor": x (step time, 1 is best), "s100_wait_vs_uncached": x, "s100_vs_torchrec": x
-(samples/s, above 1 is faster here), ..., "bytes_per_step": {"uncached": n, "10": n, ...}, "step_ms": {...},
-"wait_ms": {...}, "processor_ms": {...}, "split": {contender: {part: ms}}, "ahead_rate": x (of the rows of other hosts,
-those that came a step early; null by windows), "exchange": {contender: [name, ...]}}, where s100 is the last of
-`bounds`, and exchange is the transport in use, which each run with auto selects again. Bytes are those of all ranks,
-processor times those of one rank. A peer that fails, of memory for example, is skipped with its reason.
+Last, one JSON line: {"s100_vs_floor": x (step time, 1 is best), "s100_vs_floor_by_horovod": x, "s100_wait_vs_uncached":
+x, "s100_vs_torchrec": x (samples/s, above 1 is faster here), ..., "bytes_per_step": {"uncached": n, "10": n, ...},
+"step_ms": {...}, "wait_ms": {...}, "processor_ms": {...}, "split": {contender: {part: ms}}, "ahead_rate": x (of the
+rows of other hosts, those that came a step early; null by windows), "exchange": {contender: [name, ...]}}, where s100
+is the last of `bounds`, and exchange is the transport in use, which each run with auto selects again. Bytes are those
+of all ranks, processor times those of one rank. A peer that fails, of memory for example, is skipped with its reason.
 """
 
 import json
@@ -69,6 +70,7 @@ def contenders_of(settings: dict, peers: list[str]) -> dict[str, list[str]]:
     cached = [*ours, f"table.cache.capacity_fraction={settings['cache'] / 100}"]
     return {
         "floor": [],
+        "floor by Horovod": ["optim.dense_exchange=horovod"],
         "hetmpi late": [*ours, "table.round_steps=0"],
         "hetmpi uncached": [*ours, "table.round_steps=1"],
         **{f"hetmpi s = {key_of(s)}": [f"table.staleness={key_of(s)}", *cached] for s in settings["bounds"]},
@@ -146,6 +148,7 @@ def figures(runs: dict, settings: dict, peers: list[str]) -> dict:
     waits = {name: median_of(results, "wait_ms", settings) for name, results in ours.items()}
     return {
         f"{label}_vs_floor": ms / times["floor"],
+        f"{label}_vs_floor_by_horovod": ms / times["floor by Horovod"],
         f"{label}_wait_vs_uncached": waits[last] / waits["uncached"],
         **{f"{label}_vs_{peer}": times[peer] / ms for peer in peers if peer in times},
         "bytes_per_step": {name: num_bytes(results, settings) for name, results in ours.items()},

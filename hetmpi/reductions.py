@@ -1,9 +1,10 @@
 """Sums over all ranks for the dense layers: by Horovod, or by MPI alone.
 
 MpiReductions has the calls of horovod.torch that hetmpi makes. Horovod's thread calls MPI_Allreduce every millisecond,
-also when there is nothing to sum. The thread of MpiReductions sleeps until a sum is asked for; where tables exchange
-messages between nodes it also calls MPI every millisecond, so that the messages move while this rank computes. In
-float32 and float64 both give the same bits, as Horovod too adds by MPI_Allreduce."""
+also when there is nothing to sum, and the training waits for a sum in a loop: on one core they change places 100 to 400
+times a step. The thread of MpiReductions sleeps until a sum is asked for, and the training until it is there; where
+tables exchange messages between nodes the thread also calls MPI every millisecond, so that the messages move while this
+rank computes. In float32 and float64 both give the same bits, as Horovod too adds by MPI_Allreduce."""
 
 from __future__ import annotations
 
@@ -28,15 +29,20 @@ HALVES = (torch.float16, torch.bfloat16)  # summed in float32
 _made: list[MpiReductions] = []  # in this program
 
 
-def open_reductions(world: World, kind: str = "auto"):
+def open_reductions(world: World, kind: str = "auto", on_gpu: bool = False):
     """The module horovod.torch, started, or MpiReductions, for DenseOptimizer and BatchNorm. kind: horovod, mpi, or
-    auto, which is Horovod where all ranks have it. Collective. Raises MissingLibrary for kind horovod where it is
-    missing or cannot be loaded, UserError as World.start_horovod."""
+    auto, which is Horovod where all ranks have it, and a processor for its thread (shares_processors). on_gpu: whether
+    the gradients are on GPUs. Collective. Raises MissingLibrary for kind horovod where it is missing or cannot be
+    loaded, UserError as World.start_horovod."""
     if kind == "auto":
-        found = world.comm.allgather(why_no_horovod())
-        kind = "mpi" if any(found) else "horovod"
-        if any(found) and world.rank == 0:
-            why = next(filter(None, found))
+        why = missing_horovod(world)
+        if why is None and shares_processors(world) and not on_gpu:
+            why = (
+                "its thread would take processor time from the ranks, which have fewer than two processors each "
+                "(optim.dense_exchange=horovod for Horovod)"
+            )
+        kind = "horovod" if why is None else "mpi"
+        if why is not None and world.rank == 0:
             print(f"hetmpi: MPI sums the dense gradients without Horovod: {why}", file=sys.stderr, flush=True)
     if kind == "horovod":
         BatchNorm.reductions = None
@@ -46,13 +52,22 @@ def open_reductions(world: World, kind: str = "auto"):
     return BatchNorm.reductions
 
 
-def why_no_horovod() -> str | None:
-    """Why this rank cannot use Horovod; None if it can."""
+def missing_horovod(world: World) -> str | None:
+    """Why a rank cannot use Horovod; None if all can. Collective."""
+    refusal = None
     try:
         import_horovod()
-    except MissingLibrary as refusal:
-        return str(refusal)
-    return None
+    except MissingLibrary as error:
+        refusal = str(error)
+    return next(filter(None, world.comm.allgather(refusal)), None)
+
+
+def shares_processors(world: World) -> bool:
+    """Whether ranks on several hosts have fewer than two processors each. Within a host the idle calls of Horovod's
+    thread are cheap, and over a network they are not (docs/results.md, "Horovod or MPI"). Collective."""
+    hosts = world.notices.hosts
+    is_short = world.num_cores < 2 * hosts.count(world.host)
+    return world.comm.allreduce(is_short, MPI.LOR) and len(set(hosts)) > 1
 
 
 @dataclass

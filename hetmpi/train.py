@@ -154,7 +154,7 @@ class Training:
         """source (prepared), model: replace those that the settings name. after_report(): called on every rank after
         each log line. Collective."""
         self.world, self.config, self.device, self.spans, self.after_report = world, config, device, spans, after_report
-        self.hvd = open_reductions(world, config.optim.dense_exchange)
+        self.hvd = open_reductions(world, config.optim.dense_exchange, device.type != "cpu")
         self.saving = Saving(world, config)
         self.checkpoints, self.start = self.saving.checkpoints, self.saving.start
         self.source, self.task, self.model, self.specs = build.make_parts(

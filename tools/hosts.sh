@@ -5,8 +5,9 @@
 #   tools/hosts.sh -n 2 -H 4 -r 1gbit python -m hetmpi.train steps=100
 #
 # Each host is a network namespace on one bridge with a name (h1, h2, …), a loopback and a /dev/shm of its own: ranks of
-# two hosts reach each other by TCP alone. The bridge lies in a third namespace, where mpiexec runs: nothing is
-# added to this machine's own network, and runs do not meet. All of it is removed at the end, however that comes.
+# two hosts reach each other by TCP alone. Hosts divide this machine's cores, and share them where there are fewer. The
+# bridge lies in a third namespace, where mpiexec runs: nothing is added to this machine's own network, and runs do not
+# meet. All of it is removed at the end, however that comes.
 #
 # -n: ranks per host (1); -H: hosts (2); -r: what each host sends and receives at most, as tc says it (10gbit, 100mbit;
 # default: as fast as memory). MASTER_ADDR and GLOO_SOCKET_IFNAME are set as well, for torch.distributed. Exit code: the
@@ -35,7 +36,7 @@ done
 
 PATH=$PATH:$(cd "$(dirname "$0")/.." && pwd)/.venv/bin
 [ "$(id -u)" = 0 ] || skip "needs root, to make network namespaces"
-for tool in ip unshare mount; do
+for tool in ip unshare mount taskset; do
     command -v $tool >/dev/null || skip "needs $tool: apt-get install iproute2 util-linux"
 done
 [ -z "$rate" ] || command -v tc >/dev/null || skip "-r needs tc: apt-get install iproute2"
@@ -87,10 +88,17 @@ ip -n "$launcher" link set lo up
 ip -n "$launcher" link set net0 up
 mkdir -p "/etc/netns/$launcher" # `ip netns exec` puts what is here over /etc, and the hosts inherit it
 echo "127.0.0.1 localhost" >"/etc/netns/$launcher/hosts"
+# A share of this machine's cores for each host; hosts share cores where there are fewer.
+allowed=$(sed -n 's/^Cpus_allowed_list:\s*//p' /proc/self/status) # as 0-3,8
+mapfile -t cores < <(for part in ${allowed//,/ }; do seq "${part%-*}" "${part#*-}"; done)
+share=$((${#cores[@]} / hosts))
+share=$((share > 0 ? share : 1))
 names=()
 for i in $(seq "$hosts"); do
     add_host "h$i" "$subnet.$i"
     names+=("h$i")
+    own=("${cores[@]:(i - 1) * share % ${#cores[@]}:share}")
+    (IFS=, && echo "${own[*]}") >"$folder/cores-h$i"
 done
 
 # mpiexec's ssh: AGENT -x HOST COMMAND…, the command quoted for a shell.
@@ -99,19 +107,17 @@ cat >"$folder/agent" <<AGENT
 [ "\$1" != -x ] || shift
 host=\$1
 shift
-exec ip netns exec $prefix-\$host unshare --uts --ipc sh -c '
+exec ip netns exec $prefix-\$host taskset -c "\$(cat $folder/cores-\$host)" unshare --uts --ipc sh -c '
     mount -t tmpfs tmpfs /dev/shm && echo "\$0" >/proc/sys/kernel/hostname && eval "\$1"' "\$host" "\$*"
 AGENT
 chmod +x "$folder/agent"
 
-# Every host sees all cores of this machine. Ranks that take them all, or spin, slow each other down tenfold.
-cores=$(env -u OMP_NUM_THREADS nproc)
-threads=$((cores / (ranks * hosts)))
+threads=$((${#cores[@]} / (ranks * hosts)))
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}
 export MASTER_ADDR=$subnet.1 GLOO_SOCKET_IFNAME=net0
 export MPIR_CVAR_POLLS_BEFORE_YIELD=${MPIR_CVAR_POLLS_BEFORE_YIELD:-1}
 naps=("$(cd "$(dirname "$0")/.." && pwd)"/hetmpi/_naps.*.so)
-if [ $((ranks * hosts)) -gt "$cores" ] && [ -e "${naps[0]}" ]; then
+if [ $((ranks * hosts)) -gt ${#cores[@]} ] && [ -e "${naps[0]}" ]; then
     export LD_PRELOAD=${LD_PRELOAD-${naps[0]}} # cpp/naps.c
 fi
 # Behind `wait`, so that a signal to this script is served at once and not when the command has ended.

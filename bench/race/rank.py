@@ -2,10 +2,10 @@
 
     mpiexec -n RANKS python bench/race/rank.py hetmpi FOLDER [SETTING=VALUE ...]    settings of hetmpi.train
     mpiexec -n RANKS python bench/race/rank.py tables=3 FOLDER [SETTING=VALUE ...]  with the fields dealt to 3 tables
-    mpiexec -n RANKS python bench/race/rank.py floor FOLDER [device=cuda]
+    mpiexec -n RANKS python bench/race/rank.py floor FOLDER [device=cuda] [optim.dense_exchange=horovod]
 
-The floor is the same dense network under Horovod with the rows of every sample in memory: no table, loader or keys. Of
-a graph's nodes it has the sampled batches in memory too, and pools the rows of their ids.
+The floor is the same dense network, its gradients summed as hetmpi sums them, with the rows of every sample in memory:
+no table, loader or keys. Of a graph's nodes it has the sampled batches in memory too, and pools the rows of their ids.
 """
 
 import json
@@ -20,6 +20,7 @@ from hetmpi.data.batch import Samples
 from hetmpi.data.features import TABLE, Feature, FeatureTable
 from hetmpi.dense import DenseOptimizer
 from hetmpi.layers import FeatureRows, look_up
+from hetmpi.reductions import open_reductions
 from hetmpi.run import build
 from hetmpi.run.config import compose
 from hetmpi.run.device import choose_device
@@ -201,9 +202,9 @@ class BatchesInMemory:
         return self.task.loss(self.model, rows, batch)
 
 
-def floor(world, problem: Problem, device: torch.device):
+def floor(world, problem: Problem, device: torch.device, dense_exchange: str):
     """Trains the dense network only."""
-    hvd, spans = world.start_horovod(), Spans()
+    hvd, spans = open_reductions(world, dense_exchange, device.type != "cpu"), Spans()
     torch.set_num_threads(1)
     kind = BatchesInMemory if problem.net in SAMPLED else RowsInMemory
     work = kind(world, problem, device)
@@ -234,8 +235,8 @@ def main(world):
         raise ValueError(f"{folder} is a problem for {problem.ranks} ranks, not {world.size}")
     if name == "hetmpi" or name.startswith("tables="):
         return hetmpi(world, problem, overrides, int(name.partition("=")[2] or 1))
-    [wanted] = overrides or ["device=cpu"]
-    floor(world, problem, choose_device(world, wanted.removeprefix("device=")))
+    given = {"device": "cpu", "optim.dense_exchange": "auto", **dict(one.split("=") for one in overrides)}
+    floor(world, problem, choose_device(world, given["device"]), given["optim.dense_exchange"])
 
 
 launch(main)

@@ -168,7 +168,7 @@ class Optim:
     )
     dense_exchange: str = setting(
         "auto",
-        "allreduce of the dense gradients; auto: horovod if all ranks have it",
+        "allreduce of the dense gradients; auto: horovod, or mpi where ranks lack it or share processors across hosts",
         choices=DENSE_EXCHANGES,
         for_experts=True,
     )

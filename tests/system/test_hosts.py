@@ -72,3 +72,14 @@ def test_nothing_is_left_behind():
     outcome = two_hosts(1, "true")
     assert outcome.survivors == []
     assert set(namespaces()) <= set(before)
+
+
+def test_across_hosts_ranks_without_a_processor_for_horovod_sum_by_mpi_to_the_same_bits(tmp_path):
+    ranks = max(1, len(os.sched_getaffinity(0)) // 2)  # a host has half of the processors, a rank one of them
+    for kind, num_told in (("auto", 1), ("horovod", 0)):
+        folder = tmp_path / kind
+        settings = [*SMALL, f"optim.dense_exchange={kind}", f"run.dir={folder}"]
+        outcome = two_hosts(ranks, sys.executable, "-m", "hetmpi.train", *settings)
+        assert outcome.code == 0, outcome.text
+        assert outcome.text.count("MPI sums the dense gradients") == num_told, outcome.text
+    assert losses(tmp_path / "auto") == losses(tmp_path / "horovod")
