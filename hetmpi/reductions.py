@@ -64,7 +64,7 @@ def missing_horovod(world: World) -> str | None:
 
 def shares_processors(world: World) -> bool:
     """Whether ranks on several hosts have fewer than two processors each. Within a host the idle calls of Horovod's
-    thread are cheap, and over a network they are not (docs/results.md, "Horovod or MPI"). Collective."""
+    thread are cheap, and over a network they are not (docs/results.md, "Across hosts"). Collective."""
     hosts = world.notices.hosts
     is_short = world.num_cores < 2 * hosts.count(world.host)
     return world.comm.allreduce(is_short, MPI.LOR) and len(set(hosts)) > 1

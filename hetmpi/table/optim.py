@@ -12,6 +12,7 @@ ROW_RULES = {  # rule -> default learning rate
     "sgd": 0.1, "adagrad": 0.02, "rowwise_adagrad": 0.02, "adam": 0.001, "momentum": 0.01, "ftrl": 0.02,
 }  # fmt: skip
 DEFAULT_MOMENTUM, LARGEST_MOMENTUM = 0.9, 0.9999
+LARGEST_BETA = 1 - 1e-9
 OF_RULES = ("momentum", "l1", "l2")  # arguments of one rule alone
 
 
@@ -22,7 +23,7 @@ class RowOptimizer:
 
     rule: sgd, adagrad, rowwise_adagrad, adam, momentum or ftrl. eps None is the rule's default: 1e-8 for adam, 1e-10
     for the others; for ftrl it is beta. momentum: of the rule momentum, SGD's in torch; None is 0.9. l1, l2: of
-    ftrl. Raises UserError for values of another rule."""
+    ftrl. Raises UserError for values of another rule, and for those that torch.optim refuses."""
 
     rule: str = "sgd"
     lr: float = 0.1
@@ -37,6 +38,11 @@ class RowOptimizer:
 
     def __post_init__(self):
         check_choice("optim.rows", self.rule, ROW_RULES)
+        for name in ("lr", "weight_decay", "beta1", "beta2"):
+            most = LARGEST_BETA if name.startswith("beta") else LARGEST
+            check_number(f"RowOptimizer: {name}", getattr(self, name), 0, most)
+        if self.eps is not None:
+            check_number("RowOptimizer: eps", self.eps, 0)
         for name, rule, unset in (("momentum", "momentum", None), ("l1", "ftrl", 0), ("l2", "ftrl", 0)):
             value = getattr(self, name)
             if value != unset:

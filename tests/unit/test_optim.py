@@ -151,5 +151,8 @@ def test_unknown_rules_and_schedules_and_impossible_numbers_are_refused():
     for name in ("l1", "l2"):
         with pytest.raises(ValueError, match=f"optim.rows_{name} must be a number of at least 0, got -0.1"):
             RowOptimizer("ftrl", **{name: -0.1})
+    for name, value in (("lr", -0.1), ("weight_decay", -0.1), ("eps", -1e-9), ("beta1", 1.0), ("beta2", float("nan"))):
+        with pytest.raises(ValueError, match=f"RowOptimizer: {name} must be"):
+            RowOptimizer("adam", **{name: value})
     with pytest.raises(ValueError, match="optim.schedule must be one of constant, .*, got step"):
         Schedule("step")
