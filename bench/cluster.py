@@ -20,6 +20,7 @@ of all ranks, processor times those of one rank. A peer that fails, of memory fo
 
 import json
 import sys
+from importlib.util import find_spec
 
 import numpy as np
 from race.problem import SAMPLED, Problem
@@ -65,12 +66,12 @@ def main():
 
 def contenders_of(settings: dict, peers: list[str]) -> dict[str, list[str]]:
     """Contender -> settings of the trainer."""
-    exchange = f"table.exchange={settings['exchange']}"
+    exchange, dense = f"table.exchange={settings['exchange']}", "optim.dense_exchange="
     ours = [exchange, *settings["settings"]]
     cached = [*ours, f"table.cache.capacity_fraction={settings['cache'] / 100}"]
     return {
-        "floor": [],
-        "floor by Horovod": ["optim.dense_exchange=horovod"],
+        "floor": [setting for setting in settings["settings"] if setting.startswith(dense)],
+        **({"floor by Horovod": [f"{dense}horovod"]} if find_spec("horovod") else {}),
         "hetmpi late": [*ours, "table.round_steps=0"],
         "hetmpi uncached": [*ours, "table.round_steps=1"],
         **{f"hetmpi s = {key_of(s)}": [f"table.staleness={key_of(s)}", *cached] for s in settings["bounds"]},
@@ -146,9 +147,10 @@ def figures(runs: dict, settings: dict, peers: list[str]) -> dict:
     last = key_of(settings["bounds"][-1])
     label, ms = f"s{last}", times[f"hetmpi s = {last}"]
     waits = {name: median_of(results, "wait_ms", settings) for name, results in ours.items()}
+    by_horovod = times.get("floor by Horovod")  # None where there is no Horovod
     return {
         f"{label}_vs_floor": ms / times["floor"],
-        f"{label}_vs_floor_by_horovod": ms / times["floor by Horovod"],
+        f"{label}_vs_floor_by_horovod": by_horovod and ms / by_horovod,
         f"{label}_wait_vs_uncached": waits[last] / waits["uncached"],
         **{f"{label}_vs_{peer}": times[peer] / ms for peer in peers if peer in times},
         "bytes_per_step": {name: num_bytes(results, settings) for name, results in ours.items()},

@@ -1,4 +1,4 @@
-"""DenseOptimizer: the torch optimizer of the dense layers, with gradients averaged by Horovod."""
+"""DenseOptimizer: the torch optimizer of the dense layers, with gradients averaged by Horovod or by MPI."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ DENSE_RULES = {"sgd": 0.1, "adagrad": 0.003, "adam": 0.005}  # rule -> default l
 
 
 class DenseOptimizer:
-    """The torch optimizer of the dense layers. Horovod averages their gradients over all ranks; the schedule is shared
-    with the rows.
+    """The torch optimizer of the dense layers. `hvd`, horovod.torch or MpiReductions, averages their gradients over all
+    ranks; the schedule is shared with the rows.
 
         loss.backward()
         dense.begin()                   # starts the allreduce, by the same call on all ranks

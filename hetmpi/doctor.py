@@ -27,7 +27,7 @@ import torch
 
 from hetmpi.errors import ReportedElsewhere, UserError
 from hetmpi.memory import available_memory, cgroup_memory
-from hetmpi.reductions import MpiReductions, missing_horovod, open_reductions
+from hetmpi.reductions import missing_horovod, open_reductions
 from hetmpi.run.device import gpu_problem
 from hetmpi.table.table import EmbeddingTable
 from hetmpi.world.commands import command
@@ -106,9 +106,10 @@ def osc_component(version: str) -> str:
 
 def describe_horovod(world: World, report: Report):
     """Horovod's build and its MPI, or that there is none, and one allreduce."""
-    hvd = open_reductions(world, "horovod" if missing_horovod(world) is None else "mpi")
-    if isinstance(hvd, MpiReductions):
-        report.line("Horovod", "none: MPI sums the dense gradients")
+    why = missing_horovod(world)
+    hvd = open_reductions(world, "horovod" if why is None else "mpi")
+    if why is not None:
+        report.line("Horovod", f"none, MPI sums the dense gradients: {why}")
         cure = "use another MPI library"
     else:
         import horovod

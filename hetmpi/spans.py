@@ -17,7 +17,7 @@ PARTS = {  # in the order of a step
     "fetch": "copying rows from owners, to the cache and to the caller",
     "prefetch": "s >= 1: routing the next batch, requesting its clocks",
     "forward": "the network",
-    "backward": "the network; Horovod's allreduce starts in it",
+    "backward": "the network; the allreduce starts in it",
     "push": "adding gradients to lines, sending them to owners",
     "allreduce": "waiting for the dense gradients of all ranks, and the dense optimizer",
 }

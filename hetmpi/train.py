@@ -32,7 +32,7 @@ from hetmpi.log.environment import environment
 from hetmpi.log.headline import comparison
 from hetmpi.log.runlog import RunLog
 from hetmpi.log.status import write_failed
-from hetmpi.reductions import open_reductions
+from hetmpi.reductions import MpiReductions, open_reductions
 from hetmpi.run import build, command_line
 from hetmpi.run.best import MetricHistory, best_of
 from hetmpi.run.config import compose, staleness_of
@@ -516,6 +516,7 @@ class Training:
             "device": self.device.type,
             "exchange": next(iter(self.tables.values())).client.transport.name,
             "round_steps": build.round_steps_used(self.config, next(iter(self.tables.values()))),
+            "dense_exchange": "mpi" if isinstance(self.hvd, MpiReductions) else "horovod",
             "steps": self.steps,
             "first_step": self.start.step,  # the figures below are of the steps after it
             "samples_per_s": samples / seconds if seconds else None,

@@ -135,6 +135,7 @@ FIGURES = {  # log lines display those with a word, in this order
     "device": Figure("device", ""),
     "exchange": Figure("exchange of rows between nodes", ""),
     "round_steps": Figure("steps whose rows one message between nodes requests", ""),
+    "dense_exchange": Figure("what sums the dense gradients", ""),
     "steps": Figure("steps", ""),
     "first_step": Figure("steps made before the run was resumed", ""),
     "is_one_node": Figure("all ranks on one node", ""),

@@ -168,7 +168,8 @@ class Optim:
     )
     dense_exchange: str = setting(
         "auto",
-        "allreduce of the dense gradients; auto: horovod, or mpi where ranks lack it or share processors across hosts",
+        "allreduce of the dense gradients; auto: horovod, or mpi where ranks lack it or, on CPUs of several hosts, "
+        "have fewer than two processors each",
         choices=DENSE_EXCHANGES,
         for_experts=True,
     )

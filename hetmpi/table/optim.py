@@ -12,7 +12,7 @@ ROW_RULES = {  # rule -> default learning rate
     "sgd": 0.1, "adagrad": 0.02, "rowwise_adagrad": 0.02, "adam": 0.001, "momentum": 0.01, "ftrl": 0.02,
 }  # fmt: skip
 DEFAULT_MOMENTUM, LARGEST_MOMENTUM = 0.9, 0.9999
-LARGEST_BETA = 1 - 1e-9
+LARGEST_BETA = 1 - 2**-24  # the largest below 1 in 32 bits
 OF_RULES = ("momentum", "l1", "l2")  # arguments of one rule alone
 
 
@@ -23,7 +23,7 @@ class RowOptimizer:
 
     rule: sgd, adagrad, rowwise_adagrad, adam, momentum or ftrl. eps None is the rule's default: 1e-8 for adam, 1e-10
     for the others; for ftrl it is beta. momentum: of the rule momentum, SGD's in torch; None is 0.9. l1, l2: of
-    ftrl. Raises UserError for values of another rule, and for those that torch.optim refuses."""
+    ftrl. Raises UserError for values of another rule, and for numbers out of range."""
 
     rule: str = "sgd"
     lr: float = 0.1

@@ -115,9 +115,9 @@ def local_rank() -> int | None:
 
 
 def yield_when_idle():
-    """Makes MPI yield the processor while it waits if there are fewer than two cores per rank. Each rank has a second
-    busy thread, Horovod's, and a spinning wait takes processor time from the rank it waits for. Must run before MPI
-    starts."""
+    """Makes MPI yield the processor while it waits if there are fewer than two cores per rank. Each rank may have a
+    second busy thread, Horovod's, and a spinning wait takes processor time from the rank it waits for. Must run before
+    MPI starts."""
     if 2 * local_size() > cores_of_ranks(local_size()):
         os.environ.setdefault("MPIR_CVAR_POLLS_BEFORE_YIELD", "1")
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
