@@ -6,8 +6,8 @@
 #
 # Each host is a network namespace on one bridge with a name (h1, h2, …), a loopback and a /dev/shm of its own: ranks of
 # two hosts reach each other by TCP alone. Each host has an equal share of this machine's cores, rounded down; where
-# hosts outnumber cores they take them in turn. The bridge lies in a third namespace, where mpiexec runs: nothing is added to this machine's own network, and runs do not
-# meet. All of it is removed at the end, however that comes.
+# hosts outnumber cores they take them in turn. The bridge lies in a third namespace, where mpiexec runs: nothing is
+# added to this machine's own network, and runs do not meet. All of it is removed at the end, however that comes.
 #
 # -n: ranks per host (1); -H: hosts (2); -r: what each host sends and receives at most, as tc says it (10gbit, 100mbit;
 # default: as fast as memory). MASTER_ADDR and GLOO_SOCKET_IFNAME are set as well, for torch.distributed. Exit code: the
@@ -88,7 +88,6 @@ ip -n "$launcher" link set lo up
 ip -n "$launcher" link set net0 up
 mkdir -p "/etc/netns/$launcher" # `ip netns exec` puts what is here over /etc, and the hosts inherit it
 echo "127.0.0.1 localhost" >"/etc/netns/$launcher/hosts"
-# A share of this machine's cores for each host; hosts share cores where there are fewer.
 allowed=$(taskset -cp $$ | sed 's/.*: //') # as 0-3,8
 mapfile -t cores < <(for part in ${allowed//,/ }; do seq "${part%-*}" "${part#*-}"; done)
 share=$((${#cores[@]} / hosts))

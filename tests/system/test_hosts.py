@@ -16,7 +16,7 @@ PATH = os.pathsep.join([str(Path(sys.executable).parent), environment()["PATH"]]
 
 def two_hosts(ranks_per_host, *command, cores=()):
     """Runs a command on two hosts to its end; skips the test, with the script's reason, if that is impossible. cores:
-    those that the hosts divide, default all."""
+    those of which each host gets a share, default all."""
     bound = ["taskset", "-c", ",".join(map(str, cores))] if cores else []
     outcome = run([*bound, SCRIPT, "-n", str(ranks_per_host), *command], PATH=PATH)
     if outcome.code == 77:
