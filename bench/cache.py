@@ -8,14 +8,14 @@ rates 0.5, 0.9 and 1.0, dims 32 and 128, 3 K and 53 K keys per call, and three f
 with a full cache: find + gather against torch.index_select of the same rows by slot, update (row and pending sum)
 against torch.index_add_, and a trainer's step of 53 K ids (11 K unique): unique, read, expansion to occurrences, sum of
 their gradients per key, write. Medians; the two sides of each comparison take turns. Then the whole way of a line in a
-step, by part, in time and counted bytes (bench/cache_line.py).
+step, by part, in time and counted bytes, and its bound (bench/cache_line.py).
 
 Last, one JSON line: {"find_gather_vs_index_select": {"32": x, "128": x}, "update_vs_index_add": {"32": x, "128": x},
-"step_ms": {"32": x, "128": x}, "line": {"32": {"lines": x, "us": {part: x}, "bytes": {part: x}}, "128": ...},
-"ns_per_key": {...}, "bytes_per_row": {...}}. Ratios are of times: below 1 is faster
-than torch. On the GPU (bench/cache_gpu.py): {"copy_bytes_per_s": x, "find_keys_per_s": x, ..., "gather_vs_copy": share
-of the copy bandwidth, "update_vs_copy": x, "torch_vs_cache": time of torch's index_select and index_add_ relative to
-the cache's calls, both with unique}.
+"step_ms": {"32": x, "128": x}, "line": {"32": {"lines": x, "us": {part: x}, "bytes": {part: x}, "bound_us": x}, ...},
+"ns_per_key": {...}, "bytes_per_row": {...}}. Ratios are of times: below 1 is faster than torch. On the GPU
+(bench/cache_gpu.py): {"copy_bytes_per_s": x, "find_keys_per_s": x, ..., "gather_vs_copy": share of the copy bandwidth,
+"update_vs_copy": x, "torch_vs_cache": time of torch's index_select and index_add_ relative to the cache's calls, both
+with unique}.
 """
 
 import json

@@ -12,6 +12,10 @@ A step has 2,048 samples of 26 fields of Synthetic(scale=0.02), 53,248 occurrenc
 the 337,000 lines of a cache that is 80 % full, by Adagrad with drift, at s = 10; 1 % have no line. The bytes of a part
 are those of its arrays, counted once for each time that the part passes over them: what moves if no array stays in the
 processor's cache.
+
+The bound of the machine for the way without `expand` and `divide` is the time that a copy takes for the bytes that it
+cannot do without: a line's row is read, copied, read again and written, its sum and squares are read and written, the
+gradients of its occurrences are read once, and their sum is written and read.
 """
 
 import time
@@ -40,8 +44,11 @@ def time_line(settings: dict, dim: int) -> dict:
         cache.set_step(0.05, step + 3)
         times.append(1e6 * one_way(cache, keys, torch.from_numpy(index), grads) / len(keys))
     lines = float(np.mean([len(keys) for keys, _ in batches]))
-    us = np.median(times[BATCHES:], axis=0).tolist()
-    return {"lines": lines, "us": dict(zip(PARTS, us)), "bytes": bytes_of(dim, BATCH * FIELDS / lines)}
+    us, occurrences = np.median(times[BATCHES:], axis=0).tolist(), BATCH * FIELDS / lines
+    return {
+        "lines": lines, "us": dict(zip(PARTS, us)), "bytes": bytes_of(dim, occurrences),
+        "bound_us": 1e6 * least_bytes(dim, occurrences) * seconds_of_a_byte(grads.numpy(), settings["repeats"]),
+    }  # fmt: skip
 
 
 def show_line(dim: int, line: dict):
@@ -52,6 +59,10 @@ def show_line(dim: int, line: dict):
         )
         total = sum(line[unit].values())
         print(f"dim {dim:>3}  {line['lines']:6,.0f} lines  {unit:>5} per line: {parts}  sum {total:,.2f}", flush=True)
+    way = sum(us for part, us in line["us"].items() if part not in ("expand", "divide"))
+    print(
+        f"dim {dim:>3}  without expand and divide {way:.2f} us, the bound of a copy {line['bound_us']:.2f}", flush=True
+    )
 
 
 def ids_of_batches() -> list[np.ndarray]:
@@ -113,3 +124,18 @@ def bytes_of(dim: int, occurrences: float) -> dict:
         "update": 2 * row + row + 3 * 2 * row,  # gradient and row, a second time; row, sum and squares read and written
         "push": 2 * 2 * row / (STALENESS + 1),  # sum and squares
     }
+
+
+def least_bytes(dim: int, occurrences: float) -> float:
+    """Bytes per line that the way without `expand` and `divide` has to move, see above."""
+    return 4 * dim * (4 + 2 * 2 + occurrences + 2)
+
+
+def seconds_of_a_byte(values: np.ndarray, repeats: int) -> float:
+    """Median time of a copy of values, by the bytes read and written."""
+    to, times = np.empty_like(values), []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        np.copyto(to, values)
+        times.append(time.perf_counter() - began)
+    return float(np.median(times)) / (2 * values.nbytes)

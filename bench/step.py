@@ -11,12 +11,14 @@ Criteo's field sizes times `scale`; sage (GraphSAGE with `fanout` on a synthetic
 SGD, one thread per rank. rate: none for one node, or a rate in the syntax of tc (1gbit): each rank on a host of its own
 with such a link, as in `bench cluster`; needs root and MPICH. device: cuda for GPUs, with no peer but torchrec, which
 must be in this environment then. distinct: steps with samples of their own, which later ones repeat, so that a cache of
-all rows finds them all; 0: all steps. settings: of a run, separated by commas. peers: all, none, or some of torchrec,
-allgather, horovod (bench/peers/); torchrec gets its own environment on first use. tables: above 1, a further contender
-has the same fields dealt to so many tables. Contenders take turns; losses after equal samples are compared first.
+all rows finds them all; 0: all steps. settings: of a run, separated by commas. peers: all, none, or some of local (a
+table that is not shared, see bench/race/rank.py), torchrec, allgather and horovod (bench/peers/); torchrec gets its own
+environment on first use. tables: above 1, a further contender has the same fields dealt to so many tables. Contenders
+take turns; losses after equal samples are compared first.
 
-Last, one JSON line: {"step_vs_floor": x (step time, 1 is best), "vs_torchrec": x, "vs_allgather": x, "vs_horovod": x
-(samples/s, above 1 is faster here), "step_ms": {contender: x, ...}, "split": {part: ms, ...}, "settings": {...}}.
+Last, one JSON line: {"step_vs_floor": x (step time, 1 is best), "vs_local": x, "vs_torchrec": x, "vs_allgather": x,
+"vs_horovod": x (samples/s, above 1 is faster here), "step_ms": {contender: x, ...}, "split": {part: ms, ...},
+"settings": {...}}.
 """
 
 import json

@@ -97,7 +97,7 @@ def shard_vs_gather(world, settings):
     table = EmbeddingTable(world, rows * world.size, settings["dim"], RowOptimizer("sgd", 1.0), partition="range")
     reader, next_rank = ShardReader(table.memory), (world.rank + 1) % world.size
     generator, out, times = np.random.default_rng(world.rank), np.empty((num, settings["dim"]), np.float32), []
-    own, order = table.shard.weight.copy(), np.arange(num)
+    own = table.shard.weight.copy()
     for _ in range(3 * settings["steps"]):
         world.comm.Barrier()
         if world.rank > 0:  # one rank at a time, as memory bandwidth is shared
@@ -108,7 +108,7 @@ def shard_vs_gather(world, settings):
         marks.append(time.perf_counter())
         others = generator.choice(rows, num, replace=False)
         marks.append(time.perf_counter())
-        _C.gather(own, others, out, order)
+        _C.gather(own, others, out)
         marks.append(time.perf_counter())
         times.append((marks[1] - marks[0], marks[3] - marks[2]))
     table.close()

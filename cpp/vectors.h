@@ -22,6 +22,19 @@ HETMPI_PREFETCHES void prefetch_row(const float* row, int64_t n) {
   for (int64_t i = 0; i < n; i += 16) __builtin_prefetch(row + i, 1);
 }
 
+// Asks for a row that will only be read.
+template <typename T>
+HETMPI_PREFETCHES void prefetch_read(const T* row, int64_t n) {
+  for (int64_t i = 0; i < n; i += 64 / sizeof(T)) __builtin_prefetch(row + i);
+}
+
+// Asks for values that follow those that are read now, in arrays that are read once from their begin to their end:
+// processors stop to do so by themselves at every page.
+HETMPI_PREFETCHES void prefetch_next(const float* values, int64_t n) {
+  constexpr int64_t kAhead = 2048;  // numbers
+  for (int64_t i = 0; i < n; i += 16) __builtin_prefetch(values + kAhead + i, 0, 0);
+}
+
 // sum += values
 HETMPI_CLONES static inline void add(float* __restrict sum, const float* __restrict values, int64_t n) {
   for (int64_t i = 0; i < n; ++i) sum[i] += values[i];
@@ -59,13 +72,18 @@ HETMPI_CLONES static inline bool is_finite(const float* values, int64_t n) {
   return true;
 }
 
-// out[rows[i]] += values[i], one after the other: values (n, dim).
-inline void scatter_add(const float* values, const int64_t* rows, int64_t n, int64_t dim, float* out) {
+// out[rows[i]] += values[i], one after the other: values (num_parts * m, dim), given as num_parts times m * dim
+// numbers, `stride` apart.
+inline void scatter_add(const float* values, int64_t num_parts, int64_t m, int64_t stride, const int64_t* rows,
+                        int64_t dim, float* out) {
   constexpr int64_t kAhead = 8;  // rows prefetched
-  for (int64_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) prefetch_row(out + rows[i + kAhead] * dim, dim);
-    add(out + rows[i] * dim, values + i * dim, dim);
-  }
+  for (int64_t part = 0, i = 0; part < num_parts; ++part)
+    for (int64_t j = 0; j < m; ++j, ++i) {
+      const float* from = values + part * stride + j * dim;
+      if (i + kAhead < num_parts * m) prefetch_row(out + rows[i + kAhead] * dim, dim);
+      prefetch_next(from, dim);
+      add(out + rows[i] * dim, from, dim);
+    }
 }
 
 // out[rows[i]] += values[d] for offsets[d] <= i < offsets[d + 1], one after the other: values (n, dim), offsets (n +

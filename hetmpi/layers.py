@@ -25,19 +25,25 @@ def look_up(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         raise ValueError(
             f"look_up: rows must be of shape (U, dim) and index int64, got {tuple(rows.shape)} and {index.dtype}"
         )
-    flat = index.reshape(-1).contiguous()
-    found = LookUp.apply(rows, flat) if torch.is_grad_enabled() else rows.index_select(0, flat)
-    return found.view(*index.shape, rows.shape[1])
+    if torch.is_grad_enabled():
+        return LookUp.apply(rows, index.contiguous())
+    return rows.index_select(0, index.reshape(-1)).view(*index.shape, rows.shape[1])
 
 
 class LookUp(torch.autograd.Function):
-    """rows.index_select(0, index) for index (n,)."""
+    """look_up() of a contiguous index."""
 
     @staticmethod
     def forward(ctx, rows, index):
         ctx.save_for_backward(index)
         ctx.shape = rows.shape
-        return rows.index_select(0, index)
+        found = rows.new_empty(*index.shape, rows.shape[1])
+        flat, out = index.view(-1), found.view(-1, rows.shape[1])
+        if rows.is_cpu and rows.dtype == torch.float32:
+            _C.gather(rows.contiguous().numpy(), flat.numpy(), out.numpy())
+        else:
+            torch.index_select(rows, 0, flat, out=out)
+        return found
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -45,10 +51,18 @@ class LookUp(torch.autograd.Function):
         (index,) = ctx.saved_tensors
         if grads.is_cpu and grads.dtype == torch.float32:
             sums = grads.new_zeros(ctx.shape)
-            _C.scatter_add(grads.contiguous().numpy(), index.numpy(), sums.numpy())
+            _C.scatter_add(in_stretches(grads).numpy(), index.view(-1).numpy(), sums.numpy())
             return sums, None
         no_padding = -1  # embedding's backward sorts; index_add_ on a GPU adds in any order
         return torch.ops.aten.embedding_dense_backward(grads, index, ctx.shape[0], no_padding, False), None
+
+
+def in_stretches(grads: torch.Tensor) -> torch.Tensor:
+    """grads (..., dim) as a matrix whose rows are contiguous: a view where each grads[i] is, as where the network
+    concatenates the rows of a sample, (F, dim), with its other features; otherwise one row, of a copy if need be."""
+    if grads.dim() == 3 and not grads.is_contiguous() and grads[0].is_contiguous():
+        return grads.as_strided((len(grads), grads[0].numel()), (grads.stride(0), 1))
+    return grads.contiguous().view(1, -1)
 
 
 def segment_mean(x: torch.Tensor, index: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:

@@ -1,11 +1,14 @@
-"""One rank of a contender that uses hetmpi: hetmpi's own trainer, or the floor.
+"""One rank of a contender that uses hetmpi: hetmpi's own trainer, the floor, or a table that is not shared.
 
     mpiexec -n RANKS python bench/race/rank.py hetmpi FOLDER [SETTING=VALUE ...]    settings of hetmpi.train
     mpiexec -n RANKS python bench/race/rank.py tables=3 FOLDER [SETTING=VALUE ...]  with the fields dealt to 3 tables
     mpiexec -n RANKS python bench/race/rank.py floor FOLDER [device=cuda] [optim.dense_exchange=horovod]
+    mpiexec -n RANKS python bench/race/rank.py local FOLDER [optim.dense_exchange=horovod]
 
 The floor is the same dense network, its gradients summed as hetmpi sums them, with the rows of every sample in memory:
 no table, loader or keys. Of a graph's nodes it has the sampled batches in memory too, and pools the rows of their ids.
+Local is the floor with a table that costs what it costs where there is nothing to exchange: each rank has all rows in
+its own memory, reads and updates them by torch, and has the distinct keys of all batches beforehand.
 """
 
 import json
@@ -16,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from hetmpi import _C
 from hetmpi.data.batch import Samples
 from hetmpi.data.features import TABLE, Feature, FeatureTable
 from hetmpi.dense import DenseOptimizer
@@ -43,8 +47,9 @@ class Recorded:
         self.problem, self.name = problem, "recorded"
         self.num_rows, self.num_fields, self.num_dense = problem.num_rows, problem.num_fields, problem.dense.shape[-1]
         self.field_rows, self.num_train, self.num_valid = problem.field_rows, None, problem.ranks
-        self.ids = problem.ids.reshape(-1, self.num_fields)
-        self.dense, self.label = problem.dense.reshape(-1, self.num_dense), problem.label.reshape(-1)
+        self.ids = np.asarray(problem.ids).reshape(-1, self.num_fields)  # a slice of a memmap takes longer
+        self.dense = np.asarray(problem.dense).reshape(-1, self.num_dense)
+        self.label = np.asarray(problem.label).reshape(-1)
         self.shift, self.firsts = 0, {TABLE: (np.zeros(1, np.int64),) * 2}
         if num_tables > 1:
             self._deal([f"table-{number}" for number in range(num_tables)])
@@ -179,6 +184,31 @@ class RowsInMemory:
         dense, label = self.batches[step]
         return self.criterion(self.model(self.embeddings.detach().requires_grad_(), dense), label)
 
+    def write(self):
+        """No effect: there are no rows."""
+
+
+class LocalTable(RowsInMemory):
+    """The same with a table, of which this rank has all rows and tells nobody its updates."""
+
+    def __init__(self, world, problem: Problem, device: torch.device):
+        super().__init__(world, problem, device)
+        self.weight = torch.from_numpy(problem.first_rows(np.arange(problem.num_rows)))
+        self.ids = [
+            [torch.from_numpy(part) for part in _C.unique(problem.samples(step, world.rank)[0].numpy().reshape(-1))]
+            for step in range(problem.steps)
+        ]  # keys (U,), index (N,)
+        self.shape, self.lr = (problem.batch, problem.num_fields), ROWS_LR / world.size
+
+    def loss(self, step: int) -> torch.Tensor:
+        (self.keys, index), (dense, label) = self.ids[step], self.batches[step]
+        self.rows = self.weight.index_select(0, self.keys).requires_grad_()  # (U, dim)
+        return self.criterion(self.model(look_up(self.rows, index.view(self.shape)), dense), label)
+
+    def write(self):
+        """Subtracts the gradients of the step's rows."""
+        self.weight.index_add_(0, self.keys, self.rows.grad, alpha=-self.lr)
+
 
 class BatchesInMemory:
     """The network on a rank's batches, sampled beforehand, with the rows of each batch in memory."""
@@ -201,12 +231,14 @@ class BatchesInMemory:
         rows = {name: self.rows[name][: len(keys)].detach().requires_grad_() for name, keys in batch.keys.items()}
         return self.task.loss(self.model, rows, batch)
 
+    def write(self):
+        """As RowsInMemory."""
 
-def floor(world, problem: Problem, device: torch.device, dense_exchange: str):
-    """Trains the dense network only."""
+
+def floor(world, problem: Problem, kind: type, device: torch.device, dense_exchange: str):
+    """Trains the dense network only, or with it the table of `kind`."""
     hvd, spans = open_reductions(world, dense_exchange, device.type != "cpu"), Spans()
     torch.set_num_threads(1)
-    kind = BatchesInMemory if problem.net in SAMPLED else RowsInMemory
     work = kind(world, problem, device)
     dense = DenseOptimizer(hvd, work.model, "sgd", DENSE_LR, 0.0, Schedule(), device)
     parts, spent, laps = {f"{part}_ms": [] for part in PARTS}, spans.as_array(), Laps()
@@ -217,6 +249,7 @@ def floor(world, problem: Problem, device: torch.device, dense_exchange: str):
         with spans("backward"):
             loss.backward()
             dense.begin()
+            work.write()
         with spans("allreduce"):
             dense.step(step)
         if laps.step(loss):
@@ -236,7 +269,9 @@ def main(world):
     if name == "hetmpi" or name.startswith("tables="):
         return hetmpi(world, problem, overrides, int(name.partition("=")[2] or 1))
     given = {"device": "cpu", "optim.dense_exchange": "auto", **dict(one.split("=") for one in overrides)}
-    floor(world, problem, choose_device(world, given["device"]), given["optim.dense_exchange"])
+    in_memory = BatchesInMemory if problem.net in SAMPLED else RowsInMemory
+    kind = LocalTable if name == "local" else in_memory
+    floor(world, problem, kind, choose_device(world, given["device"]), given["optim.dense_exchange"])
 
 
 launch(main)

@@ -21,7 +21,7 @@ from race.sampled import write_links
 BENCH = Path(__file__).resolve().parents[1]
 ROOT = BENCH.parent
 MARK = "CONTENDER "
-PEERS = {"torchrec": "requirements-torchrec.txt", "allgather": None, "horovod": None}  # -> packages to install
+PEERS = {"local": None, "torchrec": "requirements-torchrec.txt", "allgather": None, "horovod": None}  # -> packages
 LOSSES_AGREE = 2e-3  # the order of additions differs, and SGD propagates the difference
 
 
@@ -46,7 +46,7 @@ def chosen(peers: list[str]) -> list[str]:
 
 def command_of(name: str, folder: str, overrides: list[str]) -> list[str]:
     """The command of each rank of a contender."""
-    if name.split(" ")[0] in ("hetmpi", "floor") or name.startswith("tables="):
+    if name.split(" ")[0] in ("hetmpi", "floor", "local") or name.startswith("tables="):
         return [sys.executable, str(BENCH / "race/rank.py"), name.split(" ")[0], folder, *overrides]
     if name == "horovod":
         return [sys.executable, "-m", "peers.horovod", folder]

@@ -281,7 +281,7 @@ class RowCache {
   // out[i] = row of slots[i]; out (n, dim)
   void gather(const int64_t* slots, int64_t n, float* out) const {
     for (int64_t i = 0; i < n; ++i) {
-      if (i + kAhead < n && slots[i + kAhead] >= 0) prefetch_row(row_at(slots[i + kAhead]), dim_);
+      if (i + kRowsAhead < n && slots[i + kRowsAhead] >= 0) prefetch_row(row_at(slots[i + kRowsAhead]), dim_);
       if (slots[i] >= 0) get_row(slots[i], out + i * dim_);
     }
   }
@@ -293,7 +293,8 @@ class RowCache {
     const bool is_plain = optimizer_.is_plain() && !limits_drift && type_ == RowType::kFloat32;
     for (int64_t i = 0; i < n; ++i) {
       if (i + kAhead < n && slots[i + kAhead] >= 0) prefetch_line(slots[i + kAhead]);
-      if (i + kSumsAhead < n && slots[i + kSumsAhead] >= 0) prefetch_sums(slots[i + kSumsAhead]);
+      if (i + kRowsAhead < n && slots[i + kRowsAhead] >= 0) prefetch_sums(slots[i + kRowsAhead]);
+      prefetch_next(grads + i * dim_, dim_);
       const int64_t slot = slots[i];
       if (slot < 0) continue;
       Line& line = line_[slot];
@@ -366,8 +367,8 @@ class RowCache {
   }
 
  private:
-  static constexpr int64_t kAhead = 8;      // lines prefetched
-  static constexpr int64_t kSumsAhead = 3;  // rows and sums prefetched: several processor cache lines each
+  static constexpr int64_t kAhead = 16;     // lines prefetched
+  static constexpr int64_t kRowsAhead = 8;  // rows and sums prefetched: several processor cache lines each
 
   // Fields of a line besides its row, in one processor cache line.
   struct alignas(32) Line {

@@ -126,7 +126,7 @@ class PushApplier {
   using Microseconds = std::chrono::microseconds;
   static constexpr Microseconds kShortest{20}, kLongest{1000};  // polling interval of empty rings
   static constexpr int64_t kSteps = 64;                         // whose learning rates are known
-  static constexpr int64_t kAhead = 8;                          // rows prefetched
+  static constexpr int64_t kAhead = 16;                         // rows prefetched
   static constexpr int kRecords = 64;  // of one ring per turn: a busy producer must not keep others from the lock
 
   void run() {

@@ -97,9 +97,11 @@ struct Serially {
     for (int lane = 0; d + lane < n; ++lane) work(d + lane, lane);
   }
 
+  // Loops of constant length, which are vectorised.
+  template <int kHalf = kLanes / 2>
   HETMPI_SHARED static float folded(float* parts) {
-    for (int half = kLanes / 2; half > 0; half /= 2)
-      for (int lane = 0; lane < half; ++lane) parts[lane] += parts[lane + half];
+    for (int lane = 0; lane < kHalf; ++lane) parts[lane] += parts[lane + kHalf];
+    if constexpr (kHalf > 1) return folded<kHalf / 2>(parts);
     return parts[0];
   }
 };

@@ -153,23 +153,34 @@ void init_rows(Array<float> weight, const Array<int64_t>& keys, uint64_t seed, f
   for (ssize_t i = 0; i < n; ++i) init_row(out + i * dim, dim, key[i], seed, std);
 }
 
-void gather(const Array<float>& from, const Array<int64_t>& rows, Array<float> out, const Array<int64_t>& order) {
-  const ssize_t dim = from.shape(1);
-  check_shape(out, "out", {-1, dim});
-  gather_with(from, rows, out, order, dim, row_copy(dim), kAtOnce);
+void gather(const Array<float>& from, const Array<int64_t>& rows, Array<float> out) {
+  check_shape(from, "from", {-1, -1});
+  check_shape(rows, "rows", {-1});
+  const ssize_t n = rows.shape(0), num_rows = from.shape(0), dim = from.shape(1);
+  check_shape(out, "out", {n, dim});
+  const float* source = from.data();
+  const int64_t* row = rows.data();
+  float* to = out.mutable_data();
+  py::gil_scoped_release release;
+  gather_part(source, num_rows, row, to, n, nullptr, n, dim, row_copy(dim), kAtOnce);
 }
 
-void scatter_add_rows(const Array<float>& values, const Array<int64_t>& rows, Array<float> out) {
+// values: its rows may lie apart.
+void scatter_add_rows(const py::array_t<float, 0>& values, const Array<int64_t>& rows, Array<float> out) {
   check_shape(rows, "rows", {-1});
   check_shape(out, "out", {-1, -1});
   const ssize_t n = rows.shape(0), dim = out.shape(1), num_out = out.shape(0);
-  check_shape(values, "values", {n, dim});
+  check_shape(values, "values", {-1, -1});
+  const ssize_t num_parts = values.shape(0), size = values.shape(1), of_part = dim > 0 ? size / dim : 0;
+  if (num_parts * of_part != n || of_part * dim != size || (size > 1 && values.strides(1) != sizeof(float)))
+    throw std::invalid_argument("values must have shape (k, m * dim) for k * m rows, and its rows be contiguous");
   const float* value = values.data();
+  const ssize_t stride = values.strides(0) / static_cast<ssize_t>(sizeof(float));
   const int64_t* row = rows.data();
   float* to = out.mutable_data();
   py::gil_scoped_release release;
   check_in(row, n, num_out, "rows");
-  scatter_add(value, row, n, dim, to);
+  scatter_add(value, num_parts, of_part, stride, row, dim, to);
 }
 
 void spread_add_rows(const Array<float>& values, const Array<int64_t>& offsets, const Array<int64_t>& rows,
@@ -221,10 +232,11 @@ void bind_functions(py::module_& m) {
   m.def("init_rows", &init_rows, py::arg("weight").noconvert(), py::arg("keys").noconvert(), py::arg("seed"),
         py::arg("std"), "weight (n, dim) float32 = std * normal(seed, key, column), for keys (n,) int64.");
   m.def("gather", &gather, py::arg("weight").noconvert(), py::arg("rows").noconvert(), py::arg("out").noconvert(),
-        py::arg("order").noconvert(), "out[order[i]] = weight[rows[i]]; float32 rows, int64 rows (n,) and order (n,).");
+        "out[i] = weight[rows[i]]; float32 weight (m, dim) and out (n, dim), int64 rows (n,).");
   m.def("scatter_add", &scatter_add_rows, py::arg("values").noconvert(), py::arg("rows").noconvert(),
         py::arg("out").noconvert(),
-        "out[rows[i]] += values[i], i in order; float32 values (n, dim) and out (m, dim), int64 rows (n,).");
+        "out[rows[i]] += values[i], i in order; float32 values (n, dim), given as (k, n / k * dim), and out (m, dim), "
+        "int64 rows (n,). Numbers of a row of `values` lie side by side.");
   m.def("spread_add", &spread_add_rows, py::arg("values").noconvert(), py::arg("offsets").noconvert(),
         py::arg("rows").noconvert(), py::arg("out").noconvert(),
         "out[rows[i]] += values[d] for offsets[d] <= i < offsets[d + 1], i in order; float32 values (n, dim) and out "

@@ -6,36 +6,24 @@
 
 #include "owner/shard.h"
 #include "python/arrays.h"
+#include "vectors.h"
 
 namespace hetmpi {
 
-// out[order[i]] = from[rows[i]] for n rows, checked. copy: copies one row of `width` numbers; run: calls the loop.
+// out[order[i]] = from[rows[i]] for n rows, checked; order null: 0, 1, ... copy: copies one row of `width` numbers;
+// run: calls the loop.
 template <typename T, typename Copy, typename Run>
 void gather_part(const T* from, ssize_t num_rows, const int64_t* rows, T* out, ssize_t num_out, const int64_t* order,
                  ssize_t n, ssize_t width, Copy copy, Run run) {
   check_in(rows, n, num_rows, "rows");
-  check_in(order, n, num_out, "order");
+  if (order != nullptr) check_in(order, n, num_out, "order");
   run([&] {
-    constexpr ssize_t kAhead = 8;  // rows prefetched: a shard is far larger than the caches
+    constexpr ssize_t kAhead = 16;  // rows prefetched: a shard is far larger than the caches
     for (ssize_t i = 0; i < n; ++i) {
-      if (i + kAhead < n) __builtin_prefetch(from + rows[i + kAhead] * width);
-      copy(out + order[i] * width, from + rows[i] * width);
+      if (i + kAhead < n) prefetch_read(from + rows[i + kAhead] * width, width);
+      copy(out + (order == nullptr ? i : order[i]) * width, from + rows[i] * width);
     }
   });
-}
-
-// gather_part() of whole arrays, without the GIL.
-template <typename T, typename Copy, typename Run>
-void gather_with(const Array<T>& from, const Array<int64_t>& rows, Array<T>& out, const Array<int64_t>& order,
-                 ssize_t width, Copy copy, Run run) {
-  const ssize_t n = rows.shape(0);
-  check_shape(order, "order", {n});
-  const T* source = from.data();
-  const int64_t *row = rows.data(), *position = order.data();
-  T* to = out.mutable_data();
-  const ssize_t num_rows = from.shape(0), num_out = out.shape(0);
-  py::gil_scoped_release release;
-  gather_part(source, num_rows, row, to, num_out, position, n, width, copy, run);
 }
 
 // Runs the loop of gather_part if `from` is not written concurrently.

@@ -31,6 +31,7 @@
 #include "owner/push_applier.h"
 #include "owner/ring.h"
 #include "owner/shard.h"
+#include "vectors.h"
 
 namespace hetmpi {
 
@@ -471,7 +472,7 @@ class RoundServer {
   }
 
   uint8_t* copy_rows(const NodeShard& shard, const std::vector<int64_t>& rows, uint8_t* at) const {
-    constexpr size_t kAhead = 8;  // rows prefetched: a shard is far larger than the caches
+    constexpr size_t kAhead = 16;  // rows prefetched: a shard is far larger than the caches
     for (size_t a = 0; a < dims_.size(); ++a) {
       const int64_t dim = dims_[a], num_bytes = sizeof(float) * dim;
       if (a == 0 && shard.file != nullptr) {
@@ -480,7 +481,7 @@ class RoundServer {
         continue;
       }
       for (size_t j = 0; j < rows.size(); ++j) {
-        if (j + kAhead < rows.size()) __builtin_prefetch(shard.arrays[a] + rows[j + kAhead] * dim);
+        if (j + kAhead < rows.size()) prefetch_read(shard.arrays[a] + rows[j + kAhead] * dim, dim);
         std::memcpy(at + j * num_bytes, shard.arrays[a] + rows[j] * dim, num_bytes);
       }
       at += whole_words(num_bytes * rows.size());

@@ -110,6 +110,8 @@ class Batch:
 
     def on(self, device: torch.device) -> Batch:
         """The batch with the tensors that a model reads on `device`, for use in its current stream."""
+        if device.type == "cpu":
+            return self
         index, dense, label, *bags = (
             to_device(part, device) for part in (self.index, self.dense, self.label, *sum(self.bags, ()))
         )

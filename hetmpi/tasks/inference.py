@@ -82,7 +82,7 @@ class Inference:
         offsets, neighbours = self.source.neighbours(int(nodes[0]), int(nodes[-1]) + 1)
         sources, index = _C.unique(np.concatenate([nodes, neighbours]))  # the destinations come first
         x = np.empty((len(sources), below.width), np.float32)
-        _C.gather(below.array, sources, x, np.arange(len(sources)))
+        _C.gather(below.array, sources, x)
         block = Block(torch.from_numpy(offsets).to(self.device), torch.from_numpy(index[len(nodes) :]).to(self.device))
         with doing("layer() of the model"):
             return self.model.layer(number, torch.from_numpy(x).to(self.device), block).cpu()

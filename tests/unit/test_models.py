@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hydra.errors import InstantiationException
@@ -10,7 +11,7 @@ from launch import CLICK_MODELS, ROOT
 from omegaconf import OmegaConf
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from hetmpi import export
+from hetmpi import _C, export
 from hetmpi.layers import look_up
 from hetmpi.models.ctr import MLP, CTRModel
 from hetmpi.models.dcn import CrossLayer
@@ -508,6 +509,26 @@ def test_looked_up_rows_and_their_gradients_are_those_of_index_select(num_rows, 
         for out in found:
             out.backward(slope[..., part, :])
         assert torch.equal(ways[0].grad, ways[1].grad)
+
+
+@pytest.mark.parametrize("before", [0, 3])
+def test_the_gradient_of_a_concatenation_is_that_of_its_parts(before):
+    generator = torch.Generator().manual_seed(before)
+    index = torch.randint(0, 7, (40, 5), generator=generator)
+    slope = torch.randn(40, before + 5 * 16 + 2, generator=generator)
+    rows, of_copy = (torch.ones(7, 16, requires_grad=True) for _ in range(2))
+    torch.cat([torch.zeros(40, before), look_up(rows, index).flatten(1), torch.zeros(40, 2)], dim=1).backward(slope)
+    look_up(of_copy, index).backward(slope[:, before:-2].reshape(40, 5, 16))
+    assert torch.equal(rows.grad, of_copy.grad)
+
+
+@pytest.mark.parametrize("shape, numbers", [((2, 7), 4), ((2, 8), 3), ((4,), 4)])
+def test_values_of_another_shape_than_the_rows_are_not_added(shape, numbers):
+    with pytest.raises(ValueError, match="values must"):
+        _C.scatter_add(np.zeros(shape, np.float32), np.zeros(numbers, np.int64), np.zeros((1, 4), np.float32))
+    with pytest.raises(ValueError, match="values must"):
+        apart = np.zeros((4, 8), np.float32)[:, ::2]
+        _C.scatter_add(apart, np.zeros(4, np.int64), np.zeros((1, 4), np.float32))
 
 
 def test_a_gradient_spread_out_and_a_single_index_are_fine():
