@@ -60,8 +60,8 @@ class LookUp(torch.autograd.Function):
 def in_stretches(grads: torch.Tensor) -> torch.Tensor:
     """grads (..., dim) as a matrix whose rows are contiguous: a view where each grads[i] is, as where the network
     concatenates the rows of a sample, (F, dim), with its other features; otherwise one row, of a copy if need be."""
-    if grads.dim() == 3 and not grads.is_contiguous() and grads[0].is_contiguous():
-        return grads.as_strided((len(grads), grads[0].numel()), (grads.stride(0), 1))
+    if grads.dim() == 3 and grads.stride()[1:] == (grads.shape[2], 1):
+        return grads.as_strided((len(grads), grads.shape[1] * grads.shape[2]), (grads.stride(0), 1))
     return grads.contiguous().view(1, -1)
 
 
