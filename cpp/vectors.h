@@ -3,7 +3,9 @@
 // each rounded (no contraction, setup.py). Functions called by it are compiled with it (flatten).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "portable.h"
 
@@ -40,6 +42,11 @@ HETMPI_CLONES static inline void add(float* __restrict sum, const float* __restr
   for (int64_t i = 0; i < n; ++i) sum[i] += values[i];
 }
 
+// sum = values, of which a negative zero becomes a positive one, as in a sum that begins with zero.
+HETMPI_CLONES static inline void begin_sum(float* __restrict sum, const float* __restrict values, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) sum[i] = 0.0f + values[i];
+}
+
 // weight -= step * values
 HETMPI_CLONES static inline void subtract(float* __restrict weight, float step, const float* __restrict values,
                                           int64_t n) {
@@ -72,18 +79,25 @@ HETMPI_CLONES static inline bool is_finite(const float* values, int64_t n) {
   return true;
 }
 
-// out[rows[i]] += values[i], one after the other: values (num_parts * m, dim), given as num_parts times m * dim
-// numbers, `stride` apart.
-inline void scatter_add(const float* values, int64_t num_parts, int64_t m, int64_t stride, const int64_t* rows,
-                        int64_t dim, float* out) {
+// sums (num_rows, dim) of the values[i] with rows[i] = 0, 1, ..., one after the other; zeros without any. values
+// (num_parts * m, dim), given as num_parts times m * dim numbers, `stride` apart.
+inline void sum_by_row(const float* values, int64_t num_parts, int64_t m, int64_t stride, const int64_t* rows,
+                       int64_t num_rows, int64_t dim, float* sums) {
   constexpr int64_t kAhead = 8;  // rows prefetched
+  std::vector<uint8_t> is_begun(num_rows, 0);
   for (int64_t part = 0, i = 0; part < num_parts; ++part)
     for (int64_t j = 0; j < m; ++j, ++i) {
       const float* from = values + part * stride + j * dim;
-      if (i + kAhead < num_parts * m) prefetch_row(out + rows[i + kAhead] * dim, dim);
+      if (i + kAhead < num_parts * m) prefetch_row(sums + rows[i + kAhead] * dim, dim);
       prefetch_next(from, dim);
-      add(out + rows[i] * dim, from, dim);
+      if (is_begun[rows[i]])
+        add(sums + rows[i] * dim, from, dim);
+      else
+        begin_sum(sums + rows[i] * dim, from, dim);
+      is_begun[rows[i]] = 1;
     }
+  for (int64_t row = 0; row < num_rows; ++row)
+    if (!is_begun[row]) std::fill_n(sums + row * dim, dim, 0.0f);
 }
 
 // out[rows[i]] += values[d] for offsets[d] <= i < offsets[d + 1], one after the other: values (n, dim), offsets (n +

@@ -1,4 +1,4 @@
-// Functions on keys and rows: distinct keys, keys among others, initial values, gather, scatter_add, spread_add.
+// Functions on keys and rows: distinct keys, keys among others, initial values, gather, sum_by_row, spread_add.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -17,11 +17,13 @@
 namespace hetmpi {
 namespace {
 
+thread_local KeyIndex distinct_keys;  // of the last call of unique() or first_repeated()
+
 py::tuple unique(const Array<int64_t>& ids) {
   check_shape(ids, "ids", {-1});
   const ssize_t n = ids.shape(0);
   Array<int64_t> index(n);
-  static thread_local KeyIndex seen;
+  KeyIndex& seen = distinct_keys;
   {
     const int64_t* in = ids.data();
     int64_t* out = index.mutable_data();
@@ -42,8 +44,9 @@ int64_t first_repeated(const Array<int64_t>& keys) {
   check_shape(keys, "keys", {-1});
   const ssize_t n = keys.shape(0);
   const int64_t* key = keys.data();
-  static thread_local KeyIndex seen;
+  KeyIndex& seen = distinct_keys;
   py::gil_scoped_release release;
+  if (std::equal(key, key + n, seen.keys().begin(), seen.keys().end())) return -1;  // unique() has just made them
   seen.clear(n);
   int64_t repeated = -1;
   seen.number_each(key, n, [&repeated](int64_t i, int32_t number) {
@@ -166,10 +169,10 @@ void gather(const Array<float>& from, const Array<int64_t>& rows, Array<float> o
 }
 
 // values: its rows may lie apart.
-void scatter_add_rows(const py::array_t<float, 0>& values, const Array<int64_t>& rows, Array<float> out) {
+void sum_rows(const py::array_t<float, 0>& values, const Array<int64_t>& rows, Array<float> sums) {
   check_shape(rows, "rows", {-1});
-  check_shape(out, "out", {-1, -1});
-  const ssize_t n = rows.shape(0), dim = out.shape(1), num_out = out.shape(0);
+  check_shape(sums, "sums", {-1, -1});
+  const ssize_t n = rows.shape(0), dim = sums.shape(1), num_rows = sums.shape(0);
   check_shape(values, "values", {-1, -1});
   const ssize_t num_parts = values.shape(0), size = values.shape(1), of_part = dim > 0 ? size / dim : 0;
   if (num_parts * of_part != n || of_part * dim != size || (size > 1 && values.strides(1) != sizeof(float)))
@@ -177,10 +180,10 @@ void scatter_add_rows(const py::array_t<float, 0>& values, const Array<int64_t>&
   const float* value = values.data();
   const ssize_t stride = values.strides(0) / static_cast<ssize_t>(sizeof(float));
   const int64_t* row = rows.data();
-  float* to = out.mutable_data();
+  float* to = sums.mutable_data();
   py::gil_scoped_release release;
-  check_in(row, n, num_out, "rows");
-  scatter_add(value, num_parts, of_part, stride, row, dim, to);
+  check_in(row, n, num_rows, "rows");
+  sum_by_row(value, num_parts, of_part, stride, row, num_rows, dim, to);
 }
 
 void spread_add_rows(const Array<float>& values, const Array<int64_t>& offsets, const Array<int64_t>& rows,
@@ -233,10 +236,10 @@ void bind_functions(py::module_& m) {
         py::arg("std"), "weight (n, dim) float32 = std * normal(seed, key, column), for keys (n,) int64.");
   m.def("gather", &gather, py::arg("weight").noconvert(), py::arg("rows").noconvert(), py::arg("out").noconvert(),
         "out[i] = weight[rows[i]]; float32 weight (m, dim) and out (n, dim), int64 rows (n,).");
-  m.def("scatter_add", &scatter_add_rows, py::arg("values").noconvert(), py::arg("rows").noconvert(),
-        py::arg("out").noconvert(),
-        "out[rows[i]] += values[i], i in order; float32 values (n, dim), given as (k, n / k * dim), and out (m, dim), "
-        "int64 rows (n,). Numbers of a row of `values` lie side by side.");
+  m.def(
+      "sum_by_row", &sum_rows, py::arg("values").noconvert(), py::arg("rows").noconvert(), py::arg("sums").noconvert(),
+      "sums[row] = sum of values[i] with rows[i] == row, i in order, 0 without any; float32 values (n, dim), given as "
+      "(k, n / k * dim), and sums (m, dim), int64 rows (n,). Numbers of a row of `values` lie side by side.");
   m.def("spread_add", &spread_add_rows, py::arg("values").noconvert(), py::arg("offsets").noconvert(),
         py::arg("rows").noconvert(), py::arg("out").noconvert(),
         "out[rows[i]] += values[d] for offsets[d] <= i < offsets[d + 1], i in order; float32 values (n, dim) and out "

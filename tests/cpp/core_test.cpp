@@ -661,14 +661,14 @@ void rows_are_added_in_order(uint64_t seed) {
     Ints rows(n);
     for (int64_t& row : rows) row = pick(random, num_rows);
     const Floats values = integers(random, n * kDim, -9, 9);
-    Floats out(num_rows * kDim), apart(num_rows * kDim), expected(num_rows * kDim);
+    Floats sums(num_rows * kDim, -1), of_parts(num_rows * kDim, -1), expected(num_rows * kDim);
     for (int64_t i = 0; i < n * kDim; ++i) expected[rows[i / kDim] * kDim + i % kDim] += values[i];
-    scatter_add(values.data(), 1, n, 0, rows.data(), kDim, out.data());
-    CHECK(out == expected);
+    sum_by_row(values.data(), 1, n, 0, rows.data(), num_rows, kDim, sums.data());
+    CHECK(sums == expected);
     Floats spread(n * (kDim + 5));
     for (int64_t i = 0; i < n * kDim; ++i) spread[i / kDim * (kDim + 5) + i % kDim] = values[i];
-    scatter_add(spread.data(), n, 1, kDim + 5, rows.data(), kDim, apart.data());
-    CHECK(apart == expected);
+    sum_by_row(spread.data(), n, 1, kDim + 5, rows.data(), num_rows, kDim, of_parts.data());
+    CHECK(of_parts == expected);
   }
 }
 
