@@ -69,13 +69,14 @@ def contenders_of(settings: dict, peers: list[str]) -> dict[str, list[str]]:
     exchange, dense = f"table.exchange={settings['exchange']}", "optim.dense_exchange="
     ours = [exchange, *settings["settings"]]
     cached = [*ours, f"table.cache.capacity_fraction={settings['cache'] / 100}"]
+    of_floor = [setting for setting in settings["settings"] if setting.startswith(dense)]
     return {
-        "floor": [setting for setting in settings["settings"] if setting.startswith(dense)],
+        "floor": of_floor,
         **({"floor by Horovod": [f"{dense}horovod"]} if find_spec("horovod") else {}),
         "hetmpi late": [*ours, "table.round_steps=0"],
         "hetmpi uncached": [*ours, "table.round_steps=1"],
         **{f"hetmpi s = {key_of(s)}": [f"table.staleness={key_of(s)}", *cached] for s in settings["bounds"]},
-        **{peer: [] for peer in peers},
+        **{peer: of_floor if peer == "local" else [] for peer in peers},
     }
 
 

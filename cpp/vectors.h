@@ -30,11 +30,12 @@ HETMPI_PREFETCHES void prefetch_read(const T* row, int64_t n) {
   for (int64_t i = 0; i < n; i += 64 / sizeof(T)) __builtin_prefetch(row + i);
 }
 
-// Asks for values that follow those that are read now, in arrays that are read once from their begin to their end:
-// processors stop to do so by themselves at every page.
+// Asks for numbers that follow the n values that are read now, in an array that is read once, from beginning to end;
+// perhaps beyond its end, which does no harm. Processors do so by themselves, but stop at the end of every page.
 HETMPI_PREFETCHES void prefetch_next(const float* values, int64_t n) {
-  constexpr int64_t kAhead = 2048;  // numbers
-  for (int64_t i = 0; i < n; i += 16) __builtin_prefetch(values + kAhead + i, 0, 0);
+  constexpr uintptr_t kAhead = 8192;  // bytes
+  const uintptr_t next = reinterpret_cast<uintptr_t>(values) + kAhead;
+  for (int64_t i = 0; i < n; i += 16) __builtin_prefetch(reinterpret_cast<const void*>(next + sizeof(float) * i), 0, 0);
 }
 
 // sum += values

@@ -18,13 +18,15 @@ def look_up(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """The row of each occurrence: rows (U, dim), index (...) int64 into them -> (..., dim).
 
     The gradient of a row is the sum over its occurrences, added in an order that does not depend on timing: bitwise
-    reproducible. Equal to rows.index_select(0, index.flatten()), whose backward takes longer on the CPU
-    (docs/results.md, "Parts of a step"), but supports first derivatives only. Raises ValueError for another shape or
-    dtype, on the CPU IndexError for an index beyond the rows."""
+    reproducible. Equal to rows.index_select(0, index.flatten()), which takes longer on the CPU (docs/results.md, "Parts
+    of a step"), but supports first derivatives only. Raises ValueError for another shape, dtype or device, on the CPU
+    IndexError for an index beyond the rows."""
     if rows.dim() != 2 or index.dtype != torch.int64:
         raise ValueError(
             f"look_up: rows must be of shape (U, dim) and index int64, got {tuple(rows.shape)} and {index.dtype}"
         )
+    if rows.device != index.device:
+        raise ValueError(f"look_up: rows on {rows.device}, index on {index.device}: they must be on one device")
     if torch.is_grad_enabled():
         return LookUp.apply(rows, index.contiguous())
     return rows.index_select(0, index.reshape(-1)).view(*index.shape, rows.shape[1])
@@ -38,8 +40,8 @@ class LookUp(torch.autograd.Function):
         ctx.save_for_backward(index)
         ctx.shape = rows.shape
         found = rows.new_empty(*index.shape, rows.shape[1])
-        flat, out = index.view(-1), found.view(-1, rows.shape[1])
-        if rows.is_cpu and rows.dtype == torch.float32:
+        flat, out = index.view(-1), found.view(index.numel(), rows.shape[1])
+        if rows.is_cpu and rows.dtype == torch.float32 and torch.get_num_threads() == 1:
             _C.gather(rows.contiguous().numpy(), flat.numpy(), out.numpy())
         else:
             torch.index_select(rows, 0, flat, out=out)
@@ -60,6 +62,8 @@ class LookUp(torch.autograd.Function):
 def in_stretches(grads: torch.Tensor) -> torch.Tensor:
     """grads (..., dim) as a matrix whose rows are contiguous: a view where each grads[i] is, as where the network
     concatenates the rows of a sample, (F, dim), with its other features; otherwise one row, of a copy if need be."""
+    if grads.dim() == 2 and grads.stride(1) == 1:
+        return grads
     if grads.dim() == 3 and grads.stride()[1:] == (grads.shape[2], 1):
         return grads.as_strided((len(grads), grads.shape[1] * grads.shape[2]), (grads.stride(0), 1))
     return grads.contiguous().view(1, -1)

@@ -89,8 +89,10 @@ class Problem:
         of_key = (keys * 2654435761 % (1 << 20)).astype(np.float32) / (1 << 20)
         of_column = (np.arange(self.dim) * 40503 % (1 << 16)).astype(np.float32) / (1 << 16)
         sums = of_key[:, None] + of_column
-        sums[sums >= 1] -= 1
-        return 0.02 * sums - 0.01
+        sums -= sums >= 1
+        sums *= 0.02
+        sums -= 0.01
+        return sums
 
 
 def describe(folder: str, **settings):

@@ -7,7 +7,7 @@
 
 The floor is the same dense network, its gradients summed as hetmpi sums them, with the rows of every sample in memory:
 no table, loader or keys. Of a graph's nodes it has the sampled batches in memory too, and pools the rows of their ids.
-Local is the floor with a table that costs what it costs where there is nothing to exchange: each rank has all rows in
+Local is the floor with the least that a table costs, also where there is nothing to exchange: each rank has all rows in
 its own memory, reads and updates them by torch, and has the distinct keys of all batches beforehand.
 """
 
@@ -47,7 +47,7 @@ class Recorded:
         self.problem, self.name = problem, "recorded"
         self.num_rows, self.num_fields, self.num_dense = problem.num_rows, problem.num_fields, problem.dense.shape[-1]
         self.field_rows, self.num_train, self.num_valid = problem.field_rows, None, problem.ranks
-        self.ids = np.asarray(problem.ids).reshape(-1, self.num_fields)  # a slice of a memmap takes longer
+        self.ids = np.asarray(problem.ids).reshape(-1, self.num_fields)  # sliced faster than a memmap
         self.dense = np.asarray(problem.dense).reshape(-1, self.num_dense)
         self.label = np.asarray(problem.label).reshape(-1)
         self.shift, self.firsts = 0, {TABLE: (np.zeros(1, np.int64),) * 2}
@@ -185,7 +185,7 @@ class RowsInMemory:
         return self.criterion(self.model(self.embeddings.detach().requires_grad_(), dense), label)
 
     def write(self):
-        """No effect: there are no rows."""
+        """No effect: the rows stay as they are."""
 
 
 class LocalTable(RowsInMemory):
@@ -196,12 +196,12 @@ class LocalTable(RowsInMemory):
         self.weight = torch.from_numpy(problem.first_rows(np.arange(problem.num_rows)))
         self.ids = [
             [torch.from_numpy(part) for part in _C.unique(problem.samples(step, world.rank)[0].numpy().reshape(-1))]
-            for step in range(problem.steps)
+            for step in range(min(problem.steps, len(problem.ids)))
         ]  # keys (U,), index (N,)
         self.shape, self.lr = (problem.batch, problem.num_fields), ROWS_LR / world.size
 
     def loss(self, step: int) -> torch.Tensor:
-        (self.keys, index), (dense, label) = self.ids[step], self.batches[step]
+        (self.keys, index), (dense, label) = self.ids[step % len(self.ids)], self.batches[step]
         self.rows = self.weight.index_select(0, self.keys).requires_grad_()  # (U, dim)
         return self.criterion(self.model(look_up(self.rows, index.view(self.shape)), dense), label)
 
@@ -257,8 +257,10 @@ def floor(world, problem: Problem, kind: type, device: torch.device, dense_excha
                 values.append(float(ms))
             spent = spans.as_array()
             processor.lap()
+    # A single rank needs no others' updates: its losses are those of a table that is shared.
+    losses = {"loss": [float(loss) for loss in laps.losses]} if kind is LocalTable and world.size == 1 else {}
     if world.rank == 0:
-        report({"step_ms": laps.step_ms, **parts, **processor.figures()})
+        report({"step_ms": laps.step_ms, **losses, **parts, **processor.figures()})
 
 
 def main(world):
@@ -270,8 +272,10 @@ def main(world):
         return hetmpi(world, problem, overrides, int(name.partition("=")[2] or 1))
     given = {"device": "cpu", "optim.dense_exchange": "auto", **dict(one.split("=") for one in overrides)}
     in_memory = BatchesInMemory if problem.net in SAMPLED else RowsInMemory
-    kind = LocalTable if name == "local" else in_memory
-    floor(world, problem, kind, choose_device(world, given["device"]), given["optim.dense_exchange"])
+    kind, device = LocalTable if name == "local" else in_memory, choose_device(world, given["device"])
+    if kind is LocalTable and (problem.net in SAMPLED or device.type != "cpu"):
+        raise ValueError(f"local takes net=mlp or het on the CPU, got net={problem.net} device={device.type}")
+    floor(world, problem, kind, device, given["optim.dense_exchange"])
 
 
 launch(main)

@@ -46,7 +46,8 @@ int64_t first_repeated(const Array<int64_t>& keys) {
   const int64_t* key = keys.data();
   KeyIndex& seen = distinct_keys;
   py::gil_scoped_release release;
-  if (std::equal(key, key + n, seen.keys().begin(), seen.keys().end())) return -1;  // unique() has just made them
+  // What unique() made last in this thread is distinct.
+  if (std::equal(key, key + n, seen.keys().begin(), seen.keys().end())) return -1;
   seen.clear(n);
   int64_t repeated = -1;
   seen.number_each(key, n, [&repeated](int64_t i, int32_t number) {
@@ -156,16 +157,16 @@ void init_rows(Array<float> weight, const Array<int64_t>& keys, uint64_t seed, f
   for (ssize_t i = 0; i < n; ++i) init_row(out + i * dim, dim, key[i], seed, std);
 }
 
-void gather(const Array<float>& from, const Array<int64_t>& rows, Array<float> out) {
-  check_shape(from, "from", {-1, -1});
+void gather(const Array<float>& weight, const Array<int64_t>& rows, Array<float> out) {
+  check_shape(weight, "weight", {-1, -1});
   check_shape(rows, "rows", {-1});
-  const ssize_t n = rows.shape(0), num_rows = from.shape(0), dim = from.shape(1);
+  const ssize_t n = rows.shape(0), num_rows = weight.shape(0), dim = weight.shape(1);
   check_shape(out, "out", {n, dim});
-  const float* source = from.data();
+  const float* from = weight.data();
   const int64_t* row = rows.data();
   float* to = out.mutable_data();
   py::gil_scoped_release release;
-  gather_part(source, num_rows, row, to, n, nullptr, n, dim, row_copy(dim), kAtOnce);
+  gather_part(from, num_rows, row, to, n, nullptr, n, dim, row_copy(dim), kAtOnce);
 }
 
 // values: its rows may lie apart.
@@ -175,10 +176,12 @@ void sum_rows(const py::array_t<float, 0>& values, const Array<int64_t>& rows, A
   const ssize_t n = rows.shape(0), dim = sums.shape(1), num_rows = sums.shape(0);
   check_shape(values, "values", {-1, -1});
   const ssize_t num_parts = values.shape(0), size = values.shape(1), of_part = dim > 0 ? size / dim : 0;
-  if (num_parts * of_part != n || of_part * dim != size || (size > 1 && values.strides(1) != sizeof(float)))
+  const auto width = static_cast<ssize_t>(sizeof(float));
+  if (num_parts * of_part != n || of_part * dim != size || (size > 1 && values.strides(1) != width) ||
+      values.strides(0) % width != 0)
     throw std::invalid_argument("values must have shape (k, m * dim) for k * m rows, and its rows be contiguous");
   const float* value = values.data();
-  const ssize_t stride = values.strides(0) / static_cast<ssize_t>(sizeof(float));
+  const ssize_t stride = values.strides(0) / width;
   const int64_t* row = rows.data();
   float* to = sums.mutable_data();
   py::gil_scoped_release release;

@@ -15,7 +15,7 @@ namespace hetmpi {
 template <typename T, typename Copy, typename Run>
 void gather_part(const T* from, ssize_t num_rows, const int64_t* rows, T* out, ssize_t num_out, const int64_t* order,
                  ssize_t n, ssize_t width, Copy copy, Run run) {
-  check_in(rows, n, num_rows, "rows");
+  check_in(rows, n, num_rows, "row numbers");
   if (order != nullptr) check_in(order, n, num_out, "order");
   run([&] {
     constexpr ssize_t kAhead = 16;  // rows prefetched: a shard is far larger than the caches

@@ -109,7 +109,8 @@ class Batch:
         )  # fmt: skip
 
     def on(self, device: torch.device) -> Batch:
-        """The batch with the tensors that a model reads on `device`, for use in its current stream."""
+        """The batch with the tensors that a model reads on `device`, for use in its current stream. A batch is made on
+        the CPU, so for that it is itself."""
         if device.type == "cpu":
             return self
         index, dense, label, *bags = (

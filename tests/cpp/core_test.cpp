@@ -669,6 +669,13 @@ void rows_are_added_in_order(uint64_t seed) {
     for (int64_t i = 0; i < n * kDim; ++i) spread[i / kDim * (kDim + 5) + i % kDim] = values[i];
     sum_by_row(spread.data(), n, 1, kDim + 5, rows.data(), num_rows, kDim, of_parts.data());
     CHECK(of_parts == expected);
+    if (n % 2 != 0) continue;
+    const int64_t half = n / 2 * kDim;
+    Floats halves(values.begin(), values.begin() + half);
+    halves.insert(halves.end(), 7, 1.0f);
+    halves.insert(halves.end(), values.begin() + half, values.end());
+    sum_by_row(halves.data(), 2, n / 2, half + 7, rows.data(), num_rows, kDim, of_parts.data());
+    CHECK(of_parts == expected);
   }
 }
 

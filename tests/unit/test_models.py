@@ -1,5 +1,6 @@
 """The models: published sizes and formulas, gradients of every row summed per key, decreasing losses, export."""
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,7 @@ from omegaconf import OmegaConf
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from hetmpi import _C, export
-from hetmpi.layers import look_up
+from hetmpi.layers import in_stretches, look_up
 from hetmpi.models.ctr import MLP, CTRModel
 from hetmpi.models.dcn import CrossLayer
 from hetmpi.models.deepfm import second_order
@@ -520,6 +521,44 @@ def test_the_gradient_of_a_concatenation_is_that_of_its_parts(before):
     torch.cat([torch.zeros(40, before), look_up(rows, index).flatten(1), torch.zeros(40, 2)], dim=1).backward(slope)
     look_up(of_copy, index).backward(slope[:, before:-2].reshape(40, 5, 16))
     assert torch.equal(rows.grad, of_copy.grad)
+    part = slope[:, before:-2].unflatten(1, (5, 16))
+    assert in_stretches(part).data_ptr() == part.data_ptr()
+
+
+@pytest.mark.parametrize("shape", [(4, 0), (1, 3), (4, 1), (4,), ()])
+@pytest.mark.parametrize("spread", [False, True])
+def test_gradients_of_any_layout_are_summed(shape, spread):
+    index = torch.arange(math.prod(shape)).view(shape) % 3
+    slope = torch.randn(()).expand(*shape, 8) if spread else torch.randn(*shape, 9)[..., 1:]
+    rows = torch.ones(3, 8, requires_grad=True)
+    look_up(rows, index).backward(slope)
+    assert torch.equal(rows.grad, torch.zeros(3, 8).index_add_(0, index.flatten(), slope.reshape(-1, 8)))
+
+
+def test_the_sum_of_a_negative_zero_is_zero():
+    rows = torch.ones(1, 8, requires_grad=True)
+    look_up(rows, torch.tensor([0])).backward(torch.full((1, 8), -0.0))
+    assert not torch.signbit(rows.grad).any()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rows_are_the_same_with_any_number_of_threads(threads):
+    torch.set_num_threads(threads)
+    rows = torch.randn(9, 8, requires_grad=True)
+    index = torch.tensor([[8, 0], [3, 3]])
+    assert torch.equal(look_up(rows, index), rows[index])
+    with pytest.raises(IndexError):
+        look_up(rows, torch.tensor([9]))
+
+
+def test_repeated_keys_are_found_after_others_were_seen():
+    keys, _ = _C.unique(np.array([5, 7, 5, 9]))
+    assert _C.first_repeated(keys) == -1
+    assert _C.first_repeated(np.array([5, 7, 7])) == 2
+    assert _C.first_repeated(np.array([5, 7])) == -1
+    assert _C.first_repeated(np.array([5, 5])) == 1
+    assert _C.first_repeated(keys) == -1
+    assert _C.first_repeated(np.array([], np.int64)) == -1
 
 
 @pytest.mark.parametrize("shape, numbers", [((2, 7), 4), ((2, 8), 3), ((4,), 4)])
@@ -543,6 +582,11 @@ def test_a_gradient_spread_out_and_a_single_index_are_fine():
 def test_rows_and_indices_of_another_kind_are_refused(rows, index):
     with pytest.raises(ValueError, match="look_up: rows must be"):
         look_up(rows, index)
+
+
+def test_rows_and_indices_on_two_devices_are_refused():
+    with pytest.raises(ValueError, match="look_up: rows on cpu, index on meta: they must be on one device"):
+        look_up(torch.zeros(2, 3), torch.zeros(1, dtype=torch.int64, device="meta"))
 
 
 def test_rows_of_double_precision_are_looked_up_too():
