@@ -177,8 +177,8 @@ void sum_rows(const py::array_t<float, 0>& values, const Array<int64_t>& rows, A
   check_shape(values, "values", {-1, -1});
   const ssize_t num_parts = values.shape(0), size = values.shape(1), of_part = dim > 0 ? size / dim : 0;
   const auto width = static_cast<ssize_t>(sizeof(float));
-  if (num_parts * of_part != n || of_part * dim != size || (size > 1 && values.strides(1) != width) ||
-      values.strides(0) % width != 0)
+  const bool is_contiguous = n == 0 || ((size < 2 || values.strides(1) == width) && values.strides(0) % width == 0);
+  if (num_parts * of_part != n || of_part * dim != size || !is_contiguous)
     throw std::invalid_argument("values must have shape (k, m * dim) for k * m rows, and its rows be contiguous");
   const float* value = values.data();
   const ssize_t stride = values.strides(0) / width;

@@ -525,7 +525,7 @@ def test_the_gradient_of_a_concatenation_is_that_of_its_parts(before):
     assert in_stretches(part).data_ptr() == part.data_ptr()
 
 
-@pytest.mark.parametrize("shape", [(4, 0), (1, 3), (4, 1), (4,), ()])
+@pytest.mark.parametrize("shape", [(4, 0), (0, 3), (0,), (1, 3), (4, 1), (4,), ()])
 @pytest.mark.parametrize("spread", [False, True])
 def test_gradients_of_any_layout_are_summed(shape, spread):
     index = torch.arange(math.prod(shape)).view(shape) % 3
