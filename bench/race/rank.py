@@ -189,7 +189,7 @@ class RowsInMemory:
 
 
 class LocalTable(RowsInMemory):
-    """The same with a table, of which this rank has all rows and tells nobody its updates."""
+    """The same with a table that is not shared: this rank has all of its rows, and tells nobody of its updates."""
 
     def __init__(self, world, problem: Problem, device: torch.device):
         super().__init__(world, problem, device)
