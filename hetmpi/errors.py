@@ -42,16 +42,19 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
-@contextlib.contextmanager
-def doing(what: str):
+class doing:
     """A context for user-defined code. An error in it keeps its traceback, and its last line names `what`."""
-    try:
-        yield
-    except Exception as error:
-        if not isinstance(error, UserError):
+
+    def __init__(self, what: str):
+        self._what = what
+
+    def __enter__(self):
+        pass
+
+    def __exit__(self, kind, error, trace):
+        if isinstance(error, Exception) and not isinstance(error, UserError):
             with contextlib.suppress(AttributeError):  # a class without a __dict__
-                error.doing = getattr(error, "doing", what)  # keeps that of an inner context
-        raise
+                error.doing = getattr(error, "doing", self._what)  # keeps that of an inner context
 
 
 LARGEST = (1 << 63) - 1

@@ -234,7 +234,7 @@ class Training:
         self.loader = self._loader(last_step)
         batches = Lookahead(
             self.loader, build.batches_ahead(self.config, self.tables), self.spans, self.steps,
-            self.vocabularies.is_due, self._translated,
+            self.vocabularies.is_due, self._translated if self.vocabularies else None,
         )  # fmt: skip
         for step, batch in enumerate(batches, self.steps):
             self.spans.step, self.steps, self.evaluated = step, step + 1, None
@@ -289,9 +289,9 @@ class Training:
             self.log.stop(self.steps, self.checkpoints.path(self.steps))
 
     def _step(self, step: int, batch, batches: Lookahead) -> Tensor:
-        """Makes one step with a batch and returns the loss ()."""
+        """Makes one step with a batch and returns the loss (). Raises UserError for gradients that are not finite."""
         on_gpu, keys, rows = self.device.type != "cpu", self.task.keys(batch), {}
-        with self._explained(step, batch, keys, rows):
+        try:
             for name, found in self.tables.read(keys).items():
                 rows[name] = found.requires_grad_()  # (U, row_dim)
             if not on_gpu:
@@ -306,6 +306,9 @@ class Training:
             self.tables.write(keys, {name: self._gradient(name, found) for name, found in rows.items()})
             with self.spans("allreduce"):
                 self.dense.step(step)
+        except NotFinite as problem:
+            self.check_losses()  # a loss that is not finite came before its gradients
+            raise UserError(f"{problem}, at step {step + 1}: {self._cause(batch, keys, rows)}") from problem
         return loss
 
     def _passes(self, step: int, batch, keys: dict[str, Tensor], rows: dict[str, Tensor]) -> Tensor:
@@ -630,15 +633,6 @@ class Training:
         unchecked, self._unchecked = self._unchecked, []
         for one in unchecked:
             self._check_loss(one.step, one.value(), one.batch, one.keys, one.rows)
-
-    @contextlib.contextmanager
-    def _explained(self, step: int, batch, keys: dict[str, Tensor], rows: dict[str, Tensor]):
-        """A context that adds the step and the cause to the error for a gradient that is not finite."""
-        try:
-            yield
-        except NotFinite as problem:
-            self.check_losses()  # a loss that is not finite came before its gradients
-            raise UserError(f"{problem}, at step {step + 1}: {self._cause(batch, keys, rows)}") from problem
 
     def _cause(self, batch, keys: dict[str, Tensor], rows: dict[str, Tensor]) -> str:
         """The cause of a loss or gradient that is not finite, and how to avoid it."""

@@ -192,7 +192,6 @@ class RowCache {
         __builtin_prefetch(&key_[likely]);
         __builtin_prefetch(&worth_[likely], 1);
         __builtin_prefetch(&line_[likely], 1);  // for validate and update, which follow
-        __builtin_prefetch(row_at(likely));
       }
       for (int64_t i = 0; i < m; ++i) slots[begin + i] = match(candidates[i], first_slot(hashes[i]), keys[begin + i]);
     }
@@ -281,7 +280,7 @@ class RowCache {
   // out[i] = row of slots[i]; out (n, dim)
   void gather(const int64_t* slots, int64_t n, float* out) const {
     for (int64_t i = 0; i < n; ++i) {
-      if (i + kRowsAhead < n && slots[i + kRowsAhead] >= 0) prefetch_row(row_at(slots[i + kRowsAhead]), dim_);
+      prefetch_ahead(slots, n, i, false);
       if (slots[i] >= 0) get_row(slots[i], out + i * dim_);
     }
   }
@@ -292,8 +291,7 @@ class RowCache {
     const bool limits_drift = drift_.most > 0;
     const bool is_plain = optimizer_.is_plain() && !limits_drift && type_ == RowType::kFloat32;
     for (int64_t i = 0; i < n; ++i) {
-      if (i + kAhead < n && slots[i + kAhead] >= 0) prefetch_line(slots[i + kAhead]);
-      if (i + kRowsAhead < n && slots[i + kRowsAhead] >= 0) prefetch_sums(slots[i + kRowsAhead]);
+      prefetch_ahead(slots, n, i, true);
       prefetch_next(grads + i * dim_, dim_);
       const int64_t slot = slots[i];
       if (slot < 0) continue;
@@ -367,7 +365,8 @@ class RowCache {
   }
 
  private:
-  static constexpr int64_t kAhead = 16;     // lines prefetched
+  static constexpr int64_t kAhead = 16;     // sets prefetched
+  static constexpr int64_t kBlock = 32;     // lines of each stage of each_line()
   static constexpr int64_t kRowsAhead = 8;  // rows and sums prefetched: several processor cache lines each
 
   // Fields of a line besides its row, in one processor cache line.
@@ -387,6 +386,7 @@ class RowCache {
   HalfRow half_row(int64_t slot) { return HalfRow(halves(slot), type_, row_seed(key_[slot], line_[slot].clock)); }
   float* state(int64_t slot) { return &line_[slot].state; }
   float* pending(int64_t slot) { return pending_.at(line_[slot].pending * sum_dim_); }
+  const float* sum_at(int64_t slot) const { return pending_.at(line_[slot].pending * sum_dim_); }
   int64_t first_slot(uint64_t hash) const { return static_cast<int64_t>(set_of(hash, shape_.num_sets)) * kWays; }
 
   void set_row(int64_t slot, const float* row, const float* row_state) {
@@ -490,11 +490,35 @@ class RowCache {
     for (int way = 0; way < kWays; way += 8) __builtin_prefetch(&worth_[first + way], 1);
   }
 
-  HETMPI_PREFETCHES void prefetch_line(int64_t slot) const { __builtin_prefetch(&line_[slot], 1); }
+  // Asks for the memory of the lines that a loop over n slots comes to after place i, in stages: the begin of a row;
+  // the rest of it; if it writes, before these the line's fields, and with these its sum. The stage of the begins does
+  // nothing else for kBlock lines, so that many addresses are translated at once, which takes longer than to read them.
+  HETMPI_PREFETCHES void prefetch_ahead(const int64_t* slots, int64_t n, int64_t i, bool writes) const {
+    if (i == 0) {
+      if (writes) prefetch_lines(slots, 0, std::min(n, 2 * kBlock));
+      prefetch_begins(slots, 0, std::min(n, kBlock), writes);
+    }
+    if (i % kBlock == 0) {
+      if (writes) prefetch_lines(slots, std::min(n, i + 2 * kBlock), std::min(n, i + 3 * kBlock));
+      prefetch_begins(slots, std::min(n, i + kBlock), std::min(n, i + 2 * kBlock), writes);
+    }
+    const int64_t next = i + kRowsAhead < n ? slots[i + kRowsAhead] : -1;
+    if (next < 0) return;
+    prefetch_row(row_at(next), dim_ * bytes_of(type_) / 4);
+    if (writes && line_[next].pending >= 0) prefetch_row(sum_at(next), sum_dim_);
+  }
 
-  HETMPI_PREFETCHES void prefetch_sums(int64_t slot) const {
-    prefetch_row(row_at(slot), dim_);
-    if (line_[slot].pending >= 0) prefetch_row(pending_.at(line_[slot].pending * sum_dim_), sum_dim_);
+  HETMPI_PREFETCHES void prefetch_lines(const int64_t* slots, int64_t begin, int64_t end) const {
+    for (int64_t i = begin; i < end; ++i)
+      if (slots[i] >= 0) __builtin_prefetch(&line_[slots[i]], 1);
+  }
+
+  HETMPI_PREFETCHES void prefetch_begins(const int64_t* slots, int64_t begin, int64_t end, bool has_sum) const {
+    for (int64_t i = begin; i < end; ++i) {
+      if (slots[i] < 0) continue;
+      __builtin_prefetch(row_at(slots[i]), 1);
+      if (has_sum && line_[slots[i]].pending >= 0) __builtin_prefetch(sum_at(slots[i]), 1);
+    }
   }
 
   RowOptimizer optimizer_;  // of the previews

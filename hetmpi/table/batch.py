@@ -38,13 +38,9 @@ class Keys:
     is_remote: np.ndarray
     is_admitted: np.ndarray
 
-    def are(self, array: np.ndarray) -> bool:
-        """Whether their values are array (n,) int64."""
-        return _C.are_same(self.array, array)
-
     def are_those_of(self, other: Keys) -> bool:
         """Whether they identify the same batch: the same tensor with the same values."""
-        return self is other or (self.tensor is other.tensor and self.are(other.array))
+        return self is other or (self.tensor is other.tensor and _C.are_same(self.array, other.array))
 
 
 def check_room(num_ahead: int):

@@ -32,7 +32,8 @@ class Pulls:
         check_room(len(self._ahead))
         if self._can_prepare:
             self._ahead.append(self.batch_of(keys))
-            self.request_next()
+            if self.are_complete:
+                self.request_next()
 
     @property
     def _can_prepare(self) -> bool:
@@ -76,20 +77,21 @@ class Pulls:
         is_last = self.last is not None and self.last.phase is Phase.READ and self.last.keys.are_those_of(keys)
         return self.last if is_last else self.batch_of(keys)
 
-    def request_next(self, waits: bool = True) -> bool:
-        """Requests the batch that is read next, if it is announced; with those after it that one pull serves. waits:
-        for the announcement of all of these. Returns whether it did."""
-        num = self._context.round_steps
-        if self._phase is not Phase.NEW or (waits and len(self._ahead) < num):
-            return False
+    @property
+    def are_complete(self) -> bool:
+        """Whether all batches that the next pull serves are announced, and it is not requested."""
+        return len(self._ahead) >= self._context.round_steps and self._phase is Phase.NEW
+
+    def request_next(self):
+        """Requests the batch that is read next, with those after it that one pull serves. REQUIRES: it is announced,
+        and not requested."""
         self._pushes.send()
-        batches = list(self._ahead)[:num]
+        batches = list(self._ahead)[: self._context.round_steps]
         several = len(batches) > 1
         pull = (
             Pull.of_several(batches, self._context.keys_of, self._cache.empty) if several else Pull.of_one(batches[0])
         )
         self.request(pull, is_written=self.last is not None)
-        return True
 
     def request(self, pull: Pull, is_written: bool = False):
         """Finds the lines of a pull and sends its request. is_written: whether a batch is written before the read."""
@@ -110,15 +112,21 @@ class Pulls:
         """At a write: requests the batch that is read next although fewer are announced than one pull serves. Returns
         whether it did."""
         is_first = self.last is not None and self.last.phase is Phase.READ  # write after a read
-        return is_first and self.request_next(waits=False)
+        if not is_first or self._phase is not Phase.NEW:
+            return False
+        with self._context.spans("validate"):
+            self.request_next()
+        return True
 
     def serve_next(self):
         """At a write: answers other ranks' requests in the round of the batch that is read next, if it is requested."""
         if self._phase is Phase.REQUESTED:
-            self.serve(self._ahead[0].pull)
+            with self._context.spans("validate"):
+                self.serve(self._ahead[0].pull)
         elif self._pushes.are_due():
-            self.drop_all()  # the rows of a pull would lack the gradients that leave now
-            self._pushes.flush()
+            with self._context.spans("validate"):
+                self.drop_all()  # the rows of a pull would lack the gradients that leave now
+                self._pushes.flush()
 
     def serve(self, pull: Pull):
         """Answers other ranks' requests in the round of this one."""

@@ -63,11 +63,10 @@ class SspClient(Client):
     # Read.
 
     def reading(self, keys: Keys) -> InFlight[torch.Tensor]:
-        with self._spans("find"):
-            batch = self._pulls.take(keys)  # first: a dropped pull may release gradients
-            pull = batch.pull
         with self._spans("drain"):
+            batch = self._pulls.take(keys)  # first: a dropped pull may release gradients
             self._pushes.progress()
+        pull = batch.pull
         if pull.phase is Phase.NEW:
             with self._spans("find"):
                 self._pulls.request(pull)
@@ -84,8 +83,9 @@ class SspClient(Client):
         with self._spans("fetch"):
             delivered = self._deliver(batch) if batch.places is None else self._deliver_part(batch)
             self._pulls.free_rows()
-        with self._spans("prefetch"):
-            self._pulls.request_next()
+        if self._pulls.are_complete:
+            with self._spans("prefetch"):
+                self._pulls.request_next()
         return delivered
 
     def _check_valid(self, pull: Pull) -> tuple[np.ndarray, np.ndarray]:
@@ -187,12 +187,9 @@ class SspClient(Client):
     def writing(self, keys: Keys, grads: torch.Tensor) -> InFlight[None]:
         with self._spans("push"):
             batch = self._update(keys, grads)
-        with self._spans("validate"):
-            is_requested = self._pulls.request_rest()
-        if is_requested:
+        if self._pulls.request_rest():
             yield
-        with self._spans("validate"):
-            self._pulls.serve_next()
+        self._pulls.serve_next()
         yield
         with self._spans("push"):
             self._cache.take_due(batch.slots, self.context.bound)
@@ -205,8 +202,8 @@ class SspClient(Client):
     def _update(self, keys: Keys, grads: torch.Tensor) -> Batch:
         """HET's Update of the lines; releases gradients of keys without a line."""
         batch = self._pulls.of_write(keys)
-        self._cache.set_step(self.context.optimizer.lr_at(self.step), self.step + 1)
-        self._set_rates(self.step)
+        lr = self._set_rates(self.step)
+        self._cache.set_step(lr, self.step + 1)
         if batch.phase is not Phase.READ:  # takes the clocks that need no reply of another rank
             self._cache.look_up(keys.array, batch.slots)
             batch.clocks[:] = _C.UNKNOWN_CLOCK
@@ -216,10 +213,12 @@ class SspClient(Client):
         self._cache.push_directly(keys.array, batch.slots, batch.clocks, values)
         return batch
 
-    def _set_rates(self, step: int):
-        """Tells the owner's side this rank's step, counted from 0. Other ranks may be ahead by LEAD steps."""
-        rates = [self.context.optimizer.lr_at(step + ahead) for ahead in range(LEAD + 1)]
-        self._owner.set_step(rates, step + 1)
+    def _set_rates(self, step: int) -> float:
+        """Tells the owner's side this rank's step, counted from 0, and returns its learning rate. Other ranks may be
+        ahead by LEAD steps."""
+        lrs = self.context.optimizer.lrs_at(step, LEAD + 1)
+        self._owner.set_step(lrs, step + 1)
+        return lrs[0]
 
     # Flush.
 
