@@ -234,7 +234,7 @@ class Training:
         self.loader = self._loader(last_step)
         batches = Lookahead(
             self.loader, build.batches_ahead(self.config, self.tables), self.spans, self.steps,
-            self.vocabularies.is_due, self._translated if self.vocabularies else None,
+            self.vocabularies.is_due, self._translated,
         )  # fmt: skip
         for step, batch in enumerate(batches, self.steps):
             self.spans.step, self.steps, self.evaluated = step, step + 1, None
@@ -289,7 +289,8 @@ class Training:
             self.log.stop(self.steps, self.checkpoints.path(self.steps))
 
     def _step(self, step: int, batch, batches: Lookahead) -> Tensor:
-        """Makes one step with a batch and returns the loss (). Raises UserError for gradients that are not finite."""
+        """Makes one step with a batch and returns the loss (). Raises UserError for a loss or gradients that
+        are not finite, with the cause."""
         on_gpu, keys, rows = self.device.type != "cpu", self.task.keys(batch), {}
         try:
             for name, found in self.tables.read(keys).items():

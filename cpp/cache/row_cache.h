@@ -366,7 +366,7 @@ class RowCache {
 
  private:
   static constexpr int64_t kAhead = 16;     // sets prefetched
-  static constexpr int64_t kBlock = 32;     // lines of each stage of each_line()
+  static constexpr int64_t kStage = 32;     // lines prefetched together by prefetch_ahead()
   static constexpr int64_t kRowsAhead = 8;  // rows and sums prefetched: several processor cache lines each
 
   // Fields of a line besides its row, in one processor cache line.
@@ -490,17 +490,17 @@ class RowCache {
     for (int way = 0; way < kWays; way += 8) __builtin_prefetch(&worth_[first + way], 1);
   }
 
-  // Asks for the memory of the lines that a loop over n slots comes to after place i, in stages: the begin of a row;
-  // the rest of it; if it writes, before these the line's fields, and with these its sum. The stage of the begins does
-  // nothing else for kBlock lines, so that many addresses are translated at once, which takes longer than to read them.
+  // Asks for the memory of the lines that a loop over n slots reaches after place i, in stages: the fields of a line,
+  // if it writes; the first bytes of its row and, if it writes, of its sum; then all of both. The first bytes are asked
+  // for kStage lines in a row, so that many addresses are translated at once: translation takes longer than reading.
   HETMPI_PREFETCHES void prefetch_ahead(const int64_t* slots, int64_t n, int64_t i, bool writes) const {
     if (i == 0) {
-      if (writes) prefetch_lines(slots, 0, std::min(n, 2 * kBlock));
-      prefetch_begins(slots, 0, std::min(n, kBlock), writes);
+      if (writes) prefetch_lines(slots, 0, std::min(n, 2 * kStage));
+      prefetch_first_bytes(slots, 0, std::min(n, kStage), writes);
     }
-    if (i % kBlock == 0) {
-      if (writes) prefetch_lines(slots, std::min(n, i + 2 * kBlock), std::min(n, i + 3 * kBlock));
-      prefetch_begins(slots, std::min(n, i + kBlock), std::min(n, i + 2 * kBlock), writes);
+    if (i % kStage == 0) {
+      if (writes) prefetch_lines(slots, std::min(n, i + 2 * kStage), std::min(n, i + 3 * kStage));
+      prefetch_first_bytes(slots, std::min(n, i + kStage), std::min(n, i + 2 * kStage), writes);
     }
     const int64_t next = i + kRowsAhead < n ? slots[i + kRowsAhead] : -1;
     if (next < 0) return;
@@ -513,11 +513,11 @@ class RowCache {
       if (slots[i] >= 0) __builtin_prefetch(&line_[slots[i]], 1);
   }
 
-  HETMPI_PREFETCHES void prefetch_begins(const int64_t* slots, int64_t begin, int64_t end, bool has_sum) const {
+  HETMPI_PREFETCHES void prefetch_first_bytes(const int64_t* slots, int64_t begin, int64_t end, bool writes) const {
     for (int64_t i = begin; i < end; ++i) {
       if (slots[i] < 0) continue;
       __builtin_prefetch(row_at(slots[i]), 1);
-      if (has_sum && line_[slots[i]].pending >= 0) __builtin_prefetch(sum_at(slots[i]), 1);
+      if (writes && line_[slots[i]].pending >= 0) __builtin_prefetch(sum_at(slots[i]), 1);
     }
   }
 

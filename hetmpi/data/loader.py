@@ -85,10 +85,9 @@ class Lookahead:
 
     def __init__(
         self, batches: Iterable, depth: int, spans: Spans, first_step: int = 0, is_barrier=lambda step: False,
-        complete: Callable | None = None,
+        complete=lambda batch, step: batch,
     ):  # fmt: skip
-        """complete(batch, step): called for each batch when it is taken from `batches`; returns the batch. None: it is
-        itself."""
+        """complete(batch, step): called for each batch when it is taken from `batches`; returns the batch."""
         self.batches, self.depth, self.spans, self.is_barrier = iter(batches), depth, spans, is_barrier
         self._later, self._next_step, self._complete = deque(), first_step, complete
 
@@ -112,4 +111,4 @@ class Lookahead:
         step, self._next_step = self._next_step, self._next_step + 1
         with self.spans("load"):
             batch = next(self.batches, None)
-        return batch if batch is None or self._complete is None else self._complete(batch, step)
+        return None if batch is None else self._complete(batch, step)

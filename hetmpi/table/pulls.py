@@ -79,7 +79,7 @@ class Pulls:
 
     @property
     def are_complete(self) -> bool:
-        """Whether all batches that the next pull serves are announced, and it is not requested."""
+        """Whether the next pull can be requested: all batches that it serves are announced."""
         return len(self._ahead) >= self._context.round_steps and self._phase is Phase.NEW
 
     def request_next(self):
