@@ -35,9 +35,3 @@ class Schedule:
         done = min(1.0, (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps))
         fall = 1.0 - done if self.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
         return self.floor + (1.0 - self.floor) * fall
-
-    def factors(self, begin: int, num: int) -> list[float]:
-        """Factors at steps [begin, begin + num)."""
-        if begin >= self.warmup_steps and self.kind in ("constant", "plateau"):
-            return [self.factor(begin)] * num
-        return [self.factor(step) for step in range(begin, begin + num)]

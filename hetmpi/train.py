@@ -289,8 +289,8 @@ class Training:
             self.log.stop(self.steps, self.checkpoints.path(self.steps))
 
     def _step(self, step: int, batch, batches: Lookahead) -> Tensor:
-        """Makes one step with a batch and returns the loss (). Raises UserError for a loss or gradients that
-        are not finite, with the cause."""
+        """Makes one step with a batch and returns the loss (). Raises UserError, with the cause, for a loss or gradient
+        that is not finite."""
         on_gpu, keys, rows = self.device.type != "cpu", self.task.keys(batch), {}
         try:
             for name, found in self.tables.read(keys).items():

@@ -386,7 +386,7 @@ class RowCache {
   HalfRow half_row(int64_t slot) { return HalfRow(halves(slot), type_, row_seed(key_[slot], line_[slot].clock)); }
   float* state(int64_t slot) { return &line_[slot].state; }
   float* pending(int64_t slot) { return pending_.at(line_[slot].pending * sum_dim_); }
-  const float* sum_at(int64_t slot) const { return pending_.at(line_[slot].pending * sum_dim_); }
+  const float* pending(int64_t slot) const { return pending_.at(line_[slot].pending * sum_dim_); }
   int64_t first_slot(uint64_t hash) const { return static_cast<int64_t>(set_of(hash, shape_.num_sets)) * kWays; }
 
   void set_row(int64_t slot, const float* row, const float* row_state) {
@@ -490,22 +490,20 @@ class RowCache {
     for (int way = 0; way < kWays; way += 8) __builtin_prefetch(&worth_[first + way], 1);
   }
 
-  // Asks for the memory of the lines that a loop over n slots reaches after place i, in stages: the fields of a line,
-  // if it writes; the first bytes of its row and, if it writes, of its sum; then all of both. The first bytes are asked
-  // for kStage lines in a row, so that many addresses are translated at once: translation takes longer than reading.
+  // Asks for the memory of the lines that a loop over n slots reaches after place i. In stages: the fields of a line,
+  // for a loop that writes; the first bytes of its row, and of its sum for a loop that writes; all of both. The first
+  // bytes of kStage lines are asked for at once, so that the processor translates their addresses side by side:
+  // translating an address takes longer than reading the memory.
   HETMPI_PREFETCHES void prefetch_ahead(const int64_t* slots, int64_t n, int64_t i, bool writes) const {
-    if (i == 0) {
-      if (writes) prefetch_lines(slots, 0, std::min(n, 2 * kStage));
-      prefetch_first_bytes(slots, 0, std::min(n, kStage), writes);
-    }
     if (i % kStage == 0) {
-      if (writes) prefetch_lines(slots, std::min(n, i + 2 * kStage), std::min(n, i + 3 * kStage));
-      prefetch_first_bytes(slots, std::min(n, i + kStage), std::min(n, i + 2 * kStage), writes);
+      const bool begins = i == 0;
+      if (writes) prefetch_lines(slots, begins ? 0 : std::min(n, i + 2 * kStage), std::min(n, i + 3 * kStage));
+      prefetch_first_bytes(slots, begins ? 0 : std::min(n, i + kStage), std::min(n, i + 2 * kStage), writes);
     }
     const int64_t next = i + kRowsAhead < n ? slots[i + kRowsAhead] : -1;
     if (next < 0) return;
     prefetch_row(row_at(next), dim_ * bytes_of(type_) / 4);
-    if (writes && line_[next].pending >= 0) prefetch_row(sum_at(next), sum_dim_);
+    if (writes && line_[next].pending >= 0) prefetch_row(pending(next), sum_dim_);
   }
 
   HETMPI_PREFETCHES void prefetch_lines(const int64_t* slots, int64_t begin, int64_t end) const {
@@ -517,7 +515,7 @@ class RowCache {
     for (int64_t i = begin; i < end; ++i) {
       if (slots[i] < 0) continue;
       __builtin_prefetch(row_at(slots[i]), 1);
-      if (writes && line_[slots[i]].pending >= 0) __builtin_prefetch(sum_at(slots[i]), 1);
+      if (writes && line_[slots[i]].pending >= 0) __builtin_prefetch(pending(slots[i]), 1);
     }
   }
 

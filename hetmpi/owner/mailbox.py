@@ -63,8 +63,8 @@ class Mailbox:
                     while not sending.proceed():
                         while_waiting()
                         stall.check()
-        before, after = route.order[: route.first[world.rank]], route.order[route.first[world.rank + 1] :]
-        return self.record.num_bytes(before, message.counts) + self.record.num_bytes(after, message.counts)
+        parts = route.order[: route.first[world.rank]], route.order[route.first[world.rank + 1] :]
+        return sum(self.record.num_bytes(part, message.counts) for part in parts)
 
     def behind(self) -> list[int]:
         """Owners that have not applied everything sent, as far as this rank knows."""

@@ -61,7 +61,3 @@ class RowOptimizer:
     def lr_at(self, step: int) -> float:
         """Learning rate at `step`, counted from 0."""
         return self.lr * self.schedule.factor(step)
-
-    def lrs_at(self, begin: int, num: int) -> list[float]:
-        """Learning rates at steps [begin, begin + num)."""
-        return [self.lr * factor for factor in self.schedule.factors(begin, num)]

@@ -32,8 +32,7 @@ class Pulls:
         check_room(len(self._ahead))
         if self._can_prepare:
             self._ahead.append(self.batch_of(keys))
-            if self.are_complete:
-                self.request_next()
+            self.request_complete()
 
     @property
     def _can_prepare(self) -> bool:
@@ -77,12 +76,12 @@ class Pulls:
         is_last = self.last is not None and self.last.phase is Phase.READ and self.last.keys.are_those_of(keys)
         return self.last if is_last else self.batch_of(keys)
 
-    @property
-    def are_complete(self) -> bool:
-        """Whether the next pull can be requested: all batches that it serves are announced."""
-        return len(self._ahead) >= self._context.round_steps and self._phase is Phase.NEW
+    def request_complete(self):
+        """Requests the next pull once all batches that it serves are announced."""
+        if len(self._ahead) >= self._context.round_steps and self._phase is Phase.NEW:
+            self._request_next()
 
-    def request_next(self):
+    def _request_next(self):
         """Requests the batch that is read next, with those after it that one pull serves. REQUIRES: it is announced,
         and not requested."""
         self._pushes.send()
@@ -112,21 +111,18 @@ class Pulls:
         """At a write: requests the batch that is read next although fewer are announced than one pull serves. Returns
         whether it did."""
         is_first = self.last is not None and self.last.phase is Phase.READ  # write after a read
-        if not is_first or self._phase is not Phase.NEW:
-            return False
-        with self._context.spans("validate"):
-            self.request_next()
-        return True
+        is_due = is_first and self._phase is Phase.NEW
+        if is_due:
+            self._request_next()
+        return is_due
 
     def serve_next(self):
         """At a write: answers other ranks' requests in the round of the batch that is read next, if it is requested."""
         if self._phase is Phase.REQUESTED:
-            with self._context.spans("validate"):
-                self.serve(self._ahead[0].pull)
+            self.serve(self._ahead[0].pull)
         elif self._pushes.are_due():
-            with self._context.spans("validate"):
-                self.drop_all()  # the rows of a pull would lack the gradients that leave now
-                self._pushes.flush()
+            self.drop_all()  # the rows of a pull would lack the gradients that leave now
+            self._pushes.flush()
 
     def serve(self, pull: Pull):
         """Answers other ranks' requests in the round of this one."""

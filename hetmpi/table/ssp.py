@@ -63,10 +63,11 @@ class SspClient(Client):
     # Read.
 
     def reading(self, keys: Keys) -> InFlight[torch.Tensor]:
-        with self._spans("drain"):
+        with self._spans("find"):
             batch = self._pulls.take(keys)  # first: a dropped pull may release gradients
+            pull = batch.pull
+        with self._spans("drain"):
             self._pushes.progress()
-        pull = batch.pull
         if pull.phase is Phase.NEW:
             with self._spans("find"):
                 self._pulls.request(pull)
@@ -83,9 +84,8 @@ class SspClient(Client):
         with self._spans("fetch"):
             delivered = self._deliver(batch) if batch.places is None else self._deliver_part(batch)
             self._pulls.free_rows()
-        if self._pulls.are_complete:
-            with self._spans("prefetch"):
-                self._pulls.request_next()
+        with self._spans("prefetch"):
+            self._pulls.request_complete()
         return delivered
 
     def _check_valid(self, pull: Pull) -> tuple[np.ndarray, np.ndarray]:
@@ -187,9 +187,12 @@ class SspClient(Client):
     def writing(self, keys: Keys, grads: torch.Tensor) -> InFlight[None]:
         with self._spans("push"):
             batch = self._update(keys, grads)
-        if self._pulls.request_rest():
+        with self._spans("validate"):
+            is_requested = self._pulls.request_rest()
+        if is_requested:
             yield
-        self._pulls.serve_next()
+        with self._spans("validate"):
+            self._pulls.serve_next()
         yield
         with self._spans("push"):
             self._cache.take_due(batch.slots, self.context.bound)
@@ -216,7 +219,7 @@ class SspClient(Client):
     def _set_rates(self, step: int) -> float:
         """Tells the owner's side this rank's step, counted from 0, and returns its learning rate. Other ranks may be
         ahead by LEAD steps."""
-        lrs = self.context.optimizer.lrs_at(step, LEAD + 1)
+        lrs = [self.context.optimizer.lr_at(step + ahead) for ahead in range(LEAD + 1)]
         self._owner.set_step(lrs, step + 1)
         return lrs[0]
 

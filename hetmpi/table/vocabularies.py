@@ -43,7 +43,7 @@ class Vocabularies:
 
     def is_due(self, step: int) -> bool:
         """Whether maintenance comes after `step` steps."""
-        return step > 0 and step % self.every_steps == 0 and bool(self)
+        return bool(self) and step > 0 and step % self.every_steps == 0
 
     # A step.
 
