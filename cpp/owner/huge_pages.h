@@ -1,5 +1,5 @@
 // Huge pages for memory that processes share, which the kernel does not give by itself. Rows are read at random, and
-// with small pages address translation takes a fifth of that time (docs/results.md, "Parts of a step").
+// with small pages address translation takes a fifth of that time.
 #pragma once
 
 #include <sys/mman.h>

@@ -137,7 +137,7 @@ def test_cora_is_classified_from_its_words(tmp_path):
     how = [f"data.path={CORA}", f"data.cache={tmp_path}/prepared", f"run.dir={tmp_path}"]
     outcome = train(2, "experiment=cora", *how)
     assert outcome.code == 0, outcome.text
-    assert summary(tmp_path)["test_accuracy"] > 0.75  # of one seed; the mean: docs/results.md, "HET's graphs"
+    assert summary(tmp_path)["test_accuracy"] > 0.75  # of one seed; the mean: docs/results.md, "Graphs"
 
 
 @pytest.mark.long
