@@ -35,7 +35,7 @@ from hetmpi.world.waiting import StallWarning, wait_for
 
 POLL_S = 0.001
 NAP_S = 50e-6  # between two looks for messages: short compared with a step, long compared with a look
-LEAST_AHEAD_MS = 3.0  # for 2,048 random rows; faster ones gain 3 % at most (docs/results.md, "Across hosts")
+LEAST_AHEAD_MS = 3.0  # for 2,048 random rows; on faster networks it gains 3 % (docs/results.md, "Across hosts")
 
 
 @dataclass
