@@ -3,7 +3,7 @@ peers.
 
     ./run.sh bench step [net=mlp] [dim=32] [batch=2048] [ranks=2] [scale=0.1] [zipf=1.05] [steps=60] [warmup=20]
                         [repeats=5] [peers=none] [rate=none] [device=cpu] [settings=table.staleness=0]
-                        [tables=1] [fanout=2,2] [distinct=0]
+                        [tables=1] [fanout=2,2] [distinct=0] [bounds=none]
 
 net: mlp (embeddings and dense features through three layers of 256, plus a linear term) or het (HET's WDL), on
 Criteo's field sizes times `scale`; sage (GraphSAGE with `fanout` on a synthetic graph of ogbn-mag's shape times
@@ -13,12 +13,13 @@ with such a link, as in `bench cluster`; needs root and MPICH. device: cuda for 
 must be in this environment then. distinct: steps with samples of their own, which later ones repeat, so that a cache of
 all rows finds them all; 0: all steps. settings: of a run, separated by commas. peers: all, none, or some of local (a
 table that is not shared, see bench/race/rank.py), torchrec, allgather and horovod (bench/peers/); torchrec gets its own
-environment on first use. tables: above 1, a further contender has the same fields dealt to so many tables. Contenders
-take turns; losses after equal samples are compared first.
+environment on first use. tables: above 1, a further contender has the same fields dealt to so many tables. bounds:
+further contenders with the same settings and these bounds on staleness, as in bounds=null,100. Contenders take turns;
+losses after equal samples are compared first.
 
 Last, one JSON line: {"step_vs_floor": x (step time, 1 is best), "vs_local": x, "vs_torchrec": x, "vs_allgather": x,
-"vs_horovod": x (samples/s, above 1 is faster here), "step_ms": {contender: x, ...}, "split": {part: ms, ...},
-"settings": {...}}.
+"vs_horovod": x (samples/s, above 1 is faster here), "step_ms": {contender: x, ...}, "split": {contender: {part: ms,
+...}, ...}, "settings": {...}}.
 """
 
 import json
@@ -35,38 +36,53 @@ from hetmpi.world.cores import usable_cores
 SETTINGS = {
     "net": "mlp", "dim": 32, "batch": 2048, "ranks": 2, "scale": 0.1, "zipf": 1.05, "steps": 60, "warmup": 20,
     "repeats": 5, "peers": ["none"], "rate": "none", "device": "cpu", "settings": ["table.staleness=0"],
-    "tables": 1, "fanout": [2, 2], "distinct": 0,
+    "tables": 1, "fanout": [2, 2], "distinct": 0, "bounds": ["none"],
 }  # fmt: skip
 
 
 def main():
     """Generates the problem, runs the contenders in turns, compares them."""
     settings = parse("step", SETTINGS, sys.argv[1:])
-    peers, device = chosen(settings["peers"]), f"device={settings['device']}"
+    peers = chosen(settings["peers"])
     if settings["net"] in SAMPLED and (peers or settings["tables"] > 1):
         sys.exit(f"bench step: net={settings['net']} has no peers, and its own tables")
     if settings["net"] in SAMPLED and settings["distinct"]:
         sys.exit(f"bench step: distinct= is of samples on file, net={settings['net']} draws them")
-    if settings["device"] != "cpu" and set(peers) - {"torchrec"}:
-        sys.exit("bench step: on GPUs the only peer is torchrec: give peers=torchrec, peers=none or device=cpu")
+    if settings["device"] != "cpu" and set(peers) - {"local", "torchrec"}:
+        sys.exit("bench step: on GPUs the peers are local and torchrec: give peers=local,torchrec or device=cpu")
     launcher = (
         on_hosts(settings["ranks"], settings["rate"]) if settings["rate"] != "none" else on_node(settings["ranks"])
     )
     with made_problem(settings, settings["ranks"]) as folder:
-        contenders = {"floor": [device], "hetmpi": [device, *settings["settings"]], **dict.fromkeys(peers, [device])}
-        if settings["tables"] > 1:
-            contenders[f"tables={settings['tables']}"] = contenders["hetmpi"]
-        runs = race(launcher, folder, contenders, settings)
+        runs = race(launcher, folder, contenders_of(settings, peers), settings)
     check_losses(runs, settings)
     times = {name: median_ms(results, settings) for name, results in runs.items()}
-    split = {part: median_of(runs["hetmpi"], f"{part}_ms", settings) for part in PARTS}
-    show(times, split, {part: median_of(runs["floor"], f"{part}_ms", settings) for part in PARTS})
+    split = {
+        name: {part: median_of(results, f"{part}_ms", settings) for part in PARTS}
+        for name, results in runs.items()
+        if "forward_ms" in results[0]
+    }
+    show(times, split)
     print(json.dumps({
         "step_vs_floor": times["hetmpi"] / times["floor"],
         **{f"vs_{peer}": times[peer] / times["hetmpi"] for peer in peers if peer in times},
         **{name: times[name] / times["hetmpi"] for name in times if name.startswith("tables=")},
         "step_ms": times, "split": split, "settings": settings,
     }))  # fmt: skip
+
+
+def contenders_of(settings: dict, peers: list[str]) -> dict[str, list[str]]:
+    """Contender -> its settings."""
+    device, bounds = f"device={settings['device']}", settings["bounds"]
+    ours = [device, *settings["settings"]]
+    free = [setting for setting in ours if not setting.startswith("table.staleness=")]
+    return {
+        "floor": [device],
+        "hetmpi": ours,
+        **{f"hetmpi s = {bound}": [*free, f"table.staleness={bound}"] for bound in bounds if bounds != ["none"]},
+        **dict.fromkeys(peers, [device]),
+        **({f"tables={settings['tables']}": ours} if settings["tables"] > 1 else {}),
+    }
 
 
 def on_node(ranks: int) -> list[str]:
@@ -76,14 +92,15 @@ def on_node(ranks: int) -> list[str]:
     return [*mpiexec(ranks), *(["--bind-to", "core"] if ranks <= usable_cores() else [])]
 
 
-def show(times: dict, split: dict, floor: dict):
+def show(times: dict, split: dict):
     """Both tables."""
     print(f"\n{'':<16}{'ms a step':>10}{'to the floor':>14}")
     for name, ms in times.items():
         print(f"{name:<16}{ms:10.2f}{ms / times['floor']:14.2f}")
-    print(f"\n{'part':<16}{'hetmpi, ms':>12}{'floor, ms':>12}")
-    for part, ms in split.items():
-        print(f"{part:<16}{ms:12.2f}" + (f"{floor[part]:12.2f}" if floor[part] else ""))
+    print(f"\n{'part, ms':<16}" + "".join(f"{name:>16}" for name in split))
+    for part in PARTS:
+        cells = (f"{parts[part]:16.2f}" if parts[part] else " " * 16 for parts in split.values())
+        print((f"{part:<16}" + "".join(cells)).rstrip())
 
 
 if __name__ == "__main__":

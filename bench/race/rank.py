@@ -1,9 +1,10 @@
-"""One rank of a contender that uses hetmpi: hetmpi's own trainer, the floor, or a table that is not shared.
+"""One rank of a contender that uses hetmpi: hetmpi's own trainer, also profiled, the floor, or a table not shared.
 
     mpiexec -n RANKS python bench/race/rank.py hetmpi FOLDER [SETTING=VALUE ...]    settings of hetmpi.train
     mpiexec -n RANKS python bench/race/rank.py tables=3 FOLDER [SETTING=VALUE ...]  with the fields dealt to 3 tables
     mpiexec -n RANKS python bench/race/rank.py floor FOLDER [device=cuda] [optim.dense_exchange=horovod]
-    mpiexec -n RANKS python bench/race/rank.py local FOLDER [optim.dense_exchange=horovod]
+    mpiexec -n RANKS python bench/race/rank.py local FOLDER [device=cuda] [optim.dense_exchange=horovod]
+    mpiexec -n 1 python bench/race/rank.py profile FOLDER [SETTING=VALUE ...]       as hetmpi, by torch's profiler
 
 The floor is the same dense network, its gradients summed as hetmpi sums them, with the rows of every sample in memory:
 no table, loader or keys. Of a graph's nodes it has the sampled batches in memory too, and pools the rows of their ids.
@@ -14,10 +15,12 @@ its own memory, reads and updates them by torch, and has the distinct keys of al
 import json
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from hetmpi import _C
 from hetmpi.data.batch import Samples
@@ -135,20 +138,26 @@ def config_of(world, problem: Problem, overrides: list[str]):
     ])  # fmt: skip
 
 
-def hetmpi(world, problem: Problem, overrides: list[str], num_tables: int = 1):
-    """Trains, and reports the trainer's log."""
-    config = config_of(world, problem, overrides)
+def training_of(world, problem: Problem, config, num_tables: int, lap) -> Training:
+    """The trainer, its rows the problem's first ones. lap: called after each chunk of steps."""
     torch.set_num_threads(1)
-    processor, source, model = Processor(world), None, None
+    source, model = None, None
     if problem.net not in SAMPLED:
         source, model = Recorded(problem, num_tables), OverRows(problem)
     if num_tables > 1:
         model = FeatureRows(model, dict.fromkeys(source.tables, problem.dim), [])
-    training = Training(world, config, choose_device(world, config.device), Spans(), source, model, processor.lap)
-    processor.restart()
+    training = Training(world, config, choose_device(world, config.device), Spans(), source, model, lap)
     for name, table in training.tables.items() if problem.net not in SAMPLED else ():
         table.shard.assign(slice(None), problem.first_rows(source.keys_in_problem(name, table.keys().numpy())))
         table.resume_at(0)
+    return training
+
+
+def hetmpi(world, problem: Problem, overrides: list[str], num_tables: int = 1):
+    """Trains, and reports the trainer's log."""
+    config, processor = config_of(world, problem, overrides), Processor(world)
+    training = training_of(world, problem, config, num_tables, processor.lap)
+    processor.restart()
     training.run()
     training.log and training.log.close()
     [table, *_] = training.tables.values()
@@ -168,6 +177,39 @@ def hetmpi(world, problem: Problem, overrides: list[str], num_tables: int = 1):
         )
         figures = {name: [line[name] for line in lines] for name in kept}
         report({**figures, **processor.figures(), "is_exact": exact, "exchange": exchange})
+
+
+def profiled(world, problem: Problem, overrides: list[str]):
+    """Trains, the last half of the steps under torch's profiler, and prints of a step: the times of wall clock and
+    processor, the calls of CUDA, the operations by their own time."""
+    config, laps = config_of(world, problem, overrides), []
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+    profiler, first = profile(activities=activities), problem.steps // chunk_steps() // 2
+
+    def lap():
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        laps.append((time.perf_counter(), time.thread_time(), time.process_time()))
+        if len(laps) == first:
+            profiler.start()
+        if len(laps) == problem.steps // chunk_steps():
+            profiler.stop()
+
+    training = training_of(world, problem, config, 1, lap)
+    training.run()
+    training.close()
+    if world.rank == 0:
+        steps = (len(laps) - first) * chunk_steps()
+        show_profile(profiler, steps, 1000 * (np.array(laps[-1]) - laps[first - 1]) / steps)
+
+
+def show_profile(profiler, steps: int, ms: np.ndarray):
+    """ms (3,): of a step's wall clock, main thread and all threads, slowed by the profiler."""
+    print("ms a step: wall clock {:.2f}, main thread {:.2f}, all threads {:.2f}".format(*ms))
+    calls = Counter(event.name for event in profiler.events() if event.name.startswith("cu"))
+    print("calls a step: " + ", ".join(f"{name} {num / steps:.1f}" for name, num in calls.most_common(20)))
+    order = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+    print(profiler.key_averages().table(sort_by=order, row_limit=30, max_name_column_width=60))
 
 
 class RowsInMemory:
@@ -193,11 +235,10 @@ class LocalTable(RowsInMemory):
 
     def __init__(self, world, problem: Problem, device: torch.device):
         super().__init__(world, problem, device)
-        self.weight = torch.from_numpy(problem.first_rows(np.arange(problem.num_rows)))
-        self.ids = [
-            [torch.from_numpy(part) for part in _C.unique(problem.samples(step, world.rank)[0].numpy().reshape(-1))]
-            for step in range(min(problem.steps, len(problem.ids)))
-        ]  # keys (U,), index (N,)
+        self.weight = torch.from_numpy(problem.first_rows(np.arange(problem.num_rows))).to(device)
+        ids = (problem.samples(step, world.rank)[0] for step in range(min(problem.steps, len(problem.ids))))
+        distinct = (_C.unique(of_step.numpy().reshape(-1)) for of_step in ids)
+        self.ids = [[torch.from_numpy(part).to(device) for part in parts] for parts in distinct]  # keys (U,), index (N,)
         self.shape, self.lr = (problem.batch, problem.num_fields), ROWS_LR / world.size
 
     def loss(self, step: int) -> torch.Tensor:
@@ -269,13 +310,15 @@ def main(world):
     problem = Problem(folder)
     if world.size != problem.ranks:
         raise ValueError(f"{folder} is a problem for {problem.ranks} ranks, not {world.size}")
+    if name == "profile":
+        return profiled(world, problem, overrides)
     if name == "hetmpi" or name.startswith("tables="):
         return hetmpi(world, problem, overrides, int(name.partition("=")[2] or 1))
     given = {"device": "cpu", "optim.dense_exchange": "auto", **dict(one.split("=") for one in overrides)}
     in_memory = BatchesInMemory if problem.net in SAMPLED else RowsInMemory
     kind, device = LocalTable if name == "local" else in_memory, choose_device(world, given["device"])
-    if kind is LocalTable and (problem.net in SAMPLED or device.type != "cpu"):
-        raise ValueError(f"local takes net=mlp or het on the CPU, got net={problem.net} device={device.type}")
+    if kind is LocalTable and problem.net in SAMPLED:
+        raise ValueError(f"local takes net=mlp or het, got net={problem.net}")
     floor(world, problem, kind, device, given["optim.dense_exchange"])
 
 
