@@ -73,16 +73,22 @@ def main():
 
 def contenders_of(settings: dict, peers: list[str]) -> dict[str, list[str]]:
     """Contender -> its settings."""
-    device, bounds = f"device={settings['device']}", settings["bounds"]
+    device = f"device={settings['device']}"
     ours = [device, *settings["settings"]]
-    free = [setting for setting in ours if not setting.startswith("table.staleness=")]
+    bounds = [bound for bound in settings["bounds"] if bound != "none"]
     return {
         "floor": [device],
         "hetmpi": ours,
-        **{f"hetmpi s = {bound}": [*free, f"table.staleness={bound}"] for bound in bounds if bounds != ["none"]},
+        **{f"hetmpi s = {bound}": at_bound(ours, bound) for bound in bounds},
         **dict.fromkeys(peers, [device]),
         **({f"tables={settings['tables']}": ours} if settings["tables"] > 1 else {}),
     }
+
+
+def at_bound(settings: list[str], bound: str) -> list[str]:
+    """The same settings with another bound on staleness; without a cache at 0, which takes none."""
+    others = ("table.staleness=", "table.cache.") if bound == "0" else ("table.staleness=",)
+    return [*(setting for setting in settings if not setting.startswith(others)), f"table.staleness={bound}"]
 
 
 def on_node(ranks: int) -> list[str]:

@@ -238,7 +238,9 @@ class LocalTable(RowsInMemory):
         self.weight = torch.from_numpy(problem.first_rows(np.arange(problem.num_rows))).to(device)
         ids = (problem.samples(step, world.rank)[0] for step in range(min(problem.steps, len(problem.ids))))
         distinct = (_C.unique(of_step.numpy().reshape(-1)) for of_step in ids)
-        self.ids = [[torch.from_numpy(part).to(device) for part in parts] for parts in distinct]  # keys (U,), index (N,)
+        self.ids = [
+            [torch.from_numpy(part).to(device) for part in parts] for parts in distinct
+        ]  # keys (U,), index (N,)
         self.shape, self.lr = (problem.batch, problem.num_fields), ROWS_LR / world.size
 
     def loss(self, step: int) -> torch.Tensor:
