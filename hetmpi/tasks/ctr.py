@@ -21,6 +21,7 @@ from hetmpi.errors import UserError, doing, one_line
 from hetmpi.layers import FeatureRows
 from hetmpi.metrics import auc, calibration, grouped_auc, log_loss, mae, normalised_entropy, rmse, without_auc
 from hetmpi.table.spec import TableSpec
+from hetmpi.tasks.losses import CLICK, NUMBER, check_loss
 from hetmpi.tasks.task import Task
 
 METRICS = {"auc": auc, "log_loss": log_loss, "normalised_entropy": normalised_entropy, "calibration": calibration}
@@ -75,10 +76,10 @@ class ClickThroughRate(Task):
             )
         if getattr(source, "label_kind", "click") == "none":
             raise UserError("data.label_kind=none: rows without a label are for task=retrieval")
+        kind = getattr(source, "label_kind", CLICK)
+        check_loss(loss, kind, f"task=ctr with data.label_kind={kind}")
         self.source, self.criterion = source, loss
-        self.predicts_numbers = getattr(source, "label_kind", "click") == "number"
-        if self.predicts_numbers and isinstance(loss, torch.nn.BCEWithLogitsLoss):
-            raise UserError("data.label_kind=number needs loss=mse, or a loss of your own for numbers")
+        self.predicts_numbers = kind == NUMBER
         self.features: list[Feature] | None = getattr(source, "features", None)
         self.num_fields = source.num_fields if self.features is None else num_fields_of(self.features)
         self.labels = tuple(getattr(source, "labels", None) or ("label",))

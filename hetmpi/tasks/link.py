@@ -21,6 +21,7 @@ from hetmpi.table.spec import TableSpec
 from hetmpi.table.table import EmbeddingTable
 from hetmpi.tasks.ctr import row_dim_of
 from hetmpi.tasks.evaluation import Evaluation
+from hetmpi.tasks.losses import CANDIDATES, check_loss
 from hetmpi.tasks.ranking import ranks_of
 from hetmpi.tasks.task import Task
 
@@ -96,6 +97,8 @@ def mean_of(losses: Tensor, weights: Tensor | None) -> Tensor:
 class SoftmaxLoss(torch.nn.Module):
     """Cross entropy of the true entity among it and the negatives."""
 
+    takes = CANDIDATES
+
     def forward(self, positive: Tensor, negative: Tensor, weights: Tensor | None = None) -> Tensor:
         """positive (n,), negative (n, N), weights of the triples (n,) -> ()."""
         return mean_of(torch.logaddexp(positive, negative.logsumexp(1)) - positive, weights)
@@ -104,6 +107,8 @@ class SoftmaxLoss(torch.nn.Module):
 class LogisticLoss(torch.nn.Module):
     """Binary cross entropy of the true entity and of the negatives, half each; negatives count by a softmax of their
     scores times `temperature`, in which no gradient flows (Sun et al., ICLR 2019, equation 5); 0 for equal weights."""
+
+    takes = CANDIDATES
 
     def __init__(self, temperature: float = 1.0):
         super().__init__()
@@ -119,6 +124,8 @@ class LogisticLoss(torch.nn.Module):
 
 class MarginLoss(torch.nn.Module):
     """The mean over negatives of what their scores, plus a margin, exceed the true entity's by."""
+
+    takes = CANDIDATES
 
     def __init__(self, margin: float = 1.0):
         super().__init__()
@@ -170,6 +177,7 @@ class LinkPrediction(Task):
             raise UserError(
                 f"task=link needs triples, {source.name} has none: choose data=triples or data=kg_synthetic"
             )
+        check_loss(loss, CANDIDATES, "task=link")
         check_integer("task.negatives", negatives, 1, MOST_NEGATIVES)
         check_integer("task.chunk", chunk, 1)
         if relation_std is not None:

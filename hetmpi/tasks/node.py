@@ -23,6 +23,7 @@ from hetmpi.table.spec import TableSpec
 from hetmpi.tasks.ctr import row_dim_of
 from hetmpi.tasks.evaluation import Evaluation
 from hetmpi.tasks.inference import Inference, activation_bytes, output_sizes
+from hetmpi.tasks.losses import CLASSES, LABELS, check_loss
 from hetmpi.tasks.task import Task
 
 TRAIN, VALID, TEST = 0, 1, 2  # parts of a split
@@ -69,6 +70,8 @@ class GraphSource(Source, Protocol):
 class ClassLoss(torch.nn.Module):
     """Cross entropy of classes; of several labels the binary one, averaged over them."""
 
+    takes = CLASSES, LABELS
+
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
         """logits (n, C); label (n,) int64, or (n, C) float32 of 0 and 1 -> ()."""
         if label.is_floating_point():
@@ -93,8 +96,11 @@ class NodeClassification(Task):
             )
         if not isinstance(exact, bool):
             raise UserError(f"task.exact must be true or false, got {exact}")
-        if isinstance(loss, torch.nn.BCEWithLogitsLoss) and not source.is_multilabel:
-            raise UserError("loss=bce is for several labels per node, these nodes have one class: leave loss out")
+        check_loss(
+            loss,
+            LABELS if source.is_multilabel else CLASSES,
+            f"task=node of {'several labels' if source.is_multilabel else 'one class'} per node",
+        )
         self.source, self.criterion, self.exact = source, loss, exact
         edges = list(accumulate(source.fanout, mul))
         num_nodes = min(1 + sum(edges), source.num_nodes)

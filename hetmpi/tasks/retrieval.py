@@ -23,6 +23,7 @@ from hetmpi.tasks.catalogue import NO_PLACE, Catalogue, catalogue_of
 from hetmpi.tasks.ctr import row_dim_of
 from hetmpi.tasks.evaluation import Evaluation
 from hetmpi.tasks.item_ranks import ranks_of
+from hetmpi.tasks.losses import CANDIDATES, check_loss
 from hetmpi.tasks.pair_columns import PairColumns, names_of
 from hetmpi.tasks.task import Task
 
@@ -30,7 +31,6 @@ MOST_NEGATIVES = 1 << 20
 NEGATIVES = 5  # stream of random numbers
 NEVER = -1e30  # logit of a candidate that is the query's own item
 RECALLS, NDCG = (10, 100), 10
-OF_CLICKS = (torch.nn.BCEWithLogitsLoss, torch.nn.MSELoss)
 
 
 class PairSource(Source, Protocol):
@@ -80,8 +80,7 @@ class Retrieval(Task):
                 f"task=retrieval takes each row as a pair of a query and its item, without a label: give "
                 f"data.label_kind={NO_LABEL} in place of data.label, with the rows that are such pairs"
             )
-        if isinstance(loss, OF_CLICKS):
-            raise UserError("task=retrieval needs loss=softmax, or a loss of your own for a positive and negatives")
+        check_loss(loss, CANDIDATES, "task=retrieval")
         check_integer("task.negatives", negatives, 0, MOST_NEGATIVES)
         check_integer("task.chunk", chunk, 1)
         self.source, self.criterion, self.negatives, self.chunk = source, loss, negatives, chunk

@@ -277,7 +277,7 @@ WRONG = [
     ("TwoTower does not read viewed, with pool: none", ["model.item=[item]", "model.query=[viewed]"]),
     ("item is in model.query and in model.item", ["model.item=[item]", "model.query=[item]"]),
     ("tags must be a column with pool: none; those of the data: viewed", [*SASREC, "model.history=[tags]"]),
-    ("task=retrieval needs loss=softmax", [*TWO_TOWER, "loss=bce"]),
+    ("task=retrieval gives the loss the scores", [*TWO_TOWER, "loss=bce"]),
     ("task.negatives must be an integer", [*TWO_TOWER, "task.negatives=-1"]),
     ("model=dnn is not for hetmpi.tasks.retrieval.Retrieval", ["model=dnn"]),
     ("TwoTower: model.item must name each column once, got item, item", ["model.item=[item,item]"]),

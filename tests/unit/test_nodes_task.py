@@ -198,7 +198,7 @@ def test_wrong_samples_of_a_source_are_refused(make, message):
 
 
 def test_data_and_losses_that_do_not_fit_are_refused():
-    with pytest.raises(UserError, match="loss=bce is for several labels"):
+    with pytest.raises(UserError, match="one class per node gives the loss .* choose loss=classes"):
         NodeClassification(SmallGraph(0), torch.nn.BCEWithLogitsLoss())
     NodeClassification(SmallGraph(0, is_multilabel=True), torch.nn.BCEWithLogitsLoss())
     with pytest.raises(UserError, match="task.exact must be true or false"):
