@@ -13,6 +13,7 @@ from hetmpi import _C
 from hetmpi.data.files import DataError
 from hetmpi.data.tabular.reading import BAD_LABEL, BAD_NUMBER, HASH, MAX_EXAMPLES, BadRows, Reading, StoredColumn, shown
 from hetmpi.data.tabular.rules import NUMBER
+from hetmpi.data.tabular.times import NAMES, moments
 
 NUMBER_TEXT = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 NAN_TEXT = r"^[+-]?(?i:nan)$"
@@ -141,12 +142,17 @@ def integers(array: pa.Array, missing: tuple[str, ...]) -> tuple[np.ndarray, np.
     return values, bad if bad.any() else None
 
 
-def times(array: pa.Array, missing: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Microseconds since 1970 (n,) int64 of dates and timestamps, in UTC unless they have a zone; which are missing,
-    and which are texts of another form or beyond the range of microseconds, (n,) bool."""
-    array = typed(array, MICROSECONDS)
+def times(
+    array: pa.Array, missing: tuple[str, ...], unit: str | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Microseconds since 1970 (n,) int64 of dates and timestamps, in UTC unless they have a zone, or of numbers in
+    `unit` (times.py); which are missing, and which are texts of another form or beyond the range of microseconds, (n,)
+    bool."""
+    array = typed(array, MICROSECONDS if unit is None else pa.int64())
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
+    if unit is not None:
+        return numbered_times(array, missing, unit)
     if pa.types.is_date(array.type):
         array = array.cast(pa.timestamp("ms"))
     none, good = ~np.asarray(array.is_valid()), np.asarray(array.is_valid())
@@ -160,6 +166,42 @@ def times(array: pa.Array, missing: tuple[str, ...]) -> tuple[np.ndarray, np.nda
     if array.type.unit in ("s", "ms"):
         good &= np.asarray(pc.equal(found.cast(array.type, safe=False), array).fill_null(True))
     return found.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False), none, ~good & ~none
+
+
+def numbered_times(array: pa.Array, missing: tuple[str, ...], unit: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """As times(), of numbers and their texts."""
+    parts, none = quantities(array, missing)
+    found, bad = np.zeros(len(array), np.int64), ~none
+    for values, rows in parts:
+        found[rows], bad[rows] = moments(values, unit)
+    return found, none, bad
+
+
+def quantities(array: pa.Array, missing: tuple[str, ...]) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray]:
+    """Numbers and their texts, integers exactly: values int64 or float64 and their rows, for each of these types; and
+    which are missing (n,) bool. Raises DataError for another type."""
+    if is_number_type(array.type):
+        none = np.asarray(array.is_null(nan_is_null=True))
+        is_exact = pa.types.is_integer(array.type) and array.type != pa.uint64()
+        values = array.cast(pa.int64() if is_exact else pa.float64(), safe=is_exact)
+        return [(values.filter(pa.array(~none)).to_numpy(zero_copy_only=False), np.flatnonzero(~none))], none
+    if not (is_text(array) or pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
+        raise DataError(f"it holds {array.type}, numbers were expected")
+    texts, none = trimmed(as_text(array), missing)
+    is_integer = np.asarray(pc.match_substring_regex(texts, INTEGER_TEXT).fill_null(False)) & ~none
+    is_float = np.asarray(pc.match_substring_regex(texts, NUMBER_TEXT).fill_null(False)) & ~none & ~is_integer
+    return [
+        (texts.filter(pa.array(rows)).cast(pa.string()).cast(kind).to_numpy(zero_copy_only=False), np.flatnonzero(rows))
+        for rows, kind in ((is_integer, pa.int64()), (is_float, pa.float64()))
+    ], none
+
+
+def is_time_type(kind: pa.DataType) -> bool:
+    return pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+
+
+def is_number_type(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
 
 
 def moments_of(texts: pa.Array) -> pa.Array:
@@ -298,8 +340,11 @@ def held_out(array: pa.Array, reading: Reading) -> tuple[np.ndarray, Fault | Non
     if reading.after is None:
         wanted = pa.array([text.encode(errors="surrogateescape") for text in texts], pa.binary())
         return np.isin(hashes(array, 0, reading.missing), hashes(wanted, 0, ())), None
-    values, none, bad = times(array, reading.missing)
-    fault = Fault(name, "bad time", "is no date or timestamp as 2024-05-01 or 2024-05-01T12:30:00Z", bad)
+    values, none, bad = times(array, reading.missing, reading.unit)
+    what = "is no date or timestamp as 2024-05-01 or 2024-05-01T12:30:00Z"
+    if reading.unit is not None:
+        what = f"is no time in {NAMES[reading.unit]}"
+    fault = Fault(name, "bad time", what, bad)
     return (values > reading.after) & ~none & ~bad, fault if bad.any() else None
 
 

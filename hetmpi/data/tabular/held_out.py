@@ -15,16 +15,17 @@ LEAST_ROWS = 100
 MANY_ROWS = 10_000  # fewer are a trial, whose held-out rows may be few
 
 
-def check_held_out(folder: str, manifest: dict, reading: Reading) -> None:
+def check_held_out(folder: str, manifest: dict, reading: Reading, cure: str | None = None) -> None:
     """Raises DataError for held-out rows of prepared data that are few of many, or of which a label is the same in all.
-    Opens all held-out files: for one rank."""
+    cure: advice of the rule that holds them out. Opens all held-out files: for one rank."""
+    cure = cure or default_cure(reading)
     train, valid = (sum(manifest[split].values()) for split in ("train", "valid"))
     if train + valid < MANY_ROWS:
         return
     if valid < LEAST_ROWS:
         raise DataError(
             f"data.valid holds out {valid:,} of {train + valid:,} rows, at least {LEAST_ROWS} are needed to tell "
-            f"how good a model is: {cure(reading)}"
+            f"how good a model is: {cure}"
         )
     if reading.label_kind != CLICK:
         return
@@ -35,20 +36,15 @@ def check_held_out(folder: str, manifest: dict, reading: Reading) -> None:
         which = f" of {one_line(name)}" if len(reading.labels) > 1 else ""
         raise DataError(
             f"data.valid holds out {valid:,} of {train + valid:,} rows, {of_all}{which}, of which there is no AUC: "
-            f"{cure(reading)}"
+            f"{cure}"
         )
 
 
-def cure(reading: Reading) -> str:
-    if reading.after is not None:
-        return "give a longer span of time, or a share as data.valid=0.1"
+def default_cure(reading: Reading) -> str:
+    """Advice where only prepared data are known."""
     if reading.split is None:
         return "give another share or other files, as data.valid=0.1 or data.valid=PATH"
-    column = reading.split[0]
-    return (
-        f"last: N counts distinct values of {column}: give more, or, of timestamps, a span as "
-        f"data.valid='{{column: {column}, last: 7d}}', or a share as data.valid=0.1"
-    )
+    return "give the raw files with a share as data.valid=0.1"
 
 
 def label_ranges(folder: str, files: Iterable[str], num: int) -> list[tuple[float, float] | None]:

@@ -48,8 +48,8 @@ class StoredColumn:
 class Reading:
     """names: of the columns of text without a header. labels: columns; one of several labels may be missing in a row.
     positive: label texts that count as 1. share: of the rows that are held out. split: the column and the texts of its
-    values that are. after: microseconds since 1970, later times of that column are held out instead. kept: columns that
-    are passed on as they are."""
+    values that are. after: microseconds since 1970, later times of that column are held out instead. unit: of times
+    that are numbers (times.py). kept: columns that are passed on as they are."""
 
     form: str
     names: tuple[str, ...] | None
@@ -63,6 +63,7 @@ class Reading:
     share: float = 0.0
     split: tuple[str, tuple[str, ...]] | None = None
     after: int | None = None
+    unit: str | None = None
     kept: tuple[str, ...] = ()
 
     @property
@@ -79,7 +80,7 @@ class Reading:
 
     def to_predict(self, kept: tuple[str, ...] = ()) -> Reading:
         """For files to predict: without labels and held-out rows."""
-        return replace(self, labels=(), share=0.0, split=None, after=None, kept=kept)
+        return replace(self, labels=(), share=0.0, split=None, after=None, unit=None, kept=kept)
 
     def to_json(self) -> dict:
         return asdict(self)

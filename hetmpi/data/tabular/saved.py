@@ -16,6 +16,7 @@ from hetmpi.data.tabular.files import PARQUET, TEXT
 from hetmpi.data.tabular.reading import LABEL_KINDS, stored_columns
 from hetmpi.data.tabular.rules import ID, NUMBER, TRANSFORMS
 from hetmpi.data.tabular.scaling import Scaling
+from hetmpi.data.tabular.times import UNITS
 from hetmpi.errors import UserError
 
 LARGEST_BYTES = 1 << 26  # of an encoder's description
@@ -50,8 +51,12 @@ def check_reading(encoder: Encoder):
     for character in (reading.delimiter, *([] if reading.quote is None else [reading.quote])):
         if len(character) != 1 or not character.isascii() or character in "\r\n":
             raise UserError(f"delimiter and quote must be one character, got {character[:20]!r}")
-    if reading.form not in (TEXT, PARQUET) or reading.label_kind not in LABEL_KINDS:
-        raise UserError("form or label_kind is unknown")
+    if (
+        reading.form not in (TEXT, PARQUET)
+        or reading.label_kind not in LABEL_KINDS
+        or reading.unit not in (None, *UNITS)
+    ):
+        raise UserError("form, label_kind or unit is unknown")
     for column in encoder.columns:
         check_fields("column", column)
     if tuple(reading.columns) != stored_columns(encoder.columns):

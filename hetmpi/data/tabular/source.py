@@ -25,7 +25,7 @@ from hetmpi.data.tabular.encoder import Encoder
 from hetmpi.data.tabular.encodings import IdEncodings
 from hetmpi.data.tabular.files import PARQUET, TEXT, Unit, list_files, list_units
 from hetmpi.data.tabular.held_out import check_held_out
-from hetmpi.data.tabular.last import last_span, last_values, span_of
+from hetmpi.data.tabular.last import UNIT_LIST, LastRule, last_rows, span_of
 from hetmpi.data.tabular.layout import Layout, look
 from hetmpi.data.tabular.prepare import (
     UNIT_BYTES,
@@ -41,6 +41,7 @@ from hetmpi.data.tabular.rules import ID, Column, near, plain, read_rules, resol
 from hetmpi.data.tabular.split import Order, Split
 from hetmpi.data.tabular.stream import DEFAULT_VALID, Stream, check_follow
 from hetmpi.data.tabular.text import count_values, head_of
+from hetmpi.data.tabular.times import UNITS
 from hetmpi.errors import LARGEST, UserError, check_integer, check_number, one_line, printable
 
 READER_BYTES = 32 << 20
@@ -85,11 +86,11 @@ class Tabular:
     ):
         """path: a file, a glob, a folder, or a folder that prepare() has written. label: a column, or several.
         label_weights: of several, in the loss. valid: a share, a path, or the last values of a column, as {column: day,
-        last: 1}, or its last span of time, as {column: time, last: 7d}. columns: see docs/columns.md. names: of the
-        columns of text without a header. positive: label texts that count as 1; others count as 0. missing: texts that
-        mean a missing value, besides the empty one. delimiter: None to find it. cache: folder for prepared data,
-        default prepared/. rows_per_value: rows of a hashed column per distinct value, at most max_field_rows. follow:
-        the files of the folder `path` are a stream (stream.py): `stream` has its state.
+        last: 1}, or its last span of time, as {column: time, last: 7d}, with unit: s for numbers (times.py). columns:
+        see docs/columns.md. names: of the columns of text without a header. positive: label texts that count as 1;
+        others count as 0. missing: texts that mean a missing value, besides the empty one. delimiter: None to find it.
+        cache: folder for prepared data, default prepared/. rows_per_value: rows of a hashed column per distinct value,
+        at most max_field_rows. follow: the files of the folder `path` are a stream (stream.py): `stream` has its state.
         Raises UserError for invalid values."""
         check_integer("data.seed", seed, -LARGEST)
         check_integer("data.max_bad_rows", max_bad_rows, 0)
@@ -120,6 +121,7 @@ class Tabular:
         self.cache = cache
         self.rows_per_value, self.max_field_rows = rows_per_value, max_field_rows
         self.folder = absolute(path) if is_prepared(path) else None
+        self._cure: str | None = None  # of held-out rows that are few
         self.stream = Stream(self) if check_follow(follow, path, self.valid_rule) else None
 
     def prepare(self, rank: int, size: int, barrier: Callable[[], None], report: Callable[[str], None] = print) -> None:
@@ -136,8 +138,7 @@ class Tabular:
         if self.folder is None:
             job, last = self._job(report)
             if last is not None:
-                find = last_span if isinstance(last[1], str) else last_values
-                job.reading = find(job, *last, rank, size, barrier)
+                job.reading, self._cure = last_rows(job, last, rank, size, barrier)
             prepare_together(job, rank, size, barrier)
             self.folder = job.folder
         with reading_prepared(self.folder):
@@ -168,8 +169,8 @@ class Tabular:
         """No samples."""
         return self.encoder.samples(self.encoder.reading.schema().empty_table())
 
-    def _job(self, report) -> tuple[PrepareJob, tuple[str, int | str] | None]:
-        """The preparation; and the column whose last values are held out, and their number or span of time."""
+    def _job(self, report) -> tuple[PrepareJob, LastRule | None]:
+        """The preparation; and the column whose last values are held out."""
         train, valid, share, last = list_files(self.path), [], 0.0, None
         if isinstance(self.valid_rule, str):
             valid = list_files(self.valid_rule, "data.valid")
@@ -177,14 +178,14 @@ class Tabular:
             if not train:
                 raise DataError(f"data.valid={self.valid_rule} holds out all files of data.path={self.path}")
         elif isinstance(self.valid_rule, dict):
-            last = self.valid_rule["column"], self.valid_rule["last"]
+            last = LastRule(**self.valid_rule)
         else:
             share = float(self.valid_rule)
         units = list_units(train, valid, UNIT_BYTES)
         if not units:
             raise DataError(f"data.path={self.path} is empty")
         layout = self.layout_of(units[0].path, last)
-        columns = resolve(self.rules, layout.types, self.labels, last and last[0])
+        columns = resolve(self.rules, layout.types, self.labels, last and last.column)
         reading = self.reading_of(layout, columns, share)
         folder = self.folder_of(reading, last)
         return PrepareJob(self.path, units, reading, folder, layout.types, self.rules, self.max_bad_rows, report), last
@@ -196,10 +197,12 @@ class Tabular:
             self.positive, stored_columns(columns), share,
         )  # fmt: skip
 
-    def layout_of(self, path: str, last: tuple[str, int | str] | None = None) -> Layout:
+    def layout_of(self, path: str, last: LastRule | None = None) -> Layout:
         """The layout of the first file. Raises DataError if a label or the column of data.valid is missing."""
         layout = look(path, self.names, self.delimiter, self.quote, self.missing)
-        wanted = [("data.label", name) for name in self.labels] + ([("data.valid: column", last[0])] if last else [])
+        wanted = [("data.label", name) for name in self.labels] + (
+            [("data.valid: column", last.column)] if last else []
+        )
         for key, name in wanted:
             if name not in layout.types:
                 divided = "" if layout.form == PARQUET else f", divided by {layout.delimiter!r}"
@@ -232,7 +235,7 @@ class Tabular:
         self.read_by(reading)
         self.check_has_ids(columns)
         if rank == 0:
-            check_held_out(self.folder, manifest, reading)
+            check_held_out(self.folder, manifest, reading, self._cure)
         modes = IdEncodings(self.folder, manifest, columns, self.rules, self.rows_per_value, self.max_field_rows)
         groups = modes.vocabularies()[rank::size]
         wanted = [(group, no_value(reading.columns[group[0]].seed)) for group in groups]
@@ -464,20 +467,33 @@ def all_missing(missing: Sequence[str] | None = MISSING) -> tuple[str, ...]:
 def check_valid(valid):
     """data.valid. Raises UserError unless it is a share, a path, or {column: NAME, last: N or a span of time}."""
     if isinstance(valid, dict):
-        if set(valid) != {"column", "last"}:
-            raise UserError(
-                f"data.valid must have the keys column and last, as in {{column: day, last: 1}}, got {valid}"
-            )
-        check_text("valid: column", valid["column"], "the name of a column")
-        if not isinstance(valid["last"], str):
-            check_integer("data.valid: last", valid["last"], 1)
-        elif not span_of(valid["last"]):
-            raise UserError(
-                "data.valid: last must be a number of distinct values, or a span of time of seconds, minutes, hours, "
-                f"days or weeks as 90s, 30m, 12h, 7d, 2w, got {valid['last']}"
-            )
+        check_last(valid)
     elif not isinstance(valid, str):
         check_number("data.valid (a share, a path, or {column: NAME, last: N})", valid, 0, 1)
         if not 0 < valid < 1:
             raise UserError(f"data.valid must be a share between 0 and 1, got {valid}")
     return valid
+
+
+def check_last(valid: dict):
+    """Raises UserError unless it is {column: NAME, last: N or a span of time, unit: of times that are numbers}."""
+    if not {"column", "last"} <= set(valid) <= {"column", "last", "unit"}:
+        raise UserError(
+            "data.valid must have the keys column and last, and for times that are numbers unit, as in {column: day, "
+            f"last: 1}} or {{column: ts, unit: s, last: 7d}}, got {valid}"
+        )
+    check_text("valid: column", valid["column"], "the name of a column")
+    if valid.get("unit") not in (None, *UNITS):
+        raise UserError(f"data.valid: unit must be {UNIT_LIST}, got {one_line(str(valid['unit']))}")
+    if not isinstance(valid["last"], str):
+        check_integer("data.valid: last", valid["last"], 1)
+        if valid.get("unit") is not None:
+            raise UserError(
+                f"data.valid: last: {valid['last']} is a number of distinct values, which has no unit: remove unit, or "
+                f"give a span of time as last: {valid['last']}d"
+            )
+    elif not span_of(valid["last"]):
+        raise UserError(
+            "data.valid: last must be a number of distinct values, or a span of time of seconds, minutes, hours, "
+            f"days or weeks as 90s, 30m, 12h, 7d, 2w, got {valid['last']}"
+        )
