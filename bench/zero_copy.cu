@@ -2,14 +2,13 @@
 // GPU. Decides whether kernels should read and write the owners' shards where they lie.
 //
 //     nvcc -O3 -arch=native bench/zero_copy.cu -o zero_copy && ./zero_copy
+#include <cuda_runtime.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-
-#include <cuda_runtime.h>
 
 constexpr long kRows = 4 << 20;  // 2 GiB of rows of dim 128
 constexpr long kMost = 1 << 18;  // rows of a call

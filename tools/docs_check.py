@@ -39,7 +39,7 @@ UNCHECKED = {  # program -> reason
     **dict.fromkeys(("salloc", "sbatch", "scancel", "scontrol", "squeue", "srun", "qsub", "bsub", "module"), CLUSTER),
     **dict.fromkeys(("apptainer", "singularity", "docker", "podman"), "needs an image"),
     **dict.fromkeys(("apt-get", "conda", "git", "pip", "python -m pip", "python -m venv"), INSTALLS),
-    **dict.fromkeys((".", "[", "cat", "cd", "cp", "echo", "exit", "export", "ls", "mkdir", "mv", "set"), SHELL),
+    **dict.fromkeys((".", "[", "cat", "cd", "cp", "echo", "exit", "export", "grep", "ls", "mkdir", "mv", "set"), SHELL),
     **dict.fromkeys(("source", "tail", "touch", "unset"), SHELL),
     "tensorboard": "serves until it is stopped",
     "python slurm/sweep.py": "needs a cluster; ./run.sh slurm-trial runs it",

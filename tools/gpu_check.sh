@@ -2,7 +2,7 @@
 # Measures and checks the GPU's half on a machine with a GPU, which may have no network: with the python3 (torch, numpy,
 # pybind11, mpi4py), nvcc and compute-sanitizer found there. Leaves logs and gpu_check.json in OUT_DIR. Exit code 0 if all
 # checks pass. With WHEELS, a folder of wheels and source distributions of what requirements.txt names (torch apart), it
-# trains too; with those of torchrec and fbgemm-gpu also, it times TorchRec.
+# trains too; with those of bench/peers/requirements-torchrec-gpu.txt also, it times TorchRec.
 #
 #   ./run.sh gpu-check OUT_DIR [WHEELS]
 #
@@ -127,8 +127,9 @@ soak() {  # RANKS STEPS
 if [[ -n $WHEELS ]]; then
   export PIP_NO_INDEX=1 PIP_FIND_LINKS=$WHEELS HETMPI_MPI=mpich HETMPI_VENV=$WORK/venv HETMPI_CUDA=1 HETMPI_HOROVOD=0
   compgen -G "$WHEELS/torchrec-*" >/dev/null && PEERS=local,torchrec || PEERS=local
+  TORCHREC=$ROOT/bench/peers/requirements-torchrec-gpu.txt
   check setup "$ROOT/run.sh" setup
-  [[ $PEERS == local ]] || check torchrec in_venv python -m pip install --no-deps torchrec fbgemm-gpu
+  [[ $PEERS == local ]] || check torchrec in_venv python -m pip install --no-deps -r "$TORCHREC"
   check bench_step bench_step "$PEERS"
   check kernels bench kernels "${STEP[@]}"
   check loader_threads bench_variant loader.threads=2
