@@ -16,6 +16,8 @@ from hetmpi import _C
 from hetmpi.data.features import TABLE, Feature
 from hetmpi.errors import UserError
 
+NO_GROUP = -1  # of a sample that is in no group
+
 
 @dataclass
 class Bag:
@@ -42,20 +44,24 @@ class Samples:
     teacher: np.ndarray | None = None  # (B,) float32, true probability of label 1, if known
     bags: tuple[Bag, ...] = ()  # (G,)
     start: int | None = None  # position of the first in the training stream, if known
+    group: np.ndarray | None = None  # (B,) int64, equal for samples of which a metric is computed together, or NO_GROUP
 
     def __len__(self) -> int:
         return len(self.label)
 
     def __getitem__(self, rows: slice | np.ndarray) -> Samples:
         """The samples at `rows`."""
-        teacher = None if self.teacher is None else self.teacher[rows]
-        return Samples(self.ids[rows], self.dense[rows], self.label[rows], teacher, tuple(b[rows] for b in self.bags))
+        teacher, group = (None if one is None else one[rows] for one in (self.teacher, self.group))
+        bags = tuple(bag[rows] for bag in self.bags)
+        return Samples(self.ids[rows], self.dense[rows], self.label[rows], teacher, bags, group=group)
 
 
 def concatenate(parts: Sequence[Samples]) -> Samples:
     """The samples of all parts, at least one, in order. Without `teacher`."""
     ids, dense, label = (np.concatenate([getattr(part, name) for part in parts]) for name in ("ids", "dense", "label"))
-    return Samples(ids, dense, label, bags=tuple(map(concatenate_bags, zip(*(part.bags for part in parts)))))
+    bags = tuple(map(concatenate_bags, zip(*(part.bags for part in parts))))
+    group = None if parts[0].group is None else np.concatenate([part.group for part in parts])
+    return Samples(ids, dense, label, bags=bags, group=group)
 
 
 def concatenate_bags(parts: Sequence[Bag]) -> Bag:
@@ -78,7 +84,7 @@ class Batch:
     # of the pooled ones; of each that is not pooled index (B, L) int64 and which positions have a value, (B, L) bool.
     fields: Mapping[str, int] = field(default_factory=dict)
     sequences: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    group: np.ndarray | None = None  # (B,) int64, equal for samples of which a metric is computed together
+    group: np.ndarray | None = None  # as that of Samples
     # Of tables without a fixed vocabulary, whose keys are ids at first: how often each occurs, (U,) int64.
     counts: dict[str, np.ndarray] = field(default_factory=dict)
 

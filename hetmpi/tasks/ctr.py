@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hetmpi.data.batch import Batch, FeatureBatches, Samples, to_batch
+from hetmpi.data.batch import NO_GROUP, Batch, FeatureBatches, Samples, to_batch
 from hetmpi.data.features import SEQUENCE, TABLE, Feature, FeatureTable, num_fields_of
 from hetmpi.data.gpu_batch import GpuBatches
 from hetmpi.data.source import Source
@@ -45,7 +45,10 @@ class ClickSource(Source, Protocol):
 
     Optional, of several labels:
     labels         their names, in the order of the columns of Samples.label
-    label_weights  factors of their losses; None: 1 each"""
+    label_weights  factors of their losses; None: 1 each
+
+    Optional, where several values may have one key:
+    group_by(name)  from then on samples have the values of this feature as `group`"""
 
     num_dense: int
     num_fields: int
@@ -69,7 +72,7 @@ class ClickThroughRate(Task):
 
     def __init__(self, source: ClickSource, loss: torch.nn.Module, group: str | None = None):
         """loss(logits (B,), labels (B,)) -> (). group: name of the feature, of one value, whose values are the groups
-        of `gauc`; None: it is not computed."""
+        of `gauc`, which leaves out samples without a value; None: it is not computed."""
         if not hasattr(source, "num_fields") and not hasattr(source, "features"):
             raise UserError(
                 f"task=ctr needs samples of fields, {source.name} has none: choose other data, for a graph task=node"
@@ -89,6 +92,8 @@ class ClickThroughRate(Task):
         # ids, their indices among the keys, ...
         self.sample_bytes = 16 * self.num_fields + 4 * source.num_dense + 4 * len(self.labels)
         self._group = None if group is None else self._place_of(group)
+        if group is not None and hasattr(source, "group_by"):
+            source.group_by(group)
         counted = Counter(feature.table for feature in self.features or [])
         self.keys_per_sample = {TABLE: self.num_fields} if self.features is None else dict(counted)
         self.joins = self.features is not None and (
@@ -163,7 +168,9 @@ class ClickThroughRate(Task):
         if self._group is None:
             return self._maker(device)
         make, place = self._maker(device), self._group
-        return lambda samples: replace(make(samples), group=samples.ids[:, place])
+        return lambda samples: replace(
+            make(samples), group=samples.ids[:, place] if samples.group is None else samples.group
+        )
 
     def _maker(self, device: torch.device) -> Callable[[Samples], Batch]:
         if self.joins:
@@ -244,7 +251,7 @@ class ClickThroughRate(Task):
             figures = {name: metric(label, logit) for name, metric in METRICS.items()}
             rest = list(others)
             if self._group is not None:
-                figures["gauc"] = grouped_auc(label, logit, rest.pop(0)) if rest else None
+                figures["gauc"] = gauc(label, logit, rest.pop(0)) if rest else None
             if len(self.labels) == 1:
                 figures["teacher_auc"] = auc(label, rest[0]) if rest else None
         return {name: None if value is None or math.isnan(value) else value for name, value in figures.items()}
@@ -285,6 +292,12 @@ class ClickThroughRate(Task):
                 f"the model's forward must return logits of shape {tuple(batch.label.shape)}, got {tuple(logits.shape)}"
             )
         return logits
+
+
+def gauc(label: np.ndarray, logit: np.ndarray, group: np.ndarray) -> float:
+    """grouped_auc() of the samples (n,) that are in a group."""
+    has = group != NO_GROUP
+    return grouped_auc(label[has], logit[has], group[has])
 
 
 def row_dim_of(model: torch.nn.Module) -> int:

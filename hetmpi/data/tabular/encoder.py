@@ -11,11 +11,11 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from hetmpi.data.batch import Bag, Samples
+from hetmpi.data.batch import NO_GROUP, Bag, Samples
 from hetmpi.data.features import NO_KEY, Feature, FeatureRequest, ValueMap, arrange
 from hetmpi.data.files import DataError
 from hetmpi.data.tabular.convert import NO_INTEGER, hashes, integers, no_value
-from hetmpi.data.tabular.reading import Reading, label_fields
+from hetmpi.data.tabular.reading import INTEGER, Reading, label_fields
 from hetmpi.data.tabular.rules import AUTO, ID, Column
 from hetmpi.data.tabular.scaling import Scaling, standardized
 from hetmpi.errors import UserError, one_line
@@ -66,7 +66,8 @@ class Encoder:
 
     reading, columns   how files are read, and the columns in the file's order
     features, tables   as hetmpi.data.features.arrange
-    dense_names        of the numbers"""
+    dense_names        of the numbers
+    group              name of the feature of one value whose values are the groups of samples; None: they have none"""
 
     def __init__(
         self,
@@ -86,6 +87,7 @@ class Encoder:
         self.features, self.tables = arrange(wanted)
         self.dense_names = [column.name for column in columns if column.kind != ID and not column.is_buckets]
         self._number = {column.name: i for i, column in enumerate(columns)}
+        self.group: str | None = None
 
     def samples(self, table: pa.Table) -> Samples:
         """The samples of rows of Reading.schema(). Labels are (n,), zeros where the rows have none; of several
@@ -102,7 +104,7 @@ class Encoder:
         names = [name for name in label_fields(len(self.reading.labels)) if name in table.column_names]
         label = np.stack([table[name].to_numpy() for name in names], 1) if names else np.zeros((num, 1), np.float32)
         label = label if len(names) > 1 else label[:, 0]
-        return Samples(ids, dense, np.ascontiguousarray(label), bags=bags)
+        return Samples(ids, dense, np.ascontiguousarray(label), bags=bags, group=self._groups(table))
 
     def keyed(self, samples: Samples) -> Samples:
         """Samples with ids, made by this encoder before training, with the keys of these ids."""
@@ -240,6 +242,16 @@ class Encoder:
         if column.share is not None:
             return FeatureRequest(column.name, self.coders[column.share].rows, column.pool, column.share)
         return FeatureRequest(column.name, self.coders[column.name].rows, column.pool, **own)
+
+    def _groups(self, table: pa.Table) -> np.ndarray | None:
+        """Of each row the value of the column `group`, not its key, which others may share; of buckets the bucket."""
+        if self.group is None:
+            return None
+        number, values = self._number[self.group], self._values(table, self.group)
+        stored = self.reading.columns[number]
+        if self.columns[number].is_buckets:
+            return np.where(np.isnan(values), NO_GROUP, self._keys(values, self.group))
+        return np.where(values == (NO_INTEGER if stored.as_ == INTEGER else no_value(stored.seed)), NO_GROUP, values)
 
     def _values(self, table: pa.Table, name: str) -> np.ndarray:
         return table[f"c{self._number[name]}"].to_numpy()

@@ -165,6 +165,12 @@ class Tabular:
         whole = self._valid.read(self._valid_order, start, stop, lambda group: np.arange(self._valid.rows[group]))
         return concatenate(whole or [self.nothing()])
 
+    def group_by(self, name: str) -> None:
+        """Gives samples the values of this feature of one value as their group. REQUIRES: prepared."""
+        self.encoder.group = name
+        for split in () if self.stream is not None else (self._train, self._valid):
+            split.forget()
+
     def nothing(self) -> Samples:
         """No samples."""
         return self.encoder.samples(self.encoder.reading.schema().empty_table())

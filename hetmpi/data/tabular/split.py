@@ -38,6 +38,10 @@ class Split:
         self._file = functools.lru_cache(cached_groups)(CheckedParquet)
         self._cached = functools.lru_cache(cached_groups)(self._decode)
 
+    def forget(self) -> None:
+        """Drops the cached groups, after a change of what the encoder gives."""
+        self._cached.cache_clear()
+
     def read(self, order: Order, start: int, stop: int, rows_of: Callable[[int], np.ndarray]) -> list[Samples]:
         """The samples at positions [start, stop) of a stream of groups in `order`; rows_of(g) permutes the rows of
         g."""
