@@ -30,7 +30,7 @@ def open_file(path: str | Path) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
         raise NotRegular
-    return open(file, "rb")
+    return open(path, "rb", opener=lambda path, flags: file)  # so that its name is the path
 
 
 def open_regular(path: str | Path) -> BinaryIO:

@@ -169,7 +169,7 @@ def export_ids(source: Path, out: Path, arguments: list[str]):
             before, earlier = rows_of(Path(chosen["since"]))
             rows, removed = id_rows.changes(before, rows)
             about = id_rows.About(about.step, earlier.step)
-            id_rows.write_removed(out, removed)  # first: without it the changes are not read
+            id_rows.write_removed(out, removed, about)  # first: without it the changes are not read
         path = id_rows.write_rows(out, rows, about)
     except UserError as refusal:
         sys.exit(f"hetmpi: {refusal}")

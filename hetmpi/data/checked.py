@@ -19,6 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
+from hetmpi.bounded_file import open_file
+
 KEY = "xxh3_64"  # of the sum of JSON
 BLOCK_BYTES = 16 << 20  # of an array, with a sum of its own
 _PARSING = threading.Lock()  # np.load parses a header by ast, which fails now and then in two threads of Python 3.11
@@ -58,7 +60,7 @@ def load_array(path: str, is_mapped: bool = False) -> np.ndarray:
 def check_array(path: str, rank: int = 0, size: int = 1) -> None:
     """Verifies every size-th block from block `rank` on, so that ranks share a large array. Raises Damaged, and
     OSError."""
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         sums, end = trailer_of(file, path)
         for block in range(rank, num_blocks(end), size):
             if sum_of_block(file, block, end) != sums[block]:
@@ -105,7 +107,7 @@ def read_json(*path: str) -> dict:
     """The content of the file at the joined path. Raises Damaged, and OSError."""
     path = os.path.join(*path)
     try:
-        with open(path, encoding="utf-8") as file:
+        with open_file(path) as file:
             content = json.load(file)
         known = content.pop(KEY)
     except (ValueError, RecursionError, KeyError, AttributeError, TypeError):
@@ -140,7 +142,7 @@ class CheckedParquet:
     def __init__(self, path: str):
         self.path = path
         *sums, begin, end = load_array(f"{path}.sums").tolist()
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             self.metadata = pq.read_metadata(pa.BufferReader(self._checked(file, begin, end, sums[-1])))
         num_groups, num_columns = self.metadata.num_row_groups, self.metadata.num_columns
         self._size = end
@@ -151,7 +153,7 @@ class CheckedParquet:
     def read(self, group: int, names: Sequence[str] | None = None) -> pa.Table:
         """The columns `names` of a row group, all of them by default. REQUIRES: names without points, no structs."""
         found, pieces = self.metadata.row_group(group), {}
-        with open(self.path, "rb") as file:
+        with open_file(self.path) as file:
             for i in range(self.metadata.num_columns) if names is None else (self._numbers[name] for name in names):
                 begin, end = place_of(found.column(i))
                 pieces[begin] = self._checked(file, begin, end, self._sums[group][i])

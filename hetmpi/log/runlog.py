@@ -41,12 +41,14 @@ from pathlib import Path
 
 import yaml
 
+from hetmpi.bounded_file import open_regular, read_text
 from hetmpi.errors import UserError
 from hetmpi.log import status
 from hetmpi.log.display import display, tell_ending
 from hetmpi.log.events import FINAL, EventFile
 from hetmpi.log.figures import is_of_task, moved_per_step
 from hetmpi.log.files import append, flat, replace
+from hetmpi.log.run_files import LARGEST_LINE, LARGEST_LINES, is_number
 from hetmpi.spans import Spans
 
 SHOWN_NAME = "standard output"
@@ -109,7 +111,7 @@ class RunLog:
     def evaluations(self, metric: str) -> list[tuple[int, float]]:
         """Step and value of a metric in the evaluations so far, as far as they could be written."""
         with suppress(OSError, ValueError):
-            lines = map(json.loads, (self._dir / "evaluation.jsonl").read_text().splitlines())
+            lines = map(json.loads, read_text(self._dir / "evaluation.jsonl", LARGEST_LINES).splitlines())
             return [(line["step"], line[metric]) for line in lines if line.get(metric) is not None]
         return []
 
@@ -167,12 +169,14 @@ class RunLog:
     def _keep_until(self, path: Path, step: int, files: Collection[str] | None) -> float:
         """Removes the lines of later steps and files and a truncated last line. Returns the last elapsed_s kept, 0.0 if
         there is none."""
-        if not path.exists():
+        if not os.path.lexists(path):
             return 0.0
-        lines = path.read_text(errors="replace").splitlines(keepends=True)
-        kept = [line for line in lines if line.endswith("\n") and is_until(line, step, files)]
-        path.write_text("".join(kept)) if kept else path.unlink()
-        return json.loads(kept[-1]).get("elapsed_s", 0.0) if kept else 0.0
+        with open_regular(path) as file:
+            lines = iter(lambda: file.readline(LARGEST_LINE), b"")
+            kept = [line for line in lines if line.endswith(b"\n") and is_until(line, step, files)]
+        replace(path, b"".join(kept).decode(errors="replace")) if kept else path.unlink()
+        elapsed_s = json.loads(kept[-1]).get("elapsed_s") if kept else None
+        return float(elapsed_s) if is_number(elapsed_s) else 0.0
 
     def _record(self, name: str, values: dict, *calls: Callable[[dict], None]) -> None:
         """Appends values to a .jsonl file, then passes them to `calls`, for TensorBoard and standard output."""
@@ -237,12 +241,12 @@ def _jsonable(value):
     return value
 
 
-def is_until(line: str, step: int, files: Collection[str] | None) -> bool:
+def is_until(line: bytes, step: int, files: Collection[str] | None) -> bool:
     """Whether a logged line is of a step up to `step`, at this step of no other file than `files`; a damaged one is
     not."""
     try:
         values = json.loads(line)
         is_other = files is not None and "file" in values and values["file"] not in files
         return float(values["step"]) < step or (float(values["step"]) == step and not is_other)
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return False

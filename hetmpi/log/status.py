@@ -18,10 +18,12 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from hetmpi.bounded_file import parsed_json, read_bytes
 from hetmpi.log.files import replace
 from hetmpi.world.process import process_start
 
 STATUS = "status.json"
+LARGEST_BYTES = 16 << 20
 RUNNING, FINISHED, STOPPED, FAILED = "running", "finished", "stopped", "failed"
 
 
@@ -47,7 +49,7 @@ def write_failed(folder: Path, message: str) -> None:
 def read_status(folder: Path) -> dict:
     """The contents of status.json, {} if there is none. Raises OSError and ValueError."""
     path = folder / STATUS
-    status = json.loads(path.read_text()) if path.exists() else {}
+    status = parsed_json(read_bytes(path, LARGEST_BYTES), STATUS) if path.exists() else {}
     if not isinstance(status, dict) or not isinstance(status.get("state", ""), str):
         raise ValueError("status.json has no state")
     return status

@@ -5,23 +5,27 @@
                             step, in which it was seen last. In the order of columns and ids
     FOLDER/removed.parquet  column and id: of ids that have lost their rows. In what changed only
 
-The files' metadata say by which seeds values are hashed, and the steps of the checkpoints. A full export with what
-changed later is the later full export, byte for byte.
+The files' metadata say by which seeds values are hashed, and the steps of the checkpoints, and have a checksum of the
+contents. A full export with what changed later is the later full export, byte for byte.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import xxhash
 
-from hetmpi.errors import UserError, one_line
+from hetmpi.bounded_file import parsed_json, shown
+from hetmpi.bounded_parquet import batches_of, open_parquet, readable
+from hetmpi.errors import UserError, check_integer, one_line
+from hetmpi.memory import check_fits
 from hetmpi.open_rows import places_of
 from hetmpi.run.output import cannot_write, part_of
 
@@ -31,9 +35,11 @@ SCHEMA = pa.schema([
     ("step", pa.int64()),
 ])  # fmt: skip
 OF_REMOVED = pa.schema([("column", pa.string()), ("id", pa.int64())])
-ABOUT = b"hetmpi"  # of the metadata
+ABOUT, SUM = b"hetmpi", "xxh3_128"  # of the metadata, and in it
 GROUP_ROWS = 1 << 18
 MOST_NUMBERS = 1 << 28  # of a row group
+ROW_BYTES = 32  # of a row in memory beside its weight
+CURE = "write it again by hetmpi export"
 
 
 @dataclass(frozen=True)
@@ -145,7 +151,8 @@ def read_changed(folders: Sequence[Path]) -> tuple[list[IdRows], About]:
             f"{folders[0]} has only the changes since step {about.since:,}: name an export of all rows first"
         )
     for folder in folders[1:]:
-        rows, about = applied(rows, about, *read_rows(folder), read_removed(folder))
+        changed, later = read_rows(folder)
+        rows, about = applied(rows, about, changed, later, read_removed(folder, later))
     return rows, about
 
 
@@ -163,7 +170,7 @@ def check_columns(what: str, before: Sequence[IdRows], now: Sequence[IdRows]):
 def write_rows(folder: Path, rows: list[IdRows], about: About) -> Path:
     """Writes ids.parquet, and removes removed.parquet of an earlier export where these are all rows."""
     path, said = folder / IDS, {"seeds": {one.column: one.seed for one in rows}, **vars(about)}
-    schema = SCHEMA.with_metadata({ABOUT: json.dumps(said).encode()})
+    schema = SCHEMA.with_metadata(metadata_of(said, sum_of_rows(rows)))
     with part_of(path) as part, cannot_write(path), pq.ParquetWriter(part, schema) as writer:
         for one in rows:
             for group in filter(IdRows.has_rows, one.groups()):
@@ -174,33 +181,143 @@ def write_rows(folder: Path, rows: list[IdRows], about: About) -> Path:
     return path
 
 
-def write_removed(folder: Path, removed: list[tuple[str, np.ndarray]]) -> Path:
+def write_removed(folder: Path, removed: list[tuple[str, np.ndarray]], about: About) -> Path:
     path = folder / REMOVED
-    with part_of(path) as part, cannot_write(path), pq.ParquetWriter(part, OF_REMOVED) as writer:
+    schema = OF_REMOVED.with_metadata(metadata_of(vars(about), sum_of_removed(dict(removed))))
+    with part_of(path) as part, cannot_write(path), pq.ParquetWriter(part, schema) as writer:
         for column, ids in removed:
-            writer.write_table(pa.table([pa.array([column] * len(ids), pa.string()), ids], schema=OF_REMOVED))
+            table = pa.table([pa.array([column] * len(ids), pa.string()), ids], schema=schema)
+            writer.write_table(table, GROUP_ROWS)
     return path
+
+
+def metadata_of(said: dict, digest: str) -> dict[bytes, bytes]:
+    """said: what the metadata say. digest: of the contents."""
+    return {ABOUT: json.dumps({**said, SUM: with_metadata(said, digest)}).encode()}
+
+
+def with_metadata(said: dict, digest: str) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps([said, digest]).encode())
+
+
+def sum_of_rows(rows: Sequence[IdRows]) -> str:
+    """Checksum of the columns that have rows."""
+    digest = xxhash.xxh3_128()
+    for one in filter(IdRows.has_rows, rows):
+        digest.update(json.dumps([one.column, one.seed, len(one.ids), len(one.shared)]).encode())
+        for array in (one.ids, one.weight, one.count, one.step, one.shared):
+            digest.update(np.ascontiguousarray(array))
+    return digest.hexdigest()
+
+
+def sum_of_removed(removed: Mapping[str, np.ndarray]) -> str:
+    digest = xxhash.xxh3_128()
+    for column, ids in removed.items():
+        if len(ids):
+            digest.update(json.dumps([column, len(ids)]).encode())
+            digest.update(np.ascontiguousarray(ids))
+    return digest.hexdigest()
 
 
 def read_rows(folder: Path) -> tuple[list[IdRows], About]:
     """Those that write_rows has written. Raises UserError for other files."""
     path = folder / IDS
     file = opened(path, SCHEMA)
-    try:
-        said = json.loads(file.schema_arrow.metadata[ABOUT])
-        about, seeds = About(said["step"], said["since"]), said["seeds"]
-        parts: dict[str, list[IdRows]] = {}
+    about, said = about_of(file, path)
+    check_size(file, path)
+    parts: dict[str, list[IdRows]] = {}
+    with of_export(path):
         for number in range(file.num_row_groups):
-            part = rows_of_group(file.read_row_group(number), seeds)
+            part = rows_of_group(file.read_row_group(number, use_threads=False), said.get("seeds", {}))
             parts.setdefault(part.column, []).append(part)
         found = [joined(of_column) for of_column in parts.values()]
-    except (OSError, pa.ArrowException, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is no export of rows by id: {one_line(str(error))}") from error
+    check_sum(path, said, sum_of_rows(found))
     return found, about
+
+
+def read_removed(folder: Path, about: About) -> dict[str, np.ndarray]:
+    """The ids (n,) int64 of each column that have lost their rows. about: of the ids.parquet beside it. Raises
+    UserError."""
+    path = folder / REMOVED
+    if not path.exists():
+        raise UserError(
+            f"{folder} has no {REMOVED}: give a folder that hetmpi export has written with since=CHECKPOINT"
+        )
+    file = opened(path, OF_REMOVED)
+    steps, said = about_of(file, path)
+    check_size(file, path)
+    parts: dict[str, list[np.ndarray]] = {}
+    with of_export(path):
+        for batch in batches_of(file, shown(path), num_rows=GROUP_ROWS):
+            names, ids = batch.column("column"), batch.column("id").to_numpy()
+            codes = names.indices.to_numpy()
+            for number, name in enumerate(names.dictionary.to_pylist()):
+                parts.setdefault(name, []).append(ids[codes == number])
+    found = {name: np.concatenate(of_column) for name, of_column in parts.items()}
+    check_sum(path, said, sum_of_removed(found))
+    if steps != about:
+        raise UserError(f"{shown(path)} is of other steps than {IDS} beside it: {CURE}")
+    return found
+
+
+def opened(path: Path, schema: pa.Schema) -> pq.ParquetFile:
+    """The file, not yet read, with its names as a dictionary. Raises UserError for one of other columns."""
+    if not open_parquet(path).schema_arrow.equals(schema):
+        raise UserError(f"{shown(path)} must have the columns {', '.join(schema.names)} of an export of rows by id")
+    return open_parquet(path, dictionaries=["column"])
+
+
+def about_of(file: pq.ParquetFile, path: Path) -> tuple[About, dict]:
+    """The steps of the checkpoints, and all of the metadata. Raises UserError."""
+    place = f"{shown(path)}: its metadata"
+    said = parsed_json((file.schema_arrow.metadata or {}).get(ABOUT, b"{}"), place)
+    if not isinstance(said, dict) or not isinstance(said.get(SUM), str) or not isinstance(said.get("seeds", {}), dict):
+        raise UserError(f"{place} has no checksum: {CURE}")
+    check_integer(f"{place}: step", said.get("step"), 0)
+    if said.get("since") is not None:
+        check_integer(f"{place}: since", said["since"], 0)
+    for column, seed in said.get("seeds", {}).items():
+        check_integer(f"{place}: the seed of column {one_line(column, 100)}", seed, 0)
+    return About(said["step"], said.get("since")), said
+
+
+def check_size(file: pq.ParquetFile, path: Path):
+    """Raises UserError for a row group larger than those of an export, and for rows that do not fit into memory."""
+    num_bytes = 0
+    for number in range(file.num_row_groups):
+        group = file.metadata.row_group(number)
+        numbers = max(group.column(i).num_values for i in range(group.num_columns))
+        if group.num_rows > GROUP_ROWS or numbers > MOST_NUMBERS:
+            raise UserError(
+                f"{shown(path)}: row group {number + 1:,} has {group.num_rows:,} rows and {numbers:,} numbers, an "
+                f"export has at most {GROUP_ROWS:,} and {MOST_NUMBERS:,}: {CURE}"
+            )
+        num_bytes += ROW_BYTES * group.num_rows + 4 * numbers
+    check_fits(2 * num_bytes, shown(path), "use a machine with more")
+
+
+@contextlib.contextmanager
+def of_export(path: Path):
+    """A context that turns errors of contents of another form into a UserError."""
+    try:
+        with readable(shown(path)):
+            yield
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{shown(path)} is no export of rows by id: {one_line(str(error))}: {CURE}") from error
+
+
+def check_sum(path: Path, said: dict, digest: str):
+    if said[SUM] != with_metadata({name: value for name, value in said.items() if name != SUM}, digest):
+        raise UserError(f"{shown(path)} is not as it was written: {CURE}")
 
 
 def rows_of_group(table: pa.Table, seeds: dict[str, int]) -> IdRows:
     """Raises ValueError or LookupError for a group of another form."""
+    for name in ("column", "weight", "count", "step"):
+        if table[name].null_count:
+            raise ValueError(f"column {name} has rows without a value")
     [column] = table["column"].unique().to_pylist()
     table = table.combine_chunks()
     is_shared, weights = np.asarray(table["id"].is_null()), table["weight"].combine_chunks()
@@ -220,26 +337,3 @@ def joined(parts: list[IdRows]) -> IdRows:
     if (whole["ids"][1:] <= whole["ids"][:-1]).any() or len(shared) > 1:
         raise ValueError(f"column {parts[0].column}: ids must rise, and one row be shared")
     return replace(parts[0], **whole, shared=shared)
-
-
-def read_removed(folder: Path) -> dict[str, np.ndarray]:
-    if not (folder / REMOVED).exists():
-        raise UserError(
-            f"{folder} has no {REMOVED}: give a folder that hetmpi export has written with since=CHECKPOINT"
-        )
-    table = opened(folder / REMOVED, OF_REMOVED).read()
-    names, ids = table["column"].combine_chunks().dictionary_encode(), table["id"].to_numpy()
-    if isinstance(names, pa.ChunkedArray):
-        names = names.combine_chunks()
-    places = np.asarray(names.indices)
-    return {name: ids[places == number] for number, name in enumerate(names.dictionary.to_pylist())}
-
-
-def opened(path: Path, schema: pa.Schema) -> pq.ParquetFile:
-    try:
-        file = pq.ParquetFile(path)
-    except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{path} cannot be read: {one_line(str(error))}") from error
-    if not file.schema_arrow.equals(schema):
-        raise UserError(f"{path} must have the columns {', '.join(schema.names)} of an export of rows by id")
-    return file

@@ -44,7 +44,9 @@ class RowsFile:
         the tables before."""
         try:
             with cannot_write(self._out):
-                self._writer = self._writer or pq.ParquetWriter(self._part, table.schema, compression="zstd")
+                self._writer = self._writer or pq.ParquetWriter(
+                    self._part, table.schema, compression="zstd", write_page_checksum=True
+                )
                 self._writer.write_table(table.cast(self._writer.schema))
         except pa.ArrowException as error:
             raise UserError(f"predict.keep: the files have columns of different types: {error}") from error

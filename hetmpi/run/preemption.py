@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 
+from hetmpi.world.launch import LEFT_EARLY, remove_segments
 from hetmpi.world.mpi import MPI
 from hetmpi.world.waiting import wait_for
 from hetmpi.world.world import World
@@ -21,14 +22,15 @@ ONE_KEY_S = 1.0  # Ctrl-C may arrive twice: from the terminal, and forwarded by 
 
 class Preemption:
     """Handles SIGNALS until `close`. The first signal is recorded. The second one, of any kind, ends the process at
-    once, even inside an MPI call, where Python's handlers do not run."""
+    once, even inside an MPI call, where Python's handlers do not run. So does a first SIGTERM before the first step:
+    there is nothing to save yet, and no end of a step at which it would be seen."""
 
     def __init__(self, world: World):
         """Must be called in the main thread."""
         self._world = world
         self._noted, self._sent, self._anywhere = (np.zeros(1, np.int32) for _ in range(3))
         self._request: MPI.Request | None = None
-        self._is_asked = False
+        self._is_asked = self._is_training = False
         self._heard, wakeup = os.pipe()
         os.set_blocking(wakeup, False)
         signal.set_wakeup_fd(wakeup)
@@ -47,10 +49,19 @@ class Preemption:
             if self._noted[0]:
                 os._exit(128 + heard[0])
             self._noted[0], noted_at = heard[0], time.monotonic()
+            if heard[0] == signal.SIGTERM and not self._is_training:
+                self._leave_unsaved()
             if heard[0] == signal.SIGINT and self._world.rank == 0:
                 print(
                     "\nhetmpi: saving after this step; Ctrl-C again ends the run at once", file=sys.stderr, flush=True
                 )
+
+    def _leave_unsaved(self):
+        """Ends this process, and so the run, with one line of the lowest rank that has the signal."""
+        time.sleep(min(1.0, 0.1 * self._world.rank))
+        print("\nhetmpi: ended by SIGTERM before the first step, nothing is lost", file=sys.stderr, flush=True)
+        remove_segments()
+        os._exit(LEFT_EARLY)
 
     def ask(self):
         """This rank asks to leave, as after a signal."""
@@ -59,7 +70,7 @@ class Preemption:
     def is_agreed(self) -> bool:
         """Whether some rank had recorded a signal at the time of the last call; the same on every rank. Starts the next
         allreduce. Collective."""
-        agreed = False
+        agreed, self._is_training = False, True
         if self._request is not None:
             self._await("for all ranks to end the step")
             agreed = bool(self._anywhere[0])

@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from hetmpi import _C
+from hetmpi.bounded_file import shown
+from hetmpi.bounded_parquet import batches_of, open_parquet
 from hetmpi.data.features import NO_KEY, ValueMap
 from hetmpi.errors import UserError, one_line
 from hetmpi.run.id_rows import IDS, IdRows, read_changed
 from hetmpi.table.table import EmbeddingTable
 
 BATCH_BYTES = 16 << 20  # of the rows that a rank reads at a time
-BUFFER_BYTES = 1 << 20  # per column and file; without buffers Parquet reads a whole row group
 
 
 def fill_from(tables: Mapping[str, EmbeddingTable], place: Path, columns: Mapping[str, ValueMap]) -> int:
@@ -115,7 +116,7 @@ def column_of(
     unless the file has columns of the right types, and names one table."""
     import pyarrow.types as types
 
-    schema = opened(path).schema_arrow
+    schema = open_parquet(path).schema_arrow
     if schema.get_field_index("weight") < 0:
         raise lacking(path, "weight", schema.names)
     named = [name for name in columns if name in schema.names and name != "weight"]
@@ -161,31 +162,12 @@ def check_weight(path: Path, kind, dim: int):
         raise wrong_width(path, kind.list_size, dim)
 
 
-def opened(path: Path):
-    """The Parquet file, not yet read. Raises UserError for any other file."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER_BYTES)
-    except (pa.ArrowException, OSError) as problem:
-        raise unreadable(path, problem) from problem
-
-
 def parts_of(path: Path, column: str, dim: int) -> Iterator[tuple]:
     """Arrow's values (n,) of a column, and rows (n, dim) float32, in parts. Raises UserError for missing values, rows
     of another width, and a damaged file."""
-    import pyarrow as pa
-
-    num = max(1, BATCH_BYTES // (4 * dim))
-    parts = opened(path).iter_batches(num, columns=[column, "weight"])
-    while True:
-        try:
-            part = next(parts, None)
-        except (pa.ArrowException, OSError) as problem:
-            raise unreadable(path, problem) from problem
-        if part is None:
-            return
+    file = open_parquet(path, is_summed=True)
+    check_numbers(file, path, dim)
+    for part in batches_of(file, shown(path), [column, "weight"], max(1, BATCH_BYTES // (4 * dim))):
         values, weight = part.column(column), part.column("weight")
         numbers = weight.flatten()
         if values.null_count or weight.null_count or numbers.null_count:
@@ -196,6 +178,16 @@ def parts_of(path: Path, column: str, dim: int) -> Iterator[tuple]:
         if (lengths != dim).any():
             raise wrong_width(path, int(lengths[lengths != dim][0]), dim)
         yield values, numbers.to_numpy(zero_copy_only=False).reshape(len(values), dim)
+
+
+def check_numbers(file, path: Path, dim: int):
+    """Raises UserError for a row group whose rows have more than `dim` numbers, before it is read."""
+    for number in range(file.num_row_groups):
+        group = file.metadata.row_group(number)
+        columns = map(group.column, range(group.num_columns))
+        numbers = max(column.num_values for column in columns if column.path_in_schema.startswith("weight."))
+        if numbers > group.num_rows * dim:
+            raise wrong_width(path, -(-numbers // group.num_rows), dim)
 
 
 def take(table: EmbeddingTable, place: str, how: ValueMap, values, rows: np.ndarray, is_filled: np.ndarray):
@@ -229,8 +221,3 @@ def lacking(path: Path, column: str, names: list[str]) -> UserError:
 
 def wrong_width(path: Path, got: int, dim: int) -> UserError:
     return UserError(f"{path}: rows must have {dim} numbers, as those of the table, got {got}: give rows of this width")
-
-
-def unreadable(path: Path, problem: Exception) -> UserError:
-    text = " ".join(str(problem).split())[:200]
-    return UserError(f"{path} cannot be read as Parquet: {text}")

@@ -51,7 +51,7 @@ def export_changes(folder: Path, checkpoint: Path):
         before, since = rows_of(earlier[0])
         rows, removed = changes(before, rows)
         about = About(about.step, since.step)
-        write_removed(folder / checkpoint.name, removed)  # first: without it the changes are not read
+        write_removed(folder / checkpoint.name, removed, about)  # first: without it the changes are not read
     write_rows(folder / checkpoint.name, rows, about)
 
 

@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 import torch
 import xxhash
 
+from hetmpi.bounded_file import shown
+from hetmpi.bounded_parquet import open_parquet, read_table
 from hetmpi.errors import UserError, one_line
 from hetmpi.run.output import cannot_write, part_of, rows_to
 from hetmpi.trained.link_answers import NOBODY, Best
@@ -59,19 +61,29 @@ def read_items(path: Path, saved: SavedPairs) -> tuple[pa.Array, torch.Tensor]:
     """The values and the vectors (n, W) float32 in a file of export_items(). Raises UserError for another file, one
     that is not as it was written, and vectors of another checkpoint."""
     cure = "write it by `hetmpi export CHECKPOINT OUT items=parquet data.path=FILES`"
+    place, name = f"items={shown(path)}", saved.columns.item.name
     try:
-        table = pq.ParquetFile(path).read()
-        metadata = table.schema.metadata or {}
+        file = open_parquet(path, place)
+        metadata, schema = file.schema_arrow.metadata or {}, file.schema_arrow
         if metadata.get(DIGEST) != saved.digest.encode():
-            raise UserError(f"items={one_line(str(path))} is not of this checkpoint: {cure}")
-        values, column = (table[name].combine_chunks() for name in (saved.columns.item.name, VECTOR))
-        vectors = column.flatten().to_numpy().reshape(len(table), -1).copy()
-        is_whole = metadata.get(SUM) == sum_of(values, vectors)
-    except (OSError, pa.ArrowException, KeyError, ValueError) as error:
-        raise UserError(f"items={one_line(str(path))} cannot be read: {one_line(str(error))}: {cure}") from error
-    if not is_whole:
-        raise UserError(f"items={one_line(str(path))} is not as it was written: {cure}")
+            raise UserError(f"{place} is not of this checkpoint")
+        if sorted(schema.names) != sorted([name, VECTOR]) or not is_vectors(schema.field(VECTOR).type):
+            raise UserError(f"{place} must have the columns {one_line(name)} and {VECTOR}, lists of float32")
+        table = read_table(file, place, "use a machine with more")
+    except UserError as error:
+        raise UserError(f"{error}: {cure}") from error
+    values, column = (table[name].combine_chunks() for name in (name, VECTOR))
+    vectors = column.flatten().to_numpy(zero_copy_only=False)
+    if len(vectors) != len(table) * column.type.list_size:
+        raise UserError(f"{place} has rows without a vector: {cure}")
+    vectors = vectors.reshape(len(table), column.type.list_size).copy()
+    if metadata.get(SUM) != sum_of(values, vectors):
+        raise UserError(f"{place} is not as it was written: {cure}")
     return values, torch.from_numpy(vectors)
+
+
+def is_vectors(kind: pa.DataType) -> bool:
+    return pa.types.is_fixed_size_list(kind) and pa.types.is_float32(kind.value_type)
 
 
 class BestItems:

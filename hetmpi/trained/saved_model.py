@@ -78,12 +78,13 @@ def saved_tables(checkpoint: Path, manifest: dict, only: str) -> dict[str, Saved
 
 
 def write_rows(path: Path, column: str, kind, dim: int, parts: Iterable[tuple]):
-    """Writes Parquet: `column` of the Arrow type `kind`, and weight. parts: values (n,), rows (n, dim) float32."""
+    """Writes Parquet with checksums: `column` of the Arrow type `kind`, and weight. parts: values (n,), rows (n, dim)
+    float32."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     schema = pa.schema([(column, kind), (WEIGHT, pa.list_(pa.float32(), dim))])
-    with pq.ParquetWriter(path, schema) as writer:
+    with pq.ParquetWriter(path, schema, write_page_checksum=True) as writer:
         for values, rows in parts:
             weights = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), dim)
             writer.write_table(pa.Table.from_arrays([values, weights], schema=schema))

@@ -169,7 +169,7 @@ def test_files_that_are_not_there_or_no_parquet_are_refused_on_every_rank(world,
     for place, said in (
         (folder / "none.parquet", "there is no such file or folder: name a Parquet file, or a folder of them"),
         (folder, r"this folder holds no \*.parquet file"),
-        (folder / "text", "text cannot be read as Parquet: "),
+        (folder / "text", "text cannot be read: "),
     ):
         if world.rank == 0 and place.name == "text":
             place.write_text("key,weight\n1,2\n" * 9)

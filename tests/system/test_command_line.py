@@ -181,3 +181,27 @@ def test_an_unknown_command_or_option_is_refused(own):
     assert "there is no command tarin: it is one of train, predict" in hetmpi(0, "tarin", cwd=own).text
     outcome = hetmpi(0, "train", "--no-such-option", cwd=own)
     assert outcome.code != 0 and "--no-such-option" in outcome.text and "Traceback" not in outcome.text
+
+
+def test_sigterm_ends_a_run_that_still_reads_its_files(tmp_path):
+    """A rank that waits inside a library, which runs no Python, as for a disk that does not answer."""
+    os.mkfifo(tmp_path / "pipe")
+    text = f"""
+import pyarrow
+from hetmpi.run.preemption import Preemption
+from hetmpi.world.world import World
+preemption = Preemption(World())
+print("waits", flush=True)
+pyarrow.OSFile({str(tmp_path / "pipe")!r})
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", text], env=environment(PYTHONPATH=str(ROOT)), text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout.readline() == "waits\n"
+    time.sleep(0.2)
+    process.terminate()
+    errors = process.communicate(timeout=10)[1]
+    assert process.returncode == 85 and errors.strip() == (
+        "hetmpi: ended by SIGTERM before the first step, nothing is lost"
+    )

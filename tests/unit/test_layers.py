@@ -7,7 +7,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 # Modules that all others may import, and that import only the core and each other.
-GROUND = {"_C", "bounded_file", "errors", "in_flight", "memory", "spans", "counters", "metrics", "no_dynamo"}
+GROUND = {
+    "_C",
+    "bounded_file",
+    "bounded_parquet",
+    "errors",
+    "in_flight",
+    "memory",
+    "spans",
+    "counters",
+    "metrics",
+    "no_dynamo",
+}
 GROUND |= {"layers", "batch_norm", "gathered", "schedule", "open_rows"}
 ROOMS = {  # room -> rooms it may import from, besides itself and the ground
     "world": set(),

@@ -220,7 +220,7 @@ def test_a_damaged_csv_is_refused(tmp_path, text, said):
 
 
 def test_a_file_that_is_no_table_is_refused(tmp_path):
-    with pytest.raises(DataError, match="train.parquet: "):
+    with pytest.raises(DataError, match="train.parquet cannot be read: "):
         read_triples(written(tmp_path, {"train.parquet": b"PAR1 nonsense"}), None)
 
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
+from hetmpi.bounded_file import open_file
 from hetmpi.data.files import DataError, first_line
 from hetmpi.data.graph.graph import (
     Graph,
@@ -38,6 +39,7 @@ LINKS = ("Depends", "Pre-Depends", "Recommends", "Suggests")
 NAME = re.compile(r"(?:^|[,|])\s*([a-z0-9][a-z0-9+.-]+)")  # of a package in a list of links, without its version
 WORD = re.compile(r"[a-z][a-z0-9+]+")
 MOST_WORDS, MOST_TAGS = 16, 10
+MOST_BYTES = 1 << 30  # of an index, unpacked
 
 
 class DebianPackages(GraphData):
@@ -107,7 +109,10 @@ def texts_in(folder: str) -> Iterator[str]:
     for path in paths:
         try:
             with opened(path) as file:
-                yield file.read().decode(errors="replace")
+                text = file.read(MOST_BYTES + 1)
+                if len(text) > MOST_BYTES:
+                    raise DataError(f"data=debian_packages: {path} has more than {MOST_BYTES:,} bytes")
+                yield text.decode(errors="replace")
         except (OSError, EOFError, lzma.LZMAError, pa.ArrowException) as error:
             raise DataError(f"data=debian_packages: {path} cannot be read: {first_line(error)}") from error
     if not paths:
@@ -126,9 +131,9 @@ def opened(path: str) -> io.IOBase | pa.NativeFile:
     """A file of bytes, decompressed by its ending."""
     end = os.path.splitext(path)[1]
     if end in (".gz", ".xz"):
-        return gzip.open(path) if end == ".gz" else lzma.open(path)
+        return gzip.open(open_file(path)) if end == ".gz" else lzma.open(open_file(path))
     compression = {".lz4": "lz4", ".zst": "zstd"}.get(end)
-    return open(path, "rb") if compression is None else pa.CompressedInputStream(pa.OSFile(path), compression)
+    return open_file(path) if compression is None else pa.CompressedInputStream(open_file(path), compression)
 
 
 def section_of(fields: dict[str, str]) -> str | None:

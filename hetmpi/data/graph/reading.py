@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 import pyarrow.csv as csv
-import pyarrow.parquet as pq
 
 from hetmpi.bounded_file import open_regular, shown
+from hetmpi.bounded_parquet import read_table
 from hetmpi.data.files import DataError, first_line
 from hetmpi.data.tabular.files import PARQUET, compression_of, form_of, open_parquet
 from hetmpi.errors import one_line
@@ -19,8 +19,7 @@ from hetmpi.memory import check_fits
 COPIES = 3  # bytes that reading a graph takes, per byte of its tables
 MOST_GZIP_RATIO = 1032
 CHUNK_BYTES = 1 << 20
-BATCH_ROWS = 1 << 12, 1 << 16  # least and most rows of a Parquet file that are decoded at a time
-BATCH_BYTES = 1 << 30
+CURE = "use a machine with more, or smaller files"
 
 
 def read_file(path: str) -> pa.Table:
@@ -40,18 +39,7 @@ def read_csv_file(path: str, *options) -> pa.Table:
 
 def read_parquet_file(path: str) -> pa.Table:
     """The table of a Parquet file. Raises UserError."""
-    file = open_parquet(path)
-    schema, metadata = file.schema_arrow, file.metadata
-    check_need(path, metadata.num_rows * sum(map(width_of, schema.types)))
-    batches, nbytes = [], 0
-    with reading(path):
-        for batch in file.iter_batches(batch_rows(metadata)):
-            batches.append(batch)
-            nbytes += batch.nbytes
-            check_need(path, nbytes, taken=nbytes)
-        table = pa.Table.from_batches(batches, schema)
-        table.validate(full=True)  # texts may be no UTF-8
-        return table
+    return read_table(open_parquet(path), f"data.path: {shown(path)}", CURE, COPIES)
 
 
 @contextmanager
@@ -80,23 +68,6 @@ def check_unpacked(path: str):
     return check_need(path, nbytes)
 
 
-def check_need(path: str, nbytes: int, taken: int = 0):
-    """Raises UserError if a table of `nbytes`, of which `taken` are in memory, cannot be read into memory."""
-    what = f"data.path: {shown(path)}"
-    check_fits(COPIES * nbytes - taken, what, "use a machine with more, or smaller files")
-
-
-def width_of(kind: pa.DataType) -> int:
-    """Least bytes that a value takes in memory."""
-    try:
-        return max(1, kind.bit_width // 8)
-    except ValueError:  # texts and lists have offsets
-        return 4
-
-
-def batch_rows(metadata: pq.FileMetaData) -> int:
-    """Rows to decode at a time: of a column that is a dictionary, each may take as much as a whole chunk."""
-    least, most = BATCH_ROWS
-    groups = (metadata.row_group(group) for group in range(metadata.num_row_groups))
-    sizes = (group.column(c).total_uncompressed_size for group in groups for c in range(group.num_columns))
-    return min(most, max(least, BATCH_BYTES // max(1, max(sizes, default=1))))
+def check_need(path: str, nbytes: int):
+    """Raises UserError if a table of `nbytes` cannot be read into memory."""
+    check_fits(COPIES * nbytes, f"data.path: {shown(path)}", CURE)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from hetmpi.bounded_file import open_file
 from hetmpi.data.files import DataError, absolute, first_line
 from hetmpi.errors import printable
 
@@ -88,7 +89,7 @@ def is_file(entry: os.DirEntry) -> bool:
 def form_of(path: str) -> str:
     """PARQUET or TEXT, by the file's name and first bytes. Raises DataError for a file that cannot be read."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             return PARQUET if file.read(4) == b"PAR1" or path.lower().endswith(PARQUET_ENDS) else TEXT
     except OSError as error:
         raise DataError(f"data.path: {path} cannot be read: {error.strerror}") from error

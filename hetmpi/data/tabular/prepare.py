@@ -40,6 +40,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from hetmpi import _C
+from hetmpi.bounded_file import open_file
 from hetmpi.data.checked import Damaged, load_array, read_json, save_array, write_json, write_sums
 from hetmpi.data.distinct import NUM_REGISTERS, estimate, observe
 from hetmpi.data.files import DataError, absolute, first_line
@@ -522,7 +523,7 @@ def read_manifest(folder: str) -> dict | None:
 def version_of(path: str):
     """The version in a manifest, which was without a checksum up to 3; None if it has none."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with open_file(path) as file:
             return json.load(file)["version"]
     except (ValueError, RecursionError, KeyError, TypeError):
         return None

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.parquet as pq
 
 from hetmpi.bounded_file import open_regular, shown
+from hetmpi.bounded_parquet import open_parquet, read_table
 from hetmpi.data.files import DataError, first_line
-from hetmpi.errors import one_line
+from hetmpi.errors import UserError, one_line
 
 PARTS = ("train", "valid", "test")
 LONGEST_LINE = 1 << 20
@@ -180,10 +180,12 @@ def triples_of_table(
                 as_texts = pa.csv.ConvertOptions(column_types=dict.fromkeys(columns or TABLE_COLUMNS, pa.string()))
                 table = pa.csv.read_csv(file, convert_options=as_texts)
             else:
-                table = pq.read_table(file)
+                table = read_table(open_parquet(path, place), place, "use a machine with more, or smaller files")
             names_of_columns = table.column_names
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise DataError(f"{place}: {first_line(error)}") from error
+        except UserError as error:
+            raise DataError(str(error)) from error
     if not len(table):
         raise DataError(no_triples(path))
     for names, column in zip((entities, relations, entities), columns or TABLE_COLUMNS):
