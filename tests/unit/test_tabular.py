@@ -996,6 +996,8 @@ REFUSED = {
     "a pool": (CSV, rules({"name": "user", "pool": "max", "separator": "|"}), ["pool must be one of sum, mean"]),
     "a pool of text": (CSV, rules({"name": "user", "pool": "sum"}), ["column user: pool needs"]),
     "max_len of text": (CSV, rules({"name": "user", "max_len": 3}), ["column user: max_len needs several"]),
+    "keep without max_len": (LISTS, rules({"name": "tags", "keep": "last"}), ["keep says which values max_len keeps"]),
+    "an unknown keep": (LISTS, rules({"name": "tags", "max_len": 2, "keep": "newest"}), ["keep must be first or last"]),
     "a separator of lists": (LISTS, rules({"name": "tags", "separator": "|"}), ["column tags: it holds lists already"]),
     "share of no column": (CSV, rules({"name": "user", "share": "itm"}), ["no id column is named itm"]),
     "share of itself": (CSV, rules({"name": "user", "share": "user"}), ["share names the column itself"]),

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from hetmpi import _C
 from hetmpi.data.files import DataError
 from hetmpi.data.tabular.reading import BAD_LABEL, BAD_NUMBER, HASH, MAX_EXAMPLES, BadRows, Reading, StoredColumn, shown
-from hetmpi.data.tabular.rules import NUMBER
+from hetmpi.data.tabular.rules import LAST, NUMBER
 from hetmpi.data.tabular.times import NAMES, moments
 
 NUMBER_TEXT = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
@@ -256,8 +256,10 @@ def lists(array: pa.Array, column: StoredColumn, missing: tuple[str, ...]) -> tu
     offsets = np.concatenate([[0], np.cumsum(keep)])[np.concatenate([[0], np.cumsum(sizes)])]
     values = values[keep]
     if column.max_len is not None:
-        place = np.arange(len(values)) - np.repeat(offsets[:-1], np.diff(offsets))
-        values = values[place < column.max_len]
+        places, sizes = np.arange(len(values)), np.diff(offsets)
+        from_end = np.repeat(offsets[1:], sizes) - 1 - places
+        from_begin = places - np.repeat(offsets[:-1], sizes)
+        values = values[(from_end if column.keep == LAST else from_begin) < column.max_len]
         offsets = np.concatenate([[0], np.cumsum(np.minimum(np.diff(offsets), column.max_len))])
     return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values)), bad
 

@@ -179,6 +179,8 @@ class Encoder:
                 return f"the mean and deviation of column {one_line(column.name)} were others"
             if column.kind == theirs.kind != ID and column.transform != theirs.transform:
                 return f"column {one_line(column.name)} had transform: {column.transform}, now {theirs.transform}"
+            if replace(column, keep=theirs.keep) == theirs != column:
+                return f"column {one_line(column.name)} had keep: {column.keep}, now {theirs.keep}"
             if column != theirs or (coder is None) != (found is None):
                 return f"column {one_line(column.name)} had another rule"
             scaling, other_scaling = self.scalings.get(column.name), other.scalings.get(column.name)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 import pyarrow as pa
 
 from hetmpi.data.files import DataError
-from hetmpi.data.tabular.rules import NUMBER, Column
+from hetmpi.data.tabular.rules import FIRST, NUMBER, Column
 from hetmpi.errors import printable
 
 CLICK, NO_LABEL = "click", "none"
@@ -29,7 +29,8 @@ CURES = {
 
 @dataclass(frozen=True)
 class StoredColumn:
-    """A column of the prepared files. as_: NUMBER, HASH of the text, or INTEGER as it is. seed: of the hash."""
+    """A column of the prepared files. as_: NUMBER, HASH of the text, or INTEGER as it is. seed: of the hash. keep:
+    the end of a list from which max_len keeps values."""
 
     name: str
     as_: str
@@ -37,6 +38,7 @@ class StoredColumn:
     is_list: bool = False
     separator: str | None = None
     max_len: int | None = None
+    keep: str = FIRST
 
     @property
     def type(self) -> pa.DataType:
@@ -125,6 +127,7 @@ def stored_columns(columns: list[Column]) -> tuple[StoredColumn, ...]:
             column.pool is not None,
             column.separator,
             column.max_len,
+            column.keep,
         )
         for column in columns
     )

@@ -9,17 +9,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from hetmpi.data.features import POOLS
+from hetmpi.data.features import POOLS, SEQUENCE
 from hetmpi.data.files import DataError
 from hetmpi.errors import UserError, check_integer, one_line
 from hetmpi.open_rows import EVICT, LFU, MOST_ROWS, OpenRows
 
 ID, NUMBER, DROP = "id", "number", "drop"
+FIRST, LAST = "first", "last"  # values of a list that max_len keeps
 AUTO, OPEN = "auto", "open"
 LONGEST_NAMES = 400  # characters of names of columns in a message
 TRANSFORMS = (AUTO, "none", "log1p", "standardize")
 OF_OPEN = ("max_rows", "expire_steps", "evict")
-OF_IDS = ("rows", "hash", "min_count", *OF_OPEN, "share", "pool", "max_len", "separator")
+OF_IDS = ("rows", "hash", "min_count", *OF_OPEN, "share", "pool", "max_len", "keep", "separator")
 OF_NUMBERS = ("transform",)
 OF_ROWS = ("dim", "optim", "cache")
 NOT_SHARED = ("rows", "hash", "min_count", *OF_OPEN, *OF_ROWS)  # those of the feature whose rows are shared
@@ -48,6 +49,7 @@ class Column:
     share: str | None = None
     pool: str | None = None
     max_len: int | None = None
+    keep: str = FIRST
     separator: str | None = None
     transform: str | tuple[float, ...] = "none"  # AUTO unless a rule of a number says otherwise
     dim: int | None = None
@@ -148,6 +150,8 @@ def check_values(rule: Rule):
             raise UserError(f"{rule}: {key} must be text, got {one_line(repr(known[key]))}")
     if known.get("pool", POOLS[0]) not in POOLS:
         raise UserError(f"{rule}: pool must be one of {', '.join(POOLS)}, got {one_line(str(known['pool']))}")
+    if known.get("keep", FIRST) not in (FIRST, LAST):
+        raise UserError(f"{rule}: keep must be {FIRST} or {LAST}, got {one_line(str(known['keep']))}")
     for key in ("optim", "cache"):
         if not isinstance(known.get(key, {}), dict):
             raise UserError(
@@ -237,6 +241,10 @@ def id_column(where: str, name: str, kind: str, known: dict) -> Column:
         known.setdefault("pool", "mean")
     elif "max_len" in known:
         raise DataError(f"{where}: max_len needs several values per row: give the separator between them")
+    if "max_len" in known:
+        known.setdefault("keep", LAST if known["pool"] == SEQUENCE else FIRST)
+    elif "keep" in known:
+        raise DataError(f"{where}: keep says which values max_len keeps: give max_len")
     rows, hashed = known.get("rows", AUTO), known.get("hash")
     if rows != OPEN:
         refuse_keys(where, "without rows: open", known, OF_OPEN)

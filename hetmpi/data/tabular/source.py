@@ -341,7 +341,10 @@ class Tabular:
 
 
 def kind_text(column: Column) -> str:
-    several = "several in their order" if column.pool == SEQUENCE else f"{column.pool} of several"
+    most = "" if column.max_len is None else f"{column.keep} {column.max_len:,}"
+    several = f"{column.pool} of {'the ' + most if most else 'several'}"
+    if column.pool == SEQUENCE:
+        several = f"{most} of a sequence" if most else "a sequence"
     kind = f"id, {several}" if column.pool else "number in buckets" if column.is_buckets else column.kind
     return f"{kind}, rows of {printable(column.share)}" if column.share else kind
 
