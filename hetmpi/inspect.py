@@ -15,9 +15,9 @@ import sys
 
 from hetmpi.data.files import DataError
 from hetmpi.data.tabular.encodings import MOST_OWN
-from hetmpi.data.tabular.files import PARQUET, TEXT, form_of, list_files, open_parquet
-from hetmpi.data.tabular.layout import ColumnSample, Layout, guess_delimiter, look, seen_of
-from hetmpi.data.tabular.prepare import enough_memory
+from hetmpi.data.tabular.files import PARQUET, TEXT, form_of, list_files, list_units, open_parquet
+from hetmpi.data.tabular.layout import ColumnSample, Layout, guess_delimiter, layout_of, sampled, seen_of
+from hetmpi.data.tabular.prepare import UNIT_BYTES, enough_memory
 from hetmpi.data.tabular.reading import likely_positive
 from hetmpi.data.tabular.rules import FLOAT, INTEGER, LIST, NESTED, near
 from hetmpi.data.tabular.source import all_missing
@@ -48,17 +48,18 @@ def main(arguments: list[str]):
 
 def inspected(path: str, label: str | None = None, delimiter: str | None = None) -> str:
     """The yaml. Raises UserError."""
-    first = first_with_rows(path)
-    names = names_without_header(first, delimiter)
-    layout = look(first, names, delimiter, '"', all_missing())
-    seen = seen_of(first, layout, names, all_missing())
+    files = files_with_rows(path)
+    names = names_without_header(files[0], delimiter)
+    samples, delimiter = sampled(files, names, delimiter, '"')
+    layout = layout_of(samples, delimiter, all_missing())
+    seen = seen_of(samples, layout, all_missing())
     if label is not None and label not in layout.types:
         raise DataError(
-            f"label={printable(label)}: {first} has no such column: {printable(near(label, list(layout.types)))}"
+            f"label={printable(label)}: {files[0]} has no such column: {printable(near(label, list(layout.types)))}"
         )
     label = label or guess_label(seen)
     lines = [
-        f"# From {printable(first)}",
+        f"# From {printable(files[0])}{f' and {len(files) - 1:,} more' if len(files) > 1 else ''}",
         "_target_: hetmpi.data.tabular.Tabular",
         "seed: ${seed}",
         f"path: {quoted(path)}",
@@ -73,13 +74,18 @@ def inspected(path: str, label: str | None = None, delimiter: str | None = None)
     return "\n".join([*lines, "columns:", *(column_line(n, layout, seen[n]) for n in layout.types if n != label)])
 
 
-def first_with_rows(path: str) -> str:
-    """The first file, of Parquet the first one with rows. Raises DataError."""
+def files_with_rows(path: str) -> list[str]:
+    """The files of a path, of Parquet those with rows. Raises DataError."""
     files = list_files(path)
-    for file in files:
-        if form_of(file) == TEXT or open_parquet(file).metadata.num_rows:
-            return file
-    raise DataError(f"data.path: {files[0]} has no rows")
+    units = list_units(files, [], UNIT_BYTES)  # refuses text beside Parquet
+    found = [
+        file
+        for file in dict.fromkeys(unit.path for unit in units)
+        if form_of(file) == TEXT or open_parquet(file).metadata.num_rows
+    ]
+    if not found:
+        raise DataError(f"data.path: {files[0]} has no rows")
+    return found
 
 
 def names_without_header(path: str, delimiter: str | None) -> list[str] | None:

@@ -651,6 +651,115 @@ def test_a_run_on_text_predicts_from_parquet_of_the_same_rows_and_back(tmp_path)
     assert first.min() >= FIRST_KEY and all(np.array_equal(first, ids) for ids in others)
 
 
+# Types of several files
+
+
+def column_in_files(folder, *files):
+    """A folder with a file for each column x: CSV of texts, else Parquet. Each row also has a text and a label."""
+    (folder / "d").mkdir()
+    for number, values in enumerate(files):
+        num = len(values)
+        if isinstance(values, list):
+            lines = (f"{value},t{i % 3},{i % 2}" for i, value in enumerate(values))
+            write(folder / "d" / f"{number}.csv", "\n".join(["x,t,click", *lines]) + "\n")
+            continue
+        table = pa.table({"x": values, "t": [f"t{i % 3}" for i in range(num)], "click": [i % 2 for i in range(num)]})
+        pq.write_table(table, folder / "d" / f"{number}.parquet")
+    return folder / "d"
+
+
+CODES = [i % 30 for i in range(300)]
+WITH_NULLS = [None if i % 7 == 0 else i % 30 for i in range(300)]
+ALIKE = {
+    "integers": pa.array(CODES),
+    "doubles with nulls": pa.array(WITH_NULLS, pa.float64()),
+    "halves": pa.array(WITH_NULLS, pa.float16()),
+    "nulls": pa.nulls(300),
+    "doubles without a value": pa.nulls(300, pa.float64()),
+    "texts": pa.array([str(code) for code in CODES]),
+    "large texts": pa.array([str(code) for code in CODES], pa.large_string()),
+    "views": pa.array([str(code) for code in CODES], pa.string_view()),
+    "categories": pa.array([str(code) for code in CODES]).dictionary_encode(),
+    "decimals": pa.array([Decimal(code) for code in CODES], pa.decimal128(9, 2)),
+}
+
+
+@pytest.mark.parametrize("form", ALIKE)
+@pytest.mark.parametrize("is_first", [False, True])
+def test_integers_are_ids_however_a_file_writes_them(tmp_path, form, is_first):
+    files = [ALIKE["integers"], ALIKE[form]]
+    data = source_of(column_in_files(tmp_path, *(files[::-1] if is_first else files)), tmp_path / "cache")
+    assert [feature.name for feature in data.features] == ["x", "t"] and data.features[0].rows == 30 + FIRST_KEY
+
+
+def test_integers_with_a_point_are_the_ids_of_those_without(tmp_path):
+    plain, points = [str(code) for code in CODES], ["" if c is None else f"{c}.0" for c in WITH_NULLS]
+    data = source_of(column_in_files(tmp_path, plain, points), tmp_path / "cache")
+    assert data.features[0].rows == 30 + FIRST_KEY and data.dense_names == []
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_a_column_without_values_in_a_file_has_the_type_of_the_others(tmp_path, form, is_first):
+    numbers = [i / 8 for i in range(300)]
+    files = [["NA"] * 300, numbers] if form == "csv" else [pa.nulls(300), pa.array(numbers)]
+    data = source_of(column_in_files(tmp_path, *(files[::-1] if is_first else files)), tmp_path / "cache")
+    assert data.dense_names == ["x"]
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize(
+    "files, kind, remark",
+    [
+        (([1, 2, 3] * 50, [0.5, 1.25] * 50), "number", "integers in 0.csv and fractions in 1.csv: taken as number"),
+        (([0.5, 1.25] * 50, ["a", "b"] * 50), "id", "fractions in 0.csv and texts in 1.csv: taken as id"),
+        ((pa.array([1, 2] * 50), pa.array(["a", "b"] * 50)), "id", "integers in 0.parquet and texts in 1.parquet"),
+    ],
+)
+def test_files_with_other_types_are_joined_in_one_way(tmp_path, files, kind, remark, is_first):
+    told = []
+    path = column_in_files(tmp_path, *(files[::-1] if is_first else files))
+    data = source_of(path, tmp_path / "cache", told.append)
+    assert (data.dense_names == ["x"]) == (kind == "number")
+    [line] = [line for line in told if line.split()[0] == "x"]
+    assert f"taken as {kind}" in line and (is_first or remark in line)
+
+
+@pytest.mark.parametrize(
+    "other", [pa.array([True, False] * 9), pa.array([date(2024, 5, 1)] * 18), pa.array([["a"]] * 18)]
+)
+@pytest.mark.parametrize("is_first", [False, True])
+def test_files_whose_values_cannot_be_the_same_are_refused_by_name(tmp_path, other, is_first):
+    files = [pa.array([1, 2] * 9), other]
+    path = column_in_files(tmp_path, *(files[::-1] if is_first else files))
+    with pytest.raises(DataError, match="column x has .* in .*parquet and .* in .*parquet: write it alike") as refusal:
+        source_of(path, tmp_path / "cache")
+    assert "0.parquet" in str(refusal.value) and "1.parquet" in str(refusal.value)
+
+
+def test_fractions_that_begin_late_are_numbers(tmp_path):
+    num = 300_000
+    values = [str(i % 50) for i in range(num)] + ["0.5"] * 1000
+    lines = "".join(f"{value},{i % 2}\n" for i, value in enumerate(values))
+    rules = [{"name": "other"}]
+    text = "x,click,other\n" + lines.replace("\n", ",a\n")
+    assert source_of(write(tmp_path / "a.csv", text), tmp_path / "cache", columns=rules).dense_names == ["x"]
+    x = pa.array([float(i) for i in range(20_000)] + [99_999.5] + [-1.0] * 20_000)
+    pq.write_table(pa.table({"x": x, "other": ["a"] * 40_001, "click": [0, 1] * 20_000 + [1]}), tmp_path / "a.parquet")
+    assert source_of(tmp_path / "a.parquet", tmp_path / "cache", columns=rules).dense_names == ["x"]
+
+
+def test_a_saved_encoder_reads_integers_of_any_type_as_the_ids_of_training(tmp_path):
+    encoder = source_of(column_in_files(tmp_path, ALIKE["integers"]), tmp_path / "cache").encoder
+    found = []
+    for form in ("integers", "texts", "views", "categories", "decimals"):
+        pq.write_table(pa.table({"x": ALIKE[form], "t": ["t0"] * 300}), tmp_path / "new.parquet")
+        found.append(
+            concatenate([encoder.samples(block) for block in blocks_of(tmp_path / "new.parquet", encoder)]).ids
+        )
+    assert found[0].min() >= FIRST_KEY and all(np.array_equal(found[0], ids) for ids in found)
+
+
 # What is held out
 
 

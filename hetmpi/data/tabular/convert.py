@@ -52,9 +52,10 @@ def as_text(array: pa.Array) -> pa.Array:
         return as_text(array.cast(kind.value_type))
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         array = array.cast(pa.timestamp(kind.unit))
-    if not (pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
-        array = array.cast(pa.string())
-    return array.cast(pa.binary())
+    is_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
+    return (
+        array.cast(pa.binary()) if is_bytes or pa.types.is_string(kind) else array.cast(pa.string()).cast(pa.binary())
+    )
 
 
 def typed(array: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -1,64 +1,188 @@
-"""The columns of tabular files and their types, from the schema of Parquet or a sample of text."""
+"""The columns of tabular files and their types, from the schemas of Parquet and a sample of the values of all files."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as csv
 
-from hetmpi.data.files import DataError, first_line
+from hetmpi.data.checked import Damaged, read_json, write_json
+from hetmpi.data.files import DataError
 from hetmpi.data.tabular.convert import NUMBER_TEXT, as_text, moments_of, numbers, trimmed
-from hetmpi.data.tabular.files import PARQUET, TEXT, form_of, open_parquet, parquet_names
+from hetmpi.data.tabular.files import PARQUET, TEXT, form_of
+from hetmpi.data.tabular.prepare import list_folder
 from hetmpi.data.tabular.rules import FLOAT, INTEGER, LIST, NESTED, STRING
+from hetmpi.data.tabular.sampling import (
+    SAMPLE_BYTES,
+    SAMPLE_ROWS,
+    FileSample,
+    by_threads,
+    part_of,
+    sample_parquet,
+    sample_text,
+)
 from hetmpi.data.tabular.scaling import Scaling
-from hetmpi.data.tabular.text import count_values, head_of, header_of
+from hetmpi.data.tabular.text import count_values, head_of
+from hetmpi.errors import one_line, printable
 
-SAMPLE_BYTES = 1 << 20
-SAMPLE_ROWS = 10_000
 INFINITE_TEXT = r"^[+-]?(?i:inf|infinity|nan)$"  # refused, or missing, when numbers are read
-INTEGERS_TEXT = r"^-?[0-9]+$"
+WHOLE_TEXT = r"^-?(0|[1-9][0-9]*)(\.0+)?$"  # an integer; 007 is a code
+CODE_TEXT = r"^-?0[0-9]+$"
 DELIMITERS = (",", "\t", ";", "|")
 SEPARATORS = ("|", ";", ",", " ")
 ONE_IN = 100  # distinct values of a column of numbers that may be texts: to be refused by line, not to become ids
+NONE, TRUTH, TIME = "no values", "booleans", "dates or times"  # of one file, besides the types of rules.py
+MANY = {INTEGER: "integers", FLOAT: "fractions", STRING: "texts", LIST: "lists", NESTED: "nested values"}
 
 
 class NoRows(DataError):
-    """A file with a header and nothing else."""
+    """Files with a header and nothing else."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """types: column -> type, in the file's order."""
+    """types: column -> type, in the order of the first file. conflicts: column -> how files differ that give a column
+    another type than one of them alone."""
 
     form: str
     delimiter: str
     types: dict[str, str]
+    conflicts: dict[str, str]
+
+    def write(self, folder: str, name: str) -> None:
+        """Writes it for the other ranks, unless the file has it already. Raises DataError."""
+        list_folder(folder)
+        with contextlib.suppress(OSError, Damaged):
+            if read_json(folder, name) == asdict(self):
+                return
+        try:
+            write_json(asdict(self), folder, name)
+        except OSError as error:
+            raise DataError(
+                f"data.cache={folder}: {error.strerror}; set data.cache to a folder that is writable"
+            ) from error
 
 
-def look(path: str, names, delimiter: str | None, quote: str | None, missing: tuple[str, ...]) -> Layout:
-    """The layout of a file. names: of the columns of text without a header. Raises DataError."""
-    if form_of(path) == PARQUET:
+class Values(NamedTuple):
+    """Distinct values of a column in a sample: all, integers, other numbers, and those with a point."""
+
+    num: int = 0
+    whole: int = 0
+    fractions: int = 0
+    points: int = 0
+
+    def __add__(self, other: Values) -> Values:
+        return Values(*(a + b for a, b in zip(self, other)))
+
+    @property
+    def type(self) -> str:
+        """NONE, INTEGER, FLOAT or STRING. Numbers with a point make it FLOAT, with at most one text in ONE_IN."""
+        if not self.num:
+            return NONE
+        if self.whole == self.num:
+            return INTEGER
+        texts = self.num - self.whole - self.fractions
+        is_float = texts == 0 or (self.points and texts * ONE_IN <= self.num)
+        return FLOAT if is_float else STRING
+
+
+class Found(NamedTuple):
+    """A column of one file. type: of its values, also TRUTH, TIME and NONE. declared: of its schema."""
+
+    type: str
+    declared: str
+    values: Values
+
+
+def look(paths: Sequence[str], names, delimiter: str | None, quote: str | None, missing: tuple[str, ...]) -> Layout:
+    """The layout of files. names: of the columns of text without a header. Raises DataError."""
+    samples, delimiter = sampled(paths, names, delimiter, quote)
+    return layout_of(samples, delimiter, missing)
+
+
+def sampled(paths: Sequence[str], names, delimiter: str | None, quote: str | None) -> tuple[list[FileSample], str]:
+    """A sample of each file, and the delimiter. Raises DataError."""
+    if form_of(paths[0]) == PARQUET:
         if names is not None:
-            raise DataError(f"data.names is for text, {path} is Parquet, whose columns have names")
-        schema = open_parquet(path).schema_arrow
-        names = parquet_names(path, schema)
-        return Layout(PARQUET, ",", {name: type_of(column.type) for name, column in zip(names, schema)})
-    head = head_of(path, SAMPLE_BYTES)
-    delimiter = delimiter or guess_delimiter(path, head)
-    if names is None:
-        names = header_of(path, head, delimiter, quote)
-        first, _, head = head.lstrip(b"\r\n").partition(b"\n")
-        if b"\r" in first.rstrip(b"\r"):
-            raise DataError(f"data.path: {path}: its lines end in CR, LF or CR LF was expected: convert it")
-        if not head.strip():
-            raise NoRows(f"data.path: {path} has only a header, no rows")
-    else:
-        check_names(path, head, names, delimiter, quote)
-    texts = sample(head, list(names), delimiter, quote)
-    return Layout(TEXT, delimiter, {name: guess(texts.column(name), missing) for name in names})
+            raise DataError(f"data.names is for text, {paths[0]} is Parquet, whose columns have names")
+        read = partial(sample_parquet, num_rows=part_of(SAMPLE_ROWS, len(paths)))
+        return by_threads(read, paths), ","
+    head = head_of(paths[0])
+    delimiter = delimiter or guess_delimiter(paths[0], head)
+    if names is not None:
+        check_names(paths[0], head, names, delimiter, quote)
+    num_bytes = part_of(SAMPLE_BYTES, len(paths))
+    samples = by_threads(lambda path: sample_text(path, names, delimiter, quote, num_bytes), paths)
+    if not any(sample.pieces for sample in samples):
+        raise NoRows(f"data.path: {paths[0]} has only a header, no rows")
+    return samples, delimiter
+
+
+def layout_of(samples: Sequence[FileSample], delimiter: str, missing: tuple[str, ...]) -> Layout:
+    """The layout of files from their samples. Raises DataError for columns that no type suits."""
+    form = TEXT if samples[0].schema is None else PARQUET
+    found = [(sample.path, columns_of(sample, missing)) for sample in samples]
+    types, conflicts = {}, {}
+    for name in samples[0].names:
+        types[name], conflict = joined(name, {path: columns[name] for path, columns in found if name in columns})
+        conflicts |= {name: conflict} if conflict else {}
+    return Layout(form, delimiter, types, conflicts)
+
+
+def joined(name: str, found: dict[str, Found]) -> tuple[str, str | None]:
+    """The type of a column of several files, and how they differ. found: file -> what it has. Raises DataError for
+    files of which no type suits both."""
+    first = {}
+    for path, column in found.items():
+        first.setdefault(column.type, path)
+    for some, others in ((LIST, None), (NESTED, None), (TRUTH, (INTEGER, FLOAT)), (TIME, (INTEGER, FLOAT))):
+        clash = [kind for kind in first if kind not in (some, NONE) and (others is None or kind in others)]
+        if some in first and clash:
+            raise DataError(
+                f"data.path: column {one_line(name)} has {MANY.get(some, some)} in {first[some]} and "
+                f"{MANY.get(clash[0], clash[0])} in {first[clash[0]]}: write it alike in all files, or drop the column"
+            )
+    kind = next((kind for kind in (LIST, NESTED) if kind in first), None)
+    kind = kind or sum((column.values for column in found.values()), Values()).type
+    if kind == NONE:
+        return next(iter(found.values())).declared, None
+    several = {other: path for other, path in first.items() if other != NONE}
+    if len({STRING if other in (TRUTH, TIME) else other for other in several}) < 2:
+        return kind, None
+    places = [f"{MANY.get(other, other)} in {os.path.basename(path)}" for other, path in list(several.items())[:2]]
+    return kind, printable(f"{' and '.join(places)}: taken as {'number' if kind == FLOAT else 'id'}")
+
+
+def columns_of(sample: FileSample, missing: tuple[str, ...]) -> dict[str, Found]:
+    """The columns of a file."""
+    found = {}
+    for i, name in enumerate(sample.names):
+        kind = pa.binary() if sample.schema is None else sample.schema.field(i).type
+        arrays = [chunk for piece in sample.pieces if name in piece.column_names for chunk in piece[name].chunks]
+        found[name] = found_in(kind, arrays, missing, name in sample.fractions)
+    return found
+
+
+def found_in(kind: pa.DataType, arrays: list[pa.Array], missing: tuple[str, ...], has_fractions: bool) -> Found:
+    """A column of Arrow's type `kind` with these values in the sample. has_fractions: beyond the sample."""
+    declared, kind = type_of(kind), kind.value_type if pa.types.is_dictionary(kind) else kind
+    if declared in (LIST, NESTED):
+        return Found(declared, declared, Values())
+    count = numbers_of if declared == FLOAT else values_of
+    values = sum((count(distinct_of(array, missing)) for array in arrays), Values())
+    values += Values(1, 0, 1, 1) if has_fractions else Values()
+    if not values.num:
+        return Found(NONE, declared, values)
+    if pa.types.is_boolean(kind) or pa.types.is_temporal(kind):
+        return Found(TRUTH if pa.types.is_boolean(kind) else TIME, declared, values)
+    return Found(values.type, declared, values)
 
 
 @dataclass(frozen=True)
@@ -76,42 +200,29 @@ class ColumnSample:
     scaling: Scaling | None
 
 
-def seen_of(path: str, layout: Layout, names, missing: tuple[str, ...]) -> dict[str, ColumnSample]:
-    """Values of each column, in the first SAMPLE_BYTES of text or the first SAMPLE_ROWS of Parquet."""
-    if layout.form == PARQUET:
-        flat = [name for name, kind in layout.types.items() if kind not in (LIST, NESTED)]
-        texts = first_texts(path, flat)
-    else:
-        head = head_of(path, SAMPLE_BYTES)
-        head = head if names else head.lstrip(b"\r\n").partition(b"\n")[2]
-        table = sample(head, list(layout.types), layout.delimiter, '"')
-        texts = {name: table.column(name) for name in table.column_names}
-    nothing = pa.array([], pa.binary())
-    return {name: seen(texts.get(name, nothing), missing, kind) for name, kind in layout.types.items()}
+def seen_of(samples: Sequence[FileSample], layout: Layout, missing: tuple[str, ...]) -> dict[str, ColumnSample]:
+    """Values of each column in samples of files."""
+    return {name: seen(texts_of(samples, name), missing, kind) for name, kind in layout.types.items()}
 
 
-def first_texts(path: str, names: list[str]) -> dict[str, pa.Array]:
-    """The first values of columns of Parquet, as texts. Raises DataError."""
+def texts_of(samples: Sequence[FileSample], name: str) -> pa.ChunkedArray:
+    """The values of a column as binary texts, none of lists and nested values."""
+    pieces = [piece for sample in samples for piece in sample.pieces if name in piece.column_names]
     try:
-        batch = next(open_parquet(path).iter_batches(SAMPLE_ROWS, columns=names, use_threads=False), None)
-        return {name: as_text(batch.column(name)) for name in names} if batch else {}
-    except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise DataError(f"data.path: {path} cannot be read: {first_line(error)}") from error
+        return pa.chunked_array([as_text(chunk) for piece in pieces for chunk in piece[name].chunks], pa.binary())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return pa.chunked_array([], pa.binary())
 
 
-def seen(texts: pa.Array | pa.ChunkedArray, missing: tuple[str, ...], kind: str) -> ColumnSample:
+def seen(texts: pa.ChunkedArray, missing: tuple[str, ...], kind: str) -> ColumnSample:
     values = distinct_of(texts, missing)
     examples = [value.decode(errors="replace") for value in values[:3].to_pylist()]
     is_binary = sorted(values[:3].to_pylist()) == [b"0", b"1"]
-    is_number = kind in (INTEGER, FLOAT) or guess_of(values) in (INTEGER, FLOAT)
+    is_number = kind in (INTEGER, FLOAT) or values_of(values).type in (INTEGER, FLOAT)
     is_time = len(values) > 0 and not moments_of(values).null_count
     separator = None if is_number or is_time else separator_of(values)
-    scaling = Scaling.of(np.concatenate([numbers(one, missing)[0] for one in chunks_of(texts)])) if is_number else None
+    scaling = Scaling.of(np.concatenate([numbers(chunk, missing)[0] for chunk in texts.chunks])) if is_number else None
     return ColumnSample(len(texts), len(values), examples, is_binary, is_number, is_time, separator, scaling)
-
-
-def chunks_of(texts: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
-    return texts.chunks if isinstance(texts, pa.ChunkedArray) else [texts]
 
 
 def separator_of(values: pa.Array) -> str | None:
@@ -123,10 +234,32 @@ def separator_of(values: pa.Array) -> str | None:
     return None
 
 
-def distinct_of(texts, missing: tuple[str, ...]) -> pa.Array:
-    """Distinct values without missing ones."""
-    values, none = trimmed(pc.unique(texts), missing)
-    return pc.unique(values.filter(pa.array(~none)))
+def distinct_of(values: pa.Array | pa.ChunkedArray, missing: tuple[str, ...]) -> pa.Array:
+    """Distinct values as binary texts, without missing ones; none of what cannot be read, which preparing names."""
+    try:
+        texts, none = trimmed(as_text(pc.unique(values)), missing)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return pa.array([], pa.binary())
+    return pc.unique(texts.filter(pa.array(~none)))
+
+
+def values_of(texts: pa.Array) -> Values:
+    """Of distinct values of text."""
+    is_whole = pc.match_substring_regex(texts, WHOLE_TEXT)
+    others = texts.filter(pc.invert(is_whole))
+    is_number = pc.or_(pc.match_substring_regex(others, NUMBER_TEXT), pc.match_substring_regex(others, INFINITE_TEXT))
+    is_code = pc.match_substring_regex(others, CODE_TEXT)
+    fractions = others.filter(pc.and_not(is_number, is_code))
+    points = pc.match_substring_regex(fractions, r"\.")
+    return Values(len(texts), len(texts) - len(others), len(fractions), pc.sum(points).as_py() or 0)
+
+
+def numbers_of(texts: pa.Array) -> Values:
+    """Of distinct floats and decimals, as texts."""
+    values = texts.cast(pa.string()).cast(pa.float64()).to_numpy(zero_copy_only=False)
+    values = values[~np.isnan(values)]
+    whole = int(np.count_nonzero(np.isfinite(values) & (values == np.floor(values))))
+    return Values(len(values), whole, len(values) - whole, len(values) - whole)
 
 
 def type_of(kind: pa.DataType) -> str:
@@ -162,38 +295,3 @@ def check_names(path: str, head: bytes, names, delimiter: str, quote: str | None
             f"data.path: {path}: data.names has {len(names)} names, but the first lines have "
             f"{', '.join(map(str, sorted(set(numbers))))} values, divided by {delimiter!r}"
         )
-
-
-def sample(head: bytes, names: list[str], delimiter: str, quote: str | None) -> pa.Table:
-    """The first lines as texts, without those of another number of columns."""
-    lines = [line + b"\n" for line in head.splitlines() if count_values(line, delimiter, quote) == len(names)]
-    text = b"".join(lines[:-1] if len(head) >= SAMPLE_BYTES else lines)  # the last line may be cut
-    try:
-        return csv.read_csv(
-            pa.BufferReader(text),
-            csv.ReadOptions(column_names=names, block_size=len(text) + 1, use_threads=False),
-            csv.ParseOptions(delimiter=delimiter, quote_char=quote or False),
-            csv.ConvertOptions(
-                column_types=dict.fromkeys(names, pa.binary()), strings_can_be_null=False, check_utf8=False
-            ),
-        ).combine_chunks()
-    except pa.ArrowInvalid:  # preparing finds the line
-        return pa.table({name: pa.array([], pa.binary()) for name in names})
-
-
-def guess(texts: pa.Array | pa.ChunkedArray, missing: tuple[str, ...]) -> str:
-    """The type of a column, STRING if all values are missing. Numbers with a point make it FLOAT, with at most one in
-    ONE_IN of its distinct values a text."""
-    return guess_of(distinct_of(texts, missing))
-
-
-def guess_of(values: pa.Array) -> str:
-    """The same, of distinct values."""
-    if not len(values):
-        return STRING
-    if np.asarray(pc.match_substring_regex(values, INTEGERS_TEXT)).all():
-        return INTEGER
-    is_number = pc.or_(pc.match_substring_regex(values, NUMBER_TEXT), pc.match_substring_regex(values, INFINITE_TEXT))
-    num_texts = len(values) - int(np.count_nonzero(is_number))
-    has_points = num_texts and pc.any(pc.match_substring_regex(values.filter(is_number), r"\.")).as_py()
-    return FLOAT if num_texts == 0 or (has_points and num_texts * ONE_IN <= len(values)) else STRING

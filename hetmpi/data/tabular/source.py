@@ -31,6 +31,7 @@ from hetmpi.data.tabular.prepare import (
     UNIT_BYTES,
     PrepareJob,
     enough_memory,
+    list_folder,
     prepare_together,
     read_manifest,
     reading_prepared,
@@ -122,6 +123,7 @@ class Tabular:
         self.rows_per_value, self.max_field_rows = rows_per_value, max_field_rows
         self.folder = absolute(path) if is_prepared(path) else None
         self._cure: str | None = None  # of held-out rows that are few
+        self._conflicts: Mapping[str, str] = {}
         self.stream = Stream(self) if check_follow(follow, path, self.valid_rule) else None
 
     def prepare(self, rank: int, size: int, barrier: Callable[[], None], report: Callable[[str], None] = print) -> None:
@@ -136,7 +138,7 @@ class Tabular:
 
     def _prepare(self, rank: int, size: int, barrier, report) -> None:
         if self.folder is None:
-            job, last = self._job(report)
+            job, last = self._job(rank, barrier, report)
             if last is not None:
                 job.reading, self._cure = last_rows(job, last, rank, size, barrier)
             prepare_together(job, rank, size, barrier)
@@ -175,7 +177,7 @@ class Tabular:
         """No samples."""
         return self.encoder.samples(self.encoder.reading.schema().empty_table())
 
-    def _job(self, report) -> tuple[PrepareJob, LastRule | None]:
+    def _job(self, rank: int, barrier, report) -> tuple[PrepareJob, LastRule | None]:
         """The preparation; and the column whose last values are held out."""
         train, valid, share, last = list_files(self.path), [], 0.0, None
         if isinstance(self.valid_rule, str):
@@ -190,8 +192,9 @@ class Tabular:
         units = list_units(train, valid, UNIT_BYTES)
         if not units:
             raise DataError(f"data.path={self.path} is empty")
-        layout = self.layout_of(units[0].path, last)
+        layout = self._layout(list(dict.fromkeys(unit.path for unit in units)), last, rank, barrier)
         columns = resolve(self.rules, layout.types, self.labels, last and last.column)
+        self._conflicts = layout.conflicts
         reading = self.reading_of(layout, columns, share)
         folder = self.folder_of(reading, last)
         return PrepareJob(self.path, units, reading, folder, layout.types, self.rules, self.max_bad_rows, report), last
@@ -203,9 +206,22 @@ class Tabular:
             self.positive, stored_columns(columns), share,
         )  # fmt: skip
 
-    def layout_of(self, path: str, last: LastRule | None = None) -> Layout:
-        """The layout of the first file. Raises DataError if a label or the column of data.valid is missing."""
-        layout = look(path, self.names, self.delimiter, self.quote, self.missing)
+    def _layout(self, paths: list[str], last, rank: int, barrier) -> Layout:
+        """The layout of the files, which the first rank finds and writes for the others. Collective."""
+        folder = absolute(self.cache or "prepared")
+        settings = [paths, self.names, self.delimiter, self.quote, self.missing]
+        name = f"layout-{xxhash.xxh3_64_hexdigest(repr(settings).encode())}.json"
+        if rank == 0:
+            self.layout_of(paths, last).write(folder, name)
+        barrier()
+        if name not in list_folder(folder):
+            raise DataError(f"data.cache={folder}: it must be a folder that all ranks share")
+        with reading_prepared(folder):
+            return Layout(**read_json(folder, name))
+
+    def layout_of(self, paths: list[str], last: LastRule | None = None) -> Layout:
+        """The layout of files. Raises DataError if a label or the column of data.valid is missing."""
+        layout, path = look(paths, self.names, self.delimiter, self.quote, self.missing), paths[0]
         wanted = [("data.label", name) for name in self.labels] + (
             [("data.valid: column", last.column)] if last else []
         )
@@ -257,7 +273,7 @@ class Tabular:
         self._order = functools.lru_cache(2)(self._draw_order)
         self._permutation = functools.lru_cache(self.cached_groups)(self._draw_permutation)
         if rank == 0:
-            self.report(manifest, {**self._unseen(), **modes.notes}, report)
+            self.report(manifest, {**self._unseen(), **modes.notes, **self._conflicts}, report)
 
     def read_by(self, reading: Reading) -> None:
         """Sets what describes the labels. Raises UserError for weights of others, and for data with labels where none

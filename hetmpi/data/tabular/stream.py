@@ -301,7 +301,7 @@ class Stream:
         """The manifest of a file's prepared data. The first file's columns become those of the stream."""
         source, columns = self._source, None
         if getattr(source, "encoder", None) is None:
-            layout = source.layout_of(path)
+            layout = ranks.from_first(lambda: source.layout_of([path]))
             columns = resolve(source.rules, layout.types, source.labels, None)
             source.check_has_ids(columns)
             check_rows(columns)

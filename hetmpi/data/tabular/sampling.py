@@ -1,0 +1,130 @@
+"""A sample of the rows of files: from the begin of each and, where that is cheap, from its middle and its end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
+
+from hetmpi.data.files import DataError
+from hetmpi.data.tabular.files import Unit, compression_of, open_parquet, parquet_names
+from hetmpi.data.tabular.text import blocks, count_values, head_of, header_of
+
+SAMPLE_BYTES = 1 << 20  # of the begin of one file of text
+SAMPLE_ROWS = 10_000  # of a row group of one file of Parquet
+NUM_FILES = 4  # that are sampled as one is; of each of many less is read
+LEAST = 16  # at most so many times less
+NUM_PIECES = 4  # after the begin of a file of text
+NUM_THREADS = 8
+Result = TypeVar("Result")
+
+
+class FileSample(NamedTuple):
+    """names: of the file's columns. schema: of Parquet. pieces: columns as Arrow reads them, those of text as binary
+    texts; of Parquet without lists and nested values. fractions: floats of Parquet that are no integers by the
+    statistics of their row groups."""
+
+    path: str
+    names: list[str]
+    schema: pa.Schema | None
+    pieces: list[pa.Table]
+    fractions: frozenset[str] = frozenset()
+
+
+def by_threads(call: Callable[[str], Result], paths: Sequence[str]) -> list[Result]:
+    """What `call` returns for each path, of many by NUM_THREADS threads."""
+    if len(paths) <= NUM_THREADS:
+        return [call(path) for path in paths]
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        return list(pool.map(call, paths))
+
+
+def part_of(whole: int, num_files: int) -> int:
+    """What is read of each of several files, where `whole` is read of one."""
+    return max(whole * NUM_FILES // max(num_files, NUM_FILES), whole // LEAST)
+
+
+def sample_text(
+    path: str, names: Sequence[str] | None, delimiter: str, quote: str | None, num_bytes: int
+) -> FileSample:
+    """names: of a file without a header. There are no pieces of a file that has only a header. Raises DataError."""
+    head, size, compression = head_of(path, num_bytes), os.path.getsize(path), compression_of(path)
+    if compression and len(head) >= num_bytes:
+        head = head[: head.rfind(b"\n") + 1]
+    if names is None:
+        names = header_of(path, head, delimiter, quote)
+        first, _, head = head.lstrip(b"\r\n").partition(b"\n")
+        if b"\r" in first.rstrip(b"\r"):
+            raise DataError(f"data.path: {path}: its lines end in CR, LF or CR LF was expected: convert it")
+        if not head.strip():
+            return FileSample(path, list(names), None, [])
+    texts = [head]
+    if compression is None and size > num_bytes:
+        texts += [b"".join(blocks(Unit(0, path, size, 0, *place))) for place in later_places(size, num_bytes)]
+    return FileSample(path, list(names), None, [text_table(text, list(names), delimiter, quote) for text in texts])
+
+
+def later_places(size: int, num_bytes: int) -> list[tuple[int, int]]:
+    """Where the bytes of a file after the first num_bytes are sampled: all of few, else pieces up to the end."""
+    if size <= 2 * num_bytes:
+        return [(num_bytes, size)]
+    part = num_bytes // NUM_PIECES
+    begins = np.linspace(num_bytes, size - part, NUM_PIECES).astype(int).tolist()
+    return [(begin, begin + part) for begin in begins]
+
+
+def text_table(text: bytes, names: list[str], delimiter: str, quote: str | None) -> pa.Table:
+    """Lines as texts, without those of another number of columns."""
+    good = b"".join(line + b"\n" for line in text.splitlines() if count_values(line, delimiter, quote) == len(names))
+    try:
+        return csv.read_csv(
+            pa.BufferReader(good),
+            csv.ReadOptions(column_names=names, block_size=len(good) + 1, use_threads=False),
+            csv.ParseOptions(delimiter=delimiter, quote_char=quote or False),
+            csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.binary()), strings_can_be_null=False, check_utf8=False
+            ),
+        ).combine_chunks()
+    except pa.ArrowInvalid:  # preparing finds the line
+        return pa.table({name: pa.array([], pa.binary()) for name in names})
+
+
+def sample_parquet(path: str, num_rows: int) -> FileSample:
+    """The first num_rows of the first, the middle and the last row group with rows. Raises DataError."""
+    file = open_parquet(path)
+    schema, metadata = file.schema_arrow, file.metadata
+    names = parquet_names(path, schema)
+    flat = [name for name, column in zip(names, schema) if not is_nested(column.type)]
+    groups = [group for group in range(metadata.num_row_groups) if metadata.row_group(group).num_rows]
+    chosen = sorted({groups[i] for i in (0, len(groups) // 2, len(groups) - 1)}) if groups else []
+    pieces = []
+    try:
+        for group in chosen:
+            batch = next(file.iter_batches(num_rows, [group], flat, use_threads=False))
+            pieces.append(pa.Table.from_batches([batch]))
+    except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError):  # preparing names what cannot be read
+        pieces = []
+    return FileSample(path, names, schema, pieces, fractions_in(metadata))
+
+
+def fractions_in(metadata: pq.FileMetaData) -> frozenset[str]:
+    """Columns of floats of which the least or the greatest value of a row group is no integer."""
+    found = set()
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
+            known = column.statistics
+            is_float = known is not None and known.has_min_max and isinstance(known.min, float)
+            if is_float and not (known.min.is_integer() and known.max.is_integer()):
+                found.add(column.path_in_schema)
+    return frozenset(found)
+
+
+def is_nested(kind: pa.DataType) -> bool:
+    """Whether a column holds lists, structs or maps."""
+    return pa.types.is_nested(kind.value_type if pa.types.is_dictionary(kind) else kind)
