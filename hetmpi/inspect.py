@@ -50,7 +50,7 @@ def inspected(path: str, label: str | None = None, delimiter: str | None = None)
     """The yaml. Raises UserError."""
     files = files_with_rows(path)
     names = names_without_header(files[0], delimiter)
-    samples, delimiter = sampled(files, names, delimiter, '"')
+    samples, delimiter = sampled(path, files, names, delimiter, '"')
     layout = layout_of(samples, delimiter, all_missing())
     seen = seen_of(samples, layout, all_missing())
     if label is not None and label not in layout.types:
@@ -126,9 +126,11 @@ def column_line(name: str, layout: Layout, seen: ColumnSample) -> str:
     kind, where = layout.types[name], f"name: {quoted(as_rule(name, layout))}"
     if seen.rows and not seen.distinct:
         return f"  - {{{where}, kind: drop}}  # no value in {seen.rows:,} rows"
-    remark = f"{seen.distinct:,} distinct values in {seen.rows:,} rows, as {shown(seen.examples)}"
+    of_folders = name in layout.keys
+    place = "names of folders" if of_folders else f"{seen.rows:,} rows"
+    remark = f"{seen.distinct:,} distinct values in {place}, as {shown(seen.examples)}"
     rule = f"{where}, kind: id"
-    has_own = seen.distinct > MOST_OWN * seen.rows
+    has_own = seen.distinct > MOST_OWN * seen.rows and not of_folders
     if kind == FLOAT:
         rule = f"{where}, kind: number, transform: auto"
         remark += f"; here {seen.scaling}" if seen.scaling else ""

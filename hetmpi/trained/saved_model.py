@@ -240,7 +240,7 @@ def is_opened_file(entry) -> bool:
     """Whether this is an entry of `files` in Stream.state()."""
     if not isinstance(entry, list) or len(entry) != 3 or not isinstance(entry[0], str):
         return False
-    is_name = "/" not in entry[0] and "\0" not in entry[0] and entry[0] not in ("", ".", "..")
+    is_name = "\0" not in entry[0] and not {"", ".", ".."} & set(entry[0].split("/"))
     return is_name and all(type(number) is int and 0 <= number <= LARGEST for number in entry[1:])
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import glob
 import os
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -54,11 +56,11 @@ def compression_of(path: str) -> str | None:
 
 
 def list_files(source: str, key: str = "data.path") -> list[str]:
-    """Absolute paths of a source's files, sorted: a file, a glob, or a folder, without files that begin with . or _.
-    Raises DataError if there is none, or one cannot be read."""
+    """Absolute paths of a source's files, sorted: a file, a glob, or a folder, with those in its folders named
+    KEY=VALUE, without files that begin with . or _. Raises DataError if there is none, or one cannot be read."""
     path = absolute(source)
     if os.path.isdir(path):
-        found = [os.path.join(path, name) for name in names_in(path, source, key)]
+        found = [os.path.join(path, name) for name in names_below(path, source, key)]
     else:
         candidates = [path] if os.path.exists(path) else glob.glob(path, recursive=True)
         found = sorted(name for name in candidates if os.path.isfile(name))
@@ -70,14 +72,40 @@ def list_files(source: str, key: str = "data.path") -> list[str]:
     return found
 
 
+def names_below(folder: str, source: str, key: str = "data.path") -> list[str]:
+    """As names_in(), with the paths of the files in folders named KEY=VALUE."""
+    names = names_in(folder, source, key)
+    for inner in folders_in(folder, source, key):
+        names += [os.path.join(inner, name) for name in names_below(os.path.join(folder, inner), source, key)]
+    return sorted(names)
+
+
+def folders_in(folder: str, source: str, key: str) -> list[str]:
+    """Names of the folders in a folder that are KEY=VALUE."""
+    with listed(folder, source, key) as entries:
+        return [entry.name for entry in entries if entry.name[0] not in "._" and is_key(entry.name) and entry.is_dir()]
+
+
 def names_in(folder: str, source: str, key: str = "data.path") -> list[str]:
     """Names of the files in a folder, sorted, without those that begin with . or _. source, key: for messages. Raises
     DataError if the folder cannot be read."""
+    with listed(folder, source, key) as entries:
+        return sorted(entry.name for entry in entries if entry.name[0] not in "._" and is_file(entry))
+
+
+@contextlib.contextmanager
+def listed(folder: str, source: str, key: str) -> Iterator[Iterator[os.DirEntry]]:
+    """The entries of a folder. Raises DataError if it cannot be read."""
     try:
         with os.scandir(folder) as entries:
-            return sorted(entry.name for entry in entries if entry.name[0] not in "._" and is_file(entry))
+            yield entries
     except OSError as error:
         raise DataError(f"{key}={source}: the folder cannot be read: {error.strerror}") from error
+
+
+def is_key(folder: str) -> bool:
+    """Whether the name of a folder is KEY=VALUE (folders.py)."""
+    return folder.find("=") > 0
 
 
 def is_file(entry: os.DirEntry) -> bool:

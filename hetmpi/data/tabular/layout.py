@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -14,9 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hetmpi.data.checked import Damaged, read_json, write_json
-from hetmpi.data.files import DataError
+from hetmpi.data.files import DataError, absolute
 from hetmpi.data.tabular.convert import NUMBER_TEXT, as_text, moments_of, numbers, trimmed
 from hetmpi.data.tabular.files import PARQUET, TEXT, form_of
+from hetmpi.data.tabular.folders import keys_below, keys_of, top_of
 from hetmpi.data.tabular.prepare import list_folder
 from hetmpi.data.tabular.rules import FLOAT, INTEGER, LIST, NESTED, STRING
 from hetmpi.data.tabular.sampling import (
@@ -27,6 +28,7 @@ from hetmpi.data.tabular.sampling import (
     part_of,
     sample_parquet,
     sample_text,
+    with_folders,
 )
 from hetmpi.data.tabular.scaling import Scaling
 from hetmpi.data.tabular.text import count_values, head_of
@@ -49,12 +51,13 @@ class NoRows(DataError):
 @dataclass(frozen=True)
 class Layout:
     """types: column -> type, in the order of the first file. conflicts: column -> how files differ that give a column
-    another type than one of them alone."""
+    another type than one of them alone. keys: columns of folders (folders.py)."""
 
     form: str
     delimiter: str
     types: dict[str, str]
     conflicts: dict[str, str]
+    keys: list[str] = field(default_factory=list)
 
     def write(self, folder: str, name: str) -> None:
         """Writes it for the other ranks, unless the file has it already. Raises DataError."""
@@ -101,13 +104,35 @@ class Found(NamedTuple):
     values: Values
 
 
-def look(paths: Sequence[str], names, delimiter: str | None, quote: str | None, missing: tuple[str, ...]) -> Layout:
-    """The layout of files. names: of the columns of text without a header. Raises DataError."""
-    samples, delimiter = sampled(paths, names, delimiter, quote)
+def look(
+    source: str, paths: Sequence[str], names, delimiter: str | None, quote: str | None, missing: tuple[str, ...]
+) -> Layout:
+    """The layout of files of a source. names: of the columns of text without a header. Raises DataError."""
+    samples, delimiter = sampled(source, paths, names, delimiter, quote)
     return layout_of(samples, delimiter, missing)
 
 
-def sampled(paths: Sequence[str], names, delimiter: str | None, quote: str | None) -> tuple[list[FileSample], str]:
+def sampled(
+    source: str, paths: Sequence[str], names, delimiter: str | None, quote: str | None
+) -> tuple[list[FileSample], str]:
+    """A sample of each file of a source, with the keys of its folders, and the delimiter. Raises DataError."""
+    samples, delimiter = sampled_files(paths, names, delimiter, quote)
+    top = top_of(absolute(source))
+    keys = keys_of(os.path.relpath(samples[0].path, top))
+    samples = [with_folders(sample, keys_below(top, sample.path, keys)) for sample in samples]
+    first = samples[0]
+    other = next((sample for sample in samples if set(sample.keys) != set(first.keys)), None)
+    if other is not None:
+        raise DataError(
+            f"data.path: {first.path} lies in folders of the keys {', '.join(first.keys) or 'none'}, {other.path} of "
+            f"{', '.join(other.keys) or 'none'}: all files need the same: select the files by a glob"
+        )
+    return samples, delimiter
+
+
+def sampled_files(
+    paths: Sequence[str], names, delimiter: str | None, quote: str | None
+) -> tuple[list[FileSample], str]:
     """A sample of each file, and the delimiter. Raises DataError."""
     if form_of(paths[0]) == PARQUET:
         if names is not None:
@@ -133,7 +158,7 @@ def layout_of(samples: Sequence[FileSample], delimiter: str, missing: tuple[str,
     for name in samples[0].names:
         types[name], conflict = joined(name, {path: columns[name] for path, columns in found if name in columns})
         conflicts |= {name: conflict} if conflict else {}
-    return Layout(form, delimiter, types, conflicts)
+    return Layout(form, delimiter, types, conflicts, list(samples[0].keys))
 
 
 def joined(name: str, found: dict[str, Found]) -> tuple[str, str | None]:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from hetmpi.data.files import DataError, first_line
 from hetmpi.data.tabular.convert import convert, without
 from hetmpi.data.tabular.files import Unit, open_parquet, parquet_names
+from hetmpi.data.tabular.folders import in_file, keys_read, with_keys
 from hetmpi.data.tabular.reading import BadRows, Reading, Rows, check_wanted
 
 BATCH_ROWS = 1 << 14
@@ -22,29 +23,31 @@ class ParquetRows:
         self.unit, self.reading = unit, reading
         self._file = open_parquet(unit.path)
         self.names = parquet_names(unit.path, self._file.schema_arrow)
-        self.wanted = reading.wanted
-        check_wanted(self.wanted, unit.path, self.names)
+        self._keys = keys_read(unit.path, reading)
+        check_wanted(reading.wanted, unit.path, [*self.names, *self._keys])
+        self._wanted = in_file(reading.wanted, self.names)
 
     def __iter__(self) -> Iterator[Rows]:
         first = 0
-        for batch in self._batches():
-            yield self._rows(pa.Table.from_batches([batch]), first)
-            first += len(batch)
+        for raw in self.raw():
+            yield self._rows(raw, first)
+            first += len(raw)
 
     def raw(self) -> Iterator[pa.Table]:
         """The columns as they are, in blocks."""
-        return (pa.Table.from_batches([batch]) for batch in self._batches())
+        for batch in self._batches():
+            yield with_keys(pa.Table.from_batches([batch]), self._keys, self.reading.missing, self.unit.path)
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         groups = list(range(self.unit.begin, self.unit.end))
         try:
-            yield from self._file.iter_batches(BATCH_ROWS, groups, self.wanted, use_threads=False)
+            yield from self._file.iter_batches(BATCH_ROWS, groups, self._wanted, use_threads=False)
         except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise DataError(f"data.path: {self._faulty(groups)} cannot be read: {first_line(error)}") from error
 
     def _faulty(self, groups: list[int]) -> str:
         """The first row group and column that cannot be read."""
-        for group, name in itertools.product(groups, self.wanted):
+        for group, name in itertools.product(groups, self._wanted):
             try:
                 for _ in self._file.iter_batches(BATCH_ROWS, [group], [name], use_threads=False):
                     pass

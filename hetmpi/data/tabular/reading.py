@@ -51,7 +51,7 @@ class Reading:
     """names: of the columns of text without a header. labels: columns; one of several labels may be missing in a row.
     positive: label texts that count as 1. share: of the rows that are held out. split: the column and the texts of its
     values that are. after: microseconds since 1970, later times of that column are held out instead. unit: of times
-    that are numbers (times.py). kept: columns that are passed on as they are."""
+    that are numbers (times.py). kept: columns that are passed on as they are. keys: columns of folders (folders.py)."""
 
     form: str
     names: tuple[str, ...] | None
@@ -67,6 +67,7 @@ class Reading:
     after: int | None = None
     unit: str | None = None
     kept: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
 
     @property
     def wanted(self) -> list[str]:
@@ -102,7 +103,7 @@ class Reading:
                 **saved,
                 **lists,
                 "split": split,
-                "kept": tuple(saved["kept"]),
+                **{key: tuple(saved.get(key, ())) for key in ("kept", "keys")},
                 "columns": tuple(StoredColumn(**one) for one in saved["columns"]),
             }
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from hetmpi.data.files import DataError
 from hetmpi.data.tabular.files import Unit, compression_of, open_parquet, parquet_names
+from hetmpi.data.tabular.folders import repeated
 from hetmpi.data.tabular.text import blocks, count_values, head_of, header_of
 
 SAMPLE_BYTES = 1 << 20  # of the begin of one file of text
@@ -28,13 +29,25 @@ Result = TypeVar("Result")
 class FileSample(NamedTuple):
     """names: of the file's columns. schema: of Parquet. pieces: columns as Arrow reads them, those of text as binary
     texts; of Parquet without lists and nested values. fractions: floats of Parquet that are no integers by the
-    statistics of their row groups."""
+    statistics of their row groups. keys: columns of folders (folders.py)."""
 
     path: str
     names: list[str]
     schema: pa.Schema | None
     pieces: list[pa.Table]
     fractions: frozenset[str] = frozenset()
+    keys: tuple[str, ...] = ()
+
+
+def with_folders(sample: FileSample, keys: Mapping[str, str | None]) -> FileSample:
+    """A sample with the keys of the file's folders as columns of texts."""
+    new, schema = [key for key in keys if key not in sample.names], sample.schema
+    if schema is not None:
+        schema = pa.schema([*schema, *(pa.field(key, pa.binary()) for key in new)])
+    pieces = sample.pieces
+    for key in new:
+        pieces = [piece.append_column(key, repeated(keys[key], len(piece))) for piece in pieces]
+    return sample._replace(names=[*sample.names, *new], schema=schema, pieces=pieces, keys=tuple(keys))
 
 
 def by_threads(call: Callable[[str], Result], paths: Sequence[str]) -> list[Result]:

@@ -24,6 +24,7 @@ from hetmpi.data.tabular.coverage import MOST, unseen_of, unseen_text
 from hetmpi.data.tabular.encoder import Encoder
 from hetmpi.data.tabular.encodings import IdEncodings
 from hetmpi.data.tabular.files import PARQUET, TEXT, Unit, list_files, list_units
+from hetmpi.data.tabular.folders import keys_below, top_of
 from hetmpi.data.tabular.held_out import check_held_out
 from hetmpi.data.tabular.last import UNIT_LIST, LastRule, last_rows, span_of
 from hetmpi.data.tabular.layout import Layout, look
@@ -203,13 +204,13 @@ class Tabular:
         """How files of this layout are read. share: of the rows that are held out."""
         return Reading(
             layout.form, self.names, layout.delimiter, self.quote, self.missing, self.labels, self.label_kind,
-            self.positive, stored_columns(columns), share,
+            self.positive, stored_columns(columns), share, keys=tuple(layout.keys),
         )  # fmt: skip
 
     def _layout(self, paths: list[str], last, rank: int, barrier) -> Layout:
         """The layout of the files, which the first rank finds and writes for the others. Collective."""
         folder = absolute(self.cache or "prepared")
-        settings = [paths, self.names, self.delimiter, self.quote, self.missing]
+        settings = [self.path, paths, self.names, self.delimiter, self.quote, self.missing]
         name = f"layout-{xxhash.xxh3_64_hexdigest(repr(settings).encode())}.json"
         if rank == 0:
             self.layout_of(paths, last).write(folder, name)
@@ -221,7 +222,7 @@ class Tabular:
 
     def layout_of(self, paths: list[str], last: LastRule | None = None) -> Layout:
         """The layout of files. Raises DataError if a label or the column of data.valid is missing."""
-        layout, path = look(paths, self.names, self.delimiter, self.quote, self.missing), paths[0]
+        layout, path = look(self.path, paths, self.names, self.delimiter, self.quote, self.missing), paths[0]
         wanted = [("data.label", name) for name in self.labels] + (
             [("data.valid: column", last.column)] if last else []
         )
@@ -394,7 +395,9 @@ class Reader:
             raise DataError(f"data.path={path} is a folder of prepared data: give the raw files")
         self.path, self.max_bad_rows, self.bad = path, max_bad_rows, BadRows()
         self.units: list[Unit] = list_units(list_files(path), [], READER_BYTES)
-        reading = replace(reading, delimiter=delimiter or reading.delimiter)
+        top = top_of(absolute(path))
+        keys = dict.fromkeys([*reading.keys, *(key for unit in self.units for key in keys_below(top, unit.path))])
+        reading = replace(reading, delimiter=delimiter or reading.delimiter, keys=tuple(keys))
         self.reading = reading.to_predict(kept)
         if reading.names and self.units and self.units[0].form == TEXT:
             head = head_of(self.units[0].path).split(b"\n", 1)[0]

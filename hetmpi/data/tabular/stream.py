@@ -29,7 +29,7 @@ from hetmpi.data.files import DataError, absolute, first_line
 from hetmpi.data.source import check_slice
 from hetmpi.data.tabular.encoder import Encoder
 from hetmpi.data.tabular.encodings import IdEncodings
-from hetmpi.data.tabular.files import form_of, list_units, names_in
+from hetmpi.data.tabular.files import form_of, list_units, names_below
 from hetmpi.data.tabular.layout import NoRows
 from hetmpi.data.tabular.prepare import (
     UNIT_BYTES,
@@ -251,8 +251,8 @@ class Stream:
         return name
 
     def _names(self) -> list[str]:
-        """Names of the files, in order. Raises DataError."""
-        return names_in(self._root, self._source.path)
+        """Names of the files, those in folders KEY=VALUE with their folder, in order. Raises DataError."""
+        return names_below(self._root, self._source.path)
 
     def _path(self, name: str) -> str:
         return os.path.join(self._root, name)
@@ -311,7 +311,7 @@ class Stream:
             rules = source.encoder.reading
             if form_of(path) != rules.form:
                 raise DataError(f"data.path: {path} is {form_of(path)}, the files before it were {rules.form}")
-        folder = self._folder(os.path.basename(path))
+        folder = self._folder(os.path.relpath(path, self._root))
         report = print if ranks.rank == 0 else lambda line: None
         job = PrepareJob(
             path, units, rules, folder, dict(self._types), source.rules, source.max_bad_rows, report, self._first

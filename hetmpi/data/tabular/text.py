@@ -25,6 +25,7 @@ from hetmpi.data.tabular.files import (
     number_of_line,
     too_long,
 )
+from hetmpi.data.tabular.folders import in_file, keys_read, with_keys
 from hetmpi.data.tabular.reading import INTEGER, MAX_EXAMPLES, BadRows, Reading, Rows, check_wanted, shown
 from hetmpi.data.tabular.rules import NUMBER
 from hetmpi.errors import printable
@@ -136,8 +137,9 @@ class TextRows:
     def __init__(self, unit: Unit, reading: Reading):
         self.unit, self.reading = unit, reading
         self.names = reading.names or header_of(unit.path, head_of(unit.path), reading.delimiter, reading.quote)
-        self.wanted = reading.wanted
-        check_wanted(self.wanted, unit.path, list(self.names), reading.delimiter)
+        self._keys = keys_read(unit.path, reading)
+        check_wanted(reading.wanted, unit.path, [*self.names, *self._keys], reading.delimiter)
+        self._wanted = in_file(reading.wanted, self.names)
         self._skips_empty = len(self.names) > 1
 
     def __iter__(self) -> Iterator[Rows]:
@@ -148,11 +150,11 @@ class TextRows:
         """The columns as texts, in blocks. Lines with a fault are skipped."""
         for block, _ in self._blocks():
             try:
-                yield self._read(block, dict.fromkeys(self.wanted, pa.binary()))
+                yield self._read(block, dict.fromkeys(self._wanted, pa.binary()))
             except pa.ArrowInvalid:  # lines with too few or too many values
                 size, quote, between = len(self.names), self.reading.quote, self.reading.delimiter
                 good = (line + b"\n" for line in block.splitlines() if count_values(line, between, quote) == size)
-                yield self._read(b"".join(good), dict.fromkeys(self.wanted, pa.binary()))
+                yield self._read(b"".join(good), dict.fromkeys(self._wanted, pa.binary()))
 
     def _blocks(self) -> Iterator[tuple[bytes, int]]:
         """Blocks without the header, and the number of lines before each."""
@@ -191,7 +193,7 @@ class TextRows:
         good = [(number, line) for number, line in numbered if self._has_all_values(number, line, bad)]
         numbers = np.array([number for number, _ in good], np.int64)
         try:
-            raw = self._read(b"".join(line + b"\n" for _, line in good), dict.fromkeys(self.wanted, pa.binary()))
+            raw = self._read(b"".join(line + b"\n" for _, line in good), dict.fromkeys(self._wanted, pa.binary()))
         except pa.ArrowInvalid as error:
             raise DataError(f"data.path: {self.place(num_lines)} or further: {first_line(error)}") from error
         if len(raw) != len(good):
@@ -216,20 +218,29 @@ class TextRows:
         return False
 
     def _read(self, text: bytes, types: dict[str, pa.DataType]) -> pa.Table:
-        if not (text.strip(b"\r\n") if self._skips_empty else text):
-            return pa.table({name: pa.array([], types[name]) for name in self.wanted})
+        if text.strip(b"\r\n") if self._skips_empty else text:
+            table = self._parsed(text, types)
+        else:
+            table = pa.table({name: pa.array([], types[name]) for name in self._wanted})
+        return with_keys(table, self._keys, self.reading.missing, self.unit.path)
+
+    def _parsed(self, text: bytes, types: dict[str, pa.DataType]) -> pa.Table:
         return csv.read_csv(
             pa.BufferReader(text),
             csv.ReadOptions(column_names=self.names, block_size=len(text) + 1, use_threads=False),
             csv.ParseOptions(
-                delimiter=self.reading.delimiter, quote_char=self.reading.quote or False,
+                delimiter=self.reading.delimiter,
+                quote_char=self.reading.quote or False,
                 ignore_empty_lines=self._skips_empty,
             ),
             csv.ConvertOptions(
-                column_types=types, include_columns=self.wanted, strings_can_be_null=False, check_utf8=False,
+                column_types=types,
+                include_columns=self._wanted,
+                strings_can_be_null=False,
+                check_utf8=False,
                 null_values=self._missing(),
             ),
-        )  # fmt: skip
+        )
 
     def _types(self) -> dict[str, pa.DataType]:
         reading = self.reading
@@ -237,11 +248,11 @@ class TextRows:
         is_integer = {column.name: column.as_ == INTEGER and not column.is_list for column in reading.columns}
         types = {
             name: pa.float64() if is_number.get(name) else pa.int64() if is_integer.get(name) else pa.binary()
-            for name in self.wanted
+            for name in self._wanted
         }
         if reading.positive is None:
-            types |= dict.fromkeys(reading.labels, pa.float64())
-        for name in (*([reading.split[0]] if reading.split else []), *reading.kept):
+            types |= {name: pa.float64() for name in reading.labels if name in types}
+        for name in {*([reading.split[0]] if reading.split else []), *reading.kept} & set(types):
             types[name] = pa.binary()  # as it is written
         return types
 
