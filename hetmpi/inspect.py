@@ -18,9 +18,8 @@ from hetmpi.data.tabular.encodings import MOST_OWN
 from hetmpi.data.tabular.files import PARQUET, TEXT, form_of, list_files, list_units, open_parquet
 from hetmpi.data.tabular.layout import ColumnSample, Layout, guess_delimiter, layout_of, sampled, seen_of
 from hetmpi.data.tabular.prepare import UNIT_BYTES, enough_memory
-from hetmpi.data.tabular.reading import likely_positive
+from hetmpi.data.tabular.reading import all_missing, likely_positive
 from hetmpi.data.tabular.rules import FLOAT, INTEGER, LIST, NESTED, near
-from hetmpi.data.tabular.source import all_missing
 from hetmpi.data.tabular.text import EqualNames, head_of, header_of
 from hetmpi.errors import UserError, printable
 
@@ -51,7 +50,7 @@ def inspected(path: str, label: str | None = None, delimiter: str | None = None)
     files = files_with_rows(path)
     names = names_without_header(files[0], delimiter)
     samples, delimiter = sampled(path, files, names, delimiter, '"')
-    layout = layout_of(samples, delimiter, all_missing())
+    layout = layout_of(samples, delimiter, lambda name: all_missing())
     seen = seen_of(samples, layout, all_missing())
     if label is not None and label not in layout.types:
         raise DataError(

@@ -139,7 +139,9 @@ def distinct_values(
             for name, group in columns.items():
                 for column in group:
                     try:
-                        values, codes, num_bad = coded(column_of(block, KEPT + column.name), column, reading.missing)
+                        values, codes, num_bad = coded(
+                            column_of(block, KEPT + column.name), column, reading.missing_of(column)
+                        )
                     except (DataError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                         raise UserError(f"data.path: {unit}, column {one_line(column.name)}: {error}") from error
                     found[name].add(values, codes)

@@ -760,6 +760,86 @@ def test_a_saved_encoder_reads_integers_of_any_type_as_the_ids_of_training(tmp_p
     assert found[0].min() >= FIRST_KEY and all(np.array_equal(found[0], ids) for ids in found)
 
 
+# Missing values
+
+
+def padded(form, codes):
+    """Integers in a form of Parquet, or the lines of a CSV."""
+    if form in ("csv", "csv with a point"):
+        return [f"{code}{'.0' if form != 'csv' else ''}" for code in codes]
+    kinds = {"doubles": pa.float64(), "unsigned": pa.uint64(), "decimals": pa.decimal128(9, 2), "texts": pa.string()}
+    kinds |= {"categories": pa.dictionary(pa.int32(), pa.string())}
+    values = [str(code) for code in codes] if form in ("texts", "categories") else codes
+    return pa.array(values, kinds.get(form, pa.int32()))
+
+
+PADDED = ["csv", "csv with a point", "integers", "doubles", "unsigned", "decimals", "texts", "categories"]
+
+
+@pytest.mark.parametrize("form", PADDED)
+@pytest.mark.parametrize("settings", [{"missing": [0]}, {"columns": [{"name": "x", "missing": [0]}]}])
+def test_a_missing_value_is_missing_in_any_type(tmp_path, form, settings):
+    path, told = column_in_files(tmp_path, padded(form, [0, 5, 7] * 50)), []
+    data = source_of(path, tmp_path / "cache", told.append, **settings)
+    [line] = [line.split() for line in told if line.split()[0] == "x"]
+    assert line[1:5] == ["id", "4", "2", "50"] and data.field_rows[0] == 2 + FIRST_KEY
+    [*_, block] = blocks_of(next(path.iterdir()), Encoder.from_arrays(data.encoder.to_arrays()))
+    assert (data.encoder.samples(block).ids[:, 0] == MISSING_KEY).tolist() == [True, False, False] * 50
+
+
+@pytest.mark.parametrize("form", PADDED)
+@pytest.mark.parametrize(
+    "rule, none", [({"kind": "number", "transform": "none"}, 0.0), ({"rows": 8, "hash": False}, 8)]
+)
+def test_a_missing_value_is_missing_in_numbers_and_integers_as_they_are(tmp_path, form, rule, none):
+    path = column_in_files(tmp_path, padded(form, [1, 5, 7] * 50))
+    data = source_of(
+        path, tmp_path / "cache", columns=[{"name": "x", "missing": [1], **rule}, {"name": "t", "kind": "id"}]
+    )
+    [block] = blocks_of(next(path.iterdir()), data.encoder)
+    samples = data.encoder.samples(block)
+    found = samples.dense[:, 0] if data.num_dense else samples.ids[:, 0]
+    assert found.tolist() == [none, 5, 7] * 50
+
+
+def test_missing_values_in_lists_are_skipped(tmp_path):
+    lists = {"x": [[0, 3, 0], [0], [4, 0, 5]] * 20, "click": [0, 1] * 30}
+    pq.write_table(pa.table(lists), tmp_path / "a.parquet")
+    lines = "".join(f"{'|'.join(map(str, x))},{click}\n" for x, click in zip(*lists.values()))
+    write(tmp_path / "a.csv", "x,click\n" + lines)
+    for name, rule in (("a.parquet", {}), ("a.csv", {"separator": "|"})):
+        data = source_of(tmp_path / name, tmp_path / "cache", columns=[{"name": "x", "missing": [0], **rule}])
+        [block] = blocks_of(tmp_path / name, data.encoder)
+        assert np.diff(data.encoder.samples(block).bags[0].offsets).tolist() == [1, 0, 2] * 20
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_missing_values_are_none_of_labels_unless_their_rule_names_them(tmp_path, form):
+    clicks, texts = [0, 1, -1] * 40, [f"t{i % 3}" for i in range(120)]
+    table = pa.table({"t": texts, "click": clicks, "buy": [1, 0, 1] * 40})
+    path = tmp_path / f"a.{form}"
+    csv.write_csv(table, path) if form == "csv" else pq.write_table(table, path)
+    rule = {"name": "click", "missing": [-1]}
+    data = source_of(path, tmp_path / "cache", label=["click", "buy"], missing=[0], columns=[rule])
+    label = np.concatenate([part.label for part in samples_of(data)])
+    assert np.isnan(label[:, 0]).sum() == 40 and np.nansum(label[:, 0]) == 40 and label[:, 1].sum() == 80
+    with pytest.raises(DataError, match="column click: .*-1.* is no label, as it is missing"):
+        source_of(path, tmp_path / "cache", columns=[rule])
+    with pytest.raises(DataError, match="click is a label, whose rule can only have missing"):
+        source_of(path, tmp_path / "cache", columns=[{"name": "click", "kind": "id"}])
+
+
+def test_words_that_are_missing_in_one_column_of_numbers_are_refused_in_another(tmp_path):
+    lines = "".join(f"{i / 8},{i / 8},{i % 2}\n" for i in range(100))
+    path = write(tmp_path / "a.csv", f"a,b,click\n?,1,0\n{lines}")
+    rules = [{"name": "a", "missing": ["?"]}, {"name": "c", "kind": "id"}]
+    path.write_text(path.read_text().replace("\n", ",x\n").replace("click,x", "click,c"))
+    assert source_of(path, tmp_path / "cache", columns=rules).num_dense == 2
+    path.write_text(path.read_text() + "1,?,0,x\n")
+    with pytest.raises(DataError, match="line 103, column b: .* is no finite number"):
+        source_of(path, tmp_path / "cache", columns=rules)
+
+
 # What is held out
 
 

@@ -3,6 +3,8 @@ Arrow has parsed the numbers."""
 
 from __future__ import annotations
 
+import functools
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +25,7 @@ ZONE_TEXT = r":.*(Z|[+-][0-9:]+)$"
 MICROSECONDS = pa.timestamp("us")
 NO_INTEGER = -1  # a missing value among integers
 SPACES = " \t"
+REWRITTEN = (*"-0123456789tTfF",)  # what texts begin with that may stand for a value written in another way
 KEPT = "kept "  # before the names of columns that are passed on
 
 
@@ -87,9 +90,27 @@ def hashes(array: pa.Array, seed: int, missing: tuple[str, ...]) -> np.ndarray:
     else:
         array = as_text(array)
         found = _C.hash_texts(*buffers_of(array), seed, [text.encode() for text in missing])
-    if array.null_count:
-        found[np.asarray(array.is_null())] = no_value(seed)
+    none = np.asarray(array.is_null()) if array.null_count else None
+    others = tuple(text for text in missing if text[:1] in REWRITTEN)
+    if others:
+        none = (
+            np.isin(found, hashes_of(others, seed)) if none is None else none | np.isin(found, hashes_of(others, seed))
+        )
+    if none is not None:
+        found[none] = no_value(seed)
     return found
+
+
+@functools.lru_cache(4096)
+def hashes_of(texts: tuple[str, ...], seed: int) -> np.ndarray:
+    """(n,) int64"""
+    return hashes(pa.array([text.encode() for text in texts], pa.binary()), seed, ())
+
+
+@functools.lru_cache(4096)
+def numbers_among(texts: tuple[str, ...]) -> np.ndarray:
+    """The texts that are numbers, (n,) float64."""
+    return np.array([float(text) for text in texts if re.match(NUMBER_TEXT, text)])
 
 
 def no_value(seed: int) -> int:
@@ -121,6 +142,8 @@ def numbers(array: pa.Array, missing: tuple[str, ...]) -> tuple[np.ndarray, np.n
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise DataError(f"it holds {array.type}, numbers were expected") from error
     values = array.to_numpy(zero_copy_only=False)
+    if len(numbers_among(missing)):
+        values = np.where(np.isin(values, numbers_among(missing)), np.nan, values)
     with np.errstate(over="ignore"):
         values = values.astype(np.float32)
     infinite = np.isinf(values)
@@ -133,12 +156,17 @@ def integers(array: pa.Array, missing: tuple[str, ...]) -> tuple[np.ndarray, np.
     """(n,) int64 with NO_INTEGER for missing values, and where the value is no integer of at least 0 (n,) bool."""
     if pa.types.is_integer(array.type) and array.type != pa.uint64():
         values = array.cast(pa.int64()).fill_null(NO_INTEGER).to_numpy(zero_copy_only=False)
-        bad = (values < 0) & np.asarray(array.is_valid())
+        none = np.asarray(array.is_null()) | np.isin(values, numbers_among(missing))
+        values = np.where(none, NO_INTEGER, values)
+        bad = (values < 0) & ~none
     else:
         texts, none = trimmed(as_text(array), missing)
+        texts = pc.replace_substring_regex(texts, pattern=r"\.0+$", replacement="")
         good = np.asarray(pc.match_substring_regex(texts, INTEGER_TEXT).fill_null(False)) & ~none
         cast = pc.if_else(pa.array(good), texts, pa.scalar(b"-1", pa.binary())).cast(pa.string()).cast(pa.int64())
         values = cast.to_numpy(zero_copy_only=False)
+        none |= good & np.isin(values, numbers_among(missing))
+        values = np.where(none, NO_INTEGER, values)
         bad = ~none & (values < 0)
     return values, bad if bad.any() else None
 
@@ -182,7 +210,8 @@ def quantities(array: pa.Array, missing: tuple[str, ...]) -> tuple[list[tuple[np
     """Numbers and their texts, integers exactly: values int64 or float64 and their rows, for each of these types; and
     which are missing (n,) bool. Raises DataError for another type."""
     if is_number_type(array.type):
-        none = np.asarray(array.is_null(nan_is_null=True))
+        known = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        none = np.asarray(array.is_null(nan_is_null=True)) | np.isin(known, numbers_among(missing))
         is_exact = pa.types.is_integer(array.type) and array.type != pa.uint64()
         values = array.cast(pa.int64() if is_exact else pa.float64(), safe=is_exact)
         return [(values.filter(pa.array(~none)).to_numpy(zero_copy_only=False), np.flatnonzero(~none))], none
@@ -268,9 +297,9 @@ def lists(array: pa.Array, column: StoredColumn, missing: tuple[str, ...]) -> tu
 def labels(raw: pa.Table, reading: Reading, path: str) -> tuple[list[np.ndarray], list[Fault]]:
     """(n,) float32 for each label, NaN where one of several is missing, and the faults. Raises DataError."""
     found, faults = [], []
-    for name in reading.labels:
+    for name, missing in zip(reading.labels, reading.label_missing):
         try:
-            values, fault = one_label(column_of(raw, name), name, reading)
+            values, fault = one_label(column_of(raw, name), name, reading, missing)
         except (DataError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise DataError(f"data.path: {path}, column {name}, the label: {error}") from error
         found.append(values)
@@ -284,17 +313,19 @@ def labels(raw: pa.Table, reading: Reading, path: str) -> tuple[list[np.ndarray]
     return found, faults
 
 
-def one_label(array: pa.Array, name: str, reading: Reading) -> tuple[np.ndarray, Fault | None]:
+def one_label(
+    array: pa.Array, name: str, reading: Reading, missing: tuple[str, ...]
+) -> tuple[np.ndarray, Fault | None]:
     """(n,) float32, and rows with a bad label; of several labels NaN where this one is missing."""
     is_one = len(reading.labels) == 1
     if reading.positive is not None:
-        found = hashes(array, 0, reading.missing)
+        found = hashes(array, 0, missing)
         none = found == no_value(0)
         values = np.isin(found, hashes(pa.array([text.encode() for text in reading.positive]), 0, ()))
         values, bad = np.where(none, np.nan, values), none if is_one else np.zeros(len(none), bool)
         kind, what = "missing label", "is no label"
     else:
-        values, bad = numbers(array, reading.missing)
+        values, bad = numbers(array, missing)
         none = np.isnan(values) if bad is None else np.isnan(values) & ~bad
         wrong = np.isnan(values) if reading.label_kind == NUMBER else (values != 0) & (values != 1)
         bad = wrong if bad is None else bad | wrong
@@ -302,9 +333,11 @@ def one_label(array: pa.Array, name: str, reading: Reading) -> tuple[np.ndarray,
         kind, what = BAD_LABEL, "is neither 0 nor 1"
         if reading.label_kind == NUMBER:
             kind, what = "label that is no number", "is no finite number"
+        if none[bad].all():
+            kind, what = "missing label", "is no label, as it is missing"
     if not bad.any():
         return values.astype(np.float32), None
-    texts, none = trimmed(pc.unique(as_text(array.filter(pa.array(bad)))), reading.missing)
+    texts, none = trimmed(pc.unique(as_text(array.filter(pa.array(bad)))), missing)
     texts = texts.filter(pa.array(~none)).slice(0, MAX_EXAMPLES).to_pylist()
     labels = tuple(text.decode(errors="replace") for text in texts)
     return values.astype(np.float32), Fault(name, kind, what, bad, labels)
@@ -361,19 +394,24 @@ def kept(array: pa.Array) -> pa.Array:
 
 def column_of(raw: pa.Table, name: str) -> pa.Array:
     column = raw.column(name)
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.array([], column.type)])
+    array = (
+        column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.array([], column.type)])
+    )
+    if pa.types.is_string_view(array.type):
+        return array.cast(pa.string())
+    return array.cast(pa.binary()) if pa.types.is_binary_view(array.type) else array
 
 
 def one_column(array: pa.Array, column: StoredColumn, reading: Reading) -> tuple[pa.Array, np.ndarray | None]:
-    bad = None
+    bad, missing = None, reading.missing_of(column)
     if column.is_list:
-        return lists(array, column, reading.missing)
+        return lists(array, column, missing)
     if column.as_ == NUMBER:
-        values, bad = numbers(array, reading.missing)
+        values, bad = numbers(array, missing)
     elif column.as_ == HASH:
-        values = hashes(array, column.seed, reading.missing)
+        values = hashes(array, column.seed, missing)
     else:
-        values, bad = integers(array, reading.missing)
+        values, bad = integers(array, missing)
     return pa.array(values), bad
 
 

@@ -125,7 +125,8 @@ class Encoder:
 
     def ids_of(self, column: str, values: pa.Array) -> np.ndarray:
         """The ids (n,) int64 of values of a column without a fixed vocabulary."""
-        return hashes(values, self.reading.columns[self._number[column]].seed, self.reading.missing)
+        stored = self.reading.columns[self._number[column]]
+        return hashes(values, stored.seed, self.reading.missing_of(stored))
 
     def _keyed(self, ids: np.ndarray, name: str) -> np.ndarray:
         return self._keys(ids, name) if self.mode(name) == IDS else ids
@@ -160,7 +161,10 @@ class Encoder:
     @staticmethod
     def from_arrays(arrays: Mapping[str, np.ndarray]) -> Encoder:
         state = json.loads(np.asarray(arrays["encoder"]).tobytes())
-        columns = [Column(**{**one, "transform": tuple_of(one["transform"])}) for one in state["columns"]]
+        columns = [
+            Column(**{**one, "transform": tuple_of(one["transform"]), "missing": tuple(one.get("missing", ()))})
+            for one in state["columns"]
+        ]
         coders = {
             name: IdEncoder(mode, rows, seed, np.asarray(arrays[f"values{i}"]))
             for i, (name, (mode, rows, seed)) in enumerate(state["coders"].items())
@@ -224,9 +228,9 @@ class Encoder:
         stored, coder = self.reading.columns[self._number[feature.name]], self._coder(feature.name)
         try:
             if coder.mode != INTEGERS:
-                found = coder.keys(hashes(values, stored.seed, self.reading.missing), feature.name)
+                found = coder.keys(hashes(values, stored.seed, self.reading.missing_of(stored)), feature.name)
                 return np.where((found == UNSEEN_KEY) & (coder.mode == VOCABULARY), NO_KEY, found + feature.first)
-            found, bad = integers(values, self.reading.missing)
+            found, bad = integers(values, self.reading.missing_of(stored))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise DataError(f"it holds {values.type}, texts or integers were expected") from error
         if bad is not None:

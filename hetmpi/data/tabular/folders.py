@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 
-from hetmpi.data.files import DataError, absolute
+from hetmpi.data.files import DataError
 from hetmpi.data.tabular.convert import column_of, hashes, is_list, value_text
 from hetmpi.data.tabular.files import is_key
 from hetmpi.data.tabular.reading import Reading

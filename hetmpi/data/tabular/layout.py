@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from hetmpi.data.checked import Damaged, read_json, write_json
 from hetmpi.data.files import DataError, absolute
-from hetmpi.data.tabular.convert import NUMBER_TEXT, as_text, moments_of, numbers, trimmed
+from hetmpi.data.tabular.convert import NUMBER_TEXT, as_text, hashes, moments_of, no_value, numbers, trimmed
 from hetmpi.data.tabular.files import PARQUET, TEXT, form_of
 from hetmpi.data.tabular.folders import keys_below, keys_of, top_of
 from hetmpi.data.tabular.prepare import list_folder
@@ -42,6 +42,9 @@ SEPARATORS = ("|", ";", ",", " ")
 ONE_IN = 100  # distinct values of a column of numbers that may be texts: to be refused by line, not to become ids
 NONE, TRUTH, TIME = "no values", "booleans", "dates or times"  # of one file, besides the types of rules.py
 MANY = {INTEGER: "integers", FLOAT: "fractions", STRING: "texts", LIST: "lists", NESTED: "nested values"}
+
+
+MissingOf = Callable[[str], tuple[str, ...]]  # column -> texts of its missing values
 
 
 class NoRows(DataError):
@@ -105,11 +108,11 @@ class Found(NamedTuple):
 
 
 def look(
-    source: str, paths: Sequence[str], names, delimiter: str | None, quote: str | None, missing: tuple[str, ...]
+    source: str, paths: Sequence[str], names, delimiter: str | None, quote: str | None, missing_of: MissingOf
 ) -> Layout:
     """The layout of files of a source. names: of the columns of text without a header. Raises DataError."""
     samples, delimiter = sampled(source, paths, names, delimiter, quote)
-    return layout_of(samples, delimiter, missing)
+    return layout_of(samples, delimiter, missing_of)
 
 
 def sampled(
@@ -150,10 +153,10 @@ def sampled_files(
     return samples, delimiter
 
 
-def layout_of(samples: Sequence[FileSample], delimiter: str, missing: tuple[str, ...]) -> Layout:
+def layout_of(samples: Sequence[FileSample], delimiter: str, missing_of: MissingOf) -> Layout:
     """The layout of files from their samples. Raises DataError for columns that no type suits."""
     form = TEXT if samples[0].schema is None else PARQUET
-    found = [(sample.path, columns_of(sample, missing)) for sample in samples]
+    found = [(sample.path, columns_of(sample, missing_of)) for sample in samples]
     types, conflicts = {}, {}
     for name in samples[0].names:
         types[name], conflict = joined(name, {path: columns[name] for path, columns in found if name in columns})
@@ -185,13 +188,13 @@ def joined(name: str, found: dict[str, Found]) -> tuple[str, str | None]:
     return kind, printable(f"{' and '.join(places)}: taken as {'number' if kind == FLOAT else 'id'}")
 
 
-def columns_of(sample: FileSample, missing: tuple[str, ...]) -> dict[str, Found]:
+def columns_of(sample: FileSample, missing_of: MissingOf) -> dict[str, Found]:
     """The columns of a file."""
     found = {}
     for i, name in enumerate(sample.names):
         kind = pa.binary() if sample.schema is None else sample.schema.field(i).type
         arrays = [chunk for piece in sample.pieces if name in piece.column_names for chunk in piece[name].chunks]
-        found[name] = found_in(kind, arrays, missing, name in sample.fractions)
+        found[name] = found_in(kind, arrays, missing_of(name), name in sample.fractions)
     return found
 
 
@@ -262,9 +265,11 @@ def separator_of(values: pa.Array) -> str | None:
 def distinct_of(values: pa.Array | pa.ChunkedArray, missing: tuple[str, ...]) -> pa.Array:
     """Distinct values as binary texts, without missing ones; none of what cannot be read, which preparing names."""
     try:
-        texts, none = trimmed(as_text(pc.unique(values)), missing)
+        texts = as_text(pc.unique(values))
+        texts, none = trimmed(texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts, missing)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return pa.array([], pa.binary())
+    none |= hashes(texts, 0, missing) == no_value(0)
     return pc.unique(texts.filter(pa.array(~none)))
 
 

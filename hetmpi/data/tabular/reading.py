@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 import pyarrow as pa
 
 from hetmpi.data.files import DataError
-from hetmpi.data.tabular.rules import FIRST, NUMBER, Column
+from hetmpi.data.tabular.rules import FIRST, NUMBER, Column, texts_of
 from hetmpi.errors import printable
 
 CLICK, NO_LABEL = "click", "none"
@@ -20,6 +20,7 @@ HASH, INTEGER = "hash", "integer"
 MAX_EXAMPLES = 5
 EXAMPLE_CHARS = 120
 LABEL = "label"
+MISSING = ("NA", "NaN", "nan", "null", "NULL", "None", "\\N")  # texts of missing values by default
 BAD_LABEL, BAD_NUMBER = "bad label", "bad number"
 POSITIVE = ("yes", "y", "true", "t")
 CURES = {
@@ -30,7 +31,7 @@ CURES = {
 @dataclass(frozen=True)
 class StoredColumn:
     """A column of the prepared files. as_: NUMBER, HASH of the text, or INTEGER as it is. seed: of the hash. keep:
-    the end of a list from which max_len keeps values."""
+    the end of a list from which max_len keeps values. missing: its missing values, besides those of Reading."""
 
     name: str
     as_: str
@@ -39,6 +40,7 @@ class StoredColumn:
     separator: str | None = None
     max_len: int | None = None
     keep: str = FIRST
+    missing: tuple[str, ...] = ()
 
     @property
     def type(self) -> pa.DataType:
@@ -68,6 +70,11 @@ class Reading:
     unit: str | None = None
     kept: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
+    label_missing: tuple[tuple[str, ...], ...] = ()
+
+    def missing_of(self, column: StoredColumn) -> tuple[str, ...]:
+        """Texts of the missing values of a column."""
+        return (*self.missing, *column.missing)
 
     @property
     def wanted(self) -> list[str]:
@@ -83,7 +90,7 @@ class Reading:
 
     def to_predict(self, kept: tuple[str, ...] = ()) -> Reading:
         """For files to predict: without labels and held-out rows."""
-        return replace(self, labels=(), share=0.0, split=None, after=None, unit=None, kept=kept)
+        return replace(self, labels=(), label_missing=(), share=0.0, split=None, after=None, unit=None, kept=kept)
 
     def to_json(self) -> dict:
         return asdict(self)
@@ -104,9 +111,17 @@ class Reading:
                 **lists,
                 "split": split,
                 **{key: tuple(saved.get(key, ())) for key in ("kept", "keys")},
-                "columns": tuple(StoredColumn(**one) for one in saved["columns"]),
+                "columns": tuple(
+                    StoredColumn(**{**one, "missing": tuple(one.get("missing", ()))}) for one in saved["columns"]
+                ),
+                "label_missing": tuple(map(tuple, saved.get("label_missing", [all_missing()] * len(lists["labels"])))),
             }
         )
+
+
+def all_missing(missing: Sequence[str] | None = MISSING) -> tuple[str, ...]:
+    """The texts of data.missing and the empty one. Raises UserError."""
+    return tuple(dict.fromkeys(("", *(texts_of("data.missing", missing) or ()))))
 
 
 def label_fields(num: int) -> list[str]:
@@ -119,7 +134,7 @@ def stored_columns(columns: list[Column]) -> tuple[StoredColumn, ...]:
     numbers = {column.name: column.number for column in columns}
     integers = {column.name for column in columns if column.is_integer}
     return tuple(
-        StoredColumn(column.name, NUMBER)
+        StoredColumn(column.name, NUMBER, missing=column.missing)
         if column.kind == NUMBER
         else StoredColumn(
             column.name,
@@ -129,6 +144,7 @@ def stored_columns(columns: list[Column]) -> tuple[StoredColumn, ...]:
             column.separator,
             column.max_len,
             column.keep,
+            column.missing,
         )
         for column in columns
     )

@@ -50,6 +50,7 @@ class Column:
     pool: str | None = None
     max_len: int | None = None
     keep: str = FIRST
+    missing: tuple[str, ...] = ()
     separator: str | None = None
     transform: str | tuple[float, ...] = "none"  # AUTO unless a rule of a number says otherwise
     dim: int | None = None
@@ -158,6 +159,7 @@ def check_values(rule: Rule):
                 f"{rule}: {key} must be settings, as in {key}: {{rows_lr: 0.1}}, got {one_line(str(known[key]))}"
             )
     check_transform(rule, known.get("transform", AUTO))
+    texts_of(f"{rule}: missing", known.get("missing"))
 
 
 def check_transform(rule: Rule, transform):
@@ -192,15 +194,16 @@ def check_matches(rules: list[Rule], types: Mapping[str, str], labels: Sequence[
     names = [name for name in types if name not in labels]
     for rule in rules:
         for name in rule.names:
-            if name in labels:
-                raise DataError(f"{rule}: {name} is a label, which needs no rule")
-            if not fnmatch.filter(names, name) and name not in names:
+            if name in labels and set(rule.settings) != {"missing"}:
+                raise DataError(f"{rule}: {name} is a label, whose rule can only have missing")
+            if not fnmatch.filter(names, name) and name not in (*names, *labels):
                 raise DataError(f"{rule}: no column is named {name}: {near(name, names)}")
 
 
 def column_of(name: str, kind: str, rule: Rule | None) -> Column | None:
     """The column after its rule, None if it is dropped. Raises DataError for keys that do not suit it."""
     known = dict(rule.settings) if rule else {}
+    known |= {"missing": missing_by([rule], name)} if "missing" in known else {}
     where = f"data.columns, column {one_line(name)}"
     wanted = known.pop("kind", None) or kind_by(known, kind)
     if wanted == DROP:
@@ -255,6 +258,23 @@ def id_column(where: str, name: str, kind: str, known: dict) -> Column:
     if "min_count" in known and rows != OPEN and (rows != AUTO or hashed):
         raise DataError(f"{where}: min_count needs rows: auto without hash, where each value has a row of its own")
     return Column(name, ID, kind, **known)
+
+
+def missing_by(rules: Sequence[Rule], name: str) -> tuple[str, ...]:
+    """The texts of missing values that the first rule for a column gives it, labels included."""
+    rule = next((rule for rule in rules if rule.matches(name)), None)
+    return texts_of("missing", rule.settings.get("missing")) or () if rule else ()
+
+
+def texts_of(key: str, values) -> tuple[str, ...] | None:
+    """A list of texts as a tuple. Raises UserError for anything else; numbers count as their text."""
+    values = plain(values)
+    if values is None:
+        return None
+    if not isinstance(values, list) or not all(isinstance(v, (str, int, float)) for v in values):
+        raise UserError(f"{key} must be a list of texts, got {one_line(str(values))}")
+    texts = (str(value).lower() if isinstance(value, bool) else str(value) for value in values)  # as Arrow writes them
+    return tuple(text.strip() for text in texts)
 
 
 def refuse_keys(where: str, what: str, known: Mapping, wrong: Sequence[str]):

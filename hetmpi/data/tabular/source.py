@@ -38,8 +38,17 @@ from hetmpi.data.tabular.prepare import (
     reading_prepared,
     rows_of,
 )
-from hetmpi.data.tabular.reading import CLICK, LABEL_KINDS, NO_LABEL, BadRows, Reading, stored_columns
-from hetmpi.data.tabular.rules import ID, Column, near, plain, read_rules, resolve
+from hetmpi.data.tabular.reading import (
+    CLICK,
+    LABEL_KINDS,
+    MISSING,
+    NO_LABEL,
+    BadRows,
+    Reading,
+    all_missing,
+    stored_columns,
+)
+from hetmpi.data.tabular.rules import ID, Column, missing_by, near, plain, read_rules, resolve, texts_of
 from hetmpi.data.tabular.split import Order, Split
 from hetmpi.data.tabular.stream import DEFAULT_VALID, Stream, check_follow
 from hetmpi.data.tabular.text import count_values, head_of
@@ -49,7 +58,6 @@ from hetmpi.errors import LARGEST, UserError, check_integer, check_number, one_l
 READER_BYTES = 32 << 20
 LEAST_ROWS_PER_VALUE = 1e-9
 SAMPLE_GROUPS = 4  # of held-out rows, in which unseen values are counted
-MISSING = ("NA", "NaN", "nan", "null", "NULL", "None", "\\N")
 
 
 class Tabular:
@@ -115,8 +123,8 @@ class Tabular:
         self.labels, self.label_kind, self.valid_rule = labels_of(label), label_kind, check_valid(plain(valid))
         self.label_weights = weights_of(label_weights)
         self.check_weights()
-        self.positive, self.missing = texts_of("positive", positive), all_missing(missing)
-        self.names, self.delimiter, self.quote = texts_of("names", names), delimiter, quote
+        self.positive, self.missing = texts_of("data.positive", positive), all_missing(missing)
+        self.names, self.delimiter, self.quote = texts_of("data.names", names), delimiter, quote
         if self.names and len(set(self.names)) < len(self.names):
             raise UserError(f"data.names: names must differ, got {', '.join(self.names)}")
         self.rules = read_rules(columns)
@@ -205,12 +213,13 @@ class Tabular:
         return Reading(
             layout.form, self.names, layout.delimiter, self.quote, self.missing, self.labels, self.label_kind,
             self.positive, stored_columns(columns), share, keys=tuple(layout.keys),
+            label_missing=tuple(map(self.missing_of, self.labels)),
         )  # fmt: skip
 
     def _layout(self, paths: list[str], last, rank: int, barrier) -> Layout:
         """The layout of the files, which the first rank finds and writes for the others. Collective."""
         folder = absolute(self.cache or "prepared")
-        settings = [self.path, paths, self.names, self.delimiter, self.quote, self.missing]
+        settings = [self.path, paths, self.names, self.delimiter, self.quote, self.missing, self.rules]
         name = f"layout-{xxhash.xxh3_64_hexdigest(repr(settings).encode())}.json"
         if rank == 0:
             self.layout_of(paths, last).write(folder, name)
@@ -222,7 +231,7 @@ class Tabular:
 
     def layout_of(self, paths: list[str], last: LastRule | None = None) -> Layout:
         """The layout of files. Raises DataError if a label or the column of data.valid is missing."""
-        layout, path = look(self.path, paths, self.names, self.delimiter, self.quote, self.missing), paths[0]
+        layout, path = look(self.path, paths, self.names, self.delimiter, self.quote, self.missing_of), paths[0]
         wanted = [("data.label", name) for name in self.labels] + (
             [("data.valid: column", last.column)] if last else []
         )
@@ -238,6 +247,12 @@ class Tabular:
                 f"{one_line(', '.join(layout.types), 500)}"
             )
         return layout
+
+    def missing_of(self, name: str) -> tuple[str, ...]:
+        """Texts of the missing values of a column, or a label."""
+        if name not in self.labels:
+            return (*self.missing, *missing_by(self.rules, name))
+        return (*all_missing(), *missing_by([rule for rule in self.rules if name in rule.names], name))
 
     def folder_of(self, reading: Reading, last=None) -> str:
         """The folder of the prepared data: other files and rules have others."""
@@ -474,22 +489,6 @@ def check_character(key: str, value):
         isinstance(value, str) and len(value) == 1 and value.isascii() and value not in "\r\n"
     ):
         raise UserError(f"data.{key} must be one character, got {value!r}")
-
-
-def texts_of(key: str, values) -> tuple[str, ...] | None:
-    """A list of texts as a tuple. Raises UserError for anything else; numbers count as their text."""
-    values = plain(values)
-    if values is None:
-        return None
-    if not isinstance(values, list) or not all(isinstance(v, (str, int, float)) for v in values):
-        raise UserError(f"data.{key} must be a list of texts, got {values}")
-    texts = (str(value).lower() if isinstance(value, bool) else str(value) for value in values)  # as Arrow writes them
-    return tuple(text.strip() for text in texts)
-
-
-def all_missing(missing: Sequence[str] | None = MISSING) -> tuple[str, ...]:
-    """The texts of data.missing and the empty one. Raises UserError."""
-    return tuple(dict.fromkeys(("", *(texts_of("missing", missing) or ()))))
 
 
 def check_valid(valid):

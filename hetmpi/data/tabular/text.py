@@ -7,6 +7,7 @@ import csv as python_csv
 import functools
 import itertools
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pyarrow.csv as csv
 
 from hetmpi.data.files import DataError, first_line
-from hetmpi.data.tabular.convert import convert, without
+from hetmpi.data.tabular.convert import NUMBER_TEXT, convert, without
 from hetmpi.data.tabular.files import (
     MAX_LINE_BYTES,
     READ_BYTES,
@@ -243,23 +244,27 @@ class TextRows:
         )
 
     def _types(self) -> dict[str, pa.DataType]:
-        reading = self.reading
-        is_number = {column.name: column.as_ == NUMBER for column in reading.columns}
-        is_integer = {column.name: column.as_ == INTEGER and not column.is_list for column in reading.columns}
-        types = {
-            name: pa.float64() if is_number.get(name) else pa.int64() if is_integer.get(name) else pa.binary()
-            for name in self._wanted
-        }
-        if reading.positive is None:
-            types |= {name: pa.float64() for name in reading.labels if name in types}
+        """Numbers are parsed by Arrow, which knows the same missing texts for all, others by convert.py."""
+        reading, types = self.reading, dict.fromkeys(self._wanted, pa.binary())
+        for column in reading.columns:
+            kind = {NUMBER: pa.float64(), INTEGER: pa.int64()}.get(column.as_)
+            if (
+                column.name in types
+                and kind
+                and not column.is_list
+                and words(reading.missing_of(column)) == words(reading.missing)
+            ):
+                types[column.name] = kind
+        for name, missing in zip(reading.labels, reading.label_missing):
+            if name in types and reading.positive is None and words(missing) == words(reading.missing):
+                types[name] = pa.float64()
         for name in {*([reading.split[0]] if reading.split else []), *reading.kept} & set(types):
             types[name] = pa.binary()  # as it is written
         return types
 
     def _missing(self) -> list[str]:
         """Texts of missing numbers. Arrow compares them with the spaces around them."""
-        missing = self.reading.missing
-        return [a + text + b for text, a, b in itertools.product(missing, ("", " "), ("", " "))]
+        return [a + text + b for text, a, b in itertools.product(words(self.reading.missing), ("", " "), ("", " "))]
 
     def _refuse_open_quotes(self, numbered: list[tuple[int, bytes]]):
         quote = (self.reading.quote or "").encode()
@@ -278,6 +283,11 @@ class TextRows:
     @functools.cached_property
     def _first_line(self) -> int:
         return first_line_of(self.unit)
+
+
+def words(missing: tuple[str, ...]) -> set[str]:
+    """Those of texts of missing values that are no numbers."""
+    return {text for text in missing if not re.match(NUMBER_TEXT, text)}
 
 
 def count_lines(block: bytes) -> int:
