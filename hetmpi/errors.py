@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import numbers
 import sys
 
@@ -55,6 +56,15 @@ class doing:
         if isinstance(error, Exception) and not isinstance(error, UserError):
             with contextlib.suppress(AttributeError):  # a class without a __dict__
                 error.doing = getattr(error, "doing", self._what)  # keeps that of an inner context
+
+
+def cure_of(problem: OSError, setting: str) -> str:
+    """What to do about a file that cannot be written. setting: of its folder."""
+    if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"free space there or choose another {setting}"
+    if problem.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"make it writable or choose another {setting}"
+    return f"choose another {setting}"
 
 
 LARGEST = (1 << 63) - 1

@@ -30,7 +30,6 @@ import itertools
 import json
 import operator
 import os
-import shutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +60,7 @@ from hetmpi.checkpoint.manifest import (
     tables_of,
 )
 from hetmpi.checkpoint.shard_files import ShardFiles, fill, shards_of
-from hetmpi.checkpoint.writer import Piece, Writer, refused
+from hetmpi.checkpoint.writer import Piece, Writer, refused, remove
 from hetmpi.errors import UserError
 from hetmpi.memory import available_memory, cgroup_memory
 from hetmpi.open_rows import check_entries
@@ -252,7 +251,7 @@ class Checkpoints:
                 if self._base is not None and may_build:
                     base = self._base_entries(tables)
                 for old in self.folder.glob("step-*.part"):  # of runs that were killed
-                    shutil.rmtree(old)
+                    remove(old)
                 marked = self._marked()
                 if marked is not None and not marked.is_dir():  # of an earlier run: a new checkpoint may get this name
                     (self.folder / BEST).unlink()

@@ -32,6 +32,7 @@ TABLE_NAME = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,100}")
 HASH = re.compile(r"[0-9a-f]{32}")
 LARGEST, LARGEST_DIM = (1 << 53) - 1, (1 << 31) - 1
 LARGEST_BYTES = 1 << 29  # of manifest.json; 100 tables on 4,096 ranks need 200 MB, with the longest names 360 MB
+CHUNK_BYTES, VALUE_BYTES = 1 << 24, 512  # read at a time; more than a value has on average in a manifest of this size
 MOST_VALUES = 1 << 23  # in it, as its commas and brackets; these have 4.9 million and are read in 10 s
 
 
@@ -43,9 +44,7 @@ def read_manifest(path: Path) -> dict:
             size = os.fstat(file.fileno()).st_size
             if size > LARGEST_BYTES:
                 raise ValueError(f"it must have at most {LARGEST_BYTES:,} bytes, it has {size:,}")
-            text = file.read(size)
-        if sum(map(text.count, (b",", b"[", b"{"))) > MOST_VALUES:
-            raise ValueError(f"it must have at most {MOST_VALUES:,} values, it has more")
+            text = text_of(file)
         manifest = json.loads(text)
         kind = manifest.get("format") if isinstance(manifest, dict) else None
         if type(kind) is not int or kind not in (FULL, INCREMENTAL, SEVERAL):
@@ -59,6 +58,21 @@ def read_manifest(path: Path) -> dict:
         raise UserError(f"{path} is not a complete checkpoint: manifest.json does not match its hash")
     check_manifest(path, manifest)
     return manifest
+
+
+def text_of(file) -> bytes:
+    """The contents of an open manifest. Raises ValueError as soon as it has more values, or longer ones, than the
+    largest."""
+    chunks, num_values = [], 0
+    while chunk := file.read(CHUNK_BYTES):
+        found = sum(map(chunk.count, (b",", b"[", b"{")))
+        if len(chunk) == CHUNK_BYTES and found * VALUE_BYTES < CHUNK_BYTES:
+            raise ValueError(f"it must have a value in {VALUE_BYTES} bytes, it has {found:,} in {CHUNK_BYTES:,}")
+        num_values += found
+        if num_values > MOST_VALUES:
+            raise ValueError(f"it must have at most {MOST_VALUES:,} values, it has more")
+        chunks.append(chunk)
+    return b"".join(chunks)
 
 
 def read_base(path: Path, manifest: dict) -> dict | None:

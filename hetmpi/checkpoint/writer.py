@@ -18,7 +18,7 @@ import torch
 from hetmpi.checkpoint.dense_state import wrong_numbers
 from hetmpi.checkpoint.files import rows_not_finite, sync_folder, write_array, write_bytes, write_json, write_link
 from hetmpi.checkpoint.manifest import BEST, DENSE, digest_of, file_name, read_manifest
-from hetmpi.errors import UserError
+from hetmpi.errors import UserError, cure_of
 from hetmpi.table.table import EmbeddingTable
 
 POLL_S = 0.05
@@ -166,13 +166,22 @@ class Writer(threading.Thread):
                 part = path.with_suffix(".part")  # if a kill ends the removal, the next checkpoint completes it
                 with contextlib.suppress(OSError):
                     os.rename(path, part)
-                    shutil.rmtree(part, ignore_errors=True)
+                    remove(part)
 
 
-def refused(path: Path, problem: Exception) -> UserError:
+def remove(path: Path):
+    """Removes the folder of a checkpoint; of a link to one, as to another disk, the link alone. Raises OSError."""
+    if not path.is_symlink():
+        return shutil.rmtree(path)
+    target = os.readlink(path)
+    path.unlink()
+    print(f"hetmpi: {path.with_suffix('')} was a link to {target}: it is removed, its folder stays", flush=True)
+
+
+def refused(path: Path, problem: OSError) -> UserError:
     return UserError(
-        f"the checkpoint {path.name.removesuffix('.part')} cannot be written in {path.parent}: {problem}: free space "
-        "there or choose another checkpoint.dir; earlier checkpoints are kept"
+        f"the checkpoint {path.name.removesuffix('.part')} cannot be written in {path.parent}: {problem}: "
+        f"{cure_of(problem, 'checkpoint.dir')}; earlier checkpoints are kept"
     )
 
 

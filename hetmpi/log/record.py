@@ -15,12 +15,13 @@ import numpy as np
 from hetmpi.bounded_file import shown
 from hetmpi.errors import UserError
 from hetmpi.log import status
-from hetmpi.log.figures import is_of_task, moved_bytes, moved_per_step
+from hetmpi.log.figures import MOVED, is_of_task, moved_per_step
+from hetmpi.log.lines import Lines
 from hetmpi.log.run_files import (
-    is_number,
     is_rank,
     read_environment,
     read_lines,
+    read_metrics,
     read_settings,
     read_status,
     read_summary,
@@ -35,7 +36,7 @@ class Run:
     name, number      its name, and its index among the compared runs
     settings          key -> value, keys as on the command line
     environment       contents of environment.json, {} if there is none
-    lines, evaluations  contents of metrics.jsonl and evaluation.jsonl, without a truncated last line
+    lines, evaluations  contents of metrics.jsonl, as columns, and of evaluation.jsonl, without a truncated last line
     summary           contents of summary.json, {} until the run has ended"""
 
     def __init__(self, folder: Path, name: str, number: int):
@@ -51,7 +52,7 @@ class Run:
             read_environment(folder / "environment.json"),
             read_status(folder / status.STATUS),
         )
-        self.lines, self.evaluations = read_lines(folder / "metrics.jsonl"), read_lines(folder / "evaluation.jsonl")
+        self.lines, self.evaluations = read_metrics(folder / "metrics.jsonl"), read_lines(folder / "evaluation.jsonl")
         self._add_moved_bytes()
         self.summary = read_summary(folder / "summary.json")
         by_rank = self.summary.get("by_rank")
@@ -61,29 +62,23 @@ class Run:
     def table(self, keys: tuple[str, ...], of: str = "lines") -> np.ndarray:
         """Values of keys in the log lines, or in the evaluations with of="evaluations": (n, number of keys) float64.
         Lines that lack a number for one of the keys are left out."""
-        rows = [[line.get(key) for key in keys] for line in getattr(self, of)]
-        kept = [row for row in rows if all(map(is_number, row))]
-        return np.array(kept, float).reshape(len(kept), len(keys))
+        return (self.lines if of == "lines" else Lines.of(self.evaluations)).table(keys)
 
     def _add_moved_bytes(self):
         """Adds `moved_bytes`, bytes between ranks per step, to each line, and `moved_so_far`, bytes since the run
-        began, to each line and evaluation; None instead of 0."""
-        step, moved, at = 0, 0.0, [(0.0, 0.0)]
-        for line in self.lines:
-            line["moved_bytes"] = moved_bytes(line) or None
-            moved += (line["moved_bytes"] or 0) * (line["step"] - step)
-            step = line["step"]
-            line["moved_so_far"] = moved or None
-            at.append((step, moved))
+        began, to each evaluation; nothing instead of 0."""
+        columns, steps = self.lines.columns, self.lines.columns.get("step", np.empty(0))
+        counted = [np.nan_to_num(columns[key]) for key in MOVED if key in columns]
+        moved = np.sum(counted, 0) if counted else np.zeros(len(steps))
+        so_far = np.cumsum(moved * np.diff(steps, prepend=0))
+        columns["moved_bytes"] = np.where(moved == 0, np.nan, moved)
         for line in self.evaluations:
-            line["moved_so_far"] = float(np.interp(line["step"], *zip(*at))) or None
+            line["moved_so_far"] = float(np.interp(line["step"], [0, *steps], [0, *so_far])) or None
 
     @property
     def lags(self) -> list[float]:
         """Histogram of the lags of all reads, in the bins of TableGroup.lags; [] without a cache."""
-        counted = [line["lags"] for line in self.lines if line.get("lags")]
-        width = max(map(len, counted), default=0)
-        return np.sum([lags + [0] * (width - len(lags)) for lags in counted], 0, float).tolist() if width else []
+        return self.lines.lags.tolist()
 
     @property
     def has_ended(self) -> bool:
@@ -98,7 +93,7 @@ class Run:
     def figures(self) -> dict[str, float | None]:
         """The figures by which runs are compared: the task's metrics, and step_bytes, sample_bytes, samples_per_s,
         elapsed_s, hit_rate, lag_p99, samples. For a run that has not ended they are the values so far."""
-        last = self.lines[-1] if self.lines else {}
+        last = self.lines.last
         samples, seconds = last.get("samples"), last.get("elapsed_s", self.summary.get("seconds"))
         task = self.summary or (self.evaluations[-1] if self.evaluations else {})
         step_bytes = moved_per_step(self.summary) if self.summary else self.mean("moved_bytes")
@@ -118,7 +113,7 @@ class Run:
     def slowest_rank(self) -> str:
         """The rank that was most often the slowest, its host, and the share of log lines in which it was; '-' without
         lines."""
-        counts = Counter(line["slowest_rank"] for line in self.lines if line.get("slowest_rank") is not None)
+        counts = self.lines.slowest_ranks()
         if not counts:
             return "-"
         [(rank, times)] = counts.most_common(1)
@@ -180,7 +175,7 @@ class Run:
         if not self.lines:
             return "no step logged"
         of_all = f" of {self.settings['steps']:,}" if isinstance(self.settings.get("steps"), int) else ""
-        return f"last logged step {self.lines[-1]['step']:,}{of_all}, {span(round(now - self._written()))} ago"
+        return f"last logged step {self.lines.last['step']:,}{of_all}, {span(round(now - self._written()))} ago"
 
 
 def last_words(message: str) -> str:

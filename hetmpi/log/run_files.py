@@ -12,9 +12,11 @@ from hetmpi.bounded_file import LARGEST_NUMBER, open_regular, parsed_json, read_
 from hetmpi.errors import UserError, one_line
 from hetmpi.log.figures import FIGURES
 from hetmpi.log.files import flat
+from hetmpi.log.lines import Lines, read_columns
 
 LARGEST_SETTINGS, LARGEST_OBJECT = 4 << 20, 16 << 20  # bytes of config.yaml, and of a .json file
 LARGEST_LINES, LARGEST_LINE = 1 << 28, 1 << 20  # bytes of a .jsonl file, and of a line
+MANY_LINES = 1000  # are read as columns
 MOST_KEYS = 1000  # of all lines of a file: the page has pictures of each
 MOST_LEVELS = 64  # of groups and lists in config.yaml
 MOST_BINS = 64  # of a histogram of lags
@@ -88,6 +90,19 @@ def read_lines(path: Path) -> list[dict]:
             if len(keys) > MOST_KEYS:
                 raise UserError(f"{place}: more than {MOST_KEYS:,} names of figures: remove the line")
     return lines
+
+
+def read_metrics(path: Path) -> Lines:
+    """The lines of metrics.jsonl as columns, as read_lines. Raises UserError."""
+    if os.path.exists(path) and os.path.getsize(path) <= LARGEST_LINES:
+        data = read_bytes(path, LARGEST_LINES)
+        data = data[: data.rfind(b"\n") + 1]
+        found = read_columns(data, COUNTS, NUMBERS, MOST_BINS) if data.count(b"\n") >= MANY_LINES else None
+        if found is not None and len(found.columns) <= MOST_KEYS:
+            begin = data.rfind(b"\n", 0, -1) + 1
+            found.last = checked(data[begin:], f"{shown(path)}, the last line")
+            return found
+    return Lines.of(read_lines(path))
 
 
 def checked(line: bytes, place: str) -> dict:

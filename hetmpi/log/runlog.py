@@ -42,7 +42,7 @@ from pathlib import Path
 import yaml
 
 from hetmpi.bounded_file import open_regular, read_text
-from hetmpi.errors import UserError
+from hetmpi.errors import UserError, cure_of
 from hetmpi.log import status
 from hetmpi.log.display import display, tell_ending
 from hetmpi.log.events import FINAL, EventFile
@@ -197,7 +197,8 @@ class RunLog:
         except OSError as error:
             if not self._missing:
                 what = error.filename or (name if name == SHOWN_NAME else self._dir / name)
-                _tell(f"run folder: cannot write {what}: {error.strerror}: training continues; free space there")
+                cure = cure_of(error, "run.dir")
+                _tell(f"run folder: cannot write {what}: {error.strerror}: training continues; {cure}")
             self._missing[name] += 1
 
     @contextmanager
@@ -207,7 +208,7 @@ class RunLog:
         except OSError as error:
             path = error.filename or self._dir
             raise UserError(
-                f"run folder: cannot write {path}: {error.strerror}: free space there or choose another run.dir"
+                f"run folder: cannot write {path}: {error.strerror}: {cure_of(error, 'run.dir')}"
             ) from error
 
 

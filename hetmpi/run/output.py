@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,12 @@ def part_of(out: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             part.unlink()
+
+
+def parts_of(out: Path) -> list[Path]:
+    """The part files of `out`, of any process."""
+    name = re.compile(re.escape(f".{out.name}.") + r".+\.[0-9]{1,9}\.part")
+    return [path for path in out.parent.iterdir() if name.fullmatch(path.name)]
 
 
 class RowsFile:

@@ -12,7 +12,7 @@ from hetmpi.checkpoint.checkpoints import Checkpoints, Position, position_of
 from hetmpi.checkpoint.lock import FolderLock
 from hetmpi.checkpoint.manifest import check_same, read_manifest
 from hetmpi.data.source import Source
-from hetmpi.errors import UserError
+from hetmpi.errors import UserError, cure_of
 from hetmpi.layers import FeatureRows
 from hetmpi.world.world import World
 
@@ -168,6 +168,6 @@ def take_all(locks: list[FolderLock]):
             lock.take()
         except OSError as problem:
             raise UserError(
-                f"{lock.setting}: cannot write {problem.filename or lock.path}: {problem.strerror}: free space there "
-                f"or choose another {lock.setting}"
+                f"{lock.setting}: cannot write {problem.filename or lock.path}: {problem.strerror}: "
+                f"{cure_of(problem, lock.setting)}"
             ) from problem

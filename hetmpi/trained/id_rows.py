@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,8 @@ from hetmpi.checkpoint.shard_files import shards_of
 from hetmpi.data.tabular import Encoder
 from hetmpi.errors import UserError, one_line
 from hetmpi.open_rows import COUNT, ID, KEY, LAST, SHARED_KEY
-from hetmpi.run.id_rows import IDS, About, IdRows, changes, read_changed, write_removed, write_rows
+from hetmpi.run.id_rows import IDS, REMOVED, About, IdRows, changes, read_changed, write_removed, write_rows
+from hetmpi.run.output import parts_of
 from hetmpi.trained.saved_model import Saved, dense_state, encoder_of
 
 
@@ -41,6 +43,7 @@ def rows_of(checkpoint: Path) -> tuple[list[IdRows], About]:
 def export_changes(folder: Path, checkpoint: Path):
     """Writes to a folder of `folder`, called as the checkpoint, what has changed since the newest export there whose
     checkpoint still exists beside it; all rows if there is none. Raises UserError if it cannot be written."""
+    remove_parts(folder)
     rows, about = rows_of(checkpoint)
     earlier = [
         checkpoint.parent / path.parent.name
@@ -53,6 +56,20 @@ def export_changes(folder: Path, checkpoint: Path):
         about = About(about.step, since.step)
         write_removed(folder / checkpoint.name, removed, about)  # first: without it the changes are not read
     write_rows(folder / checkpoint.name, rows, about)
+
+
+def remove_parts(folder: Path):
+    """Removes what killed processes have left of exports in the folders of `folder`. REQUIRES: no other process writes
+    there."""
+    for path in folder.glob("step-*"):
+        if path.is_symlink() or not path.is_dir():
+            continue
+        for part in (*parts_of(path / IDS), *parts_of(path / REMOVED)):
+            part.unlink()
+        if not (path / IDS).exists():  # it is written last
+            (path / REMOVED).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.rmdir()
 
 
 class IdTable:

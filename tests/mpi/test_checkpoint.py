@@ -186,6 +186,23 @@ def test_a_link_to_a_checkpoint_that_is_gone_does_not_keep_a_later_one_of_its_na
     table.close()
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_checkpoint_that_is_a_link_to_another_disk_leaves_as_a_link(tmp_path, capsys, is_killed):
+    table, disk = EmbeddingTable(World(), 100, 3, RowOptimizer("sgd")), tmp_path / "disk"
+    checkpoints = Checkpoints(table.world, tmp_path / "saved", keep=1)
+    checkpoints.save(Position(1, 0), table)
+    checkpoints.wait()
+    checkpoints.path(1).rename(disk)
+    (checkpoints.path(1).with_suffix(".part") if is_killed else checkpoints.path(1)).symlink_to(disk)
+    for step in (2, 3):
+        checkpoints.save(Position(step, 0), table)
+        checkpoints.wait()
+    assert {path.name for path in checkpoints.folder.iterdir()} == {".lock", "step-00000003"}
+    assert (disk / "manifest.json").exists()
+    assert f"step-00000001 was a link to {disk}: it is removed, its folder stays" in capsys.readouterr().out
+    table.close()
+
+
 @pytest.mark.mpi
 def test_the_link_to_the_best_checkpoint_is_set_again(world, tmp_path_factory):
     folder = Path(world.comm.bcast(str(tmp_path_factory.mktemp("best"))))

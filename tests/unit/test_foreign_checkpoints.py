@@ -3,6 +3,7 @@
 import itertools
 import json
 import sys
+import time
 import zipfile
 
 import numpy as np
@@ -14,7 +15,7 @@ from foreign import MODEL, write_synthetic, write_tabular
 from own_model import MODEL as OWN_MODEL
 
 from hetmpi import export, predict
-from hetmpi.checkpoint.files import write_json
+from hetmpi.checkpoint.files import open_array, write_json
 from hetmpi.checkpoint.manifest import ARRAYS, digest_of, file_name, read_manifest
 from hetmpi.errors import UserError
 from hetmpi.world.world import World
@@ -224,8 +225,20 @@ def test_a_manifest_of_600_mb_is_refused_unread(own):
         file.truncate(600_000_000)
     told = refused(lambda: export.main([str(manifest.parent), "out"]))
     assert "must have at most 536,870,912 bytes, it has 600,000,000" in told
+    with open(manifest, "r+b") as file:
+        file.truncate(500_000_000)
+    begin = time.process_time()
+    told = refused(lambda: export.main([str(manifest.parent), "out"]))
+    assert "must have a value in 512 bytes, it has " in told and time.process_time() - begin < 0.2
     manifest.write_text('{"format": 1, "a": [' + "[]," * 5_000_000 + "1]}")
     assert "must have at most 8,388,608 values" in refused(lambda: export.main([str(manifest.parent), "out"]))
+
+
+def test_an_array_that_is_none_is_named_by_its_path(tmp_path):
+    path = tmp_path / "shard-00000.weight.npy"
+    path.write_bytes(b"no array")
+    told = refused(lambda: open_array(path, np.float32, (None, 3)))
+    assert told.startswith(f"{path} is not an array in numpy.save's format")
 
 
 def test_the_manifest_of_100_tables_on_1024_ranks_is_read(tmp_path):

@@ -17,9 +17,11 @@ import pytest
 from launch import SMALL, run, summary, train
 
 from hetmpi import report
-from hetmpi.log import pictures
+from hetmpi.errors import UserError
+from hetmpi.log import pictures, run_files
 from hetmpi.log.figures import bytes_text
 from hetmpi.log.headline import comparison
+from hetmpi.log.lines import Lines
 from hetmpi.log.record import Run, run_folders
 from hetmpi.log.status import process_start
 from hetmpi.spans import OWN, PARTS
@@ -565,6 +567,50 @@ def test_bytes_by_kind_are_those_of_the_steps_since_the_run_was_resumed(write):
     ended, going = (Run(write(name, summary=summary), name, 0) for name, summary in (("a", whole), ("b", None)))
     assert list(pictures.bytes_by_kind(ended).values()) == [500, 0, 2]
     assert list(pictures.bytes_by_kind(going).values()) == [1000, 200, 800]
+
+
+def test_100_000_lines_are_read_in_seconds_of_one_processor(write):
+    texts = json.dumps(line(7)).partition('"step": 7')
+    folder = write("a", lines=[])
+    with open(folder / "metrics.jsonl", "w") as file:
+        file.writelines(f'{texts[0]}"step": {step}{texts[2]}\n' for step in range(1, 100_001))
+    begin = time.process_time()
+    report.main([str(folder)])
+    assert time.process_time() - begin < 6  # 1.5 on a quiet machine; line by line 15
+
+
+@pytest.mark.parametrize("last", [line(1003), line(1003, extra=5), line(1003, file="b", lags=None), {"step": 1003}])
+def test_lines_read_as_columns_are_those_read_one_by_one(tmp_path, last):
+    lines = [line(step, loss=None if step % 7 == 0 else step / 3, file="a") for step in range(1, 1003)]
+    lines = [*lines, line(1002, **WITHOUT_CACHE, auc=1, flag=True), line(1002, lags=[0, 0, 0, 4]), last]
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(values) + "\n" for values in lines) + '{"step": 9')
+    found, slow = run_files.read_metrics(path), Lines.of(lines)
+    assert isinstance(found, Lines) and found.last == last and found.lags.tolist() == slow.lags.tolist()
+    for keys in (
+        ("step",),
+        ("step", "loss"),
+        ("hit_rate", "auc"),
+        ("extra",),
+        ("lr",),
+        ("file",),
+        ("own_ms", "lag_p99"),
+    ):
+        assert found.table(keys).tolist() == slow.table(keys).tolist(), keys
+    assert found.slowest_ranks() == slow.slowest_ranks()
+
+
+@pytest.mark.parametrize("wrong", [
+    '{"step": -1}', '{"step": 1.5}', '{"step": 1, "loss": "x"}', '{"step": 1, "lags": [-1]}', '{"step": 1, "lags": 3}',
+    '{"step": 1, "loss": NaN}', '{"step": 1, "loss": 1e999}', "", "5", '{"a": 1}', '{"step": 1, "a": {}, "loss": []}',
+    '{"step": 1, "lags": ' + "[" * 50_000, '{"step": 1, "slowest_rank": -2}', '{"step": 1} {"step": 2}',
+])  # fmt: skip
+def test_a_wrong_line_among_many_is_named(tmp_path, wrong):
+    texts = [json.dumps(line(step)) for step in range(1, 1200)]
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("\n".join([*texts[:600], wrong, *texts[600:]]) + "\n")
+    with pytest.raises(UserError, match="metrics.jsonl, line 601"):
+        run_files.read_metrics(path)
 
 
 def test_late_reads_are_counted_over_all_lines(write):
