@@ -81,6 +81,16 @@ def segment_mean(x: torch.Tensor, index: torch.Tensor, offsets: torch.Tensor) ->
     return bag_mean(x, index, offsets)
 
 
+def weighted_mean(x: torch.Tensor, index: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """As segment_mean, of rows with weights (e,) float32 above 0."""
+    x = x.float() if x.dtype == torch.bfloat16 else x
+    totals = torch.segment_reduce(weights, "sum", offsets=offsets)
+    shares = weights / torch.repeat_interleave(totals, offsets.diff())
+    return torch.nn.functional.embedding_bag(
+        index, x, offsets, mode="sum", include_last_offset=True, per_sample_weights=shares.to(x.dtype)
+    )
+
+
 def bag_mean(x, index, offsets):
     return torch.nn.functional.embedding_bag(index, x, offsets, mode="mean", include_last_offset=True)
 

@@ -11,7 +11,8 @@ SLOPE = 0.2  # of LeakyReLU below 0
 class GAT(NodeModel):
     """A layer is a weighted mean over a node and its neighbours, with weights from a softmax of LeakyReLU(a · [W x_i, W
     x_j]). Each of `heads` heads has its own weights; hidden layers concatenate them, the last one averages them. ReLU
-    follows a hidden layer, where the paper has ELU; attention has no dropout.
+    follows a hidden layer, where the paper has ELU; attention has no dropout. An
+    edge of weight w counts as w edges, the self loop as one.
 
     Args: hidden: width of a hidden layer, all heads together, a multiple of heads; dropout, input_dropout,
     input_norm: as in NodeModel.
@@ -35,12 +36,13 @@ class GAT(NodeModel):
         self.bias = nn.ParameterList(torch.zeros(size) for size in self.sizes[1:])
 
     def convolve(self, number: int, x: Tensor, block) -> Tensor:
-        index, offsets = with_self(block)
+        index, offsets, weights = with_self(block)
         num = offsets.shape[0] - 1
         place = torch.repeat_interleave(torch.arange(num, device=x.device), offsets.diff())  # destination of each edge
         value = self.linear[number](x).unflatten(1, (self.heads, -1))  # (n_src, heads, width)
         source, destination = ((value * a[number]).sum(-1) for a in (self.of_source, self.of_destination))
         score = nn.functional.leaky_relu(source[index] + destination[:num][place], SLOPE)  # (e, heads)
+        score = score if weights is None else score + weights.log()[:, None]
         score = score - torch.segment_reduce(score.detach(), "max", offsets=offsets)[place]
         weight = score.exp()
         total = torch.segment_reduce(weight, "sum", offsets=offsets)

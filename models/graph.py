@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from hetmpi.batch_norm import BatchNorm
+from hetmpi.layers import segment_mean, weighted_mean
 
 
 class NodeModel(nn.Module):
@@ -58,9 +59,14 @@ class NodeModel(nn.Module):
         raise NotImplementedError
 
 
-def with_self(block) -> tuple[Tensor, Tensor]:
-    """index (e + n_dst,) and offsets (n_dst + 1,) of a block with an edge from each destination to itself, the first of
-    its edges."""
+def mean_of(x: Tensor, index: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+    """The mean of the rows of x (n_src, dim) that each destination reads, by the weights of its edges: (n_dst, dim)."""
+    return segment_mean(x, index, offsets) if weights is None else weighted_mean(x, index, offsets, weights)
+
+
+def with_self(block) -> tuple[Tensor, Tensor, Tensor | None]:
+    """index (e + n_dst,), offsets (n_dst + 1,) and weights (e + n_dst,) of a block with an edge of weight 1 from each
+    destination to itself, the first of its edges; None for weights that are all 1."""
     num = block.offsets.shape[0] - 1
     places = torch.arange(num + 1, device=block.offsets.device)
     offsets = block.offsets + places
@@ -68,4 +74,8 @@ def with_self(block) -> tuple[Tensor, Tensor]:
     is_own[offsets[:-1]] = True
     index = torch.empty_like(is_own, dtype=torch.int64)
     index[is_own], index[~is_own] = places[:-1], block.index
-    return index, offsets
+    if block.weights is None:
+        return index, offsets, None
+    weights = torch.ones(len(index), device=index.device)
+    weights[~is_own] = block.weights
+    return index, offsets, weights

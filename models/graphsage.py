@@ -3,14 +3,13 @@ NIPS 2017, algorithm 1)."""
 
 from torch import Tensor, nn
 
-from hetmpi.layers import segment_mean
-from hetmpi.models.graph import NodeModel
+from hetmpi.models.graph import NodeModel, mean_of
 
 
 class GraphSAGE(NodeModel):
     """A layer multiplies the concatenation of a node and the mean of its neighbours by a matrix, computed as a sum of
     two products, and adds a bias. A node without neighbours has a mean of zeros. Layers' outputs are not scaled to unit
-    length.
+    length. Of edges with weights the mean is the weighted one.
 
     Args: hidden, dropout, input_dropout, input_norm: as in NodeModel.
     """
@@ -22,5 +21,5 @@ class GraphSAGE(NodeModel):
         self.neighbours = nn.ModuleList(nn.Linear(*shape, bias=False) for shape in shapes)
 
     def convolve(self, number: int, x: Tensor, block) -> Tensor:
-        mean = segment_mean(x, block.index, block.offsets)
+        mean = mean_of(x, block.index, block.offsets, block.weights)
         return self.own[number](x[: block.offsets.shape[0] - 1]) + self.neighbours[number](mean)

@@ -34,6 +34,7 @@ class Inference:
         for the watchdog."""
         self.spans = spans or Spans()
         self.world, self.source, self.model, self.chunk, self.device = world, source, model, chunk, device
+        self._weights = getattr(source, "edge_weights", lambda first, last: None)
         self.sizes, self.order = output_sizes(model, source), list(ranks_by_node(world))
 
     @torch.no_grad()
@@ -83,7 +84,9 @@ class Inference:
         sources, index = _C.unique(np.concatenate([nodes, neighbours]))  # the destinations come first
         x = np.empty((len(sources), below.width), np.float32)
         _C.gather(below.array, sources, x)
-        block = Block(torch.from_numpy(offsets).to(self.device), torch.from_numpy(index[len(nodes) :]).to(self.device))
+        weights = self._weights(int(nodes[0]), int(nodes[-1]) + 1)
+        parts = offsets, index[len(nodes) :], *(() if weights is None else (np.ascontiguousarray(weights),))
+        block = Block(*(torch.from_numpy(part).to(self.device) for part in parts))
         with doing("layer() of the model"):
             return self.model.layer(number, torch.from_numpy(x).to(self.device), block).cpu()
 

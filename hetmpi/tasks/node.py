@@ -44,6 +44,7 @@ class GraphSource(Source, Protocol):
     class_names    (num_classes,) texts of the classes in the user's data; empty where they are numbers
 
     Optional:
+    edge_weights(first, last)  weights (e,) float32 of neighbours(first, last), or None if all are 1
     digests        part of the graph -> its hash, in checkpoints, which other graphs are then refused with"""
 
     num_nodes: int

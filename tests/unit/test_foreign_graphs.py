@@ -149,7 +149,7 @@ def test_only_regular_files_are_read(tmp_path, make):
 
 
 BAD_COLUMNS = [
-    ({"words": [[0.5, 1.5]] * 6}, "words must hold lists of integers or of texts, which are ids, it holds list<"),
+    ({"words": [[0.5, 1.5]] * 5 + [[1.5]]}, "fractions must be as many in every row"),
     ({"words": [[[1]]] * 6}, "words must hold lists of integers or of texts"),
     ({"words": [[{"a": 1}]] * 6}, "words must hold lists of integers or of texts"),
     ({"label": [[0.5]] * 6}, "label must hold lists of integers or of texts"),

@@ -43,6 +43,12 @@ def block_of(adjacency):
     return Block(torch.from_numpy(offsets), torch.from_numpy(np.concatenate([np.empty(0, np.int64), *lists])))
 
 
+def weighted_block(weights):
+    """The block of a matrix (n_dst, n_src) of weights, 0 for no edge."""
+    block = block_of((weights > 0).astype(int))
+    return Block(block.offsets, block.index, torch.from_numpy(weights[weights > 0]).float())
+
+
 def random_edges(num_destinations=6, num_sources=10):
     """Edge counts, with a repeated edge, and a destination without any."""
     edges = np.random.default_rng(0).integers(0, 3, (num_destinations, num_sources))
@@ -95,6 +101,30 @@ def test_a_layer_of_gat_is_a_softmax_over_edges():
     weight = weight / weight.sum(1, keepdim=True)
     expected = torch.einsum("dsh,shw->dhw", weight, value).mean(1)
     assert torch.allclose(model(x, (block_of(edges),)), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NODE_MODELS)
+def test_an_edge_of_weight_w_is_as_w_edges(name):
+    edges, x = random_edges(), torch.randn(10, 4)
+    model = build(name, task_of()).eval()
+    counted, weighted = (model.layer(0, x, make(edges)) for make in (block_of, weighted_block))
+    assert torch.allclose(counted, weighted, atol=1e-6)
+    assert not torch.allclose(counted, model.layer(0, x, block_of((edges > 0).astype(int))), atol=1e-2)
+
+
+def test_weights_of_edges_are_those_of_a_matrix():
+    weights = random_edges() * np.random.default_rng(1).random((6, 10))
+    x = torch.randn(10, 4, requires_grad=True)
+    matrix = torch.from_numpy(weights).float()
+    sage, gcn = GraphSAGE(4, 0, 3, 1, hidden=1), GCN(4, 0, 3, 1, hidden=1)
+    means = matrix @ x / matrix.sum(1, keepdim=True).clamp(min=1e-9)
+    of_sage = sage.own[0](x[:6]) + sage.neighbours[0](means)
+    of_gcn = gcn.linear[0]((matrix @ x + x[:6]) / (1 + matrix.sum(1, keepdim=True)))
+    for model, expected in ((sage, of_sage), (gcn, of_gcn)):
+        found = model(x, (weighted_block(weights),))
+        assert torch.allclose(found, expected, atol=1e-6)
+        grads = [torch.autograd.grad(logits.square().sum(), x, retain_graph=True)[0] for logits in (found, expected)]
+        assert torch.allclose(*grads, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", NODE_MODELS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import astuple
 
 import numpy as np
 
@@ -13,8 +14,9 @@ from hetmpi.data.graph.graph import Graph, RawGraph, joined_ids, smallest_intege
 from hetmpi.data.graph.npz import read_npz
 from hetmpi.data.graph.ogb import is_ogb, read_ogb
 from hetmpi.data.graph.source import GraphData, check_flag, check_path
-from hetmpi.data.graph.tables import list_tables, read_tables
-from hetmpi.errors import UserError, check_integer
+from hetmpi.data.graph.tables import TableRules, list_tables, read_tables
+from hetmpi.data.tabular.reading import MISSING
+from hetmpi.errors import UserError, check_integer, one_line
 
 
 class GraphFiles(GraphData):
@@ -31,6 +33,11 @@ class GraphFiles(GraphData):
         undirected: bool = True,
         node_ids: bool = True,
         dense: bool = True,
+        id: str | None = None,
+        drop: Sequence[str] | None = None,
+        missing: Sequence[str] = MISSING,
+        label_separator: str | None = None,
+        add_nodes: bool = False,
         train_per_class: int | None = None,
         valid_per_class: int | None = None,
         fanout: Sequence[int] = (10, 10),
@@ -41,18 +48,27 @@ class GraphFiles(GraphData):
         cache: str | None = None,
     ):
         """undirected: each edge counts in both directions, and once however often it is given. node_ids: each node has
-        a row of its own. dense: numbers of nodes are inputs too. train_per_class, valid_per_class: nodes of each class
+        a row of its own. dense: numbers of nodes are inputs too. Of tables alone: id: the column of nodes that src and
+        dst name, None to find it; drop: columns to leave out; missing: texts that mean a missing value, besides the
+        empty one; label_separator: between the labels of a text, "" for one label; add_nodes: nodes that only edges
+        name are added. train_per_class, valid_per_class: nodes of each class
         to train on and to hold out, drawn by the seed, in place of the files' split. Others as GraphData."""
         super().__init__(seed, fanout, replace, partition, batch_size, table_partition, cache)
         check_path(path)
-        for name, value in (("undirected", undirected), ("node_ids", node_ids), ("dense", dense)):
+        flags = {"undirected": undirected, "node_ids": node_ids, "dense": dense, "add_nodes": add_nodes}
+        for name, value in flags.items():
             check_flag(name, value)
+        for name, value in (("id", id), ("label_separator", label_separator)):
+            if value is not None and not isinstance(value, str):
+                raise UserError(f"data.{name} must be a text, got {one_line(str(value))}")
         if (train_per_class is None) != (valid_per_class is None):
             raise UserError("give both data.train_per_class and data.valid_per_class, or neither")
         if train_per_class is not None:
             check_integer("data.train_per_class", train_per_class, 1)
             check_integer("data.valid_per_class", valid_per_class, 0)
         self.path, self.undirected, self.node_ids, self.dense = path, undirected, node_ids, dense
+        of_tables = texts_of("missing", missing), id, texts_of("drop", drop), label_separator, add_nodes
+        self.rules = TableRules(undirected, *of_tables)
         self.per_class = None if train_per_class is None else (train_per_class, valid_per_class)
 
     def identity(self) -> tuple:
@@ -61,12 +77,11 @@ class GraphFiles(GraphData):
         except OSError as error:  # a link to nowhere
             raise DataError(f"data.path: {shown(error.filename)} cannot be read: {error.strerror}") from error
         split = self.per_class and (*self.per_class, self.seed)
-        return absolute(self.path), files, self.undirected, self.node_ids, self.dense, split
+        return absolute(self.path), files, self.node_ids, self.dense, split, astuple(self.rules)
 
     def read(self) -> Graph:
         path = absolute(self.path)
-        read = read_npz if os.path.isfile(path) else read_ogb if is_ogb(path) else read_tables
-        raw = read(path, self.undirected)
+        raw = self._raw(path)
         num_nodes = len(raw.adjacency[0]) - 1
         indptr, indices = raw.adjacency
         id_offsets, ids, field_rows = joined_ids(num_nodes, self.node_ids, raw.lists)
@@ -75,8 +90,16 @@ class GraphFiles(GraphData):
             dense = np.ascontiguousarray(dense, np.float32)
         return Graph(
             indptr, indices.astype(smallest_integers(num_nodes)), id_offsets, ids, field_rows, raw.labels,
-            raw.num_classes, self._split(raw), dense, raw.names, raw.class_names,
+            raw.num_classes, self._split(raw), dense, raw.names, raw.class_names, raw.weights,
+            raw.dense_names if self.dense else [],
         )  # fmt: skip
+
+    def _raw(self, path: str) -> RawGraph:
+        if os.path.isfile(path):
+            return read_npz(path, self.undirected)
+        if is_ogb(path):
+            return read_ogb(path, self.undirected, self.remarks.append)
+        return read_tables(path, self.rules, self.remarks.append)
 
     def _split(self, raw: RawGraph) -> np.ndarray:
         if self.per_class is None:
@@ -109,3 +132,12 @@ class GraphFiles(GraphData):
             return [(file, os.stat(file)) for file in sum(list_tables(path), [])]
         found = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
         return [(file, os.stat(file)) for file in sorted(found) if file.endswith(".csv.gz")]
+
+
+def texts_of(name: str, values) -> tuple[str, ...]:
+    """The texts of a setting data.NAME that is a list. Raises UserError for anything else."""
+    if values is None:
+        return ()
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise UserError(f"data.{name} must be a list, as in data.{name}=[a,b], got {one_line(str(values))}")
+    return tuple(map(str, values))

@@ -18,6 +18,7 @@ from hetmpi.memory import check_fits
 TRAIN, VALID, TEST, NO_PART = 0, 1, 2, -1
 NO_LABEL = -1
 MOST_CLASSES = 1 << 20  # the last layer has weights of each
+LEAST_WEIGHT, LARGEST_WEIGHT = 1e-20, 1e20  # of an edge
 
 
 @dataclass
@@ -36,6 +37,8 @@ class Graph:
     dense: np.ndarray  # (N, num_dense) float32
     names: np.ndarray | None = None  # (N,) int64 or texts: the user's ids of nodes; None: their numbers
     class_names: list[str] = field(default_factory=list)  # texts of the classes, if they have any
+    weights: np.ndarray | None = None  # (E,) float32 above 0, of indices; None: all 1
+    dense_names: list[str] = field(default_factory=list)  # of the columns of dense, if they have any
     digests: dict[str, str] = field(default_factory=dict)  # of a prepared graph: prepared.py, digests_of
 
     @property
@@ -59,6 +62,8 @@ class RawGraph:
     dense: np.ndarray | None = None
     names: np.ndarray | None = None
     class_names: list[str] = field(default_factory=list)
+    weights: np.ndarray | None = None
+    dense_names: list[str] = field(default_factory=list)
 
 
 def from_edges(sources: np.ndarray, targets: np.ndarray, num_nodes: int, undirected: bool):
@@ -73,6 +78,22 @@ def from_edges(sources: np.ndarray, targets: np.ndarray, num_nodes: int, undirec
         edges = edges[np.concatenate([[True], edges[1:] != edges[:-1]])]
     targets, sources = np.divmod(edges, num_nodes)
     return offsets_of(np.bincount(targets, minlength=num_nodes)), sources
+
+
+def from_weighted_edges(
+    sources: np.ndarray, targets: np.ndarray, weights: np.ndarray, num_nodes: int, undirected: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """indptr and indices as from_edges, and weights (e,) float32: each neighbour of a node once, with the sum of the
+    weights (n,) float64 of its edges; undirected: with their mean, whatever their direction."""
+    edges = targets * np.int64(num_nodes) + sources
+    if undirected:
+        edges, weights = np.concatenate([edges, sources * np.int64(num_nodes) + targets]), np.tile(weights, 2)
+    edges, places = np.unique(edges, return_inverse=True)
+    totals = np.bincount(places, weights, len(edges))
+    if undirected and len(edges):
+        totals /= np.bincount(places, minlength=len(edges))
+    targets, sources = np.divmod(edges, num_nodes)
+    return offsets_of(np.bincount(targets, minlength=num_nodes)), sources, totals.astype(np.float32)
 
 
 def made_undirected(indptr: np.ndarray, indices: np.ndarray):
@@ -214,6 +235,17 @@ def check_adjacency(indptr: np.ndarray, indices: np.ndarray, what: str):
         v = falls[0]
         raise DataError(f"{what}: indptr must rise, after {indptr[v]:,} of node {v:,} it is {indptr[v + 1]:,}")
     check_nodes(indices, num_nodes, f"{what}: indices")
+
+
+def check_weights(weights: np.ndarray, what: str):
+    """Raises DataError unless the weights of edges are numbers above 0, at most LARGEST_WEIGHT. what: for the
+    message."""
+    wrong = np.flatnonzero(~((weights >= LEAST_WEIGHT) & (weights <= LARGEST_WEIGHT)))
+    if len(wrong):
+        raise DataError(
+            f"{what} must be numbers from {LEAST_WEIGHT:g} to {LARGEST_WEIGHT:g}, {len(wrong):,} of {len(weights):,} "
+            f"are not, the first is {weights[wrong[0]]:g}: remove these edges"
+        )
 
 
 def check_nodes(numbers: np.ndarray, limit: int, what: str, noun: str = "nodes"):

@@ -43,6 +43,7 @@ def renumbered(graph: Graph) -> Graph:
         labels=graph.labels[order],
         split=graph.split[order],
         dense=graph.dense[order],
+        weights=None if graph.weights is None else Bag(graph.weights, graph.indptr)[order].values,
         names=order if graph.names is None else graph.names[order],
     )
 

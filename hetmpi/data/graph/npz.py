@@ -6,6 +6,8 @@ label                              (N,) integers, below 0 for none, or whole num
 feature_indptr, feature_indices    optional: words of each node, 0 <= word < num_features
 split                              optional: (N,) integers: 0 train, 1 valid, 2 test, -1 none
 dense                              optional: (N, num_dense) numbers
+weight                             optional: (E,) numbers above 0 of the edges of indices
+train_mask, val_mask, test_mask    in place of split: (N,) booleans
 name                               optional: (N,) integers or texts, the user's ids of nodes
 
 Memory is taken for an array only after its header has been compared with the size of its entry in the file, and that
@@ -19,16 +21,39 @@ import zipfile
 from collections.abc import Mapping
 
 import numpy as np
+import pyarrow as pa
 
 from hetmpi.bounded_file import open_regular, shown
 from hetmpi.data.batch import Bag
 from hetmpi.data.files import DataError
-from hetmpi.data.graph.graph import RawGraph, check_adjacency, check_nodes, classes_below, made_undirected, whole_labels
+from hetmpi.data.graph.graph import (
+    RawGraph,
+    check_adjacency,
+    check_nodes,
+    check_weights,
+    classes_below,
+    from_weighted_edges,
+    made_undirected,
+    whole_labels,
+)
+from hetmpi.data.graph.labels import MASKS, split_of_masks
 from hetmpi.errors import UserError, one_line
 from hetmpi.memory import check_fits
 
 INTEGERS, NUMBERS, TEXTS = "iub", "iubf", "iuU"  # kinds of dtypes
-NAMES = ("indptr", "indices", "label", "feature_indptr", "feature_indices", "num_features", "split", "dense", "name")
+NAMES = (
+    *MASKS,
+    "indptr",
+    "indices",
+    "label",
+    "feature_indptr",
+    "feature_indices",
+    "num_features",
+    "split",
+    "dense",
+    "name",
+    "weight",
+)
 MOST_RATIO = 1032  # of deflate, the compression of numpy's files
 MOST_WORDS = 1 << 40
 COPIES = 3  # bytes that reading a graph takes, per byte of its arrays
@@ -95,15 +120,47 @@ def raw_of(arrays: Mapping[str, np.ndarray], what: str, undirected: bool) -> Raw
     check_adjacency(indptr, indices, what)
     num_nodes = len(indptr) - 1
     labels, num_classes = labels_of(array_of(arrays, "label", what, NUMBERS, num_nodes, axes=(1, 2)), what)
-    split = array_of(arrays, "split", what, INTEGERS, num_nodes) if "split" in arrays else None
-    if split is not None and not np.isin(split, (-1, 0, 1, 2)).all():
-        raise DataError(f"{what}: split must be 0 for train, 1 for valid, 2 for test or -1 for none")
+    split = split_in(arrays, num_nodes, what)
     dense = array_of(arrays, "dense", what, NUMBERS, num_nodes, axes=(2,)) if "dense" in arrays else None
     names = array_of(arrays, "name", what, TEXTS, num_nodes) if "name" in arrays else None
     if names is not None:
         names = checked_texts(names, what) if names.dtype.kind == "U" else integers_of(arrays, "name", what)
-    adjacency = made_undirected(indptr, indices) if undirected else (indptr, indices)
-    return RawGraph(adjacency, words_of(arrays, num_nodes, what), labels, num_classes, split, dense, names)
+    adjacency, weights = adjacency_of(arrays, indptr, indices, what, undirected)
+    words = words_of(arrays, num_nodes, what)
+    return RawGraph(adjacency, words, labels, num_classes, split, dense, names, weights=weights)
+
+
+def adjacency_of(
+    arrays: Mapping[str, np.ndarray], indptr: np.ndarray, indices: np.ndarray, what: str, undirected: bool
+):
+    """indptr and indices, and the weights of edges, None if all are 1."""
+    weights = None if "weight" not in arrays else array_of(arrays, "weight", what, NUMBERS, len(indices), noun="edges")
+    if weights is not None:
+        weights = weights.astype(np.float64)
+        check_weights(weights, f"{what}: weight")
+    if weights is None or (weights == 1).all():
+        return made_undirected(indptr, indices) if undirected else (indptr, indices), None
+    if not undirected:
+        return (indptr, indices), weights.astype(np.float32)
+    num_nodes = len(indptr) - 1
+    targets = np.repeat(np.arange(num_nodes), np.diff(indptr))
+    indptr, indices, weights = from_weighted_edges(indices, targets, weights, num_nodes, undirected)
+    return (indptr, indices), weights
+
+
+def split_in(arrays: Mapping[str, np.ndarray], num_nodes: int, what: str) -> np.ndarray | None:
+    """(N,) integers of the array split, or of masks; None without."""
+    masks = {name: arrays[name] for name in MASKS if name in arrays}
+    if masks and "split" in arrays:
+        raise DataError(f"{what} has both split and {', '.join(masks)}: remove those of one")
+    if masks:
+        for name in masks:
+            array_of(arrays, name, what, INTEGERS, num_nodes)
+        return split_of_masks({name: pa.array(mask.astype(np.int64)) for name, mask in masks.items()}, what)
+    split = array_of(arrays, "split", what, INTEGERS, num_nodes) if "split" in arrays else None
+    if split is not None and not np.isin(split, (-1, 0, 1, 2)).all():
+        raise DataError(f"{what}: split must be 0 for train, 1 for valid, 2 for test or -1 for none")
+    return split
 
 
 def labels_of(found: np.ndarray, what: str) -> tuple[np.ndarray, int]:
@@ -147,7 +204,9 @@ def checked_texts(names: np.ndarray, what: str) -> np.ndarray:
     return names
 
 
-def array_of(arrays, name: str, what: str, kinds: str, length: int | None = None, axes=(1,)) -> np.ndarray:
+def array_of(
+    arrays, name: str, what: str, kinds: str, length: int | None = None, axes=(1,), noun="nodes"
+) -> np.ndarray:
     """The array of a name. Raises DataError if it is missing, or has another kind of dtype, number of axes or
     length."""
     if name not in arrays:
@@ -155,6 +214,6 @@ def array_of(arrays, name: str, what: str, kinds: str, length: int | None = None
     found = arrays[name]
     if found.dtype.kind not in kinds or found.ndim not in axes or (length is not None and length != len(found)):
         kind = "integers" if kinds == INTEGERS else "numbers" if kinds == NUMBERS else "integers or texts"
-        shape = "" if length is None else f" with one for each of the {length:,} nodes"
+        shape = "" if length is None else f" with one for each of the {length:,} {noun}"
         raise DataError(f"{what}: {name} must be {kind}{shape}, got {found.dtype} of shape {found.shape}")
     return found

@@ -25,6 +25,7 @@ import pyarrow.csv as csv
 from hetmpi.bounded_file import shown
 from hetmpi.data.batch import Bag
 from hetmpi.data.files import DataError, first_line
+from hetmpi.data.graph.columns import Remark
 from hetmpi.data.graph.graph import NO_PART, RawGraph, check_nodes, classes_below, from_edges, lists_by, whole_labels
 from hetmpi.data.graph.reading import read_csv_file
 from hetmpi.errors import one_line
@@ -38,9 +39,12 @@ def is_ogb(folder: str) -> bool:
     return os.path.isdir(os.path.join(folder, "raw"))
 
 
-def read_ogb(folder: str, undirected: bool) -> RawGraph:
-    """Raises DataError for files that are missing, cannot be read or contradict each other."""
+def read_ogb(folder: str, undirected: bool, remark: Remark) -> RawGraph:
+    """remark: takes lines about files that are not read. Raises DataError for files that are missing, cannot be read or
+    contradict each other."""
     raw = os.path.join(folder, "raw")
+    if os.path.exists(os.path.join(raw, "edge-feat.csv.gz")):
+        remark(f"data.path={shown(folder)}: numbers of edges are not read: edge-feat.csv.gz")
     if os.path.exists(os.path.join(raw, "triplet-type-list.csv.gz")):
         return read_kinds(folder, raw, undirected)
     path = os.path.join(raw, "num-node-list.csv.gz")

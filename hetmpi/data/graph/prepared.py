@@ -1,8 +1,8 @@
 """Prepared graphs: a folder of arrays, written once by one rank, then mapped read-only by all. So a node of the cluster
 holds one copy, in the kernel's page cache, whatever its number of ranks and whatever kills them.
 
-    <folder>/graph.json     version, field_rows, num_classes, class_names, digests, files
-            /<array>.npy    the arrays of Graph; texts as UTF-8 bytes and their offsets
+    <folder>/graph.json     version, field_rows, num_classes, class_names, dense_names, digests, files
+            /<array>.npy    the arrays of Graph, weights if it has some; texts as UTF-8 bytes and their offsets
 
 All files have checksums (data/checked.py), which the ranks verify at every start, each a part of the blocks.
 A folder is written under another name and renamed when it is complete.
@@ -23,10 +23,10 @@ from hetmpi.data.checked import Damaged, check_array, read_json, save_array, wri
 from hetmpi.data.files import DataError, first_line
 from hetmpi.data.graph.graph import Graph, offsets_of
 
-VERSION = 3  # of the format
+VERSION = 4  # of the format
 ABANDONED_S = 3600  # an unfinished folder unchanged for this time belongs to a process that died
 ARRAYS = ("indptr", "indices", "id_offsets", "ids", "labels", "split", "dense")
-COUNTS = ("field_rows", "num_classes", "class_names")
+COUNTS = ("field_rows", "num_classes", "class_names", "dense_names")
 
 
 def is_complete(folder: str) -> bool:
@@ -42,6 +42,8 @@ def write_graph(graph: Graph, folder: str):
         os.makedirs(part)
         for name in ARRAYS:
             save_array(os.path.join(part, f"{name}.npy"), getattr(graph, name))
+        if graph.weights is not None:
+            save_array(os.path.join(part, "weights.npy"), graph.weights)
         if graph.names is not None:
             write_names(graph.names, part)
         counts = {name: getattr(graph, name) for name in COUNTS}
@@ -62,10 +64,11 @@ def digests_of(graph: Graph) -> dict[str, str]:
     """What the rows and outputs of a model belong to -> its hash."""
     names = () if graph.names is None else (graph.names,)
     parts = {
-        "edges": (graph.indptr, graph.indices),
+        "edges": (graph.indptr, graph.indices, *(() if graph.weights is None else (graph.weights,))),
         "ids": (graph.id_offsets, graph.ids),
         "names of nodes": names,
         "names of classes": (np.array(graph.class_names, np.str_),),
+        "names of numbers": (np.array(graph.dense_names, np.str_),),
     }
     digests = {}
     for part, arrays in parts.items():
@@ -110,6 +113,7 @@ def open_graph(folder: str, rank: int = 0, size: int = 1) -> Graph:
             "that all ranks share; remove the folder if a file of it is lost, and it is prepared again"
         ) from error
     arrays = {name: mapped(folder, name) for name in ARRAYS}
+    arrays["weights"] = mapped(folder, "weights") if "weights.npy" in counts["files"] else None
     return Graph(
         **arrays, **{name: counts[name] for name in (*COUNTS, "digests")}, names=Names(folder, counts["files"])
     )

@@ -13,6 +13,8 @@ from hetmpi.bounded_file import open_regular, shown
 from hetmpi.bounded_parquet import read_table
 from hetmpi.data.files import DataError, first_line
 from hetmpi.data.tabular.files import PARQUET, compression_of, form_of, open_parquet
+from hetmpi.data.tabular.layout import guess_delimiter
+from hetmpi.data.tabular.text import head_of
 from hetmpi.errors import one_line
 from hetmpi.memory import check_fits
 
@@ -20,12 +22,29 @@ COPIES = 3  # bytes that reading a graph takes, per byte of its tables
 MOST_GZIP_RATIO = 1032
 CHUNK_BYTES = 1 << 20
 CURE = "use a machine with more, or smaller files"
+MOST_COLUMNS = 1 << 14  # of a CSV file
 
 
 def read_file(path: str) -> pa.Table:
-    """The table of a CSV or Parquet file. Raises UserError."""
+    """The table of a Parquet file, or of a CSV file, whose columns are texts. Raises UserError."""
     open_regular(path).close()
-    return read_parquet_file(path) if form_of(path) == PARQUET else read_csv_file(path)
+    return read_parquet_file(path) if is_parquet(path) else read_texts(path)
+
+
+def is_parquet(path: str) -> bool:
+    return form_of(path) == PARQUET
+
+
+def read_texts(path: str) -> pa.Table:
+    """The columns of a CSV file as texts, named by its first line. Raises UserError."""
+    delimiter = guess_delimiter(path, head_of(path))
+    as_texts = csv.ConvertOptions(column_types=dict.fromkeys(map("f{}".format, range(MOST_COLUMNS)), pa.large_string()))
+    table = read_csv_file(
+        path, csv.ReadOptions(autogenerate_column_names=True), csv.ParseOptions(delimiter=delimiter), as_texts
+    )
+    if table.num_columns > MOST_COLUMNS:
+        raise DataError(f"data.path: {shown(path)} must have at most {MOST_COLUMNS:,} columns")
+    return table.slice(1).rename_columns([column[0].as_py().strip() for column in table.columns])
 
 
 def read_csv_file(path: str, *options) -> pa.Table:

@@ -24,6 +24,7 @@ class Block:
 
     offsets: np.ndarray | Tensor  # (n_dst + 1,) int64, from 0 to e
     index: np.ndarray | Tensor  # (e,) int64, places among the sources
+    weights: np.ndarray | Tensor | None = None  # (e,) float32 above 0; None: all 1
 
     @property
     def num_destinations(self) -> int:
@@ -62,7 +63,10 @@ class NodeBatch:
 
         sent = partial(to_device, device=device)
         index, offsets, dense, label = map(sent, (self.index, self.offsets, self.dense, self.label))
-        blocks = tuple(Block(sent(block.offsets), sent(block.index)) for block in self.blocks)
+        blocks = tuple(
+            Block(*(None if part is None else sent(part) for part in (block.offsets, block.index, block.weights)))
+            for block in self.blocks
+        )
         return replace(self, index=index, offsets=offsets, blocks=blocks, dense=dense, label=label)
 
 
@@ -75,7 +79,12 @@ def to_batch(samples: NodeSamples) -> NodeBatch:
 
 def blocks_of(samples: NodeSamples) -> tuple[Block, ...]:
     """The blocks as tensors."""
-    return tuple(Block(torch.from_numpy(block.offsets), torch.from_numpy(block.index)) for block in samples.blocks)
+    return tuple(
+        Block(
+            *(None if part is None else torch.from_numpy(part) for part in (block.offsets, block.index, block.weights))
+        )
+        for block in samples.blocks
+    )
 
 
 def check_samples(samples: NodeSamples, num_layers: int, num_dense: int, num_classes: int, is_multilabel: bool):
@@ -101,6 +110,8 @@ def check_samples(samples: NodeSamples, num_layers: int, num_dense: int, num_cla
     for hop, block in enumerate(samples.blocks):
         check_array(f"blocks[{hop}].index", block.index, np.int64, ("e",))
         check_offsets(f"blocks[{hop}].offsets", block.offsets, destinations, len(block.index))
+        if block.weights is not None:
+            check_array(f"blocks[{hop}].weights", block.weights, np.float32, (len(block.index),))
         sources = samples.blocks[hop + 1].num_destinations if hop + 1 < num_layers else num_nodes
         if not destinations <= sources <= num_nodes:
             raise SamplesError(

@@ -18,6 +18,7 @@ from hetmpi.data.graph.graph import TEST, TRAIN, VALID, Graph, check_graph
 from hetmpi.data.graph.metis import renumbered
 from hetmpi.data.graph.prepared import VERSION, is_complete, open_graph, write_graph
 from hetmpi.data.graph.samples import Block, NodeSamples
+from hetmpi.data.graph.weighted_sampler import WeightedSampler
 from hetmpi.data.source import check_slice
 from hetmpi.errors import LARGEST, UserError, check_integer
 
@@ -71,6 +72,7 @@ class GraphData:
             )
         check_integer("batch_size", batch_size, 1)
         self.partition, self.batch_size, self.cache = partition, batch_size, cache
+        self.remarks: list[str] = []  # lines about choices made while reading
 
     # A kind of data implements these two.
 
@@ -96,6 +98,8 @@ class GraphData:
             graph = graph if self.partition is None else renumbered(graph)
             write_graph(graph, folder)
             report(f"{described(graph, str(self.identity()[0]))}; prepared in {folder}")
+            for line in self.remarks:
+                report(f"hetmpi: {line}")
         barrier()
         self._open(open_graph(folder, rank, size), 1 if self.partition is None else size)
 
@@ -120,6 +124,12 @@ class GraphData:
         offsets, values = _C.lists_of(self._graph.id_offsets, self._graph.ids, nodes)
         return Bag(values, offsets), self._graph.dense[nodes]
 
+    def edge_weights(self, first: int, last: int) -> np.ndarray | None:
+        """The weights (e,) float32 of neighbours(first, last); None if all are 1."""
+        if self._graph.weights is None:
+            return None
+        return self._graph.weights[self._graph.indptr[first] : self._graph.indptr[last]]
+
     def neighbours(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
         """All neighbours of nodes [first, last): offsets (last - first + 1,) int64 from 0, nodes (e,) int64."""
         ends = self._graph.indptr[first : last + 1]
@@ -138,6 +148,9 @@ class GraphData:
     def _open(self, graph: Graph, num_slices: int):
         """num_slices: of a global batch, with heads of their own."""
         self._graph, self.num_nodes = graph, graph.num_nodes
+        self._weighted = None
+        if graph.weights is not None:
+            self._weighted = WeightedSampler(graph, self.fanout, self.replace, self.seed)
         self.num_rows, self.field_rows = graph.num_rows, graph.field_rows
         self.labels, self.split, self.class_names = graph.labels, graph.split, graph.class_names
         self.digests = graph.digests
@@ -175,6 +188,9 @@ class GraphData:
         return np.random.default_rng((self.seed, epoch, number)).permutation(self._train_nodes[number])
 
     def _samples(self, heads: np.ndarray, positions: np.ndarray, stream: int) -> NodeSamples:
+        if self._weighted is not None:
+            nodes, blocks = self._weighted.sample(heads, positions, stream)
+            return NodeSamples(nodes, blocks, *self.inputs(nodes), self.labels[heads])
         nodes, blocks = _C.sample_neighbours(
             self._graph.indptr, self._graph.indices, heads, positions, self.fanout, self.replace, self.seed, stream
         )

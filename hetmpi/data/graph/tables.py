@@ -1,12 +1,14 @@
 """Graphs in tables of edges and of nodes, Parquet or CSV, in one folder.
 
 edges.*    columns src and dst: dst reads from src
-nodes.*    id        integers or texts, as in src and dst; without it the rows are numbered from 0
+           weight    numbers above 0: how much of a neighbour is read
+nodes.*    id        integers or texts, as in src and dst; without it another column, or the rows' numbers from 0
            label     a class, integer or text; missing or below 0 for none; a list column: several labels
-           split     train, valid, test, or 0, 1, 2; missing for none
-           others    a list of integers or texts: ids; texts: ids with spaces between; numbers: dense
+           split     train, valid, test, or 0, 1, 2; missing for none; or train_mask, val_mask and test_mask
+           others    a list of integers or texts: ids; texts: ids with spaces between; numbers, and lists of as many
+                     fractions in all rows: dense
 
-The file may be cut into several, as edges-0.csv.gz and edges-1.csv.gz.
+The file may be cut into several, as edges-0.csv.gz and edges-1.csv.gz. docs/graphs.md has all types.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -22,30 +26,70 @@ import pyarrow.compute as pc
 from hetmpi.bounded_file import shown
 from hetmpi.data.batch import Bag
 from hetmpi.data.files import DataError, first_line
-from hetmpi.data.graph.graph import (
-    NO_PART,
-    TEST,
-    TRAIN,
-    VALID,
-    RawGraph,
-    check_labels_fit,
-    classes_below,
-    classes_of,
-    from_edges,
-    offsets_of,
+from hetmpi.data.graph.columns import (
+    Remark,
+    check_distinct,
+    ids_in,
+    is_text,
+    names_of,
+    numbers_in,
+    plain,
+    same_ids,
+    value_text,
+    whole,
 )
-from hetmpi.data.graph.reading import read_file
+from hetmpi.data.graph.graph import NO_LABEL, NO_PART, RawGraph, check_weights, from_edges, from_weighted_edges
+from hetmpi.data.graph.labels import MASKS, labels_of, split_of, split_of_masks
+from hetmpi.data.graph.reading import is_parquet, read_file
 from hetmpi.data.tabular.rules import near
 from hetmpi.errors import one_line
-from hetmpi.memory import check_fits
 
-FILE = re.compile(r"(edges|nodes)\b.*\.(parquet|parq|pq|csv|csv\.gz|csv\.zst)")
-OWN_COLUMNS = ("id", "label", "split")
-SPLITS = {"train": TRAIN, "valid": VALID, "val": VALID, "test": TEST, "0": TRAIN, "1": VALID, "2": TEST, "-1": NO_PART}
+FILE = re.compile(r"(edges|nodes)\b.*\.(parquet|parq|pq|(csv|tsv)(\.gz|\.zst)?)")
+OWN_COLUMNS = {"id", "label", "split", *MASKS}
+ENDS, WEIGHT = ("src", "dst"), "weight"
+TYPES = {"type", "edge_type", "etype", "rel", "relation", "label", "kind"}  # names of columns of kinds of edges
+WEIGHTS = {"weights", "edge_weight", "edge_weights", "w"}
+IDS = {"id", "nodeid", "node", "idx", "index", "key", "name"}  # names of columns of ids, as in is_named
+INDEX = re.compile(r"(Unnamed: \d+|__index_level_\d+__|)")  # columns of pandas' index
+
+
+@dataclass(frozen=True)
+class TableRules:
+    """Settings of data=graph for tables (hetmpi/data/graph/files.py, GraphFiles)."""
+
+    undirected: bool = True
+    missing: tuple[str, ...] = ()
+    id: str | None = None
+    drop: tuple[str, ...] = ()
+    label_separator: str | None = None
+    add_nodes: bool = False
+
+
+class Table:
+    """The rows of several files. what: the first one, for messages."""
+
+    def __init__(self, paths: Sequence[str], rules: TableRules):
+        self.what, self.rules = shown(paths[0]), rules
+        self.table = read(paths, rules.drop)
+        self.is_typed = is_parquet(paths[0])
+        self.names = [name for name in self.table.column_names if name not in rules.drop]
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    def column(self, name: str) -> pa.Array:
+        return plain(self.table.column(name), self.rules.missing, self.is_typed)
+
+    def place(self, name: str) -> str:
+        """A column in a message."""
+        return f"{self.what}: {one_line(name)}"
 
 
 def list_tables(folder: str) -> tuple[list[str], list[str]]:
-    """Paths of the files with edges and with nodes. Raises DataError if there is none of a kind."""
+    """Paths of the files with edges and with nodes. Raises DataError if there is none of a kind, or of both formats."""
     found = {"edges": [], "nodes": []}
     try:
         names = sorted(os.listdir(folder))
@@ -61,49 +105,71 @@ def list_tables(folder: str) -> tuple[list[str], list[str]]:
                 f"data.path={shown(folder)}: there is no {kind}.parquet or {kind}.csv, and no folder raw/ of the Open "
                 "Graph Benchmark"
             )
+        forms = {is_text_name(path): os.path.basename(path) for path in paths}
+        if len(forms) > 1:
+            both = one_line(" and ".join(forms.values()))
+            raise DataError(f"data.path={shown(folder)} has {both}, in two formats: remove those of one")
     return found["edges"], found["nodes"]
 
 
-def read_tables(folder: str, undirected: bool) -> RawGraph:
-    """Raises DataError for files that cannot be read, lack a column or name unknown nodes."""
+def is_text_name(path: str) -> bool:
+    return not path.endswith((".parquet", ".parq", ".pq"))
+
+
+def read_tables(folder: str, rules: TableRules, remark: Remark) -> RawGraph:
+    """remark: takes lines about choices that were made. Raises DataError for files that cannot be read, lack a column
+    or name unknown nodes."""
     edge_files, node_files = list_tables(folder)
-    nodes, edges = read(node_files), read(edge_files, ["src", "dst"])
-    node_file, edge_file = shown(node_files[0]), shown(edge_files[0])
+    nodes, edges = Table(node_files, rules), Table(edge_files, rules)
+    check_dropped(nodes, edges)
     if not len(nodes):
-        raise DataError(f"{node_file}: there are no nodes")
-    ids = column(nodes, "id") if "id" in nodes.column_names else pa.array(np.arange(len(nodes)))
-    check_distinct(ids, node_file)
-    src, dst = (places_of(column(edges, name), ids, f"{edge_file}: {name}") for name in ("src", "dst"))
-    if "label" not in nodes.column_names:
-        raise DataError(f"{node_file}: there is no column label, it has {one_line(', '.join(nodes.column_names), 400)}")
-    labels, class_names = labels_of(column(nodes, "label"), node_file)
-    others = [name for name in nodes.column_names if name not in OWN_COLUMNS]
-    is_number = {name: is_dense(nodes.schema.field(name).type) for name in others}
+        raise DataError(f"{nodes.what}: there are no nodes")
+    if "label" not in nodes:
+        raise DataError(f"{nodes.what}: there is no column label, it has {one_line(', '.join(nodes.names), 400)}")
+    for name in ENDS:
+        if name not in edges:
+            raise DataError(f"data.path: {edges.what} has no column {name}: {one_line(near(name, edges.names))}")
+    check_edge_columns(edges, remark)
+    id_name = id_column(nodes, edges, remark)
+    ids, ends = numbered(nodes, edges, id_name)
+    num_rows, num_nodes = len(nodes), len(ids)
+    added = num_nodes - num_rows
+    if added:
+        remark(f"{edges.what}: {added:,} nodes that {nodes.what} lacks are added, without label, part and features")
+    labels, class_names = labels_of(nodes.column("label"), nodes.place("label"), rules.label_separator, remark)
+    lists, dense, dense_names = features_of(nodes, id_name, remark)
+    adjacency, weights = adjacency_of(edges, ends, num_nodes, rules.undirected)
     return RawGraph(
-        from_edges(src, dst, len(nodes), undirected),
-        [list_of(column(nodes, name), f"{node_file}: {one_line(name)}") for name in others if not is_number[name]],
-        labels,
+        adjacency,
+        [(with_empty(bag, added), num) for bag, num in lists],
+        with_rows(labels, added, NO_LABEL if labels.ndim == 1 else np.nan),
         labels.shape[1] if labels.ndim == 2 else len(class_names),
-        split_of(column(nodes, "split"), node_file) if "split" in nodes.column_names else None,
-        dense_of(nodes, [name for name in others if is_number[name]]),
-        names_of(ids, node_file) if "id" in nodes.column_names else None,
+        parts_of(nodes, added),
+        None if dense is None else with_rows(dense, added, 0),
+        None if id_name is None and not added else names_of(ids, nodes.place(id_name or "id")),
         class_names,
+        weights,
+        dense_names,
     )
 
 
-def read(paths: list[str], wanted: list[str] | None = None) -> pa.Table:
-    """The rows of all files; wanted: columns, None for all."""
+def read(paths: Sequence[str], drop: Sequence[str]) -> pa.Table:
+    """The rows of all files. drop: columns that only some of them may have."""
     tables = []
     for path in paths:
         found = read_file(path)
-        what, names = f"data.path: {shown(path)}", found.column_names
+        names = found.column_names
         twice = next((name for name, count in Counter(names).items() if count > 1), None)
         if twice is not None:
-            raise DataError(f"{what} has several columns with the name {one_line(twice)!r}")
-        for name in wanted or ():
-            if name not in names:
-                raise DataError(f"{what} has no column {name}: {one_line(near(name, names))}")
-        tables.append(found.select(wanted) if wanted else found)
+            raise DataError(f"data.path: {shown(path)} has several columns with the name {one_line(twice)!r}")
+        first = tables[0].column_names if tables else None
+        differ = sorted(set(names).symmetric_difference(first or names) - set(drop))
+        if differ:
+            raise DataError(
+                f"data.path: {shown(paths[0])} and {shown(path)} differ: only one of them has the column "
+                f"{one_line(differ[0])!r}"
+            )
+        tables.append(found)
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
@@ -111,137 +177,187 @@ def read(paths: list[str], wanted: list[str] | None = None) -> pa.Table:
         raise DataError(f"data.path: the columns of {shown(paths[0])} and further files differ: {why}") from error
 
 
-def column(table: pa.Table, name: str) -> pa.Array:
-    found = table.column(name).combine_chunks()
-    found = found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)
-    return found.dictionary_decode() if pa.types.is_dictionary(found.type) else found
+def check_dropped(nodes: Table, edges: Table):
+    """Raises DataError for a column to leave out that neither table has."""
+    names = [*nodes.table.column_names, *edges.table.column_names]
+    for name in nodes.rules.drop:
+        if name not in names:
+            raise DataError(f"data.drop: no table has a column {one_line(name)}: {near(name, names)}")
 
 
-def is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+def check_edge_columns(edges: Table, remark: Remark):
+    """Says which columns of edges are not read. Raises DataError for kinds of edges."""
+    others = [name for name in edges.names if name not in (*ENDS, WEIGHT) and not INDEX.fullmatch(name)]
+    for name in others:
+        if name.lower() in TYPES:
+            raise DataError(
+                f"{edges.what} has a column {one_line(name)}: edges have no types in task=node: set "
+                f"data.drop=[{one_line(name)}] to treat all alike, or train their links by data=triples"
+            )
+        if name.lower() in WEIGHTS or name.lower() == WEIGHT:
+            raise DataError(
+                f"{edges.what} has a column {one_line(name)}: name it {WEIGHT} if it holds the edges' weights, or set "
+                f"data.drop=[{one_line(name)}]"
+            )
+    if others:
+        remark(f"{edges.what}: columns that are not read: {one_line(', '.join(others))}")
 
 
-def is_dense(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+# Ids.
 
 
-def check_distinct(ids: pa.Array, path: str):
-    if not (pa.types.is_integer(ids.type) or is_text(ids.type)):
-        raise DataError(f"{path}: id must hold integers or texts, it holds {type_text(ids)}")
-    if ids.null_count:
-        raise DataError(f"{path}: id is missing in {ids.null_count:,} rows")
-    counts = pc.value_counts(ids)
-    twice = counts.filter(pc.greater(counts.field("counts"), 1))
-    if len(twice):
+def id_column(nodes: Table, edges: Table, remark: Remark) -> str | None:
+    """The column of nodes that src and dst name; None if they number its rows from 0. Raises DataError unless there is
+    one evident choice."""
+    given = nodes.rules.id
+    if given is not None:
+        if given not in nodes:
+            raise DataError(f"data.id={one_line(given)}: {nodes.what} has no such column: {near(given, nodes.names)}")
+        return given
+    if "id" in nodes:
+        return "id"
+    evident = [name for name in nodes.names if is_named(name) or INDEX.fullmatch(name)]
+    fitting = [name for name in evident if holds_ends(nodes, edges, name)]
+    distinct = [
+        name for i, name in enumerate(fitting) if not any(are_equal(nodes, name, other) for other in fitting[:i])
+    ]
+    if len(distinct) > 1 or (evident and not fitting):
+        named = one_line(", ".join(map(repr, distinct or evident)))
+        why = "" if distinct else ", but src and dst name others"
         raise DataError(
-            f"{path}: id must be unique, {len(twice):,} occur several times, first {value_text(twice[0]['values'])}"
+            f"{nodes.what} has no column id: its ids may be those of {named}{why}: set data.id=COLUMN, or data.drop "
+            "for a column that has none"
         )
+    if distinct:
+        remark(f"{nodes.what} has no column id: its column {one_line(repr(distinct[0]))} has the ids")
+        return distinct[0]
+    others = [name for name in nodes.names if name not in OWN_COLUMNS and holds_ends(nodes, edges, name)]
+    if others:
+        raise DataError(
+            f"{nodes.what} has no column id: src and dst have values of {one_line(', '.join(map(repr, others)))}: set "
+            f"data.id={one_line(others[0])} if these are the ids, else name the rows' numbers id"
+        )
+    check_numbers(nodes, edges)
+    remark(f"{nodes.what} has no column id: src and dst number its {len(nodes):,} rows from 0, in their order")
+    return None
 
 
-def is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+def are_equal(nodes: Table, first: str, second: str) -> bool:
+    return nodes.column(first).equals(nodes.column(second))
 
 
-def places_of(found: pa.Array, ids: pa.Array, what: str) -> np.ndarray:
-    """Numbers (n,) int64 of the nodes with these ids."""
+def is_named(name: str) -> bool:
+    """Whether a column of nodes has a usual name of ids, as node_id, nodeId or Index."""
+    return re.sub(r"[^a-z0-9]", "", name.lower()) in IDS
+
+
+def holds_ends(nodes: Table, edges: Table, name: str) -> bool:
+    """Whether the values of a column of nodes differ, and are all values of src and dst are among them."""
+    values = nodes.column(name)
+    if not (pa.types.is_integer(values.type) or is_text(values.type) or pa.types.is_floating(values.type)):
+        return False
+    if values.null_count or len(pc.unique(values)) < len(values):
+        return False
     try:
-        places = pc.index_in(found.cast(ids.type), value_set=ids)
-    except pa.ArrowException as error:
-        raise DataError(f"{what} must hold {ids.type} as the nodes' id, it holds {type_text(found)}") from error
-    if places.null_count:
-        unknown = found.filter(places.is_null())
-        first = value_text(unknown[0])
-        raise DataError(f"{what} names nodes that are not in the table of nodes: {len(unknown):,}, first {first}")
-    return places.to_numpy().astype(np.int64)
+        ids, *ends = same_ids([values, *map(edges.column, ENDS)], [nodes.place(name), *ENDS])
+    except DataError:
+        return False
+    return all(pc.all(pc.is_in(end, value_set=ids)).as_py() is not False for end in ends)
 
 
-def labels_of(found: pa.Array, path: str) -> tuple[np.ndarray, list[str]]:
-    """Labels as in Graph, and the names of classes."""
-    if is_list(found.type):
-        return several_labels(found, f"{path}: label")
-    if not (pa.types.is_integer(found.type) or is_text(found.type) or pa.types.is_null(found.type)):
-        raise DataError(f"{path}: label must hold integers, texts or lists, it holds {type_text(found)}")
-    values = [None if value == "" or (type(value) is int and value < 0) else value for value in found.to_pylist()]
-    labels, names = classes_of(values)
-    classes_below(len(names), f"{path}: label")
-    return labels, names
+def check_numbers(nodes: Table, edges: Table):
+    """Raises DataError unless src and dst are numbers of the rows of nodes."""
+    for name in ENDS:
+        values = edges.column(name)
+        numbers = whole(values) if len(values) else None
+        is_wrong = numbers is None or numbers.null_count
+        if len(values) and (is_wrong or pc.min(numbers).as_py() < 0 or pc.max(numbers).as_py() >= len(nodes)):
+            example = value_text(values[0] if is_wrong else pc.max(numbers))
+            raise DataError(
+                f"{nodes.what} has no column id, and {name} of {edges.what} does not number its {len(nodes):,} rows "
+                f"from 0, as {example}: name the column of ids id, or set data.id; there are "
+                f"{one_line(', '.join(map(repr, nodes.names)), 200)}"
+            )
 
 
-def several_labels(found: pa.Array, what: str) -> tuple[np.ndarray, list[str]]:
-    bag, num = list_of(found, what)
-    check_labels_fit(len(found), num, what)
-    known = values_in(found)
-    labels = np.zeros((len(found), num), np.float32)
-    labels[np.repeat(np.arange(len(found)), np.diff(bag.offsets)), bag.values] = 1
-    labels[np.asarray(found.is_null())] = np.nan
-    return labels, [str(value) for value in pc.unique(known.filter(is_given(known))).to_pylist()]
+def numbered(nodes: Table, edges: Table, id_name: str | None) -> tuple[pa.Array, list[np.ndarray]]:
+    """The ids of all nodes, those of the table first, and the numbers (n,) int64 of both ends of the edges. Raises
+    DataError for ids that repeat, and for unknown nodes unless data.add_nodes is set."""
+    own = pa.array(np.arange(len(nodes))) if id_name is None else nodes.column(id_name)
+    what = nodes.place(id_name or "id")
+    ids, *ends = same_ids([own, *map(edges.column, ENDS)], [what, *map(edges.place, ENDS)])
+    check_distinct(ids, what)
+    places = [pc.index_in(end, value_set=ids) for end in ends]
+    unknown = [end.filter(place.is_null()) for end, place in zip(ends, places)]
+    if nodes.rules.add_nodes:
+        ids = pa.concat_arrays([ids, pc.unique(pa.concat_arrays(unknown))])
+        places = [pc.index_in(end, value_set=ids) for end in ends]
+        unknown = []
+    for name, values in zip(ENDS, unknown):
+        if len(values):
+            raise DataError(
+                f"{edges.place(name)} names nodes that are not in the table of nodes: {len(values):,}, first "
+                f"{value_text(values[0])}: remove these edges, or set data.add_nodes=true"
+            )
+    return ids, [place.to_numpy().astype(np.int64) for place in places]
 
 
-def split_of(found: pa.Array, path: str) -> np.ndarray:
-    texts = [str(value).strip().lower() if value not in (None, "") else "-1" for value in found.to_pylist()]
-    wrong = sorted(set(texts) - set(SPLITS))
-    if wrong:
-        raise DataError(
-            f"{path}: split must be train, valid or test, or 0, 1 or 2, or missing, got {one_line(wrong[0])}"
-        )
-    return np.array([SPLITS[text] for text in texts], np.int8)
+def adjacency_of(edges: Table, ends: list[np.ndarray], num_nodes: int, undirected: bool):
+    """indptr and indices, and the weights of edges, None if all are 1. Raises DataError."""
+    if WEIGHT not in edges or not len(edges):
+        return from_edges(*ends, num_nodes, undirected), None
+    weights = numbers_in(edges.column(WEIGHT), edges.is_typed)
+    if weights is None or weights.shape[1] != 1:
+        raise DataError(f"{edges.place(WEIGHT)} must hold numbers")
+    weights = weights[:, 0].astype(np.float64)
+    check_weights(weights, edges.place(WEIGHT))
+    if (weights == 1).all():
+        return from_edges(*ends, num_nodes, undirected), None
+    indptr, indices, weights = from_weighted_edges(*ends, weights, num_nodes, undirected)
+    return (indptr, indices), weights
 
 
-def list_of(found: pa.Array, what: str) -> tuple[Bag, int]:
-    """The ids of a column of lists, or of texts with spaces between, and their number of rows: one per distinct
-    value."""
-    if is_text(found.type):
-        found = pc.utf8_split_whitespace(pc.utf8_trim_whitespace(found))
-    if not is_list(found.type):
-        raise DataError(f"{what} must hold lists, texts or numbers, it holds {type_text(found)}")
-    flat = values_in(found)
-    if not (pa.types.is_integer(flat.type) or is_text(flat.type) or pa.types.is_null(flat.type)):
-        raise DataError(
-            f"{what} must hold lists of integers or of texts, which are ids, it holds {type_text(found)}: give numbers "
-            "a column each"
-        )
-    sizes = pc.list_value_length(found).fill_null(0).to_numpy(zero_copy_only=False)
-    keep = is_given(flat)
-    owners = np.repeat(np.arange(len(found)), sizes)[np.asarray(keep)]
-    coded = flat.filter(keep).dictionary_encode()
-    codes = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    return Bag(codes, offsets_of(np.bincount(owners, minlength=len(found)))), len(coded.dictionary)
+# Features and parts.
 
 
-def values_in(lists: pa.Array) -> pa.Array:
-    """The values of all lists."""
-    flat = lists.flatten()
-    return flat.dictionary_decode() if pa.types.is_dictionary(flat.type) else flat
+def features_of(nodes: Table, id_name: str | None, remark: Remark):
+    """Lists of ids with their numbers of rows, numbers (N, num_dense) float32 or None, and the names of these
+    numbers."""
+    lists, dense, dense_names = [], [], []
+    for name in nodes.names:
+        if name in OWN_COLUMNS or name == id_name:
+            continue
+        values = nodes.column(name)
+        if INDEX.fullmatch(name):
+            remark(f"{nodes.what}: column {name!r} is an index of pandas: it is not read")
+        elif values.null_count == len(values):
+            remark(f"{nodes.what}: column {one_line(name)} has no value: it is not read")
+        elif (numbers := numbers_in(values, nodes.is_typed)) is not None:
+            dense.append(numbers)
+            width = numbers.shape[1]
+            dense_names += [name] if width == 1 else [f"{name}[{i}]" for i in range(width)]
+        else:
+            bag, distinct = ids_in(values, nodes.place(name))
+            lists.append((bag, len(distinct)))
+    return lists, np.concatenate(dense, axis=1) if dense else None, dense_names
 
 
-def is_given(values: pa.Array) -> pa.Array:
-    """Which values are neither missing nor an empty text."""
-    return pc.not_equal(values, "").fill_null(False) if is_text(values.type) else values.is_valid()
-
-
-def type_text(values: pa.Array) -> str:
-    return one_line(" ".join(str(values.type).split()), 100)
-
-
-def value_text(value: pa.Scalar) -> str:
-    return one_line(str(value), 100)
-
-
-def dense_of(nodes: pa.Table, names: list[str]) -> np.ndarray | None:
-    """(N, num_dense) float32 of the columns of numbers; a missing number is NaN."""
-    if not names:
+def parts_of(nodes: Table, added: int) -> np.ndarray | None:
+    """(N,) int8, None without a split. added: nodes without a row."""
+    masks = {name: nodes.column(name) for name in nodes.names if name in MASKS}
+    if masks and "split" in nodes:
+        raise DataError(f"{nodes.what} has both split and {', '.join(masks)}: set data.drop for one of them")
+    if not masks and "split" not in nodes:
         return None
-    values = [column(nodes, name).cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False) for name in names]
-    return np.stack(values, axis=1)
+    split = split_of_masks(masks, nodes.what) if masks else split_of(nodes.column("split"), nodes.place("split"))
+    return with_rows(split, added, NO_PART)
 
 
-def names_of(ids: pa.Array, what: str) -> np.ndarray:
-    if not is_text(ids.type):
-        if pa.types.is_uint64(ids.type) and pc.max(ids).as_py() > np.iinfo(np.int64).max:
-            raise DataError(f"{what}: id must be below 2^63, the highest is {pc.max(ids)}")
-        return ids.to_numpy().astype(np.int64)
-    longest = pc.max(pc.utf8_length(ids)).as_py()
-    check_fits(
-        4 * longest * len(ids), f"{what}: id with up to {longest:,} characters", "use shorter texts, or integers"
-    )
-    return np.array(ids.to_pylist(), np.str_)
+def with_rows(values: np.ndarray, num: int, value: float) -> np.ndarray:
+    """values (N, ...) and `num` further rows of a value."""
+    return np.concatenate([values, np.full((num, *values.shape[1:]), value, values.dtype)]) if num else values
+
+
+def with_empty(bag: Bag, num: int) -> Bag:
+    """With `num` further nodes without ids."""
+    return Bag(bag.values, np.concatenate([bag.offsets, np.full(num, bag.offsets[-1])]))
