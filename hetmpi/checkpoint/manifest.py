@@ -140,6 +140,11 @@ def check_same(path: Path, manifest: dict, wanted: dict):
             if not differing:
                 continue
             key = differing[0]
+            if key not in saved:
+                raise UserError(
+                    f"{path} was saved without {name.removesuffix('_config')}.{key}, now it is {value[key]}: leave it "
+                    "out if it was added, or start a new run"
+                )
             name, saved, value = f"{name.removesuffix('_config')}.{key}", saved.get(key), value.get(key)
         raise UserError(
             f"{path} was saved with {name}={saved}, now it is {value}: continue with the same value, or start a new run"

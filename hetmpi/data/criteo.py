@@ -35,6 +35,7 @@ class Criteo(Tabular):
         max_field_rows: int | None = None,
         field_rows: list[int] | None = None,
         cached_groups: int = 32,
+        shuffle: bool = True,
     ):
         """As Tabular. field_rows: the rows of the 26 fields, instead of rows_per_value."""
         super().__init__(
@@ -42,7 +43,7 @@ class Criteo(Tabular):
             columns=[{"name": "d*", "kind": "number", "transform": "log1p"}, *field_rules(field_rows)],
             names=["label", *DENSE_NAMES, *FIELD_NAMES], missing=[""], delimiter="\t", quote=None,
             max_bad_rows=max_bad_rows, cache=cache, rows_per_value=rows_per_value, max_field_rows=max_field_rows,
-            cached_groups=cached_groups,
+            cached_groups=cached_groups, shuffle=shuffle,
         )  # fmt: skip
 
     def report(self, manifest, notes, report) -> None:

@@ -56,6 +56,8 @@ class Saving:
             about["joined"] = {"tables": list(model.table_dims), "pools": model.pools, "names": model.names}
         if hasattr(source, "digests"):
             about["graph"] = source.digests
+        if hasattr(source, "order"):
+            about["order"] = source.order
         return about
 
     def samples(self, step: int) -> int:

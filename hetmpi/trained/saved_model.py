@@ -246,9 +246,14 @@ def is_opened_file(entry) -> bool:
 
 def check_data(checkpoint: Path, source):
     """Raises UserError if a source gives values other keys than when the checkpoint was saved: rows would be those of
-    other values."""
+    other values; or samples in another order: some would be skipped, others repeated."""
     manifest, now = read_manifest(checkpoint), getattr(source, "encoder", None)
     check_graph(checkpoint, manifest, source)
+    if hasattr(source, "order") and manifest.get("order") != source.order and manifest["samples"]:
+        raise UserError(
+            f"{checkpoint} was saved by a version that shuffles data={source.name} in another way: a resumed run would "
+            "skip some samples and repeat others: start anew"
+        )
     if now is None:
         return
     saved = encoder_of(checkpoint, manifest, dense_state(checkpoint, manifest), has_ids=False)

@@ -111,8 +111,9 @@ def synthetic():
 
 def shrink(patch):
     """Small sizes, so that a few rows make several units, groups, blocks and shuffles."""
-    for name, value in {"GROUP_ROWS": 16, "SHUFFLE_ROWS": 32, "FILE_ROWS": 64}.items():
-        patch.setattr(preparing, name, value)
+    sizes = {"writer.GROUP_ROWS": 16, "writer.FILE_ROWS": 64, "buckets.BATCH_BYTES": 1_000, "buckets.TAKE_ROWS": 24}
+    for name, value in {**sizes, "buckets.SHARED_BYTES": 50_000}.items():
+        patch.setattr(f"hetmpi.data.tabular.{name}", value)
     patch.setattr("hetmpi.data.tabular.source.UNIT_BYTES", 20_000)
     patch.setattr("hetmpi.data.tabular.text.BLOCK_BYTES", 5_000)
 
@@ -350,12 +351,48 @@ def test_an_interrupted_prepare_goes_on_with_what_is_missing(tmp_path, small_uni
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(preparing, "publish", killed_in_the_third)
         preparing.prepare(job)
-    kept = contents(cache)
+    kept = {name: data for name, data in contents(cache).items() if not name.startswith("pieces-")}
     preparing.prepare(job_of(source, cache, resumed.append))
+    preparing.shuffle(job_of(source, cache))
     preparing.finish(job_of(source, cache))
     assert len(done) == 2 and len(resumed) == len(job.units) - 2
     assert kept and kept.items() <= contents(cache).items()
     assert contents(cache) == contents(tmp_path / "whole")
+
+
+def test_an_interrupted_shuffle_goes_on_with_what_is_missing_and_reads_no_unit_again(
+    tmp_path, small_units, monkeypatch
+):
+    source, cache, again = write(tmp_path / "a.tsv", make_lines(500)), str(tmp_path / "cache"), []
+    opened(source, tmp_path / "whole")
+    job = job_of(source, cache)
+    assert job.num_buckets > 3
+    preparing.prepare(job)
+
+    def killed_in_the_third(part, final):
+        if job.bucket_names[2] in final:
+            raise KeyboardInterrupt
+        os.rename(part, final)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(preparing, "publish", killed_in_the_third)
+        preparing.shuffle(job)
+    preparing.prepare_together(job_of(source, cache, again.append), 0, 1, lambda: None)
+    assert not any("prepared part" in line for line in again)
+    assert contents(cache) == contents(tmp_path / "whole")
+
+
+def test_a_job_whose_pieces_another_job_removes_takes_the_parts_of_that_job(tmp_path, small_units):
+    source, cache = write(tmp_path / "a.tsv", make_lines(500)), str(tmp_path / "cache")
+    job = job_of(source, cache)
+    preparing.prepare(job)
+
+    def other_job_ends():
+        preparing.prepare_together(job_of(source, cache), 0, 1, lambda: None)
+
+    preparing.prepare_together(job, 0, 1, other_job_ends)
+    preparing.write_bucket(job, 0, job.bucket_names[0])
+    assert contents(cache) == contents(opened(source, tmp_path / "whole") and tmp_path / "whole")
 
 
 def test_what_a_killed_prepare_left_is_not_counted_and_goes_after_an_hour(tmp_path):
@@ -397,7 +434,7 @@ def test_a_changed_source_is_prepared_anew_and_said_so(tmp_path):
     data.prepare(0, 1, lambda: None, report=told.append)
     assert "has changed since it was prepared" in told[0]
     assert data.num_train + data.num_valid == 70
-    assert len([path for path in Path(data.folder).iterdir() if path.is_dir()]) == 1
+    assert [len(list(Path(data.folder).glob(name))) for name in ("0*", "bucket-*")] == [1, 1]
 
 
 @pytest.mark.parametrize("form", ["gz", "gz of two members", "CRLF", "a folder", "a glob"])
@@ -472,7 +509,8 @@ def test_a_full_disk_is_told_and_keeps_complete_units_only(tmp_path, small_units
     job = job_of(source, tmp_path / "cache", done.append)
     with pytest.raises(DataError, match="no space left while preparing .*a.tsv"):
         preparing.prepare(job)
-    assert sorted(path.name[:6] for path in Path(job.folder).iterdir()) == ["00000-", "00001-"]
+    assert sorted(path.name[:6] for path in Path(job.folder).glob("0*")) == ["00000-", "00001-"]
+    assert not any(Path(job.folder).glob("*.part-*"))
 
 
 def test_a_cache_that_cannot_be_made_is_refused_by_name(tmp_path):

@@ -11,13 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from crafted import change_file, change_manifest
-from foreign import MODEL, write_synthetic, write_tabular
+from foreign import MODEL, TABULAR, write_synthetic, write_tabular
 from own_model import MODEL as OWN_MODEL
 
 from hetmpi import export, predict
 from hetmpi.checkpoint.files import open_array, write_json
-from hetmpi.checkpoint.manifest import ARRAYS, digest_of, file_name, read_manifest
+from hetmpi.checkpoint.manifest import ARRAYS, check_same, digest_of, file_name, read_manifest
+from hetmpi.data.tabular import Tabular
 from hetmpi.errors import UserError
+from hetmpi.trained.saved_model import check_data
 from hetmpi.world.world import World
 
 HARMS = "from pathlib import Path\nPath('harmed').touch()\n"
@@ -114,6 +116,22 @@ def test_a_model_of_sizes_that_the_weights_do_not_have_is_refused_before_memory_
     said = {"num_fields": 26, "num_dense": 13, "dim": 3, **sizes}
     says(path, model_config={**MODEL, **config}, model_sizes=said)
     assert told in refused(lambda: export.main([str(path), "out"]))
+
+
+def test_a_run_is_not_resumed_where_another_version_shuffled_its_data_otherwise(own):
+    path = own / "tabular/step-00000002"
+    write_tabular(path, own)
+    source = Tabular(str(own / "clicks.csv"), 0, cache=str(own / "prepared"), **TABULAR)
+    source.prepare(0, 1, lambda: None, lambda line: None)
+    told = refused(lambda: check_data(path, source))
+    assert "was saved by a version that shuffles data=tabular in another way" in told
+    says(path, order=source.order)
+    check_data(path, source)
+
+
+def test_a_setting_that_a_checkpoint_has_not_is_named(own):
+    told = refused(lambda: check_same(own, {"data_config": {"a": 1}}, {"data_config": {"a": 1, "shuffle": False}}))
+    assert "was saved without data.shuffle, now it is False: leave it out if it was added" in told
 
 
 def test_paths_of_the_data_come_from_the_caller_alone(own):

@@ -27,7 +27,6 @@ from mutations import each_flipped_bit
 from hetmpi import _C
 from hetmpi.data.batch import concatenate
 from hetmpi.data.tabular import DataError, Encoder, Reader, Tabular
-from hetmpi.data.tabular import prepare as preparing
 from hetmpi.data.tabular.convert import hashes, numbers
 from hetmpi.data.tabular.coverage import Coverage
 from hetmpi.data.tabular.encoder import FIRST_KEY, MISSING_KEY, UNSEEN_KEY
@@ -121,11 +120,17 @@ def contents(folder):
 TAGS = {"name": "tags", "pool": "sum", "separator": "|"}
 
 
+SMALL_SIZES = {
+    "writer.GROUP_ROWS": 16, "writer.FILE_ROWS": 64,
+    "buckets.BATCH_BYTES": 500, "buckets.SHARED_BYTES": 4_000, "buckets.TAKE_ROWS": 24,
+}  # fmt: skip
+
+
 @pytest.fixture
 def small(monkeypatch):
-    """Small sizes, so that a few rows make several units, groups and blocks."""
-    for name, value in {"GROUP_ROWS": 16, "SHUFFLE_ROWS": 32, "FILE_ROWS": 64}.items():
-        monkeypatch.setattr(preparing, name, value)
+    """Small sizes, so that a few rows make several units, buckets, groups and blocks."""
+    for name, value in SMALL_SIZES.items():
+        monkeypatch.setattr(f"hetmpi.data.tabular.{name}", value)
     monkeypatch.setattr("hetmpi.data.tabular.source.UNIT_BYTES", 2_000)
     monkeypatch.setattr("hetmpi.data.tabular.text.BLOCK_BYTES", 700)
 
@@ -330,9 +335,9 @@ def test_data_of_an_earlier_version_are_refused_in_one_sentence(tmp_path):
 
 KILLED = """
 import os, sys, threading
-from hetmpi.data.tabular import prepare as preparing, Tabular
-from hetmpi.data.tabular import source, text
-preparing.GROUP_ROWS, preparing.SHUFFLE_ROWS, preparing.FILE_ROWS = 16, 32, 64
+from hetmpi.data.tabular import Tabular, buckets, source, text, writer
+writer.GROUP_ROWS, writer.FILE_ROWS = 16, 64
+buckets.BATCH_BYTES, buckets.SHARED_BYTES, buckets.TAKE_ROWS = 500, 20_000, 24
 source.UNIT_BYTES, text.BLOCK_BYTES = 40_000, 8_000
 data = Tabular(sys.argv[1], 0, "click", cache=sys.argv[2], columns=[{"name": "tags", "pool": "sum", "separator": "|"}])
 print("ready", flush=True)

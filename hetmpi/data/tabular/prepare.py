@@ -1,23 +1,29 @@
 """Prepares tabular data once: writes hashed, split and shuffled Parquet files, from which ranks read the rows they
 need.
 
-The source is divided into units (files.py); rank r prepares units r, r + size, …. Each unit is written to its own
-folder, which is renamed when it is complete: so a folder with a unit's name is complete, and an interrupted preparation
-continues with the missing units. The name contains a hash of the file's path, size and time and of the reading rules: a
-changed file has other units. The content of a unit does not depend on the number of ranks.
+The source is divided into units (files.py); rank r reads units r, r + size, …, and deals their rows to buckets
+(buckets.py); then it writes buckets r, r + size, …. So the rows are shuffled over all files, training and held-out
+rows each: any row group is a random sample. With data.shuffle=false the rows of a unit are written in their order.
 
-    <folder>/manifest.json                    written last: reading rules, counts over all units
-    <folder>/<number>-<hash>/unit.json        counts of one unit
-                            /train-*.parquet  Reading.schema(); shuffled, groups of GROUP_ROWS
-                            /valid-*.parquet  the held-out rows, in the same form
-                            /*.parquet.sums   checksums of each
-                            /registers.npy    (number of columns, NUM_REGISTERS) uint8, see distinct.py
-    <folder>/registers.npy                    merged over all units
-    <folder>/last-<number>-<hash>.json        last values of a column in one unit, see last.py
-    <folder>/counts-<hash>.npy                distinct training values of a column, see vocabulary.py
+Each unit and each bucket is written to its own folder, which is renamed when it is complete: so a folder with such a
+name is complete, and an interrupted preparation continues with what is missing. The name contains a hash of the file's
+path, size and time and of the reading rules: a changed file has other units. No content depends on the number of ranks.
 
-All files have checksums (checked.py). A file that is not as it was written is refused, on the rank that reads it. Only
-the manifest is written anew, as the other files have all that is in it.
+    <folder>/manifest.json                       written last: reading rules, counts over all units
+    <folder>/<number>-<hash>/unit.json           counts of one unit
+                            /registers.npy       (number of columns, NUM_REGISTERS) uint8, see distinct.py
+    <folder>/pieces-<number>-<hash>/*.arrow      its rows, dealt to buckets; removed at the end
+    <folder>/bucket-<number>-<hash>/files.json   rows of each file; with data.shuffle=false in unit.json
+                                   /train-*.parquet   Reading.schema(), groups of GROUP_ROWS; with data.shuffle=false
+                                                      in the unit's folder
+                                   /valid-*.parquet   the held-out rows, in the same form
+                                   /*.parquet.sums    checksums of each
+    <folder>/registers.npy                       merged over all units
+    <folder>/last-<number>-<hash>.json           last values of a column in one unit, see last.py
+    <folder>/counts-<hash>.npy                   distinct training values of a column, see vocabulary.py
+
+All files that remain have checksums (checked.py). A file that is not as it was written is refused, on the rank that
+reads it. Only the manifest is written anew, as the other files have all that is in it.
 """
 
 from __future__ import annotations
@@ -31,19 +37,20 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import xxhash
 
 from hetmpi import _C
 from hetmpi.bounded_file import open_file
-from hetmpi.data.checked import Damaged, load_array, read_json, save_array, write_json, write_sums
+from hetmpi.data.checked import Damaged, load_array, read_json, save_array, write_json
 from hetmpi.data.distinct import NUM_REGISTERS, estimate, observe
 from hetmpi.data.files import DataError, absolute, first_line
+from hetmpi.data.tabular import buckets, writer
+from hetmpi.data.tabular.buckets import PieceWriter, num_buckets_of, shuffled
 from hetmpi.data.tabular.convert import NO_INTEGER, no_value
 from hetmpi.data.tabular.files import PARQUET, Unit
 from hetmpi.data.tabular.held_out import label_ranges
@@ -52,17 +59,18 @@ from hetmpi.data.tabular.reading import INTEGER, BadRows, Reading, Rows
 from hetmpi.data.tabular.rules import DROP, NUMBER, Rule
 from hetmpi.data.tabular.scaling import Moments, join, log_of
 from hetmpi.data.tabular.text import TextRows
+from hetmpi.data.tabular.writer import RowWriter
 from hetmpi.errors import UserError, one_line, printable
 
-VERSION = 4  # of the prepared format; data of another version is prepared again
+VERSION = 5  # of the prepared format; data of another version is prepared again
 UNIT_BYTES = 256 << 20
-GROUP_ROWS = 8192  # rows of a Parquet row group, the unit of reading
-SHUFFLE_ROWS = 16 * GROUP_ROWS  # rows shuffled together
-FILE_ROWS = 8 * SHUFFLE_ROWS  # rows of a Parquet file, whose footer is held in memory
 SPLIT_SEED = 2022  # fixed, so that all runs hold out the same rows
+BUCKET_SEED = 2023
+TRAIN, VALID = SPLITS = "train", "valid"
 ABANDONED_S = 3600  # an unfinished unit unchanged for this time belongs to a process that died
 REPORT_S = 5.0
-UNIT_FOLDER = re.compile(r"\d{5,}-[0-9a-f]{16}(\.part-.*)?")
+PIECES, BUCKET = "pieces-", "bucket-"
+UNIT_FOLDER = re.compile(rf"({PIECES}|{BUCKET})?\d{{5,}}-[0-9a-f]{{16}}(\.part-.*)?")
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_MEMORY = "this process got no more memory: is there a limit (ulimit -v, a container's, Slurm's --mem)?"
 DAMAGES = (errno.ENOENT, errno.EIO, errno.EISDIR, errno.ENOTDIR)  # a file that was there, and could be read
@@ -74,7 +82,8 @@ class PrepareJob:
 
     source: for messages. types: of the first file's columns. rules: those that may drop further columns of other files.
     report: prints lines of text. first: the first file, for messages, if it is not that of the first unit; the units
-    are then a part of a stream, which may have no rows to hold out, no positive labels, or no rows at all."""
+    are then a part of a stream, which may have no rows to hold out, no positive labels, or no rows at all. shuffle:
+    whether the rows are shuffled over all units."""
 
     source: str
     units: list[Unit]
@@ -85,13 +94,34 @@ class PrepareJob:
     max_bad_rows: int = 0
     report: Callable[[str], None] = print
     first: str | None = None
+    shuffle: bool = True
 
     @functools.cached_property
     def names(self) -> list[str]:
         """Folder names of the units: the number, and a hash of everything that determines the content."""
-        rules = [VERSION, GROUP_ROWS, SHUFFLE_ROWS, FILE_ROWS, self.reading.to_json()]
-        identities = (json.dumps([*rules, *asdict(unit).values()]) for unit in self.units)
-        return [f"{i:05d}-{xxhash.xxh3_64_hexdigest(text.encode())}" for i, text in enumerate(identities)]
+        sizes = writer.GROUP_ROWS, writer.FILE_ROWS, buckets.BLOCK_BYTES, buckets.BATCH_BYTES, self.num_buckets
+        rules = [VERSION, *sizes, self.reading.to_json()]
+        return [numbered(i, [*rules, *asdict(unit).values()]) for i, unit in enumerate(self.units)]
+
+    @functools.cached_property
+    def num_buckets(self) -> int:
+        """0 without shuffling."""
+        return num_buckets_of(self.units) if self.shuffle else 0
+
+    @functools.cached_property
+    def bucket_names(self) -> list[str]:
+        """Folder names of the buckets."""
+        return [BUCKET + numbered(i, self.names) for i in range(self.num_buckets)]
+
+    @property
+    def parts(self) -> list[str]:
+        """Names of the folders that hold the rows."""
+        return self.bucket_names if self.shuffle else self.names
+
+
+def numbered(number: int, identity: list) -> str:
+    """The name of a folder whose content `identity` determines."""
+    return f"{number:05d}-{xxhash.xxh3_64_hexdigest(json.dumps(identity).encode())}"
 
 
 def rows_of(unit: Unit, reading: Reading) -> TextRows | ParquetRows:
@@ -116,7 +146,7 @@ def check_names(job: PrepareJob, unit: Unit, names: Sequence[str]) -> None:
 
 
 def prepare(job: PrepareJob, rank: int = 0, size: int = 1) -> None:
-    """Prepares the units of rank `rank` that are missing in the folder.
+    """Reads the units of rank `rank` that are missing in the folder.
 
     Raises DataError for a source that cannot be read, more than max_bad_rows bad rows, and a full disk."""
     done = list_folder(job.folder)
@@ -124,34 +154,57 @@ def prepare(job: PrepareJob, rank: int = 0, size: int = 1) -> None:
     if rank == 0 and known and known["units"] != job.names:
         job.report(f"{job.source} has changed since it was prepared in {job.folder}: preparing it again")
     bad = BadRows()
+    needs_pieces = not done.issuperset(job.parts)
     for unit, name in list(zip(job.units, job.names))[rank::size]:
-        if name not in done:
+        if name not in done or (needs_pieces and job.shuffle and PIECES + name not in done):
             start = time.perf_counter()
             count = write_unit(job, unit, name, bad)
             bad += BadRows(**count["bad"])
-            rows = sum(count["train"].values()) + sum(count["valid"].values())
-            rate = rows / (time.perf_counter() - start)
+            rate = count["rows"] / (time.perf_counter() - start)
             job.report(
-                f"prepared part {unit.number + 1} of {len(job.units)}: {unit}, {rows:,} rows, {rate:,.0f} rows/s"
+                f"prepared part {unit.number + 1} of {len(job.units)}: {unit}, {count['rows']:,} rows, {rate:,.0f} "
+                "rows/s"
             )
+
+
+def shuffle(job: PrepareJob, rank: int = 0, size: int = 1) -> None:
+    """Writes the buckets of rank `rank` that are missing in the folder. To be called after all ranks have prepared.
+
+    Raises DataError if a unit is missing, and for a full disk."""
+    done = list_folder(job.folder)
+    if not done.issuperset(job.bucket_names):
+        check_complete(job, [PIECES + name for name in job.names])
+    last = time.monotonic()
+    for number, name in list(enumerate(job.bucket_names))[rank::size]:
+        if name not in done:
+            write_bucket(job, number, name)
+        if time.monotonic() - last > REPORT_S:
+            job.report(f"shuffled part {number + 1} of {job.num_buckets}")
+            last = time.monotonic()
+
+
+def check_complete(job: PrepareJob, names: list[str]) -> None:
+    """Raises DataError unless the folder has all of these, or all parts, after which other jobs remove pieces."""
+    done = list_folder(job.folder)
+    lacking = set(names) - done
+    if lacking and not done.issuperset(job.parts):
+        raise DataError(
+            f"data.cache={job.folder}: {len(lacking)} of {len(names)} prepared parts are missing; it must be a "
+            "folder that all ranks share"
+        )
 
 
 def finish(job: PrepareJob) -> dict:
     """Merges the counts of all units into the manifest and returns it. To be called by one rank, after all have
-    prepared.
+    prepared and shuffled.
 
-    Raises DataError if a unit is missing, if there are too many bad rows, or no rows to train on or to hold out."""
-    lacking = set(job.names) - list_folder(job.folder)
-    if lacking:
-        raise DataError(
-            f"data.cache={job.folder}: {len(lacking)} of {len(job.units)} prepared parts are missing; it must be a "
-            "folder that all ranks share"
-        )
+    Raises DataError if a part is missing, if there are too many bad rows, or no rows to train on or to hold out."""
+    check_complete(job, [*job.names, *job.bucket_names])
     known = find_manifest(job.folder)
     manifest = known if known and known["units"] == job.names else join_counts(job)
     bad = BadRows(**manifest["bad"])
     bad.check(job.source, job.max_bad_rows)
-    train, valid = (sum(manifest[split].values()) for split in ("train", "valid"))
+    train, valid = (sum(manifest[split].values()) for split in SPLITS)
     is_part = job.first is not None
     if not is_part and (not train or not valid):
         raise DataError(
@@ -169,7 +222,7 @@ def finish(job: PrepareJob) -> dict:
             f"{values:,} values missing"
         )
         write_json(manifest, job.folder, "manifest.json")
-        remove_leftovers(job.folder, manifest)
+        remove_leftovers(job.folder, {*job.names, *job.parts})
     return manifest
 
 
@@ -178,6 +231,9 @@ def prepare_together(job: PrepareJob, rank: int, size: int, barrier: Callable[[]
     ranks. Raises DataError, on the rank that detects it, as prepare and finish."""
     prepare(job, rank, size)
     barrier()
+    if job.shuffle:
+        shuffle(job, rank, size)
+        barrier()
     if rank == 0:
         with reading_prepared(job.folder):
             finish(job)
@@ -201,16 +257,17 @@ def join_counts(job: PrepareJob) -> dict:
     registers = (load_array(os.path.join(job.folder, name, "registers.npy")) for name in job.names)
     merged = functools.reduce(np.maximum, registers)
     save_array(os.path.join(job.folder, "registers.npy"), merged)
-    files = {unit.path: {"path": unit.path, "size": unit.size, "mtime_ns": unit.mtime_ns} for unit in job.units}
+    sources = {unit.path: {"path": unit.path, "size": unit.size, "mtime_ns": unit.mtime_ns} for unit in job.units}
     return {
         "version": VERSION,
-        "group_rows": GROUP_ROWS,
+        "group_rows": writer.GROUP_ROWS,
+        "shuffle": job.shuffle,
         "source": absolute(job.source),
         "reading": job.reading.to_json(),
         "types": job.types,
-        "files": list(files.values()),
+        "files": list(sources.values()),
         "units": job.names,
-        **{split: join_files(job.names, [count[split] for count in counts]) for split in ("train", "valid")},
+        **{split: join_files(job.parts, [rows[split] for rows in files_of(job, counts)]) for split in SPLITS},
         "bad": vars(sum((BadRows(**count["bad"]) for count in counts), BadRows())),
         "missing": np.sum([count["missing"] for count in counts], axis=0, dtype=int).tolist(),
         "values": np.sum([count["values"] for count in counts], axis=0, dtype=int).tolist(),
@@ -221,6 +278,11 @@ def join_counts(job: PrepareJob) -> dict:
         },
         "largest": [largest_of(one) for one in zip(*(count["largest"] for count in counts))],
     }
+
+
+def files_of(job: PrepareJob, counts: list[dict]) -> list[dict]:
+    """For each part and split: name -> rows. counts: of the units."""
+    return [read_json(job.folder, name, "files.json") for name in job.bucket_names] if job.shuffle else counts
 
 
 def largest_of(units: Iterable[tuple[int, int]]) -> tuple[int, int, int]:
@@ -238,38 +300,64 @@ def place_of(folder: str, manifest: dict, unit: int, number: int) -> str:
 
 
 def join_files(names: list[str], files: list[dict[str, int]]) -> dict[str, int]:
-    """Path in the folder -> rows, for the files of all units. files: name -> rows, for each unit."""
-    return {f"{unit}/{name}": rows for unit, part in zip(names, files) for name, rows in part.items()}
+    """Path in the folder -> rows, for the files of all parts. files: name -> rows, for each part."""
+    return {f"{part}/{name}": rows for part, of_part in zip(names, files) for name, rows in of_part.items()}
 
 
 def write_unit(job: PrepareJob, unit: Unit, name: str, bad: BadRows) -> dict:
-    """Prepares one unit and returns its counts; removes its files if it fails. bad: bad rows of earlier units."""
+    """Prepares one unit and returns its counts, "rows" among them; removes its files if it fails. bad: bad rows of
+    earlier units."""
+    with new_folder(job, name, str(unit)) as folder:
+        tally = UnitStats(job.reading)
+        if job.shuffle:
+            with new_folder(job, PIECES + name, str(unit)) as pieces:
+                write_rows(job, unit, piece_writers(job, unit, pieces), tally, bad)
+            files = {}
+        else:
+            writers = [RowWriter(folder, split, job.reading.schema()) for split in SPLITS]
+            write_rows(job, unit, writers, tally, bad)
+            files = {split: to.files for split, to in zip(SPLITS, writers)}
+        count = {"unit": asdict(unit), **files, **tally.to_json()}
+        save_array(os.path.join(folder, "registers.npy"), tally.registers)
+        write_json(count, folder, "unit.json")
+    return count
+
+
+@contextlib.contextmanager
+def new_folder(job: PrepareJob, name: str, what: str) -> Iterator[str]:
+    """A context that publishes the folder that it gives as `name`, or removes it if it fails. what: for messages.
+    Raises DataError for what cannot be written."""
     part = os.path.join(job.folder, f"{name}.part-{socket.gethostname()}-{os.getpid()}")
     shutil.rmtree(part, ignore_errors=True)  # a restarted container may have the same host name and process id
     try:
         os.makedirs(part)
-        tally = UnitStats(job.reading)
-        rows = write_rows(job, unit, part, tally, bad)
-        count = {"unit": asdict(unit), **rows, **tally.to_json()}
-        save_array(os.path.join(part, "registers.npy"), tally.registers)
-        write_json(count, part, "unit.json")
+        yield part
         publish(part, os.path.join(job.folder, name))
-        return count
     except (OSError, pa.ArrowException, MemoryError) as error:
-        raise DataError(explain(error, unit, job.folder)) from error
+        raise DataError(explain(error, what, job.folder)) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def write_rows(job: PrepareJob, unit: Unit, part: str, tally: UnitStats, bad: BadRows) -> dict:
-    """Writes the unit's good rows. Returns rows by file name for each split."""
+def piece_writers(job: PrepareJob, unit: Unit, folder: str) -> list[PieceWriter]:
+    """Those of the two splits."""
+    schema, rngs = job.reading.schema(), np.random.default_rng((BUCKET_SEED, unit.number)).spawn(len(SPLITS))
+    paths = (piece_path(folder, split) for split in SPLITS)
+    return [PieceWriter(path, schema, job.num_buckets, rng) for path, rng in zip(paths, rngs)]
+
+
+def piece_path(folder: str, split: str) -> str:
+    return os.path.join(folder, f"{split}.arrow")
+
+
+def write_rows(
+    job: PrepareJob, unit: Unit, writers: Sequence[PieceWriter | RowWriter], tally: UnitStats, bad: BadRows
+) -> None:
+    """Writes the unit's good rows to the writers of the two splits."""
     rng = np.random.default_rng((SPLIT_SEED, unit.number))
-    schema = job.reading.schema()
     progress = Progress(job, unit)
-    with (
-        RowWriter(part, "train", schema, rng.spawn(1)[0]) as train,
-        RowWriter(part, "valid", schema, rng.spawn(1)[0]) as valid,
-    ):
+    with contextlib.ExitStack() as stack:
+        train, valid = map(stack.enter_context, writers)
         source = rows_of(unit, job.reading)
         check_names(job, unit, source.names)
         for rows in source:
@@ -279,7 +367,27 @@ def write_rows(job: PrepareJob, unit: Unit, part: str, tally: UnitStats, bad: Ba
             tally.check(rows)
             (bad + tally.bad).check(job.source, job.max_bad_rows)
             progress.add(len(rows.table))
-    return {"train": train.files, "valid": valid.files}
+
+
+def write_bucket(job: PrepareJob, number: int, name: str) -> None:
+    """Writes one bucket, of the pieces of all units, unless another job has written it, which removes the pieces."""
+    try:
+        with new_folder(job, name, f"part {number + 1} of {job.num_buckets}") as folder:
+            rng = np.random.default_rng((BUCKET_SEED, number, job.num_buckets))
+            files = {split: write_split(job, number, split, folder, rng) for split in SPLITS}
+            write_json(files, folder, "files.json")
+    except DataError as error:
+        if not isinstance(error.__cause__, FileNotFoundError) or name not in list_folder(job.folder):
+            raise
+
+
+def write_split(job: PrepareJob, bucket: int, split: str, folder: str, rng: np.random.Generator) -> dict[str, int]:
+    """Writes the rows of a bucket in one split. Returns rows by file name."""
+    paths = [piece_path(os.path.join(job.folder, PIECES + name), split) for name in job.names]
+    with RowWriter(folder, split, job.reading.schema()) as rows:
+        for block in shuffled(paths, bucket, job.num_buckets, job.reading.schema(), rng):
+            rows.add(block)
+    return rows.files
 
 
 def divide(table: pa.Table, unit: Unit, reading: Reading, rng: np.random.Generator) -> tuple[pa.Table, pa.Table]:
@@ -316,6 +424,7 @@ class Progress:
 class UnitStats:
     """Counts over the rows of a unit.
 
+    rows       their number
     missing    (C,) missing values, rows without values of lists
     values     (C,) values of lists, rows of others
     registers  (C, NUM_REGISTERS) uint8, for the number of distinct values of ids
@@ -324,7 +433,7 @@ class UnitStats:
 
     def __init__(self, reading: Reading):
         num = len(reading.columns)
-        self.reading, self.bad = reading, BadRows()
+        self.reading, self.bad, self.rows = reading, BadRows(), 0
         self.missing, self.values = np.zeros(num, np.int64), np.zeros(num, np.int64)
         self.registers = np.zeros((num, NUM_REGISTERS), np.uint8)
         self.moments, self.log_moments = [Moments()] * num, [Moments()] * num
@@ -333,6 +442,7 @@ class UnitStats:
 
     def add(self, table: pa.Table, is_train: bool):
         """Counts good rows."""
+        self.rows += len(table)
         for i, column in enumerate(self.reading.columns):
             array = table.column(f"c{i}").combine_chunks()
             if column.is_list:
@@ -366,64 +476,7 @@ class UnitStats:
     def to_json(self) -> dict:
         counts = {name: getattr(self, name).tolist() for name in ("missing", "values")}
         moments = {"moments": self.moments, "log_moments": self.log_moments}
-        return {**counts, **moments, "bad": vars(self.bad), "largest": self.largest}
-
-
-class RowWriter:
-    """Writes rows to Parquet files of FILE_ROWS rows in groups of GROUP_ROWS, shuffled within blocks of SHUFFLE_ROWS;
-    the last file, block and group may be smaller.
-
-    files  name -> number of rows written to the file so far
-    """
-
-    def __init__(self, folder: str, name: str, schema: pa.Schema, rng: np.random.Generator):
-        self._folder, self._name, self._schema, self._rng = folder, name, schema, rng
-        self._file = None
-        self._waiting = schema.empty_table()
-        self.files = {}
-
-    def add(self, block: pa.Table) -> None:
-        """Adds a block with the writer's schema."""
-        self._waiting = pa.concat_tables([self._waiting, block])
-        while len(self._waiting) >= SHUFFLE_ROWS:
-            self._write(SHUFFLE_ROWS)
-
-    def _write(self, rows: int) -> None:
-        if self._file is None:
-            self._open()
-        shuffled = self._waiting.combine_chunks().take(pa.array(self._rng.permutation(len(self._waiting))))
-        self._file.write_table(shuffled.slice(0, rows), row_group_size=GROUP_ROWS)
-        self._waiting = shuffled.slice(rows)
-        name = next(reversed(self.files))
-        self.files[name] += rows
-        if self.files[name] == FILE_ROWS:
-            self._complete()
-
-    def _complete(self) -> None:
-        self._close()
-        write_sums(os.path.join(self._folder, next(reversed(self.files))))
-
-    def _open(self) -> None:
-        name = f"{self._name}-{len(self.files):03d}.parquet"
-        self._file = pq.ParquetWriter(os.path.join(self._folder, name), self._schema, compression="zstd")
-        self.files[name] = 0
-
-    def _close(self) -> None:
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
-
-    def __enter__(self) -> RowWriter:
-        return self
-
-    def __exit__(self, error, *_) -> None:
-        try:
-            if error is None and len(self._waiting):
-                self._write(len(self._waiting))
-            if error is None and self._file is not None:
-                self._complete()
-        finally:
-            self._close()
+        return {"rows": self.rows, **counts, **moments, "bad": vars(self.bad), "largest": self.largest}
 
 
 def list_folder(folder: str) -> set[str]:
@@ -447,25 +500,27 @@ def publish(part: str, final: str) -> None:
             raise
 
 
-def explain(error: Exception, unit: Unit, folder: str) -> str:
-    """The error message for a unit that cannot be prepared."""
+def explain(error: Exception, what: str, folder: str) -> str:
+    """The error message for a unit or a bucket that cannot be prepared."""
     if getattr(error, "errno", None) in NO_SPACE:
         free = shutil.disk_usage(folder).free
         return (
-            f"data.cache={folder}: no space left while preparing {unit}, {free >> 20:,} MiB are free and the prepared "
-            "data can be as large as the text; set data.cache to a folder with room; finished parts are kept"
+            f"data.cache={folder}: no space left while preparing {what}, {free >> 20:,} MiB are free; the prepared "
+            "data can be as large as the text, and several times that while they are shuffled; set data.cache to a "
+            "folder with room; finished parts are kept"
         )
     if isinstance(error, MemoryError):
-        return f"data.path: {unit} cannot be prepared: {NO_MEMORY}"
-    return f"data.path: {unit} cannot be prepared in {folder}: {first_line(error)}"
+        return f"data.path: {what} cannot be prepared: {NO_MEMORY}"
+    return f"data.path: {what} cannot be prepared in {folder}: {first_line(error)}"
 
 
-def remove_leftovers(folder: str, manifest: dict) -> None:
-    """Removes units that the manifest does not list: of an older source, or unfinished; and counts of older units."""
+def remove_leftovers(folder: str, needed: set[str]) -> None:
+    """Removes other units and buckets than `needed`, of an older source or unfinished, pieces, and counts of older
+    units."""
     for entry in os.scandir(folder):
         if entry.name.startswith("counts-") and ".part-" not in entry.name:
             os.remove(entry.path)
-        if not UNIT_FOLDER.fullmatch(entry.name) or entry.name in manifest["units"]:
+        if not UNIT_FOLDER.fullmatch(entry.name) or entry.name in needed:
             continue
         if ".part-" not in entry.name or time.time() - entry.stat().st_mtime > ABANDONED_S:
             shutil.rmtree(entry.path, ignore_errors=True)

@@ -30,6 +30,7 @@ from hetmpi.data.tabular.last import UNIT_LIST, LastRule, last_rows, span_of
 from hetmpi.data.tabular.layout import Layout, look
 from hetmpi.data.tabular.prepare import (
     UNIT_BYTES,
+    VERSION,
     PrepareJob,
     enough_memory,
     list_folder,
@@ -64,14 +65,16 @@ class Tabular:
     """Rows of CSV or Parquet files, with features by the rules of data.columns (docs/columns.md).
 
     Epoch e visits the row groups in an order drawn from (seed, e), and the rows within each group likewise, in addition
-    to the shuffling by prepare(). So only the groups that a slice touches are read; the last cached_groups of them are
-    cached.
+    to the shuffling by prepare(), after which each group is a random sample of all rows. So only the groups that a
+    slice touches are read; the last cached_groups of them are cached. With shuffle=False each epoch has the rows in the
+    order of the files.
 
     Call `prepare` first: it sets features, tables, num_features, num_dense, dense_names, num_train, num_valid and
     encoder; and for one table and features of one value num_fields, num_rows and field_rows.
     """
 
     name = "tabular"
+    order = VERSION  # of the samples, for checkpoints: other versions shuffle otherwise
 
     def __init__(
         self,
@@ -93,6 +96,7 @@ class Tabular:
         max_field_rows: int | None = None,
         cached_groups: int = 32,
         follow: bool | None = None,
+        shuffle: bool = True,
     ):
         """path: a file, a glob, a folder, or a folder that prepare() has written. label: a column, or several.
         label_weights: of several, in the loss. valid: a share, a path, or the last values of a column, as {column: day,
@@ -101,11 +105,14 @@ class Tabular:
         others count as 0. missing: texts that mean a missing value, besides the empty one. delimiter: None to find it.
         cache: folder for prepared data, default prepared/. rows_per_value: rows of a hashed column per distinct value,
         at most max_field_rows. follow: the files of the folder `path` are a stream (stream.py): `stream` has its state.
+        shuffle: False for rows in the order of the files.
         Raises UserError for invalid values."""
         check_integer("data.seed", seed, -LARGEST)
         check_integer("data.max_bad_rows", max_bad_rows, 0)
         check_number("data.rows_per_value", rows_per_value, LEAST_ROWS_PER_VALUE)
         check_integer("data.cached_groups", cached_groups, 1)
+        if shuffle not in (True, False):
+            raise UserError(f"data.shuffle must be true or false, got {one_line(shuffle, 100)}")
         if max_field_rows is not None:
             check_integer("data.max_field_rows", max_field_rows, 1)
         check_text("path", path, "a path")
@@ -128,7 +135,7 @@ class Tabular:
         if self.names and len(set(self.names)) < len(self.names):
             raise UserError(f"data.names: names must differ, got {', '.join(self.names)}")
         self.rules = read_rules(columns)
-        self.cache = cache
+        self.cache, self.shuffle = cache, shuffle
         self.rows_per_value, self.max_field_rows = rows_per_value, max_field_rows
         self.folder = absolute(path) if is_prepared(path) else None
         self._cure: str | None = None  # of held-out rows that are few
@@ -169,7 +176,8 @@ class Tabular:
         return replace(concatenate(parts or [self.nothing()]), start=begin)
 
     def valid(self, start: int, stop: int) -> Samples:
-        """Held-out positions [start, stop), in the order of the prepared files; of a stream those of the last file."""
+        """Held-out positions [start, stop), in the order of the prepared files, which is random unless shuffle=False;
+        of a stream those of the last file."""
         if self.stream is not None:
             return self.stream.valid(start, stop)
         check_slice(start, stop, self.num_valid)
@@ -206,7 +214,10 @@ class Tabular:
         self._conflicts = layout.conflicts
         reading = self.reading_of(layout, columns, share)
         folder = self.folder_of(reading, last)
-        return PrepareJob(self.path, units, reading, folder, layout.types, self.rules, self.max_bad_rows, report), last
+        job = PrepareJob(
+            self.path, units, reading, folder, layout.types, self.rules, self.max_bad_rows, report, shuffle=self.shuffle
+        )
+        return job, last
 
     def reading_of(self, layout: Layout, columns: list[Column], share: float = 0.0) -> Reading:
         """How files of this layout are read. share: of the rows that are held out."""
@@ -257,7 +268,8 @@ class Tabular:
     def folder_of(self, reading: Reading, last=None) -> str:
         """The folder of the prepared data: other files and rules have others."""
         paths = [absolute(self.path), absolute(self.valid_rule) if isinstance(self.valid_rule, str) else last]
-        digest = xxhash.xxh3_64_hexdigest(repr((paths, reading)).encode())[:8]
+        identity = (paths, reading) if self.shuffle else (paths, reading, "in order")
+        digest = xxhash.xxh3_64_hexdigest(repr(identity).encode())[:8]
         name = re.sub(r"[^\w.-]", "_", os.path.basename(absolute(self.path)))[:60]
         return absolute(os.path.join(self.cache or "prepared", f"{name}-{digest}"))
 
@@ -269,6 +281,11 @@ class Tabular:
             raise DataError(
                 f"data.path={self.path} was prepared with other columns or another label: give the raw files, which "
                 "are prepared again"
+            )
+        if manifest["shuffle"] != self.shuffle:
+            raise DataError(
+                f"data.path={self.path} was prepared with data.shuffle={str(manifest['shuffle']).lower()}: give the "
+                "raw files, which are prepared again"
             )
         self.read_by(reading)
         self.check_has_ids(columns)
@@ -366,10 +383,13 @@ class Tabular:
         return notes
 
     def _draw_order(self, epoch: int) -> Order:
-        return self._train.order(np.random.default_rng((self.seed, epoch)).permutation(self._train.num_groups))
+        groups = self._train.num_groups
+        drawn = np.random.default_rng((self.seed, epoch)).permutation(groups) if self.shuffle else np.arange(groups)
+        return self._train.order(drawn)
 
     def _draw_permutation(self, epoch: int, group: int) -> np.ndarray:
-        return np.random.default_rng((self.seed, epoch, group)).permutation(self._train.rows[group])
+        rows = self._train.rows[group]
+        return np.random.default_rng((self.seed, epoch, group)).permutation(rows) if self.shuffle else np.arange(rows)
 
 
 def kind_text(column: Column) -> str:

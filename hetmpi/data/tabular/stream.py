@@ -66,23 +66,30 @@ class Ranks:
 class StreamFile:
     """A file of a stream, whose samples have the positions [first, end). Thread-safe."""
 
-    def __init__(self, name: str, first: int, split: Split, seed: int, cached_groups: int):
+    def __init__(self, name: str, first: int, split: Split, source):
         self.name, self.first, self.end, self._split = name, first, first + split.num_samples, split
-        self._seed = seed, xxhash.xxh3_64_intdigest(name.encode(errors="surrogateescape"))
-        self._shuffled = split.order(np.random.default_rng(self._seed).permutation(split.num_groups))
+        self._seed = source.seed, xxhash.xxh3_64_intdigest(name.encode(errors="surrogateescape"))
         self._stored = split.order(np.arange(split.num_groups))
-        self._permutation = functools.lru_cache(cached_groups)(self._draw)
+        self._shuffled = self._stored
+        self._permutation = self._in_order
+        if source.shuffle:
+            self._shuffled = split.order(np.random.default_rng(self._seed).permutation(split.num_groups))
+            self._permutation = functools.lru_cache(source.cached_groups)(self._draw)
 
     def __len__(self) -> int:
         return self.end - self.first
 
     def shuffled(self, start: int, stop: int) -> list[Samples]:
-        """Samples at places [start, stop) of an order drawn from the seed and the file's name."""
+        """Samples at places [start, stop) of an order drawn from the seed and the file's name, or, with shuffle=False,
+        of the file's order."""
         return self._split.read(self._shuffled, start, stop, self._permutation)
 
     def stored(self, start: int, stop: int) -> list[Samples]:
         """Samples at places [start, stop) in the order of the prepared file."""
-        return self._split.read(self._stored, start, stop, lambda group: np.arange(self._split.rows[group]))
+        return self._split.read(self._stored, start, stop, self._in_order)
+
+    def _in_order(self, group: int) -> np.ndarray:
+        return np.arange(self._split.rows[group])
 
     def _draw(self, group: int) -> np.ndarray:
         return np.random.default_rng((*self._seed, group)).permutation(self._split.rows[group])
@@ -152,7 +159,7 @@ class Stream:
             split = Split(
                 self._folder(name), manifest["train"], manifest["group_rows"], source.encoder, source.cached_groups
             )
-            self._files.append(StreamFile(name, self.num_samples, split, source.seed, source.cached_groups))
+            self._files.append(StreamFile(name, self.num_samples, split, source))
             source.num_train, source.num_valid = None, split.num_samples
             num = split.num_samples
             self.num_samples += num
@@ -314,8 +321,9 @@ class Stream:
         folder = self._folder(os.path.relpath(path, self._root))
         report = print if ranks.rank == 0 else lambda line: None
         job = PrepareJob(
-            path, units, rules, folder, dict(self._types), source.rules, source.max_bad_rows, report, self._first
-        )
+            path, units, rules, folder, dict(self._types), source.rules, source.max_bad_rows, report, self._first,
+            source.shuffle,
+        )  # fmt: skip
         prepare_together(job, ranks.rank, ranks.size, ranks.barrier)
         with reading_prepared(folder):
             manifest = read_manifest(folder)
