@@ -136,7 +136,7 @@ def test_no_pieces_are_left_over(tmp_path, small):
 def test_a_damaged_piece_is_named(tmp_path, small, kind):
     folder = by_label(tmp_path / "d", 1_000)
     source = source_of(folder, tmp_path / "first")
-    job = source._job(print)[0]
+    job = source._job(0, lambda: None, print)[0]
     job.folder = str(tmp_path / "again")
     prepare.prepare(job)
     piece = tmp_path / "again" / f"pieces-{job.names[0]}" / "train.arrow"
