@@ -74,7 +74,7 @@ def write(path, lines, end="\n"):
 
 def job_of(source, cache, report=quiet, **settings):
     """The preparation of Criteo text."""
-    return Criteo(source, 0, str(cache), **settings)._job(report)[0]
+    return Criteo(source, 0, str(cache), **settings)._job(0, lambda: None, report)[0]
 
 
 def opened(source, cache, size=1, seed=0, **settings):
@@ -88,7 +88,7 @@ def opened(source, cache, size=1, seed=0, **settings):
 
 def manifest_of(cache):
     """The manifest of the only prepared folder in `cache`."""
-    (folder,) = Path(cache).iterdir()
+    (folder,) = Path(cache).glob("*.tsv-*")
     return json.loads((folder / "manifest.json").read_text())
 
 
