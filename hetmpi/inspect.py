@@ -1,6 +1,6 @@
 """Prints what data=tabular would make of files, as a yaml to start from.
 
-hetmpi inspect PATH [label=COLUMN] [delimiter=CHARACTER] > conf/data/mine.yaml
+hetmpi inspect PATH [label=COLUMN] [delimiter=CHARACTERS] [encoding=NAME] [decimal=CHARACTER] > conf/data/mine.yaml
 
 PATH is a CSV or Parquet file, a glob or a folder, of which the first MiB or the first rows are read. Edit the yaml,
 then train with data=mine.
@@ -14,6 +14,7 @@ import re
 import sys
 
 from hetmpi.data.files import DataError
+from hetmpi.data.tabular.dialect import POINT, Dialect
 from hetmpi.data.tabular.encodings import MOST_OWN
 from hetmpi.data.tabular.files import PARQUET, TEXT, form_of, list_files, list_units, open_parquet
 from hetmpi.data.tabular.layout import ColumnSample, Layout, guess_delimiter, layout_of, sampled, seen_of
@@ -25,6 +26,7 @@ from hetmpi.errors import UserError, printable
 
 LABEL_NAMES = ("label", "click", "clicked", "target", "y")
 EXAMPLE_CHARS = 60
+OWN = ("label", "delimiter", "encoding", "decimal")
 
 
 def main(arguments: list[str]):
@@ -33,24 +35,26 @@ def main(arguments: list[str]):
     own = dict(text.split("=", 1) for text in arguments if "=" in text)
     if {"-h", "--help"} & set(arguments):
         return print(__doc__)
-    unknown = sorted(set(own) - {"label", "delimiter"})
+    unknown = sorted(set(own) - set(OWN))
     if unknown:
-        sys.exit(f"hetmpi: hetmpi inspect has no {unknown[0]}: {near(unknown[0], ('label', 'delimiter'))}")
+        sys.exit(f"hetmpi: hetmpi inspect has no {unknown[0]}: {near(unknown[0], OWN)}")
     if len(paths) != 1:
         sys.exit(__doc__)
     try:
         with enough_memory(paths[0]):
-            print(inspected(paths[0], own.get("label"), own.get("delimiter")))
+            print(inspected(paths[0], **own))
     except UserError as refusal:
         sys.exit(f"hetmpi: {refusal}")
 
 
-def inspected(path: str, label: str | None = None, delimiter: str | None = None) -> str:
-    """The yaml. Raises UserError."""
+def inspected(path: str, label: str | None = None, **settings: str) -> str:
+    """The yaml. settings: of the dialect of text. Raises UserError."""
+    dialect = Dialect(**settings)
+    dialect.check()
     files = files_with_rows(path)
-    names = names_without_header(files[0], delimiter)
-    samples, delimiter = sampled(path, files, names, delimiter, '"')
-    layout = layout_of(samples, delimiter, lambda name: all_missing())
+    names = names_without_header(files[0], dialect)
+    samples, dialect = sampled(path, files, names, dialect, lambda name: all_missing())
+    layout = layout_of(samples, dialect, lambda name: all_missing())
     seen = seen_of(samples, layout, all_missing())
     if label is not None and label not in layout.types:
         raise DataError(
@@ -68,6 +72,8 @@ def inspected(path: str, label: str | None = None, delimiter: str | None = None)
     ]
     if layout.form == TEXT:
         lines.append(f"delimiter: {quoted(layout.delimiter)}")
+        lines += [f"encoding: {quoted(dialect.encoding)}"] if dialect.encoding else []
+        lines += [f"decimal: {quoted(dialect.decimal)}"] if dialect.decimal != POINT else []
     if names is not None:
         lines.append(f"names: [{', '.join(map(quoted, names))}]  # the first line seems to hold values, no names")
     return "\n".join([*lines, "columns:", *(column_line(n, layout, seen[n]) for n in layout.types if n != label)])
@@ -87,13 +93,13 @@ def files_with_rows(path: str) -> list[str]:
     return found
 
 
-def names_without_header(path: str, delimiter: str | None) -> list[str] | None:
+def names_without_header(path: str, dialect: Dialect) -> list[str] | None:
     """Names for text whose first line holds a number, None for other files."""
     if form_of(path) == PARQUET:
         return None
     try:
-        head = head_of(path)
-        names = header_of(path, head, delimiter or guess_delimiter(path, head), '"')
+        head = head_of(path, encoding=dialect.encoding)
+        names = header_of(path, head, dialect.delimiter or guess_delimiter(path, head), '"')
     except EqualNames as error:
         names = error.names
     if not any(name.replace(".", "", 1).lstrip("-").isdigit() for name in names):

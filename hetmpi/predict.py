@@ -2,13 +2,14 @@
 rank or several.
 
 hetmpi predict CHECKPOINT data.path=FILES out=OUT [predict.keep=[NAME,...]] [data.delimiter=C] [data.max_bad_rows=N]
-    [ids=EXPORT[,CHANGES]]
+    [data.encoding=NAME] [data.decimal=C] [ids=EXPORT[,CHANGES]]
 hetmpi predict CHECKPOINT out=OUT [split=valid|train] [start=N] [stop=N] [--config-dir DIR] [data=NAME] [data.KEY=VALUE]
 
 The first form predicts every row of CSV or Parquet files, in their order, with the columns that the model was trained
 on; it needs no label and prepares nothing. FILES: a file, a glob or a folder. predict.keep: columns of the files to
-write beside the predictions. data.delimiter: where it is not that of the files of the run. ids: an export by ids, and
-what changed later (hetmpi export), whose rows take the place of the checkpoint's, of columns with rows: open.
+write beside the predictions. data.delimiter, encoding, decimal: where they are not those of the files of the run. ids:
+an export by ids, and what changed later (hetmpi export), whose rows take the place of the checkpoint's, of columns with
+rows: open.
 
 The second form predicts positions [start, stop) of the held-out part of the data that the model was trained on, or of
 the training stream with split=train. data=NAME and data.KEY=VALUE select other data with the same features.
@@ -81,7 +82,7 @@ from hetmpi.trained.link_answers import LARGEST_TOP, LinkAnswers
 from hetmpi.trained.node_outputs import NodeOutputs, is_of_nodes
 from hetmpi.trained.saved_data import source_of
 from hetmpi.trained.saved_model import LABELS, Saved, allowed_of, dense_layers, dense_state, encoder_of, is_of_links
-from hetmpi.trained.saved_pairs import OF_FILES, is_of_pairs
+from hetmpi.trained.saved_pairs import OF_FILES, is_of_pairs, reader_of
 from hetmpi.world.launch import launch
 from hetmpi.world.world import World
 
@@ -255,15 +256,11 @@ class Prediction:
             raise UserError(
                 f"hetmpi predict reads files as the run did: {wrong[0]} cannot be given, only {', '.join(OF_FILES)}"
             )
-        bad, delimiter = given.get("data.max_bad_rows", "0"), given.get("data.delimiter")
-        if not bad.isdecimal():
-            raise UserError(f"data.max_bad_rows must be an integer of at least 0, got {bad}")
         repeated = {name for name in self.keep if self.keep.count(name) > 1 or name in self._names}
         if repeated:
             raise UserError(f"predict.keep: {repeated.pop()} would be in the result twice")
-        path, delimiter = given["data.path"].strip("'\""), delimiter and delimiter.strip("'\"").replace("\\t", "\t")
         self.coverage = Coverage(self.encoder)
-        self.reader = Reader(path, self.encoder.reading, tuple(self.keep), int(bad), delimiter)
+        self.reader = reader_of(given, self.encoder.reading, tuple(self.keep))
 
         def part(unit):
             for block in self.reader.blocks(unit):

@@ -25,7 +25,8 @@ from hetmpi.tasks.pair_columns import PairColumns, names_of
 from hetmpi.trained.saved_model import MOST_FIELDS, check_config, dense_state, encoder_of, instantiated, saved_tables
 
 BLOCK = 1 << 12  # samples whose vectors are computed at a time
-OF_FILES = ("data.path", "data.delimiter", "data.max_bad_rows")
+OF_TEXT = ("delimiter", "encoding", "decimal")
+OF_FILES = ("data.path", "data.max_bad_rows", *(f"data.{key}" for key in OF_TEXT))
 
 
 def is_of_pairs(manifest: dict) -> bool:
@@ -163,9 +164,10 @@ def reader_of(given: Mapping[str, str], reading: Reading, keep: tuple[str, ...])
         raise UserError(f"{wrong[0]} cannot be given, only {', '.join(OF_FILES)}" if wrong else "give data.path=FILES")
     if not bad.isdecimal():
         raise UserError(f"data.max_bad_rows must be an integer of at least 0, got {one_line(bad)}")
-    delimiter = given.get("data.delimiter")
-    delimiter = delimiter and delimiter.strip("'\"").replace("\\t", "\t")
-    return Reader(given["data.path"].strip("'\""), reading, keep, int(bad), delimiter)
+    dialect = {key: given[f"data.{key}"].strip("'\"") for key in OF_TEXT if f"data.{key}" in given}
+    if "delimiter" in dialect:
+        dialect["delimiter"] = dialect["delimiter"].replace("\\t", "\t")
+    return Reader(given["data.path"].strip("'\""), reading, keep, int(bad), **dialect)
 
 
 def nothing(column: StoredColumn, num: int) -> pa.Array:

@@ -185,7 +185,7 @@ ENCODERS = {
     "moments of text": lambda said: said["moments"].__setitem__(2, ["a", "b", "c"]),
     "buckets of text": lambda said: said["columns"][2].update(transform=["a"]),
     "delimiter as number": lambda said: said["reading"].update(delimiter=3),
-    "delimiter of two characters": lambda said: said["reading"].update(delimiter="ab"),
+    "delimiter of two lines": lambda said: said["reading"].update(delimiter="a\n"),
     "missing as numbers": lambda said: said["reading"].update(missing=[1, 2]),
     "names as a number": lambda said: said["reading"].update(names=[None, 3]),
     "another column is read": lambda said: said["reading"]["columns"][0].update(name="click"),

@@ -1230,7 +1230,7 @@ REFUSED = {
     "nothing to hold out": (csv_file("a,click\nx,1\n"), {}, ["1 good rows to train on and 0 to hold out"]),
     "no file to hold out": (CSV, {"valid": "none.csv"}, ["data.valid: there is no file", "none.csv"]),
     "all files held out": (two_files(GOOD), {"valid": "FOLDER/*.csv"}, ["data.valid=", "holds out all files"]),
-    "a delimiter of two": (CSV, {"delimiter": "::"}, ["data.delimiter must be one character, got '::'"]),
+    "a delimiter with a quote": (CSV, {"delimiter": '";'}, ["data.delimiter must be 1 to 16 characters of ASCII"]),
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from hetmpi import _C
 from hetmpi.data.files import DataError
+from hetmpi.data.tabular.dialect import POINT, with_points
 from hetmpi.data.tabular.reading import BAD_LABEL, BAD_NUMBER, HASH, MAX_EXAMPLES, BadRows, Reading, StoredColumn, shown
 from hetmpi.data.tabular.rules import LAST, NUMBER
 from hetmpi.data.tabular.times import NAMES, moments
@@ -125,16 +126,20 @@ def trimmed(texts: pa.Array, missing: tuple[str, ...]) -> tuple[pa.Array, np.nda
     return texts, np.asarray(pc.or_(none, texts.is_null()).fill_null(True))
 
 
-def numbers(array: pa.Array, missing: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray | None]:
-    """(n,) float32 with NaN for missing values, and where the value is no finite number (n,) bool, None if nowhere."""
+def numbers(array: pa.Array, missing: tuple[str, ...], decimal: str = POINT) -> tuple[np.ndarray, np.ndarray | None]:
+    """(n,) float32 with NaN for missing values, and where the value is no finite number (n,) bool, None if nowhere.
+    decimal: the sign in texts."""
     bad = None
     if pa.types.is_string(array.type) or pa.types.is_large_string(array.type) or pa.types.is_dictionary(array.type):
         array = as_text(array)
     if is_text(array):
         texts, none = trimmed(array, missing)
         none |= np.asarray(pc.match_substring_regex(texts, NAN_TEXT).fill_null(False))
-        good = np.asarray(pc.match_substring_regex(texts, NUMBER_TEXT).fill_null(False)) & ~none
+        pattern = NUMBER_TEXT.replace(r"\.", re.escape(decimal))
+        good = np.asarray(pc.match_substring_regex(texts, pattern).fill_null(False)) & ~none
         bad = ~good & ~none
+        if decimal != POINT:
+            texts = pc.replace_substring(texts, decimal.encode(), POINT.encode())
         texts = pc.replace_substring_regex(texts, pattern=r"^\+", replacement="")
         array = pc.if_else(pa.array(good), texts, pa.scalar(None, pa.binary())).cast(pa.string())
     try:
@@ -325,7 +330,7 @@ def one_label(
         values, bad = np.where(none, np.nan, values), none if is_one else np.zeros(len(none), bool)
         kind, what = "missing label", "is no label"
     else:
-        values, bad = numbers(array, missing)
+        values, bad = numbers(array, missing, reading.decimal)
         none = np.isnan(values) if bad is None else np.isnan(values) & ~bad
         wrong = np.isnan(values) if reading.label_kind == NUMBER else (values != 0) & (values != 1)
         bad = wrong if bad is None else bad | wrong
@@ -407,8 +412,9 @@ def one_column(array: pa.Array, column: StoredColumn, reading: Reading) -> tuple
     if column.is_list:
         return lists(array, column, missing)
     if column.as_ == NUMBER:
-        values, bad = numbers(array, missing)
+        values, bad = numbers(array, missing, reading.decimal)
     elif column.as_ == HASH:
+        array = with_points(array) if reading.decimal != POINT and is_text(array) else array
         values = hashes(array, column.seed, missing)
     else:
         values, bad = integers(array, missing)

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from hetmpi.bounded_file import open_file
 from hetmpi.data.files import DataError, absolute, first_line
+from hetmpi.data.tabular.dialect import keeps_lines
 from hetmpi.errors import printable
 
 MAX_LINE_BYTES = 16 << 20
@@ -123,8 +124,9 @@ def form_of(path: str) -> str:
         raise DataError(f"data.path: {path} cannot be read: {error.strerror}") from error
 
 
-def list_units(train: list[str], valid: list[str], unit_bytes: int) -> list[Unit]:
-    """The units of the files `train`, then of `valid`. Raises DataError for files of two forms, or without data."""
+def list_units(train: list[str], valid: list[str], unit_bytes: int, encoding: str | None = None) -> list[Unit]:
+    """The units of the files `train`, then of `valid`. encoding: of text. Raises DataError for files of two forms, or
+    without data."""
     files = [(path, False) for path in train] + [(path, True) for path in valid]
     forms = {form_of(path): path for path, _ in files}
     if len(forms) > 1:
@@ -136,7 +138,9 @@ def list_units(train: list[str], valid: list[str], unit_bytes: int) -> list[Unit
     for path, is_valid in files:
         status = os.stat(path)
         ranges = (
-            row_group_ranges(path, unit_bytes) if PARQUET in forms else byte_ranges(path, status.st_size, unit_bytes)
+            row_group_ranges(path, unit_bytes)
+            if PARQUET in forms
+            else byte_ranges(path, status.st_size, unit_bytes, keeps_lines(encoding))
         )
         for begin, end in ranges:
             place = path, status.st_size, status.st_mtime_ns, begin, end
@@ -144,8 +148,8 @@ def list_units(train: list[str], valid: list[str], unit_bytes: int) -> list[Unit
     return units
 
 
-def byte_ranges(path: str, size: int, unit_bytes: int) -> list[tuple[int, int]]:
-    step = max(size, 1) if compression_of(path) else unit_bytes
+def byte_ranges(path: str, size: int, unit_bytes: int, has_lines: bool) -> list[tuple[int, int]]:
+    step = unit_bytes if has_lines and compression_of(path) is None else max(size, 1)
     return [(begin, min(begin + step, size)) for begin in range(0, size, step)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from hetmpi.data.checked import Damaged, read_json, write_json
 from hetmpi.data.files import DataError, absolute
 from hetmpi.data.tabular.convert import NUMBER_TEXT, as_text, hashes, moments_of, no_value, numbers, trimmed
+from hetmpi.data.tabular.dialect import COMMA, COMMA_TEXT, POINT, Dialect, with_points
 from hetmpi.data.tabular.files import PARQUET, TEXT, form_of
 from hetmpi.data.tabular.folders import keys_below, keys_of, top_of
 from hetmpi.data.tabular.prepare import list_folder
@@ -37,7 +38,8 @@ from hetmpi.errors import one_line, printable
 INFINITE_TEXT = r"^[+-]?(?i:inf|infinity|nan)$"  # refused, or missing, when numbers are read
 WHOLE_TEXT = r"^-?(0|[1-9][0-9]*)(\.0+)?$"  # an integer; 007 is a code
 CODE_TEXT = r"^-?0[0-9]+$"
-DELIMITERS = (",", "\t", ";", "|")
+DELIMITERS = ("::", ",", "\t", ";", "|")
+THOUSANDS_TEXT = r"^[+-]?[0-9]{1,3},[0-9]{3}$"
 SEPARATORS = ("|", ";", ",", " ")
 ONE_IN = 100  # distinct values of a column of numbers that may be texts: to be refused by line, not to become ids
 NONE, TRUTH, TIME = "no values", "booleans", "dates or times"  # of one file, besides the types of rules.py
@@ -53,11 +55,13 @@ class NoRows(DataError):
 
 @dataclass(frozen=True)
 class Layout:
-    """types: column -> type, in the order of the first file. conflicts: column -> how files differ that give a column
-    another type than one of them alone. keys: columns of folders (folders.py)."""
+    """delimiter, decimal: of text (dialect.py). types: column -> type, in the order of the first file. conflicts:
+    column -> how files differ that give a column another type than one of them alone. keys: columns of folders
+    (folders.py)."""
 
     form: str
     delimiter: str
+    decimal: str
     types: dict[str, str]
     conflicts: dict[str, str]
     keys: list[str] = field(default_factory=list)
@@ -107,19 +111,17 @@ class Found(NamedTuple):
     values: Values
 
 
-def look(
-    source: str, paths: Sequence[str], names, delimiter: str | None, quote: str | None, missing_of: MissingOf
-) -> Layout:
+def look(source: str, paths: Sequence[str], names, dialect: Dialect, missing_of: MissingOf) -> Layout:
     """The layout of files of a source. names: of the columns of text without a header. Raises DataError."""
-    samples, delimiter = sampled(source, paths, names, delimiter, quote)
-    return layout_of(samples, delimiter, missing_of)
+    return layout_of(*sampled(source, paths, names, dialect, missing_of), missing_of)
 
 
 def sampled(
-    source: str, paths: Sequence[str], names, delimiter: str | None, quote: str | None
-) -> tuple[list[FileSample], str]:
-    """A sample of each file of a source, with the keys of its folders, and the delimiter. Raises DataError."""
-    samples, delimiter = sampled_files(paths, names, delimiter, quote)
+    source: str, paths: Sequence[str], names, dialect: Dialect, missing_of: MissingOf
+) -> tuple[list[FileSample], Dialect]:
+    """A sample of each file of a source, with the keys of its folders, and the dialect of text with its delimiter and
+    decimal sign. Raises DataError."""
+    samples, dialect = sampled_files(paths, names, dialect, missing_of)
     top = top_of(absolute(source))
     keys = keys_of(os.path.relpath(samples[0].path, top))
     samples = [with_folders(sample, keys_below(top, sample.path, keys)) for sample in samples]
@@ -130,30 +132,56 @@ def sampled(
             f"data.path: {first.path} lies in folders of the keys {', '.join(first.keys) or 'none'}, {other.path} of "
             f"{', '.join(other.keys) or 'none'}: all files need the same: select the files by a glob"
         )
-    return samples, delimiter
+    return samples, dialect
 
 
 def sampled_files(
-    paths: Sequence[str], names, delimiter: str | None, quote: str | None
-) -> tuple[list[FileSample], str]:
-    """A sample of each file, and the delimiter. Raises DataError."""
+    paths: Sequence[str], names, dialect: Dialect, missing_of: MissingOf
+) -> tuple[list[FileSample], Dialect]:
+    """As sampled(), without folders."""
     if form_of(paths[0]) == PARQUET:
         if names is not None:
             raise DataError(f"data.names is for text, {paths[0]} is Parquet, whose columns have names")
         read = partial(sample_parquet, num_rows=part_of(SAMPLE_ROWS, len(paths)))
-        return by_threads(read, paths), ","
-    head = head_of(paths[0])
-    delimiter = delimiter or guess_delimiter(paths[0], head)
+        return by_threads(read, paths), Dialect(",", decimal=POINT)
+    head = head_of(paths[0], encoding=dialect.encoding)
+    dialect = replace(dialect, delimiter=dialect.delimiter or guess_delimiter(paths[0], head))
     if names is not None:
-        check_names(paths[0], head, names, delimiter, quote)
+        check_names(paths[0], head, names, dialect.delimiter, dialect.quote)
     num_bytes = part_of(SAMPLE_BYTES, len(paths))
-    samples = by_threads(lambda path: sample_text(path, names, delimiter, quote, num_bytes), paths)
+    samples = by_threads(lambda path: sample_text(path, names, dialect, num_bytes), paths)
     if not any(sample.pieces for sample in samples):
         raise NoRows(f"data.path: {paths[0]} has only a header, no rows")
-    return samples, delimiter
+    if dialect.decimal is None:
+        dialect = replace(dialect, decimal=guess_decimal(samples, dialect.delimiter, missing_of))
+    return [with_decimal(sample, dialect.decimal) for sample in samples], dialect
 
 
-def layout_of(samples: Sequence[FileSample], delimiter: str, missing_of: MissingOf) -> Layout:
+def guess_decimal(samples: Sequence[FileSample], delimiter: str, missing_of: MissingOf) -> str:
+    """COMMA if values are divided by semicolons, no number has a point, and those of a column have commas."""
+    if delimiter != ";":
+        return POINT
+    decimal = POINT
+    for name in samples[0].names:
+        values = distinct_of(texts_of(samples, name), missing_of(name))
+        if values_of(values).points:
+            return POINT
+        commas = values.filter(pc.match_substring_regex(values, COMMA_TEXT))
+        is_amount = pc.match_substring_regex(commas, THOUSANDS_TEXT)
+        if len(commas) and values_of(with_points(values)).type == FLOAT and not pc.all(is_amount).as_py():
+            decimal = COMMA
+    return decimal
+
+
+def with_decimal(sample: FileSample, decimal: str) -> FileSample:
+    """A sample of text with points in its numbers."""
+    if decimal == POINT:
+        return sample
+    pieces = [pa.table({n: with_points(piece[n]) for n in piece.column_names}) for piece in sample.pieces]
+    return sample._replace(pieces=pieces)
+
+
+def layout_of(samples: Sequence[FileSample], dialect: Dialect, missing_of: MissingOf) -> Layout:
     """The layout of files from their samples. Raises DataError for columns that no type suits."""
     form = TEXT if samples[0].schema is None else PARQUET
     found = [(sample.path, columns_of(sample, missing_of)) for sample in samples]
@@ -161,7 +189,7 @@ def layout_of(samples: Sequence[FileSample], delimiter: str, missing_of: Missing
     for name in samples[0].names:
         types[name], conflict = joined(name, {path: columns[name] for path, columns in found if name in columns})
         conflicts |= {name: conflict} if conflict else {}
-    return Layout(form, delimiter, types, conflicts, list(samples[0].keys))
+    return Layout(form, dialect.delimiter, dialect.decimal, types, conflicts, list(samples[0].keys))
 
 
 def joined(name: str, found: dict[str, Found]) -> tuple[str, str | None]:

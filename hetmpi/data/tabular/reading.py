@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 import pyarrow as pa
 
 from hetmpi.data.files import DataError
+from hetmpi.data.tabular.dialect import POINT, Dialect
 from hetmpi.data.tabular.rules import FIRST, NUMBER, Column, texts_of
 from hetmpi.errors import printable
 
@@ -53,7 +54,8 @@ class Reading:
     """names: of the columns of text without a header. labels: columns; one of several labels may be missing in a row.
     positive: label texts that count as 1. share: of the rows that are held out. split: the column and the texts of its
     values that are. after: microseconds since 1970, later times of that column are held out instead. unit: of times
-    that are numbers (times.py). kept: columns that are passed on as they are. keys: columns of folders (folders.py)."""
+    that are numbers (times.py). kept: columns that are passed on as they are. keys: columns of folders (folders.py).
+    delimiter, quote, encoding, decimal: of text (dialect.py)."""
 
     form: str
     names: tuple[str, ...] | None
@@ -71,10 +73,16 @@ class Reading:
     kept: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
     label_missing: tuple[tuple[str, ...], ...] = ()
+    encoding: str | None = None
+    decimal: str = POINT
 
     def missing_of(self, column: StoredColumn) -> tuple[str, ...]:
         """Texts of the missing values of a column."""
         return (*self.missing, *column.missing)
+
+    @property
+    def dialect(self) -> Dialect:
+        return Dialect(self.delimiter, self.quote, self.encoding, self.decimal)
 
     @property
     def wanted(self) -> list[str]:

@@ -13,6 +13,7 @@ import pyarrow.csv as csv
 import pyarrow.parquet as pq
 
 from hetmpi.data.files import DataError
+from hetmpi.data.tabular.dialect import Dialect, as_single, keeps_lines, restored
 from hetmpi.data.tabular.files import Unit, compression_of, open_parquet, parquet_names
 from hetmpi.data.tabular.folders import repeated
 from hetmpi.data.tabular.text import blocks, count_values, head_of, header_of
@@ -63,11 +64,10 @@ def part_of(whole: int, num_files: int) -> int:
     return max(whole * NUM_FILES // max(num_files, NUM_FILES), whole // LEAST)
 
 
-def sample_text(
-    path: str, names: Sequence[str] | None, delimiter: str, quote: str | None, num_bytes: int
-) -> FileSample:
+def sample_text(path: str, names: Sequence[str] | None, dialect: Dialect, num_bytes: int) -> FileSample:
     """names: of a file without a header. There are no pieces of a file that has only a header. Raises DataError."""
-    head, size, compression = head_of(path, num_bytes), os.path.getsize(path), compression_of(path)
+    delimiter, quote, encoding = dialect.delimiter, dialect.quote, dialect.encoding
+    head, size, compression = head_of(path, num_bytes, encoding), os.path.getsize(path), compression_of(path)
     if compression and len(head) >= num_bytes:
         head = head[: head.rfind(b"\n") + 1]
     if names is None:
@@ -78,8 +78,8 @@ def sample_text(
         if not head.strip():
             return FileSample(path, list(names), None, [])
     texts = [head]
-    if compression is None and size > num_bytes:
-        texts += [b"".join(blocks(Unit(0, path, size, 0, *place))) for place in later_places(size, num_bytes)]
+    if compression is None and size > num_bytes and keeps_lines(encoding):
+        texts += [b"".join(blocks(Unit(0, path, size, 0, *place), encoding)) for place in later_places(size, num_bytes)]
     return FileSample(path, list(names), None, [text_table(text, list(names), delimiter, quote) for text in texts])
 
 
@@ -95,15 +95,17 @@ def later_places(size: int, num_bytes: int) -> list[tuple[int, int]]:
 def text_table(text: bytes, names: list[str], delimiter: str, quote: str | None) -> pa.Table:
     """Lines as texts, without those of another number of columns."""
     good = b"".join(line + b"\n" for line in text.splitlines() if count_values(line, delimiter, quote) == len(names))
+    good, single = as_single(good, delimiter)
     try:
-        return csv.read_csv(
+        table = csv.read_csv(
             pa.BufferReader(good),
             csv.ReadOptions(column_names=names, block_size=len(good) + 1, use_threads=False),
-            csv.ParseOptions(delimiter=delimiter, quote_char=quote or False),
+            csv.ParseOptions(delimiter=single, quote_char=quote or False),
             csv.ConvertOptions(
                 column_types=dict.fromkeys(names, pa.binary()), strings_can_be_null=False, check_utf8=False
             ),
         ).combine_chunks()
+        return restored(table, delimiter) if single != delimiter else table
     except pa.ArrowInvalid:  # preparing finds the line
         return pa.table({name: pa.array([], pa.binary()) for name in names})
 

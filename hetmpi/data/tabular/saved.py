@@ -48,9 +48,7 @@ def check_reading(encoder: Encoder):
     """Raises UserError unless the rules of reading have the declared types, and those of the columns."""
     reading = encoder.reading
     check_fields("reading", reading)
-    for character in (reading.delimiter, *([] if reading.quote is None else [reading.quote])):
-        if len(character) != 1 or not character.isascii() or character in "\r\n":
-            raise UserError(f"delimiter and quote must be one character, got {character[:20]!r}")
+    reading.dialect.check()
     if (
         reading.form not in (TEXT, PARQUET)
         or reading.label_kind not in LABEL_KINDS

@@ -21,6 +21,7 @@ from hetmpi.data.source import check_slice
 from hetmpi.data.tabular import vocabulary
 from hetmpi.data.tabular.convert import no_value
 from hetmpi.data.tabular.coverage import MOST, unseen_of, unseen_text
+from hetmpi.data.tabular.dialect import COMMA, Dialect, is_utf8
 from hetmpi.data.tabular.encoder import Encoder
 from hetmpi.data.tabular.encodings import IdEncodings
 from hetmpi.data.tabular.files import PARQUET, TEXT, Unit, list_files, list_units
@@ -90,6 +91,8 @@ class Tabular:
         missing: Sequence[str] = MISSING,
         delimiter: str | None = None,
         quote: str | None = '"',
+        encoding: str | None = None,
+        decimal: str | None = None,
         max_bad_rows: int = 0,
         cache: str | None = None,
         rows_per_value: float = 2.0,
@@ -102,10 +105,10 @@ class Tabular:
         label_weights: of several, in the loss. valid: a share, a path, or the last values of a column, as {column: day,
         last: 1}, or its last span of time, as {column: time, last: 7d}, with unit: s for numbers (times.py). columns:
         see docs/columns.md. names: of the columns of text without a header. positive: label texts that count as 1;
-        others count as 0. missing: texts that mean a missing value, besides the empty one. delimiter: None to find it.
-        cache: folder for prepared data, default prepared/. rows_per_value: rows of a hashed column per distinct value,
-        at most max_field_rows. follow: the files of the folder `path` are a stream (stream.py): `stream` has its state.
-        shuffle: False for rows in the order of the files.
+        others count as 0. missing: texts that mean a missing value, besides the empty one. delimiter, quote, encoding,
+        decimal: of text (dialect.py). cache: folder for prepared data, default prepared/. rows_per_value: rows of a
+        hashed column per distinct value, at most max_field_rows. follow: the files of the folder `path` are a stream
+        (stream.py): `stream` has its state. shuffle: False for rows in the order of the files.
         Raises UserError for invalid values."""
         check_integer("data.seed", seed, -LARGEST)
         check_integer("data.max_bad_rows", max_bad_rows, 0)
@@ -117,8 +120,8 @@ class Tabular:
             check_integer("data.max_field_rows", max_field_rows, 1)
         check_text("path", path, "a path")
         check_text("cache", cache, "a path", is_optional=True)
-        check_character("delimiter", delimiter)
-        check_character("quote", quote)
+        self.dialect = Dialect(delimiter, quote, encoding, decimal)
+        self.dialect.check()
         if label_kind not in LABEL_KINDS:
             raise UserError(f"data.label_kind must be one of {', '.join(LABEL_KINDS)}, got {label_kind}")
         if positive is not None and label_kind != CLICK:
@@ -131,7 +134,7 @@ class Tabular:
         self.label_weights = weights_of(label_weights)
         self.check_weights()
         self.positive, self.missing = texts_of("data.positive", positive), all_missing(missing)
-        self.names, self.delimiter, self.quote = texts_of("data.names", names), delimiter, quote
+        self.names = texts_of("data.names", names)
         if self.names and len(set(self.names)) < len(self.names):
             raise UserError(f"data.names: names must differ, got {', '.join(self.names)}")
         self.rules = read_rules(columns)
@@ -206,12 +209,19 @@ class Tabular:
             last = LastRule(**self.valid_rule)
         else:
             share = float(self.valid_rule)
-        units = list_units(train, valid, UNIT_BYTES)
+        units = list_units(train, valid, UNIT_BYTES, self.dialect.encoding)
         if not units:
             raise DataError(f"data.path={self.path} is empty")
         layout = self._layout(list(dict.fromkeys(unit.path for unit in units)), last, rank, barrier)
         columns = resolve(self.rules, layout.types, self.labels, last and last.column)
         self._conflicts = layout.conflicts
+        if layout.form == TEXT and self.dialect.encoding is None and not is_utf8(head_of(train[0])):
+            report(
+                f"data.path={self.path}: bytes that are not UTF-8 are ids as they are: data.encoding=latin-1, or "
+                "another name, reads them as text"
+            )
+        if layout.decimal == COMMA and self.dialect.decimal is None:
+            report(f'data.path={self.path}: numbers as 1,5 are read with a decimal comma: data.decimal="." keeps texts')
         reading = self.reading_of(layout, columns, share)
         folder = self.folder_of(reading, last)
         job = PrepareJob(
@@ -222,15 +232,16 @@ class Tabular:
     def reading_of(self, layout: Layout, columns: list[Column], share: float = 0.0) -> Reading:
         """How files of this layout are read. share: of the rows that are held out."""
         return Reading(
-            layout.form, self.names, layout.delimiter, self.quote, self.missing, self.labels, self.label_kind,
+            layout.form, self.names, layout.delimiter, self.dialect.quote, self.missing, self.labels, self.label_kind,
             self.positive, stored_columns(columns), share, keys=tuple(layout.keys),
             label_missing=tuple(map(self.missing_of, self.labels)),
+            encoding=self.dialect.encoding, decimal=layout.decimal,
         )  # fmt: skip
 
     def _layout(self, paths: list[str], last, rank: int, barrier) -> Layout:
         """The layout of the files, which the first rank finds and writes for the others. Collective."""
         folder = absolute(self.cache or "prepared")
-        settings = [self.path, paths, self.names, self.delimiter, self.quote, self.missing, self.rules]
+        settings = [self.path, paths, self.names, self.dialect, self.missing, self.rules]
         name = f"layout-{xxhash.xxh3_64_hexdigest(repr(settings).encode())}.json"
         if rank == 0:
             self.layout_of(paths, last).write(folder, name)
@@ -242,7 +253,7 @@ class Tabular:
 
     def layout_of(self, paths: list[str], last: LastRule | None = None) -> Layout:
         """The layout of files. Raises DataError if a label or the column of data.valid is missing."""
-        layout, path = look(self.path, paths, self.names, self.delimiter, self.quote, self.missing_of), paths[0]
+        layout, path = look(self.path, paths, self.names, self.dialect, self.missing_of), paths[0]
         wanted = [("data.label", name) for name in self.labels] + (
             [("data.valid: column", last.column)] if last else []
         )
@@ -421,21 +432,21 @@ class Reader:
         reading: Reading,
         kept: tuple[str, ...] = (),
         max_bad_rows: int = 0,
-        delimiter: str | None = None,
+        **dialect: str,
     ):
-        """kept: columns to pass on. delimiter: of text, where it is not that of `reading`. Raises DataError for files
-        that cannot be read."""
-        check_character("delimiter", delimiter)
+        """kept: columns to pass on. dialect: delimiter, encoding and decimal of text, where they are not those of
+        `reading`. Raises UserError for files that cannot be read."""
+        reading = replace(reading, **dialect)
+        reading.dialect.check()
         if os.path.isfile(os.path.join(absolute(path), "manifest.json")):
             raise DataError(f"data.path={path} is a folder of prepared data: give the raw files")
         self.path, self.max_bad_rows, self.bad = path, max_bad_rows, BadRows()
-        self.units: list[Unit] = list_units(list_files(path), [], READER_BYTES)
+        self.units: list[Unit] = list_units(list_files(path), [], READER_BYTES, reading.encoding)
         top = top_of(absolute(path))
         keys = dict.fromkeys([*reading.keys, *(key for unit in self.units for key in keys_below(top, unit.path))])
-        reading = replace(reading, delimiter=delimiter or reading.delimiter, keys=tuple(keys))
-        self.reading = reading.to_predict(kept)
+        self.reading = replace(reading, keys=tuple(keys)).to_predict(kept)
         if reading.names and self.units and self.units[0].form == TEXT:
-            head = head_of(self.units[0].path).split(b"\n", 1)[0]
+            head = head_of(self.units[0].path, encoding=reading.encoding).split(b"\n", 1)[0]
             if count_values(head, reading.delimiter, reading.quote) == len(reading.names) - len(reading.labels):
                 names = tuple(name for name in reading.names if name not in reading.labels)
                 self.reading = replace(self.reading, names=names)
@@ -502,13 +513,6 @@ def weights_of(weights) -> tuple[float, ...] | None:
     if not is_good or not sum(weights):
         raise UserError(f"data.label_weights must be numbers of at least 0, not all 0, got {one_line(str(weights))}")
     return tuple(map(float, weights))
-
-
-def check_character(key: str, value):
-    if value is not None and not (
-        isinstance(value, str) and len(value) == 1 and value.isascii() and value not in "\r\n"
-    ):
-        raise UserError(f"data.{key} must be one character, got {value!r}")
 
 
 def check_valid(valid):

@@ -153,7 +153,7 @@ class Stream:
         """Opens the next file, and returns whether it has samples. Collective. Raises DataError."""
         path, source, num, manifest = self._path(name), self._source, 0, {}
         with enough_memory(path), reading(path), contextlib.suppress(NoRows):
-            size, units = os.path.getsize(path), list_units([path], [], UNIT_BYTES)
+            size, units = os.path.getsize(path), list_units([path], [], UNIT_BYTES, source.dialect.encoding)
             manifest = self._prepared(path, units, ranks) if units else {}
         if manifest.get("train"):
             split = Split(

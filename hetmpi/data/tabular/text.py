@@ -17,6 +17,7 @@ import pyarrow.csv as csv
 
 from hetmpi.data.files import DataError, first_line
 from hetmpi.data.tabular.convert import NUMBER_TEXT, convert, without
+from hetmpi.data.tabular.dialect import DIVIDER, as_single, decoded, keeps_lines, restored
 from hetmpi.data.tabular.files import (
     MAX_LINE_BYTES,
     READ_BYTES,
@@ -44,11 +45,12 @@ class EqualNames(DataError):
         self.names = names
 
 
-def blocks(unit: Unit) -> Iterator[bytes]:
-    """The unit's text in blocks of about BLOCK_BYTES that end at the end of a line. Raises DataError for a line longer
-    than MAX_LINE_BYTES and for compressed data that are cut short."""
+def blocks(unit: Unit, encoding: str | None = None) -> Iterator[bytes]:
+    """The unit's text in blocks of about BLOCK_BYTES that end at the end of a line. encoding: of the file; that of
+    blocks is UTF-8. Raises DataError for a line longer than MAX_LINE_BYTES, for compressed data that are cut short, and
+    for bytes that the encoding has not."""
     rest, num_lines = b"", 0
-    for text in pieces(unit):
+    for text in decoded(pieces(unit), encoding, unit.path):
         end = text.rfind(b"\n") + 1
         if end:
             block, rest = rest + text[:end], text[end:]
@@ -88,16 +90,18 @@ def first_line_of(unit: Unit) -> int:
     return 1 if unit.begin == 0 else number_of_line(unit.path, line_start(unit.path, unit.begin))
 
 
-def head_of(path: str, num_bytes: int = READ_BYTES) -> bytes:
+def head_of(path: str, num_bytes: int = READ_BYTES, encoding: str | None = None) -> bytes:
     """The first whole lines of a file, about num_bytes. Raises DataError as blocks() does."""
     text = b""
     size = os.path.getsize(path)
-    for piece in pieces(Unit(0, path, size, 0, 0, min(size, num_bytes))):
+    for piece in decoded(pieces(Unit(0, path, size, 0, 0, min(size, num_bytes))), encoding, path):
         text += piece
         if len(text) >= num_bytes and b"\n" in text:
             break
         if len(text) > MAX_LINE_BYTES:
             raise too_long(path, 1)
+    if not keeps_lines(encoding):
+        text = text[: text.rfind(b"\n") + 1 or None]
     return text.removeprefix(MARK)
 
 
@@ -112,8 +116,9 @@ def header_of(path: str, head: bytes, delimiter: str, quote: str | None) -> list
         names = split_line(line, delimiter, quote)
     except ValueError as error:
         raise DataError(
-            f"data.path: {path}, line 1: no UTF-8 text, the columns' names were expected: {shown(line)}: convert the "
-            "file to UTF-8; the names of compressed files end in .gz or .zst"
+            f"data.path: {path}, line 1: no UTF-8 text, the columns' names were expected: {shown(line)}: give "
+            "data.encoding, as latin-1 or utf-16, or convert the file to UTF-8; the names of compressed files end in "
+            ".gz or .zst"
         ) from error
     names = [name or f"column_{i}" for i, name in enumerate(names)]  # pandas writes its index without a name
     twice = [name for name, count in Counter(names).items() if count > 1]
@@ -128,7 +133,9 @@ def header_of(path: str, head: bytes, delimiter: str, quote: str | None) -> list
 
 def split_line(line: bytes, delimiter: str, quote: str | None) -> list[str]:
     quoting = {"quotechar": quote} if quote else {"quoting": python_csv.QUOTE_NONE}
-    return [name.strip() for name in next(python_csv.reader([line.decode()], delimiter=delimiter, **quoting), [])]
+    line, single = as_single(line, delimiter)
+    names = next(python_csv.reader([line.decode()], delimiter=single, **quoting), [])
+    return [name.replace(single, delimiter).strip() for name in names]
 
 
 class TextRows:
@@ -137,11 +144,15 @@ class TextRows:
 
     def __init__(self, unit: Unit, reading: Reading):
         self.unit, self.reading = unit, reading
-        self.names = reading.names or header_of(unit.path, head_of(unit.path), reading.delimiter, reading.quote)
+        self.names = reading.names or self._header()
         self._keys = keys_read(unit.path, reading)
         check_wanted(reading.wanted, unit.path, [*self.names, *self._keys], reading.delimiter)
         self._wanted = in_file(reading.wanted, self.names)
         self._skips_empty = len(self.names) > 1
+
+    def _header(self) -> list[str]:
+        reading, path = self.reading, self.unit.path
+        return header_of(path, head_of(path, encoding=reading.encoding), reading.delimiter, reading.quote)
 
     def __iter__(self) -> Iterator[Rows]:
         for block, num_lines in self._blocks():
@@ -160,7 +171,7 @@ class TextRows:
     def _blocks(self) -> Iterator[tuple[bytes, int]]:
         """Blocks without the header, and the number of lines before each."""
         num_lines = 0
-        for block in blocks(self.unit):
+        for block in blocks(self.unit, self.reading.encoding):
             if num_lines == 0 and self.unit.begin == 0:
                 block, num_lines = self._without_header(block)
             yield block, num_lines
@@ -226,12 +237,19 @@ class TextRows:
         return with_keys(table, self._keys, self.reading.missing, self.unit.path)
 
     def _parsed(self, text: bytes, types: dict[str, pa.DataType]) -> pa.Table:
-        return csv.read_csv(
+        delimiter, quote = self.reading.delimiter, self.reading.quote
+        if len(delimiter) > 1 and DIVIDER.encode() in text:
+            raise DataError(
+                f"data.path: {self.unit.path} holds the byte 0x1f, which hetmpi writes in place of a delimiter of "
+                "several characters: remove it from the values"
+            )
+        text, single = as_single(text, delimiter)
+        table = csv.read_csv(
             pa.BufferReader(text),
             csv.ReadOptions(column_names=self.names, block_size=len(text) + 1, use_threads=False),
             csv.ParseOptions(
-                delimiter=self.reading.delimiter,
-                quote_char=self.reading.quote or False,
+                delimiter=single,
+                quote_char=quote or False,
                 ignore_empty_lines=self._skips_empty,
             ),
             csv.ConvertOptions(
@@ -240,8 +258,10 @@ class TextRows:
                 strings_can_be_null=False,
                 check_utf8=False,
                 null_values=self._missing(),
+                decimal_point=self.reading.decimal,
             ),
         )
+        return restored(table, delimiter) if single != delimiter and quote and quote.encode() in text else table
 
     def _types(self) -> dict[str, pa.DataType]:
         """Numbers are parsed by Arrow, which knows the same missing texts for all, others by convert.py."""
@@ -296,6 +316,7 @@ def count_lines(block: bytes) -> int:
 
 def count_values(line: bytes, delimiter: str, quote: str | None) -> int:
     """Number of values in a line."""
+    line, delimiter = as_single(line, delimiter)
     if quote is None or quote.encode() not in line:
         return line.count(delimiter.encode()) + 1 if line else 0
     return len(next(python_csv.reader([line.decode("latin-1")], delimiter=delimiter, quotechar=quote)))
@@ -303,6 +324,7 @@ def count_values(line: bytes, delimiter: str, quote: str | None) -> int:
 
 def ends_in_quotes(line: bytes, delimiter: str, quote: str) -> bool:
     """Whether a line ends inside a quoted value."""
+    line, delimiter = as_single(line, delimiter)
     reader = python_csv.reader([line.decode("latin-1")], delimiter=delimiter, quotechar=quote, strict=True)
     try:
         next(reader, None)
